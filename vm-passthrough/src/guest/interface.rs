@@ -1,0 +1,160 @@
+//! The boundary to a VMM: [`Vmm`] is what it gives, [`PassthroughDevice`] is what it gets.
+
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use thiserror::Error;
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::PciAddress;
+use crate::vfio::{Mapping, VfioError};
+
+/// A piece of guest RAM.
+#[derive(Clone, Debug)]
+pub struct RamRegion {
+    /// Guest-physical address.
+    pub guest: u64,
+    /// The memory in this process.
+    pub memory: Arc<dyn Mapping>,
+}
+
+/// A message-signalled interrupt as the guest programmed it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MsiMessage {
+    /// Address that the device would write to.
+    pub address: u64,
+    /// Value that it would write.
+    pub data: u32,
+}
+
+/// Names one mapping made by [`Vmm::map`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MapId(pub u32);
+
+/// Names one interrupt route made by [`Vmm::add_route`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RouteId(pub u32);
+
+/// Why a VMM could not do what a device needs.
+#[derive(Debug, Error)]
+#[error("the VMM could not {what}: {reason}")]
+pub struct VmmError {
+    /// What was asked.
+    pub what: &'static str,
+    /// Why not.
+    pub reason: String,
+}
+
+/// What a VMM gives to the devices passed to its guest. [`KvmVmm`](super::KvmVmm) implements it for kvm-ioctls
+/// and vm-memory.
+pub trait Vmm: fmt::Debug + Send + Sync {
+    /// The guest's RAM, sorted by guest-physical address.
+    fn ram(&self) -> Vec<RamRegion>;
+    /// Makes `memory` appear at guest-physical address `guest`, so that the guest reaches the device with no exit,
+    /// and keeps it until [`unmap`](Self::unmap).
+    ///
+    /// # Errors
+    /// When the range overlaps another or there are no slots left.
+    fn map(&self, guest: u64, memory: Arc<dyn Mapping>) -> Result<MapId, VmmError>;
+    /// Undoes [`map`](Self::map).
+    ///
+    /// # Errors
+    /// When the hypervisor refuses.
+    fn unmap(&self, id: MapId) -> Result<(), VmmError>;
+    /// Makes a route from an eventfd to the guest's interrupt controller, masked at first.
+    ///
+    /// # Errors
+    /// When there are no routes left.
+    fn add_route(&self, trigger: &EventFd) -> Result<RouteId, VmmError>;
+    /// Points a route at a message, or masks it with `None`. While it is masked the eventfd collects what comes,
+    /// and it is delivered on unmasking.
+    ///
+    /// # Errors
+    /// When the hypervisor refuses.
+    fn set_route(&self, route: RouteId, message: Option<MsiMessage>) -> Result<(), VmmError>;
+    /// Removes a route.
+    ///
+    /// # Errors
+    /// When the hypervisor refuses.
+    fn remove_route(&self, route: RouteId) -> Result<(), VmmError>;
+    /// Tells the hypervisor of a VFIO file, which some devices need; nothing to do by default.
+    ///
+    /// # Errors
+    /// When the hypervisor refuses.
+    fn add_vfio_file(&self, _file: BorrowedFd<'_>) -> Result<(), VmmError> {
+        Ok(())
+    }
+    /// Undoes [`add_vfio_file`](Self::add_vfio_file).
+    ///
+    /// # Errors
+    /// When the hypervisor refuses.
+    fn remove_vfio_file(&self, _file: BorrowedFd<'_>) -> Result<(), VmmError> {
+        Ok(())
+    }
+}
+
+/// Why a device could not serve its guest. A guest whose access fails sees all ones, or nothing written.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// The access is outside the BAR, or there is no such BAR.
+    #[error("the guest accessed {len} bytes at {offset:#x} of BAR {bar}, which is outside it")]
+    OutOfRange {
+        /// BAR index.
+        bar: u8,
+        /// Offset within the BAR.
+        offset: u64,
+        /// Length in bytes.
+        len: usize,
+    },
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] VfioError),
+    /// The VMM failed.
+    #[error(transparent)]
+    Vmm(#[from] VmmError),
+}
+
+/// A device that a guest owns: one PCI function on the guest's bus.
+///
+/// The VMM routes the guest's config and BAR accesses here, from any vCPU's thread. None of the methods may
+/// panic or block on the guest, whatever the guest writes.
+pub trait PassthroughDevice: fmt::Debug + Send + Sync {
+    /// The host's function behind it.
+    fn address(&self) -> PciAddress;
+    /// Makes it usable by the guest: powered, reset, able to reach the guest's RAM.
+    ///
+    /// # Errors
+    /// When the device or the VMM fails; the device is then as it was.
+    fn attach(&self) -> Result<(), DeviceError>;
+    /// Takes it from the guest: no interrupts, no DMA, nothing mapped, reset. Does nothing on a device that is
+    /// not attached.
+    ///
+    /// # Errors
+    /// When the device fails. All that could be undone is undone even then.
+    fn detach(&self) -> Result<(), DeviceError>;
+    /// Reads 1, 2 or 4 bytes of config space at `offset`, below 4096; all ones where nothing is.
+    fn config_read(&self, offset: u16, data: &mut [u8]);
+    /// Writes 1, 2 or 4 bytes of config space at `offset`. Moving or enabling a BAR, or programming an interrupt,
+    /// takes effect before it returns.
+    fn config_write(&self, offset: u16, data: &[u8]);
+    /// Where a guest-physical memory access falls: BAR and offset, for the BARs that decode now and are not mapped
+    /// into the guest there.
+    fn find_bar(&self, address: u64) -> Option<(u8, u64)>;
+    /// Reads 1 to 8 bytes of a BAR. On an error `data` is all ones.
+    ///
+    /// # Errors
+    /// When the access is out of range or the device fails.
+    fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) -> Result<(), DeviceError>;
+    /// Writes 1 to 8 bytes of a BAR.
+    ///
+    /// # Errors
+    /// When the access is out of range or the device fails.
+    fn bar_write(&self, bar: u8, offset: u64, data: &[u8]) -> Result<(), DeviceError>;
+    /// Resets the function, for a guest that reboots.
+    ///
+    /// # Errors
+    /// When the reset fails or cannot be proved.
+    fn reset(&self) -> Result<(), DeviceError>;
+}

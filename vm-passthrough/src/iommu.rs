@@ -1,0 +1,1 @@
+//! IOMMU groups, the addresses that devices may not use, and who isolates whom.

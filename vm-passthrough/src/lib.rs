@@ -1,0 +1,36 @@
+//! Gives the host's PCI devices to virtual machines on Linux.
+//!
+//! A device's way from the host to a guest, and the module that owns each step:
+//!
+//! ```text
+//! sysfs ─▶ pci (scan) ─▶ readiness (explain) ─▶ claim ─▶ vfio ─▶ guest (attach)
+//! ```
+//!
+//! * [`pci`] finds every PCI function and says what it is.
+//! * [`iommu`] knows the isolation groups and what may reach what.
+//! * [`readiness`] lists every reason why a function cannot be passed through, each with its remedy.
+//! * [`claim`] takes a function and its companions from their drivers, and gives them back, also after a
+//!   crash.
+//! * [`vfio`] is the device as the Linux kernel hands it out: regions, interrupts, DMA, reset.
+//! * [`guest`] is the device as a guest sees it: virtual config space, BARs, MSI-X; and [`guest::Vmm`], the
+//!   small trait that a VMM implements.
+//! * [`manager`] ties them together as [`PassthroughManager`].
+//!
+//! What this crate does not know: JSON, HTTP, the command line, and any path that was not given to it (every
+//! root, `/sys`, `/dev`, `/proc`, the state directory, is in [`Host`]).
+
+pub mod claim;
+pub mod guest;
+pub mod host;
+pub mod iommu;
+pub mod manager;
+pub mod pci;
+pub mod readiness;
+#[cfg(feature = "sim")]
+pub mod sim;
+pub mod vfio;
+
+pub use guest::PassthroughDevice;
+pub use host::Host;
+pub use manager::PassthroughManager;
+pub use pci::{DeviceType, PciAddress, PciFunction};

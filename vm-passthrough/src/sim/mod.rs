@@ -1,0 +1,1 @@
+//! A simulated host: a sysfs tree, drivers that bind and unbind, and faults on demand.

@@ -1,0 +1,254 @@
+//! The boundary to VFIO: what a device file and a DMA address space can do, whichever back end, or simulated
+//! device, is behind it.
+
+use std::fmt;
+use std::io;
+use std::ops::RangeInclusive;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use crate::PciAddress;
+
+/// How the Linux kernel hands the device out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// `/dev/iommu` and `/dev/vfio/devices/vfioN`.
+    Iommufd,
+    /// `/dev/vfio/vfio` and `/dev/vfio/GROUP`.
+    Group,
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Iommufd => "iommufd",
+            Self::Group => "group",
+        })
+    }
+}
+
+/// Why VFIO could not do what was asked.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum VfioError {
+    /// A system call failed.
+    #[error("{operation} on {path} failed: {source}; {remedy}")]
+    System {
+        /// What was asked, as in `VFIO_DEVICE_RESET`.
+        operation: &'static str,
+        /// The device node or function.
+        path: String,
+        /// What the Linux kernel answered.
+        source: io::Error,
+        /// What to do about it.
+        remedy: &'static str,
+    },
+    /// The kernel or the device gave an answer that cannot be.
+    #[error("{path} answered {operation} with {what}; it is broken or hostile and was not used")]
+    Nonsense {
+        /// What was asked.
+        operation: &'static str,
+        /// The device node or function.
+        path: String,
+        /// What is wrong with the answer.
+        what: String,
+    },
+    /// The range cannot be mapped for DMA.
+    #[error("the DMA range {start:#x}..={end:#x} can't be mapped: {reason}")]
+    Range {
+        /// First I/O virtual address.
+        start: u64,
+        /// Last I/O virtual address.
+        end: u64,
+        /// Why not, and what to do.
+        reason: String,
+    },
+    /// An access outside a region, or to a region that the device does not have.
+    #[error("access of {len} bytes at {offset:#x} is outside region {region}")]
+    OutOfRegion {
+        /// Region index.
+        region: u32,
+        /// Offset within the region.
+        offset: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+    /// The device did not come out of reset, or none of its resets works.
+    #[error("{address} was not reset: {reason}")]
+    Reset {
+        /// The function.
+        address: PciAddress,
+        /// What was tried and what was seen, and what to do.
+        reason: String,
+    },
+    /// Neither back end can open the device.
+    #[error("{address} can't be opened through VFIO: {reason}")]
+    Unavailable {
+        /// The function.
+        address: PciAddress,
+        /// Why, and what to do.
+        reason: String,
+    },
+}
+
+/// Result of a VFIO operation.
+pub type Result<T, E = VfioError> = std::result::Result<T, E>;
+
+/// What a device file says of itself (`VFIO_DEVICE_GET_INFO`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Number of regions.
+    pub regions: u32,
+    /// Number of interrupt indexes.
+    pub irqs: u32,
+    /// Whether the device can be reset on its own.
+    pub reset: bool,
+}
+
+/// One region of the device (`VFIO_DEVICE_GET_REGION_INFO`): a BAR, the ROM or config space.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegionInfo {
+    /// Index, as in `VFIO_PCI_BAR0_REGION_INDEX`.
+    pub index: u32,
+    /// Size in bytes, 0 when the device has no such region.
+    pub size: u64,
+    /// Whether reads are allowed.
+    pub readable: bool,
+    /// Whether writes are allowed.
+    pub writable: bool,
+    /// Parts that may be mapped into memory, as offset and length within the region, page-aligned, sorted, not
+    /// overlapping. Empty when the region must be accessed by read and write.
+    pub mappable: Vec<(u64, u64)>,
+}
+
+/// One interrupt index of the device (`VFIO_DEVICE_GET_IRQ_INFO`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IrqInfo {
+    /// Number of vectors.
+    pub count: u32,
+    /// Whether vectors can be signalled through an eventfd.
+    pub eventfd: bool,
+    /// Whether vectors can be masked.
+    pub maskable: bool,
+    /// Whether the set of enabled vectors can grow only by disabling all first.
+    pub noresize: bool,
+}
+
+/// What happens when a vector fires.
+#[derive(Clone, Copy, Debug)]
+pub enum IrqTrigger<'a> {
+    /// An eventfd is signalled.
+    Eventfd(BorrowedFd<'a>),
+    /// Nothing: the vector stays allocated and is dropped.
+    None,
+}
+
+/// Memory mapped into this process: a part of a device, or a guest's RAM. Whoever gives it to a guest or a device
+/// keeps the value for as long as they can reach the memory.
+///
+/// # Safety
+/// All of `address()..address() + len()` must stay mapped in this process for as long as the value lives, must be
+/// page-aligned, and nothing that relies on Rust's aliasing rules may live there: guests and devices write to it.
+#[allow(unsafe_code)]
+pub unsafe trait Mapping: fmt::Debug + Send + Sync {
+    /// Address in this process.
+    fn address(&self) -> u64;
+    /// Length in bytes.
+    fn len(&self) -> u64;
+    /// Whether it has no bytes, which no mapping has.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// An open VFIO device. Offsets are within the region, and accesses are checked against its size.
+pub trait DeviceFile: fmt::Debug + Send + Sync {
+    /// Which function it is.
+    fn address(&self) -> PciAddress;
+    /// What the device says of itself.
+    fn info(&self) -> DeviceInfo;
+    /// Region `index`; a region of size 0 when the device has none there.
+    ///
+    /// # Errors
+    /// When the kernel refuses or answers nonsense.
+    fn region(&self, index: u32) -> Result<RegionInfo>;
+    /// Reads from a region.
+    ///
+    /// # Errors
+    /// When out of the region, or when the device is gone. A short read is an error too.
+    fn read(&self, region: u32, offset: u64, data: &mut [u8]) -> Result<()>;
+    /// Writes to a region.
+    ///
+    /// # Errors
+    /// As for [`read`](Self::read).
+    fn write(&self, region: u32, offset: u64, data: &[u8]) -> Result<()>;
+    /// Maps a part of a region, which must lie in one of [`RegionInfo::mappable`], into this process.
+    ///
+    /// # Errors
+    /// When the part is not mappable or the kernel refuses.
+    fn map(&self, region: u32, offset: u64, len: u64) -> Result<Arc<dyn Mapping>>;
+    /// Interrupt index `index` (`VFIO_PCI_MSIX_IRQ_INDEX` …).
+    ///
+    /// # Errors
+    /// When the kernel refuses or answers nonsense.
+    fn irq(&self, index: u32) -> Result<IrqInfo>;
+    /// Sets the triggers of the vectors from `start` on.
+    ///
+    /// # Errors
+    /// When there are fewer vectors or the kernel refuses.
+    fn set_triggers(&self, index: u32, start: u32, triggers: &[IrqTrigger<'_>]) -> Result<()>;
+    /// Disables all vectors of an interrupt index.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    fn disable_irqs(&self, index: u32) -> Result<()>;
+    /// Asks the Linux kernel to reset the function, as it sees fit (`VFIO_DEVICE_RESET`).
+    ///
+    /// # Errors
+    /// When the function has no reset, or it failed.
+    fn reset(&self) -> Result<()>;
+    /// The file to tell KVM of (`KVM_DEV_VFIO_FILE_ADD`): the device's or its group's.
+    fn kvm_file(&self) -> Option<BorrowedFd<'_>>;
+}
+
+/// What a device may do to a DMA range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DmaPermission {
+    /// Read and write.
+    ReadWrite,
+    /// Read only.
+    Read,
+}
+
+/// A range of I/O virtual addresses, both ends included.
+pub type IovaRange = RangeInclusive<u64>;
+
+/// A DMA address space that the devices of one guest share: what they can reach, and nothing else.
+pub trait AddressSpace: fmt::Debug + Send + Sync {
+    /// Which back end it is made of. Devices open only in a space of the same back end.
+    fn backend(&self) -> Backend;
+    /// The I/O virtual addresses that can be mapped, sorted: the IOMMU's width less the reserved ranges. It may
+    /// shrink when a device joins.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    fn iova_ranges(&self) -> Result<Vec<IovaRange>>;
+    /// How many more ranges can be mapped; `None` where there is no limit.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    fn entries_left(&self) -> Result<Option<u64>>;
+    /// Maps all of `memory` for DMA at `iova`, and keeps it until [`unmap`](Self::unmap).
+    ///
+    /// # Errors
+    /// When the range is not mappable, too much memory is locked, or the kernel refuses. Nothing is mapped
+    /// then.
+    fn map(&self, iova: u64, memory: Arc<dyn Mapping>, permission: DmaPermission) -> Result<()>;
+    /// Unmaps what [`map`](Self::map) mapped at `iova`.
+    ///
+    /// # Errors
+    /// When nothing is mapped there, or the kernel refuses or unmapped another size.
+    fn unmap(&self, iova: u64) -> Result<()>;
+}
