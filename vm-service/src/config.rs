@@ -1,8 +1,16 @@
-//! Guests as TOML files.
+//! Guests as TOML files: the model, and the limits that it keeps.
+
+mod error;
+mod files;
+mod read;
+mod size;
 
 use std::path::PathBuf;
 
 use vm_passthrough::PciAddress;
+
+pub use error::{ConfigError, Problem};
+pub use size::{format_size, parse_size};
 
 /// One guest, as its file describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,3 +48,41 @@ pub struct Disk {
     /// Whether the guest may only read it.
     pub read_only: bool,
 }
+
+/// Most bytes that a guest file may have.
+pub const MAX_FILE: usize = 1 << 20;
+/// Most characters in a guest's name.
+pub const MAX_NAME: usize = 64;
+/// Least RAM of a guest, in bytes.
+pub const MIN_MEMORY: u64 = 2 << 20;
+/// Most RAM of a guest, in bytes.
+pub const MAX_MEMORY: u64 = 16 << 40;
+/// RAM comes in multiples of this, in bytes: the size of a huge page.
+pub const MEMORY_STEP: u64 = 2 << 20;
+/// Most bytes of a command line: Linux on x86-64 reads 2,048 with the final zero.
+pub const MAX_CMDLINE: usize = 2047;
+/// Most passthrough devices of one guest: each sits behind a root port of its own on bus 0.
+pub const MAX_DEVICES: usize = 16;
+/// Most virtio-blk disks of one guest.
+pub const MAX_DISKS: usize = 8;
+
+/// Feeds arbitrary bytes to the reader of guest files, for fuzzing: it must answer with a guest or with errors
+/// that can be printed, and a guest that it accepts must keep every limit.
+#[doc(hidden)]
+pub fn fuzz(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    match GuestConfig::parse(text, std::path::Path::new("fuzz.toml")) {
+        Ok(guest) => {
+            assert!(!guest.name.is_empty() && guest.name.len() <= MAX_NAME);
+            assert!(guest.vcpus >= 1);
+            assert!(guest.memory >= MIN_MEMORY && guest.memory <= MAX_MEMORY);
+            assert_eq!(guest.memory % MEMORY_STEP, 0);
+            assert!(guest.boot.cmdline.len() <= MAX_CMDLINE);
+            assert!(guest.devices.len() <= MAX_DEVICES && guest.disks.len() <= MAX_DISKS);
+        }
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

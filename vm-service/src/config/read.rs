@@ -1,0 +1,379 @@
+//! From the text of a guest file to a [`GuestConfig`], with every mistake at its place.
+//!
+//! The TOML is walked value by value, so that a message can name the key, what is there and what is allowed, and so
+//! that all mistakes are told at once.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+use vm_passthrough::PciAddress;
+
+use super::error::Problem;
+use super::{
+    Boot, ConfigError, Disk, GuestConfig, MAX_CMDLINE, MAX_DEVICES, MAX_DISKS, MAX_FILE, MAX_MEMORY,
+    MAX_NAME, MEMORY_STEP, MIN_MEMORY, parse_size,
+};
+
+/// Most mistakes that are told at once.
+const MAX_PROBLEMS: usize = 20;
+
+impl GuestConfig {
+    /// Reads a guest from the text of its TOML file. Relative paths in it start at the directory of `file`, which is
+    /// not read.
+    ///
+    /// # Errors
+    /// [`ConfigError::Invalid`] with every mistake, in order of their place.
+    pub fn parse(text: &str, file: &Path) -> Result<Self, ConfigError> {
+        if text.len() > MAX_FILE {
+            return Err(ConfigError::NotText {
+                file: file.into(),
+                reason: "it is larger than 1 MiB; a guest file takes a few lines".into(),
+            });
+        }
+        let mut reader = Reader { file, text, problems: Vec::new() };
+        let (root, syntax) = DeTable::parse_recoverable(text);
+        for error in syntax {
+            let at = error.span().unwrap_or(0..0);
+            let message = match (error.message(), text.get(at.clone())) {
+                ("duplicate key", Some(key)) => format!("`{}` is given twice; keep one", shorten(key)),
+                (message, _) => format!("this is not TOML: {}", message.replace('\n', ", ")),
+            };
+            reader.problem(at, message);
+        }
+        // What the parser recovered after a syntax error would only add misleading mistakes.
+        let guest = if reader.problems.is_empty() { reader.guest(root.get_ref()) } else { None };
+        match guest {
+            Some(guest) if reader.problems.is_empty() => Ok(guest),
+            _ => Err(ConfigError::Invalid(reader.finish())),
+        }
+    }
+}
+
+/// A table of the file and how messages name it.
+struct Section<'t, 'i> {
+    table: &'t DeTable<'i>,
+    /// Its path with a final dot, as in `disks[0].`; empty for the whole file.
+    path: String,
+    /// Where it starts.
+    at: Range<usize>,
+}
+
+/// A value of the file and how messages name it.
+struct Entry<'t, 'i> {
+    value: &'t DeValue<'i>,
+    /// Its path, as in `disks[0].path`.
+    key: String,
+    at: Range<usize>,
+}
+
+struct Reader<'a> {
+    file: &'a Path,
+    text: &'a str,
+    problems: Vec<(usize, Problem)>,
+}
+
+impl Reader<'_> {
+    fn problem(&mut self, at: Range<usize>, message: String) {
+        // The bound keeps a hostile file from costing more than its own size.
+        if self.problems.len() <= MAX_PROBLEMS {
+            self.problems.push((at.start, Problem::new(self.file, self.text, at, message)));
+        }
+    }
+
+    fn finish(mut self) -> Vec<Problem> {
+        self.problems.sort_by_key(|(at, _)| *at);
+        self.problems.truncate(MAX_PROBLEMS);
+        self.problems.into_iter().map(|(_, problem)| problem).collect()
+    }
+
+    fn guest(&mut self, table: &DeTable<'_>) -> Option<GuestConfig> {
+        let root = Section { table, path: String::new(), at: 0..0 };
+        self.known(&root, &["name", "vcpus", "memory", "boot", "devices", "disks"]);
+        let name = self.required(&root, "name", "write name = \"NAME\"").and_then(|entry| self.name(&entry));
+        let vcpus = match self.optional(&root, "vcpus") {
+            Some(entry) => self.vcpus(&entry),
+            None => Some(1),
+        };
+        let memory =
+            self.required(&root, "memory", "write memory = \"512M\"").and_then(|entry| self.memory(&entry));
+        let boot = self
+            .required(&root, "boot", "write a table [boot] with kernel = \"PATH\"")
+            .and_then(|entry| self.section(&entry, "write it as a table: [boot]"))
+            .and_then(|section| self.boot(&section));
+        let devices = self.devices(&root);
+        let disks = self.disks(&root);
+        Some(GuestConfig { name: name?, vcpus: vcpus?, memory: memory?, boot: boot?, devices, disks })
+    }
+
+    fn name(&mut self, entry: &Entry<'_, '_>) -> Option<String> {
+        let rule = format!("use 1 to {MAX_NAME} letters, digits, `-` and `_`");
+        let text = self.string(entry, &rule)?;
+        let what = if text.is_empty() {
+            "is empty"
+        } else if text.len() > MAX_NAME {
+            "is too long"
+        } else if !text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_') {
+            "has a character that is not allowed"
+        } else {
+            return Some(text.to_owned());
+        };
+        self.wrong(entry, what, &rule)
+    }
+
+    fn vcpus(&mut self, entry: &Entry<'_, '_>) -> Option<u8> {
+        const RULE: &str = "write a number from 1 to 255";
+        let DeValue::Integer(integer) = entry.value else { return self.wrong_type(entry, RULE) };
+        match u8::from_str_radix(integer.as_str(), integer.radix()) {
+            Ok(vcpus @ 1..) => Some(vcpus),
+            _ => self.wrong(entry, &format!("is {}", shorten(&integer.to_string())), RULE),
+        }
+    }
+
+    fn memory(&mut self, entry: &Entry<'_, '_>) -> Option<u64> {
+        const RULE: &str = "write a size from 2M to 16T in steps of 2M, as in \"512M\" or \"4G\"";
+        let text = self.string(entry, RULE)?;
+        let what = match parse_size(text) {
+            Err(what) => what,
+            Ok(bytes) if bytes < MIN_MEMORY => "is too small",
+            Ok(bytes) if bytes > MAX_MEMORY => "is too large",
+            Ok(bytes) if !bytes.is_multiple_of(MEMORY_STEP) => "is not a multiple of 2M",
+            Ok(bytes) => return Some(bytes),
+        };
+        let text = shorten(text);
+        self.wrong(entry, &format!("is \"{text}\", which {what}"), RULE)
+    }
+
+    fn boot(&mut self, section: &Section<'_, '_>) -> Option<Boot> {
+        self.known(section, &["kernel", "initrd", "cmdline"]);
+        let kernel = self
+            .required(section, "kernel", "write kernel = \"PATH\" of a bzImage, vmlinux or ELF program")
+            .and_then(|entry| self.path(&entry));
+        let initrd = self.optional(section, "initrd").map(|entry| self.path(&entry));
+        let cmdline = self.optional(section, "cmdline").map(|entry| self.cmdline(&entry));
+        Some(Boot {
+            kernel: kernel?,
+            initrd: match initrd {
+                Some(initrd) => Some(initrd?),
+                None => None,
+            },
+            cmdline: cmdline.unwrap_or_else(|| Some(String::new()))?,
+        })
+    }
+
+    fn cmdline(&mut self, entry: &Entry<'_, '_>) -> Option<String> {
+        let rule = format!("write at most {MAX_CMDLINE} bytes on one line, as in \"console=ttyS0\"");
+        let text = self.string(entry, &rule)?;
+        if text.len() > MAX_CMDLINE {
+            self.wrong(entry, &format!("has {} bytes", text.len()), &rule)
+        } else if text.chars().any(char::is_control) {
+            self.wrong(entry, "has a control character", &rule)
+        } else {
+            Some(text.to_owned())
+        }
+    }
+
+    fn devices(&mut self, root: &Section<'_, '_>) -> Vec<PciAddress> {
+        const RULE: &str = "write [[devices]] with address = \"0000:65:00.0\" for each";
+        let mut devices = Vec::new();
+        for entry in self.list(root, "devices", MAX_DEVICES, RULE) {
+            let Some(section) = self.section(&entry, RULE) else { continue };
+            self.known(&section, &["address"]);
+            let Some(entry) = self.required(&section, "address", "write address = \"0000:65:00.0\"") else {
+                continue;
+            };
+            let Some(text) = self.string(&entry, "write an address as in \"0000:65:00.0\"") else { continue };
+            match text.parse::<PciAddress>() {
+                Ok(address) if devices.contains(&address) => {
+                    self.problem(
+                        entry.at,
+                        format!(
+                            "`{}` is {address}, which is there already; name each device once",
+                            entry.key
+                        ),
+                    );
+                }
+                Ok(address) => devices.push(address),
+                Err(error) => {
+                    self.problem(entry.at, format!("`{}`: {}", entry.key, printable(&error.to_string())))
+                }
+            }
+        }
+        devices
+    }
+
+    fn disks(&mut self, root: &Section<'_, '_>) -> Vec<Disk> {
+        const RULE: &str = "write [[disks]] with path = \"PATH\" for each";
+        let mut disks: Vec<Disk> = Vec::new();
+        for entry in self.list(root, "disks", MAX_DISKS, RULE) {
+            let Some(section) = self.section(&entry, RULE) else { continue };
+            self.known(&section, &["path", "read_only"]);
+            let read_only = match self.optional(&section, "read_only") {
+                Some(entry) => self.boolean(&entry),
+                None => Some(false),
+            };
+            let Some(entry) = self.required(&section, "path", "write path = \"PATH\" of a raw disk image")
+            else {
+                continue;
+            };
+            let (Some(path), Some(read_only)) = (self.path(&entry), read_only) else { continue };
+            if disks.iter().any(|disk| disk.path == path && !(disk.read_only && read_only)) {
+                self.problem(
+                    entry.at,
+                    format!(
+                        "`{}` is a disk of this guest already; give each disk its own file, or make both \
+                         `read_only = true`",
+                        entry.key
+                    ),
+                );
+            }
+            disks.push(Disk { path, read_only });
+        }
+        disks
+    }
+
+    /// Tells of every key of a table that is not in `allowed`.
+    fn known(&mut self, section: &Section<'_, '_>, allowed: &[&str]) {
+        for key in section.table.keys() {
+            let name: &str = key.get_ref();
+            if allowed.contains(&name) {
+                continue;
+            }
+            let mut message = format!("unknown key `{}{}`; ", section.path, shorten(name));
+            match closest(name, allowed) {
+                Some(meant) => message.push_str(&format!("did you mean `{meant}`?")),
+                None => message.push_str(&format!("allowed here: {}", allowed.join(", "))),
+            }
+            self.problem(key.span(), message);
+        }
+    }
+
+    fn optional<'t, 'i>(&self, section: &Section<'t, 'i>, key: &str) -> Option<Entry<'t, 'i>> {
+        let value: &'t Spanned<DeValue<'i>> = section.table.get(key)?;
+        Some(Entry { value: value.get_ref(), key: format!("{}{key}", section.path), at: value.span() })
+    }
+
+    fn required<'t, 'i>(
+        &mut self,
+        section: &Section<'t, 'i>,
+        key: &str,
+        rule: &str,
+    ) -> Option<Entry<'t, 'i>> {
+        let entry = self.optional(section, key);
+        if entry.is_none() {
+            self.problem(section.at.clone(), format!("`{}{key}` is missing; {rule}", section.path));
+        }
+        entry
+    }
+
+    fn section<'t, 'i>(&mut self, entry: &Entry<'t, 'i>, rule: &str) -> Option<Section<'t, 'i>> {
+        match entry.value {
+            DeValue::Table(table) => {
+                Some(Section { table, path: format!("{}.", entry.key), at: entry.at.clone() })
+            }
+            _ => self.wrong_type(entry, rule),
+        }
+    }
+
+    /// The values of an array that may be missing, at most `max`.
+    fn list<'t, 'i>(
+        &mut self,
+        root: &Section<'t, 'i>,
+        key: &str,
+        max: usize,
+        rule: &str,
+    ) -> Vec<Entry<'t, 'i>> {
+        let Some(entry) = self.optional(root, key) else { return Vec::new() };
+        let DeValue::Array(array) = entry.value else {
+            let _: Option<()> = self.wrong_type(&entry, rule);
+            return Vec::new();
+        };
+        if let Some(first) = array.iter().nth(max) {
+            self.problem(
+                first.span(),
+                format!("`{key}` has {} entries; a guest has at most {max}", array.len()),
+            );
+        }
+        let entry = |(i, value): (usize, &'t Spanned<DeValue<'i>>)| Entry {
+            value: value.get_ref(),
+            key: format!("{key}[{i}]"),
+            at: value.span(),
+        };
+        array.iter().take(max).enumerate().map(entry).collect()
+    }
+
+    fn string<'t>(&mut self, entry: &Entry<'t, '_>, rule: &str) -> Option<&'t str> {
+        match entry.value {
+            DeValue::String(text) => Some(text),
+            _ => self.wrong_type(entry, rule),
+        }
+    }
+
+    fn boolean(&mut self, entry: &Entry<'_, '_>) -> Option<bool> {
+        match entry.value {
+            DeValue::Boolean(value) => Some(*value),
+            _ => self.wrong_type(entry, "write true or false"),
+        }
+    }
+
+    /// A path, made absolute if the guest file's is.
+    fn path(&mut self, entry: &Entry<'_, '_>) -> Option<PathBuf> {
+        const RULE: &str = "write a path; a relative one starts at this file's directory";
+        let text = self.string(entry, RULE)?;
+        if text.is_empty() {
+            return self.wrong(entry, "is empty", RULE);
+        }
+        if text.chars().any(char::is_control) {
+            return self.wrong(entry, "has a control character", RULE);
+        }
+        Some(self.file.parent().unwrap_or(Path::new("")).join(text))
+    }
+
+    fn wrong<T>(&mut self, entry: &Entry<'_, '_>, what: &str, rule: &str) -> Option<T> {
+        self.problem(entry.at.clone(), format!("`{}` {what}; {rule}", entry.key));
+        None
+    }
+
+    fn wrong_type<T>(&mut self, entry: &Entry<'_, '_>, rule: &str) -> Option<T> {
+        let kind = match entry.value {
+            DeValue::String(_) => "a string",
+            DeValue::Integer(_) => "a number",
+            DeValue::Float(_) => "a number with a fraction",
+            DeValue::Boolean(_) => "true or false",
+            DeValue::Datetime(_) => "a date or time",
+            DeValue::Array(_) => "an array",
+            DeValue::Table(_) => "a table",
+        };
+        self.wrong(entry, &format!("is {kind}"), rule)
+    }
+}
+
+/// The allowed key that `name` is most likely a slip of.
+fn closest<'a>(name: &str, allowed: &[&'a str]) -> Option<&'a str> {
+    // The distance of long texts costs their product, and they are no slips.
+    if name.len() > 2 * MAX_NAME {
+        return None;
+    }
+    let distance = |key: &&str| strsim::damerau_levenshtein(&name.to_ascii_lowercase(), key);
+    allowed
+        .iter()
+        .copied()
+        .map(|key| (distance(&key), key))
+        .min()
+        .filter(|(d, key)| *d <= key.len() / 2)
+        .map(|(_, k)| k)
+}
+
+/// `text` fit for a message: bounded, and with no control characters.
+fn shorten(text: &str) -> String {
+    let mut short = printable(&text.chars().take(40).collect::<String>());
+    if text.chars().nth(40).is_some() {
+        short.push('…');
+    }
+    short
+}
+
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}

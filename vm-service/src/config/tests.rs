@@ -1,0 +1,665 @@
+//! Every mistake in a guest file has its exact message.
+
+use std::path::{Path, PathBuf};
+
+use super::*;
+
+fn parse(text: &str) -> Result<GuestConfig, ConfigError> {
+    GuestConfig::parse(text, Path::new("/etc/guests/web1.toml"))
+}
+
+const FULL: &str = r#"
+name = "web1"
+vcpus = 4
+memory = "4G"
+
+[boot]
+kernel = "/boot/vmlinuz"
+initrd = "web1/initrd.img"
+cmdline = "console=ttyS0 root=/dev/vda"
+
+[[devices]]
+address = "0000:65:00.0"
+
+[[devices]]
+address = "e1:00.0"
+
+[[disks]]
+path = "web1/root.raw"
+
+[[disks]]
+path = "../shared.raw"
+read_only = true
+"#;
+
+#[test]
+fn reads_every_key() {
+    let address = |text: &str| text.parse().expect("an address");
+    let expect = GuestConfig {
+        name: "web1".into(),
+        vcpus: 4,
+        memory: 4 << 30,
+        boot: Boot {
+            kernel: "/boot/vmlinuz".into(),
+            initrd: Some("/etc/guests/web1/initrd.img".into()),
+            cmdline: "console=ttyS0 root=/dev/vda".into(),
+        },
+        devices: vec![address("0000:65:00.0"), address("0000:e1:00.0")],
+        disks: vec![
+            Disk { path: "/etc/guests/web1/root.raw".into(), read_only: false },
+            Disk { path: "/etc/guests/../shared.raw".into(), read_only: true },
+        ],
+    };
+    assert_eq!(parse(FULL).expect("a guest"), expect);
+}
+
+#[test]
+fn leaves_out_what_may_be_missing() {
+    let guest = parse("name = \"a\"\nmemory = \"2M\"\nboot.kernel = \"k\"").expect("a guest");
+    assert_eq!(
+        guest,
+        GuestConfig {
+            name: "a".into(),
+            vcpus: 1,
+            memory: 2 << 20,
+            boot: Boot { kernel: PathBuf::from("/etc/guests/k"), initrd: None, cmdline: String::new() },
+            devices: vec![],
+            disks: vec![],
+        }
+    );
+}
+
+/// `change` applied to a guest file in order, checked against the whole message.
+fn check(text: &str, expect: &str) {
+    let got = match parse(text) {
+        Ok(guest) => panic!("accepted as {guest:?}:\n{text}"),
+        Err(error) => error.to_string().replace("/etc/guests/", ""),
+    };
+    assert_eq!(got, expect.trim_matches('\n'), "\n--- got\n{got}\n--- for\n{text}");
+}
+
+/// A guest file in order, with `lines` added.
+fn with(lines: &str) -> String {
+    let rest = [("name", "name = \"a\""), ("memory", "memory = \"64M\""), ("boot", "boot.kernel = \"k\"")];
+    let has = |key| lines.starts_with(key) || lines.starts_with(&format!("[{key}]"));
+    let mut text = String::new();
+    for (_, line) in rest.iter().filter(|(key, _)| !has(key)) {
+        text += &format!("{line}\n");
+    }
+    text + lines
+}
+
+#[test]
+fn every_mistake_has_its_message() {
+    check(
+        &with(r#"name = """#),
+        r#"
+web1.toml:3:8: `name` is empty; use 1 to 64 letters, digits, `-` and `_`
+  3 | name = ""
+    |        ^^
+"#,
+    );
+    check(
+        &with(r#"name = "a b""#),
+        r#"
+web1.toml:3:8: `name` has a character that is not allowed; use 1 to 64 letters, digits, `-` and `_`
+  3 | name = "a b"
+    |        ^^^^^
+"#,
+    );
+    check(
+        &with(r#"name = "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx""#),
+        r#"
+web1.toml:3:8: `name` is too long; use 1 to 64 letters, digits, `-` and `_`
+  3 | name = "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
+    |        ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+"#,
+    );
+    check(
+        &with("name = 3"),
+        "
+web1.toml:3:8: `name` is a number; use 1 to 64 letters, digits, `-` and `_`
+  3 | name = 3
+    |        ^
+",
+    );
+    check(
+        r#"memory = "64M"
+boot.kernel = "k""#,
+        r#"
+web1.toml:1:1: `name` is missing; write name = "NAME"
+"#,
+    );
+    check(
+        &with("vcpus = 0"),
+        "
+web1.toml:4:9: `vcpus` is 0; write a number from 1 to 255
+  4 | vcpus = 0
+    |         ^
+",
+    );
+    check(
+        &with("vcpus = 256"),
+        "
+web1.toml:4:9: `vcpus` is 256; write a number from 1 to 255
+  4 | vcpus = 256
+    |         ^^^
+",
+    );
+    check(
+        &with("vcpus = -1"),
+        "
+web1.toml:4:9: `vcpus` is -1; write a number from 1 to 255
+  4 | vcpus = -1
+    |         ^^
+",
+    );
+    check(
+        &with("vcpus = 0x1ff"),
+        "
+web1.toml:4:9: `vcpus` is 0x1ff; write a number from 1 to 255
+  4 | vcpus = 0x1ff
+    |         ^^^^^
+",
+    );
+    check(
+        &with(r#"vcpus = "4""#),
+        r#"
+web1.toml:4:9: `vcpus` is a string; write a number from 1 to 255
+  4 | vcpus = "4"
+    |         ^^^
+"#,
+    );
+    check(
+        &with("vcpus = 1.5"),
+        "
+web1.toml:4:9: `vcpus` is a number with a fraction; write a number from 1 to 255
+  4 | vcpus = 1.5
+    |         ^^^
+",
+    );
+    check(
+        r#"name = "a"
+boot.kernel = "k""#,
+        r#"
+web1.toml:1:1: `memory` is missing; write memory = "512M"
+"#,
+    );
+    check(
+        &with("memory = 512"),
+        r#"
+web1.toml:3:10: `memory` is a number; write a size from 2M to 16T in steps of 2M, as in "512M" or "4G"
+  3 | memory = 512
+    |          ^^^
+"#,
+    );
+    check(
+        &with(r#"memory = "512""#),
+        r#"
+web1.toml:3:10: `memory` is "512", which does not end in K, M, G or T; write a size from 2M to 16T in steps of 2M, as in "512M" or "4G"
+  3 | memory = "512"
+    |          ^^^^^
+"#,
+    );
+    check(
+        &with(r#"memory = "1.5G""#),
+        r#"
+web1.toml:3:10: `memory` is "1.5G", which is not a whole number before its unit; write a size from 2M to 16T in steps of 2M, as in "512M" or "4G"
+  3 | memory = "1.5G"
+    |          ^^^^^^
+"#,
+    );
+    check(
+        &with(r#"memory = "3M""#),
+        r#"
+web1.toml:3:10: `memory` is "3M", which is not a multiple of 2M; write a size from 2M to 16T in steps of 2M, as in "512M" or "4G"
+  3 | memory = "3M"
+    |          ^^^^
+"#,
+    );
+    check(
+        &with(r#"memory = "1M""#),
+        r#"
+web1.toml:3:10: `memory` is "1M", which is too small; write a size from 2M to 16T in steps of 2M, as in "512M" or "4G"
+  3 | memory = "1M"
+    |          ^^^^
+"#,
+    );
+    check(
+        &with(r#"memory = "17T""#),
+        r#"
+web1.toml:3:10: `memory` is "17T", which is too large; write a size from 2M to 16T in steps of 2M, as in "512M" or "4G"
+  3 | memory = "17T"
+    |          ^^^^^
+"#,
+    );
+    check(
+        &with(r#"memory = "99999999999T""#),
+        r#"
+web1.toml:3:10: `memory` is "99999999999T", which is too large; write a size from 2M to 16T in steps of 2M, as in "512M" or "4G"
+  3 | memory = "99999999999T"
+    |          ^^^^^^^^^^^^^^
+"#,
+    );
+    check(
+        r#"name = "a"
+memory = "64M""#,
+        r#"
+web1.toml:1:1: `boot` is missing; write a table [boot] with kernel = "PATH"
+"#,
+    );
+    check(
+        &with(r#"boot = "vmlinuz""#),
+        r#"
+web1.toml:3:8: `boot` is a string; write it as a table: [boot]
+  3 | boot = "vmlinuz"
+    |        ^^^^^^^^^
+"#,
+    );
+    check(
+        &with(
+            r#"[boot]
+cmdline = "quiet""#,
+        ),
+        r#"
+web1.toml:3:1: `boot.kernel` is missing; write kernel = "PATH" of a bzImage, vmlinux or ELF program
+  3 | [boot]
+    | ^^^^^^
+"#,
+    );
+    check(
+        &with(
+            r#"[boot]
+kernel = """#,
+        ),
+        r#"
+web1.toml:4:10: `boot.kernel` is empty; write a path; a relative one starts at this file's directory
+  4 | kernel = ""
+    |          ^^
+"#,
+    );
+    check(
+        &with(
+            r#"[boot]
+kernel = ["k"]"#,
+        ),
+        r#"
+web1.toml:4:10: `boot.kernel` is an array; write a path; a relative one starts at this file's directory
+  4 | kernel = ["k"]
+    |          ^^^^^
+"#,
+    );
+    check(
+        &with(
+            r#"[boot]
+kernel = "a\u0000b""#,
+        ),
+        r#"
+web1.toml:4:10: `boot.kernel` has a control character; write a path; a relative one starts at this file's directory
+  4 | kernel = "a\u0000b"
+    |          ^^^^^^^^^^
+"#,
+    );
+    check(
+        &with(
+            r#"[boot]
+kernel = "k"
+initrd = true"#,
+        ),
+        "
+web1.toml:5:10: `boot.initrd` is true or false; write a path; a relative one starts at this file's directory
+  5 | initrd = true
+    |          ^^^^
+",
+    );
+    check(
+        &with(
+            r#"[boot]
+kernel = "k"
+cmdline = """
+a
+b""""#,
+        ),
+        r#"
+web1.toml:5:11: `boot.cmdline` has a control character; write at most 2047 bytes on one line, as in "console=ttyS0"
+  5 | cmdline = """
+    |           ^^^
+"#,
+    );
+    check(
+        &with(
+            r#"[boot]
+kernel = "k"
+cmdline = 2026-11-21"#,
+        ),
+        r#"
+web1.toml:5:11: `boot.cmdline` is a date or time; write at most 2047 bytes on one line, as in "console=ttyS0"
+  5 | cmdline = 2026-11-21
+    |           ^^^^^^^^^^
+"#,
+    );
+    check(
+        &with(r#"devices = "0000:65:00.0""#),
+        r#"
+web1.toml:4:11: `devices` is a string; write [[devices]] with address = "0000:65:00.0" for each
+  4 | devices = "0000:65:00.0"
+    |           ^^^^^^^^^^^^^^
+"#,
+    );
+    check(
+        &with(r#"devices = ["0000:65:00.0"]"#),
+        r#"
+web1.toml:4:12: `devices[0]` is a string; write [[devices]] with address = "0000:65:00.0" for each
+  4 | devices = ["0000:65:00.0"]
+    |            ^^^^^^^^^^^^^^
+"#,
+    );
+    check(
+        &with("[[devices]]"),
+        r#"
+web1.toml:4:1: `devices[0].address` is missing; write address = "0000:65:00.0"
+  4 | [[devices]]
+    | ^^^^^^^^^^^
+"#,
+    );
+    check(
+        &with(
+            r#"[[devices]]
+address = "65:00""#,
+        ),
+        r#"
+web1.toml:5:11: `devices[0].address`: `65:00` is not a PCI address: it has no function number after a `.`; write DOMAIN:BUS:DEVICE.FUNCTION in hexadecimal, as in 0000:65:00.0
+  5 | address = "65:00"
+    |           ^^^^^^^
+"#,
+    );
+    check(
+        &with(
+            r#"[[devices]]
+address = "65:00.9""#,
+        ),
+        r#"
+web1.toml:5:11: `devices[0].address`: `65:00.9` is not a PCI address: the function is not between 0 and 7; write DOMAIN:BUS:DEVICE.FUNCTION in hexadecimal, as in 0000:65:00.0
+  5 | address = "65:00.9"
+    |           ^^^^^^^^^
+"#,
+    );
+    check(
+        &with(
+            "[[devices]]
+address = 65",
+        ),
+        r#"
+web1.toml:5:11: `devices[0].address` is a number; write an address as in "0000:65:00.0"
+  5 | address = 65
+    |           ^^
+"#,
+    );
+    check(
+        &with(
+            r#"[[devices]]
+address = "0000:65:00.0"
+[[devices]]
+address = "65:00.0""#,
+        ),
+        r#"
+web1.toml:7:11: `devices[1].address` is 0000:65:00.0, which is there already; name each device once
+  7 | address = "65:00.0"
+    |           ^^^^^^^^^
+"#,
+    );
+    check(
+        &with(
+            r#"[[devices]]
+address = "0000:65:00.0"
+rom = "x""#,
+        ),
+        r#"
+web1.toml:6:1: unknown key `devices[0].rom`; allowed here: address
+  6 | rom = "x"
+    | ^^^
+"#,
+    );
+    check(
+        &with(
+            "[[disks]]
+read_only = true",
+        ),
+        r#"
+web1.toml:4:1: `disks[0].path` is missing; write path = "PATH" of a raw disk image
+  4 | [[disks]]
+    | ^^^^^^^^^
+"#,
+    );
+    check(
+        &with(
+            r#"[[disks]]
+path = "d"
+read_only = 1"#,
+        ),
+        "
+web1.toml:6:13: `disks[0].read_only` is a number; write true or false
+  6 | read_only = 1
+    |             ^
+",
+    );
+    check(
+        &with(
+            r#"[[disks]]
+path = "d"
+[[disks]]
+path = "d"
+read_only = true"#,
+        ),
+        r#"
+web1.toml:7:8: `disks[1].path` is a disk of this guest already; give each disk its own file, or make both `read_only = true`
+  7 | path = "d"
+    |        ^^^
+"#,
+    );
+    check(
+        &with("vcpu = 4"),
+        "
+web1.toml:4:1: unknown key `vcpu`; did you mean `vcpus`?
+  4 | vcpu = 4
+    | ^^^^
+",
+    );
+    check(
+        &with("Vcpus = 4"),
+        "
+web1.toml:4:1: unknown key `Vcpus`; did you mean `vcpus`?
+  4 | Vcpus = 4
+    | ^^^^^
+",
+    );
+    check(
+        &with(r#"colour = "red""#),
+        r#"
+web1.toml:4:1: unknown key `colour`; allowed here: name, vcpus, memory, boot, devices, disks
+  4 | colour = "red"
+    | ^^^^^^
+"#,
+    );
+    check(
+        &with(
+            r#"[boot]
+kernel = "k"
+ramdisk = "i""#,
+        ),
+        r#"
+web1.toml:5:1: unknown key `boot.ramdisk`; allowed here: kernel, initrd, cmdline
+  5 | ramdisk = "i"
+    | ^^^^^^^
+"#,
+    );
+    check(
+        &with(
+            r#"[boot]
+kernel = "k"
+cmd_line = "i""#,
+        ),
+        r#"
+web1.toml:5:1: unknown key `boot.cmd_line`; did you mean `cmdline`?
+  5 | cmd_line = "i"
+    | ^^^^^^^^
+"#,
+    );
+    check(
+        &with(
+            r#"[[device]]
+address = "0000:65:00.0""#,
+        ),
+        "
+web1.toml:4:3: unknown key `device`; did you mean `devices`?
+  4 | [[device]]
+    |   ^^^^^^
+",
+    );
+    check(
+        r#"name = "a"
+name = "b""#,
+        r#"
+web1.toml:2:1: `name` is given twice; keep one
+  2 | name = "b"
+    | ^^^^
+"#,
+    );
+    check(
+        r#"name = "a"#,
+        r#"
+web1.toml:1:10: this is not TOML: invalid basic string, expected `"`
+  1 | name = "a
+    |          ^
+"#,
+    );
+    check(
+        "name = ",
+        "
+web1.toml:1:8: this is not TOML: string values must be quoted, expected literal string
+  1 | name =
+    |        ^
+",
+    );
+    check(
+        r#"[boot
+kernel = "k""#,
+        "
+web1.toml:1:6: this is not TOML: unclosed table, expected `]`
+  1 | [boot
+    |      ^
+",
+    );
+    check(
+        r#"name = "ä" vcpus = 3"#,
+        r#"
+web1.toml:1:12: this is not TOML: unexpected key or value, expected newline, `#`
+  1 | name = "ä" vcpus = 3
+    |            ^
+"#,
+    );
+    check(
+        "",
+        r#"
+web1.toml:1:1: `name` is missing; write name = "NAME"
+web1.toml:1:1: `memory` is missing; write memory = "512M"
+web1.toml:1:1: `boot` is missing; write a table [boot] with kernel = "PATH"
+"#,
+    );
+    check(
+        "vcpus = 0
+memory = 3
+color = 1
+[boot]",
+        r#"
+web1.toml:1:1: `name` is missing; write name = "NAME"
+web1.toml:1:9: `vcpus` is 0; write a number from 1 to 255
+  1 | vcpus = 0
+    |         ^
+web1.toml:2:10: `memory` is a number; write a size from 2M to 16T in steps of 2M, as in "512M" or "4G"
+  2 | memory = 3
+    |          ^
+web1.toml:3:1: unknown key `color`; allowed here: name, vcpus, memory, boot, devices, disks
+  3 | color = 1
+    | ^^^^^
+web1.toml:4:1: `boot.kernel` is missing; write kernel = "PATH" of a bzImage, vmlinux or ELF program
+  4 | [boot]
+    | ^^^^^^
+"#,
+    );
+    check(
+        &with(
+            r#"[boot]
+kernel = "k"
+cmdline = "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\u0007yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy""#,
+        ),
+        r#"
+web1.toml:5:11: `boot.cmdline` has a control character; write at most 2047 bytes on one line, as in "console=ttyS0"
+  5 | cmdline = "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\u0007yyyyyyyyyyyyyyyyyyyyyyy
+    |           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+"#,
+    );
+}
+
+#[test]
+fn limits_have_their_messages() {
+    check(
+        &with(&format!("[boot]\nkernel = \"k\"\ncmdline = \"{}\"", "x".repeat(2048))),
+        &format!(
+            "web1.toml:5:11: `boot.cmdline` has 2048 bytes; write at most 2047 bytes on one line, as in \
+             \"console=ttyS0\"\n  5 | cmdline = \"{}\n    |           {}",
+            "x".repeat(89),
+            "^".repeat(90)
+        ),
+    );
+    let devices: String = (0..17).map(|i| format!("[[devices]]\naddress = \"{i:02x}:00.0\"\n")).collect();
+    check(
+        &with(&devices),
+        "
+web1.toml:36:1: `devices` has 17 entries; a guest has at most 16
+  36 | [[devices]]
+     | ^^^^^^^^^^^
+",
+    );
+    let disks: String = (0..9).map(|i| format!("[[disks]]\npath = \"{i}\"\n")).collect();
+    check(
+        &with(&disks),
+        "
+web1.toml:20:1: `disks` has 9 entries; a guest has at most 8
+  20 | [[disks]]
+     | ^^^^^^^^^
+",
+    );
+}
+
+#[test]
+fn mistakes_far_into_a_long_line_are_shown() {
+    check(
+        &format!("name = \"a\"\nmemory = \"64M\"\nboot = {{ kernel = \"{}\", x = 1 }}", "k".repeat(300)),
+        &format!(
+            "web1.toml:3:323: unknown key `boot.x`; allowed here: kernel, initrd, cmdline\n  3 | {}\", x = 1 }}\n    \
+             | {}^",
+            "k".repeat(37),
+            " ".repeat(40)
+        ),
+    );
+}
+
+#[test]
+fn hostile_files_cost_little() {
+    let started = std::time::Instant::now();
+    let list = |text: &str| match parse(text) {
+        Ok(guest) => panic!("accepted as {guest:?}"),
+        Err(ConfigError::Invalid(problems)) => problems.len(),
+        Err(_) => 1,
+    };
+    // Deep nesting, thousands of unknown keys, thousands of syntax errors, one endless key, too many bytes.
+    assert!(list(&format!("a = {}", "[".repeat(500_000))) <= 20);
+    assert!(list(&format!("a = {}1{}", "{b=".repeat(100_000), "}".repeat(100_000))) <= 20);
+    assert!(list(&format!("[{}]", "a.".repeat(200_000))) <= 20);
+    assert_eq!(list(&(0..100_000).map(|i| format!("k{i}=1\n")).collect::<String>()), 20);
+    assert_eq!(list(&"= = =\n".repeat(100_000)), 20);
+    assert!(list(&format!("{} = 1", "k".repeat(1_000_000))) <= 20);
+    assert_eq!(list(&"#".repeat(MAX_FILE + 1)), 1);
+    assert!(started.elapsed() < std::time::Duration::from_secs(20), "took {:?}", started.elapsed());
+}
