@@ -1,0 +1,232 @@
+//! [`KvmVmm`]: what devices need of a VMM, on kvm-ioctls and vm-memory.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::os::fd::{AsRawFd as _, BorrowedFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kvm_bindings::{
+    KVM_DEV_VFIO_FILE, KVM_DEV_VFIO_FILE_ADD, KVM_DEV_VFIO_FILE_DEL, kvm_create_device, kvm_device_attr,
+    kvm_device_type_KVM_DEV_TYPE_VFIO,
+};
+use kvm_ioctls::{Cap, DeviceFd, VmFd};
+use vm_memory::{Address as _, GuestMemoryBackend as _, GuestMemoryMmap, GuestMemoryRegion as _};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::routes::Routes;
+use super::sys::{SharedMemory, clear_slot, set_slot};
+use super::{MapId, MsiMessage, RamRegion, RouteId, Vmm, VmmError};
+use crate::vfio::Mapping;
+
+/// A KVM guest whose RAM is a [`GuestMemoryMmap`].
+///
+/// It owns the guest's memory slots and its interrupt routing table; a VMM with interrupts of its own (for virtio)
+/// makes them through [`Vmm::add_route`] too. Dropping it takes all memory from the guest, so keep it until no
+/// vCPU runs.
+pub struct KvmVmm {
+    vm: Arc<VmFd>,
+    memory: GuestMemoryMmap,
+    ram: Vec<RamRegion>,
+    slots: Mutex<Slots>,
+    routes: Mutex<Routes>,
+    vfio: Mutex<VfioFiles>,
+}
+
+/// Memory slots in use, and what is in them.
+struct Slots {
+    used: BTreeMap<u32, (u64, Arc<dyn Mapping>)>,
+    free: Vec<u32>,
+    next: u32,
+    capacity: u32,
+}
+
+/// The VFIO files that KVM knows, each with the number of devices that told of it.
+#[derive(Default)]
+struct VfioFiles {
+    device: Option<DeviceFd>,
+    files: BTreeMap<RawFd, u32>,
+}
+
+impl KvmVmm {
+    /// Gives the guest `vm` its RAM. The interrupt controllers must exist already (`KVM_CREATE_IRQCHIP`), and no
+    /// memory slots.
+    ///
+    /// # Errors
+    /// When KVM refuses the memory; the guest has none then.
+    pub fn new(vm: Arc<VmFd>, memory: GuestMemoryMmap) -> Result<Arc<Self>, VmmError> {
+        let mut ram: Vec<RamRegion> = memory
+            .iter()
+            .map(|region| RamRegion {
+                guest: region.start_addr().raw_value(),
+                memory: Arc::new(SharedMemory::new(region.get_mmap())),
+            })
+            .collect();
+        ram.sort_by_key(|region| region.guest);
+        let limit = |cap, default| {
+            u32::try_from(vm.check_extension_int(cap)).ok().filter(|&n| n > 0).unwrap_or(default)
+        };
+        let slots =
+            Slots { used: BTreeMap::new(), free: Vec::new(), next: 0, capacity: limit(Cap::NrMemslots, 32) };
+        let routes = Routes::new(limit(Cap::IrqRouting, 1024));
+        let vmm = Arc::new(Self {
+            vm,
+            memory,
+            ram,
+            slots: Mutex::new(slots),
+            routes: Mutex::new(routes),
+            vfio: Mutex::default(),
+        });
+        for region in &vmm.ram {
+            vmm.map(region.guest, region.memory.clone())?;
+        }
+        Ok(vmm)
+    }
+
+    /// The guest.
+    pub fn vm(&self) -> &Arc<VmFd> {
+        &self.vm
+    }
+
+    /// Its RAM.
+    pub fn memory(&self) -> &GuestMemoryMmap {
+        &self.memory
+    }
+
+    fn set_vfio_file(&self, device: &DeviceFd, attribute: u32, file: RawFd) -> Result<(), kvm_ioctls::Error> {
+        device.set_device_attr(&kvm_device_attr {
+            flags: 0,
+            group: KVM_DEV_VFIO_FILE,
+            attr: u64::from(attribute),
+            addr: std::ptr::from_ref(&file) as u64,
+        })
+    }
+}
+
+impl Vmm for KvmVmm {
+    fn ram(&self) -> Vec<RamRegion> {
+        self.ram.clone()
+    }
+
+    fn map(&self, guest: u64, memory: Arc<dyn Mapping>) -> Result<MapId, VmmError> {
+        let what = "map memory into the guest";
+        let len = memory.len();
+        if len == 0 || guest.checked_add(len).is_none() {
+            let reason = format!("{len:#x} bytes at {guest:#x} are no range of addresses");
+            return Err(VmmError { what, reason });
+        }
+        let mut slots = lock(&self.slots);
+        let slot = match slots.free.last() {
+            Some(&slot) => slot,
+            None if slots.next < slots.capacity => slots.next,
+            None => {
+                let reason = format!("all {} memory slots of KVM are used", slots.capacity);
+                return Err(VmmError { what, reason });
+            }
+        };
+        set_slot(&self.vm, slot, guest, &*memory).map_err(|error| VmmError {
+            what,
+            reason: format!("KVM refused {len:#x} bytes at {guest:#x}: {error}"),
+        })?;
+        if slots.free.pop().is_none() {
+            slots.next += 1;
+        }
+        slots.used.insert(slot, (guest, memory));
+        Ok(MapId(slot))
+    }
+
+    fn unmap(&self, id: MapId) -> Result<(), VmmError> {
+        let what = "unmap memory from the guest";
+        let mut slots = lock(&self.slots);
+        let Some(&(guest, _)) = slots.used.get(&id.0) else {
+            return Err(VmmError { what, reason: format!("there is no mapping {}", id.0) });
+        };
+        clear_slot(&self.vm, id.0, guest)
+            .map_err(|error| VmmError { what, reason: format!("KVM refused at {guest:#x}: {error}") })?;
+        slots.used.remove(&id.0);
+        slots.free.push(id.0);
+        Ok(())
+    }
+
+    fn add_route(&self, trigger: &EventFd) -> Result<RouteId, VmmError> {
+        lock(&self.routes).add(trigger)
+    }
+
+    fn set_route(&self, route: RouteId, message: Option<MsiMessage>) -> Result<(), VmmError> {
+        lock(&self.routes).set(&self.vm, route, message)
+    }
+
+    fn remove_route(&self, route: RouteId) -> Result<(), VmmError> {
+        lock(&self.routes).remove(&self.vm, route)
+    }
+
+    fn add_vfio_file(&self, file: BorrowedFd<'_>) -> Result<(), VmmError> {
+        let mut vfio = lock(&self.vfio);
+        let fd = file.as_raw_fd();
+        if let Some(users) = vfio.files.get_mut(&fd) {
+            *users += 1;
+            return Ok(());
+        }
+        if vfio.device.is_none() {
+            let mut create = kvm_create_device { type_: kvm_device_type_KVM_DEV_TYPE_VFIO, fd: 0, flags: 0 };
+            match self.vm.create_device(&mut create) {
+                Ok(device) => vfio.device = Some(device),
+                Err(error) if error.errno() == libc::ENODEV => {
+                    tracing::warn!(
+                        "this Linux kernel's KVM knows no VFIO devices (CONFIG_KVM_VFIO): DMA is taken to be cache-coherent"
+                    );
+                    return Ok(());
+                }
+                Err(error) => {
+                    return Err(VmmError { what: "create KVM's VFIO device", reason: error.to_string() });
+                }
+            }
+        }
+        if let Some(device) = &vfio.device {
+            self.set_vfio_file(device, KVM_DEV_VFIO_FILE_ADD, fd)
+                .map_err(|e| VmmError { what: "tell KVM of a VFIO file", reason: e.to_string() })?;
+            vfio.files.insert(fd, 1);
+        }
+        Ok(())
+    }
+
+    fn remove_vfio_file(&self, file: BorrowedFd<'_>) -> Result<(), VmmError> {
+        let mut vfio = lock(&self.vfio);
+        let fd = file.as_raw_fd();
+        match vfio.files.get_mut(&fd) {
+            None => return Ok(()),
+            Some(users) if *users > 1 => {
+                *users -= 1;
+                return Ok(());
+            }
+            Some(_) => vfio.files.remove(&fd),
+        };
+        if let Some(device) = &vfio.device {
+            self.set_vfio_file(device, KVM_DEV_VFIO_FILE_DEL, fd)
+                .map_err(|e| VmmError { what: "tell KVM to forget a VFIO file", reason: e.to_string() })?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for KvmVmm {
+    fn drop(&mut self) {
+        // A vCPU or a device may still hold the guest open; it must not reach addresses that this process reuses.
+        let slots = self.slots.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for (slot, (guest, memory)) in std::mem::take(&mut slots.used) {
+            if let Err(error) = clear_slot(&self.vm, slot, guest) {
+                tracing::error!(%error, guest, "the guest's memory could not be taken from it; it is kept mapped");
+                std::mem::forget(memory);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for KvmVmm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KvmVmm").field("ram", &self.ram).finish_non_exhaustive()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,146 @@
+//! Plays firmware: finds out how big the BARs of PCI functions are, chooses guest-physical addresses for them, and
+//! programs them and the windows of the ports above them.
+//!
+//! Choosing is pure ([`plan()`]); finding out ([`probe`]) and programming ([`program`], [`program_port`]) go through
+//! [`ConfigAccess`], so they serve any function: a [`PassthroughDevice`], or one that a VMM emulates.
+//!
+//! Which BAR may go where (PCI Express Base 6.0, 7.5.1.2.1 and 7.5.1.3): a bridge forwards one range below 4 GiB
+//! and one range that it may prefetch from, which may lie anywhere. So a 64-bit prefetchable BAR goes into the high
+//! window, every other BAR of a function behind a port into the low one. On a root bus there is no bridge, and
+//! every 64-bit BAR may go high.
+
+mod plan;
+
+pub use plan::{
+    BarRequest, FunctionRequest, PlacedBar, PlacedFunction, PlacementError, PortRegisters, PortWindows,
+    WindowKind, Windows, plan,
+};
+
+use super::PassthroughDevice;
+
+const COMMAND: u16 = 0x04;
+const COMMAND_MEMORY: u16 = 1 << 1;
+const COMMAND_IO_AND_MEMORY: u16 = 0b11;
+const BARS: u16 = 0x10;
+
+/// Access to a PCI function's config space, as a guest has it.
+pub trait ConfigAccess {
+    /// Reads 1, 2 or 4 bytes at `offset`.
+    fn read_config(&self, offset: u16, data: &mut [u8]);
+    /// Writes 1, 2 or 4 bytes at `offset`.
+    fn write_config(&self, offset: u16, data: &[u8]);
+}
+
+impl<D: PassthroughDevice + ?Sized> ConfigAccess for D {
+    fn read_config(&self, offset: u16, data: &mut [u8]) {
+        self.config_read(offset, data);
+    }
+
+    fn write_config(&self, offset: u16, data: &[u8]) {
+        self.config_write(offset, data);
+    }
+}
+
+/// The memory BARs of a function with a type 0 header, sized by writing all ones to them and reading back which
+/// bits stuck (PCI Local Bus 3.0, 6.2.5.1). I/O BARs are left out.
+///
+/// Decoding is off meanwhile, and the BARs and the command register are as before afterwards.
+pub fn probe<C: ConfigAccess + ?Sized>(function: &C) -> Vec<BarRequest> {
+    let command = read16(function, COMMAND);
+    write16(function, COMMAND, command & !COMMAND_IO_AND_MEMORY);
+    let mut found = Vec::new();
+    let mut index = 0;
+    while index < 6 {
+        let (request, width) = probe_bar(function, index);
+        found.extend(request);
+        index += width;
+    }
+    write16(function, COMMAND, command);
+    found
+}
+
+/// The memory BAR that starts at register `index`, and how many registers it takes.
+fn probe_bar<C: ConfigAccess + ?Sized>(function: &C, index: u8) -> (Option<BarRequest>, u8) {
+    let low = size_register(function, index);
+    if low == 0 || low == u32::MAX || low & 1 != 0 {
+        return (None, 1);
+    }
+    let prefetchable = low & 0b1000 != 0;
+    let wide = low & 0b110 == 0b100 && index < 5;
+    let mask = if wide {
+        u64::from(size_register(function, index + 1)) << 32 | u64::from(low & !0xf)
+    } else {
+        u64::from(low & !0xf) | u64::from(u32::MAX) << 32
+    };
+    let width = if wide { 2 } else { 1 };
+    // The lowest bit that sticks is the size; a register where none does is no BAR.
+    if mask == 0 || (!wide && low & !0xf == 0) {
+        return (None, width);
+    }
+    (Some(BarRequest { index, size: 1 << mask.trailing_zeros(), wide, prefetchable }), width)
+}
+
+/// What register `index` reads after all ones were written to it; its value is put back.
+fn size_register<C: ConfigAccess + ?Sized>(function: &C, index: u8) -> u32 {
+    let offset = BARS + u16::from(index) * 4;
+    let before = read32(function, offset);
+    write32(function, offset, u32::MAX);
+    let sized = read32(function, offset);
+    write32(function, offset, before);
+    sized
+}
+
+/// Writes the chosen addresses into the function's BARs. Decoding stays as it is: an operating system turns it on,
+/// a guest without one needs [`enable_memory`].
+pub fn program<C: ConfigAccess + ?Sized>(function: &C, placed: &PlacedFunction) {
+    for bar in &placed.bars {
+        let offset = BARS + u16::from(bar.request.index) * 4;
+        write32(function, offset, bar.address as u32);
+        if bar.request.wide {
+            write32(function, offset + 4, (bar.address >> 32) as u32);
+        }
+    }
+}
+
+/// Lets the function decode memory accesses and master the bus.
+pub fn enable_memory<C: ConfigAccess + ?Sized>(function: &C) {
+    const BUS_MASTER: u16 = 1 << 2;
+    let command = read16(function, COMMAND);
+    write16(function, COMMAND, command | COMMAND_MEMORY | BUS_MASTER);
+}
+
+/// Writes the windows into a port's type 1 header (PCI-to-PCI Bridge 1.2, 3.2.5.8 to 3.2.5.10). A window that is
+/// `None` is closed: its base is above its limit.
+pub fn program_port<C: ConfigAccess + ?Sized>(port: &C, windows: &PortWindows) {
+    let registers = windows.registers();
+    write16(port, 0x20, registers.memory_base);
+    write16(port, 0x22, registers.memory_limit);
+    // The upper halves first: the window is closed or too high in between, never too wide.
+    write32(port, 0x28, registers.prefetchable_base_upper);
+    write32(port, 0x2c, registers.prefetchable_limit_upper);
+    write16(port, 0x24, registers.prefetchable_base);
+    write16(port, 0x26, registers.prefetchable_limit);
+}
+
+fn read16<C: ConfigAccess + ?Sized>(function: &C, offset: u16) -> u16 {
+    let mut data = [0; 2];
+    function.read_config(offset, &mut data);
+    u16::from_le_bytes(data)
+}
+
+fn read32<C: ConfigAccess + ?Sized>(function: &C, offset: u16) -> u32 {
+    let mut data = [0; 4];
+    function.read_config(offset, &mut data);
+    u32::from_le_bytes(data)
+}
+
+fn write16<C: ConfigAccess + ?Sized>(function: &C, offset: u16, value: u16) {
+    function.write_config(offset, &value.to_le_bytes());
+}
+
+fn write32<C: ConfigAccess + ?Sized>(function: &C, offset: u16, value: u32) {
+    function.write_config(offset, &value.to_le_bytes());
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,293 @@
+//! Chooses the addresses. Pure: sizes in, addresses out.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+
+use thiserror::Error;
+
+/// A bridge forwards memory in units of 1 MiB.
+const PORT_UNIT: u64 = 1 << 20;
+/// First address that 32 bits can't hold.
+const FOUR_GIB: u64 = 1 << 32;
+
+/// One memory BAR that wants an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BarRequest {
+    /// Index of its first register, 0 to 5.
+    pub index: u8,
+    /// Size in bytes, a power of two.
+    pub size: u64,
+    /// Whether it is 64 bits wide.
+    pub wide: bool,
+    /// Whether it is prefetchable.
+    pub prefetchable: bool,
+}
+
+/// One function whose BARs want addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FunctionRequest {
+    /// What errors call it.
+    pub name: String,
+    /// Whether it is alone behind a port of its own; otherwise it sits on a root bus.
+    pub behind_port: bool,
+    /// Its BARs.
+    pub bars: Vec<BarRequest>,
+}
+
+/// Where BARs may be, in guest-physical addresses. An empty range gives no room.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Windows {
+    /// Below 4 GiB.
+    pub low: std::ops::Range<u64>,
+    /// Anywhere; by custom above the guest's RAM and below the end of its address width.
+    pub high: std::ops::Range<u64>,
+}
+
+/// One of the two windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WindowKind {
+    /// [`Windows::low`].
+    Low,
+    /// [`Windows::high`].
+    High,
+}
+
+impl fmt::Display for WindowKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Low => "window below 4 GiB",
+            Self::High => "64-bit window",
+        })
+    }
+}
+
+/// A BAR and its address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlacedBar {
+    /// What was asked.
+    pub request: BarRequest,
+    /// Guest-physical address, a multiple of the size.
+    pub address: u64,
+}
+
+/// A function whose BARs all have addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlacedFunction {
+    /// Its BARs, in order of index.
+    pub bars: Vec<PlacedBar>,
+    /// What the port above it forwards; both closed for a function on a root bus.
+    pub port: PortWindows,
+}
+
+/// What a port forwards downstream. Both ends are included, the base is a multiple of 1 MiB and so is the address
+/// after the end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortWindows {
+    /// Memory below 4 GiB.
+    pub memory: Option<RangeInclusive<u64>>,
+    /// Prefetchable memory.
+    pub prefetchable: Option<RangeInclusive<u64>>,
+}
+
+/// The window registers of a type 1 header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortRegisters {
+    /// Memory Base, offset 0x20.
+    pub memory_base: u16,
+    /// Memory Limit, offset 0x22.
+    pub memory_limit: u16,
+    /// Prefetchable Memory Base, offset 0x24, without the read-only type bits.
+    pub prefetchable_base: u16,
+    /// Prefetchable Memory Limit, offset 0x26, without the read-only type bits.
+    pub prefetchable_limit: u16,
+    /// Prefetchable Base Upper 32 Bits, offset 0x28.
+    pub prefetchable_base_upper: u32,
+    /// Prefetchable Limit Upper 32 Bits, offset 0x2c.
+    pub prefetchable_limit_upper: u32,
+}
+
+impl PortWindows {
+    /// The values of the window registers. A closed window has its base above its limit.
+    pub fn registers(&self) -> PortRegisters {
+        let closed = || PORT_UNIT..=0;
+        let memory = self.memory.clone().unwrap_or_else(closed);
+        let prefetchable = self.prefetchable.clone().unwrap_or_else(closed);
+        let unit = |address: u64| (address >> 16) as u16 & 0xfff0;
+        PortRegisters {
+            memory_base: unit(*memory.start()),
+            memory_limit: unit(*memory.end()),
+            prefetchable_base: unit(*prefetchable.start()),
+            prefetchable_limit: unit(*prefetchable.end()),
+            prefetchable_base_upper: (prefetchable.start() >> 32) as u32,
+            prefetchable_limit_upper: (prefetchable.end() >> 32) as u32,
+        }
+    }
+}
+
+/// Why BARs got no addresses.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum PlacementError {
+    /// They don't fit.
+    #[error(
+        "the BARs of {function} ({bars}) don't fit into the guest's {kind}: {needed:#x} bytes at multiples of \
+         {alignment:#x} are needed, the window lacks {missing:#x} bytes; {}", remedy(*.kind)
+    )]
+    NoRoom {
+        /// The first function that did not fit.
+        function: String,
+        /// Its BARs that go into that window.
+        bars: String,
+        /// The window that is full.
+        kind: WindowKind,
+        /// Bytes that the function takes in it, in one piece.
+        needed: u64,
+        /// What its place must be a multiple of.
+        alignment: u64,
+        /// By how much the window would have to grow at its end.
+        missing: u64,
+    },
+    /// A window is impossible.
+    #[error("the guest's {kind} {start:#x}..{end:#x} is impossible: {reason}")]
+    BadWindow {
+        /// Which.
+        kind: WindowKind,
+        /// Its first address.
+        start: u64,
+        /// The address after its end.
+        end: u64,
+        /// Why.
+        reason: &'static str,
+    },
+    /// A BAR is impossible.
+    #[error("BAR {index} of {function} has the size {size:#x}, which no BAR has")]
+    BadSize {
+        /// Whose.
+        function: String,
+        /// Which.
+        index: u8,
+        /// The size.
+        size: u64,
+    },
+}
+
+fn remedy(kind: WindowKind) -> &'static str {
+    match kind {
+        WindowKind::Low => "give the guest fewer devices, or less RAM below 4 GiB",
+        WindowKind::High => "give the guest more physical address bits, or fewer devices",
+    }
+}
+
+/// The part of a function that goes into one window, in one piece.
+struct Block {
+    function: usize,
+    /// Largest first.
+    bars: Vec<BarRequest>,
+    size: u64,
+    alignment: u64,
+}
+
+/// Chooses an address for every BAR: naturally aligned, largest first, none over another.
+///
+/// # Errors
+/// When a BAR or a window is impossible, or not all fit; the error names the first function that does not.
+pub fn plan(functions: &[FunctionRequest], windows: &Windows) -> Result<Vec<PlacedFunction>, PlacementError> {
+    check_window(WindowKind::Low, &windows.low)?;
+    check_window(WindowKind::High, &windows.high)?;
+    for function in functions {
+        for bar in &function.bars {
+            let most = if bar.wide { 1 << 63 } else { 1 << 31 };
+            if !bar.size.is_power_of_two() || bar.size < 16 || bar.size > most {
+                return Err(PlacementError::BadSize {
+                    function: function.name.clone(),
+                    index: bar.index,
+                    size: bar.size,
+                });
+            }
+        }
+    }
+    let mut placed: Vec<PlacedFunction> =
+        functions.iter().map(|_| PlacedFunction { bars: Vec::new(), port: PortWindows::default() }).collect();
+    for (kind, window) in [(WindowKind::High, &windows.high), (WindowKind::Low, &windows.low)] {
+        let mut blocks: Vec<Block> =
+            functions.iter().enumerate().filter_map(|(i, f)| block(i, f, kind)).collect();
+        blocks.sort_by_key(|block| std::cmp::Reverse((block.alignment, block.size)));
+        let mut next = u128::from(window.start);
+        for block in &blocks {
+            let start = next.next_multiple_of(u128::from(block.alignment));
+            let end = start + u128::from(block.size);
+            if end > u128::from(window.end) {
+                return Err(no_room(functions, block, kind, end - u128::from(window.end)));
+            }
+            // `end` is at most the window's end, which 64 bits hold.
+            place(
+                &mut placed[block.function],
+                block,
+                start as u64,
+                functions[block.function].behind_port,
+                kind,
+            );
+            next = end;
+        }
+    }
+    for function in &mut placed {
+        function.bars.sort_by_key(|bar| bar.request.index);
+    }
+    Ok(placed)
+}
+
+fn check_window(kind: WindowKind, window: &std::ops::Range<u64>) -> Result<(), PlacementError> {
+    let reason = if window.start > window.end {
+        "it ends before it starts"
+    } else if kind == WindowKind::Low && window.end > FOUR_GIB {
+        "it reaches above 4 GiB"
+    } else {
+        return Ok(());
+    };
+    Err(PlacementError::BadWindow { kind, start: window.start, end: window.end, reason })
+}
+
+/// Which window a BAR goes into.
+fn kind_of(bar: &BarRequest, behind_port: bool) -> WindowKind {
+    if bar.wide && (bar.prefetchable || !behind_port) { WindowKind::High } else { WindowKind::Low }
+}
+
+/// The BARs of a function that go into `kind`, packed: powers of two, largest first, leave no gaps.
+fn block(index: usize, function: &FunctionRequest, kind: WindowKind) -> Option<Block> {
+    let mut bars: Vec<BarRequest> =
+        function.bars.iter().filter(|bar| kind_of(bar, function.behind_port) == kind).copied().collect();
+    bars.sort_by_key(|bar| (std::cmp::Reverse(bar.size), bar.index));
+    let unit = if function.behind_port { PORT_UNIT } else { 1 };
+    let alignment = bars.first()?.size.max(unit);
+    let sum = bars.iter().fold(0u64, |sum, bar| sum.saturating_add(bar.size));
+    let size = sum.checked_next_multiple_of(unit).unwrap_or(u64::MAX);
+    Some(Block { function: index, bars, size, alignment })
+}
+
+fn place(function: &mut PlacedFunction, block: &Block, start: u64, behind_port: bool, kind: WindowKind) {
+    let mut address = start;
+    for &request in &block.bars {
+        function.bars.push(PlacedBar { request, address });
+        address += request.size;
+    }
+    if behind_port {
+        let range = Some(start..=start + (block.size - 1));
+        match kind {
+            WindowKind::Low => function.port.memory = range,
+            WindowKind::High => function.port.prefetchable = range,
+        }
+    }
+}
+
+fn no_room(functions: &[FunctionRequest], block: &Block, kind: WindowKind, missing: u128) -> PlacementError {
+    let bars: Vec<String> =
+        block.bars.iter().map(|bar| format!("BAR {}: {:#x} bytes", bar.index, bar.size)).collect();
+    PlacementError::NoRoom {
+        function: functions[block.function].name.clone(),
+        bars: bars.join(", "),
+        kind,
+        needed: block.size,
+        alignment: block.alignment,
+        missing: u64::try_from(missing).unwrap_or(u64::MAX),
+    }
+}

@@ -1,0 +1,202 @@
+use std::cell::RefCell;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// A function with a type 0 header and nothing but BARs.
+struct Fake {
+    bytes: RefCell<Vec<u8>>,
+    /// What of each BAR register sticks, and its read-only bits.
+    bars: [(u32, u32); 6],
+}
+
+impl Fake {
+    fn new(bars: [(u32, u32); 6]) -> Self {
+        let fake = Self { bytes: RefCell::new(vec![0; 256]), bars };
+        for (index, (_, fixed)) in bars.iter().enumerate() {
+            write32(&fake, BARS + index as u16 * 4, *fixed);
+        }
+        fake
+    }
+}
+
+impl ConfigAccess for Fake {
+    fn read_config(&self, offset: u16, data: &mut [u8]) {
+        let offset = usize::from(offset);
+        data.copy_from_slice(&self.bytes.borrow()[offset..offset + data.len()]);
+    }
+
+    fn write_config(&self, offset: u16, data: &[u8]) {
+        let offset = usize::from(offset);
+        let mut bytes = self.bytes.borrow_mut();
+        bytes[offset..offset + data.len()].copy_from_slice(data);
+        if let Some(index) = offset.checked_sub(0x10).map(|o| o / 4).filter(|&i| i < 6) {
+            let at = 0x10 + index * 4;
+            let value = u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+            let (mask, fixed) = self.bars[index];
+            bytes[at..at + 4].copy_from_slice(&(value & mask | fixed).to_le_bytes());
+        }
+    }
+}
+
+fn bar(index: u8, size: u64, wide: bool, prefetchable: bool) -> BarRequest {
+    BarRequest { index, size, wide, prefetchable }
+}
+
+fn function(name: &str, behind_port: bool, bars: &[BarRequest]) -> FunctionRequest {
+    FunctionRequest { name: name.into(), behind_port, bars: bars.to_vec() }
+}
+
+#[test]
+fn sizes_bars_and_leaves_them_as_they_were() {
+    fn check(bars: [(u32, u32); 6], expect: &[BarRequest]) {
+        let fake = Fake::new(bars);
+        write16(&fake, COMMAND, 0b111);
+        write32(&fake, BARS, 0xfeb0_0000);
+        let before = fake.bytes.borrow().clone();
+        assert_eq!(probe(&fake), expect);
+        assert_eq!(*fake.bytes.borrow(), before);
+    }
+    check([(0, 0); 6], &[]);
+    // 16 MiB, 32-bit; an I/O BAR; 1 GiB, 64-bit, prefetchable.
+    check(
+        [(0xff00_0000, 0), (0xffff_ffe0, 1), (0xc000_0000, 0xc), (0xffff_ffff, 0), (0, 0), (0, 0)],
+        &[bar(0, 16 << 20, false, false), bar(2, 1 << 30, true, true)],
+    );
+    // 256 GiB: no bit of the lower register sticks.
+    check(
+        [(0, 0xc), (0xffff_ffc0, 0), (0, 0), (0, 0), (0, 0), (0xffff_f000, 0)],
+        &[bar(0, 256 << 30, true, true), bar(5, 4096, false, false)],
+    );
+    // A 64-bit BAR in the last register has no upper half: taken as 32-bit.
+    check([(0, 0), (0, 0), (0, 0), (0, 0), (0, 0), (0xffff_0000, 4)], &[bar(5, 65536, false, false)]);
+    // 64-bit with nothing that sticks is no BAR.
+    check([(0, 4), (0, 0), (0, 0), (0, 0), (0, 0), (0, 0)], &[]);
+    // A vanished function reads all ones.
+    check([(u32::MAX, u32::MAX); 6], &[]);
+}
+
+#[test]
+fn programs_bars_and_ports() {
+    let fake = Fake::new([(0xff00_0000, 0), (0, 0), (0, 0xc), (0xffff_ffc0, 0), (0, 0), (0, 0)]);
+    let request = function("f", true, &probe(&fake));
+    let windows = Windows { low: 0xc000_0000..0xfec0_0000, high: 0x40_0000_0000..0x100_0000_0000 };
+    let placed = plan(&[request], &windows).unwrap();
+    program(&fake, &placed[0]);
+    enable_memory(&fake);
+    assert_eq!(read32(&fake, 0x10), 0xc000_0000);
+    assert_eq!(read32(&fake, 0x18), 0xc);
+    assert_eq!(read32(&fake, 0x1c), 0x40);
+    assert_eq!(read16(&fake, 0x04), 0b110);
+
+    let port = Fake::new([(0, 0); 6]);
+    let port = Fake { bars: [(u32::MAX, 0); 6], ..port };
+    program_port(&port, &placed[0].port);
+    assert_eq!((read16(&port, 0x20), read16(&port, 0x22)), (0xc000, 0xc0f0));
+    assert_eq!((read16(&port, 0x24), read16(&port, 0x26)), (0, 0xfff0));
+    assert_eq!((read32(&port, 0x28), read32(&port, 0x2c)), (0x40, 0x7f));
+    program_port(&port, &PortWindows::default());
+    assert!(read16(&port, 0x20) > read16(&port, 0x22));
+    assert!(read16(&port, 0x24) > read16(&port, 0x26));
+}
+
+#[test]
+fn chooses_the_window() {
+    fn check(behind_port: bool, request: BarRequest, expect: u64) {
+        let windows = Windows { low: 0xc000_0000..0xd000_0000, high: 0x1_0000_0000..0x2_0000_0000 };
+        let placed = plan(&[function("f", behind_port, &[request])], &windows).unwrap();
+        assert_eq!(placed[0].bars[0].address, expect, "{request:?}");
+    }
+    check(true, bar(0, 4096, false, false), 0xc000_0000);
+    check(true, bar(0, 4096, false, true), 0xc000_0000);
+    check(true, bar(0, 4096, true, false), 0xc000_0000);
+    check(true, bar(0, 4096, true, true), 0x1_0000_0000);
+    check(false, bar(0, 4096, true, false), 0x1_0000_0000);
+    check(false, bar(0, 4096, false, true), 0xc000_0000);
+}
+
+#[test]
+fn says_what_does_not_fit_and_by_how_much() {
+    fn check(functions: &[FunctionRequest], expect: &str) {
+        let windows = Windows { low: 0xf000_0000..0xf100_0000, high: 0x1_0000_0000..0x1_4000_0000 };
+        let error = plan(functions, &windows).unwrap_err().to_string();
+        assert!(error.contains(expect), "{error}");
+    }
+    check(
+        &[function("gpu", true, &[bar(1, 256 << 30, true, true)])],
+        "BARs of gpu (BAR 1: 0x4000000000 bytes) don't fit into the guest's 64-bit window: 0x4000000000 bytes at \
+         multiples of 0x4000000000 are needed, the window lacks 0x7ec0000000 bytes",
+    );
+    check(
+        &[
+            function("a", true, &[bar(0, 16 << 20, false, false)]),
+            function("b", true, &[bar(0, 4096, false, false)]),
+        ],
+        "BARs of b (BAR 0: 0x1000 bytes) don't fit into the guest's window below 4 GiB: 0x100000 bytes at \
+         multiples of 0x100000 are needed, the window lacks 0x100000 bytes",
+    );
+    check(&[function("a", true, &[bar(0, 1 << 63, true, true), bar(2, 1 << 63, true, true)])], "don't fit");
+    check(&[function("a", true, &[bar(3, 12, false, false)])], "BAR 3 of a has the size 0xc");
+    check(&[function("a", true, &[bar(3, 1 << 32, false, false)])], "BAR 3 of a has the size 0x100000000");
+    let inverted = Windows { low: 2..1, high: 0..0 };
+    assert!(plan(&[], &inverted).unwrap_err().to_string().contains("ends before"));
+    let wide = Windows { low: 0..FOUR_GIB_AND_ONE, high: 0..0 };
+    assert!(plan(&[], &wide).unwrap_err().to_string().contains("above 4 GiB"));
+}
+
+const FOUR_GIB_AND_ONE: u64 = (1 << 32) + 1;
+
+fn requests() -> impl Strategy<Value = Vec<FunctionRequest>> {
+    let bar = (4u32..28, any::<bool>(), any::<bool>());
+    let function = (any::<bool>(), prop::collection::vec(bar, 0..3)).prop_map(|(behind_port, bars)| {
+        let bars = bars.into_iter().enumerate().map(|(index, (log, wide, prefetchable))| BarRequest {
+            index: index as u8 * 2,
+            size: 1 << log,
+            wide,
+            prefetchable,
+        });
+        FunctionRequest { name: "f".into(), behind_port, bars: bars.collect() }
+    });
+    prop::collection::vec(function, 0..12)
+}
+
+proptest! {
+    #[test]
+    fn no_two_bars_overlap_and_all_lie_in_their_windows(
+        functions in requests(),
+        low in 0u64..0xfff0_0000,
+        low_size in 0u64..0x8000_0000,
+        high in 0u64..1 << 40,
+        high_size in 0u64..1 << 33,
+    ) {
+        let windows = Windows { low: low..(low + low_size).min(1 << 32), high: high..high + high_size };
+        let Ok(placed) = plan(&functions, &windows) else { return Ok(()) };
+        let mut taken: Vec<(u64, u64)> = Vec::new();
+        let mut forwarded: Vec<(u64, u64)> = Vec::new();
+        for (request, placed) in functions.iter().zip(&placed) {
+            prop_assert_eq!(request.bars.len(), placed.bars.len());
+            let port = [&placed.port.memory, &placed.port.prefetchable];
+            forwarded.extend(port.into_iter().flatten().map(|range| (*range.start(), *range.end() + 1)));
+            for bar in &placed.bars {
+                let (start, end) = (bar.address, bar.address + bar.request.size);
+                prop_assert_eq!(start % bar.request.size, 0);
+                let window = if bar.request.wide && end > 1 << 32 { &windows.high } else { &windows.low };
+                let inside = |w: &std::ops::Range<u64>| w.start <= start && end <= w.end;
+                prop_assert!(inside(window) || (bar.request.wide && inside(&windows.high)));
+                if request.behind_port {
+                    let port = port.into_iter().flatten().any(|r| *r.start() <= start && end - 1 <= *r.end());
+                    prop_assert!(port, "{:x?} is not forwarded by {:x?}", bar, placed.port);
+                }
+                taken.push((start, end));
+            }
+        }
+        for list in [&mut taken, &mut forwarded] {
+            list.sort_unstable();
+            let overlap = list.windows(2).any(|pair| pair[0].1 > pair[1].0);
+            // The low and the high window may themselves overlap here; then so may what is in them.
+            let disjoint = windows.low.end <= windows.high.start || windows.high.end <= windows.low.start;
+            prop_assert!(!overlap || !disjoint);
+        }
+    }
+}

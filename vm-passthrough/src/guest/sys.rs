@@ -1,0 +1,72 @@
+//! What needs `unsafe` to show memory to a guest: memory slots of KVM, and RAM of vm-memory as a [`Mapping`].
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::sync::Arc;
+
+use kvm_bindings::kvm_userspace_memory_region;
+use kvm_ioctls::VmFd;
+use vm_memory::MmapRegion;
+
+use crate::vfio::Mapping;
+
+/// An `mmap` of vm-memory, kept for as long as this lives.
+pub(crate) struct SharedMemory(Arc<MmapRegion>);
+
+impl SharedMemory {
+    /// Shares `region`.
+    pub(crate) fn new(region: Arc<MmapRegion>) -> Self {
+        Self(region)
+    }
+}
+
+impl fmt::Debug for SharedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SharedMemory({:#x}, {:#x})", self.address(), self.len())
+    }
+}
+
+// SAFETY: the region is mapped until the last `Arc` is gone, `mmap` aligns it to pages, and vm-memory gives out no
+// references into it: all its accesses are volatile.
+unsafe impl Mapping for SharedMemory {
+    fn address(&self) -> u64 {
+        self.0.as_ptr() as u64
+    }
+
+    fn len(&self) -> u64 {
+        self.0.size() as u64
+    }
+}
+
+/// Makes `memory` the content of a memory slot at guest-physical address `guest`. The caller keeps `memory` until
+/// [`clear_slot`] on the same slot succeeded.
+pub(crate) fn set_slot(
+    vm: &VmFd,
+    slot: u32,
+    guest: u64,
+    memory: &dyn Mapping,
+) -> Result<(), kvm_ioctls::Error> {
+    let region = kvm_userspace_memory_region {
+        slot,
+        flags: 0,
+        guest_phys_addr: guest,
+        memory_size: memory.len(),
+        userspace_addr: memory.address(),
+    };
+    // SAFETY: the contract of `Mapping` says that the range is mapped and that guests may write to it; the caller
+    // keeps it mapped while the slot exists.
+    unsafe { vm.set_user_memory_region(region) }
+}
+
+/// Deletes a memory slot. The guest can't reach its memory once this returned `Ok`.
+pub(crate) fn clear_slot(vm: &VmFd, slot: u32, guest: u64) -> Result<(), kvm_ioctls::Error> {
+    let region = kvm_userspace_memory_region {
+        slot,
+        flags: 0,
+        guest_phys_addr: guest,
+        memory_size: 0,
+        userspace_addr: 0,
+    };
+    // SAFETY: size 0 deletes the slot; no memory is named.
+    unsafe { vm.set_user_memory_region(region) }
+}
