@@ -1,0 +1,211 @@
+//! Drives QEMU's educational device (docs/specs/edu.rst): what a passed-through device must do, in one small device.
+
+use core::cell::UnsafeCell;
+
+use crate::acpi::Ecam;
+use crate::pci::{self, Function};
+use crate::{Check, boot, report, sys};
+
+const ID: u32 = 0x11e8_1234;
+const CAPABILITY_MSI: u8 = 5;
+
+const IDENTIFICATION: u64 = 0x00;
+const LIVENESS: u64 = 0x04;
+const FACTORIAL: u64 = 0x08;
+const STATUS: u64 = 0x20;
+const INTERRUPT_RAISE: u64 = 0x60;
+const INTERRUPT_ACKNOWLEDGE: u64 = 0x64;
+const DMA_SOURCE: u64 = 0x80;
+const DMA_DESTINATION: u64 = 0x88;
+const DMA_COUNT: u64 = 0x90;
+const DMA_COMMAND: u64 = 0x98;
+const DMA_START: u32 = 1;
+const DMA_FROM_DEVICE: u32 = 2;
+/// The device's own memory, as its DMA engine addresses it.
+const DEVICE_MEMORY: u64 = 0x4_0000;
+
+const PAGE: usize = 4096;
+/// Long past any answer: a DMA takes 100 ms by design.
+const DEADLINE_CYCLES: u64 = 60_000_000_000;
+/// What the host's canary is made of, and nothing here.
+const CANARY: u8 = 0xc5;
+
+/// Memory that the device reads and writes: a page, between two that it must leave alone.
+#[repr(C, align(4096))]
+struct DmaMemory(UnsafeCell<[u8; 3 * PAGE]>);
+
+#[allow(unsafe_code)]
+// SAFETY: the only processor and the device reach it, by physical address.
+unsafe impl Sync for DmaMemory {}
+
+static MEMORY: DmaMemory = DmaMemory(UnsafeCell::new([0; 3 * PAGE]));
+
+/// Address of the middle page.
+fn buffer() -> u64 {
+    MEMORY.0.get() as u64 + PAGE as u64
+}
+
+/// Runs all checks; the words that are left of the command line say how.
+pub fn run<'a>(ecam: Ecam, words: impl Iterator<Item = &'a [u8]>) -> bool {
+    let (mut msis, mut outside) = (200, None);
+    for word in words {
+        if let Some(count) = boot::number(word, b"msis") {
+            msis = count;
+        } else if let Some(address) = boot::number(word, b"outside") {
+            outside = Some(address);
+        }
+    }
+    let Some(function) = pci::find(ecam, ID) else {
+        return report("identification", Err("there is no edu device"));
+    };
+    let Some(bar) = function.memory_bar(0) else {
+        return report("identification", Err("BAR 0 has no address"));
+    };
+    // Memory decoding and bus mastering.
+    function.write16(4, function.read16(4) | 6);
+    let edu = Edu { bar };
+    let mut passed = report("identification", edu.identification());
+    passed &= report("liveness", edu.liveness());
+    passed &= report("factorial", edu.factorial());
+    passed &= report("dma-to-device", edu.copy_out(0x11));
+    passed &= report("dma-from-device", edu.copy_in(0x11));
+    passed &= report("msi", edu.interrupts(&function, msis));
+    if let Some(address) = outside {
+        passed &= report("dma-outside", edu.outside(address));
+    }
+    passed
+}
+
+struct Edu {
+    bar: u64,
+}
+
+impl Edu {
+    fn read(&self, register: u64) -> u32 {
+        sys::read32(self.bar + register)
+    }
+
+    fn write(&self, register: u64, value: u32) {
+        sys::write32(self.bar + register, value);
+    }
+
+    fn identification(&self) -> Check {
+        match self.read(IDENTIFICATION) {
+            0x0100_00ed => Ok(()),
+            0xffff_ffff => Err("the register reads all ones"),
+            _ => Err("the register reads something else than 0x010000ed"),
+        }
+    }
+
+    fn liveness(&self) -> Check {
+        for value in [0, 0x1234_5678, 0xffff_ffff, 0xdead_beef] {
+            self.write(LIVENESS, value);
+            if self.read(LIVENESS) != !value {
+                return Err("it does not answer with the inverse");
+            }
+        }
+        Ok(())
+    }
+
+    fn factorial(&self) -> Check {
+        self.write(FACTORIAL, 10);
+        until(|| self.read(STATUS) & 1 == 0, "it does not finish")?;
+        if self.read(FACTORIAL) == 3_628_800 { Ok(()) } else { Err("10! is not 3628800") }
+    }
+
+    fn dma(&self, source: u64, destination: u64, direction: u32) -> Check {
+        for (register, value) in
+            [(DMA_SOURCE, source), (DMA_DESTINATION, destination), (DMA_COUNT, PAGE as u64)]
+        {
+            self.write(register, value as u32);
+            self.write(register + 4, (value >> 32) as u32);
+        }
+        self.write(DMA_COMMAND, DMA_START | direction);
+        until(|| self.read(DMA_COMMAND) & DMA_START == 0, "the transfer does not finish")
+    }
+
+    /// Copies a pattern to the device's memory.
+    fn copy_out(&self, seed: u8) -> Check {
+        for i in 0..PAGE as u64 {
+            sys::write8(buffer() + i, pattern(seed, i));
+        }
+        self.dma(buffer(), DEVICE_MEMORY, 0)
+    }
+
+    /// Copies the device's memory back, and expects the pattern there, and nothing beside it.
+    fn copy_in(&self, seed: u8) -> Check {
+        for i in 0..3 * PAGE as u64 {
+            sys::write8(buffer() - PAGE as u64 + i, 0x5a);
+        }
+        self.dma(DEVICE_MEMORY, buffer(), DMA_FROM_DEVICE)?;
+        for i in 0..PAGE as u64 {
+            if sys::read8(buffer() + i) != pattern(seed, i) {
+                return Err("the bytes are not those that were sent");
+            }
+            if sys::read8(buffer() + i - PAGE as u64) != 0x5a
+                || sys::read8(buffer() + i + PAGE as u64) != 0x5a
+            {
+                return Err("bytes beside the buffer have changed");
+            }
+        }
+        Ok(())
+    }
+
+    fn interrupts(&self, function: &Function, count: u64) -> Check {
+        let msi = function.capability(CAPABILITY_MSI).ok_or("there is no MSI capability")?;
+        let control = function.read16(msi + 2);
+        function.write(msi + 4, sys::MSI_ADDRESS);
+        let data = if control & 0x80 != 0 {
+            function.write(msi + 8, 0);
+            msi + 12
+        } else {
+            msi + 8
+        };
+        function.write16(data, u16::from(sys::INTERRUPT_VECTOR));
+        function.write16(msi + 2, control & !0x70 | 1);
+        let before = sys::interrupts();
+        for i in 1..=count {
+            self.write(INTERRUPT_RAISE, 1);
+            until(|| sys::interrupts() - before >= i, "an interrupt did not come")?;
+            self.write(INTERRUPT_ACKNOWLEDGE, 1);
+        }
+        function.write16(msi + 2, control & !0x71);
+        if sys::interrupts() - before == count {
+            Ok(())
+        } else {
+            Err("more interrupts came than were raised")
+        }
+    }
+
+    /// Makes the device read and write an address outside the RAM: it must learn and change nothing, and go on
+    /// working.
+    fn outside(&self, address: u64) -> Check {
+        self.copy_out(0x22)?;
+        self.dma(address, DEVICE_MEMORY, 0)?;
+        self.dma(DEVICE_MEMORY, buffer(), DMA_FROM_DEVICE)?;
+        if (0..PAGE as u64).any(|i| sys::read8(buffer() + i) == CANARY) {
+            return Err("the device read memory outside the RAM");
+        }
+        self.copy_out(0x33)?;
+        self.dma(DEVICE_MEMORY, address, DMA_FROM_DEVICE)?;
+        self.copy_out(0x44)?;
+        self.copy_in(0x44)
+    }
+}
+
+/// Bytes that differ from page to page and hold no [`CANARY`].
+fn pattern(seed: u8, i: u64) -> u8 {
+    let byte = (i as u8).wrapping_mul(31) ^ (i >> 8) as u8 ^ seed;
+    if byte == CANARY { byte ^ 1 } else { byte }
+}
+
+fn until(mut done: impl FnMut() -> bool, late: &'static str) -> Check {
+    let start = sys::cycles();
+    while !done() {
+        if sys::cycles().wrapping_sub(start) > DEADLINE_CYCLES {
+            return Err(late);
+        }
+        sys::pause();
+    }
+    Ok(())
+}

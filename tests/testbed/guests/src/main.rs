@@ -1,0 +1,86 @@
+//! Guests that need no operating system.
+//!
+//! One ELF program, entered in 64-bit mode with identity-mapped memory and RSI pointing to the Linux boot
+//! parameters. The first word of the command line picks what it does:
+//!
+//! | command line | does |
+//! | --- | --- |
+//! | `hello` | prints and powers off |
+//! | `spin` | never ends |
+//! | `reboot` | prints and resets the machine |
+//! | `pci` | lists every PCI function that it sees |
+//! | `edu [msis=N] [outside=0xADDRESS]` | drives QEMU's `edu` device: registers, DMA both ways, N interrupts (200), and DMA to an address outside its RAM |
+//!
+//! It reports on COM1, a line a check, `bare: CHECK ok` or `bare: CHECK FAILED: what`; the last line is
+//! `bare: PASS` or `bare: FAIL`. Then it powers off through ACPI.
+#![no_std]
+#![no_main]
+
+mod acpi;
+mod boot;
+mod edu;
+mod pci;
+mod serial;
+mod sys;
+
+use core::panic::PanicInfo;
+
+use acpi::Acpi;
+use boot::BootParams;
+use serial::println;
+
+/// How a check ended: `Err` says what was seen.
+type Check = Result<(), &'static str>;
+
+/// Runs the program that the command line names. [`sys`] enters here.
+fn main(params: BootParams) -> ! {
+    let acpi = Acpi::find(params.rsdp());
+    let mut words = params.command_line().split(|&byte| byte == b' ').filter(|word| !word.is_empty());
+    let passed = match (words.next(), &acpi) {
+        (Some(b"hello"), _) => {
+            println!("bare: hello from the guest");
+            true
+        }
+        (Some(b"spin"), _) => loop {
+            sys::pause();
+        },
+        (Some(b"reboot"), Some(acpi)) => {
+            println!("bare: reboot");
+            acpi.reset();
+        }
+        (Some(b"pci"), Some(acpi)) => {
+            pci::scan(acpi.ecam, |function| println!("{function}"));
+            true
+        }
+        (Some(b"edu"), Some(acpi)) => edu::run(acpi.ecam, words),
+        (_, None) => {
+            println!("bare: acpi FAILED: no usable tables at {:#x}", params.rsdp());
+            false
+        }
+        _ => {
+            println!("bare: command-line FAILED: it names none of hello, spin, reboot, pci, edu");
+            false
+        }
+    };
+    println!("bare: {}", if passed { "PASS" } else { "FAIL" });
+    match acpi {
+        Some(acpi) => acpi.power_off(),
+        None => sys::halt(),
+    }
+}
+
+/// Prints how the check `name` ended and returns whether it passed.
+fn report(name: &str, check: Check) -> bool {
+    match check {
+        Ok(()) => println!("bare: {name} ok"),
+        Err(what) => println!("bare: {name} FAILED: {what}"),
+    }
+    check.is_ok()
+}
+
+#[panic_handler]
+fn panic(info: &PanicInfo) -> ! {
+    println!("bare: panic FAILED: {info}");
+    println!("bare: FAIL");
+    sys::halt()
+}

@@ -1,0 +1,289 @@
+//! Everything that touches the machine: entry, interrupts, ports, memory by physical address.
+#![allow(unsafe_code)]
+
+use core::arch::{asm, global_asm};
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::boot::BootParams;
+use crate::serial::println;
+
+// Entry: enable SSE, which compiled code uses, take a stack, clear nothing (the loader zeroed .bss), and go on in Rust.
+global_asm!(
+    r#"
+    .section .text.entry, "ax"
+    .global _start
+_start:
+    cli
+    mov rax, cr0
+    and ax, 0xfffb
+    or ax, 0x2
+    mov cr0, rax
+    mov rax, cr4
+    or ax, 0x600
+    mov cr4, rax
+    lea rsp, [rip + {stack} + {stack_size}]
+    xor ebp, ebp
+    mov rdi, rsi
+    call {entry}
+    ud2
+
+    // An exception: its number on the stack, then what the processor pushed.
+    .balign 16
+exception_stubs:
+    .set vector, 0
+    .rept 32
+    .balign 16
+    push vector
+    jmp exception_common
+    .set vector, vector + 1
+    .endr
+exception_common:
+    mov rdi, rsp
+    and rsp, -16
+    call {exception}
+    ud2
+
+    // The device interrupt: count it, tell the local APIC, go on.
+    .balign 16
+interrupt_stub:
+    push rax
+    lock inc qword ptr [rip + {interrupts}]
+    mov eax, 0xfee000b0
+    mov dword ptr [rax], 0
+    pop rax
+    iretq
+    .text
+"#,
+    stack = sym STACK,
+    stack_size = const STACK_SIZE,
+    entry = sym entry,
+    exception = sym exception,
+    interrupts = sym INTERRUPTS,
+);
+
+const STACK_SIZE: usize = 64 << 10;
+
+/// The only stack. Only the entry code names it.
+#[repr(C, align(16))]
+struct Stack([u8; STACK_SIZE]);
+static mut STACK: Stack = Stack([0; STACK_SIZE]);
+
+/// Device interrupts so far.
+static INTERRUPTS: AtomicU64 = AtomicU64::new(0);
+
+/// The vector that devices are to use.
+pub const INTERRUPT_VECTOR: u8 = 0x40;
+
+/// Where a device writes to interrupt the only processor.
+pub const MSI_ADDRESS: u32 = 0xfee0_0000;
+
+extern "C" fn entry(boot_params: u64) -> ! {
+    enable_interrupts();
+    crate::main(BootParams::at(boot_params))
+}
+
+extern "C" fn exception(frame: u64) -> ! {
+    println!(
+        "bare: exception FAILED: vector {}, then {:#x} {:#x} {:#x}",
+        read64(frame),
+        read64(frame + 8),
+        read64(frame + 16),
+        read64(frame + 24)
+    );
+    println!("bare: FAIL");
+    halt()
+}
+
+/// Device interrupts since the start.
+pub fn interrupts() -> u64 {
+    INTERRUPTS.load(Ordering::SeqCst)
+}
+
+#[repr(C, packed)]
+struct TableRegister {
+    limit: u16,
+    base: u64,
+}
+
+const GATES: usize = 256;
+static mut IDT: [[u64; 2]; GATES] = [[0; 2]; GATES];
+
+fn enable_interrupts() {
+    let code_segment: u16;
+    let (exceptions, interrupt): (u64, u64);
+    // SAFETY: reads a register and the addresses of two labels; touches no memory.
+    unsafe {
+        asm!(
+            "mov {0:x}, cs",
+            "lea {1}, [rip + exception_stubs]",
+            "lea {2}, [rip + interrupt_stub]",
+            out(reg) code_segment, out(reg) exceptions, out(reg) interrupt,
+            options(nomem, nostack)
+        );
+    }
+    let gate = |handler: u64| {
+        [
+            handler & 0xffff | u64::from(code_segment) << 16 | 0x8e00 << 32 | (handler >> 16 & 0xffff) << 48,
+            handler >> 32,
+        ]
+    };
+    let idt = &raw mut IDT;
+    for vector in 0..32 {
+        // SAFETY: the index is within the table, which only this function, called once, writes.
+        unsafe { (*idt)[vector] = gate(exceptions + 16 * vector as u64) };
+    }
+    // SAFETY: as above.
+    unsafe { (*idt)[usize::from(INTERRUPT_VECTOR)] = gate(interrupt) };
+    let register = TableRegister { limit: (GATES * 16 - 1) as u16, base: idt as u64 };
+    // SAFETY: the table is complete for the vectors in use and lives for ever.
+    unsafe { asm!("lidt [{}]", in(reg) &register, options(readonly, nostack)) };
+    // Software-enable the local APIC; its spurious vector is one that has no gate and is never raised here.
+    write32(0xfee0_00f0, 0x1ff);
+    // SAFETY: every vector that can be raised has a handler.
+    unsafe { asm!("sti", options(nomem, nostack)) };
+}
+
+/// Waits a moment.
+pub fn pause() {
+    core::hint::spin_loop();
+}
+
+/// The time stamp counter, in cycles.
+pub fn cycles() -> u64 {
+    // SAFETY: reads a counter.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+/// Stops for ever.
+pub fn halt() -> ! {
+    loop {
+        // SAFETY: no interrupt wakes it for long.
+        unsafe { asm!("cli", "hlt", options(nomem, nostack)) };
+    }
+}
+
+/// Reads an I/O port.
+pub fn in8(port: u16) -> u8 {
+    let value;
+    // SAFETY: port accesses touch no memory of this program.
+    unsafe { asm!("in al, dx", in("dx") port, out("al") value, options(nomem, nostack)) };
+    value
+}
+
+/// Writes an I/O port.
+pub fn out8(port: u16, value: u8) {
+    // SAFETY: as for `in8`.
+    unsafe { asm!("out dx, al", in("dx") port, in("al") value, options(nomem, nostack)) };
+}
+
+macro_rules! physical {
+    ($($read:ident $write:ident $type:ty;)*) => {$(
+        /// Reads memory or a register at a physical address.
+        pub fn $read(address: u64) -> $type {
+            // SAFETY: all physical memory is identity-mapped, and this program's own data is reached only by
+            // reading, or through statics meant for devices.
+            unsafe { (address as *const $type).read_volatile() }
+        }
+
+        /// Writes memory or a register at a physical address.
+        #[allow(dead_code, reason = "the set is complete")]
+        pub fn $write(address: u64, value: $type) {
+            // SAFETY: the callers write device registers and tables of the VMM only.
+            unsafe { (address as *mut $type).write_volatile(value) }
+        }
+    )*};
+}
+
+physical! {
+    read8 write8 u8;
+    read16 write16 u16;
+    read32 write32 u32;
+}
+
+/// Reads eight bytes of memory.
+fn read64(address: u64) -> u64 {
+    // SAFETY: as for `read32`.
+    unsafe { (address as *const u64).read_volatile() }
+}
+
+/// Memory that the VMM filled before the start and nothing writes.
+pub fn bytes(address: u64, len: usize) -> &'static [u8] {
+    // SAFETY: identity-mapped, and constant for the whole run.
+    unsafe { core::slice::from_raw_parts(address as *const u8, len) }
+}
+
+// The compiler calls these; there is no C library that has them.
+
+/// Copies forwards.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, len: usize) -> *mut u8 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("rep movsb", inout("rdi") to => _, inout("rsi") from => _, inout("rcx") len => _, options(nostack, preserves_flags));
+    }
+    to
+}
+
+/// Copies between areas that may overlap.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, len: usize) -> *mut u8 {
+    if (to as usize).wrapping_sub(from as usize) >= len {
+        // SAFETY: the caller's promise; copying forwards is right when `to` does not start within `from`.
+        return unsafe { memcpy(to, from, len) };
+    }
+    // SAFETY: the caller's promise; the direction flag is restored.
+    unsafe {
+        asm!("std", "rep movsb", "cld",
+            inout("rdi") to.wrapping_add(len).wrapping_sub(1) => _,
+            inout("rsi") from.wrapping_add(len).wrapping_sub(1) => _,
+            inout("rcx") len => _, options(nostack));
+    }
+    to
+}
+
+/// Fills.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn memset(to: *mut u8, value: i32, len: usize) -> *mut u8 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("rep stosb", inout("rdi") to => _, in("al") value as u8, inout("rcx") len => _, options(nostack, preserves_flags));
+    }
+    to
+}
+
+/// Compares.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn memcmp(a: *const u8, b: *const u8, len: usize) -> i32 {
+    for i in 0..len {
+        // SAFETY: the caller's promise. Volatile, so that the loop is not made into a call of this function.
+        let x = unsafe { a.add(i).read_volatile() };
+        // SAFETY: as above.
+        let y = unsafe { b.add(i).read_volatile() };
+        if x != y {
+            return i32::from(x) - i32::from(y);
+        }
+    }
+    0
+}
+
+/// Compares for equality.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn bcmp(a: *const u8, b: *const u8, len: usize) -> i32 {
+    // SAFETY: the caller's promise.
+    unsafe { memcmp(a, b, len) }
+}
