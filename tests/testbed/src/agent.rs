@@ -1,0 +1,80 @@
+//! The init process of L1 and of Linux guests in L2: sets the machine up, runs its side of the scenario, reports,
+//! powers off.
+
+mod init;
+mod l1;
+mod l2;
+mod pci;
+mod wait;
+
+pub use l1::{Finished, L1};
+pub use l2::L2;
+pub use pci::Function;
+pub use wait::wait_until;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use anyhow::{Context, Result, anyhow, bail};
+
+use crate::report::Report;
+use crate::scenario::{Scenario, Variant};
+use crate::scenarios;
+
+/// Runs the agent, and powers the machine off. Never returns on a machine of the testbed.
+pub fn main() {
+    if std::process::id() != 1 {
+        eprintln!("testbed-agent is the init process of the testbed's machines; run `cargo testbed` instead");
+        std::process::exit(2);
+    }
+    if let Err(error) = init::set_up() {
+        eprintln!("testbed-agent: {error:#}");
+        init::power_off();
+    }
+    if let Err(error) = work() {
+        eprintln!("testbed-agent: {error:#}");
+    }
+    init::power_off();
+}
+
+fn work() -> Result<()> {
+    let parameter =
+        |name: &str| init::parameter(name).with_context(|| format!("the command line lacks {name}"));
+    let name = parameter("testbed.scenario")?;
+    let scenario: &'static Scenario = scenarios::ALL
+        .iter()
+        .chain(scenarios::BENCHMARKS)
+        .find(|scenario| scenario.name == name)
+        .with_context(|| format!("there is no scenario {name}"))?;
+    let variant = parameter("testbed.variant")?;
+    let variant = Variant::parse(&variant).with_context(|| format!("there is no variant {variant}"))?;
+    match parameter("testbed.level")?.as_str() {
+        "1" => {
+            let mut l1 = L1::new(variant)?;
+            let verdict = judge(|| init::load_modules().and_then(|()| (scenario.l1)(&mut l1)));
+            l1.report(&verdict);
+        }
+        "2" => {
+            let mut l2 = L2::new()?;
+            let side = scenario.l2.context("the scenario has no Linux guest")?;
+            let verdict = judge(|| init::load_modules().and_then(|()| side(&mut l2)));
+            l2.report(&verdict);
+        }
+        level => bail!("there is no level {level}"),
+    }
+    Ok(())
+}
+
+/// Runs one side and turns what comes of it, a panic too, into the closing report.
+fn judge(side: impl FnOnce() -> Result<()>) -> Report {
+    let result = catch_unwind(AssertUnwindSafe(side)).unwrap_or_else(|panic| {
+        let text = panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(anyhow!("the agent panicked: {}", text.unwrap_or("with no message")))
+    });
+    match result {
+        Ok(()) => Report::Passed,
+        Err(error) => Report::Failed { reason: format!("{error:#}") },
+    }
+}

@@ -1,0 +1,143 @@
+//! L1: the host, as the passthrough sees it.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use super::wait_until;
+use crate::report::Report;
+use crate::scenario::Variant;
+
+const VM_SERVICE: &str = "/bin/vm-service";
+
+/// L1 and its line to the testbed.
+#[derive(Debug)]
+pub struct L1 {
+    /// Which VFIO back end this Linux kernel has.
+    pub variant: Variant,
+    channel: File,
+}
+
+/// A command that has ended.
+#[derive(Clone, Debug)]
+pub struct Finished {
+    /// Its exit status; `None` when a signal ended it.
+    pub code: Option<i32>,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+    /// How long it ran.
+    pub took: Duration,
+}
+
+impl Finished {
+    /// Itself, if it succeeded.
+    ///
+    /// # Errors
+    /// When it failed, with what it said.
+    pub fn succeeded(self) -> Result<Self> {
+        ensure!(self.code == Some(0), "it failed ({:?}):\n{}{}", self.code, self.stderr, self.stdout);
+        Ok(self)
+    }
+
+    /// Its standard output as JSON.
+    ///
+    /// # Errors
+    /// When it is not JSON.
+    pub fn json(&self) -> Result<Value> {
+        serde_json::from_str(&self.stdout)
+            .with_context(|| format!("this is not JSON:\n{}\nstandard error:\n{}", self.stdout, self.stderr))
+    }
+}
+
+impl L1 {
+    pub(super) fn new(variant: Variant) -> Result<Self> {
+        let channel = OpenOptions::new().write(true).open("/dev/ttyS1").context("can't open /dev/ttyS1")?;
+        let mut l1 = Self { variant, channel };
+        l1.report(&Report::Up { level: 1, kernel: kernel_release() });
+        Ok(l1)
+    }
+
+    /// Sends a report to the testbed.
+    pub fn report(&mut self, report: &Report) {
+        // When the channel is gone nobody can be told; the testbed's deadline covers it.
+        let _ = self.channel.write_all(format!("{}\n", report.line()).as_bytes());
+    }
+
+    /// Tells that a step begins.
+    pub fn step(&mut self, what: impl Into<String>) {
+        self.report(&Report::Step { what: what.into() });
+    }
+
+    /// Tells that something was checked and held.
+    pub fn proved(&mut self, what: impl Into<String>) {
+        self.report(&Report::Proved { what: what.into() });
+    }
+
+    /// Checks `holds`, and tells that `what` was proved.
+    ///
+    /// # Errors
+    /// When it does not hold.
+    pub fn prove(&mut self, holds: bool, what: impl Into<String>) -> Result<()> {
+        let what = what.into();
+        ensure!(holds, "this does not hold: {what}");
+        self.proved(what);
+        Ok(())
+    }
+
+    /// Tells a measured figure.
+    pub fn figure(&mut self, name: &str, value: f64, unit: &str) {
+        self.report(&Report::Figure { name: name.into(), value, unit: unit.into() });
+    }
+
+    /// Runs `vm-service` with these arguments, at most `patience` long.
+    ///
+    /// # Errors
+    /// When it can't be started or takes too long. That it fails is no error here.
+    pub fn vm_service(&mut self, arguments: &[&str], patience: Duration) -> Result<Finished> {
+        let shown = format!("vm-service {}", arguments.join(" "));
+        self.step(shown.clone());
+        run(Command::new(VM_SERVICE).args(arguments), patience).with_context(|| shown)
+    }
+}
+
+/// Runs a command, at most `patience` long.
+///
+/// # Errors
+/// When it can't be started or takes too long.
+pub(super) fn run(command: &mut Command, patience: Duration) -> Result<Finished> {
+    let start = Instant::now();
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let stdout = child.stdout.take().context("no standard output")?;
+    let stderr = child.stderr.take().context("no standard error")?;
+    let out = std::thread::spawn(move || read_all(stdout));
+    let err = std::thread::spawn(move || read_all(stderr));
+    let status = wait_until("its end", patience, || child.try_wait().transpose());
+    let took = start.elapsed();
+    if status.is_err() {
+        // It ends the readers; they fail only on a process that has ended by now.
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+    let (Ok(stdout), Ok(stderr)) = (out.join(), err.join()) else { bail!("a reader of its output panicked") };
+    match status {
+        Ok(status) => Ok(Finished { code: status?.code(), stdout, stderr, took }),
+        Err(error) => Err(error.context(format!("it was killed; it had said:\n{stderr}{stdout}"))),
+    }
+}
+
+fn read_all(mut from: impl Read) -> String {
+    let mut bytes = Vec::new();
+    // What was read until an error is still worth showing.
+    let _ = from.read_to_end(&mut bytes);
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+pub(super) fn kernel_release() -> String {
+    rustix::system::uname().release().to_string_lossy().into_owned()
+}

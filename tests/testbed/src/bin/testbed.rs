@@ -1,0 +1,155 @@
+//! `cargo testbed`: provisions the testbed, boots it, runs its scenarios.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::Parser;
+use testbed::host::{Outcome, Programs, Run, Verdict, run_all, workspace};
+use testbed::provision::{Cache, LinuxKernel, provision_built, provision_qemu, provision_stock};
+use testbed::scenario::{Scenario, Variant};
+use testbed::scenarios;
+
+/// Boots Linux in QEMU with an emulated IOMMU and PCI devices, and runs scenarios of device passthrough in it.
+///
+/// Needs no hardware and no /dev/kvm. Installs and builds what it needs; Linux kernels are cached in
+/// ~/.cache/vm-testbed, logs are kept in target/testbed. The last line is `N passed, N failed, N skipped`.
+#[derive(Debug, Parser)]
+#[command(name = "cargo testbed")]
+struct Arguments {
+    /// Scenarios to run; all but `bench` when none is named.
+    scenarios: Vec<String>,
+    /// Name the scenarios and do nothing else.
+    #[arg(long)]
+    list: bool,
+    /// Only on this VFIO back end: `group` (Debian's stock Linux) or `iommufd` (self-built Linux).
+    #[arg(long)]
+    variant: Option<String>,
+    /// How many to run at once.
+    #[arg(long, default_value_t = 2)]
+    jobs: usize,
+    /// Print outcomes as JSON to standard output, before the last line.
+    #[arg(long)]
+    json: bool,
+    /// Print every step.
+    #[arg(long, short)]
+    verbose: bool,
+    /// Install and build what the testbed needs, and do nothing else.
+    #[arg(long)]
+    provision: bool,
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("testbed: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<ExitCode> {
+    if arguments.list {
+        for scenario in scenarios::ALL.iter().chain(scenarios::BENCHMARKS) {
+            let variants: Vec<&str> = scenario.variants.iter().map(|variant| variant.name()).collect();
+            println!("{:18} {:15} {}", scenario.name, variants.join(","), scenario.about);
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let chosen = choose(arguments)?;
+    let cache = Cache::of_user()?;
+    provision_qemu(&cache)?;
+    let needed = |variant| arguments.provision || chosen.iter().any(|(_, chosen)| *chosen == variant);
+    let kernel = |variant| -> Result<LinuxKernel, String> {
+        if !needed(variant) {
+            return Err("it was not asked for".to_owned());
+        }
+        match variant {
+            Variant::Group => provision_stock(&cache),
+            Variant::Iommufd => provision_built(&cache),
+        }
+        .map_err(|error| format!("{error:#}"))
+    };
+    let (stock, built) = (kernel(Variant::Group), kernel(Variant::Iommufd));
+    if arguments.provision {
+        for (what, kernel) in [("stock", &stock), ("self-built", &built)] {
+            if let Err(reason) = kernel {
+                bail!("the {what} Linux kernel could not be provisioned: {reason}");
+            }
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let runs: Vec<Run> = chosen
+        .into_iter()
+        .map(|(scenario, variant)| Run {
+            scenario,
+            variant,
+            kernel: match variant {
+                Variant::Group => stock.clone(),
+                Variant::Iommufd => built.clone(),
+            },
+        })
+        .collect();
+    let programs = Programs::build(&workspace().join("target/testbed"))?;
+    let outcomes = run_all(&runs, &programs, arguments.jobs, arguments.verbose);
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&outcomes.iter().map(as_json).collect::<Vec<_>>())?);
+    }
+    let count = |is: fn(&Verdict) -> bool| outcomes.iter().filter(|outcome| is(&outcome.verdict)).count();
+    let failed = count(|verdict| matches!(verdict, Verdict::Failed(_)));
+    println!(
+        "{} passed, {failed} failed, {} skipped",
+        count(|verdict| *verdict == Verdict::Passed),
+        count(|verdict| matches!(verdict, Verdict::Skipped(_)))
+    );
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The runs that the arguments ask for.
+fn choose(arguments: &Arguments) -> Result<Vec<(&'static Scenario, Variant)>> {
+    let only = match arguments.variant.as_deref() {
+        None => None,
+        Some(name) => match Variant::parse(name) {
+            Some(variant) => Some(variant),
+            None => bail!("there is no variant {name}; there are `group` and `iommufd`"),
+        },
+    };
+    let mut scenarios: Vec<&'static Scenario> = Vec::new();
+    for name in &arguments.scenarios {
+        match scenarios::ALL.iter().chain(scenarios::BENCHMARKS).find(|scenario| scenario.name == name) {
+            Some(scenario) => scenarios.push(scenario),
+            None => bail!("there is no scenario {name}; `cargo testbed --list` names them"),
+        }
+    }
+    if scenarios.is_empty() {
+        scenarios.extend(scenarios::ALL);
+    }
+    Ok(scenarios
+        .into_iter()
+        .flat_map(|scenario| scenario.variants.iter().map(move |variant| (scenario, *variant)))
+        .filter(|(_, variant)| only.is_none_or(|only| only == *variant))
+        .collect())
+}
+
+fn as_json(outcome: &Outcome) -> serde_json::Value {
+    let (verdict, reason) = match &outcome.verdict {
+        Verdict::Passed => ("passed", None),
+        Verdict::Failed(reason) => ("failed", Some(reason)),
+        Verdict::Skipped(reason) => ("skipped", Some(reason)),
+    };
+    let figures: Vec<_> = outcome
+        .figures
+        .iter()
+        .map(|(name, value, unit)| serde_json::json!({ "name": name, "value": value, "unit": unit }))
+        .collect();
+    serde_json::json!({
+        "scenario": outcome.scenario,
+        "variant": outcome.variant.name(),
+        "verdict": verdict,
+        "reason": reason,
+        "seconds": outcome.took.as_secs_f64(),
+        "proved": outcome.proved,
+        "figures": figures,
+        "logs": outcome.logs.display().to_string(),
+    })
+}

@@ -1,0 +1,9 @@
+//! This machine's side: builds what goes into L1, boots it once per scenario and variant, and judges.
+
+mod image;
+mod machine;
+mod programs;
+mod runner;
+
+pub use programs::{Programs, workspace};
+pub use runner::{Outcome, Run, Verdict, run_all};

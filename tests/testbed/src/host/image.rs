@@ -1,0 +1,100 @@
+//! Makes initial RAM disks: L1's, and the one of Linux guests in L2.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use super::Programs;
+use crate::cpio::Archive;
+use crate::provision::{LinuxKernel, qemu_files};
+use crate::scenario::Contents;
+
+/// Makes L1's initial RAM disk. A Linux guest's is made beside it, and put into it.
+pub(super) fn make_l1(
+    path: &Path,
+    programs: &Programs,
+    kernel: &LinuxKernel,
+    contents: Contents,
+) -> Result<()> {
+    let mut tree = Tree::create(path)?;
+    tree.machine(programs, kernel)?;
+    tree.file("bin/vm-service", 0o755, &programs.vm_service)?;
+    if contents.linux_guest {
+        let guest = path.with_file_name("guest.cpio");
+        let mut inner = Tree::create(&guest)?;
+        inner.machine(programs, kernel)?;
+        inner.finish()?;
+        tree.file("guest/initrd", 0o644, &guest)?;
+        tree.file("guest/kernel", 0o644, &kernel.image)?;
+    }
+    if contents.bare_guest {
+        tree.file("guest/bare", 0o755, &programs.bare_guest)?;
+    }
+    if contents.qemu {
+        for (place, source) in qemu_files()? {
+            tree.file(&place, 0o755, &source)?;
+        }
+    }
+    tree.finish()
+}
+
+/// An archive that makes the directories its files need.
+struct Tree {
+    archive: Archive<BufWriter<File>>,
+    directories: BTreeSet<String>,
+    path: String,
+}
+
+impl Tree {
+    fn create(path: &Path) -> Result<Self> {
+        let file = File::create(path).with_context(|| format!("can't create {}", path.display()))?;
+        let archive = Archive::new(BufWriter::new(file));
+        Ok(Self { archive, directories: BTreeSet::new(), path: path.display().to_string() })
+    }
+
+    /// What every Linux of the testbed has: the agent as init, and the modules.
+    fn machine(&mut self, programs: &Programs, kernel: &LinuxKernel) -> Result<()> {
+        for directory in ["dev", "proc", "sys", "run", "tmp"] {
+            self.archive.directory(directory)?;
+        }
+        self.file("init", 0o755, &programs.agent)?;
+        let mut order = String::new();
+        for module in &kernel.modules {
+            let name = module.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            self.file(&format!("modules/{name}"), 0o644, module)?;
+            order.push_str(&name);
+            order.push('\n');
+        }
+        self.directory("modules")?;
+        self.archive.bytes("modules/order", 0o644, order.as_bytes())?;
+        Ok(())
+    }
+
+    fn directory(&mut self, name: &str) -> Result<()> {
+        if !name.is_empty() && !self.directories.contains(name) {
+            if let Some((parent, _)) = name.rsplit_once('/') {
+                self.directory(parent)?;
+            }
+            self.archive.directory(name)?;
+            self.directories.insert(name.to_owned());
+        }
+        Ok(())
+    }
+
+    fn file(&mut self, name: &str, mode: u32, source: &Path) -> Result<()> {
+        if let Some((parent, _)) = name.rsplit_once('/') {
+            self.directory(parent)?;
+        }
+        self.archive
+            .file(name, mode, source)
+            .with_context(|| format!("can't put {} into {}", source.display(), self.path))
+    }
+
+    fn finish(self) -> Result<()> {
+        let path = self.path;
+        self.archive.finish().and_then(|mut out| out.flush()).with_context(|| format!("can't write {path}"))
+    }
+}

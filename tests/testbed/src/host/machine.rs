@@ -1,0 +1,154 @@
+//! L1 as a QEMU process: its command line, its reports, its deadline.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use crate::report::Report;
+use crate::scenario::{Scenario, Variant};
+
+/// A running L1.
+#[derive(Debug)]
+pub(super) struct Machine {
+    qemu: Child,
+    reports: Receiver<Report>,
+    deadline: Instant,
+}
+
+/// What came of waiting for a report.
+#[derive(Debug)]
+pub(super) enum Next {
+    /// A report.
+    Report(Report),
+    /// L1 has powered off or QEMU ended.
+    Ended,
+    /// The deadline passed.
+    TooLate,
+}
+
+/// Files of one run, all in its directory.
+#[derive(Clone, Debug)]
+pub(super) struct Files {
+    /// The directory.
+    pub(super) directory: PathBuf,
+}
+
+impl Files {
+    pub(super) fn console(&self) -> PathBuf {
+        self.directory.join("console.log")
+    }
+
+    pub(super) fn reports(&self) -> PathBuf {
+        self.directory.join("reports.log")
+    }
+
+    pub(super) fn qemu(&self) -> PathBuf {
+        self.directory.join("qemu.log")
+    }
+
+    pub(super) fn initrd(&self) -> PathBuf {
+        self.directory.join("initrd.cpio")
+    }
+
+    pub(super) fn disk(&self, name: &str) -> PathBuf {
+        self.directory.join(format!("{name}.img"))
+    }
+}
+
+impl Machine {
+    /// Starts QEMU.
+    pub(super) fn start(scenario: &Scenario, variant: Variant, kernel: &Path, files: &Files) -> Result<Self> {
+        for disk in scenario.disks {
+            let path = files.disk(disk.name);
+            let file = File::create(&path).with_context(|| format!("can't create {}", path.display()))?;
+            file.set_len(disk.mib << 20)?;
+        }
+        let mut command = Command::new("qemu-system-x86_64");
+        command
+            .args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"])
+            .args(["-m", &scenario.memory_mib.to_string()])
+            .args(["-nodefaults", "-no-user-config", "-display", "none", "-monitor", "none", "-no-reboot"])
+            .args(["-device", "intel-iommu,intremap=on,caching-mode=on"])
+            .arg("-serial")
+            .arg(format!("file:{}", files.console().display()))
+            .args(["-chardev", "stdio,id=report,signal=off", "-serial", "chardev:report"])
+            .arg("-kernel")
+            .arg(kernel)
+            .arg("-initrd")
+            .arg(files.initrd())
+            .arg("-append")
+            .arg(format!(
+                "console=ttyS0 quiet panic=-1 intel_iommu=on testbed.level=1 testbed.scenario={} testbed.variant={variant}",
+                scenario.name
+            ));
+        for argument in scenario.devices {
+            let mut argument = (*argument).to_owned();
+            for disk in scenario.disks {
+                argument = argument
+                    .replace(&format!("{{{}}}", disk.name), &files.disk(disk.name).display().to_string());
+            }
+            command.arg(argument);
+        }
+        let log =
+            File::create(files.qemu()).with_context(|| format!("can't create {}", files.qemu().display()))?;
+        let mut qemu = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .context("can't run qemu-system-x86_64")?;
+        let stdout = qemu.stdout.take().context("QEMU has no standard output")?;
+        let mut copy = File::create(files.reports())?;
+        let (sender, reports) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).split(b'\n') {
+                let Ok(line) = line else { break };
+                let line = String::from_utf8_lossy(&line).into_owned();
+                let _ = std::io::Write::write_all(&mut copy, format!("{}\n", line.trim_end()).as_bytes());
+                if let Some(report) = Report::parse(&line)
+                    && sender.send(report).is_err()
+                {
+                    break;
+                }
+            }
+        });
+        Ok(Self { qemu, reports, deadline: Instant::now() + scenario.deadline })
+    }
+
+    /// Waits for the next report.
+    pub(super) fn next(&mut self) -> Next {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        match self.reports.recv_timeout(left) {
+            Ok(report) => Next::Report(report),
+            Err(RecvTimeoutError::Disconnected) => Next::Ended,
+            Err(RecvTimeoutError::Timeout) => Next::TooLate,
+        }
+    }
+
+    /// Waits for QEMU to end by itself, and kills it when it does not; whether it ended well.
+    pub(super) fn end(mut self) -> Result<bool> {
+        let patience = Instant::now() + Duration::from_secs(10);
+        loop {
+            if let Some(status) = self.qemu.try_wait()? {
+                return Ok(status.success());
+            }
+            if Instant::now() > patience {
+                return Ok(false);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // Both fail only on a process that has ended and was waited for.
+        let _ = self.qemu.kill();
+        let _ = self.qemu.wait();
+    }
+}

@@ -1,0 +1,84 @@
+//! Builds the programs that go into L1: static ones for Linux, and bare guests.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::provision::{Step, say};
+
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// The programs.
+#[derive(Clone, Debug)]
+pub struct Programs {
+    /// `vm-service`, static.
+    pub vm_service: PathBuf,
+    /// `testbed-agent`, static.
+    pub agent: PathBuf,
+    /// The bare guest.
+    pub bare_guest: PathBuf,
+}
+
+/// The root of the checkout.
+pub fn workspace() -> &'static Path {
+    const MANIFEST: &str = env!("CARGO_MANIFEST_DIR");
+    // The manifest lies in tests/testbed.
+    Path::new(MANIFEST).ancestors().nth(2).unwrap_or(Path::new(MANIFEST))
+}
+
+impl Programs {
+    /// Builds them all.
+    ///
+    /// # Errors
+    /// When one does not compile.
+    pub fn build(logs: &Path) -> Result<Self> {
+        std::fs::create_dir_all(logs).with_context(|| format!("can't make {}", logs.display()))?;
+        let target =
+            std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from);
+        say("building vm-service and the agent, static");
+        cargo(logs, "build-programs.log", "building the static programs", |command| {
+            command
+                .env("RUSTFLAGS", "-C target-feature=+crt-static")
+                .env_remove("CARGO_ENCODED_RUSTFLAGS")
+                .args([
+                    "--profile",
+                    "testbed",
+                    "--target",
+                    TARGET,
+                    "--bin",
+                    "vm-service",
+                    "--bin",
+                    "testbed-agent",
+                ])
+        })?;
+        say("building the bare guest");
+        let guests = target.join("guests");
+        cargo(logs, "build-guests.log", "building the bare guest", |command| {
+            command
+                .env_remove("RUSTFLAGS")
+                .env_remove("CARGO_ENCODED_RUSTFLAGS")
+                .args(["--release", "--manifest-path", "tests/testbed/guests/Cargo.toml", "--target-dir"])
+                .arg(&guests)
+        })?;
+        let built = target.join(TARGET).join("testbed");
+        Ok(Self {
+            vm_service: built.join("vm-service"),
+            agent: built.join("testbed-agent"),
+            bare_guest: guests.join("release/bare"),
+        })
+    }
+}
+
+fn cargo(
+    logs: &Path,
+    log: &str,
+    what: &str,
+    arguments: impl FnOnce(&mut Command) -> &mut Command,
+) -> Result<()> {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(workspace()).arg("build");
+    arguments(&mut command);
+    Step { what, log: logs.join(log), deadline: Duration::from_secs(20 * 60) }.run(&mut command)
+}

@@ -1,3 +1,0 @@
-//! Boots the testbed and runs its scenarios.
-
-fn main() {}

@@ -1,0 +1,87 @@
+//! What a scenario is.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::agent::{L1, L2};
+
+/// Which VFIO back end L1 has, and so which Linux kernel it boots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Variant {
+    /// Debian's stock Linux kernel: group and container.
+    Group,
+    /// The self-built Linux kernel: iommufd and device cdevs.
+    Iommufd,
+}
+
+impl Variant {
+    /// All of them.
+    pub const ALL: &'static [Self] = &[Self::Group, Self::Iommufd];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Group => "group",
+            Self::Iommufd => "iommufd",
+        }
+    }
+
+    /// The variant of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|variant| variant.name() == name)
+    }
+}
+
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A disk image that the testbed makes for L1's devices; `{NAME}` in the device arguments is its path.
+#[derive(Clone, Copy, Debug)]
+pub struct Disk {
+    /// Its name in the device arguments.
+    pub name: &'static str,
+    /// Its size in MiB.
+    pub mib: u64,
+}
+
+/// What goes into L1 beside the agent and `vm-service`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Contents {
+    /// The Linux kernel and the initial RAM disk of a Linux guest, as `/guest/kernel` and `/guest/initrd`.
+    pub linux_guest: bool,
+    /// The bare guest, as `/guest/bare`.
+    pub bare_guest: bool,
+    /// This machine's QEMU with its libraries and firmware, to compare with.
+    pub qemu: bool,
+}
+
+/// What one side of a scenario does.
+pub type Side<M> = fn(&mut M) -> anyhow::Result<()>;
+
+/// One scenario: a machine, and what is done in it.
+#[derive(Clone, Copy, Debug)]
+pub struct Scenario {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// What it proves, in a sentence.
+    pub about: &'static str,
+    /// The variants that it runs on.
+    pub variants: &'static [Variant],
+    /// QEMU's arguments for L1's devices.
+    pub devices: &'static [&'static str],
+    /// Disk images for them.
+    pub disks: &'static [Disk],
+    /// L1's memory in MiB.
+    pub memory_mib: u32,
+    /// How long it may take from QEMU's start to L1's power-off.
+    pub deadline: Duration,
+    /// What L1 needs.
+    pub contents: Contents,
+    /// What L1's agent does.
+    pub l1: Side<L1>,
+    /// What the agent of a Linux guest does.
+    pub l2: Option<Side<L2>>,
+}

@@ -1,0 +1,38 @@
+//! The testbed itself: L1 has what every other scenario stands on.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::agent::{Function, L1};
+use crate::scenario::{Contents, Scenario, Variant};
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "host-ready",
+    about: "L1 has KVM, an IOMMU and the VFIO back end of its variant; a device behind a root port has its own group",
+    variants: Variant::ALL,
+    devices: &[
+        "-device",
+        "pcie-root-port,id=port0,chassis=1,addr=4.0",
+        "-device",
+        "edu,bus=port0,dma_mask=0xffffffffffffffff",
+    ],
+    disks: &[],
+    memory_mib: 512,
+    deadline: Duration::from_secs(120),
+    contents: Contents { linux_guest: false, bare_guest: false, qemu: false },
+    l1,
+    l2: None,
+};
+
+fn l1(l1: &mut L1) -> Result<()> {
+    for node in ["/dev/kvm", "/dev/vfio/vfio"] {
+        l1.prove(Path::new(node).exists(), format!("{node} is there"))?;
+    }
+    let iommufd = l1.variant == Variant::Iommufd;
+    l1.prove(Path::new("/dev/iommu").exists() == iommufd, format!("/dev/iommu is there: {iommufd}"))?;
+    let edu = Function::find(0x1234, 0x11e8)?;
+    l1.prove(edu.group().is_some(), format!("{} is in an IOMMU group", edu.address))?;
+    Ok(())
+}
