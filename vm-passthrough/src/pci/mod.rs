@@ -1,10 +1,16 @@
 //! PCI functions of the host: their addresses, what they are, and what sysfs says of them.
 
 mod address;
+mod attributes;
+pub mod config;
 mod function;
+mod kind;
+mod scan;
+mod text;
 
 pub use address::{ParsePciAddressError, PciAddress};
 pub use function::{
     Bar, BarKind, Capability, DeviceType, ExtendedCapability, Link, PciClass, PciFunction, PciIds,
     PowerState, ResetMethod, Rom, Sriov,
 };
+pub use scan::{ScanError, Scanner, read_function, scan};

@@ -1,1 +1,23 @@
 //! A simulated host: a sysfs tree, drivers that bind and unbind, and faults on demand.
+//!
+//! [`SimHost`] is a directory tree laid out as Linux lays out `/sys`, `/dev` and `/proc`, on which everything
+//! of this crate runs as on a real host. A new one is *healthy*: it has an IOMMU with interrupt remapping,
+//! vfio-pci is loaded, the device nodes are there and the process may do as it likes. Tests take away what they
+//! are about.
+//!
+//! ```
+//! use vm_passthrough::pci;
+//! use vm_passthrough::sim::{SimFunction, SimHost};
+//!
+//! let sim = SimHost::new()?;
+//! sim.add(&SimFunction::nvme("0000:01:00.0".parse()?).driver("nvme"))?;
+//! let functions = pci::scan(&sim.plain_host())?;
+//! assert_eq!(functions[0].driver.as_deref(), Some("nvme"));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod function;
+mod tree;
+
+pub use function::SimFunction;
+pub use tree::{FileWriter, SimHost};

@@ -1,0 +1,227 @@
+//! Config space as raw bytes: bounded walks over the capability lists, and the PCI Express link registers.
+//!
+//! The bytes come from a device and may be anything. A walk never visits an offset twice, so that it ends on a
+//! list that loops, and never reads outside what there is.
+
+use super::{Capability, ExtendedCapability, Link};
+
+/// Bytes of the conventional config space.
+pub const CONFIG_SIZE: usize = 256;
+/// Bytes of the PCI Express extended config space.
+pub const EXTENDED_CONFIG_SIZE: usize = 4096;
+/// Bytes of the header that all functions have, and the part that anybody may read on Linux.
+pub const HEADER_SIZE: usize = 64;
+
+/// Capability ID of PCI power management (PCI Code and ID Assignment 1.11, section 2).
+pub const CAP_POWER_MANAGEMENT: u8 = 0x01;
+/// Capability ID of PCI Express.
+pub const CAP_EXPRESS: u8 = 0x10;
+/// Extended capability ID of access control services (PCI Code and ID Assignment 1.11, section 3).
+pub const EXTENDED_CAP_ACS: u16 = 0x000d;
+
+/// Something that config space can be read from.
+pub trait ConfigSource {
+    /// Fills `data` from `offset` on and returns how many bytes there were; fewer than asked when the rest can't
+    /// be read.
+    fn read(&self, offset: usize, data: &mut [u8]) -> usize;
+
+    /// A little-endian 16-bit register.
+    fn read_u16(&self, offset: usize) -> Option<u16> {
+        let mut data = [0; 2];
+        (self.read(offset, &mut data) == data.len()).then(|| u16::from_le_bytes(data))
+    }
+
+    /// A little-endian 32-bit register.
+    fn read_u32(&self, offset: usize) -> Option<u32> {
+        let mut data = [0; 4];
+        (self.read(offset, &mut data) == data.len()).then(|| u32::from_le_bytes(data))
+    }
+}
+
+impl ConfigSource for [u8] {
+    fn read(&self, offset: usize, data: &mut [u8]) -> usize {
+        let there = self.get(offset..).unwrap_or_default();
+        let len = there.len().min(data.len());
+        data[..len].copy_from_slice(&there[..len]);
+        len
+    }
+}
+
+/// The capability list of `config`, the conventional config space (PCI Local Bus 3.0, 6.7), in the order of the
+/// list. It ends early where the list leaves `config`, loops, or reads all ones.
+pub fn capabilities(config: &[u8]) -> Vec<Capability> {
+    const STATUS: usize = 0x06;
+    const STATUS_CAPABILITIES: u8 = 0x10;
+    const POINTER: usize = 0x34;
+    let mut found = Vec::new();
+    let config = &config[..config.len().min(CONFIG_SIZE)];
+    let (Some(status), Some(&first)) = (config.get(STATUS), config.get(POINTER)) else { return found };
+    if status & STATUS_CAPABILITIES == 0 {
+        return found;
+    }
+    // One bit per dword: each of the 64 is visited at most once.
+    let mut visited = 0u64;
+    let mut offset = first & 0xfc;
+    while usize::from(offset) >= HEADER_SIZE && visited & (1 << (offset >> 2)) == 0 {
+        visited |= 1 << (offset >> 2);
+        let at = usize::from(offset);
+        let (Some(&id), Some(&next)) = (config.get(at), config.get(at + 1)) else { break };
+        if id == 0xff {
+            break;
+        }
+        // ID 0 is a null capability: it holds nothing, and the list goes on.
+        if id != 0 {
+            found.push(Capability { id, offset });
+        }
+        offset = next & 0xfc;
+    }
+    found
+}
+
+/// The extended capability list of `config` (PCI Express 6.0, 7.6), in the order of the list. It ends early where
+/// the list leaves what can be read, loops, or reads all ones.
+pub fn extended_capabilities(config: &(impl ConfigSource + ?Sized)) -> Vec<ExtendedCapability> {
+    let mut found = Vec::new();
+    let mut visited = [0u64; EXTENDED_CONFIG_SIZE / 4 / 64];
+    let mut offset = CONFIG_SIZE;
+    while offset >= CONFIG_SIZE {
+        let (word, bit) = (offset / 4 / 64, 1 << (offset / 4 % 64));
+        if visited[word] & bit != 0 {
+            break;
+        }
+        visited[word] |= bit;
+        let Some(header) = config.read_u32(offset) else { break };
+        if header == 0 || header == u32::MAX {
+            break;
+        }
+        let id = header as u16;
+        // ID 0 is a null capability: it holds nothing, and the list goes on.
+        if id != 0 {
+            found.push(ExtendedCapability { id, version: (header >> 16 & 0xf) as u8, offset: offset as u16 });
+        }
+        offset = (header >> 20 & 0xffc) as usize;
+    }
+    found
+}
+
+/// Offset of the Link Status register within the PCI Express capability.
+pub(super) const LINK_STATUS: usize = 0x12;
+
+/// The link, from the PCI Express capability at `offset` (PCI Express 6.0, 7.5.3.6, 7.5.3.8 and 7.5.3.18);
+/// `None` for a function that has no link of its own.
+pub(super) fn link(config: &[u8], offset: usize) -> Option<Link> {
+    let capabilities = config.read_u32(offset + 0x0c)?;
+    let status = config.read_u16(offset + LINK_STATUS)?;
+    let max_width = (capabilities >> 4 & 0x3f) as u8;
+    if max_width == 0 || capabilities == u32::MAX {
+        return None;
+    }
+    // The Supported Link Speeds Vector of version 2 names every speed; the code in Link Capabilities names the
+    // highest.
+    let version = config.read_u16(offset + 2)? & 0xf;
+    let vector = if version >= 2 { config.read_u32(offset + 0x2c).unwrap_or(0) >> 1 & 0x7f } else { 0 };
+    let max_speed = if vector == 0 {
+        link_speed(capabilities as u16 & 0xf)
+    } else {
+        link_speed(vector.ilog2() as u16 + 1)
+    };
+    let (speed, width) = link_status(status);
+    Some(Link { speed, width, max_speed, max_width })
+}
+
+/// Speed in megatransfers per second and lanes, from Link Status. Both are 0 when the link is down.
+pub(super) fn link_status(status: u16) -> (u32, u8) {
+    let width = (status >> 4 & 0x3f) as u8;
+    if status == u16::MAX || width == 0 {
+        return (0, 0);
+    }
+    (link_speed(status & 0xf), width)
+}
+
+/// Megatransfers per second of a link speed code, 0 for an unknown one.
+fn link_speed(code: u16) -> u32 {
+    match code {
+        1 => 2_500,
+        2 => 5_000,
+        3 => 8_000,
+        4 => 16_000,
+        5 => 32_000,
+        6 => 64_000,
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn config(first: u8, entries: &[(usize, &[u8])]) -> Vec<u8> {
+        let mut config = vec![0; EXTENDED_CONFIG_SIZE];
+        config[0x06] = 0x10;
+        config[0x34] = first;
+        for (at, bytes) in entries {
+            config[*at..at + bytes.len()].copy_from_slice(bytes);
+        }
+        config
+    }
+
+    #[test]
+    fn walks_capabilities() {
+        fn check(first: u8, entries: &[(usize, &[u8])], expect: &[(u8, u8)]) {
+            let found: Vec<_> =
+                capabilities(&config(first, entries)).iter().map(|c| (c.id, c.offset)).collect();
+            assert_eq!(found, expect, "{first:#x} {entries:x?}");
+        }
+        check(0x40, &[(0x40, &[1, 0x50]), (0x50, &[0x11, 0])], &[(1, 0x40), (0x11, 0x50)]);
+        // The low two bits of a pointer are reserved.
+        check(0x43, &[(0x40, &[1, 0x52]), (0x50, &[5, 0])], &[(1, 0x40), (5, 0x50)]);
+        // Loops: on itself, and over two.
+        check(0x40, &[(0x40, &[1, 0x40])], &[(1, 0x40)]);
+        check(0x40, &[(0x40, &[1, 0x50]), (0x50, &[5, 0x40])], &[(1, 0x40), (5, 0x50)]);
+        // Into the header.
+        check(0x10, &[], &[]);
+        check(0x40, &[(0x40, &[1, 0x3c])], &[(1, 0x40)]);
+        // A null capability, then one that reads all ones.
+        check(0x40, &[(0x40, &[0, 0x50]), (0x50, &[9, 0x60]), (0x60, &[0xff, 0xff])], &[(9, 0x50)]);
+        // The last dword.
+        check(0xfc, &[(0xfc, &[9, 0])], &[(9, 0xfc)]);
+        // No list without the status bit, and nothing of a short read.
+        let mut space = config(0x40, &[(0x40, &[1, 0])]);
+        assert_eq!(capabilities(&space[..64]), []);
+        space[0x06] = 0;
+        assert_eq!(capabilities(&space), []);
+    }
+
+    #[test]
+    fn walks_extended_capabilities() {
+        fn check(entries: &[(usize, u32)], expect: &[(u16, u8, u16)]) {
+            let entries: Vec<_> = entries.iter().map(|(at, word)| (*at, word.to_le_bytes())).collect();
+            let entries: Vec<_> = entries.iter().map(|(at, bytes)| (*at, &bytes[..])).collect();
+            let space = config(0, &entries);
+            let found: Vec<_> =
+                extended_capabilities(&space[..]).iter().map(|c| (c.id, c.version, c.offset)).collect();
+            assert_eq!(found, expect);
+        }
+        check(&[(0x100, 0x1501_0010), (0x150, 0x0002_000d)], &[(0x10, 1, 0x100), (0x0d, 2, 0x150)]);
+        check(&[(0x100, 0x1001_0010)], &[(0x10, 1, 0x100)]);
+        check(&[(0x100, 0x0ff1_0010)], &[(0x10, 1, 0x100)]);
+        check(&[(0x100, 0xffc1_0010), (0xffc, 0x1001_0003)], &[(0x10, 1, 0x100), (3, 1, 0xffc)]);
+        check(&[(0x100, 0x1501_0000), (0x150, 0x0001_0001)], &[(1, 1, 0x150)]);
+        check(&[(0x100, u32::MAX)], &[]);
+        check(&[], &[]);
+        assert_eq!(extended_capabilities(&config(0, &[])[..256]), []);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_end(bytes in proptest::collection::vec(any::<u8>(), 0..=4096)) {
+            prop_assert!(capabilities(&bytes).len() <= 48);
+            prop_assert!(extended_capabilities(&bytes[..]).len() <= 960);
+            for offset in [0x40, 0xf0, 0xff, 0xffe] {
+                link(&bytes, offset);
+            }
+        }
+    }
+}

@@ -1,0 +1,491 @@
+//! Finds every PCI function in sysfs.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use rustix::fs::{Mode, OFlags, RawDir};
+use rustix::io::Errno;
+use thiserror::Error;
+
+use super::attributes::{Attributes, Identity, Text, is_gone};
+use super::config::{self, ConfigSource as _};
+use super::{
+    Capability, DeviceType, ExtendedCapability, Link, PciAddress, PciClass, PciFunction, PciIds, PowerState,
+    Sriov, kind, text,
+};
+use crate::Host;
+
+/// Why the host's PCI functions could not be read.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ScanError {
+    /// The directory of all PCI functions can't be read.
+    #[error("can't list the PCI functions in {path}: {source}; check that sysfs is mounted there")]
+    List {
+        /// The directory.
+        path: PathBuf,
+        /// What the Linux kernel answered.
+        source: io::Error,
+    },
+    /// There is no such function.
+    #[error(
+        "there is no PCI function {address} (looked in {path}); `vm-service list --all` shows all there are"
+    )]
+    NotFound {
+        /// The function.
+        address: PciAddress,
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// A function's attributes can't be read.
+    #[error("can't read PCI function {address} in {path}: {source}")]
+    Read {
+        /// The function.
+        address: PciAddress,
+        /// Its directory.
+        path: PathBuf,
+        /// What the Linux kernel answered.
+        source: io::Error,
+    },
+    /// A function's `uevent` has no class and IDs.
+    #[error(
+        "{path}/uevent of PCI function {address} has no PCI_CLASS and PCI_ID that can be; it is not what Linux \
+         writes and the function was not read"
+    )]
+    Malformed {
+        /// The function.
+        address: PciAddress,
+        /// Its directory.
+        path: PathBuf,
+    },
+}
+
+/// Every PCI function of the host, sorted by address. One that vanishes meanwhile is left out, as is one whose
+/// attributes make no sense (with a warning in the log).
+///
+/// # Errors
+/// When sysfs can't be read.
+pub fn scan(host: &Host) -> Result<Vec<PciFunction>, ScanError> {
+    Scanner::new().scan(host)
+}
+
+/// One PCI function of the host.
+///
+/// # Errors
+/// When there is no such function, or it can't be read.
+pub fn read_function(host: &Host, address: PciAddress) -> Result<PciFunction, ScanError> {
+    let path = host.sys.join(DEVICES);
+    let dir = open_dir(host)?;
+    let mut text = Text::new();
+    match read(&dir, address, None, &mut text) {
+        Ok(found) => Ok(found.function),
+        Err(Failure::Gone) => Err(ScanError::NotFound { address, path }),
+        Err(Failure::Malformed) => Err(ScanError::Malformed { address, path: host.pci_device(address) }),
+        Err(Failure::System(errno)) => {
+            Err(ScanError::Read { address, path: host.pci_device(address), source: errno.into() })
+        }
+    }
+}
+
+/// Where all functions are, below the root of sysfs.
+const DEVICES: &str = "bus/pci/devices";
+
+/// Reads all functions again and again, and remembers of each what cannot change while it is there: its IDs,
+/// class, place, capabilities and best link. That saves most of config space, whose reads go to the hardware.
+///
+/// What is remembered belongs to one directory in sysfs, told by its inode number, which the Linux kernel gives
+/// out once per boot. A function that was unplugged and replaced has another directory, whoever now sits at its
+/// address, so nothing of the old one is used for it. Everything that a driver, an administrator or the hardware
+/// can change under a function is read anew each time, through a handle that only that one function answers.
+#[derive(Debug, Default)]
+pub struct Scanner {
+    known: HashMap<PciAddress, Known>,
+    root: PathBuf,
+}
+
+impl Scanner {
+    /// One that knows nothing yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Every PCI function of the host, as [`scan`].
+    ///
+    /// # Errors
+    /// When sysfs can't be read.
+    pub fn scan(&mut self, host: &Host) -> Result<Vec<PciFunction>, ScanError> {
+        if self.root != host.sys {
+            self.known.clear();
+            self.root.clone_from(&host.sys);
+        }
+        let dir = open_dir(host)?;
+        let mut addresses = list(&dir)
+            .map_err(|source| ScanError::List { path: host.sys.join(DEVICES), source: source.into() })?;
+        addresses.sort_unstable();
+        let found = read_all(&dir, &addresses, &self.known);
+        let mut functions = Vec::with_capacity(addresses.len());
+        let mut fresh = Vec::new();
+        for (address, result) in found {
+            match result {
+                Ok(found) => {
+                    fresh.extend(found.learned.map(|known| (address, known)));
+                    functions.push(found.function);
+                }
+                Err(Failure::Gone) => {
+                    self.known.remove(&address);
+                }
+                Err(Failure::Malformed) => {
+                    tracing::warn!(%address, "left out: its uevent in sysfs has no PCI_CLASS and PCI_ID that can be");
+                }
+                Err(Failure::System(errno)) => {
+                    let path = host.pci_device(address);
+                    return Err(ScanError::Read { address, path, source: errno.into() });
+                }
+            }
+        }
+        self.known.extend(fresh);
+        // Functions that are gone are forgotten, so that hot-plug does not make it grow.
+        if self.known.len() > functions.len() {
+            self.known.retain(|address, _| addresses.binary_search(address).is_ok());
+        }
+        Ok(functions)
+    }
+}
+
+/// What cannot change of one function, and which directory it was read from.
+#[derive(Clone, Debug)]
+struct Known {
+    identity: Identity,
+    fixed: Fixed,
+}
+
+#[derive(Clone, Debug)]
+struct Fixed {
+    ids: PciIds,
+    class: PciClass,
+    kind: DeviceType,
+    header_type: u8,
+    upstream: Option<PciAddress>,
+    physical: Option<PciAddress>,
+    has_vfs: bool,
+    link: LinkSource,
+    capabilities: Vec<Capability>,
+    extended_capabilities: Vec<ExtendedCapability>,
+}
+
+/// Where the state of the link is read.
+#[derive(Clone, Copy, Debug)]
+enum LinkSource {
+    /// There is no link.
+    None,
+    /// In config space: the offset of Link Status, and the most that the link can do.
+    Config { status: usize, max_speed: u32, max_width: u8 },
+    /// In the attributes, when config space can't be read: the most that the link can do.
+    Attributes { max_speed: u32, max_width: u8 },
+}
+
+/// A function that was read, and what is worth remembering of it.
+struct Found {
+    function: PciFunction,
+    learned: Option<Known>,
+}
+
+/// Why one function was not read.
+enum Failure {
+    /// It is not there, or no longer.
+    Gone,
+    /// It has no class and IDs.
+    Malformed,
+    /// Anything else.
+    System(Errno),
+}
+
+impl From<Errno> for Failure {
+    fn from(errno: Errno) -> Self {
+        if is_gone(errno) { Self::Gone } else { Self::System(errno) }
+    }
+}
+
+fn open_dir(host: &Host) -> Result<OwnedFd, ScanError> {
+    let path = host.sys.join(DEVICES);
+    rustix::fs::open(&path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|errno| ScanError::List { path, source: errno.into() })
+}
+
+fn list(dir: &OwnedFd) -> Result<Vec<PciAddress>, Errno> {
+    let mut buffer = Vec::with_capacity(64 << 10);
+    let mut entries = RawDir::new(dir, buffer.spare_capacity_mut());
+    let mut addresses = Vec::new();
+    while let Some(entry) = entries.next() {
+        let entry = entry?;
+        if let Some(address) = entry.file_name().to_str().ok().and_then(|name| name.parse().ok()) {
+            addresses.push(address);
+        }
+    }
+    Ok(addresses)
+}
+
+/// Reads many functions, on all CPUs when it is worth it.
+fn read_all(
+    dir: &OwnedFd,
+    addresses: &[PciAddress],
+    known: &HashMap<PciAddress, Known>,
+) -> Vec<(PciAddress, Result<Found, Failure>)> {
+    /// Below this a thread costs more than it saves.
+    const PER_THREAD: usize = 64;
+    const MOST_THREADS: usize = 16;
+    let read_part = |part: &[PciAddress]| -> Vec<_> {
+        let mut text = Text::new();
+        part.iter().map(|&address| (address, read(dir, address, known.get(&address), &mut text))).collect()
+    };
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
+    let threads = cpus.min(addresses.len() / PER_THREAD).max(1);
+    let mut parts = addresses.chunks(addresses.len().div_ceil(threads).max(1));
+    let first = parts.next().unwrap_or_default();
+    std::thread::scope(|scope| {
+        let others: Vec<_> = parts
+            .map(|part| (part, std::thread::Builder::new().spawn_scoped(scope, move || read_part(part))))
+            .collect();
+        let mut found = read_part(first);
+        for (part, thread) in others {
+            // Without a thread the part is read here.
+            let read = thread.ok().and_then(|thread| thread.join().ok()).unwrap_or_else(|| read_part(part));
+            found.extend(read);
+        }
+        found
+    })
+}
+
+/// Reads one function. `known` is used only when it was read from the same directory.
+fn read(
+    devices: &OwnedFd,
+    address: PciAddress,
+    known: Option<&Known>,
+    text: &mut Text,
+) -> Result<Found, Failure> {
+    let name = Name::of(address);
+    let attributes = Attributes::open(devices, name.as_bytes())?;
+    let identity = attributes.identity()?;
+
+    let power_state = if attributes.read("power_state", text)? {
+        text::power_state(text.bytes())
+    } else {
+        PowerState::Unknown
+    };
+    let (fixed, learned) = match known.filter(|known| known.identity == identity) {
+        Some(known) => (known.fixed.clone(), None),
+        None => {
+            let (fixed, complete) = read_fixed(devices, &name, &attributes, power_state, text)?;
+            let learned = complete.then(|| Known { identity, fixed: fixed.clone() });
+            (fixed, learned)
+        }
+    };
+
+    let driver = attributes.link("driver", text)?.map(str::to_owned);
+    let driver_override =
+        if attributes.read("driver_override", text)? { text::driver_override(text.bytes()) } else { None };
+    let iommu_group = attributes.link("iommu_group", text)?.and_then(|name| name.parse().ok());
+    let numa_node = if attributes.read("numa_node", text)? { text::decimal(text.bytes()) } else { None };
+    let link = read_link(&attributes, fixed.link, power_state, text)?;
+    let resets = if attributes.read("reset_method", text)? { text::resets(text.bytes()) } else { Vec::new() };
+    let sriov = match fixed.physical {
+        Some(physical) => Some(Sriov::Virtual { physical }),
+        None if fixed.has_vfs => Some(Sriov::Physical {
+            total_vfs: number(&attributes, "sriov_totalvfs", text)?,
+            num_vfs: number(&attributes, "sriov_numvfs", text)?,
+        }),
+        None => None,
+    };
+    let boot_display = fixed.class.base() == 0x03
+        && ((attributes.read("boot_vga", text)? && text.bytes().starts_with(b"1"))
+            || (attributes.read("boot_display", text)? && text.bytes().starts_with(b"1")));
+    let device_type = kind::refine(fixed.kind, driver.as_deref(), || attributes.has("accel"));
+
+    // Every function has this one. It is read last: as the directory answers for one function only, all that was
+    // read before is of a function that was there all the while.
+    if !attributes.read("resource", text)? {
+        return Err(Failure::Gone);
+    }
+    let (bars, rom) = text::resource(text.bytes());
+
+    let function = PciFunction {
+        address,
+        ids: fixed.ids,
+        class: fixed.class,
+        device_type,
+        header_type: fixed.header_type,
+        upstream: fixed.upstream,
+        bars,
+        rom,
+        iommu_group,
+        driver,
+        driver_override,
+        numa_node,
+        link,
+        power_state,
+        sriov,
+        resets,
+        capabilities: fixed.capabilities,
+        extended_capabilities: fixed.extended_capabilities,
+        boot_display,
+    };
+    Ok(Found { function, learned })
+}
+
+/// Reads what cannot change, and whether all of it could be read.
+fn read_fixed(
+    devices: &OwnedFd,
+    name: &Name,
+    attributes: &Attributes,
+    power_state: PowerState,
+    text: &mut Text,
+) -> Result<(Fixed, bool), Failure> {
+    if !attributes.read("uevent", text)? {
+        return Err(Failure::Gone);
+    }
+    let (class, mut ids) = text::uevent(text.bytes()).ok_or(Failure::Malformed)?;
+    let upstream = upstream(devices, name, text)?;
+    let physical = attributes.link("physfn", text)?.and_then(|name| name.parse().ok());
+    let has_vfs = physical.is_none() && attributes.has("sriov_totalvfs");
+
+    // Reading config space would wake the function out of D3cold, which takes a second or more and power.
+    let asleep = power_state == PowerState::D3Cold;
+    let file = if asleep { None } else { attributes.config()? };
+    let mut space = [0; config::CONFIG_SIZE];
+    let len = file.as_ref().map_or(0, |file| file.read(0, &mut space));
+    // A virtual function's IDs read all ones; no function's whole header does.
+    let answers = len >= config::HEADER_SIZE && space[..config::HEADER_SIZE].iter().any(|&byte| byte != 0xff);
+    let space = if answers { &space[..len] } else { &[][..] };
+
+    let capabilities = config::capabilities(space);
+    let express =
+        capabilities.iter().find(|cap| cap.id == config::CAP_EXPRESS).map(|cap| usize::from(cap.offset));
+    let extended_capabilities = match &file {
+        Some(file) if express.is_some() => config::extended_capabilities(file),
+        _ => Vec::new(),
+    };
+    ids.revision = match space.get(8) {
+        Some(&revision) => revision,
+        None if attributes.read("revision", text)? => text::hex_number(text.bytes()).unwrap_or(0) as u8,
+        None => 0,
+    };
+    let header_type = match space.get(0x0e) {
+        Some(&header_type) => header_type & 0x7f,
+        // A bridge to PCI or to CardBus, by its class.
+        None => match (class.base(), class.subclass()) {
+            (0x06, 0x04) => 1,
+            (0x06, 0x07) => 2,
+            _ => 0,
+        },
+    };
+    let link = match express {
+        Some(offset) => match config::link(space, offset) {
+            Some(link) => LinkSource::Config {
+                status: offset + config::LINK_STATUS,
+                max_speed: link.max_speed,
+                max_width: link.max_width,
+            },
+            None => LinkSource::None,
+        },
+        None if space.len() < config::CONFIG_SIZE && !asleep => {
+            let max_width = number(attributes, "max_link_width", text)?;
+            // 255 lanes is what a function that does not answer reads as.
+            if max_width == 0 || max_width == 255 {
+                LinkSource::None
+            } else {
+                attributes.read("max_link_speed", text)?;
+                LinkSource::Attributes { max_speed: text::link_speed(text.bytes()), max_width }
+            }
+        }
+        None => LinkSource::None,
+    };
+    let fixed = Fixed {
+        ids,
+        class,
+        kind: kind::from_ids(class, &ids),
+        header_type,
+        upstream,
+        physical,
+        has_vfs,
+        link,
+        capabilities,
+        extended_capabilities,
+    };
+    Ok((fixed, answers))
+}
+
+/// The link as it is now.
+fn read_link(
+    attributes: &Attributes,
+    source: LinkSource,
+    power_state: PowerState,
+    text: &mut Text,
+) -> Result<Option<Link>, Failure> {
+    match source {
+        LinkSource::None => Ok(None),
+        LinkSource::Config { max_speed, max_width, .. } | LinkSource::Attributes { max_speed, max_width }
+            if power_state == PowerState::D3Cold =>
+        {
+            Ok(Some(Link { speed: 0, width: 0, max_speed, max_width }))
+        }
+        LinkSource::Config { status, max_speed, max_width } => {
+            let status = attributes.config()?.and_then(|config| config.read_u16(status));
+            let (speed, width) = config::link_status(status.unwrap_or(u16::MAX));
+            Ok(Some(Link { speed, width, max_speed, max_width }))
+        }
+        LinkSource::Attributes { max_speed, max_width } => {
+            let width = number(attributes, "current_link_width", text)?;
+            let width = if width == 255 { 0 } else { width };
+            attributes.read("current_link_speed", text)?;
+            let speed = if width == 0 { 0 } else { text::link_speed(text.bytes()) };
+            Ok(Some(Link { speed, width, max_speed, max_width }))
+        }
+    }
+}
+
+/// The bridge right above, from where the function's directory lies.
+fn upstream(devices: &OwnedFd, name: &Name, text: &mut Text) -> Result<Option<PciAddress>, Errno> {
+    Ok(text.link_target(devices, name.as_bytes())?.and_then(|target| {
+        let parent = target.rsplit('/').nth(1)?;
+        parent.parse().ok()
+    }))
+}
+
+/// A decimal attribute, 0 when it is absent or makes no sense.
+fn number<T: std::str::FromStr + Default>(
+    attributes: &Attributes,
+    name: &str,
+    text: &mut Text,
+) -> Result<T, Errno> {
+    Ok(if attributes.read(name, text)? {
+        text::decimal(text.bytes()).unwrap_or_default()
+    } else {
+        T::default()
+    })
+}
+
+/// An address as sysfs spells it, without an allocation.
+struct Name {
+    bytes: [u8; 16],
+    len: usize,
+}
+
+impl Name {
+    fn of(address: PciAddress) -> Self {
+        use std::io::Write as _;
+        let mut bytes = [0; 16];
+        // The longest, ffffffff:ff:1f.7, fits exactly.
+        let mut rest = &mut bytes[..];
+        let written = write!(rest, "{address}").map(|()| 16 - rest.len());
+        Self { bytes, len: written.unwrap_or(0) }
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,277 @@
+use super::*;
+use crate::pci::{Bar, BarKind, ResetMethod, Rom};
+use crate::sim::{SimFunction, SimHost};
+
+fn address(text: &str) -> PciAddress {
+    text.parse().unwrap()
+}
+
+fn read_one(function: &SimFunction) -> PciFunction {
+    let sim = SimHost::new().unwrap();
+    sim.add(function).unwrap();
+    read_function(&sim.plain_host(), function.address()).unwrap()
+}
+
+#[test]
+fn reads_every_field() {
+    let sim = SimHost::new().unwrap();
+    let port = address("0000:00:01.0");
+    let gpu = address("0000:65:00.0");
+    sim.add(&SimFunction::root_port(port)).unwrap();
+    sim.add(
+        &SimFunction::gpu(gpu)
+            .below(port)
+            .revision(0xa1)
+            .driver("nvidia")
+            .numa_node(1)
+            .degraded_link(Link { speed: 2_500, width: 8, max_speed: 16_000, max_width: 16 })
+            .resets("flr bus")
+            .extended_capability(0x0001, 2, &[0; 44])
+            .extended_capability(0x0019, 1, &[0; 8])
+            .sriov(16)
+            .boot_display(true),
+    )
+    .unwrap();
+    sim.set(gpu, "driver_override", "vfio-pci\n").unwrap();
+    let functions = scan(&sim.plain_host()).unwrap();
+    assert_eq!(functions.iter().map(|f| f.address).collect::<Vec<_>>(), [port, gpu]);
+    let found = &functions[1];
+    assert_eq!(
+        found.ids,
+        PciIds {
+            vendor: 0x10de,
+            device: 0x2684,
+            subsystem_vendor: 0x10de,
+            subsystem_device: 0x16f3,
+            revision: 0xa1
+        }
+    );
+    assert_eq!(found.class, PciClass(0x03_0000));
+    assert_eq!(found.device_type, DeviceType::GpuNvidia);
+    assert_eq!(found.header_type, 0);
+    assert_eq!(found.upstream, Some(port));
+    let bar = |index, kind, prefetchable, address, size| Bar { index, kind, prefetchable, address, size };
+    assert_eq!(
+        found.bars,
+        [
+            bar(0, BarKind::Memory32, false, 0xe500_0000, 16 << 20),
+            bar(1, BarKind::Memory64, true, 0x1980_0000_0000, 16 << 30),
+            bar(3, BarKind::Memory64, true, 0x1984_0000_0000, 32 << 20),
+        ]
+        .map(|mut bar: Bar| {
+            if bar.index > 0 {
+                bar.address = 0x40_0000_0000 + (0x65 << 38) + (u64::from(bar.index / 2 + 1) << 34);
+            }
+            bar
+        })
+    );
+    assert_eq!(found.rom, Some(Rom { size: 512 << 10 }));
+    assert_eq!(found.iommu_group, Some(0x65));
+    assert_eq!(found.driver.as_deref(), Some("nvidia"));
+    assert_eq!(found.driver_override.as_deref(), Some("vfio-pci"));
+    assert_eq!(found.numa_node, Some(1));
+    assert_eq!(found.link, Some(Link { speed: 2_500, width: 8, max_speed: 16_000, max_width: 16 }));
+    assert_eq!(found.power_state, PowerState::D0);
+    assert_eq!(found.sriov, Some(Sriov::Physical { total_vfs: 16, num_vfs: 0 }));
+    assert_eq!(found.resets, [ResetMethod::Flr, ResetMethod::Bus]);
+    assert_eq!(
+        found.capabilities.iter().map(|cap| (cap.id, cap.offset)).collect::<Vec<_>>(),
+        [(0x01, 0x40), (0x11, 0x48), (0x10, 0x54)]
+    );
+    assert_eq!(
+        found.extended_capabilities.iter().map(|c| (c.id, c.version, c.offset)).collect::<Vec<_>>(),
+        [(0x0001, 2, 0x100), (0x0019, 1, 0x130), (0x0010, 1, 0x13c)]
+    );
+    assert!(found.boot_display);
+    assert_eq!(found.vendor_name(), Some("NVIDIA Corporation"));
+
+    let bridge = &functions[0];
+    assert_eq!((bridge.header_type, bridge.device_type), (1, DeviceType::Bridge));
+    assert_eq!((bridge.upstream, bridge.numa_node, bridge.rom), (None, None, None));
+    assert_eq!(bridge.driver.as_deref(), Some("pcieport"));
+}
+
+#[test]
+fn reads_virtual_functions() {
+    let sim = SimHost::new().unwrap();
+    let (physical, first) = (address("0000:02:00.0"), address("0000:02:10.0"));
+    sim.add(&SimFunction::network(physical).sriov(8)).unwrap();
+    sim.add(&SimFunction::network(first).virtual_of(physical)).unwrap();
+    let functions = scan(&sim.plain_host()).unwrap();
+    assert_eq!(functions[0].sriov, Some(Sriov::Physical { total_vfs: 8, num_vfs: 1 }));
+    assert_eq!(functions[1].sriov, Some(Sriov::Virtual { physical }));
+    // Its config space has no IDs; Linux knows them.
+    assert_eq!((functions[1].ids.vendor, functions[1].ids.device), (0x8086, 0x10d3));
+}
+
+/// What a caller that is not root sees: config space ends after the header.
+#[test]
+fn reads_without_config_space() {
+    let nvme = SimFunction::nvme(address("0000:01:00.0")).revision(3);
+    let header = nvme.config_space()[..64].to_vec();
+    for config in [header, Vec::new(), vec![0xff; 4096]] {
+        let all_ones = config.len() == 4096;
+        let found = read_one(&nvme.clone().config(config.clone()));
+        assert_eq!((found.capabilities.len(), found.extended_capabilities.len()), (0, 0));
+        assert_eq!(found.ids.vendor, 0x144d);
+        assert_eq!(found.ids.revision, 3, "{}", config.len());
+        assert_eq!(found.link.map(|link| (link.speed, link.width)), Some((16_000, 4)), "{all_ones}");
+    }
+}
+
+#[test]
+fn leaves_a_sleeping_function_asleep() {
+    let nvme = SimFunction::nvme(address("0000:01:00.0"));
+    let sim = SimHost::new().unwrap();
+    sim.add(&nvme).unwrap();
+    let host = sim.plain_host();
+    let mut scanner = Scanner::new();
+    let awake = scanner.scan(&host).unwrap();
+    sim.set(nvme.address(), "power_state", "D3cold\n").unwrap();
+    // What is remembered is told of it; one that knows nothing reads no config space.
+    let asleep = scanner.scan(&host).unwrap();
+    assert_eq!(asleep[0].capabilities, awake[0].capabilities);
+    assert_eq!(asleep[0].link, Some(Link { speed: 0, width: 0, max_speed: 16_000, max_width: 4 }));
+    let unknown = scan(&host).unwrap();
+    assert_eq!((unknown[0].power_state, unknown[0].capabilities.len()), (PowerState::D3Cold, 0));
+    assert_eq!(unknown[0].link, None);
+    // And is not remembered as a function without capabilities.
+    let mut scanner = Scanner::new();
+    scanner.scan(&host).unwrap();
+    sim.set(nvme.address(), "power_state", "D0\n").unwrap();
+    assert_eq!(scanner.scan(&host).unwrap()[0].capabilities, awake[0].capabilities);
+}
+
+#[test]
+fn a_second_scan_sees_every_change() {
+    let sim = SimHost::new().unwrap();
+    let at = address("0000:01:00.0");
+    sim.add(&SimFunction::nvme(at).driver("nvme").sriov(4)).unwrap();
+    let host = sim.plain_host();
+    let mut scanner = Scanner::new();
+    let before = scanner.scan(&host).unwrap().remove(0);
+    sim.add_driver("vfio-pci").unwrap();
+    sim.set_driver(at, Some("vfio-pci")).unwrap();
+    for (attribute, text) in [
+        ("driver_override", "vfio-pci\n"),
+        ("power_state", "D3hot\n"),
+        ("numa_node", "1\n"),
+        ("reset_method", "bus\n"),
+        ("sriov_numvfs", "2\n"),
+    ] {
+        sim.set(at, attribute, text).unwrap();
+    }
+    sim.set(at, "resource", &SimFunction::nvme(at).bar(0, BarKind::Memory32, true, 0x1000, 0x100).resource())
+        .unwrap();
+    let slow = SimFunction::nvme(at).sriov(4).degraded_link(Link {
+        speed: 2_500,
+        width: 1,
+        max_speed: 16_000,
+        max_width: 4,
+    });
+    std::fs::write(sim.device_dir(at).unwrap().join("config"), slow.config_space()).unwrap();
+    let after = scanner.scan(&host).unwrap().remove(0);
+    assert_eq!(before.driver.as_deref(), Some("nvme"));
+    assert_eq!(after.driver.as_deref(), Some("vfio-pci"));
+    assert_eq!(after.driver_override.as_deref(), Some("vfio-pci"));
+    assert_eq!(after.power_state, PowerState::D3Hot);
+    assert_eq!(after.numa_node, Some(1));
+    assert_eq!(after.resets, [ResetMethod::Bus]);
+    assert_eq!(after.sriov, Some(Sriov::Physical { total_vfs: 4, num_vfs: 2 }));
+    assert_eq!((after.bars[0].kind, after.bars[0].size), (BarKind::Memory32, 0x100));
+    assert_eq!(after.link.map(|link| (link.speed, link.width)), Some((2_500, 1)));
+}
+
+#[test]
+fn a_replaced_function_is_read_anew() {
+    let sim = SimHost::new().unwrap();
+    let at = address("0000:01:00.0");
+    let host = sim.plain_host();
+    let mut scanner = Scanner::new();
+    for _ in 0..20 {
+        sim.add(&SimFunction::nvme(at)).unwrap();
+        let found = scanner.scan(&host).unwrap();
+        assert_eq!((found[0].device_type, found[0].capabilities.len()), (DeviceType::Nvme, 3));
+        sim.remove(at).unwrap();
+        sim.add(&SimFunction::new(at, 0x1002, 0x5159, 0x03_0000)).unwrap();
+        let found = scanner.scan(&host).unwrap();
+        assert_eq!((found[0].device_type, found[0].capabilities.len()), (DeviceType::GpuAmd, 0));
+        sim.remove(at).unwrap();
+    }
+    assert!(scanner.scan(&host).unwrap().is_empty());
+    assert!(scanner.known.is_empty());
+}
+
+#[test]
+fn skips_what_vanishes_or_makes_no_sense() {
+    let sim = SimHost::new().unwrap();
+    let (good, dangling, malformed) =
+        (address("0000:01:00.0"), address("0000:02:00.0"), address("0000:03:00.0"));
+    for at in [good, dangling, malformed] {
+        sim.add(&SimFunction::nvme(at)).unwrap();
+    }
+    std::fs::remove_dir_all(sim.device_dir(dangling).unwrap()).unwrap();
+    sim.set(malformed, "uevent", "PCI_CLASS=zzz\n").unwrap();
+    sim.write("sys/bus/pci/devices/not-an-address", "").unwrap();
+    let host = sim.plain_host();
+    assert_eq!(scan(&host).unwrap().iter().map(|f| f.address).collect::<Vec<_>>(), [good]);
+    let error = |at| read_function(&host, at).unwrap_err().to_string();
+    assert!(error(dangling).contains("there is no PCI function 0000:02:00.0"), "{}", error(dangling));
+    assert!(error(malformed).contains("0000:03:00.0/uevent"), "{}", error(malformed));
+}
+
+#[test]
+fn functions_that_come_and_go_meanwhile() {
+    let sim = SimHost::new().unwrap();
+    let stays = address("0000:01:00.0");
+    let flaps = address("0000:02:00.0");
+    sim.add(&SimFunction::nvme(stays)).unwrap();
+    let host = sim.plain_host();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                sim.add(&SimFunction::gpu(flaps)).unwrap();
+                sim.remove(flaps).unwrap();
+            }
+        });
+        let mut scanner = Scanner::new();
+        for _ in 0..200 {
+            let found = scanner.scan(&host).unwrap();
+            assert!(found.iter().any(|function| function.address == stays));
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn without_sysfs_it_says_where_it_looked() {
+    let sim = SimHost::new().unwrap();
+    sim.delete("sys").unwrap();
+    let error = scan(&sim.plain_host()).unwrap_err().to_string();
+    assert!(error.contains("sys/bus/pci/devices"), "{error}");
+}
+
+#[test]
+fn many_functions_in_order() {
+    let sim = SimHost::new().unwrap();
+    for bus in (0..=255).rev() {
+        sim.add(&SimFunction::nvme(PciAddress::new(0, bus, 0, 0).unwrap())).unwrap();
+    }
+    let found = scan(&sim.plain_host()).unwrap();
+    let buses: Vec<_> = found.iter().map(|function| function.address.bus()).collect();
+    assert_eq!(buses, (0..=255).collect::<Vec<_>>());
+    assert!(found.iter().all(|f| f.iommu_group == Some(u32::from(f.address.bus()))));
+}
+
+#[test]
+fn this_machine() {
+    let host = Host::system();
+    if !host.sys.join(DEVICES).exists() {
+        return;
+    }
+    for function in scan(&host).unwrap() {
+        assert_ne!(function.ids.vendor, 0xffff, "{}", function.address);
+        assert!(function.bars.iter().all(|bar| bar.size.is_power_of_two()), "{function:?}");
+    }
+}
