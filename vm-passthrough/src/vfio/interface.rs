@@ -10,6 +10,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use crate::PciAddress;
+use crate::pci::ResetMethod;
 
 /// How the Linux kernel hands the device out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +82,28 @@ pub enum VfioError {
         /// The function.
         address: PciAddress,
         /// What was tried and what was seen, and what to do.
+        reason: String,
+    },
+    /// More memory would be locked than the process may lock.
+    #[error(
+        "{needed} more bytes can't be locked for DMA: {locked} of the limit of {limit} are locked already; raise the \
+         limit to at least {total} (ulimit -l, LimitMEMLOCK= in systemd), or give the process CAP_IPC_LOCK",
+        total = .needed.saturating_add(*.locked)
+    )]
+    LockedMemory {
+        /// Bytes that were to be locked.
+        needed: u64,
+        /// Bytes that the process has locked already.
+        locked: u64,
+        /// Bytes that it may lock (`RLIMIT_MEMLOCK`).
+        limit: u64,
+    },
+    /// It is still in use, or closed already.
+    #[error("{what} can't be used so now: {reason}")]
+    Busy {
+        /// The device or address space.
+        what: String,
+        /// By whom, and what to do.
         reason: String,
     },
     /// Neither back end can open the device.
@@ -199,7 +222,7 @@ pub trait DeviceFile: fmt::Debug + Send + Sync {
     /// # Errors
     /// When there are fewer vectors or the kernel refuses.
     fn set_triggers(&self, index: u32, start: u32, triggers: &[IrqTrigger<'_>]) -> Result<()>;
-    /// Disables all vectors of an interrupt index.
+    /// Disables all vectors of an interrupt index. Does nothing when none is enabled.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -209,8 +232,70 @@ pub trait DeviceFile: fmt::Debug + Send + Sync {
     /// # Errors
     /// When the function has no reset, or it failed.
     fn reset(&self) -> Result<()>;
+    /// Makes sure that the function is in D0 and answers.
+    ///
+    /// A device that cannot be anything else, as a simulated one, keeps the provided method, which does nothing.
+    ///
+    /// # Errors
+    /// When it does not wake up in time, or is gone.
+    fn wake(&self) -> Result<()> {
+        Ok(())
+    }
+    /// Resets the function by the first of its methods that works, and tells what shows that it did. Interrupts must
+    /// be disabled. Afterwards the function is in D0, with its BARs where the host put them.
+    ///
+    /// The provided method believes [`reset`](Self::reset).
+    ///
+    /// # Errors
+    /// [`VfioError::Reset`] when it has no method, none works, or what should be gone after a reset is still there.
+    fn reset_and_prove(&self) -> Result<ResetReport> {
+        self.reset()?;
+        Ok(ResetReport { method: None, evidence: ResetEvidence::LinuxReport })
+    }
     /// The file to tell KVM of (`KVM_DEV_VFIO_FILE_ADD`): the device's or its group's.
     fn kvm_file(&self) -> Option<BorrowedFd<'_>>;
+}
+
+/// How a function was reset, and how that is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResetReport {
+    /// The method; `None` when the Linux kernel chose it and does not say which.
+    pub method: Option<ResetStep>,
+    /// What shows that the function was reset.
+    pub evidence: ResetEvidence,
+}
+
+/// A step of the reset ladder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResetStep {
+    /// A reset of this function alone, or of the bus that it has to itself, by this method.
+    Function(ResetMethod),
+    /// A reset of the whole slot or bus with all functions on it (`VFIO_DEVICE_PCI_HOT_RESET`).
+    Hot,
+}
+
+impl fmt::Display for ResetStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Function(ResetMethod::DeviceSpecific) => "device_specific",
+            Self::Function(ResetMethod::Acpi) => "acpi",
+            Self::Function(ResetMethod::Flr) => "flr",
+            Self::Function(ResetMethod::AfFlr) => "af_flr",
+            Self::Function(ResetMethod::Pm) => "pm",
+            Self::Function(ResetMethod::Bus) => "bus",
+            Self::Function(ResetMethod::CxlBus) => "cxl_bus",
+            Self::Hot => "hot reset",
+        })
+    }
+}
+
+/// What shows that a function was reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResetEvidence {
+    /// This register held a value that the reset must undo, and it was undone.
+    Register(&'static str),
+    /// The Linux kernel reports success, and the function has no register that would show it.
+    LinuxReport,
 }
 
 /// What a device may do to a DMA range.
@@ -240,7 +325,8 @@ pub trait AddressSpace: fmt::Debug + Send + Sync {
     /// # Errors
     /// When the kernel refuses.
     fn entries_left(&self) -> Result<Option<u64>>;
-    /// Maps all of `memory` for DMA at `iova`, and keeps it until [`unmap`](Self::unmap).
+    /// Maps all of `memory` for DMA at `iova`, and keeps it until [`unmap`](Self::unmap). Mapping the same memory
+    /// there again, as each device of a guest does, only counts; it is unmapped when all have unmapped it.
     ///
     /// # Errors
     /// When the range is not mappable, too much memory is locked, or the kernel refuses. Nothing is mapped

@@ -2,10 +2,49 @@
 //!
 //! Two back ends do the same work behind one interface: iommufd with the device's own character device where
 //! the Linux kernel has them, group and container elsewhere. All system calls are in [`sys`].
+//!
+//! ```no_run
+//! use vm_passthrough::vfio::{self, AddressSpace as _, DeviceFile as _, DmaPermission, HostMemory};
+//! use vm_passthrough::{Host, PciAddress};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let host = Host::system();
+//! let address: PciAddress = "0000:65:00.0".parse()?; // claimed: bound to vfio-pci
+//! let space = vfio::open_space(&host, &[address], None)?;
+//! let device = vfio::open_device(&host, address, &space)?;
+//! space.map(0x10_0000, std::sync::Arc::new(HostMemory::new(4096)?), DmaPermission::ReadWrite)?;
+//! let mut id = [0; 4];
+//! device.read(vfio::CONFIG_REGION, 0, &mut id)?;
+//! device.close()?;
+//! space.close()?;
+//! # Ok(())
+//! # }
+//! ```
 
+mod device;
+pub mod dma;
+mod failure;
+mod group;
 mod interface;
+mod iommufd;
+mod open;
+mod parse;
+mod power;
+mod reset;
+mod space;
+mod sys;
 
+pub use device::{Presence, VfioDevice};
 pub use interface::{
     AddressSpace, Backend, DeviceFile, DeviceInfo, DmaPermission, IovaRange, IrqInfo, IrqTrigger, Mapping,
-    RegionInfo, Result, VfioError,
+    RegionInfo, ResetEvidence, ResetReport, ResetStep, Result, VfioError,
+};
+pub use open::{choose_backend, open_device, open_space};
+pub use space::Space;
+pub use sys::HostMemory;
+pub use vfio_bindings::bindings::vfio::{
+    VFIO_PCI_CONFIG_REGION_INDEX as CONFIG_REGION, VFIO_PCI_ERR_IRQ_INDEX as ERR_IRQ,
+    VFIO_PCI_INTX_IRQ_INDEX as INTX_IRQ, VFIO_PCI_MSI_IRQ_INDEX as MSI_IRQ,
+    VFIO_PCI_MSIX_IRQ_INDEX as MSIX_IRQ, VFIO_PCI_REQ_IRQ_INDEX as REQ_IRQ,
+    VFIO_PCI_ROM_REGION_INDEX as ROM_REGION,
 };

@@ -1,0 +1,383 @@
+//! An open VFIO device: its regions, interrupts and resets.
+
+use std::any::Any;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use rustix::io::{Errno, pread, pwrite};
+use vfio_bindings::bindings::vfio as uapi;
+
+use super::failure::{nonsense, system};
+use super::group::grown;
+use super::interface::{
+    DeviceFile, DeviceInfo, IrqInfo, IrqTrigger, Mapping, RegionInfo, ResetReport, Result, VfioError,
+};
+use super::parse::{self, HotResetInfo, Region};
+use super::space::{Seat, Space};
+use super::{power, reset, sys};
+use crate::PciAddress;
+
+/// Most vectors of an interrupt index: those of MSI-X (PCI Express Base 6.0, 7.7.2.2).
+const MAX_VECTORS: u32 = 2048;
+
+/// An open function, in the Linux kernel: what [`open_device`](super::open_device) gives.
+///
+/// Dropping it closes the function, which the Linux kernel then resets if it can, and takes its group out of the address
+/// space. That waits for the last [`Mapping`] of one of its regions; [`close`](Self::close) tells when one is left.
+pub struct VfioDevice {
+    inner: Arc<Inner>,
+}
+
+/// What a mapped region keeps open.
+struct Inner {
+    address: PciAddress,
+    name: String,
+    info: DeviceInfo,
+    regions: Vec<OnceLock<Region>>,
+    /// One bit for each interrupt index that has triggers.
+    triggered: AtomicU32,
+    identity: OnceLock<[u8; 8]>,
+    // The order matters: the file is closed before the seat is given up.
+    file: OwnedFd,
+    seat: Seat,
+}
+
+/// Whether a function is still there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// It answers as it did when it was opened.
+    Present,
+    /// It is in a sleep state in which it may not answer.
+    Asleep,
+    /// It is gone, or another one is in its place: what shows it.
+    Gone(String),
+}
+
+impl VfioDevice {
+    pub(super) fn open(address: PciAddress, file: OwnedFd, seat: Seat) -> Result<Self> {
+        const OPERATION: &str = "VFIO_DEVICE_GET_INFO";
+        let name = address.to_string();
+        let answer = sys::device::info(file.as_fd()).map_err(|error| system(OPERATION, &name, error))?;
+        let info = parse::device_info(&answer).map_err(|what| nonsense(OPERATION, &name, what))?;
+        let regions = (0..info.regions).map(|_| OnceLock::new()).collect();
+        let triggered = AtomicU32::new(0);
+        let identity = OnceLock::new();
+        let inner = Arc::new(Inner { address, name, info, regions, triggered, identity, file, seat });
+        let device = Self { inner };
+        device.wake()?;
+        let identity = device.read_identity()?;
+        // Nobody else has the value yet.
+        let _ = device.inner.identity.set(identity);
+        Ok(device)
+    }
+
+    /// Closes the function and takes its group out of the address space.
+    ///
+    /// # Errors
+    /// [`VfioError::Busy`] when somebody still holds the device or a mapping of it, which then closes it when dropped;
+    /// otherwise what the Linux kernel refused. It is closed even then.
+    pub fn close(self: Arc<Self>) -> Result<()> {
+        let address = self.inner.address;
+        let inner = Arc::into_inner(self).and_then(|device| Arc::into_inner(device.inner));
+        let Some(Inner { file, mut seat, .. }) = inner else {
+            return Err(VfioError::Busy {
+                what: address.to_string(),
+                reason: "it, or a mapping of one of its regions, is still in use; drop that first".into(),
+            });
+        };
+        drop(file);
+        seat.leave()
+    }
+
+    /// The address space that it is in.
+    pub fn space(&self) -> &Arc<Space> {
+        self.inner.seat.space()
+    }
+
+    /// Whether the function is still there.
+    ///
+    /// A function that was pulled may read as all ones or as zeros, vfio-pci goes on to report the vendor that it had,
+    /// and one that sleeps in D3cold reads as all ones too. So this compares what identifies the function with what
+    /// it was when it was opened, and asks sysfs whether it is asleep.
+    pub fn presence(&self) -> Presence {
+        if power::is_cold(self.space().host(), self.inner.address) {
+            return Presence::Asleep;
+        }
+        match (self.read_identity(), self.inner.identity.get()) {
+            (Ok(now), Some(then)) if now == *then => Presence::Present,
+            (Ok(now), Some(then)) => Presence::Gone(format!(
+                "class and subsystem read as {now:02x?}, and as {then:02x?} when it was opened"
+            )),
+            (Ok(_), None) => Presence::Present,
+            (Err(error), _) => Presence::Gone(error.to_string()),
+        }
+    }
+
+    /// Revision, class and subsystem: what vfio-pci does not answer from memory but asks the hardware for.
+    fn read_identity(&self) -> Result<[u8; 8]> {
+        let mut identity = [0; 8];
+        let (class, subsystem) = identity.split_at_mut(4);
+        self.read(uapi::VFIO_PCI_CONFIG_REGION_INDEX, 0x08, class)?;
+        self.read(uapi::VFIO_PCI_CONFIG_REGION_INDEX, 0x2c, subsystem)?;
+        Ok(identity)
+    }
+
+    /// Region `index`, asked for once.
+    fn region_of(&self, index: u32) -> Result<&Region> {
+        const OPERATION: &str = "VFIO_DEVICE_GET_REGION_INFO";
+        let inner = &*self.inner;
+        let Some(cell) = inner.regions.get(index as usize) else {
+            return Err(VfioError::OutOfRegion { region: index, offset: 0, len: 0 });
+        };
+        if let Some(region) = cell.get() {
+            return Ok(region);
+        }
+        let answer =
+            grown(|len| sys::device::region_info(inner.file.as_fd(), index, len), OPERATION, &inner.name);
+        let region = match answer {
+            Ok(answer) => parse::region(&answer, index, sys::page_size())
+                .map_err(|what| nonsense(OPERATION, &inner.name, what))?,
+            // vfio-pci's answer for a region that this device does not have, as the VGA one.
+            Err(VfioError::System { source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => {
+                Region::absent(index)
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(cell.get_or_init(|| region))
+    }
+
+    /// Where an access falls in the device's file.
+    fn locate(&self, index: u32, offset: u64, len: usize) -> Result<u64> {
+        let out = || VfioError::OutOfRegion { region: index, offset, len: len as u64 };
+        let region = self.region_of(index)?;
+        let end = offset.checked_add(len as u64).ok_or_else(out)?;
+        if end > region.info.size {
+            return Err(out());
+        }
+        region.offset.checked_add(offset).ok_or_else(out)
+    }
+
+    fn io_error(&self, operation: &'static str, error: Errno) -> VfioError {
+        system(operation, &self.inner.name, error.into())
+    }
+
+    fn short(&self, operation: &'static str, got: usize, wanted: usize) -> VfioError {
+        system(
+            operation,
+            &self.inner.name,
+            io::Error::new(io::ErrorKind::UnexpectedEof, format!("{got} of {wanted} bytes")),
+        )
+    }
+
+    pub(super) fn file(&self) -> BorrowedFd<'_> {
+        self.inner.file.as_fd()
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// What a hot reset would touch.
+    pub(super) fn hot_reset_info(&self) -> Result<HotResetInfo> {
+        const OPERATION: &str = "VFIO_DEVICE_GET_PCI_HOT_RESET_INFO";
+        let mut room = 8;
+        loop {
+            match sys::device::hot_reset_info(self.file(), room) {
+                Ok(answer) => {
+                    return parse::hot_reset_info(&answer)
+                        .map_err(|what| nonsense(OPERATION, self.name(), what));
+                }
+                Err(Ok(count)) if count > room && count <= parse::MAX_HOT_RESET => room = count,
+                Err(Ok(count)) => {
+                    return Err(nonsense(OPERATION, self.name(), format!("a set of {count} functions")));
+                }
+                Err(Err(error)) => return Err(system(OPERATION, self.name(), error)),
+            }
+        }
+    }
+
+    /// Resets the whole slot or bus. Every group in it must be open in the device's address space.
+    pub(super) fn hot_reset(&self, groups: &[Arc<OwnedFd>]) -> Result<()> {
+        let groups: Vec<_> = groups.iter().map(|group| group.as_fd()).collect();
+        sys::device::hot_reset(self.file(), &groups)
+            .map_err(|error| system("VFIO_DEVICE_PCI_HOT_RESET", self.name(), error))
+    }
+}
+
+impl fmt::Debug for VfioDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VfioDevice")
+            .field("address", &self.inner.address)
+            .field("info", &self.inner.info)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The length of the next access: the most bytes, up to `most`, that are naturally aligned at `offset`.
+fn piece(offset: u64, left: usize, most: usize) -> usize {
+    let mut len = most;
+    while len > 1 && (len > left || !offset.is_multiple_of(len as u64)) {
+        len /= 2;
+    }
+    len
+}
+
+/// The most bytes of one access to a region.
+fn most(region: u32) -> usize {
+    match region {
+        uapi::VFIO_PCI_CONFIG_REGION_INDEX => 4,
+        // Reading a ROM has no side effects, and it may be megabytes.
+        uapi::VFIO_PCI_ROM_REGION_INDEX => 1 << 16,
+        _ => 8,
+    }
+}
+
+impl DeviceFile for VfioDevice {
+    fn address(&self) -> PciAddress {
+        self.inner.address
+    }
+
+    fn info(&self) -> DeviceInfo {
+        self.inner.info
+    }
+
+    fn region(&self, index: u32) -> Result<RegionInfo> {
+        Ok(self.region_of(index)?.info.clone())
+    }
+
+    fn read(&self, region: u32, offset: u64, data: &mut [u8]) -> Result<()> {
+        let start = self.locate(region, offset, data.len())?;
+        let mut done = 0;
+        while let Some(rest) = data.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            let position = start + done as u64;
+            let len = piece(position, rest.len(), most(region));
+            match pread(self.file(), &mut rest[..len], position) {
+                Ok(got) if got == len => done += len,
+                Ok(got) => return Err(self.short("read", got, len)),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(self.io_error("read", error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, region: u32, offset: u64, data: &[u8]) -> Result<()> {
+        let start = self.locate(region, offset, data.len())?;
+        let mut done = 0;
+        while let Some(rest) = data.get(done..).filter(|rest| !rest.is_empty()) {
+            let position = start + done as u64;
+            let len = piece(position, rest.len(), most(region));
+            match pwrite(self.file(), &rest[..len], position) {
+                Ok(got) if got == len => done += len,
+                Ok(got) => return Err(self.short("write", got, len)),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(self.io_error("write", error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn map(&self, index: u32, offset: u64, len: u64) -> Result<Arc<dyn Mapping>> {
+        let out = || VfioError::OutOfRegion { region: index, offset, len };
+        let Region { info, offset: start } = self.region_of(index)?;
+        let end = offset.checked_add(len).filter(|_| len != 0).ok_or_else(out)?;
+        let inside = info.mappable.iter().any(|&(first, size)| offset >= first && end <= first + size);
+        if !inside || !offset.is_multiple_of(sys::page_size()) || !len.is_multiple_of(sys::page_size()) {
+            return Err(out());
+        }
+        let position = start.checked_add(offset).ok_or_else(out)?;
+        let keep: Arc<dyn Any + Send + Sync> = self.inner.clone();
+        let mapped = sys::MappedRegion::new(self.file(), position, len, info.readable, info.writable, keep);
+        mapped
+            .map(|mapped| Arc::new(mapped) as Arc<dyn Mapping>)
+            .map_err(|error| system("mmap", self.name(), error))
+    }
+
+    fn irq(&self, index: u32) -> Result<IrqInfo> {
+        const OPERATION: &str = "VFIO_DEVICE_GET_IRQ_INFO";
+        if index >= self.inner.info.irqs {
+            return Ok(IrqInfo { count: 0, eventfd: false, maskable: false, noresize: false });
+        }
+        let (flags, count) = match sys::device::irq_info(self.file(), index) {
+            Ok(answer) => answer,
+            // vfio-pci's answer for an index that this device does not have, as ERR without PCI Express.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => (0, 0),
+            Err(error) => return Err(system(OPERATION, self.name(), error)),
+        };
+        if count > MAX_VECTORS {
+            return Err(nonsense(OPERATION, self.name(), format!("{count} vectors")));
+        }
+        Ok(IrqInfo {
+            count,
+            eventfd: flags & uapi::VFIO_IRQ_INFO_EVENTFD != 0,
+            maskable: flags & uapi::VFIO_IRQ_INFO_MASKABLE != 0,
+            noresize: flags & uapi::VFIO_IRQ_INFO_NORESIZE != 0,
+        })
+    }
+
+    fn set_triggers(&self, index: u32, start: u32, triggers: &[IrqTrigger<'_>]) -> Result<()> {
+        const OPERATION: &str = "VFIO_DEVICE_SET_IRQS";
+        if triggers.is_empty() {
+            return Ok(());
+        }
+        let count = self.irq(index)?.count;
+        let len = u32::try_from(triggers.len()).unwrap_or(u32::MAX);
+        if start.checked_add(len).is_none_or(|end| end > count) {
+            return Err(VfioError::System {
+                operation: OPERATION,
+                path: self.name().into(),
+                source: io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    format!("vectors {start} to {} of {count}", u64::from(start) + u64::from(len)),
+                ),
+                remedy: "enable no more vectors than the function has",
+            });
+        }
+        let eventfds = triggers.iter().map(|trigger| match trigger {
+            IrqTrigger::Eventfd(fd) => Some(*fd),
+            IrqTrigger::None => None,
+        });
+        sys::device::set_eventfds(self.file(), index, start, eventfds)
+            .map_err(|error| system(OPERATION, self.name(), error))?;
+        self.inner.triggered.fetch_or(bit(index), Ordering::AcqRel);
+        Ok(())
+    }
+
+    fn disable_irqs(&self, index: u32) -> Result<()> {
+        // The Linux kernel refuses to disable what is not enabled.
+        if self.inner.triggered.load(Ordering::Acquire) & bit(index) == 0 {
+            return Ok(());
+        }
+        sys::device::disable_irqs(self.file(), index)
+            .map_err(|error| system("VFIO_DEVICE_SET_IRQS", self.name(), error))?;
+        self.inner.triggered.fetch_and(!bit(index), Ordering::AcqRel);
+        Ok(())
+    }
+
+    fn reset(&self) -> Result<()> {
+        reset::reset_once(self)
+    }
+
+    fn wake(&self) -> Result<()> {
+        power::wake(self.space().host(), self)
+    }
+
+    fn reset_and_prove(&self) -> Result<ResetReport> {
+        reset::ladder(self.space().host(), self)
+    }
+
+    fn kvm_file(&self) -> Option<BorrowedFd<'_>> {
+        match &self.inner.seat.group {
+            Some((_, group)) => Some(group.as_fd()),
+            None => Some(self.file()),
+        }
+    }
+}
+
+/// The bit of an interrupt index in the set of those that have triggers. There are at most 32 indexes.
+fn bit(index: u32) -> u32 {
+    1u32.checked_shl(index).unwrap_or(0)
+}

@@ -1,0 +1,266 @@
+//! The back end of a group and a container: `/dev/vfio/GROUP` and `/dev/vfio/vfio`.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use vfio_bindings::bindings::vfio as uapi;
+
+use super::dma::Ledger;
+use super::failure::{nonsense, system};
+use super::interface::{DmaPermission, Mapping, Result, VfioError};
+use super::parse::{self, IommuInfo};
+use super::sys;
+use crate::{Host, PciAddress};
+
+/// A container. It translates only while a group is in it; with the last group the Linux kernel drops all mappings.
+#[derive(Debug)]
+pub(super) struct Container {
+    fd: OwnedFd,
+    path: String,
+    groups: BTreeMap<u32, Group>,
+}
+
+#[derive(Debug)]
+struct Group {
+    fd: Arc<OwnedFd>,
+    path: String,
+    /// Open devices.
+    devices: usize,
+}
+
+/// A device that was opened through its group.
+pub(super) struct Opened {
+    pub(super) file: OwnedFd,
+    pub(super) group: u32,
+    pub(super) group_fd: Arc<OwnedFd>,
+}
+
+pub(super) fn open_node(path: &Path) -> io::Result<OwnedFd> {
+    // Opened close-on-exec, as std does.
+    OpenOptions::new().read(true).write(true).open(path).map(|file: File| file.into())
+}
+
+impl Container {
+    pub(super) fn open(host: &Host) -> Result<Self> {
+        let node = host.dev.join("vfio/vfio");
+        let path = node.display().to_string();
+        let fd = open_node(&node).map_err(|error| system("open", &path, error))?;
+        let version = sys::group::api_version(fd.as_fd())
+            .map_err(|error| system("VFIO_GET_API_VERSION", &path, error))?;
+        if version != uapi::VFIO_API_VERSION as i32 {
+            return Err(nonsense("VFIO_GET_API_VERSION", &path, format!("version {version}")));
+        }
+        let type1 = sys::group::has_extension(fd.as_fd(), uapi::VFIO_TYPE1v2_IOMMU)
+            .map_err(|error| system("VFIO_CHECK_EXTENSION", &path, error))?;
+        if !type1 {
+            return Err(VfioError::System {
+                operation: "VFIO_CHECK_EXTENSION",
+                path,
+                source: io::ErrorKind::Unsupported.into(),
+                remedy: "load the module vfio_iommu_type1",
+            });
+        }
+        Ok(Self { fd, path, groups: BTreeMap::new() })
+    }
+
+    pub(super) fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Whether the Linux kernel has an address space behind it now.
+    fn translates(&self) -> bool {
+        !self.groups.is_empty()
+    }
+
+    /// What the IOMMU can do; `None` while no group is in it.
+    pub(super) fn info(&self) -> Result<Option<IommuInfo>> {
+        const OPERATION: &str = "VFIO_IOMMU_GET_INFO";
+        if !self.translates() {
+            return Ok(None);
+        }
+        let answer = grown(|len| sys::group::iommu_info(self.fd.as_fd(), len), OPERATION, &self.path)?;
+        let info = parse::iommu_info(&answer, sys::page_size());
+        info.map(Some).map_err(|what| nonsense(OPERATION, &self.path, what))
+    }
+
+    /// Maps in the Linux kernel; does nothing while no group is in it, as the first to join maps all.
+    pub(super) fn map(
+        &self,
+        host: &Host,
+        iova: u64,
+        memory: &dyn Mapping,
+        permission: DmaPermission,
+    ) -> Result<()> {
+        if !self.translates() {
+            return Ok(());
+        }
+        self.map_now(host, iova, memory, permission)
+    }
+
+    fn map_now(&self, host: &Host, iova: u64, memory: &dyn Mapping, permission: DmaPermission) -> Result<()> {
+        let writable = permission == DmaPermission::ReadWrite;
+        sys::group::map_dma(self.fd.as_fd(), iova, memory.address(), memory.len(), writable)
+            .map_err(|error| super::failure::map(host, "VFIO_IOMMU_MAP_DMA", &self.path, memory.len(), error))
+    }
+
+    pub(super) fn unmap(&self, iova: u64, len: u64) -> Result<()> {
+        const OPERATION: &str = "VFIO_IOMMU_UNMAP_DMA";
+        if !self.translates() {
+            return Ok(());
+        }
+        let unmapped = sys::group::unmap_dma(self.fd.as_fd(), iova, len)
+            .map_err(|error| system(OPERATION, &self.path, error))?;
+        if unmapped != len {
+            return Err(nonsense(OPERATION, &self.path, format!("{unmapped:#x} bytes instead of {len:#x}")));
+        }
+        Ok(())
+    }
+
+    /// Opens a function through its group, which joins the container if it is not in it yet. The first group to
+    /// join gets all that `ledger` holds mapped.
+    pub(super) fn open_device(
+        &mut self,
+        host: &Host,
+        address: PciAddress,
+        number: u32,
+        ledger: &Ledger,
+    ) -> Result<Opened> {
+        if !self.groups.contains_key(&number) {
+            self.join(host, address, number, ledger)?;
+        }
+        let btree_map::Entry::Occupied(mut entry) = self.groups.entry(number) else {
+            return Err(VfioError::Unavailable { address, reason: format!("group {number} did not join") });
+        };
+        let group = entry.get_mut();
+        match sys::group::open_device(group.fd.as_fd(), &address.to_string()) {
+            Ok(file) => {
+                group.devices += 1;
+                Ok(Opened { file, group: number, group_fd: group.fd.clone() })
+            }
+            Err(error) => {
+                let error = system("VFIO_GROUP_GET_DEVICE_FD", &address.to_string(), error);
+                if group.devices == 0
+                    && let Err(error) = self.remove(number)
+                {
+                    tracing::error!(group = number, %error, "could not undo joining a container");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn join(&mut self, host: &Host, address: PciAddress, number: u32, ledger: &Ledger) -> Result<()> {
+        let node = host.dev.join("vfio").join(number.to_string());
+        let path = node.display().to_string();
+        let fd = open_node(&node).map_err(|error| system("open", &path, error))?;
+        let status = sys::group::group_status(fd.as_fd())
+            .map_err(|error| system("VFIO_GROUP_GET_STATUS", &path, error))?;
+        if status & uapi::VFIO_GROUP_FLAGS_VIABLE == 0 {
+            return Err(VfioError::Unavailable { address, reason: not_viable(host, address, number) });
+        }
+        if status & uapi::VFIO_GROUP_FLAGS_CONTAINER_SET != 0 {
+            return Err(VfioError::Unavailable {
+                address,
+                reason: format!("group {number} is in another container; close that one first"),
+            });
+        }
+        let first = !self.translates();
+        sys::group::set_container(fd.as_fd(), self.fd.as_fd())
+            .map_err(|error| system("VFIO_GROUP_SET_CONTAINER", &path, error))?;
+        self.groups.insert(number, Group { fd: Arc::new(fd), path, devices: 0 });
+        if !first {
+            return Ok(());
+        }
+        let ready = self.set_iommu().and_then(|()| self.map_all(host, ledger));
+        if ready.is_err()
+            && let Err(error) = self.remove(number)
+        {
+            tracing::error!(group = number, %error, "could not undo joining a container");
+        }
+        ready
+    }
+
+    fn set_iommu(&self) -> Result<()> {
+        sys::group::set_iommu(self.fd.as_fd(), uapi::VFIO_TYPE1v2_IOMMU)
+            .map_err(|error| system("VFIO_SET_IOMMU", &self.path, error))
+    }
+
+    /// Maps what was asked for while no group was in the container. On a failure the group leaves again, which
+    /// unmaps all.
+    fn map_all(&self, host: &Host, ledger: &Ledger) -> Result<()> {
+        for (iova, entry) in ledger.iter() {
+            let info = self.info()?.unwrap_or_else(|| IommuInfo::unlimited(sys::page_size()));
+            super::dma::check_range(iova, &*entry.memory, info.page, &info.ranges, info.entries_left)?;
+            self.map_now(host, iova, &*entry.memory, entry.permission)?;
+        }
+        Ok(())
+    }
+
+    /// One device of a group was closed; with its last device the group leaves the container and can be given back
+    /// to the host's drivers.
+    pub(super) fn leave(&mut self, number: u32) -> Result<()> {
+        let Some(group) = self.groups.get_mut(&number) else { return Ok(()) };
+        group.devices = group.devices.saturating_sub(1);
+        if group.devices > 0 { Ok(()) } else { self.remove(number) }
+    }
+
+    fn remove(&mut self, number: u32) -> Result<()> {
+        let Some(group) = self.groups.remove(&number) else { return Ok(()) };
+        sys::group::unset_container(group.fd.as_fd())
+            .map_err(|error| system("VFIO_GROUP_UNSET_CONTAINER", &group.path, error))
+    }
+
+    /// The open groups with these numbers, for a hot reset; `Err` with the first that is not open here.
+    pub(super) fn group_fds(&self, numbers: &[u32]) -> Result<Vec<Arc<OwnedFd>>, u32> {
+        numbers
+            .iter()
+            .map(|number| self.groups.get(number).map(|group| group.fd.clone()).ok_or(*number))
+            .collect()
+    }
+}
+
+/// Asks with more and more room until the answer fits.
+pub(super) fn grown(
+    ask: impl Fn(usize) -> io::Result<Vec<u8>>,
+    operation: &'static str,
+    path: &str,
+) -> Result<Vec<u8>> {
+    let mut len = 0;
+    for _ in 0..8 {
+        let answer = ask(len).map_err(|error| system(operation, path, error))?;
+        let wanted = parse::wanted_size(&answer).map_err(|what| nonsense(operation, path, what))?;
+        if wanted <= answer.len() {
+            return Ok(answer);
+        }
+        len = wanted;
+    }
+    Err(nonsense(operation, path, "a size that grows with every question".into()))
+}
+
+/// Which functions of a group keep it from being used, and their drivers.
+fn not_viable(host: &Host, address: PciAddress, number: u32) -> String {
+    let mut blockers = Vec::new();
+    let devices = host.pci_device(address).join("iommu_group/devices");
+    for entry in std::fs::read_dir(devices).into_iter().flatten().flatten() {
+        let driver = std::fs::read_link(entry.path().join("driver")).ok();
+        let driver =
+            driver.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
+        if let Some(driver) = driver
+            && !driver.contains("vfio")
+            && driver != "pcieport"
+            && driver != "pci-stub"
+        {
+            blockers.push(format!("{} (driver {driver})", entry.file_name().to_string_lossy()));
+        }
+    }
+    blockers.sort();
+    let blockers = if blockers.is_empty() { "a function that is not".into() } else { blockers.join(", ") };
+    format!(
+        "group {number} is not viable: every function in it must be bound to vfio-pci or to none; claim {blockers}"
+    )
+}

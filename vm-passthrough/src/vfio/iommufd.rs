@@ -1,0 +1,125 @@
+//! The back end of iommufd: `/dev/iommu` and a device's own node, `/dev/vfio/devices/vfioN`.
+
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::PathBuf;
+
+use super::failure::{nonsense, system};
+use super::group::open_node;
+use super::interface::{DmaPermission, Mapping, Result, VfioError};
+use super::parse::{self, IommuInfo};
+use super::sys;
+use crate::{Host, PciAddress};
+
+/// An I/O address space of iommufd. It keeps its mappings with or without devices.
+#[derive(Debug)]
+pub(super) struct Ioas {
+    fd: OwnedFd,
+    path: String,
+    id: u32,
+}
+
+impl Ioas {
+    pub(super) fn open(host: &Host) -> Result<Self> {
+        let node = host.dev.join("iommu");
+        let path = node.display().to_string();
+        let fd = open_node(&node).map_err(|error| system("open", &path, error))?;
+        let id =
+            sys::iommufd::alloc_ioas(fd.as_fd()).map_err(|error| system("IOMMU_IOAS_ALLOC", &path, error))?;
+        Ok(Self { fd, path, id })
+    }
+
+    pub(super) fn path(&self) -> &str {
+        &self.path
+    }
+
+    pub(super) fn info(&self) -> Result<IommuInfo> {
+        const OPERATION: &str = "IOMMU_IOAS_IOVA_RANGES";
+        /// Most ranges that an answer may have.
+        const MAX_RANGES: u32 = (parse::MAX_ANSWER / 16) as u32;
+        let mut room = 16;
+        for _ in 0..8 {
+            let answer = sys::iommufd::iova_ranges(self.fd.as_fd(), self.id, room)
+                .map_err(|error| system(OPERATION, &self.path, error))?;
+            if answer.count > MAX_RANGES {
+                return Err(nonsense(OPERATION, &self.path, format!("{} ranges", answer.count)));
+            }
+            if answer.count > room {
+                room = answer.count;
+                continue;
+            }
+            let ranges =
+                parse::iova_ranges(answer.ranges).map_err(|what| nonsense(OPERATION, &self.path, what))?;
+            if answer.alignment > 1 && !answer.alignment.is_power_of_two() {
+                return Err(nonsense(
+                    OPERATION,
+                    &self.path,
+                    format!("an alignment of {:#x}", answer.alignment),
+                ));
+            }
+            return Ok(IommuInfo {
+                page: answer.alignment.max(sys::page_size()),
+                ranges,
+                entries_left: None,
+            });
+        }
+        Err(nonsense(OPERATION, &self.path, "a count that grows with every question".into()))
+    }
+
+    pub(super) fn map(
+        &self,
+        host: &Host,
+        iova: u64,
+        memory: &dyn Mapping,
+        permission: DmaPermission,
+    ) -> Result<()> {
+        let writable = permission == DmaPermission::ReadWrite;
+        sys::iommufd::map(self.fd.as_fd(), self.id, iova, memory.address(), memory.len(), writable)
+            .map_err(|error| super::failure::map(host, "IOMMU_IOAS_MAP", &self.path, memory.len(), error))
+    }
+
+    pub(super) fn unmap(&self, iova: u64, len: u64) -> Result<()> {
+        const OPERATION: &str = "IOMMU_IOAS_UNMAP";
+        let unmapped = sys::iommufd::unmap(self.fd.as_fd(), self.id, iova, len)
+            .map_err(|error| system(OPERATION, &self.path, error))?;
+        if unmapped != len {
+            return Err(nonsense(OPERATION, &self.path, format!("{unmapped:#x} bytes instead of {len:#x}")));
+        }
+        Ok(())
+    }
+
+    /// Opens a function by its own node, binds it to the iommufd and attaches it to the address space.
+    pub(super) fn open_device(&self, host: &Host, address: PciAddress) -> Result<OwnedFd> {
+        let node = device_node(host, address).ok_or_else(|| VfioError::Unavailable {
+            address,
+            reason: "it has no node of its own (vfio-dev in its sysfs directory): claim it for vfio-pci first, or \
+                     use the group back end where the Linux kernel is built without CONFIG_VFIO_DEVICE_CDEV"
+                .into(),
+        })?;
+        let path = node.display().to_string();
+        let file = open_node(&node).map_err(|error| system("open", &path, error))?;
+        sys::iommufd::bind(file.as_fd(), self.fd.as_fd())
+            .map_err(|error| system("VFIO_DEVICE_BIND_IOMMUFD", &path, error))?;
+        sys::iommufd::attach(file.as_fd(), self.id)
+            .map_err(|error| system("VFIO_DEVICE_ATTACH_IOMMUFD_PT", &path, error))?;
+        Ok(file)
+    }
+
+    /// Gives the address space back to the Linux kernel, which refuses while a device is attached.
+    pub(super) fn destroy(&self) -> Result<()> {
+        sys::iommufd::destroy(self.fd.as_fd(), self.id)
+            .map_err(|error| system("IOMMU_DESTROY", &self.path, error))
+    }
+}
+
+/// A function's own node, `/dev/vfio/devices/vfioN`; `None` where it is not bound to a VFIO driver or the Linux
+/// kernel makes none.
+pub(super) fn device_node(host: &Host, address: PciAddress) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(host.pci_device(address).join("vfio-dev")).ok()?;
+    entries.flatten().find_map(|entry| {
+        let name = entry.file_name();
+        let number = name.to_str()?.strip_prefix("vfio")?;
+        let node = host.dev.join("vfio/devices").join(&name);
+        // Without the character device the directory exists, but neither its number nor the node.
+        (number.parse::<u32>().is_ok() && entry.path().join("dev").exists() && node.exists()).then_some(node)
+    })
+}

@@ -1,0 +1,398 @@
+//! Resets a function and proves it.
+//!
+//! # The ladder
+//! First the function's own methods, in the order that sysfs `reset_method` has them (the Linux kernel's default is
+//! device-specific, ACPI, FLR, AF FLR, PM, bus); then, where the whole slot or bus is ours and nothing else on it is in
+//! use, a hot reset of all functions there. The first step that works and is not refuted ends it.
+//!
+//! # The proof
+//! That a reset "succeeded" says only that the Linux kernel went through the motions: FLR is known to do nothing on some
+//! devices. And the obvious places to look at show nothing: the Linux kernel saves the whole header of config space,
+//! BARs and Command included, before a reset and restores it afterwards, with most of the PCI Express capability; and
+//! vfio-pci answers BARs, Interrupt Line, and the MSI and MSI-X registers from a copy of its own. What is left are
+//! registers in the hardware that the Linux kernel neither saves nor virtualises while interrupts are disabled. So a
+//! marker is put into one of them, past vfio-pci, through the function's `config` file in sysfs, and it must be gone
+//! afterwards:
+//!
+//! 1. MSI-X Function Mask, which a reset clears (PCI Express Base 6.0, 7.7.2.2).
+//! 2. MSI Mask bit of vector 0, where vectors can be masked; a reset clears it (7.7.1.7).
+//! 3. MSI Message Data. Its value after a reset is not specified. When the marker is gone, something reset the function;
+//!    when it is still there, that refutes nothing.
+//!
+//! All three are without effect while MSI and MSI-X are disabled, which is checked, and the old value is put back when
+//! the marker survives. A surviving marker of the first two kinds refutes the reset. A function that has none of these
+//! registers (or a Linux kernel in lockdown mode, which forbids such writes, or a process without the rights) leaves
+//! only the Linux kernel's word: [`ResetEvidence::LinuxReport`].
+//!
+//! This proves that the reset reached the function's config logic, which is what an FLR, a transition through D3hot and a
+//! bus reset have in common. It does not prove that firmware behind it, in a GPU's microcontrollers for instance, is in
+//! its first state; only the device's driver can tell.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use super::failure::system;
+use super::interface::{DeviceFile, ResetEvidence, ResetReport, ResetStep, Result, VfioError};
+use super::{INTX_IRQ, MSI_IRQ, MSIX_IRQ, VfioDevice, power, sys};
+use crate::pci::ResetMethod;
+use crate::{Host, PciAddress};
+
+/// How long a reset is tried again while the Linux kernel has the device locked for something else.
+const LOCKED_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long a write to `reset_method` may take.
+const SYSFS_DEADLINE: Duration = Duration::from_secs(5);
+
+const MSI: u8 = 0x05;
+const MSIX: u8 = 0x11;
+
+/// `VFIO_DEVICE_RESET`, again while the Linux kernel says that the device is locked.
+pub(super) fn reset_once(device: &VfioDevice) -> Result<()> {
+    let deadline = Instant::now() + LOCKED_DEADLINE;
+    loop {
+        match sys::device::reset(device.file()) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline => {
+                sleep(Duration::from_millis(20));
+            }
+            answer => return answer.map_err(|error| system("VFIO_DEVICE_RESET", device.name(), error)),
+        }
+    }
+}
+
+/// What became of one step.
+enum Outcome {
+    /// It worked, as this shows.
+    Reset(ResetEvidence),
+    /// It did not, or it is refuted.
+    Failed(String),
+}
+
+/// Resets a function by the first step of the ladder that works.
+pub(super) fn ladder(host: &Host, device: &VfioDevice) -> Result<ResetReport> {
+    let address = device.address();
+    for index in [INTX_IRQ, MSI_IRQ, MSIX_IRQ] {
+        device.disable_irqs(index)?;
+    }
+    let mut failures = Vec::new();
+    let methods = Methods::read(host, address);
+    // Every method must be asked for by VFIO_DEVICE_RESET, which does not say which one it used: the first of the list.
+    if device.info().reset {
+        let steps = methods.steps();
+        for (position, step) in steps.iter().enumerate() {
+            // The first needs no change to the list; one further down is made the only one.
+            if position > 0 {
+                let Some(method) = *step else { continue };
+                if let Err(error) = methods.restrict(host, method) {
+                    failures.push(format!("{}: {error}", name(*step)));
+                    continue;
+                }
+            }
+            match attempt(host, device, &[], || reset_once(device)).0 {
+                Outcome::Reset(evidence) => {
+                    methods.restore(host);
+                    return Ok(ResetReport { method: step.map(ResetStep::Function), evidence });
+                }
+                Outcome::Failed(why) => failures.push(format!("{}: {why}", name(*step))),
+            }
+        }
+        methods.restore(host);
+    } else {
+        failures.push("it has no reset of its own".into());
+    }
+    if let Some(evidence) = device.space().take_fresh(address) {
+        return Ok(ResetReport { method: Some(ResetStep::Hot), evidence });
+    }
+    match hot_reset(host, device) {
+        Ok(Outcome::Reset(evidence)) => Ok(ResetReport { method: Some(ResetStep::Hot), evidence }),
+        Ok(Outcome::Failed(why)) | Err(why) => {
+            failures.push(format!("hot reset: {why}"));
+            let reason = format!(
+                "{}; it may hold state of its last user: give it to no other guest before a power cycle",
+                failures.join("; ")
+            );
+            Err(VfioError::Reset { address, reason })
+        }
+    }
+}
+
+fn name(method: Option<ResetMethod>) -> String {
+    method
+        .map_or_else(|| "the Linux kernel's choice".into(), |method| ResetStep::Function(method).to_string())
+}
+
+/// Resets all of the function's slot or bus; `Err` with the reason why that may not be done.
+fn hot_reset(host: &Host, device: &VfioDevice) -> Result<Outcome, String> {
+    let info = device.hot_reset_info().map_err(|error| error.to_string())?;
+    let set: Vec<_> = info.functions.iter().map(|&(function, _)| function).collect();
+    if !set.contains(&device.address()) {
+        return Err("the Linux kernel's set does not have the function itself".into());
+    }
+    let groups = match info.owned {
+        Some(true) => Vec::new(),
+        Some(false) => {
+            return Err(
+                "another process or driver has a function of the same slot or bus; claim them all".into()
+            );
+        }
+        None => {
+            let mut numbers: Vec<_> = info.functions.iter().map(|&(_, group)| group).collect();
+            numbers.sort_unstable();
+            numbers.dedup();
+            device.space().group_fds(&numbers).map_err(|group| {
+                format!("it would also reset group {group}, which this guest does not have")
+            })?
+        }
+    };
+    let others: Vec<_> = set.iter().copied().filter(|&other| other != device.address()).collect();
+    device
+        .space()
+        .with_set(device.address(), &set, || attempt(host, device, &others, || device.hot_reset(&groups)))
+        .map_err(|open| format!("it would also reset {open}, which is in use"))
+}
+
+/// Puts in markers, resets, and looks at the markers; of `others`, which the reset is to reach too, those that it is
+/// shown or said to have reached come back.
+fn attempt(
+    host: &Host,
+    device: &VfioDevice,
+    others: &[PciAddress],
+    reset: impl FnOnce() -> Result<()>,
+) -> (Outcome, Vec<(PciAddress, ResetEvidence)>) {
+    let marker = Marker::put(host, device.address());
+    let other_markers: Vec<_> = others.iter().map(|&other| (other, Marker::put(host, other))).collect();
+    let done = reset().and_then(|()| power::wait_until_it_answers(device, power::deadline()));
+    let done = done.and_then(|()| power::wake(host, device));
+    if let Err(error) = done {
+        marker
+            .into_iter()
+            .chain(other_markers.into_iter().filter_map(|(_, marker)| marker))
+            .for_each(Marker::undo);
+        return (Outcome::Failed(error.to_string()), Vec::new());
+    }
+    let outcome = match judge(marker) {
+        Ok(evidence) => Outcome::Reset(evidence),
+        Err(why) => Outcome::Failed(why),
+    };
+    let fresh = other_markers
+        .into_iter()
+        .filter_map(|(other, marker)| judge(marker).ok().map(|evidence| (other, evidence)))
+        .collect();
+    (outcome, fresh)
+}
+
+/// What a marker shows after a reset that the Linux kernel reports as done.
+fn judge(marker: Option<Marker>) -> Result<ResetEvidence, String> {
+    let Some(marker) = marker else { return Ok(ResetEvidence::LinuxReport) };
+    let (register, decisive) = (marker.register, marker.decisive);
+    match marker.is_gone() {
+        Ok(true) => Ok(ResetEvidence::Register(register)),
+        Ok(false) => {
+            marker.undo();
+            if decisive {
+                Err(format!(
+                    "the Linux kernel reports success, but {register} kept its value, so nothing was reset"
+                ))
+            } else {
+                Ok(ResetEvidence::LinuxReport)
+            }
+        }
+        Err(error) => Err(format!("{register} can't be read afterwards: {error}")),
+    }
+}
+
+/// A value in a register that a reset must undo.
+struct Marker {
+    config: File,
+    register: &'static str,
+    /// Whether it is specified that a reset undoes it.
+    decisive: bool,
+    offset: u64,
+    old: u16,
+    /// The bits that were changed.
+    changed: u16,
+}
+
+impl Marker {
+    /// Puts a marker into the first register that takes one.
+    fn put(host: &Host, address: PciAddress) -> Option<Self> {
+        let path = host.pci_device(address).join("config");
+        let config = match OpenOptions::new().read(true).write(true).open(&path) {
+            Ok(config) => config,
+            Err(error) => {
+                tracing::debug!(%address, %error, "resets can't be proved without access to config space in sysfs");
+                return None;
+            }
+        };
+        let candidates = match candidates(&mut |offset| read_u16(&config, offset)) {
+            Ok(candidates) => candidates,
+            Err(error) => {
+                tracing::debug!(%address, %error, "config space in sysfs can't be read");
+                return None;
+            }
+        };
+        for Candidate { register, decisive, offset, changed } in candidates {
+            let Ok(old) = read_u16(&config, offset) else { continue };
+            if let Err(error) = write_u16(&config, offset, old ^ changed) {
+                tracing::debug!(%address, register, %error, "a marker can't be written");
+                continue;
+            }
+            // A register that does not take the whole marker is left as it was.
+            if read_u16(&config, offset).is_ok_and(|now| now == old ^ changed) {
+                return Some(Self { config, register, decisive, offset, old, changed });
+            }
+            if let Err(error) = write_u16(&config, offset, old) {
+                tracing::warn!(%address, register, %error, "could not take a marker back");
+            }
+        }
+        None
+    }
+
+    fn is_gone(&self) -> io::Result<bool> {
+        let now = read_u16(&self.config, self.offset)?;
+        Ok((now ^ self.old) & self.changed != self.changed)
+    }
+
+    /// Puts the old value back.
+    fn undo(self) {
+        if let Err(error) = write_u16(&self.config, self.offset, self.old) {
+            tracing::warn!(register = self.register, %error, "could not take a marker back");
+        }
+    }
+}
+
+fn read_u16(config: &File, offset: u64) -> io::Result<u16> {
+    let mut value = [0; 2];
+    config.read_exact_at(&mut value, offset)?;
+    Ok(u16::from_le_bytes(value))
+}
+
+fn write_u16(config: &File, offset: u64, value: u16) -> io::Result<()> {
+    config.write_all_at(&value.to_le_bytes(), offset)
+}
+
+/// A register that may take a marker.
+#[derive(Debug, PartialEq, Eq)]
+struct Candidate {
+    register: &'static str,
+    decisive: bool,
+    offset: u64,
+    changed: u16,
+}
+
+/// The registers of a function that may take a marker, best first. The walk ends after as many steps as capabilities
+/// fit into config space.
+fn candidates(read: &mut dyn FnMut(u64) -> io::Result<u16>) -> io::Result<Vec<Candidate>> {
+    let mut candidates = Vec::new();
+    if read(0x06)? & 1 << 4 == 0 {
+        return Ok(candidates);
+    }
+    let mut offset = u64::from(read(0x34)? & 0xfc);
+    for _ in 0..(256 - 64) / 4 {
+        if offset < 0x40 {
+            break;
+        }
+        let [id, next] = read(offset)?.to_le_bytes();
+        match id {
+            0xff => break,
+            MSIX => {
+                let control = read(offset + 2)?;
+                // Bit 15 enables MSI-X, bit 14 masks the function.
+                if control & 0xc000 == 0 {
+                    let register = "MSI-X Function Mask";
+                    candidates.push(Candidate {
+                        register,
+                        decisive: true,
+                        offset: offset + 2,
+                        changed: 1 << 14,
+                    });
+                }
+            }
+            MSI => msi_candidates(offset, read, &mut candidates)?,
+            _ => {}
+        }
+        offset = u64::from(next & 0xfc);
+    }
+    candidates.sort_by_key(|candidate| !candidate.decisive);
+    Ok(candidates)
+}
+
+/// The registers of an MSI capability at `offset` that may take a marker.
+fn msi_candidates(
+    offset: u64,
+    read: &mut dyn FnMut(u64) -> io::Result<u16>,
+    candidates: &mut Vec<Candidate>,
+) -> io::Result<()> {
+    let control = read(offset + 2)?;
+    // Bit 0 enables MSI, bit 7 says that addresses have 64 bits, bit 8 that vectors can be masked.
+    if control & 1 != 0 {
+        return Ok(());
+    }
+    let data = offset + if control & 1 << 7 == 0 { 0x08 } else { 0x0c };
+    if data + 6 > 256 {
+        return Ok(());
+    }
+    if control & 1 << 8 != 0 && read(data + 4)? & 1 == 0 {
+        candidates.push(Candidate { register: "MSI Mask", decisive: true, offset: data + 4, changed: 1 });
+    }
+    candidates.push(Candidate {
+        register: "MSI Message Data",
+        decisive: false,
+        offset: data,
+        changed: 0x5aa5,
+    });
+    Ok(())
+}
+
+/// The function's own reset methods, as sysfs has them.
+struct Methods {
+    path: std::path::PathBuf,
+    /// The list as it was; `None` where the Linux kernel (before 5.15) does not show it.
+    text: Option<String>,
+    restricted: std::cell::Cell<bool>,
+}
+
+impl Methods {
+    fn read(host: &Host, address: PciAddress) -> Self {
+        let path = host.pci_device(address).join("reset_method");
+        let text = std::fs::read_to_string(&path).ok().map(|text| text.trim().to_owned());
+        Self { path, text, restricted: false.into() }
+    }
+
+    /// The methods in order; one unnamed where the Linux kernel does not tell.
+    fn steps(&self) -> Vec<Option<ResetMethod>> {
+        let steps: Vec<_> = self.text.iter().flat_map(|text| text.split_whitespace()).map(method).collect();
+        if steps.is_empty() { vec![None] } else { steps }
+    }
+
+    /// Makes `method` the only one.
+    fn restrict(&self, host: &Host, method: ResetMethod) -> io::Result<()> {
+        self.restricted.set(true);
+        host.writer().write(&self.path, &ResetStep::Function(method).to_string(), SYSFS_DEADLINE)
+    }
+
+    /// Puts the list back as it was.
+    fn restore(&self, host: &Host) {
+        if let Some(text) = self.text.as_deref().filter(|_| self.restricted.replace(false))
+            && let Err(error) = host.writer().write(&self.path, text, SYSFS_DEADLINE)
+        {
+            tracing::error!(path = %self.path.display(), %error, "could not put the reset methods back");
+        }
+    }
+}
+
+/// A method by its name in sysfs.
+fn method(name: &str) -> Option<ResetMethod> {
+    Some(match name {
+        "device_specific" => ResetMethod::DeviceSpecific,
+        "acpi" => ResetMethod::Acpi,
+        "flr" => ResetMethod::Flr,
+        "af_flr" => ResetMethod::AfFlr,
+        "pm" => ResetMethod::Pm,
+        "bus" => ResetMethod::Bus,
+        "cxl_bus" => ResetMethod::CxlBus,
+        _ => return None,
+    })
+}

@@ -1,0 +1,291 @@
+//! The DMA address space of one guest, on either back end.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::dma::{self, Ledger, Plan, Release};
+use super::group::{Container, Opened};
+use super::interface::{
+    AddressSpace, Backend, DmaPermission, IovaRange, Mapping, ResetEvidence, Result, VfioError,
+};
+use super::iommufd::Ioas;
+use super::parse::IommuInfo;
+use super::sys;
+use crate::{Host, PciAddress};
+
+/// The DMA address space of one guest, in the Linux kernel: what [`open_space`](super::open_space) gives.
+///
+/// Devices join with [`open_device`](super::open_device), at any time and from any group, and leave when they are
+/// closed. Mappings outlast them: on the group back end, where the Linux kernel drops all mappings with the last
+/// group, they are made anew for the next device that joins.
+///
+/// Dropping it unmaps all and closes the files; [`close`](Self::close) does so too and tells what failed.
+#[derive(Debug)]
+pub struct Space {
+    host: Host,
+    backend: Backend,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    engine: Engine,
+    ledger: Ledger,
+    /// Open functions.
+    open: BTreeSet<PciAddress>,
+    /// Functions that were reset along with another while they were not open, and what showed it.
+    fresh: BTreeMap<PciAddress, ResetEvidence>,
+    closed: bool,
+}
+
+#[derive(Debug)]
+enum Engine {
+    Group(Container),
+    Iommufd(Ioas),
+}
+
+impl Engine {
+    fn path(&self) -> &str {
+        match self {
+            Self::Group(container) => container.path(),
+            Self::Iommufd(ioas) => ioas.path(),
+        }
+    }
+
+    fn info(&self) -> Result<Option<IommuInfo>> {
+        match self {
+            Self::Group(container) => container.info(),
+            Self::Iommufd(ioas) => ioas.info().map(Some),
+        }
+    }
+
+    fn map(&self, host: &Host, iova: u64, memory: &dyn Mapping, permission: DmaPermission) -> Result<()> {
+        match self {
+            Self::Group(container) => container.map(host, iova, memory, permission),
+            Self::Iommufd(ioas) => ioas.map(host, iova, memory, permission),
+        }
+    }
+
+    fn unmap(&self, iova: u64, len: u64) -> Result<()> {
+        match self {
+            Self::Group(container) => container.unmap(iova, len),
+            Self::Iommufd(ioas) => ioas.unmap(iova, len),
+        }
+    }
+}
+
+/// A device's place in a space: gives it up when the device's file is closed.
+#[derive(Debug)]
+pub(super) struct Seat {
+    space: Arc<Space>,
+    address: PciAddress,
+    /// The group's number and file, on that back end.
+    pub(super) group: Option<(u32, Arc<OwnedFd>)>,
+    left: bool,
+}
+
+impl Space {
+    pub(super) fn open(host: &Host, backend: Backend) -> Result<Self> {
+        let engine = match backend {
+            Backend::Group => Engine::Group(Container::open(host)?),
+            Backend::Iommufd => Engine::Iommufd(Ioas::open(host)?),
+        };
+        let state = State {
+            engine,
+            ledger: Ledger::default(),
+            open: BTreeSet::new(),
+            fresh: BTreeMap::new(),
+            closed: false,
+        };
+        Ok(Self { host: host.clone(), backend, state: Mutex::new(state) })
+    }
+
+    /// The host that it is on.
+    pub(super) fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// Unmaps all and closes it. No device may be open in it. Calling it twice does nothing.
+    ///
+    /// # Errors
+    /// [`VfioError::Busy`] while devices are open. Otherwise the first thing that the Linux kernel refused; all
+    /// that could be undone is undone even then.
+    pub fn close(&self) -> Result<()> {
+        let mut state = self.state();
+        if !state.open.is_empty() {
+            return Err(VfioError::Busy {
+                what: state.engine.path().into(),
+                reason: format!("open in it are {}; close them first", list(&state.open)),
+            });
+        }
+        if state.closed {
+            return Ok(());
+        }
+        state.closed = true;
+        let State { engine, ledger, .. } = &mut *state;
+        let mut result = Ok(());
+        for (iova, len) in ledger.iter().map(|(iova, entry)| (iova, entry.memory.len())) {
+            result = result.and(engine.unmap(iova, len));
+        }
+        ledger.clear();
+        if let Engine::Iommufd(ioas) = engine {
+            result = result.and(ioas.destroy());
+        }
+        result
+    }
+
+    /// Opens a function's file in this space. `group` is its group's number, for that back end.
+    pub(super) fn join(self: &Arc<Self>, address: PciAddress, group: u32) -> Result<(OwnedFd, Seat)> {
+        let mut state = self.state();
+        state.check_open()?;
+        if state.open.contains(&address) {
+            return Err(VfioError::Busy {
+                what: address.to_string(),
+                reason: "it is open in this address space already; close it first".into(),
+            });
+        }
+        let State { engine, ledger, .. } = &mut *state;
+        let (file, group) = match engine {
+            Engine::Iommufd(ioas) => (ioas.open_device(&self.host, address)?, None),
+            Engine::Group(container) => {
+                let Opened { file, group, group_fd } =
+                    container.open_device(&self.host, address, group, ledger)?;
+                (file, Some((group, group_fd)))
+            }
+        };
+        state.open.insert(address);
+        Ok((file, Seat { space: self.clone(), address, group, left: false }))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // No code panics while it holds the lock, and every state in between is a valid one.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs a hot reset of `set` for `address` while nothing else can join or leave. Those of the set that are not open
+    /// are noted with the evidence that `reset` gives for them.
+    ///
+    /// `Err` with the functions of the set, less `address`, that are open, and nothing was done.
+    pub(super) fn with_set<T>(
+        &self,
+        address: PciAddress,
+        set: &[PciAddress],
+        reset: impl FnOnce() -> (T, Vec<(PciAddress, ResetEvidence)>),
+    ) -> Result<T, String> {
+        let mut state = self.state();
+        let others: BTreeSet<_> =
+            set.iter().copied().filter(|other| *other != address && state.open.contains(other)).collect();
+        if !others.is_empty() {
+            return Err(list(&others));
+        }
+        let (answer, fresh) = reset();
+        state.fresh.extend(fresh);
+        Ok(answer)
+    }
+
+    /// Whether a function was reset along with another before it was opened, and what showed it. True once.
+    pub(super) fn take_fresh(&self, address: PciAddress) -> Option<ResetEvidence> {
+        self.state().fresh.remove(&address)
+    }
+
+    /// The files of open groups, for a hot reset; `Err` with the first that is not open here. Empty with iommufd.
+    pub(super) fn group_fds(&self, numbers: &[u32]) -> Result<Vec<Arc<OwnedFd>>, u32> {
+        match &self.state().engine {
+            Engine::Group(container) => container.group_fds(numbers),
+            Engine::Iommufd(_) => Ok(Vec::new()),
+        }
+    }
+}
+
+fn list(functions: &BTreeSet<PciAddress>) -> String {
+    functions.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+impl State {
+    fn check_open(&self) -> Result<()> {
+        if self.closed {
+            return Err(VfioError::Busy {
+                what: self.engine.path().into(),
+                reason: "the address space was closed; open another".into(),
+            });
+        }
+        Ok(())
+    }
+}
+
+impl AddressSpace for Space {
+    fn backend(&self) -> Backend {
+        self.backend
+    }
+
+    fn iova_ranges(&self) -> Result<Vec<IovaRange>> {
+        Ok(self.state().engine.info()?.map_or_else(|| vec![0..=u64::MAX], |info| info.ranges))
+    }
+
+    fn entries_left(&self) -> Result<Option<u64>> {
+        Ok(self.state().engine.info()?.and_then(|info| info.entries_left))
+    }
+
+    fn map(&self, iova: u64, memory: Arc<dyn Mapping>, permission: DmaPermission) -> Result<()> {
+        let mut state = self.state();
+        state.check_open()?;
+        if state.ledger.plan(iova, &*memory, permission)? == Plan::Counted {
+            return Ok(());
+        }
+        let info = state.engine.info()?.unwrap_or_else(|| IommuInfo::unlimited(sys::page_size()));
+        dma::check_range(iova, &*memory, info.page, &info.ranges, info.entries_left)?;
+        state.engine.map(&self.host, iova, &*memory, permission)?;
+        state.ledger.insert(iova, memory, permission);
+        Ok(())
+    }
+
+    fn unmap(&self, iova: u64) -> Result<()> {
+        let mut state = self.state();
+        match state.ledger.release(iova)? {
+            Release::Counted => Ok(()),
+            Release::Unmap(len) => {
+                state.engine.unmap(iova, len)?;
+                state.ledger.remove(iova);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Drop for Space {
+    fn drop(&mut self) {
+        if let Err(error) = self.close() {
+            tracing::error!(%error, "an address space did not close cleanly");
+        }
+    }
+}
+
+impl Seat {
+    pub(super) fn space(&self) -> &Arc<Space> {
+        &self.space
+    }
+
+    /// Gives the place up. The device's file must be closed.
+    pub(super) fn leave(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.left, true) {
+            return Ok(());
+        }
+        let group = self.group.take().map(|(number, _)| number);
+        let mut state = self.space.state();
+        state.open.remove(&self.address);
+        state.fresh.remove(&self.address);
+        match (&mut state.engine, group) {
+            (Engine::Group(container), Some(number)) => container.leave(number),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if let Err(error) = self.leave() {
+            tracing::error!(%error, "a group did not leave its container cleanly");
+        }
+    }
+}
