@@ -81,7 +81,7 @@ impl HostMemory {
         let start = self.check(offset, data.len())?;
         for (index, byte) in data.iter_mut().enumerate() {
             // SAFETY: `start + index` is within the mapping. The read is volatile as a device may write there.
-            *byte = unsafe { ptr::read_volatile(start.add(index)) };
+            *byte = unsafe { ptr::read_volatile(start.wrapping_add(index)) };
         }
         Ok(())
     }
@@ -94,7 +94,7 @@ impl HostMemory {
         let start = self.check(offset, data.len())?;
         for (index, byte) in data.iter().enumerate() {
             // SAFETY: `start + index` is within the mapping, which is writable. No reference to it exists.
-            unsafe { ptr::write_volatile(start.add(index), *byte) };
+            unsafe { ptr::write_volatile(start.wrapping_add(index), *byte) };
         }
         Ok(())
     }
