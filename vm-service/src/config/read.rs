@@ -289,7 +289,7 @@ impl Reader<'_> {
             let _: Option<()> = self.wrong_type(&entry, rule);
             return Vec::new();
         };
-        if let Some(first) = array.iter().nth(max) {
+        if let Some(first) = array.get(max) {
             self.problem(
                 first.span(),
                 format!("`{key}` has {} entries; a guest has at most {max}", array.len()),
