@@ -1,7 +1,9 @@
 //! The terminal that a guest's serial console is on.
 
 mod escape;
+mod keyboard;
 mod terminal;
 
 pub use escape::{Escape, Input};
+pub use keyboard::Keyboard;
 pub use terminal::RawTerminal;

@@ -1,0 +1,81 @@
+//! `info`: one PCI function in full.
+
+use std::fmt::Write as _;
+
+use vm_passthrough::PciFunction;
+use vm_passthrough::readiness::Readiness;
+
+use super::{Scan, blockers, explain};
+use crate::cli::{Context, Failure, InfoArgs};
+use crate::config::format_size;
+use crate::describe;
+use crate::json::{Body, Function};
+use crate::table::printable;
+
+/// Shows one function.
+///
+/// # Errors
+/// When there is no such function, the host can't be scanned or the output can't be written.
+pub fn run(context: &mut Context<'_>, args: &InfoArgs) -> Result<(), Failure> {
+    let scan = Scan::of(&context.host)?;
+    let function = scan.function(args.address)?;
+    let readiness = scan.explain(args.address)?;
+    context.print(
+        || Body::Info {
+            function: Box::new(Function::new(function, scan.companions(function), blockers(&readiness))),
+        },
+        || render(&scan, function, &readiness),
+    )
+}
+
+fn render(scan: &Scan, function: &PciFunction, readiness: &Readiness) -> String {
+    let mut text = format!("{} {}\n", function.address, describe::name(function));
+    let mut line = |name: &str, value: String| {
+        // A String takes any write.
+        let _ = writeln!(text, "  {name:<16} {}", printable(&value));
+    };
+    let or = |value: &Option<String>, none: &str| value.clone().unwrap_or_else(|| none.to_owned());
+    let ids = function.ids;
+    line("type", describe::device_type(function.device_type).into());
+    line("class", format!("{:06x}", function.class.0));
+    line("IDs", format!("{:04x}:{:04x}, revision {:02x}", ids.vendor, ids.device, ids.revision));
+    if ids.subsystem_vendor != 0 {
+        line("subsystem", format!("{:04x}:{:04x}", ids.subsystem_vendor, ids.subsystem_device));
+    }
+    line("driver", or(&function.driver, "none"));
+    if let Some(driver) = &function.driver_override {
+        line("driver override", driver.clone());
+    }
+    line("IOMMU group", function.iommu_group.map_or_else(|| "none".into(), |group| group.to_string()));
+    for companion in scan.group_companions(function) {
+        let driver = or(&companion.driver, "no driver");
+        line("  companion", format!("{} {} ({driver})", companion.address, describe::name(companion)));
+    }
+    line("NUMA node", function.numa_node.map_or_else(|| "none".into(), |node| node.to_string()));
+    line("link", function.link.map_or_else(|| "none".into(), describe::link_in_full));
+    if let Some(upstream) = function.upstream {
+        line("below", upstream.to_string());
+    }
+    line("power", describe::power_state(function.power_state).into());
+    let resets: Vec<_> = function.resets.iter().map(|&reset| describe::reset_method(reset)).collect();
+    line("resets", if resets.is_empty() { "none".into() } else { resets.join(", ") });
+    if let Some(sriov) = function.sriov {
+        line("SR-IOV", describe::sriov(sriov));
+    }
+    line("boot display", if function.boot_display { "yes" } else { "no" }.into());
+    for bar in &function.bars {
+        line(&format!("BAR {}", bar.index), describe::bar(bar));
+    }
+    if let Some(rom) = function.rom {
+        line("ROM", format_size(rom.size));
+    }
+    for capability in &function.capabilities {
+        let name = describe::capability(capability.id);
+        line("capability", format!("{:#04x} at {:#04x}, {name}", capability.id, capability.offset));
+    }
+    for capability in &function.extended_capabilities {
+        let name = describe::extended_capability(capability.id);
+        line("capability", format!("{:#06x} at {:#05x}, {name}", capability.id, capability.offset));
+    }
+    text + &explain::render(readiness)
+}

@@ -1,0 +1,98 @@
+//! Reads what is typed, until it is told to end.
+
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::thread::JoinHandle;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+
+use super::{Escape, Input};
+
+/// A thread that reads a terminal, or anything else, and hands on what is typed. Dropping it ends the thread.
+#[derive(Debug)]
+pub struct Keyboard {
+    end: OwnedFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Keyboard {
+    /// Reads `from` and hands each [`Input`] to `on_input`. Ctrl-A is a key as any other unless `from` is a terminal.
+    /// The end of the input ends nothing but the reading.
+    ///
+    /// # Errors
+    /// When this process has no descriptors or threads left.
+    pub fn start(from: BorrowedFd<'_>, mut on_input: impl FnMut(Input) + Send + 'static) -> io::Result<Self> {
+        let from = from.try_clone_to_owned()?;
+        let terminal = rustix::termios::isatty(&from);
+        let end = eventfd(0, EventfdFlags::CLOEXEC)?;
+        let ended = end.try_clone()?;
+        let thread = std::thread::Builder::new().name("keyboard".into()).spawn(move || {
+            let mut escape = Escape::default();
+            let mut keys = [0; 256];
+            while wait(&from, &ended) {
+                match rustix::io::read(&from, &mut keys) {
+                    Ok(0) => return,
+                    Ok(read) if terminal => escape.push(&keys[..read]).into_iter().for_each(&mut on_input),
+                    Ok(read) => on_input(Input::Guest(keys[..read].to_vec())),
+                    Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
+                    Err(error) => {
+                        tracing::warn!("standard input can't be read: {error}; the guest gets no more of it");
+                        return;
+                    }
+                }
+            }
+        })?;
+        Ok(Self { end, thread: Some(thread) })
+    }
+}
+
+/// Waits until there is something to read, `true`, or until the end.
+fn wait(from: &OwnedFd, ended: &OwnedFd) -> bool {
+    loop {
+        let mut files = [PollFd::new(from, PollFlags::IN), PollFd::new(ended, PollFlags::IN)];
+        match poll(&mut files, None) {
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => {
+                tracing::warn!("standard input can't be waited for: {error}; the guest gets no more of it");
+                return false;
+            }
+            Ok(_) if !files[1].revents().is_empty() => return false,
+            Ok(_) => return true,
+        }
+    }
+}
+
+impl Drop for Keyboard {
+    fn drop(&mut self) {
+        // An eventfd that was never written to takes this write.
+        let _ = rustix::io::write(self.end.as_fd(), &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread that reads standard input panicked");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn hands_on_what_a_pipe_gives_and_ends_when_dropped() {
+        let (reader, writer) = io::pipe().expect("a pipe");
+        let (send, receive) = mpsc::channel();
+        let keyboard = Keyboard::start(reader.as_fd(), move |input| {
+            let _ = send.send(input);
+        })
+        .expect("a thread");
+        rustix::io::write(&writer, b"a\x01x").expect("written");
+        let got = receive.recv_timeout(Duration::from_secs(10)).expect("input");
+        assert_eq!(got, Input::Guest(b"a\x01x".to_vec()), "a pipe has no keys for the VMM");
+        drop(keyboard);
+        assert!(receive.recv_timeout(Duration::from_secs(10)).is_err(), "the thread is gone");
+    }
+}

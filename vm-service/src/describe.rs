@@ -1,0 +1,176 @@
+//! How values of the model read in the text that a person gets.
+
+use vm_passthrough::pci::{Bar, BarKind, DeviceType, Link, PciFunction, PowerState, ResetMethod, Sriov};
+
+use crate::config::format_size;
+
+/// What a function is, in a word.
+pub fn device_type(kind: DeviceType) -> &'static str {
+    match kind {
+        DeviceType::GpuNvidia => "GPU NVIDIA",
+        DeviceType::GpuAmd => "GPU AMD",
+        DeviceType::GpuIntel => "GPU Intel",
+        DeviceType::Npu => "NPU",
+        DeviceType::Accelerator => "accelerator",
+        DeviceType::Nvme => "NVMe",
+        DeviceType::Network => "network",
+        DeviceType::Bridge => "bridge",
+        _ => "other",
+    }
+}
+
+/// Whether a function is what accelerators are: a GPU, an NPU or another processing accelerator.
+pub fn is_accelerator(kind: DeviceType) -> bool {
+    matches!(
+        kind,
+        DeviceType::GpuNvidia
+            | DeviceType::GpuAmd
+            | DeviceType::GpuIntel
+            | DeviceType::Npu
+            | DeviceType::Accelerator
+    )
+}
+
+/// Vendor and device by name, and by number where the PCI ID database knows no name.
+pub fn name(function: &PciFunction) -> String {
+    let vendor = function
+        .vendor_name()
+        .map_or_else(|| format!("vendor {:04x}", function.ids.vendor), str::to_owned);
+    let device = function
+        .device_name()
+        .map_or_else(|| format!("device {:04x}", function.ids.device), str::to_owned);
+    format!("{vendor} {device}")
+}
+
+/// A speed of a link in gigatransfers per second.
+fn speed(megatransfers: u32) -> String {
+    format!("{} GT/s", f64::from(megatransfers) / 1000.0)
+}
+
+/// A link as it is now: `16 GT/s x8`.
+pub fn link(link: Link) -> String {
+    if link.speed == 0 || link.width == 0 {
+        return "down".into();
+    }
+    format!("{} x{}", speed(link.speed), link.width)
+}
+
+/// A link as it is now, and what the function could do where that is more.
+pub fn link_in_full(now: Link) -> String {
+    if now.speed < now.max_speed || now.width < now.max_width {
+        return format!("{}, of {} x{}", link(now), speed(now.max_speed), now.max_width);
+    }
+    link(now)
+}
+
+/// A power state by its name in the specification.
+pub fn power_state(state: PowerState) -> &'static str {
+    match state {
+        PowerState::D0 => "D0",
+        PowerState::D1 => "D1",
+        PowerState::D2 => "D2",
+        PowerState::D3Hot => "D3hot",
+        PowerState::D3Cold => "D3cold",
+        PowerState::Unknown => "unknown",
+    }
+}
+
+/// A reset by its name in sysfs.
+pub fn reset_method(method: ResetMethod) -> &'static str {
+    match method {
+        ResetMethod::DeviceSpecific => "device_specific",
+        ResetMethod::Acpi => "acpi",
+        ResetMethod::Flr => "flr",
+        ResetMethod::AfFlr => "af_flr",
+        ResetMethod::Pm => "pm",
+        ResetMethod::Bus => "bus",
+        ResetMethod::CxlBus => "cxl_bus",
+    }
+}
+
+/// The SR-IOV side of a function.
+pub fn sriov(sriov: Sriov) -> String {
+    match sriov {
+        Sriov::Physical { total_vfs, num_vfs } => format!("{num_vfs} of {total_vfs} virtual functions enabled"),
+        Sriov::Virtual { physical } => format!("virtual function of {physical}"),
+    }
+}
+
+/// A BAR without its index.
+pub fn bar(bar: &Bar) -> String {
+    let kind = match bar.kind {
+        BarKind::Io => "I/O ports",
+        BarKind::Memory32 => "32-bit memory",
+        BarKind::Memory64 => "64-bit memory",
+    };
+    let prefetchable = if bar.prefetchable { ", prefetchable" } else { "" };
+    let address = if bar.address == 0 { "no address".into() } else { format!("at {:#x}", bar.address) };
+    format!("{} {kind}{prefetchable}, {address}", format_size(bar.size))
+}
+
+/// A capability by its name in the PCI Local Bus and PCI Express specifications.
+pub fn capability(id: u8) -> &'static str {
+    match id {
+        0x01 => "Power Management",
+        0x02 => "AGP",
+        0x03 => "Vital Product Data",
+        0x04 => "Slot Identification",
+        0x05 => "MSI",
+        0x06 => "CompactPCI Hot Swap",
+        0x07 => "PCI-X",
+        0x08 => "HyperTransport",
+        0x09 => "Vendor Specific",
+        0x0a => "Debug Port",
+        0x0b => "CompactPCI Resource Control",
+        0x0c => "Hot-Plug",
+        0x0d => "Subsystem ID",
+        0x0e => "AGP 8x",
+        0x0f => "Secure Device",
+        0x10 => "PCI Express",
+        0x11 => "MSI-X",
+        0x12 => "SATA Configuration",
+        0x13 => "Advanced Features",
+        0x14 => "Enhanced Allocation",
+        0x15 => "Flattening Portal Bridge",
+        _ => "unknown",
+    }
+}
+
+/// An extended capability by its name in the PCI Express specification.
+pub fn extended_capability(id: u16) -> &'static str {
+    match id {
+        0x0001 => "Advanced Error Reporting",
+        0x0002 | 0x0009 => "Virtual Channel",
+        0x0003 => "Device Serial Number",
+        0x0004 => "Power Budgeting",
+        0x0005 => "Root Complex Link Declaration",
+        0x0006 => "Root Complex Internal Link Control",
+        0x0007 => "Root Complex Event Collector",
+        0x0008 => "Multi-Function Virtual Channel",
+        0x000a => "Root Complex Register Block",
+        0x000b => "Vendor Specific",
+        0x000d => "Access Control Services",
+        0x000e => "Alternative Routing-ID Interpretation",
+        0x000f => "Address Translation Services",
+        0x0010 => "SR-IOV",
+        0x0012 => "Multicast",
+        0x0013 => "Page Request Interface",
+        0x0015 => "Resizable BAR",
+        0x0016 => "Dynamic Power Allocation",
+        0x0017 => "TPH Requester",
+        0x0018 => "Latency Tolerance Reporting",
+        0x0019 => "Secondary PCI Express",
+        0x001b => "Process Address Space ID",
+        0x001d => "Downstream Port Containment",
+        0x001e => "L1 PM Substates",
+        0x001f => "Precision Time Measurement",
+        0x0023 => "Designated Vendor Specific",
+        0x0024 => "VF Resizable BAR",
+        0x0025 => "Data Link Feature",
+        0x0026 => "16.0 GT/s Physical Layer",
+        0x0027 => "Lane Margining",
+        0x002a => "32.0 GT/s Physical Layer",
+        0x002e => "Data Object Exchange",
+        _ => "unknown",
+    }
+}
