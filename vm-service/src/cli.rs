@@ -4,8 +4,10 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
-use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, Parser, Subcommand};
+use vm_passthrough::host::SysfsWriter;
 use vm_passthrough::{Host, PciAddress};
 
 use crate::commands;
@@ -58,14 +60,6 @@ pub enum Command {
     /// Show one PCI function in full
     #[command(visible_alias = "i")]
     Info(InfoArgs),
-    /// Tell every reason why a function can't be passed to a guest, each with its remedy
-    Explain(ExplainArgs),
-    /// Take a function and its companions from their drivers, until `release`
-    Claim(ClaimArgs),
-    /// Give a claimed function and its companions back to their drivers
-    Release(ReleaseArgs),
-    /// Boot a guest in the foreground, with its devices
-    Run(RunArgs),
 }
 
 /// Arguments of `list`.
@@ -82,91 +76,6 @@ pub struct InfoArgs {
     /// PCI address, as in 0000:65:00.0 or 65:00.0
     #[arg(value_name = "ADDR")]
     pub address: PciAddress,
-}
-
-/// Arguments of `explain`.
-#[derive(Debug, Args)]
-pub struct ExplainArgs {
-    /// PCI address; without it, every accelerator
-    #[arg(value_name = "ADDR")]
-    pub address: Option<PciAddress>,
-    /// Explain for this guest: its memory, its disks and all its devices
-    #[arg(long, value_name = "GUEST.toml")]
-    pub guest: Option<PathBuf>,
-}
-
-/// Arguments of `claim`.
-#[derive(Debug, Args)]
-pub struct ClaimArgs {
-    /// PCI address, as in 0000:65:00.0 or 65:00.0
-    #[arg(value_name = "ADDR")]
-    pub address: PciAddress,
-    /// Take every function of its IOMMU group, also those of other devices
-    #[arg(long)]
-    pub with_group: bool,
-}
-
-/// Arguments of `release`.
-#[derive(Debug, Args)]
-pub struct ReleaseArgs {
-    /// PCI address, as in 0000:65:00.0 or 65:00.0
-    #[arg(value_name = "ADDR")]
-    pub address: PciAddress,
-}
-
-/// Arguments of `run`.
-#[derive(Debug, Args)]
-pub struct RunArgs {
-    /// The guest, as a TOML file (docs/guest-toml.md)
-    #[arg(value_name = "GUEST.toml")]
-    pub guest: PathBuf,
-    /// Give this PCI function to the guest, beside those of its file
-    #[arg(long = "device", value_name = "ADDR")]
-    pub devices: Vec<PciAddress>,
-    /// Take every function of the devices' IOMMU groups, also those of other devices
-    #[arg(long)]
-    pub with_group: bool,
-    /// How to open devices; without it, iommufd where the Linux kernel has it
-    #[arg(long, value_enum)]
-    pub backend: Option<BackendArg>,
-    /// Where the guest's serial console goes: stdio, none, or file=PATH
-    #[arg(long, value_name = "WHERE", default_value = "stdio")]
-    pub console: Console,
-}
-
-/// A VFIO back end, as it is said on the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum BackendArg {
-    /// /dev/iommu and /dev/vfio/devices
-    Iommufd,
-    /// /dev/vfio/vfio and /dev/vfio/GROUP
-    Group,
-}
-
-/// Where a guest's serial console goes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Console {
-    /// This process's standard input and output.
-    Stdio,
-    /// Nowhere.
-    None,
-    /// What the guest writes goes to a file; it reads nothing.
-    File(PathBuf),
-}
-
-impl std::str::FromStr for Console {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "stdio" => Ok(Self::Stdio),
-            "none" => Ok(Self::None),
-            _ => match text.strip_prefix("file=") {
-                Some(path) if !path.is_empty() => Ok(Self::File(path.into())),
-                _ => Err("write stdio, none or file=PATH"),
-            },
-        }
-    }
 }
 
 /// Why a command did not succeed: a message, and the exit status that goes with it.
@@ -220,7 +129,11 @@ impl Context<'_> {
     ///
     /// # Errors
     /// When the output can't be written.
-    pub fn print(&mut self, body: impl FnOnce() -> crate::json::Body, text: impl FnOnce() -> String) -> Result<(), Failure> {
+    pub fn print(
+        &mut self,
+        body: impl FnOnce() -> crate::json::Body,
+        text: impl FnOnce() -> String,
+    ) -> Result<(), Failure> {
         if self.json {
             let document = crate::json::Document::new(body());
             let json = serde_json::to_string_pretty(&document).map_err(Failure::failed)?;
@@ -268,10 +181,6 @@ pub fn run(
     let result = match &cli.command {
         Command::List(args) => commands::list::run(&mut context, args),
         Command::Info(args) => commands::info::run(&mut context, args),
-        Command::Explain(args) => commands::explain::run(&mut context, args),
-        Command::Claim(args) => commands::claim::run(&mut context, args),
-        Command::Release(args) => commands::release::run(&mut context, args),
-        Command::Run(args) => commands::run::run(&mut context, args),
     };
     match result {
         Ok(()) => EXIT_OK,
@@ -282,5 +191,23 @@ pub fn run(
             }
             exit
         }
+    }
+}
+
+/// The host below `root`, which can only be read.
+fn host_at(root: &Path) -> Host {
+    Host::at(root, Arc::new(ReadOnly))
+}
+
+/// A host of files: writing to one would change the file and nothing else.
+#[derive(Debug)]
+struct ReadOnly;
+
+impl SysfsWriter for ReadOnly {
+    fn write(&self, path: &Path, _value: &str, _deadline: Duration) -> io::Result<()> {
+        Err(io::Error::new(
+            io::ErrorKind::ReadOnlyFilesystem,
+            format!("{} is in a captured tree, which is only read", path.display()),
+        ))
     }
 }

@@ -5,7 +5,7 @@ use vm_passthrough::pci::{Bar, BarKind, DeviceType, Link, PciFunction, PowerStat
 use crate::config::format_size;
 
 /// What a function is, in a word.
-pub fn device_type(kind: DeviceType) -> &'static str {
+pub(crate) fn device_type(kind: DeviceType) -> &'static str {
     match kind {
         DeviceType::GpuNvidia => "GPU NVIDIA",
         DeviceType::GpuAmd => "GPU AMD",
@@ -20,7 +20,7 @@ pub fn device_type(kind: DeviceType) -> &'static str {
 }
 
 /// Whether a function is what accelerators are: a GPU, an NPU or another processing accelerator.
-pub fn is_accelerator(kind: DeviceType) -> bool {
+pub(crate) fn is_accelerator(kind: DeviceType) -> bool {
     matches!(
         kind,
         DeviceType::GpuNvidia
@@ -32,13 +32,11 @@ pub fn is_accelerator(kind: DeviceType) -> bool {
 }
 
 /// Vendor and device by name, and by number where the PCI ID database knows no name.
-pub fn name(function: &PciFunction) -> String {
-    let vendor = function
-        .vendor_name()
-        .map_or_else(|| format!("vendor {:04x}", function.ids.vendor), str::to_owned);
-    let device = function
-        .device_name()
-        .map_or_else(|| format!("device {:04x}", function.ids.device), str::to_owned);
+pub(crate) fn name(function: &PciFunction) -> String {
+    let vendor =
+        function.vendor_name().map_or_else(|| format!("vendor {:04x}", function.ids.vendor), str::to_owned);
+    let device =
+        function.device_name().map_or_else(|| format!("device {:04x}", function.ids.device), str::to_owned);
     format!("{vendor} {device}")
 }
 
@@ -48,7 +46,7 @@ fn speed(megatransfers: u32) -> String {
 }
 
 /// A link as it is now: `16 GT/s x8`.
-pub fn link(link: Link) -> String {
+pub(crate) fn link(link: Link) -> String {
     if link.speed == 0 || link.width == 0 {
         return "down".into();
     }
@@ -56,7 +54,7 @@ pub fn link(link: Link) -> String {
 }
 
 /// A link as it is now, and what the function could do where that is more.
-pub fn link_in_full(now: Link) -> String {
+pub(crate) fn link_in_full(now: Link) -> String {
     if now.speed < now.max_speed || now.width < now.max_width {
         return format!("{}, of {} x{}", link(now), speed(now.max_speed), now.max_width);
     }
@@ -64,7 +62,7 @@ pub fn link_in_full(now: Link) -> String {
 }
 
 /// A power state by its name in the specification.
-pub fn power_state(state: PowerState) -> &'static str {
+pub(crate) fn power_state(state: PowerState) -> &'static str {
     match state {
         PowerState::D0 => "D0",
         PowerState::D1 => "D1",
@@ -76,7 +74,7 @@ pub fn power_state(state: PowerState) -> &'static str {
 }
 
 /// A reset by its name in sysfs.
-pub fn reset_method(method: ResetMethod) -> &'static str {
+pub(crate) fn reset_method(method: ResetMethod) -> &'static str {
     match method {
         ResetMethod::DeviceSpecific => "device_specific",
         ResetMethod::Acpi => "acpi",
@@ -89,15 +87,22 @@ pub fn reset_method(method: ResetMethod) -> &'static str {
 }
 
 /// The SR-IOV side of a function.
-pub fn sriov(sriov: Sriov) -> String {
+pub(crate) fn sriov(sriov: Sriov) -> String {
     match sriov {
-        Sriov::Physical { total_vfs, num_vfs } => format!("{num_vfs} of {total_vfs} virtual functions enabled"),
+        Sriov::Physical { total_vfs, num_vfs } => {
+            format!("{num_vfs} of {total_vfs} virtual functions enabled")
+        }
         Sriov::Virtual { physical } => format!("virtual function of {physical}"),
     }
 }
 
+/// A size in bytes with its unit.
+pub(crate) fn size(bytes: u64) -> String {
+    if bytes.is_multiple_of(1024) { format_size(bytes) } else { format!("{bytes} bytes") }
+}
+
 /// A BAR without its index.
-pub fn bar(bar: &Bar) -> String {
+pub(crate) fn bar(bar: &Bar) -> String {
     let kind = match bar.kind {
         BarKind::Io => "I/O ports",
         BarKind::Memory32 => "32-bit memory",
@@ -105,11 +110,11 @@ pub fn bar(bar: &Bar) -> String {
     };
     let prefetchable = if bar.prefetchable { ", prefetchable" } else { "" };
     let address = if bar.address == 0 { "no address".into() } else { format!("at {:#x}", bar.address) };
-    format!("{} {kind}{prefetchable}, {address}", format_size(bar.size))
+    format!("{} {kind}{prefetchable}, {address}", size(bar.size))
 }
 
 /// A capability by its name in the PCI Local Bus and PCI Express specifications.
-pub fn capability(id: u8) -> &'static str {
+pub(crate) fn capability(id: u8) -> &'static str {
     match id {
         0x01 => "Power Management",
         0x02 => "AGP",
@@ -137,7 +142,7 @@ pub fn capability(id: u8) -> &'static str {
 }
 
 /// An extended capability by its name in the PCI Express specification.
-pub fn extended_capability(id: u16) -> &'static str {
+pub(crate) fn extended_capability(id: u16) -> &'static str {
     match id {
         0x0001 => "Advanced Error Reporting",
         0x0002 | 0x0009 => "Virtual Channel",

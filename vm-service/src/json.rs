@@ -98,10 +98,6 @@ pub struct Function {
     pub upstream: Option<String>,
     /// Whether the firmware's boot display is on it.
     pub boot_display: bool,
-    /// Whether it can be passed to a guest.
-    pub ready: bool,
-    /// Why not; empty when it is ready.
-    pub blockers: Vec<Blocker>,
 }
 
 /// What a function is.
@@ -255,20 +251,12 @@ pub struct Capability {
     pub offset: u16,
 }
 
-/// A reason why a function can't be passed to a guest.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct Blocker {
-    /// Stable code, as in `group-not-viable`.
-    pub code: String,
-    /// What was found.
-    pub evidence: String,
-    /// What to do.
-    pub remedy: String,
-}
-
 impl Function {
-    /// `function` as scanned, with the other functions of its group and its blockers.
-    pub fn new(function: &pci::PciFunction, companions: Vec<String>, blockers: Vec<Blocker>) -> Self {
+    /// `function` as scanned, with the other functions of its group.
+    pub fn new<'a>(
+        function: &pci::PciFunction,
+        companions: impl Iterator<Item = &'a pci::PciFunction>,
+    ) -> Self {
         let ids = function.ids;
         Self {
             address: function.address.to_string(),
@@ -282,7 +270,7 @@ impl Function {
             revision: format!("{:02x}", ids.revision),
             class: format!("{:06x}", function.class.0),
             iommu_group: function.iommu_group,
-            companions,
+            companions: companions.map(|companion| companion.address.to_string()).collect(),
             driver: function.driver.clone(),
             driver_override: function.driver_override.clone(),
             numa_node: function.numa_node,
@@ -317,10 +305,7 @@ impl Function {
             capabilities: function
                 .capabilities
                 .iter()
-                .map(|capability| Capability {
-                    id: capability.id.into(),
-                    offset: capability.offset.into(),
-                })
+                .map(|capability| Capability { id: capability.id.into(), offset: capability.offset.into() })
                 .collect(),
             extended_capabilities: function
                 .extended_capabilities
@@ -329,8 +314,6 @@ impl Function {
                 .collect(),
             upstream: function.upstream.map(|address| address.to_string()),
             boot_display: function.boot_display,
-            ready: blockers.is_empty(),
-            blockers,
         }
     }
 }

@@ -1,5 +1,10 @@
 //! The reference VMM: boots KVM guests, gives them the host's PCI devices, and is driven by a command line.
 
+pub mod cli;
+mod commands;
 pub mod config;
 pub mod console;
+mod describe;
+pub mod json;
 pub mod signals;
+mod table;

@@ -1,3 +1,7 @@
 //! The command line of the reference VMM.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    vm_service::cli::main().into()
+}

@@ -4,26 +4,21 @@ use std::fmt;
 
 /// Rows of cells below a heading, each column as wide as its widest cell, two spaces between columns.
 #[derive(Clone, Debug)]
-pub struct Table<const N: usize> {
+pub(crate) struct Table<const N: usize> {
     heading: [&'static str; N],
     rows: Vec<[String; N]>,
 }
 
 impl<const N: usize> Table<N> {
     /// A table with no rows.
-    pub fn new(heading: [&'static str; N]) -> Self {
+    pub(crate) fn new(heading: [&'static str; N]) -> Self {
         Self { heading, rows: Vec::new() }
     }
 
     /// Adds a row. Cells are shown as one line: control characters, which may come from hostile sysfs values, are
     /// replaced.
-    pub fn push(&mut self, row: [String; N]) {
+    pub(crate) fn push(&mut self, row: [String; N]) {
         self.rows.push(row.map(|cell| printable(&cell)));
-    }
-
-    /// Whether it has no rows.
-    pub fn is_empty(&self) -> bool {
-        self.rows.is_empty()
     }
 }
 
@@ -46,7 +41,7 @@ impl<const N: usize> fmt::Display for Table<N> {
 }
 
 /// `text` as one line that a terminal only shows: control characters are replaced.
-pub fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 

@@ -3,11 +3,9 @@
 use std::fmt::Write as _;
 
 use vm_passthrough::PciFunction;
-use vm_passthrough::readiness::Readiness;
 
-use super::{Scan, blockers, explain};
+use super::Scan;
 use crate::cli::{Context, Failure, InfoArgs};
-use crate::config::format_size;
 use crate::describe;
 use crate::json::{Body, Function};
 use crate::table::printable;
@@ -16,19 +14,16 @@ use crate::table::printable;
 ///
 /// # Errors
 /// When there is no such function, the host can't be scanned or the output can't be written.
-pub fn run(context: &mut Context<'_>, args: &InfoArgs) -> Result<(), Failure> {
+pub(crate) fn run(context: &mut Context<'_>, args: &InfoArgs) -> Result<(), Failure> {
     let scan = Scan::of(&context.host)?;
     let function = scan.function(args.address)?;
-    let readiness = scan.explain(args.address)?;
     context.print(
-        || Body::Info {
-            function: Box::new(Function::new(function, scan.companions(function), blockers(&readiness))),
-        },
-        || render(&scan, function, &readiness),
+        || Body::Info { function: Box::new(Function::new(function, scan.companions(function))) },
+        || render(&scan, function),
     )
 }
 
-fn render(scan: &Scan, function: &PciFunction, readiness: &Readiness) -> String {
+fn render(scan: &Scan, function: &PciFunction) -> String {
     let mut text = format!("{} {}\n", function.address, describe::name(function));
     let mut line = |name: &str, value: String| {
         // A String takes any write.
@@ -47,7 +42,7 @@ fn render(scan: &Scan, function: &PciFunction, readiness: &Readiness) -> String 
         line("driver override", driver.clone());
     }
     line("IOMMU group", function.iommu_group.map_or_else(|| "none".into(), |group| group.to_string()));
-    for companion in scan.group_companions(function) {
+    for companion in scan.companions(function) {
         let driver = or(&companion.driver, "no driver");
         line("  companion", format!("{} {} ({driver})", companion.address, describe::name(companion)));
     }
@@ -67,7 +62,7 @@ fn render(scan: &Scan, function: &PciFunction, readiness: &Readiness) -> String 
         line(&format!("BAR {}", bar.index), describe::bar(bar));
     }
     if let Some(rom) = function.rom {
-        line("ROM", format_size(rom.size));
+        line("ROM", describe::size(rom.size));
     }
     for capability in &function.capabilities {
         let name = describe::capability(capability.id);
@@ -77,5 +72,5 @@ fn render(scan: &Scan, function: &PciFunction, readiness: &Readiness) -> String 
         let name = describe::extended_capability(capability.id);
         line("capability", format!("{:#06x} at {:#05x}, {name}", capability.id, capability.offset));
     }
-    text + &explain::render(readiness)
+    text
 }

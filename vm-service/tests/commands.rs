@@ -1,0 +1,45 @@
+//! The command line, end to end on simulated hosts.
+
+#[path = "commands/host.rs"]
+mod host;
+#[path = "commands/list_info.rs"]
+mod list_info;
+#[path = "commands/schema.rs"]
+mod schema;
+#[path = "commands/usage.rs"]
+mod usage;
+
+use vm_passthrough::Host;
+
+/// What a command answered.
+#[derive(Debug, PartialEq, Eq)]
+struct Answer {
+    exit: u8,
+    out: String,
+    err: String,
+}
+
+/// Runs `vm-service ARGS` on `host`.
+fn vm_service(host: &Host, args: &str) -> Answer {
+    let args = ["vm-service"].into_iter().chain(args.split_whitespace()).map(Into::into);
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let exit = vm_service::cli::run(args, Some(host.clone()), &mut out, &mut err);
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    Answer { exit, out: text(out), err: text(err) }
+}
+
+/// Checks all of the output of a command that succeeds.
+#[track_caller]
+fn check(host: &Host, args: &str, expect: &str) {
+    let got = vm_service(host, args);
+    assert_eq!((got.exit, got.err.as_str()), (0, ""), "{args}: {}", got.out);
+    assert_eq!(got.out, expect.trim_start_matches('\n'), "{args} printed\n{}", got.out);
+}
+
+/// Checks the exit status and the error of a command that fails and prints nothing else.
+#[track_caller]
+fn check_error(host: &Host, args: &str, exit: u8, expect: &str) {
+    let got = vm_service(host, args);
+    assert_eq!((got.exit, got.out.as_str()), (exit, ""), "{args}: {}", got.err);
+    assert_eq!(got.err, format!("error: {expect}\n"), "{args}");
+}

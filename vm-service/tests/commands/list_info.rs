@@ -1,0 +1,177 @@
+//! `list` and `info`.
+
+use vm_passthrough::sim::SimHost;
+
+use super::host::workstation;
+use super::{check, check_error};
+
+#[test]
+fn lists_accelerators() {
+    check(
+        &workstation().plain_host(),
+        "list",
+        "
+ADDRESS       NAME                                         TYPE        GROUP  DRIVER  LINK         NUMA
+0000:01:00.0  NVIDIA Corporation AD102 [GeForce RTX 4090]  GPU NVIDIA  13     nvidia  2.5 GT/s x8  0
+",
+    );
+}
+
+#[test]
+fn lists_every_function() {
+    check(
+        &workstation().plain_host(),
+        "list --all",
+        "
+ADDRESS       NAME                                                                  TYPE        GROUP  DRIVER         LINK         NUMA
+0000:00:01.0  Intel Corporation 7500/5520/5500/X58 I/O Hub PCI Express Root Port 0  bridge      1      pcieport       16 GT/s x16  -
+0000:00:06.0  Intel Corporation 7500/5520/5500/X58 I/O Hub PCI Express Root Port 0  bridge      2      pcieport       16 GT/s x16  -
+0000:00:1c.0  Intel Corporation 7500/5520/5500/X58 I/O Hub PCI Express Root Port 0  bridge      3      pcieport       16 GT/s x16  -
+0000:01:00.0  NVIDIA Corporation AD102 [GeForce RTX 4090]                           GPU NVIDIA  13     nvidia         2.5 GT/s x8  0
+0000:01:00.1  NVIDIA Corporation AD102 High Definition Audio Controller             other       13     snd_hda_intel  -            -
+0000:02:00.0  Samsung Electronics Co Ltd NVMe SSD Controller PM9A1/PM9A3/980PRO     NVMe        14     nvme           16 GT/s x4   -
+0000:03:00.0  Intel Corporation 82574L Gigabit Network Connection                   network     15     igc            2.5 GT/s x1  -
+",
+    );
+}
+
+#[test]
+fn lists_nothing_where_nothing_is() {
+    let sim = SimHost::new().expect("a simulated host");
+    check(
+        &sim.plain_host(),
+        "list",
+        "no accelerators found; `vm-service list --all` lists every PCI function\n",
+    );
+    check(&sim.plain_host(), "list --all", "no PCI functions found\n");
+    check(
+        &sim.plain_host(),
+        "list --json",
+        "{\n  \"version\": 1,\n  \"command\": \"list\",\n  \"functions\": []\n}\n",
+    );
+}
+
+#[test]
+fn shows_a_function_in_full() {
+    check(
+        &workstation().plain_host(),
+        "info 0000:01:00.0",
+        "
+0000:01:00.0 NVIDIA Corporation AD102 [GeForce RTX 4090]
+  type             GPU NVIDIA
+  class            030000
+  IDs              10de:2684, revision a1
+  subsystem        1043:889a
+  driver           nvidia
+  IOMMU group      13
+    companion      0000:01:00.1 NVIDIA Corporation AD102 High Definition Audio Controller (snd_hda_intel)
+  NUMA node        0
+  link             2.5 GT/s x8, of 16 GT/s x16
+  below            0000:00:01.0
+  power            D0
+  resets           flr, bus
+  boot display     no
+  BAR 0            16M 32-bit memory, at 0x85000000
+  BAR 1            32G 64-bit memory, prefetchable, at 0x6000000000
+  BAR 3            32M 64-bit memory, prefetchable, at 0x6800000000
+  BAR 5            128 bytes I/O ports, at 0x5000
+  ROM              512K
+  capability       0x10 at 0x40, PCI Express
+",
+    );
+}
+
+#[test]
+fn shows_a_function_in_json() {
+    check(
+        &workstation().plain_host(),
+        "i 01:00.0 --json",
+        r#"
+{
+  "version": 1,
+  "command": "info",
+  "function": {
+    "address": "0000:01:00.0",
+    "type": "gpu-nvidia",
+    "vendor": "NVIDIA Corporation",
+    "name": "AD102 [GeForce RTX 4090]",
+    "vendor_id": "10de",
+    "device_id": "2684",
+    "subsystem_vendor_id": "1043",
+    "subsystem_id": "889a",
+    "revision": "a1",
+    "class": "030000",
+    "iommu_group": 13,
+    "companions": [
+      "0000:01:00.1"
+    ],
+    "driver": "nvidia",
+    "driver_override": null,
+    "numa_node": 0,
+    "link": {
+      "speed": 2500,
+      "width": 8,
+      "max_speed": 16000,
+      "max_width": 16
+    },
+    "power_state": "d0",
+    "sriov": null,
+    "resets": [
+      "flr",
+      "bus"
+    ],
+    "bars": [
+      {
+        "index": 0,
+        "kind": "memory32",
+        "prefetchable": false,
+        "address": "0x85000000",
+        "size_bytes": 16777216
+      },
+      {
+        "index": 1,
+        "kind": "memory64",
+        "prefetchable": true,
+        "address": "0x6000000000",
+        "size_bytes": 34359738368
+      },
+      {
+        "index": 3,
+        "kind": "memory64",
+        "prefetchable": true,
+        "address": "0x6800000000",
+        "size_bytes": 33554432
+      },
+      {
+        "index": 5,
+        "kind": "io",
+        "prefetchable": false,
+        "address": "0x5000",
+        "size_bytes": 128
+      }
+    ],
+    "rom_bytes": 524288,
+    "capabilities": [
+      {
+        "id": 16,
+        "offset": 64
+      }
+    ],
+    "extended_capabilities": [],
+    "upstream": "0000:00:01.0",
+    "boot_display": false
+  }
+}
+"#,
+    );
+}
+
+#[test]
+fn tells_that_there_is_no_such_function() {
+    check_error(
+        &workstation().plain_host(),
+        "info 0000:07:00.0",
+        1,
+        "there is no PCI function 0000:07:00.0 on this host; `vm-service list --all` shows those that there are",
+    );
+}
