@@ -8,3 +8,4 @@ mod describe;
 pub mod json;
 pub mod signals;
 mod table;
+pub mod vmm;

@@ -1,0 +1,93 @@
+//! Loads what a guest boots and describes the machine to it.
+//!
+//! Every guest, a bare ELF program too, enters as the 64-bit boot protocol of Linux says (Documentation/arch/x86/
+//! boot.rst, "64-bit Boot Protocol"): long mode with the first 4 GiB identity-mapped, flat segments CS 0x10 and
+//! DS/ES/SS 0x18, interrupts off, RSI = physical address of `struct boot_params`. Beyond the protocol, RSP points
+//! to a few KiB of stack.
+
+mod error;
+mod image;
+mod params;
+
+pub use error::BootError;
+use image::Loaded;
+
+use std::fs::File;
+use std::path::Path;
+
+use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
+
+use super::layout;
+use crate::config::Boot;
+
+/// What the first vCPU needs to enter the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// Instruction pointer.
+    pub(super) rip: u64,
+}
+
+/// Loads the guest's program, its initial RAM disk, command line and `struct boot_params` into RAM.
+///
+/// # Errors
+/// When a file can't be read, is not what it should be, or doesn't fit.
+pub(super) fn load(
+    memory: &GuestMemoryMmap,
+    layout: &layout::Layout,
+    boot: &Boot,
+    rsdp: u64,
+) -> Result<Entry, BootError> {
+    let low_end = layout.ram[0].end;
+    let mut file = open(&boot.kernel)?;
+    let loaded = image::load(memory, &mut file, &boot.kernel, low_end)?;
+    write_cmdline(memory, &boot.cmdline, &loaded)?;
+    let initrd = match &boot.initrd {
+        Some(path) => Some(load_initrd(memory, path, &loaded, low_end)?),
+        None => None,
+    };
+    params::write(memory, layout, &loaded, &boot.cmdline, initrd, rsdp)?;
+    Ok(Entry { rip: loaded.entry })
+}
+
+fn open(path: &Path) -> Result<File, BootError> {
+    File::open(path).map_err(|source| BootError::Read { path: path.to_owned(), source })
+}
+
+fn write_cmdline(memory: &GuestMemoryMmap, cmdline: &str, loaded: &Loaded) -> Result<(), BootError> {
+    // The zero at the end is not counted in the kernel's limit but is in the room.
+    let limit = loaded.cmdline_limit().min(layout::CMDLINE_ROOM - 1);
+    if cmdline.len() as u64 > limit {
+        return Err(BootError::CmdlineTooLong { len: cmdline.len(), limit });
+    }
+    if cmdline.bytes().any(|byte| byte == 0) {
+        return Err(BootError::CmdlineZero);
+    }
+    let mut bytes = cmdline.as_bytes().to_vec();
+    bytes.push(0);
+    memory.write_slice(&bytes, GuestAddress(layout::CMDLINE)).map_err(|_| BootError::TooLittleRam)
+}
+
+/// Loads the initial RAM disk as high as the kernel allows; returns its address and size.
+fn load_initrd(
+    memory: &GuestMemoryMmap,
+    path: &Path,
+    loaded: &Loaded,
+    low_end: u64,
+) -> Result<(u64, u64), BootError> {
+    let mut file = open(path)?;
+    let read = |source| BootError::Read { path: path.to_owned(), source };
+    let size = file.metadata().map_err(read)?.len();
+    let top = low_end.min(loaded.initrd_limit());
+    let fits = top.checked_sub(size).map(|start| start & !0xfff).filter(|&start| start >= loaded.end);
+    let Some(start) = fits else {
+        return Err(BootError::InitrdTooBig {
+            path: path.to_owned(),
+            size,
+            room: top.saturating_sub(loaded.end),
+        });
+    };
+    memory.read_exact_volatile_from(GuestAddress(start), &mut file, size as usize).map_err(|error| {
+        BootError::Read { path: path.to_owned(), source: std::io::Error::other(error.to_string()) }
+    })?;
+    Ok((start, size))
+}

@@ -1,0 +1,177 @@
+//! CPUID: what the host's KVM can do, made consistent for a guest of one package with a core for each vCPU.
+//!
+//! The APIC id of a vCPU is its index. Sources: Intel SDM volume 2, "CPUID"; AMD APM volume 3, appendix E;
+//! Documentation/virt/kvm/x86/cpuid.rst.
+
+use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
+use kvm_ioctls::Kvm;
+
+use crate::vmm::error::MachineError;
+
+const LEAF1_ECX_X2APIC: u32 = 1 << 21;
+const LEAF1_ECX_TSC_DEADLINE: u32 = 1 << 24;
+const LEAF1_ECX_HYPERVISOR: u32 = 1 << 31;
+const LEAF1_EDX_HTT: u32 = 1 << 28;
+const DEFAULT_PHYS_BITS: u8 = 36;
+
+/// What the host's KVM can give to any vCPU.
+///
+/// # Errors
+/// When KVM refuses.
+pub(in crate::vmm) fn supported(kvm: &Kvm) -> Result<CpuId, MachineError> {
+    kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(MachineError::kvm("KVM_GET_SUPPORTED_CPUID"))
+}
+
+/// Number of guest-physical address bits.
+pub(in crate::vmm) fn phys_bits(supported: &CpuId) -> u8 {
+    let leaf = supported.as_slice().iter().find(|entry| entry.function == 0x8000_0008);
+    match leaf.map(|entry| entry.eax as u8) {
+        Some(bits) if bits >= 32 => bits,
+        _ => DEFAULT_PHYS_BITS,
+    }
+}
+
+/// Bits of an APIC id that tell the vCPUs of a package apart.
+fn apic_id_bits(vcpus: u8) -> u32 {
+    u8::BITS - vcpus.saturating_sub(1).leading_zeros()
+}
+
+/// CPUID of vCPU `index` out of `vcpus`.
+///
+/// # Errors
+/// When there are more leaves than KVM takes.
+pub(in crate::vmm) fn for_vcpu(
+    supported: &CpuId,
+    index: u8,
+    vcpus: u8,
+    tsc_deadline: bool,
+) -> Result<CpuId, MachineError> {
+    let mut entries: Vec<kvm_cpuid_entry2> = supported
+        .as_slice()
+        .iter()
+        // These are rebuilt below, as many subleaves as the topology has.
+        .filter(|entry| !matches!(entry.function, 0xb | 0x1f))
+        .copied()
+        .collect();
+    let basic =
+        supported.as_slice().iter().map(|entry| entry.function).filter(|&function| function < 0x4000_0000);
+    let highest = basic.max().unwrap_or(0);
+    for entry in &mut entries {
+        adapt(entry, index, vcpus, tsc_deadline);
+    }
+    if highest >= 0xb {
+        topology(&mut entries, 0xb, index, vcpus);
+    }
+    if highest >= 0x1f {
+        topology(&mut entries, 0x1f, index, vcpus);
+    }
+    CpuId::from_entries(&entries).map_err(|_| MachineError::KvmLacks { what: "room for the guest's CPUID" })
+}
+
+fn adapt(entry: &mut kvm_cpuid_entry2, index: u8, vcpus: u8, tsc_deadline: bool) {
+    let (index, vcpus) = (u32::from(index), u32::from(vcpus));
+    let bits = apic_id_bits(vcpus as u8);
+    match entry.function {
+        1 => {
+            entry.ebx = entry.ebx & 0xffff | vcpus << 16 | index << 24;
+            entry.ecx |= LEAF1_ECX_HYPERVISOR | LEAF1_ECX_X2APIC;
+            if tsc_deadline {
+                entry.ecx |= LEAF1_ECX_TSC_DEADLINE;
+            }
+            if vcpus > 1 {
+                entry.edx |= LEAF1_EDX_HTT;
+            } else {
+                entry.edx &= !LEAF1_EDX_HTT;
+            }
+        }
+        // Intel's caches: the first two levels belong to a core, the third to the package.
+        4 if entry.eax & 0x1f != 0 => {
+            entry.eax = entry.eax & 0x3fff | ((1 << bits) - 1) << 26 | sharing(entry.eax, bits) << 14;
+        }
+        // Power and thermal management: only the APIC timer that always runs.
+        6 => {
+            entry.eax &= 1 << 2;
+            entry.ebx = 0;
+            entry.ecx = 0;
+            entry.edx = 0;
+        }
+        0x8000_0008 => entry.ecx = bits << 12 | (vcpus - 1),
+        // AMD's caches, likewise.
+        0x8000_001d if entry.eax & 0x1f != 0 => {
+            entry.eax = entry.eax & 0x3fff | sharing(entry.eax, bits) << 14;
+        }
+        0x8000_001e => {
+            entry.eax = index;
+            entry.ebx = index & 0xff;
+            entry.ecx = 0;
+        }
+        _ => {}
+    }
+}
+
+/// How many APIC ids share a cache of the level in bits 7:5, less one.
+fn sharing(eax: u32, bits: u32) -> u32 {
+    if eax >> 5 & 7 >= 3 { (1 << bits) - 1 } else { 0 }
+}
+
+/// Leaf 0xb or 0x1f: threads in a core (one), cores in the package.
+fn topology(entries: &mut Vec<kvm_cpuid_entry2>, function: u32, index: u8, vcpus: u8) {
+    const SIGNIFICANT_INDEX: u32 = 1;
+    for (subleaf, (shift, count, kind)) in
+        [(0, 1, 1), (apic_id_bits(vcpus), u32::from(vcpus), 2), (0, 0, 0)].into_iter().enumerate()
+    {
+        entries.push(kvm_cpuid_entry2 {
+            function,
+            index: subleaf as u32,
+            flags: SIGNIFICANT_INDEX,
+            eax: shift,
+            ebx: count,
+            ecx: kind << 8 | subleaf as u32,
+            edx: u32::from(index),
+            ..kvm_cpuid_entry2::default()
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn leaf(function: u32, index: u32, eax: u32) -> kvm_cpuid_entry2 {
+        kvm_cpuid_entry2 { function, index, eax, ..kvm_cpuid_entry2::default() }
+    }
+
+    #[test]
+    fn each_vcpu_is_a_core_of_its_own() {
+        let host =
+            CpuId::from_entries(&[leaf(0, 0, 0x1f), leaf(1, 0, 0), leaf(4, 3, 3 << 5 | 3), leaf(0x1f, 0, 7)])
+                .unwrap();
+        for (index, vcpus, bits) in [(0, 1, 0), (1, 2, 1), (2, 3, 2), (254, 255, 8)] {
+            let cpuid = for_vcpu(&host, index, vcpus, true).unwrap();
+            let find = |function, subleaf| {
+                *cpuid.as_slice().iter().find(|e| e.function == function && e.index == subleaf).unwrap()
+            };
+            assert_eq!(find(1, 0).ebx >> 24, u32::from(index));
+            assert_eq!(find(1, 0).edx & LEAF1_EDX_HTT != 0, vcpus > 1);
+            assert_ne!(find(1, 0).ecx & LEAF1_ECX_TSC_DEADLINE, 0);
+            assert_eq!(find(4, 3).eax >> 14 & 0xfff, (1 << bits) - 1);
+            for function in [0xb, 0x1f] {
+                assert_eq!(find(function, 0).ebx, 1);
+                assert_eq!((find(function, 1).eax, find(function, 1).ebx), (bits, u32::from(vcpus)));
+                assert_eq!(find(function, 1).edx, u32::from(index));
+                assert_eq!(find(function, 2).ecx >> 8, 0);
+            }
+        }
+    }
+
+    #[test]
+    fn address_width_is_never_below_32() {
+        for (entries, expect) in [
+            (vec![leaf(0x8000_0008, 0, 0x3028)], 40),
+            (vec![leaf(0x8000_0008, 0, 0)], DEFAULT_PHYS_BITS),
+            (vec![leaf(0, 0, 1)], DEFAULT_PHYS_BITS),
+        ] {
+            assert_eq!(phys_bits(&CpuId::from_entries(&entries).unwrap()), expect);
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! The guest's processors: what CPUID says of them, and the state that they start in.
+
+pub(super) mod cpuid;
+mod registers;
+mod snapshot;
+
+pub(super) use registers::{enter, write_tables};
+pub(super) use snapshot::{IrqChips, Pristine};

@@ -1,0 +1,130 @@
+//! Why a machine could not be made or run.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use thiserror::Error;
+use vm_passthrough::PciAddress;
+use vm_passthrough::guest::placement::PlacementError;
+use vm_passthrough::guest::{DeviceError, VmmError};
+
+use super::boot::BootError;
+
+/// Why a machine could not be made or run: what, where, and what to do.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum MachineError {
+    /// `/dev/kvm` could not be opened.
+    #[error(
+        "{path} can't be opened: {source}; load kvm_intel or kvm_amd, and see that this user may read and write it"
+    )]
+    NoKvm {
+        /// The device node.
+        path: PathBuf,
+        /// What the Linux kernel answered.
+        source: io::Error,
+    },
+    /// The host's KVM lacks something that every guest needs.
+    #[error("the host's KVM lacks {what}; Linux 5.10 or newer on x86-64 has it")]
+    KvmLacks {
+        /// The missing capability.
+        what: &'static str,
+    },
+    /// A KVM call failed.
+    #[error("{operation} failed: {source}")]
+    Kvm {
+        /// The call, as in `KVM_CREATE_VM`.
+        operation: &'static str,
+        /// What the Linux kernel answered.
+        source: io::Error,
+    },
+    /// The guest's RAM could not be made.
+    #[error("{size} bytes of guest RAM can't be made: {reason}")]
+    Memory {
+        /// Size that was asked for.
+        size: u64,
+        /// Why not, and what to do.
+        reason: String,
+    },
+    /// A number in the guest's configuration is out of range.
+    #[error("the guest's {what} is {value}: {reason}")]
+    Config {
+        /// Which.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+        /// What it may be.
+        reason: &'static str,
+    },
+    /// The guest's program could not be loaded.
+    #[error(transparent)]
+    Boot(#[from] BootError),
+    /// A disk could not be opened.
+    #[error("the disk {path} can't be used: {reason}")]
+    Disk {
+        /// The image or block device.
+        path: PathBuf,
+        /// Why not, and what to do.
+        reason: String,
+    },
+    /// There is no slot left on the guest's PCI bus 0.
+    #[error("the guest's PCI bus 0 is full: it has room for {limit} devices; remove one")]
+    BusFull {
+        /// How many fit.
+        limit: usize,
+    },
+    /// The BARs of the devices could not be placed in the guest's address space.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
+    /// The same function was added twice.
+    #[error("{address} was already added to this guest")]
+    Twice {
+        /// The host's function.
+        address: PciAddress,
+    },
+    /// The VMM side of a device failed.
+    #[error(transparent)]
+    Vmm(#[from] VmmError),
+    /// A device failed.
+    #[error("{address} failed: {source}")]
+    Device {
+        /// The host's function.
+        address: PciAddress,
+        /// What it said.
+        source: DeviceError,
+    },
+    /// A thread could not be started.
+    #[error("the {what} thread can't be started: {source}; raise the limit on threads (ulimit -u)")]
+    Thread {
+        /// Which.
+        what: &'static str,
+        /// What the Linux kernel answered.
+        source: io::Error,
+    },
+    /// A vCPU did not stop in time.
+    #[error(
+        "vCPU {vcpu} did not stop within {deadline:?}: it is stuck in a device access; the guest's devices may still be in use by this process"
+    )]
+    Stuck {
+        /// Index of the vCPU.
+        vcpu: usize,
+        /// How long was waited.
+        deadline: Duration,
+    },
+    /// KVM could not run the guest further.
+    #[error("vCPU {vcpu} can't run on: {reason}")]
+    Vcpu {
+        /// Index of the vCPU.
+        vcpu: usize,
+        /// What KVM said.
+        reason: String,
+    },
+}
+
+impl MachineError {
+    /// A failed KVM call.
+    pub(super) fn kvm(operation: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {
+        move |error| Self::Kvm { operation, source: io::Error::from_raw_os_error(error.errno()) }
+    }
+}

@@ -1,0 +1,115 @@
+//! Counts what makes the guest leave to user space.
+
+use std::collections::HashMap;
+use std::fmt;
+
+/// What a guest accessed when it left to user space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum HotSpot {
+    /// Read from an I/O port.
+    PortRead(u16),
+    /// Wrote to an I/O port.
+    PortWrite(u16),
+    /// Read memory in this page.
+    MemoryRead(u64),
+    /// Wrote memory in this page.
+    MemoryWrite(u64),
+}
+
+impl fmt::Display for HotSpot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PortRead(port) => write!(f, "read of port {port:#x}"),
+            Self::PortWrite(port) => write!(f, "write of port {port:#x}"),
+            Self::MemoryRead(page) => write!(f, "read of page {page:#x}"),
+            Self::MemoryWrite(page) => write!(f, "write of page {page:#x}"),
+        }
+    }
+}
+
+/// Exits to user space by kind, since the machine started.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExitCounts {
+    /// Reads of I/O ports.
+    pub port_reads: u64,
+    /// Writes of I/O ports.
+    pub port_writes: u64,
+    /// Reads of memory that is not RAM.
+    pub memory_reads: u64,
+    /// Writes of memory that is not RAM.
+    pub memory_writes: u64,
+    /// Signals to the vCPU's thread.
+    pub interrupted: u64,
+    /// Everything else.
+    pub other: u64,
+    spots: HashMap<HotSpot, u64>,
+}
+
+/// A guest can touch any number of addresses; those first seen after so many are counted by kind only.
+const MAX_SPOTS: usize = 1024;
+
+impl ExitCounts {
+    /// All exits.
+    pub fn total(&self) -> u64 {
+        self.port_reads
+            + self.port_writes
+            + self.memory_reads
+            + self.memory_writes
+            + self.interrupted
+            + self.other
+    }
+
+    /// What was accessed most, most frequent first.
+    pub fn hot_spots(&self) -> Vec<(HotSpot, u64)> {
+        let mut spots: Vec<_> = self.spots.iter().map(|(spot, count)| (*spot, *count)).collect();
+        spots.sort_by_key(|&(spot, count)| (std::cmp::Reverse(count), spot));
+        spots
+    }
+
+    /// Counts an access.
+    pub(super) fn count(&mut self, spot: HotSpot) {
+        let kind = match spot {
+            HotSpot::PortRead(_) => &mut self.port_reads,
+            HotSpot::PortWrite(_) => &mut self.port_writes,
+            HotSpot::MemoryRead(_) => &mut self.memory_reads,
+            HotSpot::MemoryWrite(_) => &mut self.memory_writes,
+        };
+        *kind += 1;
+        if self.spots.len() < MAX_SPOTS || self.spots.contains_key(&spot) {
+            *self.spots.entry(spot).or_default() += 1;
+        }
+    }
+
+    /// Adds another vCPU's counts.
+    pub(super) fn add(&mut self, other: &Self) {
+        self.port_reads += other.port_reads;
+        self.port_writes += other.port_writes;
+        self.memory_reads += other.memory_reads;
+        self.memory_writes += other.memory_writes;
+        self.interrupted += other.interrupted;
+        self.other += other.other;
+        for (spot, count) in &other.spots {
+            *self.spots.entry(*spot).or_default() += count;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_frequent_comes_first_and_the_table_is_bounded() {
+        let mut counts = ExitCounts::default();
+        for page in 0..3 * MAX_SPOTS as u64 {
+            counts.count(HotSpot::MemoryRead(page));
+        }
+        counts.count(HotSpot::MemoryRead(7));
+        assert_eq!(counts.memory_reads, 3 * MAX_SPOTS as u64 + 1);
+        assert_eq!(counts.hot_spots()[0], (HotSpot::MemoryRead(7), 2));
+        assert_eq!(counts.hot_spots().len(), MAX_SPOTS);
+        let mut sum = ExitCounts::default();
+        sum.add(&counts);
+        assert_eq!(sum, counts);
+    }
+}

@@ -1,0 +1,300 @@
+//! The machine: made from a guest's configuration, given devices, and run.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
+use rustix::event::{PollFd, PollFlags, poll};
+use vm_memory::GuestMemoryMmap;
+use vm_passthrough::PassthroughDevice;
+use vm_passthrough::guest::KvmVmm;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use super::acpi::{self, Platform};
+use super::cpu::{self, IrqChips, Pristine};
+use super::error::MachineError;
+use super::exits::ExitCounts;
+use super::io::Io;
+use super::layout::{self, Layout};
+use super::lifecycle::{End, Event, Lifecycle, OnReboot};
+use super::pci::{self, PciRoot};
+use super::serial::{Input, SerialConsole};
+use super::stop::Stop;
+use super::{boot, memory, sys, vcpu};
+use crate::config::{Boot, GuestConfig};
+
+/// What the guest's serial console is connected to.
+pub struct Console {
+    /// Where its output goes. A writer that blocks holds the guest up; one that fails loses the output.
+    pub output: Box<dyn Write + Send>,
+    /// Where its input comes from, until the end of file.
+    pub input: Option<OwnedFd>,
+}
+
+impl Default for Console {
+    /// Output to standard output, no input.
+    fn default() -> Self {
+        Self { output: Box::new(io::stdout()), input: None }
+    }
+}
+
+impl fmt::Debug for Console {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Console").field("input", &self.input).finish_non_exhaustive()
+    }
+}
+
+/// What is not in the guest's file.
+#[derive(Debug)]
+pub struct MachineOptions {
+    /// The KVM device node.
+    pub kvm: PathBuf,
+    /// The serial console.
+    pub console: Console,
+    /// What a reboot does.
+    pub on_reboot: OnReboot,
+}
+
+impl Default for MachineOptions {
+    fn default() -> Self {
+        Self { kvm: "/dev/kvm".into(), console: Console::default(), on_reboot: OnReboot::default() }
+    }
+}
+
+/// How a run ended.
+#[derive(Clone, Debug)]
+pub struct RunReport {
+    /// Why.
+    pub end: End,
+    /// How often the guest was restarted in place.
+    pub restarts: u32,
+    /// What made it leave to user space.
+    pub exits: ExitCounts,
+}
+
+/// A virtual machine that is not running.
+pub struct Machine {
+    vm: Arc<VmFd>,
+    vmm: Arc<KvmVmm>,
+    memory: GuestMemoryMmap,
+    layout: Layout,
+    boot: Boot,
+    on_reboot: OnReboot,
+    vcpus: Vec<VcpuFd>,
+    pristine: Vec<Pristine>,
+    chips: IrqChips,
+    io: Arc<Io>,
+    console_input: Option<OwnedFd>,
+}
+
+impl Machine {
+    /// Makes the machine of a guest: RAM, vCPUs, console and disks. The passed-through devices of `config` are not
+    /// opened; add them with [`add_device`](Self::add_device).
+    ///
+    /// # Errors
+    /// When KVM is absent or refuses, there is too little memory, or a disk can't be opened.
+    pub fn new(config: &GuestConfig, options: MachineOptions) -> Result<Self, MachineError> {
+        if config.vcpus == 0 {
+            return Err(MachineError::Config { what: "vcpus", value: 0, reason: "it must be 1 to 255" });
+        }
+        if let Some(disk) = config.disks.first() {
+            let reason = "this build has no virtio-blk".to_owned();
+            return Err(MachineError::Disk { path: disk.path.clone(), reason });
+        }
+        let kvm = open_kvm(&options.kvm)?;
+        let supported = cpu::cpuid::supported(&kvm)?;
+        let layout =
+            Layout::new(config.memory, cpu::cpuid::phys_bits(&supported)).ok_or(MachineError::Config {
+                what: "memory",
+                value: config.memory,
+                reason: "the processor's physical addresses leave no room for it and the devices",
+            })?;
+        let vm = Arc::new(kvm.create_vm().map_err(MachineError::kvm("KVM_CREATE_VM"))?);
+        vm.set_identity_map_address(layout::KVM_IDENTITY_MAP)
+            .map_err(MachineError::kvm("KVM_SET_IDENTITY_MAP_ADDR"))?;
+        vm.set_tss_address(layout::KVM_TSS).map_err(MachineError::kvm("KVM_SET_TSS_ADDR"))?;
+        vm.create_irq_chip().map_err(MachineError::kvm("KVM_CREATE_IRQCHIP"))?;
+        let memory = memory::create(&layout)?;
+        let vmm = KvmVmm::new(vm.clone(), memory.clone())?;
+
+        let tsc_deadline = kvm.check_extension(Cap::TscDeadlineTimer);
+        let mut vcpus = Vec::new();
+        for index in 0..config.vcpus {
+            let vcpu = vm.create_vcpu(index.into()).map_err(MachineError::kvm("KVM_CREATE_VCPU"))?;
+            let cpuid = cpu::cpuid::for_vcpu(&supported, index, config.vcpus, tsc_deadline)?;
+            vcpu.set_cpuid2(&cpuid).map_err(MachineError::kvm("KVM_SET_CPUID2"))?;
+            vcpus.push(vcpu);
+        }
+        let pristine = vcpus
+            .iter()
+            .enumerate()
+            .map(|(index, vcpu)| Pristine::take(&kvm, vcpu, index == 0))
+            .collect::<Result<_, _>>()?;
+        let chips = IrqChips::take(&vm)?;
+
+        let resources = |source| MachineError::Thread { what: "console", source };
+        let interrupt = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(resources)?;
+        vm.register_irqfd(&interrupt, layout::SERIAL_GSI).map_err(MachineError::kvm("KVM_IRQFD"))?;
+        let serial = Arc::new(SerialConsole::new(interrupt, options.console.output));
+        let lifecycle = Arc::new(Lifecycle::new().map_err(resources)?);
+        let pci = PciRoot::new();
+        let io = Arc::new(Io { lifecycle, serial, pci, ecam_end: layout::ECAM + layout::ECAM_BUS });
+        Ok(Self {
+            vm,
+            vmm,
+            memory,
+            layout,
+            boot: config.boot.clone(),
+            on_reboot: options.on_reboot,
+            vcpus,
+            pristine,
+            chips,
+            io,
+            console_input: options.console.input,
+        })
+    }
+
+    /// What devices need of this machine.
+    pub fn vmm(&self) -> Arc<KvmVmm> {
+        self.vmm.clone()
+    }
+
+    /// Puts a device behind a root port of its own. It should be attached before the machine runs.
+    ///
+    /// # Errors
+    /// When there is no slot left, or the function was added before.
+    pub fn add_device(&mut self, device: Arc<dyn PassthroughDevice>) -> Result<(), MachineError> {
+        let address = device.address();
+        if self.io.pci.devices().any(|other| other.address() == address) {
+            return Err(MachineError::Twice { address });
+        }
+        let io = self.io_mut()?;
+        if !io.pci.add_port(device) {
+            return Err(MachineError::BusFull { limit: pci::SLOTS - 1 });
+        }
+        io.ecam_end += layout::ECAM_BUS;
+        Ok(())
+    }
+
+    /// Runs the guest until it ends or `stop` is requested. vCPUs are not in the guest afterwards, and the devices
+    /// are as the guest left them: detach them.
+    ///
+    /// # Errors
+    /// When the guest can't be loaded, KVM can't run it on, or a vCPU or device is stuck.
+    pub fn run(&mut self, stop: &Stop) -> Result<RunReport, MachineError> {
+        let input = self
+            .console_input
+            .take()
+            .map(|source| Input::start(self.io.serial.clone(), source))
+            .transpose()
+            .map_err(|source| MachineError::Thread { what: "console input", source })?;
+        let mut report = RunReport { end: End::Stopped, restarts: 0, exits: ExitCounts::default() };
+        loop {
+            self.prepare()?;
+            let threads = vcpu::start(std::mem::take(&mut self.vcpus), &self.io)?;
+            self.wait(stop);
+            let (vcpus, exits) = threads.stop(&self.io.lifecycle)?;
+            self.vcpus = vcpus;
+            report.exits.add(&exits);
+            let event = self.io.lifecycle.take();
+            report.end = match event {
+                Some(Event::Failed(error)) => return Err(error),
+                Some(Event::Shutdown) => End::Shutdown,
+                Some(Event::Reset) => End::Reboot,
+                Some(Event::TripleFault) => End::TripleFault,
+                None => End::Stopped,
+            };
+            let restart =
+                matches!(report.end, End::Reboot | End::TripleFault) && self.on_reboot == OnReboot::Restart;
+            if !restart {
+                break;
+            }
+            if stop.requested() {
+                report.end = End::Stopped;
+                break;
+            }
+            tracing::info!(reason = %report.end, "the guest restarts");
+            for device in self.io.pci.devices() {
+                device
+                    .reset()
+                    .map_err(|source| MachineError::Device { address: device.address(), source })?;
+            }
+            report.restarts += 1;
+        }
+        drop(input);
+        Ok(report)
+    }
+
+    /// Puts the machine into the state in which a guest starts.
+    fn prepare(&self) -> Result<(), MachineError> {
+        self.io.reset();
+        let last_bus = self.io.pci.place(&self.layout.mem64)?;
+        let platform = Platform { vcpus: self.vcpus.len() as u8, last_bus, mem64: self.layout.mem64.clone() };
+        let rsdp = acpi::write(&self.memory, &platform)?;
+        cpu::write_tables(&self.memory)?;
+        let entry = boot::load(&self.memory, &self.layout, &self.boot, rsdp)?;
+        self.chips.restore(&self.vm)?;
+        for (vcpu, pristine) in self.vcpus.iter().zip(&self.pristine) {
+            pristine.restore(vcpu)?;
+        }
+        match self.vcpus.first() {
+            Some(vcpu) => cpu::enter(vcpu, entry),
+            None => {
+                Err(MachineError::KvmLacks { what: "this machine's vCPUs: one was stuck in an earlier run" })
+            }
+        }
+    }
+
+    /// Waits until the guest ends or is to be ended.
+    fn wait(&self, stop: &Stop) {
+        let (wake, stop) = (sys::borrow(self.io.lifecycle.wake()), sys::borrow(stop.event()));
+        loop {
+            let mut fds = [PollFd::new(&wake, PollFlags::IN), PollFd::new(&stop, PollFlags::IN)];
+            match poll(&mut fds, None) {
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => {
+                    tracing::error!(%error, "waiting for the guest failed; it is ended");
+                    return;
+                }
+                Ok(_) => return,
+            }
+        }
+    }
+
+    fn io_mut(&mut self) -> Result<&mut Io, MachineError> {
+        Arc::get_mut(&mut self.io).ok_or(MachineError::Stuck { vcpu: 0, deadline: std::time::Duration::ZERO })
+    }
+}
+
+impl fmt::Debug for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Machine")
+            .field("layout", &self.layout)
+            .field("boot", &self.boot)
+            .field("vcpus", &self.pristine.len())
+            .finish_non_exhaustive()
+    }
+}
+
+fn open_kvm(path: &std::path::Path) -> Result<Kvm, MachineError> {
+    let no_kvm = |source| MachineError::NoKvm { path: path.to_owned(), source };
+    let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes())
+        .map_err(|_| no_kvm(io::ErrorKind::InvalidInput.into()))?;
+    let kvm =
+        Kvm::new_with_path(name).map_err(|error| no_kvm(io::Error::from_raw_os_error(error.errno())))?;
+    for (cap, what) in [
+        (Cap::Irqchip, "in-kernel interrupt controllers (KVM_CAP_IRQCHIP)"),
+        (Cap::UserMemory, "guest memory in user space (KVM_CAP_USER_MEMORY)"),
+        (Cap::Irqfd, "interrupts from eventfds (KVM_CAP_IRQFD)"),
+        (Cap::Ioeventfd, "notifications through eventfds (KVM_CAP_IOEVENTFD)"),
+        (Cap::ImmediateExit, "exits on demand (KVM_CAP_IMMEDIATE_EXIT)"),
+    ] {
+        if !kvm.check_extension(cap) {
+            return Err(MachineError::KvmLacks { what });
+        }
+    }
+    Ok(kvm)
+}

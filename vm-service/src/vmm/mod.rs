@@ -1,0 +1,50 @@
+//! The virtual machine: a KVM guest with memory, processors, ACPI, PCI Express, a serial console and virtio disks;
+//! enough to give it PCI devices superbly, and no more.
+//!
+//! There is no firmware: the guest's program is loaded straight into RAM (see [`boot`]), and the machine places
+//! BARs and bridge windows itself before the guest starts, which the guest keeps. The platform is chosen to make a
+//! boot take few exits: hardware-reduced ACPI, no PIT, no CMOS clock, no keyboard, no VGA, and only as many PCI
+//! buses as there are devices.
+//!
+//! ```no_run
+//! # use std::path::Path;
+//! # use vm_service::config::GuestConfig;
+//! # use vm_service::vmm::{Machine, MachineOptions, Stop};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let config: GuestConfig = unimplemented!();
+//! let mut machine = Machine::new(&config, MachineOptions::default())?;
+//! let vmm = machine.vmm(); // for `vm_passthrough::guest::VfioPciDevice::new`
+//! // machine.add_device(device)?;
+//! let stop = Stop::new()?; // `stop.request()` from any thread ends the guest
+//! let report = machine.run(&stop)?;
+//! println!("{}", report.end);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`boot`]: BootError
+
+mod acpi;
+mod boot;
+mod cpu;
+mod error;
+mod exits;
+mod io;
+pub mod layout;
+mod lifecycle;
+mod machine;
+mod memory;
+mod pci;
+mod serial;
+mod stop;
+mod sys;
+#[cfg(test)]
+mod testing;
+mod vcpu;
+
+pub use boot::BootError;
+pub use error::MachineError;
+pub use exits::{ExitCounts, HotSpot};
+pub use lifecycle::{End, OnReboot};
+pub use machine::{Console, Machine, MachineOptions, RunReport};
+pub use stop::Stop;

@@ -1,0 +1,47 @@
+//! Ends a running guest from another thread.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+/// Ends a running guest: [`request`](Self::request) it from any thread, also before the guest runs. Clones are the
+/// same handle.
+#[derive(Clone, Debug)]
+pub struct Stop(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    requested: AtomicBool,
+    event: EventFd,
+}
+
+impl Stop {
+    /// A handle that nobody has used.
+    ///
+    /// # Errors
+    /// When this process has no file descriptors left.
+    pub fn new() -> io::Result<Self> {
+        let event = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?;
+        Ok(Self(Arc::new(Inner { requested: AtomicBool::new(false), event })))
+    }
+
+    /// Asks that the guest be ended, as if its power were cut. It can't be taken back. This only stores a flag and
+    /// writes to an eventfd.
+    pub fn request(&self) {
+        self.0.requested.store(true, Ordering::Release);
+        // It fails only when the counter is full, and then it is readable.
+        let _ = self.0.event.write(1);
+    }
+
+    /// Whether it was asked.
+    pub fn requested(&self) -> bool {
+        self.0.requested.load(Ordering::Acquire)
+    }
+
+    /// Readable once it was asked; it must not be read.
+    pub(super) fn event(&self) -> &EventFd {
+        &self.0.event
+    }
+}

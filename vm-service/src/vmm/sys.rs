@@ -1,0 +1,32 @@
+//! The calls that Rust cannot check.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+
+use kvm_bindings::kvm_xsave;
+use kvm_ioctls::VcpuFd;
+use vm_memory::MmapRegion;
+use vmm_sys_util::eventfd::EventFd;
+
+/// Advises the Linux kernel to back RAM with huge pages.
+pub(super) fn advise_huge_pages(region: &MmapRegion) -> io::Result<()> {
+    // SAFETY: the range is exactly one live mapping, and the advice does not change its contents.
+    unsafe {
+        rustix::mm::madvise(region.as_ptr().cast(), region.size(), rustix::mm::Advice::LinuxHugepage)?;
+    }
+    Ok(())
+}
+
+/// An eventfd as a borrowed descriptor.
+pub(super) fn borrow(event: &EventFd) -> BorrowedFd<'_> {
+    // SAFETY: the descriptor is open for as long as the eventfd that the result borrows from.
+    unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
+}
+
+/// Sets the extended processor state of a vCPU.
+pub(super) fn set_xsave(vcpu: &VcpuFd, xsave: &kvm_xsave) -> Result<(), kvm_ioctls::Error> {
+    // SAFETY: `kvm_xsave` holds 4 KiB, and the state was read from a vCPU of this VM that has no larger state
+    // enabled: this process asks for no dynamically enabled feature (AMX).
+    unsafe { vcpu.set_xsave(xsave) }
+}

@@ -1,0 +1,87 @@
+//! A device for tests: an id, one 4 KiB memory BAR, and a count of resets.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use vm_passthrough::PciAddress;
+use vm_passthrough::guest::{DeviceError, PassthroughDevice};
+
+#[derive(Debug)]
+pub(crate) struct FakeDevice {
+    index: u8,
+    resets: AtomicUsize,
+    config: Mutex<[u8; 64]>,
+}
+
+impl FakeDevice {
+    pub(crate) const ID: u32 = 0x5678_1234;
+    const BAR_SIZE: u32 = 0x1000;
+
+    pub(crate) fn new(index: u8) -> Self {
+        let mut config = [0; 64];
+        config[..4].copy_from_slice(&Self::ID.to_le_bytes());
+        Self { index, resets: AtomicUsize::new(0), config: Mutex::new(config) }
+    }
+
+    pub(crate) fn resets(&self) -> usize {
+        self.resets.load(Ordering::Relaxed)
+    }
+
+    fn word(&self, at: usize) -> u32 {
+        u32::from_le_bytes(self.config.lock().unwrap()[at..at + 4].try_into().unwrap())
+    }
+}
+
+impl PassthroughDevice for FakeDevice {
+    fn address(&self) -> PciAddress {
+        PciAddress::new(0, 1, self.index, 0).unwrap()
+    }
+
+    fn attach(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn detach(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn config_read(&self, offset: u16, data: &mut [u8]) {
+        let config = self.config.lock().unwrap();
+        for (at, byte) in (usize::from(offset)..).zip(data) {
+            *byte = config.get(at).copied().unwrap_or(0);
+        }
+    }
+
+    fn config_write(&self, offset: u16, data: &[u8]) {
+        let mut config = self.config.lock().unwrap();
+        for (at, byte) in (usize::from(offset)..).zip(data) {
+            if at == 4 {
+                config[at] = byte & 7;
+            } else if (0x10..0x14).contains(&at) {
+                config[at] = byte & (!(Self::BAR_SIZE - 1)).to_le_bytes()[at - 0x10];
+            }
+        }
+    }
+
+    fn find_bar(&self, address: u64) -> Option<(u8, u64)> {
+        let offset = address.checked_sub(self.word(0x10).into())?;
+        (self.word(4) & 2 != 0 && offset < Self::BAR_SIZE.into()).then_some((0, offset))
+    }
+
+    fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) -> Result<(), DeviceError> {
+        if bar != 0 || offset + data.len() as u64 > Self::BAR_SIZE.into() {
+            return Err(DeviceError::OutOfRange { bar, offset, len: data.len() });
+        }
+        data.fill(0xa5);
+        Ok(())
+    }
+
+    fn bar_write(&self, _bar: u8, _offset: u64, _data: &[u8]) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn reset(&self) -> Result<(), DeviceError> {
+        self.resets.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}

@@ -1,0 +1,198 @@
+//! The thread that runs a vCPU.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
+use kvm_ioctls::{VcpuExit, VcpuFd};
+use vmm_sys_util::signal::{Killable as _, SIGRTMIN, register_signal_handler};
+
+use super::error::MachineError;
+use super::exits::{ExitCounts, HotSpot};
+use super::io::Io;
+use super::lifecycle::{Event, Lifecycle};
+
+/// How long vCPUs may take to leave the guest before they count as stuck.
+const STOP_DEADLINE: Duration = Duration::from_secs(10);
+/// How long a kicked vCPU has before it is kicked again. The signal could have come just before `KVM_RUN`, where it
+/// has no effect; a kick repeated closes that gap without a lock in the path of every exit.
+const KICK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// A vCPU that left the guest, with what it counted.
+type Left = (usize, VcpuFd, ExitCounts);
+
+/// The threads of all vCPUs of a machine.
+pub(super) struct VcpuThreads {
+    threads: Vec<JoinHandle<()>>,
+    left: Receiver<Left>,
+}
+
+extern "C" fn on_kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+
+/// Starts a thread for each vCPU.
+///
+/// # Errors
+/// When a thread can't be started; those that were are stopped again.
+pub(super) fn start(vcpus: Vec<VcpuFd>, io: &Arc<Io>) -> Result<VcpuThreads, MachineError> {
+    let failed = |source| MachineError::Thread { what: "vCPU", source };
+    // The handler does nothing; without one the signal would end the process.
+    register_signal_handler(SIGRTMIN(), on_kick)
+        .map_err(|error| failed(io::Error::from_raw_os_error(error.errno())))?;
+    let (sender, left) = channel();
+    let mut started = VcpuThreads { threads: Vec::new(), left };
+    for (index, vcpu) in vcpus.into_iter().enumerate() {
+        let (io_of_thread, sender_of_thread) = (io.clone(), sender.clone());
+        let thread = std::thread::Builder::new()
+            .name(format!("vcpu{index}"))
+            .spawn(move || run(index, vcpu, &io_of_thread, &sender_of_thread));
+        match thread {
+            Ok(thread) => started.threads.push(thread),
+            Err(source) => {
+                drop(sender);
+                started.stop(&io.lifecycle)?;
+                return Err(failed(source));
+            }
+        }
+    }
+    Ok(started)
+}
+
+impl VcpuThreads {
+    /// Makes all vCPUs leave the guest and returns them in order, with what they counted together.
+    ///
+    /// # Errors
+    /// When one did not leave within the deadline. Its thread then goes on as far as it gets.
+    pub(super) fn stop(self, lifecycle: &Lifecycle) -> Result<(Vec<VcpuFd>, ExitCounts), MachineError> {
+        lifecycle.stop();
+        let deadline = Instant::now() + STOP_DEADLINE;
+        let mut left: Vec<Option<VcpuFd>> = self.threads.iter().map(|_| None).collect();
+        let mut counts = ExitCounts::default();
+        loop {
+            let Some(missing) = left.iter().position(Option::is_none) else { break };
+            for (index, thread) in self.threads.iter().enumerate() {
+                // A thread that has ended but was not joined still takes signals.
+                if left[index].is_none()
+                    && let Err(error) = thread.kill(SIGRTMIN())
+                {
+                    tracing::debug!(index, %error, "a vCPU's thread could not be kicked");
+                }
+            }
+            match self.left.recv_timeout(KICK_INTERVAL) {
+                Ok((index, vcpu, counted)) => {
+                    counts.add(&counted);
+                    left[index] = Some(vcpu);
+                }
+                Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    return Err(MachineError::Stuck { vcpu: missing, deadline: STOP_DEADLINE });
+                }
+                Err(RecvTimeoutError::Disconnected) => return Err(panicked(missing)),
+            }
+        }
+        for (index, thread) in self.threads.into_iter().enumerate() {
+            // It has sent its vCPU, the last thing that it does.
+            thread.join().map_err(|_| panicked(index))?;
+        }
+        Ok((left.into_iter().flatten().collect(), counts))
+    }
+}
+
+fn panicked(vcpu: usize) -> MachineError {
+    MachineError::Vcpu { vcpu, reason: "its thread panicked; this is a bug of this program".into() }
+}
+
+/// Ends the whole guest when a vCPU's thread panics.
+struct EndOnPanic<'a> {
+    lifecycle: &'a Lifecycle,
+    vcpu: usize,
+}
+
+impl Drop for EndOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.lifecycle.announce(Event::Failed(panicked(self.vcpu)));
+        }
+    }
+}
+
+fn run(index: usize, mut vcpu: VcpuFd, io: &Io, left: &Sender<Left>) {
+    let _guard = EndOnPanic { lifecycle: &io.lifecycle, vcpu: index };
+    let mut counts = ExitCounts::default();
+    while !io.lifecycle.stopping() {
+        if let Some(event) = run_once(index, &mut vcpu, io, &mut counts) {
+            io.lifecycle.announce(event);
+        }
+    }
+    // KVM finishes an access at the next KVM_RUN. That must not happen after a reboot has set new registers, so do
+    // it now, without entering the guest.
+    vcpu.set_kvm_immediate_exit(1);
+    if let Err(error) = vcpu.run().map(|exit| tracing::debug!(?exit, "an access took two exits"))
+        && error.errno() != libc::EINTR
+    {
+        tracing::debug!(%error, "a vCPU's last access was not finished");
+    }
+    vcpu.set_kvm_immediate_exit(0);
+    // The receiver is gone when the machine has given up on this thread.
+    let _ = left.send((index, vcpu, counts));
+}
+
+/// Runs the guest until it leaves once.
+fn run_once(index: usize, vcpu: &mut VcpuFd, io: &Io, counts: &mut ExitCounts) -> Option<Event> {
+    const PAGE: u64 = 4096;
+    let failed = |reason: String| Some(Event::Failed(MachineError::Vcpu { vcpu: index, reason }));
+    match vcpu.run() {
+        Ok(VcpuExit::IoIn(port, data)) => {
+            counts.count(HotSpot::PortRead(port));
+            io.port_read(port, data);
+            None
+        }
+        Ok(VcpuExit::IoOut(port, data)) => {
+            counts.count(HotSpot::PortWrite(port));
+            io.port_write(port, data);
+            None
+        }
+        Ok(VcpuExit::MmioRead(address, data)) => {
+            counts.count(HotSpot::MemoryRead(address & !(PAGE - 1)));
+            io.memory_read(address, data);
+            None
+        }
+        Ok(VcpuExit::MmioWrite(address, data)) => {
+            counts.count(HotSpot::MemoryWrite(address & !(PAGE - 1)));
+            io.memory_write(address, data);
+            None
+        }
+        Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
+            counts.interrupted += 1;
+            None
+        }
+        Ok(VcpuExit::Intr) => {
+            counts.interrupted += 1;
+            None
+        }
+        other => {
+            counts.other += 1;
+            match other {
+                Ok(VcpuExit::Shutdown) => Some(Event::TripleFault),
+                Ok(VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_SHUTDOWN, _)) => Some(Event::Shutdown),
+                Ok(VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_RESET, _)) => Some(Event::Reset),
+                Ok(VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_CRASH, _)) => Some(Event::TripleFault),
+                Ok(VcpuExit::FailEntry(reason, cpu)) => failed(format!(
+                    "the processor refused to enter the guest (reason {reason:#x}, host CPU {cpu})"
+                )),
+                Ok(VcpuExit::InternalError) => {
+                    let at = vcpu.get_regs().map_or(0, |regs| regs.rip);
+                    failed(format!(
+                        "KVM met an instruction or a state that it can't handle at RIP {at:#x}; most often the guest ran into memory that is not its program"
+                    ))
+                }
+                Ok(exit) => {
+                    failed(format!("KVM left the guest with {exit:?}, which this machine does not use"))
+                }
+                Err(error) => failed(format!("KVM_RUN failed: {error}")),
+            }
+        }
+    }
+}
