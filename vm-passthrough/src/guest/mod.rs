@@ -1,10 +1,18 @@
 //! A device as its guest sees it, and what a VMM gives so that it can.
 
+mod bars;
+mod config;
+mod device;
+mod dma;
 mod interface;
+mod interrupts;
 mod kvm;
+mod msix;
 pub mod placement;
 mod routes;
+mod state;
 pub(crate) mod sys;
 
+pub use device::VfioPciDevice;
 pub use interface::{DeviceError, MapId, MsiMessage, PassthroughDevice, RamRegion, RouteId, Vmm, VmmError};
 pub use kvm::KvmVmm;

@@ -2,11 +2,13 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::sync::Arc;
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
 use vm_memory::MmapRegion;
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::vfio::Mapping;
 
@@ -69,4 +71,10 @@ pub(crate) fn clear_slot(vm: &VmFd, slot: u32, guest: u64) -> Result<(), kvm_ioc
     };
     // SAFETY: size 0 deletes the slot; no memory is named.
     unsafe { vm.set_user_memory_region(region) }
+}
+
+/// An eventfd of vmm-sys-util as a borrowed file descriptor.
+pub(super) fn borrow(eventfd: &EventFd) -> BorrowedFd<'_> {
+    // SAFETY: the descriptor is open for as long as `eventfd` lives, which outlives the result.
+    unsafe { BorrowedFd::borrow_raw(eventfd.as_raw_fd()) }
 }

@@ -16,8 +16,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod config;
+mod device;
 mod function;
 mod tree;
+mod vmm;
 
+pub use config::SimConfig;
+pub use device::{Fault, SimDevice, SimDeviceBuilder};
 pub use function::SimFunction;
 pub use tree::{FileWriter, SimHost};
+pub use vmm::{SimLog, SimSpace, SimVmm};

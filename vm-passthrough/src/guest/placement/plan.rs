@@ -109,7 +109,7 @@ pub struct PortRegisters {
 impl PortWindows {
     /// The values of the window registers. A closed window has its base above its limit.
     pub fn registers(&self) -> PortRegisters {
-        let closed = || PORT_UNIT..=0;
+        let closed = || RangeInclusive::new(PORT_UNIT, 0);
         let memory = self.memory.clone().unwrap_or_else(closed);
         let prefetchable = self.prefetchable.clone().unwrap_or_else(closed);
         let unit = |address: u64| (address >> 16) as u16 & 0xfff0;

@@ -139,7 +139,7 @@ fn says_what_does_not_fit_and_by_how_much() {
     check(&[function("a", true, &[bar(0, 1 << 63, true, true), bar(2, 1 << 63, true, true)])], "don't fit");
     check(&[function("a", true, &[bar(3, 12, false, false)])], "BAR 3 of a has the size 0xc");
     check(&[function("a", true, &[bar(3, 1 << 32, false, false)])], "BAR 3 of a has the size 0x100000000");
-    let inverted = Windows { low: 2..1, high: 0..0 };
+    let inverted = Windows { low: std::ops::Range { start: 2, end: 1 }, high: 0..0 };
     assert!(plan(&[], &inverted).unwrap_err().to_string().contains("ends before"));
     let wide = Windows { low: 0..FOUR_GIB_AND_ONE, high: 0..0 };
     assert!(plan(&[], &wide).unwrap_err().to_string().contains("above 4 GiB"));

@@ -1,0 +1,71 @@
+//! The type 0 header (PCI Express Base 6.0, 7.5.1.1 and 7.5.1.2).
+
+use super::{Builder, Register};
+
+/// Length of the header.
+pub(super) const SIZE: usize = 0x40;
+/// Command register.
+pub(in crate::guest) const COMMAND: u16 = 0x04;
+/// Decode memory.
+pub(in crate::guest) const COMMAND_MEMORY: u16 = 1 << 1;
+/// Master the bus: DMA and MSI.
+pub(in crate::guest) const COMMAND_MASTER: u16 = 1 << 2;
+/// Don't assert INTx.
+pub(in crate::guest) const COMMAND_INTX_DISABLE: u16 = 1 << 10;
+/// Status register.
+pub(super) const STATUS: u16 = 0x06;
+/// The capability list is there.
+pub(super) const STATUS_CAPABILITIES: u16 = 1 << 4;
+/// Base address registers.
+pub(in crate::guest) const BARS: u16 = 0x10;
+/// Start of the capability list.
+pub(super) const CAPABILITIES_POINTER: u16 = 0x34;
+
+/// Memory, bus master, parity error response, SERR.
+const COMMAND_THROUGH: u32 = 0x146;
+/// Master data parity error, and the five error bits at the top.
+const STATUS_CLEAR: u32 = 0xf900;
+/// Interrupt status and the capability bit are ours, the rest is the device's.
+const STATUS_LIVE: u32 = 0xffe7;
+
+/// All but the BARs and the capability pointer. Without a row: header type (0: the function is alone on its
+/// device), built-in self test, CardBus pointer, ROM, interrupt pin (no INTx).
+pub(super) const REGISTERS: &[Register] = &[
+    // Vendor and device ID: read from the device each time, so that a guest notices one that is gone.
+    Register { offset: 0x00, width: 4, keep: u32::MAX, live: u32::MAX, ..Register::NONE },
+    Register {
+        offset: COMMAND,
+        width: 2,
+        writable: COMMAND_THROUGH | COMMAND_INTX_DISABLE as u32,
+        through: COMMAND_THROUGH,
+        ..Register::NONE
+    },
+    Register {
+        offset: STATUS,
+        width: 2,
+        live: STATUS_LIVE,
+        through: STATUS_CLEAR,
+        clear: STATUS_CLEAR,
+        ..Register::NONE
+    },
+    // Revision and class.
+    Register { offset: 0x08, width: 4, keep: u32::MAX, ..Register::NONE },
+    // Cache line size.
+    Register { offset: 0x0c, width: 1, writable: 0xff, ..Register::NONE },
+    // Subsystem.
+    Register { offset: 0x2c, width: 4, keep: u32::MAX, ..Register::NONE },
+    // Interrupt line.
+    Register { offset: 0x3c, width: 1, writable: 0xff, ..Register::NONE },
+];
+
+/// For each of the six BAR registers: bits that the guest may write, and bits that read as one.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::guest) struct BarRegisters(pub(in crate::guest) [(u32, u32); 6]);
+
+/// Shows the BARs, without addresses yet.
+pub(super) fn add_bars(builder: &mut Builder<'_>, bars: &BarRegisters) {
+    for (offset, &(writable, fixed)) in (BARS..).step_by(4).zip(&bars.0) {
+        builder.rows(0, &[Register { offset, writable, ..Register::NONE }]);
+        builder.put(offset.into(), 4, fixed);
+    }
+}

@@ -1,0 +1,376 @@
+//! The config space that a guest sees.
+//!
+//! It is built once, from the bytes that the device shows at the start, by an allow list: a register reads zero and
+//! ignores writes unless a row of a table says otherwise. Each row ([`Register`]) says of every bit whether it is
+//! kept from the start, read from the device each time, writable by the guest, written through to the device, or
+//! cleared by writing 1.
+//!
+//! | part | the guest sees |
+//! | --- | --- |
+//! | header | [`header`]: no I/O BARs, no ROM, no INTx |
+//! | power management, MSI, MSI-X, PCI Express | virtualised: [`power`], [`msi`], [`msix`], [`express`] |
+//! | vendor-specific (0x09), and extended 0x000b, 0x0023 | the device's own registers: read and written through, within the length that they state. Drivers need them (virtio finds its registers there), and they reach no further than the device's BARs do |
+//! | advanced error reporting (0x0001) | read from the device, not writable: errors are the host's to clear |
+//! | device serial number (0x0003) | as it is (some network drivers choose their firmware by it) |
+//! | SR-IOV, ARI, ATS, PRI, PASID, resizable BARs | nothing: they act on the host's IOMMU, bus or address map |
+//! | vital product data | nothing: writes would outlast the guest, in the device's flash |
+//! | link and slot features, power budgeting, LTR, TPH, DOE, IDE, all that is not listed | nothing |
+//! | registers outside any capability | nothing |
+//!
+//! A hidden capability is unlinked from the chain; shown ones keep their offsets, as drivers may know them. Bytes of
+//! a capability that overlaps another shown one are hostile, and it is hidden too.
+
+pub(super) mod express;
+pub(super) mod header;
+pub(super) mod msi;
+pub(super) mod msix;
+pub(super) mod power;
+mod walk;
+
+use self::header::BarRegisters;
+use self::msi::Msi;
+use self::msix::Msix;
+use walk::Found;
+
+/// Size of config space.
+pub(super) const SIZE: usize = 4096;
+/// Where extended capabilities start.
+const EXTENDED: usize = 0x100;
+
+/// One row of a table: what the guest may do with the bits of a register. A bit in none of the masks reads zero.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Register {
+    /// Offset from the start of the header or capability.
+    pub(super) offset: u16,
+    /// Width in bytes: 1, 2 or 4.
+    pub(super) width: u8,
+    /// Bits that read what they were at the start, until written.
+    pub(super) keep: u32,
+    /// Bits that are read from the device each time.
+    pub(super) live: u32,
+    /// Bits that read what the guest wrote.
+    pub(super) writable: u32,
+    /// Bits that the guest's writes set in the device.
+    pub(super) through: u32,
+    /// Bits of the device that writing 1 clears: written as 0 unless they are also in `through` and the guest wrote
+    /// 1.
+    pub(super) clear: u32,
+}
+
+impl Register {
+    /// Reads zero, ignores writes.
+    pub(super) const NONE: Self =
+        Self { offset: 0, width: 4, keep: 0, live: 0, writable: 0, through: 0, clear: 0 };
+}
+
+/// The virtual config space of one function.
+#[derive(Clone, Debug)]
+pub(super) struct ConfigSpace {
+    /// What bits that are not live read.
+    shadow: Bytes,
+    /// The shadow after a reset.
+    power_on: Bytes,
+    live: Bytes,
+    writable: Bytes,
+    through: Bytes,
+    clear: Bytes,
+    /// Where the capabilities are that need acting on.
+    pub(super) power: Option<u16>,
+    pub(super) express: Option<u16>,
+    pub(super) msi: Option<Msi>,
+    pub(super) msix: Option<Msix>,
+}
+
+#[derive(Clone)]
+struct Bytes(Box<[u8; SIZE]>);
+
+impl std::fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("[…]")
+    }
+}
+
+impl Bytes {
+    fn zero() -> Self {
+        Self(Box::new([0; SIZE]))
+    }
+
+    fn put(&mut self, offset: usize, width: u8, value: u32) {
+        for (index, byte) in value.to_le_bytes().into_iter().take(width.into()).enumerate() {
+            if let Some(place) = self.0.get_mut(offset + index) {
+                *place = byte;
+            }
+        }
+    }
+}
+
+/// What decides, beside the device's bytes, how its config space looks.
+#[derive(Clone, Debug)]
+pub(super) struct Facts {
+    /// The BARs that the guest sees.
+    pub(super) bars: BarRegisters,
+    /// MSI vectors that VFIO has.
+    pub(super) msi_vectors: u32,
+    /// MSI-X vectors that VFIO has.
+    pub(super) msix_vectors: u32,
+    /// Sizes of the memory BARs, 0 for none: MSI-X structures must lie in them.
+    pub(super) bar_sizes: [u64; 6],
+    /// Whether the function can be reset on its own.
+    pub(super) reset: bool,
+}
+
+impl ConfigSpace {
+    /// Builds it from the device's bytes: 256 of them, or 4096.
+    pub(super) fn new(device: &[u8], facts: &Facts) -> Self {
+        let mut builder = Builder::new(device);
+        // The header has been taken by nobody yet.
+        builder.take(0, header::SIZE, header::SIZE);
+        builder.rows(0, header::REGISTERS);
+        header::add_bars(&mut builder, &facts.bars);
+
+        let pointer = usize::from(header::CAPABILITIES_POINTER);
+        let mut link = pointer;
+        for Found { id, offset, .. } in walk::capabilities(device) {
+            if add_capability(&mut builder, id, offset, facts) {
+                builder.put(offset, 2, id.into());
+                builder.put(link, 1, offset as u32);
+                link = offset + 1;
+            }
+        }
+        if link != pointer {
+            builder.put(header::STATUS.into(), 2, header::STATUS_CAPABILITIES.into());
+        }
+
+        // When the first one is hidden, an empty header there (ID 0, version 0) carries the link.
+        let mut link = EXTENDED;
+        for Found { id, offset, version } in walk::extended(device) {
+            if add_extended(&mut builder, id, offset) {
+                builder.put(offset, 4, u32::from(id) | u32::from(version & 0xf) << 16);
+                if link != offset {
+                    let header = builder.space.get32(link as u16);
+                    builder.put(link, 4, header & 0xf_ffff | (offset as u32) << 20);
+                }
+                link = offset;
+            }
+        }
+        let mut space = builder.space;
+        space.power_on = space.shadow.clone();
+        space
+    }
+
+    /// Forgets what the guest wrote.
+    pub(super) fn reset(&mut self) {
+        self.shadow = self.power_on.clone();
+    }
+
+    /// Whether a read of `len` bytes at `offset` needs the device's bytes.
+    pub(super) fn is_live(&self, offset: usize, len: usize) -> bool {
+        self.live.0.iter().skip(offset).take(len).any(|&mask| mask != 0)
+    }
+
+    /// Whether a write of `len` bytes at `offset` reaches the device.
+    pub(super) fn is_through(&self, offset: usize, len: usize) -> bool {
+        self.through.0.iter().skip(offset).take(len).any(|&mask| mask != 0)
+    }
+
+    /// Turns the device's bytes at `offset` into what the guest reads there.
+    pub(super) fn merge(&self, offset: usize, data: &mut [u8]) {
+        for (index, byte) in data.iter_mut().enumerate() {
+            let Some((&shadow, &live)) =
+                self.shadow.0.get(offset + index).zip(self.live.0.get(offset + index))
+            else {
+                return;
+            };
+            *byte = *byte & live | shadow & !live;
+        }
+    }
+
+    /// Takes a write of the guest into the shadow.
+    pub(super) fn write(&mut self, offset: usize, data: &[u8]) {
+        for (index, &byte) in data.iter().enumerate() {
+            let Some((shadow, &mask)) =
+                self.shadow.0.get_mut(offset + index).zip(self.writable.0.get(offset + index))
+            else {
+                return;
+            };
+            *shadow = *shadow & !mask | byte & mask;
+        }
+    }
+
+    /// What a write of the guest means for the device, which now has `device` there: bits that the guest may not
+    /// write stay, bits that clear themselves are not touched.
+    pub(super) fn compose(&self, offset: usize, data: &[u8], device: &mut [u8]) {
+        for (index, (device, &byte)) in device.iter_mut().zip(data).enumerate() {
+            let at = offset + index;
+            let Some((&through, &clear)) = self.through.0.get(at).zip(self.clear.0.get(at)) else { return };
+            *device = *device & !through & !clear | byte & through;
+        }
+    }
+
+    /// The shadow's 16 bits at `offset`; zero past the end.
+    pub(super) fn get16(&self, offset: u16) -> u16 {
+        let at = usize::from(offset);
+        match self.shadow.0.get(at..at + 2) {
+            Some(&[low, high]) => u16::from_le_bytes([low, high]),
+            _ => 0,
+        }
+    }
+
+    /// The shadow's 32 bits at `offset`; zero past the end.
+    pub(super) fn get32(&self, offset: u16) -> u32 {
+        u32::from(self.get16(offset)) | u32::from(self.get16(offset.saturating_add(2))) << 16
+    }
+
+    /// Sets the shadow's 32 bits at `offset`.
+    pub(super) fn set32(&mut self, offset: u16, value: u32) {
+        self.shadow.put(offset.into(), 4, value);
+    }
+}
+
+/// Adds what the guest may see of a capability; false if it sees nothing.
+fn add_capability(builder: &mut Builder<'_>, id: u16, offset: usize, facts: &Facts) -> bool {
+    match id {
+        0x01 => power::add(builder, offset),
+        0x05 => msi::add(builder, offset, facts),
+        0x09 => {
+            // Its length, the two bytes of the list included, is in the third byte.
+            let len = builder.byte(offset + 2).into();
+            builder.add_raw(offset, 2, len, EXTENDED)
+        }
+        0x10 => express::add(builder, offset, facts),
+        0x11 => msix::add(builder, offset, facts),
+        _ => false,
+    }
+}
+
+/// Adds what the guest may see of an extended capability; false if it sees nothing.
+fn add_extended(builder: &mut Builder<'_>, id: u16, offset: usize) -> bool {
+    match id {
+        // Advanced error reporting, up to the end of the header log.
+        0x0001 => {
+            if !builder.take(offset, 0x2c, SIZE) {
+                return false;
+            }
+            builder.set_live(offset + 4, 0x28);
+            true
+        }
+        // Serial number.
+        0x0003 => {
+            if !builder.take(offset, 12, SIZE) {
+                return false;
+            }
+            let keep = |offset| Register { offset, width: 4, keep: u32::MAX, ..Register::NONE };
+            builder.rows(offset, &[keep(4), keep(8)]);
+            true
+        }
+        // Vendor-specific, and designated vendor-specific: the length is in the upper 12 bits of the second register.
+        0x000b | 0x0023 => {
+            let len = usize::from(builder.word(offset + 6) >> 4);
+            builder.add_raw(offset, 4, len, SIZE)
+        }
+        _ => false,
+    }
+}
+
+/// A config space in the making.
+struct Builder<'a> {
+    /// The device's bytes.
+    device: &'a [u8],
+    /// Which bytes belong to the header or a shown capability.
+    taken: Vec<bool>,
+    space: ConfigSpace,
+}
+
+impl<'a> Builder<'a> {
+    fn new(device: &'a [u8]) -> Self {
+        let space = ConfigSpace {
+            shadow: Bytes::zero(),
+            power_on: Bytes::zero(),
+            live: Bytes::zero(),
+            writable: Bytes::zero(),
+            through: Bytes::zero(),
+            clear: Bytes::zero(),
+            power: None,
+            express: None,
+            msi: None,
+            msix: None,
+        };
+        Self { device, taken: vec![false; SIZE], space }
+    }
+
+    /// The device's byte; zero past its end.
+    fn byte(&self, at: usize) -> u8 {
+        self.device.get(at).copied().unwrap_or(0)
+    }
+
+    /// The device's 16 bits; zero past its end.
+    fn word(&self, at: usize) -> u16 {
+        u16::from_le_bytes([self.byte(at), self.byte(at + 1)])
+    }
+
+    /// The device's 32 bits; zero past its end.
+    fn dword(&self, at: usize) -> u32 {
+        u32::from(self.word(at)) | u32::from(self.word(at + 2)) << 16
+    }
+
+    /// Takes `len` bytes at `offset` for a capability; false, and nothing taken, when they reach `end` or belong to
+    /// another.
+    fn take(&mut self, offset: usize, len: usize, end: usize) -> bool {
+        let Some(range) = offset.checked_add(len).filter(|&last| last <= end).map(|last| offset..last) else {
+            return false;
+        };
+        let Some(taken) = self.taken.get_mut(range) else { return false };
+        if taken.contains(&true) {
+            return false;
+        }
+        taken.fill(true);
+        true
+    }
+
+    /// Shows registers of the header or capability at `base`.
+    fn rows(&mut self, base: usize, rows: &[Register]) {
+        for row in rows {
+            let at = base + usize::from(row.offset);
+            let width = usize::from(row.width);
+            let keep = row.keep.to_le_bytes();
+            for index in 0..width {
+                let device = self.byte(at + index);
+                if let Some(byte) = self.space.shadow.0.get_mut(at + index) {
+                    *byte |= device & keep[index];
+                }
+            }
+            for (bytes, mask) in [
+                (&mut self.space.live, row.live),
+                (&mut self.space.writable, row.writable),
+                (&mut self.space.through, row.through),
+                (&mut self.space.clear, row.clear),
+            ] {
+                bytes.put(at, row.width, mask);
+            }
+        }
+    }
+
+    /// Sets what the shadow reads.
+    fn put(&mut self, offset: usize, width: u8, value: u32) {
+        self.space.shadow.put(offset, width, value);
+    }
+
+    /// Has `len` bytes at `offset` read from the device.
+    fn set_live(&mut self, offset: usize, len: usize) {
+        if let Some(live) = self.space.live.0.get_mut(offset..offset + len) {
+            live.fill(0xff);
+        }
+    }
+
+    /// Shows a capability of `len` bytes as it is, read and written through from its byte `header` on.
+    fn add_raw(&mut self, offset: usize, header: usize, len: usize, end: usize) -> bool {
+        if len < header || !self.take(offset, len, end) {
+            return false;
+        }
+        self.set_live(offset + header, len - header);
+        if let Some(through) = self.space.through.0.get_mut(offset + header..offset + len) {
+            through.fill(0xff);
+        }
+        true
+    }
+}

@@ -1,0 +1,469 @@
+//! [`VfioPciDevice`]: a function behind VFIO as a device of a guest.
+
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use super::config::express::{DEVICE_CONTROL, DEVICE_CONTROL_RESET};
+use super::config::header::{BARS, COMMAND, COMMAND_INTX_DISABLE, COMMAND_MASTER};
+use super::config::power::{CONTROL, D3HOT, STATE};
+use super::config::{ConfigSpace, Facts, SIZE};
+use super::dma::DmaRam;
+use super::interrupts::Vectors;
+use super::state::{Decoded, State};
+use super::{DeviceError, PassthroughDevice, Vmm, bars};
+use crate::PciAddress;
+use crate::vfio::{AddressSpace, CONFIG_REGION, DeviceFile, MSI_IRQ, MSIX_IRQ, Result, VfioError};
+
+/// Most vectors of MSI (PCI Express Base 6.0, 7.7.1) and of MSI-X (7.7.2).
+const MSI_VECTORS: u32 = 32;
+const MSIX_VECTORS: u32 = 2048;
+
+/// A PCI function behind VFIO, as a device of a guest.
+///
+/// Until it is attached, and when the function is gone, the guest reads all ones and its writes are dropped.
+#[derive(Debug)]
+pub struct VfioPciDevice {
+    file: Arc<dyn DeviceFile>,
+    space: Arc<dyn AddressSpace>,
+    vmm: Arc<dyn Vmm>,
+    /// Sizes of the BARs by index.
+    sizes: [u64; 6],
+    /// Where the MSI-X table and pending bits are.
+    msix: Option<MsixPlaces>,
+    inner: Mutex<Inner>,
+    /// Where BARs decode. Apart from `inner`, as a VMM asks every device about every exit: none may wait for the
+    /// reset of another.
+    decoded: RwLock<Vec<Decoded>>,
+    /// Whether config space could not be read: the function is gone.
+    gone: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Inner {
+    state: State,
+    attached: Option<Attached>,
+}
+
+/// What is undone when a device is detached.
+#[derive(Debug)]
+struct Attached {
+    ram: DmaRam,
+    told: bool,
+}
+
+#[derive(Clone, Debug)]
+struct MsixPlaces {
+    table: (u8, Range<u64>),
+    pending: (u8, Range<u64>),
+}
+
+impl VfioPciDevice {
+    /// Makes a device of `file`, for a guest whose DMA address space is `space` and which `vmm` runs. Reads the
+    /// device, changes nothing.
+    ///
+    /// # Errors
+    /// When the device can't be read, is no endpoint, or gives answers that cannot be.
+    pub fn new(
+        file: Arc<dyn DeviceFile>,
+        space: Arc<dyn AddressSpace>,
+        vmm: Arc<dyn Vmm>,
+    ) -> Result<Arc<Self>, DeviceError> {
+        let config = read_config(&*file)?;
+        let bars = bars::find(&*file, &config)?;
+        let (msi_vectors, _) = vectors(&*file, MSI_IRQ, MSI_VECTORS)?;
+        let (msix_vectors, growable) = vectors(&*file, MSIX_IRQ, MSIX_VECTORS)?;
+        let sizes = bars::sizes(&bars);
+        let facts = Facts {
+            bars: bars::registers(&bars),
+            msi_vectors,
+            msix_vectors,
+            bar_sizes: sizes,
+            reset: file.info().reset,
+        };
+        let config = ConfigSpace::new(&config, &facts);
+        let msi_count = config.msi.map_or(0, |msi| msi.capable);
+        let msix_count = config.msix.map_or(0, |msix| msix.vectors);
+        let msix = config.msix.map(|msix| MsixPlaces {
+            table: (msix.table.0, msix.table.1..msix.table.1 + msix.table_len()),
+            pending: (msix.pending.0, msix.pending.1..msix.pending.1 + msix.pending_len()),
+        });
+        let irqs = (
+            Vectors::new(file.clone(), vmm.clone(), MSI_IRQ, msi_count, false),
+            Vectors::new(file.clone(), vmm.clone(), MSIX_IRQ, msix_count, growable),
+        );
+        let state = State::new(file.clone(), vmm.clone(), config, bars, irqs);
+        Ok(Arc::new(Self {
+            file,
+            space,
+            vmm,
+            sizes,
+            msix,
+            inner: Mutex::new(Inner { state, attached: None }),
+            decoded: RwLock::default(),
+            gone: AtomicBool::new(false),
+        }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes where BARs decode, for [`PassthroughDevice::find_bar`].
+    fn publish(&self, state: &State) {
+        *self.decoded.write().unwrap_or_else(PoisonError::into_inner) = state.decoded();
+    }
+
+    /// Reads the device's config space; a failure means that it is gone.
+    fn read_device(&self, offset: usize, data: &mut [u8]) -> Result<()> {
+        let result = self.file.read(CONFIG_REGION, offset as u64, data);
+        self.note_gone(result)
+    }
+
+    fn write_device(&self, offset: usize, data: &[u8]) -> Result<()> {
+        let result = self.file.write(CONFIG_REGION, offset as u64, data);
+        self.note_gone(result)
+    }
+
+    fn note_gone(&self, result: Result<()>) -> Result<()> {
+        if let Err(error) = &result
+            && !self.gone.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!(device = %self.address(), %error, "the device is gone: its guest reads all ones");
+        }
+        result
+    }
+
+    /// Stops DMA, decoding and INTx in the device.
+    fn quiesce(&self) -> Result<()> {
+        self.write_device(COMMAND.into(), &COMMAND_INTX_DISABLE.to_le_bytes())
+    }
+
+    /// Resets the function, with the guest's view already cleared.
+    fn reset_function(&self) -> Result<()> {
+        self.file.wake()?;
+        self.quiesce()?;
+        let report = self.file.reset_and_prove()?;
+        tracing::debug!(device = %self.address(), ?report, "the device was reset");
+        self.quiesce()?;
+        self.gone.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Takes everything from the guest and resets the function. Does all of it even if a part fails, and returns the
+    /// first failure.
+    fn clear_and_reset(&self, state: &mut State) -> Result<(), DeviceError> {
+        let master = self.stop_master();
+        let cleared = state.clear();
+        self.publish(state);
+        let reset = self.reset_function();
+        master.map_err(DeviceError::from).and(cleared).and(reset.map_err(DeviceError::from))
+    }
+
+    /// Stops the device's DMA and MSI, and nothing else.
+    fn stop_master(&self) -> Result<()> {
+        let mut command = [0; 2];
+        self.read_device(COMMAND.into(), &mut command)?;
+        let command = u16::from_le_bytes(command) & !COMMAND_MASTER;
+        self.write_device(COMMAND.into(), &command.to_le_bytes())
+    }
+
+    /// Reads at most 4 bytes of config space of an attached device.
+    fn read_chunk(&self, state: &mut State, offset: usize, data: &mut [u8]) -> Result<()> {
+        if state.config.is_live(offset, data.len()) {
+            self.read_device(offset, data)?;
+        }
+        if let Some(at) = state.config.msi.and_then(|msi| msi.pending())
+            && overlaps(offset, data.len(), at.into(), 4)
+        {
+            let pending = state.msi.pending(0) as u32;
+            state.config.set32(at, pending);
+        }
+        state.config.merge(offset, data);
+        Ok(())
+    }
+
+    /// Writes at most 4 bytes of config space of an attached device.
+    fn write_chunk(&self, state: &mut State, offset: usize, data: &[u8]) -> Result<(), DeviceError> {
+        let len = data.len();
+        let mut chunk = [0; 4];
+        let Some(data_copy) = chunk.get_mut(..len) else { return Ok(()) };
+        data_copy.copy_from_slice(data);
+        let data = data_copy;
+
+        if let Some(express) = state.config.express {
+            let high = usize::from(express + DEVICE_CONTROL) + 1;
+            let reset = (DEVICE_CONTROL_RESET >> 8) as u8;
+            if high.checked_sub(offset).and_then(|at| data.get(at)).is_some_and(|byte| byte & reset != 0)
+                && self.file.info().reset
+            {
+                return self.clear_and_reset(state);
+            }
+        }
+        if let Some(power) = state.config.power {
+            let control = usize::from(power + CONTROL);
+            let now = state.config.get16(power + CONTROL) & STATE;
+            if let Some(byte) = control.checked_sub(offset).and_then(|at| data.get_mut(at)) {
+                // D1 and D2 are not offered: a write of an unsupported state changes nothing.
+                if !matches!(u16::from(*byte) & STATE, 0 | D3HOT) {
+                    *byte = *byte & !(STATE as u8) | now as u8;
+                }
+            }
+        }
+
+        let moved = overlaps(offset, len, COMMAND.into(), 2)
+            || overlaps(offset, len, BARS.into(), 24)
+            || state.config.power.is_some_and(|power| overlaps(offset, len, (power + CONTROL).into(), 2));
+        state.config.write(offset, data);
+        if moved {
+            let withdrawn = state.withdraw_bars();
+            self.publish(state);
+            withdrawn?;
+        }
+        if state.config.is_through(offset, len) {
+            let mut device = [0; 4];
+            if let Some(device) = device.get_mut(..len) {
+                self.read_device(offset, device)?;
+                state.config.compose(offset, data, device);
+                self.write_device(offset, device)?;
+            }
+        }
+        if moved {
+            state.expose_bars();
+            self.publish(state);
+        }
+        if state.config.msi.is_some_and(|msi| msi.touched(offset, len)) {
+            state.sync_msi()?;
+        }
+        if state.config.msix.is_some_and(|msix| msix.touched(offset, len)) {
+            state.sync_msix()?;
+        }
+        Ok(())
+    }
+
+    /// Attaches a device that is not. Undoes everything if a part fails.
+    fn attach_now(&self) -> Result<Attached, DeviceError> {
+        self.reset_function()?;
+        let told = match self.file.kvm_file() {
+            Some(file) => {
+                self.vmm.add_vfio_file(file)?;
+                true
+            }
+            None => false,
+        };
+        match DmaRam::map(&self.space, &self.vmm.ram()) {
+            Ok(ram) => Ok(Attached { ram, told }),
+            Err(error) => {
+                if let Some(file) = self.file.kvm_file().filter(|_| told)
+                    && let Err(error) = self.vmm.remove_vfio_file(file)
+                {
+                    tracing::error!(device = %self.address(), %error, "the hypervisor keeps a device that was not attached");
+                }
+                Err(error.into())
+            }
+        }
+    }
+
+    fn forget(&self, file: Option<BorrowedFd<'_>>) -> Result<(), DeviceError> {
+        file.map_or(Ok(()), |file| self.vmm.remove_vfio_file(file).map_err(DeviceError::from))
+    }
+
+    /// Checks that an access lies in a BAR.
+    fn check(&self, bar: u8, offset: u64, len: usize) -> Result<(), DeviceError> {
+        let size = self.sizes.get(usize::from(bar)).copied().unwrap_or(0);
+        match offset.checked_add(len as u64) {
+            Some(end) if end <= size => Ok(()),
+            _ => Err(DeviceError::OutOfRange { bar, offset, len }),
+        }
+    }
+
+    /// The MSI-X structures, if the access touches one.
+    fn msix_at(&self, bar: u8, offset: u64, len: usize) -> Option<&MsixPlaces> {
+        let end = offset + len as u64;
+        let hit = |place: &(u8, Range<u64>)| place.0 == bar && offset < place.1.end && place.1.start < end;
+        self.msix.as_ref().filter(|msix| hit(&msix.table) || hit(&msix.pending))
+    }
+}
+
+impl PassthroughDevice for VfioPciDevice {
+    fn address(&self) -> PciAddress {
+        self.file.address()
+    }
+
+    fn attach(&self) -> Result<(), DeviceError> {
+        let mut inner = self.lock();
+        if inner.attached.is_none() {
+            inner.state.config.reset();
+            inner.state.table.reset();
+            inner.attached = Some(self.attach_now()?);
+        }
+        Ok(())
+    }
+
+    fn detach(&self) -> Result<(), DeviceError> {
+        let mut inner = self.lock();
+        let Some(Attached { ram, told }) = inner.attached.take() else { return Ok(()) };
+        let stopped = self.clear_and_reset(&mut inner.state);
+        inner.state.forget_mappings();
+        let forgotten = self.forget(self.file.kvm_file().filter(|_| told));
+        let unmapped = ram.unmap().map_err(DeviceError::from);
+        stopped.and(forgotten).and(unmapped)
+    }
+
+    fn config_read(&self, offset: u16, data: &mut [u8]) {
+        data.fill(0xff);
+        let mut inner = self.lock();
+        if inner.attached.is_none() {
+            return;
+        }
+        let offset = usize::from(offset);
+        let len = data.len().min(SIZE.saturating_sub(offset));
+        let Some(inside) = data.get_mut(..len) else { return };
+        for (index, chunk) in inside.chunks_mut(4).enumerate() {
+            if self.gone.load(Ordering::Relaxed)
+                || self.read_chunk(&mut inner.state, offset + index * 4, chunk).is_err()
+            {
+                chunk.fill(0xff);
+            }
+        }
+    }
+
+    fn config_write(&self, offset: u16, data: &[u8]) {
+        let mut inner = self.lock();
+        if inner.attached.is_none() || self.gone.load(Ordering::Relaxed) {
+            return;
+        }
+        let offset = usize::from(offset);
+        let Some(inside) = data.get(..data.len().min(SIZE.saturating_sub(offset))) else { return };
+        for (index, chunk) in inside.chunks(4).enumerate() {
+            if let Err(error) = self.write_chunk(&mut inner.state, offset + index * 4, chunk) {
+                // A guest may cause this as often as it likes.
+                tracing::debug!(device = %self.address(), offset, %error, "a config write of the guest failed");
+            }
+        }
+    }
+
+    fn find_bar(&self, address: u64) -> Option<(u8, u64)> {
+        let decoded = self.decoded.read().unwrap_or_else(PoisonError::into_inner);
+        decoded.iter().find_map(|&(bar, base, size)| {
+            address.checked_sub(base).filter(|&offset| offset < size).map(|offset| (bar, offset))
+        })
+    }
+
+    fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) -> Result<(), DeviceError> {
+        data.fill(0xff);
+        self.check(bar, offset, data.len())?;
+        let Some(msix) = self.msix_at(bar, offset, data.len()) else {
+            let result = self.file.read(bar.into(), offset, data);
+            if result.is_err() {
+                data.fill(0xff);
+            }
+            return Ok(result?);
+        };
+        let inner = self.lock();
+        let mut pending = (None, 0u64);
+        for (at, byte) in (offset..).zip(data) {
+            if msix.table.0 == bar && msix.table.1.contains(&at) {
+                *byte = inner.state.table.byte(at - msix.table.1.start);
+            } else if msix.pending.0 == bar && msix.pending.1.contains(&at) {
+                let at = at - msix.pending.1.start;
+                let first = (at / 8 * 64) as u32;
+                if pending.0 != Some(first) {
+                    pending = (Some(first), inner.state.msix.pending(first));
+                }
+                *byte = (pending.1 >> (at % 8 * 8)) as u8;
+            } else {
+                let mut single = [0xff];
+                self.file.read(bar.into(), at, &mut single)?;
+                *byte = single[0];
+            }
+        }
+        Ok(())
+    }
+
+    fn bar_write(&self, bar: u8, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
+        self.check(bar, offset, data.len())?;
+        let Some(msix) = self.msix_at(bar, offset, data.len()) else {
+            return Ok(self.file.write(bar.into(), offset, data)?);
+        };
+        let mut inner = self.lock();
+        if inner.attached.is_none() {
+            return Ok(());
+        }
+        let end = offset + data.len() as u64;
+        // What of the access lies in the table, then what lies in neither structure; pending bits can't be written.
+        if msix.table.0 == bar {
+            let inside = offset.max(msix.table.1.start)..end.min(msix.table.1.end);
+            if let Some(part) = slice(data, offset, &inside)
+                && let Some(vectors) = inner.state.table.write(inside.start - msix.table.1.start, part)
+            {
+                inner.state.sync_vectors(vectors)?;
+            }
+        }
+        for (at, byte) in (offset..).zip(data) {
+            let ours = |place: &(u8, Range<u64>)| place.0 == bar && place.1.contains(&at);
+            if !ours(&msix.table) && !ours(&msix.pending) {
+                self.file.write(bar.into(), at, std::slice::from_ref(byte))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn reset(&self) -> Result<(), DeviceError> {
+        let mut inner = self.lock();
+        if inner.attached.is_none() { Ok(()) } else { self.clear_and_reset(&mut inner.state) }
+    }
+}
+
+impl Drop for VfioPciDevice {
+    fn drop(&mut self) {
+        if let Err(error) = self.detach() {
+            tracing::error!(device = %self.address(), %error, "the device could not be detached in order");
+        }
+    }
+}
+
+/// The part of `data`, which starts at `offset`, that lies in `range`.
+fn slice<'a>(data: &'a [u8], offset: u64, range: &Range<u64>) -> Option<&'a [u8]> {
+    let start = usize::try_from(range.start.checked_sub(offset)?).ok()?;
+    let end = usize::try_from(range.end.checked_sub(offset)?).ok()?;
+    data.get(start..end)
+}
+
+fn overlaps(offset: usize, len: usize, start: usize, size: usize) -> bool {
+    offset < start + size && start < offset + len
+}
+
+/// All of the device's config space: 256 or 4096 bytes.
+fn read_config(file: &dyn DeviceFile) -> Result<Vec<u8>> {
+    let nonsense = |what: String| VfioError::Nonsense {
+        operation: "a read of config space",
+        path: file.address().to_string(),
+        what,
+    };
+    let size = file.region(CONFIG_REGION)?.size;
+    let size = if size >= SIZE as u64 { SIZE } else { 256.min(size as usize) };
+    let mut config = vec![0; size];
+    file.read(CONFIG_REGION, 0, &mut config)?;
+    match config.get(..16) {
+        None => Err(nonsense(format!("{size} bytes, which are too few"))),
+        Some([0xff, 0xff, 0xff, 0xff, ..]) => {
+            Err(nonsense("all ones: it is gone, without power, or hung".into()))
+        }
+        Some(header) => match header.get(14).map(|kind| kind & 0x7f) {
+            Some(0) => Ok(config),
+            Some(kind) => Err(nonsense(format!("header type {kind}, where an endpoint has 0"))),
+            None => Err(nonsense("no header".into())),
+        },
+    }
+}
+
+/// How many vectors VFIO has of an interrupt index, and whether it can enable more while some are.
+fn vectors(file: &dyn DeviceFile, index: u32, most: u32) -> Result<(u32, bool)> {
+    let info = file.irq(index)?;
+    if info.count == 0 || !info.eventfd {
+        return Ok((0, false));
+    }
+    Ok((info.count.min(most), !info.noresize))
+}

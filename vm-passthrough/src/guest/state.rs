@@ -1,0 +1,208 @@
+//! What a guest has set up of its device, and the steps that make it so: BARs in the guest's memory, interrupts in
+//! VFIO and the VMM.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::bars::Bar;
+use super::config::ConfigSpace;
+use super::config::header::{BARS, COMMAND, COMMAND_MEMORY};
+use super::config::power::{CONTROL, STATE};
+use super::interrupts::Vectors;
+use super::msix::Table;
+use super::{DeviceError, MapId, Vmm};
+use crate::vfio::{DeviceFile, Mapping};
+
+/// The changing part of a device.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) config: ConfigSpace,
+    pub(super) table: Table,
+    pub(super) msi: Vectors,
+    pub(super) msix: Vectors,
+    places: Vec<Place>,
+    file: Arc<dyn DeviceFile>,
+    vmm: Arc<dyn Vmm>,
+}
+
+/// A BAR, and where it is in the guest.
+#[derive(Debug)]
+struct Place {
+    bar: Bar,
+    /// Parts to map, each with its mapping into this process once there is one.
+    pieces: Vec<(Range<u64>, Option<Arc<dyn Mapping>>)>,
+    /// Guest-physical address that it decodes, and what is mapped into the guest there.
+    decoded: Option<(u64, Vec<MapId>)>,
+}
+
+/// Where a BAR decodes: its index, address and size.
+pub(super) type Decoded = (u8, u64, u64);
+
+impl State {
+    pub(super) fn new(
+        file: Arc<dyn DeviceFile>,
+        vmm: Arc<dyn Vmm>,
+        config: ConfigSpace,
+        bars: Vec<Bar>,
+        irqs: (Vectors, Vectors),
+    ) -> Self {
+        let page = rustix::param::page_size() as u64;
+        let places = bars
+            .into_iter()
+            .map(|bar| {
+                let pieces = bar.pieces(&trapped(&config, bar.index), page);
+                Place { bar, pieces: pieces.into_iter().map(|piece| (piece, None)).collect(), decoded: None }
+            })
+            .collect();
+        let vectors = config.msix.map_or(0, |msix| msix.vectors);
+        Self { config, table: Table::new(vectors), msi: irqs.0, msix: irqs.1, places, file, vmm }
+    }
+
+    /// Where BARs decode now.
+    pub(super) fn decoded(&self) -> Vec<Decoded> {
+        self.places
+            .iter()
+            .filter_map(|place| Some((place.bar.index, place.decoded.as_ref()?.0, place.bar.size)))
+            .collect()
+    }
+
+    /// Takes BARs from the guest that do not decode where they did. Must come before the device stops decoding: a
+    /// guest that reaches a mapped BAR of a device that does not would be stopped.
+    pub(super) fn withdraw_bars(&mut self) -> Result<(), DeviceError> {
+        let mut result = Ok(());
+        for index in 0..self.places.len() {
+            let wanted = self.wanted(index);
+            let Some(place) = self.places.get_mut(index) else { continue };
+            if place.decoded.as_ref().is_some_and(|(address, _)| Some(*address) != wanted) {
+                for id in place.decoded.take().into_iter().flat_map(|(_, ids)| ids) {
+                    result = result.and(self.vmm.unmap(id).map_err(DeviceError::from));
+                }
+            }
+        }
+        result
+    }
+
+    /// Gives the guest the BARs that decode now. A part that can't be mapped is served by exits.
+    pub(super) fn expose_bars(&mut self) {
+        for index in 0..self.places.len() {
+            let wanted = self.wanted(index);
+            let Some((place, address)) = self.places.get_mut(index).zip(wanted) else { continue };
+            if place.decoded.is_some() {
+                continue;
+            }
+            let mut ids = Vec::with_capacity(place.pieces.len());
+            for (range, mapping) in &mut place.pieces {
+                match map_piece(&*self.file, &*self.vmm, &place.bar, range, mapping, address) {
+                    Ok(id) => ids.push(id),
+                    Err(error) => tracing::debug!(
+                        device = %self.file.address(),
+                        bar = place.bar.index,
+                        %error,
+                        "a part of a BAR is not mapped into the guest: its accesses exit to the VMM"
+                    ),
+                }
+            }
+            place.decoded = Some((address, ids));
+        }
+    }
+
+    /// The address that a BAR is to decode now.
+    fn wanted(&self, index: usize) -> Option<u64> {
+        let bar = &self.places.get(index)?.bar;
+        let on = self.config.get16(COMMAND) & COMMAND_MEMORY != 0;
+        let awake = self.config.power.is_none_or(|offset| self.config.get16(offset + CONTROL) & STATE == 0);
+        if !on || !awake {
+            return None;
+        }
+        let offset = BARS + u16::from(bar.index) * 4;
+        let low = u64::from(self.config.get32(offset) & !0xf);
+        let high = if bar.wide { u64::from(self.config.get32(offset + 4)) << 32 } else { 0 };
+        let address = high | low;
+        // Address 0 is where a BAR without an address is; all ones is what a size probe leaves.
+        (address != 0 && address.checked_add(bar.size).is_some()).then_some(address)
+    }
+
+    /// Makes MSI as the guest programmed it.
+    pub(super) fn sync_msi(&mut self) -> Result<(), DeviceError> {
+        let Some(msi) = self.config.msi else { return Ok(()) };
+        let count = msi.enabled(&self.config);
+        if self.msi.enabled() != count {
+            self.msi.disable()?;
+            if count == 0 {
+                return Ok(());
+            }
+            self.msi.enable_all(count)?;
+        }
+        let mut result = Ok(());
+        for vector in 0..count {
+            result = result.and(self.msi.set(vector, msi.message(&self.config, vector, count)));
+        }
+        result
+    }
+
+    /// Makes MSI-X as the guest programmed it in its control register.
+    pub(super) fn sync_msix(&mut self) -> Result<(), DeviceError> {
+        let Some(msix) = self.config.msix else { return Ok(()) };
+        if !msix.enabled(&self.config).0 {
+            return self.msix.disable();
+        }
+        self.msix.enable()?;
+        self.sync_vectors(0..=msix.vectors - 1)
+    }
+
+    /// Makes vectors as the guest programmed them in the table.
+    pub(super) fn sync_vectors(&mut self, vectors: std::ops::RangeInclusive<u32>) -> Result<(), DeviceError> {
+        let Some(msix) = self.config.msix else { return Ok(()) };
+        let (enabled, masked) = msix.enabled(&self.config);
+        if !enabled {
+            return Ok(());
+        }
+        let mut result = Ok(());
+        for vector in vectors {
+            let message = if masked { None } else { self.table.message(vector) };
+            result = result.and(self.msix.set(vector, message));
+        }
+        result
+    }
+
+    /// Takes interrupts and BARs from the guest and forgets what it wrote. Does all of it even if a part fails, and
+    /// returns the first failure.
+    pub(super) fn clear(&mut self) -> Result<(), DeviceError> {
+        self.config.reset();
+        self.table.reset();
+        let interrupts = self.msi.disable().and(self.msix.disable());
+        interrupts.and(self.withdraw_bars())
+    }
+
+    /// Drops the mappings of BARs into this process.
+    pub(super) fn forget_mappings(&mut self) {
+        for place in self.places.iter_mut().filter(|place| place.decoded.is_none()) {
+            place.pieces.iter_mut().for_each(|(_, mapping)| *mapping = None);
+        }
+    }
+}
+
+fn map_piece(
+    file: &dyn DeviceFile,
+    vmm: &dyn Vmm,
+    bar: &Bar,
+    range: &Range<u64>,
+    mapping: &mut Option<Arc<dyn Mapping>>,
+    address: u64,
+) -> Result<MapId, DeviceError> {
+    let memory = match mapping {
+        Some(memory) => memory,
+        None => mapping.insert(file.map(bar.index.into(), range.start, range.end - range.start)?),
+    };
+    Ok(vmm.map(address + range.start, memory.clone())?)
+}
+
+/// The parts of a BAR that the guest must not reach directly: the MSI-X table and the pending bits.
+fn trapped(config: &ConfigSpace, bar: u8) -> Vec<Range<u64>> {
+    let Some(msix) = config.msix else { return Vec::new() };
+    [(msix.table, msix.table_len()), (msix.pending, msix.pending_len())]
+        .into_iter()
+        .filter(|((index, _), _)| *index == bar)
+        .map(|((_, start), len)| start..start + len)
+        .collect()
+}
