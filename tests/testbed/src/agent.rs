@@ -1,14 +1,24 @@
 //! The init process of L1 and of Linux guests in L2: sets the machine up, runs its side of the scenario, reports,
 //! powers off.
 
+mod canary;
+mod data;
+mod disk;
+mod guest;
 mod init;
 mod l1;
 mod l2;
+mod log;
 mod pci;
 mod wait;
 
+pub use canary::Canary;
+pub use data::{check_pattern, pattern};
+pub use disk::NvmeDisk;
+pub use guest::{Ended, Engine, Guest, GuestPlan, Program};
 pub use l1::{Finished, L1};
 pub use l2::L2;
+pub use log::kernel_log;
 pub use pci::Function;
 pub use wait::wait_until;
 
@@ -49,7 +59,7 @@ fn work() -> Result<()> {
     let variant = Variant::parse(&variant).with_context(|| format!("there is no variant {variant}"))?;
     match parameter("testbed.level")?.as_str() {
         "1" => {
-            let mut l1 = L1::new(variant)?;
+            let mut l1 = L1::new(scenario.name, variant)?;
             let verdict = judge(|| init::load_modules().and_then(|()| (scenario.l1)(&mut l1)));
             l1.report(&verdict);
         }

@@ -12,13 +12,15 @@ use super::wait_until;
 use crate::report::Report;
 use crate::scenario::Variant;
 
-const VM_SERVICE: &str = "/bin/vm-service";
+pub(super) const VM_SERVICE: &str = "/bin/vm-service";
 
 /// L1 and its line to the testbed.
 #[derive(Debug)]
 pub struct L1 {
     /// Which VFIO back end this Linux kernel has.
     pub variant: Variant,
+    /// The scenario's name.
+    pub scenario: &'static str,
     channel: File,
 }
 
@@ -56,9 +58,9 @@ impl Finished {
 }
 
 impl L1 {
-    pub(super) fn new(variant: Variant) -> Result<Self> {
+    pub(super) fn new(scenario: &'static str, variant: Variant) -> Result<Self> {
         let channel = OpenOptions::new().write(true).open("/dev/ttyS1").context("can't open /dev/ttyS1")?;
-        let mut l1 = Self { variant, channel };
+        let mut l1 = Self { variant, scenario, channel };
         l1.report(&Report::Up { level: 1, kernel: kernel_release() });
         Ok(l1)
     }

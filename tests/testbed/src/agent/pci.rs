@@ -61,6 +61,40 @@ impl Function {
         self.link("driver")
     }
 
+    /// How its interrupts are delivered, `msi` or `msix`, one entry per vector; empty when they are not messages.
+    pub fn message_vectors(&self) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(self.path().join("msi_irqs")) else { return Vec::new() };
+        entries
+            .flatten()
+            .filter_map(|entry| Some(fs::read_to_string(entry.path()).ok()?.trim().to_owned()))
+            .collect()
+    }
+
+    /// Gives it to `driver` by hand, as operators do: `driver_override`, unbind, probe.
+    ///
+    /// # Errors
+    /// When the Linux kernel refuses, or another driver has it afterwards.
+    pub fn bind(&self, driver: Option<&str>) -> Result<()> {
+        fs::write(self.path().join("driver_override"), driver.unwrap_or("\n"))
+            .with_context(|| format!("can't set driver_override of {}", self.address))?;
+        if self.driver().is_some() {
+            fs::write(self.path().join("driver/unbind"), &self.address)
+                .with_context(|| format!("can't unbind {}", self.address))?;
+        }
+        fs::write("/sys/bus/pci/drivers_probe", &self.address)
+            .with_context(|| format!("can't probe drivers for {}", self.address))?;
+        match driver {
+            Some(driver) => anyhow::ensure!(
+                self.driver().as_deref() == Some(driver),
+                "{} is bound to {:?}, not to {driver}",
+                self.address,
+                self.driver()
+            ),
+            None => anyhow::ensure!(self.driver().is_some(), "no driver took {}", self.address),
+        }
+        Ok(())
+    }
+
     /// Its IOMMU group.
     pub fn group(&self) -> Option<String> {
         self.link("iommu_group")

@@ -1,0 +1,393 @@
+//! Guests that L1 runs: by `vm-service`, or by QEMU to compare with.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use super::{Finished, Function, L1, wait_until};
+use crate::report::Report;
+use crate::scenario::Variant;
+
+/// Who runs the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// `vm-service run`.
+    VmService,
+    /// QEMU with `-accel kvm -device vfio-pci`.
+    Qemu,
+}
+
+/// What the guest boots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    /// The Linux kernel of L1, with the agent as its init process.
+    Linux,
+    /// The bare guest.
+    Bare,
+}
+
+/// A guest to run.
+#[derive(Clone, Debug)]
+pub struct GuestPlan<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Who runs it.
+    pub engine: Engine,
+    /// What it boots.
+    pub program: Program,
+    /// Its RAM.
+    pub memory_mib: u32,
+    /// Its vCPUs.
+    pub vcpus: u8,
+    /// The Linux kernel's command line, beyond what the agent needs; or the bare guest's.
+    pub cmdline: &'a str,
+    /// The host's functions that it gets.
+    pub devices: Vec<&'a Function>,
+    /// More arguments of `vm-service run`.
+    pub arguments: &'a [&'a str],
+}
+
+impl<'a> GuestPlan<'a> {
+    /// A Linux guest with one device, run by `vm-service`.
+    pub fn linux(name: &'a str, device: &'a Function) -> Self {
+        Self {
+            name,
+            engine: Engine::VmService,
+            program: Program::Linux,
+            memory_mib: 256,
+            vcpus: 1,
+            cmdline: "",
+            devices: vec![device],
+            arguments: &[],
+        }
+    }
+
+    /// The bare guest with one device, run by `vm-service`.
+    pub fn bare(name: &'a str, cmdline: &'a str, device: &'a Function) -> Self {
+        Self { program: Program::Bare, memory_mib: 32, cmdline, ..Self::linux(name, device) }
+    }
+}
+
+/// A guest that runs.
+#[derive(Debug)]
+pub struct Guest {
+    name: String,
+    process: Child,
+    started: Instant,
+    console: PathBuf,
+    output: PathBuf,
+    errors: PathBuf,
+    text: String,
+    parsed: usize,
+    reports: Vec<(Duration, Report)>,
+}
+
+/// A guest that has ended.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// The process that ran it.
+    pub process: Finished,
+    /// All that it wrote on its console.
+    pub console: String,
+    /// What its agent reported, and when after the start.
+    pub reports: Vec<(Duration, Report)>,
+}
+
+impl Guest {
+    /// Starts a guest.
+    ///
+    /// # Errors
+    /// When the process can't be started.
+    pub fn start(l1: &mut L1, plan: &GuestPlan<'_>) -> Result<Self> {
+        let file = |suffix: &str| PathBuf::from(format!("/tmp/{}.{suffix}", plan.name));
+        let (console, output, errors) = (file("console"), file("out"), file("err"));
+        // A console of an earlier guest of this name must not be taken for this one's.
+        fs::write(&console, "")?;
+        let cmdline = match plan.program {
+            Program::Linux => format!(
+                "console=ttyS0 quiet panic=-1 testbed.level=2 testbed.scenario={} testbed.variant={} {}",
+                l1.scenario, l1.variant, plan.cmdline
+            ),
+            Program::Bare => plan.cmdline.to_owned(),
+        };
+        let mut command = match plan.engine {
+            Engine::VmService => vm_service(plan, &cmdline, &console)?,
+            Engine::Qemu => qemu(plan, &cmdline, &console, l1.variant)?,
+        };
+        l1.step(format!("guest {}: {command:?}", plan.name));
+        let started = Instant::now();
+        let process = command
+            .stdin(Stdio::null())
+            .stdout(File::create(&output)?)
+            .stderr(File::create(&errors)?)
+            .spawn()
+            .with_context(|| format!("can't start guest {}", plan.name))?;
+        Ok(Self {
+            name: plan.name.to_owned(),
+            process,
+            started,
+            console,
+            output,
+            errors,
+            text: String::new(),
+            parsed: 0,
+            reports: Vec::new(),
+        })
+    }
+
+    /// Process id of what runs it.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Whether it still runs.
+    pub fn runs(&mut self) -> bool {
+        matches!(self.process.try_wait(), Ok(None))
+    }
+
+    /// Waits until the guest's agent reports something that `wanted` takes; the report and when it came, counted
+    /// from the start.
+    ///
+    /// # Errors
+    /// When it fails, ends or takes longer than `patience` before.
+    pub fn wait_for<T>(
+        &mut self,
+        what: &str,
+        patience: Duration,
+        wanted: impl Fn(&Report) -> Option<T>,
+    ) -> Result<(Duration, T)> {
+        let deadline = Instant::now() + patience;
+        loop {
+            let running = self.runs();
+            self.read_console()?;
+            for (when, report) in &self.reports {
+                if let Some(value) = wanted(report) {
+                    return Ok((*when, value));
+                }
+                if let Report::Failed { reason } = report {
+                    bail!("guest {} failed: {reason}", self.name);
+                }
+            }
+            ensure!(running, "guest {} ended before {what}\n{}", self.name, self.evidence());
+            ensure!(
+                Instant::now() < deadline,
+                "{what} did not come from guest {} within {} s\n{}",
+                self.name,
+                patience.as_secs(),
+                self.evidence()
+            );
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Waits until the guest's console has `text`.
+    ///
+    /// # Errors
+    /// When it ends or takes longer than `patience` before.
+    pub fn wait_for_text(&mut self, text: &str, patience: Duration) -> Result<()> {
+        let deadline = Instant::now() + patience;
+        loop {
+            let running = self.runs();
+            self.read_console()?;
+            if self.text.contains(text) {
+                return Ok(());
+            }
+            ensure!(running, "guest {} ended before it said {text:?}\n{}", self.name, self.evidence());
+            ensure!(
+                Instant::now() < deadline,
+                "guest {} did not say {text:?} within {} s\n{}",
+                self.name,
+                patience.as_secs(),
+                self.evidence()
+            );
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Waits until it has powered off and its process has ended, whatever its exit status.
+    ///
+    /// # Errors
+    /// When that takes longer than `patience`.
+    pub fn end(mut self, patience: Duration) -> Result<Ended> {
+        let status = wait_until(&format!("the end of guest {}", self.name), patience, || {
+            self.process.try_wait().transpose()
+        });
+        let took = self.started.elapsed();
+        self.read_console()?;
+        let status = status.with_context(|| self.evidence())??;
+        Ok(Ended {
+            process: Finished {
+                code: status.code(),
+                stdout: fs::read_to_string(&self.output)?,
+                stderr: fs::read_to_string(&self.errors)?,
+                took,
+            },
+            console: std::mem::take(&mut self.text),
+            reports: std::mem::take(&mut self.reports),
+        })
+    }
+
+    fn read_console(&mut self) -> Result<()> {
+        let mut file = File::open(&self.console)?;
+        file.seek(SeekFrom::Start(self.parsed as u64))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        // Only whole lines, so that no report is read in halves.
+        let Some(end) = bytes.iter().rposition(|&byte| byte == b'\n') else { return Ok(()) };
+        let now = self.started.elapsed();
+        let fresh = String::from_utf8_lossy(&bytes[..=end]).into_owned();
+        self.parsed += end + 1;
+        self.reports.extend(fresh.lines().filter_map(Report::parse_console).map(|report| (now, report)));
+        self.text.push_str(&fresh);
+        Ok(())
+    }
+
+    fn evidence(&self) -> String {
+        let read = |path| fs::read_to_string(path).unwrap_or_default();
+        let end = |text: &str| {
+            text.lines().rev().take(15).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join("\n")
+        };
+        format!(
+            "--- its console ---\n{}\n--- what its process said ---\n{}\n{}",
+            end(&self.text),
+            end(&read(&self.errors)),
+            end(&read(&self.output))
+        )
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // Both fail only on a process that has ended and was waited for.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Ended {
+    /// Itself, if the process succeeded and the guest's own checks, of which there is at least one, held. Passes the
+    /// guest's reports on to the testbed.
+    ///
+    /// # Errors
+    /// When something failed.
+    pub fn succeeded(self, l1: &mut L1) -> Result<Self> {
+        let end = self
+            .console
+            .lines()
+            .rev()
+            .take(15)
+            .collect::<Vec<_>>()
+            .into_iter()
+            .rev()
+            .collect::<Vec<_>>()
+            .join("\n");
+        let mut passed = self.console.lines().any(|line| line.trim() == "bare: PASS");
+        for (_, report) in &self.reports {
+            match report {
+                Report::Failed { reason } => bail!("the guest failed: {reason}"),
+                Report::Passed => passed = true,
+                Report::Proved { what } => l1.proved(format!("in the guest: {what}")),
+                _ => {}
+            }
+        }
+        for line in self.console.lines() {
+            if let Some((check, "ok")) =
+                line.trim().strip_prefix("bare: ").and_then(|line| line.rsplit_once(' '))
+            {
+                l1.proved(format!("in the guest: {check}"));
+            }
+        }
+        ensure!(
+            self.process.code == Some(0),
+            "the guest's process failed ({:?}): {}\n--- its console ---\n{end}",
+            self.process.code,
+            self.process.stderr
+        );
+        ensure!(
+            passed,
+            "the guest did not say that it passed\n--- its console ---\n{end}\n{}",
+            self.process.stderr
+        );
+        Ok(self)
+    }
+
+    /// Exits to user space for the guest's accesses, from `run --json`.
+    ///
+    /// # Errors
+    /// When they were not told.
+    pub fn access_exits(&self) -> Result<u64> {
+        let document = self.process.json()?;
+        let exits = document.get("exits").context("`run --json` tells no exits")?;
+        ["port_reads", "port_writes", "memory_reads", "memory_writes"]
+            .iter()
+            .map(|kind| {
+                exits
+                    .get(kind)
+                    .and_then(Value::as_u64)
+                    .with_context(|| format!("`run --json` tells no {kind}"))
+            })
+            .sum()
+    }
+}
+
+fn vm_service(plan: &GuestPlan<'_>, cmdline: &str, console: &std::path::Path) -> Result<Command> {
+    let (kernel, initrd) = match plan.program {
+        Program::Linux => ("/guest/kernel", "initrd = \"/guest/initrd\"\n"),
+        Program::Bare => ("/guest/bare", ""),
+    };
+    let file = format!("/tmp/{}.toml", plan.name);
+    fs::write(
+        &file,
+        format!(
+            "name = \"{}\"\nvcpus = {}\nmemory = \"{}M\"\n\n[boot]\nkernel = \"{kernel}\"\n{initrd}cmdline = \"{cmdline}\"\n",
+            plan.name, plan.vcpus, plan.memory_mib
+        ),
+    )?;
+    let mut command = Command::new(super::l1::VM_SERVICE);
+    command.args(["run", &file, "--json", "--console"]).arg(format!("file={}", console.display()));
+    for device in &plan.devices {
+        command.args(["--device", &device.address]);
+    }
+    command.args(plan.arguments);
+    Ok(command)
+}
+
+fn qemu(plan: &GuestPlan<'_>, cmdline: &str, console: &std::path::Path, variant: Variant) -> Result<Command> {
+    ensure!(plan.program == Program::Linux, "QEMU boots Linux guests only");
+    let mut command = Command::new("/usr/bin/qemu-system-x86_64");
+    // Without the TSC deadline timer: software emulation of L1 has none, and a guest that uses KVM's stalls.
+    command
+        .args([
+            "-machine",
+            "q35",
+            "-accel",
+            "kvm",
+            "-cpu",
+            "host",
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+        ])
+        .args(["-no-reboot", "-monitor", "none", "-kernel", "/guest/kernel", "-initrd", "/guest/initrd"])
+        .args(["-m", &plan.memory_mib.to_string(), "-smp", &plan.vcpus.to_string(), "-append", cmdline])
+        .arg("-serial")
+        .arg(format!("file:{}", console.display()));
+    if variant == Variant::Iommufd {
+        command.args(["-object", "iommufd,id=iommufd0"]);
+    }
+    for (number, device) in plan.devices.iter().enumerate() {
+        let back_end = if variant == Variant::Iommufd { ",iommufd=iommufd0" } else { "" };
+        command
+            .arg("-device")
+            .arg(format!("pcie-root-port,id=port{number},chassis={number}"))
+            .arg("-device")
+            .arg(format!("vfio-pci,host={},bus=port{number}{back_end}", device.address));
+    }
+    Ok(command)
+}

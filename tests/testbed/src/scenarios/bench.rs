@@ -1,0 +1,120 @@
+//! Measures what an operator waits for: from `run` to the guest driver's first completed I/O, beside QEMU in the same
+//! L1 with the same Linux kernel, initial RAM disk and device, in turns; and claim and release.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+
+use crate::agent::{Engine, Function, Guest, GuestPlan, L1, L2, NvmeDisk};
+use crate::report::Report;
+use crate::scenario::{Contents, Disk, Scenario, Variant};
+use crate::scenarios::linux_nvme::NVME;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "bench",
+    about: "measures run to first I/O beside QEMU -accel kvm -device vfio-pci, claim, and release",
+    variants: Variant::ALL,
+    devices: &[
+        "-device",
+        "pcie-root-port,id=port0,chassis=1,addr=4.0",
+        "-drive",
+        "file={disk},if=none,id=drive0,format=raw,cache=unsafe",
+        "-device",
+        "nvme,drive=drive0,serial=testbed,bus=port0",
+    ],
+    disks: &[Disk { name: "disk", mib: 16 }],
+    memory_mib: 3072,
+    deadline: Duration::from_secs(900),
+    contents: Contents { linux_guest: true, bare_guest: false, qemu: true },
+    l1,
+    l2: Some(l2),
+};
+
+const ROUNDS: usize = 7;
+const PATIENCE: Duration = Duration::from_secs(120);
+const SEED: u64 = 0x6265_6e63_6821;
+const LEN: usize = 64 << 10;
+const FIRST_IO: &str = "first-io";
+
+fn l1(l1: &mut L1) -> Result<()> {
+    let nvme = Function::find(NVME.0, NVME.1)?;
+    NvmeDisk::of(&nvme)?.write_pattern(SEED, 0, LEN)?;
+
+    let (mut claims, mut releases) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        for (command, driver, times) in
+            [("claim", "vfio-pci", &mut claims), ("release", "nvme", &mut releases)]
+        {
+            let ended = l1.vm_service(&[command, &nvme.address], PATIENCE)?.succeeded()?;
+            ensure!(
+                nvme.driver().as_deref() == Some(driver),
+                "after {command} the driver is {:?}",
+                nvme.driver()
+            );
+            times.push(ended.took.as_secs_f64() * 1e3);
+        }
+        // The nvme driver goes on after its probe returned, and a claim in the midst of it waits for it.
+        NvmeDisk::of(&nvme)?;
+    }
+    tell(l1, "claim", &claims, "ms");
+    tell(l1, "release", &releases, "ms");
+
+    // Both start from a function that is already bound to vfio-pci.
+    nvme.bind(Some("vfio-pci"))?;
+    let (mut ours, mut qemus) = (Vec::new(), Vec::new());
+    for round in 0..ROUNDS {
+        let mut engines = [(Engine::VmService, &mut ours), (Engine::Qemu, &mut qemus)];
+        if round % 2 == 1 {
+            engines.reverse();
+        }
+        for (engine, times) in engines {
+            let name = format!("{engine:?}-{round}").to_lowercase();
+            let plan = GuestPlan { engine, ..GuestPlan::linux(&name, &nvme) };
+            let mut guest = Guest::start(l1, &plan)?;
+            let (when, ()) = guest.wait_for("the first I/O", PATIENCE, |report| {
+                matches!(report, Report::Value { name, .. } if name == FIRST_IO).then_some(())
+            })?;
+            guest.end(PATIENCE)?.succeeded(l1)?;
+            times.push(when.as_secs_f64());
+        }
+    }
+    tell(l1, "run to first I/O, vm-service", &ours, "s");
+    tell(l1, "run to first I/O, QEMU", &qemus, "s");
+    l1.figure("run to first I/O, vm-service / QEMU", median(&ours) / median(&qemus), "ratio");
+    nvme.bind(None)
+}
+
+fn l2(l2: &mut L2) -> Result<()> {
+    let nvme = Function::find(NVME.0, NVME.1)?;
+    let checksum = NvmeDisk::of(&nvme)?.check_pattern(SEED, 0, LEN)?;
+    l2.report(&Report::Value { name: FIRST_IO.into(), value: format!("{checksum:016x}") });
+    Ok(())
+}
+
+fn tell(l1: &mut L1, what: &str, values: &[f64], unit: &str) {
+    l1.figure(&format!("{what}, median of {}", values.len()), median(values), unit);
+    l1.figure(&format!("{what}, least"), values.iter().copied().fold(f64::INFINITY, f64::min), unit);
+    l1.figure(&format!("{what}, most"), values.iter().copied().fold(0.0, f64::max), unit);
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    match (sorted.get(sorted.len() / 2), sorted.len() % 2) {
+        (None, _) => f64::NAN,
+        (Some(&middle), 1) => middle,
+        (Some(&upper), _) => (sorted[sorted.len() / 2 - 1] + upper) / 2.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::median;
+
+    #[test]
+    fn the_median_is_in_the_middle() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert!(median(&[]).is_nan());
+    }
+}

@@ -1,0 +1,95 @@
+//! The main job: an NVMe disk is taken from the host's driver by its PCI address, a Linux guest's own driver works
+//! on it through a real IOMMU with MSI-X, and then the host's driver has it again, with the guest's data.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::agent::{Function, Guest, GuestPlan, L1, L2, NvmeDisk};
+use crate::scenario::{Contents, Disk, Scenario, Variant};
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "linux-nvme",
+    about: "a Linux guest reads and writes an NVMe disk taken from the host by address; the host then has its data",
+    variants: Variant::ALL,
+    devices: &[
+        "-device",
+        "pcie-root-port,id=port0,chassis=1,addr=4.0",
+        "-drive",
+        "file={disk},if=none,id=drive0,format=raw,cache=unsafe",
+        "-device",
+        "nvme,drive=drive0,serial=testbed,bus=port0",
+    ],
+    disks: &[Disk { name: "disk", mib: 64 }],
+    memory_mib: 1536,
+    deadline: Duration::from_secs(180),
+    contents: Contents { linux_guest: true, bare_guest: false, qemu: false },
+    l1,
+    l2: Some(l2),
+};
+
+/// QEMU's NVMe controller.
+pub(super) const NVME: (u16, u16) = (0x1b36, 0x0010);
+
+const LEN: usize = 2 << 20;
+const HOST_SEED: u64 = 0x0068_6f73_7421;
+const HOST_AT: u64 = 1 << 20;
+const GUEST_SEED: u64 = 0x6775_6573_7421;
+const GUEST_AT: u64 = 32 << 20;
+
+fn l1(l1: &mut L1) -> Result<()> {
+    let nvme = Function::find(NVME.0, NVME.1)?;
+    l1.prove(
+        nvme.driver().as_deref() == Some("nvme"),
+        format!("the host's nvme driver has {}", nvme.address),
+    )?;
+    let written = NvmeDisk::of(&nvme)?.write_pattern(HOST_SEED, HOST_AT, LEN)?;
+    l1.proved(format!("the host wrote {LEN} bytes, checksum {written:016x}"));
+
+    let guest = Guest::start(l1, &GuestPlan::linux("main-job", &nvme))?;
+    let ended = guest.end(Duration::from_secs(120))?.succeeded(l1)?;
+    l1.figure("run of the guest, from start to its end", ended.process.took.as_secs_f64(), "s");
+
+    l1.prove(
+        nvme.driver().as_deref() == Some("nvme"),
+        format!("the host's nvme driver has {} again", nvme.address),
+    )?;
+    let disk = NvmeDisk::of(&nvme)?;
+    let kept = disk.check_pattern(HOST_SEED, HOST_AT, LEN)?;
+    l1.prove(kept == written, format!("the host's data is still there, checksum {kept:016x}"))?;
+    let got = disk.check_pattern(GUEST_SEED, GUEST_AT, LEN)?;
+    l1.proved(format!("the host reads what the guest wrote, checksum {got:016x}"));
+    let again = disk.write_pattern(HOST_SEED + 1, HOST_AT, LEN)?;
+    l1.proved(format!("the host writes again, checksum {again:016x}"));
+    Ok(())
+}
+
+fn l2(l2: &mut L2) -> Result<()> {
+    let nvme = Function::find(NVME.0, NVME.1)?;
+    let disk = NvmeDisk::of(&nvme)?;
+    l2.prove(
+        nvme.driver().as_deref() == Some("nvme"),
+        format!("the guest's nvme driver has {}", nvme.address),
+    )?;
+    let read = disk.check_pattern(HOST_SEED, HOST_AT, LEN)?;
+    l2.prove(true, format!("the guest reads what the host wrote, checksum {read:016x}"))?;
+    let written = disk.write_pattern(GUEST_SEED, GUEST_AT, LEN)?;
+    l2.prove(true, format!("the guest wrote {LEN} bytes, checksum {written:016x}"))?;
+    let vectors = nvme.message_vectors();
+    l2.prove(
+        !vectors.is_empty() && vectors.iter().all(|kind| kind == "msix"),
+        format!("the disk interrupts the guest by MSI-X ({} vectors)", vectors.len()),
+    )?;
+    let taken = interrupts_of(&disk.controller)?;
+    l2.prove(taken > 0, format!("interrupts came from {}", disk.controller))
+}
+
+/// How many interrupts came from the controller's queues.
+fn interrupts_of(controller: &str) -> Result<u64> {
+    let table = fs::read_to_string("/proc/interrupts").context("can't read /proc/interrupts")?;
+    let lines = table.lines().filter(|line| line.contains(&format!("{controller}q")));
+    Ok(lines
+        .flat_map(|line| line.split_whitespace().skip(1).map_while(|word| word.parse::<u64>().ok()))
+        .sum())
+}
