@@ -72,14 +72,28 @@ pub trait SysfsWriter: std::fmt::Debug + Send + Sync {
     /// [`io::ErrorKind::TimedOut`] when `deadline` passed first; the write may still take effect later.
     /// Otherwise whatever the kernel answered.
     fn write(&self, path: &Path, value: &str, deadline: Duration) -> io::Result<()>;
+
+    /// Reads the attribute at `path`. Needed for the few whose reads take the function's lock in the Linux kernel, as
+    /// `driver_override` does, and so block like a write while an `unbind` is stuck.
+    ///
+    /// # Errors
+    /// As for [`write`](Self::write).
+    fn read(&self, path: &Path, deadline: Duration) -> io::Result<String> {
+        let _ = deadline;
+        std::fs::read_to_string(path)
+    }
 }
 
-/// Writes to the real sysfs.
+/// Writes to the real sysfs, each time from a process of its own that is left behind at the deadline.
 #[derive(Debug)]
 struct KernelWriter;
 
 impl SysfsWriter for KernelWriter {
-    fn write(&self, path: &Path, value: &str, _deadline: Duration) -> io::Result<()> {
-        std::fs::write(path, value)
+    fn write(&self, path: &Path, value: &str, deadline: Duration) -> io::Result<()> {
+        crate::claim::write_attribute(path, value, deadline)
+    }
+
+    fn read(&self, path: &Path, deadline: Duration) -> io::Result<String> {
+        crate::claim::read_attribute(path, deadline)
     }
 }

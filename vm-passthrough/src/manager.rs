@@ -1,16 +1,367 @@
-//! The device manager.
+//! The device manager: what an embedder uses.
 
-use crate::Host;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use thiserror::Error;
+
+use crate::claim::{self, Claim, ClaimError, ClaimOptions, HeldClaim, Recovery};
+use crate::guest::DeviceError;
+use crate::pci::{ScanError, Scanner};
+use crate::{DeviceType, Host, PassthroughDevice, PciAddress, PciFunction};
+
+/// Why the manager could not do what was asked.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ManagerError {
+    /// The host has no PCI bus to manage.
+    #[error(
+        "there is no PCI bus in {path}: {source}; check that this is Linux and that sysfs is mounted there"
+    )]
+    NoPci {
+        /// Where it would be.
+        path: PathBuf,
+        /// What the Linux kernel answered.
+        source: io::Error,
+    },
+    /// The host's functions can't be read.
+    #[error(transparent)]
+    Scan(#[from] ScanError),
+    /// A function can't be claimed or released.
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
+    /// The function is not claimed by this manager.
+    #[error("{0} is not claimed by this manager; claim it first")]
+    NotClaimed(PciAddress),
+    /// The function is claimed by this manager already.
+    #[error(
+        "{address} is claimed by this manager already, with {target}; use that claim, or release it first"
+    )]
+    ClaimedHere {
+        /// The function.
+        address: PciAddress,
+        /// The function whose claim it belongs to.
+        target: PciAddress,
+    },
+    /// The function is attached to a guest.
+    #[error("{0} is attached to a guest; detach it first")]
+    Attached(PciAddress),
+    /// The function is not attached to a guest.
+    #[error("{0} is not attached to a guest, so there is nothing to detach")]
+    NotAttached(PciAddress),
+    /// The device is another function than the one that it should be.
+    #[error("the device for {address} is {device}; attach it by its own address")]
+    WrongDevice {
+        /// The address that was given.
+        address: PciAddress,
+        /// The device's own.
+        device: PciAddress,
+    },
+    /// The device could not be attached or detached.
+    #[error("{address}: {source}")]
+    Device {
+        /// The function.
+        address: PciAddress,
+        /// Why.
+        source: DeviceError,
+    },
+    /// Some of several things to end failed; all were tried.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Several(Vec<ManagerError>),
+}
 
 /// Finds, claims, attaches and releases the host's PCI devices.
+///
+/// Scan and print what there is:
+///
+/// ```no_run
+/// use vm_passthrough::PassthroughManager;
+///
+/// let mut manager = PassthroughManager::new()?;
+/// manager.scan_devices()?;
+/// manager.print_devices();
+/// # Ok::<(), vm_passthrough::manager::ManagerError>(())
+/// ```
+///
+/// Filter the NVIDIA GPUs and print their names:
+///
+/// ```no_run
+/// use vm_passthrough::{DeviceType, PassthroughManager};
+///
+/// let mut manager = PassthroughManager::new()?;
+/// manager.scan_devices()?;
+/// for gpu in manager.filter_by_type(DeviceType::GpuNvidia) {
+///     println!("{} {}", gpu.address, gpu.device_name().unwrap_or("unknown GPU"));
+/// }
+/// # Ok::<(), vm_passthrough::manager::ManagerError>(())
+/// ```
+///
+/// End its work with [`close`](Self::close), which says what failed. Dropping it does the same, and only logs it.
 #[derive(Debug)]
 pub struct PassthroughManager {
     host: Host,
+    scanner: Scanner,
+    functions: Vec<PciFunction>,
+    /// By the function that was asked for.
+    claims: BTreeMap<PciAddress, Held>,
+    attached: BTreeMap<PciAddress, Arc<dyn PassthroughDevice>>,
+}
+
+#[derive(Debug)]
+struct Held {
+    claim: HeldClaim,
+    deadline: Duration,
 }
 
 impl PassthroughManager {
+    /// A manager of the machine that this process runs on. It changes nothing.
+    ///
+    /// # Errors
+    /// When there is no PCI bus in sysfs.
+    pub fn new() -> Result<Self, ManagerError> {
+        Self::with_host(Host::system())
+    }
+
+    /// A manager of `host`. It changes nothing.
+    ///
+    /// # Errors
+    /// When there is no PCI bus in the host's sysfs.
+    pub fn with_host(host: Host) -> Result<Self, ManagerError> {
+        let path = host.sys.join("bus/pci/devices");
+        match std::fs::read_dir(&path) {
+            Ok(_) => Ok(Self {
+                host,
+                scanner: Scanner::new(),
+                functions: Vec::new(),
+                claims: BTreeMap::new(),
+                attached: BTreeMap::new(),
+            }),
+            Err(source) => Err(ManagerError::NoPci { path, source }),
+        }
+    }
+
     /// The host that it manages.
     pub fn host(&self) -> &Host {
         &self.host
+    }
+
+    /// Reads all PCI functions of the host anew and returns them.
+    ///
+    /// # Errors
+    /// When sysfs can't be read.
+    pub fn scan_devices(&mut self) -> Result<&[PciFunction], ManagerError> {
+        self.functions = self.scanner.scan(&self.host)?;
+        Ok(&self.functions)
+    }
+
+    /// All PCI functions that the last scan found, sorted by address.
+    pub fn devices(&self) -> &[PciFunction] {
+        &self.functions
+    }
+
+    /// Prints what the last scan found to standard output, a line for each function.
+    pub fn print_devices(&self) {
+        // A closed pipe is the reader's wish.
+        if let Err(error) = self.write_devices(&mut io::stdout().lock()) {
+            tracing::debug!(%error, "can't print the devices");
+        }
+    }
+
+    /// Writes what the last scan found, a line for each function.
+    ///
+    /// # Errors
+    /// When `out` fails.
+    pub fn write_devices(&self, out: &mut dyn Write) -> io::Result<()> {
+        for function in &self.functions {
+            writeln!(out, "{}", Line(function))?;
+        }
+        Ok(())
+    }
+
+    /// The functions of one type that the last scan found, sorted by address.
+    pub fn filter_by_type(&self, device_type: DeviceType) -> Vec<&PciFunction> {
+        self.functions.iter().filter(|function| function.device_type == device_type).collect()
+    }
+
+    /// Claims a function and its companions: takes them from their drivers and binds them to vfio-pci. When this host
+    /// has a persistent claim of it that no process uses, that is taken up, and [`release`](Self::release) of this
+    /// manager then leaves it as it was.
+    ///
+    /// Claims of processes that died are undone first. Several managers, in one process or in several, may hold
+    /// claims of different functions at once.
+    ///
+    /// # Errors
+    /// When the function must not be taken, is claimed already, or a step fails; then everything is undone. When even
+    /// that fails, the error says what is left, and the ledger remembers it.
+    pub fn claim(&mut self, address: PciAddress, options: &ClaimOptions) -> Result<Claim, ManagerError> {
+        if let Some((&target, _)) = self.claims.iter().find(|(_, held)| held.claim.covers(address)) {
+            return Err(ManagerError::ClaimedHere { address, target });
+        }
+        let mut scanned = Ok(());
+        let claim = claim::take(&self.host, address, options, || match self.scanner.scan(&self.host) {
+            Ok(functions) => functions,
+            Err(error) => {
+                scanned = Err(error);
+                Vec::new()
+            }
+        });
+        scanned?;
+        let claim = claim?;
+        let what = claim.claim();
+        // A persistent claim that was just made is used by nobody yet: another process may take it up.
+        if !options.persistent {
+            self.claims.insert(what.target, Held { claim, deadline: options.deadline });
+        }
+        Ok(what)
+    }
+
+    /// The claims that this manager holds.
+    pub fn claims(&self) -> Vec<Claim> {
+        self.claims.values().map(|held| held.claim.claim()).collect()
+    }
+
+    /// Attaches a device to its guest. `device` may be of this crate or of another's making; its function, or the one
+    /// whose companion it is, must be claimed by this manager.
+    ///
+    /// # Errors
+    /// When the function is not claimed here, or attached already, or the device fails; then it is not attached.
+    pub fn attach_device(
+        &mut self,
+        address: PciAddress,
+        device: Arc<dyn PassthroughDevice>,
+    ) -> Result<(), ManagerError> {
+        if device.address() != address {
+            return Err(ManagerError::WrongDevice { address, device: device.address() });
+        }
+        if !self.claims.values().any(|held| held.claim.covers(address)) {
+            return Err(ManagerError::NotClaimed(address));
+        }
+        if self.attached.contains_key(&address) {
+            return Err(ManagerError::Attached(address));
+        }
+        device.attach().map_err(|source| ManagerError::Device { address, source })?;
+        self.attached.insert(address, device);
+        Ok(())
+    }
+
+    /// Detaches a device from its guest.
+    ///
+    /// # Errors
+    /// When the function is not attached, or the device fails; it counts as attached until detaching it succeeds.
+    pub fn detach_device(&mut self, address: PciAddress) -> Result<(), ManagerError> {
+        let device = self.attached.get(&address).ok_or(ManagerError::NotAttached(address))?;
+        device.detach().map_err(|source| ManagerError::Device { address, source })?;
+        self.attached.remove(&address);
+        Ok(())
+    }
+
+    /// The functions that are attached to a guest, sorted.
+    pub fn attached(&self) -> Vec<PciAddress> {
+        self.attached.keys().copied().collect()
+    }
+
+    /// Gives a function and all that was claimed with it back to their former drivers. A persistent claim that this
+    /// manager took up is only left, and lives on; one that nobody uses is given back. `address` may be any function
+    /// of the claim.
+    ///
+    /// Each access has as long as the claim's options said, or [`claim::DEADLINE`].
+    ///
+    /// # Errors
+    /// When the function is not claimed, is claimed by another process, or one of the claim's functions is attached
+    /// to a guest. When it can't be given back, the error says why, and the ledger remembers what is left.
+    pub fn release(&mut self, address: PciAddress) -> Result<(), ManagerError> {
+        let deadline = self.held(address).map_or(claim::DEADLINE, |target| self.claims[&target].deadline);
+        self.release_within(address, deadline)
+    }
+
+    /// As [`release`](Self::release), with a deadline for the wait for the ledger and for each access to the
+    /// functions' drivers.
+    ///
+    /// # Errors
+    /// As for [`release`](Self::release).
+    pub fn release_within(&mut self, address: PciAddress, deadline: Duration) -> Result<(), ManagerError> {
+        let Some(target) = self.held(address) else {
+            return Ok(claim::release_persistent(&self.host, address, deadline)?);
+        };
+        if let Some(&attached) =
+            self.attached.keys().find(|attached| self.claims[&target].claim.covers(**attached))
+        {
+            return Err(ManagerError::Attached(attached));
+        }
+        if let Some(held) = self.claims.get_mut(&target)
+            && !held.claim.is_persistent()
+        {
+            held.claim.release(&self.host, deadline)?;
+        }
+        self.claims.remove(&target);
+        Ok(())
+    }
+
+    /// Gives back what processes that died had claimed, and completes what was being given back. Claims of live
+    /// processes, and persistent ones, stay. [`claim`](Self::claim) does this too.
+    ///
+    /// # Errors
+    /// When the ledger can't be used. What can't be recovered is in the [`Recovery`].
+    pub fn recover(&mut self) -> Result<Recovery, ManagerError> {
+        Ok(claim::recover(&self.host, claim::DEADLINE)?)
+    }
+
+    /// Detaches what is attached and gives back what is claimed, except persistent claims.
+    ///
+    /// # Errors
+    /// [`ManagerError::Several`] with all that failed; everything is tried.
+    pub fn close(mut self) -> Result<(), ManagerError> {
+        let failed = self.end();
+        if failed.is_empty() { Ok(()) } else { Err(ManagerError::Several(failed)) }
+    }
+
+    fn end(&mut self) -> Vec<ManagerError> {
+        let mut failed = Vec::new();
+        for (address, device) in std::mem::take(&mut self.attached) {
+            if let Err(source) = device.detach() {
+                failed.push(ManagerError::Device { address, source });
+            }
+        }
+        for target in self.claims.keys().copied().collect::<Vec<_>>() {
+            failed.extend(self.release(target).err());
+        }
+        self.claims.clear();
+        failed
+    }
+
+    /// The function whose claim `address` belongs to.
+    fn held(&self, address: PciAddress) -> Option<PciAddress> {
+        self.claims.iter().find(|(_, held)| held.claim.covers(address)).map(|(&target, _)| target)
+    }
+}
+
+impl Drop for PassthroughManager {
+    fn drop(&mut self) {
+        for error in self.end() {
+            tracing::error!(%error, "the device manager was dropped and could not end its work");
+        }
+    }
+}
+
+/// A function in a line of text.
+struct Line<'a>(&'a PciFunction);
+
+impl fmt::Display for Line<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let function = self.0;
+        write!(f, "{} {:04x}:{:04x}", function.address, function.ids.vendor, function.ids.device)?;
+        match (function.vendor_name(), function.device_name()) {
+            (Some(vendor), Some(device)) => write!(f, " {vendor} {device}")?,
+            (Some(vendor), None) => write!(f, " {vendor}")?,
+            _ => {}
+        }
+        if let Some(group) = function.iommu_group {
+            write!(f, ", IOMMU group {group}")?;
+        }
+        write!(f, ", {}", function.driver.as_deref().unwrap_or("no driver"))
     }
 }

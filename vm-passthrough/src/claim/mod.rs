@@ -1,1 +1,82 @@
-//! Takes a function and its companions from their drivers, and gives them back.
+//! Takes a function and its companions from their drivers, and gives them back, also after a crash.
+//!
+//! ```text
+//! plan (pure) ─▶ ledger (what is about to be done, on disk) ─▶ bind (driver_override, unbind, bind; each read back)
+//! ```
+//!
+//! * [`Plan`] says what has to be taken with a function, or why it must not be.
+//! * The [`Ledger`] remembers the former driver of each function from before it is touched until it is back there.
+//! * Each access to the Linux kernel has a deadline. Past it, [`holders`] names who is to blame.
+//!
+//! Any failure undoes everything, in reverse. What could not be undone, because its owner was killed or the Linux
+//! kernel is stuck, stays in the ledger, and the next [`recover`](crate::PassthroughManager::recover),
+//! [`release`](crate::PassthroughManager::release) or [`claim`](crate::PassthroughManager::claim) completes it.
+
+mod act;
+mod bind;
+#[cfg(test)]
+mod crash;
+mod error;
+mod holders;
+mod journal;
+mod ledger;
+mod plan;
+mod sys;
+
+use std::time::Duration;
+
+use crate::PciAddress;
+
+pub use error::{BindError, ClaimError, LedgerError};
+pub use holders::{Holder, holders};
+pub use journal::{ClaimedFunction, Entry, Owner};
+pub use ledger::{Ledger, LedgerEntry};
+pub use plan::{Plan, Refusal, Step, VFIO_DRIVER, is_vfio_driver};
+
+pub(crate) use act::{HeldClaim, Recovery, recover, release_persistent, take};
+pub(crate) use sys::{read as read_attribute, write as write_attribute};
+
+/// How long one access to a function's drivers, and the wait for the ledger, may take by default.
+pub const DEADLINE: Duration = Duration::from_secs(10);
+
+/// How to claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimOptions {
+    /// Whether the claim lives until it is released, by any process. Otherwise it lives as long as this process, or
+    /// until it releases it.
+    pub persistent: bool,
+    /// Whether to take the functions of other slots in the IOMMU group too.
+    pub with_group: bool,
+    /// How long the wait for the ledger, and each access to a function's drivers, may take.
+    pub deadline: Duration,
+}
+
+impl Default for ClaimOptions {
+    /// A claim owned by this process, without the rest of the group, within [`DEADLINE`].
+    fn default() -> Self {
+        Self { persistent: false, with_group: false, deadline: DEADLINE }
+    }
+}
+
+/// A function that is claimed, with its companions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// The function that was asked for.
+    pub target: PciAddress,
+    /// All functions of the claim, in the order in which they were taken, with what they were before.
+    pub functions: Vec<ClaimedFunction>,
+    /// Whether it lives until it is released.
+    pub persistent: bool,
+}
+
+impl Claim {
+    /// The addresses of its functions, in order.
+    pub fn addresses(&self) -> Vec<PciAddress> {
+        let mut addresses: Vec<_> = self.functions.iter().map(|function| function.address).collect();
+        addresses.sort();
+        addresses
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,296 @@
+//! Carries plans out and undoes them, each step in the ledger first.
+
+use std::time::Duration;
+
+use super::bind::Binder;
+use super::journal::Record;
+use super::ledger::Journal;
+use super::{
+    BindError, Claim, ClaimError, ClaimOptions, Entry, Ledger, LedgerError, Owner, Plan, Refusal,
+    is_vfio_driver,
+};
+use crate::pci::PciFunction;
+use crate::{Host, PciAddress};
+
+/// A claim that this process holds: the lock on its journal says so to others.
+#[derive(Debug)]
+pub(crate) struct HeldClaim {
+    journal: Journal,
+}
+
+impl HeldClaim {
+    /// What is claimed.
+    pub(crate) fn claim(&self) -> Claim {
+        let entry = &self.journal.entry;
+        Claim { target: entry.target, functions: entry.functions.clone(), persistent: entry.persistent }
+    }
+
+    /// Whether the function belongs to it.
+    pub(crate) fn covers(&self, address: PciAddress) -> bool {
+        self.journal.entry.function(address).is_some()
+    }
+
+    /// Whether it outlives this process.
+    pub(crate) fn is_persistent(&self) -> bool {
+        self.journal.entry.persistent
+    }
+
+    /// Gives everything back. What could not be given back stays in the ledger, and in the claim, to try again.
+    pub(crate) fn release(&mut self, host: &Host, deadline: Duration) -> Result<(), ClaimError> {
+        let _ledger = Ledger::lock(host, deadline)?;
+        let address = self.journal.entry.target;
+        undo(host, &mut self.journal, deadline).map_err(|left| ClaimError::HalfReleased { address, left })
+    }
+}
+
+/// What [`recover`] did.
+#[derive(Debug, Default)]
+pub struct Recovery {
+    /// Claims whose functions are back with their former drivers.
+    pub recovered: Vec<Entry>,
+    /// Claims, or files of the ledger, that could not be recovered, and why.
+    pub failed: Vec<ClaimError>,
+}
+
+/// Claims `target`, or takes up the persistent claim of it.
+///
+/// `scan` is called with the ledger locked, after claims of dead processes were undone.
+pub(crate) fn take(
+    host: &Host,
+    target: PciAddress,
+    options: &ClaimOptions,
+    scan: impl FnOnce() -> Vec<PciFunction>,
+) -> Result<HeldClaim, ClaimError> {
+    let ledger = Ledger::lock(host, options.deadline)?;
+    let (journals, failed) = recover_dead(host, &ledger, options.deadline)?;
+    let plan = match Plan::new(&scan(), target, options) {
+        // Who has it says more than that it is not there or has an unexpected driver.
+        Err(refusal @ Refusal::NoSuchFunction(_)) => return Err(refusal.into()),
+        plan => plan,
+    };
+    let wanted: Vec<_> = match &plan {
+        Ok(plan) => plan.steps.iter().map(super::Step::address).collect(),
+        Err(_) => vec![target],
+    };
+
+    // A file that can't be read may speak of any function, so nothing is claimed beside it.
+    let mut unreadable = None;
+    for failure in failed {
+        match failure {
+            Failure::Undo(entry, left) => {
+                if let Some(address) =
+                    wanted.iter().copied().find(|&address| entry.function(address).is_some())
+                {
+                    return Err(ClaimError::NotRecovered { address, owner: entry.owner, left });
+                }
+            }
+            Failure::File(error) => unreadable = Some(error),
+        }
+    }
+    if let Some(error) = unreadable {
+        return Err(error.into());
+    }
+    for journal in journals {
+        let Some(address) = wanted.iter().copied().find(|&address| journal.entry.function(address).is_some())
+        else {
+            continue;
+        };
+        return take_up(&ledger, journal, address, target, &wanted, options);
+    }
+
+    let plan = plan?;
+    let binder = Binder::new(host, options.deadline);
+    let vfio = binder.driver_dir(super::VFIO_DRIVER);
+    if !vfio.exists() {
+        return Err(ClaimError::NoVfioPci { path: vfio });
+    }
+    let mut journal = ledger.create(target, options.persistent)?;
+    match carry_out(&binder, &mut journal, &plan) {
+        Ok(()) => {
+            tracing::info!(target_function = %target, functions = plan.steps.len(), "claimed");
+            Ok(HeldClaim { journal })
+        }
+        Err(cause) => {
+            tracing::warn!(target_function = %target, %cause, "a step of the claim failed, undoing all");
+            let cause = Box::new(cause);
+            Err(match undo(host, &mut journal, options.deadline) {
+                Ok(()) => ClaimError::Failed { cause },
+                Err(left) => ClaimError::HalfUndone { cause, left },
+            })
+        }
+    }
+}
+
+/// Takes up a persistent claim that nobody uses, if that is what is asked for.
+fn take_up(
+    ledger: &Ledger,
+    mut journal: Journal,
+    address: PciAddress,
+    target: PciAddress,
+    wanted: &[PciAddress],
+    options: &ClaimOptions,
+) -> Result<HeldClaim, ClaimError> {
+    let entry = &journal.entry;
+    let persistent = entry.persistent;
+    if !journal.locked || !persistent || options.persistent {
+        let user = if journal.locked { None } else { entry.user.clone() };
+        let in_use = user.is_some();
+        let owner = user.unwrap_or_else(|| entry.owner.clone());
+        return Err(ClaimError::Taken { address, owner, persistent: persistent && !in_use });
+    }
+    if let Some(&missing) = wanted.iter().find(|&&address| entry.function(address).is_none()) {
+        return Err(ClaimError::Uncovered { address: target, missing });
+    }
+    journal.append(&Record::User(ledger.owner().clone()))?;
+    tracing::info!(target_function = %target, "took up its persistent claim");
+    Ok(HeldClaim { journal })
+}
+
+fn carry_out(binder: &Binder<'_>, journal: &mut Journal, plan: &Plan) -> Result<(), BindError> {
+    for step in &plan.steps {
+        let address = step.address();
+        let driver = binder.driver(address)?;
+        match driver {
+            Some(driver) if is_vfio_driver(&driver) => journal.append(&Record::Keep { address, driver })?,
+            driver => {
+                let driver_override = binder.driver_override(address)?;
+                journal.append(&Record::Take { address, driver: driver.clone(), driver_override })?;
+                binder.take(address, driver.as_deref())?;
+            }
+        }
+    }
+    journal.append(&Record::Claimed)?;
+    Ok(())
+}
+
+/// Gives all functions of a claim back, in reverse, and ends it. What fails does not keep the others from it.
+fn undo(host: &Host, journal: &mut Journal, deadline: Duration) -> Result<(), Vec<BindError>> {
+    let binder = Binder::new(host, deadline);
+    if !journal.entry.releasing {
+        note(journal, &Record::Release);
+    }
+    let mut left = Vec::new();
+    for function in journal.undo_order() {
+        match binder.restore(&function) {
+            Ok(()) => note(journal, &Record::Restored(function.address)),
+            Err(error) => left.push(error),
+        }
+    }
+    if !left.is_empty() {
+        return Err(left);
+    }
+    journal.remove().map_err(|error| vec![error.into()])?;
+    tracing::info!(target_function = %journal.entry.target, "gave back");
+    Ok(())
+}
+
+/// Appends a record that saves work to a later undo, but without which it comes to the same.
+fn note(journal: &mut Journal, record: &Record) {
+    if let Err(error) = journal.append(record) {
+        tracing::warn!(%error, "can't note in the ledger how far giving back has come");
+    }
+}
+
+enum Failure {
+    Undo(Entry, Vec<BindError>),
+    File(LedgerError),
+}
+
+/// Undoes the claims whose owner died, and those that were being given back. The other journals are returned.
+fn recover_dead(
+    host: &Host,
+    ledger: &Ledger,
+    deadline: Duration,
+) -> Result<(Vec<Journal>, Vec<Failure>), LedgerError> {
+    let mut recovered = Vec::new();
+    recover_into(host, ledger, deadline, &mut recovered)
+}
+
+fn recover_into(
+    host: &Host,
+    ledger: &Ledger,
+    deadline: Duration,
+    recovered: &mut Vec<Entry>,
+) -> Result<(Vec<Journal>, Vec<Failure>), LedgerError> {
+    let (mut standing, mut failed) = (Vec::new(), Vec::new());
+    for journal in ledger.journals()? {
+        let mut journal = match journal {
+            Ok(journal) => journal,
+            Err(error) => {
+                failed.push(Failure::File(error));
+                continue;
+            }
+        };
+        let entry = journal.entry.clone();
+        if journal.locked && ledger.is_void(&entry) {
+            tracing::info!(target_function = %entry.target, "drop the claim of another boot");
+            if let Err(error) = journal.remove() {
+                failed.push(Failure::File(error));
+            }
+        } else if !journal.locked || entry.persistent && entry.claimed && !entry.releasing {
+            standing.push(journal);
+        } else {
+            tracing::info!(target_function = %entry.target, owner = %entry.owner, "undo the claim of a dead process");
+            match undo(host, &mut journal, deadline) {
+                Ok(()) => recovered.push(entry),
+                Err(left) => failed.push(Failure::Undo(entry, left)),
+            }
+        }
+    }
+    Ok((standing, failed))
+}
+
+/// Undoes the claims whose owner died, and those that were being given back when the process died.
+pub(crate) fn recover(host: &Host, deadline: Duration) -> Result<Recovery, ClaimError> {
+    if !host.state.join("ledger").exists() {
+        return Ok(Recovery::default());
+    }
+    let ledger = Ledger::lock(host, deadline)?;
+    let mut recovery = Recovery::default();
+    let (_, failed) = recover_into(host, &ledger, deadline, &mut recovery.recovered)?;
+    for failure in failed {
+        recovery.failed.push(match failure {
+            Failure::Undo(entry, left) => {
+                ClaimError::NotRecovered { address: entry.target, owner: entry.owner, left }
+            }
+            Failure::File(error) => error.into(),
+        });
+    }
+    Ok(recovery)
+}
+
+/// Releases the claim of `address` that no live process holds: a persistent one, or one whose owner died.
+pub(crate) fn release_persistent(
+    host: &Host,
+    address: PciAddress,
+    deadline: Duration,
+) -> Result<(), ClaimError> {
+    if !host.state.join("ledger").exists() {
+        return Err(ClaimError::NotClaimed(address));
+    }
+    let ledger = Ledger::lock(host, deadline)?;
+    let mut unreadable = None;
+    for journal in ledger.journals()? {
+        let mut journal = match journal {
+            Ok(journal) => journal,
+            Err(error) => {
+                unreadable = Some(error);
+                continue;
+            }
+        };
+        if journal.entry.function(address).is_none() && journal.entry.target != address {
+            continue;
+        }
+        if !journal.locked {
+            let entry = journal.entry;
+            let owner: Owner = entry.user.unwrap_or(entry.owner);
+            return Err(ClaimError::Taken { address, owner, persistent: false });
+        }
+        if ledger.is_void(&journal.entry) {
+            journal.remove()?;
+            return Err(ClaimError::NotClaimed(address));
+        }
+        return undo(host, &mut journal, deadline).map_err(|left| ClaimError::HalfReleased { address, left });
+    }
+    Err(unreadable.map_or(ClaimError::NotClaimed(address), Into::into))
+}

@@ -1,0 +1,177 @@
+//! Moving functions between drivers, through `driver_override`, `unbind` and `bind`, each step read back.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::holders::holders;
+use super::plan::{VFIO_DRIVER, is_vfio_driver};
+use super::{BindError, ClaimedFunction};
+use crate::{Host, PciAddress};
+
+/// Moves functions between drivers; each access to sysfs has until the deadline.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Binder<'a> {
+    host: &'a Host,
+    deadline: Duration,
+}
+
+impl<'a> Binder<'a> {
+    pub(super) fn new(host: &'a Host, deadline: Duration) -> Self {
+        Self { host, deadline }
+    }
+
+    /// The directory of a driver in sysfs.
+    pub(super) fn driver_dir(&self, driver: &str) -> PathBuf {
+        self.host.sys.join("bus/pci/drivers").join(driver)
+    }
+
+    /// The driver that the function is bound to. Linux takes the link away as soon as it begins to unbind.
+    pub(super) fn driver(&self, address: PciAddress) -> Result<Option<String>, BindError> {
+        let device = self.host.pci_device(address);
+        let link = device.join("driver");
+        match fs::read_link(&link) {
+            Ok(target) => Ok(target.file_name().map(|name| name.to_string_lossy().into_owned())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                if device.exists() {
+                    Ok(None)
+                } else {
+                    Err(BindError::Vanished(address))
+                }
+            }
+            Err(error) => Err(self.refused(address, "read its driver".into(), &link, error)),
+        }
+    }
+
+    /// The function's `driver_override`.
+    pub(super) fn driver_override(&self, address: PciAddress) -> Result<Option<String>, BindError> {
+        let path = self.host.pci_device(address).join("driver_override");
+        match self.host.writer().read(&path, self.deadline) {
+            Ok(text) => Ok(match text.trim_end_matches('\n') {
+                "" | "(null)" => None,
+                name => Some(name.to_owned()),
+            }),
+            Err(error) => Err(self.refused(address, "read its driver_override".into(), &path, error)),
+        }
+    }
+
+    fn set_driver_override(&self, address: PciAddress, driver: Option<&str>) -> Result<(), BindError> {
+        let path = self.host.pci_device(address).join("driver_override");
+        let what = match driver {
+            Some(driver) => format!("set its driver_override to {driver}"),
+            None => "clear its driver_override".into(),
+        };
+        // An empty line clears it.
+        self.write(address, what, &path, &format!("{}\n", driver.unwrap_or_default()))
+    }
+
+    fn unbind(&self, address: PciAddress, driver: &str) -> Result<(), BindError> {
+        let path = self.driver_dir(driver).join("unbind");
+        self.write(address, format!("unbind it from {driver}"), &path, &address.to_string())
+    }
+
+    fn bind(&self, address: PciAddress, driver: &str) -> Result<(), BindError> {
+        let path = self.driver_dir(driver).join("bind");
+        self.write(address, format!("bind it to {driver}"), &path, &address.to_string())
+    }
+
+    /// Takes the function from `driver` and binds it to vfio-pci.
+    pub(super) fn take(&self, address: PciAddress, driver: Option<&str>) -> Result<(), BindError> {
+        self.set_driver_override(address, Some(VFIO_DRIVER))?;
+        if let Some(driver) = driver {
+            self.unbind(address, driver)?;
+        }
+        self.bind_and_verify(address, VFIO_DRIVER)
+    }
+
+    /// Gives the function back, from whatever point [`take`](Self::take) or an earlier `restore` came to. A function
+    /// that has gone has nothing to give back, and one that someone else bound to another driver since keeps it.
+    pub(super) fn restore(&self, function: &ClaimedFunction) -> Result<(), BindError> {
+        let address = function.address;
+        match self.try_restore(function) {
+            Err(BindError::Vanished(_)) => Ok(()),
+            Err(BindError::Refused { .. }) if !self.host.pci_device(address).exists() => Ok(()),
+            result => result,
+        }
+    }
+
+    fn try_restore(&self, function: &ClaimedFunction) -> Result<(), BindError> {
+        let address = function.address;
+        if function.kept {
+            return Ok(());
+        }
+        let now = self.driver(address)?;
+        if now.as_deref() == Some(VFIO_DRIVER) {
+            self.unbind(address, VFIO_DRIVER)?;
+        }
+        // Written without a look at what it is: while an unbind is stuck, even reading it would block.
+        self.set_driver_override(address, function.driver_override.as_deref())?;
+        let now = self.driver(address)?;
+        match (function.driver.as_deref(), now.as_deref()) {
+            (Some(driver), None) => {
+                if !self.driver_dir(driver).exists() {
+                    return Err(BindError::DriverGone { address, driver: driver.into() });
+                }
+                self.bind_and_verify(address, driver)
+            }
+            (_, Some(VFIO_DRIVER)) => Err(BindError::WrongDriver {
+                address,
+                expected: function.driver.clone().unwrap_or_else(|| "no driver".into()),
+                found: now,
+            }),
+            (former, now) => {
+                if let Some(now) = now.filter(|&now| Some(now) != former && !is_vfio_driver(now)) {
+                    tracing::warn!(%address, driver = now, "was bound to another driver since, which keeps it");
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn bind_and_verify(&self, address: PciAddress, driver: &str) -> Result<(), BindError> {
+        let result = self.bind(address, driver);
+        if let Err(BindError::Stuck { .. }) = result {
+            return result;
+        }
+        let found = self.driver(address)?;
+        if found.as_deref() == Some(driver) {
+            // Someone, udev perhaps, was faster: that it is bound is what counts.
+            return Ok(());
+        }
+        result?;
+        Err(BindError::WrongDriver { address, expected: driver.into(), found })
+    }
+
+    fn write(&self, address: PciAddress, what: String, path: &Path, value: &str) -> Result<(), BindError> {
+        tracing::debug!(path = %path.display(), value = value.trim_end(), "write");
+        self.host
+            .writer()
+            .write(path, value, self.deadline)
+            .map_err(|error| self.refused(address, what, path, error))
+    }
+
+    fn refused(&self, address: PciAddress, what: String, path: &Path, source: io::Error) -> BindError {
+        use io::ErrorKind::{
+            InvalidInput, NotFound, PermissionDenied, ReadOnlyFilesystem, ResourceBusy, TimedOut,
+        };
+        let remedy = match source.kind() {
+            TimedOut => {
+                let holders = holders(self.host, address);
+                return BindError::Stuck { address, what, deadline: self.deadline, holders };
+            }
+            NotFound if !self.host.pci_device(address).exists() => return BindError::Vanished(address),
+            PermissionDenied => "run as root",
+            ReadOnlyFilesystem => {
+                "sysfs is mounted read-only here, as in a container: run on the host, or mount it rw"
+            }
+            InvalidInput => {
+                "the driver refused the function; vfio-pci does so when no IOMMU translates for it"
+            }
+            ResourceBusy => "another driver took it in the meantime; try again, and stop what binds drivers",
+            NotFound => "the driver is not loaded, or this Linux lacks the attribute",
+            _ => "dmesg says more",
+        };
+        BindError::Refused { address, what, path: path.into(), source, remedy }
+    }
+}

@@ -1,0 +1,222 @@
+//! What can go wrong when functions are claimed and given back.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use thiserror::Error;
+
+use super::holders::Holder;
+use super::{Owner, Refusal};
+use crate::PciAddress;
+
+/// Why a function could not be claimed, or not given back.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ClaimError {
+    /// It must not be taken. Nothing was touched.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// vfio-pci is not there. Nothing was touched.
+    #[error(
+        "the driver vfio-pci is not loaded ({path} is missing), so nothing can be bound to it; modprobe vfio-pci"
+    )]
+    NoVfioPci {
+        /// Where it would be.
+        path: PathBuf,
+    },
+    /// It is claimed already. Nothing was touched.
+    #[error(
+        "{address} is claimed already by {owner}{}; {}",
+        if *.persistent { ", until it is released" } else { "" },
+        if *.persistent { "release it first" } else { "stop that process first" }
+    )]
+    Taken {
+        /// The function.
+        address: PciAddress,
+        /// Who claimed it, or uses the claim.
+        owner: Owner,
+        /// Whether the claim outlives its owner.
+        persistent: bool,
+    },
+    /// A persistent claim covers less than what was asked for. Nothing was touched.
+    #[error(
+        "{address} has a persistent claim that does not cover {missing}, which has to go with it; release it and claim it again"
+    )]
+    Uncovered {
+        /// The function.
+        address: PciAddress,
+        /// The function that is not covered.
+        missing: PciAddress,
+    },
+    /// An earlier claim, whose owner died, holds the function and could not be undone.
+    #[error("{address} is still held by the claim of {owner}, which died, and it could not be undone: {}", join(.left))]
+    NotRecovered {
+        /// The function.
+        address: PciAddress,
+        /// Who claimed it.
+        owner: Owner,
+        /// What is left to undo, and why.
+        left: Vec<BindError>,
+    },
+    /// There is no claim of it.
+    #[error("{0} is not claimed, so there is nothing to release")]
+    NotClaimed(PciAddress),
+    /// A step failed, and everything was undone.
+    #[error("{cause}; everything is as it was before")]
+    Failed {
+        /// The step that failed.
+        cause: Box<BindError>,
+    },
+    /// A step failed, and not all could be undone. The ledger keeps the claim.
+    #[error(
+        "{cause}; undoing it is not finished: {}; the ledger remembers it, and the next release, recovery or claim completes it",
+        join(.left)
+    )]
+    HalfUndone {
+        /// The step that failed.
+        cause: Box<BindError>,
+        /// What is left to undo, and why.
+        left: Vec<BindError>,
+    },
+    /// Not all could be given back. The ledger keeps the claim.
+    #[error("{address} is not wholly released: {}; the ledger remembers it, and the next release or recovery completes it", join(.left))]
+    HalfReleased {
+        /// The function that was asked for.
+        address: PciAddress,
+        /// What is left to undo, and why.
+        left: Vec<BindError>,
+    },
+    /// The ledger can't be used.
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+}
+
+/// Why a function could not be moved from one driver to another.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum BindError {
+    /// The Linux kernel refused.
+    #[error("{address}: can't {what} ({path}): {source}; {remedy}", path = path.display())]
+    Refused {
+        /// The function.
+        address: PciAddress,
+        /// What was asked of the Linux kernel.
+        what: String,
+        /// The attribute that was accessed.
+        path: PathBuf,
+        /// What it answered.
+        source: io::Error,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// The Linux kernel did not finish before the deadline.
+    #[error(
+        "{address}: the Linux kernel did not {what} within {} s, as {}; it goes on trying and can't be told to stop",
+        seconds(*.deadline),
+        blame(.holders)
+    )]
+    Stuck {
+        /// The function.
+        address: PciAddress,
+        /// What was asked of the Linux kernel.
+        what: String,
+        /// How long it was waited for.
+        deadline: Duration,
+        /// Who holds the function.
+        holders: Vec<Holder>,
+    },
+    /// The driver is not the one that it was bound to.
+    #[error("{address} is on {} after it was bound to {expected}; dmesg says why", found.as_deref().unwrap_or("no driver"))]
+    WrongDriver {
+        /// The function.
+        address: PciAddress,
+        /// The driver that it should be on.
+        expected: String,
+        /// The driver that it is on.
+        found: Option<String>,
+    },
+    /// The former driver has gone.
+    #[error("{address} can't go back to {driver}, which is not loaded; modprobe {driver}")]
+    DriverGone {
+        /// The function.
+        address: PciAddress,
+        /// Its former driver.
+        driver: String,
+    },
+    /// The function has gone.
+    #[error("{0} has vanished from the host")]
+    Vanished(PciAddress),
+    /// The ledger could not be written, so nothing more was done.
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+}
+
+/// Why the ledger can't be used.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum LedgerError {
+    /// A file operation failed.
+    #[error("the ledger can't be used: {operation} {} failed: {source}; {remedy}", path.display())]
+    Io {
+        /// What was done.
+        operation: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the Linux kernel answered.
+        source: io::Error,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// Another process works on the ledger.
+    #[error(
+        "the ledger {} has been in use by {} for {} s; wait for it, or look at what it does",
+        path.display(), holder.as_ref().map_or("another process".into(), ToString::to_string), seconds(*.deadline)
+    )]
+    Busy {
+        /// The lock file.
+        path: PathBuf,
+        /// Who holds it.
+        holder: Option<Owner>,
+        /// How long it was waited for.
+        deadline: Duration,
+    },
+    /// The directory or a file is not what this crate made: others could have written to it.
+    #[error("{} {what}, so it can't be trusted; look at it and move it away", path.display())]
+    Untrusted {
+        /// The file or directory.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+    /// A journal is corrupt.
+    #[error(
+        "the ledger file {} is corrupt at line {line}: {what}; it is left as it is. Its `take` lines name the functions with their former drivers: put each back by hand (write its address to /sys/bus/pci/drivers/vfio-pci/unbind, an empty line or the former value to its driver_override, and its address to the bind of the former driver), then move the file away",
+        path.display()
+    )]
+    Corrupt {
+        /// The file.
+        path: PathBuf,
+        /// Line, from 1.
+        line: usize,
+        /// What is wrong.
+        what: String,
+    },
+}
+
+fn join(errors: &[impl fmt::Display]) -> String {
+    errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+fn seconds(deadline: Duration) -> String {
+    format!("{:.1}", deadline.as_secs_f64()).trim_end_matches(".0").to_owned()
+}
+
+/// Who is to blame, and what to do about them.
+fn blame(holders: &[Holder]) -> String {
+    if holders.is_empty() {
+        return "something holds it that has no file open which names it (dmesg may tell)".into();
+    }
+    format!("{}; stop them", join(holders))
+}

@@ -1,0 +1,202 @@
+//! Who holds a function, so that its driver can't let go of it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::{Host, PciAddress};
+
+/// Most directories of a function that are looked into for device nodes.
+const MAX_DIRECTORIES: usize = 4096;
+/// How deep below a function device nodes are looked for (`nvme/nvme0/nvme0n1/nvme0n1p1` is 4).
+const MAX_DEPTH: usize = 8;
+/// Most holders that are named.
+const MAX_HOLDERS: usize = 64;
+
+/// One who holds a function.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Holder {
+    /// A process that has one of the function's device nodes open.
+    Process {
+        /// Process ID.
+        pid: u32,
+        /// Name of its command.
+        command: String,
+        /// The open file.
+        file: PathBuf,
+    },
+    /// A file system on one of the function's disks.
+    Mount {
+        /// The disk or partition.
+        device: PathBuf,
+        /// Where it is mounted.
+        mounted_on: PathBuf,
+    },
+    /// A block device, such as one of device-mapper or RAID, that is made of one of the function's disks.
+    Block {
+        /// The disk or partition.
+        device: PathBuf,
+        /// What is made of it.
+        by: String,
+    },
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Process { pid, command, file } => {
+                write!(f, "process {pid} ({command}) has {} open", file.display())
+            }
+            Self::Mount { device, mounted_on } => {
+                write!(f, "{} is mounted on {}", device.display(), mounted_on.display())
+            }
+            Self::Block { device, by } => write!(f, "{by} is made of {}", device.display()),
+        }
+    }
+}
+
+/// Names those who hold the function: processes with one of its device nodes open, mounts, stacked block devices.
+///
+/// It looks only at what can be read without waiting for a process that is itself stuck: a process that has mapped
+/// a device and closed its file is not seen. What can't be read is passed over.
+pub fn holders(host: &Host, address: PciAddress) -> Vec<Holder> {
+    let nodes = Nodes::find(host, address);
+    let mut found = nodes.stacked.clone();
+    found.extend(mounts(host, &nodes));
+    found.extend(processes(host, &nodes, address));
+    found.sort();
+    found.dedup();
+    found.truncate(MAX_HOLDERS);
+    found
+}
+
+/// The device nodes of a function.
+#[derive(Debug, Default)]
+struct Nodes {
+    /// Path to `major:minor`, which is empty when it is not known.
+    files: BTreeMap<PathBuf, String>,
+    /// What is made of its disks.
+    stacked: Vec<Holder>,
+}
+
+impl Nodes {
+    fn find(host: &Host, address: PciAddress) -> Self {
+        let mut nodes = Self::default();
+        let device = host.pci_device(address);
+        if let Some(group) =
+            fs::read_link(device.join("iommu_group")).ok().as_deref().and_then(Path::file_name)
+        {
+            nodes.files.insert(host.dev.join("vfio").join(group), String::new());
+        }
+        for entry in entries(&device.join("vfio-dev")) {
+            if let Some(name) = entry.file_name() {
+                nodes.files.insert(host.dev.join("vfio/devices").join(name), String::new());
+            }
+        }
+        let information = host.proc.join("driver/nvidia/gpus").join(address.to_string()).join("information");
+        if let Ok(text) = fs::read_to_string(information)
+            && let Some(minor) = text.lines().find_map(|line| line.strip_prefix("Device Minor:"))
+            && let Ok(minor) = minor.trim().parse::<u32>()
+        {
+            nodes.files.insert(host.dev.join(format!("nvidia{minor}")), String::new());
+        }
+        let mut left = MAX_DIRECTORIES;
+        // The link to the function is followed, none below it.
+        for child in entries(&device) {
+            nodes.walk(host, &child, 1, &mut left);
+        }
+        nodes
+    }
+
+    fn walk(&mut self, host: &Host, directory: &Path, depth: usize, left: &mut usize) {
+        if depth > MAX_DEPTH || *left == 0 || !fs::symlink_metadata(directory).is_ok_and(|data| data.is_dir())
+        {
+            return;
+        }
+        *left -= 1;
+        // A function behind this one, with a driver of its own.
+        if directory.join("vendor").exists() && directory.join("class").exists() {
+            return;
+        }
+        if let Ok(number) = fs::read_to_string(directory.join("dev")) {
+            let text = fs::read_to_string(directory.join("uevent")).unwrap_or_default();
+            let named = text.lines().find_map(|line| line.strip_prefix("DEVNAME="));
+            let own = directory.file_name().unwrap_or_default();
+            let node = host.dev.join(named.map_or(Path::new(own), Path::new));
+            for by in entries(&directory.join("holders")) {
+                let by = by.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                self.stacked.push(Holder::Block { device: node.clone(), by });
+            }
+            self.files.insert(node, number.trim().to_owned());
+        }
+        for child in entries(directory) {
+            self.walk(host, &child, depth + 1, left);
+        }
+    }
+}
+
+fn entries(directory: &Path) -> Vec<PathBuf> {
+    let mut paths: Vec<_> =
+        fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    paths.sort();
+    paths
+}
+
+/// Mounts of the nodes, from `mountinfo` (proc(5)).
+fn mounts(host: &Host, nodes: &Nodes) -> Vec<Holder> {
+    let text = fs::read(host.proc.join("self/mountinfo")).unwrap_or_default();
+    let mut found = Vec::new();
+    for line in String::from_utf8_lossy(&text).lines() {
+        let Some((mount, source)) = line.split_once(" - ") else { continue };
+        let (Some(number), Some(mounted_on)) = (mount.split(' ').nth(2), mount.split(' ').nth(4)) else {
+            continue;
+        };
+        // File systems such as btrfs have a number of their own; their source tells.
+        let source = source.split(' ').nth(1).unwrap_or_default();
+        let node =
+            nodes.files.iter().find(|(path, its)| *its == number || path.as_path() == Path::new(source));
+        if let Some((path, _)) = node {
+            found.push(Holder::Mount { device: path.clone(), mounted_on: unescape(mounted_on).into() });
+        }
+    }
+    found
+}
+
+/// The octal escapes of `mountinfo`.
+fn unescape(text: &str) -> String {
+    text.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
+}
+
+fn processes(host: &Host, nodes: &Nodes, address: PciAddress) -> Vec<Holder> {
+    let mut found = Vec::new();
+    for process in entries(&host.proc) {
+        let Some(pid) = process.file_name().and_then(|name| name.to_str()?.parse().ok()) else { continue };
+        let command = || {
+            let text = fs::read_to_string(process.join("comm")).unwrap_or_default();
+            text.trim_end().to_owned()
+        };
+        for descriptor in entries(&process.join("fd")) {
+            let Ok(file) = fs::read_link(&descriptor) else { continue };
+            if nodes.files.contains_key(&file) || is_vfio_device(&process, &descriptor, &file, address) {
+                found.push(Holder::Process { pid, command: command(), file });
+            }
+        }
+    }
+    found
+}
+
+/// Whether a descriptor is a VFIO device file of the function that was got through its group, which has no node of
+/// its own: Linux names the function in `fdinfo` (`vfio-device-syspath`, since 6.16).
+fn is_vfio_device(process: &Path, descriptor: &Path, file: &Path, address: PciAddress) -> bool {
+    if !file.to_string_lossy().starts_with("anon_inode:[vfio-device]") {
+        return false;
+    }
+    let info = process.join("fdinfo").join(descriptor.file_name().unwrap_or_default());
+    fs::read_to_string(info).is_ok_and(|text| {
+        text.lines()
+            .filter_map(|line| line.strip_prefix("vfio-device-syspath:"))
+            .any(|path| path.trim().ends_with(&format!("/{address}")))
+    })
+}

@@ -1,0 +1,354 @@
+//! The ledger: what was taken from which driver, on disk, so that it can be given back whatever happens.
+//!
+//! Each claim has a file `STATE/ledger/ADDRESS.claim`, in the format of the `journal` module. A line is on disk before
+//! what it announces is done, and the file goes when the last function is given back.
+//!
+//! * **One writer at a time**: who changes the ledger or a binding holds a lock on `STATE/ledger/lock`
+//!   (flock(2)), which the Linux kernel drops with its process.
+//! * **Who is alive**: the process that owns a claim, or uses a persistent one, holds a lock on the claim's file for
+//!   all that time. A process ID, which may belong to another process by now, is only for people to read.
+//! * **Another boot**: a reboot undoes all bindings, so the entries of another boot are void.
+//!
+//! A process that is forked without exec shares its parent's locks: the claim counts as alive until both have gone.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, openat};
+
+use super::LedgerError;
+use super::journal::{Entry, Owner, Record, parse};
+use crate::{Host, PciAddress};
+
+/// Largest journal that is read, in bytes. A claim of all 256 functions below a bus has less than a tenth of it.
+const MAX_JOURNAL: u64 = 1 << 20;
+/// Most files in the ledger.
+const MAX_ENTRIES: usize = 65_536;
+/// How long to sleep between two tries to get the lock.
+const LOCK_POLL: Duration = Duration::from_millis(10);
+
+type Result<T, E = LedgerError> = std::result::Result<T, E>;
+
+/// The ledger, locked for as long as the value lives.
+#[derive(Debug)]
+pub struct Ledger {
+    directory: PathBuf,
+    boot: String,
+    owner: Owner,
+    _lock: File,
+}
+
+/// A claim in the ledger.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LedgerEntry {
+    /// What its journal says.
+    pub entry: Entry,
+    /// Whether the process that owns it, or uses it, is alive.
+    pub alive: bool,
+    /// Whether it belongs to another boot, so that nothing is left to undo.
+    pub void: bool,
+}
+
+impl Ledger {
+    /// Locks the ledger of `host`, which is made if there is none.
+    ///
+    /// # Errors
+    /// When another process has it until `deadline` has passed, when it can't be made, or when others than this
+    /// user could have written to it.
+    pub fn lock(host: &Host, deadline: Duration) -> Result<Self> {
+        let directory = host.state.join("ledger");
+        make_directory(&host.state, 0o755)?;
+        make_directory(&directory, 0o700)?;
+        check_trusted(
+            &directory,
+            &fs::symlink_metadata(&directory).map_err(io_error("look at", &directory))?,
+            true,
+        )?;
+
+        let path = directory.join("lock");
+        let lock = open(&path, OFlags::RDWR | OFlags::CREATE)?;
+        let until = Instant::now() + deadline;
+        while !try_lock(&lock, &path)? {
+            if Instant::now() >= until {
+                return Err(LedgerError::Busy { holder: read_owner(&lock), path, deadline });
+            }
+            std::thread::sleep(LOCK_POLL);
+        }
+        let owner = this_process(host);
+        // Only for the message of those who wait, so that a failure here is none.
+        let text = format!("{} {}\n", owner.pid, owner.command);
+        if let Err(error) = lock.set_len(0).and_then(|()| lock.write_all_at(text.as_bytes(), 0)) {
+            tracing::debug!(%error, "can't write who holds the ledger's lock");
+        }
+        let boot = fs::read_to_string(host.proc.join("sys/kernel/random/boot_id")).unwrap_or_default();
+        Ok(Self { directory, boot: boot.trim().to_owned(), owner, _lock: lock })
+    }
+
+    /// All claims in it. A file that can't be read is an error of its own.
+    ///
+    /// # Errors
+    /// When the directory can't be read.
+    pub fn entries(&self) -> Result<Vec<Result<LedgerEntry>>> {
+        let journals = self.journals()?;
+        Ok(journals
+            .into_iter()
+            .map(|journal| {
+                journal.map(|journal| LedgerEntry {
+                    alive: !journal.locked,
+                    void: self.is_void(&journal.entry),
+                    entry: journal.entry,
+                })
+            })
+            .collect())
+    }
+
+    /// The journals, each locked if nobody else has it. Those whose writer died before it did anything are removed.
+    pub(super) fn journals(&self) -> Result<Vec<Result<Journal>>> {
+        let mut paths = Vec::new();
+        for file in fs::read_dir(&self.directory).map_err(io_error("list", &self.directory))? {
+            let path = file.map_err(io_error("list", &self.directory))?.path();
+            if path.extension().is_some_and(|extension| extension == "claim") && paths.len() < MAX_ENTRIES {
+                paths.push(path);
+            }
+        }
+        paths.sort();
+        let mut journals = Vec::new();
+        for path in paths {
+            match Journal::open(&path) {
+                Ok(Opened::Journal(journal)) => journals.push(Ok(journal)),
+                Ok(Opened::Empty) => remove(&path)?,
+                // Its owner drops it without the lock only when it dies, and then the file stays; so this is
+                // someone who tidies up by hand.
+                Err(LedgerError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => journals.push(Err(error)),
+            }
+        }
+        Ok(journals)
+    }
+
+    /// Whether a claim belongs to another boot.
+    pub(super) fn is_void(&self, entry: &Entry) -> bool {
+        !self.boot.is_empty() && !entry.boot.is_empty() && self.boot != entry.boot
+    }
+
+    /// This process, as it is named in the ledger.
+    pub(super) fn owner(&self) -> &Owner {
+        &self.owner
+    }
+
+    /// Opens a new claim's journal.
+    pub(super) fn create(&self, target: PciAddress, persistent: bool) -> Result<Journal> {
+        let entry = Entry {
+            target,
+            persistent,
+            owner: self.owner.clone(),
+            boot: self.boot.clone(),
+            user: None,
+            functions: Vec::new(),
+            claimed: false,
+            releasing: false,
+        };
+        let path = self.directory.join(format!("{target}.claim"));
+        crash_point();
+        let file = open(&path, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)?;
+        let locked = try_lock(&file, &path)?;
+        let mut journal = Journal { path, file, end: 0, entry, locked };
+        let opening: String = journal.entry.opening().iter().map(Record::line).collect();
+        let result = journal.write(&opening).and_then(|()| sync_directory(&self.directory));
+        if let Err(error) = result {
+            if let Err(error) = remove(&journal.path) {
+                tracing::warn!(%error, "can't remove a journal that was not begun");
+            }
+            return Err(error);
+        }
+        Ok(journal)
+    }
+}
+
+/// The journal of one claim, open.
+#[derive(Debug)]
+pub(super) struct Journal {
+    path: PathBuf,
+    file: File,
+    /// Length of its complete lines.
+    end: u64,
+    pub(super) entry: Entry,
+    /// Whether this process holds its lock; otherwise its owner or user lives.
+    pub(super) locked: bool,
+}
+
+enum Opened {
+    Journal(Journal),
+    Empty,
+}
+
+impl Journal {
+    fn open(path: &Path) -> Result<Opened> {
+        let file = open(path, OFlags::RDWR)?;
+        let mut bytes = Vec::new();
+        (&file).take(MAX_JOURNAL + 1).read_to_end(&mut bytes).map_err(io_error("read", path))?;
+        if bytes.len() as u64 > MAX_JOURNAL {
+            return Err(LedgerError::Untrusted {
+                path: path.into(),
+                what: "is too big for a journal".into(),
+            });
+        }
+        let corrupt = |(line, what)| LedgerError::Corrupt { path: path.into(), line, what };
+        let parsed = parse(&bytes).map_err(corrupt)?;
+        let Some(entry) = parsed.entry else { return Ok(Opened::Empty) };
+        let name = format!("{}.claim", entry.target);
+        if path.file_name().is_none_or(|own| own != name.as_str()) {
+            return Err(corrupt((
+                3,
+                format!("it is the journal of {}, but its name is not {name}", entry.target),
+            )));
+        }
+        let locked = try_lock(&file, path)?;
+        Ok(Opened::Journal(Self { path: path.into(), file, end: parsed.end as u64, entry, locked }))
+    }
+
+    /// Puts a record on disk and takes it up.
+    pub(super) fn append(&mut self, record: &Record) -> Result<()> {
+        self.write(&record.line())?;
+        self.entry.apply(record);
+        Ok(())
+    }
+
+    fn write(&mut self, text: &str) -> Result<()> {
+        crash_point();
+        tear_point(&self.file, self.end, text);
+        let write = || {
+            // What a writer that died, or a full disk, left of a line.
+            self.file.set_len(self.end)?;
+            self.file.write_all_at(text.as_bytes(), self.end)?;
+            crash_point();
+            self.file.sync_data()
+        };
+        write().map_err(|error| {
+            if let Err(error) = self.file.set_len(self.end) {
+                tracing::warn!(path = %self.path.display(), %error, "can't cut a torn line off");
+            }
+            io_error("write to", &self.path)(error)
+        })?;
+        self.end += text.len() as u64;
+        Ok(())
+    }
+
+    /// Ends the claim: everything is given back.
+    pub(super) fn remove(&self) -> Result<()> {
+        crash_point();
+        remove(&self.path)
+    }
+
+    /// The claim's functions as they were before, in the order to give them back.
+    pub(super) fn undo_order(&self) -> Vec<super::ClaimedFunction> {
+        self.entry.functions.iter().rev().filter(|function| !function.restored).cloned().collect()
+    }
+}
+
+/// This process: its ID and the name of its command.
+fn this_process(host: &Host) -> Owner {
+    let command = fs::read_to_string(host.proc.join("self/comm"))
+        .ok()
+        .or_else(|| Some(std::env::current_exe().ok()?.file_name()?.to_string_lossy().into_owned()))
+        .unwrap_or_else(|| "?".into());
+    Owner { pid: std::process::id(), command: command.trim_end().chars().take(64).collect() }
+}
+
+fn read_owner(lock: &File) -> Option<Owner> {
+    let mut bytes = [0; 512];
+    let count = lock.read_at(&mut bytes, 0).ok()?;
+    let text = String::from_utf8_lossy(bytes.get(..count)?).into_owned();
+    let (pid, command) = text.trim_end().split_once(' ')?;
+    Some(Owner { pid: pid.parse().ok()?, command: command.to_owned() })
+}
+
+fn make_directory(path: &Path, mode: u32) -> Result<()> {
+    let made = DirBuilder::new().recursive(mode == 0o755).mode(mode).create(path);
+    match made {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(io_error("make", path)(error)),
+        _ => Ok(()),
+    }
+}
+
+/// Whether only this user can have written to it.
+fn check_trusted(path: &Path, data: &fs::Metadata, directory: bool) -> Result<()> {
+    let user = rustix::process::geteuid().as_raw();
+    let what = if directory && !data.is_dir() {
+        "is not a directory".into()
+    } else if !directory && !data.is_file() {
+        "is not a regular file".into()
+    } else if data.uid() != user {
+        format!("belongs to user {} and not to {user}", data.uid())
+    } else if data.mode() & 0o022 != 0 {
+        format!("can be written to by others (mode {:o})", data.mode() & 0o7777)
+    } else {
+        return Ok(());
+    };
+    Err(LedgerError::Untrusted { path: path.into(), what })
+}
+
+fn open(path: &Path, flags: OFlags) -> Result<File> {
+    // Not following a link, and not waiting for the other end of a FIFO.
+    let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = match openat(rustix::fs::CWD, path, flags, Mode::RUSR | Mode::WUSR) {
+        Ok(file) => File::from(file),
+        Err(rustix::io::Errno::LOOP) => {
+            return Err(LedgerError::Untrusted { path: path.into(), what: "is a symbolic link".into() });
+        }
+        Err(error) => return Err(io_error("open", path)(error.into())),
+    };
+    check_trusted(path, &file.metadata().map_err(io_error("look at", path))?, false)?;
+    Ok(file)
+}
+
+fn try_lock(file: &File, path: &Path) -> Result<bool> {
+    loop {
+        match flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(true),
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(false),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(io_error("lock", path)(error.into())),
+        }
+    }
+}
+
+fn remove(path: &Path) -> Result<()> {
+    fs::remove_file(path).map_err(io_error("remove", path))?;
+    crash_point();
+    path.parent().map_or(Ok(()), sync_directory)
+}
+
+fn sync_directory(directory: &Path) -> Result<()> {
+    File::open(directory).and_then(|file| file.sync_all()).map_err(io_error("sync", directory))
+}
+
+fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LedgerError {
+    let path = path.to_owned();
+    move |source| {
+        let remedy = match source.kind() {
+            io::ErrorKind::PermissionDenied => "run as root",
+            io::ErrorKind::StorageFull => "make room on its file system",
+            io::ErrorKind::ReadOnlyFilesystem => {
+                "give the state directory a file system that can be written to"
+            }
+            io::ErrorKind::Unsupported => {
+                "give the state directory a file system that has locks, such as tmpfs"
+            }
+            _ => "look at the file and its file system",
+        };
+        LedgerError::Io { operation, path, source, remedy }
+    }
+}
+
+#[cfg(not(test))]
+fn crash_point() {}
+
+#[cfg(not(test))]
+fn tear_point(_file: &File, _end: u64, _text: &str) {}
+
+#[cfg(test)]
+use super::crash::{crash_point, tear_point};

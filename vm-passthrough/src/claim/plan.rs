@@ -1,0 +1,280 @@
+//! What is to be done to claim a function: a pure function of what a scan found.
+
+use std::fmt;
+
+use thiserror::Error;
+
+use super::ClaimOptions;
+use crate::PciAddress;
+use crate::pci::{PciFunction, Sriov};
+
+/// The driver that functions are bound to.
+pub const VFIO_DRIVER: &str = "vfio-pci";
+
+/// Whether a driver hands functions to user space through VFIO: vfio-pci, or a variant of it for one kind of device
+/// such as `mlx5_vfio_pci`.
+pub fn is_vfio_driver(driver: &str) -> bool {
+    driver == VFIO_DRIVER || driver.ends_with("_vfio_pci") || driver.ends_with("-vfio-pci")
+}
+
+/// One step of a [`Plan`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Take the function from its driver and bind it to vfio-pci.
+    Take {
+        /// Which one.
+        address: PciAddress,
+        /// Driver that it is bound to.
+        driver: Option<String>,
+    },
+    /// The function belongs to the claim and is on a VFIO driver already: leave it.
+    Keep {
+        /// Which one.
+        address: PciAddress,
+        /// The VFIO driver.
+        driver: String,
+    },
+}
+
+impl Step {
+    /// The function that it is about.
+    pub fn address(&self) -> PciAddress {
+        match self {
+            Self::Take { address, .. } | Self::Keep { address, .. } => *address,
+        }
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Take { address, driver: Some(driver) } => {
+                write!(f, "unbind {address} from {driver}, bind it to {VFIO_DRIVER}")
+            }
+            Self::Take { address, driver: None } => write!(f, "bind {address} to {VFIO_DRIVER}"),
+            Self::Keep { address, driver } => write!(f, "leave {address} on {driver}"),
+        }
+    }
+}
+
+/// What is to be done to claim a function, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The function that was asked for.
+    pub target: PciAddress,
+    /// Its IOMMU group.
+    pub group: u32,
+    /// The steps. Companions come before the function 0 that they depend on; giving back goes the other way.
+    pub steps: Vec<Step>,
+}
+
+/// Why a function must not be taken.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// No such function.
+    #[error("there is no PCI function {0}; list what there is with a scan")]
+    NoSuchFunction(PciAddress),
+    /// It is a bridge.
+    #[error("{0} is a PCI bridge, which VFIO does not hand out; claim a function behind it")]
+    Bridge(PciAddress),
+    /// No IOMMU translates for it.
+    #[error(
+        "{0} is in no IOMMU group, so its DMA can't be confined; turn the IOMMU on in the firmware and boot Linux with intel_iommu=on or amd_iommu=on"
+    )]
+    NoIommuGroup(PciAddress),
+    /// It is a physical function whose virtual functions are enabled.
+    #[error(
+        "{address} has {num_vfs} virtual functions enabled, which would vanish under their users; disable them first (write 0 to its sriov_numvfs), or claim one of them"
+    )]
+    VirtualFunctionsInUse {
+        /// The physical function.
+        address: PciAddress,
+        /// How many are enabled.
+        num_vfs: u16,
+    },
+    /// Other devices of its IOMMU group are in use by the host.
+    #[error(
+        "IOMMU group {group} of {address} holds other devices that the host uses: {}; claim the whole group, or unbind them, or move the card to another slot",
+        list(.others)
+    )]
+    GroupNotViable {
+        /// The function that was asked for.
+        address: PciAddress,
+        /// Its group.
+        group: u32,
+        /// Functions in other slots, with the driver that has them.
+        others: Vec<(PciAddress, String)>,
+    },
+}
+
+fn list(others: &[(PciAddress, String)]) -> String {
+    let others: Vec<_> = others.iter().map(|(address, driver)| format!("{address} ({driver})")).collect();
+    others.join(", ")
+}
+
+impl Plan {
+    /// The plan to claim `target`, given all functions of the host.
+    ///
+    /// The function's companions, which are the functions of its slot in its IOMMU group, are taken with it: a GPU's
+    /// audio, USB and UCSI functions. Functions of other slots in the group are taken when `options` ask for the
+    /// whole group. Bridges stay with their driver, as the Linux kernel allows that, and functions on a VFIO driver
+    /// stay there.
+    ///
+    /// # Errors
+    /// When the function, or another that would have to be taken with it, must not be taken.
+    pub fn new(
+        functions: &[PciFunction],
+        target: PciAddress,
+        options: &ClaimOptions,
+    ) -> Result<Self, Refusal> {
+        let function = functions
+            .iter()
+            .find(|function| function.address == target)
+            .ok_or(Refusal::NoSuchFunction(target))?;
+        if is_bridge(function) {
+            return Err(Refusal::Bridge(target));
+        }
+        let group = function.iommu_group.ok_or(Refusal::NoIommuGroup(target))?;
+
+        let mut members: Vec<_> = functions
+            .iter()
+            .filter(|other| other.iommu_group == Some(group) && !is_bridge(other))
+            .filter(|other| options.with_group || other.address.same_slot(target))
+            .collect();
+        let others: Vec<_> = functions
+            .iter()
+            .filter(|other| other.iommu_group == Some(group) && !is_bridge(other))
+            .filter(|other| !options.with_group && !other.address.same_slot(target))
+            .filter_map(|other| Some((other.address, other.driver.clone()?)))
+            .filter(|(_, driver)| !is_vfio_driver(driver) && driver != "pci-stub")
+            .collect();
+        if !others.is_empty() {
+            return Err(Refusal::GroupNotViable { address: target, group, others });
+        }
+
+        members.sort_by_key(|member| std::cmp::Reverse(member.address));
+        let mut steps = Vec::new();
+        for member in members {
+            let address = member.address;
+            if let Some(driver) = member.driver.as_ref().filter(|driver| is_vfio_driver(driver)) {
+                steps.push(Step::Keep { address, driver: driver.clone() });
+                continue;
+            }
+            if let Some(Sriov::Physical { num_vfs, .. }) = member.sriov
+                && num_vfs > 0
+            {
+                return Err(Refusal::VirtualFunctionsInUse { address, num_vfs });
+            }
+            steps.push(Step::Take { address, driver: member.driver.clone() });
+        }
+        Ok(Self { target, group, steps })
+    }
+}
+
+/// Whether the function is a bridge, PCI to PCI or CardBus.
+fn is_bridge(function: &PciFunction) -> bool {
+    matches!(function.header_type, 1 | 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pci::{DeviceType, PciClass, PciIds, PowerState};
+
+    fn function(address: &str, group: Option<u32>, driver: Option<&str>) -> PciFunction {
+        PciFunction {
+            address: address.parse().unwrap(),
+            ids: PciIds { vendor: 1, device: 2, subsystem_vendor: 0, subsystem_device: 0, revision: 0 },
+            class: PciClass(0x03_0000),
+            device_type: DeviceType::Other,
+            header_type: 0,
+            upstream: None,
+            bars: Vec::new(),
+            rom: None,
+            iommu_group: group,
+            driver: driver.map(Into::into),
+            driver_override: None,
+            numa_node: None,
+            link: None,
+            power_state: PowerState::D0,
+            sriov: None,
+            resets: Vec::new(),
+            capabilities: Vec::new(),
+            extended_capabilities: Vec::new(),
+            boot_display: false,
+        }
+    }
+
+    #[test]
+    fn plans() {
+        fn check(functions: &[PciFunction], with_group: bool, expect: Result<&[&str], &str>) {
+            let target = functions[0].address;
+            let options = ClaimOptions { with_group, ..ClaimOptions::default() };
+            match (Plan::new(functions, target, &options), expect) {
+                (Ok(plan), Ok(expect)) => {
+                    let steps: Vec<_> = plan.steps.iter().map(ToString::to_string).collect();
+                    assert_eq!(steps, expect);
+                }
+                (Err(refusal), Err(expect)) => assert!(refusal.to_string().contains(expect), "{refusal}"),
+                (got, _) => panic!("{got:?}"),
+            }
+        }
+        let gpu = function("0:1:0.0", Some(1), Some("nvidia"));
+        let audio = function("0:1:0.1", Some(1), Some("snd_hda_intel"));
+        let usb = function("0:1:0.2", Some(1), None);
+        let ucsi = function("0:1:0.3", Some(1), Some("vfio-pci"));
+        let mut bridge = function("0:0:1.0", Some(1), Some("pcieport"));
+        bridge.header_type = 1;
+        let card = function("0:1:1.0", Some(1), Some("e1000e"));
+        let idle = function("0:1:1.1", Some(1), None);
+        let elsewhere = function("0:2:0.0", Some(2), Some("nvme"));
+        let port = function("0:1:0.4", Some(3), Some("mlx5_core"));
+
+        check(
+            std::slice::from_ref(&gpu),
+            false,
+            Ok(&["unbind 0000:01:00.0 from nvidia, bind it to vfio-pci"]),
+        );
+        check(
+            &[
+                gpu.clone(),
+                bridge.clone(),
+                audio.clone(),
+                usb.clone(),
+                ucsi.clone(),
+                idle.clone(),
+                elsewhere,
+                port,
+            ],
+            false,
+            Ok(&[
+                "leave 0000:01:00.3 on vfio-pci",
+                "bind 0000:01:00.2 to vfio-pci",
+                "unbind 0000:01:00.1 from snd_hda_intel, bind it to vfio-pci",
+                "unbind 0000:01:00.0 from nvidia, bind it to vfio-pci",
+            ]),
+        );
+        check(&[gpu.clone(), card.clone()], false, Err("0000:01:01.0 (e1000e); claim the whole group"));
+        check(
+            &[gpu.clone(), card.clone(), idle.clone()],
+            true,
+            Ok(&[
+                "bind 0000:01:01.1 to vfio-pci",
+                "unbind 0000:01:01.0 from e1000e, bind it to vfio-pci",
+                "unbind 0000:01:00.0 from nvidia, bind it to vfio-pci",
+            ]),
+        );
+        let mut variant = card.clone();
+        variant.driver = Some("mlx5_vfio_pci".into());
+        check(&[gpu.clone(), variant], false, Ok(&["unbind 0000:01:00.0 from nvidia, bind it to vfio-pci"]));
+        check(&[bridge, gpu.clone()], false, Err("is a PCI bridge"));
+        check(&[function("0:1:0.0", None, None)], false, Err("in no IOMMU group"));
+        let mut physical = gpu.clone();
+        physical.sriov = Some(Sriov::Physical { total_vfs: 8, num_vfs: 2 });
+        check(&[physical.clone()], false, Err("has 2 virtual functions enabled"));
+        check(&[audio, physical], false, Err("has 2 virtual functions enabled"));
+        let missing = Plan::new(&[], gpu.address, &ClaimOptions::default());
+        assert_eq!(missing, Err(Refusal::NoSuchFunction(gpu.address)));
+    }
+}

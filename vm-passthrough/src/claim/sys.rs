@@ -1,0 +1,273 @@
+//! Reads and writes of sysfs attributes in a process of their own, so that one that the Linux kernel never finishes
+//! cannot hold this process.
+//!
+//! While a function is held open, a write to `unbind` sleeps in the Linux kernel beyond the reach of any signal, and
+//! so does every later access that needs the function's lock, even a read of `driver_override`. A thread that
+//! sleeps so would keep its process from exiting. So the access is made by a grandchild that shares no descriptors
+//! with this process but one end of a pipe: when the deadline passes it is left behind, and as its parent is gone
+//! `init` reaps it when the Linux kernel lets it go.
+//!
+//! Between fork and exit the children only make system calls, as any thread of this process may hold any lock at
+//! the moment of the fork. Memory of a guest should be shared or `MADV_DONTFORK`, as any child keeps private memory
+//! of its parent alive.
+#![allow(unsafe_code)]
+
+use std::ffi::CString;
+use std::io::{self, Read as _};
+use std::os::fd::{AsRawFd as _, RawFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::pipe::{PipeFlags, pipe_with};
+
+/// Most bytes of an attribute: one page.
+const PAGE: usize = 4096;
+
+/// What the grandchild does with the attribute.
+#[derive(Clone, Copy)]
+enum Access<'a> {
+    Read,
+    Write(&'a [u8]),
+}
+
+/// Writes `value` to the attribute at `path`.
+///
+/// # Errors
+/// [`io::ErrorKind::TimedOut`] when `deadline` passed first, else what the Linux kernel answered.
+pub(crate) fn write(path: &Path, value: &str, deadline: Duration) -> io::Result<()> {
+    access(path, Access::Write(value.as_bytes()), deadline).map(drop)
+}
+
+/// Reads the attribute at `path`, at most one page of it.
+///
+/// # Errors
+/// As for [`write`].
+pub(crate) fn read(path: &Path, deadline: Duration) -> io::Result<String> {
+    let bytes = access(path, Access::Read, deadline)?;
+    String::from_utf8(bytes)
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "the attribute is not text"))
+}
+
+fn access(path: &Path, access: Access<'_>, deadline: Duration) -> io::Result<Vec<u8>> {
+    let until = Instant::now() + deadline;
+    let name = CString::new(path.as_os_str().as_bytes())?;
+    let (result, result_end) = pipe_with(PipeFlags::CLOEXEC)?;
+    let child = spawn(&name, access, result_end.as_raw_fd())?;
+    drop(result_end);
+    // The child exits as soon as it has forked the grandchild. ECHILD: something else in this process reaps all
+    // children. The pipe tells the rest.
+    let child = rustix::process::Pid::from_raw(child);
+    let options = rustix::process::WaitOptions::empty();
+    while rustix::process::waitpid(child, options).err() == Some(rustix::io::Errno::INTR) {}
+
+    let mut result = std::fs::File::from(result);
+    let mut answer = Vec::new();
+    loop {
+        let Some(left) = until.checked_duration_since(Instant::now()) else {
+            return Err(io::ErrorKind::TimedOut.into());
+        };
+        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+        match poll(&mut [PollFd::new(&result, PollFlags::IN)], Some(&timeout)) {
+            Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(error) => return Err(error.into()),
+        }
+        let mut part = [0; PAGE];
+        match result.read(&mut part) {
+            Ok(0) => break,
+            Ok(count) => answer.extend_from_slice(part.get(..count).unwrap_or_default()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    match answer.split_first_chunk() {
+        Some((errno, data)) => match i32::from_ne_bytes(*errno) {
+            0 => Ok(data.to_vec()),
+            errno => Err(io::Error::from_raw_os_error(errno)),
+        },
+        None => Err(io::Error::other(
+            "the helper process was killed before it could say how the access went; look in dmesg for what killed it",
+        )),
+    }
+}
+
+/// Forks the child, which forks the grandchild, and returns the child's process ID.
+fn spawn(path: &CString, access: Access<'_>, result: RawFd) -> io::Result<i32> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(65_536);
+    let limit = i32::try_from(limit.min(65_536)).unwrap_or(65_536);
+    // All signals are blocked across the fork, so that no handler of this process ever runs in the children.
+    // SAFETY: an all-zero sigset_t is a value of its type, and it is filled by the next call.
+    let mut all: libc::sigset_t = unsafe { std::mem::zeroed() };
+    let mut before = all;
+    // SAFETY: `all` is a valid place for a signal set.
+    unsafe { libc::sigfillset(&raw mut all) };
+    // SAFETY: both point to valid signal sets.
+    let blocked = unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before) };
+    if blocked != 0 {
+        return Err(io::Error::from_raw_os_error(blocked));
+    }
+    let child = fork();
+    if child == 0 {
+        run_child(path, access, result, limit);
+    }
+    let error = io::Error::last_os_error();
+    // SAFETY: `before` was filled by the call above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
+    if child < 0 { Err(error) } else { Ok(child as i32) }
+}
+
+/// `fork` without the handlers that `pthread_atfork` registered, which are not safe in the child.
+fn fork() -> libc::c_long {
+    // SAFETY: with no flags but the exit signal and no stack, clone is fork: the child runs on a copy of this
+    // stack. The caller's child only makes system calls and exits.
+    unsafe { libc::syscall(libc::SYS_clone, libc::c_long::from(libc::SIGCHLD), 0, 0, 0, 0) }
+}
+
+/// The child and, after its fork, the grandchild.
+fn run_child(path: &CString, access: Access<'_>, result: RawFd, limit: RawFd) -> ! {
+    close_all_but(result, limit);
+    match fork() {
+        0 => {}
+        error => {
+            if error < 0 {
+                answer(result, errno(), &[]);
+            }
+            exit()
+        }
+    }
+    // SAFETY: a constant C string. Nothing here may keep a file system of the host busy.
+    unsafe { libc::chdir(c"/".as_ptr()) };
+    // SAFETY: a constant C string of less than 16 bytes: the name in ps and in hung-task messages.
+    unsafe { libc::prctl(libc::PR_SET_NAME, c"vm-passthrough".as_ptr()) };
+    let mut buffer = [0u8; PAGE];
+    let flags = match access {
+        Access::Read => libc::O_RDONLY,
+        Access::Write(_) => libc::O_WRONLY,
+    };
+    // SAFETY: `path` is a C string made before the fork.
+    let file = unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC) };
+    if file < 0 {
+        answer(result, errno(), &[]);
+        exit()
+    }
+    let count = match access {
+        // SAFETY: the buffer is as long as said.
+        Access::Read => unsafe { libc::read(file, buffer.as_mut_ptr().cast(), PAGE) },
+        // SAFETY: the value is as long as said.
+        Access::Write(value) => unsafe { libc::write(file, value.as_ptr().cast(), value.len()) },
+    };
+    match (access, usize::try_from(count)) {
+        (_, Err(_)) => answer(result, errno(), &[]),
+        (Access::Read, Ok(count)) => answer(result, 0, buffer.get(..count).unwrap_or_default()),
+        // A sysfs attribute takes a value whole or not at all.
+        (Access::Write(value), Ok(count)) => {
+            answer(result, if count == value.len() { 0 } else { libc::EIO }, &[])
+        }
+    }
+    exit()
+}
+
+fn errno() -> i32 {
+    // No allocation and no lock: this reads the thread's errno.
+    io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+}
+
+fn exit() -> ! {
+    // SAFETY: ends the process at once, without running anything of its parent's.
+    unsafe { libc::_exit(0) }
+}
+
+/// Closes every descriptor but `keep`.
+fn close_all_but(keep: RawFd, limit: RawFd) {
+    let range = |first: RawFd, last: libc::c_uint| {
+        if first as libc::c_uint > last {
+            return 0;
+        }
+        // SAFETY: closes descriptors of this child only; nothing in it uses them.
+        unsafe { libc::syscall(libc::SYS_close_range, first as libc::c_uint, last, 0) }
+    };
+    let below = if keep == 0 { 0 } else { range(0, keep as libc::c_uint - 1) };
+    if below == 0 && range(keep + 1, libc::c_uint::MAX) == 0 {
+        return;
+    }
+    // Before Linux 5.9 there is no close_range.
+    for descriptor in (0..limit).filter(|&descriptor| descriptor != keep) {
+        // SAFETY: as above.
+        unsafe { libc::close(descriptor) };
+    }
+}
+
+/// Sends the outcome to the parent: errno and data, at most a page and so in one piece.
+fn answer(result: RawFd, errno: i32, data: &[u8]) {
+    for part in [&errno.to_ne_bytes()[..], data] {
+        // SAFETY: the slice is valid for its length. When the parent has gone there is nobody left to tell.
+        unsafe { libc::write(result, part.as_ptr().cast(), part.len()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn writes_and_reads() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("attribute");
+        std::fs::write(&path, "").unwrap();
+        write(&path, "vfio-pci\n", SECOND * 10).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "vfio-pci\n");
+        assert_eq!(read(&path, SECOND * 10).unwrap(), "vfio-pci\n");
+        std::fs::write(&path, vec![b'x'; 3 * PAGE]).unwrap();
+        assert_eq!(read(&path, SECOND * 10).unwrap().len(), PAGE);
+    }
+
+    #[test]
+    fn reports_what_the_kernel_answers() {
+        fn check(path: &str, expect: i32) {
+            let error = write(Path::new(path), "1", SECOND * 10).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(expect), "{path}: {error}");
+        }
+        check("/no/such/attribute", libc::ENOENT);
+        check("/proc", libc::EISDIR);
+        check("/dev/full", libc::ENOSPC);
+        assert_eq!(write(Path::new("a\0b"), "1", SECOND).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        let error = read(Path::new("/no/such/attribute"), SECOND).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    }
+
+    /// Opening a FIFO that nobody reads blocks, as a write to `unbind` does.
+    #[test]
+    fn gives_up_at_the_deadline_and_leaves_no_zombie() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        let start = Instant::now();
+        let error = write(&path, "0000:01:00.0", Duration::from_millis(200)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(start.elapsed() >= Duration::from_millis(200) && start.elapsed() < SECOND * 5);
+        // The grandchild is still there and writes when it can.
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "0000:01:00.0");
+        assert_eq!(read(&path, Duration::ZERO).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        drop(std::fs::OpenOptions::new().write(true).open(&path).unwrap());
+    }
+
+    #[test]
+    fn the_grandchild_holds_no_descriptor() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        let (watched, held) = pipe_with(PipeFlags::empty()).unwrap();
+        write(&path, "x", Duration::from_millis(100)).unwrap_err();
+        drop(held);
+        // Readable at once, with end-of-file, as nobody else holds the writing end.
+        let mut rest = Vec::new();
+        std::fs::File::from(watched).read_to_end(&mut rest).unwrap();
+        assert!(rest.is_empty());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "x");
+    }
+}
