@@ -16,3 +16,6 @@ pub(crate) mod sys;
 pub use device::VfioPciDevice;
 pub use interface::{DeviceError, MapId, MsiMessage, PassthroughDevice, RamRegion, RouteId, Vmm, VmmError};
 pub use kvm::KvmVmm;
+
+#[cfg(test)]
+mod tests;

@@ -29,10 +29,18 @@ pub(super) struct State {
 #[derive(Debug)]
 struct Place {
     bar: Bar,
-    /// Parts to map, each with its mapping into this process once there is one.
-    pieces: Vec<(Range<u64>, Option<Arc<dyn Mapping>>)>,
+    /// Parts to map.
+    pieces: Vec<Piece>,
     /// Guest-physical address that it decodes, and what is mapped into the guest there.
     decoded: Option<(u64, Vec<MapId>)>,
+}
+
+/// A part of a BAR to map into the guest.
+#[derive(Debug)]
+struct Piece {
+    range: Range<u64>,
+    /// Its mapping into this process, once there is one.
+    memory: Option<Arc<dyn Mapping>>,
 }
 
 /// Where a BAR decodes: its index, address and size.
@@ -51,7 +59,11 @@ impl State {
             .into_iter()
             .map(|bar| {
                 let pieces = bar.pieces(&trapped(&config, bar.index), page);
-                Place { bar, pieces: pieces.into_iter().map(|piece| (piece, None)).collect(), decoded: None }
+                Place {
+                    bar,
+                    pieces: pieces.into_iter().map(|range| Piece { range, memory: None }).collect(),
+                    decoded: None,
+                }
             })
             .collect();
         let vectors = config.msix.map_or(0, |msix| msix.vectors);
@@ -91,8 +103,8 @@ impl State {
                 continue;
             }
             let mut ids = Vec::with_capacity(place.pieces.len());
-            for (range, mapping) in &mut place.pieces {
-                match map_piece(&*self.file, &*self.vmm, &place.bar, range, mapping, address) {
+            for piece in &mut place.pieces {
+                match map_piece(&*self.file, &*self.vmm, &place.bar, piece, address) {
                     Ok(id) => ids.push(id),
                     Err(error) => tracing::debug!(
                         device = %self.file.address(),
@@ -177,7 +189,7 @@ impl State {
     /// Drops the mappings of BARs into this process.
     pub(super) fn forget_mappings(&mut self) {
         for place in self.places.iter_mut().filter(|place| place.decoded.is_none()) {
-            place.pieces.iter_mut().for_each(|(_, mapping)| *mapping = None);
+            place.pieces.iter_mut().for_each(|piece| piece.memory = None);
         }
     }
 }
@@ -186,13 +198,13 @@ fn map_piece(
     file: &dyn DeviceFile,
     vmm: &dyn Vmm,
     bar: &Bar,
-    range: &Range<u64>,
-    mapping: &mut Option<Arc<dyn Mapping>>,
+    piece: &mut Piece,
     address: u64,
 ) -> Result<MapId, DeviceError> {
-    let memory = match mapping {
+    let range = &piece.range;
+    let memory = match &mut piece.memory {
         Some(memory) => memory,
-        None => mapping.insert(file.map(bar.index.into(), range.start, range.end - range.start)?),
+        missing => missing.insert(file.map(bar.index.into(), range.start, range.end - range.start)?),
     };
     Ok(vmm.map(address + range.start, memory.clone())?)
 }

@@ -78,3 +78,10 @@ pub(super) fn borrow(eventfd: &EventFd) -> BorrowedFd<'_> {
     // SAFETY: the descriptor is open for as long as `eventfd` lives, which outlives the result.
     unsafe { BorrowedFd::borrow_raw(eventfd.as_raw_fd()) }
 }
+
+/// The I/O APIC's interrupt request register.
+#[cfg(test)]
+pub(super) fn ioapic_irr(chip: &kvm_bindings::kvm_irqchip) -> u32 {
+    // SAFETY: `KVM_GET_IRQCHIP` fills this variant for chip 2, and every bit pattern is valid for it.
+    unsafe { chip.chip.ioapic.irr }
+}

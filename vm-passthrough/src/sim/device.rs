@@ -59,11 +59,14 @@ pub struct SimDevice {
     inner: Mutex<Inner>,
 }
 
+/// Parts of a BAR that may be mapped, as offset and length.
+type Parts = Vec<(u64, u64)>;
+
 #[derive(Debug)]
 struct SimBar {
     memory: File,
     size: u64,
-    mappable: Vec<(u64, u64)>,
+    mappable: Parts,
 }
 
 #[derive(Debug)]
@@ -81,7 +84,7 @@ struct Inner {
 #[derive(Debug)]
 pub struct SimDeviceBuilder {
     config: Vec<u8>,
-    bars: Vec<(u32, u64, Vec<(u64, u64)>)>,
+    bars: Vec<(u32, u64, Parts)>,
     irqs: BTreeMap<u32, IrqInfo>,
     has_reset: bool,
     log: SimLog,

@@ -121,7 +121,7 @@ impl Vmm for SimVmm {
         inner.check(what, Fault::MapGuest)?;
         let reason = |reason: &str| VmmError { what, reason: format!("{guest:#x}: {reason}") };
         let end = guest.checked_add(memory.len()).ok_or_else(|| reason("no such range"))?;
-        if guest % 4096 != 0 || memory.len() % 4096 != 0 || memory.is_empty() {
+        if !guest.is_multiple_of(4096) || !memory.len().is_multiple_of(4096) || memory.is_empty() {
             return Err(reason("not a whole number of pages"));
         }
         let ram = self.ram.iter().map(|region| (region.guest, region.memory.len()));

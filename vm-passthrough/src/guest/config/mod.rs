@@ -331,12 +331,10 @@ impl<'a> Builder<'a> {
     fn rows(&mut self, base: usize, rows: &[Register]) {
         for row in rows {
             let at = base + usize::from(row.offset);
-            let width = usize::from(row.width);
-            let keep = row.keep.to_le_bytes();
-            for index in 0..width {
+            for (index, keep) in row.keep.to_le_bytes().into_iter().take(row.width.into()).enumerate() {
                 let device = self.byte(at + index);
                 if let Some(byte) = self.space.shadow.0.get_mut(at + index) {
-                    *byte |= device & keep[index];
+                    *byte |= device & keep;
                 }
             }
             for (bytes, mask) in [

@@ -1,0 +1,318 @@
+//! The virtual config space, register by register.
+
+use super::*;
+use crate::guest::placement;
+
+/// All capabilities that the guest finds by the plain list.
+fn capabilities(rig: &Rig) -> Vec<(u8, u8)> {
+    let mut found = Vec::new();
+    let mut offset = rig.read8(0x34);
+    while offset != 0 {
+        assert!(found.len() < 48, "the list is endless: {found:x?}");
+        found.push((rig.read8(offset.into()), offset));
+        offset = rig.read8(u16::from(offset) + 1);
+    }
+    found
+}
+
+/// All capabilities that the guest finds by the extended list.
+fn extended(rig: &Rig) -> Vec<(u16, u16)> {
+    let mut found = Vec::new();
+    let mut offset = 0x100;
+    while offset != 0 {
+        assert!(found.len() < 960, "the list is endless: {found:x?}");
+        let header = rig.read32(offset);
+        if header as u16 != 0 {
+            found.push((header as u16, offset));
+        }
+        offset = (header >> 20) as u16;
+    }
+    found
+}
+
+#[test]
+fn registers_read_what_the_guest_may_see() {
+    let rig = Rig::new();
+    let check = |offset, expect| assert_eq!(rig.read32(offset), expect, "register {offset:#x}");
+    check(0x00, 0x5678_1234);
+    // Command off, capability list there, nothing else.
+    check(0x04, 0x0010_0000);
+    check(0x08, 0x0108_0201);
+    // No multifunction bit, no self test.
+    check(0x0c, 0);
+    check(0x10, 0xc);
+    check(0x14, 0);
+    check(0x18, 0);
+    // The I/O BAR is hidden.
+    check(0x1c, 0);
+    check(0x20, 0);
+    check(0x28, 0);
+    check(0x2c, 0x5678_1234);
+    // No ROM.
+    check(0x30, 0);
+    // No interrupt pin; latencies are conventional PCI's and gone.
+    check(0x3c, 0);
+    // PM: no PME, no D1, no D2; No Soft Reset is kept.
+    check(PM, 0x0003_0001 | 0x5000);
+    check(PM + 4, 0x0000_0008);
+    // MSI: 8 vectors, 64 bits, maskable.
+    check(MSI, 0x0186_0005 | 0x7000);
+    check(MSI + 4, 0);
+    // PCI Express: an endpoint, version 2; function level reset is offered.
+    check(EXPRESS, 0x0002_0010 | 0xb400);
+    check(EXPRESS + 4, 0x1000_8fff);
+    // Device Control as the host set it.
+    check(EXPRESS + 8, 0x0000_2810);
+    // MSI-X: 4 vectors.
+    check(MSIX, 0x0003_0011 | 0xc000);
+    check(MSIX + 4, 0x2002);
+    check(MSIX + 8, 0x3002);
+    // Vendor-specific: the device's.
+    check(VENDOR, 0x2210_0009);
+    check(VENDOR + 4, 0x4433);
+    // The header at 0x100 is hidden but carries the link.
+    check(0x100, 0x1400_0000);
+    check(0x104, 0);
+    check(0x144, 0x6666_6666);
+    check(0x1a4, 0x0403_0201);
+    check(0x308, 0x99);
+    // Hidden bodies, and registers outside any capability.
+    for offset in [0xac, 0xb0, 0xd4, 0xd8, 0x184, 0x194, 0x1b4, 0x1d4, 0x204, 0x400, 0xffc] {
+        check(offset, 0);
+    }
+}
+
+#[test]
+fn hides_what_acts_on_the_host() {
+    let rig = Rig::new();
+    assert_eq!(capabilities(&rig), [(0x01, 0x40), (0x05, 0x50), (0x10, 0x70), (0x11, 0xb4), (0x09, 0xc0)]);
+    assert_eq!(extended(&rig), [(0x0001, 0x140), (0x0003, 0x1a0), (0x000b, 0x300)]);
+}
+
+/// Writes all ones to every register, one by one, and says what reads differently and what reached the device.
+#[test]
+fn writes_are_filtered() {
+    // Register, width in bytes, bits that read differently afterwards, bits that differ in the device.
+    let table: &[(u16, usize, u32, u32)] = &[
+        (0x00, 4, 0, 0),
+        (0x04, 2, 0x0546, 0x0146),
+        (0x08, 4, 0, 0),
+        (0x0c, 4, 0x0000_00ff, 0),
+        (0x10, 4, 0xfff0_0000, 0),
+        (0x14, 4, 0xffff_ffff, 0),
+        (0x18, 4, 0xffff_0000, 0),
+        (0x1c, 4, 0, 0),
+        (0x20, 4, 0xffff_ff00, 0),
+        (0x24, 4, 0, 0),
+        (0x28, 4, 0, 0),
+        (0x2c, 4, 0, 0),
+        (0x30, 4, 0, 0),
+        (0x34, 4, 0, 0),
+        (0x38, 4, 0, 0),
+        (0x3c, 4, 0x0000_00ff, 0),
+        (PM, 4, 0, 0),
+        // The power state; PME is not the guest's, and its status bit is left alone.
+        (PM + 4, 4, 0x0000_0003, 0x0000_8003),
+        (MSI, 4, 0x0071_0000, 0),
+        (MSI + 4, 4, 0xffff_fffc, 0),
+        (MSI + 8, 4, 0xffff_ffff, 0),
+        (MSI + 12, 4, 0x0000_ffff, 0),
+        (MSI + 16, 4, 0x0000_00ff, 0),
+        (MSI + 20, 4, 0, 0),
+        (EXPRESS, 4, 0, 0),
+        (EXPRESS + 4, 4, 0, 0),
+        (EXPRESS + 0x0c, 4, 0, 0),
+        (EXPRESS + 0x10, 2, 0x0040, 0),
+        (EXPRESS + 0x12, 2, 0, 0),
+        (EXPRESS + 0x14, 4, 0, 0),
+        (EXPRESS + 0x18, 4, 0, 0),
+        (EXPRESS + 0x1c, 4, 0, 0),
+        (EXPRESS + 0x20, 4, 0, 0),
+        (EXPRESS + 0x24, 4, 0, 0),
+        (EXPRESS + 0x28, 2, 0x001f, 0),
+        (EXPRESS + 0x2c, 4, 0, 0),
+        (EXPRESS + 0x30, 2, 0, 0),
+        (EXPRESS + 0x34, 4, 0, 0),
+        (MSIX, 4, 0xc000_0000, 0),
+        (MSIX + 4, 4, 0, 0),
+        (MSIX + 8, 4, 0, 0),
+        // The device's own registers.
+        (VENDOR + 4, 4, 0xffff_bbcc, 0xffff_bbcc),
+        (0x308, 4, 0xffff_ff66, 0xffff_ff66),
+        (0x30c, 4, 0xffff_ffff, 0xffff_ffff),
+        // Past the vendor-specific length.
+        (0x310, 4, 0, 0),
+        (VENDOR + 0x10, 4, 0, 0),
+        // Errors are the host's.
+        (0x144, 4, 0, 0),
+        (0x1a4, 4, 0, 0),
+        // Hidden capabilities, and registers outside any.
+        (0xac, 4, 0, 0),
+        (0xd4, 4, 0, 0),
+        (0x100, 4, 0, 0),
+        (0x108, 4, 0, 0),
+        (0x184, 4, 0, 0),
+        (0x190, 4, 0, 0),
+        (0x1b4, 4, 0, 0),
+        (0x1d4, 4, 0, 0),
+        (0x208, 4, 0, 0),
+        (0x400, 4, 0, 0),
+        (0xffc, 4, 0, 0),
+    ];
+    for &(offset, width, seen, reached) in table {
+        let rig = Rig::new();
+        let read = || {
+            let mut data = [0; 4];
+            rig.device.config_read(offset, &mut data[..width]);
+            u32::from_le_bytes(data)
+        };
+        let hardware = || {
+            let mut data = [0; 4];
+            let start = usize::from(offset);
+            data[..width].copy_from_slice(&rig.sim.config()[start..start + width]);
+            u32::from_le_bytes(data)
+        };
+        let before = (read(), hardware());
+        rig.device.config_write(offset, &[0xff; 4][..width]);
+        assert_eq!(read() ^ before.0, seen, "what the guest reads at {offset:#x}");
+        assert_eq!(hardware() ^ before.1, reached, "what the device has at {offset:#x}");
+    }
+}
+
+#[test]
+fn device_control_keeps_payload_size_from_the_device() {
+    let rig = Rig::new();
+    // No-snoop off, read requests of 4096 bytes, payload of 4096 bytes, errors reported.
+    rig.write16(EXPRESS + 8, 0x50af);
+    assert_eq!(rig.read16(EXPRESS + 8), 0x50af);
+    // Only relaxed ordering, no-snoop and the read request size reach the device.
+    assert_eq!(rig.hardware16(EXPRESS + 8), 0x5000);
+}
+
+#[test]
+fn error_bits_are_cleared_by_writing_one_and_not_by_a_neighbour() {
+    let rig = Rig::new();
+    rig.sim.set_config(6, &[0x18, 0xf9]);
+    assert_eq!(rig.read16(6), 0xf910);
+    // A write of the command register alone, and one of all four bytes with zeroes above.
+    rig.write16(4, 0x2);
+    rig.write32(4, 0x6);
+    assert_eq!(rig.read16(6), 0xf910);
+    rig.write16(6, 0x2100);
+    assert_eq!(rig.read16(6), 0xd810);
+    rig.write32(4, 0xffff_0006);
+    assert_eq!(rig.read16(6), 0x0010);
+    assert_eq!(rig.read16(4), 0x6);
+}
+
+#[test]
+fn any_access_is_answered() {
+    let rig = Rig::new();
+    for offset in [0u16, 1, 3, 0xfd, 0xff, 0xffd, 0xfff, 0x1000, 0xfffe, 0xffff] {
+        for len in [0, 1, 2, 3, 4, 8, 64] {
+            let mut data = vec![0x77; len];
+            rig.device.config_write(offset, &data);
+            rig.device.config_read(offset, &mut data);
+            let outside = usize::from(offset) + len;
+            if outside > 0x1000 {
+                let first = 0x1000usize.saturating_sub(offset.into());
+                assert!(data[first..].iter().all(|&byte| byte == 0xff), "{offset:#x} {len}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_integrated_endpoint_becomes_one_with_a_link() {
+    let mut config = SimConfig::new(0x8086, 1, 0x03_00_00);
+    config.capability(0x10, EXPRESS as u8, &express(0x92));
+    let rig = Rig::with(SimDeviceBuilder::new(config.bytes()).without_reset());
+    // It has no reset, so it can't be attached, and shows nothing.
+    assert!(rig.device.attach().is_err());
+    assert_eq!(rig.read32(EXPRESS), u32::MAX);
+
+    let rig = Rig::with(SimDeviceBuilder::new(config.bytes()));
+    rig.device.attach().unwrap();
+    assert_eq!(rig.read32(EXPRESS), 0x0002_0010);
+    assert_eq!(rig.read32(EXPRESS + 0x0c), 0x11);
+    assert_eq!(rig.read16(EXPRESS + 0x12), 0x11);
+    // Bridges and ports are no endpoints.
+    for kind in [0x42, 0x52, 0x62, 0x72, 0x82, 0xa2, 0xf2] {
+        let mut config = SimConfig::new(0x8086, 1, 0x03_00_00);
+        config.capability(0x10, EXPRESS as u8, &express(kind));
+        let rig = Rig::with(SimDeviceBuilder::new(config.bytes()));
+        rig.device.attach().unwrap();
+        assert_eq!(capabilities(&rig), []);
+    }
+}
+
+#[test]
+fn hostile_lists_end() {
+    fn check(patch: impl Fn(&mut SimConfig), plain: &[(u8, u8)], more: &[(u16, u16)]) {
+        let mut config = SimConfig::new(1, 2, 3);
+        patch(&mut config);
+        let rig = Rig::with(SimDeviceBuilder::new(config.bytes()).msi(32).msix(2048, false));
+        rig.device.attach().unwrap();
+        assert_eq!(capabilities(&rig), plain);
+        assert_eq!(extended(&rig), more);
+    }
+    let pm = (0x01, 0x40);
+    check(|_| {}, &[], &[]);
+    // Links to itself, in a circle, into the header, to the last bytes.
+    check(|c| _ = c.capability(1, 0x40, &[]).put(0x41, &[0x40]), &[pm], &[]);
+    check(
+        |c| _ = c.capability(1, 0x40, &[]).capability(9, 0x50, &[4]).put(0x51, &[0x40]),
+        &[pm, (9, 0x50)],
+        &[],
+    );
+    check(|c| _ = c.capability(1, 0x40, &[]).put(0x41, &[0x3c]), &[pm], &[]);
+    check(|c| _ = c.capability(1, 0xfc, &[]), &[], &[]);
+    check(|c| _ = c.capability(1, 0x43, &[]), &[], &[]);
+    // Lengths that overlap, overflow or are too short; twice the same capability.
+    check(|c| _ = c.capability(9, 0x48, &[0xff]).capability(1, 0x40, &[]), &[pm], &[]);
+    check(|c| _ = c.capability(9, 0x48, &[0x20]).capability(1, 0x50, &[]), &[(9, 0x48)], &[]);
+    check(|c| _ = c.capability(9, 0x48, &[0x01]).capability(1, 0x40, &[]), &[pm], &[]);
+    check(|c| _ = c.capability(1, 0x40, &[]).capability(1, 0x50, &[]), &[pm], &[]);
+    // MSI-X in a BAR that is not there, with its structures over each other.
+    check(|c| _ = c.capability(0x11, 0x40, &[0xff, 7, 7, 0, 0, 0, 7, 0x80, 0, 0]), &[], &[]);
+    // MSI at the very end.
+    check(|c| _ = c.capability(5, 0xf4, &[0x80, 1]), &[], &[]);
+    check(|c| _ = c.capability(5, 0xe8, &[0x8e, 1]), &[(5, 0xe8)], &[]);
+    // Extended: circle, all ones, vendor-specific past the end, into the first 256 bytes.
+    check(|c| _ = c.extended(3, 0x100, &[]).put(0x102, &[1, 0x10]), &[], &[(3, 0x100)]);
+    check(|c| _ = c.put(0x100, &[0xff; 4]), &[], &[]);
+    check(|c| _ = c.extended(0xb, 0xff0, &[0, 0, 1, 2]), &[], &[]);
+    check(
+        |c| _ = c.extended(3, 0x100, &[]).extended(0xb, 0xff0, &[0, 0, 1, 2]).extended(3, 0x200, &[]),
+        &[],
+        &[(3, 0x100), (3, 0x200)],
+    );
+    check(|c| _ = c.extended(3, 0x100, &[]).put(0x102, &[1, 0x04]), &[], &[(3, 0x100)]);
+    check(|c| _ = c.extended(3, 0xffc, &[]).put(0x100, &[0x10, 0, 1, 0xff]), &[], &[]);
+}
+
+#[test]
+fn bridges_and_dead_devices_are_refused() {
+    fn check(patch: impl Fn(&mut SimConfig), len: usize, expect: &str) {
+        let mut config = SimConfig::new(1, 2, 3);
+        patch(&mut config);
+        let log = SimLog::default();
+        let config = config.bytes()[..len].to_vec();
+        let sim = SimDeviceBuilder::new(config).bar(0, 4097, &[]).build("65:00.0".parse().unwrap()).unwrap();
+        let vmm = SimVmm::new(&[], &log).unwrap();
+        let error = VfioPciDevice::new(sim, SimSpace::new(vec![], &log), vmm).unwrap_err().to_string();
+        assert!(error.contains(expect), "{error}");
+    }
+    check(|c| _ = c.put(0x0e, &[0x81]), 4096, "header type 1");
+    check(|c| _ = c.put(0, &[0xff; 64]), 256, "all ones");
+    check(|_| {}, 8, "8 bytes");
+    check(|_| {}, 256, "BAR 0 of 0x1001 bytes");
+}
+
+#[test]
+fn linux_sizes_the_bars() {
+    let rig = Rig::new();
+    let bars = placement::probe(&*rig.device);
+    let found: Vec<_> = bars.iter().map(|b| (b.index, b.size, b.wide, b.prefetchable)).collect();
+    assert_eq!(found, [(0, 1 << 20, true, true), (2, 1 << 16, false, false), (4, 256, false, false)]);
+}

@@ -1,0 +1,152 @@
+//! MSI and MSI-X from the device to the guest.
+
+use super::*;
+use crate::sim::Fault;
+use crate::vfio::{MSI_IRQ, MSIX_IRQ};
+
+const ENABLE: u16 = 0x8000;
+const MASK_ALL: u16 = 0x4000;
+
+fn pending(rig: &Rig) -> u64 {
+    let mut data = [0; 8];
+    rig.device.bar_read(2, 0x3000, &mut data).unwrap();
+    u64::from_le_bytes(data)
+}
+
+#[test]
+fn msix_delivers_masks_and_remembers() {
+    for noresize in [false, true] {
+        let rig = Rig::msix(4, noresize);
+        rig.write16(MSIX + 2, ENABLE | MASK_ALL);
+        // The device sees it on at once, with no vector in use.
+        assert_eq!((rig.sim.enabled(MSIX_IRQ), rig.vmm.routes()), (1, 0));
+        rig.entry(1, message(1), false);
+        assert_eq!(rig.vmm.routes(), 0);
+        rig.write16(MSIX + 2, ENABLE);
+        assert_eq!(rig.vmm.routes(), 1);
+        rig.vmm.delivered();
+        assert!(rig.sim.fire(MSIX_IRQ, 1));
+        assert_eq!(rig.vmm.delivered(), [message(1)]);
+        assert!(!rig.sim.fire(MSIX_IRQ, 3), "vector 3 was never unmasked");
+
+        // Masked: it is pending, and delivered once on unmasking.
+        rig.mask(1, true);
+        assert_eq!(pending(&rig), 0);
+        assert!(rig.sim.fire(MSIX_IRQ, 1));
+        assert!(rig.sim.fire(MSIX_IRQ, 1));
+        assert_eq!((rig.vmm.delivered(), pending(&rig)), (vec![], 2));
+        rig.mask(1, false);
+        assert_eq!(rig.vmm.delivered(), [message(1)]);
+        assert_eq!(pending(&rig), 0);
+
+        // All masked by the function.
+        rig.write16(MSIX + 2, ENABLE | MASK_ALL);
+        assert!(rig.sim.fire(MSIX_IRQ, 1));
+        assert_eq!((rig.vmm.delivered(), pending(&rig)), (vec![], 2));
+        rig.write16(MSIX + 2, ENABLE);
+        assert_eq!(rig.vmm.delivered(), [message(1)]);
+
+        // Another message, as when the guest moves the interrupt to another vCPU.
+        rig.entry(1, MsiMessage { address: 0xfee0_2000, data: 0x99 }, false);
+        rig.sim.fire(MSIX_IRQ, 1);
+        assert_eq!(rig.vmm.delivered(), [MsiMessage { address: 0xfee0_2000, data: 0x99 }]);
+
+        rig.write16(MSIX + 2, 0);
+        assert_eq!((rig.sim.enabled(MSIX_IRQ), rig.vmm.routes()), (0, 0));
+    }
+}
+
+#[test]
+fn growing_loses_nothing_and_costs_one_call_a_vector() {
+    if !raise_descriptor_limit() {
+        return;
+    }
+    let count = 2048u16;
+    for (noresize, most) in [(false, 2048 + 1), (true, 2048 + 2 * 12)] {
+        let rig = Rig::msix(count, noresize);
+        rig.write16(MSIX + 2, ENABLE);
+        rig.log.take();
+        for vector in 0..u64::from(count) {
+            rig.entry(vector, message(vector as u32), false);
+            // What fires while vectors are added reaches the guest, too often at worst.
+            if vector > 0 {
+                rig.vmm.delivered();
+                assert!(rig.sim.fire(MSIX_IRQ, vector as usize - 1));
+                assert!(rig.vmm.delivered().contains(&message(vector as u32 - 1)));
+            }
+        }
+        let calls = rig.log.take().iter().filter(|line| line.starts_with("irq")).count();
+        assert!(calls <= most, "{calls} calls for {count} vectors");
+        assert_eq!(rig.sim.enabled(MSIX_IRQ), 2048);
+    }
+}
+
+#[test]
+fn vectors_are_signalled_after_all_were_disabled_to_grow() {
+    let rig = Rig::msix(8, true);
+    rig.write16(MSIX + 2, ENABLE);
+    rig.entry(0, message(0), false);
+    rig.entry(1, message(1), true);
+    rig.vmm.delivered();
+    // Vector 2 needs more than VFIO has enabled: what came to vector 0 in between would be lost.
+    rig.entry(2, message(2), false);
+    assert_eq!(rig.vmm.delivered(), [message(0)]);
+}
+
+#[test]
+fn growing_falls_back_when_the_host_has_too_few() {
+    let rig = Rig::msix(8, true);
+    rig.write16(MSIX + 2, ENABLE);
+    rig.entry(0, message(0), false);
+    rig.sim.fail(Fault::SetTriggers);
+    let error = rig.device.bar_write(2, 0x205c, &[0; 4]).unwrap_err();
+    assert!(error.to_string().contains("VFIO_DEVICE_SET_IRQS"), "{error}");
+    assert_eq!(rig.vmm.routes(), 1);
+    // Once it works again, so do both vectors.
+    rig.sim.heal();
+    rig.mask(5, true);
+    rig.entry(5, message(5), false);
+    rig.vmm.delivered();
+    assert!(rig.sim.fire(MSIX_IRQ, 0));
+    assert!(rig.sim.fire(MSIX_IRQ, 5));
+    assert_eq!(rig.vmm.delivered(), [message(0), message(5)]);
+}
+
+#[test]
+fn msi_delivers_masks_and_remembers() {
+    let rig = Rig::new();
+    rig.write32(MSI + 4, 0xfee0_3000);
+    rig.write32(MSI + 8, 0);
+    rig.write16(MSI + 12, 0x4b);
+    // 4 of 8 vectors.
+    rig.write16(MSI + 2, 0x0021);
+    assert_eq!((rig.sim.enabled(MSI_IRQ), rig.vmm.routes()), (4, 4));
+    let message = |vector: u32| MsiMessage { address: 0xfee0_3000, data: 0x48 | vector };
+    for vector in 0..4 {
+        assert!(rig.sim.fire(MSI_IRQ, vector as usize));
+        assert_eq!(rig.vmm.delivered(), [message(vector)]);
+    }
+    rig.write32(MSI + 16, 0b0100);
+    rig.sim.fire(MSI_IRQ, 2);
+    assert_eq!((rig.vmm.delivered(), rig.read32(MSI + 20)), (vec![], 0b0100));
+    rig.write32(MSI + 16, 0);
+    assert_eq!((rig.vmm.delivered(), rig.read32(MSI + 20)), (vec![message(2)], 0));
+    // More than there are: what the device has.
+    rig.write16(MSI + 2, 0x0071);
+    assert_eq!(rig.sim.enabled(MSI_IRQ), 8);
+    rig.write16(MSI + 2, 0);
+    assert_eq!((rig.sim.enabled(MSI_IRQ), rig.vmm.routes()), (0, 0));
+}
+
+#[test]
+fn a_refused_message_stays_masked_and_can_be_mended() {
+    let rig = Rig::new();
+    rig.write16(MSIX + 2, ENABLE);
+    rig.vmm.fail(Fault::SetRoute);
+    assert!(rig.device.bar_write(2, 0x200c, &[0; 4]).is_err());
+    rig.vmm.heal();
+    rig.entry(0, message(0), true);
+    rig.entry(0, message(0), false);
+    rig.sim.fire(MSIX_IRQ, 0);
+    assert_eq!(rig.vmm.delivered(), [message(0)]);
+}

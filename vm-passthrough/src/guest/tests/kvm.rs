@@ -1,0 +1,123 @@
+//! [`KvmVmm`] on this machine's KVM. Where /dev/kvm does not open, the tests say so and end.
+
+use std::sync::Arc;
+
+use kvm_ioctls::Kvm;
+use vm_memory::{GuestAddress, GuestMemoryMmap, MmapRegion};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use crate::guest::sys::SharedMemory;
+use crate::guest::{KvmVmm, MsiMessage, Vmm as _};
+
+fn guest() -> Option<Arc<KvmVmm>> {
+    let kvm = match Kvm::new() {
+        Ok(kvm) => kvm,
+        Err(error) => {
+            eprintln!("skipped: /dev/kvm does not open: {error}");
+            return None;
+        }
+    };
+    let vm = Arc::new(kvm.create_vm().unwrap());
+    vm.create_irq_chip().unwrap();
+    let ram = [(GuestAddress(0), 0x10_0000), (GuestAddress(0x1_0000_0000), 0x20_0000)];
+    Some(KvmVmm::new(vm, GuestMemoryMmap::from_ranges(&ram).unwrap()).unwrap())
+}
+
+fn memory(len: usize) -> Arc<SharedMemory> {
+    Arc::new(SharedMemory::new(Arc::new(MmapRegion::new(len).unwrap())))
+}
+
+#[test]
+fn memory_is_mapped_and_unmapped() {
+    let Some(vmm) = guest() else { return };
+    let ram: Vec<_> = vmm.ram().iter().map(|region| (region.guest, region.memory.len())).collect();
+    assert_eq!(ram, [(0, 0x10_0000), (0x1_0000_0000, 0x20_0000)]);
+    let first = vmm.map(0xc000_0000, memory(0x4000)).unwrap();
+    let error = vmm.map(0xc000_3000, memory(0x1000)).unwrap_err().to_string();
+    assert!(error.contains("0x1000 bytes at 0xc0003000"), "{error}");
+    assert!(vmm.map(0x8_0000, memory(0x1000)).is_err(), "over RAM");
+    assert!(vmm.map(u64::MAX - 0xfff, memory(0x2000)).is_err(), "past the end");
+    vmm.unmap(first).unwrap();
+    assert!(vmm.unmap(first).is_err());
+    // The slot is used again.
+    let second = vmm.map(0xc000_3000, memory(0x1000)).unwrap();
+    assert_eq!(first, second);
+}
+
+#[test]
+fn a_masked_route_keeps_its_interrupt_and_a_bad_message_hurts_no_other() {
+    let Some(vmm) = guest() else { return };
+    // Without a vCPU there is no local APIC: KVM takes the eventfd's count, and the message goes nowhere.
+    let trigger = EventFd::new(EFD_NONBLOCK).unwrap();
+    let route = vmm.add_route(&trigger).unwrap();
+    let message = MsiMessage { address: 0xfee0_0000, data: 0x41 };
+    let taken = || {
+        for _ in 0..200 {
+            if trigger.read().is_err() {
+                return true;
+            }
+            trigger.write(1).unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        false
+    };
+    trigger.write(1).unwrap();
+    assert_eq!(trigger.read().unwrap(), 1, "nobody listens while it is masked");
+    vmm.set_route(route, Some(message)).unwrap();
+    trigger.write(1).unwrap();
+    assert!(taken(), "KVM takes it while it is not");
+    vmm.set_route(route, None).unwrap();
+    trigger.write(1).unwrap();
+    assert_eq!(trigger.read().unwrap(), 1);
+
+    // Masking twice, unmasking twice, another message.
+    vmm.set_route(route, None).unwrap();
+    vmm.set_route(route, Some(message)).unwrap();
+    vmm.set_route(route, Some(message)).unwrap();
+    vmm.set_route(route, Some(MsiMessage { address: 0xfee0_1000, data: 0x42 })).unwrap();
+    vmm.remove_route(route).unwrap();
+    assert!(vmm.set_route(route, Some(message)).is_err());
+    assert!(vmm.remove_route(route).is_err());
+}
+
+#[test]
+fn routes_run_out_with_an_error() {
+    let Some(vmm) = guest() else { return };
+    if !super::raise_descriptor_limit() {
+        return;
+    }
+    let trigger = EventFd::new(EFD_NONBLOCK).unwrap();
+    let mut routes = Vec::new();
+    let error = loop {
+        match vmm.add_route(&trigger) {
+            Ok(route) => routes.push(route),
+            Err(error) => break error.to_string(),
+        }
+    };
+    assert!(error.contains("all are used"), "{error}");
+    assert!(routes.len() > 500, "{}: {error}", routes.len());
+    let last = routes.pop().unwrap();
+    vmm.remove_route(last).unwrap();
+    assert_eq!(vmm.add_route(&trigger).unwrap(), last);
+}
+
+#[test]
+fn the_interrupt_controllers_keep_their_routes() {
+    let Some(vmm) = guest() else { return };
+    let trigger = EventFd::new(EFD_NONBLOCK).unwrap();
+    let route = vmm.add_route(&trigger).unwrap();
+    vmm.set_route(route, Some(MsiMessage { address: 0xfee0_0000, data: 0x41 })).unwrap();
+    // Raising a line that has no route any more would fail silently; what shows is the I/O APIC's input register.
+    for gsi in [1, 4, 10, 23] {
+        vmm.vm().set_irq_line(gsi, true).unwrap();
+        let mut chip = kvm_bindings::kvm_irqchip { chip_id: 2, ..Default::default() };
+        vmm.vm().get_irqchip(&mut chip).unwrap();
+        assert_ne!(ioapic_irr(&chip) & 1 << gsi, 0, "GSI {gsi}");
+        vmm.vm().set_irq_line(gsi, false).unwrap();
+    }
+}
+
+/// The interrupt request register of the I/O APIC: the fourth 32-bit field of `kvm_ioapic_state`.
+fn ioapic_irr(chip: &kvm_bindings::kvm_irqchip) -> u32 {
+    crate::guest::sys::ioapic_irr(chip)
+}
