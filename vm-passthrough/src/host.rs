@@ -21,6 +21,8 @@ pub struct Host {
     pub dev: PathBuf,
     /// Root of procfs, `/proc` on a real host.
     pub proc: PathBuf,
+    /// Root of the Linux kernel's modules, `/lib/modules` on a real host; a directory per kernel release is in it.
+    pub modules: PathBuf,
     /// Directory of this crate's own state, the ledger of claims; `/run/vm-passthrough` on a real host. It is
     /// meant to lie on a file system that a reboot empties, as a reboot also undoes every driver binding.
     pub state: PathBuf,
@@ -34,17 +36,20 @@ impl Host {
             sys: "/sys".into(),
             dev: "/dev".into(),
             proc: "/proc".into(),
+            modules: "/lib/modules".into(),
             state: "/run/vm-passthrough".into(),
             writer: Arc::new(KernelWriter),
         }
     }
 
-    /// A host below `root` (`root/sys`, `root/dev`, `root/proc`, `root/run`), commanded through `writer`.
+    /// A host below `root` (`root/sys`, `root/dev`, `root/proc`, `root/lib/modules`,
+    /// `root/run`), commanded through `writer`.
     pub fn at(root: &Path, writer: Arc<dyn SysfsWriter>) -> Self {
         Self {
             sys: root.join("sys"),
             dev: root.join("dev"),
             proc: root.join("proc"),
+            modules: root.join("lib/modules"),
             state: root.join("run"),
             writer,
         }

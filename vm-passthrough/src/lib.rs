@@ -20,6 +20,7 @@
 //! root, `/sys`, `/dev`, `/proc`, the state directory, is in [`Host`]).
 
 pub mod claim;
+mod files;
 pub mod guest;
 pub mod host;
 pub mod iommu;

@@ -1,7 +1,7 @@
 //! Finds every PCI function in sysfs.
 
 use std::collections::HashMap;
-use std::io;
+use std::io::{self, Read as _};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
@@ -87,6 +87,25 @@ pub fn read_function(host: &Host, address: PciAddress) -> Result<PciFunction, Sc
             Err(ScanError::Read { address, path: host.pci_device(address), source: errno.into() })
         }
     }
+}
+
+/// Config space of a function, as far as the caller may read it: 64, 256 or 4096 bytes. It wakes a function that is
+/// in D3cold.
+///
+/// # Errors
+/// When there is no such function, or it can't be read.
+pub fn read_config(host: &Host, address: PciAddress) -> Result<Vec<u8>, ScanError> {
+    let path = host.pci_device(address);
+    let read = || {
+        let mut bytes = Vec::new();
+        let file = std::fs::File::open(path.join("config"))?;
+        file.take(config::EXTENDED_CONFIG_SIZE as u64).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    read().map_err(|source: io::Error| match source.kind() {
+        io::ErrorKind::NotFound => ScanError::NotFound { address, path: host.sys.join(DEVICES) },
+        _ => ScanError::Read { address, path: path.clone(), source },
+    })
 }
 
 /// Where all functions are, below the root of sysfs.

@@ -318,6 +318,7 @@ impl SimHost {
         }
         let device = self.device_dir(address)?;
         self.link_path(&dir.join("devices").join(address.to_string()), &device)?;
+        self.link_path(&device.join("iommu"), &self.path("sys/devices/virtual/iommu/dmar0"))?;
         self.link_path(&device.join("iommu_group"), &dir)
     }
 

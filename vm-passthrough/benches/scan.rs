@@ -1,0 +1,75 @@
+//! How long a scan of 10,000 functions takes: by a scanner that knows them, and by one that does not.
+//!
+//! The functions are a simulated host's, in `/dev/shm` where there is one. Every field that the timed scans give is
+//! compared with what was simulated first.
+
+use std::path::Path;
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use vm_passthrough::pci::{DeviceType, Link, PciAddress, PciFunction, PowerState, Scanner};
+use vm_passthrough::sim::{SimFunction, SimHost};
+
+const FUNCTIONS: u32 = 10_000;
+
+fn address(index: u32) -> PciAddress {
+    let (domain, bus, device) = (index >> 13, (index >> 5 & 0xff) as u8, (index & 31) as u8);
+    PciAddress::new(domain, bus, device, 0).expect("five bits are a device number")
+}
+
+fn function(index: u32) -> SimFunction {
+    let address = address(index);
+    let function = match index % 4 {
+        0 => SimFunction::gpu(address).driver("nvidia"),
+        1 => SimFunction::network(address).driver("e1000e"),
+        _ => SimFunction::nvme(address).driver("nvme"),
+    };
+    function
+        .group(index)
+        .numa_node((index % 8) as u16)
+        .extended_capability(0x0001, 2, &[0; 44])
+        .extended_capability(0x0003, 1, &[0; 8])
+}
+
+fn check(functions: &[PciFunction]) {
+    assert_eq!(functions.len(), FUNCTIONS as usize);
+    for (found, index) in functions.iter().zip(0..) {
+        assert_eq!(found.address, address(index));
+        assert_eq!(found.iommu_group, Some(index));
+        assert_eq!(found.numa_node, Some((index % 8) as u16));
+        assert_eq!(found.power_state, PowerState::D0);
+        assert_eq!((found.capabilities.len(), found.extended_capabilities.len()), (3, 2));
+        assert_eq!(found.resets.len(), 1);
+        let (device_type, vendor, driver, bars, speed, width) = match index % 4 {
+            0 => (DeviceType::GpuNvidia, 0x10de, "nvidia", 3, 16_000, 16),
+            1 => (DeviceType::Network, 0x8086, "e1000e", 1, 2_500, 1),
+            _ => (DeviceType::Nvme, 0x144d, "nvme", 1, 16_000, 4),
+        };
+        assert_eq!((found.device_type, found.ids.vendor), (device_type, vendor));
+        assert_eq!(found.driver.as_deref(), Some(driver));
+        assert_eq!(found.bars.len(), bars);
+        assert_eq!(found.rom.is_some(), index % 4 == 0);
+        assert_eq!(found.link, Some(Link { speed, width, max_speed: speed, max_width: width }));
+    }
+}
+
+fn scan(c: &mut Criterion) {
+    let memory = Path::new("/dev/shm");
+    let sim = if memory.is_dir() { SimHost::new_in(memory) } else { SimHost::new() };
+    let sim = sim.expect("a temporary directory can be filled");
+    for index in 0..FUNCTIONS {
+        sim.add(&function(index)).expect("a function can be added");
+    }
+    let host = sim.plain_host();
+    let mut scanner = Scanner::new();
+    check(&scanner.scan(&host).expect("the simulated host can be read"));
+    check(&scanner.scan(&host).expect("the simulated host can be read"));
+
+    let mut group = c.benchmark_group("scan");
+    group.sample_size(20);
+    group.bench_function("10000/warm", |b| b.iter(|| scanner.scan(&host)));
+    group.bench_function("10000/cold", |b| b.iter(|| Scanner::new().scan(&host)));
+    group.finish();
+}
+
+criterion_group!(benches, scan);
+criterion_main!(benches);

@@ -1,1 +1,0 @@
-//! Every reason why a function cannot be passed through, each with its remedy.

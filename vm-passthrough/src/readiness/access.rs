@@ -1,0 +1,153 @@
+//! Whether VFIO is there and this process may use it.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
+
+use super::{BlockerCode, Case};
+use crate::files;
+
+/// Whether a driver is vfio-pci, or a variant of it for one kind of device (mlx5_vfio_pci …).
+pub(super) fn is_vfio(driver: &str) -> bool {
+    driver == "vfio-pci" || driver.ends_with("-vfio-pci") || driver.ends_with("_vfio_pci")
+}
+
+pub(super) fn judge(case: &mut Case<'_>) {
+    let bound = case.function.driver.as_deref().is_some_and(is_vfio);
+    if !bound {
+        driver(case);
+        sysfs(case);
+    }
+    nodes(case);
+}
+
+fn driver(case: &mut Case<'_>) {
+    let registered = case.host.sys.join("bus/pci/drivers/vfio-pci");
+    if registered.exists() {
+        return;
+    }
+    let release = files::read_trimmed(&case.host.proc.join("sys/kernel/osrelease")).unwrap_or_default();
+    let modules = case.host.modules.join(&release);
+    let list = modules.join("modules.dep");
+    let loadable = files::read(&list)
+        .ok()
+        .flatten()
+        .is_some_and(|text| text.lines().any(|line| line.split(':').next().is_some_and(is_vfio_module)));
+    let (evidence, remedy) = if loadable {
+        (
+            format!("{} is missing; {} has the module", registered.display(), list.display()),
+            "load it: modprobe vfio-pci (at every boot: echo vfio-pci > /etc/modules-load.d/vfio-pci.conf)"
+                .to_owned(),
+        )
+    } else {
+        (
+            format!("{} is missing and {} has no vfio-pci", registered.display(), list.display()),
+            format!(
+                "install the modules of Linux {release}, or a Linux kernel built with CONFIG_VFIO_PCI \
+                 (Debian: apt install linux-image-amd64)"
+            ),
+        )
+    };
+    case.blocker(BlockerCode::VfioPciUnavailable, evidence, remedy);
+}
+
+fn is_vfio_module(path: &str) -> bool {
+    let file = path.rsplit('/').next().unwrap_or_default();
+    file.starts_with("vfio-pci.ko") || file.starts_with("vfio_pci.ko")
+}
+
+/// The device nodes of one back end, and whether each is there and open to this process.
+fn nodes(case: &mut Case<'_>) {
+    let dev = &case.host.dev;
+    let dir = case.host.pci_device(case.function.address);
+    let mut group = vec![dev.join("vfio/vfio")];
+    let mut iommufd = vec![dev.join("iommu")];
+    // Their own nodes are there only once vfio-pci has them.
+    if case.function.driver.as_deref().is_some_and(is_vfio) {
+        group.extend(case.function.iommu_group.map(|number| dev.join(format!("vfio/{number}"))));
+        for name in files::names(&dir.join("vfio-dev")).unwrap_or_default() {
+            iommufd.push(dev.join("vfio/devices").join(name));
+        }
+        if iommufd.len() == 1 {
+            // The Linux kernel has no character devices for functions.
+            iommufd.clear();
+        }
+    }
+    let mut there = false;
+    let mut denied = Vec::new();
+    for backend in [iommufd, group] {
+        let Ok(stats) = backend.iter().map(std::fs::metadata).collect::<Result<Vec<_>, _>>() else {
+            continue;
+        };
+        if stats.is_empty() {
+            continue;
+        }
+        there = true;
+        let closed =
+            |stat: &std::fs::Metadata| !case.facts.credentials.may(stat.mode(), stat.uid(), stat.gid(), 6);
+        let closed: Vec<_> = backend.iter().zip(&stats).filter(|(_, stat)| closed(stat)).collect();
+        if closed.is_empty() {
+            return;
+        }
+        denied.extend(closed.into_iter().map(|(path, stat)| {
+            format!("{} ({:o}, owner {})", path.display(), stat.mode() & 0o777, stat.uid())
+        }));
+    }
+    let dev = dev.display();
+    if there {
+        case.blocker(
+            BlockerCode::Permission,
+            format!("user {} may not read and write {}", case.facts.credentials.uid, denied.join(", ")),
+            format!(
+                "run as root, or give the nodes to a group of yours by a udev rule: \
+                 SUBSYSTEM==\"vfio\", GROUP=\"kvm\", MODE=\"0660\" (checked: {dev}/vfio, {dev}/iommu)"
+            ),
+        );
+    } else {
+        case.blocker(
+            BlockerCode::VfioNodeMissing,
+            format!("neither {dev}/iommu nor {dev}/vfio/vfio can be seen"),
+            "load the modules: modprobe vfio vfio_iommu_type1 (or iommufd); in a container, give it the devices \
+             (--device /dev/vfio)"
+                .into(),
+        );
+    }
+}
+
+/// Whether the function can be bound to vfio-pci by this process.
+fn sysfs(case: &mut Case<'_>) {
+    let sys = &case.host.sys;
+    let dir = case.host.pci_device(case.function.address);
+    if case.facts.sys_read_only {
+        case.blocker(
+            BlockerCode::Permission,
+            format!("{} is mounted read-only, so no driver can be bound", sys.display()),
+            format!(
+                "mount -o remount,rw {}; a container needs --privileged, or a claim from outside",
+                sys.display()
+            ),
+        );
+        return;
+    }
+    let mut files = vec![dir.join("driver_override"), sys.join("bus/pci/drivers_probe")];
+    if let Some(driver) = &case.function.driver {
+        files.push(sys.join("bus/pci/drivers").join(driver).join("unbind"));
+    }
+    let closed: Vec<PathBuf> = files
+        .into_iter()
+        .filter(|path| {
+            std::fs::metadata(path)
+                .is_ok_and(|stat| !case.facts.credentials.may(stat.mode(), stat.uid(), stat.gid(), 2))
+        })
+        .collect();
+    if !closed.is_empty() {
+        let closed: Vec<_> = closed.iter().map(|path| path.display().to_string()).collect();
+        let address = case.function.address;
+        case.blocker(
+            BlockerCode::Permission,
+            format!("user {} may not write {}", case.facts.credentials.uid, closed.join(", ")),
+            format!(
+                "let root bind it to vfio-pci beforehand: sudo vm-service claim {address}; or run as root"
+            ),
+        );
+    }
+}

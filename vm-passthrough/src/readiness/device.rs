@@ -1,0 +1,194 @@
+//! The state of the functions themselves: what they are, power, reset, virtual functions, BARs.
+
+use super::{BlockerCode, Case, Severity};
+use crate::pci::config::{CAP_EXPRESS, HEADER_SIZE};
+use crate::pci::{self, BarKind, PciFunction, PowerState, Sriov};
+use crate::{PciAddress, files};
+
+/// Whether it is a bridge to another bus, which VFIO refuses, or the host's own. A bridge in name only, like an
+/// NVSwitch, is an endpoint.
+pub(super) fn is_bridge(function: &PciFunction) -> bool {
+    function.header_type != 0 || (function.class.base() == 0x06 && function.class.subclass() <= 0x01)
+}
+
+pub(super) fn bridge(case: &mut Case<'_>) {
+    let function = &case.function;
+    let evidence =
+        format!("class {:06x}, header type {} in its config space", function.class.0, function.header_type);
+    let below = below(case);
+    let remedy = if below.is_empty() {
+        "pass a function that is not a bridge".into()
+    } else {
+        format!("pass what is below it: {}", below.join(", "))
+    };
+    case.blocker(BlockerCode::NotAnEndpoint, evidence, remedy);
+}
+
+/// The functions right below a bridge.
+fn below(case: &Case<'_>) -> Vec<String> {
+    let names = files::names(&case.host.pci_device(case.function.address)).unwrap_or_default();
+    names.into_iter().filter(|name| name.parse::<PciAddress>().is_ok()).collect()
+}
+
+pub(super) fn judge(case: &mut Case<'_>) {
+    for function in case.taken() {
+        responding(case, &function);
+        power(case, &function);
+        virtual_functions(case, &function);
+        bars_assigned(case, &function);
+    }
+    // Companions are reset with the function, or not at all.
+    reset(case);
+}
+
+fn responding(case: &mut Case<'_>, function: &PciFunction) {
+    if function.power_state == PowerState::D3Cold {
+        return;
+    }
+    let Ok(config) = pci::read_config(case.host, function.address) else { return };
+    let header = config.get(..HEADER_SIZE).unwrap_or_default();
+    if header.is_empty() || header.iter().any(|&byte| byte != 0xff) {
+        return;
+    }
+    let dir = case.host.pci_device(function.address);
+    case.add(
+        BlockerCode::NotResponding,
+        Severity::Blocker,
+        function.address,
+        format!("the first {HEADER_SIZE} bytes of {} are ff", dir.join("config").display()),
+        format!(
+            "check the cable and the slot's power, then find it anew: echo 1 > {}; echo 1 > {}/bus/pci/rescan; if \
+             it stays so, switch the host off and on",
+            dir.join("remove").display(),
+            case.host.sys.display()
+        ),
+    );
+}
+
+fn power(case: &mut Case<'_>, function: &PciFunction) {
+    if function.power_state != PowerState::D3Cold {
+        return;
+    }
+    let dir = case.host.pci_device(function.address);
+    let status = files::read_trimmed(&dir.join("power/runtime_status")).unwrap_or_else(|| "unknown".into());
+    // What runtime power management suspended it resumes, when VFIO opens the function.
+    let wakes = status == "suspended";
+    let evidence = format!(
+        "{} is D3cold and power/runtime_status is {status}; config space reads all ones until it wakes",
+        dir.join("power_state").display()
+    );
+    let on = format!("echo on > {}", dir.join("power/control").display());
+    let (severity, remedy) = if wakes {
+        (Severity::Warning, format!("nothing, Linux wakes it when it is used; to wake it now: {on}"))
+    } else {
+        (
+            Severity::Blocker,
+            format!(
+                "wake it: {on}; if it stays off, switch on its slot (or what switched it off, such as bbswitch)"
+            ),
+        )
+    };
+    case.add(BlockerCode::D3cold, severity, function.address, evidence, remedy);
+}
+
+fn virtual_functions(case: &mut Case<'_>, function: &PciFunction) {
+    let Some(Sriov::Physical { num_vfs: enabled @ 1.., .. }) = function.sriov else { return };
+    let dir = case.host.pci_device(function.address);
+    let mut bound = Vec::new();
+    for index in 0..enabled {
+        let Some(name) = files::link_name(&dir.join(format!("virtfn{index}"))) else { continue };
+        if let Some(driver) =
+            files::link_name(&case.host.sys.join("bus/pci/devices").join(&name).join("driver"))
+        {
+            bound.push(format!("{name} ({driver})"));
+        }
+    }
+    let users = match &bound[..] {
+        [] => "none has a driver".into(),
+        [some @ .., last] if some.len() >= 4 => {
+            format!("{} and {} more up to {last} have drivers", some[..3].join(", "), some.len() - 3)
+        }
+        all => format!("with drivers: {}", all.join(", ")),
+    };
+    let path = dir.join("sriov_numvfs");
+    case.add(
+        BlockerCode::VfsInUse,
+        Severity::Blocker,
+        function.address,
+        format!("{} is {enabled}; {users}", path.display()),
+        format!(
+            "pass one of the virtual functions instead, or stop what uses them and disable them: echo 0 > {}",
+            path.display()
+        ),
+    );
+}
+
+fn bars_assigned(case: &mut Case<'_>, function: &PciFunction) {
+    let missing: Vec<_> = function
+        .bars
+        .iter()
+        .filter(|bar| bar.address == 0 && bar.kind != BarKind::Io)
+        .map(|bar| format!("BAR {} ({})", bar.index, super::memory::size_text(bar.size)))
+        .collect();
+    if missing.is_empty() {
+        return;
+    }
+    case.add(
+        BlockerCode::BarUnassigned,
+        Severity::Blocker,
+        function.address,
+        format!(
+            "{} gives no address to {}",
+            case.host.pci_device(function.address).join("resource").display(),
+            missing.join(", ")
+        ),
+        "switch on \"Above 4G Decoding\" (and Resizable BAR) in the firmware setup, or boot Linux with pci=realloc"
+            .into(),
+    );
+}
+
+fn reset(case: &mut Case<'_>) {
+    let function = &case.function;
+    if !function.resets.is_empty() || function.power_state == PowerState::D3Cold {
+        return;
+    }
+    let address = function.address;
+    let path = case.host.pci_device(address).join("reset_method");
+    let nothing = format!("{} is missing or empty: Linux knows no reset of it alone", path.display());
+    // VFIO resets the bus when all that is on it belongs to the same guest.
+    let on_bus = files::names(&case.host.sys.join("bus/pci/devices")).unwrap_or_default();
+    let taken: Vec<_> = case.taken().iter().map(|function| function.address).collect();
+    let stranger = on_bus
+        .iter()
+        .filter_map(|name| name.parse::<PciAddress>().ok())
+        .filter(|other| other.domain() == address.domain() && other.bus() == address.bus())
+        .find(|other| !taken.contains(other));
+    let express = function.capabilities.iter().any(|cap| cap.id == CAP_EXPRESS);
+    match (function.upstream, stranger) {
+        (Some(port), None) if express => case.add(
+            BlockerCode::NoReset,
+            Severity::Warning,
+            address,
+            format!("{nothing}; it is reset by its port {port}, with all that is below"),
+            "nothing, when all of its functions go to one guest, as they do here".into(),
+        ),
+        (upstream, stranger) => {
+            let why = match (upstream, stranger) {
+                (Some(port), Some(other)) => {
+                    format!("resetting its port {port} would also reset {other}, which is not given away")
+                }
+                (Some(port), None) => {
+                    format!("it is no PCI Express function that its port {port} could reset")
+                }
+                (None, _) => "there is no port above it that could".into(),
+            };
+            case.blocker(
+                BlockerCode::NoReset,
+                format!("{nothing}; {why}"),
+                "move the card to a slot of its own root port, update its firmware, or use a newer Linux kernel, \
+                 which may have a reset for it"
+                    .into(),
+            );
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! What is true of the whole host and bears on every function: mounts, swap, routes, limits, credentials.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use super::{BlockerCode, Case, Severity};
+use crate::{Host, files};
+
+/// Read once, judged for many functions.
+#[derive(Debug, Default)]
+pub(super) struct HostFacts {
+    /// Mount point by device number, as in `259:1`.
+    pub(super) mounts: HashMap<String, String>,
+    /// Whether sysfs is mounted read-only.
+    pub(super) sys_read_only: bool,
+    /// Devices that are swapped to, as in `/dev/dm-1`.
+    pub(super) swaps: Vec<String>,
+    /// Network interfaces that default routes go through, with the file that says so.
+    pub(super) default_routes: Vec<(String, PathBuf)>,
+    /// Every block device and network interface: its name, and where its directory is.
+    pub(super) blocks: Vec<(String, PathBuf)>,
+    pub(super) nets: Vec<(String, PathBuf)>,
+    /// Block devices that mounted btrfs file systems are on.
+    pub(super) btrfs: Vec<String>,
+    /// Address ranges of the firmware's framebuffer, with their names.
+    pub(super) framebuffers: Vec<(u64, u64, String)>,
+    pub(super) credentials: Credentials,
+    pub(super) memlock: Option<Memlock>,
+    /// Bits of a physical address.
+    pub(super) physical_bits: Option<u8>,
+    pub(super) vendor: CpuVendor,
+    /// What could not be read, and why.
+    unread: Vec<(PathBuf, String)>,
+}
+
+/// Who makes the CPUs, and so what the IOMMU is called.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum CpuVendor {
+    Intel,
+    Amd,
+    #[default]
+    Other,
+}
+
+/// Who this process is to the Linux kernel.
+#[derive(Debug, Default)]
+pub(super) struct Credentials {
+    pub(super) uid: u32,
+    pub(super) groups: Vec<u32>,
+    capabilities: u64,
+}
+
+/// Capability numbers (Linux `include/uapi/linux/capability.h`).
+const CAP_DAC_OVERRIDE: u32 = 1;
+const CAP_IPC_LOCK: u32 = 14;
+
+impl Credentials {
+    fn has(&self, capability: u32) -> bool {
+        self.capabilities >> capability & 1 != 0
+    }
+
+    /// Whether locked memory is not counted against the limit.
+    pub(super) fn locks_freely(&self) -> bool {
+        self.has(CAP_IPC_LOCK)
+    }
+
+    /// Whether it may open a file with these permissions, `want` being bits of 4 (read) and 2 (write).
+    pub(super) fn may(&self, mode: u32, owner: u32, group: u32, want: u32) -> bool {
+        let class = match () {
+            () if self.has(CAP_DAC_OVERRIDE) => return true,
+            () if owner == self.uid => mode >> 6,
+            () if self.groups.contains(&group) => mode >> 3,
+            () => mode,
+        };
+        class & want == want
+    }
+}
+
+/// `RLIMIT_MEMLOCK`, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Memlock {
+    /// The limit, `None` when there is none.
+    pub(super) limit: Option<u64>,
+    /// What the process has locked.
+    pub(super) locked: u64,
+}
+
+impl HostFacts {
+    pub(super) fn read(host: &Host) -> Self {
+        let mut facts = Self::default();
+        facts.read_mounts(host);
+        facts.read_routes(host);
+        facts.read_process(host);
+        facts.read_cpu(host);
+        facts.swaps = facts
+            .text(host.proc.join("swaps"))
+            .lines()
+            .skip(1)
+            .filter_map(|line| line.split_ascii_whitespace().next())
+            .map(str::to_owned)
+            .collect();
+        facts.blocks = links(&host.sys.join("class/block"));
+        facts.nets = links(&host.sys.join("class/net"));
+        // A directory with the file system's UUID is there while it is mounted.
+        let btrfs = host.sys.join("fs/btrfs");
+        for uuid in files::names(&btrfs).unwrap_or_default() {
+            facts.btrfs.extend(files::names(&btrfs.join(uuid).join("devices")).unwrap_or_default());
+        }
+        for line in files::read(&host.proc.join("iomem")).ok().flatten().unwrap_or_default().lines() {
+            facts.framebuffers.extend(framebuffer(line));
+        }
+        facts
+    }
+
+    /// Text of a file that every host has; its absence is noted.
+    fn text(&mut self, path: PathBuf) -> String {
+        let reason = match files::read(&path) {
+            Ok(Some(text)) => return text,
+            Ok(None) => "there is no such file".into(),
+            Err(error) => error.to_string(),
+        };
+        self.unread.push((path, reason));
+        String::new()
+    }
+
+    fn read_mounts(&mut self, host: &Host) {
+        let own = self.text(host.proc.join("self/mountinfo"));
+        // What the host's own mount namespace has, when this process is in another one and may look.
+        let first = files::read(&host.proc.join("1/mountinfo")).ok().flatten().unwrap_or_default();
+        for (text, is_own) in [(&first, false), (&own, true)] {
+            for line in text.lines() {
+                // Mount ID, parent ID, device number, root, mount point, options (proc_pid_mountinfo(5)).
+                let mut words = line.split(' ').skip(2);
+                let (Some(device), Some(point)) = (words.next(), words.nth(1)) else { continue };
+                if is_own && Path::new(point) == host.sys {
+                    let options = words.next().unwrap_or_default();
+                    self.sys_read_only = options.split(',').any(|option| option == "ro");
+                }
+                self.mounts.insert(device.to_owned(), point.to_owned());
+            }
+        }
+    }
+
+    fn read_routes(&mut self, host: &Host) {
+        const REJECT: u32 = 0x200;
+        let path = host.proc.join("net/route");
+        for line in self.text(path.clone()).lines().skip(1) {
+            let words: Vec<_> = line.split_ascii_whitespace().collect();
+            if let [name, "00000000", _, flags, _, _, _, "00000000", ..] = words[..]
+                && u32::from_str_radix(flags, 16).is_ok_and(|flags| flags & REJECT == 0)
+            {
+                self.default_routes.push((name.to_owned(), path.clone()));
+            }
+        }
+        // Absent where IPv6 is off.
+        let path = host.proc.join("net/ipv6_route");
+        let text = files::read(&path).ok().flatten().unwrap_or_default();
+        for line in text.lines() {
+            let words: Vec<_> = line.split_ascii_whitespace().collect();
+            if let [destination, "00", _, _, _, _, _, _, flags, name] = words[..]
+                && destination.bytes().all(|byte| byte == b'0')
+                && u32::from_str_radix(flags, 16).is_ok_and(|flags| flags & REJECT == 0)
+            {
+                self.default_routes.push((name.to_owned(), path.clone()));
+            }
+        }
+    }
+
+    fn read_process(&mut self, host: &Host) {
+        let status = self.text(host.proc.join("self/status"));
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+        let numbers = |text: &str| -> Vec<u32> {
+            text.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect()
+        };
+        // Real, effective, saved, file system.
+        let effective = |name| numbers(field(name)).get(1).copied().unwrap_or_default();
+        self.credentials = Credentials {
+            uid: effective("Uid:"),
+            groups: [vec![effective("Gid:")], numbers(field("Groups:"))].concat(),
+            capabilities: u64::from_str_radix(field("CapEff:").trim(), 16).unwrap_or_default(),
+        };
+        let locked = numbers(field("VmLck:")).first().map_or(0, |&kib| u64::from(kib) << 10);
+        let limits = self.text(host.proc.join("self/limits"));
+        let limit = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"));
+        let soft = limit.and_then(|line| line.split_ascii_whitespace().next());
+        self.memlock = match soft {
+            Some("unlimited") => Some(Memlock { limit: None, locked }),
+            Some(bytes) => bytes.parse().ok().map(|limit| Memlock { limit: Some(limit), locked }),
+            None => None,
+        };
+    }
+
+    fn read_cpu(&mut self, host: &Host) {
+        let text = self.text(host.proc.join("cpuinfo"));
+        let field = |name: &str| {
+            let line = text.lines().find(|line| line.starts_with(name))?;
+            Some(line.split_once(':')?.1.trim())
+        };
+        self.physical_bits = field("address sizes")
+            .and_then(|text| text.split(' ').next()?.parse().ok())
+            .filter(|bits| (32..=64).contains(bits));
+        self.vendor = match field("vendor_id") {
+            Some("GenuineIntel") => CpuVendor::Intel,
+            Some("AuthenticAMD" | "HygonGenuine") => CpuVendor::Amd,
+            _ => CpuVendor::Other,
+        };
+    }
+}
+
+/// What could not be read.
+pub(super) fn judge(case: &mut Case<'_>) {
+    for (path, reason) in &case.facts.unread {
+        case.add(
+            BlockerCode::Unchecked,
+            Severity::Warning,
+            case.function.address,
+            format!("{} can't be read: {reason}", path.display()),
+            "run this as root, with procfs and sysfs mounted".into(),
+        );
+    }
+}
+
+/// The links in a directory and where they lead.
+fn links(dir: &Path) -> Vec<(String, PathBuf)> {
+    let names = files::names(dir).unwrap_or_default();
+    names
+        .into_iter()
+        .filter_map(|name| std::fs::read_link(dir.join(&name)).ok().map(|to| (name, to)))
+        .collect()
+}
+
+/// A line of `iomem` that is a framebuffer which the firmware set up. Without privilege its addresses are 0.
+fn framebuffer(line: &str) -> Option<(u64, u64, String)> {
+    let (range, name) = line.trim().split_once(" : ")?;
+    let is_framebuffer = ["efifb", "vesafb", "simplefb", "simple-framebuffer", "BOOTFB"]
+        .iter()
+        .any(|known| name.contains(known));
+    let (start, end) = range.split_once('-')?;
+    let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
+    (is_framebuffer && end > start).then(|| (start, end, name.to_owned()))
+}

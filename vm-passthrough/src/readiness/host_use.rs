@@ -1,0 +1,186 @@
+//! What the host itself uses the functions for: console, disks, network, open files.
+
+use std::collections::BTreeSet;
+use std::path::{Component, Path, PathBuf};
+
+use super::{BlockerCode, Case, Severity, access, open_files};
+use crate::files;
+use crate::pci::{BarKind, PciFunction};
+
+pub(super) fn judge(case: &mut Case<'_>) {
+    // Companions share their group's node.
+    let mut reported = BTreeSet::new();
+    for function in case.taken() {
+        boot_display(case, &function);
+        disks(case, &function);
+        routes(case, &function);
+        if case.options.check_open_files {
+            in_use(case, &function, &mut reported);
+        }
+    }
+}
+
+fn boot_display(case: &mut Case<'_>, function: &PciFunction) {
+    let in_bar = |start: u64, end: u64| {
+        function.bars.iter().any(|bar| {
+            bar.kind != BarKind::Io
+                && bar.address != 0
+                && start >= bar.address
+                && end - bar.address <= bar.size.saturating_sub(1)
+        })
+    };
+    let framebuffer = case.facts.framebuffers.iter().find(|(start, end, _)| in_bar(*start, *end));
+    let dir = case.host.pci_device(function.address);
+    let evidence = match (framebuffer, function.driver.as_deref()) {
+        (Some((start, end, name)), _) => format!(
+            "the firmware's framebuffer {name} at {start:#x}-{end:#x} is in its BAR, by {}/iomem",
+            case.host.proc.display()
+        ),
+        // The boot display in name only: the host gave it up already.
+        (None, Some(driver)) if access::is_vfio(driver) => return,
+        (None, _) if !function.boot_display => return,
+        (None, _) => format!("{} is 1", dir.join("boot_vga").display()),
+    };
+    case.add(
+        BlockerCode::BootDisplay,
+        Severity::Blocker,
+        function.address,
+        evidence,
+        format!(
+            "make another GPU the primary display in the firmware setup; on a host that needs no console, keep \
+             drivers and framebuffers off it from boot: initcall_blacklist=sysfb_init vfio-pci.ids={:04x}:{:04x}",
+            function.ids.vendor, function.ids.device
+        ),
+    );
+}
+
+/// Names of the things in a class whose directories lie below the function's.
+fn children<'a>(all: &'a [(String, PathBuf)], function: &PciFunction) -> Vec<&'a str> {
+    let address = function.address.to_string();
+    let is_below = |path: &Path| path.components().any(|part| part == Component::Normal(address.as_ref()));
+    all.iter().filter(|(_, path)| is_below(path)).map(|(name, _)| name.as_str()).collect()
+}
+
+fn disks(case: &mut Case<'_>, function: &PciFunction) {
+    let class = case.host.sys.join("class/block");
+    let mut pending: Vec<String> = Vec::new();
+    for name in children(&case.facts.blocks, function) {
+        pending.push(name.to_owned());
+        // A path of a multipath NVMe disk, nvme0c1n1; the disk is nvme0n1, below no function.
+        let Some(disk) = multipath_disk(name) else { continue };
+        let part = format!("{disk}p");
+        let belongs = |name: &str| name == disk || name.strip_prefix(&part).is_some_and(is_number);
+        pending.extend(case.facts.blocks.iter().map(|(name, _)| name).filter(|name| belongs(name)).cloned());
+    }
+    let mut seen = BTreeSet::new();
+    let mut uses = Vec::new();
+    while let Some(name) = pending.pop() {
+        if !seen.insert(name.clone()) {
+            continue;
+        }
+        let dir = class.join(&name);
+        let device = files::read_trimmed(&dir.join("dev")).unwrap_or_default();
+        let mapped = files::read_trimmed(&dir.join("dm/name"));
+        let shown = match &mapped {
+            Some(mapped) => format!("{name} ({mapped})"),
+            None => name.clone(),
+        };
+        if let Some(point) = case.facts.mounts.get(&device) {
+            uses.push(format!("{shown} is mounted on {point}"));
+        } else if case.facts.btrfs.contains(&name) {
+            uses.push(format!("{shown} is part of a mounted btrfs"));
+        }
+        let is_swap = |path: &String| {
+            let last = path.rsplit('/').next().unwrap_or_default();
+            path.starts_with('/') && (last == name || mapped.as_deref() == Some(last))
+        };
+        if case.facts.swaps.iter().any(is_swap) {
+            uses.push(format!("{shown} is swapped to"));
+        }
+        // Device mapper, software RAID and bcache name themselves holders of what they are made of.
+        pending.extend(files::names(&dir.join("holders")).unwrap_or_default());
+    }
+    if uses.is_empty() {
+        return;
+    }
+    uses.sort_unstable();
+    case.add(
+        BlockerCode::MountedDisk,
+        Severity::Blocker,
+        function.address,
+        format!("{}, by {}/self/mountinfo and {1}/swaps", uses.join(", "), case.host.proc.display()),
+        "unmount it (umount), switch the swap off (swapoff), and stop what is made of it (vgchange -an, mdadm --stop)"
+            .into(),
+    );
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// `nvme0n1` of `nvme0c1n1`.
+fn multipath_disk(name: &str) -> Option<String> {
+    let (subsystem, rest) = name.strip_prefix("nvme")?.split_once('c')?;
+    let (controller, namespace) = rest.split_once('n')?;
+    [subsystem, controller, namespace]
+        .into_iter()
+        .all(is_number)
+        .then(|| format!("nvme{subsystem}n{namespace}"))
+}
+
+fn routes(case: &mut Case<'_>, function: &PciFunction) {
+    let class = case.host.sys.join("class/net");
+    let mut pending: Vec<(String, String)> =
+        children(&case.facts.nets, function).into_iter().map(|name| (name.into(), name.into())).collect();
+    let mut seen = BTreeSet::new();
+    let mut uses = Vec::new();
+    while let Some((name, way)) = pending.pop() {
+        if !seen.insert(name.clone()) {
+            continue;
+        }
+        for (_, path) in case.facts.default_routes.iter().filter(|(route, _)| *route == name) {
+            uses.push(format!("{way} has a default route, by {}", path.display()));
+        }
+        // Bonds, bridges, VLANs and the like on top: links upper_NAME.
+        for entry in files::names(&class.join(&name)).unwrap_or_default() {
+            if let Some(upper) = entry.strip_prefix("upper_") {
+                pending.push((upper.to_owned(), format!("{upper} on {way}")));
+            }
+        }
+    }
+    if uses.is_empty() {
+        return;
+    }
+    uses.sort_unstable();
+    case.add(
+        BlockerCode::DefaultRoute,
+        Severity::Blocker,
+        function.address,
+        uses.join("; "),
+        "move the default route to another interface (ip route replace default via GATEWAY dev OTHER), or take the \
+         interface out of the bond; a virtual function of the card may do as well"
+            .into(),
+    );
+}
+
+fn in_use(case: &mut Case<'_>, function: &PciFunction, reported: &mut BTreeSet<(u32, PathBuf)>) {
+    const MOST_SHOWN: usize = 5;
+    let mut open = open_files(case.host, function);
+    open.retain(|file| reported.insert((file.pid, file.path.clone())));
+    if open.is_empty() {
+        return;
+    }
+    let mut shown: Vec<_> = open.iter().take(MOST_SHOWN).map(ToString::to_string).collect();
+    if open.len() > MOST_SHOWN {
+        shown.push(format!("{} more", open.len() - MOST_SHOWN));
+    }
+    let pids: BTreeSet<_> = open.iter().map(|file| file.pid).collect();
+    let pids: Vec<_> = pids.iter().take(MOST_SHOWN).map(ToString::to_string).collect();
+    case.add(
+        BlockerCode::InUse,
+        Severity::Blocker,
+        function.address,
+        format!("{}, by {}/PID/fd", shown.join(", "), case.host.proc.display()),
+        format!("stop what has it open (systemctl stop its service, or kill {})", pids.join(" ")),
+    );
+}

@@ -1,0 +1,162 @@
+//! Whether the IOMMU keeps the function to its guest.
+
+use super::facts::CpuVendor;
+use super::{BlockerCode, Case, Severity, device, name};
+use crate::iommu::{self, InterruptRemapping, ReservedKind};
+use crate::{PciFunction, files};
+
+pub(super) fn judge(case: &mut Case<'_>) {
+    if case.group.as_ref().is_none_or(|group| group.noiommu) {
+        // Without an IOMMU nothing else here has a meaning.
+        no_iommu(case);
+        return;
+    }
+    group(case);
+    interrupts(case);
+    firmware_memory(case);
+}
+
+fn no_iommu(case: &mut Case<'_>) {
+    let switch = match case.facts.vendor {
+        CpuVendor::Intel => "switch on VT-d in the firmware setup and boot Linux with intel_iommu=on",
+        CpuVendor::Amd => {
+            "switch on the IOMMU (AMD-Vi) in the firmware setup and boot Linux without amd_iommu=off"
+        }
+        CpuVendor::Other => "switch on the IOMMU (SMMU) in the firmware setup and in the Linux kernel",
+    };
+    let sys = case.host.sys.display();
+    let group = case.host.pci_device(case.function.address).join("iommu_group");
+    let (evidence, remedy) = if case.group.is_some() {
+        (
+            format!("the group that {} names is VFIO's own, made without an IOMMU", group.display()),
+            format!("{switch}, and set vfio's enable_unsafe_noiommu_mode to N"),
+        )
+    } else if iommu::is_present(case.host) {
+        (
+            format!("{} is missing, though the host has an IOMMU", group.display()),
+            "check that the IOMMU covers this slot (in the firmware setup, and DMAR: or AMD-Vi: in dmesg), or \
+             use another slot"
+                .into(),
+        )
+    } else {
+        (
+            format!(
+                "{} is missing, {sys}/class/iommu and {sys}/kernel/iommu_groups are empty",
+                group.display()
+            ),
+            switch.into(),
+        )
+    };
+    case.blocker(BlockerCode::NoIommu, evidence, remedy);
+}
+
+/// Drivers that leave DMA alone, so that the group stays viable (Linux `driver_managed_dma`).
+fn leaves_dma_alone(driver: &str) -> bool {
+    super::access::is_vfio(driver) || matches!(driver, "pci-stub" | "pcieport")
+}
+
+fn group(case: &mut Case<'_>) {
+    let Some(number) = case.group.as_ref().map(|group| group.number) else { return };
+    let dir = case.host.sys.join("kernel/iommu_groups").join(number.to_string()).join("devices");
+    let mut neighbours = Vec::new();
+    let mut in_the_way: Vec<(PciFunction, String)> = Vec::new();
+    for other in case.others.iter().filter(|other| !case.is_taken(other) && !device::is_bridge(other)) {
+        neighbours.push(other.address);
+        if let Some(driver) = other.driver.clone().filter(|driver| !leaves_dma_alone(driver)) {
+            in_the_way.push((other.clone(), driver));
+        }
+    }
+    let viable = in_the_way.is_empty();
+    for (other, driver) in in_the_way {
+        let address = other.address;
+        case.blocker(
+            BlockerCode::GroupNotViable,
+            format!(
+                "{address} ({}, driver {driver}) is in group {number} too, by {}",
+                name(&other),
+                dir.display()
+            ),
+            format!(
+                "give the whole group away (--with-group), or take {address} from its driver: \
+                 echo {address} > {}/bus/pci/drivers/{driver}/unbind",
+                case.host.sys.display()
+            ),
+        );
+    }
+    if neighbours.is_empty() {
+        return;
+    }
+    for fault in iommu::isolation_breaks(case.host, &case.function) {
+        let severity = if viable { Severity::Warning } else { Severity::Blocker };
+        let neighbours: Vec<_> = neighbours.iter().map(ToString::to_string).collect();
+        case.add(
+            BlockerCode::AcsMissing,
+            severity,
+            case.function.address,
+            format!(
+                "port {} above it {}, so Linux put {} into its group {number}",
+                fault.port,
+                fault.fault,
+                neighbours.join(", ")
+            ),
+            "switch on ACS for the port in the firmware setup, or move the card to a slot of another root port; \
+             else give the group away as a whole (--with-group)"
+                .into(),
+        );
+    }
+}
+
+fn interrupts(case: &mut Case<'_>) {
+    let InterruptRemapping::Off { evidence } = iommu::interrupt_remapping(case.host) else { return };
+    let allowed = ["vfio_iommu_type1", "iommufd"].into_iter().find(|module| {
+        let parameter = format!("module/{module}/parameters/allow_unsafe_interrupts");
+        files::read_trimmed(&case.host.sys.join(parameter)).is_some_and(|value| value == "Y")
+    });
+    let firmware = match case.facts.vendor {
+        CpuVendor::Intel => {
+            "switch on VT-d interrupt remapping in the firmware setup and boot without intremap=off"
+        }
+        _ => "switch on interrupt remapping in the firmware setup and boot without intremap=off",
+    };
+    let address = case.function.address;
+    match allowed {
+        // The administrator accepted it.
+        Some(module) => case.add(
+            BlockerCode::InterruptRemappingOff,
+            Severity::Warning,
+            address,
+            format!("{evidence}; allow_unsafe_interrupts of {module} lets VFIO go on all the same"),
+            format!("{firmware}; until then give it to trusted guests only"),
+        ),
+        None => case.blocker(
+            BlockerCode::InterruptRemappingOff,
+            evidence,
+            format!(
+                "{firmware}; for trusted guests only, accept it: echo Y > \
+                 {}/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts",
+                case.host.sys.display()
+            ),
+        ),
+    }
+}
+
+fn firmware_memory(case: &mut Case<'_>) {
+    let Some(group) = &case.group else { return };
+    let direct: Vec<_> = group
+        .reserved
+        .iter()
+        .filter(|region| region.kind == ReservedKind::Direct)
+        .map(|region| format!("{:#x}-{:#x}", region.range.start(), region.range.end()))
+        .collect();
+    if direct.is_empty() {
+        return;
+    }
+    let path = case.host.sys.join(format!("kernel/iommu_groups/{}/reserved_regions", group.number));
+    case.blocker(
+        BlockerCode::FirmwareMemory,
+        format!("{} has {} as direct (RMRR or IVMD), which Linux won't take from the firmware", path.display(), direct.join(", ")),
+        "switch off what uses it in the firmware setup (shared memory of HP and Dell management controllers, RMRR \
+         for this slot, legacy USB), or use another slot"
+            .into(),
+    );
+}

@@ -1,0 +1,373 @@
+//! Every reason why a function cannot be passed through, each with its remedy.
+//!
+//! [`explain`] reads and judges, and changes nothing. It does not stop at the first reason: what it lists is all that
+//! has to be put right. What it could not look at, for want of permission, is listed too
+//! ([`BlockerCode::Unchecked`]).
+//!
+//! ```
+//! use vm_passthrough::readiness::{ExplainOptions, explain};
+//! use vm_passthrough::sim::{SimFunction, SimHost};
+//!
+//! let sim = SimHost::new()?;
+//! let address = "0000:01:00.0".parse()?;
+//! sim.add(&SimFunction::nvme(address).no_group())?;
+//! let readiness = explain(&sim.plain_host(), address, &ExplainOptions::default())?;
+//! assert!(!readiness.is_ready());
+//! assert_eq!(readiness.blockers[0].code.as_str(), "no-iommu");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod access;
+mod device;
+mod facts;
+mod host_use;
+mod isolation;
+mod memory;
+mod open_files;
+
+use std::fmt;
+
+use facts::HostFacts;
+
+pub use open_files::{OpenFile, open_files};
+
+use crate::pci::{self, PciFunction, ScanError};
+use crate::vfio::IovaRange;
+use crate::{Host, PciAddress, iommu};
+
+/// What is meant to be done with the function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExplainOptions {
+    /// Guest-physical addresses of the guest's RAM, which are also the I/O virtual addresses that it is mapped at.
+    pub ram: Vec<IovaRange>,
+    /// Guest-physical addresses that BARs below 4 GiB can have.
+    pub mmio32: IovaRange,
+    /// Bits of the guest's physical addresses; `None` for as many as the host's CPUs have.
+    pub physical_address_bits: Option<u8>,
+    /// Whether the functions of other slots in the IOMMU group are given away too.
+    pub with_group: bool,
+    /// Whether to look through the open files of all processes.
+    pub check_open_files: bool,
+}
+
+impl ExplainOptions {
+    /// For a guest with `bytes` of RAM: up to 3 GiB from 0, the rest from 4 GiB on.
+    pub fn for_memory(bytes: u64) -> Self {
+        const HOLE: u64 = 3 << 30;
+        const HIGH: u64 = 4 << 30;
+        let low = bytes.min(HOLE);
+        let mut ram = Vec::new();
+        if low > 0 {
+            ram.push(0..=low - 1);
+        }
+        if bytes > low {
+            ram.push(HIGH..=HIGH.saturating_add(bytes - low - 1));
+        }
+        Self {
+            ram,
+            mmio32: 0xc000_0000..=0xdfff_ffff,
+            physical_address_bits: None,
+            with_group: false,
+            check_open_files: true,
+        }
+    }
+
+    /// Bytes of RAM.
+    pub fn memory(&self) -> u64 {
+        let size = |range: &IovaRange| range.end().saturating_sub(*range.start()).saturating_add(1);
+        self.ram.iter().fold(0, |sum, range| sum.saturating_add(size(range)))
+    }
+}
+
+impl Default for ExplainOptions {
+    /// A guest with 1 GiB of RAM.
+    fn default() -> Self {
+        Self::for_memory(1 << 30)
+    }
+}
+
+/// All that keeps a function from being passed through.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Readiness {
+    /// The function.
+    pub address: PciAddress,
+    /// Its names, as in `NVIDIA Corporation AD102 [GeForce RTX 4090]`, or its numbers.
+    pub name: String,
+    /// The functions that are given away together: this one first, then its companions.
+    pub functions: Vec<PciAddress>,
+    /// What was found, blockers first.
+    pub blockers: Vec<Blocker>,
+}
+
+impl Readiness {
+    /// Whether nothing keeps it from being passed through; warnings don't.
+    pub fn is_ready(&self) -> bool {
+        self.blockers.iter().all(|blocker| blocker.severity != Severity::Blocker)
+    }
+
+    /// The first thing that keeps it from being passed through.
+    pub fn first_blocker(&self) -> Option<&Blocker> {
+        self.blockers.iter().find(|blocker| blocker.severity == Severity::Blocker)
+    }
+}
+
+/// One reason, what shows it and what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blocker {
+    /// Which reason.
+    pub code: BlockerCode,
+    /// Whether it keeps the function from being passed through.
+    pub severity: Severity,
+    /// The function that it is about: the one that was asked for, or a companion.
+    pub function: PciAddress,
+    /// What was read, and where.
+    pub evidence: String,
+    /// What to do: a command or a setting.
+    pub remedy: String,
+}
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Severity {
+    /// The function can't be passed through, or only to the host's harm.
+    Blocker,
+    /// It works, but not as well or as safely as it should.
+    Warning,
+}
+
+impl fmt::Display for Severity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Blocker => "blocker",
+            Self::Warning => "warning",
+        })
+    }
+}
+
+macro_rules! codes {
+    ($($(#[$doc:meta])* $name:ident = $text:literal, $summary:literal;)*) => {
+        /// A reason, named for good: scripts may rely on [`as_str`](Self::as_str).
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[non_exhaustive]
+        pub enum BlockerCode {
+            $(#[doc = concat!("`", $text, "`: ", $summary, ".")] $(#[$doc])* $name,)*
+        }
+
+        impl BlockerCode {
+            /// All there are.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+
+            /// Its stable name, in kebab case.
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$name => $text,)* }
+            }
+
+            /// What it means, in a few words.
+            pub const fn summary(self) -> &'static str {
+                match self { $(Self::$name => $summary,)* }
+            }
+        }
+    };
+}
+
+codes! {
+    NotAnEndpoint = "not-an-endpoint", "it is a bridge, which VFIO does not hand out";
+    NotResponding = "not-responding", "its config space reads all ones, as of a device that is gone or broken";
+    NoIommu = "no-iommu", "no IOMMU keeps it away from the host's memory";
+    GroupNotViable = "group-not-viable", "a driver of the host uses another function of its IOMMU group";
+    AcsMissing = "acs-missing", "a port above it lets it reach its neighbours past the IOMMU";
+    InterruptRemappingOff = "interrupt-remapping-off", "it could raise interrupts that are not its own";
+    FirmwareMemory = "firmware-memory", "the firmware wants memory mapped for it at all times";
+    VfioPciUnavailable = "vfio-pci-unavailable", "the vfio-pci driver is not there";
+    VfioNodeMissing = "vfio-node-missing", "there is no device node to reach VFIO through";
+    Permission = "permission", "this process may not do what it takes";
+    BootDisplay = "boot-display", "the host's console is on it";
+    MountedDisk = "mounted-disk", "the host uses a disk behind it";
+    DefaultRoute = "default-route", "the host's default route goes through it";
+    InUse = "in-use", "processes have it open";
+    VfsInUse = "vfs-in-use", "its virtual functions are enabled";
+    D3cold = "d3cold", "it is switched off";
+    NoReset = "no-reset", "nothing can reset it between guests";
+    BarUnassigned = "bar-unassigned", "the host gave one of its BARs no address";
+    BarsTooLarge = "bars-too-large", "its BARs don't fit into the guest's physical addresses";
+    IovaReserved = "iova-reserved", "the guest's RAM lies where DMA can't be mapped";
+    IovaTooWide = "iova-too-wide", "the guest's RAM lies beyond what the IOMMU can address";
+    MemlockTooLow = "memlock-too-low", "the process may not lock as much memory as the guest has";
+    Unchecked = "unchecked", "something could not be looked at";
+}
+
+impl fmt::Display for BlockerCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Explains functions of one host, with what is true of the whole host read once.
+#[derive(Debug)]
+pub struct Explainer<'a> {
+    host: &'a Host,
+    facts: HostFacts,
+}
+
+impl<'a> Explainer<'a> {
+    /// Reads what is true of the whole host: mounts, swap, routes, limits, permissions.
+    pub fn new(host: &'a Host) -> Self {
+        Self { host, facts: HostFacts::read(host) }
+    }
+
+    /// Every reason why the function at `address` cannot be passed through.
+    ///
+    /// # Errors
+    /// When there is no such function, or it can't be read.
+    pub fn explain(&self, address: PciAddress, options: &ExplainOptions) -> Result<Readiness, ScanError> {
+        self.explain_function(pci::read_function(self.host, address)?, options)
+    }
+
+    /// As [`explain`](Self::explain), of a function that was just scanned.
+    ///
+    /// # Errors
+    /// When a companion in its group can't be read.
+    pub fn explain_function(
+        &self,
+        function: PciFunction,
+        options: &ExplainOptions,
+    ) -> Result<Readiness, ScanError> {
+        let group = function.iommu_group.and_then(|number| iommu::group(self.host, number).ok());
+        let mut others = Vec::new();
+        for &member in group.iter().flat_map(|group| &group.members) {
+            if member == function.address {
+                continue;
+            }
+            match pci::read_function(self.host, member) {
+                Ok(member) => others.push(member),
+                // It went away since the group was read.
+                Err(ScanError::NotFound { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let mut case =
+            Case { host: self.host, facts: &self.facts, options, function, group, others, found: Vec::new() };
+        case.judge();
+        Ok(case.into_readiness())
+    }
+}
+
+/// Every reason why the function at `address` cannot be passed through.
+///
+/// # Errors
+/// When there is no such function, or it can't be read.
+pub fn explain(host: &Host, address: PciAddress, options: &ExplainOptions) -> Result<Readiness, ScanError> {
+    Explainer::new(host).explain(address, options)
+}
+
+/// One function before the judge: what was read, and what was found so far.
+struct Case<'a> {
+    host: &'a Host,
+    facts: &'a HostFacts,
+    options: &'a ExplainOptions,
+    function: PciFunction,
+    group: Option<iommu::IommuGroup>,
+    /// The other members of the group.
+    others: Vec<PciFunction>,
+    found: Vec<Blocker>,
+}
+
+impl Case<'_> {
+    fn judge(&mut self) {
+        if device::is_bridge(&self.function) {
+            device::bridge(self);
+            return;
+        }
+        isolation::judge(self);
+        access::judge(self);
+        host_use::judge(self);
+        device::judge(self);
+        memory::judge(self);
+        facts::judge(self);
+    }
+
+    /// The functions that are given away together.
+    fn taken(&self) -> Vec<PciFunction> {
+        let companions = self.others.iter().filter(|other| self.is_taken(other));
+        std::iter::once(&self.function).chain(companions).cloned().collect()
+    }
+
+    /// Whether another member of the group is given away too.
+    fn is_taken(&self, other: &PciFunction) -> bool {
+        !device::is_bridge(other)
+            && (self.options.with_group || other.address.same_slot(self.function.address))
+    }
+
+    fn blocker(&mut self, code: BlockerCode, evidence: String, remedy: String) {
+        self.add(code, Severity::Blocker, self.function.address, evidence, remedy);
+    }
+
+    fn add(
+        &mut self,
+        code: BlockerCode,
+        severity: Severity,
+        function: PciAddress,
+        evidence: String,
+        remedy: String,
+    ) {
+        self.found.push(Blocker { code, severity, function, evidence, remedy });
+    }
+
+    fn into_readiness(mut self) -> Readiness {
+        let functions = self.taken().iter().map(|function| function.address).collect();
+        self.found.sort_by_key(|blocker| blocker.severity);
+        Readiness {
+            address: self.function.address,
+            name: name(&self.function),
+            functions,
+            blockers: self.found,
+        }
+    }
+}
+
+/// What a function is called: its names, or its numbers where it has none.
+fn name(function: &PciFunction) -> String {
+    let ids = &function.ids;
+    let vendor = function.vendor_name().map_or_else(|| format!("vendor {:04x}", ids.vendor), str::to_owned);
+    let device = function.device_name().map_or_else(|| format!("device {:04x}", ids.device), str::to_owned);
+    format!("{vendor} {device}")
+}
+
+/// `1 blocker`, `2 blockers`.
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+impl fmt::Display for Readiness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let blockers = self.blockers.iter().filter(|b| b.severity == Severity::Blocker).count();
+        let warnings = self.blockers.len() - blockers;
+        write!(f, "{} {}: ", self.address, self.name)?;
+        match (blockers, warnings) {
+            (0, 0) => f.write_str("ready")?,
+            (0, _) => write!(f, "ready, with {}", counted(warnings, "warning"))?,
+            (_, 0) => write!(f, "not ready, {}", counted(blockers, "blocker"))?,
+            (..) => {
+                write!(f, "not ready, {}, {}", counted(blockers, "blocker"), counted(warnings, "warning"))?;
+            }
+        }
+        if let [_, companions @ ..] = &self.functions[..]
+            && !companions.is_empty()
+        {
+            let names: Vec<_> = companions.iter().map(ToString::to_string).collect();
+            write!(f, "\n  goes with {}", names.join(", "))?;
+        }
+        for Blocker { code, severity, function, evidence, remedy } in &self.blockers {
+            write!(f, "\n\n  {severity} {code}")?;
+            if *function != self.address {
+                write!(f, " on {function}")?;
+            }
+            write!(f, ": {}", code.summary())?;
+            write!(f, "\n    found: {evidence}\n    to do: {remedy}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

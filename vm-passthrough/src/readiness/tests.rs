@@ -1,0 +1,676 @@
+use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt as _;
+
+use super::BlockerCode as Code;
+use super::Severity::{Blocker as Blocks, Warning as Warns};
+use super::*;
+use crate::pci::BarKind;
+use crate::sim::{SimFunction, SimHost};
+
+fn address(text: &str) -> PciAddress {
+    text.parse().unwrap()
+}
+
+/// A healthy host with an NVMe disk at 0000:01:00.0 behind a root port, driven by nvme, to which `cause` happens.
+struct Scene {
+    sim: SimHost,
+    options: ExplainOptions,
+}
+
+const PORT: &str = "0000:00:01.0";
+const DISK: &str = "0000:01:00.0";
+
+impl Scene {
+    fn new() -> Self {
+        let scene = Self::without_disk();
+        scene.sim.add(&Self::disk()).unwrap();
+        scene
+    }
+
+    fn without_disk() -> Self {
+        let sim = SimHost::new().unwrap();
+        sim.add(&SimFunction::root_port(address(PORT))).unwrap();
+        Self { sim, options: ExplainOptions::default() }
+    }
+
+    fn disk() -> SimFunction {
+        SimFunction::nvme(address(DISK)).below(address(PORT)).driver("nvme")
+    }
+
+    fn with(function: SimFunction) -> Self {
+        let scene = Self::without_disk();
+        scene.sim.add(&function).unwrap();
+        scene
+    }
+
+    fn explain(&self) -> Readiness {
+        explain(&self.sim.plain_host(), address(DISK), &self.options).unwrap()
+    }
+
+    /// Asserts that there is exactly this one finding, and that its texts have these parts.
+    fn check(&self, code: Code, severity: Severity, evidence: &[&str], remedy: &[&str]) {
+        let readiness = self.explain();
+        let found: Vec<_> = readiness.blockers.iter().map(|b| (b.code, b.severity)).collect();
+        assert_eq!(found, [(code, severity)], "{readiness}");
+        let blocker = &readiness.blockers[0];
+        for part in evidence {
+            assert!(blocker.evidence.contains(part), "no `{part}` in {readiness}");
+        }
+        for part in remedy {
+            assert!(blocker.remedy.contains(part), "no `{part}` in {readiness}");
+        }
+        assert_eq!(readiness.is_ready(), severity == Warns);
+    }
+
+    fn write(self, path: &str, text: &str) -> Self {
+        self.sim.write(path, text).unwrap();
+        self
+    }
+
+    fn delete(self, path: &str) -> Self {
+        self.sim.delete(path).unwrap();
+        self
+    }
+}
+
+#[test]
+fn a_healthy_function_has_no_blocker() {
+    let readiness = Scene::new().explain();
+    assert_eq!(readiness.blockers, [], "{readiness}");
+    assert!(readiness.is_ready() && readiness.first_blocker().is_none());
+    assert!(readiness.to_string().starts_with("0000:01:00.0 Samsung"), "{readiness}");
+    assert!(readiness.to_string().ends_with(": ready"), "{readiness}");
+}
+
+#[test]
+fn not_an_endpoint() {
+    let scene = Scene::new();
+    let readiness = explain(&scene.sim.plain_host(), address(PORT), &scene.options).unwrap();
+    assert_eq!(readiness.blockers.len(), 1, "{readiness}");
+    assert_eq!(readiness.blockers[0].code, Code::NotAnEndpoint);
+    assert!(readiness.blockers[0].remedy.contains(DISK), "{readiness}");
+    let host_bridge = SimFunction::new(address(DISK), 0x8086, 0x29c0, 0x06_0000).group(1);
+    Scene::with(host_bridge).check(Code::NotAnEndpoint, Blocks, &["060000"], &["not a bridge"]);
+    // A switch of NVIDIA's own fabric is a bridge in name only.
+    let nvswitch = SimFunction::new(address(DISK), 0x10de, 0x22a3, 0x06_8000).group(1);
+    assert!(Scene::with(nvswitch).explain().is_ready());
+}
+
+#[test]
+fn not_responding() {
+    let dead = Scene::disk().config(vec![0xff; 4096]);
+    Scene::with(dead).check(Code::NotResponding, Blocks, &["0000:01:00.0/config"], &["/remove", "rescan"]);
+}
+
+#[test]
+fn no_iommu() {
+    let ungrouped = || Scene::with(Scene::disk().no_group());
+    ungrouped().check(Code::NoIommu, Blocks, &["though the host has an IOMMU"], &["another slot"]);
+    let without = |cpuinfo: &str| {
+        let scene = ungrouped().delete("sys/class/iommu").delete("sys/kernel/iommu_groups");
+        scene.write("proc/cpuinfo", cpuinfo).write("proc/interrupts", "0: 1 IO-APIC timer\n")
+    };
+    let check = |cpu: &str, remedy: &str| {
+        without(cpu).check(Code::NoIommu, Blocks, &["iommu_groups are empty"], &[remedy]);
+    };
+    check("vendor_id : GenuineIntel\n", "intel_iommu=on");
+    check("vendor_id : AuthenticAMD\n", "AMD-Vi");
+    check("CPU part : 0xd0c\n", "SMMU");
+    Scene::new().write("sys/kernel/iommu_groups/1/name", "vfio-noiommu\n").check(
+        Code::NoIommu,
+        Blocks,
+        &["made without an IOMMU"],
+        &["enable_unsafe_noiommu_mode"],
+    );
+}
+
+/// Behind a port that isolates, but with another card in the group.
+fn shared_group(neighbour: SimFunction) -> Scene {
+    let scene = Scene::new();
+    scene.sim.add(&neighbour.group(1)).unwrap();
+    scene
+}
+
+fn neighbour() -> SimFunction {
+    SimFunction::network(address("0000:02:00.0"))
+}
+
+#[test]
+fn group_not_viable() {
+    let scene = shared_group(neighbour().driver("e1000e"));
+    scene.check(
+        Code::GroupNotViable,
+        Blocks,
+        &["0000:02:00.0 (Intel", "driver e1000e", "group 1"],
+        &["--with-group", "echo 0000:02:00.0 > ", "drivers/e1000e/unbind"],
+    );
+    // Given away as a whole it is no longer in the way, and goes with it.
+    let options = ExplainOptions { with_group: true, ..ExplainOptions::default() };
+    let readiness = explain(&scene.sim.plain_host(), address(DISK), &options).unwrap();
+    assert_eq!(readiness.blockers, [], "{readiness}");
+    assert_eq!(readiness.functions, [address(DISK), address("0000:02:00.0")]);
+    assert!(readiness.to_string().contains("goes with 0000:02:00.0"), "{readiness}");
+    // What leaves DMA alone is not in the way.
+    for driver in [None, Some("vfio-pci"), Some("mlx5_vfio_pci"), Some("pci-stub")] {
+        let neighbour = driver.map_or(neighbour(), |driver| neighbour().driver(driver));
+        assert_eq!(shared_group(neighbour).explain().blockers, [], "{driver:?}");
+    }
+    // Nor are the functions of the same slot, which are taken along, nor bridges.
+    let audio = SimFunction::new(address("0000:01:00.1"), 0x10de, 0x22ba, 0x04_0300).driver("snd_hda_intel");
+    let readiness = shared_group(audio).explain();
+    assert_eq!(readiness.blockers, [], "{readiness}");
+    assert_eq!(readiness.functions.len(), 2);
+    let bridge = SimFunction::root_port(address("0000:00:02.0"));
+    assert_eq!(shared_group(bridge).explain().blockers, []);
+}
+
+#[test]
+fn acs_missing() {
+    let behind = |port: SimFunction, neighbour: SimFunction| {
+        let sim = SimHost::new().unwrap();
+        sim.add(&port).unwrap();
+        sim.add(&Scene::disk()).unwrap();
+        sim.add(&neighbour.group(1)).unwrap();
+        Scene { sim, options: ExplainOptions::default() }
+    };
+    let no_acs = || SimFunction::root_port(address(PORT)).no_extended_capabilities();
+    // Nothing drives the neighbour, so the group is viable.
+    behind(no_acs(), neighbour()).check(
+        Code::AcsMissing,
+        Warns,
+        &["port 0000:00:01.0", "has no ACS", "0000:02:00.0"],
+        &["root port", "--with-group"],
+    );
+    let off = no_acs().extended_capability(0x000d, 1, &[0x1f, 0, 0x00, 0]);
+    behind(off, neighbour()).check(Code::AcsMissing, Warns, &["switched off: source validation"], &[]);
+    // With a driver both are blockers: the group is not viable, and the port is why.
+    let readiness = behind(no_acs(), neighbour().driver("e1000e")).explain();
+    let found: Vec<_> = readiness.blockers.iter().map(|b| (b.code, b.severity)).collect();
+    assert_eq!(found, [(Code::GroupNotViable, Blocks), (Code::AcsMissing, Blocks)]);
+    // Alone in its group it needs none.
+    let alone = Scene::without_disk();
+    alone.sim.remove(address(PORT)).unwrap();
+    alone.sim.add(&no_acs()).unwrap();
+    alone.sim.add(&Scene::disk()).unwrap();
+    assert_eq!(alone.explain().blockers, []);
+}
+
+#[test]
+fn interrupt_remapping_off() {
+    let off = || Scene::new().write("proc/interrupts", "  0:  42  IO-APIC  2-edge  timer\n");
+    off().check(Code::InterruptRemappingOff, Blocks, &["/interrupts"], &["VT-d", "echo Y > "]);
+    off().write("sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts", "Y\n").check(
+        Code::InterruptRemappingOff,
+        Warns,
+        &["allow_unsafe_interrupts of vfio_iommu_type1"],
+        &["trusted guests only"],
+    );
+}
+
+#[test]
+fn firmware_memory() {
+    let regions = "sys/kernel/iommu_groups/1/reserved_regions";
+    Scene::new().write(regions, "0x00000000bf000000 0x00000000bf7fffff direct\n").check(
+        Code::FirmwareMemory,
+        Blocks,
+        &["0xbf000000-0xbf7fffff", "RMRR"],
+        &["firmware setup"],
+    );
+    let relaxed = Scene::new().write(regions, "0x00000000000e8000 0x00000000000effff direct-relaxable\n");
+    assert_eq!(relaxed.explain().blockers, []);
+}
+
+#[test]
+fn vfio_pci_unavailable() {
+    let unloaded = || Scene::new().delete("sys/bus/pci/drivers/vfio-pci");
+    unloaded().check(Code::VfioPciUnavailable, Blocks, &["drivers/vfio-pci is missing"], &["install"]);
+    unloaded()
+        .write("lib/modules/6.12.0/modules.dep", "kernel/drivers/vfio/pci/vfio-pci.ko.xz: kernel/x.ko\n")
+        .check(Code::VfioPciUnavailable, Blocks, &["modules.dep has the module"], &["modprobe vfio-pci"]);
+    // A core module of the same family is not the driver.
+    unloaded()
+        .write("lib/modules/6.12.0/modules.dep", "kernel/vfio-pci-core.ko.xz: kernel/vfio-pci.ko.xz\n")
+        .check(Code::VfioPciUnavailable, Blocks, &["has no vfio-pci"], &["CONFIG_VFIO_PCI"]);
+}
+
+#[test]
+fn vfio_node_missing() {
+    let scene = Scene::new().delete("dev/iommu").delete("dev/vfio");
+    scene.check(Code::VfioNodeMissing, Blocks, &["/dev/vfio/vfio"], &["modprobe", "--device"]);
+    // One of the two back ends is enough.
+    assert_eq!(Scene::new().delete("dev/iommu").explain().blockers, []);
+    assert_eq!(Scene::new().delete("dev/vfio").explain().blockers, []);
+}
+
+#[test]
+fn permission() {
+    let as_user = |scene: Scene| {
+        scene.sim.set_credentials(1000, 1000, 0).unwrap();
+        scene
+    };
+    let mode = |scene: Scene, path: &str, mode| {
+        let permissions = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(scene.sim.path(path), permissions).unwrap();
+        scene
+    };
+    // The tree may belong to any user; what matters is that it is not 1000, whose bits the mode withholds.
+    let open_nodes = |scene| mode(mode(scene, "dev/vfio/vfio", 0o666), "dev/iommu", 0o666);
+    let closed_nodes = |scene| mode(mode(scene, "dev/vfio/vfio", 0o600), "dev/iommu", 0o600);
+    let nodes_only = |driver: &str| as_user(Scene::with(Scene::disk().driver(driver)));
+    closed_nodes(as_user(Scene::with(Scene::disk().driver("nvme")))).explain();
+
+    // Bound to the host's driver: sysfs has to be written.
+    open_nodes(as_user(Scene::new())).check(
+        Code::Permission,
+        Blocks,
+        &["user 1000 may not write", "driver_override", "drivers/nvme/unbind"],
+        &["sudo vm-service claim 0000:01:00.0"],
+    );
+    // Bound to vfio-pci: the nodes are enough, the group's among them.
+    let bound = |node: u32| {
+        let scene = open_nodes(nodes_only("vfio-pci")).write("dev/vfio/1", "");
+        mode(scene, "dev/vfio/1", node)
+    };
+    bound(0o600).check(Code::Permission, Blocks, &["/dev/vfio/1 (600"], &["udev"]);
+    assert_eq!(bound(0o666).explain().blockers, []);
+    // The character device does as well.
+    let cdev = bound(0o600)
+        .write("dev/vfio/devices/vfio0", "")
+        .write("sys/bus/pci/devices/0000:01:00.0/vfio-dev/vfio0/dev", "511:0\n");
+    assert_eq!(mode(cdev, "dev/vfio/devices/vfio0", 0o666).explain().blockers, []);
+    // sysfs in a container.
+    let scene = Scene::new();
+    let line = format!("24 1 0:21 / {} ro,nosuid - sysfs sysfs ro\n", scene.sim.path("sys").display());
+    scene.write("proc/self/mountinfo", &line).check(
+        Code::Permission,
+        Blocks,
+        &["mounted read-only"],
+        &["remount,rw"],
+    );
+}
+
+#[test]
+fn boot_display() {
+    let gpu = || SimFunction::gpu(address(DISK)).below(address(PORT));
+    Scene::with(gpu().driver("nouveau").boot_display(true)).check(
+        Code::BootDisplay,
+        Blocks,
+        &["boot_vga is 1"],
+        &["primary display", "vfio-pci.ids=10de:2684"],
+    );
+    // VFIO has it already, but the firmware's framebuffer is still there.
+    let taken = || Scene::with(gpu().driver("vfio-pci").boot_display(true)).write("dev/vfio/1", "");
+    assert_eq!(taken().explain().blockers, []);
+    taken().write("proc/iomem", "81000000-81ffffff : 0000:01:00.0\n  81000000-812fffff : efifb\n").check(
+        Code::BootDisplay,
+        Blocks,
+        &["efifb at 0x81000000-0x812fffff"],
+        &[],
+    );
+    // Elsewhere it is another's.
+    let elsewhere = taken().write("proc/iomem", "91000000-912fffff : efifb\nzz : efifb\n1 : efifb\n");
+    assert_eq!(elsewhere.explain().blockers, []);
+}
+
+#[test]
+fn mounted_disk() {
+    let disk = || {
+        let scene = Scene::new();
+        let add = |path, dev| scene.sim.add_child(address(DISK), "block", path, &[("dev", dev)]).unwrap();
+        add("nvme/nvme0/nvme0n1", "259:0\n");
+        add("nvme/nvme0/nvme0n1/nvme0n1p1", "259:1\n");
+        add("nvme/nvme0/nvme0n1/nvme0n1p2", "259:2\n");
+        scene
+    };
+    let mount =
+        |device: &str, point: &str| format!("29 1 {device} / {point} rw,relatime - ext4 /dev/root rw\n");
+    assert_eq!(disk().write("proc/self/mountinfo", &mount("8:1", "/")).explain().blockers, []);
+    let mounts = mount("259:1", "/boot");
+    disk().write("proc/self/mountinfo", &mounts).check(
+        Code::MountedDisk,
+        Blocks,
+        &["nvme0n1p1 is mounted on /boot", "/self/mountinfo"],
+        &["umount"],
+    );
+    // Mounted on the host, while this process is in a mount namespace of its own.
+    disk().write("proc/1/mountinfo", &mounts).check(Code::MountedDisk, Blocks, &["/boot"], &[]);
+    // Through LVM on RAID.
+    let scene = disk();
+    scene.sim.add_virtual("block", "md0", &[("dev", "9:0\n")]).unwrap();
+    scene.sim.add_virtual("block", "dm-3", &[("dev", "253:3\n")]).unwrap();
+    let scene = scene
+        .write("sys/class/block/nvme0n1p2/holders/md0/x", "")
+        .write("sys/class/block/md0/holders/dm-3/x", "")
+        // Hostile: a holder that holds itself.
+        .write("sys/class/block/dm-3/holders/md0/x", "")
+        .write("sys/class/block/dm-3/dm/name", "vg-root\n");
+    let path = "proc/self/mountinfo";
+    scene.write(path, &mount("253:3", "/")).check(
+        Code::MountedDisk,
+        Blocks,
+        &["dm-3 (vg-root) is mounted on /"],
+        &["vgchange"],
+    );
+    let swaps = |device: &str| format!("Filename Type Size Used Priority\n{device} partition 1 0 -2\n");
+    disk().write("proc/swaps", &swaps("/dev/nvme0n1p2")).check(
+        Code::MountedDisk,
+        Blocks,
+        &["nvme0n1p2 is swapped to"],
+        &["swapoff"],
+    );
+    assert_eq!(disk().write("proc/swaps", &swaps("/dev/sda2")).explain().blockers, []);
+    disk().write("sys/fs/btrfs/aaaa-bbbb/devices/nvme0n1p2", "").check(
+        Code::MountedDisk,
+        Blocks,
+        &["nvme0n1p2 is part of a mounted btrfs"],
+        &[],
+    );
+    // Multipath: the disk is below no function, its path is.
+    let scene = Scene::new();
+    scene.sim.add_child(address(DISK), "block", "nvme/nvme3/nvme3c4n1", &[]).unwrap();
+    scene.sim.add_virtual("block", "nvme3n1", &[("dev", "259:7\n")]).unwrap();
+    scene.sim.add_virtual("block", "nvme3n1p1", &[("dev", "259:8\n")]).unwrap();
+    let evidence = &["nvme3n1p1 is mounted on /srv"];
+    scene.write(path, &mount("259:8", "/srv")).check(Code::MountedDisk, Blocks, evidence, &[]);
+}
+
+#[test]
+fn default_route() {
+    let card = || {
+        let scene = Scene::with(SimFunction::network(address(DISK)).below(address(PORT)).driver("e1000e"));
+        scene.sim.add_child(address(DISK), "net", "net/eth0", &[]).unwrap();
+        scene
+    };
+    let header = "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n";
+    let route = |name: &str, to: &str, mask: &str, flags: &str| {
+        format!("{header}{name}\t{to}\t010200C0\t{flags}\t0\t0\t0\t{mask}\t0\t0\t0\n")
+    };
+    let path = "proc/net/route";
+    card().write(path, &route("eth0", "00000000", "00000000", "0003")).check(
+        Code::DefaultRoute,
+        Blocks,
+        &["eth0 has a default route", "/net/route"],
+        &["ip route replace default"],
+    );
+    for (name, to, mask, flags) in [
+        ("eth1", "00000000", "00000000", "0003"),
+        ("eth0", "000200C0", "00FFFFFF", "0001"),
+        ("eth0", "00000000", "00000001", "0001"),
+        ("eth0", "00000000", "00000000", "0201"),
+    ] {
+        assert_eq!(card().write(path, &route(name, to, mask, flags)).explain().blockers, [], "{name} {to}");
+    }
+    // Through a VLAN on a bond.
+    let scene = card();
+    scene.sim.add_virtual("net", "bond0", &[]).unwrap();
+    scene.sim.add_virtual("net", "bond0.7", &[]).unwrap();
+    scene.sim.link("sys/class/net/eth0/upper_bond0", "sys/class/net/bond0").unwrap();
+    scene.sim.link("sys/class/net/bond0/upper_bond0.7", "sys/class/net/bond0.7").unwrap();
+    scene.write(path, &route("bond0.7", "00000000", "00000000", "0003")).check(
+        Code::DefaultRoute,
+        Blocks,
+        &["bond0.7 on bond0 on eth0 has a default route"],
+        &["bond"],
+    );
+    let zeros = "0".repeat(32);
+    let route6 = |flags: &str| {
+        format!("{zeros} 00 {zeros} 00 fe80{} 00000400 00000001 00000000 {flags} eth0\n", &zeros[4..])
+    };
+    let path = "proc/net/ipv6_route";
+    card().write(path, &route6("00000003")).check(Code::DefaultRoute, Blocks, &["ipv6_route"], &[]);
+    assert_eq!(card().write(path, &route6("00200200")).explain().blockers, []);
+}
+
+#[test]
+fn in_use() {
+    let open = |path: &str| {
+        let scene = Scene::new();
+        scene.sim.write("proc/4242/comm", "reader\n").unwrap();
+        let node = if path.starts_with("dev") {
+            scene.sim.path(path)
+        } else {
+            scene.sim.device_dir(address(DISK)).unwrap().join(path)
+        };
+        std::fs::create_dir_all(scene.sim.path("proc/4242/fd")).unwrap();
+        std::os::unix::fs::symlink(node, scene.sim.path("proc/4242/fd/3")).unwrap();
+        for path in ["nvme/nvme0/nvme0n1/nvme0n1p1", "drm/card0", "accel/accel0"] {
+            let class = path.split('/').next().unwrap();
+            scene.sim.add_child(address(DISK), class, path, &[]).unwrap();
+        }
+        scene.write(&format!("proc/driver/nvidia/gpus/{DISK}/information"), "Model: x\nDevice Minor: \t 2\n")
+    };
+    for path in [
+        "dev/nvme0",
+        "dev/nvme0n1",
+        "dev/nvme0n1p1",
+        "dev/dri/card0",
+        "dev/accel/accel0",
+        "dev/nvidia2",
+        "dev/vfio/1",
+        "resource0",
+    ] {
+        open(path).check(Code::InUse, Blocks, &[path, "open in pid 4242 (reader)"], &["kill 4242"]);
+    }
+    for path in ["dev/nvme1", "dev/null", "dev/nvidia20", "config"] {
+        assert_eq!(open(path).explain().blockers, [], "{path}");
+    }
+    let mut unchecked = open("dev/nvme0");
+    unchecked.options.check_open_files = false;
+    assert_eq!(unchecked.explain().blockers, []);
+}
+
+#[test]
+fn vfs_in_use() {
+    let scene = Scene::with(Scene::disk().sriov(8));
+    assert_eq!(scene.explain().blockers, []);
+    for (function, driver) in [("0000:01:00.1", Some("nvme")), ("0000:01:00.2", None)] {
+        let virtual_function = SimFunction::nvme(address(function)).virtual_of(address(DISK)).group(50);
+        scene.sim.add(&driver.into_iter().fold(virtual_function, SimFunction::driver)).unwrap();
+    }
+    scene.check(
+        Code::VfsInUse,
+        Blocks,
+        &["sriov_numvfs is 2", "with drivers: 0000:01:00.1 (nvme)"],
+        &["echo 0 > ", "sriov_numvfs"],
+    );
+}
+
+#[test]
+fn d3cold() {
+    let scene = Scene::with(Scene::disk().power_state("D3cold"));
+    let control = "echo on > ";
+    scene.check(Code::D3cold, Warns, &["power_state is D3cold", "suspended"], &[control, "power/control"]);
+    scene.sim.set(address(DISK), "power/runtime_status", "active\n").unwrap();
+    scene.check(Code::D3cold, Blocks, &["runtime_status is active"], &[control]);
+    assert_eq!(Scene::with(Scene::disk().power_state("D3hot")).explain().blockers, []);
+}
+
+#[test]
+fn no_reset() {
+    let none = || Scene::disk().resets("");
+    // The port above resets what is below it, when all of that is given away.
+    Scene::with(none()).check(Code::NoReset, Warns, &["reset by its port 0000:00:01.0"], &[]);
+    let scene = Scene::with(none());
+    scene.sim.add(&SimFunction::nvme(address("0000:01:03.0")).group(9).below(address(PORT))).unwrap();
+    scene.check(Code::NoReset, Blocks, &["reset_method", "also reset 0000:01:03.0"], &["root port"]);
+    let on_root_bus = SimFunction::nvme(address(DISK)).resets("");
+    Scene::with(on_root_bus).check(Code::NoReset, Blocks, &["no port above"], &["newer Linux kernel"]);
+    for method in ["flr", "pm", "bus", "device_specific"] {
+        assert_eq!(Scene::with(Scene::disk().resets(method)).explain().blockers, []);
+    }
+}
+
+#[test]
+fn bar_unassigned() {
+    let bar = |address, kind| Scene::disk().bar(0, kind, false, address, 0x4000);
+    Scene::with(bar(0, BarKind::Memory64)).check(
+        Code::BarUnassigned,
+        Blocks,
+        &["BAR 0 (16 KiB)", "/resource"],
+        &["Above 4G Decoding", "pci=realloc"],
+    );
+    // Port I/O is rarely needed, and often not assigned.
+    assert_eq!(Scene::with(bar(0, BarKind::Io)).explain().blockers, []);
+}
+
+#[test]
+fn bars_too_large() {
+    let bar = |kind, size| Scene::with(Scene::disk().bar(2, kind, true, 0x100_0000_0000, size));
+    let evidence = &["46 address bits", "BAR 2 of 0000:01:00.0, has 64 TiB"];
+    bar(BarKind::Memory64, 64 << 40).check(Code::BarsTooLarge, Blocks, evidence, &["phys-bits=47"]);
+    bar(BarKind::Memory32, 1 << 30).check(
+        Code::BarsTooLarge,
+        Blocks,
+        &["0xc0000000 and 0xdfffffff", "1 GiB"],
+        &["window below 4 GiB"],
+    );
+    assert_eq!(bar(BarKind::Memory64, 32 << 40).explain().blockers, []);
+    // The guest's CPU may have fewer bits than the host's.
+    let mut narrow = bar(BarKind::Memory64, 256 << 30);
+    assert_eq!(narrow.explain().blockers, []);
+    narrow.options.physical_address_bits = Some(38);
+    narrow.check(Code::BarsTooLarge, Blocks, &["the guest's CPU has 38"], &["phys-bits=39"]);
+    // Hostile: sizes that no address space holds.
+    let resource = "0x1 0xfffffffffffffffe 0x140200\n".repeat(6);
+    let scene = Scene::new();
+    scene.sim.set(address(DISK), "resource", &resource).unwrap();
+    scene.check(Code::BarsTooLarge, Blocks, &[], &["can't be"]);
+}
+
+#[test]
+fn iova_reserved() {
+    let regions = "sys/kernel/iommu_groups/1/reserved_regions";
+    let scene = |line: &str| Scene::new().write(regions, line);
+    scene("0x0000000020000000 0x00000000200fffff reserved\n").check(
+        Code::IovaReserved,
+        Blocks,
+        &["0x20000000-0x200fffff (reserved)", "RAM 0x0-0x3fffffff"],
+        &["below 512 MiB"],
+    );
+    scene("0x0000000008000000 0x00000000080fffff msi\n").check(Code::IovaReserved, Blocks, &["(msi)"], &[]);
+    for line in [
+        "0x0000000040000000 0x00000000400fffff reserved\n",
+        "0x00000000000e8000 0x00000000000effff direct-relaxable\n",
+    ] {
+        assert_eq!(scene(line).explain().blockers, [], "{line}");
+    }
+}
+
+#[test]
+fn iova_too_wide() {
+    let mut scene = Scene::new();
+    scene.options = ExplainOptions::for_memory(600 << 30);
+    scene.check(Code::IovaTooWide, Blocks, &["translates 39 bits"], &["below 512 GiB"]);
+    scene.options = ExplainOptions::for_memory(511 << 30);
+    assert_eq!(scene.explain().blockers, []);
+}
+
+#[test]
+fn memlock_too_low() {
+    let limited = |limit, capabilities| {
+        let scene = Scene::new();
+        scene.sim.set_memlock(Some(limit)).unwrap();
+        scene.sim.set_credentials(0, 0, capabilities).unwrap();
+        scene
+    };
+    const DAC_OVERRIDE: u64 = 1 << 1;
+    const IPC_LOCK: u64 = 1 << 14;
+    limited(8 << 20, DAC_OVERRIDE).check(
+        Code::MemlockTooLow,
+        Blocks,
+        &["needs 1 GiB locked", "allows 8 MiB", "iommufd counts"],
+        &["ulimit -l 1048576", "LimitMEMLOCK=infinity"],
+    );
+    assert_eq!(limited(1 << 30, DAC_OVERRIDE).explain().blockers, []);
+    assert_eq!(limited(8 << 20, IPC_LOCK | DAC_OVERRIDE).explain().blockers, []);
+    // What is locked already counts too.
+    let scene = limited(1 << 30, DAC_OVERRIDE);
+    let status = format!("Uid: 0 0 0 0\nVmLck:\t 1024 kB\nCapEff:\t{DAC_OVERRIDE:016x}\n");
+    scene.write("proc/self/status", &status).check(
+        Code::MemlockTooLow,
+        Blocks,
+        &["1 MiB locked already"],
+        &[],
+    );
+}
+
+#[test]
+fn unchecked() {
+    for path in ["proc/self/mountinfo", "proc/net/route", "proc/self/limits", "proc/swaps", "proc/cpuinfo"] {
+        Scene::new().delete(path).check(Code::Unchecked, Warns, &[path, "no such file"], &["as root"]);
+    }
+}
+
+#[test]
+fn all_at_once() {
+    let gpu = SimFunction::gpu(address(DISK)).driver("nouveau").boot_display(true).resets("");
+    let scene =
+        Scene::with(gpu).delete("sys/bus/pci/drivers/vfio-pci").delete("dev/vfio").delete("dev/iommu");
+    let audio = SimFunction::new(address("0000:01:00.1"), 0x10de, 0x22ba, 0x04_0300);
+    scene.sim.add(&audio.group(1).power_state("D3cold").driver("snd_hda_intel")).unwrap();
+    scene.sim.add(&neighbour().group(1).driver("e1000e")).unwrap();
+    let readiness = scene.explain();
+    let codes: Vec<_> = readiness.blockers.iter().map(|blocker| blocker.code.as_str()).collect();
+    assert_eq!(
+        codes,
+        [
+            "group-not-viable",
+            "vfio-pci-unavailable",
+            "vfio-node-missing",
+            "boot-display",
+            "no-reset",
+            "d3cold"
+        ],
+        "{readiness}"
+    );
+    let text = readiness.to_string();
+    for part in [
+        ": not ready, 5 blockers, 1 warning\n  goes with 0000:01:00.1\n",
+        "\n\n  blocker boot-display: the host's console is on it\n    found: ",
+        "\n\n  warning d3cold on 0000:01:00.1: it is switched off\n    found: ",
+        "\n    to do: ",
+    ] {
+        assert!(text.contains(part), "no {part:?} in:\n{text}");
+    }
+}
+
+#[test]
+fn codes_are_stable_names() {
+    let names: BTreeSet<_> = Code::ALL.iter().map(|code| code.as_str()).collect();
+    assert_eq!(names.len(), Code::ALL.len());
+    for name in names {
+        assert!(name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-'));
+    }
+}
+
+#[test]
+fn missing_functions_are_an_error() {
+    let scene = Scene::new();
+    let missing = address("0000:77:00.0");
+    let error = explain(&scene.sim.plain_host(), missing, &scene.options).unwrap_err().to_string();
+    assert!(error.contains("0000:77:00.0"), "{error}");
+}
+
+#[test]
+fn memory_is_laid_around_the_hole() {
+    for (bytes, expect) in [
+        (0, vec![]),
+        (1 << 30, vec![0..=0x3fff_ffff]),
+        (3 << 30, vec![0..=0xbfff_ffff]),
+        (4 << 30, vec![0..=0xbfff_ffff, 0x1_0000_0000..=0x1_3fff_ffff]),
+    ] {
+        let options = ExplainOptions::for_memory(bytes);
+        assert_eq!(options.ram, expect);
+        assert_eq!(options.memory(), bytes);
+    }
+    ExplainOptions::for_memory(u64::MAX).memory();
+}
+
+#[test]
+fn this_machine() {
+    let host = Host::system();
+    for function in crate::pci::scan(&host).unwrap_or_default() {
+        let readiness = Explainer::new(&host).explain_function(function, &ExplainOptions::default()).unwrap();
+        assert!(readiness.blockers.iter().all(|b| !b.evidence.is_empty() && !b.remedy.is_empty()));
+    }
+}
