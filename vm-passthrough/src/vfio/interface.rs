@@ -164,7 +164,8 @@ pub struct IrqInfo {
 pub enum IrqTrigger<'a> {
     /// An eventfd is signalled.
     Eventfd(BorrowedFd<'a>),
-    /// Nothing: the vector stays allocated and is dropped.
+    /// Nothing: the vector is masked where the function can mask it. Where it can't (MSI without per-vector masking),
+    /// its message goes to address 0, which may be the guest's memory: there, leave an eventfd in place.
     None,
 }
 
