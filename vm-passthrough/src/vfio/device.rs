@@ -381,3 +381,41 @@ impl DeviceFile for VfioDevice {
 fn bit(index: u32) -> u32 {
     1u32.checked_shl(index).unwrap_or(0)
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::piece;
+
+    #[test]
+    fn accesses_are_naturally_aligned() {
+        fn check(offset: u64, len: usize, most: usize, expect: &[usize]) {
+            let (mut position, mut left, mut pieces) = (offset, len, Vec::new());
+            while left > 0 {
+                let now = piece(position, left, most);
+                pieces.push(now);
+                position += now as u64;
+                left -= now;
+            }
+            assert_eq!(pieces, expect, "{offset:#x}+{len}");
+        }
+        check(0, 4, 8, &[4]);
+        check(0, 8, 8, &[8]);
+        check(4, 8, 8, &[4, 4]);
+        check(1, 8, 8, &[1, 2, 4, 1]);
+        check(0, 8, 4, &[4, 4]);
+        check(0x3e, 2, 4, &[2]);
+        check(7, 1, 8, &[1]);
+        check(0, 0, 8, &[]);
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_make_progress(offset: u64, left in 1usize..64, shift in 0u32..4) {
+            let len = piece(offset, left, 1 << shift);
+            prop_assert!(len.is_power_of_two() && len <= left && len <= 1 << shift);
+            prop_assert!(offset.is_multiple_of(len as u64));
+        }
+    }
+}

@@ -22,7 +22,7 @@
 //! ```
 
 mod device;
-pub mod dma;
+mod dma;
 mod failure;
 mod group;
 mod interface;

@@ -406,3 +406,6 @@ fn method(name: &str) -> Option<ResetMethod> {
         _ => return None,
     })
 }
+
+#[cfg(test)]
+mod tests;
