@@ -81,6 +81,9 @@ fn main() -> Result {
             ours.push(through_space(&host, address, backend, &pieces)?);
         }
     }
+    let mut ratios: Vec<f64> =
+        ours.iter().zip(&bare).map(|(ours, bare)| ours.as_secs_f64() / bare.as_secs_f64()).collect();
+    ratios.sort_by(f64::total_cmp);
     let [ours, bare] = [ours, bare].map(|times| {
         let mut times: Vec<f64> = times
             .iter()
@@ -99,7 +102,13 @@ fn main() -> Result {
             times[times.len() - 1]
         );
     }
-    println!("  ratio of medians {:.3}", median_ours / median_bare);
+    println!(
+        "  ratio of medians {:.3}, of pairs: median {:.3}, quartiles {:.3} and {:.3}",
+        median_ours / median_bare,
+        ratios[ratios.len() / 2],
+        ratios[ratios.len() / 4],
+        ratios[ratios.len() * 3 / 4]
+    );
     Ok(())
 }
 

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use vm_passthrough::vfio::{
     self, AddressSpace as _, Backend, CONFIG_REGION, DeviceFile as _, DmaPermission, HostMemory, IrqTrigger,
-    MSI_IRQ, Presence, ResetEvidence, VfioDevice, VfioError, load_u32, store_u32,
+    MSI_IRQ, Presence, REQ_IRQ, ResetEvidence, VfioDevice, VfioError, load_u32, store_u32,
 };
 use vm_passthrough::{Host, PciAddress};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
@@ -210,6 +210,9 @@ fn interrupts(edu: &VfioDevice, rounds: u32) -> Result {
     let silent = !interrupted(&eventfd, Duration::from_millis(50))?;
     write(edu, IRQ_ACK, u32::MAX)?;
     check(silent, "a vector without a trigger is silent")?;
+    edu.set_triggers(REQ_IRQ, 0, &[IrqTrigger::from(&eventfd)])?;
+    check(!interrupted(&eventfd, Duration::from_millis(5))?, "nobody wants the function back")?;
+    edu.disable_irqs(REQ_IRQ)?;
     edu.disable_irqs(MSI_IRQ)?;
     edu.disable_irqs(MSI_IRQ)?;
     check(true, "interrupts can be disabled, twice")

@@ -1,4 +1,4 @@
-//! Opens claimed functions in one DMA address space, resets each and says what proves it.
+//! Opens claimed functions in one DMA address space, puts each to sleep and wakes it, resets it and says what proves it.
 //!
 //! ```text
 //! vfio_reset [--backend iommufd|group] ADDRESS…
@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use vm_passthrough::vfio::{
     self, AddressSpace as _, Backend, CONFIG_REGION, DeviceFile as _, DmaPermission, ERR_IRQ, HostMemory,
-    MSI_IRQ, MSIX_IRQ, REQ_IRQ,
+    MSI_IRQ, MSIX_IRQ, REQ_IRQ, VfioDevice,
 };
 use vm_passthrough::{Host, PciAddress};
 
@@ -52,6 +52,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             "{address}: config space of {} bytes, MSI, MSI-X, ERR, REQ vectors {vectors:?}",
             config.size
         );
+        sleep_and_wake(&device)?;
         let start = Instant::now();
         let report = device.reset_and_prove()?;
         let method = report.method.map_or("the Linux kernel's choice".into(), |method| method.to_string());
@@ -68,5 +69,37 @@ fn main() -> Result<(), Box<dyn Error>> {
     if Arc::strong_count(&memory) != 1 {
         return Err("the address space kept memory that it had unmapped".into());
     }
+    Ok(())
+}
+
+/// Puts a function that has the power management capability into D3hot and wakes it.
+fn sleep_and_wake(device: &VfioDevice) -> Result<(), Box<dyn Error>> {
+    let read = |offset: u64| -> vfio::Result<u16> {
+        let mut value = [0; 2];
+        device.read(CONFIG_REGION, offset, &mut value)?;
+        Ok(u16::from_le_bytes(value))
+    };
+    let mut capability = u64::from(read(0x34)? & 0xfc);
+    for _ in 0..48 {
+        if capability < 0x40 {
+            break;
+        }
+        let [id, next] = read(capability)?.to_le_bytes();
+        if id != 0x01 {
+            capability = u64::from(next & 0xfc);
+            continue;
+        }
+        let control = capability + 4;
+        device.write(CONFIG_REGION, control, &(read(control)? | 0b11).to_le_bytes())?;
+        let asleep = read(control)? & 0b11;
+        device.wake()?;
+        let awake = read(control)? & 0b11;
+        println!("{}: D{asleep} after it was put to sleep, D{awake} after it was woken", device.address());
+        if asleep != 3 || awake != 0 {
+            return Err("it did not go to sleep and wake as told".into());
+        }
+        return Ok(());
+    }
+    println!("{}: no power management", device.address());
     Ok(())
 }

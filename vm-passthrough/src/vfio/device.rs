@@ -58,10 +58,16 @@ pub enum Presence {
 
 impl VfioDevice {
     pub(super) fn open(address: PciAddress, file: OwnedFd, seat: Seat) -> Result<Self> {
-        const OPERATION: &str = "VFIO_DEVICE_GET_INFO";
         let name = address.to_string();
-        let answer = sys::device::info(file.as_fd()).map_err(|error| system(OPERATION, &name, error))?;
-        let info = parse::device_info(&answer).map_err(|what| nonsense(OPERATION, &name, what))?;
+        let info = match query(&file, &name) {
+            Ok(info) => info,
+            Err(error) => {
+                // The file before the seat, as everywhere.
+                drop(file);
+                drop(seat);
+                return Err(error);
+            }
+        };
         let regions = (0..info.regions).map(|_| OnceLock::new()).collect();
         let triggered = AtomicU32::new(0);
         let identity = OnceLock::new();
@@ -205,6 +211,13 @@ impl VfioDevice {
         sys::device::hot_reset(self.file(), &groups)
             .map_err(|error| system("VFIO_DEVICE_PCI_HOT_RESET", self.name(), error))
     }
+}
+
+/// What the device says of itself.
+fn query(file: &OwnedFd, name: &str) -> Result<DeviceInfo> {
+    const OPERATION: &str = "VFIO_DEVICE_GET_INFO";
+    let answer = sys::device::info(file.as_fd()).map_err(|error| system(OPERATION, name, error))?;
+    parse::device_info(&answer).map_err(|what| nonsense(OPERATION, name, what))
 }
 
 impl fmt::Debug for VfioDevice {

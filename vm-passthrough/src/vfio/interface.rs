@@ -242,8 +242,8 @@ pub trait DeviceFile: fmt::Debug + Send + Sync {
     fn wake(&self) -> Result<()> {
         Ok(())
     }
-    /// Resets the function by the first of its methods that works, and tells what shows that it did. Interrupts must
-    /// be disabled. Afterwards the function is in D0, with its BARs where the host put them.
+    /// Resets the function by the first of its methods that works, and tells what shows that it did.
+    /// Interrupts are disabled first. Afterwards the function is in D0, with its BARs where the host put them.
     ///
     /// The provided method believes [`reset`](Self::reset).
     ///
