@@ -44,7 +44,10 @@ fn sparse(next: u32, areas: &[(u64, u64)]) -> Vec<u32> {
 
 #[test]
 fn regions() {
-    fn check(answer: Vec<u8>, expect: Result<(u64, &[(u64, u64)]), &str>) {
+    /// Size and mappable areas.
+    type Expect<'a> = Result<(u64, &'a [(u64, u64)]), &'a str>;
+
+    fn check(answer: Vec<u8>, expect: Expect<'_>) {
         match (region(&answer, 0, 0x1000), expect) {
             (Ok(region), Ok((size, areas))) => {
                 assert_eq!((region.info.size, &*region.info.mappable), (size, areas));
