@@ -12,6 +12,7 @@ use thiserror::Error;
 use crate::claim::{self, Claim, ClaimError, ClaimOptions, HeldClaim, Recovery};
 use crate::guest::DeviceError;
 use crate::pci::{ScanError, Scanner};
+use crate::readiness::{self, ExplainOptions, Readiness};
 use crate::{DeviceType, Host, PassthroughDevice, PciAddress, PciFunction};
 
 /// Why the manager could not do what was asked.
@@ -185,6 +186,15 @@ impl PassthroughManager {
     /// The functions of one type that the last scan found, sorted by address.
     pub fn filter_by_type(&self, device_type: DeviceType) -> Vec<&PciFunction> {
         self.functions.iter().filter(|function| function.device_type == device_type).collect()
+    }
+
+    /// Every reason why a function can't be passed through, each with its remedy, for a guest of an ordinary size. For a
+    /// guest with more to say of itself there is [`readiness::explain`].
+    ///
+    /// # Errors
+    /// When there is no such function, or it can't be read.
+    pub fn explain(&self, address: PciAddress) -> Result<Readiness, ManagerError> {
+        Ok(readiness::explain(&self.host, address, &ExplainOptions::default())?)
     }
 
     /// Claims a function and its companions: takes them from their drivers and binds them to vfio-pci. When this host

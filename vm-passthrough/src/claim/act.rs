@@ -10,6 +10,7 @@ use super::{
     is_vfio_driver,
 };
 use crate::pci::PciFunction;
+use crate::readiness::{self, ExplainOptions, Severity};
 use crate::{Host, PciAddress};
 
 /// A claim that this process holds: the lock on its journal says so to others.
@@ -98,6 +99,9 @@ pub(crate) fn take(
         return take_up(&ledger, journal, address, target, &wanted, options);
     }
 
+    if !options.force {
+        judge(host, target, options)?;
+    }
     let plan = plan?;
     let binder = Binder::new(host, options.deadline);
     let vfio = binder.driver_dir(super::VFIO_DRIVER);
@@ -119,6 +123,35 @@ pub(crate) fn take(
             })
         }
     }
+}
+
+/// Whether the function is fit to be taken. What keeps a guest from using it, but not from being tried again when it
+/// is claimed, does not count: the locked memory, the guest's addresses.
+fn judge(host: &Host, target: PciAddress, options: &ClaimOptions) -> Result<(), ClaimError> {
+    use crate::readiness::BlockerCode as Code;
+    let explain = ExplainOptions { with_group: options.with_group, ..ExplainOptions::default() };
+    let readiness = readiness::explain(host, target, &explain)?;
+    let is_relevant = |blocker: &readiness::Blocker| {
+        blocker.severity == Severity::Blocker
+            && matches!(
+                blocker.code,
+                Code::NotAnEndpoint
+                    | Code::NotResponding
+                    | Code::NoIommu
+                    | Code::GroupNotViable
+                    | Code::VfioPciUnavailable
+                    | Code::Permission
+                    | Code::BootDisplay
+                    | Code::MountedDisk
+                    | Code::DefaultRoute
+                    | Code::InUse
+                    | Code::VfsInUse
+            )
+    };
+    if readiness.blockers.iter().any(is_relevant) {
+        return Err(ClaimError::NotReady(Box::new(readiness)));
+    }
+    Ok(())
 }
 
 /// Takes up a persistent claim that nobody uses, if that is what is asked for.

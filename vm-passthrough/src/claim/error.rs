@@ -10,6 +10,8 @@ use thiserror::Error;
 use super::holders::Holder;
 use super::{Owner, Refusal};
 use crate::PciAddress;
+use crate::pci::ScanError;
+use crate::readiness::Readiness;
 
 /// Why a function could not be claimed, or not given back.
 #[derive(Debug, Error)]
@@ -18,6 +20,12 @@ pub enum ClaimError {
     /// It must not be taken. Nothing was touched.
     #[error(transparent)]
     Refused(#[from] Refusal),
+    /// It is not fit to be taken: all reasons, each with its remedy. Nothing was touched.
+    #[error("{0}")]
+    NotReady(Box<Readiness>),
+    /// It could not be looked at. Nothing was touched.
+    #[error(transparent)]
+    Scan(#[from] ScanError),
     /// vfio-pci is not there. Nothing was touched.
     #[error(
         "the driver vfio-pci is not loaded ({path} is missing), so nothing can be bound to it; modprobe vfio-pci"

@@ -47,14 +47,17 @@ pub struct ClaimOptions {
     pub persistent: bool,
     /// Whether to take the functions of other slots in the IOMMU group too.
     pub with_group: bool,
+    /// Whether to take it although [`explain`](crate::readiness::explain) says that the host uses it (a mounted disk,
+    /// the boot display, the default route, open files) or that it does not respond.
+    pub force: bool,
     /// How long the wait for the ledger, and each access to a function's drivers, may take.
     pub deadline: Duration,
 }
 
 impl Default for ClaimOptions {
-    /// A claim owned by this process, without the rest of the group, within [`DEADLINE`].
+    /// A claim owned by this process, without the rest of the group, not by force, within [`DEADLINE`].
     fn default() -> Self {
-        Self { persistent: false, with_group: false, deadline: DEADLINE }
+        Self { persistent: false, with_group: false, force: false, deadline: DEADLINE }
     }
 }
 

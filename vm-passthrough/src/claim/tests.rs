@@ -1,1 +1,692 @@
+//! Claims on a simulated host: what they change, and that whatever fails, or is killed, all is as it was before.
 
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use super::*;
+use crate::manager::ManagerError;
+use crate::sim::{SimDrivers, SimFunction, SimHost};
+use crate::{Host, PassthroughManager};
+
+const SHORT: Duration = Duration::from_millis(60);
+
+fn address(text: &str) -> PciAddress {
+    text.parse().unwrap()
+}
+
+fn gpu() -> PciAddress {
+    address("0000:01:00.0")
+}
+
+fn audio() -> PciAddress {
+    address("0000:01:00.1")
+}
+
+fn usb() -> PciAddress {
+    address("0000:01:00.2")
+}
+
+fn nvme() -> PciAddress {
+    address("0000:02:00.0")
+}
+
+/// A GPU with audio (which has an override of its own) and USB (without a driver), and an NVMe.
+fn new_sim() -> SimHost {
+    // Memory, where syncing costs nothing.
+    let memory = Path::new("/dev/shm");
+    let sim = if memory.is_dir() { SimHost::new_in(memory) } else { SimHost::new() }.unwrap();
+    sim.add(&SimFunction::gpu(gpu()).group(1).driver("nvidia")).unwrap();
+    sim.add(&SimFunction::new(audio(), 0x10de, 0x22ba, 0x04_0300).group(1).driver("snd_hda_intel")).unwrap();
+    sim.set(audio(), "driver_override", "snd_hda_intel\n").unwrap();
+    sim.add(&SimFunction::new(usb(), 0x10de, 0x1ad8, 0x0c_0330).group(1)).unwrap();
+    sim.add(&SimFunction::nvme(nvme()).group(2).driver("nvme")).unwrap();
+    sim.write("proc/sys/kernel/random/boot_id", "boot-1\n").unwrap();
+    sim.write("proc/self/comm", "tester\n").unwrap();
+    sim
+}
+
+fn manager(host: Host) -> PassthroughManager {
+    PassthroughManager::with_host(host).unwrap()
+}
+
+type Bindings = BTreeMap<PciAddress, (Option<String>, String)>;
+
+/// Driver and `driver_override` of every function.
+fn bindings(sim: &SimHost) -> Bindings {
+    [gpu(), audio(), usb(), nvme()]
+        .into_iter()
+        .map(|address| {
+            let directory = sim.device_dir(address).unwrap();
+            (
+                address,
+                (sim.driver_of(address), fs::read_to_string(directory.join("driver_override")).unwrap()),
+            )
+        })
+        .collect()
+}
+
+fn on_vfio(sim: &SimHost, addresses: &[PciAddress]) -> bool {
+    addresses.iter().all(|&address| sim.driver_of(address).as_deref() == Some(VFIO_DRIVER))
+}
+
+fn ledger_files(sim: &SimHost) -> Vec<String> {
+    let mut names: Vec<_> = fs::read_dir(sim.path("run/ledger"))
+        .into_iter()
+        .flatten()
+        .map(|file| file.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name != "lock")
+        .collect();
+    names.sort();
+    names
+}
+
+fn within(deadline: Duration) -> ClaimOptions {
+    ClaimOptions { deadline, ..ClaimOptions::default() }
+}
+
+fn persistent() -> ClaimOptions {
+    ClaimOptions { persistent: true, ..ClaimOptions::default() }
+}
+
+#[track_caller]
+fn fails<T: std::fmt::Debug>(result: Result<T, ManagerError>, expect: &[&str]) {
+    let error = result.unwrap_err().to_string();
+    for part in expect {
+        assert!(error.contains(part), "`{part}` is not in: {error}");
+    }
+}
+
+#[test]
+fn takes_the_companions_and_gives_all_back() {
+    let sim = new_sim();
+    let before = bindings(&sim);
+    let drivers = SimDrivers::new(&sim);
+    let mut manager = manager(drivers.host());
+    let claim = manager.claim(gpu(), &ClaimOptions::default()).unwrap();
+    assert_eq!(claim.addresses(), [gpu(), audio(), usb()]);
+    assert_eq!(claim.functions[0].address, usb());
+    assert_eq!(claim.functions[1].driver.as_deref(), Some("snd_hda_intel"));
+    assert_eq!(claim.functions[1].driver_override.as_deref(), Some("snd_hda_intel"));
+    assert!(on_vfio(&sim, &[gpu(), audio(), usb()]));
+    assert_eq!(sim.driver_of(nvme()).as_deref(), Some("nvme"));
+    assert!(sim.path("dev/vfio/1").exists());
+    assert_eq!(ledger_files(&sim), ["0000:01:00.0.claim"]);
+    assert_eq!(fs::metadata(sim.path("run/ledger")).unwrap().permissions().mode() & 0o777, 0o700);
+
+    fails(
+        manager.claim(audio(), &ClaimOptions::default()),
+        &["0000:01:00.1 is claimed by this manager already"],
+    );
+    manager.release(audio()).unwrap();
+    assert_eq!(bindings(&sim), before);
+    assert!(ledger_files(&sim).is_empty());
+    assert!(!sim.path("dev/vfio/1").exists());
+    fails(manager.release(gpu()), &["0000:01:00.0 is not claimed"]);
+}
+
+#[test]
+fn closing_or_dropping_the_manager_gives_back() {
+    let sim = new_sim();
+    let before = bindings(&sim);
+    for close in [true, false] {
+        let mut manager = manager(SimDrivers::new(&sim).host());
+        manager.claim(gpu(), &ClaimOptions::default()).unwrap();
+        manager.claim(nvme(), &ClaimOptions::default()).unwrap();
+        assert_eq!(manager.claims().len(), 2);
+        if close {
+            manager.close().unwrap();
+        } else {
+            drop(manager);
+        }
+        assert_eq!(bindings(&sim), before);
+    }
+}
+
+#[test]
+fn a_function_on_vfio_already_is_left_there() {
+    let sim = new_sim();
+    let drivers = SimDrivers::new(&sim);
+    sim.set_driver(usb(), Some("vfio-pci")).unwrap();
+    let before = bindings(&sim);
+    let mut manager = manager(drivers.host());
+    let claim = manager.claim(gpu(), &ClaimOptions::default()).unwrap();
+    assert!(claim.functions[0].kept);
+    manager.release(gpu()).unwrap();
+    assert_eq!(bindings(&sim), before);
+    assert!(
+        drivers
+            .writes()
+            .iter()
+            .all(|(path, value)| !path.to_string_lossy().contains("00.2") && !value.contains("00.2"))
+    );
+}
+
+#[test]
+fn takes_the_whole_group_when_asked() {
+    let sim = new_sim();
+    let other = address("0000:01:01.0");
+    sim.add(&SimFunction::network(other).group(1).driver("e1000e")).unwrap();
+    let mut manager = manager(SimDrivers::new(&sim).host());
+    fails(manager.claim(gpu(), &ClaimOptions::default()), &["0000:01:01.0", "e1000e"]);
+    assert!(ledger_files(&sim).is_empty());
+    let options = ClaimOptions { with_group: true, ..ClaimOptions::default() };
+    assert_eq!(manager.claim(gpu(), &options).unwrap().addresses(), [gpu(), audio(), usb(), other]);
+    manager.release(gpu()).unwrap();
+    assert_eq!(sim.driver_of(other).as_deref(), Some("e1000e"));
+}
+
+#[test]
+fn what_the_host_uses_is_only_taken_by_force() {
+    let sim = new_sim();
+    sim.add_child(
+        nvme(),
+        "block",
+        "nvme/nvme0/nvme0n1",
+        &[("dev", "259:0\n"), ("uevent", "DEVNAME=nvme0n1\n")],
+    )
+    .unwrap();
+    sim.write("proc/self/mountinfo", "30 1 259:0 / /srv rw - ext4 /dev/nvme0n1 rw\n").unwrap();
+    let before = bindings(&sim);
+    let mut manager = manager(SimDrivers::new(&sim).host());
+    assert!(!manager.explain(nvme()).unwrap().is_ready());
+    fails(manager.claim(nvme(), &ClaimOptions::default()), &["mounted-disk", "/srv"]);
+    assert_eq!(bindings(&sim), before);
+    assert!(ledger_files(&sim).is_empty());
+    manager.claim(nvme(), &ClaimOptions { force: true, ..ClaimOptions::default() }).unwrap();
+    assert!(on_vfio(&sim, &[nvme()]));
+}
+
+#[test]
+fn without_vfio_pci_it_says_what_to_load() {
+    let sim = new_sim();
+    sim.delete("sys/bus/pci/drivers/vfio-pci").unwrap();
+    let before = bindings(&sim);
+    let mut manager = manager(SimDrivers::new(&sim).host());
+    fails(manager.claim(gpu(), &ClaimOptions::default()), &["vfio-pci-unavailable"]);
+    let force = ClaimOptions { force: true, ..ClaimOptions::default() };
+    fails(manager.claim(gpu(), &force), &["modprobe vfio-pci"]);
+    assert_eq!(bindings(&sim), before);
+    assert!(ledger_files(&sim).is_empty());
+}
+
+/// Every write of a claim fails once: all is as it was before.
+#[test]
+fn any_failing_write_undoes_all() {
+    let total = {
+        let sim = new_sim();
+        let drivers = SimDrivers::new(&sim);
+        let mut manager = manager(drivers.host());
+        manager.claim(gpu(), &ClaimOptions::default()).unwrap();
+        drivers.writes()
+    };
+    // Override and bind for each, unbind for the two that have a driver.
+    assert_eq!(total.len(), 8);
+    for (path, value) in &total {
+        let sim = new_sim();
+        let before = bindings(&sim);
+        let drivers = SimDrivers::new(&sim);
+        drivers.fail(path.to_str().unwrap(), value, 1, libc::EIO);
+        let mut manager = manager(drivers.host());
+        let result = manager.claim(gpu(), &ClaimOptions::default());
+        fails(result, &[path.to_str().unwrap(), "everything is as it was before"]);
+        assert_eq!(bindings(&sim), before, "{}", path.display());
+        assert!(ledger_files(&sim).is_empty());
+    }
+}
+
+#[test]
+fn what_could_not_be_undone_is_undone_later() {
+    let sim = new_sim();
+    let before = bindings(&sim);
+    let drivers = SimDrivers::new(&sim);
+    drivers.fail("nvidia/unbind", "", 1, libc::EIO);
+    drivers.fail("snd_hda_intel/bind", "", 2, libc::ENOMEM);
+    let mut manager = manager(drivers.host());
+    let claim = manager.claim(gpu(), &ClaimOptions::default());
+    fails(
+        claim,
+        &["can't unbind it from nvidia", "can't bind it to snd_hda_intel", "the ledger remembers it"],
+    );
+    // The others were given back all the same.
+    assert_eq!(sim.driver_of(gpu()).as_deref(), Some("nvidia"));
+    assert_eq!(sim.driver_of(audio()), None);
+    assert_eq!(ledger_files(&sim), ["0000:01:00.0.claim"]);
+
+    let recovery = manager.recover().unwrap();
+    assert!(recovery.recovered.is_empty());
+    assert!(recovery.failed[0].to_string().contains("can't bind it to snd_hda_intel"));
+    // A claim of another function is not in the way, one of the same is.
+    manager.claim(nvme(), &ClaimOptions::default()).unwrap();
+    assert_eq!(bindings(&sim)[&audio()], before[&audio()]);
+    manager.release(nvme()).unwrap();
+    assert_eq!(bindings(&sim), before);
+    assert!(ledger_files(&sim).is_empty());
+}
+
+#[test]
+fn a_release_that_fails_can_be_tried_again() {
+    let sim = new_sim();
+    let before = bindings(&sim);
+    let drivers = SimDrivers::new(&sim);
+    let mut manager = manager(drivers.host());
+    manager.claim(gpu(), &ClaimOptions::default()).unwrap();
+    drivers.fail("nvidia/bind", "", 1, libc::EIO);
+    fails(manager.release(gpu()), &["not wholly released", "can't bind it to nvidia", "dmesg"]);
+    assert_eq!(manager.claims().len(), 1);
+    manager.release(gpu()).unwrap();
+    assert_eq!(bindings(&sim), before);
+
+    manager.claim(gpu(), &ClaimOptions::default()).unwrap();
+    sim.delete("sys/bus/pci/drivers/nvidia").unwrap();
+    fails(manager.release(gpu()), &["modprobe nvidia"]);
+    sim.add_driver("nvidia").unwrap();
+    manager.release(gpu()).unwrap();
+    assert_eq!(bindings(&sim), before);
+}
+
+#[test]
+fn a_function_that_vanished_has_nothing_to_give_back() {
+    let sim = new_sim();
+    let mut manager = manager(SimDrivers::new(&sim).host());
+    manager.claim(nvme(), &ClaimOptions::default()).unwrap();
+    sim.remove(nvme()).unwrap();
+    manager.release(nvme()).unwrap();
+    assert!(ledger_files(&sim).is_empty());
+    fails(manager.claim(nvme(), &ClaimOptions::default()), &["there is no PCI function 0000:02:00.0"]);
+}
+
+#[test]
+fn a_function_that_was_given_another_driver_keeps_it() {
+    let sim = new_sim();
+    let mut manager = manager(SimDrivers::new(&sim).host());
+    manager.claim(nvme(), &ClaimOptions::default()).unwrap();
+    sim.add_driver("uio_pci_generic").unwrap();
+    sim.set_driver(nvme(), Some("uio_pci_generic")).unwrap();
+    manager.release(nvme()).unwrap();
+    assert_eq!(bindings(&sim)[&nvme()], (Some("uio_pci_generic".into()), "(null)\n".into()));
+}
+
+#[test]
+fn double_claims_are_refused() {
+    let sim = new_sim();
+    let before = bindings(&sim);
+    let host = SimDrivers::new(&sim).host();
+    let mut first = manager(host.clone());
+    let mut second = manager(host);
+    first.claim(gpu(), &ClaimOptions::default()).unwrap();
+    let owner = format!("process {} (tester)", std::process::id());
+    fails(
+        second.claim(gpu(), &ClaimOptions::default()),
+        &["claimed already by", &owner, "stop that process"],
+    );
+    fails(second.claim(audio(), &ClaimOptions::default()), &["claimed already by", &owner]);
+    fails(second.release(gpu()), &["claimed already by", &owner]);
+    assert!(second.recover().unwrap().recovered.is_empty());
+    assert!(on_vfio(&sim, &[gpu(), audio(), usb()]));
+    second.claim(nvme(), &ClaimOptions::default()).unwrap();
+    drop((first, second));
+    assert_eq!(bindings(&sim), before);
+}
+
+#[test]
+fn persistent_claims_live_until_released() {
+    let sim = new_sim();
+    let before = bindings(&sim);
+    let host = SimDrivers::new(&sim).host();
+    assert!(manager(host.clone()).claim(gpu(), &persistent()).unwrap().persistent);
+    let mut user = manager(host.clone());
+    assert!(user.recover().unwrap().recovered.is_empty());
+    assert!(on_vfio(&sim, &[gpu(), audio(), usb()]));
+    fails(
+        user.claim(gpu(), &persistent()),
+        &["claimed already by", "until it is released; release it first"],
+    );
+
+    // One process at a time may use it.
+    assert!(user.claim(gpu(), &ClaimOptions::default()).unwrap().persistent);
+    let mut other = manager(host.clone());
+    fails(other.claim(gpu(), &ClaimOptions::default()), &["claimed already by", "stop that process first"]);
+    fails(other.release(gpu()), &["claimed already by", "stop that process first"]);
+    user.release(gpu()).unwrap();
+    assert!(on_vfio(&sim, &[gpu(), audio(), usb()]));
+    other.claim(gpu(), &ClaimOptions::default()).unwrap();
+    drop(other);
+    assert!(on_vfio(&sim, &[gpu(), audio(), usb()]));
+
+    // It covers what it covers.
+    sim.add(&SimFunction::network(address("0000:01:01.0")).group(1)).unwrap();
+    let group = ClaimOptions { with_group: true, ..ClaimOptions::default() };
+    fails(user.claim(gpu(), &group), &["does not cover 0000:01:01.0"]);
+
+    manager(host).release(audio()).unwrap();
+    assert_eq!(bindings(&sim), before);
+    assert!(ledger_files(&sim).is_empty());
+}
+
+#[test]
+fn a_second_writer_waits_and_is_told_who_writes() {
+    let sim = new_sim();
+    let host = SimDrivers::new(&sim).host();
+    let ledger = Ledger::lock(&host, SHORT).unwrap();
+    let mut manager = manager(host);
+    let owner = format!("process {} (tester)", std::process::id());
+    fails(manager.claim(gpu(), &within(SHORT)), &["in use by", &owner]);
+    let waiting = std::thread::spawn(move || manager.claim(gpu(), &ClaimOptions::default()).map(|_| manager));
+    std::thread::sleep(SHORT);
+    drop(ledger);
+    waiting.join().unwrap().unwrap();
+}
+
+#[test]
+fn the_claims_of_another_boot_are_void() {
+    let sim = new_sim();
+    let host = SimDrivers::new(&sim).host();
+    manager(host.clone()).claim(gpu(), &persistent()).unwrap();
+    // What a reboot does.
+    for (address, driver) in [(gpu(), Some("nvidia")), (audio(), Some("snd_hda_intel")), (usb(), None)] {
+        sim.set_driver(address, driver).unwrap();
+        sim.set(address, "driver_override", "(null)\n").unwrap();
+    }
+    sim.write("proc/sys/kernel/random/boot_id", "boot-2\n").unwrap();
+    let before = bindings(&sim);
+    let entries = Ledger::lock(&host, SHORT).unwrap().entries().unwrap();
+    assert!(entries[0].as_ref().unwrap().void);
+    let mut manager = manager(host);
+    fails(manager.release(gpu()), &["not claimed"]);
+    assert!(manager.recover().unwrap().recovered.is_empty());
+    assert!(ledger_files(&sim).is_empty());
+    assert_eq!(bindings(&sim), before);
+    manager.claim(gpu(), &ClaimOptions::default()).unwrap();
+}
+
+/// A process that has the function's node open makes unbinding block.
+#[test]
+fn a_held_function_times_out_and_names_the_holder() {
+    let sim = new_sim();
+    let before = bindings(&sim);
+    let drivers = SimDrivers::new(&sim);
+    sim.write("proc/4711/comm", "Xorg\n").unwrap();
+    sim.write("dev/nvidia3", "").unwrap();
+    sim.write("proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: x\nDevice Minor: \t 3\n").unwrap();
+    fs::create_dir_all(sim.path("proc/4711/fd")).unwrap();
+    let mut manager = manager(drivers.host());
+
+    // Claiming: the native driver is held. Opened after the claim was judged harmless.
+    drivers.hold(gpu());
+    symlink(sim.path("dev/nvidia3"), sim.path("proc/4711/fd/7")).unwrap();
+    let blame = ["within 0.1 s", "process 4711 (Xorg) has", "/dev/nvidia3 open", "the ledger remembers it"];
+    fails(manager.claim(gpu(), &ClaimOptions { force: true, ..within(SHORT * 2) }), &blame);
+    assert_eq!(ledger_files(&sim), ["0000:01:00.0.claim"]);
+    assert_eq!(bindings(&sim)[&audio()], before[&audio()], "the companions were given back");
+    fails(manager.release_within(gpu(), SHORT), &["process 4711 (Xorg)", "the ledger remembers it"]);
+    drivers.let_go(gpu());
+    manager.release(gpu()).unwrap();
+    assert_eq!(bindings(&sim), before);
+
+    // Releasing: vfio-pci is held.
+    fs::remove_file(sim.path("proc/4711/fd/7")).unwrap();
+    manager.claim(gpu(), &within(SHORT)).unwrap();
+    drivers.hold(gpu());
+    symlink(sim.path("dev/vfio/1"), sim.path("proc/4711/fd/7")).unwrap();
+    fails(
+        manager.release(gpu()),
+        &["did not unbind it from vfio-pci", "process 4711 (Xorg) has", "/dev/vfio/1 open"],
+    );
+    drop(manager);
+    assert_eq!(ledger_files(&sim), ["0000:01:00.0.claim"]);
+    drivers.let_go(gpu());
+    assert_eq!(self::manager(drivers.host()).recover().unwrap().recovered[0].target, gpu());
+    assert_eq!(bindings(&sim), before);
+    assert!(ledger_files(&sim).is_empty());
+}
+
+#[test]
+fn holders_are_found() {
+    let sim = new_sim();
+    let dir = "sys/bus/pci/devices/0000:02:00.0";
+    for (path, dev, name) in [
+        ("nvme/nvme0", "243:0", "nvme0"),
+        ("nvme/nvme0/nvme0n1", "259:0", "nvme0n1"),
+        ("nvme/nvme0/nvme0n1/nvme0n1p1", "259:1", "nvme0n1p1"),
+    ] {
+        sim.write(&format!("{dir}/{path}/dev"), &format!("{dev}\n")).unwrap();
+        sim.write(&format!("{dir}/{path}/uevent"), &format!("MAJOR=1\nDEVNAME={name}\n")).unwrap();
+    }
+    fs::create_dir_all(sim.path(&format!("{dir}/nvme/nvme0/nvme0n1/holders/dm-0"))).unwrap();
+    // A function behind it, and a loop: neither is entered.
+    sim.write(&format!("{dir}/0000:03:00.0/vendor"), "1\n").unwrap();
+    sim.write(&format!("{dir}/0000:03:00.0/class"), "1\n").unwrap();
+    sim.write(&format!("{dir}/0000:03:00.0/x/dev"), "9:9\n").unwrap();
+    symlink(sim.path(dir), sim.path(&format!("{dir}/nvme/nvme0/device"))).unwrap();
+    let root = sim.root().display();
+    sim.write(
+        "proc/self/mountinfo",
+        &format!(
+            "30 1 259:1 / /mnt/a\\040b rw shared:1 - ext4 {root}/dev/nvme0n1p1 rw\n\
+             31 1 0:40 / /srv rw - btrfs {root}/dev/nvme0n1 rw\n32 1 9:9 / /x rw - ext4 /dev/x rw\nnonsense\n"
+        ),
+    )
+    .unwrap();
+    sim.write("proc/12/comm", "smartd\n").unwrap();
+    sim.write("proc/12/fdinfo/4", "vfio-device-syspath: /sys/devices/pci0000:00/0000:02:00.0\n").unwrap();
+    sim.write("proc/12/fdinfo/5", "vfio-device-syspath: /sys/devices/pci0000:00/0000:09:00.0\n").unwrap();
+    fs::create_dir_all(sim.path("proc/12/fd")).unwrap();
+    symlink(sim.path("dev/nvme0"), sim.path("proc/12/fd/3")).unwrap();
+    symlink("anon_inode:[vfio-device]", sim.path("proc/12/fd/4")).unwrap();
+    symlink("anon_inode:[vfio-device]", sim.path("proc/12/fd/5")).unwrap();
+    symlink("/dev/null", sim.path("proc/12/fd/0")).unwrap();
+
+    let found: Vec<_> = holders(&sim.plain_host(), nvme()).iter().map(ToString::to_string).collect();
+    assert_eq!(
+        found,
+        [
+            format!("process 12 (smartd) has {root}/dev/nvme0 open"),
+            "process 12 (smartd) has anon_inode:[vfio-device] open".to_owned(),
+            format!("{root}/dev/nvme0n1 is mounted on /srv"),
+            format!("{root}/dev/nvme0n1p1 is mounted on /mnt/a b"),
+            format!("dm-0 is made of {root}/dev/nvme0n1"),
+        ]
+    );
+    assert!(holders(&sim.plain_host(), address("0000:77:00.0")).is_empty());
+}
+
+#[test]
+fn a_hostile_or_corrupt_ledger_is_refused_and_left() {
+    fn check(prepare: impl Fn(&SimHost, &Path), expect: &[&str]) {
+        let sim = new_sim();
+        let before = bindings(&sim);
+        let host = SimDrivers::new(&sim).host();
+        drop(Ledger::lock(&host, SHORT).unwrap());
+        let directory = sim.path("run/ledger");
+        prepare(&sim, &directory);
+        let files = ledger_files(&sim);
+        let mut manager = manager(host);
+        fails(manager.claim(gpu(), &within(SHORT)), expect);
+        fails(manager.release_within(gpu(), SHORT), expect);
+        match manager.recover() {
+            Ok(recovery) => {
+                assert!(recovery.failed.iter().any(|error| error.to_string().contains(expect[0])))
+            }
+            Err(error) => assert!(error.to_string().contains(expect[0]), "{error}"),
+        }
+        assert_eq!(bindings(&sim), before);
+        assert_eq!(ledger_files(&sim), files, "nothing is lost");
+    }
+    check(
+        |_, dir| fs::set_permissions(dir, fs::Permissions::from_mode(0o777)).unwrap(),
+        &["can be written to by others (mode 777)"],
+    );
+    check(
+        |sim, dir| {
+            fs::remove_dir_all(dir).unwrap();
+            symlink(sim.path("dev"), dir).unwrap();
+        },
+        &["is not a directory"],
+    );
+    check(
+        |_, dir| {
+            fs::remove_dir_all(dir).unwrap();
+            fs::write(dir, "").unwrap();
+        },
+        &["is not a directory"],
+    );
+    check(|_, dir| symlink("/etc/passwd", dir.join("0000:01:00.0.claim")).unwrap(), &["is a symbolic link"]);
+    check(|_, dir| fs::create_dir(dir.join("0000:01:00.0.claim")).unwrap(), &["0000:01:00.0.claim"]);
+    check(
+        |_, dir| {
+            let path = dir.join("0000:09:00.0.claim");
+            rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        },
+        &["is not a regular file"],
+    );
+    check(
+        |_, dir| fs::write(dir.join("0000:09:00.0.claim"), "nonsense\nmore\n").unwrap(),
+        &["corrupt at line 1: the checksum is wrong", "put each back by hand", "move the file away"],
+    );
+    check(
+        |_, dir| fs::write(dir.join("0000:09:00.0.claim"), vec![b'x'; 2 << 20]).unwrap(),
+        &["is too big for a journal"],
+    );
+    check(
+        |sim, dir| {
+            // A journal under another's name would be undone twice.
+            manager(SimDrivers::new(sim).host()).claim(nvme(), &persistent()).unwrap();
+            fs::rename(dir.join("0000:02:00.0.claim"), dir.join("0000:01:00.0.claim")).unwrap();
+            sim.set_driver(nvme(), Some("nvme")).unwrap();
+            sim.set(nvme(), "driver_override", "(null)\n").unwrap();
+        },
+        &["it is the journal of 0000:02:00.0, but its name is not 0000:02:00.0.claim"],
+    );
+}
+
+const CHILD: &str = "VM_PASSTHROUGH_TEST_KILL";
+
+/// What the child that is killed does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Scenario {
+    ClaimAndRelease,
+    ClaimPersistent,
+    ReleasePersistent,
+    Recover,
+}
+
+const SCENARIOS: [Scenario; 4] =
+    [Scenario::ClaimAndRelease, Scenario::ClaimPersistent, Scenario::ReleasePersistent, Scenario::Recover];
+
+/// A process is killed, by SIGKILL, before and after every write to sysfs and every change of the ledger, halfway
+/// through a line too. The next one finds and restores all.
+#[test]
+fn killed_anywhere_all_is_restored() {
+    if let Ok(order) = std::env::var(CHILD) {
+        be_killed(&order);
+        return;
+    }
+    for (number, scenario) in SCENARIOS.into_iter().enumerate() {
+        // A run that is not killed says how many points there are.
+        let total = {
+            let sim = prepared(scenario);
+            assert!(child(&sim, number, -1).success());
+            fs::read_to_string(sim.path("points")).unwrap().parse::<i64>().unwrap()
+        };
+        assert!(total > 15, "{scenario:?}: {total}");
+        let mut claimed = 0;
+        for point in 0..total {
+            let sim = prepared(scenario);
+            let original = bindings(&new_sim());
+            assert_eq!(child(&sim, number, point).signal(), Some(9), "{scenario:?} at {point}");
+            let mut manager = manager(SimDrivers::new(&sim).host());
+            // The three ways to a restored host take turns.
+            let recovery = match (scenario, point % 3) {
+                (_, 0) => manager.recover().unwrap(),
+                (Scenario::ClaimAndRelease | Scenario::Recover, 1) => {
+                    manager.claim(gpu(), &ClaimOptions::default()).unwrap();
+                    manager.release(gpu()).unwrap();
+                    Recovery::default()
+                }
+                _ => {
+                    let result = manager.release(gpu());
+                    if !matches!(result, Err(ManagerError::Claim(ClaimError::NotClaimed(_)))) {
+                        result.unwrap();
+                    }
+                    Recovery::default()
+                }
+            };
+            assert!(recovery.failed.is_empty(), "{scenario:?} at {point}: {recovery:?}");
+            if !ledger_files(&sim).is_empty() {
+                // Killed after a persistent claim was complete, or before its release had begun.
+                assert!(matches!(scenario, Scenario::ClaimPersistent | Scenario::ReleasePersistent));
+                assert!(on_vfio(&sim, &[gpu(), audio(), usb()]), "{scenario:?} at {point}");
+                claimed += 1;
+                manager.release(gpu()).unwrap();
+            }
+            assert_eq!(bindings(&sim), original, "{scenario:?} at {point}");
+            assert!(ledger_files(&sim).is_empty());
+        }
+        if scenario == Scenario::ReleasePersistent {
+            assert!(claimed > 0);
+        }
+    }
+}
+
+/// A host as it is before the child acts.
+fn prepared(scenario: Scenario) -> SimHost {
+    let sim = new_sim();
+    let host = SimDrivers::new(&sim).host();
+    match scenario {
+        Scenario::ClaimAndRelease | Scenario::ClaimPersistent => {}
+        Scenario::ReleasePersistent => {
+            manager(host).claim(gpu(), &persistent()).unwrap();
+        }
+        Scenario::Recover => {
+            // As a process leaves it that was killed with a claim: the journal lives on without its owner.
+            let mut owner = manager(host);
+            owner.claim(gpu(), &ClaimOptions::default()).unwrap();
+            let path = sim.path("run/ledger/0000:01:00.0.claim");
+            let journal = fs::read(&path).unwrap();
+            let directories = [gpu(), audio(), usb()];
+            drop(owner);
+            fs::write(&path, journal).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+            for address in directories {
+                sim.set_driver(address, Some(VFIO_DRIVER)).unwrap();
+                sim.set(address, "driver_override", "vfio-pci\n").unwrap();
+            }
+        }
+    }
+    sim
+}
+
+fn child(sim: &SimHost, scenario: usize, point: i64) -> std::process::ExitStatus {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "claim::tests::killed_anywhere_all_is_restored", "--test-threads=1", "--quiet"])
+        .env(CHILD, format!("{scenario} {point} {}", sim.root().display()))
+        .stdout(std::process::Stdio::null())
+        .status()
+        .unwrap()
+}
+
+fn be_killed(order: &str) {
+    let mut words = order.splitn(3, ' ');
+    let scenario = SCENARIOS[words.next().unwrap().parse::<usize>().unwrap()];
+    let point = words.next().unwrap().parse().unwrap();
+    let root = Path::new(words.next().unwrap());
+    let drivers = SimDrivers::at(root);
+    drivers.observe(crash::crash_point);
+    crash::arm(point);
+    let mut manager = manager(drivers.host());
+    match scenario {
+        Scenario::ClaimAndRelease => {
+            manager.claim(gpu(), &ClaimOptions::default()).unwrap();
+            manager.release(gpu()).unwrap();
+        }
+        Scenario::ClaimPersistent => drop(manager.claim(gpu(), &persistent()).unwrap()),
+        Scenario::ReleasePersistent => manager.release(gpu()).unwrap(),
+        Scenario::Recover => assert_eq!(manager.recover().unwrap().recovered.len(), 1),
+    }
+    fs::write(root.join("points"), crash::passed().to_string()).unwrap();
+}

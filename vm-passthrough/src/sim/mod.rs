@@ -18,12 +18,14 @@
 
 mod config;
 mod device;
+mod drivers;
 mod function;
 mod tree;
 mod vmm;
 
 pub use config::SimConfig;
 pub use device::{Fault, SimDevice, SimDeviceBuilder};
+pub use drivers::SimDrivers;
 pub use function::SimFunction;
 pub use tree::{FileWriter, SimHost};
 pub use vmm::{SimLog, SimSpace, SimVmm};

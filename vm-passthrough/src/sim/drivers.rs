@@ -1,0 +1,335 @@
+//! The driver core of a simulated host: what writes to `driver_override`, `unbind`, `bind` and `drivers_probe` do.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::SimHost;
+use crate::claim::is_vfio_driver;
+use crate::host::SysfsWriter;
+use crate::{Host, PciAddress};
+
+/// The drivers of a [`SimHost`]: a writer that does on its tree what Linux does (`drivers/base/bus.c`,
+/// `drivers/pci/pci-driver.c`), with faults on demand.
+///
+/// All that outlives a process is in the tree, so that one process can go on where another was killed. A driver binds
+/// a function that `driver_override` names it for or, without an override, the one that it was last bound to.
+///
+/// ```
+/// use vm_passthrough::PassthroughManager;
+/// use vm_passthrough::claim::ClaimOptions;
+/// use vm_passthrough::sim::{SimDrivers, SimFunction, SimHost};
+///
+/// let sim = SimHost::new()?;
+/// let address = "0000:01:00.0".parse()?;
+/// sim.add(&SimFunction::nvme(address).driver("nvme"))?;
+/// let mut manager = PassthroughManager::with_host(SimDrivers::new(&sim).host())?;
+/// manager.claim(address, &ClaimOptions::default())?;
+/// assert_eq!(sim.driver_of(address).as_deref(), Some("vfio-pci"));
+/// manager.release(address)?;
+/// assert_eq!(sim.driver_of(address).as_deref(), Some("nvme"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct SimDrivers {
+    root: PathBuf,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    writes: Vec<(PathBuf, String)>,
+    faults: Vec<Fault>,
+    /// Functions that are held open; the driver that an unbind waits to take from them.
+    held: BTreeMap<PciAddress, Option<String>>,
+    observer: Option<Box<dyn Fn() + Send>>,
+}
+
+struct Fault {
+    path: String,
+    value: String,
+    times: usize,
+    errno: i32,
+}
+
+impl fmt::Debug for SimDrivers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimDrivers").field("root", &self.root).finish_non_exhaustive()
+    }
+}
+
+impl SimDrivers {
+    /// The drivers of `sim`.
+    pub fn new(sim: &SimHost) -> Self {
+        Self::at(sim.root())
+    }
+
+    /// The drivers of the simulated host below `root`, which another process may have made.
+    pub fn at(root: &Path) -> Self {
+        Self { root: root.into(), state: Arc::default() }
+    }
+
+    /// The host that is commanded through them.
+    pub fn host(&self) -> Host {
+        Host::at(&self.root, Arc::new(self.clone()))
+    }
+
+    /// Makes the next `times` writes to a path that ends with `path`, of a value that contains `value`, fail with
+    /// `errno`, and change nothing.
+    pub fn fail(&self, path: &str, value: &str, times: usize, errno: i32) {
+        self.state().faults.push(Fault { path: path.into(), value: value.into(), times, errno });
+    }
+
+    /// Holds a function open: unbinding it, and after that all that needs its lock, does not return before the
+    /// deadline.
+    pub fn hold(&self, address: PciAddress) {
+        self.state().held.entry(address).or_default();
+    }
+
+    /// Lets go of a function: an unbinding that waits for it is completed.
+    pub fn let_go(&self, address: PciAddress) {
+        let waiting = self.state().held.remove(&address).flatten();
+        if waiting.is_some_and(|driver| is_vfio_driver(&driver))
+            && let Err(error) = self.remove_vfio_nodes(address)
+        {
+            tracing::warn!(%address, %error, "can't remove the VFIO nodes of a simulated function");
+        }
+    }
+
+    /// Calls `observer` before and after each write takes effect.
+    pub fn observe(&self, observer: impl Fn() + Send + 'static) {
+        self.state().observer = Some(Box::new(observer));
+    }
+
+    /// All writes so far: path below the root, and value.
+    pub fn writes(&self) -> Vec<(PathBuf, String)> {
+        self.state().writes.clone()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn observed(&self) {
+        if let Some(observer) = &self.state().observer {
+            observer();
+        }
+    }
+
+    fn device(&self, address: PciAddress) -> io::Result<PathBuf> {
+        fs::canonicalize(self.root.join("sys/bus/pci/devices").join(address.to_string()))
+            .map_err(|_| errno(libc::ENODEV))
+    }
+
+    fn driver_dir(&self, driver: &str) -> PathBuf {
+        self.root.join("sys/bus/pci/drivers").join(driver)
+    }
+
+    fn driver_of(&self, address: PciAddress) -> io::Result<Option<String>> {
+        match fs::read_link(self.device(address)?.join("driver")) {
+            Ok(target) => Ok(target.file_name().map(|name| name.to_string_lossy().into_owned())),
+            Err(_) => Ok(None),
+        }
+    }
+
+    fn override_of(&self, address: PciAddress) -> io::Result<Option<String>> {
+        let text = fs::read_to_string(self.device(address)?.join("driver_override"))?;
+        Some(text.trim_end()).filter(|text| *text != "(null)").map(|text| Ok(text.to_owned())).transpose()
+    }
+
+    /// Where it is kept which driver a function goes to without an override.
+    fn native(&self, address: PciAddress) -> PathBuf {
+        self.root.join("sim/native").join(address.to_string())
+    }
+
+    fn matches(&self, driver: &str, address: PciAddress) -> io::Result<bool> {
+        Ok(match self.override_of(address)? {
+            Some(name) => name == driver,
+            None => fs::read_to_string(self.native(address)).is_ok_and(|native| native == driver),
+        })
+    }
+
+    /// Waits as long as the function's lock is taken.
+    fn wait_for_lock(&self, address: PciAddress, until: Instant) -> io::Result<()> {
+        while self.state().held.get(&address).is_some_and(Option::is_some) {
+            wait(until)?;
+        }
+        Ok(())
+    }
+
+    fn set_override(&self, address: PciAddress, value: &str, until: Instant) -> io::Result<()> {
+        self.wait_for_lock(address, until)?;
+        let name = value.trim_end_matches('\n');
+        let text = if name.is_empty() { "(null)" } else { name };
+        fs::write(self.device(address)?.join("driver_override"), format!("{text}\n"))
+    }
+
+    fn unbind(&self, driver: &str, address: PciAddress, until: Instant) -> io::Result<()> {
+        self.wait_for_lock(address, until)?;
+        if self.driver_of(address)?.as_deref() != Some(driver) {
+            return Err(errno(libc::ENODEV));
+        }
+        if !is_vfio_driver(driver) {
+            let native = self.native(address);
+            fs::create_dir_all(native.parent().unwrap_or(&self.root))?;
+            fs::write(native, driver)?;
+        }
+        // The links go first, then the driver waits for its users.
+        let device = self.device(address)?;
+        fs::remove_file(device.join("driver"))?;
+        fs::remove_file(self.driver_dir(driver).join(address.to_string()))?;
+        if let Some(waiting) = self.state().held.get_mut(&address) {
+            *waiting = Some(driver.to_owned());
+        }
+        self.wait_for_lock(address, until)?;
+        if is_vfio_driver(driver) {
+            self.remove_vfio_nodes(address)?;
+        }
+        Ok(())
+    }
+
+    fn bind(&self, driver: &str, address: PciAddress, until: Instant) -> io::Result<()> {
+        self.wait_for_lock(address, until)?;
+        let device = self.device(address)?;
+        if !self.matches(driver, address)? {
+            return Err(errno(libc::ENODEV));
+        }
+        if self.driver_of(address)?.is_some() {
+            return Err(errno(libc::EBUSY));
+        }
+        if is_vfio_driver(driver) {
+            // vfio-pci's probe fails without an IOMMU.
+            if !device.join("iommu_group").exists() {
+                return Err(errno(libc::EINVAL));
+            }
+            self.add_vfio_nodes(address)?;
+        }
+        symlink(&device, self.driver_dir(driver).join(address.to_string()))?;
+        symlink(self.driver_dir(driver), device.join("driver"))
+    }
+
+    fn probe(&self, address: PciAddress, until: Instant) -> io::Result<()> {
+        if self.driver_of(address)?.is_some() {
+            return Ok(());
+        }
+        for driver in fs::read_dir(self.root.join("sys/bus/pci/drivers"))? {
+            let driver = driver?.file_name().to_string_lossy().into_owned();
+            if self.matches(&driver, address)? {
+                return self.bind(&driver, address, until);
+            }
+        }
+        Ok(())
+    }
+
+    fn group_node(&self, address: PciAddress) -> io::Result<PathBuf> {
+        let group = fs::read_link(self.device(address)?.join("iommu_group"))?;
+        Ok(self.root.join("dev/vfio").join(group.file_name().unwrap_or_default()))
+    }
+
+    fn device_name(address: PciAddress) -> String {
+        format!(
+            "vfio{}",
+            u32::from(address.bus()) << 8 | u32::from(address.device() << 3 | address.function())
+        )
+    }
+
+    fn add_vfio_nodes(&self, address: PciAddress) -> io::Result<()> {
+        let name = Self::device_name(address);
+        fs::create_dir_all(self.device(address)?.join("vfio-dev").join(&name))?;
+        fs::create_dir_all(self.root.join("dev/vfio/devices"))?;
+        fs::write(self.root.join("dev/vfio/devices").join(name), "")?;
+        fs::write(self.group_node(address)?, "")
+    }
+
+    fn remove_vfio_nodes(&self, address: PciAddress) -> io::Result<()> {
+        gone(fs::remove_dir_all(self.device(address)?.join("vfio-dev")))?;
+        gone(fs::remove_file(self.root.join("dev/vfio/devices").join(Self::device_name(address))))?;
+        // The group's node goes with its last function.
+        let members = fs::read_dir(self.device(address)?.join("iommu_group/devices"))?;
+        for member in members {
+            if fs::canonicalize(member?.path())?.join("vfio-dev").exists() {
+                return Ok(());
+            }
+        }
+        gone(fs::remove_file(self.group_node(address)?))
+    }
+
+    fn command(&self, path: &Path, value: &str, until: Instant) -> io::Result<()> {
+        let below = path.strip_prefix(self.root.join("sys/bus/pci")).map_err(|_| errno(libc::EACCES))?;
+        let parts: Vec<_> = below.iter().map(|part| part.to_string_lossy().into_owned()).collect();
+        let address = |text: &str| text.trim_end().parse().map_err(|_| errno(libc::ENODEV));
+        match parts.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+            ["devices", device, "driver_override"] => {
+                let address = device.parse().map_err(|_| errno(libc::ENOENT))?;
+                self.device(address).map_err(|_| errno(libc::ENOENT))?;
+                self.set_override(address, value, until)
+            }
+            ["drivers_probe"] => self.probe(address(value)?, until),
+            ["drivers", driver, action @ ("bind" | "unbind")] => {
+                if !self.driver_dir(driver).exists() {
+                    return Err(errno(libc::ENOENT));
+                }
+                let address = address(value)?;
+                if action == "bind" {
+                    self.bind(driver, address, until)
+                } else {
+                    self.unbind(driver, address, until)
+                }
+            }
+            _ if path.exists() => Err(errno(libc::EACCES)),
+            _ => Err(errno(libc::ENOENT)),
+        }
+    }
+}
+
+impl SysfsWriter for SimDrivers {
+    fn write(&self, path: &Path, value: &str, deadline: Duration) -> io::Result<()> {
+        let until = Instant::now() + deadline;
+        self.observed();
+        let mut state = self.state();
+        let text = path.to_string_lossy().into_owned();
+        state.writes.push((path.strip_prefix(&self.root).unwrap_or(path).into(), value.into()));
+        let fault = state
+            .faults
+            .iter_mut()
+            .find(|fault| fault.times > 0 && text.ends_with(&fault.path) && value.contains(&fault.value));
+        if let Some(fault) = fault {
+            fault.times -= 1;
+            return Err(errno(fault.errno));
+        }
+        drop(state);
+        let result = self.command(path, value, until);
+        self.observed();
+        result
+    }
+
+    fn read(&self, path: &Path, deadline: Duration) -> io::Result<String> {
+        let address = path.parent().and_then(Path::file_name).and_then(|name| name.to_str()?.parse().ok());
+        if let Some(address) = address {
+            self.wait_for_lock(address, Instant::now() + deadline)?;
+        }
+        fs::read_to_string(path)
+    }
+}
+
+/// Sleeps a little, until the deadline at most.
+fn wait(until: Instant) -> io::Result<()> {
+    match until.checked_duration_since(Instant::now()) {
+        Some(left) => std::thread::sleep(left.min(Duration::from_millis(2))),
+        None => return Err(io::ErrorKind::TimedOut.into()),
+    }
+    Ok(())
+}
+
+fn errno(number: i32) -> io::Error {
+    io::Error::from_raw_os_error(number)
+}
+
+fn gone(result: io::Result<()>) -> io::Result<()> {
+    result.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
+}
