@@ -5,17 +5,23 @@ mod canary;
 mod data;
 mod disk;
 mod guest;
+mod hold;
 mod init;
+mod killer;
 mod l1;
 mod l2;
 mod log;
+pub mod net;
 mod pci;
+mod sys;
 mod wait;
 
-pub use canary::Canary;
+pub use canary::{Canary, ProcessMemory};
 pub use data::{check_pattern, pattern};
 pub use disk::NvmeDisk;
 pub use guest::{Ended, Engine, Guest, GuestPlan, Program};
+pub use hold::Holder;
+pub use killer::{Fate, Victim, kill_at};
 pub use l1::{Finished, L1};
 pub use l2::L2;
 pub use log::kernel_log;
@@ -33,6 +39,9 @@ use crate::scenarios;
 /// Runs the agent, and powers the machine off. Never returns on a machine of the testbed.
 pub fn main() {
     if std::process::id() != 1 {
+        if let Some(held) = hold::parse(std::env::args()) {
+            hold::hold(&held);
+        }
         eprintln!("testbed-agent is the init process of the testbed's machines; run `cargo testbed` instead");
         std::process::exit(2);
     }

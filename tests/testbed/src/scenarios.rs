@@ -2,13 +2,29 @@
 
 mod bare_edu;
 mod bench;
+mod claim_kill9;
+mod group_not_viable;
 mod host_ready;
+mod linux_e1000e;
 mod linux_nvme;
+mod scan_explain;
+mod two_guests;
+mod unbind_stuck;
 
 use crate::scenario::Scenario;
 
 /// Those that `cargo testbed` runs when none is named.
-pub const ALL: &[Scenario] = &[host_ready::SCENARIO, bare_edu::SCENARIO, linux_nvme::SCENARIO];
+pub const ALL: &[Scenario] = &[
+    host_ready::SCENARIO,
+    scan_explain::SCENARIO,
+    bare_edu::SCENARIO,
+    linux_nvme::SCENARIO,
+    linux_e1000e::SCENARIO,
+    two_guests::SCENARIO,
+    claim_kill9::SCENARIO,
+    group_not_viable::SCENARIO,
+    unbind_stuck::SCENARIO,
+];
 
 /// Those that measure, run only when named.
 pub const BENCHMARKS: &[Scenario] = &[bench::SCENARIO];

@@ -53,7 +53,7 @@ impl Canary {
 }
 
 /// The physical address of a page (Documentation/admin-guide/mm/pagemap.rst).
-pub(super) fn physical_page(pagemap: &File, address: usize) -> Result<u64> {
+fn physical_page(pagemap: &File, address: usize) -> Result<u64> {
     const PRESENT: u64 = 1 << 63;
     const FRAME: u64 = (1 << 55) - 1;
     let mut entry = [0; 8];
@@ -61,4 +61,53 @@ pub(super) fn physical_page(pagemap: &File, address: usize) -> Result<u64> {
     let entry = u64::from_le_bytes(entry);
     ensure!(entry & PRESENT != 0 && entry & FRAME != 0, "the page at {address:#x} is not in memory");
     Ok((entry & FRAME) * PAGE as u64)
+}
+
+/// A guest's RAM, as the process that runs the guest has it.
+#[derive(Debug)]
+pub struct ProcessMemory {
+    memory: File,
+    pagemap: File,
+    base: u64,
+}
+
+impl ProcessMemory {
+    /// The RAM, of `size` bytes, of the guest that process `pid` runs.
+    ///
+    /// # Errors
+    /// When the process has no mapping of that size.
+    pub fn of(pid: u32, size: u64) -> Result<Self> {
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))
+            .context("can't read the process's mappings")?;
+        let range = |line: &str| {
+            let (start, end) = line.split_whitespace().next()?.split_once('-')?;
+            Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
+        };
+        let base =
+            maps.lines().filter_map(range).find(|(start, end)| end - start == size).map(|(start, _)| start);
+        Ok(Self {
+            memory: File::open(format!("/proc/{pid}/mem"))?,
+            pagemap: File::open(format!("/proc/{pid}/pagemap"))?,
+            base: base
+                .with_context(|| format!("process {pid} has no mapping of {size:#x} bytes:\n{maps}"))?,
+        })
+    }
+
+    /// Whether the guest's page at `guest` holds what canaries are made of, and nothing else.
+    ///
+    /// # Errors
+    /// When it can't be read.
+    pub fn is_canary(&self, guest: u64) -> Result<bool> {
+        let mut page = [0; PAGE];
+        self.memory.read_exact_at(&mut page, self.base + guest).context("can't read the guest's memory")?;
+        Ok(page.iter().all(|&byte| byte == BYTE))
+    }
+
+    /// Where the guest's page at `guest` lies in the machine's memory.
+    ///
+    /// # Errors
+    /// When it is not in memory.
+    pub fn physical(&self, guest: u64) -> Result<u64> {
+        physical_page(&self.pagemap, usize::try_from(self.base + guest)?)
+    }
 }

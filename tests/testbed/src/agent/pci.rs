@@ -13,21 +13,30 @@ pub struct Function {
 }
 
 impl Function {
+    /// All functions, by address.
+    ///
+    /// # Errors
+    /// When sysfs can't be read.
+    pub fn all() -> Result<Vec<Self>> {
+        let entries = fs::read_dir("/sys/bus/pci/devices").context("can't read /sys/bus/pci/devices")?;
+        let mut found: Vec<Self> = entries
+            .flatten()
+            .map(|entry| Self { address: entry.file_name().to_string_lossy().into_owned() })
+            .collect();
+        found.sort_by(|a, b| a.address.cmp(&b.address));
+        Ok(found)
+    }
+
     /// All functions with these ids, by address.
     ///
     /// # Errors
     /// When sysfs can't be read.
     pub fn find_all(vendor: u16, device: u16) -> Result<Vec<Self>> {
-        let entries = fs::read_dir("/sys/bus/pci/devices").context("can't read /sys/bus/pci/devices")?;
-        let mut found: Vec<Self> = entries
-            .flatten()
-            .map(|entry| Self { address: entry.file_name().to_string_lossy().into_owned() })
-            .filter(|function| {
-                function.attribute("vendor") == Some(format!("{vendor:#06x}"))
-                    && function.attribute("device") == Some(format!("{device:#06x}"))
-            })
-            .collect();
-        found.sort_by(|a, b| a.address.cmp(&b.address));
+        let mut found = Self::all()?;
+        found.retain(|function| {
+            function.attribute("vendor") == Some(format!("{vendor:#06x}"))
+                && function.attribute("device") == Some(format!("{device:#06x}"))
+        });
         Ok(found)
     }
 

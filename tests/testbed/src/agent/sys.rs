@@ -1,0 +1,177 @@
+//! System calls that neither the standard library nor rustix has: interface ioctls, VFIO group ioctls, ptrace.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use rustix::net::{AddressFamily, SocketType, socket};
+use rustix::process::{Pid, Signal};
+
+/// Gives an interface its IPv4 address and netmask.
+pub(super) fn set_interface_address(interface: &str, address: Ipv4Addr, netmask: Ipv4Addr) -> io::Result<()> {
+    for (request, value) in [(libc::SIOCSIFADDR, address), (libc::SIOCSIFNETMASK, netmask)] {
+        let mut ifreq = named(interface)?;
+        let sockaddr = libc::sockaddr_in {
+            sin_family: libc::AF_INET as libc::sa_family_t,
+            sin_port: 0,
+            sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(value.octets()) },
+            sin_zero: [0; 8],
+        };
+        // SAFETY: both are plain structs of 16 bytes, and the family says which of them it is.
+        ifreq.ifr_ifru.ifru_addr =
+            unsafe { std::mem::transmute::<libc::sockaddr_in, libc::sockaddr>(sockaddr) };
+        interface_ioctl(request, &mut ifreq)?;
+    }
+    Ok(())
+}
+
+/// Turns an interface on.
+pub(super) fn turn_interface_on(interface: &str) -> io::Result<()> {
+    let mut ifreq = named(interface)?;
+    interface_ioctl(libc::SIOCGIFFLAGS, &mut ifreq)?;
+    // SAFETY: SIOCGIFFLAGS has filled this member.
+    let flags = unsafe { ifreq.ifr_ifru.ifru_flags };
+    ifreq.ifr_ifru.ifru_flags = flags | libc::IFF_UP as libc::c_short;
+    interface_ioctl(libc::SIOCSIFFLAGS, &mut ifreq)
+}
+
+fn named(interface: &str) -> io::Result<libc::ifreq> {
+    // SAFETY: all zeros is a valid ifreq.
+    let mut ifreq: libc::ifreq = unsafe { std::mem::zeroed() };
+    if interface.len() >= ifreq.ifr_name.len() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the interface's name is too long"));
+    }
+    for (to, from) in ifreq.ifr_name.iter_mut().zip(interface.bytes()) {
+        *to = from.cast_signed();
+    }
+    Ok(ifreq)
+}
+
+fn interface_ioctl(request: libc::Ioctl, ifreq: &mut libc::ifreq) -> io::Result<()> {
+    let socket = socket(AddressFamily::INET, SocketType::DGRAM, None)?;
+    // SAFETY: the requests used here read and write one ifreq.
+    check(unsafe { libc::ioctl(socket.as_raw_fd(), request, std::ptr::from_mut(ifreq)) })?;
+    Ok(())
+}
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+// From include/uapi/linux/vfio.h: type ';', base 100.
+const VFIO_SET_IOMMU: libc::Ioctl = 0x3b66;
+const VFIO_GROUP_SET_CONTAINER: libc::Ioctl = 0x3b68;
+const VFIO_GROUP_GET_DEVICE_FD: libc::Ioctl = 0x3b6a;
+const VFIO_TYPE1V2_IOMMU: libc::c_ulong = 3;
+
+/// Opens a device through its group; all files must stay open as long as the device.
+pub(super) fn open_group_device(container: &File, group: &File, address: &str) -> io::Result<OwnedFd> {
+    let fd = container.as_raw_fd();
+    // SAFETY: it reads the descriptor.
+    check(unsafe { libc::ioctl(group.as_raw_fd(), VFIO_GROUP_SET_CONTAINER, &raw const fd) })?;
+    // SAFETY: it takes a number.
+    check(unsafe { libc::ioctl(container.as_raw_fd(), VFIO_SET_IOMMU, VFIO_TYPE1V2_IOMMU) })?;
+    let name = std::ffi::CString::new(address)?;
+    // SAFETY: it reads the C string.
+    let device = check(unsafe { libc::ioctl(group.as_raw_fd(), VFIO_GROUP_GET_DEVICE_FD, name.as_ptr()) })?;
+    // SAFETY: the Linux kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(device) })
+}
+
+/// Makes the command's process stop for its parent before its program begins.
+pub(super) fn trace_me(command: &mut Command) {
+    let stop = || {
+        // SAFETY: it only marks the calling process as traced by its parent.
+        if unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
+    unsafe { command.pre_exec(stop) };
+}
+
+/// What a traced process has stopped for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stop {
+    /// It ended.
+    Ended,
+    /// A system call begins or ends.
+    Call,
+    /// A new process or thread.
+    Born,
+    /// A signal, which it is to get.
+    Signal(i32),
+}
+
+/// The next stop of any traced process, or end of any child; `None` when there is none at present.
+pub(super) fn wait_for_stop() -> io::Result<Option<(Pid, Stop)>> {
+    let mut status = 0;
+    // SAFETY: it writes one status.
+    let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::__WALL | libc::WNOHANG) };
+    if pid < 0 {
+        let error = io::Error::last_os_error();
+        return if error.raw_os_error() == Some(libc::ECHILD) { Ok(None) } else { Err(error) };
+    }
+    let Some(pid) = Pid::from_raw(pid) else { return Ok(None) };
+    if !libc::WIFSTOPPED(status) {
+        return Ok(Some((pid, Stop::Ended)));
+    }
+    let stop = match (status >> 16, libc::WSTOPSIG(status)) {
+        (0, signal) if signal == libc::SIGTRAP | 0x80 => Stop::Call,
+        (0, libc::SIGSTOP | libc::SIGTRAP) => Stop::Born,
+        (0, signal) => Stop::Signal(signal),
+        _ => Stop::Born,
+    };
+    Ok(Some((pid, stop)))
+}
+
+/// Follows a traced process into its children, and marks its stops at system calls.
+pub(super) fn follow(pid: Pid) -> io::Result<()> {
+    let options = libc::PTRACE_O_TRACESYSGOOD
+        | libc::PTRACE_O_TRACEFORK
+        | libc::PTRACE_O_TRACEVFORK
+        | libc::PTRACE_O_TRACECLONE
+        | libc::PTRACE_O_TRACEEXEC;
+    ptrace(libc::PTRACE_SETOPTIONS, pid, options as usize)
+}
+
+/// Lets it run to its next system call, with a signal or with none (0).
+pub(super) fn go_on(pid: Pid, signal: i32) -> io::Result<()> {
+    ptrace(libc::PTRACE_SYSCALL, pid, signal as usize)
+}
+
+/// The system call that a stopped process is about to make, with its arguments.
+pub(super) fn system_call(pid: Pid) -> io::Result<Option<(u64, [u64; 6])>> {
+    // SAFETY: all zeros is a valid value.
+    let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };
+    let size = size_of_val(&info);
+    let raw = pid.as_raw_nonzero().get();
+    // SAFETY: it writes at most `size` bytes of `info`.
+    let got = unsafe { libc::ptrace(libc::PTRACE_GET_SYSCALL_INFO, raw, size, &raw mut info) };
+    if got < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if info.op != libc::PTRACE_SYSCALL_INFO_ENTRY {
+        return Ok(None);
+    }
+    // SAFETY: at an entry this member is filled.
+    let entry = unsafe { info.u.entry };
+    Ok(Some((entry.nr, entry.args)))
+}
+
+fn ptrace(request: libc::c_uint, pid: Pid, data: usize) -> io::Result<()> {
+    // SAFETY: the requests used here take a number, and touch no memory of this process.
+    let result = unsafe { libc::ptrace(request, pid.as_raw_nonzero().get(), 0, data) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Ends a process at once.
+pub(super) fn kill(pid: Pid) {
+    // It fails only on a process that has ended.
+    let _ = rustix::process::kill_process(pid, Signal::KILL);
+}

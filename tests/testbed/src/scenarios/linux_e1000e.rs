@@ -1,0 +1,90 @@
+//! A Linux guest's own e1000e driver exchanges data with a peer: a second e1000e of L1, on the same network.
+
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::agent::{Function, Guest, GuestPlan, L1, L2, net};
+use crate::scenario::{Contents, Scenario, Variant};
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "linux-e1000e",
+    about: "a Linux guest's e1000e driver exchanges data with a peer over TCP; the host then has the card again",
+    variants: Variant::ALL,
+    devices: &[
+        "-device",
+        "pcie-root-port,id=port0,chassis=1,addr=4.0",
+        "-device",
+        "pcie-root-port,id=port1,chassis=2,addr=5.0",
+        "-netdev",
+        "hubport,id=net0,hubid=0",
+        "-netdev",
+        "hubport,id=net1,hubid=0",
+        "-device",
+        "e1000e,netdev=net0,mac=52:54:00:00:00:01,bus=port0",
+        "-device",
+        "e1000e,netdev=net1,mac=52:54:00:00:00:02,bus=port1",
+    ],
+    disks: &[],
+    memory_mib: 1536,
+    deadline: Duration::from_secs(180),
+    contents: Contents { linux_guest: true, bare_guest: false, qemu: false },
+    l1,
+    l2: Some(l2),
+};
+
+/// Intel's 82574, as QEMU's e1000e.
+pub(super) const E1000E: (u16, u16) = (0x8086, 0x10d3);
+
+const HOST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+const GUEST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
+const PORT: u16 = 7777;
+const LEN: usize = 1 << 20;
+const GUEST_SEED: u64 = 0x6775_6573_7422;
+const HOST_SEED: u64 = 0x0068_6f73_7422;
+
+fn l1(l1: &mut L1) -> Result<()> {
+    let cards = Function::find_all(E1000E.0, E1000E.1)?;
+    ensure!(cards.len() == 2, "{} cards are there, not 2", cards.len());
+    let (mine, given) = (&cards[0], &cards[1]);
+    net::set_up(&net::interface_of(mine)?, HOST)?;
+    l1.prove(
+        given.driver().as_deref() == Some("e1000e"),
+        format!("the host's e1000e driver has {}", given.address),
+    )?;
+
+    let listener = TcpListener::bind((HOST, PORT)).context("can't listen")?;
+    let peer = std::thread::spawn(move || {
+        net::serve_once(&listener, Duration::from_secs(100), LEN, GUEST_SEED, HOST_SEED)
+    });
+    let guest = Guest::start(l1, &GuestPlan::linux("network", given))?;
+    let ended = guest.end(Duration::from_secs(120))?;
+    let served = peer.join().map_err(|_| anyhow::anyhow!("the peer panicked"))?;
+    ended.succeeded(l1)?;
+    let (received, sent) = served?;
+    l1.proved(format!(
+        "the peer received {LEN} bytes, checksum {received:016x}, and sent as many, {sent:016x}"
+    ));
+    l1.prove(
+        given.driver().as_deref() == Some("e1000e"),
+        format!("the host's e1000e driver has {} again", given.address),
+    )?;
+    net::interface_of(given)?;
+    Ok(())
+}
+
+fn l2(l2: &mut L2) -> Result<()> {
+    let card = Function::find(E1000E.0, E1000E.1)?;
+    net::set_up(&net::interface_of(&card)?, GUEST)?;
+    let (sent, received) = net::exchange(SocketAddrV4::new(HOST, PORT), LEN, GUEST_SEED, HOST_SEED)?;
+    l2.prove(
+        true,
+        format!("the guest sent {LEN} bytes, checksum {sent:016x}, and received as many, {received:016x}"),
+    )?;
+    let vectors = card.message_vectors();
+    l2.prove(
+        !vectors.is_empty() && vectors.iter().all(|kind| kind == "msix"),
+        format!("the card interrupts the guest by MSI-X ({} vectors)", vectors.len()),
+    )
+}
