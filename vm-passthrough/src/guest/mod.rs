@@ -4,6 +4,8 @@ mod bars;
 mod config;
 mod device;
 mod dma;
+#[cfg(feature = "sim")]
+mod fuzz;
 mod interface;
 mod interrupts;
 mod kvm;
@@ -14,6 +16,8 @@ mod state;
 pub(crate) mod sys;
 
 pub use device::VfioPciDevice;
+#[cfg(feature = "sim")]
+pub use fuzz::fuzz_config_space;
 pub use interface::{DeviceError, MapId, MsiMessage, PassthroughDevice, RamRegion, RouteId, Vmm, VmmError};
 pub use kvm::KvmVmm;
 

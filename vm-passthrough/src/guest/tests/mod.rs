@@ -28,7 +28,7 @@ struct Rig {
 
 /// Config space with one of everything. BAR 0: 1 MiB, 64 bits, prefetchable. BAR 2: 64 KiB with the MSI-X table at
 /// 0x2000 and the pending bits at 0x3000 (0xc000 when they are many). BAR 3: I/O. BAR 4: 256 bytes.
-fn config(msix_vectors: u16) -> SimConfig {
+pub(super) fn config(msix_vectors: u16) -> SimConfig {
     let mut config = SimConfig::new(0x1234, 0x5678, 0x01_08_02);
     config
         .put(0x04, &[0x07, 0x04])
