@@ -58,10 +58,16 @@ pub enum Presence {
 
 impl VfioDevice {
     pub(super) fn open(address: PciAddress, file: OwnedFd, seat: Seat) -> Result<Self> {
-        const OPERATION: &str = "VFIO_DEVICE_GET_INFO";
         let name = address.to_string();
-        let answer = sys::device::info(file.as_fd()).map_err(|error| system(OPERATION, &name, error))?;
-        let info = parse::device_info(&answer).map_err(|what| nonsense(OPERATION, &name, what))?;
+        let info = match query(&file, &name) {
+            Ok(info) => info,
+            Err(error) => {
+                // The file before the seat, as everywhere.
+                drop(file);
+                drop(seat);
+                return Err(error);
+            }
+        };
         let regions = (0..info.regions).map(|_| OnceLock::new()).collect();
         let triggered = AtomicU32::new(0);
         let identity = OnceLock::new();
@@ -205,6 +211,13 @@ impl VfioDevice {
         sys::device::hot_reset(self.file(), &groups)
             .map_err(|error| system("VFIO_DEVICE_PCI_HOT_RESET", self.name(), error))
     }
+}
+
+/// What the device says of itself.
+fn query(file: &OwnedFd, name: &str) -> Result<DeviceInfo> {
+    const OPERATION: &str = "VFIO_DEVICE_GET_INFO";
+    let answer = sys::device::info(file.as_fd()).map_err(|error| system(OPERATION, name, error))?;
+    parse::device_info(&answer).map_err(|what| nonsense(OPERATION, name, what))
 }
 
 impl fmt::Debug for VfioDevice {
@@ -380,4 +393,42 @@ impl DeviceFile for VfioDevice {
 /// The bit of an interrupt index in the set of those that have triggers. There are at most 32 indexes.
 fn bit(index: u32) -> u32 {
     1u32.checked_shl(index).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::piece;
+
+    #[test]
+    fn accesses_are_naturally_aligned() {
+        fn check(offset: u64, len: usize, most: usize, expect: &[usize]) {
+            let (mut position, mut left, mut pieces) = (offset, len, Vec::new());
+            while left > 0 {
+                let now = piece(position, left, most);
+                pieces.push(now);
+                position += now as u64;
+                left -= now;
+            }
+            assert_eq!(pieces, expect, "{offset:#x}+{len}");
+        }
+        check(0, 4, 8, &[4]);
+        check(0, 8, 8, &[8]);
+        check(4, 8, 8, &[4, 4]);
+        check(1, 8, 8, &[1, 2, 4, 1]);
+        check(0, 8, 4, &[4, 4]);
+        check(0x3e, 2, 4, &[2]);
+        check(7, 1, 8, &[1]);
+        check(0, 0, 8, &[]);
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_make_progress(offset: u64, left in 1usize..64, shift in 0u32..4) {
+            let len = piece(offset, left, 1 << shift);
+            prop_assert!(len.is_power_of_two() && len <= left && len <= 1 << shift);
+            prop_assert!(offset.is_multiple_of(len as u64));
+        }
+    }
 }

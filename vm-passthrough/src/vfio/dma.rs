@@ -4,42 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::interface::{AddressSpace, DmaPermission, IovaRange, Mapping, Result, VfioError};
-use crate::guest::RamRegion;
-
-/// Maps all of a guest's RAM for DMA at its guest-physical addresses: all of it, or nothing.
-///
-/// Several devices of one guest may each do so in the space that they share; it is then unmapped when the last of
-/// them calls [`unmap_ram`].
-///
-/// # Errors
-/// The first region's that could not be mapped. Those before it are unmapped again.
-pub fn map_ram(space: &dyn AddressSpace, ram: &[RamRegion]) -> Result<()> {
-    for (done, region) in ram.iter().enumerate() {
-        if let Err(error) = space.map(region.guest, region.memory.clone(), DmaPermission::ReadWrite) {
-            for undo in ram[..done].iter().rev() {
-                if let Err(error) = space.unmap(undo.guest) {
-                    tracing::error!(iova = undo.guest, %error, "could not undo a DMA mapping");
-                }
-            }
-            return Err(error);
-        }
-    }
-    Ok(())
-}
-
-/// Undoes [`map_ram`].
-///
-/// # Errors
-/// The first region's that could not be unmapped; all others are unmapped even then.
-pub fn unmap_ram(space: &dyn AddressSpace, ram: &[RamRegion]) -> Result<()> {
-    let mut result = Ok(());
-    for region in ram.iter().rev() {
-        let unmapped = space.unmap(region.guest);
-        result = result.and(unmapped);
-    }
-    result
-}
+use super::interface::{DmaPermission, IovaRange, Mapping, Result, VfioError};
 
 /// One mapping.
 #[derive(Clone, Debug)]
@@ -212,3 +177,6 @@ fn why_not_allowed(start: u64, end: u64, allowed: &[IovaRange]) -> String {
         None => "the IOMMU translates no address at all".into(),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -164,7 +164,8 @@ pub struct IrqInfo {
 pub enum IrqTrigger<'a> {
     /// An eventfd is signalled.
     Eventfd(BorrowedFd<'a>),
-    /// Nothing: the vector stays allocated and is dropped.
+    /// Nothing: the vector is masked where the function can mask it. Where it can't (MSI without per-vector masking),
+    /// its message goes to address 0, which may be the guest's memory: there, leave an eventfd in place.
     None,
 }
 
@@ -241,8 +242,8 @@ pub trait DeviceFile: fmt::Debug + Send + Sync {
     fn wake(&self) -> Result<()> {
         Ok(())
     }
-    /// Resets the function by the first of its methods that works, and tells what shows that it did. Interrupts must
-    /// be disabled. Afterwards the function is in D0, with its BARs where the host put them.
+    /// Resets the function by the first of its methods that works, and tells what shows that it did.
+    /// Interrupts are disabled first. Afterwards the function is in D0, with its BARs where the host put them.
     ///
     /// The provided method believes [`reset`](Self::reset).
     ///

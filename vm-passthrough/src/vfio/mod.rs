@@ -22,7 +22,7 @@
 //! ```
 
 mod device;
-pub mod dma;
+mod dma;
 mod failure;
 mod group;
 mod interface;
@@ -41,7 +41,7 @@ pub use interface::{
 };
 pub use open::{choose_backend, open_device, open_space};
 pub use space::Space;
-pub use sys::HostMemory;
+pub use sys::{HostMemory, load_u32, store_u32};
 pub use vfio_bindings::bindings::vfio::{
     VFIO_PCI_CONFIG_REGION_INDEX as CONFIG_REGION, VFIO_PCI_ERR_IRQ_INDEX as ERR_IRQ,
     VFIO_PCI_INTX_IRQ_INDEX as INTX_IRQ, VFIO_PCI_MSI_IRQ_INDEX as MSI_IRQ,

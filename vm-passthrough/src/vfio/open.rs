@@ -99,3 +99,6 @@ fn check_bound(host: &Host, address: PciAddress) -> Result<()> {
 fn has_entries(directory: &Path) -> bool {
     std::fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_some())
 }
+
+#[cfg(test)]
+mod tests;

@@ -313,3 +313,6 @@ pub(super) fn hot_reset_info(answer: &[u8]) -> Result<HotResetInfo, Malformed> {
         owned: by_id.then_some(flags & uapi::VFIO_PCI_HOT_RESET_FLAG_DEV_ID_OWNED != 0),
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -163,43 +163,53 @@ fn attempt(
 ) -> (Outcome, Vec<(PciAddress, ResetEvidence)>) {
     let marker = Marker::put(host, device.address());
     let other_markers: Vec<_> = others.iter().map(|&other| (other, Marker::put(host, other))).collect();
-    let done = reset().and_then(|()| power::wait_until_it_answers(device, power::deadline()));
-    let done = done.and_then(|()| power::wake(host, device));
-    if let Err(error) = done {
+    let reported = reset();
+    let answers =
+        power::wait_until_it_answers(device, power::deadline()).and_then(|()| power::wake(host, device));
+    if let Err(error) = answers {
         marker
             .into_iter()
             .chain(other_markers.into_iter().filter_map(|(_, marker)| marker))
             .for_each(Marker::undo);
-        return (Outcome::Failed(error.to_string()), Vec::new());
+        let why =
+            reported.err().map_or_else(|| error.to_string(), |reported| format!("{reported}; then {error}"));
+        return (Outcome::Failed(why), Vec::new());
     }
-    let outcome = match judge(marker) {
-        Ok(evidence) => Outcome::Reset(evidence),
-        Err(why) => Outcome::Failed(why),
-    };
+    let reported = reported.map_err(|error| error.to_string());
     let fresh = other_markers
         .into_iter()
-        .filter_map(|(other, marker)| judge(marker).ok().map(|evidence| (other, evidence)))
+        .filter_map(|(other, marker)| judge(marker, reported.clone()).ok().map(|evidence| (other, evidence)))
         .collect();
-    (outcome, fresh)
+    match judge(marker, reported) {
+        Ok(evidence) => (Outcome::Reset(evidence), fresh),
+        Err(why) => (Outcome::Failed(why), fresh),
+    }
 }
 
-/// What a marker shows after a reset that the Linux kernel reports as done.
-fn judge(marker: Option<Marker>) -> Result<ResetEvidence, String> {
-    let Some(marker) = marker else { return Ok(ResetEvidence::LinuxReport) };
+/// What a marker shows after a reset of which the Linux kernel reported this.
+///
+/// A marker that is gone outweighs a report of failure: behind a port that is slow to say that its link is up again, the
+/// Linux kernel gives up on a bus reset that took place, and restores config space all the same.
+fn judge(marker: Option<Marker>, reported: Result<(), String>) -> Result<ResetEvidence, String> {
+    let Some(marker) = marker else { return reported.map(|()| ResetEvidence::LinuxReport) };
     let (register, decisive) = (marker.register, marker.decisive);
-    match marker.is_gone() {
-        Ok(true) => Ok(ResetEvidence::Register(register)),
-        Ok(false) => {
+    match (marker.is_gone(), reported) {
+        (Ok(true), reported) => {
+            if let Err(error) = reported {
+                tracing::warn!(register, %error, "a reset was reported as failed, but it took place");
+            }
+            Ok(ResetEvidence::Register(register))
+        }
+        (Ok(false), reported) => {
             marker.undo();
-            if decisive {
-                Err(format!(
+            match reported {
+                Ok(()) if decisive => Err(format!(
                     "the Linux kernel reports success, but {register} kept its value, so nothing was reset"
-                ))
-            } else {
-                Ok(ResetEvidence::LinuxReport)
+                )),
+                reported => reported.map(|()| ResetEvidence::LinuxReport),
             }
         }
-        Err(error) => Err(format!("{register} can't be read afterwards: {error}")),
+        (Err(error), _) => Err(format!("{register} can't be read afterwards: {error}")),
     }
 }
 
@@ -396,3 +406,6 @@ fn method(name: &str) -> Option<ResetMethod> {
         _ => return None,
     })
 }
+
+#[cfg(test)]
+mod tests;

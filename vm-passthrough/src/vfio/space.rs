@@ -34,6 +34,9 @@ struct State {
     ledger: Ledger,
     /// Open functions.
     open: BTreeSet<PciAddress>,
+    /// What the Linux kernel said of the IOMMU, kept up to date as long as no device joins or leaves. Asking costs as
+    /// much as a small mapping.
+    info: Option<IommuInfo>,
     /// Functions that were reset along with another while they were not open, and what showed it.
     fresh: BTreeMap<PciAddress, ResetEvidence>,
     closed: bool,
@@ -95,6 +98,7 @@ impl Space {
             engine,
             ledger: Ledger::default(),
             open: BTreeSet::new(),
+            info: None,
             fresh: BTreeMap::new(),
             closed: false,
         };
@@ -145,7 +149,8 @@ impl Space {
                 reason: "it is open in this address space already; close it first".into(),
             });
         }
-        let State { engine, ledger, .. } = &mut *state;
+        let State { engine, ledger, info, .. } = &mut *state;
+        *info = None;
         let (file, group) = match engine {
             Engine::Iommufd(ioas) => (ioas.open_device(&self.host, address)?, None),
             Engine::Group(container) => {
@@ -233,11 +238,20 @@ impl AddressSpace for Space {
         if state.ledger.plan(iova, &*memory, permission)? == Plan::Counted {
             return Ok(());
         }
-        let info = state.engine.info()?.unwrap_or_else(|| IommuInfo::unlimited(sys::page_size()));
-        dma::check_range(iova, &*memory, info.page, &info.ranges, info.entries_left)?;
-        state.engine.map(&self.host, iova, &*memory, permission)?;
-        state.ledger.insert(iova, memory, permission);
-        Ok(())
+        let State { engine, ledger, info, .. } = &mut *state;
+        let mut known = match info.take() {
+            Some(known) => known,
+            None => engine.info()?.unwrap_or_else(|| IommuInfo::unlimited(sys::page_size())),
+        };
+        let checked = dma::check_range(iova, &*memory, known.page, &known.ranges, known.entries_left);
+        if checked.is_ok() {
+            // After a failure the Linux kernel is asked anew.
+            engine.map(&self.host, iova, &*memory, permission)?;
+            ledger.insert(iova, memory, permission);
+            known.entries_left = known.entries_left.map(|left| left.saturating_sub(1));
+        }
+        *info = Some(known);
+        checked
     }
 
     fn unmap(&self, iova: u64) -> Result<()> {
@@ -245,8 +259,14 @@ impl AddressSpace for Space {
         match state.ledger.release(iova)? {
             Release::Counted => Ok(()),
             Release::Unmap(len) => {
-                state.engine.unmap(iova, len)?;
-                state.ledger.remove(iova);
+                let State { engine, ledger, info, .. } = &mut *state;
+                let known = info.take();
+                engine.unmap(iova, len)?;
+                ledger.remove(iova);
+                *info = known.map(|known| IommuInfo {
+                    entries_left: known.entries_left.map(|left| left.saturating_add(1)),
+                    ..known
+                });
                 Ok(())
             }
         }
@@ -273,6 +293,7 @@ impl Seat {
         }
         let group = self.group.take().map(|(number, _)| number);
         let mut state = self.space.state();
+        state.info = None;
         state.open.remove(&self.address);
         state.fresh.remove(&self.address);
         match (&mut state.engine, group) {

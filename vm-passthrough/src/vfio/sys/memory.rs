@@ -162,3 +162,37 @@ unsafe impl Mapping for MappedRegion {
         self.range.len as u64
     }
 }
+
+/// Reads the aligned 32-bit little-endian register at `offset` of a mapping.
+///
+/// A part of a device that cannot be reached at the moment, because its memory decoding is off or it sleeps, raises
+/// SIGBUS, as for any access to such a mapping.
+///
+/// # Errors
+/// When the register is not aligned or not within the mapping.
+pub fn load_u32(mapping: &dyn Mapping, offset: u64) -> io::Result<u32> {
+    let register = register(mapping, offset)?;
+    // SAFETY: the register is aligned and within the mapping, which is mapped while the reference lives and holds no
+    // Rust values.
+    Ok(u32::from_le(unsafe { ptr::read_volatile(register) }))
+}
+
+/// Writes the aligned 32-bit little-endian register at `offset` of a mapping. See [`load_u32`].
+///
+/// # Errors
+/// When the register is not aligned or not within the mapping.
+pub fn store_u32(mapping: &dyn Mapping, offset: u64, value: u32) -> io::Result<()> {
+    let register = register(mapping, offset)?;
+    // SAFETY: as for reads.
+    unsafe { ptr::write_volatile(register, value.to_le()) };
+    Ok(())
+}
+
+fn register(mapping: &dyn Mapping, offset: u64) -> io::Result<*mut u32> {
+    let inside = offset.is_multiple_of(4) && offset.checked_add(4).is_some_and(|end| end <= mapping.len());
+    let address = mapping.address().checked_add(offset).and_then(|address| usize::try_from(address).ok());
+    match address {
+        Some(address) if inside => Ok(ptr::with_exposed_provenance_mut(address)),
+        _ => Err(io::Error::from(io::ErrorKind::InvalidInput)),
+    }
+}

@@ -7,10 +7,11 @@
 #![allow(unsafe_code)]
 
 pub(super) mod device;
+mod eventfd;
 pub(super) mod group;
 pub(super) mod iommufd;
 mod memory;
 mod request;
 
-pub use memory::HostMemory;
+pub use memory::{HostMemory, load_u32, store_u32};
 pub(super) use memory::{MappedRegion, page_size};

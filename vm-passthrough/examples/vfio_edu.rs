@@ -1,0 +1,287 @@
+//! Drives QEMU's `edu` device from user space through VFIO: registers, DMA, interrupts, reset.
+//!
+//! ```text
+//! vfio_edu ADDRESS [--backend iommufd|group] [--rounds N]
+//! ```
+//!
+//! The function must be claimed (bound to vfio-pci), its group viable. Every step is checked, and the first that does not
+//! hold ends the program with exit status 1. It doubles as the proof on a real IOMMU that the VFIO layer does what it says.
+
+use std::error::Error;
+use std::io::ErrorKind;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use vm_passthrough::vfio::{
+    self, AddressSpace as _, Backend, CONFIG_REGION, DeviceFile as _, DmaPermission, HostMemory, IrqTrigger,
+    MSI_IRQ, Presence, REQ_IRQ, ResetEvidence, VfioDevice, VfioError, load_u32, store_u32,
+};
+use vm_passthrough::{Host, PciAddress};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
+
+/// Registers in BAR 0 (QEMU, docs/specs/edu.rst).
+const ID: u64 = 0x00;
+const LIVENESS: u64 = 0x04;
+const IRQ_RAISE: u64 = 0x60;
+const IRQ_ACK: u64 = 0x64;
+const DMA_SOURCE: u64 = 0x80;
+const DMA_TARGET: u64 = 0x88;
+const DMA_COUNT: u64 = 0x90;
+const DMA_COMMAND: u64 = 0x98;
+const DMA_RUN: u64 = 1;
+const DMA_TO_RAM: u64 = 2;
+/// The device's own buffer, as DMA addresses it.
+const EDU_BUFFER: u64 = 0x40000;
+
+const BAR: u32 = 0;
+const IOVA: u64 = 0x4000_0000;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => {
+            println!("vfio_edu: all passed");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("vfio_edu: FAILED: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result {
+    let mut arguments = std::env::args().skip(1);
+    let (mut address, mut backend, mut rounds) = (None, None, 200u32);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--backend" => {
+                backend = Some(match arguments.next().as_deref() {
+                    Some("iommufd") => Backend::Iommufd,
+                    Some("group") => Backend::Group,
+                    other => return Err(format!("--backend takes iommufd or group, not {other:?}").into()),
+                });
+            }
+            "--rounds" => rounds = arguments.next().ok_or("--rounds takes a number")?.parse()?,
+            text => address = Some(text.parse::<PciAddress>()?),
+        }
+    }
+    let address = address.ok_or("usage: vfio_edu ADDRESS [--backend iommufd|group] [--rounds N]")?;
+
+    let host = Host::system();
+    let space = vfio::open_space(&host, &[address], backend)?;
+    println!("back end: {}", space.backend());
+    check(backend.is_none_or(|backend| backend == space.backend()), "the back end is the one asked for")?;
+    let edu = vfio::open_device(&host, address, &space)?;
+    check(edu.presence() == Presence::Present, "the function is present")?;
+    check(
+        matches!(vfio::open_device(&host, address, &space), Err(VfioError::Busy { .. })),
+        "the function can't be opened twice",
+    )?;
+
+    regions(&edu)?;
+    enable(&edu)?;
+    registers(&edu)?;
+    dma(&edu, &space)?;
+    limits(&space)?;
+    interrupts(&edu, rounds)?;
+    reset(&edu)?;
+    close(edu, &space)
+}
+
+/// Ends the program unless `holds`.
+fn check(holds: bool, what: &str) -> Result {
+    if !holds {
+        return Err(format!("it does not hold that {what}").into());
+    }
+    println!("ok: {what}");
+    Ok(())
+}
+
+fn regions(edu: &VfioDevice) -> Result {
+    let bar = edu.region(BAR)?;
+    println!("device {:?}, BAR 0 {bar:x?}", edu.info());
+    check(bar.size == 1 << 20 && bar.mappable == [(0, 1 << 20)], "BAR 0 is 1 MiB and can be mapped")?;
+    let mut id = [0; 4];
+    edu.read(CONFIG_REGION, 0, &mut id)?;
+    check(id == [0x34, 0x12, 0xe8, 0x11], "config space has edu's IDs")?;
+    check(edu.region(1)?.size == 0, "there is no BAR 1")?;
+    let beyond = edu.read(CONFIG_REGION, edu.region(CONFIG_REGION)?.size - 2, &mut id);
+    check(matches!(beyond, Err(VfioError::OutOfRegion { .. })), "a read past config space is refused")?;
+    let beyond = edu.read(BAR, u64::MAX - 1, &mut id);
+    check(matches!(beyond, Err(VfioError::OutOfRegion { .. })), "a read that wraps around is refused")?;
+    check(edu.read(u32::MAX, 0, &mut id).is_err(), "a region that does not exist is refused")?;
+    check(edu.map(BAR, 0x800, 0x1000).is_err(), "half a page can't be mapped")
+}
+
+/// Turns memory decoding and bus mastering on.
+fn enable(edu: &VfioDevice) -> Result {
+    let mut command = [0; 2];
+    edu.read(CONFIG_REGION, 4, &mut command)?;
+    let command = u16::from_le_bytes(command) | 0b110;
+    Ok(edu.write(CONFIG_REGION, 4, &command.to_le_bytes())?)
+}
+
+fn registers(edu: &VfioDevice) -> Result {
+    check(read(edu, ID)? == 0x0100_00ed, "the identification register reads 0x010000ed")?;
+    let mapped = edu.map(BAR, 0, 0x1000)?;
+    check(load_u32(&*mapped, ID)? == 0x0100_00ed, "so it does through a mapping")?;
+    store_u32(&*mapped, LIVENESS, 0x1234_5678)?;
+    check(read(edu, LIVENESS)? == !0x1234_5678, "what a mapping writes, a read sees inverted")
+}
+
+fn dma(edu: &VfioDevice, space: &vfio::Space) -> Result {
+    let memory = Arc::new(HostMemory::new(0x2000)?);
+    let pattern: Vec<u8> = (0..0x1000u32).map(|index| (index * 7 + 3) as u8).collect();
+    memory.write(0, &pattern)?;
+    space.map(IOVA, memory.clone(), DmaPermission::ReadWrite)?;
+
+    transfer(edu, IOVA, EDU_BUFFER, 0x1000, 0)?;
+    transfer(edu, EDU_BUFFER, IOVA + 0x1000, 0x1000, DMA_TO_RAM)?;
+    let mut back = vec![0; 0x1000];
+    memory.read(0x1000, &mut back)?;
+    check(back == pattern, "4 KiB came back as they went, by DMA both ways")?;
+
+    // Counting: the same memory twice, one unmap leaves it.
+    space.map(IOVA, memory.clone(), DmaPermission::ReadWrite)?;
+    space.unmap(IOVA)?;
+    memory.write(0x1000, &[0; 0x1000])?;
+    transfer(edu, EDU_BUFFER, IOVA + 0x1000, 0x1000, DMA_TO_RAM)?;
+    memory.read(0x1000, &mut back)?;
+    check(back == pattern, "memory mapped twice and unmapped once can still be reached")?;
+
+    space.unmap(IOVA)?;
+    memory.write(0x1000, &[0x11; 0x1000])?;
+    transfer(edu, EDU_BUFFER, IOVA + 0x1000, 0x1000, DMA_TO_RAM)?;
+    memory.read(0x1000, &mut back)?;
+    check(back == [0x11; 0x1000], "DMA to an address that is not mapped changes nothing")?;
+
+    space.map(IOVA, memory.clone(), DmaPermission::Read)?;
+    transfer(edu, EDU_BUFFER, IOVA + 0x1000, 0x1000, DMA_TO_RAM)?;
+    memory.read(0x1000, &mut back)?;
+    check(back == [0x11; 0x1000], "DMA to memory that may only be read changes nothing")?;
+    space.unmap(IOVA)?;
+    check(Arc::strong_count(&memory) == 1, "unmapped memory is given back")
+}
+
+/// Mappings that must be refused before the Linux kernel is asked.
+fn limits(space: &vfio::Space) -> Result {
+    let ranges = space.iova_ranges()?;
+    println!("IOVA ranges {ranges:x?}, entries left {:?}", space.entries_left()?);
+    let page = || HostMemory::new(0x1000).map(Arc::new);
+    let refused = |iova: u64, expect: &str| -> Result {
+        match space.map(iova, page()?, DmaPermission::ReadWrite) {
+            Err(error @ VfioError::Range { .. }) if error.to_string().contains(expect) => {
+                check(true, &format!("a bad mapping is refused: {error}"))
+            }
+            other => Err(format!("mapping at {iova:#x} gave {other:?}").into()),
+        }
+    };
+    refused(0xfee0_0000, "0xfee00000..=0xfeefffff is reserved")?;
+    refused(u64::MAX - 0xfff, "no address above")?;
+    refused(0x1800, "multiples of 0x1000")?;
+    space.map(IOVA, Arc::new(HostMemory::new(0x3000)?), DmaPermission::ReadWrite)?;
+    refused(IOVA + 0x1000, "is mapped already")?;
+    space.unmap(IOVA)?;
+    check(space.unmap(IOVA).is_err(), "what is not mapped can't be unmapped")
+}
+
+fn interrupts(edu: &VfioDevice, rounds: u32) -> Result {
+    let info = edu.irq(MSI_IRQ)?;
+    check(info.count == 1 && info.eventfd, "there is one MSI vector")?;
+    let eventfd = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?;
+    let two = [IrqTrigger::None, IrqTrigger::None];
+    check(edu.set_triggers(MSI_IRQ, 0, &two).is_err(), "two vectors are refused")?;
+    edu.set_triggers(MSI_IRQ, 0, &[IrqTrigger::from(&eventfd)])?;
+    let start = Instant::now();
+    for round in 1..=rounds {
+        write(edu, IRQ_RAISE, round)?;
+        if !interrupted(&eventfd, Duration::from_secs(2))? {
+            return Err(format!("interrupt {round} did not come").into());
+        }
+        write(edu, IRQ_ACK, u32::MAX)?;
+    }
+    check(true, &format!("{rounds} MSIs came, one by one, in {:?}", start.elapsed()))?;
+    edu.set_triggers(MSI_IRQ, 0, &[IrqTrigger::None])?;
+    write(edu, IRQ_RAISE, 1)?;
+    let silent = !interrupted(&eventfd, Duration::from_millis(50))?;
+    write(edu, IRQ_ACK, u32::MAX)?;
+    check(silent, "a vector without a trigger is silent")?;
+    edu.set_triggers(REQ_IRQ, 0, &[IrqTrigger::from(&eventfd)])?;
+    check(!interrupted(&eventfd, Duration::from_millis(5))?, "nobody wants the function back")?;
+    edu.disable_irqs(REQ_IRQ)?;
+    edu.disable_irqs(MSI_IRQ)?;
+    edu.disable_irqs(MSI_IRQ)?;
+    check(true, "interrupts can be disabled, twice")
+}
+
+fn reset(edu: &VfioDevice) -> Result {
+    let report = edu.reset_and_prove()?;
+    println!("reset: {report:?}");
+    check(
+        matches!(report.evidence, ResetEvidence::Register(_)),
+        "a register shows that the reset took place",
+    )?;
+    check(edu.presence() == Presence::Present, "the function is present after the reset")?;
+    enable(edu)?;
+    check(read(edu, ID)? == 0x0100_00ed, "it answers after the reset")
+}
+
+fn close(edu: Arc<VfioDevice>, space: &vfio::Space) -> Result {
+    check(
+        matches!(space.close(), Err(VfioError::Busy { .. })),
+        "a space with an open device can't be closed",
+    )?;
+    edu.close()?;
+    space.close()?;
+    let page = Arc::new(HostMemory::new(0x1000)?);
+    let mapped = space.map(IOVA, page, DmaPermission::ReadWrite);
+    check(matches!(mapped, Err(VfioError::Busy { .. })), "a closed space maps nothing")
+}
+
+/// Waits for an interrupt, and takes it.
+fn interrupted(eventfd: &EventFd, timeout: Duration) -> Result<bool> {
+    let deadline = Instant::now() + timeout;
+    loop {
+        match eventfd.read() {
+            Ok(1) => return Ok(true),
+            Ok(count) => return Err(format!("{count} interrupts came instead of one").into()),
+            Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error.into()),
+            Err(_) if Instant::now() > deadline => return Ok(false),
+            Err(_) => sleep(Duration::from_micros(50)),
+        }
+    }
+}
+
+/// Runs one DMA transfer, which takes edu 100 ms.
+fn transfer(edu: &VfioDevice, from: u64, to: u64, len: u64, direction: u64) -> Result {
+    edu.write(BAR, DMA_SOURCE, &from.to_le_bytes())?;
+    edu.write(BAR, DMA_TARGET, &to.to_le_bytes())?;
+    edu.write(BAR, DMA_COUNT, &len.to_le_bytes())?;
+    edu.write(BAR, DMA_COMMAND, &(direction | DMA_RUN).to_le_bytes())?;
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        let mut command = [0; 8];
+        edu.read(BAR, DMA_COMMAND, &mut command)?;
+        if u64::from_le_bytes(command) & DMA_RUN == 0 {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            return Err("a DMA transfer did not end in 5 s".into());
+        }
+        sleep(Duration::from_millis(5));
+    }
+}
+
+fn read(edu: &VfioDevice, register: u64) -> Result<u32> {
+    let mut value = [0; 4];
+    edu.read(BAR, register, &mut value)?;
+    Ok(u32::from_le_bytes(value))
+}
+
+fn write(edu: &VfioDevice, register: u64, value: u32) -> Result {
+    Ok(edu.write(BAR, register, &value.to_le_bytes())?)
+}

@@ -1,0 +1,185 @@
+//! Tests of the proof: which register takes the marker, and what it shows afterwards.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::*;
+use crate::host::SysfsWriter;
+
+#[derive(Debug)]
+struct Plain;
+
+impl SysfsWriter for Plain {
+    fn write(&self, path: &Path, value: &str, _deadline: Duration) -> io::Result<()> {
+        std::fs::write(path, value)
+    }
+}
+
+/// A host with one function whose config space has these bytes.
+struct Fake {
+    _root: tempfile::TempDir,
+    host: Host,
+    address: PciAddress,
+}
+
+impl Fake {
+    fn new(config: &[u8]) -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let host = Host::at(root.path(), std::sync::Arc::new(Plain));
+        let address: PciAddress = "65:00.0".parse().unwrap();
+        std::fs::create_dir_all(host.pci_device(address)).unwrap();
+        let fake = Self { _root: root, host, address };
+        fake.write(config);
+        fake
+    }
+
+    fn write(&self, config: &[u8]) {
+        std::fs::write(self.host.pci_device(self.address).join("config"), config).unwrap();
+    }
+
+    fn read(&self) -> Vec<u8> {
+        std::fs::read(self.host.pci_device(self.address).join("config")).unwrap()
+    }
+}
+
+/// Config space with these capabilities, at 0x40 and every 0x20 bytes on.
+fn config(capabilities: &[&[u8]]) -> Vec<u8> {
+    let mut config = vec![0; 256];
+    if !capabilities.is_empty() {
+        config[0x06] = 0x10;
+        config[0x34] = 0x40;
+    }
+    for (index, capability) in capabilities.iter().enumerate() {
+        let offset = 0x40 + index * 0x20;
+        config[offset..offset + capability.len()].copy_from_slice(capability);
+        config[offset + 1] = if index + 1 < capabilities.len() { offset as u8 + 0x20 } else { 0 };
+    }
+    config
+}
+
+const PM_CAPABILITY: &[u8] = &[0x01, 0, 3, 0];
+const MSIX_OFF: &[u8] = &[0x11, 0, 4, 0];
+const MSIX_ON: &[u8] = &[0x11, 0, 4, 0x80];
+const MSI_PLAIN: &[u8] = &[0x05, 0, 0, 0];
+const MSI_64: &[u8] = &[0x05, 0, 0x80, 0];
+const MSI_64_MASK: &[u8] = &[0x05, 0, 0x80, 1];
+const MSI_MASKED: &[u8] = &[0x05, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+const MSI_ON: &[u8] = &[0x05, 0, 1, 1];
+
+#[test]
+fn the_best_register_takes_the_marker() {
+    fn check(capabilities: &[&[u8]], expect: &[(&str, u64)]) {
+        let config = config(capabilities);
+        let mut read = |offset: u64| {
+            let field = config.get(offset as usize..).and_then(|rest| rest.first_chunk());
+            field.map(|field| u16::from_le_bytes(*field)).ok_or(io::ErrorKind::UnexpectedEof.into())
+        };
+        let found = candidates(&mut read).unwrap();
+        let found: Vec<_> = found.iter().map(|candidate| (candidate.register, candidate.offset)).collect();
+        assert_eq!(found, expect, "{capabilities:?}");
+    }
+    check(&[], &[]);
+    check(&[PM_CAPABILITY], &[]);
+    check(&[MSIX_OFF], &[("MSI-X Function Mask", 0x42)]);
+    check(&[MSIX_ON], &[]);
+    check(&[PM_CAPABILITY, MSI_PLAIN], &[("MSI Message Data", 0x68)]);
+    check(&[MSI_64], &[("MSI Message Data", 0x4c)]);
+    check(&[MSI_64_MASK], &[("MSI Mask", 0x50), ("MSI Message Data", 0x4c)]);
+    check(&[MSI_MASKED], &[("MSI Message Data", 0x48)]);
+    check(&[MSI_ON], &[]);
+    check(&[MSI_64, MSIX_OFF], &[("MSI-X Function Mask", 0x62), ("MSI Message Data", 0x4c)]);
+}
+
+#[test]
+fn walks_of_hostile_lists_end() {
+    // A list that points at itself, all ones, and a list that runs off the end.
+    let mut looped = config(&[MSI_PLAIN]);
+    looped[0x41] = 0x40;
+    let mut last = config(&[PM_CAPABILITY]);
+    last[0x41] = 0xfc;
+    last[0xfc..].copy_from_slice(MSI_64);
+    for hostile in [looped, vec![0xff; 256], last, vec![0xff; 64], Vec::new()] {
+        let fake = Fake::new(&hostile);
+        if let Some(marker) = Marker::put(&fake.host, fake.address) {
+            marker.undo();
+        }
+        assert_eq!(fake.read(), hostile);
+    }
+}
+
+#[test]
+fn what_a_marker_shows() {
+    fn check(
+        capability: &[u8],
+        cleared: bool,
+        reported: Result<(), &str>,
+        expect: Result<ResetEvidence, &str>,
+    ) {
+        let before = config(&[capability]);
+        let fake = Fake::new(&before);
+        let marker = Marker::put(&fake.host, fake.address);
+        if marker.is_some() {
+            assert_ne!(fake.read(), before);
+        }
+        if cleared {
+            fake.write(&before);
+        }
+        match (judge(marker, reported.map_err(str::to_owned)), expect) {
+            (Ok(got), Ok(expect)) => assert_eq!(got, expect),
+            (Err(why), Err(expect)) => assert!(why.contains(expect), "{why}"),
+            (got, expect) => panic!("{got:?}, expected {expect:?}"),
+        }
+        assert_eq!(fake.read(), before, "the marker was left behind");
+    }
+    let shown = |register| Ok(ResetEvidence::Register(register));
+    check(MSIX_OFF, true, Ok(()), shown("MSI-X Function Mask"));
+    check(MSIX_OFF, true, Err("no link"), shown("MSI-X Function Mask"));
+    check(MSIX_OFF, false, Ok(()), Err("nothing was reset"));
+    check(MSIX_OFF, false, Err("no link"), Err("no link"));
+    check(MSI_64_MASK, true, Ok(()), shown("MSI Mask"));
+    check(MSI_64_MASK, false, Ok(()), Err("nothing was reset"));
+    check(MSI_64, true, Ok(()), shown("MSI Message Data"));
+    // Its value after a reset is not specified, so one that stays refutes nothing.
+    check(MSI_64, false, Ok(()), Ok(ResetEvidence::LinuxReport));
+    check(MSI_64, false, Err("no link"), Err("no link"));
+    check(PM_CAPABILITY, false, Ok(()), Ok(ResetEvidence::LinuxReport));
+    check(PM_CAPABILITY, false, Err("no link"), Err("no link"));
+}
+
+#[test]
+fn reset_methods_are_read_and_put_back() {
+    fn check(text: Option<&str>, expect: &[Option<ResetMethod>]) {
+        let fake = Fake::new(&[]);
+        let path = fake.host.pci_device(fake.address).join("reset_method");
+        if let Some(text) = text {
+            std::fs::write(&path, text).unwrap();
+        }
+        let methods = Methods::read(&fake.host, fake.address);
+        assert_eq!(methods.steps(), expect, "{text:?}");
+        methods.restore(&fake.host);
+        assert_eq!(std::fs::read_to_string(&path).ok().as_deref(), text, "touched without need");
+        if let Some(text) = text {
+            methods.restrict(&fake.host, ResetMethod::Bus).unwrap();
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), "bus");
+            methods.restore(&fake.host);
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text.trim());
+        }
+    }
+    use ResetMethod::{AfFlr, Bus, CxlBus, DeviceSpecific, Flr, Pm};
+    check(None, &[None]);
+    check(Some("\n"), &[None]);
+    check(Some("flr bus\n"), &[Some(Flr), Some(Bus)]);
+    check(
+        Some("device_specific acpi flr af_flr pm bus cxl_bus\n"),
+        &[
+            Some(DeviceSpecific),
+            Some(ResetMethod::Acpi),
+            Some(Flr),
+            Some(AfFlr),
+            Some(Pm),
+            Some(Bus),
+            Some(CxlBus),
+        ],
+    );
+    check(Some("teleport bus\n"), &[None, Some(Bus)]);
+}
