@@ -112,6 +112,16 @@ pub enum MachineError {
         /// How long was waited.
         deadline: Duration,
     },
+    /// A device of the VMM did not finish its work in time.
+    #[error(
+        "{what} did not finish what it was doing within {deadline:?}; see whether its storage still answers"
+    )]
+    Busy {
+        /// The device.
+        what: String,
+        /// How long was waited.
+        deadline: Duration,
+    },
     /// KVM could not run the guest further.
     #[error("vCPU {vcpu} can't run on: {reason}")]
     Vcpu {

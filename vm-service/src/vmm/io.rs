@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::acpi;
+use super::error::MachineError;
 use super::layout::{self, port};
 use super::lifecycle::{Event, Lifecycle};
 use super::pci::PciRoot;
@@ -41,16 +42,14 @@ impl Io {
         match (address, data) {
             (port::SERIAL..=0x3ff, &[byte]) => self.serial.write((address - port::SERIAL) as u8, byte),
             (port::KEYBOARD, &[KEYBOARD_RESET]) => self.lifecycle.announce(Event::Reset),
-            (port::RESET, &[byte]) => {
-                if byte & RESET_CPU != 0 {
-                    self.lifecycle.announce(Event::Reset);
-                }
+            (port::RESET, &[byte]) if byte & RESET_CPU != 0 => self.lifecycle.announce(Event::Reset),
+            (port::SLEEP_CONTROL, &[byte])
+                if byte & SLEEP_ENABLE != 0 && byte >> 2 & 7 == acpi::SLEEP_TYPE_S5 =>
+            {
+                self.lifecycle.announce(Event::Shutdown);
             }
-            (port::SLEEP_CONTROL, &[byte]) => {
-                if byte & SLEEP_ENABLE != 0 && byte >> 2 & 7 == acpi::SLEEP_TYPE_S5 {
-                    self.lifecycle.announce(Event::Shutdown);
-                }
-            }
+            // The other bytes of these two registers do nothing; neither do they reach what lies around them.
+            (port::RESET | port::SLEEP_CONTROL, &[_]) => {}
             (port::PCI_ADDRESS..=0xcff, data) => self.pci.port_write(address, data),
             _ => {}
         }
@@ -75,8 +74,11 @@ impl Io {
     }
 
     /// Puts everything but the passed-through devices to its state after power-on.
-    pub(super) fn reset(&self) {
+    ///
+    /// # Errors
+    /// When a device's work does not end in time.
+    pub(super) fn reset(&self) -> Result<(), MachineError> {
         self.serial.reset();
-        self.pci.reset();
+        self.pci.reset()
     }
 }

@@ -90,7 +90,7 @@ impl Layout {
     /// Lays out `memory` bytes of RAM for processors with `phys_bits` address bits; `None` when that leaves no room
     /// for 64-bit BARs.
     pub fn new(memory: u64, phys_bits: u8) -> Option<Self> {
-        let mut ram = vec![0..memory.min(LOW_RAM_LIMIT)];
+        let mut ram: Vec<_> = std::iter::once(0..memory.min(LOW_RAM_LIMIT)).collect();
         let mut end = FOUR_GIB;
         if memory > LOW_RAM_LIMIT {
             end = FOUR_GIB.checked_add(memory - LOW_RAM_LIMIT)?;
@@ -103,6 +103,8 @@ impl Layout {
 }
 
 #[cfg(test)]
+// The guest's RAM is a list of ranges, often of one.
+#[allow(clippy::single_range_in_vec_init)]
 mod tests {
     use super::*;
 

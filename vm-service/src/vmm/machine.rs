@@ -23,6 +23,7 @@ use super::lifecycle::{End, Event, Lifecycle, OnReboot};
 use super::pci::{self, PciRoot};
 use super::serial::{Input, SerialConsole};
 use super::stop::Stop;
+use super::virtio::{BlockDevice, VirtioPci};
 use super::{boot, memory, sys, vcpu};
 use crate::config::{Boot, GuestConfig};
 
@@ -100,10 +101,6 @@ impl Machine {
         if config.vcpus == 0 {
             return Err(MachineError::Config { what: "vcpus", value: 0, reason: "it must be 1 to 255" });
         }
-        if let Some(disk) = config.disks.first() {
-            let reason = "this build has no virtio-blk".to_owned();
-            return Err(MachineError::Disk { path: disk.path.clone(), reason });
-        }
         let kvm = open_kvm(&options.kvm)?;
         let supported = cpu::cpuid::supported(&kvm)?;
         let layout =
@@ -120,13 +117,15 @@ impl Machine {
         let memory = memory::create(&layout)?;
         let vmm = KvmVmm::new(vm.clone(), memory.clone())?;
 
-        let tsc_deadline = kvm.check_extension(Cap::TscDeadlineTimer);
-        let mut vcpus = Vec::new();
-        for index in 0..config.vcpus {
-            let vcpu = vm.create_vcpu(index.into()).map_err(MachineError::kvm("KVM_CREATE_VCPU"))?;
+        let vcpus: Vec<VcpuFd> = (0..config.vcpus)
+            .map(|index| vm.create_vcpu(index.into()))
+            .collect::<Result<_, _>>()
+            .map_err(MachineError::kvm("KVM_CREATE_VCPU"))?;
+        let tsc_runs = cpu::tsc::ensure_running(&vcpus)?;
+        let tsc_deadline = tsc_runs && kvm.check_extension(Cap::TscDeadlineTimer);
+        for (index, vcpu) in (0..).zip(&vcpus) {
             let cpuid = cpu::cpuid::for_vcpu(&supported, index, config.vcpus, tsc_deadline)?;
             vcpu.set_cpuid2(&cpuid).map_err(MachineError::kvm("KVM_SET_CPUID2"))?;
-            vcpus.push(vcpu);
         }
         let pristine = vcpus
             .iter()
@@ -140,7 +139,13 @@ impl Machine {
         vm.register_irqfd(&interrupt, layout::SERIAL_GSI).map_err(MachineError::kvm("KVM_IRQFD"))?;
         let serial = Arc::new(SerialConsole::new(interrupt, options.console.output));
         let lifecycle = Arc::new(Lifecycle::new().map_err(resources)?);
-        let pci = PciRoot::new();
+        let mut pci = PciRoot::new();
+        for disk in &config.disks {
+            let device = Box::new(BlockDevice::open(disk)?);
+            if !pci.add(Arc::new(VirtioPci::new(vmm.clone(), device)?)) {
+                return Err(MachineError::BusFull { limit: pci::SLOTS - 1 });
+            }
+        }
         let io = Arc::new(Io { lifecycle, serial, pci, ecam_end: layout::ECAM + layout::ECAM_BUS });
         Ok(Self {
             vm,
@@ -225,12 +230,14 @@ impl Machine {
             report.restarts += 1;
         }
         drop(input);
+        // The disks finish what they were given.
+        self.io.pci.reset()?;
         Ok(report)
     }
 
     /// Puts the machine into the state in which a guest starts.
     fn prepare(&self) -> Result<(), MachineError> {
-        self.io.reset();
+        self.io.reset()?;
         let last_bus = self.io.pci.place(&self.layout.mem64)?;
         let platform = Platform { vcpus: self.vcpus.len() as u8, last_bus, mem64: self.layout.mem64.clone() };
         let rsdp = acpi::write(&self.memory, &platform)?;

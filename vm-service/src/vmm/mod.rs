@@ -41,6 +41,7 @@ mod sys;
 #[cfg(test)]
 mod testing;
 mod vcpu;
+mod virtio;
 
 pub use boot::BootError;
 pub use error::MachineError;

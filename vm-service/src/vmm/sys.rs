@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use kvm_bindings::kvm_xsave;
 use kvm_ioctls::VcpuFd;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -24,9 +25,22 @@ pub(super) fn borrow(event: &EventFd) -> BorrowedFd<'_> {
     unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
 }
 
+/// Whether an eventfd is signalled; it stays so.
+pub(super) fn signalled(event: &EventFd) -> bool {
+    let event = borrow(event);
+    let mut fds = [PollFd::new(&event, PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|count| count > 0)
+}
+
 /// Sets the extended processor state of a vCPU.
 pub(super) fn set_xsave(vcpu: &VcpuFd, xsave: &kvm_xsave) -> Result<(), kvm_ioctls::Error> {
     // SAFETY: `kvm_xsave` holds 4 KiB, and the state was read from a vCPU of this VM that has no larger state
     // enabled: this process asks for no dynamically enabled feature (AMX).
     unsafe { vcpu.set_xsave(xsave) }
+}
+
+/// The processor's time stamp counter.
+pub(super) fn timestamp() -> u64 {
+    // SAFETY: every x86-64 processor has RDTSC, and it reads nothing but the counter.
+    unsafe { std::arch::x86_64::_rdtsc() }
 }

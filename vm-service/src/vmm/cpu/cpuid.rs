@@ -77,6 +77,8 @@ fn adapt(entry: &mut kvm_cpuid_entry2, index: u8, vcpus: u8, tsc_deadline: bool)
             entry.ecx |= LEAF1_ECX_HYPERVISOR | LEAF1_ECX_X2APIC;
             if tsc_deadline {
                 entry.ecx |= LEAF1_ECX_TSC_DEADLINE;
+            } else {
+                entry.ecx &= !LEAF1_ECX_TSC_DEADLINE;
             }
             if vcpus > 1 {
                 entry.edx |= LEAF1_EDX_HTT;

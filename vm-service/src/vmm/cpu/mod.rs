@@ -3,6 +3,7 @@
 pub(super) mod cpuid;
 mod registers;
 mod snapshot;
+pub(super) mod tsc;
 
 pub(super) use registers::{enter, write_tables};
 pub(super) use snapshot::{IrqChips, Pristine};

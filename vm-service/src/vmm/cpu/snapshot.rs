@@ -104,7 +104,6 @@ fn set_lvt(lapic: &mut kvm_lapic_state, register: usize, value: u32) {
 
 /// Reads every MSR that KVM saves and restores, except those that this vCPU turns out not to have.
 fn read_msrs(kvm: &Kvm, vcpu: &VcpuFd) -> Result<Vec<kvm_msr_entry>, MachineError> {
-    let failed = || MachineError::KvmLacks { what: "room for the list of MSRs" };
     let list = kvm.get_msr_index_list().map_err(MachineError::kvm("KVM_GET_MSR_INDEX_LIST"))?;
     let wanted: Vec<kvm_msr_entry> = list
         .as_slice()
@@ -112,10 +111,14 @@ fn read_msrs(kvm: &Kvm, vcpu: &VcpuFd) -> Result<Vec<kvm_msr_entry>, MachineErro
         .filter(|&&index| index != IA32_TSC)
         .map(|&index| kvm_msr_entry { index, ..kvm_msr_entry::default() })
         .collect();
-    let mut read = Vec::with_capacity(wanted.len());
-    let mut rest = wanted.as_slice();
+    get_msrs(vcpu, &wanted)
+}
+
+/// Reads MSRs, leaving out those that can't be read.
+fn get_msrs(vcpu: &VcpuFd, mut rest: &[kvm_msr_entry]) -> Result<Vec<kvm_msr_entry>, MachineError> {
+    let mut read = Vec::with_capacity(rest.len());
     while !rest.is_empty() {
-        let mut msrs = Msrs::from_entries(rest).map_err(|_| failed())?;
+        let mut msrs = Msrs::from_entries(rest).map_err(|_| no_room())?;
         // KVM stops at the first one that it can't read.
         let count = vcpu.get_msrs(&mut msrs).map_err(MachineError::kvm("KVM_GET_MSRS"))?.min(rest.len());
         read.extend_from_slice(&msrs.as_slice()[..count]);
@@ -124,11 +127,21 @@ fn read_msrs(kvm: &Kvm, vcpu: &VcpuFd) -> Result<Vec<kvm_msr_entry>, MachineErro
     Ok(read)
 }
 
-/// Writes MSRs, except those that refuse even the value that was read from them.
-fn write_msrs(vcpu: &VcpuFd, mut rest: &[kvm_msr_entry]) -> Result<(), MachineError> {
-    let failed = || MachineError::KvmLacks { what: "room for the list of MSRs" };
+fn no_room() -> MachineError {
+    MachineError::KvmLacks { what: "room for the list of MSRs" }
+}
+
+/// Writes the MSRs that hold something else, except those that refuse even the value that was read from them.
+fn write_msrs(vcpu: &VcpuFd, wanted: &[kvm_msr_entry]) -> Result<(), MachineError> {
+    let now = get_msrs(vcpu, wanted)?;
+    let changed: Vec<kvm_msr_entry> = wanted
+        .iter()
+        .filter(|msr| !now.iter().any(|other| (other.index, other.data) == (msr.index, msr.data)))
+        .copied()
+        .collect();
+    let mut rest = changed.as_slice();
     while !rest.is_empty() {
-        let msrs = Msrs::from_entries(rest).map_err(|_| failed())?;
+        let msrs = Msrs::from_entries(rest).map_err(|_| no_room())?;
         let count = vcpu.set_msrs(&msrs).map_err(MachineError::kvm("KVM_SET_MSRS"))?.min(rest.len());
         rest = rest.get(count + 1..).unwrap_or_default();
     }

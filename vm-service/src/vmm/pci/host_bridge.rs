@@ -1,6 +1,7 @@
 //! The host bridge, function 00:00.0: nothing but an identity.
 
 use super::{ConfigSpace, Function, reg};
+use crate::vmm::error::MachineError;
 
 /// The host bridge.
 #[derive(Debug)]
@@ -33,5 +34,7 @@ impl Function for HostBridge {
 
     fn bar_write(&self, _offset: u64, _data: &[u8]) {}
 
-    fn reset(&self) {}
+    fn reset(&self) -> Result<(), MachineError> {
+        Ok(())
+    }
 }

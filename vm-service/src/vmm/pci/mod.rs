@@ -3,15 +3,19 @@
 
 mod config;
 mod host_bridge;
+mod msix;
 mod place;
 mod root;
 mod root_port;
 
 pub(super) use config::ConfigSpace;
 pub(super) use host_bridge::HostBridge;
+pub(super) use msix::{MSIX_ENTRY_SIZE, MsixTable};
 
 pub(super) use root::{PciRoot, SLOTS};
 pub(super) use root_port::RootPort;
+
+use super::error::MachineError;
 
 /// A function of the VMM's own on bus 0. Its methods are called from any vCPU's thread, with whatever the guest
 /// wrote.
@@ -26,8 +30,11 @@ pub(super) trait Function: Send + Sync {
     fn bar_read(&self, offset: u64, data: &mut [u8]);
     /// Writes to its memory BAR.
     fn bar_write(&self, offset: u64, data: &[u8]);
-    /// Puts it to its state after power-on.
-    fn reset(&self);
+    /// Puts it to its state after power-on, in which it does nothing of its own accord.
+    ///
+    /// # Errors
+    /// When its work does not end in time.
+    fn reset(&self) -> Result<(), MachineError>;
 }
 
 /// Offsets in the config header (PCI Local Bus 3.0, chapter 6; PCI-to-PCI Bridge 1.2, chapter 3).
@@ -45,6 +52,8 @@ pub(super) mod reg {
     pub(in crate::vmm) const PREFETCH_LIMIT: u16 = 0x26;
     pub(in crate::vmm) const PREFETCH_BASE_HIGH: u16 = 0x28;
     pub(in crate::vmm) const PREFETCH_LIMIT_HIGH: u16 = 0x2c;
+    pub(in crate::vmm) const BAR0: u16 = 0x10;
+    pub(in crate::vmm) const SUBSYSTEM: u16 = 0x2c;
     pub(in crate::vmm) const CAPABILITIES: u16 = 0x34;
     pub(in crate::vmm) const INTERRUPT_LINE: u16 = 0x3c;
     pub(in crate::vmm) const BRIDGE_CONTROL: u16 = 0x3e;

@@ -89,11 +89,11 @@ mod tests {
             assert!(root.add_port(device.clone()));
         }
         for _ in 0..2 {
-            root.reset();
+            root.reset().unwrap();
             assert_eq!(root.place(&(1 << 32..1 << 40)).unwrap(), 3);
             for (bus, device) in (1..).zip(&devices) {
                 let mut bar = [0; 4];
-                root.config_read(bus, 0, 0x10, &mut bar);
+                root.config_read(bus, 0, reg::BAR0, &mut bar);
                 let address = u64::from(u32::from_le_bytes(bar));
                 assert!(layout::MEM32.contains(&address));
                 assert!(!root.memory_read(address, &mut [0; 4]), "decode is off");

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use vm_passthrough::PassthroughDevice;
 
 use super::{Function, HostBridge, RootPort};
+use crate::vmm::error::MachineError;
 use crate::vmm::layout;
 
 /// Slots of a bus.
@@ -14,7 +15,7 @@ pub(in crate::vmm) const SLOTS: usize = 32;
 /// What is in a slot of bus 0.
 enum Slot {
     Own(Arc<dyn Function>),
-    Port(RootPort),
+    Port(Box<RootPort>),
 }
 
 /// The root complex.
@@ -46,7 +47,7 @@ impl PciRoot {
     pub(in crate::vmm) fn add_port(&mut self, device: Arc<dyn PassthroughDevice>) -> bool {
         let fits = self.slots.len() < SLOTS;
         if fits {
-            self.slots.push(Slot::Port(RootPort::new(self.slots.len() as u8, device)));
+            self.slots.push(Slot::Port(Box::new(RootPort::new(self.slots.len() as u8, device))));
         }
         fits
     }
@@ -54,7 +55,7 @@ impl PciRoot {
     /// The root ports with their slots.
     pub(in crate::vmm) fn ports(&self) -> impl Iterator<Item = (u8, &RootPort)> {
         self.slots.iter().enumerate().filter_map(|(slot, entry)| match entry {
-            Slot::Port(port) => Some((slot as u8, port)),
+            Slot::Port(port) => Some((slot as u8, port.as_ref())),
             Slot::Own(_) => None,
         })
     }
@@ -73,14 +74,18 @@ impl PciRoot {
     }
 
     /// Puts everything but the passed-through devices to its state after power-on.
-    pub(in crate::vmm) fn reset(&self) {
+    ///
+    /// # Errors
+    /// When a device's work does not end in time.
+    pub(in crate::vmm) fn reset(&self) -> Result<(), MachineError> {
         self.address.store(0, Ordering::Relaxed);
         for slot in &self.slots {
             match slot {
-                Slot::Own(function) => function.reset(),
+                Slot::Own(function) => function.reset()?,
                 Slot::Port(port) => port.reset(),
             }
         }
+        Ok(())
     }
 
     /// Reads config space; all ones where no function is.
@@ -276,7 +281,7 @@ mod tests {
         root.config_write(0, 2 << 3, reg::SECONDARY_BUS, &[7]);
         assert_eq!(read32(&root, 7, 0, 0), FakeDevice::ID);
         assert_eq!(read32(&root, 7, 1 << 3, 0), u32::MAX, "only slot 0 is behind a port");
-        root.reset();
+        root.reset().unwrap();
         assert_eq!(read32(&root, 7, 0, 0), u32::MAX);
     }
 

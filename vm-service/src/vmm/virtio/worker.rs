@@ -1,0 +1,100 @@
+//! The thread that serves a device's queues.
+
+use std::io;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::vmm::sys;
+
+/// A running worker. Ending it is asking, then waiting: the thread first finishes the request that it is at.
+pub(in crate::vmm) struct Worker {
+    end: EventFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    /// Runs `serve` whenever one of `kicks` is signalled, with its index, until it returns `false` or the worker is
+    /// ended. Once at the start it runs for each: a driver may have filled a queue before it could notify.
+    ///
+    /// # Errors
+    /// When there are no file descriptors or threads left.
+    pub(super) fn start(
+        name: &str,
+        kicks: Vec<EventFd>,
+        mut serve: impl FnMut(usize) -> bool + Send + 'static,
+    ) -> io::Result<Self> {
+        let end = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?;
+        let watch = end.try_clone()?;
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+            if (0..kicks.len()).all(&mut serve) {
+                wait(&kicks, &watch, serve);
+            }
+        })?;
+        Ok(Self { end, thread: Some(thread) })
+    }
+
+    /// Asks the thread to end.
+    pub(super) fn ask_to_end(&self) {
+        // It fails only when the counter is full, and then it is signalled.
+        let _ = self.end.write(1);
+    }
+
+    /// Whether the thread has ended.
+    pub(super) fn ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Asks the thread to end and waits for it; `false` when it takes longer than `deadline`.
+    pub(super) fn end(&self, deadline: Duration) -> bool {
+        self.ask_to_end();
+        let until = Instant::now() + deadline;
+        while !self.ended() {
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        true
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.ask_to_end();
+        // A thread that still waits for its storage ends by itself; all that it uses is its own.
+        if let Some(thread) = self.thread.take().filter(JoinHandle::is_finished)
+            && thread.join().is_err()
+        {
+            tracing::error!("a virtio worker panicked");
+        }
+    }
+}
+
+fn wait(kicks: &[EventFd], end: &EventFd, mut serve: impl FnMut(usize) -> bool) {
+    let events: Vec<_> = std::iter::once(end).chain(kicks).map(sys::borrow).collect();
+    loop {
+        let mut fds: Vec<PollFd<'_>> = events.iter().map(|event| PollFd::new(event, PollFlags::IN)).collect();
+        match poll(&mut fds, None) {
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(error) => {
+                tracing::error!(%error, "a virtio worker can't wait any more");
+                return;
+            }
+            Ok(_) => {}
+        }
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        if ready[0] {
+            return;
+        }
+        for (index, kick) in kicks.iter().enumerate().filter(|(index, _)| ready[index + 1]) {
+            // It fails when another reader was faster, and there is none.
+            let _ = kick.read();
+            if !serve(index) {
+                return;
+            }
+        }
+    }
+}
