@@ -20,6 +20,7 @@ mod config;
 mod device;
 mod drivers;
 mod function;
+mod fuzz;
 mod tree;
 mod vmm;
 
@@ -27,5 +28,6 @@ pub use config::SimConfig;
 pub use device::{Fault, SimDevice, SimDeviceBuilder};
 pub use drivers::SimDrivers;
 pub use function::SimFunction;
+pub use fuzz::fuzz_sysfs;
 pub use tree::{FileWriter, SimHost};
 pub use vmm::{SimLog, SimSpace, SimVmm};
