@@ -1,8 +1,6 @@
 //! How long it takes to explain one function: alone, and when what is true of the whole host is known.
 //!
-//! The host is a simulated one with 64 disks, their partitions and routes, below `/dev/shm` where there is one.
-
-use std::path::Path;
+//! The host is a simulated one with 64 disks and their partitions.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use vm_passthrough::pci::PciAddress;
@@ -14,8 +12,7 @@ fn address(bus: u8) -> PciAddress {
 }
 
 fn build() -> std::io::Result<SimHost> {
-    let memory = Path::new("/dev/shm");
-    let sim = if memory.is_dir() { SimHost::new_in(memory) } else { SimHost::new() }?;
+    let sim = SimHost::new()?;
     for bus in 1..=64 {
         let port = PciAddress::new(0, 0, bus % 32, bus / 32).expect("both are in range");
         sim.add(&SimFunction::root_port(port))?;

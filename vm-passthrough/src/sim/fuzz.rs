@@ -3,7 +3,7 @@
 use std::cell::OnceCell;
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::{SimFunction, SimHost};
 use crate::PciAddress;
@@ -57,8 +57,7 @@ struct Target {
 
 impl Target {
     fn new() -> io::Result<Self> {
-        let memory = Path::new("/dev/shm");
-        let sim = if memory.is_dir() { SimHost::new_in(memory) } else { SimHost::new() }?;
+        let sim = SimHost::new()?;
         let (Some(port), Some(address)) = (PciAddress::new(0, 0, 1, 0), PciAddress::new(0, 1, 0, 0)) else {
             return Err(io::ErrorKind::InvalidInput.into());
         };

@@ -23,6 +23,9 @@ pub struct SimHost {
     dir: Arc<TempDir>,
 }
 
+/// What the names of the trees begin with.
+const PREFIX: &str = "sim-host-";
+
 /// Writes values into the files of the tree and does nothing else.
 #[derive(Debug)]
 pub struct FileWriter;
@@ -40,18 +43,13 @@ impl SimHost {
     /// A healthy host without PCI functions: a VT-d IOMMU with interrupt remapping, vfio-pci loaded, iommufd and
     /// group device nodes, all permissions, nothing mounted, no routes.
     ///
+    /// It lies in `/dev/shm` where that can be, as sysfs is no disk either, and else where temporary files do.
+    ///
     /// # Errors
     /// When the temporary directory can't be filled.
     pub fn new() -> io::Result<Self> {
-        Self::in_dir(TempDir::with_prefix("sim-host-")?)
-    }
-
-    /// As [`new`](Self::new), in a directory below `parent`, such as `/dev/shm`.
-    ///
-    /// # Errors
-    /// When the directory can't be made or filled.
-    pub fn new_in(parent: &Path) -> io::Result<Self> {
-        Self::in_dir(TempDir::with_prefix_in("sim-host-", parent)?)
+        let dir = TempDir::with_prefix_in(PREFIX, "/dev/shm").or_else(|_| TempDir::with_prefix(PREFIX))?;
+        Self::in_dir(dir)
     }
 
     fn in_dir(dir: TempDir) -> io::Result<Self> {
