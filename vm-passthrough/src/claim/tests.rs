@@ -37,9 +37,7 @@ fn nvme() -> PciAddress {
 
 /// A GPU with audio (which has an override of its own) and USB (without a driver), and an NVMe.
 fn new_sim() -> SimHost {
-    // Memory, where syncing costs nothing.
-    let memory = Path::new("/dev/shm");
-    let sim = if memory.is_dir() { SimHost::new_in(memory) } else { SimHost::new() }.unwrap();
+    let sim = SimHost::new().unwrap();
     sim.add(&SimFunction::gpu(gpu()).group(1).driver("nvidia")).unwrap();
     sim.add(&SimFunction::new(audio(), 0x10de, 0x22ba, 0x04_0300).group(1).driver("snd_hda_intel")).unwrap();
     sim.set(audio(), "driver_override", "snd_hda_intel\n").unwrap();
