@@ -375,3 +375,6 @@ impl fmt::Display for Line<'_> {
         write!(f, ", {}", function.driver.as_deref().unwrap_or("no driver"))
     }
 }
+
+#[cfg(test)]
+mod tests;

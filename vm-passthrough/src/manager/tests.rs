@@ -1,0 +1,159 @@
+//! The manager with devices of another's making, on a simulated host.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+
+use super::*;
+use crate::sim::{SimDrivers, SimFunction, SimHost};
+use crate::vfio::VfioError;
+
+/// A device that counts, and fails when told to.
+#[derive(Debug)]
+struct FakeDevice {
+    address: PciAddress,
+    fail: AtomicBool,
+    attached: AtomicUsize,
+    detached: AtomicUsize,
+}
+
+impl FakeDevice {
+    fn new(address: PciAddress) -> Arc<Self> {
+        Arc::new(Self { address, fail: false.into(), attached: 0.into(), detached: 0.into() })
+    }
+
+    fn answer(&self, count: &AtomicUsize) -> Result<(), DeviceError> {
+        if self.fail.load(SeqCst) {
+            let reason = "it is broken".into();
+            return Err(VfioError::Reset { address: self.address, reason }.into());
+        }
+        count.fetch_add(1, SeqCst);
+        Ok(())
+    }
+
+    fn counts(&self) -> (usize, usize) {
+        (self.attached.load(SeqCst), self.detached.load(SeqCst))
+    }
+}
+
+impl PassthroughDevice for FakeDevice {
+    fn address(&self) -> PciAddress {
+        self.address
+    }
+    fn attach(&self) -> Result<(), DeviceError> {
+        self.answer(&self.attached)
+    }
+    fn detach(&self) -> Result<(), DeviceError> {
+        self.answer(&self.detached)
+    }
+    fn config_read(&self, _offset: u16, data: &mut [u8]) {
+        data.fill(0xff);
+    }
+    fn config_write(&self, _offset: u16, _data: &[u8]) {}
+    fn find_bar(&self, _address: u64) -> Option<(u8, u64)> {
+        None
+    }
+    fn bar_read(&self, _bar: u8, _offset: u64, data: &mut [u8]) -> Result<(), DeviceError> {
+        data.fill(0xff);
+        Ok(())
+    }
+    fn bar_write(&self, _bar: u8, _offset: u64, _data: &[u8]) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn reset(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
+
+fn nvme() -> PciAddress {
+    "0000:01:00.0".parse().unwrap()
+}
+
+fn gpu() -> PciAddress {
+    "0000:02:00.0".parse().unwrap()
+}
+
+fn new_sim() -> (SimHost, PassthroughManager) {
+    let sim = SimHost::new().unwrap();
+    sim.add(&SimFunction::nvme(nvme()).group(1).driver("nvme")).unwrap();
+    sim.add(&SimFunction::gpu(gpu()).group(2).driver("nvidia")).unwrap();
+    let manager = PassthroughManager::with_host(SimDrivers::new(&sim).host()).unwrap();
+    (sim, manager)
+}
+
+#[test]
+fn scans_filters_and_prints() {
+    let (_sim, mut manager) = new_sim();
+    assert!(manager.devices().is_empty());
+    assert_eq!(manager.scan_devices().unwrap().len(), 2);
+    let gpus: Vec<_> = manager.filter_by_type(DeviceType::GpuNvidia).iter().map(|gpu| gpu.address).collect();
+    assert_eq!(gpus, [gpu()]);
+    assert!(manager.filter_by_type(DeviceType::GpuAmd).is_empty());
+    let mut out = Vec::new();
+    manager.write_devices(&mut out).unwrap();
+    let text = String::from_utf8(out).unwrap();
+    let last = text.lines().last().unwrap();
+    assert!(last.starts_with("0000:02:00.0 10de:2684 NVIDIA Corporation AD102"), "{last}");
+    assert!(last.ends_with("IOMMU group 2, nvidia"), "{last}");
+}
+
+#[test]
+fn a_host_without_pci_is_an_error() {
+    let (sim, _manager) = new_sim();
+    sim.delete("sys/bus/pci").unwrap();
+    let error = PassthroughManager::with_host(sim.plain_host()).unwrap_err().to_string();
+    assert!(error.contains("there is no PCI bus in"), "{error}");
+}
+
+#[test]
+fn attaches_only_what_is_claimed_and_releases_only_what_is_detached() {
+    let (sim, mut manager) = new_sim();
+    let device = FakeDevice::new(nvme());
+    let refused = |result: Result<(), ManagerError>, expect: &str| {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains(expect), "{error}");
+    };
+    refused(manager.attach_device(nvme(), device.clone()), "is not claimed by this manager");
+    refused(manager.attach_device(gpu(), device.clone()), "the device for 0000:02:00.0 is 0000:01:00.0");
+    refused(manager.detach_device(nvme()), "is not attached");
+    manager.claim(nvme(), &ClaimOptions::default()).unwrap();
+
+    device.fail.store(true, SeqCst);
+    refused(manager.attach_device(nvme(), device.clone()), "it is broken");
+    assert!(manager.attached().is_empty());
+    device.fail.store(false, SeqCst);
+    manager.attach_device(nvme(), device.clone()).unwrap();
+    refused(manager.attach_device(nvme(), device.clone()), "is attached to a guest");
+    refused(manager.release(nvme()), "is attached to a guest; detach it first");
+    assert_eq!(sim.driver_of(nvme()).as_deref(), Some("vfio-pci"));
+
+    device.fail.store(true, SeqCst);
+    refused(manager.detach_device(nvme()), "it is broken");
+    assert_eq!(manager.attached(), [nvme()]);
+    device.fail.store(false, SeqCst);
+    manager.detach_device(nvme()).unwrap();
+    manager.release(nvme()).unwrap();
+    assert_eq!(sim.driver_of(nvme()).as_deref(), Some("nvme"));
+    assert_eq!(device.counts(), (1, 1));
+}
+
+#[test]
+fn ending_detaches_and_gives_back() {
+    for close in [true, false] {
+        let (sim, mut manager) = new_sim();
+        let (good, bad) = (FakeDevice::new(nvme()), FakeDevice::new(gpu()));
+        for device in [&good, &bad] {
+            manager.claim(device.address, &ClaimOptions::default()).unwrap();
+            manager.attach_device(device.address, device.clone()).unwrap();
+        }
+        bad.fail.store(true, SeqCst);
+        if close {
+            let error = manager.close().unwrap_err().to_string();
+            assert!(error.contains("0000:02:00.0: ") && error.contains("it is broken"), "{error}");
+        } else {
+            drop(manager);
+        }
+        assert_eq!(good.counts(), (1, 1));
+        assert_eq!(sim.driver_of(nvme()).as_deref(), Some("nvme"));
+        assert_eq!(sim.driver_of(gpu()).as_deref(), Some("nvidia"));
+    }
+}
