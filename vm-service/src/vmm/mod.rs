@@ -40,6 +40,8 @@ mod stop;
 mod sys;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 mod vcpu;
 mod virtio;
 

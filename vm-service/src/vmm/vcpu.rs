@@ -70,8 +70,7 @@ impl VcpuThreads {
         let deadline = Instant::now() + STOP_DEADLINE;
         let mut left: Vec<Option<VcpuFd>> = self.threads.iter().map(|_| None).collect();
         let mut counts = ExitCounts::default();
-        loop {
-            let Some(missing) = left.iter().position(Option::is_none) else { break };
+        while let Some(missing) = left.iter().position(Option::is_none) {
             for (index, thread) in self.threads.iter().enumerate() {
                 // A thread that has ended but was not joined still takes signals.
                 if left[index].is_none()

@@ -243,3 +243,44 @@ impl Image {
         inside.then_some(offset).ok_or(VIRTIO_BLK_S_IOERR)
     }
 }
+
+#[cfg(test)]
+pub(super) mod testing {
+    //! A disk whose queue is served in the test's own thread.
+
+    use std::cell::Cell;
+
+    use super::{BUFFER, BlockDevice, Disk, GuestMemoryMmap, MachineError, Queue, serve};
+
+    pub(in crate::vmm::virtio) const SECTOR: usize = super::SECTOR as usize;
+
+    pub(in crate::vmm::virtio) struct Bench(BlockDevice);
+
+    impl std::fmt::Debug for Bench {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("Bench")
+        }
+    }
+
+    impl Bench {
+        pub(in crate::vmm::virtio) fn try_open(disk: &Disk) -> Result<Self, MachineError> {
+            BlockDevice::open(disk).map(Self)
+        }
+
+        pub(in crate::vmm::virtio) fn open(disk: &Disk) -> Self {
+            Self::try_open(disk).unwrap()
+        }
+
+        /// Serves the queue until it is empty and returns how often the driver was notified.
+        pub(in crate::vmm::virtio) fn serve(
+            &self,
+            memory: &GuestMemoryMmap,
+            queue: &mut Queue,
+        ) -> Result<u32, virtio_queue::Error> {
+            let notified = Cell::new(0);
+            let mut buffer = vec![0; BUFFER];
+            serve(&self.0.disk, memory, queue, true, &mut buffer, || notified.set(notified.get() + 1))?;
+            Ok(notified.get())
+        }
+    }
+}

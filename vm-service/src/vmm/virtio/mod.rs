@@ -8,6 +8,8 @@ mod block;
 mod interrupt;
 mod pci;
 mod registers;
+#[cfg(test)]
+mod tests;
 mod worker;
 
 pub(super) use block::BlockDevice;

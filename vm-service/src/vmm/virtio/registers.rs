@@ -68,6 +68,12 @@ impl Registers {
         self.driver_features
     }
 
+    /// Accepts features as a driver does.
+    #[cfg(test)]
+    pub(super) fn accept_for_test(&mut self, features: u64) {
+        self.driver_features = features;
+    }
+
     /// Reads the register of `len` bytes at `offset`; 0 where there is none.
     pub(super) fn read(&self, offset: u64, len: usize, interrupt: &Interrupt) -> u64 {
         let queue = self.queues.get(usize::from(self.queue_select));

@@ -1,0 +1,110 @@
+//! Tiny guests, assembled by hand into ELF files.
+
+use std::io::Write as _;
+
+/// Where the program is loaded and entered.
+const ENTRY: u64 = 0x10_0000;
+
+/// An assembler for the few instructions that the guests need.
+#[derive(Default)]
+pub(super) struct Asm(Vec<u8>);
+
+impl Asm {
+    pub(super) fn bytes(mut self, bytes: &[u8]) -> Self {
+        self.0.extend_from_slice(bytes);
+        self
+    }
+
+    /// `mov dx, port; mov al, value; out dx, al`
+    pub(super) fn out8(self, port: u16, value: u8) -> Self {
+        let [low, high] = port.to_le_bytes();
+        self.bytes(&[0x66, 0xba, low, high, 0xb0, value, 0xee])
+    }
+
+    /// `mov dx, port; mov eax, value; out dx, eax`
+    pub(super) fn out32(self, port: u16, value: u32) -> Self {
+        let [low, high] = port.to_le_bytes();
+        self.bytes(&[0x66, 0xba, low, high, 0xb8]).bytes(&value.to_le_bytes()).bytes(&[0xef])
+    }
+
+    /// `mov dx, port; in eax, dx`
+    pub(super) fn in32(self, port: u16) -> Self {
+        let [low, high] = port.to_le_bytes();
+        self.bytes(&[0x66, 0xba, low, high, 0xed])
+    }
+
+    /// `mov rbx, address; mov eax, [rbx]`
+    pub(super) fn load32(self, address: u64) -> Self {
+        self.bytes(&[0x48, 0xbb]).bytes(&address.to_le_bytes()).bytes(&[0x8b, 0x03])
+    }
+
+    /// `mov rbx, address; mov dword [rbx], value`
+    pub(super) fn store32(self, address: u64, value: u32) -> Self {
+        self.bytes(&[0x48, 0xbb])
+            .bytes(&address.to_le_bytes())
+            .bytes(&[0xc7, 0x03])
+            .bytes(&value.to_le_bytes())
+    }
+
+    pub(super) fn print(self, text: &str) -> Self {
+        text.bytes().fold(self, |asm, byte| asm.out8(0x3f8, byte))
+    }
+
+    /// Prints `text` if EAX is `value`, `?` otherwise.
+    pub(super) fn expect_eax(self, value: u32, text: &str) -> Self {
+        let good = Self::default().print(text).0;
+        let bad = Self::default().print("?").0;
+        // cmp eax, value; jne over the good part; good part; jmp over the bad part; bad part
+        self.bytes(&[0x3d])
+            .bytes(&value.to_le_bytes())
+            .bytes(&[0x75, good.len() as u8 + 2])
+            .bytes(&good)
+            .bytes(&[0xeb, bad.len() as u8])
+            .bytes(&bad)
+    }
+
+    pub(super) fn power_off(self) -> Self {
+        self.out8(0x600, 5 << 2 | 1 << 5).spin()
+    }
+
+    /// `jmp $`
+    pub(super) fn spin(self) -> Self {
+        self.bytes(&[0xeb, 0xfe])
+    }
+
+    /// The bytes alone, for a part that is copied elsewhere.
+    pub(super) fn finish(self) -> Vec<u8> {
+        self.0
+    }
+
+    /// The program as an ELF file with some zero-initialised memory after it.
+    pub(super) fn elf(self) -> tempfile::NamedTempFile {
+        elf(&self.0, ENTRY, ENTRY, 0x1000)
+    }
+}
+
+/// An ELF file with one segment at `address`.
+pub(super) fn elf(code: &[u8], address: u64, entry: u64, bss: u64) -> tempfile::NamedTempFile {
+    let mut file = Vec::new();
+    file.extend(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0");
+    file.extend(2u16.to_le_bytes());
+    file.extend(62u16.to_le_bytes());
+    file.extend(1u32.to_le_bytes());
+    for word in [entry, 64, 0] {
+        file.extend(word.to_le_bytes());
+    }
+    file.extend(0u32.to_le_bytes());
+    for half in [64u16, 56, 1, 0, 0, 0] {
+        file.extend(half.to_le_bytes());
+    }
+    file.extend(1u32.to_le_bytes());
+    file.extend(7u32.to_le_bytes());
+    for word in [0x1000, address, address, code.len() as u64, code.len() as u64 + bss, 0x1000] {
+        file.extend(word.to_le_bytes());
+    }
+    file.resize(0x1000, 0);
+    file.extend(code);
+    let mut temporary = tempfile::NamedTempFile::new().unwrap();
+    temporary.write_all(&file).unwrap();
+    temporary
+}

@@ -1,0 +1,284 @@
+//! The machine on this host's `/dev/kvm`, with tiny guests. Where it does not open, these tests say so and pass.
+
+mod guest;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use guest::Asm;
+
+use super::*;
+use crate::config::{Boot, GuestConfig};
+use crate::vmm::testing::FakeDevice;
+
+/// Nothing that a tiny guest does takes so long, even where KVM guests are emulated.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Default)]
+struct Screen(Arc<Mutex<Vec<u8>>>);
+
+impl Screen {
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
+    }
+}
+
+impl std::io::Write for Screen {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn config(kernel: &Path, vcpus: u8) -> GuestConfig {
+    GuestConfig {
+        name: "test".into(),
+        vcpus,
+        memory: 4 << 20,
+        boot: Boot { kernel: kernel.into(), initrd: None, cmdline: "a=b".into() },
+        devices: Vec::new(),
+        disks: Vec::new(),
+    }
+}
+
+fn kvm() -> bool {
+    let opens = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm");
+    if let Err(error) = &opens {
+        println!("skipped: /dev/kvm does not open: {error}");
+    }
+    opens.is_ok()
+}
+
+/// A machine, what it prints, and a stop that cuts its power if it takes too long.
+fn machine(kernel: &Path, vcpus: u8, on_reboot: OnReboot) -> (Machine, Screen, Stop) {
+    let screen = Screen::default();
+    let console = Console { output: Box::new(screen.clone()), input: None };
+    let options = MachineOptions { console, on_reboot, ..MachineOptions::default() };
+    let machine = Machine::new(&config(kernel, vcpus), options).unwrap();
+    let stop = Stop::new().unwrap();
+    let late = stop.clone();
+    std::thread::spawn(move || {
+        std::thread::sleep(PATIENCE);
+        late.request();
+    });
+    (machine, screen, stop)
+}
+
+/// Runs a guest and checks how it ends and what it prints.
+fn check(guest: Asm, vcpus: u8, end: End, prints: &str) -> Option<RunReport> {
+    if !kvm() {
+        return None;
+    }
+    let kernel = guest.elf();
+    let (mut machine, screen, stop) = machine(kernel.path(), vcpus, OnReboot::End);
+    let report = machine.run(&stop).unwrap();
+    assert_eq!((report.end, screen.text().as_str()), (end, prints));
+    Some(report)
+}
+
+#[test]
+fn a_guest_prints_and_powers_off() {
+    let report = check(Asm::default().print("hello").power_off(), 1, End::Shutdown, "hello");
+    if let Some(report) = report {
+        assert_eq!(report.exits.port_writes, 6);
+        assert_eq!(report.restarts, 0);
+        assert_eq!(report.exits.hot_spots()[0], (HotSpot::PortWrite(0x3f8), 5));
+    }
+}
+
+#[test]
+fn every_way_to_reset_is_one() {
+    for (port, value) in [(0xcf9, 0x06), (0xcf9, 0x0e), (0x64, 0xfe)] {
+        check(Asm::default().out8(port, value).spin(), 1, End::Reboot, "");
+    }
+    // An empty interrupt table and an invalid opcode.
+    check(Asm::default().bytes(&[0x0f, 0x0b]), 1, End::TripleFault, "");
+    // Values that mean nothing do nothing.
+    let nothing =
+        Asm::default().out8(0xcf9, 2).out8(0x64, 0xff).out8(0x600, 5 << 2).out8(0x600, 4 << 2 | 1 << 5);
+    check(nothing.print("on").power_off(), 1, End::Shutdown, "on");
+}
+
+#[test]
+fn a_reboot_starts_afresh() {
+    if !kvm() {
+        return;
+    }
+    // At each start the zero-initialised memory and the serial scratch register must be zero; the guest then writes
+    // to both and resets. It is stopped once the fake device was reset often enough.
+    let bss = 0x10_0800;
+    let guest = Asm::default()
+        .load32(bss)
+        .expect_eax(0, "z")
+        .store32(bss, 7)
+        .bytes(&[0x66, 0xba, 0xff, 0x03, 0xec, 0x0f, 0xb6, 0xc0])
+        .expect_eax(0, "s")
+        .out8(0x3ff, 0x5a)
+        .out8(0xcf9, 0x0e)
+        .spin();
+    // The program ends before 0x800.
+    let kernel = guest::elf(&guest.finish(), 0x10_0000, 0x10_0000, 0x1000);
+    let (mut machine, screen, stop) = machine(kernel.path(), 2, OnReboot::Restart);
+    let device = Arc::new(FakeDevice::new(0));
+    machine.add_device(device.clone()).unwrap();
+    let watch = (stop.clone(), device.clone());
+    let started = Instant::now();
+    std::thread::spawn(move || {
+        while watch.1.resets() < 3 && started.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        watch.0.request();
+    });
+    let report = machine.run(&stop).unwrap();
+    assert_eq!(report.end, End::Stopped);
+    assert!(report.restarts >= 3, "{report:?}");
+    assert_eq!(report.restarts as usize, device.resets());
+    let text = screen.text();
+    assert!(text.len() >= 6 && "zs".repeat(text.len()).starts_with(&text), "{text}");
+}
+
+#[test]
+fn a_pending_stop_ends_guests_that_loop_for_ever() {
+    if !kvm() {
+        return;
+    }
+    for vcpus in [1, 2] {
+        for guest in [Asm::default().spin(), Asm::default().bytes(&[0xf4]).spin()] {
+            let kernel = guest.elf();
+            let (mut machine, _, stop) = machine(kernel.path(), vcpus, OnReboot::End);
+            stop.request();
+            let started = Instant::now();
+            assert_eq!(machine.run(&stop).unwrap().end, End::Stopped);
+            assert!(started.elapsed() < Duration::from_secs(10));
+            // It can be run again, and stopped while it runs.
+            let stop = Stop::new().unwrap();
+            let later = stop.clone();
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(100));
+                later.request();
+            });
+            assert_eq!(machine.run(&stop).unwrap().end, End::Stopped);
+        }
+    }
+}
+
+#[test]
+fn two_vcpus_meet() {
+    // The second vCPU starts in real mode at 0x4000: mov ax, 0x600; mov ds, ax; mov byte [0], 1; hlt; jmp back.
+    let ap = [0xb8, 0x00, 0x06, 0x8e, 0xd8, 0xc6, 0x06, 0x00, 0x00, 0x01, 0xf4, 0xeb, 0xfd];
+    let mut guest = Asm::default().store32(0x6000, 0);
+    for (at, byte) in (0x4000u64..).step_by(4).zip(ap.chunks(4)) {
+        let mut word = [0; 4];
+        word[..byte.len()].copy_from_slice(byte);
+        guest = guest.store32(at, u32::from_le_bytes(word));
+    }
+    // INIT and SIPI with vector 4 (0x4000) to all others through the local APIC.
+    let guest =
+        guest.store32(0xfee0_00f0, 0x1ff).store32(0xfee0_0300, 0x000c_4500).store32(0xfee0_0300, 0x000c_4604);
+    // wait: mov rbx, 0x6000; cmp dword [rbx], 1; jne wait
+    let guest = guest
+        .bytes(&[0x48, 0xbb])
+        .bytes(&0x6000u64.to_le_bytes())
+        .bytes(&[0x83, 0x3b, 0x01, 0xf3, 0x90, 0x75, 0xf9]);
+    check(guest.print("met").power_off(), 2, End::Shutdown, "met");
+}
+
+#[test]
+fn hostile_accesses_do_nothing() {
+    let mut guest = Asm::default();
+    for port in [0x0, 0x3fd, 0x3fe, 0x5fe, 0x600, 0xcf8, 0xcf9, 0xcfa, 0xcfc, 0xcfe, 0xcff, 0x1000, 0xfffc] {
+        guest = guest.out32(port, 0xffff_fff3).in32(port);
+    }
+    for address in [
+        0xe000_0000,
+        0xe000_0ffd,
+        0xe000_0fff,
+        0xe00f_ffff,
+        0xe010_0000,
+        0xefff_fffc,
+        0xc000_0000,
+        0xdfff_ffff,
+        0xfec0_0001,
+        0xffff_fff0u64,
+    ] {
+        guest = guest.load32(address).store32(address, u32::MAX);
+    }
+    let guest = guest.load32(0xe00f_8000).expect_eax(u32::MAX, "none").load32(0xe000_0000);
+    check(guest.expect_eax(0x0008_1b36, " bridge").power_off(), 1, End::Shutdown, "none bridge");
+}
+
+#[test]
+fn a_device_is_reached_where_the_machine_placed_it() {
+    if !kvm() {
+        return;
+    }
+    // Turn decoding on in the device behind the first port, then read its BAR.
+    let guest = Asm::default()
+        .store32(0xe010_0004, 2)
+        .load32(0xe010_0010)
+        .expect_eax(0xc000_0000, "bar ")
+        .load32(0xc000_0010)
+        .expect_eax(0xa5a5_a5a5, "data")
+        .power_off();
+    let kernel = guest.elf();
+    let (mut machine, screen, stop) = machine(kernel.path(), 1, OnReboot::End);
+    let device = Arc::new(FakeDevice::new(0));
+    machine.add_device(device.clone()).unwrap();
+    assert!(matches!(machine.add_device(device), Err(MachineError::Twice { .. })));
+    assert_eq!(machine.run(&stop).unwrap().end, End::Shutdown);
+    assert_eq!(screen.text(), "bar data");
+}
+
+#[test]
+fn what_does_not_boot_is_said_exactly() {
+    if !kvm() {
+        return;
+    }
+    fn check(kernel: PathBuf, initrd: Option<PathBuf>, cmdline: &str, expect: &str) {
+        let mut config = config(&kernel, 1);
+        config.boot.initrd = initrd;
+        config.boot.cmdline = cmdline.into();
+        let stop = Stop::new().unwrap();
+        let error =
+            Machine::new(&config, MachineOptions::default()).unwrap().run(&stop).unwrap_err().to_string();
+        assert!(error.contains(expect), "{error}");
+    }
+    let good = || Asm::default().power_off().finish();
+    let file = |bytes: &[u8]| {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), bytes).unwrap();
+        file
+    };
+    let path = |file: &tempfile::NamedTempFile| file.path().to_owned();
+    check("/nonexistent/kernel".into(), None, "", "/nonexistent/kernel can't be read");
+    check(path(&file(b"hello")), None, "", "neither the ELF magic number nor a Linux setup header");
+    check(path(&file(b"\x7fELF\x02\x01")), None, "", "ends within its ELF headers");
+    let outside = guest::elf(&good(), 0x10_0000, 0x20_0000, 0);
+    check(path(&outside), None, "", "entry point 0x200000 is not in it");
+    let big = guest::elf(&good(), 0x10_0000, 0x10_0000, 64 << 20);
+    check(path(&big), None, "", "0x100000 to 0x");
+    let low = guest::elf(&good(), 0x8000, 0x8000, 0);
+    check(path(&low), None, "", "RAM for it is from 0x100000 to 0x400000");
+    let wraps = guest::elf(&good(), u64::MAX - 0xfff, u64::MAX - 0xfff, 0x2000);
+    check(path(&wraps), None, "", "raise `memory`");
+    let kernel = Asm::default().power_off().elf();
+    let initrd = file(&vec![0; 4 << 20]);
+    check(path(&kernel), Some(path(&initrd)), "", "has 4194304 bytes, but only");
+    check(path(&kernel), None, &"x".repeat(2048), "2048 bytes, but the kernel takes at most 2047");
+    check(path(&kernel), None, "a\0b", "zero byte");
+    let mut header = vec![0; 1024];
+    header[0x202..0x206].copy_from_slice(b"HdrS");
+    check(path(&file(&header)), None, "", "not a bzImage");
+}
+
+#[test]
+fn no_kvm_says_what_to_do() {
+    let options = MachineOptions { kvm: "/nonexistent/kvm".into(), ..MachineOptions::default() };
+    let error = Machine::new(&config(Path::new("k"), 1), options).unwrap_err().to_string();
+    assert!(error.contains("/nonexistent/kvm") && error.contains("load kvm_intel or kvm_amd"), "{error}");
+}
