@@ -15,6 +15,7 @@
 
 use std::error::Error;
 use std::io::Write as _;
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_segment};
@@ -25,12 +26,11 @@ use vm_passthrough::guest::placement::{self, FunctionRequest, Windows};
 use vm_passthrough::guest::{KvmVmm, VfioPciDevice};
 use vm_passthrough::{PassthroughDevice, PassthroughManager, PciAddress, vfio};
 
-/// The guest's address map: RAM, config space, and room for BARs below and above 4 GiB.
+/// The guest's address map: RAM, config space, and room for BARs, all of it below 4 GiB for 32-bit code.
 const RAM: usize = 64 << 20;
 const ECAM: u64 = 0xb000_0000;
 const ECAM_SIZE: u64 = 1 << 20;
-const LOW: std::ops::Range<u64> = 0xc000_0000..0xfe00_0000;
-const HIGH: std::ops::Range<u64> = 0x10_0000_0000..0x80_0000_0000;
+const BARS: std::ops::Range<u64> = 0xc000_0000..0xfe00_0000;
 
 /// Where the program is loaded.
 const PROGRAM: u64 = 0x1000;
@@ -55,7 +55,18 @@ const PRINT_REGISTER: &[u8] = &[
     0xe6, 0xf4, //                         out   %al, $0xf4
 ];
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    match embed() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("mini_vmm: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Claims the function, runs the guest, gives the function back.
+fn embed() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let address = arguments.next().ok_or("usage: mini_vmm ADDRESS [PROGRAM]")?.parse()?;
     let program = arguments.next().map(std::fs::read).transpose()?;
@@ -86,7 +97,7 @@ fn run(manager: &mut PassthroughManager, address: PciAddress, program: &[u8]) ->
     // Firmware's work: give the BARs addresses, and turn the device on.
     let bars = placement::probe(&*device);
     let request = FunctionRequest { name: address.to_string(), behind_port: false, bars };
-    for placed in placement::plan(&[request], &Windows { low: LOW, high: HIGH })? {
+    for placed in placement::plan(&[request], &Windows { low: BARS, high: 0..0 })? {
         placement::program(&*device, &placed);
         placement::enable_memory(&*device);
     }
@@ -164,7 +175,7 @@ fn config_offset(address: u64) -> Option<u16> {
     (offset >> 12 == 1 << 3).then_some(offset as u16 & 0xfff)
 }
 
-/// The address of the first memory BAR, or 0. Only 32-bit code asks, so the upper half does not matter.
+/// The address of the first memory BAR, or 0.
 fn first_bar(device: &dyn PassthroughDevice) -> u64 {
     let registers = (0x10..0x28).step_by(4).map(|offset| {
         let mut register = [0; 4];

@@ -187,7 +187,8 @@ struct Block {
     alignment: u64,
 }
 
-/// Chooses an address for every BAR: naturally aligned, largest first, none over another.
+/// Chooses an address for every BAR: naturally aligned, largest first, none over another. What does not fit into the
+/// high window goes into the low one, if it fits there.
 ///
 /// # Errors
 /// When a BAR or a window is impossible, or not all fit; the error names the first function that does not.
@@ -208,25 +209,31 @@ pub fn plan(functions: &[FunctionRequest], windows: &Windows) -> Result<Vec<Plac
     }
     let mut placed: Vec<PlacedFunction> =
         functions.iter().map(|_| PlacedFunction { bars: Vec::new(), port: PortWindows::default() }).collect();
+    // What did not fit into the high window, by function.
+    let mut spilled: Vec<Option<PlacementError>> = vec![None; functions.len()];
     for (kind, window) in [(WindowKind::High, &windows.high), (WindowKind::Low, &windows.low)] {
+        let goes = |index: usize, bar: &BarRequest| {
+            let natural = kind_of(bar, functions[index].behind_port);
+            natural == kind || kind == WindowKind::Low && spilled[index].is_some()
+        };
         let mut blocks: Vec<Block> =
-            functions.iter().enumerate().filter_map(|(i, f)| block(i, f, kind)).collect();
+            functions.iter().enumerate().filter_map(|(i, f)| block(i, f, |bar| goes(i, bar))).collect();
         blocks.sort_by_key(|block| std::cmp::Reverse((block.alignment, block.size)));
         let mut next = u128::from(window.start);
         for block in &blocks {
             let start = next.next_multiple_of(u128::from(block.alignment));
             let end = start + u128::from(block.size);
             if end > u128::from(window.end) {
-                return Err(no_room(functions, block, kind, end - u128::from(window.end)));
+                let error = no_room(functions, block, kind, end - u128::from(window.end));
+                if kind == WindowKind::Low {
+                    return Err(spilled[block.function].take().unwrap_or(error));
+                }
+                spilled[block.function] = Some(error);
+                continue;
             }
             // `end` is at most the window's end, which 64 bits hold.
-            place(
-                &mut placed[block.function],
-                block,
-                start as u64,
-                functions[block.function].behind_port,
-                kind,
-            );
+            let behind_port = functions[block.function].behind_port;
+            place(&mut placed[block.function], block, start as u64, behind_port, kind);
             next = end;
         }
     }
@@ -252,10 +259,9 @@ fn kind_of(bar: &BarRequest, behind_port: bool) -> WindowKind {
     if bar.wide && (bar.prefetchable || !behind_port) { WindowKind::High } else { WindowKind::Low }
 }
 
-/// The BARs of a function that go into `kind`, packed: powers of two, largest first, leave no gaps.
-fn block(index: usize, function: &FunctionRequest, kind: WindowKind) -> Option<Block> {
-    let mut bars: Vec<BarRequest> =
-        function.bars.iter().filter(|bar| kind_of(bar, function.behind_port) == kind).copied().collect();
+/// The BARs of a function for which `goes` holds, packed: powers of two, largest first, leave no gaps.
+fn block(index: usize, function: &FunctionRequest, goes: impl Fn(&BarRequest) -> bool) -> Option<Block> {
+    let mut bars: Vec<BarRequest> = function.bars.iter().filter(|bar| goes(bar)).copied().collect();
     bars.sort_by_key(|bar| (std::cmp::Reverse(bar.size), bar.index));
     let unit = if function.behind_port { PORT_UNIT } else { 1 };
     let alignment = bars.first()?.size.max(unit);

@@ -114,6 +114,13 @@ fn chooses_the_window() {
     check(true, bar(0, 4096, true, true), 0x1_0000_0000);
     check(false, bar(0, 4096, true, false), 0x1_0000_0000);
     check(false, bar(0, 4096, false, true), 0xc000_0000);
+    // With no high window.
+    let windows = Windows { low: 0xc000_0000..0xd000_0000, high: 0..0 };
+    let request = function("f", true, &[bar(0, 4096, true, true), bar(2, 8192, false, false)]);
+    let placed = plan(&[request], &windows).unwrap();
+    assert_eq!((placed[0].bars[0].address, placed[0].bars[1].address), (0xc000_2000, 0xc000_0000));
+    assert_eq!(placed[0].port.memory, Some(0xc000_0000..=0xc00f_ffff));
+    assert_eq!(placed[0].port.prefetchable, None);
 }
 
 #[test]
