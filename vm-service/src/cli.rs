@@ -1,12 +1,13 @@
 //! The command line: what can be said on it, and what its exit statuses mean.
 
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::{ArgAction, Args, Parser, Subcommand};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use tracing_subscriber::util::SubscriberInitExt as _;
 use vm_passthrough::host::SysfsWriter;
 use vm_passthrough::{Host, PciAddress};
 
@@ -60,6 +61,8 @@ pub enum Command {
     /// Show one PCI function in full
     #[command(visible_alias = "i")]
     Info(InfoArgs),
+    /// Boot a guest in the foreground, with its devices
+    Run(RunArgs),
 }
 
 /// Arguments of `list`.
@@ -76,6 +79,94 @@ pub struct InfoArgs {
     /// PCI address, as in 0000:65:00.0 or 65:00.0
     #[arg(value_name = "ADDR")]
     pub address: PciAddress,
+}
+
+/// Arguments of `explain`.
+#[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// PCI address; without it, every accelerator
+    #[arg(value_name = "ADDR")]
+    pub address: Option<PciAddress>,
+    /// Explain for this guest: its memory, its disks and all its devices
+    #[arg(long, value_name = "GUEST.toml")]
+    pub guest: Option<PathBuf>,
+}
+
+/// Arguments of `claim`.
+#[derive(Debug, Args)]
+pub struct ClaimArgs {
+    /// PCI address, as in 0000:65:00.0 or 65:00.0
+    #[arg(value_name = "ADDR")]
+    pub address: PciAddress,
+    /// Take every function of its IOMMU group, also those of other devices
+    #[arg(long)]
+    pub with_group: bool,
+}
+
+/// Arguments of `release`.
+#[derive(Debug, Args)]
+pub struct ReleaseArgs {
+    /// PCI address, as in 0000:65:00.0 or 65:00.0
+    #[arg(value_name = "ADDR")]
+    pub address: PciAddress,
+}
+
+/// Arguments of `run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// The guest, as a TOML file (docs/guest-toml.md)
+    #[arg(value_name = "GUEST.toml")]
+    pub guest: PathBuf,
+    /// Give this PCI function to the guest, beside those of its file
+    #[arg(long = "device", value_name = "ADDR")]
+    pub devices: Vec<PciAddress>,
+    /// Take every function of the devices' IOMMU groups, also those of other devices
+    #[arg(long)]
+    pub with_group: bool,
+    /// How to open devices; without it, iommufd where the Linux kernel has it
+    #[arg(long, value_enum)]
+    pub backend: Option<BackendArg>,
+    /// End when the guest asks for a reboot, or crashes into one, instead of restarting it
+    #[arg(long)]
+    pub no_reboot: bool,
+    /// Where the guest's serial console goes: stdio, none, or file=PATH
+    #[arg(long, value_name = "WHERE", default_value = "stdio")]
+    pub console: Console,
+}
+
+/// A VFIO back end, as it is said on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BackendArg {
+    /// /dev/iommu and /dev/vfio/devices
+    Iommufd,
+    /// /dev/vfio/vfio and /dev/vfio/GROUP
+    Group,
+}
+
+/// Where a guest's serial console goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Console {
+    /// This process's standard input and output.
+    Stdio,
+    /// Nowhere.
+    None,
+    /// What the guest writes goes to a file; it reads nothing.
+    File(PathBuf),
+}
+
+impl std::str::FromStr for Console {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "stdio" => Ok(Self::Stdio),
+            "none" => Ok(Self::None),
+            _ => match text.strip_prefix("file=") {
+                Some(path) if !path.is_empty() => Ok(Self::File(path.into())),
+                _ => Err("write stdio, none or file=PATH"),
+            },
+        }
+    }
 }
 
 /// Why a command did not succeed: a message, and the exit status that goes with it.
@@ -147,9 +238,14 @@ impl Context<'_> {
 
 /// Runs the command line of this process and answers its exit status.
 pub fn main() -> u8 {
-    let mut out = io::stdout();
-    let mut err = io::stderr();
-    run(std::env::args_os(), None, &mut out, &mut err)
+    let (mut out, mut err) = (io::stdout(), io::stderr());
+    match parse(std::env::args_os(), &mut out, &mut err) {
+        Ok(cli) => {
+            start_log(cli.global.verbose);
+            execute(&cli, None, &mut out, &mut err)
+        }
+        Err(exit) => exit,
+    }
 }
 
 /// Runs one command line. `host` is the host to work on instead of what `--root` names, for a simulated one.
@@ -159,19 +255,46 @@ pub fn run(
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> u8 {
-    let cli = match Cli::try_parse_from(args) {
-        Ok(cli) => cli,
-        Err(error) => {
-            // Help and version are answers, not errors.
-            let text = error.render();
-            let (to, exit): (&mut dyn Write, u8) =
-                if error.use_stderr() { (err, EXIT_USAGE) } else { (out, EXIT_OK) };
-            return match write!(to, "{text}") {
-                Err(error) if error.kind() != io::ErrorKind::BrokenPipe => EXIT_FAILED,
-                _ => exit,
-            };
+    match parse(args, out, err) {
+        Ok(cli) => execute(&cli, host, out, err),
+        Err(exit) => exit,
+    }
+}
+
+/// Tells what happens on standard error: information at first, more with `--verbose` or as `RUST_LOG` says.
+fn start_log(verbose: u8) {
+    let level = ["info", "debug", "trace"][usize::from(verbose.min(2))];
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
+        .without_time()
+        .with_target(verbose > 1);
+    // It fails only when there is one already, which then has what is told.
+    let _ = subscriber.finish().try_init();
+}
+
+/// Reads a command line. One that asks for help, or is wrong, is answered here and has an exit status.
+fn parse(
+    args: impl IntoIterator<Item = OsString>,
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+) -> Result<Cli, u8> {
+    Cli::try_parse_from(args).map_err(|error| {
+        // Help and version are answers, not errors.
+        let text = error.render();
+        let (to, exit): (&mut dyn Write, u8) =
+            if error.use_stderr() { (err, EXIT_USAGE) } else { (out, EXIT_OK) };
+        match write!(to, "{text}") {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => EXIT_FAILED,
+            _ => exit,
         }
-    };
+    })
+}
+
+fn execute(cli: &Cli, host: Option<Host>, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
     let host = match (host, &cli.global.root) {
         (Some(host), _) => host,
         (None, None) => Host::system(),
@@ -181,6 +304,7 @@ pub fn run(
     let result = match &cli.command {
         Command::List(args) => commands::list::run(&mut context, args),
         Command::Info(args) => commands::info::run(&mut context, args),
+        Command::Run(args) => commands::run::run(&mut context, args),
     };
     match result {
         Ok(()) => EXIT_OK,

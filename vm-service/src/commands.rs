@@ -2,6 +2,7 @@
 
 pub(crate) mod info;
 pub(crate) mod list;
+pub(crate) mod run;
 
 use vm_passthrough::{Host, PciAddress, PciFunction, pci};
 

@@ -3,9 +3,13 @@
 //! The schema in `docs/vm-service.schema.json` is generated from these types. Within one [`VERSION`], fields and
 //! kinds of values are only added; readers ignore what they do not know.
 
+mod run;
+
 use schemars::JsonSchema;
 use serde::Serialize;
 use vm_passthrough::pci;
+
+pub use run::{End, Exits, RunReport};
 
 /// Version of the schema.
 pub const VERSION: u32 = 1;
@@ -42,6 +46,8 @@ pub enum Body {
         /// The function.
         function: Box<Function>,
     },
+    /// `run`: how the guest ran.
+    Run(RunReport),
 }
 
 /// A PCI function of the host.

@@ -13,13 +13,18 @@ pub struct RawTerminal {
 }
 
 impl RawTerminal {
-    /// Puts a terminal into raw mode; `None` when `file` is no terminal.
+    /// Puts a terminal into raw mode; `None` when `file` is no terminal, or one that belongs to another job of its
+    /// shell, which would stop this process.
     ///
     /// # Errors
     /// When the terminal refuses.
     pub fn enter(file: impl std::os::fd::AsFd) -> std::io::Result<Option<Self>> {
         let file = file.as_fd();
         if !termios::isatty(file) {
+            return Ok(None);
+        }
+        // A terminal that controls no session, or another one, has no jobs.
+        if termios::tcgetpgrp(file).is_ok_and(|group| group != rustix::process::getpgrp()) {
             return Ok(None);
         }
         let former = termios::tcgetattr(file)?;
