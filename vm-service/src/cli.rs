@@ -61,6 +61,12 @@ pub enum Command {
     /// Show one PCI function in full
     #[command(visible_alias = "i")]
     Info(InfoArgs),
+    /// Tell every reason why a function can't be passed to a guest, each with its remedy
+    Explain(ExplainArgs),
+    /// Take a function and its companions from their drivers, until `release`
+    Claim(ClaimArgs),
+    /// Give a claimed function and its companions back to their drivers
+    Release(ReleaseArgs),
     /// Boot a guest in the foreground, with its devices
     Run(RunArgs),
 }
@@ -87,9 +93,12 @@ pub struct ExplainArgs {
     /// PCI address; without it, every accelerator
     #[arg(value_name = "ADDR")]
     pub address: Option<PciAddress>,
-    /// Explain for this guest: its memory, its disks and all its devices
+    /// Explain for this guest: for as much memory as it has and, without ADDR, all its devices
     #[arg(long, value_name = "GUEST.toml")]
     pub guest: Option<PathBuf>,
+    /// Explain for giving away every function of its IOMMU group, also those of other devices
+    #[arg(long)]
+    pub with_group: bool,
 }
 
 /// Arguments of `claim`.
@@ -211,11 +220,26 @@ pub struct Context<'a> {
     pub host: Host,
     /// Whether the output is JSON.
     pub json: bool,
+    /// Whether the host is a captured tree, in which nothing can be changed.
+    pub captured: bool,
     /// Standard output.
     pub out: &'a mut dyn Write,
 }
 
 impl Context<'_> {
+    /// Refuses a command that changes the host when the host is a captured tree.
+    ///
+    /// # Errors
+    /// [`Failure::usage`] then.
+    pub fn require_live(&self, command: &str) -> Result<(), Failure> {
+        if self.captured {
+            return Err(Failure::usage(format_args!(
+                "`{command}` changes the host, and `--root` names a captured tree, which is only read; leave `--root` out"
+            )));
+        }
+        Ok(())
+    }
+
     /// Prints a JSON document when JSON was asked for, and `text` otherwise.
     ///
     /// # Errors
@@ -295,15 +319,18 @@ fn parse(
 }
 
 fn execute(cli: &Cli, host: Option<Host>, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
-    let host = match (host, &cli.global.root) {
-        (Some(host), _) => host,
-        (None, None) => Host::system(),
-        (None, Some(root)) => host_at(root),
+    let (host, captured) = match (host, &cli.global.root) {
+        (_, Some(root)) => (host_at(root), true),
+        (Some(host), None) => (host, false),
+        (None, None) => (Host::system(), false),
     };
-    let mut context = Context { host, json: cli.global.json, out };
+    let mut context = Context { host, json: cli.global.json, captured, out };
     let result = match &cli.command {
         Command::List(args) => commands::list::run(&mut context, args),
         Command::Info(args) => commands::info::run(&mut context, args),
+        Command::Explain(args) => commands::explain::run(&mut context, args),
+        Command::Claim(args) => commands::claim::run(&mut context, args),
+        Command::Release(args) => commands::release::run(&mut context, args),
         Command::Run(args) => commands::run::run(&mut context, args),
     };
     match result {

@@ -1,29 +1,37 @@
 //! What the commands do, one file each.
 
+pub(crate) mod claim;
+pub(crate) mod explain;
 pub(crate) mod info;
 pub(crate) mod list;
+pub(crate) mod release;
 pub(crate) mod run;
 
-use vm_passthrough::{Host, PciAddress, PciFunction, pci};
+use vm_passthrough::pci::ScanError;
+use vm_passthrough::readiness::{ExplainOptions, Explainer, Readiness};
+use vm_passthrough::{Host, PassthroughManager, PciAddress, PciFunction};
 
 use crate::cli::Failure;
 
-/// The host's functions, as found by one scan.
-struct Scan {
-    functions: Vec<PciFunction>,
+/// The host's functions, as found by one scan, and what is to be said of them.
+struct Scan<'a> {
+    manager: PassthroughManager,
+    explainer: Explainer<'a>,
 }
 
-impl Scan {
-    fn of(host: &Host) -> Result<Self, Failure> {
-        pci::scan(host).map(|functions| Self { functions }).map_err(Failure::failed)
+impl<'a> Scan<'a> {
+    fn of(host: &'a Host) -> Result<Self, Failure> {
+        let mut manager = PassthroughManager::with_host(host.clone()).map_err(Failure::failed)?;
+        manager.scan_devices().map_err(Failure::failed)?;
+        Ok(Self { manager, explainer: Explainer::new(host) })
     }
 
     fn functions(&self) -> &[PciFunction] {
-        &self.functions
+        self.manager.devices()
     }
 
     fn function(&self, address: PciAddress) -> Result<&PciFunction, Failure> {
-        self.functions.iter().find(|function| function.address == address).ok_or_else(|| {
+        self.functions().iter().find(|function| function.address == address).ok_or_else(|| {
             Failure::failed(format_args!(
                 "there is no PCI function {address} on this host; `vm-service list --all` shows those that there are"
             ))
@@ -31,11 +39,30 @@ impl Scan {
     }
 
     /// The other functions of a function's IOMMU group.
-    fn companions<'a>(&'a self, of: &'a PciFunction) -> impl Iterator<Item = &'a PciFunction> {
-        self.functions.iter().filter(|function| {
-            of.iommu_group.is_some()
-                && function.iommu_group == of.iommu_group
-                && function.address != of.address
+    fn companions(&self, of: &PciFunction) -> impl Iterator<Item = &PciFunction> {
+        let (group, address) = (of.iommu_group, of.address);
+        self.functions().iter().filter(move |function| {
+            group.is_some() && function.iommu_group == group && function.address != address
+        })
+    }
+
+    /// What keeps a function from being passed through; `None` when it has vanished since the scan.
+    fn explain(
+        &self,
+        function: &PciFunction,
+        options: &ExplainOptions,
+    ) -> Result<Option<Readiness>, Failure> {
+        match self.explainer.explain_function(function.clone(), options) {
+            Ok(readiness) => Ok(Some(readiness)),
+            Err(ScanError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(Failure::failed(error)),
+        }
+    }
+
+    /// As [`explain`](Self::explain), of one function that must be there.
+    fn explain_one(&self, address: PciAddress, options: &ExplainOptions) -> Result<Readiness, Failure> {
+        self.explain(self.function(address)?, options)?.ok_or_else(|| {
+            Failure::failed(format_args!("PCI function {address} has just vanished; see its slot"))
         })
     }
 }

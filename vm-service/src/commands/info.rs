@@ -3,11 +3,12 @@
 use std::fmt::Write as _;
 
 use vm_passthrough::PciFunction;
+use vm_passthrough::readiness::ExplainOptions;
 
-use super::Scan;
+use super::{Scan, explain};
 use crate::cli::{Context, Failure, InfoArgs};
 use crate::describe;
-use crate::json::{Body, Function};
+use crate::json::{Body, Function, ListedFunction};
 use crate::table::printable;
 
 /// Shows one function.
@@ -15,15 +16,22 @@ use crate::table::printable;
 /// # Errors
 /// When there is no such function, the host can't be scanned or the output can't be written.
 pub(crate) fn run(context: &mut Context<'_>, args: &InfoArgs) -> Result<(), Failure> {
-    let scan = Scan::of(&context.host)?;
+    let host = context.host.clone();
+    let scan = Scan::of(&host)?;
     let function = scan.function(args.address)?;
+    let readiness = scan.explain_one(args.address, &ExplainOptions::default())?;
     context.print(
-        || Body::Info { function: Box::new(Function::new(function, scan.companions(function))) },
-        || render(&scan, function),
+        || Body::Info {
+            function: Box::new(ListedFunction::new(
+                Function::new(function, scan.companions(function)),
+                &readiness,
+            )),
+        },
+        || render(&scan, function) + &explain::render(&readiness),
     )
 }
 
-fn render(scan: &Scan, function: &PciFunction) -> String {
+fn render(scan: &Scan<'_>, function: &PciFunction) -> String {
     let mut text = format!("{} {}\n", function.address, describe::name(function));
     let mut line = |name: &str, value: String| {
         // A String takes any write.

@@ -1,27 +1,38 @@
 //! `list`: the host's accelerators, or all its PCI functions.
 
+use vm_passthrough::readiness::ExplainOptions;
+
 use super::Scan;
 use crate::cli::{Context, Failure, ListArgs};
 use crate::describe;
-use crate::json::{Body, Function};
+use crate::json::{Body, Function, ListedFunction};
 use crate::table::Table;
 
-/// Lists functions.
+/// Lists functions, each with whether it can be passed to a guest.
 ///
 /// # Errors
 /// When the host can't be scanned or the output can't be written.
 pub(crate) fn run(context: &mut Context<'_>, args: &ListArgs) -> Result<(), Failure> {
-    let scan = Scan::of(&context.host)?;
+    let host = context.host.clone();
+    let scan = Scan::of(&host)?;
+    // A look through the open files of all processes would be the better part of the work.
+    let options = ExplainOptions { check_open_files: false, ..ExplainOptions::default() };
     let listed: Vec<_> = scan
         .functions()
         .iter()
         .filter(|function| args.all || describe::is_accelerator(function.device_type))
-        .collect();
+        .filter_map(|function| match scan.explain(function, &options) {
+            Ok(readiness) => readiness.map(|readiness| Ok((function, readiness))),
+            Err(failure) => Some(Err(failure)),
+        })
+        .collect::<Result<_, _>>()?;
     context.print(
         || Body::List {
             functions: listed
                 .iter()
-                .map(|function| Function::new(function, scan.companions(function)))
+                .map(|(function, readiness)| {
+                    ListedFunction::new(Function::new(function, scan.companions(function)), readiness)
+                })
                 .collect(),
         },
         || {
@@ -32,9 +43,10 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ListArgs) -> Result<(), Fail
                     "no accelerators found; `vm-service list --all` lists every PCI function\n".into()
                 };
             }
-            let mut table = Table::new(["ADDRESS", "NAME", "TYPE", "GROUP", "DRIVER", "LINK", "NUMA"]);
+            let mut table =
+                Table::new(["ADDRESS", "NAME", "TYPE", "GROUP", "DRIVER", "LINK", "NUMA", "READY"]);
             let dash = || "-".to_owned();
-            for function in &listed {
+            for (function, readiness) in &listed {
                 table.push([
                     function.address.to_string(),
                     describe::name(function),
@@ -43,6 +55,9 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ListArgs) -> Result<(), Fail
                     function.driver.clone().unwrap_or_else(dash),
                     function.link.map_or_else(dash, describe::link),
                     function.numa_node.map_or_else(dash, |node| node.to_string()),
+                    readiness
+                        .first_blocker()
+                        .map_or_else(|| "yes".into(), |blocker| blocker.code.to_string()),
                 ]);
             }
             table.to_string()

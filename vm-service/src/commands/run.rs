@@ -1,16 +1,27 @@
 //! `run`: boots a guest in the foreground with its devices, and gives them back when it ends, however it ends.
+//!
+//! ```text
+//! guest file ─▶ recover ─▶ scan, explain ─▶ machine ─▶ claim, open, attach ─▶ boot … end ─▶ detach ─▶ release
+//! └────────── nothing of a device is touched ───────┘└──────── undone on every way out ───────┘
+//! ```
 
 mod console;
+mod devices;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use vm_passthrough::PciAddress;
+use vm_passthrough::claim::ClaimOptions;
+use vm_passthrough::readiness::ExplainOptions;
+use vm_passthrough::vfio::Backend;
+use vm_passthrough::{PassthroughManager, PciAddress};
 
-use crate::cli::{Context, Failure, RunArgs};
+use super::{Scan, explain, release};
+use crate::cli::{BackendArg, Context, Failure, RunArgs};
 use crate::config::{GuestConfig, MAX_DEVICES};
-use crate::json::{Body, RunReport};
+use crate::json::{self, Body};
 use crate::signals::StopSignals;
-use crate::vmm::{End, Machine, MachineOptions, OnReboot, Stop};
+use crate::vmm::{self, End, Machine, MachineOptions, OnReboot, Stop};
+use devices::Devices;
 
 /// Boots a guest.
 ///
@@ -19,29 +30,102 @@ use crate::vmm::{End, Machine, MachineOptions, OnReboot, Stop};
 /// then too.
 pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failure> {
     let started = Instant::now();
+    context.require_live("run")?;
     let config = guest(args)?;
-    let stop = Stop::new().map_err(Failure::failed)?;
+    let stop = Stop::new().map_err(|error| {
+        Failure::failed(format_args!("no eventfd can be made: {error}; raise `ulimit -n`"))
+    })?;
     // From here on the operator's wish to end comes to `stop`, so that nothing is left half done.
     let asked = stop.clone();
     let _signals = StopSignals::start(move |signal| {
         tracing::info!("{signal}: stopping the guest");
         asked.request();
     })
-    .map_err(|error| Failure::failed(format_args!("signals can't be waited for: {error}")))?;
+    .map_err(|error| {
+        Failure::failed(format_args!("signals can't be waited for: {error}; raise `ulimit -n`"))
+    })?;
 
+    let mut devices = match config.devices.is_empty() {
+        true => None,
+        false => Some(Devices::new(ready_manager(context, &config, args.with_group)?)),
+    };
     let (console, service) = console::open(&args.console, context.json, &stop).map_err(Failure::failed)?;
     let on_reboot = if args.no_reboot { OnReboot::End } else { OnReboot::Restart };
     let options = MachineOptions { kvm: context.host.dev.join("kvm"), console, on_reboot };
     let mut machine = Machine::new(&config, options).map_err(Failure::failed)?;
-    let run = machine.run(&stop).map_err(Failure::failed)?;
+
+    let claim = ClaimOptions { with_group: args.with_group, ..ClaimOptions::default() };
+    let backend = args.backend.map(Backend::from);
+    let attached = match &mut devices {
+        Some(devices) => devices.attach(&config.devices, &claim, backend, &mut machine, &stop),
+        None => Ok(()),
+    };
+    let startup = started.elapsed();
+    let ran = attached.and_then(|()| {
+        tracing::info!("the guest {} starts after {:.1} ms", config.name, startup.as_secs_f64() * 1e3);
+        machine.run(&stop).map_err(|error| error.to_string())
+    });
     drop(service);
-    let report = RunReport::new(&config.name, &run, started.elapsed());
-    if context.json {
-        context.print(|| Body::Run(report), String::new)?;
-    } else {
-        tracing::info!("{} after {:.1} s", run.end, started.elapsed().as_secs_f64());
+
+    let backend = devices.as_ref().and_then(Devices::backend);
+    if let Some(devices) = &mut devices {
+        devices.detach();
     }
-    match run.end {
+    // The machine holds the devices open, and the Linux kernel waits with giving back what is open.
+    drop(machine);
+    let (devices, released) = devices.map_or_else(|| (Vec::new(), Ok(())), Devices::release);
+    let released = released.map_err(|error| format!("not everything could be given back: {error}"));
+    let ran = match (ran, released) {
+        (Ok(ran), Ok(())) => ran,
+        (Err(error), Ok(())) | (Ok(_), Err(error)) => return Err(Failure::failed(error)),
+        (Err(error), Err(left)) => return Err(Failure::failed(format_args!("{error}\nerror: {left}"))),
+    };
+    let took = Took { startup, total: started.elapsed() };
+    report(context, &config, &ran, backend, &devices, took)
+}
+
+/// How long a run took.
+#[derive(Clone, Copy, Debug)]
+struct Took {
+    /// Until the guest started.
+    startup: Duration,
+    /// Until everything was given back.
+    total: Duration,
+}
+
+/// Tells how the guest ran.
+fn report(
+    context: &mut Context<'_>,
+    config: &GuestConfig,
+    ran: &vmm::RunReport,
+    backend: Option<Backend>,
+    devices: &[devices::Device],
+    took: Took,
+) -> Result<(), Failure> {
+    tracing::info!("{}; all was given back {:.1} s after the start", ran.end, took.total.as_secs_f64());
+    if context.json {
+        let ms = json::milliseconds;
+        let devices = devices.iter().map(|device| json::RunDevice {
+            address: device.address.to_string(),
+            claim_ms: ms(device.claim),
+            open_ms: ms(device.open),
+            attach_ms: ms(device.attach),
+            detach_ms: ms(device.detach),
+            release_ms: ms(device.release),
+        });
+        let report = json::RunReport {
+            guest: config.name.clone(),
+            end: ran.end.into(),
+            restarts: ran.restarts,
+            startup_ms: ms(took.startup),
+            duration_ms: ms(took.total),
+            exits: (&ran.exits).into(),
+            backend: backend.map(|backend| backend.to_string()),
+            devices: devices.collect(),
+        };
+        context.print(|| Body::Run(report), String::new)?;
+    }
+    match ran.end {
         End::Shutdown | End::Reboot | End::Stopped => Ok(()),
         End::TripleFault => Err(Failure::failed(format_args!(
             "the guest {} crashed (triple fault): its kernel or program made an error that it does not handle; see \
@@ -49,6 +133,27 @@ pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failu
             config.name
         ))),
     }
+}
+
+/// The manager that will claim the guest's devices, once claims of dead processes are given back and nothing stands in
+/// the way.
+fn ready_manager(
+    context: &mut Context<'_>,
+    config: &GuestConfig,
+    with_group: bool,
+) -> Result<PassthroughManager, Failure> {
+    let host = context.host.clone();
+    let mut manager = PassthroughManager::with_host(host.clone()).map_err(Failure::failed)?;
+    release::recover(&mut manager)?;
+    let scan = Scan::of(&host)?;
+    let options = ExplainOptions { with_group, ..ExplainOptions::for_memory(config.memory) };
+    let readiness = config
+        .devices
+        .iter()
+        .map(|&address| scan.explain_one(address, &options))
+        .collect::<Result<Vec<_>, _>>()?;
+    explain::require_ready(context, &readiness)?;
+    Ok(manager)
 }
 
 /// The guest as its file and the command line describe it.
@@ -76,4 +181,13 @@ fn add_devices(config: &mut GuestConfig, devices: &[PciAddress]) -> Result<(), F
         )));
     }
     Ok(())
+}
+
+impl From<BackendArg> for Backend {
+    fn from(arg: BackendArg) -> Self {
+        match arg {
+            BackendArg::Iommufd => Self::Iommufd,
+            BackendArg::Group => Self::Group,
+        }
+    }
 }

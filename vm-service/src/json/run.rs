@@ -16,10 +16,33 @@ pub struct RunReport {
     pub end: End,
     /// How often it was restarted in place.
     pub restarts: u32,
-    /// From the start of the command to its end, in milliseconds.
+    /// From the start of the command until the guest was started, in milliseconds.
+    pub startup_ms: f64,
+    /// From the start of the command until everything was given back, in milliseconds.
     pub duration_ms: f64,
     /// Exits to user space.
     pub exits: Exits,
+    /// How the devices were opened, `iommufd` or `group`; null without devices.
+    pub backend: Option<String>,
+    /// The devices that it had.
+    pub devices: Vec<RunDevice>,
+}
+
+/// A device of a guest, and how long each step took, in milliseconds.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct RunDevice {
+    /// Address on the host.
+    pub address: String,
+    /// Taking it and its companions from their drivers.
+    pub claim_ms: f64,
+    /// Opening it through VFIO.
+    pub open_ms: f64,
+    /// Reset, and mapping the guest's RAM for its DMA.
+    pub attach_ms: f64,
+    /// Taking it from the guest.
+    pub detach_ms: f64,
+    /// Giving it and its companions back to their drivers; 0 for a claim that outlives the run.
+    pub release_ms: f64,
 }
 
 /// Why a guest ended.
@@ -60,29 +83,27 @@ pub(crate) fn milliseconds(duration: Duration) -> f64 {
     duration.as_micros() as f64 / 1000.0
 }
 
-impl RunReport {
-    /// The report of `guest`.
-    pub fn new(guest: &str, run: &vmm::RunReport, duration: Duration) -> Self {
-        let exits = &run.exits;
+impl From<vmm::End> for End {
+    fn from(value: vmm::End) -> Self {
+        match value {
+            vmm::End::Shutdown => Self::Shutdown,
+            vmm::End::Reboot => Self::Reboot,
+            vmm::End::TripleFault => Self::TripleFault,
+            vmm::End::Stopped => Self::Stopped,
+        }
+    }
+}
+
+impl From<&vmm::ExitCounts> for Exits {
+    fn from(exits: &vmm::ExitCounts) -> Self {
         Self {
-            guest: guest.to_owned(),
-            end: match run.end {
-                vmm::End::Shutdown => End::Shutdown,
-                vmm::End::Reboot => End::Reboot,
-                vmm::End::TripleFault => End::TripleFault,
-                vmm::End::Stopped => End::Stopped,
-            },
-            restarts: run.restarts,
-            duration_ms: milliseconds(duration),
-            exits: Exits {
-                total: exits.total(),
-                port_reads: exits.port_reads,
-                port_writes: exits.port_writes,
-                memory_reads: exits.memory_reads,
-                memory_writes: exits.memory_writes,
-                interrupted: exits.interrupted,
-                other: exits.other,
-            },
+            total: exits.total(),
+            port_reads: exits.port_reads,
+            port_writes: exits.port_writes,
+            memory_reads: exits.memory_reads,
+            memory_writes: exits.memory_writes,
+            interrupted: exits.interrupted,
+            other: exits.other,
         }
     }
 }

@@ -11,8 +11,8 @@ fn lists_accelerators() {
         &workstation().plain_host(),
         "list",
         "
-ADDRESS       NAME                                         TYPE        GROUP  DRIVER  LINK         NUMA
-0000:01:00.0  NVIDIA Corporation AD102 [GeForce RTX 4090]  GPU NVIDIA  13     nvidia  2.5 GT/s x8  0
+ADDRESS       NAME                                         TYPE        GROUP  DRIVER  LINK         NUMA  READY
+0000:01:00.0  NVIDIA Corporation AD102 [GeForce RTX 4090]  GPU NVIDIA  13     nvidia  2.5 GT/s x8  0     yes
 ",
     );
 }
@@ -23,14 +23,14 @@ fn lists_every_function() {
         &workstation().plain_host(),
         "list --all",
         "
-ADDRESS       NAME                                                                  TYPE        GROUP  DRIVER         LINK         NUMA
-0000:00:01.0  Intel Corporation 7500/5520/5500/X58 I/O Hub PCI Express Root Port 0  bridge      1      pcieport       16 GT/s x16  -
-0000:00:06.0  Intel Corporation 7500/5520/5500/X58 I/O Hub PCI Express Root Port 0  bridge      2      pcieport       16 GT/s x16  -
-0000:00:1c.0  Intel Corporation 7500/5520/5500/X58 I/O Hub PCI Express Root Port 0  bridge      3      pcieport       16 GT/s x16  -
-0000:01:00.0  NVIDIA Corporation AD102 [GeForce RTX 4090]                           GPU NVIDIA  13     nvidia         2.5 GT/s x8  0
-0000:01:00.1  NVIDIA Corporation AD102 High Definition Audio Controller             other       13     snd_hda_intel  -            -
-0000:02:00.0  Samsung Electronics Co Ltd NVMe SSD Controller PM9A1/PM9A3/980PRO     NVMe        14     nvme           16 GT/s x4   -
-0000:03:00.0  Intel Corporation 82574L Gigabit Network Connection                   network     15     igc            2.5 GT/s x1  -
+ADDRESS       NAME                                                                  TYPE        GROUP  DRIVER         LINK         NUMA  READY
+0000:00:01.0  Intel Corporation 7500/5520/5500/X58 I/O Hub PCI Express Root Port 0  bridge      1      pcieport       16 GT/s x16  -     not-an-endpoint
+0000:00:06.0  Intel Corporation 7500/5520/5500/X58 I/O Hub PCI Express Root Port 0  bridge      2      pcieport       16 GT/s x16  -     not-an-endpoint
+0000:00:1c.0  Intel Corporation 7500/5520/5500/X58 I/O Hub PCI Express Root Port 0  bridge      3      pcieport       16 GT/s x16  -     not-an-endpoint
+0000:01:00.0  NVIDIA Corporation AD102 [GeForce RTX 4090]                           GPU NVIDIA  13     nvidia         2.5 GT/s x8  0     yes
+0000:01:00.1  NVIDIA Corporation AD102 High Definition Audio Controller             other       13     snd_hda_intel  -            -     yes
+0000:02:00.0  Samsung Electronics Co Ltd NVMe SSD Controller PM9A1/PM9A3/980PRO     NVMe        14     nvme           16 GT/s x4   -     yes
+0000:03:00.0  Intel Corporation 82574L Gigabit Network Connection                   network     15     igc            2.5 GT/s x1  -     yes
 ",
     );
 }
@@ -77,6 +77,8 @@ fn shows_a_function_in_full() {
   BAR 5            128 bytes I/O ports, at 0x5000
   ROM              512K
   capability       0x10 at 0x40, PCI Express
+0000:01:00.0 NVIDIA Corporation AD102 [GeForce RTX 4090]: ready
+  goes with 0000:01:00.1
 ",
     );
 }
@@ -159,7 +161,9 @@ fn shows_a_function_in_json() {
     ],
     "extended_capabilities": [],
     "upstream": "0000:00:01.0",
-    "boot_display": false
+    "boot_display": false,
+    "ready": true,
+    "blockers": []
   }
 }
 "#,

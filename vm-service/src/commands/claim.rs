@@ -1,0 +1,44 @@
+//! `claim`: takes a function and its companions from their drivers, until `release`.
+
+use std::fmt::Write as _;
+
+use vm_passthrough::PassthroughManager;
+use vm_passthrough::claim::ClaimOptions;
+use vm_passthrough::readiness::ExplainOptions;
+
+use super::{Scan, explain};
+use crate::cli::{ClaimArgs, Context, Failure};
+use crate::json::{Body, Claim};
+
+/// Claims a function for whoever runs a guest next.
+///
+/// # Errors
+/// When it can't be passed to a guest, or a step fails; everything is undone then, or the message says what is not.
+pub(crate) fn run(context: &mut Context<'_>, args: &ClaimArgs) -> Result<(), Failure> {
+    context.require_live("claim")?;
+    let mut manager = PassthroughManager::with_host(context.host.clone()).map_err(Failure::failed)?;
+    super::release::recover(&mut manager)?;
+    let host = context.host.clone();
+    // How much RAM a guest will have is not known yet.
+    let options = ExplainOptions { with_group: args.with_group, ..ExplainOptions::for_memory(0) };
+    let readiness = Scan::of(&host)?.explain_one(args.address, &options)?;
+    explain::require_ready(context, &[readiness])?;
+    let options = ClaimOptions { persistent: true, with_group: args.with_group, ..ClaimOptions::default() };
+    let claim = manager.claim(args.address, &options).map_err(Failure::failed)?;
+    context.print(
+        || Body::Claim(Claim::from(&claim)),
+        || {
+            let mut text = String::new();
+            for function in &claim.functions {
+                let former = match &function.driver {
+                    Some(driver) if function.kept => format!("was on {driver} already"),
+                    Some(driver) => format!("taken from {driver}"),
+                    None => "had no driver".to_owned(),
+                };
+                // A String takes any write.
+                let _ = writeln!(text, "{} claimed, {former}", function.address);
+            }
+            text
+        },
+    )
+}

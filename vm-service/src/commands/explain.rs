@@ -1,0 +1,120 @@
+//! `explain`: every reason why a function can't be passed to a guest, each with its remedy.
+
+use std::fmt::Write as _;
+
+use vm_passthrough::readiness::{ExplainOptions, Readiness, Severity};
+
+use super::Scan;
+use crate::cli::{Context, ExplainArgs, Failure};
+use crate::config::GuestConfig;
+use crate::describe;
+use crate::json::{self, Body};
+use crate::table::printable;
+
+/// Explains a function, a guest's functions, or every accelerator.
+///
+/// # Errors
+/// When one of them can't be passed to a guest, which the output says then, or when the host can't be read.
+pub(crate) fn run(context: &mut Context<'_>, args: &ExplainArgs) -> Result<(), Failure> {
+    let host = context.host.clone();
+    let guest = args.guest.as_deref().map(GuestConfig::load).transpose().map_err(Failure::usage)?;
+    let scan = Scan::of(&host)?;
+    let mut options =
+        guest.as_ref().map_or_else(ExplainOptions::default, |guest| ExplainOptions::for_memory(guest.memory));
+    options.with_group = args.with_group;
+    let readiness: Vec<Readiness> = match (args.address, &guest) {
+        (Some(address), _) => vec![scan.explain_one(address, &options)?],
+        (None, Some(guest)) => guest
+            .devices
+            .iter()
+            .map(|&address| scan.explain_one(address, &options))
+            .collect::<Result<_, _>>()?,
+        (None, None) => scan
+            .functions()
+            .iter()
+            .filter(|function| describe::is_accelerator(function.device_type))
+            .filter_map(|function| scan.explain(function, &options).transpose())
+            .collect::<Result<_, _>>()?,
+    };
+    print(context, &readiness, guest.is_some())?;
+    if readiness.iter().all(Readiness::is_ready) {
+        Ok(())
+    } else {
+        // The output has said why.
+        Err(Failure::blocked(String::new()))
+    }
+}
+
+fn print(context: &mut Context<'_>, readiness: &[Readiness], of_guest: bool) -> Result<(), Failure> {
+    context.print(
+        || body(readiness),
+        || match (readiness.is_empty(), of_guest) {
+            (true, true) => "the guest has no devices\n".into(),
+            (true, false) => {
+                "no accelerators found; `vm-service list --all` lists every PCI function\n".into()
+            }
+            _ => readiness.iter().map(render).collect(),
+        },
+    )
+}
+
+fn body(readiness: &[Readiness]) -> Body {
+    Body::Explain { functions: readiness.iter().map(json::Readiness::from).collect() }
+}
+
+/// Refuses to go on when something keeps a function from being passed through: tells all of it, on standard error or,
+/// in JSON, on standard output.
+///
+/// # Errors
+/// [`Failure::blocked`] then, and when the output can't be written.
+pub(super) fn require_ready(context: &mut Context<'_>, readiness: &[Readiness]) -> Result<(), Failure> {
+    let blocked: Vec<&Readiness> = readiness.iter().filter(|readiness| !readiness.is_ready()).collect();
+    for warning in readiness.iter().flat_map(|readiness| &readiness.blockers) {
+        if warning.severity == Severity::Warning {
+            tracing::warn!("{} {}: {}; {}", warning.function, warning.code, warning.evidence, warning.remedy);
+        }
+    }
+    if blocked.is_empty() {
+        return Ok(());
+    }
+    if context.json {
+        context.print(|| body(readiness), String::new)?;
+    }
+    let text: String = blocked.into_iter().map(render).collect();
+    Err(Failure::blocked(format!(
+        "nothing was touched, because of what stands in the way:\n{}",
+        text.trim_end()
+    )))
+}
+
+/// What is found of one function.
+pub(super) fn render(readiness: &Readiness) -> String {
+    let count = |severity| readiness.blockers.iter().filter(|blocker| blocker.severity == severity).count();
+    let plural = |count: usize, word: &str| format!("{count} {word}{}", if count == 1 { "" } else { "s" });
+    let mut verdict = match count(Severity::Blocker) {
+        0 => "ready".to_owned(),
+        blockers => format!("not ready, {}", plural(blockers, "blocker")),
+    };
+    if count(Severity::Warning) > 0 {
+        verdict += &format!(", {}", plural(count(Severity::Warning), "warning"));
+    }
+    let mut text = format!("{} {}: {verdict}\n", readiness.address, printable(&readiness.name));
+    if readiness.functions.len() > 1 {
+        let companions: Vec<_> = readiness.functions[1..].iter().map(ToString::to_string).collect();
+        // A String takes any write.
+        let _ = writeln!(text, "  goes with {}", companions.join(", "));
+    }
+    for blocker in &readiness.blockers {
+        let _ = write!(
+            text,
+            "  {} {}: {}\n    found   {} {}\n    remedy  {}\n",
+            blocker.severity,
+            blocker.code,
+            blocker.code.summary(),
+            blocker.function,
+            printable(&blocker.evidence),
+            printable(&blocker.remedy)
+        );
+    }
+    text
+}

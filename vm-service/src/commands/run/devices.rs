@@ -1,0 +1,150 @@
+//! The devices of a guest that runs: claimed, opened and attached before, detached and given back after.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use vm_passthrough::claim::ClaimOptions;
+use vm_passthrough::guest::VfioPciDevice;
+use vm_passthrough::manager::ManagerError;
+use vm_passthrough::vfio::{self, Backend, Space};
+use vm_passthrough::{PassthroughManager, PciAddress};
+
+use crate::vmm::{Machine, Stop};
+
+/// How long each step took for one device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Device {
+    pub(super) address: PciAddress,
+    /// Zero when another device's claim covers it.
+    pub(super) claim: Duration,
+    pub(super) open: Duration,
+    pub(super) attach: Duration,
+    pub(super) detach: Duration,
+    pub(super) release: Duration,
+}
+
+/// A guest's devices, and the manager that claimed them. Dropping it gives them back too, and only logs what fails.
+#[derive(Debug)]
+pub(super) struct Devices {
+    manager: PassthroughManager,
+    space: Option<Arc<Space>>,
+    devices: Vec<Device>,
+}
+
+impl Devices {
+    /// No devices so far.
+    pub(super) fn new(manager: PassthroughManager) -> Self {
+        Self { manager, space: None, devices: Vec::new() }
+    }
+
+    /// The back end that they are opened through, once one is.
+    pub(super) fn backend(&self) -> Option<Backend> {
+        self.space.as_ref().map(|space| vfio::AddressSpace::backend(&**space))
+    }
+
+    /// Claims, opens and attaches `addresses`, and adds them to the machine.
+    ///
+    /// # Errors
+    /// The first step that fails, or nothing more to do when `stop` is requested. What was done before is to be undone
+    /// with [`detach`](Self::detach) and [`release`](Self::release).
+    pub(super) fn attach(
+        &mut self,
+        addresses: &[PciAddress],
+        options: &ClaimOptions,
+        backend: Option<Backend>,
+        machine: &mut Machine,
+        stop: &Stop,
+    ) -> Result<(), String> {
+        for &address in addresses {
+            if stop.requested() {
+                return Ok(());
+            }
+            let covered = self.manager.claims().iter().any(|claim| claim.addresses().contains(&address));
+            let (claimed, claim) = timed(|| match covered {
+                true => Ok(()),
+                false => self.manager.claim(address, options).map(drop),
+            });
+            claimed.map_err(|error| error.to_string())?;
+            tracing::info!("{address} claimed in {:.1} ms", claim.as_secs_f64() * 1e3);
+            let zero = Duration::ZERO;
+            self.devices.push(Device {
+                address,
+                claim,
+                open: zero,
+                attach: zero,
+                detach: zero,
+                release: zero,
+            });
+        }
+        if addresses.is_empty() {
+            return Ok(());
+        }
+        let host = self.manager.host().clone();
+        let space = vfio::open_space(&host, addresses, backend).map_err(|error| error.to_string())?;
+        self.space = Some(space.clone());
+        for device in &mut self.devices {
+            if stop.requested() {
+                return Ok(());
+            }
+            let address = device.address;
+            let (opened, open) = timed(|| {
+                let file = vfio::open_device(&host, address, &space).map_err(|error| error.to_string())?;
+                VfioPciDevice::new(file, space.clone(), machine.vmm())
+                    .map_err(|error| format!("{address}: {error}"))
+            });
+            let opened = opened?;
+            device.open = open;
+            machine.add_device(opened.clone()).map_err(|error| error.to_string())?;
+            let (attached, attach) = timed(|| self.manager.attach_device(address, opened));
+            attached.map_err(|error| error.to_string())?;
+            device.attach = attach;
+            tracing::info!(
+                "{address} opened through {} and attached in {:.1} ms",
+                vfio::AddressSpace::backend(&*space),
+                (open + attach).as_secs_f64() * 1e3
+            );
+        }
+        Ok(())
+    }
+
+    /// Takes the devices from the guest, which no longer runs. What fails is tried again when they are released.
+    pub(super) fn detach(&mut self) {
+        for address in self.manager.attached().into_iter().rev() {
+            let (detached, took) = timed(|| self.manager.detach_device(address));
+            if let Err(error) = detached {
+                tracing::warn!("{error}; it is tried again when {address} is released");
+            }
+            if let Some(device) = self.devices.iter_mut().find(|device| device.address == address) {
+                device.detach = took;
+            }
+        }
+    }
+
+    /// Gives the devices back to their drivers. No one else may hold any of them: not the machine, which must be gone.
+    ///
+    /// # Errors
+    /// All that could not be given back, and why; it stays in the ledger.
+    pub(super) fn release(mut self) -> (Vec<Device>, Result<(), ManagerError>) {
+        self.space = None;
+        for claim in self.manager.claims() {
+            if claim.addresses().iter().any(|address| self.manager.attached().contains(address)) {
+                continue;
+            }
+            let (released, took) = timed(|| self.manager.release(claim.target));
+            match released {
+                Ok(()) => tracing::info!("{} given back in {:.1} ms", claim.target, took.as_secs_f64() * 1e3),
+                Err(error) => tracing::warn!("{error}; it is tried once more"),
+            }
+            if let Some(device) = self.devices.iter_mut().find(|device| device.address == claim.target) {
+                device.release = took;
+            }
+        }
+        (self.devices, self.manager.close())
+    }
+}
+
+fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
+    let started = Instant::now();
+    let result = work();
+    (result, started.elapsed())
+}

@@ -1,0 +1,72 @@
+//! What keeps a function from being passed to a guest.
+
+use schemars::JsonSchema;
+use serde::Serialize;
+use vm_passthrough::readiness;
+
+/// What was found of one function.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Readiness {
+    /// Its address.
+    pub address: String,
+    /// Its names, or its numbers.
+    pub name: String,
+    /// The functions that are given away together, this one first.
+    pub functions: Vec<String>,
+    /// Whether nothing keeps it from being passed to a guest; warnings don't.
+    pub ready: bool,
+    /// What was found; blockers first, then warnings.
+    pub blockers: Vec<Blocker>,
+}
+
+/// One thing that was found.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Blocker {
+    /// Stable code, as in `group-not-viable`.
+    pub code: String,
+    /// How bad it is.
+    pub severity: Severity,
+    /// The function that it is about: the one that was asked for, or a companion.
+    pub function: String,
+    /// What was read, and where.
+    pub evidence: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Severity {
+    /// The function can't be passed to a guest, or only to the host's harm.
+    Blocker,
+    /// It works, but not as well or as safely as it should.
+    Warning,
+}
+
+impl From<&readiness::Readiness> for Readiness {
+    fn from(value: &readiness::Readiness) -> Self {
+        Self {
+            address: value.address.to_string(),
+            name: value.name.clone(),
+            functions: value.functions.iter().map(ToString::to_string).collect(),
+            ready: value.is_ready(),
+            blockers: value.blockers.iter().map(Blocker::from).collect(),
+        }
+    }
+}
+
+impl From<&readiness::Blocker> for Blocker {
+    fn from(value: &readiness::Blocker) -> Self {
+        Self {
+            code: value.code.to_string(),
+            severity: match value.severity {
+                readiness::Severity::Blocker => Severity::Blocker,
+                readiness::Severity::Warning => Severity::Warning,
+            },
+            function: value.function.to_string(),
+            evidence: value.evidence.clone(),
+            remedy: value.remedy.clone(),
+        }
+    }
+}

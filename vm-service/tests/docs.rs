@@ -1,0 +1,164 @@
+//! What the documents name exists: files, links, commands, options and scenarios.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::{CommandFactory as _, Parser as _};
+use vm_service::cli::Cli;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// The documents with their text.
+fn documents() -> Vec<(PathBuf, String)> {
+    let mut paths: Vec<PathBuf> =
+        ["README.md", "ROADMAP.md", "CHANGELOG.md"].iter().map(|name| root().join(name)).collect();
+    let docs = fs::read_dir(root().join("docs")).expect("docs");
+    paths.extend(
+        docs.map(|entry| entry.expect("an entry").path())
+            .filter(|path| path.extension().is_some_and(|extension| extension == "md")),
+    );
+    paths.sort();
+    paths.into_iter().map(|path| (path.clone(), fs::read_to_string(&path).expect("a document"))).collect()
+}
+
+/// Every `code span` and every line of a code block that is shell.
+fn code(text: &str) -> Vec<String> {
+    let mut code = Vec::new();
+    let mut block = None;
+    for line in text.lines() {
+        if let Some(language) = line.strip_prefix("```") {
+            block = if block.is_some() { None } else { Some(language.to_owned()) };
+        } else if let Some(language) = &block {
+            if language == "sh" || language == "console" {
+                code.push(line.strip_prefix("$ ").unwrap_or(line).to_owned());
+            }
+        } else {
+            code.extend(line.split('`').skip(1).step_by(2).map(str::to_owned));
+        }
+    }
+    code
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let mut checked = 0;
+    for (document, text) in documents() {
+        for part in text.split("](").skip(1) {
+            let target = part.split([')', '#']).next().unwrap_or_default();
+            if target.is_empty() || target.contains("://") {
+                continue;
+            }
+            let path = document.parent().expect("a directory").join(target);
+            assert!(path.exists(), "{} links to {target}, which is gone", document.display());
+            checked += 1;
+        }
+    }
+    assert!(checked > 10, "only {checked} links were found");
+}
+
+#[test]
+fn paths_exist() {
+    let mut checked = 0;
+    for (document, text) in documents() {
+        for span in code(&text) {
+            for word in span.split_whitespace() {
+                let word = word.trim_end_matches(['.', ',', ':', ';']);
+                let top = word.split('/').next().unwrap_or_default();
+                let ours = ["vm-passthrough", "vm-service", "docs", "tests", "fuzz", ".ci"].contains(&top);
+                if ours && word.contains('/') {
+                    assert!(root().join(word).exists(), "{} names {word}, which is gone", document.display());
+                    checked += 1;
+                }
+            }
+        }
+    }
+    assert!(checked > 10, "only {checked} paths were found");
+}
+
+#[test]
+fn commands_parse() {
+    let mut checked = BTreeSet::new();
+    for (document, text) in documents() {
+        for span in code(&text) {
+            let words: Vec<&str> = span.split_whitespace().collect();
+            let args: Vec<&str> = match words.as_slice() {
+                ["vm-service", args @ ..] => args.to_vec(),
+                ["cargo", "run", rest @ ..] if rest.contains(&"vm-service") => {
+                    rest.iter().skip_while(|word| **word != "--").skip(1).copied().collect()
+                }
+                _ => continue,
+            };
+            if args.is_empty() {
+                continue;
+            }
+            let args = args.iter().map(|word| if *word == "ADDR" { "0000:65:00.0" } else { word });
+            let parsed = Cli::try_parse_from(std::iter::once("vm-service").chain(args));
+            if let Err(error) = parsed {
+                panic!("{} shows `{span}`, which is no command: {error}", document.display());
+            }
+            checked.extend(words.get(1).map(|word| (*word).to_owned()));
+        }
+    }
+    for command in Cli::command().get_subcommands() {
+        let name = command.get_name();
+        assert!(name == "help" || checked.contains(name), "no document shows `vm-service {name}`");
+    }
+}
+
+#[test]
+fn options_exist() {
+    let mut cli = Cli::command();
+    cli.build();
+    let mut known: BTreeSet<String> = BTreeSet::new();
+    for command in std::iter::once(&cli).chain(cli.get_subcommands()) {
+        known.extend(command.get_arguments().filter_map(|argument| argument.get_long()).map(str::to_owned));
+    }
+    let operating = fs::read_to_string(root().join("docs/operating.md")).expect("docs/operating.md");
+    for option in &known {
+        let obvious = ["help", "version"].contains(&option.as_str());
+        assert!(obvious || operating.contains(&format!("--{option}")), "docs/operating.md misses --{option}");
+    }
+    // Options of other programs, and of the testbed.
+    known.extend(["list", "release", "package"].map(str::to_owned));
+    for (document, text) in documents() {
+        for span in code(&text) {
+            for option in span.split_whitespace().filter_map(|word| word.strip_prefix("--")) {
+                let option = option.split('=').next().unwrap_or_default();
+                let named = option.is_empty() || known.contains(option);
+                assert!(named, "{} names --{option}, which is gone", document.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn scenarios_exist() {
+    let mut sources = String::new();
+    let mut dirs = vec![root().join("tests/testbed/src")];
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(&dir).expect("the testbed's source") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                dirs.push(path);
+            } else {
+                sources += &fs::read_to_string(&path).expect("source");
+            }
+        }
+    }
+    let mut checked = 0;
+    for (document, text) in documents() {
+        for span in code(&text) {
+            let words: Vec<&str> = span.split_whitespace().collect();
+            let ["cargo", "testbed", scenarios @ ..] = words.as_slice() else { continue };
+            for scenario in scenarios.iter().filter(|word| !word.starts_with('-')) {
+                let known = sources.contains(&format!("\"{scenario}\""));
+                assert!(known, "{} names the scenario {scenario}, which is gone", document.display());
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked > 0, "no document names a scenario");
+}
