@@ -103,6 +103,11 @@ impl Ledger {
         self.entries.iter().map(|(&iova, entry)| (iova, entry))
     }
 
+    /// Number of bytes mapped.
+    pub(super) fn bytes(&self) -> u64 {
+        self.entries.values().fold(0, |sum, entry| sum.saturating_add(entry.memory.len()))
+    }
+
     /// Forgets all.
     pub(super) fn clear(&mut self) {
         self.entries.clear();

@@ -44,7 +44,7 @@ fn remedy(operation: &str, errno: Option<Errno>) -> &'static str {
             "its IOMMU may reserve addresses where memory is mapped already; compare reserved_regions of its group \
              in sysfs with the guest's RAM"
         }
-        ("VFIO_IOMMU_MAP_DMA" | "IOMMU_IOAS_MAP", Some(Errno::NOMEM)) => {
+        ("VFIO_IOMMU_MAP_DMA" | "IOMMU_IOAS_MAP" | "VFIO_DEVICE_ATTACH_IOMMUFD_PT", Some(Errno::NOMEM)) => {
             "raise the limit of locked memory (ulimit -l, LimitMEMLOCK= in systemd), or give the process CAP_IPC_LOCK"
         }
         ("VFIO_IOMMU_MAP_DMA", Some(Errno::NOSPC)) => {
@@ -64,7 +64,7 @@ fn remedy(operation: &str, errno: Option<Errno>) -> &'static str {
     }
 }
 
-/// The error for a DMA mapping of `needed` bytes that failed.
+/// The error for a call that was to lock `needed` bytes for DMA and failed.
 pub(super) fn map(
     host: &Host,
     operation: &'static str,

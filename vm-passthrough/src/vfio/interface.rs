@@ -106,6 +106,14 @@ pub enum VfioError {
         /// By whom, and what to do.
         reason: String,
     },
+    /// The function does not answer or can't be woken.
+    #[error("{address} does not answer: {reason}")]
+    Lost {
+        /// The function.
+        address: PciAddress,
+        /// What was seen, and what to do.
+        reason: String,
+    },
     /// Neither back end can open the device.
     #[error("{address} can't be opened through VFIO: {reason}")]
     Unavailable {

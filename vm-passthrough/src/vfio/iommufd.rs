@@ -87,8 +87,9 @@ impl Ioas {
         Ok(())
     }
 
-    /// Opens a function by its own node, binds it to the iommufd and attaches it to the address space.
-    pub(super) fn open_device(&self, host: &Host, address: PciAddress) -> Result<OwnedFd> {
+    /// Opens a function by its own node, binds it to the iommufd and attaches it to the address space, where `mapped`
+    /// bytes are mapped. The first function's attaching locks them.
+    pub(super) fn open_device(&self, host: &Host, address: PciAddress, mapped: u64) -> Result<OwnedFd> {
         let node = device_node(host, address).ok_or_else(|| VfioError::Unavailable {
             address,
             reason: "it has no node of its own (vfio-dev in its sysfs directory): claim it for vfio-pci first, or \
@@ -99,8 +100,9 @@ impl Ioas {
         let file = open_node(&node).map_err(|error| system("open", &path, error))?;
         sys::iommufd::bind(file.as_fd(), self.fd.as_fd())
             .map_err(|error| system("VFIO_DEVICE_BIND_IOMMUFD", &path, error))?;
-        sys::iommufd::attach(file.as_fd(), self.id)
-            .map_err(|error| system("VFIO_DEVICE_ATTACH_IOMMUFD_PT", &path, error))?;
+        sys::iommufd::attach(file.as_fd(), self.id).map_err(|error| {
+            super::failure::map(host, "VFIO_DEVICE_ATTACH_IOMMUFD_PT", &path, mapped, error)
+        })?;
         Ok(file)
     }
 

@@ -28,8 +28,12 @@ pub(super) fn is_cold(host: &Host, address: PciAddress) -> bool {
 
 /// Wakes a function and waits until it is in D0 and answers.
 pub(super) fn wake(host: &Host, device: &VfioDevice) -> Result<()> {
+    wake_until(host, device, Instant::now() + DEADLINE)
+}
+
+/// Wakes a function and waits until it is in D0 and answers, or the deadline.
+pub(super) fn wake_until(host: &Host, device: &VfioDevice, deadline: Instant) -> Result<()> {
     let address = device.address();
-    let deadline = Instant::now() + DEADLINE;
     if is_cold(host, address) {
         wake_from_cold(host, address, deadline)?;
     }
@@ -43,7 +47,7 @@ pub(super) fn wake(host: &Host, device: &VfioDevice) -> Result<()> {
             return wait_until_it_answers(device, deadline);
         }
         if Instant::now() >= deadline {
-            return Err(VfioError::Unavailable {
+            return Err(VfioError::Lost {
                 address,
                 reason: format!(
                     "it stays in D{} (power control reads {value:#06x}); a full power cycle of the host may bring it \
@@ -63,9 +67,9 @@ pub(super) fn wake(host: &Host, device: &VfioDevice) -> Result<()> {
 fn wake_from_cold(host: &Host, address: PciAddress, deadline: Instant) -> Result<()> {
     let control = host.pci_device(address).join("power/control");
     let before = std::fs::read_to_string(&control).unwrap_or_default();
-    let unavailable = |reason: String| VfioError::Unavailable { address, reason };
+    let lost = |reason: String| VfioError::Lost { address, reason };
     host.writer().write(&control, "on", left(deadline)).map_err(|error| {
-        unavailable(format!("it is in D3cold, and writing `on` to {} failed: {error}", control.display()))
+        lost(format!("it is in D3cold, and writing `on` to {} failed: {error}", control.display()))
     })?;
     let woken = wait(deadline, || !is_cold(host, address));
     if before.trim() == "auto"
@@ -76,7 +80,7 @@ fn wake_from_cold(host: &Host, address: PciAddress, deadline: Instant) -> Result
     if woken {
         return Ok(());
     }
-    Err(unavailable(
+    Err(lost(
         "it stays in D3cold; turn off runtime power management of it and of the port above it, or boot with \
          pcie_port_pm=off"
             .into(),
@@ -84,7 +88,7 @@ fn wake_from_cold(host: &Host, address: PciAddress, deadline: Instant) -> Result
 }
 
 /// Waits until config space reads are not all ones, which is what a function that is not ready gives.
-pub(super) fn wait_until_it_answers(device: &VfioDevice, deadline: Instant) -> Result<()> {
+fn wait_until_it_answers(device: &VfioDevice, deadline: Instant) -> Result<()> {
     let mut answer = Ok(false);
     let answered = wait(deadline, || {
         let mut class = [0xff; 4];
@@ -94,18 +98,13 @@ pub(super) fn wait_until_it_answers(device: &VfioDevice, deadline: Instant) -> R
     match answer {
         Ok(true) if answered => Ok(()),
         Err(error) => Err(error),
-        Ok(_) => Err(VfioError::Unavailable {
+        Ok(_) => Err(VfioError::Lost {
             address: device.address(),
             reason: "its config space reads all ones: it is gone, without power, or hung; look at the Linux kernel's \
                      log, then reseat it or power-cycle the host"
                 .into(),
         }),
     }
-}
-
-/// Until when a function may take to answer, from now on.
-pub(super) fn deadline() -> Instant {
-    Instant::now() + DEADLINE
 }
 
 fn left(deadline: Instant) -> Duration {

@@ -36,12 +36,16 @@ use std::time::{Duration, Instant};
 
 use super::failure::system;
 use super::interface::{DeviceFile, ResetEvidence, ResetReport, ResetStep, Result, VfioError};
-use super::{INTX_IRQ, MSI_IRQ, MSIX_IRQ, VfioDevice, power, sys};
+use super::{INTX_IRQ, MSI_IRQ, MSIX_IRQ, Presence, VfioDevice, power, sys};
 use crate::pci::ResetMethod;
 use crate::{Host, PciAddress};
 
 /// How long a reset is tried again while the Linux kernel has the device locked for something else.
 const LOCKED_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long the steps of a ladder together wait for the function to answer, besides what the Linux kernel waits. A function
+/// that was pulled must not be waited for once a step.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long a write to `reset_method` may take.
 const SYSFS_DEADLINE: Duration = Duration::from_secs(5);
@@ -54,7 +58,12 @@ pub(super) fn reset_once(device: &VfioDevice) -> Result<()> {
     let deadline = Instant::now() + LOCKED_DEADLINE;
     loop {
         match sys::device::reset(device.file()) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline => {
+            // A function that was pulled stays locked for as long as it is open.
+            Err(error)
+                if error.kind() == io::ErrorKind::WouldBlock
+                    && Instant::now() < deadline
+                    && !matches!(device.presence(), Presence::Gone(_)) =>
+            {
                 sleep(Duration::from_millis(20));
             }
             answer => return answer.map_err(|error| system("VFIO_DEVICE_RESET", device.name(), error)),
@@ -77,6 +86,7 @@ pub(super) fn ladder(host: &Host, device: &VfioDevice) -> Result<ResetReport> {
         device.disable_irqs(index)?;
     }
     let mut failures = Vec::new();
+    let mut patience = PATIENCE;
     let methods = Methods::read(host, address);
     // Every method must be asked for by VFIO_DEVICE_RESET, which does not say which one it used: the first of the list.
     if device.info().reset {
@@ -90,7 +100,7 @@ pub(super) fn ladder(host: &Host, device: &VfioDevice) -> Result<ResetReport> {
                     continue;
                 }
             }
-            match attempt(host, device, &[], || reset_once(device)).0 {
+            match attempt(host, device, &[], &mut patience, || reset_once(device)).0 {
                 Outcome::Reset(evidence) => {
                     methods.restore(host);
                     return Ok(ResetReport { method: step.map(ResetStep::Function), evidence });
@@ -105,7 +115,7 @@ pub(super) fn ladder(host: &Host, device: &VfioDevice) -> Result<ResetReport> {
     if let Some(evidence) = device.space().take_fresh(address) {
         return Ok(ResetReport { method: Some(ResetStep::Hot), evidence });
     }
-    match hot_reset(host, device) {
+    match hot_reset(host, device, &mut patience) {
         Ok(Outcome::Reset(evidence)) => Ok(ResetReport { method: Some(ResetStep::Hot), evidence }),
         Ok(Outcome::Failed(why)) | Err(why) => {
             failures.push(format!("hot reset: {why}"));
@@ -124,7 +134,7 @@ fn name(method: Option<ResetMethod>) -> String {
 }
 
 /// Resets all of the function's slot or bus; `Err` with the reason why that may not be done.
-fn hot_reset(host: &Host, device: &VfioDevice) -> Result<Outcome, String> {
+fn hot_reset(host: &Host, device: &VfioDevice, patience: &mut Duration) -> Result<Outcome, String> {
     let info = device.hot_reset_info().map_err(|error| error.to_string())?;
     let set: Vec<_> = info.functions.iter().map(|&(function, _)| function).collect();
     if !set.contains(&device.address()) {
@@ -149,7 +159,9 @@ fn hot_reset(host: &Host, device: &VfioDevice) -> Result<Outcome, String> {
     let others: Vec<_> = set.iter().copied().filter(|&other| other != device.address()).collect();
     device
         .space()
-        .with_set(device.address(), &set, || attempt(host, device, &others, || device.hot_reset(&groups)))
+        .with_set(device.address(), &set, || {
+            attempt(host, device, &others, patience, || device.hot_reset(&groups))
+        })
         .map_err(|open| format!("it would also reset {open}, which is in use"))
 }
 
@@ -159,13 +171,15 @@ fn attempt(
     host: &Host,
     device: &VfioDevice,
     others: &[PciAddress],
+    patience: &mut Duration,
     reset: impl FnOnce() -> Result<()>,
 ) -> (Outcome, Vec<(PciAddress, ResetEvidence)>) {
     let marker = Marker::put(host, device.address());
     let other_markers: Vec<_> = others.iter().map(|&other| (other, Marker::put(host, other))).collect();
     let reported = reset();
-    let answers =
-        power::wait_until_it_answers(device, power::deadline()).and_then(|()| power::wake(host, device));
+    let start = Instant::now();
+    let answers = power::wake_until(host, device, start + *patience);
+    *patience = patience.saturating_sub(start.elapsed());
     if let Err(error) = answers {
         marker
             .into_iter()

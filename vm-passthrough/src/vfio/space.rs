@@ -152,7 +152,7 @@ impl Space {
         let State { engine, ledger, info, .. } = &mut *state;
         *info = None;
         let (file, group) = match engine {
-            Engine::Iommufd(ioas) => (ioas.open_device(&self.host, address)?, None),
+            Engine::Iommufd(ioas) => (ioas.open_device(&self.host, address, ledger.bytes())?, None),
             Engine::Group(container) => {
                 let Opened { file, group, group_fd } =
                     container.open_device(&self.host, address, group, ledger)?;
