@@ -6,7 +6,8 @@
 //! ```
 //!
 //! The function must be claimed. The two take turns, in pairs whose order alternates, each with its own opened device; what
-//! is timed is mapping and unmapping only. Without an address it says so and measures nothing: it needs a real IOMMU.
+//! is timed is mapping and unmapping only. In an emulated machine let time follow the instructions (QEMU's
+//! `-icount shift=0,sleep=off`): the figures then do not depend on what else the host does. Without an address it says so and measures nothing: it needs a real IOMMU.
 
 #![allow(unsafe_code)]
 
