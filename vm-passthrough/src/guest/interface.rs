@@ -139,8 +139,8 @@ pub trait PassthroughDevice: fmt::Debug + Send + Sync {
     /// Writes 1, 2 or 4 bytes of config space at `offset`. Moving or enabling a BAR, or programming an interrupt,
     /// takes effect before it returns.
     fn config_write(&self, offset: u16, data: &[u8]);
-    /// Where a guest-physical memory access falls: BAR and offset, for the BARs that decode now and are not mapped
-    /// into the guest there.
+    /// Where a guest-physical memory access that exited to the VMM falls: BAR and offset, for the BARs that decode now.
+    /// It does not wait for other calls, as a VMM asks every device about every exit.
     fn find_bar(&self, address: u64) -> Option<(u8, u64)>;
     /// Reads 1 to 8 bytes of a BAR. On an error `data` is all ones.
     ///
