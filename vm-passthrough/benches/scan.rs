@@ -3,8 +3,8 @@
 //! The functions are a simulated host's. Every field that the timed scans give is
 //! compared with what was simulated first.
 
-use criterion::{Criterion, criterion_group, criterion_main};
-use vm_passthrough::pci::{DeviceType, Link, PciAddress, PciFunction, PowerState, Scanner};
+use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
+use vm_passthrough::pci::{DeviceType, Link, PciAddress, PciFunction, PowerState, Scanner, Sriov};
 use vm_passthrough::sim::{SimFunction, SimHost};
 
 const FUNCTIONS: u32 = 10_000;
@@ -50,20 +50,72 @@ fn check(functions: &[PciFunction]) {
     }
 }
 
-fn scan(c: &mut Criterion) {
+/// Adds the functions, and sees to it that nothing happens on the host and nobody has overridden a NUMA node.
+fn build(function: impl Fn(u32) -> SimFunction) -> SimHost {
     let sim = SimHost::new().expect("a temporary directory can be filled");
     for index in 0..FUNCTIONS {
         sim.add(&function(index)).expect("a function can be added");
     }
+    sim.write("sys/kernel/uevent_seqnum", "4711\n").expect("a file can be written");
+    sim.write("proc/sys/kernel/tainted", "0\n").expect("a file can be written");
+    sim
+}
+
+/// Network cards with 63 virtual functions each, which is what most of so many functions are.
+fn virtual_function(index: u32) -> SimFunction {
+    let function = SimFunction::network(address(index)).group(index).numa_node((index % 8) as u16);
+    match index % 64 {
+        0 => function.driver("ice").sriov(63),
+        first => function.driver("iavf").virtual_of(address(index - first)),
+    }
+}
+
+fn check_virtual(functions: &[PciFunction]) {
+    assert_eq!(functions.len(), FUNCTIONS as usize);
+    for (found, index) in functions.iter().zip(0..) {
+        assert_eq!((found.address, found.iommu_group), (address(index), Some(index)));
+        assert_eq!(found.numa_node, Some((index % 8) as u16));
+        assert_eq!((found.power_state, found.device_type), (PowerState::D0, DeviceType::Network));
+        assert_eq!((found.ids.vendor, found.bars.len(), found.resets.len()), (0x8086, 1, 1));
+        let (driver, sriov) = match index % 64 {
+            0 => ("ice", Sriov::Physical { total_vfs: 63, num_vfs: 63.min(FUNCTIONS - index - 1) as u16 }),
+            first => ("iavf", Sriov::Virtual { physical: address(index - first) }),
+        };
+        assert_eq!((found.driver.as_deref(), found.sriov), (Some(driver), Some(sriov)));
+    }
+}
+
+fn scan(c: &mut Criterion) {
+    let sim = build(function);
     let host = sim.plain_host();
     let mut scanner = Scanner::new();
-    check(&scanner.scan(&host).expect("the simulated host can be read"));
-    check(&scanner.scan(&host).expect("the simulated host can be read"));
-
     let mut group = c.benchmark_group("scan");
     group.sample_size(20);
-    group.bench_function("10000/warm", |b| b.iter(|| scanner.scan(&host)));
-    group.bench_function("10000/cold", |b| b.iter(|| Scanner::new().scan(&host)));
+    for _ in 0..2 {
+        check(&scanner.scan(&host).expect("the simulated host can be read"));
+    }
+    group.bench_function("10000 physical/warm", |b| b.iter(|| scanner.scan(&host)));
+    group.bench_function("10000 physical/warm after an event", |b| {
+        let mut event = 4711;
+        b.iter_batched(
+            || {
+                event += 1;
+                sim.write("sys/kernel/uevent_seqnum", &format!("{event}\n"))
+            },
+            |_| scanner.scan(&host),
+            BatchSize::PerIteration,
+        );
+    });
+    group.bench_function("10000 physical/cold", |b| b.iter(|| Scanner::new().scan(&host)));
+    drop(sim);
+
+    let sim = build(virtual_function);
+    let host = sim.plain_host();
+    let mut scanner = Scanner::new();
+    for _ in 0..2 {
+        check_virtual(&scanner.scan(&host).expect("the simulated host can be read"));
+    }
+    group.bench_function("10000 virtual/warm", |b| b.iter(|| scanner.scan(&host)));
     group.finish();
 }
 

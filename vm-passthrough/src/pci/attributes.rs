@@ -1,8 +1,8 @@
 //! The directory of one function in sysfs, and its attributes, read with as few system calls as can be.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Access, AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::config::ConfigSource;
@@ -11,10 +11,21 @@ use super::config::ConfigSource;
 ///
 /// Once the Linux kernel has removed the function, every look-up in the directory fails, even when another
 /// function has come to the same address: what is read through one value is all of one function.
+///
+/// One that is only [`below`](Self::below) another directory is looked up by its path each time.
 #[derive(Debug)]
-pub(super) struct Attributes {
-    dir: OwnedFd,
+pub(super) struct Attributes<'a> {
+    dir: Dir<'a>,
 }
+
+#[derive(Debug)]
+enum Dir<'a> {
+    Open(OwnedFd),
+    Below(&'a OwnedFd, &'a [u8]),
+}
+
+/// Room for an address, a `/` and the name of an attribute.
+const PATH_SIZE: usize = 64;
 
 /// Room for the longest attribute that is read: a `uevent`, or the seven lines of `resource` that matter.
 const TEXT_SIZE: usize = 1024;
@@ -33,11 +44,19 @@ impl Text {
 
     /// The target of the link `name` in `dir`; `None` when it is not a link.
     pub(super) fn link_target(&mut self, dir: impl AsFd, name: &[u8]) -> Result<Option<&str>, Errno> {
+        self.read_link(dir, name)?;
+        Ok(std::str::from_utf8(self.bytes()).ok())
+    }
+
+    /// Reads the target of a link; nothing when it is not a link.
+    fn read_link(&mut self, dir: impl AsFd, name: &[u8]) -> Result<(), Errno> {
+        self.len = 0;
         match rustix::fs::readlinkat_raw(dir, name, &mut self.bytes[..]) {
-            Ok(len) => Ok(std::str::from_utf8(&self.bytes[..len]).ok()),
-            Err(Errno::INVAL) => Ok(None),
-            Err(error) => Err(error),
+            Ok(len) => self.len = len,
+            Err(Errno::INVAL) => {}
+            Err(error) => return Err(error),
         }
+        Ok(())
     }
 
     /// What was read last.
@@ -54,11 +73,45 @@ pub(super) struct Identity {
     changed: (i64, u64),
 }
 
-impl Attributes {
+impl<'a> Attributes<'a> {
     /// Opens the directory `name` in `parent`.
     pub(super) fn open(parent: impl AsFd, name: &[u8]) -> Result<Self, Errno> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Self { dir: rustix::fs::openat(parent, name, flags, Mode::empty())? })
+        Ok(Self { dir: Dir::Open(rustix::fs::openat(parent, name, flags, Mode::empty())?) })
+    }
+
+    /// The directory `name` in `parent`, not opened: for a few attributes that is less work, and for a function that
+    /// is known to stay.
+    pub(super) fn below(parent: &'a OwnedFd, name: &'a [u8]) -> Self {
+        Self { dir: Dir::Below(parent, name) }
+    }
+
+    /// Calls `act` with the directory and path that lead to the attribute `name`.
+    fn at<T>(
+        &self,
+        name: &str,
+        act: impl FnOnce(BorrowedFd<'_>, &[u8]) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        match &self.dir {
+            Dir::Open(dir) => act(dir.as_fd(), name.as_bytes()),
+            Dir::Below(parent, dir) => {
+                let mut path = [0; PATH_SIZE];
+                let len = dir.len() + 1 + name.len();
+                let (Some(start), true) = (path.get_mut(..=dir.len()), len <= PATH_SIZE) else {
+                    return Err(Errno::NAMETOOLONG);
+                };
+                start[..dir.len()].copy_from_slice(dir);
+                start[dir.len()] = b'/';
+                path[dir.len() + 1..len].copy_from_slice(name.as_bytes());
+                act(parent.as_fd(), &path[..len])
+            }
+        }
+    }
+
+    fn open_attribute(&self, name: &str) -> Result<OwnedFd, Errno> {
+        self.at(name, |dir, path| {
+            rustix::fs::openat(dir, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        })
     }
 
     /// Which directory it is.
@@ -66,15 +119,17 @@ impl Attributes {
     /// In sysfs the inode number is the node's 64-bit ID, which the Linux kernel gives out once per boot. Where
     /// the file system reuses numbers the time of change tells the two apart.
     pub(super) fn identity(&self) -> Result<Identity, Errno> {
-        let stat = rustix::fs::fstat(&self.dir)?;
+        let stat = match &self.dir {
+            Dir::Open(dir) => rustix::fs::fstat(dir)?,
+            Dir::Below(parent, name) => rustix::fs::statat(parent, *name, AtFlags::empty())?,
+        };
         Ok(Identity { device: stat.st_dev, inode: stat.st_ino, changed: (stat.st_ctime, stat.st_ctime_nsec) })
     }
 
     /// Reads the attribute `name` into `text`; `false` when there is none.
     pub(super) fn read(&self, name: &str, text: &mut Text) -> Result<bool, Errno> {
         text.len = 0;
-        let file = match rustix::fs::openat(&self.dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-        {
+        let file = match self.open_attribute(name) {
             Ok(file) => file,
             Err(Errno::NOENT) => return Ok(false),
             Err(error) => return Err(error),
@@ -90,24 +145,23 @@ impl Attributes {
     }
 
     /// The last part of the link `name`'s target; `None` when there is no such link.
-    pub(super) fn link<'a>(&self, name: &str, text: &'a mut Text) -> Result<Option<&'a str>, Errno> {
-        let target = match text.link_target(&self.dir, name.as_bytes()) {
-            Ok(target) => target,
-            Err(Errno::NOENT) => None,
+    pub(super) fn link<'t>(&self, name: &str, text: &'t mut Text) -> Result<Option<&'t str>, Errno> {
+        match self.at(name, |dir, path| text.read_link(dir, path)) {
+            Ok(()) | Err(Errno::NOENT) => {}
             Err(error) => return Err(error),
-        };
-        Ok(target.and_then(|target| target.rsplit('/').next()))
+        }
+        let target = std::str::from_utf8(text.bytes()).ok();
+        Ok(target.and_then(|target| target.rsplit('/').next()).filter(|name| !name.is_empty()))
     }
 
     /// Whether there is an entry `name`.
     pub(super) fn has(&self, name: &str) -> bool {
-        rustix::fs::accessat(&self.dir, name, rustix::fs::Access::EXISTS, rustix::fs::AtFlags::empty())
-            .is_ok()
+        self.at(name, |dir, path| rustix::fs::accessat(dir, path, Access::EXISTS, AtFlags::empty())).is_ok()
     }
 
     /// Opens config space; `None` when it can't be.
     pub(super) fn config(&self) -> Result<Option<ConfigFile>, Errno> {
-        match rustix::fs::openat(&self.dir, "config", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
+        match self.open_attribute("config") {
             Ok(file) => Ok(Some(ConfigFile { file })),
             Err(Errno::NOENT | Errno::ACCESS | Errno::PERM) => Ok(None),
             Err(error) => Err(error),

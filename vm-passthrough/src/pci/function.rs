@@ -33,7 +33,8 @@ pub struct PciFunction {
     pub driver_override: Option<String>,
     /// NUMA node of its root complex.
     pub numa_node: Option<u16>,
-    /// PCI Express link; `None` on conventional PCI and on integrated endpoints.
+    /// PCI Express link; `None` on conventional PCI and on integrated endpoints, and in D3cold when it is not known
+    /// from before.
     pub link: Option<Link>,
     /// Power state that the Linux kernel knows.
     pub power_state: PowerState,
@@ -41,10 +42,11 @@ pub struct PciFunction {
     pub sriov: Option<Sriov>,
     /// Resets that the Linux kernel can do, in the order that it tries them.
     pub resets: Vec<ResetMethod>,
-    /// Capability list of its config space.
+    /// Capability list of its config space; empty when the caller may not read past the first 64 bytes, and in
+    /// D3cold when it is not known from before, as reading would wake the function.
     pub capabilities: Vec<Capability>,
     /// Extended capability list of its config space; empty when the caller may not read past the first 64 or
-    /// 256 bytes.
+    /// 256 bytes, and in D3cold like the other list.
     pub extended_capabilities: Vec<ExtendedCapability>,
     /// Whether the firmware's boot display is on it.
     pub boot_display: bool,

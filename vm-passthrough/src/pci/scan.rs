@@ -12,8 +12,8 @@ use thiserror::Error;
 use super::attributes::{Attributes, Identity, Text, is_gone};
 use super::config::{self, ConfigSource as _};
 use super::{
-    Capability, DeviceType, ExtendedCapability, Link, PciAddress, PciClass, PciFunction, PciIds, PowerState,
-    Sriov, kind, text,
+    Bar, Capability, DeviceType, ExtendedCapability, Link, PciAddress, PciClass, PciFunction, PciIds,
+    PowerState, Rom, Sriov, kind, text,
 };
 use crate::Host;
 
@@ -79,7 +79,8 @@ pub fn read_function(host: &Host, address: PciAddress) -> Result<PciFunction, Sc
     let path = host.sys.join(DEVICES);
     let dir = open_dir(host)?;
     let mut text = Text::new();
-    match read(&dir, address, None, &mut text) {
+    let trust = Trust { events: false, numa_nodes: false };
+    match read(&dir, address, None, trust, &mut text) {
         Ok(found) => Ok(found.function),
         Err(Failure::Gone) => Err(ScanError::NotFound { address, path }),
         Err(Failure::Malformed) => Err(ScanError::Malformed { address, path: host.pci_device(address) }),
@@ -111,17 +112,26 @@ pub fn read_config(host: &Host, address: PciAddress) -> Result<Vec<u8>, ScanErro
 /// Where all functions are, below the root of sysfs.
 const DEVICES: &str = "bus/pci/devices";
 
-/// Reads all functions again and again, and remembers of each what cannot change while it is there: its IDs,
-/// class, place, capabilities and best link. That saves most of config space, whose reads go to the hardware.
+/// Reads all functions again and again, and remembers of each what cannot have changed. That saves most of config
+/// space, whose reads go to the hardware.
 ///
-/// What is remembered belongs to one directory in sysfs, told by its inode number, which the Linux kernel gives
-/// out once per boot. A function that was unplugged and replaced has another directory, whoever now sits at its
-/// address, so nothing of the old one is used for it. Everything that a driver, an administrator or the hardware
-/// can change under a function is read anew each time, through a handle that only that one function answers.
+/// * While a function is there, its IDs, class, place, capabilities and best link stay. They belong to
+///   one directory in sysfs, told by its inode number, which the Linux kernel gives out once per boot: a function
+///   that was unplugged and replaced has another directory, whoever now sits at its address.
+/// * The Linux kernel counts the events that it tells udev of in `kernel/uevent_seqnum`: a function that comes or
+///   goes, a driver that binds or unbinds. While the count stands still the functions are the same ones, with the
+///   same drivers and groups. It is read before and after; when it moved meanwhile, all is read again.
+/// * A NUMA node changes only by a write that taints the Linux kernel, so it stays while there is no such taint. The
+///   BARs of a virtual function are cut from its physical function's and stay.
+///
+/// All else is read anew each time: power, links, BARs, resets, overrides, numbers of virtual functions.
 #[derive(Debug, Default)]
 pub struct Scanner {
     known: HashMap<PciAddress, Known>,
     root: PathBuf,
+    /// The count of events before `known` was read, and the functions that there were.
+    events: Option<u64>,
+    addresses: Vec<PciAddress>,
 }
 
 impl Scanner {
@@ -137,19 +147,38 @@ impl Scanner {
     pub fn scan(&mut self, host: &Host) -> Result<Vec<PciFunction>, ScanError> {
         if self.root != host.sys {
             self.known.clear();
+            self.events = None;
             self.root.clone_from(&host.sys);
         }
         let dir = open_dir(host)?;
-        let mut addresses = list(&dir)
+        let trust = Trust { events: false, numa_nodes: numa_nodes_stand(host) };
+        let before = events(host);
+        if before.is_some() && before == self.events {
+            let addresses = std::mem::take(&mut self.addresses);
+            let found = read_all(&dir, &addresses, &self.known, Trust { events: true, ..trust });
+            self.addresses = addresses;
+            if events(host) == before {
+                return self.collect(host, found);
+            }
+        }
+        self.addresses = list(&dir)
             .map_err(|source| ScanError::List { path: host.sys.join(DEVICES), source: source.into() })?;
-        addresses.sort_unstable();
-        let found = read_all(&dir, &addresses, &self.known);
-        let mut functions = Vec::with_capacity(addresses.len());
-        let mut fresh = Vec::new();
+        self.addresses.sort_unstable();
+        // An event from here on makes the next scan read all again.
+        self.events = events(host);
+        let found = read_all(&dir, &self.addresses, &self.known, trust);
+        self.collect(host, found)
+    }
+
+    /// Sorts what was found from what was not, and learns from it.
+    fn collect(&mut self, host: &Host, found: Vec<Read>) -> Result<Vec<PciFunction>, ScanError> {
+        let mut functions = Vec::with_capacity(found.len());
         for (address, result) in found {
             match result {
                 Ok(found) => {
-                    fresh.extend(found.learned.map(|known| (address, known)));
+                    if let Some(known) = found.learned {
+                        self.known.insert(address, known);
+                    }
                     functions.push(found.function);
                 }
                 Err(Failure::Gone) => {
@@ -159,25 +188,56 @@ impl Scanner {
                     tracing::warn!(%address, "left out: its uevent in sysfs has no PCI_CLASS and PCI_ID that can be");
                 }
                 Err(Failure::System(errno)) => {
+                    self.events = None;
                     let path = host.pci_device(address);
                     return Err(ScanError::Read { address, path, source: errno.into() });
                 }
             }
         }
-        self.known.extend(fresh);
         // Functions that are gone are forgotten, so that hot-plug does not make it grow.
         if self.known.len() > functions.len() {
+            let addresses = &self.addresses;
             self.known.retain(|address, _| addresses.binary_search(address).is_ok());
         }
         Ok(functions)
     }
 }
 
+/// How many events the Linux kernel has told udev of; `None` when it does not say.
+fn events(host: &Host) -> Option<u64> {
+    crate::files::read_trimmed(&host.sys.join("kernel/uevent_seqnum"))?.parse().ok()
+}
+
+/// Whether nobody has overridden a NUMA node since the host was started: that taints the Linux kernel
+/// (`TAINT_FIRMWARE_WORKAROUND`).
+fn numa_nodes_stand(host: &Host) -> bool {
+    const FIRMWARE_WORKAROUND: u64 = 1 << 11;
+    crate::files::read_trimmed(&host.proc.join("sys/kernel/tainted"))
+        .and_then(|text| text.parse::<u64>().ok())
+        .is_some_and(|tainted| tainted & FIRMWARE_WORKAROUND == 0)
+}
+
+/// What a scan may take from what is known.
+#[derive(Clone, Copy, Debug)]
+struct Trust {
+    /// There was no event: the functions and their drivers are the same.
+    events: bool,
+    /// NUMA nodes stay as long as their function.
+    numa_nodes: bool,
+}
+
+/// One function's address, and what came of reading it.
+type Read = (PciAddress, Result<Found, Failure>);
+
 /// What cannot change of one function, and which directory it was read from.
 #[derive(Clone, Debug)]
 struct Known {
     identity: Identity,
     fixed: Fixed,
+    // These stay as long as there is no event.
+    driver: Option<String>,
+    device_type: DeviceType,
+    iommu_group: Option<u32>,
 }
 
 #[derive(Clone, Debug)]
@@ -189,6 +249,9 @@ struct Fixed {
     upstream: Option<PciAddress>,
     physical: Option<PciAddress>,
     has_vfs: bool,
+    numa_node: Option<u16>,
+    /// Of a virtual function.
+    bars: Option<(Vec<Bar>, Option<Rom>)>,
     link: LinkSource,
     capabilities: Vec<Capability>,
     extended_capabilities: Vec<ExtendedCapability>,
@@ -251,13 +314,16 @@ fn read_all(
     dir: &OwnedFd,
     addresses: &[PciAddress],
     known: &HashMap<PciAddress, Known>,
-) -> Vec<(PciAddress, Result<Found, Failure>)> {
+    trust: Trust,
+) -> Vec<Read> {
     /// Below this a thread costs more than it saves.
     const PER_THREAD: usize = 64;
     const MOST_THREADS: usize = 16;
     let read_part = |part: &[PciAddress]| -> Vec<_> {
         let mut text = Text::new();
-        part.iter().map(|&address| (address, read(dir, address, known.get(&address), &mut text))).collect()
+        part.iter()
+            .map(|&address| (address, read(dir, address, known.get(&address), trust, &mut text)))
+            .collect()
     };
     let cpus = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
     let threads = cpus.min(addresses.len() / PER_THREAD).max(1);
@@ -282,31 +348,46 @@ fn read(
     devices: &OwnedFd,
     address: PciAddress,
     known: Option<&Known>,
+    trust: Trust,
     text: &mut Text,
 ) -> Result<Found, Failure> {
     let name = Name::of(address);
-    let attributes = Attributes::open(devices, name.as_bytes())?;
-    let identity = attributes.identity()?;
+    let (attributes, identity) = match known.filter(|_| trust.events) {
+        Some(known) => (Attributes::below(devices, name.as_bytes()), known.identity),
+        None => {
+            let attributes = Attributes::open(devices, name.as_bytes())?;
+            let identity = attributes.identity()?;
+            (attributes, identity)
+        }
+    };
+    let known = known.filter(|known| known.identity == identity);
 
     let power_state = if attributes.read("power_state", text)? {
         text::power_state(text.bytes())
     } else {
         PowerState::Unknown
     };
-    let (fixed, learned) = match known.filter(|known| known.identity == identity) {
-        Some(known) => (known.fixed.clone(), None),
+    let (mut fixed, complete) = match known {
+        Some(known) => (known.fixed.clone(), true),
+        None => read_fixed(devices, &name, &attributes, power_state, text)?,
+    };
+    let (driver, device_type, iommu_group) = match known.filter(|_| trust.events) {
+        Some(known) => (known.driver.clone(), known.device_type, known.iommu_group),
         None => {
-            let (fixed, complete) = read_fixed(devices, &name, &attributes, power_state, text)?;
-            let learned = complete.then(|| Known { identity, fixed: fixed.clone() });
-            (fixed, learned)
+            let driver = attributes.link("driver", text)?.map(str::to_owned);
+            let has_accel = || attributes.has("accel");
+            let device_type = kind::refine(fixed.kind, driver.as_deref(), has_accel);
+            // VFIO makes and removes a group with its driver when there is no IOMMU.
+            let group = attributes.link("iommu_group", text)?.and_then(|name| name.parse().ok());
+            (driver, device_type, group)
         }
     };
-
-    let driver = attributes.link("driver", text)?.map(str::to_owned);
     let driver_override =
         if attributes.read("driver_override", text)? { text::driver_override(text.bytes()) } else { None };
-    let iommu_group = attributes.link("iommu_group", text)?.and_then(|name| name.parse().ok());
-    let numa_node = if attributes.read("numa_node", text)? { text::decimal(text.bytes()) } else { None };
+    if known.is_none() || !trust.numa_nodes {
+        fixed.numa_node =
+            if attributes.read("numa_node", text)? { text::decimal(text.bytes()) } else { None };
+    }
     let link = read_link(&attributes, fixed.link, power_state, text)?;
     let resets = if attributes.read("reset_method", text)? { text::resets(text.bytes()) } else { Vec::new() };
     let sriov = match fixed.physical {
@@ -320,14 +401,30 @@ fn read(
     let boot_display = fixed.class.base() == 0x03
         && ((attributes.read("boot_vga", text)? && text.bytes().starts_with(b"1"))
             || (attributes.read("boot_display", text)? && text.bytes().starts_with(b"1")));
-    let device_type = kind::refine(fixed.kind, driver.as_deref(), || attributes.has("accel"));
 
-    // Every function has this one. It is read last: as the directory answers for one function only, all that was
-    // read before is of a function that was there all the while.
-    if !attributes.read("resource", text)? {
-        return Err(Failure::Gone);
+    let (bars, rom) = match &fixed.bars {
+        // Without an event the function is still there.
+        Some(bars) if trust.events => bars.clone(),
+        // Every function has this one. It is read last: as the directory answers for one function only, all that was
+        // read before is of a function that was there all the while.
+        _ => {
+            if !attributes.read("resource", text)? {
+                return Err(Failure::Gone);
+            }
+            text::resource(text.bytes())
+        }
+    };
+    if fixed.physical.is_some() && fixed.bars.is_none() {
+        fixed.bars = Some((bars.clone(), rom));
     }
-    let (bars, rom) = text::resource(text.bytes());
+    let unchanged = trust.events && known.is_some();
+    let learned = (complete && !unchanged).then(|| Known {
+        identity,
+        fixed: fixed.clone(),
+        driver: driver.clone(),
+        device_type,
+        iommu_group,
+    });
 
     let function = PciFunction {
         address,
@@ -341,7 +438,7 @@ fn read(
         iommu_group,
         driver,
         driver_override,
-        numa_node,
+        numa_node: fixed.numa_node,
         link,
         power_state,
         sriov,
@@ -428,6 +525,8 @@ fn read_fixed(
         upstream,
         physical,
         has_vfs,
+        numa_node: None,
+        bars: None,
         link,
         capabilities,
         extended_capabilities,

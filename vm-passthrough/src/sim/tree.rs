@@ -52,6 +52,14 @@ impl SimHost {
         Self::in_dir(dir)
     }
 
+    /// As [`new`](Self::new), in a directory below `parent`.
+    ///
+    /// # Errors
+    /// When the directory can't be made or filled.
+    pub fn new_in(parent: &Path) -> io::Result<Self> {
+        Self::in_dir(TempDir::with_prefix_in(PREFIX, parent)?)
+    }
+
     fn in_dir(dir: TempDir) -> io::Result<Self> {
         let sim = Self { dir: Arc::new(dir) };
         for dir in ["sys/bus/pci/devices", "sys/class/block", "sys/class/net", "sys/devices", "run"] {

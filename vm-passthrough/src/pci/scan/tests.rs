@@ -275,3 +275,51 @@ fn this_machine() {
         assert!(function.bars.iter().all(|bar| bar.size.is_power_of_two()), "{function:?}");
     }
 }
+
+/// A host that counts events and is not tainted, as Linux is.
+#[test]
+fn what_stands_while_there_is_no_event() {
+    let sim = SimHost::new().unwrap();
+    let (nvme, card) = (address("0000:01:00.0"), address("0000:02:00.0"));
+    let first = address("0000:02:10.0");
+    sim.add(&SimFunction::nvme(nvme).driver("nvme").numa_node(1)).unwrap();
+    sim.add(&SimFunction::network(card).sriov(8)).unwrap();
+    sim.add(&SimFunction::network(first).virtual_of(card)).unwrap();
+    let event = |count: u32| sim.write("sys/kernel/uevent_seqnum", &format!("{count}\n")).unwrap();
+    sim.write("proc/sys/kernel/tainted", "4096\n").unwrap();
+    event(1);
+    let host = sim.plain_host();
+    let mut scanner = Scanner::new();
+    let cold = scanner.scan(&host).unwrap();
+    let warm = scanner.scan(&host).unwrap();
+    assert_eq!(format!("{warm:?}"), format!("{cold:?}"));
+
+    // What changes without an event is seen at once.
+    for (attribute, text) in [
+        ("driver_override", "vfio-pci\n"),
+        ("power_state", "D3hot\n"),
+        ("reset_method", "bus\n"),
+        ("resource", "0x1000 0x1fff 0x40200\n"),
+    ] {
+        sim.set(nvme, attribute, text).unwrap();
+    }
+    let found = scanner.scan(&host).unwrap().remove(0);
+    assert_eq!(found.driver_override.as_deref(), Some("vfio-pci"));
+    assert_eq!((found.power_state, found.bars[0].size), (PowerState::D3Hot, 0x1000));
+    assert_eq!(found.resets, [ResetMethod::Bus]);
+    // A NUMA node only changes with a taint, a driver and a function only with an event.
+    sim.set(nvme, "numa_node", "3\n").unwrap();
+    sim.write("proc/sys/kernel/tainted", "6144\n").unwrap();
+    assert_eq!(scanner.scan(&host).unwrap()[0].numa_node, Some(3));
+    sim.set_driver(nvme, Some("vfio-pci")).unwrap();
+    event(2);
+    assert_eq!(scanner.scan(&host).unwrap()[0].driver.as_deref(), Some("vfio-pci"));
+    sim.remove(nvme).unwrap();
+    sim.add(&SimFunction::gpu(nvme)).unwrap();
+    event(3);
+    let found = scanner.scan(&host).unwrap().remove(0);
+    assert_eq!((found.device_type, found.driver), (DeviceType::GpuNvidia, None));
+    sim.remove(nvme).unwrap();
+    event(4);
+    assert_eq!(scanner.scan(&host).unwrap().iter().map(|f| f.address).collect::<Vec<_>>(), [card, first]);
+}
