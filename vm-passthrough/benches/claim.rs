@@ -2,7 +2,6 @@
 //! checks, the ledger and the writes, without what a real driver needs to let go of its device.
 
 use std::hint::black_box;
-use std::path::Path;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use vm_passthrough::claim::ClaimOptions;
@@ -14,10 +13,7 @@ fn address(bus: u8, function: u8) -> PciAddress {
 }
 
 fn claim_and_release(c: &mut Criterion) {
-    // Memory, as /run is.
-    let memory = Path::new("/dev/shm");
-    let sim = if memory.is_dir() { SimHost::new_in(memory) } else { SimHost::new() };
-    let sim = sim.expect("a temporary directory can be filled");
+    let sim = SimHost::new().expect("a temporary directory can be filled");
     let gpu = address(1, 0);
     let companions = [(address(1, 1), 0x04_0300, "snd_hda_intel"), (address(1, 2), 0x0c_0330, "xhci_hcd")]
         .map(|(address, class, driver)| {

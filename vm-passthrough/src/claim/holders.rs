@@ -77,14 +77,17 @@ pub fn holders(host: &Host, address: PciAddress) -> Vec<Holder> {
 struct Nodes {
     /// Path to `major:minor`, which is empty when it is not known.
     files: BTreeMap<PathBuf, String>,
+    /// Whether it has no driver, or is losing it.
+    unbinding: bool,
     /// What is made of its disks.
     stacked: Vec<Holder>,
 }
 
 impl Nodes {
     fn find(host: &Host, address: PciAddress) -> Self {
-        let mut nodes = Self::default();
         let device = host.pci_device(address);
+        let mut nodes =
+            Self { unbinding: device.exists() && !device.join("driver").exists(), ..Self::default() };
         if let Some(group) =
             fs::read_link(device.join("iommu_group")).ok().as_deref().and_then(Path::file_name)
         {
@@ -108,6 +111,12 @@ impl Nodes {
             nodes.walk(host, &child, 1, &mut left);
         }
         nodes
+    }
+
+    /// Whether it is the node of a VFIO device that is being unbound, which this function is too. Linux takes the node
+    /// and its name in sysfs away before it waits for those who have it open, so that it can't be told whose it was.
+    fn is_unbinding(&self, host: &Host, node: &Path) -> bool {
+        self.unbinding && node.parent() == Some(&host.dev.join("vfio/devices")) && !node.exists()
     }
 
     fn walk(&mut self, host: &Host, directory: &Path, depth: usize, left: &mut usize) {
@@ -169,6 +178,11 @@ fn unescape(text: &str) -> String {
     text.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
 }
 
+/// The path of a file that has been removed since it was opened, from its link in procfs.
+fn without_deleted(file: &Path) -> Option<PathBuf> {
+    file.to_str()?.strip_suffix(" (deleted)").map(Into::into)
+}
+
 fn processes(host: &Host, nodes: &Nodes, address: PciAddress) -> Vec<Holder> {
     let mut found = Vec::new();
     for process in entries(&host.proc) {
@@ -179,7 +193,11 @@ fn processes(host: &Host, nodes: &Nodes, address: PciAddress) -> Vec<Holder> {
         };
         for descriptor in entries(&process.join("fd")) {
             let Ok(file) = fs::read_link(&descriptor) else { continue };
-            if nodes.files.contains_key(&file) || is_vfio_device(&process, &descriptor, &file, address) {
+            let file = without_deleted(&file).filter(|node| nodes.is_unbinding(host, node)).unwrap_or(file);
+            if nodes.files.contains_key(&file)
+                || nodes.is_unbinding(host, &file)
+                || is_vfio_device(&process, &descriptor, &file, address)
+            {
                 found.push(Holder::Process { pid, command: command(), file });
             }
         }

@@ -2,13 +2,14 @@
 //! cannot hold this process.
 //!
 //! While a function is held open, a write to `unbind` sleeps in the Linux kernel beyond the reach of any signal, and
-//! so does every later access that needs the function's lock, even a read of `driver_override`. A thread that
-//! sleeps so would keep its process from exiting. So the access is made by a grandchild that shares no descriptors
-//! with this process but one end of a pipe: when the deadline passes it is left behind, and as its parent is gone
-//! `init` reaps it when the Linux kernel lets it go.
+//! so does every later access that needs the function's lock: `bind`, before some release even a read of
+//! `driver_override`. A thread that sleeps so would keep its process from exiting. So the access is made by a child
+//! that shares no descriptors with this process but one end of a pipe. When the deadline passes it is left behind;
+//! it is reaped by a later access, or by `init` when this process has exited.
 //!
-//! Between fork and exit the children only make system calls, as any thread of this process may hold any lock at
-//! the moment of the fork. Memory of a guest should be shared or `MADV_DONTFORK`, as any child keeps private memory
+//! The child sends no SIGCHLD, and nothing but this module reaps it: waiting for any child, as the rest of the
+//! process may do, does not see it (`__WCLONE` in wait(2)). Between fork and exit it only makes system calls, as any
+//! thread of this process may hold any lock at the moment of the fork. Memory of a guest should be shared or `MADV_DONTFORK`, as any child keeps private memory
 //! of its parent alive.
 #![allow(unsafe_code)]
 
@@ -17,6 +18,7 @@ use std::io::{self, Read as _};
 use std::os::fd::{AsRawFd as _, RawFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -25,7 +27,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 /// Most bytes of an attribute: one page.
 const PAGE: usize = 4096;
 
-/// What the grandchild does with the attribute.
+/// What the child does with the attribute.
 #[derive(Clone, Copy)]
 enum Access<'a> {
     Read,
@@ -51,16 +53,12 @@ pub(crate) fn read(path: &Path, deadline: Duration) -> io::Result<String> {
 }
 
 fn access(path: &Path, access: Access<'_>, deadline: Duration) -> io::Result<Vec<u8>> {
+    reap();
     let until = Instant::now() + deadline;
     let name = CString::new(path.as_os_str().as_bytes())?;
     let (result, result_end) = pipe_with(PipeFlags::CLOEXEC)?;
-    let child = spawn(&name, access, result_end.as_raw_fd())?;
+    let child = Child(spawn(&name, access, result_end.as_raw_fd())?);
     drop(result_end);
-    // The child exits as soon as it has forked the grandchild. ECHILD: something else in this process reaps all
-    // children. The pipe tells the rest.
-    let child = rustix::process::Pid::from_raw(child);
-    let options = rustix::process::WaitOptions::empty();
-    while rustix::process::waitpid(child, options).err() == Some(rustix::io::Errno::INTR) {}
 
     let mut result = std::fs::File::from(result);
     let mut answer = Vec::new();
@@ -83,6 +81,7 @@ fn access(path: &Path, access: Access<'_>, deadline: Duration) -> io::Result<Vec
             Err(error) => return Err(error),
         }
     }
+    child.wait();
     match answer.split_first_chunk() {
         Some((errno, data)) => match i32::from_ne_bytes(*errno) {
             0 => Ok(data.to_vec()),
@@ -94,7 +93,40 @@ fn access(path: &Path, access: Access<'_>, deadline: Duration) -> io::Result<Vec
     }
 }
 
-/// Forks the child, which forks the grandchild, and returns the child's process ID.
+/// Children that had not exited when they were last looked at.
+static LEFT_BEHIND: Mutex<Vec<i32>> = Mutex::new(Vec::new());
+
+/// A child of [`spawn`], which is reaped when it is done, or by a later access.
+struct Child(i32);
+
+impl Child {
+    /// Waits for a child that has closed its end of the pipe, and so is exiting.
+    fn wait(self) {
+        // SAFETY: no status is asked for. Until this call returns it is an unreaped child of this module's.
+        while unsafe { libc::waitpid(self.0, std::ptr::null_mut(), libc::__WALL) } < 0
+            && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
+        {}
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        LEFT_BEHIND.lock().unwrap_or_else(PoisonError::into_inner).push(self.0);
+    }
+}
+
+/// Reaps the children that were left behind and have exited since.
+fn reap() {
+    LEFT_BEHIND.lock().unwrap_or_else(PoisonError::into_inner).retain(|&child| {
+        // SAFETY: no status is asked for. It is a child of this module's that was not reaped, so the number is still
+        // its own.
+        let reaped = unsafe { libc::waitpid(child, std::ptr::null_mut(), libc::WNOHANG | libc::__WALL) };
+        reaped == 0
+    });
+}
+
+/// Forks the child and returns its process ID.
 fn spawn(path: &CString, access: Access<'_>, result: RawFd) -> io::Result<i32> {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(65_536);
     let limit = i32::try_from(limit.min(65_536)).unwrap_or(65_536);
@@ -121,23 +153,14 @@ fn spawn(path: &CString, access: Access<'_>, result: RawFd) -> io::Result<i32> {
 
 /// `fork` without the handlers that `pthread_atfork` registered, which are not safe in the child.
 fn fork() -> libc::c_long {
-    // SAFETY: with no flags but the exit signal and no stack, clone is fork: the child runs on a copy of this
-    // stack. The caller's child only makes system calls and exits.
-    unsafe { libc::syscall(libc::SYS_clone, libc::c_long::from(libc::SIGCHLD), 0, 0, 0, 0) }
+    // SAFETY: without flags and stack, clone is fork, less the signal at the child's exit: the child runs on a copy of
+    // this stack. The caller's child only makes system calls and exits.
+    unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) }
 }
 
-/// The child and, after its fork, the grandchild.
+/// The child.
 fn run_child(path: &CString, access: Access<'_>, result: RawFd, limit: RawFd) -> ! {
     close_all_but(result, limit);
-    match fork() {
-        0 => {}
-        error => {
-            if error < 0 {
-                answer(result, errno(), &[]);
-            }
-            exit()
-        }
-    }
     // SAFETY: a constant C string. Nothing here may keep a file system of the host busy.
     unsafe { libc::chdir(c"/".as_ptr()) };
     // SAFETY: a constant C string of less than 16 bytes: the name in ps and in hung-task messages.
@@ -250,14 +273,20 @@ mod tests {
         let error = write(&path, "0000:01:00.0", Duration::from_millis(200)).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert!(start.elapsed() >= Duration::from_millis(200) && start.elapsed() < SECOND * 5);
-        // The grandchild is still there and writes when it can.
+        // The child is still there and writes when it can.
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "0000:01:00.0");
         assert_eq!(read(&path, Duration::ZERO).unwrap_err().kind(), io::ErrorKind::TimedOut);
         drop(std::fs::OpenOptions::new().write(true).open(&path).unwrap());
+        // A later access reaps both.
+        let until = Instant::now() + SECOND * 10;
+        while !LEFT_BEHIND.lock().unwrap().is_empty() {
+            assert!(Instant::now() < until, "children were not reaped");
+            read(Path::new("/proc/self/comm"), SECOND).unwrap();
+        }
     }
 
     #[test]
-    fn the_grandchild_holds_no_descriptor() {
+    fn the_child_holds_no_descriptor() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("fifo");
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();

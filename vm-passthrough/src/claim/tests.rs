@@ -478,6 +478,8 @@ fn holders_are_found() {
     symlink("anon_inode:[vfio-device]", sim.path("proc/12/fd/4")).unwrap();
     symlink("anon_inode:[vfio-device]", sim.path("proc/12/fd/5")).unwrap();
     symlink("/dev/null", sim.path("proc/12/fd/0")).unwrap();
+    // A node that goes as soon as unbinding begins.
+    symlink(sim.path("dev/vfio/devices/vfio7 (deleted)"), sim.path("proc/12/fd/6")).unwrap();
 
     let found: Vec<_> = holders(&sim.plain_host(), nvme()).iter().map(ToString::to_string).collect();
     assert_eq!(
@@ -489,6 +491,13 @@ fn holders_are_found() {
             format!("{root}/dev/nvme0n1p1 is mounted on /mnt/a b"),
             format!("dm-0 is made of {root}/dev/nvme0n1"),
         ]
+    );
+    // Only of a function that is losing its driver.
+    sim.set_driver(nvme(), None).unwrap();
+    let found: Vec<_> = holders(&sim.plain_host(), nvme()).iter().map(ToString::to_string).collect();
+    assert!(
+        found.contains(&format!("process 12 (smartd) has {root}/dev/vfio/devices/vfio7 open")),
+        "{found:?}"
     );
     assert!(holders(&sim.plain_host(), address("0000:77:00.0")).is_empty());
 }
