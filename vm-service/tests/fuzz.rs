@@ -80,3 +80,8 @@ fn run(target: &str, function: impl Fn(&[u8])) {
 fn guest_toml() {
     run("guest_toml", vm_service::config::fuzz);
 }
+
+#[test]
+fn config_space() {
+    run("config_space", vm_passthrough::guest::fuzz_config_space);
+}
