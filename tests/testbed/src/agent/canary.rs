@@ -9,7 +9,7 @@ const PAGE: usize = 4096;
 /// What a canary is made of. The bare guest knows it and has it nowhere else.
 const BYTE: u8 = 0xc5;
 /// How many pages to try.
-const PAGES: usize = 256;
+const PAGES: usize = 12288;
 
 /// A page of this process, and where it lies in the machine's memory.
 #[derive(Debug)]

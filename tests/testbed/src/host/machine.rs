@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -29,6 +30,17 @@ pub(super) enum Next {
     Ended,
     /// The deadline passed.
     TooLate,
+}
+
+/// How QEMU ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum QemuEnd {
+    /// L1 powered off.
+    PoweredOff,
+    /// QEMU crashed: an assertion of its own failed, for one.
+    Crashed,
+    /// It answered with an error, or never ended.
+    Failed,
 }
 
 /// Files of one run, all in its directory.
@@ -83,7 +95,7 @@ impl Machine {
             .arg(files.initrd())
             .arg("-append")
             .arg(format!(
-                "console=ttyS0 quiet panic=-1 intel_iommu=on testbed.level=1 testbed.scenario={} testbed.variant={variant}",
+                "console=ttyS0 quiet panic=-1 no_timer_check intel_iommu=on testbed.level=1 testbed.scenario={} testbed.variant={variant}",
                 scenario.name
             ));
         for argument in scenario.devices {
@@ -130,15 +142,19 @@ impl Machine {
         }
     }
 
-    /// Waits for QEMU to end by itself, and kills it when it does not; whether it ended well.
-    pub(super) fn end(mut self) -> Result<bool> {
+    /// Waits for QEMU to end by itself, and kills it when it does not.
+    pub(super) fn end(mut self) -> Result<QemuEnd> {
         let patience = Instant::now() + Duration::from_secs(10);
         loop {
             if let Some(status) = self.qemu.try_wait()? {
-                return Ok(status.success());
+                return Ok(match status.signal() {
+                    Some(_) => QemuEnd::Crashed,
+                    None if status.success() => QemuEnd::PoweredOff,
+                    None => QemuEnd::Failed,
+                });
             }
             if Instant::now() > patience {
-                return Ok(false);
+                return Ok(QemuEnd::Failed);
             }
             std::thread::sleep(Duration::from_millis(20));
         }
