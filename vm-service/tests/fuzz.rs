@@ -82,6 +82,11 @@ fn guest_toml() {
 }
 
 #[test]
+fn sysfs() {
+    run("sysfs", vm_passthrough::sim::fuzz_sysfs);
+}
+
+#[test]
 fn config_space() {
     run("config_space", vm_passthrough::guest::fuzz_config_space);
 }
