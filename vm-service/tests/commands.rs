@@ -1,9 +1,13 @@
 //! The command line, end to end on simulated hosts.
 
+#[path = "commands/explain_claim.rs"]
+mod explain_claim;
 #[path = "commands/host.rs"]
 mod host;
 #[path = "commands/list_info.rs"]
 mod list_info;
+#[path = "commands/run.rs"]
+mod run;
 #[path = "commands/schema.rs"]
 mod schema;
 #[path = "commands/usage.rs"]

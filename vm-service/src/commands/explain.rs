@@ -105,13 +105,16 @@ pub(super) fn render(readiness: &Readiness) -> String {
         let _ = writeln!(text, "  goes with {}", companions.join(", "));
     }
     for blocker in &readiness.blockers {
+        let of_companion = match blocker.function == readiness.address {
+            true => String::new(),
+            false => format!(" of {}", blocker.function),
+        };
         let _ = write!(
             text,
-            "  {} {}: {}\n    found   {} {}\n    remedy  {}\n",
+            "  {} {}{of_companion}: {}\n    found   {}\n    remedy  {}\n",
             blocker.severity,
             blocker.code,
             blocker.code.summary(),
-            blocker.function,
             printable(&blocker.evidence),
             printable(&blocker.remedy)
         );

@@ -1,0 +1,170 @@
+//! `explain`, `claim` and `release`.
+
+use vm_passthrough::sim::{SimDrivers, SimFunction, SimHost};
+
+use super::host::{address, workstation};
+use super::{check, check_error, vm_service};
+
+/// An NVMe disk and a network card in one group, as behind a port without ACS.
+fn crowded() -> SimHost {
+    let sim = SimHost::new().expect("a simulated host");
+    for driver in ["nvme", "e1000e"] {
+        sim.add_driver(driver).expect("a driver");
+    }
+    let disk = SimFunction::nvme(address("0000:02:00.0")).group(7).driver("nvme");
+    let card = SimFunction::network(address("0000:03:00.0")).group(7).driver("e1000e");
+    sim.add(&disk).expect("a function");
+    sim.add(&card).expect("a function");
+    sim
+}
+
+#[test]
+fn explains_what_is_ready() {
+    check(
+        &workstation().plain_host(),
+        "explain 0000:02:00.0",
+        "
+0000:02:00.0 Samsung Electronics Co Ltd NVMe SSD Controller PM9A1/PM9A3/980PRO: ready
+",
+    );
+    check(
+        &workstation().plain_host(),
+        "explain",
+        "
+0000:01:00.0 NVIDIA Corporation AD102 [GeForce RTX 4090]: ready
+  goes with 0000:01:00.1
+",
+    );
+}
+
+#[test]
+fn explains_what_is_not_ready_with_status_3() {
+    let sim = crowded();
+    let got = vm_service(&sim.plain_host(), "explain 0000:02:00.0");
+    assert_eq!((got.exit, got.err.as_str()), (3, ""));
+    assert_eq!(got.out, blocked(&sim));
+    let got = vm_service(&sim.plain_host(), "explain 0000:02:00.0 --json");
+    assert_eq!((got.exit, got.err.as_str()), (3, ""));
+    let document: serde_json::Value = serde_json::from_str(&got.out).expect("JSON");
+    assert_eq!(document["command"], "explain");
+    assert_eq!(document["functions"][0]["ready"], false);
+    assert_eq!(document["functions"][0]["blockers"][0]["code"], "group-not-viable");
+    check(
+        &sim.plain_host(),
+        "explain 0000:02:00.0 --with-group",
+        "
+0000:02:00.0 Samsung Electronics Co Ltd NVMe SSD Controller PM9A1/PM9A3/980PRO: ready
+  goes with 0000:03:00.0
+",
+    );
+}
+
+/// What is told of the disk of [`crowded`].
+fn blocked(sim: &SimHost) -> String {
+    "\
+0000:02:00.0 Samsung Electronics Co Ltd NVMe SSD Controller PM9A1/PM9A3/980PRO: not ready, 1 blocker
+  blocker group-not-viable: a driver of the host uses another function of its IOMMU group
+    found   0000:03:00.0 (Intel Corporation 82574L Gigabit Network Connection, driver e1000e) is in group 7 too, by ROOT/sys/kernel/iommu_groups/7/devices
+    remedy  give the whole group away (--with-group), or take 0000:03:00.0 from its driver: echo 0000:03:00.0 > ROOT/sys/bus/pci/drivers/e1000e/unbind
+".replace("ROOT", &sim.root().display().to_string())
+}
+
+#[test]
+fn explains_for_a_guest() {
+    let sim = workstation();
+    let guest = sim.path("guest.toml");
+    let text = "name = \"a\"\nmemory = \"64M\"\nboot.kernel = \"k\"\n[[devices]]\naddress = \"02:00.0\"\n";
+    std::fs::write(&guest, text).expect("written");
+    let args = format!("explain --guest {} --json", guest.display());
+    let got = vm_service(&sim.plain_host(), &args);
+    assert_eq!((got.exit, got.err.as_str()), (0, ""));
+    let document: serde_json::Value = serde_json::from_str(&got.out).expect("JSON");
+    assert_eq!(document["functions"][0]["address"], "0000:02:00.0");
+    assert_eq!(document["functions"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn claims_with_companions_and_releases() {
+    let sim = workstation();
+    let host = SimDrivers::new(&sim).host();
+    let drivers = || [sim.driver_of(address("0000:01:00.0")), sim.driver_of(address("0000:01:00.1"))];
+    let before = drivers();
+    check(
+        &host,
+        "claim 01:00.0",
+        "0000:01:00.1 claimed, taken from snd_hda_intel\n0000:01:00.0 claimed, taken from nvidia\n",
+    );
+    assert_eq!(drivers(), [Some("vfio-pci".into()), Some("vfio-pci".into())]);
+    let again = vm_service(&host, "claim 01:00.0");
+    assert_eq!(again.exit, 1, "{again:?}");
+    assert!(again.err.contains("is claimed already by"), "{again:?}");
+    check(&host, "release 01:00.0", "0000:01:00.0 released\n");
+    assert_eq!(drivers(), before);
+    check_error(&host, "release 01:00.0", 1, "0000:01:00.0 is not claimed, so there is nothing to release");
+}
+
+#[test]
+fn claims_and_releases_in_json() {
+    let sim = workstation();
+    let host = SimDrivers::new(&sim).host();
+    check(
+        &host,
+        "claim 02:00.0 --json",
+        r#"{
+  "version": 1,
+  "command": "claim",
+  "address": "0000:02:00.0",
+  "functions": [
+    {
+      "address": "0000:02:00.0",
+      "driver": "nvme",
+      "kept": false
+    }
+  ]
+}
+"#,
+    );
+    check(
+        &host,
+        "release 02:00.0 --json",
+        "{\n  \"version\": 1,\n  \"command\": \"release\",\n  \"address\": \"0000:02:00.0\"\n}\n",
+    );
+}
+
+#[test]
+fn claims_nothing_while_something_stands_in_the_way() {
+    let sim = crowded();
+    let drivers = SimDrivers::new(&sim);
+    let what = blocked(&sim);
+    let what = what.trim_end();
+    let message = format!("nothing was touched, because of what stands in the way:\n{what}");
+    check_error(&drivers.host(), "claim 0000:02:00.0", 3, &message);
+    assert_eq!(drivers.writes(), []);
+    let got = vm_service(&drivers.host(), "claim 0000:02:00.0 --json");
+    assert_eq!(got.exit, 3);
+    let document: serde_json::Value = serde_json::from_str(&got.out).expect("JSON");
+    assert_eq!(document["functions"][0]["blockers"][0]["code"], "group-not-viable");
+    assert_eq!(drivers.writes(), []);
+    let claimed = vm_service(&drivers.host(), "claim 0000:02:00.0 --with-group");
+    assert_eq!((claimed.exit, claimed.err.as_str()), (0, ""));
+    assert_eq!(sim.driver_of(address("0000:03:00.0")).as_deref(), Some("vfio-pci"));
+    check(&drivers.host(), "release 0000:03:00.0", "0000:03:00.0 released\n");
+    assert_eq!(sim.driver_of(address("0000:02:00.0")).as_deref(), Some("nvme"));
+}
+
+#[test]
+fn a_captured_tree_is_only_read() {
+    let sim = workstation();
+    let drivers = SimDrivers::new(&sim);
+    let root = sim.root().display();
+    let got = vm_service(&drivers.host(), &format!("list --root {root}"));
+    assert_eq!((got.exit, got.err.as_str()), (0, ""));
+    for command in ["claim 02:00.0", "release 02:00.0", "run guest.toml"] {
+        let name = command.split(' ').next().unwrap_or_default();
+        let message = format!(
+            "`{name}` changes the host, and `--root` names a captured tree, which is only read; leave `--root` out"
+        );
+        check_error(&drivers.host(), &format!("{command} --root {root}"), 2, &message);
+    }
+    assert_eq!(drivers.writes(), []);
+}
