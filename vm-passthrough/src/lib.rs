@@ -35,3 +35,12 @@ pub use guest::PassthroughDevice;
 pub use host::Host;
 pub use manager::PassthroughManager;
 pub use pci::{DeviceType, PciAddress, PciFunction};
+
+/// The documents' snippets, compiled with the doc tests.
+#[cfg(doctest)]
+mod documents {
+    #[doc = include_str!("../../README.md")]
+    mod readme {}
+    #[doc = include_str!("../../docs/embedding.md")]
+    mod embedding {}
+}

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::{CommandFactory as _, Parser as _};
+use vm_passthrough::readiness::BlockerCode;
 use vm_service::cli::Cli;
 
 fn root() -> PathBuf {
@@ -162,4 +163,13 @@ fn scenarios_exist() {
         }
     }
     assert!(checked > 0, "no document names a scenario");
+}
+
+#[test]
+fn every_blocker_code_is_documented() {
+    let operating = fs::read_to_string(root().join("docs/operating.md")).expect("docs/operating.md");
+    for code in BlockerCode::ALL {
+        let row = format!("| `{code}` | {} |", code.summary());
+        assert!(operating.contains(&row), "docs/operating.md misses the row {row}");
+    }
 }

@@ -6,7 +6,7 @@ use super::host::{address, workstation};
 use super::{check, check_error, vm_service};
 
 /// An NVMe disk and a network card in one group, as behind a port without ACS.
-fn crowded() -> SimHost {
+pub(crate) fn crowded() -> SimHost {
     let sim = SimHost::new().expect("a simulated host");
     for driver in ["nvme", "e1000e"] {
         sim.add_driver(driver).expect("a driver");

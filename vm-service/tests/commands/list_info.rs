@@ -179,3 +179,16 @@ fn tells_that_there_is_no_such_function() {
         "there is no PCI function 0000:07:00.0 on this host; `vm-service list --all` shows those that there are",
     );
 }
+
+#[test]
+fn the_readme_shows_what_is_printed() {
+    let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md");
+    let readme = std::fs::read_to_string(readme).expect("README.md");
+    let listed = super::vm_service(&workstation().plain_host(), "list").out;
+    assert!(readme.contains(&format!("$ vm-service list\n{listed}")), "README.md does not show:\n{listed}");
+    let sim = super::explain_claim::crowded();
+    let explained = super::vm_service(&sim.plain_host(), "explain 0000:02:00.0").out;
+    let explained = explained.replace(&sim.root().display().to_string(), "");
+    let shown = format!("$ vm-service explain 0000:02:00.0\n{explained}");
+    assert!(readme.contains(&shown), "README.md does not show:\n{shown}");
+}
