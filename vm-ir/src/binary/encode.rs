@@ -1,0 +1,159 @@
+//! Modules to bytes.
+
+use super::{MAGIC, WITH_LINES};
+use crate::module::{Kernel, Line, Module, Op, ParamKind, Place, Region, Value};
+use crate::view::{Access, Dim};
+
+/// Whether the lines that messages name travel along.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lines {
+    /// With lines.
+    Keep,
+    /// Without: equal modules give equal bytes, as a cache key needs it.
+    Strip,
+}
+
+/// The bytes of a module.
+pub fn encode(module: &Module, lines: Lines) -> Vec<u8> {
+    let mut out = Encoder { out: Vec::new(), lines: lines == Lines::Keep };
+    out.out.extend_from_slice(&MAGIC);
+    out.out.extend_from_slice(&Module::VERSION.to_le_bytes());
+    let flags = if out.lines { WITH_LINES } else { 0 };
+    out.out.extend_from_slice(&flags.to_le_bytes());
+    out.number(module.kernels.len() as u64);
+    module.kernels.iter().for_each(|k| out.kernel(k));
+    out.out
+}
+
+struct Encoder {
+    out: Vec<u8>,
+    lines: bool,
+}
+
+impl Encoder {
+    fn byte(&mut self, byte: u8) {
+        self.out.push(byte);
+    }
+
+    fn number(&mut self, mut number: u64) {
+        while number >= 0x80 {
+            self.byte(number as u8 | 0x80);
+            number >>= 7;
+        }
+        self.byte(number as u8);
+    }
+
+    fn signed(&mut self, number: i64) {
+        self.number(((number << 1) ^ (number >> 63)) as u64);
+    }
+
+    fn text(&mut self, text: &str) {
+        self.number(text.len() as u64);
+        self.out.extend_from_slice(text.as_bytes());
+    }
+
+    fn line(&mut self, line: Line) {
+        if self.lines {
+            self.number(line.0.into());
+        }
+    }
+
+    fn uses(&mut self, values: &[Value]) {
+        self.number(values.len() as u64);
+        values.iter().for_each(|v| self.number(v.0.into()));
+    }
+
+    fn definitions(&mut self, kernel: &Kernel, values: &[Value]) {
+        self.number(values.len() as u64);
+        for value in values {
+            let def = &kernel.values[value.index()];
+            self.byte(def.ty.code());
+            self.text(def.name.as_deref().unwrap_or(""));
+        }
+    }
+
+    fn kernel(&mut self, kernel: &Kernel) {
+        self.text(&kernel.name);
+        self.number(kernel.guest.0);
+        self.line(kernel.line);
+        kernel.block.iter().for_each(|side| self.number((*side).into()));
+        self.number(kernel.params.len() as u64);
+        for param in &kernel.params {
+            self.text(&param.name);
+            match &param.kind {
+                ParamKind::View(view) => {
+                    self.byte(0);
+                    self.byte(view.element.code());
+                    self.byte(Access::ALL.iter().position(|a| *a == view.access).unwrap_or(0) as u8);
+                    self.number(view.align.into());
+                    self.number(view.dims.len() as u64);
+                    for dim in &view.dims {
+                        match dim {
+                            Dim::Any { multiple } => {
+                                self.byte(0);
+                                self.number((*multiple).into());
+                            }
+                            Dim::Fixed(extent) => {
+                                self.byte(1);
+                                self.number(*extent);
+                            }
+                        }
+                    }
+                }
+                ParamKind::Scalar { value, range } => {
+                    self.byte(1);
+                    self.byte(kernel.type_of(*value).code());
+                    match range {
+                        None => self.byte(0),
+                        Some((least, greatest)) => {
+                            self.byte(1);
+                            self.signed(*least);
+                            self.signed(*greatest);
+                        }
+                    }
+                }
+            }
+        }
+        self.number(kernel.shared.len() as u64);
+        for array in &kernel.shared {
+            self.text(&array.name);
+            self.byte(array.element.code());
+            self.number(array.dims.len() as u64);
+            array.dims.iter().for_each(|d| self.number((*d).into()));
+            self.line(array.line);
+        }
+        self.region(kernel, &kernel.body);
+    }
+
+    fn region(&mut self, kernel: &Kernel, region: &Region) {
+        self.definitions(kernel, &region.args);
+        self.number(region.ops.len() as u64);
+        region.ops.iter().for_each(|op| self.op(kernel, op));
+        self.uses(&region.yields);
+        self.line(region.yield_line);
+    }
+
+    fn op(&mut self, kernel: &Kernel, op: &Op) {
+        let row = op.code.info();
+        self.number(row.code.into());
+        op.attrs.iter().take(row.attrs.len()).for_each(|a| self.byte(*a));
+        match op.place {
+            None => self.byte(0),
+            Some(Place::View(index)) => {
+                self.byte(1);
+                self.number(index.into());
+            }
+            Some(Place::Shared(index)) => {
+                self.byte(2);
+                self.number(index.into());
+            }
+        }
+        self.uses(&op.operands);
+        self.number(op.immediates.len() as u64);
+        op.immediates.iter().for_each(|i| self.number(*i));
+        self.number(op.regions.len() as u64);
+        op.regions.iter().for_each(|r| self.region(kernel, r));
+        self.definitions(kernel, &op.results);
+        self.line(op.line);
+    }
+}

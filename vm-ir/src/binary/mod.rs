@@ -1,0 +1,32 @@
+//! The binary form: what travels from a guest, and what caches are keyed by.
+//!
+//! ```text
+//! module   = 00 'v' 'i' 'r'  version:u16le  flags:u16le  count  kernel*
+//! kernel   = name  guest  line?  block{3}  count param*  count shared*  region
+//! param    = name  00 element access align count dim*  |  name  01 type range
+//! dim      = 00 multiple | 01 extent
+//! range    = 00 | 01 least greatest
+//! shared   = name  element  count extent*  line?
+//! region   = count value-def*  count op*  count value*  line?
+//! op       = code  attribute*  place  count value*  count immediate*  count region*  count value-def*  line?
+//! place    = 00 | 01 view | 02 array
+//! value-def= type  name
+//! ```
+//!
+//! Numbers are LEB128, signed ones zig-zagged, each in its one shortest form; a name is its length and its
+//! ASCII. Values are numbered in the order of their definition, so a definition carries no number and a use
+//! carries that of a value already read. There is exactly one encoding of a module with a given choice of
+//! lines: what decodes, encodes to the same bytes.
+//!
+//! Op codes have room for what comes: 0x001–0x3ff for SIMT ops, 0x400–0x7ff for tile ops, 0x800 and up for ops of
+//! trusted modules. A decoder refuses what it does not know; a new op or type raises the version.
+
+mod decode;
+mod encode;
+
+pub use decode::{DecodeError, DecodeErrorKind, decode};
+pub use encode::{Lines, encode};
+
+pub(crate) const MAGIC: [u8; 4] = *b"\0vir";
+/// Flag: lines are there.
+pub(crate) const WITH_LINES: u16 = 1;

@@ -1,0 +1,339 @@
+//! The walk over blocks and ops.
+
+use super::error::{RunError, RunErrorKind, Thread};
+use super::launch::{Argument, Launch, LaunchError, Limits, Report, Tensor};
+use super::memory::Memory;
+use super::race::Stamp;
+use crate::limits::WARP;
+use crate::module::{Kernel, Op, ParamKind, Place, Region, Value};
+use crate::op::{BarrierScope, Opcode, Shape};
+use crate::semantics::eval;
+use crate::types::Type;
+use crate::valid::{Trust, ValidModule};
+use std::time::Instant;
+
+/// Steps between two looks at the clock.
+const STEPS_PER_LOOK: u64 = 1 << 14;
+
+pub(super) type Result<T> = std::result::Result<T, RunErrorKind>;
+
+/// One block being run; its memory is kept from block to block.
+pub(super) struct Machine<'m> {
+    pub(super) kernel: &'m Kernel,
+    pub(super) trust: Trust,
+    pub(super) limits: &'m Limits,
+    grid: [u32; 3],
+    /// The block that runs.
+    block: [u32; 3],
+    block_number: u64,
+    /// Every value: all lanes of thread 0, then of thread 1, and so on. Empty until it is first defined.
+    values: Vec<Vec<u64>>,
+    value_bytes: usize,
+    /// By parameter; `None` for scalars.
+    pub(super) views: Vec<Option<Memory>>,
+    pub(super) shared: Vec<Memory>,
+    block_epoch: u32,
+    warp_epochs: Vec<u32>,
+    steps: u64,
+    next_look: u64,
+    op: Option<(&'static str, u32)>,
+}
+
+pub(super) fn run(
+    module: &ValidModule,
+    launch: &mut Launch,
+    limits: &Limits,
+) -> std::result::Result<Report, RunError> {
+    let Some((kernel, _)) = module.find(&launch.kernel) else {
+        let kind = Box::new(LaunchError::NoKernel(launch.kernel.clone()).into());
+        return Err(RunError { kernel: launch.kernel.clone(), guest: Default::default(), op: None, kind });
+    };
+    let error = |op, kind: RunErrorKind| RunError {
+        kernel: kernel.name().to_owned(),
+        guest: kernel.guest_address(),
+        op,
+        kind: Box::new(kind),
+    };
+    launch.check(kernel).map_err(|e| error(None, e.into()))?;
+    let mut machine = Machine::new(kernel, module.trust(), launch, limits);
+    let result = machine.grid();
+    machine.give_back(launch);
+    match result {
+        Ok(()) => Ok(Report { steps: machine.steps }),
+        Err(kind) => Err(error(machine.op, kind)),
+    }
+}
+
+impl<'m> Machine<'m> {
+    /// A machine that holds the launch's tensors until [`Machine::give_back`].
+    fn new(kernel: &'m Kernel, trust: Trust, launch: &mut Launch, limits: &'m Limits) -> Machine<'m> {
+        let views = launch.arguments.iter_mut().map(|argument| match argument {
+            Argument::Tensor(tensor) => {
+                let empty = Tensor { element: tensor.element, extents: Vec::new(), bytes: Vec::new() };
+                Some(Memory::new(std::mem::replace(tensor, empty), false, limits.races))
+            }
+            Argument::Bits(_) => None,
+        });
+        let threads = kernel.threads() as usize;
+        let mut machine = Machine {
+            kernel,
+            trust,
+            limits,
+            grid: launch.grid,
+            block: [0; 3],
+            block_number: 0,
+            views: views.collect(),
+            values: vec![Vec::new(); kernel.values().len()],
+            value_bytes: 0,
+            shared: Vec::new(),
+            block_epoch: 0,
+            warp_epochs: vec![0; threads.div_ceil(WARP as usize)],
+            steps: 0,
+            next_look: 0,
+            op: None,
+        };
+        for (param, argument) in kernel.params().iter().zip(&launch.arguments) {
+            if let (ParamKind::Scalar { value, .. }, Argument::Bits(bits)) = (&param.kind, argument) {
+                machine.values[value.index()] = vec![*bits; threads];
+            }
+        }
+        machine
+    }
+
+    fn give_back(&mut self, launch: &mut Launch) {
+        for (argument, view) in launch.arguments.iter_mut().zip(&mut self.views) {
+            if let (Argument::Tensor(tensor), Some(memory)) = (argument, view.take()) {
+                *tensor = memory.tensor;
+            }
+        }
+    }
+
+    fn grid(&mut self) -> Result<()> {
+        let everyone: Vec<u32> = (0..self.kernel.threads()).collect();
+        for z in 0..self.grid[2] {
+            for y in 0..self.grid[1] {
+                for x in 0..self.grid[0] {
+                    self.block = [x, y, z];
+                    self.shared = self
+                        .kernel
+                        .shared()
+                        .iter()
+                        .map(|array| {
+                            let extents: Vec<u64> = array.dims.iter().map(|d| u64::from(*d)).collect();
+                            Memory::new(Tensor::zeros(array.element, &extents), true, true)
+                        })
+                        .collect();
+                    self.block_epoch = 0;
+                    self.warp_epochs.fill(0);
+                    self.spend(everyone.len())?;
+                    self.region(&self.kernel.body, &everyone)?;
+                    self.block_number += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes one step for each of the threads.
+    pub(super) fn spend(&mut self, threads: usize) -> Result<()> {
+        self.steps += threads as u64;
+        if self.steps > self.limits.fuel {
+            return Err(RunErrorKind::Fuel(self.limits.fuel));
+        }
+        if self.steps >= self.next_look {
+            self.next_look = self.steps + STEPS_PER_LOOK;
+            if self.limits.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Err(RunErrorKind::Deadline);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn region(&mut self, region: &'m Region, active: &[u32]) -> Result<()> {
+        for op in &region.ops {
+            self.op = Some((op.code.mnemonic(), op.line.0));
+            self.spend(active.len())?;
+            for result in &op.results {
+                self.room_for(*result)?;
+            }
+            self.one_op(op, active)?;
+        }
+        Ok(())
+    }
+
+    /// Makes room for a value.
+    pub(super) fn room_for(&mut self, value: Value) -> Result<()> {
+        let size = self.kernel.threads() as usize * usize::from(self.ty(value).lanes());
+        if self.values[value.index()].is_empty() {
+            self.value_bytes += size * 8;
+            if self.value_bytes > self.limits.memory {
+                return Err(RunErrorKind::Memory(self.limits.memory));
+            }
+            self.values[value.index()] = vec![0; size];
+        }
+        Ok(())
+    }
+
+    pub(super) fn ty(&self, value: Value) -> Type {
+        self.kernel.type_of(value)
+    }
+
+    /// The lanes of a value in a thread.
+    pub(super) fn lanes(&self, value: Value, thread: u32) -> &[u64] {
+        let lanes = usize::from(self.ty(value).lanes());
+        &self.values[value.index()][thread as usize * lanes..][..lanes]
+    }
+
+    /// The one lane of a value that is no vector.
+    pub(super) fn get(&self, value: Value, thread: u32) -> u64 {
+        self.lanes(value, thread)[0]
+    }
+
+    pub(super) fn set(&mut self, value: Value, thread: u32, bits: &[u64]) {
+        let start = thread as usize * bits.len();
+        self.values[value.index()][start..start + bits.len()].copy_from_slice(bits);
+    }
+
+    /// The memory behind a place, which the validator knows to exist.
+    pub(super) fn memory(&mut self, place: Place) -> Option<&mut Memory> {
+        match place {
+            Place::View(i) => self.views.get_mut(usize::from(i))?.as_mut(),
+            Place::Shared(i) => self.shared.get_mut(usize::from(i)),
+        }
+    }
+
+    pub(super) fn stamp(&self, thread: u32, atomic: bool) -> Stamp {
+        Stamp {
+            block: self.block_number,
+            thread,
+            block_epoch: self.block_epoch,
+            warp_epoch: self.warp_epochs[(thread / WARP) as usize],
+            atomic,
+        }
+    }
+
+    pub(super) fn thread(&self, thread: u32) -> Thread {
+        Thread { block: self.block_number, thread }
+    }
+
+    pub(super) fn block_barrier(&mut self) {
+        self.block_epoch += 1;
+    }
+
+    fn warp_barrier(&mut self, active: &[u32]) {
+        let mut last = None;
+        for warp in active.iter().map(|t| t / WARP) {
+            if last != Some(warp) {
+                self.warp_epochs[warp as usize] += 1;
+                last = Some(warp);
+            }
+        }
+    }
+
+    fn one_op(&mut self, op: &'m Op, active: &[u32]) -> Result<()> {
+        match op.code.shape() {
+            Shape::Load | Shape::Store => self.access(op, active),
+            Shape::LoadUniform => self.load_uniform(op, active),
+            Shape::AtomicLoad | Shape::AtomicStore | Shape::AtomicRmw(_) | Shape::AtomicCas => {
+                self.atomic(op, active)
+            }
+            Shape::Shuffle | Shape::Vote | Shape::Ballot | Shape::Reduce(_) => {
+                self.warp_op(op, active);
+                Ok(())
+            }
+            Shape::Sync => {
+                if op.code == Opcode::Barrier {
+                    match op.barrier_scope() {
+                        BarrierScope::Block => self.block_barrier(),
+                        BarrierScope::Warp => self.warp_barrier(active),
+                    }
+                }
+                Ok(())
+            }
+            Shape::If | Shape::Switch => self.choose(op, active),
+            Shape::For => self.for_loop(op, active),
+            Shape::While => self.while_loop(op, active),
+            Shape::Id32 | Shape::Id64 | Shape::Extent => {
+                let Some(result) = op.result() else { return Ok(()) };
+                for thread in active {
+                    let bits = self.id(op, *thread) & self.ty(result).scalar().mask();
+                    self.set(result, *thread, &[bits]);
+                }
+                Ok(())
+            }
+            _ => {
+                self.on_values(op, active);
+                Ok(())
+            }
+        }
+    }
+
+    fn id(&self, op: &Op, thread: u32) -> u64 {
+        let axis = op.axis() as usize;
+        let [x, y, _] = self.kernel.block();
+        let at = [thread % x, thread / x % y, thread / (x * y)][axis];
+        match op.code {
+            Opcode::ThreadId => u64::from(at),
+            Opcode::BlockId => u64::from(self.block[axis]),
+            Opcode::BlockDim => u64::from(self.kernel.block()[axis]),
+            Opcode::GridDim => u64::from(self.grid[axis]),
+            Opcode::GlobalId => {
+                u64::from(self.block[axis]) * u64::from(self.kernel.block()[axis]) + u64::from(at)
+            }
+            Opcode::LocalIndex => u64::from(thread),
+            Opcode::LaneId => u64::from(thread % WARP),
+            Opcode::WarpId => u64::from(thread / WARP),
+            Opcode::Clock => self.steps,
+            // The one left is `extent`.
+            _ => match (op.place, op.immediates.first()) {
+                (Some(Place::View(i)), Some(dimension)) => self.views[usize::from(i)]
+                    .as_ref()
+                    .and_then(|m| m.tensor.extents.get(*dimension as usize).copied())
+                    .unwrap_or(0),
+                _ => 0,
+            },
+        }
+    }
+
+    /// Ops on values alone.
+    fn on_values(&mut self, op: &Op, active: &[u32]) {
+        let Some(result) = op.result() else { return };
+        let to = self.ty(result);
+        let from = op.operands.last().map_or(to, |v| self.ty(*v));
+        let immediate = op.immediates.first().copied().unwrap_or(0);
+        for &thread in active {
+            let all: Vec<&[u64]> = op.operands.iter().map(|v| self.lanes(*v, thread)).collect();
+            let bits: Vec<u64> = match op.code.shape() {
+                Shape::Const => vec![immediate; usize::from(to.lanes())],
+                Shape::Splat => vec![all[0][0]; usize::from(to.lanes())],
+                Shape::Make => all.iter().map(|lanes| lanes[0]).collect(),
+                Shape::Extract => vec![all[0][immediate as usize]],
+                Shape::Insert => {
+                    let mut lanes = all[0].to_vec();
+                    lanes[immediate as usize] = all[1][0];
+                    lanes
+                }
+                Shape::Bitcast => bitcast(all[0], from, to),
+                _ => (0..usize::from(to.lanes()))
+                    .map(|lane| {
+                        // The bool of a select may be one for all lanes.
+                        let mut args = [0; 3];
+                        for (arg, lanes) in args.iter_mut().zip(&all) {
+                            *arg = lanes[lane.min(lanes.len() - 1)];
+                        }
+                        eval(op.code, from.scalar(), to.scalar(), &args[..all.len()]).unwrap_or(0)
+                    })
+                    .collect(),
+            };
+            self.set(result, thread, &bits);
+        }
+    }
+}
+
+/// All lanes behind one another as a number of up to 1024 bits, cut anew.
+fn bitcast(lanes: &[u64], from: Type, to: Type) -> Vec<u64> {
+    let width = |ty: Type| ty.scalar().bytes() as usize;
+    let bytes: Vec<u8> = lanes.iter().flat_map(|l| l.to_le_bytes().into_iter().take(width(from))).collect();
+    let read = |chunk: &[u8]| chunk.iter().rev().fold(0u64, |word, byte| word << 8 | u64::from(*byte));
+    bytes.chunks(width(to)).map(read).collect()
+}

@@ -1,0 +1,87 @@
+//! Races: two threads at one element with nothing that orders them, one of them writing.
+//!
+//! Each element remembers its last write and its last reads, with the number of barriers that the block and
+//! the warp had then passed. Accesses of two threads are ordered if a barrier of their block lies between
+//! them, or, in one warp, a barrier of the warp. Nothing orders two blocks. Atomics do not race with atomics.
+
+use crate::limits::WARP;
+
+/// When and by whom an element was touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stamp {
+    /// The block, counted through the grid.
+    pub(super) block: u64,
+    /// The thread in the block.
+    pub(super) thread: u32,
+    /// Barriers that the block had passed.
+    pub(super) block_epoch: u32,
+    /// Barriers that the warp had passed.
+    pub(super) warp_epoch: u32,
+    /// Was it an atomic?
+    pub(super) atomic: bool,
+}
+
+impl Stamp {
+    /// Could the two have happened at once?
+    fn unordered(&self, other: &Stamp) -> bool {
+        if self.block != other.block {
+            return true;
+        }
+        if self.thread == other.thread || self.block_epoch != other.block_epoch {
+            return false;
+        }
+        self.thread / WARP != other.thread / WARP || self.warp_epoch == other.warp_epoch
+    }
+
+    /// Do the two conflict, if one of them writes?
+    fn races(&self, other: &Stamp) -> bool {
+        !(self.atomic && other.atomic) && self.unordered(other)
+    }
+}
+
+/// The last accesses to one element.
+#[derive(Clone, Copy, Debug, Default)]
+struct Touched {
+    write: Option<Stamp>,
+    /// The last reads of two different threads.
+    reads: [Option<Stamp>; 2],
+}
+
+/// The last accesses to all elements of a place.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Shadow {
+    touched: Vec<Touched>,
+}
+
+impl Shadow {
+    pub(super) fn new(elements: usize) -> Shadow {
+        Shadow { touched: vec![Touched::default(); elements] }
+    }
+
+    /// Has the element been written?
+    pub(super) fn written(&self, element: usize) -> bool {
+        self.touched.get(element).is_some_and(|t| t.write.is_some())
+    }
+
+    /// Notes a read; gives a write that it races with.
+    pub(super) fn read(&mut self, element: usize, now: Stamp) -> Option<Stamp> {
+        let touched = self.touched.get_mut(element)?;
+        let race = touched.write.filter(|w| w.races(&now));
+        match touched.reads[0] {
+            Some(last) if (last.block, last.thread) != (now.block, now.thread) => {
+                touched.reads = [Some(now), Some(last)];
+            }
+            _ => touched.reads[0] = Some(now),
+        }
+        race
+    }
+
+    /// Notes a write; gives an access that it races with.
+    pub(super) fn write(&mut self, element: usize, now: Stamp) -> Option<Stamp> {
+        let touched = self.touched.get_mut(element)?;
+        let race =
+            [touched.write, touched.reads[0], touched.reads[1]].into_iter().flatten().find(|t| t.races(&now));
+        *touched = Touched { write: Some(now), reads: [None; 2] };
+        race
+    }
+}

@@ -1,0 +1,46 @@
+//! Caps on every count and size. A module above one is refused by whoever meets it first: the parser, the
+//! decoder, the builder or the validator.
+
+/// Kernels in a module.
+pub const MAX_KERNELS: usize = 256;
+/// Parameters of a kernel.
+pub const MAX_PARAMS: usize = 64;
+/// Shared arrays of a kernel.
+pub const MAX_SHARED_ARRAYS: usize = 64;
+/// Bytes of all shared arrays of a kernel together: what one block of an sm_90 can have. A target with less
+/// rejects the kernel when it compiles it.
+pub const MAX_SHARED_BYTES: u64 = 232_448;
+/// Dimensions of a view or of a shared array.
+pub const MAX_RANK: usize = 4;
+/// Ops of a kernel, those in nested regions included.
+pub const MAX_OPS: usize = 1 << 16;
+/// Values of a kernel.
+pub const MAX_VALUES: usize = 1 << 17;
+/// Nesting depth of regions; the body is at depth 1.
+pub const MAX_DEPTH: usize = 32;
+/// Values that a loop carries, or that an `if` or a `switch` yields.
+pub const MAX_CARRIED: usize = 64;
+/// Cases of a `switch`, the default not counted.
+pub const MAX_CASES: usize = 256;
+/// Bytes of a name.
+pub const MAX_NAME: usize = 64;
+/// Threads of a block.
+pub const MAX_THREADS: u32 = 1024;
+/// Threads of a block along x and y.
+pub const MAX_BLOCK_XY: u32 = 1024;
+/// Threads of a block along z.
+pub const MAX_BLOCK_Z: u32 = 64;
+/// Blocks of a grid along x.
+pub const MAX_GRID_X: u32 = (1 << 31) - 1;
+/// Blocks of a grid along y and z.
+pub const MAX_GRID_YZ: u32 = 65_535;
+/// The largest unroll hint.
+pub const MAX_UNROLL: u64 = 256;
+/// Largest extent of a view along one dimension.
+pub const MAX_EXTENT: u64 = 1 << 40;
+/// Bytes of a text or binary module.
+pub const MAX_MODULE_BYTES: usize = 16 << 20;
+/// Errors that one validation reports before it stops looking.
+pub const MAX_ERRORS: usize = 32;
+/// Threads of a warp.
+pub const WARP: u32 = 32;

@@ -1,0 +1,419 @@
+//! What a module is made of: kernels, parameters, regions, ops, values.
+//!
+//! A kernel is made by the [builder](crate::builder), the [parser](crate::text) or the
+//! [decoder](crate::binary), and by nothing else. All three number values in the order of their definition,
+//! so a value's number is the same in every form.
+
+use crate::limits::{MAX_OPS, MAX_VALUES};
+use crate::op::{Accuracy, AttrKind, Attribute, Axis, BarrierScope, Cache, Opcode, Order, PlaceRule, Scope};
+use crate::types::{Scalar, Type};
+use crate::view::ViewType;
+use std::fmt;
+
+/// Where in a guest a kernel came from. It appears in errors and is part of what a kernel is; it is never
+/// dereferenced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GuestAddr(pub u64);
+
+impl fmt::Display for GuestAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// The line that an op was written on: of the text, or of the Rust file that called the builder; 0 if
+/// unknown. It helps messages and is no part of what a kernel is, so any two lines are equal.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Line(pub u32);
+
+impl PartialEq for Line {
+    fn eq(&self, _: &Line) -> bool {
+        true
+    }
+}
+
+impl Eq for Line {}
+
+/// The number of a value within its kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Value(pub(crate) u32);
+
+impl Value {
+    /// The number, from 0 without gaps.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// What is known of a value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ValueDef {
+    /// Its type.
+    pub ty: Type,
+    /// Its name in text, if it has one.
+    pub name: Option<Box<str>>,
+}
+
+/// Memory that an op works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// The view that is this parameter of the kernel.
+    View(u16),
+    /// This shared array of the kernel.
+    Shared(u16),
+}
+
+/// A parameter of a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Param {
+    /// Its name, with neither `@` nor `%`.
+    pub name: Box<str>,
+    /// What it is.
+    pub kind: ParamKind,
+}
+
+/// What a parameter is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ParamKind {
+    /// Global memory.
+    View(ViewType),
+    /// A number, the same in every thread.
+    Scalar {
+        /// The value that holds it.
+        value: Value,
+        /// Its least and greatest value as a signed integer; the launch is refused outside of it.
+        range: Option<(i64, i64)>,
+    },
+}
+
+/// Memory that the threads of a block share. Every block has its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharedArray {
+    /// Its name, without `@`.
+    pub name: Box<str>,
+    /// What one element is; never `bool`.
+    pub element: Scalar,
+    /// The extents, slowest dimension first.
+    pub dims: Vec<u32>,
+    /// The line it was written on.
+    pub line: Line,
+}
+
+impl SharedArray {
+    /// Number of elements.
+    pub fn len(&self) -> u64 {
+        self.dims.iter().fold(1u64, |n, d| n.saturating_mul(u64::from(*d)))
+    }
+
+    /// Is it without elements? The validator refuses such an array.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Size in bytes, rounded up to 16: every array starts on a 16-byte boundary.
+    pub fn bytes(&self) -> u64 {
+        self.len().saturating_mul(u64::from(self.element.bytes())).saturating_add(15) & !15
+    }
+}
+
+/// Ops in order, with values that come in and values that go out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Region {
+    /// Values defined at its start: the count and the carried values of a loop.
+    pub args: Vec<Value>,
+    /// The ops.
+    pub ops: Vec<Op>,
+    /// What it yields to the op that contains it.
+    pub yields: Vec<Value>,
+    /// The line of the yield.
+    pub yield_line: Line,
+}
+
+/// One op.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Op {
+    /// Which.
+    pub code: Opcode,
+    /// The indices of its attributes' words, in the order of the op's row; 0 where it has none.
+    pub attrs: [u8; 2],
+    /// The memory it works on.
+    pub place: Option<Place>,
+    /// What it takes: first the indices into the place, then the rest.
+    pub operands: Vec<Value>,
+    /// Numbers fixed in the code: a constant's bits, a lane, a dimension, an unroll hint, the cases.
+    pub immediates: Vec<u64>,
+    /// What it defines.
+    pub results: Vec<Value>,
+    /// The regions it contains.
+    pub regions: Vec<Region>,
+    /// The line it was written on.
+    pub line: Line,
+}
+
+impl Op {
+    /// An op without attributes, operands or results.
+    pub fn new(code: Opcode) -> Op {
+        let attrs = default_attrs(code);
+        Op {
+            code,
+            attrs,
+            place: None,
+            operands: Vec::new(),
+            immediates: Vec::new(),
+            results: Vec::new(),
+            regions: Vec::new(),
+            line: Line(0),
+        }
+    }
+
+    /// The attribute of type `A`, if the op's row has it.
+    pub fn attr<A: Attribute>(&self) -> Option<A> {
+        let at = self.code.info().attrs.iter().position(|kind| *kind == A::KIND)?;
+        A::VALUES.get(usize::from(self.attrs[at])).copied()
+    }
+
+    /// Sets the attribute of type `A`, if the op's row has it.
+    pub fn set_attr<A: Attribute>(&mut self, value: A) {
+        if let Some(at) = self.code.info().attrs.iter().position(|kind| *kind == A::KIND) {
+            self.attrs[at] = value.index();
+        }
+    }
+
+    /// Its axis; x where the op has none.
+    pub fn axis(&self) -> Axis {
+        self.attr().unwrap_or(Axis::X)
+    }
+
+    /// Its accuracy class; precise where the op has none.
+    pub fn accuracy(&self) -> Accuracy {
+        self.attr().unwrap_or(Accuracy::Precise)
+    }
+
+    /// Its cache hint.
+    pub fn cache(&self) -> Cache {
+        self.attr().unwrap_or(Cache::Normal)
+    }
+
+    /// Its memory order.
+    pub fn order(&self) -> Order {
+        self.attr().unwrap_or(Order::Relaxed)
+    }
+
+    /// Its memory scope.
+    pub fn scope(&self) -> Scope {
+        self.attr().unwrap_or(Scope::Device)
+    }
+
+    /// The threads that a barrier joins.
+    pub fn barrier_scope(&self) -> BarrierScope {
+        self.attr().unwrap_or(BarrierScope::Block)
+    }
+
+    /// The one result of an op that has one.
+    pub fn result(&self) -> Option<Value> {
+        self.results.first().copied()
+    }
+
+    /// How often the compiler is asked to unroll a `for`; 0 leaves it to the compiler, 1 forbids it.
+    pub fn unroll(&self) -> u64 {
+        if self.code == Opcode::For { self.immediates.first().copied().unwrap_or(0) } else { 0 }
+    }
+}
+
+/// The attribute indices an op has before any is set.
+pub(crate) fn default_attrs(code: Opcode) -> [u8; 2] {
+    let mut attrs = [0; 2];
+    for (slot, kind) in attrs.iter_mut().zip(code.info().attrs) {
+        *slot = AttrKind::default(*kind).unwrap_or(0);
+    }
+    attrs
+}
+
+/// A GPU function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kernel {
+    pub(crate) name: Box<str>,
+    pub(crate) guest: GuestAddr,
+    pub(crate) block: [u32; 3],
+    pub(crate) params: Vec<Param>,
+    pub(crate) shared: Vec<SharedArray>,
+    pub(crate) values: Vec<ValueDef>,
+    pub(crate) body: Region,
+    pub(crate) line: Line,
+}
+
+impl Kernel {
+    /// Its name, without `@`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where in the guest it came from.
+    pub fn guest_address(&self) -> GuestAddr {
+        self.guest
+    }
+
+    /// Threads of a block along x, y and z.
+    pub fn block(&self) -> [u32; 3] {
+        self.block
+    }
+
+    /// Threads of a block.
+    pub fn threads(&self) -> u32 {
+        self.block.iter().fold(1, |n, d| n.saturating_mul(*d))
+    }
+
+    /// The parameters in the order of a launch's arguments.
+    pub fn params(&self) -> &[Param] {
+        &self.params
+    }
+
+    /// The shared arrays.
+    pub fn shared(&self) -> &[SharedArray] {
+        &self.shared
+    }
+
+    /// All values, by number. The scalar parameters come first.
+    pub fn values(&self) -> &[ValueDef] {
+        &self.values
+    }
+
+    /// The type of a value of this kernel.
+    pub fn type_of(&self, value: Value) -> Type {
+        self.values[value.index()].ty
+    }
+
+    /// What the kernel does.
+    pub fn body(&self) -> &Region {
+        &self.body
+    }
+
+    /// The line its text starts on.
+    pub fn line(&self) -> Line {
+        self.line
+    }
+
+    /// The type of the view that is parameter `index`.
+    pub fn view(&self, index: u16) -> Option<&ViewType> {
+        match &self.params.get(usize::from(index))?.kind {
+            ParamKind::View(view) => Some(view),
+            ParamKind::Scalar { .. } => None,
+        }
+    }
+
+    /// Number of indices and the element of a place; `None` if the kernel has no such place.
+    pub fn place(&self, place: Place) -> Option<(usize, Scalar)> {
+        match place {
+            Place::View(i) => self.view(i).map(|v| (v.rank(), v.element)),
+            Place::Shared(i) => self.shared.get(usize::from(i)).map(|s| (s.dims.len(), s.element)),
+        }
+    }
+
+    /// The name of a place, without `@`.
+    pub fn place_name(&self, place: Place) -> &str {
+        match place {
+            Place::View(i) => self.params.get(usize::from(i)).map_or("?", |p| &p.name),
+            Place::Shared(i) => self.shared.get(usize::from(i)).map_or("?", |s| &s.name),
+        }
+    }
+
+    /// How a value is written: its name, or its number.
+    pub fn value_name(&self, value: Value) -> String {
+        match self.values.get(value.index()).and_then(|v| v.name.as_deref()) {
+            Some(name) => format!("%{name}"),
+            None => format!("%{}", value.0),
+        }
+    }
+
+    /// Calls `visit` on every op, an op before those in its regions.
+    pub fn for_each_op<'k>(&'k self, visit: &mut dyn FnMut(&'k Op)) {
+        fn walk<'k>(region: &'k Region, visit: &mut dyn FnMut(&'k Op)) {
+            for op in &region.ops {
+                visit(op);
+                op.regions.iter().for_each(|r| walk(r, visit));
+            }
+        }
+        walk(&self.body, visit);
+    }
+}
+
+/// Kernels that travel together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Module {
+    pub(crate) kernels: Vec<Kernel>,
+}
+
+impl Module {
+    /// The version of the IR that this crate reads and writes, in text and binary.
+    pub const VERSION: u16 = 1;
+
+    /// A module of these kernels.
+    pub fn new(kernels: Vec<Kernel>) -> Module {
+        Module { kernels }
+    }
+
+    /// The kernels in order.
+    pub fn kernels(&self) -> &[Kernel] {
+        &self.kernels
+    }
+
+    /// The kernel with this name.
+    pub fn kernel(&self, name: &str) -> Option<&Kernel> {
+        self.kernels.iter().find(|k| &*k.name == name)
+    }
+}
+
+impl From<Kernel> for Module {
+    fn from(kernel: Kernel) -> Module {
+        Module { kernels: vec![kernel] }
+    }
+}
+
+/// May this be a name: a letter or `_`, then letters, digits and `_`, at most 64 bytes of ASCII?
+pub fn is_name(name: &str) -> bool {
+    let mut bytes = name.bytes();
+    name.len() <= crate::limits::MAX_NAME
+        && bytes.next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'_')
+        && bytes.all(|b| b.is_ascii_alphanumeric() || b == b'_')
+}
+
+/// Numbers the values and counts the ops of a kernel that is being made.
+#[derive(Debug, Default)]
+pub(crate) struct Numbering {
+    pub(crate) values: Vec<ValueDef>,
+    ops: usize,
+}
+
+/// A kernel has too many ops or values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum TooLarge {
+    #[error("the kernel has more than {MAX_VALUES} values; split it")]
+    Values,
+    #[error("the kernel has more than {MAX_OPS} ops; split it")]
+    Ops,
+}
+
+impl Numbering {
+    /// Numbers a new value.
+    pub(crate) fn define(&mut self, ty: Type, name: Option<Box<str>>) -> Result<Value, TooLarge> {
+        if self.values.len() >= MAX_VALUES {
+            return Err(TooLarge::Values);
+        }
+        self.values.push(ValueDef { ty, name });
+        Ok(Value(self.values.len() as u32 - 1))
+    }
+
+    /// Counts one more op.
+    pub(crate) fn count_op(&mut self) -> Result<(), TooLarge> {
+        self.ops += 1;
+        if self.ops > MAX_OPS { Err(TooLarge::Ops) } else { Ok(()) }
+    }
+}
+
+/// The number of indices an op takes before its other operands.
+pub(crate) fn index_count(kernel: &Kernel, op: &Op) -> usize {
+    match (op.code.shape().place(), op.place) {
+        (PlaceRule::Any | PlaceRule::Shared, Some(place)) => kernel.place(place).map_or(0, |(rank, _)| rank),
+        _ => 0,
+    }
+}

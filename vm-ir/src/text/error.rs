@@ -1,0 +1,102 @@
+//! What is wrong with a text.
+
+use std::fmt;
+
+/// A text that is no module: what is wrong, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TextError {
+    /// The line, from 1.
+    pub line: u32,
+    /// The column in bytes, from 1.
+    pub column: u32,
+    /// The kernel it is in, if its name was read.
+    pub kernel: Option<String>,
+    /// What is wrong.
+    pub kind: TextErrorKind,
+}
+
+impl fmt::Display for TextError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}:{}", self.line, self.column)?;
+        if let Some(kernel) = &self.kernel {
+            write!(f, ", kernel @{kernel}")?;
+        }
+        write!(f, ": {}", self.kind)
+    }
+}
+
+impl std::error::Error for TextError {}
+
+/// What is wrong with a text.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TextErrorKind {
+    /// Something else belongs here.
+    #[error("expected {expected}, found {found}")]
+    Expected {
+        /// What belongs here.
+        expected: String,
+        /// What is here.
+        found: String,
+    },
+    /// The character begins no token.
+    #[error("no token begins with {0:?}")]
+    Character(char),
+    /// A name that is too long or not of letters, digits and `_`.
+    #[error("{0:?} is no name: at most 64 letters, digits and _, not beginning with a digit")]
+    Name(String),
+    /// The text is of another version of the language.
+    #[error("the text is of version {0}; this is version {ours}", ours = crate::Module::VERSION)]
+    Version(String),
+    /// There is no such op.
+    #[error("there is no op {0:?}")]
+    UnknownOp(String),
+    /// The op's name has the wrong words behind it.
+    #[error("{op} takes {expected} here, found {found:?}")]
+    Attribute {
+        /// The op.
+        op: &'static str,
+        /// The words that it takes.
+        expected: String,
+        /// The word that is there.
+        found: String,
+    },
+    /// There is no such type.
+    #[error("there is no type {0:?}")]
+    UnknownType(String),
+    /// No value of this name is defined above.
+    #[error("no value %{0} is defined above")]
+    UnknownValue(String),
+    /// No parameter or shared array has this name.
+    #[error("there is no view or shared array @{0}")]
+    UnknownPlace(String),
+    /// The name is taken.
+    #[error("{0} is already defined in this kernel; names are unique within a kernel")]
+    Duplicate(String),
+    /// The number does not fit.
+    #[error("{text} is no {what}")]
+    Number {
+        /// The number.
+        text: String,
+        /// What it should be.
+        what: String,
+    },
+    /// The op defines another number of values.
+    #[error("{op} defines {expected} values, not {found}")]
+    Results {
+        /// The op.
+        op: &'static str,
+        /// How many it defines.
+        expected: usize,
+        /// How many names stand before the `=`.
+        found: usize,
+    },
+    /// Too many of something.
+    #[error("more than {limit} {what}")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// The cap.
+        limit: usize,
+    },
+}

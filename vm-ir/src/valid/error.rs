@@ -1,0 +1,377 @@
+//! What the validator finds.
+
+use crate::module::GuestAddr;
+use crate::types::{Class, Scalar, Type};
+use std::fmt;
+
+/// A broken rule: which, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ValidationError {
+    /// The kernel's name.
+    pub kernel: String,
+    /// Where in the guest it came from.
+    pub guest: GuestAddr,
+    /// The line of the op, of the array or of the kernel; 0 if unknown.
+    pub line: u32,
+    /// The op's name; `None` where the kernel's head is wrong.
+    pub op: Option<&'static str>,
+    /// The rule.
+    pub kind: Rule,
+}
+
+impl fmt::Display for ValidationError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "kernel @{} at {}", self.kernel, self.guest)?;
+        if self.line != 0 {
+            write!(f, ", line {}", self.line)?;
+        }
+        match self.op {
+            Some(op) => write!(f, ", {op}: {}", self.kind),
+            None => write!(f, ": {}", self.kind),
+        }
+    }
+}
+
+impl std::error::Error for ValidationError {}
+
+/// Everything that one validation found, in the order of the text; never empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ValidationErrors(pub Vec<ValidationError>);
+
+impl fmt::Display for ValidationErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, error) in self.0.iter().enumerate() {
+            write!(f, "{}{error}", if i == 0 { "" } else { "\n" })?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ValidationErrors {}
+
+/// A rule that a module breaks.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Rule {
+    /// A name that cannot be written in text.
+    #[error("{0:?} is no name: at most 64 letters, digits and _, not beginning with a digit")]
+    Name(String),
+    /// Two things of one kernel, or two kernels, have one name.
+    #[error("the name {0} is used twice")]
+    DuplicateName(String),
+    /// A count is above its cap.
+    #[error("{found} {what}; at most {limit} are allowed")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many there are.
+        found: u64,
+        /// The cap.
+        limit: u64,
+    },
+    /// The block is empty or too large.
+    #[error(
+        "a block of {0} × {1} × {2} threads; each must be at least 1, at most 1024, 1024 and 64, and all together 1024"
+    )]
+    BlockSize(u32, u32, u32),
+    /// The view's dimensions are none, too many, or not sensible.
+    #[error(
+        "@{0} has a dimension that no memory can have; a view has 1 to 4, each at most 2^40 and a multiple of at least 1"
+    )]
+    ViewDims(String),
+    /// The view's alignment is not a power of two from the element's size to 256.
+    #[error("@{name} is aligned to {align}; that must be a power of two from the element's {least} to 256")]
+    ViewAlign {
+        /// The view.
+        name: String,
+        /// Its alignment.
+        align: u32,
+        /// The element's size.
+        least: u32,
+    },
+    /// Memory does not hold this type.
+    #[error("@{name} holds {element}; memory holds {}", Class::DATA)]
+    Element {
+        /// The view or the array.
+        name: String,
+        /// Its element.
+        element: Scalar,
+    },
+    /// A scalar parameter is a vector or of a type that registers do not hold.
+    #[error("%{name} is {ty}; a parameter is a single {}", Class::DATA)]
+    ParamType {
+        /// The parameter.
+        name: String,
+        /// Its type.
+        ty: Type,
+    },
+    /// A range on something that is not an integer, or an empty one, or one beyond the type.
+    #[error("%{0} has a range that is empty, beyond its type or not on an integer")]
+    ParamRange(String),
+    /// A shared array with no elements or the wrong number of dimensions.
+    #[error("@{0} has no elements, or not 1 to 4 dimensions")]
+    SharedDims(String),
+    /// Too much shared memory.
+    #[error("the shared arrays take {bytes} bytes; a block has {limit}")]
+    SharedSize {
+        /// The sum, each array rounded up to 16 bytes.
+        bytes: u64,
+        /// The cap.
+        limit: u64,
+    },
+    /// Regions are nested too deeply.
+    #[error("regions are nested more than {0} deep")]
+    Depth(usize),
+    /// The value is not defined here: its region is closed, or it comes later.
+    #[error("{0} is not visible here: it is defined later, or in a region that this op is not in")]
+    Scope(String),
+    /// The op has the wrong number of operands.
+    #[error("takes {expected} operands, has {found}")]
+    OperandCount {
+        /// How many it takes.
+        expected: usize,
+        /// How many it has.
+        found: usize,
+    },
+    /// The op has the wrong number of immediates.
+    #[error("takes {expected} numbers, has {found}")]
+    ImmediateCount {
+        /// How many it takes.
+        expected: usize,
+        /// How many it has.
+        found: usize,
+    },
+    /// The op has the wrong number of results.
+    #[error("gives {expected} results, has {found}")]
+    ResultCount {
+        /// How many it gives.
+        expected: usize,
+        /// How many it has.
+        found: usize,
+    },
+    /// The op has the wrong number of regions.
+    #[error("has {expected} regions, not {found}")]
+    RegionCount {
+        /// How many it has by its row.
+        expected: usize,
+        /// How many there are.
+        found: usize,
+    },
+    /// An attribute's word does not exist.
+    #[error("attribute word {0} does not exist")]
+    Attribute(u8),
+    /// An operand is of the wrong type.
+    #[error("operand {index} is {found}, not {expected}")]
+    Operand {
+        /// Which operand, from 1.
+        index: usize,
+        /// What it should be.
+        expected: String,
+        /// What it is.
+        found: Type,
+    },
+    /// The result is of the wrong type.
+    #[error("the result is {found}, not {expected}")]
+    Result {
+        /// What it should be.
+        expected: String,
+        /// What it is written as.
+        found: Type,
+    },
+    /// A constant has bits beyond its type.
+    #[error("the constant {0:#x} has bits beyond its type")]
+    ConstBits(u64),
+    /// A conversion does not widen or narrow as it should.
+    #[error("{from} to {to} is not {expected}")]
+    Width {
+        /// The operand's type.
+        from: Type,
+        /// The result's type.
+        to: Type,
+        /// What the op is for.
+        expected: &'static str,
+    },
+    /// A number that is too large.
+    #[error("{what} {found} does not exist; there are {limit}")]
+    Number {
+        /// What it counts.
+        what: &'static str,
+        /// The number.
+        found: u64,
+        /// How many there are.
+        limit: u64,
+    },
+    /// The op needs a place and has none, or has one and needs none, or needs another kind.
+    #[error("needs {0}")]
+    Place(&'static str),
+    /// The place needs another number of indices.
+    #[error("@{name} has {expected} dimensions; there are {found} indices")]
+    IndexCount {
+        /// The place.
+        name: String,
+        /// Its rank.
+        expected: usize,
+        /// The number of indices.
+        found: usize,
+    },
+    /// A vector is longer than a row of the shared array.
+    #[error("@{name} has rows of {row}; a vector of {lanes} does not fit")]
+    RowTooShort {
+        /// The array.
+        name: String,
+        /// Its last extent.
+        row: u32,
+        /// The vector's lanes.
+        lanes: u8,
+    },
+    /// The kernel may not do this with the view.
+    #[error("@{name} is a view for {access}; this op {does} it")]
+    Access {
+        /// The view.
+        name: String,
+        /// What it is for.
+        access: &'static str,
+        /// What the op does.
+        does: &'static str,
+    },
+    /// The order means nothing for this op.
+    #[error("an order of {0} means nothing for it")]
+    Order(&'static str),
+    /// A region yields the wrong values.
+    #[error("yields {found}, not {expected}")]
+    Yields {
+        /// The types it should yield.
+        expected: String,
+        /// The types it yields.
+        found: String,
+    },
+    /// The arguments of a region are not those that its op gives it.
+    #[error("the region's arguments are {found}, not {expected}")]
+    RegionArgs {
+        /// The types they should have.
+        expected: String,
+        /// The types they have.
+        found: String,
+    },
+    /// Two cases of a switch are one number, or a number beyond the type.
+    #[error("case {0} is there twice or beyond the operand's type")]
+    Case(i64),
+    /// The op must be reached by the whole block and may not be.
+    #[error("all threads of the block must reach it together, but {0}")]
+    NotBlockUniform(Divergence),
+    /// The op must be reached by the whole warp and may not be.
+    #[error("all threads of the warp must reach it together, but {0}")]
+    NotWarpUniform(Divergence),
+    /// An operand must be the same in all threads of the block.
+    #[error("operand {0} must be the same in all threads of the block")]
+    OperandNotUniform(usize),
+    /// Warp ops need whole warps.
+    #[error("a block of {0} threads has a warp that is not full; ops on warps need a multiple of 32")]
+    PartialWarp(u32),
+    /// Only trusted modules may use the op.
+    #[error("only a trusted module may use it")]
+    Trusted,
+}
+
+impl Rule {
+    /// The rules' codes.
+    pub const CODES: [&str; 36] = [
+        "name",
+        "duplicate-name",
+        "too-many",
+        "block-size",
+        "view-dims",
+        "view-align",
+        "element",
+        "param-type",
+        "param-range",
+        "shared-dims",
+        "shared-size",
+        "depth",
+        "scope",
+        "operand-count",
+        "immediate-count",
+        "result-count",
+        "region-count",
+        "attribute",
+        "operand",
+        "result",
+        "const-bits",
+        "width",
+        "number",
+        "place",
+        "index-count",
+        "row-too-short",
+        "access",
+        "order",
+        "yields",
+        "region-args",
+        "case",
+        "not-block-uniform",
+        "not-warp-uniform",
+        "operand-not-uniform",
+        "partial-warp",
+        "trusted",
+    ];
+
+    /// The rule's name for machines; it never changes.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Rule::Name(..) => "name",
+            Rule::DuplicateName(..) => "duplicate-name",
+            Rule::TooMany { .. } => "too-many",
+            Rule::BlockSize(..) => "block-size",
+            Rule::ViewDims(..) => "view-dims",
+            Rule::ViewAlign { .. } => "view-align",
+            Rule::Element { .. } => "element",
+            Rule::ParamType { .. } => "param-type",
+            Rule::ParamRange(..) => "param-range",
+            Rule::SharedDims(..) => "shared-dims",
+            Rule::SharedSize { .. } => "shared-size",
+            Rule::Depth(..) => "depth",
+            Rule::Scope(..) => "scope",
+            Rule::OperandCount { .. } => "operand-count",
+            Rule::ImmediateCount { .. } => "immediate-count",
+            Rule::ResultCount { .. } => "result-count",
+            Rule::RegionCount { .. } => "region-count",
+            Rule::Attribute(..) => "attribute",
+            Rule::Operand { .. } => "operand",
+            Rule::Result { .. } => "result",
+            Rule::ConstBits(..) => "const-bits",
+            Rule::Width { .. } => "width",
+            Rule::Number { .. } => "number",
+            Rule::Place(..) => "place",
+            Rule::IndexCount { .. } => "index-count",
+            Rule::RowTooShort { .. } => "row-too-short",
+            Rule::Access { .. } => "access",
+            Rule::Order(..) => "order",
+            Rule::Yields { .. } => "yields",
+            Rule::RegionArgs { .. } => "region-args",
+            Rule::Case(..) => "case",
+            Rule::NotBlockUniform(..) => "not-block-uniform",
+            Rule::NotWarpUniform(..) => "not-warp-uniform",
+            Rule::OperandNotUniform(..) => "operand-not-uniform",
+            Rule::PartialWarp(..) => "partial-warp",
+            Rule::Trusted => "trusted",
+        }
+    }
+}
+
+/// Why threads may not arrive together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Divergence {
+    /// The op whose condition differs between threads.
+    pub op: &'static str,
+    /// Its line; 0 if unknown.
+    pub line: u32,
+}
+
+impl fmt::Display for Divergence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the condition of the {}", self.op)?;
+        if self.line != 0 {
+            write!(f, " on line {}", self.line)?;
+        }
+        f.write_str(" may differ between them")
+    }
+}

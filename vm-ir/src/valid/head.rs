@@ -1,0 +1,114 @@
+//! Rules on a kernel's head: names, block, parameters, shared arrays.
+
+use super::check::Checker;
+use super::error::Rule;
+use crate::limits::{
+    MAX_BLOCK_XY, MAX_BLOCK_Z, MAX_EXTENT, MAX_PARAMS, MAX_RANK, MAX_SHARED_ARRAYS, MAX_SHARED_BYTES,
+    MAX_THREADS,
+};
+use crate::module::{ParamKind, is_name};
+use crate::types::{Class, Type};
+use crate::view::{Dim, ViewType};
+use std::collections::HashSet;
+
+impl<'k> Checker<'k> {
+    /// Checks the head.
+    pub(super) fn head(&mut self) {
+        let kernel = self.kernel;
+        self.line = kernel.line;
+        self.name(&kernel.name);
+        self.block();
+        self.cap("parameters", kernel.params.len(), MAX_PARAMS);
+        let mut places = HashSet::new();
+        let mut values = HashSet::new();
+        for param in &kernel.params {
+            self.name(&param.name);
+            match &param.kind {
+                ParamKind::View(view) => {
+                    if !places.insert(&param.name) {
+                        self.error(Rule::DuplicateName(format!("@{}", param.name)));
+                    }
+                    self.view(&param.name, view);
+                }
+                ParamKind::Scalar { value, range } => {
+                    let ty = kernel.type_of(*value);
+                    self.scalar_param(&param.name, ty, *range);
+                    self.visible[value.index()] = true;
+                }
+            }
+        }
+        for value in &kernel.values {
+            if let Some(name) = &value.name {
+                self.name(name);
+                if !values.insert(name) {
+                    self.error(Rule::DuplicateName(format!("%{name}")));
+                }
+            }
+        }
+        self.cap("shared arrays", kernel.shared.len(), MAX_SHARED_ARRAYS);
+        for array in &kernel.shared {
+            self.line = array.line;
+            self.name(&array.name);
+            if !places.insert(&array.name) {
+                self.error(Rule::DuplicateName(format!("@{}", array.name)));
+            }
+            self.element(&array.name, array.element);
+            if array.is_empty() || array.dims.is_empty() || array.dims.len() > MAX_RANK {
+                self.error(Rule::SharedDims(array.name.to_string()));
+            }
+            self.facts.shared_bytes = self.facts.shared_bytes.saturating_add(array.bytes());
+            if self.facts.shared_bytes > MAX_SHARED_BYTES {
+                let bytes = self.facts.shared_bytes;
+                self.error(Rule::SharedSize { bytes, limit: MAX_SHARED_BYTES });
+                break;
+            }
+        }
+    }
+
+    fn name(&mut self, name: &str) {
+        if !is_name(name) {
+            self.error(Rule::Name(name.to_owned()));
+        }
+    }
+
+    fn block(&mut self) {
+        let [x, y, z] = self.kernel.block;
+        let sides = x >= 1 && y >= 1 && z >= 1 && x <= MAX_BLOCK_XY && y <= MAX_BLOCK_XY && z <= MAX_BLOCK_Z;
+        if !sides || self.kernel.threads() > MAX_THREADS {
+            self.error(Rule::BlockSize(x, y, z));
+        }
+    }
+
+    fn element(&mut self, name: &str, element: crate::types::Scalar) {
+        if !element.in_memory() {
+            self.error(Rule::Element { name: name.to_owned(), element });
+        }
+    }
+
+    fn view(&mut self, name: &str, view: &ViewType) {
+        self.element(name, view.element);
+        let sensible = |dim: &Dim| match dim {
+            Dim::Any { multiple } => *multiple >= 1,
+            Dim::Fixed(extent) => *extent <= MAX_EXTENT,
+        };
+        if view.dims.is_empty() || view.dims.len() > MAX_RANK || !view.dims.iter().all(sensible) {
+            self.error(Rule::ViewDims(name.to_owned()));
+        }
+        let least = view.element.bytes();
+        if !view.align.is_power_of_two() || view.align < least || view.align > 256 {
+            self.error(Rule::ViewAlign { name: name.to_owned(), align: view.align, least });
+        }
+    }
+
+    fn scalar_param(&mut self, name: &str, ty: Type, range: Option<(i64, i64)>) {
+        if ty.is_vector() || !Class::DATA.contains(ty.scalar()) {
+            self.error(Rule::ParamType { name: name.to_owned(), ty });
+        }
+        let Some((least, greatest)) = range else { return };
+        let half = ty.scalar().mask() >> 1;
+        let fits = |v: i64| i128::from(v) <= i128::from(half) && i128::from(v) >= -i128::from(half) - 1;
+        if !ty.scalar().is_int() || least > greatest || !fits(least) || !fits(greatest) {
+            self.error(Rule::ParamRange(name.to_owned()));
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! Types and places of ops without regions.
+
+use super::check::Checker;
+use super::error::Rule;
+use crate::module::{Op, Place, index_count};
+use crate::op::{Opcode, Order, PlaceRule, Shape, Width};
+use crate::types::{Class, Scalar, Type};
+
+impl Checker<'_> {
+    /// Checks that the op names the kind of place that it works on.
+    pub(super) fn place(&mut self, op: &Op) -> bool {
+        let shape = op.code.shape();
+        let needs = match shape.place() {
+            PlaceRule::None => "no place",
+            PlaceRule::WholeView => "a view",
+            PlaceRule::Any => "a view or a shared array, with indices",
+            PlaceRule::Shared => "a shared array, with indices",
+        };
+        let fits = match (shape.place(), op.place) {
+            (PlaceRule::None, None) => true,
+            (PlaceRule::WholeView, Some(Place::View(i))) => self.kernel.view(i).is_some(),
+            (PlaceRule::Shared, Some(place @ Place::Shared(_))) => self.kernel.place(place).is_some(),
+            (PlaceRule::Any, Some(place)) => self.kernel.place(place).is_some(),
+            _ => false,
+        };
+        if !fits {
+            self.error(Rule::Place(needs));
+        }
+        fits
+    }
+
+    /// Checks the indices into the op's place, and that the op may do there what it does.
+    pub(super) fn access(&mut self, op: &Op) {
+        let shape = op.code.shape();
+        let indices = index_count(self.kernel, op).min(op.operands.len());
+        for (i, index) in op.operands[..indices].iter().enumerate() {
+            self.operand_class(i, self.ty(*index), Class::WORD, false);
+        }
+        if let Some(Place::Shared(array)) = op.place {
+            self.row(op, array);
+        }
+        let Some(Place::View(view)) = op.place else { return };
+        let access = self.kernel.view(view).map(|v| v.access);
+        let does = match shape {
+            Shape::Load if access.is_some_and(|a| !a.reads()) => "reads",
+            Shape::Store if access.is_some_and(|a| !a.writes()) => "writes",
+            Shape::AtomicLoad | Shape::AtomicStore | Shape::AtomicRmw(_) | Shape::AtomicCas
+                if access.is_some_and(|a| !(a.reads() && a.writes())) =>
+            {
+                "reads and writes"
+            }
+            _ => return,
+        };
+        let name = self.kernel.place_name(Place::View(view)).to_owned();
+        self.error(Rule::Access { name, access: access.map_or("nothing", |a| a.name()), does });
+    }
+
+    /// Checks that a vector fits into a row of a shared array, so that a clamped index leaves room for it.
+    fn row(&mut self, op: &Op, array: u16) {
+        let Some(array) = self.kernel.shared.get(usize::from(array)) else { return };
+        let Some(value) = op.result().or(op.operands.last().copied()) else { return };
+        let (row, lanes) = (array.dims.last().copied().unwrap_or(0), self.ty(value).lanes());
+        if row < u32::from(lanes) {
+            self.error(Rule::RowTooShort { name: array.name.to_string(), row, lanes });
+        }
+    }
+
+    /// Checks an operand against a class.
+    fn operand_class(&mut self, index: usize, found: Type, class: Class, vector: bool) {
+        if !class.contains(found.scalar()) || (found.is_vector() && !vector) {
+            let expected =
+                if vector { class.to_string() } else { format!("a single {}", strip_article(class)) };
+            self.error(Rule::Operand { index: index + 1, expected, found });
+        }
+    }
+
+    /// Checks an operand against a type.
+    fn operand_is(&mut self, index: usize, found: Type, expected: Type) {
+        if found != expected {
+            self.error(Rule::Operand { index: index + 1, expected: expected.to_string(), found });
+        }
+    }
+
+    fn result_is(&mut self, found: Type, expected: Type) {
+        if found != expected {
+            self.error(Rule::Result { expected: expected.to_string(), found });
+        }
+    }
+
+    fn result_class(&mut self, found: Type, class: Class) {
+        if !class.contains(found.scalar()) {
+            self.error(Rule::Result { expected: class.to_string(), found });
+        }
+    }
+
+    /// Checks the types of an op whose counts are right.
+    pub(super) fn op_types(&mut self, op: &Op) {
+        let skip = index_count(self.kernel, op);
+        let operands: Vec<Type> = op.operands.iter().skip(skip).map(|v| self.ty(*v)).collect();
+        let at = |i: usize| operands.get(i).copied().unwrap_or(Type::BOOL);
+        let result = op.result().map_or(Type::BOOL, |v| self.ty(v));
+        let shape = op.code.shape();
+        match shape {
+            Shape::If | Shape::For | Shape::While | Shape::Switch => self.control(op),
+            Shape::Const => {
+                self.result_class(result, Class::REGISTER);
+                if let Some(bits) = op.immediates.first().filter(|bits| *bits & !result.scalar().mask() != 0)
+                {
+                    self.error(Rule::ConstBits(*bits));
+                }
+            }
+            Shape::Unary(class) | Shape::Binary(class) | Shape::Ternary(class) => {
+                self.operand_class(0, at(0), class, true);
+                for (i, ty) in operands.iter().enumerate().skip(1) {
+                    self.operand_is(i, *ty, at(0));
+                }
+                self.result_is(result, at(0));
+            }
+            Shape::Compare(class) => {
+                self.operand_class(0, at(0), class, true);
+                self.operand_is(1, at(1), at(0));
+                self.result_is(result, at(0).with_scalar(Scalar::Bool));
+            }
+            Shape::Select => {
+                let lanes = at(1).with_scalar(Scalar::Bool);
+                if at(0) != Type::BOOL && at(0) != lanes {
+                    let expected =
+                        if lanes.is_vector() { format!("bool or {lanes}") } else { lanes.to_string() };
+                    self.error(Rule::Operand { index: 1, expected, found: at(0) });
+                }
+                self.operand_class(1, at(1), Class::REGISTER, true);
+                self.operand_is(2, at(2), at(1));
+                self.result_is(result, at(1));
+            }
+            Shape::Convert(from, to, width) => self.convert(at(0), result, from, to, width),
+            Shape::Bitcast => {
+                self.operand_class(0, at(0), Class::DATA, true);
+                self.result_class(result, Class::DATA);
+                if at(0).bits() != result.bits() {
+                    self.error(Rule::Width { from: at(0), to: result, expected: "as many bits" });
+                }
+            }
+            Shape::Splat => {
+                self.operand_class(0, at(0), Class::REGISTER, false);
+                self.vector_of(result, at(0));
+            }
+            Shape::Make => {
+                if operands.len() != usize::from(result.lanes()) {
+                    let expected = usize::from(result.lanes());
+                    self.error(Rule::OperandCount { expected, found: operands.len() });
+                }
+                self.operand_class(0, at(0), Class::REGISTER, false);
+                for (i, ty) in operands.iter().enumerate() {
+                    self.operand_is(i, *ty, at(0));
+                }
+                self.vector_of(result, at(0));
+            }
+            Shape::Extract => {
+                self.lane(op, at(0));
+                self.result_is(result, at(0).scalar().into());
+            }
+            Shape::Insert => {
+                self.lane(op, at(0));
+                self.operand_is(1, at(1), at(0).scalar().into());
+                self.result_is(result, at(0));
+            }
+            Shape::Id32 => self.result_is(result, Type::I32),
+            Shape::Id64 => self.result_is(result, Type::I64),
+            Shape::Extent => {
+                self.result_is(result, Type::I64);
+                let rank = match op.place {
+                    Some(Place::View(i)) => self.kernel.view(i).map_or(0, |v| v.rank()),
+                    _ => 0,
+                };
+                self.number("dimension", op.immediates[0], rank as u64);
+            }
+            Shape::Load | Shape::LoadUniform | Shape::AtomicLoad => {
+                if let Some(element) = self.element_of(op) {
+                    let vector = shape == Shape::Load;
+                    if result.scalar() != element || (result.is_vector() && !vector) {
+                        let expected =
+                            if vector { format!("{element} or a vector of it") } else { element.to_string() };
+                        self.error(Rule::Result { expected, found: result });
+                    }
+                }
+                self.atomic_order(op);
+            }
+            Shape::Store => {
+                if let Some(element) = self.element_of(op)
+                    && at(0).scalar() != element
+                {
+                    let expected = format!("{element} or a vector of it");
+                    self.error(Rule::Operand { index: skip + 1, expected, found: at(0) });
+                }
+            }
+            Shape::AtomicStore | Shape::AtomicRmw(_) | Shape::AtomicCas => {
+                if let Some(element) = self.element_of(op) {
+                    for (i, ty) in operands.iter().enumerate() {
+                        self.operand_is(skip + i, *ty, element.into());
+                    }
+                    if shape != Shape::AtomicStore {
+                        self.result_is(result, element.into());
+                    }
+                }
+                self.atomic_order(op);
+            }
+            Shape::Shuffle => {
+                self.operand_class(0, at(0), Class::DATA, true);
+                self.operand_is(1, at(1), Type::I32);
+                self.result_is(result, at(0));
+            }
+            Shape::Vote => {
+                self.operand_is(0, at(0), Type::BOOL);
+                self.result_is(result, Type::BOOL);
+            }
+            Shape::Ballot => {
+                self.operand_is(0, at(0), Type::BOOL);
+                self.result_is(result, Type::I32);
+            }
+            Shape::Reduce(class) => {
+                self.operand_class(0, at(0), class, false);
+                self.result_is(result, at(0));
+            }
+            Shape::Sync => self.atomic_order(op),
+        }
+    }
+
+    fn convert(&mut self, from: Type, to: Type, from_class: Class, to_class: Class, width: Width) {
+        self.operand_class(0, from, from_class, true);
+        self.result_class(to, to_class);
+        if from.lanes() != to.lanes() {
+            self.error(Rule::Result { expected: format!("a type of {} lanes", from.lanes()), found: to });
+        }
+        let expected = match width {
+            Width::Any if from.scalar() == to.scalar() => "a change of type",
+            Width::Wider if to.scalar().bits() <= from.scalar().bits() => "wider",
+            Width::Narrower if to.scalar().bits() >= from.scalar().bits() => "narrower",
+            _ => return,
+        };
+        self.error(Rule::Width { from, to, expected });
+    }
+
+    fn vector_of(&mut self, result: Type, lane: Type) {
+        if !result.is_vector() || result.scalar() != lane.scalar() {
+            self.error(Rule::Result { expected: format!("a vector of {}", lane.scalar()), found: result });
+        }
+    }
+
+    fn lane(&mut self, op: &Op, vector: Type) {
+        if !vector.is_vector() {
+            self.error(Rule::Operand { index: 1, expected: "a vector".to_owned(), found: vector });
+        }
+        self.number("lane", op.immediates[0], u64::from(vector.lanes()));
+    }
+
+    fn number(&mut self, what: &'static str, found: u64, limit: u64) {
+        if found >= limit {
+            self.error(Rule::Number { what, found, limit });
+        }
+    }
+
+    /// What the op's place holds; for an atomic, checked to be something that it works on.
+    fn element_of(&mut self, op: &Op) -> Option<Scalar> {
+        let element = self.kernel.place(op.place?)?.1;
+        let class = match op.code.shape() {
+            Shape::AtomicRmw(class) => class,
+            Shape::AtomicCas => Class::WORD,
+            Shape::AtomicLoad | Shape::AtomicStore => Class::WORD_ARITH,
+            _ => Class::DATA,
+        };
+        if !class.contains(element) {
+            let found = Type::scalar_of(element);
+            self.error(Rule::Operand { index: 1, expected: format!("a place of {class}"), found });
+            return None;
+        }
+        Some(element)
+    }
+
+    fn atomic_order(&mut self, op: &Op) {
+        let order = op.order();
+        let meaningless = match op.code {
+            Opcode::AtomicLoad => matches!(order, Order::Release | Order::AcqRel),
+            Opcode::AtomicStore => matches!(order, Order::Acquire | Order::AcqRel),
+            Opcode::Fence => order == Order::Relaxed,
+            _ => false,
+        };
+        if meaningless {
+            let name = match order {
+                Order::Relaxed => "relaxed",
+                Order::Acquire => "acquire",
+                Order::Release => "release",
+                Order::AcqRel => "acqrel",
+            };
+            self.error(Rule::Order(name));
+        }
+    }
+}
+
+/// A class's name behind "a single".
+fn strip_article(class: Class) -> String {
+    let name = class.to_string();
+    name.strip_prefix("an ").or(name.strip_prefix("a ")).map_or(name.clone(), str::to_owned)
+}

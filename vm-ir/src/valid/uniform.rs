@@ -1,0 +1,278 @@
+//! Convergence: which values are the same in which threads, and so which threads arrive where together.
+//!
+//! Every value has one of three levels, from alike in the block to possibly different in each thread. "The
+//! same" is meant among the threads that compute the value together. The levels start at the bottom and are
+//! only ever raised: what an op's operands are raised to, its result is raised to, and what a condition is
+//! raised to, the results that it chooses or ends are raised to. Each value is raised at most twice and each
+//! use is looked at once for each raise, so the time is linear in the uses.
+//!
+//! A region is reached by whole blocks if every condition around it is alike in the block, and likewise for
+//! warps.
+
+use super::error::{Divergence, Rule, ValidationError};
+use crate::limits::{MAX_ERRORS, WARP};
+use crate::module::{Kernel, Op, Place, Region, Value};
+use crate::op::{BarrierScope, Gather, Opcode, Shape, Spread};
+use crate::view::Access;
+
+/// How a value relates between the threads that compute it together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Uniformity {
+    /// The same in all threads of the block.
+    Block,
+    /// The same in all threads of a warp.
+    Warp,
+    /// It may differ from thread to thread.
+    Thread,
+}
+
+/// How a raised operand raises the result.
+#[derive(Clone, Copy, PartialEq)]
+enum Transfer {
+    /// As far.
+    Join,
+    /// At most to alike in the warp: the op gives a whole warp one result.
+    OverWarp,
+    /// Between lanes of a warp: the value, and the lane if that is one number and not a distance.
+    Shuffle(Value, Option<Value>),
+}
+
+struct Analysis<'k> {
+    kernel: &'k Kernel,
+    levels: Vec<Uniformity>,
+    transfers: Vec<Transfer>,
+    /// Pairs of a value and one that depends on it.
+    edges: Vec<(Value, Value)>,
+}
+
+/// The level of each value, and what is wrong with the places of barriers and ops on warps.
+pub(super) fn analyse(kernel: &Kernel) -> (Vec<Uniformity>, Vec<ValidationError>) {
+    let count = kernel.values.len();
+    let mut analysis = Analysis {
+        kernel,
+        levels: vec![Uniformity::Block; count],
+        transfers: vec![Transfer::Join; count],
+        edges: Vec::new(),
+    };
+    analysis.region(&kernel.body);
+    analysis.propagate();
+    let mut reach = Reach { analysis: &analysis, conditions: Vec::new(), errors: Vec::new() };
+    reach.region(&kernel.body);
+    let errors = reach.errors;
+    (analysis.levels, errors)
+}
+
+impl Analysis<'_> {
+    fn region(&mut self, region: &Region) {
+        for op in &region.ops {
+            self.op(op);
+            op.regions.iter().for_each(|r| self.region(r));
+        }
+    }
+
+    fn edge(&mut self, from: Value, to: Value) {
+        self.edges.push((from, to));
+    }
+
+    fn edges(&mut self, from: &[Value], to: &[Value]) {
+        self.edges.extend(from.iter().copied().zip(to.iter().copied()));
+    }
+
+    /// Every one of `from` raises every one of `to`.
+    fn all_edges(&mut self, from: &[Value], to: &[Value]) {
+        for result in to {
+            from.iter().for_each(|value| self.edge(*value, *result));
+        }
+    }
+
+    fn op(&mut self, op: &Op) {
+        match op.code.shape() {
+            Shape::If | Shape::Switch => {
+                self.all_edges(&op.operands, &op.results);
+                for region in &op.regions {
+                    self.edges(&region.yields, &op.results);
+                }
+                return;
+            }
+            Shape::For => {
+                let (bounds, initial) = op.operands.split_at(3);
+                let body = &op.regions[0];
+                let (count, carried) = body.args.split_at(1);
+                self.edge(bounds[0], count[0]);
+                self.edge(bounds[2], count[0]);
+                self.edges(initial, carried);
+                self.edges(&body.yields, carried);
+                self.edges(carried, &op.results);
+                // Threads that leave after different numbers of rounds take different values with them.
+                self.all_edges(bounds, &op.results);
+                return;
+            }
+            Shape::While => {
+                let [condition, body] = &op.regions[..] else { return };
+                self.edges(&op.operands, &condition.args);
+                self.edges(&body.yields, &condition.args);
+                self.edges(&condition.args, &op.results);
+                self.all_edges(&condition.yields, &op.results);
+                return;
+            }
+            _ => {}
+        }
+        let Some(result) = op.result() else { return };
+        let at = result.index();
+        match op.code.spread() {
+            Spread::Block | Spread::Regions => {}
+            Spread::Operands => {
+                if let Shape::Shuffle = op.code.shape() {
+                    let lane = (op.code == Opcode::Shuffle).then_some(op.operands[1]);
+                    self.transfers[at] = Transfer::Shuffle(op.operands[0], lane);
+                }
+                self.all_edges(&op.operands, &[result]);
+            }
+            Spread::Warp if op.operands.is_empty() => self.levels[at] = self.id_level(op),
+            Spread::Warp => {
+                self.transfers[at] = Transfer::OverWarp;
+                self.all_edges(&op.operands, &[result]);
+            }
+            Spread::Thread => self.levels[at] = self.id_level(op),
+            Spread::Memory => {
+                let constant = match op.place {
+                    Some(Place::View(i)) => self.kernel.view(i).is_some_and(|v| v.access == Access::Read),
+                    _ => false,
+                };
+                if constant {
+                    self.all_edges(&op.operands, &[result]);
+                } else {
+                    self.levels[at] = Uniformity::Thread;
+                }
+            }
+        }
+    }
+
+    /// The level of an op that differs by where the thread is; in a block that is one wide along its axis it
+    /// does not.
+    fn id_level(&self, op: &Op) -> Uniformity {
+        let threads = self.kernel.threads();
+        match op.code {
+            Opcode::ThreadId | Opcode::GlobalId if self.kernel.block[op.axis() as usize] == 1 => {
+                Uniformity::Block
+            }
+            Opcode::LaneId | Opcode::LocalIndex if threads == 1 => Uniformity::Block,
+            Opcode::WarpId if threads <= WARP => Uniformity::Block,
+            Opcode::WarpId => Uniformity::Warp,
+            _ => Uniformity::Thread,
+        }
+    }
+
+    fn propagate(&mut self) {
+        // Uses by value: `starts[v]..starts[v + 1]` of `uses`.
+        let count = self.levels.len();
+        let mut starts = vec![0usize; count + 1];
+        for (from, _) in &self.edges {
+            starts[from.index() + 1] += 1;
+        }
+        for i in 0..count {
+            starts[i + 1] += starts[i];
+        }
+        let mut next = starts.clone();
+        let mut uses = vec![Value(0); self.edges.len()];
+        for (from, to) in &self.edges {
+            uses[next[from.index()]] = *to;
+            next[from.index()] += 1;
+        }
+        let mut raised: Vec<usize> = (0..count).filter(|i| self.levels[*i] != Uniformity::Block).collect();
+        while let Some(from) = raised.pop() {
+            for to in &uses[starts[from]..starts[from + 1]] {
+                let level = match self.transfers[to.index()] {
+                    Transfer::Join => self.levels[from],
+                    Transfer::OverWarp => self.levels[from].min(Uniformity::Warp),
+                    Transfer::Shuffle(value, lane) => {
+                        let level = |v: Value| self.levels[v.index()];
+                        match level(value) {
+                            // What is alike in the warp is the same from whichever lane it comes.
+                            Uniformity::Thread => match lane.map(level) {
+                                Some(Uniformity::Block | Uniformity::Warp) => Uniformity::Warp,
+                                _ => Uniformity::Thread,
+                            },
+                            alike => alike,
+                        }
+                    }
+                };
+                if level > self.levels[to.index()] {
+                    self.levels[to.index()] = level;
+                    raised.push(to.index());
+                }
+            }
+        }
+    }
+}
+
+/// The second walk: who reaches what.
+struct Reach<'a, 'k> {
+    analysis: &'a Analysis<'k>,
+    /// The conditions around the op at hand, outermost first.
+    conditions: Vec<(Uniformity, Divergence)>,
+    errors: Vec<ValidationError>,
+}
+
+impl Reach<'_, '_> {
+    fn level(&self, values: &[Value]) -> Uniformity {
+        values.iter().map(|v| self.analysis.levels[v.index()]).max().unwrap_or(Uniformity::Block)
+    }
+
+    fn region(&mut self, region: &Region) {
+        for op in &region.ops {
+            self.op(op);
+            let level = match op.code.shape() {
+                Shape::If | Shape::Switch => self.level(&op.operands),
+                Shape::For => self.level(&op.operands[..3]),
+                Shape::While => self.level(&op.regions[0].yields),
+                _ => continue,
+            };
+            self.conditions.push((level, Divergence { op: op.code.mnemonic(), line: op.line.0 }));
+            op.regions.iter().for_each(|r| self.region(r));
+            self.conditions.pop();
+        }
+    }
+
+    fn op(&mut self, op: &Op) {
+        let barrier = matches!(op.code, Opcode::Barrier).then(|| op.barrier_scope());
+        let gather = match barrier {
+            Some(BarrierScope::Block) => Gather::Block,
+            Some(BarrierScope::Warp) => Gather::Warp,
+            None => op.code.gather(),
+        };
+        let diverged = |most: Uniformity| {
+            self.conditions.iter().find(|(level, _)| *level > most).map(|(_, divergence)| *divergence)
+        };
+        match gather {
+            Gather::None => {}
+            Gather::Block => {
+                if let Some(divergence) = diverged(Uniformity::Block) {
+                    self.error(op, Rule::NotBlockUniform(divergence));
+                }
+            }
+            Gather::Warp => {
+                if let Some(divergence) = diverged(Uniformity::Warp) {
+                    self.error(op, Rule::NotWarpUniform(divergence));
+                }
+            }
+        }
+        if op.code == Opcode::LoadUniform
+            && let Some(i) = op.operands.iter().position(|v| self.level(&[*v]) != Uniformity::Block)
+        {
+            self.error(op, Rule::OperandNotUniform(i + 1));
+        }
+    }
+
+    fn error(&mut self, op: &Op, kind: Rule) {
+        if self.errors.len() < MAX_ERRORS {
+            self.errors.push(ValidationError {
+                kernel: self.analysis.kernel.name.to_string(),
+                guest: self.analysis.kernel.guest,
+                line: op.line.0,
+                op: Some(op.code.mnemonic()),
+                kind,
+            });
+        }
+    }
+}
