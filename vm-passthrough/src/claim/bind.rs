@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::holders::holders;
 use super::plan::{VFIO_DRIVER, is_vfio_driver};
 use super::{BindError, ClaimedFunction};
-use crate::{Host, PciAddress};
+use crate::{Host, PciAddress, pci};
 
 /// Moves functions between drivers; each access to sysfs has until the deadline.
 #[derive(Clone, Copy, Debug)]
@@ -46,14 +46,10 @@ impl<'a> Binder<'a> {
 
     /// The function's `driver_override`.
     pub(super) fn driver_override(&self, address: PciAddress) -> Result<Option<String>, BindError> {
-        let path = self.host.pci_device(address).join("driver_override");
-        match self.host.writer().read(&path, self.deadline) {
-            Ok(text) => Ok(match text.trim_end_matches('\n') {
-                "" | "(null)" => None,
-                name => Some(name.to_owned()),
-            }),
-            Err(error) => Err(self.refused(address, "read its driver_override".into(), &path, error)),
-        }
+        pci::driver_override(self.host, address, self.deadline).map_err(|error| {
+            let path = self.host.pci_device(address).join("driver_override");
+            self.refused(address, "read its driver_override".into(), &path, error)
+        })
     }
 
     fn set_driver_override(&self, address: PciAddress, driver: Option<&str>) -> Result<(), BindError> {

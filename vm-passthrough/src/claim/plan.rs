@@ -194,7 +194,6 @@ mod tests {
             rom: None,
             iommu_group: group,
             driver: driver.map(Into::into),
-            driver_override: None,
             numa_node: None,
             link: None,
             power_state: PowerState::D0,

@@ -159,6 +159,23 @@ impl<'a> Attributes<'a> {
         self.at(name, |dir, path| rustix::fs::accessat(dir, path, Access::EXISTS, AtFlags::empty())).is_ok()
     }
 
+    /// How many virtual functions are enabled, of at most `total`: Linux links them as `virtfn0`, `virtfn1` … without
+    /// gaps. Reading `sriov_numvfs` would wait for the function's lock.
+    pub(super) fn enabled_vfs(&self, total: u16) -> u16 {
+        let (mut there, mut missing) = (0, total);
+        // The first question is for the first, as most often there is none.
+        let mut next = 0;
+        while there < missing {
+            if self.has(&format!("virtfn{next}")) {
+                there = next + 1;
+            } else {
+                missing = next;
+            }
+            next = there + (missing - there) / 2;
+        }
+        there
+    }
+
     /// Opens config space; `None` when it can't be.
     pub(super) fn config(&self) -> Result<Option<ConfigFile>, Errno> {
         match self.open_attribute("config") {

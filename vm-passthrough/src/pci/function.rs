@@ -29,8 +29,6 @@ pub struct PciFunction {
     pub iommu_group: Option<u32>,
     /// Name of the driver bound to it.
     pub driver: Option<String>,
-    /// Name of the driver that `driver_override` restricts it to.
-    pub driver_override: Option<String>,
     /// NUMA node of its root complex.
     pub numa_node: Option<u16>,
     /// PCI Express link; `None` on conventional PCI and on integrated endpoints, and in D3cold when it is not known

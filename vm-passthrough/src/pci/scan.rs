@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::io::{self, Read as _};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags, RawDir};
 use rustix::io::Errno;
@@ -109,6 +110,18 @@ pub fn read_config(host: &Host, address: PciAddress) -> Result<Vec<u8>, ScanErro
     })
 }
 
+/// The driver that a function's `driver_override` restricts it to.
+///
+/// In most releases of the Linux kernel reading it takes the function's lock, so that it waits as long as a driver does to
+/// bind or unbind: it has a deadline, and is not part of a scan.
+///
+/// # Errors
+/// [`io::ErrorKind::TimedOut`] when `deadline` passed first. Otherwise what the Linux kernel answered.
+pub fn driver_override(host: &Host, address: PciAddress, deadline: Duration) -> io::Result<Option<String>> {
+    let text = host.writer().read(&host.pci_device(address).join("driver_override"), deadline)?;
+    Ok(text::driver_override(text.as_bytes()))
+}
+
 /// Where all functions are, below the root of sysfs.
 const DEVICES: &str = "bus/pci/devices";
 
@@ -124,7 +137,11 @@ const DEVICES: &str = "bus/pci/devices";
 /// * A NUMA node changes only by a write that taints the Linux kernel, so it stays while there is no such taint. The
 ///   BARs of a virtual function are cut from its physical function's and stay.
 ///
-/// All else is read anew each time: power, links, BARs, resets, overrides, numbers of virtual functions.
+/// All else is read anew each time: power, links, BARs, resets, numbers of virtual functions.
+///
+/// Nothing is read that waits for a function's lock in the Linux kernel, which an unbind that is stuck holds: not
+/// `driver_override`, for which there is [`driver_override`], and not `sriov_numvfs`, in whose place links to the
+/// virtual functions are counted.
 #[derive(Debug, Default)]
 pub struct Scanner {
     known: HashMap<PciAddress, Known>,
@@ -382,8 +399,6 @@ fn read(
             (driver, device_type, group)
         }
     };
-    let driver_override =
-        if attributes.read("driver_override", text)? { text::driver_override(text.bytes()) } else { None };
     if known.is_none() || !trust.numa_nodes {
         fixed.numa_node =
             if attributes.read("numa_node", text)? { text::decimal(text.bytes()) } else { None };
@@ -392,10 +407,10 @@ fn read(
     let resets = if attributes.read("reset_method", text)? { text::resets(text.bytes()) } else { Vec::new() };
     let sriov = match fixed.physical {
         Some(physical) => Some(Sriov::Virtual { physical }),
-        None if fixed.has_vfs => Some(Sriov::Physical {
-            total_vfs: number(&attributes, "sriov_totalvfs", text)?,
-            num_vfs: number(&attributes, "sriov_numvfs", text)?,
-        }),
+        None if fixed.has_vfs => {
+            let total_vfs = number(&attributes, "sriov_totalvfs", text)?;
+            Some(Sriov::Physical { total_vfs, num_vfs: attributes.enabled_vfs(total_vfs) })
+        }
         None => None,
     };
     let boot_display = fixed.class.base() == 0x03
@@ -437,7 +452,6 @@ fn read(
         rom,
         iommu_group,
         driver,
-        driver_override,
         numa_node: fixed.numa_node,
         link,
         power_state,

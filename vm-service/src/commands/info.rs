@@ -1,8 +1,10 @@
 //! `info`: one PCI function in full.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use vm_passthrough::PciFunction;
+use vm_passthrough::pci;
 use vm_passthrough::readiness::ExplainOptions;
 
 use super::{Scan, explain};
@@ -10,6 +12,9 @@ use crate::cli::{Context, Failure, InfoArgs};
 use crate::describe;
 use crate::json::{Body, Function, ListedFunction};
 use crate::table::printable;
+
+/// How long a read of an attribute may take that waits for the function's lock.
+const DEADLINE: Duration = Duration::from_secs(2);
 
 /// Shows one function.
 ///
@@ -20,18 +25,27 @@ pub(crate) fn run(context: &mut Context<'_>, args: &InfoArgs) -> Result<(), Fail
     let scan = Scan::of(&host)?;
     let function = scan.function(args.address)?;
     let readiness = scan.explain_one(args.address, &ExplainOptions::default())?;
+    let driver_override = match pci::driver_override(&host, args.address, DEADLINE) {
+        Ok(driver) => driver,
+        Err(error) => {
+            tracing::warn!(
+                "{}/driver_override can't be read: {error}; if that took long, an unbind of it is stuck",
+                host.pci_device(args.address).display()
+            );
+            None
+        }
+    };
     context.print(
-        || Body::Info {
-            function: Box::new(ListedFunction::new(
-                Function::new(function, scan.companions(function)),
-                &readiness,
-            )),
+        || {
+            let listed = Function::new(function, scan.companions(function));
+            let listed = Function { driver_override: driver_override.clone(), ..listed };
+            Body::Info { function: Box::new(ListedFunction::new(listed, &readiness)) }
         },
-        || render(&scan, function) + &explain::render(&readiness),
+        || render(&scan, function, driver_override.clone()) + &explain::render(&readiness),
     )
 }
 
-fn render(scan: &Scan<'_>, function: &PciFunction) -> String {
+fn render(scan: &Scan<'_>, function: &PciFunction, driver_override: Option<String>) -> String {
     let mut text = format!("{} {}\n", function.address, describe::name(function));
     let mut line = |name: &str, value: String| {
         // A String takes any write.
@@ -46,8 +60,8 @@ fn render(scan: &Scan<'_>, function: &PciFunction) -> String {
         line("subsystem", format!("{:04x}:{:04x}", ids.subsystem_vendor, ids.subsystem_device));
     }
     line("driver", or(&function.driver, "none"));
-    if let Some(driver) = &function.driver_override {
-        line("driver override", driver.clone());
+    if let Some(driver) = driver_override {
+        line("driver override", driver);
     }
     line("IOMMU group", function.iommu_group.map_or_else(|| "none".into(), |group| group.to_string()));
     for companion in scan.companions(function) {

@@ -34,7 +34,7 @@ pub struct Function {
     pub companions: Vec<String>,
     /// Driver that is bound to it.
     pub driver: Option<String>,
-    /// Driver that it is restricted to.
+    /// Driver that `driver_override` restricts it to. Only `info` asks for it; null in lists.
     pub driver_override: Option<String>,
     /// NUMA node.
     pub numa_node: Option<u16>,
@@ -232,7 +232,7 @@ impl Function {
             iommu_group: function.iommu_group,
             companions: companions.map(|companion| companion.address.to_string()).collect(),
             driver: function.driver.clone(),
-            driver_override: function.driver_override.clone(),
+            driver_override: None,
             numa_node: function.numa_node,
             link: function.link.map(|link| Link {
                 speed: link.speed,

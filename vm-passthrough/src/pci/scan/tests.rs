@@ -32,7 +32,6 @@ fn reads_every_field() {
             .boot_display(true),
     )
     .unwrap();
-    sim.set(gpu, "driver_override", "vfio-pci\n").unwrap();
     let functions = scan(&sim.plain_host()).unwrap();
     assert_eq!(functions.iter().map(|f| f.address).collect::<Vec<_>>(), [port, gpu]);
     let found = &functions[1];
@@ -68,7 +67,6 @@ fn reads_every_field() {
     assert_eq!(found.rom, Some(Rom { size: 512 << 10 }));
     assert_eq!(found.iommu_group, Some(0x65));
     assert_eq!(found.driver.as_deref(), Some("nvidia"));
-    assert_eq!(found.driver_override.as_deref(), Some("vfio-pci"));
     assert_eq!(found.numa_node, Some(1));
     assert_eq!(found.link, Some(Link { speed: 2_500, width: 8, max_speed: 16_000, max_width: 16 }));
     assert_eq!(found.power_state, PowerState::D0);
@@ -152,14 +150,11 @@ fn a_second_scan_sees_every_change() {
     let before = scanner.scan(&host).unwrap().remove(0);
     sim.add_driver("vfio-pci").unwrap();
     sim.set_driver(at, Some("vfio-pci")).unwrap();
-    for (attribute, text) in [
-        ("driver_override", "vfio-pci\n"),
-        ("power_state", "D3hot\n"),
-        ("numa_node", "1\n"),
-        ("reset_method", "bus\n"),
-        ("sriov_numvfs", "2\n"),
-    ] {
+    for (attribute, text) in [("power_state", "D3hot\n"), ("numa_node", "1\n"), ("reset_method", "bus\n")] {
         sim.set(at, attribute, text).unwrap();
+    }
+    for name in ["virtfn0", "virtfn1"] {
+        sim.set(at, name, "").unwrap();
     }
     sim.set(at, "resource", &SimFunction::nvme(at).bar(0, BarKind::Memory32, true, 0x1000, 0x100).resource())
         .unwrap();
@@ -173,7 +168,6 @@ fn a_second_scan_sees_every_change() {
     let after = scanner.scan(&host).unwrap().remove(0);
     assert_eq!(before.driver.as_deref(), Some("nvme"));
     assert_eq!(after.driver.as_deref(), Some("vfio-pci"));
-    assert_eq!(after.driver_override.as_deref(), Some("vfio-pci"));
     assert_eq!(after.power_state, PowerState::D3Hot);
     assert_eq!(after.numa_node, Some(1));
     assert_eq!(after.resets, [ResetMethod::Bus]);
@@ -295,16 +289,12 @@ fn what_stands_while_there_is_no_event() {
     assert_eq!(format!("{warm:?}"), format!("{cold:?}"));
 
     // What changes without an event is seen at once.
-    for (attribute, text) in [
-        ("driver_override", "vfio-pci\n"),
-        ("power_state", "D3hot\n"),
-        ("reset_method", "bus\n"),
-        ("resource", "0x1000 0x1fff 0x40200\n"),
-    ] {
+    for (attribute, text) in
+        [("power_state", "D3hot\n"), ("reset_method", "bus\n"), ("resource", "0x1000 0x1fff 0x40200\n")]
+    {
         sim.set(nvme, attribute, text).unwrap();
     }
     let found = scanner.scan(&host).unwrap().remove(0);
-    assert_eq!(found.driver_override.as_deref(), Some("vfio-pci"));
     assert_eq!((found.power_state, found.bars[0].size), (PowerState::D3Hot, 0x1000));
     assert_eq!(found.resets, [ResetMethod::Bus]);
     // A NUMA node only changes with a taint, a driver and a function only with an event.
@@ -322,4 +312,52 @@ fn what_stands_while_there_is_no_event() {
     sim.remove(nvme).unwrap();
     event(4);
     assert_eq!(scanner.scan(&host).unwrap().iter().map(|f| f.address).collect::<Vec<_>>(), [card, first]);
+}
+
+/// Opening a FIFO that nobody writes to blocks, as reading these attributes does while an unbind is stuck.
+#[test]
+fn a_scan_does_not_read_what_waits_for_a_function_s_lock() {
+    let sim = SimHost::new().unwrap();
+    let at = address("0000:01:00.0");
+    sim.add(&SimFunction::network(at).sriov(4).driver("igb")).unwrap();
+    for attribute in ["driver_override", "sriov_numvfs"] {
+        let path = sim.device_dir(at).unwrap().join(attribute);
+        std::fs::remove_file(&path).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    }
+    let (done, scanned) = std::sync::mpsc::channel();
+    let host = sim.plain_host();
+    std::thread::spawn(move || {
+        let readiness = crate::readiness::explain(&host, at, &crate::readiness::ExplainOptions::default());
+        done.send((scan(&host), readiness)).unwrap();
+    });
+    let (functions, readiness) = scanned.recv_timeout(std::time::Duration::from_secs(30)).unwrap();
+    assert_eq!(functions.unwrap()[0].driver.as_deref(), Some("igb"));
+    assert_eq!(readiness.unwrap().address, at);
+}
+
+#[test]
+fn enabled_virtual_functions_are_counted() {
+    let sim = SimHost::new().unwrap();
+    let at = address("0000:01:00.0");
+    sim.add(&SimFunction::network(at).sriov(9)).unwrap();
+    for enabled in 0..=9 {
+        let found = scan(&sim.plain_host()).unwrap().remove(0);
+        assert_eq!(found.sriov, Some(Sriov::Physical { total_vfs: 9, num_vfs: enabled }));
+        sim.set(at, &format!("virtfn{enabled}"), "").unwrap();
+    }
+    // More than there can be are not believed.
+    assert_eq!(scan(&sim.plain_host()).unwrap()[0].sriov, Some(Sriov::Physical { total_vfs: 9, num_vfs: 9 }));
+}
+
+#[test]
+fn an_override_is_read_when_asked_for() {
+    let sim = SimHost::new().unwrap();
+    let at = address("0000:01:00.0");
+    sim.add(&SimFunction::nvme(at)).unwrap();
+    let read =
+        || crate::pci::driver_override(&sim.plain_host(), at, std::time::Duration::from_secs(1)).unwrap();
+    assert_eq!(read(), None);
+    sim.set(at, "driver_override", "vfio-pci\n").unwrap();
+    assert_eq!(read().as_deref(), Some("vfio-pci"));
 }
