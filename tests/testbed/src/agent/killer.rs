@@ -3,7 +3,9 @@
 
 use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use rustix::process::Pid;
@@ -43,26 +45,49 @@ pub fn kill_at(command: &mut Command, number: usize, victim: Victim, patience: D
     sys::trace_me(command);
     let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
     let first = Pid::from_child(&child);
-    let deadline = Instant::now() + patience;
-    let mut alive = BTreeSet::from([first.as_raw_nonzero().get()]);
+    let alive = Arc::new(Mutex::new(BTreeSet::from([first.as_raw_nonzero().get()])));
+    let (done, watched) = channel::<()>();
+    let watchdog = {
+        let alive = Arc::clone(&alive);
+        std::thread::spawn(move || {
+            let late = watched.recv_timeout(patience) == Err(RecvTimeoutError::Timeout);
+            if late {
+                kill_all(&alive);
+            }
+            late
+        })
+    };
+    let fate = follow(first, number, victim, &alive);
+    drop(done);
+    if watchdog.join().unwrap_or(true) {
+        bail!("it did not end within {} s", patience.as_secs());
+    }
+    fate
+}
+
+type Alive = Mutex<BTreeSet<i32>>;
+
+fn locked(alive: &Alive) -> MutexGuard<'_, BTreeSet<i32>> {
+    alive.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn kill_all(alive: &Alive) {
+    locked(alive).iter().copied().filter_map(Pid::from_raw).for_each(sys::kill);
+}
+
+/// Follows the process and all that it starts until none is left.
+fn follow(first: Pid, number: usize, victim: Victim, alive: &Alive) -> Result<Fate> {
     let mut known = BTreeSet::new();
     let (mut calls, mut killed_before) = (0, None);
-    while !alive.is_empty() {
-        if Instant::now() > deadline {
-            alive.iter().copied().filter_map(Pid::from_raw).for_each(sys::kill);
-            bail!("it did not end within {} s, after {calls} calls", patience.as_secs());
-        }
-        let Some((pid, stop)) = sys::wait_for_stop().context("can't wait for it")? else {
-            std::thread::sleep(Duration::from_micros(200));
-            continue;
-        };
+    while !locked(alive).is_empty() {
+        let Some((pid, stop)) = sys::wait_for_stop().context("can't wait for it")? else { break };
         let raw = pid.as_raw_nonzero().get();
         if stop == Stop::Ended {
-            alive.remove(&raw);
+            locked(alive).remove(&raw);
             continue;
         }
         // As the init process we also wait for orphans of others, but only tracees stop.
-        alive.insert(raw);
+        locked(alive).insert(raw);
         if known.insert(raw) && pid == first {
             // The stop right after exec. Children inherit the options.
             sys::follow(pid).context("can't follow it")?;
@@ -77,9 +102,7 @@ pub fn kill_at(command: &mut Command, number: usize, victim: Victim, patience: D
                         killed_before = Some(call);
                         match victim {
                             Victim::Process => sys::kill(first),
-                            Victim::All => {
-                                alive.iter().copied().filter_map(Pid::from_raw).for_each(sys::kill)
-                            }
+                            Victim::All => kill_all(alive),
                         }
                     }
                 }
