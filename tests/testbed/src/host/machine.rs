@@ -82,7 +82,8 @@ impl Machine {
         }
         let mut command = Command::new("qemu-system-x86_64");
         command
-            .args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"])
+            .args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max"])
+            .args(["-smp", &scenario.processors.to_string()])
             .args(["-m", &scenario.memory_mib.to_string()])
             .args(["-nodefaults", "-no-user-config", "-display", "none", "-monitor", "none", "-no-reboot"])
             .args(["-device", "intel-iommu,intremap=on,caching-mode=on"])
