@@ -34,6 +34,9 @@ pub use reference::reference;
 use crate::interp::{Argument, Limits, run};
 use crate::valid::{Trust, validate};
 
+/// Steps that the interpreter gives a case. A file is a test, so it is small.
+pub const FUEL: u64 = 2_000_000;
+
 /// A case that failed, or a file that is none.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
@@ -105,7 +108,7 @@ pub fn run_file(text: &str) -> Result<usize, Failure> {
         let valid = validate(module.clone(), trust).map_err(|e| whole(e.to_string()))?;
         for case in cases.iter().filter(|c| c.trust == trust) {
             let mut launch = case.launch.clone();
-            let result = run(&valid, &mut launch, &Limits::default());
+            let result = run(&valid, &mut launch, &Limits { fuel: FUEL, ..Limits::default() });
             match (result, &case.error) {
                 (Ok(_), None) => case.check(&launch.arguments)?,
                 (Err(error), Some(text)) if error.to_string().contains(text.as_str()) => {}

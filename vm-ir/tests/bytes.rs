@@ -1,0 +1,59 @@
+//! What the decoder refuses, byte by byte.
+
+use vm_ir::binary::{DecodeErrorKind as Kind, Lines, decode, encode};
+use vm_ir::{Module, text};
+
+fn sample() -> Module {
+    let source =
+        "vir 1\nkernel @k(@x: view<f32, [?*4, 7], read, align 16>, %n: i32 in [-5, 9]) at 0x1000 block(32) {
+  shared @s: i8[3, 4]
+  %0 = add %n, %n : i32
+}\n";
+    text::parse(source).unwrap()
+}
+
+#[test]
+fn round_trip_with_and_without_lines() {
+    let module = sample();
+    for lines in [Lines::Keep, Lines::Strip] {
+        let bytes = encode(&module, lines);
+        let back = decode(&bytes).unwrap();
+        assert_eq!(back, module);
+        assert_eq!(encode(&back, lines), bytes);
+        let line = back.kernels()[0].body().ops[0].line.0;
+        assert_eq!(line, if lines == Lines::Keep { 4 } else { 0 });
+    }
+}
+
+#[test]
+fn every_truncation_is_refused() {
+    let bytes = encode(&sample(), Lines::Keep);
+    for length in 0..bytes.len() {
+        assert!(decode(&bytes[..length]).is_err(), "{length} bytes of {}", bytes.len());
+    }
+    let mut more = bytes.clone();
+    more.push(0);
+    assert_eq!(decode(&more).unwrap_err().kind, Kind::Trailing(1));
+}
+
+#[test]
+fn refusals() {
+    let good = encode(&Module::new(Vec::new()), Lines::Strip);
+    assert_eq!(good, b"\0vir\x01\0\0\0\0");
+    let check = |at: usize, replace: &[u8], kind: Kind| {
+        let mut bytes = good.clone();
+        bytes.splice(at..at + 1, replace.iter().copied());
+        assert_eq!(decode(&bytes).unwrap_err().kind, kind, "{replace:?} at {at}");
+    };
+    check(0, b"\x7f", Kind::Magic);
+    check(4, &[2], Kind::Version(2));
+    check(6, &[2], Kind::Flags(2));
+    check(8, &[0x80, 0], Kind::Number("number of 64 bits"));
+    check(8, &[0xff; 10], Kind::Number("number of 64 bits"));
+    check(8, &[0xff, 0xff, 0x7f], Kind::TooMany { what: "kernels", found: 0x1f_ffff, limit: 256 });
+    check(8, &[9], Kind::Truncated);
+    check(8, &[1, 0], Kind::Name);
+    check(8, &[1, 1, b'9'], Kind::Name);
+    check(8, &[1, 2, 0xc3, 0xa4], Kind::Name);
+    check(8, &[1, 65], Kind::TooMany { what: "bytes in a name", found: 65, limit: 64 });
+}
