@@ -183,11 +183,15 @@ fn carry_out(binder: &Binder<'_>, journal: &mut Journal, plan: &Plan) -> Result<
     for step in &plan.steps {
         let address = step.address();
         let driver = binder.driver(address)?;
+        let resets = binder.resets(address);
         match driver {
-            Some(driver) if is_vfio_driver(&driver) => journal.append(&Record::Keep { address, driver })?,
+            Some(driver) if is_vfio_driver(&driver) => {
+                journal.append(&Record::Keep { address, driver, resets })?;
+            }
             driver => {
                 let driver_override = binder.driver_override(address)?;
-                journal.append(&Record::Take { address, driver: driver.clone(), driver_override })?;
+                let record = Record::Take { address, driver: driver.clone(), driver_override, resets };
+                journal.append(&record)?;
                 binder.take(address, driver.as_deref())?;
             }
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::holders::holders;
 use super::plan::{VFIO_DRIVER, is_vfio_driver};
 use super::{BindError, ClaimedFunction};
-use crate::{Host, PciAddress, pci};
+use crate::{Host, PciAddress, files, pci};
 
 /// Moves functions between drivers; each access to sysfs has until the deadline.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +52,33 @@ impl<'a> Binder<'a> {
         })
     }
 
+    /// The function's reset methods, in order, as Linux writes them; `None` when it has none.
+    pub(super) fn resets(&self, address: PciAddress) -> Option<String> {
+        files::read_trimmed(&self.host.pci_device(address).join("reset_method"))
+            .filter(|text| !text.is_empty())
+    }
+
+    /// Puts the reset methods back, which a reset that was killed left narrowed. It does no harm where they can't be, so
+    /// that it keeps nothing else from being given back.
+    fn restore_resets(&self, function: &ClaimedFunction) {
+        let Some(before) = &function.resets else { return };
+        let now = self.resets(function.address);
+        if now.as_ref() == Some(before) || !self.host.pci_device(function.address).exists() {
+            return;
+        }
+        let path = self.host.pci_device(function.address).join("reset_method");
+        let write = |value: &str| self.host.writer().write(&path, value, self.deadline);
+        // Linux refuses a list with a method that no longer works; then its own choice is the best there is.
+        let written = write(before).or_else(|error| match error.kind() {
+            io::ErrorKind::TimedOut => Err(error),
+            _ => write("default"),
+        });
+        if let Err(error) = written {
+            let path = path.display();
+            tracing::warn!("{path} can't be set to `{before}`, as it was: {error}; write `default` to it");
+        }
+    }
+
     fn set_driver_override(&self, address: PciAddress, driver: Option<&str>) -> Result<(), BindError> {
         let path = self.host.pci_device(address).join("driver_override");
         let what = match driver {
@@ -85,7 +112,11 @@ impl<'a> Binder<'a> {
     /// that has gone has nothing to give back, and one that someone else bound to another driver since keeps it.
     pub(super) fn restore(&self, function: &ClaimedFunction) -> Result<(), BindError> {
         let address = function.address;
-        match self.try_restore(function) {
+        let restored = self.try_restore(function);
+        if restored.is_ok() {
+            self.restore_resets(function);
+        }
+        match restored {
             Err(BindError::Vanished(_)) => Ok(()),
             Err(BindError::Refused { .. }) if !self.host.pci_device(address).exists() => Ok(()),
             result => result,

@@ -9,13 +9,15 @@
 //! boot 0e8f0d9c-…                           boot that the claim belongs to
 //! claim 0000:65:00.0 persistent             function asked for; or `process`
 //! owner 4711 vm-service                     who claims: process ID and command
-//! take 0000:65:00.1 snd_hda_intel -         about to be taken: former driver, former driver_override
-//! keep 0000:65:00.2 vfio-pci                belongs to the claim, was on a VFIO driver already
+//! take 0000:65:00.1 snd_hda_intel - flr     about to be taken: former driver, driver_override and reset_method
+//! keep 0000:65:00.2 vfio-pci flr%20bus      belongs to the claim, was on a VFIO driver already; its reset_method
 //! claimed                                   everything is taken
 //! user 4712 vm-service                      a process uses the persistent claim
 //! release                                   about to be given back
 //! restored 0000:65:00.1                     is given back
 //! ```
+//!
+//! The reset_method is left out for a function that has none.
 //!
 //! A line without its newline, or a last line whose CRC is wrong, was being written when its writer died. It is
 //! ignored: what a line announces is done only after the line is on disk. Anything else out of order makes the
@@ -52,7 +54,10 @@ pub struct ClaimedFunction {
     pub driver: Option<String>,
     /// What its `driver_override` was before; not known, and not to be undone, for one that was kept.
     pub driver_override: Option<String>,
-    /// Whether it was on a VFIO driver already, so that nothing was done and nothing is to be undone.
+    /// What its `reset_method` was before, as Linux wrote it; `None` when it has none. A reset narrows it for a moment,
+    /// and whoever is killed then leaves it so.
+    pub resets: Option<String>,
+    /// Whether it was on a VFIO driver already, so that it stays there.
     pub kept: bool,
     /// Whether it is given back already.
     pub restored: bool,
@@ -63,10 +68,22 @@ pub struct ClaimedFunction {
 pub(crate) enum Record {
     Ledger,
     Boot(String),
-    Claim { target: PciAddress, persistent: bool },
+    Claim {
+        target: PciAddress,
+        persistent: bool,
+    },
     Owner(Owner),
-    Take { address: PciAddress, driver: Option<String>, driver_override: Option<String> },
-    Keep { address: PciAddress, driver: String },
+    Take {
+        address: PciAddress,
+        driver: Option<String>,
+        driver_override: Option<String>,
+        resets: Option<String>,
+    },
+    Keep {
+        address: PciAddress,
+        driver: String,
+        resets: Option<String>,
+    },
     Claimed,
     User(Owner),
     Release,
@@ -83,10 +100,13 @@ impl Record {
                 format!("claim {target} {}", if *persistent { "persistent" } else { "process" })
             }
             Self::Owner(owner) => format!("owner {} {}", owner.pid, escape(Some(&owner.command))),
-            Self::Take { address, driver, driver_override } => {
-                format!("take {address} {} {}", escape(driver.as_deref()), escape(driver_override.as_deref()))
+            Self::Take { address, driver, driver_override, resets } => {
+                let driver = escape(driver.as_deref());
+                format!("take {address} {driver} {}{}", escape(driver_override.as_deref()), last(resets))
             }
-            Self::Keep { address, driver } => format!("keep {address} {}", escape(Some(driver))),
+            Self::Keep { address, driver, resets } => {
+                format!("keep {address} {}{}", escape(Some(driver)), last(resets))
+            }
             Self::Claimed => "claimed".into(),
             Self::User(owner) => format!("user {} {}", owner.pid, escape(Some(&owner.command))),
             Self::Release => "release".into(),
@@ -113,10 +133,13 @@ impl Record {
                 address: words.next()?.parse().ok()?,
                 driver: driver_name(words.next()?)?,
                 driver_override: driver_name(words.next()?)?,
+                resets: reset_methods(words.next())?,
             },
-            "keep" => {
-                Self::Keep { address: words.next()?.parse().ok()?, driver: driver_name(words.next()?)?? }
-            }
+            "keep" => Self::Keep {
+                address: words.next()?.parse().ok()?,
+                driver: driver_name(words.next()?)??,
+                resets: reset_methods(words.next())?,
+            },
             "claimed" => Self::Claimed,
             "user" => Self::User(owner(&mut words)?),
             "release" => Self::Release,
@@ -140,6 +163,20 @@ fn driver_name(word: &str) -> Option<Option<String>> {
         }
         _ => Some(name),
     }
+}
+
+/// Reset methods, where there are any: words of lower-case letters, digits and `_`.
+fn reset_methods(word: Option<&str>) -> Option<Option<String>> {
+    let Some(word) = word else { return Some(None) };
+    let methods = unescape(word)??;
+    let is_known =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'_' | b' ');
+    (!methods.trim().is_empty() && methods.bytes().all(is_known)).then_some(Some(methods))
+}
+
+/// The last word of a line, where there is one.
+fn last(word: &Option<String>) -> String {
+    word.as_deref().map_or_else(String::new, |word| format!(" {}", escape(Some(word))))
 }
 
 /// What a journal says.
@@ -171,11 +208,11 @@ impl Entry {
                 if self.claimed || self.releasing || self.function(*address).is_some() {
                     return false;
                 }
-                let (driver, driver_override, kept) = match record {
-                    Record::Take { driver, driver_override, .. } => {
-                        (driver.clone(), driver_override.clone(), false)
+                let (driver, driver_override, resets, kept) = match record {
+                    Record::Take { driver, driver_override, resets, .. } => {
+                        (driver.clone(), driver_override.clone(), resets.clone(), false)
                     }
-                    Record::Keep { driver, .. } => (Some(driver.clone()), None, true),
+                    Record::Keep { driver, resets, .. } => (Some(driver.clone()), None, resets.clone(), true),
                     _ => return false,
                 };
                 let address = *address;
@@ -183,6 +220,7 @@ impl Entry {
                     address,
                     driver,
                     driver_override,
+                    resets,
                     kept,
                     restored: false,
                 });
@@ -392,7 +430,12 @@ mod tests {
         check(&with(&["nonsense"]), "", Err("not a record"));
         check(&with(&["take 0000:01:00.0 ../../x -"]), "", Err("not a record"));
         check(&with(&["take 0000:01:00.0 %2e%2e -"]), "", Err("not a record"));
-        check(&with(&["take 0000:01:00.0 nvme - more"]), "", Err("not a record"));
+        check(&with(&["take 0000:01:00.0 nvme - flr%20bus"]), "", Ok(Some((1, false, false))));
+        check(&with(&["keep 0000:01:00.0 vfio-pci flr"]), "", Ok(Some((1, false, false))));
+        check(&with(&["take 0000:01:00.0 nvme - flr more"]), "", Err("not a record"));
+        check(&with(&["take 0000:01:00.0 nvme - FLR"]), "", Err("not a record"));
+        check(&with(&["take 0000:01:00.0 nvme - -"]), "", Err("not a record"));
+        check(&with(&["keep 0000:01:00.0 vfio-pci %20"]), "", Err("not a record"));
         check(&with(&["take 0000:01:00.0 %zz -"]), "", Err("not a record"));
         check(&with(&["take 0000:01:00.0 nvme -", "take 0000:01:00.0 nvme -"]), "", Err("cannot follow"));
         check(&with(&["restored 0000:01:00.0"]), "", Err("cannot follow"));
@@ -430,7 +473,12 @@ mod tests {
                 Record::Boot("b".into()),
                 Record::Claim { target: address, persistent: true },
                 Record::Owner(Owner { pid: 1, command }),
-                Record::Take { address, driver: Some("nvme".into()), driver_override: None },
+                Record::Take {
+                    address,
+                    driver: Some("nvme".into()),
+                    driver_override: None,
+                    resets: Some("flr bus".into()),
+                },
                 Record::Claimed,
                 Record::Release,
                 Record::Restored(address),

@@ -13,6 +13,8 @@ use crate::manager::ManagerError;
 use crate::sim::{SimDrivers, SimFunction, SimHost};
 use crate::{Host, PassthroughManager};
 
+mod resets;
+
 const SHORT: Duration = Duration::from_millis(60);
 
 fn address(text: &str) -> PciAddress {

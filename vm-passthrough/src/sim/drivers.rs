@@ -269,6 +269,9 @@ impl SimDrivers {
                 self.device(address).map_err(|_| errno(libc::ENOENT))?;
                 self.set_override(address, value, until)
             }
+            ["devices", _, "reset_method"] if path.exists() => {
+                fs::write(path, format!("{}\n", value.trim_end()))
+            }
             ["drivers_probe"] => self.probe(address(value)?, until),
             ["drivers", driver, action @ ("bind" | "unbind")] => {
                 if !self.driver_dir(driver).exists() {
