@@ -258,6 +258,22 @@ impl PassthroughManager {
         Ok(())
     }
 
+    /// Stops all attached devices, of guests that do not run, before they are detached one by one: functions that can be
+    /// reset only along with each other need each other to be stopped.
+    ///
+    /// # Errors
+    /// [`ManagerError::Several`] with all that failed; everything is tried.
+    pub fn stop_devices(&self) -> Result<(), ManagerError> {
+        let failed: Vec<_> = self
+            .attached
+            .iter()
+            .filter_map(|(&address, device)| {
+                device.stop().err().map(|source| ManagerError::Device { address, source })
+            })
+            .collect();
+        if failed.is_empty() { Ok(()) } else { Err(ManagerError::Several(failed)) }
+    }
+
     /// Detaches a device from its guest.
     ///
     /// # Errors
@@ -331,6 +347,9 @@ impl PassthroughManager {
 
     fn end(&mut self) -> Vec<ManagerError> {
         let mut failed = Vec::new();
+        if let Err(error) = self.stop_devices() {
+            tracing::debug!(%error, "a device could not be stopped; detaching it tells");
+        }
         for (address, device) in std::mem::take(&mut self.attached) {
             if let Err(source) = device.detach() {
                 failed.push(ManagerError::Device { address, source });

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use super::config::express::{DEVICE_CONTROL, DEVICE_CONTROL_RESET};
-use super::config::header::{BARS, COMMAND, COMMAND_INTX_DISABLE, COMMAND_MASTER};
+use super::config::header::{BARS, COMMAND, COMMAND_INTX_DISABLE, COMMAND_MASTER, COMMAND_MEMORY};
 use super::config::power::{CONTROL, D3HOT, STATE};
 use super::config::{ConfigSpace, Facts, SIZE};
 use super::dma::DmaRam;
@@ -154,11 +154,17 @@ impl VfioPciDevice {
     /// Takes everything from the guest and resets the function. Does all of it even if a part fails, and returns the
     /// first failure.
     fn clear_and_reset(&self, state: &mut State) -> Result<(), DeviceError> {
+        let cleared = self.clear(state);
+        cleared.and(self.reset_function().map_err(DeviceError::from))
+    }
+
+    /// Takes everything from the guest. Does all of it even if a part fails, and returns the first failure.
+    fn clear(&self, state: &mut State) -> Result<(), DeviceError> {
         let master = self.stop_master();
         let cleared = state.clear();
         self.publish(state);
-        let reset = self.reset_function();
-        master.map_err(DeviceError::from).and(cleared).and(reset.map_err(DeviceError::from))
+        self.file.set_at_rest(true);
+        master.map_err(DeviceError::from).and(cleared)
     }
 
     /// Stops the device's DMA and MSI, and nothing else.
@@ -212,10 +218,14 @@ impl VfioPciDevice {
             }
         }
 
-        let moved = overlaps(offset, len, COMMAND.into(), 2)
+        let commanded = overlaps(offset, len, COMMAND.into(), 2);
+        let moved = commanded
             || overlaps(offset, len, BARS.into(), 24)
             || state.config.power.is_some_and(|power| overlaps(offset, len, (power + CONTROL).into(), 2));
         state.config.write(offset, data);
+        if commanded && state.config.get16(COMMAND) & (COMMAND_MEMORY | COMMAND_MASTER) != 0 {
+            self.file.set_at_rest(false);
+        }
         if moved {
             let withdrawn = state.withdraw_bars();
             self.publish(state);
@@ -244,6 +254,7 @@ impl VfioPciDevice {
 
     /// Attaches a device that is not. Undoes everything if a part fails.
     fn attach_now(&self) -> Result<Attached, DeviceError> {
+        self.file.set_at_rest(true);
         self.reset_function()?;
         let told = match self.file.kvm_file() {
             Some(file) => {
@@ -299,6 +310,15 @@ impl PassthroughDevice for VfioPciDevice {
             inner.attached = Some(self.attach_now()?);
         }
         Ok(())
+    }
+
+    fn stop(&self) -> Result<(), DeviceError> {
+        let mut inner = self.lock();
+        if inner.attached.is_none() {
+            return Ok(());
+        }
+        let cleared = self.clear(&mut inner.state);
+        cleared.and(self.quiesce().map_err(DeviceError::from))
     }
 
     fn detach(&self) -> Result<(), DeviceError> {

@@ -128,6 +128,17 @@ pub trait PassthroughDevice: fmt::Debug + Send + Sync {
     /// # Errors
     /// When the device or the VMM fails; the device is then as it was.
     fn attach(&self) -> Result<(), DeviceError>;
+    /// Stops it, of a guest that does not run: no interrupts, no DMA, nothing decoded. [`reset`](Self::reset) or
+    /// [`detach`](Self::detach) follows. A function that can be reset only along with another of its slot or bus needs
+    /// that other one to be stopped.
+    ///
+    /// A device that needs no other for its reset keeps the provided method, which does nothing.
+    ///
+    /// # Errors
+    /// When the device fails. All that could be stopped is stopped even then.
+    fn stop(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
     /// Takes it from the guest: no interrupts, no DMA, nothing mapped, reset. Does nothing on a device that is
     /// not attached.
     ///

@@ -77,6 +77,7 @@ struct Inner {
     triggers: BTreeMap<u32, Vec<Option<OwnedFd>>>,
     faults: BTreeSet<Fault>,
     gone: bool,
+    at_rest: bool,
     resets: u32,
 }
 
@@ -152,6 +153,7 @@ impl SimDeviceBuilder {
                 triggers: BTreeMap::new(),
                 faults: BTreeSet::new(),
                 gone: false,
+                at_rest: false,
                 resets: 0,
             }),
         }))
@@ -161,6 +163,11 @@ impl SimDeviceBuilder {
 impl SimDevice {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it was said to be at rest, so that it may be reset along with another.
+    pub fn is_at_rest(&self) -> bool {
+        self.lock().at_rest
     }
 
     /// Takes the function from the bus: every access fails from now on.
@@ -347,6 +354,10 @@ impl DeviceFile for SimDevice {
         inner.config = inner.initial.clone();
         inner.resets += 1;
         Ok(())
+    }
+
+    fn set_at_rest(&self, at_rest: bool) {
+        self.lock().at_rest = at_rest;
     }
 
     fn kvm_file(&self) -> Option<BorrowedFd<'_>> {

@@ -382,6 +382,10 @@ impl DeviceFile for VfioDevice {
         reset::ladder(self.space().host(), self)
     }
 
+    fn set_at_rest(&self, at_rest: bool) {
+        self.space().set_at_rest(self.inner.address, at_rest);
+    }
+
     fn kvm_file(&self) -> Option<BorrowedFd<'_>> {
         match &self.inner.seat.group {
             Some((_, group)) => Some(group.as_fd()),

@@ -261,6 +261,13 @@ pub trait DeviceFile: fmt::Debug + Send + Sync {
         self.reset()?;
         Ok(ResetReport { method: None, evidence: ResetEvidence::LinuxReport })
     }
+    /// Says whether the function is at rest: it does no DMA, raises no interrupt and decodes nothing, and is reset before it
+    /// is used again. While it is, a hot reset for another function of its slot or bus may reset it too.
+    ///
+    /// A device that nothing resets along with another keeps the provided method, which does nothing.
+    fn set_at_rest(&self, at_rest: bool) {
+        let _ = at_rest;
+    }
     /// The file to tell KVM of (`KVM_DEV_VFIO_FILE_ADD`): the device's or its group's.
     fn kvm_file(&self) -> Option<BorrowedFd<'_>>;
 }

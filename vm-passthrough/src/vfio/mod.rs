@@ -31,6 +31,7 @@ mod open;
 mod parse;
 mod power;
 mod reset;
+mod seats;
 mod space;
 mod sys;
 

@@ -3,7 +3,7 @@
 //! # The ladder
 //! First the function's own methods, in the order that sysfs `reset_method` has them (the Linux kernel's default is
 //! device-specific, ACPI, FLR, AF FLR, PM, bus); then, where the whole slot or bus is ours and nothing else on it is in
-//! use, a hot reset of all functions there. The first step that works and is not refuted ends it.
+//! use (closed, or at rest: `seats`), a hot reset of all functions there. The first step that works and is not refuted ends it.
 //!
 //! # The proof
 //! That a reset "succeeded" says only that the Linux kernel went through the motions: FLR is known to do nothing on some
@@ -82,6 +82,8 @@ enum Outcome {
 /// Resets a function by the first step of the ladder that works.
 pub(super) fn ladder(host: &Host, device: &VfioDevice) -> Result<ResetReport> {
     let address = device.address();
+    // Taken now, whatever step ends it: it says nothing of what comes after.
+    let fresh = device.space().take_fresh(address);
     for index in [INTX_IRQ, MSI_IRQ, MSIX_IRQ] {
         device.disable_irqs(index)?;
     }
@@ -112,7 +114,7 @@ pub(super) fn ladder(host: &Host, device: &VfioDevice) -> Result<ResetReport> {
     } else {
         failures.push("it has no reset of its own".into());
     }
-    if let Some(evidence) = device.space().take_fresh(address) {
+    if let Some(evidence) = fresh {
         return Ok(ResetReport { method: Some(ResetStep::Hot), evidence });
     }
     match hot_reset(host, device, &mut patience) {

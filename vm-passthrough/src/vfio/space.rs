@@ -1,6 +1,5 @@
 //! The DMA address space of one guest, on either back end.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,6 +10,7 @@ use super::interface::{
 };
 use super::iommufd::Ioas;
 use super::parse::IommuInfo;
+use super::seats::Seats;
 use super::sys;
 use crate::{Host, PciAddress};
 
@@ -32,13 +32,10 @@ pub struct Space {
 struct State {
     engine: Engine,
     ledger: Ledger,
-    /// Open functions.
-    open: BTreeSet<PciAddress>,
+    seats: Seats,
     /// What the Linux kernel said of the IOMMU, kept up to date as long as no device joins or leaves. Asking costs as
     /// much as a small mapping.
     info: Option<IommuInfo>,
-    /// Functions that were reset along with another while they were not open, and what showed it.
-    fresh: BTreeMap<PciAddress, ResetEvidence>,
     closed: bool,
 }
 
@@ -94,14 +91,8 @@ impl Space {
             Backend::Group => Engine::Group(Container::open(host)?),
             Backend::Iommufd => Engine::Iommufd(Ioas::open(host)?),
         };
-        let state = State {
-            engine,
-            ledger: Ledger::default(),
-            open: BTreeSet::new(),
-            info: None,
-            fresh: BTreeMap::new(),
-            closed: false,
-        };
+        let state =
+            State { engine, ledger: Ledger::default(), seats: Seats::default(), info: None, closed: false };
         Ok(Self { host: host.clone(), backend, state: Mutex::new(state) })
     }
 
@@ -117,10 +108,10 @@ impl Space {
     /// that could be undone is undone even then.
     pub fn close(&self) -> Result<()> {
         let mut state = self.state();
-        if !state.open.is_empty() {
+        if !state.seats.is_empty() {
             return Err(VfioError::Busy {
                 what: state.engine.path().into(),
-                reason: format!("open in it are {}; close them first", list(&state.open)),
+                reason: format!("open in it are {}; close them first", state.seats.all()),
             });
         }
         if state.closed {
@@ -143,7 +134,7 @@ impl Space {
     pub(super) fn join(self: &Arc<Self>, address: PciAddress, group: u32) -> Result<(OwnedFd, Seat)> {
         let mut state = self.state();
         state.check_open()?;
-        if state.open.contains(&address) {
+        if state.seats.contains(address) {
             return Err(VfioError::Busy {
                 what: address.to_string(),
                 reason: "it is open in this address space already; close it first".into(),
@@ -159,7 +150,7 @@ impl Space {
                 (file, Some((group, group_fd)))
             }
         };
-        state.open.insert(address);
+        state.seats.open(address);
         Ok((file, Seat { space: self.clone(), address, group, left: false }))
     }
 
@@ -168,10 +159,10 @@ impl Space {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs a hot reset of `set` for `address` while nothing else can join or leave. Those of the set that are not open
-    /// are noted with the evidence that `reset` gives for them.
+    /// Runs a hot reset of `set` for `address` while nothing else can join or leave. The others of the set are noted with
+    /// the evidence that `reset` gives for them.
     ///
-    /// `Err` with the functions of the set, less `address`, that are open, and nothing was done.
+    /// `Err` with the functions of the set, less `address`, that are in use, and nothing was done.
     pub(super) fn with_set<T>(
         &self,
         address: PciAddress,
@@ -179,19 +170,23 @@ impl Space {
         reset: impl FnOnce() -> (T, Vec<(PciAddress, ResetEvidence)>),
     ) -> Result<T, String> {
         let mut state = self.state();
-        let others: BTreeSet<_> =
-            set.iter().copied().filter(|other| *other != address && state.open.contains(other)).collect();
-        if !others.is_empty() {
-            return Err(list(&others));
+        let in_use = state.seats.in_use(address, set);
+        if !in_use.is_empty() {
+            return Err(in_use.to_string());
         }
         let (answer, fresh) = reset();
-        state.fresh.extend(fresh);
+        state.seats.add_fresh(fresh);
         Ok(answer)
     }
 
-    /// Whether a function was reset along with another before it was opened, and what showed it. True once.
+    /// Whether a function was reset along with another since it was last used, and what showed it. True once.
     pub(super) fn take_fresh(&self, address: PciAddress) -> Option<ResetEvidence> {
-        self.state().fresh.remove(&address)
+        self.state().seats.take_fresh(address)
+    }
+
+    /// Notes whether an open function is used.
+    pub(super) fn set_at_rest(&self, address: PciAddress, at_rest: bool) {
+        self.state().seats.set_at_rest(address, at_rest);
     }
 
     /// The files of open groups, for a hot reset; `Err` with the first that is not open here. Empty with iommufd.
@@ -201,10 +196,6 @@ impl Space {
             Engine::Iommufd(_) => Ok(Vec::new()),
         }
     }
-}
-
-fn list(functions: &BTreeSet<PciAddress>) -> String {
-    functions.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 impl State {
@@ -294,8 +285,7 @@ impl Seat {
         let group = self.group.take().map(|(number, _)| number);
         let mut state = self.space.state();
         state.info = None;
-        state.open.remove(&self.address);
-        state.fresh.remove(&self.address);
+        state.seats.close(self.address);
         match (&mut state.engine, group) {
             (Engine::Group(container), Some(number)) => container.leave(number),
             _ => Ok(()),

@@ -223,6 +223,11 @@ impl Machine {
             }
             tracing::info!(reason = %report.end, "the guest restarts");
             for device in self.io.pci.devices() {
+                if let Err(error) = device.stop() {
+                    tracing::debug!(%error, "a device could not be stopped; resetting it tells");
+                }
+            }
+            for device in self.io.pci.devices() {
                 device
                     .reset()
                     .map_err(|source| MachineError::Device { address: device.address(), source })?;

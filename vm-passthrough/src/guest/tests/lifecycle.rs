@@ -183,3 +183,33 @@ fn devices_of_one_guest_share_its_memory() {
     assert_eq!(rig.space.maps(), []);
     assert_eq!(rig.vmm.files(), 0);
 }
+
+#[test]
+fn a_device_is_at_rest_unless_the_guest_uses_it() {
+    let rig = Rig::with(builder(&config(4), 4, false));
+    assert!(!rig.sim.is_at_rest(), "nobody knows yet what it does");
+    rig.device.stop().unwrap();
+    rig.device.attach().unwrap();
+    assert!(rig.sim.is_at_rest());
+    // What is not in the command register uses nothing.
+    rig.write32(0x18, 0xc000_0000);
+    rig.write16(4, 0x400);
+    assert!(rig.sim.is_at_rest());
+    for command in [2, 4] {
+        rig.write16(4, command);
+        assert!(!rig.sim.is_at_rest(), "{command}");
+        rig.device.reset().unwrap();
+        assert!(rig.sim.is_at_rest());
+    }
+    // Resets that take several devices need each to be stopped first.
+    use_it(&rig);
+    let resets = rig.sim.resets();
+    rig.device.stop().unwrap();
+    assert!(rig.sim.is_at_rest());
+    assert_eq!((rig.vmm.maps(), rig.vmm.routes(), rig.sim.enabled(MSIX_IRQ)), (vec![], 0, 0));
+    assert_eq!((rig.hardware16(4) & 0b110, rig.sim.resets()), (0, resets));
+    rig.device.reset().unwrap();
+    use_it(&rig);
+    rig.device.detach().unwrap();
+    assert!(rig.sim.is_at_rest());
+}
