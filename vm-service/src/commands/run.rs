@@ -7,6 +7,7 @@
 
 mod console;
 mod devices;
+mod watch;
 
 use std::time::{Duration, Instant};
 
@@ -68,9 +69,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failu
     drop(service);
 
     let backend = devices.as_ref().and_then(Devices::backend);
-    if let Some(devices) = &mut devices {
-        devices.detach();
-    }
+    let lost = devices.as_mut().map(Devices::detach).unwrap_or_default();
     // The machine holds the devices open, and the Linux kernel waits with giving back what is open.
     drop(machine);
     let (devices, released) = devices.map_or_else(|| (Vec::new(), Ok(())), Devices::release);
@@ -80,6 +79,9 @@ pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failu
         (Err(error), Ok(())) | (Ok(_), Err(error)) => return Err(Failure::failed(error)),
         (Err(error), Err(left)) => return Err(Failure::failed(format_args!("{error}\nerror: {left}"))),
     };
+    if !lost.is_empty() {
+        return Err(Failure::failed(lost.join("\nerror: ")));
+    }
     let took = Took { startup, total: started.elapsed() };
     report(context, &config, &ran, backend, &devices, took)
 }

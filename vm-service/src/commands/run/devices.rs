@@ -1,14 +1,18 @@
 //! The devices of a guest that runs: claimed, opened and attached before, detached and given back after.
 
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vm_passthrough::claim::ClaimOptions;
 use vm_passthrough::guest::VfioPciDevice;
 use vm_passthrough::manager::ManagerError;
-use vm_passthrough::vfio::{self, Backend, Space};
+use vm_passthrough::vfio::{
+    self, Backend, DeviceFile as _, IrqTrigger, Presence, REQ_IRQ, Space, VfioDevice,
+};
 use vm_passthrough::{PassthroughManager, PciAddress};
 
+use super::watch::{self, Watch, Watched};
 use crate::vmm::{Machine, Stop};
 
 /// How long each step took for one device.
@@ -29,12 +33,13 @@ pub(super) struct Devices {
     manager: PassthroughManager,
     space: Option<Arc<Space>>,
     devices: Vec<Device>,
+    watch: Option<Watch>,
 }
 
 impl Devices {
     /// No devices so far.
     pub(super) fn new(manager: PassthroughManager) -> Self {
-        Self { manager, space: None, devices: Vec::new() }
+        Self { manager, space: None, devices: Vec::new(), watch: None }
     }
 
     /// The back end that they are opened through, once one is.
@@ -82,6 +87,7 @@ impl Devices {
         let host = self.manager.host().clone();
         let space = vfio::open_space(&host, addresses, backend).map_err(|error| error.to_string())?;
         self.space = Some(space.clone());
+        let mut watched = Vec::new();
         for device in &mut self.devices {
             if stop.requested() {
                 return Ok(());
@@ -89,6 +95,7 @@ impl Devices {
             let address = device.address;
             let (opened, open) = timed(|| {
                 let file = vfio::open_device(&host, address, &space).map_err(|error| error.to_string())?;
+                watched.push(watch_over(&file)?);
                 VfioPciDevice::new(file, space.clone(), machine.vmm())
                     .map_err(|error| format!("{address}: {error}"))
             });
@@ -104,11 +111,20 @@ impl Devices {
                 (open + attach).as_secs_f64() * 1e3
             );
         }
+        let watch = Watch::start(watched, stop.clone()).map_err(|error| {
+            format!("the devices can't be watched: {error}; raise `ulimit -n` and `ulimit -u`")
+        })?;
+        self.watch = Some(watch);
         Ok(())
     }
 
-    /// Takes the devices from the guest, which no longer runs. What fails is tried again when they are released.
-    pub(super) fn detach(&mut self) {
+    /// Takes the devices from the guest, which no longer runs, and answers what became of those that were lost meanwhile.
+    /// What fails is tried again when they are released.
+    pub(super) fn detach(&mut self) -> Vec<String> {
+        let lost = self.watch.take().map(Watch::end).unwrap_or_default();
+        if let Err(error) = self.manager.stop_devices() {
+            tracing::debug!("{error}; detaching tells what is left");
+        }
         for address in self.manager.attached().into_iter().rev() {
             let (detached, took) = timed(|| self.manager.detach_device(address));
             if let Err(error) = detached {
@@ -118,6 +134,7 @@ impl Devices {
                 device.detach = took;
             }
         }
+        lost
     }
 
     /// Gives the devices back to their drivers. No one else may hold any of them: not the machine, which must be gone.
@@ -141,6 +158,21 @@ impl Devices {
         }
         (self.devices, self.manager.close())
     }
+}
+
+/// What to watch of a device: that it is there, and that the host does not want it back.
+fn watch_over(file: &Arc<VfioDevice>) -> Result<Watched, String> {
+    let address = file.address();
+    let wanted =
+        watch::event().map_err(|error| format!("no eventfd can be made: {error}; raise `ulimit -n`"))?;
+    let failed = |error: vfio::VfioError| format!("{address}: {error}");
+    if file.irq(REQ_IRQ).map_err(failed)?.count > 0 {
+        file.set_triggers(REQ_IRQ, 0, &[IrqTrigger::Eventfd(wanted.as_fd())]).map_err(failed)?;
+    }
+    // The device is closed when the guest's view of it is dropped, whatever the watch does.
+    let file = Arc::downgrade(file);
+    let presence = move || file.upgrade().map_or(Presence::Present, |file| file.presence());
+    Ok(Watched { address, wanted, presence: Box::new(presence) })
 }
 
 fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
