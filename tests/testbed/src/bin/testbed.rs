@@ -30,6 +30,9 @@ struct Arguments {
     /// Print outcomes as JSON to standard output, before the last line.
     #[arg(long)]
     json: bool,
+    /// Print what was measured as a Markdown table to standard output, before the last line.
+    #[arg(long)]
+    markdown: bool,
     /// Print every step.
     #[arg(long, short)]
     verbose: bool,
@@ -94,6 +97,15 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
     let outcomes = run_all(&runs, &programs, arguments.jobs, arguments.verbose);
     if arguments.json {
         println!("{}", serde_json::to_string_pretty(&outcomes.iter().map(as_json).collect::<Vec<_>>())?);
+    }
+    if arguments.markdown {
+        println!("| scenario | back end | figure | value |\n| --- | --- | --- | --- |");
+        for outcome in &outcomes {
+            for (name, value, unit) in &outcome.figures {
+                println!("| {} | {} | {name} | {value:.3} {unit} |", outcome.scenario, outcome.variant);
+            }
+        }
+        println!();
     }
     let count = |is: fn(&Verdict) -> bool| outcomes.iter().filter(|outcome| is(&outcome.verdict)).count();
     let failed = count(|verdict| matches!(verdict, Verdict::Failed(_)));
