@@ -360,8 +360,12 @@ fn vm_service(plan: &GuestPlan<'_>, cmdline: &str, console: &std::path::Path) ->
 fn qemu(plan: &GuestPlan<'_>, cmdline: &str, console: &std::path::Path, variant: Variant) -> Result<Command> {
     ensure!(plan.program == Program::Linux, "QEMU boots Linux guests only");
     let mut command = Command::new("/usr/bin/qemu-system-x86_64");
-    // Without the TSC deadline timer: KVM, built into L1, learns the counter's frequency before Linux has refined it,
-    // and a guest of QEMU's then waits for a deadline that never comes.
+    let cpu = match variant {
+        Variant::Group => "host",
+        // KVM is built in, and learns the time stamp counter's frequency before Linux has refined it: a guest that waits
+        // for a deadline of that counter may wait for ever. QEMU can't put that right, so it does without.
+        Variant::Iommufd => "host,-tsc-deadline",
+    };
     command
         .args([
             "-machine",
@@ -369,7 +373,7 @@ fn qemu(plan: &GuestPlan<'_>, cmdline: &str, console: &std::path::Path, variant:
             "-accel",
             "kvm",
             "-cpu",
-            "host,-tsc-deadline",
+            cpu,
             "-nodefaults",
             "-no-user-config",
             "-display",
