@@ -11,7 +11,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use vm_passthrough::host::SysfsWriter;
 use vm_passthrough::{Host, PciAddress};
 
-use crate::commands;
+use crate::{commands, limits};
 
 /// Exit status: the command did what it was asked.
 pub const EXIT_OK: u8 = 0;
@@ -266,6 +266,7 @@ pub fn main() -> u8 {
     match parse(std::env::args_os(), &mut out, &mut err) {
         Ok(cli) => {
             start_log(cli.global.verbose);
+            limits::raise();
             execute(&cli, None, &mut out, &mut err)
         }
         Err(exit) => exit,

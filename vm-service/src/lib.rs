@@ -6,6 +6,7 @@ pub mod config;
 pub mod console;
 mod describe;
 pub mod json;
+mod limits;
 pub mod signals;
 mod table;
 pub mod vmm;

@@ -102,6 +102,12 @@ pub enum MachineError {
         /// What the Linux kernel answered.
         source: io::Error,
     },
+    /// A thread of this program failed in a way that it should not be able to.
+    #[error("the {what} thread panicked; this is a bug of this program")]
+    Panicked {
+        /// Which.
+        what: &'static str,
+    },
     /// A vCPU did not stop in time.
     #[error(
         "vCPU {vcpu} did not stop within {deadline:?}: it is stuck in a device access; the guest's devices may still be in use by this process"

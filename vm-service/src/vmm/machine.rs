@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -14,17 +15,19 @@ use vm_passthrough::guest::KvmVmm;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::acpi::{self, Platform};
+use super::boot::{BootError, Program};
 use super::cpu::{self, IrqChips, Pristine};
 use super::error::MachineError;
 use super::exits::ExitCounts;
 use super::io::Io;
 use super::layout::{self, Layout};
 use super::lifecycle::{End, Event, Lifecycle, OnReboot};
+use super::memory::Prefault;
 use super::pci::{self, PciRoot};
 use super::serial::{Input, SerialConsole};
 use super::stop::Stop;
 use super::virtio::{BlockDevice, VirtioPci};
-use super::{boot, memory, sys, vcpu};
+use super::{memory, sys, vcpu};
 use crate::config::{Boot, GuestConfig};
 
 /// What the guest's serial console is connected to.
@@ -83,6 +86,10 @@ pub struct Machine {
     memory: GuestMemoryMmap,
     layout: Layout,
     boot: Boot,
+    /// The guest's program on its way into RAM, until it first runs.
+    loading: Option<JoinHandle<Result<Program, BootError>>>,
+    /// What makes RAM present that devices will pin.
+    prefault: Option<Prefault>,
     on_reboot: OnReboot,
     vcpus: Vec<VcpuFd>,
     pristine: Vec<Pristine>,
@@ -93,7 +100,8 @@ pub struct Machine {
 
 impl Machine {
     /// Makes the machine of a guest: RAM, vCPUs, console and disks. The passed-through devices of `config` are not
-    /// opened; add them with [`add_device`](Self::add_device).
+    /// opened; add them with [`add_device`](Self::add_device). When there are any, RAM is made present meanwhile, as
+    /// they pin all of it; and the guest's program is loaded meanwhile.
     ///
     /// # Errors
     /// When KVM is absent or refuses, there is too little memory, or a disk can't be opened.
@@ -115,6 +123,8 @@ impl Machine {
         vm.set_tss_address(layout::KVM_TSS).map_err(MachineError::kvm("KVM_SET_TSS_ADDR"))?;
         vm.create_irq_chip().map_err(MachineError::kvm("KVM_CREATE_IRQCHIP"))?;
         let memory = memory::create(&layout)?;
+        let prefault = (!config.devices.is_empty()).then(|| Prefault::start(&memory));
+        let loading = load(&memory, &layout, &config.boot)?;
         let vmm = KvmVmm::new(vm.clone(), memory.clone())?;
 
         let vcpus: Vec<VcpuFd> = (0..config.vcpus)
@@ -153,6 +163,8 @@ impl Machine {
             memory,
             layout,
             boot: config.boot.clone(),
+            loading: Some(loading),
+            prefault,
             on_reboot: options.on_reboot,
             vcpus,
             pristine,
@@ -241,13 +253,20 @@ impl Machine {
     }
 
     /// Puts the machine into the state in which a guest starts.
-    fn prepare(&self) -> Result<(), MachineError> {
+    fn prepare(&mut self) -> Result<(), MachineError> {
+        // What devices pin is present by now, and without any nothing needs to be.
+        self.prefault = None;
+        let program = match self.loading.take() {
+            // Reading files takes as long as it takes, here as there.
+            Some(loading) => loading.join().map_err(|_| MachineError::Panicked { what: "loading" })??,
+            None => Program::load(&self.memory, &self.layout, &self.boot)?,
+        };
         self.io.reset()?;
         let last_bus = self.io.pci.place(&self.layout.mem64)?;
         let platform = Platform { vcpus: self.vcpus.len() as u8, last_bus, mem64: self.layout.mem64.clone() };
         let rsdp = acpi::write(&self.memory, &platform)?;
         cpu::write_tables(&self.memory)?;
-        let entry = boot::load(&self.memory, &self.layout, &self.boot, rsdp)?;
+        let entry = program.describe(&self.memory, &self.layout, &self.boot, rsdp)?;
         self.chips.restore(&self.vm)?;
         for (vcpu, pristine) in self.vcpus.iter().zip(&self.pristine) {
             pristine.restore(vcpu)?;
@@ -289,6 +308,19 @@ impl fmt::Debug for Machine {
             .field("vcpus", &self.pristine.len())
             .finish_non_exhaustive()
     }
+}
+
+/// Starts to load a guest's program into its RAM, of which nothing else uses that part until it runs.
+fn load(
+    memory: &GuestMemoryMmap,
+    layout: &Layout,
+    boot: &Boot,
+) -> Result<JoinHandle<Result<Program, BootError>>, MachineError> {
+    let (memory, layout, boot) = (memory.clone(), layout.clone(), boot.clone());
+    std::thread::Builder::new()
+        .name("load".into())
+        .spawn(move || Program::load(&memory, &layout, &boot))
+        .map_err(|source| MachineError::Thread { what: "loading", source })
 }
 
 fn open_kvm(path: &std::path::Path) -> Result<Kvm, MachineError> {

@@ -2,13 +2,29 @@
 //!
 //! It is private anonymous memory rather than a memfd: nothing else has to share it, transparent huge pages apply
 //! to it by default (for shared memory they are usually off), and pinning for DMA then needs 512 times fewer pages.
+//! It begins on a huge page's boundary, as KVM and the IOMMU map a huge page whole only where the guest-physical address
+//! and the one in this process are aligned alike. Children of this process don't get it: a child would keep it alive,
+//! and a fork would copy what is pinned.
 
-use vm_memory::mmap::MmapRegionBuilder;
-use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use vm_memory::mmap::{MmapRegion, MmapRegionBuilder};
+use vm_memory::{GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap, GuestRegionMmap};
 
 use super::error::MachineError;
 use super::layout::Layout;
 use super::sys;
+
+/// What a huge page covers.
+const HUGE: usize = 2 << 20;
+/// How often RAM is mapped anew to have it aligned.
+const ATTEMPTS: usize = 8;
+/// What a prefaulting thread takes at a time.
+const CHUNK: u64 = 16 << 20;
+/// Most threads that prefault. More of them wait for each other in the Linux kernel's page allocator.
+const MAX_THREADS: usize = 16;
 
 /// Reserves the RAM of `layout`, with advice to use huge pages.
 ///
@@ -21,15 +37,14 @@ pub(super) fn create(layout: &Layout) -> Result<GuestMemoryMmap, MachineError> {
     for range in &layout.ram {
         let len = usize::try_from(range.end - range.start)
             .map_err(|_| failed("it does not fit this process".to_owned()))?;
-        let region = MmapRegionBuilder::new(len)
-            .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
-            .with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE)
-            .build()
-            .map_err(|error| {
-                failed(format!("{error}; lower `memory`, or raise the limit on virtual memory (ulimit -v)"))
-            })?;
+        let region = aligned(len).map_err(|error| {
+            failed(format!("{error}; lower `memory`, or raise the limit on virtual memory (ulimit -v)"))
+        })?;
         if let Err(error) = sys::advise_huge_pages(&region) {
             tracing::debug!(%error, "the host has no transparent huge pages");
+        }
+        if let Err(error) = sys::advise_no_fork(&region) {
+            tracing::debug!(%error, "children of this process get the guest's RAM");
         }
         regions.push(
             GuestRegionMmap::new(region, GuestAddress(range.start))
@@ -37,4 +52,196 @@ pub(super) fn create(layout: &Layout) -> Result<GuestMemoryMmap, MachineError> {
         );
     }
     GuestMemoryMmap::from_regions(regions).map_err(|error| failed(error.to_string()))
+}
+
+/// Maps `len` bytes that begin on a huge page's boundary if that can be had.
+///
+/// Linux aligns large anonymous mappings by itself since 6.7, if their length is. Elsewhere it places each right below the
+/// one before, so that a filler of the right length moves the next one onto a boundary; whether it did is looked at.
+fn aligned(len: usize) -> Result<MmapRegion, vm_memory::mmap::MmapRegionError> {
+    let first = map(len)?;
+    let is_aligned = |region: &MmapRegion| (region.as_ptr() as usize).is_multiple_of(HUGE);
+    if len < HUGE || is_aligned(&first) {
+        return Ok(first);
+    }
+    // What is misplaced stays mapped meanwhile: it fills a hole that the next one would come to.
+    let mut misplaced = vec![first];
+    for _ in 0..ATTEMPTS {
+        let below = misplaced.last().map_or(0, |region| region.as_ptr() as usize);
+        match below.wrapping_sub(len) % HUGE {
+            0 => {}
+            // As long as the RAM, so that it comes to no smaller hole.
+            filler => match map(len.next_multiple_of(HUGE) + filler) {
+                Ok(filler) => misplaced.push(filler),
+                Err(_) => break,
+            },
+        }
+        match map(len) {
+            Ok(region) if is_aligned(&region) => return Ok(region),
+            Ok(region) => misplaced.push(region),
+            Err(_) => break,
+        }
+    }
+    tracing::debug!("the guest's RAM is not aligned to huge pages");
+    Ok(misplaced.swap_remove(0))
+}
+
+fn map(len: usize) -> Result<MmapRegion, vm_memory::mmap::MmapRegionError> {
+    MmapRegionBuilder::new(len)
+        .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+        .with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE)
+        .build()
+}
+
+/// Threads that make all of a guest's RAM present. Dropping it ends them early.
+///
+/// Mapping RAM for DMA pins all of it, and one thread that takes a fault for each page is slow at that; the pages are
+/// cleared meanwhile by as many threads as there are processors.
+pub(super) struct Prefault {
+    work: Arc<Work>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Work {
+    memory: GuestMemoryMmap,
+    /// Offset in all of the RAM from which on nobody has begun.
+    next: AtomicU64,
+    ended: AtomicBool,
+}
+
+impl Prefault {
+    /// Starts on `memory`. Where threads can't be had, or the Linux kernel is older than 5.14, the faults are taken when
+    /// the memory is first used.
+    pub(super) fn start(memory: &GuestMemoryMmap) -> Self {
+        let work =
+            Arc::new(Work { memory: memory.clone(), next: AtomicU64::new(0), ended: AtomicBool::new(false) });
+        let size: u64 = memory.iter().map(|region| region.size() as u64).sum();
+        let useful = usize::try_from(size.div_ceil(CHUNK)).unwrap_or(MAX_THREADS);
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut threads = Vec::new();
+        for _ in 0..processors.min(useful).min(MAX_THREADS) {
+            let work = work.clone();
+            match std::thread::Builder::new().name("prefault".into()).spawn(move || work.run()) {
+                Ok(thread) => threads.push(thread),
+                Err(error) => tracing::debug!(%error, "the guest's RAM is prefaulted by fewer threads"),
+            }
+        }
+        Self { work, threads }
+    }
+}
+
+impl Drop for Prefault {
+    fn drop(&mut self) {
+        self.work.ended.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            // A chunk is cleared within milliseconds.
+            if thread.join().is_err() {
+                tracing::error!("a prefaulting thread panicked");
+            }
+        }
+    }
+}
+
+impl Work {
+    fn run(&self) {
+        while !self.ended.load(Ordering::Relaxed) {
+            let mut start = self.next.fetch_add(CHUNK, Ordering::Relaxed);
+            let mut found = false;
+            // Regions are whole pages but not whole chunks; what of a chunk lies in the next region is of the next one.
+            let mut left = CHUNK;
+            for region in self.memory.iter() {
+                let size = region.size() as u64;
+                if start >= size {
+                    start -= size;
+                    continue;
+                }
+                found = true;
+                let len = left.min(size - start);
+                if let Err(error) = sys::populate(&region.get_mmap(), start as usize, len as usize) {
+                    tracing::debug!(%error, "the guest's RAM is not prefaulted");
+                    return;
+                }
+                left -= len;
+                start = 0;
+                if left == 0 {
+                    break;
+                }
+            }
+            if !found {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt as _;
+
+    use vm_memory::Bytes as _;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// The flags of this process's mapping at `address`.
+    fn flags(address: usize) -> String {
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let holds = |line: &str| {
+            let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+            range.is_some_and(|(start, end)| {
+                let number = |text| usize::from_str_radix(text, 16).unwrap_or(0);
+                (number(start)..number(end)).contains(&address)
+            })
+        };
+        let mut lines = smaps.lines().skip_while(|line| !holds(line));
+        lines.find_map(|line| line.strip_prefix("VmFlags:")).unwrap().to_owned()
+    }
+
+    /// Bytes of a region that are present.
+    fn present(region: &GuestRegionMmap) -> u64 {
+        let mut entries = vec![0; region.size() / 4096 * 8];
+        let pagemap = std::fs::File::open("/proc/self/pagemap").unwrap();
+        pagemap.read_exact_at(&mut entries, (region.as_ptr() as u64) / 4096 * 8).unwrap();
+        // Bit 63: present; bit 62: swapped out.
+        entries.chunks_exact(8).filter(|entry| entry[7] & 0xc0 != 0).count() as u64 * 4096
+    }
+
+    #[test]
+    fn ram_is_aligned_to_huge_pages_and_kept_from_children() {
+        for size in [2 * MIB, 4 * MIB, 5 * MIB, 64 * MIB + 4096] {
+            let memory = create(&Layout::new(size, 40).unwrap()).unwrap();
+            let start = memory.iter().next().unwrap().as_ptr() as usize;
+            assert_eq!(start % HUGE, 0, "{size:#x}");
+            let flags = flags(start);
+            assert!(flags.split_ascii_whitespace().any(|flag| flag == "dc"), "{flags}");
+        }
+    }
+
+    #[test]
+    fn prefaulting_makes_all_present_and_changes_nothing() {
+        let size = 37 * MIB;
+        // Two regions, and no end at a multiple of a chunk.
+        let memory = GuestMemoryMmap::<()>::from_ranges(&[
+            (GuestAddress(0), 19 * MIB as usize),
+            (GuestAddress(1 << 32), 18 * MIB as usize),
+        ])
+        .unwrap();
+        memory.write_obj(0x1234_5678u32, GuestAddress(17 * MIB)).unwrap();
+        let prefault = Prefault::start(&memory);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while prefault.threads.iter().any(|thread| !thread.is_finished()) {
+            assert!(std::time::Instant::now() < deadline);
+            std::thread::yield_now();
+        }
+        assert!(prefault.work.next.load(Ordering::Relaxed) >= size);
+        assert_eq!(memory.read_obj::<u32>(GuestAddress(17 * MIB)).unwrap(), 0x1234_5678);
+        assert_eq!(memory.iter().map(present).sum::<u64>(), size);
+    }
+
+    #[test]
+    fn prefaulting_ends_when_it_is_dropped() {
+        let memory = create(&Layout::new(1 << 30, 40).unwrap()).unwrap();
+        drop(Prefault::start(&memory));
+    }
 }

@@ -19,6 +19,30 @@ pub(super) fn advise_huge_pages(region: &MmapRegion) -> io::Result<()> {
     Ok(())
 }
 
+/// Keeps RAM from the children of this process.
+pub(super) fn advise_no_fork(region: &MmapRegion) -> io::Result<()> {
+    // SAFETY: the range is exactly one live mapping, and the advice does not change its contents here.
+    unsafe {
+        rustix::mm::madvise(region.as_ptr().cast(), region.size(), rustix::mm::Advice::LinuxDontFork)?;
+    }
+    Ok(())
+}
+
+/// Makes a part of RAM present as if it was written to, without changing it.
+pub(super) fn populate(region: &MmapRegion, offset: usize, len: usize) -> io::Result<()> {
+    if offset.checked_add(len).is_none_or(|end| end > region.size()) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let start = region.as_ptr().wrapping_add(offset).cast();
+    loop {
+        // SAFETY: the range lies in one live mapping, as was checked, and the advice does not change its contents.
+        match unsafe { rustix::mm::madvise(start, len, rustix::mm::Advice::LinuxPopulateWrite) } {
+            Err(rustix::io::Errno::INTR) => {}
+            answer => return Ok(answer?),
+        }
+    }
+}
+
 /// An eventfd as a borrowed descriptor.
 pub(super) fn borrow(event: &EventFd) -> BorrowedFd<'_> {
     // SAFETY: the descriptor is open for as long as the eventfd that the result borrows from.

@@ -8,11 +8,12 @@ use vm_passthrough::claim::ClaimOptions;
 use vm_passthrough::guest::VfioPciDevice;
 use vm_passthrough::manager::ManagerError;
 use vm_passthrough::vfio::{
-    self, Backend, DeviceFile as _, IrqTrigger, Presence, REQ_IRQ, Space, VfioDevice,
+    self, Backend, DeviceFile, IrqTrigger, MSI_IRQ, MSIX_IRQ, Presence, REQ_IRQ, Space, VfioDevice, VfioError,
 };
 use vm_passthrough::{PassthroughManager, PciAddress};
 
 use super::watch::{self, Watch, Watched};
+use crate::limits;
 use crate::vmm::{Machine, Stop};
 
 /// How long each step took for one device.
@@ -88,6 +89,7 @@ impl Devices {
         let space = vfio::open_space(&host, addresses, backend).map_err(|error| error.to_string())?;
         self.space = Some(space.clone());
         let mut watched = Vec::new();
+        let mut vectors = 0;
         for device in &mut self.devices {
             if stop.requested() {
                 return Ok(());
@@ -96,6 +98,8 @@ impl Devices {
             let (opened, open) = timed(|| {
                 let file = vfio::open_device(&host, address, &space).map_err(|error| error.to_string())?;
                 watched.push(watch_over(&file)?);
+                vectors += vectors_of(&*file).map_err(|error| error.to_string())?;
+                limits::check_vectors(vectors)?;
                 VfioPciDevice::new(file, space.clone(), machine.vmm())
                     .map_err(|error| format!("{address}: {error}"))
             });
@@ -173,6 +177,11 @@ fn watch_over(file: &Arc<VfioDevice>) -> Result<Watched, String> {
     let file = Arc::downgrade(file);
     let presence = move || file.upgrade().map_or(Presence::Present, |file| file.presence());
     Ok(Watched { address, wanted, presence: Box::new(presence) })
+}
+
+/// Interrupt vectors that a driver of a device may use.
+fn vectors_of(file: &impl DeviceFile) -> Result<u64, VfioError> {
+    Ok(u64::from(file.irq(MSI_IRQ)?.count.max(file.irq(MSIX_IRQ)?.count)))
 }
 
 fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {

@@ -6,9 +6,10 @@ use std::path::Path;
 
 use linux_loader::loader::bootparam::setup_header;
 use linux_loader::loader::{BzImage, Elf, KernelLoader as _};
-use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
+use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 use super::error::BootError;
+use super::{elf, payload};
 use crate::vmm::layout;
 
 /// Kinds of file that boot.
@@ -31,6 +32,8 @@ pub(in crate::vmm) struct Loaded {
     pub(in crate::vmm) header: Option<setup_header>,
 }
 
+/// An ELF program's headers must end within so many bytes; they are at its beginning.
+const MAX_ELF_HEADERS: u64 = 64 << 10;
 /// Offset of the 64-bit entry point from the load address of a bzImage (boot.rst, "64-bit Boot Protocol").
 const ENTRY_64: u64 = 0x200;
 /// `XLF_KERNEL_64` in `xloadflags`.
@@ -50,7 +53,8 @@ impl Loaded {
     }
 }
 
-/// Loads `file`, known to the user as `path`, into the RAM that ends at `ram_end`.
+/// Loads `file`, known to the user as `path`, into the RAM that ends at `ram_end`. A kernel in a bzImage is unpacked if
+/// it does not matter to it who does that, which the command line has a say in.
 ///
 /// # Errors
 /// When it can't be read, does not boot in 64-bit mode or doesn't fit.
@@ -59,9 +63,10 @@ pub(super) fn load(
     file: &mut File,
     path: &Path,
     ram_end: u64,
+    cmdline: &str,
 ) -> Result<Loaded, BootError> {
     match format(file, path)? {
-        Format::BzImage => load_bzimage(memory, file, path, ram_end),
+        Format::BzImage => load_bzimage(memory, file, path, ram_end, cmdline),
         Format::Elf => load_elf(memory, file, path, ram_end),
     }
 }
@@ -90,6 +95,7 @@ fn load_bzimage(
     file: &mut File,
     path: &Path,
     ram_end: u64,
+    cmdline: &str,
 ) -> Result<Loaded, BootError> {
     let size = file.metadata().map_err(|source| BootError::Read { path: path.to_owned(), source })?.len();
     let start = layout::HIGH_RAM;
@@ -119,15 +125,32 @@ fn load_bzimage(
     if end > ram_end {
         return Err(too_big(end));
     }
-    Ok(Loaded { entry: start + ENTRY_64, end, header: Some(header) })
+    let unpacked = match header.pref_address >= loaded.kernel_end {
+        true => unpack(memory, file, &header, ram_end, cmdline),
+        false => Err("it runs where the bzImage lies".to_owned()),
+    };
+    let entry = match unpacked {
+        Ok(entry) => entry,
+        Err(reason) => {
+            tracing::debug!(path = %path.display(), reason, "the kernel unpacks itself");
+            start + ENTRY_64
+        }
+    };
+    Ok(Loaded { entry, end, header: Some(header) })
 }
 
-/// An ELF program header of type `PT_LOAD`.
-#[derive(Clone, Copy, Debug)]
-struct Segment {
-    address: u64,
-    in_file: u64,
-    in_memory: u64,
+/// Unpacks the kernel to where it runs and returns where it is entered, or says why it has to do that itself.
+fn unpack(
+    memory: &GuestMemoryMmap,
+    file: &mut File,
+    header: &setup_header,
+    ram_end: u64,
+    cmdline: &str,
+) -> Result<u64, String> {
+    let (offset, len) = payload::place(header).ok_or("its setup header does not say where the kernel is")?;
+    file.seek(SeekFrom::Start(offset)).map_err(|error| error.to_string())?;
+    let needed = header.pref_address.saturating_add(header.init_size.into());
+    payload::unpack(memory, &mut file.take(len), header, ram_end.min(needed), cmdline)
 }
 
 fn load_elf(
@@ -136,9 +159,13 @@ fn load_elf(
     path: &Path,
     ram_end: u64,
 ) -> Result<Loaded, BootError> {
-    let (entry, segments) = elf_segments(file, path)?;
+    let mut head = Vec::new();
+    file.rewind()
+        .and_then(|()| file.take(MAX_ELF_HEADERS).read_to_end(&mut head))
+        .map_err(|source| BootError::Read { path: path.to_owned(), source })?;
+    let headers = elf::parse(&head).map_err(|error| not_bootable(path, error.to_string()))?;
     let mut end = layout::HIGH_RAM;
-    for segment in &segments {
+    for segment in &headers.segments {
         let segment_end = segment.address.checked_add(segment.in_memory.max(segment.in_file));
         match segment_end {
             Some(segment_end) if segment.address >= layout::HIGH_RAM && segment_end <= ram_end => {
@@ -155,69 +182,14 @@ fn load_elf(
             }
         }
     }
-    if !segments.iter().any(|s| (s.address..s.address + s.in_memory.max(s.in_file)).contains(&entry)) {
-        return Err(not_bootable(path, format!("its entry point {entry:#x} is not in it")));
+    if !headers.enters_a_segment() {
+        return Err(not_bootable(path, format!("its entry point {:#x} is not in it", headers.entry)));
     }
     Elf::load(memory, None, file, None).map_err(|error| not_bootable(path, error.to_string()))?;
     // After a reboot the RAM is not fresh.
-    for segment in segments.iter().filter(|segment| segment.in_memory > segment.in_file) {
-        zero(memory, segment.address + segment.in_file, segment.in_memory - segment.in_file)
+    for segment in headers.segments.iter().filter(|segment| segment.in_memory > segment.in_file) {
+        elf::zero(memory, segment.address + segment.in_file, segment.in_memory - segment.in_file)
             .map_err(|_| BootError::TooLittleRam)?;
     }
-    Ok(Loaded { entry, end, header: None })
-}
-
-fn zero(memory: &GuestMemoryMmap, start: u64, len: u64) -> Result<(), vm_memory::GuestMemoryError> {
-    const ZEROS: [u8; 4096] = [0; 4096];
-    let mut done = 0;
-    while done < len {
-        let count = (len - done).min(ZEROS.len() as u64);
-        memory.write_slice(&ZEROS[..count as usize], GuestAddress(start + done))?;
-        done += count;
-    }
-    Ok(())
-}
-
-/// Entry point and loadable segments of a 64-bit x86 ELF file (System V ABI, "ELF Header" and "Program Header").
-fn elf_segments(file: &mut File, path: &Path) -> Result<(u64, Vec<Segment>), BootError> {
-    let short = |_| not_bootable(path, "it ends within its ELF headers");
-    let mut header = [0; 64];
-    file.rewind().and_then(|()| file.read_exact(&mut header)).map_err(short)?;
-    if header[4] != 2 || header[5] != 1 {
-        return Err(not_bootable(path, "it is not a 64-bit little-endian ELF file"));
-    }
-    if u16_at(&header, 18) != 62 {
-        return Err(not_bootable(path, format!("it is for ELF machine {}, not x86-64", u16_at(&header, 18))));
-    }
-    if u16_at(&header, 54) != 56 {
-        return Err(not_bootable(path, "its program headers are not of the size of ELF-64"));
-    }
-    let (entry, table, count) = (u64_at(&header, 24), u64_at(&header, 32), u16_at(&header, 56));
-    file.seek(SeekFrom::Start(table)).map_err(short)?;
-    let mut segments = Vec::new();
-    for _ in 0..count {
-        let mut entry = [0; 56];
-        file.read_exact(&mut entry).map_err(short)?;
-        if u32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]) == 1 {
-            segments.push(Segment {
-                address: u64_at(&entry, 24),
-                in_file: u64_at(&entry, 32),
-                in_memory: u64_at(&entry, 40),
-            });
-        }
-    }
-    if segments.is_empty() {
-        return Err(not_bootable(path, "it has no segment to load"));
-    }
-    Ok((entry, segments))
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([bytes[at], bytes[at + 1]])
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    let mut value = [0; 8];
-    value.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_le_bytes(value)
+    Ok(Loaded { entry: headers.entry, end, header: None })
 }

@@ -5,12 +5,16 @@
 //! DS/ES/SS 0x18, interrupts off, RSI = physical address of `struct boot_params`. Beyond the protocol, RSP points
 //! to a few KiB of stack.
 
+mod elf;
 mod error;
 mod image;
 mod params;
+mod payload;
 
 pub use error::BootError;
 use image::Loaded;
+#[cfg(test)]
+pub(super) use payload::testing as payload_testing;
 
 use std::fs::File;
 use std::path::Path;
@@ -27,26 +31,49 @@ pub(super) struct Entry {
     pub(super) rip: u64,
 }
 
-/// Loads the guest's program, its initial RAM disk, command line and `struct boot_params` into RAM.
-///
-/// # Errors
-/// When a file can't be read, is not what it should be, or doesn't fit.
-pub(super) fn load(
-    memory: &GuestMemoryMmap,
-    layout: &layout::Layout,
-    boot: &Boot,
-    rsdp: u64,
-) -> Result<Entry, BootError> {
-    let low_end = layout.ram[0].end;
-    let mut file = open(&boot.kernel)?;
-    let loaded = image::load(memory, &mut file, &boot.kernel, low_end)?;
-    write_cmdline(memory, &boot.cmdline, &loaded)?;
-    let initrd = match &boot.initrd {
-        Some(path) => Some(load_initrd(memory, path, &loaded, low_end)?),
-        None => None,
-    };
-    params::write(memory, layout, &loaded, &boot.cmdline, initrd, rsdp)?;
-    Ok(Entry { rip: loaded.entry })
+/// What lies in RAM to be booted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Program {
+    kernel: Loaded,
+    /// Address and size of the initial RAM disk.
+    initrd: Option<(u64, u64)>,
+}
+
+impl Program {
+    /// Loads the guest's program and its initial RAM disk into RAM.
+    ///
+    /// # Errors
+    /// When a file can't be read, is not what it should be, or doesn't fit.
+    pub(super) fn load(
+        memory: &GuestMemoryMmap,
+        layout: &layout::Layout,
+        boot: &Boot,
+    ) -> Result<Self, BootError> {
+        let low_end = layout.ram[0].end;
+        let mut file = open(&boot.kernel)?;
+        let kernel = image::load(memory, &mut file, &boot.kernel, low_end, &boot.cmdline)?;
+        let initrd = match &boot.initrd {
+            Some(path) => Some(load_initrd(memory, path, &kernel, low_end)?),
+            None => None,
+        };
+        Ok(Self { kernel, initrd })
+    }
+
+    /// Writes the command line and `struct boot_params` into RAM, for a guest whose ACPI tables are at `rsdp`.
+    ///
+    /// # Errors
+    /// When the command line is not one, or there is no RAM for them.
+    pub(super) fn describe(
+        &self,
+        memory: &GuestMemoryMmap,
+        layout: &layout::Layout,
+        boot: &Boot,
+        rsdp: u64,
+    ) -> Result<Entry, BootError> {
+        write_cmdline(memory, &boot.cmdline, &self.kernel)?;
+        params::write(memory, layout, &self.kernel, &boot.cmdline, self.initrd, rsdp)?;
+        Ok(Entry { rip: self.kernel.entry })
+    }
 }
 
 fn open(path: &Path) -> Result<File, BootError> {

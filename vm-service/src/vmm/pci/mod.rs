@@ -2,6 +2,8 @@
 //! VMM's own devices on bus 0.
 
 mod config;
+#[cfg(test)]
+mod fuzz;
 mod host_bridge;
 mod msix;
 mod place;

@@ -77,6 +77,34 @@ impl Asm {
         self.0
     }
 
+    /// The program in a bzImage that is packed with gzip and would unpack itself at 2 MiB by printing `!`.
+    pub(super) fn bzimage(self) -> tempfile::NamedTempFile {
+        const RUNS_AT: u64 = 0x20_0000;
+        let kernel = std::fs::read(elf(&self.0, RUNS_AT, RUNS_AT, 0x1000).path()).unwrap();
+        let packed = crate::vmm::boot::payload_testing::gzip(&kernel);
+        let mut image = vec![0; 1024];
+        let mut put = |at: usize, bytes: &[u8]| image[at..at + bytes.len()].copy_from_slice(bytes);
+        put(0x1f1, &[1]);
+        put(0x202, b"HdrS");
+        put(0x206, &0x20fu16.to_le_bytes());
+        put(0x211, &[1]);
+        put(0x214, &0x10_0000u32.to_le_bytes());
+        put(0x22c, &0x7fff_ffffu32.to_le_bytes());
+        put(0x236, &1u16.to_le_bytes());
+        put(0x238, &2047u32.to_le_bytes());
+        put(0x248, &0x400u32.to_le_bytes());
+        put(0x24c, &(packed.len() as u32).to_le_bytes());
+        put(0x258, &RUNS_AT.to_le_bytes());
+        put(0x260, &0x10_0000u32.to_le_bytes());
+        image.resize(1024 + 0x200, 0);
+        image.extend(Self::default().print("!").power_off().0);
+        image.resize(1024 + 0x400, 0);
+        image.extend(packed);
+        let mut temporary = tempfile::NamedTempFile::new().unwrap();
+        temporary.write_all(&image).unwrap();
+        temporary
+    }
+
     /// The program as an ELF file with some zero-initialised memory after it.
     pub(super) fn elf(self) -> tempfile::NamedTempFile {
         elf(&self.0, ENTRY, ENTRY, 0x1000)

@@ -92,6 +92,24 @@ fn a_guest_prints_and_powers_off() {
 }
 
 #[test]
+fn a_kernel_in_a_bzimage_is_entered_unpacked() {
+    if !kvm() {
+        return;
+    }
+    let good = Asm::default().print("kernel").power_off().bzimage();
+    // A magic number of another format: the bzImage's own code has to deal with it.
+    let other = Asm::default().print("kernel").power_off().bzimage();
+    let mut bytes = std::fs::read(other.path()).unwrap();
+    bytes[1024 + 0x400] ^= 0xff;
+    std::fs::write(other.path(), bytes).unwrap();
+    for (kernel, prints) in [(good, "kernel"), (other, "!")] {
+        let (mut machine, screen, stop) = machine(kernel.path(), 1, OnReboot::End);
+        assert_eq!(machine.run(&stop).unwrap().end, End::Shutdown);
+        assert_eq!(screen.text(), prints);
+    }
+}
+
+#[test]
 fn every_way_to_reset_is_one() {
     for (port, value) in [(0xcf9, 0x06), (0xcf9, 0x0e), (0x64, 0xfe)] {
         check(Asm::default().out8(port, value).spin(), 1, End::Reboot, "");

@@ -1,0 +1,82 @@
+//! The limits of this process (getrlimit(2)): soft ones are raised as far as they go, and what is too low even then is
+//! said before a guest meets it.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Descriptors of one interrupt vector: an eventfd that VFIO signals, and one more by which it is routed.
+const PER_VECTOR: u64 = 2;
+/// Descriptors of everything else: KVM, disks, the console, the files of a device.
+const REST: u64 = 256;
+
+/// Raises the soft limits of open files and of locked memory to the hard ones. What is checked by `explain` is then
+/// what `run` has.
+pub(crate) fn raise() {
+    for (resource, name) in [(Resource::Nofile, "open files"), (Resource::Memlock, "locked memory")] {
+        let limit = getrlimit(resource);
+        let Some(raised) = raised(limit) else { continue };
+        match setrlimit(resource, raised) {
+            Ok(()) => tracing::debug!("the limit of {name} was raised to {}", text(raised.current)),
+            Err(error) => tracing::debug!(%error, "the limit of {name} stays at {}", text(limit.current)),
+        }
+    }
+}
+
+/// A limit with its soft value raised, if that can be.
+fn raised(limit: Rlimit) -> Option<Rlimit> {
+    (limit.current != limit.maximum).then_some(Rlimit { current: limit.maximum, maximum: limit.maximum })
+}
+
+fn text(limit: Option<u64>) -> String {
+    limit.map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string())
+}
+
+/// Checks that the guest's drivers can use all `vectors` interrupt vectors of its devices.
+///
+/// # Errors
+/// When they would run out of file descriptors: what is needed, what there is, and what to do.
+pub(crate) fn check_vectors(vectors: u64) -> Result<(), String> {
+    check(vectors, getrlimit(Resource::Nofile).current)
+}
+
+fn check(vectors: u64, limit: Option<u64>) -> Result<(), String> {
+    let needed = vectors.saturating_mul(PER_VECTOR).saturating_add(REST);
+    match limit {
+        Some(limit) if limit < needed => Err(format!(
+            "the guest's devices have {vectors} interrupt vectors, which take up to {needed} open files, and this process \
+             may have {limit}; raise the hard limit: \"* hard nofile {needed}\" in /etc/security/limits.conf, or \
+             LimitNOFILE={needed} in the systemd unit"
+        )),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_soft_limit_goes_up_to_the_hard_one() {
+        let limit = |current, maximum| Rlimit { current, maximum };
+        assert_eq!(raised(limit(Some(1024), Some(4096))), Some(limit(Some(4096), Some(4096))));
+        assert_eq!(raised(limit(Some(1024), None)), Some(limit(None, None)));
+        assert_eq!(raised(limit(Some(4096), Some(4096))), None);
+        assert_eq!(raised(limit(None, None)), None);
+    }
+
+    #[test]
+    fn too_few_open_files_are_named() {
+        fn check_that(vectors: u64, limit: Option<u64>, says: Option<&str>) {
+            match (check(vectors, limit), says) {
+                (Ok(()), None) => {}
+                (Err(error), Some(part)) => assert!(error.contains(part), "{error}"),
+                (result, _) => panic!("{vectors} {limit:?}: {result:?}"),
+            }
+        }
+        check_that(0, Some(1024), None);
+        check_that(384, Some(1024), None);
+        check_that(385, Some(1024), Some("have 385 interrupt vectors, which take up to 1026 open files"));
+        check_that(2048, Some(4096), Some("LimitNOFILE=4352"));
+        check_that(2048, None, None);
+        check_that(u64::MAX, Some(4096), Some("raise the hard limit"));
+    }
+}
