@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
 
 use crate::agent::{Engine, Function, Guest, GuestPlan, L1, L2, NvmeDisk};
 use crate::report::Report;
@@ -62,7 +63,7 @@ fn l1(l1: &mut L1) -> Result<()> {
 
     // Both start from a function that is already bound to vfio-pci.
     nvme.bind(Some("vfio-pci"))?;
-    let (mut ours, mut qemus) = (Vec::new(), Vec::new());
+    let (mut ours, mut qemus, mut parts) = (Vec::new(), Vec::new(), Parts::default());
     for round in 0..ROUNDS {
         let mut engines = [(Engine::VmService, &mut ours), (Engine::Qemu, &mut qemus)];
         if round % 2 == 1 {
@@ -75,14 +76,44 @@ fn l1(l1: &mut L1) -> Result<()> {
             let (when, ()) = guest.wait_for("the first I/O", PATIENCE, |report| {
                 matches!(report, Report::Value { name, .. } if name == FIRST_IO).then_some(())
             })?;
-            guest.end(PATIENCE)?.succeeded(l1)?;
+            let ended = guest.end(PATIENCE)?.succeeded(l1)?;
             times.push(when.as_secs_f64());
+            if engine == Engine::VmService {
+                parts.add(&ended.process.json()?)?;
+                parts.exits.push(ended.access_exits()? as f64);
+            }
         }
     }
     tell(l1, "run to first I/O, vm-service", &ours, "s");
     tell(l1, "run to first I/O, QEMU", &qemus, "s");
+    tell(l1, "run until the guest starts", &parts.startup, "ms");
+    tell(l1, "of it opening the device", &parts.open, "ms");
+    tell(l1, "of it attaching the device", &parts.attach, "ms");
+    tell(l1, "exits for accesses until power-off", &parts.exits, "exits");
     l1.figure("run to first I/O, vm-service / QEMU", median(&ours) / median(&qemus), "ratio");
     nvme.bind(None)
+}
+
+/// What `vm-service run --json` tells of its start.
+#[derive(Default)]
+struct Parts {
+    startup: Vec<f64>,
+    open: Vec<f64>,
+    attach: Vec<f64>,
+    exits: Vec<f64>,
+}
+
+impl Parts {
+    fn add(&mut self, report: &Value) -> Result<()> {
+        let told = |pointer: &str| {
+            let value = report.pointer(pointer).and_then(Value::as_f64);
+            value.with_context(|| format!("`run --json` tells no {pointer}"))
+        };
+        self.startup.push(told("/startup_ms")?);
+        self.open.push(told("/devices/0/open_ms")?);
+        self.attach.push(told("/devices/0/attach_ms")?);
+        Ok(())
+    }
 }
 
 fn l2(l2: &mut L2) -> Result<()> {

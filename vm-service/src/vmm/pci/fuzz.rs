@@ -50,13 +50,13 @@ fn address() -> impl Strategy<Value = u64> {
 fn access() -> impl Strategy<Value = Access> {
     let port = || 0xcf0u16..0xd08;
     prop_oneof![
-        (port(), 1usize..9).prop_map(|(port, len)| Access::PortRead(port, len)),
+        1 => (port(), 1usize..9).prop_map(|(port, len)| Access::PortRead(port, len)),
         3 => (port(), data()).prop_map(|(port, data)| Access::PortWrite(port, data)),
         3 => port_data().prop_map(|data| Access::PortWrite(0xcf8, data)),
-        (ecam(), 1usize..9).prop_map(|(offset, len)| Access::EcamRead(offset, len)),
+        1 => (ecam(), 1usize..9).prop_map(|(offset, len)| Access::EcamRead(offset, len)),
         6 => (ecam(), data()).prop_map(|(offset, data)| Access::EcamWrite(offset, data)),
-        (address(), 1usize..9).prop_map(|(address, len)| Access::MemoryRead(address, len)),
-        (address(), data()).prop_map(|(address, data)| Access::MemoryWrite(address, data)),
+        1 => (address(), 1usize..9).prop_map(|(address, len)| Access::MemoryRead(address, len)),
+        1 => (address(), data()).prop_map(|(address, data)| Access::MemoryWrite(address, data)),
     ]
 }
 

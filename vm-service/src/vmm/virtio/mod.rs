@@ -5,6 +5,8 @@
 //! it writes can do worse.
 
 mod block;
+#[cfg(test)]
+mod fuzz;
 mod interrupt;
 mod pci;
 mod registers;
