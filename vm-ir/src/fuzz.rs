@@ -7,34 +7,48 @@ use crate::text::{parse, print};
 use crate::valid::{Trust, ValidModule, validate};
 use crate::view::Dim;
 
+/// How far an input got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reached {
+    /// It is no module.
+    Nothing,
+    /// It is a module that breaks a rule.
+    Module,
+    /// It is valid, and its kernels ran.
+    Valid,
+}
+
 /// Any bytes as a binary module. What decodes must encode to the same bytes, print to text that parses to
 /// the same module if it is valid, and run without a crash.
-pub fn binary(bytes: &[u8]) {
+pub fn binary(bytes: &[u8]) -> Reached {
     if let Ok(module) = decode(bytes) {
         let lines = if bytes.get(6) == Some(&1) { Lines::Keep } else { Lines::Strip };
         assert_eq!(encode(&module, lines), bytes, "a module has a second encoding");
-        valid(module);
+        return valid(module);
     }
+    Reached::Nothing
 }
 
 /// Any bytes as text. What parses must survive both forms unchanged, and run without a crash if it is valid.
-pub fn text(bytes: &[u8]) {
-    let Ok(text) = std::str::from_utf8(bytes) else { return };
+pub fn text(bytes: &[u8]) -> Reached {
+    let Ok(text) = std::str::from_utf8(bytes) else { return Reached::Nothing };
     if let Ok(module) = parse(text) {
         for lines in [Lines::Keep, Lines::Strip] {
             assert_eq!(decode(&encode(&module, lines)).as_ref(), Ok(&module), "the binary form changed it");
         }
-        valid(module);
+        return valid(module);
     }
+    Reached::Nothing
 }
 
-fn valid(module: Module) {
-    let Ok(valid) = validate(module, Trust::Guest) else { return };
+fn valid(module: Module) -> Reached {
+    let Ok(valid) = validate(module, Trust::Guest) else { return Reached::Module };
     let printed = print(&valid);
     assert_eq!(parse(&printed).as_ref(), Ok(&*valid), "the text form changed it:\n{printed}");
     for kernel in valid.kernels() {
         execute(&valid, kernel);
     }
+    Reached::Valid
 }
 
 /// Runs a guest's kernel on a little memory. It may end in a limit or a race, and in nothing else.

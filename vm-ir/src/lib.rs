@@ -59,6 +59,10 @@
 //! code may be generated for it by splitting at barriers. `warp.add` adds in one fixed order of lanes, so it
 //! gives the same everywhere.
 //!
+//! A guest can break the promise that nobody writes a view that the kernel only reads: the memory is its own. Its
+//! results are then its own matter, but code for it must hold up. What the validator found alike is therefore read once
+//! for all threads where threads that disagreed would do more than compute nonsense.
+//!
 //! # Two levels of trust
 //!
 //! The one who validates says how far a module is [trusted](Trust); nothing in the module does.
@@ -74,6 +78,8 @@
 //!
 //! "Undefined" is confined to the right column. The interpreter ends such a run with an error.
 
+#[cfg(feature = "arbitrary")]
+pub mod arbitrary;
 pub mod binary;
 pub mod builder;
 #[cfg(feature = "filetest")]

@@ -6,7 +6,8 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 use vm_ir::binary::{Lines, encode};
-use vm_ir::{fuzz, text};
+use vm_ir::fuzz::{self, Reached};
+use vm_ir::text;
 
 /// How long each form runs at most, unless the number of inputs is asked for.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -58,6 +59,36 @@ fn mutate(data: &mut Vec<u8>, other: &[u8], random: &mut Random, words: &[&str])
     }
 }
 
+/// Puts a word of the text into the place of another of its kind, or a word of `words`.
+fn change_word(data: &mut Vec<u8>, random: &mut Random, words: &[&str]) {
+    let in_word = |b: &u8| b.is_ascii_alphanumeric() || b"%@._-".contains(b);
+    let mut spans = Vec::new();
+    let mut at = 0;
+    for run in data.chunk_by(|a, b| in_word(a) == in_word(b)) {
+        if in_word(&run[0]) {
+            spans.push(at..at + run.len());
+        }
+        at += run.len();
+    }
+    let kind = |b: u8| {
+        if b.is_ascii_digit() || b == b'-' {
+            b'0'
+        } else if b.is_ascii_alphabetic() {
+            b'a'
+        } else {
+            b
+        }
+    };
+    let place = spans[random.below(spans.len())].clone();
+    let here = kind(data[place.start]);
+    let alike: Vec<_> = spans.iter().filter(|s| kind(data[s.start]) == here).collect();
+    let word = match here {
+        b'a' | b'0' if random.below(2) == 0 => words[random.below(words.len())].as_bytes().to_vec(),
+        _ => data[alike[random.below(alike.len())].clone()].to_vec(),
+    };
+    data.splice(place, word);
+}
+
 /// The text of every file, without comments.
 fn seeds() -> Vec<String> {
     let mut paths = Vec::new();
@@ -75,9 +106,11 @@ fn seeds() -> Vec<String> {
     paths.iter().map(read).filter(|text| text.len() < 16_000).collect()
 }
 
-fn run(seeds: &[Vec<u8>], words: &[&str], function: impl Fn(&[u8])) {
+fn run(seeds: &[Vec<u8>], words: &[&str], function: impl Fn(&[u8]) -> Reached) {
     assert!(seeds.len() > 10);
-    seeds.iter().for_each(|seed| function(seed));
+    let whole = seeds.iter().filter(|seed| function(seed) == Reached::Valid).count();
+    assert!(whole > 10, "only {whole} seeds are valid");
+    let mut reached = [0u64; 3];
     let asked: Option<u64> = std::env::var("VIR_FUZZ").ok().and_then(|n| n.parse().ok());
     let started = Instant::now();
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
@@ -89,13 +122,22 @@ fn run(seeds: &[Vec<u8>], words: &[&str], function: impl Fn(&[u8])) {
             0 => (0..random.below(1024)).map(|_| random.next() as u8).collect(),
             _ => seeds[random.below(seeds.len())].clone(),
         };
-        for _ in 0..=random.below(4) {
+        let in_words = !words.is_empty() && data.len() > 100 && random.below(4) != 0;
+        if in_words {
+            (0..=random.below(3)).for_each(|_| change_word(&mut data, &mut random, words));
+        }
+        for _ in 0..(1 + random.below(3)) * usize::from(!in_words) {
             mutate(&mut data, &seeds[random.below(seeds.len())], &mut random, words);
         }
         let begun = Instant::now();
-        function(&data);
+        reached[function(&data) as usize] += 1;
         assert!(begun.elapsed() < ONE_INPUT, "input {number} took {:?}", begun.elapsed());
     }
+    let [nothing, module, valid] = reached;
+    println!("{nothing} inputs are no module, {module} break a rule, {valid} are valid and ran");
+    // If hardly any get through the door, the rest is not tested.
+    let inputs = nothing + module + valid;
+    assert!(module * 100 > inputs && valid * 100 > inputs, "{nothing}, {module}, {valid}");
 }
 
 #[test]

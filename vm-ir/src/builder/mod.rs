@@ -342,14 +342,14 @@ impl<'b> Builder<'b> {
     }
 
     #[track_caller]
-    fn emit(self, code: Opcode, operands: &[Val<'b>], ty: Type) -> Val<'b> {
+    pub(crate) fn emit(self, code: Opcode, operands: &[Val<'b>], ty: Type) -> Val<'b> {
         let mut op = Op::new(code);
         op.operands = operands.iter().map(|v| self.own(*v)).collect();
         self.push_one(op, ty)
     }
 
     #[track_caller]
-    fn push_one(self, op: Op, ty: Type) -> Val<'b> {
+    pub(crate) fn push_one(self, op: Op, ty: Type) -> Val<'b> {
         match self.push(op, &[ty]).first() {
             Some(val) => *val,
             None => Val::new(self, Value(0)),

@@ -110,6 +110,7 @@ impl<'m> Machine<'m> {
 
     fn grid(&mut self) -> Result<()> {
         let everyone: Vec<u32> = (0..self.kernel.threads()).collect();
+        let shared_bytes: u64 = self.kernel.shared().iter().map(|array| array.bytes()).sum();
         for z in 0..self.grid[2] {
             for y in 0..self.grid[1] {
                 for x in 0..self.grid[0] {
@@ -125,7 +126,7 @@ impl<'m> Machine<'m> {
                         .collect();
                     self.block_epoch = 0;
                     self.warp_epochs.fill(0);
-                    self.spend(everyone.len())?;
+                    self.spend(everyone.len() + (shared_bytes / 8) as usize)?;
                     self.region(&self.kernel.body, &everyone)?;
                     self.block_number += 1;
                 }

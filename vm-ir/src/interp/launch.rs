@@ -112,7 +112,8 @@ pub struct Launch {
 /// What a run may use.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Steps: one for each op and thread that executes it.
+    /// Steps: one for each op and thread that executes it, and for each block one for each of its threads and one
+    /// for every eight bytes of its shared arrays.
     pub fuel: u64,
     /// When to give up.
     pub deadline: Option<Instant>,

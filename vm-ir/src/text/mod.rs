@@ -5,6 +5,7 @@
 //! The parser takes time linear in the text, and no text makes it recurse deeper than
 //! [`MAX_DEPTH`](crate::limits::MAX_DEPTH) regions.
 
+mod body;
 mod error;
 mod lexer;
 mod parser;

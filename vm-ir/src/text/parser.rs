@@ -1,21 +1,18 @@
-//! Text to modules: recursive descent with one token of look-ahead.
+//! Text to modules: recursive descent with one token of look-ahead. Here are modules, kernels and types; the ops are
+//! in [`body`](super::body).
 
 use super::error::{TextError, TextErrorKind};
 use super::lexer::{Lexer, Position, Token};
-use crate::format::read_literal;
-use crate::limits::{
-    MAX_CARRIED, MAX_CASES, MAX_DEPTH, MAX_KERNELS, MAX_MODULE_BYTES, MAX_PARAMS, MAX_RANK, MAX_SHARED_ARRAYS,
-};
+use crate::limits::{MAX_CARRIED, MAX_KERNELS, MAX_MODULE_BYTES, MAX_PARAMS, MAX_RANK, MAX_SHARED_ARRAYS};
 use crate::module::{
-    GuestAddr, Kernel, Line, Module, Numbering, Op, Param, ParamKind, Place, Region, SharedArray, TooLarge,
-    Value, is_name,
+    GuestAddr, Kernel, Line, Module, Numbering, Param, ParamKind, Place, SharedArray, TooLarge, Value,
+    is_name,
 };
-use crate::op::{Opcode, Shape};
 use crate::types::{Scalar, Type};
 use crate::view::{Access, Dim, ViewType};
 use std::collections::{HashMap, HashSet};
 
-type Result<T> = std::result::Result<T, TextError>;
+pub(super) type Result<T> = std::result::Result<T, TextError>;
 
 /// Reads a module.
 ///
@@ -33,14 +30,14 @@ pub fn parse(text: &str) -> Result<Module> {
     parser.module()
 }
 
-struct Parser<'t> {
-    lexer: Lexer<'t>,
-    token: Token<'t>,
-    position: Position,
-    kernel: Option<&'t str>,
-    numbering: Numbering,
-    values: HashMap<&'t str, Value>,
-    places: HashMap<&'t str, Place>,
+pub(super) struct Parser<'t> {
+    pub(super) lexer: Lexer<'t>,
+    pub(super) token: Token<'t>,
+    pub(super) position: Position,
+    pub(super) kernel: Option<&'t str>,
+    pub(super) numbering: Numbering,
+    pub(super) values: HashMap<&'t str, Value>,
+    pub(super) places: HashMap<&'t str, Place>,
 }
 
 impl From<TooLarge> for TextErrorKind {
@@ -57,7 +54,7 @@ impl From<TooLarge> for TextErrorKind {
 }
 
 impl<'t> Parser<'t> {
-    fn new(text: &'t str) -> Parser<'t> {
+    pub(super) fn new(text: &'t str) -> Parser<'t> {
         Parser {
             lexer: Lexer::new(text),
             token: Token::End,
@@ -71,7 +68,7 @@ impl<'t> Parser<'t> {
 
     // --- tokens ---
 
-    fn error_at(&self, position: Position, kind: TextErrorKind) -> TextError {
+    pub(super) fn error_at(&self, position: Position, kind: TextErrorKind) -> TextError {
         TextError {
             line: position.line,
             column: position.column,
@@ -80,20 +77,20 @@ impl<'t> Parser<'t> {
         }
     }
 
-    fn error(&self, kind: impl Into<TextErrorKind>) -> TextError {
+    pub(super) fn error(&self, kind: impl Into<TextErrorKind>) -> TextError {
         self.error_at(self.position, kind.into())
     }
 
-    fn expected(&self, expected: &str) -> TextError {
+    pub(super) fn expected(&self, expected: &str) -> TextError {
         let found = self.token.describe();
         self.error(TextErrorKind::Expected { expected: expected.to_owned(), found })
     }
 
-    fn too_many(&self, what: &'static str, limit: usize) -> TextError {
+    pub(super) fn too_many(&self, what: &'static str, limit: usize) -> TextError {
         self.error(TextErrorKind::TooMany { what, limit })
     }
 
-    fn advance(&mut self) -> Result<Token<'t>> {
+    pub(super) fn advance(&mut self) -> Result<Token<'t>> {
         let (position, token) = self.lexer.next();
         self.position = position;
         match token {
@@ -102,15 +99,15 @@ impl<'t> Parser<'t> {
         }
     }
 
-    fn line(&self) -> Line {
+    pub(super) fn line(&self) -> Line {
         Line(self.position.line)
     }
 
-    fn at(&self, punct: char) -> bool {
+    pub(super) fn at(&self, punct: char) -> bool {
         self.token == Token::Punct(punct)
     }
 
-    fn accept(&mut self, punct: char) -> Result<bool> {
+    pub(super) fn accept(&mut self, punct: char) -> Result<bool> {
         let here = self.at(punct);
         if here {
             self.advance()?;
@@ -118,11 +115,11 @@ impl<'t> Parser<'t> {
         Ok(here)
     }
 
-    fn expect(&mut self, punct: char) -> Result<()> {
+    pub(super) fn expect(&mut self, punct: char) -> Result<()> {
         if self.accept(punct)? { Ok(()) } else { Err(self.expected(&format!("{:?}", punct.to_string()))) }
     }
 
-    fn accept_word(&mut self, word: &str) -> Result<bool> {
+    pub(super) fn accept_word(&mut self, word: &str) -> Result<bool> {
         let here = self.token == Token::Word(word);
         if here {
             self.advance()?;
@@ -130,11 +127,11 @@ impl<'t> Parser<'t> {
         Ok(here)
     }
 
-    fn expect_word(&mut self, word: &str) -> Result<()> {
+    pub(super) fn expect_word(&mut self, word: &str) -> Result<()> {
         if self.accept_word(word)? { Ok(()) } else { Err(self.expected(&format!("{word:?}"))) }
     }
 
-    fn word(&mut self, what: &str) -> Result<&'t str> {
+    pub(super) fn word(&mut self, what: &str) -> Result<&'t str> {
         match self.token {
             Token::Word(word) => {
                 self.advance()?;
@@ -145,7 +142,7 @@ impl<'t> Parser<'t> {
     }
 
     /// `@name`, the name checked.
-    fn global(&mut self, what: &str) -> Result<&'t str> {
+    pub(super) fn global(&mut self, what: &str) -> Result<&'t str> {
         match self.token {
             Token::Global(name) if is_name(name) => {
                 self.advance()?;
@@ -156,7 +153,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    fn integer<T: TryFrom<i128>>(&mut self, what: &str) -> Result<T> {
+    pub(super) fn integer<T: TryFrom<i128>>(&mut self, what: &str) -> Result<T> {
         let Token::Number(text) = self.token else { return Err(self.expected(what)) };
         let value = match text.strip_prefix("0x") {
             Some(hex) => u64::from_str_radix(hex, 16).ok().map(i128::from),
@@ -173,7 +170,7 @@ impl<'t> Parser<'t> {
 
     // --- types ---
 
-    fn scalar(&mut self) -> Result<Scalar> {
+    pub(super) fn scalar(&mut self) -> Result<Scalar> {
         let Token::Word(word) = self.token else { return Err(self.expected("a type")) };
         match Scalar::from_name(word) {
             Some(scalar) => {
@@ -184,7 +181,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    fn value_type(&mut self) -> Result<Type> {
+    pub(super) fn value_type(&mut self) -> Result<Type> {
         let Token::Word(word) = self.token else { return Err(self.expected("a type")) };
         let Some(lanes) = word.strip_prefix("vec") else { return self.scalar().map(Type::scalar_of) };
         let lanes = match lanes {
@@ -201,7 +198,7 @@ impl<'t> Parser<'t> {
         Type::vector(scalar, lanes).ok_or_else(|| self.expected("2, 4, 8 or 16 lanes"))
     }
 
-    fn types(&mut self) -> Result<Vec<Type>> {
+    pub(super) fn types(&mut self) -> Result<Vec<Type>> {
         let mut types = Vec::new();
         if self.accept(':')? {
             loop {
@@ -217,7 +214,7 @@ impl<'t> Parser<'t> {
         Ok(types)
     }
 
-    fn view_type(&mut self) -> Result<ViewType> {
+    pub(super) fn view_type(&mut self) -> Result<ViewType> {
         self.expect_word("view")?;
         self.expect('<')?;
         let element = self.scalar()?;
@@ -249,7 +246,7 @@ impl<'t> Parser<'t> {
         Ok(ViewType { element, dims, access, align })
     }
 
-    fn dim(&mut self) -> Result<Dim> {
+    pub(super) fn dim(&mut self) -> Result<Dim> {
         if !self.accept('?')? {
             return Ok(Dim::Fixed(self.integer("extent")?));
         }
@@ -259,7 +256,7 @@ impl<'t> Parser<'t> {
 
     // --- names ---
 
-    fn define(&mut self, name: &'t str, ty: Type) -> Result<Value> {
+    pub(super) fn define(&mut self, name: &'t str, ty: Type) -> Result<Value> {
         let number = !name.is_empty() && name.bytes().all(|b| b.is_ascii_digit());
         if !number && !is_name(name) || name.len() > crate::limits::MAX_NAME {
             return Err(self.error(TextErrorKind::Name(name.to_owned())));
@@ -272,7 +269,7 @@ impl<'t> Parser<'t> {
         Ok(value)
     }
 
-    fn value_token(&mut self, what: &str) -> Result<&'t str> {
+    pub(super) fn value_token(&mut self, what: &str) -> Result<&'t str> {
         match self.token {
             Token::Value(name) => {
                 self.advance()?;
@@ -282,7 +279,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    fn value(&mut self) -> Result<Value> {
+    pub(super) fn value(&mut self) -> Result<Value> {
         let Token::Value(name) = self.token else { return Err(self.expected("a value")) };
         match self.values.get(name) {
             Some(value) => {
@@ -294,7 +291,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    fn values(&mut self, limit: usize) -> Result<Vec<Value>> {
+    pub(super) fn values(&mut self, limit: usize) -> Result<Vec<Value>> {
         let mut values = vec![self.value()?];
         while self.accept(',')? {
             if values.len() == limit {
@@ -305,7 +302,7 @@ impl<'t> Parser<'t> {
         Ok(values)
     }
 
-    fn define_place(&mut self, name: &'t str, place: Place) -> Result<()> {
+    pub(super) fn define_place(&mut self, name: &'t str, place: Place) -> Result<()> {
         match self.places.insert(name, place) {
             None => Ok(()),
             Some(_) => Err(self.error(TextErrorKind::Duplicate(format!("@{name}")))),
@@ -314,7 +311,7 @@ impl<'t> Parser<'t> {
 
     // --- modules and kernels ---
 
-    fn module(&mut self) -> Result<Module> {
+    pub(super) fn module(&mut self) -> Result<Module> {
         self.expect_word("vir")?;
         match self.token {
             Token::Number(text) if text == Module::VERSION.to_string() => self.advance()?,
@@ -339,7 +336,7 @@ impl<'t> Parser<'t> {
         Ok(Module { kernels })
     }
 
-    fn kernel(&mut self) -> Result<Kernel> {
+    pub(super) fn kernel(&mut self) -> Result<Kernel> {
         let line = self.line();
         self.expect_word("kernel")?;
         let name = self.global("the kernel's name")?;
@@ -365,7 +362,7 @@ impl<'t> Parser<'t> {
         Ok(Kernel { name: name.into(), guest, block, params, shared, values, body, line })
     }
 
-    fn params(&mut self) -> Result<Vec<Param>> {
+    pub(super) fn params(&mut self) -> Result<Vec<Param>> {
         self.expect('(')?;
         let mut params = Vec::new();
         while !self.at(')') {
@@ -381,7 +378,7 @@ impl<'t> Parser<'t> {
         Ok(params)
     }
 
-    fn param(&mut self, index: u16) -> Result<Param> {
+    pub(super) fn param(&mut self, index: u16) -> Result<Param> {
         if let Token::Value(name) = self.token {
             if !is_name(name) {
                 return Err(self.error(TextErrorKind::Name(name.to_owned())));
@@ -406,7 +403,7 @@ impl<'t> Parser<'t> {
         Ok(Param { name: name.into(), kind: ParamKind::View(self.view_type()?) })
     }
 
-    fn block_size(&mut self) -> Result<[u32; 3]> {
+    pub(super) fn block_size(&mut self) -> Result<[u32; 3]> {
         let mut block = [1; 3];
         self.expect('(')?;
         for (i, size) in block.iter_mut().enumerate() {
@@ -419,7 +416,7 @@ impl<'t> Parser<'t> {
         Ok(block)
     }
 
-    fn shared_array(&mut self, index: u16) -> Result<SharedArray> {
+    pub(super) fn shared_array(&mut self, index: u16) -> Result<SharedArray> {
         let line = self.line();
         self.expect_word("shared")?;
         let name = self.global("the array's name")?;
@@ -439,262 +436,5 @@ impl<'t> Parser<'t> {
         }
         self.expect(']')?;
         Ok(SharedArray { name: name.into(), element, dims, line })
-    }
-
-    // --- regions and ops ---
-
-    /// A region from behind its `{` to its `}`, both included in what is read but the first.
-    fn region(&mut self, depth: usize, args: Vec<Value>) -> Result<Region> {
-        let mut region = Region { args, ..Region::default() };
-        loop {
-            match self.token {
-                Token::Punct('}') => {
-                    region.yield_line = self.line();
-                    break;
-                }
-                Token::Word("yield") => {
-                    region.yield_line = self.line();
-                    self.advance()?;
-                    region.yields = self.values(MAX_CARRIED + 1)?;
-                    break;
-                }
-                _ => region.ops.push(self.op(depth)?),
-            }
-        }
-        self.expect('}')?;
-        Ok(region)
-    }
-
-    fn op(&mut self, depth: usize) -> Result<Op> {
-        let line = self.line();
-        self.numbering.count_op().map_err(|e| self.error(e))?;
-        let mut names = Vec::new();
-        if matches!(self.token, Token::Value(_)) {
-            loop {
-                if names.len() == MAX_CARRIED {
-                    return Err(self.too_many("results of an op", MAX_CARRIED));
-                }
-                names.push(self.value_token("a value to define")?);
-                if !self.accept(',')? {
-                    break;
-                }
-            }
-            self.expect('=')?;
-        }
-        let position = self.position;
-        let mut op = self.mnemonic()?;
-        op.line = line;
-        if op.code.shape().has_regions() && depth >= MAX_DEPTH {
-            let kind = TextErrorKind::TooMany { what: "nested regions", limit: MAX_DEPTH };
-            return Err(self.error_at(position, kind));
-        }
-        let types = match op.code.shape() {
-            Shape::If => self.if_op(&mut op, depth)?,
-            Shape::For => self.for_op(&mut op, depth)?,
-            Shape::While => self.while_op(&mut op, depth)?,
-            Shape::Switch => self.switch_op(&mut op, depth)?,
-            _ => self.plain_op(&mut op)?,
-        };
-        if types.len() != names.len() {
-            let kind =
-                TextErrorKind::Results { op: op.code.mnemonic(), expected: types.len(), found: names.len() };
-            return Err(self.error_at(position, kind));
-        }
-        for (name, ty) in names.into_iter().zip(types) {
-            let value = self.define(name, ty).map_err(|e| self.error_at(position, e.kind))?;
-            op.results.push(value);
-        }
-        Ok(op)
-    }
-
-    /// An op's name with its attributes: the longest name in the table that the word begins with.
-    fn mnemonic(&mut self) -> Result<Op> {
-        let position = self.position;
-        let word = self.word("an op")?;
-        let mut end = word.len();
-        let code = loop {
-            match (Opcode::from_mnemonic(&word[..end]), word[..end].rfind('.')) {
-                (Some(code), _) => break code,
-                (None, Some(dot)) => end = dot,
-                (None, None) => {
-                    return Err(self.error_at(position, TextErrorKind::UnknownOp(word.to_owned())));
-                }
-            }
-        };
-        let mut op = Op::new(code);
-        let mut words = word[end..].split('.').skip(1).peekable();
-        let wrong = |expected: String, found: &str| TextErrorKind::Attribute {
-            op: code.mnemonic(),
-            expected,
-            found: found.to_owned(),
-        };
-        for (slot, kind) in op.attrs.iter_mut().zip(code.info().attrs) {
-            let found = words.peek().and_then(|w| kind.words().iter().position(|k| k == w));
-            match (found, kind.default()) {
-                (Some(index), _) => {
-                    *slot = index as u8;
-                    words.next();
-                }
-                (None, Some(default)) => *slot = default,
-                (None, None) => {
-                    let kind =
-                        wrong(format!("one of .{}", kind.words().join(", .")), words.peek().unwrap_or(&""));
-                    return Err(self.error_at(position, kind));
-                }
-            }
-        }
-        match words.next() {
-            None => Ok(op),
-            Some(extra) => Err(self.error_at(position, wrong("nothing more".to_owned(), extra))),
-        }
-    }
-
-    fn plain_op(&mut self, op: &mut Op) -> Result<Vec<Type>> {
-        let shape = op.code.shape();
-        let mut literal = None;
-        let mut more = shape.operands() != Some(0) || shape.immediates() != Some(0);
-        if let Token::Global(name) = self.token {
-            let Some(place) = self.places.get(name).copied() else {
-                return Err(self.error(TextErrorKind::UnknownPlace(name.to_owned())));
-            };
-            self.advance()?;
-            op.place = Some(place);
-            if self.accept('[')? {
-                if !self.at(']') {
-                    op.operands = self.values(MAX_RANK)?;
-                }
-                self.expect(']')?;
-            }
-            more = self.accept(',')?;
-        }
-        while more {
-            match self.token {
-                Token::Value(_) if op.operands.len() > MAX_CARRIED => {
-                    return Err(self.too_many("operands of an op", MAX_CARRIED));
-                }
-                Token::Value(_) => op.operands.push(self.value()?),
-                Token::Number(text) | Token::Word(text) if shape == Shape::Const => {
-                    literal = Some((self.position, text));
-                    self.advance()?;
-                    break;
-                }
-                Token::Number(_) if !op.immediates.is_empty() => {
-                    return Err(self.too_many("numbers of an op", 1));
-                }
-                Token::Number(_) => op.immediates.push(self.integer("number")?),
-                _ => return Err(self.expected("a value")),
-            }
-            more = self.accept(',')?;
-        }
-        let types = if shape.has_result() {
-            if !self.at(':') {
-                return Err(self.expected("\":\" and the type of the result"));
-            }
-            self.advance()?;
-            vec![self.value_type()?]
-        } else {
-            Vec::new()
-        };
-        if let (Some((position, text)), Some(ty)) = (literal, types.first()) {
-            match read_literal(ty.scalar(), text) {
-                Some(bits) => op.immediates.push(bits),
-                None => {
-                    let kind = TextErrorKind::Number { text: text.to_owned(), what: ty.scalar().to_string() };
-                    return Err(self.error_at(position, kind));
-                }
-            }
-        }
-        Ok(types)
-    }
-
-    fn if_op(&mut self, op: &mut Op, depth: usize) -> Result<Vec<Type>> {
-        op.operands.push(self.value()?);
-        let types = self.types()?;
-        self.expect('{')?;
-        op.regions.push(self.region(depth + 1, Vec::new())?);
-        let other = if self.accept_word("else")? {
-            self.expect('{')?;
-            self.region(depth + 1, Vec::new())?
-        } else {
-            Region { yield_line: op.line, ..Region::default() }
-        };
-        op.regions.push(other);
-        Ok(types)
-    }
-
-    /// The carried values of a loop: names with types, and what each begins as.
-    fn carried(&mut self, args: &mut Vec<(&'t str, Type)>, initial: &mut Vec<Value>) -> Result<()> {
-        if !self.accept_word("carry")? {
-            return Ok(());
-        }
-        self.expect('(')?;
-        while !self.at(')') {
-            if args.len() > MAX_CARRIED {
-                return Err(self.too_many("carried values", MAX_CARRIED));
-            }
-            let name = self.value_token("a carried value")?;
-            self.expect(':')?;
-            args.push((name, self.value_type()?));
-            self.expect('=')?;
-            initial.push(self.value()?);
-            if !self.accept(',')? {
-                break;
-            }
-        }
-        self.expect(')')
-    }
-
-    fn define_all(&mut self, args: &[(&'t str, Type)]) -> Result<Vec<Value>> {
-        args.iter().map(|(name, ty)| self.define(name, *ty)).collect()
-    }
-
-    fn for_op(&mut self, op: &mut Op, depth: usize) -> Result<Vec<Type>> {
-        let count = self.value_token("the loop's count")?;
-        self.expect(':')?;
-        let mut args = vec![(count, self.value_type()?)];
-        self.expect('=')?;
-        op.operands.push(self.value()?);
-        self.expect_word("to")?;
-        op.operands.push(self.value()?);
-        self.expect_word("step")?;
-        op.operands.push(self.value()?);
-        op.immediates.push(if self.accept_word("unroll")? { self.integer("unroll factor")? } else { 0 });
-        self.carried(&mut args, &mut op.operands)?;
-        self.expect('{')?;
-        let values = self.define_all(&args)?;
-        op.regions.push(self.region(depth + 1, values)?);
-        Ok(args[1..].iter().map(|(_, ty)| *ty).collect())
-    }
-
-    fn while_op(&mut self, op: &mut Op, depth: usize) -> Result<Vec<Type>> {
-        let mut args = Vec::new();
-        self.carried(&mut args, &mut op.operands)?;
-        self.expect('{')?;
-        let values = self.define_all(&args)?;
-        op.regions.push(self.region(depth + 1, values)?);
-        self.expect_word("do")?;
-        self.expect('{')?;
-        op.regions.push(self.region(depth + 1, Vec::new())?);
-        Ok(args.into_iter().map(|(_, ty)| ty).collect())
-    }
-
-    fn switch_op(&mut self, op: &mut Op, depth: usize) -> Result<Vec<Type>> {
-        op.operands.push(self.value()?);
-        let types = self.types()?;
-        self.expect('{')?;
-        while self.accept_word("case")? {
-            if op.immediates.len() == MAX_CASES {
-                return Err(self.too_many("cases", MAX_CASES));
-            }
-            let case: i64 = self.integer("signed 64-bit number")?;
-            op.immediates.push(case as u64);
-            self.expect('{')?;
-            op.regions.push(self.region(depth + 1, Vec::new())?);
-        }
-        self.expect_word("default")?;
-        self.expect('{')?;
-        op.regions.push(self.region(depth + 1, Vec::new())?);
-        self.expect('}')?;
-        Ok(types)
     }
 }

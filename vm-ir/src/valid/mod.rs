@@ -10,7 +10,7 @@
 //!   structured code that is dominance.
 //! * **Access.** Loads from views that may be read, stores to those that may be written, atomics on both.
 //! * **Convergence.** Ops that work on a whole block or warp are reached by all of its threads or by none.
-//!   [`uniform`] proves it from what values depend on.
+//!   [`Uniformity`] says what is proved of each value, from what it depends on.
 //! * **Trust.** Some ops are for trusted modules only.
 //!
 //! It reads each op once, and then each value at most three times for convergence, so it is linear in the

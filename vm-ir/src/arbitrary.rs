@@ -1,0 +1,410 @@
+//! Random valid kernels with a launch, for running one kernel in two ways and comparing.
+//!
+//! The same seed gives the same kernel everywhere. A kernel has one result: it has no races, its atomics
+//! commute and what they return is not used, and no op shows which NaN a NaN is. Ops that are not correctly
+//! rounded are left out unless asked for. Indices are often out of bounds, so it is a guest's module.
+
+use crate::builder::{Builder, IRBlock, PlaceRef, Val};
+use crate::format::from_f64;
+use crate::interp::{Argument, Launch, Tensor};
+use crate::module::{GuestAddr, Module};
+use crate::op::{Axis, Opcode, Shape, TABLE, Width};
+use crate::types::{Class, Scalar, Type};
+use crate::view::{Access, ViewType};
+
+/// What kernels to make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Statements, roughly; each becomes one op or a few.
+    pub statements: u32,
+    /// Also ops whose precise class is not correctly rounded. Results then differ between backends by more
+    /// than any bound, since small differences are compared and branched on.
+    pub inexact: bool,
+    /// Also ops between threads: warps, shared memory, barriers, atomics.
+    pub together: bool,
+}
+
+impl Default for Options {
+    /// 40 statements, exact, with ops between threads.
+    fn default() -> Options {
+        Options { statements: 40, inexact: false, together: true }
+    }
+}
+
+/// Elements that each thread has in each output.
+const SLOTS: i64 = 16;
+/// Elements of each input.
+const INPUT: u64 = 50;
+/// The deepest nesting of control flow.
+const DEPTH: u32 = 3;
+
+/// The random kernel of this seed, named `random`, and a launch for it.
+pub fn kernel(seed: u64, options: Options) -> (Module, Launch) {
+    let block = IRBlock::new(GuestAddr(seed));
+    let mut random = Random(seed ^ 0x5851_f42d_4c95_7f2d);
+    random.next();
+    let threads = 32 * (1 + random.below(2)) as u32;
+    let grid = 1 + random.below(2) as u32;
+    let k = block.builder().name("random").block_size([threads, 1, 1]);
+    let mut arguments = Vec::new();
+
+    let mut inputs = Vec::new();
+    for scalar in [Scalar::I32, Scalar::F32, Scalar::I8, Scalar::F16] {
+        inputs.push(k.view(&format!("in_{scalar}"), scalar, 1, Access::Read));
+        let bits = (0..INPUT).map(|_| random.bits(scalar)).collect::<Vec<_>>();
+        arguments.push(Argument::Tensor(Tensor::from_bits(scalar, &[INPUT], bits)));
+    }
+    let mut outputs = Vec::new();
+    for scalar in Scalar::ALL.into_iter().filter(|s| s.in_memory()) {
+        let access = if scalar == Scalar::I32 { Access::ReadWrite } else { Access::Write };
+        outputs.push((scalar, k.view_of(&format!("out_{scalar}"), ViewType::new(scalar, 1, access))));
+        let elements = u64::from(threads * grid) * SLOTS as u64;
+        arguments.push(Argument::Tensor(Tensor::zeros(scalar, &[elements])));
+    }
+    let counts = k.view("counts", Scalar::I32, 1, Access::ReadWrite);
+    arguments.push(Argument::Tensor(Tensor::from_bits(
+        Scalar::I32,
+        &[8],
+        (0..8).map(|_| random.bits(Scalar::I32)),
+    )));
+    let exchange = k.shared("exchange", Scalar::I32, &[threads]);
+    let mut values = Vec::new();
+    for scalar in [Scalar::I32, Scalar::I64, Scalar::F64] {
+        values.push(k.scalar(&format!("n_{scalar}"), scalar.into()));
+        arguments.push(Argument::Bits(random.bits(scalar)));
+    }
+
+    let atomic = random.pick(&[
+        Opcode::AtomicAdd,
+        Opcode::AtomicMinS,
+        Opcode::AtomicMaxU,
+        Opcode::AtomicAnd,
+        Opcode::AtomicXor,
+    ]);
+    let uniform = vec![values[0], k.block_id(Axis::X)];
+    let thread = k.thread_id(Axis::X);
+    values.extend([thread, k.lane_id(), uniform[1], k.global_id(Axis::X)]);
+    let mut maker =
+        Maker { k, random, options, inputs, counts, exchange, thread, atomic, values, uniform, depth: 0 };
+    maker.statements(options.statements, true);
+
+    let first = k.global_id(Axis::X) * (SLOTS as i32);
+    let mut used = vec![0i64; outputs.len()];
+    for value in maker.values.iter().rev() {
+        let value = if value.ty().scalar() == Scalar::Bool { value.to(Scalar::I8) } else { *value };
+        let Some(i) = outputs.iter().position(|(s, _)| *s == value.ty().scalar()) else { continue };
+        let lanes = i64::from(value.ty().lanes());
+        if used[i] + lanes <= SLOTS {
+            outputs[i].1.at([first + k.i64(used[i])]).store(value);
+            used[i] += lanes;
+        }
+    }
+    let launch = Launch { kernel: "random".to_owned(), grid: [grid, 1, 1], arguments };
+    let kernels = block.kernel().into_iter().collect();
+    (Module::new(kernels), launch)
+}
+
+struct Maker<'b> {
+    k: Builder<'b>,
+    random: Random,
+    options: Options,
+    inputs: Vec<PlaceRef<'b>>,
+    counts: PlaceRef<'b>,
+    exchange: PlaceRef<'b>,
+    thread: Val<'b>,
+    atomic: Opcode,
+    /// What the next statement may use.
+    values: Vec<Val<'b>>,
+    /// Numbers that are alike in the block.
+    uniform: Vec<Val<'b>>,
+    depth: u32,
+}
+
+impl<'b> Maker<'b> {
+    /// Makes statements; `together` if all threads of the block come here.
+    fn statements(&mut self, count: u32, together: bool) {
+        for _ in 0..count {
+            match self.random.below(16) {
+                0 if self.depth < DEPTH => self.choice(),
+                1 if self.depth < DEPTH => self.counted(),
+                2 if self.depth < DEPTH => self.repeated(),
+                3 => self.load(),
+                4 | 5 if together && self.options.together => self.between_threads(),
+                6 if self.options.together => self.count(),
+                7 => self.constant(),
+                _ => self.on_values(),
+            }
+        }
+    }
+
+    /// A nested region: what it defines is forgotten behind it.
+    fn nested(&mut self, together: bool) -> Val<'b> {
+        let known = self.values.len();
+        self.depth += 1;
+        let count = 1 + self.random.below(6) as u32;
+        self.statements(count, together);
+        let result = self.some(Class::WORD).to(Scalar::I32);
+        self.depth -= 1;
+        self.values.truncate(known);
+        result
+    }
+
+    /// A value whose scalar is in the class, a scalar itself; made if there is none.
+    fn some(&mut self, class: Class) -> Val<'b> {
+        self.find(|ty| class.contains(ty.scalar()) && !ty.is_vector()).unwrap_or_else(|| {
+            let scalars: Vec<Scalar> = class.scalars().collect();
+            let scalar = self.random.pick(&scalars);
+            self.literal(scalar.into())
+        })
+    }
+
+    /// A known value of a type that fits, one of the later ones more often.
+    fn find(&mut self, fits: impl Fn(Type) -> bool) -> Option<Val<'b>> {
+        let fitting: Vec<Val<'b>> = self.values.iter().copied().filter(|v| fits(v.ty())).collect();
+        let (a, b) = (self.random.below(fitting.len()), self.random.below(fitting.len()));
+        fitting.get(a.max(b)).copied()
+    }
+
+    fn literal(&mut self, ty: Type) -> Val<'b> {
+        let bits = self.random.bits(ty.scalar());
+        self.k.bits(ty, bits)
+    }
+
+    fn of(&mut self, ty: Type) -> Val<'b> {
+        if self.random.below(5) == 0 {
+            return self.literal(ty);
+        }
+        self.find(|t| t == ty).unwrap_or_else(|| self.literal(ty))
+    }
+
+    fn bool(&mut self) -> Val<'b> {
+        self.find(|ty| ty == Type::BOOL).unwrap_or_else(|| {
+            let value = self.some(Class::WORD);
+            value.lt(0)
+        })
+    }
+
+    fn constant(&mut self) {
+        let scalars: Vec<Scalar> = Class::REGISTER.scalars().collect();
+        let (scalar, lanes) = (self.random.pick(&scalars), self.random.pick(&[1, 1, 1, 2, 4, 8, 16]));
+        let ty = Type::vector(scalar, lanes).unwrap_or(scalar.into());
+        let value = self.literal(ty);
+        self.values.push(value);
+    }
+
+    fn on_values(&mut self) {
+        let row = self.random.pick(TABLE);
+        if row.error.is_some_and(|e| e.precise_ulps > 0) && !self.options.inexact {
+            return;
+        }
+        let made = match row.shape {
+            Shape::Unary(class) | Shape::Binary(class) | Shape::Ternary(class) | Shape::Compare(class) => {
+                let Some(a) = self.find(|ty| class.contains(ty.scalar())) else { return };
+                let count = row.shape.operands().unwrap_or(1);
+                let mut operands = vec![a];
+                operands.extend((1..count).map(|_| self.of(a.ty())).collect::<Vec<_>>());
+                let compare = matches!(row.shape, Shape::Compare(_));
+                let ty = if compare { a.ty().with_scalar(Scalar::Bool) } else { a.ty() };
+                self.k.emit(row.opcode, &operands, ty)
+            }
+            Shape::Select => {
+                let Some(a) = self.find(|_| true) else { return };
+                let b = self.of(a.ty());
+                self.bool().select(a, b)
+            }
+            Shape::Convert(from, to, width) => {
+                let to = self.random.pick(&to.scalars().collect::<Vec<_>>());
+                let fits = |s: Scalar| match width {
+                    Width::Any => s != to,
+                    Width::Wider => s.bits() < to.bits(),
+                    Width::Narrower => s.bits() > to.bits(),
+                };
+                let Some(a) = self.find(|ty| from.contains(ty.scalar()) && fits(ty.scalar())) else { return };
+                self.k.emit(row.opcode, &[a], a.ty().with_scalar(to))
+            }
+            Shape::Bitcast => {
+                // From integers only: a float's bits could show which NaN it is.
+                let Some(a) = self.find(|ty| Class::INT.contains(ty.scalar())) else { return };
+                let types: Vec<Type> = Class::DATA
+                    .scalars()
+                    .flat_map(|s| Type::LANES.into_iter().filter_map(move |n| Type::vector(s, n)))
+                    .filter(|ty| ty.bits() == a.ty().bits())
+                    .collect();
+                a.bitcast(self.random.pick(&types))
+            }
+            Shape::Splat => {
+                let lanes = self.random.pick(&[2, 4, 8, 16]);
+                self.some(Class::REGISTER).splat(lanes)
+            }
+            Shape::Make => {
+                let first = self.some(Class::REGISTER);
+                let lanes = self.random.pick(&[2usize, 4, 8]);
+                let mut all = vec![first];
+                all.extend((1..lanes).map(|_| self.of(first.ty())).collect::<Vec<_>>());
+                self.k.vector(&all)
+            }
+            Shape::Extract | Shape::Insert => {
+                let Some(vector) = self.find(Type::is_vector) else { return };
+                let lane = self.random.below(usize::from(vector.ty().lanes())) as u8;
+                if row.shape == Shape::Extract {
+                    vector.lane(lane)
+                } else {
+                    let scalar = self.of(vector.ty().scalar().into());
+                    vector.with_lane(lane, scalar)
+                }
+            }
+            _ => return,
+        };
+        self.values.push(made);
+    }
+
+    fn load(&mut self) {
+        let view = self.random.pick(&self.inputs.clone());
+        let index = self.some(Class::WORD);
+        // Most indices would be far outside; bring most of them near.
+        let index = if self.random.below(4) == 0 { index } else { index & 63 };
+        let lanes = self.random.pick(&[1, 1, 2, 4, 8]);
+        let element = view.at([index]);
+        self.values.push(if lanes == 1 { element.load() } else { element.load_vector(lanes) });
+    }
+
+    fn count(&mut self) {
+        let (bin, amount) = (self.some(Class::WORD) & 15, self.some(Class::WORD).to(Scalar::I32));
+        // What it gives depends on the order of the threads.
+        let _ = self.counts.at([bin]).atomic(self.atomic, amount);
+    }
+
+    fn between_threads(&mut self) {
+        let row = self.random.pick(TABLE);
+        let made = match row.shape {
+            Shape::Shuffle => {
+                let Some(a) = self.find(|ty| Class::DATA.contains(ty.scalar())) else { return };
+                let by = self.some(Class::WORD).to(Scalar::I32);
+                self.k.emit(row.opcode, &[a, by], a.ty())
+            }
+            Shape::Vote => {
+                let a = self.bool();
+                self.k.emit(row.opcode, &[a], Type::BOOL)
+            }
+            Shape::Ballot => self.bool().ballot(),
+            Shape::Reduce(class) => {
+                let a = self.some(class);
+                self.k.emit(row.opcode, &[a], a.ty())
+            }
+            _ if row.opcode == Opcode::Barrier => {
+                // Every thread leaves a word and takes another's.
+                let mine = self.some(Class::WORD).to(Scalar::I32);
+                let other = self.thread ^ (1 + self.random.below(31) as i32);
+                self.exchange.at([self.thread]).store(mine);
+                self.k.barrier();
+                let theirs = self.exchange.at([other]).load();
+                self.k.barrier();
+                theirs
+            }
+            _ => return,
+        };
+        self.values.push(made);
+    }
+
+    /// A condition, and whether it is alike in the block.
+    fn condition(&mut self, together: bool) -> (Val<'b>, bool) {
+        if together && self.random.below(2) == 0 {
+            let number = self.random.pick(&self.uniform.clone());
+            return (number.lt(self.random.below(3) as i32), true);
+        }
+        (self.bool(), false)
+    }
+
+    fn choice(&mut self) {
+        let together = self.depth == 0;
+        let k = self.k;
+        if self.random.below(3) == 0 {
+            let selector = self.some(Class::WORD).to(Scalar::I32) & 3;
+            let result = k
+                .switch(selector)
+                .case(0, || self.nested(false))
+                .case(2, || self.nested(false))
+                .default(|| self.nested(false));
+            self.values.push(result);
+            return;
+        }
+        let (condition, alike) = self.condition(together);
+        let this = std::cell::RefCell::new(&mut *self);
+        let result =
+            k.if_else(condition, || this.borrow_mut().nested(alike), || this.borrow_mut().nested(alike));
+        self.values.push(result);
+    }
+
+    fn counted(&mut self) {
+        let together = self.depth == 0;
+        let k = self.k;
+        let (high, alike) = match together && self.random.below(2) == 0 {
+            true => (k.i32(self.random.below(5) as i32), true),
+            false => (self.some(Class::WORD).to(Scalar::I32) & 3, false),
+        };
+        let low = k.i32(self.random.below(3) as i32 - 1);
+        let step = 1 + self.random.below(2) as i32;
+        let initial = self.some(Class::WORD).to(Scalar::I32);
+        let result = k.range(low, high).step(step).fold(initial, |count, carried| {
+            let known = self.values.len();
+            self.values.extend([count, carried]);
+            let next = self.nested(alike);
+            self.values.truncate(known);
+            next
+        });
+        self.values.push(result);
+    }
+
+    fn repeated(&mut self) {
+        let k = self.k;
+        let rounds = self.some(Class::WORD).to(Scalar::I32) & 3;
+        let initial = (k.i32(0), self.some(Class::WORD).to(Scalar::I32));
+        let (_, result) = k.while_(
+            initial,
+            |(count, _)| count.lt(rounds),
+            |(count, carried)| {
+                let known = self.values.len();
+                self.values.extend([count, carried]);
+                let next = self.nested(false);
+                self.values.truncate(known);
+                (count + 1, next)
+            },
+        );
+        self.values.push(result);
+    }
+}
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound.max(1) as u64) as usize
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())]
+    }
+
+    /// Bits for a number: a small one, a corner or any.
+    fn bits(&mut self, scalar: Scalar) -> u64 {
+        let any = self.next();
+        let bits = match self.below(4) {
+            0 => any,
+            1 if scalar.is_int() => {
+                [0, 1, scalar.mask(), scalar.mask() >> 1, (scalar.mask() >> 1) + 1][self.below(5)]
+            }
+            1 => from_f64(scalar, [0.0, -0.0, f64::INFINITY, f64::NAN, 1e-300, 1e300][self.below(6)]),
+            _ => from_f64(scalar, (any % 41) as f64 - 20.0 + if scalar.is_float() { 0.25 } else { 0.0 }),
+        };
+        bits & scalar.mask()
+    }
+}

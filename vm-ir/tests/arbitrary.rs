@@ -1,0 +1,36 @@
+//! Random kernels are valid, survive both forms, and run.
+
+use std::collections::HashSet;
+use vm_ir::arbitrary::{Options, kernel};
+use vm_ir::binary::{Lines, decode, encode};
+use vm_ir::interp::{Limits, run};
+use vm_ir::{Trust, text, validate};
+
+#[test]
+fn random_kernels_are_valid_and_run() {
+    let mut ops = HashSet::new();
+    for seed in 0..300 {
+        let options = Options { inexact: seed % 2 == 0, ..Options::default() };
+        let (module, mut launch) = kernel(seed, options);
+        let printed = text::print(&module);
+        let valid =
+            validate(module.clone(), Trust::Guest).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{printed}"));
+        assert_eq!(valid.kernels().len(), 1, "seed {seed}: the builder refused it");
+        assert_eq!(text::parse(&printed).as_ref(), Ok(&module), "seed {seed}");
+        assert_eq!(decode(&encode(&module, Lines::Strip)).as_ref(), Ok(&module), "seed {seed}");
+        module.kernels()[0].for_each_op(&mut |op| {
+            ops.insert(op.code);
+        });
+
+        let mut again = launch.clone();
+        run(&valid, &mut launch, &Limits::default())
+            .unwrap_or_else(|e| panic!("seed {seed}: {e}\n{printed}"));
+        run(&valid, &mut again, &Limits { races: false, ..Limits::default() }).unwrap();
+        assert_eq!(launch, again, "seed {seed} has two results");
+        assert_eq!(kernel(seed, options).0, module, "seed {seed} gives two kernels");
+    }
+    let missing: Vec<_> =
+        vm_ir::op::TABLE.iter().map(|row| row.opcode).filter(|op| !ops.contains(op)).collect();
+    // Ids and atomics that a random kernel has no use for, and what has no single result.
+    assert!(missing.len() <= 24, "never made: {missing:?}");
+}
