@@ -53,6 +53,13 @@ fn l1(l1: &mut L1) -> Result<()> {
     let again = l1.vm_service(&["release", &nvme.address], ANSWER)?;
     l1.prove(again.code == Some(1), "a second release, while the first's write is stuck, answers too")?;
 
+    // Neither does it keep anybody from looking: reading some attributes would wait for the stuck function's lock.
+    for look in [&["list", "--all"][..], &["info", &nvme.address], &["explain", &nvme.address]] {
+        let answer = l1.vm_service(look, ANSWER)?;
+        l1.prove(answer.code.is_some(), format!("{} answers while the unbind is stuck", look.join(" ")))?;
+        l1.figure(&format!("{} while an unbind is stuck", look[0]), answer.took.as_secs_f64(), "s");
+    }
+
     drop(holder);
     let released = wait_until("the release after the holder has gone", ANSWER, || {
         let released = l1.vm_service(&["release", &nvme.address], ANSWER).ok()?;
