@@ -68,7 +68,8 @@ fn paths_exist() {
             for word in span.split_whitespace() {
                 let word = word.trim_end_matches(['.', ',', ':', ';']);
                 let top = word.split('/').next().unwrap_or_default();
-                let ours = ["vm-ir", "vm-passthrough", "vm-service", "docs", "tests", "fuzz", ".ci"].contains(&top);
+                let ours =
+                    ["vm-ir", "vm-passthrough", "vm-service", "docs", "tests", "fuzz", ".ci"].contains(&top);
                 // The fuzzer's corpus is made where it runs.
                 if ours && word.contains('/') && !word.starts_with("fuzz/corpus/") {
                     assert!(root().join(word).exists(), "{} names {word}, which is gone", document.display());

@@ -62,7 +62,7 @@ impl fmt::Display for Holder {
 /// It looks only at what can be read without waiting for a process that is itself stuck: a process that has mapped
 /// a device and closed its file is not seen. What can't be read is passed over.
 pub fn holders(host: &Host, address: PciAddress) -> Vec<Holder> {
-    let nodes = Nodes::find(host, address);
+    let nodes = Nodes::find(host, address, |_| true);
     let mut found = nodes.stacked.clone();
     found.extend(mounts(host, &nodes));
     found.extend(processes(host, &nodes, address));
@@ -70,6 +70,32 @@ pub fn holders(host: &Host, address: PciAddress) -> Vec<Holder> {
     found.dedup();
     found.truncate(MAX_HOLDERS);
     found
+}
+
+/// The processes that use a function which is not being unbound: those that have a node of it open, or one of its BARs in
+/// sysfs. What is behind USB, and input devices, are left out: whoever reads a keyboard lets go of it when it is unplugged.
+pub(crate) fn users(host: &Host, address: PciAddress) -> Vec<Holder> {
+    let mut nodes = Nodes::find(host, address, |name| !is_unpluggable(name));
+    nodes.unbinding = false;
+    let device = host.pci_device(address);
+    let device = fs::canonicalize(&device).unwrap_or(device);
+    for index in 0..6 {
+        for suffix in ["", "_wc"] {
+            nodes.files.insert(device.join(format!("resource{index}{suffix}")), String::new());
+        }
+    }
+    let own = std::process::id();
+    let mut found = processes(host, &nodes, address);
+    found.retain(|holder| !matches!(holder, Holder::Process { pid, .. } if *pid == own));
+    found.sort();
+    found.dedup();
+    found
+}
+
+/// Whether a directory below a function has devices whose users let go of them when they are unplugged.
+fn is_unpluggable(name: &str) -> bool {
+    let is_number = |text: &str| text.starts_with(|first: char| first.is_ascii_digit());
+    name == "input" || name.strip_prefix("usb").is_some_and(is_number)
 }
 
 /// The device nodes of a function.
@@ -84,7 +110,8 @@ struct Nodes {
 }
 
 impl Nodes {
-    fn find(host: &Host, address: PciAddress) -> Self {
+    /// Finds them, except below directories whose name `enter` refuses.
+    fn find(host: &Host, address: PciAddress, enter: fn(&str) -> bool) -> Self {
         let device = host.pci_device(address);
         let mut nodes =
             Self { unbinding: device.exists() && !device.join("driver").exists(), ..Self::default() };
@@ -108,7 +135,7 @@ impl Nodes {
         let mut left = MAX_DIRECTORIES;
         // The link to the function is followed, none below it.
         for child in entries(&device) {
-            nodes.walk(host, &child, 1, &mut left);
+            nodes.walk(host, &child, 1, &mut left, enter);
         }
         nodes
     }
@@ -119,7 +146,18 @@ impl Nodes {
         self.unbinding && node.parent() == Some(&host.dev.join("vfio/devices")) && !node.exists()
     }
 
-    fn walk(&mut self, host: &Host, directory: &Path, depth: usize, left: &mut usize) {
+    fn walk(
+        &mut self,
+        host: &Host,
+        directory: &Path,
+        depth: usize,
+        left: &mut usize,
+        enter: fn(&str) -> bool,
+    ) {
+        let own = directory.file_name().unwrap_or_default();
+        if !enter(&own.to_string_lossy()) {
+            return;
+        }
         if depth > MAX_DEPTH || *left == 0 || !fs::symlink_metadata(directory).is_ok_and(|data| data.is_dir())
         {
             return;
@@ -132,7 +170,6 @@ impl Nodes {
         if let Ok(number) = fs::read_to_string(directory.join("dev")) {
             let text = fs::read_to_string(directory.join("uevent")).unwrap_or_default();
             let named = text.lines().find_map(|line| line.strip_prefix("DEVNAME="));
-            let own = directory.file_name().unwrap_or_default();
             let node = host.dev.join(named.map_or(Path::new(own), Path::new));
             for by in entries(&directory.join("holders")) {
                 let by = by.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -141,7 +178,7 @@ impl Nodes {
             self.files.insert(node, number.trim().to_owned());
         }
         for child in entries(directory) {
-            self.walk(host, &child, depth + 1, left);
+            self.walk(host, &child, depth + 1, left, enter);
         }
     }
 }

@@ -34,6 +34,8 @@ pub use ledger::{Ledger, LedgerEntry};
 pub use plan::{Plan, Refusal, Step, VFIO_DRIVER, is_vfio_driver};
 
 pub(crate) use act::{HeldClaim, Recovery, recover, release_persistent, take};
+pub(crate) use holders::users;
+pub(crate) use plan::{is_taken, leaves_dma_alone, leaves_group_viable};
 pub(crate) use sys::{read as read_attribute, write as write_attribute};
 
 /// How long one access to a function's drivers, and the wait for the ledger, may take by default.

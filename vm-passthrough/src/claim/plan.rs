@@ -17,6 +17,23 @@ pub fn is_vfio_driver(driver: &str) -> bool {
     driver == VFIO_DRIVER || driver.ends_with("_vfio_pci") || driver.ends_with("-vfio-pci")
 }
 
+/// Whether a group stays viable with this function left to its driver: it has none, or one that leaves DMA alone (Linux
+/// `driver_managed_dma`), or is a bridge to another bus.
+pub(crate) fn leaves_group_viable(function: &PciFunction) -> bool {
+    function.header_type != 0 || function.driver.as_deref().is_none_or(leaves_dma_alone)
+}
+
+/// Whether a driver leaves DMA alone.
+pub(crate) fn leaves_dma_alone(driver: &str) -> bool {
+    is_vfio_driver(driver) || matches!(driver, "pci-stub" | "pcieport")
+}
+
+/// Whether another member of `target`'s group is taken along with it: those of its slot, or all when the whole group is
+/// asked for. Bridges stay.
+pub(crate) fn is_taken(other: &PciFunction, target: PciAddress, with_group: bool) -> bool {
+    !other.is_bridge() && (with_group || other.address.same_slot(target))
+}
+
 /// One step of a [`Plan`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -132,22 +149,19 @@ impl Plan {
             .iter()
             .find(|function| function.address == target)
             .ok_or(Refusal::NoSuchFunction(target))?;
-        if is_bridge(function) {
+        if function.is_bridge() {
             return Err(Refusal::Bridge(target));
         }
         let group = function.iommu_group.ok_or(Refusal::NoIommuGroup(target))?;
 
-        let mut members: Vec<_> = functions
+        let (mut members, others): (Vec<_>, Vec<_>) = functions
             .iter()
-            .filter(|other| other.iommu_group == Some(group) && !is_bridge(other))
-            .filter(|other| options.with_group || other.address.same_slot(target))
-            .collect();
-        let others: Vec<_> = functions
-            .iter()
-            .filter(|other| other.iommu_group == Some(group) && !is_bridge(other))
-            .filter(|other| !options.with_group && !other.address.same_slot(target))
+            .filter(|other| other.iommu_group == Some(group))
+            .partition(|other| is_taken(other, target, options.with_group));
+        let others: Vec<_> = others
+            .into_iter()
+            .filter(|other| !leaves_group_viable(other))
             .filter_map(|other| Some((other.address, other.driver.clone()?)))
-            .filter(|(_, driver)| !is_vfio_driver(driver) && driver != "pci-stub")
             .collect();
         if !others.is_empty() {
             return Err(Refusal::GroupNotViable { address: target, group, others });
@@ -170,11 +184,6 @@ impl Plan {
         }
         Ok(Self { target, group, steps })
     }
-}
-
-/// Whether the function is a bridge, PCI to PCI or CardBus.
-fn is_bridge(function: &PciFunction) -> bool {
-    matches!(function.header_type, 1 | 2)
 }
 
 #[cfg(test)]
@@ -268,6 +277,14 @@ mod tests {
         variant.driver = Some("mlx5_vfio_pci".into());
         check(&[gpu.clone(), variant], false, Ok(&["unbind 0000:01:00.0 from nvidia, bind it to vfio-pci"]));
         check(&[bridge, gpu.clone()], false, Err("is a PCI bridge"));
+        // The host's own bridge is never taken; without a driver it is in nobody's way.
+        let mut host_bridge = function("0:1:2.0", Some(1), None);
+        host_bridge.class = PciClass(0x06_0000);
+        let alone: &[&str] = &["unbind 0000:01:00.0 from nvidia, bind it to vfio-pci"];
+        check(&[gpu.clone(), host_bridge.clone()], true, Ok(alone));
+        host_bridge.driver = Some("k10temp".into());
+        check(&[gpu.clone(), host_bridge.clone()], true, Err("0000:01:02.0 (k10temp)"));
+        check(&[host_bridge], true, Err("is a PCI bridge"));
         check(&[function("0:1:0.0", None, None)], false, Err("in no IOMMU group"));
         let mut physical = gpu.clone();
         physical.sriov = Some(Sriov::Physical { total_vfs: 8, num_vfs: 2 });

@@ -51,6 +51,12 @@ pub struct PciFunction {
 }
 
 impl PciFunction {
+    /// Whether it is a bridge to another bus, which VFIO refuses, or the host's own. A bridge in name only, like an NVSwitch,
+    /// is an endpoint.
+    pub fn is_bridge(&self) -> bool {
+        self.header_type != 0 || (self.class.base() == 0x06 && self.class.subclass() <= 0x01)
+    }
+
     /// The vendor's name from the PCI ID database.
     pub fn vendor_name(&self) -> Option<&'static str> {
         pci_ids::Vendor::from_id(self.ids.vendor).map(|vendor| vendor.name())

@@ -4,15 +4,11 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 
 use super::{BlockerCode, Case};
+use crate::claim::is_vfio_driver;
 use crate::files;
 
-/// Whether a driver is vfio-pci, or a variant of it for one kind of device (mlx5_vfio_pci …).
-pub(super) fn is_vfio(driver: &str) -> bool {
-    driver == "vfio-pci" || driver.ends_with("-vfio-pci") || driver.ends_with("_vfio_pci")
-}
-
 pub(super) fn judge(case: &mut Case<'_>) {
-    let bound = case.function.driver.as_deref().is_some_and(is_vfio);
+    let bound = case.function.driver.as_deref().is_some_and(is_vfio_driver);
     if !bound {
         driver(case);
         sysfs(case);
@@ -62,7 +58,7 @@ fn nodes(case: &mut Case<'_>) {
     let mut group = vec![dev.join("vfio/vfio")];
     let mut iommufd = vec![dev.join("iommu")];
     // Their own nodes are there only once vfio-pci has them.
-    if case.function.driver.as_deref().is_some_and(is_vfio) {
+    if case.function.driver.as_deref().is_some_and(is_vfio_driver) {
         group.extend(case.function.iommu_group.map(|number| dev.join(format!("vfio/{number}"))));
         for name in files::names(&dir.join("vfio-dev")).unwrap_or_default() {
             iommufd.push(dev.join("vfio/devices").join(name));

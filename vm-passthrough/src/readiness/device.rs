@@ -5,12 +5,6 @@ use crate::pci::config::{CAP_EXPRESS, HEADER_SIZE};
 use crate::pci::{self, BarKind, PciFunction, PowerState, Sriov};
 use crate::{PciAddress, files};
 
-/// Whether it is a bridge to another bus, which VFIO refuses, or the host's own. A bridge in name only, like an
-/// NVSwitch, is an endpoint.
-pub(super) fn is_bridge(function: &PciFunction) -> bool {
-    function.header_type != 0 || (function.class.base() == 0x06 && function.class.subclass() <= 0x01)
-}
-
 pub(super) fn bridge(case: &mut Case<'_>) {
     let function = &case.function;
     let evidence =

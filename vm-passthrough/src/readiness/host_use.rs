@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
-use super::{BlockerCode, Case, Severity, access, open_files};
+use super::{BlockerCode, Case, Severity};
+use crate::claim::{self, Holder, is_vfio_driver};
 use crate::files;
 use crate::pci::{BarKind, PciFunction};
 
@@ -37,7 +38,7 @@ fn boot_display(case: &mut Case<'_>, function: &PciFunction) {
             case.host.proc.display()
         ),
         // The boot display in name only: the host gave it up already.
-        (None, Some(driver)) if access::is_vfio(driver) => return,
+        (None, Some(driver)) if is_vfio_driver(driver) => return,
         (None, _) if !function.boot_display => return,
         (None, _) => format!("{} is 1", dir.join("boot_vga").display()),
     };
@@ -165,8 +166,15 @@ fn routes(case: &mut Case<'_>, function: &PciFunction) {
 
 fn in_use(case: &mut Case<'_>, function: &PciFunction, reported: &mut BTreeSet<(u32, PathBuf)>) {
     const MOST_SHOWN: usize = 5;
-    let mut open = open_files(case.host, function);
-    open.retain(|file| reported.insert((file.pid, file.path.clone())));
+    let mut pids = BTreeSet::new();
+    let mut open = claim::users(case.host, function.address);
+    open.retain(|user| match user {
+        Holder::Process { pid, file, .. } if reported.insert((*pid, file.clone())) => {
+            pids.insert(*pid);
+            true
+        }
+        _ => false,
+    });
     if open.is_empty() {
         return;
     }
@@ -174,7 +182,6 @@ fn in_use(case: &mut Case<'_>, function: &PciFunction, reported: &mut BTreeSet<(
     if open.len() > MOST_SHOWN {
         shown.push(format!("{} more", open.len() - MOST_SHOWN));
     }
-    let pids: BTreeSet<_> = open.iter().map(|file| file.pid).collect();
     let pids: Vec<_> = pids.iter().take(MOST_SHOWN).map(ToString::to_string).collect();
     case.add(
         BlockerCode::InUse,

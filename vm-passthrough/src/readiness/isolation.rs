@@ -1,7 +1,8 @@
 //! Whether the IOMMU keeps the function to its guest.
 
 use super::facts::CpuVendor;
-use super::{BlockerCode, Case, Severity, device, name};
+use super::{BlockerCode, Case, Severity, name};
+use crate::claim::leaves_group_viable;
 use crate::iommu::{self, InterruptRemapping, ReservedKind};
 use crate::{PciFunction, files};
 
@@ -50,19 +51,16 @@ fn no_iommu(case: &mut Case<'_>) {
     case.blocker(BlockerCode::NoIommu, evidence, remedy);
 }
 
-/// Drivers that leave DMA alone, so that the group stays viable (Linux `driver_managed_dma`).
-fn leaves_dma_alone(driver: &str) -> bool {
-    super::access::is_vfio(driver) || matches!(driver, "pci-stub" | "pcieport")
-}
-
 fn group(case: &mut Case<'_>) {
     let Some(number) = case.group.as_ref().map(|group| group.number) else { return };
     let dir = case.host.sys.join("kernel/iommu_groups").join(number.to_string()).join("devices");
     let mut neighbours = Vec::new();
     let mut in_the_way: Vec<(PciFunction, String)> = Vec::new();
-    for other in case.others.iter().filter(|other| !case.is_taken(other) && !device::is_bridge(other)) {
-        neighbours.push(other.address);
-        if let Some(driver) = other.driver.clone().filter(|driver| !leaves_dma_alone(driver)) {
+    for other in case.others.iter().filter(|other| !case.is_taken(other)) {
+        if !other.is_bridge() {
+            neighbours.push(other.address);
+        }
+        if let Some(driver) = other.driver.clone().filter(|_| !leaves_group_viable(other)) {
             in_the_way.push((other.clone(), driver));
         }
     }

@@ -23,17 +23,14 @@ mod facts;
 mod host_use;
 mod isolation;
 mod memory;
-mod open_files;
 
 use std::fmt;
 
 use facts::HostFacts;
 
-pub use open_files::{OpenFile, open_files};
-
 use crate::pci::{self, PciFunction, ScanError};
 use crate::vfio::IovaRange;
-use crate::{Host, PciAddress, iommu};
+use crate::{Host, PciAddress, claim, iommu};
 
 /// What is meant to be done with the function.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -274,7 +271,7 @@ struct Case<'a> {
 
 impl Case<'_> {
     fn judge(&mut self) {
-        if device::is_bridge(&self.function) {
+        if self.function.is_bridge() {
             device::bridge(self);
             return;
         }
@@ -294,8 +291,7 @@ impl Case<'_> {
 
     /// Whether another member of the group is given away too.
     fn is_taken(&self, other: &PciFunction) -> bool {
-        !device::is_bridge(other)
-            && (self.options.with_group || other.address.same_slot(self.function.address))
+        claim::is_taken(other, self.function.address, self.options.with_group)
     }
 
     fn blocker(&mut self, code: BlockerCode, evidence: String, remedy: String) {

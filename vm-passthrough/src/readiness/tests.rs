@@ -433,9 +433,20 @@ fn in_use() {
         };
         std::fs::create_dir_all(scene.sim.path("proc/4242/fd")).unwrap();
         std::os::unix::fs::symlink(node, scene.sim.path("proc/4242/fd/3")).unwrap();
-        for path in ["nvme/nvme0/nvme0n1/nvme0n1p1", "drm/card0", "accel/accel0"] {
-            let class = path.split('/').next().unwrap();
-            scene.sim.add_child(address(DISK), class, path, &[]).unwrap();
+        let directory = format!("sys/bus/pci/devices/{DISK}");
+        for (path, name) in [
+            ("nvme/nvme0", "nvme0"),
+            ("nvme/nvme0/nvme0n1", "nvme0n1"),
+            ("nvme/nvme0/nvme0n1/nvme0n1p1", "nvme0n1p1"),
+            ("drm/card0", "dri/card0"),
+            ("accel/accel0", "accel/accel0"),
+            ("sound/card1/controlC1", "snd/controlC1"),
+            ("sound/card1/input7/event7", "input/event7"),
+            ("input/input8/event8", "input/event8"),
+            ("usb1/1-1/1-1:1.0/0003:046D:C31C.0001/hidraw/hidraw0", "hidraw0"),
+        ] {
+            scene.sim.write(&format!("{directory}/{path}/dev"), "1:1\n").unwrap();
+            scene.sim.write(&format!("{directory}/{path}/uevent"), &format!("DEVNAME={name}\n")).unwrap();
         }
         scene.write(&format!("proc/driver/nvidia/gpus/{DISK}/information"), "Model: x\nDevice Minor: \t 2\n")
     };
@@ -445,13 +456,15 @@ fn in_use() {
         "dev/nvme0n1p1",
         "dev/dri/card0",
         "dev/accel/accel0",
+        "dev/snd/controlC1",
         "dev/nvidia2",
         "dev/vfio/1",
         "resource0",
     ] {
-        open(path).check(Code::InUse, Blocks, &[path, "open in pid 4242 (reader)"], &["kill 4242"]);
+        open(path).check(Code::InUse, Blocks, &["process 4242 (reader) has", path, "open"], &["kill 4242"]);
     }
-    for path in ["dev/nvme1", "dev/null", "dev/nvidia20", "config"] {
+    // Keyboards and the like let go when they are unplugged.
+    for path in ["dev/nvme1", "dev/null", "dev/nvidia20", "config", "dev/input/event8", "dev/hidraw0"] {
         assert_eq!(open(path).explain().blockers, [], "{path}");
     }
     let mut unchecked = open("dev/nvme0");

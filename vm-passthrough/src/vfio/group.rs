@@ -15,6 +15,7 @@ use super::failure::{nonsense, system};
 use super::interface::{DmaPermission, Mapping, Result, VfioError};
 use super::parse::{self, IommuInfo};
 use super::sys;
+use crate::claim::leaves_dma_alone;
 use crate::{Host, PciAddress};
 
 /// A container. It translates only while a group is in it; with the last group the Linux kernel drops all mappings.
@@ -250,11 +251,7 @@ fn not_viable(host: &Host, address: PciAddress, number: u32) -> String {
         let driver = std::fs::read_link(entry.path().join("driver")).ok();
         let driver =
             driver.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
-        if let Some(driver) = driver
-            && !driver.contains("vfio")
-            && driver != "pcieport"
-            && driver != "pci-stub"
-        {
+        if let Some(driver) = driver.filter(|driver| !leaves_dma_alone(driver)) {
             blockers.push(format!("{} (driver {driver})", entry.file_name().to_string_lossy()));
         }
     }

@@ -7,6 +7,7 @@ use super::device::VfioDevice;
 use super::interface::{Backend, Result, VfioError};
 use super::iommufd::device_node;
 use super::space::Space;
+use crate::claim::is_vfio_driver;
 use crate::{Host, PciAddress};
 
 /// The back end that can open all of `functions`, which are claimed: iommufd where the Linux kernel has it and gives
@@ -89,8 +90,7 @@ fn check_bound(host: &Host, address: PciAddress) -> Result<()> {
     }
     let driver = std::fs::read_link(directory.join("driver")).ok();
     match driver.as_deref().and_then(Path::file_name).and_then(|name| name.to_str()) {
-        // Variant drivers are called after the hardware, with `vfio` before `pci` (mlx5_vfio_pci, nvgrace_gpu_vfio_pci).
-        Some(name) if name.contains("vfio") => Ok(()),
+        Some(name) if is_vfio_driver(name) => Ok(()),
         Some(name) => unavailable(format!("the driver {name} has it; claim it first")),
         None => unavailable("no driver has it; claim it first, which binds vfio-pci".into()),
     }
