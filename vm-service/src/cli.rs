@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::util::SubscriberInitExt as _;
 use vm_passthrough::host::SysfsWriter;
+use vm_passthrough::readiness::BlockerCode;
 use vm_passthrough::{Host, PciAddress};
 
 use crate::{commands, limits};
@@ -99,6 +100,9 @@ pub struct ExplainArgs {
     /// Explain for giving away every function of its IOMMU group, also those of other devices
     #[arg(long)]
     pub with_group: bool,
+    /// Go on although this stands in the way; it is told as a warning
+    #[arg(long, value_enum, value_name = "CODE")]
+    pub accept: Vec<Accept>,
 }
 
 /// Arguments of `claim`.
@@ -110,6 +114,9 @@ pub struct ClaimArgs {
     /// Take every function of its IOMMU group, also those of other devices
     #[arg(long)]
     pub with_group: bool,
+    /// Go on although this stands in the way; it is told as a warning
+    #[arg(long, value_enum, value_name = "CODE")]
+    pub accept: Vec<Accept>,
 }
 
 /// Arguments of `release`.
@@ -141,6 +148,24 @@ pub struct RunArgs {
     /// Where the guest's serial console goes: stdio, none, or file=PATH
     #[arg(long, value_name = "WHERE", default_value = "stdio")]
     pub console: Console,
+    /// Go on although this stands in the way; it is told as a warning
+    #[arg(long, value_enum, value_name = "CODE")]
+    pub accept: Vec<Accept>,
+}
+
+/// A blocker that an operator may accept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Accept {
+    /// Nothing can reset the device: it may hold what its last user left, and keep what this guest leaves
+    NoReset,
+}
+
+impl From<&Accept> for BlockerCode {
+    fn from(accept: &Accept) -> Self {
+        match accept {
+            Accept::NoReset => Self::NoReset,
+        }
+    }
 }
 
 /// A VFIO back end, as it is said on the command line.

@@ -20,6 +20,14 @@ use crate::vfio::{AddressSpace, CONFIG_REGION, DeviceFile, MSI_IRQ, MSIX_IRQ, Re
 const MSI_VECTORS: u32 = 32;
 const MSIX_VECTORS: u32 = 2048;
 
+/// How a device is given to its guest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceOptions {
+    /// Whether it is given, and taken back, although none of its resets works or is proved. It then may hold what its last
+    /// user left there, and keep what this guest leaves.
+    pub without_reset: bool,
+}
+
 /// A PCI function behind VFIO, as a device of a guest.
 ///
 /// Until it is attached, and when the function is gone, the guest reads all ones and its writes are dropped.
@@ -28,6 +36,7 @@ pub struct VfioPciDevice {
     file: Arc<dyn DeviceFile>,
     space: Arc<dyn AddressSpace>,
     vmm: Arc<dyn Vmm>,
+    options: DeviceOptions,
     /// Sizes of the BARs by index.
     sizes: [u64; 6],
     /// Where the MSI-X table and pending bits are.
@@ -70,6 +79,19 @@ impl VfioPciDevice {
         space: Arc<dyn AddressSpace>,
         vmm: Arc<dyn Vmm>,
     ) -> Result<Arc<Self>, DeviceError> {
+        Self::with_options(file, space, vmm, DeviceOptions::default())
+    }
+
+    /// As [`new`](Self::new), with options.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn with_options(
+        file: Arc<dyn DeviceFile>,
+        space: Arc<dyn AddressSpace>,
+        vmm: Arc<dyn Vmm>,
+        options: DeviceOptions,
+    ) -> Result<Arc<Self>, DeviceError> {
         let config = read_config(&*file)?;
         let bars = bars::find(&*file, &config)?;
         let (msi_vectors, _) = vectors(&*file, MSI_IRQ, MSI_VECTORS)?;
@@ -98,6 +120,7 @@ impl VfioPciDevice {
             file,
             space,
             vmm,
+            options,
             sizes,
             msix,
             inner: Mutex::new(Inner { state, attached: None }),
@@ -144,8 +167,13 @@ impl VfioPciDevice {
     fn reset_function(&self) -> Result<()> {
         self.file.wake()?;
         self.quiesce()?;
-        let report = self.file.reset_and_prove()?;
-        tracing::debug!(device = %self.address(), ?report, "the device was reset");
+        match self.file.reset_and_prove() {
+            Ok(report) => tracing::debug!(device = %self.address(), ?report, "the device was reset"),
+            Err(error @ VfioError::Reset { .. }) if self.options.without_reset => {
+                tracing::warn!("{error} (accepted)");
+            }
+            Err(error) => return Err(error),
+        }
         self.quiesce()?;
         self.gone.store(false, Ordering::Relaxed);
         Ok(())

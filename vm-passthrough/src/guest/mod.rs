@@ -15,7 +15,7 @@ mod routes;
 mod state;
 pub(crate) mod sys;
 
-pub use device::VfioPciDevice;
+pub use device::{DeviceOptions, VfioPciDevice};
 #[cfg(feature = "sim")]
 pub use fuzz::fuzz_config_space;
 pub use interface::{DeviceError, MapId, MsiMessage, PassthroughDevice, RamRegion, RouteId, Vmm, VmmError};

@@ -45,6 +45,8 @@ pub struct ExplainOptions {
     pub with_group: bool,
     /// Whether to look through the open files of all processes.
     pub check_open_files: bool,
+    /// Blockers that whoever asks accepts: they are told as warnings. It changes nothing of what the Linux kernel refuses.
+    pub accept: Vec<BlockerCode>,
 }
 
 impl ExplainOptions {
@@ -66,6 +68,7 @@ impl ExplainOptions {
             physical_address_bits: None,
             with_group: false,
             check_open_files: true,
+            accept: Vec::new(),
         }
     }
 
@@ -310,6 +313,12 @@ impl Case<'_> {
     }
 
     fn into_readiness(mut self) -> Readiness {
+        for blocker in &mut self.found {
+            if blocker.severity == Severity::Blocker && self.options.accept.contains(&blocker.code) {
+                blocker.severity = Severity::Warning;
+                blocker.evidence += " (accepted)";
+            }
+        }
         let functions = self.taken().iter().map(|function| function.address).collect();
         self.found.sort_by_key(|blocker| blocker.severity);
         Readiness {

@@ -508,6 +508,9 @@ fn no_reset() {
     scene.check(Code::NoReset, Blocks, &["reset_method", "also reset 0000:01:03.0"], &["root port"]);
     let on_root_bus = SimFunction::nvme(address(DISK)).resets("");
     Scene::with(on_root_bus).check(Code::NoReset, Blocks, &["no port above"], &["newer Linux kernel"]);
+    let mut accepted = Scene::with(SimFunction::nvme(address(DISK)).resets(""));
+    accepted.options.accept = vec![Code::NoReset, Code::D3cold];
+    accepted.check(Code::NoReset, Warns, &["no port above", "(accepted)"], &["newer Linux kernel"]);
     for method in ["flr", "pm", "bus", "device_specific"] {
         assert_eq!(Scene::with(Scene::disk().resets(method)).explain().blockers, []);
     }

@@ -18,7 +18,7 @@ use crate::PciAddress;
 use crate::guest::sys::SharedMemory;
 use crate::vfio::{
     CONFIG_REGION, DeviceFile, DeviceInfo, IrqInfo, IrqTrigger, MSI_IRQ, MSIX_IRQ, Mapping, RegionInfo,
-    Result, VfioError,
+    ResetEvidence, ResetReport, Result, VfioError,
 };
 
 /// Something that a simulated device, address space or VMM does, and can be told to fail at.
@@ -26,6 +26,8 @@ use crate::vfio::{
 pub enum Fault {
     /// Resetting.
     Reset,
+    /// Proving that it was reset.
+    ResetRefuted,
     /// Mapping a BAR into this process.
     MapBar,
     /// Setting the triggers of vectors.
@@ -354,6 +356,14 @@ impl DeviceFile for SimDevice {
         inner.config = inner.initial.clone();
         inner.resets += 1;
         Ok(())
+    }
+
+    fn reset_and_prove(&self) -> Result<ResetReport> {
+        if self.lock().faults.contains(&Fault::ResetRefuted) {
+            return Err(VfioError::Reset { address: self.address, reason: "nothing was reset".into() });
+        }
+        self.reset()?;
+        Ok(ResetReport { method: None, evidence: ResetEvidence::LinuxReport })
     }
 
     fn set_at_rest(&self, at_rest: bool) {

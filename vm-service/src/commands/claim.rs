@@ -20,7 +20,8 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ClaimArgs) -> Result<(), Fai
     super::release::recover(&mut manager)?;
     let host = context.host.clone();
     // How much RAM a guest will have is not known yet.
-    let options = ExplainOptions { with_group: args.with_group, ..ExplainOptions::for_memory(0) };
+    let accept = args.accept.iter().map(Into::into).collect();
+    let options = ExplainOptions { with_group: args.with_group, accept, ..ExplainOptions::for_memory(0) };
     let readiness = Scan::of(&host)?.explain_one(args.address, &options)?;
     explain::require_ready(context, &[readiness])?;
     let options = ClaimOptions { persistent: true, with_group: args.with_group, ..ClaimOptions::default() };

@@ -22,6 +22,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ExplainArgs) -> Result<(), F
     let mut options =
         guest.as_ref().map_or_else(ExplainOptions::default, |guest| ExplainOptions::for_memory(guest.memory));
     options.with_group = args.with_group;
+    options.accept = args.accept.iter().map(Into::into).collect();
     let readiness: Vec<Readiness> = match (args.address, &guest) {
         (Some(address), _) => vec![scan.explain_one(address, &options)?],
         (None, Some(guest)) => guest

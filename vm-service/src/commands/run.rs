@@ -17,12 +17,12 @@ use vm_passthrough::vfio::Backend;
 use vm_passthrough::{PassthroughManager, PciAddress};
 
 use super::{Scan, explain, release};
-use crate::cli::{BackendArg, Context, Failure, RunArgs};
+use crate::cli::{Accept, BackendArg, Context, Failure, RunArgs};
 use crate::config::{GuestConfig, MAX_DEVICES};
 use crate::json::{self, Body};
 use crate::signals::StopSignals;
 use crate::vmm::{self, End, Machine, MachineOptions, OnReboot, Stop};
-use devices::Devices;
+use devices::{Devices, How};
 
 /// Boots a guest.
 ///
@@ -48,7 +48,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failu
 
     let mut devices = match config.devices.is_empty() {
         true => None,
-        false => Some(Devices::new(ready_manager(context, &config, args.with_group)?)),
+        false => Some(Devices::new(ready_manager(context, &config, args)?)),
     };
     let (console, service) = console::open(&args.console, context.json, &stop).map_err(Failure::failed)?;
     let on_reboot = if args.no_reboot { OnReboot::End } else { OnReboot::Restart };
@@ -58,7 +58,10 @@ pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failu
     let claim = ClaimOptions { with_group: args.with_group, ..ClaimOptions::default() };
     let backend = args.backend.map(Backend::from);
     let attached = match &mut devices {
-        Some(devices) => devices.attach(&config.devices, &claim, backend, &mut machine, &stop),
+        Some(devices) => {
+            let how = How { claim, backend, without_reset: args.accept.contains(&Accept::NoReset) };
+            devices.attach(&config.devices, &how, &mut machine, &stop)
+        }
         None => Ok(()),
     };
     let startup = started.elapsed();
@@ -142,13 +145,15 @@ fn report(
 fn ready_manager(
     context: &mut Context<'_>,
     config: &GuestConfig,
-    with_group: bool,
+    args: &RunArgs,
 ) -> Result<PassthroughManager, Failure> {
     let host = context.host.clone();
     let mut manager = PassthroughManager::with_host(host.clone()).map_err(Failure::failed)?;
     release::recover(&mut manager)?;
     let scan = Scan::of(&host)?;
-    let options = ExplainOptions { with_group, ..ExplainOptions::for_memory(config.memory) };
+    let accept = args.accept.iter().map(Into::into).collect();
+    let options =
+        ExplainOptions { with_group: args.with_group, accept, ..ExplainOptions::for_memory(config.memory) };
     let readiness = config
         .devices
         .iter()

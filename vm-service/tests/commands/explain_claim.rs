@@ -168,3 +168,24 @@ fn a_captured_tree_is_only_read() {
     }
     assert_eq!(drivers.writes(), []);
 }
+
+#[test]
+fn a_device_without_reset_is_for_those_who_accept_it() {
+    let sim = SimHost::new().expect("a simulated host");
+    sim.add_driver("nvme").expect("a driver");
+    sim.add(&SimFunction::nvme(address("0000:02:00.0")).group(7).driver("nvme").resets(""))
+        .expect("a function");
+    let host = SimDrivers::new(&sim).host();
+    for command in ["explain", "claim"] {
+        let got = vm_service(&host, &format!("{command} 0000:02:00.0"));
+        assert_eq!(got.exit, 3, "{command}: {} {}", got.out, got.err);
+    }
+    let got = vm_service(&host, "explain 0000:02:00.0 --accept no-reset");
+    assert_eq!(got.exit, 0, "{} {}", got.out, got.err);
+    assert!(got.out.contains("warning no-reset"), "{}", got.out);
+    let got = vm_service(&host, "claim 0000:02:00.0 --accept no-reset");
+    assert_eq!(got.exit, 0, "{} {}", got.out, got.err);
+    assert_eq!(sim.driver_of(address("0000:02:00.0")).as_deref(), Some("vfio-pci"));
+    let got = vm_service(&host, "explain 0000:02:00.0 --accept group-not-viable");
+    assert_eq!(got.exit, 2, "{}", got.err);
+}

@@ -1,7 +1,7 @@
 //! Attach, reset, detach: their order, and what is left when a part fails.
 
 use super::*;
-use crate::guest::placement;
+use crate::guest::{DeviceOptions, placement};
 use crate::sim::Fault;
 use crate::vfio::{MSIX_IRQ, VfioError};
 
@@ -212,4 +212,26 @@ fn a_device_is_at_rest_unless_the_guest_uses_it() {
     use_it(&rig);
     rig.device.detach().unwrap();
     assert!(rig.sim.is_at_rest());
+}
+
+#[test]
+fn a_device_without_reset_is_given_only_to_those_who_accept_it() {
+    let rig = Rig::with(builder(&config(4), 4, false));
+    rig.sim.fail(Fault::ResetRefuted);
+    let error = rig.device.attach().unwrap_err().to_string();
+    assert!(error.contains("was not reset"), "{error}");
+    let options = DeviceOptions { without_reset: true };
+    let device =
+        VfioPciDevice::with_options(rig.sim.clone(), rig.space.clone(), rig.vmm.clone(), options).unwrap();
+    device.attach().unwrap();
+    device.config_write(4, &[6, 0]);
+    assert_eq!(rig.hardware16(4) & 0b110, 0b110);
+    device.reset().unwrap();
+    assert_eq!(rig.hardware16(4) & 0b110, 0, "it is quiet all the same");
+    device.detach().unwrap();
+    assert_nothing_left(&rig);
+    // What is no matter of resets is not accepted.
+    rig.sim.heal();
+    rig.sim.fail(Fault::Reset);
+    assert!(device.attach().is_err());
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vm_passthrough::claim::ClaimOptions;
-use vm_passthrough::guest::VfioPciDevice;
+use vm_passthrough::guest::{DeviceOptions, VfioPciDevice};
 use vm_passthrough::manager::ManagerError;
 use vm_passthrough::vfio::{
     self, Backend, DeviceFile, IrqTrigger, MSI_IRQ, MSIX_IRQ, Presence, REQ_IRQ, Space, VfioDevice, VfioError,
@@ -15,6 +15,16 @@ use vm_passthrough::{PassthroughManager, PciAddress};
 use super::watch::{self, Watch, Watched};
 use crate::limits;
 use crate::vmm::{Machine, Stop};
+
+/// How devices are taken.
+#[derive(Debug)]
+pub(super) struct How {
+    pub(super) claim: ClaimOptions,
+    /// `None` for the best that there is.
+    pub(super) backend: Option<Backend>,
+    /// Whether a device is given to the guest although nothing resets it.
+    pub(super) without_reset: bool,
+}
 
 /// How long each step took for one device.
 #[derive(Clone, Copy, Debug)]
@@ -56,8 +66,7 @@ impl Devices {
     pub(super) fn attach(
         &mut self,
         addresses: &[PciAddress],
-        options: &ClaimOptions,
-        backend: Option<Backend>,
+        how: &How,
         machine: &mut Machine,
         stop: &Stop,
     ) -> Result<(), String> {
@@ -68,7 +77,7 @@ impl Devices {
             let covered = self.manager.claims().iter().any(|claim| claim.addresses().contains(&address));
             let (claimed, claim) = timed(|| match covered {
                 true => Ok(()),
-                false => self.manager.claim(address, options).map(drop),
+                false => self.manager.claim(address, &how.claim).map(drop),
             });
             claimed.map_err(|error| error.to_string())?;
             tracing::info!("{address} claimed in {:.1} ms", claim.as_secs_f64() * 1e3);
@@ -86,7 +95,7 @@ impl Devices {
             return Ok(());
         }
         let host = self.manager.host().clone();
-        let space = vfio::open_space(&host, addresses, backend).map_err(|error| error.to_string())?;
+        let space = vfio::open_space(&host, addresses, how.backend).map_err(|error| error.to_string())?;
         self.space = Some(space.clone());
         let mut watched = Vec::new();
         let mut vectors = 0;
@@ -100,7 +109,8 @@ impl Devices {
                 watched.push(watch_over(&file)?);
                 vectors += vectors_of(&*file).map_err(|error| error.to_string())?;
                 limits::check_vectors(vectors)?;
-                VfioPciDevice::new(file, space.clone(), machine.vmm())
+                let options = DeviceOptions { without_reset: how.without_reset };
+                VfioPciDevice::with_options(file, space.clone(), machine.vmm(), options)
                     .map_err(|error| format!("{address}: {error}"))
             });
             let opened = opened?;
