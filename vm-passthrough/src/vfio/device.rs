@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rustix::io::{Errno, pread, pwrite};
 use vfio_bindings::bindings::vfio as uapi;
@@ -40,6 +40,8 @@ struct Inner {
     /// One bit for each interrupt index that has triggers.
     triggered: AtomicU32,
     identity: OnceLock<[u8; 8]>,
+    /// That opening it reset it, until anything is done with it.
+    reset_by_open: Mutex<Option<ResetReport>>,
     // The order matters: the file is closed before the seat is given up.
     file: OwnedFd,
     seat: Seat,
@@ -57,7 +59,13 @@ pub enum Presence {
 }
 
 impl VfioDevice {
-    pub(super) fn open(address: PciAddress, file: OwnedFd, seat: Seat) -> Result<Self> {
+    /// `reset` is what shows that opening it reset it.
+    pub(super) fn open(
+        address: PciAddress,
+        file: OwnedFd,
+        seat: Seat,
+        reset: Option<ResetReport>,
+    ) -> Result<Self> {
         let name = address.to_string();
         let info = match query(&file, &name) {
             Ok(info) => info,
@@ -71,7 +79,10 @@ impl VfioDevice {
         let regions = (0..info.regions).map(|_| OnceLock::new()).collect();
         let triggered = AtomicU32::new(0);
         let identity = OnceLock::new();
-        let inner = Arc::new(Inner { address, name, info, regions, triggered, identity, file, seat });
+        // Where the Linux kernel could not reset it, it says so here.
+        let reset_by_open = Mutex::new(reset.filter(|_| info.reset));
+        let inner =
+            Arc::new(Inner { address, name, info, regions, triggered, identity, reset_by_open, file, seat });
         let device = Self { inner };
         device.wake()?;
         let identity = device.read_identity()?;
@@ -96,6 +107,11 @@ impl VfioDevice {
         };
         drop(file);
         seat.leave()
+    }
+
+    /// What shows that opening it reset it, if nothing was done with it since. Once.
+    pub(super) fn take_reset_by_open(&self) -> Option<ResetReport> {
+        self.inner.reset_by_open.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// The address space that it is in.
@@ -279,6 +295,9 @@ impl DeviceFile for VfioDevice {
 
     fn write(&self, region: u32, offset: u64, data: &[u8]) -> Result<()> {
         let start = self.locate(region, offset, data.len())?;
+        if !is_quieting(region, offset, data) {
+            self.take_reset_by_open();
+        }
         let mut done = 0;
         while let Some(rest) = data.get(done..).filter(|rest| !rest.is_empty()) {
             let position = start + done as u64;
@@ -302,6 +321,7 @@ impl DeviceFile for VfioDevice {
             return Err(out());
         }
         let position = start.checked_add(offset).ok_or_else(out)?;
+        self.take_reset_by_open();
         let keep: Arc<dyn Any + Send + Sync> = self.inner.clone();
         let mapped = sys::MappedRegion::new(self.file(), position, len, info.readable, info.writable, keep);
         mapped
@@ -371,6 +391,7 @@ impl DeviceFile for VfioDevice {
     }
 
     fn reset(&self) -> Result<()> {
+        self.take_reset_by_open();
         reset::reset_once(self)
     }
 
@@ -394,6 +415,16 @@ impl DeviceFile for VfioDevice {
     }
 }
 
+/// Whether a write only turns decoding, DMA and interrupts off, in the Command register (PCI Local Bus 3.0, 6.2.2): there
+/// is nothing then that a reset would undo.
+fn is_quieting(region: u32, offset: u64, data: &[u8]) -> bool {
+    const COMMAND: u64 = 4;
+    const INTX_DISABLE: u16 = 1 << 10;
+    let command = data.try_into().map(u16::from_le_bytes);
+    (region, offset) == (uapi::VFIO_PCI_CONFIG_REGION_INDEX, COMMAND)
+        && command.is_ok_and(|command| command & !INTX_DISABLE == 0)
+}
+
 /// The bit of an interrupt index in the set of those that have triggers. There are at most 32 indexes.
 fn bit(index: u32) -> u32 {
     1u32.checked_shl(index).unwrap_or(0)
@@ -403,7 +434,23 @@ fn bit(index: u32) -> u32 {
 mod tests {
     use proptest::prelude::*;
 
-    use super::piece;
+    use super::{is_quieting, piece, uapi};
+
+    #[test]
+    fn only_writes_that_turn_things_off_are_quieting() {
+        fn check(region: u32, offset: u64, data: &[u8], expect: bool) {
+            assert_eq!(is_quieting(region, offset, data), expect, "{region} {offset:#x} {data:?}");
+        }
+        let config = uapi::VFIO_PCI_CONFIG_REGION_INDEX;
+        check(config, 4, &[0, 4], true);
+        check(config, 4, &[0, 0], true);
+        check(config, 4, &[4, 0], false);
+        check(config, 4, &[2, 4], false);
+        check(config, 4, &[0], false);
+        check(config, 4, &[0; 4], false);
+        check(config, 6, &[0, 0], false);
+        check(0, 4, &[0, 0], false);
+    }
 
     #[test]
     fn accesses_are_naturally_aligned() {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::device::VfioDevice;
 use super::interface::{Backend, Result, VfioError};
 use super::iommufd::device_node;
+use super::reset;
 use super::space::Space;
 use crate::claim::is_vfio_driver;
 use crate::{Host, PciAddress};
@@ -66,8 +67,8 @@ pub fn open_space(host: &Host, functions: &[PciAddress], backend: Option<Backend
 pub fn open_device(host: &Host, address: PciAddress, space: &Arc<Space>) -> Result<Arc<VfioDevice>> {
     check_bound(host, address)?;
     let group = iommu_group(host, address)?;
-    let (file, seat) = space.join(address, group)?;
-    VfioDevice::open(address, file, seat).map(Arc::new)
+    let ((file, seat), reset) = reset::watch_open(host, address, || space.join(address, group))?;
+    VfioDevice::open(address, file, seat, reset).map(Arc::new)
 }
 
 /// The number of a function's IOMMU group.

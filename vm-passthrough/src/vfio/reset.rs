@@ -24,6 +24,11 @@
 //! registers (or a Linux kernel in lockdown mode, which forbids such writes, or a process without the rights) leaves
 //! only the Linux kernel's word: [`ResetEvidence::LinuxReport`].
 //!
+//! # The reset that opening makes
+//! The Linux kernel resets a function when it is opened, by the first of its methods, or when it leaves D3hot for that. A
+//! marker that is put in before and gone afterwards proves that as well, and as long as nothing was done with the function
+//! since, it counts: a second reset would only cost the 100 ms that an FLR takes, or the second that a bus reset takes.
+//!
 //! This proves that the reset reached the function's config logic, which is what an FLR, a transition through D3hot and a
 //! bus reset have in common. It does not prove that firmware behind it, in a GPU's microcontrollers for instance, is in
 //! its first state; only the device's driver can tell.
@@ -87,6 +92,9 @@ pub(super) fn ladder(host: &Host, device: &VfioDevice) -> Result<ResetReport> {
     for index in [INTX_IRQ, MSI_IRQ, MSIX_IRQ] {
         device.disable_irqs(index)?;
     }
+    if let Some(report) = device.take_reset_by_open() {
+        return Ok(report);
+    }
     let mut failures = Vec::new();
     let mut patience = PATIENCE;
     let methods = Methods::read(host, address);
@@ -128,6 +136,29 @@ pub(super) fn ladder(host: &Host, device: &VfioDevice) -> Result<ResetReport> {
             Err(VfioError::Reset { address, reason })
         }
     }
+}
+
+/// Opens a function, and tells whether it is shown that this reset it.
+pub(super) fn watch_open<T>(
+    host: &Host,
+    address: PciAddress,
+    open: impl FnOnce() -> Result<T>,
+) -> Result<(T, Option<ResetReport>)> {
+    let marker = Marker::put(host, address);
+    let opened = open();
+    let report = marker.and_then(|marker| match (&opened, marker.is_gone()) {
+        (Ok(_), Ok(true)) => {
+            let evidence = ResetEvidence::Register(marker.register);
+            // Which method it was can't be known.
+            Some(ResetReport { method: None, evidence })
+        }
+        (_, Ok(false)) => {
+            marker.undo();
+            None
+        }
+        (Err(_), Ok(true)) | (_, Err(_)) => None,
+    });
+    Ok((opened?, report))
 }
 
 fn name(method: Option<ResetMethod>) -> String {

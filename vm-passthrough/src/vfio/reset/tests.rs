@@ -183,3 +183,24 @@ fn reset_methods_are_read_and_put_back() {
     );
     check(Some("teleport bus\n"), &[None, Some(Bus)]);
 }
+
+#[test]
+fn opening_counts_as_a_reset_only_when_the_marker_is_gone() {
+    let fake = Fake::new(&config(&[MSIX_OFF]));
+    let (_, report) = watch_open(&fake.host, fake.address, || Ok(())).unwrap();
+    assert_eq!(report, None);
+    assert_eq!(fake.read(), config(&[MSIX_OFF]), "the marker was taken back");
+
+    let (_, report) = watch_open(&fake.host, fake.address, || Ok(fake.write(&config(&[MSIX_OFF])))).unwrap();
+    let evidence = ResetEvidence::Register("MSI-X Function Mask");
+    assert_eq!(report, Some(ResetReport { method: None, evidence }));
+
+    // A function that was not opened keeps nothing of it.
+    let refused = || Err(VfioError::Lost { address: fake.address, reason: "gone".into() });
+    watch_open::<()>(&fake.host, fake.address, refused).unwrap_err();
+    assert_eq!(fake.read(), config(&[MSIX_OFF]));
+
+    // One without a register for a marker shows nothing.
+    let fake = Fake::new(&config(&[PM_CAPABILITY]));
+    assert_eq!(watch_open(&fake.host, fake.address, || Ok(())).unwrap().1, None);
+}
