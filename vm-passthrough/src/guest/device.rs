@@ -3,7 +3,9 @@
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use super::config::express::{DEVICE_CONTROL, DEVICE_CONTROL_RESET};
 use super::config::header::{BARS, COMMAND, COMMAND_INTX_DISABLE, COMMAND_MASTER, COMMAND_MEMORY};
@@ -19,6 +21,11 @@ use crate::vfio::{AddressSpace, CONFIG_REGION, DeviceFile, MSI_IRQ, MSIX_IRQ, Re
 /// Most vectors of MSI (PCI Express Base 6.0, 7.7.1) and of MSI-X (7.7.2).
 const MSI_VECTORS: u32 = 32;
 const MSIX_VECTORS: u32 = 2048;
+/// How long an access that is under way may take when the device is to be attached, stopped, reset or detached. The
+/// Linux kernel ends an access to a device that does not answer within far less; a reset may be under way too.
+const ACCESS_DEADLINE: Duration = if cfg!(test) { Duration::from_secs(2) } else { Duration::from_secs(30) };
+/// How often it is looked whether the access has ended.
+const ACCESS_POLL: Duration = Duration::from_millis(1);
 
 /// How a device is given to its guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -131,6 +138,21 @@ impl VfioPciDevice {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As [`lock`](Self::lock), for what must end even when a vCPU is stuck in an access to the device.
+    fn lock_in_time(&self) -> Result<MutexGuard<'_, Inner>, DeviceError> {
+        let until = Instant::now() + ACCESS_DEADLINE;
+        loop {
+            match self.inner.try_lock() {
+                Ok(inner) => return Ok(inner),
+                Err(TryLockError::Poisoned(inner)) => return Ok(inner.into_inner()),
+                Err(TryLockError::WouldBlock) if Instant::now() < until => sleep(ACCESS_POLL),
+                Err(TryLockError::WouldBlock) => {
+                    return Err(DeviceError::Stuck { deadline: ACCESS_DEADLINE });
+                }
+            }
+        }
     }
 
     /// Notes where BARs decode, for [`PassthroughDevice::find_bar`].
@@ -331,7 +353,7 @@ impl PassthroughDevice for VfioPciDevice {
     }
 
     fn attach(&self) -> Result<(), DeviceError> {
-        let mut inner = self.lock();
+        let mut inner = self.lock_in_time()?;
         if inner.attached.is_none() {
             inner.state.config.reset();
             inner.state.table.reset();
@@ -341,7 +363,7 @@ impl PassthroughDevice for VfioPciDevice {
     }
 
     fn stop(&self) -> Result<(), DeviceError> {
-        let mut inner = self.lock();
+        let mut inner = self.lock_in_time()?;
         if inner.attached.is_none() {
             return Ok(());
         }
@@ -350,7 +372,7 @@ impl PassthroughDevice for VfioPciDevice {
     }
 
     fn detach(&self) -> Result<(), DeviceError> {
-        let mut inner = self.lock();
+        let mut inner = self.lock_in_time()?;
         let Some(Attached { ram, told }) = inner.attached.take() else { return Ok(()) };
         let stopped = self.clear_and_reset(&mut inner.state);
         inner.state.forget_mappings();
@@ -459,7 +481,7 @@ impl PassthroughDevice for VfioPciDevice {
     }
 
     fn reset(&self) -> Result<(), DeviceError> {
-        let mut inner = self.lock();
+        let mut inner = self.lock_in_time()?;
         if inner.attached.is_none() { Ok(()) } else { self.clear_and_reset(&mut inner.state) }
     }
 }

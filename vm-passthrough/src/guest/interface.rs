@@ -108,6 +108,15 @@ pub enum DeviceError {
         /// Length in bytes.
         len: usize,
     },
+    /// An access to the device does not end.
+    #[error(
+        "an access of the guest to the device did not end within {deadline:?}: the device or the Linux kernel is stuck in \
+         it; look at the Linux kernel's log"
+    )]
+    Stuck {
+        /// How long was waited.
+        deadline: std::time::Duration,
+    },
     /// The device failed.
     #[error(transparent)]
     Device(#[from] VfioError),

@@ -163,6 +163,11 @@ impl SimDeviceBuilder {
 }
 
 impl SimDevice {
+    /// Makes every access of the device wait until what this answers is dropped.
+    pub fn hold(&self) -> impl Sized + '_ {
+        self.lock()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,7 +1,7 @@
 //! Attach, reset, detach: their order, and what is left when a part fails.
 
 use super::*;
-use crate::guest::{DeviceOptions, placement};
+use crate::guest::{DeviceError, DeviceOptions, placement};
 use crate::sim::Fault;
 use crate::vfio::{MSIX_IRQ, VfioError};
 
@@ -234,4 +234,29 @@ fn a_device_without_reset_is_given_only_to_those_who_accept_it() {
     rig.sim.heal();
     rig.sim.fail(Fault::Reset);
     assert!(device.attach().is_err());
+}
+
+#[test]
+fn a_stuck_access_does_not_hold_up_the_end() {
+    let rig = Rig::with(builder(&config(4), 4, false));
+    rig.device.attach().unwrap();
+    let hold = rig.sim.hold();
+    let locks = || format!("{:?}", rig.device).matches("<locked>").count();
+    let before = locks();
+    std::thread::scope(|scope| {
+        // Byte 6 of the header, the status, is read from the device.
+        let access = scope.spawn(|| rig.device.config_read(6, &mut [0; 2]));
+        let patience = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while locks() == before && std::time::Instant::now() < patience {
+            std::thread::yield_now();
+        }
+        let refused = [rig.device.detach(), rig.device.reset(), rig.device.stop()];
+        assert!(!access.is_finished());
+        drop(hold);
+        for refused in refused {
+            assert!(matches!(refused, Err(DeviceError::Stuck { .. })), "{refused:?}");
+        }
+    });
+    rig.device.detach().unwrap();
+    assert_nothing_left(&rig);
 }

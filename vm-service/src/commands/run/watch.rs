@@ -7,7 +7,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use vm_passthrough::PciAddress;
@@ -17,6 +17,9 @@ use crate::vmm::Stop;
 
 /// How often devices are asked whether they are there.
 const INTERVAL: Duration = Duration::from_secs(2);
+
+/// How long asking devices may take when the watch is to end.
+const DEADLINE: Duration = Duration::from_secs(5);
 
 /// A device to watch.
 pub(super) struct Watched {
@@ -58,6 +61,16 @@ impl Watch {
         if let Err(error) = rustix::io::write(&self.end, &1u64.to_ne_bytes()) {
             tracing::error!(%error, "the watch over the devices can't be ended");
             return Vec::new();
+        }
+        let until = Instant::now() + DEADLINE;
+        while !self.thread.is_finished() {
+            if Instant::now() >= until {
+                tracing::error!(
+                    "the thread that watches the devices is stuck in asking one whether it is there"
+                );
+                return Vec::new();
+            }
+            std::thread::sleep(Duration::from_millis(1));
         }
         self.thread.join().unwrap_or_else(|_| {
             tracing::error!("the thread that watches the devices panicked");
