@@ -191,7 +191,11 @@ fn opening_counts_as_a_reset_only_when_the_marker_is_gone() {
     assert_eq!(report, None);
     assert_eq!(fake.read(), config(&[MSIX_OFF]), "the marker was taken back");
 
-    let (_, report) = watch_open(&fake.host, fake.address, || Ok(fake.write(&config(&[MSIX_OFF])))).unwrap();
+    let reset = || {
+        fake.write(&config(&[MSIX_OFF]));
+        Ok(())
+    };
+    let (_, report) = watch_open(&fake.host, fake.address, reset).unwrap();
     let evidence = ResetEvidence::Register("MSI-X Function Mask");
     assert_eq!(report, Some(ResetReport { method: None, evidence }));
 
