@@ -1,0 +1,121 @@
+//! What a target supports: for each op and type, whether it is native, expanded or rejected. It can be asked
+//! before anything is compiled, and the code generators themselves go by it.
+//!
+//! ```
+//! use vm_ir::{Scalar, op::Opcode};
+//! use vm_jit::{Target, legal::{Support, support}};
+//!
+//! let turing: Target = "ptx:sm_75".parse()?;
+//! let hopper: Target = "ptx:sm_90a".parse()?;
+//! assert_eq!(support(&hopper, Opcode::Add, Scalar::Bf16, Scalar::Bf16), Support::Native);
+//! assert!(matches!(support(&turing, Opcode::Add, Scalar::Bf16, Scalar::Bf16), Support::Expanded(_)));
+//! # Ok::<(), vm_jit::UnknownTarget>(())
+//! ```
+
+use crate::reject::{Reject, RejectKind};
+use crate::target::Target;
+use std::fmt;
+use vm_ir::op::{Opcode, Shape};
+use vm_ir::types::Class;
+use vm_ir::{Kernel, Module, Scalar};
+
+/// How a target does an op on a type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Support {
+    /// By an instruction, or by none.
+    Native,
+    /// By several; the text says how.
+    Expanded(&'static str),
+    /// Not at all; the text is the reject's code.
+    Rejected(&'static str),
+}
+
+impl fmt::Display for Support {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Support::Native => f.write_str("native"),
+            Support::Expanded(how) => write!(f, "expanded: {how}"),
+            Support::Rejected(code) => write!(f, "rejected: {code}"),
+        }
+    }
+}
+
+/// How `target` does `op` on values of type `ty`. For a conversion, `ty` is what it converts from and `to`
+/// what to; elsewhere `to` is ignored. For an op on memory, `ty` is the element.
+pub fn support(target: &Target, op: Opcode, ty: Scalar, to: Scalar) -> Support {
+    match target {
+        Target::Ptx(options) => crate::target::ptx::support(options, op, ty, to),
+    }
+}
+
+/// The types that an op may be asked about: pairs of what it works on and, for a conversion, what it gives.
+pub fn types_of(op: Opcode) -> Vec<(Scalar, Scalar)> {
+    let same = |class: Class| class.scalars().map(|s| (s, s)).collect::<Vec<_>>();
+    match op.shape() {
+        Shape::Unary(c) | Shape::Binary(c) | Shape::Ternary(c) | Shape::Compare(c) | Shape::Reduce(c) => {
+            same(c)
+        }
+        Shape::AtomicRmw(c) => same(c),
+        Shape::AtomicCas => same(Class::WORD),
+        Shape::AtomicLoad | Shape::AtomicStore => same(Class::WORD_ARITH),
+        Shape::Const | Shape::Select | Shape::Splat | Shape::Make | Shape::Extract | Shape::Insert => {
+            same(Class::REGISTER)
+        }
+        Shape::Bitcast | Shape::Load | Shape::Store | Shape::LoadUniform | Shape::Shuffle => {
+            same(Class::DATA)
+        }
+        Shape::Convert(from, to, width) => from
+            .scalars()
+            .flat_map(|f| to.scalars().map(move |t| (f, t)))
+            .filter(|(f, t)| {
+                f != t
+                    && match width {
+                        vm_ir::op::Width::Any => true,
+                        vm_ir::op::Width::Wider => t.bits() > f.bits(),
+                        vm_ir::op::Width::Narrower => t.bits() < f.bits(),
+                    }
+            })
+            .collect(),
+        Shape::Vote | Shape::Ballot | Shape::If => same(Class::BOOL),
+        Shape::Id32 => vec![(Scalar::I32, Scalar::I32)],
+        Shape::Id64 | Shape::Extent => vec![(Scalar::I64, Scalar::I64)],
+        Shape::For => same(Class::WORD),
+        Shape::Switch => same(Class::INT),
+        Shape::Sync | Shape::While => Vec::new(),
+    }
+}
+
+/// The scalars by which an op of a valid kernel is looked up: what it works on, and what it gives.
+pub(crate) fn key(kernel: &Kernel, op: &vm_ir::module::Op) -> (Scalar, Scalar) {
+    let to = op.result().map(|v| kernel.type_of(v).scalar());
+    let from = match op.place.filter(|_| op.code.shape().place() != vm_ir::op::PlaceRule::WholeView) {
+        Some(place) => kernel.place(place).map(|(_, element)| element),
+        None if matches!(op.code.shape(), Shape::Shuffle) => {
+            op.operands.first().map(|v| kernel.type_of(*v).scalar())
+        }
+        None => op.operands.last().map(|v| kernel.type_of(*v).scalar()),
+    };
+    let from = from.or(to).unwrap_or(Scalar::I32);
+    (from, to.unwrap_or(from))
+}
+
+/// Everything in a module for which `target` would reject it, without compiling it. Empty if it compiles.
+pub fn rejects(module: &Module, target: &Target) -> Vec<Reject> {
+    module.kernels().iter().flat_map(|kernel| kernel_rejects(kernel, target)).collect()
+}
+
+pub(crate) fn kernel_rejects(kernel: &Kernel, target: &Target) -> Vec<Reject> {
+    let mut found = Vec::new();
+    let head = match target {
+        Target::Ptx(options) => crate::target::ptx::head_rejects(options, kernel),
+    };
+    found.extend(head.into_iter().map(|kind| Reject::new(kernel, kernel.line().0, kind)));
+    kernel.for_each_op(&mut |op| {
+        let (ty, to) = key(kernel, op);
+        if let Support::Rejected(_) = support(target, op.code, ty, to) {
+            let kind = RejectKind::Op { target: target.to_string(), op: op.code.mnemonic(), ty };
+            found.push(Reject::new(kernel, op.line.0, kind));
+        }
+    });
+    found
+}

@@ -1,0 +1,71 @@
+//! Compiles validated kernels. This crate knows no device and no driver.
+//!
+//! ```text
+//! ValidModule ─▶ legal (what the target rejects) ─▶ range (what need not be checked) ─▶ target::* ─▶ Artifact
+//!                                                                                    cache ◀──────────┘
+//! ```
+//!
+//! * [`compile`] makes an [`Artifact`]: code, entry symbols, and where arguments go.
+//! * [`legal`] says how a target does each op on each type, before anything is compiled.
+//! * [`target`] has one module for each target.
+//! * [`cache`] keeps what was compiled, in memory and on disk, for many processes at once.
+//!
+//! After validation a compiler fails only with a declared [`Reject`]: it never panics.
+//!
+//! ```
+//! use vm_ir::{Trust, text, validate};
+//! use vm_jit::{Target, compile};
+//!
+//! let module = text::parse(
+//!     "vir 1
+//!      kernel @twice(@x: view<f32, [?], readwrite>) at 0x1000 block(256) {
+//!        %i = global_id.x : i64
+//!        %a = load @x[%i] : f32
+//!        %b = add %a, %a : f32
+//!        store @x[%i], %b
+//!      }",
+//! )?;
+//! let module = validate(module, Trust::Guest)?;
+//! let artifact = compile(&module, &"ptx:sm_90a".parse::<Target>()?)?;
+//! assert_eq!(artifact.entries[0].params.bytes, 16);
+//! assert!(artifact.text().unwrap().contains(".target sm_90a"));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # A guest's kernel
+//!
+//! It is made safe by checks in the code. An access to a view is done under a predicate that its indices are
+//! in bounds, an index into a shared array is clamped, shared memory is zeroed, and loops count their rounds
+//! and look at a stop word. [`range`] proves most of them away: indices from loops that run to an extent,
+//! from an `if` that compares with one, from thread numbers; loops that are known to be short.
+
+pub mod artifact;
+pub mod cache;
+pub mod legal;
+pub mod range;
+mod reject;
+pub mod target;
+
+pub use artifact::{Artifact, Entry, Format, Guard, ParamLayout, Slot};
+pub use reject::{Reject, RejectKind, Rejected};
+pub use target::{Target, UnknownTarget};
+
+use vm_ir::ValidModule;
+
+/// Of code that is not the same for the same input any more; it is part of cache keys.
+pub const VERSION: u32 = 1;
+
+/// Compiles a module.
+///
+/// # Errors
+///
+/// Everything in it that the target rejects, as [`legal::rejects`] lists it.
+pub fn compile(module: &ValidModule, target: &Target) -> Result<Artifact, Rejected> {
+    let rejects = legal::rejects(module, target);
+    if !rejects.is_empty() {
+        return Err(Rejected(rejects));
+    }
+    Ok(match target {
+        Target::Ptx(options) => target::ptx::write(module, options, target.to_string()),
+    })
+}

@@ -1,0 +1,325 @@
+//! What is known of integers: an interval, a power of two that divides them, and how far below an extent of a
+//! view they are. It decides which bounds checks of a guest's kernel are needed, how wide vectors can be
+//! loaded, and which loops are short.
+//!
+//! One walk over the kernel in order. A value's fact is found from its operands' when it is defined. Inside
+//! an `if` or a loop it is narrowed by the condition that leads there, and the old fact comes back behind it.
+//! Pure ops that repeat an earlier one count as that one, so that what a condition says of `i + 4` holds for
+//! the `i + 4` of the access. What a loop carries is not followed: nothing but its type is known of it.
+
+mod fact;
+mod transfer;
+
+pub use fact::{Below, Fact};
+
+use std::collections::HashMap;
+use vm_ir::module::{Op, ParamKind, Place, Region};
+use vm_ir::op::{Opcode, PlaceRule, Shape};
+use vm_ir::view::Dim;
+use vm_ir::{Kernel, Value};
+
+/// Which lanes of an access are known to be in bounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lanes {
+    /// All of them.
+    All,
+    /// All or none: the first decides.
+    Together,
+    /// Each may be in or out by itself.
+    Each,
+}
+
+/// What is known of an access to a view or to a shared array.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// For each index but the last: is it in bounds?
+    pub outer: Vec<bool>,
+    /// The same for the last, with all lanes.
+    pub lanes: Lanes,
+    /// The index in the last dimension is a multiple of 2 to this.
+    pub shift: u32,
+}
+
+/// What is known of a `for`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loop {
+    /// The most rounds that it can take.
+    pub rounds: u64,
+    /// Exactly so many, if that is known.
+    pub exact: Option<u64>,
+    /// The step is known to be at least 1.
+    pub steps_up: bool,
+    /// The upper bound plus this many steps does not overflow the count's type.
+    pub room: u64,
+}
+
+/// What the walk found.
+#[derive(Debug, Default)]
+pub struct Ranges {
+    accesses: HashMap<*const Op, Access>,
+    loops: HashMap<*const Op, Loop>,
+    facts: HashMap<*const Op, Vec<Fact>>,
+}
+
+impl Ranges {
+    /// Looks at a kernel of a valid module.
+    pub fn of(kernel: &Kernel) -> Ranges {
+        let mut walk = Walk {
+            kernel,
+            ranges: Ranges::default(),
+            facts: kernel.values().iter().map(|v| Fact::of_type(v.ty.scalar())).collect(),
+            canon: (0..kernel.values().len() as u32).collect(),
+            defs: vec![None; kernel.values().len()],
+            numbers: HashMap::new(),
+            undo: Vec::new(),
+        };
+        for param in kernel.params() {
+            if let ParamKind::Scalar { value, range: Some((low, high)) } = param.kind {
+                walk.facts[value.index()] = Fact::between(i128::from(low), i128::from(high));
+            }
+        }
+        walk.region(kernel.body());
+        walk.ranges
+    }
+
+    /// What is known of the place of a load, store or atomic; nothing of any other op.
+    pub fn access(&self, op: &Op) -> Option<&Access> {
+        self.accesses.get(&std::ptr::from_ref(op))
+    }
+
+    /// What is known of a `for`.
+    pub fn loop_of(&self, op: &Op) -> Option<&Loop> {
+        self.loops.get(&std::ptr::from_ref(op))
+    }
+
+    /// What is known of the operands of a division or a shift where it stands.
+    pub fn operand(&self, op: &Op, index: usize) -> Option<&Fact> {
+        self.facts.get(&std::ptr::from_ref(op))?.get(index)
+    }
+}
+
+/// An op that repeats an earlier one with the same of these gives the same.
+type Number = (Opcode, [u8; 2], Option<Place>, Vec<u32>, Vec<u64>, vm_ir::Type);
+
+enum Undo {
+    Fact(u32, Fact),
+    Number(Number),
+}
+
+struct Walk<'k> {
+    kernel: &'k Kernel,
+    ranges: Ranges,
+    /// By canonical value.
+    facts: Vec<Fact>,
+    /// The first value that is always equal.
+    canon: Vec<u32>,
+    defs: Vec<Option<&'k Op>>,
+    numbers: HashMap<Number, u32>,
+    undo: Vec<Undo>,
+}
+
+impl<'k> Walk<'k> {
+    fn fact(&self, value: Value) -> &Fact {
+        &self.facts[self.canon[value.index()] as usize]
+    }
+
+    fn set(&mut self, value: Value, fact: Fact) {
+        let at = self.canon[value.index()];
+        let old = std::mem::replace(&mut self.facts[at as usize], fact);
+        self.undo.push(Undo::Fact(at, old));
+    }
+
+    fn scoped(&mut self, run: impl FnOnce(&mut Self)) {
+        let start = self.undo.len();
+        run(self);
+        while self.undo.len() > start {
+            match self.undo.pop() {
+                Some(Undo::Fact(at, old)) => self.facts[at as usize] = old,
+                Some(Undo::Number(number)) => {
+                    self.numbers.remove(&number);
+                }
+                None => {}
+            }
+        }
+    }
+
+    fn region(&mut self, region: &'k Region) {
+        for op in &region.ops {
+            self.op(op);
+        }
+    }
+
+    fn op(&mut self, op: &'k Op) {
+        match op.code.shape() {
+            Shape::If => {
+                let mut yields = Vec::new();
+                for (region, holds) in op.regions.iter().zip([true, false]) {
+                    self.scoped(|walk| {
+                        walk.learn(op.operands[0], holds, 0);
+                        walk.region(region);
+                        yields.push(walk.facts_of(&region.yields));
+                    });
+                }
+                self.join(&op.results, &yields);
+            }
+            Shape::Switch => {
+                let mut yields = Vec::new();
+                for region in &op.regions {
+                    self.scoped(|walk| {
+                        walk.region(region);
+                        yields.push(walk.facts_of(&region.yields));
+                    });
+                }
+                self.join(&op.results, &yields);
+            }
+            Shape::For => self.for_loop(op),
+            Shape::While => {
+                let [condition, body] = &op.regions[..] else { return };
+                self.scoped(|walk| {
+                    walk.region(condition);
+                    // What the condition computed is not the body's to see.
+                    walk.scoped(|walk| {
+                        if let Some(value) = condition.yields.first() {
+                            walk.learn(*value, true, 0);
+                        }
+                        walk.region(body);
+                    });
+                });
+            }
+            _ => self.plain(op),
+        }
+    }
+
+    fn facts_of(&self, values: &[Value]) -> Vec<Fact> {
+        values.iter().map(|v| self.fact(*v).clone()).collect()
+    }
+
+    fn join(&mut self, results: &[Value], yields: &[Vec<Fact>]) {
+        for (i, result) in results.iter().enumerate() {
+            let mut facts = yields.iter().filter_map(|y| y.get(i));
+            if let Some(first) = facts.next() {
+                let joined = facts.fold(first.clone(), |a, b| a.join(b));
+                self.set(*result, joined);
+            }
+        }
+    }
+
+    fn for_loop(&mut self, op: &'k Op) {
+        let [low, high, step] = [0, 1, 2].map(|i| self.fact(op.operands[i]).clone());
+        let limit = self.kernel.type_of(op.operands[0]).scalar().mask() as i128 >> 1;
+        let least = step.low.max(1);
+        let rounds = |low: i128, high: i128, step: i128| {
+            if high > low { u64::try_from((high - low - 1) / step + 1).unwrap_or(u64::MAX) } else { 0 }
+        };
+        let most = if step.high < 1 { 0 } else { rounds(low.low, high.high, least) };
+        let exact = match (low.constant(), high.constant(), step.constant()) {
+            (Some(low), Some(high), Some(step)) => Some(if step < 1 { 0 } else { rounds(low, high, step) }),
+            _ => None,
+        };
+        let room = (limit - high.high.min(limit)) / step.high.max(1);
+        let facts = Loop {
+            rounds: most,
+            exact,
+            steps_up: step.low >= 1,
+            room: u64::try_from(room).unwrap_or(u64::MAX),
+        };
+        self.ranges.loops.insert(std::ptr::from_ref(op), facts);
+        let body = &op.regions[0];
+        self.scoped(|walk| {
+            let mut count = Fact::between(low.low, (high.high - 1).max(low.low));
+            count.shift = low.shift.min(step.shift);
+            count.below = high.below.iter().map(|b| Below { offset: b.offset - 1, ..*b }).collect();
+            walk.set(body.args[0], count);
+            walk.region(body);
+        });
+    }
+
+    fn plain(&mut self, op: &'k Op) {
+        if op.code.shape().place() != PlaceRule::None && op.code != Opcode::Extent {
+            self.access(op);
+        }
+        let Some(result) = op.result() else { return };
+        self.defs[result.index()] = Some(op);
+        let ty = self.kernel.type_of(result);
+        if ty.is_vector() {
+            return;
+        }
+        if op.code.shape().effect() == vm_ir::op::Effect::Pure && op.code != Opcode::Clock {
+            let operands = op.operands.iter().map(|v| self.canon[v.index()]).collect();
+            let number = (op.code, op.attrs, op.place, operands, op.immediates.clone(), ty);
+            if let Some(earlier) = self.numbers.get(&number) {
+                self.canon[result.index()] = *earlier;
+            } else {
+                self.numbers.insert(number.clone(), result.index() as u32);
+                self.undo.push(Undo::Number(number));
+            }
+        }
+        if self.canon[result.index()] as usize == result.index() {
+            let fact = self.transfer(op, ty.scalar());
+            self.set(result, fact);
+        }
+        if matches!(op.code.shape(), Shape::Binary(_)) && ty.scalar().is_int() {
+            let guarded = matches!(
+                op.code,
+                Opcode::DivS
+                    | Opcode::DivU
+                    | Opcode::RemS
+                    | Opcode::RemU
+                    | Opcode::Shl
+                    | Opcode::ShrS
+                    | Opcode::ShrU
+                    | Opcode::Rotl
+            );
+            if guarded {
+                let facts = self.facts_of(&op.operands);
+                self.ranges.facts.insert(std::ptr::from_ref(op), facts);
+            }
+        }
+    }
+
+    fn access(&mut self, op: &Op) {
+        let Some(place) = op.place else { return };
+        let Some((rank, _)) = self.kernel.place(place) else { return };
+        let Some(value) = op.result().or(op.operands.last().copied()) else { return };
+        let lanes = i128::from(self.kernel.type_of(value).lanes());
+        let last = rank - 1;
+        let within = |dimension: usize, lanes: i128| {
+            let fact = self.fact(op.operands[dimension]);
+            let fixed = match place {
+                Place::View(view) => match self.kernel.view(view).map(|v| v.dims[dimension]) {
+                    Some(Dim::Fixed(extent)) => Some(extent),
+                    _ => None,
+                },
+                Place::Shared(array) => {
+                    self.kernel.shared().get(usize::from(array)).map(|s| u64::from(s.dims[dimension]))
+                }
+            };
+            let below = match place {
+                Place::View(view) => fact.below.iter().any(|b| {
+                    b.view == view && usize::from(b.dimension) == dimension && i128::from(b.offset) <= -lanes
+                }),
+                Place::Shared(_) => false,
+            };
+            fact.low >= 0 && (below || fixed.is_some_and(|extent| fact.high <= i128::from(extent) - lanes))
+        };
+        let outer = (0..last).map(|dimension| within(dimension, 1)).collect();
+        let shift = self.fact(op.operands[last]).shift;
+        let multiple = match place {
+            Place::View(view) => match self.kernel.view(view).map(|v| v.dims[last]) {
+                Some(Dim::Fixed(extent)) => extent.trailing_zeros(),
+                Some(Dim::Any { multiple }) => multiple.trailing_zeros(),
+                None => 0,
+            },
+            Place::Shared(_) => 0,
+        };
+        let lanes_shift = (lanes as u32).trailing_zeros();
+        let lanes = if within(last, lanes) {
+            Lanes::All
+        } else if shift >= lanes_shift && multiple >= lanes_shift {
+            Lanes::Together
+        } else {
+            Lanes::Each
+        };
+        self.ranges.accesses.insert(std::ptr::from_ref(op), Access { outer, lanes, shift });
+    }
+}

@@ -1,0 +1,104 @@
+//! What a target does not compile, said in a code and a place.
+
+use std::fmt;
+use vm_ir::{GuestAddr, Kernel, Scalar};
+
+/// Why a target does not compile a kernel.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RejectKind {
+    /// The target has no way to do this op on this type.
+    #[error("{target} has no `{op}` of {ty}; compute in another type")]
+    Op {
+        /// The target.
+        target: String,
+        /// The op.
+        op: &'static str,
+        /// The type.
+        ty: Scalar,
+    },
+    /// The shared arrays need more than one block can have.
+    #[error("the shared arrays take {needed} bytes, a block on {target} has {available}; make them smaller")]
+    SharedMemory {
+        /// The target.
+        target: String,
+        /// Bytes of all shared arrays.
+        needed: u64,
+        /// Bytes that one block can have.
+        available: u64,
+    },
+    /// The parameters take more bytes than a launch can pass.
+    #[error("the parameters take {needed} bytes, a launch passes {available}; split the kernel")]
+    Parameters {
+        /// Bytes of all parameters.
+        needed: u32,
+        /// Bytes that a launch can pass.
+        available: u32,
+    },
+    /// The driver is too old for the target.
+    #[error("{target} needs {needed}, the driver takes {available} at most; update the driver")]
+    Version {
+        /// The target.
+        target: String,
+        /// What it needs.
+        needed: String,
+        /// What there is.
+        available: String,
+    },
+}
+
+impl RejectKind {
+    /// A code that scripts may rely on.
+    pub fn code(&self) -> &'static str {
+        match self {
+            RejectKind::Op { .. } => "unsupported-op",
+            RejectKind::SharedMemory { .. } => "shared-memory",
+            RejectKind::Parameters { .. } => "parameters",
+            RejectKind::Version { .. } => "driver-too-old",
+        }
+    }
+}
+
+/// One reason for which a target does not compile a kernel, with its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reject {
+    /// The kernel.
+    pub kernel: String,
+    /// Where in the guest it came from.
+    pub guest: GuestAddr,
+    /// The line of the op or of the kernel; 0 if unknown.
+    pub line: u32,
+    /// Why.
+    pub kind: RejectKind,
+}
+
+impl Reject {
+    pub(crate) fn new(kernel: &Kernel, line: u32, kind: RejectKind) -> Reject {
+        Reject { kernel: kernel.name().to_owned(), guest: kernel.guest_address(), line, kind }
+    }
+}
+
+impl fmt::Display for Reject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "kernel @{} (guest {})", self.kernel, self.guest)?;
+        if self.line != 0 {
+            write!(f, ", line {}", self.line)?;
+        }
+        write!(f, ": {} [{}]", self.kind, self.kind.code())
+    }
+}
+
+/// Every reason for which a target does not compile a module; at least one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rejected(pub Vec<Reject>);
+
+impl fmt::Display for Rejected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, reject) in self.0.iter().enumerate() {
+            write!(f, "{}{reject}", if i == 0 { "" } else { "\n" })?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Rejected {}

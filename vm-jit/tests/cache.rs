@@ -1,0 +1,163 @@
+//! The cache: hits, damage, bounds, many writers.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use vm_ir::{Trust, ValidModule, text, validate};
+use vm_jit::cache::{Cache, CacheOptions, Key};
+use vm_jit::{Target, compile};
+
+fn module(trust: Trust, number: u32) -> ValidModule {
+    let text = format!(
+        "vir 1\nkernel @k(@x: view<i32, [?], write>) at 0x1000 block(32) {{\n  %i = global_id.x : i64\n  \
+         %a = const {number} : i32\n  store @x[%i], %a\n}}\n"
+    );
+    validate(text::parse(&text).unwrap(), trust).unwrap()
+}
+
+fn target(text: &str) -> Target {
+    text.parse().unwrap()
+}
+
+fn open(folder: &Path, disk_bytes: u64) -> Cache {
+    let options = CacheOptions { folder: Some(folder.to_owned()), disk_bytes, ..CacheOptions::default() };
+    Cache::open(&options).unwrap()
+}
+
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let files = fs::read_dir(folder).unwrap().map(|e| e.unwrap().path());
+    files.filter(|p| p.extension().is_some_and(|e| e == "entry")).collect()
+}
+
+#[test]
+fn finds_in_memory_and_on_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let (module, target) = (module(Trust::Guest, 1), target("ptx:sm_90a"));
+    let cache = open(folder.path(), 1 << 20);
+    let first = cache.compile(&module, &target).unwrap();
+    assert_eq!(first, compile(&module, &target).unwrap());
+    assert_eq!(cache.compile(&module, &target).unwrap(), first);
+    assert_eq!((cache.statistics().misses, cache.statistics().memory_hits), (1, 1));
+    let again = open(folder.path(), 1 << 20);
+    assert_eq!(again.compile(&module, &target).unwrap(), first);
+    assert_eq!((again.statistics().disk_hits, again.statistics().misses), (1, 0));
+}
+
+#[test]
+fn every_part_of_the_key_counts() {
+    let mut keys = std::collections::HashSet::new();
+    let mut lines = target("ptx:sm_80");
+    let Target::Ptx(options) = &mut lines;
+    options.source = Some("a.vir".to_owned());
+    let mut old = target("ptx:sm_80");
+    let Target::Ptx(options) = &mut old;
+    options.max_version = Some(vm_jit::target::ptx::Version::new(7, 1));
+    for target in [target("ptx:sm_80"), target("ptx:sm_86"), lines, old] {
+        for module in [module(Trust::Guest, 1), module(Trust::Guest, 2), module(Trust::Trusted, 1)] {
+            for product in ["artifact", "cubin"] {
+                assert!(keys.insert(Key::new(&module, &target, product)));
+            }
+        }
+    }
+}
+
+#[test]
+fn damaged_entries_are_discarded() {
+    let (module, target) = (module(Trust::Guest, 1), target("ptx:sm_90a"));
+    let damage: [fn(&mut Vec<u8>); 6] = [
+        |bytes| bytes.clear(),
+        |bytes| bytes.truncate(bytes.len() / 2),
+        |bytes| bytes.push(0),
+        |bytes| bytes[0] ^= 1,
+        |bytes| bytes[20] ^= 1,
+        |bytes| *bytes.last_mut().unwrap() ^= 1,
+    ];
+    for damage in damage {
+        let folder = tempfile::tempdir().unwrap();
+        let good = open(folder.path(), 1 << 20).compile(&module, &target).unwrap();
+        let path = entries(folder.path()).remove(0);
+        let mut bytes = fs::read(&path).unwrap();
+        damage(&mut bytes);
+        fs::write(&path, bytes).unwrap();
+        let cache = open(folder.path(), 1 << 20);
+        assert_eq!(cache.compile(&module, &target).unwrap(), good);
+        assert_eq!(cache.statistics().discarded, 1);
+        // It was written anew.
+        assert_eq!(
+            open(folder.path(), 1 << 20).get(&Key::new(&module, &target, "artifact")).unwrap()[..],
+            good.to_bytes()
+        );
+    }
+}
+
+#[test]
+fn a_link_is_not_followed() {
+    let folder = tempfile::tempdir().unwrap();
+    let key = Key::new(&module(Trust::Guest, 1), &target("ptx:sm_90a"), "artifact");
+    let path = folder.path().join(format!("{key}.entry"));
+    std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
+    assert_eq!(open(folder.path(), 1 << 20).get(&key), None);
+    assert!(!path.exists());
+}
+
+#[test]
+fn size_is_bounded() {
+    let folder = tempfile::tempdir().unwrap();
+    let bound = 64 << 10;
+    let cache = open(folder.path(), bound);
+    let keys: Vec<Key> =
+        (0..100).map(|n| Key::new(&module(Trust::Guest, n), &target("ptx:sm_90a"), "artifact")).collect();
+    for key in &keys {
+        cache.put(key, vec![7; 4000]);
+        let total: u64 = entries(folder.path()).iter().map(|p| p.metadata().unwrap().len()).sum();
+        assert!(total <= bound, "{total}");
+    }
+    assert!(entries(folder.path()).len() > 8);
+    let last = open(folder.path(), bound).get(keys.last().unwrap());
+    assert_eq!(last.unwrap()[..], [7; 4000]);
+    // What is larger than the whole cache is not kept.
+    cache.put(&keys[0], vec![7; 100_000]);
+    assert!(!folder.path().join(format!("{}.entry", keys[0])).metadata().is_ok_and(|m| m.len() > bound));
+}
+
+#[test]
+fn many_writers_and_readers() {
+    let folder = tempfile::tempdir().unwrap();
+    let keys: Vec<Key> =
+        (0..20).map(|n| Key::new(&module(Trust::Guest, n), &target("ptx:sm_90a"), "artifact")).collect();
+    std::thread::scope(|scope| {
+        for worker in 0..6u8 {
+            let (folder, keys) = (folder.path(), &keys);
+            scope.spawn(move || {
+                // Each its own cache, as another process would have.
+                let cache = open(folder, 24 << 10);
+                for round in 0..60usize {
+                    let at = (round * 7 + usize::from(worker)) % keys.len();
+                    if let Some(found) = open(folder, 24 << 10).get(&keys[at]) {
+                        assert_eq!(found[..], vec![at as u8; 2000]);
+                    }
+                    cache.put(&keys[at], vec![at as u8; 2000]);
+                    assert_eq!(cache.statistics().discarded, 0);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_folder_that_cannot_be_made_is_an_error() {
+    let options = CacheOptions { folder: Some("/proc/none/cache".into()), ..CacheOptions::default() };
+    assert!(Cache::open(&options).is_err());
+}
+
+#[test]
+fn any_bytes_are_an_artifact_or_none() {
+    let bytes = compile(&module(Trust::Guest, 1), &target("ptx:sm_90a")).unwrap().to_bytes();
+    for cut in 0..bytes.len() {
+        assert_eq!(vm_jit::Artifact::from_bytes(&bytes[..cut]), None);
+    }
+    for at in 0..bytes.len() {
+        let mut changed = bytes.clone();
+        changed[at] ^= 0xff;
+        let _ = vm_jit::Artifact::from_bytes(&changed);
+    }
+}

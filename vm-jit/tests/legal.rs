@@ -1,0 +1,154 @@
+//! The legalisation table: it agrees with what is compiled, and rejections have a code and a place.
+
+use vm_ir::op::{Opcode, TABLE};
+use vm_ir::{Module, Scalar, Trust, text, validate};
+use vm_jit::legal::{Support, rejects, support, types_of};
+use vm_jit::target::ptx::{Arch, Options, Version};
+use vm_jit::{Target, compile};
+
+fn on(arch: &str, op: Opcode, from: Scalar, to: Scalar) -> String {
+    support(&format!("ptx:{arch}").parse().unwrap(), op, from, to).to_string()
+}
+
+#[test]
+fn answers() {
+    use Opcode::*;
+    use Scalar::*;
+    let check = |arch, op, from, to, wanted: &str| {
+        let found = on(arch, op, from, to);
+        assert!(found.starts_with(wanted), "{arch} {op} {from} {to}: {found}");
+    };
+    check("sm_70", Add, F32, F32, "native");
+    check("sm_70", Add, Bf16, Bf16, "expanded: in f32");
+    check("sm_80", Add, Bf16, Bf16, "expanded: as one fused");
+    check("sm_90a", Add, Bf16, Bf16, "native");
+    check("sm_75", Min, F16, F16, "expanded");
+    check("sm_80", Min, F16, F16, "native");
+    check("sm_75", WarpAdd, I32, I32, "expanded: five shuffles");
+    check("sm_80", WarpAdd, I32, I32, "native");
+    check("sm_80", FpConv, F32, F8E4M3, "expanded: on the bits");
+    check("sm_89", FpConv, F32, F8E4M3, "native");
+    check("sm_120", Exp, F64, F64, "rejected: unsupported-op");
+    check("sm_120", Sqrt, F64, F64, "native");
+    check("sm_90", DivS, I32, I32, "expanded");
+}
+
+/// A newer architecture has all that an older one has.
+#[test]
+fn newer_is_no_worse() {
+    let rank = |s: Support| match s {
+        Support::Native => 2,
+        Support::Expanded(_) => 1,
+        Support::Rejected(_) => 0,
+    };
+    let archs = ["sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"];
+    for row in TABLE {
+        for (from, to) in types_of(row.opcode) {
+            let ranks = archs.map(|a| {
+                let target: Target = format!("ptx:{a}").parse().unwrap();
+                rank(support(&target, row.opcode, from, to))
+            });
+            assert!(ranks.is_sorted(), "{} {from} {to}: {ranks:?}", row.mnemonic);
+        }
+    }
+}
+
+fn module(body: &str) -> Module {
+    text::parse(&format!("vir 1\nkernel @k(@x: view<f64, [?], readwrite>) at 0x42 block(32) {{\n{body}}}\n"))
+        .unwrap()
+}
+
+#[test]
+fn rejections_have_places() {
+    let module = module("  %i = global_id.x : i64\n  %a = load @x[%i] : f64\n  %b = tanh %a : f64\n");
+    let target: Target = "ptx:sm_90a".parse().unwrap();
+    let found = rejects(&module, &target);
+    assert_eq!(found.len(), 1);
+    assert_eq!((found[0].line, found[0].guest.0, found[0].kind.code()), (5, 0x42, "unsupported-op"));
+    let valid = validate(module, Trust::Guest).unwrap();
+    assert_eq!(compile(&valid, &target).unwrap_err().0, found);
+}
+
+#[test]
+fn an_old_driver() {
+    let valid = validate(module(""), Trust::Guest).unwrap();
+    for arch in Arch::all() {
+        let mut options = Options::new(arch);
+        options.max_version = Some(Version::of_driver(11_040));
+        let found = compile(&valid, &Target::Ptx(options.clone()));
+        match arch.first_version() <= Version::new(7, 4) {
+            true => assert!(found.unwrap().text().unwrap().contains(".version 7.4")),
+            false => assert_eq!(found.unwrap_err().0[0].kind.code(), "driver-too-old"),
+        }
+        // The oldest version that names it is enough.
+        options.max_version = Some(arch.first_version());
+        compile(&valid, &Target::Ptx(options)).unwrap();
+    }
+}
+
+#[test]
+fn target_names() {
+    for arch in Arch::all() {
+        let text = format!("ptx:{arch}");
+        assert_eq!(text.parse::<Target>().unwrap().to_string(), text);
+    }
+    assert!("sm_90".parse::<Target>().unwrap_err().to_string().contains("ptx:sm_90a"));
+    assert!("ptx:sm_61".parse::<Target>().unwrap_err().to_string().contains("sm_70"));
+}
+
+/// The table in docs/jit.md: what is not native everywhere, ops that are alike together.
+fn table() -> String {
+    use std::fmt::Write;
+    let archs = ["sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"];
+    let mut rows: Vec<(Vec<&str>, String, Vec<Support>)> = Vec::new();
+    for row in TABLE {
+        let mut groups: Vec<(Vec<Support>, Vec<String>)> = Vec::new();
+        for (from, to) in types_of(row.opcode) {
+            let cells: Vec<Support> = archs
+                .iter()
+                .map(|a| support(&format!("ptx:{a}").parse().unwrap(), row.opcode, from, to))
+                .collect();
+            if cells.iter().all(|c| *c == Support::Native) {
+                continue;
+            }
+            let ty = if from == to { from.to_string() } else { format!("{from} to {to}") };
+            match groups.iter_mut().find(|(known, _)| *known == cells) {
+                Some((_, types)) => types.push(ty),
+                None => groups.push((cells, vec![ty])),
+            }
+        }
+        for (cells, types) in groups {
+            let types = types.join(", ");
+            match rows.iter_mut().find(|(_, t, c)| *t == types && *c == cells) {
+                Some((ops, ..)) => ops.push(row.mnemonic),
+                None => rows.push((vec![row.mnemonic], types, cells)),
+            }
+        }
+    }
+    let mut out = String::from("| op | on | from | how |\n| --- | --- | --- | --- |\n");
+    for (ops, types, cells) in rows {
+        for (i, cell) in cells.iter().enumerate() {
+            if i == 0 || *cell != cells[i - 1] {
+                let ops: Vec<String> = ops.iter().map(|op| format!("`{op}`")).collect();
+                let _ = writeln!(out, "| {} | {types} | {} | {cell} |", ops.join(" "), archs[i]);
+            }
+        }
+    }
+    out
+}
+
+/// `VIR_UPDATE=1 cargo test -p vm-jit --test legal` writes the table anew.
+#[test]
+fn the_document_has_the_table() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/jit.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let (begin, end) = ("<!-- table -->\n", "<!-- end of table -->");
+    let (head, rest) = text.split_once(begin).unwrap();
+    let (found, tail) = rest.split_once(end).unwrap();
+    let wanted = format!("\n{}\n", table());
+    if std::env::var_os("VIR_UPDATE").is_some() {
+        std::fs::write(path, format!("{head}{begin}{wanted}{end}{tail}")).unwrap();
+        return;
+    }
+    assert_eq!(found, wanted, "docs/jit.md is out of date");
+}

@@ -1,0 +1,123 @@
+//! NVIDIA's `ptxas`, of the CUDA releases that `tests/fetch-ptxas` fetches.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use vm_ir::ValidModule;
+use vm_jit::{Target, compile};
+
+/// What is assembled for, and by which release: 13.0 no longer knows sm_70.
+pub(crate) const TARGETS: [(&str, &str); 8] = [
+    ("sm_70", "12.9"),
+    ("sm_75", "13.0"),
+    ("sm_80", "13.0"),
+    ("sm_86", "13.0"),
+    ("sm_89", "13.0"),
+    ("sm_90a", "13.0"),
+    ("sm_100", "13.0"),
+    ("sm_120", "13.0"),
+];
+
+/// Where the assemblers are, or why there are none.
+fn folder() -> Result<&'static Path, String> {
+    static FOLDER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let found = FOLDER.get_or_init(|| {
+        let folder = match std::env::var_os("VM_JIT_PTXAS") {
+            Some(folder) => PathBuf::from(folder),
+            None => {
+                let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
+                let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or(home);
+                cache.ok_or("neither HOME nor VM_JIT_PTXAS is set")?.join("vm-jit/ptxas")
+            }
+        };
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fetch-ptxas");
+        match Command::new("sh").arg(script).arg(&folder).output() {
+            Ok(output) if output.status.success() => Ok(folder),
+            Ok(output) => {
+                let reason = String::from_utf8_lossy(&output.stderr);
+                Err(reason.trim().lines().last().unwrap_or("tests/fetch-ptxas failed").to_owned())
+            }
+            Err(error) => Err(format!("sh: {error}")),
+        }
+    });
+    found.as_deref().map_err(Clone::clone)
+}
+
+/// Runs `work` if there are assemblers, else says why not.
+pub(crate) fn with_ptxas(work: impl FnOnce(&Path)) {
+    match folder() {
+        Ok(folder) => work(folder),
+        Err(reason) => println!("skipped: no ptxas: {reason}"),
+    }
+}
+
+/// Compiles and assembles. What the assembler said, or the errors.
+///
+/// A spill and anything that the assembler warns of are errors too.
+pub(crate) fn assemble(
+    folder: &Path,
+    module: &ValidModule,
+    arch: &str,
+    release: &str,
+    level: &str,
+) -> Result<String, String> {
+    let target: Target = format!("ptx:{arch}").parse().unwrap();
+    let artifact = compile(module, &target).map_err(|rejected| format!("{arch}: {rejected}"))?;
+    let work = tempfile::tempdir().unwrap();
+    let (ptx, cubin) = (work.path().join("a.ptx"), work.path().join("a.cubin"));
+    std::fs::write(&ptx, &artifact.code).unwrap();
+    let output = Command::new(folder.join(release).join("ptxas"))
+        .args(["--verbose", "--opt-level", level, "--gpu-name", arch, "--output-file"])
+        .arg(&cubin)
+        .arg(&ptx)
+        .output()
+        .map_err(|error| format!("ptxas {release}: {error}"))?;
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let mut wrong: Vec<&str> =
+        said.lines().filter(|line| line.contains("error") || line.contains("warning")).collect();
+    let spills = |line: &&str| {
+        line.contains("spill stores") && !line.contains("0 bytes spill stores, 0 bytes spill loads")
+    };
+    wrong.extend(said.lines().filter(spills));
+    if output.status.success() && wrong.is_empty() {
+        return Ok(said);
+    }
+    wrong.truncate(20);
+    let text = artifact.text().unwrap_or_default();
+    let lines: Vec<String> = wrong
+        .iter()
+        .map(|line| {
+            let number = line
+                .split("line ")
+                .nth(1)
+                .and_then(|n| n.split(';').next())
+                .and_then(|n| n.parse::<usize>().ok());
+            let source = number.and_then(|n| text.lines().nth(n - 1)).unwrap_or("");
+            format!("{line}\n    {}", source.trim())
+        })
+        .collect();
+    Err(format!("{arch}:\n{}", if lines.is_empty() { said } else { lines.join("\n") }))
+}
+
+/// Assembles modules at an optimisation level, several at a time.
+pub(crate) fn assemble_for_all(folder: &Path, level: &str, modules: &[(&str, &str, &ValidModule)]) {
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let failures = std::sync::Mutex::new(Vec::new());
+    let workers = std::thread::available_parallelism().map_or(2, |n| n.get());
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                while let Some((arch, release, module)) =
+                    modules.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
+                {
+                    if let Err(error) = assemble(folder, module, arch, release, level) {
+                        failures.lock().unwrap().push(error);
+                    }
+                }
+            });
+        }
+    });
+    let failures = failures.into_inner().unwrap();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}

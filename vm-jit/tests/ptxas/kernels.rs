@@ -1,0 +1,56 @@
+//! The kernels under vm-ir/filetests/run.
+
+use crate::assembler::{TARGETS, assemble_for_all, with_ptxas};
+use std::collections::HashSet;
+use std::path::Path;
+use vm_ir::{Kernel, Module, Trust, ValidModule, text, validate};
+
+/// All kernels, in as few modules as their names allow.
+fn modules() -> Vec<Module> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm-ir/filetests/run");
+    let mut kernels: Vec<Kernel> = Vec::new();
+    let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()).collect();
+    paths.sort();
+    for path in paths {
+        let module = text::parse(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        kernels.extend(module.kernels().iter().cloned());
+    }
+    assert!(kernels.len() >= 15);
+    let mut modules = Vec::new();
+    while !kernels.is_empty() {
+        let mut names = HashSet::new();
+        let (now, later) = kernels.into_iter().partition(|k| names.insert(k.name().to_owned()));
+        modules.push(Module::new(now));
+        kernels = later;
+    }
+    modules
+}
+
+fn check(trust: Trust) {
+    with_ptxas(|folder| {
+        // Kernels for trusted modules only are left out of a guest's.
+        let valid: Vec<ValidModule> = modules()
+            .into_iter()
+            .map(|module| {
+                let kernels = module.kernels().iter();
+                let allowed = kernels.filter(|k| validate(Module::from((*k).clone()), trust).is_ok());
+                validate(Module::new(allowed.cloned().collect()), trust).unwrap()
+            })
+            .collect();
+        let all: Vec<_> = TARGETS
+            .iter()
+            .flat_map(|(arch, release)| valid.iter().map(move |m| (*arch, *release, m)))
+            .collect();
+        assemble_for_all(folder, "3", &all);
+    });
+}
+
+#[test]
+fn guest() {
+    check(Trust::Guest);
+}
+
+#[test]
+fn trusted() {
+    check(Trust::Trusted);
+}

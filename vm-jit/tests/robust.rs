@@ -1,0 +1,56 @@
+//! After validation a compiler fails only with a declared rejection: it gets every kernel there is, with bytes of its
+//! binary form changed at random, for every architecture.
+
+use std::path::Path;
+use vm_ir::binary::{Lines, decode, encode};
+use vm_ir::{Trust, text, validate};
+use vm_jit::target::ptx::{Arch, Options};
+use vm_jit::{Artifact, Target, compile};
+
+/// SplitMix64.
+fn random(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[test]
+fn changed_kernels_compile_or_are_rejected() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut seeds = Vec::new();
+    for folder in [folder.join("../vm-ir/filetests/run"), folder.join("filetests/ptx")] {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let module = text::parse(&std::fs::read_to_string(entry.unwrap().path()).unwrap()).unwrap();
+            seeds.push(encode(&module, Lines::Strip));
+        }
+    }
+    let archs: Vec<Arch> = Arch::all().collect();
+    let mut state = 1;
+    let (mut compiled, mut rejected) = (0, 0);
+    for round in 0..30_000 {
+        let mut bytes = seeds[round % seeds.len()].clone();
+        for _ in 0..1 + random(&mut state) % 3 {
+            let at = 8 + random(&mut state) as usize % (bytes.len() - 8);
+            bytes[at] = match random(&mut state) % 3 {
+                0 => random(&mut state) as u8,
+                1 => bytes[at].wrapping_add(1),
+                _ => bytes[random(&mut state) as usize % bytes.len()],
+            };
+        }
+        let Ok(module) = decode(&bytes) else { continue };
+        let trust = if random(&mut state).is_multiple_of(2) { Trust::Guest } else { Trust::Trusted };
+        let Ok(valid) = validate(module, trust) else { continue };
+        let arch = archs[random(&mut state) as usize % archs.len()];
+        match compile(&valid, &Target::Ptx(Options::new(arch))) {
+            Ok(artifact) => {
+                compiled += 1;
+                assert_eq!(Artifact::from_bytes(&artifact.to_bytes()), Some(artifact));
+            }
+            Err(_) => rejected += 1,
+        }
+    }
+    println!("{compiled} compiled, {rejected} rejected");
+    assert!(compiled > 1000, "{compiled}");
+}
