@@ -1,6 +1,6 @@
 //! Compiles a kernel file to PTX:
 //!
-//! `cargo run -p vm-jit --example emit_ptx -- FILE.vir [ptx:sm_90a] [trusted]`
+//! `cargo run -p vm-jit --example emit_ptx -- FILE.vir [ptx:sm_90a] [guest|trusted]`
 //!
 //! The code goes to stdout, where arguments go to stderr.
 
@@ -21,11 +21,12 @@ fn main() -> ExitCode {
 
 fn emit() -> Result<(), Box<dyn Error>> {
     let mut words = std::env::args().skip(1);
-    let path = words.next().ok_or("usage: emit_ptx FILE.vir [ptx:ARCHITECTURE] [trusted]")?;
+    let path = words.next().ok_or("usage: emit_ptx FILE.vir [ptx:ARCHITECTURE] [guest|trusted]")?;
     let mut trust = Trust::Guest;
     let mut target: Target = "ptx:sm_90a".parse()?;
     for word in words {
         match word.as_str() {
+            "guest" => trust = Trust::Guest,
             "trusted" => trust = Trust::Trusted,
             other => target = other.parse()?,
         }

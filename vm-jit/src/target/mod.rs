@@ -1,0 +1,45 @@
+//! Targets: what a module is compiled for. Each has a module of its own, of one shape: `mod.rs` says what it
+//! does and has its options, `writer.rs` writes.
+
+pub mod ptx;
+
+use std::fmt;
+use std::str::FromStr;
+
+/// What a module is compiled for, with all options that change the result. Its text form is canonical.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// PTX, for an NVIDIA GPU: `ptx:sm_90a`.
+    Ptx(ptx::Options),
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Target::Ptx(options) => write!(f, "ptx:{options}"),
+        }
+    }
+}
+
+/// No target is written like this.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UnknownTarget {
+    /// The kind is unknown.
+    #[error("no target `{0}`; a target is `ptx:ARCHITECTURE`, such as ptx:sm_90a")]
+    Kind(String),
+    /// The architecture is.
+    #[error(transparent)]
+    Arch(#[from] ptx::UnknownArch),
+}
+
+impl FromStr for Target {
+    type Err = UnknownTarget;
+
+    /// Reads `ptx:ARCHITECTURE`; the other options have their defaults.
+    fn from_str(text: &str) -> Result<Target, UnknownTarget> {
+        match text.split_once(':') {
+            Some(("ptx", arch)) => Ok(Target::Ptx(ptx::Options::new(arch.parse()?))),
+            _ => Err(UnknownTarget::Kind(text.to_owned())),
+        }
+    }
+}

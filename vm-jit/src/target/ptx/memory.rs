@@ -1,0 +1,455 @@
+//! Views, shared arrays and atomics.
+//!
+//! A guest's access to a view is done under the predicate that it is in bounds; a load's registers hold zero
+//! before. Of a vector that may be partly in bounds, each lane then has a predicate of its own, behind a branch
+//! that is taken only there. What [`Ranges`](crate::range::Ranges) proves is not asked.
+
+use super::asm::{Arg, Class, Label, Reg, def, ins, when};
+use super::writer::{Extent, View, Writer, class_of, memory_type};
+use crate::range::{Access, Lanes};
+use vm_ir::module::{Op, Place};
+use vm_ir::op::{Cache, Opcode, Order, Scope};
+use vm_ir::view::Access as Rights;
+use vm_ir::{Scalar, Value};
+
+/// Bytes of the widest access.
+const WIDEST: u32 = 16;
+
+/// Where an access goes.
+struct Address {
+    base: Reg,
+    offset: i64,
+    /// `.global` or `.shared`.
+    space: &'static str,
+    /// What the address is known to be a multiple of, in bytes.
+    align: u32,
+}
+
+/// Under which predicate an access is done.
+#[derive(Clone, Copy)]
+enum Guard {
+    Always,
+    When(Reg),
+    /// All lanes under the first predicate; else each whose index is in bounds, under the second if there is
+    /// one.
+    EachLane(Reg, Option<Reg>),
+}
+
+impl Writer<'_> {
+    pub(super) fn view(&self, place: Place) -> Option<&View> {
+        match place {
+            Place::View(i) => self.views.get(usize::from(i))?.as_ref(),
+            Place::Shared(_) => None,
+        }
+    }
+
+    /// An index as 64 bits.
+    fn wide(&mut self, index: Value) -> Reg {
+        let reg = self.get(index, 0);
+        match reg.class {
+            Class::B64 => reg,
+            _ => def!(self, B64, "cvt.s64.s32", reg),
+        }
+    }
+
+    fn address(&mut self, op: &Op, place: Place, known: &Access, lanes: u32) -> Address {
+        match place {
+            Place::View(_) => self.view_address(op, place, known),
+            Place::Shared(array) => self.shared_address(op, usize::from(array), known, lanes),
+        }
+    }
+
+    fn view_address(&mut self, op: &Op, place: Place, known: &Access) -> Address {
+        let (size, align) = match place {
+            Place::View(i) => self.kernel.view(i).map_or((1, 1), |v| (v.element.bytes(), v.align)),
+            Place::Shared(_) => (1, 1),
+        };
+        let Some(view) = self.view(place).cloned() else {
+            return Address { base: Reg::NONE, offset: 0, space: "global", align: 1 };
+        };
+        let mut base = view.base;
+        for (index, stride) in op.operands.iter().zip(&view.strides) {
+            let index = self.wide(*index);
+            base = def!(self, B64, "mad.lo.s64", index, *stride, base);
+        }
+        let index = op.operands[view.strides.len()];
+        let mut offset = 0;
+        match self.constant(index) {
+            Some(bits) => {
+                let at = vm_ir::format::signed(self.ty(index).scalar(), bits);
+                match at.checked_mul(i64::from(size)).filter(|o| i32::try_from(*o).is_ok()) {
+                    Some(bytes) => offset = bytes,
+                    None => {
+                        let index = self.wide(index);
+                        base = def!(self, B64, "mad.lo.s64", index, i64::from(size), base);
+                    }
+                }
+            }
+            None => {
+                let reg = self.get(index, 0);
+                base = match reg.class {
+                    Class::B64 => def!(self, B64, "mad.lo.s64", reg, i64::from(size), base),
+                    _ => def!(self, B64, "mad.wide.s32", reg, i64::from(size), base),
+                };
+            }
+        }
+        let align = align.min(size << known.shift.min(8));
+        Address { base, offset, space: "global", align }
+    }
+
+    fn shared_address(&mut self, op: &Op, array: usize, known: &Access, lanes: u32) -> Address {
+        let declared = &self.kernel.shared()[array];
+        let (size, dims) = (declared.element.bytes(), declared.dims.clone());
+        let last = dims.len() - 1;
+        let mut align = WIDEST.min(size << known.shift.min(8));
+        let mut element = None;
+        for (dimension, extent) in dims.iter().enumerate() {
+            let index = op.operands[dimension];
+            let proven = if dimension == last {
+                known.lanes == Lanes::All
+            } else {
+                known.outer.get(dimension).copied().unwrap_or(false)
+            };
+            let room = if dimension == last { lanes } else { 1 };
+            let reg = self.get(index, 0);
+            let clamp = self.guest && !proven;
+            let greatest = i64::from(extent - room.min(*extent));
+            let reg = match (reg.class, clamp) {
+                (Class::B64, true) => {
+                    let least = def!(self, B64, "min.u64", reg, greatest);
+                    def!(self, B32, "cvt.u32.u64", least)
+                }
+                (Class::B64, false) => def!(self, B32, "cvt.u32.u64", reg),
+                (_, true) => def!(self, B32, "min.u32", reg, greatest),
+                (_, false) => reg,
+            };
+            if clamp && dimension == last {
+                align = align.min(size << (greatest as u64).trailing_zeros().min(8));
+            }
+            element = Some(match element {
+                None => reg,
+                Some(outer) => {
+                    let row = size * extent;
+                    align = align.min(1 << row.trailing_zeros());
+                    def!(self, B32, "mad.lo.u32", outer, i64::from(*extent), reg)
+                }
+            });
+        }
+        let start = self.shared.unwrap_or(Reg::NONE);
+        let base = match element {
+            Some(element) => def!(self, B32, "mad.lo.u32", element, i64::from(size), start),
+            None => start,
+        };
+        Address { base, offset: i64::from(self.shared_offsets[array]), space: "shared", align }
+    }
+
+    /// The predicate for a guest's access to a view.
+    fn guard(&mut self, op: &Op, place: Place, known: &Access, lanes: u32) -> Guard {
+        let Some(view) = self.view(place).cloned().filter(|_| self.guest) else { return Guard::Always };
+        let last = view.extents.len() - 1;
+        let mut outer: Option<Reg> = None;
+        for dimension in 0..last {
+            if known.outer.get(dimension) == Some(&true) {
+                continue;
+            }
+            let index = self.wide(op.operands[dimension]);
+            outer = Some(self.within(index, view.extents[dimension].into(), outer));
+        }
+        let index = op.operands[last];
+        let extent = view.extents[last];
+        match known.lanes {
+            Lanes::All => outer.map_or(Guard::Always, Guard::When),
+            Lanes::Each if lanes > 1 => {
+                // The last index at which all lanes fit, plus one; none if the row is too short.
+                let limit = match extent {
+                    Extent::Fixed(extent) => Arg::Int((extent - i64::from(lanes) + 1).max(0)),
+                    Extent::Reg(extent) => {
+                        let limit = def!(self, B64, "sub.s64", extent, i64::from(lanes - 1));
+                        Arg::Reg(def!(self, B64, "max.s64", limit, 0))
+                    }
+                };
+                let index = self.wide(index);
+                let all = self.within(index, limit, outer);
+                Guard::EachLane(all, outer)
+            }
+            _ => {
+                let index = self.wide(index);
+                Guard::When(self.within(index, extent.into(), outer))
+            }
+        }
+    }
+
+    /// `index < extent`, unsigned, and also `with`.
+    fn within(&mut self, index: Reg, extent: Arg, with: Option<Reg>) -> Reg {
+        match with {
+            None => def!(self, Pred, "setp.lt.u64", index, extent),
+            Some(with) => def!(self, Pred, "setp.lt.and.u64", index, extent, with),
+        }
+    }
+
+    fn under(&mut self, guard: Option<Reg>, name: &str, args: &[Arg]) {
+        self.asm.ins(guard.map(|reg| (reg, true)), name, args);
+    }
+
+    /// What comes behind `ld.global` or `st.global`.
+    fn hints(&self, op: &Op, place: Place) -> String {
+        let constant = match place {
+            Place::View(i) => {
+                op.result().is_some() && self.kernel.view(i).is_some_and(|v| v.access == Rights::Read)
+            }
+            Place::Shared(_) => return String::new(),
+        };
+        let policies = self.has(70, 7, 4);
+        let mut hints = String::new();
+        match op.cache() {
+            Cache::Stream if !policies => hints.push_str(".cs"),
+            _ => {}
+        }
+        if constant {
+            hints.push_str(".nc");
+        }
+        match op.cache() {
+            Cache::Stream if policies => hints.push_str(".L1::evict_first"),
+            Cache::Keep if policies => hints.push_str(".L1::evict_last"),
+            _ => {}
+        }
+        hints
+    }
+
+    fn known(&self, op: &Op, place: Place) -> Access {
+        let rank = self.kernel.place(place).map_or(1, |(rank, _)| rank);
+        let nothing = || Access { outer: vec![false; rank - 1], lanes: Lanes::Each, shift: 0 };
+        self.ranges.access(op).cloned().unwrap_or_else(nothing)
+    }
+
+    pub(super) fn load(&mut self, op: &Op) {
+        let (Some(place), Some(result)) = (op.place, op.result()) else { return };
+        let scalar = self.ty(result).scalar();
+        let lanes = self.lanes(result) as u32;
+        let known = self.known(op, place);
+        let guard = self.guard(op, place, &known, lanes);
+        let address = self.address(op, place, &known, lanes);
+        let name = format!("ld.{}{}", address.space, self.hints(op, place));
+        let all = match guard {
+            Guard::Always => None,
+            Guard::When(reg) | Guard::EachLane(reg, _) => Some(reg),
+        };
+        let size = scalar.bytes();
+        let total = size * lanes;
+        let chunk = address.align.min(WIDEST).min(total);
+        let mut regs = Vec::with_capacity(lanes as usize);
+        if chunk <= size || chunk < 4 {
+            let name = format!("{name}.{}", memory_type(scalar));
+            for lane in 0..lanes {
+                let reg = self.asm.new_reg(class_of(scalar));
+                self.load_one(&name, reg, &address, lane * size, all);
+                regs.push(reg);
+            }
+        } else {
+            // Words of at least four bytes, cut into lanes.
+            let word = size.max(4);
+            let word_scalar = if word == 8 { Scalar::I64 } else { Scalar::I32 };
+            let count = chunk / word;
+            let vector = if count > 1 {
+                format!("{name}.v{count}.b{}", word * 8)
+            } else {
+                format!("{name}.b{}", word * 8)
+            };
+            for at in (0..total).step_by(chunk as usize) {
+                let words: Vec<Reg> = (0..count).map(|_| self.asm.new_reg(class_of(word_scalar))).collect();
+                if all.is_some() {
+                    words.iter().for_each(|w| self.zero(*w));
+                }
+                let target = if count > 1 { Arg::List(&words) } else { Arg::Reg(words[0]) };
+                let from = Arg::At(address.base, address.offset + i64::from(at));
+                self.under(all, &vector, &[target, from]);
+                for w in words {
+                    match size < 4 {
+                        true => regs.extend(self.split(w, 32, size * 8, (4 / size) as usize, scalar)),
+                        false => regs.push(w),
+                    }
+                }
+            }
+        }
+        if let Guard::EachLane(all, outer) = guard {
+            let name = format!("{name}.{}", memory_type(scalar));
+            let done = self.begin_lanes(all);
+            for lane in 0..lanes {
+                let within = self.lane_within(op, place, lane, outer);
+                let from = Arg::At(address.base, address.offset + i64::from(lane * size));
+                self.under(Some(within), &name, &[Arg::Reg(regs[lane as usize]), from]);
+            }
+            self.asm.place(done);
+        }
+        self.set_all(result, &regs);
+    }
+
+    fn load_one(&mut self, name: &str, reg: Reg, address: &Address, at: u32, guard: Option<Reg>) {
+        if guard.is_some() {
+            self.zero(reg);
+        }
+        self.under(guard, name, &[Arg::Reg(reg), Arg::At(address.base, address.offset + i64::from(at))]);
+    }
+
+    /// Skips what follows if all lanes are in bounds.
+    fn begin_lanes(&mut self, all: Reg) -> Label {
+        let done = self.asm.new_label();
+        when!(self, all, true, "bra", Arg::Label(done));
+        done
+    }
+
+    fn lane_within(&mut self, op: &Op, place: Place, lane: u32, outer: Option<Reg>) -> Reg {
+        let (last, extent) = match self.view(place) {
+            Some(view) => (view.extents.len() - 1, view.extents[view.extents.len() - 1]),
+            None => (0, Extent::Fixed(0)),
+        };
+        let index = self.wide(op.operands[last]);
+        let at = if lane == 0 { index } else { def!(self, B64, "add.s64", index, i64::from(lane)) };
+        self.within(at, extent.into(), outer)
+    }
+
+    pub(super) fn store(&mut self, op: &Op) {
+        let (Some(place), Some(value)) = (op.place, op.operands.last().copied()) else { return };
+        let scalar = self.ty(value).scalar();
+        let regs = self.all(value);
+        let lanes = regs.len() as u32;
+        let known = self.known(op, place);
+        let guard = self.guard(op, place, &known, lanes);
+        let address = self.address(op, place, &known, lanes);
+        let name = format!("st.{}{}", address.space, self.hints(op, place));
+        let one = format!("{name}.{}", memory_type(scalar));
+        let all = match guard {
+            Guard::Always => None,
+            Guard::When(reg) | Guard::EachLane(reg, _) => Some(reg),
+        };
+        let size = scalar.bytes();
+        let total = size * lanes;
+        let chunk = address.align.min(WIDEST).min(total);
+        if chunk <= size || chunk < 4 {
+            for (lane, reg) in regs.iter().enumerate() {
+                let to = Arg::At(address.base, address.offset + i64::from(lane as u32 * size));
+                self.under(all, &one, &[to, Arg::Reg(*reg)]);
+            }
+        } else {
+            let word = size.max(4);
+            let count = chunk / word;
+            let vector = if count > 1 {
+                format!("{name}.v{count}.b{}", word * 8)
+            } else {
+                format!("{name}.b{}", word * 8)
+            };
+            let words: Vec<Reg> = match size < 4 {
+                true => {
+                    regs.chunks((4 / size) as usize).map(|c| self.join(c, size * 8, Scalar::I32)).collect()
+                }
+                false => regs.clone(),
+            };
+            for (i, words) in words.chunks(count as usize).enumerate() {
+                let source = if count > 1 { Arg::List(words) } else { Arg::Reg(words[0]) };
+                let to = Arg::At(address.base, address.offset + i64::from(i as u32 * chunk));
+                self.under(all, &vector, &[to, source]);
+            }
+        }
+        if let Guard::EachLane(all, outer) = guard {
+            let done = self.begin_lanes(all);
+            for (lane, reg) in regs.iter().enumerate() {
+                let within = self.lane_within(op, place, lane as u32, outer);
+                let to = Arg::At(address.base, address.offset + i64::from(lane as u32 * size));
+                self.under(Some(within), &one, &[to, Arg::Reg(*reg)]);
+            }
+            self.asm.place(done);
+        }
+    }
+
+    pub(super) fn atomic(&mut self, op: &Op) {
+        let Some(place) = op.place else { return };
+        let Some((rank, scalar)) = self.kernel.place(place) else { return };
+        let known = self.known(op, place);
+        let guard = match self.guard(op, place, &known, 1) {
+            Guard::Always => None,
+            Guard::When(reg) | Guard::EachLane(reg, _) => Some(reg),
+        };
+        let address = self.address(op, place, &known, 1);
+        let at = Arg::At(address.base, address.offset);
+        let scope = match op.scope() {
+            Scope::Block => "cta",
+            Scope::Device => "gpu",
+            Scope::System => "sys",
+        };
+        let order = match op.order() {
+            Order::Relaxed => "relaxed",
+            Order::Acquire => "acquire",
+            Order::Release => "release",
+            Order::AcqRel => "acq_rel",
+        };
+        let bits = scalar.bits();
+        let space = address.space;
+        let args: Vec<Arg> = op.operands[rank..].iter().map(|v| Arg::Reg(self.get(*v, 0))).collect();
+        if op.code == Opcode::AtomicStore {
+            let name = format!("st.{order}.{scope}.{space}.b{bits}");
+            self.under(guard, &name, &[at, args[0]]);
+            return;
+        }
+        let Some(result) = op.result() else { return };
+        let reg = self.asm.new_reg(class_of(scalar));
+        if guard.is_some() {
+            self.zero(reg);
+        }
+        let kind = match (op.code, scalar) {
+            (Opcode::AtomicAdd, Scalar::F32 | Scalar::F64) => format!("add.f{bits}"),
+            (Opcode::AtomicAdd, _) => format!("add.u{bits}"),
+            (Opcode::AtomicMinS, _) => format!("min.s{bits}"),
+            (Opcode::AtomicMaxS, _) => format!("max.s{bits}"),
+            (Opcode::AtomicMinU, _) => format!("min.u{bits}"),
+            (Opcode::AtomicMaxU, _) => format!("max.u{bits}"),
+            (Opcode::AtomicAnd, _) => format!("and.b{bits}"),
+            (Opcode::AtomicOr, _) => format!("or.b{bits}"),
+            (Opcode::AtomicXor, _) => format!("xor.b{bits}"),
+            (Opcode::AtomicExchange, _) => format!("exch.b{bits}"),
+            _ => format!("cas.b{bits}"),
+        };
+        let mut list = vec![Arg::Reg(reg), at];
+        list.extend(args);
+        let name = match op.code {
+            Opcode::AtomicLoad => format!("ld.{order}.{scope}.{space}.b{bits}"),
+            _ => format!("atom.{order}.{scope}.{space}.{kind}"),
+        };
+        self.under(guard, &name, &list);
+        self.set(result, 0, reg);
+    }
+
+    /// Zeroes all shared arrays, the threads together.
+    pub(super) fn zero_shared(&mut self) {
+        let bytes: i64 = self.kernel.shared().iter().map(|a| a.bytes() as i64).sum();
+        let start = self.shared.unwrap_or(Reg::NONE);
+        let zero = self.number(Scalar::I32, 0);
+        let index = self.local_index();
+        let stride = i64::from(self.kernel.threads()) * i64::from(WIDEST);
+        let quad = [zero; 4];
+        let rounds = bytes / stride;
+        let at = def!(self, B32, "mad.lo.u32", index, i64::from(WIDEST), start);
+        let store = "st.shared.v4.b32";
+        if rounds > 8 {
+            let to = def!(self, B32, "add.s32", at, 0);
+            let end = def!(self, B32, "add.s32", start, bytes);
+            let (head, done) = (self.asm.new_label(), self.asm.new_label());
+            self.asm.place(head);
+            let over = def!(self, Pred, "setp.ge.u32", to, end);
+            when!(self, over, true, "bra", Arg::Label(done));
+            ins!(self, store, Arg::At(to, 0), Arg::List(&quad));
+            ins!(self, "add.s32", to, to, stride);
+            ins!(self, "bra.uni", Arg::Label(head));
+            self.asm.place(done);
+        } else {
+            for round in 0..rounds {
+                ins!(self, store, Arg::At(at, round * stride), Arg::List(&quad));
+            }
+            let rest = bytes - rounds * stride;
+            if rest > 0 {
+                let some = def!(self, Pred, "setp.lt.u32", index, rest / i64::from(WIDEST));
+                when!(self, some, true, store, Arg::At(at, rounds * stride), Arg::List(&quad));
+            }
+        }
+        ins!(self, "bar.sync", 0);
+    }
+}

@@ -1,0 +1,128 @@
+//! PTX for NVIDIA GPUs, sm_70 to sm_121.
+//!
+//! * [`arch`](Arch): architectures and PTX versions.
+//! * `legal`: the table of what PTX has.
+//! * `writer`: a kernel, its parameters and its ops in order; `control` its regions.
+//! * `value`, `convert`, `function`: ops on values; `memory`: views, shared arrays and atomics; `warp`: ops between
+//!   threads.
+//! * `asm`: the text.
+//!
+//! # How values live in registers
+//!
+//! | type | register |
+//! | --- | --- |
+//! | bool | predicate |
+//! | i8, i16, fp8 | 32 bits, filled with zeros |
+//! | f16, bf16 | 16 bits |
+//! | i32, f32 | 32 bits |
+//! | i64, f64 | 64 bits |
+//!
+//! A vector is a register for each lane. Moves between types of one width, splats and extracts cost nothing:
+//! the result is the operand's register. Vector accesses become accesses of up to 16 bytes, as wide as the
+//! index is known to be aligned.
+
+mod arch;
+mod asm;
+mod control;
+mod convert;
+mod function;
+mod legal;
+mod memory;
+mod value;
+mod warp;
+mod writer;
+
+pub use arch::{Arch, UnknownArch, Version};
+
+use crate::artifact::{Artifact, Format, ParamLayout};
+use crate::legal::Support;
+use crate::reject::RejectKind;
+use std::fmt;
+use vm_ir::op::Opcode;
+use vm_ir::{Kernel, Scalar, ValidModule};
+
+/// Shared memory that a kernel can have without its launch asking for it.
+const STATIC_SHARED: u64 = 48 * 1024;
+/// Bytes of parameters that every driver passes, and those since PTX 8.1 on sm_70 and newer.
+const PARAM_BYTES: [u32; 2] = [4096, 32_764];
+
+/// Options that change the result.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Options {
+    /// What it is for.
+    pub arch: Arch,
+    /// The newest PTX that the driver takes; `None` if any will do. See [`Version::of_driver`].
+    pub max_version: Option<Version>,
+    /// The name of the file that lines are in; with one, the code says for every op which line it is from,
+    /// for profilers and debuggers. Characters that a PTX string can't hold are written as `_`.
+    pub source: Option<String>,
+}
+
+impl Options {
+    /// No cap on the version, no lines.
+    pub fn new(arch: Arch) -> Options {
+        Options { arch, max_version: None, source: None }
+    }
+
+    /// The PTX version to write.
+    pub fn version(&self) -> Version {
+        let preferred = self.arch.preferred_version();
+        self.max_version.map_or(preferred, |max| max.min(preferred))
+    }
+
+    fn source_name(&self) -> Option<String> {
+        let clean = |c: char| if c.is_ascii_graphic() && c != '"' && c != '\\' { c } else { '_' };
+        self.source.as_ref().map(|name| name.chars().map(clean).collect())
+    }
+}
+
+impl fmt::Display for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.arch)?;
+        if let Some(version) = self.max_version {
+            write!(f, ",max-version={version}")?;
+        }
+        if let Some(source) = self.source_name() {
+            write!(f, ",source={source}")?;
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn support(options: &Options, op: Opcode, ty: Scalar, to: Scalar) -> Support {
+    legal::support(options.arch, options.version(), op, ty, to)
+}
+
+/// What the head of a kernel asks for and the target does not have.
+pub(crate) fn head_rejects(options: &Options, kernel: &Kernel) -> Vec<RejectKind> {
+    let mut found = Vec::new();
+    let (arch, version) = (options.arch, options.version());
+    if version < arch.first_version() {
+        found.push(RejectKind::Version {
+            target: arch.to_string(),
+            needed: format!("PTX {}", arch.first_version()),
+            available: format!("PTX {version}"),
+        });
+    }
+    let needed = kernel.shared().iter().fold(0u64, |sum, array| sum.saturating_add(array.bytes()));
+    if needed > arch.shared_bytes() {
+        found.push(RejectKind::SharedMemory {
+            target: arch.to_string(),
+            needed,
+            available: arch.shared_bytes(),
+        });
+    }
+    let needed = ParamLayout::of(kernel, true).bytes;
+    let available = PARAM_BYTES[usize::from(version >= Version::new(8, 1))];
+    if needed > available {
+        found.push(RejectKind::Parameters { needed, available });
+    }
+    found
+}
+
+/// Writes a module that the target does not reject.
+pub(crate) fn write(module: &ValidModule, options: &Options, target: String) -> Artifact {
+    let mut text = String::with_capacity(16 << 10);
+    let entries = writer::module(module, options, &mut text);
+    Artifact { target, format: Format::Ptx, code: text.into_bytes(), entries }
+}
