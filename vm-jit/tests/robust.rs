@@ -54,3 +54,20 @@ fn changed_kernels_compile_or_are_rejected() {
     println!("{compiled} compiled, {rejected} rejected");
     assert!(compiled > 1000, "{compiled}");
 }
+
+/// Random kernels, as a guest's and as the host's own, for every architecture in turn.
+#[test]
+fn random_kernels_compile_or_are_rejected() {
+    let archs: Vec<Arch> = Arch::all().collect();
+    let mut compiled = 0;
+    for seed in 0..2000 {
+        let (module, _) = vm_ir::arbitrary::kernel(seed, vm_ir::arbitrary::Options::default());
+        for trust in [Trust::Guest, Trust::Trusted] {
+            let Ok(valid) = validate(module.clone(), trust) else { continue };
+            let arch = archs[seed as usize % archs.len()];
+            compiled += usize::from(compile(&valid, &Target::Ptx(Options::new(arch))).is_ok());
+        }
+    }
+    println!("{compiled} compiled");
+    assert!(compiled > 1000, "{compiled}");
+}
