@@ -70,7 +70,7 @@ impl Ledger {
 
         let path = directory.join("lock");
         let lock = open(&path, OFlags::RDWR | OFlags::CREATE)?;
-        let until = Instant::now() + deadline;
+        let until = super::until(deadline);
         while !try_lock(&lock, &path)? {
             if Instant::now() >= until {
                 return Err(LedgerError::Busy { holder: read_owner(&lock), path, deadline });

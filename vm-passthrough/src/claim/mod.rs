@@ -23,7 +23,7 @@ mod ledger;
 mod plan;
 mod sys;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::PciAddress;
 
@@ -40,6 +40,13 @@ pub(crate) use sys::{read as read_attribute, write as write_attribute};
 
 /// How long one access to a function's drivers, and the wait for the ledger, may take by default.
 pub const DEADLINE: Duration = Duration::from_secs(10);
+
+/// When a deadline that begins now passes. One beyond what the clock can tell is a year away.
+fn until(deadline: Duration) -> Instant {
+    const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+    let now = Instant::now();
+    now + deadline.min(YEAR)
+}
 
 /// How to claim.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -54,7 +54,7 @@ pub(crate) fn read(path: &Path, deadline: Duration) -> io::Result<String> {
 
 fn access(path: &Path, access: Access<'_>, deadline: Duration) -> io::Result<Vec<u8>> {
     reap();
-    let until = Instant::now() + deadline;
+    let until = super::until(deadline);
     let name = CString::new(path.as_os_str().as_bytes())?;
     let (result, result_end) = pipe_with(PipeFlags::CLOEXEC)?;
     let child = Child(spawn(&name, access, result_end.as_raw_fd())?);
@@ -245,6 +245,7 @@ mod tests {
         write(&path, "vfio-pci\n", SECOND * 10).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "vfio-pci\n");
         assert_eq!(read(&path, SECOND * 10).unwrap(), "vfio-pci\n");
+        assert_eq!(read(&path, Duration::MAX).unwrap(), "vfio-pci\n");
         std::fs::write(&path, vec![b'x'; 3 * PAGE]).unwrap();
         assert_eq!(read(&path, SECOND * 10).unwrap().len(), PAGE);
     }

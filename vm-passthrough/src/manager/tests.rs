@@ -14,11 +14,15 @@ struct FakeDevice {
     fail: AtomicBool,
     attached: AtomicUsize,
     detached: AtomicUsize,
+    /// When it was stopped and when it was last detached, in the order of all devices.
+    stopped: AtomicUsize,
+    last: AtomicUsize,
 }
 
 impl FakeDevice {
     fn new(address: PciAddress) -> Arc<Self> {
-        Arc::new(Self { address, fail: false.into(), attached: 0.into(), detached: 0.into() })
+        let (attached, detached, stopped, last) = Default::default();
+        Arc::new(Self { address, fail: false.into(), attached, detached, stopped, last })
     }
 
     fn answer(&self, count: &AtomicUsize) -> Result<(), DeviceError> {
@@ -35,6 +39,9 @@ impl FakeDevice {
     }
 }
 
+/// Counts what devices do.
+static ORDER: AtomicUsize = AtomicUsize::new(1);
+
 impl PassthroughDevice for FakeDevice {
     fn address(&self) -> PciAddress {
         self.address
@@ -42,7 +49,12 @@ impl PassthroughDevice for FakeDevice {
     fn attach(&self) -> Result<(), DeviceError> {
         self.answer(&self.attached)
     }
+    fn stop(&self) -> Result<(), DeviceError> {
+        self.stopped.store(ORDER.fetch_add(1, SeqCst), SeqCst);
+        Ok(())
+    }
     fn detach(&self) -> Result<(), DeviceError> {
+        self.last.store(ORDER.fetch_add(1, SeqCst), SeqCst);
         self.answer(&self.detached)
     }
     fn config_read(&self, _offset: u16, data: &mut [u8]) {
@@ -156,4 +168,18 @@ fn ending_detaches_and_gives_back() {
         assert_eq!(sim.driver_of(nvme()).as_deref(), Some("nvme"));
         assert_eq!(sim.driver_of(gpu()).as_deref(), Some("nvidia"));
     }
+}
+
+#[test]
+fn all_devices_are_stopped_before_the_first_is_detached() {
+    let (_sim, mut manager) = new_sim();
+    let devices = [FakeDevice::new(nvme()), FakeDevice::new(gpu())];
+    for device in &devices {
+        manager.claim(device.address, &ClaimOptions::default()).unwrap();
+        manager.attach_device(device.address, device.clone()).unwrap();
+    }
+    manager.close().unwrap();
+    let stopped = devices.iter().map(|device| device.stopped.load(SeqCst));
+    let detached = devices.iter().map(|device| device.last.load(SeqCst));
+    assert!(stopped.clone().all(|order| order > 0) && stopped.max() < detached.min());
 }

@@ -56,3 +56,12 @@ fn a_list_that_linux_refuses_gives_way_to_its_own() {
     assert_eq!(resets(&sim, gpu()), "default\n");
     assert_eq!(bindings(&sim), before);
 }
+
+#[test]
+fn no_deadline_is_too_long() {
+    let sim = new_sim();
+    let mut manager = manager(SimDrivers::new(&sim).host());
+    drop(Ledger::lock(manager.host(), Duration::MAX).unwrap());
+    manager.claim(nvme(), &ClaimOptions::default()).unwrap();
+    manager.release(nvme()).unwrap();
+}
