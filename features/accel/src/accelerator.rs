@@ -1,0 +1,187 @@
+//! What every accelerator can do.
+
+use std::time::{Duration, Instant};
+
+use crate::artifact::Artifact;
+use crate::device::{DeviceInfo, Health, MemoryInfo, QueueOptions};
+use crate::error::{Error, Result};
+use crate::launch::{Arguments, Shape};
+use crate::memory::{Memory, MemoryKind, Region};
+
+/// One device. Any thread may hold it; the work goes through a [`Queue`] that one thread owns.
+pub trait Accelerator: Send + Sync + 'static {
+    /// The queue of this device.
+    type Queue: Queue;
+
+    /// Identity and limits.
+    fn info(&self) -> &DeviceInfo;
+
+    /// How the device does right now.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] where nothing on this machine tells.
+    fn health(&self) -> Result<Health>;
+
+    /// Opens a context and one stream in it, for the calling thread.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn open(&self, options: &QueueOptions) -> Result<Self::Queue>;
+}
+
+/// A context and one stream, owned by one thread.
+///
+/// Everything but [`Queue::wait`] returns before the device has done it; the device does it in the order of the calls.
+/// Once a call fails with [`Error::Lost`], all do. Dropping a queue frees all that it allocated and loaded.
+pub trait Queue: 'static {
+    /// A loaded kernel.
+    type Kernel: Send + Sync + 'static;
+    /// A point in the stream.
+    type Event: 'static;
+    /// Commands recorded once, to be run often.
+    type Graph: 'static;
+
+    /// Memory of `bytes` bytes (at least 1), aligned to 256. Its content is whatever was there.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], [`Error::Unsupported`] for a kind that the device lacks; for
+    /// [`MemoryKind::Registered`] too, which is not allocated.
+    fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Memory>;
+
+    /// Frees memory, once the commands before have run. Registered memory is given back to the host.
+    ///
+    /// # Errors
+    /// The driver's; [`Error::Deadline`] where the queue must wait for the device and loses patience. The memory is
+    /// then kept until the queue is dropped.
+    fn free(&self, memory: Memory) -> Result<()>;
+
+    /// Gives memory that was freed back to the device, but for `keep` bytes.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn trim(&self, keep: u64) -> Result<()>;
+
+    /// How full the device's memory is.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn memory(&self) -> Result<MemoryInfo>;
+
+    /// Makes existing host memory reachable for the device.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`]; the driver's, as when a range is registered already.
+    ///
+    /// # Safety
+    /// The `bytes` bytes at `host` stay mapped, and no Rust reference to them is live, until the memory is freed or
+    /// the queue dropped.
+    #[allow(unsafe_code)]
+    unsafe fn register(&self, host: *mut u8, bytes: u64) -> Result<Memory>;
+
+    /// Sets every byte to `value`.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn fill(&self, target: Region<'_>, value: u8) -> Result<()>;
+
+    /// Copies `source` to `target`, of the same length, of any kinds.
+    ///
+    /// # Errors
+    /// [`Error::Lengths`]; the driver's.
+    fn copy(&self, target: Region<'_>, source: Region<'_>) -> Result<()>;
+
+    /// An event that has not been recorded, with a time stamp if `timed`.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn event(&self, timed: bool) -> Result<Self::Event>;
+
+    /// Puts the event after the commands so far.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn record(&self, event: &Self::Event) -> Result<()>;
+
+    /// Whether the commands before the event have run. True for an event that was never recorded.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] when one of them faulted.
+    fn done(&self, event: &Self::Event) -> Result<bool>;
+
+    /// The device's time between two timed events, both done.
+    ///
+    /// # Errors
+    /// The driver's, as for events without a time stamp.
+    fn elapsed(&self, from: &Self::Event, to: &Self::Event) -> Result<Duration>;
+
+    /// Makes the commands after this wait for an event, of this queue or another of the same device.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn wait_for(&self, event: &Self::Event) -> Result<()>;
+
+    /// Loads a kernel.
+    ///
+    /// # Errors
+    /// [`Error::Load`], with the driver's log where it gives one.
+    fn load(&self, artifact: &Artifact) -> Result<Self::Kernel>;
+
+    /// Unloads a kernel that no command still uses.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn unload(&self, kernel: Self::Kernel) -> Result<()>;
+
+    /// Launches a kernel whose artifact the arguments were packed for.
+    ///
+    /// # Errors
+    /// [`Error::Shape`]; the driver's.
+    fn launch(&self, kernel: &Self::Kernel, shape: &Shape, arguments: &Arguments) -> Result<()>;
+
+    /// Records the commands that follow instead of running them.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn begin_capture(&self) -> Result<()>;
+
+    /// Ends the recording.
+    ///
+    /// # Errors
+    /// The driver's, as when something was recorded that can't be.
+    fn end_capture(&self) -> Result<Self::Graph>;
+
+    /// Runs recorded commands.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn replay(&self, graph: &Self::Graph) -> Result<()>;
+
+    /// Drops recorded commands that no longer run.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn discard(&self, graph: Self::Graph) -> Result<()>;
+
+    /// Waits until the commands before the event have run.
+    ///
+    /// # Errors
+    /// [`Error::Lost`]; [`Error::Deadline`].
+    fn wait(&self, event: &Self::Event, deadline: Instant) -> Result<()> {
+        let start = Instant::now();
+        loop {
+            if self.done(event)? {
+                return Ok(());
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                return Err(Error::Deadline { what: "the device's work".into() });
+            }
+            // Short work is waited for at full speed; long work need not keep a core busy.
+            match now - start {
+                waited if waited < Duration::from_micros(200) => std::hint::spin_loop(),
+                waited if waited < Duration::from_millis(2) => std::thread::yield_now(),
+                _ => std::thread::sleep(Duration::from_micros(50)),
+            }
+        }
+    }
+}

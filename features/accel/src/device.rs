@@ -1,0 +1,83 @@
+//! What an accelerator says about itself.
+
+use std::time::Duration;
+
+/// A device's identity and limits. They do not change while it is open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// The product's name, as the driver gives it.
+    pub name: String,
+    /// The driver's interface: `cuda`, `fake`, …
+    pub backend: &'static str,
+    /// The target that code must be compiled for, in the compiler's words: `sm_90`.
+    pub target: String,
+    /// The PCI address, as in `0000:65:00.0`; `None` for a device that is no PCI function.
+    pub address: Option<String>,
+    /// The driver's version, in its own words.
+    pub driver: String,
+    /// Bytes of the device's memory.
+    pub memory_bytes: u64,
+    /// Units that run blocks: multiprocessors, cores.
+    pub units: u32,
+    /// Work-items that run in step.
+    pub lanes: u32,
+    /// The most work-items in a block.
+    pub block_items: u32,
+    /// The most work-items in each dimension of a block.
+    pub block: [u32; 3],
+    /// The most blocks in each dimension of a grid.
+    pub grid: [u32; 3],
+    /// The most bytes of shared memory of a block.
+    pub shared_bytes: u32,
+    /// Whether host and device may use unified memory.
+    pub unified: bool,
+    /// Whether existing host memory can be registered.
+    pub host_registration: bool,
+}
+
+/// How full the device's memory is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryInfo {
+    /// Bytes free for anybody.
+    pub free: u64,
+    /// Bytes in all.
+    pub total: u64,
+    /// Bytes that this queue's own pool holds, used or not.
+    pub reserved: u64,
+}
+
+/// How the device does. What it does not tell is `None`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Health {
+    /// Degrees Celsius.
+    pub temperature: Option<u32>,
+    /// Watts drawn.
+    pub power: Option<f64>,
+    /// The watts at which it throttles itself.
+    pub power_limit: Option<f64>,
+    /// Percent of the time that kernels ran, over the driver's last interval.
+    pub busy: Option<u32>,
+    /// Bytes of device memory in use, by anybody.
+    pub memory_used: Option<u64>,
+    /// Memory errors that were corrected since the last reset.
+    pub corrected_errors: Option<u64>,
+    /// Memory errors that were not, since the last reset.
+    pub uncorrected_errors: Option<u64>,
+    /// Whether rows of memory wait to be remapped, which needs a reset.
+    pub reset_needed: Option<bool>,
+}
+
+/// How a queue is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueOptions {
+    /// Bytes of freed memory that the driver's pool keeps for the next allocation instead of giving them back.
+    pub keep_bytes: u64,
+    /// How long the queue waits for the device where it must, as when it frees pinned memory.
+    pub patience: Duration,
+}
+
+impl Default for QueueOptions {
+    fn default() -> Self {
+        Self { keep_bytes: u64::MAX, patience: Duration::from_secs(30) }
+    }
+}

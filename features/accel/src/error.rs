@@ -1,0 +1,234 @@
+//! What can go wrong with an accelerator, as values.
+
+use std::any::Any;
+
+use thiserror::Error;
+
+/// The result of everything that touches an accelerator.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why an operation on an accelerator failed: what, where, and what to do next.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The native library is not there, or is too old.
+    #[error("{library} can't be used: {cause}; {remedy}")]
+    Unavailable {
+        /// The library's file name.
+        library: String,
+        /// What the loader said.
+        cause: String,
+        /// What to install.
+        remedy: String,
+    },
+    /// No such device.
+    #[error("no accelerator {wanted}: {found} found; list them to see their numbers and addresses")]
+    NoDevice {
+        /// The number or address asked for.
+        wanted: String,
+        /// How many there are.
+        found: u32,
+    },
+    /// The device has too little free memory.
+    #[error("out of {kind} memory: {bytes} bytes wanted, {free} of {total} free; free buffers or use smaller ones")]
+    OutOfMemory {
+        /// The kind of memory.
+        kind: &'static str,
+        /// The bytes asked for.
+        bytes: u64,
+        /// The bytes that the device said were free.
+        free: u64,
+        /// The device's bytes.
+        total: u64,
+    },
+    /// The pool's own limit would be passed.
+    #[error(
+        "the memory pool's limit of {limit} bytes would be passed: {in_use} in use, {bytes} wanted; \
+         free buffers or raise the limit"
+    )]
+    PoolLimit {
+        /// The bytes asked for, rounded up to what the pool hands out.
+        bytes: u64,
+        /// The bytes that live buffers hold.
+        in_use: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// A range that does not lie in its buffer.
+    #[error("bytes {offset}..{offset}+{bytes} do not lie in a buffer of {size} bytes")]
+    OutOfRange {
+        /// First byte.
+        offset: u64,
+        /// Length.
+        bytes: u64,
+        /// The buffer's length.
+        size: u64,
+    },
+    /// Source and destination of a copy differ in length.
+    #[error("a copy from {source_bytes} to {destination_bytes} bytes: both must have the same length")]
+    Lengths {
+        /// Bytes of the source.
+        source_bytes: u64,
+        /// Bytes of the destination.
+        destination_bytes: u64,
+    },
+    /// The host can't reach this memory.
+    #[error("the host can't reach {kind} memory: copy it to pinned memory first")]
+    NotHostVisible {
+        /// The kind of memory.
+        kind: &'static str,
+    },
+    /// The arguments do not fit the kernel's parameters.
+    #[error("kernel {kernel}, parameter {parameter}: {reason}")]
+    Arguments {
+        /// The kernel's entry symbol.
+        kernel: String,
+        /// The parameter's name or number.
+        parameter: String,
+        /// What does not fit.
+        reason: String,
+    },
+    /// The grid or block is not one that the device can launch.
+    #[error("kernel {kernel} can't be launched as {shape}: {reason}")]
+    Shape {
+        /// The kernel's entry symbol.
+        kernel: String,
+        /// Grid, block and shared memory.
+        shape: String,
+        /// Which limit is passed.
+        reason: String,
+    },
+    /// An artifact that the device does not take.
+    #[error("kernel {kernel} can't be loaded: {reason}")]
+    Load {
+        /// The kernel's entry symbol.
+        kernel: String,
+        /// What was wrong, with the driver's log where it gives one.
+        reason: String,
+    },
+    /// The worker's queue is full.
+    #[error("the worker's queue of {capacity} commands is full: wait, or give the worker a larger one")]
+    QueueFull {
+        /// How many commands fit.
+        capacity: usize,
+    },
+    /// A wait ended before what it waited for.
+    #[error("{what} did not come in time: wait longer, or find out what keeps the device busy")]
+    Deadline {
+        /// What was waited for.
+        what: String,
+    },
+    /// The job was taken back before it started.
+    #[error("the job was cancelled before it started")]
+    Cancelled,
+    /// The worker takes no more work.
+    #[error("the GPU worker has stopped: start another one")]
+    Stopped,
+    /// A job panicked. The worker goes on.
+    #[error("a job on the GPU worker panicked: {message}")]
+    Panicked {
+        /// The panic's message.
+        message: String,
+    },
+    /// The context is lost: a fault on the device that sticks. Nothing that was on it can be used again.
+    #[error("the device's context is lost ({cause}): stop this worker, and start again in a new process")]
+    Lost {
+        /// The first fault.
+        cause: String,
+    },
+    /// A buffer, kernel or graph of another worker.
+    #[error("this {what} belongs to another worker: each worker has memory and kernels of its own")]
+    WrongWorker {
+        /// Buffer, kernel or graph.
+        what: &'static str,
+    },
+    /// A job tried to use memory whose former owner's commands still wait behind it.
+    #[error("this buffer's memory is still in use by commands queued behind this job: use it from a later job")]
+    OutOfOrder,
+    /// Another live worker has this brand.
+    #[error("the brand {brand} is taken by a worker that still lives, or by buffers of it: use a brand once")]
+    BrandInUse {
+        /// The brand's type.
+        brand: &'static str,
+    },
+    /// Something that can't be part of a graph was done while one was captured.
+    #[error("{what} can't be captured into a graph: do it before or after")]
+    Capturing {
+        /// What was tried.
+        what: &'static str,
+    },
+    /// The device or its driver can't do this.
+    #[error("{device} does not support {what}")]
+    Unsupported {
+        /// What was asked for.
+        what: String,
+        /// The device's name.
+        device: String,
+    },
+    /// A call of the driver failed.
+    #[error("{call} failed: {name} ({code}), {message}")]
+    Driver {
+        /// The function.
+        call: &'static str,
+        /// The driver's code.
+        code: i64,
+        /// The code's name.
+        name: String,
+        /// What the driver says about it.
+        message: String,
+    },
+    /// The host refused something.
+    #[error("{what} failed: {cause}")]
+    Host {
+        /// What was tried.
+        what: &'static str,
+        /// The operating system's error.
+        cause: String,
+    },
+}
+
+impl Error {
+    /// The error as a number for a C interface: negative, one for each kind, never reused.
+    pub fn code(&self) -> i32 {
+        match self {
+            Self::Unavailable { .. } => -1,
+            Self::NoDevice { .. } => -2,
+            Self::OutOfMemory { .. } => -3,
+            Self::PoolLimit { .. } => -4,
+            Self::OutOfRange { .. } => -5,
+            Self::Lengths { .. } => -6,
+            Self::NotHostVisible { .. } => -7,
+            Self::Arguments { .. } => -8,
+            Self::Shape { .. } => -9,
+            Self::Load { .. } => -10,
+            Self::QueueFull { .. } => -11,
+            Self::Deadline { .. } => -12,
+            Self::Cancelled => -13,
+            Self::Stopped => -14,
+            Self::Panicked { .. } => -15,
+            Self::Lost { .. } => -16,
+            Self::WrongWorker { .. } => -17,
+            Self::OutOfOrder => -18,
+            Self::BrandInUse { .. } => -19,
+            Self::Capturing { .. } => -20,
+            Self::Unsupported { .. } => -21,
+            Self::Driver { .. } => -22,
+            Self::Host { .. } => -23,
+        }
+    }
+
+    /// Whether the context is gone for good.
+    pub fn is_lost(&self) -> bool {
+        matches!(self, Self::Lost { .. })
+    }
+
+    /// The error for a panic that was caught.
+    pub(crate) fn from_panic(panic: &(dyn Any + Send)) -> Self {
+        let message = panic
+            .downcast_ref::<&str>()
+            .map(ToString::to_string)
+            .or_else(|| panic.downcast_ref::<String>().cloned())
+            .unwrap_or_else(|| "no message".into());
+        Self::Panicked { message }
+    }
+}

@@ -1,0 +1,178 @@
+//! A simulated accelerator, with faults on demand.
+//!
+//! It is as late as a GPU: commands are kept, and run only when somebody looks whether an event is done; while the
+//! device is [paused](FakeAccelerator::pause) they do not run at all. A command that touches freed memory faults, and
+//! the fault sticks. Fresh memory holds 0xA5 in every byte.
+
+mod heap;
+mod queue;
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+pub use queue::{FakeEvent, FakeGraph, FakeKernel, FakeQueue};
+
+use crate::accelerator::Accelerator;
+use crate::artifact::{Artifact, Parameter, ParameterKind};
+use crate::device::{DeviceInfo, Health, QueueOptions};
+use crate::error::{Error, Result};
+
+/// A call in which a fault can be planted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FakeCall {
+    /// [`Accelerator::open`].
+    Open,
+    /// [`Queue::allocate`](crate::Queue::allocate).
+    Allocate,
+    /// [`Queue::free`](crate::Queue::free).
+    Free,
+    /// [`Queue::copy`](crate::Queue::copy).
+    Copy,
+    /// [`Queue::fill`](crate::Queue::fill).
+    Fill,
+    /// [`Queue::record`](crate::Queue::record).
+    Record,
+    /// [`Queue::launch`](crate::Queue::launch).
+    Launch,
+    /// [`Queue::end_capture`](crate::Queue::end_capture).
+    EndCapture,
+}
+
+/// What a planted fault does.
+#[derive(Clone, Debug)]
+enum Fault {
+    Fail(Error),
+    Panic,
+}
+
+#[derive(Default)]
+struct Controls {
+    faults: Mutex<VecDeque<(FakeCall, Fault)>>,
+    paused: AtomicBool,
+    lost: AtomicBool,
+    memory: AtomicU64,
+    used: AtomicU64,
+}
+
+impl Controls {
+    fn check(&self, call: FakeCall) -> Result<()> {
+        if self.lost.load(Ordering::Acquire) {
+            return Err(Error::Lost { cause: "the simulated device was lost".into() });
+        }
+        let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(index) = faults.iter().position(|(planned, _)| *planned == call) else { return Ok(()) };
+        let fault = faults.remove(index);
+        drop(faults);
+        match fault {
+            Some((_, Fault::Panic)) => panic!("planted in {call:?}"),
+            Some((_, Fault::Fail(error))) => Err(error),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The simulated accelerator.
+pub struct FakeAccelerator {
+    info: DeviceInfo,
+    controls: Arc<Controls>,
+}
+
+impl Default for FakeAccelerator {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl FakeAccelerator {
+    /// A device with 64 MiB of memory.
+    pub fn new() -> Self {
+        Self::with_memory(64 << 20)
+    }
+
+    /// A device with `bytes` bytes of memory.
+    pub fn with_memory(bytes: u64) -> Self {
+        let controls = Controls { memory: AtomicU64::new(bytes), ..Controls::default() };
+        let info = DeviceInfo {
+            name: "simulated accelerator".into(),
+            backend: "fake",
+            target: "fake".into(),
+            address: None,
+            driver: env!("CARGO_PKG_VERSION").into(),
+            memory_bytes: bytes,
+            units: 1,
+            lanes: 32,
+            block_items: 1024,
+            block: [1024, 1024, 64],
+            grid: [i32::MAX as u32, 65535, 65535],
+            shared_bytes: 48 << 10,
+            unified: true,
+            host_registration: true,
+        };
+        Self { info, controls: Arc::new(controls) }
+    }
+
+    /// Makes the next such call fail with `error`.
+    pub fn fail_next(&self, call: FakeCall, error: Error) {
+        self.plant(call, Fault::Fail(error));
+    }
+
+    /// Makes the next such call panic.
+    pub fn panic_next(&self, call: FakeCall) {
+        self.plant(call, Fault::Panic);
+    }
+
+    fn plant(&self, call: FakeCall, fault: Fault) {
+        self.controls.faults.lock().unwrap_or_else(PoisonError::into_inner).push_back((call, fault));
+    }
+
+    /// Stops the device: what was started does not get done until [`FakeAccelerator::resume`].
+    pub fn pause(&self) {
+        self.controls.paused.store(true, Ordering::Release);
+    }
+
+    /// Lets the device go on.
+    pub fn resume(&self) {
+        self.controls.paused.store(false, Ordering::Release);
+    }
+
+    /// Loses the context, as a fault on the device does.
+    pub fn lose(&self) {
+        self.controls.lost.store(true, Ordering::Release);
+    }
+
+    /// The bytes of device memory in use by all queues.
+    pub fn used(&self) -> u64 {
+        self.controls.used.load(Ordering::Acquire)
+    }
+
+    /// The kernel `add`: `output[i] = input[i] + addend`, of 32-bit numbers.
+    #[allow(unsafe_code)]
+    pub fn add_artifact() -> Artifact {
+        let view = |name: &str, address, writes| Parameter {
+            name: name.into(),
+            kind: ParameterKind::View { address, count: Some(address + 8), element: 4, writes },
+        };
+        let addend = Parameter { name: "addend".into(), kind: ParameterKind::Scalar { offset: 32, bytes: 4 } };
+        let parameters = vec![view("input", 0, false), view("output", 16, true), addend];
+        // SAFETY: the simulated kernel keeps to its views.
+        unsafe { Artifact::new(b"fake".to_vec(), "add", parameters) }.expect("the layout is a valid one")
+    }
+}
+
+impl Accelerator for FakeAccelerator {
+    type Queue = FakeQueue;
+
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn health(&self) -> Result<Health> {
+        Ok(Health { temperature: Some(40), memory_used: Some(self.used()), ..Health::default() })
+    }
+
+    fn open(&self, options: &QueueOptions) -> Result<Self::Queue> {
+        self.controls.check(FakeCall::Open)?;
+        Ok(FakeQueue::new(Arc::clone(&self.controls), *options))
+    }
+}

@@ -1,0 +1,302 @@
+//! The simulated stream: commands in a list, run when somebody looks.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::heap::Heap;
+use super::{Controls, FakeCall};
+use crate::accelerator::Queue;
+use crate::artifact::Artifact;
+use crate::device::{MemoryInfo, QueueOptions};
+use crate::error::{Error, Result};
+use crate::launch::{Arguments, Shape};
+use crate::memory::{Memory, MemoryKind, Region};
+
+#[derive(Clone)]
+enum Command {
+    Fill { address: u64, bytes: u64, value: u8 },
+    Copy { target: u64, source: u64, bytes: u64 },
+    Add { words: [u64; 5] },
+    Free { address: u64, bytes: u64 },
+    Record(Rc<State>),
+}
+
+#[derive(Default)]
+struct State {
+    done: Cell<bool>,
+    recorded: Cell<bool>,
+    at: Cell<u64>,
+}
+
+/// A point in the simulated stream.
+pub struct FakeEvent {
+    state: RefCell<Rc<State>>,
+    timed: bool,
+}
+
+/// A loaded kernel.
+#[derive(Debug)]
+pub struct FakeKernel {
+    entry: String,
+    bytes: u32,
+}
+
+/// Recorded commands.
+pub struct FakeGraph(Vec<Command>);
+
+/// The simulated queue.
+pub struct FakeQueue {
+    controls: Arc<Controls>,
+    options: QueueOptions,
+    heap: RefCell<Heap>,
+    commands: RefCell<VecDeque<Command>>,
+    capture: RefCell<Option<Vec<Command>>>,
+    lost: RefCell<Option<Error>>,
+    /// Commands run so far: the simulated clock, in microseconds.
+    clock: Cell<u64>,
+    device_bytes: Cell<u64>,
+}
+
+impl FakeQueue {
+    pub(super) fn new(controls: Arc<Controls>, options: QueueOptions) -> Self {
+        Self {
+            controls,
+            options,
+            heap: RefCell::default(),
+            commands: RefCell::default(),
+            capture: RefCell::default(),
+            lost: RefCell::default(),
+            clock: Cell::new(0),
+            device_bytes: Cell::new(0),
+        }
+    }
+
+    fn check(&self, call: FakeCall) -> Result<()> {
+        if let Some(error) = self.lost.borrow().as_ref() {
+            return Err(error.clone());
+        }
+        self.controls.check(call)
+    }
+
+    fn push(&self, command: Command) {
+        match self.capture.borrow_mut().as_mut() {
+            Some(captured) => captured.push(command),
+            None => self.commands.borrow_mut().push_back(command),
+        }
+    }
+
+    fn run(&self) -> Result<()> {
+        if self.controls.paused.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        loop {
+            let Some(command) = self.commands.borrow_mut().pop_front() else { return Ok(()) };
+            self.clock.set(self.clock.get() + 1);
+            if self.execute(command).is_none() {
+                let error = Error::Lost { cause: "illegal address".into() };
+                *self.lost.borrow_mut() = Some(error.clone());
+                return Err(error);
+            }
+        }
+    }
+
+    fn execute(&self, command: Command) -> Option<()> {
+        let mut heap = self.heap.borrow_mut();
+        match command {
+            Command::Fill { address, bytes, value } => heap.write(address, &vec![value; bytes as usize]),
+            Command::Copy { target, source, bytes } => {
+                let bytes = heap.read(source, bytes)?;
+                heap.write(target, &bytes)
+            }
+            Command::Add { words: [input, _, output, count, addend] } => {
+                let input = heap.read(input, count * 4)?;
+                let sum = |number: &[u8]| {
+                    let number = u32::from_le_bytes([number[0], number[1], number[2], number[3]]);
+                    number.wrapping_add(addend as u32).to_le_bytes()
+                };
+                heap.write(output, &input.chunks_exact(4).flat_map(sum).collect::<Vec<_>>())
+            }
+            Command::Free { address, bytes } => {
+                self.device_bytes.set(self.device_bytes.get() - bytes);
+                self.controls.used.fetch_sub(bytes, Ordering::AcqRel);
+                heap.free(address).then_some(())
+            }
+            Command::Record(state) => {
+                state.done.set(true);
+                state.at.set(self.clock.get());
+                Some(())
+            }
+        }
+    }
+
+    fn drained(&self) -> Result<()> {
+        let event = self.event(false)?;
+        self.record(&event)?;
+        self.wait(&event, Instant::now() + self.options.patience)
+    }
+}
+
+impl Drop for FakeQueue {
+    fn drop(&mut self) {
+        self.controls.used.fetch_sub(self.device_bytes.get(), Ordering::AcqRel);
+    }
+}
+
+impl Queue for FakeQueue {
+    type Kernel = FakeKernel;
+    type Event = FakeEvent;
+    type Graph = FakeGraph;
+
+    #[allow(unsafe_code)]
+    fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Memory> {
+        self.check(FakeCall::Allocate)?;
+        let total = self.controls.memory.load(Ordering::Acquire);
+        let used = self.controls.used.load(Ordering::Acquire);
+        let out = Error::OutOfMemory { kind: kind.name(), bytes, free: total - used, total };
+        if kind == MemoryKind::Registered {
+            return Err(Error::Unsupported {
+                what: "allocating registered memory".into(),
+                device: "the simulated accelerator".into(),
+            });
+        }
+        if kind == MemoryKind::Device && bytes > total - used {
+            return Err(out);
+        }
+        let address = self.heap.borrow_mut().allocate(bytes).ok_or(out)?;
+        if kind == MemoryKind::Device {
+            self.device_bytes.set(self.device_bytes.get() + bytes);
+            self.controls.used.fetch_add(bytes, Ordering::AcqRel);
+        }
+        let host = if kind.host_visible() { address } else { 0 };
+        // SAFETY: the heap keeps the allocation until it is freed or the queue is dropped.
+        Ok(unsafe { Memory::from_raw(kind, address, host, bytes) })
+    }
+
+    fn free(&self, memory: Memory) -> Result<()> {
+        self.check(FakeCall::Free)?;
+        if memory.kind() == MemoryKind::Device {
+            self.push(Command::Free { address: memory.address(), bytes: memory.bytes() });
+            return Ok(());
+        }
+        self.drained()?;
+        self.heap.borrow_mut().free(memory.address());
+        Ok(())
+    }
+
+    fn trim(&self, _keep: u64) -> Result<()> {
+        self.run()
+    }
+
+    fn memory(&self) -> Result<MemoryInfo> {
+        let total = self.controls.memory.load(Ordering::Acquire);
+        let free = total - self.controls.used.load(Ordering::Acquire);
+        Ok(MemoryInfo { free, total, reserved: self.heap.borrow().bytes() })
+    }
+
+    #[allow(unsafe_code)]
+    unsafe fn register(&self, host: *mut u8, bytes: u64) -> Result<Memory> {
+        if !self.heap.borrow_mut().register(host as u64, bytes) {
+            return Err(Error::Host { what: "registering memory", cause: "it is registered already".into() });
+        }
+        // SAFETY: the caller keeps it mapped until it is freed or the queue is dropped.
+        Ok(unsafe { Memory::from_raw(MemoryKind::Registered, host as u64, host as u64, bytes) })
+    }
+
+    fn fill(&self, target: Region<'_>, value: u8) -> Result<()> {
+        self.check(FakeCall::Fill)?;
+        self.push(Command::Fill { address: target.address(), bytes: target.bytes(), value });
+        Ok(())
+    }
+
+    fn copy(&self, target: Region<'_>, source: Region<'_>) -> Result<()> {
+        self.check(FakeCall::Copy)?;
+        if target.bytes() != source.bytes() {
+            return Err(Error::Lengths { source_bytes: source.bytes(), destination_bytes: target.bytes() });
+        }
+        self.push(Command::Copy { target: target.address(), source: source.address(), bytes: source.bytes() });
+        Ok(())
+    }
+
+    fn event(&self, timed: bool) -> Result<FakeEvent> {
+        Ok(FakeEvent { state: RefCell::default(), timed })
+    }
+
+    fn record(&self, event: &FakeEvent) -> Result<()> {
+        self.check(FakeCall::Record)?;
+        let state = Rc::new(State { recorded: Cell::new(true), ..State::default() });
+        *event.state.borrow_mut() = Rc::clone(&state);
+        self.push(Command::Record(state));
+        Ok(())
+    }
+
+    fn done(&self, event: &FakeEvent) -> Result<bool> {
+        self.check(FakeCall::Record)?;
+        self.run()?;
+        let state = event.state.borrow();
+        Ok(state.done.get() || !state.recorded.get())
+    }
+
+    fn elapsed(&self, from: &FakeEvent, to: &FakeEvent) -> Result<Duration> {
+        if !from.timed || !to.timed {
+            return Err(Error::Unsupported {
+                what: "the time of an event without a time stamp".into(),
+                device: "the simulated accelerator".into(),
+            });
+        }
+        let (from, to) = (from.state.borrow().at.get(), to.state.borrow().at.get());
+        Ok(Duration::from_micros(to.saturating_sub(from)))
+    }
+
+    fn wait_for(&self, event: &FakeEvent) -> Result<()> {
+        // One device, one thread: what was recorded on another queue of it is waited for here and now.
+        self.wait(event, Instant::now() + self.options.patience)
+    }
+
+    fn load(&self, artifact: &Artifact) -> Result<FakeKernel> {
+        if artifact.image() != b"fake" || artifact.entry() != "add" {
+            let reason = "the simulated accelerator runs the image `fake` with the entry `add`".into();
+            return Err(Error::Load { kernel: artifact.entry().into(), reason });
+        }
+        Ok(FakeKernel { entry: artifact.entry().into(), bytes: artifact.parameter_bytes() })
+    }
+
+    fn unload(&self, _kernel: FakeKernel) -> Result<()> {
+        Ok(())
+    }
+
+    fn launch(&self, kernel: &FakeKernel, _shape: &Shape, arguments: &Arguments) -> Result<()> {
+        self.check(FakeCall::Launch)?;
+        let words = <[u64; 5]>::try_from(arguments.words());
+        let (Ok(words), true) = (words, arguments.bytes() == kernel.bytes) else {
+            let reason = format!("{} bytes of parameters given, {} wanted", arguments.bytes(), kernel.bytes);
+            return Err(Error::Arguments { kernel: kernel.entry.clone(), parameter: "all".into(), reason });
+        };
+        self.push(Command::Add { words });
+        Ok(())
+    }
+
+    fn begin_capture(&self) -> Result<()> {
+        *self.capture.borrow_mut() = Some(Vec::new());
+        Ok(())
+    }
+
+    fn end_capture(&self) -> Result<FakeGraph> {
+        let captured = self.capture.borrow_mut().take().unwrap_or_default();
+        self.check(FakeCall::EndCapture)?;
+        Ok(FakeGraph(captured))
+    }
+
+    fn replay(&self, graph: &FakeGraph) -> Result<()> {
+        self.check(FakeCall::Launch)?;
+        self.commands.borrow_mut().extend(graph.0.iter().cloned());
+        Ok(())
+    }
+
+    fn discard(&self, _graph: FakeGraph) -> Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,106 @@
+//! What an accelerator is to the rest of the house, in three layers.
+//!
+//! - [`Accelerator`] and [`Queue`] are what an implementation provides: a device, and a context with one stream that
+//!   one thread owns. They hand out [`Memory`] that can't be copied and take it back by value.
+//! - [`Worker`] is one thread that owns one queue. Any thread may call it. Commands run in the order in which they
+//!   came, so allocation, copies, launches and frees are ordered without a word from the caller.
+//! - The memory pool lives in the worker: a freed [`Buffer`]'s memory may be handed out again at once, to any thread,
+//!   because what the new owner does comes later in the same order.
+//!
+//! # Why buffers can't be misused
+//! A [`Buffer`] is freed by dropping it, so it can be freed once, and not used afterwards. Its brand is part of its
+//! type: with a brand of its own, a worker takes no other worker's buffers, and a program that tries does not compile.
+//!
+//! ```
+//! # use std::{sync::Arc, time::Duration};
+//! # use vm_accel::{fake::FakeAccelerator, Brand, Error, Worker, WorkerOptions};
+//! struct Left;
+//! impl Brand for Left {}
+//! # fn main() -> Result<(), Error> {
+//! let device = Arc::new(FakeAccelerator::new());
+//! let left = Worker::<_, Left>::start(device, WorkerOptions::default())?;
+//! let (a, b) = (left.allocate(256)?, left.allocate(256)?);
+//! left.copy(&a, &b)?;
+//! # left.stop(Duration::from_secs(10))
+//! # }
+//! ```
+//!
+//! ```compile_fail,E0308
+//! # use std::{sync::Arc, time::Duration};
+//! # use vm_accel::{fake::FakeAccelerator, Brand, Error, Worker, WorkerOptions};
+//! struct Left;
+//! impl Brand for Left {}
+//! struct Right;
+//! impl Brand for Right {}
+//! # fn main() -> Result<(), Error> {
+//! let device = Arc::new(FakeAccelerator::new());
+//! let left = Worker::<_, Left>::start(device.clone(), WorkerOptions::default())?;
+//! let right = Worker::<_, Right>::start(device, WorkerOptions::default())?;
+//! let (a, b) = (left.allocate(256)?, right.allocate(256)?);
+//! left.copy(a.view(0, 256)?, b.view(0, 256)?)?; // b is another worker's
+//! # left.stop(Duration::from_secs(10))
+//! # }
+//! ```
+//!
+//! A buffer that was given away can't be used, nor freed twice:
+//!
+//! ```compile_fail,E0382
+//! # use std::{sync::Arc, time::Duration};
+//! # use vm_accel::{fake::FakeAccelerator, Error, Worker, WorkerOptions};
+//! # fn main() -> Result<(), Error> {
+//! # let worker = Worker::<_>::start(Arc::new(FakeAccelerator::new()), WorkerOptions::default())?;
+//! let buffer = worker.allocate(256)?;
+//! worker.free(buffer)?;
+//! worker.free(buffer)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A view does not outlive its buffer:
+//!
+//! ```compile_fail,E0505
+//! # use std::{sync::Arc, time::Duration};
+//! # use vm_accel::{fake::FakeAccelerator, Error, Worker, WorkerOptions};
+//! # fn main() -> Result<(), Error> {
+//! # let worker = Worker::<_>::start(Arc::new(FakeAccelerator::new()), WorkerOptions::default())?;
+//! let buffer = worker.allocate(256)?;
+//! let view = buffer.view(0, 128)?;
+//! drop(buffer);
+//! worker.fill(view, 0)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Where it is trusted
+//! What can't be checked is promised at four `unsafe` functions: [`Artifact::new`] (the code keeps to its views),
+//! [`Memory::from_raw`] (an implementation's allocation is its own), [`Queue::register`] and [`Worker::register`]
+//! (host memory stays mapped).
+//!
+//! # What this crate does not know
+//! CUDA, PCI, or any other interface; how code is compiled; configuration, JSON, the command line.
+
+mod accelerator;
+mod artifact;
+#[cfg(all(feature = "conformance", not(loom)))]
+pub mod conformance;
+mod device;
+mod edge;
+mod error;
+mod executor;
+#[cfg(all(feature = "fake", not(loom)))]
+pub mod fake;
+mod launch;
+mod memory;
+mod pool;
+mod worker;
+
+pub use accelerator::{Accelerator, Queue};
+pub use artifact::{Artifact, PARAMETER_BYTES, Parameter, ParameterKind};
+pub use device::{DeviceInfo, Health, MemoryInfo, QueueOptions};
+pub use edge::{edge, last_error_message};
+pub use error::{Error, Result};
+pub use executor::job::Job;
+pub use launch::{Arguments, QueueArgument, Scalar, Shape};
+pub use memory::{Memory, MemoryKind, Region};
+pub use pool::{PoolOptions, PoolStatistics};
+pub use worker::{AnyWorker, Argument, Brand, Buffer, Graph, Kernel, Session, View, Worker, WorkerOptions};

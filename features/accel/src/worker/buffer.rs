@@ -1,0 +1,235 @@
+//! What callers hold: buffers, views of them, kernels and graphs.
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+use super::brand::{AnyWorker, Brand};
+use super::{Garbage, Shared};
+use crate::accelerator::Accelerator;
+use crate::artifact::Artifact;
+use crate::error::{Error, Result};
+use crate::launch::Scalar;
+use crate::memory::{Memory, MemoryKind, Region};
+
+/// Memory of one worker. Dropping it gives the memory back to the worker's pool, which neither waits nor fails.
+pub struct Buffer<A: Accelerator, B: Brand = AnyWorker> {
+    memory: ManuallyDrop<Memory>,
+    bytes: u64,
+    /// The position from which commands may use it.
+    ready: u64,
+    pub(super) shared: Arc<Shared<A, B>>,
+}
+
+impl<A: Accelerator, B: Brand> Buffer<A, B> {
+    pub(super) fn new(memory: Memory, bytes: u64, ready: u64, shared: &Arc<Shared<A, B>>) -> Self {
+        Self { memory: ManuallyDrop::new(memory), bytes, ready, shared: Arc::clone(shared) }
+    }
+
+    /// The length in bytes, as asked for.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Where it lies, and who can reach it.
+    pub fn kind(&self) -> MemoryKind {
+        self.memory.kind()
+    }
+
+    /// The device's address, for printing and for interfaces that want a number. It says nothing about how long the
+    /// memory is there.
+    pub fn address(&self) -> u64 {
+        self.memory.address()
+    }
+
+    /// The part of `bytes` bytes from `offset`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn view(&self, offset: u64, bytes: u64) -> Result<View<'_, A, B>> {
+        let region = View::from(self).region.slice(offset, bytes)?;
+        Ok(View { region, buffer: self })
+    }
+
+    /// Takes the memory out, without giving it back to the pool.
+    #[allow(unsafe_code)]
+    pub(super) fn into_memory(self) -> Memory {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is never dropped, so the memory is taken once.
+        let memory = unsafe { ManuallyDrop::take(&mut this.memory) };
+        // SAFETY: as above, for the reference count.
+        drop(unsafe { std::ptr::read(&this.shared) });
+        memory
+    }
+}
+
+impl<A: Accelerator, B: Brand> Drop for Buffer<A, B> {
+    #[allow(unsafe_code)]
+    fn drop(&mut self) {
+        // SAFETY: the buffer is being dropped, so nobody uses the field again.
+        let memory = unsafe { ManuallyDrop::take(&mut self.memory) };
+        self.shared.give(memory);
+    }
+}
+
+impl<A: Accelerator, B: Brand> fmt::Debug for Buffer<A, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer")
+            .field("kind", &self.kind())
+            .field("address", &format_args!("{:#x}", self.address()))
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A part of a [`Buffer`]; a reference to a buffer is a view of all of it.
+pub struct View<'a, A: Accelerator, B: Brand = AnyWorker> {
+    region: Region<'static>,
+    buffer: &'a Buffer<A, B>,
+}
+
+impl<A: Accelerator, B: Brand> Clone for View<'_, A, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<A: Accelerator, B: Brand> Copy for View<'_, A, B> {}
+
+impl<'a, A: Accelerator, B: Brand> From<&'a Buffer<A, B>> for View<'a, A, B> {
+    fn from(buffer: &'a Buffer<A, B>) -> Self {
+        let region = buffer.memory.detached();
+        // A buffer is never longer than its memory.
+        Self { region: region.slice(0, buffer.bytes).unwrap_or(region), buffer }
+    }
+}
+
+impl<'a, A: Accelerator, B: Brand> View<'a, A, B> {
+    /// The length in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.region.bytes()
+    }
+
+    /// The region, for a command that the caller pushes while it borrows the buffer.
+    pub(super) fn region(&self) -> Region<'static> {
+        self.region
+    }
+
+    pub(super) fn shared(&self) -> &'a Arc<Shared<A, B>> {
+        &self.buffer.shared
+    }
+
+    /// The start of the memory that the view lies in.
+    pub(super) fn base(&self) -> u64 {
+        self.buffer.address()
+    }
+
+    /// The position from which commands may use it.
+    pub(super) fn ready(&self) -> u64 {
+        self.buffer.ready
+    }
+}
+
+impl<A: Accelerator, B: Brand> fmt::Debug for View<'_, A, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("View").field("region", &self.region).finish_non_exhaustive()
+    }
+}
+
+/// One argument of a launch.
+#[derive(Debug)]
+pub enum Argument<'a, A: Accelerator, B: Brand = AnyWorker> {
+    /// For a parameter that is a view.
+    View(View<'a, A, B>),
+    /// For a parameter that is a number.
+    Scalar(Scalar),
+}
+
+impl<A: Accelerator, B: Brand> Clone for Argument<'_, A, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<A: Accelerator, B: Brand> Copy for Argument<'_, A, B> {}
+
+impl<'a, A: Accelerator, B: Brand> From<&'a Buffer<A, B>> for Argument<'a, A, B> {
+    fn from(buffer: &'a Buffer<A, B>) -> Self {
+        Self::View(buffer.into())
+    }
+}
+
+impl<'a, A: Accelerator, B: Brand> From<View<'a, A, B>> for Argument<'a, A, B> {
+    fn from(view: View<'a, A, B>) -> Self {
+        Self::View(view)
+    }
+}
+
+impl<A: Accelerator, B: Brand, S: Into<Scalar>> From<S> for Argument<'_, A, B> {
+    fn from(scalar: S) -> Self {
+        Self::Scalar(scalar.into())
+    }
+}
+
+pub(super) struct Loaded<A: Accelerator, B: Brand> {
+    pub(super) kernel: ManuallyDrop<<A::Queue as crate::Queue>::Kernel>,
+    pub(super) artifact: Artifact,
+    pub(super) shared: Arc<Shared<A, B>>,
+}
+
+impl<A: Accelerator, B: Brand> Drop for Loaded<A, B> {
+    #[allow(unsafe_code)]
+    fn drop(&mut self) {
+        // SAFETY: the value is being dropped, so nobody uses the field again.
+        let kernel = unsafe { ManuallyDrop::take(&mut self.kernel) };
+        self.shared.discard(Garbage::Kernel(kernel));
+    }
+}
+
+/// A kernel that is loaded on one worker. Clones are the same kernel; it is unloaded after the last is dropped and its
+/// launches have run.
+pub struct Kernel<A: Accelerator, B: Brand = AnyWorker>(pub(super) Arc<Loaded<A, B>>);
+
+impl<A: Accelerator, B: Brand> Kernel<A, B> {
+    /// The entry symbol.
+    pub fn entry(&self) -> &str {
+        self.0.artifact.entry()
+    }
+}
+
+impl<A: Accelerator, B: Brand> Clone for Kernel<A, B> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<A: Accelerator, B: Brand> fmt::Debug for Kernel<A, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Kernel").field(&self.entry()).finish()
+    }
+}
+
+/// Commands that were recorded once, to be replayed often. It keeps the kernels and the memory that it uses.
+pub struct Graph<A: Accelerator, B: Brand = AnyWorker> {
+    pub(super) id: u64,
+    pub(super) shared: Arc<Shared<A, B>>,
+}
+
+impl<A: Accelerator, B: Brand> Drop for Graph<A, B> {
+    fn drop(&mut self) {
+        self.shared.discard(Garbage::Graph(self.id));
+    }
+}
+
+impl<A: Accelerator, B: Brand> fmt::Debug for Graph<A, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Graph").field(&self.id).finish()
+    }
+}
+
+impl<A: Accelerator, B: Brand> Shared<A, B> {
+    /// That a view is of this worker.
+    pub(super) fn own<'a>(self: &Arc<Self>, what: &'static str, theirs: &'a Arc<Self>) -> Result<&'a Arc<Self>> {
+        if Arc::ptr_eq(self, theirs) { Ok(theirs) } else { Err(Error::WrongWorker { what }) }
+    }
+}

@@ -1,0 +1,612 @@
+//! The GPU worker: one thread that owns one queue.
+
+mod brand;
+mod buffer;
+mod current;
+mod session;
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use bytemuck::Pod;
+
+pub use brand::{AnyWorker, Brand};
+pub use buffer::{Argument, Buffer, Graph, Kernel, View};
+pub use session::Session;
+
+use crate::accelerator::{Accelerator, Queue};
+use crate::artifact::Artifact;
+use crate::device::{MemoryInfo, QueueOptions};
+use crate::error::{Error, Result};
+use crate::executor::job::{Cell, Completer, Job};
+use crate::executor::{Executor, Refused, guarded};
+use crate::launch::{Arguments, Shape, Value};
+use crate::memory::{Memory, MemoryKind};
+use crate::pool::{Pool, PoolOptions, PoolStatistics, Taken};
+
+/// How a worker is started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerOptions {
+    /// The thread's name; the first 15 bytes show in `ps -L`.
+    pub name: String,
+    /// How many commands may wait.
+    pub capacity: usize,
+    /// How long the thread looks for new commands before it sleeps. Waking it costs the caller some microseconds.
+    pub spin: Duration,
+    /// How the queue is opened. Its patience is also how long callers wait for room in the queue.
+    pub queue: QueueOptions,
+    /// How the pool hands out memory.
+    pub pool: PoolOptions,
+}
+
+impl Default for WorkerOptions {
+    fn default() -> Self {
+        Self {
+            name: "gpu-worker".into(),
+            capacity: 512,
+            spin: Duration::from_micros(20),
+            queue: QueueOptions::default(),
+            pool: PoolOptions::default(),
+        }
+    }
+}
+
+/// What callers dropped, for the worker to remove.
+enum Garbage<A: Accelerator> {
+    Kernel(<A::Queue as Queue>::Kernel),
+    Memory(Memory),
+    Graph(u64),
+}
+
+/// What the worker's thread and all that belongs to it share.
+struct Shared<A: Accelerator, B: Brand> {
+    id: u64,
+    accelerator: Arc<A>,
+    executor: Executor<Session<A, B>>,
+    pool: Pool,
+    options: WorkerOptions,
+    lost: OnceLock<Error>,
+    deferred: Mutex<Option<Error>>,
+    /// With the position that the running command must have reached.
+    garbage: Mutex<Vec<(u64, Garbage<A>)>>,
+    littered: AtomicBool,
+    _lease: brand::Lease,
+}
+
+impl<A: Accelerator, B: Brand> Shared<A, B> {
+    fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn name(&self) -> &str {
+        &self.options.name
+    }
+
+    fn alive(&self) -> Result<()> {
+        self.lost.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
+    fn set_lost(&self, error: &Error) {
+        if self.lost.set(error.clone()).is_ok() {
+            tracing::error!(worker = self.name(), %error, "the context is lost");
+        }
+    }
+
+    fn defer(&self, error: Error) {
+        tracing::warn!(worker = self.name(), %error, "a queued command failed");
+        self.deferred.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+    }
+
+    fn take_deferred(&self) -> Result<()> {
+        self.deferred.lock().unwrap_or_else(PoisonError::into_inner).take().map_or(Ok(()), Err)
+    }
+
+    fn give(&self, memory: Memory) {
+        if memory.kind() == MemoryKind::Registered {
+            self.pool.forget(memory.bytes());
+            self.discard(Garbage::Memory(memory));
+        } else {
+            self.pool.give(memory, self.executor.tail());
+        }
+    }
+
+    fn discard(&self, garbage: Garbage<A>) {
+        let position = self.executor.tail();
+        self.garbage.lock().unwrap_or_else(PoisonError::into_inner).push((position, garbage));
+        self.littered.store(true, Ordering::Release);
+        if !current::is(self.id) {
+            // The worker may sleep; a full queue means that it does not.
+            let _ = self.executor.push(|_| ());
+        }
+    }
+
+    fn take_garbage(&self, position: u64) -> Vec<Garbage<A>> {
+        if !self.littered.swap(false, Ordering::AcqRel) {
+            return Vec::new();
+        }
+        let mut garbage = self.garbage.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = garbage.extract_if(.., |(ready, _)| *ready <= position).map(|(_, garbage)| garbage).collect();
+        if !garbage.is_empty() {
+            self.littered.store(true, Ordering::Release);
+        }
+        taken
+    }
+}
+
+/// One thread that owns one queue of an accelerator. Clones are the same worker.
+///
+/// Jobs and commands run one after another in the order in which they were given, whichever thread gave them. On the
+/// worker's own thread, in a job, they run at once, inline.
+///
+/// [`Worker::launch`], [`Worker::copy`] and [`Worker::fill`] return as soon as the command is queued; what is wrong
+/// with their arguments they say at once, what fails later the next [`Worker::synchronize`] or [`Worker::fence`] says.
+///
+/// When the last clone is dropped, the worker ends by itself once all commands have run; [`Worker::stop`] also waits.
+pub struct Worker<A: Accelerator, B: Brand = AnyWorker>(Arc<Owner<A, B>>);
+
+struct Owner<A: Accelerator, B: Brand> {
+    shared: Arc<Shared<A, B>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    ended: Arc<Cell<()>>,
+}
+
+impl<A: Accelerator, B: Brand> Drop for Owner<A, B> {
+    fn drop(&mut self) {
+        self.shared.executor.close();
+    }
+}
+
+impl<A: Accelerator, B: Brand> Clone for Worker<A, B> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<A: Accelerator, B: Brand> fmt::Debug for Worker<A, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker")
+            .field("name", &self.0.shared.options.name)
+            .field("device", &self.0.shared.accelerator.info().name)
+            .field("pool", &self.statistics())
+            .field("lost", &self.0.shared.lost.get())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<A: Accelerator, B: Brand> Worker<A, B> {
+    /// Starts a worker on a device.
+    ///
+    /// # Errors
+    /// [`Error::BrandInUse`]; what [`Accelerator::open`] fails with; [`Error::Deadline`] when it takes longer than the
+    /// options' patience.
+    pub fn start(accelerator: Arc<A>, options: WorkerOptions) -> Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let lease = brand::Lease::take::<B>()?;
+        let shared = Arc::new(Shared {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            accelerator,
+            executor: Executor::new(options.capacity),
+            pool: Pool::new(options.pool),
+            lost: OnceLock::new(),
+            deferred: Mutex::new(None),
+            garbage: Mutex::new(Vec::new()),
+            littered: AtomicBool::new(false),
+            options,
+            _lease: lease,
+        });
+        let started = Arc::new(Cell::new());
+        let ended = Arc::new(Cell::new());
+        let (opened, finished) = (Completer(Arc::clone(&started)), Completer(Arc::clone(&ended)));
+        let theirs = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name(shared.name().to_owned())
+            .spawn(move || serve(theirs, opened, finished))
+            .map_err(|error| Error::Host { what: "starting the worker's thread", cause: error.to_string() })?;
+        let owner = Owner { shared, thread: Mutex::new(Some(thread)), ended };
+        let deadline = owner.deadline();
+        started
+            .wait(Some(deadline))
+            .unwrap_or_else(|| Err(Error::Deadline { what: "the opening of the device".into() }))?;
+        Ok(Self(Arc::new(owner)))
+    }
+
+    /// The device.
+    pub fn accelerator(&self) -> &Arc<A> {
+        &self.0.shared.accelerator
+    }
+
+    /// Runs `f` on the worker's thread; the result is a future.
+    ///
+    /// On the worker's own thread it runs at once.
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`] at once when there is no room, [`Error::Stopped`], [`Error::Lost`]. The future also ends
+    /// with what `f` returns, [`Error::Panicked`] or [`Error::Cancelled`].
+    pub fn submit<F, R>(&self, f: F) -> Result<Job<R>>
+    where
+        F: FnOnce(&Session<A, B>) -> Result<R> + Send + 'static,
+        R: Send + 'static,
+    {
+        self.submit_some(None, f)
+    }
+
+    /// As [`Worker::submit`], but the job ends with [`Error::Deadline`] if it has not started by `deadline`.
+    ///
+    /// # Errors
+    /// As [`Worker::submit`].
+    pub fn submit_by<F, R>(&self, deadline: Instant, f: F) -> Result<Job<R>>
+    where
+        F: FnOnce(&Session<A, B>) -> Result<R> + Send + 'static,
+        R: Send + 'static,
+    {
+        self.submit_some(Some(deadline), f)
+    }
+
+    fn submit_some<F, R>(&self, deadline: Option<Instant>, f: F) -> Result<Job<R>>
+    where
+        F: FnOnce(&Session<A, B>) -> Result<R> + Send + 'static,
+        R: Send + 'static,
+    {
+        let shared = &self.0.shared;
+        shared.alive()?;
+        let mut f = Some(f);
+        let inline = current::with(shared, |session| {
+            let cell = Arc::new(Cell::new());
+            if let Some(f) = f.take()
+                && cell.start(deadline)
+            {
+                cell.complete(guarded(|| f(session)));
+            }
+            Job(cell)
+        });
+        match (inline, f) {
+            (Some(job), _) => Ok(job),
+            (None, Some(f)) => shared.executor.submit(deadline, f),
+            (None, None) => Err(Error::Stopped),
+        }
+    }
+
+    /// Runs `f` on the worker's thread and waits for its result. `f` may borrow from the caller: this returns when `f`
+    /// has ended, or has been taken back because it had not started by `deadline`.
+    ///
+    /// On the worker's own thread it runs at once.
+    ///
+    /// # Errors
+    /// What `f` returns; [`Error::Deadline`], [`Error::QueueFull`], [`Error::Stopped`], [`Error::Panicked`],
+    /// [`Error::Lost`].
+    pub fn submit_and_wait<'a, F, R>(&self, deadline: Instant, f: F) -> Result<R>
+    where
+        F: FnOnce(&Session<A, B>) -> Result<R> + Send + 'a,
+        R: Send + 'a,
+    {
+        let shared = &self.0.shared;
+        shared.alive()?;
+        if current::is(shared.id) {
+            let inline = current::with(shared, |session| guarded(|| f(session)));
+            return inline.unwrap_or(Err(Error::Stopped));
+        }
+        shared.executor.submit_and_wait(deadline, f)
+    }
+
+    /// Allocates device memory: from what was freed, or else from the device.
+    ///
+    /// The content is zero if the pool's options say so, else whatever was there.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], [`Error::PoolLimit`], [`Error::Stopped`], [`Error::Lost`].
+    pub fn allocate(&self, bytes: u64) -> Result<Buffer<A, B>> {
+        self.allocate_kind(MemoryKind::Device, bytes)
+    }
+
+    /// Allocates device memory and sets it to zero, before anything that comes later.
+    ///
+    /// # Errors
+    /// As [`Worker::allocate`].
+    pub fn allocate_zeroed(&self, bytes: u64) -> Result<Buffer<A, B>> {
+        let buffer = self.allocate(bytes)?;
+        if !self.0.shared.pool.zero() {
+            self.fill(&buffer, 0)?;
+        }
+        Ok(buffer)
+    }
+
+    /// Allocates memory of a kind.
+    ///
+    /// # Errors
+    /// As [`Worker::allocate`]; [`Error::Unsupported`].
+    pub fn allocate_kind(&self, kind: MemoryKind, bytes: u64) -> Result<Buffer<A, B>> {
+        let shared = &self.0.shared;
+        shared.alive()?;
+        if let Some(buffer) = current::with(shared, |session| session.allocate_kind(kind, bytes)) {
+            return buffer;
+        }
+        let buffer = match shared.pool.take(kind, bytes, None)? {
+            Taken::Hit(memory, ready) => Buffer::new(memory, bytes, ready, shared),
+            Taken::Miss(size, evicted) => {
+                let mut asked = false;
+                let memory = shared.executor.submit_and_wait(self.0.deadline(), |session| {
+                    asked = true;
+                    session.allocate_missed(kind, size, evicted)
+                });
+                if !asked {
+                    shared.pool.missed(size);
+                }
+                Buffer::new(memory?, bytes, 0, shared)
+            }
+        };
+        if shared.pool.zero() {
+            self.fill(&buffer, 0)?;
+        }
+        Ok(buffer)
+    }
+
+    /// Makes existing host memory a buffer of kind [`MemoryKind::Registered`], which the device reads and writes in
+    /// place. [`Worker::free`] gives it back and says when that is done.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`]; the device's.
+    ///
+    /// # Safety
+    /// The `bytes` bytes at `host` stay mapped, and no Rust reference to them is live, until [`Worker::free`] or
+    /// [`Worker::stop`] has returned without an error.
+    #[allow(unsafe_code)]
+    pub unsafe fn register(&self, host: *mut u8, bytes: u64) -> Result<Buffer<A, B>> {
+        let host = host as usize;
+        let memory = self.submit_and_wait(self.0.deadline(), |session| session.register(host, bytes))?;
+        self.0.shared.pool.adopt(memory.bytes());
+        Ok(Buffer::new(memory, bytes, 0, &self.0.shared))
+    }
+
+    /// Gives a buffer back, as dropping it does; for registered memory it also waits until the host has it back.
+    ///
+    /// # Errors
+    /// [`Error::WrongWorker`]; for registered memory [`Error::Deadline`], [`Error::Stopped`] and the device's.
+    pub fn free(&self, buffer: Buffer<A, B>) -> Result<()> {
+        let shared = &self.0.shared;
+        shared.own("buffer", &buffer.shared)?;
+        if buffer.kind() == MemoryKind::Registered {
+            let memory = buffer.into_memory();
+            shared.pool.forget(memory.bytes());
+            return self.submit_and_wait(self.0.deadline(), move |session| session.free(memory));
+        }
+        drop(buffer);
+        Ok(())
+    }
+
+    /// Sets every byte of a view.
+    ///
+    /// # Errors
+    /// [`Error::WrongWorker`], [`Error::QueueFull`], [`Error::Stopped`], [`Error::Lost`].
+    pub fn fill<'a>(&self, target: impl Into<View<'a, A, B>>, value: u8) -> Result<()> {
+        let (shared, target) = (&self.0.shared, target.into());
+        shared.own("buffer", target.shared())?;
+        if let Some(done) = current::with(shared, |session| session.fill(target, value)) {
+            return done;
+        }
+        let target = target.region();
+        self.command(move |session| session.fill_region(target, value))
+    }
+
+    /// Copies one view to another of the same length.
+    ///
+    /// # Errors
+    /// [`Error::Lengths`], [`Error::WrongWorker`], [`Error::QueueFull`], [`Error::Stopped`], [`Error::Lost`].
+    pub fn copy<'a>(&self, target: impl Into<View<'a, A, B>>, source: impl Into<View<'a, A, B>>) -> Result<()> {
+        let (shared, target, source) = (&self.0.shared, target.into(), source.into());
+        shared.own("buffer", target.shared())?;
+        shared.own("buffer", source.shared())?;
+        if target.bytes() != source.bytes() {
+            return Err(Error::Lengths { source_bytes: source.bytes(), destination_bytes: target.bytes() });
+        }
+        if let Some(done) = current::with(shared, |session| session.copy(target, source)) {
+            return done;
+        }
+        let (target, source) = (target.region(), source.region());
+        self.command(move |session| session.copy_region(target, source))
+    }
+
+    /// Copies host values into a view of the same length.
+    ///
+    /// # Errors
+    /// [`Error::Lengths`], [`Error::WrongWorker`], [`Error::Deadline`], [`Error::Stopped`]; the device's.
+    pub fn write<'a, T: Pod>(&self, target: impl Into<View<'a, A, B>>, values: &[T]) -> Result<()> {
+        let target = target.into();
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        self.submit_and_wait(self.0.deadline(), |session| session.write(target, bytes))
+    }
+
+    /// Copies a view into host values of the same length, after the work so far.
+    ///
+    /// # Errors
+    /// As [`Worker::write`], and what an earlier queued command failed with.
+    pub fn read<'a, T: Pod>(&self, source: impl Into<View<'a, A, B>>, values: &mut [T]) -> Result<()> {
+        let source = source.into();
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(values);
+        self.submit_and_wait(self.0.deadline(), |session| session.read(source, bytes))?;
+        self.0.shared.take_deferred()
+    }
+
+    /// Loads a kernel.
+    ///
+    /// # Errors
+    /// [`Error::Load`], [`Error::Stopped`], [`Error::Lost`].
+    pub fn load(&self, artifact: &Artifact) -> Result<Kernel<A, B>> {
+        self.submit_and_wait(self.0.deadline(), |session| session.load(artifact))
+    }
+
+    /// Queues a launch. Nothing is allocated for it, up to 512 bytes of parameters.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::Arguments`], [`Error::WrongWorker`], [`Error::QueueFull`] when no room came in the
+    /// options' patience, [`Error::Stopped`], [`Error::Lost`].
+    pub fn launch(&self, kernel: &Kernel<A, B>, shape: Shape, arguments: &[Argument<'_, A, B>]) -> Result<()> {
+        let shared = &self.0.shared;
+        if let Some(done) = current::with(shared, |session| session.launch(kernel, shape, arguments)) {
+            return done;
+        }
+        shared.own("kernel", &kernel.0.shared)?;
+        shape.check(kernel.entry(), shared.accelerator.info())?;
+        let packed = Arguments::pack(
+            &kernel.0.artifact,
+            arguments.iter().map(|argument| match argument {
+                Argument::View(view) => {
+                    shared.own("buffer", view.shared())?;
+                    Ok(Value::Region(view.region()))
+                }
+                Argument::Scalar(scalar) => Ok(Value::Scalar(*scalar)),
+            }),
+        )?;
+        let loaded = Arc::clone(&kernel.0);
+        self.command(move |session| session.launch_packed(&loaded, &shape, &packed))
+    }
+
+    /// Records what `f` does into a graph, instead of doing it.
+    ///
+    /// # Errors
+    /// What `f` returns; [`Error::Capturing`] for what can't be recorded; the device's.
+    pub fn capture<'a>(&self, f: impl FnOnce(&Session<A, B>) -> Result<()> + Send + 'a) -> Result<Graph<A, B>> {
+        self.submit_and_wait(self.0.deadline(), |session| session.capture(f))
+    }
+
+    /// Queues a graph.
+    ///
+    /// # Errors
+    /// As [`Worker::launch`].
+    pub fn replay(&self, graph: &Graph<A, B>) -> Result<()> {
+        let shared = &self.0.shared;
+        shared.own("graph", &graph.shared)?;
+        if let Some(done) = current::with(shared, |session| session.replay(graph)) {
+            return done;
+        }
+        let id = graph.id;
+        self.command(move |session| session.replay_id(id))
+    }
+
+    /// A future that ends when the device has done all that was given so far.
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`], [`Error::Stopped`], [`Error::Lost`]; the future ends with the first error of a queued
+    /// command since the last wait.
+    pub fn fence(&self) -> Result<Job<()>> {
+        let cell = Arc::new(Cell::new());
+        // From here on there is nothing to cancel.
+        cell.start(None);
+        let completer = Completer(Arc::clone(&cell));
+        let shared = &self.0.shared;
+        shared.alive()?;
+        if current::is(shared.id) {
+            current::with(shared, |session| session.fence(completer));
+        } else {
+            shared.executor.push_by(move |session| session.fence(completer), self.0.deadline())?;
+        }
+        Ok(Job(cell))
+    }
+
+    /// Waits until the device has done all that was given so far.
+    ///
+    /// # Errors
+    /// The first error of a queued command since the last wait; [`Error::Deadline`], [`Error::Stopped`],
+    /// [`Error::Lost`].
+    pub fn synchronize(&self, patience: Duration) -> Result<()> {
+        let deadline = Instant::now() + patience;
+        if let Some(done) = current::with(&self.0.shared, |session| session.synchronize(deadline)) {
+            return done.and_then(|()| self.0.shared.take_deferred());
+        }
+        self.fence()?.wait(deadline)
+    }
+
+    /// How full the device's memory is.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`]; the device's.
+    pub fn memory(&self) -> Result<MemoryInfo> {
+        self.submit_and_wait(self.0.deadline(), Session::memory)
+    }
+
+    /// Waits for the device, then gives the pool's free memory back to it.
+    ///
+    /// # Errors
+    /// [`Error::Deadline`], [`Error::Stopped`]; the device's.
+    pub fn trim(&self) -> Result<()> {
+        self.submit_and_wait(self.0.deadline(), Session::trim)
+    }
+
+    /// What the pool holds.
+    pub fn statistics(&self) -> PoolStatistics {
+        self.0.shared.pool.statistics()
+    }
+
+    /// Takes no more commands, lets those already given run, and waits for the thread to end.
+    ///
+    /// # Errors
+    /// The first error of a queued command since the last wait; [`Error::Lost`]; [`Error::Deadline`] when the thread
+    /// has not ended in time: then it ends by itself later. On the worker's own thread, which can't wait for itself,
+    /// always [`Error::Deadline`].
+    pub fn stop(&self, patience: Duration) -> Result<()> {
+        self.0.shared.executor.close();
+        let late = Error::Deadline { what: format!("the end of the worker {}", self.0.shared.name()) };
+        if current::is(self.0.shared.id) {
+            return Err(late);
+        }
+        let Some(thread) = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+            return Ok(());
+        };
+        match self.0.ended.wait(Some(Instant::now() + patience)) {
+            None => {
+                *self.0.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+                Err(late)
+            }
+            Some(ended) => {
+                if thread.join().is_err() {
+                    return Err(Error::Panicked { message: "the worker's thread".into() });
+                }
+                ended
+            }
+        }
+    }
+
+    /// Queues a command that nobody waits for.
+    fn command(&self, command: impl FnOnce(&Session<A, B>) -> Result<()> + Send + 'static) -> Result<()> {
+        let shared = &self.0.shared;
+        shared.alive()?;
+        match shared.executor.push(move |session| session.defer(command(session))) {
+            Ok(_) => Ok(()),
+            Err((_, Refused::Closed)) => Err(Error::Stopped),
+            Err((command, Refused::Full)) => shared.executor.push_by(command, self.0.deadline()).map(drop),
+        }
+    }
+}
+
+impl<A: Accelerator, B: Brand> Owner<A, B> {
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.shared.options.queue.patience
+    }
+}
+
+/// The worker's thread.
+fn serve<A: Accelerator, B: Brand>(shared: Arc<Shared<A, B>>, opened: Completer<()>, finished: Completer<()>) {
+    let queue = match guarded(|| shared.accelerator.open(&shared.options.queue)) {
+        Ok(queue) => queue,
+        Err(error) => {
+            shared.executor.close();
+            return opened.complete(Err(error));
+        }
+    };
+    let session = Session::new(queue, Arc::clone(&shared));
+    opened.complete(Ok(()));
+    current::enter(shared.id, &session, || {
+        // A job's panic is caught where the job runs; this one is an accelerator's, in a command that nobody waits for.
+        while let Err(error) = guarded(|| {
+            shared.executor.run(&session, || session.idle());
+            Ok(())
+        }) {
+            shared.defer(error);
+        }
+    });
+    let ended = guarded(|| session.finish());
+    drop(shared);
+    finished.complete(ended);
+}

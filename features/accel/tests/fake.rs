@@ -1,0 +1,310 @@
+//! The conformance suite on the simulated accelerator, and what only a simulated one can show: faults.
+#![cfg(not(loom))]
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use vm_accel::fake::{FakeAccelerator, FakeCall};
+use vm_accel::{
+    Argument, Artifact, Brand, Error, MemoryKind, PoolOptions, QueueOptions, Shape, Worker, WorkerOptions,
+};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn start(device: &Arc<FakeAccelerator>) -> Worker<FakeAccelerator> {
+    Worker::start(Arc::clone(device), WorkerOptions::default()).unwrap()
+}
+
+fn soon() -> Instant {
+    Instant::now() + PATIENCE
+}
+
+#[test]
+fn conforms() {
+    let add = FakeAccelerator::add_artifact();
+    // SAFETY: it can't be loaded.
+    #[allow(unsafe_code)]
+    let broken = unsafe { Artifact::new(b"?".to_vec(), "add", add.parameters().to_vec()) }.unwrap();
+    let programs = vm_accel::conformance::Programs { add, broken };
+    assert!(vm_accel::conformance::check(&Arc::new(FakeAccelerator::new()), &programs) >= 15);
+}
+
+#[test]
+fn jobs_run_in_order_and_inline_on_the_worker() {
+    let device = Arc::new(FakeAccelerator::new());
+    let worker = start(&device);
+    let (send, receive) = channel();
+    let jobs: Vec<_> = (0..100)
+        .map(|index| {
+            let (send, worker) = (send.clone(), worker.clone());
+            worker
+                .clone()
+                .submit(move |_| {
+                    send.send((index, "outer")).unwrap();
+                    let inner = worker.submit_and_wait(soon(), |_| {
+                        send.send((index, "inner")).unwrap();
+                        Ok(index)
+                    });
+                    assert_eq!(worker.allocate(16)?.bytes(), 16);
+                    worker.synchronize(PATIENCE)?;
+                    inner
+                })
+                .unwrap()
+        })
+        .collect();
+    for (index, job) in jobs.into_iter().enumerate() {
+        assert_eq!(job.wait(soon()).unwrap(), index);
+    }
+    let theirs = worker.clone();
+    let stopped = worker.submit_and_wait(soon(), move |_| theirs.stop(PATIENCE));
+    assert!(matches!(stopped, Err(Error::Deadline { .. })), "a job can't wait for its own thread: {stopped:?}");
+    let order: Vec<_> = receive.try_iter().collect();
+    assert!(order.chunks(2).enumerate().all(|(index, pair)| pair == [(index, "outer"), (index, "inner")]));
+    worker.stop(PATIENCE).unwrap();
+}
+
+/// Keeps the worker busy until what it returns is dropped.
+fn block(worker: &Worker<FakeAccelerator>) -> std::sync::mpsc::Sender<()> {
+    let (release, wait) = channel::<()>();
+    let (started, running) = channel();
+    drop(worker.submit(move |_| {
+        started.send(()).unwrap();
+        let _ = wait.recv();
+        Ok(())
+    }));
+    running.recv().unwrap();
+    release
+}
+
+#[test]
+fn a_queued_job_can_be_cancelled_and_a_late_one_does_not_start() {
+    let worker = start(&Arc::new(FakeAccelerator::new()));
+    let release = block(&worker);
+    let ran = Arc::new(std::sync::atomic::AtomicU32::new(0));
+    let counted = |ran: &Arc<std::sync::atomic::AtomicU32>| {
+        let ran = Arc::clone(ran);
+        move |_: &_| Ok(ran.fetch_add(1, std::sync::atomic::Ordering::SeqCst))
+    };
+    let cancelled = worker.submit(counted(&ran)).unwrap();
+    assert!(cancelled.cancel());
+    let late = worker.submit_by(Instant::now(), counted(&ran)).unwrap();
+    let mut local = 0;
+    let borrowed = worker.submit_and_wait(Instant::now() + Duration::from_millis(20), |_| {
+        local += 1;
+        Ok(())
+    });
+    assert!(matches!(borrowed, Err(Error::Deadline { .. })), "{borrowed:?}");
+    let waited = worker.submit(counted(&ran)).unwrap().wait(Instant::now() + Duration::from_millis(20));
+    assert!(matches!(waited, Err(Error::Deadline { .. })), "{waited:?}");
+    drop(release);
+    worker.synchronize(PATIENCE).unwrap();
+    assert_eq!(cancelled.wait(soon()), Err(Error::Cancelled));
+    assert!(matches!(late.wait(soon()), Err(Error::Deadline { .. })));
+    assert_eq!((local, ran.load(std::sync::atomic::Ordering::SeqCst)), (0, 0));
+    worker.stop(PATIENCE).unwrap();
+}
+
+#[test]
+fn a_full_queue_says_so() {
+    let options = WorkerOptions {
+        capacity: 4,
+        queue: QueueOptions { patience: Duration::from_millis(50), ..QueueOptions::default() },
+        ..WorkerOptions::default()
+    };
+    let worker = Worker::<FakeAccelerator>::start(Arc::new(FakeAccelerator::new()), options).unwrap();
+    let buffer = worker.allocate(16).unwrap();
+    let release = block(&worker);
+    let jobs: Vec<_> = (0..8).map(|_| worker.submit(|_| Ok(()))).collect();
+    let refused = jobs.iter().filter(|job| matches!(job, Err(Error::QueueFull { capacity: 4 }))).count();
+    assert_eq!(refused, 5, "one slot is the running job's");
+    assert_eq!(worker.fill(&buffer, 0), Err(Error::QueueFull { capacity: 4 }), "after the patience");
+    drop(release);
+    jobs.into_iter().flatten().for_each(|job| job.wait(soon()).unwrap());
+    worker.stop(PATIENCE).unwrap();
+}
+
+#[test]
+fn stop_runs_what_was_queued() {
+    let device = Arc::new(FakeAccelerator::new());
+    let worker = start(&device);
+    let release = block(&worker);
+    let jobs: Vec<_> = (0..50).map(|index| worker.submit(move |_| Ok(index)).unwrap()).collect();
+    assert!(matches!(worker.stop(Duration::from_millis(20)), Err(Error::Deadline { .. })));
+    assert!(matches!(worker.submit(|_| Ok(())), Err(Error::Stopped)));
+    drop(release);
+    for (index, job) in jobs.into_iter().enumerate() {
+        assert_eq!(job.wait(soon()), Ok(index));
+    }
+    worker.stop(PATIENCE).unwrap();
+    assert_eq!(device.used(), 0);
+}
+
+#[test]
+fn the_future_wakes_and_a_fence_waits_for_the_device() {
+    let device = Arc::new(FakeAccelerator::new());
+    let worker = start(&device);
+    let buffer = worker.allocate(16).unwrap();
+    device.pause();
+    worker.fill(&buffer, 3).unwrap();
+    let mut fence = pin!(worker.fence().unwrap());
+    let mut context = Context::from_waker(Waker::noop());
+    worker.submit_and_wait(soon(), |_| Ok(())).unwrap();
+    assert!(fence.as_mut().poll(&mut context).is_pending(), "the device has not done it");
+    let late = worker.synchronize(Duration::from_millis(20));
+    assert!(matches!(late, Err(Error::Deadline { .. })), "{late:?}");
+    device.resume();
+    let end = soon();
+    while fence.as_mut().poll(&mut context).is_pending() {
+        assert!(Instant::now() < end);
+        std::thread::yield_now();
+    }
+    drop(buffer);
+    worker.stop(PATIENCE).unwrap();
+}
+
+#[test]
+fn a_job_may_not_use_memory_that_queued_commands_still_use() {
+    let worker = start(&Arc::new(FakeAccelerator::new()));
+    let old = worker.allocate(512).unwrap();
+    let (started, running) = channel();
+    let (send, receive) = channel::<vm_accel::Buffer<FakeAccelerator>>();
+    let job = worker
+        .submit(move |session| {
+            started.send(()).unwrap();
+            let buffer = receive.recv().unwrap();
+            let fresh = session.allocate(512)?;
+            Ok((session.fill(&buffer, 1), fresh.address() == buffer.address(), session.fill(&fresh, 1)))
+        })
+        .unwrap();
+    running.recv().unwrap();
+    worker.fill(&old, 7).unwrap();
+    let address = old.address();
+    drop(old);
+    let again = worker.allocate(512).unwrap();
+    assert_eq!(again.address(), address, "a caller gets it back at once");
+    send.send(again).unwrap();
+    assert_eq!(job.wait(soon()).unwrap(), (Err(Error::OutOfOrder), false, Ok(())));
+    worker.stop(PATIENCE).unwrap();
+}
+
+#[test]
+fn faults_become_errors_and_the_worker_goes_on_or_says_that_it_is_lost() {
+    let device = Arc::new(FakeAccelerator::new());
+    let planted = || Error::Host { what: "a test", cause: "planted".into() };
+    device.fail_next(FakeCall::Open, planted());
+    let refused = Worker::<FakeAccelerator>::start(Arc::clone(&device), WorkerOptions::default());
+    assert_eq!(refused.err(), Some(planted()));
+    device.panic_next(FakeCall::Open);
+    let refused = Worker::<FakeAccelerator>::start(Arc::clone(&device), WorkerOptions::default());
+    assert!(matches!(refused.err(), Some(Error::Panicked { .. })));
+
+    let worker = start(&device);
+    let kernel = worker.load(&FakeAccelerator::add_artifact()).unwrap();
+    let buffer = worker.allocate(64).unwrap();
+    let arguments = [Argument::from(&buffer), Argument::from(&buffer), Argument::from(1u32)];
+    let mut bytes = [0u8; 64];
+    for (call, panics) in [(FakeCall::Launch, false), (FakeCall::Launch, true), (FakeCall::Fill, true)] {
+        if panics { device.panic_next(call) } else { device.fail_next(call, planted()) }
+        worker.fill(&buffer, 0).unwrap();
+        worker.launch(&kernel, Shape::linear(1, 1), &arguments).unwrap();
+        let error = worker.synchronize(PATIENCE).expect_err("the wait says what failed");
+        assert_eq!(matches!(error, Error::Panicked { .. }), panics, "{error}");
+        worker.synchronize(PATIENCE).expect("it is said once");
+    }
+    device.fail_next(FakeCall::EndCapture, planted());
+    assert_eq!(worker.capture(|session| session.fill(&buffer, 1)).err(), Some(planted()));
+    let oom = Error::OutOfMemory { kind: "device", bytes: 1, free: 0, total: 0 };
+    device.fail_next(FakeCall::Allocate, oom.clone());
+    worker.allocate(5000).expect("a second try after a trim");
+    device.fail_next(FakeCall::Allocate, oom.clone());
+    device.fail_next(FakeCall::Allocate, oom.clone());
+    let before = worker.statistics();
+    assert_eq!(worker.allocate(9000).err(), Some(oom));
+    assert_eq!(worker.statistics().in_use, before.in_use);
+    worker.read(&buffer, &mut bytes).unwrap();
+
+    device.lose();
+    worker.fill(&buffer, 0).unwrap();
+    assert!(worker.synchronize(PATIENCE).is_err_and(|error| error.is_lost()));
+    assert!(worker.launch(&kernel, Shape::linear(1, 1), &arguments).is_err_and(|error| error.is_lost()));
+    assert!(worker.allocate(1).is_err_and(|error| error.is_lost()));
+    assert!(worker.submit(|_| Ok(())).is_err_and(|error| error.is_lost()));
+    drop((buffer, kernel));
+    assert!(worker.stop(PATIENCE).is_err_and(|error| error.is_lost()));
+}
+
+#[test]
+fn buffers_outlive_their_worker_without_harm() {
+    let device = Arc::new(FakeAccelerator::new());
+    let worker = start(&device);
+    let kernel = worker.load(&FakeAccelerator::add_artifact()).unwrap();
+    let buffer = worker.allocate(64).unwrap();
+    let graph = worker.capture(|session| session.fill(&buffer, 1)).unwrap();
+    worker.stop(PATIENCE).unwrap();
+    assert_eq!(device.used(), 0, "the queue freed it");
+    assert_eq!(worker.replay(&graph), Err(Error::Stopped));
+    assert_eq!(worker.fill(&buffer, 0), Err(Error::Stopped));
+    drop((graph, buffer, kernel, worker));
+}
+
+#[test]
+fn a_brand_is_taken_until_the_last_of_it_is_gone() {
+    struct Only;
+    impl Brand for Only {}
+    let device = Arc::new(FakeAccelerator::new());
+    let begin = || Worker::<_, Only>::start(Arc::clone(&device), WorkerOptions::default());
+    let worker = begin().unwrap();
+    assert!(matches!(begin().err(), Some(Error::BrandInUse { .. })));
+    let buffer = worker.allocate(16).unwrap();
+    worker.stop(PATIENCE).unwrap();
+    drop(worker);
+    assert!(matches!(begin().err(), Some(Error::BrandInUse { .. })), "its buffer still lives");
+    drop(buffer);
+    begin().unwrap().stop(PATIENCE).unwrap();
+}
+
+#[test]
+fn dropping_the_last_handle_ends_the_thread() {
+    let device = Arc::new(FakeAccelerator::new());
+    let worker = start(&device);
+    let buffer = worker.allocate_kind(MemoryKind::Device, 1 << 20).unwrap();
+    let job = worker.submit(|_| Ok(5)).unwrap();
+    drop(worker);
+    assert_eq!(job.wait(soon()), Ok(5));
+    let end = soon();
+    while device.used() > 0 {
+        assert!(Instant::now() < end, "the queue was not dropped");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(buffer);
+}
+
+#[test]
+fn polling_a_job_gives_its_result() {
+    let worker = start(&Arc::new(FakeAccelerator::new()));
+    let mut job = pin!(worker.submit(|_| Ok(11)).unwrap());
+    worker.synchronize(PATIENCE).unwrap();
+    let polled = job.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    assert_eq!(polled, Poll::Ready(Ok(11)));
+    worker.stop(PATIENCE).unwrap();
+}
+
+#[test]
+fn zeroing_reaches_memory_that_a_running_job_takes() {
+    let options =
+        WorkerOptions { pool: PoolOptions { zero: true, ..PoolOptions::default() }, ..WorkerOptions::default() };
+    let worker = Worker::<FakeAccelerator>::start(Arc::new(FakeAccelerator::new()), options).unwrap();
+    let mut bytes = [1u8; 100];
+    worker
+        .submit_and_wait(soon(), |session| {
+            let buffer = session.allocate(100)?;
+            session.read(&buffer, &mut bytes)
+        })
+        .unwrap();
+    assert_eq!(bytes, [0; 100]);
+    worker.stop(PATIENCE).unwrap();
+}

@@ -1,0 +1,112 @@
+//! The CUDA devices of this machine.
+
+use vm_accel::{Accelerator, DeviceInfo, Error, Health, QueueOptions, Result};
+
+use crate::nvml;
+use crate::queue::{CudaQueue, Traits};
+use crate::result::Device;
+use crate::sys::{CUdevice_attribute as Attribute, Driver, driver};
+
+/// One CUDA device.
+#[derive(Debug)]
+pub struct CudaAccelerator {
+    device: Device,
+    info: DeviceInfo,
+}
+
+/// Every CUDA device, in CUDA's order, which is not that of the PCI addresses.
+///
+/// # Errors
+/// [`Error::Unavailable`] where there is no driver, with what to install.
+pub fn devices() -> Result<Vec<CudaAccelerator>> {
+    let count = driver()?.device_count()?;
+    (0..count).map(CudaAccelerator::new).collect()
+}
+
+impl CudaAccelerator {
+    /// The device with a number in CUDA's order.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] where there is no driver, with what to install; [`Error::NoDevice`].
+    pub fn new(ordinal: u32) -> Result<Self> {
+        let driver = driver()?;
+        let found = driver.device_count()?;
+        if ordinal >= found {
+            return Err(Error::NoDevice { wanted: ordinal.to_string(), found });
+        }
+        let device = driver.device(ordinal)?;
+        Ok(Self { device, info: info(driver, device)? })
+    }
+
+    /// The device at a PCI address, as in `0000:65:00.0`.
+    ///
+    /// # Errors
+    /// As [`CudaAccelerator::new`].
+    pub fn at(address: &str) -> Result<Self> {
+        let all = devices()?;
+        let found = all.len() as u32;
+        let wanted = address.to_ascii_lowercase();
+        all.into_iter()
+            .find(|device| device.info.address.as_deref() == Some(wanted.as_str()))
+            .ok_or(Error::NoDevice { wanted: format!("at {address}"), found })
+    }
+}
+
+fn info(driver: &Driver, device: Device) -> Result<DeviceInfo> {
+    let get = |attribute| device.attribute(driver, attribute);
+    let [major, minor] = [
+        get(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        get(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+    ];
+    let name = device.name(driver)?;
+    if get(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? == 0 {
+        return Err(Error::Unsupported { what: "stream-ordered memory pools".into(), device: name });
+    }
+    Ok(DeviceInfo {
+        name,
+        backend: "cuda",
+        target: format!("sm_{major}{minor}"),
+        address: Some(device.address(driver)?),
+        driver: format!("CUDA {}", driver.version()?),
+        memory_bytes: device.memory(driver)?,
+        units: get(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        lanes: get(Attribute::CU_DEVICE_ATTRIBUTE_WARP_SIZE)?,
+        block_items: get(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
+        block: [
+            get(Attribute::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X)?,
+            get(Attribute::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y)?,
+            get(Attribute::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z)?,
+        ],
+        grid: [
+            get(Attribute::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X)?,
+            get(Attribute::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y)?,
+            get(Attribute::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z)?,
+        ],
+        shared_bytes: get(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        // Without concurrent access the host faults while any kernel runs.
+        unified: get(Attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS)? != 0,
+        host_registration: get(Attribute::CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED)? != 0,
+    })
+}
+
+impl Accelerator for CudaAccelerator {
+    type Queue = CudaQueue;
+
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn health(&self) -> Result<Health> {
+        nvml::health(self.info.address.as_deref().unwrap_or_default())
+    }
+
+    fn open(&self, options: &QueueOptions) -> Result<CudaQueue> {
+        let traits = Traits {
+            name: self.info.name.clone(),
+            unified: self.info.unified,
+            host_registration: self.info.host_registration,
+            shared_bytes: self.info.shared_bytes,
+        };
+        CudaQueue::open(driver()?, self.device, traits, options)
+    }
+}

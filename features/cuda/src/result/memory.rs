@@ -1,0 +1,162 @@
+//! Memory: stream-ordered pools, pinned, unified and registered host memory.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::rc::Rc;
+
+use vm_accel::Result;
+
+use super::{Context, Device, Stream, ended};
+use crate::sys::{
+    CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUmemPool_attribute,
+    CUmemPoolProps, CUmemoryPool, Driver, Status,
+};
+
+/// `CU_MEMHOSTALLOC_PORTABLE | _DEVICEMAP`, which `CU_MEMHOSTREGISTER_` has as the same bits.
+const PORTABLE_AND_MAPPED: u32 = 3;
+/// `CU_MEM_ATTACH_GLOBAL`.
+const GLOBAL: u32 = 1;
+
+/// A stream-ordered memory pool.
+pub(crate) struct Pool {
+    handle: CUmemoryPool,
+    context: Rc<Context>,
+}
+
+impl Pool {
+    /// A pool that keeps `keep` bytes of freed memory.
+    pub(crate) fn new(context: &Rc<Context>, device: Device, keep: u64) -> Result<Self> {
+        let driver = context.driver;
+        let properties = CUmemPoolProps {
+            allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            handleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+            location: CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device.0 },
+            win32SecurityAttributes: ptr::null_mut(),
+            maxSize: 0,
+            usage: 0,
+            reserved: [0; 54],
+        };
+        let mut handle = ptr::null_mut();
+        // SAFETY: the pointers are to locals.
+        let status = unsafe { (driver.cuMemPoolCreate)(&raw mut handle, &raw const properties) };
+        driver.check("cuMemPoolCreate", status)?;
+        let pool = Self { handle, context: Rc::clone(context) };
+        let mut keep = keep;
+        let threshold = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        // SAFETY: this attribute is a 64-bit number.
+        let status =
+            unsafe { (driver.cuMemPoolSetAttribute)(handle, threshold, (&raw mut keep).cast::<c_void>()) };
+        driver.check("cuMemPoolSetAttribute", status)?;
+        Ok(pool)
+    }
+
+    /// Allocates. The status is given as it is: the caller tells a lack of memory from other failures.
+    pub(crate) fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64, Status> {
+        let driver = self.context.driver;
+        let mut address = 0;
+        // SAFETY: pool and stream are live, the pointer is to a local.
+        match unsafe {
+            (driver.cuMemAllocFromPoolAsync)(&raw mut address, bytes as usize, self.handle, stream.handle())
+        } {
+            0 => Ok(address),
+            status => Err(status),
+        }
+    }
+
+    pub(crate) fn trim(&self, keep: u64) -> Result<()> {
+        let driver = self.context.driver;
+        // SAFETY: the pool is live.
+        driver.check("cuMemPoolTrimTo", unsafe { (driver.cuMemPoolTrimTo)(self.handle, keep as usize) })
+    }
+
+    /// Bytes that the pool holds, used or not.
+    pub(crate) fn reserved(&self) -> Result<u64> {
+        let driver = self.context.driver;
+        let mut bytes = 0u64;
+        let reserved = CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
+        // SAFETY: this attribute is a 64-bit number.
+        let status = unsafe {
+            (driver.cuMemPoolGetAttribute)(self.handle, reserved, (&raw mut bytes).cast::<c_void>())
+        };
+        driver.check("cuMemPoolGetAttribute", status)?;
+        Ok(bytes)
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let driver = self.context.driver;
+        // SAFETY: nobody uses the handle after this.
+        ended(driver, "cuMemPoolDestroy", unsafe { (driver.cuMemPoolDestroy)(self.handle) });
+    }
+}
+
+impl Driver {
+    pub(crate) fn free_async(&self, address: u64, stream: &Stream) -> Result<()> {
+        // SAFETY: the queue gives each address it allocated here once.
+        self.check("cuMemFreeAsync", unsafe { (self.cuMemFreeAsync)(address, stream.handle()) })
+    }
+
+    pub(crate) fn allocate_unified(&self, bytes: u64) -> Result<u64, Status> {
+        let mut address = 0;
+        // SAFETY: the pointer is to a local.
+        match unsafe { (self.cuMemAllocManaged)(&raw mut address, bytes as usize, GLOBAL) } {
+            0 => Ok(address),
+            status => Err(status),
+        }
+    }
+
+    pub(crate) fn free_unified(&self, address: u64) -> Result<()> {
+        // SAFETY: the queue gives each address it allocated here once.
+        self.check("cuMemFree", unsafe { (self.cuMemFree_v2)(address) })
+    }
+
+    /// Pinned memory: the host's address and the device's.
+    pub(crate) fn allocate_pinned(&self, bytes: u64) -> Result<(u64, u64), Status> {
+        let mut host = ptr::null_mut();
+        // SAFETY: the pointer is to a local.
+        match unsafe { (self.cuMemHostAlloc)(&raw mut host, bytes as usize, PORTABLE_AND_MAPPED) } {
+            0 => {}
+            status => return Err(status),
+        }
+        self.device_address(host).map(|address| (host as u64, address)).inspect_err(|_| {
+            // SAFETY: it was allocated just now.
+            ended(self, "cuMemFreeHost", unsafe { (self.cuMemFreeHost)(host) });
+        })
+    }
+
+    pub(crate) fn free_pinned(&self, host: u64) -> Result<()> {
+        // SAFETY: the queue gives each address it allocated here once.
+        self.check("cuMemFreeHost", unsafe { (self.cuMemFreeHost)(host as *mut c_void) })
+    }
+
+    /// Registers host memory, and gives the device's address.
+    ///
+    /// # Safety
+    /// The memory stays mapped until it is given back by [`Driver::unregister`].
+    pub(crate) unsafe fn register(&self, host: *mut u8, bytes: u64) -> Result<u64> {
+        let host: *mut c_void = host.cast();
+        // SAFETY: as the caller promises; a range that is not mapped is refused.
+        let status = unsafe { (self.cuMemHostRegister_v2)(host, bytes as usize, PORTABLE_AND_MAPPED) };
+        self.check("cuMemHostRegister", status)?;
+        self.device_address(host).map_err(|status| {
+            // SAFETY: it was registered just now.
+            ended(self, "cuMemHostUnregister", unsafe { (self.cuMemHostUnregister)(host) });
+            self.error("cuMemHostGetDevicePointer", status)
+        })
+    }
+
+    pub(crate) fn unregister(&self, host: u64) -> Result<()> {
+        // SAFETY: the queue gives each address it registered here once.
+        self.check("cuMemHostUnregister", unsafe { (self.cuMemHostUnregister)(host as *mut c_void) })
+    }
+
+    fn device_address(&self, host: *mut c_void) -> Result<u64, Status> {
+        let mut address = 0;
+        // SAFETY: the memory is pinned or registered; the pointer is to a local.
+        match unsafe { (self.cuMemHostGetDevicePointer_v2)(&raw mut address, host, 0) } {
+            0 => Ok(address),
+            status => Err(status),
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! The driver's objects, owned: each is ended once, when it is dropped, and each status becomes a `Result`.
+//!
+//! All of a queue's objects live on the queue's thread, which made the context current; they are not `Send`. Handles
+//! never leave this module, so the unsafe calls in it are given handles that are live.
+#![allow(unsafe_code)]
+
+mod graph;
+mod memory;
+mod module;
+mod stream;
+
+use std::ffi::{CStr, c_char};
+use std::marker::PhantomData;
+use std::ptr;
+
+use vm_accel::{Error, Result};
+
+pub(crate) use graph::Graph;
+pub(crate) use memory::Pool;
+pub(crate) use module::Module;
+pub(crate) use stream::{Event, Stream};
+
+use crate::sys::{CUdevice, CUdevice_attribute, Driver, Status};
+
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+pub(crate) const OUT_OF_MEMORY: Status = 2;
+/// `CUDA_ERROR_NOT_READY`.
+const NOT_READY: Status = 600;
+
+/// Whether a status means that the context is gone. The codes are those whose description in `cuda.h` says that the
+/// process must be ended and launched again, and those of a device that fell away.
+fn is_sticky(status: Status) -> bool {
+    matches!(status, 4 | 46 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 911 | 999)
+}
+
+impl Driver {
+    /// A status as an error.
+    pub(crate) fn error(&self, call: &'static str, status: Status) -> Error {
+        let text = |get: unsafe extern "C" fn(Status, *mut *const c_char) -> Status| {
+            let mut text = ptr::null();
+            // SAFETY: the pointer is to a local; what the driver stores there is null or a string that is never freed.
+            if unsafe { get(status, &raw mut text) } != 0 || text.is_null() {
+                return "unknown".to_owned();
+            }
+            // SAFETY: as above.
+            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        };
+        let (name, message) = (text(self.cuGetErrorName), text(self.cuGetErrorString));
+        if is_sticky(status) {
+            return Error::Lost { cause: format!("{call}: {name} ({status}), {message}") };
+        }
+        Error::Driver { call, code: i64::from(status), name, message }
+    }
+
+    #[inline]
+    pub(crate) fn check(&self, call: &'static str, status: Status) -> Result<()> {
+        if status == 0 { Ok(()) } else { Err(self.error(call, status)) }
+    }
+
+    /// How many devices there are.
+    pub(crate) fn device_count(&self) -> Result<u32> {
+        let mut count = 0;
+        // SAFETY: the pointer is to a local.
+        self.check("cuDeviceGetCount", unsafe { (self.cuDeviceGetCount)(&raw mut count) })?;
+        Ok(count.max(0) as u32)
+    }
+
+    /// The device with a number.
+    pub(crate) fn device(&self, ordinal: u32) -> Result<Device> {
+        let mut device = 0;
+        // SAFETY: the pointer is to a local.
+        let status = unsafe { (self.cuDeviceGet)(&raw mut device, ordinal as i32) };
+        self.check("cuDeviceGet", status)?;
+        Ok(Device(device))
+    }
+
+    /// The newest CUDA that the driver knows, as `13.0`.
+    pub(crate) fn version(&self) -> Result<String> {
+        let mut version = 0;
+        // SAFETY: the pointer is to a local.
+        self.check("cuDriverGetVersion", unsafe { (self.cuDriverGetVersion)(&raw mut version) })?;
+        Ok(format!("{}.{}", version / 1000, version % 1000 / 10))
+    }
+
+    /// Free and total bytes of the current context's device.
+    pub(crate) fn memory(&self) -> Result<(u64, u64)> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the pointers are to locals.
+        let status = unsafe { (self.cuMemGetInfo_v2)(&raw mut free, &raw mut total) };
+        self.check("cuMemGetInfo", status)?;
+        Ok((free as u64, total as u64))
+    }
+}
+
+/// A device of the driver.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Device(CUdevice);
+
+impl Device {
+    pub(crate) fn attribute(self, driver: &Driver, attribute: CUdevice_attribute) -> Result<u32> {
+        let mut value = 0;
+        // SAFETY: the pointer is to a local.
+        let status = unsafe { (driver.cuDeviceGetAttribute)(&raw mut value, attribute, self.0) };
+        driver.check("cuDeviceGetAttribute", status)?;
+        Ok(value.max(0) as u32)
+    }
+
+    pub(crate) fn name(self, driver: &Driver) -> Result<String> {
+        text(driver, "cuDeviceGetName", driver.cuDeviceGetName, self.0)
+    }
+
+    /// The PCI address in the Linux kernel's form.
+    pub(crate) fn address(self, driver: &Driver) -> Result<String> {
+        Ok(text(driver, "cuDeviceGetPCIBusId", driver.cuDeviceGetPCIBusId, self.0)?.to_ascii_lowercase())
+    }
+
+    pub(crate) fn memory(self, driver: &Driver) -> Result<u64> {
+        let mut bytes = 0;
+        // SAFETY: the pointer is to a local.
+        let status = unsafe { (driver.cuDeviceTotalMem_v2)(&raw mut bytes, self.0) };
+        driver.check("cuDeviceTotalMem", status)?;
+        Ok(bytes as u64)
+    }
+}
+
+/// A string that the driver writes into a buffer.
+fn text(
+    driver: &Driver,
+    call: &'static str,
+    function: unsafe extern "C" fn(*mut c_char, i32, CUdevice) -> Status,
+    device: CUdevice,
+) -> Result<String> {
+    let mut buffer = [0u8; 256];
+    // SAFETY: the driver writes at most the length given.
+    let status = unsafe { function(buffer.as_mut_ptr().cast(), buffer.len() as i32 - 1, device) };
+    driver.check(call, status)?;
+    let text = CStr::from_bytes_until_nul(&buffer).unwrap_or_default();
+    Ok(text.to_string_lossy().trim().to_owned())
+}
+
+/// The device's primary context, current on the thread that retained it. Keeps the objects made in it on that thread.
+pub(crate) struct Context {
+    driver: &'static Driver,
+    device: Device,
+    _thread: PhantomData<*const ()>,
+}
+
+impl Context {
+    pub(crate) fn retain(driver: &'static Driver, device: Device) -> Result<Self> {
+        let mut context = ptr::null_mut();
+        // SAFETY: the pointer is to a local.
+        let status = unsafe { (driver.cuDevicePrimaryCtxRetain)(&raw mut context, device.0) };
+        driver.check("cuDevicePrimaryCtxRetain", status)?;
+        let this = Self { driver, device, _thread: PhantomData };
+        // SAFETY: the context was retained just now, and is released only when `this` is dropped.
+        driver.check("cuCtxSetCurrent", unsafe { (driver.cuCtxSetCurrent)(context) })?;
+        Ok(this)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: no context is current any more after this; what was made in it has been dropped before.
+        let cleared = unsafe { (self.driver.cuCtxSetCurrent)(ptr::null_mut()) };
+        // SAFETY: it was retained once by `retain`.
+        let released = unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(self.device.0) };
+        if let Err(error) = self
+            .driver
+            .check("cuCtxSetCurrent", cleared)
+            .and_then(|()| self.driver.check("cuDevicePrimaryCtxRelease", released))
+        {
+            tracing::debug!(%error, "a context was not released");
+        }
+    }
+}
+
+/// Says that an object could not be ended, as after a fault on the device.
+fn ended(driver: &Driver, call: &'static str, status: Status) {
+    if let Err(error) = driver.check(call, status) {
+        tracing::debug!(%error, "an object was not ended");
+    }
+}

@@ -1,0 +1,154 @@
+//! Modules with their one kernel.
+
+use std::ffi::{CString, c_void};
+use std::ptr;
+
+use vm_accel::{Artifact, Error, ParameterKind, Result};
+
+use super::ended;
+use crate::image;
+use crate::sys::{CUfunction, CUfunction_attribute, CUjit_option, CUmodule, Driver};
+
+/// Bytes of the compiler's log that are kept.
+const LOG_BYTES: usize = 16 << 10;
+/// Dynamic shared memory that a kernel may have without asking.
+const SHARED_BYTES: u32 = 48 << 10;
+
+/// A loaded module and its kernel. It is unloaded by [`Module::unload`], or with the context.
+#[derive(Debug)]
+pub(crate) struct Module {
+    handle: CUmodule,
+    function: CUfunction,
+    block_items: u32,
+}
+
+// SAFETY: the handles are the driver's, which locks for itself; only a queue passes them to it.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+impl Module {
+    /// Loads an artifact into the current context. `shared_bytes` is the most shared memory of a block.
+    pub(crate) fn load(driver: &Driver, artifact: &Artifact, shared_bytes: u32) -> Result<Self> {
+        let bad = |reason: String| Error::Load { kernel: artifact.entry().to_owned(), reason };
+        let image = image::checked(artifact.image()).map_err(bad)?;
+        let mut log = vec![0u8; LOG_BYTES];
+        let mut options = [
+            CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
+            CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+        ];
+        let mut values = [log.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut(LOG_BYTES)];
+        let mut handle = ptr::null_mut();
+        // SAFETY: the image is text that ends with a zero byte, or an ELF file whose parts lie within it; the log and
+        // the options outlive the call.
+        let status = unsafe {
+            (driver.cuModuleLoadDataEx)(
+                &raw mut handle,
+                image.as_ptr().cast(),
+                options.len() as u32,
+                options.as_mut_ptr(),
+                values.as_mut_ptr(),
+            )
+        };
+        if let Err(error) = driver.check("cuModuleLoadDataEx", status) {
+            if error.is_lost() {
+                return Err(error);
+            }
+            let end = log.iter().position(|&byte| byte == 0).unwrap_or(LOG_BYTES);
+            let log = String::from_utf8_lossy(&log[..end]);
+            let log = log.trim();
+            return Err(bad(if log.is_empty() { error.to_string() } else { format!("{error}\n{log}") }));
+        }
+        let mut module = Self { handle, function: ptr::null_mut(), block_items: 0 };
+        match module.find(driver, artifact, shared_bytes) {
+            Ok(()) => Ok(module),
+            Err(error) => {
+                // SAFETY: it was loaded just now.
+                ended(driver, "cuModuleUnload", unsafe { (driver.cuModuleUnload)(handle) });
+                Err(error)
+            }
+        }
+    }
+
+    fn find(&mut self, driver: &Driver, artifact: &Artifact, shared_bytes: u32) -> Result<()> {
+        let bad = |reason: String| Error::Load { kernel: artifact.entry().to_owned(), reason };
+        let name = CString::new(artifact.entry()).map_err(|error| bad(error.to_string()))?;
+        // SAFETY: the module is live, the name ends with a zero byte.
+        let status = unsafe { (driver.cuModuleGetFunction)(&raw mut self.function, self.handle, name.as_ptr()) };
+        driver.check("cuModuleGetFunction", status).map_err(|error| bad(error.to_string()))?;
+        self.check_parameters(driver, artifact).map_err(bad)?;
+        self.block_items = self.attribute(driver, CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;
+        let declared = self.attribute(driver, CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;
+        let dynamic = shared_bytes.saturating_sub(declared);
+        if dynamic > SHARED_BYTES {
+            let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function is live.
+            let status = unsafe { (driver.cuFuncSetAttribute)(self.function, most, dynamic as i32) };
+            driver.check("cuFuncSetAttribute", status)?;
+        }
+        Ok(())
+    }
+
+    fn attribute(&self, driver: &Driver, attribute: CUfunction_attribute) -> Result<u32> {
+        let mut value = 0;
+        // SAFETY: the function is live, the pointer is to a local.
+        let status = unsafe { (driver.cuFuncGetAttribute)(&raw mut value, attribute, self.function) };
+        driver.check("cuFuncGetAttribute", status)?;
+        Ok(value.max(0) as u32)
+    }
+
+    /// That the artifact's layout is the kernel's. Drivers before CUDA 12.4 do not tell theirs.
+    fn check_parameters(&self, driver: &Driver, artifact: &Artifact) -> Result<(), String> {
+        let Some(info) = driver.cuFuncGetParamInfo else { return Ok(()) };
+        let mut known = Vec::new();
+        for index in 0.. {
+            let (mut offset, mut bytes) = (0, 0);
+            // SAFETY: the function is live, the pointers are to locals; an index past the last is refused.
+            if unsafe { info(self.function, index, &raw mut offset, &raw mut bytes) } != 0 {
+                break;
+            }
+            known.push(offset..offset + bytes);
+        }
+        let end = known.iter().map(|range| range.end).max().unwrap_or(0);
+        if end != artifact.parameter_bytes() as usize {
+            let given = artifact.parameter_bytes();
+            return Err(format!("its layout has {given} bytes of parameters, the module's kernel {end}"));
+        }
+        for parameter in artifact.parameters() {
+            let fields: &[(u32, u32)] = match parameter.kind {
+                ParameterKind::View { address, count: Some(count), .. } => &[(address, 8), (count, 8)],
+                ParameterKind::View { address, count: None, .. } => &[(address, 8)],
+                ParameterKind::Scalar { offset, bytes } => &[(offset, bytes)],
+            };
+            for &(offset, bytes) in fields {
+                let field = offset as usize..(offset + bytes) as usize;
+                if !known.iter().any(|range| range.start <= field.start && field.end <= range.end) {
+                    return Err(format!("parameter {} at {field:?} is none of the module's kernel", parameter.name));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn function(&self) -> CUfunction {
+        self.function
+    }
+
+    /// A number that no other loaded module has.
+    pub(crate) fn id(&self) -> usize {
+        self.handle.expose_provenance()
+    }
+
+    /// The most work-items of a block of this kernel.
+    pub(crate) fn block_items(&self) -> u32 {
+        self.block_items
+    }
+
+    /// Unloads the module with this number.
+    pub(crate) fn unload(driver: &Driver, id: usize) -> Result<()> {
+        // SAFETY: the queue gives each module that it loaded here once, when no command uses it any more.
+        driver.check("cuModuleUnload", unsafe {
+            (driver.cuModuleUnload)(ptr::with_exposed_provenance_mut(id))
+        })
+    }
+}

@@ -1,0 +1,167 @@
+//! Streams and events.
+
+use std::ptr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use vm_accel::{Arguments, Result, Shape};
+
+use super::{Context, Graph, Module, NOT_READY, ended};
+use crate::sys::{CUevent, CUstream};
+
+/// `CU_STREAM_NON_BLOCKING`: the stream does not wait for the legacy default stream.
+const NON_BLOCKING: u32 = 1;
+/// `CU_EVENT_DISABLE_TIMING`.
+const NO_TIME: u32 = 2;
+/// `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`: other threads' calls do not spoil a capture.
+const THREAD_LOCAL: u32 = 1;
+// `CU_LAUNCH_PARAM_END`, `_BUFFER_POINTER` and `_BUFFER_SIZE`.
+const END: usize = 0;
+const BUFFER: usize = 1;
+const SIZE: usize = 2;
+
+/// A stream of the context.
+pub(crate) struct Stream {
+    handle: CUstream,
+    context: Rc<Context>,
+}
+
+impl Stream {
+    pub(crate) fn new(context: &Rc<Context>) -> Result<Self> {
+        let mut handle = ptr::null_mut();
+        // SAFETY: the pointer is to a local; the context is current.
+        let status = unsafe { (context.driver.cuStreamCreate)(&raw mut handle, NON_BLOCKING) };
+        context.driver.check("cuStreamCreate", status)?;
+        Ok(Self { handle, context: Rc::clone(context) })
+    }
+
+    pub(super) fn handle(&self) -> CUstream {
+        self.handle
+    }
+
+    pub(crate) fn wait_for(&self, event: &Event) -> Result<()> {
+        let driver = self.context.driver;
+        // SAFETY: both are live.
+        driver.check("cuStreamWaitEvent", unsafe { (driver.cuStreamWaitEvent)(self.handle, event.handle, 0) })
+    }
+
+    pub(crate) fn fill(&self, address: u64, value: u8, bytes: u64) -> Result<()> {
+        let driver = self.context.driver;
+        // SAFETY: the device checks the address; the caller's region lies in live memory.
+        let status = unsafe { (driver.cuMemsetD8Async)(address, value, bytes as usize, self.handle) };
+        driver.check("cuMemsetD8Async", status)
+    }
+
+    pub(crate) fn copy(&self, target: u64, source: u64, bytes: u64) -> Result<()> {
+        let driver = self.context.driver;
+        // SAFETY: the caller's regions lie in live memory that the driver allocated or registered.
+        let status = unsafe { (driver.cuMemcpyAsync)(target, source, bytes as usize, self.handle) };
+        driver.check("cuMemcpyAsync", status)
+    }
+
+    pub(crate) fn launch(&self, module: &Module, shape: &Shape, arguments: &Arguments) -> Result<()> {
+        let driver = self.context.driver;
+        let mut bytes = arguments.bytes() as usize;
+        let words = arguments.words();
+        let mut extra = [
+            ptr::without_provenance_mut(BUFFER),
+            words.as_ptr().cast_mut().cast(),
+            ptr::without_provenance_mut(SIZE),
+            (&raw mut bytes).cast(),
+            ptr::without_provenance_mut(END),
+        ];
+        let [gx, gy, gz] = shape.grid;
+        let [bx, by, bz] = shape.block;
+        // SAFETY: the function is live; the parameters are as many bytes as it takes, which loading checked; the
+        // driver copies them before it returns. What the kernel does was promised by `Artifact::new`.
+        let status = unsafe {
+            (driver.cuLaunchKernel)(
+                module.function(),
+                gx,
+                gy,
+                gz,
+                bx,
+                by,
+                bz,
+                shape.shared_bytes,
+                self.handle,
+                ptr::null_mut(),
+                extra.as_mut_ptr(),
+            )
+        };
+        driver.check("cuLaunchKernel", status)
+    }
+
+    pub(crate) fn begin_capture(&self) -> Result<()> {
+        let driver = self.context.driver;
+        // SAFETY: the stream is live.
+        let status = unsafe { (driver.cuStreamBeginCapture_v2)(self.handle, THREAD_LOCAL) };
+        driver.check("cuStreamBeginCapture", status)
+    }
+
+    pub(crate) fn end_capture(&self) -> Result<Graph> {
+        let driver = self.context.driver;
+        let mut graph = ptr::null_mut();
+        // SAFETY: the stream is live, the pointer is to a local.
+        let status = unsafe { (driver.cuStreamEndCapture)(self.handle, &raw mut graph) };
+        driver.check("cuStreamEndCapture", status)?;
+        Graph::instantiate(&self.context, graph)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let driver = self.context.driver;
+        // SAFETY: nobody uses the handle after this.
+        ended(driver, "cuStreamDestroy", unsafe { (driver.cuStreamDestroy_v2)(self.handle) });
+    }
+}
+
+/// An event of the context.
+pub(crate) struct Event {
+    handle: CUevent,
+    context: Rc<Context>,
+}
+
+impl Event {
+    pub(crate) fn new(context: &Rc<Context>, timed: bool) -> Result<Self> {
+        let mut handle = ptr::null_mut();
+        // SAFETY: the pointer is to a local; the context is current.
+        let status = unsafe { (context.driver.cuEventCreate)(&raw mut handle, if timed { 0 } else { NO_TIME }) };
+        context.driver.check("cuEventCreate", status)?;
+        Ok(Self { handle, context: Rc::clone(context) })
+    }
+
+    pub(crate) fn record(&self, stream: &Stream) -> Result<()> {
+        let driver = self.context.driver;
+        // SAFETY: both are live.
+        driver.check("cuEventRecord", unsafe { (driver.cuEventRecord)(self.handle, stream.handle) })
+    }
+
+    pub(crate) fn done(&self) -> Result<bool> {
+        let driver = self.context.driver;
+        // SAFETY: the event is live.
+        match unsafe { (driver.cuEventQuery)(self.handle) } {
+            NOT_READY => Ok(false),
+            status => driver.check("cuEventQuery", status).map(|()| true),
+        }
+    }
+
+    pub(crate) fn until(&self, later: &Self) -> Result<Duration> {
+        let driver = self.context.driver;
+        let mut milliseconds = 0.0;
+        // SAFETY: both are live, the pointer is to a local.
+        let status =
+            unsafe { (driver.cuEventElapsedTime)(&raw mut milliseconds, self.handle, later.handle) };
+        driver.check("cuEventElapsedTime", status)?;
+        Ok(Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3).unwrap_or_default())
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let driver = self.context.driver;
+        // SAFETY: nobody uses the handle after this.
+        ended(driver, "cuEventDestroy", unsafe { (driver.cuEventDestroy_v2)(self.handle) });
+    }
+}

@@ -1,0 +1,220 @@
+//! The functions of libcuda as they are, found when the program runs. Everything here is as unsafe as C.
+#![allow(unsafe_code, non_snake_case)]
+
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::sync::OnceLock;
+
+pub use cudarc::driver::sys::{
+    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUfunction_attribute, CUgraph,
+    CUgraphExec, CUjit_option, CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation, CUmemLocationType,
+    CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUmodule, CUstream,
+};
+use libloading::Library;
+use vm_accel::{Error, Result};
+
+/// What a driver function returns: 0 for success. A number, because a newer driver has codes that no list has.
+pub type Status = c_uint;
+
+/// The library.
+const LIBRARY: &str = "libcuda.so.1";
+
+macro_rules! driver {
+    ($($(#[$meta:meta])* fn $name:ident($($argument:ident: $type:ty),*);)*) => {
+        /// The driver's functions. <https://docs.nvidia.com/cuda/cuda-driver-api/> says what each does.
+        pub struct Driver {
+            $($(#[$meta])* pub $name: unsafe extern "C" fn($($argument: $type),*) -> Status,)*
+            /// `cuFuncGetParamInfo`, from CUDA 12.4 on.
+            pub cuFuncGetParamInfo: Option<unsafe extern "C" fn(CUfunction, usize, *mut usize, *mut usize) -> Status>,
+            _library: Library,
+        }
+
+        impl Driver {
+            fn load() -> Result<Self> {
+                // SAFETY: libcuda's constructors are the vendor's, made to be loaded so.
+                let library = unsafe { Library::new(LIBRARY) }.map_err(|error| missing(&error))?;
+                Ok(Self {
+                    $($name: {
+                        // SAFETY: the signature is that of the driver's header.
+                        let symbol = unsafe { library.get::<unsafe extern "C" fn($($type),*) -> Status>(
+                            concat!(stringify!($name), "\0").as_bytes(),
+                        ) };
+                        *symbol.map_err(|error| too_old(&error))?
+                    },)*
+                    cuFuncGetParamInfo: {
+                        // SAFETY: as above.
+                        let symbol = unsafe { library.get(b"cuFuncGetParamInfo\0") };
+                        symbol.ok().map(|symbol| *symbol)
+                    },
+                    _library: library,
+                })
+            }
+        }
+    };
+}
+
+driver! {
+    /// Must come first.
+    fn cuInit(flags: c_uint);
+    /// 1000 × major + 10 × minor.
+    fn cuDriverGetVersion(version: *mut c_int);
+    /// The code's name.
+    fn cuGetErrorName(status: Status, name: *mut *const c_char);
+    /// The code in words.
+    fn cuGetErrorString(status: Status, text: *mut *const c_char);
+    /// How many devices there are.
+    fn cuDeviceGetCount(count: *mut c_int);
+    /// The device with a number.
+    fn cuDeviceGet(device: *mut CUdevice, ordinal: c_int);
+    /// The product's name.
+    fn cuDeviceGetName(name: *mut c_char, length: c_int, device: CUdevice);
+    /// Bytes of memory.
+    fn cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice);
+    /// One property.
+    fn cuDeviceGetAttribute(value: *mut c_int, attribute: CUdevice_attribute, device: CUdevice);
+    /// `domain:bus:device.function`.
+    fn cuDeviceGetPCIBusId(address: *mut c_char, length: c_int, device: CUdevice);
+    /// Takes the device's primary context.
+    fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
+    /// Gives it back.
+    fn cuDevicePrimaryCtxRelease_v2(device: CUdevice);
+    /// Makes a context the calling thread's.
+    fn cuCtxSetCurrent(context: CUcontext);
+    /// A new stream.
+    fn cuStreamCreate(stream: *mut CUstream, flags: c_uint);
+    /// Ends a stream.
+    fn cuStreamDestroy_v2(stream: CUstream);
+    /// Waits for all of a stream.
+    fn cuStreamSynchronize(stream: CUstream);
+    /// Makes a stream wait.
+    fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
+    /// Begins a capture.
+    fn cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint);
+    /// Ends a capture.
+    fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph);
+    /// A new event.
+    fn cuEventCreate(event: *mut CUevent, flags: c_uint);
+    /// Ends an event.
+    fn cuEventDestroy_v2(event: CUevent);
+    /// Puts an event into a stream.
+    fn cuEventRecord(event: CUevent, stream: CUstream);
+    /// Whether an event has been reached.
+    fn cuEventQuery(event: CUevent);
+    /// Milliseconds between two events.
+    fn cuEventElapsedTime(milliseconds: *mut f32, from: CUevent, to: CUevent);
+    /// A new memory pool.
+    fn cuMemPoolCreate(pool: *mut CUmemoryPool, properties: *const CUmemPoolProps);
+    /// Ends a pool.
+    fn cuMemPoolDestroy(pool: CUmemoryPool);
+    /// Sets a pool's property.
+    fn cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void);
+    /// Reads a pool's property.
+    fn cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void);
+    /// Gives a pool's free memory back.
+    fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize);
+    /// Allocates from a pool, in stream order.
+    fn cuMemAllocFromPoolAsync(address: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream);
+    /// Allocates from the device's pool, in stream order.
+    fn cuMemAllocAsync(address: *mut CUdeviceptr, bytes: usize, stream: CUstream);
+    /// Frees in stream order.
+    fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream);
+    /// Allocates.
+    fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize);
+    /// Frees.
+    fn cuMemFree_v2(address: CUdeviceptr);
+    /// Allocates unified memory.
+    fn cuMemAllocManaged(address: *mut CUdeviceptr, bytes: usize, flags: c_uint);
+    /// Allocates pinned memory.
+    fn cuMemHostAlloc(host: *mut *mut c_void, bytes: usize, flags: c_uint);
+    /// Frees pinned memory.
+    fn cuMemFreeHost(host: *mut c_void);
+    /// Registers host memory.
+    fn cuMemHostRegister_v2(host: *mut c_void, bytes: usize, flags: c_uint);
+    /// Gives registered memory back.
+    fn cuMemHostUnregister(host: *mut c_void);
+    /// The device's address of pinned or registered memory.
+    fn cuMemHostGetDevicePointer_v2(address: *mut CUdeviceptr, host: *mut c_void, flags: c_uint);
+    /// Copies, in stream order.
+    fn cuMemcpyAsync(target: CUdeviceptr, source: CUdeviceptr, bytes: usize, stream: CUstream);
+    /// Sets bytes, in stream order.
+    fn cuMemsetD8Async(target: CUdeviceptr, value: u8, bytes: usize, stream: CUstream);
+    /// Free and total bytes of the device.
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
+    /// Loads PTX or a cubin.
+    fn cuModuleLoadDataEx(
+        module: *mut CUmodule, image: *const c_void, count: c_uint, options: *mut CUjit_option,
+        values: *mut *mut c_void
+    );
+    /// Unloads a module.
+    fn cuModuleUnload(module: CUmodule);
+    /// A kernel of a module.
+    fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char);
+    /// One property of a kernel.
+    fn cuFuncGetAttribute(value: *mut c_int, attribute: CUfunction_attribute, function: CUfunction);
+    /// Sets a property of a kernel.
+    fn cuFuncSetAttribute(function: CUfunction, attribute: CUfunction_attribute, value: c_int);
+    /// Launches a kernel.
+    fn cuLaunchKernel(
+        function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint,
+        block_z: c_uint, shared_bytes: c_uint, stream: CUstream, parameters: *mut *mut c_void,
+        extra: *mut *mut c_void
+    );
+    /// Makes a graph one that can be launched.
+    fn cuGraphInstantiateWithFlags(executable: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong);
+    /// Launches a graph.
+    fn cuGraphLaunch(executable: CUgraphExec, stream: CUstream);
+    /// Ends an executable graph.
+    fn cuGraphExecDestroy(executable: CUgraphExec);
+    /// Ends a graph.
+    fn cuGraphDestroy(graph: CUgraph);
+}
+
+fn missing(error: &libloading::Error) -> Error {
+    Error::Unavailable {
+        library: LIBRARY.into(),
+        cause: one_line(error),
+        remedy: "install the NVIDIA driver's CUDA library (Debian: libcuda1, Ubuntu: libnvidia-compute-VERSION, \
+                 Fedora: xorg-x11-drv-nvidia-cuda-libs); the CUDA toolkit is not needed"
+            .into(),
+    }
+}
+
+fn too_old(error: &libloading::Error) -> Error {
+    Error::Unavailable {
+        library: LIBRARY.into(),
+        cause: one_line(error),
+        remedy: "install an NVIDIA driver of version 525 (CUDA 12.0) or newer".into(),
+    }
+}
+
+pub(crate) fn one_line(error: &libloading::Error) -> String {
+    use std::error::Error;
+    let cause = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+    cause.lines().next().unwrap_or("no reason given").to_owned()
+}
+
+/// The driver, loaded and initialised once for the process.
+///
+/// # Errors
+/// [`Error::Unavailable`] where there is none, or none that works, with what to install.
+pub fn driver() -> Result<&'static Driver> {
+    static DRIVER: OnceLock<Result<Driver>> = OnceLock::new();
+    let loaded = DRIVER.get_or_init(|| {
+        let driver = Driver::load()?;
+        // SAFETY: it may be called at any time.
+        match unsafe { (driver.cuInit)(0) } {
+            0 => Ok(driver),
+            status => Err(Error::Unavailable {
+                library: LIBRARY.into(),
+                cause: driver.error("cuInit", status).to_string(),
+                remedy: match status {
+                    100 => "no CUDA device is visible: check `nvidia-smi -L`, CUDA_VISIBLE_DEVICES, and that the GPU \
+                            is bound to the driver nvidia",
+                    803 => "library and kernel module differ in version: reboot or reload the module nvidia",
+                    _ => "check that the kernel module nvidia is loaded and /dev/nvidia* can be opened: `nvidia-smi`",
+                }
+                .into(),
+            }),
+        }
+    });
+    loaded.as_ref().map_err(Clone::clone)
+}
