@@ -124,7 +124,8 @@ fn queue_launch<A: Accelerator>(accelerator: &Arc<A>, programs: &Programs) {
     let memory = queue.allocate(MemoryKind::Pinned, 8).expect("memory");
     let [input, output] = [0, 4].map(|offset| memory.region().slice(offset, 4).expect("a part"));
     input.write_host(&41u32.to_le_bytes()).expect("a write");
-    let arguments = [QueueArgument::Region(input), QueueArgument::Region(output), QueueArgument::Scalar(1u32.into())];
+    let arguments =
+        [QueueArgument::Region(input), QueueArgument::Region(output), QueueArgument::Scalar(1u32.into())];
     let packed = Arguments::new(&programs.add, arguments).expect("the arguments fit");
     let (from, to) = (queue.event(true).expect("an event"), queue.event(true).expect("an event"));
     queue.record(&from).expect("a record");
@@ -173,7 +174,10 @@ fn add_all<A: Accelerator>(worker: &Worker<A>, programs: &Programs, count: u32, 
     worker.launch(&kernel, Shape::linear(64, 256), &arguments).expect("a launch");
     let mut sums = vec![0u32; count as usize];
     worker.read(&output, &mut sums).expect("a read");
-    assert!(values.iter().zip(&sums).all(|(value, sum)| value.wrapping_add(addend) == *sum), "{count} {addend}");
+    assert!(
+        values.iter().zip(&sums).all(|(value, sum)| value.wrapping_add(addend) == *sum),
+        "{count} {addend}"
+    );
 }
 
 fn worker_round_trip<A: Accelerator>(accelerator: &Arc<A>, programs: &Programs) {
@@ -223,7 +227,10 @@ fn worker_views<A: Accelerator>(accelerator: &Arc<A>, _: &Programs) {
     let mut bytes = [0u8; 100];
     worker.read(&buffer, &mut bytes).expect("a read");
     let at = |index: usize| (10..15).contains(&index) || (90..95).contains(&index);
-    assert!(bytes.iter().enumerate().all(|(index, byte)| *byte == if at(index) { 2 } else { 1 }), "{bytes:?}");
+    assert!(
+        bytes.iter().enumerate().all(|(index, byte)| *byte == if at(index) { 2 } else { 1 }),
+        "{bytes:?}"
+    );
     for (offset, length) in [(0, 101), (100, 1), (u64::MAX, 2), (1, u64::MAX)] {
         assert!(matches!(buffer.view(offset, length), Err(Error::OutOfRange { .. })), "{offset} {length}");
     }
@@ -267,7 +274,11 @@ fn worker_limits<A: Accelerator>(accelerator: &Arc<A>, _: &Programs) {
     // The free 2 MiB make room for another size.
     let fourth = worker.allocate(3 << 19).expect("memory");
     let statistics = worker.statistics();
-    assert_eq!((statistics.in_use, statistics.cached, statistics.peak), (5 << 19, 0, 3 << 20), "{statistics:?}");
+    assert_eq!(
+        (statistics.in_use, statistics.cached, statistics.peak),
+        (5 << 19, 0, 3 << 20),
+        "{statistics:?}"
+    );
     drop((second, fourth));
     let none = worker.allocate(u64::MAX);
     assert!(matches!(none, Err(Error::PoolLimit { .. })), "{none:?}");

@@ -30,7 +30,9 @@ pub enum Error {
         found: u32,
     },
     /// The device has too little free memory.
-    #[error("out of {kind} memory: {bytes} bytes wanted, {free} of {total} free; free buffers or use smaller ones")]
+    #[error(
+        "out of {kind} memory: {bytes} bytes wanted, {free} of {total} free; free buffers or use smaller ones"
+    )]
     OutOfMemory {
         /// The kind of memory.
         kind: &'static str,
@@ -143,7 +145,9 @@ pub enum Error {
         what: &'static str,
     },
     /// A job tried to use memory whose former owner's commands still wait behind it.
-    #[error("this buffer's memory is still in use by commands queued behind this job: use it from a later job")]
+    #[error(
+        "this buffer's memory is still in use by commands queued behind this job: use it from a later job"
+    )]
     OutOfOrder,
     /// Another live worker has this brand.
     #[error("the brand {brand} is taken by a worker that still lives, or by buffers of it: use a brand once")]

@@ -30,9 +30,8 @@ impl Shape {
     /// # Errors
     /// [`Error::Shape`], naming the limit that is passed.
     pub fn check(&self, kernel: &str, info: &DeviceInfo) -> Result<()> {
-        let bad = |reason: String| {
-            Err(Error::Shape { kernel: kernel.to_owned(), shape: self.to_string(), reason })
-        };
+        let bad =
+            |reason: String| Err(Error::Shape { kernel: kernel.to_owned(), shape: self.to_string(), reason });
         for (what, sizes, limits) in [("grid", self.grid, info.grid), ("block", self.block, info.block)] {
             for (axis, (size, limit)) in ["x", "y", "z"].iter().zip(sizes.into_iter().zip(limits)) {
                 if size == 0 {
@@ -48,7 +47,10 @@ impl Shape {
             return bad(format!("a block has at most {} work-items on {}", info.block_items, info.name));
         }
         if self.shared_bytes > info.shared_bytes {
-            return bad(format!("a block has at most {} bytes of shared memory on {}", info.shared_bytes, info.name));
+            return bad(format!(
+                "a block has at most {} bytes of shared memory on {}",
+                info.shared_bytes, info.name
+            ));
         }
         Ok(())
     }
@@ -127,7 +129,10 @@ impl Arguments {
     ///
     /// # Errors
     /// [`Error::Arguments`], naming the parameter that does not fit.
-    pub fn new<'a>(artifact: &Artifact, arguments: impl IntoIterator<Item = QueueArgument<'a>>) -> Result<Self> {
+    pub fn new<'a>(
+        artifact: &Artifact,
+        arguments: impl IntoIterator<Item = QueueArgument<'a>>,
+    ) -> Result<Self> {
         Self::pack(
             artifact,
             arguments.into_iter().map(|argument| {
@@ -149,13 +154,18 @@ impl Arguments {
         for value in values {
             let value = value?;
             let Some(parameter) = parameters.get(given) else {
-                return Err(bad(artifact, given, format!("the kernel has only {} parameters", parameters.len())));
+                return Err(bad(
+                    artifact,
+                    given,
+                    format!("the kernel has only {} parameters", parameters.len()),
+                ));
             };
             match (&parameter.kind, value) {
                 (&ParameterKind::View { address, count, element, .. }, Value::Region(region)) => {
                     let element = u64::from(element);
                     if region.bytes() % element != 0 {
-                        let reason = format!("{} bytes are no whole number of elements of {element}", region.bytes());
+                        let reason =
+                            format!("{} bytes are no whole number of elements of {element}", region.bytes());
                         return Err(bad(artifact, given, reason));
                     }
                     let align = 1 << element.trailing_zeros().min(4);
@@ -168,7 +178,9 @@ impl Arguments {
                         packed.set(count, 8, region.bytes() / element);
                     }
                 }
-                (&ParameterKind::Scalar { offset, bytes }, Value::Scalar(scalar)) if bytes == scalar.bytes => {
+                (&ParameterKind::Scalar { offset, bytes }, Value::Scalar(scalar))
+                    if bytes == scalar.bytes =>
+                {
                     packed.set(offset, bytes, scalar.bits);
                 }
                 (kind, value) => return Err(mismatch(artifact, given, kind, value)),
@@ -176,7 +188,11 @@ impl Arguments {
             given += 1;
         }
         if given < parameters.len() {
-            return Err(bad(artifact, given, format!("{given} arguments given, {} wanted", parameters.len())));
+            return Err(bad(
+                artifact,
+                given,
+                format!("{given} arguments given, {} wanted", parameters.len()),
+            ));
         }
         Ok(packed)
     }
@@ -238,7 +254,8 @@ pub enum QueueArgument<'a> {
 
 #[cold]
 fn bad(artifact: &Artifact, index: usize, reason: String) -> Error {
-    let parameter = artifact.parameters().get(index).map_or_else(|| index.to_string(), |known| known.name.clone());
+    let parameter =
+        artifact.parameters().get(index).map_or_else(|| index.to_string(), |known| known.name.clone());
     Error::Arguments { kernel: artifact.entry().to_owned(), parameter, reason }
 }
 

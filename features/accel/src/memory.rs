@@ -81,14 +81,26 @@ impl Memory {
 
     /// All of it.
     pub fn region(&self) -> Region<'_> {
-        Region { address: self.address, host: self.host, bytes: self.bytes, kind: self.kind, memory: PhantomData }
+        Region {
+            address: self.address,
+            host: self.host,
+            bytes: self.bytes,
+            kind: self.kind,
+            memory: PhantomData,
+        }
     }
 
     /// All of it, for a command that runs later.
     ///
     /// The pool frees or reuses memory only by commands that come after every command that was given a region of it.
     pub(crate) fn detached(&self) -> Region<'static> {
-        Region { address: self.address, host: self.host, bytes: self.bytes, kind: self.kind, memory: PhantomData }
+        Region {
+            address: self.address,
+            host: self.host,
+            bytes: self.bytes,
+            kind: self.kind,
+            memory: PhantomData,
+        }
     }
 }
 

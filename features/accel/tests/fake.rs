@@ -61,7 +61,10 @@ fn jobs_run_in_order_and_inline_on_the_worker() {
     }
     let theirs = worker.clone();
     let stopped = worker.submit_and_wait(soon(), move |_| theirs.stop(PATIENCE));
-    assert!(matches!(stopped, Err(Error::Deadline { .. })), "a job can't wait for its own thread: {stopped:?}");
+    assert!(
+        matches!(stopped, Err(Error::Deadline { .. })),
+        "a job can't wait for its own thread: {stopped:?}"
+    );
     let order: Vec<_> = receive.try_iter().collect();
     assert!(order.chunks(2).enumerate().all(|(index, pair)| pair == [(index, "outer"), (index, "inner")]));
     worker.stop(PATIENCE).unwrap();
@@ -208,7 +211,11 @@ fn faults_become_errors_and_the_worker_goes_on_or_says_that_it_is_lost() {
     let arguments = [Argument::from(&buffer), Argument::from(&buffer), Argument::from(1u32)];
     let mut bytes = [0u8; 64];
     for (call, panics) in [(FakeCall::Launch, false), (FakeCall::Launch, true), (FakeCall::Fill, true)] {
-        if panics { device.panic_next(call) } else { device.fail_next(call, planted()) }
+        if panics {
+            device.panic_next(call)
+        } else {
+            device.fail_next(call, planted())
+        }
         worker.fill(&buffer, 0).unwrap();
         worker.launch(&kernel, Shape::linear(1, 1), &arguments).unwrap();
         let error = worker.synchronize(PATIENCE).expect_err("the wait says what failed");
@@ -295,8 +302,10 @@ fn polling_a_job_gives_its_result() {
 
 #[test]
 fn zeroing_reaches_memory_that_a_running_job_takes() {
-    let options =
-        WorkerOptions { pool: PoolOptions { zero: true, ..PoolOptions::default() }, ..WorkerOptions::default() };
+    let options = WorkerOptions {
+        pool: PoolOptions { zero: true, ..PoolOptions::default() },
+        ..WorkerOptions::default()
+    };
     let worker = Worker::<FakeAccelerator>::start(Arc::new(FakeAccelerator::new()), options).unwrap();
     let mut bytes = [1u8; 100];
     worker

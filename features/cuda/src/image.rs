@@ -12,7 +12,9 @@ pub(crate) fn checked(image: &[u8]) -> Result<Cow<'_, [u8]>, String> {
         return Ok(Cow::Borrowed(image));
     }
     if image.contains(&0) && image.iter().position(|&byte| byte == 0) != Some(image.len() - 1) {
-        return Err("the image is neither PTX, which has no zero byte, nor a cubin, which is an ELF file".into());
+        return Err(
+            "the image is neither PTX, which has no zero byte, nor a cubin, which is an ELF file".into()
+        );
     }
     if image.iter().all(|byte| byte.is_ascii_whitespace() || *byte == 0) {
         return Err("the image is empty".into());
@@ -34,7 +36,8 @@ fn check_elf(image: &[u8]) -> Result<(), String> {
     if image.get(4..6) != Some(&[2, 1]) {
         return Err("the ELF file is not one of 64 bits, little-endian, as a cubin is".into());
     }
-    let within = |offset: u64, bytes: u64| offset.checked_add(bytes).is_some_and(|end| end <= image.len() as u64);
+    let within =
+        |offset: u64, bytes: u64| offset.checked_add(bytes).is_some_and(|end| end <= image.len() as u64);
     // ELF-64: e_phoff, e_phentsize, e_phnum; e_shoff, e_shentsize, e_shnum. Then p_offset and p_filesz; sh_offset,
     // sh_size and sh_type.
     for (table, entry, count, smallest, is_section) in [(32, 54, 56, 56, false), (40, 58, 60, 64, true)] {

@@ -129,10 +129,12 @@ pub(crate) fn health(address: &str) -> Result<Health> {
     let power_limit = number(&|value| unsafe { (nvml.nvmlDeviceGetEnforcedPowerLimit)(device, value) });
     let mut busy = Utilization::default();
     // SAFETY: as above.
-    let busy = (unsafe { (nvml.nvmlDeviceGetUtilizationRates)(device, &raw mut busy) } == 0).then_some(busy.gpu);
+    let busy =
+        (unsafe { (nvml.nvmlDeviceGetUtilizationRates)(device, &raw mut busy) } == 0).then_some(busy.gpu);
     let mut memory = Memory::default();
     // SAFETY: as above.
-    let memory = (unsafe { (nvml.nvmlDeviceGetMemoryInfo)(device, &raw mut memory) } == 0).then_some(memory.used);
+    let memory =
+        (unsafe { (nvml.nvmlDeviceGetMemoryInfo)(device, &raw mut memory) } == 0).then_some(memory.used);
     let errors = |kind: c_uint| {
         const SINCE_RESET: c_uint = 0;
         let mut count = 0;

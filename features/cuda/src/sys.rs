@@ -6,8 +6,8 @@ use std::sync::OnceLock;
 
 pub use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUfunction_attribute, CUgraph,
-    CUgraphExec, CUjit_option, CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation, CUmemLocationType,
-    CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUmodule, CUstream,
+    CUgraphExec, CUjit_option, CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation,
+    CUmemLocationType, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUmodule, CUstream,
 };
 use libloading::Library;
 use vm_accel::{Error, Result};
@@ -172,9 +172,10 @@ fn missing(error: &libloading::Error) -> Error {
     Error::Unavailable {
         library: LIBRARY.into(),
         cause: one_line(error),
-        remedy: "install the NVIDIA driver's CUDA library (Debian: libcuda1, Ubuntu: libnvidia-compute-VERSION, \
+        remedy:
+            "install the NVIDIA driver's CUDA library (Debian: libcuda1, Ubuntu: libnvidia-compute-VERSION, \
                  Fedora: xorg-x11-drv-nvidia-cuda-libs); the CUDA toolkit is not needed"
-            .into(),
+                .into(),
     }
 }
 

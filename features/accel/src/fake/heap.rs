@@ -48,10 +48,9 @@ impl Heap {
     }
 
     fn holds(&self, address: u64, bytes: u64) -> bool {
-        self.live
-            .range(..=address)
-            .next_back()
-            .is_some_and(|(start, (length, _))| address - start <= *length && bytes <= length - (address - start))
+        self.live.range(..=address).next_back().is_some_and(|(start, (length, _))| {
+            address - start <= *length && bytes <= length - (address - start)
+        })
     }
 
     /// Reads bytes; `None` if they are not all in one live allocation.

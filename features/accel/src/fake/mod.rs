@@ -153,7 +153,8 @@ impl FakeAccelerator {
             name: name.into(),
             kind: ParameterKind::View { address, count: Some(address + 8), element: 4, writes },
         };
-        let addend = Parameter { name: "addend".into(), kind: ParameterKind::Scalar { offset: 32, bytes: 4 } };
+        let addend =
+            Parameter { name: "addend".into(), kind: ParameterKind::Scalar { offset: 32, bytes: 4 } };
         let parameters = vec![view("input", 0, false), view("output", 16, true), addend];
         // SAFETY: the simulated kernel keeps to its views.
         unsafe { Artifact::new(b"fake".to_vec(), "add", parameters) }.expect("the layout is a valid one")

@@ -217,7 +217,11 @@ impl Queue for FakeQueue {
         if target.bytes() != source.bytes() {
             return Err(Error::Lengths { source_bytes: source.bytes(), destination_bytes: target.bytes() });
         }
-        self.push(Command::Copy { target: target.address(), source: source.address(), bytes: source.bytes() });
+        self.push(Command::Copy {
+            target: target.address(),
+            source: source.address(),
+            bytes: source.bytes(),
+        });
         Ok(())
     }
 

@@ -229,7 +229,11 @@ impl<A: Accelerator, B: Brand> fmt::Debug for Graph<A, B> {
 
 impl<A: Accelerator, B: Brand> Shared<A, B> {
     /// That a view is of this worker.
-    pub(super) fn own<'a>(self: &Arc<Self>, what: &'static str, theirs: &'a Arc<Self>) -> Result<&'a Arc<Self>> {
+    pub(super) fn own<'a>(
+        self: &Arc<Self>,
+        what: &'static str,
+        theirs: &'a Arc<Self>,
+    ) -> Result<&'a Arc<Self>> {
         if Arc::ptr_eq(self, theirs) { Ok(theirs) } else { Err(Error::WrongWorker { what }) }
     }
 }

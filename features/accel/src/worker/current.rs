@@ -14,7 +14,11 @@ thread_local! {
 }
 
 /// Runs `f` on a worker's thread, with `session` as what [`with`] finds there.
-pub(crate) fn enter<A: Accelerator, B: Brand, R>(id: u64, session: &Session<A, B>, f: impl FnOnce() -> R) -> R {
+pub(crate) fn enter<A: Accelerator, B: Brand, R>(
+    id: u64,
+    session: &Session<A, B>,
+    f: impl FnOnce() -> R,
+) -> R {
     struct Leave;
     impl Drop for Leave {
         fn drop(&mut self) {

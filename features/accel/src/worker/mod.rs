@@ -128,7 +128,8 @@ impl<A: Accelerator, B: Brand> Shared<A, B> {
             return Vec::new();
         }
         let mut garbage = self.garbage.lock().unwrap_or_else(PoisonError::into_inner);
-        let taken = garbage.extract_if(.., |(ready, _)| *ready <= position).map(|(_, garbage)| garbage).collect();
+        let taken =
+            garbage.extract_if(.., |(ready, _)| *ready <= position).map(|(_, garbage)| garbage).collect();
         if !garbage.is_empty() {
             self.littered.store(true, Ordering::Release);
         }
@@ -204,7 +205,10 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
         let thread = std::thread::Builder::new()
             .name(shared.name().to_owned())
             .spawn(move || serve(theirs, opened, finished))
-            .map_err(|error| Error::Host { what: "starting the worker's thread", cause: error.to_string() })?;
+            .map_err(|error| Error::Host {
+                what: "starting the worker's thread",
+                cause: error.to_string(),
+            })?;
         let owner = Owner { shared, thread: Mutex::new(Some(thread)), ended };
         let deadline = owner.deadline();
         started
@@ -394,7 +398,11 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     ///
     /// # Errors
     /// [`Error::Lengths`], [`Error::WrongWorker`], [`Error::QueueFull`], [`Error::Stopped`], [`Error::Lost`].
-    pub fn copy<'a>(&self, target: impl Into<View<'a, A, B>>, source: impl Into<View<'a, A, B>>) -> Result<()> {
+    pub fn copy<'a>(
+        &self,
+        target: impl Into<View<'a, A, B>>,
+        source: impl Into<View<'a, A, B>>,
+    ) -> Result<()> {
         let (shared, target, source) = (&self.0.shared, target.into(), source.into());
         shared.own("buffer", target.shared())?;
         shared.own("buffer", source.shared())?;
@@ -442,7 +450,12 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     /// # Errors
     /// [`Error::Shape`], [`Error::Arguments`], [`Error::WrongWorker`], [`Error::QueueFull`] when no room came in the
     /// options' patience, [`Error::Stopped`], [`Error::Lost`].
-    pub fn launch(&self, kernel: &Kernel<A, B>, shape: Shape, arguments: &[Argument<'_, A, B>]) -> Result<()> {
+    pub fn launch(
+        &self,
+        kernel: &Kernel<A, B>,
+        shape: Shape,
+        arguments: &[Argument<'_, A, B>],
+    ) -> Result<()> {
         let shared = &self.0.shared;
         if let Some(done) = current::with(shared, |session| session.launch(kernel, shape, arguments)) {
             return done;
@@ -467,7 +480,10 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     ///
     /// # Errors
     /// What `f` returns; [`Error::Capturing`] for what can't be recorded; the device's.
-    pub fn capture<'a>(&self, f: impl FnOnce(&Session<A, B>) -> Result<()> + Send + 'a) -> Result<Graph<A, B>> {
+    pub fn capture<'a>(
+        &self,
+        f: impl FnOnce(&Session<A, B>) -> Result<()> + Send + 'a,
+    ) -> Result<Graph<A, B>> {
         self.submit_and_wait(self.0.deadline(), |session| session.capture(f))
     }
 
@@ -587,7 +603,11 @@ impl<A: Accelerator, B: Brand> Owner<A, B> {
 }
 
 /// The worker's thread.
-fn serve<A: Accelerator, B: Brand>(shared: Arc<Shared<A, B>>, opened: Completer<()>, finished: Completer<()>) {
+fn serve<A: Accelerator, B: Brand>(
+    shared: Arc<Shared<A, B>>,
+    opened: Completer<()>,
+    finished: Completer<()>,
+) {
     let queue = match guarded(|| shared.accelerator.open(&shared.options.queue)) {
         Ok(queue) => queue,
         Err(error) => {

@@ -105,7 +105,12 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     }
 
     /// Asks the device for what the pool has not got; the pool has counted it.
-    pub(super) fn allocate_missed(&self, kind: MemoryKind, size: u64, evicted: Vec<Memory>) -> Result<Memory> {
+    pub(super) fn allocate_missed(
+        &self,
+        kind: MemoryKind,
+        size: u64,
+        evicted: Vec<Memory>,
+    ) -> Result<Memory> {
         let result = self.not_capturing("an allocation").and_then(|()| {
             self.free_all(evicted);
             match self.note(self.queue.allocate(kind, size)) {
@@ -162,7 +167,11 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     ///
     /// # Errors
     /// [`Error::Lengths`], [`Error::OutOfOrder`]; the device's.
-    pub fn copy<'a>(&self, target: impl Into<View<'a, A, B>>, source: impl Into<View<'a, A, B>>) -> Result<()> {
+    pub fn copy<'a>(
+        &self,
+        target: impl Into<View<'a, A, B>>,
+        source: impl Into<View<'a, A, B>>,
+    ) -> Result<()> {
         let (target, source) = (self.region(target.into())?, self.region(source.into())?);
         self.copy_region(target, source)
     }
@@ -256,8 +265,10 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
             let event = self.queue.event(false)?;
             Ok((self.queue.allocate(MemoryKind::Pinned, STAGING_BYTES)?, event))
         };
-        let staging =
-            std::rc::Rc::new(Staging { halves: [self.note(half())?, self.note(half())?], next: Cell::new(0) });
+        let staging = std::rc::Rc::new(Staging {
+            halves: [self.note(half())?, self.note(half())?],
+            next: Cell::new(0),
+        });
         *self.staging.borrow_mut() = Some(std::rc::Rc::clone(&staging));
         Ok(staging)
     }
@@ -276,7 +287,12 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::Arguments`], [`Error::WrongWorker`], [`Error::OutOfOrder`]; the device's.
-    pub fn launch(&self, kernel: &Kernel<A, B>, shape: Shape, arguments: &[Argument<'_, A, B>]) -> Result<()> {
+    pub fn launch(
+        &self,
+        kernel: &Kernel<A, B>,
+        shape: Shape,
+        arguments: &[Argument<'_, A, B>],
+    ) -> Result<()> {
         self.shared.own("kernel", &kernel.0.shared)?;
         shape.check(kernel.entry(), self.shared.accelerator.info())?;
         let packed = Arguments::pack(
@@ -289,7 +305,12 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         self.launch_packed(&kernel.0, &shape, &packed)
     }
 
-    pub(super) fn launch_packed(&self, loaded: &Arc<Loaded<A, B>>, shape: &Shape, packed: &Arguments) -> Result<()> {
+    pub(super) fn launch_packed(
+        &self,
+        loaded: &Arc<Loaded<A, B>>,
+        shape: &Shape,
+        packed: &Arguments,
+    ) -> Result<()> {
         if let Some(uses) = self.capture.borrow_mut().as_mut() {
             uses.kernels.push(Arc::clone(loaded));
         }
@@ -305,7 +326,8 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         self.note(self.queue.begin_capture())?;
         *self.capture.borrow_mut() = Some(Uses { memory: Vec::new(), kernels: Vec::new() });
         let done = guarded(|| f(self));
-        let uses = self.capture.borrow_mut().take().unwrap_or(Uses { memory: Vec::new(), kernels: Vec::new() });
+        let uses =
+            self.capture.borrow_mut().take().unwrap_or(Uses { memory: Vec::new(), kernels: Vec::new() });
         let graph = match (self.note(self.queue.end_capture()), done) {
             (Ok(graph), Ok(())) => graph,
             (graph, done) => {
@@ -346,7 +368,8 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     pub fn synchronize(&self, deadline: Instant) -> Result<()> {
         self.not_capturing("a wait")?;
         let event = self.event()?;
-        let done = self.note(self.queue.record(&event)).and_then(|()| self.note(self.queue.wait(&event, deadline)));
+        let done =
+            self.note(self.queue.record(&event)).and_then(|()| self.note(self.queue.wait(&event, deadline)));
         if done.is_ok() {
             self.events.borrow_mut().push(event);
         }
@@ -428,7 +451,9 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
             let mut pending = self.pending.borrow_mut();
             let done = match pending.front() {
                 None => return,
-                Some(Pending::Fence(event, _) | Pending::Garbage(event, _)) => self.note(self.queue.done(event)),
+                Some(Pending::Fence(event, _) | Pending::Garbage(event, _)) => {
+                    self.note(self.queue.done(event))
+                }
             };
             if done == Ok(false) {
                 return;
@@ -443,7 +468,9 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
                     }
                     completer.complete(done.and_then(|_| self.shared.take_deferred()));
                 }
-                Some(Pending::Garbage(_, garbage)) => garbage.into_iter().for_each(|garbage| self.remove(garbage)),
+                Some(Pending::Garbage(_, garbage)) => {
+                    garbage.into_iter().for_each(|garbage| self.remove(garbage))
+                }
             }
         }
     }

@@ -33,10 +33,8 @@ impl Module {
         let bad = |reason: String| Error::Load { kernel: artifact.entry().to_owned(), reason };
         let image = image::checked(artifact.image()).map_err(bad)?;
         let mut log = vec![0u8; LOG_BYTES];
-        let mut options = [
-            CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
-            CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
-        ];
+        let mut options =
+            [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
         let mut values = [log.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut(LOG_BYTES)];
         let mut handle = ptr::null_mut();
         // SAFETY: the image is text that ends with a zero byte, or an ELF file whose parts lie within it; the log and
@@ -74,10 +72,12 @@ impl Module {
         let bad = |reason: String| Error::Load { kernel: artifact.entry().to_owned(), reason };
         let name = CString::new(artifact.entry()).map_err(|error| bad(error.to_string()))?;
         // SAFETY: the module is live, the name ends with a zero byte.
-        let status = unsafe { (driver.cuModuleGetFunction)(&raw mut self.function, self.handle, name.as_ptr()) };
+        let status =
+            unsafe { (driver.cuModuleGetFunction)(&raw mut self.function, self.handle, name.as_ptr()) };
         driver.check("cuModuleGetFunction", status).map_err(|error| bad(error.to_string()))?;
         self.check_parameters(driver, artifact).map_err(bad)?;
-        self.block_items = self.attribute(driver, CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;
+        self.block_items =
+            self.attribute(driver, CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;
         let declared = self.attribute(driver, CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;
         let dynamic = shared_bytes.saturating_sub(declared);
         if dynamic > SHARED_BYTES {
@@ -123,7 +123,10 @@ impl Module {
             for &(offset, bytes) in fields {
                 let field = offset as usize..(offset + bytes) as usize;
                 if !known.iter().any(|range| range.start <= field.start && field.end <= range.end) {
-                    return Err(format!("parameter {} at {field:?} is none of the module's kernel", parameter.name));
+                    return Err(format!(
+                        "parameter {} at {field:?} is none of the module's kernel",
+                        parameter.name
+                    ));
                 }
             }
         }
@@ -147,8 +150,7 @@ impl Module {
     /// Unloads the module with this number.
     pub(crate) fn unload(driver: &Driver, id: usize) -> Result<()> {
         // SAFETY: the queue gives each module that it loaded here once, when no command uses it any more.
-        driver.check("cuModuleUnload", unsafe {
-            (driver.cuModuleUnload)(ptr::with_exposed_provenance_mut(id))
-        })
+        driver
+            .check("cuModuleUnload", unsafe { (driver.cuModuleUnload)(ptr::with_exposed_provenance_mut(id)) })
     }
 }

@@ -127,7 +127,8 @@ impl Event {
     pub(crate) fn new(context: &Rc<Context>, timed: bool) -> Result<Self> {
         let mut handle = ptr::null_mut();
         // SAFETY: the pointer is to a local; the context is current.
-        let status = unsafe { (context.driver.cuEventCreate)(&raw mut handle, if timed { 0 } else { NO_TIME }) };
+        let status =
+            unsafe { (context.driver.cuEventCreate)(&raw mut handle, if timed { 0 } else { NO_TIME }) };
         context.driver.check("cuEventCreate", status)?;
         Ok(Self { handle, context: Rc::clone(context) })
     }
@@ -151,8 +152,7 @@ impl Event {
         let driver = self.context.driver;
         let mut milliseconds = 0.0;
         // SAFETY: both are live, the pointer is to a local.
-        let status =
-            unsafe { (driver.cuEventElapsedTime)(&raw mut milliseconds, self.handle, later.handle) };
+        let status = unsafe { (driver.cuEventElapsedTime)(&raw mut milliseconds, self.handle, later.handle) };
         driver.check("cuEventElapsedTime", status)?;
         Ok(Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3).unwrap_or_default())
     }
