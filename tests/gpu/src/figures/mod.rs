@@ -1,0 +1,32 @@
+//! Figures of the spine, each against its peer in the same run.
+
+mod compile;
+
+use std::time::Instant;
+
+use crate::table::Sample;
+use crate::{Arguments, Test};
+
+/// The tests of this section.
+pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
+    compile::tests()
+}
+
+/// Times `f` `count` times, after `warm` times that are not counted; in seconds times `scale`.
+fn time(
+    count: usize,
+    warm: usize,
+    scale: f64,
+    mut f: impl FnMut() -> anyhow::Result<()>,
+) -> anyhow::Result<Sample> {
+    let mut values = Vec::with_capacity(count);
+    for round in 0..warm + count {
+        let begin = Instant::now();
+        f()?;
+        let taken = begin.elapsed().as_secs_f64();
+        if round >= warm {
+            values.push(taken * scale);
+        }
+    }
+    Ok(Sample::of(values))
+}

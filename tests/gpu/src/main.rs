@@ -1,0 +1,143 @@
+//! Runs everything that needs a GPU and prints one table: tests, fuzzing, and figures against their peers.
+//!
+//! Each section runs in a process of its own, because a fault on the device ends a process's use of it. Without a GPU
+//! every test is skipped, with the reason. The last line is `N passed, N failed, N skipped`.
+
+mod child;
+mod device;
+mod figures;
+mod gpu;
+mod kernels;
+mod skip;
+mod table;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+
+use gpu::Gpu;
+use table::{Outcome, Record, Report, Table};
+
+/// What a test does.
+type Run = dyn Fn(&Gpu, &mut Report) -> anyhow::Result<()>;
+
+/// One test of a section. It fails with its error, or when it panics; with [`skip::Skip`] as its error it is skipped.
+struct Test {
+    name: String,
+    run: Box<Run>,
+}
+
+impl Test {
+    fn new(name: impl Into<String>, run: impl Fn(&Gpu, &mut Report) -> anyhow::Result<()> + 'static) -> Self {
+        Self { name: name.into(), run: Box::new(run) }
+    }
+}
+
+/// What is selected by name.
+struct Section {
+    name: &'static str,
+    about: &'static str,
+    /// How long all its tests may take.
+    patience: Duration,
+    /// Its tests; making the list needs no GPU.
+    tests: fn(&Arguments) -> Vec<Test>,
+}
+
+const SECTIONS: &[Section] = &[
+    Section {
+        name: "device",
+        about: "what the driver says of the device",
+        patience: Duration::from_secs(60),
+        tests: device::tests,
+    },
+    Section {
+        name: "figures",
+        about: "compiling, launching and allocating against their peers",
+        patience: Duration::from_secs(240),
+        tests: figures::tests,
+    },
+    Section {
+        name: "kernels",
+        about: "kernels against PyTorch and a device copy",
+        patience: Duration::from_secs(240),
+        tests: kernels::tests,
+    },
+];
+
+/// Runs everything that needs a GPU and prints one table.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "gpu")]
+struct Arguments {
+    /// Sections to run; all without any.
+    sections: Vec<String>,
+    /// Say what there is, and run nothing.
+    #[arg(long)]
+    list: bool,
+    /// Write everything that came out into this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// The device's number in CUDA's order.
+    #[arg(long, default_value_t = 0)]
+    device: u32,
+    /// Run one section in this process, and report on standard output.
+    #[arg(long, hide = true)]
+    child: Option<String>,
+    /// The first test to run, with --child.
+    #[arg(long, hide = true, default_value_t = 0)]
+    from: usize,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    if let Some(name) = &arguments.child {
+        return match SECTIONS.iter().find(|section| section.name == name) {
+            Some(section) => child::run(section, &arguments),
+            None => ExitCode::from(2),
+        };
+    }
+    let unknown =
+        arguments.sections.iter().find(|name| SECTIONS.iter().all(|section| section.name != **name));
+    if let Some(name) = unknown {
+        eprintln!("no section {name}: --list says which there are");
+        return ExitCode::from(2);
+    }
+    let chosen = SECTIONS.iter().filter(|section| {
+        arguments.sections.is_empty() || arguments.sections.iter().any(|name| name == section.name)
+    });
+    if arguments.list {
+        for section in chosen {
+            println!("{:<12} {}", section.name, section.about);
+            (section.tests)(&arguments).iter().for_each(|test| println!("    {}", test.name));
+        }
+        return ExitCode::SUCCESS;
+    }
+    let mut table = Table::new();
+    let missing = match Gpu::open(arguments.device) {
+        Ok(gpu) => {
+            println!("{}", gpu.describe());
+            None
+        }
+        Err(error) => Some(format!("no CUDA driver: {error}")),
+    };
+    for section in chosen {
+        match &missing {
+            None => child::section(section, &arguments, &mut table),
+            Some(reason) => {
+                for test in (section.tests)(&arguments) {
+                    table.add(Record::new(section.name, &test.name, Outcome::Skipped(reason.clone())));
+                }
+            }
+        }
+    }
+    table.print_figures();
+    if let Some(path) = &arguments.json
+        && let Err(error) = table.write(path)
+    {
+        eprintln!("{}: {error}", path.display());
+        return ExitCode::FAILURE;
+    }
+    println!("{}", table.summary());
+    if table.failed() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
