@@ -25,7 +25,7 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    /// Of measurements, at least one.
+    /// Of measurements; without any it is not a number.
     pub(crate) fn of(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         let at = |part: f64| values.get(((values.len().max(1) - 1) as f64 * part).round() as usize).copied();

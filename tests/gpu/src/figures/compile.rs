@@ -31,11 +31,11 @@ pub(super) fn tests() -> Vec<Test> {
     })]
 }
 
-/// `y = x + x + number`, so that each number makes a kernel that no cache has seen.
+/// `y = x · number`, so that each number makes a kernel that no cache has seen.
 pub(super) fn one_line(number: u32) -> anyhow::Result<ValidModule> {
     let text = format!(
         "vir 1\nkernel @k(@x: view<f32, [?], read>, @y: view<f32, [?], write>) at 0x1000 block(256) {{\n  \
-         %i = global_id.x : i64\n  %a = load @x[%i] : f32\n  %b = fma %a, {number}.5, %a : f32\n  \
+         %i = global_id.x : i64\n  %a = load @x[%i] : f32\n  %c = const {number}.5 : f32\n  %b = mul %a, %c : f32\n  \
          store @y[%i], %b\n}}\n",
     );
     Ok(validate(text::parse(&text)?, Trust::Guest)?)
