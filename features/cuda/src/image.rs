@@ -2,12 +2,17 @@
 
 use std::borrow::Cow;
 
+/// Whether it is a cubin, which is an ELF file, and not text.
+pub(crate) fn is_elf(image: &[u8]) -> bool {
+    image.starts_with(b"\x7fELF")
+}
+
 /// The image as it may be given to the driver.
 ///
 /// # Errors
 /// Why it may not.
 pub(crate) fn checked(image: &[u8]) -> Result<Cow<'_, [u8]>, String> {
-    if image.starts_with(b"\x7fELF") {
+    if is_elf(image) {
         check_elf(image)?;
         return Ok(Cow::Borrowed(image));
     }

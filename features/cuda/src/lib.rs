@@ -32,6 +32,7 @@
 //! the device again. So each guest's GPU work belongs in a process of its own.
 
 mod accelerator;
+pub mod assemble;
 mod image;
 mod nvml;
 mod queue;

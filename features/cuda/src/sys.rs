@@ -6,8 +6,8 @@ use std::sync::OnceLock;
 
 pub use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUfunction_attribute, CUgraph,
-    CUgraphExec, CUjit_option, CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation,
-    CUmemLocationType, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUmodule, CUstream,
+    CUgraphExec, CUjit_option, CUjitInputType, CUlinkState, CUmemAllocationHandleType, CUmemAllocationType,
+    CUmemLocation, CUmemLocationType, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUmodule, CUstream,
 };
 use libloading::Library;
 use vm_accel::{Error, Result};
@@ -146,6 +146,19 @@ driver! {
     );
     /// Unloads a module.
     fn cuModuleUnload(module: CUmodule);
+    /// Begins to link.
+    fn cuLinkCreate_v2(
+        count: c_uint, options: *mut CUjit_option, values: *mut *mut c_void, state: *mut CUlinkState
+    );
+    /// Adds code to what is linked.
+    fn cuLinkAddData_v2(
+        state: CUlinkState, kind: CUjitInputType, data: *mut c_void, bytes: usize, name: *const c_char,
+        count: c_uint, options: *mut CUjit_option, values: *mut *mut c_void
+    );
+    /// Links; the cubin is the state's.
+    fn cuLinkComplete(state: CUlinkState, cubin: *mut *mut c_void, bytes: *mut usize);
+    /// Ends a state.
+    fn cuLinkDestroy(state: CUlinkState);
     /// A kernel of a module.
     fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char);
     /// One property of a kernel.

@@ -5,6 +5,8 @@
 #![allow(unsafe_code)]
 
 mod graph;
+mod link;
+mod log;
 mod memory;
 mod module;
 mod stream;
@@ -16,6 +18,7 @@ use std::ptr;
 use vm_accel::{Error, Result};
 
 pub(crate) use graph::Graph;
+pub(crate) use link::link;
 pub(crate) use memory::Pool;
 pub(crate) use module::Module;
 pub(crate) use stream::{Event, Stream};

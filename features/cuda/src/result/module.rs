@@ -1,16 +1,15 @@
 //! Modules with their one kernel.
 
-use std::ffi::{CString, c_void};
+use std::ffi::CString;
 use std::ptr;
 
 use vm_accel::{Artifact, Error, ParameterKind, Result};
 
 use super::ended;
+use super::log::Log;
 use crate::image;
-use crate::sys::{CUfunction, CUfunction_attribute, CUjit_option, CUmodule, Driver};
+use crate::sys::{CUfunction, CUfunction_attribute, CUmodule, Driver};
 
-/// Bytes of the compiler's log that are kept.
-const LOG_BYTES: usize = 16 << 10;
 /// Dynamic shared memory that a kernel may have without asking.
 const SHARED_BYTES: u32 = 48 << 10;
 
@@ -32,30 +31,16 @@ impl Module {
     pub(crate) fn load(driver: &Driver, artifact: &Artifact, shared_bytes: u32) -> Result<Self> {
         let bad = |reason: String| Error::Load { kernel: artifact.entry().to_owned(), reason };
         let image = image::checked(artifact.image()).map_err(bad)?;
-        let mut log = vec![0u8; LOG_BYTES];
-        let mut options =
-            [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
-        let mut values = [log.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut(LOG_BYTES)];
+        let mut log = Log::new();
+        let (count, options, values) = log.options();
         let mut handle = ptr::null_mut();
         // SAFETY: the image is text that ends with a zero byte, or an ELF file whose parts lie within it; the log and
         // the options outlive the call.
         let status = unsafe {
-            (driver.cuModuleLoadDataEx)(
-                &raw mut handle,
-                image.as_ptr().cast(),
-                options.len() as u32,
-                options.as_mut_ptr(),
-                values.as_mut_ptr(),
-            )
+            (driver.cuModuleLoadDataEx)(&raw mut handle, image.as_ptr().cast(), count, options, values)
         };
         if let Err(error) = driver.check("cuModuleLoadDataEx", status) {
-            if error.is_lost() {
-                return Err(error);
-            }
-            let end = log.iter().position(|&byte| byte == 0).unwrap_or(LOG_BYTES);
-            let log = String::from_utf8_lossy(&log[..end]);
-            let log = log.trim();
-            return Err(bad(if log.is_empty() { error.to_string() } else { format!("{error}\n{log}") }));
+            return Err(if error.is_lost() { error } else { bad(log.behind(&error)) });
         }
         let mut module = Self { handle, function: ptr::null_mut(), block_items: 0 };
         match module.find(driver, artifact, shared_bytes) {

@@ -1,0 +1,135 @@
+//! The assembler's process: what it is kept from, and what is said of it. The assembler is a script, except for one
+//! case with NVIDIA's.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use vm_cuda::assemble::{AssembleError, Assembler, Limits};
+
+/// The smallest file that is taken for a cubin.
+const CUBIN: &str = r#"printf '\177ELF\002\001\001\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0' >"$out"
+head -c 32 /dev/zero >>"$out""#;
+
+/// An assembler that is a script; `$out` and `$in` are its files.
+fn script(folder: &Path, name: &str, body: &str) -> Assembler {
+    let file = folder.join(name);
+    fs::write(&file, format!("#!/bin/sh\nPATH=/usr/bin:/bin\nout=$6 in=$7\n{body}\n")).unwrap();
+    fs::set_permissions(&file, PermissionsExt::from_mode(0o755)).unwrap();
+    Assembler::ptxas(file).limits(Limits { time: Duration::from_secs(5), memory: 256 << 20, output: 1 << 20 })
+}
+
+#[test]
+fn it_is_confined_and_its_end_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let check = |name: &str, body: &str, right: fn(&Result<Vec<u8>, AssembleError>) -> bool| {
+        let begin = Instant::now();
+        let result = script(folder.path(), name, body).assemble(b"text of the kernel", "sm_90a");
+        assert!(right(&result), "{name}: {result:?}");
+        assert!(begin.elapsed() < Duration::from_secs(20), "{name}: {:?}", begin.elapsed());
+        if let Err(error) = result {
+            assert!(error.to_string().contains(name), "{error}");
+        }
+    };
+    check("a good one", CUBIN, |result| result.as_ref().is_ok_and(|cubin| cubin.len() == 64));
+    let arguments = format!(
+        r#"[ "$*" = "--gpu-name sm_90a --opt-level 3 --output-file $out $in" ] || exit 9
+[ "$(cat "$in")" = "text of the kernel" ] || exit 8
+{CUBIN}"#
+    );
+    check("the arguments", &arguments, |result| result.is_ok());
+    check("an error", "echo 'line 7: no such instruction' >&2; exit 3", |result| {
+        matches!(result, Err(AssembleError::Refused { status, messages, .. })
+            if status.contains('3') && messages == "line 7: no such instruction")
+    });
+    check("a hang", "sleep 60", |result| matches!(result, Err(AssembleError::Late { .. })));
+    check("a hang that ignores signals", "trap '' TERM INT XCPU; while :; do :; done", |result| {
+        matches!(result, Err(AssembleError::Late { .. } | AssembleError::Killed { .. }))
+    });
+    check("a hog of memory", "x=$(head -c 1000000000 /dev/zero | tr '\\0' x) || exit 7", |result| {
+        matches!(result, Err(AssembleError::Refused { .. } | AssembleError::Killed { .. }))
+    });
+    check("a huge cubin", r#"exec cat /dev/zero >"$out""#, |result| {
+        matches!(result, Err(AssembleError::Killed { signal: libc::SIGXFSZ, .. }))
+    });
+    check("huge messages", "while :; do echo no; done", |result| {
+        matches!(result, Err(AssembleError::Killed { messages, .. } | AssembleError::Refused { messages, .. })
+            if messages.len() < 10_000 && messages.starts_with("no"))
+    });
+    check(
+        "no cubin",
+        "exit 0",
+        |result| matches!(result, Err(AssembleError::NoCubin { reason, .. }) if reason.contains("0 bytes")),
+    );
+    check("garbage", r#"echo garbage >"$out""#, |result| {
+        matches!(result, Err(AssembleError::NoCubin { .. }))
+    });
+    check(
+        "a cut cubin",
+        r#"printf '\177ELF\002\001' >"$out""#,
+        |result| matches!(result, Err(AssembleError::NoCubin { reason, .. }) if reason.contains("cut off")),
+    );
+    check("a crash", "kill -SEGV $$", |result| {
+        matches!(result, Err(AssembleError::Killed { signal: libc::SIGSEGV, .. }))
+    });
+    check(
+        "its environment",
+        r#"[ -z "$HOME$CARGO_MANIFEST_DIR" ] || exit 4; exit 5"#,
+        |result| matches!(result, Err(AssembleError::Refused { status, .. }) if status.contains('5')),
+    );
+
+    // A descriptor that any process started here would get.
+    let secret = fs::File::open("/dev/null").unwrap();
+    rustix::io::fcntl_setfd(&secret, rustix::io::FdFlags::empty()).unwrap();
+    check("its descriptors", "ls -l /proc/self/fd && exit 6", |result| {
+        let Err(AssembleError::Refused { messages, .. }) = result else { return false };
+        let files: Vec<_> = messages.lines().filter_map(|line| Some(line.split_once(" -> ")?.1)).collect();
+        let count = |what: &str| files.iter().filter(|file| file.contains(what)).count();
+        // Standard input, the messages twice, input and output, and the folder that is listed.
+        files.len() == 6 && count("/dev/null") == 1 && count("memfd:") == 4 && count("/proc/") == 1
+    });
+
+    // What it leaves running goes with it.
+    let mark = folder.path().join("mark");
+    let body = format!("(sleep 2; echo still here >{}) & exit 1", mark.display());
+    script(folder.path(), "leaves a child", &body).assemble(b"", "sm_80").unwrap_err();
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(!mark.exists(), "a process outlived its assembler");
+}
+
+#[test]
+fn what_can_not_be_started_says_why() {
+    let missing = Assembler::ptxas("/nowhere/ptxas").assemble(b"", "sm_80").unwrap_err().to_string();
+    assert!(missing.contains("/nowhere/ptxas") && missing.contains("No such file"), "{missing}");
+    for architecture in ["", "sm_", "90", "sm_90 --help", "sm_90/../..", "sm_123456789"] {
+        let refused = Assembler::ptxas("/bin/true").assemble(b"", architecture);
+        assert_eq!(refused, Err(AssembleError::Architecture(architecture.into())));
+    }
+}
+
+/// NVIDIA's, where there is one.
+fn ptxas() -> Result<Assembler, AssembleError> {
+    let cache =
+        std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache/vm-jit/ptxas/13.0/ptxas"));
+    match cache {
+        Some(file) if file.exists() => Ok(Assembler::ptxas(file)),
+        _ => Assembler::find(),
+    }
+}
+
+#[test]
+fn the_real_one_makes_a_cubin() {
+    let assembler = match ptxas() {
+        Ok(assembler) => assembler,
+        Err(error) => return println!("skipped: {error}"),
+    };
+    let text = ".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry k(.param .u64 p) { ret; }\n";
+    let cubin = assembler.assemble(text.as_bytes(), "sm_90a").unwrap();
+    assert!(cubin.len() > 500 && cubin.starts_with(b"\x7fELF"));
+    let bad = assembler.assemble(text.replace("ret", "return").as_bytes(), "sm_90a").unwrap_err();
+    assert!(matches!(&bad, AssembleError::Refused { messages, .. } if messages.contains("line 4")), "{bad}");
+    let small = assembler.limits(Limits { memory: 16 << 20, ..Limits::default() });
+    let small = small.assemble(text.as_bytes(), "sm_90a").unwrap_err();
+    assert!(!matches!(small, AssembleError::NoCubin { .. }), "{small}");
+}
