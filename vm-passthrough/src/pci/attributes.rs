@@ -1,6 +1,8 @@
 //! The directory of one function in sysfs, and its attributes, read with as few system calls as can be.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::fs::{Access, AtFlags, Mode, OFlags};
 use rustix::io::Errno;
@@ -21,7 +23,50 @@ pub(super) struct Attributes<'a> {
 #[derive(Debug)]
 enum Dir<'a> {
     Open(OwnedFd),
+    Kept(Arc<KeptDir>),
     Below(&'a OwnedFd, &'a [u8]),
+}
+
+/// How many directories may be kept open at once.
+#[derive(Debug)]
+pub(super) struct Budget {
+    kept: AtomicUsize,
+    limit: fn() -> usize,
+}
+
+impl Budget {
+    /// Of this process: half of the files that it may open (`ulimit -n`); the other half is for the rest of it.
+    pub(super) fn of_process() -> &'static Self {
+        fn half() -> usize {
+            let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+            limit.map_or(usize::MAX, |limit| usize::try_from(limit / 2).unwrap_or(usize::MAX))
+        }
+        static BUDGET: Budget = Budget::new(half);
+        &BUDGET
+    }
+
+    const fn new(limit: fn() -> usize) -> Self {
+        Self { kept: AtomicUsize::new(0), limit }
+    }
+
+    fn take(&self) -> bool {
+        let limit = (self.limit)();
+        let more = |kept: usize| (kept < limit).then_some(kept + 1);
+        self.kept.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+}
+
+/// A directory that stays open.
+#[derive(Debug)]
+pub(super) struct KeptDir {
+    dir: OwnedFd,
+    budget: &'static Budget,
+}
+
+impl Drop for KeptDir {
+    fn drop(&mut self) {
+        self.budget.kept.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Room for an address, a `/` and the name of an attribute.
@@ -80,6 +125,20 @@ impl<'a> Attributes<'a> {
         Ok(Self { dir: Dir::Open(rustix::fs::openat(parent, name, flags, Mode::empty())?) })
     }
 
+    /// A directory that was kept open.
+    pub(super) fn kept(dir: Arc<KeptDir>) -> Self {
+        Self { dir: Dir::Kept(dir) }
+    }
+
+    /// The directory, to be kept open if the budget allows.
+    pub(super) fn keep(self, budget: &'static Budget) -> Option<Arc<KeptDir>> {
+        match self.dir {
+            Dir::Open(dir) => budget.take().then(|| Arc::new(KeptDir { dir, budget })),
+            Dir::Kept(dir) => Some(dir),
+            Dir::Below(..) => None,
+        }
+    }
+
     /// The directory `name` in `parent`, not opened: for a few attributes that is less work, and for a function that
     /// is known to stay.
     pub(super) fn below(parent: &'a OwnedFd, name: &'a [u8]) -> Self {
@@ -94,6 +153,7 @@ impl<'a> Attributes<'a> {
     ) -> Result<T, Errno> {
         match &self.dir {
             Dir::Open(dir) => act(dir.as_fd(), name.as_bytes()),
+            Dir::Kept(kept) => act(kept.dir.as_fd(), name.as_bytes()),
             Dir::Below(parent, dir) => {
                 let mut path = [0; PATH_SIZE];
                 let len = dir.len() + 1 + name.len();
@@ -121,6 +181,7 @@ impl<'a> Attributes<'a> {
     pub(super) fn identity(&self) -> Result<Identity, Errno> {
         let stat = match &self.dir {
             Dir::Open(dir) => rustix::fs::fstat(dir)?,
+            Dir::Kept(kept) => rustix::fs::fstat(&kept.dir)?,
             Dir::Below(parent, name) => rustix::fs::statat(parent, *name, AtFlags::empty())?,
         };
         Ok(Identity { device: stat.st_dev, inode: stat.st_ino, changed: (stat.st_ctime, stat.st_ctime_nsec) })
@@ -200,5 +261,20 @@ pub(super) struct ConfigFile {
 impl ConfigSource for ConfigFile {
     fn read(&self, offset: usize, data: &mut [u8]) -> usize {
         rustix::io::pread(&self.file, data, offset as u64).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_directories_are_kept_open_than_allowed() {
+        static TWO: Budget = Budget::new(|| 2);
+        let keep = || Attributes::open(rustix::fs::CWD, b"/").unwrap().keep(&TWO);
+        let (first, second) = (keep(), keep());
+        assert!(first.is_some() && second.is_some() && keep().is_none());
+        drop(first);
+        assert!(keep().is_some());
     }
 }

@@ -18,6 +18,8 @@ pub const CAP_POWER_MANAGEMENT: u8 = 0x01;
 pub const CAP_EXPRESS: u8 = 0x10;
 /// Extended capability ID of access control services (PCI Code and ID Assignment 1.11, section 3).
 pub const EXTENDED_CAP_ACS: u16 = 0x000d;
+/// Extended capability ID of resizable BARs.
+pub const EXTENDED_CAP_RESIZABLE_BAR: u16 = 0x0015;
 
 /// Something that config space can be read from.
 pub trait ConfigSource {

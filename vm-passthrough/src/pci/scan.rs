@@ -4,13 +4,15 @@ use std::collections::HashMap;
 use std::io::{self, Read as _};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags, RawDir};
 use rustix::io::Errno;
 use thiserror::Error;
 
-use super::attributes::{Attributes, Identity, Text, is_gone};
+use super::attributes::{Attributes, Budget, Identity, KeptDir, Text, is_gone};
 use super::config::{self, ConfigSource as _};
 use super::{
     Bar, Capability, DeviceType, ExtendedCapability, Link, PciAddress, PciClass, PciFunction, PciIds,
@@ -134,10 +136,15 @@ const DEVICES: &str = "bus/pci/devices";
 /// * The Linux kernel counts the events that it tells udev of in `kernel/uevent_seqnum`: a function that comes or
 ///   goes, a driver that binds or unbinds. While the count stands still the functions are the same ones, with the
 ///   same drivers and groups. It is read before and after; when it moved meanwhile, all is read again.
-/// * A NUMA node changes only by a write that taints the Linux kernel, so it stays while there is no such taint. The
-///   BARs of a virtual function are cut from its physical function's and stay.
+/// * A NUMA node changes only by a write that taints the Linux kernel, so it stays while there is no such taint.
+/// * The BARs of a virtual function are cut from its physical function's and stay. Those of an endpoint stay while
+///   there is no event, when each has its place and none can be resized: Linux moves a BAR that has its place only to
+///   resize it.
 ///
 /// All else is read anew each time: power, links, BARs, resets, numbers of virtual functions.
+///
+/// The functions' directories are kept open, which saves looking up their paths, for as many functions as half
+/// of the process's limit on open files allows (`ulimit -n`); the others' paths are looked up each time.
 ///
 /// Nothing is read that waits for a function's lock in the Linux kernel, which an unbind that is stuck holds: not
 /// `driver_override`, for which there is [`driver_override`], and not `sriov_numvfs`, in whose place links to the
@@ -250,11 +257,14 @@ type Read = (PciAddress, Result<Found, Failure>);
 #[derive(Clone, Debug)]
 struct Known {
     identity: Identity,
+    /// The directory, when it is kept open.
+    dir: Option<Arc<KeptDir>>,
     fixed: Fixed,
     // These stay as long as there is no event.
     driver: Option<String>,
     device_type: DeviceType,
     iommu_group: Option<u32>,
+    boot_display: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -267,8 +277,10 @@ struct Fixed {
     physical: Option<PciAddress>,
     has_vfs: bool,
     numa_node: Option<u16>,
-    /// Of a virtual function.
+    /// BARs and ROM that stay while there is no event.
     bars: Option<(Vec<Bar>, Option<Rom>)>,
+    /// Whether the BARs stay once each has its place.
+    bars_stay: bool,
     link: LinkSource,
     capabilities: Vec<Capability>,
     extended_capabilities: Vec<ExtendedCapability>,
@@ -333,31 +345,41 @@ fn read_all(
     known: &HashMap<PciAddress, Known>,
     trust: Trust,
 ) -> Vec<Read> {
-    /// Below this a thread costs more than it saves.
-    const PER_THREAD: usize = 64;
+    /// What a thread takes at a time: below this it costs more than it saves.
+    const PART: usize = 64;
     const MOST_THREADS: usize = 16;
-    let read_part = |part: &[PciAddress]| -> Vec<_> {
+    let parts = addresses.len().div_ceil(PART);
+    let next = AtomicUsize::new(0);
+    let read_parts = || {
         let mut text = Text::new();
-        part.iter()
-            .map(|&address| (address, read(dir, address, known.get(&address), trust, &mut text)))
-            .collect()
+        let mut done = Vec::new();
+        loop {
+            let part = next.fetch_add(1, Ordering::Relaxed);
+            let Some(left) = addresses.get(part.saturating_mul(PART)..).filter(|left| !left.is_empty())
+            else {
+                return done;
+            };
+            let read =
+                |&address: &PciAddress| (address, read(dir, address, known.get(&address), trust, &mut text));
+            done.push((part, left.iter().take(PART).map(read).collect()));
+        }
     };
     let cpus = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
-    let threads = cpus.min(addresses.len() / PER_THREAD).max(1);
-    let mut parts = addresses.chunks(addresses.len().div_ceil(threads).max(1));
-    let first = parts.next().unwrap_or_default();
-    std::thread::scope(|scope| {
-        let others: Vec<_> = parts
-            .map(|part| (part, std::thread::Builder::new().spawn_scoped(scope, move || read_part(part))))
+    let mut found: Vec<(usize, Vec<Read>)> = std::thread::scope(|scope| {
+        // What no thread could be started for is read here.
+        let others: Vec<_> = (1..cpus.min(parts))
+            .map_while(|_| std::thread::Builder::new().spawn_scoped(scope, read_parts).ok())
             .collect();
-        let mut found = read_part(first);
-        for (part, thread) in others {
-            // Without a thread the part is read here.
-            let read = thread.ok().and_then(|thread| thread.join().ok()).unwrap_or_else(|| read_part(part));
-            found.extend(read);
-        }
+        let mut found = read_parts();
+        found.extend(
+            others
+                .into_iter()
+                .flat_map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))),
+        );
         found
-    })
+    });
+    found.sort_unstable_by_key(|&(part, _)| part);
+    found.into_iter().flat_map(|(_, read)| read).collect()
 }
 
 /// Reads one function. `known` is used only when it was read from the same directory.
@@ -370,6 +392,7 @@ fn read(
 ) -> Result<Found, Failure> {
     let name = Name::of(address);
     let (attributes, identity) = match known.filter(|_| trust.events) {
+        Some(Known { identity, dir: Some(dir), .. }) => (Attributes::kept(Arc::clone(dir)), *identity),
         Some(known) => (Attributes::below(devices, name.as_bytes()), known.identity),
         None => {
             let attributes = Attributes::open(devices, name.as_bytes())?;
@@ -388,15 +411,19 @@ fn read(
         Some(known) => (known.fixed.clone(), true),
         None => read_fixed(devices, &name, &attributes, power_state, text)?,
     };
-    let (driver, device_type, iommu_group) = match known.filter(|_| trust.events) {
-        Some(known) => (known.driver.clone(), known.device_type, known.iommu_group),
+    let (driver, device_type, iommu_group, boot_display) = match known.filter(|_| trust.events) {
+        Some(known) => (known.driver.clone(), known.device_type, known.iommu_group, known.boot_display),
         None => {
             let driver = attributes.link("driver", text)?.map(str::to_owned);
             let has_accel = || attributes.has("accel");
             let device_type = kind::refine(fixed.kind, driver.as_deref(), has_accel);
             // VFIO makes and removes a group with its driver when there is no IOMMU.
             let group = attributes.link("iommu_group", text)?.and_then(|name| name.parse().ok());
-            (driver, device_type, group)
+            // The firmware's display moves to another function only when one comes or goes.
+            let boot_display = fixed.class.base() == 0x03
+                && ((attributes.read("boot_vga", text)? && text.bytes().starts_with(b"1"))
+                    || (attributes.read("boot_display", text)? && text.bytes().starts_with(b"1")));
+            (driver, device_type, group, boot_display)
         }
     };
     if known.is_none() || !trust.numa_nodes {
@@ -413,9 +440,6 @@ fn read(
         }
         None => None,
     };
-    let boot_display = fixed.class.base() == 0x03
-        && ((attributes.read("boot_vga", text)? && text.bytes().starts_with(b"1"))
-            || (attributes.read("boot_display", text)? && text.bytes().starts_with(b"1")));
 
     let (bars, rom) = match &fixed.bars {
         // Without an event the function is still there.
@@ -429,16 +453,21 @@ fn read(
             text::resource(text.bytes())
         }
     };
-    if fixed.physical.is_some() && fixed.bars.is_none() {
+    if fixed.bars.is_none() && fixed.bars_stay && bars.iter().all(|bar| bar.address != 0) {
         fixed.bars = Some((bars.clone(), rom));
     }
     let unchanged = trust.events && known.is_some();
     let learned = (complete && !unchanged).then(|| Known {
         identity,
+        dir: match known.and_then(|known| known.dir.clone()) {
+            Some(dir) => Some(dir),
+            None => attributes.keep(Budget::of_process()),
+        },
         fixed: fixed.clone(),
         driver: driver.clone(),
         device_type,
         iommu_group,
+        boot_display,
     });
 
     let function = PciFunction {
@@ -531,6 +560,12 @@ fn read_fixed(
         }
         None => LinkSource::None,
     };
+    // All of config space was seen, and there are no BARs that can be resized in it.
+    let bars_stay = physical.is_some()
+        || (header_type == 0
+            && space.len() == config::CONFIG_SIZE
+            && (express.is_none() || !extended_capabilities.is_empty())
+            && extended_capabilities.iter().all(|cap| cap.id != config::EXTENDED_CAP_RESIZABLE_BAR));
     let fixed = Fixed {
         ids,
         class,
@@ -541,6 +576,7 @@ fn read_fixed(
         has_vfs,
         numa_node: None,
         bars: None,
+        bars_stay,
         link,
         capabilities,
         extended_capabilities,

@@ -314,6 +314,33 @@ fn what_stands_while_there_is_no_event() {
     assert_eq!(scanner.scan(&host).unwrap().iter().map(|f| f.address).collect::<Vec<_>>(), [card, first]);
 }
 
+#[test]
+fn bars_are_read_again_when_they_can_change() {
+    let at = address("0000:01:00.0");
+    let placed = "0x1000 0x1fff 0x40200\n";
+    let check = |function: SimFunction, before: &str, stays: bool| {
+        let sim = SimHost::new().unwrap();
+        sim.add(&function).unwrap();
+        sim.write("sys/kernel/uevent_seqnum", "1\n").unwrap();
+        sim.set(at, "resource", before).unwrap();
+        let host = sim.plain_host();
+        let mut scanner = Scanner::new();
+        let bars = scanner.scan(&host).unwrap().remove(0).bars;
+        sim.set(at, "resource", "0x8000 0xbfff 0x40200\n").unwrap();
+        assert_eq!(scanner.scan(&host).unwrap().remove(0).bars == bars, stays, "{before}");
+        sim.write("sys/kernel/uevent_seqnum", "2\n").unwrap();
+        assert_ne!(scanner.scan(&host).unwrap().remove(0).bars, bars);
+    };
+    let aer = |function: SimFunction| function.extended_capability(0x0001, 2, &[0; 44]);
+    check(aer(SimFunction::nvme(at)), placed, true);
+    // It has no place yet.
+    check(aer(SimFunction::nvme(at)), "0x0 0xfff 0x20040200\n", false);
+    check(aer(SimFunction::gpu(at)).extended_capability(0x0015, 1, &[0; 8]), placed, false);
+    check(aer(SimFunction::root_port(at)), placed, false);
+    // Not all of config space was seen.
+    check(SimFunction::nvme(at), placed, false);
+}
+
 /// Opening a FIFO that nobody writes to blocks, as reading these attributes does while an unbind is stuck.
 #[test]
 fn a_scan_does_not_read_what_waits_for_a_function_s_lock() {
