@@ -93,7 +93,7 @@ impl HostFacts {
         facts.read_process(host);
         facts.read_cpu(host);
         facts.swaps = facts
-            .text(host.proc.join("swaps"))
+            .text_if_any(host.proc.join("swaps"))
             .lines()
             .skip(1)
             .filter_map(|line| line.split_ascii_whitespace().next())
@@ -121,6 +121,18 @@ impl HostFacts {
         };
         self.unread.push((path, reason));
         String::new()
+    }
+
+    /// Text of a file that a host has only if its Linux kernel can do what it tells of: without swapping there is no
+    /// `/proc/swaps`.
+    fn text_if_any(&mut self, path: PathBuf) -> String {
+        match files::read(&path) {
+            Ok(text) => text.unwrap_or_default(),
+            Err(error) => {
+                self.unread.push((path, error.to_string()));
+                String::new()
+            }
+        }
     }
 
     fn read_mounts(&mut self, host: &Host) {
