@@ -14,6 +14,7 @@
 
 use crate::reject::{Reject, RejectKind};
 use crate::target::Target;
+use std::collections::HashMap;
 use std::fmt;
 use vm_ir::op::{Opcode, Shape};
 use vm_ir::types::Class;
@@ -97,6 +98,48 @@ pub(crate) fn key(kernel: &Kernel, op: &vm_ir::module::Op) -> (Scalar, Scalar) {
     };
     let from = from.or(to).unwrap_or(Scalar::I32);
     (from, to.unwrap_or(from))
+}
+
+/// An op of a module on a type, and how a target does it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Use {
+    /// The op.
+    pub op: Opcode,
+    /// What it works on; for a conversion, what it converts from.
+    pub ty: Scalar,
+    /// What a conversion gives; the same as `ty` elsewhere.
+    pub to: Scalar,
+    /// How often the text has it.
+    pub count: u32,
+    /// The line where it stands first; 0 if unknown.
+    pub line: u32,
+    /// How the target does it.
+    pub support: Support,
+}
+
+/// Every op on values, memory and threads that a module uses, on its type, in the order of the text, with how `target`
+/// does it. Control flow, which every target does, is left out.
+pub fn survey(module: &Module, target: &Target) -> Vec<Use> {
+    let mut uses: Vec<Use> = Vec::new();
+    let mut places = HashMap::new();
+    for kernel in module.kernels() {
+        kernel.for_each_op(&mut |op| {
+            if matches!(op.code.shape(), Shape::If | Shape::For | Shape::While | Shape::Switch) {
+                return;
+            }
+            let (ty, to) = key(kernel, op);
+            let to = if matches!(op.code.shape(), Shape::Convert(..)) { to } else { ty };
+            let place = *places.entry((op.code, ty, to)).or_insert(uses.len());
+            match uses.get_mut(place) {
+                Some(known) => known.count += 1,
+                None => {
+                    let support = support(target, op.code, ty, to);
+                    uses.push(Use { op: op.code, ty, to, count: 1, line: op.line.0, support });
+                }
+            }
+        });
+    }
+    uses
 }
 
 /// Everything in a module for which `target` would reject it, without compiling it. Empty if it compiles.

@@ -12,13 +12,14 @@ use vm_passthrough::host::SysfsWriter;
 use vm_passthrough::readiness::BlockerCode;
 use vm_passthrough::{Host, PciAddress};
 
+pub use crate::kernel::args::{CompileArgs, DeviceArg, GridArg, LaunchArgs};
 use crate::{commands, limits};
 
 /// Exit status: the command did what it was asked.
 pub const EXIT_OK: u8 = 0;
 /// Exit status: the command failed; what it had begun was undone, or the message says what was not.
 pub const EXIT_FAILED: u8 = 1;
-/// Exit status: the command line or the guest file is wrong; nothing was touched.
+/// Exit status: the command line, the guest file or the kernel file is wrong; nothing was touched.
 pub const EXIT_USAGE: u8 = 2;
 /// Exit status: a device can't be passed to a guest as things are; every reason was told, nothing was touched.
 pub const EXIT_BLOCKED: u8 = 3;
@@ -29,7 +30,7 @@ const EXIT_HELP: &str = "Exit status:
   2  the command line or the guest file is wrong; nothing was touched
   3  a device can't be passed to a guest as things are; every reason was told, nothing was touched";
 
-/// Boots KVM guests and gives them the host's PCI devices.
+/// Boots KVM guests, gives them the host's PCI devices, and runs kernels on its accelerators.
 #[derive(Debug, Parser)]
 #[command(name = "vm-service", version, after_help = EXIT_HELP, max_term_width = 100)]
 pub struct Cli {
@@ -70,6 +71,10 @@ pub enum Command {
     Release(ReleaseArgs),
     /// Boot a guest in the foreground, with its devices
     Run(RunArgs),
+    /// Compile a kernel file for an accelerator
+    Compile(CompileArgs),
+    /// Run a kernel on an accelerator of this machine
+    Launch(LaunchArgs),
 }
 
 /// Arguments of `list`.
@@ -358,6 +363,8 @@ fn execute(cli: &Cli, host: Option<Host>, out: &mut dyn Write, err: &mut dyn Wri
         Command::Claim(args) => commands::claim::run(&mut context, args),
         Command::Release(args) => commands::release::run(&mut context, args),
         Command::Run(args) => commands::run::run(&mut context, args),
+        Command::Compile(args) => commands::compile::run(&mut context, args),
+        Command::Launch(args) => commands::launch::run(&mut context, args),
     };
     match result {
         Ok(()) => EXIT_OK,

@@ -1,8 +1,10 @@
 //! What the commands do, one file each.
 
 pub(crate) mod claim;
+pub(crate) mod compile;
 pub(crate) mod explain;
 pub(crate) mod info;
+pub(crate) mod launch;
 pub(crate) mod list;
 pub(crate) mod release;
 pub(crate) mod run;

@@ -5,6 +5,7 @@
 
 mod claim;
 mod function;
+mod kernel;
 mod readiness;
 mod run;
 
@@ -13,6 +14,9 @@ use serde::Serialize;
 
 pub use claim::{Claim, ClaimedFunction};
 pub use function::{Bar, BarKind, Capability, DeviceType, Function, Link, PowerState, ResetMethod, Sriov};
+pub use kernel::{
+    Check, Compiled, CompiledKernel, KernelParameter, Launched, Legal, LegalOp, Output, Reject, Support,
+};
 pub use readiness::{Blocker, Readiness, Severity};
 pub(crate) use run::milliseconds;
 pub use run::{End, Exits, RunDevice, RunReport};
@@ -66,6 +70,12 @@ pub enum Body {
     },
     /// `run`: how the guest ran.
     Run(RunReport),
+    /// `compile`: what became of the file.
+    Compile(Compiled),
+    /// `compile --legal`: how the target does what the file uses.
+    Legal(Legal),
+    /// `launch`: how the kernel ran, and what it wrote.
+    Launch(Launched),
 }
 
 /// A function, and whether it can be passed to a guest.

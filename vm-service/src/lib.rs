@@ -1,4 +1,5 @@
-//! The reference VMM: boots KVM guests, gives them the host's PCI devices, and is driven by a command line.
+//! The reference VMM: boots KVM guests, gives them the host's PCI devices, runs kernels on its accelerators, and is
+//! driven by a command line.
 
 pub mod cli;
 mod commands;
@@ -6,6 +7,7 @@ pub mod config;
 pub mod console;
 mod describe;
 pub mod json;
+mod kernel;
 mod limits;
 pub mod signals;
 mod table;

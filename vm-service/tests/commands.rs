@@ -4,6 +4,8 @@
 mod explain_claim;
 #[path = "commands/host.rs"]
 mod host;
+#[path = "commands/kernels.rs"]
+mod kernels;
 #[path = "commands/list_info.rs"]
 mod list_info;
 #[path = "commands/run.rs"]

@@ -1,0 +1,212 @@
+//! `compile`: a kernel file to code for a target.
+
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal as _};
+
+use vm_ir::{Kernel, ValidModule};
+use vm_jit::legal::{self, Support};
+use vm_jit::{Artifact, Entry, Slot, Target};
+
+use crate::cli::{CompileArgs, Context, Failure};
+use crate::json::{self, Body};
+use crate::kernel::{args, argument, file, wait};
+use crate::table::{Table, printable};
+
+/// Compiles a file, and prints or writes the code.
+///
+/// # Errors
+/// When the file is no valid module, the target rejects it, or the code can't be written.
+pub(crate) fn run(context: &mut Context<'_>, arguments: &CompileArgs) -> Result<(), Failure> {
+    let module = file::load(&arguments.file, args::trust(arguments.trusted))?;
+    let target = with_lines(arguments);
+    if arguments.legal {
+        return legal(context, &module, &arguments.target);
+    }
+    let compiled = {
+        let (module, target) = (module.clone(), target.clone());
+        let what = format!("compiling {} for {}", arguments.file.display(), arguments.target);
+        wait::run(&what, arguments.deadline, move || {
+            vm_jit::compile(&module, &target).map_err(Failure::failed)
+        })
+    };
+    let artifact = compiled.map_err(|failure| Failure {
+        message: prefixed(&arguments.file.display().to_string(), &failure.message),
+        ..failure
+    })?;
+    if let Some(path) = &arguments.output {
+        std::fs::write(path, &artifact.code).map_err(|error| {
+            Failure::failed(format_args!(
+                "{} can't be written: {error}; check the path and its permissions",
+                path.display()
+            ))
+        })?;
+    } else if !context.json {
+        return print_code(context, &artifact);
+    }
+    context.print(
+        || Body::Compile(document(arguments, &module, &artifact)),
+        || summary(arguments, &module, &artifact),
+    )
+}
+
+/// The target, with the lines of the file in the code where it can hold them.
+fn with_lines(arguments: &CompileArgs) -> Target {
+    let mut target = arguments.target.clone();
+    match &mut target {
+        Target::Ptx(options) => options.source = Some(arguments.file.display().to_string()),
+        #[allow(unreachable_patterns)]
+        _ => {}
+    }
+    target
+}
+
+/// Each line of a message behind the file that it is about.
+fn prefixed(file: &str, message: &str) -> String {
+    let lines: Vec<_> = message
+        .lines()
+        .map(|line| if line.starts_with("kernel @") { format!("{file}: {line}") } else { line.to_owned() })
+        .collect();
+    lines.join("\nerror: ")
+}
+
+fn print_code(context: &mut Context<'_>, artifact: &Artifact) -> Result<(), Failure> {
+    if artifact.text().is_none() && io::stdout().is_terminal() {
+        return Err(Failure::usage(format_args!(
+            "the code is {}, which a terminal can't show; write it to a file with --output",
+            artifact.format
+        )));
+    }
+    context.out.write_all(&artifact.code)?;
+    Ok(context.out.flush()?)
+}
+
+fn kernel<'m>(module: &'m ValidModule, entry: &Entry) -> Option<&'m Kernel> {
+    module.kernel(&entry.kernel)
+}
+
+fn summary(arguments: &CompileArgs, module: &ValidModule, artifact: &Artifact) -> String {
+    let mut text = format!("{}: {}, {} bytes", arguments.target, artifact.format, artifact.code.len());
+    if let Some(path) = &arguments.output {
+        // Writing to a string does not fail, here and below.
+        let _ = write!(text, " in {}", printable(&path.display().to_string()));
+    }
+    text.push('\n');
+    let mut table = Table::new(["KERNEL", "BLOCK", "SHARED", "PARAMETERS"]);
+    for entry in &artifact.entries {
+        let parameters = kernel(module, entry).map_or_else(String::new, |kernel| {
+            let all: Vec<_> = kernel.params().iter().map(|param| argument::describe(kernel, param)).collect();
+            all.join(", ")
+        });
+        let shared = u64::from(entry.static_shared) + u64::from(entry.dynamic_shared);
+        table.push([format!("@{}", entry.kernel), sizes(entry.block), shared.to_string(), parameters]);
+    }
+    let _ = write!(text, "{table}");
+    text
+}
+
+/// `256×1×1`.
+pub(super) fn sizes([x, y, z]: [u32; 3]) -> String {
+    format!("{x}×{y}×{z}")
+}
+
+fn document(arguments: &CompileArgs, module: &ValidModule, artifact: &Artifact) -> json::Compiled {
+    let file = arguments.output.as_ref().map(|path| path.display().to_string());
+    json::Compiled {
+        target: arguments.target.to_string(),
+        format: artifact.format.to_string(),
+        code_bytes: artifact.code.len(),
+        code: if file.is_none() { artifact.text().map(str::to_owned) } else { None },
+        file,
+        kernels: artifact.entries.iter().map(|entry| compiled_kernel(module, entry)).collect(),
+    }
+}
+
+fn compiled_kernel(module: &ValidModule, entry: &Entry) -> json::CompiledKernel {
+    let parameters = kernel(module, entry).into_iter().flat_map(|kernel| {
+        kernel.params().iter().zip(&entry.params.slots).map(|(param, slot)| {
+            let text = argument::describe(kernel, param);
+            json::KernelParameter {
+                name: param.name.to_string(),
+                parameter_type: text.split_once(": ").map_or(text.clone(), |(_, ty)| ty.to_owned()),
+                offset: match *slot {
+                    Slot::View { offset, .. } | Slot::Scalar { offset, .. } => offset,
+                },
+            }
+        })
+    });
+    json::CompiledKernel {
+        name: entry.kernel.clone(),
+        symbol: entry.symbol.clone(),
+        block: entry.block,
+        static_shared_bytes: entry.static_shared,
+        dynamic_shared_bytes: entry.dynamic_shared,
+        parameter_bytes: entry.params.bytes,
+        parameters: parameters.collect(),
+        stop_word_offset: entry.params.guard.map(|guard| guard.stop),
+        rounds_offset: entry.params.guard.map(|guard| guard.rounds),
+    }
+}
+
+/// `--legal`: how the target does what the file uses. It fails, once that is told, when the file does not compile.
+fn legal(context: &mut Context<'_>, module: &ValidModule, target: &Target) -> Result<(), Failure> {
+    let uses = legal::survey(module, target);
+    let rejects = legal::rejects(module, target);
+    context.print(
+        || {
+            Body::Legal(json::Legal {
+                target: target.to_string(),
+                compiles: rejects.is_empty(),
+                ops: uses.iter().map(legal_op).collect(),
+                rejects: rejects
+                    .iter()
+                    .map(|reject| json::Reject {
+                        code: reject.kind.code().to_owned(),
+                        kernel: reject.kernel.clone(),
+                        line: reject.line,
+                        message: reject.to_string(),
+                    })
+                    .collect(),
+            })
+        },
+        || {
+            let mut table = Table::new(["OP", "TYPE", "USES", "LINE", "SUPPORT"]);
+            for used in &uses {
+                let ty = if used.to == used.ty {
+                    used.ty.to_string()
+                } else {
+                    format!("{} to {}", used.ty, used.to)
+                };
+                table.push([
+                    used.op.mnemonic().to_owned(),
+                    ty,
+                    used.count.to_string(),
+                    used.line.to_string(),
+                    used.support.to_string(),
+                ]);
+            }
+            table.to_string()
+        },
+    )?;
+    if rejects.is_empty() {
+        return Ok(());
+    }
+    let lines: Vec<_> = rejects.iter().map(ToString::to_string).collect();
+    Err(Failure::failed(lines.join("\nerror: ")))
+}
+
+fn legal_op(used: &legal::Use) -> json::LegalOp {
+    let (support, how) = match used.support {
+        Support::Native => (json::Support::Native, None),
+        Support::Expanded(how) => (json::Support::Expanded, Some(how.to_owned())),
+        Support::Rejected(code) => (json::Support::Rejected, Some(code.to_owned())),
+    };
+    json::LegalOp {
+        op: used.op.mnemonic().to_owned(),
+        op_type: used.ty.to_string(),
+        to: (used.to != used.ty).then(|| used.to.to_string()),
+        count: used.count,
+        line: used.line,
+        support,
+        how,
+    }
+}

@@ -1,0 +1,229 @@
+//! `launch`: runs a kernel of a file on this machine, and shows or writes what it wrote.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::time::Duration;
+
+use vm_ir::filetest::{Tolerance, compare};
+use vm_ir::format::{signed, to_f64};
+use vm_ir::interp::{Argument, Launch, Tensor};
+use vm_ir::module::ParamKind;
+use vm_ir::{Kernel, Scalar, Trust};
+
+use super::compile::sizes;
+use crate::cli::{Context, DeviceArg, Failure, LaunchArgs};
+use crate::json::{self, Body};
+use crate::kernel::engine::{self, Ran, Task};
+use crate::kernel::{args, argument, file, npy, wait};
+use crate::table::Table;
+
+/// How many elements of an output are shown.
+const SHOWN: usize = 8;
+/// How long a device is waited for beyond the kernel's deadline, which it keeps by itself.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Runs a kernel.
+///
+/// # Errors
+/// When the file or the arguments are wrong, the device is not there, the kernel does not end well, or `--check` finds a
+/// difference.
+pub(crate) fn run(context: &mut Context<'_>, arguments: &LaunchArgs) -> Result<(), Failure> {
+    context.require_live("launch")?;
+    let trust = args::trust(arguments.trusted);
+    check_options(arguments, trust)?;
+    let module = file::load(&arguments.file, trust)?;
+    let kernel = file::choose(&arguments.file, &module, arguments.kernel.as_deref())?.clone();
+    let launch = Launch {
+        kernel: kernel.name().to_owned(),
+        grid: arguments.grid.0,
+        arguments: argument::bind(&kernel, &arguments.args, &arguments.outs)?,
+    };
+    launch.check(&kernel).map_err(Failure::usage)?;
+    let task = Task { module, launch, deadline: arguments.deadline, rounds: arguments.rounds };
+
+    let mut wanted = None;
+    let what = format!("kernel @{}", kernel.name());
+    let ran = {
+        let (task, host, device) = (task.clone(), context.host.clone(), arguments.device);
+        wait::run(&what, arguments.deadline.saturating_add(GRACE), move || engine::run(task, device, &host))?
+    };
+    if arguments.check {
+        let what = format!("kernel @{} on the interpreter", kernel.name());
+        let deadline = arguments.deadline.saturating_add(GRACE);
+        wanted = Some(wait::run(&what, deadline, move || engine::interpret(task))?.arguments);
+    }
+    let outputs = outputs(arguments, &kernel, &ran.arguments, wanted.as_deref())?;
+    for Output { tensor, file, .. } in &outputs {
+        if let Some(path) = file {
+            npy::write(path, tensor).map_err(Failure::failed)?;
+        }
+    }
+    context.print(
+        || Body::Launch(document(arguments, &kernel, &ran, &outputs)),
+        || text(arguments, &kernel, &ran, &outputs),
+    )?;
+    let differing: Vec<_> = outputs
+        .iter()
+        .filter_map(|output| {
+            let mismatch = output.check.as_ref()?.mismatch.as_ref()?;
+            Some(format!("@{} differs from the interpreter's: {mismatch}", output.name))
+        })
+        .collect();
+    if differing.is_empty() { Ok(()) } else { Err(Failure::failed(differing.join("\nerror: "))) }
+}
+
+fn check_options(arguments: &LaunchArgs, trust: Trust) -> Result<(), Failure> {
+    if arguments.rounds.is_some() && trust == Trust::Trusted {
+        return Err(Failure::usage(
+            "--rounds is for a guest's kernel: the host's own is not watched; leave out one of --rounds and --trusted",
+        ));
+    }
+    if arguments.rounds.is_some() && arguments.device == DeviceArg::Interpreter {
+        return Err(Failure::usage(
+            "the interpreter does not count rounds; use --deadline instead of --rounds",
+        ));
+    }
+    if arguments.check && arguments.device == DeviceArg::Interpreter {
+        return Err(Failure::usage(
+            "--check compares with the interpreter, and this is the interpreter; leave it out",
+        ));
+    }
+    Ok(())
+}
+
+/// A view that the kernel may have written.
+struct Output<'a> {
+    name: &'a str,
+    tensor: &'a Tensor,
+    file: Option<&'a Path>,
+    check: Option<Check>,
+}
+
+struct Check {
+    tolerance: f64,
+    mismatch: Option<String>,
+}
+
+fn outputs<'a>(
+    arguments: &'a LaunchArgs,
+    kernel: &'a Kernel,
+    given: &'a [Argument],
+    wanted: Option<&[Argument]>,
+) -> Result<Vec<Output<'a>>, Failure> {
+    let mut outputs = Vec::new();
+    for (index, (param, argument)) in kernel.params().iter().zip(given).enumerate() {
+        let (ParamKind::View(view), Some(tensor)) = (&param.kind, argument.tensor()) else { continue };
+        let out = arguments.outs.iter().find(|out| *out.name == *param.name);
+        if !view.access.writes() && out.is_none() {
+            continue;
+        }
+        let wanted = wanted.and_then(|wanted| wanted.get(index)?.tensor());
+        outputs.push(Output {
+            name: &param.name,
+            tensor,
+            file: out.map(|out| out.path.as_path()),
+            check: wanted.map(|wanted| check(tensor, wanted, arguments.tolerance)),
+        });
+    }
+    Ok(outputs)
+}
+
+fn check(got: &Tensor, wanted: &Tensor, tolerance: Option<f64>) -> Check {
+    let tolerance = match got.element {
+        element if element.is_int() => 0.0,
+        Scalar::F32 | Scalar::F64 => tolerance.unwrap_or(1e-5),
+        _ => tolerance.unwrap_or(1e-2),
+    };
+    let mismatch = compare(got, wanted, Tolerance::Relative(tolerance)).err();
+    Check { tolerance, mismatch: mismatch.map(|mismatch| mismatch.to_string()) }
+}
+
+fn text(arguments: &LaunchArgs, kernel: &Kernel, ran: &Ran, outputs: &[Output<'_>]) -> String {
+    let mut text = format!(
+        "@{} on {}: grid {}, block {}, ",
+        kernel.name(),
+        ran.device,
+        sizes(arguments.grid.0),
+        sizes(kernel.block())
+    );
+    // Writing to a string does not fail, here and below.
+    if let (Some(target), Some(compile)) = (&ran.target, ran.compile) {
+        let _ = write!(text, "compiled for {target} in {:.2} ms, ", json::milliseconds(compile));
+    }
+    let _ = writeln!(text, "ran {:.2} ms", json::milliseconds(ran.run));
+    let mut table = Table::new(["OUTPUT", "TYPE", "FILE", "CHECK", "FIRST ELEMENTS"]);
+    for output in outputs {
+        let dash = || "-".to_owned();
+        let first: Vec<_> =
+            elements(output.tensor).map(|element| element.to_string().replace('"', "")).collect();
+        let more = if output.tensor.len() > SHOWN { " …" } else { "" };
+        table.push([
+            format!("@{}", output.name),
+            argument::shape(output.tensor),
+            output.file.map_or_else(dash, |path| path.display().to_string()),
+            output.check.as_ref().map_or_else(dash, |check| match check.mismatch {
+                None => "agrees".into(),
+                Some(_) => "differs".into(),
+            }),
+            first.join(" ") + more,
+        ]);
+    }
+    if !outputs.is_empty() {
+        let _ = write!(text, "{table}");
+    }
+    text
+}
+
+/// The first elements as JSON values: numbers, or words for what JSON has no number for.
+fn elements(tensor: &Tensor) -> impl Iterator<Item = serde_json::Value> {
+    (0..tensor.len().min(SHOWN)).map(|index| {
+        let (element, bits) = (tensor.element, tensor.bits(index));
+        if element.is_int() {
+            return signed(element, bits).into();
+        }
+        let value = to_f64(element, bits);
+        // The shortest decimal that is this f32, or smaller float; as f64 it would have digits that mean nothing.
+        let shortest = match element {
+            Scalar::F64 => value,
+            _ => (value as f32).to_string().parse().unwrap_or(value),
+        };
+        match serde_json::Number::from_f64(shortest) {
+            Some(number) => number.into(),
+            None if value.is_nan() => "nan".into(),
+            None if value > 0.0 => "inf".into(),
+            None => "-inf".into(),
+        }
+    })
+}
+
+fn document(arguments: &LaunchArgs, kernel: &Kernel, ran: &Ran, outputs: &[Output<'_>]) -> json::Launched {
+    json::Launched {
+        kernel: kernel.name().to_owned(),
+        device: match arguments.device {
+            DeviceArg::Interpreter => "interpreter".into(),
+            DeviceArg::Cpu => "cpu".into(),
+            DeviceArg::Pci(address) => address.to_string(),
+        },
+        device_name: ran.device.clone(),
+        target: ran.target.clone(),
+        grid: arguments.grid.0,
+        block: kernel.block(),
+        compile_ms: ran.compile.map(json::milliseconds),
+        run_ms: json::milliseconds(ran.run),
+        outputs: outputs
+            .iter()
+            .map(|output| json::Output {
+                name: output.name.to_owned(),
+                element: output.tensor.element.to_string(),
+                shape: output.tensor.extents.clone(),
+                file: output.file.map(|path| path.display().to_string()),
+                first: elements(output.tensor).collect(),
+                check: output.check.as_ref().map(|check| json::Check {
+                    agrees: check.mismatch.is_none(),
+                    tolerance: check.tolerance,
+                    mismatch: check.mismatch.clone(),
+                }),
+            })
+            .collect(),
+    }
+}

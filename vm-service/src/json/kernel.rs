@@ -1,0 +1,165 @@
+//! Kernels that were compiled or run.
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// What became of a kernel file.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Compiled {
+    /// The target, as it was asked for.
+    pub target: String,
+    /// What the code is, `PTX` for one.
+    pub format: String,
+    /// Bytes of the code.
+    pub code_bytes: usize,
+    /// The code where it is text and went to no file, else null.
+    pub code: Option<String>,
+    /// The file that the code went to, null when it went to none.
+    pub file: Option<String>,
+    /// The kernels, in the file's order.
+    pub kernels: Vec<CompiledKernel>,
+}
+
+/// A kernel of a compiled file.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct CompiledKernel {
+    /// Its name.
+    pub name: String,
+    /// Its symbol in the code.
+    pub symbol: String,
+    /// Threads of a block along x, y and z; a launch must use just these.
+    pub block: [u32; 3],
+    /// Bytes of shared memory that the code declares by itself.
+    pub static_shared_bytes: u32,
+    /// Bytes of shared memory that the launch must ask for.
+    pub dynamic_shared_bytes: u32,
+    /// Bytes of the one block of parameters.
+    pub parameter_bytes: u32,
+    /// Its parameters, in the order of a launch's arguments.
+    pub parameters: Vec<KernelParameter>,
+    /// Offset of the stop word's address in the block of parameters; null for a kernel that is not watched.
+    pub stop_word_offset: Option<u32>,
+    /// Offset of the rounds that each thread may take; null for a kernel that is not watched.
+    pub rounds_offset: Option<u32>,
+}
+
+/// A parameter of a kernel.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct KernelParameter {
+    /// Its name.
+    pub name: String,
+    /// Its type as the kernel's text has it, as in `view<f32, [?], read>`.
+    #[serde(rename = "type")]
+    pub parameter_type: String,
+    /// Where in the block of parameters it begins.
+    pub offset: u32,
+}
+
+/// Every op that a file uses, and how a target does it.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Legal {
+    /// The target, as it was asked for.
+    pub target: String,
+    /// Whether it compiles.
+    pub compiles: bool,
+    /// The ops on their types, in the file's order.
+    pub ops: Vec<LegalOp>,
+    /// Everything for which the target would reject the file.
+    pub rejects: Vec<Reject>,
+}
+
+/// An op on a type, and how a target does it.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct LegalOp {
+    /// The op's name.
+    pub op: String,
+    /// The type that it works on; for a conversion, what it converts from.
+    #[serde(rename = "type")]
+    pub op_type: String,
+    /// What a conversion gives; null for other ops.
+    pub to: Option<String>,
+    /// How often the file has it.
+    pub count: u32,
+    /// The line where it stands first.
+    pub line: u32,
+    /// How the target does it.
+    pub support: Support,
+    /// By what it is expanded, or the code for which it is rejected; null where it is native.
+    pub how: Option<String>,
+}
+
+/// How a target does an op.
+#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Support {
+    /// By an instruction, or by none.
+    Native,
+    /// By several.
+    Expanded,
+    /// Not at all.
+    Rejected,
+}
+
+/// One reason for which a target does not compile a kernel.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Reject {
+    /// Stable code, as in `unsupported-op`.
+    pub code: String,
+    /// The kernel.
+    pub kernel: String,
+    /// The line of the op or of the kernel; 0 if unknown.
+    pub line: u32,
+    /// What, where and what to do.
+    pub message: String,
+}
+
+/// How a kernel ran.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Launched {
+    /// The kernel's name.
+    pub kernel: String,
+    /// What ran it: `interpreter`, `cpu`, or a PCI address.
+    pub device: String,
+    /// The device's name.
+    pub device_name: String,
+    /// What it was compiled for; null where nothing was compiled.
+    pub target: Option<String>,
+    /// Blocks along x, y and z.
+    pub grid: [u32; 3],
+    /// Threads of a block along x, y and z.
+    pub block: [u32; 3],
+    /// Compiling and loading, in milliseconds; null where nothing was compiled.
+    pub compile_ms: Option<f64>,
+    /// The run, as the host saw it, in milliseconds.
+    pub run_ms: f64,
+    /// The views that the kernel may write, in the order of the parameters.
+    pub outputs: Vec<Output>,
+}
+
+/// What a kernel wrote.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Output {
+    /// The parameter's name.
+    pub name: String,
+    /// The type of its elements.
+    pub element: String,
+    /// Its extents, slowest dimension first.
+    pub shape: Vec<u64>,
+    /// The file that it went to, null when it went to none.
+    pub file: Option<String>,
+    /// Its first elements, at most eight: numbers, or "nan", "inf" and "-inf".
+    pub first: Vec<serde_json::Value>,
+    /// What `--check` found, null without it.
+    pub check: Option<Check>,
+}
+
+/// How a view compares with what the interpreter wrote.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Check {
+    /// Whether every element is close enough.
+    pub agrees: bool,
+    /// How far floats may differ, times the greater of 1 and the expected magnitude; integers must be equal.
+    pub tolerance: f64,
+    /// The first element that is not close enough, in words; null when all are.
+    pub mismatch: Option<String>,
+}

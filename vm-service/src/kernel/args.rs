@@ -1,0 +1,137 @@
+//! What can be said to `compile` and `launch`.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::Args;
+use vm_ir::Trust;
+use vm_jit::Target;
+use vm_passthrough::PciAddress;
+
+use super::argument::{ArgSpec, OutSpec};
+
+/// Arguments of `compile`.
+#[derive(Debug, Args)]
+pub struct CompileArgs {
+    /// The kernels, as text (.vir) or in the binary form
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// What to compile for, as in ptx:sm_90a or cpu
+    #[arg(long, value_name = "TARGET")]
+    pub target: Target,
+    /// Where the code goes; without it, to standard output
+    #[arg(short, long, value_name = "OUT")]
+    pub output: Option<PathBuf>,
+    /// Compile it as the host's own, without the checks that a guest's kernel has
+    #[arg(long)]
+    pub trusted: bool,
+    /// Compile nothing; list every op that the kernels use, and how the target does it
+    #[arg(long, conflicts_with = "output")]
+    pub legal: bool,
+    /// Give up after so many seconds
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    pub deadline: Duration,
+}
+
+/// Arguments of `launch`.
+#[derive(Debug, Args)]
+pub struct LaunchArgs {
+    /// The kernels, as text (.vir) or in the binary form
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Where it runs: a GPU's PCI address, cpu, or interpreter
+    #[arg(long, value_name = "ADDR|cpu|interpreter")]
+    pub device: DeviceArg,
+    /// Which kernel, where the file has several
+    #[arg(long, value_name = "NAME")]
+    pub kernel: Option<String>,
+    /// Blocks along x, y and z
+    #[arg(long, value_name = "X[,Y[,Z]]")]
+    pub grid: GridArg,
+    /// What a parameter is given: x=f32[3,1000] (behind it =zeros, =ones, =arange or =random:SEED), x=@in.npy, or n=5
+    #[arg(long = "arg", value_name = "NAME=VALUE", allow_hyphen_values = true)]
+    pub args: Vec<ArgSpec>,
+    /// Where a view goes after the launch
+    #[arg(long = "out", value_name = "NAME=@FILE.npy")]
+    pub outs: Vec<OutSpec>,
+    /// Run it as the host's own, without the checks that a guest's kernel has
+    #[arg(long)]
+    pub trusted: bool,
+    /// Run it on the interpreter as well, and compare what both wrote
+    #[arg(long)]
+    pub check: bool,
+    /// How far --check lets floats differ, times the greater of 1 and the expected magnitude; without it, 1e-5 for f32 and
+    /// f64, 1e-2 for smaller floats
+    #[arg(long, value_name = "BOUND", requires = "check", value_parser = bound)]
+    pub tolerance: Option<f64>,
+    /// Stop the kernel, and give up, after so many seconds
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    pub deadline: Duration,
+    /// Stop a guest's kernel when a thread has begun so many rounds of its loops
+    #[arg(long, value_name = "N")]
+    pub rounds: Option<u64>,
+}
+
+/// The trust that a module is validated for.
+pub(crate) fn trust(trusted: bool) -> Trust {
+    if trusted { Trust::Trusted } else { Trust::Guest }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    // A year is for ever, and the clock can tell it.
+    seconds
+        .filter(|duration| !duration.is_zero() && duration.as_secs() <= 365 * 24 * 60 * 60)
+        .ok_or_else(|| "write seconds above 0, as in 2.5".into())
+}
+
+fn bound(text: &str) -> Result<f64, String> {
+    let bound = text.parse().ok().filter(|bound: &f64| bound.is_finite() && *bound >= 0.0);
+    bound.ok_or_else(|| "write a number from 0 on, as in 1e-6".into())
+}
+
+/// Where a kernel runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceArg {
+    /// On the reference interpreter.
+    Interpreter,
+    /// On this machine's CPU, compiled.
+    Cpu,
+    /// On the accelerator at a PCI address.
+    Pci(PciAddress),
+}
+
+impl FromStr for DeviceArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "interpreter" => Ok(Self::Interpreter),
+            "cpu" => Ok(Self::Cpu),
+            _ => text.parse().map(Self::Pci).map_err(|error| format!("{error}; or write cpu or interpreter")),
+        }
+    }
+}
+
+/// Blocks along x, y and z.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GridArg(pub [u32; 3]);
+
+impl FromStr for GridArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut grid = [1; 3];
+        let sizes: Vec<_> = text.split(',').collect();
+        if sizes.len() > grid.len() {
+            return Err(format!("{} sizes; a grid has x, y and z", sizes.len()));
+        }
+        for (axis, size) in grid.iter_mut().zip(sizes) {
+            *axis = size.trim().parse().ok().filter(|size| *size > 0).ok_or_else(|| {
+                format!("`{size}` is no number of blocks; write whole numbers from 1 on, as in 64,2")
+            })?;
+        }
+        Ok(Self(grid))
+    }
+}

@@ -1,0 +1,77 @@
+//! The file that a kernel comes in: a module as text (`.vir`) or in its binary form.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+
+use vm_ir::limits::MAX_MODULE_BYTES;
+use vm_ir::{Kernel, Module, Trust, ValidModule, binary, text, validate};
+
+use crate::cli::Failure;
+
+/// Reads a module and validates it.
+///
+/// # Errors
+/// When the file can't be read, is no module, or breaks a rule; each message begins with the file.
+pub(crate) fn load(path: &Path, trust: Trust) -> Result<ValidModule, Failure> {
+    let bytes = read(path)?;
+    let shown = path.display();
+    let module = parse(&bytes).map_err(|error| Failure::usage(format_args!("{shown}: {error}")))?;
+    validate(module, trust).map_err(|errors| {
+        let lines: Vec<_> = errors.0.iter().map(|error| format!("{shown}: {error}")).collect();
+        Failure::usage(lines.join("\nerror: "))
+    })
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Failure> {
+    let shown = path.display();
+    let mut bytes = Vec::new();
+    let read =
+        File::open(path).and_then(|file| file.take(MAX_MODULE_BYTES as u64 + 1).read_to_end(&mut bytes));
+    read.map_err(|error| {
+        Failure::usage(format_args!("{shown} can't be read: {error}; name a kernel file, as in softmax.vir"))
+    })?;
+    if bytes.len() > MAX_MODULE_BYTES {
+        return Err(Failure::usage(format_args!(
+            "{shown} has more than {MAX_MODULE_BYTES} bytes; split it into smaller modules"
+        )));
+    }
+    Ok(bytes)
+}
+
+/// A module in either form: the binary one begins with a zero byte, which no text has.
+fn parse(bytes: &[u8]) -> Result<Module, String> {
+    if bytes.first() == Some(&0) {
+        return binary::decode(bytes).map_err(|error| error.to_string());
+    }
+    let text = str::from_utf8(bytes).map_err(|error| {
+        format!("byte {} is not UTF-8, so this is neither the text nor the binary form", error.valid_up_to())
+    })?;
+    text::parse(text).map_err(|error| error.to_string())
+}
+
+/// The kernel with a name, or the only one there is.
+///
+/// # Errors
+/// When there is no such kernel, or several and no name.
+pub(crate) fn choose<'m>(path: &Path, module: &'m Module, name: Option<&str>) -> Result<&'m Kernel, Failure> {
+    let shown = path.display();
+    let all = || {
+        let names: Vec<_> = module.kernels().iter().map(|kernel| format!("@{}", kernel.name())).collect();
+        names.join(", ")
+    };
+    match (name, module.kernels()) {
+        (_, []) => Err(Failure::usage(format_args!("{shown} has no kernel"))),
+        (Some(name), _) => {
+            let name = name.strip_prefix('@').unwrap_or(name);
+            module.kernel(name).ok_or_else(|| {
+                Failure::usage(format_args!("{shown} has no kernel @{name}; it has {}", all()))
+            })
+        }
+        (None, [only]) => Ok(only),
+        (None, _) => Err(Failure::usage(format_args!(
+            "{shown} has several kernels; choose one with --kernel: {}",
+            all()
+        ))),
+    }
+}

@@ -1,0 +1,14 @@
+//! Kernels on the command line: the file that they are in, their arguments, and what runs them.
+//!
+//! ```text
+//! file ─▶ Module ─▶ validate ─▶ argument (bind to parameters) ─▶ engine (interpreter, CPU, GPU) ─▶ outputs
+//! ```
+
+pub(crate) mod args;
+pub(crate) mod argument;
+pub(crate) mod engine;
+pub(crate) mod file;
+mod fill;
+mod memory;
+pub(crate) mod npy;
+pub(crate) mod wait;

@@ -1,0 +1,119 @@
+//! Work that may take long: on a thread of its own, with progress told, until a deadline or the operator's Ctrl-C.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use crate::cli::Failure;
+use crate::signals::StopSignals;
+
+/// How often progress is told.
+const TELL: Duration = Duration::from_secs(2);
+
+enum News<T> {
+    Done(Result<T, Failure>),
+    Panicked,
+    Signal(&'static str),
+}
+
+/// Runs `work` and waits for it. When a signal comes or the deadline passes it is given up: it ends with the process,
+/// which is about to end, and so does what it started on a device.
+///
+/// # Errors
+/// What `work` fails with; a signal; the deadline.
+pub(crate) fn run<T: Send + 'static>(
+    what: &str,
+    deadline: Duration,
+    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
+    let (send, receive) = mpsc::channel();
+    let asked = send.clone();
+    let signals = StopSignals::start(move |signal| {
+        // Nobody receives once the work is done.
+        let _ = asked.send(News::Signal(signal));
+    });
+    let _signals = signals.map_err(|error| {
+        Failure::failed(format_args!("signals can't be waited for: {error}; raise `ulimit -n`"))
+    })?;
+    start(send, work)?;
+    attend(what, deadline, &receive)
+}
+
+/// Starts `work` on a thread that sends what comes of it.
+fn start<T: Send + 'static>(
+    send: Sender<News<T>>,
+    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+) -> Result<(), Failure> {
+    let body = move || {
+        let news = match catch_unwind(AssertUnwindSafe(work)) {
+            Ok(result) => News::Done(result),
+            Err(_) => News::Panicked,
+        };
+        let _ = send.send(news);
+    };
+    let thread = std::thread::Builder::new().name("kernel".into()).spawn(body);
+    thread.map(drop).map_err(|error| {
+        Failure::failed(format_args!("no thread can be started: {error}; raise `ulimit -u`"))
+    })
+}
+
+/// Waits for the first thing that ends the wait, and tells progress.
+fn attend<T>(what: &str, deadline: Duration, news: &Receiver<News<T>>) -> Result<T, Failure> {
+    let start = Instant::now();
+    loop {
+        let left = deadline.saturating_sub(start.elapsed());
+        match news.recv_timeout(left.min(TELL)) {
+            Ok(News::Done(result)) => return result,
+            Ok(News::Signal(signal)) => {
+                return Err(Failure::failed(format_args!("{what}: cancelled by {signal}")));
+            }
+            Ok(News::Panicked) | Err(RecvTimeoutError::Disconnected) => {
+                return Err(Failure::failed(format_args!(
+                    "{what}: it ended without a result, which is a bug of this program; please report it"
+                )));
+            }
+            Err(RecvTimeoutError::Timeout) if start.elapsed() >= deadline => {
+                return Err(Failure::failed(format_args!(
+                    "{what}: not done after {} s; give it more time with --deadline, or less work",
+                    deadline.as_secs_f64()
+                )));
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                tracing::info!("{what}: {:.0} s so far", start.elapsed().as_secs_f64());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_end_is_told() {
+        let check =
+            |expect: Result<u32, &str>, signal: Option<&'static str>, work: fn() -> Result<u32, Failure>| {
+                let (send, receive) = mpsc::channel();
+                if let Some(signal) = signal {
+                    send.send(News::Signal(signal)).expect("sent");
+                }
+                start(send, work).expect("a thread");
+                let got = attend("the work", Duration::from_millis(300), &receive)
+                    .map_err(|failure| failure.message);
+                match (got, expect) {
+                    (Ok(got), Ok(expect)) => assert_eq!(got, expect),
+                    (Err(got), Err(expect)) => assert!(got.contains(expect), "{got}"),
+                    (got, expect) => panic!("{got:?}, not {expect:?}"),
+                }
+            };
+        let endless = || {
+            std::thread::sleep(Duration::from_secs(600));
+            Ok(0)
+        };
+        check(Ok(7), None, || Ok(7));
+        check(Err("no"), None, || Err(Failure::failed("no")));
+        check(Err("the work: not done after 0.3 s"), None, endless);
+        check(Err("it ended without a result"), None, || panic!("as wanted"));
+        check(Err("the work: cancelled by SIGINT"), Some("SIGINT"), endless);
+    }
+}

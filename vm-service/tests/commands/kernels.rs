@@ -1,0 +1,258 @@
+//! `compile` and `launch`.
+
+use std::path::{Path, PathBuf};
+
+use vm_passthrough::Host;
+
+use super::host::workstation;
+use super::{Answer, vm_service};
+
+/// A host, a folder for files, and the way to say a command line: `DIR` is the folder, `NAME.vir` one of the IR's own
+/// kernels where the folder has no such file.
+struct Bench {
+    host: Host,
+    dir: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self { host: workstation().plain_host(), dir: tempfile::tempdir().expect("a folder") }
+    }
+
+    fn file(&self, name: &str, text: &str) {
+        std::fs::write(self.dir.path().join(name), text).expect("written");
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn run(&self, args: &str) -> Answer {
+        let filetests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm-ir/filetests/run");
+        let dir = self.dir.path().display().to_string();
+        let words = args.split_whitespace().map(|word| match word.strip_suffix(".vir") {
+            Some(_) if !self.path(word).exists() => filetests.join(word).display().to_string(),
+            Some(_) => self.path(word).display().to_string(),
+            None => word.replace("DIR", &dir),
+        });
+        vm_service(&self.host, &words.collect::<Vec<_>>().join(" "))
+    }
+
+    /// Checks the exit status, and what is printed and told: all of these parts.
+    #[track_caller]
+    fn check(&self, args: &str, exit: u8, out: &[&str], err: &[&str]) {
+        let got = self.run(args);
+        assert_eq!(got.exit, exit, "{args}: {}{}", got.out, got.err);
+        for part in out {
+            assert!(got.out.contains(part), "{args}: no `{part}` in\n{}", got.out);
+        }
+        for part in err {
+            assert!(got.err.contains(part), "{args}: no `{part}` in\n{}", got.err);
+        }
+        assert_eq!(err.is_empty(), got.err.is_empty(), "{args}: {}", got.err);
+    }
+}
+
+/// Two kernels: one that adds a number, one that loops for ever.
+const TWO: &str = "vir 1
+kernel @shift(@x: view<i32, [?], readwrite>, %by: i32 in [0, 9]) at 0x1000 block(32) {
+  %i = global_id.x : i64
+  %n = extent @x, 0 : i64
+  %in = lt.s %i, %n : bool
+  if %in {
+    %a = load @x[%i] : i32
+    %b = add %a, %by : i32
+    store @x[%i], %b
+  }
+}
+kernel @spin(@x: view<i32, [1], readwrite>) at 0x2000 block(1) {
+  %i = const 0 : i64
+  %zero = const 0 : i32
+  while {
+    %a = load @x[%i] : i32
+    %on = eq %a, %zero : bool
+    yield %on
+  } do {
+    store @x[%i], %zero
+  }
+}
+";
+
+#[test]
+fn compile_prints_code_writes_it_and_tells_what_it_needs() {
+    let bench = Bench::new();
+    bench.check("compile softmax.vir --target ptx:sm_90a", 0, &[".target sm_90a", ".entry vir_softmax"], &[]);
+    let out = bench.path("softmax.ptx");
+    bench.check(
+        &format!("compile softmax.vir --target ptx:sm_75 -o {}", out.display()),
+        0,
+        &["ptx:sm_75: PTX, ", " bytes in ", "@softmax  256×1×1  64      @x: view<f32, [?, ?], read>, @y"],
+        &[],
+    );
+    assert!(std::fs::read_to_string(&out).expect("the code").contains(".target sm_75"));
+    let json = |args: &str| -> serde_json::Value {
+        let got = bench.run(args);
+        assert_eq!((got.exit, got.err.as_str()), (0, ""), "{args}");
+        serde_json::from_str(&got.out).expect("JSON")
+    };
+    let guest = json("compile topk.vir --target ptx:sm_80 --json");
+    assert_eq!(guest["command"], "compile");
+    assert_eq!(guest["kernels"][0]["parameters"][1]["type"], "view<f32, [?, ?], write>");
+    assert_eq!(guest["kernels"][0]["parameters"][1]["offset"], 32);
+    assert!(guest["code"].as_str().expect("text").contains(".entry vir_topk"));
+    assert!(guest["kernels"][0]["stop_word_offset"].is_number());
+    let trusted = json("compile topk.vir --target ptx:sm_80 --trusted --json");
+    assert!(trusted["kernels"][0]["stop_word_offset"].is_null());
+}
+
+#[test]
+fn compile_tells_what_a_target_has() {
+    let bench = Bench::new();
+    bench.check(
+        "compile softmax.vir --target ptx:sm_70 --legal",
+        0,
+        &[
+            "exp       f32",
+            "expanded: range reduction",
+            "warp.add  f32",
+            "expanded: five shuffles",
+            "sext      i32 to i64",
+        ],
+        &[],
+    );
+    bench.file(
+        "sine.vir",
+        "vir 1\nkernel @sine(@x: view<f64, [1], readwrite>) at 0x1000 block(1) {\n  %i = const 0 : i64\n  \
+         %a = load @x[%i] : f64\n  %b = sin %a : f64\n  store @x[%i], %b\n}\n",
+    );
+    let told = "kernel @sine (guest 0x1000), line 5: ptx:sm_90a has no `sin` of f64";
+    bench.check("compile sine.vir --target ptx:sm_90a --legal", 1, &["rejected: unsupported-op"], &[told]);
+    bench.check(
+        "compile sine.vir --target ptx:sm_90a",
+        1,
+        &[],
+        &["sine.vir: kernel @sine", "has no `sin` of f64"],
+    );
+    let got = bench.run("compile sine.vir --target ptx:sm_90a --legal --json");
+    let json: serde_json::Value = serde_json::from_str(&got.out).expect("JSON");
+    assert_eq!(json["compiles"], false);
+    assert_eq!(json["rejects"][0]["code"], "unsupported-op");
+}
+
+#[test]
+fn what_is_wrong_with_a_file_is_told_with_its_line() {
+    let bench = Bench::new();
+    bench.file("text.vir", "vir 1\nkernel @k() at 0x1000 block(1) {\n  %a = frobnicate : f32\n}\n");
+    bench.file(
+        "rule.vir",
+        "vir 1\nkernel @k() at 0x1000 block(1) {\n  %a = const 1 : i32\n  %b = sqrt %a : i32\n}\n",
+    );
+    bench.file("empty.vir", "vir 1\n");
+    bench.file("two.vir", TWO);
+    std::fs::write(bench.path("bytes.vir"), b"\0vir\xff\xff").expect("written");
+    std::fs::write(bench.path("latin.vir"), b"vir 1 ; \xe4").expect("written");
+    let check = |file: &str, exit: u8, err: &str| {
+        bench.check(&format!("compile {file} --target ptx:sm_90a"), exit, &[], &[err]);
+    };
+    check("text.vir", 2, "text.vir: line 3:8, kernel @k: there is no op \"frobnicate\"");
+    check("rule.vir", 2, "rule.vir: kernel @k at 0x1000, line 4, sqrt: operand 1 is i32");
+    check("bytes.vir", 2, "bytes.vir: ");
+    check("latin.vir", 2, "byte 8 is not UTF-8");
+    check("DIR/none.bin", 2, "none.bin can't be read: No such file");
+    let launch = |args: &str, err: &str| {
+        bench.check(&format!("launch {args} --device interpreter --grid 1"), 2, &[], &[err]);
+    };
+    launch("empty.vir", "empty.vir has no kernel");
+    launch("two.vir", "two.vir has several kernels; choose one with --kernel: @shift, @spin");
+    launch("two.vir --kernel shaft", "two.vir has no kernel @shaft; it has @shift, @spin");
+}
+
+#[test]
+fn launch_on_the_interpreter() {
+    let bench = Bench::new();
+    bench.file("two.vir", TWO);
+    bench.check(
+        "launch two.vir --kernel @shift --device interpreter --grid 2 --arg x=i32[40]=arange --arg by=7 --out x=@DIR/x.npy",
+        0,
+        &["@shift on interpreter: grid 2×1×1, block 32×1×1, ran ", "@x      i32[40]", "7 8 9 10 11 12 13 14 …"],
+        &[],
+    );
+    // What one launch wrote is what the next one reads.
+    bench.check(
+        "launch two.vir --kernel shift --device interpreter --grid 2 --arg x=@DIR/x.npy --arg by=1",
+        0,
+        &["@x      i32[40]  -     -      8 9 10 11 12 13 14 15 …"],
+        &[],
+    );
+    let got = bench.run(
+        "launch softmax.vir --device interpreter --grid 2 --arg x=f32[2,4]=zeros --arg y=f32[2,4] --json",
+    );
+    let json: serde_json::Value = serde_json::from_str(&got.out).expect("JSON");
+    assert_eq!(
+        json["outputs"][0]["first"],
+        serde_json::json!([0.25, 0.25, 0.25, 0.25, 0.25, 0.25, 0.25, 0.25])
+    );
+    assert_eq!(json["outputs"][0]["shape"], serde_json::json!([2, 4]));
+    assert_eq!(json["block"], serde_json::json!([256, 1, 1]));
+    let spin = "launch two.vir --kernel spin --device interpreter --grid 1 --arg x=i32[1] --deadline 0.2";
+    bench.check(
+        spin,
+        1,
+        &[],
+        &["kernel @spin at 0x2000", "the deadline passed; the interpreter takes one step at a time"],
+    );
+}
+
+#[test]
+fn every_mismatch_of_an_argument_is_told() {
+    let bench = Bench::new();
+    bench.file("two.vir", TWO);
+    let check = |args: &str, err: &str| {
+        let line = format!("launch two.vir --kernel shift --device interpreter --grid 1 {args}");
+        bench.check(&line, 2, &[], &[err]);
+    };
+    let good = "--arg x=i32[4] --arg by=1";
+    bench.check(&format!("launch two.vir --kernel shift --device interpreter --grid 1 {good}"), 0, &[], &[]);
+    check(
+        "",
+        "kernel @shift has no argument for @x: view<i32, [?], readwrite>; add --arg x=i32[EXTENT] or --arg x=@FILE.npy",
+    );
+    check("--arg x=i32[4]", "kernel @shift has no argument for %by: i32 in [0, 9]; add --arg by=NUMBER");
+    check(
+        &format!("{good} --arg z=1"),
+        "no parameter z; it has @x: view<i32, [?], readwrite>, %by: i32 in [0, 9]",
+    );
+    check(&format!("{good} --arg by=2"), "argument by is given twice");
+    check("--arg x=f32[4] --arg by=1", "argument x: is of f32, the view is of i32");
+    check("--arg x=i32[2,2] --arg by=1", "argument x: extents [2, 2] do not fit view<i32, [?], readwrite>");
+    check("--arg x=7 --arg by=1", "`7` is a number, and @x: view<i32, [?], readwrite> wants an array");
+    check(
+        "--arg x=i32[4] --arg by=i32[1]",
+        "argument by: is an array, and %by: i32 in [0, 9] wants a number",
+    );
+    check("--arg x=i32[4] --arg by=1.5", "argument by: `1.5` is no i32");
+    check("--arg x=i32[4] --arg by=10", "argument by: 10 is not from 0 to 9");
+    check("--arg x=@DIR/none.npy --arg by=1", "none.npy can't be read: No such file");
+    check(&format!("{good} --out z=@DIR/z.npy"), "kernel @shift has no parameter z");
+    check(&format!("{good} --out by=@DIR/z.npy"), "by is a number, which a kernel does not change");
+    check(&format!("{good} --out x=@DIR/z.npy --out x=@DIR/z.npy"), "z.npy is to be written twice");
+    check(
+        "--arg x=i32[1099511627776] --arg by=1",
+        "argument x: 4398046511104 bytes are wanted, this machine has ",
+    );
+    check(&format!("{good} --rounds 5"), "the interpreter does not count rounds");
+    check(&format!("{good} --check"), "--check compares with the interpreter, and this is the interpreter");
+    check(&format!("{good} --trusted --rounds 5"), "--rounds is for a guest's kernel");
+    check(&format!("{good} --deadline 0"), "write seconds above 0");
+    check(&format!("{good} --deadline nan"), "write seconds above 0");
+    bench.file("x.npy", "no array");
+    check("--arg x=@DIR/x.npy --arg by=1", "x.npy is no .npy file");
+    let check = |args: &str, err: &str| bench.check(&format!("launch two.vir {args}"), 2, &[], &[err]);
+    check("--kernel shift --device interpreter --grid 1,1,1,1", "4 sizes; a grid has x, y and z");
+    check("--kernel shift --device interpreter --grid 0", "`0` is no number of blocks");
+    check("--kernel shift --device gpu --grid 1", "`gpu` is not a PCI address");
+    check(
+        "--kernel shift --device interpreter --grid 1,65536 --arg x=i32[1] --arg by=1",
+        "a grid of 1 × 65536 × 1 blocks",
+    );
+}
