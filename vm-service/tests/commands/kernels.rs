@@ -114,9 +114,9 @@ fn compile_tells_what_a_target_has() {
         &[
             "exp       f32",
             "expanded: range reduction",
-            "warp.add  f32",
+            "warp.add   f32",
             "expanded: five shuffles",
-            "sext      i32 to i64",
+            "sext       i32 to i64",
         ],
         &[],
     );
