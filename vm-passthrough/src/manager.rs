@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::claim::{self, Claim, ClaimError, ClaimOptions, HeldClaim, Recovery};
+use crate::claim::{self, Claim, ClaimError, ClaimOptions, HeldClaim, Recovery, SharedLease, Sharer};
 use crate::guest::DeviceError;
 use crate::pci::{ScanError, Scanner};
 use crate::readiness::{self, ExplainOptions, Readiness};
@@ -227,6 +227,23 @@ impl PassthroughManager {
             self.claims.insert(what.target, Held { claim, deadline: options.deadline });
         }
         Ok(what)
+    }
+
+    /// Shares a function with whoever runs kernels on it: while the lease lives, nobody can claim it whole. An accelerator
+    /// is opened with a lease of its function, and any number of processes may have one.
+    ///
+    /// # Errors
+    /// When there is no such function, it is claimed, or the ledger can't be used.
+    pub fn share(&self, address: PciAddress) -> Result<SharedLease, ManagerError> {
+        Ok(claim::share(&self.host, address, claim::DEADLINE)?)
+    }
+
+    /// The processes that share a function now.
+    ///
+    /// # Errors
+    /// When the ledger can't be read.
+    pub fn sharers(&self, address: PciAddress) -> Result<Vec<Sharer>, ManagerError> {
+        Ok(claim::sharers(&self.host, address).map_err(ClaimError::from)?)
     }
 
     /// The claims that this manager holds.

@@ -27,7 +27,7 @@ pub const EXIT_BLOCKED: u8 = 3;
 const EXIT_HELP: &str = "Exit status:
   0  done
   1  failed; what was begun was undone, or the message says what was not
-  2  the command line or the guest file is wrong; nothing was touched
+  2  the command line, the guest file or the kernel file is wrong; nothing was touched
   3  a device can't be passed to a guest as things are; every reason was told, nothing was touched";
 
 /// Boots KVM guests, gives them the host's PCI devices, and runs kernels on its accelerators.

@@ -103,6 +103,12 @@ pub(crate) fn take(
         judge(host, target, options)?;
     }
     let plan = plan?;
+    // Not even by force: what runs on it would lose its device.
+    for &address in &wanted {
+        if let Some(sharer) = ledger.sharers(address)?.into_iter().next() {
+            return Err(ClaimError::Shared { address, owner: sharer.owner });
+        }
+    }
     let binder = Binder::new(host, options.deadline);
     let vfio = binder.driver_dir(super::VFIO_DRIVER);
     if !vfio.exists() {
@@ -145,6 +151,7 @@ fn judge(host: &Host, target: PciAddress, options: &ClaimOptions) -> Result<(), 
                     | Code::MountedDisk
                     | Code::DefaultRoute
                     | Code::InUse
+                    | Code::InUseShared
                     | Code::VfsInUse
             )
     };
@@ -228,13 +235,13 @@ fn note(journal: &mut Journal, record: &Record) {
     }
 }
 
-enum Failure {
+pub(super) enum Failure {
     Undo(Entry, Vec<BindError>),
     File(LedgerError),
 }
 
 /// Undoes the claims whose owner died, and those that were being given back. The other journals are returned.
-fn recover_dead(
+pub(super) fn recover_dead(
     host: &Host,
     ledger: &Ledger,
     deadline: Duration,

@@ -48,6 +48,14 @@ pub enum ClaimError {
         /// Whether the claim outlives its owner.
         persistent: bool,
     },
+    /// Processes run kernels on it. Nothing was touched.
+    #[error("{address} is shared by {owner}, which runs kernels on it; stop that process first")]
+    Shared {
+        /// The function.
+        address: PciAddress,
+        /// One that shares it.
+        owner: Owner,
+    },
     /// A persistent claim covers less than what was asked for. Nothing was touched.
     #[error(
         "{address} has a persistent claim that does not cover {missing}, which has to go with it; release it and claim it again"

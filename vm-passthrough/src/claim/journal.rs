@@ -112,7 +112,7 @@ impl Record {
             Self::Release => "release".into(),
             Self::Restored(address) => format!("restored {address}"),
         };
-        format!("{:08x} {body}\n", crc32(body.as_bytes()))
+        line_of(&body)
     }
 
     fn parse(body: &str) -> Option<Self> {
@@ -335,13 +335,25 @@ fn checked(line: &[u8]) -> Option<&str> {
 }
 
 /// CRC-32 as in IEEE 802.3.
+/// A record as a line: its checksum, itself, a newline.
+pub(super) fn line_of(record: &str) -> String {
+    format!("{:08x} {record}\n", crc32(record.as_bytes()))
+}
+
+/// The record of one whole line; `None` when it is torn or damaged.
+pub(super) fn checked_line(line: &[u8]) -> Option<&str> {
+    let (checksum, record) = std::str::from_utf8(line).ok()?.strip_suffix('\n')?.split_once(' ')?;
+    (checksum.len() == 8 && u32::from_str_radix(checksum, 16) == Ok(crc32(record.as_bytes())))
+        .then_some(record)
+}
+
 fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0u32, |crc, byte| {
         (0..8).fold(crc ^ u32::from(*byte), |crc, _| crc >> 1 ^ (crc & 1).wrapping_neg() & 0xedb8_8320)
     })
 }
 
-fn escape(name: Option<&str>) -> String {
+pub(super) fn escape(name: Option<&str>) -> String {
     let Some(name) = name else { return "-".into() };
     let mut text = String::new();
     for (index, byte) in name.bytes().enumerate() {
@@ -356,7 +368,7 @@ fn escape(name: Option<&str>) -> String {
 }
 
 /// The name of a word: `None` when it is malformed, `Some(None)` for no name.
-fn unescape(word: &str) -> Option<Option<String>> {
+pub(super) fn unescape(word: &str) -> Option<Option<String>> {
     if word == "-" {
         return Some(None);
     }

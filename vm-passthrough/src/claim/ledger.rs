@@ -9,6 +9,8 @@
 //!   all that time. A process ID, which may belong to another process by now, is only for people to read.
 //! * **Another boot**: a reboot undoes all bindings, so the entries of another boot are void.
 //!
+//! Beside the claims lie the leases of those who share a function (the `shared` module).
+//!
 //! A process that is forked without exec shares its parent's locks: the claim counts as alive until both have gone.
 
 use std::fs::{self, DirBuilder, File};
@@ -132,6 +134,11 @@ impl Ledger {
     /// Whether a claim belongs to another boot.
     pub(super) fn is_void(&self, entry: &Entry) -> bool {
         !self.boot.is_empty() && !entry.boot.is_empty() && self.boot != entry.boot
+    }
+
+    /// Where its files are.
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
     }
 
     /// This process, as it is named in the ledger.
@@ -291,7 +298,7 @@ fn check_trusted(path: &Path, data: &fs::Metadata, directory: bool) -> Result<()
     Err(LedgerError::Untrusted { path: path.into(), what })
 }
 
-fn open(path: &Path, flags: OFlags) -> Result<File> {
+pub(super) fn open(path: &Path, flags: OFlags) -> Result<File> {
     // Not following a link, and not waiting for the other end of a FIFO.
     let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = match openat(rustix::fs::CWD, path, flags, Mode::RUSR | Mode::WUSR) {
@@ -305,7 +312,7 @@ fn open(path: &Path, flags: OFlags) -> Result<File> {
     Ok(file)
 }
 
-fn try_lock(file: &File, path: &Path) -> Result<bool> {
+pub(super) fn try_lock(file: &File, path: &Path) -> Result<bool> {
     loop {
         match flock(file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(true),
@@ -316,7 +323,7 @@ fn try_lock(file: &File, path: &Path) -> Result<bool> {
     }
 }
 
-fn remove(path: &Path) -> Result<()> {
+pub(super) fn remove(path: &Path) -> Result<()> {
     fs::remove_file(path).map_err(io_error("remove", path))?;
     crash_point();
     path.parent().map_or(Ok(()), sync_directory)
@@ -326,7 +333,7 @@ fn sync_directory(directory: &Path) -> Result<()> {
     File::open(directory).and_then(|file| file.sync_all()).map_err(io_error("sync", directory))
 }
 
-fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LedgerError {
+pub(super) fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LedgerError {
     let path = path.to_owned();
     move |source| {
         let remedy = match source.kind() {

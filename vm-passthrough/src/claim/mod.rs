@@ -8,6 +8,9 @@
 //! * The [`Ledger`] remembers the former driver of each function from before it is touched until it is back there.
 //! * Each access to the Linux kernel has a deadline. Past it, [`holders`] names who is to blame.
 //!
+//! A function that processes run kernels on is shared ([`SharedLease`]): it is claimed whole only when they have ended,
+//! and not shared while it is claimed.
+//!
 //! Any failure undoes everything, in reverse. What could not be undone, because its owner was killed or the Linux
 //! kernel is stuck, stays in the ledger, and the next [`recover`](crate::PassthroughManager::recover),
 //! [`release`](crate::PassthroughManager::release) or [`claim`](crate::PassthroughManager::claim) completes it.
@@ -21,6 +24,7 @@ mod holders;
 mod journal;
 mod ledger;
 mod plan;
+mod shared;
 mod sys;
 
 use std::time::{Duration, Instant};
@@ -33,9 +37,12 @@ pub use journal::{ClaimedFunction, Entry, Owner};
 pub use ledger::{Ledger, LedgerEntry};
 pub use plan::{Plan, Refusal, Step, VFIO_DRIVER, is_vfio_driver};
 
+pub use shared::{SharedLease, Sharer, sharers};
+
 pub(crate) use act::{HeldClaim, Recovery, recover, release_persistent, take};
 pub(crate) use holders::users;
 pub(crate) use plan::{is_taken, leaves_dma_alone, leaves_group_viable};
+pub(crate) use shared::share;
 pub(crate) use sys::{read as read_attribute, write as write_attribute};
 
 /// How long one access to a function's drivers, and the wait for the ledger, may take by default.

@@ -14,6 +14,7 @@ use crate::sim::{SimDrivers, SimFunction, SimHost};
 use crate::{Host, PassthroughManager};
 
 mod resets;
+mod shared;
 
 const SHORT: Duration = Duration::from_millis(60);
 

@@ -8,6 +8,9 @@ use crate::claim::{self, Holder, is_vfio_driver};
 use crate::files;
 use crate::pci::{BarKind, PciFunction};
 
+/// How many processes are named.
+const MOST_SHOWN: usize = 5;
+
 pub(super) fn judge(case: &mut Case<'_>) {
     // Companions share their group's node.
     let mut reported = BTreeSet::new();
@@ -15,6 +18,7 @@ pub(super) fn judge(case: &mut Case<'_>) {
         boot_display(case, &function);
         disks(case, &function);
         routes(case, &function);
+        shared(case, &function);
         if case.options.check_open_files {
             in_use(case, &function, &mut reported);
         }
@@ -164,8 +168,50 @@ fn routes(case: &mut Case<'_>, function: &PciFunction) {
     );
 }
 
+fn shared(case: &mut Case<'_>, function: &PciFunction) {
+    let address = function.address;
+    let sharers = match claim::sharers(case.host, address) {
+        Ok(sharers) => sharers,
+        Err(error) => {
+            let evidence = format!("whether it is shared is not known: {error}");
+            return case.add(
+                BlockerCode::Unchecked,
+                Severity::Warning,
+                address,
+                evidence,
+                "run this as root".into(),
+            );
+        }
+    };
+    if sharers.is_empty() {
+        return;
+    }
+    let shown: Vec<_> = sharers
+        .iter()
+        .take(MOST_SHOWN)
+        .map(|sharer| {
+            let ended =
+                if sharer.is_running(case.host) { "" } else { ", which has ended, but a child of it lives" };
+            format!("{}{ended}, by {}", sharer.owner, sharer.path.display())
+        })
+        .collect();
+    let more = sharers.len().saturating_sub(MOST_SHOWN);
+    let more = if more > 0 { format!("; {more} more") } else { String::new() };
+    let pids: BTreeSet<_> = sharers.iter().map(|sharer| sharer.owner.pid).collect();
+    let pids: Vec<_> = pids.iter().take(MOST_SHOWN).map(ToString::to_string).collect();
+    case.add(
+        BlockerCode::InUseShared,
+        Severity::Blocker,
+        address,
+        format!("{}{more}", shown.join("; ")),
+        format!(
+            "wait until they have ended, or stop them (systemctl stop their service, or kill {})",
+            pids.join(" ")
+        ),
+    );
+}
+
 fn in_use(case: &mut Case<'_>, function: &PciFunction, reported: &mut BTreeSet<(u32, PathBuf)>) {
-    const MOST_SHOWN: usize = 5;
     let mut pids = BTreeSet::new();
     let mut open = claim::users(case.host, function.address);
     open.retain(|user| match user {

@@ -185,6 +185,7 @@ codes! {
     MountedDisk = "mounted-disk", "the host uses a disk behind it";
     DefaultRoute = "default-route", "the host's default route goes through it";
     InUse = "in-use", "processes have it open";
+    InUseShared = "in-use-shared", "processes run kernels on it";
     VfsInUse = "vfs-in-use", "its virtual functions are enabled";
     D3cold = "d3cold", "it is switched off";
     NoReset = "no-reset", "nothing can reset it between guests";

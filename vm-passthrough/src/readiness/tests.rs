@@ -473,6 +473,30 @@ fn in_use() {
 }
 
 #[test]
+fn in_use_shared() {
+    let scene = Scene::new()
+        .write("proc/self/comm", "worker\n")
+        .write(&format!("proc/{}/stat", std::process::id()), &format!("1 (a) b) S{} 77 0", " 0".repeat(18)));
+    let manager = crate::PassthroughManager::with_host(scene.sim.plain_host()).unwrap();
+    let lease = manager.share(address(DISK)).unwrap();
+    let pid = std::process::id().to_string();
+    let owner = format!("process {pid} (worker), by ");
+    scene.check(
+        Code::InUseShared,
+        Blocks,
+        &[&owner, ".shared"],
+        &["wait until they have ended", &format!("kill {pid}")],
+    );
+    let sharers = manager.sharers(address(DISK)).unwrap();
+    assert_eq!((sharers.len(), sharers[0].started), (1, Some(77)));
+    // Another process has the ID by now, and a child of the owner the lease.
+    let scene = scene.write(&format!("proc/{pid}/stat"), &format!("1 (a) S{} 78 0", " 0".repeat(18)));
+    scene.check(Code::InUseShared, Blocks, &["has ended, but a child of it lives"], &[]);
+    drop(lease);
+    assert_eq!(scene.explain().blockers, []);
+}
+
+#[test]
 fn vfs_in_use() {
     let scene = Scene::with(Scene::disk().sriov(8));
     assert_eq!(scene.explain().blockers, []);

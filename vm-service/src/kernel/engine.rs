@@ -41,15 +41,18 @@ pub(crate) struct Ran {
 ///
 /// # Errors
 /// When the device is not there or the kernel does not end well; the message says which.
-pub(crate) fn run(task: Task, device: DeviceArg, host: &Host) -> Result<Ran, Failure> {
+pub(crate) fn run(task: Task, device: DeviceArg, _host: &Host) -> Result<Ran, Failure> {
     match device {
         DeviceArg::Interpreter => interpret(task),
-        DeviceArg::Cpu => {
-            let _ = host;
-            Err(Failure::failed("no CPU accelerator"))
-        }
-        DeviceArg::Pci(_) => Err(Failure::failed("no GPU accelerator")),
+        DeviceArg::Cpu => Err(missing("the CPU")),
+        DeviceArg::Pci(address) => Err(missing(&address.to_string())),
     }
+}
+
+fn missing(device: &str) -> Failure {
+    Failure::failed(format_args!(
+        "this vm-service has no accelerator for {device}; --device interpreter runs anywhere"
+    ))
 }
 
 /// Runs a task on the interpreter.

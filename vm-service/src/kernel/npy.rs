@@ -180,7 +180,7 @@ fn header(tensor: &Tensor) -> Vec<u8> {
         extents.join(", ")
     );
     // The elements begin at a multiple of 64 bytes.
-    while (MAGIC.len() + 4 + text.len() + 1) % 64 != 0 {
+    while !(MAGIC.len() + 4 + text.len() + 1).is_multiple_of(64) {
         text.push(' ');
     }
     text.push('\n');

@@ -112,7 +112,7 @@ fn compile_tells_what_a_target_has() {
         "compile softmax.vir --target ptx:sm_70 --legal",
         0,
         &[
-            "exp       f32",
+            "exp        f32",
             "expanded: range reduction",
             "warp.add   f32",
             "expanded: five shuffles",

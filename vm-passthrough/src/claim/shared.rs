@@ -1,0 +1,206 @@
+//! Shared use of a function, beside claims of the whole: who runs kernels on it, so that nobody takes it away meanwhile.
+//!
+//! A lease is a file `STATE/ledger/ADDRESS.PID.NUMBER.shared`, of which its process holds a lock (flock(2)) as long as
+//! the lease lives. So it is gone with its process, however that ends; what is left of the file is removed by the next
+//! who looks with the ledger locked. Any number of leases of one function may live at once, and a claim is refused
+//! while one does; a lease is refused while a claim does. Both are made with the ledger locked, so one of two comes
+//! first.
+//!
+//! The file has one line, in the form of a journal's: who has the lease, for people.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, OFlags, flock};
+
+use super::act::{Failure, recover_dead};
+use super::journal::{checked_line, escape, line_of, unescape};
+use super::ledger::{io_error, open, remove, try_lock};
+use super::{ClaimError, Ledger, LedgerError, Owner, Refusal};
+use crate::{Host, PciAddress, files};
+
+/// Most leases that are looked at.
+const MAX_LEASES: usize = 65_536;
+/// Most bytes of a lease that are read.
+const MAX_BYTES: u64 = 4096;
+
+/// A function that this process shares with others: while this lives, nobody can claim it whole.
+///
+/// It ends when it is dropped, and with the process.
+#[derive(Debug)]
+pub struct SharedLease {
+    address: PciAddress,
+    path: PathBuf,
+    /// Holds the lock.
+    _file: File,
+}
+
+impl SharedLease {
+    /// The function.
+    pub fn address(&self) -> PciAddress {
+        self.address
+    }
+}
+
+impl Drop for SharedLease {
+    fn drop(&mut self) {
+        // Without the lock that goes with the file, it is stale anyway.
+        if let Err(error) = remove(&self.path) {
+            tracing::debug!(%error, "an ended lease is left for the next to remove");
+        }
+    }
+}
+
+/// A process that shares a function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sharer {
+    /// The function.
+    pub address: PciAddress,
+    /// Who it is.
+    pub owner: Owner,
+    /// When it was started, in clock ticks after the boot (the field `starttime` of proc_pid_stat(5)); `None` where that
+    /// could not be read. It tells whether the process ID means another process by now: then a child of the owner keeps
+    /// the lease.
+    pub started: Option<u64>,
+    /// The file of the lease.
+    pub path: PathBuf,
+}
+
+impl Sharer {
+    /// Whether the process that took the lease still runs, by its start.
+    pub fn is_running(&self, host: &Host) -> bool {
+        self.started.is_none() || start_of(host, self.owner.pid) == self.started
+    }
+}
+
+/// Takes a lease of `address`, after claims of dead processes were undone.
+pub(crate) fn share(host: &Host, address: PciAddress, deadline: Duration) -> Result<SharedLease, ClaimError> {
+    static NUMBER: AtomicU64 = AtomicU64::new(1);
+    if !host.pci_device(address).exists() {
+        return Err(Refusal::NoSuchFunction(address).into());
+    }
+    let ledger = Ledger::lock(host, deadline)?;
+    let (journals, failed) = recover_dead(host, &ledger, deadline)?;
+    for failure in failed {
+        match failure {
+            Failure::Undo(entry, left) if entry.function(address).is_some() => {
+                return Err(ClaimError::NotRecovered { address, owner: entry.owner, left });
+            }
+            Failure::Undo(..) => {}
+            // It may speak of any function.
+            Failure::File(error) => return Err(error.into()),
+        }
+    }
+    for journal in journals {
+        let (entry, is_used) = (&journal.entry, !journal.locked);
+        if entry.target == address || entry.function(address).is_some() {
+            let owner = entry.user.clone().filter(|_| is_used).unwrap_or_else(|| entry.owner.clone());
+            return Err(ClaimError::Taken { address, owner, persistent: entry.persistent && !is_used });
+        }
+    }
+    let owner = ledger.owner();
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let path = ledger.directory().join(format!("{address}.{}.{number}.shared", owner.pid));
+    let started = start_of(host, owner.pid).map_or_else(|| "-".into(), |ticks| ticks.to_string());
+    let line =
+        line_of(&format!("shared 1 {address} {} {started} {}", owner.pid, escape(Some(&owner.command))));
+    // What an earlier process with this ID left; nobody else makes files of this name.
+    if path.exists() {
+        remove(&path)?;
+    }
+    let file = open(&path, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)?;
+    let written = try_lock(&file, &path)
+        .and_then(|_| file.write_all_at(line.as_bytes(), 0).map_err(io_error("write to", &path)));
+    let lease = SharedLease { address, path, _file: file };
+    written?;
+    tracing::debug!(function = %address, "shared");
+    Ok(lease)
+}
+
+/// Who shares `address` now. It only reads, and needs no lock of the ledger.
+///
+/// # Errors
+/// When the ledger's directory can't be read.
+pub fn sharers(host: &Host, address: PciAddress) -> Result<Vec<Sharer>, LedgerError> {
+    let directory = host.state.join("ledger");
+    let prefix = format!("{address}.");
+    let names = files::names(&directory).map_err(io_error("list", &directory))?;
+    let leases = names.into_iter().filter(|name| name.starts_with(&prefix) && name.ends_with(".shared"));
+    let mut sharers = Vec::new();
+    for name in leases.take(MAX_LEASES) {
+        sharers.extend(sharer(address, &directory.join(name))?);
+    }
+    Ok(sharers)
+}
+
+impl Ledger {
+    /// Who shares `address` now, after what dead processes left was removed.
+    pub(super) fn sharers(&self, address: PciAddress) -> Result<Vec<Sharer>, LedgerError> {
+        let prefix = format!("{address}.");
+        let directory = self.directory();
+        let names = files::names(directory).map_err(io_error("list", directory))?;
+        let mut sharers = Vec::new();
+        for name in names.into_iter().take(MAX_LEASES) {
+            if !(name.starts_with(&prefix) && name.ends_with(".shared")) {
+                continue;
+            }
+            let path = directory.join(name);
+            match sharer(address, &path)? {
+                Some(sharer) => sharers.push(sharer),
+                // Its owner may have removed it just now.
+                None if path.exists() => remove(&path)?,
+                None => {}
+            }
+        }
+        Ok(sharers)
+    }
+}
+
+/// Who has the lease in a file; `None` when it has ended.
+fn sharer(address: PciAddress, path: &Path) -> Result<Option<Sharer>, LedgerError> {
+    let file = match open(path, OFlags::RDONLY) {
+        Ok(file) => file,
+        Err(LedgerError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+            return Ok(None);
+        }
+        Err(error) => return Err(error),
+    };
+    // Several may look at once: their locks are shared, and the owner's is not.
+    match flock(&file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => return Ok(None),
+        Err(rustix::io::Errno::WOULDBLOCK) => {}
+        Err(error) => return Err(io_error("lock", path)(error.into())),
+    }
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES).read_to_end(&mut bytes).map_err(io_error("read", path))?;
+    // The lock alone says that it lives; a line that can't be read costs only the name.
+    let (owner, started) = parse(&bytes, address).unwrap_or_else(|| {
+        let pid = path.file_name().and_then(|name| name.to_str()?.split('.').nth_back(2)?.parse().ok());
+        (Owner { pid: pid.unwrap_or(0), command: "?".into() }, None)
+    });
+    Ok(Some(Sharer { address, owner, started, path: path.into() }))
+}
+
+fn parse(bytes: &[u8], address: PciAddress) -> Option<(Owner, Option<u64>)> {
+    let mut words = checked_line(bytes)?.split(' ');
+    if (words.next()?, words.next()?) != ("shared", "1") || words.next()?.parse() != Ok(address) {
+        return None;
+    }
+    let pid = words.next()?.parse().ok()?;
+    let started = match words.next()? {
+        "-" => None,
+        ticks => Some(ticks.parse().ok()?),
+    };
+    Some((Owner { pid, command: unescape(words.next()?)?? }, started))
+}
+
+/// When a process was started, in clock ticks after the boot; `None` when there is no such process.
+fn start_of(host: &Host, pid: u32) -> Option<u64> {
+    let stat = files::read(&host.proc.join(pid.to_string()).join("stat")).ok()??;
+    // The command, in parentheses, may have any character; the 20th word behind it is the start.
+    stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
+}
