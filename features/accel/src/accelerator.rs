@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::artifact::Artifact;
 use crate::device::{DeviceInfo, Health, MemoryInfo, QueueOptions};
 use crate::error::{Error, Result};
-use crate::launch::{Arguments, Shape};
+use crate::launch::{Arguments, Grid};
 use crate::memory::{Memory, MemoryKind, Region};
 
 /// One device. Any thread may hold it; the work goes through a [`Queue`] that one thread owns.
@@ -120,7 +120,7 @@ pub trait Queue: 'static {
     /// The driver's.
     fn wait_for(&self, event: &Self::Event) -> Result<()>;
 
-    /// Loads a kernel.
+    /// Loads a kernel. Its block and its shared memory were checked against [`DeviceInfo`].
     ///
     /// # Errors
     /// [`Error::Load`], with the driver's log where it gives one.
@@ -132,11 +132,12 @@ pub trait Queue: 'static {
     /// The driver's.
     fn unload(&self, kernel: Self::Kernel) -> Result<()>;
 
-    /// Launches a kernel whose artifact the arguments were packed for.
+    /// Launches a kernel, in the blocks that its artifact says, with arguments that were packed for it. The grid was
+    /// checked against [`DeviceInfo::grid`].
     ///
     /// # Errors
-    /// [`Error::Shape`]; the driver's.
-    fn launch(&self, kernel: &Self::Kernel, shape: &Shape, arguments: &Arguments) -> Result<()>;
+    /// The driver's.
+    fn launch(&self, kernel: &Self::Kernel, grid: Grid, arguments: &Arguments) -> Result<()>;
 
     /// Records the commands that follow instead of running them.
     ///

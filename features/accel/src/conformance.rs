@@ -6,34 +6,30 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::accelerator::{Accelerator, Queue};
+use crate::arguments;
 use crate::artifact::Artifact;
 use crate::device::QueueOptions;
 use crate::error::Error;
-use crate::launch::{Arguments, QueueArgument, Shape};
+use crate::extents::Extents;
+use crate::launch::{Arguments, Grid, QueueArgument};
 use crate::memory::MemoryKind;
 use crate::pool::PoolOptions;
+use crate::programs::Program;
 use crate::worker::{AnyWorker, Argument, Worker, WorkerOptions};
 
 /// How long anything here may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The programs that an implementation brings, compiled for it.
-#[derive(Clone, Debug)]
-pub struct Programs {
-    /// `add(input, output, addend)`: `output[i] = input[i] + addend` for all 32-bit numbers of the views, whatever the
-    /// grid; `input` and `output` have equally many.
-    pub add: Artifact,
-    /// The same parameters, and an image that can't be loaded.
-    pub broken: Artifact,
-}
+/// Where the suite gets its programs from, compiled for the accelerator.
+pub type Programs<'a> = &'a (dyn Fn(Program) -> Artifact + Sync);
 
-type Case<A> = (&'static str, fn(&Arc<A>, &Programs));
+type Case<A> = (&'static str, fn(&Arc<A>, Programs<'_>));
 
 /// Runs every case, and gives how many there were.
 ///
 /// # Panics
 /// When the accelerator does not conform.
-pub fn check<A: Accelerator>(accelerator: &Arc<A>, programs: &Programs) -> usize {
+pub fn check<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) -> usize {
     let cases: &[Case<A>] = &[
         ("info", info),
         ("queue: memory of each kind", queue_memory),
@@ -75,14 +71,14 @@ fn numbers(count: u32) -> Vec<u32> {
     (0..count).map(|n| n.wrapping_mul(2_654_435_761)).collect()
 }
 
-fn info<A: Accelerator>(accelerator: &Arc<A>, _: &Programs) {
+fn info<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
     let info = accelerator.info();
     assert!(!info.name.is_empty() && !info.target.is_empty() && !info.driver.is_empty(), "{info:?}");
     assert!(info.memory_bytes > 0 && info.units > 0 && info.lanes > 0, "{info:?}");
     assert!(info.block_items >= info.lanes && info.grid[0] > 0, "{info:?}");
 }
 
-fn queue_memory<A: Accelerator>(accelerator: &Arc<A>, _: &Programs) {
+fn queue_memory<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
     let queue = accelerator.open(&QueueOptions::default()).expect("a queue opens");
     let mut kinds = vec![MemoryKind::Device, MemoryKind::Pinned];
     kinds.extend(accelerator.info().unified.then_some(MemoryKind::Unified));
@@ -118,18 +114,18 @@ fn queue_memory<A: Accelerator>(accelerator: &Arc<A>, _: &Programs) {
     queue.trim(0).expect("a trim");
 }
 
-fn queue_launch<A: Accelerator>(accelerator: &Arc<A>, programs: &Programs) {
+fn queue_launch<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
     let queue = accelerator.open(&QueueOptions::default()).expect("a queue opens");
-    let kernel = queue.load(&programs.add).expect("the program loads");
+    let kernel = queue.load(&programs(Program::Add)).expect("the program loads");
     let memory = queue.allocate(MemoryKind::Pinned, 8).expect("memory");
     let [input, output] = [0, 4].map(|offset| memory.region().slice(offset, 4).expect("a part"));
     input.write_host(&41u32.to_le_bytes()).expect("a write");
-    let arguments =
-        [QueueArgument::Region(input), QueueArgument::Region(output), QueueArgument::Scalar(1u32.into())];
-    let packed = Arguments::new(&programs.add, arguments).expect("the arguments fit");
+    let view = |region| QueueArgument::View(region, Extents::WHOLE);
+    let arguments = [view(input), view(output), QueueArgument::Scalar(1u32.into())];
+    let packed = Arguments::new(&programs(Program::Add), arguments).expect("the arguments fit");
     let (from, to) = (queue.event(true).expect("an event"), queue.event(true).expect("an event"));
     queue.record(&from).expect("a record");
-    queue.launch(&kernel, &Shape::linear(1, 32), &packed).expect("a launch");
+    queue.launch(&kernel, Grid::from(1), &packed).expect("a launch");
     queue.record(&to).expect("a record");
     queue.wait(&to, soon()).expect("the kernel ends");
     assert!(queue.elapsed(&from, &to).expect("a time") < PATIENCE);
@@ -141,7 +137,7 @@ fn queue_launch<A: Accelerator>(accelerator: &Arc<A>, programs: &Programs) {
 }
 
 #[allow(unsafe_code)]
-fn queue_registered<A: Accelerator>(accelerator: &Arc<A>, _: &Programs) {
+fn queue_registered<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
     if !accelerator.info().host_registration {
         return;
     }
@@ -164,14 +160,14 @@ fn queue_registered<A: Accelerator>(accelerator: &Arc<A>, _: &Programs) {
     stop(&worker);
 }
 
-fn add_all<A: Accelerator>(worker: &Worker<A>, programs: &Programs, count: u32, addend: u32) {
-    let kernel = worker.load(&programs.add).expect("the program loads");
+fn add_all<A: Accelerator>(worker: &Worker<A>, programs: Programs<'_>, count: u32, addend: u32) {
+    let kernel = worker.load(&programs(Program::Add)).expect("the program loads");
     let bytes = u64::from(count) * 4;
     let (input, output) = (worker.allocate(bytes).expect("memory"), worker.allocate(bytes).expect("memory"));
     let values = numbers(count);
     worker.write(&input, &values).expect("a write");
-    let arguments = [Argument::from(&input), Argument::from(&output), Argument::from(addend)];
-    worker.launch(&kernel, Shape::linear(64, 256), &arguments).expect("a launch");
+    let arguments = arguments![&input, &output, addend];
+    worker.launch(&kernel, 64, &arguments).expect("a launch");
     let mut sums = vec![0u32; count as usize];
     worker.read(&output, &mut sums).expect("a read");
     assert!(
@@ -180,23 +176,23 @@ fn add_all<A: Accelerator>(worker: &Worker<A>, programs: &Programs, count: u32, 
     );
 }
 
-fn worker_round_trip<A: Accelerator>(accelerator: &Arc<A>, programs: &Programs) {
+fn worker_round_trip<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
     let worker = start(accelerator, PoolOptions::default());
     for (count, addend) in [(1, 7), (255, 1), (4096, u32::MAX), (100_003, 3)] {
         add_all(&worker, programs, count, addend);
     }
-    let kernel = worker.load(&programs.add).expect("the program loads");
+    let kernel = worker.load(&programs(Program::Bump)).expect("the program loads");
     let buffer = worker.allocate(4).expect("memory");
     worker.fill(&buffer, 0).expect("a fill");
-    let arguments = [Argument::from(&buffer), Argument::from(&buffer), Argument::from(1u32)];
+    let arguments = arguments![&buffer, 1u32];
     for _ in 0..1500 {
-        worker.launch(&kernel, Shape::linear(1, 32), &arguments).expect("a launch");
+        worker.launch(&kernel, 1, &arguments).expect("a launch");
     }
     let mut sum = [0u32];
     worker.read(&buffer, &mut sum).expect("a read");
     assert_eq!(sum, [1500], "launches run one after another, also when the queue fills up");
     // The kernel goes while its launches wait.
-    worker.launch(&kernel, Shape::linear(1, 32), &arguments).expect("a launch");
+    worker.launch(&kernel, 1, &arguments).expect("a launch");
     drop(kernel);
     worker.read(&buffer, &mut sum).expect("a read");
     assert_eq!(sum, [1501]);
@@ -204,7 +200,7 @@ fn worker_round_trip<A: Accelerator>(accelerator: &Arc<A>, programs: &Programs) 
     stop(&worker);
 }
 
-fn worker_large<A: Accelerator>(accelerator: &Arc<A>, _: &Programs) {
+fn worker_large<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
     let worker = start(accelerator, PoolOptions::default());
     // More than both halves of the staging memory, and no multiple of them.
     let values = numbers((9 << 20) / 4 + 5);
@@ -217,7 +213,7 @@ fn worker_large<A: Accelerator>(accelerator: &Arc<A>, _: &Programs) {
     stop(&worker);
 }
 
-fn worker_views<A: Accelerator>(accelerator: &Arc<A>, _: &Programs) {
+fn worker_views<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
     let worker = start(accelerator, PoolOptions::default());
     let buffer = worker.allocate(100).expect("memory");
     assert_eq!(buffer.bytes(), 100);
@@ -238,17 +234,17 @@ fn worker_views<A: Accelerator>(accelerator: &Arc<A>, _: &Programs) {
     stop(&worker);
 }
 
-fn worker_reuse<A: Accelerator>(accelerator: &Arc<A>, programs: &Programs) {
+fn worker_reuse<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
     let worker = start(accelerator, PoolOptions::default());
-    let kernel = worker.load(&programs.add).expect("the program loads");
+    let kernel = worker.load(&programs(Program::Bump)).expect("the program loads");
     let results = worker.allocate(4 * 200).expect("memory");
     for index in 0..200u32 {
         // All of these get the same memory, while the commands of those before still wait.
         let scratch = worker.allocate(4).expect("memory");
         worker.fill(&scratch, 0).expect("a fill");
         let one = results.view(u64::from(index) * 4, 4).expect("a view");
-        let arguments = [Argument::from(&scratch), Argument::from(&scratch), Argument::from(index)];
-        worker.launch(&kernel, Shape::linear(1, 32), &arguments).expect("a launch");
+        let arguments = arguments![&scratch, index];
+        worker.launch(&kernel, 1, &arguments).expect("a launch");
         worker.copy(one, View::from(&scratch)).expect("a copy");
     }
     let mut back = [0u32; 200];
@@ -262,7 +258,7 @@ fn worker_reuse<A: Accelerator>(accelerator: &Arc<A>, programs: &Programs) {
 
 use crate::worker::View;
 
-fn worker_limits<A: Accelerator>(accelerator: &Arc<A>, _: &Programs) {
+fn worker_limits<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
     let worker = start(accelerator, PoolOptions { limit: 4 << 20, zero: false });
     let first = worker.allocate(2 << 20).expect("memory");
     let second = worker.allocate(1 << 20).expect("memory");
@@ -285,7 +281,7 @@ fn worker_limits<A: Accelerator>(accelerator: &Arc<A>, _: &Programs) {
     stop(&worker);
 }
 
-fn worker_zeroed<A: Accelerator>(accelerator: &Arc<A>, _: &Programs) {
+fn worker_zeroed<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
     let worker = start(accelerator, PoolOptions { zero: true, ..PoolOptions::default() });
     for kind in [MemoryKind::Device, MemoryKind::Pinned] {
         for _ in 0..3 {
@@ -309,7 +305,7 @@ fn worker_zeroed<A: Accelerator>(accelerator: &Arc<A>, _: &Programs) {
     stop(&worker);
 }
 
-fn worker_trim<A: Accelerator>(accelerator: &Arc<A>, _: &Programs) {
+fn worker_trim<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
     let worker = start(accelerator, PoolOptions::default());
     let kept = worker.allocate(1 << 20).expect("memory");
     worker.trim().expect("a trim");
@@ -324,16 +320,16 @@ fn worker_trim<A: Accelerator>(accelerator: &Arc<A>, _: &Programs) {
     stop(&worker);
 }
 
-fn worker_graphs<A: Accelerator>(accelerator: &Arc<A>, programs: &Programs) {
+fn worker_graphs<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
     let worker = start(accelerator, PoolOptions::default());
-    let kernel = worker.load(&programs.add).expect("the program loads");
+    let kernel = worker.load(&programs(Program::Add)).expect("the program loads");
     let total = worker.allocate(4).expect("memory");
     let step = worker.allocate(4).expect("memory");
     worker.fill(&total, 0).expect("a fill");
     let graph = worker
         .capture(|session| {
-            let first = [Argument::from(&total), Argument::from(&step), Argument::from(5u32)];
-            session.launch(&kernel, Shape::linear(1, 32), &first)?;
+            let first = arguments![&total, &step, 5u32];
+            session.launch(&kernel, 1, &first)?;
             session.copy(&total, &step)
         })
         .expect("a capture");
@@ -362,50 +358,49 @@ fn worker_graphs<A: Accelerator>(accelerator: &Arc<A>, programs: &Programs) {
     stop(&worker);
 }
 
-fn worker_errors<A: Accelerator>(accelerator: &Arc<A>, programs: &Programs) {
+fn worker_errors<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
     let worker = start(accelerator, PoolOptions::default());
-    let broken = worker.load(&programs.broken);
+    let broken = worker.load(&programs(Program::Broken));
     assert!(matches!(&broken, Err(Error::Load { reason, .. }) if !reason.is_empty()), "{broken:?}");
-    let kernel = worker.load(&programs.add).expect("the program loads");
-    let buffer = worker.allocate(64).expect("memory");
-    let good = [Argument::from(&buffer), Argument::from(&buffer), Argument::from(1u32)];
-    let check = |shape: Shape, arguments: &[Argument<'_, A, AnyWorker>], want: &str| {
-        let error = worker.launch(&kernel, shape, arguments).expect_err(want);
+    let kernel = worker.load(&programs(Program::Add)).expect("the program loads");
+    let buffer = worker.allocate(128).expect("memory");
+    let part = |offset, bytes| buffer.view(offset, bytes).expect("a view");
+    let good = arguments![part(0, 64), part(64, 64), 1u32];
+    let check = |grid: [u32; 3], arguments: &[Argument<'_, A, AnyWorker>], want: &str| {
+        let error = worker.launch(&kernel, grid, arguments).expect_err(want);
         assert!(error.to_string().contains(want), "{error}: {want}");
     };
-    let shape = Shape::linear(1, 32);
-    check(Shape::linear(0, 32), &good, "grid x is 0");
-    check(Shape { block: [1, 1, u32::MAX], ..shape }, &good, "block z");
-    check(Shape { block: [1024, 1024, 1], ..shape }, &good, "block");
-    check(Shape { shared_bytes: u32::MAX, ..shape }, &good, "shared memory");
-    check(shape, &good[..2], "2 arguments given, 3 wanted");
-    check(shape, &[good[0], good[1], good[2], good[2]], "only 3 parameters");
-    check(shape, &[good[2], good[1], good[2]], "a buffer is wanted");
-    check(shape, &[good[0], good[1], good[1]], "a scalar of 4 bytes is wanted");
-    check(shape, &[good[0], good[1], Argument::from(1u64)], "of 8 bytes was given");
-    let odd = Argument::from(buffer.view(0, 6).expect("a view"));
-    check(shape, &[odd, good[1], good[2]], "no whole number of elements");
-    let crooked = Argument::from(buffer.view(2, 8).expect("a view"));
-    check(shape, &[crooked, good[1], good[2]], "not aligned");
+    let one = [1; 3];
+    check([0, 1, 1], &good, "no blocks along x");
+    check([1, 1, u32::MAX], &good, "along z");
+    check(one, &good[..2], "2 arguments given, 3 wanted");
+    check(one, &arguments![good[0], good[1], good[2], good[2]], "only 3 parameters");
+    check(one, &arguments![2u32, good[1], good[2]], "a buffer is wanted");
+    check(one, &arguments![good[0], good[1], good[1]], "a scalar of 4 bytes is wanted");
+    check(one, &arguments![good[0], good[1], 1u64], "of 8 bytes was given");
+    check(one, &arguments![part(0, 6), good[1], good[2]], "no whole number of rows");
+    check(one, &arguments![part(2, 8), good[1], good[2]], "not aligned");
+    check(one, &arguments![part(4, 64), part(64, 64), 1u32], "overlaps");
 
     let other = start(accelerator, PoolOptions::default());
     let wrong = Err(Error::WrongWorker { what: "buffer" });
     assert_eq!(other.fill(&buffer, 0), wrong);
-    assert_eq!(other.launch(&other.load(&programs.add).expect("a load"), shape, &good), wrong);
-    assert_eq!(other.launch(&kernel, shape, &good), Err(Error::WrongWorker { what: "kernel" }));
+    let theirs = other.load(&programs(Program::Add)).expect("a load");
+    assert_eq!(other.launch(&theirs, 1, &good), wrong);
+    assert_eq!(other.launch(&kernel, 1, &good), Err(Error::WrongWorker { what: "kernel" }));
     stop(&other);
     assert!(matches!(other.allocate(1), Err(Error::Stopped)));
 
     let panicked = worker.submit_and_wait(soon(), |_| -> Result<(), Error> { panic!("number {}", 9) });
     assert_eq!(panicked, Err(Error::Panicked { message: "number 9".into() }));
-    worker.launch(&kernel, shape, &good).expect("the worker goes on after a panic");
+    worker.launch(&kernel, 1, &good).expect("the worker goes on after a panic");
     worker.synchronize(PATIENCE).expect("a wait");
     drop((buffer, kernel));
     stop(&worker);
     stop(&worker);
 }
 
-fn worker_threads<A: Accelerator>(accelerator: &Arc<A>, programs: &Programs) {
+fn worker_threads<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
     let worker = start(accelerator, PoolOptions::default());
     std::thread::scope(|scope| {
         for thread in 0..4 {
@@ -421,17 +416,17 @@ fn worker_threads<A: Accelerator>(accelerator: &Arc<A>, programs: &Programs) {
     stop(&worker);
 }
 
-fn worker_host_kinds<A: Accelerator>(accelerator: &Arc<A>, programs: &Programs) {
+fn worker_host_kinds<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
     let worker = start(accelerator, PoolOptions::default());
-    let kernel = worker.load(&programs.add).expect("the program loads");
+    let kernel = worker.load(&programs(Program::Bump)).expect("the program loads");
     let mut kinds = vec![MemoryKind::Pinned];
     kinds.extend(accelerator.info().unified.then_some(MemoryKind::Unified));
     for kind in kinds {
         let host = worker.allocate_kind(kind, 4000).expect("memory");
         let values = numbers(1000);
         worker.write(&host, &values).expect("a write");
-        let arguments = [Argument::from(&host), Argument::from(&host), Argument::from(3u32)];
-        worker.launch(&kernel, Shape::linear(4, 256), &arguments).expect("a launch");
+        let arguments = arguments![&host, 3u32];
+        worker.launch(&kernel, 4, &arguments).expect("a launch");
         let mut back = vec![0u32; 1000];
         worker.read(&host, &mut back).expect("a read waits for the kernel");
         assert!(values.iter().zip(&back).all(|(value, sum)| value.wrapping_add(3) == *sum), "{kind:?}");

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use crate::artifact::Signature;
+use crate::error::{Error, Result};
+
 /// A device's identity and limits. They do not change while it is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
@@ -33,6 +36,39 @@ pub struct DeviceInfo {
     pub unified: bool,
     /// Whether existing host memory can be registered.
     pub host_registration: bool,
+}
+
+impl DeviceInfo {
+    /// Checks a kernel's block and shared memory against the limits.
+    ///
+    /// # Errors
+    /// [`Error::Load`], naming the limit that is passed.
+    pub fn check(&self, signature: &Signature) -> Result<()> {
+        let bad = |reason| Err(Error::Load { kernel: signature.entry.clone(), reason });
+        let Signature { block, shared_bytes, .. } = signature;
+        for (axis, (size, limit)) in ["x", "y", "z"].iter().zip(block.iter().zip(self.block)) {
+            if *size > limit {
+                return bad(format!(
+                    "its blocks have {size} work-items along {axis}, {} takes {limit}",
+                    self.name
+                ));
+            }
+        }
+        let items = block.iter().fold(1u64, |items, &size| items.saturating_mul(u64::from(size)));
+        if items > u64::from(self.block_items) {
+            return bad(format!(
+                "its blocks have {items} work-items, {} takes {}",
+                self.name, self.block_items
+            ));
+        }
+        if *shared_bytes > self.shared_bytes {
+            return bad(format!(
+                "its blocks need {shared_bytes} bytes of shared memory, {} has {}",
+                self.name, self.shared_bytes
+            ));
+        }
+        Ok(())
+    }
 }
 
 /// How full the device's memory is.

@@ -1,8 +1,11 @@
 //! What can go wrong with an accelerator, as values.
 
 use std::any::Any;
+use std::time::Duration;
 
 use thiserror::Error;
+
+use crate::launch::Grid;
 
 /// The result of everything that touches an accelerator.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -90,14 +93,20 @@ pub enum Error {
         /// What does not fit.
         reason: String,
     },
-    /// The grid or block is not one that the device can launch.
-    #[error("kernel {kernel} can't be launched as {shape}: {reason}")]
-    Shape {
+    /// The grid is not one that the device can launch.
+    #[error("kernel {kernel} can't be launched over {grid} blocks: {reason}")]
+    Grid {
         /// The kernel's entry symbol.
         kernel: String,
-        /// Grid, block and shared memory.
-        shape: String,
+        /// The blocks.
+        grid: Grid,
         /// Which limit is passed.
+        reason: String,
+    },
+    /// Extents and strides that no view has.
+    #[error("no view has such extents: {reason}")]
+    Extents {
+        /// What does not fit.
         reason: String,
     },
     /// An artifact that the device does not take.
@@ -137,6 +146,24 @@ pub enum Error {
     Lost {
         /// The first fault.
         cause: String,
+    },
+    /// A work-item of a guarded launch took more rounds than it was given. All of its work-items have stopped.
+    #[error(
+        "kernel {kernel} was stopped: a work-item took more than its {rounds} rounds; give it more or less to do"
+    )]
+    OutOfRounds {
+        /// The kernel's entry symbol.
+        kernel: String,
+        /// The rounds that each work-item was given.
+        rounds: u64,
+    },
+    /// A guarded launch took longer than it was given. All of its work-items have stopped.
+    #[error("kernel {kernel} was stopped: it took longer than {limit:?}; give it more time or less to do")]
+    DeadlineExceeded {
+        /// The kernel's entry symbol.
+        kernel: String,
+        /// The time that it was given.
+        limit: Duration,
     },
     /// A buffer, kernel or graph of another worker.
     #[error("this {what} belongs to another worker: each worker has memory and kernels of its own")]
@@ -203,7 +230,7 @@ impl Error {
             Self::Lengths { .. } => -6,
             Self::NotHostVisible { .. } => -7,
             Self::Arguments { .. } => -8,
-            Self::Shape { .. } => -9,
+            Self::Grid { .. } => -9,
             Self::Load { .. } => -10,
             Self::QueueFull { .. } => -11,
             Self::Deadline { .. } => -12,
@@ -218,6 +245,9 @@ impl Error {
             Self::Unsupported { .. } => -21,
             Self::Driver { .. } => -22,
             Self::Host { .. } => -23,
+            Self::Extents { .. } => -24,
+            Self::OutOfRounds { .. } => -25,
+            Self::DeadlineExceeded { .. } => -26,
         }
     }
 

@@ -1,66 +1,108 @@
-//! How a kernel is launched: its grid, and its arguments packed as the kernel reads them.
+//! How a kernel is launched: its grid, its limits, and its arguments packed as the kernel reads them.
 
 use std::fmt;
 use std::mem::MaybeUninit;
+use std::time::Duration;
 
-use crate::artifact::{Artifact, ParameterKind};
+use crate::artifact::{Artifact, Layout, Parameter, ParameterKind};
 use crate::device::DeviceInfo;
 use crate::error::{Error, Result};
+use crate::extents::{Extents, Place};
 use crate::memory::Region;
 
-/// Blocks of a grid, work-items of a block, and dynamic shared memory.
+/// Blocks of a grid in each dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Shape {
-    /// Blocks in each dimension.
-    pub grid: [u32; 3],
-    /// Work-items of a block in each dimension.
-    pub block: [u32; 3],
-    /// Bytes of shared memory that each block gets beside what the kernel declares.
-    pub shared_bytes: u32,
-}
+pub struct Grid(pub [u32; 3]);
 
-impl Shape {
-    /// A grid of one dimension.
-    pub fn linear(blocks: u32, items: u32) -> Self {
-        Self { grid: [blocks, 1, 1], block: [items, 1, 1], shared_bytes: 0 }
-    }
-
-    /// Checks the shape against a device's limits.
+impl Grid {
+    /// Checks the grid against a device's limits.
     ///
     /// # Errors
-    /// [`Error::Shape`], naming the limit that is passed.
+    /// [`Error::Grid`], naming the limit that is passed.
     pub fn check(&self, kernel: &str, info: &DeviceInfo) -> Result<()> {
-        let bad =
-            |reason: String| Err(Error::Shape { kernel: kernel.to_owned(), shape: self.to_string(), reason });
-        for (what, sizes, limits) in [("grid", self.grid, info.grid), ("block", self.block, info.block)] {
-            for (axis, (size, limit)) in ["x", "y", "z"].iter().zip(sizes.into_iter().zip(limits)) {
-                if size == 0 {
-                    return bad(format!("{what} {axis} is 0"));
-                }
-                if size > limit {
-                    return bad(format!("{what} {axis} is at most {limit} on {}", info.name));
-                }
-            }
-        }
-        let items = self.block.iter().map(|&size| u64::from(size)).product::<u64>();
-        if items > u64::from(info.block_items) {
-            return bad(format!("a block has at most {} work-items on {}", info.block_items, info.name));
-        }
-        if self.shared_bytes > info.shared_bytes {
-            return bad(format!(
-                "a block has at most {} bytes of shared memory on {}",
-                info.shared_bytes, info.name
-            ));
-        }
-        Ok(())
+        let fits = |(size, limit): (u32, u32)| size != 0 && size <= limit;
+        if self.0.into_iter().zip(info.grid).all(fits) { Ok(()) } else { Err(self.refused(kernel, info)) }
+    }
+
+    #[cold]
+    fn refused(&self, kernel: &str, info: &DeviceInfo) -> Error {
+        let reason = ["x", "y", "z"].iter().zip(self.0.into_iter().zip(info.grid)).find_map(
+            |(axis, (size, limit))| match size {
+                0 => Some(format!("it has no blocks along {axis}")),
+                size if size > limit => Some(format!("{} takes at most {limit} along {axis}", info.name)),
+                _ => None,
+            },
+        );
+        Error::Grid { kernel: kernel.to_owned(), grid: *self, reason: reason.unwrap_or_default() }
     }
 }
 
-impl fmt::Display for Shape {
+impl fmt::Display for Grid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [gx, gy, gz] = self.grid;
-        let [bx, by, bz] = self.block;
-        write!(f, "grid {gx}×{gy}×{gz}, block {bx}×{by}×{bz}, {} bytes shared", self.shared_bytes)
+        let [x, y, z] = self.0;
+        write!(f, "{x}×{y}×{z}")
+    }
+}
+
+impl From<u32> for Grid {
+    fn from(x: u32) -> Self {
+        Self([x, 1, 1])
+    }
+}
+
+impl From<[u32; 2]> for Grid {
+    fn from([x, y]: [u32; 2]) -> Self {
+        Self([x, y, 1])
+    }
+}
+
+impl From<[u32; 3]> for Grid {
+    fn from(blocks: [u32; 3]) -> Self {
+        Self(blocks)
+    }
+}
+
+/// What a launch of a kernel that can be stopped may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// How often each work-item may begin the body of a loop.
+    pub rounds: u64,
+    /// How long it may take, from when it was given to the device and the guarded launch before it had ended; what runs
+    /// between the two counts.
+    pub time: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { rounds: 1 << 40, time: Duration::from_secs(10) }
+    }
+}
+
+/// The grid of a launch, and limits where they are not the worker's own: `64`, `[8, 8]`, `[8, 8, 2]`, or
+/// `Launch::over(64).within(limits)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// The blocks.
+    pub grid: Grid,
+    /// What it may take, if its kernel can be stopped; `None` is what the worker's options say.
+    pub limits: Option<Limits>,
+}
+
+impl Launch {
+    /// A launch of these blocks.
+    pub fn over(grid: impl Into<Grid>) -> Self {
+        Self { grid: grid.into(), limits: None }
+    }
+
+    /// The same, with limits.
+    pub fn within(self, limits: Limits) -> Self {
+        Self { limits: Some(limits), ..self }
+    }
+}
+
+impl<G: Into<Grid>> From<G> for Launch {
+    fn from(grid: G) -> Self {
+        Self::over(grid)
     }
 }
 
@@ -78,6 +120,12 @@ impl Scalar {
     pub fn from_bits(bits: u64, bytes: u32) -> Self {
         Self { bits, bytes }
     }
+
+    /// The number as a signed integer of its length.
+    fn signed(self) -> i64 {
+        let unused = 64 - self.bytes.clamp(1, 8) * 8;
+        (self.bits << unused) as i64 >> unused
+    }
 }
 
 macro_rules! scalar {
@@ -91,6 +139,7 @@ macro_rules! scalar {
 }
 
 scalar! {
+    bool => u64::from,
     u8 => u64::from,
     u16 => u64::from,
     u32 => u64::from,
@@ -103,17 +152,23 @@ scalar! {
     f64 => |value: f64| value.to_bits(),
 }
 
-/// One argument, before it is packed.
+/// One argument for [`Arguments::new`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Value<'a> {
-    Region(Region<'a>),
+pub enum QueueArgument<'a> {
+    /// For a view: the memory, and what of it the view is.
+    View(Region<'a>, Extents),
+    /// For a scalar.
     Scalar(Scalar),
 }
 
-/// Words that an argument block holds without an allocation: 64 of 8 bytes.
+/// Words that an argument block holds without an allocation.
 const INLINE_WORDS: usize = 64;
 
-/// A kernel's arguments as the kernel reads them.
+/// A kernel's arguments as the kernel reads them: the block of parameters that [`Artifact`] describes.
+///
+/// That there is one means that the arguments are what the kernel was promised: every element of a view lies in its
+/// region, extents and alignment are what the parameter says, scalars are in range, and no view that is written
+/// overlaps itself or another.
 pub struct Arguments {
     words: Words,
     bytes: u32,
@@ -125,7 +180,9 @@ enum Words {
 }
 
 impl Arguments {
-    /// Packs arguments for a queue: `regions` and `scalars` in the order of the kernel's parameters.
+    /// Packs arguments for a queue, in the order of the kernel's parameters.
+    ///
+    /// For a kernel that can be stopped, [`Arguments::guard`] must follow.
     ///
     /// # Errors
     /// [`Error::Arguments`], naming the parameter that does not fit.
@@ -133,68 +190,121 @@ impl Arguments {
         artifact: &Artifact,
         arguments: impl IntoIterator<Item = QueueArgument<'a>>,
     ) -> Result<Self> {
-        Self::pack(
-            artifact,
-            arguments.into_iter().map(|argument| {
-                Ok(match argument {
-                    QueueArgument::Region(region) => Value::Region(region),
-                    QueueArgument::Scalar(scalar) => Value::Scalar(scalar),
-                })
-            }),
-        )
+        Self::pack(artifact.layout(), arguments.into_iter().map(Ok))
     }
 
     pub(crate) fn pack<'a>(
-        artifact: &Artifact,
-        values: impl IntoIterator<Item = Result<Value<'a>>>,
+        layout: &Layout,
+        arguments: impl IntoIterator<Item = Result<QueueArgument<'a>>>,
     ) -> Result<Self> {
-        let mut packed = Self::zeroed(artifact.parameter_bytes());
-        let parameters = artifact.parameters();
+        let parameters = &layout.signature.parameters;
+        let mut packed = Self::zeroed(layout.bytes);
         let mut given = 0;
-        for value in values {
-            let value = value?;
+        for argument in arguments {
+            let argument = argument?;
             let Some(parameter) = parameters.get(given) else {
-                return Err(bad(
-                    artifact,
-                    given,
-                    format!("the kernel has only {} parameters", parameters.len()),
-                ));
+                let reason = format!("the kernel has only {} parameters", parameters.len());
+                return Err(refused(layout, &given.to_string(), reason));
             };
-            match (&parameter.kind, value) {
-                (&ParameterKind::View { address, count, element, .. }, Value::Region(region)) => {
-                    let element = u64::from(element);
-                    if region.bytes() % element != 0 {
-                        let reason =
-                            format!("{} bytes are no whole number of elements of {element}", region.bytes());
-                        return Err(bad(artifact, given, reason));
-                    }
-                    let align = 1 << element.trailing_zeros().min(4);
-                    if region.address() % align != 0 {
-                        let reason = format!("address {:#x} is not aligned to {align}", region.address());
-                        return Err(bad(artifact, given, reason));
-                    }
-                    packed.set(address, 8, region.address());
-                    if let Some(count) = count {
-                        packed.set(count, 8, region.bytes() / element);
-                    }
-                }
-                (&ParameterKind::Scalar { offset, bytes }, Value::Scalar(scalar))
-                    if bytes == scalar.bytes =>
-                {
-                    packed.set(offset, bytes, scalar.bits);
-                }
-                (kind, value) => return Err(mismatch(artifact, given, kind, value)),
-            }
+            packed
+                .set_argument(parameter, argument)
+                .map_err(|reason| refused(layout, &parameter.name, reason))?;
             given += 1;
         }
         if given < parameters.len() {
-            return Err(bad(
-                artifact,
-                given,
-                format!("{given} arguments given, {} wanted", parameters.len()),
-            ));
+            let reason = format!("{given} arguments given, {} wanted", parameters.len());
+            return Err(refused(layout, &parameters[given].name, reason));
         }
+        packed.check_overlaps(layout)?;
         Ok(packed)
+    }
+
+    fn set_argument(&mut self, parameter: &Parameter, argument: QueueArgument<'_>) -> Result<(), String> {
+        match (&parameter.kind, argument) {
+            (
+                ParameterKind::View { offset, extents, element, align, writes },
+                QueueArgument::View(region, given),
+            ) => {
+                if !region.address().is_multiple_of(u64::from(*align)) {
+                    return Err(format!("address {:#x} is not aligned to {align}", region.address()));
+                }
+                let place = given.resolve(extents, *element, *align, region.bytes())?;
+                if *writes && !place.distinct() {
+                    return Err("its rows overlap, and the kernel writes it".into());
+                }
+                let first = *offset as usize / 8;
+                let values = [region.address()];
+                let values = values.iter().chain(place.extents()).chain(place.strides());
+                for (index, &value) in values.enumerate() {
+                    self.set_word(first + index, value);
+                }
+                Ok(())
+            }
+            (&ParameterKind::Scalar { offset, bytes, range }, QueueArgument::Scalar(scalar))
+                if bytes == scalar.bytes =>
+            {
+                let number = scalar.signed();
+                if let Some((least, greatest)) = range
+                    && !(least..=greatest).contains(&number)
+                {
+                    return Err(format!("{number} is not in {least}..={greatest}"));
+                }
+                self.set(offset, bytes, scalar.bits);
+                Ok(())
+            }
+            (kind, argument) => Err(mismatch(kind, argument)),
+        }
+    }
+
+    /// That no view that is written shares a byte with another.
+    fn check_overlaps(&self, layout: &Layout) -> Result<()> {
+        let parameters = &layout.signature.parameters;
+        for (index, written) in parameters.iter().enumerate() {
+            let Some((place, at, true)) = self.place(written) else { continue };
+            for (other_index, other) in parameters.iter().enumerate() {
+                let Some((other_place, other_at, writes)) = self.place(other) else { continue };
+                // A pair that is written both ways is looked at once.
+                if other_index == index || writes && other_index < index {
+                    continue;
+                }
+                if !place.apart(at, &other_place, other_at) {
+                    let reason = format!("it is written, and overlaps the view {}", other.name);
+                    return Err(refused(layout, &written.name, reason));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What was packed for a view: its extents, its address, and whether the kernel writes it.
+    fn place(&self, parameter: &Parameter) -> Option<(Place, u64, bool)> {
+        let ParameterKind::View { offset, extents, element, writes, .. } = &parameter.kind else {
+            return None;
+        };
+        let words = &self.words()[*offset as usize / 8..][..2 * extents.len()];
+        let (extents, strides) = words[1..].split_at(extents.len());
+        Some((Place::new(*element, extents, strides), words[0], *writes))
+    }
+
+    /// Sets the stop word and the rounds of a kernel that can be stopped; nothing for another.
+    ///
+    /// The word must be 0 when the kernel begins, and there as long as it runs.
+    ///
+    /// # Errors
+    /// [`Error::Lengths`] if the region has not 4 bytes.
+    pub fn guard(&mut self, artifact: &Artifact, stop: Region<'_>, rounds: u64) -> Result<()> {
+        if stop.bytes() != 4 {
+            return Err(Error::Lengths { source_bytes: 4, destination_bytes: stop.bytes() });
+        }
+        self.set_guard(artifact.layout(), stop.address(), rounds);
+        Ok(())
+    }
+
+    pub(crate) fn set_guard(&mut self, layout: &Layout, stop: u64, rounds: u64) {
+        if let Some(guard) = layout.signature.guard {
+            self.set_word(guard.stop as usize / 8, stop);
+            self.set_word(guard.rounds as usize / 8, rounds);
+        }
     }
 
     fn zeroed(bytes: u32) -> Self {
@@ -214,19 +324,20 @@ impl Arguments {
         let word = offset as usize / 8;
         let shift = offset % 8 * 8;
         let mask = (u64::MAX >> (64 - bytes * 8)) << shift;
-        let merge = |old: u64| old & !mask | bits << shift & mask;
+        let old = self.words()[word];
+        self.set_word(word, old & !mask | bits << shift & mask);
+    }
+
+    fn set_word(&mut self, word: usize, value: u64) {
         match &mut self.words {
-            Words::Inline(_) => {
-                let old = self.words()[word];
-                if let Words::Inline(words) = &mut self.words {
-                    words[word].write(merge(old));
-                }
+            Words::Inline(words) => {
+                words[word].write(value);
             }
-            Words::Heap(words) => words[word] = merge(words[word]),
+            Words::Heap(words) => words[word] = value,
         }
     }
 
-    /// The packed words: the bytes of the parameters in their order, in the host's byte order.
+    /// The packed words: the bytes of the block in their order, in the host's byte order.
     #[allow(unsafe_code)]
     pub fn words(&self) -> &[u64] {
         let count = self.bytes.div_ceil(8) as usize;
@@ -237,37 +348,26 @@ impl Arguments {
         }
     }
 
-    /// Bytes of the parameters.
+    /// Bytes of the block.
     pub fn bytes(&self) -> u32 {
         self.bytes
     }
 }
 
-/// One argument for [`Arguments::new`].
-#[derive(Clone, Copy, Debug)]
-pub enum QueueArgument<'a> {
-    /// For a view.
-    Region(Region<'a>),
-    /// For a scalar.
-    Scalar(Scalar),
+#[cold]
+fn refused(layout: &Layout, parameter: &str, reason: String) -> Error {
+    Error::Arguments { kernel: layout.signature.entry.clone(), parameter: parameter.to_owned(), reason }
 }
 
 #[cold]
-fn bad(artifact: &Artifact, index: usize, reason: String) -> Error {
-    let parameter =
-        artifact.parameters().get(index).map_or_else(|| index.to_string(), |known| known.name.clone());
-    Error::Arguments { kernel: artifact.entry().to_owned(), parameter, reason }
-}
-
-#[cold]
-fn mismatch(artifact: &Artifact, index: usize, kind: &ParameterKind, value: Value<'_>) -> Error {
+fn mismatch(kind: &ParameterKind, argument: QueueArgument<'_>) -> String {
     let wanted = match kind {
         ParameterKind::View { .. } => "a buffer is wanted".to_owned(),
         ParameterKind::Scalar { bytes, .. } => format!("a scalar of {bytes} bytes is wanted"),
     };
-    let given = match value {
-        Value::Region(_) => "a buffer was given".to_owned(),
-        Value::Scalar(scalar) => format!("one of {} bytes was given", scalar.bytes),
+    let given = match argument {
+        QueueArgument::View(..) => "a buffer was given".to_owned(),
+        QueueArgument::Scalar(scalar) => format!("one of {} bytes was given", scalar.bytes),
     };
-    bad(artifact, index, format!("{wanted}, {given}"))
+    format!("{wanted}, {given}")
 }

@@ -87,20 +87,28 @@ mod device;
 mod edge;
 mod error;
 mod executor;
+mod extents;
 #[cfg(all(feature = "fake", not(loom)))]
 pub mod fake;
 mod launch;
 mod memory;
 mod pool;
+#[cfg(any(feature = "conformance", feature = "fake"))]
+pub mod programs;
 mod worker;
 
 pub use accelerator::{Accelerator, Queue};
-pub use artifact::{Artifact, PARAMETER_BYTES, Parameter, ParameterKind};
+pub use artifact::{
+    Artifact, Extent, Guard, MAX_EXTENT, MAX_RANK, PARAMETER_BYTES, Parameter, ParameterKind, Signature,
+};
 pub use device::{DeviceInfo, Health, MemoryInfo, QueueOptions};
 pub use edge::{edge, last_error_message};
 pub use error::{Error, Result};
 pub use executor::job::Job;
-pub use launch::{Arguments, QueueArgument, Scalar, Shape};
+pub use extents::Extents;
+pub use launch::{Arguments, Grid, Launch, Limits, QueueArgument, Scalar};
 pub use memory::{Memory, MemoryKind, Region};
 pub use pool::{PoolOptions, PoolStatistics};
-pub use worker::{AnyWorker, Argument, Brand, Buffer, Graph, Kernel, Session, View, Worker, WorkerOptions};
+pub use worker::{
+    AnyWorker, Argument, Brand, Buffer, Graph, Kernel, Session, Shaped, View, Worker, WorkerOptions,
+};

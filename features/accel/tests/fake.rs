@@ -9,9 +9,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use vm_accel::fake::{FakeAccelerator, FakeCall};
-use vm_accel::{
-    Argument, Artifact, Brand, Error, MemoryKind, PoolOptions, QueueOptions, Shape, Worker, WorkerOptions,
-};
+use vm_accel::programs::Program;
+use vm_accel::{Brand, Error, MemoryKind, PoolOptions, QueueOptions, Worker, WorkerOptions, arguments};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -25,12 +24,8 @@ fn soon() -> Instant {
 
 #[test]
 fn conforms() {
-    let add = FakeAccelerator::add_artifact();
-    // SAFETY: it can't be loaded.
-    #[allow(unsafe_code)]
-    let broken = unsafe { Artifact::new(b"?".to_vec(), "add", add.parameters().to_vec()) }.unwrap();
-    let programs = vm_accel::conformance::Programs { add, broken };
-    assert!(vm_accel::conformance::check(&Arc::new(FakeAccelerator::new()), &programs) >= 15);
+    let device = Arc::new(FakeAccelerator::new());
+    assert!(vm_accel::conformance::check(&device, &FakeAccelerator::artifact) >= 15);
 }
 
 #[test]
@@ -206,9 +201,9 @@ fn faults_become_errors_and_the_worker_goes_on_or_says_that_it_is_lost() {
     assert!(matches!(refused.err(), Some(Error::Panicked { .. })));
 
     let worker = start(&device);
-    let kernel = worker.load(&FakeAccelerator::add_artifact()).unwrap();
+    let kernel = worker.load(&FakeAccelerator::artifact(Program::Bump)).unwrap();
     let buffer = worker.allocate(64).unwrap();
-    let arguments = [Argument::from(&buffer), Argument::from(&buffer), Argument::from(1u32)];
+    let arguments = arguments![&buffer, 1u32];
     let mut bytes = [0u8; 64];
     for (call, panics) in [(FakeCall::Launch, false), (FakeCall::Launch, true), (FakeCall::Fill, true)] {
         if panics {
@@ -217,7 +212,7 @@ fn faults_become_errors_and_the_worker_goes_on_or_says_that_it_is_lost() {
             device.fail_next(call, planted())
         }
         worker.fill(&buffer, 0).unwrap();
-        worker.launch(&kernel, Shape::linear(1, 1), &arguments).unwrap();
+        worker.launch(&kernel, 1, &arguments).unwrap();
         let error = worker.synchronize(PATIENCE).expect_err("the wait says what failed");
         assert_eq!(matches!(error, Error::Panicked { .. }), panics, "{error}");
         worker.synchronize(PATIENCE).expect("it is said once");
@@ -237,7 +232,7 @@ fn faults_become_errors_and_the_worker_goes_on_or_says_that_it_is_lost() {
     device.lose();
     worker.fill(&buffer, 0).unwrap();
     assert!(worker.synchronize(PATIENCE).is_err_and(|error| error.is_lost()));
-    assert!(worker.launch(&kernel, Shape::linear(1, 1), &arguments).is_err_and(|error| error.is_lost()));
+    assert!(worker.launch(&kernel, 1, &arguments).is_err_and(|error| error.is_lost()));
     assert!(worker.allocate(1).is_err_and(|error| error.is_lost()));
     assert!(worker.submit(|_| Ok(())).is_err_and(|error| error.is_lost()));
     drop((buffer, kernel));
@@ -248,7 +243,7 @@ fn faults_become_errors_and_the_worker_goes_on_or_says_that_it_is_lost() {
 fn buffers_outlive_their_worker_without_harm() {
     let device = Arc::new(FakeAccelerator::new());
     let worker = start(&device);
-    let kernel = worker.load(&FakeAccelerator::add_artifact()).unwrap();
+    let kernel = worker.load(&FakeAccelerator::artifact(Program::Bump)).unwrap();
     let buffer = worker.allocate(64).unwrap();
     let graph = worker.capture(|session| session.fill(&buffer, 1)).unwrap();
     worker.stop(PATIENCE).unwrap();

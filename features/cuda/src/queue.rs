@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use vm_accel::{
-    Arguments, Artifact, Error, Memory, MemoryInfo, MemoryKind, Queue, QueueOptions, Region, Result, Shape,
+    Arguments, Artifact, Error, Grid, Memory, MemoryInfo, MemoryKind, Queue, QueueOptions, Region, Result,
 };
 
 use crate::result::{Context, Device, Event, Graph, Module, OUT_OF_MEMORY, Pool, Stream};
@@ -256,7 +256,7 @@ impl Queue for CudaQueue {
         Module::unload(self.driver, kernel.module.id())
     }
 
-    fn launch(&self, kernel: &CudaKernel, shape: &Shape, arguments: &Arguments) -> Result<()> {
+    fn launch(&self, kernel: &CudaKernel, grid: Grid, arguments: &Arguments) -> Result<()> {
         if arguments.bytes() != kernel.parameter_bytes {
             return Err(Error::Arguments {
                 kernel: kernel.entry.clone(),
@@ -264,15 +264,7 @@ impl Queue for CudaQueue {
                 reason: format!("{} bytes given, {} wanted", arguments.bytes(), kernel.parameter_bytes),
             });
         }
-        let items = shape.block.iter().map(|&size| u64::from(size)).product::<u64>();
-        if items > u64::from(kernel.module.block_items()) {
-            return Err(Error::Shape {
-                kernel: kernel.entry.clone(),
-                shape: shape.to_string(),
-                reason: format!("its registers leave room for {} work-items", kernel.module.block_items()),
-            });
-        }
-        self.stream()?.launch(&kernel.module, shape, arguments)
+        self.stream()?.launch(&kernel.module, grid, arguments)
     }
 
     fn begin_capture(&self) -> Result<()> {

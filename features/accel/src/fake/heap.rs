@@ -3,6 +3,7 @@
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// What fresh memory holds, so that a test sees when nobody wrote it.
 const FRESH: u8 = 0xa5;
@@ -71,6 +72,34 @@ impl Heap {
         }
         // SAFETY: as in `read`.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len()) };
+        Some(())
+    }
+
+    /// Reads a number of `bytes` bytes, 4 or 8; `None` if it is not all in one live allocation.
+    pub(super) fn get(&self, address: u64, bytes: u64) -> Option<u64> {
+        if !self.holds(address, bytes) || !address.is_multiple_of(bytes) {
+            return None;
+        }
+        // The host may write a stop word at the same time, so these are atomic.
+        Some(match bytes {
+            // SAFETY: the number lies in a live allocation, aligned.
+            4 => u64::from(unsafe { AtomicU32::from_ptr(address as *mut u32) }.load(Ordering::Acquire)),
+            // SAFETY: as above.
+            _ => unsafe { AtomicU64::from_ptr(address as *mut u64) }.load(Ordering::Acquire),
+        })
+    }
+
+    /// Writes the low `bytes` bytes, 4 or 8, of a number; `None` if they are not all in one live allocation.
+    pub(super) fn set(&self, address: u64, bytes: u64, value: u64) -> Option<()> {
+        if !self.holds(address, bytes) || !address.is_multiple_of(bytes) {
+            return None;
+        }
+        match bytes {
+            // SAFETY: as in `get`.
+            4 => unsafe { AtomicU32::from_ptr(address as *mut u32) }.store(value as u32, Ordering::Release),
+            // SAFETY: as in `get`.
+            _ => unsafe { AtomicU64::from_ptr(address as *mut u64) }.store(value, Ordering::Release),
+        }
         Some(())
     }
 

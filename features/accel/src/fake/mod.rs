@@ -5,6 +5,7 @@
 //! the fault sticks. Fresh memory holds 0xA5 in every byte.
 
 mod heap;
+mod programs;
 mod queue;
 
 use std::collections::VecDeque;
@@ -14,9 +15,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub use queue::{FakeEvent, FakeGraph, FakeKernel, FakeQueue};
 
 use crate::accelerator::Accelerator;
-use crate::artifact::{Artifact, Parameter, ParameterKind};
+use crate::artifact::Artifact;
 use crate::device::{DeviceInfo, Health, QueueOptions};
 use crate::error::{Error, Result};
+use crate::programs::Program;
+
+/// The image that the simulated device takes; the entry says which program it is.
+const IMAGE: &[u8] = b"fake";
 
 /// A call in which a fault can be planted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,18 +151,12 @@ impl FakeAccelerator {
         self.controls.used.load(Ordering::Acquire)
     }
 
-    /// The kernel `add`: `output[i] = input[i] + addend`, of 32-bit numbers.
+    /// A program, for this device.
     #[allow(unsafe_code)]
-    pub fn add_artifact() -> Artifact {
-        let view = |name: &str, address, writes| Parameter {
-            name: name.into(),
-            kind: ParameterKind::View { address, count: Some(address + 8), element: 4, writes },
-        };
-        let addend =
-            Parameter { name: "addend".into(), kind: ParameterKind::Scalar { offset: 32, bytes: 4 } };
-        let parameters = vec![view("input", 0, false), view("output", 16, true), addend];
-        // SAFETY: the simulated kernel keeps to its views.
-        unsafe { Artifact::new(b"fake".to_vec(), "add", parameters) }.expect("the layout is a valid one")
+    pub fn artifact(program: Program) -> Artifact {
+        let image = if program == Program::Broken { &b"?"[..] } else { IMAGE };
+        // SAFETY: the simulated kernels keep to their views.
+        unsafe { Artifact::new(image, program.signature()) }.expect("a program's signature is a valid one")
     }
 }
 

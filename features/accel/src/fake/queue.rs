@@ -8,19 +8,21 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::heap::Heap;
-use super::{Controls, FakeCall};
+use super::programs::{Progress, Run, WORDS, same_layout};
+use super::{Controls, FakeCall, IMAGE};
 use crate::accelerator::Queue;
 use crate::artifact::Artifact;
 use crate::device::{MemoryInfo, QueueOptions};
 use crate::error::{Error, Result};
-use crate::launch::{Arguments, Shape};
+use crate::launch::{Arguments, Grid};
 use crate::memory::{Memory, MemoryKind, Region};
+use crate::programs::Program;
 
 #[derive(Clone)]
 enum Command {
     Fill { address: u64, bytes: u64, value: u8 },
     Copy { target: u64, source: u64, bytes: u64 },
-    Add { words: [u64; 5] },
+    Run(Run),
     Free { address: u64, bytes: u64 },
     Record(Rc<State>),
 }
@@ -41,7 +43,7 @@ pub struct FakeEvent {
 /// A loaded kernel.
 #[derive(Debug)]
 pub struct FakeKernel {
-    entry: String,
+    program: Program,
     bytes: u32,
 }
 
@@ -94,38 +96,44 @@ impl FakeQueue {
             return Ok(());
         }
         loop {
-            let Some(command) = self.commands.borrow_mut().pop_front() else { return Ok(()) };
+            let mut commands = self.commands.borrow_mut();
+            let Some(command) = commands.front_mut() else { return Ok(()) };
             self.clock.set(self.clock.get() + 1);
-            if self.execute(command).is_none() {
-                let error = Error::Lost { cause: "illegal address".into() };
-                *self.lost.borrow_mut() = Some(error.clone());
-                return Err(error);
+            match self.execute(command) {
+                Progress::Running => return Ok(()),
+                Progress::Done => drop(commands.pop_front()),
+                Progress::Fault => {
+                    commands.pop_front();
+                    let error = Error::Lost { cause: "illegal address".into() };
+                    *self.lost.borrow_mut() = Some(error.clone());
+                    return Err(error);
+                }
             }
         }
     }
 
-    fn execute(&self, command: Command) -> Option<()> {
+    fn execute(&self, command: &mut Command) -> Progress {
+        if let Command::Run(run) = command {
+            return run.go(&self.heap.borrow());
+        }
+        self.execute_at_once(command).map_or(Progress::Fault, |()| Progress::Done)
+    }
+
+    fn execute_at_once(&self, command: &Command) -> Option<()> {
         let mut heap = self.heap.borrow_mut();
-        match command {
+        match *command {
             Command::Fill { address, bytes, value } => heap.write(address, &vec![value; bytes as usize]),
             Command::Copy { target, source, bytes } => {
                 let bytes = heap.read(source, bytes)?;
                 heap.write(target, &bytes)
             }
-            Command::Add { words: [input, _, output, count, addend] } => {
-                let input = heap.read(input, count * 4)?;
-                let sum = |number: &[u8]| {
-                    let number = u32::from_le_bytes([number[0], number[1], number[2], number[3]]);
-                    number.wrapping_add(addend as u32).to_le_bytes()
-                };
-                heap.write(output, &input.chunks_exact(4).flat_map(sum).collect::<Vec<_>>())
-            }
+            Command::Run(_) => None,
             Command::Free { address, bytes } => {
                 self.device_bytes.set(self.device_bytes.get() - bytes);
                 self.controls.used.fetch_sub(bytes, Ordering::AcqRel);
                 heap.free(address).then_some(())
             }
-            Command::Record(state) => {
+            Command::Record(ref state) => {
                 state.done.set(true);
                 state.at.set(self.clock.get());
                 Some(())
@@ -261,25 +269,32 @@ impl Queue for FakeQueue {
     }
 
     fn load(&self, artifact: &Artifact) -> Result<FakeKernel> {
-        if artifact.image() != b"fake" || artifact.entry() != "add" {
-            let reason = "the simulated accelerator runs the image `fake` with the entry `add`".into();
+        let known = Program::ALL.into_iter().find(|program| program.name() == artifact.entry());
+        let Some(program) = known.filter(|_| artifact.image() == IMAGE) else {
+            let reason = "the simulated accelerator runs its own programs only".into();
+            return Err(Error::Load { kernel: artifact.entry().into(), reason });
+        };
+        if !same_layout(artifact.signature(), &program.signature()) {
+            let reason = "the parameters do not lie where the program looks for them".into();
             return Err(Error::Load { kernel: artifact.entry().into(), reason });
         }
-        Ok(FakeKernel { entry: artifact.entry().into(), bytes: artifact.parameter_bytes() })
+        Ok(FakeKernel { program, bytes: artifact.parameter_bytes() })
     }
 
     fn unload(&self, _kernel: FakeKernel) -> Result<()> {
         Ok(())
     }
 
-    fn launch(&self, kernel: &FakeKernel, _shape: &Shape, arguments: &Arguments) -> Result<()> {
+    fn launch(&self, kernel: &FakeKernel, grid: Grid, arguments: &Arguments) -> Result<()> {
         self.check(FakeCall::Launch)?;
-        let words = <[u64; 5]>::try_from(arguments.words());
-        let (Ok(words), true) = (words, arguments.bytes() == kernel.bytes) else {
+        if arguments.bytes() != kernel.bytes {
             let reason = format!("{} bytes of parameters given, {} wanted", arguments.bytes(), kernel.bytes);
-            return Err(Error::Arguments { kernel: kernel.entry.clone(), parameter: "all".into(), reason });
-        };
-        self.push(Command::Add { words });
+            let entry = kernel.program.name().into();
+            return Err(Error::Arguments { kernel: entry, parameter: "all".into(), reason });
+        }
+        let mut words = [0; WORDS];
+        words[..arguments.words().len()].copy_from_slice(arguments.words());
+        self.push(Command::Run(Run { program: kernel.program, grid, words, rounds: 0 }));
         Ok(())
     }
 

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use super::brand::{AnyWorker, Brand};
 use super::{Garbage, Shared};
 use crate::accelerator::Accelerator;
-use crate::artifact::Artifact;
+use crate::artifact::Layout;
 use crate::error::{Error, Result};
+use crate::extents::Extents;
 use crate::launch::Scalar;
 use crate::memory::{Memory, MemoryKind, Region};
 
@@ -49,6 +50,23 @@ impl<A: Accelerator, B: Brand> Buffer<A, B> {
     pub fn view(&self, offset: u64, bytes: u64) -> Result<View<'_, A, B>> {
         let region = View::from(self).region.slice(offset, bytes)?;
         Ok(View { region, buffer: self })
+    }
+
+    /// All of it, as a kernel is to see it: extents in elements, slowest dimension first, one row behind the other.
+    ///
+    /// # Errors
+    /// [`Error::Extents`].
+    pub fn shaped(&self, extents: &[u64]) -> Result<Shaped<'_, A, B>> {
+        View::from(self).shaped(extents)
+    }
+
+    /// All of it, as a kernel is to see it: extents in elements, and for each dimension but the last the bytes from one
+    /// of its elements to the next.
+    ///
+    /// # Errors
+    /// [`Error::Extents`].
+    pub fn strided(&self, extents: &[u64], strides: &[u64]) -> Result<Shaped<'_, A, B>> {
+        View::from(self).strided(extents, strides)
     }
 
     /// Takes the memory out, without giving it back to the pool.
@@ -110,6 +128,25 @@ impl<'a, A: Accelerator, B: Brand> View<'a, A, B> {
         self.region.bytes()
     }
 
+    /// The view as a kernel is to see it: extents in elements, slowest dimension first, one row behind the other.
+    ///
+    /// Whether they fit the kernel and lie in the view is checked when they are given to a launch.
+    ///
+    /// # Errors
+    /// [`Error::Extents`].
+    pub fn shaped(self, extents: &[u64]) -> Result<Shaped<'a, A, B>> {
+        Ok(Shaped { view: self, extents: Extents::packed(extents)? })
+    }
+
+    /// The view as a kernel is to see it: extents in elements, and for each dimension but the last the bytes from one
+    /// of its elements to the next.
+    ///
+    /// # Errors
+    /// [`Error::Extents`].
+    pub fn strided(self, extents: &[u64], strides: &[u64]) -> Result<Shaped<'a, A, B>> {
+        Ok(Shaped { view: self, extents: Extents::strided(extents, strides)? })
+    }
+
     /// The region, for a command that the caller pushes while it borrows the buffer.
     pub(super) fn region(&self) -> Region<'static> {
         self.region
@@ -136,11 +173,32 @@ impl<A: Accelerator, B: Brand> fmt::Debug for View<'_, A, B> {
     }
 }
 
-/// One argument of a launch.
+/// A [`View`] with extents, for a kernel. A view that was given none is all that its bytes hold: see
+/// [`Extents::WHOLE`].
+pub struct Shaped<'a, A: Accelerator, B: Brand = AnyWorker> {
+    pub(super) view: View<'a, A, B>,
+    pub(super) extents: Extents,
+}
+
+impl<A: Accelerator, B: Brand> Clone for Shaped<'_, A, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<A: Accelerator, B: Brand> Copy for Shaped<'_, A, B> {}
+
+impl<A: Accelerator, B: Brand> fmt::Debug for Shaped<'_, A, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shaped").field("view", &self.view).field("extents", &self.extents).finish()
+    }
+}
+
+/// One argument of a launch. [`arguments!`](crate::arguments) makes a list of them.
 #[derive(Debug)]
 pub enum Argument<'a, A: Accelerator, B: Brand = AnyWorker> {
     /// For a parameter that is a view.
-    View(View<'a, A, B>),
+    View(Shaped<'a, A, B>),
     /// For a parameter that is a number.
     Scalar(Scalar),
 }
@@ -155,12 +213,18 @@ impl<A: Accelerator, B: Brand> Copy for Argument<'_, A, B> {}
 
 impl<'a, A: Accelerator, B: Brand> From<&'a Buffer<A, B>> for Argument<'a, A, B> {
     fn from(buffer: &'a Buffer<A, B>) -> Self {
-        Self::View(buffer.into())
+        View::from(buffer).into()
     }
 }
 
 impl<'a, A: Accelerator, B: Brand> From<View<'a, A, B>> for Argument<'a, A, B> {
     fn from(view: View<'a, A, B>) -> Self {
+        Self::View(Shaped { view, extents: Extents::WHOLE })
+    }
+}
+
+impl<'a, A: Accelerator, B: Brand> From<Shaped<'a, A, B>> for Argument<'a, A, B> {
+    fn from(view: Shaped<'a, A, B>) -> Self {
         Self::View(view)
     }
 }
@@ -171,9 +235,28 @@ impl<A: Accelerator, B: Brand, S: Into<Scalar>> From<S> for Argument<'_, A, B> {
     }
 }
 
+/// The arguments of a launch as an array: buffers, views, views with extents and numbers, in the order of the kernel's
+/// parameters.
+///
+/// ```
+/// # use std::{sync::Arc, time::Duration};
+/// # use vm_accel::{fake::FakeAccelerator, programs::Program, arguments, Error, Worker, WorkerOptions};
+/// # fn main() -> Result<(), Error> {
+/// # let worker = Worker::<_>::start(Arc::new(FakeAccelerator::new()), WorkerOptions::default())?;
+/// let kernel = worker.load(&FakeAccelerator::artifact(Program::Add))?;
+/// let (x, y) = (worker.allocate_zeroed(4096)?, worker.allocate(4096)?);
+/// worker.launch(&kernel, 4, &arguments![&x, y.shaped(&[1024])?, 3u32])?;
+/// # worker.stop(Duration::from_secs(10))
+/// # }
+/// ```
+#[macro_export]
+macro_rules! arguments {
+    ($($argument:expr),* $(,)?) => { [$($crate::Argument::from($argument)),*] };
+}
+
 pub(super) struct Loaded<A: Accelerator, B: Brand> {
     pub(super) kernel: ManuallyDrop<<A::Queue as crate::Queue>::Kernel>,
-    pub(super) artifact: Artifact,
+    pub(super) layout: Arc<Layout>,
     pub(super) shared: Arc<Shared<A, B>>,
 }
 
@@ -193,7 +276,7 @@ pub struct Kernel<A: Accelerator, B: Brand = AnyWorker>(pub(super) Arc<Loaded<A,
 impl<A: Accelerator, B: Brand> Kernel<A, B> {
     /// The entry symbol.
     pub fn entry(&self) -> &str {
-        self.0.artifact.entry()
+        &self.0.layout.signature.entry
     }
 }
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use bytemuck::Pod;
 
 pub use brand::{AnyWorker, Brand};
-pub use buffer::{Argument, Buffer, Graph, Kernel, View};
+pub use buffer::{Argument, Buffer, Graph, Kernel, Shaped, View};
 pub use session::Session;
 
 use crate::accelerator::{Accelerator, Queue};
@@ -23,7 +23,7 @@ use crate::device::{MemoryInfo, QueueOptions};
 use crate::error::{Error, Result};
 use crate::executor::job::{Cell, Completer, Job};
 use crate::executor::{Executor, Refused, guarded};
-use crate::launch::{Arguments, Shape, Value};
+use crate::launch::{Arguments, Launch, QueueArgument};
 use crate::memory::{Memory, MemoryKind};
 use crate::pool::{Pool, PoolOptions, PoolStatistics, Taken};
 
@@ -445,35 +445,37 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
         self.submit_and_wait(self.0.deadline(), |session| session.load(artifact))
     }
 
-    /// Queues a launch. Nothing is allocated for it, up to 512 bytes of parameters.
+    /// Queues a launch: `worker.launch(&kernel, 64, &arguments![&x, &y, 1u32])`. Nothing is allocated for it, up to 512
+    /// bytes of parameters.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::Arguments`], [`Error::WrongWorker`], [`Error::QueueFull`] when no room came in the
+    /// [`Error::Grid`], [`Error::Arguments`], [`Error::WrongWorker`], [`Error::QueueFull`] when no room came in the
     /// options' patience, [`Error::Stopped`], [`Error::Lost`].
     pub fn launch(
         &self,
         kernel: &Kernel<A, B>,
-        shape: Shape,
+        launch: impl Into<Launch>,
         arguments: &[Argument<'_, A, B>],
     ) -> Result<()> {
-        let shared = &self.0.shared;
-        if let Some(done) = current::with(shared, |session| session.launch(kernel, shape, arguments)) {
+        let (shared, launch) = (&self.0.shared, launch.into());
+        if let Some(done) = current::with(shared, |session| session.launch(kernel, launch, arguments)) {
             return done;
         }
         shared.own("kernel", &kernel.0.shared)?;
-        shape.check(kernel.entry(), shared.accelerator.info())?;
+        launch.grid.check(kernel.entry(), shared.accelerator.info())?;
         let packed = Arguments::pack(
-            &kernel.0.artifact,
+            &kernel.0.layout,
             arguments.iter().map(|argument| match argument {
-                Argument::View(view) => {
-                    shared.own("buffer", view.shared())?;
-                    Ok(Value::Region(view.region()))
+                Argument::View(shaped) => {
+                    shared.own("buffer", shaped.view.shared())?;
+                    Ok(QueueArgument::View(shaped.view.region(), shaped.extents))
                 }
-                Argument::Scalar(scalar) => Ok(Value::Scalar(*scalar)),
+                Argument::Scalar(scalar) => Ok(QueueArgument::Scalar(*scalar)),
             }),
         )?;
         let loaded = Arc::clone(&kernel.0);
-        self.command(move |session| session.launch_packed(&loaded, &shape, &packed))
+        let grid = launch.grid;
+        self.command(move |session| session.launch_packed(&loaded, grid, &packed))
     }
 
     /// Records what `f` does into a graph, instead of doing it.

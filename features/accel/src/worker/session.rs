@@ -15,7 +15,7 @@ use crate::device::MemoryInfo;
 use crate::error::{Error, Result};
 use crate::executor::job::Completer;
 use crate::executor::{Idle, guarded};
-use crate::launch::{Arguments, Shape, Value};
+use crate::launch::{Arguments, Grid, Launch, QueueArgument};
 use crate::memory::{Memory, MemoryKind, Region};
 use crate::pool::Taken;
 
@@ -279,42 +279,50 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// [`Error::Load`].
     pub fn load(&self, artifact: &Artifact) -> Result<Kernel<A, B>> {
         self.not_capturing("loading a kernel")?;
+        let info = self.shared.accelerator.info();
+        info.check(artifact.signature())?;
+        if artifact.signature().guard.is_some() {
+            let what = "kernels with a stop word through a worker".into();
+            return Err(Error::Unsupported { what, device: info.name.clone() });
+        }
         let kernel = ManuallyDrop::new(self.note(self.queue.load(artifact))?);
-        Ok(Kernel(Arc::new(Loaded { kernel, artifact: artifact.clone(), shared: Arc::clone(&self.shared) })))
+        let layout = Arc::clone(artifact.layout());
+        Ok(Kernel(Arc::new(Loaded { kernel, layout, shared: Arc::clone(&self.shared) })))
     }
 
     /// Launches a kernel.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::Arguments`], [`Error::WrongWorker`], [`Error::OutOfOrder`]; the device's.
+    /// [`Error::Grid`], [`Error::Arguments`], [`Error::WrongWorker`], [`Error::OutOfOrder`]; the device's.
     pub fn launch(
         &self,
         kernel: &Kernel<A, B>,
-        shape: Shape,
+        launch: impl Into<Launch>,
         arguments: &[Argument<'_, A, B>],
     ) -> Result<()> {
+        let Launch { grid, limits: _ } = launch.into();
         self.shared.own("kernel", &kernel.0.shared)?;
-        shape.check(kernel.entry(), self.shared.accelerator.info())?;
+        grid.check(kernel.entry(), self.shared.accelerator.info())?;
         let packed = Arguments::pack(
-            &kernel.0.artifact,
+            &kernel.0.layout,
             arguments.iter().map(|argument| match argument {
-                Argument::View(view) => Ok(Value::Region(self.region(*view)?)),
-                Argument::Scalar(scalar) => Ok(Value::Scalar(*scalar)),
+                Argument::View(shaped) => Ok(QueueArgument::View(self.region(shaped.view)?, shaped.extents)),
+                Argument::Scalar(scalar) => Ok(QueueArgument::Scalar(*scalar)),
             }),
         )?;
-        self.launch_packed(&kernel.0, &shape, &packed)
+        self.launch_packed(&kernel.0, grid, &packed)
     }
 
     pub(super) fn launch_packed(
         &self,
         loaded: &Arc<Loaded<A, B>>,
-        shape: &Shape,
+        grid: Grid,
         packed: &Arguments,
     ) -> Result<()> {
         if let Some(uses) = self.capture.borrow_mut().as_mut() {
             uses.kernels.push(Arc::clone(loaded));
         }
-        self.note(self.queue.launch(&loaded.kernel, shape, packed))
+        self.note(self.queue.launch(&loaded.kernel, grid, packed))
     }
 
     /// Records what `f` does to this session into a graph, instead of doing it.

@@ -3,14 +3,14 @@
 use std::ffi::CString;
 use std::ptr;
 
-use vm_accel::{Artifact, Error, ParameterKind, Result};
+use vm_accel::{Artifact, Error, Result};
 
 use super::ended;
 use super::log::Log;
 use crate::image;
 use crate::sys::{CUfunction, CUfunction_attribute, CUmodule, Driver};
 
-/// Dynamic shared memory that a kernel may have without asking.
+/// Shared memory that a block may have without asking.
 const SHARED_BYTES: u32 = 48 << 10;
 
 /// A loaded module and its kernel. It is unloaded by [`Module::unload`], or with the context.
@@ -18,7 +18,8 @@ const SHARED_BYTES: u32 = 48 << 10;
 pub(crate) struct Module {
     handle: CUmodule,
     function: CUfunction,
-    block_items: u32,
+    block: [u32; 3],
+    shared_bytes: u32,
 }
 
 // SAFETY: the handles are the driver's, which locks for itself; only a queue passes them to it.
@@ -42,7 +43,9 @@ impl Module {
         if let Err(error) = driver.check("cuModuleLoadDataEx", status) {
             return Err(if error.is_lost() { error } else { bad(log.behind(&error)) });
         }
-        let mut module = Self { handle, function: ptr::null_mut(), block_items: 0 };
+        let signature = artifact.signature();
+        let (block, shared) = (signature.block, signature.shared_bytes);
+        let mut module = Self { handle, function: ptr::null_mut(), block, shared_bytes: shared };
         match module.find(driver, artifact, shared_bytes) {
             Ok(()) => Ok(module),
             Err(error) => {
@@ -61,14 +64,25 @@ impl Module {
             unsafe { (driver.cuModuleGetFunction)(&raw mut self.function, self.handle, name.as_ptr()) };
         driver.check("cuModuleGetFunction", status).map_err(|error| bad(error.to_string()))?;
         self.check_parameters(driver, artifact).map_err(bad)?;
-        self.block_items =
-            self.attribute(driver, CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;
+        let items = self.block.iter().map(|&size| u64::from(size)).product::<u64>();
+        let most = self.attribute(driver, CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;
+        if items > u64::from(most) {
+            return Err(bad(format!(
+                "its blocks have {items} work-items, its registers leave room for {most}"
+            )));
+        }
         let declared = self.attribute(driver, CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;
-        let dynamic = shared_bytes.saturating_sub(declared);
-        if dynamic > SHARED_BYTES {
+        let needed = declared.saturating_add(self.shared_bytes);
+        if needed > shared_bytes {
+            return Err(bad(format!(
+                "its blocks need {needed} bytes of shared memory, the device has {shared_bytes}"
+            )));
+        }
+        if needed > SHARED_BYTES {
             let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let dynamic = self.shared_bytes as i32;
             // SAFETY: the function is live.
-            let status = unsafe { (driver.cuFuncSetAttribute)(self.function, most, dynamic as i32) };
+            let status = unsafe { (driver.cuFuncSetAttribute)(self.function, most, dynamic) };
             driver.check("cuFuncSetAttribute", status)?;
         }
         Ok(())
@@ -99,20 +113,10 @@ impl Module {
             let given = artifact.parameter_bytes();
             return Err(format!("its layout has {given} bytes of parameters, the module's kernel {end}"));
         }
-        for parameter in artifact.parameters() {
-            let fields: &[(u32, u32)] = match parameter.kind {
-                ParameterKind::View { address, count: Some(count), .. } => &[(address, 8), (count, 8)],
-                ParameterKind::View { address, count: None, .. } => &[(address, 8)],
-                ParameterKind::Scalar { offset, bytes } => &[(offset, bytes)],
-            };
-            for &(offset, bytes) in fields {
-                let field = offset as usize..(offset + bytes) as usize;
-                if !known.iter().any(|range| range.start <= field.start && field.end <= range.end) {
-                    return Err(format!(
-                        "parameter {} at {field:?} is none of the module's kernel",
-                        parameter.name
-                    ));
-                }
+        for (name, offset, bytes) in artifact.signature().fields() {
+            let field = offset as usize..(offset + bytes) as usize;
+            if !known.iter().any(|range| range.start <= field.start && field.end <= range.end) {
+                return Err(format!("parameter {name} at {field:?} is none of the module's kernel"));
             }
         }
         Ok(())
@@ -127,9 +131,14 @@ impl Module {
         self.handle.expose_provenance()
     }
 
-    /// The most work-items of a block of this kernel.
-    pub(crate) fn block_items(&self) -> u32 {
-        self.block_items
+    /// Work-items of a block.
+    pub(super) fn block(&self) -> [u32; 3] {
+        self.block
+    }
+
+    /// Bytes of dynamic shared memory of a block.
+    pub(super) fn shared_bytes(&self) -> u32 {
+        self.shared_bytes
     }
 
     /// Unloads the module with this number.

@@ -4,7 +4,7 @@ use std::ptr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use vm_accel::{Arguments, Result, Shape};
+use vm_accel::{Arguments, Grid, Result};
 
 use super::{Context, Graph, Module, NOT_READY, ended};
 use crate::sys::{CUevent, CUstream};
@@ -59,7 +59,7 @@ impl Stream {
         driver.check("cuMemcpyAsync", status)
     }
 
-    pub(crate) fn launch(&self, module: &Module, shape: &Shape, arguments: &Arguments) -> Result<()> {
+    pub(crate) fn launch(&self, module: &Module, grid: Grid, arguments: &Arguments) -> Result<()> {
         let driver = self.context.driver;
         let mut bytes = arguments.bytes() as usize;
         let words = arguments.words();
@@ -70,8 +70,8 @@ impl Stream {
             (&raw mut bytes).cast(),
             ptr::without_provenance_mut(END),
         ];
-        let [gx, gy, gz] = shape.grid;
-        let [bx, by, bz] = shape.block;
+        let [gx, gy, gz] = grid.0;
+        let [bx, by, bz] = module.block();
         // SAFETY: the function is live; the parameters are as many bytes as it takes, which loading checked; the
         // driver copies them before it returns. What the kernel does was promised by `Artifact::new`.
         let status = unsafe {
@@ -83,7 +83,7 @@ impl Stream {
                 bx,
                 by,
                 bz,
-                shape.shared_bytes,
+                module.shared_bytes(),
                 self.handle,
                 ptr::null_mut(),
                 extra.as_mut_ptr(),

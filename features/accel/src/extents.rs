@@ -1,0 +1,240 @@
+//! What of a view a kernel is given: how many elements in each dimension, and how far apart.
+
+use crate::artifact::{Extent, MAX_EXTENT, MAX_RANK};
+use crate::error::{Error, Result};
+
+/// The extents of a view and the strides between its rows, as a caller gives them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Extents {
+    rank: u8,
+    strided: bool,
+    extents: [u64; MAX_RANK],
+    strides: [u64; MAX_RANK - 1],
+}
+
+impl Extents {
+    /// All that the bytes hold: the kernel's parameter must fix every extent but the slowest, which follows from the
+    /// number of bytes. For a view of one dimension that is always so.
+    pub const WHOLE: Self =
+        Self { rank: 0, strided: false, extents: [0; MAX_RANK], strides: [0; MAX_RANK - 1] };
+
+    /// Extents in elements, slowest dimension first, one row behind the other.
+    ///
+    /// # Errors
+    /// [`Error::Extents`] for a number of dimensions that no view has.
+    pub fn packed(extents: &[u64]) -> Result<Self> {
+        if !(1..=MAX_RANK).contains(&extents.len()) {
+            let reason = format!("a view has 1 to {MAX_RANK} dimensions, not {}", extents.len());
+            return Err(Error::Extents { reason });
+        }
+        let mut this = Self { rank: extents.len() as u8, ..Self::WHOLE };
+        this.extents[..extents.len()].copy_from_slice(extents);
+        Ok(this)
+    }
+
+    /// Extents in elements, and for each dimension but the last the bytes from one of its elements to the next.
+    ///
+    /// # Errors
+    /// [`Error::Extents`] for numbers of dimensions that do not fit.
+    pub fn strided(extents: &[u64], strides: &[u64]) -> Result<Self> {
+        let mut this = Self::packed(extents)?;
+        if strides.len() + 1 != extents.len() {
+            let reason = format!(
+                "{} extents need {} strides, not {}: the last dimension has none",
+                extents.len(),
+                extents.len() - 1,
+                strides.len()
+            );
+            return Err(Error::Extents { reason });
+        }
+        this.strided = true;
+        this.strides[..strides.len()].copy_from_slice(strides);
+        Ok(this)
+    }
+
+    /// The extents and strides for a parameter, of which all hold that packing promises: as many dimensions as it has,
+    /// extents that it admits, all within `bytes` bytes.
+    ///
+    /// # Errors
+    /// What does not fit, in words.
+    pub(crate) fn resolve(
+        &self,
+        wanted: &[Extent],
+        element: u32,
+        align: u32,
+        bytes: u64,
+    ) -> Result<Place, String> {
+        let rank = wanted.len();
+        let (element, align) = (u64::from(element), u64::from(align));
+        let mut place = Place { rank, element, extents: self.extents, strides: self.strides };
+        if self.rank == 0 {
+            place.fill_whole(wanted, bytes)?;
+        } else if usize::from(self.rank) != rank {
+            return Err(format!("a view of {rank} dimensions is wanted, one of {} was given", self.rank));
+        }
+        let extents = &place.extents[..rank];
+        for (dimension, (&extent, wanted)) in extents.iter().zip(wanted).enumerate() {
+            if extent > MAX_EXTENT {
+                return Err(format!("extent {extent} of dimension {dimension} is over {MAX_EXTENT}"));
+            }
+            if !wanted.admits(extent) {
+                let wanted = match wanted {
+                    Extent::Fixed(fixed) => format!("{fixed}"),
+                    Extent::Multiple(number) => format!("a multiple of {number}"),
+                    Extent::Any => "any number".into(),
+                };
+                return Err(format!("extent {extent} of dimension {dimension} is not {wanted}"));
+            }
+        }
+        if !self.strided {
+            place.pack(align).ok_or("its elements are more than can be addressed")?;
+        }
+        if let Some((dimension, stride)) =
+            place.strides[..rank - 1].iter().enumerate().find(|(_, stride)| !stride.is_multiple_of(align))
+        {
+            return Err(format!("stride {stride} of dimension {dimension} is no multiple of {align} bytes"));
+        }
+        match place.bytes() {
+            Some(needed) if needed <= bytes => Ok(place),
+            Some(needed) => {
+                Err(format!("its extents reach over {needed} bytes, the buffer's part has {bytes}"))
+            }
+            None => Err("its elements are more than can be addressed".into()),
+        }
+    }
+}
+
+/// Extents and strides that fit a parameter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    rank: usize,
+    element: u64,
+    extents: [u64; MAX_RANK],
+    strides: [u64; MAX_RANK - 1],
+}
+
+impl Place {
+    /// Extents and strides that were found to fit.
+    pub(crate) fn new(element: u32, extents: &[u64], strides: &[u64]) -> Self {
+        let mut place = Self {
+            rank: extents.len(),
+            element: u64::from(element),
+            extents: [0; MAX_RANK],
+            strides: [0; MAX_RANK - 1],
+        };
+        place.extents[..extents.len()].copy_from_slice(extents);
+        place.strides[..strides.len()].copy_from_slice(strides);
+        place
+    }
+
+    pub(crate) fn extents(&self) -> &[u64] {
+        &self.extents[..self.rank]
+    }
+
+    pub(crate) fn strides(&self) -> &[u64] {
+        &self.strides[..self.rank - 1]
+    }
+
+    fn fill_whole(&mut self, wanted: &[Extent], bytes: u64) -> Result<(), String> {
+        let mut row = self.element;
+        for (dimension, extent) in wanted.iter().enumerate().skip(1) {
+            let Extent::Fixed(fixed) = *extent else {
+                return Err(format!(
+                    "extent {dimension} of {} is open: give the view's extents with `shaped`",
+                    self.rank
+                ));
+            };
+            self.extents[dimension] = fixed;
+            row = row.checked_mul(fixed).ok_or("its rows are longer than can be addressed")?;
+        }
+        if row == 0 || !bytes.is_multiple_of(row) {
+            return Err(format!("{bytes} bytes are no whole number of rows of {row} bytes"));
+        }
+        self.extents[0] = bytes / row;
+        Ok(())
+    }
+
+    /// Sets the strides of rows that lie one behind the other. Where there is at most one, its stride is free to be
+    /// aligned.
+    fn pack(&mut self, align: u64) -> Option<()> {
+        let mut row = self.element;
+        for dimension in (1..self.rank).rev() {
+            row = row.checked_mul(self.extents[dimension])?;
+            let single = self.extents[dimension - 1] <= 1;
+            self.strides[dimension - 1] = if single { row.checked_next_multiple_of(align)? } else { row };
+        }
+        Some(())
+    }
+
+    /// The bytes from the first element to the end of the last; `None` if they are too many for an address.
+    pub(crate) fn bytes(&self) -> Option<u64> {
+        if self.extents().contains(&0) {
+            return Some(0);
+        }
+        let last = self.extents[self.rank - 1].checked_mul(self.element)?;
+        self.extents()
+            .iter()
+            .zip(self.strides())
+            .try_fold(last, |sum, (&extent, &stride)| sum.checked_add((extent - 1).checked_mul(stride)?))
+    }
+
+    /// Whether no byte belongs to two elements, as far as is seen by looking at one dimension after the other.
+    pub(crate) fn distinct(&self) -> bool {
+        if self.extents().contains(&0) {
+            return true;
+        }
+        // Each dimension must step over all that the faster ones reach; a dimension of one element takes no step.
+        let mut steps = [(u64::MAX, 1); MAX_RANK - 1];
+        for (step, (&extent, &stride)) in steps.iter_mut().zip(self.extents().iter().zip(self.strides())) {
+            if extent > 1 {
+                *step = (stride, extent);
+            }
+        }
+        steps.sort_unstable();
+        let mut reach = self.extents[self.rank - 1] * self.element;
+        for (stride, extent) in steps.into_iter().filter(|(_, extent)| *extent > 1) {
+            if stride < reach {
+                return false;
+            }
+            reach += (extent - 1) * stride;
+        }
+        true
+    }
+
+    /// The bytes of a row, and the distance of which the starts of all rows are multiples; 0 for a single row.
+    fn rows(&self) -> (u64, u64) {
+        let row = self.extents[self.rank - 1].saturating_mul(self.element);
+        let strides = || self.extents().iter().zip(self.strides()).filter(|(extent, _)| **extent > 1);
+        let pitch = strides().map(|(_, &stride)| stride).min().unwrap_or(0);
+        let even = pitch == 0 || strides().all(|(_, stride)| stride.is_multiple_of(pitch));
+        (row, if even { pitch } else { 1 })
+    }
+
+    /// Whether this view at one address and another view at another share no byte, as far as is seen easily: their
+    /// bytes lie apart, or their rows pass each other, as columns of one matrix do.
+    pub(crate) fn apart(&self, at: u64, other: &Self, other_at: u64) -> bool {
+        let (bytes, other_bytes) = (self.bytes().unwrap_or(u64::MAX), other.bytes().unwrap_or(u64::MAX));
+        if bytes == 0 || other_bytes == 0 {
+            return true;
+        }
+        if at.saturating_add(bytes) <= other_at || other_at.saturating_add(other_bytes) <= at {
+            return true;
+        }
+        let ((row, pitch), (other_row, other_pitch)) = (self.rows(), other.rows());
+        let pitch = match (pitch, other_pitch) {
+            (0, pitch) | (pitch, 0) => pitch,
+            (pitch, other) if pitch == other => pitch,
+            _ => return false,
+        };
+        // Where the rows begin, on a circle of one pitch.
+        pitch != 0
+            && row.saturating_add(other_row) <= pitch
+            && distance(at, other_at, pitch) >= row
+            && distance(other_at, at, pitch) >= other_row
+    }
+}
+
+/// How far `to` lies behind `from` on a circle of `pitch`.
+fn distance(from: u64, to: u64, pitch: u64) -> u64 {
+    (to % pitch + pitch - from % pitch) % pitch
+}

@@ -1,0 +1,147 @@
+//! The small programs that the [conformance suite](crate::conformance) runs: what each does, in words, and how it is
+//! launched. An implementation brings them compiled for it; the [simulated accelerator](crate::fake) has them in Rust.
+
+use crate::artifact::{Extent, Guard, Parameter, ParameterKind, Signature};
+
+/// One program. Views are of the type in brackets; `?` is any extent.
+///
+/// A grid may have more work-items than there is work, or fewer: programs without a word on their grid do all their
+/// work whatever it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Program {
+    /// `add(input [u32; ?], output [u32; ?], addend u32)`: `output[i] = input[i] + addend`, wrapping, for every `i`
+    /// below both extents. Blocks of 256.
+    Add,
+    /// `bump(data [u32; ?], by u32)`: `data[i] += by`, wrapping, for every `i`. Blocks of 256.
+    Bump,
+    /// `copy2(source [u32; ?, ?], target [u32; ?, ?])`: `target[i, j] = source[i, j]` for all indices below both
+    /// extents. Blocks of 64.
+    Copy2,
+    /// `copy3`: the same with three dimensions.
+    Copy3,
+    /// `copy4`: the same with four dimensions.
+    Copy4,
+    /// `scalars(output [u64; 4], a u8, b u16, c u32, d u64)`: sets the four elements to the four numbers, each with
+    /// zeros above. Blocks of 1.
+    Scalars,
+    /// `reverse(data [u32; ?*64])`: each block reverses the 64 elements from 64 times its x in `data`, by way of 256
+    /// bytes of dynamic shared memory and a barrier. Blocks of 64; the grid has a block for every 64 elements.
+    Reverse,
+    /// `ids(output [u32; ?, 16])`: `output[b, i] = bx | by << 4 | bz << 8 | tx << 12 | ty << 16 | tz << 20`, where
+    /// `bx, by, bz` is the block, `tx, ty, tz` the work-item in it, `b` the block's number, `i` the item's, x fastest.
+    /// Blocks of 4×2×2; the first extent is the number of blocks.
+    Ids,
+    /// `spin(output [u32; 1], turns u64)`, guarded: each work-item begins the body of a loop `turns` times, and then
+    /// sets `output[0]` to 1. One that was stopped sets nothing. Blocks of 32.
+    Spin,
+    /// An artifact with the signature of [`Program::Add`] and an image that can't be loaded.
+    Broken,
+}
+
+impl Program {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::Add,
+        Self::Bump,
+        Self::Copy2,
+        Self::Copy3,
+        Self::Copy4,
+        Self::Scalars,
+        Self::Reverse,
+        Self::Ids,
+        Self::Spin,
+        Self::Broken,
+    ];
+
+    /// The name, which is also the entry symbol in [`Program::signature`].
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Add => "add",
+            Self::Bump => "bump",
+            Self::Copy2 => "copy2",
+            Self::Copy3 => "copy3",
+            Self::Copy4 => "copy4",
+            Self::Scalars => "scalars",
+            Self::Reverse => "reverse",
+            Self::Ids => "ids",
+            Self::Spin => "spin",
+            Self::Broken => "broken",
+        }
+    }
+
+    /// How it is launched, with its parameters one behind the other, each at the next multiple of its size up to 8, and
+    /// the guard last. An implementation may change the entry, `shared_bytes` and where the parameters lie.
+    pub fn signature(self) -> Signature {
+        let mut list = List { parameters: Vec::new(), bytes: 0 };
+        let mut guard = None;
+        let (mut block, mut shared_bytes) = ([256, 1, 1], 0);
+        match self {
+            Self::Add | Self::Broken => {
+                list.view("input", &[Extent::Any], 4, false);
+                list.view("output", &[Extent::Any], 4, true);
+                list.scalar("addend", 4);
+            }
+            Self::Bump => {
+                list.view("data", &[Extent::Any], 4, true);
+                list.scalar("by", 4);
+            }
+            Self::Copy2 | Self::Copy3 | Self::Copy4 => {
+                let rank = match self {
+                    Self::Copy2 => 2,
+                    Self::Copy3 => 3,
+                    _ => 4,
+                };
+                block = [64, 1, 1];
+                list.view("source", &vec![Extent::Any; rank], 4, false);
+                list.view("target", &vec![Extent::Any; rank], 4, true);
+            }
+            Self::Scalars => {
+                block = [1, 1, 1];
+                list.view("output", &[Extent::Fixed(4)], 8, true);
+                for (name, bytes) in [("a", 1), ("b", 2), ("c", 4), ("d", 8)] {
+                    list.scalar(name, bytes);
+                }
+            }
+            Self::Reverse => {
+                block = [64, 1, 1];
+                shared_bytes = 256;
+                list.view("data", &[Extent::Multiple(64)], 4, true);
+            }
+            Self::Ids => {
+                block = [4, 2, 2];
+                list.view("output", &[Extent::Any, Extent::Fixed(16)], 4, true);
+            }
+            Self::Spin => {
+                block = [32, 1, 1];
+                list.view("output", &[Extent::Fixed(1)], 4, true);
+                list.scalar("turns", 8);
+                guard = Some(Guard { stop: list.take(8), rounds: list.take(8) });
+            }
+        }
+        Signature { entry: self.name().into(), block, shared_bytes, parameters: list.parameters, guard }
+    }
+}
+
+struct List {
+    parameters: Vec<Parameter>,
+    bytes: u32,
+}
+
+impl List {
+    fn take(&mut self, bytes: u32) -> u32 {
+        let offset = self.bytes.next_multiple_of(bytes.min(8));
+        self.bytes = offset + bytes;
+        offset
+    }
+
+    fn view(&mut self, name: &str, extents: &[Extent], element: u32, writes: bool) {
+        let offset = self.take(16 * extents.len() as u32);
+        let kind = ParameterKind::View { offset, extents: extents.to_vec(), element, align: element, writes };
+        self.parameters.push(Parameter { name: name.into(), kind });
+    }
+
+    fn scalar(&mut self, name: &str, bytes: u32) {
+        let kind = ParameterKind::Scalar { offset: self.take(bytes), bytes, range: None };
+        self.parameters.push(Parameter { name: name.into(), kind });
+    }
+}
