@@ -14,20 +14,28 @@ pub struct CudaAccelerator {
     info: DeviceInfo,
 }
 
-/// Every CUDA device, in CUDA's order, which is not that of the PCI addresses.
+/// Every CUDA device that can be used, in CUDA's order, which is not that of the PCI addresses. One that can't is left
+/// out with a warning.
 ///
 /// # Errors
 /// [`Error::Unavailable`] where there is no driver, with what to install.
 pub fn devices() -> Result<Vec<CudaAccelerator>> {
     let count = driver()?.device_count()?;
-    (0..count).map(CudaAccelerator::new).collect()
+    Ok((0..count)
+        .filter_map(|ordinal| {
+            CudaAccelerator::new(ordinal)
+                .inspect_err(|error| tracing::warn!(ordinal, %error, "a CUDA device is left out"))
+                .ok()
+        })
+        .collect())
 }
 
 impl CudaAccelerator {
     /// The device with a number in CUDA's order.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] where there is no driver, with what to install; [`Error::NoDevice`].
+    /// [`Error::Unavailable`] where there is no driver, with what to install; [`Error::NoDevice`];
+    /// [`Error::Unsupported`] for a device without stream-ordered memory.
     pub fn new(ordinal: u32) -> Result<Self> {
         let driver = driver()?;
         let found = driver.device_count()?;
@@ -43,12 +51,15 @@ impl CudaAccelerator {
     /// # Errors
     /// As [`CudaAccelerator::new`].
     pub fn at(address: &str) -> Result<Self> {
-        let all = devices()?;
-        let found = all.len() as u32;
-        let wanted = address.to_ascii_lowercase();
-        all.into_iter()
-            .find(|device| device.info.address.as_deref() == Some(wanted.as_str()))
-            .ok_or(Error::NoDevice { wanted: format!("at {address}"), found })
+        let driver = driver()?;
+        let found = driver.device_count()?;
+        for ordinal in 0..found {
+            let device = driver.device(ordinal)?;
+            if device.address(driver)?.eq_ignore_ascii_case(address) {
+                return Ok(Self { device, info: info(driver, device)? });
+            }
+        }
+        Err(Error::NoDevice { wanted: format!("at {address}"), found })
     }
 }
 
@@ -105,7 +116,6 @@ impl Accelerator for CudaAccelerator {
             name: self.info.name.clone(),
             unified: self.info.unified,
             host_registration: self.info.host_registration,
-            shared_bytes: self.info.shared_bytes,
         };
         CudaQueue::open(driver()?, self.device, traits, options)
     }

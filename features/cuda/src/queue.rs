@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use vm_accel::{
@@ -18,13 +19,14 @@ pub(crate) struct Traits {
     pub(crate) name: String,
     pub(crate) unified: bool,
     pub(crate) host_registration: bool,
-    pub(crate) shared_bytes: u32,
 }
 
 /// A loaded kernel.
 #[derive(Debug)]
 pub struct CudaKernel {
     module: Module,
+    /// The number of the queue that loaded it, and unloads it when it ends.
+    queue: u64,
     entry: String,
     parameter_bytes: u32,
 }
@@ -35,13 +37,27 @@ pub struct CudaEvent(Event);
 /// An executable graph.
 pub struct CudaGraph(Graph);
 
+/// Bytes of unified memory that this process has allocated and not freed. A device whose unified memory is more than
+/// its free memory can stop answering, to everybody.
+static UNIFIED: AtomicU64 = AtomicU64::new(0);
+
+/// One allocation of a queue.
+#[derive(Clone, Copy, Debug)]
+struct Live {
+    kind: MemoryKind,
+    host: u64,
+    bytes: u64,
+}
+
 /// The queue of a CUDA device. Its objects are dropped in the order of its fields.
 pub struct CudaQueue {
+    /// No other queue of the process has it.
+    number: u64,
     driver: &'static Driver,
     traits: Traits,
     patience: Duration,
-    /// What was allocated and not freed: address to kind and host address.
-    live: RefCell<HashMap<u64, (MemoryKind, u64)>>,
+    /// What was allocated and not freed, by address.
+    live: RefCell<HashMap<u64, Live>>,
     modules: RefCell<HashSet<usize>>,
     /// Set when the device did not finish in time: what it may still use is left to the end of the process.
     stuck: Cell<bool>,
@@ -57,10 +73,12 @@ impl CudaQueue {
         traits: Traits,
         options: &QueueOptions,
     ) -> Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         let context = Rc::new(Context::retain(driver, device)?);
         let stream = Stream::new(&context)?;
         let pool = Pool::new(&context, device, options.keep_bytes)?;
         Ok(Self {
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
             driver,
             traits,
             patience: options.patience,
@@ -78,15 +96,20 @@ impl CudaQueue {
     }
 
     fn stream(&self) -> Result<&Stream> {
+        self.context()?;
         self.stream.as_ref().ok_or(Error::Stopped)
     }
 
     fn pool(&self) -> Result<&Pool> {
+        self.context()?;
         self.pool.as_ref().ok_or(Error::Stopped)
     }
 
+    /// The context, which is the thread's current one then.
     fn context(&self) -> Result<&Rc<Context>> {
-        self.context.as_ref().ok_or(Error::Stopped)
+        let context = self.context.as_ref().ok_or(Error::Stopped)?;
+        context.enter()?;
+        Ok(context)
     }
 
     fn out_of(&self, kind: MemoryKind, bytes: u64, call: &'static str, status: Status) -> Error {
@@ -104,13 +127,34 @@ impl CudaQueue {
         self.wait(&event, Instant::now() + self.patience)
     }
 
-    fn release(&self, address: u64, kind: MemoryKind, host: u64) -> Result<()> {
-        match kind {
+    fn release(&self, address: u64, live: Live) -> Result<()> {
+        self.context()?;
+        match live.kind {
             MemoryKind::Device => self.driver.free_async(address, self.stream()?),
-            MemoryKind::Pinned => self.driver.free_pinned(host),
-            MemoryKind::Unified => self.driver.free_unified(address),
-            MemoryKind::Registered => self.driver.unregister(host),
+            MemoryKind::Pinned => self.driver.free_pinned(live.host),
+            MemoryKind::Unified => {
+                self.driver.free_unified(address)?;
+                UNIFIED.fetch_sub(live.bytes, Ordering::Relaxed);
+                Ok(())
+            }
+            MemoryKind::Registered => self.driver.unregister(live.host),
         }
+    }
+
+    /// Allocates unified memory, if all of the process's fits into what is free on the device.
+    fn allocate_unified(&self, bytes: u64) -> Result<u64> {
+        let (free, total) = self.driver.memory()?;
+        let fits = |used: u64| used.checked_add(bytes).filter(|all| *all <= free);
+        UNIFIED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).map_err(|_| Error::OutOfMemory {
+            kind: MemoryKind::Unified.name(),
+            bytes,
+            free,
+            total,
+        })?;
+        self.driver.allocate_unified(bytes).map_err(|status| {
+            UNIFIED.fetch_sub(bytes, Ordering::Relaxed);
+            self.out_of(MemoryKind::Unified, bytes, "cuMemAllocManaged", status)
+        })
     }
 }
 
@@ -127,8 +171,8 @@ impl Drop for CudaQueue {
             std::mem::forget(self.context.take());
             return;
         }
-        for (address, (kind, host)) in std::mem::take(&mut *self.live.borrow_mut()) {
-            if let Err(error) = self.release(address, kind, host) {
+        for (address, live) in std::mem::take(&mut *self.live.borrow_mut()) {
+            if let Err(error) = self.release(address, live) {
                 tracing::debug!(%error, "memory was not freed");
             }
         }
@@ -147,6 +191,7 @@ impl Queue for CudaQueue {
 
     #[allow(unsafe_code)]
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Memory> {
+        self.context()?;
         let (address, host) = match kind {
             MemoryKind::Device => {
                 let address = self.pool()?.allocate(bytes, self.stream()?);
@@ -163,29 +208,24 @@ impl Queue for CudaQueue {
                 if !self.traits.unified {
                     return Err(self.unsupported("unified memory that host and device use at once"));
                 }
-                let address = self
-                    .driver
-                    .allocate_unified(bytes)
-                    .map_err(|status| self.out_of(kind, bytes, "cuMemAllocManaged", status))?;
+                let address = self.allocate_unified(bytes)?;
                 (address, address)
             }
             MemoryKind::Registered => return Err(self.unsupported("allocating registered memory")),
         };
-        self.live.borrow_mut().insert(address, (kind, host));
+        self.live.borrow_mut().insert(address, Live { kind, host, bytes });
         // SAFETY: the driver keeps the memory until it is freed, which happens once: here when it comes back, or when
         // the queue is dropped.
         Ok(unsafe { Memory::from_raw(kind, address, host, bytes) })
     }
 
     fn free(&self, memory: Memory) -> Result<()> {
-        let (address, kind, host) = (memory.address(), memory.kind(), memory.host_address());
-        if !self.live.borrow().contains_key(&address) {
-            return Err(Error::WrongWorker { what: "buffer" });
-        }
-        if kind != MemoryKind::Device {
+        let address = memory.address();
+        let live = self.live.borrow().get(&address).copied().ok_or(Error::WrongWorker { what: "buffer" })?;
+        if live.kind != MemoryKind::Device {
             self.drained()?;
         }
-        self.release(address, kind, host)?;
+        self.release(address, live)?;
         self.live.borrow_mut().remove(&address);
         Ok(())
     }
@@ -195,6 +235,7 @@ impl Queue for CudaQueue {
     }
 
     fn memory(&self) -> Result<MemoryInfo> {
+        self.context()?;
         let (free, total) = self.driver.memory()?;
         Ok(MemoryInfo { free, total, reserved: self.pool()?.reserved()? })
     }
@@ -204,22 +245,30 @@ impl Queue for CudaQueue {
         if !self.traits.host_registration {
             return Err(self.unsupported("registering host memory"));
         }
+        self.context()?;
         // SAFETY: the caller promises that it stays mapped until it is freed or the queue is dropped; both unregister.
         let address = unsafe { self.driver.register(host, bytes) }?;
-        self.live.borrow_mut().insert(address, (MemoryKind::Registered, host as u64));
+        let (kind, host) = (MemoryKind::Registered, host as u64);
+        self.live.borrow_mut().insert(address, Live { kind, host, bytes });
         // SAFETY: as above.
-        Ok(unsafe { Memory::from_raw(MemoryKind::Registered, address, host as u64, bytes) })
+        Ok(unsafe { Memory::from_raw(kind, address, host, bytes) })
     }
 
     fn fill(&self, target: Region<'_>, value: u8) -> Result<()> {
-        self.stream()?.fill(target.address(), value, target.bytes())
+        match target.bytes() {
+            0 => Ok(()),
+            bytes => self.stream()?.fill(target.address(), value, bytes),
+        }
     }
 
     fn copy(&self, target: Region<'_>, source: Region<'_>) -> Result<()> {
         if target.bytes() != source.bytes() {
             return Err(Error::Lengths { source_bytes: source.bytes(), destination_bytes: target.bytes() });
         }
-        self.stream()?.copy(target.address(), source.address(), source.bytes())
+        match source.bytes() {
+            0 => Ok(()),
+            bytes => self.stream()?.copy(target.address(), source.address(), bytes),
+        }
     }
 
     fn event(&self, timed: bool) -> Result<CudaEvent> {
@@ -243,20 +292,25 @@ impl Queue for CudaQueue {
     }
 
     fn load(&self, artifact: &Artifact) -> Result<CudaKernel> {
-        let module = Module::load(self.driver, artifact, self.traits.shared_bytes)?;
+        self.context()?;
+        let module = Module::load(self.driver, artifact)?;
         self.modules.borrow_mut().insert(module.id());
         let (entry, parameter_bytes) = (artifact.entry().to_owned(), artifact.parameter_bytes());
-        Ok(CudaKernel { module, entry, parameter_bytes })
+        Ok(CudaKernel { module, queue: self.number, entry, parameter_bytes })
     }
 
     fn unload(&self, kernel: CudaKernel) -> Result<()> {
-        if !self.modules.borrow_mut().remove(&kernel.module.id()) {
+        self.context()?;
+        if kernel.queue != self.number || !self.modules.borrow_mut().remove(&kernel.module.id()) {
             return Err(Error::WrongWorker { what: "kernel" });
         }
         Module::unload(self.driver, kernel.module.id())
     }
 
     fn launch(&self, kernel: &CudaKernel, grid: Grid, arguments: &Arguments) -> Result<()> {
+        if kernel.queue != self.number {
+            return Err(Error::WrongWorker { what: "kernel" });
+        }
         if arguments.bytes() != kernel.parameter_bytes {
             return Err(Error::Arguments {
                 kernel: kernel.entry.clone(),

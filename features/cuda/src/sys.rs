@@ -25,6 +25,8 @@ macro_rules! driver {
             $($(#[$meta])* pub $name: unsafe extern "C" fn($($argument: $type),*) -> Status,)*
             /// `cuFuncGetParamInfo`, from CUDA 12.4 on.
             pub cuFuncGetParamInfo: Option<unsafe extern "C" fn(CUfunction, usize, *mut usize, *mut usize) -> Status>,
+            /// `cuFuncLoad`, from CUDA 12.4 on.
+            pub cuFuncLoad: Option<unsafe extern "C" fn(CUfunction) -> Status>,
             _library: Library,
         }
 
@@ -43,6 +45,11 @@ macro_rules! driver {
                     cuFuncGetParamInfo: {
                         // SAFETY: as above.
                         let symbol = unsafe { library.get(b"cuFuncGetParamInfo\0") };
+                        symbol.ok().map(|symbol| *symbol)
+                    },
+                    cuFuncLoad: {
+                        // SAFETY: as above.
+                        let symbol = unsafe { library.get(b"cuFuncLoad\0") };
                         symbol.ok().map(|symbol| *symbol)
                     },
                     _library: library,
@@ -223,6 +230,7 @@ pub fn driver() -> Result<&'static Driver> {
                 remedy: match status {
                     100 => "no CUDA device is visible: check `nvidia-smi -L`, CUDA_VISIBLE_DEVICES, and that the GPU \
                             is bound to the driver nvidia",
+                    802 => "the machine's NVLink switches are not set up: start nvidia-fabricmanager",
                     803 => "library and kernel module differ in version: reboot or reload the module nvidia",
                     _ => "check that the kernel module nvidia is loaded and /dev/nvidia* can be opened: `nvidia-smi`",
                 }

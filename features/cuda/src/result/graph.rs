@@ -37,6 +37,7 @@ impl Graph {
 impl Drop for Graph {
     fn drop(&mut self) {
         let driver = self.context.driver;
+        let _ = self.context.enter();
         // SAFETY: nobody uses the handle after this.
         ended(driver, "cuGraphExecDestroy", unsafe { (driver.cuGraphExecDestroy)(self.handle) });
     }

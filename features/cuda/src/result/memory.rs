@@ -86,6 +86,7 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         let driver = self.context.driver;
+        let _ = self.context.enter();
         // SAFETY: nobody uses the handle after this.
         ended(driver, "cuMemPoolDestroy", unsafe { (driver.cuMemPoolDestroy)(self.handle) });
     }

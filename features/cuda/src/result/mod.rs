@@ -11,6 +11,7 @@ mod memory;
 mod module;
 mod stream;
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_char};
 use std::marker::PhantomData;
 use std::ptr;
@@ -23,7 +24,7 @@ pub(crate) use memory::Pool;
 pub(crate) use module::Module;
 pub(crate) use stream::{Event, Stream};
 
-use crate::sys::{CUdevice, CUdevice_attribute, Driver, Status};
+use crate::sys::{CUcontext, CUdevice, CUdevice_attribute, Driver, Status};
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 pub(crate) const OUT_OF_MEMORY: Status = 2;
@@ -141,39 +142,56 @@ fn text(
     Ok(text.to_string_lossy().trim().to_owned())
 }
 
-/// The device's primary context, current on the thread that retained it. Keeps the objects made in it on that thread.
+thread_local! {
+    /// The context that this crate made current on this thread last.
+    static CURRENT: Cell<CUcontext> = const { Cell::new(ptr::null_mut()) };
+}
+
+/// The device's primary context, retained. Keeps the objects made in it on the thread that retained it.
 pub(crate) struct Context {
     driver: &'static Driver,
     device: Device,
+    handle: CUcontext,
     _thread: PhantomData<*const ()>,
 }
 
 impl Context {
     pub(crate) fn retain(driver: &'static Driver, device: Device) -> Result<Self> {
-        let mut context = ptr::null_mut();
+        let mut handle = ptr::null_mut();
         // SAFETY: the pointer is to a local.
-        let status = unsafe { (driver.cuDevicePrimaryCtxRetain)(&raw mut context, device.0) };
+        let status = unsafe { (driver.cuDevicePrimaryCtxRetain)(&raw mut handle, device.0) };
         driver.check("cuDevicePrimaryCtxRetain", status)?;
-        let this = Self { driver, device, _thread: PhantomData };
-        // SAFETY: the context was retained just now, and is released only when `this` is dropped.
-        driver.check("cuCtxSetCurrent", unsafe { (driver.cuCtxSetCurrent)(context) })?;
+        let this = Self { driver, device, handle, _thread: PhantomData };
+        this.enter()?;
         Ok(this)
+    }
+
+    /// Makes it the thread's current context, where another queue of the thread changed that.
+    #[inline]
+    pub(crate) fn enter(&self) -> Result<()> {
+        if CURRENT.get() == self.handle { Ok(()) } else { self.make_current() }
+    }
+
+    #[cold]
+    fn make_current(&self) -> Result<()> {
+        // SAFETY: the context is retained as long as this value is there.
+        let status = unsafe { (self.driver.cuCtxSetCurrent)(self.handle) };
+        self.driver.check("cuCtxSetCurrent", status)?;
+        CURRENT.set(self.handle);
+        Ok(())
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: no context is current any more after this; what was made in it has been dropped before.
-        let cleared = unsafe { (self.driver.cuCtxSetCurrent)(ptr::null_mut()) };
-        // SAFETY: it was retained once by `retain`.
-        let released = unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(self.device.0) };
-        if let Err(error) = self
-            .driver
-            .check("cuCtxSetCurrent", cleared)
-            .and_then(|()| self.driver.check("cuDevicePrimaryCtxRelease", released))
-        {
-            tracing::debug!(%error, "a context was not released");
+        if CURRENT.replace(ptr::null_mut()) == self.handle {
+            // SAFETY: no context is current any more after this; another queue of this thread makes its own current.
+            let cleared = unsafe { (self.driver.cuCtxSetCurrent)(ptr::null_mut()) };
+            ended(self.driver, "cuCtxSetCurrent", cleared);
         }
+        // SAFETY: it was retained once by `retain`; what was made in it has been dropped before.
+        let released = unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(self.device.0) };
+        ended(self.driver, "cuDevicePrimaryCtxRelease", released);
     }
 }
 

@@ -10,7 +10,7 @@ use super::log::Log;
 use crate::image;
 use crate::sys::{CUfunction, CUfunction_attribute, CUmodule, Driver};
 
-/// Shared memory that a block may have without asking.
+/// Dynamic shared memory that a kernel may have without asking.
 const SHARED_BYTES: u32 = 48 << 10;
 
 /// A loaded module and its kernel. It is unloaded by [`Module::unload`], or with the context.
@@ -22,14 +22,19 @@ pub(crate) struct Module {
     shared_bytes: u32,
 }
 
+/// The error as it is if the context is lost, else as one of loading.
+fn or_bad(error: Error, bad: impl FnOnce(String) -> Error) -> Error {
+    if error.is_lost() { error } else { bad(error.to_string()) }
+}
+
 // SAFETY: the handles are the driver's, which locks for itself; only a queue passes them to it.
 unsafe impl Send for Module {}
 // SAFETY: as above.
 unsafe impl Sync for Module {}
 
 impl Module {
-    /// Loads an artifact into the current context. `shared_bytes` is the most shared memory of a block.
-    pub(crate) fn load(driver: &Driver, artifact: &Artifact, shared_bytes: u32) -> Result<Self> {
+    /// Loads an artifact into the current context.
+    pub(crate) fn load(driver: &Driver, artifact: &Artifact) -> Result<Self> {
         let bad = |reason: String| Error::Load { kernel: artifact.entry().to_owned(), reason };
         let image = image::checked(artifact.image()).map_err(bad)?;
         let mut log = Log::new();
@@ -44,9 +49,9 @@ impl Module {
             return Err(if error.is_lost() { error } else { bad(log.behind(&error)) });
         }
         let signature = artifact.signature();
-        let (block, shared) = (signature.block, signature.shared_bytes);
-        let mut module = Self { handle, function: ptr::null_mut(), block, shared_bytes: shared };
-        match module.find(driver, artifact, shared_bytes) {
+        let (block, shared_bytes) = (signature.block, signature.shared_bytes);
+        let mut module = Self { handle, function: ptr::null_mut(), block, shared_bytes };
+        match module.find(driver, artifact) {
             Ok(()) => Ok(module),
             Err(error) => {
                 // SAFETY: it was loaded just now.
@@ -56,34 +61,35 @@ impl Module {
         }
     }
 
-    fn find(&mut self, driver: &Driver, artifact: &Artifact, shared_bytes: u32) -> Result<()> {
+    fn find(&mut self, driver: &Driver, artifact: &Artifact) -> Result<()> {
         let bad = |reason: String| Error::Load { kernel: artifact.entry().to_owned(), reason };
         let name = CString::new(artifact.entry()).map_err(|error| bad(error.to_string()))?;
         // SAFETY: the module is live, the name ends with a zero byte.
         let status =
             unsafe { (driver.cuModuleGetFunction)(&raw mut self.function, self.handle, name.as_ptr()) };
-        driver.check("cuModuleGetFunction", status).map_err(|error| bad(error.to_string()))?;
+        driver.check("cuModuleGetFunction", status).map_err(|error| or_bad(error, bad))?;
+        if let Some(load) = driver.cuFuncLoad {
+            // Else its first launch loads it, and waits for whatever runs then.
+            // SAFETY: the function is live.
+            driver.check("cuFuncLoad", unsafe { load(self.function) }).map_err(|error| or_bad(error, bad))?;
+        }
         self.check_parameters(driver, artifact).map_err(bad)?;
-        let items = self.block.iter().map(|&size| u64::from(size)).product::<u64>();
         let most = self.attribute(driver, CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;
+        let items = self.block.iter().fold(1u64, |items, &size| items.saturating_mul(u64::from(size)));
         if items > u64::from(most) {
             return Err(bad(format!(
                 "its blocks have {items} work-items, its registers leave room for {most}"
             )));
         }
-        let declared = self.attribute(driver, CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;
-        let needed = declared.saturating_add(self.shared_bytes);
-        if needed > shared_bytes {
-            return Err(bad(format!(
-                "its blocks need {needed} bytes of shared memory, the device has {shared_bytes}"
-            )));
-        }
-        if needed > SHARED_BYTES {
-            let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            let dynamic = self.shared_bytes as i32;
+        if self.shared_bytes > SHARED_BYTES {
+            let opt_in = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let bytes = i32::try_from(self.shared_bytes).unwrap_or(i32::MAX);
             // SAFETY: the function is live.
-            let status = unsafe { (driver.cuFuncSetAttribute)(self.function, most, dynamic) };
-            driver.check("cuFuncSetAttribute", status)?;
+            let status = unsafe { (driver.cuFuncSetAttribute)(self.function, opt_in, bytes) };
+            driver.check("cuFuncSetAttribute", status).map_err(|error| {
+                let wanted = self.shared_bytes;
+                or_bad(error, |error| bad(format!("{wanted} bytes of shared memory for a block: {error}")))
+            })?;
         }
         Ok(())
     }
@@ -131,12 +137,10 @@ impl Module {
         self.handle.expose_provenance()
     }
 
-    /// Work-items of a block.
     pub(super) fn block(&self) -> [u32; 3] {
         self.block
     }
 
-    /// Bytes of dynamic shared memory of a block.
     pub(super) fn shared_bytes(&self) -> u32 {
         self.shared_bytes
     }

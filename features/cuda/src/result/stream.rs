@@ -70,10 +70,10 @@ impl Stream {
             (&raw mut bytes).cast(),
             ptr::without_provenance_mut(END),
         ];
-        let [gx, gy, gz] = grid.0;
+        let Grid([gx, gy, gz]) = grid;
         let [bx, by, bz] = module.block();
-        // SAFETY: the function is live; the parameters are as many bytes as it takes, which loading checked; the
-        // driver copies them before it returns. What the kernel does was promised by `Artifact::new`.
+        // SAFETY: the function is live; the block of parameters is given with its length, and the driver copies it
+        // before it returns. What the kernel does was promised by `Artifact::new`.
         let status = unsafe {
             (driver.cuLaunchKernel)(
                 module.function(),
@@ -112,6 +112,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         let driver = self.context.driver;
+        let _ = self.context.enter();
         // SAFETY: nobody uses the handle after this.
         ended(driver, "cuStreamDestroy", unsafe { (driver.cuStreamDestroy_v2)(self.handle) });
     }
@@ -141,6 +142,7 @@ impl Event {
 
     pub(crate) fn done(&self) -> Result<bool> {
         let driver = self.context.driver;
+        self.context.enter()?;
         // SAFETY: the event is live.
         match unsafe { (driver.cuEventQuery)(self.handle) } {
             NOT_READY => Ok(false),
@@ -150,6 +152,7 @@ impl Event {
 
     pub(crate) fn until(&self, later: &Self) -> Result<Duration> {
         let driver = self.context.driver;
+        self.context.enter()?;
         let mut milliseconds = 0.0;
         // SAFETY: both are live, the pointer is to a local.
         let status = unsafe { (driver.cuEventElapsedTime)(&raw mut milliseconds, self.handle, later.handle) };
@@ -161,6 +164,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         let driver = self.context.driver;
+        let _ = self.context.enter();
         // SAFETY: nobody uses the handle after this.
         ended(driver, "cuEventDestroy", unsafe { (driver.cuEventDestroy_v2)(self.handle) });
     }
