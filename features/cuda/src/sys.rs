@@ -80,6 +80,8 @@ driver! {
     fn cuDeviceGetAttribute(value: *mut c_int, attribute: CUdevice_attribute, device: CUdevice);
     /// `domain:bus:device.function`.
     fn cuDeviceGetPCIBusId(address: *mut c_char, length: c_int, device: CUdevice);
+    /// The device's own memory pool.
+    fn cuDeviceGetDefaultMemPool(pool: *mut CUmemoryPool, device: CUdevice);
     /// Takes the device's primary context.
     fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
     /// Gives it back.

@@ -78,6 +78,8 @@ fn start(section: &Section, from: usize) -> anyhow::Result<(Child, mpsc::Receive
     let mut child = Command::new(program)
         .args(std::env::args_os().skip(1))
         .args(["--child", section.name, "--from", &from.to_string()])
+        // What the driver compiled before would make compiling look quick.
+        .env("CUDA_CACHE_DISABLE", "1")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()

@@ -3,11 +3,21 @@
 //! Each section runs in a process of its own, because a fault on the device ends a process's use of it. Without a GPU
 //! every test is skipped, with the reason. The last line is `N passed, N failed, N skipped`.
 
+mod allocations;
+mod arena;
 mod child;
+mod conformance;
 mod device;
+mod faults;
 mod figures;
+mod filetests;
+mod fuzz;
 mod gpu;
+mod join;
 mod kernels;
+mod programs;
+mod safety;
+mod sanitizer;
 mod skip;
 mod table;
 
@@ -53,6 +63,42 @@ const SECTIONS: &[Section] = &[
         tests: device::tests,
     },
     Section {
+        name: "conformance",
+        about: "the suite that every accelerator must pass",
+        patience: Duration::from_secs(120),
+        tests: conformance::tests,
+    },
+    Section {
+        name: "safety",
+        about: "what a guest's kernel can't do",
+        patience: Duration::from_secs(120),
+        tests: safety::tests,
+    },
+    Section {
+        name: "faults",
+        about: "faults on the device, each in a process of its own",
+        patience: Duration::from_secs(240),
+        tests: faults::tests,
+    },
+    Section {
+        name: "filetests",
+        about: "the kernels of vm-ir's filetests",
+        patience: Duration::from_secs(120),
+        tests: filetests::tests,
+    },
+    Section {
+        name: "fuzz",
+        about: "random kernels against the interpreter",
+        patience: Duration::from_secs(420),
+        tests: fuzz::tests,
+    },
+    Section {
+        name: "sanitizer",
+        about: "compute-sanitizer over the kernels of the filetests",
+        patience: Duration::from_secs(420),
+        tests: sanitizer::tests,
+    },
+    Section {
         name: "figures",
         about: "compiling, launching and allocating against their peers",
         patience: Duration::from_secs(240),
@@ -81,9 +127,21 @@ struct Arguments {
     /// The device's number in CUDA's order.
     #[arg(long, default_value_t = 0)]
     device: u32,
+    /// How many random kernels to run.
+    #[arg(long, default_value_t = 2000)]
+    fuzz: u64,
+    /// The number of the first random kernel.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// The file of NVRTC, a peer of the figures.
+    #[arg(long, value_name = "FILE")]
+    nvrtc: Option<PathBuf>,
     /// Run one section in this process, and report on standard output.
     #[arg(long, hide = true)]
     child: Option<String>,
+    /// Do one thing that may take the process with it.
+    #[arg(long, hide = true)]
+    probe: Option<String>,
     /// The first test to run, with --child.
     #[arg(long, hide = true, default_value_t = 0)]
     from: usize,
@@ -96,6 +154,9 @@ fn main() -> ExitCode {
             Some(section) => child::run(section, &arguments),
             None => ExitCode::from(2),
         };
+    }
+    if let Some(name) = &arguments.probe {
+        return faults::run(name, arguments.device);
     }
     let unknown =
         arguments.sections.iter().find(|name| SECTIONS.iter().all(|section| section.name != **name));

@@ -32,13 +32,17 @@ pub(super) fn tests() -> Vec<Test> {
 }
 
 /// `y = x · number`, so that each number makes a kernel that no cache has seen.
-pub(super) fn one_line(number: u32) -> anyhow::Result<ValidModule> {
-    let text = format!(
+pub(super) fn one_line_text(number: u32) -> String {
+    format!(
         "vir 1\nkernel @k(@x: view<f32, [?], read>, @y: view<f32, [?], write>) at 0x1000 block(256) {{\n  \
          %i = global_id.x : i64\n  %a = load @x[%i] : f32\n  %c = const {number}.5 : f32\n  %b = mul %a, %c : f32\n  \
          store @y[%i], %b\n}}\n",
-    );
-    Ok(validate(text::parse(&text)?, Trust::Guest)?)
+    )
+}
+
+/// The same, as a guest's.
+pub(super) fn one_line(number: u32) -> anyhow::Result<ValidModule> {
+    Ok(validate(text::parse(&one_line_text(number))?, Trust::Guest)?)
 }
 
 fn thousand_ops() -> anyhow::Result<ValidModule> {

@@ -1,6 +1,11 @@
 //! Figures of the spine, each against its peer in the same run.
 
 mod compile;
+mod launch;
+mod memory;
+mod nvrtc;
+mod raw;
+mod start;
 
 use std::time::Instant;
 
@@ -8,8 +13,12 @@ use crate::table::Sample;
 use crate::{Arguments, Test};
 
 /// The tests of this section.
-pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
-    compile::tests()
+pub(crate) fn tests(arguments: &Arguments) -> Vec<Test> {
+    let mut tests = compile::tests();
+    tests.extend(start::tests(arguments));
+    tests.extend(launch::tests(arguments));
+    tests.extend(memory::tests(arguments));
+    tests
 }
 
 /// Times `f` `count` times, after `warm` times that are not counted; in seconds times `scale`.

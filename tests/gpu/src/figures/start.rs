@@ -1,0 +1,182 @@
+//! From the text of a kernel that nobody has seen to its result, against CUDA C++ through NVRTC.
+
+use std::ffi::c_void;
+
+use anyhow::{Context, ensure};
+use vm_accel::{Buffer, Worker, arguments};
+use vm_cuda::CudaAccelerator;
+use vm_cuda::assemble::{AssembleError, Assembler};
+use vm_ir::ValidModule;
+use vm_jit::cache::{Cache, CacheOptions, Key};
+use vm_jit::{Artifact, Target};
+
+use super::compile::one_line;
+use super::nvrtc::Nvrtc;
+use super::raw::Raw;
+use super::time;
+use crate::gpu::PATIENCE;
+use crate::skip::Skip;
+use crate::table::{Aim, Figure};
+use crate::{Arguments, Test, join};
+
+/// How often each is done, after one time that is not counted.
+const TIMES: usize = 20;
+
+pub(super) fn tests(arguments: &Arguments) -> Vec<Test> {
+    let (device, nvrtc) = (arguments.device, arguments.nvrtc.clone());
+    vec![Test::new("from IR to running", move |gpu, report| {
+        let (target, architecture) = (gpu.target()?, gpu.architecture()?);
+        let worker = gpu.worker()?;
+        let run = Run { x: worker.allocate_zeroed(1024)?, y: worker.allocate_zeroed(1024)?, worker };
+        // Every kernel has a number of its own, so that nobody has seen it.
+        let mut number = 0;
+        let mut fresh = || {
+            number += 1;
+            one_line(number)
+        };
+
+        let driver = time(TIMES, 1, 1e3, || {
+            let module = fresh()?;
+            let compiled = vm_jit::compile(&module, &target)?;
+            run.launch(&module, &compiled, &compiled.code)
+        })?;
+        let assembler = match Assembler::find() {
+            Ok(assembler) => Some(assembler),
+            Err(error @ AssembleError::Missing { .. }) => {
+                report.note(error.to_string());
+                None
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let assembled = assembler
+            .as_ref()
+            .map(|assembler| {
+                time(TIMES, 1, 1e3, || {
+                    let module = fresh()?;
+                    let compiled = vm_jit::compile(&module, &target)?;
+                    run.launch(&module, &compiled, &assembler.assemble(&compiled.code, &architecture)?)
+                })
+            })
+            .transpose()?;
+        if let Some(assembler) = &assembler {
+            let cached = from_disk(&run, assembler, &target, &architecture, &mut fresh)?;
+            report.figure(Figure {
+                name: "IR to running, from the cache on disk".into(),
+                unit: "ms".into(),
+                ours: cached,
+                peer: None,
+                aim: Some(Aim::AtMost(1.0)),
+            });
+        }
+
+        let peers = match peers(device, nvrtc.as_deref(), &architecture) {
+            Ok(peers) => peers,
+            Err(error) if error.is::<Skip>() => {
+                report.note(format!("no peer: {error}"));
+                Vec::new()
+            }
+            Err(error) => return Err(error),
+        };
+        let ours = [("compiled by the driver", Some(driver)), ("assembled in a process", assembled)];
+        for (name, ours) in ours.into_iter().filter_map(|(name, ours)| Some((name, ours?))) {
+            let figure = |peer: Option<(String, _)>, aim| Figure {
+                name: format!("IR to running, {name}"),
+                unit: "ms".into(),
+                ours: ours.clone(),
+                peer,
+                aim,
+            };
+            if peers.is_empty() {
+                report.figure(figure(None, None));
+            }
+            for (index, peer) in peers.iter().enumerate() {
+                report.figure(figure(Some(peer.clone()), (index == 0).then_some(Aim::RatioAtMost(0.5))));
+            }
+        }
+        let Run { x, y, worker } = run;
+        drop((x, y));
+        Ok(worker.stop(PATIENCE)?)
+    })]
+}
+
+/// What a kernel is run with.
+struct Run {
+    x: Buffer<CudaAccelerator>,
+    y: Buffer<CudaAccelerator>,
+    worker: Worker<CudaAccelerator>,
+}
+
+impl Run {
+    fn launch(&self, module: &ValidModule, compiled: &Artifact, image: &[u8]) -> anyhow::Result<()> {
+        let (kernel, _) = module.find("k").context("the kernel")?;
+        let kernel = self.worker.load(&join::artifact(kernel, compiled, image)?)?;
+        self.worker.launch(&kernel, 1, &arguments![&self.x, &self.y])?;
+        Ok(self.worker.synchronize(PATIENCE)?)
+    }
+}
+
+fn from_disk(
+    run: &Run,
+    assembler: &Assembler,
+    target: &Target,
+    architecture: &str,
+    fresh: &mut dyn FnMut() -> anyhow::Result<ValidModule>,
+) -> anyhow::Result<crate::table::Sample> {
+    let folder = std::env::temp_dir().join(format!("gpu-cache-{}", std::process::id()));
+    let options = CacheOptions { folder: Some(folder.clone()), memory_bytes: 0, ..CacheOptions::default() };
+    let cache = Cache::open(&options)?;
+    let product = format!("cubin {architecture}");
+    let mut modules = Vec::new();
+    for _ in 0..=TIMES {
+        let module = fresh()?;
+        let compiled = cache.compile(&module, target)?;
+        cache.put(&Key::new(&module, target, &product), assembler.assemble(&compiled.code, architecture)?);
+        modules.push(module);
+    }
+    let mut modules = modules.into_iter();
+    let sample = time(TIMES, 1, 1e3, || {
+        let module = modules.next().context("a module")?;
+        let compiled = cache.compile(&module, target)?;
+        let cubin = cache.get(&Key::new(&module, target, &product)).context("the cubin")?;
+        run.launch(&module, &compiled, &cubin)
+    });
+    let hits = cache.statistics().disk_hits;
+    std::fs::remove_dir_all(&folder)?;
+    ensure!(hits >= 2 * TIMES as u64, "only {hits} came from the disk");
+    sample
+}
+
+/// NVRTC to PTX, which the driver compiles; and NVRTC to a cubin.
+fn peers(
+    device: u32,
+    nvrtc: Option<&std::path::Path>,
+    architecture: &str,
+) -> anyhow::Result<Vec<(String, crate::table::Sample)>> {
+    let nvrtc = Nvrtc::load(nvrtc)?;
+    let raw = Raw::open(device)?;
+    let (x, y) = (raw.allocate(1024)?, raw.allocate(1024)?);
+    let mut number = 0;
+    let mut peers = Vec::new();
+    for (name, prefix) in [("NVRTC to PTX and load", "compute_"), ("NVRTC to a cubin and load", "sm_")] {
+        let architecture = architecture.replace("sm_", prefix);
+        let sample = time(TIMES, 1, 1e3, || {
+            number += 1;
+            let source = format!(
+                "extern \"C\" __global__ void k(const float* x, float* y, long long n) {{\n  long long i = \
+                 blockIdx.x * (long long)blockDim.x + threadIdx.x;\n  if (i < n) y[i] = x[i] * {number}.5f;\n}}\n"
+            );
+            let code = nvrtc.compile(&source, &architecture)?;
+            let kernel = raw.load(&code, "k")?;
+            let (mut x, mut y, mut n) = (x, y, 256i64);
+            let mut parameters =
+                [(&raw mut x).cast::<c_void>(), (&raw mut y).cast::<c_void>(), (&raw mut n).cast::<c_void>()];
+            raw.launch(&kernel, 1, &mut parameters)?;
+            raw.synchronize()?;
+            raw.unload(kernel)
+        })?;
+        peers.push((name.to_owned(), sample));
+    }
+    raw.free(x)?;
+    raw.free(y)?;
+    Ok(peers)
+}
