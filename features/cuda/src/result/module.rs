@@ -10,7 +10,7 @@ use super::log::Log;
 use crate::image;
 use crate::sys::{CUfunction, CUfunction_attribute, CUmodule, Driver};
 
-/// Dynamic shared memory that a kernel may have without asking.
+/// Shared memory that a block may have without asking.
 const SHARED_BYTES: u32 = 48 << 10;
 
 /// A loaded module and its kernel. It is unloaded by [`Module::unload`], or with the context.
@@ -81,7 +81,8 @@ impl Module {
                 "its blocks have {items} work-items, its registers leave room for {most}"
             )));
         }
-        if self.shared_bytes > SHARED_BYTES {
+        let declared = self.attribute(driver, CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;
+        if self.shared_bytes > SHARED_BYTES.saturating_sub(declared) && self.shared_bytes > 0 {
             let opt_in = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             let bytes = i32::try_from(self.shared_bytes).unwrap_or(i32::MAX);
             // SAFETY: the function is live.
