@@ -128,6 +128,12 @@ impl Cache {
         Ok(Cache { disk, state: Mutex::new(state) })
     }
 
+    /// A cache in memory alone, as large as the default options say.
+    pub fn in_memory() -> Cache {
+        let memory = Memory::new(CacheOptions::default().memory_bytes);
+        Cache { disk: None, state: Mutex::new(State { memory, statistics: CacheStatistics::default() }) }
+    }
+
     /// What is kept under a key.
     pub fn get(&self, key: &Key) -> Option<Arc<[u8]>> {
         {

@@ -1,0 +1,76 @@
+//! Accelerators that are shared: the kernels of `vm-ir`, compiled by `vm-jit`, on the devices of `vm-accel`.
+//!
+//! ```text
+//! IRBlock ─▶ validate ─▶ vm-jit ─▶ (assembler) ─▶ CompiledKernel ─▶ Worker: load, launch, read back
+//!                          └────── cache ──────┘
+//! ```
+//!
+//! * [`JitCompiler`] compiles for one accelerator, whichever it is; `CudaJITCompiler` and `CpuJITCompiler` are its names
+//!   for two.
+//! * [`CompiledKernel`] has the [`Artifact`](vm_accel::Artifact) that a [`Worker`] loads.
+//! * The accelerators, and all of `vm-accel` that a launch needs, are here by their own names. Each comes with the cargo
+//!   feature of its name; `gpu` is `cuda` and `rocm`. The last and `npu` only list their devices yet.
+//!
+//! A device that runs kernels is shared: [`PassthroughManager::share`](crate::PassthroughManager::share) gives the lease
+//! that keeps anybody from claiming it whole meanwhile.
+//!
+//! A kernel from the Rust builder, run on the first NVIDIA GPU:
+#![cfg_attr(feature = "cuda", doc = "```")]
+#![cfg_attr(not(feature = "cuda"), doc = "```ignore")]
+//! use std::sync::Arc;
+//! use vm_ir::{GuestAddr, IRBlock};
+//! use vm_passthrough::{CudaAccelerator, CudaJITCompiler};
+//! # use std::time::Duration;
+//! # use vm_ir::{Scalar, op::Axis, view::Access};
+//! # use vm_passthrough::accelerator::{Worker, WorkerOptions, arguments};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # if let Err(error) = CudaAccelerator::new(0) {
+//! #     println!("skipped: {error}");
+//! #     return Ok(());
+//! # }
+//! let accelerator = Arc::new(CudaAccelerator::new(0)?);
+//! # let device = accelerator.clone();
+//! let mut compiler = CudaJITCompiler::new(accelerator);
+//! let block = IRBlock::new(GuestAddr(0x1000));
+//! # let k = block.builder();
+//! # k.name("twice").block_size([256, 1, 1]);
+//! # let x = k.view("x", Scalar::F32, 1, Access::ReadWrite);
+//! # let i = k.global_id(Axis::X);
+//! # k.if_(i.lt(x.extent(0)), || x.at([i]).store(x.at([i]).load() * 2.0));
+//! let kernel = compiler.compile(&block)?;
+//!
+//! // Load, launch, read back.
+//! # let accelerator = device;
+//! let worker: Worker<_> = Worker::start(accelerator, WorkerOptions::default())?;
+//! let kernel = worker.load(kernel.artifact())?;
+//! let x = worker.allocate(4 * 1000)?;
+//! worker.write(&x, &[1.5f32; 1000])?;
+//! worker.launch(&kernel, 4, &arguments![&x])?;
+//! let mut result = [0.0f32; 1000];
+//! worker.read(&x, &mut result)?;
+//! # assert_eq!(result, [3.0; 1000]);
+//! # worker.stop(Duration::from_secs(10))?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod artifact;
+mod compiler;
+#[cfg(feature = "cuda")]
+mod cuda;
+
+pub use compiler::{Assemble, AssembleError, CompileError, CompiledKernel, JitCompiler, JitTarget};
+#[cfg(feature = "cuda")]
+pub use cuda::{CudaAccelerator, CudaAssembler, CudaJITCompiler, assemble, cuda_devices};
+pub use vm_accel::{
+    Accelerator, Argument, Buffer, DeviceInfo, Error, Extents, Grid, Health, Kernel, Launch, Limits,
+    MemoryInfo, MemoryKind, PoolOptions, QueueOptions, Scalar, Session, View, Worker, WorkerOptions,
+    arguments,
+};
+#[cfg(feature = "npu")]
+pub use vm_npu as npu;
+#[cfg(feature = "rocm")]
+pub use vm_rocm as rocm;
+
+#[cfg(test)]
+mod tests;

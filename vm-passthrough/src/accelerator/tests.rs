@@ -1,0 +1,198 @@
+//! The join of compiler and accelerator, with a fake device that is compiled for as if it were an H100.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+
+use vm_accel::fake::FakeAccelerator;
+use vm_accel::{Extent, Guard, Parameter, ParameterKind};
+use vm_ir::op::Axis;
+use vm_ir::view::Access;
+use vm_ir::{GuestAddr, IRBlock, Module, Scalar as Element, Trust, Type, text, validate};
+use vm_jit::Target;
+
+use super::*;
+
+impl JitTarget for FakeAccelerator {
+    fn target(&self) -> Result<Target, CompileError> {
+        Ok("ptx:sm_90a".parse().expect("a target"))
+    }
+}
+
+fn compiler() -> JitCompiler<FakeAccelerator> {
+    JitCompiler::new(Arc::new(FakeAccelerator::new()))
+}
+
+fn scale() -> IRBlock {
+    let block = IRBlock::new(GuestAddr(0x1000));
+    let k = block.builder();
+    k.name("scale").block_size([128, 2, 1]);
+    let x = k.view("x", Element::F32, 2, Access::ReadWrite);
+    let by = k.scalar_in("by", Type::I32, 1, 9);
+    let (i, j) = (k.global_id(Axis::Y), k.global_id(Axis::X));
+    k.if_(i.lt(x.extent(0)), || {
+        k.if_(j.lt(x.extent(1)), || x.at([i, j]).store(x.at([i, j]).load() * by.to(Element::F32)));
+    });
+    block
+}
+
+/// A kernel that the source tells of, as a guest's.
+fn module(source: &str) -> Module {
+    text::parse(source).expect("a module")
+}
+
+const LOOPS: &str = "vir 1
+kernel @loops(@x: view<i64, [?*4, 16], readwrite, align 32>) at 0x2000 block(32) {
+  %zero = const 0 : i64
+  while {
+    %a = load @x[%zero, %zero] : i64
+    %on = eq %a, %zero : bool
+    yield %on
+  } do {
+    store @x[%zero, %zero], %zero
+  }
+}
+kernel @nothing() at 0x3000 block(1) {
+}
+";
+
+#[test]
+fn the_artifact_says_what_the_kernel_says() {
+    let kernel = compiler().compile(&scale()).unwrap();
+    assert_eq!((kernel.name(), kernel.format(), kernel.trust()), ("scale", "PTX", Trust::Guest));
+    assert_eq!(kernel.target().to_string(), "ptx:sm_90a");
+    assert!(str::from_utf8(kernel.artifact().image()).unwrap().contains(".entry vir_scale("));
+    let signature = kernel.artifact().signature();
+    assert_eq!(
+        (signature.entry.as_str(), signature.block, signature.guard),
+        ("vir_scale", [128, 2, 1], None)
+    );
+    let view =
+        ParameterKind::View { offset: 0, extents: vec![Extent::Any; 2], element: 4, align: 4, writes: true };
+    let by = ParameterKind::Scalar { offset: 32, bytes: 4, range: Some((1, 9)) };
+    let named = |name: &str, kind| Parameter { name: name.into(), kind };
+    assert_eq!(signature.parameters, [named("x", view), named("by", by)]);
+
+    let kernels = compiler().compile_module(&validate(module(LOOPS), Trust::Guest).unwrap()).unwrap();
+    assert_eq!(kernels.iter().map(CompiledKernel::name).collect::<Vec<_>>(), ["loops", "nothing"]);
+    assert_eq!(kernels[0].artifact().image(), kernels[1].artifact().image());
+    let signature = kernels[0].artifact().signature();
+    let view = ParameterKind::View {
+        offset: 0,
+        extents: vec![Extent::Multiple(4), Extent::Fixed(16)],
+        element: 8,
+        align: 32,
+        writes: true,
+    };
+    assert_eq!(signature.parameters, [named("x", view)]);
+    assert_eq!(signature.guard, Some(Guard { stop: 32, rounds: 40 }));
+    assert_eq!(kernels[1].artifact().parameter_bytes(), 0);
+}
+
+/// Compiles the kernel that scales, and runs it on a device that is there.
+fn runs<A: JitTarget>(accelerator: A) {
+    let accelerator = Arc::new(accelerator);
+    let worker: Worker<A> = Worker::start(Arc::clone(&accelerator), WorkerOptions::default()).unwrap();
+    let kernel = JitCompiler::new(accelerator).compile(&scale()).unwrap();
+    let kernel = worker.load(kernel.artifact()).unwrap();
+    let x = worker.allocate(4 * 3 * 100).unwrap();
+    let given: Vec<f32> = (0..300u16).map(f32::from).collect();
+    worker.write(&x, &given).unwrap();
+    let refused = worker.launch(&kernel, [1, 2], &arguments![x.shaped(&[3, 100]).unwrap(), 10i32]);
+    assert!(matches!(refused, Err(Error::Arguments { .. })), "{refused:?}");
+    worker.launch(&kernel, [1, 2], &arguments![x.shaped(&[3, 100]).unwrap(), 3i32]).unwrap();
+    let mut result = [0.0f32; 300];
+    worker.read(&x, &mut result).unwrap();
+    let expect: Vec<f32> = given.iter().map(|x| x * 3.0).collect();
+    assert_eq!(result[..], expect);
+    drop((x, kernel));
+    worker.stop(std::time::Duration::from_secs(10)).unwrap();
+}
+
+#[test]
+fn on_an_nvidia_gpu() {
+    match CudaAccelerator::new(0) {
+        Ok(gpu) => runs(gpu),
+        Err(error) => println!("skipped: {error}"),
+    }
+}
+
+#[test]
+fn an_empty_block_compiles() {
+    let kernel = compiler().compile(&IRBlock::new(GuestAddr(0x1000))).unwrap();
+    assert_eq!(kernel.name(), "kernel");
+}
+
+/// Counts what it is asked for, and fails when told to.
+#[derive(Debug, Default)]
+struct Counting {
+    asked: Mutex<u32>,
+    fails: bool,
+}
+
+impl Assemble for Counting {
+    fn product(&self) -> String {
+        "counted".into()
+    }
+
+    fn assemble(&self, code: &[u8], target: &Target) -> Result<Vec<u8>, AssembleError> {
+        *self.asked.lock().unwrap() += 1;
+        if self.fails {
+            Err("it is Monday".into())
+        } else {
+            Ok([target.to_string().as_bytes(), code].concat())
+        }
+    }
+}
+
+#[test]
+fn what_was_compiled_and_assembled_is_remembered() {
+    let counting = Arc::new(Counting::default());
+    let mut compiler = compiler().assembler(Some(counting.clone()));
+    let first = compiler.compile(&scale()).unwrap();
+    // A clone has the same cache.
+    let second = compiler.clone().compile(&scale()).unwrap();
+    assert_eq!(first, second);
+    assert_eq!(first.format(), "counted");
+    assert!(first.artifact().image().starts_with(b"ptx:sm_90a.version"), "{:?}", first.artifact().image());
+    assert_eq!(*counting.asked.lock().unwrap(), 1);
+    assert_eq!((compiler.statistics().misses, compiler.statistics().memory_hits), (2, 2));
+}
+
+#[test]
+fn every_error_says_which_kernel() {
+    let check = |result: Result<CompiledKernel, CompileError>, expect: &str| {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains(expect), "{error}");
+    };
+    let block = IRBlock::new(GuestAddr(0x77));
+    block.builder().name("not a name");
+    check(compiler().compile(&block), "kernel @kernel at 0x77");
+    let block = IRBlock::new(GuestAddr(0x77));
+    block.builder().name("wide").block_size([4096, 1, 1]);
+    check(compiler().compile(&block), "kernel @wide at 0x77");
+    let block = IRBlock::new(GuestAddr(0x77));
+    let k = block.builder();
+    let x = k.view("x", Element::F64, 1, Access::ReadWrite);
+    x.at([k.global_id(Axis::X)]).store(x.at([k.global_id(Axis::X)]).load().sin());
+    check(compiler().compile(&block), "ptx:sm_90a has no `sin` of f64");
+    let failing = compiler().assembler(Some(Arc::new(Counting { fails: true, ..Counting::default() })));
+    check(
+        failing.clone().compile(&scale()),
+        "kernel @scale was compiled for ptx:sm_90a, but not assembled: it is Monday",
+    );
+}
+
+#[test]
+#[allow(unsafe_code)]
+fn the_hosts_own_is_compiled_only_by_who_vouches_for_it() {
+    let own = validate(module(LOOPS), Trust::Trusted).unwrap();
+    let error = compiler().compile_module(&own).unwrap_err().to_string();
+    assert!(error.contains("kernel @loops was validated as the host's own"), "{error}");
+    // SAFETY: nothing is launched.
+    let trusted = unsafe { compiler().trusted() };
+    let kernels = trusted.compile_module(&own).unwrap();
+    assert_eq!((kernels[0].trust(), kernels[0].artifact().signature().guard), (Trust::Trusted, None));
+    // It takes a guest's as well, and leaves the checks in.
+    let guests = trusted.compile_module(&validate(module(LOOPS), Trust::Guest).unwrap()).unwrap();
+    assert!(guests[0].artifact().signature().guard.is_some());
+}
