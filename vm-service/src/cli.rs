@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::io::{self, IsTerminal as _, Write};
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -252,6 +253,8 @@ pub struct Context<'a> {
     pub json: bool,
     /// Whether the host is a captured tree, in which nothing can be changed.
     pub captured: bool,
+    /// Where compiled kernels are kept; `None` for memory.
+    pub cache: Option<PathBuf>,
     /// Standard output.
     pub out: &'a mut dyn Write,
 }
@@ -291,16 +294,36 @@ impl Context<'_> {
 }
 
 /// Runs the command line of this process and answers its exit status.
-pub fn main() -> u8 {
+pub fn main() -> ExitCode {
+    #[cfg(feature = "cuda")]
+    if std::env::args_os().nth(1).is_some_and(|first| first == ASSEMBLE) {
+        return vm_passthrough::accelerator::assemble::entry(std::env::args_os().skip(2));
+    }
+    operate().into()
+}
+
+fn operate() -> u8 {
     let (mut out, mut err) = (io::stdout(), io::stderr());
     match parse(std::env::args_os(), &mut out, &mut err) {
         Ok(cli) => {
             start_log(cli.global.verbose);
             limits::raise();
-            execute(&cli, None, &mut out, &mut err)
+            execute(&cli, None, cache_folder(), &mut out, &mut err)
         }
         Err(exit) => exit,
     }
+}
+
+/// What the first argument is when this program is not the operator's but an assembler's process: it then makes a cubin
+/// of PTX, with limits that the process which started it has set.
+#[cfg(feature = "cuda")]
+pub(crate) const ASSEMBLE: &str = "assemble-ptx";
+
+/// Where this user's compiled kernels are kept (XDG Base Directory Specification).
+fn cache_folder() -> Option<PathBuf> {
+    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let caches = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
+    Some(caches.join("vm-service/kernels"))
 }
 
 /// Runs one command line. `host` is the host to work on instead of what `--root` names, for a simulated one.
@@ -311,7 +334,7 @@ pub fn run(
     err: &mut dyn Write,
 ) -> u8 {
     match parse(args, out, err) {
-        Ok(cli) => execute(&cli, host, out, err),
+        Ok(cli) => execute(&cli, host, None, out, err),
         Err(exit) => exit,
     }
 }
@@ -349,13 +372,19 @@ fn parse(
     })
 }
 
-fn execute(cli: &Cli, host: Option<Host>, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
+fn execute(
+    cli: &Cli,
+    host: Option<Host>,
+    cache: Option<PathBuf>,
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+) -> u8 {
     let (host, captured) = match (host, &cli.global.root) {
         (_, Some(root)) => (host_at(root), true),
         (Some(host), None) => (host, false),
         (None, None) => (Host::system(), false),
     };
-    let mut context = Context { host, json: cli.global.json, captured, out };
+    let mut context = Context { host, json: cli.global.json, captured, cache, out };
     let result = match &cli.command {
         Command::List(args) => commands::list::run(&mut context, args),
         Command::Info(args) => commands::info::run(&mut context, args),

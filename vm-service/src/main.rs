@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    vm_service::cli::main().into()
+    vm_service::cli::main()
 }

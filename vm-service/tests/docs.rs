@@ -124,8 +124,8 @@ fn options_exist() {
         let obvious = ["help", "version"].contains(&option.as_str());
         assert!(obvious || operating.contains(&format!("--{option}")), "docs/operating.md misses --{option}");
     }
-    // Options of other programs, and of the testbed.
-    known.extend(["list", "release", "package", "example", "bench"].map(str::to_owned));
+    // Options of other programs, of the testbed and of the tests on a GPU.
+    known.extend(["list", "release", "package", "example", "bench", "nvrtc"].map(str::to_owned));
     for (document, text) in documents() {
         for span in code(&text) {
             for option in span.split_whitespace().filter_map(|word| word.strip_prefix("--")) {

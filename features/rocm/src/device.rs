@@ -61,6 +61,10 @@ impl RocmDevice {
 
 impl fmt::Display for RocmDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "AMD GPU {} ({}, {})", self.address, self.architecture, self.name)
+        write!(f, "AMD GPU {} ({}", self.address, self.architecture)?;
+        if !self.name.is_empty() {
+            write!(f, ", {}", self.name)?;
+        }
+        f.write_str(")")
     }
 }

@@ -39,7 +39,13 @@ pub(crate) fn run(context: &mut Context<'_>, arguments: &LaunchArgs) -> Result<(
         arguments: argument::bind(&kernel, &arguments.args, &arguments.outs)?,
     };
     launch.check(&kernel).map_err(Failure::usage)?;
-    let task = Task { module, launch, deadline: arguments.deadline, rounds: arguments.rounds };
+    let task = Task {
+        module,
+        launch,
+        deadline: arguments.deadline,
+        rounds: arguments.rounds,
+        cache: context.cache.clone(),
+    };
 
     let mut wanted = None;
     let what = format!("kernel @{}", kernel.name());

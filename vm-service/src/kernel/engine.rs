@@ -1,13 +1,17 @@
-//! What runs a kernel: the interpreter, or an accelerator behind vm-jit.
+//! What runs a kernel: the interpreter, or an accelerator of this machine.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use vm_ir::ValidModule;
 use vm_ir::interp::{self, Argument, Launch, Limits};
-use vm_passthrough::Host;
+use vm_passthrough::claim::{ClaimError, SharedLease};
+use vm_passthrough::manager::ManagerError;
+use vm_passthrough::{DeviceType, Host, PassthroughManager, PciAddress, pci};
 
 use super::args::DeviceArg;
 use crate::cli::Failure;
+use crate::describe;
 
 /// A launch that fits its kernel, and how long it may take.
 #[derive(Clone, Debug)]
@@ -20,6 +24,8 @@ pub(crate) struct Task {
     pub(crate) deadline: Duration,
     /// The most rounds that a thread of a guest's kernel may begin.
     pub(crate) rounds: Option<u64>,
+    /// Where compiled kernels are kept.
+    pub(crate) cache: Option<PathBuf>,
 }
 
 /// How a launch went.
@@ -41,18 +47,12 @@ pub(crate) struct Ran {
 ///
 /// # Errors
 /// When the device is not there or the kernel does not end well; the message says which.
-pub(crate) fn run(task: Task, device: DeviceArg, _host: &Host) -> Result<Ran, Failure> {
+pub(crate) fn run(task: Task, device: DeviceArg, host: &Host) -> Result<Ran, Failure> {
     match device {
         DeviceArg::Interpreter => interpret(task),
-        DeviceArg::Cpu => Err(missing("the CPU")),
-        DeviceArg::Pci(address) => Err(missing(&address.to_string())),
+        DeviceArg::Cpu => on_cpu(task),
+        DeviceArg::Pci(address) => on_function(task, address, host),
     }
-}
-
-fn missing(device: &str) -> Failure {
-    Failure::failed(format_args!(
-        "this vm-service has no accelerator for {device}; --device interpreter runs anywhere"
-    ))
 }
 
 /// Runs a task on the interpreter.
@@ -77,4 +77,124 @@ pub(crate) fn interpret(task: Task) -> Result<Ran, Failure> {
         compile: None,
         run: start.elapsed(),
     })
+}
+
+fn on_cpu(_task: Task) -> Result<Ran, Failure> {
+    Err(Failure::failed("this vm-service has no accelerator for the CPU; --device interpreter runs anywhere"))
+}
+
+/// Runs a task on the accelerator that a PCI function is, which is shared meanwhile.
+fn on_function(task: Task, address: PciAddress, host: &Host) -> Result<Ran, Failure> {
+    let function = pci::read_function(host, address).map_err(|error| match error {
+        pci::ScanError::NotFound { .. } => Failure::failed(format_args!(
+            "there is no PCI function {address} on this host; `vm-service list` shows its accelerators"
+        )),
+        error => Failure::failed(error),
+    })?;
+    match function.device_type {
+        DeviceType::GpuNvidia => {
+            let _lease = lease(address, host)?;
+            on_cuda(task, address)
+        }
+        DeviceType::GpuAmd => Err(no_rocm(address, host)),
+        DeviceType::Npu | DeviceType::Accelerator => Err(no_npu(address, host)),
+        _ => Err(Failure::failed(format_args!(
+            "{address} ({}) is no accelerator that runs kernels; `vm-service list` shows those that there are, and \
+             --device cpu runs anywhere",
+            describe::name(&function)
+        ))),
+    }
+}
+
+/// The lease that keeps others from claiming the function while a kernel runs on it. Who is not root has none, and can't
+/// claim either.
+fn lease(address: PciAddress, host: &Host) -> Result<Option<SharedLease>, Failure> {
+    let manager = PassthroughManager::with_host(host.clone()).map_err(Failure::failed)?;
+    match manager.share(address) {
+        Ok(lease) => Ok(Some(lease)),
+        Err(ManagerError::Claim(ClaimError::Ledger(error))) if !rustix::process::geteuid().is_root() => {
+            tracing::debug!("that {address} is in use is not told to others: {error}");
+            Ok(None)
+        }
+        Err(error) => Err(Failure::failed(error)),
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn on_cuda(task: Task, address: PciAddress) -> Result<Ran, Failure> {
+    use std::sync::Arc;
+
+    use vm_passthrough::accelerator::assemble::Assembler;
+    use vm_passthrough::accelerator::{Assemble, CudaAccelerator, CudaAssembler};
+
+    let gpu = CudaAccelerator::at(&address.to_string()).map_err(Failure::failed)?;
+    super::accelerated::run(task, gpu, |compiler| {
+        // Where there is no ptxas, this program is the assembler's process (see `ASSEMBLE`).
+        let own = || Some(Assembler::driver(std::env::current_exe().ok()?, [crate::cli::ASSEMBLE.into()]));
+        let assembler = Assembler::find().ok().or_else(own);
+        compiler.assembler(assembler.map(|found| Arc::new(CudaAssembler(found)) as Arc<dyn Assemble>))
+    })
+}
+
+#[cfg(not(feature = "cuda"))]
+fn on_cuda(_: Task, address: PciAddress) -> Result<Ran, Failure> {
+    Err(without(address, "cuda"))
+}
+
+#[cfg(feature = "rocm")]
+fn no_rocm(address: PciAddress, host: &Host) -> Failure {
+    use vm_passthrough::accelerator::rocm::{Roots, devices};
+
+    let roots = Roots { sys: host.sys.clone(), dev: host.dev.clone() };
+    match devices(&roots) {
+        Err(error) => Failure::failed(error),
+        Ok(devices) => match devices.iter().find(|device| device.address == address.to_string()) {
+            Some(device) => match device.open() {
+                Err(error) => Failure::failed(error),
+                Ok(never) => match never {},
+            },
+            None => Failure::failed(format_args!(
+                "{address} is an AMD GPU that the compute driver does not list; bind it to amdgpu"
+            )),
+        },
+    }
+}
+
+#[cfg(not(feature = "rocm"))]
+fn no_rocm(address: PciAddress, _: &Host) -> Failure {
+    without(address, "rocm")
+}
+
+#[cfg(feature = "npu")]
+fn no_npu(address: PciAddress, host: &Host) -> Failure {
+    use vm_passthrough::accelerator::npu::{Roots, devices};
+
+    let roots = Roots { sys: host.sys.clone(), dev: host.dev.clone() };
+    match devices(&roots) {
+        Err(error) => Failure::failed(error),
+        Ok(devices) => {
+            match devices.iter().find(|device| device.address.as_deref() == Some(&address.to_string())) {
+                Some(device) => match device.open() {
+                    Err(error) => Failure::failed(error),
+                    Ok(never) => match never {},
+                },
+                None => Failure::failed(format_args!(
+                    "{address} is an accelerator without a driver of the accel subsystem; load its driver"
+                )),
+            }
+        }
+    }
+}
+
+#[cfg(not(feature = "npu"))]
+fn no_npu(address: PciAddress, _: &Host) -> Failure {
+    without(address, "npu")
+}
+
+#[cfg(not(all(feature = "cuda", feature = "rocm", feature = "npu")))]
+fn without(address: PciAddress, feature: &str) -> Failure {
+    Failure::failed(format_args!(
+        "{address} needs the cargo feature `{feature}`, which this vm-service was built without; build it with \
+         --features {feature}, or use --device cpu"
+    ))
 }

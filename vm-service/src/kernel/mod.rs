@@ -4,6 +4,8 @@
 //! file ─▶ Module ─▶ validate ─▶ argument (bind to parameters) ─▶ engine (interpreter, CPU, GPU) ─▶ outputs
 //! ```
 
+#[cfg(feature = "cuda")]
+mod accelerated;
 pub(crate) mod args;
 pub(crate) mod argument;
 pub(crate) mod engine;
@@ -11,4 +13,6 @@ pub(crate) mod file;
 mod fill;
 mod memory;
 pub(crate) mod npy;
+#[cfg(feature = "cuda")]
+mod vouch;
 pub(crate) mod wait;

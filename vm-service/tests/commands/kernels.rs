@@ -2,9 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use vm_passthrough::Host;
+use vm_passthrough::claim::ClaimOptions;
+use vm_passthrough::sim::{SimDrivers, SimFunction};
+use vm_passthrough::{Host, PassthroughManager};
 
-use super::host::workstation;
+use super::host::{address, workstation};
 use super::{Answer, vm_service};
 
 /// A host, a folder for files, and the way to say a command line: `DIR` is the folder, `NAME.vir` one of the IR's own
@@ -255,4 +257,48 @@ fn every_mismatch_of_an_argument_is_told() {
         "--kernel shift --device interpreter --grid 1,65536 --arg x=i32[1] --arg by=1",
         "a grid of 1 × 65536 × 1 blocks",
     );
+}
+
+#[test]
+fn a_device_that_can_t_be_used_says_why() {
+    let sim = workstation();
+    sim.add_driver("vfio-pci").expect("a driver");
+    let gpu = |address: &str, vendor: u16, group| {
+        SimFunction::new(self::address(address), vendor, 0x74a1, 0x03_80_00).group(group)
+    };
+    sim.add(&gpu("0000:65:00.0", 0x1002, 65)).expect("a GPU");
+    sim.add(&gpu("0000:66:00.0", 0x1002, 66)).expect("a GPU");
+    sim.add(&SimFunction::new(address("0000:00:0b.0"), 0x8086, 0x7d1d, 0x12_00_00).group(67))
+        .expect("an NPU");
+    let node = "sys/class/kfd/kfd/topology/nodes/1";
+    let write = |path: &str, text: &str| sim.write(path, text).expect("written");
+    write(&format!("{node}/gpu_id"), "7\n");
+    write(
+        &format!("{node}/properties"),
+        "simd_count 1216\nlds_size_in_kb 64\nwave_front_size 64\nsimd_per_cu 4\ngfx_target_version 90402\n\
+         vendor_id 4098\ndevice_id 29857\nlocation_id 25856\ndomain 0\n",
+    );
+    let drivers = SimDrivers::new(&sim);
+    let bench = Bench { host: drivers.host(), ..Bench::new() };
+    let check = |device: &str, expect: &str| {
+        let line = format!("launch silu.vir --device {device} --grid 1 --arg x=f32[4] --arg y=f32[4]");
+        bench.check(&line, 1, &[], &[expect]);
+    };
+    check("0000:77:00.0", "there is no PCI function 0000:77:00.0 on this host; `vm-service list`");
+    check("0000:02:00.0", "is no accelerator that runs kernels");
+    check("0000:65:00.0", "AMD GPU 0000:65:00.0 (gfx942) can't run kernels yet");
+    check(
+        "0000:66:00.0",
+        "0000:66:00.0 is an AMD GPU that the compute driver does not list; bind it to amdgpu",
+    );
+    check("0000:00:0b.0", "sys/class/accel: no driver of an NPU is loaded");
+    // Without a GPU there is no library, with one there is none at this address.
+    let silu = "launch silu.vir --device 0000:01:00.0 --grid 1 --arg x=f32[4] --arg y=f32[4]";
+    let got = bench.run(silu);
+    let told =
+        got.err.contains("libcuda.so.1 can't be used") || got.err.contains("no accelerator at 0000:01:00.0");
+    assert!(got.exit == 1 && told, "{}", got.err);
+    let mut manager = PassthroughManager::with_host(drivers.host()).expect("a manager");
+    manager.claim(address("0000:01:00.0"), &ClaimOptions::default()).expect("a claim");
+    check("0000:01:00.0", "0000:01:00.0 is claimed already by process");
 }

@@ -1,0 +1,116 @@
+//! A task on an accelerator: compiled for it, loaded, launched, read back.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use vm_ir::Trust;
+use vm_ir::interp::Argument as Given;
+use vm_ir::module::ParamKind;
+use vm_jit::cache::{Cache, CacheOptions};
+use vm_passthrough::accelerator::{
+    Argument, Buffer, JitCompiler, JitTarget, Launch, Limits, QueueOptions, Scalar, Worker, WorkerOptions,
+};
+
+use super::engine::{Ran, Task};
+use super::vouch;
+use crate::cli::Failure;
+
+/// How long the device is waited for beyond the kernel's own deadline.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Compiles a task for an accelerator and runs it there.
+///
+/// # Errors
+/// Whatever the compiler or the accelerator fails with.
+pub(super) fn run<A: JitTarget>(
+    task: Task,
+    accelerator: A,
+    adjust: impl FnOnce(JitCompiler<A>) -> JitCompiler<A>,
+) -> Result<Ran, Failure> {
+    let accelerator = Arc::new(accelerator);
+    let device = accelerator.info().name.clone();
+    let patience = task.deadline.saturating_add(PATIENCE);
+    let options = WorkerOptions {
+        name: "kernel".into(),
+        queue: QueueOptions { patience, ..QueueOptions::default() },
+        ..WorkerOptions::default()
+    };
+    let worker: Worker<A> = Worker::start(Arc::clone(&accelerator), options).map_err(Failure::failed)?;
+    let start = Instant::now();
+    let mut compiler = adjust(JitCompiler::new(accelerator).cache(cache(task.cache.as_deref())));
+    if task.module.trust() == Trust::Trusted {
+        compiler = vouch::trusted(compiler);
+    }
+    let kernel =
+        task.module.kernel(&task.launch.kernel).cloned().ok_or_else(|| {
+            Failure::failed(format_args!("the module has no kernel @{}", task.launch.kernel))
+        })?;
+    let compiled = compiler.compile_kernel(kernel.clone()).map_err(Failure::failed)?;
+    let loaded = worker.load(compiled.artifact()).map_err(Failure::failed)?;
+    let compile = start.elapsed();
+
+    let given = &task.launch.arguments;
+    let buffers = given.iter().map(|argument| upload(&worker, argument)).collect::<Result<Vec<_>, _>>();
+    let buffers = buffers.map_err(Failure::failed)?;
+    let mut arguments = Vec::with_capacity(given.len());
+    for ((param, argument), buffer) in kernel.params().iter().zip(given).zip(&buffers) {
+        arguments.push(match (&param.kind, argument, buffer) {
+            (_, Given::Tensor(tensor), Some(buffer)) => {
+                let view = buffer.view(0, tensor.bytes.len() as u64).map_err(Failure::failed)?;
+                view.shaped(&tensor.extents).map_err(Failure::failed)?.into()
+            }
+            (ParamKind::Scalar { value, .. }, Given::Bits(bits), _) => {
+                Argument::Scalar(Scalar::from_bits(*bits, kernel.type_of(*value).scalar().bytes()))
+            }
+            // The launch was checked against the kernel.
+            _ => return Err(Failure::failed(format_args!("argument {} is of the wrong kind", param.name))),
+        });
+    }
+    let limits = Limits { time: task.deadline, rounds: task.rounds.unwrap_or(Limits::default().rounds) };
+    let launch = Launch::over(task.launch.grid).within(limits);
+    worker.synchronize(patience).map_err(Failure::failed)?;
+    let start = Instant::now();
+    worker.launch(&loaded, launch, &arguments).map_err(Failure::failed)?;
+    worker.synchronize(patience).map_err(Failure::failed)?;
+    let run = start.elapsed();
+    drop(arguments);
+
+    let mut arguments = task.launch.arguments;
+    for ((param, argument), buffer) in kernel.params().iter().zip(&mut arguments).zip(&buffers) {
+        if let (ParamKind::View(view), Given::Tensor(tensor), Some(buffer)) = (&param.kind, argument, buffer)
+            && view.access.writes()
+            && !tensor.bytes.is_empty()
+        {
+            let source = buffer.view(0, tensor.bytes.len() as u64).map_err(Failure::failed)?;
+            worker.read(source, &mut tensor.bytes).map_err(Failure::failed)?;
+        }
+    }
+    drop((buffers, loaded));
+    worker.stop(PATIENCE).map_err(Failure::failed)?;
+    Ok(Ran { arguments, device, target: Some(compiled.target().to_string()), compile: Some(compile), run })
+}
+
+/// A tensor in memory of the device; nothing for a number.
+fn upload<A: JitTarget>(
+    worker: &Worker<A>,
+    argument: &Given,
+) -> Result<Option<Buffer<A>>, vm_passthrough::accelerator::Error> {
+    let Some(tensor) = argument.tensor() else { return Ok(None) };
+    let buffer = worker.allocate((tensor.bytes.len() as u64).max(1))?;
+    if !tensor.bytes.is_empty() {
+        worker.write(buffer.view(0, tensor.bytes.len() as u64)?, &tensor.bytes)?;
+    }
+    Ok(Some(buffer))
+}
+
+/// The cache in a folder, or in memory where there is none or it can't be used.
+fn cache(folder: Option<&Path>) -> Arc<Cache> {
+    let open = |folder: &Path| {
+        let options = CacheOptions { folder: Some(folder.into()), ..CacheOptions::default() };
+        Cache::open(&options).inspect_err(|error| {
+            tracing::warn!("compiled kernels are not kept in {}: {error}", folder.display());
+        })
+    };
+    Arc::new(folder.and_then(|folder| open(folder).ok()).unwrap_or_else(Cache::in_memory))
+}
