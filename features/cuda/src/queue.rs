@@ -231,6 +231,9 @@ impl Queue for CudaQueue {
     }
 
     fn trim(&self, keep: u64) -> Result<()> {
+        // Freed memory that the host has not seen come free stays with the pool. Looking at an event does not count.
+        self.drained()?;
+        self.stream()?.synchronize()?;
         self.pool()?.trim(keep)
     }
 

@@ -7,11 +7,10 @@ use crate::{Arguments, Test, programs};
 /// The tests of this section.
 pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
     vec![Test::new("the suite of vm-accel", |gpu, report| {
-        let target = gpu.target()?;
         // Made before, so that the suite's own timing is the device's.
         let made: Vec<_> = vm_accel::programs::Program::ALL
             .into_iter()
-            .map(|program| Ok((program, programs::artifact(program, &target)?)))
+            .map(|program| Ok((program, programs::artifact(program, gpu)?)))
             .collect::<anyhow::Result<_>>()?;
         let get = |wanted| match made.iter().find(|(program, _)| *program == wanted) {
             Some((_, artifact)) => artifact.clone(),

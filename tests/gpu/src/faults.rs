@@ -150,8 +150,7 @@ fn fault(device: u32, instructions: &str) -> anyhow::Result<String> {
 
 fn works(device: u32) -> anyhow::Result<String> {
     let worker = start(device)?;
-    let target = Gpu::open(device)?.target()?;
-    let add = worker.load(&programs::artifact(Program::Add, &target)?)?;
+    let add = worker.load(&programs::artifact(Program::Add, &Gpu::open(device)?)?)?;
     let (input, output) = (worker.allocate(4000)?, worker.allocate(4000)?);
     worker.write(&input, &[40u32; 1000])?;
     worker.launch(&add, 4, &arguments![&input, &output, 2u32])?;

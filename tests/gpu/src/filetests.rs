@@ -1,17 +1,16 @@
 //! The kernels of vm-ir's filetests, against what their files expect, as the interpreter computes it too.
 
-use std::sync::Arc;
-
 use anyhow::{Context, bail, ensure};
 use vm_accel::{Launch, Limits};
 use vm_ir::filetest::{Case, cases};
 use vm_ir::{Trust, ValidModule, text, validate};
+use vm_passthrough::accelerator::CompiledKernel;
 
 use crate::arena::{Arena, Rows};
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, named};
 use crate::skip::skip;
 use crate::table::Report;
-use crate::{Arguments, Test, join};
+use crate::{Arguments, Test};
 
 /// The files, by name.
 pub(crate) const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/filetests.rs"));
@@ -33,11 +32,9 @@ fn run(gpu: &Gpu, source: &str, report: &mut Report) -> anyhow::Result<()> {
             continue;
         }
         let valid = validate(module.clone(), trust)?;
-        let compiled = vm_jit::compile(&valid, &gpu.target()?)?;
-        let image: Arc<[u8]> = compiled.code.clone().into();
+        let compiled = gpu.compile(&valid)?;
         for case in cases {
-            run_case(&worker, &valid, &compiled, &image, case)
-                .with_context(|| format!("line {}", case.line))?;
+            run_case(&worker, &valid, &compiled, case).with_context(|| format!("line {}", case.line))?;
             ran += 1;
         }
     }
@@ -63,12 +60,11 @@ fn runs(case: &Case) -> bool {
 fn run_case(
     worker: &vm_accel::Worker<vm_cuda::CudaAccelerator>,
     valid: &ValidModule,
-    compiled: &vm_jit::Artifact,
-    image: &Arc<[u8]>,
+    compiled: &[CompiledKernel],
     case: &Case,
 ) -> anyhow::Result<()> {
     let (kernel, _) = valid.find(&case.launch.kernel).context("the kernel")?;
-    let loaded = worker.load(&join::artifact(kernel, compiled, Arc::clone(image))?)?;
+    let loaded = worker.load(named(compiled, kernel.name())?.artifact())?;
     for rows in [Rows::Packed, Rows::Apart] {
         let launch = Launch::over(case.launch.grid).within(Limits::default());
         let result = Arena::new(&case.launch.arguments, rows).run(worker, &loaded, kernel, launch);

@@ -4,22 +4,21 @@
 //! the same kernel again: `--seed N --fuzz 1`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use vm_accel::{Launch, Limits, Worker};
 use vm_cuda::CudaAccelerator;
-use vm_cuda::assemble::{AssembleError, Assembler};
 use vm_ir::arbitrary::{self, Options};
 use vm_ir::filetest::{Tolerance, compare};
 use vm_ir::{Kernel, Module, Trust, ValidModule, interp, text, validate};
-use vm_jit::Target;
+use vm_passthrough::accelerator::{CompileError, CompiledKernel, CudaJITCompiler};
 
 use crate::arena::{Arena, Rows};
-use crate::gpu::{Gpu, PATIENCE};
+use crate::gpu::{Gpu, PATIENCE, named};
 use crate::table::Report;
-use crate::{Arguments, Test, join};
+use crate::{Arguments, Test};
 
 /// Kernels of one module.
 const BATCH: u64 = 16;
@@ -36,33 +35,21 @@ pub(crate) fn tests(arguments: &Arguments) -> Vec<Test> {
 
 struct Shared {
     worker: Worker<CudaAccelerator>,
-    target: Target,
-    architecture: String,
-    assembler: Option<Assembler>,
+    compiler: CudaJITCompiler,
     next: AtomicU64,
     end: u64,
     stop: AtomicBool,
     ran: AtomicU64,
     rejected: AtomicU64,
-    /// Nanoseconds of all threads: interpreting, compiling, assembling, on the device.
-    times: [AtomicU64; 4],
+    /// Nanoseconds of all threads: interpreting, compiling, on the device.
+    times: [AtomicU64; 3],
     failures: Mutex<Vec<String>>,
 }
 
 fn run(gpu: &Gpu, first: u64, count: u64, report: &mut Report) -> anyhow::Result<()> {
-    let assembler = match Assembler::find() {
-        Ok(assembler) => Some(assembler),
-        Err(error @ AssembleError::Missing { .. }) => {
-            report.note(format!("the driver compiles: {error}"));
-            None
-        }
-        Err(error) => bail!(error),
-    };
     let shared = Shared {
         worker: gpu.worker()?,
-        target: gpu.target()?,
-        architecture: gpu.architecture()?,
-        assembler,
+        compiler: gpu.compiler(Trust::Guest),
         next: AtomicU64::new(first),
         end: first.saturating_add(count),
         stop: AtomicBool::new(false),
@@ -81,11 +68,11 @@ fn run(gpu: &Gpu, first: u64, count: u64, report: &mut Report) -> anyhow::Result
     let taken = begin.elapsed().as_secs_f64();
     let failures = shared.failures.into_inner().unwrap_or_else(PoisonError::into_inner);
     let ran = shared.ran.into_inner();
-    let [interpreted, compiled, assembled, device] =
+    let [interpreted, compiled, device] =
         shared.times.map(|time| Duration::from_nanos(time.into_inner()).as_secs_f64());
     report.note(format!(
         "{ran} ran, {} rejected, in {taken:.1} s on {threads} threads; seconds of threads: {interpreted:.1} \
-         interpreting, {compiled:.1} compiling, {assembled:.1} assembling, {device:.1} on the device",
+         interpreting, {compiled:.1} compiling, {device:.1} on the device",
         shared.rejected.into_inner(),
     ));
     ensure!(
@@ -160,11 +147,16 @@ impl Shared {
         }
     }
 
-    fn compiled(&self, cases: &[Case]) -> anyhow::Result<Option<(ValidModule, vm_jit::Artifact)>> {
+    /// The kernels of the cases, compiled together; `None` if the target rejects one.
+    fn compiled(&self, cases: &[Case]) -> anyhow::Result<Option<(ValidModule, Vec<CompiledKernel>)>> {
         self.timed(1, || {
             let kernels = cases.iter().map(|case| case.kernel.clone()).collect();
             let module = validate(Module::new(kernels), Trust::Guest)?;
-            Ok(vm_jit::compile(&module, &self.target).ok().map(|compiled| (module, compiled)))
+            match self.compiler.compile_module(&module) {
+                Ok(compiled) => Ok(Some((module, compiled))),
+                Err(CompileError::Rejected(_)) => Ok(None),
+                Err(error) => Err(error.into()),
+            }
         })
     }
 
@@ -172,16 +164,10 @@ impl Shared {
         &self,
         cases: &[Case],
         module: &ValidModule,
-        compiled: &vm_jit::Artifact,
+        compiled: &[CompiledKernel],
     ) -> anyhow::Result<()> {
-        let image: Arc<[u8]> = match &self.assembler {
-            None => compiled.code.clone().into(),
-            Some(assembler) => {
-                self.timed(2, || assembler.assemble(&compiled.code, &self.architecture))?.into()
-            }
-        };
         for case in cases {
-            let result = self.timed(3, || self.one(case, module, compiled, &image));
+            let result = self.timed(2, || self.one(case, module, compiled));
             self.ran.fetch_add(1, Ordering::Relaxed);
             if let Err(error) = result {
                 let lost = error.downcast_ref::<vm_accel::Error>().is_some_and(vm_accel::Error::is_lost);
@@ -195,15 +181,9 @@ impl Shared {
         Ok(())
     }
 
-    fn one(
-        &self,
-        case: &Case,
-        module: &ValidModule,
-        compiled: &vm_jit::Artifact,
-        image: &Arc<[u8]>,
-    ) -> anyhow::Result<()> {
+    fn one(&self, case: &Case, module: &ValidModule, compiled: &[CompiledKernel]) -> anyhow::Result<()> {
         let (kernel, _) = module.find(case.kernel.name()).context("the kernel")?;
-        let loaded = self.worker.load(&join::artifact(kernel, compiled, Arc::clone(image))?)?;
+        let loaded = self.worker.load(named(compiled, kernel.name())?.artifact())?;
         let launch = Launch::over(case.launch.grid).within(Limits::default());
         let arguments = &case.launch.arguments;
         let results = Arena::new(arguments, Rows::Packed).run(&self.worker, &loaded, kernel, launch)?;
@@ -238,7 +218,7 @@ mod tests {
 
     #[test]
     fn kernels_share_a_module() {
-        let target: Target = "ptx:sm_90".parse().unwrap();
+        let target = "ptx:sm_90".parse().unwrap();
         let cases: Vec<Case> = (0..BATCH).map(|seed| case(seed).unwrap()).collect();
         let module =
             validate(Module::new(cases.iter().map(|case| case.kernel.clone()).collect()), Trust::Guest);

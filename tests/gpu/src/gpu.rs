@@ -1,11 +1,15 @@
 //! The device that the tests run on.
+#![allow(unsafe_code)]
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context;
 use vm_accel::{Accelerator, Worker, WorkerOptions};
 use vm_cuda::CudaAccelerator;
+use vm_ir::{Trust, ValidModule};
 use vm_jit::Target;
+use vm_passthrough::accelerator::{CompileError, CompiledKernel, CudaJITCompiler, JitTarget};
 
 /// How long anything that should be short may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -33,15 +37,28 @@ impl Gpu {
         Worker::start(Arc::clone(&self.accelerator), WorkerOptions::default())
     }
 
-    /// The architecture to assemble for.
-    pub(crate) fn architecture(&self) -> anyhow::Result<String> {
-        let target = self.target()?.to_string();
-        let name = target.trim_start_matches("ptx:");
-        Ok(name.split(',').next().unwrap_or(name).to_owned())
+    /// A compiler for modules of a trust, with a cache of its own.
+    pub(crate) fn compiler(&self, trust: Trust) -> CudaJITCompiler {
+        let compiler = CudaJITCompiler::new(Arc::clone(&self.accelerator));
+        match trust {
+            Trust::Guest => compiler,
+            // SAFETY: the kernels of these tests stay within their views with the arguments that they are given here.
+            Trust::Trusted => unsafe { compiler.trusted() },
+        }
+    }
+
+    /// The kernels of a module, compiled in the usual way.
+    pub(crate) fn compile(&self, module: &ValidModule) -> Result<Vec<CompiledKernel>, CompileError> {
+        self.compiler(module.trust()).compile_module(module)
     }
 
     /// What to compile for.
-    pub(crate) fn target(&self) -> anyhow::Result<Target> {
-        Ok(format!("ptx:{}", self.accelerator.info().target).parse()?)
+    pub(crate) fn target(&self) -> Result<Target, CompileError> {
+        self.accelerator.target()
     }
+}
+
+/// The kernel of a name.
+pub(crate) fn named<'a>(kernels: &'a [CompiledKernel], name: &str) -> anyhow::Result<&'a CompiledKernel> {
+    kernels.iter().find(|kernel| kernel.name() == name).with_context(|| format!("@{name} was not compiled"))
 }

@@ -8,12 +8,12 @@ mod arena;
 mod child;
 mod conformance;
 mod device;
+mod driver;
 mod faults;
 mod figures;
 mod filetests;
 mod fuzz;
 mod gpu;
-mod join;
 mod kernels;
 mod programs;
 mod safety;
@@ -67,6 +67,12 @@ const SECTIONS: &[Section] = &[
         about: "the suite that every accelerator must pass",
         patience: Duration::from_secs(120),
         tests: conformance::tests,
+    },
+    Section {
+        name: "driver",
+        about: "what only the CUDA accelerator has",
+        patience: Duration::from_secs(120),
+        tests: driver::tests,
     },
     Section {
         name: "safety",
@@ -148,6 +154,10 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
+    let mut given = std::env::args_os().skip(1);
+    if given.next().is_some_and(|first| first == driver::ASSEMBLE) {
+        return vm_cuda::assemble::entry(given);
+    }
     let arguments = Arguments::parse();
     if let Some(name) = &arguments.child {
         return match SECTIONS.iter().find(|section| section.name == name) {

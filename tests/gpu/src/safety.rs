@@ -10,9 +10,9 @@ use vm_ir::interp::{self, Tensor};
 use vm_ir::{Scalar, Trust, text, validate};
 
 use crate::arena::{Arena, Rows};
-use crate::gpu::{Gpu, PATIENCE};
+use crate::gpu::{Gpu, PATIENCE, named};
 use crate::table::Sample;
-use crate::{Arguments, Test, join};
+use crate::{Arguments, Test};
 
 /// The tests of this section.
 pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
@@ -136,10 +136,10 @@ fn indices() -> Vec<u64> {
 /// Runs a hostile kernel over views of several forms, and compares with the interpreter. Gives how often.
 fn hostile(gpu: &Gpu, rank: usize, body: &str) -> anyhow::Result<usize> {
     let module = validate(text::parse(&source(rank, body))?, Trust::Guest)?;
-    let compiled = vm_jit::compile(&module, &gpu.target()?)?;
+    let compiled = gpu.compile(&module)?;
     let (kernel, _) = module.find("hostile").context("the kernel")?;
     let worker = gpu.worker()?;
-    let loaded = worker.load(&join::artifact(kernel, &compiled, compiled.code.clone())?)?;
+    let loaded = worker.load(named(&compiled, "hostile")?.artifact())?;
     let mut ran = 0;
     for sizes in [[2u64, 3, 2, 7], [1, 1, 1, 1], [3, 1, 4, 16], [2, 0, 1, 4], [1, 2, 3, 0]] {
         let extents = &sizes[4 - rank..];
@@ -189,9 +189,8 @@ kernel @endless(@y: view<i32, [?], readwrite>) at 0x1000 block(64) {
 /// Launches an endless kernel, and gives the error that it ends with.
 fn endless(gpu: &Gpu, worker: &Worker<CudaAccelerator>, limits: Limits) -> anyhow::Result<vm_accel::Error> {
     let module = validate(text::parse(ENDLESS)?, Trust::Guest)?;
-    let compiled = vm_jit::compile(&module, &gpu.target()?)?;
-    let (kernel, _) = module.find("endless").context("the kernel")?;
-    let loaded = worker.load(&join::artifact(kernel, &compiled, compiled.code.clone())?)?;
+    let compiled = gpu.compile(&module)?;
+    let loaded = worker.load(named(&compiled, "endless")?.artifact())?;
     let buffer = worker.allocate_zeroed(256)?;
     worker.launch(&loaded, Launch::over(400).within(limits), &arguments![&buffer])?;
     let error = worker.synchronize(PATIENCE).err().context("it ended well")?;
@@ -200,7 +199,7 @@ fn endless(gpu: &Gpu, worker: &Worker<CudaAccelerator>, limits: Limits) -> anyho
 
 /// That the worker goes on after a kernel was stopped.
 fn goes_on(gpu: &Gpu, worker: &Worker<CudaAccelerator>) -> anyhow::Result<()> {
-    let program = crate::programs::artifact(vm_accel::programs::Program::Add, &gpu.target()?)?;
+    let program = crate::programs::artifact(vm_accel::programs::Program::Add, gpu)?;
     let add = worker.load(&program)?;
     let (input, output) = (worker.allocate(4000)?, worker.allocate(4000)?);
     worker.write(&input, &[20u32; 1000])?;

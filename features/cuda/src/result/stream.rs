@@ -39,6 +39,13 @@ impl Stream {
         self.handle
     }
 
+    /// Waits for all of the stream, however long that takes.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        let driver = self.context.driver;
+        // SAFETY: the stream is live.
+        driver.check("cuStreamSynchronize", unsafe { (driver.cuStreamSynchronize)(self.handle) })
+    }
+
     pub(crate) fn wait_for(&self, event: &Event) -> Result<()> {
         let driver = self.context.driver;
         // SAFETY: both are live.

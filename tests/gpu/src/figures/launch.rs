@@ -3,16 +3,16 @@
 use std::ffi::c_void;
 use std::time::Instant;
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use vm_accel::arguments;
 use vm_ir::{Trust, text, validate};
 
 use super::compile::one_line_text;
 use super::raw::Raw;
 use super::time;
-use crate::gpu::PATIENCE;
+use crate::gpu::{PATIENCE, named};
 use crate::table::{Aim, Figure, Sample};
-use crate::{Arguments, Test, allocations, join};
+use crate::{Arguments, Test, allocations};
 
 /// Launches in a burst; less than the worker's queue takes.
 const BURST: usize = 256;
@@ -23,16 +23,16 @@ pub(super) fn tests(arguments: &Arguments) -> Vec<Test> {
     let device = arguments.device;
     vec![Test::new("launching", move |gpu, report| {
         let module = validate(text::parse(&one_line_text(0))?, Trust::Trusted)?;
-        let compiled = vm_jit::compile(&module, &gpu.target()?)?;
-        let (kernel, _) = module.find("k").context("the kernel")?;
+        let compiled = gpu.compile(&module)?;
+        let artifact = named(&compiled, "k")?.artifact();
 
         let worker = gpu.worker()?;
-        let loaded = worker.load(&join::artifact(kernel, &compiled, compiled.code.clone())?)?;
+        let loaded = worker.load(artifact)?;
         let (x, y) = (worker.allocate_zeroed(1024)?, worker.allocate_zeroed(1024)?);
         let given = arguments![&x, &y];
 
         let raw = Raw::open(device)?;
-        let peer = raw.load(&compiled.code, "k")?;
+        let peer = raw.load(artifact.image(), artifact.entry())?;
         let (a, b) = (raw.allocate(1024)?, raw.allocate(1024)?);
         let mut block = [a, 256, b, 256];
         let mut parameters = [block.as_mut_ptr().cast::<c_void>()];
