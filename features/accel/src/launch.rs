@@ -174,6 +174,8 @@ pub struct Arguments {
     bytes: u32,
 }
 
+// A block that is made for each launch must not be on the heap.
+#[allow(clippy::large_enum_variant)]
 enum Words {
     Inline([MaybeUninit<u64>; INLINE_WORDS]),
     Heap(Box<[u64]>),

@@ -253,7 +253,7 @@ mod tests {
         fn rounding_wastes_at_most_a_quarter(bytes in 1u64..1 << 40) {
             let size = rounded(bytes).unwrap();
             prop_assert!(size >= bytes);
-            prop_assert!(size % 256 == 0);
+            prop_assert!(size.is_multiple_of(256));
             prop_assert_eq!(rounded(size), Some(size));
             if bytes > 1024 {
                 prop_assert!(size - bytes <= bytes / 4 || size - bytes < LARGE && bytes >= LARGE, "{bytes} {size}");

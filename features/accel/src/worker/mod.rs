@@ -3,7 +3,12 @@
 mod brand;
 mod buffer;
 mod current;
+mod guard;
+mod idle;
+mod launch;
 mod session;
+mod transfer;
+mod watch;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,7 +28,7 @@ use crate::device::{MemoryInfo, QueueOptions};
 use crate::error::{Error, Result};
 use crate::executor::job::{Cell, Completer, Job};
 use crate::executor::{Executor, Refused, guarded};
-use crate::launch::{Arguments, Launch, QueueArgument};
+use crate::launch::{Arguments, Launch, Limits, QueueArgument};
 use crate::memory::{Memory, MemoryKind};
 use crate::pool::{Pool, PoolOptions, PoolStatistics, Taken};
 
@@ -40,6 +45,8 @@ pub struct WorkerOptions {
     pub queue: QueueOptions,
     /// How the pool hands out memory.
     pub pool: PoolOptions,
+    /// What guarded launches may take that are given no limits of their own.
+    pub limits: Limits,
 }
 
 impl Default for WorkerOptions {
@@ -50,6 +57,7 @@ impl Default for WorkerOptions {
             spin: Duration::from_micros(20),
             queue: QueueOptions::default(),
             pool: PoolOptions::default(),
+            limits: Limits::default(),
         }
     }
 }
@@ -448,6 +456,9 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     /// Queues a launch: `worker.launch(&kernel, 64, &arguments![&x, &y, 1u32])`. Nothing is allocated for it, up to 512
     /// bytes of parameters.
     ///
+    /// That a guarded kernel was stopped ([`Error::OutOfRounds`], [`Error::DeadlineExceeded`]) the next wait says, as of
+    /// all that fails later.
+    ///
     /// # Errors
     /// [`Error::Grid`], [`Error::Arguments`], [`Error::WrongWorker`], [`Error::QueueFull`] when no room came in the
     /// options' patience, [`Error::Stopped`], [`Error::Lost`].
@@ -461,9 +472,59 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
         if let Some(done) = current::with(shared, |session| session.launch(kernel, launch, arguments)) {
             return done;
         }
+        let packed = self.pack(kernel, launch, arguments)?;
+        let loaded = Arc::clone(&kernel.0);
+        self.command(move |session| session.launch_packed(&loaded, launch, packed, &mut None))
+    }
+
+    /// As [`Worker::launch`], with a future that ends when the kernel has ended, with what became of it: a launch whose
+    /// failure is this job's and nobody else's to see. The next wait says it too.
+    ///
+    /// Until the launch is given to the device it can be [cancelled](Job::cancel).
+    ///
+    /// # Errors
+    /// As [`Worker::launch`].
+    pub fn launch_job(
+        &self,
+        kernel: &Kernel<A, B>,
+        launch: impl Into<Launch>,
+        arguments: &[Argument<'_, A, B>],
+    ) -> Result<Job<()>> {
+        let (shared, launch) = (&self.0.shared, launch.into());
+        let cell = Arc::new(Cell::new());
+        let mut completer = Some(Completer(Arc::clone(&cell)));
+        let inline = current::with(shared, |session| {
+            cell.start(None);
+            session.launch_job(kernel, launch, arguments, &mut completer)
+        });
+        if let Some(done) = inline {
+            return done.map(|()| Job(cell));
+        }
+        let packed = self.pack(kernel, launch, arguments)?;
+        let loaded = Arc::clone(&kernel.0);
+        self.command(move |session| {
+            if !completer.as_ref().is_some_and(|completer| completer.0.start(None)) {
+                return Ok(());
+            }
+            let launched = guarded(|| session.launch_packed(&loaded, launch, packed, &mut completer));
+            if let (Some(completer), Err(error)) = (completer, &launched) {
+                completer.complete(Err(error.clone()));
+            }
+            launched
+        })?;
+        Ok(Job(cell))
+    }
+
+    fn pack(
+        &self,
+        kernel: &Kernel<A, B>,
+        launch: Launch,
+        arguments: &[Argument<'_, A, B>],
+    ) -> Result<Arguments> {
+        let shared = &self.0.shared;
         shared.own("kernel", &kernel.0.shared)?;
         launch.grid.check(kernel.entry(), shared.accelerator.info())?;
-        let packed = Arguments::pack(
+        Arguments::pack(
             &kernel.0.layout,
             arguments.iter().map(|argument| match argument {
                 Argument::View(shaped) => {
@@ -472,10 +533,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
                 }
                 Argument::Scalar(scalar) => Ok(QueueArgument::Scalar(*scalar)),
             }),
-        )?;
-        let loaded = Arc::clone(&kernel.0);
-        let grid = launch.grid;
-        self.command(move |session| session.launch_packed(&loaded, grid, &packed))
+        )
     }
 
     /// Records what `f` does into a graph, instead of doing it.

@@ -1,0 +1,121 @@
+//! The worker's side of copies between the host and the device, by way of two halves of pinned memory.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use super::brand::Brand;
+use super::buffer::View;
+use super::session::{EventOf, Session};
+use crate::accelerator::{Accelerator, Queue};
+use crate::error::{Error, Result};
+use crate::memory::{Memory, MemoryKind, Region};
+
+/// Bytes of each of the two pinned buffers that reads and writes go through.
+const STAGING_BYTES: u64 = 4 << 20;
+
+pub(super) struct Staging<A: Accelerator> {
+    halves: [(Memory, EventOf<A>); 2],
+    next: Cell<usize>,
+}
+
+impl<A: Accelerator, B: Brand> Session<A, B> {
+    /// Copies host bytes into a view of the same length. The bytes are the caller's again when this returns.
+    ///
+    /// # Errors
+    /// [`Error::Lengths`], [`Error::Deadline`], [`Error::Capturing`]; the device's.
+    pub fn write<'a>(&self, target: impl Into<View<'a, A, B>>, bytes: &[u8]) -> Result<()> {
+        let target = self.region(target.into())?;
+        self.write_region(target, bytes)
+    }
+
+    pub(super) fn write_region(&self, target: Region<'_>, bytes: &[u8]) -> Result<()> {
+        self.not_capturing("a write from the host")?;
+        if target.bytes() != bytes.len() as u64 {
+            return Err(Error::Lengths {
+                source_bytes: bytes.len() as u64,
+                destination_bytes: target.bytes(),
+            });
+        }
+        if target.kind().host_visible() {
+            self.synchronize(self.patience())?;
+            return target.write_host(bytes);
+        }
+        let staging = self.staging()?;
+        for (index, chunk) in bytes.chunks(STAGING_BYTES as usize).enumerate() {
+            let (memory, event) = staging.take();
+            self.note(self.queue.wait(event, self.patience()))?;
+            let half = memory.region().slice(0, chunk.len() as u64)?;
+            half.write_host(chunk)?;
+            let part = target.slice(index as u64 * STAGING_BYTES, chunk.len() as u64)?;
+            self.copy_region(part, half)?;
+            self.note(self.queue.record(event))?;
+        }
+        Ok(())
+    }
+
+    /// Copies a view into host bytes of the same length, after the work so far.
+    ///
+    /// # Errors
+    /// [`Error::Lengths`], [`Error::Deadline`], [`Error::Capturing`]; the device's.
+    pub fn read<'a>(&self, source: impl Into<View<'a, A, B>>, bytes: &mut [u8]) -> Result<()> {
+        let source = self.region(source.into())?;
+        self.read_region(source, bytes)
+    }
+
+    pub(super) fn read_region(&self, source: Region<'_>, bytes: &mut [u8]) -> Result<()> {
+        self.not_capturing("a read by the host")?;
+        if source.bytes() != bytes.len() as u64 {
+            return Err(Error::Lengths {
+                source_bytes: source.bytes(),
+                destination_bytes: bytes.len() as u64,
+            });
+        }
+        if source.kind().host_visible() {
+            self.synchronize(self.patience())?;
+            return source.read_host(bytes);
+        }
+        // While one half is being read out, the device fills the other.
+        let staging = self.staging()?;
+        let mut filled: Option<(&Memory, &EventOf<A>, &mut [u8])> = None;
+        for (index, chunk) in bytes.chunks_mut(STAGING_BYTES as usize).enumerate() {
+            let (memory, event) = staging.take();
+            self.note(self.queue.wait(event, self.patience()))?;
+            let half = memory.region().slice(0, chunk.len() as u64)?;
+            let part = source.slice(index as u64 * STAGING_BYTES, chunk.len() as u64)?;
+            self.copy_region(half, part)?;
+            self.note(self.queue.record(event))?;
+            if let Some(before) = filled.replace((memory, event, chunk)) {
+                self.read_out(before)?;
+            }
+        }
+        filled.map_or(Ok(()), |last| self.read_out(last))
+    }
+
+    fn read_out(&self, (memory, event, chunk): (&Memory, &EventOf<A>, &mut [u8])) -> Result<()> {
+        self.note(self.queue.wait(event, self.patience()))?;
+        memory.region().slice(0, chunk.len() as u64)?.read_host(chunk)
+    }
+
+    fn staging(&self) -> Result<Rc<Staging<A>>> {
+        if let Some(staging) = self.staging.borrow().as_ref() {
+            return Ok(Rc::clone(staging));
+        }
+        let half = || -> Result<(Memory, EventOf<A>)> {
+            let event = self.queue.event(false)?;
+            Ok((self.queue.allocate(MemoryKind::Pinned, STAGING_BYTES)?, event))
+        };
+        let staging =
+            Rc::new(Staging { halves: [self.note(half())?, self.note(half())?], next: Cell::new(0) });
+        *self.staging.borrow_mut() = Some(Rc::clone(&staging));
+        Ok(staging)
+    }
+}
+
+impl<A: Accelerator> Staging<A> {
+    /// The half that was used longest ago.
+    fn take(&self) -> (&Memory, &EventOf<A>) {
+        let index = self.next.replace(self.next.get() ^ 1);
+        let (memory, event) = &self.halves[index];
+        (memory, event)
+    }
+}
