@@ -49,4 +49,7 @@ mod documents {
     mod readme {}
     #[doc = include_str!("../../docs/embedding.md")]
     mod embedding {}
+    #[cfg(feature = "cuda")]
+    #[doc = include_str!("../../docs/kernels.md")]
+    mod kernels {}
 }
