@@ -33,6 +33,12 @@ pub(crate) fn run(context: &mut Context<'_>, arguments: &CompileArgs) -> Result<
         message: prefixed(&arguments.file.display().to_string(), &failure.message),
         ..failure
     })?;
+    if artifact.text().is_none() && arguments.output.is_none() && (context.json || io::stdout().is_terminal()) {
+        return Err(Failure::usage(format_args!(
+            "the code is {}, which is no text; write it to a file with --output",
+            artifact.format
+        )));
+    }
     if let Some(path) = &arguments.output {
         std::fs::write(path, &artifact.code).map_err(|error| {
             Failure::failed(format_args!(
@@ -70,12 +76,6 @@ fn prefixed(file: &str, message: &str) -> String {
 }
 
 fn print_code(context: &mut Context<'_>, artifact: &Artifact) -> Result<(), Failure> {
-    if artifact.text().is_none() && io::stdout().is_terminal() {
-        return Err(Failure::usage(format_args!(
-            "the code is {}, which a terminal can't show; write it to a file with --output",
-            artifact.format
-        )));
-    }
     context.out.write_all(&artifact.code)?;
     Ok(context.out.flush()?)
 }

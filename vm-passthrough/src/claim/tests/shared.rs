@@ -75,3 +75,37 @@ fn what_dead_processes_left_is_no_lease() {
         manager.release(gpu()).unwrap();
     }
 }
+
+/// Names the host's root to a child that shares its GPU until it is killed.
+const CHILD: &str = "VM_PASSTHROUGH_SHARE";
+
+#[test]
+fn a_lease_ends_with_its_process() {
+    if let Some(root) = std::env::var_os(CHILD) {
+        let _lease = manager(SimDrivers::at(Path::new(&root)).host()).share(gpu()).unwrap();
+        std::thread::sleep(Duration::from_secs(600));
+        return;
+    }
+    let sim = new_sim();
+    let drivers = SimDrivers::new(&sim);
+    let mut manager = manager(drivers.host());
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "claim::tests::shared::a_lease_ends_with_its_process", "--quiet"])
+        .env(CHILD, sim.root())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let until = std::time::Instant::now() + Duration::from_secs(60);
+    while manager.sharers(gpu()).unwrap().is_empty() {
+        assert!(std::time::Instant::now() < until && child.try_wait().unwrap().is_none(), "it does not share");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let sharers = manager.sharers(gpu()).unwrap();
+    assert_eq!(sharers[0].owner.pid, child.id());
+    assert!(manager.claim(gpu(), &ClaimOptions::default()).is_err());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(manager.sharers(gpu()).unwrap(), []);
+    manager.claim(gpu(), &ClaimOptions::default()).unwrap();
+    assert_eq!(lease_files(&sim), 0);
+}
