@@ -14,7 +14,8 @@ use vm_passthrough::readiness::BlockerCode;
 use vm_passthrough::{Host, PciAddress};
 
 pub use crate::kernel::args::{CompileArgs, DeviceArg, GridArg, LaunchArgs};
-use crate::{commands, limits};
+use crate::kernel::wait;
+use crate::{commands, limits, sys};
 
 /// Exit status: the command did what it was asked.
 pub const EXIT_OK: u8 = 0;
@@ -299,7 +300,11 @@ pub fn main() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|first| first == ASSEMBLE) {
         return vm_passthrough::accelerator::assemble::entry(std::env::args_os().skip(2));
     }
-    operate().into()
+    let exit = operate();
+    if wait::gave_up() {
+        sys::exit_at_once(exit);
+    }
+    exit.into()
 }
 
 fn operate() -> u8 {

@@ -10,5 +10,6 @@ pub mod json;
 mod kernel;
 mod limits;
 pub mod signals;
+mod sys;
 mod table;
 pub mod vmm;

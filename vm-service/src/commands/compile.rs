@@ -33,7 +33,8 @@ pub(crate) fn run(context: &mut Context<'_>, arguments: &CompileArgs) -> Result<
         message: prefixed(&arguments.file.display().to_string(), &failure.message),
         ..failure
     })?;
-    if artifact.text().is_none() && arguments.output.is_none() && (context.json || io::stdout().is_terminal()) {
+    if artifact.text().is_none() && arguments.output.is_none() && (context.json || io::stdout().is_terminal())
+    {
         return Err(Failure::usage(format_args!(
             "the code is {}, which is no text; write it to a file with --output",
             artifact.format

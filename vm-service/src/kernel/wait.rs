@@ -1,6 +1,7 @@
 //! Work that may take long: on a thread of its own, with progress told, until a deadline or the operator's Ctrl-C.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
@@ -36,7 +37,18 @@ pub(crate) fn run<T: Send + 'static>(
         Failure::failed(format_args!("signals can't be waited for: {error}; raise `ulimit -n`"))
     })?;
     start(send, work)?;
-    attend(what, deadline, &receive)
+    UNDER_WAY.fetch_add(1, Ordering::Relaxed);
+    let result = attend(what, deadline, &receive)?;
+    UNDER_WAY.fetch_sub(1, Ordering::Relaxed);
+    result
+}
+
+/// Work that was begun and has not been seen to end.
+static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether work was given up that still runs. The process then must end at once: a device's library would wait for it.
+pub(crate) fn gave_up() -> bool {
+    UNDER_WAY.load(Ordering::Relaxed) > 0
 }
 
 /// Starts `work` on a thread that sends what comes of it.
@@ -57,20 +69,24 @@ fn start<T: Send + 'static>(
     })
 }
 
-/// Waits for the first thing that ends the wait, and tells progress.
-fn attend<T>(what: &str, deadline: Duration, news: &Receiver<News<T>>) -> Result<T, Failure> {
+/// Waits for the first thing that ends the wait, and tells progress. An outer error is that the work did not end.
+fn attend<T>(
+    what: &str,
+    deadline: Duration,
+    news: &Receiver<News<T>>,
+) -> Result<Result<T, Failure>, Failure> {
     let start = Instant::now();
     loop {
         let left = deadline.saturating_sub(start.elapsed());
         match news.recv_timeout(left.min(TELL)) {
-            Ok(News::Done(result)) => return result,
+            Ok(News::Done(result)) => return Ok(result),
             Ok(News::Signal(signal)) => {
                 return Err(Failure::failed(format_args!("{what}: cancelled by {signal}")));
             }
             Ok(News::Panicked) | Err(RecvTimeoutError::Disconnected) => {
-                return Err(Failure::failed(format_args!(
+                return Ok(Err(Failure::failed(format_args!(
                     "{what}: it ended without a result, which is a bug of this program; please report it"
-                )));
+                ))));
             }
             Err(RecvTimeoutError::Timeout) if start.elapsed() >= deadline => {
                 return Err(Failure::failed(format_args!(
@@ -99,6 +115,7 @@ mod tests {
                 }
                 start(send, work).expect("a thread");
                 let got = attend("the work", Duration::from_millis(300), &receive)
+                    .and_then(|result| result)
                     .map_err(|failure| failure.message);
                 match (got, expect) {
                     (Ok(got), Ok(expect)) => assert_eq!(got, expect),
