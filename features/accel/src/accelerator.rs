@@ -78,13 +78,13 @@ pub trait Queue: 'static {
     #[allow(unsafe_code)]
     unsafe fn register(&self, host: *mut u8, bytes: u64) -> Result<Memory>;
 
-    /// Sets every byte to `value`.
+    /// Sets every byte, of which there is at least one, to `value`.
     ///
     /// # Errors
     /// The driver's.
     fn fill(&self, target: Region<'_>, value: u8) -> Result<()>;
 
-    /// Copies `source` to `target`, of the same length, of any kinds.
+    /// Copies `source` to `target`, of the same length, which is not 0, of any kinds.
     ///
     /// # Errors
     /// [`Error::Lengths`]; the driver's.

@@ -238,3 +238,144 @@ impl Place {
 fn distance(from: u64, to: u64, pitch: u64) -> u64 {
     (to % pitch + pitch - from % pitch) % pitch
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Every byte of a place's elements, and how often it is one's.
+    fn bytes_of(place: &Place, at: u64) -> (BTreeSet<u64>, bool) {
+        let mut bytes = BTreeSet::new();
+        let mut twice = false;
+        let count: u64 = place.extents().iter().product();
+        for number in 0..count {
+            let mut left = number;
+            let mut address = at;
+            for (dimension, extent) in place.extents().iter().enumerate().rev() {
+                let stride = place.strides().get(dimension).copied().unwrap_or(place.element);
+                address += left % extent * stride;
+                left /= extent;
+            }
+            (address..address + place.element).for_each(|byte| twice |= !bytes.insert(byte));
+        }
+        (bytes, twice)
+    }
+
+    fn place() -> impl Strategy<Value = Place> {
+        (1usize..=4, prop::sample::select(vec![1u32, 2, 4])).prop_flat_map(|(rank, element)| {
+            let extents = prop::collection::vec(0u64..5, rank);
+            let strides =
+                prop::collection::vec((0u64..20).prop_map(move |n| n * u64::from(element)), rank - 1);
+            (extents, strides).prop_map(move |(extents, strides)| Place::new(element, &extents, &strides))
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        #[test]
+        fn a_place_reaches_just_its_bytes(place in place()) {
+            let (bytes, twice) = bytes_of(&place, 0);
+            prop_assert_eq!(place.bytes(), Some(bytes.last().map_or(0, |last| last + 1)));
+            prop_assert!(!place.distinct() || !twice, "{place:?} has elements that overlap");
+        }
+
+        #[test]
+        fn places_that_are_apart_share_no_byte(one in place(), other in place(), at in 0u64..200, other_at in 0u64..200) {
+            let apart = one.apart(at, &other, other_at);
+            prop_assert_eq!(apart, other.apart(other_at, &one, at));
+            let common = bytes_of(&one, at).0.intersection(&bytes_of(&other, other_at).0).count();
+            prop_assert!(!apart || common == 0, "{one:?} at {at} and {other:?} at {other_at}");
+        }
+
+        #[test]
+        fn packed_rows_lie_one_behind_the_other(extents in prop::collection::vec(0u64..6, 1..=4)) {
+            let wanted = vec![Extent::Any; extents.len()];
+            let bytes = 4 * extents.iter().product::<u64>();
+            let place = Extents::packed(&extents).unwrap().resolve(&wanted, 4, 4, bytes).unwrap();
+            prop_assert_eq!(place.bytes(), Some(bytes));
+            prop_assert!(place.distinct());
+            if bytes > 0 {
+                prop_assert!(Extents::packed(&extents).unwrap().resolve(&wanted, 4, 4, bytes - 1).is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn columns_of_one_matrix_are_apart_and_its_overlapping_parts_are_not() {
+        let columns = |count: u64| Place::new(4, &[10, count], &[400]);
+        let check = |(left, at): (u64, u64), (right, other_at): (u64, u64), apart: bool| {
+            assert_eq!(columns(left).apart(4 * at, &columns(right), 4 * other_at), apart);
+        };
+        check((50, 0), (50, 50), true);
+        check((50, 0), (50, 49), false);
+        check((50, 50), (50, 100), true);
+        check((50, 50), (51, 100), false);
+        check((100, 0), (1, 99), false);
+        let row = |count| Place::new(4, &[count], &[]);
+        assert!(row(50).apart(0, &columns(50), 200));
+        assert!(!row(51).apart(0, &columns(50), 200));
+        let planes = Place::new(4, &[3, 10, 50], &[4000, 400]);
+        assert!(planes.apart(0, &columns(50), 200));
+        assert!(!Place::new(4, &[3, 10, 50], &[4100, 400]).apart(0, &columns(50), 200), "not seen easily");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        use Extent::{Any, Fixed, Multiple};
+        let check = |given: Result<Extents>,
+                     wanted: &[Extent],
+                     align: u32,
+                     bytes: u64,
+                     want: Result<&[u64], &str>| {
+            let got = given.unwrap().resolve(wanted, 4, align, bytes);
+            match (&got, want) {
+                (Ok(place), Ok(words)) => {
+                    let all: Vec<_> = place.extents().iter().chain(place.strides()).copied().collect();
+                    assert_eq!(all, words);
+                }
+                (Err(reason), Err(part)) => assert!(reason.contains(part), "{reason}: {part}"),
+                (got, want) => panic!("{got:?}, {want:?}"),
+            }
+        };
+        let whole = || Ok(Extents::WHOLE);
+        check(whole(), &[Any], 4, 40, Ok(&[10]));
+        check(whole(), &[Any], 4, 0, Ok(&[0]));
+        check(whole(), &[Any], 4, 42, Err("no whole number of rows"));
+        check(whole(), &[Multiple(4)], 4, 40, Err("a multiple of 4"));
+        check(whole(), &[Fixed(10)], 4, 40, Ok(&[10]));
+        check(whole(), &[Fixed(9)], 4, 40, Err("is not 9"));
+        check(whole(), &[Any, Fixed(5)], 4, 40, Ok(&[2, 5, 20]));
+        check(whole(), &[Any, Any], 4, 40, Err("open"));
+        check(whole(), &[Any, Fixed(0)], 4, 40, Err("rows of 0"));
+        check(whole(), &[Any, Fixed(1 << 40), Fixed(1 << 40)], 4, 40, Err("longer than can be addressed"));
+        let packed = Extents::packed;
+        check(packed(&[2, 5]), &[Any, Any], 4, 40, Ok(&[2, 5, 20]));
+        check(packed(&[2, 5]), &[Any, Any], 4, 1000, Ok(&[2, 5, 20]));
+        check(packed(&[2, 5]), &[Any, Any], 4, 39, Err("reach over 40 bytes"));
+        check(packed(&[2, 5]), &[Any, Any], 16, 40, Err("no multiple of 16"));
+        check(packed(&[1, 5]), &[Any, Any], 16, 20, Ok(&[1, 5, 32]));
+        check(packed(&[2, 5]), &[Any], 4, 40, Err("1 dimensions"));
+        check(packed(&[MAX_EXTENT + 1]), &[Any], 4, u64::MAX, Err("over"));
+        check(packed(&[MAX_EXTENT, MAX_EXTENT]), &[Any, Any], 4, u64::MAX, Err("more than can be addressed"));
+        check(packed(&[MAX_EXTENT, MAX_EXTENT, 0]), &[Any; 3], 4, 0, Ok(&[MAX_EXTENT, MAX_EXTENT, 0, 0, 0]));
+        let strided = Extents::strided;
+        check(strided(&[3, 2], &[16]), &[Any, Any], 16, 40, Ok(&[3, 2, 16]));
+        check(strided(&[3, 2], &[16]), &[Any, Any], 16, 39, Err("reach over 40"));
+        check(strided(&[3, 2], &[12]), &[Any, Any], 8, 40, Err("no multiple of 8"));
+        check(
+            strided(&[3, 2], &[u64::MAX & !3]),
+            &[Any, Any],
+            4,
+            u64::MAX,
+            Err("more than can be addressed"),
+        );
+        for bad in [packed(&[]), packed(&[1; 5]), strided(&[1, 2], &[]), strided(&[1], &[4])] {
+            assert!(matches!(bad, Err(Error::Extents { .. })), "{bad:?}");
+        }
+    }
+}

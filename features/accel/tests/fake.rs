@@ -25,7 +25,11 @@ fn soon() -> Instant {
 #[test]
 fn conforms() {
     let device = Arc::new(FakeAccelerator::new());
-    assert!(vm_accel::conformance::check(&device, &FakeAccelerator::artifact) >= 15);
+    assert_eq!(
+        vm_accel::conformance::check(&device, &FakeAccelerator::artifact),
+        vm_accel::conformance::CASES
+    );
+    assert_eq!(device.used(), 0);
 }
 
 #[test]

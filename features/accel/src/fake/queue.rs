@@ -2,7 +2,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::rc::Rc;
+use std::ops::Deref;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -20,11 +21,24 @@ use crate::programs::Program;
 
 #[derive(Clone)]
 enum Command {
-    Fill { address: u64, bytes: u64, value: u8 },
-    Copy { target: u64, source: u64, bytes: u64 },
+    Fill {
+        address: u64,
+        bytes: u64,
+        value: u8,
+    },
+    Copy {
+        target: u64,
+        source: u64,
+        bytes: u64,
+    },
     Run(Run),
-    Free { address: u64, bytes: u64 },
+    Free {
+        address: u64,
+        bytes: u64,
+    },
     Record(Rc<State>),
+    /// Of an event, and the queue that it was recorded on.
+    Wait(Rc<State>, Weak<Core>),
 }
 
 #[derive(Default)]
@@ -37,6 +51,7 @@ struct State {
 /// A point in the simulated stream.
 pub struct FakeEvent {
     state: RefCell<Rc<State>>,
+    queue: RefCell<Weak<Core>>,
     timed: bool,
 }
 
@@ -51,7 +66,18 @@ pub struct FakeKernel {
 pub struct FakeGraph(Vec<Command>);
 
 /// The simulated queue.
-pub struct FakeQueue {
+pub struct FakeQueue(Rc<Core>);
+
+impl Deref for FakeQueue {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        &self.0
+    }
+}
+
+/// What the simulated device knows of a queue.
+pub struct Core {
     controls: Arc<Controls>,
     options: QueueOptions,
     heap: RefCell<Heap>,
@@ -65,7 +91,7 @@ pub struct FakeQueue {
 
 impl FakeQueue {
     pub(super) fn new(controls: Arc<Controls>, options: QueueOptions) -> Self {
-        Self {
+        Self(Rc::new(Core {
             controls,
             options,
             heap: RefCell::default(),
@@ -74,9 +100,17 @@ impl FakeQueue {
             lost: RefCell::default(),
             clock: Cell::new(0),
             device_bytes: Cell::new(0),
-        }
+        }))
     }
 
+    fn drained(&self) -> Result<()> {
+        let event = self.event(false)?;
+        self.record(&event)?;
+        self.wait(&event, Instant::now() + self.options.patience)
+    }
+}
+
+impl Core {
     fn check(&self, call: FakeCall) -> Result<()> {
         if let Some(error) = self.lost.borrow().as_ref() {
             return Err(error.clone());
@@ -113,8 +147,17 @@ impl FakeQueue {
     }
 
     fn execute(&self, command: &mut Command) -> Progress {
-        if let Command::Run(run) = command {
-            return run.go(&self.heap.borrow());
+        match command {
+            Command::Run(run) => return run.go(&self.heap.borrow()),
+            Command::Wait(state, queue) => {
+                // The device runs all queues; what went wrong on the other one is that one's to say.
+                if let Some(queue) = queue.upgrade().filter(|_| !state.done.get()) {
+                    let _ = queue.run();
+                    return if state.done.get() { Progress::Done } else { Progress::Running };
+                }
+                return Progress::Done;
+            }
+            _ => {}
         }
         self.execute_at_once(command).map_or(Progress::Fault, |()| Progress::Done)
     }
@@ -127,7 +170,7 @@ impl FakeQueue {
                 let bytes = heap.read(source, bytes)?;
                 heap.write(target, &bytes)
             }
-            Command::Run(_) => None,
+            Command::Run(_) | Command::Wait(..) => None,
             Command::Free { address, bytes } => {
                 self.device_bytes.set(self.device_bytes.get() - bytes);
                 self.controls.used.fetch_sub(bytes, Ordering::AcqRel);
@@ -140,15 +183,9 @@ impl FakeQueue {
             }
         }
     }
-
-    fn drained(&self) -> Result<()> {
-        let event = self.event(false)?;
-        self.record(&event)?;
-        self.wait(&event, Instant::now() + self.options.patience)
-    }
 }
 
-impl Drop for FakeQueue {
+impl Drop for Core {
     fn drop(&mut self) {
         self.controls.used.fetch_sub(self.device_bytes.get(), Ordering::AcqRel);
     }
@@ -234,13 +271,14 @@ impl Queue for FakeQueue {
     }
 
     fn event(&self, timed: bool) -> Result<FakeEvent> {
-        Ok(FakeEvent { state: RefCell::default(), timed })
+        Ok(FakeEvent { state: RefCell::default(), queue: RefCell::default(), timed })
     }
 
     fn record(&self, event: &FakeEvent) -> Result<()> {
         self.check(FakeCall::Record)?;
         let state = Rc::new(State { recorded: Cell::new(true), ..State::default() });
         *event.state.borrow_mut() = Rc::clone(&state);
+        *event.queue.borrow_mut() = Rc::downgrade(&self.0);
         self.push(Command::Record(state));
         Ok(())
     }
@@ -264,8 +302,11 @@ impl Queue for FakeQueue {
     }
 
     fn wait_for(&self, event: &FakeEvent) -> Result<()> {
-        // One device, one thread: what was recorded on another queue of it is waited for here and now.
-        self.wait(event, Instant::now() + self.options.patience)
+        let (state, queue) = (event.state.borrow(), event.queue.borrow());
+        if state.recorded.get() && !std::ptr::eq(queue.as_ptr(), &*self.0) {
+            self.push(Command::Wait(Rc::clone(&state), Weak::clone(&queue)));
+        }
+        Ok(())
     }
 
     fn load(&self, artifact: &Artifact) -> Result<FakeKernel> {

@@ -135,7 +135,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     }
 
     pub(super) fn fill_region(&self, target: Region<'_>, value: u8) -> Result<()> {
-        self.note(self.queue.fill(target, value))
+        if target.bytes() == 0 { Ok(()) } else { self.note(self.queue.fill(target, value)) }
     }
 
     /// Copies one view to another of the same length.
@@ -152,6 +152,9 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     }
 
     pub(super) fn copy_region(&self, target: Region<'_>, source: Region<'_>) -> Result<()> {
+        if target.bytes() == 0 && source.bytes() == 0 {
+            return Ok(());
+        }
         self.note(self.queue.copy(target, source))
     }
 

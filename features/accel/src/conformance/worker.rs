@@ -1,164 +1,16 @@
-//! What every accelerator must do, as one suite: run [`check`] against an implementation.
-//!
-//! It panics at the first thing that is not as it must be, with the name of the case.
+//! What a worker does over an accelerator: transfers, order, the pool, errors, many threads.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::accelerator::{Accelerator, Queue};
+use super::{PATIENCE, Programs, numbers, soon, start, stop};
+use crate::accelerator::Accelerator;
 use crate::arguments;
-use crate::artifact::Artifact;
-use crate::device::QueueOptions;
 use crate::error::Error;
-use crate::extents::Extents;
-use crate::launch::{Arguments, Grid, QueueArgument};
 use crate::memory::MemoryKind;
 use crate::pool::PoolOptions;
 use crate::programs::Program;
-use crate::worker::{AnyWorker, Argument, Worker, WorkerOptions};
-
-/// How long anything here may take.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Where the suite gets its programs from, compiled for the accelerator.
-pub type Programs<'a> = &'a (dyn Fn(Program) -> Artifact + Sync);
-
-type Case<A> = (&'static str, fn(&Arc<A>, Programs<'_>));
-
-/// Runs every case, and gives how many there were.
-///
-/// # Panics
-/// When the accelerator does not conform.
-pub fn check<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) -> usize {
-    let cases: &[Case<A>] = &[
-        ("info", info),
-        ("queue: memory of each kind", queue_memory),
-        ("queue: launch and events", queue_launch),
-        ("queue: registered host memory", queue_registered),
-        ("worker: write, launch, read", worker_round_trip),
-        ("worker: large transfers", worker_large),
-        ("worker: a view's part", worker_views),
-        ("worker: memory is reused in order", worker_reuse),
-        ("worker: limits and statistics", worker_limits),
-        ("worker: zeroed memory", worker_zeroed),
-        ("worker: trim", worker_trim),
-        ("worker: graphs keep what they use", worker_graphs),
-        ("worker: errors", worker_errors),
-        ("worker: many threads", worker_threads),
-        ("worker: pinned and unified buffers", worker_host_kinds),
-    ];
-    for (name, case) in cases {
-        println!("conformance of {}: {name}", accelerator.info().backend);
-        case(accelerator, programs);
-    }
-    cases.len()
-}
-
-fn start<A: Accelerator>(accelerator: &Arc<A>, pool: PoolOptions) -> Worker<A> {
-    let options = WorkerOptions { pool, ..WorkerOptions::default() };
-    Worker::start(Arc::clone(accelerator), options).expect("a worker starts")
-}
-
-fn stop<A: Accelerator>(worker: &Worker<A>) {
-    worker.stop(PATIENCE).expect("a worker stops");
-}
-
-fn soon() -> Instant {
-    Instant::now() + PATIENCE
-}
-
-fn numbers(count: u32) -> Vec<u32> {
-    (0..count).map(|n| n.wrapping_mul(2_654_435_761)).collect()
-}
-
-fn info<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
-    let info = accelerator.info();
-    assert!(!info.name.is_empty() && !info.target.is_empty() && !info.driver.is_empty(), "{info:?}");
-    assert!(info.memory_bytes > 0 && info.units > 0 && info.lanes > 0, "{info:?}");
-    assert!(info.block_items >= info.lanes && info.grid[0] > 0, "{info:?}");
-}
-
-fn queue_memory<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
-    let queue = accelerator.open(&QueueOptions::default()).expect("a queue opens");
-    let mut kinds = vec![MemoryKind::Device, MemoryKind::Pinned];
-    kinds.extend(accelerator.info().unified.then_some(MemoryKind::Unified));
-    let bytes: Vec<u8> = (0..=255).collect();
-    let event = queue.event(false).expect("an event");
-    assert!(queue.done(&event).expect("an event that was not recorded can be asked"));
-    let staging = queue.allocate(MemoryKind::Pinned, 512).expect("pinned memory");
-    for kind in kinds {
-        let memory = queue.allocate(kind, 1024).expect("memory");
-        assert_eq!((memory.bytes(), memory.kind()), (1024, kind));
-        assert_eq!(memory.address() % 256, 0, "{kind:?}");
-        let [low, high] = [0, 256].map(|offset| staging.region().slice(offset, 256).expect("a part"));
-        low.write_host(&bytes).expect("the host writes pinned memory");
-        queue.copy(memory.region().slice(100, 256).expect("a part"), low).expect("a copy in");
-        queue.fill(memory.region().slice(100, 16).expect("a part"), 0xee).expect("a fill");
-        queue.copy(high, memory.region().slice(100, 256).expect("a part")).expect("a copy out");
-        queue.record(&event).expect("a record");
-        queue.wait(&event, soon()).expect("the copies end");
-        let mut back = vec![0; 256];
-        high.read_host(&mut back).expect("the host reads pinned memory");
-        assert_eq!(back[..16], [0xee; 16], "{kind:?}");
-        assert_eq!(back[16..], bytes[16..], "{kind:?}");
-        assert_eq!(memory.region().read_host(&mut [0; 1024]).is_ok(), kind.host_visible());
-        let lengths = queue.copy(memory.region(), low);
-        assert_eq!(lengths, Err(Error::Lengths { source_bytes: 256, destination_bytes: 1024 }));
-        queue.free(memory).expect("a free");
-    }
-    queue.free(staging).expect("a free");
-    assert!(matches!(queue.allocate(MemoryKind::Registered, 1), Err(Error::Unsupported { .. })));
-    let total = queue.memory().expect("memory info").total;
-    let too_much = queue.allocate(MemoryKind::Device, total.saturating_mul(4));
-    assert!(matches!(too_much, Err(Error::OutOfMemory { .. })), "{too_much:?}");
-    queue.trim(0).expect("a trim");
-}
-
-fn queue_launch<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
-    let queue = accelerator.open(&QueueOptions::default()).expect("a queue opens");
-    let kernel = queue.load(&programs(Program::Add)).expect("the program loads");
-    let memory = queue.allocate(MemoryKind::Pinned, 8).expect("memory");
-    let [input, output] = [0, 4].map(|offset| memory.region().slice(offset, 4).expect("a part"));
-    input.write_host(&41u32.to_le_bytes()).expect("a write");
-    let view = |region| QueueArgument::View(region, Extents::WHOLE);
-    let arguments = [view(input), view(output), QueueArgument::Scalar(1u32.into())];
-    let packed = Arguments::new(&programs(Program::Add), arguments).expect("the arguments fit");
-    let (from, to) = (queue.event(true).expect("an event"), queue.event(true).expect("an event"));
-    queue.record(&from).expect("a record");
-    queue.launch(&kernel, Grid::from(1), &packed).expect("a launch");
-    queue.record(&to).expect("a record");
-    queue.wait(&to, soon()).expect("the kernel ends");
-    assert!(queue.elapsed(&from, &to).expect("a time") < PATIENCE);
-    let mut sum = [0; 4];
-    output.read_host(&mut sum).expect("a read");
-    assert_eq!(u32::from_le_bytes(sum), 42);
-    queue.unload(kernel).expect("an unload");
-    queue.free(memory).expect("a free");
-}
-
-#[allow(unsafe_code)]
-fn queue_registered<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
-    if !accelerator.info().host_registration {
-        return;
-    }
-    let worker = start(accelerator, PoolOptions::default());
-    let mut host = vec![0u8; 3 << 20];
-    let start = host.as_ptr().align_offset(4096);
-    let page = &raw mut host[start];
-    let bytes = 2 << 20;
-    // SAFETY: `host` outlives the buffer, and is not looked at until it has been given back.
-    let registered = unsafe { worker.register(page, bytes) }.expect("a registration");
-    // SAFETY: as above; it is refused anyway.
-    let twice = unsafe { worker.register(page, bytes) };
-    assert!(twice.is_err(), "{twice:?}");
-    let device = worker.allocate(bytes).expect("memory");
-    worker.fill(&device, 0x5a).expect("a fill");
-    worker.copy(&registered, &device).expect("a copy");
-    worker.free(registered).expect("the host has its memory back");
-    assert!(host[start..start + bytes as usize].iter().all(|&byte| byte == 0x5a));
-    drop(device);
-    stop(&worker);
-}
+use crate::worker::{AnyWorker, Argument, View, Worker};
 
 fn add_all<A: Accelerator>(worker: &Worker<A>, programs: Programs<'_>, count: u32, addend: u32) {
     let kernel = worker.load(&programs(Program::Add)).expect("the program loads");
@@ -176,7 +28,7 @@ fn add_all<A: Accelerator>(worker: &Worker<A>, programs: Programs<'_>, count: u3
     );
 }
 
-fn worker_round_trip<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
+pub(super) fn round_trip<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
     let worker = start(accelerator, PoolOptions::default());
     for (count, addend) in [(1, 7), (255, 1), (4096, u32::MAX), (100_003, 3)] {
         add_all(&worker, programs, count, addend);
@@ -200,7 +52,7 @@ fn worker_round_trip<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_
     stop(&worker);
 }
 
-fn worker_large<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
+pub(super) fn large<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
     let worker = start(accelerator, PoolOptions::default());
     // More than both halves of the staging memory, and no multiple of them.
     let values = numbers((9 << 20) / 4 + 5);
@@ -213,7 +65,7 @@ fn worker_large<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
     stop(&worker);
 }
 
-fn worker_views<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
+pub(super) fn views<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
     let worker = start(accelerator, PoolOptions::default());
     let buffer = worker.allocate(100).expect("memory");
     assert_eq!(buffer.bytes(), 100);
@@ -234,7 +86,7 @@ fn worker_views<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
     stop(&worker);
 }
 
-fn worker_reuse<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
+pub(super) fn reuse<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
     let worker = start(accelerator, PoolOptions::default());
     let kernel = worker.load(&programs(Program::Bump)).expect("the program loads");
     let results = worker.allocate(4 * 200).expect("memory");
@@ -256,9 +108,7 @@ fn worker_reuse<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
     stop(&worker);
 }
 
-use crate::worker::View;
-
-fn worker_limits<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
+pub(super) fn limits<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
     let worker = start(accelerator, PoolOptions { limit: 4 << 20, zero: false });
     let first = worker.allocate(2 << 20).expect("memory");
     let second = worker.allocate(1 << 20).expect("memory");
@@ -281,7 +131,7 @@ fn worker_limits<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
     stop(&worker);
 }
 
-fn worker_zeroed<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
+pub(super) fn zeroed<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
     let worker = start(accelerator, PoolOptions { zero: true, ..PoolOptions::default() });
     for kind in [MemoryKind::Device, MemoryKind::Pinned] {
         for _ in 0..3 {
@@ -305,7 +155,7 @@ fn worker_zeroed<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
     stop(&worker);
 }
 
-fn worker_trim<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
+pub(super) fn trim<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
     let worker = start(accelerator, PoolOptions::default());
     let kept = worker.allocate(1 << 20).expect("memory");
     worker.trim().expect("a trim");
@@ -320,45 +170,7 @@ fn worker_trim<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
     stop(&worker);
 }
 
-fn worker_graphs<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
-    let worker = start(accelerator, PoolOptions::default());
-    let kernel = worker.load(&programs(Program::Add)).expect("the program loads");
-    let total = worker.allocate(4).expect("memory");
-    let step = worker.allocate(4).expect("memory");
-    worker.fill(&total, 0).expect("a fill");
-    let graph = worker
-        .capture(|session| {
-            let first = arguments![&total, &step, 5u32];
-            session.launch(&kernel, 1, &first)?;
-            session.copy(&total, &step)
-        })
-        .expect("a capture");
-    // The graph keeps the memory and the kernel, so nobody else gets them.
-    let address = step.address();
-    drop((step, kernel));
-    let other = worker.allocate(4).expect("memory");
-    assert_ne!(other.address(), address);
-    for _ in 0..3 {
-        worker.replay(&graph).expect("a replay");
-        worker.fill(&other, 0xff).expect("a fill");
-    }
-    let mut sum = [0u32];
-    worker.read(&total, &mut sum).expect("a read");
-    assert_eq!(sum, [15]);
-    let refused = worker.capture(|session| session.read(&total, &mut [0; 4]));
-    assert!(matches!(refused, Err(Error::Capturing { .. })), "{refused:?}");
-    let panicked = worker.capture(|_| panic!("in a capture"));
-    assert!(matches!(panicked, Err(Error::Panicked { .. })), "{panicked:?}");
-    worker.read(&total, &mut sum).expect("the worker goes on after a capture that failed");
-    let buffers = worker.statistics().buffers;
-    drop(graph);
-    worker.synchronize(PATIENCE).expect("a wait");
-    assert_eq!(worker.statistics().buffers, buffers);
-    drop((other, total));
-    stop(&worker);
-}
-
-fn worker_errors<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
+pub(super) fn errors<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
     let worker = start(accelerator, PoolOptions::default());
     let broken = worker.load(&programs(Program::Broken));
     assert!(matches!(&broken, Err(Error::Load { reason, .. }) if !reason.is_empty()), "{broken:?}");
@@ -400,7 +212,7 @@ fn worker_errors<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
     stop(&worker);
 }
 
-fn worker_threads<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
+pub(super) fn threads<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
     let worker = start(accelerator, PoolOptions::default());
     std::thread::scope(|scope| {
         for thread in 0..4 {
@@ -416,7 +228,7 @@ fn worker_threads<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) 
     stop(&worker);
 }
 
-fn worker_host_kinds<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
+pub(super) fn host_kinds<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
     let worker = start(accelerator, PoolOptions::default());
     let kernel = worker.load(&programs(Program::Bump)).expect("the program loads");
     let mut kinds = vec![MemoryKind::Pinned];
@@ -431,5 +243,17 @@ fn worker_host_kinds<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_
         worker.read(&host, &mut back).expect("a read waits for the kernel");
         assert!(values.iter().zip(&back).all(|(value, sum)| value.wrapping_add(3) == *sum), "{kind:?}");
     }
+    stop(&worker);
+}
+
+pub(super) fn timed<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
+    let worker = start(accelerator, PoolOptions::default());
+    let buffer = worker.allocate(8 << 20).expect("memory");
+    let time = worker.submit_and_wait(soon(), |session| {
+        session.timed(soon(), |session| (0..4).try_for_each(|value| session.fill(&buffer, value)))
+    });
+    let time = time.expect("a time");
+    assert!(time > Duration::ZERO && time < PATIENCE, "{time:?}");
+    drop(buffer);
     stop(&worker);
 }

@@ -1,0 +1,112 @@
+//! What every accelerator must do, as one suite: run [`check`] against an implementation.
+//!
+//! # What an implementation provides
+//! - An [`Accelerator`] with its [`Queue`](crate::Queue). Memory of kind `Pinned` is a must; `Unified` and registered
+//!   host memory are where [`DeviceInfo`](crate::DeviceInfo) says so.
+//! - Every [`Program`], compiled for it: a function that gives the artifact. The signature is
+//!   [`Program::signature`], but the entry, `shared_bytes` and the offsets of the parameters may differ.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use vm_accel::{conformance, fake::FakeAccelerator};
+//!
+//! let accelerator = Arc::new(FakeAccelerator::new());
+//! let cases = conformance::check(&accelerator, &FakeAccelerator::artifact);
+//! assert!(cases >= conformance::CASES);
+//! ```
+//!
+//! The suite panics at the first thing that is not as it must be, with the name of the case. It leaves nothing behind:
+//! no memory, no thread, no lost context. What only a fault on the device shows is not in it, because that would end the
+//! process's use of a real one; the simulated accelerator's own tests have it.
+
+mod graph;
+mod guard;
+mod launch;
+mod queue;
+mod worker;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::accelerator::Accelerator;
+use crate::artifact::Artifact;
+use crate::pool::PoolOptions;
+use crate::programs::Program;
+use crate::worker::{Worker, WorkerOptions};
+
+/// How long anything here may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How many cases there are.
+pub const CASES: usize = 34;
+
+/// Where the suite gets its programs from, compiled for the accelerator.
+pub type Programs<'a> = &'a (dyn Fn(Program) -> Artifact + Sync);
+
+type Case<A> = (&'static str, fn(&Arc<A>, Programs<'_>));
+
+/// Runs every case, and gives how many there were.
+///
+/// # Panics
+/// When the accelerator does not conform.
+pub fn check<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) -> usize {
+    let cases: [Case<A>; CASES] = [
+        ("info", queue::info),
+        ("memory of each kind", queue::memory),
+        ("copies between all kinds, at odd offsets", queue::copies),
+        ("fills", queue::fills),
+        ("registered host memory", queue::registered),
+        ("events and their times", queue::events),
+        ("a queue waits for another's event", queue::other_queues),
+        ("limits of memory, blocks and images", queue::limits),
+        ("a launch by hand", launch::by_hand),
+        ("grids of any size do all the work", launch::grids),
+        ("views of one to four dimensions", launch::ranks),
+        ("views without elements", launch::empty),
+        ("scalars of every size", launch::scalars),
+        ("shared memory", launch::shared),
+        ("blocks and work-items know where they are", launch::ids),
+        ("a launch that is waited for by itself", launch::jobs),
+        ("a stop word by hand", guard::by_hand),
+        ("out of rounds", guard::rounds),
+        ("out of time", guard::time),
+        ("a launch behind one that is stopped", guard::behind),
+        ("guarded graphs", guard::graphs),
+        ("graphs keep what they use", graph::keep_what_they_use),
+        ("graphs of many commands", graph::of_many_commands),
+        ("write, launch, read", worker::round_trip),
+        ("large transfers", worker::large),
+        ("a view's part", worker::views),
+        ("memory is reused in order", worker::reuse),
+        ("the pool's limits and statistics", worker::limits),
+        ("zeroed memory", worker::zeroed),
+        ("trim", worker::trim),
+        ("errors", worker::errors),
+        ("many threads", worker::threads),
+        ("pinned and unified buffers", worker::host_kinds),
+        ("the device's time for some work", worker::timed),
+    ];
+    for (name, case) in cases {
+        println!("conformance of {}: {name}", accelerator.info().backend);
+        case(accelerator, programs);
+    }
+    cases.len()
+}
+
+fn start<A: Accelerator>(accelerator: &Arc<A>, pool: PoolOptions) -> Worker<A> {
+    let options = WorkerOptions { pool, ..WorkerOptions::default() };
+    Worker::start(Arc::clone(accelerator), options).expect("a worker starts")
+}
+
+fn stop<A: Accelerator>(worker: &Worker<A>) {
+    worker.stop(PATIENCE).expect("a worker stops");
+}
+
+fn soon() -> Instant {
+    Instant::now() + PATIENCE
+}
+
+/// Numbers that differ in all their bytes.
+fn numbers(count: u32) -> Vec<u32> {
+    (0..count).map(|n| n.wrapping_mul(2_654_435_761)).collect()
+}
