@@ -1,0 +1,42 @@
+//! The guest's side of the paravirtual accelerator, for bare guests and unikernels: it finds the device's registers
+//! through its PCI config space, drives its virtqueue, and hands over batches of [`vm_paravirt`]'s operations. It has no
+//! standard library and allocates nothing: all memory that the device reads and writes is the caller's.
+//!
+//! ```no_run
+//! # use core::time::Duration;
+//! # use vm_paravirt_guest::{Accelerator, Error, Frame, Platform, QueueMemory};
+//! # fn example(platform: impl Platform, request: &'static mut [u8], reply: &'static mut [u8]) -> Result<(), Error> {
+//! static QUEUE: QueueMemory = QueueMemory::new();
+//! let mut accelerator = Accelerator::open(platform, &QUEUE)?;
+//! let mut frame = Frame::new(request, reply);
+//! let mut batch = frame.batch()?;
+//! batch.create_buffer(1, 4096)?;
+//! batch.fence()?;
+//! let batch = batch.finish();
+//! let frame = accelerator.call(frame, batch)?;
+//! frame.reply()?.check().map_err(|(operation, status)| Error::Status { operation, status })?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`Accelerator::submit`] and [`Accelerator::completed`] keep many batches under way at once.
+
+#![no_std]
+
+mod accelerator;
+mod error;
+mod frame;
+mod pci;
+mod platform;
+mod queue;
+mod sys;
+
+#[cfg(test)]
+extern crate std;
+
+pub use accelerator::Accelerator;
+pub use error::Error;
+pub use frame::Frame;
+pub use platform::{Message, Platform};
+pub use queue::{OUTSTANDING, QueueMemory};
+pub use vm_paravirt as protocol;

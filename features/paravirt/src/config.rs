@@ -1,0 +1,91 @@
+//! The device's configuration space, which the driver reads before it uses the device.
+
+use crate::wire::{Input, Malformed};
+use crate::{MAX_BATCH_BYTES, MAX_REPLY_BYTES, VERSION};
+
+/// What the configuration space begins with.
+const MAGIC: [u8; 4] = *b"vmac";
+
+/// Bytes of the configuration space.
+pub const CONFIG_BYTES: usize = 32;
+
+/// The device's configuration space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The protocol's version.
+    pub version: u16,
+    /// The most bytes of a batch.
+    pub batch_bytes: u32,
+    /// The most bytes of a reply.
+    pub reply_bytes: u32,
+    /// The most bytes of device memory that the guest may hold.
+    pub memory_bytes: u64,
+    /// The longest that a launch may take, in microseconds.
+    pub deadline_us: u64,
+}
+
+impl Config {
+    /// The configuration of a device with these quotas.
+    pub fn new(memory_bytes: u64, deadline_us: u64) -> Self {
+        Self {
+            version: VERSION,
+            batch_bytes: MAX_BATCH_BYTES as u32,
+            reply_bytes: MAX_REPLY_BYTES as u32,
+            memory_bytes,
+            deadline_us,
+        }
+    }
+
+    /// Its bytes.
+    pub fn encode(&self) -> [u8; CONFIG_BYTES] {
+        let mut bytes = [0; CONFIG_BYTES];
+        bytes[0..4].copy_from_slice(&MAGIC);
+        bytes[4..6].copy_from_slice(&self.version.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.batch_bytes.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.reply_bytes.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.memory_bytes.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.deadline_us.to_le_bytes());
+        bytes
+    }
+
+    /// Reads it.
+    ///
+    /// # Errors
+    /// When it is not that of this device, or of another version.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut input = Input::new(bytes, 0);
+        if input.take(4)? != MAGIC {
+            return Err(Malformed { offset: 0, what: "this is another device's configuration" });
+        }
+        let version = input.u16()?;
+        if version != VERSION {
+            return Err(Malformed { offset: 4, what: "the device has another version of the protocol" });
+        }
+        input.zero16()?;
+        Ok(Self {
+            version,
+            batch_bytes: input.u32()?,
+            reply_bytes: input.u32()?,
+            memory_bytes: input.u64()?,
+            deadline_us: input.u64()?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_recognised() {
+        let config = Config::new(1 << 30, 2_000_000);
+        let bytes = config.encode();
+        assert_eq!(Config::decode(&bytes), Ok(config));
+        for (at, what) in [(0, "another device"), (4, "another version"), (6, "reserved")] {
+            let mut other = bytes;
+            other[at] ^= 1;
+            assert!(Config::decode(&other).unwrap_err().what.contains(what));
+        }
+        assert!(Config::decode(&bytes[..31]).is_err());
+    }
+}
