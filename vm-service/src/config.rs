@@ -1,5 +1,6 @@
 //! Guests as TOML files: the model, and the limits that it keeps.
 
+mod accelerator;
 mod error;
 mod files;
 mod read;
@@ -9,6 +10,7 @@ use std::path::PathBuf;
 
 use vm_passthrough::PciAddress;
 
+pub use accelerator::{AcceleratorDevice, SharedAccelerator, TIME_PERIOD};
 pub use error::{ConfigError, Problem};
 pub use size::{format_size, parse_size};
 
@@ -25,6 +27,8 @@ pub struct GuestConfig {
     pub boot: Boot,
     /// Host PCI functions that it owns.
     pub devices: Vec<PciAddress>,
+    /// Accelerators of the host that it shares.
+    pub accelerators: Vec<SharedAccelerator>,
     /// Its virtio-blk disks, in order.
     pub disks: Vec<Disk>,
 }
@@ -63,6 +67,8 @@ pub const MEMORY_STEP: u64 = 2 << 20;
 pub const MAX_CMDLINE: usize = 2047;
 /// Most passthrough devices of one guest: each sits behind a root port of its own on bus 0.
 pub const MAX_DEVICES: usize = 16;
+/// Most accelerators that one guest shares.
+pub const MAX_ACCELERATORS: usize = 4;
 /// Most virtio-blk disks of one guest.
 pub const MAX_DISKS: usize = 8;
 
@@ -79,6 +85,8 @@ pub fn fuzz(data: &[u8]) {
             assert_eq!(guest.memory % MEMORY_STEP, 0);
             assert!(guest.boot.cmdline.len() <= MAX_CMDLINE);
             assert!(guest.devices.len() <= MAX_DEVICES && guest.disks.len() <= MAX_DISKS);
+            assert!(guest.accelerators.len() <= MAX_ACCELERATORS);
+            assert!(guest.accelerators.iter().all(|shared| shared.time_slice <= TIME_PERIOD));
         }
         Err(error) => assert!(!error.to_string().is_empty()),
     }

@@ -12,8 +12,8 @@ use vm_passthrough::PciAddress;
 
 use super::error::Problem;
 use super::{
-    Boot, ConfigError, Disk, GuestConfig, MAX_CMDLINE, MAX_DEVICES, MAX_DISKS, MAX_FILE, MAX_MEMORY,
-    MAX_NAME, MEMORY_STEP, MIN_MEMORY, parse_size,
+    AcceleratorDevice, Boot, ConfigError, Disk, GuestConfig, MAX_CMDLINE, MAX_DEVICES, MAX_DISKS, MAX_FILE,
+    MAX_MEMORY, MAX_NAME, MEMORY_STEP, MIN_MEMORY, parse_size,
 };
 
 /// Most mistakes that are told at once.
@@ -52,7 +52,7 @@ impl GuestConfig {
 }
 
 /// A table of the file and how messages name it.
-struct Section<'t, 'i> {
+pub(super) struct Section<'t, 'i> {
     table: &'t DeTable<'i>,
     /// Its path with a final dot, as in `disks[0].`; empty for the whole file.
     path: String,
@@ -61,21 +61,21 @@ struct Section<'t, 'i> {
 }
 
 /// A value of the file and how messages name it.
-struct Entry<'t, 'i> {
-    value: &'t DeValue<'i>,
+pub(super) struct Entry<'t, 'i> {
+    pub(super) value: &'t DeValue<'i>,
     /// Its path, as in `disks[0].path`.
-    key: String,
-    at: Range<usize>,
+    pub(super) key: String,
+    pub(super) at: Range<usize>,
 }
 
-struct Reader<'a> {
+pub(super) struct Reader<'a> {
     file: &'a Path,
     text: &'a str,
     problems: Vec<(usize, Problem)>,
 }
 
 impl Reader<'_> {
-    fn problem(&mut self, at: Range<usize>, message: String) {
+    pub(super) fn problem(&mut self, at: Range<usize>, message: String) {
         // The bound keeps a hostile file from costing more than its own size.
         if self.problems.len() <= MAX_PROBLEMS {
             self.problems.push((at.start, Problem::new(self.file, self.text, at, message)));
@@ -90,7 +90,7 @@ impl Reader<'_> {
 
     fn guest(&mut self, table: &DeTable<'_>) -> Option<GuestConfig> {
         let root = Section { table, path: String::new(), at: 0..0 };
-        self.known(&root, &["name", "vcpus", "memory", "boot", "devices", "disks"]);
+        self.known(&root, &["name", "vcpus", "memory", "boot", "devices", "accelerators", "disks"]);
         let name = self.required(&root, "name", "write name = \"NAME\"").and_then(|entry| self.name(&entry));
         let vcpus = match self.optional(&root, "vcpus") {
             Some(entry) => self.vcpus(&entry),
@@ -103,8 +103,21 @@ impl Reader<'_> {
             .and_then(|entry| self.section(&entry, "write it as a table: [boot]"))
             .and_then(|section| self.boot(&section));
         let devices = self.devices(&root);
+        let accelerators = self.accelerators(&root);
+        for (index, accelerator) in accelerators.iter().enumerate() {
+            if let AcceleratorDevice::Pci(address) = accelerator.device
+                && devices.contains(&address)
+            {
+                let message = format!(
+                    "`accelerators[{index}].device` is {address}, which the guest owns through `devices`; name it in one of \
+                     the two"
+                );
+                self.problem(self.place(&root, "accelerators"), message);
+            }
+        }
         let disks = self.disks(&root);
-        Some(GuestConfig { name: name?, vcpus: vcpus?, memory: memory?, boot: boot?, devices, disks })
+        let (name, vcpus, memory, boot) = (name?, vcpus?, memory?, boot?);
+        Some(GuestConfig { name, vcpus, memory, boot, devices, accelerators, disks })
     }
 
     fn name(&mut self, entry: &Entry<'_, '_>) -> Option<String> {
@@ -234,7 +247,7 @@ impl Reader<'_> {
     }
 
     /// Tells of every key of a table that is not in `allowed`.
-    fn known(&mut self, section: &Section<'_, '_>, allowed: &[&str]) {
+    pub(super) fn known(&mut self, section: &Section<'_, '_>, allowed: &[&str]) {
         for key in section.table.keys() {
             let name: &str = key.get_ref();
             if allowed.contains(&name) {
@@ -249,12 +262,17 @@ impl Reader<'_> {
         }
     }
 
-    fn optional<'t, 'i>(&self, section: &Section<'t, 'i>, key: &str) -> Option<Entry<'t, 'i>> {
+    /// Where a key of a table has its value.
+    fn place(&self, section: &Section<'_, '_>, key: &str) -> Range<usize> {
+        section.table.get(key).map_or(0..0, Spanned::span)
+    }
+
+    pub(super) fn optional<'t, 'i>(&self, section: &Section<'t, 'i>, key: &str) -> Option<Entry<'t, 'i>> {
         let value: &'t Spanned<DeValue<'i>> = section.table.get(key)?;
         Some(Entry { value: value.get_ref(), key: format!("{}{key}", section.path), at: value.span() })
     }
 
-    fn required<'t, 'i>(
+    pub(super) fn required<'t, 'i>(
         &mut self,
         section: &Section<'t, 'i>,
         key: &str,
@@ -267,7 +285,7 @@ impl Reader<'_> {
         entry
     }
 
-    fn section<'t, 'i>(&mut self, entry: &Entry<'t, 'i>, rule: &str) -> Option<Section<'t, 'i>> {
+    pub(super) fn section<'t, 'i>(&mut self, entry: &Entry<'t, 'i>, rule: &str) -> Option<Section<'t, 'i>> {
         match entry.value {
             DeValue::Table(table) => {
                 Some(Section { table, path: format!("{}.", entry.key), at: entry.at.clone() })
@@ -277,7 +295,7 @@ impl Reader<'_> {
     }
 
     /// The values of an array that may be missing, at most `max`.
-    fn list<'t, 'i>(
+    pub(super) fn list<'t, 'i>(
         &mut self,
         root: &Section<'t, 'i>,
         key: &str,
@@ -303,7 +321,7 @@ impl Reader<'_> {
         array.iter().take(max).enumerate().map(entry).collect()
     }
 
-    fn string<'t>(&mut self, entry: &Entry<'t, '_>, rule: &str) -> Option<&'t str> {
+    pub(super) fn string<'t>(&mut self, entry: &Entry<'t, '_>, rule: &str) -> Option<&'t str> {
         match entry.value {
             DeValue::String(text) => Some(text),
             _ => self.wrong_type(entry, rule),
@@ -330,12 +348,12 @@ impl Reader<'_> {
         Some(self.file.parent().unwrap_or(Path::new("")).join(text))
     }
 
-    fn wrong<T>(&mut self, entry: &Entry<'_, '_>, what: &str, rule: &str) -> Option<T> {
+    pub(super) fn wrong<T>(&mut self, entry: &Entry<'_, '_>, what: &str, rule: &str) -> Option<T> {
         self.problem(entry.at.clone(), format!("`{}` {what}; {rule}", entry.key));
         None
     }
 
-    fn wrong_type<T>(&mut self, entry: &Entry<'_, '_>, rule: &str) -> Option<T> {
+    pub(super) fn wrong_type<T>(&mut self, entry: &Entry<'_, '_>, rule: &str) -> Option<T> {
         let kind = match entry.value {
             DeValue::String(_) => "a string",
             DeValue::Integer(_) => "a number",
@@ -366,7 +384,7 @@ fn closest<'a>(name: &str, allowed: &[&'a str]) -> Option<&'a str> {
 }
 
 /// `text` fit for a message: bounded, and with no control characters.
-fn shorten(text: &str) -> String {
+pub(super) fn shorten(text: &str) -> String {
     let mut short = printable(&text.chars().take(40).collect::<String>());
     if text.chars().nth(40).is_some() {
         short.push('…');
@@ -374,6 +392,6 @@ fn shorten(text: &str) -> String {
     short
 }
 
-fn printable(text: &str) -> String {
+pub(super) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }

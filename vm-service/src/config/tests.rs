@@ -1,6 +1,7 @@
 //! Every mistake in a guest file has its exact message.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::*;
 
@@ -24,6 +25,16 @@ address = "0000:65:00.0"
 [[devices]]
 address = "e1:00.0"
 
+[[accelerators]]
+device = "66:00.0"
+memory = "2G"
+deadline = "500ms"
+time_slice = "20ms"
+
+[[accelerators]]
+device = "cpu"
+memory = "64M"
+
 [[disks]]
 path = "web1/root.raw"
 
@@ -45,6 +56,20 @@ fn reads_every_key() {
             cmdline: "console=ttyS0 root=/dev/vda".into(),
         },
         devices: vec![address("0000:65:00.0"), address("0000:e1:00.0")],
+        accelerators: vec![
+            SharedAccelerator {
+                device: AcceleratorDevice::Pci(address("0000:66:00.0")),
+                memory: 2 << 30,
+                deadline: Duration::from_millis(500),
+                time_slice: Duration::from_millis(20),
+            },
+            SharedAccelerator {
+                device: AcceleratorDevice::Cpu,
+                memory: 64 << 20,
+                deadline: Duration::from_secs(2),
+                time_slice: TIME_PERIOD,
+            },
+        ],
         disks: vec![
             Disk { path: "/etc/guests/web1/root.raw".into(), read_only: false },
             Disk { path: "/etc/guests/../shared.raw".into(), read_only: true },
@@ -64,6 +89,7 @@ fn leaves_out_what_may_be_missing() {
             memory: 2 << 20,
             boot: Boot { kernel: PathBuf::from("/etc/guests/k"), initrd: None, cmdline: String::new() },
             devices: vec![],
+            accelerators: vec![],
             disks: vec![],
         }
     );
@@ -476,7 +502,7 @@ web1.toml:4:1: unknown key `Vcpus`; did you mean `vcpus`?
     check(
         &with(r#"colour = "red""#),
         r#"
-web1.toml:4:1: unknown key `colour`; allowed here: name, vcpus, memory, boot, devices, disks
+web1.toml:4:1: unknown key `colour`; allowed here: name, vcpus, memory, boot, devices, accelerators, disks
   4 | colour = "red"
     | ^^^^^^
 "#,
@@ -579,7 +605,7 @@ web1.toml:1:9: `vcpus` is 0; write a number from 1 to 255
 web1.toml:2:10: `memory` is a number; write a size from 2M to 16T in steps of 2M, as in "512M" or "4G"
   2 | memory = 3
     |          ^
-web1.toml:3:1: unknown key `color`; allowed here: name, vcpus, memory, boot, devices, disks
+web1.toml:3:1: unknown key `color`; allowed here: name, vcpus, memory, boot, devices, accelerators, disks
   3 | color = 1
     | ^^^^^
 web1.toml:4:1: `boot.kernel` is missing; write kernel = "PATH" of a bzImage, vmlinux or ELF program
@@ -598,6 +624,67 @@ web1.toml:5:11: `boot.cmdline` has a control character; write at most 2047 bytes
   5 | cmdline = "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\u0007yyyyyyyyyyyyyyyyyyyyyyy
     |           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 "#,
+    );
+}
+
+#[test]
+fn every_mistake_in_an_accelerator_has_its_message() {
+    check(
+        &with("[[accelerators]]"),
+        r#"
+web1.toml:4:1: `accelerators[0].device` is missing; write device = "0000:65:00.0", or device = "cpu"
+  4 | [[accelerators]]
+    | ^^^^^^^^^^^^^^^^
+web1.toml:4:1: `accelerators[0].memory` is missing; write memory = "2G"
+  4 | [[accelerators]]
+    | ^^^^^^^^^^^^^^^^
+"#,
+    );
+    check(
+        &with("accelerators = \"cpu\""),
+        r#"
+web1.toml:4:16: `accelerators` is a string; write [[accelerators]] with device = "0000:65:00.0" or "cpu" for each
+  4 | accelerators = "cpu"
+    |                ^^^^^
+"#,
+    );
+    check(
+        &with("[[accelerators]]\ndevice = \"gpu\"\nmemory = \"1K\"\ndeadline = 2\ntime_slice = \"1s\""),
+        r#"
+web1.toml:5:10: `accelerators[0].device`: `gpu` is not a PCI address: it has no function number after a `.`; write DOMAIN:BUS:DEVICE.FUNCTION in hexadecimal, as in 0000:65:00.0, or "cpu"
+  5 | device = "gpu"
+    |          ^^^^^
+web1.toml:6:10: `accelerators[0].memory` is "1K", which is too small; write a size from 2M to 16T, as in "512M" or "4G"
+  6 | memory = "1K"
+    |          ^^^^
+web1.toml:7:12: `accelerators[0].deadline` is a number; write a time from 10ms to 3600s, as in "2s"
+  7 | deadline = 2
+    |            ^
+web1.toml:8:14: `accelerators[0].time_slice` is "1s", which is too long; write a time from 1ms to 100ms, as in "20ms"
+  8 | time_slice = "1s"
+    |              ^^^^
+"#,
+    );
+    check(
+        &with(
+            "[[accelerators]]\ndevice = \"cpu\"\nmemory = \"2M\"\n[[accelerators]]\ndevice = \"cpu\"\nmemory = \"2M\"\ncolour = 1",
+        ),
+        r#"
+web1.toml:8:10: `accelerators[1].device` is cpu, which is there already; name each device once
+  8 | device = "cpu"
+    |          ^^^^^
+web1.toml:10:1: unknown key `accelerators[1].colour`; allowed here: device, memory, deadline, time_slice
+  10 | colour = 1
+     | ^^^^^^
+"#,
+    );
+    check(
+        &with("[[devices]]\naddress = \"65:00.0\"\n[[accelerators]]\ndevice = \"65:00.0\"\nmemory = \"2M\""),
+        "
+web1.toml:6:1: `accelerators[0].device` is 0000:65:00.0, which the guest owns through `devices`; name it in one of the two
+  6 | [[accelerators]]
+    | ^^^^^^^^^^^^^^^^
+",
     );
 }
 

@@ -42,6 +42,7 @@ fn config(kernel: &Path, vcpus: u8) -> GuestConfig {
         memory: 4 << 20,
         boot: Boot { kernel: kernel.into(), initrd: None, cmdline: "a=b".into() },
         devices: Vec::new(),
+        accelerators: Vec::new(),
         disks: Vec::new(),
     }
 }

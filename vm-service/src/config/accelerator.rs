@@ -1,0 +1,185 @@
+//! `[[accelerators]]` of a guest file: accelerators of the host that the guest shares.
+
+use std::fmt;
+use std::time::Duration;
+
+use toml::de::DeValue;
+use vm_passthrough::PciAddress;
+
+use super::read::{Entry, Reader, Section, printable, shorten};
+use super::{MAX_ACCELERATORS, MAX_MEMORY, parse_size};
+
+/// An accelerator of the host that a guest shares with others, and what it may use of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharedAccelerator {
+    /// Which.
+    pub device: AcceleratorDevice,
+    /// The most bytes of its memory that the guest may hold.
+    pub memory: u64,
+    /// The longest that one launch may take.
+    pub deadline: Duration,
+    /// How much of every [`TIME_PERIOD`] the guest may keep it busy.
+    pub time_slice: Duration,
+}
+
+/// Which accelerator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AcceleratorDevice {
+    /// The host's CPU.
+    Cpu,
+    /// The GPU at a PCI address.
+    Pci(PciAddress),
+}
+
+impl fmt::Display for AcceleratorDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Pci(address) => address.fmt(f),
+        }
+    }
+}
+
+/// What a guest's time slice is a part of.
+pub const TIME_PERIOD: Duration = Duration::from_millis(100);
+
+/// The least time slice.
+const MIN_SLICE: Duration = Duration::from_millis(1);
+/// What a launch may take when the file does not say.
+const DEFAULT_DEADLINE: Duration = Duration::from_secs(2);
+const MIN_DEADLINE: Duration = Duration::from_millis(10);
+const MAX_DEADLINE: Duration = Duration::from_secs(60 * 60);
+/// The least memory: a page table's granule of GPUs.
+const MIN_QUOTA: u64 = 2 << 20;
+
+impl Reader<'_> {
+    pub(super) fn accelerators(&mut self, root: &Section<'_, '_>) -> Vec<SharedAccelerator> {
+        const RULE: &str = "write [[accelerators]] with device = \"0000:65:00.0\" or \"cpu\" for each";
+        const DEVICE: &str = "write device = \"0000:65:00.0\", or device = \"cpu\"";
+        let mut accelerators: Vec<SharedAccelerator> = Vec::new();
+        for entry in self.list(root, "accelerators", MAX_ACCELERATORS, RULE) {
+            let Some(section) = self.section(&entry, RULE) else { continue };
+            self.known(&section, &["device", "memory", "deadline", "time_slice"]);
+            let device = self
+                .required(&section, "device", DEVICE)
+                .and_then(|entry| self.accelerator_device(&entry, &accelerators));
+            let memory = self
+                .required(&section, "memory", "write memory = \"2G\"")
+                .and_then(|entry| self.quota(&entry));
+            let deadline = match self.optional(&section, "deadline") {
+                Some(entry) => {
+                    self.duration(&entry, MIN_DEADLINE, MAX_DEADLINE, "from 10ms to 3600s, as in \"2s\"")
+                }
+                None => Some(DEFAULT_DEADLINE),
+            };
+            let time_slice = match self.optional(&section, "time_slice") {
+                Some(entry) => {
+                    self.duration(&entry, MIN_SLICE, TIME_PERIOD, "from 1ms to 100ms, as in \"20ms\"")
+                }
+                None => Some(TIME_PERIOD),
+            };
+            let (Some(device), Some(memory), Some(deadline), Some(time_slice)) =
+                (device, memory, deadline, time_slice)
+            else {
+                continue;
+            };
+            accelerators.push(SharedAccelerator { device, memory, deadline, time_slice });
+        }
+        accelerators
+    }
+
+    fn accelerator_device(
+        &mut self,
+        entry: &Entry<'_, '_>,
+        others: &[SharedAccelerator],
+    ) -> Option<AcceleratorDevice> {
+        let text = self.string(entry, "write an address as in \"0000:65:00.0\", or \"cpu\"")?;
+        let device = match text {
+            "cpu" => AcceleratorDevice::Cpu,
+            text => match text.parse() {
+                Ok(address) => AcceleratorDevice::Pci(address),
+                Err(error) => {
+                    let error = printable(&format!("{error}"));
+                    self.problem(entry.at.clone(), format!("`{}`: {error}, or \"cpu\"", entry.key));
+                    return None;
+                }
+            },
+        };
+        if others.iter().any(|other| other.device == device) {
+            return self.wrong(
+                entry,
+                &format!("is {device}, which is there already"),
+                "name each device once",
+            );
+        }
+        Some(device)
+    }
+
+    fn quota(&mut self, entry: &Entry<'_, '_>) -> Option<u64> {
+        const RULE: &str = "write a size from 2M to 16T, as in \"512M\" or \"4G\"";
+        let text = self.string(entry, RULE)?;
+        let what = match parse_size(text) {
+            Err(what) => what,
+            Ok(bytes) if bytes < MIN_QUOTA => "is too small",
+            Ok(bytes) if bytes > MAX_MEMORY => "is too large",
+            Ok(bytes) => return Some(bytes),
+        };
+        self.wrong(entry, &format!("is \"{}\", which {what}", shorten(text)), RULE)
+    }
+
+    fn duration(
+        &mut self,
+        entry: &Entry<'_, '_>,
+        least: Duration,
+        most: Duration,
+        rule: &str,
+    ) -> Option<Duration> {
+        let rule = format!("write a time {rule}");
+        let text = match entry.value {
+            DeValue::String(_) => self.string(entry, &rule)?,
+            _ => return self.wrong_type(entry, &rule),
+        };
+        let what = match parse_duration(text) {
+            Err(what) => what,
+            Ok(time) if time < least => "is too short",
+            Ok(time) if time > most => "is too long",
+            Ok(time) => return Some(time),
+        };
+        self.wrong(entry, &format!("is \"{}\", which {what}", shorten(text)), &rule)
+    }
+}
+
+/// Parses a whole number with a unit, `ms` or `s`.
+fn parse_duration(text: &str) -> Result<Duration, &'static str> {
+    let (digits, unit) = match text.strip_suffix("ms") {
+        Some(digits) => (digits, 1),
+        None => (text.strip_suffix('s').ok_or("does not end in ms or s")?, 1000),
+    };
+    if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return Err("is not a whole number before its unit");
+    }
+    let number: u64 = digits.parse().map_err(|_| "is too long")?;
+    number.checked_mul(unit).map(Duration::from_millis).ok_or("is too long")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parses_times() {
+        fn check(text: &str, expect: Result<u64, &str>) {
+            assert_eq!(parse_duration(text), expect.map(Duration::from_millis), "{text}");
+        }
+        check("20ms", Ok(20));
+        check("2s", Ok(2000));
+        check("0s", Ok(0));
+        check("20", Err("does not end in ms or s"));
+        check("", Err("does not end in ms or s"));
+        check("s", Err("is not a whole number before its unit"));
+        check("1.5s", Err("is not a whole number before its unit"));
+        check("-1s", Err("is not a whole number before its unit"));
+        check("18446744073709551615s", Err("is too long"));
+        check("99999999999999999999ms", Err("is too long"));
+    }
+}
