@@ -77,6 +77,9 @@ pub enum Command {
     Compile(CompileArgs),
     /// Run a kernel on an accelerator of this machine
     Launch(LaunchArgs),
+    /// Serve a guest's shared accelerator; `run` starts it, with a socket as standard input
+    #[command(hide = true)]
+    AcceleratorWorker,
 }
 
 /// Arguments of `list`.
@@ -399,6 +402,7 @@ fn execute(
         Command::Run(args) => commands::run::run(&mut context, args),
         Command::Compile(args) => commands::compile::run(&mut context, args),
         Command::Launch(args) => commands::launch::run(&mut context, args),
+        Command::AcceleratorWorker => crate::accelerator::worker_main().map_err(Failure::failed),
     };
     match result {
         Ok(()) => EXIT_OK,

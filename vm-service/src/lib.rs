@@ -1,6 +1,7 @@
 //! The reference VMM: boots KVM guests, gives them the host's PCI devices, runs kernels on its accelerators, and is
 //! driven by a command line.
 
+mod accelerator;
 pub mod cli;
 mod commands;
 pub mod config;

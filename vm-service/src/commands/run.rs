@@ -11,14 +11,14 @@ mod watch;
 
 use std::time::{Duration, Instant};
 
-use vm_passthrough::claim::ClaimOptions;
+use vm_passthrough::claim::{ClaimOptions, SharedLease};
 use vm_passthrough::readiness::ExplainOptions;
 use vm_passthrough::vfio::Backend;
 use vm_passthrough::{PassthroughManager, PciAddress};
 
 use super::{Scan, explain, release};
 use crate::cli::{Accept, BackendArg, Context, Failure, RunArgs};
-use crate::config::{GuestConfig, MAX_DEVICES};
+use crate::config::{AcceleratorDevice, GuestConfig, MAX_DEVICES};
 use crate::json::{self, Body};
 use crate::signals::StopSignals;
 use crate::vmm::{self, End, Machine, MachineOptions, OnReboot, Stop};
@@ -50,9 +50,11 @@ pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failu
         true => None,
         false => Some(Devices::new(ready_manager(context, &config, args)?)),
     };
+    let _leases = leases(context, &config)?;
     let (console, service) = console::open(&args.console, context.json, &stop).map_err(Failure::failed)?;
     let on_reboot = if args.no_reboot { OnReboot::End } else { OnReboot::Restart };
-    let options = MachineOptions { kvm: context.host.dev.join("kvm"), console, on_reboot };
+    let kvm = context.host.dev.join("kvm");
+    let options = MachineOptions { kvm, console, on_reboot, ..MachineOptions::default() };
     let mut machine = Machine::new(&config, options).map_err(Failure::failed)?;
 
     let claim = ClaimOptions { with_group: args.with_group, ..ClaimOptions::default() };
@@ -138,6 +140,18 @@ fn report(
             config.name
         ))),
     }
+}
+
+/// Keeps others from claiming the GPUs that the guest shares, as long as this lives.
+fn leases(context: &Context<'_>, config: &GuestConfig) -> Result<Vec<SharedLease>, Failure> {
+    let addresses = config.accelerators.iter().filter_map(|shared| match shared.device {
+        AcceleratorDevice::Pci(address) => Some(address),
+        AcceleratorDevice::Cpu => None,
+    });
+    addresses
+        .map(|address| crate::kernel::engine::lease(address, &context.host))
+        .filter_map(Result::transpose)
+        .collect()
 }
 
 /// The manager that will claim the guest's devices, once claims of dead processes are given back and nothing stands in

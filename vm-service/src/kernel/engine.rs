@@ -108,7 +108,7 @@ fn on_function(task: Task, address: PciAddress, host: &Host) -> Result<Ran, Fail
 
 /// The lease that keeps others from claiming the function while a kernel runs on it. Who is not root has none, and can't
 /// claim either.
-fn lease(address: PciAddress, host: &Host) -> Result<Option<SharedLease>, Failure> {
+pub(crate) fn lease(address: PciAddress, host: &Host) -> Result<Option<SharedLease>, Failure> {
     let manager = PassthroughManager::with_host(host.clone()).map_err(Failure::failed)?;
     match manager.share(address) {
         Ok(lease) => Ok(Some(lease)),

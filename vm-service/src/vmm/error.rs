@@ -68,6 +68,14 @@ pub enum MachineError {
         /// Why not, and what to do.
         reason: String,
     },
+    /// An accelerator that the guest shares could not be had.
+    #[error("the guest can't share the accelerator {device}: {reason}")]
+    Accelerator {
+        /// Which.
+        device: String,
+        /// Why not, and what to do.
+        reason: String,
+    },
     /// There is no slot left on the guest's PCI bus 0.
     #[error("the guest's PCI bus 0 is full: it has room for {limit} devices; remove one")]
     BusFull {

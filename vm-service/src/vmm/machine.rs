@@ -22,12 +22,13 @@ use super::exits::ExitCounts;
 use super::io::Io;
 use super::layout::{self, Layout};
 use super::lifecycle::{End, Event, Lifecycle, OnReboot};
-use super::memory::Prefault;
+use super::memory::{Backing, Prefault};
 use super::pci::{self, PciRoot};
 use super::serial::{Input, SerialConsole};
 use super::stop::Stop;
-use super::virtio::{BlockDevice, VirtioPci};
+use super::virtio::{AcceleratorDevice, BlockDevice, VirtioDevice, VirtioPci};
 use super::{memory, sys, vcpu};
+use crate::accelerator::WorkerProgram;
 use crate::config::{Boot, GuestConfig};
 
 /// What the guest's serial console is connected to.
@@ -60,11 +61,18 @@ pub struct MachineOptions {
     pub console: Console,
     /// What a reboot does.
     pub on_reboot: OnReboot,
+    /// The program that serves an accelerator which the guest shares.
+    pub worker: WorkerProgram,
 }
 
 impl Default for MachineOptions {
     fn default() -> Self {
-        Self { kvm: "/dev/kvm".into(), console: Console::default(), on_reboot: OnReboot::default() }
+        Self {
+            kvm: "/dev/kvm".into(),
+            console: Console::default(),
+            on_reboot: OnReboot::default(),
+            worker: WorkerProgram::default(),
+        }
     }
 }
 
@@ -122,7 +130,8 @@ impl Machine {
             .map_err(MachineError::kvm("KVM_SET_IDENTITY_MAP_ADDR"))?;
         vm.set_tss_address(layout::KVM_TSS).map_err(MachineError::kvm("KVM_SET_TSS_ADDR"))?;
         vm.create_irq_chip().map_err(MachineError::kvm("KVM_CREATE_IRQCHIP"))?;
-        let memory = memory::create(&layout)?;
+        let backing = if config.accelerators.is_empty() { Backing::Private } else { Backing::Shared };
+        let memory = memory::create(&layout, backing)?;
         let prefault = (!config.devices.is_empty()).then(|| Prefault::start(&memory));
         let loading = load(&memory, &layout, &config.boot)?;
         let vmm = KvmVmm::new(vm.clone(), memory.clone())?;
@@ -150,8 +159,15 @@ impl Machine {
         let serial = Arc::new(SerialConsole::new(interrupt, options.console.output));
         let lifecycle = Arc::new(Lifecycle::new().map_err(resources)?);
         let mut pci = PciRoot::new();
+        let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
+        for shared in &config.accelerators {
+            let device = AcceleratorDevice::open(&config.name, shared, vmm.memory(), &options.worker)?;
+            devices.push(Box::new(device));
+        }
         for disk in &config.disks {
-            let device = Box::new(BlockDevice::open(disk)?);
+            devices.push(Box::new(BlockDevice::open(disk)?));
+        }
+        for device in devices {
             if !pci.add(Arc::new(VirtioPci::new(vmm.clone(), device)?)) {
                 return Err(MachineError::BusFull { limit: pci::SLOTS - 1 });
             }

@@ -1,17 +1,22 @@
 //! The guest's RAM.
 //!
 //! It is private anonymous memory rather than a memfd: nothing else has to share it, transparent huge pages apply
-//! to it by default (for shared memory they are usually off), and pinning for DMA then needs 512 times fewer pages.
+//! to it by default (for shared memory they are usually off), and pinning for DMA then needs 512 times fewer pages. Only
+//! where the guest shares an accelerator of the host is it a memfd, which the accelerator's worker maps too. Nobody can make
+//! that shorter, so that no access ends in a signal.
 //! It begins on a huge page's boundary, as KVM and the IOMMU map a huge page whole only where the guest-physical address
 //! and the one in this process are aligned alike. Children of this process don't get it: a child would keep it alive,
 //! and a fork would copy what is pinned.
 
+use std::fs::File;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-use vm_memory::mmap::{MmapRegion, MmapRegionBuilder};
-use vm_memory::{GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap, GuestRegionMmap};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use vm_memory::mmap::{MmapRegion, MmapRegionBuilder, MmapRegionError};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap, GuestRegionMmap};
 
 use super::error::MachineError;
 use super::layout::Layout;
@@ -26,18 +31,31 @@ const CHUNK: u64 = 16 << 20;
 /// Most threads that prefault. More of them wait for each other in the Linux kernel's page allocator.
 const MAX_THREADS: usize = 16;
 
+/// What the RAM is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Backing {
+    /// Memory of this process alone.
+    Private,
+    /// A memfd for each range, which other processes can map.
+    Shared,
+}
+
 /// Reserves the RAM of `layout`, with advice to use huge pages.
 ///
 /// # Errors
 /// When the host has no room for it.
-pub(super) fn create(layout: &Layout) -> Result<GuestMemoryMmap, MachineError> {
+pub(super) fn create(layout: &Layout, backing: Backing) -> Result<GuestMemoryMmap, MachineError> {
     let size = layout.ram.iter().map(|range| range.end - range.start).sum();
     let failed = |reason: String| MachineError::Memory { size, reason };
     let mut regions = Vec::new();
     for range in &layout.ram {
         let len = usize::try_from(range.end - range.start)
             .map_err(|_| failed("it does not fit this process".to_owned()))?;
-        let region = aligned(len).map_err(|error| {
+        let file = match backing {
+            Backing::Private => None,
+            Backing::Shared => Some(memfd(len as u64).map_err(|error| failed(format!("no memfd: {error}")))?),
+        };
+        let region = aligned(len, file.as_ref()).map_err(|error| {
             failed(format!("{error}; lower `memory`, or raise the limit on virtual memory (ulimit -v)"))
         })?;
         if let Err(error) = sys::advise_huge_pages(&region) {
@@ -58,8 +76,8 @@ pub(super) fn create(layout: &Layout) -> Result<GuestMemoryMmap, MachineError> {
 ///
 /// Linux aligns large anonymous mappings by itself since 6.7, if their length is. Elsewhere it places each right below the
 /// one before, so that a filler of the right length moves the next one onto a boundary; whether it did is looked at.
-fn aligned(len: usize) -> Result<MmapRegion, vm_memory::mmap::MmapRegionError> {
-    let first = map(len)?;
+fn aligned(len: usize, file: Option<&File>) -> Result<MmapRegion, MmapRegionError> {
+    let first = map(len, file)?;
     let is_aligned = |region: &MmapRegion| (region.as_ptr() as usize).is_multiple_of(HUGE);
     if len < HUGE || is_aligned(&first) {
         return Ok(first);
@@ -71,12 +89,12 @@ fn aligned(len: usize) -> Result<MmapRegion, vm_memory::mmap::MmapRegionError> {
         match below.wrapping_sub(len) % HUGE {
             0 => {}
             // As long as the RAM, so that it comes to no smaller hole.
-            filler => match map(len.next_multiple_of(HUGE) + filler) {
+            filler => match map(len.next_multiple_of(HUGE) + filler, None) {
                 Ok(filler) => misplaced.push(filler),
                 Err(_) => break,
             },
         }
-        match map(len) {
+        match map(len, file) {
             Ok(region) if is_aligned(&region) => return Ok(region),
             Ok(region) => misplaced.push(region),
             Err(_) => break,
@@ -86,11 +104,23 @@ fn aligned(len: usize) -> Result<MmapRegion, vm_memory::mmap::MmapRegionError> {
     Ok(misplaced.swap_remove(0))
 }
 
-fn map(len: usize) -> Result<MmapRegion, vm_memory::mmap::MmapRegionError> {
-    MmapRegionBuilder::new(len)
-        .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
-        .with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE)
-        .build()
+fn map(len: usize, file: Option<&File>) -> Result<MmapRegion, MmapRegionError> {
+    let builder = MmapRegionBuilder::new(len).with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE);
+    match file {
+        None => builder.with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE),
+        Some(file) => builder
+            .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE)
+            .with_file_offset(FileOffset::new(file.try_clone().map_err(MmapRegionError::Mmap)?, 0)),
+    }
+    .build()
+}
+
+/// Memory as a file of just this length.
+fn memfd(len: u64) -> io::Result<File> {
+    let file = memfd_create("guest-ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&file, len)?;
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file.into())
 }
 
 /// Threads that make all of a guest's RAM present. Dropping it ends them early.
@@ -209,8 +239,12 @@ mod tests {
 
     #[test]
     fn ram_is_aligned_to_huge_pages_and_kept_from_children() {
-        for size in [2 * MIB, 4 * MIB, 5 * MIB, 64 * MIB + 4096] {
-            let memory = create(&Layout::new(size, 40).unwrap()).unwrap();
+        let both = [Backing::Private, Backing::Shared];
+        for (size, backing) in [2 * MIB, 4 * MIB, 5 * MIB, 64 * MIB + 4096]
+            .into_iter()
+            .flat_map(|size| both.map(|backing| (size, backing)))
+        {
+            let memory = create(&Layout::new(size, 40).unwrap(), backing).unwrap();
             let start = memory.iter().next().unwrap().as_ptr() as usize;
             assert_eq!(start % HUGE, 0, "{size:#x}");
             let flags = flags(start);
@@ -241,7 +275,7 @@ mod tests {
 
     #[test]
     fn prefaulting_ends_when_it_is_dropped() {
-        let memory = create(&Layout::new(1 << 30, 40).unwrap()).unwrap();
+        let memory = create(&Layout::new(1 << 30, 40).unwrap(), Backing::Private).unwrap();
         drop(Prefault::start(&memory));
     }
 }

@@ -37,7 +37,7 @@ mod memory;
 mod pci;
 mod serial;
 mod stop;
-mod sys;
+pub(crate) mod sys;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
@@ -45,6 +45,7 @@ mod tests;
 mod vcpu;
 mod virtio;
 
+pub use crate::accelerator::WorkerProgram;
 pub use boot::BootError;
 pub use error::MachineError;
 pub use exits::{ExitCounts, HotSpot};

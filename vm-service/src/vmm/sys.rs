@@ -44,7 +44,7 @@ pub(super) fn populate(region: &MmapRegion, offset: usize, len: usize) -> io::Re
 }
 
 /// An eventfd as a borrowed descriptor.
-pub(super) fn borrow(event: &EventFd) -> BorrowedFd<'_> {
+pub(crate) fn borrow(event: &EventFd) -> BorrowedFd<'_> {
     // SAFETY: the descriptor is open for as long as the eventfd that the result borrows from.
     unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
 }

@@ -73,6 +73,11 @@ impl MsixTable {
         }
     }
 
+    /// The eventfd that signals a vector, for another process; `None` where there is no such vector, or no descriptor.
+    pub(in crate::vmm) fn trigger(&self, vector: u16) -> Option<EventFd> {
+        self.triggers.get(usize::from(vector))?.try_clone().ok()
+    }
+
     /// Takes a new value of the message control register.
     pub(in crate::vmm) fn set_control(&self, control: u16) {
         let mut state = self.state();

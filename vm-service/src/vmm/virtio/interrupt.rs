@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 
+use vmm_sys_util::eventfd::EventFd;
+
 use crate::vmm::pci::MsixTable;
 
 /// No vector is assigned (section 4.1.5.1.2).
@@ -26,6 +28,12 @@ impl Interrupt {
     /// Tells the driver that a queue has used buffers.
     pub(in crate::vmm) fn used(&self, queue: u16) {
         self.msix.signal(self.queue_vector(queue));
+    }
+
+    /// What delivers a queue's interrupt when another process signals it; `None` where the driver wants none. A vector
+    /// that the driver assigns later is not followed.
+    pub(super) fn trigger(&self, queue: u16) -> Option<EventFd> {
+        self.msix.trigger(self.queue_vector(queue))
     }
 
     /// Tells the driver that the device won't go on before a reset.

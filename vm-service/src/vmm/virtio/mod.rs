@@ -4,6 +4,7 @@
 //! hands them back when the device is reset. A driver that breaks the rules gets `DEVICE_NEEDS_RESET`; nothing that
 //! it writes can do worse.
 
+mod accelerator;
 mod block;
 #[cfg(test)]
 mod fuzz;
@@ -14,6 +15,7 @@ mod registers;
 mod tests;
 mod worker;
 
+pub(super) use accelerator::AcceleratorDevice;
 pub(super) use block::BlockDevice;
 pub(super) use pci::VirtioPci;
 

@@ -26,13 +26,21 @@ impl Worker {
         kicks: Vec<EventFd>,
         mut serve: impl FnMut(usize) -> bool + Send + 'static,
     ) -> io::Result<Self> {
+        Self::run(name, move |end| {
+            if (0..kicks.len()).all(&mut serve) {
+                wait(&kicks, end, serve);
+            }
+        })
+    }
+
+    /// Runs `work` once. It must return soon after the eventfd that it is given was signalled.
+    ///
+    /// # Errors
+    /// When there are no file descriptors or threads left.
+    pub(super) fn run(name: &str, work: impl FnOnce(&EventFd) + Send + 'static) -> io::Result<Self> {
         let end = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?;
         let watch = end.try_clone()?;
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
-            if (0..kicks.len()).all(&mut serve) {
-                wait(&kicks, &watch, serve);
-            }
-        })?;
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || work(&watch))?;
         Ok(Self { end, thread: Some(thread) })
     }
 

@@ -1,0 +1,188 @@
+//! The VMM's side of a worker: it starts the process, gives it what it needs, and ends it.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use thiserror::Error;
+
+use super::WorkerProgram;
+use super::channel::{self, Open, Order, Report, Start};
+
+/// How long a worker may take to open its accelerator: a GPU that nobody uses takes seconds to wake.
+const OPEN_DEADLINE: Duration = Duration::from_secs(60);
+/// How long a killed worker may take to be gone: a GPU's driver tears its context down meanwhile.
+const END_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Why a worker could not be had.
+#[derive(Debug, Error)]
+pub(crate) enum WorkerError {
+    /// The process could not be started, or not be told what to do.
+    #[error(
+        "the worker of the accelerator {device} can't be started: {source}; see `ulimit -n` and `ulimit -u`"
+    )]
+    Start {
+        /// Which accelerator.
+        device: String,
+        /// What the Linux kernel answered.
+        source: io::Error,
+    },
+    /// It started and could not open the accelerator.
+    #[error("the accelerator {device} can't be opened: {reason}")]
+    Refused {
+        /// Which accelerator.
+        device: String,
+        /// Why not, and what to do.
+        reason: String,
+    },
+    /// It did not get so far.
+    #[error(
+        "the worker of the accelerator {device} {what} before the accelerator was open; see its messages above"
+    )]
+    Gone {
+        /// Which accelerator.
+        device: String,
+        /// How it ended.
+        what: String,
+    },
+}
+
+/// A worker that has opened its accelerator. Dropping it kills the process.
+#[derive(Debug)]
+pub(crate) struct WorkerProcess {
+    child: Child,
+    socket: OwnedFd,
+}
+
+impl WorkerProcess {
+    /// Starts a worker and waits until its accelerator is open; answers with the accelerator's name too. It inherits
+    /// nothing but its end of a socket, and standard error for its messages.
+    ///
+    /// # Errors
+    /// When it can't be started, or the accelerator can't be opened.
+    pub(crate) fn spawn(
+        program: &WorkerProgram,
+        open: &Open,
+        ram: &[BorrowedFd<'_>],
+    ) -> Result<(Self, String), WorkerError> {
+        let failed = |source| WorkerError::Start { device: open.device.clone(), source };
+        let (socket, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .map_err(|error| failed(error.into()))?;
+        let mut command = Command::new(&program.path);
+        command.args(&program.arguments).stdin(theirs).stdout(Stdio::null()).current_dir("/").env_clear();
+        // A cache in the user's home is one guest's to fill and another's to read; ours is keyed by content.
+        command.env("CUDA_CACHE_DISABLE", "1").env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
+        for name in ["RUST_LOG", "LD_LIBRARY_PATH"] {
+            if let Some(value) = std::env::var_os(name) {
+                command.env(name, value);
+            }
+        }
+        let child = command.spawn().map_err(failed)?;
+        // The command holds the child's end of the socket.
+        drop(command);
+        let mut this = Self { child, socket };
+        channel::send(&this.socket, &Order::Open(open.clone()), ram).map_err(failed)?;
+        let device = open.device.clone();
+        match this.report(OPEN_DEADLINE) {
+            Ok(Some(Report::Ready { name, .. })) => Ok((this, name)),
+            Ok(Some(Report::Failed(reason))) => Err(WorkerError::Refused { device, reason }),
+            Ok(Some(other)) => Err(WorkerError::Gone {
+                device,
+                what: format!("answered with {other:?}, which is no answer,"),
+            }),
+            Ok(None) => {
+                let what = this.kill().unwrap_or_else(|| "did not end".into());
+                Err(WorkerError::Gone { device, what })
+            }
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                let reason = format!(
+                    "it took longer than {} s; see whether its driver hangs",
+                    OPEN_DEADLINE.as_secs()
+                );
+                Err(WorkerError::Refused { device, reason })
+            }
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    /// Tells the worker to serve a queue.
+    ///
+    /// # Errors
+    /// When it has gone.
+    pub(crate) fn start(
+        &self,
+        start: Start,
+        doorbell: BorrowedFd<'_>,
+        interrupt: Option<BorrowedFd<'_>>,
+    ) -> io::Result<()> {
+        let files: Vec<BorrowedFd<'_>> = std::iter::once(doorbell).chain(interrupt).collect();
+        channel::send(&self.socket, &Order::Start(start), &files)
+    }
+
+    /// Asks the worker whether it is there.
+    ///
+    /// # Errors
+    /// When it has gone.
+    pub(crate) fn ping(&self) -> io::Result<()> {
+        channel::send(&self.socket, &Order::Ping, &[])
+    }
+
+    /// Readable when there is a report, or the worker has gone.
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// The next report; `None` when the worker has gone.
+    ///
+    /// # Errors
+    /// When none comes within `patience` (`TimedOut`), or what comes is none.
+    pub(crate) fn report(&self, patience: Duration) -> io::Result<Option<Report>> {
+        let until = Instant::now() + patience;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
+            match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&timeout)) {
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+                Ok(0) if left.is_zero() => return Err(io::ErrorKind::TimedOut.into()),
+                Ok(0) => {}
+                Ok(_) => return Ok(channel::receive(&self.socket)?.map(|(report, _)| report)),
+            }
+        }
+    }
+
+    /// Kills the worker and says how it ended; `None` when it is not gone within the deadline.
+    pub(crate) fn kill(&mut self) -> Option<String> {
+        // It fails on a process that has ended.
+        let _ = self.child.kill();
+        let until = Instant::now() + END_DEADLINE;
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => {
+                    return Some(match (status.code(), status.signal()) {
+                        (Some(code), _) => format!("ended with status {code}"),
+                        (_, Some(libc::SIGKILL)) => "was killed".into(),
+                        (_, Some(libc::SIGSYS)) => "was ended for a system call that it may not make".into(),
+                        (_, Some(signal)) => format!("was ended by signal {signal}"),
+                        _ => "ended".into(),
+                    });
+                }
+                Ok(None) if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
+                Ok(None) | Err(_) => return None,
+            }
+        }
+    }
+}
+
+impl Drop for WorkerProcess {
+    fn drop(&mut self) {
+        if self.kill().is_none() {
+            tracing::error!(pid = self.child.id(), "an accelerator's worker was killed and is not gone");
+        }
+    }
+}

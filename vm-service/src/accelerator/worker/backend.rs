@@ -1,0 +1,140 @@
+//! The accelerators that a worker can open.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use vm_accel::{Artifact, PoolOptions, QueueOptions, Worker, WorkerOptions};
+use vm_ir::{Trust, ValidModule};
+use vm_passthrough::accelerator::{JitCompiler, JitTarget};
+
+use super::control::{self, Work};
+use super::server::{Compile, GRACE};
+use crate::accelerator::sandbox::{self, Confinement};
+
+/// What a worker's process may hold beside the accelerator's memory.
+const OWN_MEMORY: u64 = 1 << 30;
+/// What a driver's library may hold of the host's memory.
+const DRIVER_MEMORY: u64 = 16 << 30;
+/// Commands that may wait for the accelerator.
+const CAPACITY: usize = 4096;
+
+/// An open accelerator.
+pub(super) struct Opened {
+    /// The product's name.
+    pub(super) name: String,
+    /// What code is compiled for.
+    pub(super) target: String,
+    /// Which system calls it still needs.
+    pub(super) confinement: Confinement,
+    /// Serves a queue with it.
+    #[allow(clippy::type_complexity, reason = "it is called in one place")]
+    pub(super) serve: Box<dyn FnOnce(Work) -> Result<(), String> + Send>,
+}
+
+/// Opens `cpu`, or the GPU at a PCI address, for a guest that may use `memory` bytes of it and `deadline` for a launch.
+///
+/// # Errors
+/// Why it can't be, and what to do.
+pub(super) fn open(device: &str, memory: u64, deadline: Duration) -> Result<Opened, String> {
+    match device {
+        "cpu" => {
+            sandbox::limit_memory(memory.saturating_add(OWN_MEMORY))?;
+            open_cpu(deadline)
+        }
+        address => {
+            sandbox::limit_memory(DRIVER_MEMORY)?;
+            open_gpu(address, deadline)
+        }
+    }
+}
+
+fn open_cpu(_deadline: Duration) -> Result<Opened, String> {
+    Err("this vm-service was built without the CPU's accelerator; build it with `--features cpu`".into())
+}
+
+#[cfg(feature = "cuda")]
+fn open_gpu(address: &str, deadline: Duration) -> Result<Opened, String> {
+    let gpu = vm_passthrough::accelerator::CudaAccelerator::at(address).map_err(|error| error.to_string())?;
+    // The driver compiles PTX when it is loaded: this process is the one with limits on time and memory.
+    opened(gpu, Confinement::Driver, deadline, |compiler| compiler.assembler(None))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn open_gpu(address: &str, _deadline: Duration) -> Result<Opened, String> {
+    Err(format!(
+        "this vm-service was built without an accelerator for {address}; build it with `--features cuda`"
+    ))
+}
+
+/// Starts an accelerator's worker, and runs through everything once that it loads when it is first used, as the process
+/// is confined afterwards.
+#[allow(dead_code, reason = "which accelerators there are is the build's choice")]
+fn opened<A: JitTarget>(
+    accelerator: A,
+    confinement: Confinement,
+    deadline: Duration,
+    adjust: impl FnOnce(JitCompiler<A>) -> JitCompiler<A>,
+) -> Result<Opened, String> {
+    let accelerator = Arc::new(accelerator);
+    let name = accelerator.info().name.clone();
+    let target = accelerator.target().map_err(|error| error.to_string())?.to_string();
+    let compiler = adjust(JitCompiler::new(accelerator.clone()));
+    let options = WorkerOptions {
+        name: "accelerator".into(),
+        capacity: CAPACITY,
+        queue: QueueOptions { patience: deadline.saturating_add(GRACE), keep_bytes: 0 },
+        // The quota is counted by who hands out the buffers.
+        pool: PoolOptions { zero: true, ..PoolOptions::default() },
+        ..WorkerOptions::default()
+    };
+    let worker: Worker<A> = Worker::start(accelerator, options).map_err(|error| error.to_string())?;
+    let compiler = Jit { compiler, target: target.clone() };
+    warm_up(&worker, &compiler, deadline).map_err(|error| format!("its first kernel failed: {error}"))?;
+    Ok(Opened {
+        name,
+        target,
+        confinement,
+        serve: Box::new(move |work| control::serve(worker, Box::new(compiler), work)),
+    })
+}
+
+/// Compiles and runs a small kernel.
+fn warm_up<A: JitTarget>(worker: &Worker<A>, compiler: &Jit<A>, deadline: Duration) -> Result<(), String> {
+    const KERNEL: &str = "vir 1
+        kernel @warm_up(@x: view<f32, [?], readwrite>) at 0x0 block(32) {
+          %i = global_id.x : i64
+          %v = load @x[%i] : f32
+          %e = exp %v : f32
+          store @x[%i], %e
+        }";
+    let text = |error: &dyn std::fmt::Display| error.to_string();
+    let module = vm_ir::text::parse(KERNEL).map_err(|error| text(&error))?;
+    let module = vm_ir::validate(module, Trust::Guest).map_err(|error| text(&error))?;
+    for artifact in compiler.compile(&module)? {
+        let kernel = worker.load(&artifact).map_err(|error| text(&error))?;
+        let buffer = worker.allocate(4 * 64).map_err(|error| text(&error))?;
+        worker.launch(&kernel, 2, &vm_accel::arguments![&buffer]).map_err(|error| text(&error))?;
+        let mut result = [0f32; 64];
+        worker.read(&buffer, &mut result).map_err(|error| text(&error))?;
+        if result.iter().any(|value| *value != 1.0) {
+            return Err(format!("it computed {} instead of 1", result[0]));
+        }
+    }
+    worker.synchronize(deadline.saturating_add(GRACE)).map_err(|error| text(&error))
+}
+
+struct Jit<A> {
+    compiler: JitCompiler<A>,
+    target: String,
+}
+
+impl<A: JitTarget> Compile for Jit<A> {
+    fn target(&self) -> &str {
+        &self.target
+    }
+
+    fn compile(&self, module: &ValidModule) -> Result<Vec<Artifact>, String> {
+        let kernels = self.compiler.compile_module(module).map_err(|error| error.to_string())?;
+        Ok(kernels.iter().map(|kernel| kernel.artifact().clone()).collect())
+    }
+}

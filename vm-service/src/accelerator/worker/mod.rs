@@ -1,0 +1,24 @@
+//! The worker's side: a process that does what one guest asks of one accelerator.
+//!
+//! | thread | does |
+//! | --- | --- |
+//! | main | takes the VMM's orders, answers its pings, and watches that the others keep their deadlines |
+//! | `queue` | takes batches from the virtqueue, checks them, and hands their operations to the accelerator |
+//! | `fences` | waits for the accelerator, and answers the batches that asked for that |
+//! | the accelerator's own | run the operations |
+
+mod backend;
+mod budget;
+mod control;
+mod fences;
+mod import;
+mod log;
+mod queue;
+mod ram;
+mod server;
+mod status;
+#[cfg(test)]
+mod tests;
+mod watch;
+
+pub(crate) use control::main;

@@ -1,0 +1,499 @@
+//! Does what batches ask: the guest's modules and buffers, its quotas, and its operations, handed to the accelerator in
+//! their order.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use vm_accel::{Accelerator, Artifact, Buffer, Job, Kernel, Launch, Limits, ParameterKind, Scalar, Worker};
+use vm_ir::{Trust, ValidModule};
+use vm_paravirt::{
+    Argument, Batch, Info, MAX_REPLY_BYTES, Malformed, Operation, Ranges, ReplyWriter, Span, Status, View,
+    reply_bytes,
+};
+
+use super::import::{Import, ImportError};
+use super::log::Log;
+use super::ram::{Ram, Unfit};
+use super::status;
+use super::watch::Watch;
+
+/// The most modules that a guest may have.
+const MODULES: usize = 256;
+/// The most kernels of all its modules.
+const KERNELS: usize = 4096;
+/// The most buffers that it may have.
+const BUFFERS: usize = 4096;
+/// The most ranges of its memory under all its buffers: each is a mapping of this process.
+const RANGES: usize = 16384;
+/// What the accelerator's pool may keep of freed memory beyond the guest's quota.
+const KEPT: u64 = 64 << 20;
+/// Launches between two fences of our own: so many at most stand between a fence and its answer.
+const FENCED: u32 = 64;
+/// What an operation may take beside a launch's deadline: to compile a module, to register memory.
+pub(super) const GRACE: Duration = Duration::from_secs(30);
+
+/// Makes code of modules.
+pub(super) trait Compile: Send {
+    /// What code is compiled for.
+    fn target(&self) -> &str;
+
+    /// Compiles a guest's module: an artifact for each kernel, in order.
+    ///
+    /// # Errors
+    /// Why it can't be, in words.
+    fn compile(&self, module: &ValidModule) -> Result<Vec<Artifact>, String>;
+}
+
+/// What a guest may use.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Quotas {
+    /// Bytes of the accelerator's memory.
+    pub(super) memory: u64,
+    /// What one launch may take, at most.
+    pub(super) limits: Limits,
+}
+
+/// What a guest is answered.
+#[derive(Debug, Default)]
+pub(super) struct Answer {
+    /// Why no operation was begun, if none was.
+    refused: Option<Status>,
+    results: Vec<(Status, Vec<u8>)>,
+}
+
+impl Answer {
+    /// A batch none of which was begun.
+    pub(super) fn refused(status: Status) -> Self {
+        Self { refused: Some(status), results: Vec::new() }
+    }
+
+    /// Changes how an operation ended.
+    pub(super) fn set_status(&mut self, operation: u32, status: Status) {
+        if let Some(result) = self.results.get_mut(operation as usize) {
+            result.0 = status;
+        }
+    }
+
+    /// Writes the reply into at most `room` bytes. Nothing, if not even a header fits.
+    pub(super) fn encode(&self, room: usize) -> Vec<u8> {
+        let answers = self.results.iter().map(|(_, answer)| answer.len().next_multiple_of(8)).sum();
+        let mut bytes = vec![0; reply_bytes(self.results.len(), answers).min(room)];
+        let Ok(mut writer) = ReplyWriter::new(&mut bytes, self.refused.unwrap_or(Status::Ok)) else {
+            return Vec::new();
+        };
+        for (status, answer) in &self.results {
+            // That there is room was seen before the batch was begun.
+            if writer.result(*status, answer).is_err() {
+                break;
+            }
+        }
+        let len = writer.finish();
+        bytes.truncate(len);
+        bytes
+    }
+}
+
+/// A point that the accelerator is to reach.
+#[derive(Debug)]
+pub(super) struct Fence {
+    /// The operation that asked for it; `None` for one of our own.
+    pub(super) operation: Option<u32>,
+    pub(super) job: Job<()>,
+    /// Launches since the fence before it.
+    pub(super) launches: u32,
+}
+
+/// A batch whose operations were handed over.
+#[derive(Debug)]
+pub(super) struct Executed {
+    /// Its number.
+    pub(super) batch: u64,
+    pub(super) answer: Answer,
+    pub(super) fences: Vec<Fence>,
+}
+
+impl Executed {
+    /// Whether the answer must wait for the accelerator.
+    pub(super) fn waits(&self) -> bool {
+        self.fences.iter().any(|fence| fence.operation.is_some())
+    }
+}
+
+/// Why an operation failed.
+type Failure = (Status, String);
+
+/// One guest's modules and buffers on one accelerator.
+pub(super) struct Server<A: Accelerator> {
+    worker: Worker<A>,
+    compiler: Box<dyn Compile>,
+    ram: Arc<Ram>,
+    quotas: Quotas,
+    log: Arc<Mutex<Log>>,
+    watch: Watch,
+    modules: HashMap<u32, Vec<Loaded<A>>>,
+    buffers: HashMap<u32, Held<A>>,
+    kernels: usize,
+    held: u64,
+    imported: u64,
+    ranges: usize,
+    batches: u64,
+    /// Launches since the last fence.
+    unfenced: u32,
+    /// Whether anything was handed over since the last fence.
+    working: bool,
+}
+
+struct Loaded<A: Accelerator> {
+    kernel: Kernel<A>,
+    artifact: Artifact,
+}
+
+/// A buffer of the guest.
+struct Held<A: Accelerator> {
+    memory: Memory<A>,
+    /// Where in the memory it begins.
+    start: u64,
+    bytes: u64,
+}
+
+enum Memory<A: Accelerator> {
+    Device(Buffer<A>),
+    Guest(Import<A>, usize),
+}
+
+impl<A: Accelerator> Held<A> {
+    fn buffer(&self) -> Option<&Buffer<A>> {
+        match &self.memory {
+            Memory::Device(buffer) => Some(buffer),
+            Memory::Guest(import, _) => import.buffer(),
+        }
+    }
+
+    /// A part of it, all of which must be there.
+    fn view(&self, offset: u64, bytes: u64) -> Result<vm_accel::View<'_, A>, Failure> {
+        let inside = offset <= self.bytes && bytes <= self.bytes - offset;
+        match self.buffer().filter(|_| inside) {
+            Some(buffer) => buffer.view(self.start + offset, bytes).map_err(failure),
+            None => {
+                let text =
+                    format!("{bytes} bytes at {offset} do not lie in a buffer of {} bytes", self.bytes);
+                Err((Status::Range, text))
+            }
+        }
+    }
+}
+
+fn failure(error: vm_accel::Error) -> Failure {
+    (status::of(&error), error.to_string())
+}
+
+fn missing(what: &str, number: u32) -> Failure {
+    (Status::NoSuch, format!("there is no {what} {number}"))
+}
+
+impl<A: Accelerator> Server<A> {
+    /// A guest that has nothing.
+    pub(super) fn new(
+        worker: Worker<A>,
+        compiler: Box<dyn Compile>,
+        ram: Arc<Ram>,
+        quotas: Quotas,
+        log: Arc<Mutex<Log>>,
+        watch: Watch,
+    ) -> Self {
+        Self {
+            worker,
+            compiler,
+            ram,
+            quotas,
+            log,
+            watch,
+            modules: HashMap::new(),
+            buffers: HashMap::new(),
+            kernels: 0,
+            held: 0,
+            imported: 0,
+            ranges: 0,
+            batches: 0,
+            unfenced: 0,
+            working: false,
+        }
+    }
+
+    /// Does what a batch asks, for an answer of at most `room` bytes. The bytes are this process's own, so that nobody
+    /// changes them meanwhile.
+    pub(super) fn execute(&mut self, bytes: &[u8], room: usize) -> Executed {
+        let batch = self.batches;
+        self.batches += 1;
+        let mut executed = Executed { batch, answer: Answer::default(), fences: Vec::new() };
+        let decoded = match Batch::decode(bytes) {
+            Ok(decoded) => decoded,
+            Err(error) => {
+                let Malformed { what, .. } = error;
+                let status = if what == Batch::OTHER_VERSION { Status::Version } else { Status::Malformed };
+                self.note(batch, 0, status, error.to_string());
+                executed.answer = Answer::refused(status);
+                return executed;
+            }
+        };
+        let queries = decoded.operations().flatten().filter(|one| matches!(one, Operation::Query)).count();
+        let needed = reply_bytes(decoded.len(), queries * Info::MAX_BYTES);
+        let Some(mut spare) = room.min(MAX_REPLY_BYTES).checked_sub(needed) else {
+            self.note(
+                batch,
+                0,
+                Status::ReplyRoom,
+                format!("the reply needs {needed} bytes, {room} were given"),
+            );
+            executed.answer = Answer::refused(Status::ReplyRoom);
+            return executed;
+        };
+        let mut failed = false;
+        // Decoding saw that none of them is malformed.
+        for (index, operation) in (0..).zip(decoded.operations().flatten()) {
+            if failed {
+                executed.answer.results.push((Status::Skipped, Vec::new()));
+                continue;
+            }
+            let under_way = self.watch.begin("an operation", self.quotas.limits.time.saturating_add(GRACE));
+            let result = self.operation(&operation, index, spare, &mut executed.fences);
+            drop(under_way);
+            let result = match result {
+                Ok(answer) => {
+                    if let Operation::Log = operation {
+                        spare -= answer.len().next_multiple_of(8);
+                    }
+                    (Status::Ok, answer)
+                }
+                Err((status, text)) => {
+                    failed = true;
+                    self.note(batch, index, status, text);
+                    (status, Vec::new())
+                }
+            };
+            executed.answer.results.push(result);
+        }
+        if self.working {
+            match self.fence(None) {
+                Ok(fence) => executed.fences.push(fence),
+                Err((status, text)) => self.note(batch, 0, status, text),
+            }
+        }
+        executed
+    }
+
+    fn note(&self, batch: u64, operation: u32, status: Status, text: String) {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner).add(batch, operation, status, text);
+    }
+
+    fn fence(&mut self, operation: Option<u32>) -> Result<Fence, Failure> {
+        let job = self.worker.fence().map_err(failure)?;
+        self.working = false;
+        Ok(Fence { operation, job, launches: std::mem::take(&mut self.unfenced) })
+    }
+
+    fn operation(
+        &mut self,
+        operation: &Operation<'_>,
+        index: u32,
+        spare: usize,
+        fences: &mut Vec<Fence>,
+    ) -> Result<Vec<u8>, Failure> {
+        match operation {
+            Operation::Query => return self.query(),
+            Operation::Log => {
+                return Ok(self.log.lock().unwrap_or_else(PoisonError::into_inner).take(spare & !7));
+            }
+            Operation::CreateModule { module, ir } => self.create_module(*module, ir)?,
+            Operation::DestroyModule { module } => match self.modules.remove(module) {
+                Some(kernels) => self.kernels -= kernels.len(),
+                None => return Err(missing("module", *module)),
+            },
+            Operation::CreateBuffer { buffer, bytes } => self.create_buffer(*buffer, *bytes)?,
+            Operation::ImportBuffer { buffer, ranges } => self.import_buffer(*buffer, *ranges)?,
+            Operation::DestroyBuffer { buffer } => self.destroy_buffer(*buffer)?,
+            Operation::Copy { target, source } => {
+                self.worker.copy(self.span(target)?, self.span(source)?).map_err(failure)?;
+                self.working = true;
+            }
+            Operation::Fill { target, value } => {
+                self.worker.fill(self.span(target)?, *value).map_err(failure)?;
+                self.working = true;
+            }
+            Operation::Launch(launch) => {
+                self.launch(launch)?;
+                if self.unfenced >= FENCED {
+                    fences.push(self.fence(None)?);
+                }
+            }
+            Operation::Fence => fences.push(self.fence(Some(index))?),
+        }
+        Ok(Vec::new())
+    }
+
+    fn query(&self) -> Result<Vec<u8>, Failure> {
+        let device = self.worker.accelerator().info();
+        let info = Info {
+            name: &device.name,
+            target: self.compiler.target(),
+            memory_bytes: self.quotas.memory,
+            memory_free: self.quotas.memory - self.held,
+            deadline_us: u64::try_from(self.quotas.limits.time.as_micros()).unwrap_or(u64::MAX),
+            rounds: self.quotas.limits.rounds,
+            units: device.units,
+            lanes: device.lanes,
+            block_threads: device.block_items,
+            shared_bytes: device.shared_bytes,
+            grid: device.grid,
+            modules: MODULES as u32,
+            buffers: BUFFERS as u32,
+        };
+        let mut bytes = vec![0; Info::MAX_BYTES];
+        let len = info.encode(&mut bytes).map_err(|error| (Status::Device, error.to_string()))?;
+        bytes.truncate(len);
+        Ok(bytes)
+    }
+
+    fn create_module(&mut self, number: u32, ir: &[u8]) -> Result<(), Failure> {
+        if self.modules.contains_key(&number) {
+            return Err((Status::NumberTaken, format!("there is a module {number} already")));
+        }
+        if self.modules.len() >= MODULES {
+            return Err((Status::Quota, format!("a guest has at most {MODULES} modules")));
+        }
+        let refused = |error: &dyn std::fmt::Display| (Status::Module, format!("module {number}: {error}"));
+        let module = vm_ir::binary::decode(ir).map_err(|error| refused(&error))?;
+        let valid = vm_ir::validate(module, Trust::Guest).map_err(|errors| refused(&errors))?;
+        if self.kernels + valid.kernels().len() > KERNELS {
+            return Err((Status::Quota, format!("a guest has at most {KERNELS} kernels")));
+        }
+        let artifacts = self.compiler.compile(&valid).map_err(|error| refused(&error))?;
+        let mut kernels = Vec::with_capacity(artifacts.len());
+        for artifact in artifacts {
+            let kernel = self.worker.load(&artifact).map_err(failure)?;
+            kernels.push(Loaded { kernel, artifact });
+        }
+        self.kernels += kernels.len();
+        self.modules.insert(number, kernels);
+        Ok(())
+    }
+
+    fn new_buffer(&self, number: u32) -> Result<(), Failure> {
+        if self.buffers.contains_key(&number) {
+            return Err((Status::NumberTaken, format!("there is a buffer {number} already")));
+        }
+        if self.buffers.len() >= BUFFERS {
+            return Err((Status::Quota, format!("a guest has at most {BUFFERS} buffers")));
+        }
+        Ok(())
+    }
+
+    fn create_buffer(&mut self, number: u32, bytes: u64) -> Result<(), Failure> {
+        self.new_buffer(number)?;
+        if bytes == 0 {
+            return Err((Status::Range, "a buffer has at least one byte".into()));
+        }
+        if bytes > self.quotas.memory - self.held {
+            let (held, quota) = (self.held, self.quotas.memory);
+            let text = format!("{bytes} bytes are more than the guest's {quota} leave: it holds {held}");
+            return Err((Status::Quota, text));
+        }
+        // It is handed out only once it is zero: the fill stands before whatever comes later.
+        let buffer = self.worker.allocate_zeroed(bytes).map_err(failure)?;
+        self.held += bytes;
+        self.working = true;
+        self.buffers.insert(number, Held { memory: Memory::Device(buffer), start: 0, bytes });
+        Ok(())
+    }
+
+    fn import_buffer(&mut self, number: u32, ranges: Ranges<'_>) -> Result<(), Failure> {
+        self.new_buffer(number)?;
+        let (ram, count) = (self.ram.bytes(), ranges.len());
+        let bytes = ranges.iter().try_fold(0u64, |sum, range| sum.checked_add(range.bytes));
+        let bytes = bytes.filter(|bytes| *bytes <= ram - self.imported).ok_or_else(|| {
+            let text = format!("no more than the guest's {ram} bytes of memory can be in buffers at a time");
+            (Status::Quota, text)
+        })?;
+        if self.ranges + count > RANGES {
+            return Err((Status::Quota, format!("a guest's buffers have at most {RANGES} ranges")));
+        }
+        let imported = Import::new(&self.worker, &self.ram, ranges.iter());
+        let (import, start) = imported.map_err(|error| match error {
+            ImportError::Unfit(Unfit::Range(text)) => (Status::Range, text),
+            ImportError::Unfit(Unfit::Host(text)) => (Status::Device, text),
+            ImportError::Accelerator(error) => failure(error),
+        })?;
+        self.imported += bytes;
+        self.ranges += count;
+        self.buffers.insert(number, Held { memory: Memory::Guest(import, count), start, bytes });
+        Ok(())
+    }
+
+    fn destroy_buffer(&mut self, number: u32) -> Result<(), Failure> {
+        let Entry::Occupied(entry) = self.buffers.entry(number) else {
+            return Err(missing("buffer", number));
+        };
+        let held = entry.remove();
+        match &held.memory {
+            Memory::Device(_) => self.held -= held.bytes,
+            Memory::Guest(_, count) => {
+                self.imported -= held.bytes;
+                self.ranges -= count;
+            }
+        }
+        drop(held);
+        // What the pool keeps for the next buffer is the guest's too.
+        let kept = self.worker.statistics().cached;
+        if self.held.saturating_add(kept) > self.quotas.memory.saturating_add(KEPT) {
+            self.worker.trim().map_err(failure)?;
+        }
+        Ok(())
+    }
+
+    fn held(&self, number: u32) -> Result<&Held<A>, Failure> {
+        self.buffers.get(&number).ok_or_else(|| missing("buffer", number))
+    }
+
+    fn span(&self, span: &Span) -> Result<vm_accel::View<'_, A>, Failure> {
+        self.held(span.buffer)?.view(span.offset, span.bytes)
+    }
+
+    fn launch(&mut self, launch: &vm_paravirt::Launch<'_>) -> Result<(), Failure> {
+        let module = self.modules.get(&launch.module).ok_or_else(|| missing("module", launch.module))?;
+        let loaded = module.get(launch.kernel as usize).ok_or_else(|| missing("kernel", launch.kernel))?;
+        let parameters = &loaded.artifact.signature().parameters;
+        let mut arguments = Vec::with_capacity(launch.arguments.len());
+        // Decoding saw that none of them is malformed.
+        for (index, argument) in launch.arguments.flatten().enumerate() {
+            arguments.push(match argument {
+                Argument::View(view) => self.shaped(&view)?,
+                Argument::Scalar(bits) => {
+                    let bytes = match parameters.get(index).map(|parameter| &parameter.kind) {
+                        Some(ParameterKind::Scalar { bytes, .. }) => *bytes,
+                        _ => 8,
+                    };
+                    if bytes < 8 && bits >> (8 * bytes) != 0 {
+                        let text = format!("argument {index}: {bits:#x} has more than {bytes} bytes");
+                        return Err((Status::Arguments, text));
+                    }
+                    vm_accel::Argument::Scalar(Scalar::from_bits(bits, bytes))
+                }
+            });
+        }
+        let most = self.quotas.limits;
+        let rounds = if launch.rounds == 0 { most.rounds } else { launch.rounds.min(most.rounds) };
+        let how = Launch::over(launch.grid).within(Limits { rounds, ..most });
+        self.worker.launch(&loaded.kernel, how, &arguments).map_err(failure)?;
+        self.unfenced += 1;
+        self.working = true;
+        Ok(())
+    }
+
+    fn shaped(&self, view: &View) -> Result<vm_accel::Argument<'_, A>, Failure> {
+        let held = self.held(view.buffer)?;
+        let rest = held.bytes.checked_sub(view.offset).unwrap_or(u64::MAX);
+        Ok(held.view(view.offset, rest)?.shaped(view.extents()).map_err(failure)?.into())
+    }
+}

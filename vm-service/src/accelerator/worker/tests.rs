@@ -1,0 +1,413 @@
+//! Batches on the simulated accelerator, whose kernels are known by their names.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt as _;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use proptest::prelude::Rng as _;
+use proptest::test_runner::{RngAlgorithm, TestRng};
+use vm_accel::fake::FakeAccelerator;
+use vm_accel::programs::Program;
+use vm_accel::{Artifact, Limits, PoolOptions, Worker, WorkerOptions};
+use vm_ir::ValidModule;
+use vm_paravirt::{
+    Argument, BatchWriter, Info, LogReader, MAX_REPLY_BYTES, NoRoom, Range, Reply, Span, Status,
+};
+
+use super::log::Log;
+use super::ram::Ram;
+use super::server::{Compile, Executed, Quotas, Server};
+use super::watch::Watch;
+
+const RAM: u64 = 64 << 10;
+const QUOTA: u64 = 1 << 20;
+
+/// Compiles a kernel to the program of its name.
+struct ByName;
+
+impl Compile for ByName {
+    fn target(&self) -> &str {
+        "fake"
+    }
+
+    fn compile(&self, module: &ValidModule) -> Result<Vec<Artifact>, String> {
+        let program = |name: &str| Program::ALL.into_iter().find(|program| program.name() == name);
+        let kernels = module.kernels().iter();
+        kernels
+            .map(|kernel| {
+                program(kernel.name()).map(FakeAccelerator::artifact).ok_or("no such program".into())
+            })
+            .collect()
+    }
+}
+
+struct Bench {
+    server: Server<FakeAccelerator>,
+    device: Arc<FakeAccelerator>,
+    ram: File,
+}
+
+fn module(text: &str) -> Vec<u8> {
+    let module = vm_ir::text::parse(&format!("vir 1\n{text}")).unwrap();
+    vm_ir::binary::encode(&module, vm_ir::binary::Lines::Strip)
+}
+
+fn add_and_spin() -> Vec<u8> {
+    module(
+        "kernel @add(@input: view<i32, [?], read>, @output: view<i32, [?], write>, %addend: i32) at 0x1 block(256) {}
+         kernel @spin(@output: view<i32, [1], write>, %turns: i64) at 0x2 block(32) {}",
+    )
+}
+
+impl Bench {
+    fn new() -> Self {
+        let ram = tempfile::tempfile().unwrap();
+        ram.set_len(RAM).unwrap();
+        let device = Arc::new(FakeAccelerator::with_memory(4 << 20));
+        let pool = PoolOptions { zero: true, ..PoolOptions::default() };
+        let worker =
+            Worker::start(device.clone(), WorkerOptions { pool, ..WorkerOptions::default() }).unwrap();
+        let parts = Ram::new(&[(0x1000, RAM)], vec![OwnedFd::from(ram.try_clone().unwrap())]).unwrap();
+        let limits = Limits { rounds: 1 << 40, time: Duration::from_millis(200) };
+        let (quotas, log) = (Quotas { memory: QUOTA, limits }, Arc::new(Mutex::new(Log::default())));
+        let server = Server::new(worker, Box::new(ByName), Arc::new(parts), quotas, log, Watch::default());
+        Self { server, device, ram }
+    }
+
+    fn execute(
+        &mut self,
+        room: usize,
+        fill: impl FnOnce(&mut BatchWriter<'_>) -> Result<(), NoRoom>,
+    ) -> Executed {
+        let mut bytes = vec![0; 1 << 16];
+        let mut batch = BatchWriter::new(&mut bytes).unwrap();
+        fill(&mut batch).unwrap();
+        let len = batch.finish();
+        self.server.execute(&bytes[..len], room)
+    }
+
+    /// Does a batch, waits for its fences, and answers with the reply.
+    fn run(&mut self, fill: impl FnOnce(&mut BatchWriter<'_>) -> Result<(), NoRoom>) -> Vec<u8> {
+        let executed = self.execute(MAX_REPLY_BYTES, fill);
+        finish(executed).encode(MAX_REPLY_BYTES)
+    }
+
+    /// As [`Self::run`], and answers with how it ended.
+    fn check(
+        &mut self,
+        fill: impl FnOnce(&mut BatchWriter<'_>) -> Result<(), NoRoom>,
+        expect: Result<(), (usize, Status)>,
+    ) {
+        let reply = self.run(fill);
+        let log = self.log();
+        assert_eq!(Reply::decode(&reply).unwrap().check(), expect, "{log:?}");
+        assert!(log.is_empty() || expect.is_err(), "{log:?}");
+    }
+
+    fn log(&mut self) -> Vec<String> {
+        let reply = self.run(|batch| batch.log());
+        let reply = Reply::decode(&reply).unwrap();
+        let (status, answer) = reply.results().next().unwrap().unwrap();
+        assert_eq!(status, Status::Ok);
+        LogReader::new(answer).map(|entry| entry.unwrap().text.to_owned()).collect()
+    }
+}
+
+fn finish(executed: Executed) -> super::server::Answer {
+    let mut answer = executed.answer;
+    for fence in executed.fences {
+        let ended = fence.job.wait(Instant::now() + Duration::from_secs(30));
+        if let (Err(error), Some(operation)) = (ended, fence.operation) {
+            answer.set_status(operation, super::status::of(&error));
+        }
+    }
+    answer
+}
+
+fn page(number: u64) -> Range {
+    Range { address: 0x1000 * number, bytes: 0x1000 }
+}
+
+#[test]
+fn a_kernel_works_on_the_guests_own_memory() {
+    let mut bench = Bench::new();
+    let numbers: Vec<u8> = (0..1024u32).flat_map(u32::to_le_bytes).collect();
+    bench.ram.write_all_at(&numbers, 0x2000).unwrap();
+    let ir = add_and_spin();
+    // The second buffer is two pages that are neighbours in the buffer only.
+    bench.check(
+        |batch| {
+            batch.create_module(7, &ir)?;
+            batch.import_buffer(1, &[page(3)])?;
+            batch.import_buffer(2, &[page(9), page(5)])?;
+            let view = |buffer, offset| Argument::view(buffer, offset, &[1024]);
+            batch.launch(7, 0, [4, 1, 1], &[view(1, 0)?, view(2, 2048)?, Argument::i32(5)])?;
+            batch.fence()
+        },
+        Ok(()),
+    );
+    let mut got = vec![0; 2048];
+    for (at, first) in [(0x8800, 0u32), (0x4000, 512)] {
+        bench.ram.read_exact_at(&mut got, at).unwrap();
+        let expect: Vec<u8> = (first..first + 512).flat_map(|number| (number + 5).to_le_bytes()).collect();
+        assert!(got == expect, "at {at:#x}");
+    }
+}
+
+#[test]
+fn buffers_on_the_device_are_zero_copied_and_freed() {
+    let mut bench = Bench::new();
+    bench.ram.write_all_at(&[0xee; 0x2000], 0).unwrap();
+    bench.check(
+        |batch| {
+            batch.import_buffer(1, &[Range { address: 0x1004, bytes: 0x100 }])?;
+            // What its former life left is not there in the second.
+            batch.create_buffer(2, 4096)?;
+            batch.fill(Span { buffer: 2, offset: 0, bytes: 4096 }, 0xdd)?;
+            batch.destroy_buffer(2)?;
+            batch.create_buffer(2, 4096)?;
+            batch.fill(Span { buffer: 2, offset: 4, bytes: 4 }, 7)?;
+            batch.copy((1, 0x10), (2, 0), 16)?;
+            batch.fence()?;
+            batch.destroy_buffer(1)?;
+            batch.destroy_buffer(2)
+        },
+        Ok(()),
+    );
+    let mut got = [0; 24];
+    bench.ram.read_exact_at(&mut got, 0x10).unwrap();
+    let expect =
+        [0xee, 0xee, 0xee, 0xee, 0, 0, 0, 0, 7, 7, 7, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0xee, 0xee, 0xee, 0xee];
+    assert_eq!(got, expect);
+    // All quotas are as they were: all of each can be had again.
+    for _ in 0..2 {
+        bench.check(
+            |batch| {
+                batch.create_buffer(1, QUOTA)?;
+                batch.import_buffer(2, &[Range { address: 0x1000, bytes: RAM }])?;
+                batch.destroy_buffer(1)?;
+                batch.destroy_buffer(2)
+            },
+            Ok(()),
+        );
+    }
+}
+
+#[test]
+fn what_is_not_allowed_fails_with_its_status() {
+    let mut bench = Bench::new();
+    let ir = add_and_spin();
+    bench.check(
+        |batch| {
+            batch.create_module(1, &ir)?;
+            batch.create_buffer(1, 4096)?;
+            batch.import_buffer(2, &[page(2)])
+        },
+        Ok(()),
+    );
+    type Fill = fn(&mut BatchWriter<'_>) -> Result<(), NoRoom>;
+    let view = |buffer, offset, extent| Argument::view(buffer, offset, &[extent]).unwrap();
+    let cases: &[(Fill, Status)] = &[
+        (|b| b.create_module(1, b""), Status::NumberTaken),
+        (|b| b.create_module(2, b"PTX, please"), Status::Module),
+        (|b| b.create_module(2, &module("kernel @unknown() at 0x1 block(1) {}")), Status::Module),
+        (|b| b.destroy_module(9), Status::NoSuch),
+        (|b| b.create_buffer(1, 8), Status::NumberTaken),
+        (|b| b.create_buffer(3, 0), Status::Range),
+        (|b| b.create_buffer(3, QUOTA), Status::Quota),
+        (|b| b.create_buffer(3, u64::MAX), Status::Quota),
+        (|b| b.import_buffer(1, &[page(2)]), Status::NumberTaken),
+        (|b| b.import_buffer(3, &[page(0)]), Status::Range),
+        (|b| b.import_buffer(3, &[page(0x11)]), Status::Range),
+        (|b| b.import_buffer(3, &[Range { address: u64::MAX - 1, bytes: 8 }]), Status::Range),
+        (|b| b.import_buffer(3, &[Range { address: 0x1000, bytes: RAM }]), Status::Quota),
+        (|b| b.import_buffer(3, &[Range { address: 0x1000, bytes: u64::MAX }; 2]), Status::Quota),
+        (|b| b.destroy_buffer(9), Status::NoSuch),
+        (|b| b.copy((1, 0), (9, 0), 1), Status::NoSuch),
+        (|b| b.copy((1, 0), (2, 1), 4096), Status::Range),
+        (|b| b.copy((1, u64::MAX), (2, 0), 2), Status::Range),
+        (|b| b.fill(Span { buffer: 2, offset: 4096, bytes: 1 }, 0), Status::Range),
+        (|b| b.launch(9, 0, [1; 3], &[]), Status::NoSuch),
+        (|b| b.launch(1, 2, [1; 3], &[]), Status::NoSuch),
+    ];
+    for (index, (fill, status)) in cases.iter().enumerate() {
+        println!("case {index}");
+        // What stands behind is not begun.
+        bench.check(
+            |batch| {
+                fill(batch)?;
+                batch.destroy_buffer(1)
+            },
+            Err((0, *status)),
+        );
+    }
+    let launches = [
+        (vec![], [1; 3], Status::Arguments),
+        (vec![view(1, 0, 4), view(2, 0, 4), Argument::i32(1), Argument::i32(1)], [1; 3], Status::Arguments),
+        (vec![view(1, 0, 4), view(2, 0, 4), view(2, 0, 4)], [1; 3], Status::Arguments),
+        (vec![view(1, 0, 4), view(2, 0, 4), Argument::Scalar(1 << 32)], [1; 3], Status::Arguments),
+        (vec![view(1, 0, 4), view(2, 0, 4), Argument::i32(1)], [0, 1, 1], Status::Arguments),
+        (vec![view(1, 0, 4), view(2, 0, 1025), Argument::i32(1)], [1; 3], Status::Arguments),
+        (vec![view(1, 0, 4), view(2, 0, u64::MAX), Argument::i32(1)], [1; 3], Status::Arguments),
+        (vec![view(1, 0, 4), view(2, 2, 4), Argument::i32(1)], [1; 3], Status::Arguments),
+        (vec![view(1, 0, 4), view(2, 4097, 0), Argument::i32(1)], [1; 3], Status::Range),
+        (vec![view(1, 0, 4), view(9, 0, 4), Argument::i32(1)], [1; 3], Status::NoSuch),
+        // What is written overlaps what is read.
+        (vec![view(1, 0, 4), view(1, 12, 4), Argument::i32(1)], [1; 3], Status::Arguments),
+    ];
+    for (arguments, grid, status) in launches {
+        println!("{arguments:?}");
+        bench.check(|batch| batch.launch(1, 0, grid, &arguments), Err((0, status)));
+    }
+}
+
+#[test]
+fn an_endless_kernel_is_stopped_and_the_next_one_runs() {
+    let mut bench = Bench::new();
+    let ir = add_and_spin();
+    let spin = |batch: &mut BatchWriter<'_>, turns, rounds| {
+        batch.launch_with_rounds(
+            1,
+            1,
+            [1; 3],
+            rounds,
+            &[Argument::view(1, 0, &[1])?, Argument::i64(turns)],
+        )?;
+        batch.fence()
+    };
+    bench.check(
+        |batch| {
+            batch.create_module(1, &ir)?;
+            batch.create_buffer(1, 4)?;
+            spin(batch, 10, 0)
+        },
+        Ok(()),
+    );
+    bench.check(|batch| spin(batch, 1 << 30, 1 << 20), Err((1, Status::OutOfRounds)));
+    let start = Instant::now();
+    bench.check(|batch| spin(batch, i64::MAX, 0), Err((1, Status::Deadline)));
+    assert!(start.elapsed() >= Duration::from_millis(200), "{:?}", start.elapsed());
+    bench.check(|batch| spin(batch, 10, 0), Ok(()));
+    bench.device.lose();
+    bench.check(|batch| spin(batch, 10, 0), Err((1, Status::Lost)));
+    // From then on it is known.
+    bench.check(|batch| spin(batch, 10, 0), Err((0, Status::Lost)));
+}
+
+#[test]
+fn a_reply_never_passes_its_room() {
+    let mut bench = Bench::new();
+    let query = |batch: &mut BatchWriter<'_>| {
+        batch.query()?;
+        batch.create_buffer(1, 16)
+    };
+    let reply = bench.run(query);
+    let reply = Reply::decode(&reply).unwrap();
+    let (_, answer) = reply.results().next().unwrap().unwrap();
+    let info = Info::decode(answer).unwrap();
+    assert_eq!((info.name, info.target, info.memory_bytes), ("simulated accelerator", "fake", QUOTA));
+    assert_eq!(info.deadline_us, 200_000);
+    bench.check(|batch| batch.destroy_buffer(1), Ok(()));
+    for room in [0, 15, 16, 24, 1000] {
+        let reply = finish(bench.execute(room, query)).encode(room);
+        match Reply::decode(&reply) {
+            Ok(reply) => assert_eq!(reply.check(), Err((0, Status::ReplyRoom)), "{room}"),
+            Err(_) => assert!(reply.is_empty() && room < 16, "{room}"),
+        }
+    }
+    // None of them made the buffer.
+    bench.log();
+    bench.check(|batch| batch.create_buffer(1, 16), Ok(()));
+}
+
+/// Mutated batches: `PARAVIRT_FRAMES` of them, or a few that an ordinary run has time for. The bytes beside what the
+/// batches may touch stay as they are.
+#[test]
+fn mutated_batches_do_no_harm() {
+    const CANARY: u8 = 0xc5;
+    let frames: usize = std::env::var("PARAVIRT_FRAMES").map_or(20_000, |text| text.parse().unwrap());
+    let ir = add_and_spin();
+    let seed = |fill: &dyn Fn(&mut BatchWriter<'_>) -> Result<(), NoRoom>| {
+        let mut bytes = vec![0; 4096];
+        let mut batch = BatchWriter::new(&mut bytes).unwrap();
+        fill(&mut batch).unwrap();
+        let len = batch.finish();
+        bytes.truncate(len);
+        bytes
+    };
+    let view = |buffer, extent| Argument::view(buffer, 0, &[extent]);
+    let seeds = [
+        seed(&|b| {
+            b.create_module(1, &ir)?;
+            b.create_buffer(1, 4096)?;
+            b.import_buffer(2, &[page(4)])?;
+            b.import_buffer(3, &[page(5), page(7)])
+        }),
+        seed(&|b| {
+            b.launch(1, 0, [1, 1, 1], &[view(1, 64)?, view(2, 64)?, Argument::i32(1)])?;
+            b.launch_with_rounds(1, 1, [1; 3], 1000, &[view(2, 1)?, Argument::i64(5)])?;
+            b.fence()
+        }),
+        seed(&|b| {
+            b.copy((1, 0), (2, 0), 64)?;
+            b.fill(Span { buffer: 3, offset: 0, bytes: 128 }, 1)?;
+            b.query()?;
+            b.log()
+        }),
+        seed(&|b| {
+            b.destroy_buffer(1)?;
+            b.destroy_buffer(2)?;
+            b.destroy_buffer(3)?;
+            b.destroy_module(1)
+        }),
+    ];
+    let mut bench = Bench::new();
+    // A file behind the RAM's own end: nothing maps it, nothing may write it.
+    bench.ram.set_len(2 * RAM).unwrap();
+    bench.ram.write_all_at(&[CANARY; RAM as usize], RAM).unwrap();
+    let mut rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[9; 32]);
+    let (mut begun, mut slowest) = (0, Duration::ZERO);
+    let start = Instant::now();
+    for _ in 0..frames {
+        let random = rng.next_u32();
+        let mut frame = seeds[random as usize % seeds.len()].clone();
+        for _ in 0..random >> 8 & 3 {
+            let (random, at) = (rng.next_u32(), 8 + rng.next_u32() as usize % (frame.len() - 8));
+            match random % 4 {
+                0 => frame[at] = (random >> 8) as u8,
+                1 => frame[at] ^= 1 << (random >> 8 & 7),
+                2 => {
+                    let edges = [0, 1, 2, 3, 4096, 0x8000_0000, u32::MAX, random];
+                    let at = at.min(frame.len() - 4) & !3;
+                    frame[at..at + 4]
+                        .copy_from_slice(&edges[(random >> 8) as usize % edges.len()].to_le_bytes());
+                }
+                _ => frame.truncate(at.max(16)),
+            }
+            let len = frame.len() as u32;
+            frame[8..12].copy_from_slice(&len.to_le_bytes());
+        }
+        let room = if random & 1 << 16 == 0 { MAX_REPLY_BYTES } else { rng.next_u32() as usize % 2048 };
+        let begin = Instant::now();
+        let reply = finish(bench.server.execute(&frame, room)).encode(room);
+        slowest = slowest.max(begin.elapsed());
+        assert!(reply.len() <= room);
+        if let Ok(reply) = Reply::decode(&reply) {
+            begun += usize::from(reply.status() == Status::Ok);
+        } else {
+            assert!(room < 16, "a reply that is none");
+        }
+    }
+    println!(
+        "{frames} mutated batches in {:.1} s, {begun} of them begun, the slowest in {slowest:?}",
+        start.elapsed().as_secs_f64()
+    );
+    assert!(begun > frames / 4, "the mutations miss what they are for");
+    let mut beside = vec![0; RAM as usize];
+    bench.ram.read_exact_at(&mut beside, RAM).unwrap();
+    assert!(beside.iter().all(|byte| *byte == CANARY), "memory outside of the guest's RAM has changed");
+    // It still works.
+    bench.check(|batch| batch.log(), Ok(()));
+}
