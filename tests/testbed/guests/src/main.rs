@@ -10,12 +10,17 @@
 //! | `reboot` | prints and resets the machine |
 //! | `pci` | lists every PCI function that it sees |
 //! | `edu [msis=N] [outside=0xADDRESS]` | drives QEMU's `edu` device: registers, DMA both ways, N interrupts (200), and DMA to an address outside its RAM |
+//! | `accel [hz=N]` | uses an accelerator that the host shares: kernels on its own memory, copies, batches, a kernel that never ends |
+//! | `accel-hostile [hz=N] [seed=N]` | does to such an accelerator's device what no driver should, and then uses it |
+//! | `accel-steady [hz=N] [seconds=N]` | launches for N seconds (10) and checks every result |
+//! | `accel-bench [hz=N] [mib=N] [launches=N]` | measures kernels on its own memory, single launches and batches |
 //!
 //! It reports on COM1, a line a check, `bare: CHECK ok` or `bare: CHECK FAILED: what`; the last line is
 //! `bare: PASS` or `bare: FAIL`. Then it powers off through ACPI.
 #![no_std]
 #![no_main]
 
+mod accel;
 mod acpi;
 mod boot;
 mod edu;
@@ -53,12 +58,17 @@ fn main(params: BootParams) -> ! {
             true
         }
         (Some(b"edu"), Some(acpi)) => edu::run(acpi.ecam, words),
+        (Some(name @ (b"accel" | b"accel-hostile" | b"accel-steady" | b"accel-bench")), Some(acpi)) => {
+            accel::run(name, acpi.ecam, words)
+        }
         (_, None) => {
             println!("bare: acpi FAILED: no usable tables at {:#x}", params.rsdp());
             false
         }
         _ => {
-            println!("bare: command-line FAILED: it names none of hello, spin, reboot, pci, edu");
+            println!(
+                "bare: command-line FAILED: it names none of hello, spin, reboot, pci, edu, accel, accel-hostile, accel-steady, accel-bench"
+            );
             false
         }
     };

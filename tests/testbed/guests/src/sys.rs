@@ -200,10 +200,82 @@ physical! {
     read32 write32 u32;
 }
 
+/// Writes eight bytes of memory.
+fn write64(address: u64, value: u64) {
+    // SAFETY: the callers write page tables and memory that was handed out for a device.
+    unsafe { (address as *mut u64).write_volatile(value) }
+}
+
 /// Reads eight bytes of memory.
 fn read64(address: u64) -> u64 {
     // SAFETY: as for `read32`.
     unsafe { (address as *const u64).read_volatile() }
+}
+
+/// The next free byte of [`ARENA`].
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+/// Memory that is handed out once, page by page.
+#[repr(C, align(4096))]
+struct Arena(core::cell::UnsafeCell<[u8; ARENA_SIZE]>);
+
+// SAFETY: `arena` hands out each byte once.
+unsafe impl Sync for Arena {}
+
+const ARENA_SIZE: usize = 4 << 20;
+static ARENA: Arena = Arena(core::cell::UnsafeCell::new([0; ARENA_SIZE]));
+
+/// The address of `bytes` bytes of zeros, in whole pages, that nothing else uses.
+pub fn arena(bytes: usize) -> u64 {
+    let bytes = bytes.next_multiple_of(4096) as u64;
+    let start = NEXT.fetch_add(bytes, Ordering::SeqCst);
+    assert!(start + bytes <= ARENA_SIZE as u64, "the arena is used up");
+    ARENA.0.get() as u64 + start
+}
+
+/// As [`arena`], as a slice.
+pub fn arena_slice(bytes: usize) -> &'static mut [u8] {
+    let start = arena(bytes);
+    // SAFETY: nothing else is ever given these bytes.
+    unsafe { core::slice::from_raw_parts_mut(start as *mut u8, bytes) }
+}
+
+/// A page table for registers above the 4 GiB that the program is entered with.
+#[repr(C, align(4096))]
+struct PageTable([u64; 512]);
+static mut HIGH: PageTable = PageTable([0; 512]);
+
+/// Makes the GiB around a physical address reachable, uncached; it can be done for one. Returns whether it is reachable.
+pub fn map_registers(address: u64) -> bool {
+    const PRESENT_WRITABLE: u64 = 3;
+    const LARGE: u64 = 1 << 7;
+    const UNCACHED: u64 = 1 << 4;
+    const GIB: u64 = 1 << 30;
+    if address < 4 * GIB {
+        return true;
+    }
+    if address >= 512 * GIB {
+        return false;
+    }
+    let top: u64;
+    // SAFETY: reads a register.
+    unsafe { asm!("mov {}, cr3", out(reg) top, options(nomem, nostack)) };
+    let pointers = read64(top & !0xfff) & 0xf_ffff_ffff_f000;
+    let slot = pointers + address / GIB * 8;
+    let table = &raw mut HIGH as u64;
+    if read64(slot) & 1 != 0 {
+        // Either it is this very GiB, or the VMM's own.
+        return true;
+    }
+    if read64(table) != 0 {
+        return false;
+    }
+    for index in 0..512 {
+        let page = address / GIB * GIB + (index << 21);
+        write64(table + 8 * index, page | LARGE | UNCACHED | PRESENT_WRITABLE);
+    }
+    write64(slot, table | PRESENT_WRITABLE);
+    true
 }
 
 /// Memory that the VMM filled before the start and nothing writes.

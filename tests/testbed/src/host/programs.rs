@@ -9,6 +9,8 @@ use anyhow::{Context, Result};
 use crate::provision::{Step, say};
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
+/// Bare guests are for no operating system, and use no vector registers: not every KVM knows them.
+const BARE_TARGET: &str = "x86_64-unknown-none";
 
 /// The programs.
 #[derive(Clone, Debug)]
@@ -54,20 +56,35 @@ impl Programs {
                 ])
         })?;
         say("building the bare guest");
+        add_target(logs);
         let guests = target.join("guests");
         cargo(logs, "build-guests.log", "building the bare guest", |command| {
             command
                 .env_remove("RUSTFLAGS")
                 .env_remove("CARGO_ENCODED_RUSTFLAGS")
-                .args(["--release", "--manifest-path", "tests/testbed/guests/Cargo.toml", "--target-dir"])
+                .env("CARGO_TARGET_X86_64_UNKNOWN_NONE_RUSTFLAGS", "-C relocation-model=static")
+                .args(["--release", "--manifest-path", "tests/testbed/guests/Cargo.toml"])
+                .args(["--target", BARE_TARGET, "--target-dir"])
                 .arg(&guests)
         })?;
         let built = target.join(TARGET).join("testbed");
         Ok(Self {
             vm_service: built.join("vm-service"),
             agent: built.join("testbed-agent"),
-            bare_guest: guests.join("release/bare"),
+            bare_guest: guests.join(BARE_TARGET).join("release/bare"),
         })
+    }
+}
+
+/// Installs what compiles for bare guests, where rustup can. Where it can't, the compiler says what is missing.
+fn add_target(logs: &Path) {
+    let step = Step {
+        what: "adding the target of bare guests",
+        log: logs.join("add-target.log"),
+        deadline: Duration::from_secs(5 * 60),
+    };
+    if let Err(error) = step.run(Command::new("rustup").args(["target", "add", BARE_TARGET])) {
+        say(format!("{error:#}; it may be installed without rustup"));
     }
 }
 

@@ -97,7 +97,10 @@ fn a_lease_ends_with_its_process() {
         .unwrap();
     let until = std::time::Instant::now() + Duration::from_secs(60);
     while manager.sharers(gpu()).unwrap().is_empty() {
-        assert!(std::time::Instant::now() < until && child.try_wait().unwrap().is_none(), "it does not share");
+        assert!(
+            std::time::Instant::now() < until && child.try_wait().unwrap().is_none(),
+            "it does not share"
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
     let sharers = manager.sharers(gpu()).unwrap();
