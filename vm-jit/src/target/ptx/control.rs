@@ -123,6 +123,7 @@ impl<'k> Writer<'k> {
         let initial = self.all_of(&op.operands);
         let carried = self.fresh(&op.operands);
         self.copy(&initial, &carried);
+        self.hide_negated(op, &carried);
         let outer = self.enter_watched();
         self.set_each(&condition.args, &carried);
         let (head, end) = (self.asm.new_label(), self.asm.new_label());
@@ -174,6 +175,7 @@ impl<'k> Writer<'k> {
             self.constant(op.operands[2]).map(|bits| if wide { bits as i64 } else { i64::from(bits as i32) });
         let carried = self.fresh(&op.operands[3..]);
         self.copy(&initial, &carried);
+        self.hide_negated(op, &carried);
         let count = self.asm.new_reg(low.class);
         self.mov(count, low);
         let (less, plus, class) = if wide {

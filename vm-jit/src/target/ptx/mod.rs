@@ -2,7 +2,8 @@
 //!
 //! * [`arch`](Arch): architectures and PTX versions.
 //! * `legal`: the table of what PTX has.
-//! * `writer`: a kernel, its parameters and its ops in order; `control` its regions.
+//! * `writer`: a kernel, its parameters and its ops in order; `control` its regions; `negation` what a loop of them
+//!   needs.
 //! * `value`, `convert`, `function`: ops on values; `memory`: views, shared arrays and atomics; `warp`: ops between
 //!   threads.
 //! * `asm`: the text.
@@ -28,6 +29,7 @@ mod convert;
 mod function;
 mod legal;
 mod memory;
+mod negation;
 mod value;
 mod warp;
 mod writer;
