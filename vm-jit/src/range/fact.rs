@@ -13,6 +13,14 @@ pub struct Below {
     pub offset: i64,
 }
 
+impl Below {
+    /// Of a value that a power of two divides, as it does the extent, so does it the offset.
+    pub(super) fn round(&mut self, shift: u32) {
+        let shift = shift.min(62);
+        self.offset = self.offset >> shift << shift;
+    }
+}
+
 /// What is known of an integer, taken as signed. Of anything else nothing is known, which is a fact too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fact {
@@ -45,6 +53,17 @@ impl Fact {
     /// Its value, if there is only one.
     pub fn constant(&self) -> Option<i128> {
         (self.low == self.high).then_some(self.low)
+    }
+
+    /// Draws the interval in to the multiples of what divides the value. One that holds none is left alone: it is
+    /// of code that is never reached.
+    pub(super) fn round(&mut self) {
+        let shift = self.shift.min(62);
+        let high = self.high >> shift << shift;
+        let low = -(-self.low >> shift << shift);
+        if low <= high {
+            (self.low, self.high) = (low, high);
+        }
     }
 
     /// What is known of a value that is one of two.

@@ -123,10 +123,25 @@ impl<'k> Walk<'k> {
         &self.facts[self.canon[value.index()] as usize]
     }
 
-    fn set(&mut self, value: Value, fact: Fact) {
+    fn set(&mut self, value: Value, mut fact: Fact) {
         let at = self.canon[value.index()];
+        self.round(&mut fact);
         let old = std::mem::replace(&mut self.facts[at as usize], fact);
         self.undo.push(Undo::Fact(at, old));
+    }
+
+    /// Draws a fact's bounds in to the next multiples of what divides the value.
+    fn round(&self, fact: &mut Fact) {
+        if fact.shift == 0 {
+            return;
+        }
+        fact.round();
+        for below in &mut fact.below {
+            let dims = self.kernel.view(below.view).map(|view| &view.dims[usize::from(below.dimension)]);
+            if let Some(Dim::Any { multiple }) = dims {
+                below.round(fact.shift.min(multiple.trailing_zeros()));
+            }
+        }
     }
 
     fn scoped(&mut self, run: impl FnOnce(&mut Self)) {
@@ -226,7 +241,11 @@ impl<'k> Walk<'k> {
         self.ranges.loops.insert(std::ptr::from_ref(op), facts);
         let body = &op.regions[0];
         self.scoped(|walk| {
-            let mut count = Fact::between(low.low, (high.high - 1).max(low.low));
+            let mut last = (high.high - 1).max(low.low);
+            if let (Some(first), Some(step)) = (low.constant(), step.constant().filter(|step| *step >= 1)) {
+                last -= (last - first) % step;
+            }
+            let mut count = Fact::between(low.low, last);
             count.shift = low.shift.min(step.shift);
             count.below = high.below.iter().map(|b| Below { offset: b.offset - 1, ..*b }).collect();
             walk.set(body.args[0], count);

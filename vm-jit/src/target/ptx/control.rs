@@ -326,14 +326,20 @@ impl<'k> Writer<'k> {
 
     /// Does a guest's region have a loop that is watched?
     pub(super) fn needs_watch(&self, region: &Region, rounds: u64) -> bool {
-        region.ops.iter().any(|op| match op.code.shape() {
-            Shape::While => true,
+        region.ops.iter().any(|op| self.loop_needs_watch(op, rounds))
+    }
+
+    /// Is a guest's op a loop that is watched, or does it hold one?
+    pub(super) fn loop_needs_watch(&self, op: &Op, rounds: u64) -> bool {
+        let rounds = match op.code.shape() {
+            Shape::While => return true,
             Shape::For => {
-                let inside = self.ranges.loop_of(op).map_or(u64::MAX, |k| k.rounds).saturating_mul(rounds);
-                inside > SHORT || op.regions.iter().any(|r| self.needs_watch(r, inside))
+                self.ranges.loop_of(op).map_or(u64::MAX, |k| k.rounds).saturating_mul(rounds)
             }
-            _ => op.regions.iter().any(|r| self.needs_watch(r, rounds)),
-        })
+            _ => rounds,
+        };
+        rounds > SHORT && op.code.shape() == Shape::For
+            || op.regions.iter().any(|region| self.needs_watch(region, rounds))
     }
 
     /// Prepares the watch over loops.

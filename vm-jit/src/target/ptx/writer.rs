@@ -7,7 +7,7 @@ use crate::artifact::{Entry, ParamLayout, Slot};
 use crate::legal::key;
 use crate::range::Ranges;
 use std::fmt::Write;
-use vm_ir::module::{Op, ParamKind, Region};
+use vm_ir::module::{Op, ParamKind, Place, Region};
 use vm_ir::op::{BarrierScope, Opcode, Scope, Shape};
 use vm_ir::types::Class as Scalars;
 use vm_ir::valid::{KernelFacts, Uniformity};
@@ -101,6 +101,8 @@ pub(super) struct Writer<'k> {
     /// Address of the shared arrays, and the offset of each.
     pub(super) shared: Option<Reg>,
     pub(super) shared_offsets: Vec<u32>,
+    /// Ops before which shared memory is zeroed.
+    zero_at: Vec<*const Op>,
     pub(super) watch: Option<Watch>,
     /// Is the code inside of a loop that is watched?
     pub(super) watched: bool,
@@ -146,6 +148,7 @@ impl<'k> Writer<'k> {
             views: Vec::new(),
             shared: None,
             shared_offsets,
+            zero_at: Vec::new(),
             watch: None,
             watched: false,
             rounds: 1,
@@ -244,9 +247,33 @@ impl<'k> Writer<'k> {
             let name = if self.dynamic_shared() > 0 { DYNAMIC_SHARED } else { "arrays" };
             self.shared = Some(def!(self, B32, "mov.u32", name));
             if self.guest {
-                self.zero_shared();
+                let kernel = self.kernel;
+                self.zero_at = self.zero_sites(kernel.body());
             }
         }
+    }
+
+    /// Where a guest's shared memory is zeroed: as late as all threads of the block are sure to come by together, so
+    /// that what a kernel loads first is on its way by then. Before any access; and before any loop from which
+    /// a thread may leave, for the threads zero it together.
+    fn zero_sites(&self, region: &Region) -> Vec<*const Op> {
+        let mut due = region.ops.iter().filter(|op| self.wants_zero(op));
+        match (due.next(), due.next()) {
+            (None, _) => Vec::new(),
+            (Some(op), None)
+                if op.code == Opcode::If
+                    && self.facts.uniformity(op.operands[0]) == Uniformity::Block =>
+            {
+                op.regions.iter().flat_map(|region| self.zero_sites(region)).collect()
+            }
+            (Some(op), _) => vec![std::ptr::from_ref(op)],
+        }
+    }
+
+    fn wants_zero(&self, op: &Op) -> bool {
+        matches!(op.place, Some(Place::Shared(_)))
+            || self.loop_needs_watch(op, 1)
+            || op.regions.iter().any(|region| region.ops.iter().any(|op| self.wants_zero(op)))
     }
 
     /// A new register that holds a number, in the class of `ty`.
@@ -326,6 +353,9 @@ impl<'k> Writer<'k> {
         if self.options.source.is_some() && op.line.0 != 0 && op.line.0 != self.line {
             self.line = op.line.0;
             let _ = writeln!(self.asm.text, "\t.loc 1 {} 0", op.line.0);
+        }
+        if self.zero_at.contains(&std::ptr::from_ref(op)) {
+            self.zero_shared();
         }
         match op.code.shape() {
             Shape::If => self.if_op(op),
