@@ -8,6 +8,11 @@ use crate::types::Scalar;
 /// `None` if there is no reference for the name, or the arguments are not of its form.
 pub fn reference(name: &str, launch: &Launch) -> Option<Vec<(usize, Tensor)>> {
     let input = Input(&launch.arguments);
+    // A kernel for rows of one width is named after it.
+    let name = match name.rsplit_once('_') {
+        Some((name, width)) if width.bytes().all(|b| b.is_ascii_digit()) => name,
+        _ => name,
+    };
     Some(match name {
         "silu" => input.map(0, 1, |x| x / (1.0 + (-x).exp()))?,
         "scale" => {

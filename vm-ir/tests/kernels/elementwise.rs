@@ -12,10 +12,12 @@ fn vector<'b>(k: Builder<'b>, name: &str, access: Access) -> PlaceRef<'b> {
     k.view_of(name, ViewType::new(Scalar::F32, 1, access).aligned(16))
 }
 
-/// `y[i] = f(xs[i])` for each i: a thread takes four in a row, and the last one what is left.
+/// `y[i] = f(xs[i])` for each i: a thread takes four in a row, and the last one what is left. One comparison with
+/// the shortest view speaks for all of them.
 fn elementwise<'b>(k: Builder<'b>, xs: &[PlaceRef<'b>], y: PlaceRef<'b>, f: impl Fn(&[Val<'b>]) -> Val<'b>) {
+    k.block_size([128, 1, 1]);
     let i = (k.global_id(Axis::X) * i32::from(LANES)).named("i");
-    let n = y.extent(0).named("n");
+    let n = xs.iter().fold(y.extent(0), |n, x| n.min(x.extent(0))).named("n");
     k.if_else(
         (i + i32::from(LANES)).le(n),
         || {
@@ -23,9 +25,12 @@ fn elementwise<'b>(k: Builder<'b>, xs: &[PlaceRef<'b>], y: PlaceRef<'b>, f: impl
             y.at([i]).cached(Cache::Stream).store(f(&v));
         },
         || {
-            k.range(i, n).each(|j| {
-                let v: Vec<_> = xs.iter().map(|x| x.at([j]).load()).collect();
-                y.at([j]).store(f(&v));
+            k.range(k.i64(0), i64::from(LANES)).each(|lane| {
+                let at = i + lane;
+                k.if_(at.lt(n), || {
+                    let v: Vec<_> = xs.iter().map(|x| x.at([at]).load()).collect();
+                    y.at([at]).store(f(&v));
+                });
             });
         },
     );
@@ -34,7 +39,6 @@ fn elementwise<'b>(k: Builder<'b>, xs: &[PlaceRef<'b>], y: PlaceRef<'b>, f: impl
 #[test]
 fn silu() {
     check("silu", |k| {
-        k.block_size([256, 1, 1]);
         let (x, y) = (vector(k, "x", Access::Read), vector(k, "y", Access::Write));
         elementwise(k, &[x], y, |v| v[0] / (1.0 + (-v[0]).exp()));
     });
@@ -43,7 +47,6 @@ fn silu() {
 #[test]
 fn scale() {
     check("scale", |k| {
-        k.block_size([256, 1, 1]);
         let (x, y) = (vector(k, "x", Access::Read), vector(k, "y", Access::Write));
         let factor = k.scalar("factor", Type::F32);
         elementwise(k, &[x], y, |v| {
@@ -56,7 +59,6 @@ fn scale() {
 #[test]
 fn add() {
     check("add", |k| {
-        k.block_size([256, 1, 1]);
         let (a, b) = (vector(k, "a", Access::Read), vector(k, "b", Access::Read));
         elementwise(k, &[a, b], vector(k, "y", Access::Write), |v| v[0] + v[1]);
     });
@@ -65,7 +67,6 @@ fn add() {
 #[test]
 fn mul() {
     check("mul", |k| {
-        k.block_size([256, 1, 1]);
         let (a, b) = (vector(k, "a", Access::Read), vector(k, "b", Access::Read));
         elementwise(k, &[a, b], vector(k, "y", Access::Write), |v| v[0] * v[1]);
     });

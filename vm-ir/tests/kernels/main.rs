@@ -8,6 +8,7 @@ mod integers;
 mod matmul;
 mod optimiser;
 mod reduce;
+mod resident;
 mod rows;
 
 use std::path::Path;

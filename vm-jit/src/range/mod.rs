@@ -38,6 +38,8 @@ pub struct Access {
     pub lanes: Lanes,
     /// The index in the last dimension is a multiple of 2 to this.
     pub shift: u32,
+    /// It is this value plus this constant, without overflow.
+    pub base: (Value, i64),
 }
 
 /// What is known of a `for`.
@@ -100,6 +102,9 @@ impl Ranges {
 
 /// An op that repeats an earlier one with the same of these gives the same.
 type Number = (Opcode, [u8; 2], Option<Place>, Vec<u32>, Vec<u64>, vm_ir::Type);
+
+/// How many constants that are added one after another are joined.
+const MAX_SPLIT: usize = 8;
 
 enum Undo {
     Fact(u32, Fact),
@@ -339,6 +344,30 @@ impl<'k> Walk<'k> {
         } else {
             Lanes::Each
         };
-        self.ranges.accesses.insert(std::ptr::from_ref(op), Access { outer, lanes, shift });
+        let base = self.split(op.operands[last]);
+        self.ranges.accesses.insert(std::ptr::from_ref(op), Access { outer, lanes, shift, base });
+    }
+
+    /// A value as another one plus a constant, without overflow.
+    fn split(&self, value: Value) -> (Value, i64) {
+        let (mut base, mut offset) = (value, 0i64);
+        for _ in 0..MAX_SPLIT {
+            let Some(op) = self.defs[self.canon[base.index()] as usize].filter(|op| op.code == Opcode::Add)
+            else {
+                break;
+            };
+            let [a, b] = [op.operands[0], op.operands[1]];
+            let (rest, constant) = match (self.fact(a).constant(), self.fact(b).constant()) {
+                (None, Some(constant)) => (a, constant),
+                (Some(constant), None) => (b, constant),
+                _ => break,
+            };
+            let (fact, any) = (self.fact(rest), Fact::of_type(self.kernel.type_of(rest).scalar()));
+            let fits = fact.low + constant >= any.low && fact.high + constant <= any.high;
+            let sum = i64::try_from(constant).ok().and_then(|constant| offset.checked_add(constant));
+            let (true, Some(sum)) = (fits, sum) else { break };
+            (base, offset) = (rest, sum);
+        }
+        (base, offset)
     }
 }

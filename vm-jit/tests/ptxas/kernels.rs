@@ -4,6 +4,8 @@ use crate::assembler::{TARGETS, assemble_for_all, with_ptxas};
 use std::collections::HashSet;
 use std::path::Path;
 use vm_ir::{Kernel, Module, Trust, ValidModule, text, validate};
+use vm_jit::legal::rejects;
+use vm_jit::{RejectKind, Target};
 
 /// All kernels, in as few modules as their names allow.
 fn modules() -> Vec<Module> {
@@ -26,6 +28,18 @@ fn modules() -> Vec<Module> {
     modules
 }
 
+/// Those of a module's kernels that an architecture has shared memory for. That is all that it may lack.
+fn fitting(module: &ValidModule, arch: &str) -> ValidModule {
+    let target: Target = format!("ptx:{arch}").parse().unwrap();
+    let fits = |kernel: &&Kernel| {
+        let rejects = rejects(&Module::from((*kernel).clone()), &target);
+        let unfit = rejects.iter().any(|r| matches!(r.kind, RejectKind::SharedMemory { .. }));
+        assert_eq!(rejects.is_empty(), !unfit, "{rejects:?}");
+        !unfit
+    };
+    validate(Module::new(module.kernels().iter().filter(fits).cloned().collect()), module.trust()).unwrap()
+}
+
 fn check(trust: Trust) {
     with_ptxas(|folder| {
         // Kernels for trusted modules only are left out of a guest's.
@@ -37,10 +51,11 @@ fn check(trust: Trust) {
                 validate(Module::new(allowed.cloned().collect()), trust).unwrap()
             })
             .collect();
-        let all: Vec<_> = TARGETS
+        let fitting: Vec<_> = TARGETS
             .iter()
-            .flat_map(|(arch, release)| valid.iter().map(move |m| (*arch, *release, m)))
+            .flat_map(|(arch, release)| valid.iter().map(move |m| (*arch, *release, fitting(m, arch))))
             .collect();
+        let all: Vec<_> = fitting.iter().map(|(arch, release, m)| (*arch, *release, m)).collect();
         assemble_for_all(folder, "3", &all);
     });
 }

@@ -333,9 +333,7 @@ impl<'k> Writer<'k> {
     pub(super) fn loop_needs_watch(&self, op: &Op, rounds: u64) -> bool {
         let rounds = match op.code.shape() {
             Shape::While => return true,
-            Shape::For => {
-                self.ranges.loop_of(op).map_or(u64::MAX, |k| k.rounds).saturating_mul(rounds)
-            }
+            Shape::For => self.ranges.loop_of(op).map_or(u64::MAX, |k| k.rounds).saturating_mul(rounds),
             _ => rounds,
         };
         rounds > SHORT && op.code.shape() == Shape::For

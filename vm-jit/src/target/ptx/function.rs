@@ -245,7 +245,7 @@ impl Writer<'_> {
         let exponent = def!(self, B32, "min.u32", exponent, 128);
         let index = def!(self, B32, "shr.u32", exponent, 5);
         let bit = def!(self, B32, "and.b32", exponent, 31);
-        let table = def!(self, B64, "mov.u64", "vir_turns");
+        let table = def!(self, B64, "mov.u64", "turns");
         let at = def!(self, B64, "mad.wide.u32", index, 4, table);
         let digits: [Reg; 4] =
             std::array::from_fn(|i| def!(self, B32, "ld.const.b32", Arg::At(at, 4 * i as i64)));

@@ -8,12 +8,20 @@ use super::asm::{Arg, Class, Label, Reg, def, ins, when};
 use super::writer::{Extent, View, Writer, class_of, memory_type};
 use crate::range::{Access, Lanes};
 use vm_ir::module::{Op, Place};
-use vm_ir::op::{Cache, Opcode, Order, Scope};
+use vm_ir::op::{Cache, Opcode, Order, Scope, Shape};
 use vm_ir::view::Access as Rights;
 use vm_ir::{Scalar, Value};
 
+/// The whole of what is accessed: 1.0.
+const ONE: u32 = 0x3f80_0000;
 /// Bytes of the widest access.
 const WIDEST: u32 = 16;
+
+/// The constant in an access's last index, in bytes, if it fits an instruction.
+fn split_offset(known: &Access, size: u32) -> Option<i64> {
+    let bytes = known.base.1.checked_mul(i64::from(size))?;
+    (bytes != 0 && i32::try_from(bytes).is_ok()).then_some(bytes)
+}
 
 /// Where an access goes.
 struct Address {
@@ -72,12 +80,15 @@ impl Writer<'_> {
             let index = self.wide(*index);
             base = def!(self, B64, "mad.lo.s64", index, *stride, base);
         }
-        let index = op.operands[view.strides.len()];
-        let mut offset = 0;
+        let (mut index, mut offset) = (op.operands[view.strides.len()], 0);
+        if let Some(bytes) = split_offset(known, size) {
+            (index, offset) = (known.base.0, bytes);
+        }
         match self.constant(index) {
             Some(bits) => {
                 let at = vm_ir::format::signed(self.ty(index).scalar(), bits);
-                match at.checked_mul(i64::from(size)).filter(|o| i32::try_from(*o).is_ok()) {
+                let bytes = at.checked_mul(i64::from(size)).and_then(|bytes| bytes.checked_add(offset));
+                match bytes.filter(|o| i32::try_from(*o).is_ok()) {
                     Some(bytes) => offset = bytes,
                     None => {
                         let index = self.wide(index);
@@ -102,7 +113,7 @@ impl Writer<'_> {
         let (size, dims) = (declared.element.bytes(), declared.dims.clone());
         let last = dims.len() - 1;
         let mut align = WIDEST.min(size << known.shift.min(8));
-        let mut element = None;
+        let (mut element, mut offset) = (None, 0);
         for (dimension, extent) in dims.iter().enumerate() {
             let index = op.operands[dimension];
             let proven = if dimension == last {
@@ -111,8 +122,12 @@ impl Writer<'_> {
                 known.outer.get(dimension).copied().unwrap_or(false)
             };
             let room = if dimension == last { lanes } else { 1 };
-            let reg = self.get(index, 0);
             let clamp = self.guest && !proven;
+            let mut index = index;
+            if let Some(bytes) = split_offset(known, size).filter(|_| dimension == last && !clamp) {
+                (index, offset) = (known.base.0, bytes);
+            }
+            let reg = self.get(index, 0);
             let greatest = i64::from(extent - room.min(*extent));
             let reg = match (reg.class, clamp) {
                 (Class::B64, true) => {
@@ -140,7 +155,8 @@ impl Writer<'_> {
             Some(element) => def!(self, B32, "mad.lo.u32", element, i64::from(size), start),
             None => start,
         };
-        Address { base, offset: i64::from(self.shared_offsets[array]), space: "shared", align }
+        let offset = offset + i64::from(self.shared_offsets[array]);
+        Address { base, offset, space: "shared", align }
     }
 
     /// The predicate for a guest's access to a view.
@@ -191,6 +207,14 @@ impl Writer<'_> {
         self.asm.ins(guard.map(|reg| (reg, true)), name, args);
     }
 
+    /// A load or a store, with the cache's policy behind it if there is one.
+    fn access(&mut self, guard: Option<Reg>, name: &str, args: [Arg; 2], policy: Option<Reg>) {
+        match policy {
+            Some(policy) => self.under(guard, name, &[args[0], args[1], Arg::Reg(policy)]),
+            None => self.under(guard, name, &args),
+        }
+    }
+
     /// What comes behind `ld.global` or `st.global`.
     fn hints(&self, op: &Op, place: Place) -> String {
         let constant = match place {
@@ -213,12 +237,33 @@ impl Writer<'_> {
             Cache::Keep if policies => hints.push_str(".L1::evict_last"),
             _ => {}
         }
+        if self.policy(op, place).is_some() {
+            hints.push_str(".L2::cache_hint");
+        }
         hints
+    }
+
+    /// The policy for the L2 cache that goes with `.L2::cache_hint`.
+    fn policy(&self, op: &Op, place: Place) -> Option<Reg> {
+        self.keep.filter(|_| op.cache() == Cache::Keep && matches!(place, Place::View(_)))
+    }
+
+    /// Makes the policy of what is to be evicted last, if any op asks for it and the target has such.
+    pub(super) fn prepare_policy(&mut self) {
+        let mut asked = false;
+        self.kernel.for_each_op(&mut |op| {
+            let memory = matches!(op.code.shape(), Shape::Load | Shape::Store);
+            asked |= memory && op.cache() == Cache::Keep && matches!(op.place, Some(Place::View(_)));
+        });
+        if asked && self.has(80, 7, 4) {
+            self.keep = Some(def!(self, B64, "createpolicy.fractional.L2::evict_last.b64", Arg::F32(ONE)));
+        }
     }
 
     fn known(&self, op: &Op, place: Place) -> Access {
         let rank = self.kernel.place(place).map_or(1, |(rank, _)| rank);
-        let nothing = || Access { outer: vec![false; rank - 1], lanes: Lanes::Each, shift: 0 };
+        let base = (op.operands[rank - 1], 0);
+        let nothing = || Access { outer: vec![false; rank - 1], lanes: Lanes::Each, shift: 0, base };
         self.ranges.access(op).cloned().unwrap_or_else(nothing)
     }
 
@@ -230,6 +275,7 @@ impl Writer<'_> {
         let guard = self.guard(op, place, &known, lanes);
         let address = self.address(op, place, &known, lanes);
         let name = format!("ld.{}{}", address.space, self.hints(op, place));
+        let policy = self.policy(op, place);
         let all = match guard {
             Guard::Always => None,
             Guard::When(reg) | Guard::EachLane(reg, _) => Some(reg),
@@ -242,7 +288,7 @@ impl Writer<'_> {
             let name = format!("{name}.{}", memory_type(scalar));
             for lane in 0..lanes {
                 let reg = self.asm.new_reg(class_of(scalar));
-                self.load_one(&name, reg, &address, lane * size, all);
+                self.load_one(&name, reg, &address, lane * size, all, policy);
                 regs.push(reg);
             }
         } else {
@@ -262,7 +308,7 @@ impl Writer<'_> {
                 }
                 let target = if count > 1 { Arg::List(&words) } else { Arg::Reg(words[0]) };
                 let from = Arg::At(address.base, address.offset + i64::from(at));
-                self.under(all, &vector, &[target, from]);
+                self.access(all, &vector, [target, from], policy);
                 for w in words {
                     match size < 4 {
                         true => regs.extend(self.split(w, 32, size * 8, (4 / size) as usize, scalar)),
@@ -277,18 +323,27 @@ impl Writer<'_> {
             for lane in 0..lanes {
                 let within = self.lane_within(op, place, lane, outer);
                 let from = Arg::At(address.base, address.offset + i64::from(lane * size));
-                self.under(Some(within), &name, &[Arg::Reg(regs[lane as usize]), from]);
+                self.access(Some(within), &name, [Arg::Reg(regs[lane as usize]), from], policy);
             }
             self.asm.place(done);
         }
         self.set_all(result, &regs);
     }
 
-    fn load_one(&mut self, name: &str, reg: Reg, address: &Address, at: u32, guard: Option<Reg>) {
+    fn load_one(
+        &mut self,
+        name: &str,
+        reg: Reg,
+        address: &Address,
+        at: u32,
+        guard: Option<Reg>,
+        policy: Option<Reg>,
+    ) {
         if guard.is_some() {
             self.zero(reg);
         }
-        self.under(guard, name, &[Arg::Reg(reg), Arg::At(address.base, address.offset + i64::from(at))]);
+        let from = Arg::At(address.base, address.offset + i64::from(at));
+        self.access(guard, name, [Arg::Reg(reg), from], policy);
     }
 
     /// Skips what follows if all lanes are in bounds.
@@ -317,6 +372,7 @@ impl Writer<'_> {
         let guard = self.guard(op, place, &known, lanes);
         let address = self.address(op, place, &known, lanes);
         let name = format!("st.{}{}", address.space, self.hints(op, place));
+        let policy = self.policy(op, place);
         let one = format!("{name}.{}", memory_type(scalar));
         let all = match guard {
             Guard::Always => None,
@@ -328,7 +384,7 @@ impl Writer<'_> {
         if chunk <= size || chunk < 4 {
             for (lane, reg) in regs.iter().enumerate() {
                 let to = Arg::At(address.base, address.offset + i64::from(lane as u32 * size));
-                self.under(all, &one, &[to, Arg::Reg(*reg)]);
+                self.access(all, &one, [to, Arg::Reg(*reg)], policy);
             }
         } else {
             let word = size.max(4);
@@ -347,7 +403,7 @@ impl Writer<'_> {
             for (i, words) in words.chunks(count as usize).enumerate() {
                 let source = if count > 1 { Arg::List(words) } else { Arg::Reg(words[0]) };
                 let to = Arg::At(address.base, address.offset + i64::from(i as u32 * chunk));
-                self.under(all, &vector, &[to, source]);
+                self.access(all, &vector, [to, source], policy);
             }
         }
         if let Guard::EachLane(all, outer) = guard {
@@ -355,7 +411,7 @@ impl Writer<'_> {
             for (lane, reg) in regs.iter().enumerate() {
                 let within = self.lane_within(op, place, lane as u32, outer);
                 let to = Arg::At(address.base, address.offset + i64::from(lane as u32 * size));
-                self.under(Some(within), &one, &[to, Arg::Reg(*reg)]);
+                self.access(Some(within), &one, [to, Arg::Reg(*reg)], policy);
             }
             self.asm.place(done);
         }

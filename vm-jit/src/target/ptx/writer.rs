@@ -15,10 +15,11 @@ use vm_ir::view::Dim;
 use vm_ir::{Kernel, Scalar, Trust, ValidModule, Value};
 
 /// 1/2π in 32-bit digits, behind one digit of zero: enough for any f32.
-const TURNS: &str = ".const .align 4 .b32 vir_turns[8] = {0, 0x28be60db, 0x9391054a, 0x7f09d5f4, \
+const TURNS: &str = ".const .align 4 .b32 turns[8] = {0, 0x28be60db, 0x9391054a, 0x7f09d5f4, \
                      0x7d4d3770, 0x36d8a566, 0x4f10e410, 0x7f9458ea};\n";
-/// Launch-sized shared memory has one name in a module.
-const DYNAMIC_SHARED: &str = "vir_shared";
+/// Launch-sized shared memory has one name in a module. Symbols of kernels begin with `vir_`, so this is none of
+/// theirs.
+const DYNAMIC_SHARED: &str = "launch_shared";
 
 /// Writes all kernels.
 pub(super) fn module(module: &ValidModule, options: &Options, text: &mut String) -> Vec<Entry> {
@@ -103,6 +104,8 @@ pub(super) struct Writer<'k> {
     pub(super) shared_offsets: Vec<u32>,
     /// Ops before which shared memory is zeroed.
     zero_at: Vec<*const Op>,
+    /// How the L2 cache is told to evict last.
+    pub(super) keep: Option<Reg>,
     pub(super) watch: Option<Watch>,
     /// Is the code inside of a loop that is watched?
     pub(super) watched: bool,
@@ -149,6 +152,7 @@ impl<'k> Writer<'k> {
             shared: None,
             shared_offsets,
             zero_at: Vec::new(),
+            keep: None,
             watch: None,
             watched: false,
             rounds: 1,
@@ -237,6 +241,7 @@ impl<'k> Writer<'k> {
                 _ => self.views.push(None),
             }
         }
+        self.prepare_policy();
         if let Some(guard) = params.guard {
             let generic = def!(self, B64, "ld.param.b64", Arg::AtName("args", i64::from(guard.stop)));
             let stop = def!(self, B64, "cvta.to.global.u64", generic);
@@ -261,8 +266,7 @@ impl<'k> Writer<'k> {
         match (due.next(), due.next()) {
             (None, _) => Vec::new(),
             (Some(op), None)
-                if op.code == Opcode::If
-                    && self.facts.uniformity(op.operands[0]) == Uniformity::Block =>
+                if op.code == Opcode::If && self.facts.uniformity(op.operands[0]) == Uniformity::Block =>
             {
                 op.regions.iter().flat_map(|region| self.zero_sites(region)).collect()
             }

@@ -1,0 +1,294 @@
+//! Softmax and RMS norm of rows whose width is known. What a block can hold of its row stays in registers and in
+//! shared memory until the row's sum is known; only what is left is read again.
+//!
+//! A row is cut into pieces of four columns for each thread. So every access is 16 bytes wide, and a thread reads
+//! back from shared memory just what it put there, for which no barrier is needed.
+
+use super::check;
+use vm_ir::builder::{Builder, Carry, PlaceRef, Range, Val};
+use vm_ir::op::{Axis, Cache};
+use vm_ir::view::{Access, Dim, ViewType};
+use vm_ir::{Scalar, Type};
+
+/// Columns that a thread takes of a piece.
+const LANES: u8 = 4;
+
+/// How a block takes its row.
+#[derive(Clone, Copy)]
+struct Plan {
+    threads: u32,
+    /// Pieces that are held in registers.
+    registers: u32,
+    /// Pieces that are held in shared memory.
+    shared: u32,
+    /// Pieces that are read again.
+    again: u32,
+    /// Pieces of these two kinds that are on their way at the same time.
+    batch: [u32; 2],
+}
+
+impl Plan {
+    /// A row held in registers alone.
+    const fn registers(threads: u32, registers: u32) -> Plan {
+        Plan { threads, registers, shared: 0, again: 0, batch: [0, 0] }
+    }
+
+    const fn piece(self) -> u32 {
+        self.threads * LANES as u32
+    }
+
+    const fn columns(self) -> u32 {
+        (self.registers + self.shared + self.again) * self.piece()
+    }
+
+    const fn warps(self) -> u32 {
+        self.threads / 32
+    }
+}
+
+/// Of 4,096 columns.
+const NARROW: Plan = Plan::registers(512, 2);
+/// Of 32,768 columns.
+const WIDE: Plan = Plan::registers(1024, 8);
+/// Of 131,072 columns, more than a multiprocessor can hold. Softmax needs more registers for itself.
+const WIDEST: [Plan; 2] = [
+    Plan { threads: 512, registers: 22, shared: 24, again: 18, batch: [12, 9] },
+    Plan { threads: 512, registers: 28, shared: 24, again: 12, batch: [12, 12] },
+];
+
+/// A block's row as a thread sees it.
+#[derive(Clone, Copy)]
+struct Row<'b> {
+    k: Builder<'b>,
+    plan: Plan,
+    row: Val<'b>,
+    /// This thread's first column of a piece.
+    first: Val<'b>,
+    held: Option<PlaceRef<'b>>,
+}
+
+impl<'b> Row<'b> {
+    fn new(k: Builder<'b>, plan: Plan) -> Row<'b> {
+        k.block_size([plan.threads, 1, 1]);
+        let held = (plan.shared > 0).then(|| k.shared("held", Scalar::F32, &[plan.shared * plan.piece()]));
+        let row = k.block_id(Axis::X).to(Scalar::I64).named("row");
+        let first = (k.thread_id(Axis::X) * i32::from(LANES)).named("first");
+        Row { k, plan, row, first, held }
+    }
+
+    /// Does `work` if both views have such a row.
+    fn inside(self, x: PlaceRef<'b>, y: PlaceRef<'b>, work: impl FnOnce()) {
+        self.k.if_(self.row.lt(x.extent(0)) & self.row.lt(y.extent(0)), work);
+    }
+
+    /// The columns of so many pieces from `base` on.
+    fn columns(self, base: Val<'b>, count: u32) -> Vec<Val<'b>> {
+        let start = base + self.first;
+        (0..count).map(|i| if i == 0 { start } else { start + (i * self.plan.piece()) as i32 }).collect()
+    }
+
+    /// A loop over the pieces that are held in shared memory, or over those that are read again; and how many of
+    /// them a round takes.
+    fn batches(self, again: bool) -> (Range<'b>, u32) {
+        let Plan { shared, again: rest, batch, .. } = self.plan;
+        let (from, to) = if again { (shared, shared + rest) } else { (0, shared) };
+        let at = |piece: u32| (piece * self.plan.piece()) as i32;
+        let batch = batch[usize::from(again)];
+        assert!((to - from).is_multiple_of(batch));
+        (self.k.range(self.k.i32(at(from)), at(to)).step(at(batch)), batch)
+    }
+
+    /// What is read again shall stay in the L2 cache till then, and the rest is not to drive it out. Where nothing
+    /// is read again, rows that stay while they are used drive out what was written, which suits the memory.
+    fn load(self, x: PlaceRef<'b>, columns: &[Val<'b>], keep: bool) -> Vec<Val<'b>> {
+        let hint = if keep || self.plan.again == 0 { Cache::Keep } else { Cache::Stream };
+        columns.iter().map(|c| x.at([self.row, *c]).cached(hint).load_vector(LANES)).collect()
+    }
+
+    fn store(self, y: PlaceRef<'b>, columns: &[Val<'b>], values: &[Val<'b>]) {
+        for (c, v) in columns.iter().zip(values) {
+            y.at([self.row, *c]).cached(Cache::Stream).store(*v);
+        }
+    }
+
+    /// Folds the pieces that do not stay in registers.
+    fn fold<T: Carry<'b>>(self, x: PlaceRef<'b>, initial: T, each: impl Fn(T, &[Val<'b>]) -> T) -> T {
+        let mut state = initial;
+        if let Some(held) = self.held {
+            let (range, batch) = self.batches(false);
+            state = range.fold(state, |base, state| {
+                let columns = self.columns(base, batch);
+                let loaded = self.load(x, &columns, false);
+                columns.iter().zip(&loaded).for_each(|(c, v)| held.at([*c]).store(*v));
+                each(state, &loaded)
+            });
+        }
+        if self.plan.again > 0 {
+            let (range, batch) = self.batches(true);
+            state = range.fold(state, |base, state| {
+                let loaded = self.load(x, &self.columns(base, batch), true);
+                each(state, &loaded)
+            });
+        }
+        state
+    }
+
+    /// The columns and values of those that do.
+    fn resident(self, x: PlaceRef<'b>) -> (Vec<Val<'b>>, Vec<Val<'b>>) {
+        let Plan { registers, shared, again, .. } = self.plan;
+        let columns = self.columns(self.k.i32(((shared + again) * self.plan.piece()) as i32), registers);
+        let loaded = self.load(x, &columns, false);
+        (columns, loaded)
+    }
+
+    /// Writes what `f` makes of columns and values of the pieces that do not.
+    fn rest(self, x: PlaceRef<'b>, y: PlaceRef<'b>, f: impl Fn(&[Val<'b>], &[Val<'b>]) -> Vec<Val<'b>>) {
+        if self.plan.again > 0 {
+            let (range, batch) = self.batches(true);
+            range.each(|base| {
+                let columns = self.columns(base, batch);
+                let loaded = self.load(x, &columns, false);
+                self.store(y, &columns, &f(&columns, &loaded));
+            });
+        }
+        if let Some(held) = self.held {
+            let (range, batch) = self.batches(false);
+            range.each(|base| {
+                let columns = self.columns(base, batch);
+                let held: Vec<_> = columns.iter().map(|c| held.at([*c]).load_vector(LANES)).collect();
+                self.store(y, &columns, &f(&columns, &held));
+            });
+        }
+    }
+
+    /// Puts each warp's values where all see them, and gives each thread those of the warp of its lane.
+    fn exchange<const N: usize>(
+        self,
+        of_warp: [Val<'b>; N],
+        identities: [f64; N],
+        scratch: [PlaceRef<'b>; N],
+    ) -> [Val<'b>; N] {
+        let k = self.k;
+        let lane = k.lane_id();
+        k.if_(lane.eq(0), || {
+            let warp = k.warp_id();
+            scratch.iter().zip(of_warp).for_each(|(place, value)| place.at([warp]).store(value));
+        });
+        k.barrier();
+        let load = || scratch.map(|place| place.at([lane]).load());
+        match self.plan.warps() {
+            32 => load(),
+            warps => k.if_else(lane.lt(warps as i32), load, || identities.map(|i| k.constant(Type::F32, i))),
+        }
+    }
+}
+
+fn vector() -> Type {
+    Type::vector(Scalar::F32, LANES).unwrap()
+}
+
+/// All values as one, in pairs.
+fn combine<'b>(values: &[Val<'b>], f: impl Fn(Val<'b>, Val<'b>) -> Val<'b>) -> Val<'b> {
+    let mut values = values.to_vec();
+    while values.len() > 1 {
+        values = values.chunks(2).map(|pair| if let [a, b] = *pair { f(a, b) } else { pair[0] }).collect();
+    }
+    values[0]
+}
+
+/// All lanes of all vectors as one.
+fn across<'b>(values: &[Val<'b>], f: impl Fn(Val<'b>, Val<'b>) -> Val<'b>) -> Val<'b> {
+    let one = combine(values, &f);
+    combine(&(0..LANES).map(|lane| one.lane(lane)).collect::<Vec<_>>(), f)
+}
+
+fn add<'b>(a: Val<'b>, b: Val<'b>) -> Val<'b> {
+    a + b
+}
+
+fn matrix<'b>(k: Builder<'b>, name: &str, plan: Plan, access: Access) -> PlaceRef<'b> {
+    let dims = [Dim::ANY, Dim::Fixed(plan.columns().into())];
+    k.view_of(name, ViewType::new(Scalar::F32, 2, access).aligned(16).with_dims(&dims))
+}
+
+/// A maximum from which to count: zero where there is none yet, for −∞ less −∞ is no number.
+fn origin<'b>(k: Builder<'b>, max: Val<'b>) -> Val<'b> {
+    max.eq(f32::NEG_INFINITY).select(k.f32(0.0), max)
+}
+
+/// e^x over the row's sum of e^x. Powers are counted from the greatest value so far; what is in registers, from the
+/// thread's own.
+fn softmax<'b>(k: Builder<'b>, plan: Plan) {
+    let x = matrix(k, "x", plan, Access::Read);
+    let y = matrix(k, "y", plan, Access::Write);
+    let scratch = ["maxima", "sums"].map(|name| k.shared(name, Scalar::F32, &[plan.warps()]));
+    let this = Row::new(k, plan);
+    this.inside(x, y, || {
+        let greatest = |values: &[Val<'b>]| across(values, Val::max);
+        let more = |max: Val<'b>, sum: Val<'b>, values: &[Val<'b>]| {
+            let next = max.max(greatest(values));
+            let from = origin(k, next);
+            let powers: Vec<_> = values.iter().map(|v| (*v - from.splat(LANES)).exp()).collect();
+            let sum = sum * (max - from).exp().splat(LANES) + combine(&powers, add);
+            (next, from, sum, powers)
+        };
+        let nothing = (k.f32(f32::NEG_INFINITY), k.constant(vector(), 0.0));
+        let (max, sum) = this.fold(x, nothing, |(max, sum), values| {
+            let (max, _, sum, _) = more(max, sum, values);
+            (max, sum)
+        });
+        let (columns, resident) = this.resident(x);
+        let (max, from, sum, powers) = more(max, sum, &resident);
+        let of_warp = max.warp_max();
+        let sum_of_warp = (across(&[sum], add) * (from - origin(k, of_warp)).exp()).warp_add();
+        let [maxima, sums] = this.exchange([of_warp, sum_of_warp], [f64::NEG_INFINITY, 0.0], scratch);
+        let max = maxima.warp_max().named("max");
+        let sum = (sums * (maxima - max).exp()).warp_add().named("sum");
+        let inverse = sum.rcp();
+        let factor = ((from - max).exp() * inverse).splat(LANES);
+        this.store(y, &columns, &powers.iter().map(|p| *p * factor).collect::<Vec<_>>());
+        let (max, inverse) = (max.splat(LANES), inverse.splat(LANES));
+        this.rest(x, y, |_, values| values.iter().map(|v| (*v - max).exp() * inverse).collect());
+    });
+}
+
+/// Each row over its root mean square, times the weights.
+fn rmsnorm<'b>(k: Builder<'b>, plan: Plan) {
+    let x = matrix(k, "x", plan, Access::Read);
+    let weights = ViewType::new(Scalar::F32, 1, Access::Read).aligned(16);
+    let w = k.view_of("w", weights.with_dims(&[Dim::Fixed(plan.columns().into())]));
+    let y = matrix(k, "y", plan, Access::Write);
+    let epsilon = k.scalar("epsilon", Type::F32);
+    let scratch = [k.shared("sums", Scalar::F32, &[plan.warps()])];
+    let this = Row::new(k, plan);
+    this.inside(x, y, || {
+        let squares = |sum, values: &[Val<'b>]| values.iter().fold(sum, |sum: Val<'b>, v| v.fma(*v, sum));
+        let sum = this.fold(x, k.constant(vector(), 0.0), squares);
+        let (columns, resident) = this.resident(x);
+        let of_warp = across(&[squares(sum, &resident)], add).warp_add();
+        let [sums] = this.exchange([of_warp], [0.0], scratch);
+        let mean = sums.warp_add() * k.f32(1.0 / plan.columns() as f32);
+        let factor = (mean + epsilon).rsqrt().named("factor").splat(LANES);
+        let scaled = |columns: &[Val<'b>], values: &[Val<'b>]| {
+            let ws: Vec<_> =
+                columns.iter().map(|c| w.at([*c]).cached(Cache::Keep).load_vector(LANES)).collect();
+            values.iter().zip(ws).map(|(v, w)| *v * factor * w).collect::<Vec<_>>()
+        };
+        this.store(y, &columns, &scaled(&columns, &resident));
+        this.rest(x, y, scaled);
+    });
+}
+
+#[test]
+fn softmax_by_width() {
+    for (name, plan) in [("softmax_4096", NARROW), ("softmax_32768", WIDE), ("softmax_131072", WIDEST[0])] {
+        check(name, |k| softmax(k, plan));
+    }
+}
+
+#[test]
+fn rmsnorm_by_width() {
+    for (name, plan) in [("rmsnorm_4096", NARROW), ("rmsnorm_32768", WIDE), ("rmsnorm_131072", WIDEST[1])] {
+        check(name, |k| rmsnorm(k, plan));
+    }
+}
