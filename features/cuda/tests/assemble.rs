@@ -102,6 +102,8 @@ fn it_is_confined_and_its_end_is_told() {
 fn what_can_not_be_started_says_why() {
     let missing = Assembler::ptxas("/nowhere/ptxas").assemble(b"", "sm_80").unwrap_err().to_string();
     assert!(missing.contains("/nowhere/ptxas") && missing.contains("No such file"), "{missing}");
+    let bare = Assembler::ptxas("ptxas").assemble(b"", "sm_80").unwrap_err().to_string();
+    assert!(bare.contains("without its folder"), "{bare}");
     for architecture in ["", "sm_", "90", "sm_90 --help", "sm_90/../..", "sm_123456789"] {
         let refused = Assembler::ptxas("/bin/true").assemble(b"", architecture);
         assert_eq!(refused, Err(AssembleError::Architecture(architecture.into())));

@@ -16,6 +16,7 @@
 mod find;
 mod link;
 mod process;
+mod spawn;
 
 use std::ffi::OsString;
 use std::path::PathBuf;

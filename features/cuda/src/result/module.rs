@@ -106,19 +106,20 @@ impl Module {
     /// That the artifact's layout is the kernel's. Drivers before CUDA 12.4 do not tell theirs.
     fn check_parameters(&self, driver: &Driver, artifact: &Artifact) -> Result<(), String> {
         let Some(info) = driver.cuFuncGetParamInfo else { return Ok(()) };
-        let mut known = Vec::new();
-        for index in 0.. {
+        let wanted = artifact.parameter_bytes() as usize;
+        let mut known: Vec<std::ops::Range<usize>> = Vec::new();
+        // Not one more than there should be: what is refused is an error to those who watch the driver's calls.
+        while known.iter().map(|range| range.end).max().unwrap_or(0) < wanted {
             let (mut offset, mut bytes) = (0, 0);
             // SAFETY: the function is live, the pointers are to locals; an index past the last is refused.
-            if unsafe { info(self.function, index, &raw mut offset, &raw mut bytes) } != 0 {
+            if unsafe { info(self.function, known.len(), &raw mut offset, &raw mut bytes) } != 0 {
                 break;
             }
             known.push(offset..offset + bytes);
         }
         let end = known.iter().map(|range| range.end).max().unwrap_or(0);
-        if end != artifact.parameter_bytes() as usize {
-            let given = artifact.parameter_bytes();
-            return Err(format!("its layout has {given} bytes of parameters, the module's kernel {end}"));
+        if end != wanted {
+            return Err(format!("its layout has {wanted} bytes of parameters, the module's kernel {end}"));
         }
         for (name, offset, bytes) in artifact.signature().fields() {
             let field = offset as usize..(offset + bytes) as usize;
