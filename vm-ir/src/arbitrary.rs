@@ -22,12 +22,14 @@ pub struct Options {
     pub inexact: bool,
     /// Also ops between threads: warps, shared memory, barriers, atomics.
     pub together: bool,
+    /// Also vectors. Without them a compiler may run neighbouring threads in the lanes of its own.
+    pub vectors: bool,
 }
 
 impl Default for Options {
-    /// 40 statements, exact, with ops between threads.
+    /// 40 statements, exact, with ops between threads and with vectors.
     fn default() -> Options {
-        Options { statements: 40, inexact: false, together: true }
+        Options { statements: 40, inexact: false, together: true, vectors: true }
     }
 }
 
@@ -187,7 +189,7 @@ impl<'b> Maker<'b> {
     fn constant(&mut self) {
         let scalars: Vec<Scalar> = Class::REGISTER.scalars().collect();
         let (scalar, lanes) = (self.random.pick(&scalars), self.random.pick(&[1, 1, 1, 2, 4, 8, 16]));
-        let ty = Type::vector(scalar, lanes).unwrap_or(scalar.into());
+        let ty = Type::vector(scalar, lanes).filter(|_| self.options.vectors).unwrap_or(scalar.into());
         let value = self.literal(ty);
         self.values.push(value);
     }
@@ -228,10 +230,11 @@ impl<'b> Maker<'b> {
                 let types: Vec<Type> = Class::DATA
                     .scalars()
                     .flat_map(|s| Type::LANES.into_iter().filter_map(move |n| Type::vector(s, n)))
-                    .filter(|ty| ty.bits() == a.ty().bits())
+                    .filter(|ty| ty.bits() == a.ty().bits() && (self.options.vectors || !ty.is_vector()))
                     .collect();
                 a.bitcast(self.random.pick(&types))
             }
+            Shape::Splat | Shape::Make if !self.options.vectors => return,
             Shape::Splat => {
                 let lanes = self.random.pick(&[2, 4, 8, 16]);
                 self.some(Class::REGISTER).splat(lanes)
@@ -264,6 +267,7 @@ impl<'b> Maker<'b> {
         // Most indices would be far outside; bring most of them near.
         let index = if self.random.below(4) == 0 { index } else { index & 63 };
         let lanes = self.random.pick(&[1, 1, 2, 4, 8]);
+        let lanes = if self.options.vectors { lanes } else { 1 };
         let element = view.at([index]);
         self.values.push(if lanes == 1 { element.load() } else { element.load_vector(lanes) });
     }

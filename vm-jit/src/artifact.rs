@@ -39,11 +39,16 @@ pub struct Artifact {
 pub enum Format {
     /// PTX text, without a terminating zero.
     Ptx,
+    /// An ELF object of machine code; see [`target::cpu`](crate::target::cpu).
+    Elf,
 }
 
 impl fmt::Display for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("PTX")
+        f.write_str(match self {
+            Format::Ptx => "PTX",
+            Format::Elf => "ELF",
+        })
     }
 }
 
@@ -60,7 +65,8 @@ pub struct Entry {
     pub params: ParamLayout,
     /// Bytes of shared memory that the code declares by itself.
     pub static_shared: u32,
-    /// Bytes of shared memory that the launch must ask for; above 48 KiB after opting in to so much
+    /// Bytes of shared memory that the launch must ask for. On a CPU, of the scratch memory that each thread brings.
+    /// On CUDA, above 48 KiB after opting in to so much
     /// (`CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`).
     pub dynamic_shared: u32,
 }
@@ -173,6 +179,7 @@ impl Artifact {
     pub fn text(&self) -> Option<&str> {
         match self.format {
             Format::Ptx => std::str::from_utf8(&self.code).ok(),
+            Format::Elf => None,
         }
     }
 
@@ -182,6 +189,7 @@ impl Artifact {
         put_bytes(&mut out, self.target.as_bytes());
         out.push(match self.format {
             Format::Ptx => 0,
+            Format::Elf => 1,
         });
         put_bytes(&mut out, &self.code);
         put(&mut out, self.entries.len() as u32);
@@ -221,6 +229,7 @@ impl Artifact {
         let target = input.text()?;
         let format = match input.take(1)? {
             [0] => Format::Ptx,
+            [1] => Format::Elf,
             _ => return None,
         };
         let code = input.bytes()?.to_vec();

@@ -46,6 +46,7 @@ impl fmt::Display for Support {
 pub fn support(target: &Target, op: Opcode, ty: Scalar, to: Scalar) -> Support {
     match target {
         Target::Ptx(options) => crate::target::ptx::support(options, op, ty, to),
+        Target::Cpu(options) => crate::target::cpu::support(options, op, ty, to),
     }
 }
 
@@ -151,6 +152,7 @@ pub(crate) fn kernel_rejects(kernel: &Kernel, target: &Target) -> Vec<Reject> {
     let mut found = Vec::new();
     let head = match target {
         Target::Ptx(options) => crate::target::ptx::head_rejects(options, kernel),
+        Target::Cpu(options) => crate::target::cpu::head_rejects(options, kernel),
     };
     found.extend(head.into_iter().map(|kind| Reject::new(kernel, kernel.line().0, kind)));
     kernel.for_each_op(&mut |op| {

@@ -59,13 +59,15 @@ pub const VERSION: u32 = 2;
 ///
 /// # Errors
 ///
-/// Everything in it that the target rejects, as [`legal::rejects`] lists it.
+/// Everything in it that the target rejects, as [`legal::rejects`] lists it; or that a code generator gave up on it, as
+/// [`RejectKind::Generator`].
 pub fn compile(module: &ValidModule, target: &Target) -> Result<Artifact, Rejected> {
     let rejects = legal::rejects(module, target);
     if !rejects.is_empty() {
         return Err(Rejected(rejects));
     }
-    Ok(match target {
-        Target::Ptx(options) => target::ptx::write(module, options, target.to_string()),
-    })
+    match target {
+        Target::Ptx(options) => Ok(target::ptx::write(module, options, target.to_string())),
+        Target::Cpu(options) => target::cpu::write(module, options, target.to_string()),
+    }
 }

@@ -35,6 +35,30 @@ pub enum RejectKind {
         /// Bytes that a launch can pass.
         available: u32,
     },
+    /// What the threads of a block know while they wait for each other takes too much memory.
+    #[error(
+        "the values of a block take {needed} bytes, {available} are allowed; split the kernel or make the block smaller"
+    )]
+    Scratch {
+        /// Bytes of all values and shared arrays of a block.
+        needed: u64,
+        /// Bytes that one block can have.
+        available: u64,
+    },
+    /// The kernel is too large for the code generator.
+    #[error("the kernel comes to about {needed} instructions, {available} are allowed; split it")]
+    Size {
+        /// Instructions, roughly.
+        needed: u64,
+        /// Instructions that are allowed.
+        available: u64,
+    },
+    /// The code generator gave up.
+    #[error("the code generator gave up: {what}; split the kernel")]
+    Generator {
+        /// What it says.
+        what: String,
+    },
     /// The driver is too old for the target.
     #[error("{target} needs {needed}, the driver takes {available} at most; update the driver")]
     Version {
@@ -54,6 +78,9 @@ impl RejectKind {
             RejectKind::Op { .. } => "unsupported-op",
             RejectKind::SharedMemory { .. } => "shared-memory",
             RejectKind::Parameters { .. } => "parameters",
+            RejectKind::Scratch { .. } => "scratch-memory",
+            RejectKind::Size { .. } => "too-large",
+            RejectKind::Generator { .. } => "generator",
             RejectKind::Version { .. } => "driver-too-old",
         }
     }

@@ -46,10 +46,10 @@ fn finds_in_memory_and_on_disk() {
 fn every_part_of_the_key_counts() {
     let mut keys = std::collections::HashSet::new();
     let mut lines = target("ptx:sm_80");
-    let Target::Ptx(options) = &mut lines;
+    let Target::Ptx(options) = &mut lines else { panic!("{lines}") };
     options.source = Some("a.vir".to_owned());
     let mut old = target("ptx:sm_80");
-    let Target::Ptx(options) = &mut old;
+    let Target::Ptx(options) = &mut old else { panic!("{old}") };
     options.max_version = Some(vm_jit::target::ptx::Version::new(7, 1));
     for target in [target("ptx:sm_80"), target("ptx:sm_86"), lines, old] {
         for module in [module(Trust::Guest, 1), module(Trust::Guest, 2), module(Trust::Trusted, 1)] {

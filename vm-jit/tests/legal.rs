@@ -31,6 +31,10 @@ fn answers() {
     check("sm_120", Exp, F64, F64, "rejected: unsupported-op");
     check("sm_120", Sqrt, F64, F64, "native");
     check("sm_90", DivS, I32, I32, "expanded");
+    let cpu = Target::Cpu(vm_jit::target::cpu::Options::new(vm_jit::target::cpu::Isa::X86V4));
+    assert_eq!(support(&cpu, Add, F32, F32), Support::Native);
+    assert!(matches!(support(&cpu, Exp, F64, F64), Support::Expanded(_)));
+    assert!(matches!(support(&cpu, Clock, I64, I64), Support::Rejected("unsupported-op")));
 }
 
 /// A newer architecture has all that an older one has.
@@ -93,6 +97,9 @@ fn target_names() {
         assert_eq!(text.parse::<Target>().unwrap().to_string(), text);
     }
     assert!("sm_90".parse::<Target>().unwrap_err().to_string().contains("ptx:sm_90a"));
+    let host: Target = "cpu".parse().unwrap();
+    assert_eq!(host.to_string().parse::<Target>().unwrap(), host);
+    assert!("cpu:z80".parse::<Target>().unwrap_err().to_string().contains("cpu:x86-64-v3"));
     assert!("ptx:sm_61".parse::<Target>().unwrap_err().to_string().contains("sm_70"));
 }
 
@@ -137,18 +144,55 @@ fn table() -> String {
     out
 }
 
+/// The table of what a CPU does not have by an instruction.
+fn cpu_table() -> String {
+    use std::fmt::Write;
+    let cpu = Target::Cpu(vm_jit::target::cpu::Options::new(vm_jit::target::cpu::Isa::X86V3));
+    let mut rows: Vec<(Vec<&str>, String, Support)> = Vec::new();
+    for row in TABLE {
+        let mut groups: Vec<(Support, Vec<String>)> = Vec::new();
+        for (from, to) in types_of(row.opcode) {
+            let how = support(&cpu, row.opcode, from, to);
+            if how == Support::Native {
+                continue;
+            }
+            let ty = if from == to { from.to_string() } else { format!("{from} to {to}") };
+            match groups.iter_mut().find(|(known, _)| *known == how) {
+                Some((_, types)) => types.push(ty),
+                None => groups.push((how, vec![ty])),
+            }
+        }
+        for (how, types) in groups {
+            let types = types.join(", ");
+            match rows.iter_mut().find(|(_, t, h)| *t == types && *h == how) {
+                Some((ops, ..)) => ops.push(row.mnemonic),
+                None => rows.push((vec![row.mnemonic], types, how)),
+            }
+        }
+    }
+    let mut out = String::from("| op | on | how |\n| --- | --- | --- |\n");
+    for (ops, types, how) in rows {
+        let ops: Vec<String> = ops.iter().map(|op| format!("`{op}`")).collect();
+        let _ = writeln!(out, "| {} | {types} | {how} |", ops.join(" "));
+    }
+    out
+}
+
 /// `VIR_UPDATE=1 cargo test -p vm-jit --test legal` writes the table anew.
 #[test]
 fn the_document_has_the_table() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/jit.md");
-    let text = std::fs::read_to_string(path).unwrap();
-    let (begin, end) = ("<!-- table -->\n", "<!-- end of table -->");
-    let (head, rest) = text.split_once(begin).unwrap();
-    let (found, tail) = rest.split_once(end).unwrap();
-    let wanted = format!("\n{}\n", table());
-    if std::env::var_os("VIR_UPDATE").is_some() {
-        std::fs::write(path, format!("{head}{begin}{wanted}{end}{tail}")).unwrap();
-        return;
+    let mut text = std::fs::read_to_string(path).unwrap();
+    for (name, table) in [("table", table()), ("cpu table", cpu_table())] {
+        let (begin, end) = (format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->"));
+        let (head, rest) = text.split_once(&begin).unwrap();
+        let (found, tail) = rest.split_once(&end).unwrap();
+        let wanted = format!("\n{table}\n");
+        if std::env::var_os("VIR_UPDATE").is_some() {
+            text = format!("{head}{begin}{wanted}{end}{tail}");
+            std::fs::write(path, &text).unwrap();
+        } else {
+            assert_eq!(found, wanted, "docs/jit.md is out of date");
+        }
     }
-    assert_eq!(found, wanted, "docs/jit.md is out of date");
 }

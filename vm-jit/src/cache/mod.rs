@@ -31,9 +31,11 @@ pub struct Key([u8; 32]);
 impl Key {
     /// The key of what a module becomes.
     pub fn new(module: &ValidModule, target: &Target, product: &str) -> Key {
-        let Target::Ptx(options) = target;
         // Lines are part of the code only if it says which lines it is from.
-        let lines = if options.source.is_some() { Lines::Keep } else { Lines::Strip };
+        let lines = match target {
+            Target::Ptx(options) if options.source.is_some() => Lines::Keep,
+            _ => Lines::Strip,
+        };
         let mut hash = Sha256::new();
         let mut part = |bytes: &[u8]| {
             hash.update((bytes.len() as u64).to_le_bytes());

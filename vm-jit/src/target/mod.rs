@@ -1,6 +1,7 @@
 //! Targets: what a module is compiled for. Each has a module of its own, of one shape: `mod.rs` says what it
 //! does and has its options, `writer.rs` writes.
 
+pub mod cpu;
 pub mod ptx;
 
 use std::fmt;
@@ -11,12 +12,15 @@ use std::str::FromStr;
 pub enum Target {
     /// PTX, for an NVIDIA GPU: `ptx:sm_90a`.
     Ptx(ptx::Options),
+    /// Machine code for a CPU: `cpu` for this machine, `cpu:x86-64-v3` for one that is named.
+    Cpu(cpu::Options),
 }
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Target::Ptx(options) => write!(f, "ptx:{options}"),
+            Target::Cpu(options) => write!(f, "cpu:{options}"),
         }
     }
 }
@@ -25,20 +29,26 @@ impl fmt::Display for Target {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnknownTarget {
     /// The kind is unknown.
-    #[error("no target `{0}`; a target is `ptx:ARCHITECTURE`, such as ptx:sm_90a")]
+    #[error("no target `{0}`; a target is `ptx:ARCHITECTURE`, such as ptx:sm_90a, or `cpu`")]
     Kind(String),
     /// The architecture is.
     #[error(transparent)]
     Arch(#[from] ptx::UnknownArch),
+    /// The machine is.
+    #[error(transparent)]
+    Isa(#[from] cpu::UnknownIsa),
 }
 
 impl FromStr for Target {
     type Err = UnknownTarget;
 
-    /// Reads `ptx:ARCHITECTURE`; the other options have their defaults.
+    /// Reads `ptx:ARCHITECTURE`, `cpu` and `cpu:MACHINE`; the other options have their defaults. `cpu` is the most that
+    /// this machine counts as, and is written by that name.
     fn from_str(text: &str) -> Result<Target, UnknownTarget> {
         match text.split_once(':') {
             Some(("ptx", arch)) => Ok(Target::Ptx(ptx::Options::new(arch.parse()?))),
+            Some(("cpu", isa)) => Ok(Target::Cpu(cpu::Options::new(isa.parse()?))),
+            None if text == "cpu" => Ok(Target::Cpu(cpu::Options::new(cpu::Isa::host()?))),
             _ => Err(UnknownTarget::Kind(text.to_owned())),
         }
     }

@@ -1,10 +1,11 @@
-//! Compiles a kernel file to PTX:
+//! Compiles a kernel file:
 //!
-//! `cargo run -p vm-jit --example emit_ptx -- FILE.vir [ptx:sm_90a] [guest|trusted]`
+//! `cargo run -p vm-jit --example emit -- FILE.vir [ptx:sm_90a|cpu] [guest|trusted]`
 //!
-//! The code goes to stdout, where arguments go to stderr.
+//! The code goes to stdout (an object's is for `objdump -d`), where arguments go to stderr.
 
 use std::error::Error;
+use std::io::Write;
 use std::process::ExitCode;
 use vm_ir::{Trust, text, validate};
 use vm_jit::{Target, compile};
@@ -21,7 +22,7 @@ fn main() -> ExitCode {
 
 fn emit() -> Result<(), Box<dyn Error>> {
     let mut words = std::env::args().skip(1);
-    let path = words.next().ok_or("usage: emit_ptx FILE.vir [ptx:ARCHITECTURE] [guest|trusted]")?;
+    let path = words.next().ok_or("usage: emit FILE.vir [TARGET] [guest|trusted]")?;
     let mut trust = Trust::Guest;
     let mut target: Target = "ptx:sm_90a".parse()?;
     for word in words {
@@ -31,13 +32,14 @@ fn emit() -> Result<(), Box<dyn Error>> {
             other => target = other.parse()?,
         }
     }
-    let Target::Ptx(options) = &mut target;
-    options.source = Some(path.clone());
+    if let Target::Ptx(options) = &mut target {
+        options.source = Some(path.clone());
+    }
     let module = validate(text::parse(&std::fs::read_to_string(&path)?)?, trust)?;
     let artifact = compile(&module, &target)?;
     for entry in &artifact.entries {
         eprintln!("{}: block {:?}, {:?}", entry.symbol, entry.block, entry.params);
     }
-    print!("{}", artifact.text().unwrap_or_default());
+    std::io::stdout().write_all(&artifact.code)?;
     Ok(())
 }

@@ -1,0 +1,72 @@
+//! The device: the processor that this program runs on.
+
+use std::num::NonZero;
+use std::sync::Arc;
+
+use vm_accel::{Accelerator, DeviceInfo, Error, Health, QueueOptions, Result};
+
+use crate::host::{self, Watch};
+use crate::pool::Pool;
+use crate::queue::CpuQueue;
+
+/// The host's processor. Its queues share the threads that run blocks.
+pub struct CpuAccelerator {
+    info: DeviceInfo,
+    pool: Arc<Pool>,
+    watch: Watch,
+}
+
+impl CpuAccelerator {
+    /// The processor, with a thread for each core that this process may use.
+    ///
+    /// # Errors
+    /// [`Error::Host`] if threads can't be started or `/proc` can't be read.
+    pub fn new() -> Result<CpuAccelerator> {
+        let threads = std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN);
+        Self::with_threads(threads)
+    }
+
+    /// The processor, with so many threads to run blocks, the queue's own among them.
+    ///
+    /// # Errors
+    /// As [`CpuAccelerator::new`].
+    pub fn with_threads(threads: NonZero<usize>) -> Result<CpuAccelerator> {
+        let pool = Pool::start(threads.get())
+            .map_err(|error| Error::Host { what: "starting a thread", cause: error.to_string() })?;
+        let (_, memory_bytes) = host::memory()?;
+        let info = DeviceInfo {
+            name: host::name(),
+            backend: "cpu",
+            target: "cpu".into(),
+            address: None,
+            driver: host::version(),
+            memory_bytes,
+            units: u32::try_from(threads.get()).unwrap_or(u32::MAX),
+            lanes: 32,
+            block_items: 1024,
+            block: [1024, 1024, 64],
+            grid: [i32::MAX as u32, 65535, 65535],
+            // The code's scratch memory is asked for as shared memory.
+            shared_bytes: 1 << 30,
+            unified: true,
+            host_registration: true,
+        };
+        Ok(CpuAccelerator { info, pool: Arc::new(pool), watch: Watch::default() })
+    }
+}
+
+impl Accelerator for CpuAccelerator {
+    type Queue = CpuQueue;
+
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn health(&self) -> Result<Health> {
+        self.watch.health()
+    }
+
+    fn open(&self, options: &QueueOptions) -> Result<CpuQueue> {
+        CpuQueue::open(Arc::clone(&self.pool), &self.info.name, options)
+    }
+}

@@ -1,0 +1,182 @@
+//! The threads that run blocks. A launch is cut into runs of neighbouring blocks, and whoever is free takes the next.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use vm_accel::Grid;
+
+use crate::kernel::CpuKernel;
+use crate::sys::Scratch;
+
+/// Bytes of stack: a compiled kernel may need up to 32 MiB. Only what is used is backed by memory.
+pub(crate) const STACK: usize = 64 << 20;
+/// Runs of blocks for each thread, so that none is left with much when the others are done.
+const RUNS: u64 = 16;
+/// The most blocks of a run: between two, a launch can be given up.
+const LONGEST: u64 = 4096;
+
+/// A launch.
+pub(crate) struct Work {
+    kernel: Arc<CpuKernel>,
+    params: Box<[u64]>,
+    grid: Grid,
+    blocks: u64,
+    run: u64,
+    next: AtomicU64,
+    /// Threads that may still be at it.
+    busy: AtomicUsize,
+    given_up: AtomicBool,
+    failed: Mutex<Option<io::Error>>,
+}
+
+impl Work {
+    /// Takes runs of blocks until there are none left.
+    fn help(&self, scratch: &mut Scratch, stop: &AtomicBool) {
+        if let Err(error) = scratch.reserve(self.kernel.scratch()) {
+            *lock(&self.failed) = Some(error);
+            self.given_up.store(true, Ordering::Release);
+            return;
+        }
+        while !self.given_up.load(Ordering::Acquire) && !stop.load(Ordering::Acquire) {
+            let first = self.next.fetch_add(self.run, Ordering::Relaxed);
+            if first >= self.blocks {
+                return;
+            }
+            let end = self.blocks.min(first + self.run);
+            self.kernel.run(&self.params, self.grid, first, end, scratch);
+        }
+    }
+}
+
+#[derive(Default)]
+struct Shared {
+    waiting: Mutex<VecDeque<Arc<Work>>>,
+    wake: Condvar,
+    /// Somebody left a launch.
+    left: Condvar,
+    stop: AtomicBool,
+}
+
+/// Threads beside those of the queues.
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    helpers: Vec<JoinHandle<()>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Pool {
+    /// Threads so that, with the one that launches, `threads` run blocks.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub(crate) fn start(threads: usize) -> io::Result<Pool> {
+        let shared = Arc::new(Shared::default());
+        let mut pool = Pool { shared: Arc::clone(&shared), helpers: Vec::new() };
+        for number in 1..threads {
+            let shared = Arc::clone(&shared);
+            let name = format!("vm-cpu {number}");
+            let helper = std::thread::Builder::new().name(name).stack_size(STACK);
+            pool.helpers.push(helper.spawn(move || shared.serve())?);
+        }
+        Ok(pool)
+    }
+
+    /// Threads that run blocks, with the one that launches.
+    pub(crate) fn threads(&self) -> usize {
+        self.helpers.len() + 1
+    }
+
+    /// Runs a launch and waits for its end; `stop` gives it up between two runs of blocks.
+    ///
+    /// # Errors
+    /// There is no scratch memory for it.
+    pub(crate) fn launch(
+        &self,
+        kernel: &Arc<CpuKernel>,
+        params: &[u64],
+        grid: Grid,
+        scratch: &mut Scratch,
+        stop: &AtomicBool,
+    ) -> io::Result<()> {
+        let blocks = grid.0.iter().fold(1u64, |product, size| product.saturating_mul(u64::from(*size)));
+        let threads = self.threads() as u64;
+        let run = blocks.div_ceil(threads * RUNS).clamp(1, LONGEST);
+        let helpers = blocks.div_ceil(run).saturating_sub(1).min(threads - 1) as usize;
+        let work = Arc::new(Work {
+            kernel: Arc::clone(kernel),
+            params: params.into(),
+            grid,
+            blocks,
+            run,
+            next: AtomicU64::new(0),
+            busy: AtomicUsize::new(helpers),
+            given_up: AtomicBool::new(false),
+            failed: Mutex::new(None),
+        });
+        if helpers > 0 {
+            let mut waiting = lock(&self.shared.waiting);
+            waiting.extend((0..helpers).map(|_| Arc::clone(&work)));
+            drop(waiting);
+            self.shared.wake.notify_all();
+        }
+        work.help(scratch, stop);
+        if stop.load(Ordering::Acquire) {
+            work.given_up.store(true, Ordering::Release);
+        }
+        let mut waiting = lock(&self.shared.waiting);
+        // Those who have not come yet need not.
+        let before = waiting.len();
+        waiting.retain(|other| !Arc::ptr_eq(other, &work));
+        work.busy.fetch_sub(before - waiting.len(), Ordering::AcqRel);
+        while work.busy.load(Ordering::Acquire) > 0 {
+            waiting = self.shared.left.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(waiting);
+        match lock(&work.failed).take() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Shared {
+    fn serve(&self) {
+        let mut scratch = Scratch::new();
+        let mut waiting = lock(&self.waiting);
+        loop {
+            if self.stop.load(Ordering::Acquire) {
+                return;
+            }
+            let Some(work) = waiting.pop_front() else {
+                waiting = self.wake.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            drop(waiting);
+            work.help(&mut scratch, &self.stop);
+            waiting = lock(&self.waiting);
+            if work.busy.fetch_sub(1, Ordering::AcqRel) == 1 {
+                self.left.notify_all();
+            }
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let waiting = lock(&self.shared.waiting);
+        self.shared.stop.store(true, Ordering::Release);
+        drop(waiting);
+        self.shared.wake.notify_all();
+        for helper in self.helpers.drain(..) {
+            if helper.join().is_err() {
+                tracing::error!("a thread that runs blocks panicked");
+            }
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! The queue that vm-accel sees.
+#![allow(unsafe_code)]
+
+use std::cell::RefCell;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use vm_accel::{
+    Arguments, Artifact, Error, Grid, Memory, MemoryInfo, MemoryKind, Queue, QueueOptions, Region, Result,
+};
+
+use crate::host;
+use crate::kernel::CpuKernel;
+use crate::pool::{Pool, STACK};
+use crate::stream::{Command, Mark, Stream};
+
+/// A point in the stream.
+pub struct CpuEvent {
+    mark: RefCell<Option<Arc<Mark>>>,
+    timed: bool,
+}
+
+/// Recorded commands.
+pub struct CpuGraph(Arc<[Command]>);
+
+/// A stream of commands with a thread of its own.
+pub struct CpuQueue {
+    stream: Arc<Stream>,
+    commands: Sender<Command>,
+    thread: Option<JoinHandle<()>>,
+    capture: RefCell<Option<Vec<Command>>>,
+    /// Ranges of registered memory: first byte and length.
+    registered: RefCell<Vec<(u64, u64)>>,
+    options: QueueOptions,
+    device: String,
+}
+
+impl CpuQueue {
+    pub(crate) fn open(pool: Arc<Pool>, device: &str, options: &QueueOptions) -> Result<CpuQueue> {
+        let stream = Arc::new(Stream::default());
+        let (commands, receiver) = channel();
+        let theirs = Arc::clone(&stream);
+        let thread = std::thread::Builder::new()
+            .name("vm-cpu queue".into())
+            .stack_size(STACK)
+            .spawn(move || theirs.serve(&receiver, &pool))
+            .map_err(|error| Error::Host { what: "starting a thread", cause: error.to_string() })?;
+        Ok(CpuQueue {
+            stream,
+            commands,
+            thread: Some(thread),
+            capture: RefCell::default(),
+            registered: RefCell::default(),
+            options: *options,
+            device: device.to_owned(),
+        })
+    }
+
+    fn check(&self) -> Result<()> {
+        match &*self.stream.lost.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(cause) => Err(Error::Lost { cause: cause.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    fn push(&self, command: Command) -> Result<()> {
+        self.check()?;
+        if let Some(captured) = self.capture.borrow_mut().as_mut() {
+            captured.push(command);
+            return Ok(());
+        }
+        self.send(command)
+    }
+
+    fn send(&self, command: Command) -> Result<()> {
+        self.commands.send(command).map_err(|_| Error::Lost { cause: "the queue's thread has ended".into() })
+    }
+
+    /// Waits until all commands so far have run.
+    fn drain(&self) -> Result<()> {
+        let mark = Arc::new(Mark::default());
+        self.send(Command::Record(Arc::clone(&mark)))?;
+        if mark.wait(Instant::now() + self.options.patience) {
+            Ok(())
+        } else {
+            Err(Error::Deadline { what: "the end of the queue's commands".into() })
+        }
+    }
+
+    fn unsupported(&self, what: &str) -> Error {
+        Error::Unsupported { what: what.into(), device: self.device.clone() }
+    }
+}
+
+impl Queue for CpuQueue {
+    type Kernel = Arc<CpuKernel>;
+    type Event = CpuEvent;
+    type Graph = CpuGraph;
+
+    fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Memory> {
+        self.check()?;
+        if kind == MemoryKind::Registered {
+            return Err(self.unsupported("allocating registered memory"));
+        }
+        let (free, total) = host::memory()?;
+        let memory = if bytes <= free { self.stream.heap.allocate(kind, bytes) } else { None };
+        memory.ok_or(Error::OutOfMemory { kind: kind.name(), bytes, free, total })
+    }
+
+    fn free(&self, memory: Memory) -> Result<()> {
+        if self.capture.borrow().is_some() {
+            return Err(Error::Capturing { what: "freeing memory" });
+        }
+        if memory.kind() == MemoryKind::Registered {
+            // The host may take it away as soon as this returns.
+            self.drain()?;
+            self.registered.borrow_mut().retain(|(at, _)| *at != memory.address());
+            return Ok(());
+        }
+        self.send(Command::Free { address: memory.address() })
+    }
+
+    fn trim(&self, _keep: u64) -> Result<()> {
+        // What is freed is given back at once; so what is left to do is to free it.
+        self.drain()
+    }
+
+    fn memory(&self) -> Result<MemoryInfo> {
+        let (free, total) = host::memory()?;
+        Ok(MemoryInfo { free, total, reserved: self.stream.heap.bytes() })
+    }
+
+    unsafe fn register(&self, host: *mut u8, bytes: u64) -> Result<Memory> {
+        self.check()?;
+        let address = host as u64;
+        let Some(end) = address.checked_add(bytes).filter(|_| address != 0 && bytes != 0) else {
+            return Err(Error::Host {
+                what: "registering memory",
+                cause: "it is no range of addresses".into(),
+            });
+        };
+        let mut registered = self.registered.borrow_mut();
+        if registered.iter().any(|(at, length)| *at < end && address < at + length) {
+            return Err(Error::Host { what: "registering memory", cause: "it is registered already".into() });
+        }
+        registered.push((address, bytes));
+        // SAFETY: the caller keeps it mapped until it is freed or the queue is dropped.
+        Ok(unsafe { Memory::from_raw(MemoryKind::Registered, address, address, bytes) })
+    }
+
+    fn fill(&self, target: Region<'_>, value: u8) -> Result<()> {
+        self.push(Command::Fill { address: target.address(), bytes: target.bytes(), value })
+    }
+
+    fn copy(&self, target: Region<'_>, source: Region<'_>) -> Result<()> {
+        if target.bytes() != source.bytes() {
+            return Err(Error::Lengths { source_bytes: source.bytes(), destination_bytes: target.bytes() });
+        }
+        self.push(Command::Copy { target: target.address(), source: source.address(), bytes: source.bytes() })
+    }
+
+    fn event(&self, timed: bool) -> Result<CpuEvent> {
+        Ok(CpuEvent { mark: RefCell::default(), timed })
+    }
+
+    fn record(&self, event: &CpuEvent) -> Result<()> {
+        let mark = Arc::new(Mark::default());
+        self.push(Command::Record(Arc::clone(&mark)))?;
+        *event.mark.borrow_mut() = Some(mark);
+        Ok(())
+    }
+
+    fn done(&self, event: &CpuEvent) -> Result<bool> {
+        self.check()?;
+        Ok(event.mark.borrow().as_ref().is_none_or(|mark| mark.at().is_some()))
+    }
+
+    fn elapsed(&self, from: &CpuEvent, to: &CpuEvent) -> Result<Duration> {
+        if !from.timed || !to.timed {
+            return Err(self.unsupported("the time of an event without a time stamp"));
+        }
+        let at = |event: &CpuEvent| event.mark.borrow().as_ref().and_then(|mark| mark.at());
+        match (at(from), at(to)) {
+            (Some(from), Some(to)) => Ok(to.saturating_duration_since(from)),
+            _ => Err(self.unsupported("the time of an event that is not done")),
+        }
+    }
+
+    fn wait_for(&self, event: &CpuEvent) -> Result<()> {
+        match &*event.mark.borrow() {
+            Some(mark) => self.push(Command::Wait(Arc::clone(mark))),
+            None => Ok(()),
+        }
+    }
+
+    fn load(&self, artifact: &Artifact) -> Result<Arc<CpuKernel>> {
+        CpuKernel::load(artifact).map(Arc::new)
+    }
+
+    fn unload(&self, _kernel: Arc<CpuKernel>) -> Result<()> {
+        // Commands that still use it hold it.
+        Ok(())
+    }
+
+    fn launch(&self, kernel: &Arc<CpuKernel>, grid: Grid, arguments: &Arguments) -> Result<()> {
+        if !kernel.takes(arguments) || grid.0.contains(&0) {
+            return Err(Error::Arguments {
+                kernel: kernel.name().to_owned(),
+                parameter: "all".into(),
+                reason: "they were packed for another kernel".into(),
+            });
+        }
+        self.push(Command::Launch { kernel: Arc::clone(kernel), params: arguments.words().into(), grid })
+    }
+
+    fn begin_capture(&self) -> Result<()> {
+        *self.capture.borrow_mut() = Some(Vec::new());
+        Ok(())
+    }
+
+    fn end_capture(&self) -> Result<CpuGraph> {
+        Ok(CpuGraph(self.capture.borrow_mut().take().unwrap_or_default().into()))
+    }
+
+    fn replay(&self, graph: &CpuGraph) -> Result<()> {
+        self.push(Command::Replay(Arc::clone(&graph.0)))
+    }
+
+    fn discard(&self, _graph: CpuGraph) -> Result<()> {
+        Ok(())
+    }
+
+    fn wait(&self, event: &CpuEvent, deadline: Instant) -> Result<()> {
+        self.check()?;
+        let mark = event.mark.borrow().clone();
+        if mark.is_none_or(|mark| mark.wait(deadline)) {
+            self.check()
+        } else {
+            Err(Error::Deadline { what: "the device's work".into() })
+        }
+    }
+}
+
+impl Drop for CpuQueue {
+    fn drop(&mut self) {
+        self.stream.stop.store(true, Ordering::Release);
+        let ended = Arc::new(Mark::default());
+        let told = self.send(Command::Record(Arc::clone(&ended))).and_then(|()| self.send(Command::Stop));
+        let waited = told.is_err() || ended.wait(Instant::now() + self.options.patience);
+        let Some(thread) = self.thread.take() else { return };
+        if !waited {
+            // The thread keeps the memory and the code that its kernel works with.
+            tracing::error!("a kernel does not end: its queue's thread and memory are left to it");
+        } else if thread.join().is_err() {
+            tracing::error!("a queue's thread panicked");
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! A queue's commands, run one after the other by a thread of the queue's own.
+#![allow(unsafe_code)]
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use vm_accel::Grid;
+
+use crate::heap::{self, Heap};
+use crate::kernel::CpuKernel;
+use crate::pool::Pool;
+use crate::sys::Scratch;
+
+/// How long a wait for another queue goes on before it looks whether its own ends.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// One command. Addresses are those of memory that was handed out by a queue or registered with one.
+#[derive(Clone)]
+pub(crate) enum Command {
+    Fill { address: u64, bytes: u64, value: u8 },
+    Copy { target: u64, source: u64, bytes: u64 },
+    Launch { kernel: Arc<CpuKernel>, params: Arc<[u64]>, grid: Grid },
+    Free { address: u64 },
+    Record(Arc<Mark>),
+    Wait(Arc<Mark>),
+    Replay(Arc<[Command]>),
+    Stop,
+}
+
+/// A point in the stream.
+#[derive(Default)]
+pub(crate) struct Mark {
+    at: Mutex<Option<Instant>>,
+    reached: Condvar,
+}
+
+impl Mark {
+    fn lock(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// When it was reached, if it was.
+    pub(crate) fn at(&self) -> Option<Instant> {
+        *self.lock()
+    }
+
+    fn reach(&self) {
+        *self.lock() = Some(Instant::now());
+        self.reached.notify_all();
+    }
+
+    /// Waits until it is reached; gives whether it was, at the deadline.
+    pub(crate) fn wait(&self, deadline: Instant) -> bool {
+        let mut at = self.lock();
+        while at.is_none() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            at = self.reached.wait_timeout(at, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+}
+
+/// What the queue and its thread share.
+#[derive(Default)]
+pub(crate) struct Stream {
+    pub(crate) heap: Heap,
+    /// The queue is being dropped: what has not begun does not.
+    pub(crate) stop: AtomicBool,
+    /// Why nothing runs any more.
+    pub(crate) lost: Mutex<Option<String>>,
+}
+
+impl Stream {
+    /// Runs commands until [`Command::Stop`] or the end of the channel.
+    pub(crate) fn serve(&self, commands: &Receiver<Command>, pool: &Pool) {
+        let mut scratch = Scratch::new();
+        while let Ok(command) = commands.recv() {
+            if matches!(command, Command::Stop) {
+                return;
+            }
+            self.run(&command, pool, &mut scratch);
+        }
+    }
+
+    fn run(&self, command: &Command, pool: &Pool, scratch: &mut Scratch) {
+        match command {
+            // Marks are reached whatever happens, so that nobody waits for ever.
+            Command::Record(mark) => mark.reach(),
+            Command::Free { address } => self.heap.free(*address),
+            _ if self.stop.load(Ordering::Acquire) || self.is_lost() => {}
+            Command::Wait(mark) => {
+                while !mark.wait(Instant::now() + LOOK) && !self.stop.load(Ordering::Acquire) {}
+            }
+            // SAFETY: the region was part of memory that is freed by a command behind this one at the earliest, or by the
+            // host after that has run; the host reaches it by copies only.
+            Command::Fill { address, bytes, value } => unsafe { heap::fill(*address, *bytes, *value) },
+            // SAFETY: as above, for both.
+            Command::Copy { target, source, bytes } => unsafe { heap::copy(*target, *source, *bytes) },
+            Command::Launch { kernel, params, grid } => {
+                if let Err(error) = pool.launch(kernel, params, *grid, scratch, &self.stop) {
+                    let cause = format!("no scratch memory for kernel {}: {error}", kernel.name());
+                    self.lost.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(cause);
+                }
+            }
+            Command::Replay(commands) => commands.iter().for_each(|command| self.run(command, pool, scratch)),
+            Command::Stop => {}
+        }
+    }
+
+    fn is_lost(&self) -> bool {
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+}

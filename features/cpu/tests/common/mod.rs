@@ -1,0 +1,141 @@
+//! Compiles kernels for this machine and runs them as a queue does, with canaries around every tensor.
+#![allow(unsafe_code, dead_code)]
+
+use std::time::{Duration, Instant};
+use vm_accel::{
+    Accelerator, Arguments, Artifact, Extent, Extents, Grid, Guard, MemoryKind, Parameter, ParameterKind,
+    Queue, QueueArgument, QueueOptions, Scalar, Signature,
+};
+use vm_cpu::{CpuAccelerator, CpuQueue};
+use vm_ir::ValidModule;
+use vm_ir::interp::{Argument, Launch};
+use vm_ir::module::ParamKind;
+use vm_ir::view::Dim;
+use vm_jit::{Slot, Target, compile};
+
+/// Bytes before and behind each tensor.
+const MARGIN: u64 = 4096;
+const CANARY: u8 = 0xc5;
+
+/// What a kernel's launch left in the stop word; 0 if it ended by itself.
+pub(crate) type Stop = u32;
+
+pub(crate) struct Machine {
+    pub(crate) device: CpuAccelerator,
+    pub(crate) queue: CpuQueue,
+    target: Target,
+}
+
+/// The artifact of a kernel of a compiled module.
+pub(crate) fn artifact(module: &ValidModule, kernel: &str, target: &Target) -> Result<Artifact, String> {
+    let compiled = compile(module, target).map_err(|rejected| format!("rejected: {rejected}"))?;
+    let entry = compiled.entry(kernel).ok_or("no such kernel")?;
+    let (source, _) = module.find(kernel).ok_or("no such kernel")?;
+    let parameters = source.params().iter().zip(&entry.params.slots).map(|(param, slot)| {
+        let kind = match (&param.kind, *slot) {
+            (ParamKind::View(view), Slot::View { offset, .. }) => ParameterKind::View {
+                offset,
+                extents: view
+                    .dims
+                    .iter()
+                    .map(|dim| match *dim {
+                        Dim::Any { multiple } => Extent::Multiple(multiple),
+                        Dim::Fixed(extent) => Extent::Fixed(extent),
+                    })
+                    .collect(),
+                element: view.element.bytes(),
+                align: view.align,
+                writes: view.access.writes(),
+            },
+            (ParamKind::Scalar { range, .. }, Slot::Scalar { offset, ty }) => {
+                ParameterKind::Scalar { offset, bytes: ty.bytes(), range: *range }
+            }
+            _ => unreachable!("a slot of another kind"),
+        };
+        Parameter { name: param.name.to_string(), kind }
+    });
+    let signature = Signature {
+        entry: entry.symbol.clone(),
+        block: entry.block,
+        shared_bytes: entry.dynamic_shared,
+        parameters: parameters.collect(),
+        guard: entry.params.guard.map(|guard| Guard { stop: guard.stop, rounds: guard.rounds }),
+    };
+    // SAFETY: the compiler made it from a valid module; what is trusted here is a test's own.
+    unsafe { Artifact::new(compiled.code, signature) }.map_err(|error| error.to_string())
+}
+
+impl Machine {
+    pub(crate) fn new() -> Machine {
+        let device = CpuAccelerator::new().unwrap();
+        let queue = device.open(&QueueOptions::default()).unwrap();
+        Machine { device, queue, target: "cpu".parse().unwrap() }
+    }
+
+    /// Runs a launch; its tensors hold what came out.
+    pub(crate) fn run(&self, module: &ValidModule, launch: &mut Launch, rounds: u64) -> Result<Stop, String> {
+        let artifact = artifact(module, &launch.kernel, &self.target)?;
+        let queue = &self.queue;
+        let kernel = queue.load(&artifact).map_err(|error| error.to_string())?;
+        let mut memories = Vec::new();
+        for argument in &launch.arguments {
+            let memory = argument.tensor().map(|tensor| {
+                let bytes = tensor.bytes.len() as u64;
+                let memory =
+                    queue.allocate(MemoryKind::Pinned, bytes.next_multiple_of(256) + 2 * MARGIN).unwrap();
+                queue.fill(memory.region(), CANARY).unwrap();
+                memory
+            });
+            memories.push(memory);
+        }
+        let stop = queue.allocate(MemoryKind::Pinned, 4).unwrap();
+        queue.fill(stop.region(), 0).unwrap();
+        let event = queue.event(false).unwrap();
+        let wait = || {
+            queue.record(&event).unwrap();
+            queue.wait(&event, Instant::now() + Duration::from_secs(60)).map_err(|error| error.to_string())
+        };
+        wait()?;
+        let mut arguments = Vec::new();
+        let parameters = &artifact.signature().parameters;
+        for ((argument, memory), parameter) in launch.arguments.iter().zip(&memories).zip(parameters) {
+            arguments.push(match (argument, memory, &parameter.kind) {
+                (Argument::Tensor(tensor), Some(memory), _) => {
+                    let bytes = tensor.bytes.len() as u64;
+                    let region = memory.region().slice(MARGIN, bytes).unwrap();
+                    region.write_host(&tensor.bytes).unwrap();
+                    QueueArgument::View(
+                        region,
+                        Extents::packed(&tensor.extents).map_err(|error| error.to_string())?,
+                    )
+                }
+                (Argument::Bits(bits), _, ParameterKind::Scalar { bytes, .. }) => {
+                    QueueArgument::Scalar(Scalar::from_bits(*bits, *bytes))
+                }
+                _ => unreachable!("an argument of another kind"),
+            });
+        }
+        let mut packed = Arguments::new(&artifact, arguments).map_err(|error| error.to_string())?;
+        packed.guard(&artifact, stop.region(), rounds).unwrap();
+        queue.launch(&kernel, Grid(launch.grid), &packed).map_err(|error| error.to_string())?;
+        wait()?;
+        let mut word = [0; 4];
+        stop.region().read_host(&mut word).unwrap();
+        for (number, (argument, memory)) in launch.arguments.iter_mut().zip(memories).enumerate() {
+            if let (Argument::Tensor(tensor), Some(memory)) = (argument, memory) {
+                let mut all = vec![0; memory.bytes() as usize];
+                memory.region().read_host(&mut all).unwrap();
+                let (start, end) = (MARGIN as usize, MARGIN as usize + tensor.bytes.len());
+                tensor.bytes.copy_from_slice(&all[start..end]);
+                let touched = all[..start].iter().chain(&all[end..]).position(|byte| *byte != CANARY);
+                if let Some(at) = touched {
+                    return Err(format!("argument {number}: canary {at} of {start} and more was touched"));
+                }
+                queue.free(memory).unwrap();
+            }
+        }
+        queue.free(stop).unwrap();
+        queue.unload(kernel).unwrap();
+        Ok(u32::from_le_bytes(word))
+    }
+}

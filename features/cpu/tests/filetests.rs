@@ -1,0 +1,55 @@
+//! Every run of `vm-ir/filetests/run` on this machine.
+
+mod common;
+
+use common::Machine;
+use std::path::Path;
+use vm_ir::filetest::cases;
+use vm_ir::{Trust, text, validate};
+
+/// Rounds for each thread: more than any of the files needs, and few enough for those that never end.
+const ROUNDS: u64 = 100_000;
+
+#[test]
+fn every_file() {
+    let machine = Machine::new();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../vm-ir/filetests/run");
+    let (mut ran, mut failures) = (0, String::new());
+    let only = std::env::var("VM_CPU_FILE").ok();
+    let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    for path in paths {
+        if only.as_ref().is_some_and(|only| !path.to_string_lossy().contains(only)) {
+            continue;
+        }
+        let source = std::fs::read_to_string(&path).unwrap();
+        let module = text::parse(&source).unwrap();
+        for case in cases(&source, &module).unwrap() {
+            // Races, and what is out of bounds as the host's own: only the interpreter sees those.
+            let endless = case.error.as_deref() == Some("out of fuel");
+            if case.error.is_some() && !endless {
+                continue;
+            }
+            let valid = validate(module.clone(), case.trust).unwrap();
+            let mut launch = case.launch.clone();
+            let result = machine.run(&valid, &mut launch, ROUNDS);
+            let place = format!("{} line {}", path.file_name().unwrap().display(), case.line);
+            match result {
+                Ok(stop) if endless => {
+                    assert_eq!(stop, vm_jit::Guard::OUT_OF_ROUNDS, "{place}");
+                    assert_eq!(case.trust, Trust::Guest);
+                }
+                Ok(0) => {
+                    if let Err(failure) = case.check(&launch.arguments) {
+                        failures += &format!("{place}: {failure}\n");
+                    }
+                }
+                Ok(stop) => failures += &format!("{place}: stopped with {stop:#x}\n"),
+                Err(error) => failures += &format!("{place}: {error}\n"),
+            }
+            ran += 1;
+        }
+    }
+    assert!(failures.is_empty(), "{failures}");
+    assert!(ran > 0 && (only.is_some() || ran > 50), "{ran}");
+}

@@ -1,0 +1,385 @@
+//! Regions: `if`, `switch`, `for`, `while`; and how a guest's loops are watched.
+//!
+//! A guest's loop that may take more than [`SHORT`] rounds, together with the short ones around it, takes from a slice of
+//! rounds. When the slice is used up, the stop word is looked at, and another slice is taken from the rounds that are
+//! given. Each thread begins with all of its rounds, and so does the block: between barriers and over all of them.
+//!
+//! A block's or a warp's own control flow is written here too: what is a number there goes through the joins, the rest is
+//! in memory and was copied by a loop over the threads.
+
+use super::lanes::{Repr, own};
+use super::plan::Step;
+use super::writer::Writer;
+use crate::artifact::Guard;
+use cranelift_codegen::ir::condcodes::IntCC;
+use cranelift_codegen::ir::{Block, BlockArg, InstBuilder, Value as Ssa, types};
+use cranelift_frontend::Variable;
+use vm_ir::Value;
+use vm_ir::module::{Op, Region};
+use vm_ir::op::Shape;
+
+/// Loops of at most so many rounds, nested ones multiplied, are not watched.
+const SHORT: u64 = 4096;
+/// Rounds between two looks at the stop word.
+const SLICE: i64 = 4096;
+
+/// What watches a guest's loops.
+#[derive(Clone, Copy)]
+pub(super) struct Watch {
+    /// Rounds until the next look.
+    pub(super) slice: Variable,
+    /// Rounds behind those.
+    pub(super) left: Variable,
+    /// Address of the stop word.
+    stop: Ssa,
+    /// Rounds that each thread has.
+    rounds: Ssa,
+}
+
+/// The regions of an op, split at the level's barriers if it is one of a block or a warp.
+pub(super) type Split<'a, 'k> = Option<&'a [Vec<Step<'k>>]>;
+
+impl<'a, 'k> Writer<'a, 'k> {
+    pub(super) fn control(&mut self, op: &'k Op, split: Option<&'a Vec<Vec<Step<'k>>>>) {
+        let split: Split<'a, 'k> = split.map(|regions| regions.as_slice());
+        match op.code.shape() {
+            Shape::If => self.if_op(op, split),
+            Shape::Switch => self.switch_op(op, split),
+            Shape::For => self.for_op(op, split),
+            _ => self.while_op(op, split),
+        }
+    }
+
+    /// A region of an op.
+    pub(super) fn body(&mut self, op: &'k Op, index: usize, split: Split<'a, 'k>) {
+        match split {
+            Some(regions) => self.run(&regions[index]),
+            None => self.region(&op.regions[index]),
+        }
+    }
+
+    /// Does the value go through joins, and not through memory?
+    pub(super) fn joins(&self, value: Value, split: Split<'a, 'k>) -> bool {
+        split.is_none() || self.plan.visible(value, self.scope)
+    }
+
+    /// Adds what a block takes for these values.
+    pub(super) fn add_params(&mut self, block: Block, values: &[Value], split: Split<'a, 'k>) {
+        for value in values {
+            if self.joins(*value, split) {
+                for ty in self.joined_types(*value) {
+                    self.b.append_block_param(block, ty);
+                }
+            }
+        }
+    }
+
+    /// A block that takes these values.
+    pub(super) fn join(&mut self, values: &[Value], split: Split<'a, 'k>) -> Block {
+        let block = self.b.create_block();
+        self.add_params(block, values, split);
+        block
+    }
+
+    /// `from` as what a join of `to` takes.
+    pub(super) fn pass(&mut self, from: &[Value], to: &[Value], split: Split<'a, 'k>) -> Vec<BlockArg> {
+        let mut args = Vec::new();
+        for (from, to) in from.iter().zip(to) {
+            if self.joins(*to, split) {
+                let repr = self.repr(*from);
+                args.extend(self.flatten(&repr, *to).into_iter().map(BlockArg::Value));
+            }
+        }
+        args
+    }
+
+    /// Defines values by parameters of a block, from the one at `first`.
+    pub(super) fn take(&mut self, block: Block, first: usize, values: &[Value], split: Split<'a, 'k>) {
+        let mut at = first;
+        for value in values {
+            if !self.joins(*value, split) {
+                continue;
+            }
+            let count = self.joined_types(*value).len();
+            let parts: Vec<Ssa> = self.b.block_params(block)[at..at + count].to_vec();
+            at += count;
+            let repr = self.unflatten(&parts, *value);
+            self.set(*value, repr);
+        }
+    }
+
+    /// Defines values by those of a join where it is.
+    pub(super) fn arrive(&mut self, block: Block, values: &[Value], split: Split<'a, 'k>) {
+        self.b.seal_block(block);
+        self.b.switch_to_block(block);
+        self.take(block, 0, values, split);
+    }
+
+    fn if_op(&mut self, op: &'k Op, split: Split<'a, 'k>) {
+        if self.differs(op.operands[0]) {
+            return self.if_apart(op);
+        }
+        let condition = self.first(op.operands[0]);
+        let (then, other) = (self.b.create_block(), self.b.create_block());
+        let end = self.join(&op.results, split);
+        self.b.ins().brif(condition, then, &[], other, &[]);
+        for (index, block) in [then, other].into_iter().enumerate() {
+            self.b.seal_block(block);
+            self.b.switch_to_block(block);
+            self.arm(op, index, split, end);
+        }
+        self.arrive(end, &op.results, split);
+    }
+
+    /// A region, and on to the join of the results.
+    pub(super) fn arm(&mut self, op: &'k Op, index: usize, split: Split<'a, 'k>, end: Block) {
+        self.body(op, index, split);
+        let args = self.pass(&op.regions[index].yields, &op.results, split);
+        self.b.ins().jump(end, &args);
+    }
+
+    fn switch_op(&mut self, op: &'k Op, split: Split<'a, 'k>) {
+        if self.differs(op.operands[0]) {
+            return self.switch_apart(op);
+        }
+        let end = self.join(&op.results, split);
+        self.cases(op, split, end);
+        self.arrive(end, &op.results, split);
+    }
+
+    /// The regions of a `switch` on a number alike in all threads at hand.
+    pub(super) fn cases(&mut self, op: &'k Op, split: Split<'a, 'k>, end: Block) {
+        let selector = self.first(op.operands[0]);
+        let scalar = self.scalar(op.operands[0]);
+        for (index, case) in op.immediates.iter().enumerate() {
+            let (here, next) = (self.b.create_block(), self.b.create_block());
+            let number = self.number(scalar, *case & scalar.mask());
+            let equal = self.b.ins().icmp(IntCC::Equal, selector, number);
+            self.b.ins().brif(equal, here, &[], next, &[]);
+            self.b.seal_block(here);
+            self.b.seal_block(next);
+            self.b.switch_to_block(here);
+            self.arm(op, index, split, end);
+            self.b.switch_to_block(next);
+        }
+        self.arm(op, op.regions.len() - 1, split, end);
+    }
+
+    /// Begins a loop of so many rounds; gives what [`Writer::leave_loop`] wants back, and whether it is watched.
+    pub(super) fn enter_loop(&mut self, rounds: u64) -> ((bool, u64), bool) {
+        let outer = (self.watched, self.rounds);
+        let rounds = rounds.saturating_mul(self.rounds);
+        let watched = self.watch.is_some() && rounds > SHORT;
+        (self.watched, self.rounds) = if watched { (true, 1) } else { (self.watched, rounds) };
+        (outer, watched)
+    }
+
+    pub(super) fn leave_loop(&mut self, outer: (bool, u64)) {
+        (self.watched, self.rounds) = outer;
+    }
+
+    fn for_op(&mut self, op: &'k Op, split: Split<'a, 'k>) {
+        if op.operands[..3].iter().any(|v| self.differs(*v)) {
+            return self.for_apart(op);
+        }
+        let low = self.first(op.operands[0]);
+        let body = &op.regions[0];
+        let end = self.join(&op.results, split);
+        let initial = self.pass(&op.operands[3..], &body.args[1..], split);
+        self.for_from(op, split, low, initial, end);
+        self.arrive(end, &op.results, split);
+    }
+
+    /// A `for` on bounds alike in all threads at hand, from a count on.
+    pub(super) fn for_from(
+        &mut self,
+        op: &'k Op,
+        split: Split<'a, 'k>,
+        low: Ssa,
+        initial: Vec<BlockArg>,
+        end: Block,
+    ) {
+        let body = &op.regions[0];
+        let (count, carried) = body.args.split_at(1);
+        let known = self.ranges.loop_of(op).copied();
+        let (high, step) = (self.first(op.operands[1]), self.first(op.operands[2]));
+        let (outer, watched) = self.enter_loop(known.map_or(u64::MAX, |k| k.rounds));
+        let mut runs = self.b.ins().icmp(IntCC::SignedLessThan, low, high);
+        if !known.is_some_and(|k| k.steps_up) {
+            let up = self.b.ins().icmp_imm(IntCC::SignedGreaterThanOrEqual, step, 1);
+            runs = self.b.ins().band(runs, up);
+        }
+        let head = self.b.create_block();
+        self.b.append_block_param(head, self.b.func.dfg.value_type(low));
+        self.add_params(head, carried, split);
+        let mut first = vec![BlockArg::Value(low)];
+        first.extend(initial.iter().copied());
+        self.b.ins().brif(runs, head, &first, end, &initial);
+        self.b.switch_to_block(head);
+        let at = self.b.block_params(head)[0];
+        self.set(count[0], Repr::Splat(at));
+        self.take(head, 1, carried, split);
+        self.body(op, 0, split);
+        if watched {
+            self.spend();
+        }
+        let yields = self.pass(&body.yields, carried, split);
+        // What is left cannot overflow, the count could.
+        let left = self.b.ins().isub(high, at);
+        let more = self.b.ins().icmp(IntCC::UnsignedGreaterThan, left, step);
+        let next = self.b.ins().iadd(at, step);
+        let mut again = vec![BlockArg::Value(next)];
+        again.extend(yields.iter().copied());
+        self.b.ins().brif(more, head, &again, end, &yields);
+        self.b.seal_block(head);
+        self.leave_loop(outer);
+    }
+
+    fn while_op(&mut self, op: &'k Op, split: Split<'a, 'k>) {
+        let [condition, _] = &op.regions[..] else { return };
+        let end = self.join(&op.results, split);
+        let head = self.join(&condition.args, split);
+        let initial = self.pass(&op.operands, &condition.args, split);
+        self.b.ins().jump(head, &initial);
+        self.while_from(op, split, head, None, end);
+        self.arrive(end, &op.results, split);
+    }
+
+    /// A `while` whose condition begins in `head`; `enter` is a block that goes to the body directly.
+    pub(super) fn while_from(
+        &mut self,
+        op: &'k Op,
+        split: Split<'a, 'k>,
+        head: Block,
+        enter: Option<Block>,
+        end: Block,
+    ) {
+        let [condition, body] = &op.regions[..] else { return };
+        let (outer, watched) = self.enter_loop(u64::MAX);
+        self.b.switch_to_block(head);
+        self.take(head, 0, &condition.args, split);
+        self.body(op, 0, split);
+        let goes_on = condition.yields[0];
+        let inside = match enter {
+            Some(block) => block,
+            None => self.join(&condition.args, split),
+        };
+        let args = self.pass(&condition.args, &condition.args, split);
+        if self.differs(goes_on) {
+            self.while_apart(op, goes_on, inside, args, end);
+        } else {
+            let more = self.first(goes_on);
+            let results = self.pass(&condition.args, &op.results, split);
+            self.b.ins().brif(more, inside, &args, end, &results);
+        }
+        self.b.seal_block(inside);
+        self.b.switch_to_block(inside);
+        self.take(inside, 0, &condition.args, split);
+        self.body(op, 1, split);
+        if watched {
+            self.spend();
+        }
+        let again = self.pass(&body.yields, &condition.args, split);
+        self.b.ins().jump(head, &again);
+        self.b.seal_block(head);
+        self.leave_loop(outer);
+    }
+
+    /// Has a guest's region a loop that is watched?
+    pub(super) fn needs_watch(ranges: &crate::range::Ranges, region: &Region, rounds: u64) -> bool {
+        region.ops.iter().any(|op| Self::needs_watch_in(ranges, op, rounds))
+    }
+
+    fn needs_watch_in(ranges: &crate::range::Ranges, op: &Op, rounds: u64) -> bool {
+        let inside = match op.code.shape() {
+            Shape::While => return true,
+            Shape::For => ranges.loop_of(op).map_or(u64::MAX, |k| k.rounds).saturating_mul(rounds),
+            _ => rounds,
+        };
+        inside > SHORT || op.regions.iter().any(|r| Self::needs_watch(ranges, r, inside))
+    }
+
+    pub(super) fn needs_watch_op(&self, op: &Op, rounds: u64) -> bool {
+        Self::needs_watch_in(self.ranges, op, rounds)
+    }
+
+    /// Prepares the watch over loops.
+    pub(super) fn watch_begin(&mut self, guard: Guard) {
+        let stop = self.parameter(types::I64, guard.stop);
+        let rounds = self.parameter(types::I64, guard.rounds);
+        let most = self.b.ins().iconst(types::I64, 1 << 62);
+        let rounds = self.b.ins().umin(rounds, most);
+        let (slice, left) = (self.b.declare_var(types::I64), self.b.declare_var(types::I64));
+        let zero = self.b.ins().iconst(types::I64, 0);
+        self.b.def_var(slice, zero);
+        self.b.def_var(left, zero);
+        self.watch = Some(Watch { slice, left, stop, rounds });
+    }
+
+    /// Gives the thread, warp or block that begins its rounds, unless the launch is stopped.
+    pub(super) fn slices(&mut self) {
+        let Some(watch) = self.watch else { return };
+        self.leave_if_stopped(watch);
+        let most = self.b.ins().iconst(types::I64, SLICE);
+        let slice = self.b.ins().umin(watch.rounds, most);
+        let left = self.b.ins().isub(watch.rounds, slice);
+        self.b.def_var(watch.slice, slice);
+        self.b.def_var(watch.left, left);
+    }
+
+    /// What is left of the rounds.
+    pub(super) fn counters(&mut self) -> Option<(Ssa, Ssa)> {
+        let watch = self.watch?;
+        Some((self.b.use_var(watch.slice), self.b.use_var(watch.left)))
+    }
+
+    pub(super) fn set_counters(&mut self, counters: Option<(Ssa, Ssa)>) {
+        if let (Some(watch), Some((slice, left))) = (self.watch, counters) {
+            self.b.def_var(watch.slice, slice);
+            self.b.def_var(watch.left, left);
+        }
+    }
+
+    fn leave_if_stopped(&mut self, watch: Watch) {
+        let word = self.b.ins().atomic_load(types::I32, own(), watch.stop);
+        let on = self.b.create_block();
+        self.b.ins().brif(word, self.leave, &[], on, &[]);
+        self.b.seal_block(on);
+        self.b.switch_to_block(on);
+    }
+
+    /// Takes a round from the slice.
+    pub(super) fn spend(&mut self) {
+        let Some(watch) = self.watch else { return };
+        let slice = self.b.use_var(watch.slice);
+        let slice = self.b.ins().iadd_imm(slice, -1);
+        self.b.def_var(watch.slice, slice);
+        let (on, used_up) = (self.b.create_block(), self.b.create_block());
+        let short = self.b.ins().icmp_imm(IntCC::SignedLessThan, slice, 0);
+        self.b.ins().brif(short, used_up, &[], on, &[]);
+        self.b.seal_block(used_up);
+        self.b.set_cold_block(used_up);
+        self.b.switch_to_block(used_up);
+        self.leave_if_stopped(watch);
+        let left = self.b.use_var(watch.left);
+        let (none, some) = (self.b.create_block(), self.b.create_block());
+        self.b.ins().brif(left, some, &[], none, &[]);
+        self.b.seal_block(none);
+        self.b.seal_block(some);
+        self.b.switch_to_block(none);
+        let zero = self.b.ins().iconst(types::I32, 0);
+        let code = self.b.ins().iconst(types::I32, i64::from(Guard::OUT_OF_ROUNDS));
+        self.b.ins().atomic_cas(own(), watch.stop, zero, code);
+        self.b.ins().jump(self.leave, &[]);
+        self.b.switch_to_block(some);
+        let most = self.b.ins().iconst(types::I64, SLICE);
+        let take = self.b.ins().umin(left, most);
+        let rest = self.b.ins().isub(left, take);
+        self.b.def_var(watch.left, rest);
+        let more = self.b.ins().iadd(slice, take);
+        self.b.def_var(watch.slice, more);
+        self.b.ins().jump(on, &[]);
+        self.b.seal_block(on);
+        self.b.switch_to_block(on);
+    }
+}

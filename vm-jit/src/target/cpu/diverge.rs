@@ -1,0 +1,345 @@
+//! Threads that are run together and do not agree.
+//!
+//! Neighbouring threads are run together, their values in vectors. While they all take one way, it is theirs. Where they
+//! do not agree, each goes on by itself to the end of the `if`, `switch` or loop, and they meet again behind it. What they
+//! then know is handed over in the scratch memory.
+
+use super::lanes::{Repr, clif, own};
+use super::writer::{TOGETHER, Writer};
+use crate::range::Loop;
+use cranelift_codegen::ir::condcodes::IntCC;
+use cranelift_codegen::ir::{Block, BlockArg, InstBuilder, Value as Ssa, types};
+use std::collections::HashSet;
+use vm_ir::module::{Op, Region};
+use vm_ir::op::Shape;
+use vm_ir::valid::Uniformity;
+use vm_ir::{Scalar, Value};
+
+impl<'a, 'k> Writer<'a, 'k> {
+    /// How many threads may be run together through these ops.
+    pub(super) fn together(&self, ops: &[&'k Op], copies: &[(Value, Value)]) -> usize {
+        let [x, ..] = self.kernel.block();
+        let four = x.is_multiple_of(TOGETHER as u32);
+        let single = |value: &Value| !self.kernel.type_of(*value).is_vector();
+        let fits = four
+            && copies.iter().all(|(from, to)| single(from) && single(to))
+            && ops.iter().all(|op| self.fits_together(op, &single));
+        if fits { TOGETHER } else { 1 }
+    }
+
+    fn fits_together(&self, op: &Op, single: &impl Fn(&Value) -> bool) -> bool {
+        let values = op.operands.iter().chain(&op.results);
+        let args = op.regions.iter().flat_map(|r| r.args.iter().chain(&r.yields));
+        let counts = match op.code.shape() {
+            Shape::For => {
+                let alike = op.operands[..3].iter().all(|v| self.facts.uniformity(*v) != Uniformity::Thread);
+                alike || self.ranges.loop_of(op).is_some_and(may_overrun)
+            }
+            _ => true,
+        };
+        counts
+            && values.chain(args).all(single)
+            && op.regions.iter().all(|r| r.ops.iter().all(|op| self.fits_together(op, single)))
+    }
+
+    /// May the value differ between the threads that are run together?
+    pub(super) fn differs(&mut self, value: Value) -> bool {
+        self.width > 1 && !matches!(self.repr(value), Repr::Splat(_))
+    }
+
+    fn mask(&mut self, value: Value) -> Ssa {
+        let repr = self.repr(value);
+        self.masks_of(&repr, 4, TOGETHER)[0]
+    }
+
+    /// To `all` if every one agrees, to `none` with `args` if none does, else to `some`.
+    fn vote_on(&mut self, mask: Ssa, all: (Block, &[BlockArg]), some: Block, none: (Block, &[BlockArg])) {
+        let unsure = self.b.create_block();
+        let every = self.b.ins().vall_true(mask);
+        self.b.ins().brif(every, all.0, all.1, unsure, &[]);
+        self.b.seal_block(unsure);
+        self.b.switch_to_block(unsure);
+        let any = self.b.ins().vany_true(mask);
+        self.b.ins().brif(any, some, &[], none.0, none.1);
+        self.b.seal_block(some);
+        self.b.set_cold_block(some);
+    }
+
+    pub(super) fn if_apart(&mut self, op: &'k Op) {
+        let mask = self.mask(op.operands[0]);
+        let [then, other, mixed] = [0; 3].map(|_| self.b.create_block());
+        let end = self.join(&op.results, None);
+        self.vote_on(mask, (then, &[]), mixed, (other, &[]));
+        for (index, block) in [then, other].into_iter().enumerate() {
+            self.b.seal_block(block);
+            self.b.switch_to_block(block);
+            self.arm(op, index, None, end);
+        }
+        self.b.switch_to_block(mixed);
+        self.apart(op, &[], end, |w| w.control(op, None));
+        self.arrive(end, &op.results, None);
+    }
+
+    pub(super) fn switch_apart(&mut self, op: &'k Op) {
+        let all = self.each(op.operands[0]);
+        let mut same = None;
+        for other in &all[1..] {
+            let equal = self.b.ins().icmp(IntCC::Equal, all[0], *other);
+            same = Some(match same {
+                None => equal,
+                Some(same) => self.b.ins().band(same, equal),
+            });
+        }
+        let Some(same) = same else { return };
+        let (alike, mixed) = (self.b.create_block(), self.b.create_block());
+        let end = self.join(&op.results, None);
+        self.b.ins().brif(same, alike, &[], mixed, &[]);
+        self.b.seal_block(alike);
+        self.b.seal_block(mixed);
+        self.b.switch_to_block(alike);
+        self.cases(op, None, end);
+        self.b.switch_to_block(mixed);
+        self.apart(op, &[], end, |w| w.control(op, None));
+        self.arrive(end, &op.results, None);
+    }
+
+    pub(super) fn for_apart(&mut self, op: &'k Op) {
+        let body = &op.regions[0];
+        let (count, carried) = body.args.split_at(1);
+        let known = self.ranges.loop_of(op).copied();
+        let [low, high, step] = [0, 1, 2].map(|i| self.repr(op.operands[i]));
+        let scalar = self.scalar(count[0]);
+        let end = self.join(&op.results, None);
+        let (outer, watched) = self.enter_loop(known.map_or(u64::MAX, |k| k.rounds));
+
+        // The count is one number and a step between the threads, if it begins so.
+        let stride = match (&low, &step) {
+            (Repr::Affine { stride, low, .. }, Repr::Splat(_)) if *low > i64::MIN => Some(*stride),
+            (Repr::Splat(_), Repr::Splat(_)) => Some(0),
+            _ => None,
+        };
+        let head = self.b.create_block();
+        let first: Vec<Ssa> = match (stride, &low) {
+            (Some(_), Repr::Affine { base, .. } | Repr::Splat(base)) => vec![*base],
+            _ if Self::in_vectors(scalar, TOGETHER) => self.chunks_of(&low, scalar, TOGETHER),
+            _ => self.each_of(&low, scalar, TOGETHER),
+        };
+        let parts = first.len();
+        for one in &first {
+            let ty = self.type_of(*one);
+            self.b.append_block_param(head, ty);
+        }
+        self.add_params(head, carried, None);
+        let mut args: Vec<BlockArg> = first.into_iter().map(BlockArg::Value).collect();
+        args.extend(self.pass(&op.operands[3..], carried, None));
+        self.b.ins().jump(head, &args);
+        self.b.switch_to_block(head);
+        let at: Vec<Ssa> = self.b.block_params(head)[..parts].to_vec();
+        let repr = match stride {
+            Some(0) => Repr::Splat(at[0]),
+            // Beyond where it began, its bounds are not followed.
+            Some(stride) => Repr::Affine { base: at[0], stride, low: i64::MIN, high: i64::MAX },
+            None => Repr::Chunks(at.clone()),
+        };
+        self.set(count[0], repr.clone());
+        self.take(head, parts, carried, None);
+
+        let (inside, mixed) = (self.b.create_block(), self.b.create_block());
+        let results = self.pass(carried, &op.results, None);
+        match (stride, &high) {
+            // Few enough threads for the last one not to overflow.
+            (Some(stride), Repr::Splat(high)) if (1..=4).contains(&stride) => {
+                let unsure = self.b.create_block();
+                let last = self.b.ins().iadd_imm(at[0], stride * (TOGETHER as i64 - 1));
+                let every = self.b.ins().icmp(IntCC::SignedLessThan, last, *high);
+                self.b.ins().brif(every, inside, &[], unsure, &[]);
+                self.b.seal_block(unsure);
+                self.b.switch_to_block(unsure);
+                let any = self.b.ins().icmp(IntCC::SignedLessThan, at[0], *high);
+                self.b.ins().brif(any, mixed, &[], end, &results);
+                self.b.seal_block(mixed);
+                self.b.set_cold_block(mixed);
+            }
+            _ => {
+                let a = self.chunks_of(&repr, scalar, TOGETHER);
+                let b = self.chunks_of(&high, scalar, TOGETHER);
+                let pairs = a.into_iter().zip(b);
+                let masks = pairs.map(|(a, b)| self.b.ins().icmp(IntCC::SignedLessThan, a, b)).collect();
+                let mask = self.masks_of(&Repr::Chunks(masks), 4, TOGETHER)[0];
+                self.vote_on(mask, (inside, &[]), mixed, (end, &results));
+            }
+        }
+        self.b.seal_block(inside);
+        self.b.switch_to_block(inside);
+        let now: Vec<(Value, Repr)> = body.args.iter().map(|v| (*v, self.repr(*v))).collect();
+        self.region(body);
+        if watched {
+            self.spend();
+        }
+        let mut again: Vec<BlockArg> = match (&step, stride) {
+            (Repr::Splat(step), Some(_)) => vec![self.b.ins().iadd(at[0], *step).into()],
+            _ => {
+                let step = self.chunks_of(&step, scalar, TOGETHER);
+                at.iter().zip(step).map(|(a, b)| self.b.ins().iadd(*a, b).into()).collect()
+            }
+        };
+        again.extend(self.pass(&body.yields, carried, None));
+        self.b.ins().jump(head, &again);
+        self.b.seal_block(head);
+        self.leave_loop(outer);
+        self.b.switch_to_block(mixed);
+        self.apart(op, &now, end, |w| {
+            let low = w.first(count[0]);
+            let end = w.join(&op.results, None);
+            let initial = w.pass(carried, carried, None);
+            w.for_from(op, None, low, initial, end);
+            w.arrive(end, &op.results, None);
+        });
+        self.arrive(end, &op.results, None);
+    }
+
+    /// The end of a `while`'s condition: all go to `inside`, none does, or each by itself.
+    pub(super) fn while_apart(
+        &mut self,
+        op: &'k Op,
+        goes_on: Value,
+        inside: Block,
+        args: Vec<BlockArg>,
+        end: Block,
+    ) {
+        let condition = &op.regions[0];
+        let mask = self.mask(goes_on);
+        let mixed = self.b.create_block();
+        let results = self.pass(&condition.args, &op.results, None);
+        self.vote_on(mask, (inside, &args), mixed, (end, &results));
+        self.b.switch_to_block(mixed);
+        let mut now: Vec<(Value, Repr)> = condition.args.iter().map(|v| (*v, self.repr(*v))).collect();
+        if !condition.args.contains(&goes_on) {
+            now.push((goes_on, Repr::Chunks(vec![mask])));
+        }
+        self.apart(op, &now, end, |w| {
+            let end = w.join(&op.results, None);
+            let head = w.join(&condition.args, None);
+            let inside = w.join(&condition.args, None);
+            let more = w.first(goes_on);
+            let args = w.pass(&condition.args, &condition.args, None);
+            let results = w.pass(&condition.args, &op.results, None);
+            w.b.ins().brif(more, inside, &args, end, &results);
+            w.while_from(op, None, head, Some(inside), end);
+            w.arrive(end, &op.results, None);
+        });
+    }
+
+    /// Does `body` for each thread by itself, and goes to `end` with the results of `op`, which it defines. `now` are
+    /// values that the op defines and that are at hand already.
+    fn apart(&mut self, op: &'k Op, now: &[(Value, Repr)], end: Block, body: impl FnOnce(&mut Self)) {
+        let spilled = self.spill_at;
+        let mut inputs: Vec<(Value, Repr)> = now.to_vec();
+        for value in live_ins(op) {
+            if let Some(repr) = self.env[value.index()].clone()
+                && !matches!(repr, Repr::Splat(_))
+                && !now.iter().any(|(known, _)| *known == value)
+            {
+                inputs.push((value, repr));
+            }
+        }
+        let mut places = Vec::with_capacity(inputs.len());
+        for (value, repr) in &inputs {
+            let scalar = self.scalar(*value);
+            let at = self.room(scalar);
+            if !matches!(repr, Repr::Affine { .. } | Repr::Splat(_)) {
+                let scratch = self.scratch;
+                self.store_elements(own(), scratch, at, scalar, repr, TOGETHER);
+            }
+            places.push(at);
+        }
+        let outputs: Vec<i32> = op.results.iter().map(|v| self.room(self.scalar(*v))).collect();
+        let threads = self.threads;
+        let counters = self.counters();
+        let count = self.b.ins().iconst(types::I64, TOGETHER as i64);
+        self.counted(count, 1, |w, lane| {
+            w.width = 1;
+            w.set_counters(counters);
+            if let Some(threads) = threads {
+                let index = w.b.ins().iadd(threads.index, lane);
+                w.threads = Some(w.place(index));
+            }
+            for ((value, repr), at) in inputs.iter().zip(&places) {
+                let scalar = w.scalar(*value);
+                let one = match repr {
+                    Repr::Splat(one) => *one,
+                    Repr::Affine { base, stride, .. } => {
+                        let by = w.b.ins().imul_imm(lane, *stride);
+                        let by = match clif(scalar) {
+                            types::I64 => by,
+                            ty => w.b.ins().ireduce(ty, by),
+                        };
+                        w.b.ins().iadd(*base, by)
+                    }
+                    _ => {
+                        let base = w.lane_base(lane, scalar);
+                        w.b.ins().load(clif(scalar), own(), base, *at)
+                    }
+                };
+                w.env[value.index()] = Some(Repr::Splat(one));
+            }
+            body(w);
+            for (value, at) in op.results.iter().zip(&outputs) {
+                let one = w.first(*value);
+                let base = w.lane_base(lane, w.scalar(*value));
+                w.b.ins().store(own(), one, base, *at);
+            }
+        });
+        self.width = TOGETHER;
+        self.threads = threads;
+        for (value, repr) in inputs {
+            self.env[value.index()] = Some(repr);
+        }
+        let mut args = Vec::new();
+        for (value, at) in op.results.iter().zip(&outputs) {
+            let scratch = self.scratch;
+            let repr = self.load_elements(own(), scratch, *at, self.scalar(*value), TOGETHER);
+            args.extend(self.flatten(&repr, *value).into_iter().map(BlockArg::Value));
+        }
+        self.spill_at = spilled;
+        self.b.ins().jump(end, &args);
+    }
+
+    /// Where a thread's element is, without its place.
+    fn lane_base(&mut self, lane: Ssa, scalar: Scalar) -> Ssa {
+        let by = self.b.ins().imul_imm(lane, i64::from(scalar.bytes()));
+        self.b.ins().iadd(self.scratch, by)
+    }
+
+    /// Scratch memory for an element of each thread.
+    fn room(&mut self, scalar: Scalar) -> i32 {
+        let at = self.spill_at;
+        self.spill_at += (TOGETHER as u32 * scalar.bytes()).next_multiple_of(16);
+        self.spill_end = self.spill_end.max(self.spill_at);
+        at as i32
+    }
+}
+
+/// Can a count go some threads and rounds beyond the end without overflowing?
+fn may_overrun(known: &Loop) -> bool {
+    known.steps_up && known.room > 16
+}
+
+/// What an op uses and does not define.
+fn live_ins(op: &Op) -> Vec<Value> {
+    fn region(r: &Region, defined: &mut HashSet<Value>, used: &mut Vec<Value>) {
+        defined.extend(r.args.iter().copied());
+        r.ops.iter().for_each(|op| walk(op, defined, used));
+        used.extend(r.yields.iter().copied());
+    }
+    fn walk(op: &Op, defined: &mut HashSet<Value>, used: &mut Vec<Value>) {
+        used.extend(op.operands.iter().copied());
+        op.regions.iter().for_each(|r| region(r, defined, used));
+        defined.extend(op.results.iter().copied());
+    }
+    let (mut defined, mut used) = (HashSet::new(), Vec::new());
+    walk(op, &mut defined, &mut used);
+    let mut seen = HashSet::new();
+    used.retain(|v| !defined.contains(v) && seen.insert(*v));
+    used
+}

@@ -1,0 +1,497 @@
+//! Views, shared arrays and atomics.
+//!
+//! A guest's access to a view that may be out of bounds goes to a spare place instead: a load to zeros, a store or an
+//! atomic to bytes that nobody reads. The address is chosen without a branch, so it is not even speculated upon. Of
+//! several elements in a row that may be partly out of bounds, each is asked for itself, behind a branch. What
+//! [`Ranges`](crate::range::Ranges) proves is not asked.
+//!
+//! Shared arrays belong to the block, which one thread of the machine runs, so their atomics are plain.
+
+use super::lanes::{Repr, clif, loose, own};
+use super::value::is_half;
+use super::writer::{Extent, Writer};
+use crate::range::{Access, Lanes};
+use cranelift_codegen::ir::condcodes::IntCC;
+use cranelift_codegen::ir::{AtomicRmwOp, InstBuilder, MemFlags, Value as Ssa, types};
+use vm_ir::Scalar;
+use vm_ir::module::{Op, Place};
+use vm_ir::op::{Opcode, Shape};
+
+/// Bytes of zeros, and of bytes that nobody reads, at the end of the scratch memory.
+pub(super) const SPARE: u32 = 128;
+
+/// Elements in a row.
+struct Row {
+    address: Ssa,
+    /// How many of the elements may be there at all.
+    count: usize,
+    bounds: Bounds,
+}
+
+enum Bounds {
+    /// All are in bounds.
+    In,
+    /// All are if this holds, and none else.
+    If(Ssa),
+    /// Each is if the first holds and the index and its number in the row are below the extent; all are if the last
+    /// holds.
+    Each { outer: Option<Ssa>, index: Ssa, extent: Ssa, all: Ssa },
+}
+
+impl Writer<'_, '_> {
+    fn known(&self, op: &Op, place: Place) -> Access {
+        let rank = self.kernel.place(place).map_or(1, |(rank, _)| rank);
+        let nothing = || Access { outer: vec![false; rank - 1], lanes: Lanes::Each, shift: 0 };
+        self.ranges.access(op).cloned().unwrap_or_else(nothing)
+    }
+
+    fn wide(&mut self, index: Ssa) -> Ssa {
+        if self.type_of(index) == types::I64 { index } else { self.b.ins().sextend(types::I64, index) }
+    }
+
+    fn extent_value(&mut self, extent: Extent) -> Ssa {
+        match extent {
+            Extent::Given(extent) => extent,
+            Extent::Fixed(extent) => self.b.ins().iconst(types::I64, extent as i64),
+        }
+    }
+
+    /// Where `count` elements in a row are, and whether they are in bounds.
+    fn row(&mut self, op: &Op, place: Place, known: &Access, indices: &[Ssa], count: usize) -> Option<Row> {
+        let indices: Vec<Ssa> = indices.iter().map(|index| self.wide(*index)).collect();
+        match place {
+            Place::View(_) => self.view_row(op, place, known, &indices, count),
+            Place::Shared(array) => self.shared_row(usize::from(array), known, &indices, count),
+        }
+    }
+
+    fn view_row(
+        &mut self,
+        _: &Op,
+        place: Place,
+        known: &Access,
+        indices: &[Ssa],
+        count: usize,
+    ) -> Option<Row> {
+        let Place::View(number) = place else { return None };
+        let view = self.views.get(usize::from(number))?.clone()?;
+        let size = self.kernel.place(place)?.1.bytes();
+        let mut address = view.base;
+        for (index, stride) in indices.iter().zip(&view.strides) {
+            let by = self.b.ins().imul(*index, *stride);
+            address = self.b.ins().iadd(address, by);
+        }
+        let last = *indices.last()?;
+        let by = self.b.ins().imul_imm(last, i64::from(size));
+        let address = self.b.ins().iadd(address, by);
+        if !self.guest {
+            return Some(Row { address, count, bounds: Bounds::In });
+        }
+        let mut outer = None;
+        for (dimension, index) in indices.iter().enumerate().take(indices.len() - 1) {
+            if known.outer.get(dimension) == Some(&true) {
+                continue;
+            }
+            let extent = self.extent_value(view.extents[dimension]);
+            let within = self.b.ins().icmp(IntCC::UnsignedLessThan, *index, extent);
+            outer = Some(match outer {
+                None => within,
+                Some(outer) => self.b.ins().band(outer, within),
+            });
+        }
+        let and = |w: &mut Self, one: Ssa| match outer {
+            None => one,
+            Some(outer) => w.b.ins().band(outer, one),
+        };
+        let bounds = match known.lanes {
+            Lanes::All => outer.map_or(Bounds::In, Bounds::If),
+            // Of one thread's lanes, all or none may be known to be in; of neighbouring threads' it is not.
+            Lanes::Each | Lanes::Together if count > 1 && (self.width > 1 || known.lanes == Lanes::Each) => {
+                // The last index at which all fit, plus one; none if the row is too short.
+                let extent = self.extent_value(*view.extents.last()?);
+                let limit = self.b.ins().iadd_imm(extent, 1 - count as i64);
+                let zero = self.b.ins().iconst(types::I64, 0);
+                let limit = self.b.ins().smax(limit, zero);
+                let all = self.b.ins().icmp(IntCC::UnsignedLessThan, last, limit);
+                let all = and(self, all);
+                Bounds::Each { outer, index: last, extent, all }
+            }
+            _ => {
+                let extent = self.extent_value(*view.extents.last()?);
+                let within = self.b.ins().icmp(IntCC::UnsignedLessThan, last, extent);
+                Bounds::If(and(self, within))
+            }
+        };
+        Some(Row { address, count, bounds })
+    }
+
+    fn shared_row(&mut self, array: usize, known: &Access, indices: &[Ssa], count: usize) -> Option<Row> {
+        let declared = self.kernel.shared().get(array)?;
+        let (size, dims) = (i64::from(declared.element.bytes()), declared.dims.clone());
+        let last = dims.len() - 1;
+        let mut element: Option<Ssa> = None;
+        for (dimension, extent) in dims.iter().enumerate() {
+            let in_row = dimension == last;
+            let proven = if in_row {
+                known.lanes == Lanes::All
+            } else {
+                known.outer.get(dimension).copied().unwrap_or(false)
+            };
+            let mut index = indices[dimension];
+            if self.guest && !proven {
+                let room = if in_row { count as u32 } else { 1 };
+                let greatest = self.b.ins().iconst(types::I64, i64::from(extent - room.min(*extent)));
+                index = self.b.ins().umin(index, greatest);
+            }
+            element = Some(match element {
+                None => index,
+                Some(outer) => {
+                    let row = self.b.ins().imul_imm(outer, i64::from(*extent));
+                    self.b.ins().iadd(row, index)
+                }
+            });
+        }
+        let by = self.b.ins().imul_imm(element?, size);
+        let by = self.b.ins().iadd_imm(by, i64::from(self.plan.shared[array]));
+        let address = self.b.ins().iadd(self.scratch, by);
+        let count = if self.guest { count.min(dims[last] as usize) } else { count };
+        Some(Row { address, count, bounds: Bounds::In })
+    }
+
+    /// The address if `within` holds, else one that does no harm.
+    fn or_spare(&mut self, address: Ssa, within: Ssa, writes: bool) -> Ssa {
+        let offset = i64::from(self.spare) + if writes { i64::from(SPARE) } else { 0 };
+        let spare = self.b.ins().iadd_imm(self.scratch, offset);
+        self.b.ins().select(within, address, spare)
+    }
+
+    /// Where each element is if not all are in bounds.
+    fn one_of_row(&mut self, row: &Row, number: usize, size: u32, writes: bool) -> (Ssa, i32) {
+        let Bounds::Each { outer, index, extent, .. } = row.bounds else { return (row.address, 0) };
+        let at = self.b.ins().iadd_imm(index, number as i64);
+        let within = self.b.ins().icmp(IntCC::UnsignedLessThan, at, extent);
+        let within = match outer {
+            None => within,
+            Some(outer) => self.b.ins().band(outer, within),
+        };
+        let address = self.b.ins().iadd_imm(row.address, number as i64 * i64::from(size));
+        (self.or_spare(address, within, writes), 0)
+    }
+
+    fn load_row(&mut self, row: &Row, scalar: Scalar, elements: usize) -> Repr {
+        let flags = self.flags(elements);
+        match row.bounds {
+            Bounds::In if row.count < elements => {
+                let zero = self.number(scalar, 0);
+                let some = self.load_each(row.address, scalar, row.count);
+                let all = some.into_iter().chain(std::iter::repeat(zero)).take(elements).collect();
+                Repr::Each(all)
+            }
+            Bounds::In => self.load_elements(flags, row.address, 0, scalar, elements),
+            Bounds::If(within) => {
+                let address = self.or_spare(row.address, within, false);
+                self.load_elements(flags, address, 0, scalar, elements)
+            }
+            Bounds::Each { all, .. } => {
+                let (whole, parts, end) =
+                    (self.b.create_block(), self.b.create_block(), self.b.create_block());
+                let vectors = Self::in_vectors(scalar, elements);
+                let zero = self.number(scalar, 0);
+                let form = |w: &mut Self, repr: &Repr| match vectors {
+                    true => w.chunks_of(repr, scalar, elements),
+                    false => w.each_of(repr, scalar, elements),
+                };
+                self.b.ins().brif(all, whole, &[], parts, &[]);
+                self.b.seal_block(whole);
+                self.b.seal_block(parts);
+                self.b.switch_to_block(whole);
+                let repr = self.load_elements(flags, row.address, 0, scalar, elements);
+                let found = form(self, &repr);
+                let found_types: Vec<_> = found.iter().map(|one| self.type_of(*one)).collect();
+                for ty in found_types {
+                    self.b.append_block_param(end, ty);
+                }
+                let args: Vec<_> = found.into_iter().map(Into::into).collect();
+                self.b.ins().jump(end, &args);
+                self.b.set_cold_block(parts);
+                self.b.switch_to_block(parts);
+                let _ = zero;
+                let each = (0..elements)
+                    .map(|i| {
+                        let (address, offset) = self.one_of_row(row, i, scalar.bytes(), false);
+                        self.b.ins().load(clif(scalar), own(), address, offset)
+                    })
+                    .collect();
+                let found = form(self, &Repr::Each(each));
+                let args: Vec<_> = found.into_iter().map(Into::into).collect();
+                self.b.ins().jump(end, &args);
+                self.b.seal_block(end);
+                self.b.switch_to_block(end);
+                let all = self.b.block_params(end).to_vec();
+                if vectors { Repr::Chunks(all) } else { Repr::Each(all) }
+            }
+        }
+    }
+
+    fn load_each(&mut self, address: Ssa, scalar: Scalar, count: usize) -> Vec<Ssa> {
+        let size = scalar.bytes() as i32;
+        (0..count as i32).map(|i| self.b.ins().load(clif(scalar), own(), address, i * size)).collect()
+    }
+
+    fn flags(&self, elements: usize) -> MemFlags {
+        if elements == 1 { own() } else { loose() }
+    }
+
+    fn store_row(&mut self, row: &Row, scalar: Scalar, repr: &Repr, elements: usize) {
+        let flags = self.flags(elements);
+        match row.bounds {
+            Bounds::In if row.count < elements => {
+                let all = self.each_of(repr, scalar, elements);
+                let some = Repr::Each(all[..row.count].to_vec());
+                let size = scalar.bytes() as i32;
+                for (i, one) in self.each_of(&some, scalar, row.count).into_iter().enumerate() {
+                    self.b.ins().store(own(), one, row.address, i as i32 * size);
+                }
+            }
+            Bounds::In => self.store_elements(flags, row.address, 0, scalar, repr, elements),
+            Bounds::If(within) => {
+                let address = self.or_spare(row.address, within, true);
+                self.store_elements(flags, address, 0, scalar, repr, elements);
+            }
+            Bounds::Each { all, .. } => {
+                let (whole, parts, end) =
+                    (self.b.create_block(), self.b.create_block(), self.b.create_block());
+                self.b.ins().brif(all, whole, &[], parts, &[]);
+                self.b.seal_block(whole);
+                self.b.seal_block(parts);
+                self.b.switch_to_block(whole);
+                self.store_elements(flags, row.address, 0, scalar, repr, elements);
+                self.b.ins().jump(end, &[]);
+                self.b.set_cold_block(parts);
+                self.b.switch_to_block(parts);
+                for (i, one) in self.each_of(repr, scalar, elements).into_iter().enumerate() {
+                    let (address, offset) = self.one_of_row(row, i, scalar.bytes(), true);
+                    self.b.ins().store(own(), one, address, offset);
+                }
+                self.b.ins().jump(end, &[]);
+                self.b.seal_block(end);
+                self.b.switch_to_block(end);
+            }
+        }
+    }
+
+    /// The indices of an access for each of the threads that are run together; one for all if they lie in a row or are
+    /// the same.
+    fn indices(&mut self, op: &Op, rank: usize) -> (Vec<Repr>, Together) {
+        let all: Vec<Repr> = op.operands[..rank].iter().map(|v| self.repr(*v)).collect();
+        if self.width == 1 {
+            return (all, Together::Row);
+        }
+        let (last, outer) = (&all[rank - 1], &all[..rank - 1]);
+        let alike = outer.iter().all(|repr| matches!(repr, Repr::Splat(_)));
+        let together = match last {
+            Repr::Affine { stride: 1, .. } if alike => Together::Row,
+            Repr::Splat(_) if alike => Together::Same,
+            _ => Together::Apart,
+        };
+        (all, together)
+    }
+
+    /// The first thread's indices.
+    fn first_indices(&mut self, op: &Op, rank: usize) -> Vec<Ssa> {
+        op.operands[..rank].iter().map(|v| self.first(*v)).collect()
+    }
+
+    /// Each thread's indices.
+    fn each_indices(&mut self, op: &Op, rank: usize) -> Vec<Vec<Ssa>> {
+        let all: Vec<Vec<Ssa>> = op.operands[..rank].iter().map(|v| self.each(*v)).collect();
+        (0..self.width).map(|thread| all.iter().map(|index| index[thread]).collect()).collect()
+    }
+
+    pub(super) fn load(&mut self, op: &Op) {
+        let (Some(place), Some(result)) = (op.place, op.result()) else { return };
+        let Some((rank, scalar)) = self.kernel.place(place) else { return };
+        let elements = self.elements(result);
+        let known = self.known(op, place);
+        let (_, together) = self.indices(op, rank);
+        // Of a shared array's row, each thread's index is clamped for itself.
+        let clamped = self.guest && matches!(place, Place::Shared(_)) && known.lanes != Lanes::All;
+        let repr = match together {
+            Together::Row if self.width == 1 || !clamped => {
+                let indices = self.first_indices(op, rank);
+                let Some(row) = self.row(op, place, &known, &indices, elements) else { return };
+                self.load_row(&row, scalar, elements)
+            }
+            Together::Same => {
+                let indices = self.first_indices(op, rank);
+                let Some(row) = self.row(op, place, &known, &indices, 1) else { return };
+                self.load_row(&row, scalar, 1)
+            }
+            _ => {
+                let mut each = Vec::with_capacity(elements);
+                for indices in self.each_indices(op, rank) {
+                    let Some(row) = self.row(op, place, &known, &indices, 1) else { return };
+                    let one = self.load_row(&row, scalar, 1);
+                    each.extend(self.each_of(&one, scalar, 1));
+                }
+                Repr::Each(each)
+            }
+        };
+        self.set(result, repr);
+    }
+
+    pub(super) fn store(&mut self, op: &Op) {
+        let (Some(place), Some(value)) = (op.place, op.operands.last().copied()) else { return };
+        let Some((rank, scalar)) = self.kernel.place(place) else { return };
+        let elements = self.elements(value);
+        let known = self.known(op, place);
+        let (_, together) = self.indices(op, rank);
+        let clamped = self.guest && matches!(place, Place::Shared(_)) && known.lanes != Lanes::All;
+        if matches!(together, Together::Row) && (self.width == 1 || !clamped) {
+            let indices = self.first_indices(op, rank);
+            let Some(row) = self.row(op, place, &known, &indices, elements) else { return };
+            let repr = self.repr(value);
+            self.store_row(&row, scalar, &repr, elements);
+            return;
+        }
+        let all = self.each(value);
+        for (indices, one) in self.each_indices(op, rank).into_iter().zip(all) {
+            let Some(row) = self.row(op, place, &known, &indices, 1) else { return };
+            self.store_row(&row, scalar, &Repr::Splat(one), 1);
+        }
+    }
+
+    /// One thread after the other.
+    pub(super) fn atomic(&mut self, op: &Op) {
+        let Some(place) = op.place else { return };
+        let Some((rank, scalar)) = self.kernel.place(place) else { return };
+        debug_assert!(!is_half(scalar));
+        let known = self.known(op, place);
+        let args: Vec<Vec<Ssa>> = op.operands[rank..].iter().map(|v| self.each(*v)).collect();
+        let mut olds = Vec::with_capacity(self.width);
+        for (thread, indices) in self.each_indices(op, rank).into_iter().enumerate() {
+            let Some(row) = self.row(op, place, &known, &indices, 1) else { return };
+            let (address, within) = match row.bounds {
+                Bounds::If(within) => (self.or_spare(row.address, within, true), Some(within)),
+                _ => (row.address, None),
+            };
+            let args: Vec<Ssa> = args.iter().map(|arg| arg[thread]).collect();
+            let plain = matches!(place, Place::Shared(_));
+            let old = if plain {
+                self.plain_atomic(op, scalar, address, &args)
+            } else {
+                self.real_atomic(op, scalar, address, &args)
+            };
+            if let Some(old) = old {
+                olds.push(match within {
+                    None => old,
+                    Some(within) => {
+                        let zero = self.number(scalar, 0);
+                        self.b.ins().select(within, old, zero)
+                    }
+                });
+            }
+        }
+        if let Some(result) = op.result() {
+            self.set(result, Repr::Each(olds));
+        }
+    }
+
+    fn plain_atomic(&mut self, op: &Op, scalar: Scalar, address: Ssa, args: &[Ssa]) -> Option<Ssa> {
+        let ty = clif(scalar);
+        if op.code == Opcode::AtomicStore {
+            self.b.ins().store(own(), args[0], address, 0);
+            return None;
+        }
+        let old = self.b.ins().load(ty, own(), address, 0);
+        let new = match op.code {
+            Opcode::AtomicLoad => return Some(old),
+            Opcode::AtomicExchange => args[0],
+            Opcode::AtomicCas => {
+                let there = self.b.ins().icmp(IntCC::Equal, old, args[0]);
+                self.b.ins().select(there, args[1], old)
+            }
+            code => self.same(combiner(code), scalar, &[old, args[0]]).unwrap_or(old),
+        };
+        self.b.ins().store(own(), new, address, 0);
+        Some(old)
+    }
+
+    fn real_atomic(&mut self, op: &Op, scalar: Scalar, address: Ssa, args: &[Ssa]) -> Option<Ssa> {
+        let ty = clif(scalar);
+        let ints = ty.as_int();
+        let rmw = match op.code.shape() {
+            Shape::AtomicLoad => {
+                let bits = self.b.ins().atomic_load(ints, own(), address);
+                return Some(self.cast(ty, bits));
+            }
+            Shape::AtomicStore => {
+                let bits = self.cast(ints, args[0]);
+                self.b.ins().atomic_store(own(), bits, address);
+                return None;
+            }
+            Shape::AtomicCas => return Some(self.b.ins().atomic_cas(own(), address, args[0], args[1])),
+            _ => match op.code {
+                Opcode::AtomicAdd if ty.is_float() => return Some(self.atomic_sum(scalar, address, args[0])),
+                Opcode::AtomicMinS => AtomicRmwOp::Smin,
+                Opcode::AtomicMaxS => AtomicRmwOp::Smax,
+                Opcode::AtomicMinU => AtomicRmwOp::Umin,
+                Opcode::AtomicMaxU => AtomicRmwOp::Umax,
+                Opcode::AtomicAnd => AtomicRmwOp::And,
+                Opcode::AtomicOr => AtomicRmwOp::Or,
+                Opcode::AtomicXor => AtomicRmwOp::Xor,
+                Opcode::AtomicExchange => AtomicRmwOp::Xchg,
+                _ => AtomicRmwOp::Add,
+            },
+        };
+        let bits = self.cast(ints, args[0]);
+        let old = self.b.ins().atomic_rmw(ints, own(), rmw, address, bits);
+        Some(self.cast(ty, old))
+    }
+
+    /// A float is added by comparing and exchanging until nobody came between.
+    fn atomic_sum(&mut self, scalar: Scalar, address: Ssa, by: Ssa) -> Ssa {
+        let ty = clif(scalar);
+        let ints = ty.as_int();
+        let (head, done) = (self.b.create_block(), self.b.create_block());
+        let expected = self.b.append_block_param(head, ints);
+        let first = self.b.ins().atomic_load(ints, own(), address);
+        self.b.ins().jump(head, &[first.into()]);
+        self.b.switch_to_block(head);
+        let old = self.cast(ty, expected);
+        let sum = self.b.ins().fadd(old, by);
+        let new = self.cast(ints, sum);
+        let seen = self.b.ins().atomic_cas(own(), address, expected, new);
+        let same = self.b.ins().icmp(IntCC::Equal, seen, expected);
+        self.b.ins().brif(same, done, &[], head, &[seen.into()]);
+        self.b.seal_block(head);
+        self.b.seal_block(done);
+        self.b.switch_to_block(done);
+        old
+    }
+}
+
+/// How the threads that are run together access memory.
+#[derive(Clone, Copy)]
+enum Together {
+    /// One element behind the other.
+    Row,
+    /// All the same.
+    Same,
+    /// Each somewhere.
+    Apart,
+}
+
+/// The op on values that an atomic does to memory.
+fn combiner(code: Opcode) -> Opcode {
+    match code {
+        Opcode::AtomicMinS => Opcode::MinS,
+        Opcode::AtomicMaxS => Opcode::MaxS,
+        Opcode::AtomicMinU => Opcode::MinU,
+        Opcode::AtomicMaxU => Opcode::MaxU,
+        Opcode::AtomicAnd => Opcode::And,
+        Opcode::AtomicOr => Opcode::Or,
+        Opcode::AtomicXor => Opcode::Xor,
+        _ => Opcode::Add,
+    }
+}

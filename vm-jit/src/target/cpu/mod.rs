@@ -1,0 +1,155 @@
+//! Machine code for a CPU, by Cranelift.
+//!
+//! * [`isa`](Isa): machines. `legal`: the table of what they have.
+//! * `plan`: splits a kernel at its barriers into loops over warps and threads.
+//! * `writer`: a kernel as a function; `control` its regions, `diverge` those at which threads part.
+//! * `lanes`: values; `value`, `convert`, `function`, `trig`, `poly`: ops on them; `memory`: views, shared arrays and
+//!   atomics; `warp`: ops between threads.
+//! * `object`: the ELF object.
+//!
+//! # The code
+//!
+//! An ELF object without relocations. The symbol of each kernel is a function
+//!
+//! ```c
+//! void kernel(const uint8_t *params, const uint32_t grid[3], uint64_t first, uint64_t end, uint8_t *scratch);
+//! ```
+//!
+//! that runs the blocks with numbers from `first` up to `end`, counted through x, then y, then z. `params` is the block of
+//! parameters, `grid` the blocks along each axis, none of them 0. `scratch` is aligned to 64 bytes, has
+//! [`Entry::dynamic_shared`](crate::Entry) bytes, and is one thread's alone while the function runs; what it holds before
+//! and after means nothing. Any number of threads may run different blocks at once. The function calls nothing and needs
+//! up to [`STACK`] bytes of stack.
+
+mod control;
+mod convert;
+mod diverge;
+mod function;
+mod isa;
+mod lanes;
+mod legal;
+mod memory;
+mod object;
+mod plan;
+mod poly;
+mod trig;
+mod value;
+mod warp;
+mod writer;
+
+pub use isa::{Architecture, Isa, UnknownIsa};
+
+use crate::artifact::{Artifact, Entry, Format, ParamLayout};
+use crate::legal::Support;
+use crate::range::Ranges;
+use crate::reject::{Reject, RejectKind, Rejected};
+use cranelift_codegen::ir::{AbiParam, Function, Signature, UserFuncName, types};
+use cranelift_codegen::isa::CallConv;
+use cranelift_codegen::{CodegenError, Context, control::ControlPlane};
+use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
+use std::fmt;
+use vm_ir::op::Opcode;
+use vm_ir::valid::{KernelFacts, Trust};
+use vm_ir::{Kernel, Scalar, ValidModule};
+
+/// Bytes of stack that a kernel may need.
+pub const STACK: usize = 32 << 20;
+
+/// Options that change the result.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Options {
+    /// What it is for.
+    pub isa: Isa,
+}
+
+impl Options {
+    /// Code for a machine.
+    pub fn new(isa: Isa) -> Options {
+        Options { isa }
+    }
+}
+
+impl fmt::Display for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.isa)
+    }
+}
+
+pub(crate) fn support(_: &Options, op: Opcode, ty: Scalar, to: Scalar) -> Support {
+    legal::support(op, ty, to)
+}
+
+/// What the head and the size of a kernel ask for and the target does not have.
+pub(crate) fn head_rejects(_: &Options, kernel: &Kernel) -> Vec<RejectKind> {
+    let mut found = Vec::new();
+    let needed = legal::scratch(kernel);
+    if needed > legal::MAX_SCRATCH {
+        found.push(RejectKind::Scratch { needed, available: legal::MAX_SCRATCH });
+    }
+    let needed = legal::size(kernel);
+    if needed > legal::MAX_SIZE {
+        found.push(RejectKind::Size { needed, available: legal::MAX_SIZE });
+    }
+    found
+}
+
+/// Compiles a module that the target does not reject.
+pub(crate) fn write(module: &ValidModule, options: &Options, target: String) -> Result<Artifact, Rejected> {
+    let reject = |kernel: &Kernel, what: String| {
+        Rejected(vec![Reject::new(kernel, kernel.line().0, RejectKind::Generator { what })])
+    };
+    let mut functions = Vec::new();
+    let mut entries = Vec::new();
+    let mut contexts = (Context::new(), FunctionBuilderContext::new());
+    let guest = module.trust() == Trust::Guest;
+    for (kernel, facts) in module.kernels_with_facts() {
+        let isa = options.isa.generator().map_err(|e| reject(kernel, e.to_string()))?;
+        let (code, entry) =
+            function(kernel, facts, guest, &*isa, &mut contexts).map_err(|what| reject(kernel, what))?;
+        functions.push((entry.symbol.clone(), code));
+        entries.push(entry);
+    }
+    let code = object::write(options.isa.architecture(), &functions);
+    let code = match (code, module.kernels().first()) {
+        (Some(code), _) => code,
+        (None, Some(kernel)) => return Err(reject(kernel, "the object can't be written".into())),
+        (None, None) => Vec::new(),
+    };
+    Ok(Artifact { target, format: Format::Elf, code, entries })
+}
+
+fn function(
+    kernel: &Kernel,
+    facts: &KernelFacts,
+    guest: bool,
+    isa: &dyn cranelift_codegen::isa::TargetIsa,
+    (context, builder): &mut (Context, FunctionBuilderContext),
+) -> Result<(Vec<u8>, Entry), String> {
+    let ranges = Ranges::of(kernel);
+    let plan = plan::Plan::of(kernel, facts);
+    let guarded = guest && writer::Writer::needs_watch(&ranges, kernel.body(), 1);
+    let params = ParamLayout::of(kernel, guarded);
+    let mut signature = Signature::new(CallConv::SystemV);
+    signature.params.extend([types::I64; 5].map(AbiParam::new));
+    context.clear();
+    context.func = Function::with_name_signature(UserFuncName::user(0, 0), signature);
+    let build = FunctionBuilder::new(&mut context.func, builder);
+    let scratch = writer::write(build, kernel, facts, &ranges, &plan, params.guard, guest);
+    let compiled = context.compile(isa, &mut ControlPlane::default()).map_err(|e| match e.inner {
+        CodegenError::Verifier(errors) => errors.to_string(),
+        other => other.to_string(),
+    })?;
+    if !compiled.buffer.relocs().is_empty() {
+        return Err("the code would call a function".into());
+    }
+    let code = compiled.code_buffer().to_vec();
+    let entry = Entry {
+        kernel: kernel.name().to_owned(),
+        symbol: kernel.name().to_owned(),
+        block: kernel.block(),
+        params,
+        static_shared: 0,
+        dynamic_shared: scratch.next_multiple_of(64),
+    };
+    Ok((code, entry))
+}

@@ -1,0 +1,431 @@
+//! Splits a kernel at its barriers.
+//!
+//! A block is run by one thread of the machine, so the threads of the block become loops. Where they must wait for each
+//! other the loop ends and another begins; what lives across that is kept in memory, an element for each thread. There
+//! are three levels:
+//!
+//! | level | is run | splits at |
+//! | --- | --- | --- |
+//! | block | once | `barrier.block`, `load_uniform`, and what contains them |
+//! | warp | in a loop over the warps | ops between the threads of a warp, and what contains them |
+//! | thread | in a loop over threads | nothing |
+//!
+//! The validator proved that barriers are reached by whole blocks and warps, so the conditions around them are numbers
+//! of the level. Pure ops whose operands are numbers of a level are computed there once.
+
+use vm_ir::limits::WARP;
+use vm_ir::module::{Op, ParamKind, Place, Region};
+use vm_ir::op::{BarrierScope, Effect, Opcode, Shape};
+use vm_ir::valid::{KernelFacts, Uniformity};
+use vm_ir::view::Access;
+use vm_ir::{Kernel, Value};
+
+/// How many threads run something together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Level {
+    Thread,
+    Warp,
+    Block,
+}
+
+/// A stretch of code in which what is defined can be used as it is.
+pub(super) type Scope = usize;
+
+/// The scope of what the whole block knows.
+pub(super) const BLOCK: Scope = 0;
+/// In no scope: it lives in memory only.
+const NOWHERE: Scope = usize::MAX;
+
+pub(super) struct ScopeInfo {
+    pub(super) parent: Option<Scope>,
+    pub(super) level: Level,
+    /// What comes from memory when a thread enters it.
+    pub(super) loads: Vec<Value>,
+}
+
+/// What is done at the level of a block or a warp.
+pub(super) enum Step<'k> {
+    /// Once, as numbers.
+    Once(&'k Op),
+    /// An op with regions, whose conditions are numbers of the level.
+    Control { op: &'k Op, regions: Vec<Vec<Step<'k>>> },
+    /// In a loop over the warps.
+    Warps { scope: Scope, steps: Vec<Step<'k>> },
+    /// In a loop over the threads of the block or of the warp; at last, values are copied, all at once.
+    Threads { scope: Scope, ops: Vec<&'k Op>, copies: Vec<(Value, Value)> },
+}
+
+/// Where a value is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Room {
+    /// One for the block.
+    Block,
+    /// One for each warp.
+    Warp,
+    /// One for each thread.
+    Thread,
+}
+
+/// Where a value is kept in the scratch memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Slot {
+    pub(super) offset: u32,
+    pub(super) room: Room,
+}
+
+pub(super) struct Plan<'k> {
+    pub(super) steps: Vec<Step<'k>>,
+    pub(super) scopes: Vec<ScopeInfo>,
+    /// By value: the scope that defines it.
+    defs: Vec<Scope>,
+    /// By value.
+    pub(super) slots: Vec<Option<Slot>>,
+    /// Offset of each shared array.
+    pub(super) shared: Vec<u32>,
+    /// Bytes of all shared arrays.
+    pub(super) shared_bytes: u32,
+    /// Bytes of shared arrays and slots.
+    pub(super) bytes: u64,
+}
+
+/// Bytes that a value takes in memory.
+pub(super) fn bytes_of(kernel: &Kernel, value: Value) -> u32 {
+    kernel.type_of(value).bytes()
+}
+
+impl<'k> Plan<'k> {
+    pub(super) fn of(kernel: &'k Kernel, facts: &KernelFacts) -> Plan<'k> {
+        let mut maker = Maker {
+            kernel,
+            facts,
+            scopes: vec![ScopeInfo { parent: None, level: Level::Block, loads: Vec::new() }],
+            defs: vec![NOWHERE; kernel.values().len()],
+            kept: vec![false; kernel.values().len()],
+            same: vec![None; kernel.values().len()],
+            grouped: vec![0; kernel.values().len()],
+            groups: 1,
+            loaded: vec![BLOCK; kernel.values().len()],
+        };
+        for param in kernel.params() {
+            if let ParamKind::Scalar { value, .. } = param.kind {
+                maker.defs[value.index()] = BLOCK;
+            }
+        }
+        let ops: Vec<&Op> = kernel.body().ops.iter().collect();
+        let steps = maker.steps(&ops, Level::Block, BLOCK);
+        maker.uses(&steps, BLOCK);
+        maker.finish(steps)
+    }
+
+    /// Is what `value`'s scope defines at hand in `scope`?
+    pub(super) fn visible(&self, value: Value, scope: Scope) -> bool {
+        visible(&self.scopes, self.defs[value.index()], scope)
+    }
+}
+
+fn visible(scopes: &[ScopeInfo], def: Scope, scope: Scope) -> bool {
+    let mut at = Some(scope);
+    while let Some(here) = at {
+        if here == def {
+            return true;
+        }
+        at = scopes[here].parent;
+    }
+    false
+}
+
+/// The level whose threads must come to an op together.
+pub(super) fn level_of(op: &Op) -> Level {
+    let own = match op.code.shape() {
+        Shape::LoadUniform => Level::Block,
+        Shape::Shuffle | Shape::Vote | Shape::Ballot | Shape::Reduce(_) => Level::Warp,
+        Shape::Sync if op.code == Opcode::Barrier => match op.barrier_scope() {
+            BarrierScope::Block => Level::Block,
+            BarrierScope::Warp => Level::Warp,
+        },
+        _ => Level::Thread,
+    };
+    op.regions.iter().flat_map(|r| &r.ops).map(level_of).fold(own, Level::max)
+}
+
+struct Maker<'k, 'f> {
+    kernel: &'k Kernel,
+    facts: &'f KernelFacts,
+    scopes: Vec<ScopeInfo>,
+    defs: Vec<Scope>,
+    /// Which values need memory.
+    kept: Vec<bool>,
+    /// By result of a loop: what it carries, which has the same memory.
+    same: Vec<Option<Value>>,
+    /// By value: the group of ops that defines it, as long as that is open.
+    grouped: Vec<usize>,
+    groups: usize,
+    /// By value: the last scope of threads that loads it.
+    loaded: Vec<Scope>,
+}
+
+impl<'k> Maker<'k, '_> {
+    fn scope(&mut self, parent: Scope, level: Level) -> Scope {
+        self.scopes.push(ScopeInfo { parent: Some(parent), level, loads: Vec::new() });
+        self.scopes.len() - 1
+    }
+
+    /// Is the value one number at the level?
+    fn alike(&self, value: Value, level: Level) -> bool {
+        match level {
+            Level::Block => self.facts.uniformity(value) == Uniformity::Block,
+            Level::Warp => self.facts.uniformity(value) != Uniformity::Thread,
+            Level::Thread => false,
+        }
+    }
+
+    /// Can it be computed once, and earlier?
+    fn movable(&self, op: &Op, level: Level, scope: Scope) -> bool {
+        let Some(result) = op.result() else { return false };
+        let pure = match op.code.shape() {
+            Shape::Load => match op.place {
+                Some(Place::View(i)) => self.kernel.view(i).is_some_and(|v| v.access == Access::Read),
+                _ => false,
+            },
+            shape => shape.effect() == Effect::Pure && op.code != Opcode::Clock,
+        };
+        pure && self.alike(result, level)
+            && op.operands.iter().all(|v| visible(&self.scopes, self.defs[v.index()], scope))
+    }
+
+    fn steps(&mut self, ops: &[&'k Op], level: Level, scope: Scope) -> Vec<Step<'k>> {
+        let mut steps = Vec::new();
+        let mut group: Vec<&'k Op> = Vec::new();
+        for op in ops {
+            if self.movable(op, level, scope) {
+                self.define(op, scope);
+                steps.push(Step::Once(op));
+                continue;
+            }
+            if level_of(op) != level {
+                self.join(op, &mut group);
+                continue;
+            }
+            match op.code.shape() {
+                Shape::Shuffle => {
+                    // All lanes must have what it takes.
+                    if self.grouped[op.operands[0].index()] == self.groups {
+                        self.flush(&mut group, level, scope, &mut steps);
+                    }
+                    self.join(op, &mut group);
+                    continue;
+                }
+                _ => self.flush(&mut group, level, scope, &mut steps),
+            }
+            match op.code.shape() {
+                Shape::Sync => {}
+                shape if shape.has_regions() => self.control(op, level, scope, &mut steps),
+                _ => {
+                    self.define(op, scope);
+                    steps.push(Step::Once(op));
+                }
+            }
+        }
+        self.flush(&mut group, level, scope, &mut steps);
+        steps
+    }
+
+    fn join(&mut self, op: &'k Op, group: &mut Vec<&'k Op>) {
+        op.results.iter().for_each(|v| self.grouped[v.index()] = self.groups);
+        group.push(op);
+    }
+
+    fn define(&mut self, op: &Op, scope: Scope) {
+        for value in &op.results {
+            self.defs[value.index()] = scope;
+        }
+    }
+
+    fn define_all(&mut self, op: &Op, scope: Scope) {
+        self.define(op, scope);
+        for region in &op.regions {
+            region.args.iter().for_each(|v| self.defs[v.index()] = scope);
+            region.ops.iter().for_each(|op| self.define_all(op, scope));
+        }
+    }
+
+    /// Makes a loop of the ops that were put together.
+    fn flush(&mut self, group: &mut Vec<&'k Op>, level: Level, scope: Scope, steps: &mut Vec<Step<'k>>) {
+        if group.is_empty() {
+            return;
+        }
+        let ops = std::mem::take(group);
+        self.groups += 1;
+        if level == Level::Block && ops.iter().any(|op| level_of(op) == Level::Warp) {
+            let inner = self.scope(scope, Level::Warp);
+            let inside = self.steps(&ops, Level::Warp, inner);
+            steps.push(Step::Warps { scope: inner, steps: inside });
+            return;
+        }
+        let inner = self.scope(scope, Level::Thread);
+        ops.iter().for_each(|op| self.define_all(op, inner));
+        steps.push(Step::Threads { scope: inner, ops, copies: Vec::new() });
+    }
+
+    /// Splits the pairs into those that are numbers of the level, which need no copy, and the rest.
+    fn copies(&mut self, from: &[Value], to: &[Value], level: Level) -> Vec<(Value, Value)> {
+        let pairs = from.iter().copied().zip(to.iter().copied());
+        pairs.filter(|(from, to)| from != to && !self.alike(*to, level)).collect()
+    }
+
+    fn copy(&mut self, copies: Vec<(Value, Value)>, scope: Scope, steps: &mut Vec<Step<'k>>) {
+        if copies.is_empty() {
+            return;
+        }
+        // Behind the ops of the last loop, unless those look at what other threads have there.
+        if let Some(Step::Threads { ops, copies: known, .. }) = steps.last_mut()
+            && known.is_empty()
+            && !ops.iter().any(|op| matches!(op.code.shape(), Shape::Shuffle))
+        {
+            *known = copies;
+            return;
+        }
+        let inner = self.scope(scope, Level::Thread);
+        steps.push(Step::Threads { scope: inner, ops: Vec::new(), copies });
+    }
+
+    fn control(&mut self, op: &'k Op, level: Level, scope: Scope, steps: &mut Vec<Step<'k>>) {
+        let own = |maker: &mut Self, values: &[Value]| {
+            for value in values {
+                let alike = maker.alike(*value, level);
+                maker.defs[value.index()] = if alike { scope } else { NOWHERE };
+                maker.kept[value.index()] |= !alike;
+            }
+        };
+        own(self, &op.results);
+        let inside = |maker: &mut Self, region: &'k Region, to: &[Value]| {
+            let ops: Vec<&Op> = region.ops.iter().collect();
+            let mut steps = maker.steps(&ops, level, scope);
+            let copies = maker.copies(&region.yields, to, level);
+            maker.copy(copies, scope, &mut steps);
+            steps
+        };
+        let regions = match op.code.shape() {
+            Shape::For => {
+                let body = &op.regions[0];
+                let (count, carried) = body.args.split_at(1);
+                own(self, count);
+                own(self, carried);
+                self.share(&op.results, carried);
+                let first = self.copies(&op.operands[3..], carried, level);
+                self.copy(first, scope, steps);
+                vec![inside(self, body, carried)]
+            }
+            Shape::While => {
+                let (condition, body) = (&op.regions[0], &op.regions[1]);
+                own(self, &condition.args);
+                self.share(&op.results, &condition.args);
+                let first = self.copies(&op.operands, &condition.args, level);
+                self.copy(first, scope, steps);
+                vec![inside(self, condition, &[]), inside(self, body, &condition.args)]
+            }
+            _ => op.regions.iter().map(|region| inside(self, region, &op.results)).collect(),
+        };
+        steps.push(Step::Control { op, regions });
+    }
+
+    fn share(&mut self, results: &[Value], carried: &[Value]) {
+        for (result, value) in results.iter().zip(carried) {
+            self.same[result.index()] = Some(*value);
+        }
+    }
+
+    fn used(&mut self, value: Value, scope: Scope) {
+        if visible(&self.scopes, self.defs[value.index()], scope) {
+            return;
+        }
+        self.kept[value.index()] = true;
+        if self.scopes[scope].level == Level::Thread && self.loaded[value.index()] != scope {
+            self.loaded[value.index()] = scope;
+            self.scopes[scope].loads.push(value);
+        }
+    }
+
+    fn used_within(&mut self, op: &Op, scope: Scope) {
+        for (i, value) in op.operands.iter().enumerate() {
+            // A shuffle finds its value in memory.
+            if i == 0 && matches!(op.code.shape(), Shape::Shuffle) {
+                let around = self.scopes[scope].parent.unwrap_or(BLOCK);
+                self.kept[value.index()] |= !visible(&self.scopes, self.defs[value.index()], around);
+            } else {
+                self.used(*value, scope);
+            }
+        }
+        for region in &op.regions {
+            region.ops.iter().for_each(|op| self.used_within(op, scope));
+            region.yields.iter().for_each(|v| self.used(*v, scope));
+        }
+    }
+
+    fn uses(&mut self, steps: &[Step<'k>], scope: Scope) {
+        let level = self.scopes[scope].level;
+        for step in steps {
+            match step {
+                Step::Once(op) => op.operands.iter().for_each(|v| self.used(*v, scope)),
+                Step::Control { op, regions } => {
+                    let yields = op.regions.iter().flat_map(|r| &r.yields);
+                    for value in op.operands.iter().chain(yields) {
+                        if self.alike(*value, level) {
+                            self.used(*value, scope);
+                        }
+                    }
+                    regions.iter().for_each(|steps| self.uses(steps, scope));
+                }
+                Step::Warps { scope, steps } => self.uses(steps, *scope),
+                Step::Threads { scope, ops, copies } => {
+                    ops.iter().for_each(|op| self.used_within(op, *scope));
+                    copies.iter().for_each(|(from, _)| self.used(*from, *scope));
+                }
+            }
+        }
+    }
+
+    fn finish(self, steps: Vec<Step<'k>>) -> Plan<'k> {
+        let mut at = 0u64;
+        let mut take = |bytes: u64| {
+            let offset = at;
+            at += (bytes + 15) & !15;
+            u32::try_from(offset).unwrap_or(u32::MAX)
+        };
+        let shared = self.kernel.shared().iter().map(|array| take(array.bytes())).collect();
+        let shared_bytes = take(0);
+        let threads = u64::from(self.kernel.threads());
+        let mut slots = vec![None; self.defs.len()];
+        // The results of a loop whose carried values live in memory are where those are.
+        let shares = |value: usize| self.same[value].filter(|c| self.defs[c.index()] == NOWHERE);
+        let mut later = Vec::new();
+        for (index, definition) in self.kernel.values().iter().enumerate() {
+            if !self.kept[index] {
+                continue;
+            }
+            if let Some(carried) = shares(index) {
+                later.push((index, carried));
+                continue;
+            }
+            let def = self.defs[index];
+            let block = self.facts.uniformity.get(index) == Some(&Uniformity::Block);
+            let room = match def {
+                _ if block => Room::Block,
+                NOWHERE => Room::Thread,
+                _ if self.scopes[def].level == Level::Warp => Room::Warp,
+                _ => Room::Thread,
+            };
+            let count = match room {
+                Room::Block => 1,
+                Room::Warp => threads.div_ceil(u64::from(WARP)),
+                Room::Thread => threads,
+            };
+            slots[index] = Some(Slot { offset: take(count * u64::from(definition.ty.bytes())), room });
+        }
+        for (index, carried) in later {
+            slots[index] = slots[carried.index()];
+        }
+        let bytes = u64::from(take(0));
+        Plan { steps, scopes: self.scopes, defs: self.defs, slots, shared, shared_bytes, bytes }
+    }
+}

@@ -1,0 +1,495 @@
+//! A kernel as one function: the loop over blocks, the loops over warps and threads, and its ops in order.
+
+use super::control::Watch;
+use super::lanes::{Repr, clif, own};
+use super::memory::SPARE;
+use super::plan::{BLOCK, Plan, Scope, Step};
+use crate::artifact::{Guard, ParamLayout, Slot};
+use crate::legal::key;
+use crate::range::Ranges;
+use cranelift_codegen::ir::condcodes::IntCC;
+use cranelift_codegen::ir::{Block, InstBuilder, Value as Ssa, types};
+use cranelift_frontend::FunctionBuilder;
+use vm_ir::limits::WARP;
+use vm_ir::module::{Op, ParamKind, Place, Region};
+use vm_ir::op::{Axis, Opcode, Shape};
+use vm_ir::valid::KernelFacts;
+use vm_ir::view::Dim;
+use vm_ir::{Kernel, Scalar, Value};
+
+/// Threads that are run together where their values are single numbers: what goes in a vector of the machine.
+pub(super) const TOGETHER: usize = 4;
+
+/// A view's numbers, read when the function begins.
+#[derive(Clone)]
+pub(super) struct View {
+    pub(super) base: Ssa,
+    pub(super) extents: Vec<Extent>,
+    /// In bytes, of all dimensions but the last.
+    pub(super) strides: Vec<Ssa>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum Extent {
+    Fixed(u64),
+    Given(Ssa),
+}
+
+/// The threads that are run now.
+#[derive(Clone, Copy)]
+pub(super) struct Threads {
+    /// The first one's number in the block, as i64.
+    pub(super) index: Ssa,
+    /// The first one's place along each axis, as i32.
+    pub(super) at: [Ssa; 3],
+}
+
+pub(super) struct Writer<'a, 'k> {
+    pub(super) b: FunctionBuilder<'a>,
+    pub(super) kernel: &'k Kernel,
+    pub(super) facts: &'k KernelFacts,
+    pub(super) ranges: &'k Ranges,
+    pub(super) plan: &'a Plan<'k>,
+    pub(super) guest: bool,
+    pub(super) env: Vec<Option<Repr>>,
+    pub(super) scope: Scope,
+    /// How many threads are run together.
+    pub(super) width: usize,
+    pub(super) scratch: Ssa,
+    params: Ssa,
+    pub(super) views: Vec<Option<View>>,
+    grid: [Ssa; 3],
+    block: [Ssa; 3],
+    warp: Option<Ssa>,
+    pub(super) threads: Option<Threads>,
+    pub(super) watch: Option<Watch>,
+    /// Rounds of the loops around that are not watched.
+    pub(super) rounds: u64,
+    pub(super) watched: bool,
+    /// Where to go when the launch is stopped.
+    pub(super) leave: Block,
+    /// Where the spare bytes are; see [`SPARE`].
+    pub(super) spare: u32,
+    /// Scratch that holds elements while threads go separate ways: where it begins, and the most that is needed.
+    pub(super) spill_at: u32,
+    pub(super) spill_end: u32,
+}
+
+/// Writes a kernel's body; gives the bytes of scratch memory that it needs.
+pub(super) fn write<'a, 'k>(
+    mut b: FunctionBuilder<'a>,
+    kernel: &'k Kernel,
+    facts: &'k KernelFacts,
+    ranges: &'k Ranges,
+    plan: &'a Plan<'k>,
+    guard: Option<Guard>,
+    guest: bool,
+) -> u32 {
+    let entry = b.create_block();
+    let leave = b.create_block();
+    b.append_block_params_for_function_params(entry);
+    b.switch_to_block(entry);
+    b.seal_block(entry);
+    let given: Vec<Ssa> = b.block_params(entry).to_vec();
+    let [params, grid_at, first, end, scratch] = given[..] else { return 0 };
+    let grid = [0, 4, 8].map(|at| b.ins().load(types::I32, own().with_readonly(), grid_at, at));
+    let bytes = u32::try_from(plan.bytes).unwrap_or(u32::MAX);
+    let mut writer = Writer {
+        b,
+        kernel,
+        facts,
+        ranges,
+        plan,
+        guest,
+        env: vec![None; kernel.values().len()],
+        scope: BLOCK,
+        width: 1,
+        scratch,
+        params,
+        views: Vec::new(),
+        grid,
+        block: grid,
+        warp: None,
+        threads: None,
+        watch: None,
+        rounds: 1,
+        watched: false,
+        leave,
+        spare: bytes,
+        spill_at: bytes.saturating_add(2 * SPARE),
+        spill_end: bytes.saturating_add(2 * SPARE),
+    };
+    writer.zero_spare();
+    writer.parameters(guard.is_some());
+    if let Some(guard) = guard {
+        writer.watch_begin(guard);
+    }
+    writer.blocks(first, end);
+    writer.b.ins().jump(leave, &[]);
+    writer.b.seal_block(leave);
+    writer.b.switch_to_block(leave);
+    writer.b.ins().return_(&[]);
+    writer.b.finalize();
+    writer.spill_end
+}
+
+impl<'a, 'k> Writer<'a, 'k> {
+    pub(super) fn parameter(&mut self, ty: cranelift_codegen::ir::Type, offset: u32) -> Ssa {
+        self.b.ins().load(ty, own().with_readonly(), self.params, offset as i32)
+    }
+
+    fn parameters(&mut self, guarded: bool) {
+        let layout = ParamLayout::of(self.kernel, guarded);
+        for (param, slot) in self.kernel.params().iter().zip(&layout.slots) {
+            let view = match (&param.kind, slot) {
+                (ParamKind::View(view), Slot::View { offset, rank }) => {
+                    let base = self.parameter(types::I64, *offset);
+                    let extents = (0..*rank)
+                        .map(|d| match view.dims[d as usize] {
+                            Dim::Fixed(extent) => Extent::Fixed(extent),
+                            Dim::Any { .. } => {
+                                Extent::Given(self.parameter(types::I64, slot.extent_offset(d).unwrap_or(0)))
+                            }
+                        })
+                        .collect();
+                    let strides = (0..rank - 1)
+                        .map(|d| self.parameter(types::I64, slot.stride_offset(d).unwrap_or(0)))
+                        .collect();
+                    Some(View { base, extents, strides })
+                }
+                (ParamKind::Scalar { value, .. }, Slot::Scalar { offset, ty }) => {
+                    let mut one = self.parameter(clif(*ty), *offset);
+                    if *ty == Scalar::Bool {
+                        one = self.b.ins().band_imm(one, 1);
+                    }
+                    self.set(*value, Repr::Splat(one));
+                    None
+                }
+                _ => None,
+            };
+            self.views.push(view);
+        }
+    }
+
+    /// The loop over the blocks from `first` to `end`.
+    fn blocks(&mut self, first: Ssa, end: Ssa) {
+        let [columns, rows] = [0, 1].map(|i| self.b.ins().uextend(types::I64, self.grid[i]));
+        let x = self.b.ins().urem(first, columns);
+        let row = self.b.ins().udiv(first, columns);
+        let y = self.b.ins().urem(row, rows);
+        let z = self.b.ins().udiv(row, rows);
+        let [x, y, z] = [x, y, z].map(|at| self.b.ins().ireduce(types::I32, at));
+        let (head, body, done) = (self.b.create_block(), self.b.create_block(), self.b.create_block());
+        for ty in [types::I64, types::I32, types::I32, types::I32] {
+            self.b.append_block_param(head, ty);
+        }
+        self.b.ins().jump(head, &[first.into(), x.into(), y.into(), z.into()]);
+        self.b.switch_to_block(head);
+        let [linear, x, y, z] = self.b.block_params(head)[..] else { return };
+        let more = self.b.ins().icmp(IntCC::UnsignedLessThan, linear, end);
+        self.b.ins().brif(more, body, &[], done, &[]);
+        self.b.seal_block(body);
+        self.b.seal_block(done);
+        self.b.switch_to_block(body);
+        self.block = [x, y, z];
+        if self.guest {
+            self.zero_shared();
+        }
+        let plan = self.plan;
+        if plan.steps.iter().any(|step| !matches!(step, Step::Threads { .. })) {
+            self.slices();
+        }
+        self.run(&plan.steps);
+        let next = self.b.ins().iadd_imm(linear, 1);
+        let (zero, mut at) = (self.b.ins().iconst(types::I32, 0), [x, y, z]);
+        let mut carry = self.b.ins().iconst(types::I32, 1);
+        for (at, size) in at.iter_mut().zip(self.grid) {
+            let up = self.b.ins().iadd(*at, carry);
+            let over = self.b.ins().icmp(IntCC::Equal, up, size);
+            *at = self.b.ins().select(over, zero, up);
+            carry = self.b.ins().uextend(types::I32, over);
+        }
+        self.b.ins().jump(head, &[next.into(), at[0].into(), at[1].into(), at[2].into()]);
+        self.b.seal_block(head);
+        self.b.switch_to_block(done);
+    }
+
+    fn zero_spare(&mut self) {
+        if self.guest {
+            let zero = self.b.ins().iconst(types::I32, 0);
+            let zeros = self.b.ins().splat(types::I32X4, zero);
+            for at in (0..SPARE).step_by(16) {
+                self.b.ins().store(own(), zeros, self.scratch, (self.spare + at) as i32);
+            }
+        }
+    }
+
+    fn zero_shared(&mut self) {
+        let bytes = i64::from(self.plan.shared_bytes);
+        if bytes == 0 {
+            return;
+        }
+        let zero = self.b.ins().iconst(types::I32, 0);
+        let zeros = self.b.ins().splat(types::I32X4, zero);
+        let (scratch, end) = (self.scratch, self.b.ins().iconst(types::I64, bytes));
+        self.counted(end, 16, |this, at| {
+            let to = this.b.ins().iadd(scratch, at);
+            this.b.ins().store(own(), zeros, to, 0);
+        });
+    }
+
+    /// A loop from 0 to `end`, which is above 0, in steps.
+    pub(super) fn counted(&mut self, end: Ssa, step: i64, body: impl FnOnce(&mut Self, Ssa)) {
+        let (head, done) = (self.b.create_block(), self.b.create_block());
+        let at = self.b.append_block_param(head, types::I64);
+        let zero = self.b.ins().iconst(types::I64, 0);
+        self.b.ins().jump(head, &[zero.into()]);
+        self.b.switch_to_block(head);
+        body(self, at);
+        let next = self.b.ins().iadd_imm(at, step);
+        let more = self.b.ins().icmp(IntCC::UnsignedLessThan, next, end);
+        self.b.ins().brif(more, head, &[next.into()], done, &[]);
+        self.b.seal_block(head);
+        self.b.seal_block(done);
+        self.b.switch_to_block(done);
+    }
+
+    /// Steps of a block or a warp.
+    pub(super) fn run(&mut self, steps: &'a [Step<'k>]) {
+        for step in steps {
+            match step {
+                Step::Once(op) => self.op(op),
+                Step::Control { op, regions } => self.control(op, Some(regions)),
+                Step::Warps { scope, steps } => {
+                    let count = i64::from(self.kernel.threads().div_ceil(WARP));
+                    let end = self.b.ins().iconst(types::I64, count);
+                    let outer = std::mem::replace(&mut self.scope, *scope);
+                    let watch = (self.watched, self.rounds);
+                    let counters = self.counters();
+                    self.counted(end, 1, |this, index| {
+                        this.warp = Some(index);
+                        if this.watch.is_some() {
+                            this.slices();
+                            (this.watched, this.rounds) = (false, 1);
+                        }
+                        this.run(steps);
+                        this.warp = None;
+                    });
+                    self.set_counters(counters);
+                    (self.watched, self.rounds) = watch;
+                    self.scope = outer;
+                }
+                Step::Threads { scope, ops, copies } => self.threads_loop(*scope, ops, copies),
+            }
+        }
+    }
+
+    /// A loop over the threads of the block, or of the warp at hand.
+    fn threads_loop(&mut self, scope: Scope, ops: &'a [&'k Op], copies: &'a [(Value, Value)]) {
+        let together = self.together(ops, copies);
+        let all = i64::from(self.kernel.threads());
+        let (start, count) = match self.warp {
+            Some(warp) => (Some(self.b.ins().imul_imm(warp, i64::from(WARP))), all.min(i64::from(WARP))),
+            None => (None, all),
+        };
+        let outer = std::mem::replace(&mut self.scope, scope);
+        let watch = (self.watched, self.rounds);
+        let counters = self.counters();
+        self.width = together;
+        let end = self.b.ins().iconst(types::I64, count);
+        let plan = self.plan;
+        self.counted(end, together as i64, |this, at| {
+            let index = match start {
+                Some(start) => this.b.ins().iadd(start, at),
+                None => at,
+            };
+            this.threads = Some(this.place(index));
+            if this.watch.is_some() && ops.iter().any(|op| this.needs_watch_op(op, 1)) {
+                this.slices();
+                (this.watched, this.rounds) = (false, 1);
+            }
+            for value in &plan.scopes[scope].loads {
+                let repr = this.load_slot(*value);
+                this.env[value.index()] = Some(repr);
+            }
+            ops.iter().for_each(|op| this.op(op));
+            let all: Vec<Repr> = copies.iter().map(|(from, _)| this.repr(*from)).collect();
+            for ((_, to), repr) in copies.iter().zip(&all) {
+                this.store_slot(*to, repr);
+            }
+            this.threads = None;
+        });
+        self.width = 1;
+        self.set_counters(counters);
+        (self.watched, self.rounds) = watch;
+        self.scope = outer;
+    }
+
+    /// Where a thread is in its block.
+    pub(super) fn place(&mut self, index: Ssa) -> Threads {
+        let [x, y, z] = self.kernel.block();
+        let flat = self.b.ins().ireduce(types::I32, index);
+        let zero = self.b.ins().iconst(types::I32, 0);
+        let mut rest = flat;
+        let mut at = [zero; 3];
+        for (i, size) in [x, y, z].into_iter().enumerate() {
+            let last = [x, y, z][i + 1..].iter().all(|d| *d == 1);
+            if last {
+                at[i] = rest;
+                break;
+            }
+            if size.is_power_of_two() {
+                at[i] = self.b.ins().band_imm(rest, i64::from(size) - 1);
+                rest = self.b.ins().ushr_imm(rest, i64::from(size.trailing_zeros()));
+            } else {
+                at[i] = self.b.ins().urem_imm(rest, i64::from(size));
+                rest = self.b.ins().udiv_imm(rest, i64::from(size));
+            }
+        }
+        Threads { index, at }
+    }
+
+    /// The first thread at hand; of a warp, its first.
+    pub(super) fn thread_index(&mut self) -> Option<Ssa> {
+        match (self.threads, self.warp) {
+            (Some(threads), _) => Some(threads.index),
+            (None, Some(warp)) => Some(self.b.ins().imul_imm(warp, i64::from(WARP))),
+            (None, None) => None,
+        }
+    }
+
+    pub(super) fn warp_index(&mut self) -> Option<Ssa> {
+        match (self.warp, self.threads) {
+            (Some(warp), _) => Some(warp),
+            (None, Some(threads)) => Some(self.b.ins().ushr_imm(threads.index, 5)),
+            (None, None) => None,
+        }
+    }
+
+    pub(super) fn region(&mut self, region: &'k Region) {
+        region.ops.iter().for_each(|op| self.op(op));
+    }
+
+    pub(super) fn op(&mut self, op: &'k Op) {
+        match op.code.shape() {
+            Shape::If | Shape::Switch | Shape::For | Shape::While => self.control(op, None),
+            Shape::Load => self.load(op),
+            Shape::LoadUniform => self.load(op),
+            Shape::Store => self.store(op),
+            Shape::AtomicLoad | Shape::AtomicStore | Shape::AtomicRmw(_) | Shape::AtomicCas => {
+                self.atomic(op)
+            }
+            Shape::Shuffle => self.shuffle(op),
+            Shape::Vote | Shape::Ballot => self.vote(op),
+            Shape::Reduce(_) => self.reduce(op),
+            Shape::Sync => {
+                if op.code == Opcode::Fence {
+                    self.b.ins().fence();
+                }
+            }
+            Shape::Id32 | Shape::Id64 | Shape::Extent => self.id(op),
+            _ => self.values(op),
+        }
+    }
+
+    fn id(&mut self, op: &Op) {
+        let Some(result) = op.result() else { return };
+        let axis = op.axis() as usize;
+        let block = self.kernel.block();
+        let wide = op.code == Opcode::GlobalId;
+        let mut stride = 0;
+        let (mut low, mut high) = (0, i64::from(i32::MAX));
+        let one = match op.code {
+            Opcode::BlockId => self.block[axis],
+            Opcode::BlockDim => self.b.ins().iconst(types::I32, i64::from(block[axis])),
+            Opcode::GridDim => self.grid[axis],
+            Opcode::ThreadId | Opcode::GlobalId => {
+                let at = match self.threads {
+                    Some(threads) if block[axis] > 1 => threads.at[axis],
+                    _ => self.b.ins().iconst(types::I32, 0),
+                };
+                if axis == Axis::X as usize && block[0] > 1 {
+                    stride = 1;
+                }
+                high = i64::from(block[axis]) - 1;
+                if wide {
+                    high = 1 << 42;
+                    let wide = self.b.ins().uextend(types::I64, at);
+                    let number = self.b.ins().uextend(types::I64, self.block[axis]);
+                    let first = self.b.ins().imul_imm(number, i64::from(block[axis]));
+                    self.b.ins().iadd(first, wide)
+                } else {
+                    at
+                }
+            }
+            Opcode::LocalIndex | Opcode::LaneId => {
+                let index = self.thread_index();
+                let index = match index {
+                    Some(index) => self.b.ins().ireduce(types::I32, index),
+                    None => self.b.ins().iconst(types::I32, 0),
+                };
+                stride = 1;
+                if op.code == Opcode::LaneId {
+                    high = 31;
+                    self.b.ins().band_imm(index, 31)
+                } else {
+                    high = i64::from(self.kernel.threads());
+                    index
+                }
+            }
+            Opcode::WarpId => {
+                low = 0;
+                match self.warp_index() {
+                    Some(index) => self.b.ins().ireduce(types::I32, index),
+                    None => self.b.ins().iconst(types::I32, 0),
+                }
+            }
+            // The one left is `extent`.
+            _ => {
+                let dimension = op.immediates.first().map_or(0, |d| *d as usize);
+                let extent = op.place.and_then(|place| self.extent(place, dimension));
+                match extent {
+                    Some(Extent::Given(extent)) => extent,
+                    Some(Extent::Fixed(extent)) => self.b.ins().iconst(types::I64, extent as i64),
+                    None => self.b.ins().iconst(types::I64, 0),
+                }
+            }
+        };
+        let repr = match stride {
+            1 if self.width > 1 => Repr::Affine { base: one, stride, low, high },
+            _ => Repr::Splat(one),
+        };
+        self.set(result, repr);
+    }
+
+    pub(super) fn extent(&self, place: Place, dimension: usize) -> Option<Extent> {
+        match place {
+            Place::View(i) => self.views.get(usize::from(i))?.as_ref()?.extents.get(dimension).copied(),
+            Place::Shared(_) => None,
+        }
+    }
+
+    /// Ops on values alone.
+    fn values(&mut self, op: &Op) {
+        let Some(result) = op.result() else { return };
+        let scalar = self.scalar(result);
+        let immediate = op.immediates.first().copied().unwrap_or(0);
+        let repr = match op.code.shape() {
+            Shape::Const => Repr::Splat(self.number(scalar, immediate)),
+            Shape::Splat => Repr::Splat(self.first(op.operands[0])),
+            Shape::Make => Repr::Each(op.operands.iter().map(|v| self.first(*v)).collect()),
+            Shape::Extract => Repr::Splat(self.each(op.operands[0])[immediate as usize]),
+            Shape::Insert => {
+                let mut all = self.each(op.operands[0]);
+                all[immediate as usize] = self.first(op.operands[1]);
+                Repr::Each(all)
+            }
+            Shape::Bitcast => self.bitcast(op.operands[0], result),
+            _ => {
+                let (from, to) = key(self.kernel, op);
+                self.elementwise(op, from, to)
+            }
+        };
+        self.set(result, repr);
+    }
+}
