@@ -46,7 +46,7 @@ fn changed_kernels_compile_or_are_rejected() {
         let arch = archs[random(&mut state) as usize % archs.len()];
         // Machine code takes longest to make, so it is made of fewer.
         let target = match &host {
-            Some(host) if round % 16 == 0 => host.clone(),
+            Some(host) if round % 64 == 0 => host.clone(),
             _ => Target::Ptx(Options::new(arch)),
         };
         match compile(&valid, &target) {
