@@ -16,11 +16,7 @@ fn source(program: Program) -> &'static str {
     match program {
         Program::Add | Program::Broken => {
             "kernel @add(@input: view<i32, [?], read>, @output: view<i32, [?], write>, %addend: i32) at 0x0 block(256) {
-               %first = global_id.x : i64
-               %blocks = grid_dim.x : i32
-               %wide = sext %blocks : i64
-               %size = const 256 : i64
-               %step = mul %wide, %size : i64
+               FIRST AND STEP
                %a = extent @input, 0 : i64
                %b = extent @output, 0 : i64
                %n = min.s %a, %b : i64
@@ -33,11 +29,7 @@ fn source(program: Program) -> &'static str {
         }
         Program::Bump => {
             "kernel @bump(@data: view<i32, [?], readwrite>, %by: i32) at 0x0 block(256) {
-               %first = global_id.x : i64
-               %blocks = grid_dim.x : i32
-               %wide = sext %blocks : i64
-               %size = const 256 : i64
-               %step = mul %wide, %size : i64
+               FIRST AND STEP
                %n = extent @data, 0 : i64
                for %i: i64 = %first to %n step %step {
                  %x = load @data[%i] : i32
@@ -48,11 +40,7 @@ fn source(program: Program) -> &'static str {
         }
         Program::Copy2 => {
             "kernel @copy2(@source: view<i32, [?, ?], read>, @target: view<i32, [?, ?], write>) at 0x0 block(64) {
-               %first = global_id.x : i64
-               %blocks = grid_dim.x : i32
-               %wide = sext %blocks : i64
-               %size = const 64 : i64
-               %step = mul %wide, %size : i64
+               FIRST AND STEP
                %zero = const 0 : i64
                %one = const 1 : i64
                %a0 = extent @source, 0 : i64
@@ -71,11 +59,7 @@ fn source(program: Program) -> &'static str {
         }
         Program::Copy3 => {
             "kernel @copy3(@source: view<i32, [?, ?, ?], read>, @target: view<i32, [?, ?, ?], write>) at 0x0 block(64) {
-               %first = global_id.x : i64
-               %blocks = grid_dim.x : i32
-               %wide = sext %blocks : i64
-               %size = const 64 : i64
-               %step = mul %wide, %size : i64
+               FIRST AND STEP
                %zero = const 0 : i64
                %one = const 1 : i64
                %a0 = extent @source, 0 : i64
@@ -99,11 +83,7 @@ fn source(program: Program) -> &'static str {
         }
         Program::Copy4 => {
             "kernel @copy4(@source: view<i32, [?, ?, ?, ?], read>, @target: view<i32, [?, ?, ?, ?], write>) at 0x0 block(64) {
-               %first = global_id.x : i64
-               %blocks = grid_dim.x : i32
-               %wide = sext %blocks : i64
-               %size = const 64 : i64
-               %step = mul %wide, %size : i64
+               FIRST AND STEP
                %zero = const 0 : i64
                %one = const 1 : i64
                %a0 = extent @source, 0 : i64
@@ -206,8 +186,39 @@ fn source(program: Program) -> &'static str {
     }
 }
 
+/// The thread's number in the whole grid, and how many there are.
+const FIRST_AND_STEP: &str = "
+    %block_x = block_id.x : i32
+    %block_y = block_id.y : i32
+    %block_z = block_id.z : i32
+    %gx = grid_dim.x : i32
+    %gy = grid_dim.y : i32
+    %gz = grid_dim.z : i32
+    %block_x64 = sext %block_x : i64
+    %block_y64 = sext %block_y : i64
+    %block_z64 = sext %block_z : i64
+    %gx64 = sext %gx : i64
+    %gy64 = sext %gy : i64
+    %gz64 = sext %gz : i64
+    %plane = mul %block_z64, %gy64 : i64
+    %row = add %plane, %block_y64 : i64
+    %rows = mul %row, %gx64 : i64
+    %number = add %rows, %block_x64 : i64
+    %dim = block_dim.x : i32
+    %size = sext %dim : i64
+    %before = mul %number, %size : i64
+    %t = thread_id.x : i32
+    %t64 = sext %t : i64
+    %first = add %before, %t64 : i64
+    %area = mul %gx64, %gy64 : i64
+    %blocks = mul %area, %gz64 : i64
+    %all = mul %blocks, %size : i64
+    %least = const 1 : i64
+    %step = max.s %all, %least : i64";
+
 fn program(program: Program) -> Artifact {
-    let module = text::parse(&format!("vir 1\n{}\n", source(program))).unwrap();
+    let source = source(program).replace("FIRST AND STEP", FIRST_AND_STEP);
+    let module = text::parse(&format!("vir 1\n{source}\n")).unwrap();
     let name = module.kernels()[0].name().to_owned();
     // As the host's own they have no guard, but for the one that must be stopped.
     let trust = if program == Program::Spin { Trust::Guest } else { Trust::Trusted };

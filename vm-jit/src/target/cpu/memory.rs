@@ -10,7 +10,7 @@
 use super::lanes::{Repr, clif, loose, own};
 use super::value::is_half;
 use super::writer::{Extent, Writer};
-use crate::range::{Access, Lanes};
+use crate::range::Lanes;
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{AtomicRmwOp, InstBuilder, MemFlags, Value as Ssa, types};
 use vm_ir::Scalar;
@@ -19,6 +19,12 @@ use vm_ir::op::{Opcode, Shape};
 
 /// Bytes of zeros, and of bytes that nobody reads, at the end of the scratch memory.
 pub(super) const SPARE: u32 = 128;
+
+/// What is known of an access: is each index but the last in bounds, and which lanes are; all others may be out.
+struct Known {
+    outer: Vec<bool>,
+    lanes: Lanes,
+}
 
 /// Elements in a row.
 struct Row {
@@ -39,10 +45,11 @@ enum Bounds {
 }
 
 impl Writer<'_, '_> {
-    fn known(&self, op: &Op, place: Place) -> Access {
-        let rank = self.kernel.place(place).map_or(1, |(rank, _)| rank);
-        let nothing = || Access { outer: vec![false; rank - 1], lanes: Lanes::Each, shift: 0 };
-        self.ranges.access(op).cloned().unwrap_or_else(nothing)
+    fn known(&self, op: &Op) -> Known {
+        let nothing = || Known { outer: Vec::new(), lanes: Lanes::Each };
+        self.ranges
+            .access(op)
+            .map_or_else(nothing, |access| Known { outer: access.outer.clone(), lanes: access.lanes })
     }
 
     fn wide(&mut self, index: Ssa) -> Ssa {
@@ -57,7 +64,7 @@ impl Writer<'_, '_> {
     }
 
     /// Where `count` elements in a row are, and whether they are in bounds.
-    fn row(&mut self, op: &Op, place: Place, known: &Access, indices: &[Ssa], count: usize) -> Option<Row> {
+    fn row(&mut self, op: &Op, place: Place, known: &Known, indices: &[Ssa], count: usize) -> Option<Row> {
         let indices: Vec<Ssa> = indices.iter().map(|index| self.wide(*index)).collect();
         match place {
             Place::View(_) => self.view_row(op, place, known, &indices, count),
@@ -69,7 +76,7 @@ impl Writer<'_, '_> {
         &mut self,
         _: &Op,
         place: Place,
-        known: &Access,
+        known: &Known,
         indices: &[Ssa],
         count: usize,
     ) -> Option<Row> {
@@ -125,7 +132,7 @@ impl Writer<'_, '_> {
         Some(Row { address, count, bounds })
     }
 
-    fn shared_row(&mut self, array: usize, known: &Access, indices: &[Ssa], count: usize) -> Option<Row> {
+    fn shared_row(&mut self, array: usize, known: &Known, indices: &[Ssa], count: usize) -> Option<Row> {
         let declared = self.kernel.shared().get(array)?;
         let (size, dims) = (i64::from(declared.element.bytes()), declared.dims.clone());
         let last = dims.len() - 1;
@@ -312,7 +319,7 @@ impl Writer<'_, '_> {
         let (Some(place), Some(result)) = (op.place, op.result()) else { return };
         let Some((rank, scalar)) = self.kernel.place(place) else { return };
         let elements = self.elements(result);
-        let known = self.known(op, place);
+        let known = self.known(op);
         let (_, together) = self.indices(op, rank);
         // Of a shared array's row, each thread's index is clamped for itself.
         let clamped = self.guest && matches!(place, Place::Shared(_)) && known.lanes != Lanes::All;
@@ -344,7 +351,7 @@ impl Writer<'_, '_> {
         let (Some(place), Some(value)) = (op.place, op.operands.last().copied()) else { return };
         let Some((rank, scalar)) = self.kernel.place(place) else { return };
         let elements = self.elements(value);
-        let known = self.known(op, place);
+        let known = self.known(op);
         let (_, together) = self.indices(op, rank);
         let clamped = self.guest && matches!(place, Place::Shared(_)) && known.lanes != Lanes::All;
         if matches!(together, Together::Row) && (self.width == 1 || !clamped) {
@@ -366,7 +373,7 @@ impl Writer<'_, '_> {
         let Some(place) = op.place else { return };
         let Some((rank, scalar)) = self.kernel.place(place) else { return };
         debug_assert!(!is_half(scalar));
-        let known = self.known(op, place);
+        let known = self.known(op);
         let args: Vec<Vec<Ssa>> = op.operands[rank..].iter().map(|v| self.each(*v)).collect();
         let mut olds = Vec::with_capacity(self.width);
         for (thread, indices) in self.each_indices(op, rank).into_iter().enumerate() {
