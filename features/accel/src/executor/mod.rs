@@ -149,15 +149,16 @@ impl<C: 'static> Executor<C> {
                 }
                 continue;
             }
-            if !self.ring.is_empty() {
-                // A pusher has claimed its slot and is about to fill it.
+            if self.ring.is_finished() {
+                self.position.store(self.ring.head(), Ordering::Relaxed);
+                break;
+            }
+            if !self.ring.is_idle() {
+                // A pusher has claimed its slot and is about to fill it; or the ring was closed just now.
                 pause();
                 continue;
             }
             self.position.store(self.ring.head(), Ordering::Relaxed);
-            if self.ring.is_closed() {
-                break;
-            }
             match idle() {
                 Idle::Poll => pause(),
                 Idle::Within(time) => self.sleep(Some(time)),
@@ -169,7 +170,7 @@ impl<C: 'static> Executor<C> {
     fn sleep(&self, time: Option<Duration>) {
         self.sleeping.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        if self.ring.is_empty() && !self.ring.is_closed() {
+        if self.ring.is_idle() {
             park(time);
         }
         self.sleeping.store(false, Ordering::Relaxed);
@@ -178,7 +179,7 @@ impl<C: 'static> Executor<C> {
     fn wake(&self) {
         fence(Ordering::SeqCst);
         if self.sleeping.load(Ordering::Relaxed)
-            && self.sleeping.swap(false, Ordering::AcqRel)
+            && self.sleeping.compare_exchange(true, false, Ordering::AcqRel, Ordering::Relaxed).is_ok()
             && let Some(runner) = lock(&self.runner).as_ref()
         {
             runner.unpark();

@@ -90,19 +90,21 @@ impl<C> Ring<C> {
         self.head.0.load(Ordering::Acquire)
     }
 
-    /// Whether no command waits or is being pushed.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.tail() == self.head()
-    }
-
     /// Takes no more commands. Those already pushed will still run.
     pub(crate) fn close(&self) {
         self.tail.0.fetch_or(CLOSED, Ordering::AcqRel);
     }
 
-    /// Whether [`Ring::close`] was called.
-    pub(crate) fn is_closed(&self) -> bool {
-        self.tail.0.load(Ordering::Acquire) & CLOSED != 0
+    /// Whether the ring is closed and every command has run. Only the running thread may ask.
+    ///
+    /// One load tells both: after two, a command pushed and a close in between would be taken for no command.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.tail.0.load(Ordering::Acquire) == self.head() | CLOSED
+    }
+
+    /// Whether there is nothing to do: no command waits or is being pushed, and the ring is open.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.tail.0.load(Ordering::Acquire) == self.head()
     }
 
     /// Appends a command and gives its position.
