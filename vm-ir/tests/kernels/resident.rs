@@ -52,7 +52,7 @@ const NARROW: Plan = Plan::registers(512, 2);
 const WIDE: Plan = Plan::registers(1024, 8);
 /// Of 131,072 columns, more than a multiprocessor can hold. Softmax needs more registers for itself.
 const WIDEST: [Plan; 2] = [
-    Plan { threads: 512, registers: 22, shared: 24, again: 18, batch: [12, 9] },
+    Plan { threads: 512, registers: 22, shared: 24, again: 18, batch: [12, 18] },
     Plan { threads: 512, registers: 28, shared: 24, again: 12, batch: [12, 12] },
 ];
 

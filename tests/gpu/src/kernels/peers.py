@@ -10,7 +10,7 @@ import sys
 
 import torch
 
-SETS, ROUNDS, LAUNCHES, EPSILON, FACTOR = 3, 15, 6, 1e-6, 2.5
+SETS, ROUNDS, LAUNCHES, WARM, EPSILON, FACTOR = 3, 15, 6, 3, 1e-6, 2.5
 
 
 def functions(op, columns):
@@ -39,8 +39,9 @@ def measure(op, rows, columns):
     for measurement in range(ROUNDS + 1):
         for name, function in peers.items():
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            for _ in range(LAUNCHES):
+            for call in range(WARM + LAUNCHES):
+                if call == WARM:
+                    begin.record()
                 turn = (turn + 1) % SETS
                 function(*inputs[turn])
             end.record()
