@@ -15,7 +15,7 @@
 //! * [`guest`] is the device as a guest sees it: virtual config space, BARs, MSI-X; and [`guest::Vmm`], the
 //!   small trait that a VMM implements.
 //! * [`manager`] ties them together as [`PassthroughManager`].
-//! * `accelerator`, behind the cargo features `cuda`, `rocm`, `npu`, `gpu` and `all-accelerators`, is the other way: a
+//! * `accelerator`, behind the cargo features `cpu`, `cuda`, `rocm`, `npu`, `gpu` and `all-accelerators`, is the other way: a
 //!   device that stays with the host and runs kernels for many.
 //!
 //! What this crate does not know: JSON, HTTP, the command line, and any path that was not given to it (every
@@ -35,6 +35,8 @@ pub mod readiness;
 pub mod sim;
 pub mod vfio;
 
+#[cfg(feature = "cpu")]
+pub use accelerator::{CpuAccelerator, CpuJITCompiler};
 #[cfg(feature = "cuda")]
 pub use accelerator::{CudaAccelerator, CudaJITCompiler};
 pub use guest::PassthroughDevice;

@@ -66,7 +66,6 @@ impl Assemble for CudaAssembler {
     fn assemble(&self, code: &[u8], target: &Target) -> Result<Vec<u8>, AssembleError> {
         match target {
             Target::Ptx(options) => Ok(self.0.assemble(code, options.arch.name())?),
-            #[allow(unreachable_patterns)]
             other => Err(format!("{other} is not PTX").into()),
         }
     }

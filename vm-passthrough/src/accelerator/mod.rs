@@ -56,10 +56,14 @@
 
 mod artifact;
 mod compiler;
+#[cfg(feature = "cpu")]
+mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 
 pub use compiler::{Assemble, AssembleError, CompileError, CompiledKernel, JitCompiler, JitTarget};
+#[cfg(feature = "cpu")]
+pub use cpu::{CpuAccelerator, CpuJITCompiler};
 #[cfg(feature = "cuda")]
 pub use cuda::{CudaAccelerator, CudaAssembler, CudaJITCompiler, assemble, cuda_devices};
 pub use vm_accel::{

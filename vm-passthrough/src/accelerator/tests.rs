@@ -109,6 +109,11 @@ fn runs<A: JitTarget>(accelerator: A) {
 }
 
 #[test]
+fn on_the_cpu() {
+    runs(CpuAccelerator::new().unwrap());
+}
+
+#[test]
 fn on_an_nvidia_gpu() {
     match CudaAccelerator::new(0) {
         Ok(gpu) => runs(gpu),

@@ -59,10 +59,8 @@ pub(crate) fn run(context: &mut Context<'_>, arguments: &CompileArgs) -> Result<
 /// The target, with the lines of the file in the code where it can hold them.
 fn with_lines(arguments: &CompileArgs) -> Target {
     let mut target = arguments.target.clone();
-    match &mut target {
-        Target::Ptx(options) => options.source = Some(arguments.file.display().to_string()),
-        #[allow(unreachable_patterns)]
-        _ => {}
+    if let Target::Ptx(options) = &mut target {
+        options.source = Some(arguments.file.display().to_string());
     }
     target
 }

@@ -15,6 +15,7 @@ use crate::describe;
 
 /// A launch that fits its kernel, and how long it may take.
 #[derive(Clone, Debug)]
+#[cfg_attr(not(any(feature = "cpu", feature = "cuda")), expect(dead_code, reason = "no accelerator asks"))]
 pub(crate) struct Task {
     /// The module that the kernel is in.
     pub(crate) module: ValidModule,
@@ -79,8 +80,18 @@ pub(crate) fn interpret(task: Task) -> Result<Ran, Failure> {
     })
 }
 
-fn on_cpu(_task: Task) -> Result<Ran, Failure> {
-    Err(Failure::failed("this vm-service has no accelerator for the CPU; --device interpreter runs anywhere"))
+#[cfg(feature = "cpu")]
+fn on_cpu(task: Task) -> Result<Ran, Failure> {
+    let cpu = vm_passthrough::CpuAccelerator::new().map_err(Failure::failed)?;
+    super::accelerated::run(task, cpu, |compiler| compiler)
+}
+
+#[cfg(not(feature = "cpu"))]
+fn on_cpu(_: Task) -> Result<Ran, Failure> {
+    Err(Failure::failed(
+        "this vm-service was built without the cargo feature `cpu`; build it with --features cpu, or use --device \
+         interpreter",
+    ))
 }
 
 /// Runs a task on the accelerator that a PCI function is, which is shared meanwhile.

@@ -4,7 +4,7 @@
 //! file ─▶ Module ─▶ validate ─▶ argument (bind to parameters) ─▶ engine (interpreter, CPU, GPU) ─▶ outputs
 //! ```
 
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cpu", feature = "cuda"))]
 mod accelerated;
 pub(crate) mod args;
 pub(crate) mod argument;
@@ -13,6 +13,6 @@ pub(crate) mod file;
 mod fill;
 mod memory;
 pub(crate) mod npy;
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cpu", feature = "cuda"))]
 mod vouch;
 pub(crate) mod wait;

@@ -84,6 +84,9 @@ kernel @spin(@x: view<i32, [1], readwrite>) at 0x2000 block(1) {
 fn compile_prints_code_writes_it_and_tells_what_it_needs() {
     let bench = Bench::new();
     bench.check("compile softmax.vir --target ptx:sm_90a", 0, &[".target sm_90a", ".entry vir_softmax"], &[]);
+    bench.check("compile softmax.vir --target cpu -o DIR/softmax.o", 0, &["ELF, ", "@softmax  256×1×1"], &[]);
+    assert!(std::fs::read(bench.path("softmax.o")).expect("the code").starts_with(b"\x7fELF"));
+    bench.check("compile softmax.vir --target cpu --json", 2, &[], &["write it to a file with --output"]);
     let out = bench.path("softmax.ptx");
     bench.check(
         &format!("compile softmax.vir --target ptx:sm_75 -o {}", out.display()),
@@ -301,4 +304,85 @@ fn a_device_that_can_t_be_used_says_why() {
     let mut manager = PassthroughManager::with_host(drivers.host()).expect("a manager");
     manager.claim(address("0000:01:00.0"), &ClaimOptions::default()).expect("a claim");
     check("0000:01:00.0", "0000:01:00.0 is claimed already by process");
+}
+
+/// Kernels of the IR's own with arguments for them.
+const LAUNCHES: &[&str] = &[
+    "silu.vir --grid 4 --arg x=f32[1000]=random:1 --arg y=f32[1000]",
+    "softmax.vir --grid 3 --arg x=f32[3,1000]=random:2 --arg y=f32[3,1000]",
+    "softmax.vir --trusted --grid 5 --arg x=f32[5,300]=random:3 --arg y=f32[5,300]",
+    "rmsnorm.vir --grid 2 --arg x=f32[2,1000]=random:4 --arg w=f32[1000]=random:5 --arg y=f32[2,1000] --arg epsilon=1e-6",
+    "argmax.vir --grid 5 --arg x=f32[5,700]=random:6 --arg best=i32[5]",
+    "cross_entropy.vir --grid 3 --arg logits=f32[3,500]=random:7 --arg targets=i32[3]=arange --arg losses=f32[3]",
+    "matmul.vir --grid 3,2 --arg a=f32[20,37]=random:8 --arg b=f32[37,41]=random:9 --arg c=f32[20,41]",
+    "topk.vir --grid 2 --arg x=f32[2,500]=random:10 --arg values=f32[2,8] --arg indices=i32[2,8]",
+    "histogram.vir --grid 3 --arg x=i32[1500]=arange --arg counts=i32[64]",
+    "scan.vir --grid 3 --arg x=i32[700]=random:11 --arg y=i32[700]",
+    "philox.vir --grid 4 --arg out=i32[1000] --arg seed=7 --arg offset=3",
+    "rope.vir --grid 3,2 --arg x=f32[3,2,64]=random:12 --arg positions=i32[3]=arange --arg y=f32[3,2,64] --arg base=10000",
+    "warp.vir --kernel reduce --grid 1 --arg x=i32[64]=random:13 --arg out=i32[2,8]",
+    "atomics.vir --kernel sum --grid 1 --arg x=f32[1]",
+];
+
+#[test]
+fn the_cpu_agrees_with_the_interpreter() {
+    let bench = Bench::new();
+    for launch in LAUNCHES {
+        bench.check(
+            &format!("launch {launch} --device cpu --check"),
+            0,
+            &["compiled for cpu", "agrees"],
+            &[],
+        );
+    }
+    // What is compared differs where it should: a tolerance of nothing.
+    let got = bench.run("launch softmax.vir --grid 1 --arg x=f32[1,999]=random:1 --arg y=f32[1,999] --device cpu --check --tolerance 0 --json");
+    let json: serde_json::Value = serde_json::from_str(&got.out).expect("JSON");
+    let agrees = json["outputs"][0]["check"]["agrees"].as_bool().expect("an answer");
+    assert_eq!(got.exit, if agrees { 0 } else { 1 }, "{}", got.err);
+    assert_eq!(agrees, got.err.is_empty(), "{}", got.err);
+}
+
+#[test]
+fn softmax_on_the_cpu_reads_and_writes_files() {
+    let bench = Bench::new();
+    for (device, file) in [("cpu", "a.npy"), ("interpreter", "b.npy")] {
+        bench.check(
+            &format!(
+                "launch softmax.vir --device {device} --grid 64 --arg x=f32[64,500]=random:4 --arg y=f32[64,500] \
+                 --out x=@DIR/x.npy --out y=@DIR/{file}"
+            ),
+            0,
+            &["@x", "@y", file],
+            &[],
+        );
+    }
+    let read = |file: &str| std::fs::read(bench.path(file)).expect("a file");
+    let floats = |bytes: Vec<u8>| -> Vec<f32> {
+        bytes[128..]
+            .chunks_exact(4)
+            .map(|word| f32::from_le_bytes(word.try_into().expect("a word")))
+            .collect()
+    };
+    let (cpu, interpreter) = (floats(read("a.npy")), floats(read("b.npy")));
+    assert_eq!((cpu.len(), interpreter.len()), (64 * 500, 64 * 500));
+    assert!(cpu.iter().zip(&interpreter).all(|(a, b)| (a - b).abs() < 1e-6));
+    assert!(cpu.chunks_exact(500).all(|row| (row.iter().sum::<f32>() - 1.0).abs() < 1e-5));
+    // What went out comes in again.
+    let again =
+        "launch softmax.vir --device cpu --grid 64 --arg x=@DIR/x.npy --arg y=@DIR/b.npy --out y=@DIR/c.npy";
+    bench.check(again, 0, &[], &[]);
+    assert_eq!(read("a.npy"), read("c.npy"));
+}
+
+#[test]
+fn the_cpu_stops_a_kernel_that_does_not_end() {
+    let bench = Bench::new();
+    bench.file("two.vir", TWO);
+    let spin = |options: &str, expect: &str| {
+        let line = format!("launch two.vir --kernel spin --device cpu --grid 1 --arg x=i32[1] {options}");
+        bench.check(&line, 1, &[], &["spin was stopped: ", expect]);
+    };
+    spin("--deadline 0.3", "it took longer than 300ms");
+    spin("--rounds 100000", "100000");
 }
