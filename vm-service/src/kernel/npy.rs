@@ -48,46 +48,52 @@ pub(crate) enum NpyError {
 /// # Errors
 /// When the file can't be read, is not an array, or is one of other elements.
 pub(crate) fn read(path: &Path, element: Scalar) -> Result<Tensor, NpyError> {
-    let io = |source| NpyError::Io { path: path.into(), what: "read", source };
-    let mut file = File::open(path).map_err(io)?;
-    let data = file.metadata().map_err(io)?;
-    let wrong = |what: String| NpyError::Format { path: path.into(), what };
+    let tell = |bad| match bad {
+        Bad::Io(source) => NpyError::Io { path: path.into(), what: "read", source },
+        Bad::Format(what) => NpyError::Format { path: path.into(), what },
+    };
+    let open = || {
+        let file = File::open(path)?;
+        let data = file.metadata()?;
+        Ok((file, data))
+    };
+    let (mut file, data) = open().map_err(|error| tell(Bad::Io(error)))?;
     if !data.is_file() {
-        return Err(wrong("is no regular file; name a file that numpy.save wrote".into()));
+        let what = "is no regular file; name a file that numpy.save wrote";
+        return Err(tell(Bad::Format(what.into())));
     }
-    let header = read_header(&mut file).map_err(|bad| match bad {
-        Bad::Io(source) => io(source),
-        Bad::Format(what) => wrong(what),
-    })?;
-    check_elements(&header.descr, element).map_err(wrong)?;
+    read_from(&mut file, data.len(), element).map_err(tell)
+}
+
+/// Reads an array from a file of `length` bytes.
+fn read_from(file: &mut impl io::Read, length: u64, element: Scalar) -> Result<Tensor, Bad> {
+    let header = read_header(file)?;
+    let Header { shape, .. } = &header;
+    check_elements(&header.descr, element).map_err(Bad::Format)?;
+    let wrong = |what: String| Err(Bad::Format(what));
     if header.fortran_order {
-        return Err(wrong("is in Fortran order; save numpy.ascontiguousarray(a) instead".into()));
+        return wrong("is in Fortran order; save numpy.ascontiguousarray(a) instead".into());
     }
-    if header.shape.len() > MAX_RANK || header.shape.iter().any(|extent| *extent > MAX_EXTENT) {
-        return Err(wrong(format!(
-            "has the shape {:?}; a view has at most {MAX_RANK} dimensions of at most 2^40",
-            header.shape
-        )));
+    if shape.len() > MAX_RANK || shape.iter().any(|extent| *extent > MAX_EXTENT) {
+        return wrong(format!(
+            "has the shape {shape:?}; a view has at most {MAX_RANK} dimensions of at most 2^40"
+        ));
     }
-    let bytes = header
-        .shape
-        .iter()
-        .try_fold(u64::from(element.bytes()), |bytes, extent| bytes.checked_mul(*extent))
-        .filter(|bytes| data.len().checked_sub(header.bytes) == Some(*bytes))
-        .ok_or_else(|| {
-            wrong(format!(
-                "has {} bytes behind its header, which are not the elements of its shape {:?}; save it anew",
-                data.len().saturating_sub(header.bytes),
-                header.shape
-            ))
-        })?;
+    let there = length.saturating_sub(header.bytes);
+    let size = u64::from(element.bytes());
+    let bytes = shape.iter().try_fold(size, |bytes, extent| bytes.checked_mul(*extent));
+    let Some(bytes) = bytes.filter(|bytes| *bytes == there) else {
+        return wrong(format!(
+            "has {there} bytes behind its header, which are not the elements of its shape {shape:?}; save it anew"
+        ));
+    };
     let mut elements = Vec::new();
-    elements.try_reserve_exact(usize::try_from(bytes).unwrap_or(usize::MAX)).map_err(|_| {
-        wrong(format!("has {bytes} bytes of elements, more than this process can hold; take a part of it"))
-    })?;
-    file.take(bytes).read_to_end(&mut elements).map_err(io)?;
+    if elements.try_reserve_exact(usize::try_from(bytes).unwrap_or(usize::MAX)).is_err() {
+        return wrong(format!("has {bytes} bytes, more than this process can hold; take a part of it"));
+    }
+    file.take(bytes).read_to_end(&mut elements)?;
     if elements.len() as u64 != bytes {
-        return Err(wrong("got shorter while it was read; save it anew".into()));
+        return wrong("got shorter while it was read; save it anew".into());
     }
     Ok(Tensor { element, extents: header.shape, bytes: elements })
 }
@@ -201,6 +207,7 @@ struct Header {
     bytes: u64,
 }
 
+#[derive(Debug)]
 enum Bad {
     Io(io::Error),
     Format(String),
@@ -420,6 +427,24 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn mutated_files_are_read_or_refused(
+            changes in proptest::collection::vec((0usize..140, any::<u8>()), 0..6),
+            cut in 0usize..160,
+        ) {
+            let tensor = Tensor::zeros(Scalar::F32, &[2, 2]);
+            let mut bytes = [header(&tensor), tensor.bytes].concat();
+            for (at, value) in changes {
+                let place = at % bytes.len();
+                bytes[place] = value;
+            }
+            bytes.truncate(cut);
+            let length = bytes.len() as u64;
+            if let Ok(tensor) = read_from(&mut bytes.as_slice(), length, Scalar::F32) {
+                prop_assert_eq!(tensor.extents.iter().product::<u64>() * 4, tensor.bytes.len() as u64);
+            }
+        }
+
         #[test]
         fn no_header_panics(text in "[{}'\":,()0-9a-zA-Z<| ]{0,80}") {
             let _ = parse(&text);
