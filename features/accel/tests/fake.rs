@@ -316,3 +316,23 @@ fn zeroing_reaches_memory_that_a_running_job_takes() {
     assert_eq!(bytes, [0; 100]);
     worker.stop(PATIENCE).unwrap();
 }
+
+#[test]
+fn a_borrow_lasts_until_the_job_has_ended_whatever_the_deadline() {
+    let worker = start(&Arc::new(FakeAccelerator::new()));
+    let late = Duration::from_millis(20);
+    let mut local = vec![0u8; 1 << 16];
+    let begun = Instant::now();
+    let result = worker.submit_and_wait(begun + late, |_| {
+        for byte in &mut local {
+            *byte += 1;
+        }
+        std::thread::sleep(5 * late);
+        local.iter_mut().for_each(|byte| *byte += 1);
+        Ok(local.len())
+    });
+    assert_eq!(result, Ok(1 << 16), "it started in time, so it ends and its result counts");
+    assert!(begun.elapsed() >= 5 * late);
+    assert!(local.iter().all(|&byte| byte == 2));
+    worker.stop(PATIENCE).unwrap();
+}
