@@ -1,6 +1,9 @@
 //! What the Linux kernel says of the machine.
 
-use std::sync::Mutex;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::sync::{Mutex, OnceLock};
 
 use vm_accel::{Error, Health, Result};
 
@@ -9,7 +12,20 @@ use vm_accel::{Error, Health, Result};
 /// # Errors
 /// [`Error::Host`] where `/proc/meminfo` does not say.
 pub(crate) fn memory() -> Result<(u64, u64)> {
-    let text = std::fs::read_to_string("/proc/meminfo").map_err(|error| host(&error.to_string()))?;
+    // It stays open, so that a process which has given up opening files can still ask.
+    static FILE: OnceLock<File> = OnceLock::new();
+    let failed = |error: io::Error| host(&error.to_string());
+    let file = match FILE.get() {
+        Some(file) => file,
+        None => {
+            let file = File::open("/proc/meminfo").map_err(failed)?;
+            FILE.get_or_init(|| file)
+        }
+    };
+    // Both are among the first lines.
+    let mut bytes = [0; 1024];
+    let len = file.read_at(&mut bytes, 0).map_err(failed)?;
+    let text = String::from_utf8_lossy(&bytes[..len]);
     match (meminfo(&text, "MemAvailable"), meminfo(&text, "MemTotal")) {
         (Some(free), Some(total)) => Ok((free, total)),
         _ => Err(host("it lacks MemAvailable or MemTotal")),
