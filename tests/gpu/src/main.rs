@@ -15,6 +15,7 @@ mod filetests;
 mod fuzz;
 mod gpu;
 mod kernels;
+mod paravirt;
 mod programs;
 mod safety;
 mod sanitizer;
@@ -103,6 +104,12 @@ const SECTIONS: &[Section] = &[
         about: "compute-sanitizer over the kernels of the filetests",
         patience: Duration::from_secs(420),
         tests: sanitizer::tests,
+    },
+    Section {
+        name: "paravirt",
+        about: "guests that share the GPU",
+        patience: Duration::from_secs(420),
+        tests: paravirt::tests,
     },
     Section {
         name: "figures",

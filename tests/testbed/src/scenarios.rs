@@ -1,10 +1,12 @@
 //! The scenarios, one file each.
 
+mod bare_accel;
 mod bare_edu;
 mod bench;
 mod claim_kill9;
 mod group_not_viable;
 mod host_ready;
+mod hostile_accel;
 mod linux_e1000e;
 mod linux_nvme;
 mod scan_explain;
@@ -18,6 +20,8 @@ pub const ALL: &[Scenario] = &[
     host_ready::SCENARIO,
     scan_explain::SCENARIO,
     bare_edu::SCENARIO,
+    bare_accel::SCENARIO,
+    hostile_accel::SCENARIO,
     linux_nvme::SCENARIO,
     linux_e1000e::SCENARIO,
     two_guests::SCENARIO,

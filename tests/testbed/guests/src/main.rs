@@ -13,6 +13,7 @@
 //! | `accel [hz=N]` | uses an accelerator that the host shares: kernels on its own memory, copies, batches, a kernel that never ends |
 //! | `accel-hostile [hz=N] [seed=N]` | does to such an accelerator's device what no driver should, and then uses it |
 //! | `accel-steady [hz=N] [seconds=N]` | launches for N seconds (10) and checks every result |
+//! | `accel-loop [hz=N] [seconds=N]` | launches kernels that stray and kernels that never end for N seconds (10) |
 //! | `accel-bench [hz=N] [mib=N] [launches=N]` | measures kernels on its own memory, single launches and batches |
 //!
 //! It reports on COM1, a line a check, `bare: CHECK ok` or `bare: CHECK FAILED: what`; the last line is
@@ -58,16 +59,17 @@ fn main(params: BootParams) -> ! {
             true
         }
         (Some(b"edu"), Some(acpi)) => edu::run(acpi.ecam, words),
-        (Some(name @ (b"accel" | b"accel-hostile" | b"accel-steady" | b"accel-bench")), Some(acpi)) => {
-            accel::run(name, acpi.ecam, words)
-        }
+        (
+            Some(name @ (b"accel" | b"accel-hostile" | b"accel-steady" | b"accel-loop" | b"accel-bench")),
+            Some(acpi),
+        ) => accel::run(name, acpi.ecam, words),
         (_, None) => {
             println!("bare: acpi FAILED: no usable tables at {:#x}", params.rsdp());
             false
         }
         _ => {
             println!(
-                "bare: command-line FAILED: it names none of hello, spin, reboot, pci, edu, accel, accel-hostile, accel-steady, accel-bench"
+                "bare: command-line FAILED: it names none of hello, spin, reboot, pci, edu, accel, accel-hostile, accel-steady, accel-loop, accel-bench"
             );
             false
         }

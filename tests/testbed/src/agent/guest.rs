@@ -48,6 +48,8 @@ pub struct GuestPlan<'a> {
     pub cmdline: &'a str,
     /// The host's functions that it gets.
     pub devices: Vec<&'a Function>,
+    /// More of its file, as in `[[accelerators]]`.
+    pub file: &'a str,
     /// More arguments of `vm-service run`.
     pub arguments: &'a [&'a str],
 }
@@ -63,6 +65,7 @@ impl<'a> GuestPlan<'a> {
             vcpus: 1,
             cmdline: "",
             devices: vec![device],
+            file: "",
             arguments: &[],
         }
     }
@@ -70,6 +73,21 @@ impl<'a> GuestPlan<'a> {
     /// The bare guest with one device, run by `vm-service`.
     pub fn bare(name: &'a str, cmdline: &'a str, device: &'a Function) -> Self {
         Self { program: Program::Bare, memory_mib: 32, cmdline, ..Self::linux(name, device) }
+    }
+
+    /// The bare guest without a device of its own, run by `vm-service` with more in its file.
+    pub fn sharing(name: &'a str, cmdline: &'a str, file: &'a str) -> Self {
+        Self {
+            name,
+            engine: Engine::VmService,
+            program: Program::Bare,
+            memory_mib: 32,
+            vcpus: 1,
+            cmdline,
+            devices: Vec::new(),
+            file,
+            arguments: &[],
+        }
     }
 }
 
@@ -344,8 +362,8 @@ fn vm_service(plan: &GuestPlan<'_>, cmdline: &str, console: &std::path::Path) ->
     fs::write(
         &file,
         format!(
-            "name = \"{}\"\nvcpus = {}\nmemory = \"{}M\"\n\n[boot]\nkernel = \"{kernel}\"\n{initrd}cmdline = \"{cmdline}\"\n",
-            plan.name, plan.vcpus, plan.memory_mib
+            "name = \"{}\"\nvcpus = {}\nmemory = \"{}M\"\n\n[boot]\nkernel = \"{kernel}\"\n{initrd}cmdline = \"{cmdline}\"\n\n{}",
+            plan.name, plan.vcpus, plan.memory_mib, plan.file
         ),
     )?;
     let mut command = Command::new(super::l1::VM_SERVICE);

@@ -72,8 +72,7 @@ fn silu(session: &mut Session, bytes: u64) -> Outcome {
 /// One launch and the wait for it, at a time.
 fn latency(session: &mut Session) -> Outcome {
     let numbers = Numbers::new(256);
-    let other = Numbers::new(256);
-    session.run(|batch| batch.import_buffer(SMALL, &[numbers.range(), other.range()]))?;
+    session.run(|batch| batch.import_buffer(SMALL, &[numbers.range()]))?;
     let machine = session.accelerator.platform().clone();
     let mut best = u64::MAX;
     let mut sum = 0;

@@ -96,8 +96,8 @@ fn garbage(session: &mut Session, random: &mut Random) -> Outcome {
         answered?;
         // What a good part of it may have made.
         for number in [1, 2] {
-            let _ = session.look(|batch| batch.destroy_buffer(number), |_| ())?;
-            let _ = session.look(|batch| batch.destroy_module(number), |_| ())?;
+            session.look(|batch| batch.destroy_buffer(number), |_| ())?;
+            session.look(|batch| batch.destroy_module(number), |_| ())?;
         }
     }
     Ok(())
@@ -162,7 +162,7 @@ fn changes(session: &mut Session, random: &mut Random) -> Outcome {
         session.frame = Some(frame);
         answered?;
         for number in 0..50 {
-            let _ = session.look(|batch| batch.destroy_buffer(100 + number), |_| ())?;
+            session.look(|batch| batch.destroy_buffer(100 + number), |_| ())?;
         }
     }
     Ok(())

@@ -5,7 +5,7 @@ mod good;
 mod hostile;
 mod machine;
 
-use vm_paravirt_guest::protocol::{Argument, BatchWriter, NoRoom, PCI_ID, Reply, Status};
+use vm_paravirt_guest::protocol::{Argument, BatchWriter, LogReader, NoRoom, PCI_ID, Reply, Status};
 use vm_paravirt_guest::{Accelerator, Error, Frame, QueueMemory};
 
 use crate::acpi::Ecam;
@@ -25,7 +25,7 @@ static QUEUE: QueueMemory = QueueMemory::new();
 
 /// What the rest of the command line says.
 struct Options {
-    /// Cycles of the time stamp counter in a second. Without it, a number that no processor's is below.
+    /// Cycles of the time stamp counter in a second. Without it, a number that no processor's is above.
     hz: u64,
     seconds: u64,
     mib: u64,
@@ -35,7 +35,7 @@ struct Options {
 
 /// Runs the program `name`.
 pub fn run<'a>(name: &[u8], ecam: Ecam, words: impl Iterator<Item = &'a [u8]>) -> bool {
-    let mut options = Options { hz: 1_000_000_000, seconds: 10, mib: 1, launches: 100, seed: 1 };
+    let mut options = Options { hz: 5_000_000_000, seconds: 10, mib: 1, launches: 100, seed: 1 };
     for word in words {
         for (key, place) in [
             (&b"hz"[..], &mut options.hz),
@@ -57,6 +57,7 @@ pub fn run<'a>(name: &[u8], ecam: Ecam, words: impl Iterator<Item = &'a [u8]>) -
     match name {
         b"accel-hostile" => hostile::run(machine, &options),
         b"accel-steady" => good::steady(machine, &options),
+        b"accel-loop" => good::looping(machine, &options),
         b"accel-bench" => bench::run(machine, &options),
         _ => good::run(machine),
     }
@@ -127,6 +128,18 @@ impl Session {
             Ok(()) => Err(Error::Status { operation, status: Status::Ok }),
         }
     }
+}
+
+/// Prints what the log says, for a check that did not hold.
+fn tell_log(session: &mut Session) {
+    let _ = session.look(
+        |batch| batch.log(),
+        |reply| {
+            for answer in reply.results().flatten() {
+                LogReader::new(answer.1).flatten().for_each(|entry| println!("bare: log: {}", entry.text));
+            }
+        },
+    );
 }
 
 /// Prints how a check ended, and returns whether it held.

@@ -1,0 +1,329 @@
+//! Guests that share the GPU: `vm-service run` with bare guests, side by side.
+//!
+//! The programs lie beside this one, as `vm-service` and `bare`, or where `VM_SERVICE` and `BARE_GUEST` say.
+#![allow(unsafe_code)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use vm_accel::{Accelerator, MemoryKind, arguments};
+use vm_ir::{Trust, text, validate};
+
+use crate::gpu::{Gpu, PATIENCE, named};
+use crate::skip::skip;
+use crate::table::{Aim, Figure, Report, Sample};
+use crate::{Arguments, Test};
+
+/// What the guests send.
+const KERNELS: &str = include_str!("../../testbed/guests/kernels/accel.vir");
+/// The longest that a launch of these guests may take.
+const DEADLINE: Duration = Duration::from_secs(1);
+/// How long a guest may take for all that it does, even where its processor is emulated.
+const GUEST_PATIENCE: Duration = Duration::from_secs(120);
+/// How long guests launch side by side.
+const SECONDS: u64 = 8;
+/// Guests at once.
+const MANY: usize = 8;
+/// What a kernel reads from the guest's memory, and writes to it, in MiB.
+const LARGE: u64 = 1024;
+const LAUNCHES: u64 = 4000;
+
+/// The tests of this section.
+pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
+    vec![
+        Test::new("a guest's kernels work on its own memory", |gpu, report| {
+            let ended = Guest::start(gpu, "good", "accel", 32)?.end()?;
+            ended.passed()?;
+            let stopped = ended.number("an endless kernel was stopped after ")?;
+            let overrun = stopped / 1e3 - DEADLINE.as_secs_f64() * 1e3;
+            report.figure(figure("deadline overrun", "ms", vec![overrun], None, Some(Aim::AtMost(100.0))));
+            ended.checks(report);
+            Ok(())
+        }),
+        Test::new(
+            "one guest strays and loops for ever, and its neighbour's results are right",
+            |gpu, report| {
+                let alone =
+                    Guest::start(gpu, "alone", &format!("accel-steady seconds={SECONDS}"), 32)?.end()?;
+                alone.passed()?;
+                let mut steady = Guest::start(gpu, "steady", &format!("accel-steady seconds={SECONDS}"), 32)?;
+                steady.wait_for("bare: steady")?;
+                let looping = Guest::start(gpu, "looping", &format!("accel-loop seconds={SECONDS}"), 32)?;
+                let (steady, looping) = (steady.end()?, looping.end()?);
+                steady.passed()?;
+                looping.passed()?;
+                let took = |ended: &Ended| ended.number("a launch took ");
+                let (beside, alone) = (took(&steady)?, took(&alone)?);
+                let peer = Some(("alone".to_owned(), Sample::of(vec![alone])));
+                report.figure(figure(
+                    "launch and wait beside a guest that loops",
+                    "µs",
+                    vec![beside],
+                    peer,
+                    None,
+                ));
+                looping.checks(report);
+                steady.checks(report);
+                Ok(())
+            },
+        ),
+        Test::new("a hostile guest gets errors, and its neighbour's results are right", |gpu, report| {
+            let hostile = Guest::start(gpu, "hostile", "accel-hostile", 32)?;
+            let steady = Guest::start(gpu, "steady", &format!("accel-steady seconds={SECONDS}"), 32)?;
+            let (steady, hostile) = (steady.end()?, hostile.end()?);
+            steady.passed()?;
+            hostile.passed()?;
+            hostile.checks(report);
+            Ok(())
+        }),
+        Test::new("eight guests at once", |gpu, report| {
+            let guests = (0..MANY)
+                .map(|number| {
+                    Guest::start(
+                        gpu,
+                        &format!("many{number}"),
+                        &format!("accel-steady seconds={SECONDS}"),
+                        32,
+                    )
+                })
+                .collect::<anyhow::Result<Vec<_>>>()?;
+            let mut took = Vec::new();
+            for guest in guests {
+                let ended = guest.end()?;
+                ended.passed()?;
+                took.push(ended.number("a launch took ")?);
+            }
+            report.figure(figure("launch and wait, eight guests at once", "µs", took, None, None));
+            Ok(())
+        }),
+        Test::new("figures of a guest against the host", figures),
+    ]
+}
+
+fn figure(
+    name: &str,
+    unit: &str,
+    ours: Vec<f64>,
+    peer: Option<(String, Sample)>,
+    aim: Option<Aim>,
+) -> Figure {
+    Figure { name: name.into(), unit: unit.into(), ours: Sample::of(ours), peer, aim }
+}
+
+/// The same work from a guest and from this process: silu over host memory, one launch at a time, and batches.
+fn figures(gpu: &Gpu, report: &mut Report) -> anyhow::Result<()> {
+    let memory = 2 * LARGE + 64;
+    let cmdline = format!("accel-bench mib={LARGE} launches={LAUNCHES}");
+    let ended = Guest::start(gpu, "bench", &cmdline, memory)?.end()?;
+    ended.passed()?;
+
+    let module = validate(text::parse(KERNELS)?, Trust::Guest)?;
+    let compiled = gpu.compile(&module)?;
+    let worker = gpu.worker()?;
+    let (ramp, silu, add) = (
+        worker.load(named(&compiled, "ramp")?.artifact())?,
+        worker.load(named(&compiled, "silu")?.artifact())?,
+        worker.load(named(&compiled, "add")?.artifact())?,
+    );
+    let bytes = LARGE << 20;
+    let pinned = |bytes| worker.allocate_kind(MemoryKind::Pinned, bytes);
+    let (x, y) = (pinned(bytes)?, pinned(bytes)?);
+    let blocks = |per_block: u64| u32::try_from(bytes / 4 / per_block);
+    worker.launch(&ramp, blocks(256)?, &arguments![&x])?;
+    let time = |turns: u32, f: &dyn Fn() -> anyhow::Result<()>| -> anyhow::Result<f64> {
+        let mut best = f64::INFINITY;
+        for _ in 0..turns {
+            worker.synchronize(PATIENCE)?;
+            let begin = Instant::now();
+            f()?;
+            worker.synchronize(PATIENCE)?;
+            best = best.min(begin.elapsed().as_secs_f64() * 1e9);
+        }
+        Ok(best)
+    };
+    let grid = blocks(1024)?;
+    let host_silu = time(10, &|| Ok(worker.launch(&silu, grid, &arguments![&x, &y])?))?;
+    let small = pinned(1024)?;
+    let (from, to) = (small.view(0, 256)?, small.view(512, 256)?);
+    let launch = || worker.launch(&add, 1, &arguments![from, to, 1i32]);
+    let host_one = time(100, &|| Ok(launch()?))?;
+    let host_many = time(10, &|| (0..LAUNCHES).try_for_each(|_| Ok(launch()?)))? / LAUNCHES as f64;
+
+    let peer = |value: f64| Some(("the host".to_owned(), Sample::of(vec![value])));
+    // Rates: the inverse of times, so that more is better.
+    let rate = |name: &str, unit: &str, work: f64, guest: f64, host: f64| {
+        figure(name, unit, vec![work / guest], peer(work / host), Some(Aim::RatioAtLeast(0.95)))
+    };
+    let guest = |name: &str| ended.number(&format!("figure {name} "));
+    report.figure(rate(
+        "silu over 1 GiB of the guest's memory",
+        "GB/s",
+        2.0 * bytes as f64,
+        guest("silu")?,
+        host_silu,
+    ));
+    report.figure(figure(
+        "launch and wait",
+        "µs",
+        vec![guest("launch-and-wait")? / 1e3],
+        peer(host_one / 1e3),
+        None,
+    ));
+    report.figure(rate("launches in batches", "k/s", 1e6, guest("batched-launch")?, host_many));
+    report.figure(figure("import of 2 GiB", "ms", vec![guest("import")? / 1e3], None, None));
+    Ok(())
+}
+
+/// A guest that runs.
+struct Guest {
+    name: String,
+    process: Child,
+    files: PathBuf,
+}
+
+/// A guest that has ended.
+struct Ended {
+    name: String,
+    console: String,
+    messages: String,
+    succeeded: bool,
+}
+
+impl Guest {
+    fn start(gpu: &Gpu, name: &str, cmdline: &str, memory_mib: u64) -> anyhow::Result<Self> {
+        let (service, bare) = (program("VM_SERVICE", "vm-service")?, program("BARE_GUEST", "bare")?);
+        if let Err(error) = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm") {
+            return skip(format!("/dev/kvm does not open: {error}"));
+        }
+        let Some(address) = &gpu.accelerator.info().address else {
+            return skip("the GPU has no PCI address");
+        };
+        let files = std::env::temp_dir().join(format!("paravirt-{}-{name}", std::process::id()));
+        fs::create_dir_all(&files)?;
+        let toml = files.join("guest.toml");
+        fs::write(
+            &toml,
+            format!(
+                "name = \"{name}\"\nmemory = \"{}M\"\n[boot]\nkernel = \"{}\"\ncmdline = \"{cmdline} hz={}\"\n\
+                 [[accelerators]]\ndevice = \"{address}\"\nmemory = \"1G\"\ndeadline = \"{}ms\"\n",
+                memory_mib.next_multiple_of(2),
+                bare.display(),
+                cycles_per_second(),
+                DEADLINE.as_millis()
+            ),
+        )?;
+        let process = Command::new(service)
+            .args(["run", "--no-reboot", "--console"])
+            .arg(format!("file={}", files.join("console").display()))
+            .arg(&toml)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(files.join("messages"))?)
+            .spawn()
+            .with_context(|| format!("guest {name} can't be started"))?;
+        Ok(Self { name: name.to_owned(), process, files })
+    }
+
+    fn read(&self, file: &str) -> String {
+        fs::read(self.files.join(file))
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+            .unwrap_or_default()
+    }
+
+    /// Waits until the guest says something.
+    fn wait_for(&mut self, text: &str) -> anyhow::Result<()> {
+        let deadline = Instant::now() + GUEST_PATIENCE;
+        while !self.read("console").contains(text) {
+            let ended = self.process.try_wait()?.is_some();
+            ensure!(
+                !ended && Instant::now() < deadline,
+                "guest {} did not say {text:?}: {}",
+                self.name,
+                self.evidence()
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    fn end(mut self) -> anyhow::Result<Ended> {
+        let deadline = Instant::now() + GUEST_PATIENCE;
+        let status = loop {
+            match self.process.try_wait()? {
+                Some(status) => break status,
+                None if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
+                None => {
+                    bail!("guest {} did not end within {GUEST_PATIENCE:?}: {}", self.name, self.evidence())
+                }
+            }
+        };
+        Ok(Ended {
+            name: self.name.clone(),
+            console: self.read("console"),
+            messages: self.read("messages"),
+            succeeded: status.success(),
+        })
+    }
+
+    fn evidence(&self) -> String {
+        format!("{}\n{}", self.read("console"), self.read("messages"))
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // Both fail only on a process that has ended and was waited for.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = fs::remove_dir_all(&self.files);
+    }
+}
+
+impl Ended {
+    /// That the guest saw all that it should have.
+    fn passed(&self) -> anyhow::Result<()> {
+        let passed = self.succeeded && self.console.lines().any(|line| line.trim() == "bare: PASS");
+        ensure!(passed, "guest {} failed:\n{}\n{}", self.name, self.console, self.messages);
+        Ok(())
+    }
+
+    /// The number that stands behind a text.
+    fn number(&self, text: &str) -> anyhow::Result<f64> {
+        let rest = self.console.split_once(text).map(|(_, rest)| rest);
+        let digits = rest.map(|rest| rest.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default());
+        digits
+            .and_then(|digits| digits.parse().ok())
+            .with_context(|| format!("guest {} told no `{text}`:\n{}", self.name, self.console))
+    }
+
+    fn checks(&self, report: &mut Report) {
+        for line in self.console.lines().filter_map(|line| line.trim().strip_prefix("bare: ")) {
+            report.note(format!("{}: {line}", self.name));
+        }
+    }
+}
+
+/// A program beside this one, or where a variable says.
+fn program(variable: &str, name: &str) -> anyhow::Result<PathBuf> {
+    let path = match std::env::var_os(variable) {
+        Some(path) => PathBuf::from(path),
+        None => std::env::current_exe()?.with_file_name(name),
+    };
+    match Path::try_exists(&path) {
+        Ok(true) => Ok(fs::canonicalize(path)?),
+        _ => skip(format!("{} is not there; put it beside this program, or set {variable}", path.display())),
+    }
+}
+
+/// Cycles of the time stamp counter in a second.
+fn cycles_per_second() -> u64 {
+    // SAFETY: every x86-64 processor has RDTSC, and it reads nothing but the counter.
+    let cycles = || unsafe { std::arch::x86_64::_rdtsc() };
+    let (start, begin) = (cycles(), Instant::now());
+    std::thread::sleep(Duration::from_millis(50));
+    let passed = cycles().wrapping_sub(start);
+    (passed as f64 / begin.elapsed().as_secs_f64()) as u64
+}

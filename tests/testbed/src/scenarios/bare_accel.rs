@@ -1,0 +1,32 @@
+//! A bare guest shares the host's CPU as an accelerator: it sends kernels, and they work on its own memory.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::agent::{Guest, GuestPlan, L1};
+use crate::scenario::{Contents, Scenario, Variant};
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "bare-accel",
+    about: "a bare guest launches kernels on its own memory through a shared accelerator; one that never ends is stopped",
+    variants: Variant::ALL,
+    devices: &[],
+    disks: &[],
+    processors: 2,
+    memory_mib: 768,
+    deadline: Duration::from_secs(240),
+    contents: Contents { linux_guest: false, bare_guest: true, qemu: false },
+    l1,
+    l2: None,
+};
+
+/// The accelerator of the guests in these scenarios.
+pub(super) const SHARED: &str = "[[accelerators]]\ndevice = \"cpu\"\nmemory = \"32M\"\ndeadline = \"1s\"\n";
+pub(super) const PATIENCE: Duration = Duration::from_secs(120);
+
+fn l1(l1: &mut L1) -> Result<()> {
+    let guest = Guest::start(l1, &GuestPlan::sharing("accel", "accel", SHARED))?;
+    let ended = guest.end(PATIENCE)?.succeeded(l1)?;
+    l1.prove(ended.console.contains("log: "), "the guest's log says why its kernel was stopped".to_owned())
+}
