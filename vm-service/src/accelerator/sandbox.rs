@@ -81,6 +81,7 @@ const COMMON: &[i64] = &[
     libc::SYS_nanosleep,
     libc::SYS_poll,
     libc::SYS_ppoll,
+    libc::SYS_pread64,
     libc::SYS_read,
     libc::SYS_recvmsg,
     libc::SYS_restart_syscall,
@@ -96,34 +97,56 @@ const COMMON: &[i64] = &[
     libc::SYS_write,
 ];
 
+/// What fails without more ado, where no driver needs it.
+const SOFT: &[i64] = &[libc::SYS_clone3, libc::SYS_newfstatat, libc::SYS_openat, libc::SYS_statx];
+
 /// What a driver's library needs beside that, once its context is there: it asks its device nodes, maps from them, and
 /// reads about the machine.
 const DRIVER: &[i64] = &[
+    libc::SYS_access,
+    libc::SYS_arch_prctl,
+    libc::SYS_clock_getres,
     libc::SYS_clone,
     libc::SYS_clone3,
     libc::SYS_epoll_create1,
     libc::SYS_epoll_ctl,
     libc::SYS_epoll_wait,
     libc::SYS_eventfd2,
+    libc::SYS_faccessat,
+    libc::SYS_faccessat2,
     libc::SYS_fstat,
+    libc::SYS_fstatfs,
+    libc::SYS_get_mempolicy,
     libc::SYS_getcpu,
+    libc::SYS_getdents64,
+    libc::SYS_getegid,
     libc::SYS_geteuid,
+    libc::SYS_getgid,
+    libc::SYS_getrlimit,
+    libc::SYS_getrusage,
     libc::SYS_getuid,
     libc::SYS_gettimeofday,
     libc::SYS_ioctl,
     libc::SYS_lseek,
+    libc::SYS_mbind,
     libc::SYS_memfd_create,
+    libc::SYS_mincore,
     libc::SYS_mlock,
     libc::SYS_munlock,
     libc::SYS_newfstatat,
     libc::SYS_openat,
     libc::SYS_pipe2,
     libc::SYS_prctl,
-    libc::SYS_pread64,
+    libc::SYS_prlimit64,
     libc::SYS_readlink,
+    libc::SYS_readlinkat,
+    libc::SYS_sched_getparam,
+    libc::SYS_sched_getscheduler,
     libc::SYS_sched_setaffinity,
+    libc::SYS_statfs,
     libc::SYS_statx,
     libc::SYS_sysinfo,
+    libc::SYS_times,
     libc::SYS_uname,
 ];
 
@@ -134,17 +157,22 @@ const DRIVER: &[i64] = &[
 pub(super) fn confine(confinement: Confinement) -> Result<(), String> {
     let failed = |error: &dyn std::fmt::Display| format!("confining the worker failed: {error}");
     // The strict one last: it allows no further filter.
-    for program in [no_clone3(), filter(confinement)] {
+    for program in [soft(confinement), filter(confinement)] {
         apply_filter_all_threads(&program.map_err(|error| failed(&error))?)
             .map_err(|error| failed(&error))?;
     }
     Ok(())
 }
 
-/// Lets `clone3` seem to be missing: a filter can't see whether it makes a thread, and the C library then falls back to
-/// `clone`, of which it can.
-fn no_clone3() -> Result<BpfProgram, seccompiler::BackendError> {
-    let rules = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
+/// Lets calls fail that a worker of our own can do without. `clone3` seems to be missing: a filter can't see whether it
+/// makes a thread, and the C library then falls back to `clone`, of which it can. Files seem to be missing too: what is
+/// read for a message, say, is then left out of it.
+fn soft(confinement: Confinement) -> Result<BpfProgram, seccompiler::BackendError> {
+    let calls = match confinement {
+        Confinement::Own => SOFT,
+        Confinement::Driver => &[],
+    };
+    let rules = calls.iter().map(|call| (*call, Vec::new())).collect();
     let missing = SeccompAction::Errno(libc::ENOSYS as u32);
     SeccompFilter::new(rules, SeccompAction::Allow, missing, TargetArch::x86_64)?.try_into()
 }
@@ -168,8 +196,8 @@ fn filter(confinement: Confinement) -> Result<BpfProgram, seccompiler::BackendEr
                 libc::PR_SET_NAME as u64,
             )?;
             rules.insert(libc::SYS_prctl, vec![SeccompRule::new(vec![name])?]);
-            // The other filter answers this one.
-            rules.insert(libc::SYS_clone3, Vec::new());
+            // The other filter answers these.
+            rules.extend(SOFT.iter().map(|call| (*call, Vec::new())));
             SeccompAction::KillProcess
         }
         Confinement::Driver => {
@@ -187,7 +215,7 @@ mod tests {
     #[test]
     fn filters_compile_and_know_no_call_that_opens_a_way_out() {
         for confinement in [Confinement::Own, Confinement::Driver] {
-            assert!(!filter(confinement).unwrap().is_empty() && !no_clone3().unwrap().is_empty());
+            assert!(!filter(confinement).unwrap().is_empty() && !soft(confinement).unwrap().is_empty());
         }
         for call in [
             libc::SYS_execve,

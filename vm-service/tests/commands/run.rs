@@ -82,3 +82,24 @@ fn leaves_the_devices_alone_when_the_machine_cant_be_made() {
     assert!(got.err.contains(&format!("{kvm} can't be opened")), "{}", got.err);
     assert_eq!(drivers.writes(), []);
 }
+
+#[test]
+fn a_gpu_that_is_claimed_is_not_shared_and_one_that_is_not_there_neither() {
+    let sim = workstation();
+    let drivers = SimDrivers::new(&sim);
+    let host = drivers.host();
+    let share = |device: &str| {
+        let more = format!("[[accelerators]]\ndevice = \"{device}\"\nmemory = \"64M\"\n");
+        vm_service(&host, &format!("run {} --console none", guest(&sim, &more).display()))
+    };
+    let got = share("09:00.0");
+    assert_eq!((got.exit, got.err.contains("0000:09:00.0")), (1, true), "{}", got.err);
+    assert_eq!(vm_service(&host, "claim 01:00.0").exit, 0);
+    let got = share("01:00.0");
+    assert_eq!(got.exit, 1);
+    assert!(got.err.contains("0000:01:00.0") && got.err.contains("claimed"), "{}", got.err);
+    assert_eq!(vm_service(&host, "release 01:00.0").exit, 0);
+    // It then comes as far as the machine, which the simulated host has no KVM for.
+    let got = share("01:00.0");
+    assert!(got.err.contains("can't be opened"), "{}", got.err);
+}

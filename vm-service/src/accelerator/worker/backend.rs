@@ -11,10 +11,14 @@ use super::control::{self, Work};
 use super::server::{Compile, GRACE};
 use crate::accelerator::sandbox::{self, Confinement};
 
-/// What a worker's process may hold beside the accelerator's memory.
+/// What a worker's process may hold beside the accelerator's memory: what compiling takes, most of all.
 const OWN_MEMORY: u64 = 1 << 30;
+/// What it may hold for each processor: a thread that runs kernels has a stack of 64 MiB.
+const THREAD_MEMORY: u64 = 80 << 20;
 /// What a driver's library may hold of the host's memory.
-const DRIVER_MEMORY: u64 = 16 << 30;
+const DRIVER_MEMORY: u64 = 32 << 30;
+/// How long the accelerator's thread looks for more to do before it sleeps.
+const SPIN: Duration = Duration::from_micros(50);
 /// Commands that may wait for the accelerator.
 const CAPACITY: usize = 4096;
 
@@ -38,7 +42,8 @@ pub(super) struct Opened {
 pub(super) fn open(device: &str, memory: u64, deadline: Duration) -> Result<Opened, String> {
     match device {
         "cpu" => {
-            sandbox::limit_memory(memory.saturating_add(OWN_MEMORY))?;
+            let threads = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
+            sandbox::limit_memory(memory.saturating_add(OWN_MEMORY + threads * THREAD_MEMORY))?;
             open_cpu(deadline)
         }
         address => {
@@ -48,6 +53,13 @@ pub(super) fn open(device: &str, memory: u64, deadline: Duration) -> Result<Open
     }
 }
 
+#[cfg(feature = "cpu")]
+fn open_cpu(deadline: Duration) -> Result<Opened, String> {
+    let cpu = vm_passthrough::accelerator::CpuAccelerator::new().map_err(|error| error.to_string())?;
+    opened(cpu, Confinement::Own, deadline, |compiler| compiler)
+}
+
+#[cfg(not(feature = "cpu"))]
 fn open_cpu(_deadline: Duration) -> Result<Opened, String> {
     Err("this vm-service was built without the CPU's accelerator; build it with `--features cpu`".into())
 }
@@ -82,6 +94,8 @@ fn opened<A: JitTarget>(
     let options = WorkerOptions {
         name: "accelerator".into(),
         capacity: CAPACITY,
+        // A guest that waits for one small launch at a time is answered sooner.
+        spin: SPIN,
         queue: QueueOptions { patience: deadline.saturating_add(GRACE), keep_bytes: 0 },
         // The quota is counted by who hands out the buffers.
         pool: PoolOptions { zero: true, ..PoolOptions::default() },

@@ -4,7 +4,6 @@ use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{Queue, QueueOwnedT as _, QueueT as _};
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
 use vm_paravirt::{MAX_BATCH_BYTES, MAX_REPLY_BYTES};
@@ -119,7 +118,7 @@ impl Ring {
         let (mut readable, mut writable) = (Vec::new(), Vec::new());
         for descriptor in chain {
             let part = (descriptor.addr(), descriptor.len());
-            if is_write_only(&descriptor) { writable.push(part) } else { readable.push(part) }
+            if descriptor.is_write_only() { writable.push(part) } else { readable.push(part) }
         }
         drop(queue);
         Ok(Some(Request { batch: self.copy(&readable), reply: ReplyRoom { head, parts: writable } }))
@@ -172,6 +171,119 @@ impl Ring {
     }
 }
 
-fn is_write_only(descriptor: &Descriptor) -> bool {
-    descriptor.is_write_only()
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use vm_paravirt::Status;
+    use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK};
+
+    use super::*;
+
+    const SIZE: u16 = 8;
+    const START: Start =
+        Start { size: SIZE, descriptors: 0x1000, available: 0x2000, used: 0x3000, event_index: false };
+    const DATA: u64 = 0x4000;
+    const NEXT: u16 = 1;
+    const WRITE: u16 = 2;
+    const INDIRECT: u16 = 4;
+
+    fn ring() -> Ring {
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x10000)]).unwrap();
+        let eventfds = (0..2).map(|_| EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).unwrap()).collect();
+        Ring::new(memory, &START, eventfds).unwrap()
+    }
+
+    fn descriptor(ring: &Ring, at: u64, (address, len, flags, next): (u64, u32, u16, u16)) {
+        ring.memory.write_obj(address, GuestAddress(at)).unwrap();
+        ring.memory.write_obj(len, GuestAddress(at + 8)).unwrap();
+        ring.memory.write_obj(flags, GuestAddress(at + 12)).unwrap();
+        ring.memory.write_obj(next, GuestAddress(at + 14)).unwrap();
+    }
+
+    /// Offers the chain that begins at descriptor 0.
+    fn offer(ring: &Ring, table: &[(u64, u32, u16, u16)]) {
+        for (index, entry) in (0u64..).zip(table) {
+            descriptor(ring, START.descriptors + 16 * index, *entry);
+        }
+        ring.memory.write_obj(0u16, GuestAddress(START.available + 4)).unwrap();
+        ring.memory.write_obj(1u16, GuestAddress(START.available + 2)).unwrap();
+    }
+
+    #[test]
+    fn a_chain_is_copied_and_answered_across_its_parts() {
+        let ring = ring();
+        ring.memory.write_slice(b"a batch in two parts", GuestAddress(DATA)).unwrap();
+        let table = [
+            (DATA, 7, NEXT, 1),
+            (DATA + 0x100, 12, NEXT | WRITE, 2),
+            (DATA + 0x200, 12, NEXT | WRITE, 3),
+            (DATA + 7, 13, 0, 0),
+        ];
+        offer(&ring, &table);
+        let request = ring.take().unwrap().unwrap();
+        // What changes now changes nothing any more.
+        ring.memory.write_slice(b"???????", GuestAddress(DATA)).unwrap();
+        assert_eq!(request.batch.as_deref(), Some(&b"a batch in two parts"[..]));
+        assert_eq!(request.reply.bytes(), 24);
+        ring.answer(&request.reply, &Answer::refused(Status::Version)).unwrap();
+        let mut reply = [0; 16];
+        ring.memory.read_slice(&mut reply[..12], GuestAddress(DATA + 0x100)).unwrap();
+        ring.memory.read_slice(&mut reply[12..], GuestAddress(DATA + 0x200)).unwrap();
+        assert_eq!(vm_paravirt::Reply::decode(&reply).unwrap().status(), Status::Version);
+        assert_eq!(ring.memory.read_obj::<u32>(GuestAddress(START.used + 8)).unwrap(), 16);
+        assert_eq!(ring.interrupt.as_ref().unwrap().read().unwrap(), 1);
+        assert!(ring.take().unwrap().is_none());
+    }
+
+    #[test]
+    fn chains_that_no_driver_makes_end() {
+        let check = |table: &[(u64, u32, u16, u16)], batch: Option<usize>| {
+            let ring = ring();
+            offer(&ring, table);
+            let request = ring.take().unwrap().unwrap();
+            assert_eq!(request.batch.map(|batch| batch.len()), batch, "{table:x?}");
+            ring.answer(&request.reply, &Answer::refused(Status::Malformed)).unwrap();
+        };
+        // A loop ends after as many descriptors as the table has.
+        check(&[(DATA, 16, NEXT, 0)], Some(16 * usize::from(SIZE)));
+        check(&[(DATA, 16, NEXT, 1), (DATA, 8, NEXT | WRITE, 0)], Some(16 * usize::from(SIZE) / 2));
+        check(&[(DATA, 16, NEXT, 60_000)], Some(16));
+        check(&[(DATA, u32::MAX, NEXT, 1), (DATA, u32::MAX, NEXT, 0)], None);
+        check(&[(1 << 40, 16, 0, 0)], Some(0));
+        check(&[(u64::MAX, 16, NEXT, 1), (u64::MAX, 16, WRITE, 0)], Some(0));
+        check(&[(0xfff0, 32, 0, 0)], Some(0));
+        check(&[(1 << 40, 16, INDIRECT, 0)], Some(0));
+        // More chains than there is room for.
+        let ring = ring();
+        ring.memory.write_obj(SIZE + 1, GuestAddress(START.available + 2)).unwrap();
+        assert!(ring.take().is_err());
+        let outside = Start { used: 0xfff0, ..START };
+        assert!(Ring::new(ring.memory.clone(), &outside, Vec::new()).is_err());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+        #[test]
+        fn no_queue_harms(
+            table in prop::collection::vec((0u64..0x1_2000, 0u32..0x3000, 0u16..8, 0u16..12), usize::from(SIZE)),
+            heads in prop::collection::vec(0u16..12, usize::from(SIZE)),
+            index in 0u16..12,
+        ) {
+            let ring = ring();
+            for (slot, (address, len, flags, next)) in (0u64..).zip(table) {
+                // The rings stay as they are.
+                descriptor(&ring, START.descriptors + 16 * slot, (address.max(DATA), len, flags, next));
+            }
+            for (slot, head) in (0u64..).zip(heads) {
+                ring.memory.write_obj(head, GuestAddress(START.available + 4 + 2 * slot)).unwrap();
+            }
+            ring.memory.write_obj(index, GuestAddress(START.available + 2)).unwrap();
+            // It may succeed or fail, but it ends.
+            for _ in 0..=index {
+                let Ok(Some(request)) = ring.take() else { break };
+                prop_assert!(request.batch.is_none_or(|batch| batch.len() <= MAX_BATCH_BYTES));
+                let _ = ring.answer(&request.reply, &Answer::refused(Status::Malformed));
+            }
+        }
+    }
 }

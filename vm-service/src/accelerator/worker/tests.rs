@@ -285,7 +285,7 @@ fn an_endless_kernel_is_stopped_and_the_next_one_runs() {
         },
         Ok(()),
     );
-    bench.check(|batch| spin(batch, 1 << 30, 1 << 20), Err((1, Status::OutOfRounds)));
+    bench.check(|batch| spin(batch, 1 << 30, 5_000), Err((1, Status::OutOfRounds)));
     let start = Instant::now();
     bench.check(|batch| spin(batch, i64::MAX, 0), Err((1, Status::Deadline)));
     assert!(start.elapsed() >= Duration::from_millis(200), "{:?}", start.elapsed());
@@ -327,7 +327,7 @@ fn a_reply_never_passes_its_room() {
 #[test]
 fn mutated_batches_do_no_harm() {
     const CANARY: u8 = 0xc5;
-    let frames: usize = std::env::var("PARAVIRT_FRAMES").map_or(20_000, |text| text.parse().unwrap());
+    let frames: usize = std::env::var("PARAVIRT_FRAMES").map_or(200_000, |text| text.parse().unwrap());
     let ir = add_and_spin();
     let seed = |fill: &dyn Fn(&mut BatchWriter<'_>) -> Result<(), NoRoom>| {
         let mut bytes = vec![0; 4096];
