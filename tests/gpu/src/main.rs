@@ -19,6 +19,7 @@ mod paravirt;
 mod programs;
 mod safety;
 mod sanitizer;
+mod service;
 mod skip;
 mod table;
 
@@ -92,6 +93,12 @@ const SECTIONS: &[Section] = &[
         about: "the kernels of vm-ir's filetests",
         patience: Duration::from_secs(120),
         tests: filetests::tests,
+    },
+    Section {
+        name: "service",
+        about: "kernels from the builder and from the command line",
+        patience: Duration::from_secs(120),
+        tests: service::tests,
     },
     Section {
         name: "fuzz",
