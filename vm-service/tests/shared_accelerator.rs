@@ -36,6 +36,22 @@ fn a_hostile_guest_gets_errors_and_its_neighbour_right_results() {
 }
 
 #[test]
+fn a_time_slice_leaves_the_rest_to_the_others() {
+    // Each kernel takes its 100 ms, of which a tenth of the time is the guest's: one a second.
+    let keys = "deadline = \"100ms\"\ntime_slice = \"10ms\"";
+    let Some(mut guest) = Guest::start("sliced", "accel-loop seconds=4", keys) else { return };
+    guest.wait_for("bare: looping");
+    let begin = std::time::Instant::now();
+    let ended = guest.end();
+    let took = begin.elapsed().as_secs_f64();
+    ended.passed();
+    let words = ended.console.split_whitespace().collect::<Vec<_>>();
+    let at = words.windows(2).position(|pair| pair == ["endless", "kernels"]).expect("a count");
+    let stopped: f64 = words[at - 1].parse().expect("a number");
+    assert!(stopped <= took + 3.0, "{stopped} kernels in {took} s");
+}
+
+#[test]
 fn a_worker_that_dies_or_hangs_does_not_take_its_guest_along() {
     for (signal, name) in [(libc::SIGKILL, "killed"), (libc::SIGSTOP, "stopped")] {
         let Some(mut guest) = Guest::start(name, "accel-steady seconds=600", "") else { return };

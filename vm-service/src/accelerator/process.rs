@@ -77,10 +77,10 @@ impl WorkerProcess {
         command.args(&program.arguments).stdin(theirs).stdout(Stdio::null()).current_dir("/").env_clear();
         // A cache in the user's home is one guest's to fill and another's to read; ours is keyed by content.
         command.env("CUDA_CACHE_DISABLE", "1").env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
-        for name in ["RUST_LOG", "LD_LIBRARY_PATH"] {
-            if let Some(value) = std::env::var_os(name) {
-                command.env(name, value);
-            }
+        // What goes wrong for the guest is told to the guest, which could say it for ever.
+        command.env("RUST_LOG", std::env::var_os("RUST_LOG").unwrap_or_else(|| "error".into()));
+        if let Some(libraries) = std::env::var_os("LD_LIBRARY_PATH") {
+            command.env("LD_LIBRARY_PATH", libraries);
         }
         let child = command.spawn().map_err(failed)?;
         // The command holds the child's end of the socket.

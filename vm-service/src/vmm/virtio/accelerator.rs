@@ -22,6 +22,8 @@ use crate::vmm::sys;
 
 /// Processing accelerator (PCI Code and ID Assignment 1.11, class 0x12).
 const CLASS: u32 = 0x12_0000;
+/// How long after a worker was started the next may be: a guest that resets its device for ever costs the host no more.
+const START_INTERVAL: Duration = Duration::from_millis(250);
 /// How often a worker is asked whether it is there.
 const PING_PERIOD: Duration = Duration::from_secs(2);
 /// How long it may take to answer.
@@ -40,10 +42,16 @@ struct Maker {
     program: WorkerProgram,
     open: Open,
     ram: Vec<File>,
+    /// When the last one was started.
+    last: Mutex<Instant>,
 }
 
 impl Maker {
     fn make(&self) -> Result<(WorkerProcess, String), crate::accelerator::WorkerError> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        std::thread::sleep(START_INTERVAL.saturating_sub(last.elapsed()));
+        *last = Instant::now();
+        drop(last);
         let ram: Vec<BorrowedFd<'_>> = self.ram.iter().map(File::as_fd).collect();
         WorkerProcess::spawn(&self.program, &self.open, &ram)
     }
@@ -79,7 +87,9 @@ impl AcceleratorDevice {
             })
             .collect::<io::Result<_>>()
             .map_err(|error| failed(format!("the guest's RAM can't be shared: {error}")))?;
-        let maker = Maker { program: program.clone(), open, ram };
+        // Nothing was started before.
+        let last = Instant::now().checked_sub(START_INTERVAL).unwrap_or_else(Instant::now);
+        let maker = Maker { program: program.clone(), open, ram, last: Mutex::new(last) };
         let (worker, name) = maker.make().map_err(|error| failed(error.to_string()))?;
         tracing::info!("the guest shares the accelerator {device}, {name}");
         Ok(Self {

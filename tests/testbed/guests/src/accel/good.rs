@@ -160,6 +160,7 @@ pub(super) fn looping(machine: Machine, options: &Options) -> bool {
     let mut stopped = 0;
     let outcome = Session::open(machine.clone()).and_then(|mut session| {
         prepare(&mut session, &input, &output)?;
+        println!("bare: looping");
         let start = sys::cycles();
         while machine.nanoseconds(sys::cycles() - start) < options.seconds * 1_000_000_000 {
             stray(&mut session, &output)?;
