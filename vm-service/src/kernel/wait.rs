@@ -107,30 +107,28 @@ mod tests {
 
     #[test]
     fn every_end_is_told() {
-        let check =
-            |expect: Result<u32, &str>, signal: Option<&'static str>, work: fn() -> Result<u32, Failure>| {
-                let (send, receive) = mpsc::channel();
-                if let Some(signal) = signal {
-                    send.send(News::Signal(signal)).expect("sent");
-                }
-                start(send, work).expect("a thread");
-                let got = attend("the work", Duration::from_millis(300), &receive)
-                    .and_then(|result| result)
-                    .map_err(|failure| failure.message);
-                match (got, expect) {
-                    (Ok(got), Ok(expect)) => assert_eq!(got, expect),
-                    (Err(got), Err(expect)) => assert!(got.contains(expect), "{got}"),
-                    (got, expect) => panic!("{got:?}, not {expect:?}"),
-                }
-            };
+        const LONG: Duration = Duration::from_secs(300);
+        let check = |expect: Result<u32, &str>, signal, deadline, work: fn() -> Result<u32, Failure>| {
+            let (send, receive) = mpsc::channel();
+            if let Some(signal) = signal {
+                send.send(News::Signal(signal)).expect("sent");
+            }
+            start(send, work).expect("a thread");
+            let ended = attend("the work", deadline, &receive).and_then(|result| result);
+            match (ended.map_err(|failure| failure.message), expect) {
+                (Ok(got), Ok(expect)) => assert_eq!(got, expect),
+                (Err(got), Err(expect)) => assert!(got.contains(expect), "{got}"),
+                (got, expect) => panic!("{got:?}, not {expect:?}"),
+            }
+        };
         let endless = || {
             std::thread::sleep(Duration::from_secs(600));
             Ok(0)
         };
-        check(Ok(7), None, || Ok(7));
-        check(Err("no"), None, || Err(Failure::failed("no")));
-        check(Err("the work: not done after 0.3 s"), None, endless);
-        check(Err("it ended without a result"), None, || panic!("as wanted"));
-        check(Err("the work: cancelled by SIGINT"), Some("SIGINT"), endless);
+        check(Ok(7), None, LONG, || Ok(7));
+        check(Err("no"), None, LONG, || Err(Failure::failed("no")));
+        check(Err("the work: not done after 0.1 s"), None, Duration::from_millis(100), endless);
+        check(Err("it ended without a result"), None, LONG, || panic!("as wanted"));
+        check(Err("the work: cancelled by SIGINT"), Some("SIGINT"), LONG, endless);
     }
 }
