@@ -126,19 +126,19 @@ fn compile_tells_what_a_target_has() {
         &[],
     );
     bench.file(
-        "sine.vir",
-        "vir 1\nkernel @sine(@x: view<f64, [1], readwrite>) at 0x1000 block(1) {\n  %i = const 0 : i64\n  \
-         %a = load @x[%i] : f64\n  %b = sin %a : f64\n  store @x[%i], %b\n}\n",
+        "ticks.vir",
+        "vir 1\nkernel @ticks(@x: view<i64, [1], readwrite>) at 0x1000 block(1) {\n  %i = const 0 : i64\n  \
+         %a = clock : i64\n  store @x[%i], %a\n}\n",
     );
-    let told = "kernel @sine (guest 0x1000), line 5: ptx:sm_90a has no `sin` of f64";
-    bench.check("compile sine.vir --target ptx:sm_90a --legal", 1, &["rejected: unsupported-op"], &[told]);
+    let told = "kernel @ticks (guest 0x1000), line 4: cpu";
+    bench.check("compile ticks.vir --trusted --target cpu --legal", 1, &["rejected: unsupported-op"], &[told]);
     bench.check(
-        "compile sine.vir --target ptx:sm_90a",
+        "compile ticks.vir --trusted --target cpu",
         1,
         &[],
-        &["sine.vir: kernel @sine", "has no `sin` of f64"],
+        &["ticks.vir: kernel @ticks", "has no `clock` of i64"],
     );
-    let got = bench.run("compile sine.vir --target ptx:sm_90a --legal --json");
+    let got = bench.run("compile ticks.vir --trusted --target cpu --legal --json");
     let json: serde_json::Value = serde_json::from_str(&got.out).expect("JSON");
     assert_eq!(json["compiles"], false);
     assert_eq!(json["rejects"][0]["code"], "unsupported-op");

@@ -3,8 +3,8 @@
 //! The argument is reduced to a range where a short polynomial is exact to the last place or nearly so. Functions of f32
 //! but the exponentials are computed in f64. The fast class is the precise one.
 
-use super::poly::{ATANH, ATANH_SHORT, ERF, ERF_PARTS, EXP, EXP_F32, EXP2, EXP2_F32, TANH};
 use super::writer::Writer;
+use crate::target::poly::{ATANH, ATANH_SHORT, ERF, ERF_PARTS, EXP, EXP_F32, EXP2, EXP2_F32, TANH};
 use cranelift_codegen::ir::condcodes::{FloatCC, IntCC};
 use cranelift_codegen::ir::{InstBuilder, Value as Ssa, types};
 use vm_ir::op::Opcode;

@@ -3,7 +3,7 @@
 //! * [`isa`](Isa): machines. `legal`: the table of what they have.
 //! * `plan`: splits a kernel at its barriers into loops over warps and threads.
 //! * `writer`: a kernel as a function; `control` its regions, `diverge` those at which threads part.
-//! * `lanes`: values; `value`, `convert`, `function`, `trig`, `poly`: ops on them; `memory`: views, shared arrays and
+//! * `lanes`: values; `value`, `convert`, `function`, `trig`: ops on them; `memory`: views, shared arrays and
 //!   atomics; `warp`: ops between threads.
 //! * `object`: the ELF object.
 //!
@@ -31,7 +31,6 @@ mod legal;
 mod memory;
 mod object;
 mod plan;
-mod poly;
 mod trig;
 mod value;
 mod warp;

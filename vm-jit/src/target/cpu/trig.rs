@@ -4,8 +4,8 @@
 //! 2/π that matter (Payne and Hanek).
 
 use super::lanes::own;
-use super::poly::{COS, SIN, TWO_OVER_PI};
 use super::writer::Writer;
+use crate::target::poly::{COS, SIN, TWO_OVER_PI};
 use cranelift_codegen::ir::condcodes::{FloatCC, IntCC};
 use cranelift_codegen::ir::{InstBuilder, StackSlotData, StackSlotKind, Value as Ssa, types};
 

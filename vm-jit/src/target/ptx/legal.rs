@@ -20,6 +20,8 @@ pub(super) enum Expansion {
     Guarded,
     /// Range reduction and a polynomial or a hardware function.
     Function,
+    /// Range reduction and a polynomial.
+    Polynomial,
     /// From other instructions.
     Sequence,
     /// On 32-bit registers.
@@ -42,6 +44,7 @@ impl Expansion {
             }
             Expansion::Guarded => "the instruction, and a selection where PTX leaves the result open",
             Expansion::Function => "range reduction and a polynomial or a hardware function",
+            Expansion::Polynomial => "range reduction and a polynomial",
             Expansion::Sequence => "from other instructions",
             Expansion::In32Bits => "in 32-bit registers",
             Expansion::Halves => "in two 32-bit halves",
@@ -56,7 +59,6 @@ impl Expansion {
 pub(super) enum Way {
     Native,
     Expanded(Expansion),
-    Rejected,
 }
 
 struct Row {
@@ -94,7 +96,7 @@ const TABLE: &[Row] = &[
     row(&[Div, Sqrt, Rcp, Rsqrt], HALF, 70, (6, 0), Way::Expanded(Expansion::InF32)),
     row(FUNCTIONS, HALF, 70, (6, 0), Way::Expanded(Expansion::InF32)),
     row(FUNCTIONS, &[F32], 70, (6, 0), Way::Expanded(Expansion::Function)),
-    row(FUNCTIONS, &[F64], 70, (6, 0), Way::Rejected),
+    row(FUNCTIONS, &[F64], 70, (6, 0), Way::Expanded(Expansion::Polynomial)),
     row(&[Rsqrt], &[F64], 70, (6, 0), Way::Expanded(Expansion::Sequence)),
     row(&[Abs], &[F16, Bf16, F32, F64], 70, (6, 0), Way::Expanded(Expansion::Bits)),
     row(&[Neg], HALF, 70, (6, 0), Way::Expanded(Expansion::Bits)),
@@ -180,6 +182,5 @@ pub(super) fn support(arch: Arch, version: Version, op: Opcode, ty: Scalar, to: 
     match way(arch, version, op, ty, to) {
         Way::Native => Support::Native,
         Way::Expanded(expansion) => Support::Expanded(expansion.describe()),
-        Way::Rejected => Support::Rejected("unsupported-op"),
     }
 }

@@ -4,7 +4,7 @@
 //! * `legal`: the table of what PTX has.
 //! * `writer`: a kernel, its parameters and its ops in order; `control` its regions; `negation` what a loop of them
 //!   needs.
-//! * `value`, `convert`, `function`: ops on values; `memory`: views, shared arrays and atomics; `warp`: ops between
+//! * `value`, `convert`, `function`, `function64`: ops on values; `memory`: views, shared arrays and atomics; `warp`: ops between
 //!   threads.
 //! * `asm`: the text.
 //!
@@ -27,6 +27,7 @@ mod asm;
 mod control;
 mod convert;
 mod function;
+mod function64;
 mod legal;
 mod memory;
 mod negation;

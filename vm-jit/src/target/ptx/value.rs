@@ -366,6 +366,7 @@ impl<'k> Writer<'k> {
                 };
                 def!(self, Pred, &format!("setp.{test}.{suffix}"), a, b)
             }
+            _ if ty == Scalar::F64 => self.function64(op.code, a, b),
             _ => self.function(op.code, fast, a, b),
         }
     }

@@ -24,12 +24,13 @@ const DYNAMIC_SHARED: &str = "launch_shared";
 /// Writes all kernels.
 pub(super) fn module(module: &ValidModule, options: &Options, text: &mut String) -> Vec<Entry> {
     let mut kernels = String::new();
-    let (mut turns, mut dynamic) = (false, false);
+    let (mut turns, mut quarters, mut dynamic) = (false, false, false);
     let mut entries = Vec::new();
     for (kernel, facts) in module.kernels_with_facts() {
         let mut writer = Writer::new(kernel, facts, module.trust(), options);
         entries.push(writer.kernel(&mut kernels));
         turns |= writer.turns;
+        quarters |= writer.quarters;
         dynamic |= writer.dynamic_shared() > 0;
     }
     let _ = writeln!(text, ".version {}\n.target {}\n.address_size 64", options.version(), options.arch);
@@ -38,6 +39,9 @@ pub(super) fn module(module: &ValidModule, options: &Options, text: &mut String)
     }
     if turns {
         text.push_str(TURNS);
+    }
+    if quarters {
+        super::function64::digits(text);
     }
     if dynamic {
         let _ = writeln!(text, ".extern .shared .align 16 .b8 {DYNAMIC_SHARED}[];");
@@ -117,6 +121,7 @@ pub(super) struct Writer<'k> {
     pub(super) unroll_budget: u64,
     line: u32,
     pub(super) turns: bool,
+    pub(super) quarters: bool,
 }
 
 impl<'k> Writer<'k> {
@@ -160,6 +165,7 @@ impl<'k> Writer<'k> {
             unroll_budget: 1 << 15,
             line: 0,
             turns: false,
+            quarters: false,
         }
     }
 
