@@ -219,6 +219,8 @@ impl Guest {
             .args(["run", "--no-reboot", "--console"])
             .arg(format!("file={}", files.join("console").display()))
             .arg(&toml)
+            // Each operation that fails, with its reason: what a failed test shows.
+            .env("RUST_LOG", "info,vm_service::accelerator=debug")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(fs::File::create(files.join("messages"))?)

@@ -72,8 +72,14 @@ fn run(socket: &OwnedFd) -> Result<(), String> {
                 match Ring::new(memory, &start, eventfds) {
                     Ok(ring) => {
                         let ring = Arc::new(ring);
-                        let work = Work { ring, ram: ram.clone(), open: open.clone(), watch: watch.clone() };
-                        start_serving(opened, work, broken.clone())?;
+                        let work = Work {
+                            ring,
+                            ram: ram.clone(),
+                            open: open.clone(),
+                            watch: watch.clone(),
+                            broken: broken.clone(),
+                        };
+                        start_serving(opened, work)?;
                     }
                     Err(reason) => channel::send(socket, &Report::Broken(reason), &[]).map_err(gone)?,
                 }
@@ -89,9 +95,12 @@ pub(super) struct Work {
     pub(super) ram: Arc<Ram>,
     pub(super) open: Open,
     pub(super) watch: Watch,
+    /// Why the guest can be served no further.
+    pub(super) broken: mpsc::Sender<String>,
 }
 
-fn start_serving(opened: Opened, work: Work, broken: mpsc::Sender<String>) -> Result<(), String> {
+fn start_serving(opened: Opened, work: Work) -> Result<(), String> {
+    let broken = work.broken.clone();
     let thread = std::thread::Builder::new().name("queue".into()).spawn(move || {
         if let Err(reason) = (opened.serve)(work) {
             // The main thread, whose it is, lives as long as the process.
@@ -107,7 +116,7 @@ pub(super) fn serve<A: Accelerator>(
     compiler: Box<dyn Compile>,
     work: Work,
 ) -> Result<(), String> {
-    let Work { ring, ram, open, watch } = work;
+    let Work { ring, ram, open, watch, broken } = work;
     let deadline = Duration::from_micros(open.deadline_us);
     let quotas = Quotas { memory: open.memory, limits: Limits { rounds: ROUNDS, time: deadline } };
     let log = Arc::new(Mutex::new(Log::default()));
@@ -115,11 +124,17 @@ pub(super) fn serve<A: Accelerator>(
     let mut server = Server::new(worker, compiler, ram, quotas, log.clone(), watch.clone());
     let (pending, batches) = mpsc::sync_channel(PENDING);
     let fences = Fences { ring: ring.clone(), pace: pace.clone(), log, watch, deadline };
+    // The queue's own thread may wait for a doorbell that never comes: what ends this one is told at once.
+    let run = move || {
+        if let Err(reason) = fences.run(&batches) {
+            let _ = broken.send(reason);
+        }
+    };
     let thread = std::thread::Builder::new()
         .name("fences".into())
-        .spawn(move || fences.run(&batches))
+        .spawn(run)
         .map_err(|error| format!("a thread can't be started: {error}"))?;
-    let queue = || -> Result<(), String> {
+    let mut queue = || -> Result<(), String> {
         loop {
             let request = ring.next()?;
             let Some(batch) = request.batch else {
@@ -146,12 +161,9 @@ pub(super) fn serve<A: Accelerator>(
             }
         }
     };
-    let mut queue = queue;
     let ended = queue();
     drop(pending);
-    ended.and_then(|()| {
-        thread.join().unwrap_or_else(|_| Err("the thread that waits for fences panicked".into()))
-    })
+    ended.and_then(|()| thread.join().map_err(|_| "the thread that waits for fences panicked".into()))
 }
 
 fn readable(socket: BorrowedFd<'_>, patience: Duration) -> io::Result<bool> {

@@ -12,14 +12,19 @@ use vm_accel::fake::FakeAccelerator;
 use vm_accel::programs::Program;
 use vm_accel::{Artifact, Limits, PoolOptions, Worker, WorkerOptions};
 use vm_ir::ValidModule;
+use vm_memory::{Bytes as _, GuestAddress};
 use vm_paravirt::{
     Argument, BatchWriter, Info, LogReader, MAX_REPLY_BYTES, NoRoom, Range, Reply, Span, Status,
 };
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+use super::control::{Work, serve};
 use super::log::Log;
+use super::queue::Ring;
 use super::ram::Ram;
 use super::server::{Compile, Executed, Quotas, Server};
 use super::watch::Watch;
+use crate::accelerator::{Open, Start};
 
 const RAM: u64 = 64 << 10;
 const QUOTA: u64 = 1 << 20;
@@ -410,4 +415,55 @@ fn mutated_batches_do_no_harm() {
     assert!(beside.iter().all(|byte| *byte == CANARY), "memory outside of the guest's RAM has changed");
     // It still works.
     bench.check(|batch| batch.log(), Ok(()));
+}
+
+#[test]
+fn a_lost_context_is_told_at_once() {
+    const QUEUE: u64 = 0x1000;
+    let bench = Bench::new();
+    let parts = vec![OwnedFd::from(bench.ram.try_clone().unwrap())];
+    let ram = Arc::new(Ram::new(&[(0x1000, RAM)], parts).unwrap());
+    let memory = ram.map().unwrap();
+    let start = Start {
+        size: 8,
+        descriptors: QUEUE,
+        available: QUEUE + 0x200,
+        used: QUEUE + 0x400,
+        event_index: false,
+    };
+    // One batch, which waits for the accelerator, and room for its answer.
+    let mut batch = vec![0; 64];
+    let mut writer = BatchWriter::new(&mut batch).unwrap();
+    writer.fence().unwrap();
+    let len = writer.finish() as u32;
+    memory.write_slice(&batch, GuestAddress(0x3000)).unwrap();
+    for (index, (address, len, flags)) in [(0x3000u64, len, 1u16), (0x4000, 64, 2)].into_iter().enumerate() {
+        let at = QUEUE + 16 * index as u64;
+        memory.write_obj(address, GuestAddress(at)).unwrap();
+        memory.write_obj(len, GuestAddress(at + 8)).unwrap();
+        memory.write_obj(flags, GuestAddress(at + 12)).unwrap();
+        memory.write_obj(1u16, GuestAddress(at + 14)).unwrap();
+    }
+    memory.write_obj(1u16, GuestAddress(start.available + 2)).unwrap();
+    let doorbell = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).unwrap();
+    let ring = Arc::new(Ring::new(memory.clone(), &start, vec![doorbell]).unwrap());
+    let open = Open {
+        guest: "test".into(),
+        device: "fake".into(),
+        memory: QUOTA,
+        deadline_us: 200_000,
+        time_slice_us: 100_000,
+        ram: Vec::new(),
+    };
+    let (broken, breaks) = std::sync::mpsc::channel();
+    let device = Arc::new(FakeAccelerator::new());
+    let worker: Worker<_> = Worker::start(device.clone(), WorkerOptions::default()).unwrap();
+    device.lose();
+    let work = Work { ring, ram, open, watch: Watch::default(), broken };
+    std::thread::spawn(move || serve(worker, Box::new(ByName), work));
+    let reason = breaks.recv_timeout(Duration::from_secs(30)).unwrap();
+    assert!(reason.contains("lost"), "{reason}");
+    let mut reply = [0; 24];
+    memory.read_slice(&mut reply, GuestAddress(0x4000)).unwrap();
+    assert_eq!(Reply::decode(&reply).unwrap().check(), Err((0, Status::Lost)));
 }
