@@ -239,13 +239,26 @@ fn first(module: &ValidModule) -> String {
 }
 
 /// A kernel that was compiled for an accelerator. Clones share the code.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct CompiledKernel {
     name: String,
     target: Target,
     trust: Trust,
     format: String,
     artifact: Artifact,
+}
+
+impl fmt::Debug for CompiledKernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompiledKernel")
+            .field("name", &self.name)
+            .field("target", &format_args!("{}", self.target))
+            .field("trust", &self.trust)
+            .field("format", &self.format)
+            .field("bytes", &self.artifact.image().len())
+            .field("signature", self.artifact.signature())
+            .finish()
+    }
 }
 
 impl CompiledKernel {

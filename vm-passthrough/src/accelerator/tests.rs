@@ -1,4 +1,4 @@
-//! The join of compiler and accelerator, with a fake device that is compiled for as if it were an H100.
+//! The join of compiler and accelerator, with a fake device that is compiled for as if it were a T4.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -14,7 +14,7 @@ use super::*;
 
 impl JitTarget for FakeAccelerator {
     fn target(&self) -> Result<Target, CompileError> {
-        Ok("ptx:sm_90a".parse().expect("a target"))
+        Ok("ptx:sm_75".parse().expect("a target"))
     }
 }
 
@@ -59,7 +59,7 @@ kernel @nothing() at 0x3000 block(1) {
 fn the_artifact_says_what_the_kernel_says() {
     let kernel = compiler().compile(&scale()).unwrap();
     assert_eq!((kernel.name(), kernel.format(), kernel.trust()), ("scale", "PTX", Trust::Guest));
-    assert_eq!(kernel.target().to_string(), "ptx:sm_90a");
+    assert_eq!(kernel.target().to_string(), "ptx:sm_75");
     assert!(str::from_utf8(kernel.artifact().image()).unwrap().contains(".entry vir_scale("));
     let signature = kernel.artifact().signature();
     assert_eq!(
@@ -158,7 +158,7 @@ fn what_was_compiled_and_assembled_is_remembered() {
     let second = compiler.clone().compile(&scale()).unwrap();
     assert_eq!(first, second);
     assert_eq!(first.format(), "counted");
-    assert!(first.artifact().image().starts_with(b"ptx:sm_90a.version"), "{:?}", first.artifact().image());
+    assert!(first.artifact().image().starts_with(b"ptx:sm_75.version"), "{:?}", first.artifact().image());
     assert_eq!(*counting.asked.lock().unwrap(), 1);
     assert_eq!((compiler.statistics().misses, compiler.statistics().memory_hits), (2, 2));
 }
@@ -176,14 +176,12 @@ fn every_error_says_which_kernel() {
     block.builder().name("wide").block_size([4096, 1, 1]);
     check(compiler().compile(&block), "kernel @wide at 0x77");
     let block = IRBlock::new(GuestAddr(0x77));
-    let k = block.builder();
-    let x = k.view("x", Element::F64, 1, Access::ReadWrite);
-    x.at([k.global_id(Axis::X)]).store(x.at([k.global_id(Axis::X)]).load().sin());
-    check(compiler().compile(&block), "ptx:sm_90a has no `sin` of f64");
+    block.builder().name("large").shared("tile", Element::F32, &[20_000]);
+    check(compiler().compile(&block), "kernel @large (guest 0x77): the shared arrays take 80000 bytes");
     let failing = compiler().assembler(Some(Arc::new(Counting { fails: true, ..Counting::default() })));
     check(
         failing.clone().compile(&scale()),
-        "kernel @scale was compiled for ptx:sm_90a, but not assembled: it is Monday",
+        "kernel @scale was compiled for ptx:sm_75, but not assembled: it is Monday",
     );
 }
 
