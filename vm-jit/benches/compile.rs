@@ -1,4 +1,4 @@
-//! IR to PTX: a kernel of one line, one of 1,000 ops, softmax, and a hit in the cache on disk.
+//! IR to PTX, and to machine code of this processor: a kernel of one line, one of 1,000 ops, softmax, and a hit in the cache on disk.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::fmt::Write;
@@ -36,6 +36,15 @@ fn benches(c: &mut Criterion) {
     let softmax = parse(include_str!("../../vm-ir/filetests/run/softmax.vir"));
     for (name, module) in [("one line", one_line()), ("1,000 ops", thousand_ops()), ("softmax", softmax)] {
         c.bench_function(name, |b| b.iter(|| compile(black_box(&module), &target).unwrap()));
+    }
+    if let Ok(cpu) = "cpu".parse::<Target>() {
+        let softmax = parse(include_str!("../../vm-ir/filetests/run/softmax.vir"));
+        for (name, module) in [("one line", one_line()), ("1,000 ops", thousand_ops()), ("softmax", softmax)]
+        {
+            c.bench_function(&format!("{name}, cpu"), |b| {
+                b.iter(|| compile(black_box(&module), &cpu).unwrap())
+            });
+        }
     }
     let folder = tempfile::tempdir().unwrap();
     let options =

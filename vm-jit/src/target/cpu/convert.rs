@@ -115,7 +115,7 @@ impl Writer<'_, '_> {
         let sign = self.b.ins().ushr_imm(bits, i64::from(int.bits() - 1));
         let sign = self.b.ins().ishl_imm(sign, i64::from(format.ty.bits() - 1));
         let result = self.b.ins().bor(result, sign);
-        let is_nan = self.b.ins().fcmp(FloatCC::NotEqual, value, value);
+        let is_nan = self.b.ins().fcmp(FloatCC::Unordered, value, value);
         let nan = self.int(int, format.nan);
         let result = self.b.ins().select(is_nan, nan, result);
         self.b.ins().ireduce(format.ty, result)
@@ -129,7 +129,7 @@ impl Writer<'_, '_> {
         let half = self.b.ins().iadd_imm(odd, 0x7fff);
         let sum = self.b.ins().iadd(bits, half);
         let rounded = self.b.ins().ushr_imm(sum, 16);
-        let is_nan = self.b.ins().fcmp(FloatCC::NotEqual, value, value);
+        let is_nan = self.b.ins().fcmp(FloatCC::Unordered, value, value);
         let nan = self.int(types::I32, 0x7fc0);
         let rounded = self.b.ins().select(is_nan, nan, rounded);
         self.b.ins().ireduce(types::I16, rounded)
@@ -153,7 +153,7 @@ impl Writer<'_, '_> {
         let error = self.b.ins().fadd(lost, lost_too);
         let zero = self.float(types::F64, 0.0);
         let exact = self.b.ins().fcmp(FloatCC::Equal, error, zero);
-        let unknown = self.b.ins().fcmp(FloatCC::NotEqual, error, error);
+        let unknown = self.b.ins().fcmp(FloatCC::Unordered, error, error);
         let bits = self.cast(types::I64, sum);
         let odd = self.b.ins().band_imm(bits, 1);
         let keep = self.b.ins().bor(exact, unknown);

@@ -5,7 +5,7 @@
 //! then know is handed over in the scratch memory.
 
 use super::lanes::{Repr, clif, own};
-use super::writer::{TOGETHER, Writer};
+use super::writer::Writer;
 use crate::range::Loop;
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{Block, BlockArg, InstBuilder, Value as Ssa, types};
@@ -15,16 +15,19 @@ use vm_ir::op::Shape;
 use vm_ir::valid::Uniformity;
 use vm_ir::{Scalar, Value};
 
+/// How many threads may be run together: as many vectors as hide the time that one op waits for another.
+const WIDTHS: [usize; 2] = [8, 4];
+
 impl<'a, 'k> Writer<'a, 'k> {
     /// How many threads may be run together through these ops.
     pub(super) fn together(&self, ops: &[&'k Op], copies: &[(Value, Value)]) -> usize {
         let [x, ..] = self.kernel.block();
-        let four = x.is_multiple_of(TOGETHER as u32);
+        let fits = |width: &usize| x.is_multiple_of(*width as u32);
+        let Some(width) = WIDTHS.into_iter().find(fits) else { return 1 };
         let single = |value: &Value| !self.kernel.type_of(*value).is_vector();
-        let fits = four
-            && copies.iter().all(|(from, to)| single(from) && single(to))
+        let fits = copies.iter().all(|(from, to)| single(from) && single(to))
             && ops.iter().all(|op| self.fits_together(op, &single));
-        if fits { TOGETHER } else { 1 }
+        if fits { width } else { 1 }
     }
 
     fn fits_together(&self, op: &Op, single: &impl Fn(&Value) -> bool) -> bool {
@@ -47,29 +50,34 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.width > 1 && !matches!(self.repr(value), Repr::Splat(_))
     }
 
-    fn mask(&mut self, value: Value) -> Ssa {
+    fn masks(&mut self, value: Value) -> Vec<Ssa> {
         let repr = self.repr(value);
-        self.masks_of(&repr, 4, TOGETHER)[0]
+        self.masks_of(&repr, 4, self.width)
     }
 
     /// To `all` if every one agrees, to `none` with `args` if none does, else to `some`.
-    fn vote_on(&mut self, mask: Ssa, all: (Block, &[BlockArg]), some: Block, none: (Block, &[BlockArg])) {
+    fn vote_on(&mut self, masks: &[Ssa], all: (Block, &[BlockArg]), some: Block, none: (Block, &[BlockArg])) {
         let unsure = self.b.create_block();
-        let every = self.b.ins().vall_true(mask);
+        let (mut both, mut either) = (masks[0], masks[0]);
+        for mask in &masks[1..] {
+            both = self.b.ins().band(both, *mask);
+            either = self.b.ins().bor(either, *mask);
+        }
+        let every = self.b.ins().vall_true(both);
         self.b.ins().brif(every, all.0, all.1, unsure, &[]);
         self.b.seal_block(unsure);
         self.b.switch_to_block(unsure);
-        let any = self.b.ins().vany_true(mask);
+        let any = self.b.ins().vany_true(either);
         self.b.ins().brif(any, some, &[], none.0, none.1);
         self.b.seal_block(some);
         self.b.set_cold_block(some);
     }
 
     pub(super) fn if_apart(&mut self, op: &'k Op) {
-        let mask = self.mask(op.operands[0]);
+        let masks = self.masks(op.operands[0]);
         let [then, other, mixed] = [0; 3].map(|_| self.b.create_block());
         let end = self.join(&op.results, None);
-        self.vote_on(mask, (then, &[]), mixed, (other, &[]));
+        self.vote_on(&masks, (then, &[]), mixed, (other, &[]));
         for (index, block) in [then, other].into_iter().enumerate() {
             self.b.seal_block(block);
             self.b.switch_to_block(block);
@@ -106,7 +114,7 @@ impl<'a, 'k> Writer<'a, 'k> {
     pub(super) fn for_apart(&mut self, op: &'k Op) {
         let body = &op.regions[0];
         let (count, carried) = body.args.split_at(1);
-        let known = self.ranges.loop_of(op).copied();
+        let (known, width) = (self.ranges.loop_of(op).copied(), self.width);
         let [low, high, step] = [0, 1, 2].map(|i| self.repr(op.operands[i]));
         let scalar = self.scalar(count[0]);
         let end = self.join(&op.results, None);
@@ -121,8 +129,8 @@ impl<'a, 'k> Writer<'a, 'k> {
         let head = self.b.create_block();
         let first: Vec<Ssa> = match (stride, &low) {
             (Some(_), Repr::Affine { base, .. } | Repr::Splat(base)) => vec![*base],
-            _ if Self::in_vectors(scalar, TOGETHER) => self.chunks_of(&low, scalar, TOGETHER),
-            _ => self.each_of(&low, scalar, TOGETHER),
+            _ if Self::in_vectors(scalar, width) => self.chunks_of(&low, scalar, width),
+            _ => self.each_of(&low, scalar, width),
         };
         let parts = first.len();
         for one in &first {
@@ -150,7 +158,7 @@ impl<'a, 'k> Writer<'a, 'k> {
             // Few enough threads for the last one not to overflow.
             (Some(stride), Repr::Splat(high)) if (1..=4).contains(&stride) => {
                 let unsure = self.b.create_block();
-                let last = self.b.ins().iadd_imm(at[0], stride * (TOGETHER as i64 - 1));
+                let last = self.b.ins().iadd_imm(at[0], stride * (width as i64 - 1));
                 let every = self.b.ins().icmp(IntCC::SignedLessThan, last, *high);
                 self.b.ins().brif(every, inside, &[], unsure, &[]);
                 self.b.seal_block(unsure);
@@ -161,12 +169,12 @@ impl<'a, 'k> Writer<'a, 'k> {
                 self.b.set_cold_block(mixed);
             }
             _ => {
-                let a = self.chunks_of(&repr, scalar, TOGETHER);
-                let b = self.chunks_of(&high, scalar, TOGETHER);
+                let a = self.chunks_of(&repr, scalar, width);
+                let b = self.chunks_of(&high, scalar, width);
                 let pairs = a.into_iter().zip(b);
                 let masks = pairs.map(|(a, b)| self.b.ins().icmp(IntCC::SignedLessThan, a, b)).collect();
-                let mask = self.masks_of(&Repr::Chunks(masks), 4, TOGETHER)[0];
-                self.vote_on(mask, (inside, &[]), mixed, (end, &results));
+                let masks = self.masks_of(&Repr::Chunks(masks), 4, width);
+                self.vote_on(&masks, (inside, &[]), mixed, (end, &results));
             }
         }
         self.b.seal_block(inside);
@@ -179,7 +187,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         let mut again: Vec<BlockArg> = match (&step, stride) {
             (Repr::Splat(step), Some(_)) => vec![self.b.ins().iadd(at[0], *step).into()],
             _ => {
-                let step = self.chunks_of(&step, scalar, TOGETHER);
+                let step = self.chunks_of(&step, scalar, width);
                 at.iter().zip(step).map(|(a, b)| self.b.ins().iadd(*a, b).into()).collect()
             }
         };
@@ -208,14 +216,14 @@ impl<'a, 'k> Writer<'a, 'k> {
         end: Block,
     ) {
         let condition = &op.regions[0];
-        let mask = self.mask(goes_on);
+        let masks = self.masks(goes_on);
         let mixed = self.b.create_block();
         let results = self.pass(&condition.args, &op.results, None);
-        self.vote_on(mask, (inside, &args), mixed, (end, &results));
+        self.vote_on(&masks, (inside, &args), mixed, (end, &results));
         self.b.switch_to_block(mixed);
         let mut now: Vec<(Value, Repr)> = condition.args.iter().map(|v| (*v, self.repr(*v))).collect();
         if !condition.args.contains(&goes_on) {
-            now.push((goes_on, Repr::Chunks(vec![mask])));
+            now.push((goes_on, Repr::Chunks(masks)));
         }
         self.apart(op, &now, end, |w| {
             let end = w.join(&op.results, None);
@@ -233,7 +241,7 @@ impl<'a, 'k> Writer<'a, 'k> {
     /// Does `body` for each thread by itself, and goes to `end` with the results of `op`, which it defines. `now` are
     /// values that the op defines and that are at hand already.
     fn apart(&mut self, op: &'k Op, now: &[(Value, Repr)], end: Block, body: impl FnOnce(&mut Self)) {
-        let spilled = self.spill_at;
+        let (spilled, width) = (self.spill_at, self.width);
         let mut inputs: Vec<(Value, Repr)> = now.to_vec();
         for value in live_ins(op) {
             if let Some(repr) = self.env[value.index()].clone()
@@ -249,14 +257,14 @@ impl<'a, 'k> Writer<'a, 'k> {
             let at = self.room(scalar);
             if !matches!(repr, Repr::Affine { .. } | Repr::Splat(_)) {
                 let scratch = self.scratch;
-                self.store_elements(own(), scratch, at, scalar, repr, TOGETHER);
+                self.store_elements(own(), scratch, at, scalar, repr, width);
             }
             places.push(at);
         }
         let outputs: Vec<i32> = op.results.iter().map(|v| self.room(self.scalar(*v))).collect();
         let threads = self.threads;
         let counters = self.counters();
-        let count = self.b.ins().iconst(types::I64, TOGETHER as i64);
+        let count = self.b.ins().iconst(types::I64, width as i64);
         self.counted(count, 1, |w, lane| {
             w.width = 1;
             w.set_counters(counters);
@@ -290,7 +298,7 @@ impl<'a, 'k> Writer<'a, 'k> {
                 w.b.ins().store(own(), one, base, *at);
             }
         });
-        self.width = TOGETHER;
+        self.width = width;
         self.threads = threads;
         for (value, repr) in inputs {
             self.env[value.index()] = Some(repr);
@@ -298,7 +306,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         let mut args = Vec::new();
         for (value, at) in op.results.iter().zip(&outputs) {
             let scratch = self.scratch;
-            let repr = self.load_elements(own(), scratch, *at, self.scalar(*value), TOGETHER);
+            let repr = self.load_elements(own(), scratch, *at, self.scalar(*value), width);
             args.extend(self.flatten(&repr, *value).into_iter().map(BlockArg::Value));
         }
         self.spill_at = spilled;
@@ -314,7 +322,7 @@ impl<'a, 'k> Writer<'a, 'k> {
     /// Scratch memory for an element of each thread.
     fn room(&mut self, scalar: Scalar) -> i32 {
         let at = self.spill_at;
-        self.spill_at += (TOGETHER as u32 * scalar.bytes()).next_multiple_of(16);
+        self.spill_at += (self.width as u32 * scalar.bytes()).next_multiple_of(16);
         self.spill_end = self.spill_end.max(self.spill_at);
         at as i32
     }
@@ -322,7 +330,7 @@ impl<'a, 'k> Writer<'a, 'k> {
 
 /// Can a count go some threads and rounds beyond the end without overflowing?
 fn may_overrun(known: &Loop) -> bool {
-    known.steps_up && known.room > 16
+    known.steps_up && known.room > 64
 }
 
 /// What an op uses and does not define.

@@ -156,7 +156,9 @@ impl Writer<'_, '_> {
     fn exp(&mut self, a: Ssa) -> Ssa {
         let ty = self.type_of(a);
         let short = self.is_f32(a);
-        let a = if short { self.clamp(a, -104.0, 89.0) } else { self.clamp(a, -746.0, 710.0) };
+        let (low, high) = if short { (-104.0, 89.0) } else { (-746.0, 710.0) };
+        let nothing = self.vanishes(a, low);
+        let a = self.clamp(a, low, high);
         let log2e = self.float(ty, std::f64::consts::LOG2_E);
         let scaled = self.b.ins().fmul(a, log2e);
         let (n, exponent) = self.whole(scaled);
@@ -174,15 +176,26 @@ impl Writer<'_, '_> {
         let tail = self.b.ins().fma(square, p, r);
         let one = self.float(ty, 1.0);
         let power = self.b.ins().fadd(tail, one);
+        let power = self.choose(nothing.0, nothing.1, power);
         self.scale(power, exponent)
     }
 
+    /// Below `low` an exponential is 0, as often for −∞. It is made so before it is scaled: a machine takes long over a
+    /// product that is too small for its format.
+    fn vanishes(&mut self, a: Ssa, low: f64) -> (Ssa, Ssa) {
+        let ty = self.type_of(a);
+        let (low, zero) = (self.float(ty, low), self.float(ty, 0.0));
+        (self.b.ins().fcmp(FloatCC::LessThan, a, low), zero)
+    }
+
     fn exp2(&mut self, a: Ssa) -> Ssa {
-        let short = self.is_f32(a);
-        let a = if short { self.clamp(a, -151.0, 129.0) } else { self.clamp(a, -1076.0, 1025.0) };
+        let (low, high) = if self.is_f32(a) { (-151.0, 129.0) } else { (-1076.0, 1025.0) };
+        let nothing = self.vanishes(a, low);
+        let a = self.clamp(a, low, high);
         let (n, exponent) = self.whole(a);
         let r = self.b.ins().fsub(a, n);
         let power = self.exp2_of(r);
+        let power = self.choose(nothing.0, nothing.1, power);
         self.scale(power, exponent)
     }
 
@@ -458,8 +471,8 @@ impl Writer<'_, '_> {
         let power = self.choose(fraction, nan, power);
         // NaNs, unless the other decides alone.
         let sum = self.b.ins().fadd(a, b);
-        let a_nan = self.b.ins().fcmp(FloatCC::NotEqual, a, a);
-        let b_nan = self.b.ins().fcmp(FloatCC::NotEqual, b, b);
+        let a_nan = self.b.ins().fcmp(FloatCC::Unordered, a, a);
+        let b_nan = self.b.ins().fcmp(FloatCC::Unordered, b, b);
         let some_nan = self.b.ins().bor(a_nan, b_nan);
         let power = self.choose(some_nan, sum, power);
         let a_one = self.b.ins().fcmp(FloatCC::Equal, a, one);

@@ -54,7 +54,7 @@ pub(super) fn support(op: Opcode, ty: Scalar, to: Scalar) -> Support {
 }
 
 /// Machine instructions, roughly, that a kernel may come to.
-pub(super) const MAX_SIZE: u64 = 1 << 20;
+pub(super) const MAX_SIZE: u64 = 4 << 20;
 /// Bytes that the values of one block may take.
 pub(super) const MAX_SCRATCH: u64 = 256 << 20;
 
@@ -86,7 +86,8 @@ pub(super) fn size(kernel: &Kernel) -> u64 {
             })
             .sum()
     }
-    walk(kernel, kernel.body(), 1)
+    // Single numbers of several threads may be run together.
+    4 * walk(kernel, kernel.body(), 1)
 }
 
 /// Bytes for the values of a block, if all of them had to be kept.

@@ -489,6 +489,13 @@ impl Writer<'_, '_> {
     /// `min` and `max`: a number wins over a NaN, and −0 is less than +0.
     fn number_over_nan(&mut self, code: Opcode, a: Ssa, b: Ssa) -> Ssa {
         let ty = self.type_of(a);
+        if !ty.is_vector() {
+            // In the first lane of a vector: there masks need no branch.
+            let wide = if ty == types::F32 { types::F32X4 } else { types::F64X2 };
+            let [a, b] = [a, b].map(|one| self.b.ins().scalar_to_vector(wide, one));
+            let both = self.number_over_nan(code, a, b);
+            return self.b.ins().extractlane(both, 0);
+        }
         // Each takes the second where neither is less: of two zeros, one has the one and one the other.
         let mut pick = |x: Ssa, y: Ssa| {
             let (low, high) = if code == Opcode::Min { (x, y) } else { (y, x) };
@@ -503,8 +510,8 @@ impl Writer<'_, '_> {
             _ => self.b.ins().band(first, second),
         };
         let both = self.cast(ty, both);
-        let a_is_nan = self.b.ins().fcmp(FloatCC::NotEqual, a, a);
-        let b_is_nan = self.b.ins().fcmp(FloatCC::NotEqual, b, b);
+        let a_is_nan = self.b.ins().fcmp(FloatCC::Unordered, a, a);
+        let b_is_nan = self.b.ins().fcmp(FloatCC::Unordered, b, b);
         let inner = self.choose(b_is_nan, a, both);
         self.choose(a_is_nan, b, inner)
     }

@@ -17,9 +17,6 @@ use vm_ir::valid::KernelFacts;
 use vm_ir::view::Dim;
 use vm_ir::{Kernel, Scalar, Value};
 
-/// Threads that are run together where their values are single numbers: what goes in a vector of the machine.
-pub(super) const TOGETHER: usize = 4;
-
 /// A view's numbers, read when the function begins.
 #[derive(Clone)]
 pub(super) struct View {
