@@ -331,8 +331,12 @@ impl Writer<'_> {
         let log2 = def!(self, B64, "fma.rn.f64", tail, f, e);
         let y = def!(self, B64, "cvt.f64.f32", b);
         let product = def!(self, B64, "mul.rn.f64", y, log2);
-        let product = def!(self, B64, "max.f64", product, Arg::F64((-200f64).to_bits()));
-        let product = def!(self, B64, "min.f64", product, Arg::F64(200f64.to_bits()));
+        // Without `max.f64` and `min.f64`: see `extreme`.
+        let [least, greatest] = [-200f64, 200f64].map(|bound| Arg::F64(bound.to_bits()));
+        let above = def!(self, Pred, "setp.gt.f64", product, least);
+        let product = def!(self, B64, "selp.b64", product, least, above);
+        let below = def!(self, Pred, "setp.lt.f64", product, greatest);
+        let product = def!(self, B64, "selp.b64", product, greatest, below);
         let whole = def!(self, B64, "cvt.rni.f64.f64", product);
         let left = def!(self, B64, "sub.rn.f64", product, whole);
         let left = def!(self, B32, "cvt.rn.f32.f64", left);

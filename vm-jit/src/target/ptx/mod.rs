@@ -4,8 +4,8 @@
 //! * `legal`: the table of what PTX has.
 //! * `writer`: a kernel, its parameters and its ops in order; `control` its regions; `negation` what a loop of them
 //!   needs.
-//! * `value`, `convert`, `function`, `function64`: ops on values; `memory`: views, shared arrays and atomics; `warp`: ops between
-//!   threads.
+//! * `value`, `extreme`, `convert`, `function`, `function64`: ops on values; `memory`: views, shared arrays and
+//!   atomics; `warp`: ops between threads.
 //! * `asm`: the text.
 //!
 //! # How values live in registers
@@ -26,6 +26,7 @@ mod arch;
 mod asm;
 mod control;
 mod convert;
+mod extreme;
 mod function;
 mod function64;
 mod legal;

@@ -339,6 +339,7 @@ impl<'k> Writer<'k> {
                 emit(self, "rcp.rn", &[root])
             }
             Opcode::Neg | Opcode::Abs => self.sign(op, ty, a),
+            Opcode::Min | Opcode::Max if ty == Scalar::F64 => self.extreme64(op.code == Opcode::Max, a, b),
             Opcode::Min => emit(self, "min", &[a, b]),
             Opcode::Max => emit(self, "max", &[a, b]),
             Opcode::Minimum | Opcode::Maximum => {
@@ -346,7 +347,10 @@ impl<'k> Writer<'k> {
                 if self.way(op.code, ty, ty) == Way::Native {
                     return emit(self, &format!("{name}.NaN"), &[a, b]);
                 }
-                let number = emit(self, name, &[a, b]);
+                let number = match ty {
+                    Scalar::F64 => self.extreme64(op.code == Opcode::Maximum, a, b),
+                    _ => emit(self, name, &[a, b]),
+                };
                 let unordered = def!(self, Pred, &format!("setp.nan.{suffix}"), a, b);
                 let nan = emit(self, "add.rn", &[a, b]);
                 self.select(unordered, nan, number, ty)
