@@ -131,7 +131,12 @@ fn compile_tells_what_a_target_has() {
          %a = clock : i64\n  store @x[%i], %a\n}\n",
     );
     let told = "kernel @ticks (guest 0x1000), line 4: cpu";
-    bench.check("compile ticks.vir --trusted --target cpu --legal", 1, &["rejected: unsupported-op"], &[told]);
+    bench.check(
+        "compile ticks.vir --trusted --target cpu --legal",
+        1,
+        &["rejected: unsupported-op"],
+        &[told],
+    );
     bench.check(
         "compile ticks.vir --trusted --target cpu",
         1,
