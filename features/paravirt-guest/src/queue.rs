@@ -143,3 +143,79 @@ impl Queue {
         self.frames.iter_mut().find_map(Option::take)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::boxed::Box;
+    use std::vec;
+
+    use super::*;
+
+    fn frame() -> Frame {
+        Frame::new(Box::leak(vec![0; 64].into()), Box::leak(vec![0; 64].into()))
+    }
+
+    fn queue() -> Queue {
+        Queue::new(Box::leak(Box::new(QueueMemory::new())), true).unwrap()
+    }
+
+    /// Does what a device does: uses a chain.
+    fn put_used(queue: &Queue, head: u32, written: u32) {
+        let rings = &queue.memory.rings;
+        let index = rings.read16(USED + 2);
+        let at = USED + 4 + 8 * usize::from(index % SIZE);
+        rings.write32(at, head);
+        rings.write32(at + 4, written);
+        rings.write16(USED + 2, index.wrapping_add(1));
+    }
+
+    #[test]
+    fn frames_come_back_in_the_order_of_the_device() {
+        let mut queue = queue();
+        // Round and round, so that the indices wrap.
+        for _ in 0..3000 {
+            for slot in 0..OUTSTANDING as u16 {
+                let offered = queue.offer(frame_of(slot), (0x1000, 64), (0x2000, 64));
+                assert_eq!(offered.map_err(|(error, _)| error), Ok(slot));
+            }
+            assert!(matches!(queue.offer(frame_of(0), (0, 0), (0, 0)), Err((Error::QueueFull, _))));
+            assert!(queue.used().unwrap().is_none());
+            for slot in (0..OUTSTANDING as u16).rev() {
+                put_used(&queue, 2 * u32::from(slot), 16);
+                let (came, mut frame, written) = queue.used().unwrap().unwrap();
+                assert_eq!((came, written, frame.request().len()), (slot, 16, usize::from(slot)));
+            }
+            assert_eq!(queue.outstanding(), 0);
+        }
+        fn frame_of(slot: u16) -> Frame {
+            Frame::new(Box::leak(vec![0; slot.into()].into()), &mut [])
+        }
+    }
+
+    #[test]
+    fn a_device_that_uses_what_it_was_not_given_is_found_out() {
+        for head in [0, 1, 2 * OUTSTANDING as u32, u32::MAX] {
+            let mut queue = queue();
+            if head == 1 {
+                queue.offer(frame(), (0, 1), (0, 1)).unwrap();
+            }
+            put_used(&queue, head, 0);
+            assert!(queue.used().is_err(), "{head}");
+        }
+    }
+
+    #[test]
+    fn a_page_is_used_once_at_a_time() {
+        let memory: &QueueMemory = Box::leak(Box::new(QueueMemory::new()));
+        let mut first = Queue::new(memory, false).unwrap();
+        assert!(matches!(Queue::new(memory, false), Err(Error::QueueInUse)));
+        assert_eq!(memory.rings.read16(AVAILABLE), NO_INTERRUPT);
+        first.offer(frame(), (0x1000, 5), (0x2000, 6)).unwrap();
+        let at = |offset| memory.rings.read32(TABLE + offset);
+        assert_eq!([at(0), at(8), at(12)], [0x1000, 5, 1 << 16 | u32::from(NEXT)]);
+        assert_eq!([at(16), at(24), at(28)], [0x2000, 6, u32::from(WRITE)]);
+        assert!(first.take_back().is_some() && first.take_back().is_none());
+        first.release();
+        assert!(Queue::new(memory, false).is_ok());
+    }
+}
