@@ -153,12 +153,47 @@ impl Writer<'_, '_> {
         value
     }
 
+    /// Where all elements are moderate, the power of two goes into the exponent's bits; else it is multiplied in, behind a
+    /// branch that is seldom taken.
     fn exp(&mut self, a: Ssa) -> Ssa {
         let ty = self.type_of(a);
-        let short = self.is_f32(a);
-        let (low, high) = if short { (-104.0, 89.0) } else { (-746.0, 710.0) };
+        let (low, high, moderate) =
+            if self.is_f32(a) { (-104.0, 89.0, 86.0) } else { (-746.0, 710.0, 707.0) };
+        let size = self.b.ins().fabs(a);
+        let bound = self.float(ty, moderate);
+        let inside = self.b.ins().fcmp(FloatCC::LessThanOrEqual, size, bound);
+        let inside = if ty.is_vector() { self.b.ins().vall_true(inside) } else { inside };
+        let [usual, other, end] = [0; 3].map(|_| self.b.create_block());
+        let result = self.b.append_block_param(end, ty);
+        self.b.ins().brif(inside, usual, &[], other, &[]);
+        self.b.seal_block(usual);
+        self.b.seal_block(other);
+        self.b.switch_to_block(usual);
+        let (power, exponent) = self.exp_parts(a);
+        let ints = self.type_of(exponent);
+        let mantissa = if self.is_f32(a) { 23 } else { 52 };
+        let bits = self.cast(ints, power);
+        let up = self.b.ins().ishl_imm(exponent, mantissa);
+        let bits = self.b.ins().iadd(bits, up);
+        let power = self.cast(ty, bits);
+        self.b.ins().jump(end, &[power.into()]);
+        self.b.set_cold_block(other);
+        self.b.switch_to_block(other);
         let nothing = self.vanishes(a, low);
-        let a = self.clamp(a, low, high);
+        let clamped = self.clamp(a, low, high);
+        let (power, exponent) = self.exp_parts(clamped);
+        let power = self.choose(nothing.0, nothing.1, power);
+        let power = self.scale(power, exponent);
+        self.b.ins().jump(end, &[power.into()]);
+        self.b.seal_block(end);
+        self.b.switch_to_block(end);
+        result
+    }
+
+    /// e^a as a number from √½ to √2 and the power of two that it is multiplied with.
+    fn exp_parts(&mut self, a: Ssa) -> (Ssa, Ssa) {
+        let ty = self.type_of(a);
+        let short = self.is_f32(a);
         let log2e = self.float(ty, std::f64::consts::LOG2_E);
         let scaled = self.b.ins().fmul(a, log2e);
         let (n, exponent) = self.whole(scaled);
@@ -175,17 +210,7 @@ impl Writer<'_, '_> {
         let p = if short { self.polynomial_f32(&EXP_F32, r) } else { self.polynomial(&EXP, r) };
         let tail = self.b.ins().fma(square, p, r);
         let one = self.float(ty, 1.0);
-        let power = self.b.ins().fadd(tail, one);
-        let power = self.choose(nothing.0, nothing.1, power);
-        self.scale(power, exponent)
-    }
-
-    /// Below `low` an exponential is 0, as often for −∞. It is made so before it is scaled: a machine takes long over a
-    /// product that is too small for its format.
-    fn vanishes(&mut self, a: Ssa, low: f64) -> (Ssa, Ssa) {
-        let ty = self.type_of(a);
-        let (low, zero) = (self.float(ty, low), self.float(ty, 0.0));
-        (self.b.ins().fcmp(FloatCC::LessThan, a, low), zero)
+        (self.b.ins().fadd(tail, one), exponent)
     }
 
     fn exp2(&mut self, a: Ssa) -> Ssa {
@@ -197,6 +222,14 @@ impl Writer<'_, '_> {
         let power = self.exp2_of(r);
         let power = self.choose(nothing.0, nothing.1, power);
         self.scale(power, exponent)
+    }
+
+    /// Below `low` an exponential is 0, as often for −∞. It is made so before it is scaled: a machine takes long over a
+    /// product that is too small for its format.
+    fn vanishes(&mut self, a: Ssa, low: f64) -> (Ssa, Ssa) {
+        let ty = self.type_of(a);
+        let (low, zero) = (self.float(ty, low), self.float(ty, 0.0));
+        (self.b.ins().fcmp(FloatCC::LessThan, a, low), zero)
     }
 
     /// 2^r for |r| ≤ ½ or a little more.

@@ -101,8 +101,12 @@ pub(crate) fn write(module: &ValidModule, options: &Options, target: String) -> 
     let mut entries = Vec::new();
     let mut contexts = (Context::new(), FunctionBuilderContext::new());
     let guest = module.trust() == Trust::Guest;
+    let isa = match (options.isa.generator(), module.kernels().first()) {
+        (Ok(isa), _) => isa,
+        (Err(error), Some(kernel)) => return Err(reject(kernel, error.to_string())),
+        (Err(_), None) => return Ok(Artifact { target, format: Format::Elf, code: Vec::new(), entries }),
+    };
     for (kernel, facts) in module.kernels_with_facts() {
-        let isa = options.isa.generator().map_err(|e| reject(kernel, e.to_string()))?;
         let (code, entry) =
             function(kernel, facts, guest, &*isa, &mut contexts).map_err(|what| reject(kernel, what))?;
         functions.push((entry.symbol.clone(), code));
