@@ -43,6 +43,8 @@ impl Random {
             4 if float => from_f64(scalar, 1.0 + (any as i32 as f64) * 1e-10),
             5 if float => from_f64(scalar, (any as i32 as f64) * 1e-8),
             6 if float => from_f64(scalar, (any as i32 as f64) * 1e-5),
+            // An integer of any size.
+            3 => any >> (64 - scalar.bits()) >> (self.next() % u64::from(scalar.bits())),
             7 if float => from_f64(scalar, (any as i32 as f64) * 3e-2),
             _ => (any % 64).wrapping_sub(32),
         };

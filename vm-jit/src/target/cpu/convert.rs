@@ -222,7 +222,8 @@ impl Writer<'_, '_> {
         let scale = self.float(types::F64, 4096.0);
         let large = self.b.ins().fmul(large, scale);
         let low_part = self.b.ins().fcvt_from_sint(types::F64, size);
-        let is_small = self.b.ins().icmp_imm(IntCC::Equal, upper, 0);
+        // Up to 53 bits are exact as they are.
+        let is_small = self.b.ins().icmp_imm(IntCC::UnsignedLessThan, size, 1 << 53);
         let value = self.b.ins().select(is_small, low_part, large);
         let value = match negative {
             Some(negative) => {
