@@ -367,13 +367,7 @@ mod tests {
         check(strided(&[3, 2], &[16]), &[Any, Any], 16, 40, Ok(&[3, 2, 16]));
         check(strided(&[3, 2], &[16]), &[Any, Any], 16, 39, Err("reach over 40"));
         check(strided(&[3, 2], &[12]), &[Any, Any], 8, 40, Err("no multiple of 8"));
-        check(
-            strided(&[3, 2], &[u64::MAX & !3]),
-            &[Any, Any],
-            4,
-            u64::MAX,
-            Err("more than can be addressed"),
-        );
+        check(strided(&[3, 2], &[!3]), &[Any, Any], 4, u64::MAX, Err("more than can be addressed"));
         for bad in [packed(&[]), packed(&[1; 5]), strided(&[1, 2], &[]), strided(&[1], &[4])] {
             assert!(matches!(bad, Err(Error::Extents { .. })), "{bad:?}");
         }
