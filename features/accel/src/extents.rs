@@ -204,9 +204,11 @@ impl Place {
     /// The bytes of a row, and the distance of which the starts of all rows are multiples; 0 for a single row.
     fn rows(&self) -> (u64, u64) {
         let row = self.extents[self.rank - 1].saturating_mul(self.element);
-        let strides = || self.extents().iter().zip(self.strides()).filter(|(extent, _)| **extent > 1);
-        let pitch = strides().map(|(_, &stride)| stride).min().unwrap_or(0);
-        let even = pitch == 0 || strides().all(|(_, stride)| stride.is_multiple_of(pitch));
+        // A dimension of one element, or of no stride, goes nowhere.
+        let steps = self.extents().iter().zip(self.strides());
+        let steps = steps.filter(|(extent, stride)| **extent > 1 && **stride > 0).map(|(_, stride)| *stride);
+        let pitch = steps.clone().min().unwrap_or(0);
+        let even = steps.clone().all(|stride| stride.is_multiple_of(pitch));
         (row, if even { pitch } else { 1 })
     }
 
@@ -322,6 +324,8 @@ mod tests {
         let planes = Place::new(4, &[3, 10, 50], &[4000, 400]);
         assert!(planes.apart(0, &columns(50), 200));
         assert!(!Place::new(4, &[3, 10, 50], &[4100, 400]).apart(0, &columns(50), 200), "not seen easily");
+        // A stride of 0 beside one that steps: bytes 133 and 150, of which 150 is in the other's last row.
+        assert!(!Place::new(1, &[2, 2, 1], &[0, 17]).apart(133, &Place::new(2, &[4, 4], &[38]), 29));
     }
 
     #[test]
