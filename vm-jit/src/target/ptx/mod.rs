@@ -32,6 +32,7 @@ mod function64;
 mod legal;
 mod memory;
 mod negation;
+mod triple;
 mod value;
 mod warp;
 mod writer;

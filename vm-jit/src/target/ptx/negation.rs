@@ -34,12 +34,17 @@ impl<'k> Writer<'k> {
         if hidden.is_empty() {
             return;
         }
-        let blocks = def!(self, B32, "mov.u32", Arg::Name("%nctaid.x"));
-        let none = def!(self, Pred, "setp.eq.u32", blocks, 0);
+        let never = self.never();
         for reg in hidden {
             let name = ["not.pred", "not.b16", "not.b32", "not.b64"][reg.class as usize];
-            when!(self, none, true, name, reg, reg);
+            when!(self, never, true, name, reg, reg);
         }
+    }
+
+    /// A predicate that is never true, which the assembler can't know: has the grid no blocks?
+    pub(super) fn never(&mut self) -> Reg {
+        let blocks = def!(self, B32, "mov.u32", Arg::Name("%nctaid.x"));
+        def!(self, Pred, "setp.eq.u32", blocks, 0)
     }
 
     /// Is it a negation, or may it become one when its constants are known?

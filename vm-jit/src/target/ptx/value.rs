@@ -97,12 +97,15 @@ impl<'k> Writer<'k> {
             }
             Opcode::AbsS => {
                 let a = self.signed(ty, a);
+                let a = self.hide_operand(op, 0, a);
                 let minus = one(self, "neg.s32", "neg.s64", &[a]);
+                let minus = self.hide(minus);
                 let reg = one(self, "max.s32", "max.s64", &[a, minus]);
                 self.fill(ty, reg)
             }
             Opcode::MinS | Opcode::MaxS => {
                 let (a, b) = (self.signed(ty, a), self.signed(ty, b));
+                let (a, b) = (self.hide_operand(op, 0, a), self.hide_operand(op, 1, b));
                 let reg = match op.code {
                     Opcode::MinS => one(self, "min.s32", "min.s64", &[a, b]),
                     _ => one(self, "max.s32", "max.s64", &[a, b]),

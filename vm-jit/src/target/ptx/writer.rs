@@ -2,6 +2,7 @@
 
 use super::asm::{Arg, Asm, Class, Label, Reg, def, ins};
 use super::legal::{Way, way};
+use super::triple::Negations;
 use super::{Options, STATIC_SHARED};
 use crate::artifact::{Entry, ParamLayout, Slot};
 use crate::legal::key;
@@ -92,6 +93,7 @@ pub(super) struct Writer<'k> {
     pub(super) kernel: &'k Kernel,
     facts: &'k KernelFacts,
     pub(super) ranges: Ranges,
+    pub(super) negations: Negations,
     pub(super) options: &'k Options,
     pub(super) guest: bool,
     /// The first register of each value in `regs`.
@@ -147,6 +149,7 @@ impl<'k> Writer<'k> {
             kernel,
             facts,
             ranges: Ranges::of(kernel),
+            negations: Negations::of(kernel),
             options,
             guest: trust == Trust::Guest,
             starts,
