@@ -38,6 +38,11 @@ pub enum Program {
     Broken,
 }
 
+/// All of them but [`Program::Broken`], which has the code of [`Program::Add`]'s cut off, as kernels of one module in
+/// the text of `vm-ir`, for implementations that run what `vm-jit` compiles. [`Program::Spin`] is guarded: it has to be
+/// compiled as a guest's, the others as trusted.
+pub const SOURCE: &str = include_str!("programs.vir");
+
 impl Program {
     /// All of them.
     pub const ALL: [Self; 10] = [
