@@ -29,6 +29,18 @@ pub trait Accelerator: Send + Sync + 'static {
     fn open(&self, options: &QueueOptions) -> Result<Self::Queue>;
 }
 
+/// One launch of a [`Queue::chain`].
+pub struct Link<'a, Q: Queue + ?Sized> {
+    /// What is launched, as [`Queue::launch`] takes it.
+    pub kernel: &'a Q::Kernel,
+    /// Its blocks.
+    pub grid: Grid,
+    /// What was packed for it.
+    pub arguments: Arguments,
+    /// Recorded behind it, at each replay. Who looks at it lets the replay end before the next.
+    pub then: Option<&'a Q::Event>,
+}
+
 /// A context and one stream, owned by one thread.
 ///
 /// Everything but [`Queue::wait`] returns before the device has done it; the device does it in the order of the calls.
@@ -156,6 +168,32 @@ pub trait Queue: 'static {
     /// # Errors
     /// The driver's.
     fn replay(&self, graph: &Self::Graph) -> Result<()>;
+
+    /// Makes a graph of launches, one behind the other.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where it would be no faster than the launches; the driver's.
+    fn chain(&self, links: &[Link<'_, Self>]) -> Result<Self::Graph> {
+        let _ = links;
+        Err(Error::Unsupported { what: "graphs of launches".into(), device: "this accelerator".into() })
+    }
+
+    /// Gives the launch at a place of a graph that [`Queue::chain`] made other arguments: for the replays that follow,
+    /// not for those before. The kernel and the grid are the same.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for another graph; the driver's.
+    fn amend(
+        &self,
+        graph: &Self::Graph,
+        place: usize,
+        kernel: &Self::Kernel,
+        grid: Grid,
+        arguments: &Arguments,
+    ) -> Result<()> {
+        let _ = (graph, place, kernel, grid, arguments);
+        Err(Error::Unsupported { what: "graphs of launches".into(), device: "this accelerator".into() })
+    }
 
     /// Drops recorded commands that no longer run.
     ///

@@ -309,6 +309,15 @@ impl Arguments {
         }
     }
 
+    /// What [`Arguments::words`] gave, again. Words that were packed for one kernel stay what it was promised.
+    pub(crate) fn repacked(bytes: u32, words: &[u64]) -> Self {
+        let mut packed = Self::zeroed(bytes);
+        for (index, &word) in words.iter().enumerate().take(bytes.div_ceil(8) as usize) {
+            packed.set_word(index, word);
+        }
+        packed
+    }
+
     fn zeroed(bytes: u32) -> Self {
         let count = bytes.div_ceil(8) as usize;
         let words = if count <= INLINE_WORDS {

@@ -97,7 +97,7 @@ mod pool;
 pub mod programs;
 mod worker;
 
-pub use accelerator::{Accelerator, Queue};
+pub use accelerator::{Accelerator, Link, Queue};
 pub use artifact::{
     Artifact, Extent, Guard, MAX_EXTENT, MAX_RANK, PARAMETER_BYTES, Parameter, ParameterKind, Signature,
 };
@@ -110,5 +110,5 @@ pub use launch::{Arguments, Grid, Launch, Limits, QueueArgument, Scalar};
 pub use memory::{Memory, MemoryKind, Region};
 pub use pool::{PoolOptions, PoolStatistics};
 pub use worker::{
-    AnyWorker, Argument, Brand, Buffer, Graph, Kernel, Session, Shaped, View, Worker, WorkerOptions,
+    AnyWorker, Argument, Batch, Brand, Buffer, Graph, Kernel, Session, Shaped, View, Worker, WorkerOptions,
 };

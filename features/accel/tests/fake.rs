@@ -336,3 +336,45 @@ fn a_borrow_lasts_until_the_job_has_ended_whatever_the_deadline() {
     assert!(local.iter().all(|&byte| byte == 2));
     worker.stop(PATIENCE).unwrap();
 }
+
+#[test]
+fn batches_become_graphs_and_a_fault_in_one_loses_no_launch() {
+    let device = Arc::new(FakeAccelerator::new());
+    let worker = Worker::<FakeAccelerator>::start(Arc::clone(&device), WorkerOptions::default()).unwrap();
+    let bump = worker.load(&FakeAccelerator::artifact(Program::Bump)).unwrap();
+    let data = worker.allocate_zeroed(4).unwrap();
+    let run = |launches: u32, chained: u64| {
+        let before = device.chained();
+        worker.fill(&data, 0).unwrap();
+        let mut batch = worker.batch();
+        (0..launches).for_each(|by| batch.launch(&bump, 1, &arguments![&data, by]).unwrap());
+        worker.launch_batch(batch).unwrap();
+        let mut sum = [7u32];
+        worker.read(&data, &mut sum).unwrap();
+        assert_eq!(sum, [launches * (launches - 1) / 2]);
+        assert_eq!(device.chained() - before, chained, "{launches} launches");
+    };
+    // A long one becomes a graph at once, a short one when it comes again; nothing is longer than 64.
+    run(40, 40);
+    run(40, 40);
+    run(3, 0);
+    run(3, 3);
+    run(130, 128);
+    run(130, 130);
+    // More shapes than are kept.
+    (16..=64).chain(16..=64).for_each(|launches| run(launches, launches.into()));
+    let cause = Error::Unsupported { what: "that".into(), device: "this".into() };
+    device.fail_next(FakeCall::EndCapture, cause);
+    drop(bump);
+    let bump = worker.load(&FakeAccelerator::artifact(Program::Bump)).unwrap();
+    let mut batch = worker.batch();
+    worker.fill(&data, 0).unwrap();
+    (0..40u32).for_each(|by| batch.launch(&bump, 1, &arguments![&data, by]).unwrap());
+    let before = device.chained();
+    worker.launch_batch(batch).unwrap();
+    let mut sum = [0u32];
+    worker.read(&data, &mut sum).unwrap();
+    assert_eq!((sum, device.chained()), ([780], before));
+    drop((data, bump));
+    worker.stop(PATIENCE).unwrap();
+}

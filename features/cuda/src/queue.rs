@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use vm_accel::{
-    Arguments, Artifact, Error, Grid, Memory, MemoryInfo, MemoryKind, Queue, QueueOptions, Region, Result,
+    Arguments, Artifact, Error, Grid, Link, Memory, MemoryInfo, MemoryKind, Queue, QueueOptions, Region,
+    Result,
 };
 
 use crate::result::{Context, Device, Event, Graph, Module, OUT_OF_MEMORY, Pool, Stream};
@@ -118,6 +119,21 @@ impl CudaQueue {
         }
         let (free, total) = self.driver.memory().unwrap_or((0, 0));
         Error::OutOfMemory { kind: kind.name(), bytes, free, total }
+    }
+
+    /// That a kernel is of this queue, and arguments may be the kernel's.
+    fn check(&self, kernel: &CudaKernel, arguments: &Arguments) -> Result<()> {
+        if kernel.queue != self.number {
+            return Err(Error::WrongWorker { what: "kernel" });
+        }
+        if arguments.bytes() != kernel.parameter_bytes {
+            return Err(Error::Arguments {
+                kernel: kernel.entry.clone(),
+                parameter: "all".into(),
+                reason: format!("{} bytes given, {} wanted", arguments.bytes(), kernel.parameter_bytes),
+            });
+        }
+        Ok(())
     }
 
     /// Waits for all that was started.
@@ -311,16 +327,7 @@ impl Queue for CudaQueue {
     }
 
     fn launch(&self, kernel: &CudaKernel, grid: Grid, arguments: &Arguments) -> Result<()> {
-        if kernel.queue != self.number {
-            return Err(Error::WrongWorker { what: "kernel" });
-        }
-        if arguments.bytes() != kernel.parameter_bytes {
-            return Err(Error::Arguments {
-                kernel: kernel.entry.clone(),
-                parameter: "all".into(),
-                reason: format!("{} bytes given, {} wanted", arguments.bytes(), kernel.parameter_bytes),
-            });
-        }
+        self.check(kernel, arguments)?;
         self.stream()?.launch(&kernel.module, grid, arguments)
     }
 
@@ -330,6 +337,27 @@ impl Queue for CudaQueue {
 
     fn end_capture(&self) -> Result<CudaGraph> {
         self.stream()?.end_capture().map(CudaGraph)
+    }
+
+    fn chain(&self, links: &[Link<'_, Self>]) -> Result<CudaGraph> {
+        links.iter().try_for_each(|link| self.check(link.kernel, &link.arguments))?;
+        let launches = links
+            .iter()
+            .map(|link| (&link.kernel.module, link.grid, &link.arguments, link.then.map(|event| &event.0)));
+        Graph::chain(self.context()?, launches).map(CudaGraph)
+    }
+
+    fn amend(
+        &self,
+        graph: &CudaGraph,
+        place: usize,
+        kernel: &CudaKernel,
+        grid: Grid,
+        arguments: &Arguments,
+    ) -> Result<()> {
+        self.check(kernel, arguments)?;
+        self.context()?;
+        graph.0.amend(place, &kernel.module, grid, arguments)
     }
 
     fn replay(&self, graph: &CudaGraph) -> Result<()> {

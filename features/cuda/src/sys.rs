@@ -5,9 +5,10 @@ use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
 pub use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUfunction_attribute, CUgraph,
-    CUgraphExec, CUjit_option, CUjitInputType, CUlinkState, CUmemAllocationHandleType, CUmemAllocationType,
-    CUmemLocation, CUmemLocationType, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUmodule, CUstream,
+    CUDA_KERNEL_NODE_PARAMS_v2, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
+    CUfunction_attribute, CUgraph, CUgraphExec, CUgraphNode, CUjit_option, CUjitInputType, CUlinkState,
+    CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUmemPool_attribute,
+    CUmemPoolProps, CUmemoryPool, CUmodule, CUstream,
 };
 use libloading::Library;
 use vm_accel::{Error, Result};
@@ -179,6 +180,21 @@ driver! {
         function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint,
         block_z: c_uint, shared_bytes: c_uint, stream: CUstream, parameters: *mut *mut c_void,
         extra: *mut *mut c_void
+    );
+    /// A new graph.
+    fn cuGraphCreate(graph: *mut CUgraph, flags: c_uint);
+    /// Adds a launch to a graph.
+    fn cuGraphAddKernelNode_v2(
+        node: *mut CUgraphNode, graph: CUgraph, before: *const CUgraphNode, count: usize,
+        parameters: *const CUDA_KERNEL_NODE_PARAMS_v2
+    );
+    /// Adds an event to a graph.
+    fn cuGraphAddEventRecordNode(
+        node: *mut CUgraphNode, graph: CUgraph, before: *const CUgraphNode, count: usize, event: CUevent
+    );
+    /// Changes a launch of a graph that can be launched.
+    fn cuGraphExecKernelNodeSetParams_v2(
+        executable: CUgraphExec, node: CUgraphNode, parameters: *const CUDA_KERNEL_NODE_PARAMS_v2
     );
     /// Makes a graph one that can be launched.
     fn cuGraphInstantiateWithFlags(executable: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong);

@@ -171,3 +171,56 @@ pub(super) fn graphs<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_
     drop((good, bad, endless, outputs));
     stop(&worker);
 }
+
+pub(super) fn batches<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
+    const LAUNCHES: u64 = 40;
+    const AMONG: u64 = 13;
+    let worker = start(accelerator, PoolOptions::default());
+    let kernel = worker.load(&programs(Program::Spin)).expect("the program loads");
+    let outputs = worker.allocate(4 * LAUNCHES).expect("memory");
+    let (late, rounds) = (SHORT, 10_000);
+    let run = |turns: u64, launch: Launch| {
+        worker.fill(&outputs, 0).expect("a fill");
+        let mut batch = worker.batch();
+        for index in 0..LAUNCHES {
+            let output = outputs.view(4 * index, 4).expect("a part");
+            let turns = if index == AMONG { turns } else { 1000 };
+            batch.launch(&kernel, launch, &arguments![output, turns]).expect("the arguments fit");
+        }
+        worker.launch_batch(batch).expect("a batch");
+        let ended = worker.synchronize(PATIENCE);
+        let mut values = [7u32; LAUNCHES as usize];
+        worker.read(&outputs, &mut values).expect("a read");
+        let stopped: Vec<_> = (0..LAUNCHES).filter(|index| values[*index as usize] != 1).collect();
+        (ended, stopped)
+    };
+    let name = || kernel.entry().to_owned();
+    // Again and again: an accelerator may have made a graph of it.
+    for _ in 0..3 {
+        assert_eq!(run(1000, within(FOREVER, PATIENCE)), (Ok(()), vec![]));
+        let error = Error::OutOfRounds { kernel: name(), rounds };
+        assert_eq!(run(100_000, within(rounds, PATIENCE)), (Err(error), vec![AMONG]));
+        let error = Error::DeadlineExceeded { kernel: name(), limit: late };
+        let begun = Instant::now();
+        assert_eq!(run(FOREVER, within(FOREVER, late)), (Err(error), vec![AMONG]));
+        println!("the whole batch ended {:?} after the time of one", begun.elapsed().saturating_sub(late));
+    }
+    // Several at once, each with one that is stopped.
+    let mut batches = Vec::new();
+    for _ in 0..8 {
+        let mut batch = worker.batch();
+        for index in 0..LAUNCHES {
+            let output = outputs.view(4 * index, 4).expect("a part");
+            let turns: u64 = if index == AMONG { 100_000 } else { 1000 };
+            batch.launch(&kernel, within(rounds, PATIENCE), &arguments![output, turns]).expect("they fit");
+        }
+        batches.push(batch);
+    }
+    worker.fill(&outputs, 0).expect("a fill");
+    batches.into_iter().for_each(|batch| worker.launch_batch(batch).expect("a batch"));
+    let error = Error::OutOfRounds { kernel: name(), rounds };
+    assert_eq!(worker.synchronize(PATIENCE), Err(error));
+    assert_eq!(run(1000, within(FOREVER, PATIENCE)), (Ok(()), vec![]));
+    drop(outputs);
+    stop(&worker);
+}

@@ -7,6 +7,7 @@ use crate::accelerator::{Accelerator, Queue};
 use crate::arguments;
 use crate::artifact::MAX_RANK;
 use crate::device::QueueOptions;
+use crate::error::Error;
 use crate::extents::Extents;
 use crate::launch::{Arguments, Grid, QueueArgument};
 use crate::memory::MemoryKind;
@@ -257,5 +258,82 @@ pub(super) fn jobs<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>)
     assert_eq!(sum, [101]);
     worker.synchronize(PATIENCE).expect("nothing failed");
     drop(data);
+    stop(&worker);
+}
+
+pub(super) fn batches<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
+    let worker = start(accelerator, PoolOptions::default());
+    let bump = worker.load(&programs(Program::Bump)).expect("the program loads");
+    let add = worker.load(&programs(Program::Add)).expect("the program loads");
+    let (data, copy) = (worker.allocate(400).expect("memory"), worker.allocate(400).expect("memory"));
+    let mut values = [0u32; 100];
+    // Each length twice: what came before may be kept. The last has more launches than any graph.
+    for launches in [1u32, 2, 5, 16, 64, 65, 300].into_iter().flat_map(|launches| [launches; 2]) {
+        worker.fill(&data, 0).expect("a fill");
+        let mut batch = worker.batch();
+        assert!(batch.is_empty());
+        (0..launches).for_each(|by| {
+            batch.launch(&bump, 1, &arguments![&data, by]).expect("the arguments fit");
+        });
+        // What does not fit is refused, and not in it.
+        let refused = batch.launch(&bump, 1, &arguments![&data]);
+        assert!(matches!(refused, Err(Error::Arguments { .. })), "{refused:?}");
+        assert!(batch.launch(&bump, 0, &arguments![&data, 1u32]).is_err());
+        batch.launch(&add, 1, &arguments![&data, &copy, 1u32]).expect("the arguments fit");
+        assert_eq!(batch.len(), launches as usize + 1);
+        worker.launch_batch(batch).expect("a batch");
+        worker.launch(&bump, 1, &arguments![&copy, 1u32]).expect("a launch behind it");
+        worker.read(&copy, &mut values).expect("a read");
+        assert_eq!(values, [launches * (launches - 1) / 2 + 2; 100], "{launches} launches");
+    }
+    worker.launch_batch(worker.batch()).expect("an empty one");
+    let inline = worker.submit_and_wait(soon(), |session| {
+        let mut batch = worker.batch();
+        batch.launch(&bump, 1, &arguments![&copy, 1u32])?;
+        worker.launch_batch(batch)?;
+        session.synchronize(soon())
+    });
+    assert_eq!(inline, Ok(()));
+    let captured = worker.capture(|_| {
+        let mut batch = worker.batch();
+        batch.launch(&bump, 1, &arguments![&copy, 1u32])?;
+        worker.launch_batch(batch)
+    });
+    assert!(matches!(captured, Err(Error::Capturing { .. })), "{captured:?}");
+    let other = start(accelerator, PoolOptions::default());
+    let mut foreign = other.batch();
+    assert!(matches!(foreign.launch(&bump, 1, &arguments![]), Err(Error::WrongWorker { .. })));
+    assert!(matches!(worker.launch_batch(foreign), Err(Error::WrongWorker { .. })));
+    stop(&other);
+    drop((data, copy));
+    stop(&worker);
+}
+
+pub(super) fn batches_again<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
+    let worker = start(accelerator, PoolOptions::default());
+    let mut bump = worker.load(&programs(Program::Bump)).expect("the program loads");
+    let mut value = [0u32];
+    for round in 0..100u32 {
+        // Memory comes and goes, and so do kernels: no graph may run with what is gone.
+        let data = worker.allocate_zeroed(4 << (round % 7)).expect("memory");
+        if round % 10 == 9 {
+            bump = worker.load(&programs(Program::Bump)).expect("the program loads");
+        }
+        let launches = 17 + round % 3;
+        // Without a wait between them.
+        for turn in 0..3 {
+            let mut batch = worker.batch();
+            for by in 0..launches {
+                let by = if by % 2 == 0 { round * turn } else { by };
+                batch.launch(&bump, 1, &arguments![&data, by]).expect("the arguments fit");
+            }
+            worker.launch_batch(batch).expect("a batch");
+        }
+        worker.read(data.view(0, 4).expect("a part"), &mut value).expect("a read");
+        let odd: u32 = (0..launches).filter(|by| by % 2 == 1).sum();
+        let even = launches.div_ceil(2) * round;
+        assert_eq!(value, [3 * odd + 3 * even], "round {round}");
+    }
+    drop(bump);
     stop(&worker);
 }

@@ -38,7 +38,7 @@ use crate::worker::{Worker, WorkerOptions};
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How many cases there are.
-pub const CASES: usize = 34;
+pub const CASES: usize = 37;
 
 /// Where the suite gets its programs from, compiled for the accelerator.
 pub type Programs<'a> = &'a (dyn Fn(Program) -> Artifact + Sync);
@@ -67,11 +67,14 @@ pub fn check<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) -> us
         ("shared memory", launch::shared),
         ("blocks and work-items know where they are", launch::ids),
         ("a launch that is waited for by itself", launch::jobs),
+        ("batches of launches", launch::batches),
+        ("batches that come again with other arguments", launch::batches_again),
         ("a stop word by hand", guard::by_hand),
         ("out of rounds", guard::rounds),
         ("out of time", guard::time),
         ("a launch behind one that is stopped", guard::behind),
         ("guarded graphs", guard::graphs),
+        ("a guarded batch with one in it that is stopped", guard::batches),
         ("graphs keep what they use", graph::keep_what_they_use),
         ("graphs of many commands", graph::of_many_commands),
         ("write, launch, read", worker::round_trip),

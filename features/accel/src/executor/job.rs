@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
-use super::sync::{Condvar, Mutex, lock, wait_until};
+use super::sync::{self, AtomicBool, Condvar, Mutex, Ordering, lock, wait_until};
 use crate::error::{Error, Result};
 
 enum Stage<R> {
@@ -20,17 +20,25 @@ enum Stage<R> {
 struct Progress<R> {
     stage: Stage<R>,
     waker: Option<Waker>,
+    /// Whether somebody may sleep until the stage changes.
+    awaited: bool,
 }
 
 /// The state that a job's runner and its holder share.
 pub(crate) struct Cell<R> {
     progress: Mutex<Progress<R>>,
     changed: Condvar,
+    /// Whether the job has ended, for who looks without the lock.
+    ended: AtomicBool,
 }
 
 impl<R> Cell<R> {
     pub(crate) fn new() -> Self {
-        Self { progress: Mutex::new(Progress { stage: Stage::Queued, waker: None }), changed: Condvar::new() }
+        Self {
+            progress: Mutex::new(Progress { stage: Stage::Queued, waker: None, awaited: false }),
+            changed: Condvar::new(),
+            ended: AtomicBool::new(false),
+        }
     }
 
     /// Queued to running; false when the job was cancelled, or its time to start has passed.
@@ -65,9 +73,12 @@ impl<R> Cell<R> {
             return false;
         }
         progress.stage = Stage::Done(result);
-        let waker = progress.waker.take();
+        let (waker, awaited) = (progress.waker.take(), progress.awaited);
+        self.ended.store(true, Ordering::Release);
         drop(progress);
-        self.changed.notify_all();
+        if awaited {
+            self.changed.notify_all();
+        }
         if let Some(waker) = waker {
             waker.wake();
         }
@@ -80,7 +91,10 @@ impl<R> Cell<R> {
     }
 
     /// Waits for the result; `None` when the deadline passes first.
+    ///
+    /// At first it only looks: to be woken takes longer than a short job.
     pub(crate) fn wait(&self, deadline: Option<Instant>) -> Option<Result<R>> {
+        sync::spin_until(|| self.ended.load(Ordering::Acquire));
         let mut progress = lock(&self.progress);
         loop {
             match std::mem::replace(&mut progress.stage, Stage::Taken) {
@@ -91,6 +105,7 @@ impl<R> Cell<R> {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return None;
             }
+            progress.awaited = true;
             progress = wait_until(&self.changed, progress, deadline);
         }
     }

@@ -49,6 +49,33 @@ pub(crate) fn wait_until<'a, T>(
     condvar.wait(guard).unwrap_or_else(PoisonError::into_inner)
 }
 
+/// How long a caller looks before it sleeps: about as long as waking it takes, several times over.
+#[cfg(not(loom))]
+const LOOK: std::time::Duration = std::time::Duration::from_micros(25);
+
+/// Looks for a short time whether something has come about, where another processor may bring it about meanwhile.
+#[cfg(not(loom))]
+pub(crate) fn spin_until(condition: impl Fn() -> bool) {
+    static SEVERAL: std::sync::LazyLock<bool> =
+        std::sync::LazyLock::new(|| thread::available_parallelism().is_ok_and(|count| count.get() > 1));
+    if condition() || !*SEVERAL {
+        return;
+    }
+    let begin = Instant::now();
+    while begin.elapsed() < LOOK {
+        for _ in 0..8 {
+            if condition() {
+                return;
+            }
+            spin_loop();
+        }
+    }
+}
+
+/// loom looks at every order of things; looking first would only make it look at more.
+#[cfg(loom)]
+pub(crate) fn spin_until(_condition: impl Fn() -> bool) {}
+
 /// A cell that the ring's own protocol guards.
 #[cfg(not(loom))]
 #[derive(Debug)]

@@ -55,6 +55,8 @@ enum Fault {
 struct Controls {
     faults: Mutex<VecDeque<(FakeCall, Fault)>>,
     paused: AtomicBool,
+    /// Launches that ran as parts of chains.
+    chained: AtomicU64,
     lost: AtomicBool,
     memory: AtomicU64,
     used: AtomicU64,
@@ -144,6 +146,11 @@ impl FakeAccelerator {
     /// Loses the context, as a fault on the device does.
     pub fn lose(&self) {
         self.controls.lost.store(true, Ordering::Release);
+    }
+
+    /// Launches so far that were given as parts of a [chain](crate::Queue::chain).
+    pub fn chained(&self) -> u64 {
+        self.controls.chained.load(Ordering::Acquire)
     }
 
     /// The bytes of device memory in use by all queues.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::heap::Heap;
 use super::programs::{Progress, Run, WORDS, same_layout};
 use super::{Controls, FakeCall, IMAGE};
-use crate::accelerator::Queue;
+use crate::accelerator::{Link, Queue};
 use crate::artifact::Artifact;
 use crate::device::{MemoryInfo, QueueOptions};
 use crate::error::{Error, Result};
@@ -50,9 +50,15 @@ struct State {
 
 /// A point in the simulated stream.
 pub struct FakeEvent {
+    point: Rc<Point>,
+    timed: bool,
+}
+
+/// Where an event was recorded last.
+#[derive(Default)]
+struct Point {
     state: RefCell<Rc<State>>,
     queue: RefCell<Weak<Core>>,
-    timed: bool,
 }
 
 /// A loaded kernel.
@@ -63,7 +69,11 @@ pub struct FakeKernel {
 }
 
 /// Recorded commands.
-pub struct FakeGraph(Vec<Command>);
+pub struct FakeGraph {
+    commands: RefCell<Vec<Command>>,
+    /// Of a chain: the events behind its launches.
+    behind: Option<Vec<Option<Rc<Point>>>>,
+}
 
 /// The simulated queue.
 pub struct FakeQueue(Rc<Core>);
@@ -101,6 +111,25 @@ impl FakeQueue {
             clock: Cell::new(0),
             device_bytes: Cell::new(0),
         }))
+    }
+
+    /// The command that reaches an event.
+    fn recorded(&self, point: &Point) -> Command {
+        let state = Rc::new(State { recorded: Cell::new(true), ..State::default() });
+        *point.state.borrow_mut() = Rc::clone(&state);
+        *point.queue.borrow_mut() = Rc::downgrade(&self.0);
+        Command::Record(state)
+    }
+
+    fn run_of(&self, kernel: &FakeKernel, grid: Grid, arguments: &Arguments) -> Result<Run> {
+        if arguments.bytes() != kernel.bytes {
+            let reason = format!("{} bytes of parameters given, {} wanted", arguments.bytes(), kernel.bytes);
+            let entry = kernel.program.name().into();
+            return Err(Error::Arguments { kernel: entry, parameter: "all".into(), reason });
+        }
+        let mut words = [0; WORDS];
+        words[..arguments.words().len()].copy_from_slice(arguments.words());
+        Ok(Run { program: kernel.program, grid, words, rounds: 0 })
     }
 
     fn drained(&self) -> Result<()> {
@@ -271,22 +300,19 @@ impl Queue for FakeQueue {
     }
 
     fn event(&self, timed: bool) -> Result<FakeEvent> {
-        Ok(FakeEvent { state: RefCell::default(), queue: RefCell::default(), timed })
+        Ok(FakeEvent { point: Rc::default(), timed })
     }
 
     fn record(&self, event: &FakeEvent) -> Result<()> {
         self.check(FakeCall::Record)?;
-        let state = Rc::new(State { recorded: Cell::new(true), ..State::default() });
-        *event.state.borrow_mut() = Rc::clone(&state);
-        *event.queue.borrow_mut() = Rc::downgrade(&self.0);
-        self.push(Command::Record(state));
+        self.push(self.recorded(&event.point));
         Ok(())
     }
 
     fn done(&self, event: &FakeEvent) -> Result<bool> {
         self.check(FakeCall::Record)?;
         self.run()?;
-        let state = event.state.borrow();
+        let state = event.point.state.borrow();
         Ok(state.done.get() || !state.recorded.get())
     }
 
@@ -297,12 +323,12 @@ impl Queue for FakeQueue {
                 device: "the simulated accelerator".into(),
             });
         }
-        let (from, to) = (from.state.borrow().at.get(), to.state.borrow().at.get());
+        let (from, to) = (from.point.state.borrow().at.get(), to.point.state.borrow().at.get());
         Ok(Duration::from_micros(to.saturating_sub(from)))
     }
 
     fn wait_for(&self, event: &FakeEvent) -> Result<()> {
-        let (state, queue) = (event.state.borrow(), event.queue.borrow());
+        let (state, queue) = (event.point.state.borrow(), event.point.queue.borrow());
         if state.recorded.get() && !std::ptr::eq(queue.as_ptr(), &*self.0) {
             self.push(Command::Wait(Rc::clone(&state), Weak::clone(&queue)));
         }
@@ -328,14 +354,7 @@ impl Queue for FakeQueue {
 
     fn launch(&self, kernel: &FakeKernel, grid: Grid, arguments: &Arguments) -> Result<()> {
         self.check(FakeCall::Launch)?;
-        if arguments.bytes() != kernel.bytes {
-            let reason = format!("{} bytes of parameters given, {} wanted", arguments.bytes(), kernel.bytes);
-            let entry = kernel.program.name().into();
-            return Err(Error::Arguments { kernel: entry, parameter: "all".into(), reason });
-        }
-        let mut words = [0; WORDS];
-        words[..arguments.words().len()].copy_from_slice(arguments.words());
-        self.push(Command::Run(Run { program: kernel.program, grid, words, rounds: 0 }));
+        self.push(Command::Run(self.run_of(kernel, grid, arguments)?));
         Ok(())
     }
 
@@ -347,12 +366,47 @@ impl Queue for FakeQueue {
     fn end_capture(&self) -> Result<FakeGraph> {
         let captured = self.capture.borrow_mut().take().unwrap_or_default();
         self.check(FakeCall::EndCapture)?;
-        Ok(FakeGraph(captured))
+        Ok(FakeGraph { commands: RefCell::new(captured), behind: None })
     }
 
     fn replay(&self, graph: &FakeGraph) -> Result<()> {
         self.check(FakeCall::Launch)?;
-        self.commands.borrow_mut().extend(graph.0.iter().cloned());
+        let commands = graph.commands.borrow();
+        let Some(behind) = &graph.behind else {
+            self.commands.borrow_mut().extend(commands.iter().cloned());
+            return Ok(());
+        };
+        for (command, event) in commands.iter().zip(behind) {
+            let event = event.as_deref().map(|point| self.recorded(point));
+            self.commands.borrow_mut().extend([command.clone()].into_iter().chain(event));
+        }
+        self.controls.chained.fetch_add(commands.len() as u64, Ordering::AcqRel);
+        Ok(())
+    }
+
+    fn chain(&self, links: &[Link<'_, Self>]) -> Result<FakeGraph> {
+        self.check(FakeCall::EndCapture)?;
+        let run =
+            |link: &Link<'_, Self>| self.run_of(link.kernel, link.grid, &link.arguments).map(Command::Run);
+        let commands = RefCell::new(links.iter().map(run).collect::<Result<_>>()?);
+        let behind = links.iter().map(|link| link.then.map(|event| Rc::clone(&event.point))).collect();
+        Ok(FakeGraph { commands, behind: Some(behind) })
+    }
+
+    fn amend(
+        &self,
+        graph: &FakeGraph,
+        place: usize,
+        kernel: &FakeKernel,
+        grid: Grid,
+        arguments: &Arguments,
+    ) -> Result<()> {
+        let mut commands = graph.commands.borrow_mut();
+        let Some(command) = commands.get_mut(place).filter(|_| graph.behind.is_some()) else {
+            let (what, device) = ("amending it".into(), "the simulated accelerator".into());
+            return Err(Error::Unsupported { what, device });
+        };
+        *command = Command::Run(self.run_of(kernel, grid, arguments)?);
         Ok(())
     }
 

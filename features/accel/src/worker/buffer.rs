@@ -255,6 +255,8 @@ macro_rules! arguments {
 }
 
 pub(super) struct Loaded<A: Accelerator, B: Brand> {
+    /// No other kernel of the worker has it.
+    pub(super) number: u64,
     pub(super) kernel: ManuallyDrop<<A::Queue as crate::Queue>::Kernel>,
     pub(super) layout: Arc<Layout>,
     pub(super) shared: Arc<Shared<A, B>>,
@@ -265,7 +267,7 @@ impl<A: Accelerator, B: Brand> Drop for Loaded<A, B> {
     fn drop(&mut self) {
         // SAFETY: the value is being dropped, so nobody uses the field again.
         let kernel = unsafe { ManuallyDrop::take(&mut self.kernel) };
-        self.shared.discard(Garbage::Kernel(kernel));
+        self.shared.discard(Garbage::Kernel(self.number, kernel));
     }
 }
 

@@ -35,6 +35,18 @@ pub(super) struct Guarded {
     limits: Limits,
 }
 
+impl Guarded {
+    /// How often each work-item may begin the body of a loop.
+    pub(super) fn rounds(&self) -> u64 {
+        self.limits.rounds
+    }
+
+    /// How long it may take.
+    pub(super) fn time(&self) -> Duration {
+        self.limits.time
+    }
+}
+
 impl Guards {
     /// All stop words, at 0, in `memory` of [`BYTES`] bytes, which the host sees.
     pub(super) fn new(memory: Memory) -> Result<Self> {

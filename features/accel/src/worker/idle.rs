@@ -1,5 +1,6 @@
 //! What the worker's thread does between commands, and last of all: it looks after what waits for the device.
 
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -7,7 +8,7 @@ use super::Garbage;
 use super::brand::Brand;
 use super::guard::Guarded;
 use super::launch::Recorded;
-use super::session::{EventOf, Session};
+use super::session::{EventOf, QueueOf, Session};
 use crate::accelerator::{Accelerator, Queue};
 use crate::error::{Error, Result};
 use crate::executor::Idle;
@@ -15,12 +16,27 @@ use crate::executor::job::Completer;
 
 /// How long the thread sleeps between looks at work that the device has not finished.
 const LOOK: Duration = Duration::from_micros(50);
+/// How long it looks at such work without a pause: to sleep and wake up takes longer than a short kernel.
+const EAGER: Duration = Duration::from_micros(200);
 
 /// What waits for the device.
 pub(super) enum Pending<A: Accelerator> {
-    Fence(EventOf<A>, Completer<()>),
-    Garbage(EventOf<A>, Vec<Garbage<A>>),
-    Launch(EventOf<A>, Over, Option<Completer<()>>),
+    Fence(Rc<EventOf<A>>, Completer<()>),
+    Garbage(Rc<EventOf<A>>, Vec<Garbage<A>>),
+    Launch(Rc<EventOf<A>>, Over, Option<Completer<()>>),
+    /// A graph that is to be dropped, and then the events in it.
+    Chain(Rc<EventOf<A>>, <QueueOf<A> as Queue>::Graph, Vec<Rc<EventOf<A>>>),
+}
+
+impl<A: Accelerator> Pending<A> {
+    fn event(&self) -> &EventOf<A> {
+        match self {
+            Self::Fence(event, _)
+            | Self::Garbage(event, _)
+            | Self::Launch(event, ..)
+            | Self::Chain(event, ..) => event,
+        }
+    }
 }
 
 /// What has ended when a launch has.
@@ -49,7 +65,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// Lets what is over be seen when the device has done all so far, and `completer` be completed.
     pub(super) fn pend(
         &self,
-        event: EventOf<A>,
+        event: Rc<EventOf<A>>,
         over: Over,
         completer: &mut Option<Completer<()>>,
     ) -> Result<()> {
@@ -72,48 +88,87 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
             self.last.set((position, now));
             return Idle::Poll;
         }
-        if now - since < self.shared.options.spin {
-            return Idle::Poll;
+        let busy = !self.pending.borrow().is_empty();
+        let eager = self.shared.options.spin.max(if busy { EAGER } else { Duration::ZERO });
+        match now - since < eager {
+            true => Idle::Poll,
+            false if busy => Idle::Within(LOOK),
+            false => Idle::Sleep,
         }
-        if self.pending.borrow().is_empty() { Idle::Sleep } else { Idle::Within(LOOK) }
     }
 
     /// Ends what waits for the device and need not wait any more.
     pub(super) fn look(&self) {
         loop {
-            let mut pending = self.pending.borrow_mut();
-            let done = match pending.front() {
-                None => return,
-                Some(Pending::Fence(event, _) | Pending::Garbage(event, _) | Pending::Launch(event, ..)) => {
-                    self.note(self.queue.done(event))
-                }
-            };
-            if done == Ok(false) {
+            let (count, done) = self.ended();
+            if count == 0 {
                 return;
             }
-            let front = pending.pop_front();
-            drop(pending);
-            match front {
-                None => return,
-                Some(Pending::Fence(event, completer)) => {
-                    if done.is_ok() {
-                        self.events.borrow_mut().push(event);
-                    }
-                    completer.complete(done.and_then(|_| self.shared.take_deferred()));
+            for _ in 0..count {
+                let Some(first) = self.pending.borrow_mut().pop_front() else { return };
+                self.end(first, &done);
+            }
+        }
+    }
+
+    /// How many of those that wait have ended for sure, the oldest first, and how.
+    ///
+    /// To ask for an event may take the driver as long as a launch. The device works in order, so the youngest that is
+    /// done tells of all before it.
+    fn ended(&self) -> (usize, Result<()>) {
+        let pending = self.pending.borrow();
+        let done = |index: usize| pending.get(index).map(|one| self.note(self.queue.done(one.event())));
+        let mut count = 0;
+        let mut next = pending.len();
+        loop {
+            match done(next.wrapping_sub(1)) {
+                Some(Ok(true)) if next == pending.len() => return (next, Ok(())),
+                Some(Ok(true)) => count = next,
+                Some(Err(error)) => return (next, Err(error)),
+                // The youngest is not done; then the first is asked, the second, the fourth.
+                Some(Ok(false)) if next == pending.len() && next > 1 => {
+                    next = 1;
+                    continue;
                 }
-                Some(Pending::Launch(event, over, completer)) => {
-                    let result = done.clone().and(self.over(&over, done.is_ok()));
-                    if done.is_ok() {
-                        self.events.borrow_mut().push(event);
-                    }
-                    self.defer(result.clone());
-                    if let Some(completer) = completer {
-                        completer.complete(result);
-                    }
+                Some(Ok(false)) | None => return (count, Ok(())),
+            }
+            next = (2 * next).min(pending.len() - 1);
+            if next <= count {
+                return (count, Ok(()));
+            }
+        }
+    }
+
+    fn end(&self, one: Pending<A>, done: &Result<()>) {
+        match one {
+            Pending::Fence(event, completer) => {
+                if done.is_ok() {
+                    self.reuse(event);
                 }
-                Some(Pending::Garbage(_, garbage)) => {
-                    garbage.into_iter().for_each(|garbage| self.remove(garbage))
+                completer.complete(done.clone().and_then(|()| self.shared.take_deferred()));
+            }
+            Pending::Launch(event, over, completer) => {
+                let result = done.clone().and(self.over(&over, done.is_ok()));
+                if done.is_ok() {
+                    self.reuse(event);
                 }
+                self.defer(result.clone());
+                if let Some(completer) = completer {
+                    completer.complete(result);
+                }
+            }
+            Pending::Garbage(event, garbage) => {
+                if done.is_ok() {
+                    self.reuse(event);
+                }
+                garbage.into_iter().for_each(|garbage| self.remove(garbage));
+            }
+            Pending::Chain(event, graph, events) => {
+                if done.is_ok() {
+                    self.reuse(event);
+                }
+                self.log(self.queue.discard(graph));
+                drop(events);
             }
         }
     }
@@ -136,7 +191,10 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
 
     fn remove(&self, garbage: Garbage<A>) {
         match garbage {
-            Garbage::Kernel(kernel) => self.log(self.queue.unload(kernel)),
+            Garbage::Kernel(number, kernel) => {
+                self.forget_chains(number);
+                self.log(self.queue.unload(kernel));
+            }
             Garbage::Memory(memory) => self.log(self.queue.free(memory)),
             Garbage::Graph(id) => {
                 let recorded = self.graphs.borrow_mut().remove(&id);
@@ -169,6 +227,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
             self.log(self.queue.discard(graph));
             self.unhold(&uses);
         }
+        self.end_chains();
         // Before the queue frees the memory that they lie in.
         drop(self.guards.take());
         // The queue frees what it allocated when it is dropped; the pool's part need not be freed one by one.

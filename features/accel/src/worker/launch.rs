@@ -57,7 +57,8 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         }
         let kernel = ManuallyDrop::new(self.note(self.queue.load(artifact))?);
         let layout = Arc::clone(artifact.layout());
-        Ok(Kernel(Arc::new(Loaded { kernel, layout, shared: Arc::clone(&self.shared) })))
+        let number = self.next_kernel.replace(self.next_kernel.get() + 1);
+        Ok(Kernel(Arc::new(Loaded { number, kernel, layout, shared: Arc::clone(&self.shared) })))
     }
 
     /// Launches a kernel.
@@ -73,8 +74,8 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         arguments: &[Argument<'_, A, B>],
     ) -> Result<()> {
         let launch = launch.into();
-        let packed = self.pack(kernel, launch, arguments)?;
-        self.launch_packed(&kernel.0, launch, packed, &mut None)
+        let mut packed = self.pack(kernel, launch, arguments)?;
+        self.launch_packed(&kernel.0, launch, &mut packed, &mut None)
     }
 
     /// As [`Session::launch`]; `completer` is completed when the kernel has ended.
@@ -85,8 +86,8 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         arguments: &[Argument<'_, A, B>],
         completer: &mut Option<Completer<()>>,
     ) -> Result<()> {
-        let packed = self.pack(kernel, launch, arguments)?;
-        self.launch_packed(&kernel.0, launch, packed, completer)
+        let mut packed = self.pack(kernel, launch, arguments)?;
+        self.launch_packed(&kernel.0, launch, &mut packed, completer)
     }
 
     fn pack(
@@ -112,7 +113,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         &self,
         loaded: &Arc<Loaded<A, B>>,
         launch: Launch,
-        mut packed: Arguments,
+        packed: &mut Arguments,
         completer: &mut Option<Completer<()>>,
     ) -> Result<()> {
         if completer.is_some() {
@@ -128,7 +129,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         let layout = &loaded.layout;
         let begin = |packed: &Arguments| self.note(self.queue.launch(&loaded.kernel, launch.grid, packed));
         if layout.signature.guard.is_none() {
-            begin(&packed)?;
+            begin(packed)?;
             return if completer.is_some() {
                 self.pend(self.event()?, Over::Nothing, completer)
             } else {
@@ -142,9 +143,9 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         packed.set_guard(layout, address, limits.rounds);
         if let Some(uses) = self.capture.borrow_mut().as_mut() {
             uses.guarded.push(guarded);
-            return begin(&packed);
+            return begin(packed);
         }
-        match self.event().and_then(|event| begin(&packed).map(|()| event)) {
+        match self.event().and_then(|event| begin(packed).map(|()| event)) {
             Ok(event) => {
                 self.with_guards(|guards| guards.armed.arm(word, limits.time))?;
                 self.pend(event, Over::Launch(guarded), completer)
@@ -157,7 +158,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     }
 
     /// A stop word, as soon as one is free.
-    fn stop_word(&self, layout: &Arc<Layout>, limits: Limits, capturing: bool) -> Result<Guarded> {
+    pub(super) fn stop_word(&self, layout: &Arc<Layout>, limits: Limits, capturing: bool) -> Result<Guarded> {
         let deadline = self.patience();
         loop {
             if let Some(guarded) = self.with_guards(|guards| guards.take(capturing, layout, limits))? {
@@ -174,7 +175,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         }
     }
 
-    fn with_guards<R>(&self, f: impl FnOnce(&mut Guards) -> R) -> Result<R> {
+    pub(super) fn with_guards<R>(&self, f: impl FnOnce(&mut Guards) -> R) -> Result<R> {
         // A guarded kernel is loaded only where there are stop words, and they stay until the worker ends.
         self.guards.borrow_mut().as_mut().map(f).ok_or(Error::Stopped)
     }

@@ -1,8 +1,11 @@
 //! The GPU worker: one thread that owns one queue.
 
+mod batch;
 mod brand;
 mod buffer;
+mod chain;
 mod current;
+mod give;
 mod guard;
 mod idle;
 mod launch;
@@ -18,17 +21,17 @@ use std::time::{Duration, Instant};
 
 use bytemuck::Pod;
 
+pub use batch::Batch;
 pub use brand::{AnyWorker, Brand};
 pub use buffer::{Argument, Buffer, Graph, Kernel, Shaped, View};
 pub use session::Session;
 
 use crate::accelerator::{Accelerator, Queue};
-use crate::artifact::Artifact;
 use crate::device::{MemoryInfo, QueueOptions};
 use crate::error::{Error, Result};
 use crate::executor::job::{Cell, Completer, Job};
 use crate::executor::{Executor, Refused, guarded};
-use crate::launch::{Arguments, Launch, Limits, QueueArgument};
+use crate::launch::Limits;
 use crate::memory::{Memory, MemoryKind};
 use crate::pool::{Pool, PoolOptions, PoolStatistics, Taken};
 
@@ -64,7 +67,8 @@ impl Default for WorkerOptions {
 
 /// What callers dropped, for the worker to remove.
 enum Garbage<A: Accelerator> {
-    Kernel(<A::Queue as Queue>::Kernel),
+    /// With its number.
+    Kernel(u64, <A::Queue as Queue>::Kernel),
     Memory(Memory),
     Graph(u64),
 }
@@ -443,122 +447,6 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(values);
         self.submit_and_wait(self.0.deadline(), |session| session.read(source, bytes))?;
         self.0.shared.take_deferred()
-    }
-
-    /// Loads a kernel.
-    ///
-    /// # Errors
-    /// [`Error::Load`], [`Error::Stopped`], [`Error::Lost`].
-    pub fn load(&self, artifact: &Artifact) -> Result<Kernel<A, B>> {
-        self.submit_and_wait(self.0.deadline(), |session| session.load(artifact))
-    }
-
-    /// Queues a launch: `worker.launch(&kernel, 64, &arguments![&x, &y, 1u32])`. Nothing is allocated for it, up to 512
-    /// bytes of parameters.
-    ///
-    /// That a guarded kernel was stopped ([`Error::OutOfRounds`], [`Error::DeadlineExceeded`]) the next wait says, as of
-    /// all that fails later.
-    ///
-    /// # Errors
-    /// [`Error::Grid`], [`Error::Arguments`], [`Error::WrongWorker`], [`Error::QueueFull`] when no room came in the
-    /// options' patience, [`Error::Stopped`], [`Error::Lost`].
-    pub fn launch(
-        &self,
-        kernel: &Kernel<A, B>,
-        launch: impl Into<Launch>,
-        arguments: &[Argument<'_, A, B>],
-    ) -> Result<()> {
-        let (shared, launch) = (&self.0.shared, launch.into());
-        if let Some(done) = current::with(shared, |session| session.launch(kernel, launch, arguments)) {
-            return done;
-        }
-        let packed = self.pack(kernel, launch, arguments)?;
-        let loaded = Arc::clone(&kernel.0);
-        self.command(move |session| session.launch_packed(&loaded, launch, packed, &mut None))
-    }
-
-    /// As [`Worker::launch`], with a future that ends when the kernel has ended, with what became of it: a launch whose
-    /// failure is this job's and nobody else's to see. The next wait says it too.
-    ///
-    /// Until the launch is given to the device it can be [cancelled](Job::cancel).
-    ///
-    /// # Errors
-    /// As [`Worker::launch`].
-    pub fn launch_job(
-        &self,
-        kernel: &Kernel<A, B>,
-        launch: impl Into<Launch>,
-        arguments: &[Argument<'_, A, B>],
-    ) -> Result<Job<()>> {
-        let (shared, launch) = (&self.0.shared, launch.into());
-        let cell = Arc::new(Cell::new());
-        let mut completer = Some(Completer(Arc::clone(&cell)));
-        let inline = current::with(shared, |session| {
-            cell.start(None);
-            session.launch_job(kernel, launch, arguments, &mut completer)
-        });
-        if let Some(done) = inline {
-            return done.map(|()| Job(cell));
-        }
-        let packed = self.pack(kernel, launch, arguments)?;
-        let loaded = Arc::clone(&kernel.0);
-        self.command(move |session| {
-            if !completer.as_ref().is_some_and(|completer| completer.0.start(None)) {
-                return Ok(());
-            }
-            let launched = guarded(|| session.launch_packed(&loaded, launch, packed, &mut completer));
-            if let (Some(completer), Err(error)) = (completer, &launched) {
-                completer.complete(Err(error.clone()));
-            }
-            launched
-        })?;
-        Ok(Job(cell))
-    }
-
-    fn pack(
-        &self,
-        kernel: &Kernel<A, B>,
-        launch: Launch,
-        arguments: &[Argument<'_, A, B>],
-    ) -> Result<Arguments> {
-        let shared = &self.0.shared;
-        shared.own("kernel", &kernel.0.shared)?;
-        launch.grid.check(kernel.entry(), shared.accelerator.info())?;
-        Arguments::pack(
-            &kernel.0.layout,
-            arguments.iter().map(|argument| match argument {
-                Argument::View(shaped) => {
-                    shared.own("buffer", shaped.view.shared())?;
-                    Ok(QueueArgument::View(shaped.view.region(), shaped.extents))
-                }
-                Argument::Scalar(scalar) => Ok(QueueArgument::Scalar(*scalar)),
-            }),
-        )
-    }
-
-    /// Records what `f` does into a graph, instead of doing it.
-    ///
-    /// # Errors
-    /// What `f` returns; [`Error::Capturing`] for what can't be recorded; the device's.
-    pub fn capture<'a>(
-        &self,
-        f: impl FnOnce(&Session<A, B>) -> Result<()> + Send + 'a,
-    ) -> Result<Graph<A, B>> {
-        self.submit_and_wait(self.0.deadline(), |session| session.capture(f))
-    }
-
-    /// Queues a graph.
-    ///
-    /// # Errors
-    /// As [`Worker::launch`].
-    pub fn replay(&self, graph: &Graph<A, B>) -> Result<()> {
-        let shared = &self.0.shared;
-        shared.own("graph", &graph.shared)?;
-        if let Some(done) = current::with(shared, |session| session.replay(graph)) {
-            return done;
-        }
-        let id = graph.id;
-        self.command(move |session| session.replay_id(id))
     }
 
     /// A future that ends when the device has done all that was given so far.

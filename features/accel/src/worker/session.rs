@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::Shared;
 use super::brand::Brand;
 use super::buffer::{Buffer, View};
+use super::chain::Chains;
 use super::guard::Guards;
 use super::idle::Pending;
 use super::launch::{Recorded, Uses};
@@ -30,10 +31,13 @@ pub struct Session<A: Accelerator, B: Brand> {
     pub(super) shared: Arc<Shared<A, B>>,
     pub(super) staging: RefCell<Option<Rc<Staging<A>>>>,
     pub(super) pending: RefCell<VecDeque<Pending<A>>>,
-    pub(super) events: RefCell<Vec<EventOf<A>>>,
+    pub(super) events: RefCell<Vec<Rc<EventOf<A>>>>,
     pub(super) graphs: RefCell<HashMap<u64, Recorded<A, B>>>,
     pub(super) capture: RefCell<Option<Uses<A, B>>>,
     pub(super) next_graph: Cell<u64>,
+    pub(super) next_kernel: Cell<u64>,
+    /// Of batches that came before.
+    pub(super) chains: RefCell<Chains<A>>,
     /// The last position at which a command came, and when that was seen.
     pub(super) last: Cell<(u64, Instant)>,
 }
@@ -50,6 +54,8 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
             graphs: RefCell::default(),
             capture: RefCell::new(None),
             next_graph: Cell::new(1),
+            next_kernel: Cell::new(1),
+            chains: RefCell::default(),
             last: Cell::new((0, Instant::now())),
         }
     }
@@ -168,7 +174,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         let done =
             self.note(self.queue.record(&event)).and_then(|()| self.note(self.queue.wait(&event, deadline)));
         if done.is_ok() {
-            self.events.borrow_mut().push(event);
+            self.reuse(event);
             self.look();
         }
         done
@@ -218,9 +224,16 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         Instant::now() + self.shared.options.queue.patience
     }
 
-    pub(super) fn event(&self) -> Result<EventOf<A>> {
+    pub(super) fn event(&self) -> Result<Rc<EventOf<A>>> {
         let event = self.events.borrow_mut().pop();
-        event.map_or_else(|| self.note(self.queue.event(false)), Ok)
+        event.map_or_else(|| self.note(self.queue.event(false)).map(Rc::new), Ok)
+    }
+
+    /// Keeps an event that is done for the next that wants one, unless a chain has it.
+    pub(super) fn reuse(&self, event: Rc<EventOf<A>>) {
+        if Rc::strong_count(&event) == 1 {
+            self.events.borrow_mut().push(event);
+        }
     }
 
     /// A view's region, if the running command may use it.

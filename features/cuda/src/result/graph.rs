@@ -1,30 +1,162 @@
 //! Graphs that can be launched.
 
+use std::ffi::c_void;
 use std::ptr;
 use std::rc::Rc;
 
-use vm_accel::Result;
+use vm_accel::{Arguments, Error, Grid, Result};
 
-use super::{Context, Stream, ended};
-use crate::sys::{CUgraph, CUgraphExec};
+use super::stream::Parameters;
+use super::{Context, Event, Module, Stream, ended};
+use crate::sys::{CUDA_KERNEL_NODE_PARAMS_v2, CUgraph, CUgraphExec, CUgraphNode};
 
 /// An executable graph.
 pub(crate) struct Graph {
     handle: CUgraphExec,
+    chain: Option<Chain>,
     context: Rc<Context>,
 }
 
+/// A graph of launches, one behind the other, and its nodes.
+struct Chain {
+    graph: CUgraph,
+    launches: Vec<CUgraphNode>,
+    context: Rc<Context>,
+}
+
+/// The parameters of a launch's node.
+fn node(module: &Module, grid: Grid, extra: *mut *mut c_void) -> CUDA_KERNEL_NODE_PARAMS_v2 {
+    let (Grid([gx, gy, gz]), [bx, by, bz]) = (grid, module.block());
+    CUDA_KERNEL_NODE_PARAMS_v2 {
+        func: module.function(),
+        gridDimX: gx,
+        gridDimY: gy,
+        gridDimZ: gz,
+        blockDimX: bx,
+        blockDimY: by,
+        blockDimZ: bz,
+        sharedMemBytes: module.shared_bytes(),
+        kernelParams: ptr::null_mut(),
+        extra,
+        kern: ptr::null_mut(),
+        ctx: ptr::null_mut(),
+    }
+}
+
+impl Chain {
+    /// A graph without launches.
+    fn new(context: &Rc<Context>) -> Result<Self> {
+        let mut graph = ptr::null_mut();
+        // SAFETY: the pointer is to a local.
+        let status = unsafe { (context.driver.cuGraphCreate)(&raw mut graph, 0) };
+        context.driver.check("cuGraphCreate", status)?;
+        Ok(Self { graph, launches: Vec::new(), context: Rc::clone(context) })
+    }
+
+    /// Adds a launch behind a node; gives its own.
+    fn launch(
+        &mut self,
+        before: Option<CUgraphNode>,
+        module: &Module,
+        grid: Grid,
+        arguments: &Arguments,
+    ) -> Result<CUgraphNode> {
+        let driver = self.context.driver;
+        let mut parameters = Parameters::of(arguments);
+        let mut added = ptr::null_mut();
+        let (before, count) = (before.as_slice().as_ptr(), before.as_slice().len());
+        let launch = node(module, grid, parameters.extra().as_mut_ptr());
+        // SAFETY: the graph and the nodes in it are live; the driver copies the parameters before it returns. What the
+        // kernel does was promised by `Artifact::new`.
+        let status = unsafe {
+            (driver.cuGraphAddKernelNode_v2)(&raw mut added, self.graph, before, count, &raw const launch)
+        };
+        driver.check("cuGraphAddKernelNode", status)?;
+        self.launches.push(added);
+        Ok(added)
+    }
+
+    /// Adds an event behind a node; gives its own.
+    fn event(&mut self, before: CUgraphNode, event: &Event) -> Result<CUgraphNode> {
+        let driver = self.context.driver;
+        let mut added = ptr::null_mut();
+        // SAFETY: all are live; who replays the graph keeps the event.
+        let status = unsafe {
+            (driver.cuGraphAddEventRecordNode)(
+                &raw mut added,
+                self.graph,
+                &raw const before,
+                1,
+                event.handle(),
+            )
+        };
+        driver.check("cuGraphAddEventRecordNode", status)?;
+        Ok(added)
+    }
+}
+
+impl Drop for Chain {
+    fn drop(&mut self) {
+        let driver = self.context.driver;
+        let _ = self.context.enter();
+        // SAFETY: nobody uses the graph after this.
+        ended(driver, "cuGraphDestroy", unsafe { (driver.cuGraphDestroy)(self.graph) });
+    }
+}
+
 impl Graph {
-    /// Makes a captured graph executable, and ends it.
-    pub(super) fn instantiate(context: &Rc<Context>, graph: CUgraph) -> Result<Self> {
+    fn executable(context: &Rc<Context>, graph: CUgraph) -> Result<CUgraphExec> {
         let driver = context.driver;
         let mut handle = ptr::null_mut();
         // SAFETY: the graph is live, the pointer is to a local.
         let status = unsafe { (driver.cuGraphInstantiateWithFlags)(&raw mut handle, graph, 0) };
-        // SAFETY: nobody uses the graph after this; the executable one does not need it.
-        ended(driver, "cuGraphDestroy", unsafe { (driver.cuGraphDestroy)(graph) });
         driver.check("cuGraphInstantiate", status)?;
-        Ok(Self { handle, context: Rc::clone(context) })
+        Ok(handle)
+    }
+
+    /// Makes a captured graph executable, and ends it.
+    pub(super) fn instantiate(context: &Rc<Context>, graph: CUgraph) -> Result<Self> {
+        // Dropped with this; the executable one does not need it.
+        let captured = Chain { graph, launches: Vec::new(), context: Rc::clone(context) };
+        let handle = Self::executable(context, captured.graph)?;
+        Ok(Self { handle, chain: None, context: Rc::clone(context) })
+    }
+
+    /// An executable graph of launches, one behind the other, each with the event behind it.
+    pub(crate) fn chain<'a>(
+        context: &Rc<Context>,
+        launches: impl Iterator<Item = (&'a Module, Grid, &'a Arguments, Option<&'a Event>)>,
+    ) -> Result<Self> {
+        let mut chain = Chain::new(context)?;
+        let mut last = None;
+        for (module, grid, arguments, event) in launches {
+            let launched = chain.launch(last, module, grid, arguments)?;
+            last = Some(event.map_or(Ok(launched), |event| chain.event(launched, event))?);
+        }
+        let handle = Self::executable(context, chain.graph)?;
+        Ok(Self { handle, chain: Some(chain), context: Rc::clone(context) })
+    }
+
+    /// Gives the launch at a place of a chain other arguments, for the launches of the graph that follow.
+    pub(crate) fn amend(
+        &self,
+        place: usize,
+        module: &Module,
+        grid: Grid,
+        arguments: &Arguments,
+    ) -> Result<()> {
+        let driver = self.context.driver;
+        let Some(&launch) = self.chain.as_ref().and_then(|chain| chain.launches.get(place)) else {
+            let (what, device) = ("amending a graph that is no chain".into(), "CUDA".into());
+            return Err(Error::Unsupported { what, device });
+        };
+        let mut parameters = Parameters::of(arguments);
+        let node = node(module, grid, parameters.extra().as_mut_ptr());
+        // SAFETY: the executable graph was made of the node's, which is live; the driver copies the parameters before it
+        // returns. What the kernel does was promised by `Artifact::new`.
+        let status =
+            unsafe { (driver.cuGraphExecKernelNodeSetParams_v2)(self.handle, launch, &raw const node) };
+        driver.check("cuGraphExecKernelNodeSetParams", status)
     }
 
     pub(crate) fn launch(&self, stream: &Stream) -> Result<()> {

@@ -1,5 +1,6 @@
 //! Streams and events.
 
+use std::ffi::c_void;
 use std::ptr;
 use std::rc::Rc;
 use std::time::Duration;
@@ -19,6 +20,33 @@ const THREAD_LOCAL: u32 = 1;
 const END: usize = 0;
 const BUFFER: usize = 1;
 const SIZE: usize = 2;
+
+/// A block of parameters as the driver takes it.
+pub(super) struct Parameters<'a> {
+    bytes: usize,
+    block: &'a [u64],
+    extra: [*mut c_void; 5],
+}
+
+impl<'a> Parameters<'a> {
+    pub(super) fn of(arguments: &'a Arguments) -> Self {
+        let (bytes, block) = (arguments.bytes() as usize, arguments.words());
+        Self { bytes, block, extra: [ptr::null_mut(); 5] }
+    }
+
+    /// The list of pointers that tells where the block is. They are good as long as this value is neither moved nor
+    /// dropped.
+    pub(super) fn extra(&mut self) -> &mut [*mut c_void; 5] {
+        self.extra = [
+            ptr::without_provenance_mut(BUFFER),
+            self.block.as_ptr().cast_mut().cast(),
+            ptr::without_provenance_mut(SIZE),
+            (&raw mut self.bytes).cast(),
+            ptr::without_provenance_mut(END),
+        ];
+        &mut self.extra
+    }
+}
 
 /// A stream of the context.
 pub(crate) struct Stream {
@@ -68,15 +96,7 @@ impl Stream {
 
     pub(crate) fn launch(&self, module: &Module, grid: Grid, arguments: &Arguments) -> Result<()> {
         let driver = self.context.driver;
-        let mut bytes = arguments.bytes() as usize;
-        let words = arguments.words();
-        let mut extra = [
-            ptr::without_provenance_mut(BUFFER),
-            words.as_ptr().cast_mut().cast(),
-            ptr::without_provenance_mut(SIZE),
-            (&raw mut bytes).cast(),
-            ptr::without_provenance_mut(END),
-        ];
+        let mut parameters = Parameters::of(arguments);
         let Grid([gx, gy, gz]) = grid;
         let [bx, by, bz] = module.block();
         // SAFETY: the function is live; the block of parameters is given with its length, and the driver copies it
@@ -93,7 +113,7 @@ impl Stream {
                 module.shared_bytes(),
                 self.handle,
                 ptr::null_mut(),
-                extra.as_mut_ptr(),
+                parameters.extra().as_mut_ptr(),
             )
         };
         driver.check("cuLaunchKernel", status)
@@ -139,6 +159,10 @@ impl Event {
             unsafe { (context.driver.cuEventCreate)(&raw mut handle, if timed { 0 } else { NO_TIME }) };
         context.driver.check("cuEventCreate", status)?;
         Ok(Self { handle, context: Rc::clone(context) })
+    }
+
+    pub(super) fn handle(&self) -> CUevent {
+        self.handle
     }
 
     pub(crate) fn record(&self, stream: &Stream) -> Result<()> {

@@ -1,0 +1,123 @@
+//! Launches that are given together.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::Shared;
+use super::brand::{AnyWorker, Brand};
+use super::buffer::{Argument, Buffer, Kernel, Loaded};
+use crate::accelerator::Accelerator;
+use crate::error::Result;
+use crate::launch::{Arguments, Launch};
+
+/// Launches for [`Worker::launch_batch`](crate::Worker::launch_batch), packed one behind the other. It borrows the
+/// buffers that they use.
+pub struct Batch<'a, A: Accelerator, B: Brand = AnyWorker> {
+    shared: Arc<Shared<A, B>>,
+    steps: Steps<A, B>,
+    buffers: PhantomData<&'a Buffer<A, B>>,
+}
+
+/// The launches of a batch.
+pub(super) struct Steps<A: Accelerator, B: Brand> {
+    steps: Vec<Step<A, B>>,
+    words: Vec<u64>,
+    /// The position from which commands may use all buffers in it.
+    ready: u64,
+}
+
+struct Step<A: Accelerator, B: Brand> {
+    loaded: Arc<Loaded<A, B>>,
+    launch: Launch,
+    /// Which of the batch's words are its arguments.
+    words: Range<usize>,
+}
+
+/// One launch of a batch.
+pub(super) struct Packed<'a, A: Accelerator, B: Brand> {
+    pub(super) loaded: &'a Arc<Loaded<A, B>>,
+    pub(super) launch: Launch,
+    words: &'a [u64],
+}
+
+impl<A: Accelerator, B: Brand> Packed<'_, A, B> {
+    pub(super) fn arguments(&self) -> Arguments {
+        Arguments::repacked(self.loaded.layout.bytes, self.words)
+    }
+}
+
+impl<'a, A: Accelerator, B: Brand> Batch<'a, A, B> {
+    pub(super) fn new(shared: Arc<Shared<A, B>>) -> Self {
+        let steps = Steps { steps: Vec::new(), words: Vec::new(), ready: 0 };
+        Self { shared, steps, buffers: PhantomData }
+    }
+
+    /// Adds a launch, as [`Worker::launch`](crate::Worker::launch) takes it.
+    ///
+    /// # Errors
+    /// [`Error::Grid`](crate::Error::Grid), [`Error::Arguments`](crate::Error::Arguments),
+    /// [`Error::WrongWorker`](crate::Error::WrongWorker); the batch is then as it was.
+    pub fn launch(
+        &mut self,
+        kernel: &Kernel<A, B>,
+        launch: impl Into<Launch>,
+        arguments: &[Argument<'a, A, B>],
+    ) -> Result<()> {
+        let launch = launch.into();
+        let packed = self.shared.pack(kernel, launch, arguments)?;
+        let ready = arguments.iter().map(|argument| match argument {
+            Argument::View(shaped) => shaped.view.ready(),
+            Argument::Scalar(_) => 0,
+        });
+        let Steps { steps, words, .. } = &mut self.steps;
+        let first = words.len();
+        words.extend_from_slice(packed.words());
+        steps.push(Step { loaded: Arc::clone(&kernel.0), launch, words: first..words.len() });
+        self.steps.ready = ready.fold(self.steps.ready, u64::max);
+        Ok(())
+    }
+
+    /// How many launches it has.
+    pub fn len(&self) -> usize {
+        self.steps.steps.len()
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The launches, for the worker that the batch is of.
+    pub(super) fn into_steps(self, shared: &Arc<Shared<A, B>>) -> Result<Steps<A, B>> {
+        shared.own("batch", &self.shared)?;
+        Ok(self.steps)
+    }
+}
+
+impl<A: Accelerator, B: Brand> std::fmt::Debug for Batch<'_, A, B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Batch").field("launches", &self.len()).finish_non_exhaustive()
+    }
+}
+
+impl<A: Accelerator, B: Brand> Steps<A, B> {
+    pub(super) fn len(&self) -> usize {
+        self.steps.len()
+    }
+
+    pub(super) fn ready(&self) -> u64 {
+        self.ready
+    }
+
+    /// The launches in this part of the batch.
+    pub(super) fn part(&self, part: Range<usize>) -> Vec<Packed<'_, A, B>> {
+        self.steps.get(part).unwrap_or(&[]).iter().map(|step| self.packed(step)).collect()
+    }
+
+    fn packed<'s>(&'s self, step: &'s Step<A, B>) -> Packed<'s, A, B> {
+        // They were put there by `Batch::launch`.
+        let words = self.words.get(step.words.clone()).unwrap_or(&[]);
+        Packed { loaded: &step.loaded, launch: step.launch, words }
+    }
+}

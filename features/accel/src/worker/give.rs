@@ -1,0 +1,170 @@
+//! The caller's side of launches: what is wrong with them is said at once, and they are queued packed.
+
+use std::sync::Arc;
+
+use super::batch::Batch;
+use super::brand::Brand;
+use super::buffer::{Argument, Graph, Kernel};
+use super::session::Session;
+use super::{Shared, Worker, current};
+use crate::accelerator::Accelerator;
+use crate::artifact::Artifact;
+use crate::error::{Error, Result};
+use crate::executor::guarded;
+use crate::executor::job::{Cell, Completer, Job};
+use crate::launch::{Arguments, Launch, QueueArgument};
+
+impl<A: Accelerator, B: Brand> Shared<A, B> {
+    /// Packs arguments for a launch by whoever borrows the buffers until it is queued.
+    pub(super) fn pack(
+        self: &Arc<Self>,
+        kernel: &Kernel<A, B>,
+        launch: Launch,
+        arguments: &[Argument<'_, A, B>],
+    ) -> Result<Arguments> {
+        self.own("kernel", &kernel.0.shared)?;
+        launch.grid.check(kernel.entry(), self.accelerator.info())?;
+        Arguments::pack(
+            &kernel.0.layout,
+            arguments.iter().map(|argument| match argument {
+                Argument::View(shaped) => {
+                    self.own("buffer", shaped.view.shared())?;
+                    Ok(QueueArgument::View(shaped.view.region(), shaped.extents))
+                }
+                Argument::Scalar(scalar) => Ok(QueueArgument::Scalar(*scalar)),
+            }),
+        )
+    }
+}
+
+impl<A: Accelerator, B: Brand> Worker<A, B> {
+    /// Loads a kernel.
+    ///
+    /// # Errors
+    /// [`Error::Load`], [`Error::Stopped`], [`Error::Lost`].
+    pub fn load(&self, artifact: &Artifact) -> Result<Kernel<A, B>> {
+        self.submit_and_wait(self.0.deadline(), |session| session.load(artifact))
+    }
+
+    /// Queues a launch: `worker.launch(&kernel, 64, &arguments![&x, &y, 1u32])`. Nothing is allocated for it, up to 512
+    /// bytes of parameters.
+    ///
+    /// That a guarded kernel was stopped ([`Error::OutOfRounds`], [`Error::DeadlineExceeded`]) the next wait says, as of
+    /// all that fails later.
+    ///
+    /// # Errors
+    /// [`Error::Grid`], [`Error::Arguments`], [`Error::WrongWorker`], [`Error::QueueFull`] when no room came in the
+    /// options' patience, [`Error::Stopped`], [`Error::Lost`].
+    pub fn launch(
+        &self,
+        kernel: &Kernel<A, B>,
+        launch: impl Into<Launch>,
+        arguments: &[Argument<'_, A, B>],
+    ) -> Result<()> {
+        let (shared, launch) = (&self.0.shared, launch.into());
+        if let Some(done) = current::with(shared, |session| session.launch(kernel, launch, arguments)) {
+            return done;
+        }
+        let mut packed = self.pack(kernel, launch, arguments)?;
+        let loaded = Arc::clone(&kernel.0);
+        self.command(move |session| session.launch_packed(&loaded, launch, &mut packed, &mut None))
+    }
+
+    /// As [`Worker::launch`], with a future that ends when the kernel has ended, with what became of it: a launch whose
+    /// failure is this job's and nobody else's to see. The next wait says it too.
+    ///
+    /// Until the launch is given to the device it can be [cancelled](Job::cancel).
+    ///
+    /// # Errors
+    /// As [`Worker::launch`].
+    pub fn launch_job(
+        &self,
+        kernel: &Kernel<A, B>,
+        launch: impl Into<Launch>,
+        arguments: &[Argument<'_, A, B>],
+    ) -> Result<Job<()>> {
+        let (shared, launch) = (&self.0.shared, launch.into());
+        let cell = Arc::new(Cell::new());
+        let mut completer = Some(Completer(Arc::clone(&cell)));
+        let inline = current::with(shared, |session| {
+            cell.start(None);
+            session.launch_job(kernel, launch, arguments, &mut completer)
+        });
+        if let Some(done) = inline {
+            return done.map(|()| Job(cell));
+        }
+        let mut packed = self.pack(kernel, launch, arguments)?;
+        let loaded = Arc::clone(&kernel.0);
+        self.command(move |session| {
+            if !completer.as_ref().is_some_and(|completer| completer.0.start(None)) {
+                return Ok(());
+            }
+            let launched = guarded(|| session.launch_packed(&loaded, launch, &mut packed, &mut completer));
+            if let (Some(completer), Err(error)) = (completer, &launched) {
+                completer.complete(Err(error.clone()));
+            }
+            launched
+        })?;
+        Ok(Job(cell))
+    }
+
+    /// A batch of launches for [`Worker::launch_batch`], without any yet.
+    pub fn batch<'a>(&self) -> Batch<'a, A, B> {
+        Batch::new(Arc::clone(&self.0.shared))
+    }
+
+    /// Queues the launches of a batch, one behind the other, as one command: it costs less than to queue each by
+    /// itself. Where the accelerator can, batches that come again and again are replayed as a graph.
+    ///
+    /// What fails, fails as it would by itself, and those behind it run.
+    ///
+    /// # Errors
+    /// [`Error::WrongWorker`], [`Error::QueueFull`] when no room came in the options' patience, [`Error::Stopped`],
+    /// [`Error::Lost`]; on the worker's own thread [`Error::OutOfOrder`], and [`Error::Capturing`] in a capture.
+    pub fn launch_batch(&self, batch: Batch<'_, A, B>) -> Result<()> {
+        let shared = &self.0.shared;
+        let steps = batch.into_steps(shared)?;
+        if steps.len() == 0 {
+            return Ok(());
+        }
+        if current::is(shared.id) {
+            let done = current::with(shared, |session| session.launch_steps_now(&steps));
+            return done.unwrap_or(Err(Error::Stopped));
+        }
+        self.command(move |session| session.launch_steps(&steps))
+    }
+
+    fn pack(
+        &self,
+        kernel: &Kernel<A, B>,
+        launch: Launch,
+        arguments: &[Argument<'_, A, B>],
+    ) -> Result<Arguments> {
+        self.0.shared.pack(kernel, launch, arguments)
+    }
+
+    /// Records what `f` does into a graph, instead of doing it.
+    ///
+    /// # Errors
+    /// What `f` returns; [`Error::Capturing`] for what can't be recorded; the device's.
+    pub fn capture<'a>(
+        &self,
+        f: impl FnOnce(&Session<A, B>) -> Result<()> + Send + 'a,
+    ) -> Result<Graph<A, B>> {
+        self.submit_and_wait(self.0.deadline(), |session| session.capture(f))
+    }
+
+    /// Queues a graph.
+    ///
+    /// # Errors
+    /// As [`Worker::launch`].
+    pub fn replay(&self, graph: &Graph<A, B>) -> Result<()> {
+        let shared = &self.0.shared;
+        shared.own("graph", &graph.shared)?;
+        if let Some(done) = current::with(shared, |session| session.replay(graph)) {
+            return done;
+        }
+        let id = graph.id;
+        self.command(move |session| session.replay_id(id))
+    }
+}
