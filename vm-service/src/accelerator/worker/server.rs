@@ -29,7 +29,8 @@ const BUFFERS: usize = 4096;
 const RANGES: usize = 16384;
 /// What the accelerator's pool may keep of freed memory beyond the guest's quota.
 const KEPT: u64 = 64 << 20;
-/// Launches between two fences of our own: so many at most stand between a fence and its answer.
+/// Launches between two fences of our own: so many at most stand between a fence and its answer. They are given to the
+/// accelerator together.
 const FENCED: u32 = 64;
 /// What an operation may take beside a launch's deadline: to compile a module, to register memory.
 pub(super) const GRACE: Duration = Duration::from_secs(30);
@@ -250,30 +251,43 @@ impl<A: Accelerator> Server<A> {
             executed.answer = Answer::refused(Status::ReplyRoom);
             return executed;
         };
-        let mut failed = false;
+        let results = &mut executed.answer.results;
+        results.reserve(decoded.len());
         // Decoding saw that none of them is malformed.
-        for (index, operation) in (0..).zip(decoded.operations().flatten()) {
-            if failed {
-                executed.answer.results.push((Status::Skipped, Vec::new()));
-                continue;
-            }
+        let mut operations = (0..).zip(decoded.operations().flatten()).peekable();
+        while let Some((index, operation)) = operations.next() {
             let under_way = self.watch.begin("an operation", self.quotas.limits.time.saturating_add(GRACE));
-            let result = self.operation(&operation, index, spare, &mut executed.fences);
-            drop(under_way);
-            let result = match result {
-                Ok(answer) => {
-                    if let Operation::Log = operation {
-                        spare -= answer.len().next_multiple_of(8);
+            let (done, result) = match operation {
+                Operation::Launch(first) => {
+                    let more = std::iter::from_fn(|| match operations.peek() {
+                        Some((_, Operation::Launch(launch))) => {
+                            let launch = *launch;
+                            operations.next();
+                            Some(launch)
+                        }
+                        _ => None,
+                    });
+                    self.launches(std::iter::once(first).chain(more), &mut executed.fences)
+                }
+                other => match self.operation(&other, index, spare, &mut executed.fences) {
+                    Ok(answer) => {
+                        if let Operation::Log = other {
+                            spare -= answer.len().next_multiple_of(8);
+                        }
+                        results.push((Status::Ok, answer));
+                        (0, Ok(()))
                     }
-                    (Status::Ok, answer)
-                }
-                Err((status, text)) => {
-                    failed = true;
-                    self.note(batch, index, status, text);
-                    (status, Vec::new())
-                }
+                    Err(failure) => (0, Err(failure)),
+                },
             };
-            executed.answer.results.push(result);
+            drop(under_way);
+            results.extend(std::iter::repeat_n((Status::Ok, Vec::new()), done as usize));
+            if let Err((status, text)) = result {
+                self.note(batch, index + done, status, text);
+                results.push((status, Vec::new()));
+                results.resize(decoded.len(), (Status::Skipped, Vec::new()));
+                break;
+            }
         }
         if self.working {
             match self.fence(None) {
@@ -322,12 +336,7 @@ impl<A: Accelerator> Server<A> {
                 self.worker.fill(self.span(target)?, *value).map_err(failure)?;
                 self.working = true;
             }
-            Operation::Launch(launch) => {
-                self.launch(launch)?;
-                if self.unfenced >= FENCED {
-                    fences.push(self.fence(None)?);
-                }
-            }
+            Operation::Launch(launch) => self.launches(std::iter::once(*launch), fences).1?,
             Operation::Fence => fences.push(self.fence(Some(index))?),
         }
         Ok(Vec::new())
@@ -460,11 +469,51 @@ impl<A: Accelerator> Server<A> {
         self.held(span.buffer)?.view(span.offset, span.bytes)
     }
 
-    fn launch(&mut self, launch: &vm_paravirt::Launch<'_>) -> Result<(), Failure> {
+    /// Hands over launches that follow each other, as many as one fence may stand behind; the rest is left. How many
+    /// were handed over, and why the next was not.
+    fn launches<'b>(
+        &mut self,
+        launches: impl Iterator<Item = vm_paravirt::Launch<'b>>,
+        fences: &mut Vec<Fence>,
+    ) -> (u32, Result<(), Failure>) {
+        let (mut batch, mut arguments) = (self.worker.batch(), Vec::new());
+        let mut packed = Ok(());
+        for launch in launches.take(FENCED.saturating_sub(self.unfenced).max(1) as usize) {
+            packed = self.pack(&mut batch, &mut arguments, &launch);
+            if packed.is_err() {
+                break;
+            }
+        }
+        let count = batch.len() as u32;
+        if count == 0 {
+            return (0, packed);
+        }
+        if let Err(error) = self.worker.launch_batch(batch) {
+            return (0, Err(failure(error)));
+        }
+        self.unfenced += count;
+        self.working = true;
+        if self.unfenced >= FENCED {
+            match self.fence(None) {
+                Ok(fence) => fences.push(fence),
+                // Said of the last of them.
+                Err(failure) if packed.is_ok() => return (count - 1, Err(failure)),
+                Err(_) => {}
+            }
+        }
+        (count, packed)
+    }
+
+    fn pack<'s>(
+        &'s self,
+        batch: &mut vm_accel::Batch<'s, A>,
+        arguments: &mut Vec<vm_accel::Argument<'s, A>>,
+        launch: &vm_paravirt::Launch<'_>,
+    ) -> Result<(), Failure> {
         let module = self.modules.get(&launch.module).ok_or_else(|| missing("module", launch.module))?;
         let loaded = module.get(launch.kernel as usize).ok_or_else(|| missing("kernel", launch.kernel))?;
         let parameters = &loaded.artifact.signature().parameters;
-        let mut arguments = Vec::with_capacity(launch.arguments.len());
+        arguments.clear();
         // Decoding saw that none of them is malformed.
         for (index, argument) in launch.arguments.flatten().enumerate() {
             arguments.push(match argument {
@@ -485,10 +534,7 @@ impl<A: Accelerator> Server<A> {
         let most = self.quotas.limits;
         let rounds = if launch.rounds == 0 { most.rounds } else { launch.rounds.min(most.rounds) };
         let how = Launch::over(launch.grid).within(Limits { rounds, ..most });
-        self.worker.launch(&loaded.kernel, how, &arguments).map_err(failure)?;
-        self.unfenced += 1;
-        self.working = true;
-        Ok(())
+        batch.launch(&loaded.kernel, how, arguments).map_err(failure)
     }
 
     fn shaped(&self, view: &View) -> Result<vm_accel::Argument<'_, A>, Failure> {

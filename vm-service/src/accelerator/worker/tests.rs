@@ -201,6 +201,49 @@ fn buffers_on_the_device_are_zero_copied_and_freed() {
 }
 
 #[test]
+fn launches_in_a_row_all_run_up_to_the_one_that_is_wrong() {
+    let mut bench = Bench::new();
+    let ir = add_and_spin();
+    let setup = |batch: &mut BatchWriter<'_>| {
+        batch.create_module(1, &ir)?;
+        batch.create_buffer(1, 64)?;
+        batch.import_buffer(2, &[Range { address: 0x1000, bytes: 64 }])
+    };
+    bench.check(setup, Ok(()));
+    let mut expect = 0u32;
+    // The places where a launch has a wrong argument, among launches that each add 1.
+    for wrong in [None, Some(0), Some(1), Some(63), Some(64), Some(100), Some(199), None] {
+        let result = wrong.map_or(Ok(()), |place| Err((place, Status::Arguments)));
+        bench.check(
+            |batch| {
+                for place in 0..200 {
+                    let views = [Argument::view(1, 0, &[16])?, Argument::view(2, 0, &[16])?];
+                    let [from, to] = if place % 2 == 0 { views } else { [views[1], views[0]] };
+                    let addend =
+                        if wrong == Some(place) { Argument::Scalar(1 << 32) } else { Argument::i32(1) };
+                    batch.launch(1, 0, [1; 3], &[from, to, addend])?;
+                }
+                batch.fence()
+            },
+            result,
+        );
+        // An odd number of them leaves the last sum in the other buffer.
+        let ran = wrong.unwrap_or(200) as u32;
+        expect += ran;
+        if ran % 2 == 1 {
+            bench.check(|batch| batch.copy((1, 0), (2, 0), 64), Ok(()));
+        } else {
+            bench.check(|batch| batch.copy((2, 0), (1, 0), 64), Ok(()));
+        }
+        bench.check(|batch| batch.fence(), Ok(()));
+        let mut got = [0; 4];
+        bench.ram.read_exact_at(&mut got, 0).unwrap();
+        assert_eq!(u32::from_le_bytes(got), expect, "{wrong:?}");
+    }
+    assert!(bench.device.chained() > 800, "{}", bench.device.chained());
+}
+
+#[test]
 fn what_is_not_allowed_fails_with_its_status() {
     let mut bench = Bench::new();
     let ir = add_and_spin();
