@@ -74,9 +74,6 @@ pub struct Scenario {
     pub devices: &'static [&'static str],
     /// Disk images for them.
     pub disks: &'static [Disk],
-    /// L1's processors: 2, unless the scenario resets devices very often. Each reset moves devices' memory about, and
-    /// QEMU's software emulation has a race there between processors (`iotlb_to_section: Assertion`).
-    pub processors: u8,
     /// L1's memory in MiB.
     pub memory_mib: u32,
     /// How long it may take from QEMU's start to L1's power-off.

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -30,17 +29,6 @@ pub(super) enum Next {
     Ended,
     /// The deadline passed.
     TooLate,
-}
-
-/// How QEMU ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum QemuEnd {
-    /// L1 powered off.
-    PoweredOff,
-    /// QEMU crashed: an assertion of its own failed, for one.
-    Crashed,
-    /// It answered with an error, or never ended.
-    Failed,
 }
 
 /// Files of one run, all in its directory.
@@ -81,9 +69,11 @@ impl Machine {
             file.set_len(disk.mib << 20)?;
         }
         let mut command = Command::new("qemu-system-x86_64");
+        // One processor, whatever nested guests have. QEMU 10.0 emulates several in threads that race: now and then it
+        // stopped at an assertion (`iotlb_to_section`) after a device's memory had moved, or L1 lost a timer while
+        // guests ran (`helper_vmrun` changes `interrupt_request` without the lock that others set it under).
         command
-            .args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max"])
-            .args(["-smp", &scenario.processors.to_string()])
+            .args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "1"])
             .args(["-m", &scenario.memory_mib.to_string()])
             .args(["-nodefaults", "-no-user-config", "-display", "none", "-monitor", "none", "-no-reboot"])
             .args(["-device", "intel-iommu,intremap=on,caching-mode=on"])
@@ -143,22 +133,16 @@ impl Machine {
         }
     }
 
-    /// Waits for QEMU to end by itself, and kills it when it does not.
-    pub(super) fn end(mut self) -> Result<QemuEnd> {
+    /// Waits for QEMU to end by itself, and kills it when it does not. Tells whether L1 powered off.
+    pub(super) fn end(mut self) -> Result<bool> {
         let patience = Instant::now() + Duration::from_secs(10);
-        loop {
+        while Instant::now() < patience {
             if let Some(status) = self.qemu.try_wait()? {
-                return Ok(match status.signal() {
-                    Some(_) => QemuEnd::Crashed,
-                    None if status.success() => QemuEnd::PoweredOff,
-                    None => QemuEnd::Failed,
-                });
-            }
-            if Instant::now() > patience {
-                return Ok(QemuEnd::Failed);
+                return Ok(status.success());
             }
             std::thread::sleep(Duration::from_millis(20));
         }
+        Ok(false)
     }
 }
 

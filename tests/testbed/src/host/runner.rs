@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::image::make_l1;
-use super::machine::{Files, Machine, Next, QemuEnd};
+use super::machine::{Files, Machine, Next};
 use super::{Programs, workspace};
 use crate::provision::{LinuxKernel, say};
 use crate::report::Report;
@@ -112,25 +112,8 @@ fn run_one(run: &Run, programs: &Programs, verbose: bool) -> Outcome {
         Err(reason) => Verdict::Failed(format!("there is no Linux kernel for it: {reason}")),
         Ok(kernel) => {
             let files = Files { directory: logs };
-            let mut attempt = || {
-                outcome.proved.clear();
-                outcome.figures.clear();
-                boot(run, kernel, programs, verbose, &files, &mut outcome)
-            };
-            let first = attempt();
-            let verdict = match first {
-                // Software emulation of several processors has a race in QEMU 10.0: `iotlb_to_section: Assertion`.
-                // That says nothing of what is tested. Once may happen; twice is a failure.
-                Ok((_, QemuEnd::Crashed)) => {
-                    say(format_args!(
-                        "{} ({}): QEMU itself crashed; once more",
-                        run.scenario.name, run.variant
-                    ));
-                    attempt()
-                }
-                first => first,
-            };
-            verdict.map_or_else(|error| Verdict::Failed(format!("{error:#}")), |(verdict, _)| verdict)
+            boot(run, kernel, programs, verbose, &files, &mut outcome)
+                .unwrap_or_else(|error| Verdict::Failed(format!("{error:#}")))
         }
     };
     outcome.took = start.elapsed();
@@ -144,7 +127,7 @@ fn boot(
     verbose: bool,
     files: &Files,
     outcome: &mut Outcome,
-) -> Result<(Verdict, QemuEnd)> {
+) -> Result<Verdict> {
     if files.directory.exists() {
         fs::remove_dir_all(&files.directory)
             .with_context(|| format!("can't remove {}", files.directory.display()))?;
@@ -192,10 +175,10 @@ fn boot(
             }
         }
     };
-    let end = machine.end()?;
-    if verdict == Verdict::Passed && end != QemuEnd::PoweredOff {
+    let powered_off = machine.end()?;
+    if verdict == Verdict::Passed && !powered_off {
         let reason = format!("all checks held, but L1 did not power off{}", evidence(files));
-        return Ok((Verdict::Failed(reason), end));
+        return Ok(Verdict::Failed(reason));
     }
     if verdict == Verdict::Passed {
         // They are large, and made anew by each run.
@@ -203,7 +186,7 @@ fn boot(
             let _ = fs::remove_file(large);
         }
     }
-    Ok((verdict, end))
+    Ok(verdict)
 }
 
 /// The ends of the run's logs, for people.

@@ -19,7 +19,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "edu,bus=port0,dma_mask=0xffffffffffffffff",
     ],
     disks: &[],
-    processors: 2,
     memory_mib: 768,
     deadline: Duration::from_secs(180),
     contents: Contents { linux_guest: false, bare_guest: true, qemu: false },

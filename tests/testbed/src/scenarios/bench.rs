@@ -24,7 +24,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "nvme,drive=drive0,serial=testbed,bus=port0",
     ],
     disks: &[Disk { name: "disk", mib: 16 }],
-    processors: 2,
     memory_mib: 3072,
     deadline: Duration::from_secs(900),
     contents: Contents { linux_guest: true, bare_guest: false, qemu: true },

@@ -23,7 +23,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "nvme,drive=drive0,serial=testbed,bus=port0",
     ],
     disks: &[Disk { name: "disk", mib: 16 }],
-    processors: 1,
     memory_mib: 1024,
     deadline: Duration::from_secs(900),
     contents: Contents { linux_guest: false, bare_guest: true, qemu: false },

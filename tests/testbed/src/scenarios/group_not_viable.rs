@@ -27,7 +27,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "e1000e,bus=bridge0,addr=2.0",
     ],
     disks: &[Disk { name: "disk", mib: 16 }],
-    processors: 1,
     memory_mib: 1024,
     deadline: Duration::from_secs(180),
     contents: Contents { linux_guest: false, bare_guest: true, qemu: false },

@@ -19,7 +19,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "edu,bus=port0,dma_mask=0xffffffffffffffff",
     ],
     disks: &[],
-    processors: 1,
     memory_mib: 512,
     deadline: Duration::from_secs(120),
     contents: Contents { linux_guest: false, bare_guest: false, qemu: false },

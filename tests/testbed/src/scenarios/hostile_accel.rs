@@ -15,7 +15,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
     variants: &[Variant::Group],
     devices: &[],
     disks: &[],
-    processors: 2,
     memory_mib: 768,
     deadline: Duration::from_secs(300),
     contents: Contents { linux_guest: false, bare_guest: true, qemu: false },

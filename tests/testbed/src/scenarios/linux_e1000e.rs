@@ -27,7 +27,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "e1000e,netdev=net1,mac=52:54:00:00:00:02,bus=port1",
     ],
     disks: &[],
-    processors: 2,
     memory_mib: 1536,
     deadline: Duration::from_secs(180),
     contents: Contents { linux_guest: true, bare_guest: false, qemu: false },

@@ -22,7 +22,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "nvme,drive=drive0,serial=testbed,bus=port0",
     ],
     disks: &[Disk { name: "disk", mib: 64 }],
-    processors: 2,
     memory_mib: 1536,
     deadline: Duration::from_secs(180),
     contents: Contents { linux_guest: true, bare_guest: false, qemu: false },

@@ -47,7 +47,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "pci-testdev,bus=bridge0,addr=2.0",
     ],
     disks: &[Disk { name: "disk", mib: 16 }],
-    processors: 1,
     memory_mib: 768,
     deadline: Duration::from_secs(180),
     contents: Contents { linux_guest: false, bare_guest: false, qemu: false },

@@ -28,7 +28,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "edu,bus=port1,dma_mask=0xffffffffffffffff",
     ],
     disks: &[Disk { name: "disk", mib: 16 }],
-    processors: 2,
     memory_mib: 1536,
     deadline: Duration::from_secs(300),
     contents: Contents { linux_guest: true, bare_guest: true, qemu: false },

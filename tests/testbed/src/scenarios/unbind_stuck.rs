@@ -22,7 +22,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "nvme,drive=drive0,serial=testbed,bus=port0",
     ],
     disks: &[Disk { name: "disk", mib: 16 }],
-    processors: 1,
     memory_mib: 768,
     deadline: Duration::from_secs(240),
     contents: Contents { linux_guest: false, bare_guest: false, qemu: false },
