@@ -6,27 +6,26 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A kernel that never ends.
-const SPIN: &str = "vir 1
-kernel @spin(@x: view<i32, [1], readwrite>) at 0x2000 block(1) {
-  %i = const 0 : i64
-  %zero = const 0 : i32
-  while {
-    %a = load @x[%i] : i32
-    %on = eq %a, %zero : bool
-    yield %on
-  } do {
-    store @x[%i], %zero
-  }
-}
-";
+/// Its kernel @spin never ends.
+const TWO: &str = include_str!("two.vir");
 
 #[test]
 fn ends_the_launch_and_leaves_nothing() {
     let dir = tempfile::tempdir().expect("a folder");
-    std::fs::write(dir.path().join("spin.vir"), SPIN).expect("written");
+    std::fs::write(dir.path().join("two.vir"), TWO).expect("written");
     let mut child = Command::new(env!("CARGO_BIN_EXE_vm-service"))
-        .args(["launch", "spin.vir", "--device", "interpreter", "--grid", "1", "--arg", "x=i32[1]"])
+        .args([
+            "launch",
+            "two.vir",
+            "--kernel",
+            "spin",
+            "--device",
+            "interpreter",
+            "--grid",
+            "1",
+            "--arg",
+            "x=i32[1]",
+        ])
         .args(["--out", "x=@x.npy"])
         .current_dir(dir.path())
         .stdout(Stdio::null())

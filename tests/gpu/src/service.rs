@@ -17,20 +17,8 @@ use crate::skip::skip;
 use crate::{Arguments, Test};
 
 const SOFTMAX: &str = include_str!("../../../vm-ir/filetests/run/softmax.vir");
-/// A kernel that never ends.
-const SPIN: &str = "vir 1
-kernel @spin(@x: view<i32, [1], readwrite>) at 0x2000 block(1) {
-  %i = const 0 : i64
-  %zero = const 0 : i32
-  while {
-    %a = load @x[%i] : i32
-    %on = eq %a, %zero : bool
-    yield %on
-  } do {
-    store @x[%i], %zero
-  }
-}
-";
+/// Its kernel @spin never ends.
+const TWO: &str = include_str!("../../../vm-service/tests/two.vir");
 
 /// The tests of this section.
 pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
@@ -55,11 +43,11 @@ pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
         }),
         Test::new("launch: a kernel that does not end is stopped", |gpu, report| {
             let files = Files::new()?;
-            files.write("spin.vir", SPIN)?;
+            files.write("two.vir", TWO)?;
             for (option, expect) in [("--deadline 0.5", "500ms"), ("--rounds 100000", "100000")] {
                 let ran = files.vm_service(
                     gpu,
-                    &format!("launch spin.vir --device ADDR --grid 1 --arg x=i32[1] {option}"),
+                    &format!("launch two.vir --kernel spin --device ADDR --grid 1 --arg x=i32[1] {option}"),
                 )?;
                 ensure!(ran.exit == 1 && ran.err.contains("was stopped"), "{option}: {}{}", ran.out, ran.err);
                 ensure!(ran.err.contains(expect), "{option}: {}", ran.err);

@@ -56,29 +56,7 @@ impl Bench {
 }
 
 /// Two kernels: one that adds a number, one that loops for ever.
-const TWO: &str = "vir 1
-kernel @shift(@x: view<i32, [?], readwrite>, %by: i32 in [0, 9]) at 0x1000 block(32) {
-  %i = global_id.x : i64
-  %n = extent @x, 0 : i64
-  %in = lt.s %i, %n : bool
-  if %in {
-    %a = load @x[%i] : i32
-    %b = add %a, %by : i32
-    store @x[%i], %b
-  }
-}
-kernel @spin(@x: view<i32, [1], readwrite>) at 0x2000 block(1) {
-  %i = const 0 : i64
-  %zero = const 0 : i32
-  while {
-    %a = load @x[%i] : i32
-    %on = eq %a, %zero : bool
-    yield %on
-  } do {
-    store @x[%i], %zero
-  }
-}
-";
+const TWO: &str = include_str!("../two.vir");
 
 #[test]
 fn compile_prints_code_writes_it_and_tells_what_it_needs() {
