@@ -5,6 +5,7 @@ mod error;
 mod files;
 mod read;
 mod size;
+mod vsock;
 
 use std::path::PathBuf;
 
@@ -13,6 +14,7 @@ use vm_passthrough::PciAddress;
 pub use accelerator::{AcceleratorDevice, SharedAccelerator, TIME_PERIOD};
 pub use error::{ConfigError, Problem};
 pub use size::{format_size, parse_size};
+pub use vsock::Vsock;
 
 /// One guest, as its file describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +31,8 @@ pub struct GuestConfig {
     pub devices: Vec<PciAddress>,
     /// Accelerators of the host that it shares.
     pub accelerators: Vec<SharedAccelerator>,
+    /// The vsock device, if its context id is chosen.
+    pub vsock: Option<Vsock>,
     /// Its virtio-blk disks, in order.
     pub disks: Vec<Disk>,
 }
@@ -87,6 +91,8 @@ pub fn fuzz(data: &[u8]) {
             assert!(guest.devices.len() <= MAX_DEVICES && guest.disks.len() <= MAX_DISKS);
             assert!(guest.accelerators.len() <= MAX_ACCELERATORS);
             assert!(guest.accelerators.iter().all(|shared| shared.time_slice <= TIME_PERIOD));
+            assert!(guest.accelerators.iter().filter_map(|shared| shared.window).all(u64::is_power_of_two));
+            assert!(guest.vsock.is_none_or(|vsock| vsock.cid >= 3 && vsock.cid < u32::MAX));
         }
         Err(error) => assert!(!error.to_string().is_empty()),
     }

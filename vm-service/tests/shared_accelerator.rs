@@ -103,6 +103,18 @@ fn a_worker_has_no_more_than_it_needs() {
 }
 
 #[test]
+fn a_window_takes_the_hosts_vsock_and_leaves_no_queue() {
+    let Some(guest) = Guest::start("window", "accel", "window = \"2M\"") else { return };
+    let ended = guest.end();
+    if std::path::Path::new("/dev/vhost-vsock").exists() {
+        assert!(ended.console.contains("programs reach it over vsock"), "{}", ended.console);
+    } else {
+        assert!(!ended.succeeded && ended.console.is_empty(), "{}", ended.console);
+        assert!(ended.messages.contains("load its module (`modprobe vhost_vsock`)"), "{}", ended.messages);
+    }
+}
+
+#[test]
 fn an_accelerator_that_is_not_there_is_said_before_the_guest_starts() {
     let Some(guest) = Guest::start_on("absent", "accel", "ffff:ff:1f.7", "") else { return };
     let ended = guest.end();

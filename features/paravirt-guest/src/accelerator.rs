@@ -1,174 +1,73 @@
 //! The accelerator as a guest's program uses it.
 
-use core::fmt;
-use core::time::Duration;
-
-use vm_paravirt::{CONFIG_BYTES, Config, FEATURE_IMPORT, PCI_ID, QUEUE};
+use vm_paravirt::Config;
 
 use crate::error::Error;
 use crate::frame::Frame;
-use crate::pci::{self, Layout};
 use crate::platform::Platform;
-use crate::queue::{Queue, QueueMemory, SIZE};
+use crate::queue::QueueMemory;
+use crate::transport::{Completed, Transport};
+use crate::virtqueue::Virtqueue;
 
-const ACKNOWLEDGE: u8 = 1;
-const DRIVER: u8 = 2;
-const DRIVER_OK: u8 = 4;
-const FEATURES_OK: u8 = 8;
-const NEEDS_RESET: u8 = 64;
-
-const VERSION_1: u64 = 1 << 32;
-const NO_VECTOR: u16 = 0xffff;
-
-/// How long the device may take to reset: its worker on the host ends meanwhile.
-const RESET_PATIENCE: Duration = Duration::from_secs(30);
-
-/// Registers of the common part (section 4.1.4.3).
-mod common {
-    pub(super) const DEVICE_FEATURE_SELECT: usize = 0x00;
-    pub(super) const DEVICE_FEATURE: usize = 0x04;
-    pub(super) const DRIVER_FEATURE_SELECT: usize = 0x08;
-    pub(super) const DRIVER_FEATURE: usize = 0x0c;
-    pub(super) const CONFIG_VECTOR: usize = 0x10;
-    pub(super) const STATUS: usize = 0x14;
-    pub(super) const QUEUE_SELECT: usize = 0x16;
-    pub(super) const QUEUE_SIZE: usize = 0x18;
-    pub(super) const QUEUE_VECTOR: usize = 0x1a;
-    pub(super) const QUEUE_ENABLE: usize = 0x1c;
-    pub(super) const QUEUE_NOTIFY: usize = 0x1e;
-    pub(super) const QUEUE_TABLE: usize = 0x20;
+/// An accelerator that the host shares. Dropping it releases all that it has on the device.
+#[derive(Debug)]
+pub struct Accelerator<T: Transport> {
+    transport: T,
 }
 
-/// An accelerator that the host shares. Dropping it resets the device.
-pub struct Accelerator<P: Platform> {
-    platform: P,
-    layout: Layout,
-    config: Config,
-    features: u64,
-    queue: Queue,
-    /// Offset of the queue's notification register.
-    notify: usize,
-    patience: Duration,
-}
-
-impl<P: Platform> Accelerator<P> {
+impl<P: Platform> Accelerator<Virtqueue<P>> {
     /// Opens the device behind a PCI function, with memory for its queue that nothing else uses.
     ///
     /// # Errors
     /// When the function is another device, has another version of the protocol, or does not follow virtio.
     pub fn open(platform: P, memory: &'static QueueMemory) -> Result<Self, Error> {
-        let found = platform.config_read(0);
-        if (found as u16, (found >> 16) as u16) != PCI_ID {
-            return Err(Error::WrongDevice { found });
-        }
-        let layout = Layout::find(&platform)?;
-        let mut bytes = [0; CONFIG_BYTES];
-        for (offset, byte) in bytes.iter_mut().enumerate() {
-            *byte = layout.device.read8(offset);
-        }
-        let config = Config::decode(&bytes)?;
-        let interrupt = platform.interrupt();
-        let queue = Queue::new(memory, interrupt.is_some())?;
-        // Twice the host's limit on a launch, and some for what surrounds it.
-        let patience = Duration::from_micros(config.deadline_us.saturating_mul(2).min(1 << 40));
-        let patience = patience + Duration::from_secs(30);
-        let mut this = Self { platform, layout, config, features: 0, queue, notify: 0, patience };
-        if let Some(message) = interrupt {
-            pci::set_interrupt(&this.platform, message)?;
-        }
-        this.start(interrupt.is_some())?;
-        Ok(this)
-    }
-
-    /// Negotiates features, gives the device its queue, and switches it on.
-    fn start(&mut self, interrupts: bool) -> Result<(), Error> {
-        self.reset()?;
-        let common = self.layout.common;
-        let status = |bit| common.write8(common::STATUS, common.read8(common::STATUS) | bit);
-        status(ACKNOWLEDGE);
-        status(DRIVER);
-        let mut offered = 0;
-        for half in 0..2 {
-            common.write32(common::DEVICE_FEATURE_SELECT, half);
-            offered |= u64::from(common.read32(common::DEVICE_FEATURE)) << (32 * half);
-        }
-        if offered & VERSION_1 == 0 {
-            return Err(Error::Transport("it is not a modern device"));
-        }
-        self.features = offered & (VERSION_1 | FEATURE_IMPORT);
-        for half in 0..2 {
-            common.write32(common::DRIVER_FEATURE_SELECT, half);
-            common.write32(common::DRIVER_FEATURE, (self.features >> (32 * half)) as u32);
-        }
-        status(FEATURES_OK);
-        if common.read8(common::STATUS) & FEATURES_OK == 0 {
-            return Err(Error::Transport("it refuses the features that it offered"));
-        }
-        common.write16(common::CONFIG_VECTOR, NO_VECTOR);
-        common.write16(common::QUEUE_SELECT, QUEUE);
-        if common.read16(common::QUEUE_SIZE) < SIZE {
-            return Err(Error::Transport("its queue is too small"));
-        }
-        common.write16(common::QUEUE_SIZE, SIZE);
-        common.write16(common::QUEUE_VECTOR, if interrupts { 0 } else { NO_VECTOR });
-        if interrupts && common.read16(common::QUEUE_VECTOR) != 0 {
-            return Err(Error::Transport("it has no interrupt vector left"));
-        }
-        let (memory, bytes) = self.queue.address();
-        let physical =
-            self.platform.physical(memory, bytes).ok_or(Error::Transport("its queue has no address"))?;
-        for (index, address) in self.queue.addresses(physical).into_iter().enumerate() {
-            common.write64(common::QUEUE_TABLE + 8 * index, address);
-        }
-        let offset =
-            u32::from(common.read16(common::QUEUE_NOTIFY)).checked_mul(self.layout.notify_multiplier);
-        self.notify = offset.ok_or(Error::Transport("its notification register is nowhere"))? as usize;
-        common.write16(common::QUEUE_ENABLE, 1);
-        status(DRIVER_OK);
-        if self.needs_reset() { Err(Error::NeedsReset) } else { Ok(()) }
-    }
-
-    /// Resets the device, and waits until that is done.
-    fn reset(&mut self) -> Result<(), Error> {
-        self.layout.common.write8(common::STATUS, 0);
-        let start = self.platform.now();
-        while self.layout.common.read8(common::STATUS) != 0 {
-            if self.platform.now().saturating_sub(start) > RESET_PATIENCE {
-                return Err(Error::Transport("it does not finish its reset"));
-            }
-            core::hint::spin_loop();
-        }
-        Ok(())
-    }
-
-    /// The device's configuration.
-    pub fn config(&self) -> &Config {
-        &self.config
-    }
-
-    /// Whether buffers over the guest's memory are used in place.
-    pub fn imports(&self) -> bool {
-        self.features & FEATURE_IMPORT != 0
+        Virtqueue::open(platform, memory).map(Self::over)
     }
 
     /// The machine.
     pub fn platform(&self) -> &P {
-        &self.platform
+        self.transport.platform()
+    }
+
+    /// Whether buffers over the guest's memory are used in place.
+    pub fn imports(&self) -> bool {
+        self.transport.imports()
     }
 
     /// Whether the device has given up and must be reset, by dropping this and opening it again.
     pub fn needs_reset(&self) -> bool {
-        self.layout.common.read8(common::STATUS) & NEEDS_RESET != 0
+        self.transport.needs_reset()
+    }
+}
+
+impl<T: Transport> Accelerator<T> {
+    /// The accelerator that a transport leads to.
+    pub fn over(transport: T) -> Self {
+        Self { transport }
+    }
+
+    /// The way to the device.
+    pub fn transport(&self) -> &T {
+        &self.transport
+    }
+
+    /// The device's configuration.
+    pub fn config(&self) -> &Config {
+        self.transport.config()
     }
 
     /// Hands over the batch of `bytes` bytes in a frame; [`completed`](Self::completed) gives the frame back.
     ///
     /// # Errors
-    /// [`Error::QueueFull`], [`Error::FrameLength`]; the frame comes back with it.
-    pub fn submit(&mut self, frame: Frame, bytes: usize) -> Result<u16, (Error, Frame)> {
-        let slot = self.offer(frame, bytes)?;
+    /// [`Error::QueueFull`], [`Error::FrameLength`], and the transport's own; the frame comes back with it.
+    pub fn submit(
+        &mut self,
+        frame: Frame<T::Memory>,
+        bytes: usize,
+    ) -> Result<u16, (Error, Frame<T::Memory>)> {
+        let number = self.offer(frame, bytes)?;
         self.notify();
-        Ok(slot)
+        Ok(number)
     }
 
     /// As [`submit`](Self::submit), but the device is told of it only with [`notify`](Self::notify): many batches can
@@ -176,104 +75,46 @@ impl<P: Platform> Accelerator<P> {
     ///
     /// # Errors
     /// As [`submit`](Self::submit).
-    pub fn offer(&mut self, mut frame: Frame, bytes: usize) -> Result<u16, (Error, Frame)> {
-        let (request, room, reply, reply_room) = frame.parts();
-        if bytes > room.min(self.config.batch_bytes as usize) || reply_room > self.config.reply_bytes as usize
-        {
-            return Err((Error::FrameLength, frame));
-        }
-        frame.set_written(0);
-        let addresses = (self.platform.physical(request, bytes), self.platform.physical(reply, reply_room));
-        let (Some(request), Some(reply)) = addresses else {
-            return Err((Error::Transport("a frame is not contiguous in physical memory"), frame));
-        };
-        self.queue.offer(frame, (request, bytes as u32), (reply, reply_room as u32))
+    pub fn offer(&mut self, frame: Frame<T::Memory>, bytes: usize) -> Result<u16, (Error, Frame<T::Memory>)> {
+        self.transport.offer(frame, bytes)
     }
 
     /// Tells the device that there are new batches, if it wants to know.
     pub fn notify(&self) {
-        if self.queue.wants_notification() {
-            self.layout.notify.write16(self.notify, QUEUE);
-        }
+        self.transport.notify();
     }
 
     /// A batch that the device has answered, with the number that [`submit`](Self::submit) gave it.
     ///
     /// # Errors
     /// [`Error::NeedsReset`] when no answer will come any more.
-    pub fn completed(&mut self) -> Result<Option<(u16, Frame)>, Error> {
-        match self.queue.used()? {
-            Some((slot, mut frame, written)) => {
-                frame.set_written(written as usize);
-                Ok(Some((slot, frame)))
-            }
-            None => Ok(None),
-        }
+    pub fn completed(&mut self) -> Result<Option<Completed<T::Memory>>, Error> {
+        self.transport.completed()
     }
 
-    /// Waits for a batch that the device has answered. In between, the platform may wait for the interrupt.
+    /// Waits for a batch that the device has answered.
     ///
     /// # Errors
     /// [`Error::NeedsReset`]; [`Error::Late`] when none comes within twice the host's limit on a launch and 30 s, or
-    /// none is under way: the device was reset then.
-    pub fn wait(&mut self) -> Result<(u16, Frame), Error> {
-        let start = self.platform.now();
-        let mut looks = 0u32;
-        loop {
-            if let Some(completed) = self.completed()? {
-                return Ok(completed);
-            }
-            looks = looks.wrapping_add(1);
-            // Reading the status leaves the guest, so it is not read at every look.
-            if looks.is_multiple_of(1 << 12) && self.needs_reset() {
-                return Err(Error::NeedsReset);
-            }
-            let late = self.platform.now().saturating_sub(start) > self.patience;
-            if late || self.queue.outstanding() == 0 {
-                self.reset()?;
-                return Err(Error::Late);
-            }
-            self.platform.relax();
-        }
+    /// none is under way: everything on the device is gone then.
+    pub fn wait(&mut self) -> Result<Completed<T::Memory>, Error> {
+        self.transport.wait()
     }
 
     /// Hands over a batch and waits for its reply; for programs that have one batch under way at a time.
     ///
     /// # Errors
     /// As [`submit`](Self::submit) and [`wait`](Self::wait).
-    pub fn call(&mut self, frame: Frame, bytes: usize) -> Result<Frame, Error> {
+    pub fn call(&mut self, frame: Frame<T::Memory>, bytes: usize) -> Result<Frame<T::Memory>, Error> {
         self.submit(frame, bytes).map_err(|(error, _)| error)?;
         self.wait().map(|(_, frame)| frame)
     }
 
-    /// Resets the device and gives back the frames that were under way, one by one, to `frames`.
+    /// Releases all that it has on the device, and gives back the frames that were under way, one by one, to `frames`.
     ///
     /// # Errors
-    /// When the device does not finish its reset; it may then still write to the frames, which are kept from it.
-    pub fn close(mut self, mut frames: impl FnMut(Frame)) -> Result<(), Error> {
-        self.reset()?;
-        while let Some(frame) = self.queue.take_back() {
-            frames(frame);
-        }
-        Ok(())
-    }
-}
-
-impl<P: Platform> Drop for Accelerator<P> {
-    fn drop(&mut self) {
-        // A device that does not finish its reset keeps the queue's memory.
-        if self.reset().is_ok() {
-            self.queue.release();
-        }
-    }
-}
-
-impl<P: Platform> fmt::Debug for Accelerator<P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Accelerator")
-            .field("config", &self.config)
-            .field("features", &self.features)
-            .field("outstanding", &self.queue.outstanding())
-            .finish_non_exhaustive()
+    /// When the device does not let go; it may then still write to the frames, which are kept from it.
+    pub fn close(self, frames: impl FnMut(Frame<T::Memory>)) -> Result<(), Error> {
+        self.transport.close(frames)
     }
 }

@@ -13,6 +13,10 @@ pub enum Error {
         /// Its vendor in the low, its device in the high half.
         found: u32,
     },
+    /// There is no such device.
+    Absent,
+    /// A range does not lie in the window.
+    Window,
     /// The device lacks something that virtio requires, or refused what was negotiated.
     Transport(&'static str),
     /// The memory for the queue is used by another [`Accelerator`](crate::Accelerator).
@@ -21,7 +25,8 @@ pub enum Error {
     QueueFull,
     /// A frame is longer than the device takes, or shorter than a header.
     FrameLength,
-    /// The device needs a reset: its worker on the host has ended, or this driver broke a rule.
+    /// The device needs a reset: its worker on the host has ended, or this driver broke a rule. Over a stream: the host
+    /// has closed it.
     NeedsReset,
     /// An answer did not come in time. The device was reset, and everything on it is gone.
     Late,
@@ -29,6 +34,13 @@ pub enum Error {
     Malformed(Malformed),
     /// Something to be written does not fit.
     NoRoom(NoRoom),
+    /// The Linux kernel refused something.
+    System {
+        /// What was to be done.
+        what: &'static str,
+        /// Its error number.
+        errno: i32,
+    },
     /// An operation failed.
     Status {
         /// Its number in the batch.
@@ -49,6 +61,10 @@ impl fmt::Display for Error {
                     found >> 16
                 )
             }
+            Self::Absent => f.write_str(
+                "the guest has no accelerator with a window: give it [[accelerators]] with `window` in its file",
+            ),
+            Self::Window => f.write_str("a range does not lie in the window: see its length"),
             Self::Transport(what) => write!(f, "the virtio device can't be used: {what}"),
             Self::QueueInUse => f.write_str("the memory for the queue is in use: give each device its own"),
             Self::QueueFull => f.write_str("the queue is full: take completed batches out of it first"),
@@ -59,6 +75,12 @@ impl fmt::Display for Error {
             }
             Self::Malformed(error) => write!(f, "the device's answer: {error}"),
             Self::NoRoom(error) => error.fmt(f),
+            #[cfg(feature = "linux")]
+            Self::System { what, errno } => {
+                write!(f, "{what} failed: {}", std::io::Error::from_raw_os_error(*errno))
+            }
+            #[cfg(not(feature = "linux"))]
+            Self::System { what, errno } => write!(f, "{what} failed: error {errno}"),
             Self::Status { operation, status } => write!(f, "operation {operation}: {status}"),
         }
     }

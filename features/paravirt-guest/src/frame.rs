@@ -7,16 +7,16 @@ use vm_paravirt::{BatchWriter, Reply};
 use crate::error::Error;
 
 /// Memory for a batch and for the reply to it. While the device has it, the program has not.
-pub struct Frame {
-    request: &'static mut [u8],
-    reply: &'static mut [u8],
+pub struct Frame<M = &'static mut [u8]> {
+    request: M,
+    reply: M,
     /// Bytes of the reply that the device wrote.
     written: usize,
 }
 
-impl Frame {
+impl<M: AsRef<[u8]> + AsMut<[u8]>> Frame<M> {
     /// A frame in this memory.
-    pub fn new(request: &'static mut [u8], reply: &'static mut [u8]) -> Self {
+    pub fn new(request: M, reply: M) -> Self {
         Self { request, reply, written: 0 }
     }
 
@@ -25,12 +25,12 @@ impl Frame {
     /// # Errors
     /// When there is not even room for its header.
     pub fn batch(&mut self) -> Result<BatchWriter<'_>, Error> {
-        Ok(BatchWriter::new(self.request)?)
+        Ok(BatchWriter::new(self.request.as_mut())?)
     }
 
     /// The memory of the batch, for bytes that are ready.
     pub fn request(&mut self) -> &mut [u8] {
-        self.request
+        self.request.as_mut()
     }
 
     /// The reply that the device wrote.
@@ -38,23 +38,30 @@ impl Frame {
     /// # Errors
     /// When it wrote none.
     pub fn reply(&self) -> Result<Reply<'_>, Error> {
-        Ok(Reply::decode(self.reply.get(..self.written).unwrap_or(&[]))?)
+        Ok(Reply::decode(self.reply.as_ref().get(..self.written).unwrap_or(&[]))?)
     }
 
     pub(crate) fn parts(&mut self) -> (*const u8, usize, *const u8, usize) {
-        (self.request.as_ptr(), self.request.len(), self.reply.as_mut_ptr().cast_const(), self.reply.len())
+        let (request, reply) = (self.request.as_ref(), self.reply.as_mut());
+        (request.as_ptr(), request.len(), reply.as_mut_ptr().cast_const(), reply.len())
+    }
+
+    /// Memory of the reply, for who receives it.
+    #[cfg(feature = "linux")]
+    pub(crate) fn reply_memory(&mut self) -> &mut [u8] {
+        self.reply.as_mut()
     }
 
     pub(crate) fn set_written(&mut self, written: usize) {
-        self.written = written.min(self.reply.len());
+        self.written = written.min(self.reply.as_ref().len());
     }
 }
 
-impl fmt::Debug for Frame {
+impl<M: AsRef<[u8]>> fmt::Debug for Frame<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Frame")
-            .field("request", &self.request.len())
-            .field("reply", &self.reply.len())
+            .field("request", &self.request.as_ref().len())
+            .field("reply", &self.reply.as_ref().len())
             .field("written", &self.written)
             .finish()
     }

@@ -26,12 +26,16 @@
 mod accelerator;
 mod error;
 mod frame;
+#[cfg(feature = "linux")]
+pub mod linux;
 mod pci;
 mod platform;
 mod queue;
 mod sys;
+mod transport;
+mod virtqueue;
 
-#[cfg(test)]
+#[cfg(any(test, feature = "linux"))]
 extern crate std;
 
 pub use accelerator::Accelerator;
@@ -39,4 +43,6 @@ pub use error::Error;
 pub use frame::Frame;
 pub use platform::{Message, Platform};
 pub use queue::{OUTSTANDING, QueueMemory};
+pub use transport::{Completed, Transport};
+pub use virtqueue::Virtqueue;
 pub use vm_paravirt as protocol;

@@ -11,14 +11,14 @@ const CAPABILITIES: u16 = 0x34;
 const COMMAND_BITS: u32 = 2 | 4 | 1 << 10;
 /// As many capabilities as config space has room for.
 const MAX_CAPABILITIES: usize = 48;
-const VENDOR_SPECIFIC: u8 = 0x09;
+pub(crate) const VENDOR_SPECIFIC: u8 = 0x09;
 const MSIX: u8 = 0x11;
 const MSIX_ENABLE: u32 = 1 << 31;
 const MSIX_MASK_ALL: u32 = 1 << 30;
 
 const COMMON: u8 = 1;
 const NOTIFY: u8 = 2;
-const DEVICE: u8 = 4;
+pub(crate) const DEVICE: u8 = 4;
 
 /// The parts of a device's registers.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl Layout {
         let (mut common, mut device, mut notify) = (None, None, None);
         let command = platform.config_read(COMMAND) & 0xffff;
         platform.config_write(COMMAND, command | COMMAND_BITS);
-        for (offset, head) in capabilities(platform) {
+        for (offset, head) in capabilities(|offset| platform.config_read(offset)) {
             if head as u8 != VENDOR_SPECIFIC {
                 continue;
             }
@@ -67,7 +67,9 @@ impl Layout {
 
 /// Sets the first entry of the MSI-X table and switches MSI-X on.
 pub(crate) fn set_interrupt(platform: &impl Platform, message: Message) -> Result<(), Error> {
-    let Some((offset, head)) = capabilities(platform).find(|(_, head)| *head as u8 == MSIX) else {
+    let Some((offset, head)) =
+        capabilities(|offset| platform.config_read(offset)).find(|(_, head)| *head as u8 == MSIX)
+    else {
         return Err(Error::Transport("it has no MSI-X"));
     };
     let word = platform.config_read(offset + 4);
@@ -83,14 +85,14 @@ pub(crate) fn set_interrupt(platform: &impl Platform, message: Message) -> Resul
 }
 
 /// The capabilities: the offset of each, and its first word.
-fn capabilities(platform: &impl Platform) -> impl Iterator<Item = (u16, u32)> {
-    let mut offset = platform.config_read(CAPABILITIES) as u8 & !3;
+pub(crate) fn capabilities(read: impl Fn(u16) -> u32) -> impl Iterator<Item = (u16, u32)> {
+    let mut offset = read(CAPABILITIES) as u8 & !3;
     (0..MAX_CAPABILITIES).map_while(move |_| {
         if offset < 0x40 {
             return None;
         }
         let at = u16::from(offset);
-        let head = platform.config_read(at);
+        let head = read(at);
         offset = (head >> 8) as u8 & !3;
         Some((at, head))
     })

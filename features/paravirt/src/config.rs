@@ -1,4 +1,5 @@
-//! The device's configuration space, which the driver reads before it uses the device.
+//! The device's configuration, which the driver reads before it uses the device: in its configuration space, and as the
+//! first bytes of a [stream](crate::FrameHeader).
 
 use crate::wire::{Input, Malformed};
 use crate::{MAX_BATCH_BYTES, MAX_REPLY_BYTES, VERSION};
@@ -7,7 +8,7 @@ use crate::{MAX_BATCH_BYTES, MAX_REPLY_BYTES, VERSION};
 const MAGIC: [u8; 4] = *b"vmac";
 
 /// Bytes of the configuration space.
-pub const CONFIG_BYTES: usize = 32;
+pub const CONFIG_BYTES: usize = 48;
 
 /// The device's configuration space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,10 +23,14 @@ pub struct Config {
     pub memory_bytes: u64,
     /// The longest that a launch may take, in microseconds.
     pub deadline_us: u64,
+    /// Bytes of the window of memory that programs share with the accelerator; 0 for a device with a queue.
+    pub window_bytes: u64,
+    /// The host's vsock port at which the device takes streams; 0 for a device with a queue.
+    pub port: u32,
 }
 
 impl Config {
-    /// The configuration of a device with these quotas.
+    /// The configuration of a device with a queue and these quotas.
     pub fn new(memory_bytes: u64, deadline_us: u64) -> Self {
         Self {
             version: VERSION,
@@ -33,7 +38,15 @@ impl Config {
             reply_bytes: MAX_REPLY_BYTES as u32,
             memory_bytes,
             deadline_us,
+            window_bytes: 0,
+            port: 0,
         }
+    }
+
+    /// That of a device which takes streams instead, with a window of so many bytes.
+    #[must_use]
+    pub fn with_window(self, window_bytes: u64, port: u32) -> Self {
+        Self { window_bytes, port, ..self }
     }
 
     /// Its bytes.
@@ -45,6 +58,8 @@ impl Config {
         bytes[12..16].copy_from_slice(&self.reply_bytes.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.memory_bytes.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.deadline_us.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.window_bytes.to_le_bytes());
+        bytes[40..44].copy_from_slice(&self.port.to_le_bytes());
         bytes
     }
 
@@ -62,13 +77,17 @@ impl Config {
             return Err(Malformed { offset: 4, what: "the device has another version of the protocol" });
         }
         input.zero16()?;
-        Ok(Self {
+        let config = Self {
             version,
             batch_bytes: input.u32()?,
             reply_bytes: input.u32()?,
             memory_bytes: input.u64()?,
             deadline_us: input.u64()?,
-        })
+            window_bytes: input.u64()?,
+            port: input.u32()?,
+        };
+        input.zero32()?;
+        Ok(config)
     }
 }
 
@@ -81,11 +100,13 @@ mod tests {
         let config = Config::new(1 << 30, 2_000_000);
         let bytes = config.encode();
         assert_eq!(Config::decode(&bytes), Ok(config));
-        for (at, what) in [(0, "another device"), (4, "another version"), (6, "reserved")] {
+        let window = config.with_window(64 << 20, 1024);
+        assert_eq!(Config::decode(&window.encode()), Ok(window));
+        for (at, what) in [(0, "another device"), (4, "another version"), (6, "reserved"), (44, "reserved")] {
             let mut other = bytes;
             other[at] ^= 1;
             assert!(Config::decode(&other).unwrap_err().what.contains(what));
         }
-        assert!(Config::decode(&bytes[..31]).is_err());
+        assert!(Config::decode(&bytes[..47]).is_err());
     }
 }

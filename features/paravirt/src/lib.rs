@@ -2,7 +2,8 @@
 //! answered. Host and guest use this one definition; docs/paravirt.md describes it in prose.
 //!
 //! A guest puts a [batch](Batch) of [operations](Operation) into a virtqueue buffer, and the device puts a
-//! [reply](Reply) with one result for each behind it. The numbers of modules and buffers are the guest's choice, so one
+//! [reply](Reply) with one result for each behind it. Programs of a guest that has no driver for the queue send the same
+//! batches over a [stream](FrameHeader). The numbers of modules and buffers are the guest's choice, so one
 //! batch can create a module, use it and wait for it, without a round trip between.
 //!
 //! ```
@@ -34,6 +35,7 @@ mod info;
 mod reply;
 mod request;
 mod status;
+mod stream;
 mod wire;
 
 pub use config::{CONFIG_BYTES, Config};
@@ -43,6 +45,7 @@ pub use request::{
     Argument, Arguments, Batch, BatchWriter, Launch, Operation, Operations, Range, Ranges, Span, View,
 };
 pub use status::Status;
+pub use stream::{FRAME_BYTES, FrameHeader};
 pub use wire::{Malformed, NoRoom};
 
 /// The protocol's version. A device and a driver of different versions do not work together.
@@ -55,6 +58,9 @@ pub const DEVICE_ID: u16 = 0x3f;
 /// The PCI vendor and device of the function: virtio's vendor, 0x1040 plus [`DEVICE_ID`].
 pub const PCI_ID: (u16, u16) = (0x1af4, 0x1040 + DEVICE_ID);
 
+/// The shared memory region (section 2.10) that is the window.
+pub const WINDOW_ID: u8 = 0;
+
 /// The virtqueue that takes batches.
 pub const QUEUE: u16 = 0;
 /// The most entries of it.
@@ -62,6 +68,8 @@ pub const QUEUE_SIZE: u16 = 256;
 
 /// Feature bit: buffers over the guest's memory ([`Operation::ImportBuffer`]) are used in place.
 pub const FEATURE_IMPORT: u64 = 1 << 0;
+/// Feature bit: the device has no queue. It takes batches over streams, and its buffers lie in a window of memory.
+pub const FEATURE_WINDOW: u64 = 1 << 1;
 
 /// The most bytes of a batch.
 pub const MAX_BATCH_BYTES: usize = 1 << 20;

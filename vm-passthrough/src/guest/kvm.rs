@@ -10,7 +10,7 @@ use kvm_bindings::{
     kvm_device_type_KVM_DEV_TYPE_VFIO,
 };
 use kvm_ioctls::{Cap, DeviceFd, VmFd};
-use vm_memory::{Address as _, GuestMemoryBackend as _, GuestMemoryMmap, GuestMemoryRegion as _};
+use vm_memory::{Address as _, GuestMemoryBackend as _, GuestMemoryMmap, GuestMemoryRegion as _, MmapRegion};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::routes::Routes;
@@ -85,6 +85,14 @@ impl KvmVmm {
     /// The guest.
     pub fn vm(&self) -> &Arc<VmFd> {
         &self.vm
+    }
+
+    /// Puts further memory of this process at a guest-physical address, until it is [unmapped](Vmm::unmap).
+    ///
+    /// # Errors
+    /// When KVM refuses: there is no slot left, or something else is there.
+    pub fn map_region(&self, guest: u64, region: Arc<MmapRegion>) -> Result<MapId, VmmError> {
+        self.map(guest, Arc::new(SharedMemory::new(region)))
     }
 
     /// Its RAM.

@@ -14,10 +14,12 @@ use serde::{Deserialize, Serialize};
 /// What the VMM tells a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Order {
-    /// The first: open the accelerator. With a descriptor for each part of the RAM.
+    /// The first: open the accelerator. With a descriptor for each part of the guest's memory.
     Open(Open),
     /// The guest's driver is ready. With the doorbell's and, if it wants interrupts, the interrupt's eventfd.
     Start(Start),
+    /// A program of the guest has connected. With its socket.
+    Connect,
     /// Say that you are there.
     Ping,
 }
@@ -35,8 +37,11 @@ pub(crate) struct Open {
     pub(crate) deadline_us: u64,
     /// How much of every [`TIME_PERIOD`](crate::config::TIME_PERIOD) the guest may keep it busy, in microseconds.
     pub(crate) time_slice_us: u64,
-    /// The parts of the RAM: guest-physical address and length.
+    /// The parts of the guest's memory that buffers can be made over: address and length. That is the RAM with its
+    /// guest-physical addresses, or the window, which begins at 0.
     pub(crate) ram: Vec<(u64, u64)>,
+    /// The vsock port at which programs of the guest connect; `None` where its driver has a queue.
+    pub(crate) port: Option<u32>,
 }
 
 /// The queue as the driver set it up.

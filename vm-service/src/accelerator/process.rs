@@ -124,6 +124,14 @@ impl WorkerProcess {
         channel::send(&self.socket, &Order::Start(start), &files)
     }
 
+    /// Hands a program's socket to the worker.
+    ///
+    /// # Errors
+    /// When it has gone.
+    pub(crate) fn connect(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        channel::send(&self.socket, &Order::Connect, &[socket])
+    }
+
     /// Asks the worker whether it is there.
     ///
     /// # Errors

@@ -92,6 +92,7 @@ const COMMON: &[i64] = &[
     libc::SYS_sched_getaffinity,
     libc::SYS_sched_yield,
     libc::SYS_sendmsg,
+    libc::SYS_shutdown,
     libc::SYS_set_robust_list,
     libc::SYS_sigaltstack,
     libc::SYS_write,

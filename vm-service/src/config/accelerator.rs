@@ -20,6 +20,9 @@ pub struct SharedAccelerator {
     pub deadline: Duration,
     /// How much of every [`TIME_PERIOD`] the guest may keep it busy.
     pub time_slice: Duration,
+    /// Bytes of the window that programs of the guest share with it, a power of two; `None` where the guest's driver has
+    /// a queue instead.
+    pub window: Option<u64>,
 }
 
 /// Which accelerator.
@@ -59,7 +62,7 @@ impl Reader<'_> {
         let mut accelerators: Vec<SharedAccelerator> = Vec::new();
         for entry in self.list(root, "accelerators", MAX_ACCELERATORS, RULE) {
             let Some(section) = self.section(&entry, RULE) else { continue };
-            self.known(&section, &["device", "memory", "deadline", "time_slice"]);
+            self.known(&section, &["device", "memory", "deadline", "time_slice", "window"]);
             let device = self
                 .required(&section, "device", DEVICE)
                 .and_then(|entry| self.accelerator_device(&entry, &accelerators));
@@ -78,12 +81,16 @@ impl Reader<'_> {
                 }
                 None => Some(TIME_PERIOD),
             };
-            let (Some(device), Some(memory), Some(deadline), Some(time_slice)) =
-                (device, memory, deadline, time_slice)
+            let window = match self.optional(&section, "window") {
+                Some(entry) => self.window(&entry).map(Some),
+                None => Some(None),
+            };
+            let (Some(device), Some(memory), Some(deadline), Some(time_slice), Some(window)) =
+                (device, memory, deadline, time_slice, window)
             else {
                 continue;
             };
-            accelerators.push(SharedAccelerator { device, memory, deadline, time_slice });
+            accelerators.push(SharedAccelerator { device, memory, deadline, time_slice, window });
         }
         accelerators
     }
@@ -122,6 +129,19 @@ impl Reader<'_> {
             Err(what) => what,
             Ok(bytes) if bytes < MIN_QUOTA => "is too small",
             Ok(bytes) if bytes > MAX_MEMORY => "is too large",
+            Ok(bytes) => return Some(bytes),
+        };
+        self.wrong(entry, &format!("is \"{}\", which {what}", shorten(text)), RULE)
+    }
+
+    fn window(&mut self, entry: &Entry<'_, '_>) -> Option<u64> {
+        const RULE: &str = "write a power of two from 2M to 16T, as in \"64M\" or \"1G\"";
+        let text = self.string(entry, RULE)?;
+        let what = match parse_size(text) {
+            Err(what) => what,
+            Ok(bytes) if bytes < MIN_QUOTA => "is too small",
+            Ok(bytes) if bytes > MAX_MEMORY => "is too large",
+            Ok(bytes) if !bytes.is_power_of_two() => "is not a power of two",
             Ok(bytes) => return Some(bytes),
         };
         self.wrong(entry, &format!("is \"{}\", which {what}", shorten(text)), RULE)

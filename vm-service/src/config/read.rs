@@ -90,7 +90,7 @@ impl Reader<'_> {
 
     fn guest(&mut self, table: &DeTable<'_>) -> Option<GuestConfig> {
         let root = Section { table, path: String::new(), at: 0..0 };
-        self.known(&root, &["name", "vcpus", "memory", "boot", "devices", "accelerators", "disks"]);
+        self.known(&root, &["name", "vcpus", "memory", "boot", "devices", "accelerators", "vsock", "disks"]);
         let name = self.required(&root, "name", "write name = \"NAME\"").and_then(|entry| self.name(&entry));
         let vcpus = match self.optional(&root, "vcpus") {
             Some(entry) => self.vcpus(&entry),
@@ -115,9 +115,10 @@ impl Reader<'_> {
                 self.problem(self.place(&root, "accelerators"), message);
             }
         }
+        let vsock = self.vsock(&root);
         let disks = self.disks(&root);
         let (name, vcpus, memory, boot) = (name?, vcpus?, memory?, boot?);
-        Some(GuestConfig { name, vcpus, memory, boot, devices, accelerators, disks })
+        Some(GuestConfig { name, vcpus, memory, boot, devices, accelerators, vsock, disks })
     }
 
     fn name(&mut self, entry: &Entry<'_, '_>) -> Option<String> {

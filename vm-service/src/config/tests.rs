@@ -34,6 +34,10 @@ time_slice = "20ms"
 [[accelerators]]
 device = "cpu"
 memory = "64M"
+window = "16M"
+
+[vsock]
+cid = 42
 
 [[disks]]
 path = "web1/root.raw"
@@ -62,14 +66,17 @@ fn reads_every_key() {
                 memory: 2 << 30,
                 deadline: Duration::from_millis(500),
                 time_slice: Duration::from_millis(20),
+                window: None,
             },
             SharedAccelerator {
                 device: AcceleratorDevice::Cpu,
                 memory: 64 << 20,
                 deadline: Duration::from_secs(2),
                 time_slice: TIME_PERIOD,
+                window: Some(16 << 20),
             },
         ],
+        vsock: Some(Vsock { cid: 42 }),
         disks: vec![
             Disk { path: "/etc/guests/web1/root.raw".into(), read_only: false },
             Disk { path: "/etc/guests/../shared.raw".into(), read_only: true },
@@ -90,6 +97,7 @@ fn leaves_out_what_may_be_missing() {
             boot: Boot { kernel: PathBuf::from("/etc/guests/k"), initrd: None, cmdline: String::new() },
             devices: vec![],
             accelerators: vec![],
+            vsock: None,
             disks: vec![],
         }
     );
@@ -502,7 +510,7 @@ web1.toml:4:1: unknown key `Vcpus`; did you mean `vcpus`?
     check(
         &with(r#"colour = "red""#),
         r#"
-web1.toml:4:1: unknown key `colour`; allowed here: name, vcpus, memory, boot, devices, accelerators, disks
+web1.toml:4:1: unknown key `colour`; allowed here: name, vcpus, memory, boot, devices, accelerators, vsock, disks
   4 | colour = "red"
     | ^^^^^^
 "#,
@@ -605,7 +613,7 @@ web1.toml:1:9: `vcpus` is 0; write a number from 1 to 255
 web1.toml:2:10: `memory` is a number; write a size from 2M to 16T in steps of 2M, as in "512M" or "4G"
   2 | memory = 3
     |          ^
-web1.toml:3:1: unknown key `color`; allowed here: name, vcpus, memory, boot, devices, accelerators, disks
+web1.toml:3:1: unknown key `color`; allowed here: name, vcpus, memory, boot, devices, accelerators, vsock, disks
   3 | color = 1
     | ^^^^^
 web1.toml:4:1: `boot.kernel` is missing; write kernel = "PATH" of a bzImage, vmlinux or ELF program
@@ -673,7 +681,7 @@ web1.toml:8:14: `accelerators[0].time_slice` is "1s", which is too long; write a
 web1.toml:8:10: `accelerators[1].device` is cpu, which is there already; name each device once
   8 | device = "cpu"
     |          ^^^^^
-web1.toml:10:1: unknown key `accelerators[1].colour`; allowed here: device, memory, deadline, time_slice
+web1.toml:10:1: unknown key `accelerators[1].colour`; allowed here: device, memory, deadline, time_slice, window
   10 | colour = 1
      | ^^^^^^
 "#,
@@ -686,6 +694,59 @@ web1.toml:6:1: `accelerators[0].device` is 0000:65:00.0, which the guest owns th
     | ^^^^^^^^^^^^^^^^
 ",
     );
+}
+
+#[test]
+fn every_mistake_in_a_window_or_a_vsock_device_has_its_message() {
+    let with_window =
+        |window| with(&format!("[[accelerators]]\ndevice = \"cpu\"\nmemory = \"2M\"\nwindow = {window}"));
+    let rule = "write a power of two from 2M to 16T, as in \"64M\" or \"1G\"";
+    for (window, what) in [
+        ("\"48M\"", "is \"48M\", which is not a power of two"),
+        ("\"1M\"", "is \"1M\", which is too small"),
+        ("\"32T\"", "is \"32T\", which is too large"),
+        ("\"64\"", "is \"64\", which does not end in K, M, G or T"),
+        ("64", "is a number"),
+    ] {
+        let line = format!("window = {window}");
+        let marks = "^".repeat(window.len());
+        check(
+            &with_window(window),
+            &format!(
+                "web1.toml:7:10: `accelerators[0].window` {what}; {rule}\n  7 | {line}\n    |          {marks}"
+            ),
+        );
+    }
+    for (file, expect) in [
+        (
+            "vsock = 3",
+            "4:9: `vsock` is a number; write it as a table: [vsock]\n  4 | vsock = 3\n    |         ^",
+        ),
+        (
+            "[vsock]",
+            "4:1: `vsock.cid` is missing; write cid = 3, or leave [vsock] out for one that is free\n  4 | [vsock]\n    | \
+             ^^^^^^^",
+        ),
+        (
+            "[vsock]\ncid = 2",
+            "5:7: `vsock.cid` is 2; write a number from 3 to 4294967294\n  5 | cid = 2\n    |       ^",
+        ),
+        (
+            "[vsock]\ncid = 4294967295",
+            "5:7: `vsock.cid` is 4294967295; write a number from 3 to 4294967294\n  5 | cid = 4294967295\n    |       \
+             ^^^^^^^^^^",
+        ),
+        (
+            "[vsock]\ncid = \"3\"",
+            "5:7: `vsock.cid` is a string; write a number from 3 to 4294967294\n  5 | cid = \"3\"\n    |       ^^^",
+        ),
+        (
+            "[vsock]\ncid = 3\nport = 1",
+            "6:1: unknown key `vsock.port`; allowed here: cid\n  6 | port = 1\n    | ^^^^",
+        ),
+    ] {
+        check(&with(file), &format!("web1.toml:{expect}"));
+    }
 }
 
 #[test]

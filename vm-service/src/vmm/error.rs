@@ -76,6 +76,12 @@ pub enum MachineError {
         /// Why not, and what to do.
         reason: String,
     },
+    /// The guest can't have a vsock device.
+    #[error("the guest can't have a vsock device: {reason}")]
+    Vsock {
+        /// Why not, and what to do.
+        reason: String,
+    },
     /// There is no slot left on the guest's PCI bus 0.
     #[error("the guest's PCI bus 0 is full: it has room for {limit} devices; remove one")]
     BusFull {

@@ -26,7 +26,7 @@ use super::memory::{Backing, Prefault};
 use super::pci::{self, PciRoot};
 use super::serial::{Input, SerialConsole};
 use super::stop::Stop;
-use super::virtio::{AcceleratorDevice, BlockDevice, VirtioDevice, VirtioPci};
+use super::virtio::{AcceleratorDevice, BlockDevice, VirtioDevice, VirtioPci, VsockDevice};
 use super::{memory, sys, vcpu};
 use crate::accelerator::WorkerProgram;
 use crate::config::{Boot, GuestConfig};
@@ -130,7 +130,9 @@ impl Machine {
             .map_err(MachineError::kvm("KVM_SET_IDENTITY_MAP_ADDR"))?;
         vm.set_tss_address(layout::KVM_TSS).map_err(MachineError::kvm("KVM_SET_TSS_ADDR"))?;
         vm.create_irq_chip().map_err(MachineError::kvm("KVM_CREATE_IRQCHIP"))?;
-        let backing = if config.accelerators.is_empty() { Backing::Private } else { Backing::Shared };
+        // Where programs of the guest share a window, the workers need no RAM.
+        let shares = config.accelerators.iter().any(|shared| shared.window.is_none());
+        let backing = if shares { Backing::Shared } else { Backing::Private };
         let memory = memory::create(&layout, backing)?;
         let prefault = (!config.devices.is_empty()).then(|| Prefault::start(&memory));
         let loading = load(&memory, &layout, &config.boot)?;
@@ -160,10 +162,16 @@ impl Machine {
         let lifecycle = Arc::new(Lifecycle::new().map_err(resources)?);
         let mut pci = PciRoot::new();
         let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
+        let windows = config.accelerators.iter().any(|shared| shared.window.is_some());
+        let vsock = (windows || config.vsock.is_some())
+            .then(|| VsockDevice::open(config.vsock, vmm.memory()))
+            .transpose()?;
+        let cid = vsock.as_ref().map(VsockDevice::cid);
         for shared in &config.accelerators {
-            let device = AcceleratorDevice::open(&config.name, shared, vmm.memory(), &options.worker)?;
+            let device = AcceleratorDevice::open(&config.name, shared, vmm.memory(), cid, &options.worker)?;
             devices.push(Box::new(device));
         }
+        devices.extend(vsock.map(|device| Box::new(device) as Box<dyn VirtioDevice>));
         for disk in &config.disks {
             devices.push(Box::new(BlockDevice::open(disk)?));
         }

@@ -53,7 +53,9 @@ pub(super) fn create(layout: &Layout, backing: Backing) -> Result<GuestMemoryMma
             .map_err(|_| failed("it does not fit this process".to_owned()))?;
         let file = match backing {
             Backing::Private => None,
-            Backing::Shared => Some(memfd(len as u64).map_err(|error| failed(format!("no memfd: {error}")))?),
+            Backing::Shared => {
+                Some(memfd("guest-ram", len as u64).map_err(|error| failed(format!("no memfd: {error}")))?)
+            }
         };
         let region = aligned(len, file.as_ref()).map_err(|error| {
             failed(format!("{error}; lower `memory`, or raise the limit on virtual memory (ulimit -v)"))
@@ -115,9 +117,23 @@ fn map(len: usize, file: Option<&File>) -> Result<MmapRegion, MmapRegionError> {
     .build()
 }
 
+/// Memory beside the RAM that other processes can map, of the length that it has for ever.
+///
+/// # Errors
+/// When the host has no room for it.
+pub(super) fn window(bytes: u64) -> io::Result<MmapRegion> {
+    let len = usize::try_from(bytes).map_err(io::Error::other)?;
+    let file = memfd("guest-window", bytes)?;
+    let region = aligned(len, Some(&file)).map_err(io::Error::other)?;
+    if let Err(error) = sys::advise_no_fork(&region) {
+        tracing::debug!(%error, "children of this process get the guest's window");
+    }
+    Ok(region)
+}
+
 /// Memory as a file of just this length.
-fn memfd(len: u64) -> io::Result<File> {
-    let file = memfd_create("guest-ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+fn memfd(name: &str, len: u64) -> io::Result<File> {
+    let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&file, len)?;
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(file.into())

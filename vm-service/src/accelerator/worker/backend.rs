@@ -7,8 +7,9 @@ use vm_accel::{Artifact, PoolOptions, QueueOptions, Worker, WorkerOptions};
 use vm_ir::{Trust, ValidModule};
 use vm_passthrough::accelerator::{JitCompiler, JitTarget};
 
-use super::control::{self, Work};
+use super::link::AnyLink;
 use super::server::{Compile, GRACE};
+use super::session::{self, Guest};
 use crate::accelerator::sandbox::{self, Confinement};
 
 /// What a worker's process may hold beside the accelerator's memory: what compiling takes, most of all.
@@ -22,6 +23,9 @@ const SPIN: Duration = Duration::from_micros(50);
 /// Commands that may wait for the accelerator.
 const CAPACITY: usize = 4096;
 
+/// Serves a link until it ends.
+pub(super) type Serve = dyn Fn(AnyLink, &Guest) -> Result<(), String> + Send + Sync;
+
 /// An open accelerator.
 pub(super) struct Opened {
     /// The product's name.
@@ -30,9 +34,8 @@ pub(super) struct Opened {
     pub(super) target: String,
     /// Which system calls it still needs.
     pub(super) confinement: Confinement,
-    /// Serves a queue with it.
-    #[allow(clippy::type_complexity, reason = "it is called in one place")]
-    pub(super) serve: Box<dyn FnOnce(Work) -> Result<(), String> + Send>,
+    /// Serves a link with it.
+    pub(super) serve: Arc<Serve>,
 }
 
 /// Opens `cpu`, or the GPU at a PCI address, for a guest that may use `memory` bytes of it and `deadline` for a launch.
@@ -104,11 +107,15 @@ fn opened<A: JitTarget>(
     let worker: Worker<A> = Worker::start(accelerator, options).map_err(|error| error.to_string())?;
     let compiler = Jit { compiler, target: target.clone() };
     warm_up(&worker, &compiler, deadline).map_err(|error| format!("its first kernel failed: {error}"))?;
+    let compiler: Arc<dyn Compile> = Arc::new(compiler);
     Ok(Opened {
         name,
         target,
         confinement,
-        serve: Box::new(move |work| control::serve(worker, Box::new(compiler), work)),
+        serve: Arc::new(move |link, guest| match link {
+            AnyLink::Queue(ring) => session::serve(&worker, compiler.clone(), ring, guest),
+            AnyLink::Stream(stream) => session::serve(&worker, compiler.clone(), stream, guest),
+        }),
     })
 }
 

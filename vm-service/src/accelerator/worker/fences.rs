@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 use vm_paravirt::Status;
 
 use super::budget::Budget;
+use super::link::Link;
 use super::log::Log;
-use super::queue::{ReplyRoom, Ring};
 use super::server::{Executed, GRACE};
 use super::status;
 use super::watch::Watch;
 
 /// A batch that the accelerator works on.
 #[derive(Debug)]
-pub(super) struct Pending {
+pub(super) struct Pending<P> {
     pub(super) executed: Executed,
     /// Where the answer goes, if it waits for the accelerator.
-    pub(super) reply: Option<ReplyRoom>,
+    pub(super) reply: Option<P>,
     /// When its operations were begun.
     pub(super) begun: Instant,
 }
@@ -77,8 +77,8 @@ impl Pace {
 }
 
 /// What the thread works with.
-pub(super) struct Fences {
-    pub(super) ring: Arc<Ring>,
+pub(super) struct Fences<L> {
+    pub(super) link: Arc<L>,
     pub(super) pace: Arc<Pace>,
     pub(super) log: Arc<Mutex<Log>>,
     pub(super) watch: Watch,
@@ -86,12 +86,12 @@ pub(super) struct Fences {
     pub(super) deadline: Duration,
 }
 
-impl Fences {
+impl<L: Link> Fences<L> {
     /// Serves batches until there are no more.
     ///
     /// # Errors
     /// When the driver broke the queue, or the accelerator can't be used any more.
-    pub(super) fn run(&self, batches: &Receiver<Pending>) -> Result<(), String> {
+    pub(super) fn run(&self, batches: &Receiver<Pending<L::Place>>) -> Result<(), String> {
         // What failed behind a fence that the guest did not ask for, for the next that it did.
         let mut failed = None;
         while let Ok(mut pending) = batches.recv() {
@@ -124,7 +124,7 @@ impl Fences {
             }
             self.pace.end(pending.begun.elapsed());
             if let Some(reply) = &pending.reply {
-                self.ring.answer(reply, &pending.executed.answer)?;
+                self.link.answer(reply, &pending.executed.answer)?;
             }
             if let Some(text) = lost {
                 return Err(text);

@@ -12,13 +12,17 @@ mod budget;
 mod control;
 mod fences;
 mod import;
+mod link;
 mod log;
 mod queue;
 mod ram;
 mod server;
+mod session;
 mod status;
+mod stream;
 #[cfg(test)]
 mod tests;
+mod usage;
 mod watch;
 
 pub(crate) use control::main;

@@ -9,6 +9,7 @@ use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
 use vm_paravirt::{MAX_BATCH_BYTES, MAX_REPLY_BYTES};
 use vmm_sys_util::eventfd::EventFd;
 
+use super::link::{Link, Request};
 use super::server::Answer;
 use crate::accelerator::Start;
 use crate::vmm::sys::borrow;
@@ -21,16 +22,7 @@ pub(super) struct Ring {
     interrupt: Option<EventFd>,
 }
 
-/// A chain that the driver offered, with what it holds for us copied.
-#[derive(Debug)]
-pub(super) struct Request {
-    /// The batch; `None` for one that is longer than a batch may be.
-    pub(super) batch: Option<Vec<u8>>,
-    /// Where the answer goes.
-    pub(super) reply: ReplyRoom,
-}
-
-/// Where an answer goes.
+/// Where an answer goes: the rest of the chain whose batch it answers.
 #[derive(Debug)]
 pub(super) struct ReplyRoom {
     head: u16,
@@ -39,7 +31,7 @@ pub(super) struct ReplyRoom {
 
 impl ReplyRoom {
     /// Bytes that it has.
-    pub(super) fn bytes(&self) -> usize {
+    fn bytes(&self) -> usize {
         let sum = self.parts.iter().fold(0u64, |sum, (_, len)| sum.saturating_add((*len).into()));
         usize::try_from(sum).unwrap_or(usize::MAX).min(MAX_REPLY_BYTES)
     }
@@ -75,26 +67,6 @@ impl Ring {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next request; waits for the doorbell while there is none.
-    ///
-    /// # Errors
-    /// When the driver broke the queue.
-    pub(super) fn next(&self) -> Result<Request, String> {
-        let wrong = |error: virtio_queue::Error| format!("the guest's driver broke its queue: {error}");
-        loop {
-            if let Some(request) = self.take().map_err(wrong)? {
-                return Ok(request);
-            }
-            // Whatever is offered from here on rings.
-            if self.queue().enable_notification(&self.memory).map_err(wrong)? {
-                self.queue().disable_notification(&self.memory).map_err(wrong)?;
-                continue;
-            }
-            self.wait().map_err(|error| format!("the doorbell can't be waited for: {error}"))?;
-            self.queue().disable_notification(&self.memory).map_err(wrong)?;
-        }
-    }
-
     fn wait(&self) -> io::Result<()> {
         let doorbell = borrow(&self.doorbell);
         loop {
@@ -111,7 +83,7 @@ impl Ring {
 
     /// Takes a chain. Its descriptors are read once, then what they point to; what the driver changes later changes
     /// nothing any more. A chain that loops ends after as many descriptors as its table has.
-    fn take(&self) -> Result<Option<Request>, virtio_queue::Error> {
+    fn take(&self) -> Result<Option<Request<ReplyRoom>>, virtio_queue::Error> {
         let mut queue = self.queue();
         let Some(chain) = queue.iter(&self.memory)?.next() else { return Ok(None) };
         let head = chain.head_index();
@@ -121,7 +93,8 @@ impl Ring {
             if descriptor.is_write_only() { writable.push(part) } else { readable.push(part) }
         }
         drop(queue);
-        Ok(Some(Request { batch: self.copy(&readable), reply: ReplyRoom { head, parts: writable } }))
+        let place = ReplyRoom { head, parts: writable };
+        Ok(Some(Request { batch: self.copy(&readable), room: place.bytes(), place }))
     }
 
     fn copy(&self, parts: &[(GuestAddress, u32)]) -> Option<Vec<u8>> {
@@ -141,12 +114,30 @@ impl Ring {
         }
         Some(batch)
     }
+}
+
+impl Link for Ring {
+    type Place = ReplyRoom;
+
+    /// The next chain; waits for the doorbell while there is none. A queue that was not broken has no end.
+    fn next(&self) -> Result<Option<Request<ReplyRoom>>, String> {
+        let wrong = |error: virtio_queue::Error| format!("the guest's driver broke its queue: {error}");
+        loop {
+            if let Some(request) = self.take().map_err(wrong)? {
+                return Ok(Some(request));
+            }
+            // Whatever is offered from here on rings.
+            if self.queue().enable_notification(&self.memory).map_err(wrong)? {
+                self.queue().disable_notification(&self.memory).map_err(wrong)?;
+                continue;
+            }
+            self.wait().map_err(|error| format!("the doorbell can't be waited for: {error}"))?;
+            self.queue().disable_notification(&self.memory).map_err(wrong)?;
+        }
+    }
 
     /// Gives a chain back with its answer, and tells the driver.
-    ///
-    /// # Errors
-    /// When the driver broke the queue.
-    pub(super) fn answer(&self, room: &ReplyRoom, answer: &Answer) -> Result<(), String> {
+    fn answer(&self, room: &ReplyRoom, answer: &Answer) -> Result<(), String> {
         let bytes = answer.encode(room.bytes());
         let (mut written, mut rest) = (0, bytes.as_slice());
         for (address, len) in &room.parts {
@@ -224,8 +215,8 @@ mod tests {
         // What changes now changes nothing any more.
         ring.memory.write_slice(b"???????", GuestAddress(DATA)).unwrap();
         assert_eq!(request.batch.as_deref(), Some(&b"a batch in two parts"[..]));
-        assert_eq!(request.reply.bytes(), 24);
-        ring.answer(&request.reply, &Answer::refused(Status::Version)).unwrap();
+        assert_eq!(request.room, 24);
+        ring.answer(&request.place, &Answer::refused(Status::Version)).unwrap();
         let mut reply = [0; 16];
         ring.memory.read_slice(&mut reply[..12], GuestAddress(DATA + 0x100)).unwrap();
         ring.memory.read_slice(&mut reply[12..], GuestAddress(DATA + 0x200)).unwrap();
@@ -242,7 +233,7 @@ mod tests {
             offer(&ring, table);
             let request = ring.take().unwrap().unwrap();
             assert_eq!(request.batch.map(|batch| batch.len()), batch, "{table:x?}");
-            ring.answer(&request.reply, &Answer::refused(Status::Malformed)).unwrap();
+            ring.answer(&request.place, &Answer::refused(Status::Malformed)).unwrap();
         };
         // A loop ends after as many descriptors as the table has.
         check(&[(DATA, 16, NEXT, 0)], Some(16 * usize::from(SIZE)));
@@ -282,7 +273,7 @@ mod tests {
             for _ in 0..=index {
                 let Ok(Some(request)) = ring.take() else { break };
                 prop_assert!(request.batch.is_none_or(|batch| batch.len() <= MAX_BATCH_BYTES));
-                let _ = ring.answer(&request.reply, &Answer::refused(Status::Malformed));
+                let _ = ring.answer(&request.place, &Answer::refused(Status::Malformed));
             }
         }
     }

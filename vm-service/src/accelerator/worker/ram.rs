@@ -119,8 +119,11 @@ impl Ram {
             ragged = !end.is_multiple_of(PAGE);
             let start = range.address / PAGE * PAGE;
             let holds = |part: &Part| part.start <= start && end - part.start <= part.bytes;
-            let index =
-                self.parts.iter().position(holds).ok_or_else(|| bad("are not all RAM of the guest"))?;
+            let index = self
+                .parts
+                .iter()
+                .position(holds)
+                .ok_or_else(|| bad("do not all lie in the guest's memory"))?;
             let offset = start - self.parts[index].start;
             let bytes = (end - start).next_multiple_of(PAGE);
             match pieces.last_mut() {

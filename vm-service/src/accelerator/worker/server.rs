@@ -2,7 +2,6 @@
 //! their order.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -17,16 +16,17 @@ use super::import::{Import, ImportError};
 use super::log::Log;
 use super::ram::{Ram, Unfit};
 use super::status;
+use super::usage::{Amount, Charge, Resource, Usage};
 use super::watch::Watch;
 
 /// The most modules that a guest may have.
-const MODULES: usize = 256;
+const MODULES: u64 = 256;
 /// The most kernels of all its modules.
-const KERNELS: usize = 4096;
+const KERNELS: u64 = 4096;
 /// The most buffers that it may have.
-const BUFFERS: usize = 4096;
+const BUFFERS: u64 = 4096;
 /// The most ranges of its memory under all its buffers: each is a mapping of this process.
-const RANGES: usize = 16384;
+const RANGES: u64 = 16384;
 /// What the accelerator's pool may keep of freed memory beyond the guest's quota.
 const KEPT: u64 = 64 << 20;
 /// Launches between two fences of our own: so many at most stand between a fence and its answer. They are given to the
@@ -36,7 +36,7 @@ const FENCED: u32 = 64;
 pub(super) const GRACE: Duration = Duration::from_secs(30);
 
 /// Makes code of modules.
-pub(super) trait Compile: Send {
+pub(super) trait Compile: Send + Sync {
     /// What code is compiled for.
     fn target(&self) -> &str;
 
@@ -125,25 +125,40 @@ impl Executed {
 /// Why an operation failed.
 type Failure = (Status, String);
 
-/// One guest's modules and buffers on one accelerator.
+/// What a guest may hold, all its programs together.
+pub(super) fn most(quotas: &Quotas, ram: &Ram) -> Amount {
+    Amount::of(&[
+        (Resource::Modules, MODULES),
+        (Resource::Kernels, KERNELS),
+        (Resource::Buffers, BUFFERS),
+        (Resource::Ranges, RANGES),
+        (Resource::Held, quotas.memory),
+        (Resource::Imported, ram.bytes()),
+    ])
+}
+
+/// The modules and buffers that came over one link.
 pub(super) struct Server<A: Accelerator> {
     worker: Worker<A>,
-    compiler: Box<dyn Compile>,
+    compiler: Arc<dyn Compile>,
     ram: Arc<Ram>,
     quotas: Quotas,
     log: Arc<Mutex<Log>>,
     watch: Watch,
-    modules: HashMap<u32, Vec<Loaded<A>>>,
+    usage: Usage,
+    modules: HashMap<u32, LoadedModule<A>>,
     buffers: HashMap<u32, Held<A>>,
-    kernels: usize,
-    held: u64,
-    imported: u64,
-    ranges: usize,
     batches: u64,
     /// Launches since the last fence.
     unfenced: u32,
     /// Whether anything was handed over since the last fence.
     working: bool,
+}
+
+/// A module of the guest.
+struct LoadedModule<A: Accelerator> {
+    kernels: Vec<Loaded<A>>,
+    _charge: Charge,
 }
 
 struct Loaded<A: Accelerator> {
@@ -157,18 +172,20 @@ struct Held<A: Accelerator> {
     /// Where in the memory it begins.
     start: u64,
     bytes: u64,
+    /// Given back after the memory was.
+    _charge: Charge,
 }
 
 enum Memory<A: Accelerator> {
     Device(Buffer<A>),
-    Guest(Import<A>, usize),
+    Guest(Import<A>),
 }
 
 impl<A: Accelerator> Held<A> {
     fn buffer(&self) -> Option<&Buffer<A>> {
         match &self.memory {
             Memory::Device(buffer) => Some(buffer),
-            Memory::Guest(import, _) => import.buffer(),
+            Memory::Guest(import) => import.buffer(),
         }
     }
 
@@ -198,9 +215,10 @@ impl<A: Accelerator> Server<A> {
     /// A guest that has nothing.
     pub(super) fn new(
         worker: Worker<A>,
-        compiler: Box<dyn Compile>,
+        compiler: Arc<dyn Compile>,
         ram: Arc<Ram>,
         quotas: Quotas,
+        usage: Usage,
         log: Arc<Mutex<Log>>,
         watch: Watch,
     ) -> Self {
@@ -211,12 +229,9 @@ impl<A: Accelerator> Server<A> {
             quotas,
             log,
             watch,
+            usage,
             modules: HashMap::new(),
             buffers: HashMap::new(),
-            kernels: 0,
-            held: 0,
-            imported: 0,
-            ranges: 0,
             batches: 0,
             unfenced: 0,
             working: false,
@@ -321,10 +336,9 @@ impl<A: Accelerator> Server<A> {
                 return Ok(self.log.lock().unwrap_or_else(PoisonError::into_inner).take(spare & !7));
             }
             Operation::CreateModule { module, ir } => self.create_module(*module, ir)?,
-            Operation::DestroyModule { module } => match self.modules.remove(module) {
-                Some(kernels) => self.kernels -= kernels.len(),
-                None => return Err(missing("module", *module)),
-            },
+            Operation::DestroyModule { module } => {
+                self.modules.remove(module).ok_or_else(|| missing("module", *module))?;
+            }
             Operation::CreateBuffer { buffer, bytes } => self.create_buffer(*buffer, *bytes)?,
             Operation::ImportBuffer { buffer, ranges } => self.import_buffer(*buffer, *ranges)?,
             Operation::DestroyBuffer { buffer } => self.destroy_buffer(*buffer)?,
@@ -348,7 +362,7 @@ impl<A: Accelerator> Server<A> {
             name: &device.name,
             target: self.compiler.target(),
             memory_bytes: self.quotas.memory,
-            memory_free: self.quotas.memory - self.held,
+            memory_free: self.quotas.memory - self.usage.now(Resource::Held),
             deadline_us: u64::try_from(self.quotas.limits.time.as_micros()).unwrap_or(u64::MAX),
             rounds: self.quotas.limits.rounds,
             units: device.units,
@@ -369,32 +383,45 @@ impl<A: Accelerator> Server<A> {
         if self.modules.contains_key(&number) {
             return Err((Status::NumberTaken, format!("there is a module {number} already")));
         }
-        if self.modules.len() >= MODULES {
-            return Err((Status::Quota, format!("a guest has at most {MODULES} modules")));
-        }
         let refused = |error: &dyn std::fmt::Display| (Status::Module, format!("module {number}: {error}"));
         let module = vm_ir::binary::decode(ir).map_err(|error| refused(&error))?;
         let valid = vm_ir::validate(module, Trust::Guest).map_err(|errors| refused(&errors))?;
-        if self.kernels + valid.kernels().len() > KERNELS {
-            return Err((Status::Quota, format!("a guest has at most {KERNELS} kernels")));
-        }
+        let count = valid.kernels().len() as u64;
+        let charge = self.charge(&[(Resource::Modules, 1), (Resource::Kernels, count)])?;
         let artifacts = self.compiler.compile(&valid).map_err(|error| refused(&error))?;
         let mut kernels = Vec::with_capacity(artifacts.len());
         for artifact in artifacts {
             let kernel = self.worker.load(&artifact).map_err(failure)?;
             kernels.push(Loaded { kernel, artifact });
         }
-        self.kernels += kernels.len();
-        self.modules.insert(number, kernels);
+        self.modules.insert(number, LoadedModule { kernels, _charge: charge });
         Ok(())
+    }
+
+    /// Takes of the guest's quotas.
+    fn charge(&self, parts: &[(Resource, u64)]) -> Result<Charge, Failure> {
+        self.usage.charge(Amount::of(parts)).map_err(|resource| {
+            let text = match resource {
+                Resource::Modules => format!("a guest has at most {MODULES} modules"),
+                Resource::Kernels => format!("a guest has at most {KERNELS} kernels"),
+                Resource::Buffers => format!("a guest has at most {BUFFERS} buffers"),
+                Resource::Ranges => format!("a guest's buffers have at most {RANGES} ranges"),
+                Resource::Held => {
+                    let (held, quota) = (self.usage.now(Resource::Held), self.quotas.memory);
+                    format!("it is more than the guest's {quota} bytes leave: it holds {held}")
+                }
+                Resource::Imported => {
+                    let ram = self.ram.bytes();
+                    format!("no more than the guest's {ram} bytes of memory can be in buffers at a time")
+                }
+            };
+            (Status::Quota, text)
+        })
     }
 
     fn new_buffer(&self, number: u32) -> Result<(), Failure> {
         if self.buffers.contains_key(&number) {
             return Err((Status::NumberTaken, format!("there is a buffer {number} already")));
-        }
-        if self.buffers.len() >= BUFFERS {
-            return Err((Status::Quota, format!("a guest has at most {BUFFERS} buffers")));
         }
         Ok(())
     }
@@ -404,58 +431,39 @@ impl<A: Accelerator> Server<A> {
         if bytes == 0 {
             return Err((Status::Range, "a buffer has at least one byte".into()));
         }
-        if bytes > self.quotas.memory - self.held {
-            let (held, quota) = (self.held, self.quotas.memory);
-            let text = format!("{bytes} bytes are more than the guest's {quota} leave: it holds {held}");
-            return Err((Status::Quota, text));
-        }
+        let charge = self.charge(&[(Resource::Buffers, 1), (Resource::Held, bytes)])?;
         // It is handed out only once it is zero: the fill stands before whatever comes later.
         let buffer = self.worker.allocate_zeroed(bytes).map_err(failure)?;
-        self.held += bytes;
         self.working = true;
-        self.buffers.insert(number, Held { memory: Memory::Device(buffer), start: 0, bytes });
+        let memory = Memory::Device(buffer);
+        self.buffers.insert(number, Held { memory, start: 0, bytes, _charge: charge });
         Ok(())
     }
 
     fn import_buffer(&mut self, number: u32, ranges: Ranges<'_>) -> Result<(), Failure> {
         self.new_buffer(number)?;
-        let (ram, count) = (self.ram.bytes(), ranges.len());
-        let bytes = ranges.iter().try_fold(0u64, |sum, range| sum.checked_add(range.bytes));
-        let bytes = bytes.filter(|bytes| *bytes <= ram - self.imported).ok_or_else(|| {
-            let text = format!("no more than the guest's {ram} bytes of memory can be in buffers at a time");
-            (Status::Quota, text)
-        })?;
-        if self.ranges + count > RANGES {
-            return Err((Status::Quota, format!("a guest's buffers have at most {RANGES} ranges")));
-        }
+        let bytes = ranges.iter().fold(0u64, |sum, range| sum.saturating_add(range.bytes));
+        let charge = self.charge(&[
+            (Resource::Buffers, 1),
+            (Resource::Ranges, ranges.len() as u64),
+            (Resource::Imported, bytes),
+        ])?;
         let imported = Import::new(&self.worker, &self.ram, ranges.iter());
         let (import, start) = imported.map_err(|error| match error {
             ImportError::Unfit(Unfit::Range(text)) => (Status::Range, text),
             ImportError::Unfit(Unfit::Host(text)) => (Status::Device, text),
             ImportError::Accelerator(error) => failure(error),
         })?;
-        self.imported += bytes;
-        self.ranges += count;
-        self.buffers.insert(number, Held { memory: Memory::Guest(import, count), start, bytes });
+        let memory = Memory::Guest(import);
+        self.buffers.insert(number, Held { memory, start, bytes, _charge: charge });
         Ok(())
     }
 
     fn destroy_buffer(&mut self, number: u32) -> Result<(), Failure> {
-        let Entry::Occupied(entry) = self.buffers.entry(number) else {
-            return Err(missing("buffer", number));
-        };
-        let held = entry.remove();
-        match &held.memory {
-            Memory::Device(_) => self.held -= held.bytes,
-            Memory::Guest(_, count) => {
-                self.imported -= held.bytes;
-                self.ranges -= count;
-            }
-        }
-        drop(held);
+        drop(self.buffers.remove(&number).ok_or_else(|| missing("buffer", number))?);
         // What the pool keeps for the next buffer is the guest's too.
         let kept = self.worker.statistics().cached;
-        if self.held.saturating_add(kept) > self.quotas.memory.saturating_add(KEPT) {
+        if self.usage.now(Resource::Held).saturating_add(kept) > self.quotas.memory.saturating_add(KEPT) {
             self.worker.trim().map_err(failure)?;
         }
         Ok(())
@@ -511,7 +519,8 @@ impl<A: Accelerator> Server<A> {
         launch: &vm_paravirt::Launch<'_>,
     ) -> Result<(), Failure> {
         let module = self.modules.get(&launch.module).ok_or_else(|| missing("module", launch.module))?;
-        let loaded = module.get(launch.kernel as usize).ok_or_else(|| missing("kernel", launch.kernel))?;
+        let loaded =
+            module.kernels.get(launch.kernel as usize).ok_or_else(|| missing("kernel", launch.kernel))?;
         let parameters = &loaded.artifact.signature().parameters;
         arguments.clear();
         // Decoding saw that none of them is malformed.

@@ -43,6 +43,7 @@ fn config(kernel: &Path, vcpus: u8) -> GuestConfig {
         boot: Boot { kernel: kernel.into(), initrd: None, cmdline: "a=b".into() },
         devices: Vec::new(),
         accelerators: Vec::new(),
+        vsock: None,
         disks: Vec::new(),
     }
 }

@@ -3,62 +3,44 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use virtio_queue::QueueT as _;
-use vm_memory::{Address as _, GuestMemoryBackend as _, GuestMemoryMmap, GuestMemoryRegion as _};
-use vm_paravirt::{Config, DEVICE_ID, FEATURE_IMPORT, QUEUE_SIZE};
-use vmm_sys_util::eventfd::EventFd;
+use vm_memory::{
+    Address as _, FileOffset, GuestMemoryBackend as _, GuestMemoryMmap, GuestMemoryRegion as _, MmapRegion,
+};
+use vm_paravirt::{Config, DEVICE_ID, FEATURE_IMPORT, FEATURE_WINDOW, QUEUE_SIZE, WINDOW_ID};
 
+use super::programs::Programs;
+use super::supervisor::{Maker, supervise};
 use super::worker::Worker;
 use super::{Activation, VirtioDevice};
-use crate::accelerator::{Open, Report, Start, WorkerProcess, WorkerProgram};
+use crate::accelerator::{Open, Start, WorkerProcess, WorkerProgram};
 use crate::config::SharedAccelerator;
 use crate::vmm::error::MachineError;
-use crate::vmm::sys;
+use crate::vmm::{memory, sys};
 
 /// Processing accelerator (PCI Code and ID Assignment 1.11, class 0x12).
 const CLASS: u32 = 0x12_0000;
-/// How long after a worker was started the next may be: a guest that resets its device for ever costs the host no more.
-const START_INTERVAL: Duration = Duration::from_millis(250);
-/// How often a worker is asked whether it is there.
-const PING_PERIOD: Duration = Duration::from_secs(2);
-/// How long it may take to answer.
-const PING_PATIENCE: Duration = Duration::from_secs(20);
-
 /// The device.
 pub(in crate::vmm) struct AcceleratorDevice {
-    worker: Arc<Maker>,
+    maker: Arc<Maker>,
     config: [u8; vm_paravirt::CONFIG_BYTES],
-    /// A worker that has opened its accelerator and waits for the guest's driver.
-    ready: Mutex<Option<WorkerProcess>>,
+    reach: Reach,
 }
 
-/// What it takes to make a worker.
-struct Maker {
-    program: WorkerProgram,
-    open: Open,
-    ram: Vec<File>,
-    /// When the last one was started.
-    last: Mutex<Instant>,
-}
-
-impl Maker {
-    fn make(&self) -> Result<(WorkerProcess, String), crate::accelerator::WorkerError> {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        std::thread::sleep(START_INTERVAL.saturating_sub(last.elapsed()));
-        *last = Instant::now();
-        drop(last);
-        let ram: Vec<BorrowedFd<'_>> = self.ram.iter().map(File::as_fd).collect();
-        WorkerProcess::spawn(&self.program, &self.open, &ram)
-    }
+/// How the guest reaches the worker.
+enum Reach {
+    /// Through a virtqueue, by a driver. Holds a worker that has opened its accelerator and waits for the driver.
+    Queue(Mutex<Option<WorkerProcess>>),
+    /// Over vsock, by programs, with data in a window.
+    Programs { window: Arc<MmapRegion>, _serving: Worker },
 }
 
 impl AcceleratorDevice {
-    /// Starts a worker, and so sees that the accelerator can be had.
+    /// Starts a worker, and so sees that the accelerator can be had. `cid` is the guest's in the host's vsock, if it has
+    /// one.
     ///
     /// # Errors
     /// When it can't.
@@ -66,43 +48,61 @@ impl AcceleratorDevice {
         guest: &str,
         shared: &SharedAccelerator,
         memory: &GuestMemoryMmap,
+        cid: Option<u32>,
         program: &WorkerProgram,
     ) -> Result<Self, MachineError> {
         let device = shared.device.to_string();
         let failed = |reason: String| MachineError::Accelerator { device: device.clone(), reason };
         let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        let open = Open {
+        let mut open = Open {
             guest: guest.to_owned(),
             device: device.clone(),
             memory: shared.memory,
             deadline_us: micros(shared.deadline),
             time_slice_us: micros(shared.time_slice),
-            ram: memory.iter().map(|region| (region.start_addr().raw_value(), region.len())).collect(),
+            ram: Vec::new(),
+            port: None,
         };
-        let ram = memory
-            .iter()
-            .map(|region| {
-                let shared = region.file_offset().ok_or_else(|| io::Error::other("the RAM is no memfd"))?;
-                shared.file().try_clone()
-            })
-            .collect::<io::Result<_>>()
-            .map_err(|error| failed(format!("the guest's RAM can't be shared: {error}")))?;
-        // Nothing was started before.
-        let last = Instant::now().checked_sub(START_INTERVAL).unwrap_or_else(Instant::now);
-        let maker = Maker { program: program.clone(), open, ram, last: Mutex::new(last) };
-        let (worker, name) = maker.make().map_err(|error| failed(error.to_string()))?;
-        tracing::info!("the guest shares the accelerator {device}, {name}");
-        Ok(Self {
-            worker: Arc::new(maker),
-            config: Config::new(shared.memory, micros(shared.deadline)).encode(),
-            ready: Mutex::new(Some(worker)),
-        })
+        let config = Config::new(shared.memory, micros(shared.deadline));
+        let made = |open, files| {
+            let maker = Maker::new(program.clone(), open, files);
+            let (worker, name) = maker.make().map_err(|error| failed(error.to_string()))?;
+            tracing::info!("the guest shares the accelerator {device}, {name}");
+            Ok::<_, MachineError>((Arc::new(maker), worker))
+        };
+        let Some(bytes) = shared.window else {
+            open.ram = memory.iter().map(|region| (region.start_addr().raw_value(), region.len())).collect();
+            let files = memory.iter().map(|region| file(region.file_offset())).collect::<io::Result<_>>();
+            let files = files.map_err(|error| failed(format!("the guest's RAM can't be shared: {error}")))?;
+            let (maker, worker) = made(open, files)?;
+            let reach = Reach::Queue(Mutex::new(Some(worker)));
+            return Ok(Self { maker, config: config.encode(), reach });
+        };
+        let window = memory::window(bytes)
+            .and_then(|window| Ok((file(window.file_offset())?, Arc::new(window))))
+            .map_err(|error| failed(format!("there is no room for a window of {bytes} bytes: {error}")));
+        let (window_file, window) = window?;
+        let cid = cid.ok_or_else(|| failed("the guest has no vsock device".into()))?;
+        let (programs, port) = Programs::listen(cid)
+            .map_err(|error| failed(format!("no vsock port can be listened at: {error}")))?;
+        open.ram = vec![(0, bytes)];
+        open.port = Some(port);
+        let (maker, worker) = made(open, vec![window_file])?;
+        let served = maker.clone();
+        let serving = Worker::run("accelerator", move |end| programs.run(&served, worker, end))
+            .map_err(|error| failed(format!("a thread can't be started: {error}")))?;
+        let config = config.with_window(bytes, port).encode();
+        Ok(Self { maker, config, reach: Reach::Programs { window, _serving: serving } })
     }
+}
+
+fn file(part: Option<&FileOffset>) -> io::Result<File> {
+    part.ok_or_else(|| io::Error::other("it is no memfd"))?.file().try_clone()
 }
 
 impl VirtioDevice for AcceleratorDevice {
     fn name(&self) -> String {
-        format!("the shared accelerator {}", self.worker.open.device)
+        format!("the shared accelerator {}", self.maker.open().device)
     }
 
     fn id(&self) -> u16 {
@@ -114,20 +114,36 @@ impl VirtioDevice for AcceleratorDevice {
     }
 
     fn features(&self) -> u64 {
-        FEATURE_IMPORT
+        match self.reach {
+            Reach::Queue(_) => FEATURE_IMPORT,
+            Reach::Programs { .. } => FEATURE_WINDOW,
+        }
     }
 
     fn queue_sizes(&self) -> &[u16] {
-        &[QUEUE_SIZE]
+        match self.reach {
+            Reach::Queue(_) => &[QUEUE_SIZE],
+            Reach::Programs { .. } => &[],
+        }
     }
 
     fn config(&self) -> &[u8] {
         &self.config
     }
 
+    fn window(&self) -> Option<(u8, Arc<MmapRegion>)> {
+        match &self.reach {
+            Reach::Queue(_) => None,
+            Reach::Programs { window, .. } => Some((WINDOW_ID, window.clone())),
+        }
+    }
+
     fn start(&self, work: Activation) -> io::Result<Worker> {
-        let ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let (maker, interrupt) = (self.worker.clone(), work.interrupt.clone());
+        let ready = match &self.reach {
+            Reach::Queue(ready) => ready.lock().unwrap_or_else(PoisonError::into_inner).take(),
+            Reach::Programs { .. } => None,
+        };
+        let (maker, interrupt) = (self.maker.clone(), work.interrupt.clone());
         let queue = work.queues.into_iter().next();
         Worker::run("accelerator", move |end| {
             // A driver that enables no queue wants nothing.
@@ -146,53 +162,12 @@ impl VirtioDevice for AcceleratorDevice {
                 let doorbell = sys::borrow(&doorbell);
                 let vector = interrupt.trigger(index);
                 let told = worker.start(start, doorbell, vector.as_ref().map(|vector| sys::borrow(vector)));
-                told.map_err(|error| error.to_string()).and_then(|()| supervise(worker, end))
+                told.map_err(|error| error.to_string()).and_then(|()| supervise(worker, end, None))
             });
             if let Err(reason) = ended {
-                tracing::warn!(guest = %maker.open.guest, accelerator = %maker.open.device, "the worker was ended: {reason}");
+                maker.tell_end(&reason);
                 interrupt.give_up();
             }
         })
-    }
-}
-
-/// Watches over a worker until the device is reset. The worker is gone when this returns.
-///
-/// # Errors
-/// Why it was ended before.
-fn supervise(mut worker: WorkerProcess, end: &EventFd) -> Result<(), String> {
-    let period = Timespec::try_from(PING_PERIOD).map_err(|error| error.to_string())?;
-    let mut asked: Option<Instant> = None;
-    loop {
-        let (end, socket) = (sys::borrow(end), worker.socket());
-        let mut fds = [PollFd::new(&end, PollFlags::IN), PollFd::new(&socket, PollFlags::IN)];
-        match poll(&mut fds, Some(&period)) {
-            Err(rustix::io::Errno::INTR) => continue,
-            Err(error) => return Err(error.to_string()),
-            Ok(_) => {}
-        }
-        let (ended, reported) = (!fds[0].revents().is_empty(), !fds[1].revents().is_empty());
-        if ended {
-            return Ok(());
-        }
-        if reported {
-            match worker.report(Duration::ZERO) {
-                Ok(Some(Report::Here)) => asked = None,
-                Ok(Some(Report::Broken(reason) | Report::Overdue(reason) | Report::Failed(reason))) => {
-                    return Err(reason);
-                }
-                Ok(Some(Report::Ready { .. })) => return Err("it reported out of order".into()),
-                Ok(None) => {
-                    return Err(worker.kill().unwrap_or_else(|| "it is stuck in the Linux kernel".into()));
-                }
-                Err(error) => return Err(format!("it can't be heard: {error}")),
-            }
-        } else if let Some(asked) = asked {
-            if asked.elapsed() > PING_PATIENCE {
-                return Err(format!("it did not answer within {} s", PING_PATIENCE.as_secs()));
-            }
-        } else if worker.ping().is_ok() {
-            asked = Some(Instant::now());
-        }
     }
 }

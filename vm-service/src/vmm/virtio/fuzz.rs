@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
-use vm_memory::{GuestAddress, GuestMemoryMmap};
-use vm_passthrough::guest::KvmVmm;
+use vm_memory::{GuestAddress, GuestMemoryMmap, MmapRegion};
+use vm_passthrough::guest::{KvmVmm, Vmm as _};
 
 use super::registers::{DRIVER_OK, FEATURES_OK, TRANSPORT_FEATURES};
 use super::worker::Worker;
 use super::{Activation, VirtioDevice, VirtioPci};
+use crate::vmm::memory;
 use crate::vmm::pci::{Function, reg};
 
 const RAM: u64 = 1 << 20;
@@ -21,8 +22,12 @@ const OWN_FEATURES: u64 = 1 << 5 | 1 << 40;
 const COMMON: u64 = 0;
 const CONFIG: [u8; 7] = [1, 2, 3, 4, 5, 6, 7];
 
-/// A device that counts its starts and checks what it is given.
-struct Watch(Arc<AtomicU64>);
+/// Bytes of the device's shared memory.
+const SHARED: u64 = 1 << 16;
+const SHARED_BAR: u16 = reg::BAR0 + 8;
+
+/// A device with shared memory that counts its starts and checks what it is given.
+struct Watch(Arc<AtomicU64>, Arc<MmapRegion>);
 
 impl VirtioDevice for Watch {
     fn name(&self) -> String {
@@ -47,6 +52,10 @@ impl VirtioDevice for Watch {
 
     fn config(&self) -> &[u8] {
         &CONFIG
+    }
+
+    fn window(&self) -> Option<(u8, Arc<MmapRegion>)> {
+        Some((3, self.1.clone()))
     }
 
     fn start(&self, work: Activation) -> io::Result<Worker> {
@@ -76,8 +85,8 @@ enum Step {
     Negotiate(u64),
     /// Reads and writes the BAR at this offset through the window in config space.
     Window(u32, Vec<u8>),
-    /// Moves the BAR and turns decoding on or off.
-    Move(u64, u16),
+    /// Moves a BAR and turns decoding on or off.
+    Move(u16, u64, u16),
 }
 
 fn data() -> impl Strategy<Value = Vec<u8>> {
@@ -103,7 +112,8 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (bar_offset(), data()).prop_map(|(at, data)| Step::BarWrite(at, data)),
         1 => address().prop_map(Step::Negotiate),
         4 => (bar_offset(), data()).prop_map(|(at, data)| Step::Window(at as u32, data)),
-        2 => (address(), any::<u16>()).prop_map(|(at, command)| Step::Move(at, command)),
+        2 => (prop_oneof![Just(reg::BAR0), Just(SHARED_BAR)], address(), any::<u16>())
+            .prop_map(|(bar, at, command)| Step::Move(bar, at, command)),
     ]
 }
 
@@ -115,9 +125,9 @@ fn perform(function: &VirtioPci, step: &Step) {
         Step::ConfigWrite(at, data) => function.config_write(*at, data),
         Step::BarRead(at, len) => function.bar_read(*at, &mut buffer[..*len]),
         Step::BarWrite(at, data) => function.bar_write(*at, data),
-        Step::Move(at, command) => {
-            function.config_write(reg::BAR0, &(*at as u32).to_le_bytes());
-            function.config_write(reg::BAR0 + 4, &((*at >> 32) as u32).to_le_bytes());
+        Step::Move(bar, at, command) => {
+            function.config_write(*bar, &(*at as u32).to_le_bytes());
+            function.config_write(*bar + 4, &((*at >> 32) as u32).to_le_bytes());
             function.config_write(reg::COMMAND, &command.to_le_bytes());
         }
         Step::Window(at, data) => {
@@ -183,18 +193,62 @@ fn all(function: &VirtioPci) -> Vec<u8> {
     bytes
 }
 
-#[test]
-fn no_driver_harms() {
+/// The function on a guest that has nothing else; `None` where KVM is not to be had.
+fn function() -> Option<(VirtioPci, Arc<KvmVmm>, Arc<AtomicU64>)> {
     let Ok(kvm) = kvm_ioctls::Kvm::new() else {
         println!("skipped: /dev/kvm does not open");
-        return;
+        return None;
     };
     let vm = Arc::new(kvm.create_vm().unwrap());
     vm.create_irq_chip().unwrap();
     let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), RAM as usize)]).unwrap();
     let vmm = KvmVmm::new(vm, memory).unwrap();
     let starts = Arc::new(AtomicU64::new(0));
-    let function = VirtioPci::new(vmm, Box::new(Watch(starts.clone()))).unwrap();
+    let shared = Arc::new(memory::window(SHARED).unwrap());
+    let function = VirtioPci::new(vmm.clone(), Box::new(Watch(starts.clone(), shared))).unwrap();
+    Some((function, vmm, starts))
+}
+
+#[test]
+fn shared_memory_is_where_its_bar_is() {
+    let Some((function, vmm, _)) = function() else { return };
+    let other = Arc::new(memory::window(SHARED).unwrap());
+    // Where something is already, KVM lets nothing else be.
+    let taken = |at| match vmm.map_region(at, other.clone()) {
+        Ok(id) => vmm.unmap(id).map(|()| false).unwrap(),
+        Err(_) => true,
+    };
+    let check = |base: u64, command: u16, expect: &[u64]| {
+        perform(&function, &Step::Move(SHARED_BAR, base, command));
+        for at in [0x100_0000, 0x200_0000, 0x10_0000_0000] {
+            assert_eq!(taken(at), expect.contains(&at), "{base:#x} {command}: {at:#x}");
+        }
+    };
+    check(0x100_0000, 0, &[]);
+    check(0x100_0000, 2, &[0x100_0000]);
+    check(0x200_0000, 2, &[0x200_0000]);
+    check(0x10_0000_0000, 2, &[0x10_0000_0000]);
+    // It follows to no place that the guest's RAM has, nor to the end of all addresses.
+    check(0, 2, &[]);
+    check(RAM - SHARED, 2, &[]);
+    check(u64::MAX - SHARED + 1, 2, &[]);
+    check(0x100_0000, 2, &[0x100_0000]);
+    check(0x100_0000, 0, &[]);
+    check(0x100_0000, 2, &[0x100_0000]);
+    // As firmware sizes it: what is written comes back but for the bits that its length leaves out.
+    perform(&function, &Step::Move(SHARED_BAR, u64::MAX, 0));
+    let mut size = [0; 8];
+    let (low, high) = size.split_at_mut(4);
+    function.config_read(SHARED_BAR, low);
+    function.config_read(SHARED_BAR + 4, high);
+    assert_eq!(u64::from_le_bytes(size), !(SHARED - 1) | 0xc);
+    function.reset().unwrap();
+    assert!(!taken(0x100_0000));
+}
+
+#[test]
+fn no_driver_harms() {
+    let Some((function, _, starts)) = function() else { return };
     let fresh = all(&function);
 
     let mut runner =

@@ -10,20 +10,25 @@ mod block;
 mod fuzz;
 mod interrupt;
 mod pci;
+mod programs;
 mod registers;
+mod supervisor;
 #[cfg(test)]
 mod tests;
+mod vsock;
 mod worker;
 
 pub(super) use accelerator::AcceleratorDevice;
 pub(super) use block::BlockDevice;
 pub(super) use pci::VirtioPci;
+pub(super) use vsock::VsockDevice;
 
 use std::io;
+use std::sync::Arc;
 
 use interrupt::Interrupt;
 use virtio_queue::Queue;
-use vm_memory::GuestMemoryMmap;
+use vm_memory::{GuestMemoryMmap, MmapRegion};
 use vmm_sys_util::eventfd::EventFd;
 use worker::Worker;
 
@@ -41,6 +46,11 @@ pub(super) trait VirtioDevice: Send + Sync {
     fn queue_sizes(&self) -> &[u16];
     /// Device-specific configuration, read only.
     fn config(&self) -> &[u8];
+    /// Memory that the guest reaches without leaving, as shared memory region (section 2.10) of this number. Its length is
+    /// a power of two.
+    fn window(&self) -> Option<(u8, Arc<MmapRegion>)> {
+        None
+    }
     /// Starts to serve the queues.
     ///
     /// # Errors
@@ -57,5 +67,5 @@ pub(super) struct Activation {
     /// The queues that the driver enabled: index, queue, and the eventfd that its notifications signal.
     pub(super) queues: Vec<(u16, Queue, EventFd)>,
     /// How to reach the driver.
-    pub(super) interrupt: std::sync::Arc<Interrupt>,
+    pub(super) interrupt: Arc<Interrupt>,
 }

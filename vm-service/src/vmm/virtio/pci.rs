@@ -1,13 +1,14 @@
 //! The virtio PCI transport (section 4.1), modern only, with MSI-X.
 //!
-//! One 64-bit BAR holds everything; notifications are ioeventfds and interrupts irqfds, so neither leaves to user
-//! space once the driver runs.
+//! One 64-bit BAR holds all registers; notifications are ioeventfds and interrupts irqfds, so neither leaves to user
+//! space once the driver runs. Memory that the device shares with the guest is a second BAR, and a memory slot of KVM.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kvm_ioctls::{IoEventAddress, NoDatamatch};
-use vm_passthrough::guest::{KvmVmm, VmmError};
+use vm_memory::MmapRegion;
+use vm_passthrough::guest::{KvmVmm, MapId, Vmm as _, VmmError};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::interrupt::Interrupt;
@@ -21,6 +22,8 @@ const COMMON: u64 = 0x0000;
 const ISR: u64 = 0x1000;
 const DEVICE: u64 = 0x2000;
 const NOTIFY: u64 = 0x3000;
+/// The register of the BAR of shared memory: the third, as the first takes two.
+const SHARED_BAR: u16 = reg::BAR0 + 8;
 const MSIX_TABLE: u64 = 0x4000;
 const MSIX_PENDING: u64 = 0x5000;
 const BAR_SIZE: u64 = 0x8000;
@@ -39,6 +42,8 @@ pub(in crate::vmm) struct VirtioPci {
     kicks: Vec<EventFd>,
     /// Offset of the MSI-X capability.
     msix_capability: u16,
+    /// Memory that the guest reaches in the second BAR.
+    shared: Option<Arc<MmapRegion>>,
     /// Offset of the capability through which config space reaches the BAR.
     window_capability: u16,
     state: Mutex<State>,
@@ -52,6 +57,8 @@ struct State {
     resetting: bool,
     /// Where the BAR was when the notification addresses were given to KVM.
     notified_at: Option<u64>,
+    /// Where the shared memory is in the guest.
+    shared_at: Option<(u64, MapId)>,
 }
 
 impl VirtioPci {
@@ -82,6 +89,12 @@ impl VirtioPci {
         // A 64-bit memory BAR.
         config.set(reg::BAR0, &[4]);
         config.allow(reg::BAR0, &(!(BAR_SIZE - 1)).to_le_bytes());
+        let window = device.window();
+        if let Some((_, memory)) = &window {
+            // A 64-bit memory BAR that may be prefetched.
+            config.set(SHARED_BAR, &[0xc]);
+            config.allow(SHARED_BAR, &(!(memory.size() as u64 - 1)).to_le_bytes());
+        }
         config.allow(reg::INTERRUPT_LINE, &[0xff]);
         let last = queues as u16;
         let mut msix_body = last.to_le_bytes().to_vec();
@@ -103,14 +116,28 @@ impl VirtioPci {
         if !device.config().is_empty() {
             config.add_capability(9, &capability(4, DEVICE, device.config().len() as u64, &[]));
         }
+        if let Some((number, memory)) = &window {
+            // The halves of offset and length that lie above 32 bits.
+            let high = [[0; 4], ((memory.size() as u64 >> 32) as u32).to_le_bytes()].concat();
+            let mut body = capability(8, 0, memory.size() as u64, &high);
+            (body[2], body[3]) = (2, *number);
+            config.add_capability(9, &body);
+        }
         let window_capability = config.add_capability(9, &capability(5, 0, 0, &[0; 4]));
         config.allow(window_capability + 4, &[0xff]);
         config.allow(window_capability + 8, &[0xff; 8]);
         config.freeze();
         let registers = Registers::new(device.features(), device.queue_sizes());
-        let state =
-            Mutex::new(State { config, registers, worker: None, resetting: false, notified_at: None });
-        Ok(Self { device, vmm, msix, interrupt, kicks, msix_capability, window_capability, state })
+        let state = Mutex::new(State {
+            config,
+            registers,
+            worker: None,
+            resetting: false,
+            notified_at: None,
+            shared_at: None,
+        });
+        let shared = window.map(|(_, memory)| memory);
+        Ok(Self { device, vmm, msix, interrupt, kicks, msix_capability, shared, window_capability, state })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -193,7 +220,7 @@ impl VirtioPci {
 
     /// Lets KVM signal the kicks where the BAR is now.
     fn register_notifications(&self, state: &mut State) -> Result<(), String> {
-        let Some(base) = bar(&state.config) else { return Ok(()) };
+        let Some(base) = registers_bar(&state.config) else { return Ok(()) };
         state.notified_at = Some(base);
         for (index, kick) in (0..).zip(&self.kicks) {
             let address = IoEventAddress::Mmio(notify_address(base, index));
@@ -208,6 +235,27 @@ impl VirtioPci {
             let address = IoEventAddress::Mmio(notify_address(base, index));
             if let Err(error) = self.vmm.vm().unregister_ioevent(kick, &address, NoDatamatch) {
                 tracing::debug!(%error, "a notification address was not taken back");
+            }
+        }
+    }
+
+    /// Lets the shared memory be where its BAR is now. Where the guest put it onto something else it is nowhere.
+    fn place_shared(&self, state: &mut State) {
+        let Some(shared) = &self.shared else { return };
+        let wanted = bar(&state.config, SHARED_BAR, shared.size() as u64);
+        if state.shared_at.map(|(base, _)| base) == wanted {
+            return;
+        }
+        if let Some((_, id)) = state.shared_at.take()
+            && let Err(error) = self.vmm.unmap(id)
+        {
+            tracing::error!(device = %self.device.name(), %error, "shared memory stays where it was");
+        }
+        let mapped = wanted.map(|base| Ok((base, self.vmm.map_region(base, shared.clone())?)));
+        match mapped.transpose() {
+            Ok(mapped) => state.shared_at = mapped,
+            Err::<_, VmmError>(error) => {
+                tracing::debug!(device = %self.device.name(), %error, "shared memory is nowhere");
             }
         }
     }
@@ -230,11 +278,16 @@ fn capability(kind: u8, offset: u64, len: u64, more: &[u8]) -> Vec<u8> {
     body
 }
 
-/// Where the BAR is, if it decodes.
-fn bar(config: &ConfigSpace) -> Option<u64> {
+/// Where the registers are, if their BAR decodes.
+fn registers_bar(config: &ConfigSpace) -> Option<u64> {
+    bar(config, reg::BAR0, BAR_SIZE)
+}
+
+/// Where a BAR is, if it decodes.
+fn bar(config: &ConfigSpace, register: u16, size: u64) -> Option<u64> {
     let enabled = config.u16(reg::COMMAND) & reg::COMMAND_MEMORY != 0;
-    let base = u64::from(config.u32(reg::BAR0) & !0xf) | u64::from(config.u32(reg::BAR0 + 4)) << 32;
-    (enabled && base != 0 && base.checked_add(BAR_SIZE).is_some()).then_some(base)
+    let base = u64::from(config.u32(register) & !0xf) | u64::from(config.u32(register + 4)) << 32;
+    (enabled && base != 0 && base.checked_add(size).is_some()).then_some(base)
 }
 
 fn notify_address(base: u64, queue: u64) -> u64 {
@@ -262,8 +315,9 @@ impl Function for VirtioPci {
         }
         state.config.write(offset, data);
         self.msix.set_control(state.config.u16(self.msix_capability + 2));
+        self.place_shared(&mut state);
         // A running device follows its BAR.
-        if state.worker.is_some() && bar(&state.config) != state.notified_at {
+        if state.worker.is_some() && registers_bar(&state.config) != state.notified_at {
             self.unregister_notifications(&mut state);
             if let Err(reason) = self.register_notifications(&mut state) {
                 tracing::warn!(device = %self.device.name(), reason, "a virtio device lost its notifications");
@@ -273,7 +327,7 @@ impl Function for VirtioPci {
     }
 
     fn find_bar(&self, address: u64) -> Option<u64> {
-        let offset = address.checked_sub(bar(&self.state().config)?)?;
+        let offset = address.checked_sub(registers_bar(&self.state().config)?)?;
         (offset < BAR_SIZE).then_some(offset)
     }
 
@@ -323,6 +377,7 @@ impl Function for VirtioPci {
         state.resetting = true;
         self.finish_reset(&mut state);
         state.config.reset();
+        self.place_shared(&mut state);
         self.msix.reset();
         Ok(())
     }

@@ -6,7 +6,7 @@ mod hostile;
 mod machine;
 
 use vm_paravirt_guest::protocol::{Argument, BatchWriter, LogReader, NoRoom, PCI_ID, Reply, Status};
-use vm_paravirt_guest::{Accelerator, Error, Frame, QueueMemory};
+use vm_paravirt_guest::{Accelerator, Error, Frame, QueueMemory, Virtqueue};
 
 use crate::acpi::Ecam;
 use crate::serial::println;
@@ -65,7 +65,7 @@ pub fn run<'a>(name: &[u8], ecam: Ecam, words: impl Iterator<Item = &'a [u8]>) -
 
 /// The accelerator with a frame.
 struct Session {
-    accelerator: Accelerator<Machine>,
+    accelerator: Accelerator<Virtqueue<Machine>>,
     frame: Option<Frame>,
 }
 

@@ -1,5 +1,7 @@
 //! Batches on the simulated accelerator, whose kernels are known by their names.
 
+mod stream;
+
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
@@ -18,12 +20,13 @@ use vm_paravirt::{
 };
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use super::control::{Work, serve};
-use super::log::Log;
-use super::queue::Ring;
-use super::ram::Ram;
-use super::server::{Compile, Executed, Quotas, Server};
-use super::watch::Watch;
+use crate::accelerator::worker::log::Log;
+use crate::accelerator::worker::queue::Ring;
+use crate::accelerator::worker::ram::Ram;
+use crate::accelerator::worker::server::{Compile, Executed, Quotas, Server, most};
+use crate::accelerator::worker::session::{Guest, serve};
+use crate::accelerator::worker::usage::Usage;
+use crate::accelerator::worker::watch::Watch;
 use crate::accelerator::{Open, Start};
 
 const RAM: u64 = 64 << 10;
@@ -77,7 +80,9 @@ impl Bench {
         let parts = Ram::new(&[(0x1000, RAM)], vec![OwnedFd::from(ram.try_clone().unwrap())]).unwrap();
         let limits = Limits { rounds: 1 << 40, time: Duration::from_millis(200) };
         let (quotas, log) = (Quotas { memory: QUOTA, limits }, Arc::new(Mutex::new(Log::default())));
-        let server = Server::new(worker, Box::new(ByName), Arc::new(parts), quotas, log, Watch::default());
+        let usage = Usage::new(most(&quotas, &parts));
+        let server =
+            Server::new(worker, Arc::new(ByName), Arc::new(parts), quotas, usage, log, Watch::default());
         Self { server, device, ram }
     }
 
@@ -120,12 +125,12 @@ impl Bench {
     }
 }
 
-fn finish(executed: Executed) -> super::server::Answer {
+fn finish(executed: Executed) -> crate::accelerator::worker::server::Answer {
     let mut answer = executed.answer;
     for fence in executed.fences {
         let ended = fence.job.wait(Instant::now() + Duration::from_secs(30));
         if let (Err(error), Some(operation)) = (ended, fence.operation) {
-            answer.set_status(operation, super::status::of(&error));
+            answer.set_status(operation, crate::accelerator::worker::status::of(&error));
         }
     }
     answer
@@ -489,7 +494,7 @@ fn a_lost_context_is_told_at_once() {
     }
     memory.write_obj(1u16, GuestAddress(start.available + 2)).unwrap();
     let doorbell = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).unwrap();
-    let ring = Arc::new(Ring::new(memory.clone(), &start, vec![doorbell]).unwrap());
+    let ring = Ring::new(memory.clone(), &start, vec![doorbell]).unwrap();
     let open = Open {
         guest: "test".into(),
         device: "fake".into(),
@@ -497,13 +502,14 @@ fn a_lost_context_is_told_at_once() {
         deadline_us: 200_000,
         time_slice_us: 100_000,
         ram: Vec::new(),
+        port: None,
     };
     let (broken, breaks) = std::sync::mpsc::channel();
     let device = Arc::new(FakeAccelerator::new());
     let worker: Worker<_> = Worker::start(device.clone(), WorkerOptions::default()).unwrap();
     device.lose();
-    let work = Work { ring, ram, open, watch: Watch::default(), broken };
-    std::thread::spawn(move || serve(worker, Box::new(ByName), work));
+    let guest = Guest::new(&open, ram, Watch::default(), broken);
+    std::thread::spawn(move || serve(&worker, Arc::new(ByName), ring, &guest));
     let reason = breaks.recv_timeout(Duration::from_secs(30)).unwrap();
     assert!(reason.contains("lost"), "{reason}");
     let mut reply = [0; 24];

@@ -1,0 +1,58 @@
+//! How batches reach the device, and replies come back.
+
+use core::time::Duration;
+
+use vm_paravirt::Config;
+
+use crate::error::Error;
+use crate::frame::Frame;
+
+/// A batch that the device has answered, with its number.
+pub type Completed<M> = (u16, Frame<M>);
+
+/// A way to the device: its virtqueue, or a stream.
+pub trait Transport: Sized {
+    /// What frames are made of.
+    type Memory: AsRef<[u8]> + AsMut<[u8]>;
+
+    /// The device's configuration.
+    fn config(&self) -> &Config;
+
+    /// Hands over the batch of `bytes` bytes in a frame. The device may be told of it only with [`notify`](Self::notify).
+    /// Answers with a number that no other batch under way has.
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`], [`Error::FrameLength`], and the transport's own; the frame comes back with it.
+    fn offer(
+        &mut self,
+        frame: Frame<Self::Memory>,
+        bytes: usize,
+    ) -> Result<u16, (Error, Frame<Self::Memory>)>;
+
+    /// Tells the device that there are new batches, if it does not know.
+    fn notify(&self);
+
+    /// A batch that the device has answered, if there is one, with its number.
+    ///
+    /// # Errors
+    /// [`Error::NeedsReset`] when no answer will come any more.
+    fn completed(&mut self) -> Result<Option<Completed<Self::Memory>>, Error>;
+
+    /// Waits for a batch that the device has answered.
+    ///
+    /// # Errors
+    /// [`Error::NeedsReset`]; [`Error::Late`] when none comes within twice the host's limit on a launch and 30 s, or none
+    /// is under way: everything on the device is gone then.
+    fn wait(&mut self) -> Result<Completed<Self::Memory>, Error>;
+
+    /// Ends all use of the device, and gives back the frames that were under way, one by one, to `frames`.
+    ///
+    /// # Errors
+    /// When the device does not let go; it may then still write to the frames, which are kept from it.
+    fn close(self, frames: impl FnMut(Frame<Self::Memory>)) -> Result<(), Error>;
+}
+
+/// How long an answer may take: twice the host's limit on a launch, and some for what surrounds it.
+pub(crate) fn patience(config: &Config) -> Duration {
+    Duration::from_micros(config.deadline_us.saturating_mul(2).min(1 << 40)) + Duration::from_secs(30)
+}

@@ -1,0 +1,115 @@
+//! Serves a link: takes its batches, hands their operations to the accelerator, and answers.
+
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use vm_accel::{Accelerator, Limits, Worker};
+
+use super::fences::{Fences, Pace, Pending};
+use super::link::Link;
+use super::log::Log;
+use super::ram::Ram;
+use super::server::{Answer, Compile, GRACE, Quotas, Server, most};
+use super::usage::Usage;
+use super::watch::Watch;
+use crate::accelerator::Open;
+
+/// How many batches of a link may be under way on the accelerator.
+const PENDING: usize = 256;
+/// The rounds of watched loops that a thread may take: what a GPU's thread does in days. The deadline is what counts.
+const ROUNDS: u64 = 1 << 48;
+
+/// The guest, whichever link its batches come over. Clones are the same.
+#[derive(Clone)]
+pub(super) struct Guest {
+    ram: Arc<Ram>,
+    quotas: Quotas,
+    usage: Usage,
+    pace: Arc<Pace>,
+    watch: Watch,
+    /// Why the guest can be served no further.
+    broken: mpsc::Sender<String>,
+}
+
+impl Guest {
+    /// A guest that holds nothing.
+    pub(super) fn new(open: &Open, ram: Arc<Ram>, watch: Watch, broken: mpsc::Sender<String>) -> Self {
+        let time = Duration::from_micros(open.deadline_us);
+        let quotas = Quotas { memory: open.memory, limits: Limits { rounds: ROUNDS, time } };
+        let usage = Usage::new(most(&quotas, &ram));
+        let pace = Arc::new(Pace::new(Duration::from_micros(open.time_slice_us)));
+        Self { ram, quotas, usage, pace, watch, broken }
+    }
+
+    /// Tells that the guest can be served no further.
+    pub(super) fn broken(&self, reason: String) {
+        // Without the main thread, whose the other end is, there is no process.
+        let _ = self.broken.send(reason);
+    }
+}
+
+/// Serves a link until it ends; then all that came over it is released.
+///
+/// # Errors
+/// When the driver broke its queue, or the accelerator failed.
+pub(super) fn serve<A: Accelerator, L: Link>(
+    worker: &Worker<A>,
+    compiler: Arc<dyn Compile>,
+    link: L,
+    guest: &Guest,
+) -> Result<(), String> {
+    let teller = guest.clone();
+    let Guest { ram, quotas, usage, pace, watch, .. } = guest.clone();
+    let link = Arc::new(link);
+    let deadline = quotas.limits.time;
+    let log = Arc::new(Mutex::new(Log::default()));
+    let mut server = Server::new(worker.clone(), compiler, ram, quotas, usage, log.clone(), watch.clone());
+    let (pending, batches) = mpsc::sync_channel(PENDING);
+    let fences = Fences { link: link.clone(), pace: pace.clone(), log, watch: watch.clone(), deadline };
+    // This thread may wait for a batch that never comes: what ends the other one is told at once.
+    let run = move || {
+        if let Err(reason) = fences.run(&batches) {
+            teller.broken(reason);
+        }
+    };
+    let thread = std::thread::Builder::new()
+        .name("fences".into())
+        .spawn(run)
+        .map_err(|error| format!("a thread can't be started: {error}"))?;
+    let mut take = || -> Result<(), String> {
+        while let Some(request) = link.next()? {
+            let Some(batch) = request.batch else {
+                link.answer(&request.place, &Answer::refused(vm_paravirt::Status::Malformed))?;
+                continue;
+            };
+            pace.wait();
+            let begun = Instant::now();
+            let executed = server.execute(&batch, request.room);
+            if executed.fences.is_empty() {
+                link.answer(&request.place, &executed.answer)?;
+                continue;
+            }
+            let reply = if executed.waits() {
+                Some(request.place)
+            } else {
+                link.answer(&request.place, &executed.answer)?;
+                None
+            };
+            pace.begin();
+            if pending.send(Pending { executed, reply, begun }).is_err() {
+                // The other thread has ended, and says why.
+                return Ok(());
+            }
+        }
+        Ok(())
+    };
+    let ended = take();
+    drop(pending);
+    // What is under way has deadlines of its own.
+    let ended =
+        ended.and_then(|()| thread.join().map_err(|_| "the thread that waits for fences panicked".into()));
+    let releasing = watch.begin("the release of a program's buffers", deadline.saturating_add(GRACE));
+    drop(server);
+    drop(releasing);
+    ended
+}

@@ -1,0 +1,113 @@
+//! Starts the workers of an accelerator that the guest shares, and watches over them.
+
+use std::fs::File;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::programs::Programs;
+use crate::accelerator::{Open, Report, WorkerError, WorkerProcess, WorkerProgram};
+use crate::vmm::sys;
+
+/// How long after a worker was started the next may be: a guest that resets its device for ever costs the host no more.
+const START_INTERVAL: Duration = Duration::from_millis(250);
+/// How often a worker is asked whether it is there.
+const PING_PERIOD: Duration = Duration::from_secs(2);
+/// How long it may take to answer.
+const PING_PATIENCE: Duration = Duration::from_secs(20);
+
+/// What it takes to make a worker.
+pub(super) struct Maker {
+    program: WorkerProgram,
+    open: Open,
+    memory: Vec<File>,
+    /// When the last one was started.
+    last: Mutex<Option<Instant>>,
+}
+
+impl Maker {
+    /// Workers of this program, each with these orders and files.
+    pub(super) fn new(program: WorkerProgram, open: Open, memory: Vec<File>) -> Self {
+        Self { program, open, memory, last: Mutex::new(None) }
+    }
+
+    /// What a worker is told first.
+    pub(super) fn open(&self) -> &Open {
+        &self.open
+    }
+
+    /// Tells the operator that a worker was ended.
+    pub(super) fn tell_end(&self, reason: &str) {
+        let Open { guest, device, .. } = &self.open;
+        tracing::warn!(%guest, accelerator = %device, "the worker was ended: {reason}");
+    }
+
+    /// Starts a worker; answers with its accelerator's name too.
+    ///
+    /// # Errors
+    /// When it can't be started, or the accelerator can't be opened.
+    pub(super) fn make(&self) -> Result<(WorkerProcess, String), WorkerError> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(last) = *last {
+            std::thread::sleep(START_INTERVAL.saturating_sub(last.elapsed()));
+        }
+        *last = Some(Instant::now());
+        drop(last);
+        let memory: Vec<BorrowedFd<'_>> = self.memory.iter().map(File::as_fd).collect();
+        WorkerProcess::spawn(&self.program, &self.open, &memory)
+    }
+}
+
+/// Watches over a worker until `end` is signalled, and hands it the programs that connect meanwhile. The worker is gone
+/// when this returns.
+///
+/// # Errors
+/// Why it was ended before.
+pub(super) fn supervise(
+    mut worker: WorkerProcess,
+    end: &EventFd,
+    programs: Option<&Programs>,
+) -> Result<(), String> {
+    let period = Timespec::try_from(PING_PERIOD).map_err(|error| error.to_string())?;
+    let mut asked: Option<Instant> = None;
+    loop {
+        let (end, socket) = (sys::borrow(end), worker.socket());
+        let listener = programs.map(Programs::listener);
+        let mut fds = vec![PollFd::new(&end, PollFlags::IN), PollFd::new(&socket, PollFlags::IN)];
+        fds.extend(listener.as_ref().map(|listener| PollFd::new(listener, PollFlags::IN)));
+        match poll(&mut fds, Some(&period)) {
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(error) => return Err(error.to_string()),
+            Ok(_) => {}
+        }
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        if ready[0] {
+            return Ok(());
+        }
+        if let (Some(programs), Some(true)) = (programs, ready.get(2)) {
+            programs.accept(|socket| worker.connect(socket));
+        }
+        if ready[1] {
+            match worker.report(Duration::ZERO) {
+                Ok(Some(Report::Here)) => asked = None,
+                Ok(Some(Report::Broken(reason) | Report::Overdue(reason) | Report::Failed(reason))) => {
+                    return Err(reason);
+                }
+                Ok(Some(Report::Ready { .. })) => return Err("it reported out of order".into()),
+                Ok(None) => {
+                    return Err(worker.kill().unwrap_or_else(|| "it is stuck in the Linux kernel".into()));
+                }
+                Err(error) => return Err(format!("it can't be heard: {error}")),
+            }
+        } else if let Some(asked) = asked {
+            if asked.elapsed() > PING_PATIENCE {
+                return Err(format!("it did not answer within {} s", PING_PATIENCE.as_secs()));
+            }
+        } else if worker.ping().is_ok() {
+            asked = Some(Instant::now());
+        }
+    }
+}
