@@ -1,6 +1,7 @@
 //! The init process of L1 and of Linux guests in L2: sets the machine up, runs its side of the scenario, reports,
 //! powers off.
 
+mod accelerator;
 mod canary;
 mod data;
 mod disk;
@@ -16,6 +17,7 @@ mod pci;
 mod sys;
 mod wait;
 
+pub use accelerator::{AcceleratorProgram, GreedyProgram};
 pub use canary::{Canary, ProcessMemory};
 pub use data::{check_pattern, pattern};
 pub use disk::NvmeDisk;
@@ -41,6 +43,9 @@ pub fn main() {
     if std::process::id() != 1 {
         if let Some(held) = hold::parse(std::env::args()) {
             hold::hold(&held);
+        }
+        if accelerator::is_greedy(std::env::args()) {
+            accelerator::be_greedy();
         }
         eprintln!("testbed-agent is the init process of the testbed's machines; run `cargo testbed` instead");
         std::process::exit(2);

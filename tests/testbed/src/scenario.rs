@@ -56,6 +56,8 @@ pub struct Contents {
     pub bare_guest: bool,
     /// This machine's QEMU with its libraries and firmware, to compare with.
     pub qemu: bool,
+    /// The example of a Linux program that uses a shared accelerator, in the Linux guest as `/bin/softmax`.
+    pub example: bool,
 }
 
 /// What one side of a scenario does.

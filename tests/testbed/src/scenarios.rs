@@ -7,6 +7,7 @@ mod claim_kill9;
 mod group_not_viable;
 mod host_ready;
 mod hostile_accel;
+mod linux_accel;
 mod linux_e1000e;
 mod linux_nvme;
 mod scan_explain;
@@ -22,6 +23,7 @@ pub const ALL: &[Scenario] = &[
     bare_edu::SCENARIO,
     bare_accel::SCENARIO,
     hostile_accel::SCENARIO,
+    linux_accel::SCENARIO,
     linux_nvme::SCENARIO,
     linux_e1000e::SCENARIO,
     two_guests::SCENARIO,

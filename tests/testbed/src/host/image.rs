@@ -26,6 +26,9 @@ pub(super) fn make_l1(
         let guest = path.with_file_name("guest.cpio");
         let mut inner = Tree::create(&guest)?;
         inner.machine(programs, kernel)?;
+        if contents.example {
+            inner.file("bin/softmax", 0o755, &programs.example)?;
+        }
         inner.finish()?;
         tree.file("guest/initrd", 0o644, &guest)?;
         tree.file("guest/kernel", 0o644, &kernel.image)?;

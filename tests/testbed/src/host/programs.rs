@@ -21,6 +21,8 @@ pub struct Programs {
     pub agent: PathBuf,
     /// The bare guest.
     pub bare_guest: PathBuf,
+    /// The example of a Linux program that uses a shared accelerator, static.
+    pub example: PathBuf,
 }
 
 /// The root of the checkout.
@@ -40,21 +42,19 @@ impl Programs {
         let target =
             std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from);
         say("building vm-service and the agent, static");
-        cargo(logs, "build-programs.log", "building the static programs", |command| {
-            command
-                .env("RUSTFLAGS", "-C target-feature=+crt-static")
-                .env_remove("CARGO_ENCODED_RUSTFLAGS")
-                .args([
-                    "--profile",
-                    "testbed",
-                    "--target",
-                    TARGET,
-                    "--bin",
-                    "vm-service",
-                    "--bin",
-                    "testbed-agent",
-                ])
-        })?;
+        let build = |log: &str, what: &str, arguments: &[&str]| {
+            cargo(logs, log, what, |command| {
+                command
+                    .env("RUSTFLAGS", "-C target-feature=+crt-static")
+                    .env_remove("CARGO_ENCODED_RUSTFLAGS")
+                    .args(["--profile", "testbed", "--target", TARGET])
+                    .args(arguments)
+            })
+        };
+        let programs = ["--bin", "vm-service", "--bin", "testbed-agent"];
+        build("build-programs.log", "building the static programs", &programs)?;
+        let example = ["--package", "vm-paravirt-guest", "--features", "linux", "--example", "linux"];
+        build("build-example.log", "building the example", &example)?;
         say("building the bare guest");
         add_target(logs);
         let guests = target.join("guests");
@@ -71,6 +71,7 @@ impl Programs {
         Ok(Self {
             vm_service: built.join("vm-service"),
             agent: built.join("testbed-agent"),
+            example: built.join("examples/linux"),
             bare_guest: guests.join(BARE_TARGET).join("release/bare"),
         })
     }

@@ -10,7 +10,16 @@ use anyhow::{Context, Result, ensure};
 use super::{Cache, LinuxKernel, apt, fnv1a, modules, say};
 
 /// The modules that L1 and Linux guests load.
-const MODULES: &[&str] = &["vfio-pci", "vfio_iommu_type1", "kvm-amd", "nvme", "e1000e", "virtio_blk"];
+const MODULES: &[&str] = &[
+    "vfio-pci",
+    "vfio_iommu_type1",
+    "kvm-amd",
+    "nvme",
+    "e1000e",
+    "virtio_blk",
+    "vhost_vsock",
+    "vmw_vsock_virtio_transport",
+];
 
 /// Matches Debian's Linux 6.12 image packages for bookworm.
 const PACKAGE: &str = r"^linux-image-6\.12\.[0-9]+\+deb12-amd64$";

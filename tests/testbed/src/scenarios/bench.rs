@@ -26,7 +26,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     disks: &[Disk { name: "disk", mib: 16 }],
     memory_mib: 3072,
     deadline: Duration::from_secs(900),
-    contents: Contents { linux_guest: true, bare_guest: false, qemu: true },
+    contents: Contents { linux_guest: true, bare_guest: false, qemu: true, example: false },
     l1,
     l2: Some(l2),
 };

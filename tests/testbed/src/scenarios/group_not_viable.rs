@@ -29,7 +29,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     disks: &[Disk { name: "disk", mib: 16 }],
     memory_mib: 1024,
     deadline: Duration::from_secs(180),
-    contents: Contents { linux_guest: false, bare_guest: true, qemu: false },
+    contents: Contents { linux_guest: false, bare_guest: true, qemu: false, example: false },
     l1,
     l2: None,
 };

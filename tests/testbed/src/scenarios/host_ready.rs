@@ -21,7 +21,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     disks: &[],
     memory_mib: 512,
     deadline: Duration::from_secs(120),
-    contents: Contents { linux_guest: false, bare_guest: false, qemu: false },
+    contents: Contents { linux_guest: false, bare_guest: false, qemu: false, example: false },
     l1,
     l2: None,
 };

@@ -17,7 +17,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     disks: &[],
     memory_mib: 768,
     deadline: Duration::from_secs(300),
-    contents: Contents { linux_guest: false, bare_guest: true, qemu: false },
+    contents: Contents { linux_guest: false, bare_guest: true, qemu: false, example: false },
     l1,
     l2: None,
 };

@@ -29,7 +29,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     disks: &[],
     memory_mib: 1536,
     deadline: Duration::from_secs(180),
-    contents: Contents { linux_guest: true, bare_guest: false, qemu: false },
+    contents: Contents { linux_guest: true, bare_guest: false, qemu: false, example: false },
     l1,
     l2: Some(l2),
 };

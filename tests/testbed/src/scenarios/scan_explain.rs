@@ -49,7 +49,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     disks: &[Disk { name: "disk", mib: 16 }],
     memory_mib: 768,
     deadline: Duration::from_secs(180),
-    contents: Contents { linux_guest: false, bare_guest: false, qemu: false },
+    contents: Contents { linux_guest: false, bare_guest: false, qemu: false, example: false },
     l1,
     l2: None,
 };
