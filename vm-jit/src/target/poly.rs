@@ -15,8 +15,7 @@ pub(super) const EXP: [u64; 11] = [
     0x3e21_f734_0dbc_337e,
 ];
 /// The same for f32.
-pub(super) const EXP_F32: [u32; 6] =
-    [0x3f00_0000, 0x3e2a_aaab, 0x3d2a_aa74, 0x3c08_8870, 0x3ab6_a1d8, 0x3950_92b6];
+pub(super) const EXP_F32: [u32; 5] = [0x3f00_0000, 0x3e2a_aa6e, 0x3d2a_aa8d, 0x3c09_05d1, 0x3ab6_889e];
 /// (2^r − 1) / r for |r| ≤ ½.
 pub(super) const EXP2: [u64; 13] = [
     0x3fe6_2e42_fefa_39ef,

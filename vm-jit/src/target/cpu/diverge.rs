@@ -5,6 +5,7 @@
 //! then know is handed over in the scratch memory.
 
 use super::lanes::{Repr, clif, own};
+use super::plan::bytes_of;
 use super::writer::Writer;
 use crate::range::Loop;
 use cranelift_codegen::ir::condcodes::IntCC;
@@ -16,23 +17,41 @@ use vm_ir::valid::Uniformity;
 use vm_ir::{Scalar, Value};
 
 /// How many threads may be run together: as many vectors as hide the time that one op waits for another.
-const WIDTHS: [usize; 2] = [8, 4];
+const WIDTHS: [usize; 3] = [16, 8, 4];
+/// The most where elements take whole registers, or half of a vector.
+const WIDE: usize = 8;
+/// Threads whose vectors have more bytes are run by themselves: they fill the registers.
+const LONG: u32 = 32;
 
 impl<'a, 'k> Writer<'a, 'k> {
     /// How many threads may be run together through these ops.
     pub(super) fn together(&self, ops: &[&'k Op], copies: &[(Value, Value)]) -> usize {
         let [x, ..] = self.kernel.block();
-        let fits = |width: &usize| x.is_multiple_of(*width as u32);
+        let mut most = if ops.iter().all(|op| self.of_four_bytes(op)) { usize::MAX } else { WIDE };
+        let mut values = Vec::new();
+        ops.iter().for_each(|op| all_values(op, &mut values));
+        values.extend(copies.iter().flat_map(|(from, to)| [*from, *to]));
+        for value in values {
+            let ty = self.kernel.type_of(value);
+            if ty.is_vector() {
+                most = most.min(if ty.bytes() <= LONG { 4 } else { 1 });
+            }
+        }
+        let fits = |width: &usize| *width <= most && x.is_multiple_of(*width as u32);
         let Some(width) = WIDTHS.into_iter().find(fits) else { return 1 };
-        let single = |value: &Value| !self.kernel.type_of(*value).is_vector();
-        let fits = copies.iter().all(|(from, to)| single(from) && single(to))
-            && ops.iter().all(|op| self.fits_together(op, &single));
-        if fits { width } else { 1 }
+        if ops.iter().all(|op| self.fits_together(op)) { width } else { 1 }
     }
 
-    fn fits_together(&self, op: &Op, single: &impl Fn(&Value) -> bool) -> bool {
-        let values = op.operands.iter().chain(&op.results);
-        let args = op.regions.iter().flat_map(|r| r.args.iter().chain(&r.yields));
+    /// Is all that it computes of four bytes, or whole numbers that are mostly steps from thread to thread?
+    fn of_four_bytes(&self, op: &Op) -> bool {
+        let narrow = |v: &Value| {
+            matches!(self.scalar(*v), Scalar::F32 | Scalar::Tf32 | Scalar::I32 | Scalar::I64 | Scalar::Bool)
+        };
+        let inside = |r: &Region| r.ops.iter().all(|op| self.of_four_bytes(op));
+        op.results.iter().all(narrow) && op.regions.iter().all(inside)
+    }
+
+    fn fits_together(&self, op: &Op) -> bool {
         let counts = match op.code.shape() {
             Shape::For => {
                 let alike = op.operands[..3].iter().all(|v| self.facts.uniformity(*v) != Uniformity::Thread);
@@ -40,9 +59,7 @@ impl<'a, 'k> Writer<'a, 'k> {
             }
             _ => true,
         };
-        counts
-            && values.chain(args).all(single)
-            && op.regions.iter().all(|r| r.ops.iter().all(|op| self.fits_together(op, single)))
+        counts && op.regions.iter().all(|r| r.ops.iter().all(|op| self.fits_together(op)))
     }
 
     /// May the value differ between the threads that are run together?
@@ -63,11 +80,11 @@ impl<'a, 'k> Writer<'a, 'k> {
             both = self.b.ins().band(both, *mask);
             either = self.b.ins().bor(either, *mask);
         }
-        let every = self.b.ins().vall_true(both);
+        let every = self.all_lanes(both);
         self.b.ins().brif(every, all.0, all.1, unsure, &[]);
         self.b.seal_block(unsure);
         self.b.switch_to_block(unsure);
-        let any = self.b.ins().vany_true(either);
+        let any = self.any_lane(either);
         self.b.ins().brif(any, some, &[], none.0, none.1);
         self.b.seal_block(some);
         self.b.set_cold_block(some);
@@ -245,7 +262,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         let mut inputs: Vec<(Value, Repr)> = now.to_vec();
         for value in live_ins(op) {
             if let Some(repr) = self.env[value.index()].clone()
-                && !matches!(repr, Repr::Splat(_))
+                && !self.is_one_thread(value, &repr)
                 && !now.iter().any(|(known, _)| *known == value)
             {
                 inputs.push((value, repr));
@@ -254,14 +271,15 @@ impl<'a, 'k> Writer<'a, 'k> {
         let mut places = Vec::with_capacity(inputs.len());
         for (value, repr) in &inputs {
             let scalar = self.scalar(*value);
-            let at = self.room(scalar);
+            let at = self.room(*value);
             if !matches!(repr, Repr::Affine { .. } | Repr::Splat(_)) {
                 let scratch = self.scratch;
-                self.store_elements(own(), scratch, at, scalar, repr, width);
+                let elements = self.elements(*value);
+                self.store_elements(own(), scratch, at, scalar, repr, elements);
             }
             places.push(at);
         }
-        let outputs: Vec<i32> = op.results.iter().map(|v| self.room(self.scalar(*v))).collect();
+        let outputs: Vec<i32> = op.results.iter().map(|v| self.room(*v)).collect();
         let threads = self.threads;
         let counters = self.counters();
         let count = self.b.ins().iconst(types::I64, width as i64);
@@ -274,28 +292,30 @@ impl<'a, 'k> Writer<'a, 'k> {
             }
             for ((value, repr), at) in inputs.iter().zip(&places) {
                 let scalar = w.scalar(*value);
+                let lanes = usize::from(w.kernel.type_of(*value).lanes());
                 let one = match repr {
-                    Repr::Splat(one) => *one,
+                    Repr::Splat(one) => Repr::Splat(*one),
                     Repr::Affine { base, stride, .. } => {
                         let by = w.b.ins().imul_imm(lane, *stride);
                         let by = match clif(scalar) {
                             types::I64 => by,
                             ty => w.b.ins().ireduce(ty, by),
                         };
-                        w.b.ins().iadd(*base, by)
+                        Repr::Splat(w.b.ins().iadd(*base, by))
                     }
                     _ => {
-                        let base = w.lane_base(lane, scalar);
-                        w.b.ins().load(clif(scalar), own(), base, *at)
+                        let base = w.lane_base(lane, *value);
+                        w.load_elements(own(), base, *at, scalar, lanes)
                     }
                 };
-                w.env[value.index()] = Some(Repr::Splat(one));
+                w.env[value.index()] = Some(one);
             }
             body(w);
             for (value, at) in op.results.iter().zip(&outputs) {
-                let one = w.first(*value);
-                let base = w.lane_base(lane, w.scalar(*value));
-                w.b.ins().store(own(), one, base, *at);
+                let repr = w.repr(*value);
+                let base = w.lane_base(lane, *value);
+                let (scalar, lanes) = (w.scalar(*value), w.elements(*value));
+                w.store_elements(own(), base, *at, scalar, &repr, lanes);
             }
         });
         self.width = width;
@@ -306,23 +326,35 @@ impl<'a, 'k> Writer<'a, 'k> {
         let mut args = Vec::new();
         for (value, at) in op.results.iter().zip(&outputs) {
             let scratch = self.scratch;
-            let repr = self.load_elements(own(), scratch, *at, self.scalar(*value), width);
+            let elements = self.elements(*value);
+            let repr = self.load_elements(own(), scratch, *at, self.scalar(*value), elements);
             args.extend(self.flatten(&repr, *value).into_iter().map(BlockArg::Value));
         }
         self.spill_at = spilled;
         self.b.ins().jump(end, &args);
     }
 
-    /// Where a thread's element is, without its place.
-    fn lane_base(&mut self, lane: Ssa, scalar: Scalar) -> Ssa {
-        let by = self.b.ins().imul_imm(lane, i64::from(scalar.bytes()));
+    /// Is it at hand as one thread has it: one number, or a vector that all have alike?
+    fn is_one_thread(&self, value: Value, repr: &Repr) -> bool {
+        let lanes = usize::from(self.kernel.type_of(value).lanes());
+        match repr {
+            Repr::Splat(_) => true,
+            Repr::Affine { .. } => false,
+            Repr::Each(all) => all.len() == lanes,
+            Repr::Chunks(all) => self.elements_in(all) == lanes,
+        }
+    }
+
+    /// Where a thread's elements are, without their place.
+    fn lane_base(&mut self, lane: Ssa, value: Value) -> Ssa {
+        let by = self.b.ins().imul_imm(lane, i64::from(bytes_of(self.kernel, value)));
         self.b.ins().iadd(self.scratch, by)
     }
 
-    /// Scratch memory for an element of each thread.
-    fn room(&mut self, scalar: Scalar) -> i32 {
+    /// Scratch memory for what each thread has of a value.
+    fn room(&mut self, value: Value) -> i32 {
         let at = self.spill_at;
-        self.spill_at += (self.width as u32 * scalar.bytes()).next_multiple_of(16);
+        self.spill_at += (self.width as u32 * bytes_of(self.kernel, value)).next_multiple_of(16);
         self.spill_end = self.spill_end.max(self.spill_at);
         at as i32
     }
@@ -331,6 +363,15 @@ impl<'a, 'k> Writer<'a, 'k> {
 /// Can a count go some threads and rounds beyond the end without overflowing?
 fn may_overrun(known: &Loop) -> bool {
     known.steps_up && known.room > 64
+}
+
+/// What an op takes, gives, and has inside.
+fn all_values(op: &Op, out: &mut Vec<Value>) {
+    out.extend(op.operands.iter().chain(&op.results));
+    for region in &op.regions {
+        out.extend(region.args.iter().chain(&region.yields));
+        region.ops.iter().for_each(|op| all_values(op, out));
+    }
 }
 
 /// What an op uses and does not define.

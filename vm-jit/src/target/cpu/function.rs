@@ -6,7 +6,7 @@
 use super::writer::Writer;
 use crate::target::poly::{ATANH, ATANH_SHORT, ERF, ERF_PARTS, EXP, EXP_F32, EXP2, EXP2_F32, TANH};
 use cranelift_codegen::ir::condcodes::{FloatCC, IntCC};
-use cranelift_codegen::ir::{InstBuilder, Value as Ssa, types};
+use cranelift_codegen::ir::{BlockArg, InstBuilder, Value as Ssa, types};
 use vm_ir::op::Opcode;
 
 /// ln 2 in two parts.
@@ -20,6 +20,9 @@ const LOG2_E: [u64; 2] = [0x3ff7_1547_652b_82fe, 0x3c77_77d0_ffda_0d24];
 const TWICE_LOG2_E: [u64; 2] = [0x4007_1547_652b_82fe, 0x3c87_77d0_ffda_0d24];
 /// 1/3 in two parts.
 const THIRD: [u64; 2] = [0x3fd5_5555_5555_5555, 0x3c75_5555_5555_5555];
+/// What is added to it is rounded to an integer, which is then in the low bits: 1.5 · 2^23 and 1.5 · 2^52.
+const MAGIC_F32: f64 = 12_582_912.0;
+const MAGIC: f64 = 6_755_399_441_055_744.0;
 /// √½, where a mantissa begins.
 const ROOT_HALF: i64 = 0x3fe6_a09e_667f_3bcd;
 
@@ -62,7 +65,7 @@ impl Writer<'_, '_> {
     /// A function of f32 or f64.
     pub(super) fn function(&mut self, code: Opcode, a: Ssa, b: Ssa) -> Ssa {
         match code {
-            Opcode::Exp => self.exp(a),
+            Opcode::Exp => self.exp(&[a])[0],
             Opcode::Exp2 => self.exp2(a),
             _ if self.is_f32(a) => self.in_f64(a, b, |w, a, b| w.function64(code, a, b, true)),
             _ => self.function64(code, a, b, false),
@@ -126,7 +129,7 @@ impl Writer<'_, '_> {
     /// The nearest integer of a number that is not large: as a float and as an integer.
     pub(super) fn whole(&mut self, x: Ssa) -> (Ssa, Ssa) {
         let ty = self.type_of(x);
-        let magic = if self.is_f32(x) { 12_582_912.0 } else { 6_755_399_441_055_744.0 };
+        let magic = if self.is_f32(x) { MAGIC_F32 } else { MAGIC };
         let magic = self.float(ty, magic);
         let sum = self.b.ins().fadd(x, magic);
         let float = self.b.ins().fsub(sum, magic);
@@ -153,50 +156,78 @@ impl Writer<'_, '_> {
         value
     }
 
+    /// e to the power of each of these numbers or vectors, of one type.
+    ///
     /// Where all elements are moderate, the power of two goes into the exponent's bits; else it is multiplied in, behind a
     /// branch that is seldom taken.
-    fn exp(&mut self, a: Ssa) -> Ssa {
-        let ty = self.type_of(a);
-        let (low, high, moderate) =
-            if self.is_f32(a) { (-104.0, 89.0, 86.0) } else { (-746.0, 710.0, 707.0) };
-        let size = self.b.ins().fabs(a);
-        let bound = self.float(ty, moderate);
-        let inside = self.b.ins().fcmp(FloatCC::LessThanOrEqual, size, bound);
-        let inside = if ty.is_vector() { self.b.ins().vall_true(inside) } else { inside };
-        let [usual, other, end] = [0; 3].map(|_| self.b.create_block());
-        let result = self.b.append_block_param(end, ty);
-        self.b.ins().brif(inside, usual, &[], other, &[]);
+    pub(super) fn exp(&mut self, all: &[Ssa]) -> Vec<Ssa> {
+        let ty = self.type_of(all[0]);
+        let end = self.b.create_block();
+        let results: Vec<Ssa> = all.iter().map(|_| self.b.append_block_param(end, ty)).collect();
+        let (low, high, moderate) = match ty.lane_type() {
+            types::F32 => (-104.0, 89.0, 86.0),
+            _ => (-746.0, 710.0, 707.0),
+        };
+        let bound = self.float(ty, moderate * moderate);
+        let outside = all.iter().map(|a| {
+            let square = self.b.ins().fmul(*a, *a);
+            self.b.ins().fcmp(FloatCC::UnorderedOrGreaterThan, square, bound)
+        });
+        let outside = outside.collect();
+        let outside = self.any(outside);
+        let [usual, other] = [0; 2].map(|_| self.b.create_block());
+        self.b.ins().brif(outside, other, &[], usual, &[]);
         self.b.seal_block(usual);
         self.b.seal_block(other);
         self.b.switch_to_block(usual);
-        let (power, exponent) = self.exp_parts(a);
-        let ints = self.type_of(exponent);
-        let mantissa = if self.is_f32(a) { 23 } else { 52 };
-        let bits = self.cast(ints, power);
-        let up = self.b.ins().ishl_imm(exponent, mantissa);
-        let bits = self.b.ins().iadd(bits, up);
-        let power = self.cast(ty, bits);
-        self.b.ins().jump(end, &[power.into()]);
+        let mantissa = if ty.lane_type() == types::F32 { 23 } else { 52 };
+        let mut powers: Vec<BlockArg> = Vec::with_capacity(all.len());
+        for a in all {
+            let (power, exponent, _) = self.exp_parts(*a);
+            let ints = self.type_of(exponent);
+            let bits = self.cast(ints, power);
+            // What lies above the exponent is shifted out.
+            let up = self.b.ins().ishl_imm(exponent, mantissa);
+            let bits = self.b.ins().iadd(bits, up);
+            powers.push(self.cast(ty, bits).into());
+        }
+        self.b.ins().jump(end, &powers);
         self.b.set_cold_block(other);
         self.b.switch_to_block(other);
-        let nothing = self.vanishes(a, low);
-        let clamped = self.clamp(a, low, high);
-        let (power, exponent) = self.exp_parts(clamped);
-        let power = self.choose(nothing.0, nothing.1, power);
-        let power = self.scale(power, exponent);
-        self.b.ins().jump(end, &[power.into()]);
+        let mut powers: Vec<BlockArg> = Vec::with_capacity(all.len());
+        for a in all {
+            let nothing = self.vanishes(*a, low);
+            let clamped = self.clamp(*a, low, high);
+            let (power, exponent, magic) = self.exp_parts(clamped);
+            let power = self.choose(nothing.0, nothing.1, power);
+            let exponent = self.b.ins().isub(exponent, magic);
+            powers.push(self.scale(power, exponent).into());
+        }
+        self.b.ins().jump(end, &powers);
         self.b.seal_block(end);
         self.b.switch_to_block(end);
-        result
+        results
     }
 
-    /// e^a as a number from √½ to √2 and the power of two that it is multiplied with.
-    fn exp_parts(&mut self, a: Ssa) -> (Ssa, Ssa) {
+    /// Does a comparison hold in any lane of any of these, all numbers or all vectors?
+    fn any(&mut self, masks: Vec<Ssa>) -> Ssa {
+        let either = masks.into_iter().reduce(|a, b| self.b.ins().bor(a, b));
+        let Some(either) = either else { return self.b.ins().iconst(types::I8, 0) };
+        match self.type_of(either).is_vector() {
+            true => self.any_lane(either),
+            false => either,
+        }
+    }
+
+    /// e^a as a number from √½ to √2 and the power of two that it is multiplied with: an integer that has still to be
+    /// taken from, and what.
+    fn exp_parts(&mut self, a: Ssa) -> (Ssa, Ssa, Ssa) {
         let ty = self.type_of(a);
         let short = self.is_f32(a);
         let log2e = self.float(ty, std::f64::consts::LOG2_E);
-        let scaled = self.b.ins().fmul(a, log2e);
-        let (n, exponent) = self.whole(scaled);
+        let magic = self.float(ty, if short { MAGIC_F32 } else { MAGIC });
+        let sum = self.b.ins().fma(a, log2e, magic);
+        let n = self.b.ins().fsub(sum, magic);
         let parts: [f64; 2] = match short {
             true => LN_2_F32.map(|bits| -f64::from(f32::from_bits(bits))),
             false => LN_2.map(|bits| -f64::from_bits(bits)),
@@ -206,11 +237,20 @@ impl Writer<'_, '_> {
             let part = self.float(ty, part);
             r = self.b.ins().fma(n, part, r);
         }
-        let square = self.b.ins().fmul(r, r);
-        let p = if short { self.polynomial_f32(&EXP_F32, r) } else { self.polynomial(&EXP, r) };
-        let tail = self.b.ins().fma(square, p, r);
         let one = self.float(ty, 1.0);
-        (self.b.ins().fadd(tail, one), exponent)
+        let power = if short {
+            let p = self.polynomial_f32(&EXP_F32, r);
+            let p = self.b.ins().fma(p, r, one);
+            self.b.ins().fma(p, r, one)
+        } else {
+            let square = self.b.ins().fmul(r, r);
+            let p = self.polynomial(&EXP, r);
+            let tail = self.b.ins().fma(square, p, r);
+            self.b.ins().fadd(tail, one)
+        };
+        let ints = self.bits_type(a);
+        let (sum, magic) = (self.cast(ints, sum), self.cast(ints, magic));
+        (power, sum, magic)
     }
 
     fn exp2(&mut self, a: Ssa) -> Ssa {
@@ -330,7 +370,7 @@ impl Writer<'_, '_> {
         let size = self.b.ins().fabs(a);
         let most = self.clamp(size, 0.0, 20.0);
         let twice = self.b.ins().fadd(most, most);
-        let power = self.exp(twice);
+        let power = self.exp(&[twice])[0];
         let one = self.float(ty, 1.0);
         let two = self.float(ty, 2.0);
         let sum = self.b.ins().fadd(power, one);
@@ -512,5 +552,19 @@ impl Writer<'_, '_> {
         let b_zero = self.b.ins().fcmp(FloatCC::Equal, b, zero);
         let always = self.b.ins().bor(a_one, b_zero);
         self.choose(always, one, power)
+    }
+
+    /// One over a number, in a vector's first lane: a constant that is a vector does not keep the division in the loops
+    /// that use it.
+    pub(super) fn reciprocal(&mut self, a: Ssa) -> Ssa {
+        let ty = self.type_of(a);
+        if ty.is_vector() {
+            let one = self.float(ty, 1.0);
+            return self.b.ins().fdiv(one, a);
+        }
+        let wide =
+            self.b.ins().scalar_to_vector(if ty == types::F32 { types::F32X4 } else { types::F64X2 }, a);
+        let result = self.reciprocal(wide);
+        self.b.ins().extractlane(result, 0)
     }
 }

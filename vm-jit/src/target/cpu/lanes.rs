@@ -3,6 +3,7 @@
 //! A value of the IR stands for some elements: the lanes of a vector, or, where neighbouring threads are run together,
 //! an element for each of them. An op on elements does not ask which of the two it is.
 
+use super::isa::Architecture;
 use super::plan::{Level, Room};
 use super::writer::Writer;
 use cranelift_codegen::ir::condcodes::IntCC;
@@ -85,7 +86,9 @@ impl Writer<'_, '_> {
     pub(super) fn repr(&mut self, value: Value) -> Repr {
         let level = self.plan.scopes[self.scope].level;
         if level == Level::Thread || self.plan.visible(value, self.scope) {
-            return self.env[value.index()].clone().unwrap_or_else(|| Repr::Each(Vec::new()));
+            let repr = self.env[value.index()].clone().unwrap_or_else(|| Repr::Each(Vec::new()));
+            let lanes = usize::from(self.kernel.type_of(value).lanes());
+            return if self.width > 1 && lanes > 1 { self.tiled(repr, lanes) } else { repr };
         }
         self.load_slot(value)
     }
@@ -129,8 +132,9 @@ impl Writer<'_, '_> {
         match room {
             // Where threads are run together, all of them have the same.
             Room::Block | Room::Warp if self.width > 1 => {
-                let first = self.each_of(repr, scalar, self.width)[0];
-                self.b.ins().store(own(), first, base, offset);
+                let elements = self.elements(value);
+                let first = self.each_of(repr, scalar, elements)[..lanes].to_vec();
+                self.store_elements(own(), base, offset, scalar, &Repr::Each(first), lanes);
             }
             Room::Block | Room::Warp => self.store_elements(own(), base, offset, scalar, repr, lanes),
             Room::Thread => {
@@ -144,12 +148,10 @@ impl Writer<'_, '_> {
         let Some((base, offset, room)) = self.slot(value) else { return Repr::Each(Vec::new()) };
         let scalar = self.scalar(value);
         match room {
-            Room::Block | Room::Warp if self.width > 1 => {
-                Repr::Splat(self.b.ins().load(clif(scalar), own(), base, offset))
-            }
             Room::Block | Room::Warp => {
                 let lanes = usize::from(self.kernel.type_of(value).lanes());
-                self.load_elements(own(), base, offset, scalar, lanes)
+                let repr = self.load_elements(own(), base, offset, scalar, lanes);
+                if self.width > 1 && lanes > 1 { self.tiled(repr, lanes) } else { repr }
             }
             Room::Thread => {
                 let elements = self.elements(value);
@@ -321,6 +323,34 @@ impl Writer<'_, '_> {
         }
     }
 
+    /// Is the mask set in any lane?
+    pub(super) fn any_lane(&mut self, mask: Ssa) -> Ssa {
+        match self.architecture {
+            Architecture::X86_64 => {
+                let signs = self.signs(mask);
+                self.b.ins().icmp_imm(IntCC::NotEqual, signs, 0)
+            }
+            Architecture::Aarch64 => self.b.ins().vany_true(mask),
+        }
+    }
+
+    /// Is the mask set in all lanes?
+    pub(super) fn all_lanes(&mut self, mask: Ssa) -> Ssa {
+        match self.architecture {
+            Architecture::X86_64 => {
+                let lanes = self.type_of(mask).lane_count();
+                let signs = self.signs(mask);
+                self.b.ins().icmp_imm(IntCC::Equal, signs, (1 << lanes) - 1)
+            }
+            Architecture::Aarch64 => self.b.ins().vall_true(mask),
+        }
+    }
+
+    /// The top bits of the lanes: an instruction of x86.
+    fn signs(&mut self, mask: Ssa) -> Ssa {
+        self.b.ins().vhigh_bits(types::I32, mask)
+    }
+
     /// The low halves of the 64-bit lanes of two vectors.
     pub(super) fn low_halves(&mut self, a: Ssa, b: Ssa) -> Ssa {
         let bytes = |v: Ssa, this: &mut Self| {
@@ -355,7 +385,9 @@ impl Writer<'_, '_> {
     /// Is it one number for the threads that are run together?
     fn one_for_all(&self, value: Value) -> bool {
         self.elements(value) == 1
-            || self.width > 1 && self.facts.uniformity(value) != vm_ir::valid::Uniformity::Thread
+            || self.width > 1
+                && !self.kernel.type_of(value).is_vector()
+                && self.facts.uniformity(value) != vm_ir::valid::Uniformity::Thread
     }
 
     /// `repr` in the form of [`Writer::joined_types`] of `value`.

@@ -87,7 +87,7 @@ pub(super) fn size(kernel: &Kernel) -> u64 {
             .sum()
     }
     // Single numbers of several threads may be run together.
-    4 * walk(kernel, kernel.body(), 1)
+    8 * walk(kernel, kernel.body(), 1)
 }
 
 /// Bytes for the values of a block, if all of them had to be kept.

@@ -287,21 +287,19 @@ impl Writer<'_, '_> {
         }
     }
 
-    /// The indices of an access for each of the threads that are run together; one for all if they lie in a row or are
-    /// the same.
-    fn indices(&mut self, op: &Op, rank: usize) -> (Vec<Repr>, Together) {
-        let all: Vec<Repr> = op.operands[..rank].iter().map(|v| self.repr(*v)).collect();
+    /// How the threads that are run together access so many elements each.
+    fn together_at(&mut self, op: &Op, rank: usize, lanes: usize) -> Together {
         if self.width == 1 {
-            return (all, Together::Row);
+            return Together::Row;
         }
+        let all: Vec<Repr> = op.operands[..rank].iter().map(|v| self.repr(*v)).collect();
         let (last, outer) = (&all[rank - 1], &all[..rank - 1]);
         let alike = outer.iter().all(|repr| matches!(repr, Repr::Splat(_)));
-        let together = match last {
-            Repr::Affine { stride: 1, .. } if alike => Together::Row,
+        match last {
+            Repr::Affine { stride, .. } if alike && *stride == lanes as i64 => Together::Row,
             Repr::Splat(_) if alike => Together::Same,
             _ => Together::Apart,
-        };
-        (all, together)
+        }
     }
 
     /// The first thread's indices.
@@ -319,8 +317,9 @@ impl Writer<'_, '_> {
         let (Some(place), Some(result)) = (op.place, op.result()) else { return };
         let Some((rank, scalar)) = self.kernel.place(place) else { return };
         let elements = self.elements(result);
+        let lanes = elements / self.width;
         let known = self.known(op);
-        let (_, together) = self.indices(op, rank);
+        let together = self.together_at(op, rank, lanes);
         // Of a shared array's row, each thread's index is clamped for itself.
         let clamped = self.guest && matches!(place, Place::Shared(_)) && known.lanes != Lanes::All;
         let repr = match together {
@@ -331,17 +330,22 @@ impl Writer<'_, '_> {
             }
             Together::Same => {
                 let indices = self.first_indices(op, rank);
-                let Some(row) = self.row(op, place, &known, &indices, 1) else { return };
-                self.load_row(&row, scalar, 1)
+                let Some(row) = self.row(op, place, &known, &indices, lanes) else { return };
+                let repr = self.load_row(&row, scalar, lanes);
+                if lanes > 1 { self.tiled(repr, lanes) } else { repr }
             }
             _ => {
-                let mut each = Vec::with_capacity(elements);
+                let vectors = Self::in_vectors(scalar, lanes);
+                let mut all = Vec::with_capacity(elements);
                 for indices in self.each_indices(op, rank) {
-                    let Some(row) = self.row(op, place, &known, &indices, 1) else { return };
-                    let one = self.load_row(&row, scalar, 1);
-                    each.extend(self.each_of(&one, scalar, 1));
+                    let Some(row) = self.row(op, place, &known, &indices, lanes) else { return };
+                    let repr = self.load_row(&row, scalar, lanes);
+                    all.extend(match vectors {
+                        true => self.chunks_of(&repr, scalar, lanes),
+                        false => self.each_of(&repr, scalar, lanes),
+                    });
                 }
-                Repr::Each(each)
+                if vectors { Repr::Chunks(all) } else { Repr::Each(all) }
             }
         };
         self.set(result, repr);
@@ -351,8 +355,9 @@ impl Writer<'_, '_> {
         let (Some(place), Some(value)) = (op.place, op.operands.last().copied()) else { return };
         let Some((rank, scalar)) = self.kernel.place(place) else { return };
         let elements = self.elements(value);
+        let lanes = elements / self.width;
         let known = self.known(op);
-        let (_, together) = self.indices(op, rank);
+        let together = self.together_at(op, rank, lanes);
         let clamped = self.guest && matches!(place, Place::Shared(_)) && known.lanes != Lanes::All;
         if matches!(together, Together::Row) && (self.width == 1 || !clamped) {
             let indices = self.first_indices(op, rank);
@@ -361,10 +366,17 @@ impl Writer<'_, '_> {
             self.store_row(&row, scalar, &repr, elements);
             return;
         }
-        let all = self.each(value);
-        for (indices, one) in self.each_indices(op, rank).into_iter().zip(all) {
-            let Some(row) = self.row(op, place, &known, &indices, 1) else { return };
-            self.store_row(&row, scalar, &Repr::Splat(one), 1);
+        let repr = self.repr(value);
+        let vectors = Self::in_vectors(scalar, lanes);
+        let all = match vectors {
+            true => self.chunks_of(&repr, scalar, elements),
+            false => self.each_of(&repr, scalar, elements),
+        };
+        let parts = all.chunks(all.len() / self.width);
+        for (indices, part) in self.each_indices(op, rank).into_iter().zip(parts) {
+            let Some(row) = self.row(op, place, &known, &indices, lanes) else { return };
+            let repr = if vectors { Repr::Chunks(part.to_vec()) } else { Repr::Each(part.to_vec()) };
+            self.store_row(&row, scalar, &repr, lanes);
         }
     }
 

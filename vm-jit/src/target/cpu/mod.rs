@@ -3,7 +3,8 @@
 //! * [`isa`](Isa): machines. `legal`: the table of what they have.
 //! * `plan`: splits a kernel at its barriers into loops over warps and threads.
 //! * `writer`: a kernel as a function; `control` its regions, `diverge` those at which threads part.
-//! * `lanes`: values; `value`, `convert`, `function`, `trig`: ops on them; `memory`: views, shared arrays and
+//! * `floats`: what is known of the floats of a kernel.
+//! * `lanes`: values; `arrange` the lanes of vectors of several threads; `value`, `convert`, `function`, `trig`: ops on them; `memory`: views, shared arrays and
 //!   atomics; `warp`: ops between threads.
 //! * `object`: the ELF object.
 //!
@@ -21,9 +22,11 @@
 //! and after means nothing. Any number of threads may run different blocks at once. The function calls nothing and needs
 //! up to [`STACK`] bytes of stack.
 
+mod arrange;
 mod control;
 mod convert;
 mod diverge;
+mod floats;
 mod function;
 mod isa;
 mod lanes;
@@ -107,8 +110,8 @@ pub(crate) fn write(module: &ValidModule, options: &Options, target: String) -> 
         (Err(_), None) => return Ok(Artifact { target, format: Format::Elf, code: Vec::new(), entries }),
     };
     for (kernel, facts) in module.kernels_with_facts() {
-        let (code, entry) =
-            function(kernel, facts, guest, &*isa, &mut contexts).map_err(|what| reject(kernel, what))?;
+        let (code, entry) = function(kernel, facts, guest, options.isa.architecture(), &*isa, &mut contexts)
+            .map_err(|what| reject(kernel, what))?;
         functions.push((entry.symbol.clone(), code));
         entries.push(entry);
     }
@@ -125,11 +128,13 @@ fn function(
     kernel: &Kernel,
     facts: &KernelFacts,
     guest: bool,
+    architecture: Architecture,
     isa: &dyn cranelift_codegen::isa::TargetIsa,
     (context, builder): &mut (Context, FunctionBuilderContext),
 ) -> Result<(Vec<u8>, Entry), String> {
     let ranges = Ranges::of(kernel);
     let plan = plan::Plan::of(kernel, facts);
+    let floats = floats::Floats::of(kernel);
     let guarded = guest && writer::Writer::needs_watch(&ranges, kernel.body(), 1);
     let params = ParamLayout::of(kernel, guarded);
     let mut signature = Signature::new(CallConv::SystemV);
@@ -137,7 +142,8 @@ fn function(
     context.clear();
     context.func = Function::with_name_signature(UserFuncName::user(0, 0), signature);
     let build = FunctionBuilder::new(&mut context.func, builder);
-    let scratch = writer::write(build, kernel, facts, &ranges, &plan, params.guard, guest);
+    let known = writer::Known { facts, ranges: &ranges, plan: &plan, floats: &floats };
+    let scratch = writer::write(build, kernel, known, params.guard, guest, architecture);
     let compiled = context.compile(isa, &mut ControlPlane::default()).map_err(|e| match e.inner {
         CodegenError::Verifier(errors) => errors.to_string(),
         other => other.to_string(),

@@ -18,7 +18,7 @@ use vm_ir::module::{Op, ParamKind, Place, Region};
 use vm_ir::op::{BarrierScope, Effect, Opcode, Shape};
 use vm_ir::valid::{KernelFacts, Uniformity};
 use vm_ir::view::Access;
-use vm_ir::{Kernel, Value};
+use vm_ir::{Kernel, Type, Value};
 
 /// How many threads run something together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,11 +36,13 @@ pub(super) const BLOCK: Scope = 0;
 /// In no scope: it lives in memory only.
 const NOWHERE: Scope = usize::MAX;
 
-pub(super) struct ScopeInfo {
+pub(super) struct ScopeInfo<'k> {
     pub(super) parent: Option<Scope>,
     pub(super) level: Level,
     /// What comes from memory when a thread enters it.
     pub(super) loads: Vec<Value>,
+    /// What is computed again then, in order.
+    pub(super) again: Vec<&'k Op>,
 }
 
 /// What is done at the level of a block or a warp.
@@ -75,7 +77,7 @@ pub(super) struct Slot {
 
 pub(super) struct Plan<'k> {
     pub(super) steps: Vec<Step<'k>>,
-    pub(super) scopes: Vec<ScopeInfo>,
+    pub(super) scopes: Vec<ScopeInfo<'k>>,
     /// By value: the scope that defines it.
     defs: Vec<Scope>,
     /// By value.
@@ -98,8 +100,14 @@ impl<'k> Plan<'k> {
         let mut maker = Maker {
             kernel,
             facts,
-            scopes: vec![ScopeInfo { parent: None, level: Level::Block, loads: Vec::new() }],
+            scopes: vec![ScopeInfo {
+                parent: None,
+                level: Level::Block,
+                loads: Vec::new(),
+                again: Vec::new(),
+            }],
             defs: vec![NOWHERE; kernel.values().len()],
+            soon: vec![None; kernel.values().len()],
             kept: vec![false; kernel.values().len()],
             same: vec![None; kernel.values().len()],
             grouped: vec![0; kernel.values().len()],
@@ -123,7 +131,7 @@ impl<'k> Plan<'k> {
     }
 }
 
-fn visible(scopes: &[ScopeInfo], def: Scope, scope: Scope) -> bool {
+fn visible(scopes: &[ScopeInfo<'_>], def: Scope, scope: Scope) -> bool {
     let mut at = Some(scope);
     while let Some(here) = at {
         if here == def {
@@ -148,11 +156,31 @@ pub(super) fn level_of(op: &Op) -> Level {
     op.regions.iter().flat_map(|r| &r.ops).map(level_of).fold(own, Level::max)
 }
 
+/// Chains of so many ops are done again.
+const AGAIN: usize = 6;
+
+/// Is it sooner done again than kept in memory? What begins with a thread's number is then also known to be in steps from
+/// thread to thread.
+fn is_soon_done(op: &Op, ty: Type) -> bool {
+    match op.code.shape() {
+        _ if ty.is_vector() || !ty.scalar().is_int() => false,
+        Shape::Id32 | Shape::Id64 => op.code != Opcode::Clock,
+        Shape::Const => true,
+        Shape::Unary(_) | Shape::Binary(_) | Shape::Convert(..) => {
+            use Opcode::*;
+            matches!(op.code, Add | Sub | Mul | And | Or | Xor | Shl | ShrS | ShrU | Sext | Zext | Trunc)
+        }
+        _ => false,
+    }
+}
+
 struct Maker<'k, 'f> {
     kernel: &'k Kernel,
     facts: &'f KernelFacts,
-    scopes: Vec<ScopeInfo>,
+    scopes: Vec<ScopeInfo<'k>>,
     defs: Vec<Scope>,
+    /// By value: the op that defines it, if it is soon done.
+    soon: Vec<Option<&'k Op>>,
     /// Which values need memory.
     kept: Vec<bool>,
     /// By result of a loop: what it carries, which has the same memory.
@@ -166,7 +194,7 @@ struct Maker<'k, 'f> {
 
 impl<'k> Maker<'k, '_> {
     fn scope(&mut self, parent: Scope, level: Level) -> Scope {
-        self.scopes.push(ScopeInfo { parent: Some(parent), level, loads: Vec::new() });
+        self.scopes.push(ScopeInfo { parent: Some(parent), level, loads: Vec::new(), again: Vec::new() });
         self.scopes.len() - 1
     }
 
@@ -241,8 +269,11 @@ impl<'k> Maker<'k, '_> {
         }
     }
 
-    fn define_all(&mut self, op: &Op, scope: Scope) {
+    fn define_all(&mut self, op: &'k Op, scope: Scope) {
         self.define(op, scope);
+        if let Some(value) = op.result().filter(|value| is_soon_done(op, self.kernel.type_of(*value))) {
+            self.soon[value.index()] = Some(op);
+        }
         for region in &op.regions {
             region.args.iter().for_each(|v| self.defs[v.index()] = scope);
             region.ops.iter().for_each(|op| self.define_all(op, scope));
@@ -339,11 +370,33 @@ impl<'k> Maker<'k, '_> {
         if visible(&self.scopes, self.defs[value.index()], scope) {
             return;
         }
+        let of_threads = self.scopes[scope].level == Level::Thread;
+        if of_threads && self.loaded[value.index()] == scope {
+            return;
+        }
+        if of_threads && let Some(op) = self.known_again(value, scope, AGAIN) {
+            self.loaded[value.index()] = scope;
+            op.operands.iter().for_each(|v| self.used(*v, scope));
+            self.scopes[scope].again.push(op);
+            return;
+        }
         self.kept[value.index()] = true;
-        if self.scopes[scope].level == Level::Thread && self.loaded[value.index()] != scope {
+        if of_threads {
             self.loaded[value.index()] = scope;
             self.scopes[scope].loads.push(value);
         }
+    }
+
+    /// The op that a thread may do again in a scope rather than keep its result: all that it takes, down to so many ops
+    /// below it, is at hand there or can be had again too.
+    fn known_again(&self, value: Value, scope: Scope, depth: usize) -> Option<&'k Op> {
+        let op = self.soon[value.index()].filter(|_| depth > 0)?;
+        let at_hand = |v: &Value| {
+            visible(&self.scopes, self.defs[v.index()], scope)
+                || self.loaded[v.index()] == scope
+                || self.known_again(*v, scope, depth - 1).is_some()
+        };
+        op.operands.iter().all(at_hand).then_some(op)
     }
 
     fn used_within(&mut self, op: &Op, scope: Scope) {

@@ -90,6 +90,7 @@ impl Writer<'_, '_> {
     pub(super) fn elementwise(&mut self, op: &Op, from: Scalar, to: Scalar) -> Repr {
         let Some(result) = op.result() else { return Repr::Each(Vec::new()) };
         let elements = self.elements(result);
+        self.extreme = self.floats.extreme(op);
         let args: Vec<Repr> = op.operands.iter().map(|v| self.repr(*v)).collect();
         if args.iter().all(|arg| matches!(arg, Repr::Splat(_))) {
             let args: Vec<Ssa> = args.iter().flat_map(|arg| self.each_of(arg, from, 1)).collect();
@@ -107,8 +108,9 @@ impl Writer<'_, '_> {
             let lanes = self.elements(*value);
             let scalar = self.scalar(*value);
             let mut each = self.each_of(arg, scalar, lanes);
-            if each.len() < elements {
-                each = vec![each[0]; elements];
+            if lanes < elements {
+                let times = elements / lanes;
+                each = each.into_iter().flat_map(|one| std::iter::repeat_n(one, times)).collect();
             }
             all.push(each);
         }
@@ -219,7 +221,8 @@ impl Writer<'_, '_> {
                 let condition = op.operands[0];
                 if to == Scalar::Bool {
                     let bytes = bools(self)?;
-                    let [a, b, c] = [0, 1, 2].map(|i| self.masks_of(&args[i], bytes, elements));
+                    let a = self.masks_for(&args[0], condition, bytes, elements);
+                    let [b, c] = [1, 2].map(|i| self.masks_of(&args[i], bytes, elements));
                     let each = a.into_iter().zip(b.into_iter().zip(c));
                     return Some(each.map(|(a, (b, c))| self.choose(a, b, c)).collect());
                 }
@@ -231,7 +234,7 @@ impl Writer<'_, '_> {
                     let one = self.first(condition);
                     return Some(pairs.map(|(b, c)| self.b.ins().select(one, b, c)).collect());
                 }
-                let masks = self.masks_of(&args[0], to.bytes(), elements);
+                let masks = self.masks_for(&args[0], condition, to.bytes(), elements);
                 Some(masks.into_iter().zip(pairs).map(|(a, (b, c))| self.choose(a, b, c)).collect())
             }
             Shape::Unary(_) | Shape::Binary(_) | Shape::Ternary(_) if to == Scalar::Bool => {
@@ -257,6 +260,9 @@ impl Writer<'_, '_> {
                     return None;
                 }
                 let all: Vec<Vec<Ssa>> = args.iter().map(|a| self.chunks_of(a, to, elements)).collect();
+                if op.code == Opcode::Exp {
+                    return Some(self.exp(&all[0]));
+                }
                 let count = all[0].len();
                 (0..count)
                     .map(|i| {
@@ -268,6 +274,17 @@ impl Writer<'_, '_> {
             Shape::Convert(..) => self.convert_chunks(op.code, from, to, &args[0], elements),
             _ => None,
         }
+    }
+
+    /// The condition of a choice as masks, one for each of so many elements.
+    fn masks_for(&mut self, repr: &Repr, condition: Value, bytes: u32, elements: usize) -> Vec<Ssa> {
+        let own = self.elements(condition);
+        if own == elements || matches!(repr, Repr::Splat(_)) {
+            return self.masks_of(repr, bytes, elements);
+        }
+        let masks = Repr::Chunks(self.masks_of(repr, 4, own));
+        let spread = self.spread(&masks, Scalar::Bool, elements / own);
+        self.masks_of(&spread, bytes, elements)
     }
 
     fn shift(&mut self, code: Opcode, a: Ssa, by: Ssa) -> Ssa {
@@ -456,7 +473,6 @@ impl Writer<'_, '_> {
     }
 
     fn on_floats(&mut self, code: Opcode, a: Ssa, b: Ssa, c: Ssa) -> Ssa {
-        let ty = self.type_of(a);
         match code {
             Opcode::Add => self.b.ins().fadd(a, b),
             Opcode::Sub => self.b.ins().fsub(a, b),
@@ -469,14 +485,10 @@ impl Writer<'_, '_> {
             Opcode::Maximum => self.b.ins().fmax(a, b),
             Opcode::Min | Opcode::Max => self.number_over_nan(code, a, b),
             Opcode::Sqrt => self.b.ins().sqrt(a),
-            Opcode::Rcp => {
-                let one = self.float(ty, 1.0);
-                self.b.ins().fdiv(one, a)
-            }
+            Opcode::Rcp => self.reciprocal(a),
             Opcode::Rsqrt => {
-                let one = self.float(ty, 1.0);
                 let root = self.b.ins().sqrt(a);
-                self.b.ins().fdiv(one, root)
+                self.reciprocal(root)
             }
             Opcode::Floor => self.b.ins().floor(a),
             Opcode::Ceil => self.b.ins().ceil(a),
@@ -484,36 +496,6 @@ impl Writer<'_, '_> {
             Opcode::Fix => self.b.ins().trunc(a),
             _ => self.function(code, a, b),
         }
-    }
-
-    /// `min` and `max`: a number wins over a NaN, and −0 is less than +0.
-    fn number_over_nan(&mut self, code: Opcode, a: Ssa, b: Ssa) -> Ssa {
-        let ty = self.type_of(a);
-        if !ty.is_vector() {
-            // In the first lane of a vector: there masks need no branch.
-            let wide = if ty == types::F32 { types::F32X4 } else { types::F64X2 };
-            let [a, b] = [a, b].map(|one| self.b.ins().scalar_to_vector(wide, one));
-            let both = self.number_over_nan(code, a, b);
-            return self.b.ins().extractlane(both, 0);
-        }
-        // Each takes the second where neither is less: of two zeros, one has the one and one the other.
-        let mut pick = |x: Ssa, y: Ssa| {
-            let (low, high) = if code == Opcode::Min { (x, y) } else { (y, x) };
-            let less = self.b.ins().fcmp(FloatCC::LessThan, low, high);
-            self.choose(less, x, y)
-        };
-        let (first, second) = (pick(a, b), pick(b, a));
-        let bits = self.bits_type(a);
-        let (first, second) = (self.cast(bits, first), self.cast(bits, second));
-        let both = match code {
-            Opcode::Min => self.b.ins().bor(first, second),
-            _ => self.b.ins().band(first, second),
-        };
-        let both = self.cast(ty, both);
-        let a_is_nan = self.b.ins().fcmp(FloatCC::Unordered, a, a);
-        let b_is_nan = self.b.ins().fcmp(FloatCC::Unordered, b, b);
-        let inner = self.choose(b_is_nan, a, both);
-        self.choose(a_is_nan, b, inner)
     }
 
     pub(super) fn bitcast(&mut self, from: Value, to: Value) -> Repr {
@@ -536,10 +518,9 @@ impl Writer<'_, '_> {
             };
         }
         let before = self.elements(from);
-        if self.width == 1
-            && let (Some(_), Some(ty)) = (vector(old), vector(new))
+        if let (Some(_), Some(ty)) = (vector(old), vector(new))
             && Self::in_vectors(old, before)
-            && self.kernel.type_of(from).bytes() as usize >= VECTOR
+            && self.kernel.type_of(from).bytes() as usize * self.width >= VECTOR
         {
             let chunks = self.chunks_of(&repr, old, before);
             return Repr::Chunks(chunks.into_iter().map(|chunk| self.cast(ty, chunk)).collect());

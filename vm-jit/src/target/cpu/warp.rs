@@ -148,6 +148,7 @@ impl<'k> Writer<'_, 'k> {
         let Some(result) = op.result() else { return };
         let value = op.operands[0];
         let scalar = self.scalar(value);
+        self.extreme = self.floats.extreme(op);
         let code = match op.code {
             Opcode::WarpMin => Opcode::Min,
             Opcode::WarpMax => Opcode::Max,

@@ -1,6 +1,8 @@
 //! A kernel as one function: the loop over blocks, the loops over warps and threads, and its ops in order.
 
 use super::control::Watch;
+use super::floats::{Extreme, Floats};
+use super::isa::Architecture;
 use super::lanes::{Repr, clif, own};
 use super::memory::SPARE;
 use super::plan::{BLOCK, Plan, Scope, Step};
@@ -47,7 +49,9 @@ pub(super) struct Writer<'a, 'k> {
     pub(super) facts: &'k KernelFacts,
     pub(super) ranges: &'k Ranges,
     pub(super) plan: &'a Plan<'k>,
+    pub(super) floats: &'a Floats,
     pub(super) guest: bool,
+    pub(super) architecture: Architecture,
     pub(super) env: Vec<Option<Repr>>,
     pub(super) scope: Scope,
     /// How many threads are run together.
@@ -63,6 +67,8 @@ pub(super) struct Writer<'a, 'k> {
     /// Rounds of the loops around that are not watched.
     pub(super) rounds: u64,
     pub(super) watched: bool,
+    /// What is known of the lesser or greater that is written now.
+    pub(super) extreme: Extreme,
     /// Where to go when the launch is stopped.
     pub(super) leave: Block,
     /// Where the spare bytes are; see [`SPARE`].
@@ -72,16 +78,24 @@ pub(super) struct Writer<'a, 'k> {
     pub(super) spill_end: u32,
 }
 
+/// What is known of a kernel.
+pub(super) struct Known<'a, 'k> {
+    pub(super) facts: &'k KernelFacts,
+    pub(super) ranges: &'k Ranges,
+    pub(super) plan: &'a Plan<'k>,
+    pub(super) floats: &'a Floats,
+}
+
 /// Writes a kernel's body; gives the bytes of scratch memory that it needs.
 pub(super) fn write<'a, 'k>(
     mut b: FunctionBuilder<'a>,
     kernel: &'k Kernel,
-    facts: &'k KernelFacts,
-    ranges: &'k Ranges,
-    plan: &'a Plan<'k>,
+    known: Known<'a, 'k>,
     guard: Option<Guard>,
     guest: bool,
+    architecture: Architecture,
 ) -> u32 {
+    let Known { facts, ranges, plan, floats } = known;
     let entry = b.create_block();
     let leave = b.create_block();
     b.append_block_params_for_function_params(entry);
@@ -97,7 +111,9 @@ pub(super) fn write<'a, 'k>(
         facts,
         ranges,
         plan,
+        floats,
         guest,
+        architecture,
         env: vec![None; kernel.values().len()],
         scope: BLOCK,
         width: 1,
@@ -111,6 +127,7 @@ pub(super) fn write<'a, 'k>(
         watch: None,
         rounds: 1,
         watched: false,
+        extreme: Extreme::default(),
         leave,
         spare: bytes,
         spill_at: bytes.saturating_add(2 * SPARE),
@@ -309,6 +326,7 @@ impl<'a, 'k> Writer<'a, 'k> {
                 let repr = this.load_slot(*value);
                 this.env[value.index()] = Some(repr);
             }
+            plan.scopes[scope].again.iter().for_each(|op| this.op(op));
             ops.iter().for_each(|op| this.op(op));
             let all: Vec<Repr> = copies.iter().map(|(from, _)| this.repr(*from)).collect();
             for ((_, to), repr) in copies.iter().zip(&all) {
@@ -473,14 +491,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         let immediate = op.immediates.first().copied().unwrap_or(0);
         let repr = match op.code.shape() {
             Shape::Const => Repr::Splat(self.number(scalar, immediate)),
-            Shape::Splat => Repr::Splat(self.first(op.operands[0])),
-            Shape::Make => Repr::Each(op.operands.iter().map(|v| self.first(*v)).collect()),
-            Shape::Extract => Repr::Splat(self.each(op.operands[0])[immediate as usize]),
-            Shape::Insert => {
-                let mut all = self.each(op.operands[0]);
-                all[immediate as usize] = self.first(op.operands[1]);
-                Repr::Each(all)
-            }
+            Shape::Splat | Shape::Make | Shape::Extract | Shape::Insert => self.arrange(op),
             Shape::Bitcast => self.bitcast(op.operands[0], result),
             _ => {
                 let (from, to) = key(self.kernel, op);
