@@ -3,7 +3,7 @@
 
 use std::error::Error;
 
-use vm_paravirt_guest::linux::{Device, Stream, Window};
+use vm_paravirt_guest::linux::{Device, Stream};
 use vm_paravirt_guest::protocol::{Argument, BatchWriter, Info, LogReader, NoRoom, Reply};
 use vm_paravirt_guest::{Accelerator, Error as DeviceError};
 
@@ -29,14 +29,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("the accelerator is {name}, with a window of {} MiB", window.bytes() >> 20);
 
     let x: Vec<f32> = (0..ROWS * COLUMNS).map(|i| (i * 37 % 1013) as f32 / 32.0 - 16.0).collect();
-    window.write(0, &bytes_of(&x))?;
+    let (input, output) = (window.take(BYTES)?, window.take(BYTES)?);
+    input.write(0, &bytes_of(&x))?;
+    let buffers = [input.range(0, BYTES)?, output.range(0, BYTES)?];
     // One batch does it all: the module, buffers over the window, the launch, and the wait for it.
     run(
         &mut accelerator,
         |batch| {
             batch.create_module(MODULE, &module)?;
-            batch.import_buffer(X, &[range(&window, 0)])?;
-            batch.import_buffer(Y, &[range(&window, BYTES.next_multiple_of(4096))])?;
+            batch.import_buffer(X, &buffers[..1])?;
+            batch.import_buffer(Y, &buffers[1..])?;
             let matrix = |buffer| Argument::view(buffer, 0, &[ROWS as u64, COLUMNS as u64]);
             batch.launch(MODULE, SOFTMAX, [ROWS as u32, 1, 1], &[matrix(X)?, matrix(Y)?])?;
             batch.fence()
@@ -44,19 +46,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         |_| Ok(()),
     )?;
     let mut bytes = vec![0; BYTES as usize];
-    window.read(BYTES.next_multiple_of(4096), &mut bytes)?;
+    output.read(0, &mut bytes)?;
     let y: Vec<f32> = bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
 
     let worst = worst_difference(&x, &y);
     println!("softmax of {ROWS} rows of {COLUMNS}: the greatest difference is {worst:.1e}");
     if worst < 1e-6 { Ok(()) } else { Err("the accelerator computed something else".into()) }
-}
-
-fn range(window: &Window, offset: u64) -> vm_paravirt_guest::protocol::Range {
-    // One that does not lie in the window is refused by the device.
-    window
-        .range(offset, BYTES)
-        .unwrap_or(vm_paravirt_guest::protocol::Range { address: offset, bytes: BYTES })
 }
 
 /// Does a batch, all of which must succeed, and looks at the reply.

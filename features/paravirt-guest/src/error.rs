@@ -15,8 +15,10 @@ pub enum Error {
     },
     /// There is no such device.
     Absent,
-    /// A range does not lie in the window.
+    /// A range does not lie in its part of the window.
     Window,
+    /// No part of the window of that length is free.
+    WindowFull,
     /// The device lacks something that virtio requires, or refused what was negotiated.
     Transport(&'static str),
     /// The memory for the queue is used by another [`Accelerator`](crate::Accelerator).
@@ -64,7 +66,10 @@ impl fmt::Display for Error {
             Self::Absent => f.write_str(
                 "the guest has no accelerator with a window: give it [[accelerators]] with `window` in its file",
             ),
-            Self::Window => f.write_str("a range does not lie in the window: see its length"),
+            Self::Window => f.write_str("a range does not lie in its part of the window: see its length"),
+            Self::WindowFull => f.write_str(
+                "no part of the window of that length is free: end another program, or give the guest a larger `window`",
+            ),
             Self::Transport(what) => write!(f, "the virtio device can't be used: {what}"),
             Self::QueueInUse => f.write_str("the memory for the queue is in use: give each device its own"),
             Self::QueueFull => f.write_str("the queue is full: take completed batches out of it first"),

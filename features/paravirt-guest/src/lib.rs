@@ -1,6 +1,9 @@
-//! The guest's side of the paravirtual accelerator, for bare guests and unikernels: it finds the device's registers
-//! through its PCI config space, drives its virtqueue, and hands over batches of [`vm_paravirt`]'s operations. It has no
-//! standard library and allocates nothing: all memory that the device reads and writes is the caller's.
+//! The guest's side of the paravirtual accelerator: a client that hands over batches of [`vm_paravirt`]'s operations, over a
+//! [`Transport`].
+//!
+//! For bare guests and unikernels that is the [`Virtqueue`]: it finds the device's registers through its PCI config space and
+//! drives its queue. It has no standard library and allocates nothing: all memory that the device reads and writes is the
+//! caller's. For programs of Linux guests, the cargo feature `linux` has a stream over vsock, and a window of memory.
 //!
 //! ```no_run
 //! # use core::time::Duration;

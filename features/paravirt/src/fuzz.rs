@@ -1,12 +1,17 @@
 //! What a decoder must do with any bytes, for fuzzing.
 
-use crate::{Argument, Batch, BatchWriter, Config, Info, LogReader, Operation, Range, Reply};
+use crate::{Argument, Batch, BatchWriter, Config, FrameHeader, Info, LogReader, Operation, Range, Reply};
 
 /// Feeds arbitrary bytes to every decoder: each must answer without a panic and in time that the length bounds; and a
 /// batch that is accepted is encoded again to just these bytes. Returns whether the bytes are a batch.
 pub fn frame(bytes: &[u8]) -> bool {
     let _ = Config::decode(bytes);
     let _ = Info::decode(bytes);
+    if let Some(header) = bytes.first_chunk() {
+        for read in [FrameHeader::decode_batch(header), FrameHeader::decode_reply(header)] {
+            assert!(read.is_ok_and(|read| read.encode() == *header) || read.is_err());
+        }
+    }
     LogReader::new(bytes).flatten().for_each(|entry| assert!(entry.bytes() <= bytes.len() + 8));
     if let Ok(reply) = Reply::decode(bytes) {
         assert!(reply.results().all(|result| result.is_ok()));

@@ -71,7 +71,8 @@ fn seeds() -> Vec<Vec<u8>> {
         reply,
         log,
         answer,
-        vm_paravirt::Config::new(1, 2).encode().to_vec(),
+        vm_paravirt::Config::new(1, 2).with_window(3, 4).encode().to_vec(),
+        vm_paravirt::FrameHeader { bytes: 64, room: 4096, tag: 5 }.encode().to_vec(),
     ]
 }
 

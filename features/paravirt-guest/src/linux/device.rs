@@ -107,7 +107,7 @@ impl Device {
         // Where there is a choice, the host's memory need not be accessed byte by byte.
         let combined = resource("_wc");
         let path = if combined.exists() { combined } else { resource("") };
-        Window::open(&path, self.config.window_bytes)
+        Window::open(path, self.config.window_bytes)
     }
 
     /// Connects to it. What this program makes on it is released when the connection ends.

@@ -5,12 +5,12 @@
 //! use vm_paravirt_guest::linux::Device;
 //!
 //! let device = Device::find()?;
-//! let window = device.window()?;
+//! let memory = device.window()?.take(4096)?;
 //! let mut accelerator = device.connect()?;
-//! window.write(0, &1.0f32.to_le_bytes())?;
+//! memory.write(0, &1.0f32.to_le_bytes())?;
 //! let mut frame = accelerator.frame();
 //! let mut batch = frame.batch()?;
-//! batch.import_buffer(1, &[window.range(0, 4)?])?;
+//! batch.import_buffer(1, &[memory.range(0, 4)?])?;
 //! batch.fence()?;
 //! let bytes = batch.finish();
 //! frame = accelerator.call(frame, bytes)?;
@@ -24,7 +24,7 @@ mod window;
 
 pub use device::Device;
 pub use stream::Stream;
-pub use window::Window;
+pub use window::{Part, Window};
 
 use crate::Error;
 

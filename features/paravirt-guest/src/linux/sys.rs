@@ -3,8 +3,41 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd as _;
 
 use rustix::mm::{MapFlags, ProtFlags};
+
+/// Locks a range of a file for this open file alone, until it is closed. Answers with where the first range that another
+/// has there ends, if there is one.
+pub(super) fn lock(file: &File, start: u64, bytes: u64) -> io::Result<Option<u64>> {
+    let out = |_| io::Error::from(io::ErrorKind::InvalidInput);
+    let wanted = libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: i64::try_from(start).map_err(out)?,
+        l_len: i64::try_from(bytes).map_err(out)?,
+        l_pid: 0,
+    };
+    let mut found = wanted;
+    // SAFETY: the descriptor is open, and the call reads and writes one `flock`, which is borrowed for it.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut found) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if found.l_type != libc::F_UNLCK as libc::c_short {
+        // A length of 0 goes to the end.
+        let end = if found.l_len == 0 { i64::MAX } else { found.l_start.saturating_add(found.l_len) };
+        return Ok(Some(u64::try_from(end).unwrap_or(u64::MAX)));
+    }
+    // SAFETY: as above; this one only reads it.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const wanted) } == 0 {
+        return Ok(None);
+    }
+    match io::Error::last_os_error() {
+        // Another was faster: where it ends is asked anew.
+        error if error.kind() == io::ErrorKind::WouldBlock => Ok(Some(start)),
+        error => Err(error),
+    }
+}
 
 /// Mapped memory.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use vm_paravirt_guest::linux::{Device, Stream, Window};
+use vm_paravirt_guest::linux::{Device, Part, Stream, Window};
 use vm_paravirt_guest::protocol::{Argument, BatchWriter, Info, LogReader, NoRoom, Range, Reply, Status};
 use vm_paravirt_guest::{Accelerator, Error};
 
@@ -21,13 +21,14 @@ const INPUT: u32 = 1;
 const OUTPUT: u32 = 2;
 const COUNT: u64 = 3000;
 const BYTES: u64 = 4 * COUNT;
-const OUTPUT_AT: u64 = BYTES.next_multiple_of(4096);
 
 /// The program.
 #[derive(Debug)]
 pub struct AcceleratorProgram {
     accelerator: Accelerator<Stream>,
     window: Window,
+    input: Part,
+    output: Part,
 }
 
 /// How a batch ended: well, or the first operation that did not and how.
@@ -40,10 +41,12 @@ impl AcceleratorProgram {
     /// When that fails.
     pub fn start() -> Result<Self> {
         let device = Device::find()?;
-        let mut this = Self { window: device.window()?, accelerator: device.connect()? };
+        let window = device.window()?;
+        let (input, output) = (window.take(BYTES)?, window.take(BYTES)?);
+        let mut this = Self { accelerator: device.connect()?, window, input, output };
         let module = vm_ir::text::parse(KERNELS).map_err(|error| anyhow!("{error}"))?;
         let module = vm_ir::binary::encode(&module, vm_ir::binary::Lines::Strip);
-        let ranges = [this.window.range(0, BYTES)?, this.window.range(OUTPUT_AT, BYTES)?];
+        let ranges = [this.input.range(0, BYTES)?, this.output.range(0, BYTES)?];
         let ended = this.run(|batch| {
             batch.create_module(MODULE, &module)?;
             batch.import_buffer(INPUT, &ranges[..1])?;
@@ -89,8 +92,8 @@ impl AcceleratorProgram {
     /// When a result is wrong.
     pub fn add(&mut self, addend: i32) -> Result<()> {
         let numbers: Vec<u8> = (0..COUNT as i32).flat_map(|i| (3 * i).to_le_bytes()).collect();
-        self.window.write(0, &numbers)?;
-        self.window.write(OUTPUT_AT, &vec![0; BYTES as usize])?;
+        self.input.write(0, &numbers)?;
+        self.output.write(0, &vec![0; BYTES as usize])?;
         let grid = [COUNT.div_ceil(256) as u32, 1, 1];
         let ended = self.run(|batch| {
             let view = |buffer| Argument::view(buffer, 0, &[COUNT]);
@@ -99,7 +102,7 @@ impl AcceleratorProgram {
         })?;
         ensure!(ended.is_ok(), "the launch ended with {ended:?}: {}", self.log()?);
         let mut got = vec![0; BYTES as usize];
-        self.window.read(OUTPUT_AT, &mut got)?;
+        self.output.read(0, &mut got)?;
         let expect: Vec<u8> = (0..COUNT as i32).flat_map(|i| (3 * i + addend).to_le_bytes()).collect();
         ensure!(got == expect, "a sum is wrong");
         Ok(())
@@ -115,13 +118,17 @@ impl AcceleratorProgram {
         Ok((ended, begin.elapsed()))
     }
 
-    /// Launches a kernel that strays far beyond its view, and checks that it changed what is its own only.
+    /// Launches a kernel that strays far beyond its view, and checks that it changed what is its own only. No other program
+    /// has a part of the window meanwhile.
     ///
     /// # Errors
     /// When something else changed.
     pub fn stray(&mut self) -> Result<()> {
-        let before = vec![0x40; self.window.bytes() as usize];
-        self.window.write(0, &before)?;
+        let end = (self.output.offset() + BYTES).next_multiple_of(4096);
+        let rest = self.window.take(self.window.bytes() - end)?;
+        for part in [&self.input, &self.output, &rest] {
+            part.write(0, &vec![0x40; part.bytes() as usize])?;
+        }
         for far in [COUNT as i64, 1 << 33, i64::MIN] {
             let ended = self.run(|batch| {
                 let view = Argument::view(OUTPUT, 0, &[COUNT])?;
@@ -130,11 +137,12 @@ impl AcceleratorProgram {
             })?;
             ensure!(ended.is_ok(), "the launch ended with {ended:?}");
         }
-        let mut after = vec![0; before.len()];
-        self.window.read(0, &mut after)?;
-        // The first thread's index is 0, whatever the factor.
-        after[OUTPUT_AT as usize..OUTPUT_AT as usize + 4].fill(0x40);
-        ensure!(after == before, "a kernel changed what is not its own");
+        for (part, own) in [(&self.input, 0), (&self.output, 4), (&rest, 0)] {
+            let mut after = vec![0; part.bytes() as usize];
+            part.read(0, &mut after)?;
+            // The first thread's index is 0, whatever the factor.
+            ensure!(after[own..].iter().all(|byte| *byte == 0x40), "a kernel changed what is not its own");
+        }
         Ok(())
     }
 

@@ -2,12 +2,11 @@
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 
 use vm_paravirt::{CONFIG_BYTES, Config, FRAME_BYTES, FrameHeader};
-use vm_paravirt_guest::linux::{Stream as Client, Window};
+use vm_paravirt_guest::linux::{Part, Stream as Client, Window};
 use vm_paravirt_guest::{Accelerator, Error, Transport as _};
 
 use super::*;
@@ -62,7 +61,7 @@ impl Host {
     fn program(&self) -> Program {
         let accelerator = Accelerator::over(Client::new(self.connect().0.into()).unwrap());
         let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&self.file));
-        Program { accelerator, window: Window::open(Path::new(&path), WINDOW).unwrap() }
+        Program { accelerator, window: Window::open(path, WINDOW).unwrap() }
     }
 }
 
@@ -132,12 +131,10 @@ fn a_program_works_on_its_window() {
     let mut program = host.program();
     assert_eq!(*program.accelerator.config(), host.config);
     let numbers: Vec<u8> = (0..1024u32).flat_map(u32::to_le_bytes).collect();
-    program.window.write(0x3000, &numbers).unwrap();
+    let parts: Vec<Part> = (0..3).map(|_| program.window.take(0x1000).unwrap()).collect();
+    parts[1].write(0, &numbers).unwrap();
     let ir = add_and_spin();
-    let (input, output) = (
-        program.window.range(0x3000, 0x1000).unwrap(),
-        program.window.range(WINDOW - 0x1000, 0x1000).unwrap(),
-    );
+    let (input, output) = (parts[1].range(0, 0x1000).unwrap(), parts[2].range(0, 0x1000).unwrap());
     let done = program.run(|batch| {
         batch.create_module(7, &ir)?;
         batch.import_buffer(1, &[input])?;
@@ -148,16 +145,33 @@ fn a_program_works_on_its_window() {
     });
     assert_eq!(done, Ok(Ok(())));
     let mut got = vec![0; 0x1000];
-    program.window.read(WINDOW - 0x1000, &mut got).unwrap();
+    parts[2].read(0, &mut got).unwrap();
     let expect: Vec<u8> = (5..1029u32).flat_map(u32::to_le_bytes).collect();
     assert!(got == expect);
     // No part of it lies outside.
-    assert_eq!(program.window.write(WINDOW - 3, &[0; 4]), Err(Error::Window));
-    assert_eq!(program.window.read(u64::MAX, &mut [0; 4]), Err(Error::Window));
+    assert_eq!(parts[2].write(0x1000 - 3, &[0; 4]), Err(Error::Window));
+    assert_eq!(parts[2].read(u64::MAX, &mut [0; 4]), Err(Error::Window));
     let outside = Range { address: WINDOW - 0x1000, bytes: 0x1001 };
     assert_eq!(program.run(|batch| batch.import_buffer(3, &[outside])), Ok(Err((0, Status::Range))));
     // Another program has objects of its own.
     assert_eq!(host.program().run(|batch| batch.destroy_buffer(1)), Ok(Err((0, Status::NoSuch))));
+}
+
+#[test]
+fn parts_of_the_window_have_one_taker_each() {
+    let host = Host::new();
+    let (first, second) = (host.program().window, host.program().window);
+    let taken: Vec<Part> = [(&first, 5000), (&second, 1), (&first, 4096)]
+        .map(|(window, bytes)| window.take(bytes).unwrap())
+        .into();
+    let places: Vec<(u64, u64)> = taken.iter().map(|part| (part.offset(), part.bytes())).collect();
+    assert_eq!(places, [(0, 5000), (0x2000, 1), (0x3000, 4096)]);
+    for none in [0, WINDOW, WINDOW - 0x4000 + 1, u64::MAX] {
+        assert_eq!(second.take(none).unwrap_err(), Error::WindowFull, "{none}");
+    }
+    assert_eq!(second.take(WINDOW - 0x4000).unwrap().offset(), 0x4000);
+    drop(taken);
+    assert_eq!(second.take(WINDOW).unwrap().offset(), 0);
 }
 
 #[test]
@@ -277,7 +291,7 @@ fn what_a_program_leaves_is_released() {
     let ir = add_and_spin();
     for _ in 0..3 {
         let mut first = host.program();
-        let all = first.window.range(0, WINDOW).unwrap();
+        let all = Range { address: 0, bytes: WINDOW };
         let done = first.run(|batch| {
             batch.create_module(1, &ir)?;
             batch.create_buffer(1, QUOTA)?;
