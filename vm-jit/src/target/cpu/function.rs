@@ -169,14 +169,19 @@ impl Writer<'_, '_> {
             _ => (-746.0, 710.0, 707.0),
         };
         let bound = self.float(ty, moderate * moderate);
-        let outside = all.iter().map(|a| {
+        let inside = all.iter().map(|a| {
             let square = self.b.ins().fmul(*a, *a);
-            self.b.ins().fcmp(FloatCC::UnorderedOrGreaterThan, square, bound)
+            self.b.ins().fcmp(FloatCC::LessThanOrEqual, square, bound)
         });
-        let outside = outside.collect();
-        let outside = self.any(outside);
+        let inside: Vec<Ssa> = inside.collect();
+        let inside = inside.into_iter().reduce(|a, b| self.b.ins().band(a, b));
+        let inside = match inside {
+            Some(masks) if ty.is_vector() => self.all_lanes(masks),
+            Some(one) => one,
+            None => return results,
+        };
         let [usual, other] = [0; 2].map(|_| self.b.create_block());
-        self.b.ins().brif(outside, other, &[], usual, &[]);
+        self.b.ins().brif(inside, usual, &[], other, &[]);
         self.b.seal_block(usual);
         self.b.seal_block(other);
         self.b.switch_to_block(usual);
@@ -207,16 +212,6 @@ impl Writer<'_, '_> {
         self.b.seal_block(end);
         self.b.switch_to_block(end);
         results
-    }
-
-    /// Does a comparison hold in any lane of any of these, all numbers or all vectors?
-    fn any(&mut self, masks: Vec<Ssa>) -> Ssa {
-        let either = masks.into_iter().reduce(|a, b| self.b.ins().bor(a, b));
-        let Some(either) = either else { return self.b.ins().iconst(types::I8, 0) };
-        match self.type_of(either).is_vector() {
-            true => self.any_lane(either),
-            false => either,
-        }
     }
 
     /// e^a as a number from √½ to √2 and the power of two that it is multiplied with: an integer that has still to be

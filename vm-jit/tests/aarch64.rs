@@ -1,0 +1,87 @@
+//! Code for 64-bit Arm, run by an emulator of that machine: every run of `vm-ir/filetests/run`, and random kernels against
+//! the interpreter. Every file is compiled also where there is no emulator.
+
+#[path = "aarch64/program.rs"]
+mod program;
+
+use program::Emulator;
+use std::path::Path;
+use vm_ir::arbitrary::{Options, kernel};
+use vm_ir::filetest::{Tolerance, cases, compare};
+use vm_ir::interp::{Limits, run};
+use vm_ir::{Trust, text, validate};
+use vm_jit::{Guard, Target, compile};
+
+/// Rounds for each thread.
+const ROUNDS: u64 = 100_000;
+/// Random kernels.
+const RANDOM: u64 = 40;
+
+fn targets() -> [Target; 2] {
+    ["cpu:aarch64", "cpu:aarch64-lse"].map(|name| name.parse().unwrap())
+}
+
+#[test]
+fn files() {
+    let emulator = Emulator::find();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm-ir/filetests/run");
+    let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    let (mut ran, mut failures) = (0, String::new());
+    for path in paths {
+        let source = std::fs::read_to_string(&path).unwrap();
+        let module = text::parse(&source).unwrap();
+        for (number, case) in cases(&source, &module).unwrap().into_iter().enumerate() {
+            // Races, and what is out of bounds as the host's own: only the interpreter sees those.
+            let endless = case.error.as_deref() == Some("out of fuel");
+            if case.error.is_some() && !endless {
+                continue;
+            }
+            let place = format!("{} line {}", path.file_name().unwrap().display(), case.line);
+            let valid = validate(module.clone(), case.trust).unwrap();
+            let target = &targets()[number % 2];
+            let artifact = compile(&valid, target).unwrap_or_else(|error| panic!("{place}: {error}"));
+            let Ok(emulator) = &emulator else { continue };
+            let mut launch = case.launch.clone();
+            match emulator.run(&artifact, &mut launch, ROUNDS) {
+                Ok(Guard::OUT_OF_ROUNDS) if endless => {}
+                Ok(0) if !endless => {
+                    if let Err(failure) = case.check(&launch.arguments) {
+                        failures += &format!("{place}: {failure}\n");
+                    }
+                }
+                Ok(stop) => failures += &format!("{place}: stopped with {stop:#x}\n"),
+                Err(error) => failures += &format!("{place}: {error}\n"),
+            }
+            ran += 1;
+        }
+    }
+    match emulator {
+        Err(reason) => println!("skipped: {reason}"),
+        Ok(_) => assert!(failures.is_empty() && ran > 50, "{ran} ran\n{failures}"),
+    }
+}
+
+#[test]
+fn random_kernels() {
+    let emulator = match Emulator::find() {
+        Ok(emulator) => emulator,
+        Err(reason) => return println!("skipped: {reason}"),
+    };
+    let limits = Limits { races: false, ..Limits::default() };
+    for seed in 0..RANDOM {
+        let options = Options { vectors: seed % 2 == 0, ..Options::default() };
+        let (module, launch) = kernel(seed, options);
+        let valid = validate(module, Trust::Guest).unwrap();
+        let (mut ours, mut theirs) = (launch.clone(), launch);
+        run(&valid, &mut theirs, &limits).unwrap();
+        let artifact = compile(&valid, &targets()[seed as usize / 2 % 2]).unwrap();
+        assert_eq!(emulator.run(&artifact, &mut ours, 1 << 40), Ok(0), "seed {seed}");
+        for (number, (got, wanted)) in ours.arguments.iter().zip(&theirs.arguments).enumerate() {
+            if let (Some(got), Some(wanted)) = (got.tensor(), wanted.tensor()) {
+                compare(got, wanted, Tolerance::Exact)
+                    .unwrap_or_else(|mismatch| panic!("seed {seed}, argument {number}: {mismatch}"));
+            }
+        }
+    }
+}
