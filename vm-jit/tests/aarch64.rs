@@ -7,9 +7,11 @@ mod program;
 use program::Emulator;
 use std::path::Path;
 use vm_ir::arbitrary::{Options, kernel};
-use vm_ir::filetest::{Tolerance, cases, compare};
+use vm_ir::filetest::{Random, Tolerance, cases, compare, is_on_values, op_kernel, op_launch, op_tolerance};
 use vm_ir::interp::{Limits, run};
+use vm_ir::op::TABLE;
 use vm_ir::{Trust, text, validate};
+use vm_jit::legal::types_of;
 use vm_jit::{Guard, Target, compile};
 
 /// Rounds for each thread.
@@ -84,4 +86,39 @@ fn random_kernels() {
             }
         }
     }
+}
+
+#[test]
+fn ops_on_values() {
+    let emulator = Emulator::find();
+    let (mut random, mut failures) = (Random(11), String::new());
+    for row in TABLE.iter().filter(|row| is_on_values(row)) {
+        for (number, (from, to)) in types_of(row.opcode).into_iter().enumerate() {
+            let lanes = [1, 4][number % 2];
+            let source = op_kernel(row, from, to, lanes);
+            let valid = validate(text::parse(&source).unwrap(), Trust::Guest).unwrap();
+            let place = format!("{} {from} {to} in {lanes}", row.mnemonic);
+            let artifact =
+                compile(&valid, &targets()[0]).unwrap_or_else(|error| panic!("{place}: {error}\n{source}"));
+            let Ok(emulator) = &emulator else { continue };
+            let launch = op_launch(&valid.kernels()[0], lanes, &mut random);
+            let (mut ours, mut theirs) = (launch.clone(), launch);
+            run(&valid, &mut theirs, &Limits::default()).unwrap();
+            let stop = emulator.run(&artifact, &mut ours, 1);
+            let outputs = [&ours, &theirs].map(|launch| launch.arguments.last().and_then(|a| a.tensor()));
+            let result = match (stop, outputs) {
+                (Ok(0), [Some(got), Some(wanted)]) => {
+                    compare(got, wanted, op_tolerance(row, from)).map_err(|mismatch| mismatch.to_string())
+                }
+                (stop, _) => Err(format!("{stop:?}")),
+            };
+            if let Err(error) = result {
+                failures += &format!("{place}: {error}\n");
+            }
+        }
+    }
+    if let Err(reason) = emulator {
+        println!("skipped: {reason}");
+    }
+    assert!(failures.is_empty(), "{failures}");
 }

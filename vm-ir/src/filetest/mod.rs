@@ -25,10 +25,12 @@
 
 mod compare;
 mod directive;
+mod ops;
 mod reference;
 
 pub use compare::{Mismatch, Tolerance, compare};
 pub use directive::{Case, DirectiveError, Expectation, Wanted, cases};
+pub use ops::{COUNT, Random, is_on_values, op_kernel, op_launch, op_tolerance};
 pub use reference::reference;
 
 use crate::interp::{Argument, Limits, run};

@@ -133,7 +133,7 @@ impl Machine<'_> {
                     Opcode::AtomicLoad => None,
                     Opcode::AtomicStore | Opcode::AtomicExchange => Some(args[0]),
                     Opcode::AtomicCas => (old == args[0]).then_some(args[1]),
-                    _ => eval(combiner(op.code), scalar, scalar, &[old, args[0]]),
+                    code => code.combines().and_then(|code| eval(code, scalar, scalar, &[old, args[0]])),
                 };
                 if let Some(new) = new {
                     self.write(place, element, new, thread, true)?;
@@ -144,19 +144,5 @@ impl Machine<'_> {
             }
         }
         Ok(())
-    }
-}
-
-/// The op on values that an atomic does to memory.
-fn combiner(code: Opcode) -> Opcode {
-    match code {
-        Opcode::AtomicMinS => Opcode::MinS,
-        Opcode::AtomicMaxS => Opcode::MaxS,
-        Opcode::AtomicMinU => Opcode::MinU,
-        Opcode::AtomicMaxU => Opcode::MaxU,
-        Opcode::AtomicAnd => Opcode::And,
-        Opcode::AtomicOr => Opcode::Or,
-        Opcode::AtomicXor => Opcode::Xor,
-        _ => Opcode::Add,
     }
 }

@@ -58,18 +58,7 @@ impl Machine<'_> {
     fn reduce(&mut self, op: &Op, warp: &[u32]) {
         let Some(result) = op.result() else { return };
         let scalar = self.ty(result).scalar();
-        let combine = match op.code {
-            Opcode::WarpMin => Opcode::Min,
-            Opcode::WarpMax => Opcode::Max,
-            Opcode::WarpMinS => Opcode::MinS,
-            Opcode::WarpMaxS => Opcode::MaxS,
-            Opcode::WarpMinU => Opcode::MinU,
-            Opcode::WarpMaxU => Opcode::MaxU,
-            Opcode::WarpAnd => Opcode::And,
-            Opcode::WarpOr => Opcode::Or,
-            Opcode::WarpXor => Opcode::Xor,
-            _ => Opcode::Add,
-        };
+        let Some(combine) = op.code.combines() else { return };
         let mut lanes: Vec<u64> = warp.iter().map(|t| self.get(op.operands[0], *t)).collect();
         for distance in [16, 8, 4, 2, 1] {
             lanes = (0..lanes.len())

@@ -445,6 +445,25 @@ impl Opcode {
         self.info().group == Group::Trusted
     }
 
+    /// The op on two values that it combines with: what all lanes of a warp have, or what memory holds and what is given.
+    /// `None` for an op that combines nothing.
+    pub const fn combines(self) -> Option<Opcode> {
+        use Opcode::*;
+        Some(match self {
+            WarpAdd | AtomicAdd => Add,
+            WarpMin => Min,
+            WarpMax => Max,
+            WarpMinS | AtomicMinS => MinS,
+            WarpMaxS | AtomicMaxS => MaxS,
+            WarpMinU | AtomicMinU => MinU,
+            WarpMaxU | AtomicMaxU => MaxU,
+            WarpAnd | AtomicAnd => And,
+            WarpOr | AtomicOr => Or,
+            WarpXor | AtomicXor => Xor,
+            _ => return None,
+        })
+    }
+
     /// How its result relates between threads. A `shuffle` from one lane, alike in the warp, is alike in the
     /// warp whatever its value; the validator knows that by itself.
     pub const fn spread(self) -> Spread {
@@ -484,6 +503,20 @@ impl fmt::Display for Opcode {
 mod tests {
     use super::*;
     use std::collections::HashSet;
+
+    #[test]
+    fn reductions_and_atomics_combine() {
+        for row in TABLE {
+            let named = row.opcode.combines().map(|code| code.mnemonic());
+            let behind = ["warp.", "atomic."].iter().find_map(|kind| row.mnemonic.strip_prefix(kind));
+            let combines = match row.shape {
+                Shape::Reduce(_) => true,
+                Shape::AtomicRmw(_) => row.opcode != Opcode::AtomicExchange,
+                _ => false,
+            };
+            assert_eq!(named, behind.filter(|_| combines), "{}", row.mnemonic);
+        }
+    }
 
     #[test]
     fn rows_are_in_order_and_distinct() {

@@ -430,7 +430,7 @@ impl Writer<'_, '_> {
                 let there = self.b.ins().icmp(IntCC::Equal, old, args[0]);
                 self.b.ins().select(there, args[1], old)
             }
-            code => self.same(combiner(code), scalar, &[old, args[0]]).unwrap_or(old),
+            code => code.combines().and_then(|code| self.same(code, scalar, &[old, args[0]])).unwrap_or(old),
         };
         self.b.ins().store(own(), new, address, 0);
         Some(old)
@@ -499,18 +499,4 @@ enum Together {
     Same,
     /// Each somewhere.
     Apart,
-}
-
-/// The op on values that an atomic does to memory.
-fn combiner(code: Opcode) -> Opcode {
-    match code {
-        Opcode::AtomicMinS => Opcode::MinS,
-        Opcode::AtomicMaxS => Opcode::MaxS,
-        Opcode::AtomicMinU => Opcode::MinU,
-        Opcode::AtomicMaxU => Opcode::MaxU,
-        Opcode::AtomicAnd => Opcode::And,
-        Opcode::AtomicOr => Opcode::Or,
-        Opcode::AtomicXor => Opcode::Xor,
-        _ => Opcode::Add,
-    }
 }

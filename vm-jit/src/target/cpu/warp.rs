@@ -149,18 +149,7 @@ impl<'k> Writer<'_, 'k> {
         let value = op.operands[0];
         let scalar = self.scalar(value);
         self.extreme = self.floats.extreme(op);
-        let code = match op.code {
-            Opcode::WarpMin => Opcode::Min,
-            Opcode::WarpMax => Opcode::Max,
-            Opcode::WarpMinS => Opcode::MinS,
-            Opcode::WarpMaxS => Opcode::MaxS,
-            Opcode::WarpMinU => Opcode::MinU,
-            Opcode::WarpMaxU => Opcode::MaxU,
-            Opcode::WarpAnd => Opcode::And,
-            Opcode::WarpOr => Opcode::Or,
-            Opcode::WarpXor => Opcode::Xor,
-            _ => Opcode::Add,
-        };
+        let Some(code) = op.code.combines() else { return };
         let Some(slot) = self.elements_of(value) else {
             let repr = self.alike(value);
             let mut one = self.each_of(&repr, scalar, 1)[0];

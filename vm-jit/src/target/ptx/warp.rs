@@ -86,18 +86,7 @@ impl Writer<'_> {
                 }
             },
             _ => {
-                let combine = match op.code {
-                    Opcode::WarpMin => Opcode::Min,
-                    Opcode::WarpMax => Opcode::Max,
-                    Opcode::WarpMinS => Opcode::MinS,
-                    Opcode::WarpMaxS => Opcode::MaxS,
-                    Opcode::WarpMinU => Opcode::MinU,
-                    Opcode::WarpMaxU => Opcode::MaxU,
-                    Opcode::WarpAnd => Opcode::And,
-                    Opcode::WarpOr => Opcode::Or,
-                    Opcode::WarpXor => Opcode::Xor,
-                    _ => Opcode::Add,
-                };
+                let Some(combine) = op.code.combines() else { return };
                 let combine = Op::new(combine);
                 let mut value = value;
                 for distance in [16, 8, 4, 2, 1] {
