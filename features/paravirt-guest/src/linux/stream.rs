@@ -87,7 +87,11 @@ impl Stream {
                     wait(&self.socket, PollFlags::IN | PollFlags::OUT, until)?;
                     self.take()?;
                 }
-                Err(Errno::PIPE | Errno::CONNRESET) => return Err(Error::NeedsReset),
+                Err(Errno::PIPE | Errno::CONNRESET) => {
+                    // The device may have said why before it ended the stream.
+                    let ended = self.take();
+                    return if self.done.is_empty() { ended.and(Err(Error::NeedsReset)) } else { Ok(()) };
+                }
                 Err(error) => return Err(failed("sending to the device", error)),
             }
         }

@@ -105,7 +105,8 @@ fn l2(l2: &mut L2) -> Result<()> {
         end && replies.is_empty(),
         format!("a program that stops within a frame has its end after {} s", slow_since.elapsed().as_secs()),
     )?;
-    worker_dies(l2, &mut program)
+    resets(l2, program)?;
+    worker_dies(l2)
 }
 
 fn ranges(l2: &mut L2, program: &mut AcceleratorProgram) -> Result<()> {
@@ -219,11 +220,40 @@ fn dies(l2: &mut L2, program: &mut AcceleratorProgram) -> Result<()> {
     )
 }
 
+/// The guest's vsock driver resets its device while a program is connected.
+fn resets(l2: &mut L2, mut program: AcceleratorProgram) -> Result<()> {
+    const DRIVER: &str = "/sys/bus/virtio/drivers/vmw_vsock_virtio_transport";
+    let (all, _) = program.memory()?;
+    let ended = program.run(|batch| batch.create_buffer(6, 1 << 20))?;
+    ensure!(ended.is_ok() && program.memory()?.1 < all, "a buffer was not made: {ended:?}");
+    let devices = fs::read_dir(DRIVER).with_context(|| format!("can't read {DRIVER}"))?;
+    let name = devices.flatten().find_map(|entry| {
+        let name = entry.file_name().into_string().ok()?;
+        name.strip_prefix("virtio")?.parse::<u32>().is_ok().then_some(name)
+    });
+    let name = name.context("the driver has no device")?;
+    fs::write(format!("{DRIVER}/unbind"), &name)?;
+    let error = program.until_gone(Duration::from_secs(20))?;
+    drop(program);
+    fs::write(format!("{DRIVER}/bind"), &name)?;
+    let mut program = wait_until("a connection after the reset", Duration::from_secs(20), || {
+        AcceleratorProgram::start().ok()
+    })?;
+    wait_until("the memory of the connection that was reset", Duration::from_secs(20), || {
+        program.memory().is_ok_and(|(_, free)| free == all).then_some(())
+    })?;
+    program.add(15)?;
+    l2.prove(true, format!("a reset of the vsock device ends its connections ({error}) and what they held"))
+}
+
 /// The host's worker is killed: programs are told, and the next connection has a new one.
-fn worker_dies(l2: &mut L2, program: &mut AcceleratorProgram) -> Result<()> {
+fn worker_dies(l2: &mut L2) -> Result<()> {
+    let mut program = AcceleratorProgram::start()?;
+    program.add(16)?;
     l2.report(&Report::Value { name: KILL.into(), value: String::new() });
     let error = program.until_gone(Duration::from_secs(60))?;
     l2.prove(error == Error::NeedsReset, format!("a program whose worker was killed is told: {error}"))?;
+    drop(program);
     AcceleratorProgram::start()?.add(17)?;
     l2.prove(true, "after that it connects again, and its results are right")
 }

@@ -136,7 +136,7 @@ impl VirtioDevice for VsockDevice {
 
     fn start(&self, work: Activation) -> io::Result<Worker> {
         let (shared, memory, cid) = (self.vhost.clone(), self.memory.clone(), self.cid);
-        let features = work.features & self.features;
+        let offered = self.features;
         Worker::run("virtio-vsock", move |end| {
             let vhost = shared.lock().unwrap_or_else(PoisonError::into_inner).take();
             let vhost = match vhost {
@@ -150,7 +150,7 @@ impl VirtioDevice for VsockDevice {
             let interrupt = work.interrupt.clone();
             let served = vhost
                 .map_err(|error| error.to_string())
-                .and_then(|vhost| serve(&vhost, work, features, end).map_err(|error| error.to_string()));
+                .and_then(|vhost| serve(&vhost, work, offered, end).map_err(|error| error.to_string()));
             if let Err(reason) = served {
                 tracing::warn!(cid, reason, "the guest's vsock device was not started");
                 interrupt.give_up();
@@ -168,8 +168,12 @@ impl VirtioDevice for VsockDevice {
 }
 
 /// Lets vhost serve the queues until `end` is signalled.
-fn serve(vhost: &Vhost, work: Activation, features: u64, end: &EventFd) -> vhost::Result<()> {
-    vhost.set_features(features)?;
+fn serve(vhost: &Vhost, work: Activation, offered: u64, end: &EventFd) -> vhost::Result<()> {
+    if work.features & !offered != 0 {
+        // No vhost-vsock is known that lacks one of the transport's.
+        return Err(vhost::Error::InvalidOperation);
+    }
+    vhost.set_features(work.features)?;
     let region = |region: &GuestRegionMmap| VhostUserMemoryRegionInfo {
         guest_phys_addr: region.start_addr().raw_value(),
         memory_size: region.len(),
