@@ -87,7 +87,7 @@ impl Stream {
                     wait(&self.socket, PollFlags::IN | PollFlags::OUT, until)?;
                     self.take()?;
                 }
-                Err(Errno::PIPE | Errno::CONNRESET) => {
+                Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => {
                     // The device may have said why before it ended the stream.
                     let ended = self.take();
                     return if self.done.is_empty() { ended.and(Err(Error::NeedsReset)) } else { Ok(()) };
@@ -227,7 +227,7 @@ fn failed(what: &'static str, error: Errno) -> Error {
 fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Result<Option<usize>, Error> {
     loop {
         match rustix::io::read(socket, &mut *buffer) {
-            Ok(0) | Err(Errno::CONNRESET) => return Err(Error::NeedsReset),
+            Ok(0) | Err(Errno::CONNRESET | Errno::NOTCONN) => return Err(Error::NeedsReset),
             Ok(count) => return Ok(Some(count)),
             Err(Errno::AGAIN) => return Ok(None),
             Err(Errno::INTR) => {}
