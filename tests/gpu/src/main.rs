@@ -17,6 +17,7 @@ mod gpu;
 mod kernels;
 mod paravirt;
 mod programs;
+mod rates;
 mod safety;
 mod sanitizer;
 mod service;
@@ -123,6 +124,12 @@ const SECTIONS: &[Section] = &[
         about: "compiling, launching and allocating against their peers",
         patience: Duration::from_secs(240),
         tests: figures::tests,
+    },
+    Section {
+        name: "rates",
+        about: "launches in a second: the driver's own, the worker's, a guest's",
+        patience: Duration::from_secs(180),
+        tests: rates::tests,
     },
     Section {
         name: "kernels",

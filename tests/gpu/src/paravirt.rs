@@ -18,7 +18,7 @@ use crate::table::{Aim, Figure, Report, Sample};
 use crate::{Arguments, Test};
 
 /// What the guests send.
-const KERNELS: &str = include_str!("../../testbed/guests/kernels/accel.vir");
+pub(crate) const KERNELS: &str = include_str!("../../testbed/guests/kernels/accel.vir");
 /// The longest that a launch of these guests may take.
 const DEADLINE: Duration = Duration::from_secs(1);
 /// How long a guest may take for all that it does, even where its processor is emulated.
@@ -29,7 +29,6 @@ const SECONDS: u64 = 8;
 const MANY: usize = 8;
 /// What a kernel reads from the guest's memory, and writes to it, in MiB.
 const LARGE: u64 = 1024;
-const LAUNCHES: u64 = 4000;
 
 /// The tests of this section.
 pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
@@ -116,7 +115,7 @@ fn figure(
 /// The same work from a guest and from this process: silu over host memory, one launch at a time, and batches.
 fn figures(gpu: &Gpu, report: &mut Report) -> anyhow::Result<()> {
     let memory = 2 * LARGE + 64;
-    let cmdline = format!("accel-bench mib={LARGE} launches={LAUNCHES}");
+    let cmdline = format!("accel-bench mib={LARGE} launches=1");
     let ended = Guest::start(gpu, "bench", &cmdline, memory)?.end()?;
     ended.passed()?;
 
@@ -150,7 +149,6 @@ fn figures(gpu: &Gpu, report: &mut Report) -> anyhow::Result<()> {
     let (from, to) = (small.view(0, 256)?, small.view(512, 256)?);
     let launch = || worker.launch(&add, 1, &arguments![from, to, 1i32]);
     let host_one = time(100, &|| Ok(launch()?))?;
-    let host_many = time(10, &|| (0..LAUNCHES).try_for_each(|_| Ok(launch()?)))? / LAUNCHES as f64;
 
     let peer = |value: f64| Some(("the host".to_owned(), Sample::of(vec![value])));
     // Rates: the inverse of times, so that more is better.
@@ -172,20 +170,19 @@ fn figures(gpu: &Gpu, report: &mut Report) -> anyhow::Result<()> {
         peer(host_one / 1e3),
         None,
     ));
-    report.figure(rate("launches in batches", "k/s", 1e6, guest("batched-launch")?, host_many));
     report.figure(figure("import of 2 GiB", "ms", vec![guest("import")? / 1e3], None, None));
     Ok(())
 }
 
 /// A guest that runs.
-struct Guest {
+pub(crate) struct Guest {
     name: String,
     process: Child,
     files: PathBuf,
 }
 
 /// A guest that has ended.
-struct Ended {
+pub(crate) struct Ended {
     name: String,
     console: String,
     messages: String,
@@ -193,7 +190,7 @@ struct Ended {
 }
 
 impl Guest {
-    fn start(gpu: &Gpu, name: &str, cmdline: &str, memory_mib: u64) -> anyhow::Result<Self> {
+    pub(crate) fn start(gpu: &Gpu, name: &str, cmdline: &str, memory_mib: u64) -> anyhow::Result<Self> {
         let (service, bare) = (program("VM_SERVICE", "vm-service")?, program("BARE_GUEST", "bare")?);
         if let Err(error) = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm") {
             return skip(format!("/dev/kvm does not open: {error}"));
@@ -251,7 +248,7 @@ impl Guest {
         Ok(())
     }
 
-    fn end(mut self) -> anyhow::Result<Ended> {
+    pub(crate) fn end(mut self) -> anyhow::Result<Ended> {
         let deadline = Instant::now() + GUEST_PATIENCE;
         let status = loop {
             match self.process.try_wait()? {
@@ -286,14 +283,14 @@ impl Drop for Guest {
 
 impl Ended {
     /// That the guest saw all that it should have.
-    fn passed(&self) -> anyhow::Result<()> {
+    pub(crate) fn passed(&self) -> anyhow::Result<()> {
         let passed = self.succeeded && self.console.lines().any(|line| line.trim() == "bare: PASS");
         ensure!(passed, "guest {} failed:\n{}\n{}", self.name, self.console, self.messages);
         Ok(())
     }
 
     /// The number that stands behind a text.
-    fn number(&self, text: &str) -> anyhow::Result<f64> {
+    pub(crate) fn number(&self, text: &str) -> anyhow::Result<f64> {
         let rest = self.console.split_once(text).map(|(_, rest)| rest);
         let digits = rest.map(|rest| rest.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default());
         digits

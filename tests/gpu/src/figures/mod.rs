@@ -4,7 +4,7 @@ mod compile;
 mod launch;
 mod memory;
 mod nvrtc;
-mod raw;
+pub(crate) mod raw;
 mod start;
 
 use std::time::Instant;

@@ -10,13 +10,13 @@ use vm_cuda::sys::{
 };
 
 /// A context and a stream, current on the thread that made it.
-pub(super) struct Raw {
+pub(crate) struct Raw {
     driver: &'static Driver,
     stream: CUstream,
 }
 
 /// A module with a kernel.
-pub(super) struct RawKernel {
+pub(crate) struct RawKernel {
     module: CUmodule,
     function: CUfunction,
 }
@@ -28,7 +28,7 @@ fn check(what: &str, status: u32) -> anyhow::Result<()> {
 
 impl Raw {
     /// The primary context of the device with a number.
-    pub(super) fn open(device: u32) -> anyhow::Result<Self> {
+    pub(crate) fn open(device: u32) -> anyhow::Result<Self> {
         let driver = driver()?;
         let (mut handle, mut context, mut stream): (i32, CUcontext, CUstream) =
             (0, ptr::null_mut(), ptr::null_mut());
@@ -44,7 +44,7 @@ impl Raw {
         Ok(Self { driver, stream })
     }
 
-    pub(super) fn load(&self, image: &[u8], entry: &str) -> anyhow::Result<RawKernel> {
+    pub(crate) fn load(&self, image: &[u8], entry: &str) -> anyhow::Result<RawKernel> {
         let mut image = image.to_vec();
         image.push(0);
         let entry = CString::new(entry)?;
@@ -68,16 +68,27 @@ impl Raw {
         Ok(kernel)
     }
 
-    pub(super) fn unload(&self, kernel: RawKernel) -> anyhow::Result<()> {
+    pub(crate) fn unload(&self, kernel: RawKernel) -> anyhow::Result<()> {
         // SAFETY: nobody uses it after this.
         check("cuModuleUnload", unsafe { (self.driver.cuModuleUnload)(kernel.module) })
     }
 
     /// Launches blocks of 256 with these parameters, each a pointer to its value.
-    pub(super) fn launch(
+    pub(crate) fn launch(
         &self,
         kernel: &RawKernel,
         blocks: u32,
+        parameters: &mut [*mut c_void],
+    ) -> anyhow::Result<()> {
+        self.launch_blocks(kernel, blocks, 256, parameters)
+    }
+
+    /// Launches blocks of so many threads with these parameters, each a pointer to its value.
+    pub(crate) fn launch_blocks(
+        &self,
+        kernel: &RawKernel,
+        blocks: u32,
+        threads: u32,
         parameters: &mut [*mut c_void],
     ) -> anyhow::Result<()> {
         // SAFETY: the kernels of the figures take what they are given, which is copied before this returns.
@@ -87,7 +98,7 @@ impl Raw {
                 blocks,
                 1,
                 1,
-                256,
+                threads,
                 1,
                 1,
                 0,
@@ -99,25 +110,25 @@ impl Raw {
         check("cuLaunchKernel", status)
     }
 
-    pub(super) fn synchronize(&self) -> anyhow::Result<()> {
+    pub(crate) fn synchronize(&self) -> anyhow::Result<()> {
         // SAFETY: the stream is live.
         check("cuStreamSynchronize", unsafe { (self.driver.cuStreamSynchronize)(self.stream) })
     }
 
-    pub(super) fn allocate(&self, bytes: usize) -> anyhow::Result<CUdeviceptr> {
+    pub(crate) fn allocate(&self, bytes: usize) -> anyhow::Result<CUdeviceptr> {
         let mut address = 0;
         // SAFETY: the pointer is to a local.
         check("cuMemAlloc", unsafe { (self.driver.cuMemAlloc_v2)(&raw mut address, bytes) })?;
         Ok(address)
     }
 
-    pub(super) fn free(&self, address: CUdeviceptr) -> anyhow::Result<()> {
+    pub(crate) fn free(&self, address: CUdeviceptr) -> anyhow::Result<()> {
         // SAFETY: it was allocated by `allocate`, and is freed once.
         check("cuMemFree", unsafe { (self.driver.cuMemFree_v2)(address) })
     }
 
     /// Lets the device's own pool keep what is freed.
-    pub(super) fn keep_freed(&self, device: u32) -> anyhow::Result<()> {
+    pub(crate) fn keep_freed(&self, device: u32) -> anyhow::Result<()> {
         let mut pool: CUmemoryPool = ptr::null_mut();
         // SAFETY: the pointer is to a local.
         let status = unsafe { (self.driver.cuDeviceGetDefaultMemPool)(&raw mut pool, device as i32) };
@@ -131,7 +142,7 @@ impl Raw {
     }
 
     /// Allocates and frees, in the order of the stream.
-    pub(super) fn allocate_and_free_async(&self, bytes: usize) -> anyhow::Result<()> {
+    pub(crate) fn allocate_and_free_async(&self, bytes: usize) -> anyhow::Result<()> {
         let mut address = 0;
         // SAFETY: the pointer is to a local.
         let status = unsafe { (self.driver.cuMemAllocAsync)(&raw mut address, bytes, self.stream) };

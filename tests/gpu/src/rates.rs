@@ -1,0 +1,213 @@
+//! Launches in a second: through the worker, one by one and in batches, and from a guest, against the driver's own
+//! `cuLaunchKernel` of the same kernel with the same parameters in the same run.
+
+use std::ffi::c_void;
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use vm_accel::{Argument, Buffer, Kernel, Launch, Limits, MemoryKind, Worker, arguments};
+use vm_cuda::CudaAccelerator;
+use vm_ir::{Trust, text, validate};
+use vm_passthrough::accelerator::CompiledKernel;
+
+use crate::figures::raw::{Raw, RawKernel};
+use crate::gpu::{Gpu, PATIENCE, named};
+use crate::paravirt::{Guest, KERNELS};
+use crate::table::{Aim, Figure, Report, Sample};
+use crate::{Arguments, Test};
+
+/// Launches in a row, which fill every queue.
+const ROW: usize = 8000;
+/// Launches of a batch.
+const BATCH: usize = 64;
+const ROUNDS: usize = 15;
+/// Rows before those that count.
+const WARM: usize = 3;
+/// Of a guest's batch.
+const GUEST_BATCH: u64 = 4000;
+/// What of the driver's own rate is aimed at.
+const AIM: Aim = Aim::RatioAtLeast(0.95);
+
+/// A guest's kernel that is watched: its loop may be as long as the view.
+const WATCHED: &str = "vir 1
+kernel @sum(@x: view<i32, [?], read>, @y: view<i32, [?], write>, %addend: i32) at 0x1000 block(64) {
+  %t = thread_id.x : i64
+  %n = extent @x, 0 : i64
+  %step = const 64 : i64
+  for %i: i64 = %t to %n step %step {
+    %a = load @x[%i] : i32
+    %b = add %a, %addend : i32
+    store @y[%i], %b
+  }
+}
+";
+
+/// The tests of this section.
+pub(crate) fn tests(arguments: &Arguments) -> Vec<Test> {
+    let device = arguments.device;
+    vec![
+        Test::new("launches of a guest's kernel on the host", move |gpu, report| {
+            let module = validate(text::parse(KERNELS)?, Trust::Guest)?;
+            let compiled = gpu.compile(&module)?;
+            let add = named(&compiled, "add")?;
+            ensure!(add.artifact().signature().guard.is_none(), "@add is watched");
+            Rates::new(gpu, device, add, 256)?.measure("", report)
+        }),
+        Test::new("launches of a watched kernel on the host", move |gpu, report| {
+            let module = validate(text::parse(WATCHED)?, Trust::Guest)?;
+            let compiled = gpu.compile(&module)?;
+            let sum = named(&compiled, "sum")?;
+            ensure!(sum.artifact().signature().guard.is_some(), "@sum is not watched");
+            Rates::new(gpu, device, sum, 64)?.measure(", watched", report)
+        }),
+        Test::new("launches from a guest", move |gpu, report| guest(gpu, device, report)),
+    ]
+}
+
+/// A kernel of two views of 64 numbers and an addend, loaded on a worker and by the driver's own calls.
+struct Rates {
+    worker: Worker<CudaAccelerator>,
+    kernel: Kernel<CudaAccelerator>,
+    x: Buffer<CudaAccelerator>,
+    y: Buffer<CudaAccelerator>,
+    raw: Raw,
+    peer: RawKernel,
+    /// Its parameters for the driver.
+    block: Vec<u64>,
+    /// Where in them the addend stands.
+    addend: usize,
+    threads: u32,
+    /// Keeps a stop word that is never set.
+    _stop: Buffer<CudaAccelerator>,
+}
+
+impl Rates {
+    fn new(gpu: &Gpu, device: u32, compiled: &CompiledKernel, threads: u32) -> anyhow::Result<Self> {
+        let artifact = compiled.artifact();
+        let worker = gpu.worker()?;
+        let kernel = worker.load(artifact)?;
+        let (x, y) = (worker.allocate_zeroed(256)?, worker.allocate_zeroed(256)?);
+        let stop = worker.allocate_kind(MemoryKind::Pinned, 256)?;
+        worker.fill(&stop, 0)?;
+        worker.synchronize(PATIENCE)?;
+        let raw = Raw::open(device)?;
+        let peer = raw.load(artifact.image(), artifact.entry())?;
+        // Two views of one dimension: address and extent; then the addend.
+        let mut block = vec![x.address(), 64, y.address(), 64, 1];
+        if let Some(guard) = artifact.signature().guard {
+            block.resize(artifact.parameter_bytes().div_ceil(8) as usize, 0);
+            block[guard.stop as usize / 8] = stop.address();
+            block[guard.rounds as usize / 8] = 1 << 40;
+        }
+        ensure!(
+            artifact.parameter_bytes().div_ceil(8) as usize == block.len(),
+            "the kernel has {} bytes of parameters",
+            artifact.parameter_bytes()
+        );
+        Ok(Self { worker, kernel, x, y, raw, peer, block, addend: 4, threads, _stop: stop })
+    }
+
+    fn arguments(&self, addend: i32) -> [Argument<'_, CudaAccelerator>; 3] {
+        arguments![&self.x, &self.y, addend]
+    }
+
+    fn launch(&self) -> Launch {
+        Launch::over(1).within(Limits { rounds: 1 << 40, time: Duration::from_secs(1) })
+    }
+
+    fn by_driver(&self) -> anyhow::Result<()> {
+        let mut block = self.block.clone();
+        for number in 0..ROW {
+            block[self.addend] = number as u64;
+            let mut parameters = [block.as_mut_ptr().cast::<c_void>()];
+            self.raw.launch_blocks(&self.peer, 1, self.threads, &mut parameters)?;
+        }
+        self.raw.synchronize()
+    }
+
+    fn one_by_one(&self) -> anyhow::Result<()> {
+        for number in 0..ROW {
+            self.worker.launch(&self.kernel, self.launch(), &self.arguments(number as i32))?;
+        }
+        Ok(self.worker.synchronize(PATIENCE)?)
+    }
+
+    /// In batches; with `same` all of them are alike.
+    fn in_batches(&self, same: bool) -> anyhow::Result<()> {
+        for first in (0..ROW).step_by(BATCH) {
+            let mut batch = self.worker.batch();
+            for number in first..first + BATCH {
+                let addend = if same { number - first } else { number };
+                batch.launch(&self.kernel, self.launch(), &self.arguments(addend as i32))?;
+            }
+            self.worker.launch_batch(batch)?;
+        }
+        Ok(self.worker.synchronize(PATIENCE)?)
+    }
+
+    /// Measures turn by turn, so that what the machine does beside falls on all.
+    fn measure(&self, suffix: &str, report: &mut Report) -> anyhow::Result<()> {
+        let mut peer = Vec::new();
+        let mut ours = [const { Vec::new() }; 3];
+        let timed = |values: &mut Vec<f64>, round: usize, f: &dyn Fn() -> anyhow::Result<()>| {
+            let begin = Instant::now();
+            f()?;
+            if round >= WARM {
+                values.push(ROW as f64 / begin.elapsed().as_secs_f64() / 1e3);
+            }
+            anyhow::Ok(())
+        };
+        for round in 0..WARM + ROUNDS {
+            timed(&mut peer, round, &|| self.by_driver())?;
+            timed(&mut ours[0], round, &|| self.one_by_one())?;
+            timed(&mut ours[1], round, &|| self.in_batches(true))?;
+            timed(&mut ours[2], round, &|| self.in_batches(false))?;
+        }
+        let names = ["one by one", "batches of 64, alike", "batches of 64, all arguments new"];
+        for (name, ours) in names.into_iter().zip(ours) {
+            report.figure(Figure {
+                name: format!("launches through the worker, {name}{suffix}"),
+                unit: "k/s".into(),
+                ours: Sample::of(ours),
+                peer: Some(("cuLaunchKernel".into(), Sample::of(peer.clone()))),
+                aim: Some(AIM),
+            });
+        }
+        // That all this ran: the last launch's addend stands in the result.
+        let mut result = [0i32; 64];
+        self.worker.read(&self.y, &mut result)?;
+        ensure!(result == [ROW as i32 - 1; 64], "the kernel gave {:?}", &result[..4]);
+        Ok(())
+    }
+}
+
+fn guest(gpu: &Gpu, device: u32, report: &mut Report) -> anyhow::Result<()> {
+    let ended =
+        Guest::start(gpu, "rates", &format!("accel-bench mib=1 launches={GUEST_BATCH}"), 66)?.end()?;
+    ended.passed()?;
+    let mut ours = Vec::new();
+    while let Ok(picoseconds) = ended.number(&format!("figure batched-launch-{} ", ours.len() + 1)) {
+        ours.push(1e9 / picoseconds);
+    }
+    ensure!(!ours.is_empty(), "the guest told no rate");
+    // The host's own, right after it.
+    let module = validate(text::parse(KERNELS)?, Trust::Guest)?;
+    let compiled = gpu.compile(&module)?;
+    let rates = Rates::new(gpu, device, named(&compiled, "add")?, 256)?;
+    let mut peer = Vec::new();
+    for round in 0..WARM + ROUNDS {
+        let begin = Instant::now();
+        rates.by_driver()?;
+        if round >= WARM {
+            peer.push(ROW as f64 / begin.elapsed().as_secs_f64() / 1e3);
+        }
+    }
+    report.figure(Figure {
+        name: "launches from a guest, in batches, all arguments new".into(),
+        unit: "k/s".into(),
+        ours: Sample::of(ours),
+        peer: Some(("cuLaunchKernel".into(), Sample::of(peer))),
+        aim: Some(AIM),
+    });
+    Ok(())
+}
