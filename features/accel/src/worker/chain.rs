@@ -95,12 +95,13 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     pub(super) fn launch_steps(&self, steps: &Steps<A, B>) -> Result<()> {
         for first in (0..steps.len()).step_by(LONGEST) {
             let part = steps.part(first..steps.len().min(first + LONGEST));
-            if self.replay_chain(&part) {
-                continue;
+            if !self.replay_chain(&part) {
+                for one in part {
+                    self.defer(self.launch_packed(one.loaded, one.launch, &mut one.arguments(), &mut None));
+                }
             }
-            for one in part {
-                self.defer(self.launch_packed(one.loaded, one.launch, &mut one.arguments(), &mut None));
-            }
+            // Who waits for earlier ones does not wait for many such batches.
+            self.look();
         }
         Ok(())
     }

@@ -2,8 +2,10 @@
 //!
 //! A guest's loop that may take more than [`SHORT`] rounds, together with the short ones around it, takes
 //! from a slice of rounds at the end of each. When the slice is used up, the thread looks at the stop word,
-//! leaves if it is set, and takes another slice from the rounds it was given. The look before the first of
-//! such loops costs nothing until its first round is over: a stop only empties the slice.
+//! leaves if it is set, and takes another slice from the rounds it was given. Before the first of such loops
+//! the threads of a block that is not among the first [`EARLY`] look too, so that the blocks that are left
+//! end at once: that costs nothing until the first round is over, for a stop only empties the slice. The first
+//! blocks do not, because a launch of few is often shorter than the look, which goes to the host's memory.
 
 use super::asm::{Arg, Class, Reg, def, ins, when};
 use super::writer::{Watch, Writer};
@@ -16,6 +18,8 @@ use vm_ir::op::Shape;
 const SHORT: u64 = 4096;
 /// Rounds between two looks at the stop word.
 const SLICE: i64 = 4096;
+/// Blocks that are on the device about as soon as the launch begins; a power of two.
+const EARLY: u32 = 256;
 /// Ops, with all copies of them, that a loop may grow to by unrolling.
 const UNROLLED_OPS: u64 = 8192;
 
@@ -347,14 +351,21 @@ impl<'k> Writer<'k> {
         let slice = def!(self, B32, "cvt.u32.u64", take);
         ins!(self, "sub.s64", rounds, rounds, take);
         let (out_of_rounds, leave) = (self.asm.new_label(), self.asm.new_label());
-        self.watch = Some(Watch { slice, rounds, stop, out_of_rounds, leave });
+        let [x, y, z] =
+            ["%ctaid.x", "%ctaid.y", "%ctaid.z"].map(|name| def!(self, B32, "mov.u32", Arg::Name(name)));
+        let x = def!(self, B32, "shr.u32", x, i64::from(EARLY.trailing_zeros()));
+        let some = def!(self, B32, "or.b32", x, y);
+        let block = def!(self, B32, "or.b32", some, z);
+        let late = def!(self, Pred, "setp.ne.u32", block, 0);
+        self.watch = Some(Watch { slice, rounds, stop, late, out_of_rounds, leave });
     }
 
     /// Begins a loop that is watched; gives what [`Writer::leave_watched`] wants back.
     fn enter_watched(&mut self) -> (bool, u64) {
         let outer = (self.watched, self.rounds);
         if let Some(watch) = self.watch.filter(|_| !self.watched) {
-            let word = def!(self, B32, "ld.relaxed.sys.global.b32", Arg::At(watch.stop, 0));
+            let word = def!(self, B32, "mov.b32", 0);
+            when!(self, watch.late, true, "ld.relaxed.sys.global.b32", word, Arg::At(watch.stop, 0));
             let stopped = def!(self, Pred, "setp.ne.u32", word, 0);
             when!(self, stopped, true, "mov.b32", watch.slice, 0);
         }

@@ -84,6 +84,8 @@ pub(super) struct Watch {
     pub(super) rounds: Reg,
     /// Address of the stop word.
     pub(super) stop: Reg,
+    /// Is the block not among the first?
+    pub(super) late: Reg,
     pub(super) out_of_rounds: Label,
     pub(super) leave: Label,
 }
