@@ -1,4 +1,5 @@
-//! A launch allocates nothing: not on the caller's thread, not on the worker's.
+//! A launch allocates nothing: not on the caller's thread, and not on the worker's, which makes a graph of launches now
+//! and then.
 #![cfg(not(loom))]
 #![allow(unsafe_code)]
 
@@ -59,7 +60,9 @@ fn a_launch_allocates_nothing() {
     let (before, mine) = (ALL.load(Ordering::SeqCst), MINE.get());
     launch(1000);
     assert_eq!(MINE.get() - mine, 0, "on the caller's thread");
-    assert_eq!(ALL.load(Ordering::SeqCst) - before, 0, "on any thread");
+    // As many as a few graphs take, however many launches there are.
+    let all = ALL.load(Ordering::SeqCst) - before;
+    assert!(all < 200, "{all} on any thread");
     worker.synchronize(PATIENCE).unwrap();
     // A guarded launch records an event, for which the simulated device allocates; the caller does not.
     let mine = MINE.get();

@@ -343,26 +343,29 @@ fn batches_become_graphs_and_a_fault_in_one_loses_no_launch() {
     let worker = Worker::<FakeAccelerator>::start(Arc::clone(&device), WorkerOptions::default()).unwrap();
     let bump = worker.load(&FakeAccelerator::artifact(Program::Bump)).unwrap();
     let data = worker.allocate_zeroed(4).unwrap();
-    let run = |launches: u32, chained: u64| {
+    let run_over = |grid: u32, launches: u32, chained: u64| {
         let before = device.chained();
         worker.fill(&data, 0).unwrap();
         let mut batch = worker.batch();
-        (0..launches).for_each(|by| batch.launch(&bump, 1, &arguments![&data, by]).unwrap());
+        (0..launches).for_each(|by| batch.launch(&bump, grid, &arguments![&data, by]).unwrap());
         worker.launch_batch(batch).unwrap();
         let mut sum = [7u32];
         worker.read(&data, &mut sum).unwrap();
         assert_eq!(sum, [launches * (launches - 1) / 2]);
         assert_eq!(device.chained() - before, chained, "{launches} launches");
     };
-    // A long one becomes a graph at once, a short one when it comes again; nothing is longer than 64.
+    let run = |launches: u32, chained: u64| run_over(1, launches, chained);
+    // A long one becomes a graph at once, a short one when it came often; nothing is longer than 64.
     run(40, 40);
     run(40, 40);
-    run(3, 0);
+    (0..10).for_each(|_| run(3, 0));
+    run(3, 3);
     run(3, 3);
     run(130, 128);
-    run(130, 130);
     // More shapes than are kept.
-    (16..=64).chain(16..=64).for_each(|launches| run(launches, launches.into()));
+    for grid in [1, 2, 3, 1, 2, 3] {
+        (32..=64).for_each(|launches| run_over(grid, launches, launches.into()));
+    }
     let cause = Error::Unsupported { what: "that".into(), device: "this".into() };
     device.fail_next(FakeCall::EndCapture, cause);
     drop(bump);

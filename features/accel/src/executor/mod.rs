@@ -64,6 +64,16 @@ impl<C: 'static> Executor<C> {
         self.position.load(Ordering::Relaxed)
     }
 
+    /// Whether no command waits.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.ring.is_idle()
+    }
+
+    /// Whether none waits behind the command that runs.
+    pub(crate) fn runs_the_last(&self) -> bool {
+        self.ring.tail() <= self.position() + 1
+    }
+
     /// Takes no more commands; `run` returns when those already pushed have run.
     pub(crate) fn close(&self) {
         self.ring.close();

@@ -19,7 +19,7 @@ pub struct Batch<'a, A: Accelerator, B: Brand = AnyWorker> {
     buffers: PhantomData<&'a Buffer<A, B>>,
 }
 
-/// The launches of a batch.
+/// Launches one behind the other.
 pub(super) struct Steps<A: Accelerator, B: Brand> {
     steps: Vec<Step<A, B>>,
     words: Vec<u64>,
@@ -30,11 +30,25 @@ pub(super) struct Steps<A: Accelerator, B: Brand> {
 struct Step<A: Accelerator, B: Brand> {
     loaded: Arc<Loaded<A, B>>,
     launch: Launch,
-    /// Which of the batch's words are its arguments.
+    /// Which of all words are its arguments.
     words: Range<usize>,
 }
 
-/// One launch of a batch.
+/// Some launches that stand together.
+pub(super) struct Part<'a, A: Accelerator, B: Brand> {
+    steps: &'a [Step<A, B>],
+    words: &'a [u64],
+}
+
+impl<A: Accelerator, B: Brand> Clone for Part<'_, A, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<A: Accelerator, B: Brand> Copy for Part<'_, A, B> {}
+
+/// One of them.
 pub(super) struct Packed<'a, A: Accelerator, B: Brand> {
     pub(super) loaded: &'a Arc<Loaded<A, B>>,
     pub(super) launch: Launch,
@@ -47,10 +61,61 @@ impl<A: Accelerator, B: Brand> Packed<'_, A, B> {
     }
 }
 
+impl<'a, A: Accelerator, B: Brand> Part<'a, A, B> {
+    pub(super) fn len(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// So many launches, and the rest.
+    pub(super) fn split_at(self, count: usize) -> (Self, Self) {
+        let (steps, rest) = self.steps.split_at(count.min(self.len()));
+        (Self { steps, ..self }, Self { steps: rest, ..self })
+    }
+
+    pub(super) fn iter(self) -> impl Iterator<Item = Packed<'a, A, B>> {
+        self.steps.iter().map(move |step| {
+            // They were put there with it.
+            let words = self.words.get(step.words.clone()).unwrap_or(&[]);
+            Packed { loaded: &step.loaded, launch: step.launch, words }
+        })
+    }
+}
+
+impl<A: Accelerator, B: Brand> Steps<A, B> {
+    pub(super) fn new() -> Self {
+        Self { steps: Vec::new(), words: Vec::new(), ready: 0 }
+    }
+
+    pub(super) fn push(&mut self, loaded: Arc<Loaded<A, B>>, launch: Launch, arguments: &Arguments) {
+        let first = self.words.len();
+        self.words.extend_from_slice(arguments.words());
+        self.steps.push(Step { loaded, launch, words: first..self.words.len() });
+    }
+
+    /// Takes all launches out, and keeps the room.
+    pub(super) fn clear(&mut self) {
+        self.steps.clear();
+        self.words.clear();
+        self.ready = 0;
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.steps.len()
+    }
+
+    pub(super) fn ready(&self) -> u64 {
+        self.ready
+    }
+
+    /// All launches.
+    pub(super) fn all(&self) -> Part<'_, A, B> {
+        Part { steps: &self.steps, words: &self.words }
+    }
+}
+
 impl<'a, A: Accelerator, B: Brand> Batch<'a, A, B> {
     pub(super) fn new(shared: Arc<Shared<A, B>>) -> Self {
-        let steps = Steps { steps: Vec::new(), words: Vec::new(), ready: 0 };
-        Self { shared, steps, buffers: PhantomData }
+        Self { shared, steps: Steps::new(), buffers: PhantomData }
     }
 
     /// Adds a launch, as [`Worker::launch`](crate::Worker::launch) takes it.
@@ -70,10 +135,7 @@ impl<'a, A: Accelerator, B: Brand> Batch<'a, A, B> {
             Argument::View(shaped) => shaped.view.ready(),
             Argument::Scalar(_) => 0,
         });
-        let Steps { steps, words, .. } = &mut self.steps;
-        let first = words.len();
-        words.extend_from_slice(packed.words());
-        steps.push(Step { loaded: Arc::clone(&kernel.0), launch, words: first..words.len() });
+        self.steps.push(Arc::clone(&kernel.0), launch, &packed);
         self.steps.ready = ready.fold(self.steps.ready, u64::max);
         Ok(())
     }
@@ -98,26 +160,5 @@ impl<'a, A: Accelerator, B: Brand> Batch<'a, A, B> {
 impl<A: Accelerator, B: Brand> std::fmt::Debug for Batch<'_, A, B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Batch").field("launches", &self.len()).finish_non_exhaustive()
-    }
-}
-
-impl<A: Accelerator, B: Brand> Steps<A, B> {
-    pub(super) fn len(&self) -> usize {
-        self.steps.len()
-    }
-
-    pub(super) fn ready(&self) -> u64 {
-        self.ready
-    }
-
-    /// The launches in this part of the batch.
-    pub(super) fn part(&self, part: Range<usize>) -> Vec<Packed<'_, A, B>> {
-        self.steps.get(part).unwrap_or(&[]).iter().map(|step| self.packed(step)).collect()
-    }
-
-    fn packed<'s>(&'s self, step: &'s Step<A, B>) -> Packed<'s, A, B> {
-        // They were put there by `Batch::launch`.
-        let words = self.words.get(step.words.clone()).unwrap_or(&[]);
-        Packed { loaded: &step.loaded, launch: step.launch, words }
     }
 }

@@ -1,6 +1,6 @@
-//! Batches as graphs: to replay one costs a device a fraction of its launches.
+//! Launches as graphs: to replay one costs a device a fraction of its launches.
 //!
-//! The launches of a batch become a graph, which is kept for the next batch of the same kernels and grids; of that, only
+//! The launches of a batch, or those that stand one behind the other in the worker's queue, become a graph, which is kept for the next batch of the same kernels and grids; of that, only
 //! the arguments that differ are set. A guarded launch keeps its own stop word, and an event behind it tells when it has
 //! ended: its time, and what became of it, are those of a launch by itself. Since an event tells of its last replay only,
 //! such a graph is not replayed before it has ended; several of the same shape take turns.
@@ -8,24 +8,29 @@
 //! Memory is not kept: no graph runs before its arguments are those of a batch that waits to be launched. Kernels are
 //! not either: before one is unloaded, its graphs are dropped.
 
-use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
-use super::batch::{Packed, Steps};
+use super::batch::{Packed, Part, Steps};
 use super::brand::Brand;
+use super::buffer::Loaded;
 use super::guard::Guarded;
 use super::idle::{Over, Pending};
 use super::session::{EventOf, QueueOf, Session};
 use crate::accelerator::{Accelerator, Link, Queue};
 use crate::error::{Error, Result};
-use crate::launch::{Arguments, Grid};
+use crate::executor::guarded;
+use crate::launch::{Arguments, Grid, Launch};
 
 /// The most launches of a graph.
 const LONGEST: usize = 64;
-/// So many launches are worth a graph that may never be replayed; fewer are when they come again.
-const LONG: usize = 16;
+/// A shape is worth a graph when so many launches of it were seen. To make a graph of that many and replay it once takes
+/// the driver no longer than the launches.
+const WORTH: usize = 32;
+/// The least launches of a graph with guarded ones: those that take turns must keep the device busy.
+const GUARDED: usize = 16;
 /// Graphs that are kept.
 const KEPT: usize = 48;
 /// Guarded graphs of the same shape, which take turns.
@@ -37,14 +42,15 @@ const REMEMBERED: usize = 64;
 pub(super) struct Chains<A: Accelerator> {
     /// The one used last stands last.
     kept: Vec<Chain<A>>,
-    seen: VecDeque<u64>,
+    /// Hashes of shapes without a graph, and how many launches of each were seen.
+    seen: Vec<(u64, usize)>,
     /// Whether the accelerator has no such graphs.
     unsupported: bool,
 }
 
 impl<A: Accelerator> Default for Chains<A> {
     fn default() -> Self {
-        Self { kept: Vec::new(), seen: VecDeque::new(), unsupported: false }
+        Self { kept: Vec::new(), seen: Vec::new(), unsupported: false }
     }
 }
 
@@ -66,18 +72,24 @@ impl<A: Accelerator> Chain<A> {
 }
 
 /// Which kernels, by their numbers, in which grids.
-#[derive(PartialEq, Eq)]
 struct Shape {
     hash: u64,
     links: Vec<(u64, Grid)>,
 }
 
+fn link<A: Accelerator, B: Brand>(one: Packed<'_, A, B>) -> (u64, Grid) {
+    (one.loaded.number, one.launch.grid)
+}
+
+fn hash<A: Accelerator, B: Brand>(part: Part<'_, A, B>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    part.iter().map(link).for_each(|link| link.hash(&mut hasher));
+    hasher.finish()
+}
+
 impl Shape {
-    fn of<A: Accelerator, B: Brand>(part: &[Packed<'_, A, B>]) -> Self {
-        let links: Vec<_> = part.iter().map(|one| (one.loaded.number, one.launch.grid)).collect();
-        let mut hasher = DefaultHasher::new();
-        links.hash(&mut hasher);
-        Self { hash: hasher.finish(), links }
+    fn is_of<A: Accelerator, B: Brand>(&self, hash: u64, part: Part<'_, A, B>) -> bool {
+        self.hash == hash && self.links.iter().copied().eq(part.iter().map(link))
     }
 }
 
@@ -93,75 +105,114 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
 
     /// Launches a batch. What fails is kept for the next wait, and those behind it are launched.
     pub(super) fn launch_steps(&self, steps: &Steps<A, B>) -> Result<()> {
-        for first in (0..steps.len()).step_by(LONGEST) {
-            let part = steps.part(first..steps.len().min(first + LONGEST));
-            if !self.replay_chain(&part) {
-                for one in part {
-                    self.defer(self.launch_packed(one.loaded, one.launch, &mut one.arguments(), &mut None));
-                }
-            }
-            // Who waits for earlier ones does not wait for many such batches.
-            self.look();
+        let mut rest = steps.all();
+        while rest.len() > 0 {
+            let (part, after) = rest.split_at(rest.len().min(LONGEST));
+            self.launch_part(part);
+            rest = after;
         }
         Ok(())
     }
 
+    fn launch_part(&self, part: Part<'_, A, B>) {
+        let mut guards = self.stop_words.take();
+        if !self.replay_chain(part, &mut guards) {
+            for one in part.iter() {
+                self.defer(self.launch_packed(one.loaded, one.launch, &mut one.arguments(), &mut None));
+            }
+        }
+        guards.clear();
+        self.stop_words.replace(guards);
+        // Who waits for earlier ones does not wait for many such parts.
+        self.look();
+    }
+
+    /// Takes a launch that nobody waits for. It is given to the device with those behind it, if more commands wait.
+    pub(super) fn gather(&self, loaded: Arc<Loaded<A, B>>, launch: Launch, arguments: &Arguments) {
+        let mut gathered = self.gathered.borrow_mut();
+        gathered.push(loaded, launch, arguments);
+        let enough = gathered.len() >= LONGEST || self.shared.executor.runs_the_last();
+        drop(gathered);
+        if enough {
+            self.flush();
+        }
+    }
+
+    /// Gives the device what was gathered.
+    pub(super) fn flush(&self) {
+        if self.gathered.borrow().len() == 0 {
+            return;
+        }
+        let mut gathered = self.gathered.replace(Steps::new());
+        // Where the row was cut is chance: parts of few different lengths come again.
+        let mut rest = gathered.all();
+        while rest.len() > 0 {
+            let (part, after) = rest.split_at(1 << rest.len().min(LONGEST).ilog2());
+            // Who waits for it is told, and is another than the one whose command this is.
+            self.defer(guarded(|| {
+                self.launch_part(part);
+                Ok(())
+            }));
+            rest = after;
+        }
+        gathered.clear();
+        self.gathered.replace(gathered);
+    }
+
     /// Launches a part of a batch as a graph. False where there is none: then nothing was launched.
-    fn replay_chain(&self, part: &[Packed<'_, A, B>]) -> bool {
+    fn replay_chain(&self, part: Part<'_, A, B>, guards: &mut Vec<Option<Guarded>>) -> bool {
         if self.chains.borrow().unsupported {
             return false;
         }
-        let shape = Shape::of(part);
-        let Some(guards) = self.guards_of(part) else { return false };
-        let chain = match self.ended_chain(&shape) {
-            Some(mut chain) => self.amend_chain(&mut chain, part, &guards).map(|()| Some(chain)),
-            None if self.is_worth(&shape) => self.make_chain(shape, part, &guards).map(Some),
-            None => Ok(None),
-        };
-        let replayed = chain.and_then(|chain| match chain {
-            Some(chain) => self.note(self.queue.replay(&chain.graph)).map(|()| Some(chain)),
-            None => Ok(None),
+        let stoppable = part.iter().any(|one| one.loaded.layout.signature.guard.is_some());
+        if stoppable && part.len() < GUARDED {
+            return false;
+        }
+        let hash = hash(part);
+        let ended = self.ended_chain(hash, part);
+        if ended.is_none() && !self.is_worth(hash, part.len()) {
+            return false;
+        }
+        let replayed = self.take_stop_words(part, guards).and_then(|()| {
+            let chain = match ended {
+                Some(mut chain) => self.amend_chain(&mut chain, part, guards).map(|()| chain),
+                None => self.make_chain(hash, part, guards),
+            }?;
+            self.note(self.queue().replay(&chain.graph)).map(|()| chain)
         });
         match replayed {
-            Ok(Some(chain)) => {
-                self.arm(&chain, part, guards);
+            Ok(chain) => {
+                for (event, guarded) in chain.events.iter().zip(guards.drain(..).flatten()) {
+                    let _ = self.with_guards(|all| all.armed.arm(all.word(&guarded), guarded.time()));
+                    let pending = Pending::Launch(Rc::clone(event), Over::Launch(guarded), None);
+                    self.pending.borrow_mut().push_back(pending);
+                }
                 self.keep(chain);
                 true
             }
-            other => {
-                if let Err(error) = other {
-                    // The launches, one by one, say what else is wrong.
-                    if !matches!(error, Error::Unsupported { .. }) {
-                        tracing::warn!(worker = self.shared.name(), %error, "batches are not made graphs any more");
-                    }
-                    self.chains.borrow_mut().unsupported = true;
+            Err(error) => {
+                // The launches, one by one, say what else is wrong.
+                if !matches!(error, Error::Unsupported { .. }) {
+                    tracing::warn!(worker = self.shared.name(), %error, "batches are not made graphs any more");
                 }
-                let give = |guarded: &Guarded| self.with_guards(|guards| guards.give(guarded));
-                guards.iter().flatten().for_each(|guarded| drop(give(guarded)));
+                self.chains.borrow_mut().unsupported = true;
+                let _ = self.with_guards(|all| guards.drain(..).flatten().for_each(|one| all.give(&one)));
                 false
             }
         }
     }
 
     /// A stop word for each guarded launch.
-    fn guards_of(&self, part: &[Packed<'_, A, B>]) -> Option<Vec<Option<Guarded>>> {
-        let mut guards = Vec::with_capacity(part.len());
-        for one in part {
+    fn take_stop_words(&self, part: Part<'_, A, B>, guards: &mut Vec<Option<Guarded>>) -> Result<()> {
+        for one in part.iter() {
             let layout = &one.loaded.layout;
             let limits = one.launch.limits.unwrap_or(self.shared.options.limits);
-            let guarded = match layout.signature.guard {
-                Some(_) => self.stop_word(layout, limits, false).map(Some),
-                None => Ok(None),
-            };
-            match guarded {
-                Ok(guarded) => guards.push(guarded),
-                Err(_) => {
-                    let _ = self.with_guards(|all| guards.iter().flatten().for_each(|one| all.give(one)));
-                    return None;
-                }
-            }
+            guards.push(match layout.signature.guard {
+                Some(_) => Some(self.stop_word(layout, limits, false)?),
+                None => None,
+            });
         }
-        Some(guards)
+        Ok(())
     }
 
     /// A launch's arguments, with its stop word.
@@ -175,12 +226,12 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     }
 
     /// Takes a graph of this shape that may be replayed, as soon as there is one.
-    fn ended_chain(&self, shape: &Shape) -> Option<Chain<A>> {
-        let deadline = self.patience();
+    fn ended_chain(&self, hash: u64, part: Part<'_, A, B>) -> Option<Chain<A>> {
+        let mut deadline = None;
         loop {
             {
                 let mut chains = self.chains.borrow_mut();
-                let same = |chain: &Chain<A>| chain.shape == *shape;
+                let same = |chain: &Chain<A>| chain.shape.is_of(hash, part);
                 if let Some(index) = chains.kept.iter().position(|chain| same(chain) && chain.has_ended()) {
                     return Some(chains.kept.remove(index));
                 }
@@ -189,7 +240,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
                 }
             }
             self.look();
-            if Instant::now() >= deadline {
+            if Instant::now() >= *deadline.get_or_insert_with(|| self.patience()) {
                 return None;
             }
             std::hint::spin_loop();
@@ -197,27 +248,34 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     }
 
     /// Whether a graph should be made for a shape that has none, or none that is free.
-    fn is_worth(&self, shape: &Shape) -> bool {
-        let mut chains = self.chains.borrow_mut();
-        if shape.links.len() >= LONG || chains.seen.contains(&shape.hash) {
+    fn is_worth(&self, hash: u64, launches: usize) -> bool {
+        if launches >= WORTH {
             return true;
         }
-        if chains.seen.len() >= REMEMBERED {
-            chains.seen.pop_front();
+        let seen = &mut self.chains.borrow_mut().seen;
+        let (_, before) = match seen.iter().position(|(one, _)| *one == hash) {
+            Some(index) => seen.remove(index),
+            None => (hash, 0),
+        };
+        if before + launches >= WORTH {
+            return true;
         }
-        chains.seen.push_back(shape.hash);
+        if seen.len() >= REMEMBERED {
+            seen.remove(0);
+        }
+        seen.push((hash, before + launches));
         false
     }
 
     fn amend_chain(
         &self,
         chain: &mut Chain<A>,
-        part: &[Packed<'_, A, B>],
+        part: Part<'_, A, B>,
         guards: &[Option<Guarded>],
     ) -> Result<()> {
         let mut rest = chain.words.as_mut_slice();
         for (place, (one, guarded)) in part.iter().zip(guards).enumerate() {
-            let arguments = self.guarded_arguments(one, guarded.as_ref())?;
+            let arguments = self.guarded_arguments(&one, guarded.as_ref())?;
             let words = arguments.words();
             // Launches of the same kernel have as many words.
             let Some((kept, after)) = std::mem::take(&mut rest).split_at_mut_checked(words.len()) else {
@@ -225,7 +283,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
             };
             if kept != words {
                 let (kernel, grid) = (&one.loaded.kernel, one.launch.grid);
-                self.note(self.queue.amend(&chain.graph, place, kernel, grid, &arguments))?;
+                self.note(self.queue().amend(&chain.graph, place, kernel, grid, &arguments))?;
                 kept.copy_from_slice(words);
             }
             rest = after;
@@ -233,35 +291,22 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         Ok(())
     }
 
-    fn make_chain(
-        &self,
-        shape: Shape,
-        part: &[Packed<'_, A, B>],
-        guards: &[Option<Guarded>],
-    ) -> Result<Chain<A>> {
-        let event = |_: &Guarded| self.note(self.queue.event(false)).map(Rc::new);
+    fn make_chain(&self, hash: u64, part: Part<'_, A, B>, guards: &[Option<Guarded>]) -> Result<Chain<A>> {
+        let event = |_: &Guarded| self.note(self.queue().event(false)).map(Rc::new);
         let events = guards.iter().flatten().map(event).collect::<Result<Vec<_>>>()?;
         let mut behind = events.iter();
         let mut words = Vec::new();
         let mut links = Vec::with_capacity(part.len());
         for (one, guarded) in part.iter().zip(guards) {
-            let arguments = self.guarded_arguments(one, guarded.as_ref())?;
+            let arguments = self.guarded_arguments(&one, guarded.as_ref())?;
             words.extend_from_slice(arguments.words());
             let then = guarded.as_ref().and_then(|_| behind.next()).map(|event| &**event);
             links.push(Link { kernel: &*one.loaded.kernel, grid: one.launch.grid, arguments, then });
         }
-        let graph = self.note(self.queue.chain(&links))?;
+        let graph = self.note(self.queue().chain(&links))?;
+        drop(links);
+        let shape = Shape { hash, links: part.iter().map(link).collect() };
         Ok(Chain { graph, shape, words, events })
-    }
-
-    /// Looks after the guarded launches of a graph that was replayed just now.
-    fn arm(&self, chain: &Chain<A>, part: &[Packed<'_, A, B>], guards: Vec<Option<Guarded>>) {
-        debug_assert_eq!(part.len(), guards.len());
-        for (event, guarded) in chain.events.iter().zip(guards.into_iter().flatten()) {
-            let _ = self.with_guards(|all| all.armed.arm(all.word(&guarded), guarded.time()));
-            let pending = Pending::Launch(Rc::clone(event), Over::Launch(guarded), None);
-            self.pending.borrow_mut().push_back(pending);
-        }
     }
 
     /// Keeps a graph, and drops the one that was not used for longest where there are too many.
@@ -274,13 +319,13 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         let oldest = chains.kept.remove(0);
         drop(chains);
         // It may run yet.
-        let event = self.event().and_then(|event| self.note(self.queue.record(&event)).map(|()| event));
+        let event = self.event().and_then(|event| self.note(self.queue().record(&event)).map(|()| event));
         match event {
             Ok(event) => {
                 self.pending.borrow_mut().push_back(Pending::Chain(event, oldest.graph, oldest.events))
             }
             // The context is lost, and the graph with it.
-            Err(_) => self.log(self.queue.discard(oldest.graph)),
+            Err(_) => self.log(self.queue().discard(oldest.graph)),
         }
     }
 
@@ -288,12 +333,12 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     pub(super) fn forget_chains(&self, kernel: u64) {
         let uses = |chain: &mut Chain<A>| chain.shape.links.iter().any(|(number, _)| *number == kernel);
         let dropped: Vec<_> = self.chains.borrow_mut().kept.extract_if(.., uses).collect();
-        dropped.into_iter().for_each(|chain| self.log(self.queue.discard(chain.graph)));
+        dropped.into_iter().for_each(|chain| self.log(self.queue().discard(chain.graph)));
     }
 
     /// Drops all graphs, when nothing runs any more.
     pub(super) fn end_chains(&self) {
         let dropped = std::mem::take(&mut self.chains.borrow_mut().kept);
-        dropped.into_iter().for_each(|chain| self.log(self.queue.discard(chain.graph)));
+        dropped.into_iter().for_each(|chain| self.log(self.queue().discard(chain.graph)));
     }
 }

@@ -46,8 +46,8 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
         self.submit_and_wait(self.0.deadline(), |session| session.load(artifact))
     }
 
-    /// Queues a launch: `worker.launch(&kernel, 64, &arguments![&x, &y, 1u32])`. Nothing is allocated for it, up to 512
-    /// bytes of parameters.
+    /// Queues a launch: `worker.launch(&kernel, 64, &arguments![&x, &y, 1u32])`. The caller allocates nothing for it, up
+    /// to 512 bytes of parameters. Launches that wait one behind the other may be given to the device as one graph.
     ///
     /// That a guarded kernel was stopped ([`Error::OutOfRounds`], [`Error::DeadlineExceeded`]) the next wait says, as of
     /// all that fails later.
@@ -65,9 +65,12 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
         if let Some(done) = current::with(shared, |session| session.launch(kernel, launch, arguments)) {
             return done;
         }
-        let mut packed = self.pack(kernel, launch, arguments)?;
+        let packed = self.pack(kernel, launch, arguments)?;
         let loaded = Arc::clone(&kernel.0);
-        self.command(move |session| session.launch_packed(&loaded, launch, &mut packed, &mut None))
+        self.command(move |session| {
+            session.gather(loaded, launch, &packed);
+            Ok(())
+        })
     }
 
     /// As [`Worker::launch`], with a future that ends when the kernel has ended, with what became of it: a launch whose

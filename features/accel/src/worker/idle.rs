@@ -56,7 +56,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
             Ok(event) => event,
             Err(error) => return completer.complete(Err(error)),
         };
-        match self.note(self.queue.record(&event)) {
+        match self.note(self.queue().record(&event)) {
             Ok(()) => self.pending.borrow_mut().push_back(Pending::Fence(event, completer)),
             Err(error) => completer.complete(Err(error)),
         }
@@ -69,7 +69,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         over: Over,
         completer: &mut Option<Completer<()>>,
     ) -> Result<()> {
-        if let Err(error) = self.note(self.queue.record(&event)) {
+        if let Err(error) = self.note(self.queue().record(&event)) {
             self.forget(&over);
             return Err(error);
         }
@@ -79,6 +79,9 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
 
     /// What to do while no command is ready: look after what waits for the device, then rest.
     pub(super) fn idle(&self) -> Idle {
+        if self.shared.executor.is_idle() {
+            self.flush();
+        }
         self.collect();
         self.look();
         let (tail, since) = self.last.get();
@@ -124,7 +127,8 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
             match done(next.wrapping_sub(1)) {
                 Some(Ok(true)) if next == pending.len() => return (next, Ok(())),
                 Some(Ok(true)) => count = next,
-                Some(Err(error)) => return (next, Err(error)),
+                Some(Err(error)) if count == 0 => return (next, Err(error)),
+                Some(Err(_)) => return (count, Ok(())),
                 // The youngest is not done; then the first is asked, the second, the fourth.
                 Some(Ok(false)) if next == pending.len() && next > 1 => {
                     next = 1;
@@ -167,7 +171,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
                 if done.is_ok() {
                     self.reuse(event);
                 }
-                self.log(self.queue.discard(graph));
+                self.log(self.queue().discard(graph));
                 drop(events);
             }
         }
@@ -182,7 +186,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         if garbage.is_empty() {
             return;
         }
-        match self.event().and_then(|event| self.note(self.queue.record(&event)).map(|()| event)) {
+        match self.event().and_then(|event| self.note(self.queue().record(&event)).map(|()| event)) {
             Ok(event) => self.pending.borrow_mut().push_back(Pending::Garbage(event, garbage)),
             // The context is lost, and all this with it.
             Err(_) => garbage.into_iter().for_each(|garbage| self.remove(garbage)),
@@ -193,13 +197,13 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         match garbage {
             Garbage::Kernel(number, kernel) => {
                 self.forget_chains(number);
-                self.log(self.queue.unload(kernel));
+                self.log(self.queue().unload(kernel));
             }
-            Garbage::Memory(memory) => self.log(self.queue.free(memory)),
+            Garbage::Memory(memory) => self.log(self.queue().free(memory)),
             Garbage::Graph(id) => {
                 let recorded = self.graphs.borrow_mut().remove(&id);
                 if let Some(Recorded { graph, uses, .. }) = recorded {
-                    self.log(self.queue.discard(graph));
+                    self.log(self.queue().discard(graph));
                     self.give_up(&uses);
                 }
             }
@@ -224,7 +228,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         self.pending.borrow_mut().clear();
         let graphs = std::mem::take(&mut *self.graphs.borrow_mut());
         for (_, Recorded { graph, uses, .. }) in graphs {
-            self.log(self.queue.discard(graph));
+            self.log(self.queue().discard(graph));
             self.unhold(&uses);
         }
         self.end_chains();

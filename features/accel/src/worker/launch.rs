@@ -52,10 +52,10 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         self.not_capturing("loading a kernel")?;
         self.shared.accelerator.info().check(artifact.signature())?;
         if artifact.signature().guard.is_some() && self.guards.borrow().is_none() {
-            let memory = self.note(self.queue.allocate(MemoryKind::Pinned, guard::BYTES))?;
+            let memory = self.note(self.queue().allocate(MemoryKind::Pinned, guard::BYTES))?;
             *self.guards.borrow_mut() = Some(Guards::new(memory)?);
         }
-        let kernel = ManuallyDrop::new(self.note(self.queue.load(artifact))?);
+        let kernel = ManuallyDrop::new(self.note(self.queue().load(artifact))?);
         let layout = Arc::clone(artifact.layout());
         let number = self.next_kernel.replace(self.next_kernel.get() + 1);
         Ok(Kernel(Arc::new(Loaded { number, kernel, layout, shared: Arc::clone(&self.shared) })))
@@ -127,7 +127,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
             None => false,
         };
         let layout = &loaded.layout;
-        let begin = |packed: &Arguments| self.note(self.queue.launch(&loaded.kernel, launch.grid, packed));
+        let begin = |packed: &Arguments| self.note(self.queue().launch(&loaded.kernel, launch.grid, packed));
         if layout.signature.guard.is_none() {
             begin(packed)?;
             return if completer.is_some() {
@@ -219,17 +219,17 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     pub fn capture(&self, f: impl FnOnce(&Self) -> Result<()>) -> Result<Graph<A, B>> {
         self.not_capturing("another capture")?;
         self.look();
-        self.note(self.queue.begin_capture())?;
+        self.note(self.queue().begin_capture())?;
         *self.capture.borrow_mut() = Some(Uses::none());
         let done = guarded(|| f(self));
         let uses = self.capture.borrow_mut().take().unwrap_or_else(Uses::none);
-        let graph = match (self.note(self.queue.end_capture()), done) {
+        let graph = match (self.note(self.queue().end_capture()), done) {
             (Ok(graph), Ok(())) => graph,
             (graph, done) => {
                 self.give_up(&uses);
                 let mut result = done;
                 match graph {
-                    Ok(graph) => self.log(self.queue.discard(graph)),
+                    Ok(graph) => self.log(self.queue().discard(graph)),
                     Err(error) => result = result.and(Err(error)),
                 }
                 return Err(result.err().unwrap_or(Error::Stopped));
@@ -269,10 +269,10 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         let mut graphs = self.graphs.borrow_mut();
         let recorded = graphs.get_mut(&id).ok_or(Error::WrongWorker { what: "graph" })?;
         let Some((words, time)) = recorded.words.clone() else {
-            return self.note(self.queue.replay(&recorded.graph));
+            return self.note(self.queue().replay(&recorded.graph));
         };
         let event = self.event()?;
-        self.note(self.queue.replay(&recorded.graph))?;
+        self.note(self.queue().replay(&recorded.graph))?;
         recorded.running += 1;
         drop(graphs);
         self.with_guards(|guards| guards.armed.arm(words, time))?;

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Shared;
+use super::batch::Steps;
 use super::brand::Brand;
 use super::buffer::{Buffer, View};
 use super::chain::Chains;
-use super::guard::Guards;
+use super::guard::{Guarded, Guards};
 use super::idle::Pending;
 use super::launch::{Recorded, Uses};
 use super::transfer::Staging;
@@ -27,6 +28,7 @@ pub(super) type EventOf<A> = <QueueOf<A> as Queue>::Event;
 pub struct Session<A: Accelerator, B: Brand> {
     /// Before the queue, which frees the memory that the stop words lie in.
     pub(super) guards: RefCell<Option<Guards>>,
+    /// To be reached by [`Session::queue`], but to ask what is done.
     pub(super) queue: QueueOf<A>,
     pub(super) shared: Arc<Shared<A, B>>,
     pub(super) staging: RefCell<Option<Rc<Staging<A>>>>,
@@ -36,8 +38,12 @@ pub struct Session<A: Accelerator, B: Brand> {
     pub(super) capture: RefCell<Option<Uses<A, B>>>,
     pub(super) next_graph: Cell<u64>,
     pub(super) next_kernel: Cell<u64>,
+    /// Launches that were not given to the queue yet, because more come.
+    pub(super) gathered: RefCell<Steps<A, B>>,
     /// Of batches that came before.
     pub(super) chains: RefCell<Chains<A>>,
+    /// Room for those of a batch.
+    pub(super) stop_words: RefCell<Vec<Option<Guarded>>>,
     /// The last position at which a command came, and when that was seen.
     pub(super) last: Cell<(u64, Instant)>,
 }
@@ -55,7 +61,9 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
             capture: RefCell::new(None),
             next_graph: Cell::new(1),
             next_kernel: Cell::new(1),
+            gathered: RefCell::new(Steps::new()),
             chains: RefCell::default(),
+            stop_words: RefCell::default(),
             last: Cell::new((0, Instant::now())),
         }
     }
@@ -94,11 +102,11 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     ) -> Result<Memory> {
         let result = self.not_capturing("an allocation").and_then(|()| {
             self.free_all(evicted);
-            match self.note(self.queue.allocate(kind, size)) {
+            match self.note(self.queue().allocate(kind, size)) {
                 Err(Error::OutOfMemory { .. }) => {
                     // What the pool keeps may be what is missing.
                     self.trim()?;
-                    self.note(self.queue.allocate(kind, size))
+                    self.note(self.queue().allocate(kind, size))
                 }
                 other => other,
             }
@@ -111,7 +119,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
 
     pub(super) fn free_all(&self, memory: Vec<Memory>) {
         for memory in memory {
-            if let Err(error) = self.note(self.queue.free(memory)) {
+            if let Err(error) = self.note(self.queue().free(memory)) {
                 tracing::warn!(worker = self.shared.name(), %error, "memory is kept until the worker stops");
             }
         }
@@ -120,14 +128,14 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// Frees one memory, now.
     pub(super) fn free(&self, memory: Memory) -> Result<()> {
         self.not_capturing("a free")?;
-        self.note(self.queue.free(memory))
+        self.note(self.queue().free(memory))
     }
 
     /// Registers host memory. See [`Worker::register`](crate::Worker::register).
     #[allow(unsafe_code)]
     pub(super) fn register(&self, host: usize, bytes: u64) -> Result<Memory> {
         // SAFETY: the caller of `Worker::register` promised what is asked for here.
-        let registered = unsafe { self.queue.register(host as *mut u8, bytes) };
+        let registered = unsafe { self.queue().register(host as *mut u8, bytes) };
         self.note(registered)
     }
 
@@ -141,7 +149,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     }
 
     pub(super) fn fill_region(&self, target: Region<'_>, value: u8) -> Result<()> {
-        if target.bytes() == 0 { Ok(()) } else { self.note(self.queue.fill(target, value)) }
+        if target.bytes() == 0 { Ok(()) } else { self.note(self.queue().fill(target, value)) }
     }
 
     /// Copies one view to another of the same length.
@@ -161,7 +169,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         if target.bytes() == 0 && source.bytes() == 0 {
             return Ok(());
         }
-        self.note(self.queue.copy(target, source))
+        self.note(self.queue().copy(target, source))
     }
 
     /// Waits for the device to finish all that this worker has started.
@@ -171,8 +179,9 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     pub fn synchronize(&self, deadline: Instant) -> Result<()> {
         self.not_capturing("a wait")?;
         let event = self.event()?;
-        let done =
-            self.note(self.queue.record(&event)).and_then(|()| self.note(self.queue.wait(&event, deadline)));
+        let done = self
+            .note(self.queue().record(&event))
+            .and_then(|()| self.note(self.queue().wait(&event, deadline)));
         if done.is_ok() {
             self.reuse(event);
             self.look();
@@ -186,12 +195,12 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// What `f` returns; as [`Session::synchronize`].
     pub fn timed(&self, deadline: Instant, f: impl FnOnce(&Self) -> Result<()>) -> Result<Duration> {
         self.not_capturing("a measurement")?;
-        let (from, to) = (self.note(self.queue.event(true))?, self.note(self.queue.event(true))?);
-        self.note(self.queue.record(&from))?;
+        let (from, to) = (self.note(self.queue().event(true))?, self.note(self.queue().event(true))?);
+        self.note(self.queue().record(&from))?;
         f(self)?;
-        self.note(self.queue.record(&to))?;
-        self.note(self.queue.wait(&to, deadline))?;
-        self.note(self.queue.elapsed(&from, &to))
+        self.note(self.queue().record(&to))?;
+        self.note(self.queue().wait(&to, deadline))?;
+        self.note(self.queue().elapsed(&from, &to))
     }
 
     /// How full the device's memory is.
@@ -199,7 +208,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// # Errors
     /// The device's.
     pub fn memory(&self) -> Result<MemoryInfo> {
-        self.note(self.queue.memory())
+        self.note(self.queue().memory())
     }
 
     /// Gives the pool's free memory back to the device.
@@ -211,12 +220,14 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         self.free_all(self.shared.pool.drain(self.shared.executor.position()));
         // The frees are in the stream too: the pool has the memory when they have run.
         self.synchronize(self.patience())?;
-        self.note(self.queue.trim(0))
+        self.note(self.queue().trim(0))
     }
 
     /// The queue, for what this session has no words for. Commands to it are not checked against captures and buffers
     /// of other workers.
     pub fn queue(&self) -> &QueueOf<A> {
+        // It works in order, so what was gathered comes first.
+        self.flush();
         &self.queue
     }
 
@@ -226,7 +237,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
 
     pub(super) fn event(&self) -> Result<Rc<EventOf<A>>> {
         let event = self.events.borrow_mut().pop();
-        event.map_or_else(|| self.note(self.queue.event(false)).map(Rc::new), Ok)
+        event.map_or_else(|| self.note(self.queue().event(false)).map(Rc::new), Ok)
     }
 
     /// Keeps an event that is done for the next that wants one, unless a chain has it.

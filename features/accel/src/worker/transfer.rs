@@ -43,12 +43,12 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         let staging = self.staging()?;
         for (index, chunk) in bytes.chunks(STAGING_BYTES as usize).enumerate() {
             let (memory, event) = staging.take();
-            self.note(self.queue.wait(event, self.patience()))?;
+            self.note(self.queue().wait(event, self.patience()))?;
             let half = memory.region().slice(0, chunk.len() as u64)?;
             half.write_host(chunk)?;
             let part = target.slice(index as u64 * STAGING_BYTES, chunk.len() as u64)?;
             self.copy_region(part, half)?;
-            self.note(self.queue.record(event))?;
+            self.note(self.queue().record(event))?;
         }
         Ok(())
     }
@@ -79,11 +79,11 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         let mut filled: Option<(&Memory, &EventOf<A>, &mut [u8])> = None;
         for (index, chunk) in bytes.chunks_mut(STAGING_BYTES as usize).enumerate() {
             let (memory, event) = staging.take();
-            self.note(self.queue.wait(event, self.patience()))?;
+            self.note(self.queue().wait(event, self.patience()))?;
             let half = memory.region().slice(0, chunk.len() as u64)?;
             let part = source.slice(index as u64 * STAGING_BYTES, chunk.len() as u64)?;
             self.copy_region(half, part)?;
-            self.note(self.queue.record(event))?;
+            self.note(self.queue().record(event))?;
             if let Some(before) = filled.replace((memory, event, chunk)) {
                 self.read_out(before)?;
             }
@@ -92,7 +92,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     }
 
     fn read_out(&self, (memory, event, chunk): (&Memory, &EventOf<A>, &mut [u8])) -> Result<()> {
-        self.note(self.queue.wait(event, self.patience()))?;
+        self.note(self.queue().wait(event, self.patience()))?;
         memory.region().slice(0, chunk.len() as u64)?.read_host(chunk)
     }
 
@@ -101,8 +101,8 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
             return Ok(Rc::clone(staging));
         }
         let half = || -> Result<(Memory, EventOf<A>)> {
-            let event = self.queue.event(false)?;
-            Ok((self.queue.allocate(MemoryKind::Pinned, STAGING_BYTES)?, event))
+            let event = self.queue().event(false)?;
+            Ok((self.queue().allocate(MemoryKind::Pinned, STAGING_BYTES)?, event))
         };
         let staging =
             Rc::new(Staging { halves: [self.note(half())?, self.note(half())?], next: Cell::new(0) });
