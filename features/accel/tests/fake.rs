@@ -381,3 +381,66 @@ fn batches_become_graphs_and_a_fault_in_one_loses_no_launch() {
     drop((data, bump));
     worker.stop(PATIENCE).unwrap();
 }
+
+#[test]
+fn launches_that_wait_in_a_row_keep_their_place_among_all_else() {
+    let device = Arc::new(FakeAccelerator::new());
+    let worker = start(&device);
+    let bump = worker.load(&FakeAccelerator::artifact(Program::Bump)).unwrap();
+    let spin = worker.load(&FakeAccelerator::artifact(Program::Spin)).unwrap();
+    let data = worker.allocate_zeroed(4).unwrap();
+    let copies = worker.allocate_zeroed(16).unwrap();
+    let one = arguments![&data, 1u32];
+    let graph = worker.capture(|session| session.launch(&bump, 1, &one)).unwrap();
+    let word = copies.view(12, 4).unwrap();
+    let guarded = worker.capture(|session| session.launch(&spin, 1, &arguments![word, 1u64])).unwrap();
+    for round in 1..=4u32 {
+        let (go, wait) = channel::<()>();
+        let held = worker.submit(move |_| wait.recv().map_err(|_| Error::Stopped)).unwrap();
+        let launch = |count: u32| (0..count).for_each(|_| worker.launch(&bump, 1, &one).unwrap());
+        let copy = |index: u64| worker.copy(copies.view(4 * index, 4).unwrap(), &data).unwrap();
+        worker.fill(&copies, 0).unwrap();
+        worker.fill(&data, 0).unwrap();
+        launch(37);
+        copy(0);
+        launch(64);
+        worker.replay(&guarded).unwrap();
+        launch(5);
+        (0..20).for_each(|_| worker.launch(&spin, 1, &arguments![word, 1u64]).unwrap());
+        let mut batch = worker.batch();
+        (0..40).for_each(|_| batch.launch(&bump, 1, &one).unwrap());
+        worker.launch_batch(batch).unwrap();
+        copy(1);
+        launch(3);
+        worker.replay(&graph).unwrap();
+        let job = worker.launch_job(&bump, 1, &one).unwrap();
+        launch(2);
+        let inside = worker.submit({
+            let inner = worker.clone();
+            let bump = bump.clone();
+            move |session| {
+                let fresh = session.allocate(4)?;
+                session.fill(&fresh, 0)?;
+                inner.launch(&bump, 1, &arguments![&fresh, 7u32])?;
+                let mut value = [0; 4];
+                session.read(&fresh, &mut value)?;
+                Ok(value)
+            }
+        });
+        copy(2);
+        launch(50 * round);
+        go.send(()).unwrap();
+        held.wait(soon()).unwrap();
+        job.wait(soon()).unwrap();
+        assert_eq!(inside.unwrap().wait(soon()), Ok([7, 0, 0, 0]));
+        let mut values = [0u32; 4];
+        worker.read(&copies, &mut values).unwrap();
+        assert_eq!(values, [37, 146, 153, 1]);
+        let mut sum = [0u32];
+        worker.read(&data, &mut sum).unwrap();
+        assert_eq!(sum, [153 + 50 * round]);
+    }
+    assert!(device.chained() > 1000, "{}", device.chained());
+    drop((data, copies, graph, guarded));
+    worker.stop(PATIENCE).unwrap();
+}

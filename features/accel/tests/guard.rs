@@ -210,7 +210,7 @@ fn graphs_keep_their_stop_words() {
 
 #[test]
 fn a_worker_that_stops_stops_what_loops() {
-    let queue = QueueOptions { patience: Duration::from_millis(50), ..QueueOptions::default() };
+    let queue = QueueOptions { patience: Duration::from_millis(300), ..QueueOptions::default() };
     let it = fixture(WorkerOptions { queue, ..WorkerOptions::default() });
     it.launch(FOREVER, limits(1 << 61, Duration::MAX));
     assert_eq!(it.worker.stop(PATIENCE), too_late(Duration::MAX));

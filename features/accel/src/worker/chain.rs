@@ -105,6 +105,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
 
     /// Launches a batch. What fails is kept for the next wait, and those behind it are launched.
     pub(super) fn launch_steps(&self, steps: &Steps<A, B>) -> Result<()> {
+        self.flush();
         let mut rest = steps.all();
         while rest.len() > 0 {
             let (part, after) = rest.split_at(rest.len().min(LONGEST));
@@ -333,12 +334,12 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     pub(super) fn forget_chains(&self, kernel: u64) {
         let uses = |chain: &mut Chain<A>| chain.shape.links.iter().any(|(number, _)| *number == kernel);
         let dropped: Vec<_> = self.chains.borrow_mut().kept.extract_if(.., uses).collect();
-        dropped.into_iter().for_each(|chain| self.log(self.queue().discard(chain.graph)));
+        dropped.into_iter().for_each(|chain| self.log(self.queue.discard(chain.graph)));
     }
 
     /// Drops all graphs, when nothing runs any more.
     pub(super) fn end_chains(&self) {
         let dropped = std::mem::take(&mut self.chains.borrow_mut().kept);
-        dropped.into_iter().for_each(|chain| self.log(self.queue().discard(chain.graph)));
+        dropped.into_iter().for_each(|chain| self.log(self.queue.discard(chain.graph)));
     }
 }

@@ -107,8 +107,11 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
             if count == 0 {
                 return;
             }
-            for _ in 0..count {
+            // What is told of an end may look too.
+            let until = self.ends.get() + count as u64;
+            while self.ends.get() < until {
                 let Some(first) = self.pending.borrow_mut().pop_front() else { return };
+                self.ends.set(self.ends.get() + 1);
                 self.end(first, &done);
             }
         }
@@ -171,7 +174,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
                 if done.is_ok() {
                     self.reuse(event);
                 }
-                self.log(self.queue().discard(graph));
+                self.log(self.queue.discard(graph));
                 drop(events);
             }
         }
@@ -193,17 +196,18 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         }
     }
 
+    /// Removes what no command uses any more, whether it was given to the queue or is gathered.
     fn remove(&self, garbage: Garbage<A>) {
         match garbage {
             Garbage::Kernel(number, kernel) => {
                 self.forget_chains(number);
-                self.log(self.queue().unload(kernel));
+                self.log(self.queue.unload(kernel));
             }
-            Garbage::Memory(memory) => self.log(self.queue().free(memory)),
+            Garbage::Memory(memory) => self.log(self.queue.free(memory)),
             Garbage::Graph(id) => {
                 let recorded = self.graphs.borrow_mut().remove(&id);
                 if let Some(Recorded { graph, uses, .. }) = recorded {
-                    self.log(self.queue().discard(graph));
+                    self.log(self.queue.discard(graph));
                     self.give_up(&uses);
                 }
             }

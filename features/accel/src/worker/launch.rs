@@ -256,6 +256,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
 
     pub(super) fn replay_id(&self, id: u64) -> Result<()> {
         self.not_capturing("a replay")?;
+        self.flush();
         // Stop words that are set would stop this replay too.
         let stopped = |recorded: &Recorded<A, B>| recorded.running > 0 && recorded.stopped;
         let deadline = self.patience();

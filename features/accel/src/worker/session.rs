@@ -28,11 +28,13 @@ pub(super) type EventOf<A> = <QueueOf<A> as Queue>::Event;
 pub struct Session<A: Accelerator, B: Brand> {
     /// Before the queue, which frees the memory that the stop words lie in.
     pub(super) guards: RefCell<Option<Guards>>,
-    /// To be reached by [`Session::queue`], but to ask what is done.
+    /// Commands go by way of [`Session::queue`], which keeps their order.
     pub(super) queue: QueueOf<A>,
     pub(super) shared: Arc<Shared<A, B>>,
     pub(super) staging: RefCell<Option<Rc<Staging<A>>>>,
     pub(super) pending: RefCell<VecDeque<Pending<A>>>,
+    /// How many of those have ended so far.
+    pub(super) ends: Cell<u64>,
     pub(super) events: RefCell<Vec<Rc<EventOf<A>>>>,
     pub(super) graphs: RefCell<HashMap<u64, Recorded<A, B>>>,
     pub(super) capture: RefCell<Option<Uses<A, B>>>,
@@ -56,6 +58,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
             shared,
             staging: RefCell::new(None),
             pending: RefCell::default(),
+            ends: Cell::new(0),
             events: RefCell::default(),
             graphs: RefCell::default(),
             capture: RefCell::new(None),
