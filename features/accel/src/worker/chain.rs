@@ -17,7 +17,7 @@ use super::batch::{Packed, Part, Steps};
 use super::brand::Brand;
 use super::buffer::Loaded;
 use super::guard::Guarded;
-use super::idle::{Over, Pending};
+use super::idle::{EAGER, LOOK, Over, Pending};
 use super::session::{EventOf, QueueOf, Session};
 use crate::accelerator::{Accelerator, Link, Queue};
 use crate::error::{Error, Result};
@@ -174,13 +174,16 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         if ended.is_none() && !self.is_worth(hash, part.len()) {
             return false;
         }
-        let replayed = self.take_stop_words(part, guards).and_then(|()| {
-            let chain = match ended {
-                Some(mut chain) => self.amend_chain(&mut chain, part, guards).map(|()| chain),
-                None => self.make_chain(hash, part, guards),
-            }?;
-            self.note(self.queue().replay(&chain.graph)).map(|()| chain)
-        });
+        if self.take_stop_words(part, guards).is_err() {
+            self.give_stop_words(guards);
+            ended.into_iter().for_each(|chain| self.keep(chain));
+            return false;
+        }
+        let chain = match ended {
+            Some(mut chain) => self.amend_chain(&mut chain, part, guards).map(|()| chain),
+            None => self.make_chain(hash, part, guards),
+        };
+        let replayed = chain.and_then(|chain| self.note(self.queue().replay(&chain.graph)).map(|()| chain));
         match replayed {
             Ok(chain) => {
                 for (event, guarded) in chain.events.iter().zip(guards.drain(..).flatten()) {
@@ -197,10 +200,14 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
                     tracing::warn!(worker = self.shared.name(), %error, "batches are not made graphs any more");
                 }
                 self.chains.borrow_mut().unsupported = true;
-                let _ = self.with_guards(|all| guards.drain(..).flatten().for_each(|one| all.give(&one)));
+                self.give_stop_words(guards);
                 false
             }
         }
+    }
+
+    fn give_stop_words(&self, guards: &mut Vec<Option<Guarded>>) {
+        let _ = self.with_guards(|all| guards.drain(..).flatten().for_each(|one| all.give(&one)));
     }
 
     /// A stop word for each guarded launch.
@@ -228,7 +235,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
 
     /// Takes a graph of this shape that may be replayed, as soon as there is one.
     fn ended_chain(&self, hash: u64, part: Part<'_, A, B>) -> Option<Chain<A>> {
-        let mut deadline = None;
+        let mut begun = None;
         loop {
             {
                 let mut chains = self.chains.borrow_mut();
@@ -241,10 +248,12 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
                 }
             }
             self.look();
-            if Instant::now() >= *deadline.get_or_insert_with(|| self.patience()) {
-                return None;
+            // A graph of short kernels has soon ended; a kernel that loops need not keep a core busy.
+            match begun.get_or_insert_with(Instant::now).elapsed() {
+                waited if waited < EAGER => std::hint::spin_loop(),
+                waited if waited < self.shared.options.queue.patience => std::thread::sleep(LOOK),
+                _ => return None,
             }
-            std::hint::spin_loop();
         }
     }
 

@@ -15,9 +15,9 @@ use crate::executor::Idle;
 use crate::executor::job::Completer;
 
 /// How long the thread sleeps between looks at work that the device has not finished.
-const LOOK: Duration = Duration::from_micros(50);
+pub(super) const LOOK: Duration = Duration::from_micros(50);
 /// How long it looks at such work without a pause: to sleep and wake up takes longer than a short kernel.
-const EAGER: Duration = Duration::from_micros(200);
+pub(super) const EAGER: Duration = Duration::from_micros(200);
 
 /// What waits for the device.
 pub(super) enum Pending<A: Accelerator> {
