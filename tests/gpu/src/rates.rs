@@ -33,7 +33,8 @@ const AIM: Aim = Aim::RatioAtLeast(0.95);
 /// A guest's kernel that is watched: its loop may be as long as the view.
 const WATCHED: &str = "vir 1
 kernel @sum(@x: view<i32, [?], read>, @y: view<i32, [?], write>, %addend: i32) at 0x1000 block(64) {
-  %t = thread_id.x : i64
+  %thread = thread_id.x : i32
+  %t = sext %thread : i64
   %n = extent @x, 0 : i64
   %step = const 64 : i64
   for %i: i64 = %t to %n step %step {
@@ -214,4 +215,19 @@ fn guest(gpu: &Gpu, device: u32, report: &mut Report) -> anyhow::Result<()> {
         aim: Some(AIM),
     });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_watched_kernel_is_watched() {
+        let module = validate(text::parse(WATCHED).unwrap(), Trust::Guest).unwrap();
+        let compiled = vm_jit::compile(&module, &"ptx:sm_90a".parse().unwrap()).unwrap();
+        let params = &compiled.entries[0].params;
+        assert!(params.guard.is_some());
+        // As `Rates` lays them out: two views of one dimension, the addend, and the guard.
+        assert_eq!((params.bytes, params.guard.map(|guard| guard.stop)), (56, Some(40)));
+    }
 }
