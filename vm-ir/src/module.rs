@@ -4,7 +4,7 @@
 //! [decoder](crate::binary), and by nothing else. All three number values in the order of their definition,
 //! so a value's number is the same in every form.
 
-use crate::limits::{MAX_OPS, MAX_VALUES};
+use crate::limits::{MAX_OPS, MAX_VALUES, WARP};
 use crate::op::{Accuracy, AttrKind, Attribute, Axis, BarrierScope, Cache, Opcode, Order, PlaceRule, Scope};
 use crate::types::{Scalar, Type};
 use crate::view::ViewType;
@@ -235,6 +235,7 @@ pub struct Kernel {
     pub(crate) name: Box<str>,
     pub(crate) guest: GuestAddr,
     pub(crate) block: [u32; 3],
+    pub(crate) cluster: u32,
     pub(crate) params: Vec<Param>,
     pub(crate) shared: Vec<SharedArray>,
     pub(crate) values: Vec<ValueDef>,
@@ -261,6 +262,22 @@ impl Kernel {
     /// Threads of a block.
     pub fn threads(&self) -> u32 {
         self.block.iter().fold(1, |n, d| n.saturating_mul(*d))
+    }
+
+    /// Blocks of a cluster, which are neighbours along x; 1 where each is by itself. The grid along x is a multiple
+    /// of it.
+    pub fn cluster(&self) -> u32 {
+        self.cluster
+    }
+
+    /// Threads of a cluster.
+    pub fn cluster_threads(&self) -> u32 {
+        self.threads().saturating_mul(self.cluster)
+    }
+
+    /// Warps of a cluster.
+    pub fn cluster_warps(&self) -> u32 {
+        self.threads().div_ceil(WARP).saturating_mul(self.cluster)
     }
 
     /// The parameters in the order of a launch's arguments.

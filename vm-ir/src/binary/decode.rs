@@ -1,6 +1,6 @@
 //! Bytes to modules. The bytes may come from anyone.
 
-use super::{MAGIC, WITH_LINES};
+use super::{MAGIC, WITH_CLUSTERS, WITH_LINES};
 use crate::limits::{
     MAX_CARRIED, MAX_CASES, MAX_DEPTH, MAX_KERNELS, MAX_MODULE_BYTES, MAX_NAME, MAX_OPS, MAX_PARAMS,
     MAX_RANK, MAX_SHARED_ARRAYS,
@@ -86,8 +86,14 @@ type Result<T> = std::result::Result<T, DecodeError>;
 ///
 /// The first thing in the bytes that is not as [`binary`](super) says.
 pub fn decode(bytes: &[u8]) -> Result<Module> {
-    let mut decoder =
-        Decoder { bytes, at: 0, lines: false, numbering: Numbering::default(), names: HashSet::new() };
+    let mut decoder = Decoder {
+        bytes,
+        at: 0,
+        lines: false,
+        clusters: false,
+        numbering: Numbering::default(),
+        names: HashSet::new(),
+    };
     decoder.module()
 }
 
@@ -95,6 +101,7 @@ struct Decoder<'b> {
     bytes: &'b [u8],
     at: usize,
     lines: bool,
+    clusters: bool,
     numbering: Numbering,
     names: HashSet<Box<str>>,
 }
@@ -250,12 +257,16 @@ impl Decoder<'_> {
             return self.error(DecodeErrorKind::Version(version));
         }
         let flags = self.u16()?;
-        if flags & !WITH_LINES != 0 {
+        if flags & !(WITH_LINES | WITH_CLUSTERS) != 0 {
             return self.error(DecodeErrorKind::Flags(flags));
         }
         self.lines = flags & WITH_LINES != 0;
+        self.clusters = flags & WITH_CLUSTERS != 0;
         let count = self.count("kernels", MAX_KERNELS)?;
         let kernels: Vec<Kernel> = (0..count).map(|_| self.kernel()).collect::<Result<_>>()?;
+        if self.clusters && kernels.iter().all(|kernel| kernel.cluster == 1) {
+            return self.error(DecodeErrorKind::Flags(flags));
+        }
         let mut names = HashSet::new();
         if let Some(kernel) = kernels.iter().find(|k| !names.insert(&k.name)) {
             return self.error(DecodeErrorKind::Duplicate(format!("@{}", kernel.name)));
@@ -274,6 +285,7 @@ impl Decoder<'_> {
         let guest = GuestAddr(self.number()?);
         let line = self.line()?;
         let block = [self.narrow("block size")?, self.narrow("block size")?, self.narrow("block size")?];
+        let cluster = if self.clusters { self.narrow("cluster size")? } else { 1 };
         let mut params = Vec::new();
         for _ in 0..self.count("parameters", MAX_PARAMS)? {
             let param = self.param()?;
@@ -292,7 +304,7 @@ impl Decoder<'_> {
         }
         let body = self.region(1)?;
         let values = std::mem::take(&mut self.numbering.values);
-        Ok(Kernel { name, guest, block, params, shared, values, body, line })
+        Ok(Kernel { name, guest, block, cluster, params, shared, values, body, line })
     }
 
     fn param(&mut self) -> Result<Param> {

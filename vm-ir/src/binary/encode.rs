@@ -1,6 +1,6 @@
 //! Modules to bytes.
 
-use super::{MAGIC, WITH_LINES};
+use super::{MAGIC, WITH_CLUSTERS, WITH_LINES};
 use crate::module::{Kernel, Line, Module, Op, ParamKind, Place, Region, Value};
 use crate::view::{Access, Dim};
 
@@ -15,10 +15,11 @@ pub enum Lines {
 
 /// The bytes of a module.
 pub fn encode(module: &Module, lines: Lines) -> Vec<u8> {
-    let mut out = Encoder { out: Vec::new(), lines: lines == Lines::Keep };
+    let clusters = module.kernels.iter().any(|kernel| kernel.cluster != 1);
+    let mut out = Encoder { out: Vec::new(), lines: lines == Lines::Keep, clusters };
     out.out.extend_from_slice(&MAGIC);
     out.out.extend_from_slice(&Module::VERSION.to_le_bytes());
-    let flags = if out.lines { WITH_LINES } else { 0 };
+    let flags = if out.lines { WITH_LINES } else { 0 } | if clusters { WITH_CLUSTERS } else { 0 };
     out.out.extend_from_slice(&flags.to_le_bytes());
     out.number(module.kernels.len() as u64);
     module.kernels.iter().for_each(|k| out.kernel(k));
@@ -28,6 +29,7 @@ pub fn encode(module: &Module, lines: Lines) -> Vec<u8> {
 struct Encoder {
     out: Vec<u8>,
     lines: bool,
+    clusters: bool,
 }
 
 impl Encoder {
@@ -77,6 +79,9 @@ impl Encoder {
         self.number(kernel.guest.0);
         self.line(kernel.line);
         kernel.block.iter().for_each(|side| self.number((*side).into()));
+        if self.clusters {
+            self.number(kernel.cluster.into());
+        }
         self.number(kernel.params.len() as u64);
         for param in &kernel.params {
             self.text(&param.name);

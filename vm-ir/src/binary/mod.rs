@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! module   = 00 'v' 'i' 'r'  version:u16le  flags:u16le  count  kernel*
-//! kernel   = name  guest  line?  block{3}  count param*  count shared*  region
+//! kernel   = name  guest  line?  block{3}  cluster?  count param*  count shared*  region
 //! param    = name  00 element access align count dim*  |  name  01 type range
 //! dim      = 00 multiple | 01 extent
 //! range    = 00 | 01 least greatest
@@ -30,3 +30,5 @@ pub use encode::{Lines, encode};
 pub(crate) const MAGIC: [u8; 4] = *b"\0vir";
 /// Flag: lines are there.
 pub(crate) const WITH_LINES: u16 = 1;
+/// Flag: the blocks of a cluster are there. It is set if and only if some kernel has more than one.
+pub(crate) const WITH_CLUSTERS: u16 = 2;

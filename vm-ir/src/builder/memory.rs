@@ -27,6 +27,16 @@ impl<'b> PlaceRef<'b> {
         self.builder.push_one(op, Type::I64)
     }
 
+    /// Every warp of the cluster gives a value, or a vector, to the shared arrays of all blocks of the cluster, and
+    /// waits for the others.
+    #[track_caller]
+    pub fn gather(self, value: Val<'b>) {
+        let mut op = Op::new(Opcode::ClusterGather);
+        op.place = Some(self.place);
+        op.operands = vec![self.builder.own(value)];
+        self.builder.push(op, &[]);
+    }
+
     /// The element at these indices, slowest dimension first.
     pub fn at<const N: usize>(self, indices: [Val<'b>; N]) -> Element<'b> {
         let scope = match self.place {

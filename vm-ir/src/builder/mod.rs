@@ -101,6 +101,7 @@ struct State {
     name: String,
     guest: GuestAddr,
     block: [u32; 3],
+    cluster: u32,
     params: Vec<Param>,
     shared: Vec<SharedArray>,
     numbering: Numbering,
@@ -125,6 +126,7 @@ impl IRBlock {
                 name: "kernel".to_owned(),
                 guest,
                 block: [1, 1, 1],
+                cluster: 1,
                 params: Vec::new(),
                 shared: Vec::new(),
                 numbering: Numbering::default(),
@@ -163,6 +165,7 @@ impl IRBlock {
             name: state.name.as_str().into(),
             guest: state.guest,
             block: state.block,
+            cluster: state.cluster,
             params: state.params.clone(),
             shared: state.shared.clone(),
             values: state.numbering.values.clone(),
@@ -195,6 +198,13 @@ impl<'b> Builder<'b> {
     /// Sets the threads of a block along x, y and z.
     pub fn block_size(self, threads: [u32; 3]) -> Self {
         self.block.state.borrow_mut().block = threads;
+        self
+    }
+
+    /// Makes clusters of so many blocks, neighbours along x: they run at the same time and exchange values by
+    /// [`PlaceRef::gather`].
+    pub fn cluster_size(self, blocks: u32) -> Self {
+        self.block.state.borrow_mut().cluster = blocks;
         self
     }
 
@@ -474,6 +484,18 @@ impl<'b> Builder<'b> {
     #[track_caller]
     pub fn warp_id(self) -> Val<'b> {
         self.emit(Opcode::WarpId, &[], Type::I32)
+    }
+
+    /// The block's number in its cluster.
+    #[track_caller]
+    pub fn cluster_rank(self) -> Val<'b> {
+        self.emit(Opcode::ClusterRank, &[], Type::I32)
+    }
+
+    /// The cluster's number along x.
+    #[track_caller]
+    pub fn cluster_id(self) -> Val<'b> {
+        self.emit(Opcode::ClusterId, &[], Type::I32)
     }
 
     /// The device's cycle counter; only in trusted modules.

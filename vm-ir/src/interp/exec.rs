@@ -17,13 +17,14 @@ const STEPS_PER_LOOK: u64 = 1 << 14;
 
 pub(super) type Result<T> = std::result::Result<T, RunErrorKind>;
 
-/// One block being run; its memory is kept from block to block.
+/// One cluster being run, often of one block; its memory is kept from cluster to cluster. The threads of its blocks are
+/// numbered through.
 pub(super) struct Machine<'m> {
     pub(super) kernel: &'m Kernel,
     pub(super) trust: Trust,
     pub(super) limits: &'m Limits,
     grid: [u32; 3],
-    /// The block that runs.
+    /// The first block of the cluster that runs.
     block: [u32; 3],
     block_number: u64,
     /// Every value: all lanes of thread 0, then of thread 1, and so on. Empty until it is first defined.
@@ -31,7 +32,9 @@ pub(super) struct Machine<'m> {
     value_bytes: usize,
     /// By parameter; `None` for scalars.
     pub(super) views: Vec<Option<Memory>>,
+    /// The arrays of the first block, then of the next.
     pub(super) shared: Vec<Memory>,
+    cluster_epoch: u32,
     block_epoch: u32,
     warp_epochs: Vec<u32>,
     steps: u64,
@@ -74,7 +77,7 @@ impl<'m> Machine<'m> {
             }
             Argument::Bits(_) => None,
         });
-        let threads = kernel.threads() as usize;
+        let threads = kernel.cluster_threads() as usize;
         let mut machine = Machine {
             kernel,
             trust,
@@ -86,6 +89,7 @@ impl<'m> Machine<'m> {
             values: vec![Vec::new(); kernel.values().len()],
             value_bytes: 0,
             shared: Vec::new(),
+            cluster_epoch: 0,
             block_epoch: 0,
             warp_epochs: vec![0; threads.div_ceil(WARP as usize)],
             steps: 0,
@@ -109,26 +113,27 @@ impl<'m> Machine<'m> {
     }
 
     fn grid(&mut self) -> Result<()> {
-        let everyone: Vec<u32> = (0..self.kernel.threads()).collect();
+        let everyone: Vec<u32> = (0..self.kernel.cluster_threads()).collect();
+        let cluster = self.kernel.cluster().max(1);
         let shared_bytes: u64 = self.kernel.shared().iter().map(|array| array.bytes()).sum();
+        let shared_bytes = shared_bytes * u64::from(cluster);
         for z in 0..self.grid[2] {
             for y in 0..self.grid[1] {
-                for x in 0..self.grid[0] {
+                for x in (0..self.grid[0]).step_by(cluster as usize) {
                     self.block = [x, y, z];
-                    self.shared = self
-                        .kernel
-                        .shared()
-                        .iter()
+                    self.shared = (0..cluster)
+                        .flat_map(|_| self.kernel.shared())
                         .map(|array| {
                             let extents: Vec<u64> = array.dims.iter().map(|d| u64::from(*d)).collect();
                             Memory::new(Tensor::zeros(array.element, &extents), true, true)
                         })
                         .collect();
+                    self.cluster_epoch = 0;
                     self.block_epoch = 0;
                     self.warp_epochs.fill(0);
                     self.spend(everyone.len() + (shared_bytes / 8) as usize)?;
                     self.region(&self.kernel.body, &everyone)?;
-                    self.block_number += 1;
+                    self.block_number += u64::from(cluster);
                 }
             }
         }
@@ -164,7 +169,7 @@ impl<'m> Machine<'m> {
 
     /// Makes room for a value.
     pub(super) fn room_for(&mut self, value: Value) -> Result<()> {
-        let size = self.kernel.threads() as usize * usize::from(self.ty(value).lanes());
+        let size = self.kernel.cluster_threads() as usize * usize::from(self.ty(value).lanes());
         if self.values[value.index()].is_empty() {
             self.value_bytes += size * 8;
             if self.value_bytes > self.limits.memory {
@@ -195,18 +200,30 @@ impl<'m> Machine<'m> {
         self.values[value.index()][start..start + bits.len()].copy_from_slice(bits);
     }
 
-    /// The memory behind a place, which the validator knows to exist.
-    pub(super) fn memory(&mut self, place: Place) -> Option<&mut Memory> {
+    /// The number of the thread's block in its cluster.
+    pub(super) fn rank(&self, thread: u32) -> u32 {
+        thread / self.kernel.threads()
+    }
+
+    /// The memory behind a place, which the validator knows to exist; of a shared array, that of the block with this
+    /// number in the cluster.
+    pub(super) fn memory(&mut self, place: Place, rank: u32) -> Option<&mut Memory> {
         match place {
             Place::View(i) => self.views.get_mut(usize::from(i))?.as_mut(),
-            Place::Shared(i) => self.shared.get_mut(usize::from(i)),
+            Place::Shared(i) => {
+                let first = rank as usize * self.kernel.shared().len();
+                self.shared.get_mut(first + usize::from(i))
+            }
         }
     }
 
     pub(super) fn stamp(&self, thread: u32, atomic: bool) -> Stamp {
+        let Thread { block, thread: own } = self.thread(thread);
         Stamp {
-            block: self.block_number,
-            thread,
+            cluster: self.block_number,
+            cluster_epoch: self.cluster_epoch,
+            block,
+            thread: own,
             block_epoch: self.block_epoch,
             warp_epoch: self.warp_epochs[(thread / WARP) as usize],
             atomic,
@@ -214,10 +231,17 @@ impl<'m> Machine<'m> {
     }
 
     pub(super) fn thread(&self, thread: u32) -> Thread {
-        Thread { block: self.block_number, thread }
+        let block = self.block_number + u64::from(self.rank(thread));
+        Thread { block, thread: thread % self.kernel.threads() }
     }
 
     pub(super) fn block_barrier(&mut self) {
+        self.block_epoch += 1;
+    }
+
+    /// Waits for all threads of the cluster.
+    pub(super) fn cluster_barrier(&mut self) {
+        self.cluster_epoch += 1;
         self.block_epoch += 1;
     }
 
@@ -235,6 +259,7 @@ impl<'m> Machine<'m> {
         match op.code.shape() {
             Shape::Load | Shape::Store => self.access(op, active),
             Shape::LoadUniform => self.load_uniform(op, active),
+            Shape::Gather => self.gather(op, active),
             Shape::AtomicLoad | Shape::AtomicStore | Shape::AtomicRmw(_) | Shape::AtomicCas => {
                 self.atomic(op, active)
             }
@@ -271,19 +296,23 @@ impl<'m> Machine<'m> {
 
     fn id(&self, op: &Op, thread: u32) -> u64 {
         let axis = op.axis() as usize;
+        let (rank, thread) = (self.rank(thread), thread % self.kernel.threads());
+        let block = [self.block[0] + rank, self.block[1], self.block[2]];
         let [x, y, _] = self.kernel.block();
         let at = [thread % x, thread / x % y, thread / (x * y)][axis];
         match op.code {
             Opcode::ThreadId => u64::from(at),
-            Opcode::BlockId => u64::from(self.block[axis]),
+            Opcode::BlockId => u64::from(block[axis]),
             Opcode::BlockDim => u64::from(self.kernel.block()[axis]),
             Opcode::GridDim => u64::from(self.grid[axis]),
             Opcode::GlobalId => {
-                u64::from(self.block[axis]) * u64::from(self.kernel.block()[axis]) + u64::from(at)
+                u64::from(block[axis]) * u64::from(self.kernel.block()[axis]) + u64::from(at)
             }
             Opcode::LocalIndex => u64::from(thread),
             Opcode::LaneId => u64::from(thread % WARP),
             Opcode::WarpId => u64::from(thread / WARP),
+            Opcode::ClusterRank => u64::from(rank),
+            Opcode::ClusterId => u64::from(self.block[0] / self.kernel.cluster().max(1)),
             Opcode::Clock => self.steps,
             // The one left is `extent`.
             _ => match (op.place, op.immediates.first()) {

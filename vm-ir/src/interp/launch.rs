@@ -147,6 +147,14 @@ pub enum LaunchError {
     /// The grid is empty or too large.
     #[error("a grid of {0} × {1} × {2} blocks; each must be at least 1, at most 2^31 - 1, 65535 and 65535")]
     Grid(u32, u32, u32),
+    /// The grid is no multiple of the cluster.
+    #[error("a grid of {grid} blocks along x; the kernel's clusters need a multiple of {cluster}")]
+    Cluster {
+        /// Blocks along x.
+        grid: u32,
+        /// Blocks of a cluster.
+        cluster: u32,
+    },
     /// Too few or too many arguments.
     #[error("the kernel takes {expected} arguments, {found} are given")]
     Count {
@@ -175,6 +183,9 @@ impl Launch {
         let [x, y, z] = self.grid;
         if x == 0 || y == 0 || z == 0 || x > MAX_GRID_X || y > MAX_GRID_YZ || z > MAX_GRID_YZ {
             return Err(LaunchError::Grid(x, y, z));
+        }
+        if !x.is_multiple_of(kernel.cluster()) {
+            return Err(LaunchError::Cluster { grid: x, cluster: kernel.cluster() });
         }
         let (expected, found) = (kernel.params().len(), self.arguments.len());
         if expected != found {

@@ -3,6 +3,7 @@
 use super::error::RunErrorKind;
 use super::exec::{Machine, Result};
 use crate::format::signed;
+use crate::limits::WARP;
 use crate::module::{Op, Place, index_count};
 use crate::op::{Opcode, Shape};
 use crate::semantics::eval;
@@ -25,7 +26,8 @@ impl Machine<'_> {
         thread: u32,
     ) -> Result<Option<usize>> {
         let trust = self.trust;
-        let element = self.memory(place).and_then(|m| m.element(indices, lane, lanes, trust));
+        let rank = self.rank(thread);
+        let element = self.memory(place, rank).and_then(|m| m.element(indices, lane, lanes, trust));
         match (element, trust) {
             (None, Trust::Trusted) => Err(RunErrorKind::OutOfBounds {
                 place: self.kernel.place_name(place).to_owned(),
@@ -38,7 +40,8 @@ impl Machine<'_> {
 
     fn read(&mut self, place: Place, element: usize, thread: u32, atomic: bool) -> Result<u64> {
         let (stamp, races, trust) = (self.stamp(thread, atomic), self.limits.races, self.trust);
-        let Some(memory) = self.memory(place) else { return Ok(0) };
+        let rank = self.rank(thread);
+        let Some(memory) = self.memory(place, rank) else { return Ok(0) };
         let bits = memory.tensor.bits(element);
         let uninitialised = memory.shared && trust == Trust::Trusted && !memory.shadow.written(element);
         let race = if races { memory.shadow.read(element, stamp) } else { None };
@@ -59,8 +62,21 @@ impl Machine<'_> {
     }
 
     fn write(&mut self, place: Place, element: usize, bits: u64, thread: u32, atomic: bool) -> Result<()> {
+        self.write_to(self.rank(thread), place, element, bits, thread, atomic)
+    }
+
+    /// Writes in the block with this number in the cluster.
+    fn write_to(
+        &mut self,
+        rank: u32,
+        place: Place,
+        element: usize,
+        bits: u64,
+        thread: u32,
+        atomic: bool,
+    ) -> Result<()> {
         let (stamp, races) = (self.stamp(thread, atomic), self.limits.races);
-        let Some(memory) = self.memory(place) else { return Ok(()) };
+        let Some(memory) = self.memory(place, rank) else { return Ok(()) };
         memory.tensor.set_bits(element, bits);
         match memory.shadow.write(element, stamp) {
             Some(other) if races => Err(RunErrorKind::Race {
@@ -113,6 +129,22 @@ impl Machine<'_> {
             self.set(result, *thread, &[bits]);
         }
         self.block_barrier();
+        Ok(())
+    }
+
+    /// What the first thread of each warp has, into the array of every block; then a barrier of the cluster.
+    pub(super) fn gather(&mut self, op: &Op, active: &[u32]) -> Result<()> {
+        let (Some(place), Some(value)) = (op.place, op.operands.first()) else { return Ok(()) };
+        for thread in active.iter().copied().filter(|thread| thread.is_multiple_of(WARP)) {
+            let lanes = self.lanes(*value, thread).to_vec();
+            let first = (thread / WARP) as usize * lanes.len();
+            for rank in 0..self.kernel.cluster() {
+                for (lane, bits) in lanes.iter().enumerate() {
+                    self.write_to(rank, place, first + lane, *bits, thread, false)?;
+                }
+            }
+        }
+        self.cluster_barrier();
         Ok(())
     }
 

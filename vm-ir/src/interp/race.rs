@@ -2,7 +2,8 @@
 //!
 //! Each element remembers its last write and its last reads, with the number of barriers that the block and
 //! the warp had then passed. Accesses of two threads are ordered if a barrier of their block lies between
-//! them, or, in one warp, a barrier of the warp. Nothing orders two blocks. Atomics do not race with atomics.
+//! them, or, in one warp, a barrier of the warp. Two blocks are ordered by a gather of their cluster, or by nothing.
+//! Atomics do not race with atomics.
 
 use crate::limits::WARP;
 
@@ -11,6 +12,10 @@ use crate::limits::WARP;
 pub(super) struct Stamp {
     /// The block, counted through the grid.
     pub(super) block: u64,
+    /// The cluster, counted through the grid.
+    pub(super) cluster: u64,
+    /// Gathers that the cluster had passed.
+    pub(super) cluster_epoch: u32,
     /// The thread in the block.
     pub(super) thread: u32,
     /// Barriers that the block had passed.
@@ -24,6 +29,12 @@ pub(super) struct Stamp {
 impl Stamp {
     /// Could the two have happened at once?
     fn unordered(&self, other: &Stamp) -> bool {
+        if self.cluster != other.cluster {
+            return true;
+        }
+        if self.cluster_epoch != other.cluster_epoch {
+            return false;
+        }
         if self.block != other.block {
             return true;
         }

@@ -322,6 +322,10 @@ ops! {
     LaneId 0x86 "lane_id" Ids Shape::Id32;
     /// local_index divided by 32: the warp's number in the block.
     WarpId 0x87 "warp_id" Ids Shape::Id32;
+    /// The block's number in its cluster; below the cluster's size.
+    ClusterRank 0x88 "cluster_rank" Ids Shape::Id32;
+    /// The cluster's number along x: block_id.x divided by the cluster's size.
+    ClusterId 0x89 "cluster_id" Ids Shape::Id32;
 
     /// The view's extent in one dimension, in elements.
     Extent 0x90 "extent" Memory Shape::Extent;
@@ -395,6 +399,8 @@ ops! {
     WarpXor 0xc1 "warp.xor" Threads Shape::Reduce(Class::BITS);
     /// Waits until all threads in scope are here; what each did before is seen by all after.
     Barrier 0xc2 "barrier" Threads Shape::Sync, [BarrierScope];
+    /// Puts what each warp of the cluster has into the array of every block, in the order of blocks and warps, then waits until all threads of the cluster are here.
+    ClusterGather 0xc3 "cluster.gather" Threads Shape::Gather;
 
     /// Runs the first region if the bool is true, else the second.
     If 0xd0 "if" Control Shape::If;
@@ -487,7 +493,7 @@ impl Opcode {
     pub const fn gather(self) -> Gather {
         match self.shape() {
             Shape::Shuffle | Shape::Vote | Shape::Ballot | Shape::Reduce(_) => Gather::Warp,
-            Shape::LoadUniform => Gather::Block,
+            Shape::LoadUniform | Shape::Gather => Gather::Block,
             _ => Gather::None,
         }
     }

@@ -57,6 +57,8 @@ pub enum Shape {
     Ballot,
     /// Scalar → scalar over a warp.
     Reduce(Class),
+    /// Shared place and a scalar or a vector of its element, alike in the warp, from every warp of a cluster.
+    Gather,
     /// Nothing, nothing.
     Sync,
     /// A bool and two regions → what the chosen one yields.
@@ -130,6 +132,8 @@ pub enum PlaceRule {
     None,
     /// A view, without indices.
     WholeView,
+    /// A shared array, without indices.
+    WholeShared,
     /// A view or a shared array, with indices.
     Any,
     /// A shared array, with indices.
@@ -142,6 +146,7 @@ impl Shape {
         match self {
             Shape::Extent => PlaceRule::WholeView,
             Shape::LoadUniform => PlaceRule::Shared,
+            Shape::Gather => PlaceRule::WholeShared,
             Shape::Load
             | Shape::Store
             | Shape::AtomicLoad
@@ -159,7 +164,7 @@ impl Shape {
             Shape::Load | Shape::LoadUniform | Shape::AtomicLoad => 0,
             Shape::Unary(_) | Shape::Convert(..) | Shape::Bitcast | Shape::Splat | Shape::Extract => 1,
             Shape::Vote | Shape::Ballot | Shape::Reduce(_) | Shape::If | Shape::Switch => 1,
-            Shape::Store | Shape::AtomicStore | Shape::AtomicRmw(_) => 1,
+            Shape::Store | Shape::AtomicStore | Shape::AtomicRmw(_) | Shape::Gather => 1,
             Shape::Binary(_) | Shape::Compare(_) | Shape::Insert | Shape::Shuffle | Shape::AtomicCas => 2,
             Shape::Ternary(_) | Shape::Select => 3,
             Shape::Make | Shape::For | Shape::While => return None,
@@ -168,7 +173,7 @@ impl Shape {
 
     /// Has it exactly one result? Ops with regions have as many as they yield or carry.
     pub const fn has_result(self) -> bool {
-        !matches!(self, Shape::Store | Shape::AtomicStore | Shape::Sync) && !self.has_regions()
+        !matches!(self, Shape::Store | Shape::AtomicStore | Shape::Gather | Shape::Sync) && !self.has_regions()
     }
 
     /// Number of immediates; `None` for a `switch`, which has one for each case.
@@ -205,6 +210,7 @@ impl Shape {
             | Shape::Vote
             | Shape::Ballot
             | Shape::Reduce(_)
+            | Shape::Gather
             | Shape::Sync => Effect::Together,
             Shape::If | Shape::For | Shape::While | Shape::Switch => Effect::Regions,
             _ => Effect::Pure,
@@ -247,6 +253,7 @@ impl Shape {
             Shape::Vote => "bool → bool".into(),
             Shape::Ballot => "bool → i32".into(),
             Shape::Reduce(c) => format!("T → T; T: {c}"),
+            Shape::Gather => "shared, T".into(),
             Shape::Sync => "nothing".into(),
             Shape::If => "bool, 2 regions → yields".into(),
             Shape::For => "bounds, step, carried, region → carried".into(),

@@ -349,6 +349,12 @@ impl<'t> Parser<'t> {
         let guest = GuestAddr(self.integer("guest address")?);
         self.expect_word("block")?;
         let block = self.block_size()?;
+        let mut cluster = 1;
+        if self.accept_word("cluster")? {
+            self.expect('(')?;
+            cluster = self.integer("number of blocks")?;
+            self.expect(')')?;
+        }
         self.expect('{')?;
         let mut shared = Vec::new();
         while self.token == Token::Word("shared") {
@@ -359,7 +365,7 @@ impl<'t> Parser<'t> {
         }
         let body = self.region(1, Vec::new())?;
         let values = std::mem::take(&mut self.numbering.values);
-        Ok(Kernel { name: name.into(), guest, block, params, shared, values, body, line })
+        Ok(Kernel { name: name.into(), guest, block, cluster, params, shared, values, body, line })
     }
 
     pub(super) fn params(&mut self) -> Result<Vec<Param>> {

@@ -51,7 +51,11 @@ impl Printer<'_> {
         if k.block[2] != 1 {
             write!(self.out, ", {}", k.block[2])?;
         }
-        self.out.push_str(") {\n");
+        self.out.push(')');
+        if k.cluster != 1 {
+            write!(self.out, " cluster({})", k.cluster)?;
+        }
+        self.out.push_str(" {\n");
         for array in &k.shared {
             let dims: Vec<String> = array.dims.iter().map(u32::to_string).collect();
             writeln!(self.out, "  shared @{}: {}[{}]", array.name, array.element, dims.join(", "))?;

@@ -4,7 +4,7 @@ use super::error::{Rule, ValidationError};
 use super::{KernelFacts, Trust};
 use crate::limits::{MAX_DEPTH, MAX_ERRORS, MAX_OPS, WARP};
 use crate::module::{Kernel, Line, Op, Region, Value, index_count};
-use crate::op::{BarrierScope, Gather, Group, PlaceRule};
+use crate::op::{BarrierScope, Gather, Group, Opcode, PlaceRule};
 use crate::types::Type;
 
 /// The state of the walk.
@@ -165,7 +165,7 @@ impl<'k> Checker<'k> {
             None => false,
         };
         if let Some(place) = op.place
-            && shape.place() != PlaceRule::WholeView
+            && !matches!(shape.place(), PlaceRule::WholeView | PlaceRule::WholeShared)
             && wrong_indices(indices)
         {
             let others = shape.operands().unwrap_or(0);
@@ -214,9 +214,14 @@ impl<'k> Checker<'k> {
             .then(|| op.barrier_scope());
         self.facts.block_barriers |=
             barrier == Some(BarrierScope::Block) || op.code.gather() == Gather::Block;
-        let warp = barrier == Some(BarrierScope::Warp) || op.code.gather() == Gather::Warp;
+        let warp = barrier == Some(BarrierScope::Warp)
+            || op.code.gather() == Gather::Warp
+            || op.code == Opcode::ClusterGather;
         if warp && !self.kernel.threads().is_multiple_of(WARP) {
             self.error(Rule::PartialWarp(self.kernel.threads()));
+        }
+        if op.code == Opcode::LoadUniform && self.kernel.cluster > 1 {
+            self.error(Rule::InCluster);
         }
         self.facts.warp_ops |= warp;
         self.facts.atomics |= op.code.info().group == Group::Atomics;

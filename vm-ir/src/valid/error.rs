@@ -74,6 +74,16 @@ pub enum Rule {
         "a block of {0} × {1} × {2} threads; each must be at least 1, at most 1024, 1024 and 64, and all together 1024"
     )]
     BlockSize(u32, u32, u32),
+    /// The cluster is of a size that does not exist, or of blocks with a warp that is not full.
+    #[error(
+        "a cluster of {blocks} blocks of {threads} threads; it has 2, 4 or 8 blocks of a multiple of 32 threads each"
+    )]
+    ClusterSize {
+        /// Blocks of the cluster.
+        blocks: u32,
+        /// Threads of each.
+        threads: u32,
+    },
     /// The view's dimensions are none, too many, or not sensible.
     #[error(
         "@{0} has a dimension that no memory can have; a view has 1 to 4, each at most 2^40 and a multiple of at least 1"
@@ -224,6 +234,18 @@ pub enum Rule {
         /// The vector's lanes.
         lanes: u8,
     },
+    /// The array has another size than what is gathered into it.
+    #[error("@{name} has {found} elements; the {warps} warps of the cluster give {expected}")]
+    GatherSize {
+        /// The array.
+        name: String,
+        /// Warps of the cluster.
+        warps: u32,
+        /// Elements that they give.
+        expected: u64,
+        /// Elements of the array.
+        found: u64,
+    },
     /// The kernel may not do this with the view.
     #[error("@{name} is a view for {access}; this op {does} it")]
     Access {
@@ -262,6 +284,15 @@ pub enum Rule {
     /// The op must be reached by the whole warp and may not be.
     #[error("all threads of the warp must reach it together, but {0}")]
     NotWarpUniform(Divergence),
+    /// The op must be reached by the whole cluster and may not be.
+    #[error("all threads of the cluster must reach it together, but {0}")]
+    NotClusterUniform(Divergence),
+    /// The op has no meaning in a kernel with clusters.
+    #[error("gives one value to a block, and the blocks of a cluster must go one way; gather instead")]
+    InCluster,
+    /// An operand must be the same in all threads of the warp.
+    #[error("operand {0} must be the same in all threads of the warp")]
+    OperandNotWarpUniform(usize),
     /// An operand must be the same in all threads of the block.
     #[error("operand {0} must be the same in all threads of the block")]
     OperandNotUniform(usize),
@@ -275,11 +306,12 @@ pub enum Rule {
 
 impl Rule {
     /// The rules' codes.
-    pub const CODES: [&str; 36] = [
+    pub const CODES: [&str; 41] = [
         "name",
         "duplicate-name",
         "too-many",
         "block-size",
+        "cluster-size",
         "view-dims",
         "view-align",
         "element",
@@ -302,6 +334,7 @@ impl Rule {
         "place",
         "index-count",
         "row-too-short",
+        "gather-size",
         "access",
         "order",
         "yields",
@@ -309,6 +342,9 @@ impl Rule {
         "case",
         "not-block-uniform",
         "not-warp-uniform",
+        "not-cluster-uniform",
+        "in-cluster",
+        "operand-not-warp-uniform",
         "operand-not-uniform",
         "partial-warp",
         "trusted",
@@ -321,6 +357,7 @@ impl Rule {
             Rule::DuplicateName(..) => "duplicate-name",
             Rule::TooMany { .. } => "too-many",
             Rule::BlockSize(..) => "block-size",
+            Rule::ClusterSize { .. } => "cluster-size",
             Rule::ViewDims(..) => "view-dims",
             Rule::ViewAlign { .. } => "view-align",
             Rule::Element { .. } => "element",
@@ -343,6 +380,7 @@ impl Rule {
             Rule::Place(..) => "place",
             Rule::IndexCount { .. } => "index-count",
             Rule::RowTooShort { .. } => "row-too-short",
+            Rule::GatherSize { .. } => "gather-size",
             Rule::Access { .. } => "access",
             Rule::Order(..) => "order",
             Rule::Yields { .. } => "yields",
@@ -350,6 +388,9 @@ impl Rule {
             Rule::Case(..) => "case",
             Rule::NotBlockUniform(..) => "not-block-uniform",
             Rule::NotWarpUniform(..) => "not-warp-uniform",
+            Rule::NotClusterUniform(..) => "not-cluster-uniform",
+            Rule::InCluster => "in-cluster",
+            Rule::OperandNotWarpUniform(..) => "operand-not-warp-uniform",
             Rule::OperandNotUniform(..) => "operand-not-uniform",
             Rule::PartialWarp(..) => "partial-warp",
             Rule::Trusted => "trusted",

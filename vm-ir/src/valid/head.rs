@@ -3,8 +3,8 @@
 use super::check::Checker;
 use super::error::Rule;
 use crate::limits::{
-    MAX_BLOCK_XY, MAX_BLOCK_Z, MAX_EXTENT, MAX_PARAMS, MAX_RANK, MAX_SHARED_ARRAYS, MAX_SHARED_BYTES,
-    MAX_THREADS,
+    MAX_BLOCK_XY, MAX_BLOCK_Z, MAX_CLUSTER, MAX_EXTENT, MAX_PARAMS, MAX_RANK, MAX_SHARED_ARRAYS, MAX_SHARED_BYTES,
+    MAX_THREADS, WARP,
 };
 use crate::module::{ParamKind, is_name};
 use crate::types::{Class, Type};
@@ -76,6 +76,11 @@ impl<'k> Checker<'k> {
         let sides = x >= 1 && y >= 1 && z >= 1 && x <= MAX_BLOCK_XY && y <= MAX_BLOCK_XY && z <= MAX_BLOCK_Z;
         if !sides || self.kernel.threads() > MAX_THREADS {
             self.error(Rule::BlockSize(x, y, z));
+        }
+        let (blocks, threads) = (self.kernel.cluster, self.kernel.threads());
+        let sized = blocks.is_power_of_two() && blocks <= MAX_CLUSTER;
+        if blocks != 1 && !(sized && threads.is_multiple_of(WARP)) {
+            self.error(Rule::ClusterSize { blocks, threads });
         }
     }
 

@@ -13,13 +13,14 @@ impl Checker<'_> {
         let needs = match shape.place() {
             PlaceRule::None => "no place",
             PlaceRule::WholeView => "a view",
+            PlaceRule::WholeShared => "a shared array, without indices",
             PlaceRule::Any => "a view or a shared array, with indices",
             PlaceRule::Shared => "a shared array, with indices",
         };
         let fits = match (shape.place(), op.place) {
             (PlaceRule::None, None) => true,
             (PlaceRule::WholeView, Some(Place::View(i))) => self.kernel.view(i).is_some(),
-            (PlaceRule::Shared, Some(place @ Place::Shared(_))) => self.kernel.place(place).is_some(),
+            (PlaceRule::Shared | PlaceRule::WholeShared, Some(place @ Place::Shared(_))) => self.kernel.place(place).is_some(),
             (PlaceRule::Any, Some(place)) => self.kernel.place(place).is_some(),
             _ => false,
         };
@@ -221,7 +222,23 @@ impl Checker<'_> {
                 self.operand_class(0, at(0), class, false);
                 self.result_is(result, at(0));
             }
+            Shape::Gather => self.gathered(op, at(0)),
             Shape::Sync => self.atomic_order(op),
+        }
+    }
+
+    /// Checks that what all warps of the cluster give just fills the array.
+    fn gathered(&mut self, op: &Op, value: Type) {
+        let Some(Place::Shared(array)) = op.place else { return };
+        let Some(array) = self.kernel.shared.get(usize::from(array)) else { return };
+        if value.scalar() != array.element {
+            let expected = format!("{} or a vector of it", array.element);
+            self.error(Rule::Operand { index: 1, expected, found: value });
+        }
+        let warps = self.kernel.cluster_warps();
+        let (expected, found) = (u64::from(warps) * u64::from(value.lanes()), array.len());
+        if expected != found {
+            self.error(Rule::GatherSize { name: array.name.to_string(), warps, expected, found });
         }
     }
 

@@ -6,19 +6,22 @@
 //! raised to, the results that it chooses or ends are raised to. Each value is raised at most twice and each
 //! use is looked at once for each raise, so the time is linear in the uses.
 //!
+//! In a kernel with clusters, "block" stands for the cluster: what is alike in each block but not in the cluster is
+//! alike in a warp, and what blocks must reach together, clusters must.
+//!
 //! A region is reached by whole blocks if every condition around it is alike in the block, and likewise for
 //! warps.
 
 use super::error::{Divergence, Rule, ValidationError};
 use crate::limits::{MAX_ERRORS, WARP};
 use crate::module::{Kernel, Op, Place, Region, Value};
-use crate::op::{BarrierScope, Gather, Opcode, Shape, Spread};
+use crate::op::{Axis, BarrierScope, Gather, Opcode, Shape, Spread};
 use crate::view::Access;
 
 /// How a value relates between the threads that compute it together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Uniformity {
-    /// The same in all threads of the block.
+    /// The same in all threads of the block; in a kernel with clusters, of the cluster.
     Block,
     /// The same in all threads of a warp.
     Warp,
@@ -120,6 +123,13 @@ impl Analysis<'_> {
         let Some(result) = op.result() else { return };
         let at = result.index();
         match op.code.spread() {
+            Spread::Block if self.kernel.cluster > 1 => {
+                let own = op.code == Opcode::ClusterRank
+                    || op.code == Opcode::BlockId && op.axis() == Axis::X;
+                if own {
+                    self.levels[at] = Uniformity::Warp;
+                }
+            }
             Spread::Block | Spread::Regions => {}
             Spread::Operands => {
                 if let Shape::Shuffle = op.code.shape() {
@@ -153,6 +163,7 @@ impl Analysis<'_> {
     fn id_level(&self, op: &Op) -> Uniformity {
         let threads = self.kernel.threads();
         match op.code {
+            Opcode::GlobalId if self.kernel.cluster > 1 && op.axis() == Axis::X => Uniformity::Thread,
             Opcode::ThreadId | Opcode::GlobalId if self.kernel.block[op.axis() as usize] == 1 => {
                 Uniformity::Block
             }
@@ -248,7 +259,13 @@ impl Reach<'_, '_> {
             Gather::None => {}
             Gather::Block => {
                 if let Some(divergence) = diverged(Uniformity::Block) {
-                    self.error(op, Rule::NotBlockUniform(divergence));
+                    self.error(
+                        op,
+                        match self.analysis.kernel.cluster {
+                            0 | 1 => Rule::NotBlockUniform(divergence),
+                            _ => Rule::NotClusterUniform(divergence),
+                        },
+                    );
                 }
             }
             Gather::Warp => {
@@ -256,6 +273,9 @@ impl Reach<'_, '_> {
                     self.error(op, Rule::NotWarpUniform(divergence));
                 }
             }
+        }
+        if op.code == Opcode::ClusterGather && self.level(&op.operands) == Uniformity::Thread {
+            self.error(op, Rule::OperandNotWarpUniform(1));
         }
         if op.code == Opcode::LoadUniform
             && let Some(i) = op.operands.iter().position(|v| self.level(&[*v]) != Uniformity::Block)
