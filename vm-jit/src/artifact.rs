@@ -61,6 +61,9 @@ pub struct Entry {
     pub symbol: String,
     /// Threads of a block along x, y and z; a launch must use just these.
     pub block: [u32; 3],
+    /// Blocks of a cluster; the grid of a launch must be a multiple along x. The code says it itself, so a launch need
+    /// not.
+    pub cluster: u32,
     /// Where its arguments go.
     pub params: ParamLayout,
     /// Bytes of shared memory that the code declares by itself.
@@ -197,6 +200,7 @@ impl Artifact {
             put_bytes(&mut out, entry.kernel.as_bytes());
             put_bytes(&mut out, entry.symbol.as_bytes());
             entry.block.iter().for_each(|d| put(&mut out, *d));
+            put(&mut out, entry.cluster);
             put(&mut out, entry.static_shared);
             put(&mut out, entry.dynamic_shared);
             put(&mut out, entry.params.bytes);
@@ -237,6 +241,7 @@ impl Artifact {
         for _ in 0..input.number()? {
             let (kernel, symbol) = (input.text()?, input.text()?);
             let block = [input.number()?, input.number()?, input.number()?];
+            let cluster = input.number()?;
             let (static_shared, dynamic_shared) = (input.number()?, input.number()?);
             let bytes = input.number()?;
             let mut slots = Vec::new();
@@ -253,7 +258,7 @@ impl Artifact {
                 _ => return None,
             };
             let params = ParamLayout { slots, guard, bytes };
-            entries.push(Entry { kernel, symbol, block, params, static_shared, dynamic_shared });
+            entries.push(Entry { kernel, symbol, block, cluster, params, static_shared, dynamic_shared });
         }
         input.0.is_empty().then_some(Artifact { target, format, code, entries })
     }

@@ -63,7 +63,7 @@ pub fn types_of(op: Opcode) -> Vec<(Scalar, Scalar)> {
         Shape::Const | Shape::Select | Shape::Splat | Shape::Make | Shape::Extract | Shape::Insert => {
             same(Class::REGISTER)
         }
-        Shape::Bitcast | Shape::Load | Shape::Store | Shape::LoadUniform | Shape::Shuffle => {
+        Shape::Bitcast | Shape::Load | Shape::Store | Shape::LoadUniform | Shape::Shuffle | Shape::Gather => {
             same(Class::DATA)
         }
         Shape::Convert(from, to, width) => from

@@ -67,7 +67,7 @@ pub fn compile(module: &ValidModule, target: &Target) -> Result<Artifact, Reject
         return Err(Rejected(rejects));
     }
     match target {
-        Target::Ptx(options) => Ok(target::ptx::write(module, options, target.to_string())),
+        Target::Ptx(options) => target::ptx::write(module, options, target.to_string()),
         Target::Cpu(options) => target::cpu::write(module, options, target.to_string()),
     }
 }

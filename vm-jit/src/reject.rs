@@ -27,6 +27,19 @@ pub enum RejectKind {
         /// Bytes that one block can have.
         available: u64,
     },
+    /// The target has no clusters, or no such.
+    #[error("{target} has no clusters of {blocks} blocks; compile for sm_90 or newer, or write the kernel without")]
+    Cluster {
+        /// The target.
+        target: String,
+        /// Blocks of a cluster.
+        blocks: u32,
+    },
+    /// A guest's kernel may be stopped in a loop, and its blocks write into each other's shared memory.
+    #[error(
+        "a guest's kernel that gathers in a cluster may be stopped in a loop while its neighbours go on; let no loop take more than 4096 rounds, known beforehand"
+    )]
+    StoppedCluster,
     /// The parameters take more bytes than a launch can pass.
     #[error("the parameters take {needed} bytes, a launch passes {available}; split the kernel")]
     Parameters {
@@ -77,6 +90,8 @@ impl RejectKind {
         match self {
             RejectKind::Op { .. } => "unsupported-op",
             RejectKind::SharedMemory { .. } => "shared-memory",
+            RejectKind::Cluster { .. } => "cluster",
+            RejectKind::StoppedCluster => "stopped-cluster",
             RejectKind::Parameters { .. } => "parameters",
             RejectKind::Scratch { .. } => "scratch-memory",
             RejectKind::Size { .. } => "too-large",

@@ -8,7 +8,8 @@ use crate::types::Scalar;
 /// `None` if there is no reference for the name, or the arguments are not of its form.
 pub fn reference(name: &str, launch: &Launch) -> Option<Vec<(usize, Tensor)>> {
     let input = Input(&launch.arguments);
-    // A kernel for rows of one width is named after it.
+    // A kernel for rows of one width is named after it, and one of clusters after that.
+    let name = name.strip_suffix("_cluster").unwrap_or(name);
     let name = match name.rsplit_once('_') {
         Some((name, width)) if width.bytes().all(|b| b.is_ascii_digit()) => name,
         _ => name,

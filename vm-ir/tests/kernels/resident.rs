@@ -1,5 +1,6 @@
 //! Softmax and RMS norm of rows whose width is known. What a block can hold of its row stays in registers and in
-//! shared memory until the row's sum is known; only what is left is read again.
+//! shared memory until the row's sum is known; only what is left is read again. Or the row is a cluster's: each of its
+//! blocks holds a part in registers, and nothing is read again.
 //!
 //! A row is cut into pieces of four columns for each thread. So every access is 16 bytes wide, and a thread reads
 //! back from shared memory just what it put there, for which no barrier is needed.
@@ -25,12 +26,21 @@ struct Plan {
     again: u32,
     /// Pieces of these two kinds that are on their way at the same time.
     batch: [u32; 2],
+    /// Blocks that share a row.
+    cluster: u32,
+    /// Pieces whose weights are loaded before the row's sum is known.
+    early: u32,
 }
 
 impl Plan {
     /// A row held in registers alone.
     const fn registers(threads: u32, registers: u32) -> Plan {
-        Plan { threads, registers, shared: 0, again: 0, batch: [0, 0] }
+        Plan { threads, registers, shared: 0, again: 0, batch: [0, 0], cluster: 1, early: 0 }
+    }
+
+    /// A row held in the registers of a cluster.
+    const fn cluster(cluster: u32, threads: u32, registers: u32, early: u32) -> Plan {
+        Plan { cluster, early, ..Plan::registers(threads, registers) }
     }
 
     const fn piece(self) -> u32 {
@@ -38,11 +48,12 @@ impl Plan {
     }
 
     const fn columns(self) -> u32 {
-        (self.registers + self.shared + self.again) * self.piece()
+        (self.registers + self.shared + self.again) * self.piece() * self.cluster
     }
 
+    /// Warps that share a row.
     const fn warps(self) -> u32 {
-        self.threads / 32
+        self.threads / 32 * self.cluster
     }
 }
 
@@ -52,9 +63,11 @@ const NARROW: Plan = Plan::registers(512, 2);
 const WIDE: Plan = Plan::registers(1024, 8);
 /// Of 131,072 columns, more than a multiprocessor can hold. Softmax needs more registers for itself.
 const WIDEST: [Plan; 2] = [
-    Plan { threads: 512, registers: 22, shared: 24, again: 18, batch: [12, 18] },
-    Plan { threads: 512, registers: 28, shared: 24, again: 12, batch: [12, 12] },
+    Plan { shared: 24, again: 18, batch: [12, 18], ..Plan::registers(512, 22) },
+    Plan { shared: 24, again: 12, batch: [12, 12], ..Plan::registers(512, 28) },
 ];
+/// The same of clusters.
+const CLUSTERS: [Plan; 2] = [Plan::cluster(4, 512, 16, 0), Plan::cluster(4, 512, 16, 8)];
 
 /// A block's row as a thread sees it.
 #[derive(Clone, Copy)]
@@ -69,10 +82,15 @@ struct Row<'b> {
 
 impl<'b> Row<'b> {
     fn new(k: Builder<'b>, plan: Plan) -> Row<'b> {
-        k.block_size([plan.threads, 1, 1]);
+        k.block_size([plan.threads, 1, 1]).cluster_size(plan.cluster);
         let held = (plan.shared > 0).then(|| k.shared("held", Scalar::F32, &[plan.shared * plan.piece()]));
-        let row = k.block_id(Axis::X).to(Scalar::I64).named("row");
-        let first = (k.thread_id(Axis::X) * i32::from(LANES)).named("first");
+        let row = if plan.cluster > 1 { k.cluster_id() } else { k.block_id(Axis::X) };
+        let row = row.to(Scalar::I64).named("row");
+        let mut first = k.thread_id(Axis::X) * i32::from(LANES);
+        if plan.cluster > 1 {
+            first = first + k.cluster_rank() * (plan.registers * plan.piece()) as i32;
+        }
+        let first = first.named("first");
         Row { k, plan, row, first, held }
     }
 
@@ -161,26 +179,55 @@ impl<'b> Row<'b> {
         }
     }
 
-    /// Puts each warp's values where all see them, and gives each thread those of the warp of its lane.
+    /// Puts each warp's values where all see them, and gives each thread those of the warps of its lane.
     fn exchange<const N: usize>(
         self,
         of_warp: [Val<'b>; N],
         identities: [f64; N],
         scratch: [PlaceRef<'b>; N],
-    ) -> [Val<'b>; N] {
+    ) -> Vec<[Val<'b>; N]> {
         let k = self.k;
         let lane = k.lane_id();
+        if self.plan.cluster > 1 {
+            scratch.iter().zip(of_warp).for_each(|(place, value)| place.gather(value));
+            let warps = (0..self.plan.warps() as i32).step_by(32);
+            return warps.map(|warp| scratch.map(|place| place.at([lane + warp]).load())).collect();
+        }
         k.if_(lane.eq(0), || {
             let warp = k.warp_id();
             scratch.iter().zip(of_warp).for_each(|(place, value)| place.at([warp]).store(value));
         });
         k.barrier();
         let load = || scratch.map(|place| place.at([lane]).load());
-        match self.plan.warps() {
+        vec![match self.plan.warps() {
             32 => load(),
             warps => k.if_else(lane.lt(warps as i32), load, || identities.map(|i| k.constant(Type::F32, i))),
+        }]
+    }
+
+    /// The same of a pair, which a cluster gathers at once.
+    fn exchange_pair(self, of_warp: [Val<'b>; 2], identities: [f64; 2], scratch: Pair<'b>) -> Vec<[Val<'b>; 2]> {
+        let k = self.k;
+        match scratch {
+            Pair::Two(scratch) => self.exchange(of_warp, identities, scratch),
+            Pair::One(scratch) => {
+                scratch.gather(k.vector(&of_warp));
+                let lane = k.lane_id();
+                let pairs = (0..self.plan.warps() as i32).step_by(32).map(|warp| {
+                    let pair = scratch.at([lane + warp, k.i32(0)]).load_vector(2);
+                    [pair.lane(0), pair.lane(1)]
+                });
+                pairs.collect()
+            }
         }
     }
+}
+
+/// Where the warps' pairs go: each to an array of its own, or both to one.
+#[derive(Clone, Copy)]
+enum Pair<'b> {
+    Two([PlaceRef<'b>; 2]),
+    One(PlaceRef<'b>),
 }
 
 fn vector() -> Type {
@@ -221,7 +268,10 @@ fn origin<'b>(k: Builder<'b>, max: Val<'b>) -> Val<'b> {
 fn softmax<'b>(k: Builder<'b>, plan: Plan) {
     let x = matrix(k, "x", plan, Access::Read);
     let y = matrix(k, "y", plan, Access::Write);
-    let scratch = ["maxima", "sums"].map(|name| k.shared(name, Scalar::F32, &[plan.warps()]));
+    let scratch = match plan.cluster {
+        1 => Pair::Two(["maxima", "sums"].map(|name| k.shared(name, Scalar::F32, &[plan.warps()]))),
+        _ => Pair::One(k.shared("sums", Scalar::F32, &[plan.warps(), 2])),
+    };
     let this = Row::new(k, plan);
     this.inside(x, y, || {
         let greatest = |values: &[Val<'b>]| across(values, Val::max);
@@ -241,9 +291,11 @@ fn softmax<'b>(k: Builder<'b>, plan: Plan) {
         let (max, from, sum, powers) = more(max, sum, &resident);
         let of_warp = max.warp_max();
         let sum_of_warp = (across(&[sum], add) * (from - origin(k, of_warp)).exp()).warp_add();
-        let [maxima, sums] = this.exchange([of_warp, sum_of_warp], [f64::NEG_INFINITY, 0.0], scratch);
-        let max = maxima.warp_max().named("max");
-        let sum = (sums * (maxima - max).exp()).warp_add().named("sum");
+        let pairs = this.exchange_pair([of_warp, sum_of_warp], [f64::NEG_INFINITY, 0.0], scratch);
+        let maxima: Vec<_> = pairs.iter().map(|[max, _]| *max).collect();
+        let max = combine(&maxima, Val::max).warp_max().named("max");
+        let sums: Vec<_> = pairs.iter().map(|[of, sum]| *sum * (*of - max).exp()).collect();
+        let sum = combine(&sums, add).warp_add().named("sum");
         let inverse = sum.rcp();
         let factor = ((from - max).exp() * inverse).splat(LANES);
         this.store(y, &columns, &powers.iter().map(|p| *p * factor).collect::<Vec<_>>());
@@ -255,40 +307,46 @@ fn softmax<'b>(k: Builder<'b>, plan: Plan) {
 /// Each row over its root mean square, times the weights.
 fn rmsnorm<'b>(k: Builder<'b>, plan: Plan) {
     let x = matrix(k, "x", plan, Access::Read);
-    let weights = ViewType::new(Scalar::F32, 1, Access::Read).aligned(16);
-    let w = k.view_of("w", weights.with_dims(&[Dim::Fixed(plan.columns().into())]));
+    let row = ViewType::new(Scalar::F32, 1, Access::Read).aligned(16);
+    let w = k.view_of("w", row.with_dims(&[Dim::Fixed(plan.columns().into())]));
     let y = matrix(k, "y", plan, Access::Write);
     let epsilon = k.scalar("epsilon", Type::F32);
     let scratch = [k.shared("sums", Scalar::F32, &[plan.warps()])];
     let this = Row::new(k, plan);
     this.inside(x, y, || {
+        let weights = |columns: &[Val<'b>]| -> Vec<_> {
+            columns.iter().map(|c| w.at([*c]).cached(Cache::Keep).load_vector(LANES)).collect()
+        };
         let squares = |sum, values: &[Val<'b>]| values.iter().fold(sum, |sum: Val<'b>, v| v.fma(*v, sum));
         let sum = this.fold(x, k.constant(vector(), 0.0), squares);
         let (columns, resident) = this.resident(x);
         let of_warp = across(&[squares(sum, &resident)], add).warp_add();
-        let [sums] = this.exchange([of_warp], [0.0], scratch);
-        let mean = sums.warp_add() * k.f32(1.0 / plan.columns() as f32);
+        let early = weights(&columns[..plan.early as usize]);
+        let sums: Vec<_> = this.exchange([of_warp], [0.0], scratch).iter().map(|[sum]| *sum).collect();
+        let mean = combine(&sums, add).warp_add() * k.f32(1.0 / plan.columns() as f32);
         let factor = (mean + epsilon).rsqrt().named("factor").splat(LANES);
-        let scaled = |columns: &[Val<'b>], values: &[Val<'b>]| {
-            let ws: Vec<_> =
-                columns.iter().map(|c| w.at([*c]).cached(Cache::Keep).load_vector(LANES)).collect();
-            values.iter().zip(ws).map(|(v, w)| *v * factor * w).collect::<Vec<_>>()
+        let times = |values: &[Val<'b>], ws: &[Val<'b>]| {
+            values.iter().zip(ws).map(|(v, w)| *v * factor * *w).collect::<Vec<_>>()
         };
-        this.store(y, &columns, &scaled(&columns, &resident));
-        this.rest(x, y, scaled);
+        let (known, late) = columns.split_at(early.len());
+        this.store(y, known, &times(&resident[..early.len()], &early));
+        this.store(y, late, &times(&resident[early.len()..], &weights(late)));
+        this.rest(x, y, |columns, values| times(values, &weights(columns)));
     });
 }
 
 #[test]
 fn softmax_by_width() {
-    for (name, plan) in [("softmax_4096", NARROW), ("softmax_32768", WIDE), ("softmax_131072", WIDEST[0])] {
+    let wide = [("softmax_131072", WIDEST[0]), ("softmax_131072_cluster", CLUSTERS[0])];
+    for (name, plan) in [("softmax_4096", NARROW), ("softmax_32768", WIDE)].into_iter().chain(wide) {
         check(name, |k| softmax(k, plan));
     }
 }
 
 #[test]
 fn rmsnorm_by_width() {
-    for (name, plan) in [("rmsnorm_4096", NARROW), ("rmsnorm_32768", WIDE), ("rmsnorm_131072", WIDEST[1])] {
+    let wide = [("rmsnorm_131072", WIDEST[1]), ("rmsnorm_131072_cluster", CLUSTERS[1])];
+    for (name, plan) in [("rmsnorm_4096", NARROW), ("rmsnorm_32768", WIDE)].into_iter().chain(wide) {
         check(name, |k| rmsnorm(k, plan));
     }
 }

@@ -259,7 +259,7 @@ impl<'k> Walk<'k> {
     }
 
     fn plain(&mut self, op: &'k Op) {
-        if op.code.shape().place() != PlaceRule::None && op.code != Opcode::Extent {
+        if matches!(op.code.shape().place(), PlaceRule::Any | PlaceRule::Shared) {
             self.access(op);
         }
         let Some(result) = op.result() else { return };

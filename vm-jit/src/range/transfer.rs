@@ -128,6 +128,8 @@ impl Walk<'_> {
         Some(match op.code {
             Opcode::ThreadId => Fact::between(0, size - 1),
             Opcode::BlockId => Fact::between(0, grid - 1),
+            Opcode::ClusterRank => Fact::between(0, i128::from(self.kernel.cluster()) - 1),
+            Opcode::ClusterId => Fact::between(0, grid / i128::from(self.kernel.cluster()) - 1),
             Opcode::BlockDim => Fact::between(size, size),
             Opcode::GridDim => Fact::between(1, grid),
             Opcode::GlobalId => Fact::between(0, grid * size - 1),

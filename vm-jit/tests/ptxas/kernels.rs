@@ -28,12 +28,17 @@ fn modules() -> Vec<Module> {
     modules
 }
 
-/// Those of a module's kernels that an architecture has shared memory for. That is all that it may lack.
+/// Those of a module's kernels that an architecture has shared memory and clusters for. That is all that it may lack.
 fn fitting(module: &ValidModule, arch: &str) -> ValidModule {
     let target: Target = format!("ptx:{arch}").parse().unwrap();
     let fits = |kernel: &&Kernel| {
         let rejects = rejects(&Module::from((*kernel).clone()), &target);
-        let unfit = rejects.iter().any(|r| matches!(r.kind, RejectKind::SharedMemory { .. }));
+        let lacks = |kind: &RejectKind| match kind {
+            RejectKind::SharedMemory { .. } => true,
+            RejectKind::Cluster { .. } => matches!(arch, "sm_70" | "sm_75" | "sm_80" | "sm_86" | "sm_89"),
+            _ => false,
+        };
+        let unfit = rejects.iter().any(|r| lacks(&r.kind));
         assert_eq!(rejects.is_empty(), !unfit, "{rejects:?}");
         !unfit
     };

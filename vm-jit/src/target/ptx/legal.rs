@@ -141,7 +141,7 @@ const TABLE: &[Row] = &[
         Way::Expanded(Expansion::Shuffles),
     ),
     row(
-        &[LoadUniform],
+        &[LoadUniform, ClusterGather],
         &[I8, I16, I32, I64, F16, Bf16, F32, F64, F8E4M3, F8E5M2],
         70,
         (6, 0),

@@ -24,13 +24,13 @@ fn split_offset(known: &Access, size: u32) -> Option<i64> {
 }
 
 /// Where an access goes.
-struct Address {
-    base: Reg,
-    offset: i64,
-    /// `.global` or `.shared`.
-    space: &'static str,
+pub(super) struct Address {
+    pub(super) base: Reg,
+    pub(super) offset: i64,
+    /// `global`, `shared`, or `shared::cluster` for that of another block.
+    pub(super) space: &'static str,
     /// What the address is known to be a multiple of, in bytes.
-    align: u32,
+    pub(super) align: u32,
 }
 
 /// Under which predicate an access is done.
@@ -379,9 +379,33 @@ impl Writer<'_> {
             Guard::When(reg) | Guard::EachLane(reg, _) => Some(reg),
         };
         let size = scalar.bytes();
-        let total = size * lanes;
+        self.put(scalar, &regs, &address, &name, all, policy);
+        if let Guard::EachLane(all, outer) = guard {
+            let done = self.begin_lanes(all);
+            for (lane, reg) in regs.iter().enumerate() {
+                let within = self.lane_within(op, place, lane as u32, outer);
+                let to = Arg::At(address.base, address.offset + i64::from(lane as u32 * size));
+                self.access(Some(within), &one, [to, Arg::Reg(*reg)], policy);
+            }
+            self.asm.place(done);
+        }
+    }
+
+    /// Stores lanes in a row by `name`, the instruction without its type, under a predicate if there is one.
+    pub(super) fn put(
+        &mut self,
+        scalar: Scalar,
+        regs: &[Reg],
+        address: &Address,
+        name: &str,
+        all: Option<Reg>,
+        policy: Option<Reg>,
+    ) {
+        let size = scalar.bytes();
+        let total = size * regs.len() as u32;
         let chunk = address.align.min(WIDEST).min(total);
         if chunk <= size || chunk < 4 {
+            let one = format!("{name}.{}", memory_type(scalar));
             for (lane, reg) in regs.iter().enumerate() {
                 let to = Arg::At(address.base, address.offset + i64::from(lane as u32 * size));
                 self.access(all, &one, [to, Arg::Reg(*reg)], policy);
@@ -398,22 +422,13 @@ impl Writer<'_> {
                 true => {
                     regs.chunks((4 / size) as usize).map(|c| self.join(c, size * 8, Scalar::I32)).collect()
                 }
-                false => regs.clone(),
+                false => regs.to_vec(),
             };
             for (i, words) in words.chunks(count as usize).enumerate() {
                 let source = if count > 1 { Arg::List(words) } else { Arg::Reg(words[0]) };
                 let to = Arg::At(address.base, address.offset + i64::from(i as u32 * chunk));
                 self.access(all, &vector, [to, source], policy);
             }
-        }
-        if let Guard::EachLane(all, outer) = guard {
-            let done = self.begin_lanes(all);
-            for (lane, reg) in regs.iter().enumerate() {
-                let within = self.lane_within(op, place, lane as u32, outer);
-                let to = Arg::At(address.base, address.offset + i64::from(lane as u32 * size));
-                self.access(Some(within), &one, [to, Arg::Reg(*reg)], policy);
-            }
-            self.asm.place(done);
         }
     }
 

@@ -4,6 +4,7 @@
 //! * `legal`: the table of what PTX has.
 //! * `writer`: a kernel, its parameters and its ops in order; `control` its regions; `negation` what a loop of them
 //!   needs.
+//! * `cluster`: blocks that run at the same time and exchange values.
 //! * `value`, `extreme`, `convert`, `function`, `function64`: ops on values; `memory`: views, shared arrays and
 //!   atomics; `warp`: ops between threads.
 //! * `asm`: the text.
@@ -24,6 +25,7 @@
 
 mod arch;
 mod asm;
+mod cluster;
 mod control;
 mod convert;
 mod extreme;
@@ -39,9 +41,9 @@ mod writer;
 
 pub use arch::{Arch, UnknownArch, Version};
 
-use crate::artifact::{Artifact, Format, ParamLayout};
+use crate::artifact::{Artifact, Entry, Format, ParamLayout};
 use crate::legal::Support;
-use crate::reject::RejectKind;
+use crate::reject::{Reject, RejectKind, Rejected};
 use std::fmt;
 use vm_ir::op::Opcode;
 use vm_ir::{Kernel, Scalar, ValidModule};
@@ -50,6 +52,9 @@ use vm_ir::{Kernel, Scalar, ValidModule};
 const STATIC_SHARED: u64 = 48 * 1024;
 /// Bytes of parameters that every driver passes, and those since PTX 8.1 on sm_70 and newer.
 const PARAM_BYTES: [u32; 2] = [4096, 32_764];
+
+/// The first architecture with clusters, and the first PTX version.
+const CLUSTERS: (u16, Version) = (90, Version::new(7, 8));
 
 /// Options that change the result.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -117,6 +122,10 @@ pub(crate) fn head_rejects(options: &Options, kernel: &Kernel) -> Vec<RejectKind
             available: arch.shared_bytes(),
         });
     }
+    if kernel.cluster() > 1 && (arch.sm() < CLUSTERS.0 || version < CLUSTERS.1) {
+        let (target, blocks) = (format!("{arch} with PTX {version}"), kernel.cluster());
+        found.push(RejectKind::Cluster { target, blocks });
+    }
     let needed = ParamLayout::of(kernel, true).bytes;
     let available = PARAM_BYTES[usize::from(version >= Version::new(8, 1))];
     if needed > available {
@@ -126,8 +135,23 @@ pub(crate) fn head_rejects(options: &Options, kernel: &Kernel) -> Vec<RejectKind
 }
 
 /// Writes a module that the target does not reject.
-pub(crate) fn write(module: &ValidModule, options: &Options, target: String) -> Artifact {
+///
+/// # Errors
+///
+/// Kernels of a guest that may be stopped in a loop and whose blocks write into each other: a block that has left can't
+/// be written to.
+pub(crate) fn write(module: &ValidModule, options: &Options, target: String) -> Result<Artifact, Rejected> {
     let mut text = String::with_capacity(16 << 10);
     let entries = writer::module(module, options, &mut text);
-    Artifact { target, format: Format::Ptx, code: text.into_bytes(), entries }
+    let stopped = |(kernel, entry): &(&Kernel, &Entry)| {
+        kernel.cluster() > 1 && cluster::gathers(kernel.body()) && entry.params.guard.is_some()
+    };
+    let rejects: Vec<Reject> = (module.kernels().iter().zip(&entries))
+        .filter(stopped)
+        .map(|(kernel, _)| Reject::new(kernel, kernel.line().0, RejectKind::StoppedCluster))
+        .collect();
+    if !rejects.is_empty() {
+        return Err(Rejected(rejects));
+    }
+    Ok(Artifact { target, format: Format::Ptx, code: text.into_bytes(), entries })
 }

@@ -1,6 +1,7 @@
 //! A module's text: head, kernels, parameters, and the walk over ops.
 
 use super::asm::{Arg, Asm, Class, Label, Reg, def, ins};
+use super::cluster::Meeting;
 use super::legal::{Way, way};
 use super::triple::Negations;
 use super::{Options, STATIC_SHARED};
@@ -93,7 +94,7 @@ pub(super) struct Watch {
 pub(super) struct Writer<'k> {
     pub(super) asm: Asm,
     pub(super) kernel: &'k Kernel,
-    facts: &'k KernelFacts,
+    pub(super) facts: &'k KernelFacts,
     pub(super) ranges: Ranges,
     pub(super) negations: Negations,
     pub(super) options: &'k Options,
@@ -112,6 +113,8 @@ pub(super) struct Writer<'k> {
     pub(super) shared_offsets: Vec<u32>,
     /// Ops before which shared memory is zeroed.
     zero_at: Vec<*const Op>,
+    /// Where the blocks of a cluster meet before they gather.
+    pub(super) meetings: Vec<Meeting>,
     /// How the L2 cache is told to evict last.
     pub(super) keep: Option<Reg>,
     pub(super) watch: Option<Watch>,
@@ -162,6 +165,7 @@ impl<'k> Writer<'k> {
             shared: None,
             shared_offsets,
             zero_at: Vec::new(),
+            meetings: Vec::new(),
             keep: None,
             watch: None,
             watched: false,
@@ -194,7 +198,11 @@ impl<'k> Writer<'k> {
             let _ = write!(text, "\n\t.param .align 8 .b8 args[{}]\n", params.bytes);
         }
         let [x, y, z] = kernel.block();
-        let _ = writeln!(text, ")\n.reqntid {x}, {y}, {z}\n{{");
+        let _ = writeln!(text, ")\n.reqntid {x}, {y}, {z}");
+        if kernel.cluster() > 1 {
+            let _ = writeln!(text, ".explicitcluster\n.reqnctapercluster {}, 1, 1", kernel.cluster());
+        }
+        text.push_str("{\n");
         self.asm.declarations(text);
         let (shared, dynamic) = (self.facts.shared_bytes as u32, self.dynamic_shared());
         if shared > 0 && dynamic == 0 {
@@ -206,6 +214,7 @@ impl<'k> Writer<'k> {
             kernel: kernel.name().to_owned(),
             symbol,
             block: kernel.block(),
+            cluster: kernel.cluster(),
             params,
             static_shared: shared - dynamic,
             dynamic_shared: dynamic,
@@ -262,9 +271,16 @@ impl<'k> Writer<'k> {
         if self.facts.shared_bytes > 0 {
             let name = if self.dynamic_shared() > 0 { DYNAMIC_SHARED } else { "arrays" };
             self.shared = Some(def!(self, B32, "mov.u32", name));
+            let kernel = self.kernel;
+            if kernel.cluster() > 1 {
+                self.meetings = self.meetings(kernel.body());
+            }
             if self.guest {
-                let kernel = self.kernel;
-                self.zero_at = self.zero_sites(kernel.body());
+                match self.meetings.is_empty() {
+                    true => self.zero_at = self.zero_sites(kernel.body()),
+                    // Before any block may give another what it gathers.
+                    false => self.zero_shared(),
+                }
             }
         }
     }
@@ -372,6 +388,9 @@ impl<'k> Writer<'k> {
         if self.zero_at.contains(&std::ptr::from_ref(op)) {
             self.zero_shared();
         }
+        if !self.meetings.is_empty() {
+            self.meet(op);
+        }
         match op.code.shape() {
             Shape::If => self.if_op(op),
             Shape::For => self.for_op(op),
@@ -391,6 +410,7 @@ impl<'k> Writer<'k> {
             Shape::Shuffle => self.shuffle(op),
             Shape::Vote | Shape::Ballot => self.vote(op),
             Shape::Reduce(_) => self.reduce(op),
+            Shape::Gather => self.gather(op),
             Shape::Extent | Shape::Id32 | Shape::Id64 => self.id(op),
             _ => self.values(op),
         }
@@ -439,6 +459,8 @@ impl<'k> Writer<'k> {
                 let index = self.local_index();
                 def!(self, B32, "shr.u32", index, 5)
             }
+            Opcode::ClusterRank => self.cluster_rank(),
+            Opcode::ClusterId => self.cluster_id(),
             Opcode::Clock => def!(self, B64, "mov.u64", "%clock64"),
             // The one left is `extent`.
             _ => {
