@@ -40,7 +40,9 @@ impl Writer<'_> {
         if more.is_none() && op.code.shape() == Shape::If && alike(op) {
             return op.regions.iter().flat_map(|region| self.meetings(region)).collect();
         }
-        vec![Meeting { arrive: &region.ops[0], wait: op }]
+        // Not before a block's own memory is zeroed, lest that wipes out what others gave.
+        let zeroed = region.ops.iter().find(|op| self.zero_at.contains(&std::ptr::from_ref(*op)));
+        vec![Meeting { arrive: zeroed.unwrap_or(&region.ops[0]), wait: op }]
     }
 
     /// What the blocks do to meet, if it is before this op.

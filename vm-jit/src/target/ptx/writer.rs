@@ -112,7 +112,7 @@ pub(super) struct Writer<'k> {
     pub(super) shared: Option<Reg>,
     pub(super) shared_offsets: Vec<u32>,
     /// Ops before which shared memory is zeroed.
-    zero_at: Vec<*const Op>,
+    pub(super) zero_at: Vec<*const Op>,
     /// Where the blocks of a cluster meet before they gather.
     pub(super) meetings: Vec<Meeting>,
     /// How the L2 cache is told to evict last.
@@ -272,15 +272,11 @@ impl<'k> Writer<'k> {
             let name = if self.dynamic_shared() > 0 { DYNAMIC_SHARED } else { "arrays" };
             self.shared = Some(def!(self, B32, "mov.u32", name));
             let kernel = self.kernel;
+            if self.guest {
+                self.zero_at = self.zero_sites(kernel.body());
+            }
             if kernel.cluster() > 1 {
                 self.meetings = self.meetings(kernel.body());
-            }
-            if self.guest {
-                match self.meetings.is_empty() {
-                    true => self.zero_at = self.zero_sites(kernel.body()),
-                    // Before any block may give another what it gathers.
-                    false => self.zero_shared(),
-                }
             }
         }
     }
