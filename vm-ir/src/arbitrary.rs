@@ -20,7 +20,7 @@ pub struct Options {
     /// Also ops whose precise class is not correctly rounded. Results then differ between backends by more
     /// than any bound, since small differences are compared and branched on.
     pub inexact: bool,
-    /// Also ops between threads: warps, shared memory, barriers, atomics.
+    /// Also ops between threads: warps, shared memory, barriers, atomics, clusters.
     pub together: bool,
     /// Also vectors. Without them a compiler may run neighbouring threads in the lanes of its own.
     pub vectors: bool,
@@ -46,8 +46,9 @@ pub fn kernel(seed: u64, options: Options) -> (Module, Launch) {
     let mut random = Random(seed ^ 0x5851_f42d_4c95_7f2d);
     random.next();
     let threads = 32 * (1 + random.below(2)) as u32;
-    let grid = 1 + random.below(2) as u32;
-    let k = block.builder().name("random").block_size([threads, 1, 1]);
+    let cluster = if options.together { random.pick(&[1, 1, 2, 4]) } else { 1 };
+    let grid = cluster * (1 + random.below(2) as u32);
+    let k = block.builder().name("random").block_size([threads, 1, 1]).cluster_size(cluster);
     let mut arguments = Vec::new();
 
     let mut inputs = Vec::new();
@@ -70,6 +71,9 @@ pub fn kernel(seed: u64, options: Options) -> (Module, Launch) {
         (0..8).map(|_| random.bits(Scalar::I32)),
     )));
     let exchange = k.shared("exchange", Scalar::I32, &[threads]);
+    let warps = threads / 32 * cluster;
+    let gathered = ["even", "odd"].map(|name| k.shared(name, Scalar::I32, &[warps]));
+    let pairs = k.shared("pairs", Scalar::F32, &[warps, 2]);
     let mut values = Vec::new();
     for scalar in [Scalar::I32, Scalar::I64, Scalar::F64] {
         values.push(k.scalar(&format!("n_{scalar}"), scalar.into()));
@@ -83,11 +87,27 @@ pub fn kernel(seed: u64, options: Options) -> (Module, Launch) {
         Opcode::AtomicAnd,
         Opcode::AtomicXor,
     ]);
-    let uniform = vec![values[0], k.block_id(Axis::X)];
+    let number = k.block_id(Axis::X);
+    let uniform = vec![values[0], if cluster > 1 { k.cluster_id() } else { number }];
     let thread = k.thread_id(Axis::X);
-    values.extend([thread, k.lane_id(), uniform[1], k.global_id(Axis::X)]);
-    let mut maker =
-        Maker { k, random, options, inputs, counts, exchange, thread, atomic, values, uniform, depth: 0 };
+    values.extend([thread, k.lane_id(), number, uniform[1], k.cluster_rank(), k.global_id(Axis::X)]);
+    let mut maker = Maker {
+        k,
+        random,
+        options,
+        inputs,
+        counts,
+        exchange,
+        gathered,
+        pairs,
+        warps,
+        cluster,
+        thread,
+        atomic,
+        values,
+        uniform,
+        depth: 0,
+    };
     maker.statements(options.statements, true);
 
     let first = k.global_id(Axis::X) * (SLOTS as i32);
@@ -113,23 +133,30 @@ struct Maker<'b> {
     inputs: Vec<PlaceRef<'b>>,
     counts: PlaceRef<'b>,
     exchange: PlaceRef<'b>,
+    /// What is gathered, in turns.
+    gathered: [PlaceRef<'b>; 2],
+    pairs: PlaceRef<'b>,
+    /// Warps of the cluster.
+    warps: u32,
+    cluster: u32,
     thread: Val<'b>,
     atomic: Opcode,
     /// What the next statement may use.
     values: Vec<Val<'b>>,
-    /// Numbers that are alike in the block.
+    /// Numbers that are alike in the block and in the cluster.
     uniform: Vec<Val<'b>>,
     depth: u32,
 }
 
 impl<'b> Maker<'b> {
-    /// Makes statements; `together` if all threads of the block come here.
+    /// Makes statements; `together` if all threads of the block and of the cluster come here.
     fn statements(&mut self, count: u32, together: bool) {
         for _ in 0..count {
             match self.random.below(16) {
                 0 if self.depth < DEPTH => self.choice(),
                 1 if self.depth < DEPTH => self.counted(),
-                2 if self.depth < DEPTH => self.repeated(),
+                // A loop that a guest may be stopped in is not for clusters.
+                2 if self.depth < DEPTH && self.cluster == 1 => self.repeated(),
                 3 => self.load(),
                 4 | 5 if together && self.options.together => self.between_threads(),
                 6 if self.options.together => self.count(),
@@ -305,9 +332,32 @@ impl<'b> Maker<'b> {
                 self.k.barrier();
                 theirs
             }
+            Shape::Gather => self.gather(),
             _ => return,
         };
         self.values.push(made);
+    }
+
+    /// Every warp gives a word, then a pair or another word, and every thread takes one of each. Whoever gives again has
+    /// waited for those who read what was gathered before.
+    fn gather(&mut self) -> Val<'b> {
+        let last = self.warps as i32 - 1;
+        let word = self.some(Class::WORD).to(Scalar::I32);
+        let word = self.k.emit(Opcode::WarpXor, &[word], Type::I32);
+        self.gathered[0].gather(word);
+        let at = self.some(Class::WORD).to(Scalar::I32) & last;
+        let first = self.gathered[0].at([at]).load();
+        let at = self.some(Class::WORD).to(Scalar::I32) & last;
+        if self.options.vectors {
+            let word = word.bitcast(Type::F32);
+            let pair = self.k.vector(&[word, self.k.f32(1.5)]);
+            self.pairs.gather(pair);
+            self.values.push(self.pairs.at([at, self.k.i32(0)]).load_vector(2));
+        } else {
+            self.gathered[1].gather(word);
+            self.values.push(self.gathered[1].at([at]).load());
+        }
+        first
     }
 
     /// A condition, and whether it is alike in the block.

@@ -28,7 +28,9 @@ pub enum RejectKind {
         available: u64,
     },
     /// The target has no clusters, or no such.
-    #[error("{target} has no clusters of {blocks} blocks; compile for sm_90 or newer, or write the kernel without")]
+    #[error(
+        "{target} has no clusters of {blocks} blocks; compile for sm_90 or newer, or write the kernel without"
+    )]
     Cluster {
         /// The target.
         target: String,

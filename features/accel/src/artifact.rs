@@ -103,6 +103,9 @@ pub struct Signature {
     pub entry: String,
     /// Work-items of a block in each dimension.
     pub block: [u32; 3],
+    /// Blocks of a cluster, neighbours along x that run at the same time: a grid has a multiple of so many along x. 1
+    /// for a kernel whose blocks are by themselves. The code says it too, so it is no part of a launch.
+    pub cluster: u32,
     /// Bytes of shared memory that each block gets beside what the code declares by itself.
     pub shared_bytes: u32,
     /// The parameters, in the order in which arguments are given.
@@ -132,6 +135,9 @@ impl Signature {
         }
         if self.block.contains(&0) {
             return Err(format!("a block of {:?} work-items has none", self.block));
+        }
+        if self.cluster == 0 {
+            return Err("a cluster of no blocks".into());
         }
         for Parameter { name, kind } in &self.parameters {
             match kind {
@@ -264,6 +270,7 @@ mod tests {
             let mut signature = Signature {
                 entry: "k".into(),
                 block: [1; 3],
+                cluster: 1,
                 shared_bytes: 0,
                 parameters: vec![],
                 guard: None,
@@ -281,6 +288,7 @@ mod tests {
         check(&|signature| signature.entry = String::new(), None);
         check(&|signature| signature.entry = "a\0b".into(), None);
         check(&|signature| signature.block = [32, 0, 1], None);
+        check(&|signature| signature.cluster = 0, None);
         with(vec![scalar(0, 4), scalar(8, 8)], Some(16));
         with(vec![scalar(8, 8), scalar(0, 1)], Some(16));
         with(vec![scalar(0, 3)], None);

@@ -4,7 +4,7 @@ use std::fmt;
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
-use crate::artifact::{Artifact, Layout, Parameter, ParameterKind};
+use crate::artifact::{Artifact, Layout, Parameter, ParameterKind, Signature};
 use crate::device::DeviceInfo;
 use crate::error::{Error, Result};
 use crate::extents::{Extents, Place};
@@ -15,17 +15,22 @@ use crate::memory::Region;
 pub struct Grid(pub [u32; 3]);
 
 impl Grid {
-    /// Checks the grid against a device's limits.
+    /// Checks the grid against a device's limits and a kernel's clusters.
     ///
     /// # Errors
-    /// [`Error::Grid`], naming the limit that is passed.
-    pub fn check(&self, kernel: &str, info: &DeviceInfo) -> Result<()> {
+    /// [`Error::Grid`], naming the limit that is passed, or the multiple that it must be.
+    pub fn check(&self, signature: &Signature, info: &DeviceInfo) -> Result<()> {
         let fits = |(size, limit): (u32, u32)| size != 0 && size <= limit;
-        if self.0.into_iter().zip(info.grid).all(fits) { Ok(()) } else { Err(self.refused(kernel, info)) }
+        let whole = self.0[0].is_multiple_of(signature.cluster);
+        if whole && self.0.into_iter().zip(info.grid).all(fits) {
+            Ok(())
+        } else {
+            Err(self.refused(signature, info))
+        }
     }
 
     #[cold]
-    fn refused(&self, kernel: &str, info: &DeviceInfo) -> Error {
+    fn refused(&self, signature: &Signature, info: &DeviceInfo) -> Error {
         let reason = ["x", "y", "z"].iter().zip(self.0.into_iter().zip(info.grid)).find_map(
             |(axis, (size, limit))| match size {
                 0 => Some(format!("it has no blocks along {axis}")),
@@ -33,7 +38,8 @@ impl Grid {
                 _ => None,
             },
         );
-        Error::Grid { kernel: kernel.to_owned(), grid: *self, reason: reason.unwrap_or_default() }
+        let parts = || format!("its clusters need a multiple of {} along x", signature.cluster);
+        Error::Grid { kernel: signature.entry.clone(), grid: *self, reason: reason.unwrap_or_else(parts) }
     }
 }
 
@@ -392,7 +398,7 @@ mod tests {
     fn artifact(kinds: Vec<ParameterKind>, guard: Option<Guard>) -> Artifact {
         let parameters = (0..).zip(kinds).map(|(index, kind)| Parameter { name: format!("p{index}"), kind });
         let (parameters, entry) = (parameters.collect(), "k".into());
-        let signature = Signature { entry, block: [1; 3], shared_bytes: 0, parameters, guard };
+        let signature = Signature { entry, block: [1; 3], cluster: 1, shared_bytes: 0, parameters, guard };
         // SAFETY: it is never run.
         #[allow(unsafe_code)]
         unsafe { Artifact::new([], signature) }.unwrap()

@@ -123,7 +123,14 @@ impl Program {
                 guard = Some(Guard { stop: list.take(8), rounds: list.take(8) });
             }
         }
-        Signature { entry: self.name().into(), block, shared_bytes, parameters: list.parameters, guard }
+        Signature {
+            entry: self.name().into(),
+            block,
+            cluster: 1,
+            shared_bytes,
+            parameters: list.parameters,
+            guard,
+        }
     }
 }
 

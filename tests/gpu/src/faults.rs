@@ -113,6 +113,7 @@ fn artifact(instructions: &str) -> anyhow::Result<Artifact> {
     let signature = Signature {
         entry: "probe".into(),
         block: [32, 1, 1],
+        cluster: 1,
         shared_bytes: 0,
         parameters: vec![Parameter { name: "buffer".into(), kind }],
         guard: None,

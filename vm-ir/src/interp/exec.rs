@@ -305,9 +305,7 @@ impl<'m> Machine<'m> {
             Opcode::BlockId => u64::from(block[axis]),
             Opcode::BlockDim => u64::from(self.kernel.block()[axis]),
             Opcode::GridDim => u64::from(self.grid[axis]),
-            Opcode::GlobalId => {
-                u64::from(block[axis]) * u64::from(self.kernel.block()[axis]) + u64::from(at)
-            }
+            Opcode::GlobalId => u64::from(block[axis]) * u64::from(self.kernel.block()[axis]) + u64::from(at),
             Opcode::LocalIndex => u64::from(thread),
             Opcode::LaneId => u64::from(thread % WARP),
             Opcode::WarpId => u64::from(thread / WARP),

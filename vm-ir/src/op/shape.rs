@@ -173,7 +173,8 @@ impl Shape {
 
     /// Has it exactly one result? Ops with regions have as many as they yield or carry.
     pub const fn has_result(self) -> bool {
-        !matches!(self, Shape::Store | Shape::AtomicStore | Shape::Gather | Shape::Sync) && !self.has_regions()
+        !matches!(self, Shape::Store | Shape::AtomicStore | Shape::Gather | Shape::Sync)
+            && !self.has_regions()
     }
 
     /// Number of immediates; `None` for a `switch`, which has one for each case.

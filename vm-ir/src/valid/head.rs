@@ -3,8 +3,8 @@
 use super::check::Checker;
 use super::error::Rule;
 use crate::limits::{
-    MAX_BLOCK_XY, MAX_BLOCK_Z, MAX_CLUSTER, MAX_EXTENT, MAX_PARAMS, MAX_RANK, MAX_SHARED_ARRAYS, MAX_SHARED_BYTES,
-    MAX_THREADS, WARP,
+    MAX_BLOCK_XY, MAX_BLOCK_Z, MAX_CLUSTER, MAX_EXTENT, MAX_PARAMS, MAX_RANK, MAX_SHARED_ARRAYS,
+    MAX_SHARED_BYTES, MAX_THREADS, WARP,
 };
 use crate::module::{ParamKind, is_name};
 use crate::types::{Class, Type};

@@ -20,7 +20,9 @@ impl Checker<'_> {
         let fits = match (shape.place(), op.place) {
             (PlaceRule::None, None) => true,
             (PlaceRule::WholeView, Some(Place::View(i))) => self.kernel.view(i).is_some(),
-            (PlaceRule::Shared | PlaceRule::WholeShared, Some(place @ Place::Shared(_))) => self.kernel.place(place).is_some(),
+            (PlaceRule::Shared | PlaceRule::WholeShared, Some(place @ Place::Shared(_))) => {
+                self.kernel.place(place).is_some()
+            }
             (PlaceRule::Any, Some(place)) => self.kernel.place(place).is_some(),
             _ => false,
         };

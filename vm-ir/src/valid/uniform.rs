@@ -124,8 +124,8 @@ impl Analysis<'_> {
         let at = result.index();
         match op.code.spread() {
             Spread::Block if self.kernel.cluster > 1 => {
-                let own = op.code == Opcode::ClusterRank
-                    || op.code == Opcode::BlockId && op.axis() == Axis::X;
+                let own =
+                    op.code == Opcode::ClusterRank || op.code == Opcode::BlockId && op.axis() == Axis::X;
                 if own {
                     self.levels[at] = Uniformity::Warp;
                 }

@@ -209,7 +209,12 @@ impl<'b> Row<'b> {
     }
 
     /// The same of a pair, which a cluster gathers at once.
-    fn exchange_pair(self, of_warp: [Val<'b>; 2], identities: [f64; 2], scratch: Pair<'b>) -> Vec<[Val<'b>; 2]> {
+    fn exchange_pair(
+        self,
+        of_warp: [Val<'b>; 2],
+        identities: [f64; 2],
+        scratch: Pair<'b>,
+    ) -> Vec<[Val<'b>; 2]> {
         let k = self.k;
         match scratch {
             Pair::Two(scratch) => self.exchange(of_warp, identities, scratch),
@@ -337,8 +342,7 @@ fn rmsnorm<'b>(k: Builder<'b>, plan: Plan) {
         let times = |values: &[Val<'b>], ws: &[Val<'b>]| {
             values.iter().zip(ws).map(|(v, w)| *v * factor * *w).collect::<Vec<_>>()
         };
-        let held: Vec<_> =
-            places.iter().map(|at| known.unwrap().at([*at]).load_vector(LANES)).collect();
+        let held: Vec<_> = places.iter().map(|at| known.unwrap().at([*at]).load_vector(LANES)).collect();
         this.store(y, early, &times(&resident[..held.len()], &held));
         this.store(y, late, &times(&resident[held.len()..], &weights(late)));
         this.rest(x, y, |columns, values| times(values, &weights(columns)));

@@ -20,7 +20,10 @@ use vm_jit::{Entry, Slot};
 pub(super) fn of(module: &ValidModule, entry: &Entry, image: &Arc<[u8]>) -> Result<Artifact, Error> {
     let bad = |reason: &str| Error::Load { kernel: entry.kernel.clone(), reason: reason.into() };
     let kernel = module.kernel(&entry.kernel).ok_or_else(|| bad("it is not of this module"))?;
-    if kernel.params().len() != entry.params.slots.len() || kernel.block() != entry.block {
+    if kernel.params().len() != entry.params.slots.len()
+        || kernel.block() != entry.block
+        || kernel.cluster() != entry.cluster
+    {
         return Err(bad("it was compiled from another kernel of this name"));
     }
     let parameters = kernel
@@ -36,6 +39,7 @@ pub(super) fn of(module: &ValidModule, entry: &Entry, image: &Arc<[u8]>) -> Resu
     let signature = Signature {
         entry: entry.symbol.clone(),
         block: entry.block,
+        cluster: entry.cluster,
         shared_bytes: entry.dynamic_shared,
         parameters,
         guard: entry.params.guard.map(|guard| Guard { stop: guard.stop, rounds: guard.rounds }),

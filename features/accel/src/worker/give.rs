@@ -23,7 +23,7 @@ impl<A: Accelerator, B: Brand> Shared<A, B> {
         arguments: &[Argument<'_, A, B>],
     ) -> Result<Arguments> {
         self.own("kernel", &kernel.0.shared)?;
-        launch.grid.check(kernel.entry(), self.accelerator.info())?;
+        launch.grid.check(&kernel.0.layout.signature, self.accelerator.info())?;
         Arguments::pack(
             &kernel.0.layout,
             arguments.iter().map(|argument| match argument {

@@ -97,7 +97,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         arguments: &[Argument<'_, A, B>],
     ) -> Result<Arguments> {
         self.shared.own("kernel", &kernel.0.shared)?;
-        launch.grid.check(kernel.entry(), self.shared.accelerator.info())?;
+        launch.grid.check(&kernel.0.layout.signature, self.shared.accelerator.info())?;
         Arguments::pack(
             &kernel.0.layout,
             arguments.iter().map(|argument| match argument {

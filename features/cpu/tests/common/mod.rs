@@ -57,6 +57,7 @@ pub(crate) fn artifact(module: &ValidModule, kernel: &str, target: &Target) -> R
     let signature = Signature {
         entry: entry.symbol.clone(),
         block: entry.block,
+        cluster: entry.cluster,
         shared_bytes: entry.dynamic_shared,
         parameters: parameters.collect(),
         guard: entry.params.guard.map(|guard| Guard { stop: guard.stop, rounds: guard.rounds }),

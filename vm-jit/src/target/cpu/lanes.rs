@@ -426,8 +426,8 @@ fn loose_of(flags: MemFlags) -> MemFlags {
     if flags == own() { loose() } else { flags }
 }
 
-/// Bytes of all values of all threads of a block.
+/// Bytes of all values of all threads of a block, or of a cluster.
 pub(super) fn bytes_of_kernel(kernel: &vm_ir::Kernel) -> u64 {
     let one = kernel.values().iter().fold(0u64, |sum, v| sum + u64::from(v.ty.bytes().max(16)));
-    one.saturating_mul(u64::from(kernel.threads()))
+    one.saturating_mul(u64::from(kernel.cluster_threads()))
 }

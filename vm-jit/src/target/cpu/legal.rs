@@ -42,6 +42,7 @@ pub(super) fn support(op: Opcode, ty: Scalar, to: Scalar) -> Support {
         SiToFp | UiToFp if is_half(to) => IN_F64,
         FpToSi | FpToUi if is_half(ty) => IN_F32,
         FpToSi | FpToUi => SEQUENCE,
+        ClusterGather => Support::Expanded("through memory, the blocks of a cluster in a loop"),
         AtomicAdd if ty.is_float() => Support::Expanded("by comparing and exchanging"),
         AtomicMinS | AtomicMaxS | AtomicMinU | AtomicMaxU | AtomicAnd | AtomicOr | AtomicXor => {
             Support::Expanded("by comparing and exchanging")
@@ -95,6 +96,7 @@ pub(super) fn scratch(kernel: &Kernel) -> u64 {
     let mut waits = false;
     kernel.for_each_op(&mut |op| waits |= super::plan::level_of(op) != super::plan::Level::Thread);
     let shared = kernel.shared().iter().fold(0u64, |sum, array| sum.saturating_add(array.bytes()));
+    let shared = shared.saturating_mul(u64::from(kernel.cluster()));
     if !waits {
         return shared;
     }

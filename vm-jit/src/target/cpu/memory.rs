@@ -160,9 +160,38 @@ impl Writer<'_, '_> {
         }
         let by = self.b.ins().imul_imm(element?, size);
         let by = self.b.ins().iadd_imm(by, i64::from(self.plan.shared[array]));
-        let address = self.b.ins().iadd(self.scratch, by);
+        let arrays = self.arrays();
+        let address = self.b.ins().iadd(arrays, by);
         let count = if self.guest { count.min(dims[last] as usize) } else { count };
         Some(Row { address, count, bounds: Bounds::In })
+    }
+
+    /// Where the shared arrays of the block at hand begin.
+    fn arrays(&mut self) -> Ssa {
+        match self.rank() {
+            Some(rank) => {
+                let by = self.b.ins().imul_imm(rank, i64::from(self.plan.block_bytes));
+                self.b.ins().iadd(self.scratch, by)
+            }
+            None => self.scratch,
+        }
+    }
+
+    /// What the warp at hand gives to the arrays of all blocks of the cluster.
+    pub(super) fn cluster_gather(&mut self, op: &Op) {
+        let (Some(Place::Shared(array)), Some(value)) = (op.place, op.operands.first().copied()) else {
+            return;
+        };
+        let (all, size) = (self.each(value), self.scalar(value).bytes());
+        let Some(warp) = self.warp_index() else { return };
+        let by = self.b.ins().imul_imm(warp, i64::from(size) * all.len() as i64);
+        let at = self.b.ins().iadd(self.scratch, by);
+        for block in 0..self.kernel.cluster() {
+            let start = block * self.plan.block_bytes + self.plan.shared[usize::from(array)];
+            for (lane, one) in all.iter().enumerate() {
+                self.b.ins().store(own(), *one, at, (start + lane as u32 * size) as i32);
+            }
+        }
     }
 
     /// The address if `within` holds, else one that does no harm.

@@ -84,10 +84,6 @@ pub(crate) fn support(_: &Options, op: Opcode, ty: Scalar, to: Scalar) -> Suppor
 /// What the head and the size of a kernel ask for and the target does not have.
 pub(crate) fn head_rejects(_: &Options, kernel: &Kernel) -> Vec<RejectKind> {
     let mut found = Vec::new();
-    if kernel.cluster() > 1 {
-        let (target, blocks) = ("cpu".to_owned(), kernel.cluster());
-        found.push(RejectKind::Cluster { target, blocks });
-    }
     let needed = legal::scratch(kernel);
     if needed > legal::MAX_SCRATCH {
         found.push(RejectKind::Scratch { needed, available: legal::MAX_SCRATCH });

@@ -10,6 +10,9 @@
 //! | warp | in a loop over the warps | ops between the threads of a warp, and what contains them |
 //! | thread | in a loop over threads | nothing |
 //!
+//! A cluster is run like one large block, whose threads are those of its blocks numbered through; each block has shared
+//! arrays of its own. There "block" stands for the cluster.
+//!
 //! The validator proved that barriers are reached by whole blocks and warps, so the conditions around them are numbers
 //! of the level. Pure ops whose operands are numbers of a level are computed there once.
 
@@ -84,7 +87,9 @@ pub(super) struct Plan<'k> {
     pub(super) slots: Vec<Option<Slot>>,
     /// Offset of each shared array.
     pub(super) shared: Vec<u32>,
-    /// Bytes of all shared arrays.
+    /// Bytes of the shared arrays of a block.
+    pub(super) block_bytes: u32,
+    /// Bytes of those of all blocks of the cluster.
     pub(super) shared_bytes: u32,
     /// Bytes of shared arrays and slots.
     pub(super) bytes: u64,
@@ -145,7 +150,7 @@ fn visible(scopes: &[ScopeInfo<'_>], def: Scope, scope: Scope) -> bool {
 /// The level whose threads must come to an op together.
 pub(super) fn level_of(op: &Op) -> Level {
     let own = match op.code.shape() {
-        Shape::LoadUniform => Level::Block,
+        Shape::LoadUniform | Shape::Gather => Level::Block,
         Shape::Shuffle | Shape::Vote | Shape::Ballot | Shape::Reduce(_) => Level::Warp,
         Shape::Sync if op.code == Opcode::Barrier => match op.barrier_scope() {
             BarrierScope::Block => Level::Block,
@@ -247,6 +252,10 @@ impl<'k> Maker<'k, '_> {
             }
             match op.code.shape() {
                 Shape::Sync => {}
+                Shape::Gather => {
+                    let inner = self.scope(scope, Level::Warp);
+                    steps.push(Step::Warps { scope: inner, steps: vec![Step::Once(op)] });
+                }
                 shape if shape.has_regions() => self.control(op, level, scope, &mut steps),
                 _ => {
                     self.define(op, scope);
@@ -446,8 +455,10 @@ impl<'k> Maker<'k, '_> {
             u32::try_from(offset).unwrap_or(u32::MAX)
         };
         let shared = self.kernel.shared().iter().map(|array| take(array.bytes())).collect();
+        let block_bytes = take(0);
+        take(u64::from(block_bytes) * u64::from(self.kernel.cluster() - 1));
         let shared_bytes = take(0);
-        let threads = u64::from(self.kernel.threads());
+        let threads = u64::from(self.kernel.cluster_threads());
         let mut slots = vec![None; self.defs.len()];
         // The results of a loop whose carried values live in memory are where those are.
         let shares = |value: usize| self.same[value].filter(|c| self.defs[c.index()] == NOWHERE);
@@ -479,6 +490,6 @@ impl<'k> Maker<'k, '_> {
             slots[index] = slots[carried.index()];
         }
         let bytes = u64::from(take(0));
-        Plan { steps, scopes: self.scopes, defs: self.defs, slots, shared, shared_bytes, bytes }
+        Plan { steps, scopes: self.scopes, defs: self.defs, slots, shared, block_bytes, shared_bytes, bytes }
     }
 }

@@ -1,4 +1,4 @@
-//! A kernel as one function: the loop over blocks, the loops over warps and threads, and its ops in order.
+//! A kernel as one function: the loop over blocks or clusters, the loops over warps and threads, and its ops in order.
 
 use super::control::Watch;
 use super::floats::{Extreme, Floats};
@@ -37,7 +37,7 @@ pub(super) enum Extent {
 /// The threads that are run now.
 #[derive(Clone, Copy)]
 pub(super) struct Threads {
-    /// The first one's number in the block, as i64.
+    /// The first one's number in the block or the cluster, as i64.
     pub(super) index: Ssa,
     /// The first one's place along each axis, as i32.
     pub(super) at: [Ssa; 3],
@@ -60,6 +60,7 @@ pub(super) struct Writer<'a, 'k> {
     params: Ssa,
     pub(super) views: Vec<Option<View>>,
     grid: [Ssa; 3],
+    /// The block at hand; of a cluster, the first.
     block: [Ssa; 3],
     warp: Option<Ssa>,
     pub(super) threads: Option<Threads>,
@@ -185,8 +186,16 @@ impl<'a, 'k> Writer<'a, 'k> {
         }
     }
 
-    /// The loop over the blocks from `first` to `end`.
+    /// The loop over the blocks from `first` to `end`; or over the clusters whose first block is one of these.
     fn blocks(&mut self, first: Ssa, end: Ssa) {
+        let cluster = i64::from(self.kernel.cluster());
+        let first = match cluster {
+            1 => first,
+            _ => {
+                let up = self.b.ins().iadd_imm(first, cluster - 1);
+                self.b.ins().band_imm(up, -cluster)
+            }
+        };
         let [columns, rows] = [0, 1].map(|i| self.b.ins().uextend(types::I64, self.grid[i]));
         let x = self.b.ins().urem(first, columns);
         let row = self.b.ins().udiv(first, columns);
@@ -214,9 +223,9 @@ impl<'a, 'k> Writer<'a, 'k> {
             self.slices();
         }
         self.run(&plan.steps);
-        let next = self.b.ins().iadd_imm(linear, 1);
+        let next = self.b.ins().iadd_imm(linear, cluster);
         let (zero, mut at) = (self.b.ins().iconst(types::I32, 0), [x, y, z]);
-        let mut carry = self.b.ins().iconst(types::I32, 1);
+        let mut carry = self.b.ins().iconst(types::I32, cluster);
         for (at, size) in at.iter_mut().zip(self.grid) {
             let up = self.b.ins().iadd(*at, carry);
             let over = self.b.ins().icmp(IntCC::Equal, up, size);
@@ -275,7 +284,7 @@ impl<'a, 'k> Writer<'a, 'k> {
                 Step::Once(op) => self.op(op),
                 Step::Control { op, regions } => self.control(op, Some(regions)),
                 Step::Warps { scope, steps } => {
-                    let count = i64::from(self.kernel.threads().div_ceil(WARP));
+                    let count = i64::from(self.kernel.cluster_warps());
                     let end = self.b.ins().iconst(types::I64, count);
                     let outer = std::mem::replace(&mut self.scope, *scope);
                     let watch = (self.watched, self.rounds);
@@ -301,7 +310,7 @@ impl<'a, 'k> Writer<'a, 'k> {
     /// A loop over the threads of the block, or of the warp at hand.
     fn threads_loop(&mut self, scope: Scope, ops: &'a [&'k Op], copies: &'a [(Value, Value)]) {
         let together = self.together(ops, copies);
-        let all = i64::from(self.kernel.threads());
+        let all = i64::from(self.kernel.cluster_threads());
         let (start, count) = match self.warp {
             Some(warp) => (Some(self.b.ins().imul_imm(warp, i64::from(WARP))), all.min(i64::from(WARP))),
             None => (None, all),
@@ -343,7 +352,8 @@ impl<'a, 'k> Writer<'a, 'k> {
     /// Where a thread is in its block.
     pub(super) fn place(&mut self, index: Ssa) -> Threads {
         let [x, y, z] = self.kernel.block();
-        let flat = self.b.ins().ireduce(types::I32, index);
+        let flat = self.in_block(index);
+        let flat = self.b.ins().ireduce(types::I32, flat);
         let zero = self.b.ins().iconst(types::I32, 0);
         let mut rest = flat;
         let mut at = [zero; 3];
@@ -362,6 +372,32 @@ impl<'a, 'k> Writer<'a, 'k> {
             }
         }
         Threads { index, at }
+    }
+
+    /// The number in its block of what has this number in the cluster, a thread.
+    fn in_block(&mut self, index: Ssa) -> Ssa {
+        match self.kernel.cluster() {
+            1 => index,
+            _ => self.b.ins().urem_imm(index, i64::from(self.kernel.threads())),
+        }
+    }
+
+    /// The number in its cluster of the block at hand; `None` where blocks are by themselves.
+    pub(super) fn rank(&mut self) -> Option<Ssa> {
+        let index = self.thread_index().filter(|_| self.kernel.cluster() > 1)?;
+        Some(self.b.ins().udiv_imm(index, i64::from(self.kernel.threads())))
+    }
+
+    /// The number of the block at hand along an axis.
+    fn block_at(&mut self, axis: usize) -> Ssa {
+        let first = self.block[axis];
+        match self.rank().filter(|_| axis == Axis::X as usize) {
+            Some(rank) => {
+                let rank = self.b.ins().ireduce(types::I32, rank);
+                self.b.ins().iadd(first, rank)
+            }
+            None => first,
+        }
     }
 
     /// The first thread at hand; of a warp, its first.
@@ -391,6 +427,7 @@ impl<'a, 'k> Writer<'a, 'k> {
             Shape::Load => self.load(op),
             Shape::LoadUniform => self.load(op),
             Shape::Store => self.store(op),
+            Shape::Gather => self.cluster_gather(op),
             Shape::AtomicLoad | Shape::AtomicStore | Shape::AtomicRmw(_) | Shape::AtomicCas => {
                 self.atomic(op)
             }
@@ -415,7 +452,12 @@ impl<'a, 'k> Writer<'a, 'k> {
         let mut stride = 0;
         let (mut low, mut high) = (0, i64::from(i32::MAX));
         let one = match op.code {
-            Opcode::BlockId => self.block[axis],
+            Opcode::BlockId => self.block_at(axis),
+            Opcode::ClusterRank => match self.rank() {
+                Some(rank) => self.b.ins().ireduce(types::I32, rank),
+                None => self.b.ins().iconst(types::I32, 0),
+            },
+            Opcode::ClusterId => self.b.ins().udiv_imm(self.block[0], i64::from(self.kernel.cluster())),
             Opcode::BlockDim => self.b.ins().iconst(types::I32, i64::from(block[axis])),
             Opcode::GridDim => self.grid[axis],
             Opcode::ThreadId | Opcode::GlobalId => {
@@ -430,7 +472,8 @@ impl<'a, 'k> Writer<'a, 'k> {
                 if wide {
                     high = 1 << 42;
                     let wide = self.b.ins().uextend(types::I64, at);
-                    let number = self.b.ins().uextend(types::I64, self.block[axis]);
+                    let number = self.block_at(axis);
+                    let number = self.b.ins().uextend(types::I64, number);
                     let first = self.b.ins().imul_imm(number, i64::from(block[axis]));
                     self.b.ins().iadd(first, wide)
                 } else {
@@ -440,7 +483,10 @@ impl<'a, 'k> Writer<'a, 'k> {
             Opcode::LocalIndex | Opcode::LaneId => {
                 let index = self.thread_index();
                 let index = match index {
-                    Some(index) => self.b.ins().ireduce(types::I32, index),
+                    Some(index) => {
+                        let index = self.in_block(index);
+                        self.b.ins().ireduce(types::I32, index)
+                    }
                     None => self.b.ins().iconst(types::I32, 0),
                 };
                 stride = 1;
@@ -455,7 +501,13 @@ impl<'a, 'k> Writer<'a, 'k> {
             Opcode::WarpId => {
                 low = 0;
                 match self.warp_index() {
-                    Some(index) => self.b.ins().ireduce(types::I32, index),
+                    Some(index) => {
+                        let index = match self.kernel.cluster() {
+                            1 => index,
+                            _ => self.b.ins().urem_imm(index, i64::from(self.kernel.threads() / WARP)),
+                        };
+                        self.b.ins().ireduce(types::I32, index)
+                    }
                     None => self.b.ins().iconst(types::I32, 0),
                 }
             }

@@ -58,7 +58,9 @@ impl Writer<'_> {
 
     /// What each warp has, into the array of every block; then a barrier.
     pub(super) fn gather(&mut self, op: &Op) {
-        let (Some(Place::Shared(array)), Some(value)) = (op.place, op.operands.first().copied()) else { return };
+        let (Some(Place::Shared(array)), Some(value)) = (op.place, op.operands.first().copied()) else {
+            return;
+        };
         let (scalar, regs) = (self.ty(value).scalar(), self.all(value));
         let size = scalar.bytes() * regs.len() as u32;
         let blocks = self.kernel.cluster();
