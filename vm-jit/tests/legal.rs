@@ -73,6 +73,43 @@ fn rejections_have_places() {
     assert_eq!(compile(&valid, &target).unwrap_err().0, found);
 }
 
+/// Clusters are for sm_90 and newer; a guest's must not be stopped one block at a time.
+#[test]
+fn clusters() {
+    let kernel = |body: &str| {
+        let head = "vir 1\nkernel @k(@x: view<i32, [?], read>, %n: i32) at 0x42 block(32) cluster(2) {\n";
+        text::parse(&format!(
+            "{head}  shared @s: i32[2]\n  %0 = const 0 : i32\n  %1 = const 1 : i32\n{body}}}\n"
+        ))
+        .unwrap()
+    };
+    let gather = "  cluster.gather @s, %n\n";
+    let long = format!("  for %i: i32 = %0 to %n step %1 {{\n    %v = load @x[%i] : i32\n  }}\n{gather}");
+    let check = |body: &str, target: &str, trust, wanted: Option<&str>| {
+        let valid = validate(kernel(body), trust).unwrap();
+        let found = compile(&valid, &target.parse().unwrap());
+        let code = found.as_ref().err().map(|rejected| rejected.0[0].kind.code());
+        assert_eq!(code, wanted, "{target} {trust:?}: {found:?}");
+    };
+    for arch in ["sm_70", "sm_80", "sm_89"] {
+        check(gather, &format!("ptx:{arch}"), Trust::Trusted, Some("cluster"));
+    }
+    for arch in ["sm_90", "sm_90a", "sm_100", "sm_120"] {
+        let target = format!("ptx:{arch}");
+        check(gather, &target, Trust::Guest, None);
+        check(&long, &target, Trust::Guest, Some("stopped-cluster"));
+        check(&long, &target, Trust::Trusted, None);
+    }
+    for trust in [Trust::Guest, Trust::Trusted] {
+        check(&long, "cpu", trust, None);
+    }
+    let mut old = Options::new("sm_90".parse().unwrap());
+    old.max_version = Some(Version::new(8, 0));
+    let valid = validate(kernel(gather), Trust::Trusted).unwrap();
+    let found = compile(&valid, &Target::Ptx(old)).unwrap_err();
+    assert_eq!(found.0[0].kind.code(), "cluster");
+}
+
 #[test]
 fn an_old_driver() {
     let valid = validate(module(""), Trust::Guest).unwrap();

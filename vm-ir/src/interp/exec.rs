@@ -217,11 +217,11 @@ impl<'m> Machine<'m> {
         }
     }
 
-    pub(super) fn stamp(&self, thread: u32, atomic: bool) -> Stamp {
+    pub(super) fn stamp(&self, place: Place, thread: u32, atomic: bool) -> Stamp {
         let Thread { block, thread: own } = self.thread(thread);
         Stamp {
             cluster: self.block_number,
-            cluster_epoch: self.cluster_epoch,
+            cluster_epoch: if matches!(place, Place::Shared(_)) { self.cluster_epoch } else { 0 },
             block,
             thread: own,
             block_epoch: self.block_epoch,

@@ -39,7 +39,7 @@ impl Machine<'_> {
     }
 
     fn read(&mut self, place: Place, element: usize, thread: u32, atomic: bool) -> Result<u64> {
-        let (stamp, races, trust) = (self.stamp(thread, atomic), self.limits.races, self.trust);
+        let (stamp, races, trust) = (self.stamp(place, thread, atomic), self.limits.races, self.trust);
         let rank = self.rank(thread);
         let Some(memory) = self.memory(place, rank) else { return Ok(0) };
         let bits = memory.tensor.bits(element);
@@ -75,7 +75,7 @@ impl Machine<'_> {
         thread: u32,
         atomic: bool,
     ) -> Result<()> {
-        let (stamp, races) = (self.stamp(thread, atomic), self.limits.races);
+        let (stamp, races) = (self.stamp(place, thread, atomic), self.limits.races);
         let Some(memory) = self.memory(place, rank) else { return Ok(()) };
         memory.tensor.set_bits(element, bits);
         match memory.shadow.write(element, stamp) {

@@ -2,8 +2,8 @@
 //!
 //! Each element remembers its last write and its last reads, with the number of barriers that the block and
 //! the warp had then passed. Accesses of two threads are ordered if a barrier of their block lies between
-//! them, or, in one warp, a barrier of the warp. Two blocks are ordered by a gather of their cluster, or by nothing.
-//! Atomics do not race with atomics.
+//! them, or, in one warp, a barrier of the warp. Of two blocks, a gather of their cluster orders the accesses to shared
+//! arrays, and nothing any others. Atomics do not race with atomics.
 
 use crate::limits::WARP;
 
@@ -14,7 +14,7 @@ pub(super) struct Stamp {
     pub(super) block: u64,
     /// The cluster, counted through the grid.
     pub(super) cluster: u64,
-    /// Gathers that the cluster had passed.
+    /// Gathers that the cluster had passed; 0 in a view, whose accesses they don't order.
     pub(super) cluster_epoch: u32,
     /// The thread in the block.
     pub(super) thread: u32,

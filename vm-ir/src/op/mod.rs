@@ -399,7 +399,7 @@ ops! {
     WarpXor 0xc1 "warp.xor" Threads Shape::Reduce(Class::BITS);
     /// Waits until all threads in scope are here; what each did before is seen by all after.
     Barrier 0xc2 "barrier" Threads Shape::Sync, [BarrierScope];
-    /// Puts what each warp of the cluster has into the array of every block, in the order of blocks and warps, then waits until all threads of the cluster are here.
+    /// Puts what each warp of the cluster has into the array of every block, in the order of blocks and warps, and waits until all threads of the cluster are here. A barrier of each block; of memory, it orders no more between blocks than the arrays.
     ClusterGather 0xc3 "cluster.gather" Threads Shape::Gather;
 
     /// Runs the first region if the bool is true, else the second.

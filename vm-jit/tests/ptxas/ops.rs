@@ -8,6 +8,9 @@ use vm_ir::{Scalar, Trust, ValidModule, text, validate};
 use vm_jit::Target;
 use vm_jit::legal::{Support, support, types_of};
 
+/// Of the targets, those with clusters.
+const CLUSTERS: [&str; 3] = ["sm_90a", "sm_100", "sm_120"];
+
 /// The body of a kernel that does the op once on `from`; values are numbered from `n`.
 struct Body {
     text: String,
@@ -140,6 +143,13 @@ fn body(op: Opcode, from: Scalar, to: Scalar, body: &mut Body) -> bool {
                 let value = body.def(&format!("{name} {a}"), from);
                 body.store(&value, from, 1);
             }
+            Shape::Gather => {
+                for lanes in [1, 2, 4, 8, 16] {
+                    let full = vm_ir::Type::vector(from, lanes).unwrap();
+                    let value = body.def(&format!("load @read_{from}[%n]"), full);
+                    let _ = writeln!(body.text, "  {name} @gathered_{from}_{lanes}, {value}");
+                }
+            }
             Shape::Ballot => {
                 let a = body.value(from, 1);
                 let value = body.def(&format!("{name} {a}"), Scalar::I32);
@@ -172,16 +182,30 @@ fn module(arch: &str, trust: Trust) -> ValidModule {
             .scalars()
             .map(|s| format!("@{s}: view<{s}, [?], readwrite>, @read_{s}: view<{s}, [?], read, align 16>, "))
             .collect();
-        let shared: String =
-            Class::DATA.scalars().map(|s| format!("  shared @shared_{s}: {s}[3, 48]\n")).collect();
-        let _ = write!(
-            module,
-            "kernel @k_{}({views}%n: i64) at 0x1000 block(32, 4) {{\n{shared}  %i = global_id.x : i64\n  \
-             %sixteen = const 16 : i64\n  %aligned = mul %i, %sixteen : i64\n  %n32 = trunc %n : i32\n{}}}\n",
-            row.mnemonic.replace('.', "_"),
-            all.text
-        );
-        kernels += 1;
+        let clusters: &[u32] = match row.shape {
+            Shape::Gather if CLUSTERS.contains(&arch) => &[1, 8],
+            _ => &[1],
+        };
+        for cluster in clusters {
+            let mut shared: String =
+                Class::DATA.scalars().map(|s| format!("  shared @shared_{s}: {s}[3, 48]\n")).collect();
+            if row.shape == Shape::Gather {
+                for (s, lanes) in Class::DATA.scalars().flat_map(|s| [1, 2, 4, 8, 16].map(|lanes| (s, lanes)))
+                {
+                    let _ = writeln!(shared, "  shared @gathered_{s}_{lanes}: {s}[{}, {lanes}]", 4 * cluster);
+                }
+            }
+            let head = if *cluster > 1 { format!(" cluster({cluster})") } else { String::new() };
+            let _ = write!(
+                module,
+                "kernel @k_{}_{cluster}({views}%n: i64) at 0x1000 block(32, 4){head} {{\n{shared}  \
+                 %i = global_id.x : i64\n  %sixteen = const 16 : i64\n  %aligned = mul %i, %sixteen : i64\n  \
+                 %n32 = trunc %n : i32\n{}}}\n",
+                row.mnemonic.replace('.', "_"),
+                all.text
+            );
+            kernels += 1;
+        }
     }
     assert!(kernels > 100, "{kernels}");
     let module = text::parse(&module).unwrap_or_else(|e| panic!("{e}\n{module}"));

@@ -1,17 +1,26 @@
 //! Clusters: blocks that run at the same time on multiprocessors next to each other, and write into each other's
 //! shared memory.
 //!
-//! A gather is a store by lane `r` of each warp into block `r`, then a barrier of the cluster: whoever is past it sees
-//! what all have stored, and nobody's stores are on their way any more, so a block may end. Before the first gather all
-//! blocks must have begun. They say so where they come by together for the first time, and ask just before the gather,
-//! so that what a kernel loads first is on its way in between.
+//! In a gather, lane `r` of each warp stores into block `r`, and the store itself counts down the bytes that a barrier in
+//! that block's shared memory waits for (`st.async`). So nobody fences, which waits for all of a thread's memory, and a
+//! block may end when its last gather is over: what was on its way to it is there. There are two such barriers, in
+//! turns: who is one gather ahead of another block is not two ahead. Elements of less than four bytes are stored
+//! plainly, before a barrier of the whole cluster.
+//!
+//! Before the first gather all blocks must have begun. They say so where they come by together for the first time, and
+//! ask just before the gather.
 
-use super::asm::{Reg, def, ins};
+use super::asm::{Arg, Reg, def, ins, when};
 use super::memory::Address;
 use super::writer::Writer;
 use vm_ir::module::{Op, Place, Region};
 use vm_ir::op::{Opcode, Shape};
 use vm_ir::valid::Uniformity;
+
+/// The barriers of the gathers.
+pub(super) const BARRIERS: &str = "gathers";
+/// Bytes of these.
+pub(super) const BARRIER_BYTES: u32 = 16;
 
 /// Where the blocks of a cluster make sure that all have begun.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +58,15 @@ impl Writer<'_> {
     pub(super) fn meet(&mut self, op: &Op) {
         let here = std::ptr::from_ref(op);
         if self.meetings.iter().any(|meeting| meeting.arrive == here) {
-            ins!(self, "barrier.cluster.arrive.aligned");
+            let index = self.local_index();
+            let first = def!(self, Pred, "setp.eq.u32", index, 0);
+            for at in [0, 8] {
+                when!(self, first, true, "mbarrier.init.shared.b64", Arg::AtName(BARRIERS, at), 1);
+            }
+            when!(self, first, true, "fence.mbarrier_init.release.cluster");
+            // What others give must not be zeroed after.
+            let order = if self.guest { "" } else { ".relaxed" };
+            ins!(self, &format!("barrier.cluster.arrive{order}.aligned"));
         }
         if self.meetings.iter().any(|meeting| meeting.wait == here) {
             ins!(self, "barrier.cluster.wait.aligned");
@@ -69,27 +86,48 @@ impl Writer<'_> {
         let warp = def!(self, B32, "shr.u32", index, 5);
         let gives = def!(self, Pred, "setp.lt.u32", lane, i64::from(blocks));
         let start = self.shared.unwrap_or(Reg::NONE);
-        let (base, space) = if blocks > 1 {
-            let rank = self.cluster_rank();
-            let warps = i64::from(self.kernel.cluster_warps() / blocks);
-            let slot = def!(self, B32, "mad.lo.u32", rank, warps, warp);
-            let own = def!(self, B32, "mad.lo.u32", slot, i64::from(size), start);
-            // Lanes that give nothing name a block too.
-            let to = def!(self, B32, "and.b32", lane, i64::from(blocks - 1));
-            (def!(self, B32, "mapa.shared::cluster.u32", own, to), "shared::cluster")
-        } else {
-            (def!(self, B32, "mad.lo.u32", warp, i64::from(size), start), "shared")
-        };
         let offset = i64::from(self.shared_offsets[usize::from(array)]);
         let align = 16.min(1 << size.trailing_zeros());
-        let address = Address { base, offset, space, align };
-        self.put(scalar, &regs, &address, &format!("st.{space}"), Some(gives), None);
-        if blocks > 1 {
+        if blocks == 1 {
+            let base = def!(self, B32, "mad.lo.u32", warp, i64::from(size), start);
+            let address = Address { base, offset, space: "shared", align };
+            self.put(scalar, &regs, &address, ("st.shared", None), Some(gives), None);
+            ins!(self, "bar.sync", 0);
+            return;
+        }
+        let rank = self.cluster_rank();
+        let warps = i64::from(self.kernel.cluster_warps());
+        let slot = def!(self, B32, "mad.lo.u32", rank, warps / i64::from(blocks), warp);
+        let own = def!(self, B32, "mad.lo.u32", slot, i64::from(size), start);
+        // Lanes that give nothing name a block too.
+        let to = def!(self, B32, "and.b32", lane, i64::from(blocks - 1));
+        let base = def!(self, B32, "mapa.shared::cluster.u32", own, to);
+        let address = Address { base, offset, space: "shared::cluster", align };
+        if !size.is_multiple_of(4) {
+            self.put(scalar, &regs, &address, ("st.shared::cluster", None), Some(gives), None);
             ins!(self, "barrier.cluster.arrive.aligned");
             ins!(self, "barrier.cluster.wait.aligned");
-        } else {
-            ins!(self, "bar.sync", 0);
+            return;
         }
+        let Some(turn) = self.turn else { return };
+        let both = def!(self, B32, "mov.u32", BARRIERS);
+        let odd = def!(self, B32, "and.b32", turn, 1);
+        let barrier = def!(self, B32, "mad.lo.u32", odd, 8, both);
+        let parity = def!(self, B32, "bfe.u32", turn, 1, 1);
+        let there = def!(self, B32, "mapa.shared::cluster.u32", barrier, to);
+        let first = def!(self, Pred, "setp.eq.u32", index, 0);
+        let bytes = warps * i64::from(size);
+        let expect = "mbarrier.arrive.expect_tx.shared.b64";
+        when!(self, first, true, expect, "_", Arg::At(barrier, 0), bytes);
+        let store = "st.async.shared::cluster.mbarrier::complete_tx::bytes";
+        self.put(scalar, &regs, &address, (store, Some(there)), Some(gives), None);
+        // Among the threads of the block it is a barrier like any other.
+        ins!(self, "bar.sync", 0);
+        let head = self.asm.new_label();
+        self.asm.place(head);
+        let over = def!(self, Pred, "mbarrier.try_wait.parity.shared.b64", Arg::At(barrier, 0), parity);
+        when!(self, over, false, "bra", Arg::Label(head));
+        ins!(self, "add.s32", turn, turn, 1);
     }
 
     /// The block's number in its cluster.

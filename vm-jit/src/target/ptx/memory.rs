@@ -15,7 +15,7 @@ use vm_ir::{Scalar, Value};
 /// The whole of what is accessed: 1.0.
 const ONE: u32 = 0x3f80_0000;
 /// Bytes of the widest access.
-const WIDEST: u32 = 16;
+pub(super) const WIDEST: u32 = 16;
 
 /// The constant in an access's last index, in bytes, if it fits an instruction.
 fn split_offset(known: &Access, size: u32) -> Option<i64> {
@@ -379,7 +379,7 @@ impl Writer<'_> {
             Guard::When(reg) | Guard::EachLane(reg, _) => Some(reg),
         };
         let size = scalar.bytes();
-        self.put(scalar, &regs, &address, &name, all, policy);
+        self.put(scalar, &regs, &address, (&name, None), all, policy);
         if let Guard::EachLane(all, outer) = guard {
             let done = self.begin_lanes(all);
             for (lane, reg) in regs.iter().enumerate() {
@@ -391,24 +391,29 @@ impl Writer<'_> {
         }
     }
 
-    /// Stores lanes in a row by `name`, the instruction without its type, under a predicate if there is one.
+    /// Stores lanes in a row by an instruction, named without its type, that may count down a barrier; under a predicate if
+    /// there is one.
     pub(super) fn put(
         &mut self,
         scalar: Scalar,
         regs: &[Reg],
         address: &Address,
-        name: &str,
+        (name, barrier): (&str, Option<Reg>),
         all: Option<Reg>,
         policy: Option<Reg>,
     ) {
         let size = scalar.bytes();
+        let one_access = |w: &mut Self, name: &str, to: Arg, source: Arg| match barrier {
+            Some(barrier) => w.under(all, name, &[to, source, Arg::At(barrier, 0)]),
+            None => w.access(all, name, [to, source], policy),
+        };
         let total = size * regs.len() as u32;
         let chunk = address.align.min(WIDEST).min(total);
         if chunk <= size || chunk < 4 {
             let one = format!("{name}.{}", memory_type(scalar));
             for (lane, reg) in regs.iter().enumerate() {
                 let to = Arg::At(address.base, address.offset + i64::from(lane as u32 * size));
-                self.access(all, &one, [to, Arg::Reg(*reg)], policy);
+                one_access(self, &one, to, Arg::Reg(*reg));
             }
         } else {
             let word = size.max(4);
@@ -427,7 +432,7 @@ impl Writer<'_> {
             for (i, words) in words.chunks(count as usize).enumerate() {
                 let source = if count > 1 { Arg::List(words) } else { Arg::Reg(words[0]) };
                 let to = Arg::At(address.base, address.offset + i64::from(i as u32 * chunk));
-                self.access(all, &vector, [to, source], policy);
+                one_access(self, &vector, to, source);
             }
         }
     }

@@ -53,8 +53,8 @@ const STATIC_SHARED: u64 = 48 * 1024;
 /// Bytes of parameters that every driver passes, and those since PTX 8.1 on sm_70 and newer.
 const PARAM_BYTES: [u32; 2] = [4096, 32_764];
 
-/// The first architecture with clusters, and the first PTX version.
-const CLUSTERS: (u16, Version) = (90, Version::new(7, 8));
+/// The first architecture with clusters, and the first PTX version with all that they need.
+const CLUSTERS: (u16, Version) = (90, Version::new(8, 1));
 
 /// Options that change the result.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -115,6 +115,7 @@ pub(crate) fn head_rejects(options: &Options, kernel: &Kernel) -> Vec<RejectKind
         });
     }
     let needed = kernel.shared().iter().fold(0u64, |sum, array| sum.saturating_add(array.bytes()));
+    let needed = needed + if cluster::gathers(kernel.body()) { u64::from(cluster::BARRIER_BYTES) } else { 0 };
     if needed > arch.shared_bytes() {
         found.push(RejectKind::SharedMemory {
             target: arch.to_string(),

@@ -1,8 +1,9 @@
 //! A module's text: head, kernels, parameters, and the walk over ops.
 
 use super::asm::{Arg, Asm, Class, Label, Reg, def, ins};
-use super::cluster::Meeting;
+use super::cluster::{BARRIER_BYTES, BARRIERS, Meeting};
 use super::legal::{Way, way};
+use super::memory::WIDEST;
 use super::triple::Negations;
 use super::{Options, STATIC_SHARED};
 use crate::artifact::{Entry, ParamLayout, Slot};
@@ -115,6 +116,8 @@ pub(super) struct Writer<'k> {
     pub(super) zero_at: Vec<*const Op>,
     /// Where the blocks of a cluster meet before they gather.
     pub(super) meetings: Vec<Meeting>,
+    /// How often they gathered.
+    pub(super) turn: Option<Reg>,
     /// How the L2 cache is told to evict last.
     pub(super) keep: Option<Reg>,
     pub(super) watch: Option<Watch>,
@@ -166,6 +169,7 @@ impl<'k> Writer<'k> {
             shared_offsets,
             zero_at: Vec::new(),
             meetings: Vec::new(),
+            turn: None,
             keep: None,
             watch: None,
             watched: false,
@@ -208,6 +212,9 @@ impl<'k> Writer<'k> {
         if shared > 0 && dynamic == 0 {
             let _ = writeln!(text, "\t.shared .align 16 .b8 arrays[{shared}];");
         }
+        if !self.meetings.is_empty() {
+            let _ = writeln!(text, "\t.shared .align 8 .b8 {BARRIERS}[{BARRIER_BYTES}];");
+        }
         text.push_str(&self.asm.text);
         text.push_str("}\n");
         Entry {
@@ -216,7 +223,7 @@ impl<'k> Writer<'k> {
             block: kernel.block(),
             cluster: kernel.cluster(),
             params,
-            static_shared: shared - dynamic,
+            static_shared: shared - dynamic + if self.meetings.is_empty() { 0 } else { BARRIER_BYTES },
             dynamic_shared: dynamic,
         }
     }
@@ -272,11 +279,18 @@ impl<'k> Writer<'k> {
             let name = if self.dynamic_shared() > 0 { DYNAMIC_SHARED } else { "arrays" };
             self.shared = Some(def!(self, B32, "mov.u32", name));
             let kernel = self.kernel;
+            // The blocks of a cluster meet behind it, and should do so early.
+            let soon =
+                kernel.cluster() > 1 && self.facts.shared_bytes <= u64::from(WIDEST * kernel.threads());
             if self.guest {
-                self.zero_at = self.zero_sites(kernel.body());
+                match soon {
+                    true => self.zero_shared(),
+                    false => self.zero_at = self.zero_sites(kernel.body()),
+                }
             }
             if kernel.cluster() > 1 {
                 self.meetings = self.meetings(kernel.body());
+                self.turn = (!self.meetings.is_empty()).then(|| self.number(Scalar::I32, 0));
             }
         }
     }
