@@ -14,9 +14,6 @@ use vm_ir::{Scalar, Type};
 /// Columns that a thread takes of a piece.
 const LANES: u8 = 4;
 
-/// Weights that are on their way to shared memory at the same time.
-const BATCH: usize = 4;
-
 /// How a block takes its row.
 #[derive(Clone, Copy)]
 struct Plan {
@@ -31,19 +28,17 @@ struct Plan {
     batch: [u32; 2],
     /// Blocks that share a row.
     cluster: u32,
-    /// Pieces whose weights come to shared memory before the row's sum is known.
-    early: u32,
 }
 
 impl Plan {
     /// A row held in registers alone.
     const fn registers(threads: u32, registers: u32) -> Plan {
-        Plan { threads, registers, shared: 0, again: 0, batch: [0, 0], cluster: 1, early: 0 }
+        Plan { threads, registers, shared: 0, again: 0, batch: [0, 0], cluster: 1 }
     }
 
     /// A row held in the registers of a cluster.
-    const fn cluster(cluster: u32, threads: u32, registers: u32, early: u32) -> Plan {
-        Plan { cluster, early, ..Plan::registers(threads, registers) }
+    const fn cluster(cluster: u32, threads: u32, registers: u32) -> Plan {
+        Plan { cluster, ..Plan::registers(threads, registers) }
     }
 
     const fn piece(self) -> u32 {
@@ -70,7 +65,7 @@ const WIDEST: [Plan; 2] = [
     Plan { shared: 24, again: 12, batch: [12, 12], ..Plan::registers(512, 28) },
 ];
 /// The same of clusters.
-const CLUSTERS: [Plan; 2] = [Plan::cluster(4, 512, 16, 0), Plan::cluster(4, 512, 16, 16)];
+const CLUSTERS: [Plan; 2] = [Plan::cluster(8, 512, 8), Plan::cluster(4, 1024, 8)];
 
 /// A block's row as a thread sees it.
 #[derive(Clone, Copy)]
@@ -320,7 +315,6 @@ fn rmsnorm<'b>(k: Builder<'b>, plan: Plan) {
     let y = matrix(k, "y", plan, Access::Write);
     let epsilon = k.scalar("epsilon", Type::F32);
     let scratch = [k.shared("sums", Scalar::F32, &[plan.warps()])];
-    let known = (plan.early > 0).then(|| k.shared("weights", Scalar::F32, &[plan.early * plan.piece()]));
     let this = Row::new(k, plan);
     this.inside(x, y, || {
         let weights = |columns: &[Val<'b>]| -> Vec<_> {
@@ -330,21 +324,13 @@ fn rmsnorm<'b>(k: Builder<'b>, plan: Plan) {
         let sum = this.fold(x, k.constant(vector(), 0.0), squares);
         let (columns, resident) = this.resident(x);
         let of_warp = across(&[squares(sum, &resident)], add).warp_add();
-        let (early, late) = columns.split_at(plan.early as usize);
-        let mine = k.thread_id(Axis::X) * i32::from(LANES);
-        let places: Vec<_> = (0..plan.early).map(|i| mine + (i * plan.piece()) as i32).collect();
-        for (columns, places) in early.chunks(BATCH).zip(places.chunks(BATCH)) {
-            places.iter().zip(weights(columns)).for_each(|(at, w)| known.unwrap().at([*at]).store(w));
-        }
         let sums: Vec<_> = this.exchange([of_warp], [0.0], scratch).iter().map(|[sum]| *sum).collect();
         let mean = combine(&sums, add).warp_add() * k.f32(1.0 / plan.columns() as f32);
         let factor = (mean + epsilon).rsqrt().named("factor").splat(LANES);
         let times = |values: &[Val<'b>], ws: &[Val<'b>]| {
             values.iter().zip(ws).map(|(v, w)| *v * factor * *w).collect::<Vec<_>>()
         };
-        let held: Vec<_> = places.iter().map(|at| known.unwrap().at([*at]).load_vector(LANES)).collect();
-        this.store(y, early, &times(&resident[..held.len()], &held));
-        this.store(y, late, &times(&resident[held.len()..], &weights(late)));
+        this.store(y, &columns, &times(&resident, &weights(&columns)));
         this.rest(x, y, |columns, values| times(values, &weights(columns)));
     });
 }

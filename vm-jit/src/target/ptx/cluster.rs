@@ -13,6 +13,7 @@
 use super::asm::{Arg, Reg, def, ins, when};
 use super::memory::Address;
 use super::writer::Writer;
+use vm_ir::Kernel;
 use vm_ir::module::{Op, Place, Region};
 use vm_ir::op::{Opcode, Shape};
 use vm_ir::valid::Uniformity;
@@ -34,6 +35,35 @@ pub(super) struct Meeting {
 /// Does a region gather anything?
 pub(super) fn gathers(region: &Region) -> bool {
     region.ops.iter().any(op_gathers)
+}
+
+/// Is all of every shared array gathered before anything else is done with it? Then nobody sees what was there before.
+pub(super) fn gathered_first(kernel: &Kernel) -> bool {
+    let uses = |op: &Op, array: u16| op.place == Some(Place::Shared(array));
+    fn count(region: &Region, of: &impl Fn(&Op) -> bool) -> usize {
+        let inside = |op: &Op| op.regions.iter().map(|region| count(region, of)).sum::<usize>();
+        region.ops.iter().map(|op| usize::from(of(op)) + inside(op)).sum()
+    }
+    // In the region with all uses, the first op that has one must be the gather itself.
+    fn first<'r>(region: &'r Region, of: &impl Fn(&Op) -> bool) -> Option<&'r Op> {
+        let mut users =
+            region.ops.iter().filter(|op| of(op) || op.regions.iter().any(|region| count(region, of) > 0));
+        let user = users.next()?;
+        match (of(user), users.next()) {
+            (true, _) => Some(user),
+            (false, Some(_)) => None,
+            (false, None) => {
+                let mut within = user.regions.iter().filter(|region| count(region, of) > 0);
+                let only = within.next().filter(|_| within.next().is_none());
+                only.and_then(|region| first(region, of))
+            }
+        }
+    }
+    (0..kernel.shared().len() as u16).all(|array| {
+        let of = |op: &Op| uses(op, array);
+        count(kernel.body(), &of) == 0
+            || first(kernel.body(), &of).is_some_and(|op| op.code == Opcode::ClusterGather)
+    })
 }
 
 fn op_gathers(op: &Op) -> bool {
@@ -65,7 +95,7 @@ impl Writer<'_> {
             }
             when!(self, first, true, "fence.mbarrier_init.release.cluster");
             // What others give must not be zeroed after.
-            let order = if self.guest { "" } else { ".relaxed" };
+            let order = if self.zeroes { "" } else { ".relaxed" };
             ins!(self, &format!("barrier.cluster.arrive{order}.aligned"));
         }
         if self.meetings.iter().any(|meeting| meeting.wait == here) {

@@ -1,7 +1,7 @@
 //! A module's text: head, kernels, parameters, and the walk over ops.
 
 use super::asm::{Arg, Asm, Class, Label, Reg, def, ins};
-use super::cluster::{BARRIER_BYTES, BARRIERS, Meeting};
+use super::cluster::{BARRIER_BYTES, BARRIERS, Meeting, gathered_first};
 use super::legal::{Way, way};
 use super::memory::WIDEST;
 use super::triple::Negations;
@@ -114,6 +114,8 @@ pub(super) struct Writer<'k> {
     pub(super) shared_offsets: Vec<u32>,
     /// Ops before which shared memory is zeroed.
     pub(super) zero_at: Vec<*const Op>,
+    /// Is it zeroed at all?
+    pub(super) zeroes: bool,
     /// Where the blocks of a cluster meet before they gather.
     pub(super) meetings: Vec<Meeting>,
     /// How often they gathered.
@@ -168,6 +170,7 @@ impl<'k> Writer<'k> {
             shared: None,
             shared_offsets,
             zero_at: Vec::new(),
+            zeroes: false,
             meetings: Vec::new(),
             turn: None,
             keep: None,
@@ -282,11 +285,12 @@ impl<'k> Writer<'k> {
             // The blocks of a cluster meet behind it, and should do so early.
             let soon =
                 kernel.cluster() > 1 && self.facts.shared_bytes <= u64::from(WIDEST * kernel.threads());
-            if self.guest {
+            if self.guest && !gathered_first(kernel) {
                 match soon {
                     true => self.zero_shared(),
                     false => self.zero_at = self.zero_sites(kernel.body()),
                 }
+                self.zeroes = true;
             }
             if kernel.cluster() > 1 {
                 self.meetings = self.meetings(kernel.body());
