@@ -151,6 +151,11 @@ impl Analysis<'_> {
                 };
                 if constant {
                     self.all_edges(&op.operands, &[result]);
+                    // Should somebody write it all the same, the blocks of a cluster must not go separate ways: one that
+                    // has ended can't be given anything.
+                    if self.kernel.cluster > 1 {
+                        self.levels[at] = Uniformity::Warp;
+                    }
                 } else {
                     self.levels[at] = Uniformity::Thread;
                 }

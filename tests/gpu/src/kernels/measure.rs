@@ -105,13 +105,18 @@ impl Bench {
     /// Compiles, and puts so many sets of arguments onto the device.
     pub(super) fn new(gpu: &Gpu, work: Work, sets: usize) -> anyhow::Result<Bench> {
         let worker = gpu.worker()?;
-        let (name, module) = (work.name(), kernel(&work.name())?);
+        // Of a row that only a cluster holds, the kernel for clusters where there are such.
+        let target = gpu.target()?;
+        let fits = |module: &Module| vm_jit::legal::rejects(module, &target).is_empty();
+        let of_cluster = kernel(&format!("{}_cluster", work.name())).ok().filter(fits);
+        let module = of_cluster.map_or_else(|| kernel(&work.name()), Ok)?;
+        let entry = module.kernels().first().context("a file without a kernel")?;
+        let (name, block, cluster) = (entry.name().to_owned(), entry.threads(), entry.cluster());
         let load = |trust| -> anyhow::Result<_> {
             let compiled = gpu.compile(&validate(module.clone(), trust)?)?;
             Ok(worker.load(named(&compiled, &name)?.artifact())?)
         };
         let kernels = [load(Trust::Guest)?, load(Trust::Trusted)?];
-        let block = module.kernels().first().map_or(1, |kernel| kernel.threads());
         let inputs: Vec<Vec<f32>> = (0..work.inputs()).map(|i| numbers(i as u64, work.elements())).collect();
         let data = Data { inputs, weights: numbers(9, work.columns.min(1 << 20)) };
         let upload = |values: &[f32]| -> anyhow::Result<_> {
@@ -127,7 +132,15 @@ impl Bench {
             })
             .collect::<anyhow::Result<_>>()?;
         let weights = upload(&data.weights)?;
-        Ok(Bench { work, kernels, blocks: work.blocks(block), data, weights, sets, worker })
+        Ok(Bench {
+            work,
+            kernels,
+            blocks: work.blocks(block).saturating_mul(cluster),
+            data,
+            weights,
+            sets,
+            worker,
+        })
     }
 
     /// The arguments of a set, in the kernel's order.

@@ -4,7 +4,7 @@
 //! before. Of a vector that may be partly in bounds, each lane then has a predicate of its own, behind a branch
 //! that is taken only there. What [`Ranges`](crate::range::Ranges) proves is not asked.
 
-use super::asm::{Arg, Class, Label, Reg, def, ins, when};
+use super::asm::{Arg, Class, Label, Reg, def, when};
 use super::writer::{Extent, View, Writer, class_of, memory_type};
 use crate::range::{Access, Lanes};
 use vm_ir::module::{Op, Place};
@@ -492,40 +492,5 @@ impl Writer<'_> {
         };
         self.under(guard, &name, &list);
         self.set(result, 0, reg);
-    }
-
-    /// Zeroes all shared arrays, the threads together.
-    pub(super) fn zero_shared(&mut self) {
-        let bytes: i64 = self.kernel.shared().iter().map(|a| a.bytes() as i64).sum();
-        let start = self.shared.unwrap_or(Reg::NONE);
-        let zero = self.number(Scalar::I32, 0);
-        let index = self.local_index();
-        let stride = i64::from(self.kernel.threads()) * i64::from(WIDEST);
-        let quad = [zero; 4];
-        let rounds = bytes / stride;
-        let at = def!(self, B32, "mad.lo.u32", index, i64::from(WIDEST), start);
-        let store = "st.shared.v4.b32";
-        if rounds > 8 {
-            let to = def!(self, B32, "add.s32", at, 0);
-            let end = def!(self, B32, "add.s32", start, bytes);
-            let (head, done) = (self.asm.new_label(), self.asm.new_label());
-            self.asm.place(head);
-            let over = def!(self, Pred, "setp.ge.u32", to, end);
-            when!(self, over, true, "bra", Arg::Label(done));
-            ins!(self, store, Arg::At(to, 0), Arg::List(&quad));
-            ins!(self, "add.s32", to, to, stride);
-            ins!(self, "bra.uni", Arg::Label(head));
-            self.asm.place(done);
-        } else {
-            for round in 0..rounds {
-                ins!(self, store, Arg::At(at, round * stride), Arg::List(&quad));
-            }
-            let rest = bytes - rounds * stride;
-            if rest > 0 {
-                let some = def!(self, Pred, "setp.lt.u32", index, rest / i64::from(WIDEST));
-                when!(self, some, true, store, Arg::At(at, rounds * stride), Arg::List(&quad));
-            }
-        }
-        ins!(self, "bar.sync", 0);
     }
 }

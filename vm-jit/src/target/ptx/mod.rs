@@ -6,7 +6,7 @@
 //!   needs.
 //! * `cluster`: blocks that run at the same time and exchange values.
 //! * `value`, `extreme`, `convert`, `function`, `function64`: ops on values; `memory`: views, shared arrays and
-//!   atomics; `warp`: ops between threads.
+//!   atomics; `zero`: a guest's shared memory at first; `warp`: ops between threads.
 //! * `asm`: the text.
 //!
 //! # How values live in registers
@@ -38,6 +38,7 @@ mod triple;
 mod value;
 mod warp;
 mod writer;
+mod zero;
 
 pub use arch::{Arch, UnknownArch, Version};
 

@@ -1,16 +1,15 @@
 //! A module's text: head, kernels, parameters, and the walk over ops.
 
 use super::asm::{Arg, Asm, Class, Label, Reg, def, ins};
-use super::cluster::{BARRIER_BYTES, BARRIERS, Meeting, gathered_first};
+use super::cluster::{BARRIER_BYTES, BARRIERS, Meeting};
 use super::legal::{Way, way};
-use super::memory::WIDEST;
 use super::triple::Negations;
 use super::{Options, STATIC_SHARED};
 use crate::artifact::{Entry, ParamLayout, Slot};
 use crate::legal::key;
 use crate::range::Ranges;
 use std::fmt::Write;
-use vm_ir::module::{Op, ParamKind, Place, Region};
+use vm_ir::module::{Op, ParamKind, Region};
 use vm_ir::op::{BarrierScope, Opcode, Scope, Shape};
 use vm_ir::types::Class as Scalars;
 use vm_ir::valid::{KernelFacts, Uniformity};
@@ -281,44 +280,8 @@ impl<'k> Writer<'k> {
         if self.facts.shared_bytes > 0 {
             let name = if self.dynamic_shared() > 0 { DYNAMIC_SHARED } else { "arrays" };
             self.shared = Some(def!(self, B32, "mov.u32", name));
-            let kernel = self.kernel;
-            // The blocks of a cluster meet behind it, and should do so early.
-            let soon =
-                kernel.cluster() > 1 && self.facts.shared_bytes <= u64::from(WIDEST * kernel.threads());
-            if self.guest && !gathered_first(kernel) {
-                match soon {
-                    true => self.zero_shared(),
-                    false => self.zero_at = self.zero_sites(kernel.body()),
-                }
-                self.zeroes = true;
-            }
-            if kernel.cluster() > 1 {
-                self.meetings = self.meetings(kernel.body());
-                self.turn = (!self.meetings.is_empty()).then(|| self.number(Scalar::I32, 0));
-            }
+            self.begin_shared();
         }
-    }
-
-    /// Where a guest's shared memory is zeroed: as late as all threads of the block are sure to come by together, so
-    /// that what a kernel loads first is on its way by then. Before any access; and before any loop from which
-    /// a thread may leave, for the threads zero it together.
-    fn zero_sites(&self, region: &Region) -> Vec<*const Op> {
-        let mut due = region.ops.iter().filter(|op| self.wants_zero(op));
-        match (due.next(), due.next()) {
-            (None, _) => Vec::new(),
-            (Some(op), None)
-                if op.code == Opcode::If && self.facts.uniformity(op.operands[0]) == Uniformity::Block =>
-            {
-                op.regions.iter().flat_map(|region| self.zero_sites(region)).collect()
-            }
-            (Some(op), _) => vec![std::ptr::from_ref(op)],
-        }
-    }
-
-    fn wants_zero(&self, op: &Op) -> bool {
-        matches!(op.place, Some(Place::Shared(_)))
-            || self.loop_needs_watch(op, 1)
-            || op.regions.iter().any(|region| region.ops.iter().any(|op| self.wants_zero(op)))
     }
 
     /// A new register that holds a number, in the class of `ty`.

@@ -1,0 +1,87 @@
+//! When and how a guest's shared memory is zeroed, and where the blocks of a cluster meet behind that.
+
+use super::asm::{Arg, Reg, def, ins, when};
+use super::cluster::gathered_first;
+use super::memory::WIDEST;
+use super::writer::Writer;
+use vm_ir::Scalar;
+use vm_ir::module::{Op, Place, Region};
+use vm_ir::op::Opcode;
+use vm_ir::valid::Uniformity;
+
+impl Writer<'_> {
+    /// What is to be done before the first access to shared memory.
+    pub(super) fn begin_shared(&mut self) {
+        let kernel = self.kernel;
+        // The blocks of a cluster meet behind it, and should do so early.
+        let soon = kernel.cluster() > 1 && self.facts.shared_bytes <= u64::from(WIDEST * kernel.threads());
+        if self.guest && !gathered_first(kernel) {
+            match soon {
+                true => self.zero_shared(),
+                false => self.zero_at = self.zero_sites(kernel.body()),
+            }
+            self.zeroes = true;
+        }
+        if kernel.cluster() > 1 {
+            self.meetings = self.meetings(kernel.body());
+            self.turn = (!self.meetings.is_empty()).then(|| self.number(Scalar::I32, 0));
+        }
+    }
+
+    /// Where a guest's shared memory is zeroed: as late as all threads of the block are sure to come by together, so
+    /// that what a kernel loads first is on its way by then. Before any access; and before any loop from which
+    /// a thread may leave, for the threads zero it together.
+    fn zero_sites(&self, region: &Region) -> Vec<*const Op> {
+        let mut due = region.ops.iter().filter(|op| self.wants_zero(op));
+        match (due.next(), due.next()) {
+            (None, _) => Vec::new(),
+            (Some(op), None)
+                if op.code == Opcode::If && self.facts.uniformity(op.operands[0]) == Uniformity::Block =>
+            {
+                op.regions.iter().flat_map(|region| self.zero_sites(region)).collect()
+            }
+            (Some(op), _) => vec![std::ptr::from_ref(op)],
+        }
+    }
+
+    fn wants_zero(&self, op: &Op) -> bool {
+        matches!(op.place, Some(Place::Shared(_)))
+            || self.loop_needs_watch(op, 1)
+            || op.regions.iter().any(|region| region.ops.iter().any(|op| self.wants_zero(op)))
+    }
+
+    /// Zeroes all shared arrays, the threads together.
+    pub(super) fn zero_shared(&mut self) {
+        let bytes: i64 = self.kernel.shared().iter().map(|a| a.bytes() as i64).sum();
+        let start = self.shared.unwrap_or(Reg::NONE);
+        let zero = self.number(Scalar::I32, 0);
+        let index = self.local_index();
+        let stride = i64::from(self.kernel.threads()) * i64::from(WIDEST);
+        let quad = [zero; 4];
+        let rounds = bytes / stride;
+        let at = def!(self, B32, "mad.lo.u32", index, i64::from(WIDEST), start);
+        let store = "st.shared.v4.b32";
+        if rounds > 8 {
+            let to = def!(self, B32, "add.s32", at, 0);
+            let end = def!(self, B32, "add.s32", start, bytes);
+            let (head, done) = (self.asm.new_label(), self.asm.new_label());
+            self.asm.place(head);
+            let over = def!(self, Pred, "setp.ge.u32", to, end);
+            when!(self, over, true, "bra", Arg::Label(done));
+            ins!(self, store, Arg::At(to, 0), Arg::List(&quad));
+            ins!(self, "add.s32", to, to, stride);
+            ins!(self, "bra.uni", Arg::Label(head));
+            self.asm.place(done);
+        } else {
+            for round in 0..rounds {
+                ins!(self, store, Arg::At(at, round * stride), Arg::List(&quad));
+            }
+            let rest = bytes - rounds * stride;
+            if rest > 0 {
+                let some = def!(self, Pred, "setp.lt.u32", index, rest / i64::from(WIDEST));
+                when!(self, some, true, store, Arg::At(at, rounds * stride), Arg::List(&quad));
+            }
+        }
+        ins!(self, "bar.sync", 0);
+    }
+}
