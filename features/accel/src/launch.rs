@@ -413,6 +413,40 @@ mod tests {
     }
 
     #[test]
+    fn grids_that_do_not_fit_are_refused() {
+        let info = DeviceInfo {
+            name: "the device".into(),
+            backend: "none",
+            target: String::new(),
+            address: None,
+            driver: String::new(),
+            memory_bytes: 0,
+            units: 1,
+            lanes: 1,
+            block_items: 1,
+            block: [1; 3],
+            grid: [1000, 10, 10],
+            shared_bytes: 0,
+            unified: false,
+            host_registration: false,
+        };
+        let signature = |cluster| Signature { cluster, ..artifact(vec![], None).signature().clone() };
+        let check = |grid: [u32; 3], cluster, wanted: Option<&str>| {
+            let found = Grid(grid).check(&signature(cluster), &info).err().map(|error| error.to_string());
+            assert_eq!(found.is_some(), wanted.is_some(), "{found:?}");
+            let said = found.unwrap_or_default();
+            assert!(said.contains(wanted.unwrap_or_default()), "{said}");
+        };
+        check([1000, 10, 10], 1, None);
+        check([1001, 1, 1], 1, Some("the device takes at most 1000 along x"));
+        check([1, 11, 1], 1, Some("at most 10 along y"));
+        check([4, 1, 0], 1, Some("no blocks along z"));
+        check([8, 3, 1], 4, None);
+        check([6, 4, 1], 4, Some("its clusters need a multiple of 4 along x"));
+        check([0, 1, 1], 4, Some("no blocks along x"));
+    }
+
+    #[test]
     fn the_block_holds_what_the_kernel_reads() {
         let view = |offset, rank| ParameterKind::View {
             offset,
