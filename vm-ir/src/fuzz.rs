@@ -22,7 +22,8 @@ pub enum Reached {
 /// the same module if it is valid, and run without a crash.
 pub fn binary(bytes: &[u8]) -> Reached {
     if let Ok(module) = decode(bytes) {
-        let lines = if bytes.get(6) == Some(&1) { Lines::Keep } else { Lines::Strip };
+        let kept = bytes.get(6).is_some_and(|flags| flags & 1 != 0);
+        let lines = if kept { Lines::Keep } else { Lines::Strip };
         assert_eq!(encode(&module, lines), bytes, "a module has a second encoding");
         return valid(module);
     }

@@ -144,7 +144,7 @@ fn body(op: Opcode, from: Scalar, to: Scalar, body: &mut Body) -> bool {
                 body.store(&value, from, 1);
             }
             Shape::Gather => {
-                for lanes in [1, 2, 4, 8, 16] {
+                for lanes in [1, 4, 16] {
                     let full = vm_ir::Type::vector(from, lanes).unwrap();
                     let value = body.def(&format!("load @read_{from}[%n]"), full);
                     let _ = writeln!(body.text, "  {name} @gathered_{from}_{lanes}, {value}");
@@ -190,8 +190,7 @@ fn module(arch: &str, trust: Trust) -> ValidModule {
             let mut shared: String =
                 Class::DATA.scalars().map(|s| format!("  shared @shared_{s}: {s}[3, 48]\n")).collect();
             if row.shape == Shape::Gather {
-                for (s, lanes) in Class::DATA.scalars().flat_map(|s| [1, 2, 4, 8, 16].map(|lanes| (s, lanes)))
-                {
+                for (s, lanes) in Class::DATA.scalars().flat_map(|s| [1, 4, 16].map(|lanes| (s, lanes))) {
                     let _ = writeln!(shared, "  shared @gathered_{s}_{lanes}: {s}[{}, {lanes}]", 4 * cluster);
                 }
             }
