@@ -60,6 +60,15 @@ pub trait Queue: 'static {
     /// [`MemoryKind::Registered`] too, which is not allocated.
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Memory>;
 
+    /// Memory of `bytes` bytes that kernels look at all the time, and the host now and then: it writes there while they
+    /// run, and they see it soon. They may write there too.
+    ///
+    /// # Errors
+    /// As [`Queue::allocate`].
+    fn allocate_watched(&self, bytes: u64) -> Result<Memory> {
+        self.allocate(MemoryKind::Pinned, bytes)
+    }
+
     /// Frees memory, once the commands before have run. Registered memory is given back to the host.
     ///
     /// # Errors

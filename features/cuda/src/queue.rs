@@ -55,6 +55,7 @@ pub struct CudaQueue {
     /// No other queue of the process has it.
     number: u64,
     driver: &'static Driver,
+    device: Device,
     traits: Traits,
     patience: Duration,
     /// What was allocated and not freed, by address.
@@ -81,6 +82,7 @@ impl CudaQueue {
         Ok(Self {
             number: NEXT.fetch_add(1, Ordering::Relaxed),
             driver,
+            device,
             traits,
             patience: options.patience,
             live: RefCell::default(),
@@ -233,6 +235,24 @@ impl Queue for CudaQueue {
         // SAFETY: the driver keeps the memory until it is freed, which happens once: here when it comes back, or when
         // the queue is dropped.
         Ok(unsafe { Memory::from_raw(kind, address, host, bytes) })
+    }
+
+    fn allocate_watched(&self, bytes: u64) -> Result<Memory> {
+        // In pinned memory each look of a warp goes to the host, one after another: a microsecond each on an H200. Of
+        // unified memory that is mostly read the device has a copy, until somebody writes.
+        if self.traits.unified {
+            match self.allocate(MemoryKind::Unified, bytes) {
+                Ok(memory) => {
+                    if let Err(error) = self.driver.mostly_read(memory.address(), bytes, self.device) {
+                        tracing::debug!(%error, "looks at stop words go to the host");
+                    }
+                    return Ok(memory);
+                }
+                Err(error) if error.is_lost() => return Err(error),
+                Err(error) => tracing::debug!(%error, "looks at stop words go to the host"),
+            }
+        }
+        self.allocate(MemoryKind::Pinned, bytes)
     }
 
     fn free(&self, memory: Memory) -> Result<()> {

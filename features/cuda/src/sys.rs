@@ -133,6 +133,8 @@ driver! {
     fn cuMemFree_v2(address: CUdeviceptr);
     /// Allocates unified memory.
     fn cuMemAllocManaged(address: *mut CUdeviceptr, bytes: usize, flags: c_uint);
+    /// Says how unified memory will be used.
+    fn cuMemAdvise(address: CUdeviceptr, bytes: usize, advice: c_uint, device: CUdevice);
     /// Allocates pinned memory.
     fn cuMemHostAlloc(host: *mut *mut c_void, bytes: usize, flags: c_uint);
     /// Frees pinned memory.

@@ -1,8 +1,8 @@
 //! Launches that can be stopped: their stop words, and what became of them.
 //!
-//! A guarded launch takes a stop word, which lies in pinned memory, and gives it back when the worker has seen its end.
-//! A graph keeps the stop words of its launches until it is gone: they are 0 as long as none of its replays was stopped,
-//! and set back when none is on the device any more.
+//! A guarded launch takes a stop word, which host and device both reach, and gives it back when the worker has seen its
+//! end. A graph keeps the stop words of its launches until it is gone: they are 0 as long as none of its replays was
+//! stopped, and set back when none is on the device any more.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -65,7 +65,7 @@ impl Guards {
 
     /// Takes a stop word back.
     pub(super) fn give(&mut self, guarded: &Guarded) {
-        self.host(guarded).set(0);
+        self.host(guarded).clear();
         self.free.push(guarded.slot);
     }
 
@@ -104,7 +104,7 @@ impl Guards {
 
     /// Sets the stop words of a graph back, none of whose replays is on the device.
     pub(super) fn reset(&self, guarded: &[Guarded]) {
-        guarded.iter().for_each(|guarded| self.host(guarded).set(0));
+        guarded.iter().for_each(|guarded| self.host(guarded).clear());
     }
 }
 

@@ -16,7 +16,6 @@ use crate::error::{Error, Result};
 use crate::executor::guarded;
 use crate::executor::job::Completer;
 use crate::launch::{Arguments, Launch, Limits, QueueArgument};
-use crate::memory::MemoryKind;
 
 /// A graph, as the worker keeps it.
 pub(super) struct Recorded<A: Accelerator, B: Brand> {
@@ -52,7 +51,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         self.not_capturing("loading a kernel")?;
         self.shared.accelerator.info().check(artifact.signature())?;
         if artifact.signature().guard.is_some() && self.guards.borrow().is_none() {
-            let memory = self.note(self.queue().allocate(MemoryKind::Pinned, guard::BYTES))?;
+            let memory = self.note(self.queue().allocate_watched(guard::BYTES))?;
             *self.guards.borrow_mut() = Some(Guards::new(memory)?);
         }
         let kernel = ManuallyDrop::new(self.note(self.queue().load(artifact))?);

@@ -45,6 +45,13 @@ impl StopWord {
     pub(super) fn set(self, value: u32) {
         self.word().store(value, Ordering::Release);
     }
+
+    /// Sets it to 0. What is 0 is not written: a write may take the memory away from the device.
+    pub(super) fn clear(self) {
+        if self.get() != 0 {
+            self.set(0);
+        }
+    }
 }
 
 /// The stop words of one launch, or of all the launches of a graph.

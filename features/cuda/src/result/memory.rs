@@ -16,6 +16,8 @@ use crate::sys::{
 const PORTABLE_AND_MAPPED: u32 = 3;
 /// `CU_MEM_ATTACH_GLOBAL`.
 const GLOBAL: u32 = 1;
+/// `CU_MEM_ADVISE_SET_READ_MOSTLY`.
+const READ_MOSTLY: u32 = 1;
 
 /// A stream-ordered memory pool.
 pub(crate) struct Pool {
@@ -105,6 +107,13 @@ impl Driver {
             0 => Ok(address),
             status => Err(status),
         }
+    }
+
+    /// Lets host and device have copies of unified memory as long as neither writes there.
+    pub(crate) fn mostly_read(&self, address: u64, bytes: u64, device: Device) -> Result<()> {
+        // SAFETY: it only says how the memory is used.
+        let status = unsafe { (self.cuMemAdvise)(address, bytes as usize, READ_MOSTLY, device.0) };
+        self.check("cuMemAdvise", status)
     }
 
     pub(crate) fn free_unified(&self, address: u64) -> Result<()> {

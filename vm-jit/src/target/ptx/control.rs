@@ -5,7 +5,7 @@
 //! leaves if it is set, and takes another slice from the rounds it was given. Before the first of such loops
 //! the threads of a block that is not among the first [`EARLY`] look too, so that the blocks that are left
 //! end at once: that costs nothing until the first round is over, for a stop only empties the slice. The first
-//! blocks do not, because a launch of few is often shorter than the look, which goes to the host's memory.
+//! blocks do not, because a launch of few is often shorter than the look, which may go to the host's memory.
 
 use super::asm::{Arg, Class, Reg, def, ins, when};
 use super::writer::{Watch, Writer};
