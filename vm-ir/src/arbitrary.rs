@@ -306,6 +306,11 @@ impl<'b> Maker<'b> {
     }
 
     fn between_threads(&mut self) {
+        if self.random.below(6) == 0 {
+            let gathered = self.gather();
+            self.values.push(gathered);
+            return;
+        }
         let row = self.random.pick(TABLE);
         let made = match row.shape {
             Shape::Shuffle => {
@@ -332,7 +337,6 @@ impl<'b> Maker<'b> {
                 self.k.barrier();
                 theirs
             }
-            Shape::Gather => self.gather(),
             _ => return,
         };
         self.values.push(made);
