@@ -1,6 +1,6 @@
 //! The kernels under vm-ir/filetests/run.
 
-use crate::assembler::{TARGETS, assemble_for_all, with_ptxas};
+use crate::assembler::{TARGETS, assemble, assemble_for_all, with_ptxas};
 use std::collections::HashSet;
 use std::path::Path;
 use vm_ir::{Kernel, Module, Trust, ValidModule, text, validate};
@@ -62,6 +62,24 @@ fn check(trust: Trust) {
             .collect();
         let all: Vec<_> = fitting.iter().map(|(arch, release, m)| (*arch, *release, m)).collect();
         assemble_for_all(folder, "3", &all);
+    });
+}
+
+/// Random kernels of clusters, with gathers in all kinds of control flow. The assembler's errors only: what is random
+/// may spill.
+#[test]
+fn random_clusters() {
+    with_ptxas(|folder| {
+        let random = |seed| vm_ir::arbitrary::kernel(seed, vm_ir::arbitrary::Options::default()).0;
+        let of_cluster = |module: &Module| module.kernels()[0].cluster() > 1;
+        for (number, module) in (0..).map(random).filter(of_cluster).take(12).enumerate() {
+            let trust = if number % 2 == 0 { Trust::Guest } else { Trust::Trusted };
+            let module = validate(module, trust).unwrap();
+            let (arch, release) = TARGETS[5 + number % 3];
+            if let Err(error) = assemble(folder, &module, arch, release, "1") {
+                assert!(error.contains("spill") && !error.contains("error"), "{error}");
+            }
+        }
     });
 }
 
