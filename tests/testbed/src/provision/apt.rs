@@ -79,7 +79,11 @@ pub(super) fn install(cache: &Cache, packages: &[&str]) -> Result<()> {
         return Ok(());
     }
     update(cache)?;
-    install_from(cache, None, &missing)
+    // Where a library came from the backports, as some do with QEMU, what is built with it has to come from there too.
+    install_from(cache, None, &missing).or_else(|error| {
+        say(format_args!("{error:#}\ntrying the backports"));
+        install_from(cache, Some(BACKPORTS), &missing)
+    })
 }
 
 /// Installs packages from the backports, also where an older release of them is installed.
