@@ -80,8 +80,8 @@ pub(super) fn install(cache: &Cache, packages: &[&str]) -> Result<()> {
     }
     update(cache)?;
     // Where a library came from the backports, as some do with QEMU, what is built with it has to come from there too.
-    install_from(cache, None, &missing).or_else(|error| {
-        say(format_args!("{error:#}\ntrying the backports"));
+    install_from(cache, None, &missing).or_else(|_| {
+        say(format_args!("the release's own do not fit what came from {BACKPORTS} before"));
         install_from(cache, Some(BACKPORTS), &missing)
     })
 }
