@@ -183,20 +183,18 @@ impl<'a, 'k> Writer<'a, 'k> {
             return self.for_apart(op);
         }
         let low = self.first(op.operands[0]);
-        let body = &op.regions[0];
         let end = self.join(&op.results, split);
-        let initial = self.pass(&op.operands[3..], &body.args[1..], split);
-        self.for_from(op, split, low, initial, end);
+        self.for_from(op, split, low, &op.operands[3..], end);
         self.arrive(end, &op.results, split);
     }
 
-    /// A `for` on bounds alike in all threads at hand, from a count on.
+    /// A `for` on bounds alike in all threads at hand, from a count on, with what it carries at first.
     pub(super) fn for_from(
         &mut self,
         op: &'k Op,
         split: Split<'a, 'k>,
         low: Ssa,
-        initial: Vec<BlockArg>,
+        initial: &[Value],
         end: Block,
     ) {
         let body = &op.regions[0];
@@ -213,8 +211,11 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.b.append_block_param(head, self.b.func.dfg.value_type(low));
         self.add_params(head, carried, split);
         let mut first = vec![BlockArg::Value(low)];
-        first.extend(initial.iter().copied());
-        self.b.ins().brif(runs, head, &first, end, &initial);
+        first.extend(self.pass(initial, carried, split));
+        // What is carried may be known to be alike where the results, for all that the validator knows of the bounds, are
+        // not: then they go through joins in other forms.
+        let none = self.pass(initial, &op.results, split);
+        self.b.ins().brif(runs, head, &first, end, &none);
         self.b.switch_to_block(head);
         let at = self.b.block_params(head)[0];
         self.set(count[0], Repr::Splat(at));
@@ -224,13 +225,14 @@ impl<'a, 'k> Writer<'a, 'k> {
             self.spend();
         }
         let yields = self.pass(&body.yields, carried, split);
+        let results = self.pass(&body.yields, &op.results, split);
         // What is left cannot overflow, the count could.
         let left = self.b.ins().isub(high, at);
         let more = self.b.ins().icmp(IntCC::UnsignedGreaterThan, left, step);
         let next = self.b.ins().iadd(at, step);
         let mut again = vec![BlockArg::Value(next)];
-        again.extend(yields.iter().copied());
-        self.b.ins().brif(more, head, &again, end, &yields);
+        again.extend(yields);
+        self.b.ins().brif(more, head, &again, end, &results);
         self.b.seal_block(head);
         self.leave_loop(outer);
     }

@@ -216,8 +216,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.apart(op, &now, end, |w| {
             let low = w.first(count[0]);
             let end = w.join(&op.results, None);
-            let initial = w.pass(carried, carried, None);
-            w.for_from(op, None, low, initial, end);
+            w.for_from(op, None, low, carried, end);
             w.arrive(end, &op.results, None);
         });
         self.arrive(end, &op.results, None);

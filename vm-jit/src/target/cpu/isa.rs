@@ -152,7 +152,8 @@ impl Isa {
             ("opt_level", "speed"),
             ("enable_probestack", "true"),
             ("probestack_strategy", "inline"),
-            ("enable_verifier", if cfg!(debug_assertions) { "true" } else { "false" }),
+            // What is wrong with its input is then an error. Else it may be a panic, or wrong code, from a guest's kernel.
+            ("enable_verifier", "true"),
             ("unwind_info", "false"),
         ];
         for (name, value) in options {

@@ -95,8 +95,11 @@ impl Writer<'_, '_> {
 
     /// Defines a value here, and puts it into memory if others want it from there.
     pub(super) fn set(&mut self, value: Value, repr: Repr) {
+        let lanes = usize::from(self.kernel.type_of(value).lanes());
         let repr = match repr {
             Repr::Each(one) if one.len() == 1 => Repr::Splat(one[0]),
+            // As when it is what a whole warp has alike.
+            vector if self.width > 1 && lanes > 1 => self.tiled(vector, lanes),
             other => other,
         };
         if self.plan.slots[value.index()].is_some() && self.plan.visible(value, self.scope) {
