@@ -7,9 +7,9 @@
 use super::lanes::{Repr, VECTOR, mask_type, vector};
 use super::writer::Writer;
 use cranelift_codegen::ir::{InstBuilder, Type, Value as Ssa, types};
-use vm_ir::Scalar;
 use vm_ir::module::Op;
 use vm_ir::op::Shape;
+use vm_ir::{Scalar, Value};
 
 impl Writer<'_, '_> {
     /// `vec.splat`, `vec.make`, `vec.extract` and `vec.insert`.
@@ -78,7 +78,11 @@ impl Writer<'_, '_> {
     }
 
     /// A vector that all threads have alike, in the elements of each of them; what is not one thread's alone is left.
-    pub(super) fn tiled(&self, repr: Repr, lanes: usize) -> Repr {
+    pub(super) fn tiled(&self, repr: Repr, value: Value) -> Repr {
+        let lanes = usize::from(self.kernel.type_of(value).lanes());
+        if self.width == 1 || lanes == 1 {
+            return repr;
+        }
         let repeat = |all: Vec<Ssa>| all.repeat(self.width);
         match repr {
             Repr::Each(all) if all.len() == lanes => Repr::Each(repeat(all)),

@@ -87,20 +87,17 @@ impl Writer<'_, '_> {
         let level = self.plan.scopes[self.scope].level;
         if level == Level::Thread || self.plan.visible(value, self.scope) {
             let repr = self.env[value.index()].clone().unwrap_or_else(|| Repr::Each(Vec::new()));
-            let lanes = usize::from(self.kernel.type_of(value).lanes());
-            return if self.width > 1 && lanes > 1 { self.tiled(repr, lanes) } else { repr };
+            return self.tiled(repr, value);
         }
         self.load_slot(value)
     }
 
     /// Defines a value here, and puts it into memory if others want it from there.
     pub(super) fn set(&mut self, value: Value, repr: Repr) {
-        let lanes = usize::from(self.kernel.type_of(value).lanes());
         let repr = match repr {
             Repr::Each(one) if one.len() == 1 => Repr::Splat(one[0]),
-            // As when it is what a whole warp has alike.
-            vector if self.width > 1 && lanes > 1 => self.tiled(vector, lanes),
-            other => other,
+            // It may be what a whole warp has alike.
+            other => self.tiled(other, value),
         };
         if self.plan.slots[value.index()].is_some() && self.plan.visible(value, self.scope) {
             self.store_slot(value, &repr);
@@ -154,7 +151,7 @@ impl Writer<'_, '_> {
             Room::Block | Room::Warp => {
                 let lanes = usize::from(self.kernel.type_of(value).lanes());
                 let repr = self.load_elements(own(), base, offset, scalar, lanes);
-                if self.width > 1 && lanes > 1 { self.tiled(repr, lanes) } else { repr }
+                self.tiled(repr, value)
             }
             Room::Thread => {
                 let elements = self.elements(value);

@@ -361,7 +361,7 @@ impl Writer<'_, '_> {
                 let indices = self.first_indices(op, rank);
                 let Some(row) = self.row(op, place, &known, &indices, lanes) else { return };
                 let repr = self.load_row(&row, scalar, lanes);
-                if lanes > 1 { self.tiled(repr, lanes) } else { repr }
+                self.tiled(repr, result)
             }
             _ => {
                 let vectors = Self::in_vectors(scalar, lanes);
