@@ -57,6 +57,19 @@ struct Bench {
     ram: File,
 }
 
+/// What a worker of these tests is told first.
+fn orders(port: Option<u32>) -> Open {
+    Open {
+        guest: "test".into(),
+        device: "fake".into(),
+        memory: QUOTA,
+        deadline_us: 200_000,
+        time_slice_us: 100_000,
+        ram: Vec::new(),
+        port,
+    }
+}
+
 fn module(text: &str) -> Vec<u8> {
     let module = vm_ir::text::parse(&format!("vir 1\n{text}")).unwrap();
     vm_ir::binary::encode(&module, vm_ir::binary::Lines::Strip)
@@ -495,15 +508,7 @@ fn a_lost_context_is_told_at_once() {
     memory.write_obj(1u16, GuestAddress(start.available + 2)).unwrap();
     let doorbell = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).unwrap();
     let ring = Ring::new(memory.clone(), &start, vec![doorbell]).unwrap();
-    let open = Open {
-        guest: "test".into(),
-        device: "fake".into(),
-        memory: QUOTA,
-        deadline_us: 200_000,
-        time_slice_us: 100_000,
-        ram: Vec::new(),
-        port: None,
-    };
+    let open = orders(None);
     let (broken, breaks) = std::sync::mpsc::channel();
     let device = Arc::new(FakeAccelerator::new());
     let worker: Worker<_> = Worker::start(device.clone(), WorkerOptions::default()).unwrap();

@@ -31,15 +31,7 @@ impl Host {
         file.set_len(WINDOW).unwrap();
         let parts = vec![OwnedFd::from(file.try_clone().unwrap())];
         let ram = Arc::new(Ram::new(&[(0, WINDOW)], parts).unwrap());
-        let open = Open {
-            guest: "test".into(),
-            device: "fake".into(),
-            memory: QUOTA,
-            deadline_us: 200_000,
-            time_slice_us: 100_000,
-            ram: Vec::new(),
-            port: Some(1),
-        };
+        let open = orders(Some(1));
         let (broken, breaks) = channel();
         let device = Arc::new(FakeAccelerator::with_memory(4 << 20));
         let worker = Worker::start(device, WorkerOptions::default()).unwrap();
