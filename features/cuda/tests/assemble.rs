@@ -24,12 +24,17 @@ fn script(folder: &Path, name: &str, body: &str) -> Assembler {
 fn it_is_confined_and_its_end_is_told() {
     let folder = tempfile::tempdir().unwrap();
     let check = |name: &str, body: &str, right: fn(&Result<Vec<u8>, AssembleError>) -> bool| {
-        let begin = Instant::now();
-        let result = script(folder.path(), name, body).assemble(b"text of the kernel", "sm_90a");
-        assert!(right(&result), "{name}: {result:?}");
-        assert!(begin.elapsed() < Duration::from_secs(20), "{name}: {:?}", begin.elapsed());
-        if let Err(error) = result {
-            assert!(error.to_string().contains(name), "{error}");
+        let assembler = script(folder.path(), name, body);
+        let ready = assembler.clone().standby(1);
+        ready.prepare("sm_90a").unwrap();
+        for (how, assembler) in [("started for it", assembler), ("that may have waited", ready)] {
+            let begin = Instant::now();
+            let result = assembler.assemble(b"text of the kernel", "sm_90a");
+            assert!(right(&result), "{name}, {how}: {result:?}");
+            assert!(begin.elapsed() < Duration::from_secs(20), "{name}, {how}: {:?}", begin.elapsed());
+            if let Err(error) = result {
+                assert!(error.to_string().contains(name), "{error}");
+            }
         }
     };
     check("a good one", CUBIN, |result| result.as_ref().is_ok_and(|cubin| cubin.len() == 64));
@@ -110,6 +115,97 @@ fn what_can_not_be_started_says_why() {
     }
 }
 
+/// An assembler that says in `log` when it waits for its input and when it has it, both with the number of its process.
+/// It opens its input twice, as NVIDIA's does, and gives it back behind the cubin.
+const LOGS: &str = r#"echo "waits $$" >>"$0.log"
+first=$(cat "$in") && second=$(cat "$in") && [ "$first" = "$second" ] || exit 9
+echo "works $$" >>"$0.log"
+printf %s "$first" >>"$out""#;
+
+fn logged(folder: &Path, name: &str, what: &str) -> Vec<String> {
+    let log = fs::read_to_string(folder.join(format!("{name}.log"))).unwrap_or_default();
+    log.lines().filter_map(|line| Some(line.strip_prefix(what)?.trim().to_owned())).collect()
+}
+
+fn becomes(what: &str, mut holds: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !holds() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "never seen: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn those_that_wait_do_the_work() {
+    let folder = tempfile::tempdir().unwrap();
+    let logged = |what: &str| logged(folder.path(), "waits", what);
+    let assembler = script(folder.path(), "waits", &format!("{CUBIN}\n{LOGS}")).standby(2);
+    assembler.prepare("sm_90a").unwrap();
+    becomes("two that wait", || logged("waits").len() == 2);
+    for round in 0..5 {
+        let waiting = logged("waits");
+        assert_eq!(logged("works").len(), round);
+        let text = format!("text of kernel {round}");
+        let cubin = assembler.assemble(text.as_bytes(), "sm_90a").unwrap();
+        assert_eq!(&cubin[64..], text.as_bytes());
+        assert!(waiting.contains(&logged("works")[round]), "it was not one of those that waited");
+        becomes("another one that waits", || logged("waits").len() == 3 + round);
+    }
+
+    // Somebody ends them: a new one does the work.
+    let idle: Vec<_> =
+        logged("waits").into_iter().filter(|process| !logged("works").contains(process)).collect();
+    assert_eq!(idle.len(), 2);
+    for process in &idle {
+        let process = rustix::process::Pid::from_raw(process.parse().unwrap()).unwrap();
+        rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
+    }
+    assert_eq!(&assembler.assemble(b"text", "sm_90a").unwrap()[64..], b"text");
+
+    // Threads that share them get their own results.
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let assembler = assembler.clone();
+            scope.spawn(move || {
+                for kernel in 0..5 {
+                    let text = format!("kernel {kernel} of thread {thread}");
+                    let cubin = assembler.assemble(text.as_bytes(), "sm_90a").unwrap();
+                    assert_eq!(String::from_utf8_lossy(&cubin[64..]), text);
+                }
+            });
+        }
+    });
+
+    drop(assembler);
+    becomes("their end with the assembler's", || {
+        logged("waits").iter().all(|process| !Path::new("/proc").join(process).exists())
+    });
+    let left = fs::read_dir(std::env::temp_dir()).unwrap().flatten().map(|entry| entry.file_name());
+    let ours = format!(".vm-cuda-{}-", std::process::id());
+    let left: Vec<_> = left.filter(|name| name.to_string_lossy().starts_with(&ours)).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn one_that_waits_has_no_descriptors_but_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let body = r#"echo waits >>"$0.log"; cat "$in" >/dev/null; ls -l /proc/self/fd; exit 6"#;
+    let assembler = script(folder.path(), "lists", body).standby(1);
+    assembler.prepare("sm_90a").unwrap();
+    becomes("one that waits", || logged(folder.path(), "lists", "waits").len() == 1);
+    let Err(AssembleError::Refused { messages, .. }) = assembler.assemble(b"text", "sm_90a") else {
+        panic!("it ended well");
+    };
+    let files: Vec<_> = messages.lines().filter_map(|line| Some(line.split_once(" -> ")?.1)).collect();
+    let count = |what: &str| files.iter().filter(|file| file.contains(what)).count();
+    // Standard input, the messages twice, the output, and the folder that is listed.
+    assert_eq!(
+        (files.len(), count("/dev/null"), count("memfd:"), count("/proc/")),
+        (5, 1, 3, 1),
+        "{messages}"
+    );
+}
+
 /// NVIDIA's, where there is one.
 fn ptxas() -> Result<Assembler, AssembleError> {
     let cache =
@@ -129,6 +225,10 @@ fn the_real_one_makes_a_cubin() {
     let text = ".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry k(.param .u64 p) { ret; }\n";
     let cubin = assembler.assemble(text.as_bytes(), "sm_90a").unwrap();
     assert!(cubin.len() > 500 && cubin.starts_with(b"\x7fELF"));
+    let ready = assembler.clone().standby(2);
+    for _ in 0..5 {
+        assert_eq!(ready.assemble(text.as_bytes(), "sm_90a").unwrap(), cubin);
+    }
     let bad = assembler.assemble(text.replace("ret", "return").as_bytes(), "sm_90a").unwrap_err();
     assert!(matches!(&bad, AssembleError::Refused { messages, .. } if messages.contains("line 4")), "{bad}");
     let small = assembler.limits(Limits { memory: 16 << 20, ..Limits::default() });

@@ -65,6 +65,9 @@ pub trait Assemble: fmt::Debug + Send + Sync {
     /// What the result is called in the cache. Assemblers with other options have another name.
     fn product(&self) -> String;
 
+    /// Begins what would make the next [`assemble`](Self::assemble) for `target` sooner, and does not wait for it.
+    fn prepare(&self, _target: &Target) {}
+
     /// Assembles `code` for `target`.
     ///
     /// # Errors
@@ -152,6 +155,19 @@ impl<A: JitTarget> JitCompiler<A> {
     /// The accelerator.
     pub fn accelerator(&self) -> &Arc<A> {
         &self.accelerator
+    }
+
+    /// Begins, in the background, what would make the first kernel that is not in the cache sooner: on NVIDIA GPUs it
+    /// starts the assembler's processes.
+    ///
+    /// # Errors
+    /// [`CompileError::Device`].
+    pub fn prepare(&self) -> Result<(), CompileError> {
+        let target = self.accelerator.target()?;
+        if let Some(assembler) = &self.assembler {
+            assembler.prepare(&target);
+        }
+        Ok(())
     }
 
     /// How often the cache had what was asked for.

@@ -13,8 +13,9 @@ use super::{Assemble, AssembleError, CompileError, JitCompiler, JitTarget};
 
 /// Compiles kernels for one NVIDIA GPU.
 ///
-/// Where this machine has a `ptxas`, PTX becomes a cubin in a process of its own, and the cache keeps the cubin. Where
-/// it has none, the driver compiles the PTX when the kernel is loaded, in this process. A service that compiles for
+/// Where this machine has a `ptxas`, PTX becomes a cubin in a process of its own, and the cache keeps the cubin. From the
+/// first kernel on, [two such processes](Assembler::standby) wait ready for the next; [`prepare`](JitCompiler::prepare)
+/// starts them before. Where it has none, the driver compiles the PTX when the kernel is loaded, in this process. A service that compiles for
 /// guests names its [`CudaAssembler`] with [`assembler`](JitCompiler::assembler), so that it is never in its own.
 pub type CudaJITCompiler = JitCompiler<CudaAccelerator>;
 
@@ -32,7 +33,8 @@ impl JitTarget for CudaAccelerator {
 
     fn assembler(&self) -> Option<Arc<dyn Assemble>> {
         match Assembler::find() {
-            Ok(assembler) => Some(Arc::new(CudaAssembler(assembler))),
+            // Two keep up with a thread that compiles one kernel after the other.
+            Ok(assembler) => Some(Arc::new(CudaAssembler(assembler.standby(2)))),
             Err(error) => {
                 tracing::debug!(%error, "the driver compiles PTX instead");
                 None
@@ -61,6 +63,14 @@ pub struct CudaAssembler(pub Assembler);
 impl Assemble for CudaAssembler {
     fn product(&self) -> String {
         "cubin".into()
+    }
+
+    fn prepare(&self, target: &Target) {
+        if let Target::Ptx(options) = target
+            && let Err(error) = self.0.prepare(options.arch.name())
+        {
+            tracing::debug!(%error, "no assembler waits ready");
+        }
     }
 
     fn assemble(&self, code: &[u8], target: &Target) -> Result<Vec<u8>, AssembleError> {

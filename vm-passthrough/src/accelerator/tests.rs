@@ -131,12 +131,17 @@ fn an_empty_block_compiles() {
 #[derive(Debug, Default)]
 struct Counting {
     asked: Mutex<u32>,
+    prepared: Mutex<Vec<String>>,
     fails: bool,
 }
 
 impl Assemble for Counting {
     fn product(&self) -> String {
         "counted".into()
+    }
+
+    fn prepare(&self, target: &Target) {
+        self.prepared.lock().unwrap().push(target.to_string());
     }
 
     fn assemble(&self, code: &[u8], target: &Target) -> Result<Vec<u8>, AssembleError> {
@@ -153,6 +158,8 @@ impl Assemble for Counting {
 fn what_was_compiled_and_assembled_is_remembered() {
     let counting = Arc::new(Counting::default());
     let mut compiler = compiler().assembler(Some(counting.clone()));
+    compiler.prepare().unwrap();
+    assert_eq!(*counting.prepared.lock().unwrap(), ["ptx:sm_75"]);
     let first = compiler.compile(&scale()).unwrap();
     // A clone has the same cache.
     let second = compiler.clone().compile(&scale()).unwrap();

@@ -5,7 +5,8 @@
 //!
 //! Two can be used:
 //!
-//! * NVIDIA's `ptxas`, which needs no GPU and some 10 ms for a small kernel. [`Assembler::find`] looks for it.
+//! * NVIDIA's `ptxas`, which needs no GPU and some 10 ms for a small kernel; half of that if it was started before
+//!   ([`Assembler::standby`]). [`Assembler::find`] looks for it.
 //! * The driver's own linker, where there is no `ptxas`. It is a library and wants a context on a GPU, so the process
 //!   around it must be a program of ours. No library knows where its user installs programs; so the user's own program
 //!   has an entry for it, which calls [`entry`], and [`Assembler::driver`] is told how to start it. Some 300 ms, most
@@ -14,13 +15,16 @@
 //! What comes back is looked at before anyone gives it to a driver: an ELF file whose parts lie within it.
 
 mod find;
+mod job;
 mod link;
 mod process;
 mod spawn;
+mod standby;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
@@ -28,7 +32,9 @@ pub use find::VARIABLE;
 pub use link::entry;
 
 use crate::image;
-use process::{Program, Scratch};
+use job::{Failed, Job, Kind, Order, Program, failed};
+use process::{Ended, Scratch};
+use standby::Standby;
 
 /// What an assembler's process may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,20 +140,14 @@ fn signal_name(signal: i32) -> &'static str {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Kind {
-    Ptxas,
-    /// With what comes before the arguments of [`entry`].
-    Driver(Vec<OsString>),
-}
-
-/// Makes cubins of PTX, in processes with limits. Any number of threads may use one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Makes cubins of PTX, in processes with limits. Any number of threads may use one. Clones share the processes that
+/// wait ready.
+#[derive(Clone, Debug)]
 pub struct Assembler {
-    program: PathBuf,
-    kind: Kind,
+    program: Program,
     limits: Limits,
     level: u8,
+    standby: Option<Arc<Standby>>,
 }
 
 impl Assembler {
@@ -162,13 +162,29 @@ impl Assembler {
 
     /// This `ptxas`.
     pub fn ptxas(program: impl Into<PathBuf>) -> Self {
-        Self { program: program.into(), kind: Kind::Ptxas, limits: Limits::default(), level: 3 }
+        Self::new(program.into(), Kind::Ptxas)
     }
 
     /// The driver's linker, in a program that calls [`entry`] when it is started with `arguments`.
     pub fn driver(program: impl Into<PathBuf>, arguments: impl IntoIterator<Item = OsString>) -> Self {
-        let kind = Kind::Driver(arguments.into_iter().collect());
-        Self { program: program.into(), kind, limits: Limits::default(), level: 3 }
+        Self::new(program.into(), Kind::Driver(arguments.into_iter().collect()))
+    }
+
+    fn new(path: PathBuf, kind: Kind) -> Self {
+        Self { program: Program { path, kind }, limits: Limits::default(), level: 3, standby: None }
+    }
+
+    /// Keeps up to `processes` of `ptxas` started, for the architecture that was last assembled for, so that code up to
+    /// 64 KiB need not wait for a start. They are started in the background by [`prepare`](Self::prepare) and by each
+    /// [`assemble`](Self::assemble), wait in some 14 MB each, and end after a minute without work and when the last clone
+    /// of this is dropped. Two are enough for a thread that assembles one kernel after the other.
+    ///
+    /// Without effect on the driver's linker, which would hold a context on the GPU.
+    #[must_use]
+    pub fn standby(self, processes: usize) -> Self {
+        let keeps = processes > 0 && self.program.kind == Kind::Ptxas;
+        let standby = keeps.then(|| Arc::new(Standby::new(self.program.clone(), processes)));
+        Self { standby, ..self }
     }
 
     /// With other limits.
@@ -185,7 +201,28 @@ impl Assembler {
 
     /// The program that is run.
     pub fn program(&self) -> &std::path::Path {
-        &self.program
+        &self.program.path
+    }
+
+    /// Has the processes of [`standby`](Self::standby) started for `architecture`, and does not wait for them. Whether they
+    /// can be used is seen when there is work; nothing depends on it but its speed.
+    ///
+    /// # Errors
+    /// [`AssembleError::Architecture`].
+    pub fn prepare(&self, architecture: &str) -> Result<(), AssembleError> {
+        let order = self.order(architecture)?;
+        if let Some(standby) = &self.standby {
+            standby.prepare(&order);
+        }
+        Ok(())
+    }
+
+    fn order(&self, architecture: &str) -> Result<Order, AssembleError> {
+        let digits = architecture.strip_prefix("sm_").unwrap_or_default();
+        if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+            return Err(AssembleError::Architecture(architecture.to_owned()));
+        }
+        Ok(Order { architecture: architecture.to_owned(), level: self.level, limits: self.limits })
     }
 
     /// The cubin of this PTX for an architecture such as `sm_90a`, which must be the PTX's own or a newer one. The
@@ -194,69 +231,50 @@ impl Assembler {
     /// # Errors
     /// [`AssembleError`], with what the assembler said. The process has ended by then, with all that it started.
     pub fn assemble(&self, ptx: &[u8], architecture: &str) -> Result<Vec<u8>, AssembleError> {
-        let digits = architecture.strip_prefix("sm_").unwrap_or_default();
-        if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
-            return Err(AssembleError::Architecture(architecture.to_owned()));
-        }
-        let name = || self.program.display().to_string();
-        let host = |what: &'static str| {
-            move |error: std::io::Error| AssembleError::Start {
-                program: name(),
-                what,
-                cause: error.to_string(),
-            }
+        let order = self.order(architecture)?;
+        let deadline = Instant::now() + self.limits.time;
+        let program = self.program().display().to_string();
+        let host = |Failed { what, error }| AssembleError::Start {
+            program: program.clone(),
+            what,
+            cause: error.to_string(),
         };
-        let input = Scratch::new("ptx").map_err(host("making its input"))?;
-        input.fill(ptx).map_err(host("making its input"))?;
-        let output = Scratch::new("cubin").map_err(host("making its output"))?;
-        let messages = Scratch::new("messages").map_err(host("making its output"))?;
-
-        let level = self.level.to_string();
-        let mut arguments = Vec::new();
-        match &self.kind {
-            Kind::Ptxas => {
-                arguments.extend(["--gpu-name", architecture, "--opt-level", &level].map(OsString::from));
-                arguments.extend(["--output-file".into(), output.path(), input.path()]);
+        let waited = self.standby.as_ref().and_then(|standby| standby.take(&order, ptx));
+        let done = waited.map(|job| job.end(deadline)).transpose().map_err(host)?;
+        let (ended, written) = match done {
+            // Somebody may have ended it before it had its input.
+            None | Some((Ended::Signal(libc::SIGKILL), _)) => {
+                self.start(&order, ptx).and_then(|job| job.end(deadline)).map_err(host)?
             }
-            Kind::Driver(before) => {
-                arguments.extend(before.iter().cloned());
-                arguments.extend([architecture.into(), level.into(), input.path(), output.path()]);
-            }
-        }
-        let program = Program {
-            path: &self.program,
-            arguments,
-            reserves_memory: matches!(self.kind, Kind::Driver(_)),
-            limits: self.limits,
-        };
-        let ended = process::run(&program, &[&input, &output], &messages).map_err(host("running it"))?;
-
-        const MESSAGE_BYTES: u64 = 8 << 10;
-        let said = || {
-            let said = messages.read(MESSAGE_BYTES).unwrap_or_default();
-            let said = String::from_utf8_lossy(&said).trim().to_owned();
-            if said.is_empty() { "it said nothing".to_owned() } else { said }
+            Some(done) => done,
         };
         match ended {
-            process::Ended::Well => {}
-            process::Ended::Late => {
-                return Err(AssembleError::Late { program: name(), time: self.limits.time });
+            Ended::Well => {}
+            Ended::Late => return Err(AssembleError::Late { program, time: self.limits.time }),
+            Ended::Status(status) => {
+                let (status, messages) = (format!("exit status {status}"), written.messages());
+                return Err(AssembleError::Refused { program, status, messages });
             }
-            process::Ended::Status(status) => {
-                let status = format!("exit status {status}");
-                return Err(AssembleError::Refused { program: name(), status, messages: said() });
-            }
-            process::Ended::Signal(signal) => {
-                let (program, limits, messages) = (name(), self.limits, said());
+            Ended::Signal(signal) => {
+                let (limits, messages) = (self.limits, written.messages());
                 return Err(AssembleError::Killed { program, signal, limits, messages });
             }
         }
-        let no_cubin = |reason: String| AssembleError::NoCubin { program: name(), reason };
-        let cubin = output.read(self.limits.output).map_err(host("reading its output"))?;
-        if !image::is_elf(&cubin) {
-            return Err(no_cubin(format!("what it wrote ({} bytes) is no cubin", cubin.len())));
+        let cubin = written.output(self.limits.output).map_err(host)?;
+        let wrong = match image::is_elf(&cubin) {
+            true => image::checked(&cubin).err(),
+            false => Some(format!("what it wrote ({} bytes) is no cubin", cubin.len())),
+        };
+        match wrong {
+            Some(reason) => Err(AssembleError::NoCubin { program, reason }),
+            None => Ok(cubin),
         }
-        image::checked(&cubin).map_err(no_cubin)?;
-        Ok(cubin)
+    }
+
+    /// Starts a process that has its input.
+    fn start(&self, order: &Order, ptx: &[u8]) -> Result<Job, Failed> {
+        let input = Scratch::new("ptx").map_err(failed("making its input"))?;
+        input.fill(ptx).map_err(failed("making its input"))?;
+        Job::start(&self.program, order, input.path(), Some(&input))
     }
 }

@@ -5,7 +5,7 @@
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,9 +15,10 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::Limits;
-use super::spawn::{Spawn, spawn};
+use super::spawn::{Child, Spawn, spawn};
 
 /// A file in memory.
+#[derive(Debug)]
 pub(super) struct Scratch(File);
 
 impl Scratch {
@@ -43,6 +44,12 @@ impl Scratch {
     }
 }
 
+impl AsFd for Scratch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 /// What to run.
 pub(super) struct Program<'a> {
     pub(super) path: &'a Path,
@@ -65,10 +72,12 @@ pub(super) enum Ended {
     Late,
 }
 
-/// Runs a program to its end. `files` are open in it, and `messages` are its output and its error output. When this
-/// returns, the program and what it started in its process group have ended.
-pub(super) fn run(program: &Program<'_>, files: &[&Scratch], messages: &Scratch) -> io::Result<Ended> {
-    let deadline = Instant::now() + program.limits.time;
+/// A program that was started. Dropping it ends it, with what it started in its process group.
+#[derive(Debug)]
+pub(super) struct Running(Child);
+
+/// Starts a program. `files` are open in it, and `messages` are its output and its error output.
+pub(super) fn start(program: &Program<'_>, files: &[&Scratch], messages: &Scratch) -> io::Result<Running> {
     if !program.path.as_os_str().as_bytes().contains(&b'/') {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is named without its folder"));
     }
@@ -79,7 +88,7 @@ pub(super) fn run(program: &Program<'_>, files: &[&Scratch], messages: &Scratch)
         arguments.push(c_string(argument)?);
     }
     let Limits { time, memory, output } = program.limits;
-    let mut child = spawn(&Spawn {
+    let child = spawn(&Spawn {
         program: path,
         arguments,
         environment: if program.reserves_memory { driver_environment() } else { Vec::new() },
@@ -92,17 +101,29 @@ pub(super) fn run(program: &Program<'_>, files: &[&Scratch], messages: &Scratch)
             (libc::RLIMIT_CORE, 0),
         ],
     })?;
-    let in_time = match child.pid() {
-        Some(pid) => wait(pid, deadline)?,
-        None => false,
-    };
-    let status = child.end()?;
-    Ok(match (in_time, status.exit_status(), status.terminating_signal()) {
-        (false, _, _) => Ended::Late,
-        (true, Some(0), _) => Ended::Well,
-        (true, Some(code), _) => Ended::Status(code),
-        (true, None, signal) => Ended::Signal(signal.unwrap_or(0)),
-    })
+    Ok(Running(child))
+}
+
+impl Running {
+    /// Whether it ended before `deadline`, without reaping it.
+    pub(super) fn ends_by(&self, deadline: Instant) -> io::Result<bool> {
+        match self.0.pid() {
+            Some(pid) => wait(pid, deadline),
+            None => Ok(true),
+        }
+    }
+
+    /// Waits for its end. When this returns, it and what it started in its process group have ended.
+    pub(super) fn end(mut self, deadline: Instant) -> io::Result<Ended> {
+        let in_time = self.ends_by(deadline)?;
+        let status = self.0.end()?;
+        Ok(match (in_time, status.exit_status(), status.terminating_signal()) {
+            (false, _, _) => Ended::Late,
+            (true, Some(0), _) => Ended::Well,
+            (true, Some(code), _) => Ended::Status(code),
+            (true, None, signal) => Ended::Signal(signal.unwrap_or(0)),
+        })
+    }
 }
 
 /// What leads the driver's library to where this process found it, and to the same devices.

@@ -27,6 +27,7 @@ pub(super) struct Spawn {
 }
 
 /// A child that has not been waited for. Dropping it kills its process group and waits for it.
+#[derive(Debug)]
 pub(super) struct Child(Option<Pid>);
 
 impl Child {
