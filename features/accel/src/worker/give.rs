@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::batch::Batch;
 use super::brand::Brand;
-use super::buffer::{Argument, Graph, Kernel};
+use super::buffer::{Argument, Graph, Kernel, View};
 use super::session::Session;
 use super::{Shared, Worker, current};
 use crate::accelerator::Accelerator;
@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::executor::guarded;
 use crate::executor::job::{Cell, Completer, Job};
 use crate::launch::{Arguments, Launch, QueueArgument};
+use crate::memory::Region;
 
 impl<A: Accelerator, B: Brand> Shared<A, B> {
     /// Packs arguments for a launch by whoever borrows the buffers until it is queued.
@@ -22,15 +23,26 @@ impl<A: Accelerator, B: Brand> Shared<A, B> {
         launch: Launch,
         arguments: &[Argument<'_, A, B>],
     ) -> Result<Arguments> {
+        self.pack_of(kernel, launch, arguments, |view| {
+            self.own("buffer", view.shared())?;
+            Ok(view.region())
+        })
+    }
+
+    /// Packs arguments for a launch, with `region` to say whether a view may be used, and where it lies.
+    pub(super) fn pack_of(
+        self: &Arc<Self>,
+        kernel: &Kernel<A, B>,
+        launch: Launch,
+        arguments: &[Argument<'_, A, B>],
+        region: impl Fn(View<'_, A, B>) -> Result<Region<'static>>,
+    ) -> Result<Arguments> {
         self.own("kernel", &kernel.0.shared)?;
         launch.grid.check(&kernel.0.layout.signature, self.accelerator.info())?;
         Arguments::pack(
             &kernel.0.layout,
             arguments.iter().map(|argument| match argument {
-                Argument::View(shaped) => {
-                    self.own("buffer", shaped.view.shared())?;
-                    Ok(QueueArgument::View(shaped.view.region(), shaped.extents))
-                }
+                Argument::View(shaped) => Ok(QueueArgument::View(region(shaped.view)?, shaped.extents)),
                 Argument::Scalar(scalar) => Ok(QueueArgument::Scalar(*scalar)),
             }),
         )
@@ -65,7 +77,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
         if let Some(done) = current::with(shared, |session| session.launch(kernel, launch, arguments)) {
             return done;
         }
-        let packed = self.pack(kernel, launch, arguments)?;
+        let packed = shared.pack(kernel, launch, arguments)?;
         let loaded = Arc::clone(&kernel.0);
         self.command(move |session| {
             session.gather(loaded, launch, &packed);
@@ -96,7 +108,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
         if let Some(done) = inline {
             return done.map(|()| Job(cell));
         }
-        let mut packed = self.pack(kernel, launch, arguments)?;
+        let mut packed = shared.pack(kernel, launch, arguments)?;
         let loaded = Arc::clone(&kernel.0);
         self.command(move |session| {
             if !completer.as_ref().is_some_and(|completer| completer.0.start(None)) {
@@ -135,15 +147,6 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
             return done.unwrap_or(Err(Error::Stopped));
         }
         self.command(move |session| session.launch_steps(&steps))
-    }
-
-    fn pack(
-        &self,
-        kernel: &Kernel<A, B>,
-        launch: Launch,
-        arguments: &[Argument<'_, A, B>],
-    ) -> Result<Arguments> {
-        self.0.shared.pack(kernel, launch, arguments)
     }
 
     /// Records what `f` does into a graph, instead of doing it.

@@ -15,7 +15,7 @@ use crate::artifact::{Artifact, Layout};
 use crate::error::{Error, Result};
 use crate::executor::guarded;
 use crate::executor::job::Completer;
-use crate::launch::{Arguments, Launch, Limits, QueueArgument};
+use crate::launch::{Arguments, Launch, Limits};
 
 /// A graph, as the worker keeps it.
 pub(super) struct Recorded<A: Accelerator, B: Brand> {
@@ -73,7 +73,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         arguments: &[Argument<'_, A, B>],
     ) -> Result<()> {
         let launch = launch.into();
-        let mut packed = self.pack(kernel, launch, arguments)?;
+        let mut packed = self.shared.pack_of(kernel, launch, arguments, |view| self.region(view))?;
         self.launch_packed(&kernel.0, launch, &mut packed, &mut None)
     }
 
@@ -85,25 +85,8 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         arguments: &[Argument<'_, A, B>],
         completer: &mut Option<Completer<()>>,
     ) -> Result<()> {
-        let mut packed = self.pack(kernel, launch, arguments)?;
+        let mut packed = self.shared.pack_of(kernel, launch, arguments, |view| self.region(view))?;
         self.launch_packed(&kernel.0, launch, &mut packed, completer)
-    }
-
-    fn pack(
-        &self,
-        kernel: &Kernel<A, B>,
-        launch: Launch,
-        arguments: &[Argument<'_, A, B>],
-    ) -> Result<Arguments> {
-        self.shared.own("kernel", &kernel.0.shared)?;
-        launch.grid.check(&kernel.0.layout.signature, self.shared.accelerator.info())?;
-        Arguments::pack(
-            &kernel.0.layout,
-            arguments.iter().map(|argument| match argument {
-                Argument::View(shaped) => Ok(QueueArgument::View(self.region(shaped.view)?, shaped.extents)),
-                Argument::Scalar(scalar) => Ok(QueueArgument::Scalar(*scalar)),
-            }),
-        )
     }
 
     /// Launches with arguments that were packed for the kernel. `completer`, where there is one, is completed when the

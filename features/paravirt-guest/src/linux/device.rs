@@ -3,9 +3,12 @@
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 use std::vec::Vec;
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use vm_paravirt::{CONFIG_BYTES, Config, PCI_ID, WINDOW_ID};
 use vsock::{VMADDR_CID_HOST, VsockStream};
 
@@ -19,6 +22,8 @@ const FUNCTIONS: &str = "/sys/bus/pci/devices";
 /// Kinds of virtio's capabilities (section 4.1.4): access by config space, and shared memory.
 const ACCESS: u8 = 5;
 const SHARED: u8 = 8;
+/// How long another program may take to read the registers, some milliseconds' work.
+const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
 /// An accelerator that programs reach over vsock.
 #[derive(Clone, Debug)]
@@ -129,6 +134,24 @@ fn is_accelerator(directory: &Path) -> bool {
     (number("vendor"), number("device")) == (Some(PCI_ID.0), Some(PCI_ID.1))
 }
 
+/// Waits until no other program has locked it; the lock ends with the file.
+fn lock(file: &File, patience: Duration) -> Result<(), Error> {
+    let until = Instant::now() + patience;
+    loop {
+        match flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(()),
+            Err(Errno::WOULDBLOCK) if Instant::now() < until => thread::sleep(Duration::from_millis(1)),
+            Err(Errno::INTR) => {}
+            Err(Errno::WOULDBLOCK) => {
+                let what =
+                    "locking the accelerator's config space, which another program keeps locked (`lslocks`)";
+                return Err(system(what)(Errno::WOULDBLOCK.into()));
+            }
+            Err(error) => return Err(system("locking the accelerator's config space")(error.into())),
+        }
+    }
+}
+
 /// A function's config space.
 struct Space(File);
 
@@ -150,8 +173,7 @@ impl Space {
     /// Reads registers through config space: a driver that has taken the BAR keeps programs from mapping it.
     fn registers(&self, access: u16, bar: u8, start: u32) -> Result<[u8; CONFIG_BYTES], Error> {
         // The way is narrow: one program at a time.
-        flock(&self.0, FlockOperation::LockExclusive)
-            .map_err(|error| system("locking the accelerator's config space")(error.into()))?;
+        lock(&self.0, LOCK_PATIENCE)?;
         let mut bytes = [0; CONFIG_BYTES];
         self.write(access + 4, &[bar])?;
         self.write(access + 12, &4u32.to_le_bytes())?;
@@ -161,5 +183,24 @@ impl Space {
             word.copy_from_slice(&self.read(access + 16)?.to_le_bytes());
         }
         Ok(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_keeps_the_registers_is_not_waited_for_without_end() {
+        let path = std::env::temp_dir().join(std::format!("vm-paravirt-lock-{}", std::process::id()));
+        let (theirs, ours) = (File::create(&path).unwrap(), File::create(&path).unwrap());
+        fs::remove_file(&path).unwrap();
+        lock(&theirs, Duration::ZERO).unwrap();
+        let error = lock(&ours, Duration::from_millis(20)).unwrap_err();
+        assert!(std::format!("{error}").contains("another program"), "{error}");
+        let waiting = thread::spawn(move || lock(&ours, Duration::from_secs(60)));
+        thread::sleep(Duration::from_millis(20));
+        drop(theirs);
+        assert_eq!(waiting.join().unwrap(), Ok(()));
     }
 }
