@@ -255,7 +255,8 @@ impl PassthroughManager {
     /// whose companion it is, must be claimed by this manager.
     ///
     /// # Errors
-    /// When the function is not claimed here, or attached already, or the device fails; then it is not attached.
+    /// When the function is not claimed here, or attached already, or the device fails; then it is not attached. Where
+    /// a device that fails can't be detached either, it counts as attached until detaching it succeeds.
     pub fn attach_device(
         &mut self,
         address: PciAddress,
@@ -270,9 +271,12 @@ impl PassthroughManager {
         if self.attached.contains_key(&address) {
             return Err(ManagerError::Attached(address));
         }
-        device.attach().map_err(|source| ManagerError::Device { address, source })?;
-        self.attached.insert(address, device);
-        Ok(())
+        let attached = device.attach().map_err(|source| ManagerError::Device { address, source });
+        let left = attached.is_err() && device.detach().is_err();
+        if attached.is_ok() || left {
+            self.attached.insert(address, device);
+        }
+        attached
     }
 
     /// Stops all attached devices, of guests that do not run, before they are detached one by one: functions that can be
@@ -294,7 +298,8 @@ impl PassthroughManager {
     /// Detaches a device from its guest.
     ///
     /// # Errors
-    /// When the function is not attached, or the device fails; it counts as attached until detaching it succeeds.
+    /// When the function is not attached, or the device fails or its reset can't be proved. It counts as attached until
+    /// detaching it succeeds: it can be tried again, and until then it is not released.
     pub fn detach_device(&mut self, address: PciAddress) -> Result<(), ManagerError> {
         let device = self.attached.get(&address).ok_or(ManagerError::NotAttached(address))?;
         device.detach().map_err(|source| ManagerError::Device { address, source })?;
@@ -356,7 +361,9 @@ impl PassthroughManager {
     /// Detaches what is attached and gives back what is claimed, except persistent claims.
     ///
     /// # Errors
-    /// [`ManagerError::Several`] with all that failed; everything is tried.
+    /// [`ManagerError::Several`] with all that failed; everything is tried. A function whose device can't be detached is
+    /// given back all the same, for the host to use it: whether what its guest left in it matters is for the caller, who is
+    /// told, to judge.
     pub fn close(mut self) -> Result<(), ManagerError> {
         let failed = self.end();
         if failed.is_empty() { Ok(()) } else { Err(ManagerError::Several(failed)) }

@@ -1,7 +1,6 @@
 //! [`VfioPciDevice`]: a function behind VFIO as a device of a guest.
 
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::thread::sleep;
@@ -12,6 +11,7 @@ use super::config::header::{BARS, COMMAND, COMMAND_INTX_DISABLE, COMMAND_MASTER,
 use super::config::power::{CONTROL, D3HOT, STATE};
 use super::config::{ConfigSpace, Facts, SIZE};
 use super::dma::DmaRam;
+use super::gate::{Gate, POLL};
 use super::interrupts::Vectors;
 use super::state::{Decoded, State};
 use super::{DeviceError, PassthroughDevice, Vmm, bars};
@@ -24,8 +24,6 @@ const MSIX_VECTORS: u32 = 2048;
 /// How long an access that is under way may take when the device is to be attached, stopped, reset or detached. The
 /// Linux kernel ends an access to a device that does not answer within far less; a reset may be under way too.
 const ACCESS_DEADLINE: Duration = if cfg!(test) { Duration::from_secs(2) } else { Duration::from_secs(30) };
-/// How often it is looked whether the access has ended.
-const ACCESS_POLL: Duration = Duration::from_millis(1);
 
 /// How a device is given to its guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,7 +35,8 @@ pub struct DeviceOptions {
 
 /// A PCI function behind VFIO, as a device of a guest.
 ///
-/// Until it is attached, and when the function is gone, the guest reads all ones and its writes are dropped.
+/// Until it is attached, from when it is to be detached, and when the function is gone, the guest reads all ones and its
+/// writes are dropped.
 #[derive(Debug)]
 pub struct VfioPciDevice {
     file: Arc<dyn DeviceFile>,
@@ -54,19 +53,27 @@ pub struct VfioPciDevice {
     decoded: RwLock<Vec<Decoded>>,
     /// Whether config space could not be read: the function is gone.
     gone: AtomicBool,
+    /// Open while the device is attached. Opened and closed with `inner` locked.
+    gate: Gate,
 }
 
 #[derive(Debug)]
 struct Inner {
     state: State,
-    attached: Option<Attached>,
+    /// What detaching has to do, besides clearing `state`: from when it is attached until all of it is done.
+    owed: Option<Owed>,
 }
 
-/// What is undone when a device is detached.
+/// What detaching a device has to do. What is done is taken out.
 #[derive(Debug)]
-struct Attached {
+struct Owed {
     ram: DmaRam,
+    /// Whether the VMM knows the device's file.
     told: bool,
+    /// Whether the guest has used the function since its last reset.
+    reset: bool,
+    /// Whether it was tried.
+    tried: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -130,9 +137,10 @@ impl VfioPciDevice {
             options,
             sizes,
             msix,
-            inner: Mutex::new(Inner { state, attached: None }),
+            inner: Mutex::new(Inner { state, owed: None }),
             decoded: RwLock::default(),
             gone: AtomicBool::new(false),
+            gate: Gate::default(),
         }))
     }
 
@@ -147,7 +155,7 @@ impl VfioPciDevice {
             match self.inner.try_lock() {
                 Ok(inner) => return Ok(inner),
                 Err(TryLockError::Poisoned(inner)) => return Ok(inner.into_inner()),
-                Err(TryLockError::WouldBlock) if Instant::now() < until => sleep(ACCESS_POLL),
+                Err(TryLockError::WouldBlock) if Instant::now() < until => sleep(POLL),
                 Err(TryLockError::WouldBlock) => {
                     return Err(DeviceError::Stuck { deadline: ACCESS_DEADLINE });
                 }
@@ -302,32 +310,65 @@ impl VfioPciDevice {
         Ok(())
     }
 
-    /// Attaches a device that is not. Undoes everything if a part fails.
-    fn attach_now(&self) -> Result<Attached, DeviceError> {
+    /// Attaches a device that is not. Undoes everything if a part fails; what can't be undone stays owed.
+    fn give(&self, inner: &mut Inner) -> Result<(), DeviceError> {
         self.file.set_at_rest(true);
         self.reset_function()?;
-        let told = match self.file.kvm_file() {
-            Some(file) => {
-                self.vmm.add_vfio_file(file)?;
-                true
+        let ram = DmaRam::new(self.space.clone());
+        let owed = inner.owed.insert(Owed { ram, told: false, reset: false, tried: false });
+        match self.give_memory(owed) {
+            Ok(()) => {
+                owed.reset = true;
+                self.gate.open();
+                Ok(())
             }
-            None => false,
-        };
-        match DmaRam::map(&self.space, &self.vmm.ram()) {
-            Ok(ram) => Ok(Attached { ram, told }),
-            Err(error) => {
-                if let Some(file) = self.file.kvm_file().filter(|_| told)
-                    && let Err(error) = self.vmm.remove_vfio_file(file)
-                {
-                    tracing::error!(device = %self.address(), %error, "the hypervisor keeps a device that was not attached");
+            Err(cause) => {
+                if let Err(error) = self.take_back(inner) {
+                    tracing::error!(device = %self.address(), %error, "attaching it failed and is not undone yet");
                 }
-                Err(error.into())
+                Err(cause)
             }
         }
     }
 
-    fn forget(&self, file: Option<BorrowedFd<'_>>) -> Result<(), DeviceError> {
-        file.map_or(Ok(()), |file| self.vmm.remove_vfio_file(file).map_err(DeviceError::from))
+    fn give_memory(&self, owed: &mut Owed) -> Result<(), DeviceError> {
+        if let Some(file) = self.file.kvm_file() {
+            self.vmm.add_vfio_file(file)?;
+            owed.told = true;
+        }
+        Ok(owed.ram.map(&self.vmm.ram())?)
+    }
+
+    /// Takes everything from the guest that it still has. Does all of it even if a part fails, and returns the first
+    /// failure; what failed stays owed.
+    fn take_back(&self, inner: &mut Inner) -> Result<(), DeviceError> {
+        let Inner { state, owed: place } = inner;
+        let Some(owed) = place else { return Ok(()) };
+        self.gate.close(ACCESS_DEADLINE)?;
+        owed.tried = true;
+        let mut result = self.clear(state);
+        if owed.reset {
+            let reset = self.reset_function();
+            // A guest that could still reach it may have used it since.
+            owed.reset = reset.is_err() || result.is_err();
+            result = result.and(reset.map_err(DeviceError::from));
+        }
+        state.forget_mappings();
+        if let Some(file) = self.file.kvm_file().filter(|_| owed.told) {
+            let forgotten = self.vmm.remove_vfio_file(file);
+            owed.told = forgotten.is_err();
+            result = result.and(forgotten.map_err(DeviceError::from));
+        }
+        result = result.and(owed.ram.unmap().map_err(DeviceError::from));
+        if result.is_ok() {
+            *place = None;
+        }
+        result
+    }
+
+    /// Whether the guest reaches the device.
+    fn is_served(&self) -> bool {
+        self.gate.is_open() && !self.gone.load(Ordering::Relaxed)
     }
 
     /// Checks that an access lies in a BAR.
@@ -354,17 +395,19 @@ impl PassthroughDevice for VfioPciDevice {
 
     fn attach(&self) -> Result<(), DeviceError> {
         let mut inner = self.lock_in_time()?;
-        if inner.attached.is_none() {
-            inner.state.config.reset();
-            inner.state.table.reset();
-            inner.attached = Some(self.attach_now()?);
+        if self.gate.is_open() {
+            return Ok(());
         }
-        Ok(())
+        // What an earlier detach could not do.
+        self.take_back(&mut inner)?;
+        inner.state.config.reset();
+        inner.state.table.reset();
+        self.give(&mut inner)
     }
 
     fn stop(&self) -> Result<(), DeviceError> {
         let mut inner = self.lock_in_time()?;
-        if inner.attached.is_none() {
+        if inner.owed.is_none() {
             return Ok(());
         }
         let cleared = self.clear(&mut inner.state);
@@ -373,18 +416,13 @@ impl PassthroughDevice for VfioPciDevice {
 
     fn detach(&self) -> Result<(), DeviceError> {
         let mut inner = self.lock_in_time()?;
-        let Some(Attached { ram, told }) = inner.attached.take() else { return Ok(()) };
-        let stopped = self.clear_and_reset(&mut inner.state);
-        inner.state.forget_mappings();
-        let forgotten = self.forget(self.file.kvm_file().filter(|_| told));
-        let unmapped = ram.unmap().map_err(DeviceError::from);
-        stopped.and(forgotten).and(unmapped)
+        self.take_back(&mut inner)
     }
 
     fn config_read(&self, offset: u16, data: &mut [u8]) {
         data.fill(0xff);
         let mut inner = self.lock();
-        if inner.attached.is_none() {
+        if !self.gate.is_open() {
             return;
         }
         let offset = usize::from(offset);
@@ -401,7 +439,7 @@ impl PassthroughDevice for VfioPciDevice {
 
     fn config_write(&self, offset: u16, data: &[u8]) {
         let mut inner = self.lock();
-        if inner.attached.is_none() || self.gone.load(Ordering::Relaxed) {
+        if !self.is_served() {
             return;
         }
         let offset = usize::from(offset);
@@ -425,6 +463,7 @@ impl PassthroughDevice for VfioPciDevice {
         data.fill(0xff);
         self.check(bar, offset, data.len())?;
         let Some(msix) = self.msix_at(bar, offset, data.len()) else {
+            let Some(_access) = self.gate.enter().filter(|_| self.is_served()) else { return Ok(()) };
             let result = self.file.read(bar.into(), offset, data);
             if result.is_err() {
                 data.fill(0xff);
@@ -432,6 +471,9 @@ impl PassthroughDevice for VfioPciDevice {
             return Ok(result?);
         };
         let inner = self.lock();
+        if !self.is_served() {
+            return Ok(());
+        }
         let mut pending = (None, 0u64);
         for (at, byte) in (offset..).zip(data) {
             if msix.table.0 == bar && msix.table.1.contains(&at) {
@@ -455,10 +497,11 @@ impl PassthroughDevice for VfioPciDevice {
     fn bar_write(&self, bar: u8, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
         self.check(bar, offset, data.len())?;
         let Some(msix) = self.msix_at(bar, offset, data.len()) else {
+            let Some(_access) = self.gate.enter().filter(|_| self.is_served()) else { return Ok(()) };
             return Ok(self.file.write(bar.into(), offset, data)?);
         };
         let mut inner = self.lock();
-        if inner.attached.is_none() {
+        if !self.is_served() {
             return Ok(());
         }
         let end = offset + data.len() as u64;
@@ -482,13 +525,15 @@ impl PassthroughDevice for VfioPciDevice {
 
     fn reset(&self) -> Result<(), DeviceError> {
         let mut inner = self.lock_in_time()?;
-        if inner.attached.is_none() { Ok(()) } else { self.clear_and_reset(&mut inner.state) }
+        if inner.owed.is_none() { Ok(()) } else { self.clear_and_reset(&mut inner.state) }
     }
 }
 
 impl Drop for VfioPciDevice {
     fn drop(&mut self) {
-        if let Err(error) = self.detach() {
+        // What was tried failed, and its caller knows. Another try would only take as long as the last.
+        let tried = self.lock().owed.as_ref().is_none_or(|owed| owed.tried);
+        if !tried && let Err(error) = self.detach() {
             tracing::error!(device = %self.address(), %error, "the device could not be detached in order");
         }
     }

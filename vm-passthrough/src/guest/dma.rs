@@ -1,4 +1,4 @@
-//! The guest's RAM in the DMA address space of its devices, all of it or nothing.
+//! The guest's RAM in the DMA address space of its devices.
 
 use std::sync::Arc;
 
@@ -14,40 +14,44 @@ pub(super) struct DmaRam {
 }
 
 impl DmaRam {
+    /// None of it, so far.
+    pub(super) fn new(space: Arc<dyn AddressSpace>) -> Self {
+        Self { space, iovas: Vec::new() }
+    }
+
     /// Maps `regions` at their guest-physical addresses.
     ///
     /// # Errors
-    /// When one can't be mapped; none is then.
-    pub(super) fn map(space: &Arc<dyn AddressSpace>, regions: &[RamRegion]) -> Result<Self> {
-        let mut ram = Self { space: space.clone(), iovas: Vec::with_capacity(regions.len()) };
+    /// The first that can't be mapped; those before it are, until they are [unmapped](Self::unmap).
+    pub(super) fn map(&mut self, regions: &[RamRegion]) -> Result<()> {
         for region in regions {
-            // What is mapped so far is unmapped by the drop.
-            space.map(region.guest, region.memory.clone(), DmaPermission::ReadWrite)?;
-            ram.iovas.push(region.guest);
+            self.space.map(region.guest, region.memory.clone(), DmaPermission::ReadWrite)?;
+            self.iovas.push(region.guest);
         }
-        Ok(ram)
+        Ok(())
     }
 
     /// Unmaps it.
     ///
     /// # Errors
-    /// When a region can't be unmapped. The others are even then.
-    pub(super) fn unmap(mut self) -> Result<()> {
-        self.unmap_all()
-    }
-
-    fn unmap_all(&mut self) -> Result<()> {
-        let mut result = Ok(());
+    /// When a region can't be unmapped. The others are even then; unmapping again tries those that are left.
+    pub(super) fn unmap(&mut self) -> Result<()> {
+        let (mut result, mut left) = (Ok(()), Vec::new());
         while let Some(iova) = self.iovas.pop() {
-            result = result.and(self.space.unmap(iova));
+            if let Err(error) = self.space.unmap(iova) {
+                result = result.and(Err(error));
+                left.push(iova);
+            }
         }
+        left.reverse();
+        self.iovas = left;
         result
     }
 }
 
 impl Drop for DmaRam {
     fn drop(&mut self) {
-        if let Err(error) = self.unmap_all() {
+        if let Err(error) = self.unmap() {
             tracing::error!(%error, "a part of the guest's RAM stays mapped for DMA");
         }
     }

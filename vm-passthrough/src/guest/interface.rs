@@ -135,7 +135,8 @@ pub trait PassthroughDevice: fmt::Debug + Send + Sync {
     /// Makes it usable by the guest: powered, reset, able to reach the guest's RAM.
     ///
     /// # Errors
-    /// When the device or the VMM fails; the device is then as it was.
+    /// When the device or the VMM fails; the device is then as it was. Where that could not be undone,
+    /// [`detach`](Self::detach) does the rest.
     fn attach(&self) -> Result<(), DeviceError>;
     /// Stops it, of a guest that does not run: no interrupts, no DMA, nothing decoded. [`reset`](Self::reset) or
     /// [`detach`](Self::detach) follows. A function that can be reset only along with another of its slot or bus needs
@@ -152,7 +153,9 @@ pub trait PassthroughDevice: fmt::Debug + Send + Sync {
     /// not attached.
     ///
     /// # Errors
-    /// When the device fails. All that could be undone is undone even then.
+    /// When the device fails, or its reset can't be proved. All that could be undone is undone even then, the guest
+    /// reaches the device no more, and what could not be undone stays owed: calling it again does the rest, and
+    /// succeeds only once nothing is left.
     fn detach(&self) -> Result<(), DeviceError>;
     /// Reads 1, 2 or 4 bytes of config space at `offset`, below 4096; all ones where nothing is.
     fn config_read(&self, offset: u16, data: &mut [u8]);

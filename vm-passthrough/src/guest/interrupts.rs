@@ -30,6 +30,8 @@ pub(super) struct Vectors {
     enabled: u32,
     /// One per vector that the device has.
     lines: Vec<Option<Line>>,
+    /// Lines whose route the VMM could not remove.
+    stale: Vec<Line>,
 }
 
 /// A vector in use.
@@ -50,7 +52,7 @@ impl Vectors {
         growable: bool,
     ) -> Self {
         let lines = (0..count).map(|_| None).collect();
-        Self { file, vmm, index, growable, enabled: 0, lines }
+        Self { file, vmm, index, growable, enabled: 0, lines, stale: Vec::new() }
     }
 
     /// Vectors that VFIO has enabled; 0 while the interrupt is off.
@@ -129,16 +131,20 @@ impl Vectors {
     }
 
     /// Turns the interrupt off and forgets all vectors. Does all of it even if a part fails, and returns the first
-    /// failure.
+    /// failure; turning it off again does the rest.
     pub(super) fn disable(&mut self) -> Result<(), DeviceError> {
         let mut result = Ok(());
-        if std::mem::take(&mut self.enabled) != 0 {
+        if self.enabled != 0 {
             result = self.file.disable_irqs(self.index).map_err(DeviceError::from);
+            if result.is_ok() {
+                self.enabled = 0;
+            }
         }
-        for line in &mut self.lines {
-            if let Some(line) = line.take() {
-                let removed = self.vmm.remove_route(line.route).map_err(DeviceError::from);
-                result = result.and(removed);
+        let lines = std::mem::take(&mut self.stale);
+        for line in lines.into_iter().chain(self.lines.iter_mut().filter_map(Option::take)) {
+            if let Err(error) = self.vmm.remove_route(line.route) {
+                result = result.and(Err(error.into()));
+                self.stale.push(line);
             }
         }
         result
@@ -165,8 +171,11 @@ impl Vectors {
         };
         if wired.is_ok() {
             self.enabled = self.enabled.max(vector + 1);
-        } else if let Some(line) = self.lines.get_mut(vector as usize).and_then(Option::take) {
-            self.vmm.remove_route(line.route)?;
+        } else if let Some(line) = self.lines.get_mut(vector as usize).and_then(Option::take)
+            && let Err(error) = self.vmm.remove_route(line.route)
+        {
+            self.stale.push(line);
+            return Err(error.into());
         }
         wired
     }
@@ -176,6 +185,7 @@ impl Vectors {
         let before = self.enabled;
         let wish = need.max(before.saturating_mul(2)).min(self.count());
         let mut result = self.file.disable_irqs(self.index);
+        let off = result.is_ok();
         // The host may not have as many to spare; then exactly what is needed, and at worst what there was.
         for count in [wish, need, before] {
             if count == 0 {
@@ -190,7 +200,7 @@ impl Vectors {
                     break;
                 }
                 Err(error) => {
-                    self.enabled = 0;
+                    self.enabled = if off { 0 } else { before };
                     result = Err(error);
                 }
             }

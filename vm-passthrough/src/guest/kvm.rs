@@ -206,12 +206,13 @@ impl Vmm for KvmVmm {
                 *users -= 1;
                 return Ok(());
             }
-            Some(_) => vfio.files.remove(&fd),
-        };
+            Some(_) => {}
+        }
         if let Some(device) = &vfio.device {
             self.set_vfio_file(device, KVM_DEV_VFIO_FILE_DEL, fd)
                 .map_err(|e| VmmError { what: "tell KVM to forget a VFIO file", reason: e.to_string() })?;
         }
+        vfio.files.remove(&fd);
         Ok(())
     }
 }

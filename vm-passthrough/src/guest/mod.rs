@@ -6,6 +6,7 @@ mod device;
 mod dma;
 #[cfg(feature = "sim")]
 mod fuzz;
+mod gate;
 mod interface;
 mod interrupts;
 mod kvm;

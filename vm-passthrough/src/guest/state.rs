@@ -21,6 +21,8 @@ pub(super) struct State {
     pub(super) msi: Vectors,
     pub(super) msix: Vectors,
     places: Vec<Place>,
+    /// Parts of BARs that the guest was to lose, and the VMM could not take from it.
+    stale: Vec<MapId>,
     file: Arc<dyn DeviceFile>,
     vmm: Arc<dyn Vmm>,
 }
@@ -67,7 +69,16 @@ impl State {
             })
             .collect();
         let vectors = config.msix.map_or(0, |msix| msix.vectors);
-        Self { config, table: Table::new(vectors), msi: irqs.0, msix: irqs.1, places, file, vmm }
+        Self {
+            config,
+            table: Table::new(vectors),
+            msi: irqs.0,
+            msix: irqs.1,
+            places,
+            stale: Vec::new(),
+            file,
+            vmm,
+        }
     }
 
     /// Where BARs decode now.
@@ -80,17 +91,27 @@ impl State {
 
     /// Takes BARs from the guest that do not decode where they did. Must come before the device stops decoding: a
     /// guest that reaches a mapped BAR of a device that does not would be stopped.
+    ///
+    /// # Errors
+    /// The first failure. What the VMM could not take from the guest is tried again the next time.
     pub(super) fn withdraw_bars(&mut self) -> Result<(), DeviceError> {
-        let mut result = Ok(());
         for index in 0..self.places.len() {
             let wanted = self.wanted(index);
             let Some(place) = self.places.get_mut(index) else { continue };
             if place.decoded.as_ref().is_some_and(|(address, _)| Some(*address) != wanted) {
-                for id in place.decoded.take().into_iter().flat_map(|(_, ids)| ids) {
-                    result = result.and(self.vmm.unmap(id).map_err(DeviceError::from));
-                }
+                self.stale.extend(place.decoded.take().into_iter().flat_map(|(_, ids)| ids));
             }
         }
+        let mut result = Ok(());
+        self.stale.retain(|&id| match self.vmm.unmap(id) {
+            Ok(()) => false,
+            Err(error) => {
+                if result.is_ok() {
+                    result = Err(error.into());
+                }
+                true
+            }
+        });
         result
     }
 
@@ -178,7 +199,7 @@ impl State {
     }
 
     /// Takes interrupts and BARs from the guest and forgets what it wrote. Does all of it even if a part fails, and
-    /// returns the first failure.
+    /// returns the first failure; clearing again does the rest.
     pub(super) fn clear(&mut self) -> Result<(), DeviceError> {
         self.config.reset();
         self.table.reset();

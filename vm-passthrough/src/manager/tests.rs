@@ -4,14 +4,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
 use super::*;
-use crate::sim::{SimDrivers, SimFunction, SimHost};
+use crate::guest::VfioPciDevice;
+use crate::sim::{
+    Fault, SimConfig, SimDeviceBuilder, SimDrivers, SimFunction, SimHost, SimLog, SimSpace, SimVmm,
+};
 use crate::vfio::VfioError;
 
-/// A device that counts, and fails when told to.
+/// A device that counts, and fails when told to. As the real one it is owed a detach that failed.
 #[derive(Debug)]
 struct FakeDevice {
     address: PciAddress,
     fail: AtomicBool,
+    /// Whether attaching it fails half way, so that something is left to undo.
+    half: AtomicBool,
+    /// Whether a detach has something to do.
+    owed: AtomicBool,
     attached: AtomicUsize,
     detached: AtomicUsize,
     /// When it was stopped and when it was last detached, in the order of all devices.
@@ -22,7 +29,8 @@ struct FakeDevice {
 impl FakeDevice {
     fn new(address: PciAddress) -> Arc<Self> {
         let (attached, detached, stopped, last) = Default::default();
-        Arc::new(Self { address, fail: false.into(), attached, detached, stopped, last })
+        let (fail, half, owed) = Default::default();
+        Arc::new(Self { address, fail, half, owed, attached, detached, stopped, last })
     }
 
     fn answer(&self, count: &AtomicUsize) -> Result<(), DeviceError> {
@@ -47,15 +55,23 @@ impl PassthroughDevice for FakeDevice {
         self.address
     }
     fn attach(&self) -> Result<(), DeviceError> {
-        self.answer(&self.attached)
+        let attached = self.answer(&self.attached);
+        if attached.is_ok() || self.half.load(SeqCst) {
+            self.owed.store(true, SeqCst);
+        }
+        attached
     }
     fn stop(&self) -> Result<(), DeviceError> {
         self.stopped.store(ORDER.fetch_add(1, SeqCst), SeqCst);
         Ok(())
     }
     fn detach(&self) -> Result<(), DeviceError> {
-        self.last.store(ORDER.fetch_add(1, SeqCst), SeqCst);
-        self.answer(&self.detached)
+        if self.owed.load(SeqCst) {
+            self.last.store(ORDER.fetch_add(1, SeqCst), SeqCst);
+            self.answer(&self.detached)?;
+            self.owed.store(false, SeqCst);
+        }
+        Ok(())
     }
     fn config_read(&self, _offset: u16, data: &mut [u8]) {
         data.fill(0xff);
@@ -146,6 +162,55 @@ fn attaches_only_what_is_claimed_and_releases_only_what_is_detached() {
     manager.release(nvme()).unwrap();
     assert_eq!(sim.driver_of(nvme()).as_deref(), Some("nvme"));
     assert_eq!(device.counts(), (1, 1));
+}
+
+#[test]
+fn an_attach_that_cannot_be_undone_is_owed_a_detach() {
+    let (sim, mut manager) = new_sim();
+    let device = FakeDevice::new(nvme());
+    manager.claim(nvme(), &ClaimOptions::default()).unwrap();
+    device.fail.store(true, SeqCst);
+    device.half.store(true, SeqCst);
+    manager.attach_device(nvme(), device.clone()).unwrap_err();
+    assert_eq!(manager.attached(), [nvme()]);
+    assert!(matches!(manager.release(nvme()), Err(ManagerError::Attached(_))));
+    let error = manager.close().unwrap_err().to_string();
+    assert!(error.contains("it is broken"), "{error}");
+    assert_eq!((sim.driver_of(nvme()).as_deref(), device.counts()), (Some("nvme"), (0, 0)));
+}
+
+/// The real device: what a detach could not do is still owed when it is tried again.
+#[test]
+fn nothing_succeeds_while_a_detach_is_owed() {
+    for heal in [true, false] {
+        let (sim, mut manager) = new_sim();
+        let log = SimLog::default();
+        let config = SimConfig::new(0x144d, 0xa80a, 0x01_08_02).bytes();
+        let function = SimDeviceBuilder::new(config).log(&log).build(nvme()).unwrap();
+        let vmm = SimVmm::new(&[(0, 0x10_0000)], &log).unwrap();
+        let space = SimSpace::new(vec![0..=u64::MAX], &log);
+        let device = VfioPciDevice::new(function.clone(), space, vmm).unwrap();
+        manager.claim(nvme(), &ClaimOptions::default()).unwrap();
+        manager.attach_device(nvme(), device).unwrap();
+        let resets = function.resets();
+
+        function.fail(Fault::Reset);
+        for _ in 0..3 {
+            let error = manager.detach_device(nvme()).unwrap_err().to_string();
+            assert!(error.contains("VFIO_DEVICE_RESET"), "{error}");
+            assert!(matches!(manager.release(nvme()), Err(ManagerError::Attached(_))));
+        }
+        if heal {
+            function.heal();
+            manager.detach_device(nvme()).unwrap();
+            assert_eq!(function.resets(), resets + 1);
+            manager.close().unwrap();
+        } else {
+            let error = manager.close().unwrap_err().to_string();
+            assert!(error.contains("VFIO_DEVICE_RESET"), "{error}");
+        }
+        assert_eq!(sim.driver_of(nvme()).as_deref(), Some("nvme"));
+    }
 }
 
 #[test]

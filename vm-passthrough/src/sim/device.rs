@@ -40,12 +40,16 @@ pub enum Fault {
     UnmapDma,
     /// Telling the VMM of the device's file.
     TellVmm,
+    /// Having the VMM forget the device's file.
+    ForgetFile,
     /// Mapping memory into the guest.
     MapGuest,
     /// Unmapping memory from the guest.
     UnmapGuest,
     /// Pointing an interrupt route at a message.
     SetRoute,
+    /// Removing an interrupt route.
+    RemoveRoute,
 }
 
 /// A simulated function, as VFIO hands it out.

@@ -173,12 +173,12 @@ impl Vmm for SimVmm {
     }
 
     fn remove_route(&self, route: RouteId) -> Result<(), VmmError> {
-        match lock(&self.inner).routes.remove(&route.0) {
+        let what = "remove an interrupt route";
+        let mut inner = lock(&self.inner);
+        inner.check(what, Fault::RemoveRoute)?;
+        match inner.routes.remove(&route.0) {
             Some(_) => Ok(()),
-            None => Err(VmmError {
-                what: "remove an interrupt route",
-                reason: format!("there is no route {}", route.0),
-            }),
+            None => Err(VmmError { what, reason: format!("there is no route {}", route.0) }),
         }
     }
 
@@ -192,6 +192,7 @@ impl Vmm for SimVmm {
 
     fn remove_vfio_file(&self, file: BorrowedFd<'_>) -> Result<(), VmmError> {
         let mut inner = lock(&self.inner);
+        inner.check("make the hypervisor forget a file", Fault::ForgetFile)?;
         self.log.note("file remove".into());
         inner.files.retain(|&known| known != file.as_raw_fd());
         Ok(())

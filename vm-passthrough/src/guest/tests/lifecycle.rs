@@ -3,7 +3,7 @@
 use super::*;
 use crate::guest::{DeviceError, DeviceOptions, placement};
 use crate::sim::Fault;
-use crate::vfio::{MSIX_IRQ, VfioError};
+use crate::vfio::{DeviceFile as _, MSIX_IRQ, VfioError};
 
 const RAM: [(u64, u64); 2] = [(0, 0x10_0000), (0x1_0000_0000, 0x10_0000)];
 
@@ -98,30 +98,100 @@ fn a_failed_attach_leaves_nothing() {
     assert_eq!(rig.space.maps(), RAM);
 }
 
+/// Detaches with something broken, which must be owed until it works again.
 #[test]
-fn a_failed_detach_undoes_the_rest_and_says_so() {
+fn a_failed_detach_undoes_the_rest_and_stays_owed() {
     type Break = fn(&Rig);
-    let faults: [(&str, Break); 4] = [
-        ("VFIO_DEVICE_RESET", |rig| rig.sim.fail(Fault::Reset)),
-        ("VFIO_DEVICE_SET_IRQS", |rig| rig.sim.fail(Fault::DisableIrqs)),
-        ("unmap memory from the guest", |rig| rig.vmm.fail(Fault::UnmapGuest)),
-        ("can't be mapped", |rig| rig.space.fail(Fault::UnmapDma, 0)),
+    // What to break, what is said then, and what is still there.
+    let faults: [(&str, Break, &str); 8] = [
+        ("VFIO_DEVICE_RESET", |rig| rig.sim.fail(Fault::Reset), "reset"),
+        ("was not reset", |rig| rig.sim.fail(Fault::ResetRefuted), "reset"),
+        ("VFIO_DEVICE_SET_IRQS", |rig| rig.sim.fail(Fault::DisableIrqs), "irqs reset"),
+        ("remove an interrupt route", |rig| rig.vmm.fail(Fault::RemoveRoute), "routes reset"),
+        ("unmap memory from the guest", |rig| rig.vmm.fail(Fault::UnmapGuest), "guest reset"),
+        ("forget a file", |rig| rig.vmm.fail(Fault::ForgetFile), "file"),
+        ("can't be mapped", |rig| rig.space.fail(Fault::UnmapDma, 0), "dma"),
+        (
+            "VFIO_DEVICE_RESET",
+            |rig| {
+                rig.sim.fail(Fault::Reset);
+                rig.vmm.fail(Fault::ForgetFile);
+                rig.space.fail(Fault::UnmapDma, 0);
+            },
+            "reset file dma",
+        ),
     ];
-    for (expect, fail) in faults {
-        let rig = Rig::new();
-        use_it(&rig);
-        fail(&rig);
-        let error = rig.device.detach().unwrap_err().to_string();
-        assert!(error.contains(expect), "{error}");
-        assert_eq!(rig.vmm.routes(), 0);
-        assert_eq!(rig.vmm.files(), 0);
-        assert_eq!(rig.device.find_bar(0xc000_0000), None);
-        assert_eq!(rig.hardware16(4) & 0b110, 0);
-        if !expect.contains("mapped") {
-            assert_eq!(rig.space.maps(), []);
+    let left = |rig: &Rig, what: &str| {
+        let has = |word| what.split(' ').any(|each| each == word);
+        assert_eq!(rig.sim.enabled(MSIX_IRQ) > 0, has("irqs"), "{what}");
+        assert_eq!(rig.vmm.routes() > 0, has("routes"), "{what}");
+        assert_eq!(rig.vmm.maps().len(), if has("guest") { 2 } else { 0 }, "{what}");
+        assert_eq!(rig.vmm.files() > 0, has("file"), "{what}");
+        assert_eq!(rig.space.maps().len(), if has("dma") { 2 } else { 0 }, "{what}");
+        // Whatever failed, the guest does not reach it, and it is quiet.
+        assert_eq!(rig.device.find_bar(0xc000_0000), None, "{what}");
+        assert_eq!(rig.read32(0), u32::MAX, "{what}");
+        assert_eq!(rig.hardware16(4) & 0b110, 0, "{what}");
+    };
+    for (expect, fail, what) in faults {
+        for again in ["detach", "attach", "drop"] {
+            let rig = Rig::new();
+            use_it(&rig);
+            fail(&rig);
+            for _ in 0..3 {
+                let error = rig.device.detach().unwrap_err().to_string();
+                assert!(error.contains(expect), "{error}");
+                left(&rig, what);
+            }
+            // Nor does it become the next guest's.
+            rig.device.attach().unwrap_err();
+            left(&rig, what);
+            let resets = rig.sim.resets();
+            rig.sim.heal();
+            rig.vmm.heal();
+            rig.space.heal();
+            match again {
+                "detach" => {
+                    rig.device.detach().unwrap();
+                    left(&rig, "");
+                    let owed = u32::from(what.contains("reset"));
+                    assert_eq!(rig.sim.resets(), resets + owed, "{what}: what was done is not done again");
+                    rig.log.take();
+                    rig.device.detach().unwrap();
+                    assert_eq!(rig.log.take(), [] as [&str; 0]);
+                }
+                "attach" => {
+                    rig.device.attach().unwrap();
+                    use_it(&rig);
+                    assert_eq!((rig.space.maps(), rig.vmm.files()), (RAM.to_vec(), 1));
+                }
+                _ => {
+                    // It was said what is left, so the drop does not try again; but RAM stays mapped for nobody.
+                    let Rig { device, sim, space, .. } = rig;
+                    drop(device);
+                    assert_eq!(space.maps(), []);
+                    assert_eq!(sim.resets(), resets);
+                }
+            }
         }
-        rig.device.detach().unwrap();
     }
+}
+
+#[test]
+fn an_attach_that_cannot_be_undone_stays_owed() {
+    let rig = Rig::with(builder(&config(4), 4, false));
+    rig.space.fail(Fault::MapDma, 1);
+    rig.space.fail(Fault::UnmapDma, 1);
+    rig.vmm.fail(Fault::ForgetFile);
+    let error = rig.device.attach().unwrap_err().to_string();
+    assert!(error.contains("0x100000000..=0x1000fffff"), "{error}");
+    assert_eq!((rig.space.maps().len(), rig.vmm.files()), (1, 1));
+    assert_eq!(rig.read32(0), u32::MAX);
+    assert!(rig.device.detach().is_err() && rig.device.attach().is_err());
+    rig.space.heal();
+    rig.vmm.heal();
+    rig.device.detach().unwrap();
+    assert_nothing_left(&rig);
 }
 
 #[test]
@@ -133,10 +203,13 @@ fn a_vanished_device_reads_all_ones_and_can_be_detached() {
     for offset in (0..0x1000).step_by(4) {
         assert_eq!(rig.read32(offset), u32::MAX, "{offset:#x}");
     }
-    let mut data = [0; 8];
-    assert!(rig.device.bar_read(0, 0, &mut data).is_err());
-    assert_eq!(data, [0xff; 8]);
-    assert!(rig.device.bar_write(0, 0, &data).is_err());
+    // So do BARs, the MSI-X table (BAR 2, 0x2000) and pending bits (0x3000) among them.
+    for (bar, offset) in [(0, 0), (2, 0x1000), (2, 0x2000), (2, 0x2ff8), (2, 0x3000), (4, 0)] {
+        let mut data = [0; 8];
+        rig.device.bar_read(bar, offset, &mut data).unwrap();
+        assert_eq!(data, [0xff; 8], "{bar} {offset:#x}");
+        rig.device.bar_write(bar, offset, &[0; 8]).unwrap();
+    }
     for offset in (0..0x1000).step_by(4) {
         rig.write32(offset, 0xffff_ffff);
     }
@@ -258,5 +331,79 @@ fn a_stuck_access_does_not_hold_up_the_end() {
         }
     });
     rig.device.detach().unwrap();
+    assert_nothing_left(&rig);
+}
+
+/// The device's own bytes, past the guest.
+fn inside(rig: &Rig, bar: u32, offset: u64) -> [u8; 8] {
+    let mut data = [0; 8];
+    rig.sim.read(bar, offset, &mut data).unwrap();
+    data
+}
+
+#[test]
+fn a_device_that_is_not_attached_has_no_bars() {
+    // Beside the MSI-X structures, in the page that they are in, in the table, in the pending bits.
+    let places = [(4, 0), (2, 0x0), (2, 0x2ff8), (2, 0x2000), (2, 0x3000)];
+    let rig = Rig::with(builder(&config(4), 4, false));
+    let unreachable = |rig: &Rig, when: &str| {
+        for (bar, offset) in places {
+            let before = inside(rig, bar.into(), offset);
+            let mut data = [0; 8];
+            rig.device.bar_read(bar, offset, &mut data).unwrap();
+            assert_eq!(data, [0xff; 8], "{when}: BAR {bar}, {offset:#x}");
+            rig.device.bar_write(bar, offset, &[0x5a; 8]).unwrap();
+            assert_eq!(inside(rig, bar.into(), offset), before, "{when}: BAR {bar}, {offset:#x}");
+        }
+        // What is no BAR is an error at any time.
+        assert!(rig.device.bar_write(1, 0, &[0]).is_err());
+    };
+    unreachable(&rig, "before it is attached");
+    rig.device.attach().unwrap();
+    use_it(&rig);
+    rig.device.bar_write(4, 0, &[0x11; 8]).unwrap();
+    assert_eq!(inside(&rig, 4, 0), [0x11; 8]);
+    // A vCPU has found the BAR, and makes its access after the device was taken away.
+    let found = rig.device.find_bar(0xc000_0000);
+    rig.device.detach().unwrap();
+    assert_eq!(found, Some((2, 0)));
+    unreachable(&rig, "after it was detached");
+    rig.device.attach().unwrap();
+    rig.sim.fail(Fault::Reset);
+    rig.device.detach().unwrap_err();
+    unreachable(&rig, "after a detach that failed");
+}
+
+#[test]
+fn a_detach_waits_for_accesses_to_bars() {
+    let rig = Rig::new();
+    use_it(&rig);
+    let resets = rig.sim.resets();
+    let hold = rig.sim.hold();
+    let patience = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    std::thread::scope(|scope| {
+        let access = scope.spawn(|| rig.device.bar_write(4, 0, &[0x22; 8]));
+        let is_idle = || format!("{:?}", rig.device).contains("idle: true");
+        while is_idle() && std::time::Instant::now() < patience {
+            std::thread::yield_now();
+        }
+        assert!(!is_idle(), "the access is not under way");
+        let refused = scope.spawn(|| rig.device.detach());
+        while !refused.is_finished() && std::time::Instant::now() < patience {
+            std::thread::yield_now();
+        }
+        // From when it is to be detached no access begins.
+        let mut data = [0; 8];
+        rig.device.bar_read(4, 0, &mut data).unwrap();
+        assert_eq!(data, [0xff; 8]);
+        assert!(!access.is_finished());
+        drop(hold);
+        let refused = refused.join().unwrap();
+        assert!(matches!(refused, Err(DeviceError::Stuck { .. })), "{refused:?}");
+        access.join().unwrap().unwrap();
+    });
+    assert_eq!((rig.sim.resets(), inside(&rig, 4, 0)), (resets, [0x22; 8]));
+    rig.device.detach().unwrap();
+    assert_eq!(rig.sim.resets(), resets + 1);
     assert_nothing_left(&rig);
 }
