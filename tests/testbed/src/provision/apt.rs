@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 
 use super::cache::{Cache, version_key};
 use super::command::output_of;
@@ -38,21 +38,48 @@ pub(super) fn missing<'a>(packages: &[&'a str]) -> Vec<&'a str> {
     packages.iter().copied().filter(|package| !installed(package)).collect()
 }
 
-/// Reads the package lists, once, with the backports among them.
+/// The releases of Debian whose packages do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Release {
+    /// Debian 12, whose QEMU is too old: the backports have a newer one.
+    Bookworm,
+    /// Debian 13.
+    Trixie,
+}
+
+impl Release {
+    /// That of this system, by what `/etc/os-release` says.
+    fn of(os_release: &str) -> Option<Self> {
+        let name = os_release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="))?;
+        match name.trim_matches('"') {
+            "bookworm" => Some(Self::Bookworm),
+            "trixie" => Some(Self::Trixie),
+            _ => None,
+        }
+    }
+
+    fn here(cache: &Cache) -> Result<Self> {
+        Self::of(&std::fs::read_to_string("/etc/os-release").unwrap_or_default()).with_context(|| {
+            format!(
+                "packages are installed on Debian 12 (bookworm) and 13 (trixie) only; on this system install QEMU 10 \
+                 and put the Linux kernels into {} by hand",
+                cache.root().display()
+            )
+        })
+    }
+}
+
+/// Reads the package lists, once, with the backports among them where they are needed.
 pub(super) fn update(cache: &Cache) -> Result<()> {
     if UPDATED.load(Ordering::Relaxed) {
         return Ok(());
     }
-    let release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
-    ensure!(
-        release.contains("VERSION_CODENAME=bookworm"),
-        "packages are installed on Debian 12 (bookworm) only; on this system install QEMU 10 and put the Linux \
-         kernels into {} by hand",
-        cache.root().display()
-    );
+    let release = Release::here(cache)?;
     let log = cache.logs()?.join("apt-update.log");
     let step = Step { what: "reading the package lists", log, deadline: Duration::from_secs(300) };
-    if !output_of("apt-cache", &["policy"]).is_some_and(|policy| policy.contains(BACKPORTS)) {
+    let has_backports =
+        || output_of("apt-cache", &["policy"]).is_some_and(|policy| policy.contains(BACKPORTS));
+    if release == Release::Bookworm && !has_backports() {
         say(format_args!("adding {BACKPORTS} to apt's sources, in {BACKPORTS_LIST}"));
         let write = format!("printf '%s' '{BACKPORTS_LINE}' > {BACKPORTS_LIST}");
         let log = cache.logs()?.join("apt-sources.log");
@@ -80,16 +107,23 @@ pub(super) fn install(cache: &Cache, packages: &[&str]) -> Result<()> {
     }
     update(cache)?;
     // Where a library came from the backports, as some do with QEMU, what is built with it has to come from there too.
-    install_from(cache, None, &missing).or_else(|_| {
-        say(format_args!("the release's own do not fit what came from {BACKPORTS} before"));
-        install_from(cache, Some(BACKPORTS), &missing)
-    })
+    match install_from(cache, None, &missing) {
+        Err(_) if Release::here(cache)? == Release::Bookworm => {
+            say(format_args!("the release's own do not fit what came from {BACKPORTS} before"));
+            install_from(cache, Some(BACKPORTS), &missing)
+        }
+        done => done,
+    }
 }
 
-/// Installs packages from the backports, also where an older release of them is installed.
-pub(super) fn install_backports(cache: &Cache, packages: &[&str]) -> Result<()> {
+/// Installs the newest that there is, also where an older release is installed.
+pub(super) fn install_newest(cache: &Cache, packages: &[&str]) -> Result<()> {
     update(cache)?;
-    install_from(cache, Some(BACKPORTS), packages)
+    let from = match Release::here(cache)? {
+        Release::Bookworm => Some(BACKPORTS),
+        Release::Trixie => None,
+    };
+    install_from(cache, from, packages)
 }
 
 fn install_from(cache: &Cache, release: Option<&str>, packages: &[&str]) -> Result<()> {
@@ -152,4 +186,19 @@ pub(super) fn unpack(cache: &Cache, package: &str, into: &Path) -> Result<()> {
         .run(Command::new("dpkg").arg("-x").arg(&deb).arg(into))?;
     std::fs::remove_dir_all(&download)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Release;
+
+    #[test]
+    fn the_release_is_read_from_the_system() {
+        let check = |text: &str, expect| assert_eq!(Release::of(text), expect, "{text}");
+        check("ID=debian\nVERSION_CODENAME=bookworm\n", Some(Release::Bookworm));
+        check("VERSION_CODENAME=\"trixie\"\nID=debian", Some(Release::Trixie));
+        check("VERSION_CODENAME=noble\nUBUNTU_CODENAME=noble\n", None);
+        check("# VERSION_CODENAME=bookworm", None);
+        check("", None);
+    }
 }

@@ -46,7 +46,7 @@ pub fn provision_built(cache: &Cache) -> Result<LinuxKernel> {
     apt::install(cache, TOOLS)?;
     apt::update(cache)?;
     let version = apt::candidate(PACKAGE)
-        .with_context(|| format!("apt knows no {PACKAGE}; is bookworm-security among its sources?"))?;
+        .with_context(|| format!("apt knows no {PACKAGE}; is Debian's security among its sources?"))?;
     let place = cache.fill(&lock, &format!("linux-{version}{suffix}"), |part| build(cache, part))?;
     open(&place)
 }

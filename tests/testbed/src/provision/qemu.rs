@@ -21,7 +21,7 @@ pub fn provision_qemu(cache: &Cache) -> Result<()> {
     if installed_release().is_none_or(|release| release < OLDEST) {
         let _lock = cache.lock()?;
         // qemu-utils of another release conflicts with qemu-system-x86, so they come together.
-        apt::install_backports(cache, &["qemu-system-x86", "qemu-utils"])?;
+        apt::install_newest(cache, &["qemu-system-x86", "qemu-utils"])?;
     }
     let release = installed_release().context("qemu-system-x86_64 is not there even after installing it")?;
     ensure!(release >= OLDEST, "qemu-system-x86_64 is release {release}, and the testbed needs {OLDEST}");

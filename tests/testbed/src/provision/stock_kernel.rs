@@ -21,8 +21,8 @@ const MODULES: &[&str] = &[
     "vmw_vsock_virtio_transport",
 ];
 
-/// Matches Debian's Linux 6.12 image packages for bookworm.
-const PACKAGE: &str = r"^linux-image-6\.12\.[0-9]+\+deb12-amd64$";
+/// Matches the Linux 6.12 image packages of Debian 12 and 13.
+const PACKAGE: &str = r"^linux-image-6\.12\.[0-9]+\+deb1[23]-amd64$";
 
 /// The stock Linux kernel, from the cache or from Debian.
 ///
@@ -40,7 +40,7 @@ pub fn provision_stock(cache: &Cache) -> Result<LinuxKernel> {
     apt::install(cache, &["xz-utils"])?;
     apt::update(cache)?;
     let package = apt::newest_named(PACKAGE)
-        .context("apt knows no stock Linux 6.12; is bookworm-security among its sources?")?;
+        .context("apt knows no stock Linux 6.12; is Debian's security among its sources?")?;
     let version = apt::candidate(&package).with_context(|| format!("apt knows no version of {package}"))?;
     let place = cache.fill(&lock, &format!("linux-{version}{suffix}"), |part| {
         let tree = part.join("tree");
