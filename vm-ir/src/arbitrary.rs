@@ -24,12 +24,14 @@ pub struct Options {
     pub together: bool,
     /// Also vectors. Without them a compiler may run neighbouring threads in the lanes of its own.
     pub vectors: bool,
+    /// Also counted loops that are unrolled, and bounds of loops that are computed and yet known.
+    pub loops: bool,
 }
 
 impl Default for Options {
-    /// 40 statements, exact, with ops between threads and with vectors.
+    /// 40 statements, exact, with all else.
     fn default() -> Options {
-        Options { statements: 40, inexact: false, together: true, vectors: true }
+        Options { statements: 40, inexact: false, together: true, vectors: true, loops: true }
     }
 }
 
@@ -403,14 +405,34 @@ impl<'b> Maker<'b> {
         let low = k.i32(self.random.below(3) as i32 - 1);
         let step = 1 + self.random.below(2) as i32;
         let initial = self.some(Class::WORD).to(Scalar::I32);
-        let result = k.range(low, high).step(step).fold(initial, |count, carried| {
+        let (mut low, mut high, mut step, mut unroll) = (low, high, k.i32(step), 0);
+        if self.options.loops {
+            low = self.disguised(low);
+            high = self.disguised(high);
+            step = self.disguised(step);
+            unroll = self.random.pick(&[0, 2, 3, 8]);
+        }
+        let result = k.range(low, high).step(step).unroll(unroll).fold(initial, |count, carried| {
             let known = self.values.len();
-            self.values.extend([count, carried]);
+            self.values.extend([count, carried, count - low]);
             let next = self.nested(alike);
             self.values.truncate(known);
             next
         });
         self.values.push(result);
+    }
+
+    /// The same number, at times computed in a way that analysis may see through.
+    fn disguised(&mut self, number: Val<'b>) -> Val<'b> {
+        let k = self.k;
+        match self.random.below(4) {
+            0 => {
+                let part = k.i32(self.random.below(9) as i32 - 4);
+                (number - part) + part
+            }
+            1 => number + (self.random.pick(&self.uniform.clone()).to(Scalar::I32) & 0),
+            _ => number,
+        }
     }
 
     fn repeated(&mut self) {

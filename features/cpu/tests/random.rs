@@ -10,7 +10,7 @@ use vm_ir::filetest::{Tolerance, compare};
 use vm_ir::interp::{Limits, run};
 use vm_ir::{Trust, text, validate};
 
-/// Kernels that were compiled wrong once.
+/// Kernels that were compiled wrong once, made without `loops`.
 const KNOWN: [u64; 2] = [200_173, 200_886];
 
 fn seeds() -> Vec<u64> {
@@ -29,7 +29,8 @@ fn the_interpreter_agrees() {
     let (mut ran, mut failures) = (0u64, String::new());
     for seed in seeds() {
         // Without vectors, neighbouring threads are run together in those of the machine.
-        let options = Options { vectors: seed % 2 == 0, ..Options::default() };
+        let options =
+            Options { vectors: seed % 2 == 0, loops: !KNOWN.contains(&seed), ..Options::default() };
         let (module, launch) = kernel(seed, options);
         let valid = validate(module, Trust::Guest).unwrap_or_else(|errors| panic!("seed {seed}: {errors}"));
         let (mut ours, mut theirs) = (launch.clone(), launch);

@@ -252,7 +252,7 @@ impl<'k> Walk<'k> {
             }
             let mut count = Fact::between(low.low, last);
             count.shift = low.shift.min(step.shift);
-            count.below = high.below.iter().map(|b| Below { offset: b.offset - 1, ..*b }).collect();
+            count.below = Fact::shifted(&high.below, -1);
             walk.set(body.args[0], count);
             walk.region(body);
         });

@@ -303,21 +303,33 @@ impl<'k> Writer<'k> {
         self.all_of(&body.yields)
     }
 
-    /// All rounds one behind the other; the bounds are constants.
+    /// All rounds one behind the other, so many as the range analysis proved. The bounds may be written as constants, or
+    /// computed and proved to be.
     fn unrolled(&mut self, op: &'k Op, rounds: u64, initial: Vec<Reg>, wide: bool) {
         let body = &op.regions[0];
         let scalar = self.ty(op.operands[0]).scalar();
         self.unroll_budget -= rounds * count_ops(body) * self.copies;
         self.copies *= rounds.max(1);
-        let bits = |writer: &Self, i: usize| {
-            let bits = writer.constant(op.operands[i]).unwrap_or(0);
-            if wide { bits as i64 } else { i64::from(bits as u32 as i32) }
-        };
-        let (low, step) = (bits(self, 0), bits(self, 2));
+        let signed = |bits: u64| if wide { bits as i64 } else { i64::from(bits as u32 as i32) };
+        let literal = |i: usize| self.constant(op.operands[i]).map(signed);
+        let literals = literal(0).zip(literal(2));
         let mut now = initial;
+        let mut before: Option<Reg> = None;
         for round in 0..rounds {
-            let at = low.wrapping_add(step.wrapping_mul(round as i64)) as u64 & scalar.mask();
-            let count = self.number(scalar, at);
+            let count = match (literals, before) {
+                (Some((low, step)), _) => {
+                    let at = low.wrapping_add(step.wrapping_mul(round as i64)) as u64 & scalar.mask();
+                    self.number(scalar, at)
+                }
+                (None, None) => self.get(op.operands[0], 0),
+                (None, Some(before)) => {
+                    let (plus, class) = if wide { ("add.s64", Class::B64) } else { ("add.s32", Class::B32) };
+                    let (step, next) = (self.get(op.operands[2], 0), self.asm.new_reg(class));
+                    ins!(self, plus, next, before, step);
+                    next
+                }
+            };
+            before = Some(count);
             now = self.round(body, count, &now);
         }
         self.copies /= rounds.max(1);
