@@ -176,6 +176,12 @@ pub enum Error {
         "this buffer's memory is still in use by commands queued behind this job: use it from a later job"
     )]
     OutOfOrder,
+    /// Registered memory that a graph uses was to be given back.
+    #[error(
+        "this registered memory is part of a graph, which may be replayed: drop the graph first; \
+         the memory goes back when it is gone"
+    )]
+    InGraph,
     /// Another live worker has this brand.
     #[error("the brand {brand} is taken by a worker that still lives, or by buffers of it: use a brand once")]
     BrandInUse {
@@ -248,6 +254,7 @@ impl Error {
             Self::Extents { .. } => -24,
             Self::OutOfRounds { .. } => -25,
             Self::DeadlineExceeded { .. } => -26,
+            Self::InGraph => -27,
         }
     }
 

@@ -148,20 +148,21 @@ impl Pool {
 
     /// Gives memory back; commands pushed so far, which end at `ready`, may still use it. Once the pool is closed the
     /// memory is the queue's to free.
-    pub(crate) fn give(&self, memory: Memory, ready: u64) {
+    ///
+    /// Memory that no pool hands out again, since it is the host's, comes back: the device is to let go of it once those
+    /// commands have run. What a graph keeps stays here until [`Pool::unhold`], whatever its kind.
+    #[must_use]
+    pub(crate) fn give(&self, memory: Memory, ready: u64) -> Option<Memory> {
         let mut state = self.lock();
         state.statistics.buffers -= 1;
         state.statistics.in_use -= memory.bytes();
-        if state.closed {
-            return;
-        }
         if !state.held.is_empty()
             && let Some(held) = state.held.get_mut(&memory.address())
         {
             held.returned = Some(memory);
-            return;
+            return None;
         }
-        state.cache(memory, ready);
+        state.put(memory, ready)
     }
 
     /// Counts memory out that was freed by other means than the pool.
@@ -184,17 +185,22 @@ impl Pool {
         self.lock().held.entry(address).or_default().graphs += 1;
     }
 
-    /// Ends what [`Pool::hold`] began.
-    pub(crate) fn unhold(&self, address: u64, ready: u64) {
+    /// Whether a graph keeps the memory at an address.
+    pub(crate) fn holds(&self, address: u64) -> bool {
+        self.lock().held.contains_key(&address)
+    }
+
+    /// Ends what [`Pool::hold`] began. What was given back meanwhile is free now, as [`Pool::give`] says.
+    #[must_use]
+    pub(crate) fn unhold(&self, address: u64, ready: u64) -> Option<Memory> {
         let mut state = self.lock();
-        let Some(held) = state.held.get_mut(&address) else { return };
+        let held = state.held.get_mut(&address)?;
         held.graphs -= 1;
-        if held.graphs == 0
-            && let Some(Held { returned: Some(memory), .. }) = state.held.remove(&address)
-            && !state.closed
-        {
-            state.cache(memory, ready);
+        if held.graphs > 0 {
+            return None;
         }
+        let memory = state.held.remove(&address)?.returned?;
+        state.put(memory, ready)
     }
 
     /// Takes all free memory that the running command at `position` may free.
@@ -215,6 +221,18 @@ impl Pool {
 }
 
 impl State {
+    /// Keeps memory for the next owner, unless it is the host's or there will be none.
+    fn put(&mut self, memory: Memory, ready: u64) -> Option<Memory> {
+        if self.closed {
+            return None;
+        }
+        if memory.kind() == MemoryKind::Registered {
+            return Some(memory);
+        }
+        self.cache(memory, ready);
+        None
+    }
+
     fn cache(&mut self, memory: Memory, ready: u64) {
         self.statistics.cached += memory.bytes();
         self.free.entry((memory.kind(), memory.bytes())).or_default().push(Free { memory, ready });

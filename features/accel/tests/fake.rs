@@ -444,3 +444,83 @@ fn launches_that_wait_in_a_row_keep_their_place_among_all_else() {
     drop((data, copies, graph, guarded));
     worker.stop(PATIENCE).unwrap();
 }
+
+#[test]
+fn every_stop_waits_for_the_same_end_and_says_the_same() {
+    let device = Arc::new(FakeAccelerator::new());
+    let options = WorkerOptions {
+        queue: QueueOptions { patience: Duration::from_millis(50), ..QueueOptions::default() },
+        ..WorkerOptions::default()
+    };
+    let worker = Worker::<FakeAccelerator>::start(Arc::clone(&device), options).unwrap();
+    let buffer = worker.allocate(16).unwrap();
+    // A device that does not end its work may use registered memory for ever.
+    device.pause();
+    worker.fill(&buffer, 1).unwrap();
+    let stops = std::thread::scope(|scope| {
+        let stops = [(); 3].map(|()| scope.spawn(|| worker.stop(PATIENCE)));
+        stops.map(|stop| stop.join().unwrap())
+    });
+    for stop in stops.into_iter().chain([worker.stop(PATIENCE)]) {
+        assert!(matches!(stop, Err(Error::Deadline { .. })), "{stop:?}");
+    }
+
+    // What a command failed with is said once: the worker has ended all the same.
+    let worker = start(&Arc::new(FakeAccelerator::new()));
+    let release = block(&worker);
+    let late = worker.stop(Duration::from_millis(10));
+    assert!(matches!(late, Err(Error::Deadline { .. })), "{late:?}");
+    drop(release);
+    worker.stop(PATIENCE).unwrap();
+    let device = Arc::new(FakeAccelerator::new());
+    let worker = start(&device);
+    let buffer = worker.allocate(16).unwrap();
+    let planted = Error::Host { what: "a test", cause: "planted".into() };
+    device.fail_next(FakeCall::Fill, planted.clone());
+    worker.fill(&buffer, 1).unwrap();
+    assert_eq!(worker.stop(PATIENCE), Err(planted));
+    assert_eq!(worker.stop(PATIENCE), Ok(()));
+}
+
+#[test]
+#[allow(unsafe_code)]
+fn registered_memory_goes_back_by_itself_when_its_last_graph_is_gone() {
+    let device = Arc::new(FakeAccelerator::new());
+    let worker = start(&device);
+    let mut host = vec![0u8; 64];
+    let start = host.as_mut_ptr();
+    // SAFETY: `host` outlives the worker, and nobody looks at it before that has stopped.
+    let register = || unsafe { worker.register(start, 64) }.unwrap();
+    let buffer = register();
+    let graph = worker.capture(|session| session.fill(&buffer, 1)).unwrap();
+    drop(buffer);
+    assert_eq!(device.registered(), 64);
+    // When the device is done with it, no command comes that would wake the worker up.
+    device.pause();
+    worker.replay(&graph).unwrap();
+    drop(graph);
+    std::thread::sleep(Duration::from_millis(20));
+    device.resume();
+    let end = soon();
+    while device.registered() > 0 {
+        assert!(Instant::now() < end, "it is registered still");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+
+    // Of a graph that was dropped but may run yet, the end is waited for.
+    let buffer = register();
+    let graph = worker.capture(|session| session.fill(&buffer, 2)).unwrap();
+    device.pause();
+    worker.replay(&graph).unwrap();
+    drop(graph);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(50));
+            device.resume();
+        });
+        assert_eq!(worker.free(buffer), Ok(()));
+    });
+    assert_eq!(device.registered(), 0);
+    worker.stop(PATIENCE).unwrap();
+    assert_eq!(host, [2; 64]);
+}

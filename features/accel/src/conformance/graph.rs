@@ -2,18 +2,24 @@
 
 use std::sync::Arc;
 
+use super::queue::kinds;
 use super::{PATIENCE, Programs, start, stop};
 use crate::accelerator::Accelerator;
 use crate::arguments;
 use crate::error::Error;
+use crate::memory::MemoryKind;
 use crate::pool::PoolOptions;
 use crate::programs::Program;
 
 pub(super) fn keep_what_they_use<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
+    kinds(accelerator).into_iter().for_each(|kind| keep_memory_of(kind, accelerator, programs));
+}
+
+fn keep_memory_of<A: Accelerator>(kind: MemoryKind, accelerator: &Arc<A>, programs: Programs<'_>) {
     let worker = start(accelerator, PoolOptions::default());
     let kernel = worker.load(&programs(Program::Add)).expect("the program loads");
     let total = worker.allocate(4).expect("memory");
-    let step = worker.allocate(4).expect("memory");
+    let step = worker.allocate_kind(kind, 4).expect("memory");
     worker.fill(&total, 0).expect("a fill");
     let graph = worker
         .capture(|session| {
@@ -25,15 +31,15 @@ pub(super) fn keep_what_they_use<A: Accelerator>(accelerator: &Arc<A>, programs:
     // The graph keeps the memory and the kernel, so nobody else gets them.
     let address = step.address();
     drop((step, kernel));
-    let other = worker.allocate(4).expect("memory");
-    assert_ne!(other.address(), address);
+    let other = worker.allocate_kind(kind, 4).expect("memory");
+    assert_ne!(other.address(), address, "{kind:?}");
     for _ in 0..3 {
         worker.replay(&graph).expect("a replay");
         worker.fill(&other, 0xff).expect("a fill");
     }
     let mut sum = [0u32];
     worker.read(&total, &mut sum).expect("a read");
-    assert_eq!(sum, [15]);
+    assert_eq!(sum, [15], "{kind:?}");
     let refused = worker.capture(|session| session.read(&total, &mut [0; 4]));
     assert!(matches!(refused, Err(Error::Capturing { .. })), "{refused:?}");
     let panicked = worker.capture(|_| panic!("in a capture"));

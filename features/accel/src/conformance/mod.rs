@@ -23,6 +23,7 @@ mod graph;
 mod guard;
 mod launch;
 mod queue;
+mod registered;
 mod worker;
 
 use std::sync::Arc;
@@ -38,7 +39,7 @@ use crate::worker::{Worker, WorkerOptions};
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How many cases there are.
-pub const CASES: usize = 37;
+pub const CASES: usize = 41;
 
 /// Where the suite gets its programs from, compiled for the accelerator.
 pub type Programs<'a> = &'a (dyn Fn(Program) -> Artifact + Sync);
@@ -55,7 +56,6 @@ pub fn check<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) -> us
         ("memory of each kind", queue::memory),
         ("copies between all kinds, at odd offsets", queue::copies),
         ("fills", queue::fills),
-        ("registered host memory", queue::registered),
         ("events and their times", queue::events),
         ("a queue waits for another's event", queue::other_queues),
         ("limits of memory, blocks and images", queue::limits),
@@ -77,6 +77,11 @@ pub fn check<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) -> us
         ("a guarded batch with one in it that is stopped", guard::batches),
         ("graphs keep what they use", graph::keep_what_they_use),
         ("graphs of many commands", graph::of_many_commands),
+        ("registered host memory", registered::round_trip),
+        ("graphs keep registered memory", registered::graphs_keep_it),
+        ("registered memory goes back in order", registered::goes_back_in_order),
+        ("batches keep no registered memory", registered::batches_keep_none),
+        ("the end of a worker gives registered memory back", registered::ends_with_the_worker),
         ("write, launch, read", worker::round_trip),
         ("large transfers", worker::large),
         ("a view's part", worker::views),

@@ -29,7 +29,7 @@ fn open<A: Accelerator>(accelerator: &Arc<A>) -> A::Queue {
     accelerator.open(&QueueOptions::default()).expect("a queue opens")
 }
 
-fn kinds<A: Accelerator>(accelerator: &Arc<A>) -> Vec<MemoryKind> {
+pub(super) fn kinds<A: Accelerator>(accelerator: &Arc<A>) -> Vec<MemoryKind> {
     let mut kinds = vec![MemoryKind::Device, MemoryKind::Pinned];
     kinds.extend(accelerator.info().unified.then_some(MemoryKind::Unified));
     kinds
@@ -122,36 +122,6 @@ pub(super) fn fills<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
         }
         queue.free(memory).expect("a free");
     }
-}
-
-#[allow(unsafe_code)]
-pub(super) fn registered<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
-    let worker = start(accelerator, PoolOptions::default());
-    let mut host = vec![0u8; 3 << 20];
-    let at = host.as_ptr().align_offset(4096);
-    let page = &raw mut host[at];
-    let bytes = 2 << 20;
-    // SAFETY: `host` outlives the buffer, and is not looked at until it has been given back.
-    let registered = unsafe { worker.register(page, bytes) };
-    if !accelerator.info().host_registration {
-        assert!(matches!(registered, Err(Error::Unsupported { .. })), "{registered:?}");
-        return stop(&worker);
-    }
-    let registered = registered.expect("a registration");
-    // SAFETY: as above; it is refused anyway.
-    let twice = unsafe { worker.register(page, bytes) };
-    assert!(twice.is_err(), "{twice:?}");
-    let device = worker.allocate(bytes).expect("memory");
-    worker.fill(&device, 0x5a).expect("a fill");
-    worker.copy(&registered, &device).expect("a copy");
-    worker.free(registered).expect("the host has its memory back");
-    assert!(host[at..at + bytes as usize].iter().all(|&byte| byte == 0x5a));
-    // SAFETY: as above.
-    let again =
-        unsafe { worker.register(&raw mut host[at], bytes) }.expect("a registration after the end of one");
-    worker.free(again).expect("the host has its memory back");
-    drop(device);
-    stop(&worker);
 }
 
 pub(super) fn events<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {

@@ -60,6 +60,7 @@ struct Controls {
     lost: AtomicBool,
     memory: AtomicU64,
     used: AtomicU64,
+    registered: AtomicU64,
 }
 
 impl Controls {
@@ -156,6 +157,11 @@ impl FakeAccelerator {
     /// The bytes of device memory in use by all queues.
     pub fn used(&self) -> u64 {
         self.controls.used.load(Ordering::Acquire)
+    }
+
+    /// The bytes of host memory that are registered with queues.
+    pub fn registered(&self) -> u64 {
+        self.controls.registered.load(Ordering::Acquire)
     }
 
     /// A program, for this device.

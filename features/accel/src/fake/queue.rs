@@ -97,6 +97,7 @@ pub struct Core {
     /// Commands run so far: the simulated clock, in microseconds.
     clock: Cell<u64>,
     device_bytes: Cell<u64>,
+    registered_bytes: Cell<u64>,
 }
 
 impl FakeQueue {
@@ -110,6 +111,7 @@ impl FakeQueue {
             lost: RefCell::default(),
             clock: Cell::new(0),
             device_bytes: Cell::new(0),
+            registered_bytes: Cell::new(0),
         }))
     }
 
@@ -217,6 +219,7 @@ impl Core {
 impl Drop for Core {
     fn drop(&mut self) {
         self.controls.used.fetch_sub(self.device_bytes.get(), Ordering::AcqRel);
+        self.controls.registered.fetch_sub(self.registered_bytes.get(), Ordering::AcqRel);
     }
 }
 
@@ -258,6 +261,10 @@ impl Queue for FakeQueue {
         }
         self.drained()?;
         self.heap.borrow_mut().free(memory.address());
+        if memory.kind() == MemoryKind::Registered {
+            self.registered_bytes.set(self.registered_bytes.get() - memory.bytes());
+            self.controls.registered.fetch_sub(memory.bytes(), Ordering::AcqRel);
+        }
         Ok(())
     }
 
@@ -276,6 +283,8 @@ impl Queue for FakeQueue {
         if !self.heap.borrow_mut().register(host as u64, bytes) {
             return Err(Error::Host { what: "registering memory", cause: "it is registered already".into() });
         }
+        self.registered_bytes.set(self.registered_bytes.get() + bytes);
+        self.controls.registered.fetch_add(bytes, Ordering::AcqRel);
         // SAFETY: the caller keeps it mapped until it is freed or the queue is dropped.
         Ok(unsafe { Memory::from_raw(MemoryKind::Registered, host as u64, host as u64, bytes) })
     }

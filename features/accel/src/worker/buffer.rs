@@ -294,7 +294,9 @@ impl<A: Accelerator, B: Brand> fmt::Debug for Kernel<A, B> {
     }
 }
 
-/// Commands that were recorded once, to be replayed often. It keeps the kernels and the memory that it uses.
+/// Commands that were recorded once, to be replayed often. It keeps the kernels and the memory that it uses: a buffer
+/// that is dropped goes back when the last graph that uses it is gone, and [`Worker::free`](crate::Worker::free) refuses
+/// to give registered memory back to the host before.
 pub struct Graph<A: Accelerator, B: Brand = AnyWorker> {
     pub(super) id: u64,
     pub(super) shared: Arc<Shared<A, B>>,

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Garbage;
@@ -84,6 +85,10 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         }
         self.collect();
         self.look();
+        if self.shared.littered.load(Ordering::Acquire) {
+            // What is gone may have kept something else.
+            return Idle::Poll;
+        }
         let (tail, since) = self.last.get();
         let now = Instant::now();
         let position = self.shared.executor.tail();
@@ -181,7 +186,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     }
 
     /// Takes what callers dropped and no queued command uses any more, and lets it wait for the device.
-    fn collect(&self) {
+    pub(super) fn collect(&self) {
         if self.capture.borrow().is_some() {
             return;
         }
@@ -240,6 +245,6 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         drop(self.guards.take());
         // The queue frees what it allocated when it is dropped; the pool's part need not be freed one by one.
         drop(self.shared.pool.close());
-        done.and_then(|()| self.shared.take_deferred())
+        done
     }
 }

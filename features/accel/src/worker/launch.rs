@@ -4,6 +4,7 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::Garbage;
 use super::brand::Brand;
 use super::buffer::{Argument, Graph, Kernel, Loaded};
 use super::guard::{self, Guarded, Guards};
@@ -285,7 +286,10 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// Lets go of the memory that a graph keeps.
     pub(super) fn unhold(&self, uses: &Uses<A, B>) {
         for &address in &uses.memory {
-            self.shared.pool.unhold(address, self.shared.executor.tail());
+            if let Some(memory) = self.shared.pool.unhold(address, self.shared.executor.tail()) {
+                // Its buffer may have been dropped after the graph, behind commands that wait.
+                self.shared.discard(Garbage::Memory(memory));
+            }
         }
     }
 }

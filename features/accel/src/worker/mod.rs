@@ -5,6 +5,7 @@ mod brand;
 mod buffer;
 mod chain;
 mod current;
+mod end;
 mod give;
 mod guard;
 mod idle;
@@ -25,6 +26,8 @@ pub use batch::Batch;
 pub use brand::{AnyWorker, Brand};
 pub use buffer::{Argument, Buffer, Graph, Kernel, Shaped, View};
 pub use session::Session;
+
+use end::{End, Ending};
 
 use crate::accelerator::{Accelerator, Queue};
 use crate::device::{MemoryInfo, QueueOptions};
@@ -117,11 +120,8 @@ impl<A: Accelerator, B: Brand> Shared<A, B> {
     }
 
     fn give(&self, memory: Memory) {
-        if memory.kind() == MemoryKind::Registered {
-            self.pool.forget(memory.bytes());
+        if let Some(memory) = self.pool.give(memory, self.executor.tail()) {
             self.discard(Garbage::Memory(memory));
-        } else {
-            self.pool.give(memory, self.executor.tail());
         }
     }
 
@@ -163,7 +163,7 @@ pub struct Worker<A: Accelerator, B: Brand = AnyWorker>(Arc<Owner<A, B>>);
 struct Owner<A: Accelerator, B: Brand> {
     shared: Arc<Shared<A, B>>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    ended: Arc<Cell<()>>,
+    end: Arc<End>,
 }
 
 impl<A: Accelerator, B: Brand> Drop for Owner<A, B> {
@@ -211,8 +211,8 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
             _lease: lease,
         });
         let started = Arc::new(Cell::new());
-        let ended = Arc::new(Cell::new());
-        let (opened, finished) = (Completer(Arc::clone(&started)), Completer(Arc::clone(&ended)));
+        let end = Arc::new(End::default());
+        let (opened, finished) = (Completer(Arc::clone(&started)), Ending(Arc::clone(&end)));
         let theirs = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name(shared.name().to_owned())
@@ -221,7 +221,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
                 what: "starting the worker's thread",
                 cause: error.to_string(),
             })?;
-        let owner = Owner { shared, thread: Mutex::new(Some(thread)), ended };
+        let owner = Owner { shared, thread: Mutex::new(Some(thread)), end };
         let deadline = owner.deadline();
         started
             .wait(Some(deadline))
@@ -379,14 +379,19 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     /// Gives a buffer back, as dropping it does; for registered memory it also waits until the host has it back.
     ///
     /// # Errors
-    /// [`Error::WrongWorker`]; for registered memory [`Error::Deadline`], [`Error::Stopped`] and the device's.
+    /// [`Error::WrongWorker`]. For registered memory also [`Error::InGraph`] while there is a graph that uses it, which
+    /// may be replayed; on the worker's own thread [`Error::OutOfOrder`] if commands are queued behind the job;
+    /// [`Error::Capturing`], [`Error::Deadline`], [`Error::Stopped`] and the device's. The buffer is then dropped: the
+    /// memory goes back some time after the last graph that uses it is gone, and [`Worker::stop`] says for sure.
     pub fn free(&self, buffer: Buffer<A, B>) -> Result<()> {
         let shared = &self.0.shared;
         shared.own("buffer", &buffer.shared)?;
         if buffer.kind() == MemoryKind::Registered {
-            let memory = buffer.into_memory();
-            shared.pool.forget(memory.bytes());
-            return self.submit_and_wait(self.0.deadline(), move |session| session.free(memory));
+            // A job comes before what others queued while it ran, and the buffer may have been theirs.
+            if current::is(shared.id) && !shared.executor.runs_the_last() {
+                return Err(Error::OutOfOrder);
+            }
+            return self.submit_and_wait(self.0.deadline(), move |session| session.unregister(buffer));
         }
         drop(buffer);
         Ok(())
@@ -503,33 +508,27 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
         self.0.shared.pool.statistics()
     }
 
-    /// Takes no more commands, lets those already given run, and waits for the thread to end.
+    /// Takes no more commands, lets those already given run, and waits for the thread to end. Who calls it again, or at
+    /// the same time on another clone, waits for the same end.
     ///
     /// # Errors
     /// The first error of a queued command since the last wait; [`Error::Lost`]; [`Error::Deadline`] when the thread
-    /// has not ended in time: then it ends by itself later. On the worker's own thread, which can't wait for itself,
-    /// always [`Error::Deadline`].
+    /// has not ended in time: then it ends by itself later; or when the device has not ended its work in the options'
+    /// patience, which every later call says too. On the worker's own thread, which can't wait for itself, always
+    /// [`Error::Deadline`].
     pub fn stop(&self, patience: Duration) -> Result<()> {
         self.0.shared.executor.close();
         let late = Error::Deadline { what: format!("the end of the worker {}", self.0.shared.name()) };
         if current::is(self.0.shared.id) {
             return Err(late);
         }
-        let Some(thread) = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner).take() else {
-            return Ok(());
-        };
-        match self.0.ended.wait(Some(Instant::now() + patience)) {
-            None => {
-                *self.0.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
-                Err(late)
-            }
-            Some(ended) => {
-                if thread.join().is_err() {
-                    return Err(Error::Panicked { message: "the worker's thread".into() });
-                }
-                ended
-            }
+        let ended = self.0.end.wait(Instant::now() + patience).ok_or(late)?;
+        // There is nothing behind what was waited for that could block.
+        let thread = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            return Err(Error::Panicked { message: "the worker's thread".into() });
         }
+        ended.and_then(|()| self.0.shared.take_deferred())
     }
 
     /// Queues a command that nobody waits for.
@@ -551,11 +550,7 @@ impl<A: Accelerator, B: Brand> Owner<A, B> {
 }
 
 /// The worker's thread.
-fn serve<A: Accelerator, B: Brand>(
-    shared: Arc<Shared<A, B>>,
-    opened: Completer<()>,
-    finished: Completer<()>,
-) {
+fn serve<A: Accelerator, B: Brand>(shared: Arc<Shared<A, B>>, opened: Completer<()>, finished: Ending) {
     let queue = match guarded(|| shared.accelerator.open(&shared.options.queue)) {
         Ok(queue) => queue,
         Err(error) => {

@@ -128,9 +128,19 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         }
     }
 
-    /// Frees one memory, now.
-    pub(super) fn free(&self, memory: Memory) -> Result<()> {
+    /// Gives registered memory back to the host, now. No command behind the one that runs uses it.
+    pub(super) fn unregister(&self, buffer: Buffer<A, B>) -> Result<()> {
         self.not_capturing("a free")?;
+        if self.shared.pool.holds(buffer.address()) {
+            // Graphs that were dropped before are gone when the device has done what it was given.
+            self.collect();
+            self.synchronize(self.patience())?;
+            if self.shared.pool.holds(buffer.address()) {
+                return Err(Error::InGraph);
+            }
+        }
+        let memory = buffer.into_memory();
+        self.shared.pool.forget(memory.bytes());
         self.note(self.queue().free(memory))
     }
 
