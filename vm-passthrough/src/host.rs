@@ -3,9 +3,10 @@
 //!
 //! Reads go straight to files below the roots. Writes to sysfs go through [`SysfsWriter`], because a write
 //! there is a command to the Linux kernel (it binds, unbinds, removes); a simulated host answers the same
-//! commands on an ordinary directory tree.
+//! commands on an ordinary directory tree. What only the Linux kernel itself can tell of a disk, a [`DiskProbe`] asks.
 
 use std::io;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +27,10 @@ pub struct Host {
     /// Directory of this crate's own state, the ledger of claims; `/run/vm-passthrough` on a real host. It is
     /// meant to lie on a file system that a reboot empties, as a reboot also undoes every driver binding.
     pub state: PathBuf,
+    /// Database of udev, `/run/udev/data` on a real host: what it found on each disk.
+    pub udev: PathBuf,
     writer: Arc<dyn SysfsWriter>,
+    disks: Option<Arc<dyn DiskProbe>>,
 }
 
 impl Host {
@@ -38,12 +42,15 @@ impl Host {
             proc: "/proc".into(),
             modules: "/lib/modules".into(),
             state: "/run/vm-passthrough".into(),
+            udev: "/run/udev/data".into(),
             writer: Arc::new(KernelWriter),
+            disks: Some(Arc::new(KernelProbe)),
         }
     }
 
     /// A host below `root` (`root/sys`, `root/dev`, `root/proc`, `root/lib/modules`,
-    /// `root/run`), commanded through `writer`.
+    /// `root/run`), commanded through `writer`. Whoever holds its disks is known only from its files, unless
+    /// [`with_disk_probe`](Self::with_disk_probe) says whom to ask.
     pub fn at(root: &Path, writer: Arc<dyn SysfsWriter>) -> Self {
         Self {
             sys: root.join("sys"),
@@ -51,8 +58,16 @@ impl Host {
             proc: root.join("proc"),
             modules: root.join("lib/modules"),
             state: root.join("run"),
+            udev: root.join("run/udev/data"),
             writer,
+            disks: None,
         }
+    }
+
+    /// The same host, whose disks `probe` knows.
+    #[must_use]
+    pub fn with_disk_probe(self, probe: Arc<dyn DiskProbe>) -> Self {
+        Self { disks: Some(probe), ..self }
     }
 
     /// The directory of a PCI function in sysfs, `SYS/bus/pci/devices/ADDRESS`.
@@ -63,6 +78,11 @@ impl Host {
     /// The way to write to sysfs.
     pub fn writer(&self) -> &dyn SysfsWriter {
         &*self.writer
+    }
+
+    /// Whom to ask whether disks are held; `None` for a host that is only files.
+    pub fn disk_probe(&self) -> Option<&dyn DiskProbe> {
+        self.disks.as_deref()
     }
 }
 
@@ -100,5 +120,162 @@ impl SysfsWriter for KernelWriter {
 
     fn read(&self, path: &Path, deadline: Duration) -> io::Result<String> {
         crate::claim::read_attribute(path, deadline)
+    }
+}
+
+/// Asks whether disks and partitions are held exclusively: mounted in any namespace, swapped to, part of a RAID, a volume
+/// group or a ZFS pool, exported. No file names all of these.
+///
+/// An implementation changes nothing on the disk and returns when the deadline passes, even if a driver is stuck.
+pub trait DiskProbe: std::fmt::Debug + Send + Sync {
+    /// The state of each node, in the same order.
+    fn probe(&self, nodes: &[DiskNode], deadline: Duration) -> Vec<DiskState>;
+}
+
+/// The node of a disk or partition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskNode {
+    /// Its path.
+    pub path: PathBuf,
+    /// Its number in sysfs, as in `259:1`. A node of another number is another disk's.
+    pub number: String,
+}
+
+/// Whether a disk is held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DiskState {
+    /// Nobody holds it exclusively. It may be open all the same.
+    Free,
+    /// Somebody does.
+    Held,
+    /// That can't be told, and why.
+    Unknown(String),
+}
+
+/// Opens the nodes with `O_EXCL` (open(2)), which the Linux kernel refuses with `EBUSY` while somebody else holds them, and
+/// closes them again.
+///
+/// It does so in a process of its own that is left behind at the deadline, as an open waits for whoever scans the disk's
+/// partitions, and so for its driver. For the moment that a free disk is open, mounting it fails. `O_NONBLOCK` keeps the
+/// drivers from waiting for a medium.
+#[derive(Debug)]
+struct KernelProbe;
+
+impl DiskProbe for KernelProbe {
+    fn probe(&self, nodes: &[DiskNode], deadline: Duration) -> Vec<DiskState> {
+        let mut states: Vec<_> =
+            nodes.iter().map(|node| node.check().err().map(DiskState::Unknown)).collect();
+        let asked: Vec<&Path> = nodes
+            .iter()
+            .zip(&states)
+            .filter(|(_, state)| state.is_none())
+            .map(|(node, _)| node.path.as_path())
+            .collect();
+        let mut answers = crate::claim::open_exclusively(&asked, deadline).into_iter();
+        for state in &mut states {
+            state.get_or_insert_with(|| match answers.next() {
+                Some(Ok(())) => DiskState::Free,
+                Some(Err(error)) if error.raw_os_error() == Some(libc::EBUSY) => DiskState::Held,
+                Some(Err(error)) => DiskState::Unknown(error.to_string()),
+                None => DiskState::Unknown("nothing was answered".into()),
+            });
+        }
+        states.into_iter().flatten().collect()
+    }
+}
+
+impl DiskNode {
+    /// Whether the node is there and is the one that sysfs means.
+    fn check(&self) -> Result<(), String> {
+        let data = std::fs::metadata(&self.path).map_err(|error| error.to_string())?;
+        let number = format!("{}:{}", libc::major(data.rdev()), libc::minor(data.rdev()));
+        if !data.file_type().is_block_device() {
+            return Err("it is no block device".into());
+        }
+        if number != self.number {
+            return Err(format!("it is the node of {number}, and sysfs has {}", self.number));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    use std::process::Command;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn node(path: &str, number: &str) -> DiskNode {
+        DiskNode { path: path.into(), number: number.into() }
+    }
+
+    fn unknown(nodes: &[DiskNode], expect: &[&str]) {
+        let states = KernelProbe.probe(nodes, SECOND * 10);
+        assert_eq!(states.len(), nodes.len());
+        for (state, expect) in states.iter().zip(expect) {
+            assert!(matches!(state, DiskState::Unknown(why) if why.contains(expect)), "{states:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_node_of_the_disk_is_not_opened() {
+        assert_eq!(KernelProbe.probe(&[], SECOND), []);
+        unknown(&[node("/dev/null", "1:3"), node("/no/disk", "8:0")], &["no block device", "No such file"]);
+    }
+
+    /// A disk of the Linux kernel's own, where it lets one be made.
+    struct Loop(String);
+
+    impl Loop {
+        fn new(file: &Path) -> Option<Self> {
+            std::fs::write(file, vec![0; 1 << 20]).unwrap();
+            let made = Command::new("losetup").args(["--find", "--show"]).arg(file).output();
+            match made {
+                Ok(made) if made.status.success() => {
+                    Some(Self(String::from_utf8(made.stdout).unwrap().trim().to_owned()))
+                }
+                Ok(made) => {
+                    println!("skipped: no loop device: {}", String::from_utf8_lossy(&made.stderr).trim());
+                    None
+                }
+                Err(error) => {
+                    println!("skipped: losetup can't be run: {error}");
+                    None
+                }
+            }
+        }
+
+        fn node(&self) -> DiskNode {
+            let name = self.0.strip_prefix("/dev/").unwrap();
+            let number = std::fs::read_to_string(format!("/sys/class/block/{name}/dev")).unwrap();
+            node(&self.0, number.trim())
+        }
+    }
+
+    impl Drop for Loop {
+        fn drop(&mut self) {
+            Command::new("losetup").args(["--detach", &self.0]).status().unwrap();
+        }
+    }
+
+    #[test]
+    fn the_linux_kernel_knows_who_holds_a_disk() {
+        let dir = tempfile::tempdir().unwrap();
+        let Some(disk) = Loop::new(&dir.path().join("disk")) else { return };
+        let node = disk.node();
+        let ask = || KernelProbe.probe(&[node.clone(), node.clone()], SECOND * 10);
+        assert_eq!(ask(), [DiskState::Free, DiskState::Free]);
+        let open =
+            |flags| std::fs::OpenOptions::new().read(true).custom_flags(flags).open(&node.path).unwrap();
+        let shared = open(0);
+        assert_eq!(ask(), [DiskState::Free, DiskState::Free], "an ordinary open holds nothing");
+        let held = open(libc::O_EXCL);
+        assert_eq!(ask(), [DiskState::Held, DiskState::Held]);
+        drop((held, shared));
+        assert_eq!(ask(), [DiskState::Free, DiskState::Free]);
+        unknown(&[DiskNode { number: "8:0".into(), ..node.clone() }], &["sysfs has 8:0"]);
     }
 }

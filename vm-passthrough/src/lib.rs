@@ -23,6 +23,7 @@
 
 #[cfg(feature = "accelerator")]
 pub mod accelerator;
+mod blocks;
 pub mod claim;
 mod files;
 pub mod guest;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::{Host, PciAddress};
+use crate::{Host, PciAddress, blocks};
 
 /// Most directories of a function that are looked into for device nodes.
 const MAX_DIRECTORIES: usize = 4096;
@@ -72,8 +72,8 @@ pub fn holders(host: &Host, address: PciAddress) -> Vec<Holder> {
     found
 }
 
-/// The processes that use a function which is not being unbound: those that have a node of it open, or one of its BARs in
-/// sysfs. What is behind USB, and input devices, are left out: whoever reads a keyboard lets go of it when it is unplugged.
+/// The processes that use a function which is not being unbound: those that have a node of it open, or of what is made of
+/// its disks, or one of its BARs in sysfs. What is behind USB, and input devices, are left out: whoever reads a keyboard lets go of it when it is unplugged.
 pub(crate) fn users(host: &Host, address: PciAddress) -> Vec<Holder> {
     let mut nodes = Nodes::find(host, address, |name| !is_unpluggable(name));
     nodes.unbinding = false;
@@ -101,7 +101,7 @@ fn is_unpluggable(name: &str) -> bool {
 /// The device nodes of a function.
 #[derive(Debug, Default)]
 struct Nodes {
-    /// Path to `major:minor`, which is empty when it is not known.
+    /// Path to `major:minor`, which is empty when it is not known. What is made of its disks is among them.
     files: BTreeMap<PathBuf, String>,
     /// Whether it has no driver, or is losing it.
     unbinding: bool,
@@ -171,15 +171,26 @@ impl Nodes {
             let text = fs::read_to_string(directory.join("uevent")).unwrap_or_default();
             let named = text.lines().find_map(|line| line.strip_prefix("DEVNAME="));
             let node = host.dev.join(named.map_or(Path::new(own), Path::new));
-            for by in entries(&directory.join("holders")) {
-                let by = by.file_name().unwrap_or_default().to_string_lossy().into_owned();
-                self.stacked.push(Holder::Block { device: node.clone(), by });
+            for above in entries(&directory.join("holders")) {
+                let above = above.file_name().unwrap_or_default().to_string_lossy();
+                self.add_stacked(host, node.clone(), &above);
+                for (below, above) in blocks::stack(host, &above) {
+                    self.add_stacked(host, blocks::node(host, &below), &above);
+                }
             }
             self.files.insert(node, number.trim().to_owned());
         }
         for child in entries(directory) {
             self.walk(host, &child, depth + 1, left, enter);
         }
+    }
+
+    /// Adds what is made of a disk, or of what is made of it: its users use the disk.
+    fn add_stacked(&mut self, host: &Host, device: PathBuf, above: &str) {
+        for node in blocks::nodes(host, above) {
+            self.files.insert(node, blocks::number(host, above).unwrap_or_default());
+        }
+        self.stacked.push(Holder::Block { device, by: blocks::shown(host, above) });
     }
 }
 

@@ -43,7 +43,7 @@ pub(crate) use act::{HeldClaim, Recovery, recover, release_persistent, take};
 pub(crate) use holders::users;
 pub(crate) use plan::{is_taken, leaves_dma_alone, leaves_group_viable};
 pub(crate) use shared::share;
-pub(crate) use sys::{read as read_attribute, write as write_attribute};
+pub(crate) use sys::{open_exclusively, read as read_attribute, write as write_attribute};
 
 /// How long one access to a function's drivers, and the wait for the ledger, may take by default.
 pub const DEADLINE: Duration = Duration::from_secs(10);

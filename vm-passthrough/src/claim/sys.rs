@@ -1,5 +1,5 @@
-//! Reads and writes of sysfs attributes in a process of their own, so that one that the Linux kernel never finishes
-//! cannot hold this process.
+//! Reads and writes of sysfs attributes, and opens of disks, in a process of their own, so that one that the Linux kernel
+//! never finishes cannot hold this process.
 //!
 //! While a function is held open, a write to `unbind` sleeps in the Linux kernel beyond the reach of any signal, and
 //! so does every later access that needs the function's lock: `bind`, before some release even a read of
@@ -27,11 +27,15 @@ use rustix::pipe::{PipeFlags, pipe_with};
 /// Most bytes of an attribute: one page.
 const PAGE: usize = 4096;
 
-/// What the child does with the attribute.
+/// What the child does.
 #[derive(Clone, Copy)]
-enum Access<'a> {
-    Read,
-    Write(&'a [u8]),
+enum Task<'a> {
+    /// Reads an attribute: an errno and what was read.
+    Read(&'a CString),
+    /// Writes an attribute: an errno.
+    Write(&'a CString, &'a [u8]),
+    /// Opens files exclusively, one after the other, and closes each: an errno for each.
+    Exclusive(&'a [CString]),
 }
 
 /// Writes `value` to the attribute at `path`.
@@ -39,7 +43,8 @@ enum Access<'a> {
 /// # Errors
 /// [`io::ErrorKind::TimedOut`] when `deadline` passed first, else what the Linux kernel answered.
 pub(crate) fn write(path: &Path, value: &str, deadline: Duration) -> io::Result<()> {
-    access(path, Access::Write(value.as_bytes()), deadline).map(drop)
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    access(Task::Write(&path, value.as_bytes()), deadline).map(drop)
 }
 
 /// Reads the attribute at `path`, at most one page of it.
@@ -47,21 +52,74 @@ pub(crate) fn write(path: &Path, value: &str, deadline: Duration) -> io::Result<
 /// # Errors
 /// As for [`write`].
 pub(crate) fn read(path: &Path, deadline: Duration) -> io::Result<String> {
-    let bytes = access(path, Access::Read, deadline)?;
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let bytes = access(Task::Read(&path), deadline)?;
     String::from_utf8(bytes)
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "the attribute is not text"))
 }
 
-fn access(path: &Path, access: Access<'_>, deadline: Duration) -> io::Result<Vec<u8>> {
+/// Opens each file for reading with `O_EXCL | O_NONBLOCK` and closes it: nothing, or what the Linux kernel answered. All of
+/// them together have until the deadline; [`io::ErrorKind::TimedOut`] for those that it did not come to.
+pub(crate) fn open_exclusively(paths: &[&Path], deadline: Duration) -> Vec<io::Result<()>> {
+    let names: io::Result<Vec<CString>> =
+        paths.iter().map(|path| Ok(CString::new(path.as_os_str().as_bytes())?)).collect();
+    let (answers, ended) = match names {
+        Ok(names) if names.is_empty() => return Vec::new(),
+        Ok(names) => run(Task::Exclusive(&names), deadline),
+        Err(error) => (Vec::new(), Err(error)),
+    };
+    let missing = || match &ended {
+        Ok(()) => killed(),
+        Err(error) => error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error),
+    };
+    let mut answers = answers.chunks_exact(size_of::<i32>());
+    let answer = |bytes: &[u8]| match bytes.try_into().map(i32::from_ne_bytes) {
+        Ok(0) => Ok(()),
+        Ok(errno) => Err(io::Error::from_raw_os_error(errno)),
+        Err(_) => Err(missing()),
+    };
+    paths.iter().map(|_| answers.next().map_or_else(|| Err(missing()), answer)).collect()
+}
+
+/// Reads or writes an attribute.
+fn access(task: Task<'_>, deadline: Duration) -> io::Result<Vec<u8>> {
+    let (answer, ended) = run(task, deadline);
+    ended?;
+    match answer.split_first_chunk() {
+        Some((errno, data)) => match i32::from_ne_bytes(*errno) {
+            0 => Ok(data.to_vec()),
+            errno => Err(io::Error::from_raw_os_error(errno)),
+        },
+        None => Err(killed()),
+    }
+}
+
+fn killed() -> io::Error {
+    io::Error::other(
+        "the helper process was killed before it could say how the access went; look in dmesg for what killed it",
+    )
+}
+
+/// Has a child do the task: what it answered, and whether it came to the end before the deadline.
+fn run(task: Task<'_>, deadline: Duration) -> (Vec<u8>, io::Result<()>) {
     reap();
     let until = super::until(deadline);
-    let name = CString::new(path.as_os_str().as_bytes())?;
-    let (result, result_end) = pipe_with(PipeFlags::CLOEXEC)?;
-    let child = Child(spawn(&name, access, result_end.as_raw_fd())?);
-    drop(result_end);
-
-    let mut result = std::fs::File::from(result);
     let mut answer = Vec::new();
+    let begin = || {
+        let (result, result_end) = pipe_with(PipeFlags::CLOEXEC)?;
+        let child = Child(spawn(task, result_end.as_raw_fd())?);
+        Ok((std::fs::File::from(result), child))
+    };
+    let ended = begin().and_then(|(result, child)| {
+        receive(result, until, &mut answer)?;
+        child.wait();
+        Ok(())
+    });
+    (answer, ended)
+}
+
+/// Reads what the child answers until it has closed its end.
+fn receive(mut result: std::fs::File, until: Instant, answer: &mut Vec<u8>) -> io::Result<()> {
     loop {
         let Some(left) = until.checked_duration_since(Instant::now()) else {
             return Err(io::ErrorKind::TimedOut.into());
@@ -75,21 +133,11 @@ fn access(path: &Path, access: Access<'_>, deadline: Duration) -> io::Result<Vec
         }
         let mut part = [0; PAGE];
         match result.read(&mut part) {
-            Ok(0) => break,
+            Ok(0) => return Ok(()),
             Ok(count) => answer.extend_from_slice(part.get(..count).unwrap_or_default()),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
-    }
-    child.wait();
-    match answer.split_first_chunk() {
-        Some((errno, data)) => match i32::from_ne_bytes(*errno) {
-            0 => Ok(data.to_vec()),
-            errno => Err(io::Error::from_raw_os_error(errno)),
-        },
-        None => Err(io::Error::other(
-            "the helper process was killed before it could say how the access went; look in dmesg for what killed it",
-        )),
     }
 }
 
@@ -127,7 +175,7 @@ fn reap() {
 }
 
 /// Forks the child and returns its process ID.
-fn spawn(path: &CString, access: Access<'_>, result: RawFd) -> io::Result<i32> {
+fn spawn(task: Task<'_>, result: RawFd) -> io::Result<i32> {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(65_536);
     let limit = i32::try_from(limit.min(65_536)).unwrap_or(65_536);
     // All signals are blocked across the fork, so that no handler of this process ever runs in the children.
@@ -143,7 +191,7 @@ fn spawn(path: &CString, access: Access<'_>, result: RawFd) -> io::Result<i32> {
     }
     let child = fork();
     if child == 0 {
-        run_child(path, access, result, limit);
+        run_child(task, result, limit);
     }
     let error = io::Error::last_os_error();
     // SAFETY: `before` was filled by the call above.
@@ -159,38 +207,54 @@ fn fork() -> libc::c_long {
 }
 
 /// The child.
-fn run_child(path: &CString, access: Access<'_>, result: RawFd, limit: RawFd) -> ! {
+fn run_child(task: Task<'_>, result: RawFd, limit: RawFd) -> ! {
     close_all_but(result, limit);
     // SAFETY: a constant C string. Nothing here may keep a file system of the host busy.
     unsafe { libc::chdir(c"/".as_ptr()) };
     // SAFETY: a constant C string of less than 16 bytes: the name in ps and in hung-task messages.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"vm-passthrough".as_ptr()) };
-    let mut buffer = [0u8; PAGE];
-    let flags = match access {
-        Access::Read => libc::O_RDONLY,
-        Access::Write(_) => libc::O_WRONLY,
-    };
-    // SAFETY: `path` is a C string made before the fork.
-    let file = unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC) };
-    if file < 0 {
-        answer(result, errno(), &[]);
-        exit()
-    }
-    let count = match access {
-        // SAFETY: the buffer is as long as said.
-        Access::Read => unsafe { libc::read(file, buffer.as_mut_ptr().cast(), PAGE) },
-        // SAFETY: the value is as long as said.
-        Access::Write(value) => unsafe { libc::write(file, value.as_ptr().cast(), value.len()) },
-    };
-    match (access, usize::try_from(count)) {
-        (_, Err(_)) => answer(result, errno(), &[]),
-        (Access::Read, Ok(count)) => answer(result, 0, buffer.get(..count).unwrap_or_default()),
-        // A sysfs attribute takes a value whole or not at all.
-        (Access::Write(value), Ok(count)) => {
-            answer(result, if count == value.len() { 0 } else { libc::EIO }, &[])
+    match task {
+        Task::Read(path) => {
+            let mut buffer = [0u8; PAGE];
+            let file = open(path, libc::O_RDONLY);
+            // SAFETY: the buffer is as long as said. A descriptor below 0 is refused.
+            let count = unsafe { libc::read(file, buffer.as_mut_ptr().cast(), PAGE) };
+            match usize::try_from(count) {
+                _ if file < 0 => answer(result, -file, &[]),
+                Err(_) => answer(result, errno(), &[]),
+                Ok(count) => answer(result, 0, buffer.get(..count).unwrap_or_default()),
+            }
+        }
+        Task::Write(path, value) => {
+            let file = open(path, libc::O_WRONLY);
+            // SAFETY: the value is as long as said. A descriptor below 0 is refused.
+            let count = unsafe { libc::write(file, value.as_ptr().cast(), value.len()) };
+            match usize::try_from(count) {
+                _ if file < 0 => answer(result, -file, &[]),
+                Err(_) => answer(result, errno(), &[]),
+                // A sysfs attribute takes a value whole or not at all.
+                Ok(count) => answer(result, if count == value.len() { 0 } else { libc::EIO }, &[]),
+            }
+        }
+        Task::Exclusive(paths) => {
+            for path in paths {
+                let file = open(path, libc::O_RDONLY | libc::O_EXCL | libc::O_NONBLOCK);
+                if file >= 0 {
+                    // SAFETY: it was just opened, and nothing else uses it.
+                    unsafe { libc::close(file) };
+                }
+                answer(result, (-file).max(0), &[]);
+            }
         }
     }
     exit()
+}
+
+/// Opens a file: its descriptor, or its errno below 0.
+fn open(path: &CString, flags: i32) -> i32 {
+    // SAFETY: `path` is a C string made before the fork.
+    let file = unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC) };
+    if file < 0 { -errno() } else { file }
 }
 
 fn errno() -> i32 {
@@ -284,6 +348,29 @@ mod tests {
             assert!(Instant::now() < until, "children were not reaped");
             read(Path::new("/proc/self/comm"), SECOND).unwrap();
         }
+    }
+
+    #[test]
+    fn opens_one_after_the_other_until_the_deadline() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let missing = dir.path().join("missing");
+        let all = |paths: &[&Path], deadline| -> Vec<_> {
+            open_exclusively(paths, deadline)
+                .into_iter()
+                .map(|result| result.map_err(|error| (error.kind(), error.raw_os_error())).err())
+                .collect()
+        };
+        let not_found = Some((io::ErrorKind::NotFound, Some(libc::ENOENT)));
+        assert_eq!(all(&[], SECOND), []);
+        assert_eq!(all(&[&file, &missing, &file], SECOND * 10), [None, not_found, None]);
+        assert_eq!(all(&[file.as_path(); 3], Duration::ZERO), [Some((io::ErrorKind::TimedOut, None)); 3]);
+        assert_eq!(all(&[Path::new("a\0b")], SECOND), [Some((io::ErrorKind::InvalidInput, None))]);
+        // A FIFO is not waited for.
+        let fifo = dir.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        assert_eq!(all(&[&fifo], SECOND * 10), [None]);
     }
 
     #[test]

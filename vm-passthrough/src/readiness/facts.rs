@@ -1,16 +1,19 @@
 //! What is true of the whole host and bears on every function: mounts, swap, routes, limits, credentials.
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
+use super::disks::{DiskFacts, Mounts};
 use super::{BlockerCode, Case, Severity};
 use crate::{Host, files};
 
 /// Read once, judged for many functions.
 #[derive(Debug, Default)]
 pub(super) struct HostFacts {
-    /// Mount point by device number, as in `259:1`.
-    pub(super) mounts: HashMap<String, String>,
+    /// Mounts that this process and the host's first one see.
+    pub(super) mounts: Mounts,
+    /// Who else may use disks, read when a function has any.
+    disks: OnceLock<DiskFacts>,
     /// Whether sysfs is mounted read-only.
     pub(super) sys_read_only: bool,
     /// Devices that are swapped to, as in `/dev/dm-1`.
@@ -112,6 +115,11 @@ impl HostFacts {
         facts
     }
 
+    /// Who else may use disks.
+    pub(super) fn disks(&self, host: &Host) -> &DiskFacts {
+        self.disks.get_or_init(|| DiskFacts::read(host, self.blocks.iter().map(|(name, _)| name.as_str())))
+    }
+
     /// Text of a file that every host has; its absence is noted.
     fn text(&mut self, path: PathBuf) -> String {
         let reason = match files::read(&path) {
@@ -140,15 +148,14 @@ impl HostFacts {
         // What the host's own mount namespace has, when this process is in another one and may look.
         let first = files::read(&host.proc.join("1/mountinfo")).ok().flatten().unwrap_or_default();
         for (text, is_own) in [(&first, false), (&own, true)] {
-            for line in text.lines() {
+            self.mounts.add(host, text, "");
+            for line in text.lines().filter(|_| is_own) {
                 // Mount ID, parent ID, device number, root, mount point, options (proc_pid_mountinfo(5)).
-                let mut words = line.split(' ').skip(2);
-                let (Some(device), Some(point)) = (words.next(), words.nth(1)) else { continue };
-                if is_own && Path::new(point) == host.sys {
+                let mut words = line.split(' ').skip(4);
+                if words.next().is_some_and(|point| Path::new(point) == host.sys) {
                     let options = words.next().unwrap_or_default();
                     self.sys_read_only = options.split(',').any(|option| option == "ro");
                 }
-                self.mounts.insert(device.to_owned(), point.to_owned());
             }
         }
     }

@@ -1,9 +1,9 @@
-//! What the host itself uses the functions for: console, disks, network, open files.
+//! What the host itself uses the functions for: console, network, open files; its disks are a matter of their own.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
-use super::{BlockerCode, Case, Severity};
+use super::{BlockerCode, Case, Severity, disks};
 use crate::claim::{self, Holder, is_vfio_driver};
 use crate::files;
 use crate::pci::{BarKind, PciFunction};
@@ -16,7 +16,7 @@ pub(super) fn judge(case: &mut Case<'_>) {
     let mut reported = BTreeSet::new();
     for function in case.taken() {
         boot_display(case, &function);
-        disks(case, &function);
+        disks::judge(case, &function);
         routes(case, &function);
         shared(case, &function);
         if case.options.check_open_files {
@@ -60,77 +60,10 @@ fn boot_display(case: &mut Case<'_>, function: &PciFunction) {
 }
 
 /// Names of the things in a class whose directories lie below the function's.
-fn children<'a>(all: &'a [(String, PathBuf)], function: &PciFunction) -> Vec<&'a str> {
+pub(super) fn children<'a>(all: &'a [(String, PathBuf)], function: &PciFunction) -> Vec<&'a str> {
     let address = function.address.to_string();
     let is_below = |path: &Path| path.components().any(|part| part == Component::Normal(address.as_ref()));
     all.iter().filter(|(_, path)| is_below(path)).map(|(name, _)| name.as_str()).collect()
-}
-
-fn disks(case: &mut Case<'_>, function: &PciFunction) {
-    let class = case.host.sys.join("class/block");
-    let mut pending: Vec<String> = Vec::new();
-    for name in children(&case.facts.blocks, function) {
-        pending.push(name.to_owned());
-        // A path of a multipath NVMe disk, nvme0c1n1; the disk is nvme0n1, below no function.
-        let Some(disk) = multipath_disk(name) else { continue };
-        let part = format!("{disk}p");
-        let belongs = |name: &str| name == disk || name.strip_prefix(&part).is_some_and(is_number);
-        pending.extend(case.facts.blocks.iter().map(|(name, _)| name).filter(|name| belongs(name)).cloned());
-    }
-    let mut seen = BTreeSet::new();
-    let mut uses = Vec::new();
-    while let Some(name) = pending.pop() {
-        if !seen.insert(name.clone()) {
-            continue;
-        }
-        let dir = class.join(&name);
-        let device = files::read_trimmed(&dir.join("dev")).unwrap_or_default();
-        let mapped = files::read_trimmed(&dir.join("dm/name"));
-        let shown = match &mapped {
-            Some(mapped) => format!("{name} ({mapped})"),
-            None => name.clone(),
-        };
-        if let Some(point) = case.facts.mounts.get(&device) {
-            uses.push(format!("{shown} is mounted on {point}"));
-        } else if case.facts.btrfs.contains(&name) {
-            uses.push(format!("{shown} is part of a mounted btrfs"));
-        }
-        let is_swap = |path: &String| {
-            let last = path.rsplit('/').next().unwrap_or_default();
-            path.starts_with('/') && (last == name || mapped.as_deref() == Some(last))
-        };
-        if case.facts.swaps.iter().any(is_swap) {
-            uses.push(format!("{shown} is swapped to"));
-        }
-        // Device mapper, software RAID and bcache name themselves holders of what they are made of.
-        pending.extend(files::names(&dir.join("holders")).unwrap_or_default());
-    }
-    if uses.is_empty() {
-        return;
-    }
-    uses.sort_unstable();
-    case.add(
-        BlockerCode::MountedDisk,
-        Severity::Blocker,
-        function.address,
-        format!("{}, by {}/self/mountinfo and {1}/swaps", uses.join(", "), case.host.proc.display()),
-        "unmount it (umount), switch the swap off (swapoff), and stop what is made of it (vgchange -an, mdadm --stop)"
-            .into(),
-    );
-}
-
-fn is_number(text: &str) -> bool {
-    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
-}
-
-/// `nvme0n1` of `nvme0c1n1`.
-fn multipath_disk(name: &str) -> Option<String> {
-    let (subsystem, rest) = name.strip_prefix("nvme")?.split_once('c')?;
-    let (controller, namespace) = rest.split_once('n')?;
-    [subsystem, controller, namespace]
-        .into_iter()
-        .all(is_number)
-        .then(|| format!("nvme{subsystem}n{namespace}"))
 }
 
 fn routes(case: &mut Case<'_>, function: &PciFunction) {

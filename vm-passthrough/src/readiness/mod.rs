@@ -19,6 +19,7 @@
 
 mod access;
 mod device;
+mod disks;
 mod facts;
 mod host_use;
 mod isolation;
@@ -43,7 +44,8 @@ pub struct ExplainOptions {
     pub physical_address_bits: Option<u8>,
     /// Whether the functions of other slots in the IOMMU group are given away too.
     pub with_group: bool,
-    /// Whether to look through the open files of all processes.
+    /// Whether to look through the open files of all processes, and to ask the host's
+    /// [`DiskProbe`](crate::host::DiskProbe) about disks of which nothing else shows a use.
     pub check_open_files: bool,
     /// Blockers that whoever asks accepts: they are told as warnings. It changes nothing of what the Linux kernel refuses.
     pub accept: Vec<BlockerCode>,
