@@ -29,8 +29,7 @@ fn the_interpreter_agrees() {
     let (mut ran, mut failures) = (0u64, String::new());
     for seed in seeds() {
         // Without vectors, neighbouring threads are run together in those of the machine.
-        let options =
-            Options { vectors: seed % 2 == 0, loops: !KNOWN.contains(&seed), ..Options::default() };
+        let options = Options { vectors: seed % 2 == 0, loops: !KNOWN.contains(&seed), ..Options::default() };
         let (module, launch) = kernel(seed, options);
         let valid = validate(module, Trust::Guest).unwrap_or_else(|errors| panic!("seed {seed}: {errors}"));
         let (mut ours, mut theirs) = (launch.clone(), launch);

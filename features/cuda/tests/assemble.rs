@@ -187,23 +187,59 @@ fn those_that_wait_do_the_work() {
 }
 
 #[test]
+fn one_with_other_habits_is_not_used_for_long() {
+    let folder = tempfile::tempdir().unwrap();
+    // It reads what it opened first once more, which a FIFO does not allow.
+    let body = format!(
+        r#"exec 5<"$in"; cat <&5 >/dev/null
+[ -p /proc/self/fd/5 ] && echo "refused $$" >>"$0.log" && exit 1
+echo "works $$" >>"$0.log"
+{CUBIN}"#
+    );
+    let assembler = script(folder.path(), "seeks", &body).standby(1);
+    for round in 0..12 {
+        assembler.assemble(format!("text {round}").as_bytes(), "sm_90a").unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(logged(folder.path(), "seeks", "works").len(), 12);
+    let refused = logged(folder.path(), "seeks", "refused").len();
+    assert!((1..=4).contains(&refused), "{refused} were tried");
+}
+
+#[test]
+fn what_makes_other_code_is_known_by_another_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = script(folder.path(), "one", CUBIN);
+    let check = |other: &Assembler, same: bool| {
+        assert_eq!(first.identity() == other.identity(), same, "{} {}", first.identity(), other.identity());
+    };
+    check(&first.clone().standby(2), true);
+    check(&first.clone().level(0), false);
+    check(&script(folder.path(), "another", &format!("{CUBIN} # 2")), false);
+    check(&Assembler::driver(first.program(), []), false);
+    let before = first.identity();
+    script(folder.path(), "one", &format!("{CUBIN} # newer"));
+    assert_ne!(first.identity(), before);
+}
+
+#[test]
 fn one_that_waits_has_no_descriptors_but_its_own() {
     let folder = tempfile::tempdir().unwrap();
-    let body = r#"echo waits >>"$0.log"; cat "$in" >/dev/null; ls -l /proc/self/fd; exit 6"#;
-    let assembler = script(folder.path(), "lists", body).standby(1);
+    let body = format!(
+        r#"echo waits >>"$0.log"; cat "$in" >/dev/null; list=$(ls -l /proc/self/fd)
+{CUBIN}
+printf %s "$list" >>"$out""#
+    );
+    let assembler = script(folder.path(), "lists", &body).standby(1);
     assembler.prepare("sm_90a").unwrap();
     becomes("one that waits", || logged(folder.path(), "lists", "waits").len() == 1);
-    let Err(AssembleError::Refused { messages, .. }) = assembler.assemble(b"text", "sm_90a") else {
-        panic!("it ended well");
-    };
-    let files: Vec<_> = messages.lines().filter_map(|line| Some(line.split_once(" -> ")?.1)).collect();
+    let cubin = assembler.assemble(b"text", "sm_90a").unwrap();
+    let list = String::from_utf8_lossy(&cubin[64..]);
+    let files: Vec<_> = list.lines().filter_map(|line| Some(line.split_once(" -> ")?.1)).collect();
     let count = |what: &str| files.iter().filter(|file| file.contains(what)).count();
-    // Standard input, the messages twice, the output, and the folder that is listed.
-    assert_eq!(
-        (files.len(), count("/dev/null"), count("memfd:"), count("/proc/")),
-        (5, 1, 3, 1),
-        "{messages}"
-    );
+    // Standard input, the list's pipe, the messages, the output, and the folder that is listed.
+    let counts = ["/dev/null", "pipe:", "memfd:", "/proc/"].map(count);
+    assert_eq!((files.len(), counts), (5, [1, 1, 2, 1]), "{list}");
 }
 
 /// NVIDIA's, where there is one.

@@ -62,8 +62,11 @@ pub type AssembleError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Makes what a device loads of the code that vm-jit wrote, as `ptxas` does of PTX.
 pub trait Assemble: fmt::Debug + Send + Sync {
-    /// What the result is called in the cache. Assemblers with other options have another name.
+    /// What the result is, as [`CompiledKernel::format`] says.
     fn product(&self) -> String;
+
+    /// What tells its results in the cache from those of others: program, version, options.
+    fn identity(&self) -> String;
 
     /// Begins what would make the next [`assemble`](Self::assemble) for `target` sooner, and does not wait for it.
     fn prepare(&self, _target: &Target) {}
@@ -234,7 +237,8 @@ impl<A: JitTarget> JitCompiler<A> {
         target: &Target,
         code: &[u8],
     ) -> Result<Arc<[u8]>, CompileError> {
-        let key = Key::new(module, target, &assembler.product());
+        let product = format!("{} by {}", assembler.product(), assembler.identity());
+        let key = Key::new(module, target, &product);
         if let Some(image) = self.cache.get(&key) {
             return Ok(image);
         }

@@ -65,6 +65,10 @@ impl Assemble for CudaAssembler {
         "cubin".into()
     }
 
+    fn identity(&self) -> String {
+        self.0.identity()
+    }
+
     fn prepare(&self, target: &Target) {
         if let Target::Ptx(options) = target
             && let Err(error) = self.0.prepare(options.arch.name())

@@ -130,6 +130,7 @@ fn an_empty_block_compiles() {
 /// Counts what it is asked for, and fails when told to.
 #[derive(Debug, Default)]
 struct Counting {
+    name: &'static str,
     asked: Mutex<u32>,
     prepared: Mutex<Vec<String>>,
     fails: bool,
@@ -138,6 +139,10 @@ struct Counting {
 impl Assemble for Counting {
     fn product(&self) -> String {
         "counted".into()
+    }
+
+    fn identity(&self) -> String {
+        self.name.into()
     }
 
     fn prepare(&self, target: &Target) {
@@ -168,6 +173,10 @@ fn what_was_compiled_and_assembled_is_remembered() {
     assert!(first.artifact().image().starts_with(b"ptx:sm_75.version"), "{:?}", first.artifact().image());
     assert_eq!(*counting.asked.lock().unwrap(), 1);
     assert_eq!((compiler.statistics().misses, compiler.statistics().memory_hits), (2, 2));
+    // What another assembler made is not its own.
+    let other = Arc::new(Counting { name: "another", ..Counting::default() });
+    compiler.assembler(Some(other.clone())).compile(&scale()).unwrap();
+    assert_eq!(*other.asked.lock().unwrap(), 1);
 }
 
 #[test]

@@ -7,8 +7,9 @@
 //! What NumPy has no name for is kept as its bytes: bf16 as `V2`, and the FP8 types as `V1`. In Python,
 //! `numpy.load("y.npy").view(ml_dtypes.bfloat16)` makes numbers of them.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
@@ -53,7 +54,8 @@ pub(crate) fn read(path: &Path, element: Scalar) -> Result<Tensor, NpyError> {
         Bad::Format(what) => NpyError::Format { path: path.into(), what },
     };
     let open = || {
-        let file = File::open(path)?;
+        // A FIFO would be waited for.
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
         let data = file.metadata()?;
         Ok((file, data))
     };
@@ -369,6 +371,22 @@ mod tests {
             }
         }
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside it");
+    }
+
+    #[test]
+    fn a_fifo_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.npy");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &path,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+            0,
+        )
+        .unwrap();
+        let error = read(&path, Scalar::F32).unwrap_err().to_string();
+        assert!(error.contains("no regular file"), "{error}");
     }
 
     #[test]

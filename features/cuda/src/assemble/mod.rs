@@ -22,6 +22,7 @@ mod spawn;
 mod standby;
 
 use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -217,6 +218,17 @@ impl Assembler {
         Ok(())
     }
 
+    /// What tells what this makes from what others do: the program, as it is now, and its options.
+    pub fn identity(&self) -> String {
+        let kind = match self.program.kind {
+            Kind::Ptxas => "ptxas",
+            Kind::Driver(_) => "driver",
+        };
+        let file = std::fs::metadata(self.program());
+        let file = file.map(|file| (file.len(), file.mtime(), file.mtime_nsec())).unwrap_or_default();
+        format!("{kind} O{} {}-{}.{}", self.level, file.0, file.1, file.2)
+    }
+
     fn order(&self, architecture: &str) -> Result<Order, AssembleError> {
         let digits = architecture.strip_prefix("sm_").unwrap_or_default();
         if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
@@ -232,21 +244,36 @@ impl Assembler {
     /// [`AssembleError`], with what the assembler said. The process has ended by then, with all that it started.
     pub fn assemble(&self, ptx: &[u8], architecture: &str) -> Result<Vec<u8>, AssembleError> {
         let order = self.order(architecture)?;
-        let deadline = Instant::now() + self.limits.time;
+        let now = Instant::now();
+        // A time that no clock can count to is as good as a year.
+        let deadline = now.checked_add(self.limits.time).unwrap_or(now + Duration::from_secs(365 * 86_400));
         let program = self.program().display().to_string();
         let host = |Failed { what, error }| AssembleError::Start {
             program: program.clone(),
             what,
             cause: error.to_string(),
         };
-        let waited = self.standby.as_ref().and_then(|standby| standby.take(&order, ptx));
-        let done = waited.map(|job| job.end(deadline)).transpose().map_err(host)?;
-        let (ended, written) = match done {
-            // Somebody may have ended it before it had its input.
-            None | Some((Ended::Signal(libc::SIGKILL), _)) => {
-                self.start(&order, ptx).and_then(|job| job.end(deadline)).map_err(host)?
+        let waited = self.standby.as_deref().and_then(|standby| {
+            let job = standby.take(&order, ptx, deadline)?;
+            Some((standby, job))
+        });
+        let waited =
+            waited.map(|(standby, job)| Ok((standby, job.end(deadline)?))).transpose().map_err(host)?;
+        let (ended, written) = match waited {
+            Some((standby, done @ (Ended::Well, _))) => {
+                standby.worked();
+                done
             }
-            Some(done) => done,
+            Some((_, done @ (Ended::Late, _))) => done,
+            // Nothing fails that would not fail otherwise: how a program takes its input is its own affair, and somebody
+            // may have ended one that waited.
+            unusable => {
+                let done = self.start(&order, ptx).and_then(|job| job.end(deadline)).map_err(host)?;
+                if let (Some((standby, _)), Ended::Well) = (unusable, done.0) {
+                    standby.failed("the code that it refused is right");
+                }
+                done
+            }
         };
         match ended {
             Ended::Well => {}

@@ -95,7 +95,7 @@ impl Standby {
 
     /// Gives `ptx` to a process that waits for such an order, and has another one started in its place. `None` if there is
     /// none that can be used.
-    pub(super) fn take(&self, order: &Order, ptx: &[u8]) -> Option<Job> {
+    pub(super) fn take(&self, order: &Order, ptx: &[u8], deadline: Instant) -> Option<Job> {
         if ptx.len() > MOST || !self.pool.usable() {
             return None;
         }
@@ -105,17 +105,18 @@ impl Standby {
             place.and_then(|place| all.remove(place))
         };
         self.prepare(order);
-        match waiting?.give(ptx) {
-            Ok(job) => {
-                self.pool.failures.store(0, Ordering::Relaxed);
-                Some(job)
-            }
-            Err(error) => {
-                self.pool.failures.fetch_add(1, Ordering::Relaxed);
-                tracing::debug!(%error, "an assembler that waited can't be used");
-                None
-            }
-        }
+        waiting?.give(ptx, deadline).inspect_err(|error| self.failed(&error.to_string())).ok()
+    }
+
+    /// One of them could not be used.
+    pub(super) fn failed(&self, reason: &str) {
+        self.pool.failures.fetch_add(1, Ordering::Relaxed);
+        tracing::debug!(reason, "an assembler that waited can't be used");
+    }
+
+    /// One of them did its work.
+    pub(super) fn worked(&self) {
+        self.pool.failures.store(0, Ordering::Relaxed);
     }
 }
 
@@ -197,7 +198,7 @@ impl Waiting {
     }
 
     /// Gives it its input. On an error it is ended.
-    fn give(mut self, ptx: &[u8]) -> io::Result<Job> {
+    fn give(mut self, ptx: &[u8], deadline: Instant) -> io::Result<Job> {
         let opened = |flags| {
             open(
                 format!("/proc/self/fd/{}", self.input.as_raw_fd()),
@@ -205,7 +206,7 @@ impl Waiting {
                 Mode::empty(),
             )
         };
-        let begin = Instant::now();
+        let until = deadline.min(Instant::now() + START);
         let mut look = Duration::ZERO;
         // There is no writer without a reader: once this succeeds, the process has opened the FIFO.
         let writer = loop {
@@ -213,7 +214,7 @@ impl Waiting {
                 return Err(io::Error::other(format!("it has ended: {}", self.job.messages())));
             }
             match opened(OFlags::WRONLY) {
-                Err(Errno::NXIO) if begin.elapsed() < START => look = LOOK,
+                Err(Errno::NXIO) if Instant::now() < until => look = LOOK,
                 writer => break writer?,
             }
         };
@@ -287,15 +288,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let program = script(folder.path(), r#"echo "$2 $4 $$" >>"$log"; cat "$7" >"$6""#);
         let standby = Standby::with_idle(program, 2, Duration::from_millis(500));
-        assert!(standby.take(&order("sm_80"), b"text").is_none(), "nobody waits yet");
+        let take = |order: &Order, text: &[u8]| standby.take(order, text, Instant::now() + START);
+        assert!(take(&order("sm_80"), b"text").is_none(), "nobody waits yet");
         becomes("two for the first order", || architectures(&standby) == ["sm_80", "sm_80"]);
         standby.prepare(&order("sm_90a"));
         becomes("two for the newest order", || architectures(&standby) == ["sm_90a", "sm_90a"]);
-        assert!(standby.take(&order("sm_90a"), &vec![b'x'; MOST + 1]).is_none(), "more than a FIFO holds");
+        assert!(take(&order("sm_90a"), &vec![b'x'; MOST + 1]).is_none(), "more than a FIFO holds");
         for text in [&b"text"[..], b"", &[b'x'; MOST]] {
             let mut job = None;
             becomes("one that waits", || {
-                job = standby.take(&order("sm_90a"), text);
+                job = take(&order("sm_90a"), text);
                 job.is_some()
             });
             let (ended, written) = job.unwrap().end(Instant::now() + Duration::from_secs(20)).ok().unwrap();
@@ -316,13 +318,13 @@ mod tests {
         let standby = Standby::new(script(folder.path(), "echo no; exit 1"), 1);
         let begin = Instant::now();
         while standby.pool.usable() {
-            assert!(standby.take(&order("sm_80"), b"text").is_none());
+            assert!(standby.take(&order("sm_80"), b"text", begin + START).is_none());
             assert!(begin.elapsed() < Duration::from_secs(20));
         }
         let missing = Program { path: "/nowhere/ptxas".into(), kind: Kind::Ptxas };
         let standby = Standby::new(missing, 1);
         while standby.pool.usable() {
-            assert!(standby.take(&order("sm_80"), b"text").is_none());
+            assert!(standby.take(&order("sm_80"), b"text", begin + START).is_none());
             assert!(begin.elapsed() < Duration::from_secs(20));
         }
     }
