@@ -28,7 +28,18 @@ pub fn last_error_message() -> Option<String> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::panic::panic_any;
+
     use super::*;
+
+    /// Thrown by a panic, and panics again when it is dropped.
+    struct Bomb;
+
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("dropped");
+        }
+    }
 
     #[test]
     fn a_c_caller_gets_a_status_whatever_happens() {
@@ -41,6 +52,7 @@ mod tests {
         check(|| Ok(()), 0, None);
         check(|| Err(Error::Cancelled), -13, Some("cancelled"));
         check(|| panic!("boom {}", 7), -15, Some("boom 7"));
+        check(|| panic_any(Bomb), -15, Some("no message"));
         check(|| Ok(()), 0, None);
     }
 }

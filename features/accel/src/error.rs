@@ -264,12 +264,16 @@ impl Error {
     }
 
     /// The error for a panic that was caught.
-    pub(crate) fn from_panic(panic: &(dyn Any + Send)) -> Self {
-        let message = panic
-            .downcast_ref::<&str>()
-            .map(ToString::to_string)
-            .or_else(|| panic.downcast_ref::<String>().cloned())
-            .unwrap_or_else(|| "no message".into());
+    pub(crate) fn from_panic(panic: Box<dyn Any + Send>) -> Self {
+        let message = match panic.downcast::<String>().map_err(|panic| panic.downcast::<&'static str>()) {
+            Ok(message) => *message,
+            Err(Ok(message)) => (*message).to_owned(),
+            Err(Err(other)) => {
+                // To drop it could panic again, here where nobody catches it.
+                std::mem::forget(other);
+                "no message".into()
+            }
+        };
         Self::Panicked { message }
     }
 }

@@ -197,9 +197,9 @@ impl<C: 'static> Executor<C> {
     }
 }
 
-/// Runs `f`; a panic becomes an error.
+/// Runs `f`; a panic becomes an error, whatever was thrown.
 pub(crate) fn guarded<R>(f: impl FnOnce() -> Result<R>) -> Result<R> {
-    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| Err(Error::from_panic(&*panic)))
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| Err(Error::from_panic(panic)))
 }
 
 #[cfg(not(loom))]
