@@ -1,6 +1,6 @@
 //! What an accelerator says about itself.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::artifact::Signature;
 use crate::error::{Error, Result};
@@ -110,6 +110,21 @@ pub struct QueueOptions {
     pub keep_bytes: u64,
     /// How long the queue waits for the device where it must, as when it frees pinned memory.
     pub patience: Duration,
+}
+
+impl QueueOptions {
+    /// When the patience ends that begins now.
+    pub fn deadline(&self) -> Instant {
+        deadline(self.patience)
+    }
+}
+
+/// The end of a wait of this length that begins now. What no clock reaches is a century.
+pub fn deadline(patience: Duration) -> Instant {
+    const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+    let now = Instant::now();
+    // No clock that began to run with the machine is near its end.
+    now.checked_add(patience.min(CENTURY)).unwrap_or(now)
 }
 
 impl Default for QueueOptions {

@@ -101,7 +101,7 @@ pub use accelerator::{Accelerator, Link, Queue};
 pub use artifact::{
     Artifact, Extent, Guard, MAX_EXTENT, MAX_RANK, PARAMETER_BYTES, Parameter, ParameterKind, Signature,
 };
-pub use device::{DeviceInfo, Health, MemoryInfo, QueueOptions};
+pub use device::{DeviceInfo, Health, MemoryInfo, QueueOptions, deadline};
 pub use edge::{edge, last_error_message};
 pub use error::{Error, Result};
 pub use executor::job::Job;

@@ -83,7 +83,7 @@ impl CpuQueue {
     fn drain(&self) -> Result<()> {
         let mark = Arc::new(Mark::default());
         self.send(Command::Record(Arc::clone(&mark)))?;
-        if mark.wait(Instant::now() + self.options.patience) {
+        if mark.wait(self.options.deadline()) {
             Ok(())
         } else {
             Err(Error::Deadline { what: "the end of the queue's commands".into() })
@@ -249,7 +249,7 @@ impl Drop for CpuQueue {
         self.stream.stop.store(true, Ordering::Release);
         let ended = Arc::new(Mark::default());
         let told = self.send(Command::Record(Arc::clone(&ended))).and_then(|()| self.send(Command::Stop));
-        let waited = told.is_err() || ended.wait(Instant::now() + self.options.patience);
+        let waited = told.is_err() || ended.wait(self.options.deadline());
         let Some(thread) = self.thread.take() else { return };
         if !waited {
             // The thread keeps the memory and the code that its kernel works with.

@@ -4,11 +4,11 @@ use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use vm_accel::{
     Arguments, Artifact, Error, Grid, Link, Memory, MemoryInfo, MemoryKind, Queue, QueueOptions, Region,
-    Result,
+    Result, deadline,
 };
 
 use crate::result::{Context, Device, Event, Graph, Module, OUT_OF_MEMORY, Pool, Stream};
@@ -142,7 +142,7 @@ impl CudaQueue {
     fn drained(&self) -> Result<()> {
         let event = self.event(false)?;
         self.record(&event)?;
-        self.wait(&event, Instant::now() + self.patience)
+        self.wait(&event, deadline(self.patience))
     }
 
     fn release(&self, address: u64, live: Live) -> Result<()> {

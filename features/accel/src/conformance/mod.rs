@@ -39,7 +39,7 @@ use crate::worker::{Worker, WorkerOptions};
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How many cases there are.
-pub const CASES: usize = 41;
+pub const CASES: usize = 42;
 
 /// Where the suite gets its programs from, compiled for the accelerator.
 pub type Programs<'a> = &'a (dyn Fn(Program) -> Artifact + Sync);
@@ -90,6 +90,7 @@ pub fn check<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) -> us
         ("zeroed memory", worker::zeroed),
         ("trim", worker::trim),
         ("errors", worker::errors),
+        ("waits without an end", worker::waits_without_an_end),
         ("many threads", worker::threads),
         ("pinned and unified buffers", worker::host_kinds),
         ("the device's time for some work", worker::timed),

@@ -6,11 +6,13 @@ use std::time::Duration;
 use super::{PATIENCE, Programs, numbers, soon, start, stop};
 use crate::accelerator::Accelerator;
 use crate::arguments;
+use crate::device::QueueOptions;
 use crate::error::Error;
+use crate::launch::Limits;
 use crate::memory::MemoryKind;
 use crate::pool::PoolOptions;
 use crate::programs::Program;
-use crate::worker::{AnyWorker, Argument, View, Worker};
+use crate::worker::{AnyWorker, Argument, View, Worker, WorkerOptions};
 
 fn add_all<A: Accelerator>(worker: &Worker<A>, programs: Programs<'_>, count: u32, addend: u32) {
     let kernel = worker.load(&programs(Program::Add)).expect("the program loads");
@@ -142,11 +144,28 @@ pub(super) fn zeroed<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
             worker.fill(&buffer, 0x77).expect("a fill");
         }
     }
+    // In a capture the zeroes would be recorded, and the memory stay as it is.
+    let inner = worker.clone();
+    let captured = worker.capture(|session| {
+        let refused = [session.allocate(3000), inner.allocate(3000), inner.allocate_zeroed(3000)];
+        assert!(refused.iter().all(|one| matches!(one, Err(Error::Capturing { .. }))), "{refused:?}");
+        Ok(())
+    });
+    drop(captured.expect("a capture"));
     stop(&worker);
     let worker = start(accelerator, PoolOptions::default());
     let dirty = worker.allocate(300).expect("memory");
     worker.fill(&dirty, 9).expect("a fill");
     drop(dirty);
+    let inner = worker.clone();
+    let captured = worker.capture(|session| {
+        let refused = inner.allocate_zeroed(300);
+        assert!(matches!(refused, Err(Error::Capturing { .. })), "{refused:?}");
+        // What need not be zero may come out of the pool.
+        session.fill(&session.allocate(300)?, 9)
+    });
+    drop(captured.expect("a capture"));
+    worker.synchronize(PATIENCE).expect("a wait");
     let clean = worker.allocate_zeroed(300).expect("memory");
     let mut bytes = [1u8; 300];
     worker.read(&clean, &mut bytes).expect("a read");
@@ -210,6 +229,21 @@ pub(super) fn errors<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_
     drop((buffer, kernel));
     stop(&worker);
     stop(&worker);
+}
+
+pub(super) fn waits_without_an_end<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
+    let patience = Duration::MAX;
+    let queue = QueueOptions { patience, ..QueueOptions::default() };
+    let limits = Limits { time: patience, ..Limits::default() };
+    let options = WorkerOptions { queue, limits, ..WorkerOptions::default() };
+    let worker = Worker::<A>::start(Arc::clone(accelerator), options).expect("a worker starts");
+    let spin = worker.load(&programs(Program::Spin)).expect("the program loads");
+    let pinned = worker.allocate_kind(MemoryKind::Pinned, 4).expect("memory");
+    worker.launch(&spin, 1, &arguments![&pinned, 1u64]).expect("a launch");
+    worker.synchronize(patience).expect("a wait");
+    drop(pinned);
+    worker.trim().expect("a trim");
+    worker.stop(patience).expect("a worker stops");
 }
 
 pub(super) fn threads<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {

@@ -6,7 +6,7 @@ use std::ops::Deref;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::heap::Heap;
 use super::programs::{Progress, Run, WORDS, same_layout};
@@ -137,7 +137,7 @@ impl FakeQueue {
     fn drained(&self) -> Result<()> {
         let event = self.event(false)?;
         self.record(&event)?;
-        self.wait(&event, Instant::now() + self.options.patience)
+        self.wait(&event, self.options.deadline())
     }
 }
 

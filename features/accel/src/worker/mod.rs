@@ -30,7 +30,7 @@ pub use session::Session;
 use end::{End, Ending};
 
 use crate::accelerator::{Accelerator, Queue};
-use crate::device::{MemoryInfo, QueueOptions};
+use crate::device::{MemoryInfo, QueueOptions, deadline};
 use crate::error::{Error, Result};
 use crate::executor::job::{Cell, Completer, Job};
 use crate::executor::{Executor, Refused, guarded};
@@ -320,8 +320,9 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     /// Allocates device memory and sets it to zero, before anything that comes later.
     ///
     /// # Errors
-    /// As [`Worker::allocate`].
+    /// As [`Worker::allocate`]; in a capture always [`Error::Capturing`].
     pub fn allocate_zeroed(&self, bytes: u64) -> Result<Buffer<A, B>> {
+        current::with(&self.0.shared, Session::may_zero).unwrap_or(Ok(()))?;
         let buffer = self.allocate(bytes)?;
         if !self.0.shared.pool.zero() {
             self.fill(&buffer, 0)?;
@@ -480,7 +481,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     /// The first error of a queued command since the last wait; [`Error::Deadline`], [`Error::Stopped`],
     /// [`Error::Lost`].
     pub fn synchronize(&self, patience: Duration) -> Result<()> {
-        let deadline = Instant::now() + patience;
+        let deadline = deadline(patience);
         if let Some(done) = current::with(&self.0.shared, |session| session.synchronize(deadline)) {
             return done.and_then(|()| self.0.shared.take_deferred());
         }
@@ -522,12 +523,10 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
         if current::is(self.0.shared.id) {
             return Err(late);
         }
-        let ended = self.0.end.wait(Instant::now() + patience).ok_or(late)?;
+        let ended = self.0.end.wait(deadline(patience)).ok_or(late)?;
         // There is nothing behind what was waited for that could block.
         let thread = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if thread.is_some_and(|thread| thread.join().is_err()) {
-            return Err(Error::Panicked { message: "the worker's thread".into() });
-        }
+        thread.map_or(Ok(()), JoinHandle::join).map_err(Error::from_panic)?;
         ended.and_then(|()| self.0.shared.take_deferred())
     }
 
@@ -545,7 +544,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
 
 impl<A: Accelerator, B: Brand> Owner<A, B> {
     fn deadline(&self) -> Instant {
-        Instant::now() + self.shared.options.queue.patience
+        self.shared.options.queue.deadline()
     }
 }
 

@@ -74,7 +74,8 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// Allocates device memory.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], [`Error::PoolLimit`], [`Error::Capturing`] when the device would have to be asked.
+    /// [`Error::OutOfMemory`], [`Error::PoolLimit`], [`Error::Capturing`] when the device would have to be asked, or the
+    /// pool's memory is zeroed.
     pub fn allocate(&self, bytes: u64) -> Result<Buffer<A, B>> {
         self.allocate_kind(MemoryKind::Device, bytes)
     }
@@ -84,6 +85,9 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// # Errors
     /// As [`Session::allocate`]; [`Error::Unsupported`].
     pub fn allocate_kind(&self, kind: MemoryKind, bytes: u64) -> Result<Buffer<A, B>> {
+        if self.shared.pool.zero() {
+            self.may_zero()?;
+        }
         let position = self.shared.executor.position();
         let (memory, ready) = match self.shared.pool.take(kind, bytes, Some(position))? {
             Taken::Hit(memory, ready) => (memory, ready),
@@ -94,6 +98,11 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
             self.fill(&buffer, 0)?;
         }
         Ok(buffer)
+    }
+
+    /// That memory would be zeroed now: a fill that is recorded leaves what was there.
+    pub(super) fn may_zero(&self) -> Result<()> {
+        self.not_capturing("an allocation of zeroed memory")
     }
 
     /// Asks the device for what the pool has not got; the pool has counted it.
@@ -245,7 +254,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     }
 
     pub(super) fn patience(&self) -> Instant {
-        Instant::now() + self.shared.options.queue.patience
+        self.shared.options.queue.deadline()
     }
 
     pub(super) fn event(&self) -> Result<Rc<EventOf<A>>> {
