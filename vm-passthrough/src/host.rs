@@ -6,6 +6,7 @@
 //! commands on an ordinary directory tree. What only the Linux kernel itself can tell of a disk, a [`DiskProbe`] asks.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -98,6 +99,23 @@ pub trait SysfsWriter: std::fmt::Debug + Send + Sync {
     /// Otherwise whatever the kernel answered.
     fn write(&self, path: &Path, value: &str, deadline: Duration) -> io::Result<()>;
 
+    /// As [`write`](Self::write), of an attribute of a function that only one may change at a time: who holds a lock
+    /// (flock(2)) on `turn`. An implementation whose write may outlive this call, or this process, keeps a duplicate of
+    /// `turn` until the write has ended.
+    ///
+    /// # Errors
+    /// As for [`write`](Self::write).
+    fn write_in_turn(
+        &self,
+        path: &Path,
+        value: &str,
+        deadline: Duration,
+        turn: BorrowedFd<'_>,
+    ) -> io::Result<()> {
+        let _ = turn;
+        self.write(path, value, deadline)
+    }
+
     /// Reads the attribute at `path`. Needed for the few whose reads take the function's lock in the Linux kernel, as
     /// `driver_override` does, and so block like a write while an `unbind` is stuck.
     ///
@@ -115,7 +133,17 @@ struct KernelWriter;
 
 impl SysfsWriter for KernelWriter {
     fn write(&self, path: &Path, value: &str, deadline: Duration) -> io::Result<()> {
-        crate::claim::write_attribute(path, value, deadline)
+        crate::claim::write_attribute(path, value, deadline, None)
+    }
+
+    fn write_in_turn(
+        &self,
+        path: &Path,
+        value: &str,
+        deadline: Duration,
+        turn: BorrowedFd<'_>,
+    ) -> io::Result<()> {
+        crate::claim::write_attribute(path, value, deadline, Some(turn))
     }
 
     fn read(&self, path: &Path, deadline: Duration) -> io::Result<String> {

@@ -23,7 +23,7 @@ pub use data::{check_pattern, pattern};
 pub use disk::NvmeDisk;
 pub use guest::{Ended, Engine, Guest, GuestPlan, Program};
 pub use hold::Holder;
-pub use killer::{Fate, Victim, kill_at};
+pub use killer::{Fate, Meanwhile, Victim, kill_at};
 pub use l1::{Finished, L1};
 pub use l2::L2;
 pub use log::kernel_log;

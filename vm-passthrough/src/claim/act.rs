@@ -189,6 +189,7 @@ fn take_up(
 fn carry_out(binder: &Binder<'_>, journal: &mut Journal, plan: &Plan) -> Result<(), BindError> {
     for step in &plan.steps {
         let address = step.address();
+        let turn = binder.turn(address)?;
         let driver = binder.driver(address)?;
         let resets = binder.resets(address);
         match driver {
@@ -199,7 +200,7 @@ fn carry_out(binder: &Binder<'_>, journal: &mut Journal, plan: &Plan) -> Result<
                 let driver_override = binder.driver_override(address)?;
                 let record = Record::Take { address, driver: driver.clone(), driver_override, resets };
                 journal.append(&record)?;
-                binder.take(address, driver.as_deref())?;
+                binder.take(&turn, driver.as_deref())?;
             }
         }
     }

@@ -1,4 +1,7 @@
-//! Moving functions between drivers, through `driver_override`, `unbind` and `bind`, each step read back.
+//! Moving functions between drivers, through `driver_override`, `unbind` and `bind`.
+//!
+//! What a step was to change is read back: `driver_override` itself and, after `bind`, the driver. After `unbind` it is
+//! the next `bind`, or the look at the driver before it, that shows whether the function is free.
 
 use std::fs;
 use std::io;
@@ -7,6 +10,7 @@ use std::time::Duration;
 
 use super::holders::holders;
 use super::plan::{VFIO_DRIVER, is_vfio_driver};
+use super::turn::Turn;
 use super::{BindError, ClaimedFunction};
 use crate::{Host, PciAddress, files, pci};
 
@@ -58,16 +62,26 @@ impl<'a> Binder<'a> {
             .filter(|text| !text.is_empty())
     }
 
+    /// Waits until nobody changes the function any more, not even a helper whose process died.
+    pub(super) fn turn(&self, address: PciAddress) -> Result<Turn, BindError> {
+        Turn::take(self.host, address, self.deadline)?.ok_or_else(|| BindError::Stuck {
+            address,
+            what: "end an access that an earlier command began".into(),
+            deadline: self.deadline,
+            holders: holders(self.host, address),
+        })
+    }
+
     /// Puts the reset methods back, which a reset that was killed left narrowed. It does no harm where they can't be, so
     /// that it keeps nothing else from being given back.
-    fn restore_resets(&self, function: &ClaimedFunction) {
+    fn restore_resets(&self, turn: &Turn, function: &ClaimedFunction) {
         let Some(before) = &function.resets else { return };
         let now = self.resets(function.address);
         if now.as_ref() == Some(before) || !self.host.pci_device(function.address).exists() {
             return;
         }
         let path = self.host.pci_device(function.address).join("reset_method");
-        let write = |value: &str| self.host.writer().write(&path, value, self.deadline);
+        let write = |value: &str| self.host.writer().write_in_turn(&path, value, self.deadline, turn.lock());
         // Linux refuses a list with a method that no longer works; then its own choice is the best there is.
         let written = write(before).or_else(|error| match error.kind() {
             io::ErrorKind::TimedOut => Err(error),
@@ -79,42 +93,50 @@ impl<'a> Binder<'a> {
         }
     }
 
-    fn set_driver_override(&self, address: PciAddress, driver: Option<&str>) -> Result<(), BindError> {
+    fn set_driver_override(&self, turn: &Turn, driver: Option<&str>) -> Result<(), BindError> {
+        let address = turn.address();
         let path = self.host.pci_device(address).join("driver_override");
         let what = match driver {
             Some(driver) => format!("set its driver_override to {driver}"),
             None => "clear its driver_override".into(),
         };
         // An empty line clears it.
-        self.write(address, what, &path, &format!("{}\n", driver.unwrap_or_default()))
+        self.write(turn, what, &path, &format!("{}\n", driver.unwrap_or_default()))?;
+        let found = self.driver_override(address)?;
+        if found.as_deref() == driver {
+            return Ok(());
+        }
+        Err(BindError::WrongOverride { address, expected: driver.map(str::to_owned), found })
     }
 
-    fn unbind(&self, address: PciAddress, driver: &str) -> Result<(), BindError> {
+    fn unbind(&self, turn: &Turn, driver: &str) -> Result<(), BindError> {
         let path = self.driver_dir(driver).join("unbind");
-        self.write(address, format!("unbind it from {driver}"), &path, &address.to_string())
+        self.write(turn, format!("unbind it from {driver}"), &path, &turn.address().to_string())
     }
 
-    fn bind(&self, address: PciAddress, driver: &str) -> Result<(), BindError> {
+    fn bind(&self, turn: &Turn, driver: &str) -> Result<(), BindError> {
         let path = self.driver_dir(driver).join("bind");
-        self.write(address, format!("bind it to {driver}"), &path, &address.to_string())
+        self.write(turn, format!("bind it to {driver}"), &path, &turn.address().to_string())
     }
 
     /// Takes the function from `driver` and binds it to vfio-pci.
-    pub(super) fn take(&self, address: PciAddress, driver: Option<&str>) -> Result<(), BindError> {
-        self.set_driver_override(address, Some(VFIO_DRIVER))?;
+    pub(super) fn take(&self, turn: &Turn, driver: Option<&str>) -> Result<(), BindError> {
+        self.set_driver_override(turn, Some(VFIO_DRIVER))?;
         if let Some(driver) = driver {
-            self.unbind(address, driver)?;
+            self.unbind(turn, driver)?;
         }
-        self.bind_and_verify(address, VFIO_DRIVER)
+        self.bind_and_verify(turn, VFIO_DRIVER)
     }
 
     /// Gives the function back, from whatever point [`take`](Self::take) or an earlier `restore` came to. A function
     /// that has gone has nothing to give back, and one that someone else bound to another driver since keeps it.
     pub(super) fn restore(&self, function: &ClaimedFunction) -> Result<(), BindError> {
         let address = function.address;
-        let restored = self.try_restore(function);
+        // What it is bound to counts only when nobody is about to change it.
+        let turn = self.turn(address)?;
+        let restored = self.try_restore(&turn, function);
         if restored.is_ok() {
-            self.restore_resets(function);
+            self.restore_resets(&turn, function);
         }
         match restored {
             Err(BindError::Vanished(_)) => Ok(()),
@@ -123,24 +145,23 @@ impl<'a> Binder<'a> {
         }
     }
 
-    fn try_restore(&self, function: &ClaimedFunction) -> Result<(), BindError> {
+    fn try_restore(&self, turn: &Turn, function: &ClaimedFunction) -> Result<(), BindError> {
         let address = function.address;
         if function.kept {
             return Ok(());
         }
         let now = self.driver(address)?;
         if now.as_deref() == Some(VFIO_DRIVER) {
-            self.unbind(address, VFIO_DRIVER)?;
+            self.unbind(turn, VFIO_DRIVER)?;
         }
-        // Written without a look at what it is: while an unbind is stuck, even reading it would block.
-        self.set_driver_override(address, function.driver_override.as_deref())?;
+        self.set_driver_override(turn, function.driver_override.as_deref())?;
         let now = self.driver(address)?;
         match (function.driver.as_deref(), now.as_deref()) {
             (Some(driver), None) => {
                 if !self.driver_dir(driver).exists() {
                     return Err(BindError::DriverGone { address, driver: driver.into() });
                 }
-                self.bind_and_verify(address, driver)
+                self.bind_and_verify(turn, driver)
             }
             (_, Some(VFIO_DRIVER)) => Err(BindError::WrongDriver {
                 address,
@@ -156,8 +177,9 @@ impl<'a> Binder<'a> {
         }
     }
 
-    fn bind_and_verify(&self, address: PciAddress, driver: &str) -> Result<(), BindError> {
-        let result = self.bind(address, driver);
+    fn bind_and_verify(&self, turn: &Turn, driver: &str) -> Result<(), BindError> {
+        let address = turn.address();
+        let result = self.bind(turn, driver);
         if let Err(BindError::Stuck { .. }) = result {
             return result;
         }
@@ -170,12 +192,12 @@ impl<'a> Binder<'a> {
         Err(BindError::WrongDriver { address, expected: driver.into(), found })
     }
 
-    fn write(&self, address: PciAddress, what: String, path: &Path, value: &str) -> Result<(), BindError> {
+    fn write(&self, turn: &Turn, what: String, path: &Path, value: &str) -> Result<(), BindError> {
         tracing::debug!(path = %path.display(), value = value.trim_end(), "write");
         self.host
             .writer()
-            .write(path, value, self.deadline)
-            .map_err(|error| self.refused(address, what, path, error))
+            .write_in_turn(path, value, self.deadline, turn.lock())
+            .map_err(|error| self.refused(turn.address(), what, path, error))
     }
 
     fn refused(&self, address: PciAddress, what: String, path: &Path, source: io::Error) -> BindError {

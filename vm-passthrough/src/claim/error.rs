@@ -153,6 +153,20 @@ pub enum BindError {
         /// The driver that it is on.
         found: Option<String>,
     },
+    /// `driver_override` is not what was written to it.
+    #[error(
+        "{address}: driver_override is {} after {} was written to it; someone else writes it: stop what binds drivers, \
+         and try again",
+        found.as_deref().unwrap_or("empty"), expected.as_deref().unwrap_or("nothing")
+    )]
+    WrongOverride {
+        /// The function.
+        address: PciAddress,
+        /// What was written; `None` to clear it.
+        expected: Option<String>,
+        /// What it reads as; `None` when it is cleared.
+        found: Option<String>,
+    },
     /// The former driver has gone.
     #[error("{address} can't go back to {driver}, which is not loaded; modprobe {driver}")]
     DriverGone {

@@ -275,7 +275,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed, (usize, String)> {
         let (line, after) = rest.split_at(length + 1);
         rest = after;
         number += 1;
-        let Some(body) = checked(line) else {
+        let Some(body) = checked_line(line) else {
             if rest.is_empty() {
                 break;
             }
@@ -326,15 +326,6 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed, (usize, String)> {
     Ok(Parsed { entry, end })
 }
 
-/// The record of a line whose checksum is right.
-fn checked(line: &[u8]) -> Option<&str> {
-    let line = std::str::from_utf8(line).ok()?.strip_suffix('\n')?;
-    let (crc, body) = line.split_once(' ')?;
-    let value = (crc.len() == 8).then(|| u32::from_str_radix(crc, 16).ok())??;
-    (value == crc32(body.as_bytes())).then_some(body)
-}
-
-/// CRC-32 as in IEEE 802.3.
 /// A record as a line: its checksum, itself, a newline.
 pub(super) fn line_of(record: &str) -> String {
     format!("{:08x} {record}\n", crc32(record.as_bytes()))
@@ -347,6 +338,7 @@ pub(super) fn checked_line(line: &[u8]) -> Option<&str> {
         .then_some(record)
 }
 
+/// CRC-32 as in IEEE 802.3.
 fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0u32, |crc, byte| {
         (0..8).fold(crc ^ u32::from(*byte), |crc, _| crc >> 1 ^ (crc & 1).wrapping_neg() & 0xedb8_8320)

@@ -273,7 +273,7 @@ fn read_owner(lock: &File) -> Option<Owner> {
     Some(Owner { pid: pid.parse().ok()?, command: command.to_owned() })
 }
 
-fn make_directory(path: &Path, mode: u32) -> Result<()> {
+pub(super) fn make_directory(path: &Path, mode: u32) -> Result<()> {
     let made = DirBuilder::new().recursive(mode == 0o755).mode(mode).create(path);
     match made {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(io_error("make", path)(error)),

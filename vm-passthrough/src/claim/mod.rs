@@ -1,12 +1,14 @@
 //! Takes a function and its companions from their drivers, and gives them back, also after a crash.
 //!
 //! ```text
-//! plan (pure) ─▶ ledger (what is about to be done, on disk) ─▶ bind (driver_override, unbind, bind; each read back)
+//! plan (pure) ─▶ ledger (what is about to be done, on disk) ─▶ bind (driver_override, unbind, bind; the outcome read back)
 //! ```
 //!
 //! * [`Plan`] says what has to be taken with a function, or why it must not be.
 //! * The [`Ledger`] remembers the former driver of each function from before it is touched until it is back there.
 //! * Each access to the Linux kernel has a deadline. Past it, [`holders`] names who is to blame.
+//! * An access that outlives its process is waited for before anything else is done with the function (the `turn`
+//!   module).
 //!
 //! A function that processes run kernels on is shared ([`SharedLease`]): it is claimed whole only when they have ended,
 //! and not shared while it is claimed.
@@ -26,10 +28,13 @@ mod ledger;
 mod plan;
 mod shared;
 mod sys;
+mod turn;
 
+use std::io;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::PciAddress;
+use crate::{Host, PciAddress};
 
 pub use error::{BindError, ClaimError, LedgerError};
 pub use holders::{Holder, holders};
@@ -47,6 +52,22 @@ pub(crate) use sys::{open_exclusively, read as read_attribute, write as write_at
 
 /// How long one access to a function's drivers, and the wait for the ledger, may take by default.
 pub const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Writes an attribute of a function in its turn: what others do with it comes before that or after.
+///
+/// # Errors
+/// [`io::ErrorKind::TimedOut`] when `deadline` passes first, also for who waits for its turn.
+pub(crate) fn write_in_turn(
+    host: &Host,
+    address: PciAddress,
+    path: &Path,
+    value: &str,
+    deadline: Duration,
+) -> io::Result<()> {
+    let turn = turn::Turn::take(host, address, deadline).map_err(io::Error::other)?;
+    let turn = turn.ok_or(io::ErrorKind::TimedOut)?;
+    host.writer().write_in_turn(path, value, deadline, turn.lock())
+}
 
 /// When a deadline that begins now passes. One beyond what the clock can tell is a year away.
 fn until(deadline: Duration) -> Instant {

@@ -4,8 +4,9 @@
 //! While a function is held open, a write to `unbind` sleeps in the Linux kernel beyond the reach of any signal, and
 //! so does every later access that needs the function's lock: `bind`, before some release even a read of
 //! `driver_override`. A thread that sleeps so would keep its process from exiting. So the access is made by a child
-//! that shares no descriptors with this process but one end of a pipe. When the deadline passes it is left behind;
-//! it is reaped by a later access, or by `init` when this process has exited.
+//! that shares no descriptors with this process but one end of a pipe and, for a write in a function's turn, the lock
+//! (the `turn` module). When the deadline passes it is left behind; it is reaped by a later access, or by `init` when this
+//! process has exited.
 //!
 //! The child sends no SIGCHLD, and nothing but this module reaps it: waiting for any child, as the rest of the
 //! process may do, does not see it (`__WCLONE` in wait(2)). Between fork and exit it only makes system calls, as any
@@ -15,7 +16,7 @@
 
 use std::ffi::CString;
 use std::io::{self, Read as _};
-use std::os::fd::{AsRawFd as _, RawFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, RawFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -32,19 +33,25 @@ const PAGE: usize = 4096;
 enum Task<'a> {
     /// Reads an attribute: an errno and what was read.
     Read(&'a CString),
-    /// Writes an attribute: an errno.
-    Write(&'a CString, &'a [u8]),
+    /// Writes an attribute, with a function's turn: an errno.
+    Write(&'a CString, &'a [u8], Option<BorrowedFd<'a>>),
     /// Opens files exclusively, one after the other, and closes each: an errno for each.
     Exclusive(&'a [CString]),
 }
 
-/// Writes `value` to the attribute at `path`.
+/// Writes `value` to the attribute at `path`. The lock of the function's `turn` is held until the write has ended,
+/// whatever becomes of this process.
 ///
 /// # Errors
 /// [`io::ErrorKind::TimedOut`] when `deadline` passed first, else what the Linux kernel answered.
-pub(crate) fn write(path: &Path, value: &str, deadline: Duration) -> io::Result<()> {
+pub(crate) fn write(
+    path: &Path,
+    value: &str,
+    deadline: Duration,
+    turn: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
-    access(Task::Write(&path, value.as_bytes()), deadline).map(drop)
+    access(Task::Write(&path, value.as_bytes(), turn), deadline).map(drop)
 }
 
 /// Reads the attribute at `path`, at most one page of it.
@@ -208,7 +215,11 @@ fn fork() -> libc::c_long {
 
 /// The child.
 fn run_child(task: Task<'_>, result: RawFd, limit: RawFd) -> ! {
-    close_all_but(result, limit);
+    let turn = match task {
+        Task::Write(_, _, turn) => turn.map(|turn| turn.as_raw_fd()),
+        Task::Read(_) | Task::Exclusive(_) => None,
+    };
+    close_all_but(result, turn.unwrap_or(result), limit);
     // SAFETY: a constant C string. Nothing here may keep a file system of the host busy.
     unsafe { libc::chdir(c"/".as_ptr()) };
     // SAFETY: a constant C string of less than 16 bytes: the name in ps and in hung-task messages.
@@ -225,7 +236,7 @@ fn run_child(task: Task<'_>, result: RawFd, limit: RawFd) -> ! {
                 Ok(count) => answer(result, 0, buffer.get(..count).unwrap_or_default()),
             }
         }
-        Task::Write(path, value) => {
+        Task::Write(path, value, _) => {
             let file = open(path, libc::O_WRONLY);
             // SAFETY: the value is as long as said. A descriptor below 0 is refused.
             let count = unsafe { libc::write(file, value.as_ptr().cast(), value.len()) };
@@ -267,21 +278,22 @@ fn exit() -> ! {
     unsafe { libc::_exit(0) }
 }
 
-/// Closes every descriptor but `keep`.
-fn close_all_but(keep: RawFd, limit: RawFd) {
-    let range = |first: RawFd, last: libc::c_uint| {
-        if first as libc::c_uint > last {
-            return 0;
+/// Closes every descriptor but these two, which may be one.
+fn close_all_but(one: RawFd, other: RawFd, limit: RawFd) {
+    let (low, high) = (one.min(other), one.max(other));
+    let range = |first: RawFd, end: RawFd| {
+        if first >= end {
+            return true;
         }
+        let last = if end == RawFd::MAX { libc::c_uint::MAX } else { end as libc::c_uint - 1 };
         // SAFETY: closes descriptors of this child only; nothing in it uses them.
-        unsafe { libc::syscall(libc::SYS_close_range, first as libc::c_uint, last, 0) }
+        unsafe { libc::syscall(libc::SYS_close_range, first as libc::c_uint, last, 0) == 0 }
     };
-    let below = if keep == 0 { 0 } else { range(0, keep as libc::c_uint - 1) };
-    if below == 0 && range(keep + 1, libc::c_uint::MAX) == 0 {
+    if range(0, low) && range(low + 1, high) && range(high + 1, RawFd::MAX) {
         return;
     }
     // Before Linux 5.9 there is no close_range.
-    for descriptor in (0..limit).filter(|&descriptor| descriptor != keep) {
+    for descriptor in (0..limit).filter(|&descriptor| descriptor != low && descriptor != high) {
         // SAFETY: as above.
         unsafe { libc::close(descriptor) };
     }
@@ -297,6 +309,8 @@ fn answer(result: RawFd, errno: i32, data: &[u8]) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd as _;
+
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -306,7 +320,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("attribute");
         std::fs::write(&path, "").unwrap();
-        write(&path, "vfio-pci\n", SECOND * 10).unwrap();
+        write(&path, "vfio-pci\n", SECOND * 10, None).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "vfio-pci\n");
         assert_eq!(read(&path, SECOND * 10).unwrap(), "vfio-pci\n");
         assert_eq!(read(&path, Duration::MAX).unwrap(), "vfio-pci\n");
@@ -317,13 +331,16 @@ mod tests {
     #[test]
     fn reports_what_the_kernel_answers() {
         fn check(path: &str, expect: i32) {
-            let error = write(Path::new(path), "1", SECOND * 10).unwrap_err();
+            let error = write(Path::new(path), "1", SECOND * 10, None).unwrap_err();
             assert_eq!(error.raw_os_error(), Some(expect), "{path}: {error}");
         }
         check("/no/such/attribute", libc::ENOENT);
         check("/proc", libc::EISDIR);
         check("/dev/full", libc::ENOSPC);
-        assert_eq!(write(Path::new("a\0b"), "1", SECOND).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(
+            write(Path::new("a\0b"), "1", SECOND, None).unwrap_err().kind(),
+            io::ErrorKind::InvalidInput
+        );
         let error = read(Path::new("/no/such/attribute"), SECOND).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
@@ -335,7 +352,7 @@ mod tests {
         let path = dir.path().join("fifo");
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         let start = Instant::now();
-        let error = write(&path, "0000:01:00.0", Duration::from_millis(200)).unwrap_err();
+        let error = write(&path, "0000:01:00.0", Duration::from_millis(200), None).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert!(start.elapsed() >= Duration::from_millis(200) && start.elapsed() < SECOND * 5);
         // The child is still there and writes when it can.
@@ -379,12 +396,39 @@ mod tests {
         let path = dir.path().join("fifo");
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         let (watched, held) = pipe_with(PipeFlags::empty()).unwrap();
-        write(&path, "x", Duration::from_millis(100)).unwrap_err();
+        write(&path, "x", Duration::from_millis(100), None).unwrap_err();
         drop(held);
         // Readable at once, with end-of-file, as nobody else holds the writing end.
         let mut rest = Vec::new();
         std::fs::File::from(watched).read_to_end(&mut rest).unwrap();
         assert!(rest.is_empty());
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "x");
+    }
+
+    /// Also when the lock's descriptor is next to, below or above the pipe's.
+    #[test]
+    fn the_child_keeps_the_turn_until_it_has_ended() {
+        use rustix::fs::{FlockOperation, flock};
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        for number in [None, Some(900)] {
+            let name = dir.path().join("turn");
+            let mut turn = std::os::fd::OwnedFd::from(std::fs::File::create(&name).unwrap());
+            if let Some(number) = number {
+                turn = rustix::io::fcntl_dupfd_cloexec(&turn, number).unwrap();
+            }
+            flock(&turn, FlockOperation::NonBlockingLockExclusive).unwrap();
+            write(&fifo, "x", Duration::from_millis(100), Some(turn.as_fd())).unwrap_err();
+            drop(turn);
+            let next = std::fs::File::create(&name).unwrap();
+            flock(&next, FlockOperation::NonBlockingLockExclusive).unwrap_err();
+            assert_eq!(std::fs::read_to_string(&fifo).unwrap(), "x");
+            let until = Instant::now() + SECOND * 10;
+            while flock(&next, FlockOperation::NonBlockingLockExclusive).is_err() {
+                assert!(Instant::now() < until, "the child did not end");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
     }
 }

@@ -13,6 +13,7 @@ use crate::manager::ManagerError;
 use crate::sim::{SimDrivers, SimFunction, SimHost};
 use crate::{Host, PassthroughManager};
 
+mod orphans;
 mod resets;
 mod shared;
 
@@ -406,6 +407,29 @@ fn the_claims_of_another_boot_are_void() {
 }
 
 /// A process that has the function's node open makes unbinding block.
+#[test]
+fn a_driver_override_that_does_not_stay_is_noticed() {
+    let sim = new_sim();
+    let before = bindings(&sim);
+    let drivers = SimDrivers::new(&sim);
+    let file = sim.device_dir(nvme()).unwrap().join("driver_override");
+    // A udev rule, or driverctl, has its own opinion.
+    drivers.observe(move || {
+        if fs::read_to_string(&file).unwrap() == "vfio-pci\n" {
+            fs::write(&file, "pci-stub\n").unwrap();
+        }
+    });
+    fails(
+        manager(drivers.host()).claim(nvme(), &ClaimOptions::default()),
+        &["driver_override is pci-stub after vfio-pci was written to it", "everything is as it was before"],
+    );
+    assert_eq!(bindings(&sim), before);
+    assert!(
+        !drivers.writes().iter().any(|(path, _)| path.ends_with("unbind")),
+        "its driver lost it for nothing"
+    );
+}
+
 #[test]
 fn a_held_function_times_out_and_names_the_holder() {
     let sim = new_sim();

@@ -19,8 +19,8 @@
 //! 3. MSI Message Data. Its value after a reset is not specified. When the marker is gone, something reset the function;
 //!    when it is still there, that refutes nothing.
 //!
-//! All three are without effect while MSI and MSI-X are disabled, which is checked, and the old value is put back when
-//! the marker survives. A surviving marker of the first two kinds refutes the reset. A function that has none of these
+//! All three are without effect while MSI and MSI-X are disabled, which is checked, and the marker, and nothing else of the
+//! register, is taken out again when it survives. A surviving marker of the first two kinds refutes the reset. A function that has none of these
 //! registers (or a Linux kernel in lockdown mode, which forbids such writes, or a process without the rights) leaves
 //! only the Linux kernel's word: [`ResetEvidence::LinuxReport`].
 //!
@@ -42,6 +42,7 @@ use std::time::{Duration, Instant};
 use super::failure::system;
 use super::interface::{DeviceFile, ResetEvidence, ResetReport, ResetStep, Result, VfioError};
 use super::{INTX_IRQ, MSI_IRQ, MSIX_IRQ, Presence, VfioDevice, power, sys};
+use crate::claim::write_in_turn;
 use crate::pci::ResetMethod;
 use crate::{Host, PciAddress};
 
@@ -297,10 +298,15 @@ impl Marker {
                 continue;
             }
             // A register that does not take the whole marker is left as it was.
-            if read_u16(&config, offset).is_ok_and(|now| now == old ^ changed) {
+            let now = read_u16(&config, offset);
+            if now.as_ref().is_ok_and(|now| (now ^ old) & changed == changed) {
                 return Some(Self { config, register, decisive, offset, old, changed });
             }
-            if let Err(error) = write_u16(&config, offset, old) {
+            let taken = now.and_then(|now| match (now ^ old) & changed {
+                0 => Ok(()),
+                taken => write_u16(&config, offset, now ^ taken),
+            });
+            if let Err(error) = taken {
                 tracing::warn!(%address, register, %error, "could not take a marker back");
             }
         }
@@ -312,11 +318,22 @@ impl Marker {
         Ok((now ^ self.old) & self.changed != self.changed)
     }
 
-    /// Puts the old value back.
+    /// Takes the marker out, if it is still there, and leaves the rest of the register alone: whoever has the function
+    /// may have turned its interrupts on since.
     fn undo(self) {
-        if let Err(error) = write_u16(&self.config, self.offset, self.old) {
+        if let Err(error) = self.take_out() {
             tracing::warn!(register = self.register, %error, "could not take a marker back");
         }
+    }
+
+    fn take_out(&self) -> io::Result<()> {
+        let now = read_u16(&self.config, self.offset)?;
+        // A function that does not answer reads as all ones, which is no marker.
+        let answers = now != u16::MAX || read_u16(&self.config, 0)? != u16::MAX;
+        if !answers || (now ^ self.old) & self.changed != self.changed {
+            return Ok(());
+        }
+        write_u16(&self.config, self.offset, now ^ self.changed)
     }
 }
 
@@ -405,6 +422,7 @@ fn msi_candidates(
 
 /// The function's own reset methods, as sysfs has them.
 struct Methods {
+    address: PciAddress,
     path: std::path::PathBuf,
     /// The list as it was; `None` where the Linux kernel (before 5.15) does not show it.
     text: Option<String>,
@@ -415,7 +433,7 @@ impl Methods {
     fn read(host: &Host, address: PciAddress) -> Self {
         let path = host.pci_device(address).join("reset_method");
         let text = std::fs::read_to_string(&path).ok().map(|text| text.trim().to_owned());
-        Self { path, text, restricted: false.into() }
+        Self { address, path, text, restricted: false.into() }
     }
 
     /// The methods in order; one unnamed where the Linux kernel does not tell.
@@ -427,13 +445,17 @@ impl Methods {
     /// Makes `method` the only one.
     fn restrict(&self, host: &Host, method: ResetMethod) -> io::Result<()> {
         self.restricted.set(true);
-        host.writer().write(&self.path, &ResetStep::Function(method).to_string(), SYSFS_DEADLINE)
+        self.write(host, &ResetStep::Function(method).to_string())
+    }
+
+    fn write(&self, host: &Host, value: &str) -> io::Result<()> {
+        write_in_turn(host, self.address, &self.path, value, SYSFS_DEADLINE)
     }
 
     /// Puts the list back as it was.
     fn restore(&self, host: &Host) {
         if let Some(text) = self.text.as_deref().filter(|_| self.restricted.replace(false))
-            && let Err(error) = host.writer().write(&self.path, text, SYSFS_DEADLINE)
+            && let Err(error) = self.write(host, text)
         {
             tracing::error!(path = %self.path.display(), %error, "could not put the reset methods back");
         }

@@ -2,6 +2,8 @@
 //! calls that change something, and ends it right before a chosen one takes effect.
 
 use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,6 +13,10 @@ use anyhow::{Context, Result, bail};
 use rustix::process::Pid;
 
 use super::sys::{self, Stop};
+use super::wait_until;
+
+/// How long a killed process may take to end.
+const END: Duration = Duration::from_secs(10);
 
 /// Who is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,15 +25,22 @@ pub enum Victim {
     Process,
     /// It and all that it started.
     All,
+    /// The command's process. A helper whose call it is does not go on before the [`Meanwhile`] has ended.
+    ProcessFirst,
 }
+
+/// What is done between the end of a process and its helper's call ([`Victim::ProcessFirst`]).
+pub type Meanwhile<'a> = &'a mut dyn FnMut() -> Result<()>;
 
 /// What came of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It was killed before this call.
     Killed {
-        /// The system call, as in `write(5)`.
+        /// The system call, as in `write(/sys/bus/pci/drivers/nvme/unbind)`.
         before: String,
+        /// Whether it was a helper's call, and not one of the command's process.
+        by_helper: bool,
     },
     /// It made fewer calls that change something, and ended by itself.
     Completed {
@@ -40,8 +53,14 @@ pub enum Fate {
 /// processes and threads.
 ///
 /// # Errors
-/// When it can't be traced, or does not end within `patience`.
-pub fn kill_at(command: &mut Command, number: usize, victim: Victim, patience: Duration) -> Result<Fate> {
+/// When it can't be traced, or does not end within `patience`; and what `meanwhile` fails with.
+pub fn kill_at(
+    command: &mut Command,
+    number: usize,
+    victim: Victim,
+    patience: Duration,
+    meanwhile: Meanwhile<'_>,
+) -> Result<Fate> {
     sys::trace_me(command);
     let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
     let first = Pid::from_child(&child);
@@ -57,7 +76,7 @@ pub fn kill_at(command: &mut Command, number: usize, victim: Victim, patience: D
             late
         })
     };
-    let fate = follow(first, number, victim, &alive);
+    let fate = follow(first, number, victim, &alive, meanwhile);
     drop(done);
     if watchdog.join().unwrap_or(true) {
         bail!("it did not end within {} s", patience.as_secs());
@@ -76,9 +95,15 @@ fn kill_all(alive: &Alive) {
 }
 
 /// Follows the process and all that it starts until none is left.
-fn follow(first: Pid, number: usize, victim: Victim, alive: &Alive) -> Result<Fate> {
+fn follow(
+    first: Pid,
+    number: usize,
+    victim: Victim,
+    alive: &Alive,
+    meanwhile: Meanwhile<'_>,
+) -> Result<Fate> {
     let mut known = BTreeSet::new();
-    let (mut calls, mut killed_before) = (0, None);
+    let (mut calls, mut killed, mut between) = (0, None, Ok(()));
     while !locked(alive).is_empty() {
         let Some((pid, stop)) = sys::wait_for_stop().context("can't wait for it")? else { break };
         let raw = pid.as_raw_nonzero().get();
@@ -95,14 +120,21 @@ fn follow(first: Pid, number: usize, victim: Victim, alive: &Alive) -> Result<Fa
         let mut signal = 0;
         match stop {
             Stop::Signal(number) => signal = number,
-            Stop::Call if killed_before.is_none() => {
-                if let Some(call) = changing_call(pid) {
+            Stop::Call if killed.is_none() => {
+                if let Some(before) = changing_call(pid) {
                     calls += 1;
                     if calls == number {
-                        killed_before = Some(call);
+                        let by_helper = group_of(pid) != Some(raw_of(first));
+                        killed = Some(Fate::Killed { before, by_helper });
                         match victim {
                             Victim::Process => sys::kill(first),
                             Victim::All => kill_all(alive),
+                            Victim::ProcessFirst => {
+                                sys::kill(first);
+                                // The helper goes on, and ends, whatever comes of this.
+                                between = wait_until("its end", END, || has_ended(first).then_some(()))
+                                    .and_then(|()| meanwhile());
+                            }
                         }
                     }
                 }
@@ -112,36 +144,71 @@ fn follow(first: Pid, number: usize, victim: Victim, alive: &Alive) -> Result<Fa
         // It may have been killed in the meantime, which its end will tell.
         let _ = sys::go_on(pid, signal);
     }
-    Ok(match killed_before {
-        Some(before) => Fate::Killed { before },
-        None => Fate::Completed { calls },
-    })
+    between.map(|()| killed.unwrap_or(Fate::Completed { calls }))
 }
 
-/// The system call that it is about to make, if that changes something outside of the process.
+/// Whether it holds nothing any more: it has gone, or is only not yet waited for.
+fn has_ended(process: Pid) -> bool {
+    let status = fs::read_to_string(format!("/proc/{}/status", raw_of(process))).unwrap_or_default();
+    status.lines().find_map(|line| line.strip_prefix("State:")).is_none_or(|state| state.contains('Z'))
+}
+
+fn raw_of(pid: Pid) -> i32 {
+    pid.as_raw_nonzero().get()
+}
+
+/// The process that a thread belongs to.
+fn group_of(thread: Pid) -> Option<i32> {
+    let status = fs::read_to_string(format!("/proc/{}/status", raw_of(thread))).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
+}
+
+/// The system call that it is about to make, if that changes something outside of the process. What goes through a pipe,
+/// an eventfd or to /dev/null does not.
 fn changing_call(pid: Pid) -> Option<String> {
-    // It fails only when the process was killed meanwhile.
+    // These fail only when the process was killed meanwhile.
     let (call, arguments) = sys::system_call(pid).ok()??;
-    let name = match i64::try_from(call).ok()? {
-        libc::SYS_write | libc::SYS_writev if arguments[0] <= 2 => return None,
-        libc::SYS_write => "write",
-        libc::SYS_writev => "writev",
-        libc::SYS_pwrite64 => "pwrite64",
-        libc::SYS_openat if arguments[2] & (libc::O_CREAT | libc::O_TRUNC) as u64 != 0 => "openat",
-        libc::SYS_rename | libc::SYS_renameat | libc::SYS_renameat2 => "rename",
-        libc::SYS_unlink | libc::SYS_unlinkat => "unlink",
-        libc::SYS_mkdir | libc::SYS_mkdirat => "mkdir",
-        libc::SYS_rmdir => "rmdir",
-        libc::SYS_link | libc::SYS_linkat => "link",
-        libc::SYS_symlink | libc::SYS_symlinkat => "symlink",
-        libc::SYS_ftruncate => "ftruncate",
-        libc::SYS_fsync | libc::SYS_fdatasync => "fsync",
-        libc::SYS_flock => "flock",
+    let file = || file_of(pid, arguments[0]);
+    let written = || file().filter(|path| path.starts_with('/') && path != "/dev/null");
+    let text = |at: usize| Some(text_at(pid, arguments[at]).unwrap_or_default());
+    let (name, what) = match i64::try_from(call).ok()? {
+        libc::SYS_write => ("write", written()),
+        libc::SYS_writev => ("writev", written()),
+        libc::SYS_pwrite64 => ("pwrite64", written()),
+        libc::SYS_openat if arguments[2] & (libc::O_CREAT | libc::O_TRUNC) as u64 != 0 => ("openat", text(1)),
+        libc::SYS_rename => ("rename", text(0)),
+        libc::SYS_renameat | libc::SYS_renameat2 => ("rename", text(1)),
+        libc::SYS_unlink => ("unlink", text(0)),
+        libc::SYS_unlinkat => ("unlink", text(1)),
+        libc::SYS_mkdir => ("mkdir", text(0)),
+        libc::SYS_mkdirat => ("mkdir", text(1)),
+        libc::SYS_rmdir => ("rmdir", text(0)),
+        libc::SYS_link | libc::SYS_symlink => ("link", text(1)),
+        libc::SYS_linkat => ("link", text(3)),
+        libc::SYS_symlinkat => ("link", text(2)),
+        libc::SYS_ftruncate => ("ftruncate", file()),
+        libc::SYS_fsync | libc::SYS_fdatasync => ("fsync", file()),
+        libc::SYS_flock => ("flock", file()),
         // KVM's ioctls (type 0xae) change only the guest, which ends with the process.
         libc::SYS_ioctl if arguments[1] >> 8 & 0xff == 0x3b => {
-            return Some(format!("VFIO ioctl({:#x})", arguments[1]));
+            ("VFIO ioctl", Some(format!("{:#x}", arguments[1])))
         }
         _ => return None,
     };
-    Some(format!("{name}({})", arguments[0].cast_signed() as i32))
+    what.map(|what| format!("{name}({what})"))
+}
+
+/// What a descriptor of a process is, as in `/sys/…/unbind` or `pipe:[7]`.
+fn file_of(pid: Pid, descriptor: u64) -> Option<String> {
+    let link = fs::read_link(format!("/proc/{}/fd/{descriptor}", raw_of(pid))).ok()?;
+    Some(link.to_string_lossy().into_owned())
+}
+
+/// A path in a process's memory.
+fn text_at(pid: Pid, address: u64) -> Option<String> {
+    let mut bytes = [0; 256];
+    let memory = File::open(format!("/proc/{}/mem", raw_of(pid))).ok()?;
+    let count = memory.read_at(&mut bytes, address).ok()?;
+    let text = bytes[..count].split(|&byte| byte == 0).next()?;
+    Some(String::from_utf8_lossy(text).into_owned())
 }

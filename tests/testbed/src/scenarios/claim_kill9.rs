@@ -1,5 +1,8 @@
 //! `kill -9` at every step: `claim`, `release` and `run` are killed before each of their calls that change something,
 //! and each time the next `release`, or the next claim, finds its way back to the former driver.
+//!
+//! Writes to sysfs are made by helpers. Before each of them three things happen in turn: both are killed; the process is,
+//! and its helper's write takes effect; and, as a helper may come late, the way back is tried while it is still to write.
 
 use std::process::Command;
 use std::time::Duration;
@@ -47,44 +50,103 @@ fn l1(l1: &mut L1) -> Result<()> {
     let claim = ["claim", &nvme.address];
     let release = ["release", &nvme.address];
     let run = ["run", GUEST, "--console", "none", "--device", &nvme.address];
-    kill_at_every_call(l1, &nvme, &[], &claim)?;
-    kill_at_every_call(l1, &nvme, &claim, &release)?;
-    kill_at_every_call(l1, &nvme, &[], &run)
+    let taking = ["/driver_override", "/drivers/nvme/unbind", "/drivers/vfio-pci/bind"];
+    let giving = ["/drivers/vfio-pci/unbind", "/driver_override", "/drivers/nvme/bind"];
+    kill_at_every_call(l1, &nvme, &[], &claim, &taking)?;
+    kill_at_every_call(l1, &nvme, &claim, &release, &giving)?;
+    kill_at_every_call(l1, &nvme, &[], &run, &[taking, giving].concat())
 }
 
-/// Runs `arguments`, after `before` where it is not empty, until it completes unkilled.
-fn kill_at_every_call(l1: &mut L1, nvme: &Function, before: &[&str], arguments: &[&str]) -> Result<()> {
+/// Runs `arguments`, after `before` where it is not empty, until it completes unkilled. Its helpers' writes to sysfs must
+/// be among the calls that it is killed before: those to `attributes`.
+fn kill_at_every_call(
+    l1: &mut L1,
+    nvme: &Function,
+    before: &[&str],
+    arguments: &[&str],
+    attributes: &[&str],
+) -> Result<()> {
     let name = arguments[0];
+    let mut writes = Vec::new();
     for number in 1..MOST {
-        // Taking turns: the process alone, or its helpers too; and the two ways back.
-        let victim = if number % 2 == 0 { Victim::All } else { Victim::Process };
-        if !before.is_empty() {
-            l1.vm_service(before, PATIENCE)?.succeeded()?;
-        }
-        let mut command = Command::new("/bin/vm-service");
-        let fate = kill_at(command.args(arguments), number, victim, PATIENCE)
-            .with_context(|| format!("{name}, call {number}"))?;
-        let at = match &fate {
-            Fate::Killed { before } => {
-                format!("{name} killed before its call {number}, {before} ({victim:?})")
+        let mut victims = vec![victim(number)];
+        while let Some(kind) = victims.pop() {
+            let fate = kill_once(l1, nvme, before, arguments, (number, kind))?;
+            match fate {
+                Fate::Killed { before, by_helper: true } if kind == victim(number) => {
+                    // Each way for those that change the drivers.
+                    writes.push(before);
+                    victims.extend([Victim::ProcessFirst, victim(number + 1)]);
+                }
+                Fate::Killed { .. } => {}
+                Fate::Completed { calls } => return completed(l1, name, calls, &writes, attributes),
             }
-            Fate::Completed { calls } => format!("{name} completed with {calls} calls"),
-        };
-        l1.step(at.clone());
-        come_back(l1, nvme, number % 4 < 2).with_context(|| at)?;
-        if let Fate::Completed { calls } = fate {
-            ensure!(
-                calls > 3,
-                "{name} made only {calls} calls that change something; the count must be wrong"
-            );
-            l1.figure(&format!("{name}, killed before each of its calls"), calls as f64, "calls");
-            l1.proved(format!(
-                "{name}: after a kill before each of its {calls} changing calls all was restored"
-            ));
-            return Ok(());
         }
     }
     bail!("{name} did not complete within {MOST} calls")
+}
+
+/// Taking turns: the process alone, or its helpers too.
+fn victim(number: usize) -> Victim {
+    if number.is_multiple_of(2) { Victim::All } else { Victim::Process }
+}
+
+fn completed(l1: &mut L1, name: &str, calls: usize, writes: &[String], attributes: &[&str]) -> Result<()> {
+    for attribute in attributes {
+        let wanted = format!("{attribute})");
+        ensure!(
+            writes.iter().any(|write| write.starts_with("write(/sys/") && write.ends_with(&wanted)),
+            "{name} was not killed before a write to {attribute}, but before {writes:?}"
+        );
+    }
+    l1.figure(&format!("{name}, killed before each of its calls"), calls as f64, "calls");
+    l1.proved(format!(
+        "{name}: after a kill before each of its {calls} changing calls, {} of them helpers' writes to sysfs, all was restored",
+        writes.len()
+    ));
+    l1.proved(format!("{name}: a helper that outlives it is waited for"));
+    Ok(())
+}
+
+/// Kills it once, and finds the way back.
+fn kill_once(
+    l1: &mut L1,
+    nvme: &Function,
+    before: &[&str],
+    arguments: &[&str],
+    (number, victim): (usize, Victim),
+) -> Result<Fate> {
+    let name = arguments[0];
+    if !before.is_empty() {
+        l1.vm_service(before, PATIENCE)?.succeeded()?;
+    }
+    let mut command = Command::new("/bin/vm-service");
+    let command = command.args(arguments);
+    // The helper is held right before its write; the way back must not end, or succeed, before it.
+    let mut meanwhile = || {
+        let early = l1.vm_service(&["release", &nvme.address], PATIENCE)?;
+        let told = early.stderr.contains("did not end an access that an earlier command began");
+        ensure!(
+            early.code == Some(1) && told,
+            "release did not wait for the helper: {:?} {}",
+            early.code,
+            early.stderr
+        );
+        Ok(())
+    };
+    let patience = if victim == Victim::ProcessFirst { PATIENCE * 2 } else { PATIENCE };
+    let fate = kill_at(command, number, victim, patience, &mut meanwhile)
+        .with_context(|| format!("{name}, call {number} ({victim:?})"))?;
+    let at = match &fate {
+        Fate::Killed { before, .. } => {
+            format!("{name} killed before its call {number}, {before} ({victim:?})")
+        }
+        Fate::Completed { calls } => format!("{name} completed with {calls} calls"),
+    };
+    l1.step(at.clone());
+    // The two ways back take turns.
+    come_back(l1, nvme, number % 4 < 2).with_context(|| at)?;
+    Ok(fate)
 }
 
 /// Finds the way back, by `release` or by the next claim, and checks that the host is as it was.

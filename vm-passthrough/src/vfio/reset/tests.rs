@@ -208,3 +208,39 @@ fn opening_counts_as_a_reset_only_when_the_marker_is_gone() {
     let fake = Fake::new(&config(&[PM_CAPABILITY]));
     assert_eq!(watch_open(&fake.host, fake.address, || Ok(())).unwrap().1, None);
 }
+
+/// While a marker is in, another process that has the function open may use it.
+#[test]
+fn taking_a_marker_out_touches_nothing_else() {
+    fn check(capability: &[u8], meanwhile: &[(usize, u8)], expect: &[(usize, u8)]) {
+        let before = config(&[capability]);
+        let fake = Fake::new(&before);
+        let busy = || {
+            let mut config = fake.read();
+            meanwhile.iter().for_each(|&(offset, byte)| config[offset] = byte);
+            fake.write(&config);
+            Err(VfioError::Lost { address: fake.address, reason: "another process has it open".into() })
+        };
+        watch_open::<()>(&fake.host, fake.address, busy).unwrap_err();
+        let mut wanted = before;
+        expect.iter().for_each(|&(offset, byte)| wanted[offset] = byte);
+        assert_eq!(fake.read(), wanted, "{meanwhile:x?}");
+    }
+    // MSI-X Control, the upper byte: bit 7 enables, bit 6 is the Function Mask, which is the marker.
+    check(MSIX_OFF, &[], &[]);
+    check(MSIX_OFF, &[(0x43, 0xc0)], &[(0x43, 0x80)]);
+    check(MSIX_OFF, &[(0x43, 0x80)], &[(0x43, 0x80)]);
+    // MSI Mask: bit 0 is the marker, the other vectors are not ours.
+    check(MSI_64_MASK, &[(0x50, 0b101)], &[(0x50, 0b100)]);
+    // MSI Message Data: the marker is 0x5aa5; another value is somebody's message.
+    check(MSI_64, &[(0x4c, 0x41), (0x4d, 0x40)], &[(0x4c, 0x41), (0x4d, 0x40)]);
+}
+
+#[test]
+fn a_function_that_does_not_answer_is_not_written_to() {
+    let fake = Fake::new(&config(&[MSIX_OFF]));
+    let marker = Marker::put(&fake.host, fake.address).unwrap();
+    fake.write(&[0xff; 256]);
+    marker.undo();
+    assert_eq!(fake.read(), [0xff; 256]);
+}

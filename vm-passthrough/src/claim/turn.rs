@@ -1,0 +1,65 @@
+//! Whose turn it is to change a function.
+//!
+//! A write to sysfs is made by a helper process (the `sys` module), which may outlive the process that asked for it. Such
+//! an orphan may have its write still before it, or be asleep in it: whoever found the function with its former driver
+//! meanwhile, and forgot the claim, would leave it without any once the orphan goes on.
+//!
+//! So a function is changed only by who has a lock (flock(2)) on `STATE/turns/ADDRESS`, and each helper shares that lock
+//! until it ends: as long as one lives, nobody else gets it. Who has it next reads what the function is like after that.
+//! The files stay; they are empty.
+
+use std::fs::File;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use rustix::fs::OFlags;
+
+use super::LedgerError;
+use super::ledger::{make_directory, open, try_lock};
+use crate::{Host, PciAddress};
+
+/// How long to sleep between two tries to get the lock.
+const POLL: Duration = Duration::from_millis(5);
+
+/// The right to change a function, until it is dropped and all helpers that share it have ended.
+#[derive(Debug)]
+pub(super) struct Turn {
+    address: PciAddress,
+    lock: File,
+}
+
+impl Turn {
+    /// Waits for the turn; `None` when the deadline passes first.
+    ///
+    /// # Errors
+    /// When the lock's file can't be made or used.
+    pub(super) fn take(
+        host: &Host,
+        address: PciAddress,
+        deadline: Duration,
+    ) -> Result<Option<Self>, LedgerError> {
+        let directory = host.state.join("turns");
+        make_directory(&host.state, 0o755)?;
+        make_directory(&directory, 0o700)?;
+        let path = directory.join(address.to_string());
+        let lock = open(&path, OFlags::RDWR | OFlags::CREATE)?;
+        let until = super::until(deadline);
+        while !try_lock(&lock, &path)? {
+            if Instant::now() >= until {
+                return Ok(None);
+            }
+            std::thread::sleep(POLL);
+        }
+        Ok(Some(Self { address, lock }))
+    }
+
+    /// The function.
+    pub(super) fn address(&self) -> PciAddress {
+        self.address
+    }
+
+    /// What helpers share.
+    pub(super) fn lock(&self) -> BorrowedFd<'_> {
+        self.lock.as_fd()
+    }
+}
