@@ -27,7 +27,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     ],
     disks: &[Disk { name: "disk", mib: 16 }],
     memory_mib: 1024,
-    deadline: Duration::from_secs(900),
+    deadline: Duration::from_secs(1800),
     contents: Contents { linux_guest: false, bare_guest: true, qemu: false, example: false },
     l1,
     l2: None,
