@@ -1,21 +1,20 @@
 //! The command line: what can be said on it, and what its exit statuses mean.
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal as _, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
-use tracing_subscriber::util::SubscriberInitExt as _;
 use vm_passthrough::host::SysfsWriter;
 use vm_passthrough::readiness::BlockerCode;
 use vm_passthrough::{Host, PciAddress};
 
 pub use crate::kernel::args::{CompileArgs, DeviceArg, GridArg, LaunchArgs};
 use crate::kernel::wait;
-use crate::{commands, limits, sys};
+use crate::{commands, limits, log, sys};
 
 /// Exit status: the command did what it was asked.
 pub const EXIT_OK: u8 = 0;
@@ -304,6 +303,7 @@ pub fn main() -> ExitCode {
         return vm_passthrough::accelerator::assemble::entry(std::env::args_os().skip(2));
     }
     let exit = operate();
+    log::flush();
     if wait::gave_up() {
         sys::exit_at_once(exit);
     }
@@ -311,12 +311,16 @@ pub fn main() -> ExitCode {
 }
 
 fn operate() -> u8 {
-    let (mut out, mut err) = (io::stdout(), io::stderr());
-    match parse(std::env::args_os(), &mut out, &mut err) {
+    let mut out = io::stdout();
+    match parse(std::env::args_os(), &mut out, &mut io::stderr()) {
         Ok(cli) => {
-            start_log(cli.global.verbose);
+            // A worker does not need that: it is killed when its time has come, and should have no more threads than it must.
+            if !matches!(cli.command, Command::AcceleratorWorker) {
+                log::never_wait();
+            }
+            log::start(cli.global.verbose);
             limits::raise();
-            execute(&cli, None, cache_folder(), &mut out, &mut err)
+            execute(&cli, None, cache_folder(), &mut out, &mut log::Messages)
         }
         Err(exit) => exit,
     }
@@ -345,21 +349,6 @@ pub fn run(
         Ok(cli) => execute(&cli, host, None, out, err),
         Err(exit) => exit,
     }
-}
-
-/// Tells what happens on standard error: information at first, more with `--verbose` or as `RUST_LOG` says.
-fn start_log(verbose: u8) {
-    let level = ["info", "debug", "trace"][usize::from(verbose.min(2))];
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
-    let subscriber = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
-        .without_time()
-        .with_target(verbose > 1);
-    // It fails only when there is one already, which then has what is told.
-    let _ = subscriber.finish().try_init();
 }
 
 /// Reads a command line. One that asks for help, or is wrong, is answered here and has an exit status.
@@ -409,7 +398,7 @@ fn execute(
         Err(Failure { message, exit }) => {
             if !message.is_empty() {
                 // Nothing can be done about an error stream that can't be written.
-                let _ = writeln!(err, "error: {message}");
+                let _ = err.write_all(format!("error: {message}\n").as_bytes());
             }
             exit
         }

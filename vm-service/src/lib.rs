@@ -10,6 +10,8 @@ mod describe;
 pub mod json;
 mod kernel;
 mod limits;
+mod log;
+mod outlet;
 pub mod signals;
 mod sys;
 mod table;

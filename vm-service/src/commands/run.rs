@@ -7,6 +7,7 @@
 
 mod console;
 mod devices;
+mod overdue;
 mod watch;
 
 use std::time::{Duration, Instant};
@@ -23,6 +24,7 @@ use crate::json::{self, Body};
 use crate::signals::StopSignals;
 use crate::vmm::{self, End, Machine, MachineOptions, OnReboot, Stop};
 use devices::{Devices, How};
+use overdue::Overdue;
 
 /// Boots a guest.
 ///
@@ -39,8 +41,8 @@ pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failu
     // From here on the operator's wish to end comes to `stop`, so that nothing is left half done.
     let asked = stop.clone();
     let _signals = StopSignals::start(move |signal| {
-        tracing::info!("{signal}: stopping the guest");
         asked.request();
+        tracing::info!("{signal}: stopping the guest");
     })
     .map_err(|error| {
         Failure::failed(format_args!("signals can't be waited for: {error}; raise `ulimit -n`"))
@@ -48,7 +50,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failu
 
     let mut devices = match config.devices.is_empty() {
         true => None,
-        false => Some(Devices::new(ready_manager(context, &config, args)?)),
+        false => Some(Devices::new(ready_manager(context, &config, args, &stop)?)),
     };
     let _leases = leases(context, &config)?;
     let (console, service) = console::open(&args.console, context.json, &stop).map_err(Failure::failed)?;
@@ -88,6 +90,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failu
         return Err(Failure::failed(lost.join("\nerror: ")));
     }
     let took = Took { startup, total: started.elapsed() };
+    let _overdue = Overdue::start(&stop)?;
     report(context, &config, &ran, backend, &devices, took)
 }
 
@@ -160,6 +163,7 @@ fn ready_manager(
     context: &mut Context<'_>,
     config: &GuestConfig,
     args: &RunArgs,
+    stop: &Stop,
 ) -> Result<PassthroughManager, Failure> {
     let host = context.host.clone();
     let mut manager = PassthroughManager::with_host(host.clone()).map_err(Failure::failed)?;
@@ -173,6 +177,7 @@ fn ready_manager(
         .iter()
         .map(|&address| scan.explain_one(address, &options))
         .collect::<Result<Vec<_>, _>>()?;
+    let _overdue = Overdue::start(stop)?;
     explain::require_ready(context, &readiness)?;
     Ok(manager)
 }

@@ -3,10 +3,14 @@
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use super::{Escape, Input};
+
+/// How long the thread may take to end. It waits in `read` only when somebody else reads what it was told is there.
+const DEADLINE: Duration = Duration::from_secs(1);
 
 /// A thread that reads a terminal, or anything else, and hands on what is typed. Dropping it ends the thread.
 #[derive(Debug)]
@@ -66,9 +70,16 @@ impl Drop for Keyboard {
     fn drop(&mut self) {
         // An eventfd that was never written to takes this write.
         let _ = rustix::io::write(self.end.as_fd(), &1u64.to_ne_bytes());
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
+        let Some(thread) = self.thread.take() else { return };
+        let until = Instant::now() + DEADLINE;
+        while !thread.is_finished() {
+            if Instant::now() >= until {
+                tracing::warn!("another process reads standard input too, and took what was to be read here");
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if thread.join().is_err() {
             tracing::error!("the thread that reads standard input panicked");
         }
     }

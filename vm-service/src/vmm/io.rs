@@ -40,7 +40,9 @@ impl Io {
     /// Writes a port; nothing happens where there is nothing.
     pub(super) fn port_write(&self, address: u16, data: &[u8]) {
         match (address, data) {
-            (port::SERIAL..=0x3ff, &[byte]) => self.serial.write((address - port::SERIAL) as u8, byte),
+            (port::SERIAL..=0x3ff, &[byte]) => {
+                self.serial.write((address - port::SERIAL) as u8, byte, || self.lifecycle.stopping());
+            }
             (port::KEYBOARD, &[KEYBOARD_RESET]) => self.lifecycle.announce(Event::Reset),
             (port::RESET, &[byte]) if byte & RESET_CPU != 0 => self.lifecycle.announce(Event::Reset),
             (port::SLEEP_CONTROL, &[byte])

@@ -30,10 +30,12 @@ use super::virtio::{AcceleratorDevice, BlockDevice, VirtioDevice, VirtioPci, Vso
 use super::{memory, sys, vcpu};
 use crate::accelerator::WorkerProgram;
 use crate::config::{Boot, GuestConfig};
+use crate::outlet::Standard;
 
 /// What the guest's serial console is connected to.
 pub struct Console {
-    /// Where its output goes. A writer that blocks holds the guest up; one that fails loses the output.
+    /// Where its output goes, from a thread of its own. A writer that is slow slows the guest; one that never returns keeps
+    /// its thread, and one that fails loses the output.
     pub output: Box<dyn Write + Send>,
     /// Where its input comes from, until the end of file.
     pub input: Option<OwnedFd>,
@@ -42,7 +44,7 @@ pub struct Console {
 impl Default for Console {
     /// Output to standard output, no input.
     fn default() -> Self {
-        Self { output: Box::new(io::stdout()), input: None }
+        Self { output: Box::new(Standard::Output), input: None }
     }
 }
 
@@ -158,7 +160,7 @@ impl Machine {
         let resources = |source| MachineError::Thread { what: "console", source };
         let interrupt = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(resources)?;
         vm.register_irqfd(&interrupt, layout::SERIAL_GSI).map_err(MachineError::kvm("KVM_IRQFD"))?;
-        let serial = Arc::new(SerialConsole::new(interrupt, options.console.output));
+        let serial = SerialConsole::new(interrupt, options.console.output).map_err(resources)?;
         let lifecycle = Arc::new(Lifecycle::new().map_err(resources)?);
         let mut pci = PciRoot::new();
         let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
@@ -232,6 +234,13 @@ impl Machine {
             .map(|source| Input::start(self.io.serial.clone(), source))
             .transpose()
             .map_err(|source| MachineError::Thread { what: "console input", source })?;
+        let ran = self.run_until_the_end(stop);
+        drop(input);
+        self.io.serial.finish();
+        ran
+    }
+
+    fn run_until_the_end(&mut self, stop: &Stop) -> Result<RunReport, MachineError> {
         let mut report = RunReport { end: End::Stopped, restarts: 0, exits: ExitCounts::default() };
         loop {
             self.prepare()?;
@@ -270,7 +279,6 @@ impl Machine {
             }
             report.restarts += 1;
         }
-        drop(input);
         // The disks finish what they were given.
         self.io.pci.reset()?;
         Ok(report)

@@ -1,14 +1,15 @@
 //! The guest's serial console, where the command line wants it.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
 
-use crate::cli;
 use crate::console::{Escape, Input, Keyboard, RawTerminal};
+use crate::outlet::Standard;
 use crate::vmm::{self, Stop};
+use crate::{cli, log};
 
 /// What serves the console while the guest runs. Dropping it gives the terminal its former mode.
 #[derive(Debug)]
@@ -35,21 +36,63 @@ pub(super) fn open(
             let output = create(path).map_err(|error| {
                 format!("the console's file {} can't be written: {error}; name another", path.display())
             })?;
-            Ok((vmm::Console { output: Box::new(output), input: None }, silent))
+            Ok((vmm::Console { output, input: None }, silent))
         }
         cli::Console::Stdio => stdio(json, stop)
             .map_err(|error| format!("the console can't be opened: {error}; try `--console none`")),
     }
 }
 
-/// Creates a file, or opens what is there without waiting for the other end of a FIFO.
-fn create(path: &Path) -> io::Result<File> {
-    OpenOptions::new().write(true).create(true).truncate(true).custom_flags(libc::O_NOCTTY).open(path)
+/// Creates a file, or opens what is there. It never waits: neither for a reader of a FIFO nor for a terminal's carrier.
+fn create(path: &Path) -> io::Result<Box<dyn Write + Send>> {
+    let is = |kind: fn(&FileType) -> bool| path.metadata().is_ok_and(|there| kind(&there.file_type()));
+    if is(FileType::is_block_device) {
+        return Err(io::Error::other("it is a block device, and its contents would be overwritten"));
+    }
+    let flags = libc::O_NOCTTY | libc::O_NONBLOCK;
+    match OpenOptions::new().write(true).create(true).truncate(true).custom_flags(flags).open(path) {
+        Ok(file) => {
+            // What the guest says is written by a thread that may wait.
+            rustix::io::ioctl_fionbio(&file, false)?;
+            Ok(Box::new(file))
+        }
+        Err(error) if error.raw_os_error() == Some(libc::ENXIO) && is(FileType::is_fifo) => {
+            tracing::info!(
+                "nobody reads the FIFO {} yet: the guest's console waits for a reader",
+                path.display()
+            );
+            Ok(Box::new(Fifo { path: path.to_owned(), file: None }))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// A FIFO that waits for its first reader when it is first written to.
+#[derive(Debug)]
+struct Fifo {
+    path: PathBuf,
+    file: Option<File>,
+}
+
+impl Write for Fifo {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        let file = match &mut self.file {
+            Some(file) => file,
+            none => {
+                let opened = OpenOptions::new().write(true).custom_flags(libc::O_NOCTTY).open(&self.path)?;
+                none.insert(opened)
+            }
+        };
+        file.write(data)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 fn stdio(json: bool, stop: &Stop) -> io::Result<(vmm::Console, ConsoleService)> {
-    let output: Box<dyn Write + Send> =
-        if json { Box::new(io::stderr()) } else { Box::new(Flushed(io::stdout())) };
+    let output = Box::new(if json { Standard::Error } else { Standard::Output });
     let (input, mut keys) = io::pipe()?;
     // The guest may read slowly or never. What does not fit is lost, as on a real serial line, and the keys for the
     // VMM still work.
@@ -59,7 +102,7 @@ fn stdio(json: bool, stop: &Stop) -> io::Result<(vmm::Console, ConsoleService)> 
     let stop = stop.clone();
     let keyboard = Keyboard::start(stdin.as_fd(), move |input| match input {
         Input::Guest(bytes) => drop(keys.write(&bytes)),
-        Input::Help => eprintln!("{}", Escape::HELP),
+        Input::Help => log::say(format_args!("{}\n", Escape::HELP)),
         Input::Quit => stop.request(),
     })?;
     if terminal.is_some() {
@@ -67,19 +110,4 @@ fn stdio(json: bool, stop: &Stop) -> io::Result<(vmm::Console, ConsoleService)> 
     }
     let console = vmm::Console { output, input: Some(input.into()) };
     Ok((console, ConsoleService { _keyboard: Some(keyboard), _terminal: terminal }))
-}
-
-/// Writes through: a guest's prompt has no line feed.
-struct Flushed<W>(W);
-
-impl<W: Write> Write for Flushed<W> {
-    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        let written = self.0.write(data)?;
-        self.0.flush()?;
-        Ok(written)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.0.flush()
-    }
 }

@@ -1,0 +1,97 @@
+//! What this program tells on standard error.
+//!
+//! Whoever reads standard error may stop reading, and a guest must be stopped and its devices given back all the same. So
+//! the operator's process hands its messages to a thread ([`Outlet`]); those that do not fit in its queue are left out, and
+//! their number is told.
+
+use std::io::{self, IsTerminal as _, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tracing_subscriber::util::SubscriberInitExt as _;
+
+use crate::outlet::{Outlet, Standard};
+
+/// Messages that wait to be written, in bytes: what a verbose run says in its first seconds.
+const LIMIT: usize = 256 << 10;
+/// How long the end of this process waits for a reader of standard error who takes nothing.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long it waits for one who takes little.
+const FLUSH: Duration = Duration::from_secs(5);
+
+/// The queue, in a process that has one.
+static QUEUE: OnceLock<Arc<Outlet>> = OnceLock::new();
+/// Messages that did not fit and were not yet told of.
+static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
+
+/// Tells what happens on standard error: information at first, more with `verbose` or as `RUST_LOG` says.
+pub(crate) fn start(verbose: u8) {
+    let level = ["info", "debug", "trace"][usize::from(verbose.min(2))];
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(|| Messages)
+        .with_ansi(io::stderr().is_terminal())
+        .without_time()
+        .with_target(verbose > 1);
+    // It fails only when there is one already, which then has what is told.
+    let _ = subscriber.finish().try_init();
+}
+
+/// From here on no message waits for the reader of standard error. Without a thread to spare they do.
+pub(crate) fn never_wait() {
+    let queue = Outlet::new(LIMIT);
+    // What can't be told can't be told.
+    if queue.start("log", Standard::Error, drop).is_ok() && QUEUE.set(queue).is_ok() {
+        std::panic::set_hook(Box::new(|panic| {
+            let thread = std::thread::current();
+            let trace = std::backtrace::Backtrace::capture();
+            let trace = match trace.status() {
+                std::backtrace::BacktraceStatus::Captured => format!("{trace}\n"),
+                _ => String::new(),
+            };
+            say(format_args!("thread '{}' {panic}\n{trace}", thread.name().unwrap_or("without a name")));
+            // The process may be about to end.
+            flush();
+        }));
+    }
+}
+
+/// Writes what waits to be written, for a bounded time. Nothing that is said later is sure to be seen.
+pub(crate) fn flush() {
+    if let Some(queue) = QUEUE.get() {
+        queue.flush(PATIENCE, FLUSH);
+    }
+}
+
+/// Says something whatever the log's level is.
+pub(crate) fn say(text: std::fmt::Arguments<'_>) {
+    // A message is one piece, so that it is said as a whole or not at all. Writing to the queue does not fail, and nothing
+    // can be done about an error stream that can't be written.
+    let _ = Messages.write_all(text.to_string().as_bytes());
+}
+
+/// Standard error, as everything in this program should write to it: each write is one message.
+#[derive(Debug)]
+pub(crate) struct Messages;
+
+impl Write for Messages {
+    fn write(&mut self, message: &[u8]) -> io::Result<usize> {
+        let Some(queue) = QUEUE.get() else { return io::stderr().write(message) };
+        let left_out = LEFT_OUT.swap(0, Ordering::Relaxed);
+        let note = match left_out {
+            0 => String::new(),
+            count => format!("({count} messages are left out: standard error was not read)\n"),
+        };
+        if !queue.push(&[note.as_bytes(), message].concat()) {
+            LEFT_OUT.fetch_add(left_out + 1, Ordering::Relaxed);
+        }
+        Ok(message.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,266 @@
+//! Readers of a guest's console and of the log that are slow, late or never read, with guests on this machine's own
+//! `/dev/kvm`. Where it does not open, these tests say so and pass.
+
+use std::fs::{self, File};
+use std::io::{self, PipeReader, Read as _};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Nothing here takes so long, even where KVM guests are emulated and the machine is busy.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Sends for ever and never looks whether the transmitter is ready: mov dx, 0x3f8; mov al, 'x'; out dx, al; jmp -1.
+const RUDE: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xb0, b'x', 0xee, 0xeb, 0xfd];
+
+/// Reads memory that nothing decodes, for ever: mov ebx, 0xd0000000; mov al, [rbx]; jmp -1.
+const STRAYS: &[u8] = &[0xbb, 0x00, 0x00, 0x00, 0xd0, 0x8a, 0x03, 0xeb, 0xfc];
+
+/// Sends the low bytes of `count` down to 1, each once the transmitter is ready, and powers off.
+fn polite(count: u32) -> Vec<u8> {
+    // mov ecx, count
+    let mut code = vec![0xb9];
+    code.extend(count.to_le_bytes());
+    // next: mov dx, 0x3fd; wait: in al, dx; test al, 0x20; jz wait
+    code.extend([0x66, 0xba, 0xfd, 0x03, 0xec, 0xa8, 0x20, 0x74, 0xfb]);
+    // mov dx, 0x3f8; mov al, cl; out dx, al; dec ecx; jnz next
+    code.extend([0x66, 0xba, 0xf8, 0x03, 0x88, 0xc8, 0xee, 0xff, 0xc9, 0x75, 0xec]);
+    // mov dx, 0x600; mov al, 0x34; out dx, al; jmp $
+    code.extend([0x66, 0xba, 0x00, 0x06, 0xb0, 0x34, 0xee, 0xeb, 0xfe]);
+    code
+}
+
+/// What [`polite`] sends.
+fn countdown(count: u32) -> Vec<u8> {
+    (1..=count).rev().map(|number| number as u8).collect()
+}
+
+/// An ELF file with one segment.
+fn elf(code: &[u8]) -> Vec<u8> {
+    const ENTRY: u64 = 0x10_0000;
+    let mut file = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\x3e\0\x01\0\0\0".to_vec();
+    for word in [ENTRY, 64, 0] {
+        file.extend(word.to_le_bytes());
+    }
+    file.extend([0, 0, 0, 0, 64, 0, 56, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 7, 0, 0, 0]);
+    for word in [0x1000, ENTRY, ENTRY, code.len() as u64, code.len() as u64, 0x1000] {
+        file.extend(word.to_le_bytes());
+    }
+    file.resize(0x1000, 0);
+    file.extend(code);
+    file
+}
+
+/// A guest that runs.
+struct Guest {
+    process: Child,
+    files: tempfile::TempDir,
+}
+
+impl Guest {
+    fn files(code: &[u8]) -> Option<tempfile::TempDir> {
+        if let Err(error) = File::options().read(true).write(true).open("/dev/kvm") {
+            println!("skipped: /dev/kvm does not open: {error}");
+            return None;
+        }
+        let files = tempfile::tempdir().expect("a folder");
+        let toml = "name = \"a\"\nmemory = \"4M\"\nboot.kernel = \"kernel\"\n";
+        fs::write(files.path().join("guest.toml"), toml).expect("written");
+        fs::write(files.path().join("kernel"), elf(code)).expect("written");
+        Some(files)
+    }
+
+    /// Starts the guest of `files`.
+    fn start(files: tempfile::TempDir, options: &str, out: Stdio, err: Stdio) -> Self {
+        let process = Command::new(env!("CARGO_BIN_EXE_vm-service"))
+            .args(["run", "guest.toml"])
+            .args(options.split_whitespace())
+            .current_dir(files.path())
+            .env_remove("RUST_LOG")
+            .stdin(Stdio::null())
+            .stdout(out)
+            .stderr(err)
+            .spawn()
+            .expect("vm-service");
+        Self { process, files }
+    }
+
+    fn read(&self, file: &str) -> String {
+        String::from_utf8_lossy(&fs::read(self.files.path().join(file)).unwrap_or_default()).into_owned()
+    }
+
+    fn kill(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.process), signal).expect("sent");
+    }
+
+    fn end(&mut self) -> Option<ExitStatus> {
+        self.process.try_wait().expect("a process")
+    }
+
+    fn wait_until(&mut self, what: &str, done: impl Fn(&mut Self) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !done(self) {
+            assert!(Instant::now() < deadline, "{what}: it takes too long: {}", self.read("messages"));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Waits for the end; answers with the exit status.
+    fn wait(&mut self) -> Option<i32> {
+        self.wait_until("the end", |guest| guest.end().is_some());
+        self.end().and_then(|status| status.code())
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // Both fail only on a process that has ended and was waited for.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// A pipe as small as a pipe can be.
+fn pipe() -> (PipeReader, io::PipeWriter) {
+    let (reader, writer) = io::pipe().expect("a pipe");
+    rustix::pipe::fcntl_setpipe_size(&writer, 4096).expect("a small pipe");
+    (reader, writer)
+}
+
+/// Waits until there is something in the pipe and no more comes.
+fn fills(pipe: impl AsFd) {
+    let deadline = Instant::now() + PATIENCE;
+    let (mut there, mut since) = (0, Instant::now());
+    while there == 0 || since.elapsed() < Duration::from_secs(1) {
+        let now = rustix::io::ioctl_fionread(&pipe).expect("its contents");
+        if now != there {
+            (there, since) = (now, Instant::now());
+        }
+        assert!(Instant::now() < deadline, "the pipe does not fill");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Where a stream goes.
+#[derive(Clone, Copy, PartialEq)]
+enum To {
+    File,
+    /// A pipe that is never read; the same one for both streams.
+    Pipe,
+}
+
+/// A guest is told to end while its reader does not read: it must end at once, with this exit status and these messages.
+fn check(code: &[u8], options: &str, (out, err): (To, To), signal: Signal, exit: i32, says: &[&str]) {
+    let Some(files) = Guest::files(code) else { return };
+    let (reader, writer) = pipe();
+    let stream = |to, name| match to {
+        To::File => Stdio::from(File::create(files.path().join(name)).expect("a file")),
+        To::Pipe => Stdio::from(writer.try_clone().expect("a descriptor")),
+    };
+    let (to_out, to_err) = (stream(out, "report"), stream(err, "messages"));
+    drop(writer);
+    let mut guest = Guest::start(files, options, to_out, to_err);
+    if out == To::Pipe || err == To::Pipe {
+        fills(&reader);
+    } else {
+        guest.wait_until("the start", |guest| guest.read("messages").contains("starts after"));
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    guest.kill(signal);
+    let got = guest.wait();
+    let said = guest.read("messages") + &guest.read("report");
+    assert_eq!(got, Some(exit), "{options}: {said}");
+    for part in says {
+        assert!(said.contains(part), "{options}: {part} is not in: {said}");
+    }
+    // Until here nobody has read.
+    drop(reader);
+}
+
+#[test]
+fn a_guest_whose_standard_output_is_not_read_is_stopped() {
+    let streams = (To::Pipe, To::File);
+    let says =
+        ["SIGTERM: stopping the guest", "console output are dropped: nobody reads them", "was stopped"];
+    check(RUDE, "", streams, Signal::TERM, 0, &says);
+    check(&polite(u32::MAX), "", streams, Signal::INT, 0, &["SIGINT: stopping", "are dropped"]);
+}
+
+#[test]
+fn a_guest_whose_standard_error_is_not_read_is_stopped() {
+    // With --json, the console is there too.
+    check(RUDE, "--json", (To::File, To::Pipe), Signal::TERM, 0, &["\"end\": \"stopped\""]);
+    // The log alone, which a guest can make say something at every access.
+    check(STRAYS, "-vv --console none", (To::File, To::Pipe), Signal::HUP, 0, &[]);
+}
+
+#[test]
+fn a_guest_whose_report_is_not_read_is_stopped() {
+    check(RUDE, "--json", (To::Pipe, To::Pipe), Signal::TERM, 1, &[]);
+}
+
+fn fifo(files: &Path) -> PathBuf {
+    let path = files.join("fifo");
+    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).expect("a FIFO");
+    path
+}
+
+#[test]
+fn a_fifo_that_nobody_opens_holds_nobody_up() {
+    let Some(files) = Guest::files(RUDE) else { return };
+    fifo(files.path());
+    let messages = File::create(files.path().join("messages")).expect("a file");
+    let mut guest = Guest::start(files, "--console file=fifo", Stdio::null(), messages.into());
+    guest.wait_until("the guest", |guest| guest.read("messages").contains("console output is not read"));
+    guest.kill(Signal::TERM);
+    assert_eq!(guest.wait(), Some(0), "{}", guest.read("messages"));
+    for part in ["nobody reads the FIFO fifo yet", "are dropped: nobody reads them"] {
+        assert!(guest.read("messages").contains(part), "{part}: {}", guest.read("messages"));
+    }
+}
+
+/// More than the queue and a pipe hold.
+const MANY: u32 = 150_000;
+
+#[test]
+fn a_late_reader_of_a_fifo_gets_all_of_it() {
+    let Some(files) = Guest::files(&polite(MANY)) else { return };
+    let path = fifo(files.path());
+    let messages = File::create(files.path().join("messages")).expect("a file");
+    let mut guest = Guest::start(files, "--console file=fifo", Stdio::null(), messages.into());
+    guest.wait_until("the guest", |guest| guest.read("messages").contains("starts after"));
+    std::thread::sleep(Duration::from_millis(500));
+    let got = fs::read(path).expect("the console");
+    assert_eq!(guest.wait(), Some(0), "{}", guest.read("messages"));
+    assert!(got == countdown(MANY), "{} bytes, {}", got.len(), guest.read("messages"));
+}
+
+#[test]
+fn a_guest_that_waits_for_its_transmitter_loses_nothing_to_a_slow_reader() {
+    let Some(files) = Guest::files(&polite(MANY)) else { return };
+    let (mut reader, writer) = pipe();
+    let messages = File::create(files.path().join("messages")).expect("a file");
+    let mut guest = Guest::start(files, "", writer.into(), messages.into());
+    let mut got = vec![0; 1000];
+    for part in got.chunks_mut(500) {
+        fills(&reader);
+        reader.read_exact(part).expect("output");
+    }
+    reader.read_to_end(&mut got).expect("output");
+    assert_eq!(guest.wait(), Some(0), "{}", guest.read("messages"));
+    assert!(got == countdown(MANY), "{} bytes, {}", got.len(), guest.read("messages"));
+}
+
+#[test]
+fn a_reader_that_has_gone_costs_only_the_output() {
+    let Some(files) = Guest::files(&polite(MANY)) else { return };
+    let (reader, writer) = pipe();
+    drop(reader);
+    let messages = File::create(files.path().join("messages")).expect("a file");
+    let mut guest = Guest::start(files, "", writer.into(), messages.into());
+    assert_eq!(guest.wait(), Some(0), "{}", guest.read("messages"));
+    assert!(guest.read("messages").contains("output is lost from here on"), "{}", guest.read("messages"));
+}
