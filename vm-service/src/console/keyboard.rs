@@ -106,4 +106,18 @@ mod tests {
         drop(keyboard);
         assert!(receive.recv_timeout(Duration::from_secs(10)).is_err(), "the thread is gone");
     }
+
+    #[test]
+    fn another_reader_of_the_same_input_does_not_keep_it_from_ending() {
+        let (reader, writer) = io::pipe().expect("a pipe");
+        // All are woken by one byte, and all but one then wait in `read`.
+        let keyboards: Vec<_> =
+            (0..3).map(|_| Keyboard::start(reader.as_fd(), drop).expect("a thread")).collect();
+        std::thread::sleep(Duration::from_millis(100));
+        rustix::io::write(&writer, b"a").expect("written");
+        std::thread::sleep(Duration::from_millis(100));
+        let begin = Instant::now();
+        drop(keyboards);
+        assert!(begin.elapsed() < Duration::from_secs(20));
+    }
 }

@@ -10,6 +10,7 @@ use vm_passthrough::guest::placement::PlacementError;
 use vm_passthrough::guest::{DeviceError, VmmError};
 
 use super::boot::BootError;
+use super::exits::HotSpot;
 
 /// Why a machine could not be made or run: what, where, and what to do.
 #[derive(Debug, Error)]
@@ -124,14 +125,24 @@ pub enum MachineError {
     },
     /// A vCPU did not stop in time.
     #[error(
-        "vCPU {vcpu} did not stop within {deadline:?}: it is stuck in a device access; the guest's devices may still be in use by this process"
+        "vCPU {vcpu} did not stop within {deadline:?}: it is stuck in {}; this process may still use the guest's devices until it ends",
+        access.map_or("the Linux kernel (KVM_RUN); see dmesg and the storage that the host swaps to".into(), |access| format!(
+            "its {access}, which what is there does not answer"
+        ))
     )]
     Stuck {
         /// Index of the vCPU.
         vcpu: usize,
+        /// What the guest accesses; `None` when it has not left to this process.
+        access: Option<HotSpot>,
         /// How long was waited.
         deadline: Duration,
     },
+    /// A vCPU was [stuck](Self::Stuck) in an earlier run.
+    #[error(
+        "this machine can't be used any more, as a vCPU of it is stuck since an earlier run; make a new one"
+    )]
+    Unusable,
     /// A device of the VMM did not finish its work in time.
     #[error(
         "{what} did not finish what it was doing within {deadline:?}; see whether its storage still answers"

@@ -1,7 +1,8 @@
-//! Counts what makes the guest leave to user space.
+//! Counts what makes the guest leave to user space, and notes what it is doing there.
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a guest accessed when it left to user space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -94,9 +95,63 @@ impl ExitCounts {
     }
 }
 
+/// The access that a vCPU's thread serves now, for another thread to see.
+#[derive(Debug, Default)]
+pub(super) struct Access(AtomicU64);
+
+/// Pages leave so many bits for what is done to them.
+const KIND_BITS: u32 = 12;
+
+impl Access {
+    /// Notes that an access begins. Memory is named by its page.
+    pub(super) fn begin(&self, spot: HotSpot) {
+        let (kind, place) = match spot {
+            HotSpot::PortRead(port) => (1, u64::from(port) << KIND_BITS),
+            HotSpot::PortWrite(port) => (2, u64::from(port) << KIND_BITS),
+            HotSpot::MemoryRead(page) => (3, page),
+            HotSpot::MemoryWrite(page) => (4, page),
+        };
+        self.0.store(place >> KIND_BITS << KIND_BITS | kind, Ordering::Relaxed);
+    }
+
+    /// Notes that it is over.
+    pub(super) fn end(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
+    /// The access; `None` when there is none.
+    pub(super) fn now(&self) -> Option<HotSpot> {
+        let noted = self.0.load(Ordering::Relaxed);
+        let (place, port) = (noted >> KIND_BITS << KIND_BITS, (noted >> KIND_BITS) as u16);
+        match noted - place {
+            1 => Some(HotSpot::PortRead(port)),
+            2 => Some(HotSpot::PortWrite(port)),
+            3 => Some(HotSpot::MemoryRead(place)),
+            4 => Some(HotSpot::MemoryWrite(place)),
+            _ => None,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_access_is_seen_until_it_ends() {
+        let access = Access::default();
+        for spot in [
+            HotSpot::PortRead(0),
+            HotSpot::PortWrite(u16::MAX),
+            HotSpot::MemoryRead(0),
+            HotSpot::MemoryWrite(!0xfff),
+        ] {
+            assert_eq!(access.now(), None);
+            access.begin(spot);
+            assert_eq!(access.now(), Some(spot));
+            access.end();
+        }
+    }
 
     #[test]
     fn the_most_frequent_comes_first_and_the_table_is_bounded() {

@@ -305,9 +305,7 @@ impl Machine {
         }
         match self.vcpus.first() {
             Some(vcpu) => cpu::enter(vcpu, entry),
-            None => {
-                Err(MachineError::KvmLacks { what: "this machine's vCPUs: one was stuck in an earlier run" })
-            }
+            None => Err(MachineError::Unusable),
         }
     }
 
@@ -328,7 +326,7 @@ impl Machine {
     }
 
     fn io_mut(&mut self) -> Result<&mut Io, MachineError> {
-        Arc::get_mut(&mut self.io).ok_or(MachineError::Stuck { vcpu: 0, deadline: std::time::Duration::ZERO })
+        Arc::get_mut(&mut self.io).ok_or(MachineError::Unusable)
     }
 }
 

@@ -16,6 +16,8 @@ pub(crate) struct FakeDevice {
 impl FakeDevice {
     pub(crate) const ID: u32 = 0x5678_1234;
     const BAR_SIZE: u32 = 0x1000;
+    /// Where a read of its BAR takes longer than a vCPU may take to stop.
+    pub(crate) const STUCK: u64 = 0x800;
 
     pub(crate) fn new(index: u8) -> Self {
         let mut config = [0; 64];
@@ -71,6 +73,9 @@ impl PassthroughDevice for FakeDevice {
     fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) -> Result<(), DeviceError> {
         if bar != 0 || offset + data.len() as u64 > Self::BAR_SIZE.into() {
             return Err(DeviceError::OutOfRange { bar, offset, len: data.len() });
+        }
+        if offset == Self::STUCK {
+            std::thread::sleep(std::time::Duration::from_secs(12));
         }
         data.fill(0xa5);
         Ok(())

@@ -11,7 +11,7 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 use vmm_sys_util::signal::{Killable as _, SIGRTMIN, register_signal_handler};
 
 use super::error::MachineError;
-use super::exits::{ExitCounts, HotSpot};
+use super::exits::{Access, ExitCounts, HotSpot};
 use super::io::Io;
 use super::lifecycle::{Event, Lifecycle};
 
@@ -27,6 +27,8 @@ type Left = (usize, VcpuFd, ExitCounts);
 /// The threads of all vCPUs of a machine.
 pub(super) struct VcpuThreads {
     threads: Vec<JoinHandle<()>>,
+    /// What each of them serves now.
+    accesses: Vec<Arc<Access>>,
     left: Receiver<Left>,
 }
 
@@ -42,12 +44,14 @@ pub(super) fn start(vcpus: Vec<VcpuFd>, io: &Arc<Io>) -> Result<VcpuThreads, Mac
     register_signal_handler(SIGRTMIN(), on_kick)
         .map_err(|error| failed(io::Error::from_raw_os_error(error.errno())))?;
     let (sender, left) = channel();
-    let mut started = VcpuThreads { threads: Vec::new(), left };
+    let mut started = VcpuThreads { threads: Vec::new(), accesses: Vec::new(), left };
     for (index, vcpu) in vcpus.into_iter().enumerate() {
         let (io_of_thread, sender_of_thread) = (io.clone(), sender.clone());
+        let access = Arc::new(Access::default());
+        started.accesses.push(access.clone());
         let thread = std::thread::Builder::new()
             .name(format!("vcpu{index}"))
-            .spawn(move || run(index, vcpu, &io_of_thread, &sender_of_thread));
+            .spawn(move || run(index, vcpu, &io_of_thread, &access, &sender_of_thread));
         match thread {
             Ok(thread) => started.threads.push(thread),
             Err(source) => {
@@ -86,7 +90,8 @@ impl VcpuThreads {
                 }
                 Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {}
                 Err(RecvTimeoutError::Timeout) => {
-                    return Err(MachineError::Stuck { vcpu: missing, deadline: STOP_DEADLINE });
+                    let access = self.accesses.get(missing).and_then(|access| access.now());
+                    return Err(MachineError::Stuck { vcpu: missing, access, deadline: STOP_DEADLINE });
                 }
                 Err(RecvTimeoutError::Disconnected) => return Err(panicked(missing)),
             }
@@ -117,11 +122,11 @@ impl Drop for EndOnPanic<'_> {
     }
 }
 
-fn run(index: usize, mut vcpu: VcpuFd, io: &Io, left: &Sender<Left>) {
+fn run(index: usize, mut vcpu: VcpuFd, io: &Io, access: &Access, left: &Sender<Left>) {
     let _guard = EndOnPanic { lifecycle: &io.lifecycle, vcpu: index };
     let mut counts = ExitCounts::default();
     while !io.lifecycle.stopping() {
-        if let Some(event) = run_once(index, &mut vcpu, io, &mut counts) {
+        if let Some(event) = run_once(index, &mut vcpu, io, access, &mut counts) {
             io.lifecycle.announce(event);
         }
     }
@@ -139,29 +144,30 @@ fn run(index: usize, mut vcpu: VcpuFd, io: &Io, left: &Sender<Left>) {
 }
 
 /// Runs the guest until it leaves once.
-fn run_once(index: usize, vcpu: &mut VcpuFd, io: &Io, counts: &mut ExitCounts) -> Option<Event> {
+fn run_once(
+    index: usize,
+    vcpu: &mut VcpuFd,
+    io: &Io,
+    access: &Access,
+    counts: &mut ExitCounts,
+) -> Option<Event> {
     const PAGE: u64 = 4096;
     let failed = |reason: String| Some(Event::Failed(MachineError::Vcpu { vcpu: index, reason }));
+    let mut serve = |spot, work: &mut dyn FnMut()| {
+        counts.count(spot);
+        access.begin(spot);
+        work();
+        access.end();
+        None
+    };
     match vcpu.run() {
-        Ok(VcpuExit::IoIn(port, data)) => {
-            counts.count(HotSpot::PortRead(port));
-            io.port_read(port, data);
-            None
-        }
-        Ok(VcpuExit::IoOut(port, data)) => {
-            counts.count(HotSpot::PortWrite(port));
-            io.port_write(port, data);
-            None
-        }
+        Ok(VcpuExit::IoIn(port, data)) => serve(HotSpot::PortRead(port), &mut || io.port_read(port, data)),
+        Ok(VcpuExit::IoOut(port, data)) => serve(HotSpot::PortWrite(port), &mut || io.port_write(port, data)),
         Ok(VcpuExit::MmioRead(address, data)) => {
-            counts.count(HotSpot::MemoryRead(address & !(PAGE - 1)));
-            io.memory_read(address, data);
-            None
+            serve(HotSpot::MemoryRead(address & !(PAGE - 1)), &mut || io.memory_read(address, data))
         }
         Ok(VcpuExit::MmioWrite(address, data)) => {
-            counts.count(HotSpot::MemoryWrite(address & !(PAGE - 1)));
-            io.memory_write(address, data);
-            None
+            serve(HotSpot::MemoryWrite(address & !(PAGE - 1)), &mut || io.memory_write(address, data))
         }
         Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
             counts.interrupted += 1;

@@ -111,3 +111,51 @@ fn stdio(json: bool, stop: &Stop) -> io::Result<(vmm::Console, ConsoleService)> 
     let console = vmm::Console { output, input: Some(input.into()) };
     Ok((console, ConsoleService { _keyboard: Some(keyboard), _terminal: terminal }))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use rustix::fs::{CWD, FileType as Kind, mknodat};
+
+    use super::*;
+
+    #[test]
+    fn what_the_console_can_be_written_to() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name);
+        let refused = |name: &str, expect: &str| {
+            let error = create(&path(name)).err().expect("an error").to_string();
+            assert!(error.contains(expect), "{name}: {error}");
+        };
+        refused("", "Is a directory");
+        refused("absent/file", "No such file");
+        std::fs::write(path("file"), "from an earlier run").expect("written");
+        create(&path("file")).expect("a file").write_all(b"new").expect("written");
+        assert_eq!(std::fs::read(path("file")).expect("a file"), b"new");
+        let _listener = std::os::unix::net::UnixListener::bind(path("socket")).expect("a socket");
+        refused("socket", "No such device");
+        // A number that no disk has.
+        match mknodat(CWD, path("disk"), Kind::BlockDevice, 0o600.into(), rustix::fs::makedev(7, 0xfffff)) {
+            Ok(()) => refused("disk", "block device"),
+            Err(error) => println!("skipped: no block device can be made: {error}"),
+        }
+    }
+
+    #[test]
+    fn a_fifo_is_opened_without_waiting_and_written_once_there_is_a_reader() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("fifo");
+        mknodat(CWD, &path, Kind::Fifo, 0o600.into(), 0).expect("a FIFO");
+        let mut early = create(&path).expect("a FIFO without a reader");
+        let writing = std::thread::spawn(move || early.write_all(b"early"));
+        let mut reader = File::open(&path).expect("its reader");
+        // With a reader it is opened at once, and is as a pipe is: writing waits.
+        let late = create(&path).expect("a FIFO with a reader");
+        writing.join().expect("a thread").expect("written");
+        drop(late);
+        let mut got = String::new();
+        reader.read_to_string(&mut got).expect("what was written");
+        assert_eq!(got, "early");
+    }
+}

@@ -255,6 +255,54 @@ fn a_device_is_reached_where_the_machine_placed_it() {
 }
 
 #[test]
+fn a_vcpu_that_is_stuck_is_said_with_what_it_is_stuck_in() {
+    if !kvm() {
+        return;
+    }
+    let guest = Asm::default().store32(0xe010_0004, 2).print("x").load32(0xc000_0000 + FakeDevice::STUCK);
+    let kernel = guest.power_off().elf();
+    let (mut machine, screen, stop) = machine(kernel.path(), 1, OnReboot::End);
+    machine.add_device(Arc::new(FakeDevice::new(0))).unwrap();
+    let asks = (screen, stop.clone());
+    std::thread::spawn(move || {
+        while asks.0.text().is_empty() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        std::thread::sleep(Duration::from_millis(500));
+        asks.1.request();
+    });
+    let error = machine.run(&stop).unwrap_err();
+    let expect = "vCPU 0 did not stop within 10s: it is stuck in its read of page 0xc0000000";
+    assert!(error.to_string().contains(expect), "{error}");
+    assert!(matches!(machine.run(&stop), Err(MachineError::Unusable)));
+    let another = machine.add_device(Arc::new(FakeDevice::new(1)));
+    assert!(matches!(another, Err(MachineError::Unusable)), "{another:?}");
+}
+
+#[test]
+fn an_output_that_never_returns_does_not_keep_the_guest_from_ending() {
+    struct Stuck;
+    impl std::io::Write for Stuck {
+        fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
+            loop {
+                std::thread::park();
+            }
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    if !kvm() {
+        return;
+    }
+    let kernel = Asm::default().print("hello").power_off().elf();
+    let console = Console { output: Box::new(Stuck), input: None };
+    let options = MachineOptions { console, ..MachineOptions::default() };
+    let mut machine = Machine::new(&config(kernel.path(), 1), options).unwrap();
+    assert_eq!(machine.run(&Stop::new().unwrap()).unwrap().end, End::Shutdown);
+}
+
+#[test]
 fn what_does_not_boot_is_said_exactly() {
     if !kvm() {
         return;
