@@ -13,7 +13,8 @@ use process::{descriptors, kill, status, worker_of};
 
 /// What a worker's descriptors may be: its socket, nothing, eventfds and memfds that it was given, and what the CPU's
 /// accelerator reads of the host.
-const KINDS: [&str; 5] = ["socket:", "/dev/null", "/memfd:guest-ram", "anon_inode:[event", "/proc/meminfo"];
+const KINDS: [&str; 6] =
+    ["socket:", "/dev/null", "/memfd:guest-ram", "/memfd:guest-time", "anon_inode:[event", "/proc/meminfo"];
 
 #[test]
 fn a_bare_guest_launches_its_kernels_on_its_own_memory() {

@@ -12,7 +12,7 @@ use crate::memory::{Memory, MemoryKind};
 /// How a worker's pool hands out memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolOptions {
-    /// The most bytes that it holds, in use and free together.
+    /// The most bytes that it holds, in use and free together. Registered memory is the host's and does not count.
     pub limit: u64,
     /// Whether all memory is set to zero before it is handed out. Set it where a guest will see the memory.
     pub zero: bool,
@@ -74,6 +74,8 @@ struct State {
     free: BTreeMap<(MemoryKind, u64), Vec<Free>>,
     held: HashMap<u64, Held>,
     statistics: PoolStatistics,
+    /// Bytes in use that are the host's own.
+    registered: u64,
     closed: bool,
 }
 
@@ -112,7 +114,8 @@ impl Pool {
         let limit = self.options.limit;
         let mut state = self.lock();
         let Some(size) = rounded(bytes) else {
-            return Err(Error::PoolLimit { bytes, in_use: state.statistics.in_use, limit });
+            let in_use = state.statistics.in_use - state.registered;
+            return Err(Error::PoolLimit { bytes, in_use, limit });
         };
         let hit = state.free.get_mut(&(kind, size)).and_then(|free| match position {
             None => free.pop(),
@@ -121,7 +124,7 @@ impl Pool {
                 Some(free.swap_remove(index))
             }
         });
-        let in_use = state.statistics.in_use;
+        let in_use = state.statistics.in_use - state.registered;
         if hit.is_none() && in_use.checked_add(size).is_none_or(|sum| sum > limit) {
             return Err(Error::PoolLimit { bytes: size, in_use, limit });
         }
@@ -135,7 +138,7 @@ impl Pool {
             return Ok(Taken::Hit(memory, ready));
         }
         statistics.misses += 1;
-        let over = (statistics.in_use.saturating_add(statistics.cached)).saturating_sub(limit);
+        let over = (in_use + size).saturating_add(statistics.cached).saturating_sub(limit);
         Ok(Taken::Miss(size, state.evict(over, position)))
     }
 
@@ -156,6 +159,9 @@ impl Pool {
         let mut state = self.lock();
         state.statistics.buffers -= 1;
         state.statistics.in_use -= memory.bytes();
+        if memory.kind() == MemoryKind::Registered {
+            state.registered -= memory.bytes();
+        }
         if !state.held.is_empty()
             && let Some(held) = state.held.get_mut(&memory.address())
         {
@@ -165,18 +171,20 @@ impl Pool {
         state.put(memory, ready)
     }
 
-    /// Counts memory out that was freed by other means than the pool.
+    /// Counts registered memory out, which is freed by other means than the pool.
     pub(crate) fn forget(&self, bytes: u64) {
         let mut state = self.lock();
         state.statistics.buffers -= 1;
         state.statistics.in_use -= bytes;
+        state.registered -= bytes;
     }
 
-    /// Counts memory in that came by other means than the pool.
+    /// Counts registered memory in, which comes by other means than the pool.
     pub(crate) fn adopt(&self, bytes: u64) {
         let mut state = self.lock();
         state.statistics.buffers += 1;
         state.statistics.in_use += bytes;
+        state.registered += bytes;
         state.statistics.peak = state.statistics.peak.max(state.statistics.in_use);
     }
 
@@ -277,6 +285,22 @@ mod tests {
                 prop_assert!(size - bytes <= bytes / 4 || size - bytes < LARGE && bytes >= LARGE, "{bytes} {size}");
             }
         }
+    }
+
+    #[test]
+    fn the_limit_is_for_what_the_pool_holds() {
+        let pool = Pool::new(PoolOptions { limit: 1000, zero: false });
+        pool.adopt(1 << 30);
+        assert!(matches!(pool.take(MemoryKind::Device, 700, None), Ok(Taken::Miss(768, _))));
+        let error = pool.take(MemoryKind::Device, 256, None).err().unwrap();
+        assert_eq!(error, Error::PoolLimit { bytes: 256, in_use: 768, limit: 1000 });
+        pool.missed(768);
+        pool.forget(1 << 30);
+        assert_eq!(pool.statistics().in_use, 0);
+        assert!(matches!(
+            pool.take(MemoryKind::Device, 1000, None),
+            Err(Error::PoolLimit { bytes: 1024, .. })
+        ));
     }
 
     #[test]

@@ -524,3 +524,33 @@ fn registered_memory_goes_back_by_itself_when_its_last_graph_is_gone() {
     worker.stop(PATIENCE).unwrap();
     assert_eq!(host, [2; 64]);
 }
+
+#[test]
+#[allow(unsafe_code)]
+fn registered_memory_is_not_of_the_pools_limit() {
+    let device = Arc::new(FakeAccelerator::new());
+    let pool = PoolOptions { limit: 4096, zero: false };
+    let worker: Worker<FakeAccelerator> =
+        Worker::start(device, WorkerOptions { pool, ..WorkerOptions::default() }).unwrap();
+    let mut host = vec![0u8; 1 << 16];
+    let start = host.as_mut_ptr();
+    // SAFETY: `host` outlives the worker, and nobody looks at it.
+    let register = || unsafe { worker.register(start, 1 << 16) }.unwrap();
+    for free in [true, false] {
+        let registered = register();
+        let buffer = worker.allocate(4096).unwrap();
+        assert!(matches!(worker.allocate(1), Err(Error::PoolLimit { in_use: 4096, limit: 4096, .. })));
+        if free {
+            worker.free(registered).unwrap();
+        } else {
+            drop(registered);
+        }
+        assert!(matches!(worker.allocate(1), Err(Error::PoolLimit { in_use: 4096, .. })));
+        drop(buffer);
+        // What is kept of it gives way to another size.
+        worker.allocate(2048).unwrap();
+        worker.synchronize(PATIENCE).unwrap();
+    }
+    assert!(worker.statistics().in_use + worker.statistics().cached <= 4096);
+    worker.stop(PATIENCE).unwrap();
+}

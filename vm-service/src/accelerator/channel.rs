@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 /// What the VMM tells a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Order {
-    /// The first: open the accelerator. With a descriptor for each part of the guest's memory.
+    /// The first: open the accelerator. With a descriptor for each part of the guest's memory, and the file that keeps its
+    /// time.
     Open(Open),
     /// The guest's driver is ready. With the doorbell's and, if it wants interrupts, the interrupt's eventfd.
     Start(Start),
@@ -84,11 +85,28 @@ const PACKET: usize = 16 << 10;
 /// The most descriptors beside one.
 const DESCRIPTORS: usize = 8;
 
-/// Sends a packet.
+/// Sends a packet; waits until the other side has room for it.
 ///
 /// # Errors
 /// The Linux kernel's.
 pub(crate) fn send(socket: impl AsFd, message: &impl Serialize, files: &[BorrowedFd<'_>]) -> io::Result<()> {
+    packet(socket, message, files, SendFlags::NOSIGNAL)
+}
+
+/// Sends a packet if the other side has room for it.
+///
+/// # Errors
+/// When it has not (`WouldBlock`); the Linux kernel's.
+pub(crate) fn offer(socket: impl AsFd, message: &impl Serialize, files: &[BorrowedFd<'_>]) -> io::Result<()> {
+    packet(socket, message, files, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+}
+
+fn packet(
+    socket: impl AsFd,
+    message: &impl Serialize,
+    files: &[BorrowedFd<'_>],
+    flags: SendFlags,
+) -> io::Result<()> {
     let bytes = serde_json::to_vec(message).map_err(io::Error::other)?;
     if bytes.len() > PACKET || files.len() > DESCRIPTORS {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -99,7 +117,7 @@ pub(crate) fn send(socket: impl AsFd, message: &impl Serialize, files: &[Borrowe
         return Err(io::ErrorKind::InvalidInput.into());
     }
     loop {
-        match sendmsg(&socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL) {
+        match sendmsg(&socket, &[IoSlice::new(&bytes)], &mut control, flags) {
             Err(rustix::io::Errno::INTR) => {}
             sent => return sent.map(drop).map_err(io::Error::from),
         }

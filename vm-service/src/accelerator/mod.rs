@@ -20,6 +20,7 @@
 //! context, the reset undoes it.
 
 mod channel;
+mod meter;
 mod process;
 mod program;
 mod sandbox;
@@ -27,6 +28,7 @@ mod sys;
 mod worker;
 
 pub(crate) use channel::{Open, Report, Start};
+pub(crate) use meter::Meter;
 pub(crate) use process::{WorkerError, WorkerProcess};
 pub use program::WorkerProgram;
 pub(crate) use worker::main as worker_main;

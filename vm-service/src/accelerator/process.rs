@@ -12,6 +12,7 @@ use thiserror::Error;
 
 use super::WorkerProgram;
 use super::channel::{self, Open, Order, Report, Start};
+use super::meter::{self, Meter};
 
 /// How long a worker may take to open its accelerator: a GPU that nobody uses takes seconds to wake.
 const OPEN_DEADLINE: Duration = Duration::from_secs(60);
@@ -51,16 +52,18 @@ pub(crate) enum WorkerError {
     },
 }
 
-/// A worker that has opened its accelerator. Dropping it kills the process.
+/// A worker that has opened its accelerator. Dropping it kills the process. It is never waited for when it is told
+/// something: one that does not listen gets no more than its socket holds.
 #[derive(Debug)]
 pub(crate) struct WorkerProcess {
     child: Child,
     socket: OwnedFd,
+    meter: Meter,
 }
 
 impl WorkerProcess {
     /// Starts a worker and waits until its accelerator is open; answers with the accelerator's name too. It inherits
-    /// nothing but its end of a socket, and standard error for its messages.
+    /// nothing but its end of a socket, and standard error for its messages. `meter` keeps what it uses of the guest's time.
     ///
     /// # Errors
     /// When it can't be started, or the accelerator can't be opened.
@@ -68,6 +71,7 @@ impl WorkerProcess {
         program: &WorkerProgram,
         open: &Open,
         ram: &[BorrowedFd<'_>],
+        meter: &Meter,
     ) -> Result<(Self, String), WorkerError> {
         let failed = |source| WorkerError::Start { device: open.device.clone(), source };
         let (socket, theirs) =
@@ -82,11 +86,13 @@ impl WorkerProcess {
         if let Some(libraries) = std::env::var_os("LD_LIBRARY_PATH") {
             command.env("LD_LIBRARY_PATH", libraries);
         }
+        let kept = meter.try_clone().map_err(failed)?;
         let child = command.spawn().map_err(failed)?;
         // The command holds the child's end of the socket.
         drop(command);
-        let mut this = Self { child, socket };
-        channel::send(&this.socket, &Order::Open(open.clone()), ram).map_err(failed)?;
+        let mut this = Self { child, socket, meter: kept };
+        let files: Vec<BorrowedFd<'_>> = ram.iter().copied().chain([meter.as_fd()]).collect();
+        channel::offer(&this.socket, &Order::Open(open.clone()), &files).map_err(failed)?;
         let device = open.device.clone();
         match this.report(OPEN_DEADLINE) {
             Ok(Some(Report::Ready { name, .. })) => Ok((this, name)),
@@ -113,7 +119,7 @@ impl WorkerProcess {
     /// Tells the worker to serve a queue.
     ///
     /// # Errors
-    /// When it has gone.
+    /// When it has gone, or does not listen.
     pub(crate) fn start(
         &self,
         start: Start,
@@ -121,23 +127,23 @@ impl WorkerProcess {
         interrupt: Option<BorrowedFd<'_>>,
     ) -> io::Result<()> {
         let files: Vec<BorrowedFd<'_>> = std::iter::once(doorbell).chain(interrupt).collect();
-        channel::send(&self.socket, &Order::Start(start), &files)
+        channel::offer(&self.socket, &Order::Start(start), &files)
     }
 
     /// Hands a program's socket to the worker.
     ///
     /// # Errors
-    /// When it has gone.
+    /// When it has gone, or does not listen.
     pub(crate) fn connect(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
-        channel::send(&self.socket, &Order::Connect, &[socket])
+        channel::offer(&self.socket, &Order::Connect, &[socket])
     }
 
     /// Asks the worker whether it is there.
     ///
     /// # Errors
-    /// When it has gone.
+    /// When it has gone, or does not listen.
     pub(crate) fn ping(&self) -> io::Result<()> {
-        channel::send(&self.socket, &Order::Ping, &[])
+        channel::offer(&self.socket, &Order::Ping, &[])
     }
 
     /// Readable when there is a report, or the worker has gone.
@@ -187,10 +193,41 @@ impl WorkerProcess {
     }
 }
 
+#[cfg(test)]
+impl WorkerProcess {
+    /// A process that hears nothing, with the other end of its socket.
+    pub(crate) fn deaf() -> (Self, OwnedFd) {
+        let (socket, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let child = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
+        (Self { child, socket, meter: Meter::new().unwrap() }, theirs)
+    }
+}
+
 impl Drop for WorkerProcess {
     fn drop(&mut self) {
         if self.kill().is_none() {
             tracing::error!(pid = self.child.id(), "an accelerator's worker was killed and is not gone");
         }
+        if let Err(error) = self.meter.settle(meter::now()) {
+            tracing::error!(%error, "what the worker used of the guest's time is not known");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::accelerator::meter::Reading;
+
+    #[test]
+    fn the_end_of_a_worker_settles_what_it_used() {
+        let (worker, _theirs) = WorkerProcess::deaf();
+        let meter = worker.meter.try_clone().unwrap();
+        let now = meter::now();
+        meter.write(&Reading { balance: 5, at: now, since: Some(now) }).unwrap();
+        drop(worker);
+        let left = meter.read().unwrap().unwrap();
+        assert!(left.since.is_none() && left.balance < 5, "{left:?}");
     }
 }

@@ -82,6 +82,7 @@ const COMMON: &[i64] = &[
     libc::SYS_poll,
     libc::SYS_ppoll,
     libc::SYS_pread64,
+    libc::SYS_pwrite64,
     libc::SYS_read,
     libc::SYS_recvmsg,
     libc::SYS_restart_syscall,

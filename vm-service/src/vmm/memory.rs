@@ -132,7 +132,10 @@ pub(super) fn window(bytes: u64) -> io::Result<MmapRegion> {
 }
 
 /// Memory as a file of just this length.
-fn memfd(name: &str, len: u64) -> io::Result<File> {
+///
+/// # Errors
+/// When there are no files left.
+pub(crate) fn memfd(name: &str, len: u64) -> io::Result<File> {
     let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&file, len)?;
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;

@@ -33,7 +33,7 @@ mod io;
 pub mod layout;
 mod lifecycle;
 mod machine;
-mod memory;
+pub(crate) mod memory;
 mod pci;
 mod serial;
 mod stop;

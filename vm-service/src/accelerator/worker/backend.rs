@@ -18,6 +18,8 @@ const OWN_MEMORY: u64 = 1 << 30;
 const THREAD_MEMORY: u64 = 80 << 20;
 /// What a driver's library may hold of the host's memory.
 const DRIVER_MEMORY: u64 = 32 << 30;
+/// What the pool may keep of freed memory beyond the guest's quota, so that the next buffer need not wait for the device.
+const KEPT: u64 = 64 << 20;
 /// How long the accelerator's thread looks for more to do before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
 /// Commands that may wait for the accelerator.
@@ -47,38 +49,53 @@ pub(super) fn open(device: &str, memory: u64, deadline: Duration) -> Result<Open
         "cpu" => {
             let threads = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
             sandbox::limit_memory(memory.saturating_add(OWN_MEMORY + threads * THREAD_MEMORY))?;
-            open_cpu(deadline)
+            open_cpu(memory, deadline)
         }
         address => {
             sandbox::limit_memory(DRIVER_MEMORY)?;
-            open_gpu(address, deadline)
+            open_gpu(address, memory, deadline)
         }
     }
 }
 
 #[cfg(feature = "cpu")]
-fn open_cpu(deadline: Duration) -> Result<Opened, String> {
+fn open_cpu(memory: u64, deadline: Duration) -> Result<Opened, String> {
     let cpu = vm_passthrough::accelerator::CpuAccelerator::new().map_err(|error| error.to_string())?;
-    opened(cpu, Confinement::Own, deadline, |compiler| compiler)
+    opened(cpu, Confinement::Own, memory, deadline, |compiler| compiler)
 }
 
 #[cfg(not(feature = "cpu"))]
-fn open_cpu(_deadline: Duration) -> Result<Opened, String> {
+fn open_cpu(_memory: u64, _deadline: Duration) -> Result<Opened, String> {
     Err("this vm-service was built without the CPU's accelerator; build it with `--features cpu`".into())
 }
 
 #[cfg(feature = "cuda")]
-fn open_gpu(address: &str, deadline: Duration) -> Result<Opened, String> {
+fn open_gpu(address: &str, memory: u64, deadline: Duration) -> Result<Opened, String> {
     let gpu = vm_passthrough::accelerator::CudaAccelerator::at(address).map_err(|error| error.to_string())?;
     // The driver compiles PTX when it is loaded: this process is the one with limits on time and memory.
-    opened(gpu, Confinement::Driver, deadline, |compiler| compiler.assembler(None))
+    opened(gpu, Confinement::Driver, memory, deadline, |compiler| compiler.assembler(None))
 }
 
 #[cfg(not(feature = "cuda"))]
-fn open_gpu(address: &str, _deadline: Duration) -> Result<Opened, String> {
+fn open_gpu(address: &str, _memory: u64, _deadline: Duration) -> Result<Opened, String> {
     Err(format!(
         "this vm-service was built without an accelerator for {address}; build it with `--features cuda`"
     ))
+}
+
+/// How the accelerator's thread works for a guest.
+pub(super) fn options(memory: u64, deadline: Duration) -> WorkerOptions {
+    WorkerOptions {
+        name: "accelerator".into(),
+        capacity: CAPACITY,
+        // A guest that waits for one small launch at a time is answered sooner.
+        spin: SPIN,
+        queue: QueueOptions { patience: deadline.saturating_add(GRACE), keep_bytes: 0 },
+        // The quota is counted by who hands out the buffers; this counts what they left behind too, and what is lost by
+        // rounding.
+        pool: PoolOptions { zero: true, limit: memory.saturating_add(KEPT) },
+        ..WorkerOptions::default()
+    }
 }
 
 /// Starts an accelerator's worker, and runs through everything once that it loads when it is first used, as the process
@@ -87,6 +104,7 @@ fn open_gpu(address: &str, _deadline: Duration) -> Result<Opened, String> {
 fn opened<A: JitTarget>(
     accelerator: A,
     confinement: Confinement,
+    memory: u64,
     deadline: Duration,
     adjust: impl FnOnce(JitCompiler<A>) -> JitCompiler<A>,
 ) -> Result<Opened, String> {
@@ -94,17 +112,8 @@ fn opened<A: JitTarget>(
     let name = accelerator.info().name.clone();
     let target = accelerator.target().map_err(|error| error.to_string())?.to_string();
     let compiler = adjust(JitCompiler::new(accelerator.clone()));
-    let options = WorkerOptions {
-        name: "accelerator".into(),
-        capacity: CAPACITY,
-        // A guest that waits for one small launch at a time is answered sooner.
-        spin: SPIN,
-        queue: QueueOptions { patience: deadline.saturating_add(GRACE), keep_bytes: 0 },
-        // The quota is counted by who hands out the buffers.
-        pool: PoolOptions { zero: true, ..PoolOptions::default() },
-        ..WorkerOptions::default()
-    };
-    let worker: Worker<A> = Worker::start(accelerator, options).map_err(|error| error.to_string())?;
+    let worker: Worker<A> =
+        Worker::start(accelerator, options(memory, deadline)).map_err(|error| error.to_string())?;
     let compiler = Jit { compiler, target: target.clone() };
     warm_up(&worker, &compiler, deadline).map_err(|error| format!("its first kernel failed: {error}"))?;
     let compiler: Arc<dyn Compile> = Arc::new(compiler);

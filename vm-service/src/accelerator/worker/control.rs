@@ -16,6 +16,7 @@ use super::session::Guest;
 use super::stream::Stream;
 use super::watch::Watch;
 use crate::accelerator::channel::{self, Order, Report, Start};
+use crate::accelerator::meter::Meter;
 use crate::accelerator::{sandbox, sys};
 
 /// How often the deadlines are looked at.
@@ -34,19 +35,21 @@ pub(crate) fn main() -> Result<(), String> {
 
 fn run(socket: &OwnedFd) -> Result<(), String> {
     let gone = |error: io::Error| format!("the VMM can't be heard: {error}");
-    let (open, files) = match channel::receive::<Order>(socket).map_err(gone)? {
+    let (open, mut files) = match channel::receive::<Order>(socket).map_err(gone)? {
         Some((Order::Open(open), files)) => (open, files),
         Some((other, _)) => return Err(format!("the first order is {other:?}")),
         None => return Ok(()),
     };
+    let meter = files.pop().map(Meter::from).ok_or("there is no file for the guest's time")?;
     let ram = Arc::new(Ram::new(&open.ram, files)?);
     let opened = backend::open(&open.device, open.memory, Duration::from_micros(open.deadline_us))?;
+    let watch = Watch::default();
+    let (broken, breaks) = mpsc::channel();
+    // Before the process is confined: the first look at the clock asks the Linux kernel how to read it.
+    let guest = Guest::new(&open, ram.clone(), meter, watch.clone(), broken)?;
     sandbox::confine(opened.confinement)?;
     let ready = Report::Ready { name: opened.name.clone(), target: opened.target.clone() };
     channel::send(socket, &ready, &[]).map_err(gone)?;
-    let watch = Watch::default();
-    let (broken, breaks) = mpsc::channel();
-    let guest = Guest::new(&open, ram.clone(), watch.clone(), broken);
     let config =
         Config::new(open.memory, open.deadline_us).with_window(ram.bytes(), open.port.unwrap_or_default());
     let (mut started, programs) = (false, Arc::new(()));

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use vm_paravirt::{LogEntry, LogWriter, Status};
+use vm_paravirt::{LogEntry, LogWriter, MAX_TEXT, Status};
 
 /// The most entries; the oldest give way.
 const ENTRIES: usize = 256;
@@ -10,17 +10,19 @@ const ENTRIES: usize = 256;
 /// The last things that went wrong.
 #[derive(Debug, Default)]
 pub(super) struct Log {
-    entries: VecDeque<(u64, u32, Status, String)>,
+    entries: VecDeque<(u64, u32, Status, Box<str>)>,
 }
 
 impl Log {
-    /// Adds an entry.
+    /// Adds an entry. Of its text is kept what will be read: a compiler's can be a megabyte.
     pub(super) fn add(&mut self, batch: u64, operation: u32, status: Status, text: String) {
         tracing::debug!(batch, operation, %status, text, "an operation of the guest failed");
         if self.entries.len() == ENTRIES {
             self.entries.pop_front();
         }
-        self.entries.push_back((batch, operation, status, text));
+        let end = (0..=text.len().min(MAX_TEXT)).rev().find(|end| text.is_char_boundary(*end));
+        let kept = text.get(..end.unwrap_or(0)).unwrap_or_default();
+        self.entries.push_back((batch, operation, status, kept.into()));
     }
 
     /// Takes the oldest entries, as many as fit `room` bytes.
@@ -43,6 +45,19 @@ impl Log {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_more_is_kept_than_is_read() {
+        let mut log = Log::default();
+        for text in ["ä".repeat(1 << 20), "x".repeat(MAX_TEXT)] {
+            log.add(0, 0, Status::Module, text);
+        }
+        let kept: Vec<usize> = log.entries.iter().map(|(.., text)| text.len()).collect();
+        let read: Vec<usize> =
+            vm_paravirt::LogReader::new(&log.take(1 << 20)).map(|entry| entry.unwrap().text.len()).collect();
+        assert_eq!(kept, read);
+        assert_eq!(kept, [MAX_TEXT & !1, MAX_TEXT]);
+    }
 
     #[test]
     fn the_oldest_give_way_and_what_was_read_is_gone() {

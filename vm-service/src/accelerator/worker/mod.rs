@@ -14,6 +14,7 @@ mod fences;
 mod import;
 mod link;
 mod log;
+mod pace;
 mod queue;
 mod ram;
 mod server;

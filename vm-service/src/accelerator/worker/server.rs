@@ -27,8 +27,6 @@ const KERNELS: u64 = 4096;
 const BUFFERS: u64 = 4096;
 /// The most ranges of its memory under all its buffers: each is a mapping of this process.
 const RANGES: u64 = 16384;
-/// What the accelerator's pool may keep of freed memory beyond the guest's quota.
-const KEPT: u64 = 64 << 20;
 /// Launches between two fences of our own: so many at most stand between a fence and its answer. They are given to the
 /// accelerator together.
 const FENCED: u32 = 64;
@@ -460,13 +458,8 @@ impl<A: Accelerator> Server<A> {
     }
 
     fn destroy_buffer(&mut self, number: u32) -> Result<(), Failure> {
-        drop(self.buffers.remove(&number).ok_or_else(|| missing("buffer", number))?);
-        // What the pool keeps for the next buffer is the guest's too.
-        let kept = self.worker.statistics().cached;
-        if self.usage.now(Resource::Held).saturating_add(kept) > self.quotas.memory.saturating_add(KEPT) {
-            self.worker.trim().map_err(failure)?;
-        }
-        Ok(())
+        // The accelerator's pool, which counts it until another buffer needs the room, may keep it.
+        self.buffers.remove(&number).map(drop).ok_or_else(|| missing("buffer", number))
     }
 
     fn held(&self, number: u32) -> Result<&Held<A>, Failure> {

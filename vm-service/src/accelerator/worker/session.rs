@@ -1,18 +1,21 @@
 //! Serves a link: takes its batches, hands their operations to the accelerator, and answers.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use vm_accel::{Accelerator, Limits, Worker};
 
-use super::fences::{Fences, Pace, Pending};
+use super::fences::{Fences, Pending};
 use super::link::Link;
 use super::log::Log;
+use super::pace::Pace;
 use super::ram::Ram;
 use super::server::{Answer, Compile, GRACE, Quotas, Server, most};
 use super::usage::Usage;
 use super::watch::Watch;
 use crate::accelerator::Open;
+use crate::accelerator::meter::Meter;
 
 /// How many batches of a link may be under way on the accelerator.
 const PENDING: usize = 256;
@@ -32,13 +35,22 @@ pub(super) struct Guest {
 }
 
 impl Guest {
-    /// A guest that holds nothing.
-    pub(super) fn new(open: &Open, ram: Arc<Ram>, watch: Watch, broken: mpsc::Sender<String>) -> Self {
+    /// A guest that holds nothing, and has used as much of its time as `meter` says.
+    ///
+    /// # Errors
+    /// When that can't be read.
+    pub(super) fn new(
+        open: &Open,
+        ram: Arc<Ram>,
+        meter: Meter,
+        watch: Watch,
+        broken: mpsc::Sender<String>,
+    ) -> Result<Self, String> {
         let time = Duration::from_micros(open.deadline_us);
         let quotas = Quotas { memory: open.memory, limits: Limits { rounds: ROUNDS, time } };
         let usage = Usage::new(most(&quotas, &ram));
-        let pace = Arc::new(Pace::new(Duration::from_micros(open.time_slice_us)));
-        Self { ram, quotas, usage, pace, watch, broken }
+        let pace = Arc::new(Pace::new(Duration::from_micros(open.time_slice_us), meter)?);
+        Ok(Self { ram, quotas, usage, pace, watch, broken })
     }
 
     /// Tells that the guest can be served no further.
@@ -51,8 +63,28 @@ impl Guest {
 /// Serves a link until it ends; then all that came over it is released.
 ///
 /// # Errors
-/// When the driver broke its queue, or the accelerator failed.
+/// When the driver broke its queue, the accelerator failed, or this thread panicked.
 pub(super) fn serve<A: Accelerator, L: Link>(
+    worker: &Worker<A>,
+    compiler: Arc<dyn Compile>,
+    link: L,
+    guest: &Guest,
+) -> Result<(), String> {
+    caught("serves the guest", || serve_link(worker, compiler, link, guest))
+}
+
+/// Runs what must not end without a word: whoever waits for it would wait for ever.
+fn caught(what: &str, run: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+    // Nothing that was at hand is used again: the worker ends.
+    let ended = catch_unwind(AssertUnwindSafe(run));
+    ended.unwrap_or_else(|payload| {
+        // Its own end may panic too.
+        std::mem::forget(payload);
+        Err(format!("the thread that {what} panicked; see the worker's messages above"))
+    })
+}
+
+fn serve_link<A: Accelerator, L: Link>(
     worker: &Worker<A>,
     compiler: Arc<dyn Compile>,
     link: L,
@@ -65,10 +97,10 @@ pub(super) fn serve<A: Accelerator, L: Link>(
     let log = Arc::new(Mutex::new(Log::default()));
     let mut server = Server::new(worker.clone(), compiler, ram, quotas, usage, log.clone(), watch.clone());
     let (pending, batches) = mpsc::sync_channel(PENDING);
-    let fences = Fences { link: link.clone(), pace: pace.clone(), log, watch: watch.clone(), deadline };
+    let fences = Fences { link: link.clone(), log, watch: watch.clone(), deadline };
     // This thread may wait for a batch that never comes: what ends the other one is told at once.
     let run = move || {
-        if let Err(reason) = fences.run(&batches) {
+        if let Err(reason) = caught("waits for fences", || fences.run(&batches)) {
             teller.broken(reason);
         }
     };
@@ -82,10 +114,10 @@ pub(super) fn serve<A: Accelerator, L: Link>(
                 link.answer(&request.place, &Answer::refused(vm_paravirt::Status::Malformed))?;
                 continue;
             };
-            pace.wait();
-            let begun = Instant::now();
+            let turn = pace.turn();
             let executed = server.execute(&batch, request.room);
             if executed.fences.is_empty() {
+                turn.unused();
                 link.answer(&request.place, &executed.answer)?;
                 continue;
             }
@@ -95,8 +127,7 @@ pub(super) fn serve<A: Accelerator, L: Link>(
                 link.answer(&request.place, &executed.answer)?;
                 None
             };
-            pace.begin();
-            if pending.send(Pending { executed, reply, begun }).is_err() {
+            if pending.send(Pending { executed, reply, turn }).is_err() {
                 // The other thread has ended, and says why.
                 return Ok(());
             }
@@ -107,7 +138,7 @@ pub(super) fn serve<A: Accelerator, L: Link>(
     drop(pending);
     // What is under way has deadlines of its own.
     let ended =
-        ended.and_then(|()| thread.join().map_err(|_| "the thread that waits for fences panicked".into()));
+        ended.and_then(|()| thread.join().map_err(|_| "the thread that waits for fences ended".into()));
     let releasing = watch.begin("the release of a program's buffers", deadline.saturating_add(GRACE));
     drop(server);
     drop(releasing);

@@ -65,7 +65,8 @@ impl AcceleratorDevice {
         };
         let config = Config::new(shared.memory, micros(shared.deadline));
         let made = |open, files| {
-            let maker = Maker::new(program.clone(), open, files);
+            let maker = Maker::new(program.clone(), open, files)
+                .map_err(|error| failed(format!("the guest's time can't be kept: {error}")))?;
             let (worker, name) = maker.make().map_err(|error| failed(error.to_string()))?;
             tracing::info!("the guest shares the accelerator {device}, {name}");
             Ok::<_, MachineError>((Arc::new(maker), worker))

@@ -1,6 +1,7 @@
 //! Starts the workers of an accelerator that the guest shares, and watches over them.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::programs::Programs;
-use crate::accelerator::{Open, Report, WorkerError, WorkerProcess, WorkerProgram};
+use crate::accelerator::{Meter, Open, Report, WorkerError, WorkerProcess, WorkerProgram};
 use crate::vmm::sys;
 
 /// How long after a worker was started the next may be: a guest that resets its device for ever costs the host no more.
@@ -24,14 +25,19 @@ pub(super) struct Maker {
     program: WorkerProgram,
     open: Open,
     memory: Vec<File>,
+    /// What they have used of the guest's time, all of them.
+    meter: Meter,
     /// When the last one was started.
     last: Mutex<Option<Instant>>,
 }
 
 impl Maker {
     /// Workers of this program, each with these orders and files.
-    pub(super) fn new(program: WorkerProgram, open: Open, memory: Vec<File>) -> Self {
-        Self { program, open, memory, last: Mutex::new(None) }
+    ///
+    /// # Errors
+    /// When there are no files left.
+    pub(super) fn new(program: WorkerProgram, open: Open, memory: Vec<File>) -> io::Result<Self> {
+        Ok(Self { program, open, memory, meter: Meter::new()?, last: Mutex::new(None) })
     }
 
     /// What a worker is told first.
@@ -57,7 +63,7 @@ impl Maker {
         *last = Some(Instant::now());
         drop(last);
         let memory: Vec<BorrowedFd<'_>> = self.memory.iter().map(File::as_fd).collect();
-        WorkerProcess::spawn(&self.program, &self.open, &memory)
+        WorkerProcess::spawn(&self.program, &self.open, &memory, &self.meter)
     }
 }
 
@@ -67,12 +73,23 @@ impl Maker {
 /// # Errors
 /// Why it was ended before.
 pub(super) fn supervise(
-    mut worker: WorkerProcess,
+    worker: WorkerProcess,
     end: &EventFd,
     programs: Option<&Programs>,
 ) -> Result<(), String> {
-    let period = Timespec::try_from(PING_PERIOD).map_err(|error| error.to_string())?;
-    let mut asked: Option<Instant> = None;
+    supervise_within(worker, end, programs, PING_PERIOD, PING_PATIENCE)
+}
+
+fn supervise_within(
+    mut worker: WorkerProcess,
+    end: &EventFd,
+    programs: Option<&Programs>,
+    period: Duration,
+    patience: Duration,
+) -> Result<(), String> {
+    let period = Timespec::try_from(period).map_err(|error| error.to_string())?;
+    // Since when it owes an answer, and whether it was asked: its socket may have been full.
+    let (mut since, mut asked): (Option<Instant>, bool) = (None, false);
     loop {
         let (end, socket) = (sys::borrow(end), worker.socket());
         let listener = programs.map(Programs::listener);
@@ -92,7 +109,7 @@ pub(super) fn supervise(
         }
         if ready[1] {
             match worker.report(Duration::ZERO) {
-                Ok(Some(Report::Here)) => asked = None,
+                Ok(Some(Report::Here)) => (since, asked) = (None, false),
                 Ok(Some(Report::Broken(reason) | Report::Overdue(reason) | Report::Failed(reason))) => {
                     return Err(reason);
                 }
@@ -102,12 +119,37 @@ pub(super) fn supervise(
                 }
                 Err(error) => return Err(format!("it can't be heard: {error}")),
             }
-        } else if let Some(asked) = asked {
-            if asked.elapsed() > PING_PATIENCE {
-                return Err(format!("it did not answer within {} s", PING_PATIENCE.as_secs()));
+        } else {
+            if since.get_or_insert_with(Instant::now).elapsed() > patience {
+                return Err(format!("it did not answer within {} s", patience.as_secs()));
             }
-        } else if worker.ping().is_ok() {
-            asked = Some(Instant::now());
+            asked = asked || worker.ping().is_ok();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd as _;
+
+    use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK};
+
+    use super::*;
+
+    #[test]
+    fn a_worker_that_hears_nothing_is_ended_whatever_waits_for_it() {
+        for connections in [0, 1, 20_000] {
+            let (worker, deaf) = WorkerProcess::deaf();
+            let end = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).unwrap();
+            let socket = std::io::pipe().unwrap().0;
+            let refused = (0..connections).filter(|_| worker.connect(socket.as_fd()).is_err()).count();
+            assert_eq!(refused > 0, connections > 1);
+            let (period, patience) = (Duration::from_millis(10), Duration::from_millis(200));
+            let begin = Instant::now();
+            let reason = supervise_within(worker, &end, None, period, patience).unwrap_err();
+            assert!(reason.contains("did not answer"), "{reason}");
+            assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
+            drop(deaf);
         }
     }
 }

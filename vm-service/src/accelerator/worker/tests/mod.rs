@@ -1,5 +1,6 @@
 //! Batches on the simulated accelerator, whose kernels are known by their names.
 
+mod panics;
 mod stream;
 
 use std::fs::File;
@@ -27,7 +28,7 @@ use crate::accelerator::worker::server::{Compile, Executed, Quotas, Server, most
 use crate::accelerator::worker::session::{Guest, serve};
 use crate::accelerator::worker::usage::Usage;
 use crate::accelerator::worker::watch::Watch;
-use crate::accelerator::{Open, Start};
+use crate::accelerator::{Meter, Open, Start};
 
 const RAM: u64 = 64 << 10;
 const QUOTA: u64 = 1 << 20;
@@ -513,7 +514,7 @@ fn a_lost_context_is_told_at_once() {
     let device = Arc::new(FakeAccelerator::new());
     let worker: Worker<_> = Worker::start(device.clone(), WorkerOptions::default()).unwrap();
     device.lose();
-    let guest = Guest::new(&open, ram, Watch::default(), broken);
+    let guest = Guest::new(&open, ram, Meter::new().unwrap(), Watch::default(), broken).unwrap();
     std::thread::spawn(move || serve(&worker, Arc::new(ByName), ring, &guest));
     let reason = breaks.recv_timeout(Duration::from_secs(30)).unwrap();
     assert!(reason.contains("lost"), "{reason}");

@@ -10,6 +10,7 @@ use vm_paravirt_guest::linux::{Part, Stream as Client, Window};
 use vm_paravirt_guest::{Accelerator, Error, Transport as _};
 
 use super::*;
+use crate::accelerator::worker::backend;
 use crate::accelerator::worker::stream::Stream;
 
 const WINDOW: u64 = 1 << 20;
@@ -27,16 +28,21 @@ struct Host {
 
 impl Host {
     fn new() -> Self {
+        Self::with(Arc::new(FakeAccelerator::with_memory(4 << 20)), QUOTA)
+    }
+
+    fn with(device: Arc<FakeAccelerator>, memory: u64) -> Self {
         let file = tempfile::tempfile().unwrap();
         file.set_len(WINDOW).unwrap();
         let parts = vec![OwnedFd::from(file.try_clone().unwrap())];
         let ram = Arc::new(Ram::new(&[(0, WINDOW)], parts).unwrap());
-        let open = orders(Some(1));
+        let open = Open { memory, ..orders(Some(1)) };
         let (broken, breaks) = channel();
-        let device = Arc::new(FakeAccelerator::with_memory(4 << 20));
-        let worker = Worker::start(device, WorkerOptions::default()).unwrap();
-        let config = Config::new(QUOTA, open.deadline_us).with_window(WINDOW, 1);
-        Self { worker, guest: Guest::new(&open, ram, Watch::default(), broken), config, file, breaks }
+        let options = backend::options(memory, Duration::from_micros(open.deadline_us));
+        let worker = Worker::start(device, options).unwrap();
+        let config = Config::new(memory, open.deadline_us).with_window(WINDOW, 1);
+        let guest = Guest::new(&open, ram, Meter::new().unwrap(), Watch::default(), broken).unwrap();
+        Self { worker, guest, config, file, breaks }
     }
 
     /// A program's end of a socket, whose other end is served.
@@ -318,6 +324,20 @@ fn what_a_program_leaves_is_released() {
         second.once_released(|batch| batch.import_buffer(2, &[all]));
     }
     assert!(host.breaks.try_recv().is_err());
+}
+
+#[test]
+fn what_programs_leave_behind_is_within_the_quota_too() {
+    const MEMORY: u64 = 32 << 20;
+    let device = Arc::new(FakeAccelerator::with_memory(1 << 30));
+    let host = Host::with(device.clone(), MEMORY);
+    // No freed memory serves the next program.
+    for round in 0..16 {
+        let mut program = host.program();
+        program.once_released(|batch| batch.create_buffer(1, MEMORY - round * (2 << 20)));
+        assert_eq!(program.run(|batch| batch.fence()), Ok(Ok(())));
+        assert!(device.used() <= MEMORY + (64 << 20), "round {round}: {} bytes", device.used());
+    }
 }
 
 #[test]

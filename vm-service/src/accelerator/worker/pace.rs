@@ -1,0 +1,150 @@
+//! The guest's turns at the accelerator: with a time slice, one batch at a time, and none while the guest owes time.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::budget::Budget;
+use crate::accelerator::meter::{self, Meter};
+
+/// What the guest has used of its time.
+#[derive(Debug)]
+pub(super) struct Pace {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Where it is kept for the next worker.
+    meter: Meter,
+}
+
+#[derive(Debug)]
+struct State {
+    budget: Budget,
+    /// Since when the accelerator has worked for the guest, if it does.
+    since: Option<Duration>,
+}
+
+/// The guest's leave to use the accelerator. What passes until it is dropped is of its time.
+#[derive(Debug)]
+pub(super) struct Turn(Option<Arc<Pace>>);
+
+impl Pace {
+    /// Goes on where the worker before ended.
+    ///
+    /// # Errors
+    /// When that can't be read.
+    pub(super) fn new(slice: Duration, meter: Meter) -> Result<Self, String> {
+        let reading = meter.read().map_err(|error| format!("the guest's time can't be read: {error}"))?;
+        let now = meter::now();
+        let budget = match reading {
+            Some(reading) => Budget::resume(slice, now, &reading),
+            None => Budget::new(slice, now),
+        };
+        Ok(Self { state: Mutex::new(State { budget, since: None }), changed: Condvar::new(), meter })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until the guest may go on. With a time slice that is when nothing of its work is under way, so that its
+    /// time can be told, and it has time left.
+    pub(super) fn turn(self: &Arc<Self>) -> Turn {
+        let mut state = self.state();
+        if !state.budget.limits() {
+            return Turn(None);
+        }
+        loop {
+            if state.since.is_some() {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let now = meter::now();
+            let wait = state.budget.wait(now);
+            if wait.is_zero() {
+                state.since = Some(now);
+                self.keep(&state);
+                return Turn(Some(self.clone()));
+            }
+            drop(state);
+            std::thread::sleep(wait);
+            state = self.state();
+        }
+    }
+
+    fn end(&self, used: bool) {
+        let mut state = self.state();
+        let now = meter::now();
+        if let Some(since) = state.since.take().filter(|_| used) {
+            state.budget.spend(now.saturating_sub(since), now);
+        }
+        self.keep(&state);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    fn keep(&self, state: &State) {
+        if let Err(error) = self.meter.write(&state.budget.reading(state.since)) {
+            tracing::error!(%error, "the guest's time can't be kept for its next worker");
+        }
+    }
+}
+
+impl Turn {
+    /// Ends it without any time taken: the accelerator was not used.
+    pub(super) fn unused(mut self) {
+        if let Some(pace) = self.0.take() {
+            pace.end(false);
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if let Some(pace) = self.0.take() {
+            pace.end(true);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    const MILLISECOND: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn a_worker_that_is_killed_leaves_its_debt() {
+        let kept = Meter::new().unwrap();
+        let pace = |slice| Arc::new(Pace::new(slice, kept.try_clone().unwrap()).unwrap());
+        let first = pace(20 * MILLISECOND);
+        first.turn().unused();
+        assert!(kept.read().unwrap().unwrap().balance > 0);
+        // The process ends in the middle of a batch.
+        std::mem::forget(first.turn());
+        std::thread::sleep(60 * MILLISECOND);
+        kept.settle(meter::now()).unwrap();
+        let (second, begin) = (pace(20 * MILLISECOND), Instant::now());
+        drop(second.turn());
+        // Of the 60 ms it had 40 at most.
+        assert!(begin.elapsed() >= 90 * MILLISECOND, "{:?}", begin.elapsed());
+        // Who has no slice owes nothing.
+        let begin = Instant::now();
+        let free = pace(crate::config::TIME_PERIOD);
+        let turns = [free.turn(), free.turn()];
+        assert!(begin.elapsed() < Duration::from_secs(5));
+        drop(turns);
+    }
+
+    #[test]
+    fn one_batch_is_under_way_at_a_time() {
+        let pace = Arc::new(Pace::new(99 * MILLISECOND, Meter::new().unwrap()).unwrap());
+        let turn = pace.turn();
+        let other = pace.clone();
+        let thread = std::thread::spawn(move || drop(other.turn()));
+        std::thread::sleep(50 * MILLISECOND);
+        assert!(!thread.is_finished());
+        drop(turn);
+        thread.join().unwrap();
+    }
+}

@@ -1,0 +1,70 @@
+//! Threads that panic, which is told.
+
+use std::sync::mpsc::channel;
+
+use super::*;
+use crate::accelerator::worker::link::{Link, Request};
+use crate::accelerator::worker::server::Answer;
+
+/// Panics instead of compiling.
+struct Panics;
+
+impl Compile for Panics {
+    fn target(&self) -> &str {
+        "fake"
+    }
+
+    fn compile(&self, _module: &ValidModule) -> Result<Vec<Artifact>, String> {
+        panic!("planted in the compiler")
+    }
+}
+
+/// A queue with one batch and no end, whose answer panics.
+struct OneBatch(Mutex<Option<Vec<u8>>>);
+
+impl Link for OneBatch {
+    type Place = ();
+
+    fn next(&self) -> Result<Option<Request<()>>, String> {
+        let batch = self.0.lock().unwrap().take();
+        if batch.is_none() {
+            // A guest that waits for its answer.
+            std::thread::sleep(Duration::from_secs(60));
+        }
+        Ok(Some(Request { batch, place: (), room: MAX_REPLY_BYTES }))
+    }
+
+    fn answer(&self, _place: &(), _answer: &Answer) -> Result<(), String> {
+        panic!("planted in the answer")
+    }
+}
+
+#[test]
+fn a_thread_that_panics_breaks_the_guest() {
+    type Fill = fn(&mut BatchWriter<'_>) -> Result<(), NoRoom>;
+    let cases: [(Fill, &str); 2] = [
+        (|batch| batch.create_module(1, &add_and_spin()), "serves the guest"),
+        (|batch| batch.fence(), "waits for fences"),
+    ];
+    for (fill, thread) in cases {
+        let mut bytes = vec![0; 4096];
+        let mut writer = BatchWriter::new(&mut bytes).unwrap();
+        fill(&mut writer).unwrap();
+        let len = writer.finish();
+        bytes.truncate(len);
+        let ram = Arc::new(Ram::new(&[], Vec::new()).unwrap());
+        let (broken, breaks) = channel();
+        let worker: Worker<_> =
+            Worker::start(Arc::new(FakeAccelerator::new()), WorkerOptions::default()).unwrap();
+        let guest = Guest::new(&orders(None), ram, Meter::new().unwrap(), Watch::default(), broken).unwrap();
+        // As the worker's main thread does.
+        std::thread::spawn(move || {
+            let link = OneBatch(Mutex::new(Some(bytes)));
+            if let Err(reason) = serve(&worker, Arc::new(Panics), link, &guest) {
+                guest.broken(reason);
+            }
+        });
+        let reason = breaks.recv_timeout(Duration::from_secs(30)).expect("nobody was told");
+        assert!(reason.contains(thread) && reason.contains("panicked"), "{reason}");
+    }
+}
