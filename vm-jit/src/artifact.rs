@@ -7,8 +7,8 @@
 //! * a view at its offset: the base address; then every extent in elements, slowest dimension first; then the
 //!   stride in bytes of every dimension but the last. Each is 8 bytes.
 //! * a scalar at its offset, in its own size (`bool` in one byte).
-//! * a guest's kernel with loops that need watching ends with [`Guard`]: the address of a stop word and the
-//!   rounds that each thread may take.
+//! * a guest's kernel with loops that need watching, and on a CPU any of a guest's, ends with [`Guard`]: the address of a
+//!   stop word and the rounds that each thread may take.
 //!
 //! On CUDA the block is the kernel's one parameter: `kernelParams` is a pointer to a pointer to it.
 //!
@@ -72,6 +72,9 @@ pub struct Entry {
     /// On CUDA, above 48 KiB after opting in to so much
     /// (`CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`).
     pub dynamic_shared: u32,
+    /// The most that a thread does, in weighted operations (about as long as an addition each); [`u64::MAX`] where that has
+    /// no bound. A loop that is watched counts one round: there a launch that is to be stopped is.
+    pub work: u64,
 }
 
 /// Where in the parameter block a kernel's arguments go.
@@ -79,7 +82,8 @@ pub struct Entry {
 pub struct ParamLayout {
     /// By parameter, in the kernel's order.
     pub slots: Vec<Slot>,
-    /// For a guest's kernel that has loops to be watched.
+    /// For a guest's kernel that has loops to be watched; on a CPU, where a launch can be stopped between two blocks, for
+    /// any of a guest's.
     pub guard: Option<Guard>,
     /// Size of the block in bytes.
     pub bytes: u32,
@@ -203,6 +207,7 @@ impl Artifact {
             put(&mut out, entry.cluster);
             put(&mut out, entry.static_shared);
             put(&mut out, entry.dynamic_shared);
+            out.extend_from_slice(&entry.work.to_le_bytes());
             put(&mut out, entry.params.bytes);
             put(&mut out, entry.params.slots.len() as u32);
             for slot in &entry.params.slots {
@@ -243,6 +248,7 @@ impl Artifact {
             let block = [input.number()?, input.number()?, input.number()?];
             let cluster = input.number()?;
             let (static_shared, dynamic_shared) = (input.number()?, input.number()?);
+            let work = u64::from_le_bytes(input.take(8)?.try_into().ok()?);
             let bytes = input.number()?;
             let mut slots = Vec::new();
             for _ in 0..input.number()? {
@@ -258,7 +264,16 @@ impl Artifact {
                 _ => return None,
             };
             let params = ParamLayout { slots, guard, bytes };
-            entries.push(Entry { kernel, symbol, block, cluster, params, static_shared, dynamic_shared });
+            entries.push(Entry {
+                kernel,
+                symbol,
+                block,
+                cluster,
+                params,
+                static_shared,
+                dynamic_shared,
+                work,
+            });
         }
         input.0.is_empty().then_some(Artifact { target, format, code, entries })
     }

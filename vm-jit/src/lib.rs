@@ -45,6 +45,7 @@ pub mod legal;
 pub mod range;
 mod reject;
 pub mod target;
+mod work;
 
 pub use artifact::{Artifact, Entry, Format, Guard, ParamLayout, Slot};
 pub use reject::{Reject, RejectKind, Rejected};
@@ -53,7 +54,7 @@ pub use target::{Target, UnknownTarget};
 use vm_ir::ValidModule;
 
 /// Of code that is not the same for the same input any more; it is part of cache keys.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 
 /// Compiles a module.
 ///

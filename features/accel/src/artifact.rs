@@ -112,6 +112,9 @@ pub struct Signature {
     pub parameters: Vec<Parameter>,
     /// For a kernel that can be stopped.
     pub guard: Option<Guard>,
+    /// The most that a work-item does before it ends or looks at the stop word, in operations about as long as an addition
+    /// each; [`u64::MAX`] where that is not known.
+    pub work: u64,
 }
 
 impl Signature {
@@ -274,6 +277,7 @@ mod tests {
                 shared_bytes: 0,
                 parameters: vec![],
                 guard: None,
+                work: u64::MAX,
             };
             change(&mut signature);
             let shown = format!("{signature:?}");

@@ -398,7 +398,15 @@ mod tests {
     fn artifact(kinds: Vec<ParameterKind>, guard: Option<Guard>) -> Artifact {
         let parameters = (0..).zip(kinds).map(|(index, kind)| Parameter { name: format!("p{index}"), kind });
         let (parameters, entry) = (parameters.collect(), "k".into());
-        let signature = Signature { entry, block: [1; 3], cluster: 1, shared_bytes: 0, parameters, guard };
+        let signature = Signature {
+            entry,
+            block: [1; 3],
+            cluster: 1,
+            shared_bytes: 0,
+            parameters,
+            guard,
+            work: u64::MAX,
+        };
         // SAFETY: it is never run.
         #[allow(unsafe_code)]
         unsafe { Artifact::new([], signature) }.unwrap()

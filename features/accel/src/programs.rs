@@ -130,6 +130,7 @@ impl Program {
             shared_bytes,
             parameters: list.parameters,
             guard,
+            work: 64,
         }
     }
 }

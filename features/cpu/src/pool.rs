@@ -15,7 +15,7 @@ use crate::sys::Scratch;
 pub(crate) const STACK: usize = 64 << 20;
 /// Runs of blocks for each thread, so that none is left with much when the others are done.
 const RUNS: u64 = 16;
-/// The most blocks of a run: between two, a launch can be given up.
+/// The most blocks of a run: between two, a launch can be stopped or given up.
 const LONGEST: u64 = 4096;
 
 /// A launch.
@@ -43,6 +43,10 @@ impl Work {
         while !self.given_up.load(Ordering::Acquire) && !stop.load(Ordering::Acquire) {
             let first = self.next.fetch_add(self.run, Ordering::Relaxed);
             if first >= self.blocks {
+                return;
+            }
+            if self.kernel.is_stopped(&self.params) {
+                self.given_up.store(true, Ordering::Release);
                 return;
             }
             let end = self.blocks.min(first + self.run);
@@ -92,7 +96,7 @@ impl Pool {
         self.helpers.len() + 1
     }
 
-    /// Runs a launch and waits for its end; `stop` gives it up between two runs of blocks.
+    /// Runs a launch and waits for its end; `stop` and its own stop word give it up between two runs of blocks.
     ///
     /// # Errors
     /// There is no scratch memory for it.
@@ -106,7 +110,7 @@ impl Pool {
     ) -> io::Result<()> {
         let blocks = grid.0.iter().fold(1u64, |product, size| product.saturating_mul(u64::from(*size)));
         let threads = self.threads() as u64;
-        let run = blocks.div_ceil(threads * RUNS).clamp(1, LONGEST);
+        let run = kernel.run_of(blocks.div_ceil(threads * RUNS).clamp(1, LONGEST));
         let helpers = blocks.div_ceil(run).saturating_sub(1).min(threads - 1) as usize;
         let work = Arc::new(Work {
             kernel: Arc::clone(kernel),

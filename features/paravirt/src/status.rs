@@ -66,8 +66,8 @@ statuses! {
     Module = 11, "the module is refused";
     /// The arguments or the grid do not fit the kernel.
     Arguments = 12, "the arguments or the grid do not fit the kernel";
-    /// A launch took longer than its guest may.
-    Deadline = 13, "a launch passed its deadline and was stopped";
+    /// A launch took longer than its guest may, or might without that it could be stopped.
+    Deadline = 13, "a launch passed its deadline and was stopped, or is too long to be begun";
     /// A thread of a launch took more rounds of its loops than it may.
     OutOfRounds = 14, "a launch was out of rounds and was stopped";
     /// The device failed.

@@ -117,6 +117,7 @@ fn artifact(instructions: &str) -> anyhow::Result<Artifact> {
         shared_bytes: 0,
         parameters: vec![Parameter { name: "buffer".into(), kind }],
         guard: None,
+        work: u64::MAX,
     };
     // SAFETY: it does not keep to what is asked for here, on purpose: it faults at once or does nothing, in a process
     // that ends after it.

@@ -43,6 +43,7 @@ pub(super) fn of(module: &ValidModule, entry: &Entry, image: &Arc<[u8]>) -> Resu
         shared_bytes: entry.dynamic_shared,
         parameters,
         guard: entry.params.guard.map(|guard| Guard { stop: guard.stop, rounds: guard.rounds }),
+        work: entry.work,
     };
     // SAFETY: the code was made by vm-jit from a module that passed the validator, so it takes these parameters, laid out
     // as the entry says. A guest's is checked in the code: with views that are really there, which the accelerator sees

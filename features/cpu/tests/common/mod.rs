@@ -61,6 +61,7 @@ pub(crate) fn artifact(module: &ValidModule, kernel: &str, target: &Target) -> R
         shared_bytes: entry.dynamic_shared,
         parameters: parameters.collect(),
         guard: entry.params.guard.map(|guard| Guard { stop: guard.stop, rounds: guard.rounds }),
+        work: entry.work,
     };
     // SAFETY: the compiler made it from a valid module; what is trusted here is a test's own.
     unsafe { Artifact::new(compiled.code, signature) }.map_err(|error| error.to_string())

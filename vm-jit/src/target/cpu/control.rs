@@ -11,6 +11,7 @@ use super::lanes::{Repr, own};
 use super::plan::Step;
 use super::writer::Writer;
 use crate::artifact::Guard;
+use crate::work::SHORT;
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{Block, BlockArg, InstBuilder, Value as Ssa, types};
 use cranelift_frontend::Variable;
@@ -18,8 +19,6 @@ use vm_ir::Value;
 use vm_ir::module::{Op, Region};
 use vm_ir::op::Shape;
 
-/// Loops of at most so many rounds, nested ones multiplied, are not watched.
-const SHORT: u64 = 4096;
 /// Rounds between two looks at the stop word.
 const SLICE: i64 = 4096;
 

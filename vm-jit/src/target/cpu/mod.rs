@@ -135,15 +135,16 @@ fn function(
     let ranges = Ranges::of(kernel);
     let plan = plan::Plan::of(kernel, facts);
     let floats = floats::Floats::of(kernel);
-    let guarded = guest && writer::Writer::needs_watch(&ranges, kernel.body(), 1);
-    let params = ParamLayout::of(kernel, guarded);
+    // Whoever runs the blocks can stop between two, also where the code itself looks at nothing.
+    let params = ParamLayout::of(kernel, guest);
+    let watched = writer::Writer::needs_watch(&ranges, kernel.body(), 1);
     let mut signature = Signature::new(CallConv::SystemV);
     signature.params.extend([types::I64; 5].map(AbiParam::new));
     context.clear();
     context.func = Function::with_name_signature(UserFuncName::user(0, 0), signature);
     let build = FunctionBuilder::new(&mut context.func, builder);
     let known = writer::Known { facts, ranges: &ranges, plan: &plan, floats: &floats };
-    let scratch = writer::write(build, kernel, known, params.guard, guest, architecture);
+    let scratch = writer::write(build, kernel, known, params.guard.filter(|_| watched), guest, architecture);
     let compiled = context.compile(isa, &mut ControlPlane::default()).map_err(|e| match e.inner {
         CodegenError::Verifier(errors) => errors.to_string(),
         other => other.to_string(),
@@ -160,6 +161,7 @@ fn function(
         params,
         static_shared: 0,
         dynamic_shared: scratch.next_multiple_of(64),
+        work: crate::work::of(kernel, &ranges, guest),
     };
     Ok((code, entry))
 }

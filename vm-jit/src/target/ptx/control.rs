@@ -10,12 +10,11 @@
 use super::asm::{Arg, Class, Reg, def, ins, when};
 use super::writer::{Watch, Writer};
 use crate::artifact::Guard;
+use crate::work::SHORT;
 use vm_ir::Value;
 use vm_ir::module::{Op, Region};
 use vm_ir::op::Shape;
 
-/// Loops of at most so many rounds, nested ones multiplied, are not watched.
-const SHORT: u64 = 4096;
 /// Rounds between two looks at the stop word.
 const SLICE: i64 = 4096;
 /// Blocks that are on the device about as soon as the launch begins; a power of two.

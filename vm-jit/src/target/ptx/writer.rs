@@ -227,6 +227,7 @@ impl<'k> Writer<'k> {
             params,
             static_shared: shared - dynamic + if self.meetings.is_empty() { 0 } else { BARRIER_BYTES },
             dynamic_shared: dynamic,
+            work: crate::work::of(kernel, &self.ranges, self.guest),
         }
     }
 

@@ -25,5 +25,6 @@ mod stream;
 mod tests;
 mod usage;
 mod watch;
+mod work;
 
 pub(crate) use control::main;

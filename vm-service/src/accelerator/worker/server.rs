@@ -18,6 +18,7 @@ use super::ram::{Ram, Unfit};
 use super::status;
 use super::usage::{Amount, Charge, Resource, Usage};
 use super::watch::Watch;
+use super::work;
 
 /// The most modules that a guest may have.
 const MODULES: u64 = 256;
@@ -516,10 +517,14 @@ impl<A: Accelerator> Server<A> {
             module.kernels.get(launch.kernel as usize).ok_or_else(|| missing("kernel", launch.kernel))?;
         let parameters = &loaded.artifact.signature().parameters;
         arguments.clear();
+        let mut over_bus = false;
         // Decoding saw that none of them is malformed.
         for (index, argument) in launch.arguments.flatten().enumerate() {
             arguments.push(match argument {
-                Argument::View(view) => self.shaped(&view)?,
+                Argument::View(view) => {
+                    over_bus |= matches!(self.held(view.buffer)?.memory, Memory::Guest(_));
+                    self.shaped(&view)?
+                }
                 Argument::Scalar(bits) => {
                     let bytes = match parameters.get(index).map(|parameter| &parameter.kind) {
                         Some(ParameterKind::Scalar { bytes, .. }) => *bytes,
@@ -534,6 +539,8 @@ impl<A: Accelerator> Server<A> {
             });
         }
         let most = self.quotas.limits;
+        let over_bus = over_bus && !self.worker.accelerator().info().unified;
+        work::check(loaded.artifact.signature(), launch.grid, over_bus, most.time)?;
         let rounds = if launch.rounds == 0 { most.rounds } else { launch.rounds.min(most.rounds) };
         let how = Launch::over(launch.grid).within(Limits { rounds, ..most });
         batch.launch(&loaded.kernel, how, arguments).map_err(failure)

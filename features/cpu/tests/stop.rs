@@ -1,0 +1,56 @@
+//! Launches of guests that have no loop to be stopped in.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use vm_accel::{Error, Launch, Limits, Worker, WorkerOptions, arguments};
+use vm_cpu::CpuAccelerator;
+use vm_ir::{Trust, text, validate};
+use vm_jit::Target;
+
+/// A kernel without a loop, and one with a loop that is not watched.
+const MODULE: &str = "vir 1
+kernel @none(@x: view<i32, [?], readwrite>) at 0x1000 block(1024) {
+  %i = global_id.x : i64
+  %one = const 1 : i32
+  store @x[%i], %one
+}
+kernel @short(@x: view<f32, [?], readwrite>) at 0x2000 block(1024) {
+  %i = local_index : i32
+  %at = sext %i : i64
+  %low = const 0 : i32
+  %high = const 4096 : i32
+  %step = const 1 : i32
+  for %n: i32 = %low to %high step %step {
+    %v = load @x[%at] : f32
+    %e = exp %v : f32
+    store @x[%at], %e
+  }
+}";
+
+#[test]
+fn a_grid_without_an_end_is_stopped_between_two_blocks() {
+    let module = validate(text::parse(MODULE).unwrap(), Trust::Guest).unwrap();
+    let target: Target = "cpu".parse().unwrap();
+    let worker: Worker<CpuAccelerator> =
+        Worker::start(Arc::new(CpuAccelerator::new().unwrap()), WorkerOptions::default()).unwrap();
+    let buffer = worker.allocate_zeroed(4 << 10).unwrap();
+    let limit = Duration::from_millis(300);
+    for name in ["none", "short"] {
+        let artifact = common::artifact(&module, name, &target).unwrap();
+        let kernel = worker.load(&artifact).unwrap();
+        let launch = |grid: [u32; 3], time| Launch::over(grid).within(Limits { time, rounds: 1 });
+        // With time enough it ends by itself, and rounds are not for it.
+        worker.launch(&kernel, launch([2, 1, 1], Duration::from_secs(60)), &arguments![&buffer]).unwrap();
+        worker.synchronize(Duration::from_secs(60)).unwrap();
+        let begin = Instant::now();
+        let most = [i32::MAX as u32, 65535, 65535];
+        worker.launch(&kernel, launch(most, limit), &arguments![&buffer]).unwrap();
+        let error = worker.synchronize(Duration::from_secs(60)).unwrap_err();
+        let took = begin.elapsed();
+        assert_eq!(error, Error::DeadlineExceeded { kernel: name.into(), limit });
+        assert!(took >= limit && took < Duration::from_secs(20), "{name}: {took:?}");
+    }
+}
