@@ -99,6 +99,15 @@ const COMMON: &[i64] = &[
     libc::SYS_write,
 ];
 
+/// New namespaces, for `clone`.
+const NAMESPACES: libc::c_int = libc::CLONE_NEWCGROUP
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWNET
+    | libc::CLONE_NEWNS
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWUSER
+    | libc::CLONE_NEWUTS;
+
 /// What fails without more ado, where no driver needs it.
 const SOFT: &[i64] = &[libc::SYS_clone3, libc::SYS_newfstatat, libc::SYS_openat, libc::SYS_statx];
 
@@ -108,8 +117,6 @@ const DRIVER: &[i64] = &[
     libc::SYS_access,
     libc::SYS_arch_prctl,
     libc::SYS_clock_getres,
-    libc::SYS_clone,
-    libc::SYS_clone3,
     libc::SYS_epoll_create1,
     libc::SYS_epoll_ctl,
     libc::SYS_epoll_wait,
@@ -166,13 +173,13 @@ pub(super) fn confine(confinement: Confinement) -> Result<(), String> {
     Ok(())
 }
 
-/// Lets calls fail that a worker of our own can do without. `clone3` seems to be missing: a filter can't see whether it
-/// makes a thread, and the C library then falls back to `clone`, of which it can. Files seem to be missing too: what is
-/// read for a message, say, is then left out of it.
+/// Lets calls fail that a worker can do without. `clone3` seems to be missing: a filter can't see whether it makes a thread
+/// or a namespace, and the C library then falls back to `clone`, of which it can. For a worker of our own files seem to be
+/// missing too: what is read for a message, say, is then left out of it.
 fn soft(confinement: Confinement) -> Result<BpfProgram, seccompiler::BackendError> {
     let calls = match confinement {
         Confinement::Own => SOFT,
-        Confinement::Driver => &[],
+        Confinement::Driver => &[libc::SYS_clone3],
     };
     let rules = calls.iter().map(|call| (*call, Vec::new())).collect();
     let missing = SeccompAction::Errno(libc::ENOSYS as u32);
@@ -204,6 +211,16 @@ fn filter(confinement: Confinement) -> Result<BpfProgram, seccompiler::BackendEr
         }
         Confinement::Driver => {
             rules.extend(DRIVER.iter().map(|call| (*call, Vec::new())));
+            // Threads and processes, but no namespaces.
+            let plain = SeccompCondition::new(
+                0,
+                SeccompCmpArgLen::Dword,
+                SeccompCmpOp::MaskedEq(NAMESPACES as u64),
+                0,
+            )?;
+            rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![plain])?]);
+            // The other filter answers this.
+            rules.insert(libc::SYS_clone3, Vec::new());
             SeccompAction::Errno(libc::EPERM as u32)
         }
     };
@@ -213,6 +230,32 @@ fn filter(confinement: Confinement) -> Result<BpfProgram, seccompiler::BackendEr
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// In a process of its own, as a filter is for ever.
+    #[test]
+    fn a_driver_has_threads_and_no_namespaces() {
+        const CONFINED: &str = "VM_SERVICE_TEST_CONFINED";
+        if std::env::var_os(CONFINED).is_some() {
+            rustix::thread::set_no_new_privs(true).unwrap();
+            confine(Confinement::Driver).unwrap();
+            std::thread::spawn(|| ()).join().unwrap();
+            sys::process(0).expect("a process");
+            for flag in [libc::CLONE_NEWUSER, libc::CLONE_NEWNS, libc::CLONE_NEWUSER | libc::CLONE_NEWPID] {
+                let refused = sys::process(flag).expect_err("a namespace");
+                assert_eq!(refused.raw_os_error(), Some(libc::EPERM), "{flag:#x}");
+            }
+            println!("as it should be");
+            return;
+        }
+        let name = "accelerator::sandbox::tests::a_driver_has_threads_and_no_namespaces";
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--nocapture"])
+            .env(CONFINED, "1")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("as it should be"), "{output:?}");
+    }
 
     #[test]
     fn filters_compile_and_know_no_call_that_opens_a_way_out() {

@@ -90,3 +90,15 @@ impl Drop for Window {
         }
     }
 }
+
+/// Starts a process that ends at once, with these flags of `clone`.
+#[cfg(test)]
+pub(super) fn process(flags: libc::c_int) -> io::Result<()> {
+    // SAFETY: without `CLONE_VM` the child has memory of its own; it does nothing but end.
+    match unsafe { libc::syscall(libc::SYS_clone, flags | libc::SIGCHLD, 0, 0, 0, 0) } {
+        // SAFETY: this is the child.
+        0 => unsafe { libc::_exit(0) },
+        ..0 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
