@@ -157,7 +157,10 @@ fn scenarios_exist() {
     for (document, text) in documents() {
         for span in code(&text) {
             let words: Vec<&str> = span.split_whitespace().collect();
-            let ["cargo", "testbed", scenarios @ ..] = words.as_slice() else { continue };
+            let (["cargo", "testbed", scenarios @ ..] | [".ci/run", scenarios @ ..]) = words.as_slice()
+            else {
+                continue;
+            };
             for scenario in scenarios.iter().filter(|word| !word.starts_with('-')) {
                 let known = sources.contains(&format!("\"{scenario}\""));
                 assert!(known, "{} names the scenario {scenario}, which is gone", document.display());
