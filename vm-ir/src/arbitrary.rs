@@ -430,7 +430,7 @@ impl<'b> Maker<'b> {
                 let part = k.i32(self.random.below(9) as i32 - 4);
                 (number - part) + part
             }
-            1 => number + (self.random.pick(&self.uniform.clone()).to(Scalar::I32) & 0),
+            1 => number + (self.random.pick(&self.uniform.clone()).to(Scalar::I32) & k.i32(0)),
             _ => number,
         }
     }

@@ -90,6 +90,8 @@ pub mod fuzz;
 pub mod interp;
 pub mod limits;
 pub mod module;
+#[cfg(feature = "arbitrary")]
+pub mod mutate;
 pub mod op;
 pub mod semantics;
 pub mod text;

@@ -16,6 +16,8 @@ use vm_jit::{Slot, Target, compile};
 /// Bytes before and behind each tensor.
 const MARGIN: u64 = 4096;
 const CANARY: u8 = 0xc5;
+/// How long anything may take that must come to an end.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a kernel's launch left in the stop word; 0 if it ended by itself.
 pub(crate) type Stop = u32;
@@ -74,11 +76,29 @@ impl Machine {
         Machine { device, queue, target: "cpu".parse().unwrap() }
     }
 
+    /// Compiles a kernel.
+    pub(crate) fn compile(&self, module: &ValidModule, kernel: &str) -> Result<Artifact, String> {
+        artifact(module, kernel, &self.target)
+    }
+
     /// Runs a launch; its tensors hold what came out.
     pub(crate) fn run(&self, module: &ValidModule, launch: &mut Launch, rounds: u64) -> Result<Stop, String> {
-        let artifact = artifact(module, &launch.kernel, &self.target)?;
+        self.launch(&self.compile(module, &launch.kernel)?, launch, rounds, PATIENCE)
+    }
+
+    /// Runs a launch of a compiled kernel, which is stopped when the time is up; its tensors hold what came out.
+    ///
+    /// # Errors
+    /// What it did that no kernel may: it touched a canary or what it may only read, or did not stop.
+    pub(crate) fn launch(
+        &self,
+        artifact: &Artifact,
+        launch: &mut Launch,
+        rounds: u64,
+        time: Duration,
+    ) -> Result<Stop, String> {
         let queue = &self.queue;
-        let kernel = queue.load(&artifact).map_err(|error| error.to_string())?;
+        let kernel = queue.load(artifact).map_err(|error| error.to_string())?;
         let mut memories = Vec::new();
         for argument in &launch.arguments {
             let memory = argument.tensor().map(|tensor| {
@@ -93,11 +113,9 @@ impl Machine {
         let stop = queue.allocate(MemoryKind::Pinned, 4).unwrap();
         queue.fill(stop.region(), 0).unwrap();
         let event = queue.event(false).unwrap();
-        let wait = || {
-            queue.record(&event).unwrap();
-            queue.wait(&event, Instant::now() + Duration::from_secs(60)).map_err(|error| error.to_string())
-        };
-        wait()?;
+        let wait = |time| queue.wait(&event, Instant::now() + time).map_err(|error| error.to_string());
+        queue.record(&event).unwrap();
+        wait(PATIENCE)?;
         let mut arguments = Vec::new();
         let parameters = &artifact.signature().parameters;
         for ((argument, memory), parameter) in launch.arguments.iter().zip(&memories).zip(parameters) {
@@ -117,10 +135,14 @@ impl Machine {
                 _ => unreachable!("an argument of another kind"),
             });
         }
-        let mut packed = Arguments::new(&artifact, arguments).map_err(|error| error.to_string())?;
-        packed.guard(&artifact, stop.region(), rounds).unwrap();
+        let mut packed = Arguments::new(artifact, arguments).map_err(|error| error.to_string())?;
+        packed.guard(artifact, stop.region(), rounds).unwrap();
         queue.launch(&kernel, Grid(launch.grid), &packed).map_err(|error| error.to_string())?;
-        wait()?;
+        queue.record(&event).unwrap();
+        if wait(time).is_err() {
+            stop.region().write_host(&Guard::STOP.to_le_bytes()).unwrap();
+            wait(PATIENCE)?;
+        }
         let mut word = [0; 4];
         stop.region().read_host(&mut word).unwrap();
         for (number, (argument, memory)) in launch.arguments.iter_mut().zip(memories).enumerate() {
@@ -128,6 +150,10 @@ impl Machine {
                 let mut all = vec![0; memory.bytes() as usize];
                 memory.region().read_host(&mut all).unwrap();
                 let (start, end) = (MARGIN as usize, MARGIN as usize + tensor.bytes.len());
+                let read_only = matches!(parameters[number].kind, ParameterKind::View { writes: false, .. });
+                if read_only && tensor.bytes != all[start..end] {
+                    return Err(format!("argument {number}, which is only read, was written"));
+                }
                 tensor.bytes.copy_from_slice(&all[start..end]);
                 let touched = all[..start].iter().chain(&all[end..]).position(|byte| *byte != CANARY);
                 if let Some(at) = touched {
