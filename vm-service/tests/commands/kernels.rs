@@ -372,6 +372,6 @@ fn the_cpu_stops_a_kernel_that_does_not_end() {
     let fill = "vir 1\nkernel @fill(@x: view<i32, [?], write>) at 0x1000 block(256) {\n  %i = global_id.x : i64\n  \
                 %v = const 1 : i32\n  store @x[%i], %v\n}\n";
     bench.file("fill.vir", fill);
-    let grid = "launch fill.vir --device cpu --grid 2147483647x65535x65535 --arg x=i32[4] --deadline 0.3";
+    let grid = "launch fill.vir --device cpu --grid 2147483647,65535,65535 --arg x=i32[4] --deadline 0.3";
     bench.check(grid, 1, &[], &["fill was stopped: ", "it took longer than 300ms"]);
 }
