@@ -61,6 +61,17 @@ impl<'a> Scan<'a> {
         }
     }
 
+    /// What keeps a guest from having all of these functions, which must be there.
+    fn explain_guest(
+        &self,
+        addresses: &[PciAddress],
+        options: &ExplainOptions,
+    ) -> Result<Vec<Readiness>, Failure> {
+        let functions =
+            addresses.iter().map(|&address| self.function(address)).collect::<Result<Vec<_>, _>>()?;
+        self.explainer.explain_guest(&functions, options).map_err(Failure::failed)
+    }
+
     /// As [`explain`](Self::explain), of one function that must be there.
     fn explain_one(&self, address: PciAddress, options: &ExplainOptions) -> Result<Readiness, Failure> {
         self.explain(self.function(address)?, options)?.ok_or_else(|| {

@@ -2,11 +2,10 @@
 //! said before a guest meets it.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use vm_passthrough::readiness::FILES_PER_VECTOR;
 
-/// Descriptors of one interrupt vector: an eventfd that VFIO signals, and one more by which it is routed.
-const PER_VECTOR: u64 = 2;
-/// Descriptors of everything else: KVM, disks, the console, the files of a device.
-const REST: u64 = 256;
+/// Descriptors of everything but interrupts: KVM, disks, the console, the files of a device.
+pub(crate) const REST: u64 = 256;
 
 /// Raises the soft limits of open files and of locked memory to the hard ones. What is checked by `explain` is then
 /// what `run` has.
@@ -30,7 +29,8 @@ fn text(limit: Option<u64>) -> String {
     limit.map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string())
 }
 
-/// Checks that the guest's drivers can use all `vectors` interrupt vectors of its devices.
+/// Checks that the guest's drivers can use all `vectors` interrupt vectors of its devices. `explain` did, unless this user
+/// may not read the devices' capabilities: then only VFIO tells them.
 ///
 /// # Errors
 /// When they would run out of file descriptors: what is needed, what there is, and what to do.
@@ -39,7 +39,7 @@ pub(crate) fn check_vectors(vectors: u64) -> Result<(), String> {
 }
 
 fn check(vectors: u64, limit: Option<u64>) -> Result<(), String> {
-    let needed = vectors.saturating_mul(PER_VECTOR).saturating_add(REST);
+    let needed = vectors.saturating_mul(FILES_PER_VECTOR).saturating_add(REST);
     match limit {
         Some(limit) if limit < needed => Err(format!(
             "the guest's devices have {vectors} interrupt vectors, which take up to {needed} open files, and this process \

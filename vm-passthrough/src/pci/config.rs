@@ -16,6 +16,10 @@ pub const HEADER_SIZE: usize = 64;
 pub const CAP_POWER_MANAGEMENT: u8 = 0x01;
 /// Capability ID of PCI Express.
 pub const CAP_EXPRESS: u8 = 0x10;
+/// Capability ID of message signalled interrupts.
+pub const CAP_MSI: u8 = 0x05;
+/// Capability ID of MSI-X.
+pub const CAP_MSIX: u8 = 0x11;
 /// Extended capability ID of access control services (PCI Code and ID Assignment 1.11, section 3).
 pub const EXTENDED_CAP_ACS: u16 = 0x000d;
 /// Extended capability ID of resizable BARs.

@@ -29,6 +29,8 @@ pub(super) struct HostFacts {
     pub(super) framebuffers: Vec<(u64, u64, String)>,
     pub(super) credentials: Credentials,
     pub(super) memlock: Option<Memlock>,
+    /// How many files this process may have open, `None` when there is no limit or it is not known.
+    pub(super) open_files: Option<u64>,
     /// Bits of a physical address.
     pub(super) physical_bits: Option<u8>,
     pub(super) vendor: CpuVendor,
@@ -200,9 +202,11 @@ impl HostFacts {
         };
         let locked = numbers(field("VmLck:")).first().map_or(0, |&kib| u64::from(kib) << 10);
         let limits = self.text(host.proc.join("self/limits"));
-        let limit = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"));
-        let soft = limit.and_then(|line| line.split_ascii_whitespace().next());
-        self.memlock = match soft {
+        let soft = |name: &str| {
+            limits.lines().find_map(|line| line.strip_prefix(name))?.split_ascii_whitespace().next()
+        };
+        self.open_files = soft("Max open files").and_then(|count| count.parse().ok());
+        self.memlock = match soft("Max locked memory") {
             Some("unlimited") => Some(Memlock { limit: None, locked }),
             Some(bytes) => bytes.parse().ok().map(|limit| Memlock { limit: Some(limit), locked }),
             None => None,

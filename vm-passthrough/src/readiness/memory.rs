@@ -1,16 +1,14 @@
-//! Whether the guest's RAM can be locked and mapped for DMA, and the BARs placed beside it.
+//! Whether the guest's RAM can be locked and mapped for DMA.
 
 use super::facts::Memlock;
 use super::{BlockerCode, Case};
 use crate::iommu;
-use crate::pci::BarKind;
 use crate::vfio::IovaRange;
 
 pub(super) fn judge(case: &mut Case<'_>) {
     memlock(case);
     reserved(case);
     width(case);
-    bars(case);
 }
 
 fn memlock(case: &mut Case<'_>) {
@@ -105,76 +103,6 @@ fn width(case: &mut Case<'_>) {
     );
 }
 
-fn bars(case: &mut Case<'_>) {
-    let taken = case.taken();
-    let all =
-        || taken.iter().flat_map(|function| function.bars.iter().map(move |bar| (function.address, bar)));
-    let sizes = |kind: BarKind| -> Vec<u64> {
-        all().filter(|(_, bar)| bar.kind == kind).map(|(_, bar)| bar.size).collect()
-    };
-    let largest = |kind: BarKind| {
-        let found = all().filter(|(_, bar)| bar.kind == kind).max_by_key(|(_, bar)| bar.size);
-        found.map_or_else(String::new, |(address, bar)| {
-            format!("the largest, BAR {} of {address}, has {}", bar.index, size_text(bar.size))
-        })
-    };
-    let mmio32 = &case.options.mmio32;
-    if !fits(sizes(BarKind::Memory32), *mmio32.start(), *mmio32.end()) {
-        let evidence = format!(
-            "its 32-bit BARs don't fit between {:#x} and {:#x}; {}",
-            mmio32.start(),
-            mmio32.end(),
-            largest(BarKind::Memory32)
-        );
-        let remedy =
-            "give the guest a larger window below 4 GiB, or pass fewer functions together".to_owned();
-        case.blocker(BlockerCode::BarsTooLarge, evidence, remedy);
-    }
-
-    let Some(bits) = case.options.physical_address_bits.or(case.facts.physical_bits) else { return };
-    let ram_end = case.options.ram.iter().map(|ram| ram.end().saturating_add(1)).max().unwrap_or(0);
-    let start = ram_end.max(4 << 30);
-    let wide = sizes(BarKind::Memory64);
-    let fits_in = |bits: u8| match 1u64.checked_shl(u32::from(bits)) {
-        Some(end) => start < end && fits(wide.clone(), start, end - 1),
-        None => fits(wide.clone(), start, u64::MAX),
-    };
-    if wide.is_empty() || fits_in(bits) {
-        return;
-    }
-    let source = match case.options.physical_address_bits {
-        Some(_) => "the guest's CPU has".to_owned(),
-        None => format!("\"address sizes\" in {}/cpuinfo gives", case.host.proc.display()),
-    };
-    let evidence = format!(
-        "its 64-bit BARs don't fit above the guest's RAM (from {start:#x} on): {source} {bits} address bits; {}",
-        largest(BarKind::Memory64)
-    );
-    let remedy = match (bits..=64).find(|&bits| fits_in(bits)) {
-        Some(needed) => format!(
-            "give the guest {needed} address bits (phys-bits={needed}) on a CPU that has them, less memory, or make \
-             the BAR smaller by its resourceN_resize in sysfs"
-        ),
-        None => "its BAR sizes in sysfs can't be; find it anew with a PCI rescan, or replace it".to_owned(),
-    };
-    case.blocker(BlockerCode::BarsTooLarge, evidence, remedy);
-}
-
-/// Whether blocks of these sizes, each aligned to its size, fit into `start..=end`. They are laid from the top down,
-/// the largest first, which leaves no gaps below a top that is aligned to all of them.
-fn fits(mut sizes: Vec<u64>, start: u64, end: u64) -> bool {
-    sizes.sort_unstable_by_key(|&size| std::cmp::Reverse(size));
-    let mut free = u128::from(end) + 1;
-    for size in sizes.into_iter().filter(|&size| size > 0).map(u128::from) {
-        let Some(at) = free.checked_sub(size).map(|at| at - at % size) else { return false };
-        if at < u128::from(start) {
-            return false;
-        }
-        free = at;
-    }
-    true
-}
-
 /// A size as people say it: `16 GiB`, or in bytes when it is no whole number of KiB.
 pub(super) fn size_text(bytes: u64) -> String {
     for (shift, unit) in [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")] {
@@ -195,26 +123,6 @@ pub(super) fn size_text(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn fitting() {
-        fn check(sizes: &[u64], start: u64, end: u64, expect: bool) {
-            assert_eq!(fits(sizes.to_vec(), start, end), expect, "{sizes:x?} in {start:#x}..={end:#x}");
-        }
-        check(&[], 0, 0, true);
-        check(&[0x1000], 0x1000, 0x1fff, true);
-        check(&[0x1000], 0x1000, 0x1ffe, false);
-        // Alignment costs.
-        check(&[0x2000], 0x1000, 0x2fff, false);
-        // But what is below a large block is not lost.
-        check(&[64 << 40, 0x4000], 4 << 30, (1 << 47) - 1, true);
-        check(&[0x1000, 0x2000, 0x1000], 0x2000, 0x5fff, true);
-        check(&[1 << 63], 4 << 30, u64::MAX, true);
-        check(&[1 << 63, 1], 4 << 30, u64::MAX, true);
-        check(&[1 << 63, 1 << 63], 0, u64::MAX, true);
-        check(&[u64::MAX, 3], 4 << 30, u64::MAX, false);
-        check(&[0, 0], 0, 0xfff, true);
-    }
 
     #[test]
     fn sizes_read_well() {

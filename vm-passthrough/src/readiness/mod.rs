@@ -21,6 +21,7 @@ mod access;
 mod device;
 mod disks;
 mod facts;
+mod guest;
 mod host_use;
 mod isolation;
 mod memory;
@@ -29,9 +30,13 @@ use std::fmt;
 
 use facts::HostFacts;
 
+use crate::guest::placement::{FunctionRequest, Windows};
 use crate::pci::{self, PciFunction, ScanError};
 use crate::vfio::IovaRange;
 use crate::{Host, PciAddress, claim, iommu};
+
+/// Open files that one interrupt vector takes: an eventfd that VFIO signals, and one more by which it is routed.
+pub const FILES_PER_VECTOR: u64 = 2;
 
 /// What is meant to be done with the function.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +47,12 @@ pub struct ExplainOptions {
     pub mmio32: IovaRange,
     /// Bits of the guest's physical addresses; `None` for as many as the host's CPUs have.
     pub physical_address_bits: Option<u8>,
+    /// What the VMM emulates beside the functions of the host, whose BARs take addresses too.
+    pub emulated: Vec<FunctionRequest>,
+    /// Whether each function of the host is behind a PCI Express port of its own in the guest, and not on a root bus.
+    pub behind_ports: bool,
+    /// Files that the process has open while the guest runs, beside [`FILES_PER_VECTOR`] for each interrupt vector.
+    pub open_files: u64,
     /// Whether the functions of other slots in the IOMMU group are given away too.
     pub with_group: bool,
     /// Whether to look through the open files of all processes, and to ask the host's
@@ -68,10 +79,21 @@ impl ExplainOptions {
             ram,
             mmio32: 0xc000_0000..=0xdfff_ffff,
             physical_address_bits: None,
+            emulated: Vec::new(),
+            behind_ports: true,
+            open_files: 256,
             with_group: false,
             check_open_files: true,
             accept: Vec::new(),
         }
+    }
+
+    /// Where BARs can be in a guest whose physical addresses have as many bits, which is where a VMM should place them.
+    /// `None` when it is not known how many; then they end nowhere.
+    pub fn windows(&self, physical_address_bits: Option<u8>) -> Windows {
+        let ram_end = self.ram.iter().map(|ram| ram.end().saturating_add(1)).max().unwrap_or(0);
+        let low = *self.mmio32.start()..self.mmio32.end().saturating_add(1);
+        Windows::above(low, ram_end, physical_address_bits.unwrap_or(Windows::MOST_BITS))
     }
 
     /// Bytes of RAM.
@@ -195,6 +217,7 @@ codes! {
     BarsTooLarge = "bars-too-large", "its BARs don't fit into the guest's physical addresses";
     IovaReserved = "iova-reserved", "the guest's RAM lies where DMA can't be mapped";
     IovaTooWide = "iova-too-wide", "the guest's RAM lies beyond what the IOMMU can address";
+    OpenFilesTooLow = "open-files-too-low", "the process may not open as many files as the guest's interrupts take";
     MemlockTooLow = "memlock-too-low", "the process may not lock as much memory as the guest has";
     Unchecked = "unchecked", "something could not be looked at";
 }
@@ -235,6 +258,30 @@ impl<'a> Explainer<'a> {
         function: PciFunction,
         options: &ExplainOptions,
     ) -> Result<Readiness, ScanError> {
+        let guest = [&function];
+        self.explain_case(function.clone(), &guest, options)
+    }
+
+    /// Every reason why a guest can't have these functions, which were just scanned, all at once: in their order, what keeps
+    /// each of them, and what they lack together, told of the one that lacks it.
+    ///
+    /// # Errors
+    /// When a companion in the group of one of them can't be read.
+    pub fn explain_guest(
+        &self,
+        functions: &[&PciFunction],
+        options: &ExplainOptions,
+    ) -> Result<Vec<Readiness>, ScanError> {
+        let explain = |function: &&PciFunction| self.explain_case((*function).clone(), functions, options);
+        functions.iter().map(explain).collect()
+    }
+
+    fn explain_case(
+        &self,
+        function: PciFunction,
+        guest: &[&PciFunction],
+        options: &ExplainOptions,
+    ) -> Result<Readiness, ScanError> {
         let group = function.iommu_group.and_then(|number| iommu::group(self.host, number).ok());
         let mut others = Vec::new();
         for &member in group.iter().flat_map(|group| &group.members) {
@@ -248,8 +295,16 @@ impl<'a> Explainer<'a> {
                 Err(error) => return Err(error),
             }
         }
-        let mut case =
-            Case { host: self.host, facts: &self.facts, options, function, group, others, found: Vec::new() };
+        let mut case = Case {
+            host: self.host,
+            facts: &self.facts,
+            options,
+            function,
+            guest,
+            group,
+            others,
+            found: Vec::new(),
+        };
         case.judge();
         Ok(case.into_readiness())
     }
@@ -269,6 +324,8 @@ struct Case<'a> {
     facts: &'a HostFacts,
     options: &'a ExplainOptions,
     function: PciFunction,
+    /// All functions of the guest that this one is for; this one is among them.
+    guest: &'a [&'a PciFunction],
     group: Option<iommu::IommuGroup>,
     /// The other members of the group.
     others: Vec<PciFunction>,
@@ -286,6 +343,7 @@ impl Case<'_> {
         host_use::judge(self);
         device::judge(self);
         memory::judge(self);
+        guest::judge(self);
         facts::judge(self);
     }
 

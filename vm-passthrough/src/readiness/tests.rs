@@ -8,6 +8,7 @@ use crate::pci::BarKind;
 use crate::sim::{SimFunction, SimHost};
 
 mod disks;
+mod guest;
 
 fn address(text: &str) -> PciAddress {
     text.parse().unwrap()
@@ -497,30 +498,6 @@ fn bar_unassigned() {
     );
     // Port I/O is rarely needed, and often not assigned.
     assert_eq!(Scene::with(bar(0, BarKind::Io)).explain().blockers, []);
-}
-
-#[test]
-fn bars_too_large() {
-    let bar = |kind, size| Scene::with(Scene::disk().bar(2, kind, true, 0x100_0000_0000, size));
-    let evidence = &["46 address bits", "BAR 2 of 0000:01:00.0, has 64 TiB"];
-    bar(BarKind::Memory64, 64 << 40).check(Code::BarsTooLarge, Blocks, evidence, &["phys-bits=47"]);
-    bar(BarKind::Memory32, 1 << 30).check(
-        Code::BarsTooLarge,
-        Blocks,
-        &["0xc0000000 and 0xdfffffff", "1 GiB"],
-        &["window below 4 GiB"],
-    );
-    assert_eq!(bar(BarKind::Memory64, 32 << 40).explain().blockers, []);
-    // The guest's CPU may have fewer bits than the host's.
-    let mut narrow = bar(BarKind::Memory64, 256 << 30);
-    assert_eq!(narrow.explain().blockers, []);
-    narrow.options.physical_address_bits = Some(38);
-    narrow.check(Code::BarsTooLarge, Blocks, &["the guest's CPU has 38"], &["phys-bits=39"]);
-    // Hostile: sizes that no address space holds.
-    let resource = "0x1 0xfffffffffffffffe 0x140200\n".repeat(6);
-    let scene = Scene::new();
-    scene.sim.set(address(DISK), "resource", &resource).unwrap();
-    scene.check(Code::BarsTooLarge, Blocks, &[], &["can't be"]);
 }
 
 #[test]

@@ -10,6 +10,7 @@ use crate::config::GuestConfig;
 use crate::describe;
 use crate::json::{self, Body};
 use crate::table::printable;
+use crate::vmm;
 
 /// Explains a function, a guest's functions, or every accelerator.
 ///
@@ -19,17 +20,15 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ExplainArgs) -> Result<(), F
     let host = context.host.clone();
     let guest = args.guest.as_deref().map(GuestConfig::load).transpose().map_err(Failure::usage)?;
     let scan = Scan::of(&host)?;
-    let mut options =
-        guest.as_ref().map_or_else(ExplainOptions::default, |guest| ExplainOptions::for_memory(guest.memory));
+    let mut options = guest.as_ref().map_or_else(ExplainOptions::default, |guest| {
+        let kvm = host.dev.join("kvm");
+        vmm::explain_options(guest, (!context.captured).then_some(&kvm))
+    });
     options.with_group = args.with_group;
     options.accept = args.accept.iter().map(Into::into).collect();
     let readiness: Vec<Readiness> = match (args.address, &guest) {
         (Some(address), _) => vec![scan.explain_one(address, &options)?],
-        (None, Some(guest)) => guest
-            .devices
-            .iter()
-            .map(|&address| scan.explain_one(address, &options))
-            .collect::<Result<_, _>>()?,
+        (None, Some(guest)) => scan.explain_guest(&guest.devices, &options)?,
         (None, None) => scan
             .functions()
             .iter()

@@ -170,13 +170,12 @@ fn ready_manager(
     release::recover(&mut manager)?;
     let scan = Scan::of(&host)?;
     let accept = args.accept.iter().map(Into::into).collect();
-    let options =
-        ExplainOptions { with_group: args.with_group, accept, ..ExplainOptions::for_memory(config.memory) };
-    let readiness = config
-        .devices
-        .iter()
-        .map(|&address| scan.explain_one(address, &options))
-        .collect::<Result<Vec<_>, _>>()?;
+    let options = ExplainOptions {
+        with_group: args.with_group,
+        accept,
+        ..vmm::explain_options(config, Some(&host.dev.join("kvm")))
+    };
+    let readiness = scan.explain_guest(&config.devices, &options)?;
     let _overdue = Overdue::start(stop)?;
     explain::require_ready(context, &readiness)?;
     Ok(manager)

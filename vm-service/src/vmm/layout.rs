@@ -13,6 +13,8 @@
 
 use std::ops::Range;
 
+use vm_passthrough::guest::placement::Windows;
+
 /// The guest enters with RSP here; it grows down. Below it is the interrupt vector table that nothing uses.
 pub const BOOT_STACK: u64 = 0x8ff0;
 /// Global descriptor table that the guest enters with.
@@ -50,7 +52,6 @@ pub const KVM_IDENTITY_MAP: u64 = 0xfffb_c000;
 pub const KVM_TSS: usize = 0xfffb_d000;
 /// Where RAM goes on.
 pub const FOUR_GIB: u64 = 1 << 32;
-const GIB: u64 = 1 << 30;
 
 /// Interrupt line of the serial console.
 pub const SERIAL_GSI: u32 = 4;
@@ -96,9 +97,9 @@ impl Layout {
             end = FOUR_GIB.checked_add(memory - LOW_RAM_LIMIT)?;
             ram.push(FOUR_GIB..end);
         }
-        let start = end.checked_next_multiple_of(GIB)?;
-        let limit = 1u64 << phys_bits.clamp(33, 52);
-        (start < limit).then_some(Self { ram, mem64: start..limit })
+        // Where `explain` takes them to be.
+        let mem64 = Windows::above(MEM32, end, phys_bits).high;
+        (!mem64.is_empty()).then_some(Self { ram, mem64 })
     }
 }
 
@@ -106,7 +107,27 @@ impl Layout {
 // The guest's RAM is a list of ranges, often of one.
 #[allow(clippy::single_range_in_vec_init)]
 mod tests {
+    use vm_passthrough::readiness::ExplainOptions;
+
     use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn explain_takes_the_windows_to_be_where_they_are() {
+        for memory in [2 << 20, GIB, 3 * GIB, 3 * GIB + 4096, 70 * GIB] {
+            for bits in [32, 36, 39, 46, 52, 57] {
+                let options = ExplainOptions::for_memory(memory);
+                let ram: Vec<_> = options.ram.iter().map(|ram| *ram.start()..ram.end() + 1).collect();
+                let windows = options.windows(Some(bits));
+                assert_eq!(windows.low, MEM32);
+                match Layout::new(memory, bits) {
+                    Some(layout) => assert_eq!((layout.ram, layout.mem64), (ram, windows.high)),
+                    None => assert!(windows.high.is_empty()),
+                }
+            }
+        }
+    }
 
     #[test]
     fn ram_lies_around_the_hole() {

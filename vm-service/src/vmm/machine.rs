@@ -353,7 +353,7 @@ fn load(
         .map_err(|source| MachineError::Thread { what: "loading", source })
 }
 
-fn open_kvm(path: &std::path::Path) -> Result<Kvm, MachineError> {
+pub(super) fn open_kvm(path: &std::path::Path) -> Result<Kvm, MachineError> {
     let no_kvm = |source| MachineError::NoKvm { path: path.to_owned(), source };
     let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes())
         .map_err(|_| no_kvm(io::ErrorKind::InvalidInput.into()))?;

@@ -1,5 +1,6 @@
 //! `explain`, `claim` and `release`.
 
+use vm_passthrough::pci::BarKind;
 use vm_passthrough::sim::{SimDrivers, SimFunction, SimHost};
 
 use super::host::{address, workstation};
@@ -81,6 +82,38 @@ fn explains_for_a_guest() {
     let document: serde_json::Value = serde_json::from_str(&got.out).expect("JSON");
     assert_eq!(document["functions"][0]["address"], "0000:02:00.0");
     assert_eq!(document["functions"].as_array().map(Vec::len), Some(1));
+}
+
+/// Each fits into the guest, but not both: what `run` would meet when both had been taken.
+#[test]
+fn explains_what_does_not_fit_together() {
+    let sim = SimHost::new().expect("a simulated host");
+    sim.add_driver("e1000e").expect("a driver");
+    let mut text = String::from("name = \"a\"\nmemory = \"64M\"\nboot.kernel = \"k\"\n");
+    for bus in [2u64, 3] {
+        let card = SimFunction::network(address(&format!("0000:{bus:02x}:00.0"))).driver("e1000e");
+        sim.add(&card.bar(0, BarKind::Memory32, false, 0x8000_0000, 512 << 20)).expect("a function");
+        text += &format!("[[devices]]\naddress = \"{bus:02x}:00.0\"\n");
+        let got = vm_service(&sim.plain_host(), &format!("explain {bus:02x}:00.0"));
+        assert_eq!((got.exit, got.err.as_str()), (0, ""));
+    }
+    let guest = sim.path("guest.toml");
+    std::fs::write(&guest, text).expect("written");
+    let got = vm_service(&sim.plain_host(), &format!("explain --guest {}", guest.display()));
+    assert_eq!((got.exit, got.err.as_str()), (3, ""));
+    assert!(
+        got.out.contains("0000:02:00.0 Intel Corporation 82574L Gigabit Network Connection: ready"),
+        "{}",
+        got.out
+    );
+    assert!(got.out.contains("blocker bars-too-large"), "{}", got.out);
+    // Nothing is taken.
+    let drivers = SimDrivers::new(&sim);
+    std::fs::write(sim.path("k"), "").expect("written");
+    let got = vm_service(&drivers.host(), &format!("run {}", guest.display()));
+    assert_eq!(got.exit, 3, "{}", got.err);
+    assert!(got.err.contains("nothing was touched") && got.err.contains("bars-too-large"), "{}", got.err);
+    assert_eq!(drivers.writes(), []);
 }
 
 #[test]

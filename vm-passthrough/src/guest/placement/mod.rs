@@ -8,6 +8,10 @@
 //! and one range that it may prefetch from, which may lie anywhere. So a 64-bit prefetchable BAR goes into the high
 //! window, every other BAR of a function behind a port into the low one. On a root bus there is no bridge, and
 //! every 64-bit BAR may go high.
+//!
+//! A function that is reached through PCI Express alone may have its 64-bit BAR in a prefetchable window though the BAR
+//! does not say so, as nothing on the way prefetches. But Linux takes such an address for a mistake, and moves
+//! the BAR (`pci_find_parent_resource` in `drivers/pci/pci.c`): below 4 GiB, or nowhere. So it is not done here.
 
 mod plan;
 

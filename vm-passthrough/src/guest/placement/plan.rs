@@ -5,6 +5,8 @@ use std::ops::RangeInclusive;
 
 use thiserror::Error;
 
+use crate::pci::{BarKind, PciFunction};
+
 /// A bridge forwards memory in units of 1 MiB.
 const PORT_UNIT: u64 = 1 << 20;
 /// First address that 32 bits can't hold.
@@ -34,6 +36,19 @@ pub struct FunctionRequest {
     pub bars: Vec<BarRequest>,
 }
 
+impl FunctionRequest {
+    /// What a function of the host asks for in a guest, by what a scan found: its memory BARs.
+    pub fn of(function: &PciFunction, behind_port: bool) -> Self {
+        let bars = function.bars.iter().filter(|bar| bar.kind != BarKind::Io).map(|bar| BarRequest {
+            index: bar.index,
+            size: bar.size,
+            wide: bar.kind == BarKind::Memory64,
+            prefetchable: bar.prefetchable,
+        });
+        Self { name: function.address.to_string(), behind_port, bars: bars.collect() }
+    }
+}
+
 /// Where BARs may be, in guest-physical addresses. An empty range gives no room.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Windows {
@@ -41,6 +56,20 @@ pub struct Windows {
     pub low: std::ops::Range<u64>,
     /// Anywhere; by custom above the guest's RAM and below the end of its address width.
     pub high: std::ops::Range<u64>,
+}
+
+impl Windows {
+    /// Most physical address bits that a processor has.
+    pub const MOST_BITS: u8 = 52;
+
+    /// `low`, and all from the first whole GiB above the guest's RAM, which ends before `ram_end`, to the end of what
+    /// `physical_address_bits` reach. The high window is empty where that leaves nothing.
+    pub fn above(low: std::ops::Range<u64>, ram_end: u64, physical_address_bits: u8) -> Self {
+        const GIB: u64 = 1 << 30;
+        let limit = 1u64 << physical_address_bits.clamp(33, Self::MOST_BITS);
+        let start = ram_end.max(FOUR_GIB).checked_next_multiple_of(GIB).unwrap_or(limit);
+        Self { low, high: start.min(limit)..limit }
+    }
 }
 
 /// One of the two windows.

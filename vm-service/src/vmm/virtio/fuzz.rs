@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use vm_memory::{GuestAddress, GuestMemoryMmap, MmapRegion};
+use vm_passthrough::guest::placement::{self, ConfigAccess};
 use vm_passthrough::guest::{KvmVmm, Vmm as _};
 
 use super::registers::{DRIVER_OK, FEATURES_OK, TRANSPORT_FEATURES};
@@ -207,6 +208,23 @@ fn function() -> Option<(VirtioPci, Arc<KvmVmm>, Arc<AtomicU64>)> {
     let shared = Arc::new(memory::window(SHARED).unwrap());
     let function = VirtioPci::new(vmm.clone(), Box::new(Watch(starts.clone(), shared))).unwrap();
     Some((function, vmm, starts))
+}
+
+/// `explain` counts with them before there is a machine.
+#[test]
+fn its_bars_are_those_that_explain_counts_with() {
+    struct Probed<'a>(&'a VirtioPci);
+    impl ConfigAccess for Probed<'_> {
+        fn read_config(&self, offset: u16, data: &mut [u8]) {
+            self.0.config_read(offset, data);
+        }
+
+        fn write_config(&self, offset: u16, data: &[u8]) {
+            self.0.config_write(offset, data);
+        }
+    }
+    let Some((function, ..)) = function() else { return };
+    assert_eq!(placement::probe(&Probed(&function)), VirtioPci::bars(Some(SHARED)));
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use kvm_ioctls::{IoEventAddress, NoDatamatch};
 use vm_memory::MmapRegion;
+use vm_passthrough::guest::placement::BarRequest;
 use vm_passthrough::guest::{KvmVmm, MapId, Vmm as _, VmmError};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
@@ -62,6 +63,13 @@ struct State {
 }
 
 impl VirtioPci {
+    /// The BARs of a device, which has a window of as many bytes if it has one.
+    pub(in crate::vmm) fn bars(window: Option<u64>) -> Vec<BarRequest> {
+        let registers = BarRequest { index: 0, size: BAR_SIZE, wide: true, prefetchable: false };
+        let shared = window.map(|size| BarRequest { index: 2, size, wide: true, prefetchable: true });
+        std::iter::once(registers).chain(shared).collect()
+    }
+
     /// A function for `device`.
     ///
     /// # Errors

@@ -1,0 +1,165 @@
+//! What a guest needs for all of its devices together: addresses for their BARs, open files for their interrupts.
+
+use super::memory::size_text;
+use super::{Blocker, BlockerCode, Case, FILES_PER_VECTOR, Severity};
+use crate::guest::placement::{self, FunctionRequest, PlacementError, WindowKind, Windows};
+use crate::pci::config::{CAP_MSI, CAP_MSIX};
+use crate::pci::{self, PciFunction};
+use crate::{Host, PciAddress};
+
+pub(super) fn judge(case: &mut Case<'_>) {
+    case.found.extend(bars(case));
+    case.found.extend(open_files(case));
+}
+
+/// Whether what concerns the guest as a whole is told of the function before the judge: of the first.
+fn speaks_for_all(case: &Case<'_>) -> bool {
+    case.guest.first().is_some_and(|first| first.address == case.function.address)
+}
+
+/// Places the BARs as a VMM does, and tells what does not fit of the function that it is about.
+fn bars(case: &Case<'_>) -> Option<Blocker> {
+    let bits = case.options.physical_address_bits.or(case.facts.physical_bits);
+    let windows = case.options.windows(bits);
+    let ports = case.options.behind_ports;
+    let mut requests = case.options.emulated.clone();
+    requests.extend(case.guest.iter().map(|function| FunctionRequest::of(function, ports)));
+    let error = placement::plan(&requests, &windows).err()?;
+    let own = case.function.address.to_string();
+    let blamed = match &error {
+        PlacementError::NoRoom { function, .. } | PlacementError::BadSize { function, .. } => Some(function),
+        PlacementError::BadWindow { .. } => None,
+    };
+    // A device of the VMM's own, or a window, is told of the first.
+    let is_a_device =
+        |name: &&String| case.guest.iter().any(|function| function.address.to_string() == **name);
+    let is_own = match blamed.filter(is_a_device) {
+        Some(blamed) => *blamed == own,
+        None => speaks_for_all(case),
+    };
+    if !is_own {
+        return None;
+    }
+    let (evidence, remedy) = match &error {
+        PlacementError::NoRoom { kind, .. } => (
+            no_room(case, &error, &windows, bits),
+            match kind {
+                WindowKind::Low => {
+                    "give the guest a larger window below 4 GiB, or pass fewer functions together; a BAR can \
+                                be made smaller by its resourceN_resize in sysfs, if the function can do that"
+                        .into()
+                }
+                WindowKind::High => more_bits(case, &requests, bits),
+            },
+        ),
+        PlacementError::BadSize { .. } => (
+            error.to_string(),
+            "its BAR sizes in sysfs can't be; find it anew with a PCI rescan, or replace it".into(),
+        ),
+        PlacementError::BadWindow { .. } => (error.to_string(), "give the guest another window".into()),
+    };
+    Some(blocker(BlockerCode::BarsTooLarge, case.function.address, evidence, remedy))
+}
+
+fn blocker(code: BlockerCode, function: PciAddress, evidence: String, remedy: String) -> Blocker {
+    Blocker { code, severity: Severity::Blocker, function, evidence, remedy }
+}
+
+fn no_room(case: &Case<'_>, error: &PlacementError, windows: &Windows, bits: Option<u8>) -> String {
+    let PlacementError::NoRoom { function, bars, kind, needed, alignment, missing } = error else {
+        return error.to_string();
+    };
+    let window = match kind {
+        WindowKind::Low => &windows.low,
+        WindowKind::High => &windows.high,
+    };
+    let others: Vec<_> =
+        case.guest.iter().map(|other| other.address.to_string()).filter(|other| other != function).collect();
+    let beside =
+        if others.is_empty() { String::new() } else { format!(" beside those of {}", others.join(", ")) };
+    let mut text = format!(
+        "the BARs of {function} ({bars}) take {} at a multiple of {}{beside}, which the guest's {kind}, {:#x} to {:#x}, \
+         lacks {} for",
+        size_text(*needed),
+        size_text(*alignment),
+        window.start,
+        window.end,
+        size_text(*missing)
+    );
+    let is_wide = |function: &PciFunction| {
+        function.bars.iter().any(|bar| bar.kind == pci::BarKind::Memory64 && !bar.prefetchable)
+    };
+    let own = case.guest.iter().find(|other| other.address.to_string() == *function);
+    match (kind, case.options.physical_address_bits, bits) {
+        (WindowKind::Low, ..) if case.options.behind_ports && own.is_some_and(|own| is_wide(own)) => {
+            text += "; behind a port a 64-bit BAR that is not prefetchable must lie there too, as the port forwards nothing \
+                     else above 4 GiB than what may be prefetched";
+        }
+        (WindowKind::High, Some(bits), _) => text += &format!("; the guest's CPU has {bits} address bits"),
+        (WindowKind::High, None, Some(bits)) => {
+            text += &format!(
+                "; \"address sizes\" in {}/cpuinfo gives {bits} address bits",
+                case.host.proc.display()
+            );
+        }
+        _ => {}
+    }
+    text
+}
+
+/// How many address bits would do.
+fn more_bits(case: &Case<'_>, requests: &[FunctionRequest], bits: Option<u8>) -> String {
+    let fits = |bits: &u8| placement::plan(requests, &case.options.windows(Some(*bits))).is_ok();
+    match (bits.unwrap_or(Windows::MOST_BITS)..=Windows::MOST_BITS).find(fits) {
+        Some(needed) => format!(
+            "give the guest {needed} address bits (phys-bits={needed}) on a CPU that has them, less memory, fewer \
+             functions, or make the BAR smaller by its resourceN_resize in sysfs"
+        ),
+        None => "give the guest fewer functions, or make the BAR smaller by its resourceN_resize in sysfs: no CPU has \
+                 as many address bits as this takes"
+            .into(),
+    }
+}
+
+/// Whether drivers in the guest can use all of its devices' interrupts.
+fn open_files(case: &Case<'_>) -> Option<Blocker> {
+    let limit = case.facts.open_files?;
+    // A vector table has 2048 entries at most.
+    let most = case.guest.len() as u64 * 2048;
+    let needed =
+        |vectors: u64| vectors.saturating_mul(FILES_PER_VECTOR).saturating_add(case.options.open_files);
+    if !speaks_for_all(case) || limit >= needed(most) {
+        return None;
+    }
+    let vectors = case.guest.iter().map(|function| vectors(case.host, function)).sum();
+    let needed = needed(vectors);
+    if limit >= needed {
+        return None;
+    }
+    let evidence = format!(
+        "the guest's devices have {vectors} interrupt vectors, which take up to {needed} open files, and {}/self/limits \
+         allows {limit}",
+        case.host.proc.display()
+    );
+    let remedy = format!(
+        "raise the limit: \"* - nofile {needed}\" in /etc/security/limits.conf, or LimitNOFILE={needed} in the systemd unit"
+    );
+    Some(blocker(BlockerCode::OpenFilesTooLow, case.function.address, evidence, remedy))
+}
+
+/// Interrupt vectors that a function's driver may use; 0 where its capabilities may not be read.
+fn vectors(host: &Host, function: &PciFunction) -> u64 {
+    let Ok(config) = pci::read_config(host, function.address) else { return 0 };
+    let control = |offset: u8| {
+        let at = usize::from(offset) + 2;
+        config.get(at..at + 2).map_or(0, |bytes| u16::from_le_bytes([bytes[0], bytes[1]]))
+    };
+    let counts = function.capabilities.iter().map(|capability| match capability.id {
+        // Multiple Message Capable; 6 and 7 are reserved (PCI Express Base 6.0, 7.7.1.2).
+        CAP_MSI => 1 << (control(capability.offset) >> 1 & 0b111).min(5),
+        // Table Size, less one (7.7.2.2).
+        CAP_MSIX => u64::from(control(capability.offset) & 0x7ff) + 1,
+        _ => 0,
+    });
+    counts.max().unwrap_or(0)
+}

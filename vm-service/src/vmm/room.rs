@@ -1,0 +1,40 @@
+//! What a guest takes of its address space beside its devices, known before its machine is made: `explain` judges with it
+//! as the machine will place.
+
+use std::path::Path;
+
+use vm_passthrough::guest::placement::FunctionRequest;
+use vm_passthrough::readiness::ExplainOptions;
+
+use super::cpu::cpuid;
+use super::machine::open_kvm;
+use super::virtio::VirtioPci;
+use crate::config::GuestConfig;
+use crate::limits;
+
+/// What `explain` has to know of a guest; everything else is as by default. `kvm` is the KVM device node, of which the
+/// number of address bits is asked; where that can't be had it is the one that the host's processors have.
+pub(crate) fn explain_options(config: &GuestConfig, kvm: Option<&Path>) -> ExplainOptions {
+    let bits = kvm.and_then(|path| Some(cpuid::phys_bits(&cpuid::supported(&open_kvm(path).ok()?).ok()?)));
+    ExplainOptions {
+        physical_address_bits: bits,
+        emulated: emulated(config),
+        behind_ports: true,
+        open_files: limits::REST,
+        ..ExplainOptions::for_memory(config.memory)
+    }
+}
+
+/// The BARs of the machine's own devices: the accelerators that it shares, vsock, disks.
+fn emulated(config: &GuestConfig) -> Vec<FunctionRequest> {
+    let virtio =
+        |name: String, window| FunctionRequest { name, behind_port: false, bars: VirtioPci::bars(window) };
+    let shared = config.accelerators.iter();
+    let mut own: Vec<_> =
+        shared.clone().map(|shared| virtio(format!("the shared {}", shared.device), shared.window)).collect();
+    if config.vsock.is_some() || shared.clone().any(|shared| shared.window.is_some()) {
+        own.push(virtio("the vsock device".into(), None));
+    }
+    own.extend(config.disks.iter().map(|disk| virtio(format!("the disk {}", disk.path.display()), None)));
+    own
+}
