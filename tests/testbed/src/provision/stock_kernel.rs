@@ -51,7 +51,10 @@ pub fn provision_stock(cache: &Cache) -> Result<LinuxKernel> {
             .find(|entry| entry.file_name().to_string_lossy().starts_with("vmlinuz-"))
             .with_context(|| format!("{package} holds no /boot/vmlinuz"))?;
         fs::copy(image.path(), part.join("vmlinuz"))?;
-        take_modules(&tree.join("lib/modules"), part)?;
+        // Debian 13 has them in /usr.
+        let places = ["usr/lib/modules", "lib/modules"].map(|place| tree.join(place));
+        let modules = places.iter().find(|place| place.exists());
+        take_modules(modules.with_context(|| format!("{package} holds no modules"))?, part)?;
         fs::remove_dir_all(&tree)?;
         Ok(())
     })?;
