@@ -49,6 +49,11 @@ impl Plan {
         (self.registers + self.shared + self.again) * self.piece() * self.cluster
     }
 
+    /// Is there more of a row than registers hold?
+    const fn is_read_twice(self) -> bool {
+        self.shared + self.again > 0
+    }
+
     /// Warps that share a row.
     const fn warps(self) -> u32 {
         self.threads / 32 * self.cluster
@@ -261,11 +266,6 @@ fn matrix<'b>(k: Builder<'b>, name: &str, plan: Plan, access: Access) -> PlaceRe
     k.view_of(name, ViewType::new(Scalar::F32, 2, access).aligned(16).with_dims(&dims))
 }
 
-/// A maximum from which to count: zero where there is none yet, for −∞ less −∞ is no number.
-fn origin<'b>(k: Builder<'b>, max: Val<'b>) -> Val<'b> {
-    max.eq(f32::NEG_INFINITY).select(k.f32(0.0), max)
-}
-
 /// e^x over the row's sum of e^x. Powers are counted from the greatest value so far; what is in registers, from the
 /// thread's own.
 fn softmax<'b>(k: Builder<'b>, plan: Plan) {
@@ -278,23 +278,28 @@ fn softmax<'b>(k: Builder<'b>, plan: Plan) {
     let this = Row::new(k, plan);
     this.inside(x, y, || {
         let greatest = |values: &[Val<'b>]| across(values, Val::max);
-        let more = |max: Val<'b>, sum: Val<'b>, values: &[Val<'b>]| {
-            let next = max.max(greatest(values));
-            let from = origin(k, next);
-            let powers: Vec<_> = values.iter().map(|v| (*v - from.splat(LANES)).exp()).collect();
-            let sum = sum * (max - from).exp().splat(LANES) + combine(&powers, add);
-            (next, from, sum, powers)
+        let powers_of = |max: Val<'b>, values: &[Val<'b>]| -> Vec<_> {
+            values.iter().map(|v| (*v - max.splat(LANES)).exp()).collect()
         };
-        let nothing = (k.f32(f32::NEG_INFINITY), k.constant(vector(), 0.0));
-        let (max, sum) = this.fold(x, nothing, |(max, sum), values| {
-            let (max, _, sum, _) = more(max, sum, values);
-            (max, sum)
+        // Not −∞: from that nothing can be taken.
+        let least = k.f32(f32::MIN);
+        let before = plan.is_read_twice().then(|| {
+            this.fold(x, (least, k.constant(vector(), 0.0)), |(max, sum), values| {
+                let next = max.max(greatest(values));
+                let powers = combine(&powers_of(next, values), add);
+                (next, sum * (max - next).exp().splat(LANES) + powers)
+            })
         });
         let (columns, resident) = this.resident(x);
-        let (max, from, sum, powers) = more(max, sum, &resident);
-        let of_warp = max.warp_max();
-        let sum_of_warp = (across(&[sum], add) * (from - origin(k, of_warp)).exp()).warp_add();
-        let pairs = this.exchange_pair([of_warp, sum_of_warp], [f64::NEG_INFINITY, 0.0], scratch);
+        let from = before.map_or(least, |(max, _)| max).max(greatest(&resident));
+        let powers = powers_of(from, &resident);
+        let sum = match before {
+            Some((max, sum)) => sum * (max - from).exp().splat(LANES) + combine(&powers, add),
+            None => combine(&powers, add),
+        };
+        let of_warp = from.warp_max();
+        let sum_of_warp = (across(&[sum], add) * (from - of_warp).exp()).warp_add();
+        let pairs = this.exchange_pair([of_warp, sum_of_warp], [f64::from(f32::MIN), 0.0], scratch);
         let maxima: Vec<_> = pairs.iter().map(|[max, _]| *max).collect();
         let max = combine(&maxima, Val::max).warp_max().named("max");
         let sums: Vec<_> = pairs.iter().map(|[of, sum]| *sum * (*of - max).exp()).collect();

@@ -22,13 +22,11 @@ fn columns<'b>(k: Builder<'b>, thread: Val<'b>, count: Val<'b>) -> vm_ir::builde
     k.range(thread.to(Scalar::I64), count).step(THREADS)
 }
 
-/// The running maximum and the sum of exponentials below it, one element further.
+/// The running maximum and the sum of exponentials below it, one element further. Of the two exponentials, that of the
+/// element and that by which the sum shrinks, one is always 1.
 fn online<'b>((max, sum): (Val<'b>, Val<'b>), x: Val<'b>) -> (Val<'b>, Val<'b>) {
-    let next = max.max(x);
-    // As long as all is −∞ the differences are NaN, and there is nothing to add.
-    let nothing = next.eq(f32::NEG_INFINITY);
-    let grown = sum * (max - next).exp() + (x - next).exp();
-    (next, nothing.select(sum, grown))
+    let power = (-(max - x).abs()).exp();
+    (max.max(x), x.gt(max).select(sum.fma(power, 1.0), sum + power))
 }
 
 /// The row's maximum, and its sum of exponentials below that.
@@ -41,13 +39,13 @@ fn max_and_sum<'b>(
     let sums = k.shared("sums", Scalar::F32, &[WARPS]);
     let t = thread(k);
     let n = x.extent(1).named("n");
-    let start = (k.f32(f32::NEG_INFINITY), k.f32(0.0));
+    // Not −∞: from that nothing can be taken.
+    let start = (k.f32(f32::MIN), k.f32(0.0));
     let (mine, partial) = columns(k, t, n).unroll(4).fold(start, |j, (max, sum)| {
         online((max.named("running_max"), sum.named("running_sum")), x.at([row, j.named("j")]).load())
     });
     let max = block_reduce(k, mine, f64::NEG_INFINITY, maxima, Val::warp_max).named("max");
-    let scaled = mine.eq(f32::NEG_INFINITY).select(k.f32(0.0), partial * (mine - max).exp());
-    let sum = block_reduce(k, scaled, 0.0, sums, Val::warp_add).named("sum");
+    let sum = block_reduce(k, partial * (mine - max).exp(), 0.0, sums, Val::warp_add).named("sum");
     (t, n, max, sum)
 }
 

@@ -3,13 +3,14 @@
 //!
 //! These two have rules for NaNs and for zeros that the machine's instruction lacks. A
 //! maximum that a loop carries from −∞ on is never NaN, and where it only goes on into sums and exponentials the sign of
-//! a zero is lost: then the one instruction is enough.
+//! a zero is lost: then the one instruction is enough. What goes through a shared array is followed: all that is put there
+//! may come out of every load.
 
 use super::writer::Writer;
 use cranelift_codegen::ir::condcodes::FloatCC;
-use cranelift_codegen::ir::{InstBuilder, Value as Ssa, types};
+use cranelift_codegen::ir::{InstBuilder, Opcode as Clif, Value as Ssa, ValueDef, types};
 use std::collections::HashMap;
-use vm_ir::module::{Op, Region};
+use vm_ir::module::{Op, Place, Region};
 use vm_ir::op::{Opcode, Shape};
 use vm_ir::{Kernel, Scalar, Value};
 
@@ -33,12 +34,13 @@ pub(super) struct Extreme {
 impl Floats {
     pub(super) fn of(kernel: &Kernel) -> Floats {
         let count = kernel.values().len();
+        let all = count + kernel.shared().len();
         let mut maker = Maker {
             kernel,
             flows: Vec::new(),
             defs: HashMap::new(),
-            number: vec![true; count],
-            unsigned_zero: vec![true; count],
+            number: vec![true; all],
+            unsigned_zero: vec![true; all],
         };
         for param in kernel.params() {
             if let vm_ir::module::ParamKind::Scalar { value, .. } = param.kind {
@@ -61,8 +63,9 @@ impl Floats {
 
 struct Maker<'k> {
     kernel: &'k Kernel,
-    /// Values that become another where control flow joins.
-    flows: Vec<(Value, Value)>,
+    /// Values that become another where control flow joins, or by way of a shared array; by index, the arrays behind the
+    /// values.
+    flows: Vec<(usize, usize)>,
     defs: HashMap<Value, &'k Op>,
     number: Vec<bool>,
     unsigned_zero: Vec<bool>,
@@ -70,7 +73,19 @@ struct Maker<'k> {
 
 impl<'k> Maker<'k> {
     fn flow(&mut self, from: &[Value], to: &[Value]) {
-        self.flows.extend(from.iter().copied().zip(to.iter().copied()));
+        let pairs = from.iter().zip(to);
+        self.flows.extend(pairs.map(|(from, to)| (from.index(), to.index())));
+    }
+
+    /// What an op puts into a shared array or takes from one. What no thread has put there is a zero, or anything.
+    fn through_memory(&mut self, op: &Op) {
+        let Some(Place::Shared(array)) = op.place else { return };
+        let array = self.kernel.values().len() + usize::from(array);
+        match (op.code.shape(), op.result(), op.operands.last()) {
+            (Shape::Load | Shape::LoadUniform, Some(result), _) => self.flows.push((array, result.index())),
+            (Shape::Store | Shape::Gather, _, Some(value)) => self.flows.push((value.index(), array)),
+            _ => (self.number[array], self.unsigned_zero[array]) = (false, false),
+        }
     }
 
     fn region(&mut self, region: &'k Region) {
@@ -94,6 +109,7 @@ impl<'k> Maker<'k> {
                 }
                 _ => op.regions.iter().for_each(|region| self.flow(&region.yields, &op.results)),
             }
+            self.through_memory(op);
             op.regions.iter().for_each(|region| self.region(region));
         }
     }
@@ -107,21 +123,21 @@ impl<'k> Maker<'k> {
                 *known &= holds;
             };
             for (value, op) in &self.defs {
-                if op.regions.is_empty() {
+                if op.regions.is_empty() && !is_followed(op) {
                     let holds = is_number(self.kernel, op, |v| self.number[v.index()]);
                     lose(&mut self.number[value.index()], holds);
                 }
             }
             for (from, to) in &self.flows {
-                let holds = self.number[from.index()];
-                lose(&mut self.number[to.index()], holds);
-                let holds = self.unsigned_zero[to.index()];
-                lose(&mut self.unsigned_zero[from.index()], holds);
+                let holds = self.number[*from];
+                lose(&mut self.number[*to], holds);
+                let holds = self.unsigned_zero[*to];
+                lose(&mut self.unsigned_zero[*from], holds);
             }
             let result = |op: &Op, known: &[bool]| op.result().is_some_and(|v| known[v.index()]);
             self.kernel.for_each_op(&mut |op| {
-                // What regions yield is told of by the flows.
-                if !op.regions.is_empty() {
+                // What regions yield and shared arrays hold is told of by the flows.
+                if !op.regions.is_empty() || is_followed(op) {
                     return;
                 }
                 let after = result(op, &self.unsigned_zero);
@@ -134,6 +150,12 @@ impl<'k> Maker<'k> {
             }
         }
     }
+}
+
+/// Is it an access to a shared array whose value is followed?
+fn is_followed(op: &Op) -> bool {
+    let plain = matches!(op.code.shape(), Shape::Load | Shape::LoadUniform | Shape::Store | Shape::Gather);
+    plain && matches!(op.place, Some(Place::Shared(_)))
 }
 
 /// Is the op's result never NaN, given which of its operands are never?
@@ -213,5 +235,41 @@ impl Writer<'_, '_> {
         }
         let is_nan = self.b.ins().fcmp(FloatCC::Unordered, b, b);
         self.choose(is_nan, a, result)
+    }
+
+    /// `neg` and `abs`, on the bits of vectors: so the constant is there once. Of a magnitude the sign is set.
+    pub(super) fn sign(&mut self, code: Opcode, a: Ssa) -> Ssa {
+        let ty = self.type_of(a);
+        if !ty.is_vector() {
+            return if code == Opcode::Neg { self.b.ins().fneg(a) } else { self.b.ins().fabs(a) };
+        }
+        let ints = ty.as_int();
+        let rest = i64::MAX >> (64 - ty.lane_bits());
+        let bits = match (code, self.magnitude(a)) {
+            (Opcode::Abs, _) => {
+                let (bits, rest) = (self.cast(ints, a), self.int(ints, rest));
+                self.b.ins().band(bits, rest)
+            }
+            (_, Some(bits)) => {
+                let sign = self.int(ints, !rest);
+                self.b.ins().bor(bits, sign)
+            }
+            _ => return self.b.ins().fneg(a),
+        };
+        self.cast(ty, bits)
+    }
+
+    /// The bits of a vector whose magnitude this one is.
+    fn magnitude(&self, one: Ssa) -> Option<Ssa> {
+        let dfg = &self.b.func.dfg;
+        let made_by = |value: Ssa| match dfg.value_def(value) {
+            ValueDef::Result(inst, _) => Some((dfg.insts[inst].opcode(), dfg.inst_args(inst))),
+            _ => None,
+        };
+        let (Clif::Bitcast, [bits]) = made_by(one)? else { return None };
+        let (Clif::Band, [bits, mask]) = made_by(*bits)? else { return None };
+        let (Clif::Splat, [mask]) = made_by(*mask)? else { return None };
+        let whole = self.type_of(*mask).bits();
+        (self.constant(*mask)? == i64::MAX >> (64 - whole)).then_some(*bits)
     }
 }

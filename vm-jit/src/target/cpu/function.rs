@@ -168,18 +168,7 @@ impl Writer<'_, '_> {
             types::F32 => (-104.0, 89.0, 86.0),
             _ => (-746.0, 710.0, 707.0),
         };
-        let bound = self.float(ty, moderate * moderate);
-        let inside = all.iter().map(|a| {
-            let square = self.b.ins().fmul(*a, *a);
-            self.b.ins().fcmp(FloatCC::LessThanOrEqual, square, bound)
-        });
-        let inside: Vec<Ssa> = inside.collect();
-        let inside = inside.into_iter().reduce(|a, b| self.b.ins().band(a, b));
-        let inside = match inside {
-            Some(masks) if ty.is_vector() => self.all_lanes(masks),
-            Some(one) => one,
-            None => return results,
-        };
+        let Some(inside) = self.all_below(all, moderate) else { return results };
         let [usual, other] = [0; 2].map(|_| self.b.create_block());
         self.b.ins().brif(inside, usual, &[], other, &[]);
         self.b.seal_block(usual);
@@ -212,6 +201,32 @@ impl Writer<'_, '_> {
         self.b.seal_block(end);
         self.b.switch_to_block(end);
         results
+    }
+
+    /// Are the magnitudes of all of these numbers, or of all lanes, at most `bound`? `None` of none. Magnitudes are compared
+    /// as integers, which NaN is the greatest of.
+    fn all_below(&mut self, all: &[Ssa], bound: f64) -> Option<Ssa> {
+        let ty = self.type_of(*all.first()?);
+        let ints = ty.as_int();
+        let (rest, bound) = match ty.lane_type() {
+            types::F32 => (i64::from(i32::MAX), i64::from((bound as f32).to_bits())),
+            _ => (i64::MAX, bound.to_bits() as i64),
+        };
+        let (rest, above) = (self.int(ints, rest), self.int(ints, bound + 1));
+        let mut sizes: Vec<Ssa> = all
+            .iter()
+            .map(|a| {
+                let bits = self.cast(ints, *a);
+                self.b.ins().band(bits, rest)
+            })
+            .collect();
+        if ints != types::I64X2 {
+            sizes = vec![sizes.into_iter().reduce(|a, b| self.b.ins().smax(a, b))?];
+        }
+        let masks: Vec<Ssa> =
+            sizes.into_iter().map(|size| self.b.ins().icmp(IntCC::SignedGreaterThan, above, size)).collect();
+        let inside = masks.into_iter().reduce(|a, b| self.b.ins().band(a, b))?;
+        Some(if ty.is_vector() { self.all_lanes(inside) } else { inside })
     }
 
     /// e^a as a number from √½ to √2 and the power of two that it is multiplied with: an integer that has still to be

@@ -15,6 +15,16 @@ pub enum Architecture {
     Aarch64,
 }
 
+impl Architecture {
+    /// Registers for vectors that code may use.
+    pub(super) fn vector_registers(self) -> usize {
+        match self {
+            Architecture::X86_64 => 16,
+            Architecture::Aarch64 => 32,
+        }
+    }
+}
+
 /// A machine: its family, and what all that count as it have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]

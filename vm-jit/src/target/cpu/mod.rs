@@ -2,11 +2,11 @@
 //!
 //! * [`isa`](Isa): machines. `legal`: the table of what they have.
 //! * `plan`: splits a kernel at its barriers into loops over warps and threads.
-//! * `writer`: a kernel as a function; `control` its regions, `diverge` those at which threads part.
+//! * `writer`: a kernel as a function; `blocks` the loop over blocks, `control` its regions, `diverge` those at which threads part.
 //! * `floats`: what is known of the floats of a kernel.
 //! * `lanes`: values; `arrange` the lanes of vectors of several threads; `value`, `convert`, `function`, `trig`: ops on them; `memory`: views, shared arrays and
 //!   atomics; `warp`: ops between threads.
-//! * `object`: the ELF object.
+//! * `schedule`: the order of instructions. `object`: the ELF object.
 //!
 //! # The code
 //!
@@ -23,6 +23,7 @@
 //! up to [`STACK`] bytes of stack.
 
 mod arrange;
+mod blocks;
 mod control;
 mod convert;
 mod diverge;
@@ -34,6 +35,7 @@ mod legal;
 mod memory;
 mod object;
 mod plan;
+mod schedule;
 mod trig;
 mod value;
 mod warp;
@@ -145,10 +147,19 @@ fn function(
     let build = FunctionBuilder::new(&mut context.func, builder);
     let known = writer::Known { facts, ranges: &ranges, plan: &plan, floats: &floats };
     let scratch = writer::write(build, kernel, known, params.guard.filter(|_| watched), guest, architecture);
-    let compiled = context.compile(isa, &mut ControlPlane::default()).map_err(|e| match e.inner {
+    let problem = |error| match error {
         CodegenError::Verifier(errors) => errors.to_string(),
         other => other.to_string(),
-    })?;
+    };
+    // What `Context::compile` does, and the order of instructions between its two parts.
+    let mut control = ControlPlane::default();
+    context.verify_if(isa).map_err(problem)?;
+    context.optimize(isa, &mut control).map_err(problem)?;
+    schedule::schedule(&mut context.func, architecture.vector_registers());
+    context.verify_if(isa).map_err(problem)?;
+    let stencil =
+        isa.compile_function(&context.func, &context.domtree, false, &mut control).map_err(problem)?;
+    let compiled = stencil.apply_params(&context.func.params);
     if !compiled.buffer.relocs().is_empty() {
         return Err("the code would call a function".into());
     }

@@ -1,5 +1,6 @@
 //! A kernel as one function: the loop over blocks or clusters, the loops over warps and threads, and its ops in order.
 
+use super::blocks::State;
 use super::control::Watch;
 use super::floats::{Extreme, Floats};
 use super::isa::Architecture;
@@ -59,9 +60,9 @@ pub(super) struct Writer<'a, 'k> {
     pub(super) scratch: Ssa,
     params: Ssa,
     pub(super) views: Vec<Option<View>>,
-    grid: [Ssa; 3],
+    pub(super) grid: [Ssa; 3],
     /// The block at hand; of a cluster, the first.
-    block: [Ssa; 3],
+    pub(super) block: [Ssa; 3],
     warp: Option<Ssa>,
     pub(super) threads: Option<Threads>,
     pub(super) watch: Option<Watch>,
@@ -74,6 +75,7 @@ pub(super) struct Writer<'a, 'k> {
     pub(super) leave: Block,
     /// Where the spare bytes are; see [`SPARE`].
     pub(super) spare: u32,
+    pub(super) state: State,
     /// Scratch that holds elements while threads go separate ways: where it begins, and the most that is needed.
     pub(super) spill_at: u32,
     pub(super) spill_end: u32,
@@ -131,8 +133,9 @@ pub(super) fn write<'a, 'k>(
         extreme: Extreme::default(),
         leave,
         spare: bytes,
-        spill_at: bytes.saturating_add(2 * SPARE),
-        spill_end: bytes.saturating_add(2 * SPARE),
+        state: State::from(bytes.saturating_add(2 * SPARE)),
+        spill_at: bytes.saturating_add(2 * SPARE + State::BYTES),
+        spill_end: bytes.saturating_add(2 * SPARE + State::BYTES),
     };
     writer.zero_spare();
     writer.parameters(guard.is_some());
@@ -184,81 +187,6 @@ impl<'a, 'k> Writer<'a, 'k> {
             };
             self.views.push(view);
         }
-    }
-
-    /// The loop over the blocks from `first` to `end`; or over the clusters whose first block is one of these.
-    fn blocks(&mut self, first: Ssa, end: Ssa) {
-        let cluster = i64::from(self.kernel.cluster());
-        let first = match cluster {
-            1 => first,
-            _ => {
-                let up = self.b.ins().iadd_imm(first, cluster - 1);
-                self.b.ins().band_imm(up, -cluster)
-            }
-        };
-        let [columns, rows] = [0, 1].map(|i| self.b.ins().uextend(types::I64, self.grid[i]));
-        let x = self.b.ins().urem(first, columns);
-        let row = self.b.ins().udiv(first, columns);
-        let y = self.b.ins().urem(row, rows);
-        let z = self.b.ins().udiv(row, rows);
-        let [x, y, z] = [x, y, z].map(|at| self.b.ins().ireduce(types::I32, at));
-        let (head, body, done) = (self.b.create_block(), self.b.create_block(), self.b.create_block());
-        for ty in [types::I64, types::I32, types::I32, types::I32] {
-            self.b.append_block_param(head, ty);
-        }
-        self.b.ins().jump(head, &[first.into(), x.into(), y.into(), z.into()]);
-        self.b.switch_to_block(head);
-        let [linear, x, y, z] = self.b.block_params(head)[..] else { return };
-        let more = self.b.ins().icmp(IntCC::UnsignedLessThan, linear, end);
-        self.b.ins().brif(more, body, &[], done, &[]);
-        self.b.seal_block(body);
-        self.b.seal_block(done);
-        self.b.switch_to_block(body);
-        self.block = [x, y, z];
-        if self.guest {
-            self.zero_shared();
-        }
-        let plan = self.plan;
-        if plan.steps.iter().any(|step| !matches!(step, Step::Threads { .. })) {
-            self.slices();
-        }
-        self.run(&plan.steps);
-        let next = self.b.ins().iadd_imm(linear, cluster);
-        let (zero, mut at) = (self.b.ins().iconst(types::I32, 0), [x, y, z]);
-        let mut carry = self.b.ins().iconst(types::I32, cluster);
-        for (at, size) in at.iter_mut().zip(self.grid) {
-            let up = self.b.ins().iadd(*at, carry);
-            let over = self.b.ins().icmp(IntCC::Equal, up, size);
-            *at = self.b.ins().select(over, zero, up);
-            carry = self.b.ins().uextend(types::I32, over);
-        }
-        self.b.ins().jump(head, &[next.into(), at[0].into(), at[1].into(), at[2].into()]);
-        self.b.seal_block(head);
-        self.b.switch_to_block(done);
-    }
-
-    fn zero_spare(&mut self) {
-        if self.guest {
-            let zero = self.b.ins().iconst(types::I32, 0);
-            let zeros = self.b.ins().splat(types::I32X4, zero);
-            for at in (0..SPARE).step_by(16) {
-                self.b.ins().store(own(), zeros, self.scratch, (self.spare + at) as i32);
-            }
-        }
-    }
-
-    fn zero_shared(&mut self) {
-        let bytes = i64::from(self.plan.shared_bytes);
-        if bytes == 0 {
-            return;
-        }
-        let zero = self.b.ins().iconst(types::I32, 0);
-        let zeros = self.b.ins().splat(types::I32X4, zero);
-        let (scratch, end) = (self.scratch, self.b.ins().iconst(types::I64, bytes));
-        self.counted(end, 16, |this, at| {
-            let to = this.b.ins().iadd(scratch, at);
-            this.b.ins().store(own(), zeros, to, 0);
-        });
     }
 
     /// A loop from 0 to `end`, which is above 0, in steps.
@@ -320,7 +248,6 @@ impl<'a, 'k> Writer<'a, 'k> {
         let counters = self.counters();
         self.width = together;
         let end = self.b.ins().iconst(types::I64, count);
-        let plan = self.plan;
         self.counted(end, together as i64, |this, at| {
             let index = match start {
                 Some(start) => this.b.ins().iadd(start, at),
@@ -331,22 +258,33 @@ impl<'a, 'k> Writer<'a, 'k> {
                 this.slices();
                 (this.watched, this.rounds) = (false, 1);
             }
-            for value in &plan.scopes[scope].loads {
-                let repr = this.load_slot(*value);
-                this.env[value.index()] = Some(repr);
-            }
-            plan.scopes[scope].again.iter().for_each(|op| this.op(op));
+            this.load_and_again();
             ops.iter().for_each(|op| this.op(op));
-            let all: Vec<Repr> = copies.iter().map(|(from, _)| this.repr(*from)).collect();
-            for ((_, to), repr) in copies.iter().zip(&all) {
-                this.store_slot(*to, repr);
-            }
+            this.store_copies(copies);
             this.threads = None;
         });
         self.width = 1;
         self.set_counters(counters);
         (self.watched, self.rounds) = watch;
         self.scope = outer;
+    }
+
+    /// Takes from memory, or does again, what the threads at hand take into their scope.
+    pub(super) fn load_and_again(&mut self) {
+        let scope = &self.plan.scopes[self.scope];
+        for value in &scope.loads {
+            let repr = self.load_slot(*value);
+            self.env[value.index()] = Some(repr);
+        }
+        scope.again.iter().for_each(|op| self.op(op));
+    }
+
+    /// Copies values in memory, all at once.
+    pub(super) fn store_copies(&mut self, copies: &[(Value, Value)]) {
+        let all: Vec<Repr> = copies.iter().map(|(from, _)| self.repr(*from)).collect();
+        for ((_, to), repr) in copies.iter().zip(&all) {
+            self.store_slot(*to, repr);
+        }
     }
 
     /// Where a thread is in its block.
