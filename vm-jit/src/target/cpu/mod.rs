@@ -35,6 +35,7 @@ mod legal;
 mod memory;
 mod object;
 mod plan;
+mod rounds;
 mod schedule;
 mod trig;
 mod value;
@@ -135,7 +136,7 @@ fn function(
     (context, builder): &mut (Context, FunctionBuilderContext),
 ) -> Result<(Vec<u8>, Entry), String> {
     let ranges = Ranges::of(kernel);
-    let plan = plan::Plan::of(kernel, facts);
+    let plan = plan::Plan::of(kernel, facts, &ranges);
     let floats = floats::Floats::of(kernel);
     // Whoever runs the blocks can stop between two, also where the code itself looks at nothing.
     let params = ParamLayout::of(kernel, guest);

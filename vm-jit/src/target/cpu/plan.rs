@@ -16,6 +16,8 @@
 //! The validator proved that barriers are reached by whole blocks and warps, so the conditions around them are numbers
 //! of the level. Pure ops whose operands are numbers of a level are computed there once.
 
+use super::rounds::Strides;
+use crate::range::Ranges;
 use vm_ir::limits::WARP;
 use vm_ir::module::{Op, ParamKind, Place, Region};
 use vm_ir::op::{BarrierScope, Effect, Opcode, Shape};
@@ -58,6 +60,9 @@ pub(super) enum Step<'k> {
     Warps { scope: Scope, steps: Vec<Step<'k>> },
     /// In a loop over the threads of the block or of the warp; at last, values are copied, all at once.
     Threads { scope: Scope, ops: Vec<&'k Op>, copies: Vec<(Value, Value)> },
+    /// A loop of the block whose body is run in a loop over the threads, which each begin at their own number; at the end
+    /// of a round, values are copied, all at once.
+    Rounds { scope: Scope, op: &'k Op, copies: Vec<(Value, Value)> },
 }
 
 /// Where a value is kept.
@@ -101,10 +106,11 @@ pub(super) fn bytes_of(kernel: &Kernel, value: Value) -> u32 {
 }
 
 impl<'k> Plan<'k> {
-    pub(super) fn of(kernel: &'k Kernel, facts: &KernelFacts) -> Plan<'k> {
+    pub(super) fn of(kernel: &'k Kernel, facts: &KernelFacts, ranges: &'k Ranges) -> Plan<'k> {
         let mut maker = Maker {
             kernel,
             facts,
+            strides: Strides::of(kernel, ranges),
             scopes: vec![ScopeInfo {
                 parent: None,
                 level: Level::Block,
@@ -182,6 +188,7 @@ fn is_soon_done(op: &Op, ty: Type) -> bool {
 struct Maker<'k, 'f> {
     kernel: &'k Kernel,
     facts: &'f KernelFacts,
+    strides: Strides<'k>,
     scopes: Vec<ScopeInfo<'k>>,
     defs: Vec<Scope>,
     /// By value: the op that defines it, if it is soon done.
@@ -234,6 +241,14 @@ impl<'k> Maker<'k, '_> {
                 self.define(op, scope);
                 steps.push(Step::Once(op));
                 continue;
+            }
+            if level == Level::Block && self.strides.has(op, self.facts) {
+                let uniform = [op.operands[1], op.operands[2]];
+                if uniform.iter().all(|v| visible(&self.scopes, self.defs[v.index()], scope)) {
+                    self.flush(&mut group, level, scope, &mut steps);
+                    self.rounds(op, scope, &mut steps);
+                    continue;
+                }
             }
             if level_of(op) != level {
                 self.join(op, &mut group);
@@ -369,6 +384,24 @@ impl<'k> Maker<'k, '_> {
         steps.push(Step::Control { op, regions });
     }
 
+    /// A loop of which the threads of the block take each round together.
+    fn rounds(&mut self, op: &'k Op, scope: Scope, steps: &mut Vec<Step<'k>>) {
+        let body = &op.regions[0];
+        let (count, carried) = body.args.split_at(1);
+        for value in op.results.iter().chain(carried) {
+            self.defs[value.index()] = NOWHERE;
+            self.kept[value.index()] = true;
+        }
+        self.share(&op.results, carried);
+        let first = self.copies(&op.operands[3..], carried, Level::Block);
+        self.copy(first, scope, steps);
+        let inner = self.scope(scope, Level::Thread);
+        self.defs[count[0].index()] = inner;
+        body.ops.iter().for_each(|op| self.define_all(op, inner));
+        let copies = self.copies(&body.yields, carried, Level::Block);
+        steps.push(Step::Rounds { scope: inner, op, copies });
+    }
+
     fn share(&mut self, results: &[Value], carried: &[Value]) {
         for (result, value) in results.iter().zip(carried) {
             self.same[result.index()] = Some(*value);
@@ -442,6 +475,11 @@ impl<'k> Maker<'k, '_> {
                 Step::Threads { scope, ops, copies } => {
                     ops.iter().for_each(|op| self.used_within(op, *scope));
                     copies.iter().for_each(|(from, _)| self.used(*from, *scope));
+                }
+                Step::Rounds { scope: inner, op, copies } => {
+                    op.operands[1..3].iter().for_each(|v| self.used(*v, scope));
+                    op.regions[0].ops.iter().for_each(|op| self.used_within(op, *inner));
+                    copies.iter().for_each(|(from, _)| self.used(*from, *inner));
                 }
             }
         }

@@ -231,6 +231,7 @@ impl<'a, 'k> Writer<'a, 'k> {
                     self.scope = outer;
                 }
                 Step::Threads { scope, ops, copies } => self.threads_loop(*scope, ops, copies),
+                Step::Rounds { scope, op, copies } => self.rounds(op, *scope, copies),
             }
         }
     }
