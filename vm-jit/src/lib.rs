@@ -54,7 +54,7 @@ pub use target::{Target, UnknownTarget};
 use vm_ir::ValidModule;
 
 /// Of code that is not the same for the same input any more; it is part of cache keys.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 
 /// Compiles a module.
 ///
