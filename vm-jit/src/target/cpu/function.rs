@@ -13,7 +13,7 @@ use vm_ir::op::Opcode;
 const LN_2: [u64; 2] = [0x3fe6_2e42_fefa_39ef, 0x3c7a_bc9e_3b39_803f];
 /// ln 2 in two parts, the first with so few bits that its product with an exponent is exact.
 const LN_2_SHORT: [u64; 2] = [0x3fe6_2e42_fee0_0000, 0x3dea_39ef_3579_3c76];
-const LN_2_F32: [u32; 2] = [0x3f31_7218, 0xb102_e308];
+pub(super) const LN_2_F32: [u32; 2] = [0x3f31_7218, 0xb102_e308];
 /// log2 e in two parts.
 const LOG2_E: [u64; 2] = [0x3ff7_1547_652b_82fe, 0x3c77_77d0_ffda_0d24];
 /// 2 log2 e in two parts.
@@ -21,7 +21,7 @@ const TWICE_LOG2_E: [u64; 2] = [0x4007_1547_652b_82fe, 0x3c87_77d0_ffda_0d24];
 /// 1/3 in two parts.
 const THIRD: [u64; 2] = [0x3fd5_5555_5555_5555, 0x3c75_5555_5555_5555];
 /// What is added to it is rounded to an integer, which is then in the low bits: 1.5 · 2^23 and 1.5 · 2^52.
-const MAGIC_F32: f64 = 12_582_912.0;
+pub(super) const MAGIC_F32: f64 = 12_582_912.0;
 const MAGIC: f64 = 6_755_399_441_055_744.0;
 /// √½, where a mantissa begins.
 const ROOT_HALF: i64 = 0x3fe6_a09e_667f_3bcd;
@@ -161,6 +161,9 @@ impl Writer<'_, '_> {
     /// Where all elements are moderate, the power of two goes into the exponent's bits; else it is multiplied in, behind a
     /// branch that is seldom taken.
     pub(super) fn exp(&mut self, all: &[Ssa]) -> Vec<Ssa> {
+        if let Some(results) = self.wide_exp(all) {
+            return results;
+        }
         let ty = self.type_of(all[0]);
         let end = self.b.create_block();
         let results: Vec<Ssa> = all.iter().map(|_| self.b.append_block_param(end, ty)).collect();

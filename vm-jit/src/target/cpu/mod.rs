@@ -40,6 +40,7 @@ mod schedule;
 mod trig;
 mod value;
 mod warp;
+mod wide;
 mod writer;
 
 pub use isa::{Architecture, Isa, UnknownIsa};
@@ -113,7 +114,7 @@ pub(crate) fn write(module: &ValidModule, options: &Options, target: String) -> 
         (Err(_), None) => return Ok(Artifact { target, format: Format::Elf, code: Vec::new(), entries }),
     };
     for (kernel, facts) in module.kernels_with_facts() {
-        let (code, entry) = function(kernel, facts, guest, options.isa.architecture(), &*isa, &mut contexts)
+        let (code, entry) = function(kernel, facts, guest, options.isa, &*isa, &mut contexts)
             .map_err(|what| reject(kernel, what))?;
         functions.push((entry.symbol.clone(), code));
         entries.push(entry);
@@ -131,7 +132,7 @@ fn function(
     kernel: &Kernel,
     facts: &KernelFacts,
     guest: bool,
-    architecture: Architecture,
+    machine: Isa,
     isa: &dyn cranelift_codegen::isa::TargetIsa,
     (context, builder): &mut (Context, FunctionBuilderContext),
 ) -> Result<(Vec<u8>, Entry), String> {
@@ -147,7 +148,7 @@ fn function(
     context.func = Function::with_name_signature(UserFuncName::user(0, 0), signature);
     let build = FunctionBuilder::new(&mut context.func, builder);
     let known = writer::Known { facts, ranges: &ranges, plan: &plan, floats: &floats };
-    let scratch = writer::write(build, kernel, known, params.guard.filter(|_| watched), guest, architecture);
+    let scratch = writer::write(build, kernel, known, params.guard.filter(|_| watched), guest, machine);
     let problem = |error| match error {
         CodegenError::Verifier(errors) => errors.to_string(),
         other => other.to_string(),
@@ -156,15 +157,12 @@ fn function(
     let mut control = ControlPlane::default();
     context.verify_if(isa).map_err(problem)?;
     context.optimize(isa, &mut control).map_err(problem)?;
-    schedule::schedule(&mut context.func, architecture.vector_registers());
+    schedule::schedule(&mut context.func, machine.architecture().vector_registers());
     context.verify_if(isa).map_err(problem)?;
     let stencil =
         isa.compile_function(&context.func, &context.domtree, false, &mut control).map_err(problem)?;
     let compiled = stencil.apply_params(&context.func.params);
-    if !compiled.buffer.relocs().is_empty() {
-        return Err("the code would call a function".into());
-    }
-    let code = compiled.code_buffer().to_vec();
+    let code = wide::link(&compiled.buffer)?;
     let entry = Entry {
         kernel: kernel.name().to_owned(),
         symbol: kernel.name().to_owned(),

@@ -3,15 +3,16 @@
 use super::blocks::State;
 use super::control::Watch;
 use super::floats::{Extreme, Floats};
-use super::isa::Architecture;
+use super::isa::{Architecture, Isa};
 use super::lanes::{Repr, clif, own};
 use super::memory::SPARE;
 use super::plan::{BLOCK, Plan, Scope, Step};
+use super::wide;
 use crate::artifact::{Guard, ParamLayout, Slot};
 use crate::legal::key;
 use crate::range::Ranges;
 use cranelift_codegen::ir::condcodes::IntCC;
-use cranelift_codegen::ir::{Block, InstBuilder, Value as Ssa, types};
+use cranelift_codegen::ir::{Block, FuncRef, InstBuilder, Value as Ssa, types};
 use cranelift_frontend::FunctionBuilder;
 use vm_ir::limits::WARP;
 use vm_ir::module::{Op, ParamKind, Place, Region};
@@ -76,6 +77,9 @@ pub(super) struct Writer<'a, 'k> {
     /// Where the spare bytes are; see [`SPARE`].
     pub(super) spare: u32,
     pub(super) state: State,
+    /// Where in the scratch memory [`wide`](super::wide) puts what it computes, on machines that have it; and its routine.
+    pub(super) wide_at: Option<u32>,
+    pub(super) wide: Option<FuncRef>,
     /// Scratch that holds elements while threads go separate ways: where it begins, and the most that is needed.
     pub(super) spill_at: u32,
     pub(super) spill_end: u32,
@@ -96,7 +100,7 @@ pub(super) fn write<'a, 'k>(
     known: Known<'a, 'k>,
     guard: Option<Guard>,
     guest: bool,
-    architecture: Architecture,
+    isa: Isa,
 ) -> u32 {
     let Known { facts, ranges, plan, floats } = known;
     let entry = b.create_block();
@@ -108,6 +112,8 @@ pub(super) fn write<'a, 'k>(
     let [params, grid_at, first, end, scratch] = given[..] else { return 0 };
     let grid = [0, 4, 8].map(|at| b.ins().load(types::I32, own().with_readonly(), grid_at, at));
     let bytes = u32::try_from(plan.bytes).unwrap_or(u32::MAX);
+    let end_of_state = (bytes.saturating_add(2 * SPARE + State::BYTES)).next_multiple_of(wide::BYTES);
+    let spill = end_of_state + if wide::has(isa) { wide::BYTES } else { 0 };
     let mut writer = Writer {
         b,
         kernel,
@@ -116,7 +122,7 @@ pub(super) fn write<'a, 'k>(
         plan,
         floats,
         guest,
-        architecture,
+        architecture: isa.architecture(),
         env: vec![None; kernel.values().len()],
         scope: BLOCK,
         width: 1,
@@ -134,8 +140,10 @@ pub(super) fn write<'a, 'k>(
         leave,
         spare: bytes,
         state: State::from(bytes.saturating_add(2 * SPARE)),
-        spill_at: bytes.saturating_add(2 * SPARE + State::BYTES),
-        spill_end: bytes.saturating_add(2 * SPARE + State::BYTES),
+        wide_at: wide::has(isa).then_some(end_of_state),
+        wide: None,
+        spill_at: spill,
+        spill_end: spill,
     };
     writer.zero_spare();
     writer.parameters(guard.is_some());

@@ -1,0 +1,143 @@
+//! `exp` of sixteen floats at once, on machines whose vectors are longer than the code generator's.
+//!
+//! Cranelift's vectors have 16 bytes. On a machine with AVX-512 four of them go through `exp` together, in a routine that
+//! is put behind the code of each kernel that calls it. It computes what `function` writes into the code elsewhere, in
+//! the same steps and so to the same bits, but needs no branch: `vscalefps` multiplies by a power of two, rounded once, also
+//! where the result is subnormal, zero or infinite.
+//!
+//! The routine takes four vectors in `xmm0` to `xmm3` and an address in `rdi`, where it puts the sixteen results. It changes
+//! `zmm16` to `zmm18` only, which the code generator does not know of, so nothing must be saved around the call, and the
+//! registers that older instructions merge into stay clean.
+
+use super::function::{LN_2_F32, MAGIC_F32};
+use super::isa::Isa;
+use super::lanes::own;
+use super::writer::Writer;
+use crate::target::poly::EXP_F32;
+use cranelift_codegen::binemit::Reloc;
+use cranelift_codegen::ir::{
+    AbiParam, ExtFuncData, ExternalName, FuncRef, InstBuilder, Signature, UserExternalName, Value as Ssa, types,
+};
+use cranelift_codegen::isa::CallConv;
+use cranelift_codegen::{FinalizedRelocTarget, MachBufferFinalized, Final};
+use iced_x86::IcedError;
+use iced_x86::code_asm::*;
+
+/// Vectors that the routine takes.
+const VECTORS: usize = 4;
+/// Bytes of its results.
+pub(super) const BYTES: u32 = 64;
+/// Below it e^x is zero, and above the other infinite.
+const RANGE: [f32; 2] = [-104.0, 89.0];
+
+/// Does the machine have what the routine needs?
+pub(super) fn has(isa: Isa) -> bool {
+    isa == Isa::X86V4
+}
+
+impl Writer<'_, '_> {
+    /// e to the power of each of these vectors of four floats; `None` where the machine has no longer ones, or there is but one.
+    pub(super) fn wide_exp(&mut self, all: &[Ssa]) -> Option<Vec<Ssa>> {
+        let at = self.wide_at?;
+        if all.len() < 2 || self.type_of(all[0]) != types::F32X4 {
+            return None;
+        }
+        let routine = self.wide_routine();
+        let to = self.b.ins().iadd_imm(self.scratch, i64::from(at));
+        let mut results = Vec::with_capacity(all.len());
+        for some in all.chunks(VECTORS) {
+            // Where there are fewer, the last is taken again.
+            let mut arguments: Vec<Ssa> = (0..VECTORS).map(|i| some[i.min(some.len() - 1)]).collect();
+            arguments.push(to);
+            self.b.ins().call(routine, &arguments);
+            results.extend((0..some.len()).map(|i| self.b.ins().load(types::F32X4, own(), to, 16 * i as i32)));
+        }
+        Some(results)
+    }
+
+    fn wide_routine(&mut self) -> FuncRef {
+        if let Some(routine) = self.wide {
+            return routine;
+        }
+        let mut signature = Signature::new(CallConv::PreserveAll);
+        signature.params.extend([types::F32X4; VECTORS].map(AbiParam::new));
+        signature.params.push(AbiParam::new(types::I64));
+        let name = self.b.func.declare_imported_user_function(UserExternalName::new(0, 1));
+        let signature = self.b.import_signature(signature);
+        let name = ExternalName::user(name);
+        let routine =
+            self.b.import_function(ExtFuncData { name, signature, colocated: true, patchable: false });
+        self.wide = Some(routine);
+        routine
+    }
+}
+
+/// The code of a kernel, with the routine behind it where it is called.
+pub(super) fn link(compiled: &MachBufferFinalized<Final>) -> Result<Vec<u8>, String> {
+    let mut code = compiled.data().to_vec();
+    if compiled.relocs().is_empty() {
+        return Ok(code);
+    }
+    code.resize(code.len().next_multiple_of(64), 0xcc);
+    let routine = code.len() as i64;
+    for reloc in compiled.relocs() {
+        let ours = matches!(reloc.target, FinalizedRelocTarget::ExternalName(ExternalName::User(_)));
+        let (Reloc::X86CallPCRel4, true) = (reloc.kind, ours) else {
+            return Err("the code would call a function that is not there".into());
+        };
+        let from = reloc.offset as usize;
+        let by = routine + reloc.addend - from as i64;
+        let (Ok(by), Some(place)) = (i32::try_from(by), code.get_mut(from..from + 4)) else {
+            return Err("a call is too far from what it calls".into());
+        };
+        place.copy_from_slice(&by.to_le_bytes());
+    }
+    code.extend(exp().map_err(|error| error.to_string())?);
+    Ok(code)
+}
+
+/// The routine; see `Writer::exp_parts` for the same, vector by vector.
+fn exp() -> Result<Vec<u8>, IcedError> {
+    let mut a = CodeAssembler::new(64)?;
+    let mut constants = Vec::new();
+    let mut constant = |a: &mut CodeAssembler, value: f32| {
+        let label = a.create_label();
+        constants.push((label, value));
+        label
+    };
+    let (x, n, p) = (zmm16, zmm17, zmm18);
+    a.vinsertf32x4(ymm16, ymm0, xmm1, 1)?;
+    a.vinsertf32x4(ymm17, ymm2, xmm3, 1)?;
+    a.vinsertf64x4(x, x, ymm17, 1)?;
+    // Of a NaN and another they give the second, so a NaN stays one.
+    let [low, high] = RANGE.map(|bound| constant(&mut a, bound));
+    a.vbroadcastss(n, dword_ptr(low))?;
+    a.vbroadcastss(p, dword_ptr(high))?;
+    a.vmaxps(x, n, x)?;
+    a.vminps(x, p, x)?;
+    // The nearest whole number of log2 e · x, and what is left of x.
+    let log2e = constant(&mut a, std::f32::consts::LOG2_E);
+    let magic = constant(&mut a, MAGIC_F32 as f32);
+    a.vbroadcastss(n, dword_ptr(log2e))?;
+    a.vfmadd213ps(n, x, dword_bcst(magic))?;
+    a.vsubps(n, n, dword_bcst(magic))?;
+    for part in LN_2_F32 {
+        let part = constant(&mut a, f32::from_bits(part));
+        a.vfnmadd231ps(x, n, dword_bcst(part))?;
+    }
+    let coefficients = EXP_F32.map(|bits| constant(&mut a, f32::from_bits(bits)));
+    let one = constant(&mut a, 1.0);
+    let (first, rest) = coefficients.split_last().unwrap_or((&one, &[]));
+    a.vbroadcastss(p, dword_ptr(*first))?;
+    for coefficient in rest.iter().rev().chain([&one, &one]) {
+        a.vfmadd213ps(p, x, dword_bcst(*coefficient))?;
+    }
+    a.vscalefps(p, p, n)?;
+    a.vmovups(zmmword_ptr(rdi), p)?;
+    a.ret()?;
+    for (mut label, value) in constants {
+        a.set_label(&mut label)?;
+        a.dd(&[value.to_bits()])?;
+    }
+    a.assemble(0)
+}
