@@ -12,7 +12,7 @@ const ROUNDS: u64 = 100_000;
 
 #[test]
 fn every_file() {
-    let machine = Machine::new();
+    let machines = Machine::all();
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../vm-ir/filetests/run");
     let (mut ran, mut failures) = (0, String::new());
     let only = std::env::var("VM_CPU_FILE").ok();
@@ -32,23 +32,26 @@ fn every_file() {
                 continue;
             }
             let valid = validate(module.clone(), case.trust).unwrap();
-            let mut launch = case.launch.clone();
-            let result = machine.run(&valid, &mut launch, ROUNDS);
-            let place = format!("{} line {}", path.file_name().unwrap().display(), case.line);
-            match result {
-                Ok(stop) if endless => {
-                    assert_eq!(stop, vm_jit::Guard::OUT_OF_ROUNDS, "{place}");
-                    assert_eq!(case.trust, Trust::Guest);
-                }
-                Ok(0) => {
-                    if let Err(failure) = case.check(&launch.arguments) {
-                        failures += &format!("{place}: {failure}\n");
+            for machine in &machines {
+                let mut launch = case.launch.clone();
+                let result = machine.run(&valid, &mut launch, ROUNDS);
+                let file = path.file_name().unwrap().display();
+                let place = format!("{file} line {} on {}", case.line, machine.name());
+                match result {
+                    Ok(stop) if endless => {
+                        assert_eq!(stop, vm_jit::Guard::OUT_OF_ROUNDS, "{place}");
+                        assert_eq!(case.trust, Trust::Guest);
                     }
+                    Ok(0) => {
+                        if let Err(failure) = case.check(&launch.arguments) {
+                            failures += &format!("{place}: {failure}\n");
+                        }
+                    }
+                    Ok(stop) => failures += &format!("{place}: stopped with {stop:#x}\n"),
+                    Err(error) => failures += &format!("{place}: {error}\n"),
                 }
-                Ok(stop) => failures += &format!("{place}: stopped with {stop:#x}\n"),
-                Err(error) => failures += &format!("{place}: {error}\n"),
+                ran += 1;
             }
-            ran += 1;
         }
     }
     assert!(failures.is_empty(), "{failures}");

@@ -175,7 +175,7 @@ struct Counts {
 
 #[test]
 fn what_runs_touches_its_own_views_only() {
-    let machine = Machine::new();
+    let machines = Machine::all();
     let seeds = Seeds::new();
     let asked = std::env::var("VM_CPU_MUTATIONS").ok().map(|number| number.parse().unwrap());
     let running = Path::new(env!("CARGO_TARGET_TMPDIR")).join("mutated.vir");
@@ -189,6 +189,7 @@ fn what_runs_touches_its_own_views_only() {
         let Some(module) = seeds.changed(&mut mutator) else { continue };
         counts.modules += 1;
         let Ok(valid) = validate(module, Trust::Guest) else { continue };
+        let machine = &machines[counts.valid % machines.len()];
         counts.valid += 1;
         let printed = text::print(&valid);
         std::fs::write(&running, &printed).unwrap();

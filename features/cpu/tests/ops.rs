@@ -13,7 +13,7 @@ use vm_jit::legal::types_of;
 
 #[test]
 fn ops_on_values() {
-    let machine = Machine::new();
+    let machines = Machine::all();
     let mut random = Random(7);
     let (mut ran, mut failures) = (0, String::new());
     let only = std::env::var("VM_CPU_OP").ok();
@@ -28,33 +28,36 @@ fn ops_on_values() {
                 let valid =
                     validate(module, Trust::Guest).unwrap_or_else(|errors| panic!("{errors}\n{source}"));
                 let launch = op_launch(&valid.kernels()[0], lanes, &mut random);
-                let (mut ours, mut theirs) = (launch.clone(), launch.clone());
+                let mut theirs = launch.clone();
                 run(&valid, &mut theirs, &Limits::default()).unwrap();
-                let place = format!("{} {from} {to} in {lanes}", row.mnemonic);
-                match machine.run(&valid, &mut ours, 1) {
-                    Ok(0) => {}
-                    Ok(stop) => failures += &format!("{place}: stopped with {stop}\n"),
-                    Err(error) => failures += &format!("{place}: {error}\n"),
+                for machine in &machines {
+                    let mut ours = launch.clone();
+                    let place = format!("{} {from} {to} in {lanes} on {}", row.mnemonic, machine.name());
+                    match machine.run(&valid, &mut ours, 1) {
+                        Ok(0) => {}
+                        Ok(stop) => failures += &format!("{place}: stopped with {stop}\n"),
+                        Err(error) => failures += &format!("{place}: {error}\n"),
+                    }
+                    let last = ours.arguments.len() - 1;
+                    let (got, wanted) =
+                        (ours.arguments[last].tensor().unwrap(), theirs.arguments[last].tensor().unwrap());
+                    let tolerance = op_tolerance(row, from);
+                    if let Err(mismatch) = compare(got, wanted, tolerance) {
+                        let inputs: Vec<String> = launch.arguments[..last]
+                            .iter()
+                            .map(|a| a.tensor().unwrap())
+                            .map(|t| {
+                                format!(
+                                    "{:#x} = {}",
+                                    t.bits(mismatch.index),
+                                    to_f64(t.element, t.bits(mismatch.index))
+                                )
+                            })
+                            .collect();
+                        failures += &format!("{place}: {mismatch} for {inputs:?}\n");
+                    }
+                    ran += 1;
                 }
-                let last = ours.arguments.len() - 1;
-                let (got, wanted) =
-                    (ours.arguments[last].tensor().unwrap(), theirs.arguments[last].tensor().unwrap());
-                let tolerance = op_tolerance(row, from);
-                if let Err(mismatch) = compare(got, wanted, tolerance) {
-                    let inputs: Vec<String> = launch.arguments[..last]
-                        .iter()
-                        .map(|a| a.tensor().unwrap())
-                        .map(|t| {
-                            format!(
-                                "{:#x} = {}",
-                                t.bits(mismatch.index),
-                                to_f64(t.element, t.bits(mismatch.index))
-                            )
-                        })
-                        .collect();
-                    failures += &format!("{place}: {mismatch} for {inputs:?}\n");
-                }
-                ran += 1;
             }
         }
     }

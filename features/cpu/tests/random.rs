@@ -1,4 +1,5 @@
-//! Random kernels on this machine and on the interpreter: they must agree in every bit but those of NaNs.
+//! Random kernels on this machine and on the interpreter: they must agree in every bit but those of NaNs. Ops that are not
+//! exact the interpreter does in another way; with them, this machine must agree with what it does as an older one.
 //!
 //! `VM_CPU_SEEDS=FROM..TO cargo test --release -p vm-cpu --test random -- --nocapture` runs as many as wanted.
 
@@ -10,7 +11,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use vm_ir::arbitrary::{Options, kernel};
 use vm_ir::filetest::{Tolerance, compare};
-use vm_ir::interp::{Limits, run};
+use vm_ir::interp::{Launch, Limits, run};
 use vm_ir::{Trust, text, validate};
 
 /// Kernels that were compiled wrong once, made without `loops`.
@@ -26,7 +27,8 @@ fn seeds() -> Vec<u64> {
 }
 
 /// Compiles and runs the kernel of a seed; what differs, if something does.
-fn check(machine: &Machine, seed: u64) -> Option<String> {
+fn check(machines: &[Machine], seed: u64) -> Option<String> {
+    let machine = &machines[(seed / 2 % machines.len() as u64) as usize];
     let limits = Limits { races: false, ..Limits::default() };
     // Without vectors, neighbouring threads are run together in those of the machine.
     let (vectors, loops) = (seed.is_multiple_of(2), !KNOWN.contains(&seed));
@@ -39,33 +41,76 @@ fn check(machine: &Machine, seed: u64) -> Option<String> {
         0 => Ok(()),
         word => Err(format!("stopped with {word:#x}")),
     });
-    let outputs = ours.arguments.iter().zip(&theirs.arguments);
-    let result = result.and_then(|()| {
-        outputs.enumerate().try_for_each(|(number, (got, wanted))| match (got.tensor(), wanted.tensor()) {
-            (Some(got), Some(wanted)) => compare(got, wanted, Tolerance::Exact)
-                .map_err(|mismatch| format!("argument {number} ({}): {mismatch}", got.element)),
-            _ => Ok(()),
-        })
-    });
+    let result = result.and_then(|()| same(&ours, &theirs));
     let error = result.err()?;
     if std::env::var_os("VM_CPU_PRINT").is_some() {
         println!("{}", text::print(&valid));
     }
-    Some(format!("seed {seed}: {error}"))
+    Some(format!("seed {seed} on {}: {error}", machine.name()))
+}
+
+/// The same with ops that are not exact, on this machine and as each older one.
+fn check_inexact(machines: &[Machine], seed: u64) -> Option<String> {
+    let options = Options { inexact: true, vectors: seed.is_multiple_of(2), ..Options::default() };
+    let (module, launch) = kernel(seed, options);
+    let valid = validate(module, Trust::Guest).unwrap_or_else(|errors| panic!("seed {seed}: {errors}"));
+    let mut results = machines.iter().map(|machine| {
+        let mut launch = launch.clone();
+        machine.run(&valid, &mut launch, 1 << 40).map(|stop| (stop, launch))
+    });
+    let (stop, first) = match results.next()? {
+        Ok(result) => result,
+        Err(error) => return Some(format!("seed {seed}: {error}")),
+    };
+    for (result, machine) in results.zip(&machines[1..]) {
+        let result = result.and_then(|(other, launch)| match other == stop {
+            true => same(&launch, &first),
+            false => Err(format!("stopped with {other:#x}, not {stop:#x}")),
+        });
+        if let Err(error) = result {
+            return Some(format!("seed {seed} on {}: {error}", machine.name()));
+        }
+    }
+    None
+}
+
+/// Do two launches have the same results?
+fn same(ours: &Launch, theirs: &Launch) -> Result<(), String> {
+    let outputs = ours.arguments.iter().zip(&theirs.arguments);
+    outputs.enumerate().try_for_each(|(number, (got, wanted))| match (got.tensor(), wanted.tensor()) {
+        (Some(got), Some(wanted)) => compare(got, wanted, Tolerance::Exact)
+            .map_err(|mismatch| format!("argument {number} ({}): {mismatch}", got.element)),
+        _ => Ok(()),
+    })
 }
 
 #[test]
 fn the_interpreter_agrees() {
-    let seeds = seeds();
+    let count = on_all_cores(&seeds(), check);
+    println!("{count} kernels, every one as on the interpreter");
+}
+
+#[test]
+fn older_machines_agree() {
+    if Machine::all().len() == 1 {
+        println!("skipped: there is no older machine whose code this one runs");
+        return;
+    }
+    let count = on_all_cores(&seeds(), check_inexact);
+    println!("{count} kernels, every one as on an older machine");
+}
+
+/// Checks all of them and gives their number.
+fn on_all_cores(seeds: &[u64], check: fn(&[Machine], u64) -> Option<String>) -> usize {
     let (ran, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
     std::thread::scope(|scope| {
         for first in 0..cores {
-            let (seeds, ran, failures) = (&seeds, &ran, &failures);
+            let (ran, failures) = (&ran, &failures);
             scope.spawn(move || {
-                let machine = Machine::new();
+                let machines = Machine::all();
                 for seed in seeds.iter().skip(first).step_by(cores) {
-                    if let Some(failure) = check(&machine, *seed) {
+                    if let Some(failure) = check(&machines, *seed) {
                         failures.lock().unwrap().push(failure);
                     }
                     if failures.lock().unwrap().len() >= 10 {
@@ -81,6 +126,7 @@ fn the_interpreter_agrees() {
     });
     let failures = failures.into_inner().unwrap();
     assert!(failures.is_empty(), "{}", failures.join("\n"));
-    assert_eq!(ran.into_inner(), seeds.len());
-    println!("{} kernels, every one as on the interpreter", seeds.len());
+    let ran = ran.into_inner();
+    assert_eq!(ran, seeds.len());
+    ran
 }

@@ -74,7 +74,7 @@ fn launch(columns: usize) -> Launch {
 
 #[test]
 fn as_on_the_interpreter() {
-    let machine = Machine::new();
+    let machines = Machine::all();
     let mut ran = 0;
     for count in ["i64", "i32"] {
         for step in [64, 65, 100, 128] {
@@ -82,12 +82,15 @@ fn as_on_the_interpreter() {
                 let module = kernel(&Shape { count, step, waits });
                 for columns in [0, 5, 16, 63, 65, 79, 128, 200] {
                     let place = format!("{count} {step} {waits} {columns}");
-                    let (mut ours, mut theirs) = (launch(columns), launch(columns));
+                    let mut theirs = launch(columns);
                     run(&module, &mut theirs, &Limits::default()).unwrap_or_else(|e| panic!("{place}: {e}"));
-                    assert_eq!(machine.run(&module, &mut ours, 1 << 40), Ok(0), "{place}");
-                    for (got, wanted) in ours.arguments.iter().zip(&theirs.arguments) {
-                        let (got, wanted) = (got.tensor().unwrap(), wanted.tensor().unwrap());
-                        compare(got, wanted, Tolerance::Exact).unwrap_or_else(|e| panic!("{place}: {e}"));
+                    for machine in &machines {
+                        let mut ours = launch(columns);
+                        assert_eq!(machine.run(&module, &mut ours, 1 << 40), Ok(0), "{place}");
+                        for (got, wanted) in ours.arguments.iter().zip(&theirs.arguments) {
+                            let (got, wanted) = (got.tensor().unwrap(), wanted.tensor().unwrap());
+                            compare(got, wanted, Tolerance::Exact).unwrap_or_else(|e| panic!("{place}: {e}"));
+                        }
                     }
                     ran += 1;
                 }

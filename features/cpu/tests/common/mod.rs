@@ -11,6 +11,7 @@ use vm_ir::ValidModule;
 use vm_ir::interp::{Argument, Launch};
 use vm_ir::module::ParamKind;
 use vm_ir::view::Dim;
+use vm_jit::target::cpu::Isa;
 use vm_jit::{Slot, Target, compile};
 
 /// Bytes before and behind each tensor.
@@ -70,10 +71,29 @@ pub(crate) fn artifact(module: &ValidModule, kernel: &str, target: &Target) -> R
 }
 
 impl Machine {
+    /// This machine.
     pub(crate) fn new() -> Machine {
+        Machine::of(Isa::host().unwrap())
+    }
+
+    /// This machine, as if it were an older one.
+    fn of(isa: Isa) -> Machine {
         let device = CpuAccelerator::new().unwrap();
         let queue = device.open(&QueueOptions::default()).unwrap();
-        Machine { device, queue, target: "cpu".parse().unwrap() }
+        Machine { device, queue, target: format!("cpu:{isa}").parse().unwrap() }
+    }
+
+    /// This machine, and as the older ones whose code it runs too.
+    pub(crate) fn all() -> Vec<Machine> {
+        let host = Isa::host().unwrap();
+        let older = Isa::ALL.into_iter().take_while(|isa| *isa != host);
+        let older = older.filter(|isa| isa.architecture() == host.architecture());
+        std::iter::once(host).chain(older).map(Machine::of).collect()
+    }
+
+    /// What it is.
+    pub(crate) fn name(&self) -> String {
+        self.target.to_string()
     }
 
     /// Compiles a kernel.

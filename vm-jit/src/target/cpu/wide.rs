@@ -16,10 +16,11 @@ use super::writer::Writer;
 use crate::target::poly::EXP_F32;
 use cranelift_codegen::binemit::Reloc;
 use cranelift_codegen::ir::{
-    AbiParam, ExtFuncData, ExternalName, FuncRef, InstBuilder, Signature, UserExternalName, Value as Ssa, types,
+    AbiParam, ExtFuncData, ExternalName, FuncRef, InstBuilder, Signature, UserExternalName, Value as Ssa,
+    types,
 };
 use cranelift_codegen::isa::CallConv;
-use cranelift_codegen::{FinalizedRelocTarget, MachBufferFinalized, Final};
+use cranelift_codegen::{Final, FinalizedRelocTarget, MachBufferFinalized};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
@@ -50,7 +51,8 @@ impl Writer<'_, '_> {
             let mut arguments: Vec<Ssa> = (0..VECTORS).map(|i| some[i.min(some.len() - 1)]).collect();
             arguments.push(to);
             self.b.ins().call(routine, &arguments);
-            results.extend((0..some.len()).map(|i| self.b.ins().load(types::F32X4, own(), to, 16 * i as i32)));
+            results
+                .extend((0..some.len()).map(|i| self.b.ins().load(types::F32X4, own(), to, 16 * i as i32)));
         }
         Some(results)
     }
