@@ -1,4 +1,5 @@
-//! Mathematical functions: `exp`, `exp2`, `log`, `log2`, `tanh`, `erf`, `pow`; on numbers and on vectors, without calls.
+//! Mathematical functions: `exp`, `exp2`, `log`, `log2`, `tanh`, `erf`, `pow`; on numbers and on vectors. All is written where
+//! it is used, but `exp` of several vectors on machines that have longer ones (`wide`).
 //!
 //! The argument is reduced to a range where a short polynomial is exact to the last place or nearly so. Functions of f32
 //! but the exponentials are computed in f64. The fast class is the precise one.

@@ -2,10 +2,11 @@
 //!
 //! * [`isa`](Isa): machines. `legal`: the table of what they have.
 //! * `plan`: splits a kernel at its barriers into loops over warps and threads.
-//! * `writer`: a kernel as a function; `blocks` the loop over blocks, `control` its regions, `diverge` those at which threads part.
+//! * `writer`: a kernel as a function; `blocks` the loop over blocks, `rounds` loops that threads go through side by side,
+//!   `control` regions, `diverge` those at which threads part.
 //! * `floats`: what is known of the floats of a kernel.
-//! * `lanes`: values; `arrange` the lanes of vectors of several threads; `value`, `convert`, `function`, `trig`: ops on them; `memory`: views, shared arrays and
-//!   atomics; `warp`: ops between threads.
+//! * `lanes`: values; `arrange` the lanes of vectors of several threads; `value`, `convert`, `function`, `trig`, `wide`: ops
+//!   on them; `memory`: views, shared arrays and atomics; `warp`: ops between threads.
 //! * `schedule`: the order of instructions. `object`: the ELF object.
 //!
 //! # The code
@@ -19,8 +20,8 @@
 //! that runs the blocks with numbers from `first` up to `end`, counted through x, then y, then z. `params` is the block of
 //! parameters, `grid` the blocks along each axis, none of them 0. `scratch` is aligned to 64 bytes, has
 //! [`Entry::dynamic_shared`](crate::Entry) bytes, and is one thread's alone while the function runs; what it holds before
-//! and after means nothing. Any number of threads may run different blocks at once. The function calls nothing and needs
-//! up to [`STACK`] bytes of stack.
+//! and after means nothing. Any number of threads may run different blocks at once. The function calls nothing that is
+//! not part of its symbol, and needs up to [`STACK`] bytes of stack.
 
 mod arrange;
 mod blocks;
