@@ -26,6 +26,9 @@ use vm_ir::{Kernel, Scalar};
 /// A guest's loops of at most so many rounds, nested ones multiplied, are not watched.
 pub(crate) const SHORT: u64 = 4096;
 
+/// Weighted operations of a thread, about, after which it looks at the stop word again in loops whose rounds are long.
+pub(crate) const LOOK: u64 = 1 << 20;
+
 const BEGIN: u64 = 8;
 const BEGIN_BLOCK: u64 = 2048;
 const SHARED_ACCESS: u64 = 8;
@@ -40,6 +43,13 @@ pub(crate) fn of(kernel: &Kernel, ranges: &Ranges, guest: bool) -> u64 {
     let count = Count { kernel, ranges, guest };
     let body = count.region(kernel.body(), 1);
     body.saturating_add(BEGIN).saturating_add(block.div_ceil(threads.max(1)))
+}
+
+/// What a round of a guest's loop takes from [`LOOK`], if `threads` take it one behind the other; `None` of short rounds, where
+/// [`SHORT`] of them take no more than that.
+pub(crate) fn of_round(kernel: &Kernel, ranges: &Ranges, op: &Op, threads: u64) -> Option<i64> {
+    let round = Count { kernel, ranges, guest: true }.regions(op, 1).saturating_mul(threads);
+    (round > LOOK / SHORT).then(|| round.min(LOOK) as i64)
 }
 
 struct Count<'a> {
@@ -149,6 +159,29 @@ mod tests {
             "%a = lt.s %j, %j : bool\nif %a {\nstore @x[%i], %v\n} else {\nstore @x[%i], %v\n}",
             1 + 1 + 2 * 16,
         );
+    }
+
+    #[test]
+    fn long_rounds_are_looked_at_sooner() {
+        let check = |body: &str, threads: u64, expect: Option<i64>| {
+            let text = format!("vir 1\nkernel @k({PARAMS}) at 0x0 block(32) {{\n{body}\n}}");
+            let module = validate(text::parse(&text).unwrap(), Trust::Guest).unwrap();
+            let kernel = &module.kernels()[0];
+            let mut found = None;
+            kernel.for_each_op(&mut |op| {
+                if matches!(op.code.shape(), Shape::For | Shape::While) && found.is_none() {
+                    found = Some(of_round(kernel, &Ranges::of(kernel), op, threads));
+                }
+            });
+            assert_eq!(found, Some(expect), "{body}");
+        };
+        let long = "%a = atomic.add.device @n[%i], %j : i32";
+        check(&around("c", "%j", "%a = div %v, %v : f32"), 1, None);
+        check(&around("c", "%j", "%a = div %v, %v : f32"), 32, Some(32 * 65));
+        check(&around("c", "%j", long), 1, Some(1025));
+        // A round with a short loop inside, and one that is as much as all the work between two looks.
+        check(&around("c", "%j", &around("d", "%few", long)), 1, Some(1 + 2 + 100 * 1025 + 1));
+        check(&around("c", "%j", &around("d", "%few", long)), 16, Some(LOOK as i64));
     }
 
     #[test]

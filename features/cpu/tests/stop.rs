@@ -54,3 +54,43 @@ fn a_grid_without_an_end_is_stopped_between_two_blocks() {
         assert!(took >= limit && took < Duration::from_secs(20), "{name}: {took:?}");
     }
 }
+
+/// A loop that never ends, each round of which takes long, and tells how many rounds there were.
+const LONG_ROUNDS: &str = "vir 1
+kernel @long(@x: view<f32, [?], readwrite>, @rounds: view<i32, [?], readwrite>) at 0x1000 block(64) {
+  %t = thread_id.x : i32
+  %first = const 0 : i32
+  %one = const 1 : i32
+  %many = const 4096 : i32
+  while {
+    %goes = ge.s %t, %first : bool
+    yield %goes
+  } do {
+    for %n: i32 = %first to %many step %one {
+      %v = load @x[%t] : f32
+      %e = pow %v, %v : f32
+      store @x[%t], %e
+    }
+    %before = atomic.add.relaxed.device @rounds[%first], %one : i32
+  }
+}";
+
+#[test]
+fn a_loop_with_long_rounds_is_stopped_within_few() {
+    let module = validate(text::parse(LONG_ROUNDS).unwrap(), Trust::Guest).unwrap();
+    let artifact = common::artifact(&module, "long", &"cpu".parse().unwrap()).unwrap();
+    let worker: Worker<CpuAccelerator> =
+        Worker::start(Arc::new(CpuAccelerator::new().unwrap()), WorkerOptions::default()).unwrap();
+    let kernel = worker.load(&artifact).unwrap();
+    let (x, rounds) = (worker.allocate_zeroed(4 << 10).unwrap(), worker.allocate_zeroed(4).unwrap());
+    let limit = Duration::from_millis(200);
+    let limits = Limits { time: limit, rounds: u64::MAX >> 2 };
+    worker.launch(&kernel, Launch::over([1, 1, 1]).within(limits), &arguments![&x, &rounds]).unwrap();
+    let error = worker.synchronize(Duration::from_secs(60)).unwrap_err();
+    assert_eq!(error, Error::DeadlineExceeded { kernel: "long".into(), limit });
+    let mut count = [0i32];
+    worker.read(&rounds, &mut count).unwrap();
+    // Sixteen threads are run together; they take many seconds for as many rounds as a slice has.
+    assert!((1..16 * 4096).contains(&count[0]), "{} rounds", count[0]);
+    println!("{} rounds", count[0] / 16);
+}

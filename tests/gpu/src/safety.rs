@@ -26,29 +26,36 @@ pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
             })
         })
         .collect();
-    tests.push(Test::new("an endless loop is stopped by its deadline", |gpu, report| {
-        let worker = gpu.worker()?;
-        let mut late = Vec::new();
-        for limit in [Duration::from_millis(20), Duration::from_millis(200)] {
-            for _ in 0..5 {
-                let begin = Instant::now();
-                let error = endless(gpu, &worker, Limits { rounds: u64::MAX >> 2, time: limit })?;
-                let taken = begin.elapsed();
-                ensure!(matches!(error, vm_accel::Error::DeadlineExceeded { .. }), "{error}");
-                late.push(taken.saturating_sub(limit).as_secs_f64() * 1e3);
-                ensure!(taken < limit + Duration::from_secs(1), "it took {taken:?}, not {limit:?}");
-            }
-        }
-        let late = Sample::of(late);
-        report.note(format!("from deadline to stopped, with loading and launching: {late} ms"));
-        ensure!(late.spread[1] < 100.0, "stopped {late} ms after the deadline");
-        goes_on(gpu, &worker)?;
-        Ok(worker.stop(PATIENCE)?)
-    }));
+    let loops = [("a round is short", ""), ("it reads much", READS), ("it computes much", COMPUTES)];
+    for (what, round) in loops {
+        tests.push(Test::new(
+            format!("an endless loop is stopped by its deadline: {what}"),
+            move |gpu, report| {
+                let worker = gpu.worker()?;
+                let mut late = Vec::new();
+                for limit in [Duration::from_millis(20), Duration::from_millis(200)] {
+                    for _ in 0..5 {
+                        let begin = Instant::now();
+                        let error =
+                            endless(gpu, &worker, round, Limits { rounds: u64::MAX >> 2, time: limit })?;
+                        let taken = begin.elapsed();
+                        ensure!(matches!(error, vm_accel::Error::DeadlineExceeded { .. }), "{error}");
+                        late.push(taken.saturating_sub(limit).as_secs_f64() * 1e3);
+                        ensure!(taken < limit + Duration::from_secs(1), "it took {taken:?}, not {limit:?}");
+                    }
+                }
+                let late = Sample::of(late);
+                report.note(format!("from deadline to stopped, with loading and launching: {late} ms"));
+                ensure!(late.spread[1] < 100.0, "stopped {late} ms after the deadline");
+                goes_on(gpu, &worker)?;
+                Ok(worker.stop(PATIENCE)?)
+            },
+        ));
+    }
     tests.push(Test::new("an endless loop is stopped by its rounds", |gpu, _| {
         let worker = gpu.worker()?;
         for rounds in [0, 1, 4095, 100_000] {
-            let error = endless(gpu, &worker, Limits { rounds, time: Duration::from_secs(20) })?;
+            let error = endless(gpu, &worker, "", Limits { rounds, time: Duration::from_secs(20) })?;
             ensure!(matches!(error, vm_accel::Error::OutOfRounds { .. }), "{rounds} rounds: {error}");
         }
         goes_on(gpu, &worker)?;
@@ -172,23 +179,49 @@ fn hostile(gpu: &Gpu, rank: usize, body: &str) -> anyhow::Result<usize> {
     Ok(ran)
 }
 
+/// A kernel that never ends; `ROUND` is done in each round.
 const ENDLESS: &str = "vir 1
 kernel @endless(@y: view<i32, [?], readwrite>) at 0x1000 block(64) {
   %zero = const 0 : i32
+  %one = const 1 : i32
+  %many = const 4096 : i32
   %ended = while carry(%n: i32 = %zero) {
     %v = atomic.load.relaxed.device @y[%zero] : i32
     %more = ge.s %v, %zero : bool
     yield %more
   } do {
+    ROUND
     %next = add %n, %n : i32
     yield %next
   }
 }
 ";
 
+/// Each read waits for the one before.
+const READS: &str = "%read = for %i: i32 = %zero to %many step %one carry(%at: i32 = %zero) {
+      %a = load @y[%at] : i32
+      %b = add %a, %at : i32
+      yield %b
+    }
+    store @y[%one], %read";
+
+/// Each division waits for the one before.
+const COMPUTES: &str = "%done = for %i: i32 = %zero to %many step %one carry(%a: i32 = %many) {
+      %b = add %a, %i : i32
+      %c = div.s %many, %b : i32
+      %d = add %b, %c : i32
+      yield %d
+    }
+    store @y[%one], %done";
+
 /// Launches an endless kernel, and gives the error that it ends with.
-fn endless(gpu: &Gpu, worker: &Worker<CudaAccelerator>, limits: Limits) -> anyhow::Result<vm_accel::Error> {
-    let module = validate(text::parse(ENDLESS)?, Trust::Guest)?;
+fn endless(
+    gpu: &Gpu,
+    worker: &Worker<CudaAccelerator>,
+    round: &str,
+    limits: Limits,
+) -> anyhow::Result<vm_accel::Error> {
+    let module = validate(text::parse(&ENDLESS.replace("ROUND", round))?, Trust::Guest)?;
     let compiled = gpu.compile(&module)?;
     let loaded = worker.load(named(&compiled, "endless")?.artifact())?;
     let buffer = worker.allocate_zeroed(256)?;

@@ -2,7 +2,7 @@
 //!
 //! A guest's loop that may take more than [`SHORT`] rounds, together with the short ones around it, takes from a slice of
 //! rounds. When the slice is used up, the stop word is looked at, and another slice is taken from the rounds that are
-//! given. Each thread begins with all of its rounds, and so does the block: between barriers and over all of them.
+//! given; after so much work as [`LOOK`] says in loops whose rounds are long, it is looked at too. Each thread begins with all of its rounds, and so does the block: between barriers and over all of them.
 //!
 //! A block's or a warp's own control flow is written here too: what is a number there goes through the joins, the rest is
 //! in memory and was copied by a loop over the threads.
@@ -11,11 +11,12 @@ use super::lanes::{Repr, own};
 use super::plan::Step;
 use super::writer::Writer;
 use crate::artifact::Guard;
-use crate::work::SHORT;
+use crate::work::{self, LOOK, SHORT};
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{Block, BlockArg, InstBuilder, Value as Ssa, types};
 use cranelift_frontend::Variable;
 use vm_ir::Value;
+use vm_ir::limits::WARP;
 use vm_ir::module::{Op, Region};
 use vm_ir::op::Shape;
 
@@ -29,6 +30,8 @@ pub(super) struct Watch {
     pub(super) slice: Variable,
     /// Rounds behind those.
     pub(super) left: Variable,
+    /// What is left of [`LOOK`].
+    work: Variable,
     /// Address of the stop word.
     stop: Ssa,
     /// Rounds that each thread has.
@@ -221,7 +224,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.take(head, 1, carried, split);
         self.body(op, 0, split);
         if watched {
-            self.spend();
+            self.spend(op);
         }
         let yields = self.pass(&body.yields, carried, split);
         let results = self.pass(&body.yields, &op.results, split);
@@ -278,7 +281,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.take(inside, 0, &condition.args, split);
         self.body(op, 1, split);
         if watched {
-            self.spend();
+            self.spend(op);
         }
         let again = self.pass(&body.yields, &condition.args, split);
         self.b.ins().jump(head, &again);
@@ -310,11 +313,13 @@ impl<'a, 'k> Writer<'a, 'k> {
         let rounds = self.parameter(types::I64, guard.rounds);
         let most = self.b.ins().iconst(types::I64, 1 << 62);
         let rounds = self.b.ins().umin(rounds, most);
-        let (slice, left) = (self.b.declare_var(types::I64), self.b.declare_var(types::I64));
-        let zero = self.b.ins().iconst(types::I64, 0);
-        self.b.def_var(slice, zero);
-        self.b.def_var(left, zero);
-        self.watch = Some(Watch { slice, left, stop, rounds });
+        let [slice, left, work] = [0, 0, LOOK as i64].map(|first| {
+            let var = self.b.declare_var(types::I64);
+            let first = self.b.ins().iconst(types::I64, first);
+            self.b.def_var(var, first);
+            var
+        });
+        self.watch = Some(Watch { slice, left, work, stop, rounds });
     }
 
     /// Gives the thread, warp or block that begins its rounds, unless the launch is stopped.
@@ -349,8 +354,8 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.b.switch_to_block(on);
     }
 
-    /// Takes a round from the slice.
-    pub(super) fn spend(&mut self) {
+    /// Takes a round of a loop from the slice, and its work where that may be much.
+    pub(super) fn spend(&mut self, op: &Op) {
         let Some(watch) = self.watch else { return };
         let slice = self.b.use_var(watch.slice);
         let slice = self.b.ins().iadd_imm(slice, -1);
@@ -379,6 +384,36 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.b.def_var(watch.left, rest);
         let more = self.b.ins().iadd(slice, take);
         self.b.def_var(watch.slice, more);
+        self.b.ins().jump(on, &[]);
+        self.b.seal_block(on);
+        self.b.switch_to_block(on);
+        if let Some(round) = work::of_round(self.kernel, self.ranges, op, self.threads_of_round()) {
+            self.spend_work(watch, round);
+        }
+    }
+
+    /// How many threads take a round of a loop that is written now.
+    fn threads_of_round(&self) -> u64 {
+        match (self.threads, self.warp) {
+            (Some(_), _) => 1,
+            (None, Some(_)) => u64::from(WARP),
+            (None, None) => u64::from(self.kernel.cluster_threads()),
+        }
+    }
+
+    fn spend_work(&mut self, watch: Watch, round: i64) {
+        let (on, used_up) = (self.b.create_block(), self.b.create_block());
+        let work = self.b.use_var(watch.work);
+        let left = self.b.ins().iadd_imm(work, -round);
+        self.b.def_var(watch.work, left);
+        let short = self.b.ins().icmp_imm(IntCC::SignedLessThan, left, 0);
+        self.b.ins().brif(short, used_up, &[], on, &[]);
+        self.b.seal_block(used_up);
+        self.b.set_cold_block(used_up);
+        self.b.switch_to_block(used_up);
+        self.leave_if_stopped(watch);
+        let all = self.b.ins().iconst(types::I64, LOOK as i64);
+        self.b.def_var(watch.work, all);
         self.b.ins().jump(on, &[]);
         self.b.seal_block(on);
         self.b.switch_to_block(on);

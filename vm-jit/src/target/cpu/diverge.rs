@@ -199,7 +199,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         let now: Vec<(Value, Repr)> = body.args.iter().map(|v| (*v, self.repr(*v))).collect();
         self.region(body);
         if watched {
-            self.spend();
+            self.spend(op);
         }
         let mut again: Vec<BlockArg> = match (&step, stride) {
             (Repr::Splat(step), Some(_)) => vec![self.b.ins().iadd(at[0], *step).into()],

@@ -98,7 +98,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.round(op, base, high, copies);
         self.scope = inner;
         if watched {
-            self.spend();
+            self.spend(op);
         }
         let left = self.b.ins().isub(high, base);
         let more = self.b.ins().icmp(IntCC::UnsignedGreaterThan, left, step);

@@ -64,7 +64,7 @@ pub(super) struct Writer<'a, 'k> {
     pub(super) grid: [Ssa; 3],
     /// The block at hand; of a cluster, the first.
     pub(super) block: [Ssa; 3],
-    warp: Option<Ssa>,
+    pub(super) warp: Option<Ssa>,
     pub(super) threads: Option<Threads>,
     pub(super) watch: Option<Watch>,
     /// Rounds of the loops around that are not watched.

@@ -2,7 +2,8 @@
 //!
 //! A guest's loop that may take more than [`SHORT`] rounds, together with the short ones around it, takes
 //! from a slice of rounds at the end of each. When the slice is used up, the thread looks at the stop word,
-//! leaves if it is set, and takes another slice from the rounds it was given. Before the first of such loops
+//! leaves if it is set, and takes another slice from the rounds it was given. Where so many rounds may be long, their
+//! work is counted too, and after [`LOOK`] of it the thread looks as well. Before the first of such loops
 //! the threads of a block that is not among the first [`EARLY`] look too, so that the blocks that are left
 //! end at once: that costs nothing until the first round is over, for a stop only empties the slice. The first
 //! blocks do not, because a launch of few is often shorter than the look, which may go to the host's memory.
@@ -10,7 +11,7 @@
 use super::asm::{Arg, Class, Reg, def, ins, when};
 use super::writer::{Watch, Writer};
 use crate::artifact::Guard;
-use crate::work::SHORT;
+use crate::work::{self, LOOK, SHORT};
 use vm_ir::Value;
 use vm_ir::module::{Op, Region};
 use vm_ir::op::Shape;
@@ -138,7 +139,7 @@ impl<'k> Writer<'k> {
         self.region(body);
         let yields = self.all_of(&body.yields);
         self.copy(&yields, &carried);
-        self.spend(1);
+        self.spend(op, 1);
         ins!(self, "bra.uni", Arg::Label(head));
         self.asm.place(end);
         self.leave_watched(outer);
@@ -243,7 +244,7 @@ impl<'k> Writer<'k> {
             self.copy(&now, &carried);
             ins!(self, plus, count, count, stride);
             if watched {
-                self.spend(copies as i64);
+                self.spend(op, copies);
             }
             ins!(self, plus, last, count, span);
             let fits = def!(self, Pred, less, last, high);
@@ -268,7 +269,7 @@ impl<'k> Writer<'k> {
         let now = self.round(body, count, &carried.clone());
         self.copy(&now, &carried);
         if watched {
-            self.spend(1);
+            self.spend(op, 1);
         }
         let by = step_arg(1).unwrap_or(Arg::Reg(step));
         let more = match left {
@@ -368,7 +369,18 @@ impl<'k> Writer<'k> {
         let some = def!(self, B32, "or.b32", x, y);
         let block = def!(self, B32, "or.b32", some, z);
         let late = def!(self, Pred, "setp.ne.u32", block, 0);
-        self.watch = Some(Watch { slice, rounds, stop, late, out_of_rounds, leave });
+        let long = self.has_long_rounds(self.kernel.body());
+        let work = long.then(|| def!(self, B32, "mov.b32", LOOK as i64));
+        self.watch = Some(Watch { slice, rounds, work, stop, late, out_of_rounds, leave });
+    }
+
+    /// Is there a loop whose rounds may be long?
+    fn has_long_rounds(&self, region: &Region) -> bool {
+        region.ops.iter().any(|op| {
+            let is_loop = matches!(op.code.shape(), Shape::For | Shape::While);
+            is_loop && work::of_round(self.kernel, &self.ranges, op, 1).is_some()
+                || op.regions.iter().any(|region| self.has_long_rounds(region))
+        })
     }
 
     /// Begins a loop that is watched; gives what [`Writer::leave_watched`] wants back.
@@ -389,16 +401,14 @@ impl<'k> Writer<'k> {
         (self.watched, self.rounds) = outer;
     }
 
-    /// Takes rounds from the slice.
-    fn spend(&mut self, rounds: i64) {
+    /// Takes rounds of a loop from the slice.
+    fn spend(&mut self, op: &Op, rounds: u64) {
         let Some(watch) = self.watch else { return };
         let on = self.asm.new_label();
-        ins!(self, "add.s32", watch.slice, watch.slice, -rounds);
+        ins!(self, "add.s32", watch.slice, watch.slice, -(rounds as i64));
         let enough = def!(self, Pred, "setp.ge.s32", watch.slice, 0);
         when!(self, enough, true, "bra", Arg::Label(on));
-        let word = def!(self, B32, "ld.relaxed.sys.global.b32", Arg::At(watch.stop, 0));
-        let stopped = def!(self, Pred, "setp.ne.u32", word, 0);
-        when!(self, stopped, true, "bra", Arg::Label(watch.leave));
+        self.look(watch);
         let none = def!(self, Pred, "setp.eq.s64", watch.rounds, 0);
         when!(self, none, true, "bra", Arg::Label(watch.out_of_rounds));
         let take = def!(self, B64, "min.u64", watch.rounds, SLICE);
@@ -406,6 +416,23 @@ impl<'k> Writer<'k> {
         let more = def!(self, B32, "cvt.u32.u64", take);
         ins!(self, "add.s32", watch.slice, watch.slice, more);
         self.asm.place(on);
+        let round = work::of_round(self.kernel, &self.ranges, op, rounds);
+        if let Some((work, round)) = watch.work.zip(round) {
+            let on = self.asm.new_label();
+            ins!(self, "add.s32", work, work, -round);
+            let enough = def!(self, Pred, "setp.ge.s32", work, 0);
+            when!(self, enough, true, "bra", Arg::Label(on));
+            self.look(watch);
+            ins!(self, "mov.b32", work, LOOK as i64);
+            self.asm.place(on);
+        }
+    }
+
+    /// Leaves if the launch is stopped.
+    fn look(&mut self, watch: Watch) {
+        let word = def!(self, B32, "ld.relaxed.sys.global.b32", Arg::At(watch.stop, 0));
+        let stopped = def!(self, Pred, "setp.ne.u32", word, 0);
+        when!(self, stopped, true, "bra", Arg::Label(watch.leave));
     }
 
     /// What lies behind the kernel's `ret`.

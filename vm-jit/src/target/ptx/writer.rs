@@ -83,6 +83,8 @@ pub(super) struct Watch {
     pub(super) slice: Reg,
     /// Rounds left behind those.
     pub(super) rounds: Reg,
+    /// What is left of [`LOOK`](crate::work::LOOK), where some rounds are long.
+    pub(super) work: Option<Reg>,
     /// Address of the stop word.
     pub(super) stop: Reg,
     /// Is the block not among the first?
