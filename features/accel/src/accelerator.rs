@@ -158,7 +158,12 @@ pub trait Queue: 'static {
     ///
     /// # Errors
     /// The driver's.
-    fn launch(&self, kernel: &Self::Kernel, grid: Grid, arguments: &Arguments) -> Result<()>;
+    ///
+    /// # Safety
+    /// Until the kernel has ended, the memory that its arguments name is not freed, but by a command of this queue behind
+    /// the launch; nor is the stop word's.
+    #[allow(unsafe_code)]
+    unsafe fn launch(&self, kernel: &Self::Kernel, grid: Grid, arguments: &Arguments) -> Result<()>;
 
     /// Records the commands that follow instead of running them.
     ///
@@ -176,7 +181,12 @@ pub trait Queue: 'static {
     ///
     /// # Errors
     /// The driver's.
-    fn replay(&self, graph: &Self::Graph) -> Result<()>;
+    ///
+    /// # Safety
+    /// All memory that the commands use is still there, and no kernel that they launch was unloaded; both until they have
+    /// ended, but for frees by commands of this queue behind the replay.
+    #[allow(unsafe_code)]
+    unsafe fn replay(&self, graph: &Self::Graph) -> Result<()>;
 
     /// Makes a graph of launches, one behind the other.
     ///

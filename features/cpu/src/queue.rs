@@ -205,7 +205,7 @@ impl Queue for CpuQueue {
         Ok(())
     }
 
-    fn launch(&self, kernel: &Arc<CpuKernel>, grid: Grid, arguments: &Arguments) -> Result<()> {
+    unsafe fn launch(&self, kernel: &Arc<CpuKernel>, grid: Grid, arguments: &Arguments) -> Result<()> {
         if !kernel.takes(arguments) || grid.0.contains(&0) {
             return Err(Error::Arguments {
                 kernel: kernel.name().to_owned(),
@@ -225,7 +225,7 @@ impl Queue for CpuQueue {
         Ok(CpuGraph(self.capture.borrow_mut().take().unwrap_or_default().into()))
     }
 
-    fn replay(&self, graph: &CpuGraph) -> Result<()> {
+    unsafe fn replay(&self, graph: &CpuGraph) -> Result<()> {
         self.push(Command::Replay(Arc::clone(&graph.0)))
     }
 

@@ -346,7 +346,8 @@ impl Queue for CudaQueue {
         Module::unload(self.driver, kernel.module.id())
     }
 
-    fn launch(&self, kernel: &CudaKernel, grid: Grid, arguments: &Arguments) -> Result<()> {
+    #[allow(unsafe_code)]
+    unsafe fn launch(&self, kernel: &CudaKernel, grid: Grid, arguments: &Arguments) -> Result<()> {
         self.check(kernel, arguments)?;
         self.stream()?.launch(&kernel.module, grid, arguments)
     }
@@ -380,7 +381,8 @@ impl Queue for CudaQueue {
         graph.0.amend(place, &kernel.module, grid, arguments)
     }
 
-    fn replay(&self, graph: &CudaGraph) -> Result<()> {
+    #[allow(unsafe_code)]
+    unsafe fn replay(&self, graph: &CudaGraph) -> Result<()> {
         graph.0.launch(self.stream()?)
     }
 

@@ -1,8 +1,9 @@
 //! What only the CUDA accelerator has: several queues on a thread, the driver's log, much shared memory, unified memory
 //! that is not over-committed, and PTX assembled in processes.
+#![allow(unsafe_code)]
 
 use std::ffi::OsString;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use vm_accel::programs::Program;
@@ -110,9 +111,14 @@ fn foreign(gpu: &Gpu) -> anyhow::Result<()> {
             QueueArgument::Scalar(1u32.into()),
         ];
         let packed = Packed::new(&artifact, given)?;
-        let refused = queue.launch(&kernel, Grid::from(1), &packed);
+        // SAFETY: this one is refused; the memory is freed when the other has ended.
+        let refused = unsafe { queue.launch(&kernel, Grid::from(1), &packed) };
         ensure!(matches!(refused, Err(Error::WrongWorker { what: "kernel" })), "{refused:?}");
-        other.launch(&kernel, Grid::from(1), &packed)?;
+        let done = other.event(false)?;
+        // SAFETY: as above.
+        unsafe { other.launch(&kernel, Grid::from(1), &packed) }?;
+        other.record(&done)?;
+        other.wait(&done, Instant::now() + PATIENCE)?;
         queue.free(memory)?;
         kernel
     };

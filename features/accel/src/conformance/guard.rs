@@ -42,7 +42,9 @@ pub(super) fn by_hand<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'
         let arguments = [QueueArgument::View(output, Extents::WHOLE), QueueArgument::Scalar(turns.into())];
         let mut packed = Arguments::new(&program, arguments).expect("the arguments fit");
         packed.guard(&program, stop, rounds).expect("a stop word of 4 bytes");
-        queue.launch(&kernel, Grid::from(1), &packed).expect("a launch");
+        // SAFETY: the memory is freed below, by the same queue.
+        #[allow(unsafe_code)]
+        unsafe { queue.launch(&kernel, Grid::from(1), &packed) }.expect("a launch");
         queue.record(&done).expect("a record");
     };
     let check = |turns: u64, rounds: u64, word: u32, want: (u32, u32)| {

@@ -25,7 +25,9 @@ pub(super) fn by_hand<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'
     let arguments = [view(input), view(output), QueueArgument::Scalar(1u32.into())];
     let packed = Arguments::new(&program, arguments).expect("the arguments fit");
     let done = queue.event(false).expect("an event");
-    queue.launch(&kernel, Grid::from(1), &packed).expect("a launch");
+    // SAFETY: the memory is freed below, by the same queue.
+    #[allow(unsafe_code)]
+    unsafe { queue.launch(&kernel, Grid::from(1), &packed) }.expect("a launch");
     queue.record(&done).expect("a record");
     queue.wait(&done, soon()).expect("the kernel ends");
     let mut sum = [0; 4];

@@ -361,7 +361,8 @@ impl Queue for FakeQueue {
         Ok(())
     }
 
-    fn launch(&self, kernel: &FakeKernel, grid: Grid, arguments: &Arguments) -> Result<()> {
+    #[allow(unsafe_code)]
+    unsafe fn launch(&self, kernel: &FakeKernel, grid: Grid, arguments: &Arguments) -> Result<()> {
         self.check(FakeCall::Launch)?;
         self.push(Command::Run(self.run_of(kernel, grid, arguments)?));
         Ok(())
@@ -378,7 +379,8 @@ impl Queue for FakeQueue {
         Ok(FakeGraph { commands: RefCell::new(captured), behind: None })
     }
 
-    fn replay(&self, graph: &FakeGraph) -> Result<()> {
+    #[allow(unsafe_code)]
+    unsafe fn replay(&self, graph: &FakeGraph) -> Result<()> {
         self.check(FakeCall::Launch)?;
         let commands = graph.commands.borrow();
         let Some(behind) = &graph.behind else {

@@ -183,7 +183,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
             Some(mut chain) => self.amend_chain(&mut chain, part, guards).map(|()| chain),
             None => self.make_chain(hash, part, guards),
         };
-        let replayed = chain.and_then(|chain| self.note(self.queue().replay(&chain.graph)).map(|()| chain));
+        let replayed = chain.and_then(|chain| self.start_graph(&chain.graph).map(|()| chain));
         match replayed {
             Ok(chain) => {
                 for (event, guarded) in chain.events.iter().zip(guards.drain(..).flatten()) {

@@ -110,7 +110,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
             None => false,
         };
         let layout = &loaded.layout;
-        let begin = |packed: &Arguments| self.note(self.queue().launch(&loaded.kernel, launch.grid, packed));
+        let begin = |packed: &Arguments| self.start(&loaded.kernel, launch.grid, packed);
         if layout.signature.guard.is_none() {
             begin(packed)?;
             return if completer.is_some() {
@@ -253,10 +253,10 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         let mut graphs = self.graphs.borrow_mut();
         let recorded = graphs.get_mut(&id).ok_or(Error::WrongWorker { what: "graph" })?;
         let Some((words, time)) = recorded.words.clone() else {
-            return self.note(self.queue().replay(&recorded.graph));
+            return self.start_graph(&recorded.graph);
         };
         let event = self.event()?;
-        self.note(self.queue().replay(&recorded.graph))?;
+        self.start_graph(&recorded.graph)?;
         recorded.running += 1;
         drop(graphs);
         self.with_guards(|guards| guards.armed.arm(words, time))?;

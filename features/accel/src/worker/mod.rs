@@ -10,6 +10,7 @@ mod give;
 mod guard;
 mod idle;
 mod launch;
+mod raw;
 mod session;
 mod transfer;
 mod watch;

@@ -157,7 +157,8 @@ impl Machine {
         }
         let mut packed = Arguments::new(artifact, arguments).map_err(|error| error.to_string())?;
         packed.guard(artifact, stop.region(), rounds).unwrap();
-        queue.launch(&kernel, Grid(launch.grid), &packed).map_err(|error| error.to_string())?;
+        // SAFETY: the memory is freed below, by the same queue.
+        unsafe { queue.launch(&kernel, Grid(launch.grid), &packed) }.map_err(|error| error.to_string())?;
         queue.record(&event).unwrap();
         if wait(time).is_err() {
             stop.region().write_host(&Guard::STOP.to_le_bytes()).unwrap();
