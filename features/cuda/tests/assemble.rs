@@ -4,6 +4,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use vm_cuda::assemble::{AssembleError, Assembler, Limits};
@@ -11,6 +12,14 @@ use vm_cuda::assemble::{AssembleError, Assembler, Limits};
 /// The smallest file that is taken for a cubin.
 const CUBIN: &str = r#"printf '\177ELF\002\001\001\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0' >"$out"
 head -c 32 /dev/zero >>"$out""#;
+
+/// One test at a time: a process that is started while another test writes a script has that open until it runs its own
+/// program, and Linux runs no file that is open for writing.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// An assembler that is a script; `$out` and `$in` are its files.
 fn script(folder: &Path, name: &str, body: &str) -> Assembler {
@@ -22,6 +31,7 @@ fn script(folder: &Path, name: &str, body: &str) -> Assembler {
 
 #[test]
 fn it_is_confined_and_its_end_is_told() {
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let check = |name: &str, body: &str, right: fn(&Result<Vec<u8>, AssembleError>) -> bool| {
         let assembler = script(folder.path(), name, body);
@@ -105,6 +115,7 @@ fn it_is_confined_and_its_end_is_told() {
 
 #[test]
 fn what_can_not_be_started_says_why() {
+    let _alone = alone();
     let missing = Assembler::ptxas("/nowhere/ptxas").assemble(b"", "sm_80").unwrap_err().to_string();
     assert!(missing.contains("/nowhere/ptxas") && missing.contains("No such file"), "{missing}");
     let bare = Assembler::ptxas("ptxas").assemble(b"", "sm_80").unwrap_err().to_string();
@@ -137,6 +148,7 @@ fn becomes(what: &str, mut holds: impl FnMut() -> bool) {
 
 #[test]
 fn those_that_wait_do_the_work() {
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let logged = |what: &str| logged(folder.path(), "waits", what);
     let assembler = script(folder.path(), "waits", &format!("{CUBIN}\n{LOGS}")).standby(2);
@@ -188,11 +200,12 @@ fn those_that_wait_do_the_work() {
 
 #[test]
 fn one_with_other_habits_is_not_used_for_long() {
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
-    // It reads what it opened first once more, which a FIFO does not allow.
+    // It wants a file that it can read twice, not a FIFO.
     let body = format!(
-        r#"exec 5<"$in"; cat <&5 >/dev/null
-[ -p /proc/self/fd/5 ] && echo "refused $$" >>"$0.log" && exit 1
+        r#"habit() {{ cat >/dev/null; [ -p /proc/self/fd/0 ]; }}
+if habit <"$in"; then echo "refused $$" >>"$0.log"; exit 1; fi
 echo "works $$" >>"$0.log"
 {CUBIN}"#
     );
@@ -208,6 +221,7 @@ echo "works $$" >>"$0.log"
 
 #[test]
 fn what_makes_other_code_is_known_by_another_name() {
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let first = script(folder.path(), "one", CUBIN);
     let check = |other: &Assembler, same: bool| {
@@ -224,15 +238,17 @@ fn what_makes_other_code_is_known_by_another_name() {
 
 #[test]
 fn one_that_waits_has_no_descriptors_but_its_own() {
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let body = format!(
         r#"echo waits >>"$0.log"; cat "$in" >/dev/null; list=$(ls -l /proc/self/fd)
 {CUBIN}
 printf %s "$list" >>"$out""#
     );
-    let assembler = script(folder.path(), "lists", &body).standby(1);
+    let assembler = script(folder.path(), "lists", &body).standby(2);
     assembler.prepare("sm_90a").unwrap();
-    becomes("one that waits", || logged(folder.path(), "lists", "waits").len() == 1);
+    // When the second has been started, the first can be taken.
+    becomes("two that wait", || logged(folder.path(), "lists", "waits").len() == 2);
     let cubin = assembler.assemble(b"text", "sm_90a").unwrap();
     let list = String::from_utf8_lossy(&cubin[64..]);
     let files: Vec<_> = list.lines().filter_map(|line| Some(line.split_once(" -> ")?.1)).collect();
@@ -254,6 +270,7 @@ fn ptxas() -> Result<Assembler, AssembleError> {
 
 #[test]
 fn the_real_one_makes_a_cubin() {
+    let _alone = alone();
     let assembler = match ptxas() {
         Ok(assembler) => assembler,
         Err(error) => return println!("skipped: {error}"),
