@@ -24,12 +24,29 @@ pub unsafe trait Platform {
     /// The time since some fixed moment.
     fn now(&self) -> Duration;
 
-    /// Called again and again while the client waits: it may wait for an interrupt, or do nothing.
+    /// Called again and again while the client looks for an answer.
     fn relax(&self) {
         core::hint::spin_loop();
     }
 
-    /// The interrupt message that the device is to send when batches are completed; `None` for no interrupts.
+    /// How long the client looks for an answer before it wants an interrupt and [sleeps](Self::sleep). The host is told to
+    /// send none meanwhile: an interrupt takes longer than a small launch.
+    fn poll(&self) -> Duration {
+        Duration::from_micros(100)
+    }
+
+    /// Called again and again once the client has looked for long enough: sleeps until an interrupt comes, for at most
+    /// `limit`. It may return sooner, and by itself it only [relaxes](Self::relax).
+    ///
+    /// The interrupt may come before this is called. So who sleeps holds interrupts back, asks `answered`, and only if
+    /// that says no, sleeps and lets interrupts through in one step: `sti` and `hlt` on x86.
+    fn sleep(&self, limit: Duration, answered: &dyn Fn() -> bool) {
+        let _ = (limit, answered);
+        self.relax();
+    }
+
+    /// The interrupt message that the device is to send when batches are completed; `None` for no interrupts, and then
+    /// the client never sleeps.
     fn interrupt(&self) -> Option<Message> {
         None
     }

@@ -119,3 +119,13 @@ impl<const N: usize> Shared<N> {
 pub(crate) fn barrier() {
     fence(Ordering::SeqCst);
 }
+
+/// Orders all that was written before against what is written after.
+pub(crate) fn publish() {
+    fence(Ordering::Release);
+}
+
+/// Orders what was read before against all accesses after.
+pub(crate) fn acquire() {
+    fence(Ordering::Acquire);
+}

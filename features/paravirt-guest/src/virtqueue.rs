@@ -19,10 +19,16 @@ const FEATURES_OK: u8 = 8;
 const NEEDS_RESET: u8 = 64;
 
 const VERSION_1: u64 = 1 << 32;
+const EVENT_INDEX: u64 = 1 << 29;
 const NO_VECTOR: u16 = 0xffff;
 
 /// How long the device may take to reset: its worker on the host ends meanwhile.
 const RESET_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Looks at the queue between two looks at the clock.
+const LOOKS: u32 = 64;
+/// How often is looked whether the device has given up, which leaves the guest, and how long is slept at a time.
+const STATUS_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Registers of the common part (section 4.1.4.3).
 mod common {
@@ -50,6 +56,7 @@ pub struct Virtqueue<P: Platform> {
     /// Offset of the queue's notification register.
     notify: usize,
     patience: Duration,
+    interrupts: bool,
 }
 
 impl<P: Platform> Virtqueue<P> {
@@ -72,18 +79,19 @@ impl<P: Platform> Virtqueue<P> {
             return Err(Error::Transport("it has no queue: programs reach it over vsock"));
         }
         let interrupt = platform.interrupt();
-        let queue = Queue::new(memory, interrupt.is_some())?;
+        let queue = Queue::new(memory)?;
         let patience = patience(&config);
-        let mut this = Self { platform, layout, config, features: 0, queue, notify: 0, patience };
+        let interrupts = interrupt.is_some();
+        let mut this = Self { platform, layout, config, features: 0, queue, notify: 0, patience, interrupts };
         if let Some(message) = interrupt {
             pci::set_interrupt(&this.platform, message)?;
         }
-        this.start(interrupt.is_some())?;
+        this.start()?;
         Ok(this)
     }
 
     /// Negotiates features, gives the device its queue, and switches it on.
-    fn start(&mut self, interrupts: bool) -> Result<(), Error> {
+    fn start(&mut self) -> Result<(), Error> {
         self.reset()?;
         let common = self.layout.common;
         let status = |bit| common.write8(common::STATUS, common.read8(common::STATUS) | bit);
@@ -97,7 +105,8 @@ impl<P: Platform> Virtqueue<P> {
         if offered & VERSION_1 == 0 {
             return Err(Error::Transport("it is not a modern device"));
         }
-        self.features = offered & (VERSION_1 | FEATURE_IMPORT);
+        self.features = offered & (VERSION_1 | EVENT_INDEX | FEATURE_IMPORT);
+        self.queue.use_event_index(self.features & EVENT_INDEX != 0);
         for half in 0..2 {
             common.write32(common::DRIVER_FEATURE_SELECT, half);
             common.write32(common::DRIVER_FEATURE, (self.features >> (32 * half)) as u32);
@@ -112,8 +121,8 @@ impl<P: Platform> Virtqueue<P> {
             return Err(Error::Transport("its queue is too small"));
         }
         common.write16(common::QUEUE_SIZE, SIZE);
-        common.write16(common::QUEUE_VECTOR, if interrupts { 0 } else { NO_VECTOR });
-        if interrupts && common.read16(common::QUEUE_VECTOR) != 0 {
+        common.write16(common::QUEUE_VECTOR, if self.interrupts { 0 } else { NO_VECTOR });
+        if self.interrupts && common.read16(common::QUEUE_VECTOR) != 0 {
             return Err(Error::Transport("it has no interrupt vector left"));
         }
         let (memory, bytes) = self.queue.address();
@@ -196,26 +205,40 @@ impl<P: Platform> Transport for Virtqueue<P> {
         }
     }
 
-    /// In between, the platform may wait for the interrupt.
+    /// At first it only looks; then the platform may sleep until the interrupt.
     fn wait(&mut self) -> Result<Completed<Self::Memory>, Error> {
         let start = self.platform.now();
-        let mut looks = 0u32;
-        loop {
-            if let Some(completed) = self.completed()? {
-                return Ok(completed);
+        let (mut looked_at_status, mut looks, mut sleepy) = (start, 0u32, false);
+        while !self.queue.is_used() {
+            if !sleepy {
+                looks = looks.wrapping_add(1);
+                if !looks.is_multiple_of(LOOKS) {
+                    self.platform.relax();
+                    continue;
+                }
             }
-            looks = looks.wrapping_add(1);
-            // Reading the status leaves the guest, so it is not read at every look.
-            if looks.is_multiple_of(1 << 12) && self.needs_reset() {
-                return Err(Error::NeedsReset);
-            }
-            let late = self.platform.now().saturating_sub(start) > self.patience;
-            if late || self.queue.outstanding() == 0 {
+            let now = self.platform.now();
+            let waited = now.saturating_sub(start);
+            if waited > self.patience || self.queue.outstanding() == 0 {
                 self.reset()?;
                 return Err(Error::Late);
             }
-            self.platform.relax();
+            if now.saturating_sub(looked_at_status) >= STATUS_INTERVAL {
+                looked_at_status = now;
+                if self.needs_reset() {
+                    return Err(Error::NeedsReset);
+                }
+            }
+            if sleepy {
+                self.platform.sleep(STATUS_INTERVAL, &|| self.queue.is_used());
+            } else if self.interrupts && waited >= self.platform.poll() {
+                // It stays wanted until it comes; from here on each turn looks before it sleeps.
+                self.queue.want_interrupt();
+                sleepy = true;
+            }
         }
+        self.queue.hold_interrupts();
+        self.completed()?.ok_or(Error::NeedsReset)
     }
 
     fn close(mut self, mut frames: impl FnMut(Frame)) -> Result<(), Error> {

@@ -38,6 +38,8 @@ pub(crate) struct Open {
     pub(crate) deadline_us: u64,
     /// How much of every [`TIME_PERIOD`](crate::config::TIME_PERIOD) the guest may keep it busy, in microseconds.
     pub(crate) time_slice_us: u64,
+    /// The longest that the worker looks for something before it sleeps, in microseconds.
+    pub(crate) poll_us: u64,
     /// The parts of the guest's memory that buffers can be made over: address and length. That is the RAM with its
     /// guest-physical addresses, or the window, which begins at 0.
     pub(crate) ram: Vec<(u64, u64)>,

@@ -20,6 +20,8 @@ pub struct SharedAccelerator {
     pub deadline: Duration,
     /// How much of every [`TIME_PERIOD`] the guest may keep it busy.
     pub time_slice: Duration,
+    /// The longest that its worker looks for the guest's next batch, or for the end of one, before it sleeps.
+    pub poll: Duration,
     /// Bytes of the window that programs of the guest share with it, a power of two; `None` where the guest's driver has
     /// a queue instead.
     pub window: Option<u64>,
@@ -52,6 +54,9 @@ const MIN_SLICE: Duration = Duration::from_millis(1);
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(2);
 const MIN_DEADLINE: Duration = Duration::from_millis(10);
 const MAX_DEADLINE: Duration = Duration::from_secs(60 * 60);
+/// What the worker looks when the file does not say.
+const DEFAULT_POLL: Duration = Duration::from_micros(200);
+const MAX_POLL: Duration = Duration::from_millis(10);
 /// The least memory: a page table's granule of GPUs.
 const MIN_QUOTA: u64 = 2 << 20;
 
@@ -62,7 +67,7 @@ impl Reader<'_> {
         let mut accelerators: Vec<SharedAccelerator> = Vec::new();
         for entry in self.list(root, "accelerators", MAX_ACCELERATORS, RULE) {
             let Some(section) = self.section(&entry, RULE) else { continue };
-            self.known(&section, &["device", "memory", "deadline", "time_slice", "window"]);
+            self.known(&section, &["device", "memory", "deadline", "time_slice", "poll", "window"]);
             let device = self
                 .required(&section, "device", DEVICE)
                 .and_then(|entry| self.accelerator_device(&entry, &accelerators));
@@ -81,16 +86,22 @@ impl Reader<'_> {
                 }
                 None => Some(TIME_PERIOD),
             };
+            let poll = match self.optional(&section, "poll") {
+                Some(entry) => {
+                    self.duration(&entry, Duration::ZERO, MAX_POLL, "from 0us to 10ms, as in \"100us\"")
+                }
+                None => Some(DEFAULT_POLL),
+            };
             let window = match self.optional(&section, "window") {
                 Some(entry) => self.window(&entry).map(Some),
                 None => Some(None),
             };
-            let (Some(device), Some(memory), Some(deadline), Some(time_slice), Some(window)) =
-                (device, memory, deadline, time_slice, window)
+            let (Some(device), Some(memory), Some(deadline), Some(time_slice), Some(poll), Some(window)) =
+                (device, memory, deadline, time_slice, poll, window)
             else {
                 continue;
             };
-            accelerators.push(SharedAccelerator { device, memory, deadline, time_slice, window });
+            accelerators.push(SharedAccelerator { device, memory, deadline, time_slice, poll, window });
         }
         accelerators
     }
@@ -169,17 +180,18 @@ impl Reader<'_> {
     }
 }
 
-/// Parses a whole number with a unit, `ms` or `s`.
+/// Parses a whole number with a unit, `us`, `ms` or `s`.
 fn parse_duration(text: &str) -> Result<Duration, &'static str> {
-    let (digits, unit) = match text.strip_suffix("ms") {
-        Some(digits) => (digits, 1),
-        None => (text.strip_suffix('s').ok_or("does not end in ms or s")?, 1000),
-    };
+    const UNITS: [(&str, u64); 3] = [("us", 1), ("ms", 1000), ("s", 1_000_000)];
+    let (digits, unit) = UNITS
+        .into_iter()
+        .find_map(|(name, unit)| text.strip_suffix(name).map(|digits| (digits, unit)))
+        .ok_or("does not end in us, ms or s")?;
     if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
         return Err("is not a whole number before its unit");
     }
     let number: u64 = digits.parse().map_err(|_| "is too long")?;
-    number.checked_mul(unit).map(Duration::from_millis).ok_or("is too long")
+    number.checked_mul(unit).map(Duration::from_micros).ok_or("is too long")
 }
 
 #[cfg(test)]
@@ -189,13 +201,15 @@ mod tests {
     #[test]
     fn parses_times() {
         fn check(text: &str, expect: Result<u64, &str>) {
-            assert_eq!(parse_duration(text), expect.map(Duration::from_millis), "{text}");
+            assert_eq!(parse_duration(text), expect.map(Duration::from_micros), "{text}");
         }
-        check("20ms", Ok(20));
-        check("2s", Ok(2000));
+        check("20us", Ok(20));
+        check("20ms", Ok(20_000));
+        check("2s", Ok(2_000_000));
         check("0s", Ok(0));
-        check("20", Err("does not end in ms or s"));
-        check("", Err("does not end in ms or s"));
+        check("20", Err("does not end in us, ms or s"));
+        check("", Err("does not end in us, ms or s"));
+        check("us", Err("is not a whole number before its unit"));
         check("s", Err("is not a whole number before its unit"));
         check("1.5s", Err("is not a whole number before its unit"));
         check("-1s", Err("is not a whole number before its unit"));

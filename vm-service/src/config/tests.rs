@@ -30,6 +30,7 @@ device = "66:00.0"
 memory = "2G"
 deadline = "500ms"
 time_slice = "20ms"
+poll = "0us"
 
 [[accelerators]]
 device = "cpu"
@@ -66,6 +67,7 @@ fn reads_every_key() {
                 memory: 2 << 30,
                 deadline: Duration::from_millis(500),
                 time_slice: Duration::from_millis(20),
+                poll: Duration::ZERO,
                 window: None,
             },
             SharedAccelerator {
@@ -73,6 +75,7 @@ fn reads_every_key() {
                 memory: 64 << 20,
                 deadline: Duration::from_secs(2),
                 time_slice: TIME_PERIOD,
+                poll: Duration::from_micros(200),
                 window: Some(16 << 20),
             },
         ],
@@ -657,7 +660,7 @@ web1.toml:4:16: `accelerators` is a string; write [[accelerators]] with device =
 "#,
     );
     check(
-        &with("[[accelerators]]\ndevice = \"gpu\"\nmemory = \"1K\"\ndeadline = 2\ntime_slice = \"1s\""),
+        &with("[[accelerators]]\ndevice = \"gpu\"\nmemory = \"1K\"\ndeadline = 2\ntime_slice = \"1s\"\npoll = \"1s\""),
         r#"
 web1.toml:5:10: `accelerators[0].device`: `gpu` is not a PCI address: it has no function number after a `.`; write DOMAIN:BUS:DEVICE.FUNCTION in hexadecimal, as in 0000:65:00.0, or "cpu"
   5 | device = "gpu"
@@ -671,6 +674,9 @@ web1.toml:7:12: `accelerators[0].deadline` is a number; write a time from 10ms t
 web1.toml:8:14: `accelerators[0].time_slice` is "1s", which is too long; write a time from 1ms to 100ms, as in "20ms"
   8 | time_slice = "1s"
     |              ^^^^
+web1.toml:9:8: `accelerators[0].poll` is "1s", which is too long; write a time from 0us to 10ms, as in "100us"
+  9 | poll = "1s"
+    |        ^^^^
 "#,
     );
     check(
@@ -681,7 +687,7 @@ web1.toml:8:14: `accelerators[0].time_slice` is "1s", which is too long; write a
 web1.toml:8:10: `accelerators[1].device` is cpu, which is there already; name each device once
   8 | device = "cpu"
     |          ^^^^^
-web1.toml:10:1: unknown key `accelerators[1].colour`; allowed here: device, memory, deadline, time_slice, window
+web1.toml:10:1: unknown key `accelerators[1].colour`; allowed here: device, memory, deadline, time_slice, poll, window
   10 | colour = 1
      | ^^^^^^
 "#,

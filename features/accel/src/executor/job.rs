@@ -151,6 +151,11 @@ impl<R> Job<R> {
         self.0.cancel()
     }
 
+    /// Whether the job has ended. It only looks: nothing is waited for, and nobody need be woken.
+    pub fn is_done(&self) -> bool {
+        self.0.ended.load(Ordering::Acquire)
+    }
+
     /// Waits for the result until `deadline`.
     ///
     /// # Errors

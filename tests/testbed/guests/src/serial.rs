@@ -22,7 +22,17 @@ impl fmt::Write for Serial {
     }
 }
 
+macro_rules! print {
+    ($($argument:tt)*) => {{
+        use core::fmt::Write as _;
+        // Writing to the port cannot fail.
+        let _ = write!($crate::serial::Serial, $($argument)*);
+    }};
+}
+pub(crate) use print;
+
 macro_rules! println {
+    () => { $crate::serial::println!("") };
     ($($argument:tt)*) => {{
         use core::fmt::Write as _;
         // Writing to the port cannot fail.

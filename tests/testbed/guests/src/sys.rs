@@ -1,6 +1,8 @@
 //! Everything that touches the machine: entry, interrupts, ports, memory by physical address.
 #![allow(unsafe_code)]
 
+mod user;
+
 use core::arch::{asm, global_asm};
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -29,6 +31,7 @@ _start:
 
     // An exception: its number on the stack, then what the processor pushed.
     .balign 16
+    .global exception_stubs
 exception_stubs:
     .set vector, 0
     .rept 32
@@ -48,6 +51,15 @@ exception_common:
 interrupt_stub:
     push rax
     lock inc qword ptr [rip + {interrupts}]
+    mov eax, 0xfee000b0
+    mov dword ptr [rax], 0
+    pop rax
+    iretq
+
+    // The timer's: it ends a halt, and nothing else.
+    .balign 16
+timer_stub:
+    push rax
     mov eax, 0xfee000b0
     mov dword ptr [rax], 0
     pop rax
@@ -74,11 +86,18 @@ static INTERRUPTS: AtomicU64 = AtomicU64::new(0);
 /// The vector that devices are to use.
 pub const INTERRUPT_VECTOR: u8 = 0x40;
 
+/// The vector of the local APIC's timer.
+const TIMER_VECTOR: u8 = 0x41;
+
 /// Where a device writes to interrupt the only processor.
 pub const MSI_ADDRESS: u32 = 0xfee0_0000;
 
 extern "C" fn entry(boot_params: u64) -> ! {
     enable_interrupts();
+    let top: u64;
+    // SAFETY: reads a register.
+    unsafe { asm!("mov {}, cr3", out(reg) top, options(nomem, nostack)) };
+    PAGE_TABLES.store(top & !0xfff, Ordering::Relaxed);
     crate::main(BootParams::at(boot_params))
 }
 
@@ -110,14 +129,15 @@ static mut IDT: [[u64; 2]; GATES] = [[0; 2]; GATES];
 
 fn enable_interrupts() {
     let code_segment: u16;
-    let (exceptions, interrupt): (u64, u64);
+    let (exceptions, interrupt, timer): (u64, u64, u64);
     // SAFETY: reads a register and the addresses of two labels; touches no memory.
     unsafe {
         asm!(
             "mov {0:x}, cs",
             "lea {1}, [rip + exception_stubs]",
             "lea {2}, [rip + interrupt_stub]",
-            out(reg) code_segment, out(reg) exceptions, out(reg) interrupt,
+            "lea {3}, [rip + timer_stub]",
+            out(reg) code_segment, out(reg) exceptions, out(reg) interrupt, out(reg) timer,
             options(nomem, nostack)
         );
     }
@@ -134,6 +154,10 @@ fn enable_interrupts() {
     }
     // SAFETY: as above.
     unsafe { (*idt)[usize::from(INTERRUPT_VECTOR)] = gate(interrupt) };
+    // SAFETY: as above.
+    unsafe { (*idt)[usize::from(TIMER_VECTOR)] = gate(timer) };
+    // SAFETY: as above.
+    unsafe { (*idt)[user::LEAVE] = gate(user::gate()) };
     let register = TableRegister { limit: (GATES * 16 - 1) as u16, base: idt as u64 };
     // SAFETY: the table is complete for the vectors in use and lives for ever.
     unsafe { asm!("lidt [{}]", in(reg) &register, options(readonly, nostack)) };
@@ -141,6 +165,42 @@ fn enable_interrupts() {
     write32(0xfee0_00f0, 0x1ff);
     // SAFETY: every vector that can be raised has a handler.
     unsafe { asm!("sti", options(nomem, nostack)) };
+}
+
+/// The page tables that the program was entered with.
+static PAGE_TABLES: AtomicU64 = AtomicU64::new(0);
+
+/// Runs `f` in user mode, which reaches all memory and registers that kernel mode does, but no ports.
+pub fn in_user_mode<T>(f: impl FnOnce() -> T) -> T {
+    user::enter(PAGE_TABLES.load(Ordering::Relaxed));
+    let result = f();
+    user::leave();
+    result
+}
+
+/// Halts until an interrupt comes, for about so many nanoseconds at most, unless `awake` says so once interrupts are held
+/// back. User mode can't halt: it waits a moment.
+pub fn halt_for(nanoseconds: u64, awake: &dyn Fn() -> bool) {
+    if user::is_on() {
+        return pause();
+    }
+    const TIMER: u64 = 0xfee0_0320;
+    const INITIAL_COUNT: u64 = 0xfee0_0380;
+    const DIVIDE: u64 = 0xfee0_03e0;
+    // Once, at a billionth of a second a count, as KVM's timer runs. Where it runs at another speed, halts are longer or
+    // shorter.
+    write32(DIVIDE, 0b1011);
+    write32(TIMER, TIMER_VECTOR.into());
+    write32(INITIAL_COUNT, nanoseconds.try_into().unwrap_or(u32::MAX));
+    // SAFETY: holds interrupts back for a few lines.
+    unsafe { asm!("cli", options(nostack)) };
+    if !awake() {
+        // SAFETY: interrupts come through with the halt, not before it.
+        unsafe { asm!("sti", "hlt", options(nostack)) };
+    }
+    // SAFETY: every vector that can be raised has a handler.
+    unsafe { asm!("sti", options(nostack)) };
+    write32(INITIAL_COUNT, 0);
 }
 
 /// Waits a moment.
@@ -247,7 +307,8 @@ static mut HIGH: PageTable = PageTable([0; 512]);
 
 /// Makes the GiB around a physical address reachable, uncached; it can be done for one. Returns whether it is reachable.
 pub fn map_registers(address: u64) -> bool {
-    const PRESENT_WRITABLE: u64 = 3;
+    // Present, writable, and for user mode too.
+    const PRESENT_WRITABLE: u64 = 7;
     const LARGE: u64 = 1 << 7;
     const UNCACHED: u64 = 1 << 4;
     const GIB: u64 = 1 << 30;
@@ -257,10 +318,7 @@ pub fn map_registers(address: u64) -> bool {
     if address >= 512 * GIB {
         return false;
     }
-    let top: u64;
-    // SAFETY: reads a register.
-    unsafe { asm!("mov {}, cr3", out(reg) top, options(nomem, nostack)) };
-    let pointers = read64(top & !0xfff) & 0xf_ffff_ffff_f000;
+    let pointers = read64(PAGE_TABLES.load(Ordering::Relaxed)) & 0xf_ffff_ffff_f000;
     let slot = pointers + address / GIB * 8;
     let table = &raw mut HIGH as u64;
     if read64(slot) & 1 != 0 {

@@ -3,8 +3,8 @@
 //! | thread | does |
 //! | --- | --- |
 //! | main | takes the VMM's orders, answers its pings, and watches that the others keep their deadlines |
-//! | `queue` | takes batches from the virtqueue, checks them, and hands their operations to the accelerator |
-//! | `fences` | waits for the accelerator, and answers the batches that asked for that |
+//! | `queue` | takes batches from the virtqueue, checks them, hands their operations to the accelerator, and answers those that are done soon |
+//! | `fences` | waits for what takes longer, and answers the batches that asked for that |
 //! | the accelerator's own | run the operations |
 
 mod backend;
@@ -14,6 +14,7 @@ mod fences;
 mod import;
 mod link;
 mod log;
+mod look;
 mod pace;
 mod queue;
 mod ram;

@@ -1,6 +1,7 @@
 //! The worker's end of the virtqueue.
 
 use std::io;
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -13,6 +14,9 @@ use super::link::{Link, Request};
 use super::server::Answer;
 use crate::accelerator::Start;
 use crate::vmm::sys::borrow;
+
+/// The driver does not want interrupts (section 2.7.6); where it says that by an index, this flag counts for nothing.
+const NO_INTERRUPT: u16 = 1;
 
 /// The queue, its doorbell and its interrupt.
 pub(super) struct Ring {
@@ -126,14 +130,22 @@ impl Link for Ring {
             if let Some(request) = self.take().map_err(wrong)? {
                 return Ok(Some(request));
             }
-            // Whatever is offered from here on rings.
+            // Whatever is offered from here on rings. It looks once more behind a full barrier, as a driver does between
+            // offering and asking whether to ring: one of them sees the other.
             if self.queue().enable_notification(&self.memory).map_err(wrong)? {
                 self.queue().disable_notification(&self.memory).map_err(wrong)?;
                 continue;
             }
             self.wait().map_err(|error| format!("the doorbell can't be waited for: {error}"))?;
+            // Until it is next waited for, what is offered is looked for.
             self.queue().disable_notification(&self.memory).map_err(wrong)?;
         }
+    }
+
+    fn ready(&self) -> bool {
+        let queue = self.queue();
+        // What is wrong with the index, `next` tells.
+        queue.avail_idx(&self.memory, Ordering::Acquire).map_or(true, |index| index.0 != queue.next_avail())
     }
 
     /// Gives a chain back with its answer, and tells the driver.
@@ -152,7 +164,13 @@ impl Link for Ring {
         let wrong = |error: virtio_queue::Error| format!("the guest's driver broke its queue: {error}");
         let mut queue = self.queue();
         queue.add_used(&self.memory, room.head, written).map_err(wrong)?;
-        let wants = queue.needs_notification(&self.memory).map_err(wrong)?;
+        // It orders this after what was used: a driver that asks for interrupts looks once more.
+        let mut wants = queue.needs_notification(&self.memory).map_err(wrong)?;
+        if !queue.event_idx_enabled() {
+            let flags = self.memory.read_obj::<u16>(GuestAddress(queue.avail_ring()));
+            // It was within RAM when the queue was set up.
+            wants = flags.map_or(true, |flags| u16::from_le(flags) & NO_INTERRUPT == 0);
+        }
         drop(queue);
         if let Some(interrupt) = self.interrupt.as_ref().filter(|_| wants) {
             // It fails only when the counter is full, and then it is signalled.

@@ -2,13 +2,14 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use vm_accel::{Accelerator, Limits, Worker};
 
 use super::fences::{Fences, Pending};
 use super::link::Link;
 use super::log::Log;
+use super::look::Look;
 use super::pace::Pace;
 use super::ram::Ram;
 use super::server::{Answer, Compile, GRACE, Quotas, Server, most};
@@ -30,6 +31,8 @@ pub(super) struct Guest {
     usage: Usage,
     pace: Arc<Pace>,
     watch: Watch,
+    /// How long is looked for what comes soon, and how much of every period.
+    look: (Duration, Duration),
     /// Why the guest can be served no further.
     broken: mpsc::Sender<String>,
 }
@@ -49,8 +52,10 @@ impl Guest {
         let time = Duration::from_micros(open.deadline_us);
         let quotas = Quotas { memory: open.memory, limits: Limits { rounds: ROUNDS, time } };
         let usage = Usage::new(most(&quotas, &ram));
-        let pace = Arc::new(Pace::new(Duration::from_micros(open.time_slice_us), meter)?);
-        Ok(Self { ram, quotas, usage, pace, watch, broken })
+        let slice = Duration::from_micros(open.time_slice_us);
+        let pace = Arc::new(Pace::new(slice, meter)?);
+        let look = (Duration::from_micros(open.poll_us), slice);
+        Ok(Self { ram, quotas, usage, pace, watch, look, broken })
     }
 
     /// Tells that the guest can be served no further.
@@ -91,16 +96,17 @@ fn serve_link<A: Accelerator, L: Link>(
     guest: &Guest,
 ) -> Result<(), String> {
     let teller = guest.clone();
-    let Guest { ram, quotas, usage, pace, watch, .. } = guest.clone();
+    let Guest { ram, quotas, usage, pace, watch, look: (most, slice), .. } = guest.clone();
     let link = Arc::new(link);
     let deadline = quotas.limits.time;
     let log = Arc::new(Mutex::new(Log::default()));
     let mut server = Server::new(worker.clone(), compiler, ram, quotas, usage, log.clone(), watch.clone());
     let (pending, batches) = mpsc::sync_channel(PENDING);
-    let fences = Fences { link: link.clone(), log, watch: watch.clone(), deadline };
+    let fences = Arc::new(Fences::new(link.clone(), log, watch.clone(), deadline));
+    let others = fences.clone();
     // This thread may wait for a batch that never comes: what ends the other one is told at once.
     let run = move || {
-        if let Err(reason) = caught("waits for fences", || fences.run(&batches)) {
+        if let Err(reason) = caught("waits for fences", || others.run(&batches)) {
             teller.broken(reason);
         }
     };
@@ -109,7 +115,12 @@ fn serve_link<A: Accelerator, L: Link>(
         .spawn(run)
         .map_err(|error| format!("a thread can't be started: {error}"))?;
     let mut take = || -> Result<(), String> {
-        while let Some(request) = link.next()? {
+        let [mut requests, mut ends] = [(); 2].map(|()| Look::new(most, slice));
+        loop {
+            let idle = Instant::now();
+            requests.until(|| link.ready());
+            let Some(request) = link.next()? else { return Ok(()) };
+            requests.took(idle.elapsed());
             let Some(batch) = request.batch else {
                 link.answer(&request.place, &Answer::refused(vm_paravirt::Status::Malformed))?;
                 continue;
@@ -127,12 +138,12 @@ fn serve_link<A: Accelerator, L: Link>(
                 link.answer(&request.place, &executed.answer)?;
                 None
             };
-            if pending.send(Pending { executed, reply, turn }).is_err() {
+            let batch = Pending { executed, reply, turn, since: Instant::now() };
+            if !fences.end_soon(batch, &mut ends, &pending)? {
                 // The other thread has ended, and says why.
                 return Ok(());
             }
         }
-        Ok(())
     };
     let ended = take();
     drop(pending);

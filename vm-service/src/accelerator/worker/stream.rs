@@ -138,6 +138,14 @@ impl Link for Stream {
         }
     }
 
+    fn ready(&self) -> bool {
+        let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Timespec::default();
+        // What can't be asked, `next` tells.
+        !reader.buffer().is_empty()
+            || poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&now)) != Ok(0)
+    }
+
     /// A program that takes no answers has an end, and does not end the others.
     fn answer(&self, reply: &Reply, answer: &Answer) -> Result<(), String> {
         self.send(*reply, answer, self.patience);

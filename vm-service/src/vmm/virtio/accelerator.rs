@@ -60,6 +60,7 @@ impl AcceleratorDevice {
             memory: shared.memory,
             deadline_us: micros(shared.deadline),
             time_slice_us: micros(shared.time_slice),
+            poll_us: micros(shared.poll),
             ram: Vec::new(),
             port: None,
         };

@@ -1,4 +1,6 @@
 //! Measures the accelerator from within the guest.
+//!
+//! Each measurement prints a line `bare: figure NAME VALUE UNIT`, or `bare: samples NAME NANOSECONDS…`.
 
 use vm_paravirt_guest::protocol::{Argument, BatchWriter, NoRoom, Range};
 
@@ -6,7 +8,7 @@ use vm_paravirt_guest::{Error, Frame};
 
 use super::machine::Machine;
 use super::{ADD, MODULE, Numbers, Options, Outcome, RAMP, SILU, Session, WRONG, tell};
-use crate::serial::println;
+use crate::serial::{print, println};
 use crate::sys;
 
 const KERNELS: u32 = 1;
@@ -24,8 +26,13 @@ const WINDOWS: u64 = 16;
 /// Where memory begins that the program does not use.
 const FREE: u64 = 16 << 20;
 const TURNS: u64 = 10;
+/// Single launches that are timed, and those before, which are not.
+const LAUNCHES: usize = 200;
+const WARM: usize = 20;
+/// Milliseconds between launches, in which both sides go to sleep.
+const PAUSE: u64 = 2;
 
-/// Runs all measurements; each prints a line `bare: figure NAME VALUE UNIT`.
+/// Runs all measurements.
 pub(super) fn run(machine: Machine, options: &Options) -> bool {
     let outcome = Session::open(machine).and_then(|mut session| {
         session.run(|batch| batch.create_module(KERNELS, MODULE))?;
@@ -96,24 +103,45 @@ fn silu(session: &mut Session, bytes: u64) -> Outcome {
     Ok(())
 }
 
-/// One launch and the wait for it, at a time.
+/// One batch and the wait for it, at a time: a query, which the accelerator has no part in; a launch; a launch after a
+/// pause; and a launch in kernel mode, which not every KVM runs on the processor.
 fn latency(session: &mut Session) -> Outcome {
     let numbers = Numbers::new(256);
     session.run(|batch| batch.import_buffer(SMALL, &[numbers.range()]))?;
     let machine = session.accelerator.platform().clone();
-    let mut best = u64::MAX;
-    let mut sum = 0;
-    for _ in 0..10 * TURNS {
-        let took = timed(session, |batch| {
-            let (x, y) = (Argument::view(SMALL, 0, &[64])?, Argument::view(SMALL, 512, &[64])?);
-            batch.launch(KERNELS, ADD, [1; 3], &[x, y, Argument::i32(1)])?;
-            batch.fence()
-        })?;
-        (best, sum) = (best.min(took), sum + took);
-    }
-    figure("launch-and-wait", machine.nanoseconds(best), "ns");
-    figure("launch-and-wait-mean", machine.nanoseconds(sum / (10 * TURNS)), "ns");
-    Ok(())
+    let pause = PAUSE * machine.hz() / 1000;
+    let mut measure = |name, pause: u64, user: bool, launch: bool| -> Outcome {
+        let mut took = [0; LAUNCHES];
+        let mut run = || -> Outcome {
+            for number in 0..WARM + LAUNCHES {
+                let until = sys::cycles() + pause;
+                while sys::cycles() < until {
+                    sys::pause();
+                }
+                let cycles = timed(session, |batch| {
+                    if !launch {
+                        return batch.query();
+                    }
+                    let (x, y) = (Argument::view(SMALL, 0, &[64])?, Argument::view(SMALL, 512, &[64])?);
+                    batch.launch(KERNELS, ADD, [1; 3], &[x, y, Argument::i32(number as i32)])?;
+                    batch.fence()
+                })?;
+                if let Some(took) = number.checked_sub(WARM).and_then(|place| took.get_mut(place)) {
+                    *took = cycles;
+                }
+            }
+            Ok(())
+        };
+        if user { sys::in_user_mode(run) } else { run() }?;
+        print!("bare: samples {name}");
+        took.iter().for_each(|cycles| print!(" {}", machine.nanoseconds(*cycles)));
+        println!();
+        Ok(())
+    };
+    measure("query", 0, true, false)?;
+    measure("launch-and-wait", 0, true, true)?;
+    measure("launch-and-wait-apart", pause, true, true)?;
+    measure("launch-and-wait-kernel-mode", 0, false, true)
 }
 
 /// Batches of many small launches, again and again, several under way at a time: the time from answer to answer. No two

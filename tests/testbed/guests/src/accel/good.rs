@@ -17,7 +17,8 @@ const GRID: [u32; 3] = [COUNT.div_ceil(256) as u32, 1, 1];
 
 /// Runs all checks.
 pub(super) fn run(machine: Machine) -> bool {
-    let mut session = match Session::open(machine) {
+    // It halts for each answer, so that no interrupt must be lost.
+    let mut session = match Session::open(machine.halting()) {
         Ok(session) => session,
         Err(error) => return tell("open", Err(error)),
     };

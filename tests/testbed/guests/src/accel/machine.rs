@@ -13,12 +13,23 @@ use crate::sys;
 pub(super) struct Machine {
     function: Function,
     hz: u64,
+    poll: Duration,
 }
 
 impl Machine {
     /// The machine, with the accelerator's function and the speed of its time stamp counter.
     pub(super) fn new(function: Function, hz: u64) -> Self {
-        Self { function, hz: hz.max(1) }
+        Self { function, hz: hz.max(1), poll: Duration::from_micros(100) }
+    }
+
+    /// The same machine, where waiting is halting, from the start.
+    pub(super) fn halting(self) -> Self {
+        Self { poll: Duration::ZERO, ..self }
+    }
+
+    /// Cycles in a second.
+    pub(super) fn hz(&self) -> u64 {
+        self.hz
     }
 
     /// Nanoseconds of so many cycles.
@@ -47,6 +58,14 @@ unsafe impl Platform for Machine {
 
     fn now(&self) -> Duration {
         Duration::from_nanos(self.nanoseconds(sys::cycles()))
+    }
+
+    fn poll(&self) -> Duration {
+        self.poll
+    }
+
+    fn sleep(&self, limit: Duration, answered: &dyn Fn() -> bool) {
+        sys::halt_for(limit.as_nanos() as u64, answered);
     }
 
     fn interrupt(&self) -> Option<Message> {

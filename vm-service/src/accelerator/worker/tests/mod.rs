@@ -66,6 +66,7 @@ fn orders(port: Option<u32>) -> Open {
         memory: QUOTA,
         deadline_us: 200_000,
         time_slice_us: 100_000,
+        poll_us: 200,
         ram: Vec::new(),
         port,
     }
