@@ -660,7 +660,9 @@ web1.toml:4:16: `accelerators` is a string; write [[accelerators]] with device =
 "#,
     );
     check(
-        &with("[[accelerators]]\ndevice = \"gpu\"\nmemory = \"1K\"\ndeadline = 2\ntime_slice = \"1s\"\npoll = \"1s\""),
+        &with(
+            "[[accelerators]]\ndevice = \"gpu\"\nmemory = \"1K\"\ndeadline = 2\ntime_slice = \"1s\"\npoll = \"1s\"",
+        ),
         r#"
 web1.toml:5:10: `accelerators[0].device`: `gpu` is not a PCI address: it has no function number after a `.`; write DOMAIN:BUS:DEVICE.FUNCTION in hexadecimal, as in 0000:65:00.0, or "cpu"
   5 | device = "gpu"

@@ -62,6 +62,8 @@ impl Ring {
         if !queue.is_valid(&memory) {
             return Err("the queue does not lie in RAM".into());
         }
+        // Until it is first waited for, it is looked at.
+        queue.disable_notification(&memory).map_err(wrong)?;
         let mut eventfds = eventfds.into_iter();
         let doorbell = eventfds.next().ok_or("there is no doorbell")?;
         Ok(Self { memory, queue: Mutex::new(queue), doorbell, interrupt: eventfds.next() })
@@ -182,7 +184,11 @@ impl Link for Ring {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::fence;
+
     use proptest::prelude::*;
+    use rustix::event::Timespec;
     use vm_paravirt::Status;
     use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK};
 
@@ -197,9 +203,13 @@ mod tests {
     const INDIRECT: u16 = 4;
 
     fn ring() -> Ring {
+        ring_with(START)
+    }
+
+    fn ring_with(start: Start) -> Ring {
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x10000)]).unwrap();
         let eventfds = (0..2).map(|_| EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).unwrap()).collect();
-        Ring::new(memory, &START, eventfds).unwrap()
+        Ring::new(memory, &start, eventfds).unwrap()
     }
 
     fn descriptor(ring: &Ring, at: u64, (address, len, flags, next): (u64, u32, u16, u16)) {
@@ -268,6 +278,159 @@ mod tests {
         assert!(ring.take().is_err());
         let outside = Start { used: 0xfff0, ..START };
         assert!(Ring::new(ring.memory.clone(), &outside, Vec::new()).is_err());
+    }
+
+    /// A driver that offers one chain at a time, always the same.
+    struct Driver {
+        ring: Arc<Ring>,
+        event_index: bool,
+        offered: u16,
+        kicks: u32,
+        interrupts: u32,
+    }
+
+    impl Driver {
+        const SAYS: u64 = START.available + 4 + 2 * SIZE as u64;
+        const SAID: u64 = START.used + 4 + 8 * SIZE as u64;
+
+        fn new(event_index: bool) -> Self {
+            let ring = ring_with(Start { event_index, ..START });
+            descriptor(&ring, START.descriptors, (DATA, 16, NEXT, 1));
+            descriptor(&ring, START.descriptors + 16, (DATA + 0x100, 16, WRITE, 0));
+            Self { ring: Arc::new(ring), event_index, offered: 0, kicks: 0, interrupts: 0 }
+        }
+
+        fn load(&self, address: u64) -> u16 {
+            self.ring.memory.load(GuestAddress(address), Ordering::Acquire).unwrap()
+        }
+
+        fn store(&self, value: u16, address: u64) {
+            self.ring.memory.store(value, GuestAddress(address), Ordering::Release).unwrap();
+        }
+
+        /// Offers it, and rings where the device wants that. Whether it did.
+        fn offer(&mut self) -> bool {
+            self.store(0, START.available + 4 + 2 * u64::from(self.offered % SIZE));
+            let before = self.offered;
+            self.offered = before.wrapping_add(1);
+            self.store(self.offered, START.available + 2);
+            fence(Ordering::SeqCst);
+            let wanted =
+                if self.event_index { self.load(Self::SAID) == before } else { self.load(START.used) == 0 };
+            if wanted {
+                self.kicks += 1;
+                self.ring.doorbell.write(1).unwrap();
+            }
+            wanted
+        }
+
+        fn is_answered(&self) -> bool {
+            self.load(START.used + 2) == self.offered
+        }
+
+        /// Says whether it wants an interrupt for the next answer.
+        fn want_interrupt(&self, wants: bool) {
+            if self.event_index {
+                let behind = self.load(START.used + 2).wrapping_sub(u16::from(!wants));
+                self.store(behind, Self::SAYS);
+            } else {
+                self.store(if wants { 0 } else { NO_INTERRUPT }, START.available);
+            }
+            fence(Ordering::SeqCst);
+        }
+
+        /// Waits until the chain is answered: looks so many times, then sleeps.
+        fn wait(&mut self, looks: u32) {
+            if (0..looks).any(|_| self.is_answered()) {
+                return;
+            }
+            let before = self.offered.wrapping_sub(1);
+            if self.event_index {
+                self.store(before, Self::SAYS);
+            } else {
+                self.store(0, START.available);
+            }
+            fence(Ordering::SeqCst);
+            while !self.is_answered() {
+                let interrupt = borrow(self.ring.interrupt.as_ref().unwrap());
+                let most = Timespec { tv_sec: 60, tv_nsec: 0 };
+                let woken = poll(&mut [PollFd::new(&interrupt, PollFlags::IN)], Some(&most));
+                assert_eq!(woken, Ok(1), "nobody woke: {} of {} rang", self.kicks, self.offered);
+                self.interrupts += 1;
+                let _ = self.ring.interrupt.as_ref().unwrap().read();
+            }
+            self.want_interrupt(false);
+        }
+    }
+
+    #[test]
+    fn while_it_is_looked_for_nothing_rings_and_nobody_is_interrupted() {
+        for event_index in [true, false] {
+            let mut driver = Driver::new(event_index);
+            let ring = driver.ring.clone();
+            let answer = |request: Request<ReplyRoom>| {
+                ring.answer(&request.place, &Answer::refused(Status::Malformed)).unwrap();
+            };
+            driver.want_interrupt(false);
+            // The first may ring, as the device was not there yet.
+            assert!(!ring.ready());
+            driver.offer();
+            assert!(ring.ready());
+            answer(ring.next().unwrap().unwrap());
+            // It sleeps, and is woken.
+            let sleeper = ring.clone();
+            let thread = std::thread::spawn(move || sleeper.next().unwrap().unwrap());
+            let asleep = |driver: &Driver| {
+                if event_index {
+                    driver.load(Driver::SAID) == driver.offered
+                } else {
+                    driver.load(START.used) == 0
+                }
+            };
+            while !asleep(&driver) {
+                std::thread::yield_now();
+            }
+            assert!(driver.offer());
+            answer(thread.join().unwrap());
+            // From here on it looks.
+            for _ in 0..100 {
+                assert!(!ring.ready());
+                assert!(!driver.offer());
+                assert!(ring.ready());
+                answer(ring.next().unwrap().unwrap());
+                assert!(driver.is_answered());
+            }
+            let interrupt = ring.interrupt.as_ref().unwrap();
+            assert!(interrupt.read().is_err(), "an interrupt that nobody wanted");
+            driver.want_interrupt(true);
+            driver.offer();
+            answer(ring.next().unwrap().unwrap());
+            assert_eq!(interrupt.read().unwrap(), 1);
+        }
+    }
+
+    #[test]
+    fn two_sides_that_look_and_sleep_as_they_like_never_both_sleep() {
+        const ROUNDS: u32 = 30_000;
+        for event_index in [true, false] {
+            let mut driver = Driver::new(event_index);
+            let ring = driver.ring.clone();
+            driver.want_interrupt(false);
+            let device = std::thread::spawn(move || {
+                for round in 0..ROUNDS {
+                    // Seldom and often, so that each finds the other at every point on its way to sleep.
+                    (0..round % 97 * (round % 5)).any(|_| ring.ready());
+                    let request = ring.next().unwrap().unwrap();
+                    ring.answer(&request.place, &Answer::refused(Status::Malformed)).unwrap();
+                }
+            });
+            for round in 0..ROUNDS {
+                driver.offer();
+                driver.wait(round % 89 * (round % 7));
+            }
+            device.join().unwrap();
+            assert!(driver.kicks > 0, "nobody slept");
+        }
     }
 
     proptest! {

@@ -1,5 +1,6 @@
 //! Serves a link: takes its batches, hands their operations to the accelerator, and answers.
 
+use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
@@ -23,6 +24,10 @@ const PENDING: usize = 256;
 /// The rounds of watched loops that a thread may take: what a GPU's thread does in days. The deadline is what counts.
 const ROUNDS: u64 = 1 << 48;
 
+/// Processors that it takes to look for the next batch, beside a guest that looks for the answer to the last; and for the
+/// end of a batch, beside that guest, the accelerator's thread, which looks for it too, and one that does the work.
+const PROCESSORS: [usize; 2] = [2, 4];
+
 /// The guest, whichever link its batches come over. Clones are the same.
 #[derive(Clone)]
 pub(super) struct Guest {
@@ -31,8 +36,9 @@ pub(super) struct Guest {
     usage: Usage,
     pace: Arc<Pace>,
     watch: Watch,
-    /// How long is looked for what comes soon, and how much of every period.
-    look: (Duration, Duration),
+    /// The longest that is looked for the next batch, and for the end of one.
+    looks: [Duration; 2],
+    slice: Duration,
     /// Why the guest can be served no further.
     broken: mpsc::Sender<String>,
 }
@@ -54,8 +60,10 @@ impl Guest {
         let usage = Usage::new(most(&quotas, &ram));
         let slice = Duration::from_micros(open.time_slice_us);
         let pace = Arc::new(Pace::new(slice, meter)?);
-        let look = (Duration::from_micros(open.poll_us), slice);
-        Ok(Self { ram, quotas, usage, pace, watch, look, broken })
+        let poll = Duration::from_micros(open.poll_us);
+        let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let looks = PROCESSORS.map(|least| if processors < least { Duration::ZERO } else { poll });
+        Ok(Self { ram, quotas, usage, pace, watch, looks, slice, broken })
     }
 
     /// Tells that the guest can be served no further.
@@ -96,7 +104,7 @@ fn serve_link<A: Accelerator, L: Link>(
     guest: &Guest,
 ) -> Result<(), String> {
     let teller = guest.clone();
-    let Guest { ram, quotas, usage, pace, watch, look: (most, slice), .. } = guest.clone();
+    let Guest { ram, quotas, usage, pace, watch, looks, slice, .. } = guest.clone();
     let link = Arc::new(link);
     let deadline = quotas.limits.time;
     let log = Arc::new(Mutex::new(Log::default()));
@@ -115,7 +123,7 @@ fn serve_link<A: Accelerator, L: Link>(
         .spawn(run)
         .map_err(|error| format!("a thread can't be started: {error}"))?;
     let mut take = || -> Result<(), String> {
-        let [mut requests, mut ends] = [(); 2].map(|()| Look::new(most, slice));
+        let [mut requests, mut ends] = looks.map(|most| Look::new(most, slice));
         loop {
             let idle = Instant::now();
             requests.until(|| link.ready());

@@ -105,7 +105,8 @@ pub(super) fn is_on() -> bool {
 /// Goes on in user mode, with the same stack.
 pub(super) fn enter(page_tables: u64) {
     open_table(page_tables & ADDRESS, 3);
-    let (task, stack, gdt) = (&raw mut TASK as u64, &raw mut STACK as u64 + STACK_SIZE as u64, &raw mut GDT as u64);
+    let (task, stack, gdt) =
+        (&raw mut TASK as u64, &raw mut STACK as u64 + STACK_SIZE as u64, &raw mut GDT as u64);
     // RSP0 lies at byte 4; the map of ports begins behind the limit, so that there is none.
     super::write32(task + 4, stack as u32);
     super::write32(task + 8, (stack >> 32) as u32);
