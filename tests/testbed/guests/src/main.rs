@@ -14,7 +14,7 @@
 //! | `accel-hostile [hz=N] [seed=N]` | does to such an accelerator's device what no driver should, and then uses it |
 //! | `accel-steady [hz=N] [seconds=N]` | launches for N seconds (10) and checks every result |
 //! | `accel-loop [hz=N] [seconds=N]` | launches kernels that stray and kernels that never end for N seconds (10) |
-//! | `accel-bench [hz=N] [mib=N] [launches=N]` | measures kernels on its own memory, single launches and batches |
+//! | `accel-bench [hz=N] [mib=N] [launches=N]` | measures kernels on its own memory, single launches from user mode and from kernel mode, and batches |
 //!
 //! It reports on COM1, a line a check, `bare: CHECK ok` or `bare: CHECK FAILED: what`; the last line is
 //! `bare: PASS` or `bare: FAIL`. Then it powers off through ACPI.

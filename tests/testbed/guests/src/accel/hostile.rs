@@ -225,15 +225,35 @@ fn raw(session: &Session, chain: &[Descriptor; 2]) -> Outcome {
     let (available, used) = (sys::read16(queue + AVAILABLE + 2), sys::read16(queue + USED + 2));
     sys::write16(queue + AVAILABLE + 4 + 2 * u64::from(available % SIZE), 40);
     sys::write16(queue + AVAILABLE + 2, available.wrapping_add(1));
-    session.accelerator.notify();
+    ring(session)?;
     until(session, || sys::read16(queue + USED + 2) != used || session.accelerator.needs_reset())
+}
+
+/// Notifies the device past the client, which knows of nothing new: writes the first queue's number to its notification
+/// register (section 4.1.4.4).
+fn ring(session: &Session) -> Outcome {
+    let machine = session.accelerator.platform();
+    let mut offset = machine.config_read(0x34) as u16 & 0xfc;
+    for _ in 0..48 {
+        let head = machine.config_read(offset);
+        if (head as u8, (head >> 24) as u8) == (9, 2) {
+            let bar = 0x10 + 4 * (machine.config_read(offset + 4) as u16 & 7);
+            let low = machine.config_read(bar);
+            let high = if low & 6 == 4 { machine.config_read(bar + 4) } else { 0 };
+            let base = u64::from(high) << 32 | u64::from(low & !0xf);
+            sys::write16(base + u64::from(machine.config_read(offset + 8)), 0);
+            return Ok(());
+        }
+        offset = (head >> 8) as u16 & 0xfc;
+    }
+    Err(WRONG)
 }
 
 /// Says that there are more chains than the queue has room for.
 fn jump(session: &Session) -> Outcome {
     let index = queue() + AVAILABLE + 2;
     sys::write16(index, sys::read16(index).wrapping_add(SIZE + 100));
-    session.accelerator.notify();
+    ring(session)?;
     until(session, || session.accelerator.needs_reset())
 }
 
