@@ -66,6 +66,12 @@ impl Guest {
         Ok(Self { ram, quotas, usage, pace, watch, looks, slice, broken })
     }
 
+    /// The guest, with how long is looked for its next batch and for the end of one.
+    #[cfg(test)]
+    pub(super) fn looking(self, looks: [Duration; 2]) -> Self {
+        Self { looks, ..self }
+    }
+
     /// Tells that the guest can be served no further.
     pub(super) fn broken(&self, reason: String) {
         // Without the main thread, whose the other end is, there is no process.

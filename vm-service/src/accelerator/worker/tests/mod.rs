@@ -516,7 +516,12 @@ fn a_lost_context_is_told_at_once() {
     let worker: Worker<_> = Worker::start(device.clone(), WorkerOptions::default()).unwrap();
     device.lose();
     let guest = Guest::new(&open, ram, Meter::new().unwrap(), Watch::default(), broken).unwrap();
-    std::thread::spawn(move || serve(&worker, Arc::new(ByName), ring, &guest));
+    // As the worker's main thread does.
+    std::thread::spawn(move || {
+        if let Err(reason) = serve(&worker, Arc::new(ByName), ring, &guest) {
+            guest.broken(reason);
+        }
+    });
     let reason = breaks.recv_timeout(Duration::from_secs(30)).unwrap();
     assert!(reason.contains("lost"), "{reason}");
     let mut reply = [0; 24];

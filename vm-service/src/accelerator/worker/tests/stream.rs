@@ -219,6 +219,65 @@ fn many_batches_are_under_way_at_once() {
 }
 
 #[test]
+fn whichever_thread_ends_a_batch_they_end_in_order() {
+    let long = Duration::from_millis(20);
+    for looks in [[Duration::ZERO; 2], [long, Duration::ZERO], [Duration::ZERO, long], [long; 2]] {
+        let mut host = Host::new();
+        host.guest = host.guest.looking(looks);
+        let mut program = host.program();
+        let part = program.window.take(0x1000).unwrap();
+        let range = part.range(0, 0x1000).unwrap();
+        let prepared = program.run(|batch| {
+            batch.create_module(1, &add_and_spin())?;
+            batch.import_buffer(1, &[range])
+        });
+        assert_eq!(prepared, Ok(Ok(())));
+        let add = |batch: &mut BatchWriter<'_>| {
+            let view = |offset| Argument::view(1, offset, &[256]);
+            batch.launch(1, 0, [1, 1, 1], &[view(0)?, view(2048)?, Argument::i32(1)])
+        };
+        // One at a time, with and without a fence.
+        for round in 0..200 {
+            let done = program.run(|batch| {
+                add(batch)?;
+                if round % 3 > 0 { batch.fence() } else { Ok(()) }
+            });
+            assert_eq!(done, Ok(Ok(())), "{looks:?}");
+        }
+        // What runs too long is told by the fence behind it, and those behind that wait for it.
+        let mut numbers = Vec::new();
+        for number in 0..8 {
+            let mut frame = program.accelerator.frame();
+            let mut batch = frame.batch().unwrap();
+            if number == 2 {
+                let view = Argument::view(1, 0, &[1]).unwrap();
+                batch.launch(1, 1, [1, 1, 1], &[view, Argument::i64(i64::MAX)]).unwrap();
+            } else {
+                add(&mut batch).unwrap();
+            }
+            if number != 2 {
+                batch.fence().unwrap();
+            }
+            let bytes = batch.finish();
+            numbers.push(program.accelerator.submit(frame, bytes).map_err(|(error, _)| error).unwrap());
+        }
+        let mut answers = Vec::new();
+        for _ in 0..8 {
+            let (number, frame) = program.accelerator.wait().unwrap();
+            let place = numbers.iter().position(|one| *one == number).unwrap();
+            answers.push((place, frame.reply().unwrap().check()));
+        }
+        // The one without a fence is answered before what it began has ended.
+        let fenced: Vec<_> = answers.iter().copied().filter(|(place, _)| *place != 2).collect();
+        let expect: Vec<_> = [0, 1, 3, 4, 5, 6, 7]
+            .map(|place| (place, if place == 3 { Err((1, Status::Deadline)) } else { Ok(()) }))
+            .into();
+        assert_eq!(fenced, expect, "{looks:?}");
+        assert!(answers.contains(&(2, Ok(()))));
+    }
+}
+
+#[test]
 fn what_is_no_frame_ends_its_stream_alone() {
     let host = Host::new();
     let mut neighbour = host.program();
