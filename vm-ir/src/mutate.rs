@@ -1,5 +1,5 @@
-//! Changes to modules, in their binary form and in their text, that fuzzers find useful: most still are modules, and some
-//! are valid.
+//! Changes that fuzzers find useful: to any bytes, and to modules in their binary form and in their text, most of which
+//! still are modules, and some are valid.
 
 use crate::op::TABLE;
 
@@ -39,7 +39,7 @@ impl Mutator {
         if data.len() > 8 && self.below(4) != 0 {
             (0..=self.below(5) / 3).for_each(|_| self.change_byte(data));
         } else {
-            (0..=self.below(3)).for_each(|_| self.change(data, other, false));
+            (0..=self.below(3)).for_each(|_| self.bytes(data, other, &[]));
         }
     }
 
@@ -48,7 +48,9 @@ impl Mutator {
         if data.len() > 100 && self.below(4) != 0 {
             (0..=self.below(5) / 3).for_each(|_| self.change_word(data));
         } else {
-            (0..=self.below(3)).for_each(|_| self.change(data, other, true));
+            let words = std::mem::take(&mut self.words);
+            (0..=self.below(3)).for_each(|_| self.bytes(data, other, &words));
+            self.words = words;
         }
     }
 
@@ -69,8 +71,8 @@ impl Mutator {
         };
     }
 
-    /// Changes bytes.
-    fn change(&mut self, data: &mut Vec<u8>, other: &[u8], text: bool) {
+    /// Changes one place of any bytes. `other` are some to take parts from, `words` some that mean something.
+    pub fn bytes(&mut self, data: &mut Vec<u8>, other: &[u8], words: &[&str]) {
         let at = self.below(data.len() + 1);
         let len = self.below(24).min(data.len() - at);
         match self.below(8) {
@@ -87,8 +89,8 @@ impl Mutator {
                 let until = from + self.below(64).min(other.len() - from);
                 data.splice(at..at, other[from..until].iter().copied());
             }
-            5 if text => {
-                let word = self.word();
+            5 if !words.is_empty() => {
+                let word = words[self.below(words.len())];
                 data.splice(at..at + len, word.bytes());
             }
             6 if at < data.len() => data[at] = data[at].wrapping_add(self.below(5) as u8).wrapping_sub(2),
