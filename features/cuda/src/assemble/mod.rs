@@ -33,7 +33,7 @@ pub use find::VARIABLE;
 pub use link::entry;
 
 use crate::image;
-use job::{Failed, Job, Kind, Order, Program, failed};
+use job::{Failed, Job, Kind, Order, Program, Written, failed};
 use process::{Ended, Scratch};
 use standby::Standby;
 
@@ -253,28 +253,7 @@ impl Assembler {
             what,
             cause: error.to_string(),
         };
-        let waited = self.standby.as_deref().and_then(|standby| {
-            let job = standby.take(&order, ptx, deadline)?;
-            Some((standby, job))
-        });
-        let waited =
-            waited.map(|(standby, job)| Ok((standby, job.end(deadline)?))).transpose().map_err(host)?;
-        let (ended, written) = match waited {
-            Some((standby, done @ (Ended::Well, _))) => {
-                standby.worked();
-                done
-            }
-            Some((_, done @ (Ended::Late, _))) => done,
-            // Nothing fails that would not fail otherwise: how a program takes its input is its own affair, and somebody
-            // may have ended one that waited.
-            unusable => {
-                let done = self.start(&order, ptx).and_then(|job| job.end(deadline)).map_err(host)?;
-                if let (Some((standby, _)), Ended::Well) = (unusable, done.0) {
-                    standby.failed("the code that it refused is right");
-                }
-                done
-            }
-        };
+        let (ended, written) = self.run(&order, ptx, deadline).map_err(host)?;
         match ended {
             Ended::Well => {}
             Ended::Late => return Err(AssembleError::Late { program, time: self.limits.time }),
@@ -296,6 +275,30 @@ impl Assembler {
             Some(reason) => Err(AssembleError::NoCubin { program, reason }),
             None => Ok(cubin),
         }
+    }
+
+    /// Has a process do it: one that waits, or else one that is started.
+    fn run(&self, order: &Order, ptx: &[u8], deadline: Instant) -> Result<(Ended, Written), Failed> {
+        let waiting = self.standby.as_deref().and_then(|all| Some((all, all.take(order, ptx, deadline)?)));
+        let mut refused_by = None;
+        if let Some((all, job)) = waiting {
+            let done = job.end(deadline)?;
+            match done.0 {
+                Ended::Well => all.worked(),
+                Ended::Late => {}
+                Ended::Status(_) | Ended::Signal(_) => refused_by = Some(all),
+            }
+            if refused_by.is_none() {
+                return Ok(done);
+            }
+        }
+        // Nothing fails that would not fail otherwise: how a program takes its input is its own affair, and somebody may
+        // have ended one that waited.
+        let done = self.start(order, ptx)?.end(deadline)?;
+        if let (Some(all), Ended::Well) = (refused_by, done.0) {
+            all.failed("the code that it refused is right");
+        }
+        Ok(done)
     }
 
     /// Starts a process that has its input.
