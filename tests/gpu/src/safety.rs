@@ -26,8 +26,7 @@ pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
             })
         })
         .collect();
-    let loops = [("a round is short", ""), ("it reads much", READS), ("it computes much", COMPUTES)];
-    for (what, round) in loops {
+    for (what, round) in ROUNDS {
         tests.push(Test::new(
             format!("an endless loop is stopped by its deadline: {what}"),
             move |gpu, report| {
@@ -197,6 +196,10 @@ kernel @endless(@y: view<i32, [?], readwrite>) at 0x1000 block(64) {
 }
 ";
 
+/// What an endless loop does in each round.
+const ROUNDS: [(&str, &str); 3] =
+    [("a round is short", ""), ("it reads much", READS), ("it computes much", COMPUTES)];
+
 /// Each read waits for the one before.
 const READS: &str = "%read = for %i: i32 = %zero to %many step %one carry(%at: i32 = %zero) {
       %a = load @y[%at] : i32
@@ -214,6 +217,10 @@ const COMPUTES: &str = "%done = for %i: i32 = %zero to %many step %one carry(%a:
     }
     store @y[%one], %done";
 
+fn endless_source(round: &str) -> String {
+    ENDLESS.replace("ROUND", round)
+}
+
 /// Launches an endless kernel, and gives the error that it ends with.
 fn endless(
     gpu: &Gpu,
@@ -221,7 +228,7 @@ fn endless(
     round: &str,
     limits: Limits,
 ) -> anyhow::Result<vm_accel::Error> {
-    let module = validate(text::parse(&ENDLESS.replace("ROUND", round))?, Trust::Guest)?;
+    let module = validate(text::parse(&endless_source(round))?, Trust::Guest)?;
     let compiled = gpu.compile(&module)?;
     let loaded = worker.load(named(&compiled, "endless")?.artifact())?;
     let buffer = worker.allocate_zeroed(256)?;
@@ -254,8 +261,10 @@ mod tests {
             let module = validate(module, Trust::Guest).unwrap_or_else(|error| panic!("{name}: {error}"));
             vm_jit::compile(&module, &"ptx:sm_90".parse().unwrap()).unwrap();
         }
-        let endless = validate(text::parse(ENDLESS).unwrap(), Trust::Guest).unwrap();
-        let endless = vm_jit::compile(&endless, &"ptx:sm_90".parse().unwrap()).unwrap();
-        assert!(endless.entries[0].params.guard.is_some());
+        for (_, round) in ROUNDS {
+            let endless = validate(text::parse(&endless_source(round)).unwrap(), Trust::Guest).unwrap();
+            let endless = vm_jit::compile(&endless, &"ptx:sm_90".parse().unwrap()).unwrap();
+            assert!(endless.entries[0].params.guard.is_some());
+        }
     }
 }
