@@ -16,8 +16,12 @@ use vm_accel::{Accelerator, Arguments, Extents, Grid, MemoryKind, Queue, QueueAr
 use vm_cpu::CpuAccelerator;
 use vm_ir::{Trust, text, validate};
 
-/// Turns of each; the medians are compared.
+/// The fewest turns of each, and the time that they are to take; the medians are compared. Of short work it takes many: on
+/// which processors the threads are put is chance.
 const TURNS: usize = 15;
+const TIME: Duration = Duration::from_secs(1);
+/// Turns before those that count.
+const WARM: usize = 2;
 
 struct Numpy {
     child: Child,
@@ -124,9 +128,11 @@ impl Ours {
     }
 }
 
-fn median(mut all: Vec<f64>) -> f64 {
-    all.sort_by(f64::total_cmp);
-    all[all.len() / 2]
+/// Rates from seconds: the median, and the 10th and the 90th percentile.
+fn rates(mut seconds: Vec<f64>, bytes: usize) -> [f64; 3] {
+    seconds.sort_by(f64::total_cmp);
+    let last = seconds.len() - 1;
+    [last / 2, last * 9 / 10, last / 10].map(|at| bytes as f64 / seconds[at] / 1e9)
 }
 
 fn main() {
@@ -135,7 +141,8 @@ fn main() {
     let only = std::env::args().skip(1).find(|word| !word.starts_with('-'));
     let mut threads = vec![1];
     threads.extend((cores > 1).then_some(cores));
-    println!("| work | threads | ours, GB/s | numpy, GB/s | ratio |\n| --- | --- | --- | --- | --- |");
+    println!("median (10th..90th percentile)\n\n| work | threads | ours, GB/s | numpy, GB/s | ratio |");
+    println!("| --- | --- | --- | --- | --- |");
     for (work, file, rows, columns) in [
         ("silu", "silu.vir", 256, 4096),
         ("silu", "silu.vir", 4096, 4096),
@@ -160,21 +167,22 @@ fn main() {
                     Err(error) => return println!("skipped: python3 can't be started: {error}"),
                 };
                 let (mut mine, mut theirs) = (Vec::new(), Vec::new());
-                for turn in 0..TURNS + 2 {
-                    let (a, b) = (ours.turn(), numpy.turn());
-                    let Some(b) = b else { return println!("skipped: numpy is missing; pip install numpy") };
-                    if turn >= 2 {
-                        mine.push(a);
-                        theirs.push(b);
-                    }
+                let begin = Instant::now();
+                while mine.len() < TURNS + WARM || begin.elapsed() < TIME {
+                    let Some(turn) = numpy.turn() else {
+                        return println!("skipped: numpy is missing; pip install numpy");
+                    };
+                    theirs.push(turn);
+                    mine.push(ours.turn());
                 }
-                let (mine, theirs) = (median(mine), median(theirs));
-                let rate = |seconds: f64| (rows * columns * 8) as f64 / seconds / 1e9;
+                let [mine, theirs] =
+                    [mine, theirs].map(|all| rates(all[WARM..].to_vec(), rows * columns * 8));
+                let said = |[median, low, high]: [f64; 3]| format!("{median:.2} ({low:.2}..{high:.2})");
                 println!(
-                    "| {work} {rows}×{columns} ({file}, {trust:?}) | {threads} | {:.2} | {:.2} | {:.2} |",
-                    rate(mine),
-                    rate(theirs),
-                    theirs / mine
+                    "| {work} {rows}×{columns} ({file}, {trust:?}) | {threads} | {} | {} | {:.2} |",
+                    said(mine),
+                    said(theirs),
+                    mine[0] / theirs[0]
                 );
             }
         }
