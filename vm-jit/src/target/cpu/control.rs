@@ -2,7 +2,8 @@
 //!
 //! A guest's loop that may take more than [`SHORT`] rounds, together with the short ones around it, takes from a slice of
 //! rounds. When the slice is used up, the stop word is looked at, and another slice is taken from the rounds that are
-//! given; after so much work as [`LOOK`] says in loops whose rounds are long, it is looked at too. Each thread begins with all of its rounds, and so does the block: between barriers and over all of them.
+//! given; after so much work as [`LOOK`] says in loops whose rounds are long, it is looked at too. Each thread begins with
+//! all of its rounds, and so does the block: between barriers and over all of them.
 //!
 //! A block's or a warp's own control flow is written here too: what is a number there goes through the joins, the rest is
 //! in memory and was copied by a loop over the threads.
@@ -357,39 +358,52 @@ impl<'a, 'k> Writer<'a, 'k> {
     /// Takes a round of a loop from the slice, and its work where that may be much.
     pub(super) fn spend(&mut self, op: &Op) {
         let Some(watch) = self.watch else { return };
-        let slice = self.b.use_var(watch.slice);
-        let slice = self.b.ins().iadd_imm(slice, -1);
-        self.b.def_var(watch.slice, slice);
+        self.take_from(watch, watch.slice, 1, |w, slice| {
+            let left = w.b.use_var(watch.left);
+            let (none, some) = (w.b.create_block(), w.b.create_block());
+            w.b.ins().brif(left, some, &[], none, &[]);
+            w.b.seal_block(none);
+            w.b.seal_block(some);
+            w.b.switch_to_block(none);
+            let zero = w.b.ins().iconst(types::I32, 0);
+            let code = w.b.ins().iconst(types::I32, i64::from(Guard::OUT_OF_ROUNDS));
+            w.b.ins().atomic_cas(own(), watch.stop, zero, code);
+            w.b.ins().jump(w.leave, &[]);
+            w.b.switch_to_block(some);
+            let most = w.b.ins().iconst(types::I64, SLICE);
+            let take = w.b.ins().umin(left, most);
+            let rest = w.b.ins().isub(left, take);
+            w.b.def_var(watch.left, rest);
+            w.b.ins().iadd(slice, take)
+        });
+        if let Some(round) = work::of_round(self.kernel, self.ranges, op, self.threads_of_round()) {
+            self.take_from(watch, watch.work, round, |w, _| w.b.ins().iconst(types::I64, LOOK as i64));
+        }
+    }
+
+    /// Takes from a counter. Where that is used up, the stop word is looked at, and the counter is what `refill` makes of it.
+    fn take_from(
+        &mut self,
+        watch: Watch,
+        counter: Variable,
+        by: i64,
+        refill: impl FnOnce(&mut Self, Ssa) -> Ssa,
+    ) {
+        let left = self.b.use_var(counter);
+        let left = self.b.ins().iadd_imm(left, -by);
+        self.b.def_var(counter, left);
         let (on, used_up) = (self.b.create_block(), self.b.create_block());
-        let short = self.b.ins().icmp_imm(IntCC::SignedLessThan, slice, 0);
+        let short = self.b.ins().icmp_imm(IntCC::SignedLessThan, left, 0);
         self.b.ins().brif(short, used_up, &[], on, &[]);
         self.b.seal_block(used_up);
         self.b.set_cold_block(used_up);
         self.b.switch_to_block(used_up);
         self.leave_if_stopped(watch);
-        let left = self.b.use_var(watch.left);
-        let (none, some) = (self.b.create_block(), self.b.create_block());
-        self.b.ins().brif(left, some, &[], none, &[]);
-        self.b.seal_block(none);
-        self.b.seal_block(some);
-        self.b.switch_to_block(none);
-        let zero = self.b.ins().iconst(types::I32, 0);
-        let code = self.b.ins().iconst(types::I32, i64::from(Guard::OUT_OF_ROUNDS));
-        self.b.ins().atomic_cas(own(), watch.stop, zero, code);
-        self.b.ins().jump(self.leave, &[]);
-        self.b.switch_to_block(some);
-        let most = self.b.ins().iconst(types::I64, SLICE);
-        let take = self.b.ins().umin(left, most);
-        let rest = self.b.ins().isub(left, take);
-        self.b.def_var(watch.left, rest);
-        let more = self.b.ins().iadd(slice, take);
-        self.b.def_var(watch.slice, more);
+        let more = refill(self, left);
+        self.b.def_var(counter, more);
         self.b.ins().jump(on, &[]);
         self.b.seal_block(on);
         self.b.switch_to_block(on);
-        if let Some(round) = work::of_round(self.kernel, self.ranges, op, self.threads_of_round()) {
-            self.spend_work(watch, round);
-        }
     }
 
     /// How many threads take a round of a loop that is written now.
@@ -399,23 +413,5 @@ impl<'a, 'k> Writer<'a, 'k> {
             (None, Some(_)) => u64::from(WARP),
             (None, None) => u64::from(self.kernel.cluster_threads()),
         }
-    }
-
-    fn spend_work(&mut self, watch: Watch, round: i64) {
-        let (on, used_up) = (self.b.create_block(), self.b.create_block());
-        let work = self.b.use_var(watch.work);
-        let left = self.b.ins().iadd_imm(work, -round);
-        self.b.def_var(watch.work, left);
-        let short = self.b.ins().icmp_imm(IntCC::SignedLessThan, left, 0);
-        self.b.ins().brif(short, used_up, &[], on, &[]);
-        self.b.seal_block(used_up);
-        self.b.set_cold_block(used_up);
-        self.b.switch_to_block(used_up);
-        self.leave_if_stopped(watch);
-        let all = self.b.ins().iconst(types::I64, LOOK as i64);
-        self.b.def_var(watch.work, all);
-        self.b.ins().jump(on, &[]);
-        self.b.seal_block(on);
-        self.b.switch_to_block(on);
     }
 }
