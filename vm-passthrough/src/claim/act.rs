@@ -7,7 +7,7 @@ use super::journal::Record;
 use super::ledger::Journal;
 use super::{
     BindError, Claim, ClaimError, ClaimOptions, Entry, Ledger, LedgerError, Owner, Plan, Refusal,
-    is_vfio_driver,
+    UnreadRecord, is_vfio_driver,
 };
 use crate::pci::PciFunction;
 use crate::readiness::{self, ExplainOptions, Severity};
@@ -74,22 +74,10 @@ pub(crate) fn take(
         Err(_) => vec![target],
     };
 
-    // A file that can't be read may speak of any function, so nothing is claimed beside it.
-    let mut unreadable = None;
     for failure in failed {
-        match failure {
-            Failure::Undo(entry, left) => {
-                if let Some(address) =
-                    wanted.iter().copied().find(|&address| entry.function(address).is_some())
-                {
-                    return Err(ClaimError::NotRecovered { address, owner: entry.owner, left });
-                }
-            }
-            Failure::File(error) => unreadable = Some(error),
+        if let Some(&address) = wanted.iter().find(|&&address| failure.is_about(address)) {
+            return Err(failure.into_error(address));
         }
-    }
-    if let Some(error) = unreadable {
-        return Err(error.into());
     }
     for journal in journals {
         let Some(address) = wanted.iter().copied().find(|&address| journal.entry.function(address).is_some())
@@ -236,9 +224,34 @@ fn note(journal: &mut Journal, record: &Record) {
     }
 }
 
+/// What could not be recovered.
 pub(super) enum Failure {
+    /// A claim, of which this is left.
     Undo(Entry, Vec<BindError>),
-    File(LedgerError),
+    /// The claim of another boot, whose record can't be removed.
+    Void(Entry, LedgerError),
+    /// What a record says.
+    Unread(UnreadRecord),
+}
+
+impl Failure {
+    /// Whether it keeps the function from being used.
+    pub(super) fn is_about(&self, address: PciAddress) -> bool {
+        match self {
+            Self::Undo(entry, _) => entry.function(address).is_some(),
+            Self::Void(entry, _) => entry.target == address,
+            Self::Unread(record) => record.covers(address),
+        }
+    }
+
+    /// As an error of who wants to use the function.
+    pub(super) fn into_error(self, address: PciAddress) -> ClaimError {
+        match self {
+            Self::Undo(entry, left) => ClaimError::NotRecovered { address, owner: entry.owner, left },
+            Self::Void(_, error) => error.into(),
+            Self::Unread(record) => ClaimError::Unread { address, record: Box::new(record) },
+        }
+    }
 }
 
 /// Undoes the claims whose owner died, and those that were being given back. The other journals are returned.
@@ -261,8 +274,8 @@ fn recover_into(
     for journal in ledger.journals()? {
         let mut journal = match journal {
             Ok(journal) => journal,
-            Err(error) => {
-                failed.push(Failure::File(error));
+            Err(record) => {
+                failed.push(Failure::Unread(record));
                 continue;
             }
         };
@@ -270,7 +283,7 @@ fn recover_into(
         if journal.locked && ledger.is_void(&entry) {
             tracing::info!(target_function = %entry.target, "drop the claim of another boot");
             if let Err(error) = journal.remove() {
-                failed.push(Failure::File(error));
+                failed.push(Failure::Void(entry, error));
             }
         } else if !journal.locked || entry.persistent && entry.claimed && !entry.releasing {
             standing.push(journal);
@@ -295,10 +308,11 @@ pub(crate) fn recover(host: &Host, deadline: Duration) -> Result<Recovery, Claim
     let (_, failed) = recover_into(host, &ledger, deadline, &mut recovery.recovered)?;
     for failure in failed {
         recovery.failed.push(match failure {
-            Failure::Undo(entry, left) => {
-                ClaimError::NotRecovered { address: entry.target, owner: entry.owner, left }
+            Failure::Unread(record) => ClaimError::Record(Box::new(record)),
+            Failure::Undo(ref entry, _) | Failure::Void(ref entry, _) => {
+                let target = entry.target;
+                failure.into_error(target)
             }
-            Failure::File(error) => error.into(),
         });
     }
     Ok(recovery)
@@ -314,14 +328,13 @@ pub(crate) fn release_persistent(
         return Err(ClaimError::NotClaimed(address));
     }
     let ledger = Ledger::lock(host, deadline)?;
-    let mut unreadable = None;
     for journal in ledger.journals()? {
         let mut journal = match journal {
             Ok(journal) => journal,
-            Err(error) => {
-                unreadable = Some(error);
-                continue;
+            Err(record) if record.covers(address) => {
+                return Err(ClaimError::Unread { address, record: Box::new(record) });
             }
+            Err(_) => continue,
         };
         if journal.entry.function(address).is_none() && journal.entry.target != address {
             continue;
@@ -337,5 +350,5 @@ pub(crate) fn release_persistent(
         }
         return undo(host, &mut journal, deadline).map_err(|left| ClaimError::HalfReleased { address, left });
     }
-    Err(unreadable.map_or(ClaimError::NotClaimed(address), Into::into))
+    Err(ClaimError::NotClaimed(address))
 }

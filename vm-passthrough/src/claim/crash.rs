@@ -37,9 +37,9 @@ pub(crate) fn crash_point() {
 }
 
 /// A place to die at after half of `text` was written.
-pub(crate) fn tear_point(file: &File, end: u64, text: &str) {
+pub(crate) fn tear_point(file: &File, text: &str) {
     if is_due() {
-        file.write_all_at(&text.as_bytes()[..text.len() / 2], end).unwrap();
+        file.write_all_at(&text.as_bytes()[..text.len() / 2], 0).unwrap();
         die()
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::holders::Holder;
-use super::{Owner, Refusal};
+use super::{Owner, Refusal, UnreadRecord};
 use crate::PciAddress;
 use crate::pci::ScanError;
 use crate::readiness::Readiness;
@@ -104,6 +104,17 @@ pub enum ClaimError {
         /// What is left to undo, and why.
         left: Vec<BindError>,
     },
+    /// Its claim's record can't be read, so that its former driver is not known for certain. Nothing was touched.
+    #[error("{address}: {record}")]
+    Unread {
+        /// The function.
+        address: PciAddress,
+        /// The record.
+        record: Box<UnreadRecord>,
+    },
+    /// A record of the ledger can't be read. It keeps its own device from being claimed, and nothing else.
+    #[error("{0}")]
+    Record(Box<UnreadRecord>),
     /// The ledger can't be used.
     #[error(transparent)]
     Ledger(#[from] LedgerError),
@@ -217,19 +228,6 @@ pub enum LedgerError {
     Untrusted {
         /// The file or directory.
         path: PathBuf,
-        /// What is wrong.
-        what: String,
-    },
-    /// A journal is corrupt.
-    #[error(
-        "the ledger file {} is corrupt at line {line}: {what}; it is left as it is. Its `take` lines name the functions with their former drivers: put each back by hand (write its address to /sys/bus/pci/drivers/vfio-pci/unbind, an empty line or the former value to its driver_override, and its address to the bind of the former driver), then move the file away",
-        path.display()
-    )]
-    Corrupt {
-        /// The file.
-        path: PathBuf,
-        /// Line, from 1.
-        line: usize,
         /// What is wrong.
         what: String,
     },

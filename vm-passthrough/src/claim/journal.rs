@@ -1,11 +1,11 @@
-//! The text of a ledger file: one claim's journal.
+//! The text of a ledger file: the record of one claim.
 //!
-//! A journal is a sequence of lines, each the CRC-32 of its record in eight hexadecimal digits, a space and the
-//! record. A record is words separated by single spaces; in a name, `%`, space, `-` at the start and all that is not
-//! printable ASCII are written as `%` and two hexadecimal digits, and a name that is not there is `-`.
+//! A record is a sequence of lines, each the CRC-32 of its text in eight hexadecimal digits, a space and the text. A text
+//! is words separated by single spaces; in a name, `%`, space, `-` at the start and all that is not printable ASCII are
+//! written as `%` and two hexadecimal digits, and a name that is not there is `-`.
 //!
 //! ```text
-//! ledger 1                                  version of the format
+//! ledger 2                                  version of the format
 //! boot 0e8f0d9c-…                           boot that the claim belongs to
 //! claim 0000:65:00.0 persistent             function asked for; or `process`
 //! owner 4711 vm-service                     who claims: process ID and command
@@ -15,20 +15,25 @@
 //! user 4712 vm-service                      a process uses the persistent claim
 //! release                                   about to be given back
 //! restored 0000:65:00.1                     is given back
+//! end 10                                    lines before this one
 //! ```
 //!
-//! The reset_method is left out for a function that has none.
+//! The reset_method is left out for a function that has none. The CRC of the last line is that of the whole file up to its
+//! own text, so that no line can be missing, doubled or another claim's.
 //!
-//! A line without its newline, or a last line whose CRC is wrong, was being written when its writer died. It is
-//! ignored: what a line announces is done only after the line is on disk. Anything else out of order makes the
-//! journal corrupt.
+//! A file is replaced as a whole, so one that is not whole was damaged, and says nothing for certain: it is kept, and what
+//! its sound lines say is only for people. Version 1 appended its lines and had no last one: a file cut short looked like
+//! one that was being written. One that got as far as `claimed` has all that is to be undone, and is read; it becomes
+//! version 2 when it changes.
 
 use std::fmt::Write as _;
 
 use crate::PciAddress;
 
-/// Version of the format that is written, and the only one that is read.
-const VERSION: &str = "1";
+/// Version of the format that is written.
+const VERSION: u32 = 2;
+/// Version whose files were appended to, which is read too.
+const APPENDED: u32 = 1;
 
 /// A process, for people to find.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,7 +71,7 @@ pub struct ClaimedFunction {
 /// One record of a journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Record {
-    Ledger,
+    Ledger(u32),
     Boot(String),
     Claim {
         target: PciAddress,
@@ -92,9 +97,9 @@ pub(crate) enum Record {
 
 impl Record {
     /// The line, with its checksum and newline.
-    pub(crate) fn line(&self) -> String {
+    fn line(&self) -> String {
         let body = match self {
-            Self::Ledger => format!("ledger {VERSION}"),
+            Self::Ledger(version) => format!("ledger {version}"),
             Self::Boot(id) => format!("boot {}", escape(Some(id))),
             Self::Claim { target, persistent } => {
                 format!("claim {target} {}", if *persistent { "persistent" } else { "process" })
@@ -115,10 +120,25 @@ impl Record {
         line_of(&body)
     }
 
+    /// The function that is taken or kept, as it was before.
+    fn function(&self) -> Option<ClaimedFunction> {
+        let restored = false;
+        Some(match self.clone() {
+            Self::Take { address, driver, driver_override, resets } => {
+                ClaimedFunction { address, driver, driver_override, resets, kept: false, restored }
+            }
+            Self::Keep { address, driver, resets } => {
+                let driver = Some(driver);
+                ClaimedFunction { address, driver, driver_override: None, resets, kept: true, restored }
+            }
+            _ => return None,
+        })
+    }
+
     fn parse(body: &str) -> Option<Self> {
         let mut words = body.split(' ');
         let record = match words.next()? {
-            "ledger" => (words.next()? == VERSION).then_some(Self::Ledger)?,
+            "ledger" => Self::Ledger(words.next()?.parse().ok()?),
             "boot" => Self::Boot(unescape(words.next()?)??),
             "claim" => Self::Claim {
                 target: words.next()?.parse().ok()?,
@@ -208,22 +228,7 @@ impl Entry {
                 if self.claimed || self.releasing || self.function(*address).is_some() {
                     return false;
                 }
-                let (driver, driver_override, resets, kept) = match record {
-                    Record::Take { driver, driver_override, resets, .. } => {
-                        (driver.clone(), driver_override.clone(), resets.clone(), false)
-                    }
-                    Record::Keep { driver, resets, .. } => (Some(driver.clone()), None, resets.clone(), true),
-                    _ => return false,
-                };
-                let address = *address;
-                self.functions.push(ClaimedFunction {
-                    address,
-                    driver,
-                    driver_override,
-                    resets,
-                    kept,
-                    restored: false,
-                });
+                self.functions.extend(record.function());
             }
             Record::Claimed if !self.claimed && !self.releasing => self.claimed = true,
             Record::User(user) if self.claimed && self.persistent => self.user = Some(user.clone()),
@@ -244,86 +249,145 @@ impl Entry {
         self.functions.iter().find(|function| function.address == address)
     }
 
-    /// The records that open a journal.
-    pub(crate) fn opening(&self) -> [Record; 4] {
-        [
-            Record::Ledger,
+    /// The file that says this.
+    pub(crate) fn text(&self) -> String {
+        let mut records = vec![
+            Record::Ledger(VERSION),
             Record::Boot(self.boot.clone()),
             Record::Claim { target: self.target, persistent: self.persistent },
             Record::Owner(self.owner.clone()),
-        ]
+        ];
+        records.extend(self.functions.iter().cloned().map(Record::from));
+        records.extend(self.claimed.then_some(Record::Claimed));
+        records.extend(self.user.clone().map(Record::User));
+        records.extend(self.releasing.then_some(Record::Release));
+        let restored = self.functions.iter().filter(|function| function.restored);
+        records.extend(restored.map(|function| Record::Restored(function.address)));
+        let mut text: String = records.iter().map(Record::line).collect();
+        let end = format!("end {}", records.len());
+        let checksum = crc32(&[text.as_bytes(), end.as_bytes()].concat());
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{checksum:08x} {end}");
+        text
     }
 }
 
-/// What was read from a journal.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Parsed {
-    /// What it says; `None` when its writer died before the opening was complete, and so before anything was done.
-    pub(crate) entry: Option<Entry>,
-    /// Length of its complete lines in bytes.
-    pub(crate) end: usize,
+impl From<ClaimedFunction> for Record {
+    fn from(function: ClaimedFunction) -> Self {
+        let ClaimedFunction { address, driver, driver_override, resets, kept, .. } = function;
+        match driver {
+            Some(driver) if kept => Self::Keep { address, driver, resets },
+            driver => Self::Take { address, driver, driver_override, resets },
+        }
+    }
 }
 
-/// Reads a journal. On an error it is the number of the bad line, from 1, and what is wrong with it.
-pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed, (usize, String)> {
+/// Why a file can't be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Unread {
+    /// It is not as it was written: what shows it.
+    Damaged(String),
+    /// A newer version wrote it.
+    Newer(u32),
+}
+
+/// Reads a file.
+pub(crate) fn parse(bytes: &[u8]) -> Result<Entry, Unread> {
+    let damaged = |what: &str| Err(Unread::Damaged(what.to_owned()));
+    let mut lines: Vec<_> = bytes.split_inclusive(|&byte| byte == b'\n').collect();
+    let Some(first) = lines.first() else { return damaged("it is empty") };
+    let version = match checked_line(first).map(Record::parse) {
+        Some(Some(Record::Ledger(version))) => version,
+        Some(_) => return damaged("line 1 does not say which version of the format it has"),
+        None => return damaged("line 1: the checksum is wrong"),
+    };
+    let last = lines.pop().unwrap_or_default();
+    match version {
+        VERSION if !is_end(last) => damaged("the line that ends a record is missing, and so may be others"),
+        VERSION => {
+            let entry = entry_of(&lines)?;
+            // It is what is written of such a claim, down to the checksum of the whole.
+            if entry.text().as_bytes() == bytes {
+                Ok(entry)
+            } else {
+                damaged("the checksum of the whole is wrong")
+            }
+        }
+        APPENDED => {
+            // A last line that is torn was being written when its writer died; what it announces was not done.
+            lines.extend(checked_line(last).map(|_| last));
+            let entry = entry_of(&lines)?;
+            if entry.claimed {
+                Ok(entry)
+            } else {
+                damaged("it is of version 1 and ends before all was taken")
+            }
+        }
+        version if version > VERSION => Err(Unread::Newer(version)),
+        _ => damaged("line 1: there is no such version"),
+    }
+}
+
+/// Whether it looks like the line that ends a record.
+fn is_end(line: &[u8]) -> bool {
+    let text = std::str::from_utf8(line).ok();
+    text.and_then(|text| text.split_once(' ')).is_some_and(|(_, text)| text.starts_with("end "))
+}
+
+/// What lines say, without the one that ends a record.
+fn entry_of(lines: &[&[u8]]) -> Result<Entry, Unread> {
     let mut opening = Vec::new();
     let mut entry: Option<Entry> = None;
-    let mut end = 0;
-    let mut rest = bytes;
-    let mut number = 0;
-    while let Some(length) = rest.iter().position(|&byte| byte == b'\n') {
-        let (line, after) = rest.split_at(length + 1);
-        rest = after;
-        number += 1;
-        let Some(body) = checked_line(line) else {
-            if rest.is_empty() {
-                break;
-            }
-            return Err((number, "the checksum is wrong".into()));
-        };
-        if number == 1 && body.starts_with("ledger ") && body != format!("ledger {VERSION}") {
-            return Err((
-                number,
-                format!("`{body}` is not the format that this version reads, `ledger {VERSION}`"),
-            ));
-        }
-        let record = Record::parse(body).ok_or_else(|| (number, format!("`{body}` is not a record")))?;
+    for (number, line) in (1..).zip(lines) {
+        let damaged = |what: String| Unread::Damaged(format!("line {number}: {what}"));
+        let body = checked_line(line).ok_or_else(|| damaged("the checksum is wrong".into()))?;
+        let record = Record::parse(body).ok_or_else(|| damaged(format!("`{body}` is not a record")))?;
         match &mut entry {
             Some(entry) => {
                 if !entry.apply(&record) {
-                    return Err((number, format!("`{body}` cannot follow what comes before it")));
+                    return Err(damaged(format!("`{body}` cannot follow what comes before it")));
                 }
             }
             None => {
                 opening.push(record);
-                if let [
-                    Record::Ledger,
-                    Record::Boot(boot),
-                    Record::Claim { target, persistent },
-                    Record::Owner(owner),
-                ] = opening.as_slice()
-                {
-                    entry = Some(Entry {
-                        target: *target,
-                        persistent: *persistent,
-                        owner: owner.clone(),
-                        boot: boot.clone(),
-                        user: None,
-                        functions: Vec::new(),
-                        claimed: false,
-                        releasing: false,
-                    });
-                } else if opening.len() == 4 {
-                    return Err((
-                        number,
-                        "the journal does not open with ledger, boot, claim and owner".into(),
+                entry = opened(&opening);
+                if opening.len() == 4 && entry.is_none() {
+                    return Err(damaged(
+                        "the record does not open with ledger, boot, claim and owner".into(),
                     ));
                 }
             }
         }
-        end += line.len();
     }
-    Ok(Parsed { entry, end })
+    entry.ok_or_else(|| Unread::Damaged("it ends before it says whose claim it is".into()))
+}
+
+/// A claim of which nothing was taken yet, by the records that open it.
+fn opened(records: &[Record]) -> Option<Entry> {
+    let [Record::Ledger(_), Record::Boot(boot), Record::Claim { target, persistent }, Record::Owner(owner)] =
+        records
+    else {
+        return None;
+    };
+    Some(Entry {
+        target: *target,
+        persistent: *persistent,
+        owner: owner.clone(),
+        boot: boot.clone(),
+        user: None,
+        functions: Vec::new(),
+        claimed: false,
+        releasing: false,
+    })
+}
+
+/// The functions of which sound lines of a damaged file tell, as they were before.
+pub(crate) fn salvage(bytes: &[u8]) -> Vec<ClaimedFunction> {
+    let lines = bytes.split_inclusive(|&byte| byte == b'\n').filter_map(checked_line);
+    let mut functions: Vec<_> = lines.filter_map(|line| Record::parse(line)?.function()).collect();
+    functions.sort_by_key(|function| function.address);
+    functions.dedup_by_key(|function| function.address);
+    functions
 }
 
 /// A record as a line: its checksum, itself, a newline.
@@ -334,8 +398,7 @@ pub(super) fn line_of(record: &str) -> String {
 /// The record of one whole line; `None` when it is torn or damaged.
 pub(super) fn checked_line(line: &[u8]) -> Option<&str> {
     let (checksum, record) = std::str::from_utf8(line).ok()?.strip_suffix('\n')?.split_once(' ')?;
-    (checksum.len() == 8 && u32::from_str_radix(checksum, 16) == Ok(crc32(record.as_bytes())))
-        .then_some(record)
+    (checksum == format!("{:08x}", crc32(record.as_bytes()))).then_some(record)
 }
 
 /// CRC-32 as in IEEE 802.3.
@@ -379,122 +442,4 @@ pub(super) fn unescape(word: &str) -> Option<Option<String>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn lines(bodies: &[&str]) -> String {
-        bodies.iter().map(|body| format!("{:08x} {body}\n", crc32(body.as_bytes()))).collect()
-    }
-
-    const OPENING: [&str; 4] = ["ledger 1", "boot b", "claim 0000:01:00.0 process", "owner 7 vm%20x"];
-
-    #[test]
-    fn crc_is_the_standard_one() {
-        assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
-    }
-
-    #[test]
-    fn reads_what_can_be_and_refuses_what_cannot() {
-        fn check(bodies: &[&str], tail: &str, expect: Result<Option<(usize, bool, bool)>, &str>) {
-            let text = lines(bodies) + tail;
-            match (parse(text.as_bytes()), expect) {
-                (Ok(parsed), Ok(expect)) => {
-                    let got =
-                        parsed.entry.map(|entry| (entry.functions.len(), entry.claimed, entry.releasing));
-                    assert_eq!(got, expect, "{bodies:?}");
-                    assert_eq!(parsed.end, text.len() - tail.len(), "{bodies:?}");
-                }
-                (Err((line, what)), Err(expect)) => {
-                    assert!(what.contains(expect), "{bodies:?}: {line}: {what}")
-                }
-                (got, _) => panic!("{bodies:?}: {got:?}"),
-            }
-        }
-        let with = |more: &[&'static str]| [&OPENING[..], more].concat();
-        check(&[], "", Ok(None));
-        check(&[], "0123", Ok(None));
-        check(&OPENING[..3], "", Ok(None));
-        check(&OPENING, "", Ok(Some((0, false, false))));
-        check(&with(&["take 0000:01:00.0 nvme -"]), "1234", Ok(Some((1, false, false))));
-        check(&with(&["take 0000:01:00.0 nvme -"]), "00000000 claimed\n", Ok(Some((1, false, false))));
-        check(
-            &with(&["take 0000:01:00.0 - -", "keep 0000:01:00.1 vfio-pci", "claimed"]),
-            "",
-            Ok(Some((2, true, false))),
-        );
-        check(
-            &with(&["take 0000:01:00.0 - -", "claimed", "release", "restored 0000:01:00.0"]),
-            "",
-            Ok(Some((1, true, true))),
-        );
-        check(&["ledger 2"], "", Err("not the format"));
-        check(&["boot b", "boot b", "boot b", "boot b"], "", Err("does not open with"));
-        check(&with(&["nonsense"]), "", Err("not a record"));
-        check(&with(&["take 0000:01:00.0 ../../x -"]), "", Err("not a record"));
-        check(&with(&["take 0000:01:00.0 %2e%2e -"]), "", Err("not a record"));
-        check(&with(&["take 0000:01:00.0 nvme - flr%20bus"]), "", Ok(Some((1, false, false))));
-        check(&with(&["keep 0000:01:00.0 vfio-pci flr"]), "", Ok(Some((1, false, false))));
-        check(&with(&["take 0000:01:00.0 nvme - flr more"]), "", Err("not a record"));
-        check(&with(&["take 0000:01:00.0 nvme - FLR"]), "", Err("not a record"));
-        check(&with(&["take 0000:01:00.0 nvme - -"]), "", Err("not a record"));
-        check(&with(&["keep 0000:01:00.0 vfio-pci %20"]), "", Err("not a record"));
-        check(&with(&["take 0000:01:00.0 %zz -"]), "", Err("not a record"));
-        check(&with(&["take 0000:01:00.0 nvme -", "take 0000:01:00.0 nvme -"]), "", Err("cannot follow"));
-        check(&with(&["restored 0000:01:00.0"]), "", Err("cannot follow"));
-        check(&with(&["claimed", "take 0000:01:00.0 nvme -"]), "", Err("cannot follow"));
-        check(&with(&["claimed", "user 1 x"]), "", Err("cannot follow"));
-        check(&OPENING[..1], "00000000 boot b\n00000000 x\n", Err("checksum"));
-        check(&OPENING[..1], "\u{fffd}\nx", Err("checksum"));
-    }
-
-    #[test]
-    fn names_survive() {
-        fn check(name: Option<&str>, text: &str) {
-            assert_eq!(escape(name), text);
-            assert_eq!(unescape(text).unwrap().as_deref(), name);
-        }
-        check(None, "-");
-        check(Some("-"), "%2d");
-        check(Some(""), "");
-        check(Some("vfio-pci"), "vfio-pci");
-        check(Some("a b%\n"), "a%20b%25%0a");
-        check(Some("ü"), "%c3%bc");
-    }
-
-    proptest! {
-        #[test]
-        fn any_bytes_are_read_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..256)) {
-            let _ = parse(&bytes);
-        }
-
-        #[test]
-        fn a_journal_cut_anywhere_is_one_of_its_prefixes(cut in 0usize..400, command in ".{0,16}") {
-            let address: PciAddress = "0000:01:00.0".parse().unwrap();
-            let records = [
-                Record::Ledger,
-                Record::Boot("b".into()),
-                Record::Claim { target: address, persistent: true },
-                Record::Owner(Owner { pid: 1, command }),
-                Record::Take {
-                    address,
-                    driver: Some("nvme".into()),
-                    driver_override: None,
-                    resets: Some("flr bus".into()),
-                },
-                Record::Claimed,
-                Record::Release,
-                Record::Restored(address),
-            ];
-            let text: String = records.iter().map(Record::line).collect();
-            let cut = cut.min(text.len());
-            let parsed = parse(&text.as_bytes()[..cut]).unwrap();
-            prop_assert!(parsed.end <= cut);
-            prop_assert_eq!(parse(&text.as_bytes()[..parsed.end]).unwrap(), parsed.clone());
-            // Nothing that is complete is lost.
-            let whole = text.as_bytes()[..cut].iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1);
-            prop_assert_eq!(parsed.end, whole);
-        }
-    }
-}
+mod tests;

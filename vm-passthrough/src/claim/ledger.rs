@@ -1,12 +1,15 @@
 //! The ledger: what was taken from which driver, on disk, so that it can be given back whatever happens.
 //!
-//! Each claim has a file `STATE/ledger/ADDRESS.claim`, in the format of the `journal` module. A line is on disk before
-//! what it announces is done, and the file goes when the last function is given back.
+//! Each claim has a record, the file `STATE/ledger/ADDRESS.claim`, in the format of the `journal` module. What is about to be
+//! done is on disk before it is done, and the file goes when the last function is given back.
 //!
+//! * **Whole or not at all**: a record is replaced by rename(2) of a new file, `ADDRESS.new`, that is complete and on disk. What
+//!   can't be read all the same is kept and stands in the way of its own device only (the `unread` module).
 //! * **One writer at a time**: who changes the ledger or a binding holds a lock on `STATE/ledger/lock`
 //!   (flock(2)), which the Linux kernel drops with its process.
 //! * **Who is alive**: the process that owns a claim, or uses a persistent one, holds a lock on the claim's file for
-//!   all that time. A process ID, which may belong to another process by now, is only for people to read.
+//!   all that time; a new file is locked before it takes the old one's place. A process ID, which may belong to another
+//!   process by now, is only for people to read.
 //! * **Another boot**: a reboot undoes all bindings, so the entries of another boot are void.
 //!
 //! Beside the claims lie the leases of those who share a function (the `shared` module).
@@ -21,12 +24,12 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, openat};
 
-use super::LedgerError;
-use super::journal::{Entry, Owner, Record, parse};
+use super::journal::{Entry, Owner, Record, Unread, parse};
+use super::{LedgerError, UnreadRecord};
 use crate::{Host, PciAddress};
 
-/// Largest journal that is read, in bytes. A claim of all 256 functions below a bus has less than a tenth of it.
-const MAX_JOURNAL: u64 = 1 << 20;
+/// Largest record that is read, in bytes. A claim of all 256 functions below a bus has less than a tenth of it.
+const MAX_RECORD: u64 = 1 << 20;
 /// Most files in the ledger.
 const MAX_ENTRIES: usize = 65_536;
 /// How long to sleep between two tries to get the lock.
@@ -37,6 +40,7 @@ type Result<T, E = LedgerError> = std::result::Result<T, E>;
 /// The ledger, locked for as long as the value lives.
 #[derive(Debug)]
 pub struct Ledger {
+    host: Host,
     directory: PathBuf,
     boot: String,
     owner: Owner,
@@ -86,14 +90,32 @@ impl Ledger {
             tracing::debug!(%error, "can't write who holds the ledger's lock");
         }
         let boot = fs::read_to_string(host.proc.join("sys/kernel/random/boot_id")).unwrap_or_default();
-        Ok(Self { directory, boot: boot.trim().to_owned(), owner, _lock: lock })
+        let ledger = Self { host: host.clone(), directory, boot: boot.trim().to_owned(), owner, _lock: lock };
+        // What writers that died had not come to put in place.
+        for path in ledger.files("new")? {
+            remove(&path)?;
+        }
+        Ok(ledger)
     }
 
-    /// All claims in it. A file that can't be read is an error of its own.
+    /// Its files with this extension, in order.
+    fn files(&self, extension: &str) -> Result<Vec<PathBuf>> {
+        let mut paths = Vec::new();
+        for file in fs::read_dir(&self.directory).map_err(io_error("list", &self.directory))? {
+            let path = file.map_err(io_error("list", &self.directory))?.path();
+            if path.extension().is_some_and(|own| own == extension) && paths.len() < MAX_ENTRIES {
+                paths.push(path);
+            }
+        }
+        paths.sort();
+        Ok(paths)
+    }
+
+    /// All claims in it. A record that can't be read is an error of its own.
     ///
     /// # Errors
     /// When the directory can't be read.
-    pub fn entries(&self) -> Result<Vec<Result<LedgerEntry>>> {
+    pub fn entries(&self) -> Result<Vec<Result<LedgerEntry, UnreadRecord>>> {
         let journals = self.journals()?;
         Ok(journals
             .into_iter()
@@ -107,28 +129,10 @@ impl Ledger {
             .collect())
     }
 
-    /// The journals, each locked if nobody else has it. Those whose writer died before it did anything are removed.
-    pub(super) fn journals(&self) -> Result<Vec<Result<Journal>>> {
-        let mut paths = Vec::new();
-        for file in fs::read_dir(&self.directory).map_err(io_error("list", &self.directory))? {
-            let path = file.map_err(io_error("list", &self.directory))?.path();
-            if path.extension().is_some_and(|extension| extension == "claim") && paths.len() < MAX_ENTRIES {
-                paths.push(path);
-            }
-        }
-        paths.sort();
-        let mut journals = Vec::new();
-        for path in paths {
-            match Journal::open(&path) {
-                Ok(Opened::Journal(journal)) => journals.push(Ok(journal)),
-                Ok(Opened::Empty) => remove(&path)?,
-                // Its owner drops it without the lock only when it dies, and then the file stays; so this is
-                // someone who tidies up by hand.
-                Err(LedgerError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => journals.push(Err(error)),
-            }
-        }
-        Ok(journals)
+    /// The journals, each locked if nobody else has it.
+    pub(super) fn journals(&self) -> Result<Vec<Result<Journal, UnreadRecord>>> {
+        let paths = self.files("claim")?;
+        Ok(paths.iter().map(|path| Journal::open(&self.host, path)).collect())
     }
 
     /// Whether a claim belongs to another boot.
@@ -159,19 +163,11 @@ impl Ledger {
             releasing: false,
         };
         let path = self.directory.join(format!("{target}.claim"));
-        crash_point();
-        let file = open(&path, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)?;
-        let locked = try_lock(&file, &path)?;
-        let mut journal = Journal { path, file, end: 0, entry, locked };
-        let opening: String = journal.entry.opening().iter().map(Record::line).collect();
-        let result = journal.write(&opening).and_then(|()| sync_directory(&self.directory));
-        if let Err(error) = result {
-            if let Err(error) = remove(&journal.path) {
-                tracing::warn!(%error, "can't remove a journal that was not begun");
-            }
-            return Err(error);
+        if path.symlink_metadata().is_ok() {
+            return Err(LedgerError::Untrusted { path, what: "is in the way of a new record".into() });
         }
-        Ok(journal)
+        let file = put(&path, &entry)?;
+        Ok(Journal { path, file, entry, locked: true })
     }
 }
 
@@ -179,68 +175,26 @@ impl Ledger {
 #[derive(Debug)]
 pub(super) struct Journal {
     path: PathBuf,
+    /// Holds the lock.
     file: File,
-    /// Length of its complete lines.
-    end: u64,
     pub(super) entry: Entry,
     /// Whether this process holds its lock; otherwise its owner or user lives.
     pub(super) locked: bool,
 }
 
-enum Opened {
-    Journal(Journal),
-    Empty,
-}
-
 impl Journal {
-    fn open(path: &Path) -> Result<Opened> {
-        let file = open(path, OFlags::RDWR)?;
-        let mut bytes = Vec::new();
-        (&file).take(MAX_JOURNAL + 1).read_to_end(&mut bytes).map_err(io_error("read", path))?;
-        if bytes.len() as u64 > MAX_JOURNAL {
-            return Err(LedgerError::Untrusted {
-                path: path.into(),
-                what: "is too big for a journal".into(),
-            });
-        }
-        let corrupt = |(line, what)| LedgerError::Corrupt { path: path.into(), line, what };
-        let parsed = parse(&bytes).map_err(corrupt)?;
-        let Some(entry) = parsed.entry else { return Ok(Opened::Empty) };
-        let name = format!("{}.claim", entry.target);
-        if path.file_name().is_none_or(|own| own != name.as_str()) {
-            return Err(corrupt((
-                3,
-                format!("it is the journal of {}, but its name is not {name}", entry.target),
-            )));
-        }
-        let locked = try_lock(&file, path)?;
-        Ok(Opened::Journal(Self { path: path.into(), file, end: parsed.end as u64, entry, locked }))
+    fn open(host: &Host, path: &Path) -> Result<Self, UnreadRecord> {
+        let (file, entry) = read_record(host, path)?;
+        let locked = try_lock(&file, path).map_err(|error| UnreadRecord::new(host, path, &error))?;
+        Ok(Self { path: path.into(), file, entry, locked })
     }
 
-    /// Puts a record on disk and takes it up.
+    /// Takes a step up, once it is on disk.
     pub(super) fn append(&mut self, record: &Record) -> Result<()> {
-        self.write(&record.line())?;
-        self.entry.apply(record);
-        Ok(())
-    }
-
-    fn write(&mut self, text: &str) -> Result<()> {
-        crash_point();
-        tear_point(&self.file, self.end, text);
-        let write = || {
-            // What a writer that died, or a full disk, left of a line.
-            self.file.set_len(self.end)?;
-            self.file.write_all_at(text.as_bytes(), self.end)?;
-            crash_point();
-            self.file.sync_data()
-        };
-        write().map_err(|error| {
-            if let Err(error) = self.file.set_len(self.end) {
-                tracing::warn!(path = %self.path.display(), %error, "can't cut a torn line off");
-            }
-            io_error("write to", &self.path)(error)
-        })?;
-        self.end += text.len() as u64;
+        let mut entry = self.entry.clone();
+        entry.apply(record);
+        self.file = put(&self.path, &entry)?;
+        self.entry = entry;
         Ok(())
     }
 
@@ -254,6 +208,55 @@ impl Journal {
     pub(super) fn undo_order(&self) -> Vec<super::ClaimedFunction> {
         self.entry.functions.iter().rev().filter(|function| !function.restored).cloned().collect()
     }
+}
+
+/// The record at `path`, and its file.
+pub(super) fn read_record(host: &Host, path: &Path) -> Result<(File, Entry), UnreadRecord> {
+    let mut bytes = Vec::new();
+    let mut read = || {
+        let file = open(path, OFlags::RDWR)?;
+        (&file).take(MAX_RECORD + 1).read_to_end(&mut bytes).map_err(io_error("read", path))?;
+        if bytes.len() as u64 > MAX_RECORD {
+            let what = "is too big for a record".into();
+            return Err(LedgerError::Untrusted { path: path.into(), what });
+        }
+        Ok(file)
+    };
+    let file = read().map_err(|error| UnreadRecord::new(host, path, &error))?;
+    let damaged = |unread| UnreadRecord::of(host, path, &bytes, &unread);
+    let entry = parse(&bytes).map_err(damaged)?;
+    let name = format!("{}.claim", entry.target);
+    if path.file_name().is_none_or(|own| own != name.as_str()) {
+        let what = format!("it is the record of {}, but its name is not {name}", entry.target);
+        return Err(damaged(Unread::Damaged(what)));
+    }
+    Ok((file, entry))
+}
+
+/// Puts a record in place, on disk, and locks it. Nobody ever finds a part of one.
+fn put(path: &Path, entry: &Entry) -> Result<File> {
+    let new = path.with_extension("new");
+    crash_point();
+    let file = open(&new, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)?;
+    let write = || {
+        try_lock(&file, &new)?;
+        let text = entry.text();
+        tear_point(&file, &text);
+        file.write_all_at(text.as_bytes(), 0).map_err(io_error("write to", &new))?;
+        crash_point();
+        file.sync_all().map_err(io_error("sync", &new))?;
+        crash_point();
+        fs::rename(&new, path).map_err(io_error("put in its place", &new))
+    };
+    if let Err(error) = write() {
+        if let Err(error) = remove(&new) {
+            tracing::warn!(%error, "can't remove a record that was not put in place");
+        }
+        return Err(error);
+    }
+    crash_point();
+    path.parent().map_or(Ok(()), sync_directory)?;
+    Ok(file)
 }
 
 /// This process: its ID and the name of its command.
@@ -355,7 +358,7 @@ pub(super) fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::
 fn crash_point() {}
 
 #[cfg(not(test))]
-fn tear_point(_file: &File, _end: u64, _text: &str) {}
+fn tear_point(_file: &File, _text: &str) {}
 
 #[cfg(test)]
 use super::crash::{crash_point, tear_point};

@@ -5,7 +5,8 @@
 //! ```
 //!
 //! * [`Plan`] says what has to be taken with a function, or why it must not be.
-//! * The [`Ledger`] remembers the former driver of each function from before it is touched until it is back there.
+//! * The [`Ledger`] remembers the former driver of each function from before it is touched until it is back there. A record
+//!   of it that was damaged is kept, and stands in the way of its own device only ([`UnreadRecord`]).
 //! * Each access to the Linux kernel has a deadline. Past it, [`holders`] names who is to blame.
 //! * An access that outlives its process is waited for before anything else is done with the function (the `turn`
 //!   module).
@@ -29,6 +30,7 @@ mod plan;
 mod shared;
 mod sys;
 mod turn;
+mod unread;
 
 use std::io;
 use std::path::Path;
@@ -43,11 +45,14 @@ pub use ledger::{Ledger, LedgerEntry};
 pub use plan::{Plan, Refusal, Step, VFIO_DRIVER, is_vfio_driver};
 
 pub use shared::{SharedLease, Sharer, sharers};
+pub use unread::UnreadRecord;
 
 pub(crate) use act::{HeldClaim, Recovery, recover, release_persistent, take};
 pub(crate) use holders::users;
 pub(crate) use plan::{is_taken, leaves_dma_alone, leaves_group_viable};
 pub(crate) use shared::share;
+pub(crate) use unread::unread;
+
 pub(crate) use sys::{open_exclusively, read as read_attribute, write as write_attribute};
 
 /// How long one access to a function's drivers, and the wait for the ledger, may take by default.

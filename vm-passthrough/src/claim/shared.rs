@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, OFlags, flock};
 
-use super::act::{Failure, recover_dead};
+use super::act::recover_dead;
 use super::journal::{checked_line, escape, line_of, unescape};
 use super::ledger::{io_error, open, remove, try_lock};
 use super::{ClaimError, Ledger, LedgerError, Owner, Refusal};
@@ -85,15 +85,8 @@ pub(crate) fn share(host: &Host, address: PciAddress, deadline: Duration) -> Res
     }
     let ledger = Ledger::lock(host, deadline)?;
     let (journals, failed) = recover_dead(host, &ledger, deadline)?;
-    for failure in failed {
-        match failure {
-            Failure::Undo(entry, left) if entry.function(address).is_some() => {
-                return Err(ClaimError::NotRecovered { address, owner: entry.owner, left });
-            }
-            Failure::Undo(..) => {}
-            // It may speak of any function.
-            Failure::File(error) => return Err(error.into()),
-        }
+    if let Some(failure) = failed.into_iter().find(|failure| failure.is_about(address)) {
+        return Err(failure.into_error(address));
     }
     for journal in journals {
         let (entry, is_used) = (&journal.entry, !journal.locked);

@@ -14,11 +14,13 @@ const MOST_SHOWN: usize = 5;
 pub(super) fn judge(case: &mut Case<'_>) {
     // Companions share their group's node.
     let mut reported = BTreeSet::new();
+    let mut records = BTreeSet::new();
     for function in case.taken() {
         boot_display(case, &function);
         disks::judge(case, &function);
         routes(case, &function);
         shared(case, &function);
+        claim_record(case, &function, &mut records);
         if case.options.check_open_files {
             in_use(case, &function, &mut reported);
         }
@@ -142,6 +144,17 @@ fn shared(case: &mut Case<'_>, function: &PciFunction) {
             pids.join(" ")
         ),
     );
+}
+
+/// A record of a claim that can't be read, which companions share.
+fn claim_record(case: &mut Case<'_>, function: &PciFunction, reported: &mut BTreeSet<PathBuf>) {
+    // That the ledger itself can't be read is told already.
+    let Ok(Some(record)) = claim::unread(case.host, function.address) else { return };
+    if reported.insert(record.path.clone()) {
+        let code = BlockerCode::ClaimRecordUnreadable;
+        let evidence = format!("{}: {}", record.path.display(), record.what);
+        case.add(code, Severity::Blocker, function.address, evidence, record.remedy);
+    }
 }
 
 fn in_use(case: &mut Case<'_>, function: &PciFunction, reported: &mut BTreeSet<(u32, PathBuf)>) {

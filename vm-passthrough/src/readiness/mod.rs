@@ -210,6 +210,7 @@ codes! {
     DefaultRoute = "default-route", "the host's default route goes through it";
     InUse = "in-use", "processes have it open";
     InUseShared = "in-use-shared", "processes run kernels on it";
+    ClaimRecordUnreadable = "claim-record-unreadable", "its former driver is in a record of the ledger that can't be read";
     VfsInUse = "vfs-in-use", "its virtual functions are enabled";
     D3cold = "d3cold", "it is switched off";
     NoReset = "no-reset", "nothing can reset it between guests";
