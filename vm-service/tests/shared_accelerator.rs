@@ -22,6 +22,7 @@ fn a_bare_guest_launches_its_kernels_on_its_own_memory() {
     let ended = guest.end();
     ended.passed();
     assert!(ended.console.contains("took longer than 1s"), "the log does not say why: {}", ended.console);
+    assert!(ended.messages.contains("the worker of cpu is confined: system calls"), "{}", ended.messages);
 }
 
 #[test]
@@ -76,6 +77,14 @@ fn a_worker_has_no_more_than_it_needs() {
     let status = status(worker).expect("a worker");
     for wanted in ["NoNewPrivs:\t1", "Seccomp:\t2"] {
         assert!(status.contains(wanted), "{wanted} is not in\n{status}");
+    }
+    if rustix::process::geteuid().is_root() {
+        let user = format!("Uid:\t{0}\t{0}\t{0}\t{0}", 0x7100_0000 + worker);
+        for wanted in
+            [user.as_str(), "Groups:\t \n", "CapEff:\t0000000000000000", "CapPrm:\t0000000000000000"]
+        {
+            assert!(status.contains(wanted), "{wanted:?} is not in\n{status}");
+        }
     }
     // The session and the terminal are fields 6 and 7 of stat, behind the name in brackets.
     let stat = std::fs::read_to_string(format!("/proc/{worker}/stat")).expect("stat");

@@ -11,6 +11,8 @@ use rustix::net::{
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::sandbox::{Confinement, Measures};
+
 /// What the VMM tells a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Order {
@@ -43,6 +45,8 @@ pub(crate) struct Open {
     /// The parts of the guest's memory that buffers can be made over: address and length. That is the RAM with its
     /// guest-physical addresses, or the window, which begins at 0.
     pub(crate) ram: Vec<(u64, u64)>,
+    /// What the worker gives up beyond what it must.
+    pub(crate) measures: Measures,
     /// The vsock port at which programs of the guest connect; `None` where its driver has a queue.
     pub(crate) port: Option<u32>,
 }
@@ -71,6 +75,8 @@ pub(crate) enum Report {
         name: String,
         /// What code is compiled for.
         target: String,
+        /// How far the worker is confined.
+        confinement: Confinement,
     },
     /// It could not be opened, and why; the worker ends.
     Failed(String),

@@ -20,15 +20,19 @@
 //! context, the reset undoes it.
 
 mod channel;
+mod messages;
 mod meter;
 mod process;
 mod program;
 mod sandbox;
+mod starter;
 mod sys;
 mod worker;
 
 pub(crate) use channel::{Open, Report, Start};
+pub(crate) use messages::printable;
 pub(crate) use meter::Meter;
-pub(crate) use process::{WorkerError, WorkerProcess};
+pub(crate) use process::{Ready, WorkerError, WorkerProcess};
 pub use program::WorkerProgram;
+pub(crate) use sandbox::{Confinement, Measures};
 pub(crate) use worker::main as worker_main;

@@ -10,9 +10,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use thiserror::Error;
 
-use super::WorkerProgram;
 use super::channel::{self, Open, Order, Report, Start};
+use super::messages::Messages;
 use super::meter::{self, Meter};
+use super::{Confinement, WorkerProgram, starter};
 
 /// How long a worker may take to open its accelerator: a GPU that nobody uses takes seconds to wake.
 const OPEN_DEADLINE: Duration = Duration::from_secs(60);
@@ -59,11 +60,21 @@ pub(crate) struct WorkerProcess {
     child: Child,
     socket: OwnedFd,
     meter: Meter,
+    messages: Option<Messages>,
+}
+
+/// What a worker says of itself once its accelerator is open.
+#[derive(Debug)]
+pub(crate) struct Ready {
+    /// The accelerator's name.
+    pub(crate) name: String,
+    /// How far the worker is confined.
+    pub(crate) confinement: Confinement,
 }
 
 impl WorkerProcess {
-    /// Starts a worker and waits until its accelerator is open; answers with the accelerator's name too. It inherits
-    /// nothing but its end of a socket, and standard error for its messages. `meter` keeps what it uses of the guest's time.
+    /// Starts a worker and waits until its accelerator is open. It inherits nothing but its end of a socket, and a pipe for
+    /// its messages. `meter` keeps what it uses of the guest's time.
     ///
     /// # Errors
     /// When it can't be started, or the accelerator can't be opened.
@@ -72,13 +83,14 @@ impl WorkerProcess {
         open: &Open,
         ram: &[BorrowedFd<'_>],
         meter: &Meter,
-    ) -> Result<(Self, String), WorkerError> {
+    ) -> Result<(Self, Ready), WorkerError> {
         let failed = |source| WorkerError::Start { device: open.device.clone(), source };
         let (socket, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .map_err(|error| failed(error.into()))?;
         let mut command = Command::new(&program.path);
-        command.args(&program.arguments).stdin(theirs).stdout(Stdio::null()).current_dir("/").env_clear();
+        command.args(&program.arguments).stdin(theirs).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.current_dir("/").env_clear();
         // A cache in the user's home is one guest's to fill and another's to read; ours is keyed by content.
         command.env("CUDA_CACHE_DISABLE", "1").env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
         // What goes wrong for the guest is told to the guest, which could say it for ever.
@@ -87,15 +99,17 @@ impl WorkerProcess {
             command.env("LD_LIBRARY_PATH", libraries);
         }
         let kept = meter.try_clone().map_err(failed)?;
-        let child = command.spawn().map_err(failed)?;
-        // The command holds the child's end of the socket.
-        drop(command);
-        let mut this = Self { child, socket, meter: kept };
+        // With the command goes the child's end of the socket.
+        let mut child = starter::start(command).map_err(failed)?;
+        let stderr = child.stderr.take();
+        let mut this = Self { child, socket, meter: kept, messages: None };
+        this.messages =
+            stderr.map(|stderr| Messages::hear(this.child.id(), stderr)).transpose().map_err(failed)?;
         let files: Vec<BorrowedFd<'_>> = ram.iter().copied().chain([meter.as_fd()]).collect();
         channel::offer(&this.socket, &Order::Open(open.clone()), &files).map_err(failed)?;
         let device = open.device.clone();
         match this.report(OPEN_DEADLINE) {
-            Ok(Some(Report::Ready { name, .. })) => Ok((this, name)),
+            Ok(Some(Report::Ready { name, confinement, .. })) => Ok((this, Ready { name, confinement })),
             Ok(Some(Report::Failed(reason))) => Err(WorkerError::Refused { device, reason }),
             Ok(Some(other)) => Err(WorkerError::Gone {
                 device,
@@ -178,6 +192,7 @@ impl WorkerProcess {
         loop {
             match self.child.try_wait() {
                 Ok(Some(status)) => {
+                    self.messages.iter().for_each(Messages::wait);
                     return Some(match (status.code(), status.signal()) {
                         (Some(code), _) => format!("ended with status {code}"),
                         (_, Some(libc::SIGKILL)) => "was killed".into(),
@@ -200,7 +215,7 @@ impl WorkerProcess {
         let (socket, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         let child = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
-        (Self { child, socket, meter: Meter::new().unwrap() }, theirs)
+        (Self { child, socket, meter: Meter::new().unwrap(), messages: None }, theirs)
     }
 }
 

@@ -21,6 +21,20 @@ pub(super) fn keep_standard() -> io::Result<OwnedFd> {
     Ok(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?)
 }
 
+/// Becomes another user, on all threads and for ever: its group has the same number, and it is a member of `groups`.
+///
+/// # Errors
+/// The Linux kernel's; the user is as it was then.
+pub(super) fn set_user(user: u32, groups: &[u32]) -> io::Result<()> {
+    let done = |answer: libc::c_int| if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
+    // SAFETY: the pointer is to so many groups, which are only read.
+    done(unsafe { libc::setgroups(groups.len(), groups.as_ptr()) })?;
+    // SAFETY: it takes numbers.
+    done(unsafe { libc::setresgid(user, user, user) })?;
+    // SAFETY: as above.
+    done(unsafe { libc::setresuid(user, user, user) })
+}
+
 /// A descriptor as the eventfd that the sender says it is. Of another file, reads and writes fail or do something to that
 /// file, of which the sender gave the right.
 pub(super) fn eventfd(file: OwnedFd) -> EventFd {
@@ -91,14 +105,14 @@ impl Drop for Window {
     }
 }
 
-/// Starts a process that ends at once, with these flags of `clone`.
+/// Makes a system call.
+///
+/// # Safety
+/// As the call says: pointers among the arguments are to memory that it may use as it does.
 #[cfg(test)]
-pub(super) fn process(flags: libc::c_int) -> io::Result<()> {
-    // SAFETY: without `CLONE_VM` the child has memory of its own; it does nothing but end.
-    match unsafe { libc::syscall(libc::SYS_clone, flags | libc::SIGCHLD, 0, 0, 0, 0) } {
-        // SAFETY: this is the child.
-        0 => unsafe { libc::_exit(0) },
-        ..0 => Err(io::Error::last_os_error()),
-        _ => Ok(()),
-    }
+pub(super) unsafe fn call(number: libc::c_long, arguments: [u64; 6]) -> io::Result<u64> {
+    let [a, b, c, d, e, f] = arguments;
+    // SAFETY: the caller's promise.
+    let answer = unsafe { libc::syscall(number, a, b, c, d, e, f) };
+    u64::try_from(answer).map_err(|_| io::Error::last_os_error())
 }

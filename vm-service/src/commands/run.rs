@@ -12,6 +12,7 @@ mod watch;
 
 use std::time::{Duration, Instant};
 
+use rustix::process::DumpableBehavior;
 use vm_passthrough::claim::{ClaimOptions, SharedLease};
 use vm_passthrough::readiness::ExplainOptions;
 use vm_passthrough::vfio::Backend;
@@ -35,6 +36,10 @@ pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failu
     let started = Instant::now();
     context.require_live("run")?;
     let config = guest(args)?;
+    // Whoever else runs as this user, such as a worker that was taken over, can't trace this process.
+    if let Err(error) = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        tracing::warn!(%error, "other processes of this user may trace this one");
+    }
     let stop = Stop::new().map_err(|error| {
         Failure::failed(format_args!("no eventfd can be made: {error}; raise `ulimit -n`"))
     })?;

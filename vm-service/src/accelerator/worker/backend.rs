@@ -10,7 +10,7 @@ use vm_passthrough::accelerator::{JitCompiler, JitTarget};
 use super::link::AnyLink;
 use super::server::{Compile, GRACE};
 use super::session::{self, Guest};
-use crate::accelerator::sandbox::{self, Confinement};
+use crate::accelerator::sandbox;
 
 /// What a worker's process may hold beside the accelerator's memory: what compiling takes, most of all.
 const OWN_MEMORY: u64 = 1 << 30;
@@ -34,8 +34,6 @@ pub(super) struct Opened {
     pub(super) name: String,
     /// What code is compiled for.
     pub(super) target: String,
-    /// Which system calls it still needs.
-    pub(super) confinement: Confinement,
     /// Serves a link with it.
     pub(super) serve: Arc<Serve>,
 }
@@ -61,7 +59,7 @@ pub(super) fn open(device: &str, memory: u64, deadline: Duration) -> Result<Open
 #[cfg(feature = "cpu")]
 fn open_cpu(memory: u64, deadline: Duration) -> Result<Opened, String> {
     let cpu = vm_passthrough::accelerator::CpuAccelerator::new().map_err(|error| error.to_string())?;
-    opened(cpu, Confinement::Own, memory, deadline, |compiler| compiler)
+    opened(cpu, memory, deadline, |compiler| compiler)
 }
 
 #[cfg(not(feature = "cpu"))]
@@ -73,7 +71,7 @@ fn open_cpu(_memory: u64, _deadline: Duration) -> Result<Opened, String> {
 fn open_gpu(address: &str, memory: u64, deadline: Duration) -> Result<Opened, String> {
     let gpu = vm_passthrough::accelerator::CudaAccelerator::at(address).map_err(|error| error.to_string())?;
     // The driver compiles PTX when it is loaded: this process is the one with limits on time and memory.
-    opened(gpu, Confinement::Driver, memory, deadline, |compiler| compiler.assembler(None))
+    opened(gpu, memory, deadline, |compiler| compiler.assembler(None))
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -103,7 +101,6 @@ pub(super) fn options(memory: u64, deadline: Duration) -> WorkerOptions {
 #[allow(dead_code, reason = "which accelerators there are is the build's choice")]
 fn opened<A: JitTarget>(
     accelerator: A,
-    confinement: Confinement,
     memory: u64,
     deadline: Duration,
     adjust: impl FnOnce(JitCompiler<A>) -> JitCompiler<A>,
@@ -120,7 +117,6 @@ fn opened<A: JitTarget>(
     Ok(Opened {
         name,
         target,
-        confinement,
         serve: Arc::new(move |link, guest| match link {
             AnyLink::Queue(ring) => session::serve(&worker, compiler.clone(), ring, guest),
             AnyLink::Stream(stream) => session::serve(&worker, compiler.clone(), stream, guest),

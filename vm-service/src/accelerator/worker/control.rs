@@ -17,6 +17,7 @@ use super::stream::Stream;
 use super::watch::Watch;
 use crate::accelerator::channel::{self, Order, Report, Start};
 use crate::accelerator::meter::Meter;
+use crate::accelerator::sandbox::Profile;
 use crate::accelerator::{sandbox, sys};
 
 /// How often the deadlines are looked at.
@@ -40,6 +41,8 @@ fn run(socket: &OwnedFd) -> Result<(), String> {
         Some((other, _)) => return Err(format!("the first order is {other:?}")),
         None => return Ok(()),
     };
+    let profile = Profile::of(&open.device);
+    let confinement = sandbox::settle(profile, open.measures);
     let meter = files.pop().map(Meter::from).ok_or("there is no file for the guest's time")?;
     let ram = Arc::new(Ram::new(&open.ram, files)?);
     let opened = backend::open(&open.device, open.memory, Duration::from_micros(open.deadline_us))?;
@@ -47,8 +50,8 @@ fn run(socket: &OwnedFd) -> Result<(), String> {
     let (broken, breaks) = mpsc::channel();
     // Before the process is confined: the first look at the clock asks the Linux kernel how to read it.
     let guest = Guest::new(&open, ram.clone(), meter, watch.clone(), broken)?;
-    sandbox::confine(opened.confinement)?;
-    let ready = Report::Ready { name: opened.name.clone(), target: opened.target.clone() };
+    sandbox::confine(profile, &confinement)?;
+    let ready = Report::Ready { name: opened.name.clone(), target: opened.target.clone(), confinement };
     channel::send(socket, &ready, &[]).map_err(gone)?;
     let config =
         Config::new(open.memory, open.deadline_us).with_window(ram.bytes(), open.port.unwrap_or_default());

@@ -16,7 +16,7 @@ use super::programs::Programs;
 use super::supervisor::{Maker, supervise};
 use super::worker::Worker;
 use super::{Activation, VirtioDevice};
-use crate::accelerator::{Open, Start, WorkerProcess, WorkerProgram};
+use crate::accelerator::{Measures, Open, Ready, Start, WorkerProcess, WorkerProgram};
 use crate::config::SharedAccelerator;
 use crate::vmm::error::MachineError;
 use crate::vmm::{memory, sys};
@@ -61,6 +61,7 @@ impl AcceleratorDevice {
             deadline_us: micros(shared.deadline),
             time_slice_us: micros(shared.time_slice),
             poll_us: micros(shared.poll),
+            measures: Measures::to_try(&device)[0],
             ram: Vec::new(),
             port: None,
         };
@@ -68,8 +69,10 @@ impl AcceleratorDevice {
         let made = |open, files| {
             let maker = Maker::new(program.clone(), open, files)
                 .map_err(|error| failed(format!("the guest's time can't be kept: {error}")))?;
-            let (worker, name) = maker.make().map_err(|error| failed(error.to_string()))?;
+            let (worker, Ready { name, confinement }) =
+                maker.make().map_err(|error| failed(error.to_string()))?;
             tracing::info!("the guest shares the accelerator {device}, {name}");
+            tracing::info!("the worker of {device} is confined: {confinement}");
             Ok::<_, MachineError>((Arc::new(maker), worker))
         };
         let Some(bytes) = shared.window else {

@@ -3,18 +3,22 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::programs::Programs;
-use crate::accelerator::{Meter, Open, Report, WorkerError, WorkerProcess, WorkerProgram};
+use crate::accelerator::{
+    Measures, Meter, Open, Ready, Report, WorkerError, WorkerProcess, WorkerProgram, printable,
+};
 use crate::vmm::sys;
 
 /// How long after a worker was started the next may be: a guest that resets its device for ever costs the host no more.
 const START_INTERVAL: Duration = Duration::from_millis(250);
+/// How soon an accelerator must be refused for another try with fewer measures.
+const RETRY: Duration = Duration::from_secs(20);
 /// How often a worker is asked whether it is there.
 const PING_PERIOD: Duration = Duration::from_secs(2);
 /// How long it may take to answer.
@@ -29,6 +33,8 @@ pub(super) struct Maker {
     meter: Meter,
     /// When the last one was started.
     last: Mutex<Option<Instant>>,
+    /// With what of the measures to try the accelerator opens, as the first one found, before the guest ran.
+    measures: OnceLock<Measures>,
 }
 
 impl Maker {
@@ -37,7 +43,14 @@ impl Maker {
     /// # Errors
     /// When there are no files left.
     pub(super) fn new(program: WorkerProgram, open: Open, memory: Vec<File>) -> io::Result<Self> {
-        Ok(Self { program, open, memory, meter: Meter::new()?, last: Mutex::new(None) })
+        Ok(Self {
+            program,
+            open,
+            memory,
+            meter: Meter::new()?,
+            last: Mutex::new(None),
+            measures: OnceLock::new(),
+        })
     }
 
     /// What a worker is told first.
@@ -48,14 +61,41 @@ impl Maker {
     /// Tells the operator that a worker was ended.
     pub(super) fn tell_end(&self, reason: &str) {
         let Open { guest, device, .. } = &self.open;
-        tracing::warn!(%guest, accelerator = %device, "the worker was ended: {reason}");
+        // A worker's own words may be in it.
+        tracing::warn!(%guest, accelerator = %device, "the worker was ended: {}", printable(reason));
     }
 
-    /// Starts a worker; answers with its accelerator's name too.
+    /// Starts a worker. The first finds out how far it can be confined with the accelerator still opening; those that follow
+    /// are confined as far, whatever the guest did meanwhile.
     ///
     /// # Errors
     /// When it can't be started, or the accelerator can't be opened.
-    pub(super) fn make(&self) -> Result<(WorkerProcess, String), WorkerError> {
+    pub(super) fn make(&self) -> Result<(WorkerProcess, Ready), WorkerError> {
+        if let Some(measures) = self.measures.get() {
+            return self.make_with(*measures);
+        }
+        let (begin, mut to_try) = (Instant::now(), Measures::to_try(&self.open.device).iter());
+        let mut first = None;
+        loop {
+            let measures = *to_try.next().unwrap_or(&self.open.measures);
+            let made = match self.make_with(measures) {
+                Err(error @ WorkerError::Refused { .. }) if to_try.len() > 0 && begin.elapsed() < RETRY => {
+                    first.get_or_insert(error);
+                    continue;
+                }
+                made => made?,
+            };
+            if let Some(error) = first {
+                let (Open { guest, device, .. }, error) = (&self.open, printable(&error.to_string()));
+                tracing::warn!(%guest, accelerator = %device, "the worker is confined less than others: {error}");
+            }
+            // Nobody else makes the first.
+            let _ = self.measures.set(measures);
+            return Ok(made);
+        }
+    }
+
+    fn make_with(&self, measures: Measures) -> Result<(WorkerProcess, Ready), WorkerError> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(last) = *last {
             std::thread::sleep(START_INTERVAL.saturating_sub(last.elapsed()));
@@ -63,7 +103,8 @@ impl Maker {
         *last = Some(Instant::now());
         drop(last);
         let memory: Vec<BorrowedFd<'_>> = self.memory.iter().map(File::as_fd).collect();
-        WorkerProcess::spawn(&self.program, &self.open, &memory, &self.meter)
+        let open = Open { measures, ..self.open.clone() };
+        WorkerProcess::spawn(&self.program, &open, &memory, &self.meter)
     }
 }
 

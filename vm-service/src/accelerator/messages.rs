@@ -1,0 +1,93 @@
+//! What a worker writes to its standard error, in this process's log: there it is told as this process's own messages are,
+//! with their limits. A worker that a guest has taken over writes what and as much as it likes.
+
+use std::io::{self, BufRead as _, BufReader, Read};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Of a longer line the rest is left out.
+const LINE: u64 = 1024;
+/// How long the last words of a worker that is gone are waited for.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// The thread that hears them.
+#[derive(Debug)]
+pub(super) struct Messages(JoinHandle<()>);
+
+impl Messages {
+    /// Hears `source` to its end.
+    ///
+    /// # Errors
+    /// When there are no threads left.
+    pub(super) fn hear(worker: u32, source: impl Read + Send + 'static) -> io::Result<Self> {
+        let hear = move || relay(worker, source);
+        Ok(Self(std::thread::Builder::new().name("messages".into()).spawn(hear)?))
+    }
+
+    /// Waits a little until all was heard from a worker that is gone.
+    pub(super) fn wait(&self) {
+        let until = Instant::now() + LAST_WORDS;
+        while !self.0.is_finished() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+fn relay(worker: u32, source: impl Read) {
+    let mut source = BufReader::new(source);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        match source.by_ref().take(LINE).read_until(b'\n', &mut line) {
+            Ok(0) | Err(_) => return,
+            Ok(_) => tell(worker, &line),
+        }
+        // What of the line was too long.
+        while line.last() != Some(&b'\n') {
+            line.clear();
+            match source.by_ref().take(LINE).read_until(b'\n', &mut line) {
+                Ok(0) | Err(_) => return,
+                Ok(_) => {}
+            }
+        }
+    }
+}
+
+/// Tells a line at the level that it begins with.
+fn tell(worker: u32, line: &[u8]) {
+    let line = printable(&String::from_utf8_lossy(line));
+    let (level, text) = line.split_once(' ').unwrap_or(("", &line));
+    match level {
+        "TRACE" => tracing::trace!(worker, "{text}"),
+        "DEBUG" => tracing::debug!(worker, "{text}"),
+        "INFO" => tracing::info!(worker, "{text}"),
+        "WARN" => tracing::warn!(worker, "{text}"),
+        "ERROR" => tracing::error!(worker, "{text}"),
+        _ => tracing::warn!(worker, "{line}"),
+    }
+}
+
+/// Text of a worker as it may go to a terminal: on one line, and not without end.
+pub(crate) fn printable(text: &str) -> String {
+    let clean = |letter: char| if letter.is_control() { ' ' } else { letter };
+    text.trim().chars().take(LINE as usize).map(clean).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_worker_says_stays_on_one_short_line() {
+        let check = |text: &str, expect: &str| assert_eq!(printable(text), expect);
+        check(" WARN a \u{1b}[2Jb\n", "WARN a  [2Jb");
+        check("a\r\nb\u{9b}c\0", "a  b c");
+        assert_eq!(printable(&"ä".repeat(1 << 20)).chars().count(), LINE as usize);
+    }
+
+    #[test]
+    fn a_line_without_an_end_takes_no_memory_and_those_behind_it_are_heard() {
+        let long = io::repeat(b'x').take(64 << 20).chain(&b"\nlast\n"[..]);
+        Messages::hear(1, long).unwrap().0.join().unwrap();
+    }
+}

@@ -1,0 +1,91 @@
+//! What a worker may open, by Landlock, which also keeps it from tracing processes that are not its own, and from sending
+//! them signals.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use landlock::{
+    ABI, Access as _, AccessFs, LandlockStatus, Ruleset, RulesetAttr as _, RulesetCreatedAttr as _,
+    RulesetError, RulesetStatus, Scope, path_beneath_rules,
+};
+
+use super::Profile;
+
+/// The newest version whose rights are named here; what an older Linux kernel does not know is left out.
+const VERSION: ABI = ABI::V6;
+/// What any worker reads: about itself and the machine.
+const MACHINE: &[&str] = &["/proc", "/sys"];
+/// Where libraries and their settings are.
+const LIBRARIES: &[&str] =
+    &["/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc", "/opt", "/nix/store", "/run/opengl-driver"];
+/// Nodes that are no accelerator's.
+const HARMLESS: &[&str] = &["/dev/null", "/dev/urandom", "/dev/random"];
+
+/// What is in force.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Reach {
+    /// Only files that are allowed can be opened.
+    pub(super) files: bool,
+    /// Signals stay within the process.
+    pub(super) signals: bool,
+}
+
+/// The device nodes of a GPU's driver, and the folders with more of them.
+pub(super) fn devices() -> Vec<PathBuf> {
+    let nodes = fs::read_dir("/dev").into_iter().flatten().flatten();
+    nodes
+        .filter(|node| node.file_name().to_string_lossy().starts_with("nvidia"))
+        .map(|node| node.path())
+        .collect()
+}
+
+/// From here on this thread, and those that it begins, read what the machine says of itself. A driver's library also reads
+/// libraries, and opens `devices` for whatever it likes.
+///
+/// # Errors
+/// The Linux kernel's.
+pub(super) fn restrict(profile: Profile, devices: &[PathBuf]) -> Result<Reach, String> {
+    let read = AccessFs::from_read(VERSION);
+    let node = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::ReadDir | AccessFs::IoctlDev;
+    // As the worker was told them; an empty entry would be the working directory, which is the root.
+    let named = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let named: Vec<PathBuf> =
+        std::env::split_paths(&named).filter(|path| path.is_absolute() && path != Path::new("/")).collect();
+    let (libraries, named) = match profile {
+        Profile::Own => (&[][..], &[][..]),
+        Profile::Driver => (LIBRARIES, &named[..]),
+    };
+    let restricted = || {
+        Ruleset::default()
+            .handle_access(AccessFs::from_all(VERSION))?
+            .scope(Scope::from_all(VERSION))?
+            .create()?
+            .add_rules(path_beneath_rules(MACHINE, read))?
+            .add_rules(path_beneath_rules(libraries, read))?
+            .add_rules(path_beneath_rules(named, read))?
+            .add_rules(path_beneath_rules(HARMLESS, AccessFs::ReadFile | AccessFs::WriteFile))?
+            .add_rules(path_beneath_rules(devices, node))?
+            .restrict_self()
+    };
+    in_force(restricted())
+}
+
+/// As [`restrict`], but whatever the user may open can be opened.
+///
+/// # Errors
+/// The Linux kernel's.
+pub(super) fn restrict_signals() -> Result<Reach, String> {
+    let restricted = || Ruleset::default().scope(Scope::from_all(VERSION))?.create()?.restrict_self();
+    in_force(restricted()).map(|reach| Reach { files: false, ..reach })
+}
+
+fn in_force(restricted: Result<landlock::RestrictionStatus, RulesetError>) -> Result<Reach, String> {
+    let status = restricted.map_err(|error| error.to_string())?;
+    let version = match status.landlock {
+        LandlockStatus::Available { effective_abi, .. } if status.ruleset != RulesetStatus::NotEnforced => {
+            effective_abi
+        }
+        _ => return Ok(Reach::default()),
+    };
+    Ok(Reach { files: true, signals: version >= ABI::V6 })
+}

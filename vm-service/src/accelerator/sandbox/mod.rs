@@ -1,0 +1,194 @@
+//! What a worker gives up before it looks at anything that a guest wrote.
+//!
+//! ```text
+//! enter      descriptors, session, new privileges, core dumps
+//! settle     its user, what it may open (Landlock), and its life beyond the VMM's; threads that begin later inherit it
+//!            ── the accelerator is opened, and its first kernel runs ──
+//! confine    system calls, and their arguments, on all threads
+//! ```
+//!
+//! The first and the last are essential: a worker that can't have them does not start. A machine may refuse the second
+//! (a container without the right to change users, a Linux kernel without Landlock); the worker then goes on without, and
+//! [`Confinement`] says so.
+
+mod calls;
+mod files;
+#[cfg(test)]
+mod tests;
+mod user;
+
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal, getrlimit, setrlimit};
+use serde::{Deserialize, Serialize};
+
+use super::sys;
+pub(super) use calls::confine;
+
+/// Descriptors that a worker may have: those of a GPU's driver are dozens.
+const FILES: u64 = 1024;
+/// Threads that a worker with a user of its own may have.
+const THREADS: u64 = 4096;
+/// How far its first stack may grow.
+const STACK: u64 = 64 << 20;
+
+/// What a worker needs depends on what its accelerator is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Profile {
+    /// Code that this program maps itself: any system call but a few ends the process.
+    Own,
+    /// A driver's library, which opens files and talks to device nodes: other calls fail.
+    Driver,
+}
+
+impl Profile {
+    /// Of the worker for `cpu`, or a PCI address.
+    pub(super) fn of(device: &str) -> Self {
+        if device == "cpu" { Self::Own } else { Self::Driver }
+    }
+}
+
+/// What [`settle`] tries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Measures {
+    /// Becomes a user that nobody else is.
+    pub(crate) user: bool,
+    /// Opens only what it needs.
+    pub(crate) files: bool,
+}
+
+impl Measures {
+    /// What to try, one after the other, until the accelerator opens: a driver's library may have been put where only root
+    /// gets at it. The CPU opens with all of them.
+    pub(crate) fn to_try(device: &str) -> &'static [Self] {
+        const ALL: &[Measures] = &[
+            Measures { user: true, files: true },
+            Measures { user: true, files: false },
+            Measures { user: false, files: false },
+        ];
+        match Profile::of(device) {
+            Profile::Own => &ALL[..1],
+            Profile::Driver => ALL,
+        }
+    }
+}
+
+/// How far a worker is confined, beyond what every worker is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Confinement {
+    /// The user that only this worker is.
+    pub(crate) user: Option<u32>,
+    /// Whether it can open only what it needs, and reaches no other process through `/proc`.
+    pub(crate) files: bool,
+    /// Whether the Linux kernel refuses its signals to others, whoever they belong to.
+    pub(crate) signals: bool,
+    /// What it goes without, and why.
+    pub(crate) missing: Vec<String>,
+}
+
+impl fmt::Display for Confinement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("system calls")?;
+        if self.files {
+            f.write_str(", files")?;
+        }
+        if self.signals {
+            f.write_str(", signals")?;
+        }
+        if let Some(user) = self.user {
+            write!(f, ", as user {user}")?;
+        }
+        for missing in &self.missing {
+            write!(f, "; without {missing}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The first part. Answers with the socket: of all descriptors only the three standard ones are kept.
+///
+/// # Errors
+/// The Linux kernel's, with what it refused.
+pub(super) fn enter() -> Result<OwnedFd, String> {
+    let failed = |what: &'static str| move |error: io::Error| format!("{what} failed: {error}");
+    let socket = sys::keep_standard().map_err(failed("closing inherited descriptors"))?;
+    // It fails when the process leads a session already, as when it is started by hand.
+    let _ = rustix::process::setsid();
+    rustix::thread::set_no_new_privs(true)
+        .map_err(|error| failed("giving up new privileges")(error.into()))?;
+    limit(Resource::Core, 0)?;
+    limit(Resource::Nofile, FILES)?;
+    limit(Resource::Stack, STACK)?;
+    Ok(socket)
+}
+
+/// The second part, while there is one thread. What can't be had is told in the answer.
+pub(super) fn settle(profile: Profile, measures: Measures) -> Confinement {
+    let mut confinement = Confinement::default();
+    let missing = &mut confinement.missing;
+    let devices = match profile {
+        Profile::Own => Vec::new(),
+        Profile::Driver => files::devices(),
+    };
+    // The user first: changing it takes rights and a signal between threads that Landlock could refuse.
+    if measures.user {
+        match user::become_nobody_else(&devices)
+            .and_then(|user| limit(Resource::Nproc, THREADS).map(|()| user))
+        {
+            Ok(user) => confinement.user = Some(user),
+            Err(reason) => missing.push(format!("a user of its own ({reason})")),
+        }
+    } else {
+        missing.push("a user of its own (the accelerator does not open so)".into());
+    }
+    // It would be reset by a change of the user. Whoever starts workers is a thread that stays.
+    if let Err(error) = rustix::process::set_parent_process_death_signal(Some(Signal::KILL)) {
+        missing.push(format!("its end with the VMM's ({error})"));
+    }
+    if let Err(error) = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        missing.push(format!("protection from other processes of its user ({error})"));
+    }
+    let landlock = match measures.files {
+        true => files::restrict(profile, &devices),
+        false => {
+            missing.push("Landlock's limits on files (the accelerator does not open so)".into());
+            files::restrict_signals()
+        }
+    };
+    match landlock {
+        Ok(reach) => {
+            (confinement.files, confinement.signals) = (reach.files, reach.signals);
+            if measures.files && !reach.files {
+                missing.push("Landlock's limits on files (the Linux kernel has none)".into());
+            }
+            if !reach.signals {
+                missing.push("Landlock's limits on signals (Linux has them from 6.12 on)".into());
+            }
+        }
+        Err(reason) => missing.push(format!("Landlock ({reason})")),
+    }
+    confinement
+}
+
+/// Limits the memory that only this process has (`RLIMIT_DATA`) to `bytes`: the guest's RAM does not count. Mappings that
+/// the limit does not know are refused by [`confine`].
+///
+/// # Errors
+/// The Linux kernel's.
+pub(super) fn limit_memory(bytes: u64) -> Result<(), String> {
+    limit(Resource::Data, bytes)
+}
+
+fn limit(resource: Resource, most: u64) -> Result<(), String> {
+    let now = getrlimit(resource);
+    let hard = now.maximum.map_or(most, |hard| hard.min(most));
+    let soft = match resource {
+        // The C library takes it for the stacks of a driver's threads.
+        Resource::Stack => now.current.map_or(hard, |soft| soft.min(hard)),
+        _ => hard,
+    };
+    let limit = Rlimit { current: Some(soft), maximum: Some(hard) };
+    setrlimit(resource, limit).map_err(|error| format!("limiting resources failed: {error}"))
+}
