@@ -94,6 +94,8 @@ pub mod module;
 pub mod mutate;
 pub mod op;
 pub mod semantics;
+#[cfg(feature = "arbitrary")]
+pub mod shapes;
 pub mod text;
 pub mod types;
 pub mod valid;

@@ -41,6 +41,8 @@
 
 pub mod artifact;
 pub mod cache;
+#[cfg(test)]
+mod growth;
 pub mod legal;
 pub mod range;
 mod reject;

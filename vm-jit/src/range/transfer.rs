@@ -1,6 +1,6 @@
 //! How facts go through ops, and what a condition teaches.
 
-use super::{Below, Fact, Walk};
+use super::{Below, Fact, MAX_LEARNT, Walk};
 use vm_ir::limits::{MAX_EXTENT, MAX_GRID_X, MAX_GRID_YZ, WARP};
 use vm_ir::module::{Op, Place};
 use vm_ir::op::{Axis, Opcode};
@@ -154,19 +154,31 @@ impl Walk<'_> {
     }
 
     /// Narrows what is known by a condition that holds, or does not.
-    pub(super) fn learn(&mut self, condition: Value, holds: bool, depth: usize) {
+    pub(super) fn learn(&mut self, condition: Value, holds: bool) {
+        self.learnt = 0;
+        self.learn_of(condition, holds, 0);
+    }
+
+    /// Is there still something to learn from the condition at hand? Otherwise what is known is kept.
+    fn may_learn(&mut self, depth: usize) -> bool {
+        self.ranges.steps += 1;
+        self.learnt += 1;
+        self.learnt <= MAX_LEARNT && depth <= MAX_DEPTH
+    }
+
+    fn learn_of(&mut self, condition: Value, holds: bool, depth: usize) {
         let Some(op) = self.defs[self.canon[condition.index()] as usize] else { return };
-        if depth > MAX_DEPTH {
+        if !self.may_learn(depth) {
             return;
         }
         let pair = || (op.operands[0], op.operands[1]);
         match (op.code, holds) {
             (Opcode::And, true) | (Opcode::Or, false) => {
                 let (a, b) = pair();
-                self.learn(a, holds, depth + 1);
-                self.learn(b, holds, depth + 1);
+                self.learn_of(a, holds, depth + 1);
+                self.learn_of(b, holds, depth + 1);
             }
-            (Opcode::Not, _) => self.learn(op.operands[0], !holds, depth + 1),
+            (Opcode::Not, _) => self.learn_of(op.operands[0], !holds, depth + 1),
             (Opcode::LtS, true) | (Opcode::GeS, false) => self.less(pair().0, pair().1, 1),
             (Opcode::LeS, true) | (Opcode::GtS, false) => self.less(pair().0, pair().1, 0),
             (Opcode::GtS, true) | (Opcode::LeS, false) => self.less(pair().1, pair().0, 1),
@@ -202,7 +214,11 @@ impl Walk<'_> {
     }
 
     fn narrow(&mut self, value: Value, low: Option<i128>, high: Option<i128>, below: &[Below], depth: usize) {
-        let mut fact = self.fact(value).clone();
+        if !self.may_learn(depth) {
+            return;
+        }
+        let known = self.fact(value);
+        let mut fact = known.clone();
         fact.low = low.map_or(fact.low, |low| fact.low.max(low));
         fact.high = high.map_or(fact.high, |high| fact.high.min(high));
         below.iter().for_each(|b| fact.add_below(*b));
@@ -210,11 +226,11 @@ impl Walk<'_> {
             // Code that is never reached; any fact will do.
             return;
         }
-        self.set(value, fact);
-        let Some(op) = self.defs[self.canon[value.index()] as usize] else { return };
-        if depth >= MAX_DEPTH {
+        if fact == *known {
             return;
         }
+        self.set(value, fact);
+        let Some(op) = self.defs[self.canon[value.index()] as usize] else { return };
         // What holds for the result of these holds for an operand.
         match op.code {
             Opcode::Sext => self.narrow(op.operands[0], low, high, below, depth + 1),

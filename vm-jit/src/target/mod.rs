@@ -2,6 +2,7 @@
 //! does and has its options, `writer.rs` writes.
 
 pub mod cpu;
+mod flow;
 mod poly;
 pub mod ptx;
 

@@ -7,9 +7,9 @@
 //! may come out of every load.
 
 use super::writer::Writer;
+use crate::target::flow::Edges;
 use cranelift_codegen::ir::condcodes::FloatCC;
 use cranelift_codegen::ir::{InstBuilder, Opcode as Clif, Value as Ssa, ValueDef, types};
-use std::collections::HashMap;
 use vm_ir::module::{Op, Place, Region};
 use vm_ir::op::{Opcode, Shape};
 use vm_ir::{Kernel, Scalar, Value};
@@ -18,6 +18,8 @@ use vm_ir::{Kernel, Scalar, Value};
 pub(super) struct Floats {
     number: Vec<bool>,
     unsigned_zero: Vec<bool>,
+    /// Edges that were followed to find it.
+    pub(super) steps: u64,
 }
 
 /// What is known of the operands of a lesser or greater, and of its result.
@@ -38,9 +40,10 @@ impl Floats {
         let mut maker = Maker {
             kernel,
             flows: Vec::new(),
-            defs: HashMap::new(),
+            ops: Vec::new(),
             number: vec![true; all],
             unsigned_zero: vec![true; all],
+            steps: 0,
         };
         for param in kernel.params() {
             if let vm_ir::module::ParamKind::Scalar { value, .. } = param.kind {
@@ -48,8 +51,11 @@ impl Floats {
             }
         }
         maker.region(kernel.body());
-        maker.settle();
-        Floats { number: maker.number, unsigned_zero: maker.unsigned_zero }
+        maker.settle_numbers();
+        maker.settle_zeros();
+        let floats = Floats { number: maker.number, unsigned_zero: maker.unsigned_zero, steps: maker.steps };
+        tracing::trace!(kernel = kernel.name(), steps = floats.steps, "floats");
+        floats
     }
 
     /// Of an op that takes the lesser or the greater of two floats, or of those of a warp.
@@ -66,9 +72,11 @@ struct Maker<'k> {
     /// Values that become another where control flow joins, or by way of a shared array; by index, the arrays behind the
     /// values.
     flows: Vec<(usize, usize)>,
-    defs: HashMap<Value, &'k Op>,
+    /// What regions yield and shared arrays hold is told of by the flows; these are the other ops.
+    ops: Vec<&'k Op>,
     number: Vec<bool>,
     unsigned_zero: Vec<bool>,
+    steps: u64,
 }
 
 impl<'k> Maker<'k> {
@@ -90,8 +98,8 @@ impl<'k> Maker<'k> {
 
     fn region(&mut self, region: &'k Region) {
         for op in &region.ops {
-            for value in &op.results {
-                self.defs.insert(*value, op);
+            if op.regions.is_empty() && !is_followed(op) {
+                self.ops.push(op);
             }
             match op.code.shape() {
                 Shape::For => {
@@ -114,39 +122,68 @@ impl<'k> Maker<'k> {
         }
     }
 
-    /// Begins with the best and takes back what does not hold, until all holds.
-    fn settle(&mut self) {
-        loop {
-            let mut changed = false;
-            let mut lose = |known: &mut bool, holds: bool| {
-                changed |= *known && !holds;
-                *known &= holds;
-            };
-            for (value, op) in &self.defs {
-                if op.regions.is_empty() && !is_followed(op) {
-                    let holds = is_number(self.kernel, op, |v| self.number[v.index()]);
-                    lose(&mut self.number[value.index()], holds);
+    /// Begins with the best and takes back what does not hold, and what that was needed for, until all holds.
+    fn settle_numbers(&mut self) {
+        let nodes = self.number.len();
+        let uses = self.ops.iter().enumerate();
+        let uses: Vec<_> =
+            uses.flat_map(|(at, op)| op.operands.iter().map(move |value| (value.index(), at))).collect();
+        let (uses, flows) = (Edges::new(nodes, &uses), Edges::new(nodes, &self.flows));
+        let lost = |number: &mut [bool], op: &Op| {
+            let value = op.result()?.index();
+            let loses = number[value] && !is_number(self.kernel, op, |v| number[v.index()]);
+            number[value] &= !loses;
+            loses.then_some(value)
+        };
+        let mut due: Vec<usize> = (0..nodes).filter(|node| !self.number[*node]).collect();
+        for op in &self.ops {
+            due.extend(lost(&mut self.number, op));
+        }
+        while let Some(node) = due.pop() {
+            for at in uses.from(node) {
+                self.steps += 1;
+                due.extend(lost(&mut self.number, self.ops[at]));
+            }
+            for to in flows.from(node) {
+                self.steps += 1;
+                if std::mem::replace(&mut self.number[to], false) {
+                    due.push(to);
                 }
             }
-            for (from, to) in &self.flows {
-                let holds = self.number[*from];
-                lose(&mut self.number[*to], holds);
-                let holds = self.unsigned_zero[*to];
-                lose(&mut self.unsigned_zero[*from], holds);
+        }
+    }
+
+    /// The same for the signs of zeros, against the way that values take.
+    fn settle_zeros(&mut self) {
+        let nodes = self.unsigned_zero.len();
+        let back: Vec<_> = self.flows.iter().map(|(from, to)| (*to, *from)).collect();
+        let flows = Edges::new(nodes, &back);
+        let results = self.ops.iter().enumerate();
+        let results: Vec<_> =
+            results.filter_map(|(at, op)| op.result().map(|value| (value.index(), at))).collect();
+        let defs = Edges::new(nodes, &results);
+        let lose = |known: &mut [bool], op: &Op, due: &mut Vec<usize>| {
+            let after = op.result().is_some_and(|value| known[value.index()]);
+            for (index, value) in op.operands.iter().enumerate() {
+                if !loses_sign(op.code, index, after) && std::mem::replace(&mut known[value.index()], false) {
+                    due.push(value.index());
+                }
             }
-            let result = |op: &Op, known: &[bool]| op.result().is_some_and(|v| known[v.index()]);
-            self.kernel.for_each_op(&mut |op| {
-                // What regions yield and shared arrays hold is told of by the flows.
-                if !op.regions.is_empty() || is_followed(op) {
-                    return;
+        };
+        let mut due: Vec<usize> = (0..nodes).filter(|node| !self.unsigned_zero[*node]).collect();
+        for op in &self.ops {
+            lose(&mut self.unsigned_zero, op, &mut due);
+        }
+        while let Some(node) = due.pop() {
+            for at in defs.from(node) {
+                self.steps += 1 + self.ops[at].operands.len() as u64;
+                lose(&mut self.unsigned_zero, self.ops[at], &mut due);
+            }
+            for from in flows.from(node) {
+                self.steps += 1;
+                if std::mem::replace(&mut self.unsigned_zero[from], false) {
+                    due.push(from);
                 }
-                let after = result(op, &self.unsigned_zero);
-                for (i, value) in op.operands.iter().enumerate() {
-                    lose(&mut self.unsigned_zero[value.index()], loses_sign(op.code, i, after));
-                }
-            });
-            if !changed {
-                return;
             }
         }
     }
@@ -271,5 +308,17 @@ impl Writer<'_, '_> {
         let (Clif::Splat, [mask]) = made_by(*mask)? else { return None };
         let whole = self.type_of(*mask).bits();
         (self.constant(*mask)? == i64::MAX >> (64 - whole)).then_some(*bits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_work_is_linear() {
+        crate::growth::check("floats", 10, |module| {
+            module.kernels().iter().map(|kernel| Floats::of(kernel).steps + 1).sum()
+        });
     }
 }

@@ -18,6 +18,7 @@
 
 use super::rounds::Strides;
 use crate::range::Ranges;
+use std::cell::Cell;
 use vm_ir::limits::WARP;
 use vm_ir::module::{Op, ParamKind, Place, Region};
 use vm_ir::op::{BarrierScope, Effect, Opcode, Shape};
@@ -98,6 +99,8 @@ pub(super) struct Plan<'k> {
     pub(super) shared_bytes: u32,
     /// Bytes of shared arrays and slots.
     pub(super) bytes: u64,
+    /// Ops and uses that were looked at to make it.
+    pub(super) spent: u64,
 }
 
 /// Bytes that a value takes in memory.
@@ -124,6 +127,7 @@ impl<'k> Plan<'k> {
             grouped: vec![0; kernel.values().len()],
             groups: 1,
             loaded: vec![BLOCK; kernel.values().len()],
+            steps: Cell::new(0),
         };
         for param in kernel.params() {
             if let ParamKind::Scalar { value, .. } = param.kind {
@@ -202,6 +206,7 @@ struct Maker<'k, 'f> {
     groups: usize,
     /// By value: the last scope of threads that loads it.
     loaded: Vec<Scope>,
+    steps: Cell<u64>,
 }
 
 impl<'k> Maker<'k, '_> {
@@ -237,6 +242,7 @@ impl<'k> Maker<'k, '_> {
         let mut steps = Vec::new();
         let mut group: Vec<&'k Op> = Vec::new();
         for op in ops {
+            self.step();
             if self.movable(op, level, scope) {
                 self.define(op, scope);
                 steps.push(Step::Once(op));
@@ -294,6 +300,7 @@ impl<'k> Maker<'k, '_> {
     }
 
     fn define_all(&mut self, op: &'k Op, scope: Scope) {
+        self.step();
         self.define(op, scope);
         if let Some(value) = op.result().filter(|value| is_soon_done(op, self.kernel.type_of(*value))) {
             self.soon[value.index()] = Some(op);
@@ -408,7 +415,12 @@ impl<'k> Maker<'k, '_> {
         }
     }
 
+    fn step(&self) {
+        self.steps.set(self.steps.get() + 1);
+    }
+
     fn used(&mut self, value: Value, scope: Scope) {
+        self.step();
         if visible(&self.scopes, self.defs[value.index()], scope) {
             return;
         }
@@ -432,6 +444,7 @@ impl<'k> Maker<'k, '_> {
     /// The op that a thread may do again in a scope rather than keep its result: all that it takes, down to so many ops
     /// below it, is at hand there or can be had again too.
     fn known_again(&self, value: Value, scope: Scope, depth: usize) -> Option<&'k Op> {
+        self.step();
         let op = self.soon[value.index()].filter(|_| depth > 0)?;
         let at_hand = |v: &Value| {
             visible(&self.scopes, self.defs[v.index()], scope)
@@ -528,6 +541,22 @@ impl<'k> Maker<'k, '_> {
             slots[index] = slots[carried.index()];
         }
         let bytes = u64::from(take(0));
-        Plan { steps, scopes: self.scopes, defs: self.defs, slots, shared, block_bytes, shared_bytes, bytes }
+        let (scopes, defs, spent) = (self.scopes, self.defs, self.steps.get());
+        let plan = Plan { steps, scopes, defs, slots, shared, block_bytes, shared_bytes, bytes, spent };
+        tracing::trace!(kernel = self.kernel.name(), steps = plan.spent, "plan");
+        plan
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_work_is_linear() {
+        crate::growth::check("plan", 20, |module| {
+            let kernels = module.kernels_with_facts();
+            kernels.map(|(kernel, facts)| Plan::of(kernel, facts, &Ranges::of(kernel)).spent).sum()
+        });
     }
 }

@@ -4,7 +4,7 @@
 //! a change of type within a width costs nothing.
 
 /// What a register holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Class {
     Pred,
     B16,
@@ -24,7 +24,7 @@ impl Class {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Reg {
     pub(super) class: Class,
     number: u32,
@@ -79,6 +79,8 @@ impl<'a> From<&'a str> for Arg<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Asm {
     pub(super) text: String,
+    /// How many there are.
+    pub(super) instructions: u64,
     counts: [u32; 4],
     labels: u32,
 }
@@ -176,6 +178,7 @@ impl Asm {
 
     /// One instruction, under a predicate if there is one.
     pub(super) fn ins(&mut self, when: Option<(Reg, bool)>, name: &str, args: &[Arg]) {
+        self.instructions += 1;
         self.text.push('\t');
         if let Some((reg, sense)) = when {
             self.text.push_str(if sense { "@" } else { "@!" });

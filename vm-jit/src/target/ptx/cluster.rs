@@ -13,6 +13,7 @@
 use super::asm::{Arg, Reg, def, ins, when};
 use super::memory::Address;
 use super::writer::Writer;
+use std::collections::HashSet;
 use vm_ir::Kernel;
 use vm_ir::module::{Op, Place, Region};
 use vm_ir::op::{Opcode, Shape};
@@ -24,12 +25,18 @@ pub(super) const BARRIERS: &str = "gathers";
 pub(super) const BARRIER_BYTES: u32 = 16;
 
 /// Where the blocks of a cluster make sure that all have begun.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Meeting {
-    /// Before this op they say so.
-    pub(super) arrive: *const Op,
-    /// Before this one they wait for the others.
-    pub(super) wait: *const Op,
+#[derive(Clone, Debug, Default)]
+pub(super) struct Meetings {
+    /// Before these ops they say so.
+    arrive: HashSet<*const Op>,
+    /// Before these they wait for the others.
+    wait: HashSet<*const Op>,
+}
+
+impl Meetings {
+    pub(super) fn is_empty(&self) -> bool {
+        self.wait.is_empty()
+    }
 }
 
 /// Does a region gather anything?
@@ -39,55 +46,77 @@ pub(super) fn gathers(region: &Region) -> bool {
 
 /// Is all of every shared array gathered before anything else is done with it? Then nobody sees what was there before.
 pub(super) fn gathered_first(kernel: &Kernel) -> bool {
-    let uses = |op: &Op, array: u16| op.place == Some(Place::Shared(array));
-    fn count(region: &Region, of: &impl Fn(&Op) -> bool) -> usize {
-        let inside = |op: &Op| op.regions.iter().map(|region| count(region, of)).sum::<usize>();
-        region.ops.iter().map(|op| usize::from(of(op)) + inside(op)).sum()
-    }
-    // In the region with all uses, the first op that has one must be the gather itself.
-    fn first<'r>(region: &'r Region, of: &impl Fn(&Op) -> bool) -> Option<&'r Op> {
-        let mut users =
-            region.ops.iter().filter(|op| of(op) || op.regions.iter().any(|region| count(region, of) > 0));
-        let user = users.next()?;
-        match (of(user), users.next()) {
-            (true, _) => Some(user),
-            (false, Some(_)) => None,
-            (false, None) => {
-                let mut within = user.regions.iter().filter(|region| count(region, of) > 0);
-                let only = within.next().filter(|_| within.next().is_none());
-                only.and_then(|region| first(region, of))
-            }
-        }
-    }
-    (0..kernel.shared().len() as u16).all(|array| {
-        let of = |op: &Op| uses(op, array);
-        count(kernel.body(), &of) == 0
-            || first(kernel.body(), &of).is_some_and(|op| op.code == Opcode::ClusterGather)
-    })
+    let Uses { all, gathered } = Uses::of(kernel.body());
+    all & !gathered == 0
 }
+
+/// Shared arrays, a bit for each.
+#[derive(Clone, Copy, Default)]
+struct Uses {
+    /// Those that a region or an op uses.
+    all: u64,
+    /// Of these, those that a gather is the first to use, on the only way to all uses.
+    gathered: u64,
+}
+
+impl Uses {
+    fn of(region: &Region) -> Uses {
+        let mut uses = Uses::default();
+        // What was in regions of an op so far: the gather there is on the way to nothing behind that op.
+        let mut inside = 0;
+        for op in &region.ops {
+            let own = Uses::of_op(op);
+            uses.gathered &= !(own.all & inside);
+            uses.gathered |= own.gathered & !uses.all;
+            if !op.regions.is_empty() {
+                inside |= own.all & !uses.all;
+            }
+            uses.all |= own.all;
+        }
+        uses
+    }
+
+    fn of_op(op: &Op) -> Uses {
+        let mut uses = Uses::default();
+        if let Some(Place::Shared(array)) = op.place {
+            uses.all = 1 << (u32::from(array) % u64::BITS);
+            uses.gathered = if op.code == Opcode::ClusterGather { uses.all } else { 0 };
+        }
+        for region in &op.regions {
+            let own = Uses::of(region);
+            uses.gathered = (uses.gathered | own.gathered) & !(uses.all & own.all);
+            uses.all |= own.all;
+        }
+        uses
+    }
+}
+
+const _: () = assert!(vm_ir::limits::MAX_SHARED_ARRAYS <= u64::BITS as usize);
 
 fn op_gathers(op: &Op) -> bool {
     op.code == Opcode::ClusterGather || op.regions.iter().any(gathers)
 }
 
 impl Writer<'_> {
-    /// The places at which the blocks of a cluster meet before a gather: one on every way to it.
-    pub(super) fn meetings(&self, region: &Region) -> Vec<Meeting> {
+    /// Adds the places at which the blocks of a cluster meet before a gather: one on every way to it.
+    pub(super) fn meetings(&self, region: &Region, meetings: &mut Meetings) {
         let mut due = region.ops.iter().filter(|op| op_gathers(op));
-        let (Some(op), more) = (due.next(), due.next()) else { return Vec::new() };
+        let (Some(op), more) = (due.next(), due.next()) else { return };
         let alike = |op: &Op| self.facts.uniformity(op.operands[0]) == Uniformity::Block;
         if more.is_none() && op.code.shape() == Shape::If && alike(op) {
-            return op.regions.iter().flat_map(|region| self.meetings(region)).collect();
+            op.regions.iter().for_each(|region| self.meetings(region, meetings));
+            return;
         }
         // Not before a block's own memory is zeroed, lest that wipes out what others gave.
         let zeroed = region.ops.iter().find(|op| self.zero_at.contains(&std::ptr::from_ref(*op)));
-        vec![Meeting { arrive: zeroed.unwrap_or(&region.ops[0]), wait: op }]
+        meetings.arrive.insert(zeroed.unwrap_or(&region.ops[0]));
+        meetings.wait.insert(op);
     }
 
     /// What the blocks do to meet, if it is before this op.
     pub(super) fn meet(&mut self, op: &Op) {
         let here = std::ptr::from_ref(op);
-        if self.meetings.iter().any(|meeting| meeting.arrive == here) {
+        if self.meetings.arrive.contains(&here) {
             let index = self.local_index();
             let first = def!(self, Pred, "setp.eq.u32", index, 0);
             for at in [0, 8] {
@@ -98,7 +127,7 @@ impl Writer<'_> {
             let order = if self.zeroes { "" } else { ".relaxed" };
             ins!(self, &format!("barrier.cluster.arrive{order}.aligned"));
         }
-        if self.meetings.iter().any(|meeting| meeting.wait == here) {
+        if self.meetings.wait.contains(&here) {
             ins!(self, "barrier.cluster.wait.aligned");
         }
     }

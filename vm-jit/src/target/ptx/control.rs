@@ -12,6 +12,7 @@ use super::asm::{Arg, Class, Reg, def, ins, when};
 use super::writer::{Watch, Writer};
 use crate::artifact::Guard;
 use crate::work::{self, LOOK, SHORT};
+use std::collections::HashSet;
 use vm_ir::Value;
 use vm_ir::module::{Op, Region};
 use vm_ir::op::Shape;
@@ -26,12 +27,14 @@ const UNROLLED_OPS: u64 = 8192;
 impl<'k> Writer<'k> {
     /// Moves values into registers as if at once.
     fn copy(&mut self, from: &[Reg], to: &[Reg]) {
-        let clash = |i: usize| to.iter().enumerate().any(|(j, target)| j < i && *target == from[i]);
+        let mut moved = HashSet::new();
         let safe: Vec<Reg> = from
             .iter()
-            .enumerate()
-            .map(|(i, source)| {
-                if !clash(i) {
+            .zip(to)
+            .map(|(source, target)| {
+                let clashes = moved.contains(source);
+                moved.insert(*target);
+                if !clashes {
                     return *source;
                 }
                 let kept = self.asm.new_reg(source.class);

@@ -140,11 +140,11 @@ pub(crate) fn head_rejects(options: &Options, kernel: &Kernel) -> Vec<RejectKind
 ///
 /// # Errors
 ///
-/// Kernels of a guest that may be stopped in a loop and whose blocks write into each other: a block that has left can't
+/// Kernels that come to too many instructions; those of a guest that may be stopped in a loop and whose blocks write into each other: a block that has left can't
 /// be written to.
 pub(crate) fn write(module: &ValidModule, options: &Options, target: String) -> Result<Artifact, Rejected> {
     let mut text = String::with_capacity(16 << 10);
-    let entries = writer::module(module, options, &mut text);
+    let entries = writer::module(module, options, &mut text)?;
     let stopped = |(kernel, entry): &(&Kernel, &Entry)| {
         kernel.cluster() > 1 && cluster::gathers(kernel.body()) && entry.params.guard.is_some()
     };

@@ -7,7 +7,7 @@
 
 use super::asm::{Arg, Class, Reg, def, when};
 use super::writer::Writer;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use vm_ir::Value;
 use vm_ir::module::{Op, Region};
 use vm_ir::op::Opcode;
@@ -17,9 +17,9 @@ impl<'k> Writer<'k> {
     /// a register for each lane of each value that a round yields.
     pub(super) fn hide_negated(&mut self, looped: &'k Op, carried: &[Reg]) {
         let Some(body) = looped.regions.last() else { return };
-        let mut made = HashMap::new();
-        looped.regions.iter().for_each(|region| definitions(region, &mut made));
-        if !made.values().any(|op| self.negates(op)) {
+        let mut negated = HashSet::new();
+        looped.regions.iter().for_each(|region| self.negated(region, &mut negated));
+        if negated.is_empty() {
             return;
         }
         let mut rest = carried;
@@ -27,7 +27,7 @@ impl<'k> Writer<'k> {
         for value in &body.yields {
             let (lanes, others) = rest.split_at(self.lanes(*value));
             rest = others;
-            if self.comes_of_negation(*value, &made) {
+            if negated.contains(value) {
                 hidden.extend(lanes.iter().copied().filter(|reg| reg.class != Class::Pred));
             }
         }
@@ -59,24 +59,15 @@ impl<'k> Writer<'k> {
         }
     }
 
-    fn comes_of_negation(&self, value: Value, made: &HashMap<Value, &Op>) -> bool {
-        let (mut seen, mut next) = (HashSet::new(), vec![value]);
-        while let Some(value) = next.pop() {
-            let Some(op) = made.get(&value).filter(|_| seen.insert(value)) else { continue };
-            if self.negates(op) {
-                return true;
+    /// Adds what in a region comes of a negation there. Whatever a value comes of stands before it, but for what loops carry,
+    /// which is not followed.
+    fn negated(&self, region: &Region, negated: &mut HashSet<Value>) {
+        for op in &region.ops {
+            op.regions.iter().for_each(|region| self.negated(region, negated));
+            let mut of = op.operands.iter().chain(op.regions.iter().flat_map(|region| &region.yields));
+            if of.any(|value| negated.contains(value)) || self.negates(op) {
+                negated.extend(&op.results);
             }
-            next.extend(&op.operands);
-            next.extend(op.regions.iter().flat_map(|region| &region.yields));
         }
-        false
-    }
-}
-
-/// The op that each value of a region and the regions in it comes of.
-fn definitions<'r>(region: &'r Region, made: &mut HashMap<Value, &'r Op>) {
-    for op in &region.ops {
-        made.extend(op.results.iter().map(|value| (*value, op)));
-        op.regions.iter().for_each(|region| definitions(region, made));
     }
 }

@@ -8,6 +8,7 @@
 
 use super::asm::{Class, Reg, def, when};
 use super::writer::Writer;
+use crate::target::flow::Edges;
 use vm_ir::module::{Op, Region};
 use vm_ir::op::Opcode;
 use vm_ir::{Kernel, Scalar, Value};
@@ -17,16 +18,37 @@ use vm_ir::{Kernel, Scalar, Value};
 pub(super) struct Negations {
     of: Vec<bool>,
     constants: Vec<Option<u64>>,
-    changed: bool,
+    /// Edges that were followed to find it.
+    pub(super) steps: u64,
+}
+
+/// From values to those that come of them. An op with regions is a node between, numbered behind the values: what it takes and
+/// what its regions yield goes into all that its regions begin with and into all that it gives.
+struct Flow<'k> {
+    kernel: &'k Kernel,
+    edges: Vec<(usize, usize)>,
+    nodes: usize,
+    /// The negations.
+    due: Vec<usize>,
 }
 
 impl Negations {
     pub(super) fn of(kernel: &Kernel) -> Negations {
         let count = kernel.values().len();
-        let mut negations = Negations { of: vec![false; count], constants: vec![None; count], changed: true };
-        // What a loop carries comes of what its rounds yield.
-        while std::mem::take(&mut negations.changed) {
-            negations.region(kernel, kernel.body());
+        let mut negations = Negations { of: vec![false; count], constants: vec![None; count], steps: 0 };
+        let mut flow = Flow { kernel, edges: Vec::new(), nodes: count, due: Vec::new() };
+        negations.region(kernel.body(), &mut flow);
+        let Flow { edges, nodes, mut due, .. } = flow;
+        let edges = Edges::new(nodes, &edges);
+        negations.of.resize(nodes, false);
+        due.iter().for_each(|node| negations.of[*node] = true);
+        while let Some(node) = due.pop() {
+            for to in edges.from(node) {
+                negations.steps += 1;
+                if !std::mem::replace(&mut negations.of[to], true) {
+                    due.push(to);
+                }
+            }
         }
         negations
     }
@@ -36,11 +58,11 @@ impl Negations {
         self.of[value.index()]
     }
 
-    fn region(&mut self, kernel: &Kernel, region: &Region) {
-        region.ops.iter().for_each(|op| self.op(kernel, op));
+    fn region(&mut self, region: &Region, flow: &mut Flow<'_>) {
+        region.ops.iter().for_each(|op| self.op(op, flow));
     }
 
-    fn op(&mut self, kernel: &Kernel, op: &Op) {
+    fn op(&mut self, op: &Op, flow: &mut Flow<'_>) {
         if op.code == Opcode::Const
             && let ([value], [bits]) = (&op.results[..], &op.immediates[..])
         {
@@ -50,14 +72,26 @@ impl Negations {
         if op.place.is_some() {
             return;
         }
-        let mut negated = self.any(&op.operands) || self.negates(kernel, op);
-        for region in &op.regions {
-            self.add(kernel, &region.args, negated);
-            self.region(kernel, region);
-            negated |= self.any(&region.yields);
+        if op.regions.is_empty() {
+            let Some(result) = op.result().filter(|value| flow.follows(*value)) else { return };
+            flow.edges.extend(op.operands.iter().map(|value| (value.index(), result.index())));
+            if self.negates(flow.kernel, op) {
+                flow.due.push(result.index());
+            }
+            return;
         }
-        op.regions.iter().for_each(|region| self.add(kernel, &region.args, negated));
-        self.add(kernel, &op.results, negated);
+        let node = flow.nodes;
+        flow.nodes += 1;
+        for region in &op.regions {
+            self.region(region, flow);
+        }
+        let into = op.operands.iter().chain(op.regions.iter().flat_map(|region| &region.yields));
+        flow.edges.extend(into.map(|value| (value.index(), node)));
+        for value in op.results.iter().chain(op.regions.iter().flat_map(|region| &region.args)) {
+            if flow.follows(*value) {
+                flow.edges.push((node, value.index()));
+            }
+        }
     }
 
     /// Is it a negation, or may it become one when more is known of its operands?
@@ -75,19 +109,12 @@ impl Negations {
                 _ => false,
             }
     }
+}
 
-    fn any(&self, values: &[Value]) -> bool {
-        values.iter().any(|value| self.has(*value))
-    }
-
-    fn add(&mut self, kernel: &Kernel, values: &[Value], negated: bool) {
-        for value in values {
-            // No bool is a negation, and what a bool selects comes in by itself.
-            let new =
-                negated && !self.has(*value) && kernel.values()[value.index()].ty.scalar() != Scalar::Bool;
-            self.of[value.index()] |= new;
-            self.changed |= new;
-        }
+impl Flow<'_> {
+    /// No bool is a negation, and what a bool selects comes in by itself.
+    fn follows(&self, value: Value) -> bool {
+        self.kernel.type_of(value).scalar() != Scalar::Bool
     }
 }
 
@@ -107,5 +134,17 @@ impl Writer<'_> {
         let never = self.never();
         when!(self, never, true, "not.b32", hidden, hidden);
         hidden
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_work_is_linear() {
+        crate::growth::check("negations", 10, |module| {
+            module.kernels().iter().map(|kernel| Negations::of(kernel).steps + 1).sum()
+        });
     }
 }

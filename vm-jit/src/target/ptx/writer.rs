@@ -1,13 +1,15 @@
 //! A module's text: head, kernels, parameters, and the walk over ops.
 
 use super::asm::{Arg, Asm, Class, Label, Reg, def, ins};
-use super::cluster::{BARRIER_BYTES, BARRIERS, Meeting};
+use super::cluster::{BARRIER_BYTES, BARRIERS, Meetings};
 use super::legal::{Way, way};
 use super::triple::Negations;
 use super::{Options, STATIC_SHARED};
 use crate::artifact::{Entry, ParamLayout, Slot};
 use crate::legal::key;
 use crate::range::Ranges;
+use crate::reject::{Reject, RejectKind, Rejected};
+use std::collections::HashSet;
 use std::fmt::Write;
 use vm_ir::module::{Op, ParamKind, Region};
 use vm_ir::op::{BarrierScope, Opcode, Scope, Shape};
@@ -23,14 +25,32 @@ const TURNS: &str = ".const .align 4 .b32 turns[8] = {0, 0x28be60db, 0x9391054a,
 /// theirs.
 const DYNAMIC_SHARED: &str = "launch_shared";
 
+/// Instructions that a module may come to: some times what NVIDIA's assembler takes in a minute.
+const MAX_INSTRUCTIONS: u64 = 1 << 20;
+
 /// Writes all kernels.
-pub(super) fn module(module: &ValidModule, options: &Options, text: &mut String) -> Vec<Entry> {
+///
+/// # Errors
+///
+/// They come to too many instructions; no more are then written.
+pub(super) fn module(
+    module: &ValidModule,
+    options: &Options,
+    text: &mut String,
+) -> Result<Vec<Entry>, Rejected> {
+    let mut instructions = 0;
     let mut kernels = String::new();
     let (mut turns, mut quarters, mut dynamic) = (false, false, false);
     let mut entries = Vec::new();
     for (kernel, facts) in module.kernels_with_facts() {
         let mut writer = Writer::new(kernel, facts, module.trust(), options);
+        writer.asm.instructions = instructions;
         entries.push(writer.kernel(&mut kernels));
+        instructions = writer.asm.instructions;
+        if instructions > MAX_INSTRUCTIONS {
+            let kind = RejectKind::Size { needed: instructions, available: MAX_INSTRUCTIONS };
+            return Err(Rejected(vec![Reject::new(kernel, kernel.line().0, kind)]));
+        }
         turns |= writer.turns;
         quarters |= writer.quarters;
         dynamic |= writer.dynamic_shared() > 0;
@@ -49,7 +69,7 @@ pub(super) fn module(module: &ValidModule, options: &Options, text: &mut String)
         let _ = writeln!(text, ".extern .shared .align 16 .b8 {DYNAMIC_SHARED}[];");
     }
     text.push_str(&kernels);
-    entries
+    Ok(entries)
 }
 
 /// A view's parameters in registers.
@@ -114,11 +134,11 @@ pub(super) struct Writer<'k> {
     pub(super) shared: Option<Reg>,
     pub(super) shared_offsets: Vec<u32>,
     /// Ops before which shared memory is zeroed.
-    pub(super) zero_at: Vec<*const Op>,
+    pub(super) zero_at: HashSet<*const Op>,
     /// Is it zeroed at all?
     pub(super) zeroes: bool,
     /// Where the blocks of a cluster meet before they gather.
-    pub(super) meetings: Vec<Meeting>,
+    pub(super) meetings: Meetings,
     /// How often they gathered.
     pub(super) turn: Option<Reg>,
     /// How the L2 cache is told to evict last.
@@ -170,9 +190,9 @@ impl<'k> Writer<'k> {
             views: Vec::new(),
             shared: None,
             shared_offsets,
-            zero_at: Vec::new(),
+            zero_at: HashSet::new(),
             zeroes: false,
-            meetings: Vec::new(),
+            meetings: Meetings::default(),
             turn: None,
             keep: None,
             watch: None,
@@ -361,6 +381,9 @@ impl<'k> Writer<'k> {
     }
 
     fn op(&mut self, op: &'k Op) {
+        if self.asm.instructions > MAX_INSTRUCTIONS {
+            return;
+        }
         if self.options.source.is_some() && op.line.0 != 0 && op.line.0 != self.line {
             self.line = op.line.0;
             let _ = writeln!(self.asm.text, "\t.loc 1 {} 0", op.line.0);
@@ -574,4 +597,36 @@ fn exact_values(kernel: &Kernel) -> Vec<bool> {
     let mut exact = vec![false; kernel.values().len()];
     walk(kernel.body(), &mut exact);
     exact
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_is_linear() {
+        let options = Options::new("sm_90a".parse().unwrap());
+        crate::growth::check("PTX", 1000, |valid| {
+            let mut text = String::new();
+            module(valid, &options, &mut text).unwrap();
+            text.len() as u64
+        });
+    }
+
+    /// Little of a guest's bytes comes to much code: it is refused before that is written.
+    #[test]
+    fn no_code_is_written_without_end() {
+        let mut body = String::new();
+        for n in 0..20_000 {
+            let _ = writeln!(body, "%a{n} = pow %v, %v : vec16<f64>");
+        }
+        let text = format!(
+            "vir 1\nkernel @k(%f: f64) at 0x0 block(32) {{\n%v = vec.splat %f : vec16<f64>\n{body}}}"
+        );
+        let valid = vm_ir::validate(vm_ir::text::parse(&text).unwrap(), Trust::Guest).unwrap();
+        let options = Options::new("sm_90a".parse().unwrap());
+        let mut text = String::new();
+        let error = module(&valid, &options, &mut text).unwrap_err();
+        assert_eq!(error.0[0].kind.code(), "too-large");
+    }
 }

@@ -1,7 +1,7 @@
 //! When and how a guest's shared memory is zeroed, and where the blocks of a cluster meet behind that.
 
 use super::asm::{Arg, Reg, def, ins, when};
-use super::cluster::gathered_first;
+use super::cluster::{Meetings, gathered_first};
 use super::memory::WIDEST;
 use super::writer::Writer;
 use vm_ir::Scalar;
@@ -18,12 +18,14 @@ impl Writer<'_> {
         if self.guest && !gathered_first(kernel) {
             match soon {
                 true => self.zero_shared(),
-                false => self.zero_at = self.zero_sites(kernel.body()),
+                false => self.zero_at = self.zero_sites(kernel.body()).into_iter().collect(),
             }
             self.zeroes = true;
         }
         if kernel.cluster() > 1 {
-            self.meetings = self.meetings(kernel.body());
+            let mut meetings = Meetings::default();
+            self.meetings(kernel.body(), &mut meetings);
+            self.meetings = meetings;
             self.turn = (!self.meetings.is_empty()).then(|| self.number(Scalar::I32, 0));
         }
     }
@@ -45,9 +47,7 @@ impl Writer<'_> {
     }
 
     fn wants_zero(&self, op: &Op) -> bool {
-        matches!(op.place, Some(Place::Shared(_)))
-            || self.loop_needs_watch(op, 1)
-            || op.regions.iter().any(|region| region.ops.iter().any(|op| self.wants_zero(op)))
+        self.loop_needs_watch(op, 1) || uses_shared(op)
     }
 
     /// Zeroes all shared arrays, the threads together.
@@ -84,4 +84,9 @@ impl Writer<'_> {
         }
         ins!(self, "bar.sync", 0);
     }
+}
+
+fn uses_shared(op: &Op) -> bool {
+    matches!(op.place, Some(Place::Shared(_)))
+        || op.regions.iter().any(|region| region.ops.iter().any(uses_shared))
 }
