@@ -143,13 +143,13 @@ pub enum MachineError {
         "this machine can't be used any more, as a vCPU of it is stuck since an earlier run; make a new one"
     )]
     Unusable,
-    /// A device of the VMM did not finish its work in time.
-    #[error(
-        "{what} did not finish what it was doing within {deadline:?}; see whether its storage still answers"
-    )]
+    /// A device of the VMM did not stop in time. The machine keeps it, with what it uses, until it has.
+    #[error("{what} did not stop within {deadline:?} and is still in use by this process; {remedy}")]
     Busy {
         /// The device.
         what: String,
+        /// What to look at.
+        remedy: &'static str,
         /// How long was waited.
         deadline: Duration,
     },

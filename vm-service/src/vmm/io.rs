@@ -75,10 +75,10 @@ impl Io {
         }
     }
 
-    /// Puts everything but the passed-through devices to its state after power-on.
+    /// Puts everything but the passed-through devices to its state after power-on, once it has stopped.
     ///
     /// # Errors
-    /// When a device's work does not end in time.
+    /// When a device can't be made ready again.
     pub(super) fn reset(&self) -> Result<(), MachineError> {
         self.serial.reset();
         self.pci.reset()

@@ -24,8 +24,10 @@ use super::layout::{self, Layout};
 use super::lifecycle::{End, Event, Lifecycle, OnReboot};
 use super::memory::{Backing, Prefault};
 use super::pci::{self, PciRoot};
+use super::quiesced::Quiesced;
 use super::serial::{Input, SerialConsole};
 use super::stop::Stop;
+use super::vcpu::Halted;
 use super::virtio::{AcceleratorDevice, BlockDevice, VirtioDevice, VirtioPci, VsockDevice};
 use super::{memory, sys, vcpu};
 use crate::accelerator::WorkerProgram;
@@ -89,6 +91,8 @@ pub struct RunReport {
     pub exits: ExitCounts,
 }
 
+type Loading = JoinHandle<Result<(Program, Quiesced), BootError>>;
+
 /// A virtual machine that is not running.
 pub struct Machine {
     vm: Arc<VmFd>,
@@ -97,11 +101,12 @@ pub struct Machine {
     layout: Layout,
     boot: Boot,
     /// The guest's program on its way into RAM, until it first runs.
-    loading: Option<JoinHandle<Result<Program, BootError>>>,
+    loading: Option<Loading>,
     /// What makes RAM present that devices will pin.
     prefault: Option<Prefault>,
     on_reboot: OnReboot,
-    vcpus: Vec<VcpuFd>,
+    /// `None` once one of them is stuck.
+    vcpus: Option<Halted>,
     pristine: Vec<Pristine>,
     chips: IrqChips,
     io: Arc<Io>,
@@ -137,7 +142,7 @@ impl Machine {
         let backing = if shares { Backing::Shared } else { Backing::Private };
         let memory = memory::create(&layout, backing)?;
         let prefault = (!config.devices.is_empty()).then(|| Prefault::start(&memory));
-        let loading = load(&memory, &layout, &config.boot)?;
+        let loading = load(&memory, &layout, &config.boot, Quiesced::unstarted())?;
         let vmm = KvmVmm::new(vm.clone(), memory.clone())?;
 
         let vcpus: Vec<VcpuFd> = (0..config.vcpus)
@@ -192,7 +197,7 @@ impl Machine {
             loading: Some(loading),
             prefault,
             on_reboot: options.on_reboot,
-            vcpus,
+            vcpus: Some(Halted::unstarted(vcpus)),
             pristine,
             chips,
             io,
@@ -222,11 +227,12 @@ impl Machine {
         Ok(())
     }
 
-    /// Runs the guest until it ends or `stop` is requested. vCPUs are not in the guest afterwards, and the devices
-    /// are as the guest left them: detach them.
+    /// Runs the guest until it ends or `stop` is requested. vCPUs are not in the guest afterwards, disks and accelerators
+    /// have stopped, as at a loss of power, and the devices that were added are as the guest left them: detach them.
     ///
     /// # Errors
-    /// When the guest can't be loaded, KVM can't run it on, or a vCPU or device is stuck.
+    /// When the guest can't be loaded, KVM can't run it on, or a vCPU or device is stuck. A disk that is
+    /// [busy](MachineError::Busy) stays open and locked by the machine, also when that is dropped, until its storage answers.
     pub fn run(&mut self, stop: &Stop) -> Result<RunReport, MachineError> {
         let input = self
             .console_input
@@ -235,19 +241,29 @@ impl Machine {
             .transpose()
             .map_err(|source| MachineError::Thread { what: "console input", source })?;
         let ran = self.run_until_the_end(stop);
+        // However it ended, no thread of the machine goes on with a disk, and no worker with RAM.
+        let stopped = self.io.pci.stop();
         drop(input);
         self.io.serial.finish();
-        ran
+        match (ran, stopped) {
+            (Ok(report), Ok(())) => Ok(report),
+            (Ok(_), Err(error)) | (Err(error), Ok(())) => Err(error),
+            (Err(error), Err(left)) => {
+                tracing::error!("{left}");
+                Err(error)
+            }
+        }
     }
 
     fn run_until_the_end(&mut self, stop: &Stop) -> Result<RunReport, MachineError> {
         let mut report = RunReport { end: End::Stopped, restarts: 0, exits: ExitCounts::default() };
         loop {
-            self.prepare()?;
-            let threads = vcpu::start(std::mem::take(&mut self.vcpus), &self.io)?;
+            let quiesced = self.prepare()?;
+            let vcpus = self.vcpus.take().ok_or(MachineError::Unusable)?;
+            let threads = vcpu::start(vcpus, &self.io, quiesced)?;
             self.wait(stop);
             let (vcpus, exits) = threads.stop(&self.io.lifecycle)?;
-            self.vcpus = vcpus;
+            self.vcpus = Some(vcpus);
             report.exits.add(&exits);
             let event = self.io.lifecycle.take();
             report.end = match event {
@@ -267,46 +283,39 @@ impl Machine {
                 break;
             }
             tracing::info!(reason = %report.end, "the guest restarts");
-            for device in self.io.pci.devices() {
-                if let Err(error) = device.stop() {
-                    tracing::debug!(%error, "a device could not be stopped; resetting it tells");
-                }
-            }
-            for device in self.io.pci.devices() {
-                device
-                    .reset()
-                    .map_err(|source| MachineError::Device { address: device.address(), source })?;
-            }
             report.restarts += 1;
         }
-        // The disks finish what they were given.
-        self.io.pci.reset()?;
         Ok(report)
     }
 
     /// Puts the machine into the state in which a guest starts.
-    fn prepare(&mut self) -> Result<(), MachineError> {
+    fn prepare(&mut self) -> Result<Quiesced, MachineError> {
+        let vcpus = self.vcpus.as_ref().ok_or(MachineError::Unusable)?;
         // What devices pin is present by now, and without any nothing needs to be.
         self.prefault = None;
-        let program = match self.loading.take() {
-            // Reading files takes as long as it takes, here as there.
-            Some(loading) => loading.join().map_err(|_| MachineError::Panicked { what: "loading" })??,
-            None => Program::load(&self.memory, &self.layout, &self.boot)?,
+        let loading = match self.loading.take() {
+            Some(loading) => loading,
+            None => {
+                let quiesced = Quiesced::stop_all(vcpus, &self.io.pci)?;
+                load(&self.memory, &self.layout, &self.boot, quiesced)?
+            }
         };
+        // Reading files takes as long as it takes.
+        let (program, quiesced) =
+            loading.join().map_err(|_| MachineError::Panicked { what: "loading" })??;
         self.io.reset()?;
         let last_bus = self.io.pci.place(&self.layout.mem64)?;
-        let platform = Platform { vcpus: self.vcpus.len() as u8, last_bus, mem64: self.layout.mem64.clone() };
+        let platform =
+            Platform { vcpus: vcpus.vcpus().len() as u8, last_bus, mem64: self.layout.mem64.clone() };
         let rsdp = acpi::write(&self.memory, &platform)?;
         cpu::write_tables(&self.memory)?;
         let entry = program.describe(&self.memory, &self.layout, &self.boot, rsdp)?;
         self.chips.restore(&self.vm)?;
-        for (vcpu, pristine) in self.vcpus.iter().zip(&self.pristine) {
+        for (vcpu, pristine) in vcpus.vcpus().iter().zip(&self.pristine) {
             pristine.restore(vcpu)?;
         }
-        match self.vcpus.first() {
-            Some(vcpu) => cpu::enter(vcpu, entry),
-            None => Err(MachineError::Unusable),
-        }
+        cpu::enter(vcpus.vcpus().first().ok_or(MachineError::Unusable)?, entry)?;
+        Ok(quiesced)
     }
 
     /// Waits until the guest ends or is to be ended.
@@ -340,16 +349,17 @@ impl fmt::Debug for Machine {
     }
 }
 
-/// Starts to load a guest's program into its RAM, of which nothing else uses that part until it runs.
+/// Starts to load a guest's program into its RAM.
 fn load(
     memory: &GuestMemoryMmap,
     layout: &Layout,
     boot: &Boot,
-) -> Result<JoinHandle<Result<Program, BootError>>, MachineError> {
+    quiesced: Quiesced,
+) -> Result<Loading, MachineError> {
     let (memory, layout, boot) = (memory.clone(), layout.clone(), boot.clone());
     std::thread::Builder::new()
         .name("load".into())
-        .spawn(move || Program::load(&memory, &layout, &boot))
+        .spawn(move || Ok((Program::load(&memory, &layout, &boot, &quiesced)?, quiesced)))
         .map_err(|source| MachineError::Thread { what: "loading", source })
 }
 

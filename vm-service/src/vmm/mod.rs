@@ -35,6 +35,7 @@ mod lifecycle;
 mod machine;
 pub(crate) mod memory;
 mod pci;
+mod quiesced;
 mod room;
 mod serial;
 mod stop;

@@ -40,8 +40,8 @@ impl Stop {
         self.0.requested.load(Ordering::Acquire)
     }
 
-    /// Readable once it was asked; it must not be read.
-    pub(super) fn event(&self) -> &EventFd {
+    /// Readable once it was asked; it is never read.
+    pub(in crate::vmm) fn event(&self) -> &EventFd {
         &self.0.event
     }
 }

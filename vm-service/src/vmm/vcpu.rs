@@ -14,12 +14,29 @@ use super::error::MachineError;
 use super::exits::{Access, ExitCounts, HotSpot};
 use super::io::Io;
 use super::lifecycle::{Event, Lifecycle};
+use super::quiesced::Quiesced;
 
 /// How long vCPUs may take to leave the guest before they count as stuck.
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
 /// How long a kicked vCPU has before it is kicked again. The signal could have come just before `KVM_RUN`, where it
 /// has no effect; a kick repeated closes that gap without a lock in the path of every exit.
 const KICK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// All vCPUs of a machine, none of them in the guest.
+#[derive(Debug)]
+pub(super) struct Halted(Vec<VcpuFd>);
+
+impl Halted {
+    /// vCPUs that were just made.
+    pub(super) fn unstarted(vcpus: Vec<VcpuFd>) -> Self {
+        Self(vcpus)
+    }
+
+    /// The vCPUs in their order.
+    pub(super) fn vcpus(&self) -> &[VcpuFd] {
+        &self.0
+    }
+}
 
 /// A vCPU that left the guest, with what it counted.
 type Left = (usize, VcpuFd, ExitCounts);
@@ -34,18 +51,18 @@ pub(super) struct VcpuThreads {
 
 extern "C" fn on_kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
-/// Starts a thread for each vCPU.
+/// Starts a thread for each vCPU. From here on the guest may have its devices write its RAM.
 ///
 /// # Errors
 /// When a thread can't be started; those that were are stopped again.
-pub(super) fn start(vcpus: Vec<VcpuFd>, io: &Arc<Io>) -> Result<VcpuThreads, MachineError> {
+pub(super) fn start(vcpus: Halted, io: &Arc<Io>, _: Quiesced) -> Result<VcpuThreads, MachineError> {
     let failed = |source| MachineError::Thread { what: "vCPU", source };
     // The handler does nothing; without one the signal would end the process.
     register_signal_handler(SIGRTMIN(), on_kick)
         .map_err(|error| failed(io::Error::from_raw_os_error(error.errno())))?;
     let (sender, left) = channel();
     let mut started = VcpuThreads { threads: Vec::new(), accesses: Vec::new(), left };
-    for (index, vcpu) in vcpus.into_iter().enumerate() {
+    for (index, vcpu) in vcpus.0.into_iter().enumerate() {
         let (io_of_thread, sender_of_thread) = (io.clone(), sender.clone());
         let access = Arc::new(Access::default());
         started.accesses.push(access.clone());
@@ -69,7 +86,7 @@ impl VcpuThreads {
     ///
     /// # Errors
     /// When one did not leave within the deadline. Its thread then goes on as far as it gets.
-    pub(super) fn stop(self, lifecycle: &Lifecycle) -> Result<(Vec<VcpuFd>, ExitCounts), MachineError> {
+    pub(super) fn stop(self, lifecycle: &Lifecycle) -> Result<(Halted, ExitCounts), MachineError> {
         lifecycle.stop();
         let deadline = Instant::now() + STOP_DEADLINE;
         let mut left: Vec<Option<VcpuFd>> = self.threads.iter().map(|_| None).collect();
@@ -100,7 +117,7 @@ impl VcpuThreads {
             // It has sent its vCPU, the last thing that it does.
             thread.join().map_err(|_| panicked(index))?;
         }
-        Ok((left.into_iter().flatten().collect(), counts))
+        Ok((Halted(left.into_iter().flatten().collect()), counts))
     }
 }
 

@@ -22,6 +22,7 @@ use std::path::Path;
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
 
 use super::layout;
+use super::quiesced::Quiesced;
 use crate::config::Boot;
 
 /// What the first vCPU needs to enter the guest.
@@ -40,7 +41,7 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// Loads the guest's program and its initial RAM disk into RAM.
+    /// Loads the guest's program and its initial RAM disk into RAM, which nobody else writes meanwhile.
     ///
     /// # Errors
     /// When a file can't be read, is not what it should be, or doesn't fit.
@@ -48,6 +49,7 @@ impl Program {
         memory: &GuestMemoryMmap,
         layout: &layout::Layout,
         boot: &Boot,
+        _: &Quiesced,
     ) -> Result<Self, BootError> {
         let low_end = layout.ram[0].end;
         let mut file = open(&boot.kernel)?;

@@ -32,10 +32,19 @@ pub(super) trait Function: Send + Sync {
     fn bar_read(&self, offset: u64, data: &mut [u8]);
     /// Writes to its memory BAR.
     fn bar_write(&self, offset: u64, data: &[u8]);
-    /// Puts it to its state after power-on, in which it does nothing of its own accord.
+    /// Asks it to end what it does of its own accord, without waiting.
+    fn ask_to_stop(&self) {}
+    /// Ends what it does of its own accord: afterwards it touches neither RAM nor what is behind it.
     ///
     /// # Errors
-    /// When its work does not end in time.
+    /// When that does not end in time. It was asked to, and it can be waited for again.
+    fn stop(&self) -> Result<(), MachineError> {
+        Ok(())
+    }
+    /// Puts it, once it has stopped, to its state after power-on.
+    ///
+    /// # Errors
+    /// When it can't be made ready again.
     fn reset(&self) -> Result<(), MachineError>;
 }
 

@@ -73,10 +73,26 @@ impl PciRoot {
         self.ports().map(|(_, port)| port.device())
     }
 
-    /// Puts everything but the passed-through devices to its state after power-on.
+    /// Asks the VMM's own functions to end what they do of their own accord.
+    pub(in crate::vmm) fn ask_to_stop(&self) {
+        for function in self.functions() {
+            function.ask_to_stop();
+        }
+    }
+
+    /// Ends what the VMM's own functions do of their own accord, all at the same time.
     ///
     /// # Errors
-    /// When a device's work does not end in time.
+    /// The first that does not stop in time. The others have stopped then.
+    pub(in crate::vmm) fn stop(&self) -> Result<(), MachineError> {
+        self.ask_to_stop();
+        self.functions().map(|function| function.stop()).fold(Ok(()), Result::and)
+    }
+
+    /// Puts everything but the passed-through devices to its state after power-on, once it has stopped.
+    ///
+    /// # Errors
+    /// When a device can't be made ready again.
     pub(in crate::vmm) fn reset(&self) -> Result<(), MachineError> {
         self.address.store(0, Ordering::Relaxed);
         for slot in &self.slots {

@@ -46,6 +46,28 @@ impl Asm {
             .bytes(&value.to_le_bytes())
     }
 
+    /// `mov rbx, address; mov byte [rbx], value`
+    pub(super) fn store8(self, address: u64, value: u8) -> Self {
+        self.bytes(&[0x48, 0xbb]).bytes(&address.to_le_bytes()).bytes(&[0xc6, 0x03, value])
+    }
+
+    /// `mov rbx, address; mov word [rbx], value`
+    pub(super) fn store16(self, address: u64, value: u16) -> Self {
+        self.bytes(&[0x48, 0xbb])
+            .bytes(&address.to_le_bytes())
+            .bytes(&[0x66, 0xc7, 0x03])
+            .bytes(&value.to_le_bytes())
+    }
+
+    /// `mov rbx, address; again: cmp dword [rbx], value; je again`
+    pub(super) fn wait_while(self, address: u64, value: u32) -> Self {
+        self.bytes(&[0x48, 0xbb])
+            .bytes(&address.to_le_bytes())
+            .bytes(&[0x81, 0x3b])
+            .bytes(&value.to_le_bytes())
+            .bytes(&[0x74, 0xf8])
+    }
+
     pub(super) fn print(self, text: &str) -> Self {
         text.bytes().fold(self, |asm, byte| asm.out8(0x3f8, byte))
     }
@@ -108,6 +130,81 @@ impl Asm {
     /// The program as an ELF file with some zero-initialised memory after it.
     pub(super) fn elf(self) -> tempfile::NamedTempFile {
         elf(&self.0, ENTRY, ENTRY, 0x1000)
+    }
+}
+
+/// A guest whose only disk reads into its memory for long.
+pub(super) mod reader {
+    use super::{Asm, ENTRY, elf};
+
+    /// Bytes that one request reads.
+    pub(in crate::vmm::tests) const REQUEST: u64 = (DESCRIPTORS - 2) * PIECE;
+    /// What the guest's file has at [`TARGET`]; the disk has zeros.
+    pub(in crate::vmm::tests) const LOADED: u32 = 0x600d_600d;
+    /// Where all of a request is read to, piece by piece.
+    pub(in crate::vmm::tests) const TARGET: u64 = 0x11_0000;
+    const PIECE: u64 = 0x1_0000;
+    /// Of the indirect table: a header, pieces, a status.
+    const DESCRIPTORS: u64 = 16_386;
+    const TABLE: u64 = 0x20_0000;
+    const QUEUE: u64 = 0x10_1000;
+    const AVAILABLE: u64 = 0x10_2000;
+    const USED: u64 = 0x10_3000;
+    const HEADER: u64 = 0x10_4000;
+    const STATUS: u64 = 0x10_4010;
+    const NEXT: u16 = 1;
+    const WRITE: u16 = 2;
+    const INDIRECT: u16 = 4;
+
+    fn descriptor(address: u64, len: u64, flags: u16, next: u16) -> Vec<u8> {
+        let mut bytes = address.to_le_bytes().to_vec();
+        bytes.extend((len as u32).to_le_bytes());
+        bytes.extend(flags.to_le_bytes());
+        bytes.extend(next.to_le_bytes());
+        bytes
+    }
+
+    /// Prints `k` if [`TARGET`] is as the file has it, `?` otherwise; starts the disk with so many requests in its queue;
+    /// waits until the first of them has begun; and goes on with `then`.
+    pub(in crate::vmm::tests) fn kernel(requests: u16, then: Asm) -> tempfile::NamedTempFile {
+        const CONFIG: u64 = 0xe000_8000;
+        const BAR: u64 = 0xc000_0000;
+        let ring = [(0x20, QUEUE), (0x28, AVAILABLE), (0x30, USED)];
+        let mut code = Asm::default()
+            .load32(TARGET)
+            .expect_eax(LOADED, "k")
+            // Below 4 GiB, where the guest's page tables end.
+            .store32(CONFIG + 0x10, BAR as u32)
+            .store32(CONFIG + 0x14, 0)
+            .store32(CONFIG + 4, 6);
+        for status in [0, 1, 3] {
+            code = code.store8(BAR + 0x14, status);
+        }
+        for (half, features) in [(0, 1 << 28), (1, 1)] {
+            code = code.store32(BAR + 8, half).store32(BAR + 0xc, features);
+        }
+        code = code.store8(BAR + 0x14, 3 | 8);
+        for (register, address) in ring {
+            code = code.store32(BAR + register, address as u32);
+        }
+        code = code.store16(BAR + 0x1c, 1).store8(BAR + 0x14, 3 | 8 | 4);
+        let mut image = code.wait_while(TARGET, LOADED).bytes(&then.finish()).finish();
+        let mut put = |at: u64, bytes: &[u8]| {
+            let at = (at - ENTRY) as usize;
+            assert!(image.len() <= at);
+            image.resize(at, 0);
+            image.extend(bytes);
+        };
+        put(QUEUE, &descriptor(TABLE, DESCRIPTORS * 16, INDIRECT, 0));
+        put(AVAILABLE, &[[0, 0], requests.to_le_bytes()].concat());
+        put(STATUS + 1, &[]);
+        put(TARGET, &LOADED.to_le_bytes().repeat(PIECE as usize / 4));
+        put(TABLE, &descriptor(HEADER, 16, NEXT, 1));
+        for index in 1..DESCRIPTORS - 1 {
+            put(TABLE + index * 16, &descriptor(TARGET, PIECE, WRITE | NEXT, index as u16 + 1));
+        }
+        put(TABLE + (DESCRIPTORS - 1) * 16, &descriptor(STATUS, 1, WRITE, 0));
+        elf(&image, ENTRY, ENTRY, 0x1000)
     }
 }
 

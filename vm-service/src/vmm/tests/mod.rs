@@ -1,5 +1,6 @@
 //! The machine on this host's `/dev/kvm`, with tiny guests. Where it does not open, these tests say so and pass.
 
+mod disk;
 mod guest;
 
 use std::path::{Path, PathBuf};
@@ -58,10 +59,14 @@ fn kvm() -> bool {
 
 /// A machine, what it prints, and a stop that cuts its power if it takes too long.
 fn machine(kernel: &Path, vcpus: u8, on_reboot: OnReboot) -> (Machine, Screen, Stop) {
+    machine_of(&config(kernel, vcpus), on_reboot)
+}
+
+fn machine_of(config: &GuestConfig, on_reboot: OnReboot) -> (Machine, Screen, Stop) {
     let screen = Screen::default();
     let console = Console { output: Box::new(screen.clone()), input: None };
     let options = MachineOptions { console, on_reboot, ..MachineOptions::default() };
-    let machine = Machine::new(&config(kernel, vcpus), options).unwrap();
+    let machine = Machine::new(config, options).unwrap();
     let stop = Stop::new().unwrap();
     let late = stop.clone();
     std::thread::spawn(move || {

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use virtio_queue::QueueT as _;
 use vm_memory::{
@@ -15,7 +15,7 @@ use vm_paravirt::{Config, DEVICE_ID, FEATURE_IMPORT, FEATURE_WINDOW, QUEUE_SIZE,
 use super::programs::Programs;
 use super::supervisor::{Maker, supervise};
 use super::worker::Worker;
-use super::{Activation, VirtioDevice};
+use super::{Activation, Busy, VirtioDevice};
 use crate::accelerator::{Measures, Open, Ready, Start, WorkerProcess, WorkerProgram};
 use crate::config::SharedAccelerator;
 use crate::vmm::error::MachineError;
@@ -23,6 +23,9 @@ use crate::vmm::{memory, sys};
 
 /// Processing accelerator (PCI Code and ID Assignment 1.11, class 0x12).
 const CLASS: u32 = 0x12_0000;
+/// How long a worker may take to be gone, with what it has under way on the accelerator.
+const STOP_DEADLINE: Duration = Duration::from_secs(35);
+
 /// The device.
 pub(in crate::vmm) struct AcceleratorDevice {
     maker: Arc<Maker>,
@@ -35,7 +38,7 @@ enum Reach {
     /// Through a virtqueue, by a driver. Holds a worker that has opened its accelerator and waits for the driver.
     Queue(Mutex<Option<WorkerProcess>>),
     /// Over vsock, by programs, with data in a window.
-    Programs { window: Arc<MmapRegion>, _serving: Worker },
+    Programs { window: Arc<MmapRegion>, programs: Arc<Programs>, serving: Mutex<Option<Worker>> },
 }
 
 impl AcceleratorDevice {
@@ -93,12 +96,19 @@ impl AcceleratorDevice {
         open.ram = vec![(0, bytes)];
         open.port = Some(port);
         let (maker, worker) = made(open, vec![window_file])?;
-        let served = maker.clone();
-        let serving = Worker::run("accelerator", move |end| programs.run(&served, worker, end))
+        let programs = Arc::new(programs);
+        let serving = serve(&programs, &maker, Some(worker))
             .map_err(|error| failed(format!("a thread can't be started: {error}")))?;
         let config = config.with_window(bytes, port).encode();
-        Ok(Self { maker, config, reach: Reach::Programs { window, _serving: serving } })
+        let reach = Reach::Programs { window, programs, serving: Mutex::new(Some(serving)) };
+        Ok(Self { maker, config, reach })
     }
+}
+
+/// Starts to serve the guest's programs, first with `worker` if there is one.
+fn serve(programs: &Arc<Programs>, maker: &Arc<Maker>, worker: Option<WorkerProcess>) -> io::Result<Worker> {
+    let (programs, maker) = (programs.clone(), maker.clone());
+    Worker::run("accelerator", move |end| programs.run(&maker, worker, end))
 }
 
 fn file(part: Option<&FileOffset>) -> io::Result<File> {
@@ -141,6 +151,34 @@ impl VirtioDevice for AcceleratorDevice {
             Reach::Queue(_) => None,
             Reach::Programs { window, .. } => Some((WINDOW_ID, window.clone())),
         }
+    }
+
+    fn stopping(&self) -> (Duration, &'static str) {
+        (
+            STOP_DEADLINE,
+            "its worker was told to end: see what the Linux kernel's log says of the accelerator's driver",
+        )
+    }
+
+    /// Ends the worker that serves programs, with all that it still does to the window.
+    fn stop(&self, until: Instant) -> Result<(), Busy> {
+        let Reach::Programs { serving, .. } = &self.reach else { return Ok(()) };
+        let mut serving = serving.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(worker) = &*serving {
+            worker.end(until)?;
+        }
+        *serving = None;
+        Ok(())
+    }
+
+    fn reset(&self) -> io::Result<()> {
+        if let Reach::Programs { programs, serving, .. } = &self.reach {
+            let mut serving = serving.lock().unwrap_or_else(PoisonError::into_inner);
+            if serving.is_none() {
+                *serving = Some(serve(programs, &self.maker, None)?);
+            }
+        }
+        Ok(())
     }
 
     fn start(&self, work: Activation) -> io::Result<Worker> {

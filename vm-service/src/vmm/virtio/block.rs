@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use virtio_bindings::virtio_blk::{
@@ -25,6 +26,8 @@ const QUEUE_SIZE: u16 = 256;
 const SEG_MAX: u32 = QUEUE_SIZE as u32 - 2;
 /// Data goes through a buffer of so many bytes.
 const BUFFER: usize = 256 << 10;
+/// How long the storage may take for one piece of a request, or to write back what it was given.
+const STOP_DEADLINE: Duration = Duration::from_secs(10);
 /// Mass storage controller, other.
 const CLASS: u32 = 0x01_8000;
 
@@ -106,6 +109,13 @@ impl VirtioDevice for BlockDevice {
         &self.config
     }
 
+    fn stopping(&self) -> (Duration, &'static str) {
+        (
+            STOP_DEADLINE,
+            "see whether its storage still answers: until it does, the disk stays open and locked",
+        )
+    }
+
     fn start(&self, work: Activation) -> io::Result<Worker> {
         let (mut queues, mut kicks) = (Vec::new(), Vec::new());
         for (index, queue, kick) in work.queues {
@@ -116,7 +126,7 @@ impl VirtioDevice for BlockDevice {
         let mut buffer = vec![0; BUFFER];
         // A driver that knows no flush takes what was written as safe.
         let sync = work.features >> VIRTIO_BLK_F_FLUSH & 1 == 0;
-        Worker::start("virtio-blk", kicks, move |slot| {
+        Worker::start("virtio-blk", kicks, move |slot, _| {
             let Some((index, queue)) = queues.get_mut(slot) else { return true };
             let served = serve(&disk, &memory, queue, sync, &mut buffer, || interrupt.used(*index));
             if let Err(error) = served {

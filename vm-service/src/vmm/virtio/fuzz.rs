@@ -59,6 +59,10 @@ impl VirtioDevice for Watch {
         Some((3, self.1.clone()))
     }
 
+    fn stopping(&self) -> (Duration, &'static str) {
+        (Duration::from_secs(10), "")
+    }
+
     fn start(&self, work: Activation) -> io::Result<Worker> {
         assert_eq!(work.features & !(OWN_FEATURES | TRANSPORT_FEATURES), 0);
         assert_ne!(work.features & 1 << 32, 0, "a driver that is not modern");
@@ -68,7 +72,7 @@ impl VirtioDevice for Watch {
         }
         self.0.fetch_add(1, Ordering::Relaxed);
         let (interrupt, kicks) = (work.interrupt, work.queues.into_iter().map(|(.., kick)| kick).collect());
-        Worker::start("watch", kicks, move |index| {
+        Worker::start("watch", kicks, move |index, _| {
             interrupt.used(index as u16);
             true
         })
@@ -260,6 +264,7 @@ fn shared_memory_is_where_its_bar_is() {
     function.config_read(SHARED_BAR, low);
     function.config_read(SHARED_BAR + 4, high);
     assert_eq!(u64::from_le_bytes(size), !(SHARED - 1) | 0xc);
+    function.stop().unwrap();
     function.reset().unwrap();
     assert!(!taken(0x100_0000));
 }
@@ -287,6 +292,7 @@ fn no_driver_harms() {
             prop_assert!(Instant::now() < deadline, "the reset does not end");
             function.bar_read(COMMON + 0x14, &mut status);
         }
+        function.stop().map_err(|error| TestCaseError::fail(error.to_string()))?;
         function.reset().map_err(|error| TestCaseError::fail(error.to_string()))?;
         prop_assert_eq!(&all(&function), &fresh);
         Ok(())

@@ -25,6 +25,7 @@ pub(super) use vsock::VsockDevice;
 
 use std::io;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use interrupt::Interrupt;
 use virtio_queue::Queue;
@@ -51,12 +52,32 @@ pub(super) trait VirtioDevice: Send + Sync {
     fn window(&self) -> Option<(u8, Arc<MmapRegion>)> {
         None
     }
+    /// How long it may take to stop, and what to look at when it does not.
+    fn stopping(&self) -> (Duration, &'static str);
+    /// Ends what it does beside serving the queues, until it is reset.
+    ///
+    /// # Errors
+    /// When that has not ended by then.
+    fn stop(&self, _until: Instant) -> Result<(), Busy> {
+        Ok(())
+    }
+    /// Makes it ready for another start of the guest, once it has stopped.
+    ///
+    /// # Errors
+    /// When there are no file descriptors or threads left.
+    fn reset(&self) -> io::Result<()> {
+        Ok(())
+    }
     /// Starts to serve the queues.
     ///
     /// # Errors
     /// When there are no file descriptors or threads left.
     fn start(&self, work: Activation) -> io::Result<Worker>;
 }
+
+/// Something did not end in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Busy;
 
 /// What a device is given when its driver is ready.
 pub(super) struct Activation {

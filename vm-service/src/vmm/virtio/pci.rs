@@ -3,8 +3,8 @@
 //! One 64-bit BAR holds all registers; notifications are ioeventfds and interrupts irqfds, so neither leaves to user
 //! space once the driver runs. Memory that the device shares with the guest is a second BAR, and a memory slot of KVM.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 
 use kvm_ioctls::{IoEventAddress, NoDatamatch};
 use vm_memory::MmapRegion;
@@ -15,7 +15,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use super::interrupt::Interrupt;
 use super::registers::{NEEDS_RESET, Registers};
 use super::worker::Worker;
-use super::{Activation, VirtioDevice};
+use super::{Activation, Busy, VirtioDevice};
 use crate::vmm::error::MachineError;
 use crate::vmm::pci::{ConfigSpace, Function, MSIX_ENTRY_SIZE, MsixTable, reg};
 
@@ -30,8 +30,6 @@ const MSIX_PENDING: u64 = 0x5000;
 const BAR_SIZE: u64 = 0x8000;
 /// Bytes between the notification addresses of two queues.
 const NOTIFY_MULTIPLIER: u64 = 4;
-/// How long a device may take to finish when the machine is reset.
-const END_DEADLINE: Duration = Duration::from_secs(10);
 
 /// A virtio device as a PCI function.
 pub(in crate::vmm) struct VirtioPci {
@@ -150,6 +148,20 @@ impl VirtioPci {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As [`state`](Self::state), for what must end even when a vCPU is stuck in an access.
+    fn state_until(&self, until: Instant) -> Result<MutexGuard<'_, State>, Busy> {
+        loop {
+            match self.state.try_lock() {
+                Ok(state) => return Ok(state),
+                Err(TryLockError::Poisoned(state)) => return Ok(state.into_inner()),
+                Err(TryLockError::WouldBlock) if Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(TryLockError::WouldBlock) => return Err(Busy),
+            }
+        }
     }
 
     fn common_read(&self, offset: u64, data: &mut [u8]) {
@@ -375,18 +387,31 @@ impl Function for VirtioPci {
         }
     }
 
+    fn ask_to_stop(&self) {
+        // A vCPU that is stuck may hold it.
+        if let Ok(State { worker: Some(worker), .. }) = self.state.try_lock().as_deref() {
+            worker.ask_to_end();
+        }
+    }
+
+    fn stop(&self) -> Result<(), MachineError> {
+        let (deadline, remedy) = self.device.stopping();
+        let until = Instant::now() + deadline;
+        let worker = || self.state_until(until)?.worker.as_ref().map_or(Ok(()), |worker| worker.end(until));
+        worker().and_then(|()| self.device.stop(until)).map_err(|Busy| MachineError::Busy {
+            what: self.device.name(),
+            remedy,
+            deadline,
+        })
+    }
+
     fn reset(&self) -> Result<(), MachineError> {
         let mut state = self.state();
-        if let Some(worker) = &state.worker
-            && !worker.end(END_DEADLINE)
-        {
-            return Err(MachineError::Busy { what: self.device.name(), deadline: END_DEADLINE });
-        }
         state.resetting = true;
         self.finish_reset(&mut state);
         state.config.reset();
         self.place_shared(&mut state);
         self.msix.reset();
-        Ok(())
+        self.device.reset().map_err(|source| MachineError::Thread { what: "device", source })
     }
 }

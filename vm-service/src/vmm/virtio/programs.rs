@@ -4,12 +4,11 @@ use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use vmm_sys_util::eventfd::EventFd;
 use vsock::{VMADDR_CID_HOST, VsockListener};
 
 use super::supervisor::{Maker, supervise};
 use crate::accelerator::WorkerProcess;
-use crate::vmm::sys;
+use crate::vmm::{Stop, sys};
 
 /// Stands for a port that is free.
 const PORT_ANY: u32 = u32::MAX;
@@ -55,10 +54,9 @@ impl Programs {
         }
     }
 
-    /// Serves programs until `end` is signalled, first with `worker`. Another is made when one has ended and the next
+    /// Serves programs until it is asked to end, first with `worker`. Another is made when there is none and the next
     /// program connects.
-    pub(super) fn run(&self, maker: &Maker, worker: WorkerProcess, end: &EventFd) {
-        let mut worker = Some(worker);
+    pub(super) fn run(&self, maker: &Maker, mut worker: Option<WorkerProcess>, end: &Stop) {
         loop {
             if let Some(worker) = worker.take() {
                 match supervise(worker, end, Some(self)) {
@@ -66,7 +64,7 @@ impl Programs {
                     Err(reason) => maker.tell_end(&reason),
                 }
             }
-            let (end, listener) = (sys::borrow(end), self.listener());
+            let (end, listener) = (sys::borrow(end.event()), self.listener());
             let mut fds = [PollFd::new(&end, PollFlags::IN), PollFd::new(&listener, PollFlags::IN)];
             match poll(&mut fds, None) {
                 Err(rustix::io::Errno::INTR) => continue,

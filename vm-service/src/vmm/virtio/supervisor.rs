@@ -7,13 +7,12 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use vmm_sys_util::eventfd::EventFd;
 
 use super::programs::Programs;
 use crate::accelerator::{
     Measures, Meter, Open, Ready, Report, WorkerError, WorkerProcess, WorkerProgram, printable,
 };
-use crate::vmm::sys;
+use crate::vmm::{Stop, sys};
 
 /// How long after a worker was started the next may be: a guest that resets its device for ever costs the host no more.
 const START_INTERVAL: Duration = Duration::from_millis(250);
@@ -108,22 +107,29 @@ impl Maker {
     }
 }
 
-/// Watches over a worker until `end` is signalled, and hands it the programs that connect meanwhile. The worker is gone
-/// when this returns.
+/// Watches over a worker until it is asked to end, and hands it the programs that connect meanwhile. The worker is gone
+/// when this returns, however long that takes: who waits for it has a deadline.
 ///
 /// # Errors
 /// Why it was ended before.
 pub(super) fn supervise(
-    worker: WorkerProcess,
-    end: &EventFd,
+    mut worker: WorkerProcess,
+    end: &Stop,
     programs: Option<&Programs>,
 ) -> Result<(), String> {
-    supervise_within(worker, end, programs, PING_PERIOD, PING_PATIENCE)
+    let ended = supervise_within(&mut worker, end, programs, PING_PERIOD, PING_PATIENCE);
+    while worker.kill().is_none() {
+        std::thread::sleep(PING_PERIOD);
+        tracing::error!(
+            "a worker of an accelerator was killed and is not gone: it may still use the guest's memory"
+        );
+    }
+    ended
 }
 
 fn supervise_within(
-    mut worker: WorkerProcess,
-    end: &EventFd,
+    worker: &mut WorkerProcess,
+    end: &Stop,
     programs: Option<&Programs>,
     period: Duration,
     patience: Duration,
@@ -132,7 +138,7 @@ fn supervise_within(
     // Since when it owes an answer, and whether it was asked: its socket may have been full.
     let (mut since, mut asked): (Option<Instant>, bool) = (None, false);
     loop {
-        let (end, socket) = (sys::borrow(end), worker.socket());
+        let (end, socket) = (sys::borrow(end.event()), worker.socket());
         let listener = programs.map(Programs::listener);
         let mut fds = vec![PollFd::new(&end, PollFlags::IN), PollFd::new(&socket, PollFlags::IN)];
         fds.extend(listener.as_ref().map(|listener| PollFd::new(listener, PollFlags::IN)));
@@ -173,21 +179,19 @@ fn supervise_within(
 mod tests {
     use std::os::fd::AsFd as _;
 
-    use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK};
-
     use super::*;
 
     #[test]
     fn a_worker_that_hears_nothing_is_ended_whatever_waits_for_it() {
         for connections in [0, 1, 20_000] {
-            let (worker, deaf) = WorkerProcess::deaf();
-            let end = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).unwrap();
+            let (mut worker, deaf) = WorkerProcess::deaf();
+            let end = Stop::new().unwrap();
             let socket = std::io::pipe().unwrap().0;
             let refused = (0..connections).filter(|_| worker.connect(socket.as_fd()).is_err()).count();
             assert_eq!(refused > 0, connections > 1);
             let (period, patience) = (Duration::from_millis(10), Duration::from_millis(200));
             let begin = Instant::now();
-            let reason = supervise_within(worker, &end, None, period, patience).unwrap_err();
+            let reason = supervise_within(&mut worker, &end, None, period, patience).unwrap_err();
             assert!(reason.contains("did not answer"), "{reason}");
             assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
             drop(deaf);

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::AsRawFd as _;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use vhost::vhost_kern::vsock::Vsock;
@@ -18,7 +19,7 @@ use super::worker::Worker;
 use super::{Activation, VirtioDevice};
 use crate::config;
 use crate::vmm::error::MachineError;
-use crate::vmm::sys;
+use crate::vmm::{Stop, sys};
 
 /// Communication controller, other.
 const CLASS: u32 = 0x07_8000;
@@ -30,6 +31,9 @@ const SERVED: u16 = 2;
 const FIRST_CID: u32 = 3;
 /// How many ids are tried where none is chosen.
 const ATTEMPTS: u32 = 1 << 16;
+
+/// How long vhost may take to stop.
+const STOP_DEADLINE: Duration = Duration::from_secs(10);
 
 type Vhost = Vsock<Arc<GuestMemoryMmap>>;
 
@@ -134,6 +138,10 @@ impl VirtioDevice for VsockDevice {
         &self.config
     }
 
+    fn stopping(&self) -> (Duration, &'static str) {
+        (STOP_DEADLINE, "see what the Linux kernel's log says of vhost")
+    }
+
     fn start(&self, work: Activation) -> io::Result<Worker> {
         let (shared, memory, cid) = (self.vhost.clone(), self.memory.clone(), self.cid);
         let offered = self.features;
@@ -167,8 +175,8 @@ impl VirtioDevice for VsockDevice {
     }
 }
 
-/// Lets vhost serve the queues until `end` is signalled.
-fn serve(vhost: &Vhost, work: Activation, offered: u64, end: &EventFd) -> vhost::Result<()> {
+/// Lets vhost serve the queues until it is asked to end.
+fn serve(vhost: &Vhost, work: Activation, offered: u64, end: &Stop) -> vhost::Result<()> {
     if work.features & !offered != 0 {
         // No vhost-vsock is known that lacks one of the transport's.
         return Err(vhost::Error::InvalidOperation);
@@ -209,7 +217,7 @@ fn serve(vhost: &Vhost, work: Activation, offered: u64, end: &EventFd) -> vhost:
     if served == SERVED {
         vhost.start()?;
     }
-    let end = sys::borrow(end);
+    let end = sys::borrow(end.event());
     while let Err(rustix::io::Errno::INTR) = poll(&mut [PollFd::new(&end, PollFlags::IN)], None) {}
     tracing::debug!(descriptor = vhost.as_raw_fd(), "the vsock device is stopped");
     Ok(())

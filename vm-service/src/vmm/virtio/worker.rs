@@ -5,13 +5,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
-use crate::vmm::sys;
+use super::Busy;
+use crate::vmm::{Stop, sys};
 
-/// A running worker. Ending it is asking, then waiting: the thread first finishes the request that it is at.
+/// A running worker. Ending it is asking, then waiting: the thread first comes to where it looks at that.
 pub(in crate::vmm) struct Worker {
-    end: EventFd,
+    end: Stop,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -24,30 +25,29 @@ impl Worker {
     pub(super) fn start(
         name: &str,
         kicks: Vec<EventFd>,
-        mut serve: impl FnMut(usize) -> bool + Send + 'static,
+        mut serve: impl FnMut(usize, &Stop) -> bool + Send + 'static,
     ) -> io::Result<Self> {
         Self::run(name, move |end| {
-            if (0..kicks.len()).all(&mut serve) {
+            if (0..kicks.len()).all(|index| serve(index, end)) {
                 wait(&kicks, end, serve);
             }
         })
     }
 
-    /// Runs `work` once. It must return soon after the eventfd that it is given was signalled.
+    /// Runs `work` once. It must return soon after it was asked to, and with it ends all that it does to RAM and storage.
     ///
     /// # Errors
     /// When there are no file descriptors or threads left.
-    pub(super) fn run(name: &str, work: impl FnOnce(&EventFd) + Send + 'static) -> io::Result<Self> {
-        let end = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?;
-        let watch = end.try_clone()?;
+    pub(super) fn run(name: &str, work: impl FnOnce(&Stop) + Send + 'static) -> io::Result<Self> {
+        let end = Stop::new()?;
+        let watch = end.clone();
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || work(&watch))?;
         Ok(Self { end, thread: Some(thread) })
     }
 
     /// Asks the thread to end.
     pub(super) fn ask_to_end(&self) {
-        // It fails only when the counter is full, and then it is signalled.
-        let _ = self.end.write(1);
+        self.end.request();
     }
 
     /// Whether the thread has ended.
@@ -55,17 +55,19 @@ impl Worker {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Asks the thread to end and waits for it; `false` when it takes longer than `deadline`.
-    pub(super) fn end(&self, deadline: Duration) -> bool {
+    /// Asks the thread to end and waits for it.
+    ///
+    /// # Errors
+    /// When it has not ended by then.
+    pub(super) fn end(&self, until: Instant) -> Result<(), Busy> {
         self.ask_to_end();
-        let until = Instant::now() + deadline;
         while !self.ended() {
             if Instant::now() >= until {
-                return false;
+                return Err(Busy);
             }
             std::thread::sleep(Duration::from_micros(200));
         }
-        true
+        Ok(())
     }
 }
 
@@ -81,8 +83,8 @@ impl Drop for Worker {
     }
 }
 
-fn wait(kicks: &[EventFd], end: &EventFd, mut serve: impl FnMut(usize) -> bool) {
-    let events: Vec<_> = std::iter::once(end).chain(kicks).map(sys::borrow).collect();
+fn wait(kicks: &[EventFd], end: &Stop, mut serve: impl FnMut(usize, &Stop) -> bool) {
+    let events: Vec<_> = std::iter::once(end.event()).chain(kicks).map(sys::borrow).collect();
     loop {
         let mut fds: Vec<PollFd<'_>> = events.iter().map(|event| PollFd::new(event, PollFlags::IN)).collect();
         match poll(&mut fds, None) {
@@ -100,7 +102,7 @@ fn wait(kicks: &[EventFd], end: &EventFd, mut serve: impl FnMut(usize) -> bool) 
         for (index, kick) in kicks.iter().enumerate().filter(|(index, _)| ready[index + 1]) {
             // It fails when another reader was faster, and there is none.
             let _ = kick.read();
-            if !serve(index) {
+            if !serve(index, end) {
                 return;
             }
         }
