@@ -12,6 +12,7 @@ mod kernel;
 mod limits;
 mod log;
 mod outlet;
+mod save;
 pub mod signals;
 mod sys;
 mod table;

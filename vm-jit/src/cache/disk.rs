@@ -5,7 +5,7 @@
 //! ```
 
 use super::Key;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use sha2::{Digest, Sha256};
 use std::fs::{self, DirBuilder, File, FileTimes, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -18,6 +18,8 @@ const MAGIC: &[u8; 15] = b"vm-jit cache 1\n";
 const HEAD: u64 = 15 + 32 + 8 + 32;
 /// No entry is larger.
 const LARGEST: u64 = 1 << 30;
+/// Opens neither a link nor a pipe that someone put there.
+const NO_LINK: i32 = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).bits() as i32;
 const SUFFIX: &str = "entry";
 /// A file that a process was writing when it died is removed after so long.
 const ABANDONED: Duration = Duration::from_secs(3600);
@@ -53,9 +55,7 @@ impl Disk {
 
     pub(super) fn read(&self, key: &Key) -> Read {
         let path = self.path(key);
-        // Neither a link nor a pipe that someone put there.
-        let flags = (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits();
-        let file = match OpenOptions::new().read(true).custom_flags(flags as i32).open(&path) {
+        let file = match OpenOptions::new().read(true).custom_flags(NO_LINK).open(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Read::Absent,
             Err(error) => return self.discard(key, &error.to_string()),
@@ -103,8 +103,12 @@ impl Disk {
 
     /// Removes what was used longest ago until the rest is within seven eighths of the bound.
     fn trim(&self) -> io::Result<()> {
-        let lock =
-            OpenOptions::new().create(true).truncate(false).write(true).open(self.folder.join("lock"))?;
+        let lock = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .custom_flags(NO_LINK)
+            .open(self.folder.join("lock"))?;
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             // Another process is at it.
             return Ok(());

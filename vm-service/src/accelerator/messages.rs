@@ -70,7 +70,11 @@ fn tell(worker: u32, line: &[u8]) {
 /// Text of a worker as it may go to a terminal: on one line, and not without end.
 pub(crate) fn printable(text: &str) -> String {
     let clean = |letter: char| if letter.is_control() { ' ' } else { letter };
-    text.trim().chars().take(LINE as usize).map(clean).collect()
+    text.trim_matches(|letter: char| letter.is_whitespace() || letter.is_control())
+        .chars()
+        .take(LINE as usize)
+        .map(clean)
+        .collect()
 }
 
 #[cfg(test)]
@@ -81,7 +85,7 @@ mod tests {
     fn what_a_worker_says_stays_on_one_short_line() {
         let check = |text: &str, expect: &str| assert_eq!(printable(text), expect);
         check(" WARN a \u{1b}[2Jb\n", "WARN a  [2Jb");
-        check("a\r\nb\u{9b}c\0", "a  b c");
+        check("a\r\nb\u{9b}c\0\n", "a  b c");
         assert_eq!(printable(&"ä".repeat(1 << 20)).chars().count(), LINE as usize);
     }
 

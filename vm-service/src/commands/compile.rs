@@ -1,7 +1,7 @@
 //! `compile`: a kernel file to code for a target.
 
 use std::fmt::Write as _;
-use std::io::{self, IsTerminal as _};
+use std::io::{self, IsTerminal as _, Write as _};
 
 use vm_ir::{Kernel, ValidModule};
 use vm_jit::legal::{self, Support};
@@ -10,6 +10,7 @@ use vm_jit::{Artifact, Entry, Slot, Target};
 use crate::cli::{CompileArgs, Context, Failure};
 use crate::json::{self, Body};
 use crate::kernel::{args, argument, file, wait};
+use crate::save;
 use crate::table::{Table, printable};
 
 /// Compiles a file, and prints or writes the code.
@@ -41,7 +42,7 @@ pub(crate) fn run(context: &mut Context<'_>, arguments: &CompileArgs) -> Result<
         )));
     }
     if let Some(path) = &arguments.output {
-        std::fs::write(path, &artifact.code).map_err(|error| {
+        save::replace(path, |mut file| file.write_all(&artifact.code)).map_err(|error| {
             Failure::failed(format_args!(
                 "{} can't be written: {error}; check the path and its permissions",
                 path.display()

@@ -7,7 +7,7 @@
 //! What NumPy has no name for is kept as its bytes: bf16 as `V2`, and the FP8 types as `V1`. In Python,
 //! `numpy.load("y.npy").view(ml_dtypes.bfloat16)` makes numbers of them.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
@@ -16,6 +16,8 @@ use thiserror::Error;
 use vm_ir::Scalar;
 use vm_ir::interp::Tensor;
 use vm_ir::limits::{MAX_EXTENT, MAX_RANK};
+
+use crate::save;
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
 /// The longest header that is read; NumPy's own for an array of four dimensions has 118 bytes.
@@ -100,34 +102,16 @@ fn read_from(file: &mut impl io::Read, length: u64, element: Scalar) -> Result<T
     Ok(Tensor { element, extents: header.shape, bytes: elements })
 }
 
-/// Writes an array. The file is written beside its place and renamed, so whoever looks sees all of it or none.
+/// Writes an array, all of it or nothing ([`save::replace`]).
 ///
 /// # Errors
 /// When the file can't be written.
 pub(crate) fn write(path: &Path, tensor: &Tensor) -> Result<(), NpyError> {
     let io = |source| NpyError::Io { path: path.into(), what: "written", source };
-    // A device or a pipe is written to; only a file may be replaced.
-    if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
-        let open = || fs::OpenOptions::new().write(true).open(path);
-        return open().and_then(|file| write_to(file, tensor)).map_err(io);
-    }
-    let Some(name) = path.file_name() else {
-        return Err(io(io::Error::from(io::ErrorKind::IsADirectory)));
-    };
-    let mut beside = name.to_owned();
-    beside.push(format!(".{}.tmp", std::process::id()));
-    let beside = path.with_file_name(beside);
-    let written = File::create(&beside)
-        .and_then(|file| write_to(file, tensor))
-        .and_then(|()| fs::rename(&beside, path));
-    written.map_err(|error| {
-        // It is there only if it could be made.
-        let _ = fs::remove_file(&beside);
-        io(error)
-    })
+    save::replace(path, |file| write_to(file, tensor)).map_err(io)
 }
 
-fn write_to(file: File, tensor: &Tensor) -> io::Result<()> {
+fn write_to(file: &File, tensor: &Tensor) -> io::Result<()> {
     let mut file = BufWriter::new(file);
     file.write_all(&header(tensor))?;
     file.write_all(&tensor.bytes)?;
@@ -324,6 +308,8 @@ impl<'a> Rest<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use proptest::prelude::*;
 
     use super::*;

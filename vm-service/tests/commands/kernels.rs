@@ -156,6 +156,31 @@ fn what_is_wrong_with_a_file_is_told_with_its_line() {
 }
 
 #[test]
+fn outputs_go_through_no_link_that_was_put_in_their_way() {
+    let bench = Bench::new();
+    bench.file("two.vir", TWO);
+    bench.file("secret", "root's");
+    let planted = [format!("x.npy.{}.tmp", std::process::id()), "x.npy".into()];
+    for name in &planted {
+        std::os::unix::fs::symlink(bench.path("secret"), bench.path(name)).expect("a link");
+    }
+    bench.check(
+        "launch two.vir --kernel @shift --device interpreter --grid 2 --arg x=i32[40]=arange --arg by=7 --out x=@DIR/x.npy",
+        0,
+        &["x.npy"],
+        &[],
+    );
+    assert_eq!(std::fs::read(bench.path("secret")).expect("a file"), b"root's");
+    assert!(bench.path("x.npy").symlink_metadata().expect("the output").is_file());
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::symlink(bench.path("secret"), bench.path("code.o")).expect("a link");
+        std::os::unix::fs::lchown(bench.path("code.o"), Some(12345), None).expect("another's");
+        bench.check("compile two.vir --target cpu -o DIR/code.o", 0, &["ELF, "], &[]);
+        assert_eq!(std::fs::read(bench.path("secret")).expect("a file"), b"root's");
+    }
+}
+
+#[test]
 fn launch_on_the_interpreter() {
     let bench = Bench::new();
     bench.file("two.vir", TWO);

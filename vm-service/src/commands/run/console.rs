@@ -1,15 +1,17 @@
 //! The guest's serial console, where the command line wants it.
 
-use std::fs::{File, FileType, OpenOptions};
+use std::fs::{File, FileType};
 use std::io::{self, Write};
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
 
 use crate::console::{Escape, Input, Keyboard, RawTerminal};
 use crate::outlet::Standard;
 use crate::vmm::{self, Stop};
-use crate::{cli, log};
+use crate::{cli, log, save};
 
 /// What serves the console while the guest runs. Dropping it gives the terminal its former mode.
 #[derive(Debug)]
@@ -49,8 +51,8 @@ fn create(path: &Path) -> io::Result<Box<dyn Write + Send>> {
     if is(FileType::is_block_device) {
         return Err(io::Error::other("it is a block device, and its contents would be overwritten"));
     }
-    let flags = libc::O_NOCTTY | libc::O_NONBLOCK;
-    match OpenOptions::new().write(true).create(true).truncate(true).custom_flags(flags).open(path) {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    match save::open(path, flags) {
         Ok(file) => {
             // What the guest says is written by a thread that may wait.
             rustix::io::ioctl_fionbio(&file, false)?;
@@ -79,7 +81,7 @@ impl Write for Fifo {
         let file = match &mut self.file {
             Some(file) => file,
             none => {
-                let opened = OpenOptions::new().write(true).custom_flags(libc::O_NOCTTY).open(&self.path)?;
+                let opened = save::open(&self.path, OFlags::WRONLY | OFlags::NOCTTY)?;
                 none.insert(opened)
             }
         };

@@ -1,0 +1,211 @@
+//! Files that the operator has written, in folders that may be another user's.
+//!
+//! Whoever owns the folder can put a link at any name in it at any time, and the operator is often root. So a link is
+//! followed only if root or the operator made it, a new file is made under a name that nobody knows before, and between
+//! two looks at the folder it is held open.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::hash::{BuildHasher as _, RandomState};
+use std::io;
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, PROC_SUPER_MAGIC, fchmod, fstat, fstatfs, openat, readlinkat,
+    renameat, statat, unlinkat,
+};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+
+/// Links that are followed, one behind the other.
+const LINKS: usize = 8;
+/// Names that are tried for a new file.
+const ATTEMPTS: usize = 16;
+
+/// Opens a file, or makes it if `flags` say so. A link is followed as this module says.
+///
+/// # Errors
+/// The Linux kernel's; for a link of another user.
+pub(crate) fn open(path: &Path, flags: OFlags) -> io::Result<File> {
+    let (path, flags) = match follow(path)? {
+        Place::Named(path) => (path, flags | OFlags::NOFOLLOW),
+        Place::Descriptor(path) => (path, flags),
+    };
+    Ok(openat(CWD, path, flags | OFlags::CLOEXEC, Mode::from_raw_mode(0o666))?.into())
+}
+
+/// Has `write` write a file that takes the place of what is at `path`, so that whoever looks sees all of it or none, also
+/// after a crash. A device or a pipe is written to; of a link, its place is taken.
+///
+/// # Errors
+/// The Linux kernel's, and `write`'s; what was there is as it was then.
+pub(crate) fn replace(path: &Path, write: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
+    if let Some(there) = stream(path)? {
+        return write(&there);
+    }
+    let name = path.file_name().ok_or(Errno::ISDIR)?;
+    let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    let folder = openat(CWD, folder, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let (file, beside) = make(&folder)?;
+    let written = (|| {
+        // Nobody may read it who could not read what it replaces.
+        if let Ok(there) = statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW)
+            && FileType::from_raw_mode(there.st_mode) == FileType::RegularFile
+        {
+            fchmod(&file, Mode::from_raw_mode(fstat(&file)?.st_mode & there.st_mode & 0o666))?;
+        }
+        write(&file)?;
+        file.sync_data()?;
+        Ok(renameat(&folder, &beside, &folder, name)?)
+    })();
+    if written.is_err() {
+        // It is hidden, and its name tells what it is.
+        let _ = unlinkat(&folder, &beside, AtFlags::empty());
+    }
+    written
+}
+
+/// A new file in a folder, and its name.
+fn make(folder: &rustix::fd::OwnedFd) -> io::Result<(File, String)> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    for _ in 0..ATTEMPTS {
+        let name = format!(".vm-service-{:016x}.tmp", RandomState::new().hash_one(std::process::id()));
+        match openat(folder, &name, flags, Mode::from_raw_mode(0o666)) {
+            Err(Errno::EXIST) => {}
+            file => return Ok((file?.into(), name)),
+        }
+    }
+    Err(Errno::EXIST.into())
+}
+
+/// What is at `path`, if it is neither a file nor absent, open for writing.
+fn stream(path: &Path) -> io::Result<Option<File>> {
+    let path = match follow(path) {
+        Ok(Place::Named(path)) => path,
+        Ok(Place::Descriptor(path)) => {
+            return Ok(Some(openat(CWD, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?.into()));
+        }
+        // Its place is taken.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    match statat(CWD, &path, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(there) if FileType::from_raw_mode(there.st_mode) != FileType::RegularFile => {
+            let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            Ok(Some(openat(CWD, path, flags, Mode::empty())?.into()))
+        }
+        Ok(_) | Err(Errno::NOENT) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Where a path leads.
+enum Place {
+    /// To this, which is no link, or not there.
+    Named(PathBuf),
+    /// To a descriptor of this process, as `/dev/stdout` does.
+    Descriptor(PathBuf),
+}
+
+fn follow(path: &Path) -> io::Result<Place> {
+    let mut path = path.to_owned();
+    for _ in 0..LINKS {
+        let node = match openat(CWD, &path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+        {
+            Err(Errno::NOENT) => return Ok(Place::Named(path)),
+            node => node?,
+        };
+        let data = fstat(&node)?;
+        if FileType::from_raw_mode(data.st_mode) != FileType::Symlink {
+            return Ok(Place::Named(path));
+        }
+        if fstatfs(&node)?.f_type == PROC_SUPER_MAGIC {
+            return Ok(Place::Descriptor(path));
+        }
+        if data.st_uid != 0 && data.st_uid != geteuid().as_raw() {
+            let what = format!("{} is a link that the user {} made; remove it", path.display(), data.st_uid);
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
+        }
+        let target = OsString::from_vec(readlinkat(&node, "", Vec::new())?.into_bytes());
+        path = path.parent().unwrap_or(Path::new("")).join(target);
+    }
+    Err(Errno::LOOP.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt, lchown, symlink};
+
+    use super::*;
+
+    const TEXT: &[u8] = b"new";
+
+    fn save(path: &Path) -> io::Result<()> {
+        replace(path, |mut file| file.write_all(TEXT))
+    }
+
+    #[test]
+    fn what_is_there_is_replaced_and_a_stream_is_written_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("secret"), "old").unwrap();
+        fs::set_permissions(path("secret"), PermissionsExt::from_mode(0o600)).unwrap();
+        fs::write(path("aim"), "old").unwrap();
+        symlink("aim", path("link")).unwrap();
+        for name in ["fresh", "secret", "link"] {
+            save(&path(name)).unwrap();
+            assert_eq!(fs::read(path(name)).unwrap(), TEXT, "{name}");
+        }
+        assert_eq!(path("secret").metadata().unwrap().mode() & 0o777, 0o600);
+        assert_eq!(fs::read(path("aim")).unwrap(), b"old");
+        rustix::fs::mknodat(CWD, path("fifo"), FileType::Fifo, 0o600.into(), 0).unwrap();
+        let fifo = path("fifo");
+        let reader = std::thread::spawn(move || {
+            let mut got = Vec::new();
+            File::open(fifo).unwrap().read_to_end(&mut got).unwrap();
+            got
+        });
+        save(&path("fifo")).unwrap();
+        assert_eq!(reader.join().unwrap(), TEXT);
+        save(Path::new("/dev/null")).unwrap();
+        save(Path::new("/dev/stderr")).unwrap();
+        for (name, expect) in [("", "directory"), ("absent/file", "No such file")] {
+            let error = save(&path(name)).unwrap_err().to_string();
+            assert!(error.contains(expect), "{name}: {error}");
+        }
+        // What fails leaves nothing behind.
+        replace(&path("fresh"), |_| Err(io::Error::other("full"))).unwrap_err();
+        assert_eq!(fs::read(path("fresh")).unwrap(), TEXT);
+        let hidden = fs::read_dir(folder.path()).unwrap().flatten();
+        assert_eq!(hidden.filter(|entry| entry.file_name().to_string_lossy().starts_with('.')).count(), 0);
+    }
+
+    #[test]
+    fn a_link_of_another_user_is_not_followed() {
+        if !geteuid().is_root() {
+            println!("skipped: only root can make another user's link");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("aim"), "root's").unwrap();
+        for aim in ["aim", "/dev/full", "absent"] {
+            symlink(aim, path("link")).unwrap();
+            lchown(path("link"), Some(12345), Some(12345)).unwrap();
+            let error = open(&path("link"), OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC).unwrap_err();
+            assert!(error.to_string().contains("the user 12345 made"), "{error}");
+            save(&path("link")).unwrap();
+            assert!(path("link").symlink_metadata().unwrap().is_file());
+            fs::remove_file(path("link")).unwrap();
+        }
+        assert_eq!(fs::read(path("aim")).unwrap(), b"root's");
+        assert!(!path("absent").exists());
+        // Root's own link is followed.
+        symlink("aim", path("link")).unwrap();
+        drop(open(&path("link"), OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC).unwrap());
+        assert_eq!(fs::read(path("aim")).unwrap(), b"");
+    }
+}
