@@ -6,7 +6,7 @@ use super::bind::Binder;
 use super::journal::Record;
 use super::ledger::Journal;
 use super::{
-    BindError, Claim, ClaimError, ClaimOptions, Entry, Ledger, LedgerError, Owner, Plan, Refusal,
+    BindError, Claim, ClaimError, ClaimOptions, Entry, Ledger, LedgerError, Owner, Plan, Refusal, Step,
     UnreadRecord, is_vfio_driver,
 };
 use crate::pci::PciFunction;
@@ -188,7 +188,11 @@ fn carry_out(binder: &Binder<'_>, journal: &mut Journal, plan: &Plan) -> Result<
                 let driver_override = binder.driver_override(address)?;
                 let record = Record::Take { address, driver: driver.clone(), driver_override, resets };
                 journal.append(&record)?;
-                binder.take(&turn, driver.as_deref())?;
+                match (step, driver) {
+                    (Step::Park { .. }, Some(driver)) => binder.unbind(&turn, &driver)?,
+                    (Step::Park { .. }, None) => {}
+                    (_, driver) => binder.take(&turn, driver.as_deref())?,
+                }
             }
         }
     }

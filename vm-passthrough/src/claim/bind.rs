@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::holders::holders;
-use super::plan::{VFIO_DRIVER, is_vfio_driver};
 use super::turn::Turn;
+use super::viability::{VFIO_DRIVER, is_vfio_driver};
 use super::{BindError, ClaimedFunction};
 use crate::{Host, PciAddress, files, pci};
 
@@ -109,7 +109,8 @@ impl<'a> Binder<'a> {
         Err(BindError::WrongOverride { address, expected: driver.map(str::to_owned), found })
     }
 
-    fn unbind(&self, turn: &Turn, driver: &str) -> Result<(), BindError> {
+    /// Takes the function from `driver`.
+    pub(super) fn unbind(&self, turn: &Turn, driver: &str) -> Result<(), BindError> {
         let path = self.driver_dir(driver).join("unbind");
         self.write(turn, format!("unbind it from {driver}"), &path, &turn.address().to_string())
     }

@@ -31,6 +31,7 @@ mod shared;
 mod sys;
 mod turn;
 mod unread;
+mod viability;
 
 use std::io;
 use std::path::Path;
@@ -42,18 +43,18 @@ pub use error::{BindError, ClaimError, LedgerError};
 pub use holders::{Holder, holders};
 pub use journal::{ClaimedFunction, Entry, Owner};
 pub use ledger::{Ledger, LedgerEntry};
-pub use plan::{Plan, Refusal, Step, VFIO_DRIVER, is_vfio_driver};
-
+pub use plan::{Plan, Refusal, Step};
 pub use shared::{SharedLease, Sharer, sharers};
 pub use unread::UnreadRecord;
+pub use viability::{VFIO_DRIVER, is_vfio_driver};
 
 pub(crate) use act::{HeldClaim, Recovery, recover, release_persistent, take};
 pub(crate) use holders::users;
-pub(crate) use plan::{is_taken, leaves_dma_alone, leaves_group_viable};
 pub(crate) use shared::share;
 pub(crate) use unread::unread;
 
 pub(crate) use sys::{open_exclusively, read as read_attribute, write as write_attribute};
+pub(crate) use viability::{Part, in_the_way, leaves_dma_alone};
 
 /// How long one access to a function's drivers, and the wait for the ledger, may take by default.
 pub const DEADLINE: Duration = Duration::from_secs(10);

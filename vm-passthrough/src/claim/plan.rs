@@ -5,34 +5,9 @@ use std::fmt;
 use thiserror::Error;
 
 use super::ClaimOptions;
+use super::viability::{self, Part, VFIO_DRIVER, is_vfio_driver};
 use crate::PciAddress;
 use crate::pci::{PciFunction, Sriov};
-
-/// The driver that functions are bound to.
-pub const VFIO_DRIVER: &str = "vfio-pci";
-
-/// Whether a driver hands functions to user space through VFIO: vfio-pci, or a variant of it for one kind of device
-/// such as `mlx5_vfio_pci`.
-pub fn is_vfio_driver(driver: &str) -> bool {
-    driver == VFIO_DRIVER || driver.ends_with("_vfio_pci") || driver.ends_with("-vfio-pci")
-}
-
-/// Whether a group stays viable with this function left to its driver: it has none, or one that leaves DMA alone (Linux
-/// `driver_managed_dma`), or is a bridge to another bus.
-pub(crate) fn leaves_group_viable(function: &PciFunction) -> bool {
-    function.header_type != 0 || function.driver.as_deref().is_none_or(leaves_dma_alone)
-}
-
-/// Whether a driver leaves DMA alone.
-pub(crate) fn leaves_dma_alone(driver: &str) -> bool {
-    is_vfio_driver(driver) || matches!(driver, "pci-stub" | "pcieport")
-}
-
-/// Whether another member of `target`'s group is taken along with it: those of its slot, or all when the whole group is
-/// asked for. Bridges stay.
-pub(crate) fn is_taken(other: &PciFunction, target: PciAddress, with_group: bool) -> bool {
-    !other.is_bridge() && (with_group || other.address.same_slot(target))
-}
 
 /// One step of a [`Plan`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +18,13 @@ pub enum Step {
         address: PciAddress,
         /// Driver that it is bound to.
         driver: Option<String>,
+    },
+    /// Take the bridge from its driver, which keeps its group from being used, and leave it without one.
+    Park {
+        /// Which one.
+        address: PciAddress,
+        /// Driver that it is bound to.
+        driver: String,
     },
     /// The function belongs to the claim and is on a VFIO driver already: leave it.
     Keep {
@@ -57,7 +39,7 @@ impl Step {
     /// The function that it is about.
     pub fn address(&self) -> PciAddress {
         match self {
-            Self::Take { address, .. } | Self::Keep { address, .. } => *address,
+            Self::Take { address, .. } | Self::Park { address, .. } | Self::Keep { address, .. } => *address,
         }
     }
 }
@@ -69,6 +51,7 @@ impl fmt::Display for Step {
                 write!(f, "unbind {address} from {driver}, bind it to {VFIO_DRIVER}")
             }
             Self::Take { address, driver: None } => write!(f, "bind {address} to {VFIO_DRIVER}"),
+            Self::Park { address, driver } => write!(f, "unbind {address} from {driver}"),
             Self::Keep { address, driver } => write!(f, "leave {address} on {driver}"),
         }
     }
@@ -112,8 +95,8 @@ pub enum Refusal {
     },
     /// Other devices of its IOMMU group are in use by the host.
     #[error(
-        "IOMMU group {group} of {address} holds other devices that the host uses: {}; claim the whole group, or unbind them, or move the card to another slot",
-        list(.others)
+        "IOMMU group {group} of {address} holds other functions that the host's drivers have: {}; {}unbind them, or move the card to another slot",
+        list(.others), if *.with_group_helps { "claim the whole group, or " } else { "" }
     )]
     GroupNotViable {
         /// The function that was asked for.
@@ -122,6 +105,8 @@ pub enum Refusal {
         group: u32,
         /// Functions in other slots, with the driver that has them.
         others: Vec<(PciAddress, String)>,
+        /// Whether claiming the whole group takes them all.
+        with_group_helps: bool,
     },
 }
 
@@ -135,8 +120,8 @@ impl Plan {
     ///
     /// The function's companions, which are the functions of its slot in its IOMMU group, are taken with it: a GPU's
     /// audio, USB and UCSI functions. Functions of other slots in the group are taken when `options` ask for the
-    /// whole group. Bridges stay with their driver, as the Linux kernel allows that, and functions on a VFIO driver
-    /// stay there.
+    /// whole group, and then a bridge is taken from a driver that only serves its hot-plug slots. Other bridges stay with
+    /// their driver, and functions on a VFIO driver stay there.
     ///
     /// # Errors
     /// When the function, or another that would have to be taken with it, must not be taken.
@@ -154,23 +139,32 @@ impl Plan {
         }
         let group = function.iommu_group.ok_or(Refusal::NoIommuGroup(target))?;
 
-        let (mut members, others): (Vec<_>, Vec<_>) = functions
-            .iter()
-            .filter(|other| other.iommu_group == Some(group))
-            .partition(|other| is_taken(other, target, options.with_group));
-        let others: Vec<_> = others
-            .into_iter()
-            .filter(|other| !leaves_group_viable(other))
-            .filter_map(|other| Some((other.address, other.driver.clone()?)))
-            .collect();
-        if !others.is_empty() {
-            return Err(Refusal::GroupNotViable { address: target, group, others });
+        let in_group = || functions.iter().filter(|other| other.iommu_group == Some(group));
+        let in_the_way: Vec<_> =
+            in_group().filter_map(|other| viability::in_the_way(other, target, options.with_group)).collect();
+        if !in_the_way.is_empty() {
+            let with_group_helps = in_the_way.iter().all(|other| other.with_group_helps);
+            let others = in_the_way.iter().map(|other| (other.function.address, other.driver.to_owned()));
+            return Err(Refusal::GroupNotViable {
+                address: target,
+                group,
+                others: others.collect(),
+                with_group_helps,
+            });
         }
 
-        members.sort_by_key(|member| std::cmp::Reverse(member.address));
+        let mut members: Vec<_> = in_group()
+            .map(|other| (other, Part::of(other, target, options.with_group)))
+            .filter(|(_, part)| matches!(part, Part::Taken | Part::Parked))
+            .collect();
+        members.sort_by_key(|(member, _)| std::cmp::Reverse(member.address));
         let mut steps = Vec::new();
-        for member in members {
+        for (member, part) in members {
             let address = member.address;
+            if part == Part::Parked {
+                steps.extend(member.driver.clone().map(|driver| Step::Park { address, driver }));
+                continue;
+            }
             if let Some(driver) = member.driver.as_ref().filter(|driver| is_vfio_driver(driver)) {
                 steps.push(Step::Keep { address, driver: driver.clone() });
                 continue;
@@ -234,6 +228,7 @@ mod tests {
         let ucsi = function("0:1:0.3", Some(1), Some("vfio-pci"));
         let mut bridge = function("0:0:1.0", Some(1), Some("pcieport"));
         bridge.header_type = 1;
+        let bridge_on = |driver: &str| PciFunction { driver: Some(driver.into()), ..bridge.clone() };
         let card = function("0:1:1.0", Some(1), Some("e1000e"));
         let idle = function("0:1:1.1", Some(1), None);
         let elsewhere = function("0:2:0.0", Some(2), Some("nvme"));
@@ -276,7 +271,20 @@ mod tests {
         let mut variant = card.clone();
         variant.driver = Some("mlx5_vfio_pci".into());
         check(&[gpu.clone(), variant], false, Ok(&["unbind 0000:01:00.0 from nvidia, bind it to vfio-pci"]));
-        check(&[bridge, gpu.clone()], false, Err("is a PCI bridge"));
+        check(&[bridge.clone(), gpu.clone()], false, Err("is a PCI bridge"));
+        // A bridge whose driver does not leave DMA alone; that of its hot-plug slots can be done without.
+        check(
+            &[gpu.clone(), bridge_on("shpchp")],
+            false,
+            Err("0000:00:01.0 (shpchp); claim the whole group, or unbind them"),
+        );
+        check(
+            &[gpu.clone(), bridge_on("shpchp")],
+            true,
+            Ok(&["unbind 0000:01:00.0 from nvidia, bind it to vfio-pci", "unbind 0000:00:01.0 from shpchp"]),
+        );
+        check(&[gpu.clone(), bridge_on("unknown")], false, Err("0000:00:01.0 (unknown); unbind them"));
+        check(&[gpu.clone(), bridge_on("unknown")], true, Err("0000:00:01.0 (unknown); unbind them"));
         // The host's own bridge is never taken; without a driver it is in nobody's way.
         let mut host_bridge = function("0:1:2.0", Some(1), None);
         host_bridge.class = PciClass(0x06_0000);

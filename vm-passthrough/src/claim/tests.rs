@@ -183,6 +183,38 @@ fn takes_the_whole_group_when_asked() {
     assert_eq!(sim.driver_of(other).as_deref(), Some("e1000e"));
 }
 
+/// A bridge's hot-plug driver keeps the group from being used, so the whole group goes without it until it is given back.
+#[test]
+fn a_group_goes_with_the_hot_plug_driver_of_its_bridge() {
+    let sim = new_sim();
+    let bridge = address("0000:00:05.0");
+    sim.add(&SimFunction::root_port(bridge).group(1).driver("shpchp")).unwrap();
+    let before = bindings(&sim);
+    let options = ClaimOptions { with_group: true, ..ClaimOptions::default() };
+    let mut alone = manager(SimDrivers::new(&sim).host());
+    fails(alone.claim(gpu(), &ClaimOptions::default()), &["0000:00:05.0", "shpchp", "--with-group"]);
+    let force = ClaimOptions { force: true, ..ClaimOptions::default() };
+    fails(alone.claim(gpu(), &force), &["0000:00:05.0 (shpchp)", "claim the whole group"]);
+    assert_eq!(bindings(&sim), before);
+
+    let claim = alone.claim(gpu(), &options).unwrap();
+    assert_eq!(claim.addresses(), [bridge, gpu(), audio(), usb()]);
+    assert!(on_vfio(&sim, &[gpu(), audio(), usb()]));
+    assert_eq!(sim.driver_of(bridge), None);
+    alone.release(gpu()).unwrap();
+    assert_eq!(bindings(&sim), before);
+    assert_eq!(sim.driver_of(bridge).as_deref(), Some("shpchp"));
+
+    // Whatever write fails, all is as it was.
+    for path in ["shpchp/unbind", "nvidia/unbind"] {
+        let drivers = SimDrivers::new(&sim);
+        drivers.fail(path, "", 1, libc::EIO);
+        fails(manager(drivers.host()).claim(gpu(), &options), &[path, "everything is as it was before"]);
+        assert_eq!(bindings(&sim), before, "{path}");
+        assert_eq!(sim.driver_of(bridge).as_deref(), Some("shpchp"), "{path}");
+    }
+}
+
 #[test]
 fn what_the_host_uses_is_only_taken_by_force() {
     let sim = new_sim();

@@ -2,9 +2,9 @@
 
 use super::facts::CpuVendor;
 use super::{BlockerCode, Case, Severity, name};
-use crate::claim::leaves_group_viable;
+use crate::claim::in_the_way;
+use crate::files;
 use crate::iommu::{self, InterruptRemapping, ReservedKind};
-use crate::{PciFunction, files};
 
 pub(super) fn judge(case: &mut Case<'_>) {
     if case.group.as_ref().is_none_or(|group| group.noiommu) {
@@ -54,32 +54,44 @@ fn no_iommu(case: &mut Case<'_>) {
 fn group(case: &mut Case<'_>) {
     let Some(number) = case.group.as_ref().map(|group| group.number) else { return };
     let dir = case.host.sys.join("kernel/iommu_groups").join(number.to_string()).join("devices");
-    let mut neighbours = Vec::new();
-    let mut in_the_way: Vec<(PciFunction, String)> = Vec::new();
-    for other in case.others.iter().filter(|other| !case.is_taken(other)) {
-        if !other.is_bridge() {
-            neighbours.push(other.address);
-        }
-        if let Some(driver) = other.driver.clone().filter(|_| !leaves_group_viable(other)) {
-            in_the_way.push((other.clone(), driver));
-        }
-    }
-    let viable = in_the_way.is_empty();
-    for (other, driver) in in_the_way {
-        let address = other.address;
-        case.blocker(
-            BlockerCode::GroupNotViable,
-            format!(
+    let target = case.function.address;
+    let with_group = case.options.with_group;
+    let neighbours: Vec<_> = case
+        .others
+        .iter()
+        .filter(|other| !case.is_taken(other) && !other.is_bridge())
+        .map(|other| other.address)
+        .collect();
+    let blockers: Vec<_> = case
+        .others
+        .iter()
+        .filter_map(|other| in_the_way(other, target, with_group))
+        .map(|other| {
+            let (address, driver) = (other.function.address, other.driver);
+            let evidence = format!(
                 "{address} ({}, driver {driver}) is in group {number} too, by {}",
-                name(&other),
+                name(other.function),
                 dir.display()
-            ),
-            format!(
-                "give the whole group away (--with-group), or take {address} from its driver: \
-                 echo {address} > {}/bus/pci/drivers/{driver}/unbind",
+            );
+            let unbind = format!(
+                "take {address} from its driver: echo {address} > {}/bus/pci/drivers/{driver}/unbind",
                 case.host.sys.display()
-            ),
-        );
+            );
+            let remedy = match (other.with_group_helps, other.function.is_bridge()) {
+                (true, false) => format!("give the whole group away (--with-group), or {unbind}"),
+                // Nothing behind it needs the driver while a guest has it.
+                (true, true) => format!(
+                    "give the whole group away (--with-group), which takes the bridge from {driver} until it is given \
+                     back, or {unbind} (the slots behind it can't be hot-plugged meanwhile)"
+                ),
+                (false, _) => unbind,
+            };
+            (evidence, remedy)
+        })
+        .collect();
+    let viable = blockers.is_empty();
+    for (evidence, remedy) in blockers {
+        case.blocker(BlockerCode::GroupNotViable, evidence, remedy);
     }
     if neighbours.is_empty() {
         return;

@@ -30,10 +30,11 @@ use std::fmt;
 
 use facts::HostFacts;
 
+use crate::claim::Part;
 use crate::guest::placement::{FunctionRequest, Windows};
 use crate::pci::{self, PciFunction, ScanError};
 use crate::vfio::IovaRange;
-use crate::{Host, PciAddress, claim, iommu};
+use crate::{Host, PciAddress, iommu};
 
 /// Open files that one interrupt vector takes: an eventfd that VFIO signals, and one more by which it is routed.
 pub const FILES_PER_VECTOR: u64 = 2;
@@ -356,7 +357,7 @@ impl Case<'_> {
 
     /// Whether another member of the group is given away too.
     fn is_taken(&self, other: &PciFunction) -> bool {
-        claim::is_taken(other, self.function.address, self.options.with_group)
+        Part::of(other, self.function.address, self.options.with_group) == Part::Taken
     }
 
     fn blocker(&mut self, code: BlockerCode, evidence: String, remedy: String) {

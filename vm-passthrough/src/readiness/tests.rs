@@ -163,8 +163,32 @@ fn group_not_viable() {
     let readiness = shared_group(audio).explain();
     assert_eq!(readiness.blockers, [], "{readiness}");
     assert_eq!(readiness.functions.len(), 2);
-    let bridge = SimFunction::root_port(address("0000:00:02.0"));
-    assert_eq!(shared_group(bridge).explain().blockers, []);
+    let bridge = |driver: Option<&str>| {
+        let bridge = SimFunction::root_port(address("0000:00:02.0"));
+        shared_group(driver.into_iter().fold(bridge, SimFunction::driver))
+    };
+    for driver in [None, Some("pcieport")] {
+        assert_eq!(bridge(driver).explain().blockers, [], "{driver:?}");
+    }
+    // A bridge's driver is as much in the way as any other.
+    let unbind = "echo 0000:00:02.0 > ";
+    let slots = bridge(Some("shpchp"));
+    slots.check(
+        Code::GroupNotViable,
+        Blocks,
+        &["0000:00:02.0", "driver shpchp", "group 1"],
+        &["--with-group", unbind, "drivers/shpchp/unbind", "hot-plugged"],
+    );
+    let readiness = explain(&slots.sim.plain_host(), address(DISK), &options).unwrap();
+    assert!(readiness.is_ready(), "{readiness}");
+    assert_eq!(readiness.functions, [address(DISK)]);
+    // What giving the group away does not change is not said to help.
+    let mut other = bridge(Some("other"));
+    for with_group in [false, true] {
+        other.options.with_group = with_group;
+        other.check(Code::GroupNotViable, Blocks, &["driver other"], &["take 0000:00:02.0 from", unbind]);
+        assert!(!other.explain().blockers[0].remedy.contains("--with-group"));
+    }
 }
 
 #[test]

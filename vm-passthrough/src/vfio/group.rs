@@ -252,12 +252,20 @@ fn not_viable(host: &Host, address: PciAddress, number: u32) -> String {
         let driver =
             driver.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
         if let Some(driver) = driver.filter(|driver| !leaves_dma_alone(driver)) {
-            blockers.push(format!("{} (driver {driver})", entry.file_name().to_string_lossy()));
+            let address = entry.file_name().to_string_lossy().into_owned();
+            let unbind = host.sys.join("bus/pci/drivers").join(&driver).join("unbind");
+            blockers
+                .push(format!("{driver} has {address} (to take it: echo {address} > {})", unbind.display()));
         }
     }
     blockers.sort();
-    let blockers = if blockers.is_empty() { "a function that is not".into() } else { blockers.join(", ") };
+    if blockers.is_empty() {
+        return format!(
+            "group {number} is not viable: one of its functions is in use; look at the Linux kernel's log"
+        );
+    }
     format!(
-        "group {number} is not viable: every function in it must be bound to vfio-pci or to none; claim {blockers}"
+        "group {number} is not viable, as the host's drivers use functions in it: {}",
+        blockers.join(", ")
     )
 }
