@@ -25,6 +25,7 @@ mod guest;
 mod host_use;
 mod isolation;
 mod memory;
+mod usable;
 
 use std::fmt;
 
@@ -215,6 +216,9 @@ codes! {
     VfsInUse = "vfs-in-use", "its virtual functions are enabled";
     D3cold = "d3cold", "it is switched off";
     NoReset = "no-reset", "nothing can reset it between guests";
+    LegacyInterrupt = "legacy-interrupt", "it interrupts by INTx alone, which the guest does not have";
+    PortIo = "port-io", "it is programmed through port I/O, which the guest does not have";
+    RomHidden = "rom-hidden", "the guest does not see its expansion ROM";
     BarUnassigned = "bar-unassigned", "the host gave one of its BARs no address";
     BarsTooLarge = "bars-too-large", "its BARs don't fit into the guest's physical addresses";
     IovaReserved = "iova-reserved", "the guest's RAM lies where DMA can't be mapped";
@@ -344,6 +348,7 @@ impl Case<'_> {
         access::judge(self);
         host_use::judge(self);
         device::judge(self);
+        usable::judge(self);
         memory::judge(self);
         guest::judge(self);
         facts::judge(self);

@@ -9,6 +9,7 @@ use crate::sim::{SimFunction, SimHost};
 
 mod disks;
 mod guest;
+mod usable;
 
 fn address(text: &str) -> PciAddress {
     text.parse().unwrap()
@@ -521,7 +522,8 @@ fn bar_unassigned() {
         &["Above 4G Decoding", "pci=realloc"],
     );
     // Port I/O is rarely needed, and often not assigned.
-    assert_eq!(Scene::with(bar(0, BarKind::Io)).explain().blockers, []);
+    let ports = Scene::disk().bar(5, BarKind::Io, false, 0, 0x20);
+    assert_eq!(Scene::with(ports).explain().blockers, []);
 }
 
 #[test]
