@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::fs::{FlockOperation, flock};
+
 use super::guest::{Asm, reader};
 use super::*;
 use crate::config::Disk;
@@ -30,6 +32,12 @@ fn stop_after(screen: &Screen, len: usize, stop: &Stop) {
     });
 }
 
+/// That nobody uses the disk any more: whoever does has it locked.
+fn unused(disk: &Path) {
+    let file = std::fs::File::open(disk).unwrap();
+    flock(&file, FlockOperation::NonBlockingLockExclusive).expect("nobody's disk");
+}
+
 #[test]
 fn what_a_disk_still_reads_does_not_reach_what_a_reboot_loads() {
     if !kvm() {
@@ -42,4 +50,47 @@ fn what_a_disk_still_reads_does_not_reach_what_a_reboot_loads() {
     assert_eq!(machine.run(&stop).unwrap().end, End::Stopped);
     let text = screen.text();
     assert!(text.len() >= 3 && text.bytes().all(|byte| byte == b'k'), "{text}");
+}
+
+#[test]
+fn a_full_queue_keeps_no_guest_from_rebooting() {
+    if !kvm() {
+        return;
+    }
+    let disk = zeros();
+    let kernel = reader::kernel(256, Asm::default().out8(0xcf9, 0x0e).spin());
+    let (mut machine, screen, stop) = machine_of(&with_disk(kernel.path(), disk.path()), OnReboot::Restart);
+    stop_after(&screen, 2, &stop);
+    let report = machine.run(&stop).unwrap();
+    assert_eq!(report.end, End::Stopped);
+    assert!(report.restarts >= 1, "{report:?}");
+}
+
+#[test]
+fn no_disk_is_used_after_the_run_however_it_ended() {
+    if !kvm() {
+        return;
+    }
+    // Stopped, powered off, and ended by an error: an instruction where there is no memory.
+    let nowhere =
+        Asm::default().bytes(&[0x48, 0xb8]).bytes(&0xd000_0000u64.to_le_bytes()).bytes(&[0xff, 0xe0]);
+    let cases = [
+        (Asm::default().print("s").spin(), Some(End::Stopped)),
+        (Asm::default().power_off(), Some(End::Shutdown)),
+        (nowhere, None),
+    ];
+    for (then, end) in cases {
+        let disk = zeros();
+        let kernel = reader::kernel(256, then);
+        let (mut machine, screen, stop) = machine_of(&with_disk(kernel.path(), disk.path()), OnReboot::End);
+        stop_after(&screen, 2, &stop);
+        let ran = machine.run(&stop);
+        drop(machine);
+        unused(disk.path());
+        match (ran, end) {
+            (Ok(report), Some(end)) => assert_eq!(report.end, end),
+            (Err(MachineError::Vcpu { .. }), None) => {}
+            (ran, end) => panic!("{ran:?} instead of {end:?}"),
+        }
+    }
 }

@@ -18,6 +18,7 @@ use vm_memory::GuestMemoryMmap;
 use super::worker::Worker;
 use super::{Activation, VirtioDevice};
 use crate::config::Disk;
+use crate::vmm::Stop;
 use crate::vmm::error::MachineError;
 
 const SECTOR: u64 = 512;
@@ -126,9 +127,9 @@ impl VirtioDevice for BlockDevice {
         let mut buffer = vec![0; BUFFER];
         // A driver that knows no flush takes what was written as safe.
         let sync = work.features >> VIRTIO_BLK_F_FLUSH & 1 == 0;
-        Worker::start("virtio-blk", kicks, move |slot, _| {
+        Worker::start("virtio-blk", kicks, move |slot, stop| {
             let Some((index, queue)) = queues.get_mut(slot) else { return true };
-            let served = serve(&disk, &memory, queue, sync, &mut buffer, || interrupt.used(*index));
+            let served = serve(&disk, &memory, queue, sync, &mut buffer, stop, || interrupt.used(*index));
             if let Err(error) = served {
                 tracing::warn!(disk = %disk.name, %error, "the guest's driver broke its queue");
                 interrupt.give_up();
@@ -139,13 +140,15 @@ impl VirtioDevice for BlockDevice {
     }
 }
 
-/// Serves all requests in a queue.
+/// Serves all requests in a queue, until there are none or it is to stop: what is under way then is left unanswered, as at a
+/// reset.
 fn serve(
     disk: &Image,
     memory: &GuestMemoryMmap,
     queue: &mut Queue,
     sync: bool,
     buffer: &mut [u8],
+    stop: &Stop,
     notify: impl Fn(),
 ) -> Result<(), virtio_queue::Error> {
     loop {
@@ -153,7 +156,7 @@ fn serve(
         // A queue that is refilled all the time must not keep its driver waiting for the interrupt.
         while let Some(chain) = queue.iter(memory)?.next() {
             let head = chain.head_index();
-            let written = request(disk, memory, chain, sync, buffer)?;
+            let Some(written) = request(disk, memory, chain, sync, buffer, stop)? else { return Ok(()) };
             queue.add_used(memory, head, written)?;
             if queue.needs_notification(memory)? {
                 notify();
@@ -165,33 +168,46 @@ fn serve(
     }
 }
 
-/// Does one request (section 5.2.6) and returns how many bytes the driver finds written. A request without room for
-/// its status is an error: there is no way to answer it.
+/// Does one request (section 5.2.6) and returns how many bytes the driver finds written; `None` when it is to stop. A request
+/// without room for its status is an error: there is no way to answer it.
 fn request(
     disk: &Image,
     memory: &GuestMemoryMmap,
     chain: DescriptorChain<&GuestMemoryMmap>,
     sync: bool,
     buffer: &mut [u8],
-) -> Result<u32, virtio_queue::Error> {
+    stop: &Stop,
+) -> Result<Option<u32>, virtio_queue::Error> {
+    if stop.requested() {
+        return Ok(None);
+    }
     let mut reader = chain.clone().reader(memory)?;
     let mut writer = chain.writer(memory)?;
     let data_len = writer.available_bytes().checked_sub(1).ok_or(virtio_queue::Error::InvalidChain)?;
     let mut status_writer = writer.split_at(data_len).map_err(|_| virtio_queue::Error::InvalidChain)?;
     let mut header = [0; 16];
     let status = match reader.read_exact(&mut header) {
-        Ok(()) => execute(disk, header, sync, &mut reader, &mut writer, buffer),
-        Err(_) => Err(VIRTIO_BLK_S_IOERR),
+        Ok(()) => execute(disk, header, sync, &mut reader, &mut writer, buffer, stop),
+        Err(_) => Err(Unmet::Status(VIRTIO_BLK_S_IOERR)),
     };
     let status = match status {
         Ok(()) => VIRTIO_BLK_S_OK,
-        Err(status) => status,
+        Err(Unmet::Status(status)) => status,
+        Err(Unmet::Stopped) => return Ok(None),
     };
     status_writer.write_all(&[status as u8]).map_err(|_| virtio_queue::Error::InvalidChain)?;
-    Ok(u32::try_from(writer.bytes_written() + 1).unwrap_or(u32::MAX))
+    Ok(Some(u32::try_from(writer.bytes_written() + 1).unwrap_or(u32::MAX)))
 }
 
-/// Does what the header asks for; the error is the status.
+/// Why a request was not done.
+enum Unmet {
+    /// It is answered with this status.
+    Status(u32),
+    /// The device is to stop.
+    Stopped,
+}
+
+/// Does what the header asks for.
 fn execute(
     disk: &Image,
     header: [u8; 16],
@@ -199,19 +215,23 @@ fn execute(
     reader: &mut Reader<'_>,
     writer: &mut Writer<'_>,
     buffer: &mut [u8],
-) -> Result<(), u32> {
+    stop: &Stop,
+) -> Result<(), Unmet> {
     let kind = u32::from_le_bytes([header[0], header[1], header[2], header[3]]);
     let mut sector = [0; 8];
     sector.copy_from_slice(&header[8..]);
     let sector = u64::from_le_bytes(sector);
     let failed = |error: io::Error| {
         tracing::warn!(disk = %disk.name, sector, %error, "a disk request failed");
-        VIRTIO_BLK_S_IOERR
+        Unmet::Status(VIRTIO_BLK_S_IOERR)
     };
+    // A request may be as long as RAM times the queue.
+    let go_on = || if stop.requested() { Err(Unmet::Stopped) } else { Ok(()) };
     match kind {
         VIRTIO_BLK_T_IN => {
             let mut offset = disk.range(sector, writer.available_bytes())?;
             while writer.available_bytes() > 0 {
+                go_on()?;
                 let count = writer.available_bytes().min(buffer.len());
                 disk.file.read_exact_at(&mut buffer[..count], offset).map_err(failed)?;
                 writer.write_all(&buffer[..count]).map_err(failed)?;
@@ -219,10 +239,11 @@ fn execute(
             }
             Ok(())
         }
-        VIRTIO_BLK_T_OUT if disk.read_only => Err(VIRTIO_BLK_S_IOERR),
+        VIRTIO_BLK_T_OUT if disk.read_only => Err(Unmet::Status(VIRTIO_BLK_S_IOERR)),
         VIRTIO_BLK_T_OUT => {
             let mut offset = disk.range(sector, reader.available_bytes())?;
             while reader.available_bytes() > 0 {
+                go_on()?;
                 let count = reader.available_bytes().min(buffer.len());
                 reader.read_exact(&mut buffer[..count]).map_err(failed)?;
                 disk.file.write_all_at(&buffer[..count], offset).map_err(failed)?;
@@ -240,17 +261,19 @@ fn execute(
             let count = writer.available_bytes().min(id.len());
             writer.write_all(&id[..count]).map_err(failed)
         }
-        _ => Err(VIRTIO_BLK_S_UNSUPP),
+        _ => Err(Unmet::Status(VIRTIO_BLK_S_UNSUPP)),
     }
 }
 
 impl Image {
     /// Byte offset of a request that lies on the disk and is made of whole sectors.
-    fn range(&self, sector: u64, len: usize) -> Result<u64, u32> {
-        let offset = sector.checked_mul(SECTOR).ok_or(VIRTIO_BLK_S_IOERR)?;
-        let end = offset.checked_add(len as u64).ok_or(VIRTIO_BLK_S_IOERR)?;
+    fn range(&self, sector: u64, len: usize) -> Result<u64, Unmet> {
+        let outside = Unmet::Status(VIRTIO_BLK_S_IOERR);
+        let start_and_end =
+            sector.checked_mul(SECTOR).and_then(|offset| Some((offset, offset.checked_add(len as u64)?)));
+        let Some((offset, end)) = start_and_end else { return Err(outside) };
         let inside = end <= self.size && (len as u64).is_multiple_of(SECTOR);
-        inside.then_some(offset).ok_or(VIRTIO_BLK_S_IOERR)
+        if inside { Ok(offset) } else { Err(outside) }
     }
 }
 
@@ -260,7 +283,7 @@ pub(super) mod testing {
 
     use std::cell::Cell;
 
-    use super::{BUFFER, BlockDevice, Disk, GuestMemoryMmap, MachineError, Queue, serve};
+    use super::{BUFFER, BlockDevice, Disk, GuestMemoryMmap, MachineError, Queue, Stop, serve};
 
     pub(in crate::vmm::virtio) const SECTOR: usize = super::SECTOR as usize;
 
@@ -289,7 +312,10 @@ pub(super) mod testing {
         ) -> Result<u32, virtio_queue::Error> {
             let notified = Cell::new(0);
             let mut buffer = vec![0; BUFFER];
-            serve(&self.0.disk, memory, queue, true, &mut buffer, || notified.set(notified.get() + 1))?;
+            let stop = Stop::new().unwrap();
+            serve(&self.0.disk, memory, queue, true, &mut buffer, &stop, || {
+                notified.set(notified.get() + 1)
+            })?;
             Ok(notified.get())
         }
     }
