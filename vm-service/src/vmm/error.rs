@@ -123,6 +123,15 @@ pub enum MachineError {
         /// Which.
         what: &'static str,
     },
+    /// Loading the guest's program did not stop in time.
+    #[error(
+        "reading the guest's kernel or initrd did not end within {deadline:?} of being told to; see whether the storage that \
+         they are on still answers"
+    )]
+    Loading {
+        /// How long was waited.
+        deadline: Duration,
+    },
     /// A vCPU did not stop in time.
     #[error(
         "vCPU {vcpu} did not stop within {deadline:?}: it is stuck in {}; this process may still use the guest's devices until it ends",

@@ -5,7 +5,6 @@ use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -22,6 +21,7 @@ use super::exits::ExitCounts;
 use super::io::Io;
 use super::layout::{self, Layout};
 use super::lifecycle::{End, Event, Lifecycle, OnReboot};
+use super::loading::Loading;
 use super::memory::{Backing, Prefault};
 use super::pci::{self, PciRoot};
 use super::quiesced::Quiesced;
@@ -91,7 +91,7 @@ pub struct RunReport {
     pub exits: ExitCounts,
 }
 
-type Loading = JoinHandle<Result<(Program, Quiesced), BootError>>;
+type Loaded = Result<(Program, Quiesced), BootError>;
 
 /// A virtual machine that is not running.
 pub struct Machine {
@@ -101,7 +101,7 @@ pub struct Machine {
     layout: Layout,
     boot: Boot,
     /// The guest's program on its way into RAM, until it first runs.
-    loading: Option<Loading>,
+    loading: Option<Loading<Loaded>>,
     /// What makes RAM present that devices will pin.
     prefault: Option<Prefault>,
     on_reboot: OnReboot,
@@ -119,7 +119,8 @@ impl Machine {
     /// they pin all of it; and the guest's program is loaded meanwhile.
     ///
     /// # Errors
-    /// When KVM is absent or refuses, there is too little memory, or a disk can't be opened.
+    /// When KVM is absent or refuses, there is too little memory, the guest's program can't be booted as far as its headers
+    /// tell, or a disk can't be opened.
     pub fn new(config: &GuestConfig, options: MachineOptions) -> Result<Self, MachineError> {
         if config.vcpus == 0 {
             return Err(MachineError::Config { what: "vcpus", value: 0, reason: "it must be 1 to 255" });
@@ -132,6 +133,7 @@ impl Machine {
                 value: config.memory,
                 reason: "the processor's physical addresses leave no room for it and the devices",
             })?;
+        Program::check(&layout, &config.boot)?;
         let vm = Arc::new(kvm.create_vm().map_err(MachineError::kvm("KVM_CREATE_VM"))?);
         vm.set_identity_map_address(layout::KVM_IDENTITY_MAP)
             .map_err(MachineError::kvm("KVM_SET_IDENTITY_MAP_ADDR"))?;
@@ -258,7 +260,10 @@ impl Machine {
     fn run_until_the_end(&mut self, stop: &Stop) -> Result<RunReport, MachineError> {
         let mut report = RunReport { end: End::Stopped, restarts: 0, exits: ExitCounts::default() };
         loop {
-            let quiesced = self.prepare()?;
+            let Some(quiesced) = self.prepare(stop)? else {
+                report.end = End::Stopped;
+                break;
+            };
             let vcpus = self.vcpus.take().ok_or(MachineError::Unusable)?;
             let threads = vcpu::start(vcpus, &self.io, quiesced)?;
             self.wait(stop);
@@ -288,8 +293,8 @@ impl Machine {
         Ok(report)
     }
 
-    /// Puts the machine into the state in which a guest starts.
-    fn prepare(&mut self) -> Result<Quiesced, MachineError> {
+    /// Puts the machine into the state in which a guest starts; `None` when `stop` was requested before it is.
+    fn prepare(&mut self, stop: &Stop) -> Result<Option<Quiesced>, MachineError> {
         let vcpus = self.vcpus.as_ref().ok_or(MachineError::Unusable)?;
         // What devices pin is present by now, and without any nothing needs to be.
         self.prefault = None;
@@ -300,9 +305,13 @@ impl Machine {
                 load(&self.memory, &self.layout, &self.boot, quiesced)?
             }
         };
-        // Reading files takes as long as it takes.
-        let (program, quiesced) =
-            loading.join().map_err(|_| MachineError::Panicked { what: "loading" })??;
+        let loading = self.loading.insert(loading);
+        loading.wait(stop)?;
+        let Some(loaded) = self.loading.take().map(Loading::join).transpose()? else { return Ok(None) };
+        let (program, quiesced) = match loaded {
+            Err(BootError::Stopped) => return Ok(None),
+            loaded => loaded?,
+        };
         self.io.reset()?;
         let last_bus = self.io.pci.place(&self.layout.mem64)?;
         let platform =
@@ -315,7 +324,7 @@ impl Machine {
             pristine.restore(vcpu)?;
         }
         cpu::enter(vcpus.vcpus().first().ok_or(MachineError::Unusable)?, entry)?;
-        Ok(quiesced)
+        Ok(Some(quiesced))
     }
 
     /// Waits until the guest ends or is to be ended.
@@ -355,12 +364,12 @@ fn load(
     layout: &Layout,
     boot: &Boot,
     quiesced: Quiesced,
-) -> Result<Loading, MachineError> {
+) -> Result<Loading<Loaded>, MachineError> {
     let (memory, layout, boot) = (memory.clone(), layout.clone(), boot.clone());
-    std::thread::Builder::new()
-        .name("load".into())
-        .spawn(move || Ok((Program::load(&memory, &layout, &boot, &quiesced)?, quiesced)))
-        .map_err(|source| MachineError::Thread { what: "loading", source })
+    Loading::start(move |stop| {
+        let program = Program::load(&memory, &layout, &boot, &quiesced, &|| stop.requested())?;
+        Ok((program, quiesced))
+    })
 }
 
 pub(super) fn open_kvm(path: &std::path::Path) -> Result<Kvm, MachineError> {

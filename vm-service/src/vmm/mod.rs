@@ -32,6 +32,7 @@ mod exits;
 mod io;
 pub mod layout;
 mod lifecycle;
+mod loading;
 mod machine;
 pub(crate) mod memory;
 mod pci;

@@ -1,7 +1,6 @@
 //! The headers of a 64-bit x86 ELF file (System V ABI, "ELF Header" and "Program Header").
 
 use thiserror::Error;
-use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
 
 const HEADER: usize = 64;
 const PROGRAM_HEADER: usize = 56;
@@ -43,12 +42,31 @@ pub(super) enum Unfit {
     Other(String),
 }
 
+impl Segment {
+    /// Bytes that it takes in RAM.
+    pub(super) fn size(&self) -> u64 {
+        self.in_memory.max(self.in_file)
+    }
+}
+
 impl Headers {
+    /// Where two segments overlap that both lie in RAM. Those of a linker never do, and without any the bytes that are
+    /// loaded are bounded by RAM.
+    pub(super) fn overlap(&self) -> Option<u64> {
+        let mut ranges: Vec<_> =
+            self.segments.iter().map(|segment| (segment.address, segment.size())).collect();
+        ranges.retain(|&(_, size)| size > 0);
+        ranges.sort_unstable();
+        ranges.windows(2).find_map(|pair| match pair {
+            [(start, size), (next, _)] if start.saturating_add(*size) > *next => Some(*next),
+            _ => None,
+        })
+    }
+
     /// Whether the entry point lies in a segment.
     pub(super) fn enters_a_segment(&self) -> bool {
         self.segments.iter().any(|segment| {
-            let size = segment.in_memory.max(segment.in_file);
-            self.entry.checked_sub(segment.address).is_some_and(|offset| offset < size)
+            self.entry.checked_sub(segment.address).is_some_and(|offset| offset < segment.size())
         })
     }
 }
@@ -100,25 +118,6 @@ pub(super) fn parse(file: &[u8]) -> Result<Headers, Unfit> {
         return other("it has no segment to load".into());
     }
     Ok(headers)
-}
-
-/// Zeroes guest memory.
-///
-/// # Errors
-/// When it is not all RAM.
-pub(super) fn zero(
-    memory: &GuestMemoryMmap,
-    start: u64,
-    len: u64,
-) -> Result<(), vm_memory::GuestMemoryError> {
-    const ZEROS: [u8; 4096] = [0; 4096];
-    let mut done = 0;
-    while done < len {
-        let count = (len - done).min(ZEROS.len() as u64);
-        memory.write_slice(&ZEROS[..count as usize], GuestAddress(start + done))?;
-        done += count;
-    }
-    Ok(())
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> u16 {

@@ -17,6 +17,9 @@ pub enum BootError {
         /// What the Linux kernel answered.
         source: io::Error,
     },
+    /// It was asked to stop.
+    #[error("loading the guest's program was stopped")]
+    Stopped,
     /// The file is neither a bzImage nor an ELF program for x86-64.
     #[error("{path} is not a bzImage or an x86-64 ELF program: {reason}")]
     NotBootable {

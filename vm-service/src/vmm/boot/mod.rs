@@ -8,20 +8,19 @@
 mod elf;
 mod error;
 mod image;
+mod loader;
 mod params;
 mod payload;
 
 pub use error::BootError;
-use image::Loaded;
+use image::{Image, Loaded};
+use loader::{BootFile, Loader};
 #[cfg(test)]
 pub(super) use payload::testing as payload_testing;
 
-use std::fs::File;
-use std::path::Path;
-
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
 
-use super::layout;
+use super::layout::{self, Layout};
 use super::quiesced::Quiesced;
 use crate::config::Boot;
 
@@ -41,21 +40,37 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// Loads the guest's program and its initial RAM disk into RAM, which nobody else writes meanwhile.
+    /// Checks the headers and sizes of the files, and the command line, without reading more of them.
     ///
     /// # Errors
-    /// When a file can't be read, is not what it should be, or doesn't fit.
+    /// What [`load`](Self::load) would say of them, as far as that can be known.
+    pub(super) fn check(layout: &Layout, boot: &Boot) -> Result<(), BootError> {
+        let file = BootFile::open(&boot.kernel)?;
+        let image = Image::read(&file, layout.ram[0].end)?;
+        check_cmdline(&boot.cmdline, image.cmdline_limit())?;
+        boot.initrd.as_deref().map_or(Ok(()), |initrd| BootFile::open(initrd).map(drop))
+    }
+
+    /// Loads the guest's program and its initial RAM disk into RAM, which nobody else writes meanwhile, until `stop` answers
+    /// with `true`.
+    ///
+    /// # Errors
+    /// When a file can't be read, is not what it should be, or doesn't fit; when it is to stop.
     pub(super) fn load(
         memory: &GuestMemoryMmap,
-        layout: &layout::Layout,
+        layout: &Layout,
         boot: &Boot,
-        _: &Quiesced,
+        quiesced: &Quiesced,
+        stop: &dyn Fn() -> bool,
     ) -> Result<Self, BootError> {
+        let loader = Loader::new(memory, quiesced, stop);
         let low_end = layout.ram[0].end;
-        let mut file = open(&boot.kernel)?;
-        let kernel = image::load(memory, &mut file, &boot.kernel, low_end, &boot.cmdline)?;
+        let file = BootFile::open(&boot.kernel)?;
+        let image = Image::read(&file, low_end)?;
+        check_cmdline(&boot.cmdline, image.cmdline_limit())?;
+        let kernel = image.load(&loader, &file, low_end, &boot.cmdline)?;
         let initrd = match &boot.initrd {
-            Some(path) => Some(load_initrd(memory, path, &kernel, low_end)?),
+            Some(path) => Some(load_initrd(&loader, &BootFile::open(path)?, &kernel, low_end)?),
             None => None,
         };
         Ok(Self { kernel, initrd })
@@ -68,29 +83,29 @@ impl Program {
     pub(super) fn describe(
         &self,
         memory: &GuestMemoryMmap,
-        layout: &layout::Layout,
+        layout: &Layout,
         boot: &Boot,
         rsdp: u64,
     ) -> Result<Entry, BootError> {
-        write_cmdline(memory, &boot.cmdline, &self.kernel)?;
+        write_cmdline(memory, &boot.cmdline)?;
         params::write(memory, layout, &self.kernel, &boot.cmdline, self.initrd, rsdp)?;
         Ok(Entry { rip: self.kernel.entry })
     }
 }
 
-fn open(path: &Path) -> Result<File, BootError> {
-    File::open(path).map_err(|source| BootError::Read { path: path.to_owned(), source })
-}
-
-fn write_cmdline(memory: &GuestMemoryMmap, cmdline: &str, loaded: &Loaded) -> Result<(), BootError> {
+fn check_cmdline(cmdline: &str, limit: u64) -> Result<(), BootError> {
     // The zero at the end is not counted in the kernel's limit but is in the room.
-    let limit = loaded.cmdline_limit().min(layout::CMDLINE_ROOM - 1);
+    let limit = limit.min(layout::CMDLINE_ROOM - 1);
     if cmdline.len() as u64 > limit {
         return Err(BootError::CmdlineTooLong { len: cmdline.len(), limit });
     }
     if cmdline.bytes().any(|byte| byte == 0) {
         return Err(BootError::CmdlineZero);
     }
+    Ok(())
+}
+
+fn write_cmdline(memory: &GuestMemoryMmap, cmdline: &str) -> Result<(), BootError> {
     let mut bytes = cmdline.as_bytes().to_vec();
     bytes.push(0);
     memory.write_slice(&bytes, GuestAddress(layout::CMDLINE)).map_err(|_| BootError::TooLittleRam)
@@ -98,25 +113,18 @@ fn write_cmdline(memory: &GuestMemoryMmap, cmdline: &str, loaded: &Loaded) -> Re
 
 /// Loads the initial RAM disk as high as the kernel allows; returns its address and size.
 fn load_initrd(
-    memory: &GuestMemoryMmap,
-    path: &Path,
+    loader: &Loader<'_>,
+    file: &BootFile,
     loaded: &Loaded,
     low_end: u64,
 ) -> Result<(u64, u64), BootError> {
-    let mut file = open(path)?;
-    let read = |source| BootError::Read { path: path.to_owned(), source };
-    let size = file.metadata().map_err(read)?.len();
+    let size = file.len();
     let top = low_end.min(loaded.initrd_limit());
     let fits = top.checked_sub(size).map(|start| start & !0xfff).filter(|&start| start >= loaded.end);
     let Some(start) = fits else {
-        return Err(BootError::InitrdTooBig {
-            path: path.to_owned(),
-            size,
-            room: top.saturating_sub(loaded.end),
-        });
+        let (path, room) = (file.path().to_owned(), top.saturating_sub(loaded.end));
+        return Err(BootError::InitrdTooBig { path, size, room });
     };
-    memory.read_exact_volatile_from(GuestAddress(start), &mut file, size as usize).map_err(|error| {
-        BootError::Read { path: path.to_owned(), source: std::io::Error::other(error.to_string()) }
-    })?;
+    loader.copy(file, 0, size, start)?;
     Ok((start, size))
 }

@@ -20,7 +20,8 @@ use linux_loader::loader::bootparam::setup_header;
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
 use zlib_rs::{Inflate, InflateFlush, Status};
 
-use super::elf::{self, Segment};
+use super::elf;
+use super::loader::Loader;
 use crate::vmm::layout;
 
 /// A gzip header with the only compression method that there is (RFC 1952, 2.3.1).
@@ -34,10 +35,15 @@ const MAX_HEADERS: usize = 64 << 10;
 /// The first version of the boot protocol with a payload's offset and length.
 const WITH_PAYLOAD: u16 = 0x208;
 
+/// Bytes at a bzImage's beginning that are not loaded: the boot sector and the setup code for real mode.
+pub(super) fn setup_bytes(header: &setup_header) -> u64 {
+    let sectors = if header.setup_sects == 0 { 4 } else { u64::from(header.setup_sects) };
+    (sectors + 1) * 512
+}
+
 /// Where in a bzImage the payload is: offset and length.
 pub(super) fn place(header: &setup_header) -> Option<(u64, u64)> {
-    let sectors = if header.setup_sects == 0 { 4 } else { u64::from(header.setup_sects) };
-    let start = (sectors + 1) * 512 + u64::from(header.payload_offset);
+    let start = setup_bytes(header) + u64::from(header.payload_offset);
     (header.version >= WITH_PAYLOAD && header.payload_length > 0)
         .then_some((start, u64::from(header.payload_length)))
 }
@@ -45,14 +51,16 @@ pub(super) fn place(header: &setup_header) -> Option<(u64, u64)> {
 /// Unpacks `packed`, the payload, into RAM below `ram_end` and returns where it is entered; or says why the kernel has to
 /// do it, where RAM may be written in part.
 pub(super) fn unpack(
-    memory: &GuestMemoryMmap,
+    loader: &Loader<'_>,
     packed: &mut impl Read,
     header: &setup_header,
     ram_end: u64,
     cmdline: &str,
 ) -> Result<u64, String> {
     let ram = header.pref_address.max(layout::HIGH_RAM)..ram_end;
-    let mut writer = Writer { memory, ram, at: 0, head: Vec::new(), elf: None, after: 0 };
+    let most = u64::from(header.init_size);
+    let mut writer =
+        Writer { memory: loader.memory(), ram, most, at: 0, head: Vec::new(), elf: None, after: 0 };
     inflate(packed, |piece| writer.take(piece))?;
     let Writer { elf: Some(elf), after, at, .. } = writer else {
         return Err("it ends within its ELF headers".into());
@@ -64,7 +72,8 @@ pub(super) fn unpack(
         return Err("it is to choose its address at random".into());
     }
     for segment in elf.segments.iter().filter(|segment| segment.in_memory > segment.in_file) {
-        elf::zero(memory, segment.address + segment.in_file, segment.in_memory - segment.in_file)
+        loader
+            .zero(segment.address + segment.in_file, segment.in_memory - segment.in_file)
             .map_err(|error| error.to_string())?;
     }
     Ok(elf.entry)
@@ -113,6 +122,8 @@ struct Writer<'a> {
     memory: &'a GuestMemoryMmap,
     /// Where segments may lie.
     ram: std::ops::Range<u64>,
+    /// The most bytes that may come: those of a bzImage fit the memory that it needs.
+    most: u64,
     /// Offset in the file of the next piece.
     at: u64,
     /// The file's beginning, until its headers are complete.
@@ -140,11 +151,14 @@ impl Writer<'_> {
     }
 
     fn begin(&mut self, headers: elf::Headers) -> Result<(), String> {
-        for Segment { address, in_file, in_memory, .. } in &headers.segments {
-            match address.checked_add(*in_file.max(in_memory)) {
-                Some(end) if *address >= self.ram.start && end <= self.ram.end => {}
-                _ => return Err(format!("its segment at {address:#x} does not lie in RAM for it")),
+        for segment in &headers.segments {
+            match segment.address.checked_add(segment.size()) {
+                Some(end) if segment.address >= self.ram.start && end <= self.ram.end => {}
+                _ => return Err(format!("its segment at {:#x} does not lie in RAM for it", segment.address)),
             }
+        }
+        if let Some(address) = headers.overlap() {
+            return Err(format!("its segments overlap at {address:#x}"));
         }
         if !headers.enters_a_segment() {
             return Err(format!("its entry point {:#x} is not in it", headers.entry));
@@ -157,6 +171,9 @@ impl Writer<'_> {
     fn write(&mut self, piece: &[u8]) -> Result<(), String> {
         let Some(elf) = &self.elf else { return Ok(()) };
         let end = self.at + piece.len() as u64;
+        if end > self.most {
+            return Err("it has more bytes than it says to need memory for".into());
+        }
         for segment in &elf.segments {
             let from = segment.offset.max(self.at);
             let to = segment.offset.saturating_add(segment.in_file).min(end);
@@ -200,8 +217,10 @@ mod tests {
 
     use super::testing::gzip;
     use super::*;
+    use crate::vmm::quiesced::Quiesced;
 
     const RUNS_AT: u64 = 0x20_0000;
+    const INIT_SIZE: u32 = 0x10_0000;
 
     /// An ELF file with two segments: 300,000 bytes with 100 zeros after them, and 4 bytes right behind that.
     fn elf() -> Vec<u8> {
@@ -236,8 +255,9 @@ mod tests {
     }
 
     fn run(memory: &GuestMemoryMmap, mut packed: &[u8], cmdline: &str) -> Result<u64, String> {
-        let header = setup_header { pref_address: RUNS_AT, ..setup_header::default() };
-        unpack(memory, &mut packed, &header, 4 << 20, cmdline)
+        let header = setup_header { pref_address: RUNS_AT, init_size: INIT_SIZE, ..setup_header::default() };
+        let loader = Loader::new(memory, &Quiesced::unstarted(), &|| false);
+        unpack(&loader, &mut packed, &header, 4 << 20, cmdline)
     }
 
     #[test]
@@ -284,6 +304,10 @@ mod tests {
         check(&with(32, &[0, 0, 1]), "", Err("no segment to load"));
         check(&with(32, &[0, 0, 0, 1]), "", Err("ends within its ELF headers"));
         check(&with(64 + 24, &[0xff; 8]), "", Err("does not lie in RAM"));
+        check(&with(64 + 56 + 24, &RUNS_AT.to_le_bytes()), "", Err("overlap at 0x200000"));
+        let mut long = elf();
+        long.resize(INIT_SIZE as usize + 1, 0);
+        check(&gzip(&long), "nokaslr", Err("more bytes than it says"));
         check(&with(64 + 24, &[0; 8]), "", Err("does not lie in RAM"));
         check(&with(64 + 40, &[0, 0, 0, 0, 1]), "", Err("does not lie in RAM"));
         // Relocations.

@@ -1,5 +1,6 @@
 //! The machine on this host's `/dev/kvm`, with tiny guests. Where it does not open, these tests say so and pass.
 
+mod boot;
 mod disk;
 mod guest;
 
@@ -317,8 +318,8 @@ fn what_does_not_boot_is_said_exactly() {
         config.boot.initrd = initrd;
         config.boot.cmdline = cmdline.into();
         let stop = Stop::new().unwrap();
-        let error =
-            Machine::new(&config, MachineOptions::default()).unwrap().run(&stop).unwrap_err().to_string();
+        let made = Machine::new(&config, MachineOptions::default());
+        let error = made.and_then(|mut machine| machine.run(&stop)).unwrap_err().to_string();
         assert!(error.contains(expect), "{error}");
     }
     let good = || Asm::default().power_off().finish();
