@@ -73,7 +73,8 @@ pub struct Entry {
     /// (`CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`).
     pub dynamic_shared: u32,
     /// The most that a thread does, in weighted operations (about as long as an addition each); [`u64::MAX`] where that has
-    /// no bound. A loop that is watched counts one round: there a launch that is to be stopped is.
+    /// no bound. A polled loop counts as often as it has iterations between two poll points: there a launch that is to be
+    /// cancelled is.
     pub work: u64,
 }
 

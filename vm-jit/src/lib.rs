@@ -1,8 +1,8 @@
 //! Compiles validated kernels. This crate knows no device and no driver.
 //!
 //! ```text
-//! ValidModule ─▶ legal (what the target rejects) ─▶ range (what need not be checked) ─▶ target::* ─▶ Artifact
-//!                                                                                    cache ◀──────────┘
+//! ValidModule ─▶ legal (what the target rejects) ─▶ range (what is known) ─▶ safety (what is polled and checked)
+//!                                                          cache ◀── Artifact ◀── target::* ◀──┘
 //! ```
 //!
 //! * [`compile`] makes an [`Artifact`]: code, entry symbols, and where arguments go.
@@ -35,9 +35,10 @@
 //! # A guest's kernel
 //!
 //! It is made safe by checks in the code. An access to a view is done under a predicate that its indices are
-//! in bounds, an index into a shared array is clamped, shared memory is zeroed, and loops count their rounds
-//! and look at a stop word. [`range`] proves most of them away: indices from loops that run to an extent,
-//! from an `if` that compares with one, from thread numbers; loops that are known to be short.
+//! in bounds, an index into a shared array is clamped, shared memory is zeroed, and loops count their iterations
+//! and poll a cancel flag. [`range`] proves most of them away: indices from loops that run to an extent,
+//! from an `if` that compares with one, from thread numbers; loops that are known to be short. What is left is in
+//! one plan for each kernel, which the targets read.
 
 pub mod artifact;
 pub mod cache;
@@ -46,8 +47,8 @@ mod growth;
 pub mod legal;
 pub mod range;
 mod reject;
+mod safety;
 pub mod target;
-mod work;
 
 pub use artifact::{Artifact, Entry, Format, Guard, ParamLayout, Slot};
 pub use reject::{Reject, RejectKind, Rejected};
@@ -56,7 +57,7 @@ pub use target::{Target, UnknownTarget};
 use vm_ir::ValidModule;
 
 /// Of code that is not the same for the same input any more; it is part of cache keys.
-pub const VERSION: u32 = 10;
+pub const VERSION: u32 = 11;
 
 /// Compiles a module.
 ///

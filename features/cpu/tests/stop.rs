@@ -94,3 +94,63 @@ fn a_loop_with_long_rounds_is_stopped_within_few() {
     assert!((1..16 * 4096).contains(&count[0]), "{} rounds", count[0]);
     println!("{} rounds", count[0] / 16);
 }
+
+/// Nests of loops each of which is short by itself: one with a hint to unroll it, one with a barrier between, at which
+/// threads are run one by one, and one around which is another of no known length.
+const NESTS: &str = "vir 1
+kernel @unrolled(@x: view<i32, [?], readwrite>, %n: i32) at 0x1000 block(1024) {
+  %0 = const 0 : i32
+  %1 = const 1 : i32
+  %few = const 256 : i32
+  %many = const 4096 : i32
+  for %i: i32 = %0 to %few step %1 unroll 256 {
+    for %j: i32 = %0 to %many step %1 {
+      %old = atomic.add.relaxed.device @x[%0], %1 : i32
+    }
+  }
+}
+kernel @barrier(@x: view<i32, [?], readwrite>, %n: i32) at 0x2000 block(64) {
+  %0 = const 0 : i32
+  %1 = const 1 : i32
+  %many = const 4096 : i32
+  for %i: i32 = %0 to %many step %1 {
+    for %j: i32 = %0 to %many step %1 {
+      %old = atomic.add.relaxed.device @x[%0], %1 : i32
+    }
+    barrier.block
+  }
+}
+kernel @around(@x: view<i32, [?], readwrite>, %n: i32) at 0x3000 block(1024) {
+  %0 = const 0 : i32
+  %1 = const 1 : i32
+  %few = const 64 : i32
+  for %k: i32 = %0 to %n step %1 unroll 256 {
+    for %i: i32 = %0 to %few step %1 unroll 64 {
+      for %j: i32 = %0 to %few step %1 {
+        %old = atomic.add.relaxed.device @x[%0], %1 : i32
+      }
+    }
+  }
+}";
+
+#[test]
+fn nests_of_short_loops_are_stopped() {
+    let module = validate(text::parse(NESTS).unwrap(), Trust::Guest).unwrap();
+    let target: Target = "cpu".parse().unwrap();
+    let worker: Worker<CpuAccelerator> =
+        Worker::start(Arc::new(CpuAccelerator::new().unwrap()), WorkerOptions::default()).unwrap();
+    let x = worker.allocate_zeroed(4 << 10).unwrap();
+    let limit = Duration::from_millis(100);
+    for name in ["unrolled", "barrier", "around"] {
+        let kernel = worker.load(&common::artifact(&module, name, &target).unwrap()).unwrap();
+        let begin = Instant::now();
+        let limits = Limits { time: limit, rounds: u64::MAX >> 2 };
+        let arguments = arguments![&x, 1_000_000i32];
+        worker.launch(&kernel, Launch::over([1, 1, 1]).within(limits), &arguments).unwrap();
+        let error = worker.synchronize(Duration::from_secs(60)).unwrap_err();
+        let took = begin.elapsed();
+        assert_eq!(error, Error::DeadlineExceeded { kernel: name.into(), limit });
+        assert!(took < Duration::from_secs(2), "{name}: {took:?}");
+        println!("{name}: {took:?}");
+    }
+}

@@ -65,12 +65,12 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.b.switch_to_block(body);
         let [x, y, z] = self.state_of(state.at);
         self.block = [x, y, z];
-        if self.guest {
+        if self.safety.zeroes_shared() {
             self.zero_shared();
         }
         let plan = self.plan;
         if plan.steps.iter().any(|step| !matches!(step, Step::Threads { .. })) {
-            self.slices();
+            self.refuel();
         }
         self.run(&plan.steps);
         let linear = self.b.ins().load(types::I64, own(), self.scratch, state.linear);
@@ -104,7 +104,7 @@ impl<'a, 'k> Writer<'a, 'k> {
     }
 
     pub(super) fn zero_spare(&mut self) {
-        if self.guest {
+        if self.safety.zeroes_shared() {
             let zero = self.b.ins().iconst(types::I32, 0);
             let zeros = self.b.ins().splat(types::I32X4, zero);
             for at in (0..SPARE).step_by(16) {

@@ -1,9 +1,9 @@
-//! Regions: `if`, `switch`, `for`, `while`; and how a guest's loops are watched.
+//! Regions: `if`, `switch`, `for`, `while`; and the loops among them that the [`SafetyPlan`](crate::safety::SafetyPlan) wants
+//! polled for cancellation.
 //!
-//! A guest's loop that may take more than [`SHORT`] rounds, together with the short ones around it, takes from a slice of
-//! rounds. When the slice is used up, the stop word is looked at, and another slice is taken from the rounds that are
-//! given; after so much work as [`LOOK`] says in loops whose rounds are long, it is looked at too. Each thread begins with
-//! all of its rounds, and so does the block: between barriers and over all of them.
+//! Such a loop takes its iterations from a slice. When the slice is used up, the cancel flag is polled, and another slice is
+//! taken from the fuel; after so much cost as [`INTERVAL`] says in loops whose iterations are long, it is polled too. Each
+//! thread begins with all of its fuel, and so does the block: between barriers and over all of them.
 //!
 //! A block's or a warp's own control flow is written here too: what is a number there goes through the joins, the rest is
 //! in memory and was copied by a loop over the threads.
@@ -12,31 +12,28 @@ use super::lanes::{Repr, own};
 use super::plan::Step;
 use super::writer::Writer;
 use crate::artifact::Guard;
-use crate::work::{self, LOOK, SHORT};
+use crate::safety::{INTERVAL, SLICE};
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{Block, BlockArg, InstBuilder, Value as Ssa, types};
 use cranelift_frontend::Variable;
 use vm_ir::Value;
 use vm_ir::limits::WARP;
-use vm_ir::module::{Op, Region};
+use vm_ir::module::Op;
 use vm_ir::op::Shape;
 
-/// Rounds between two looks at the stop word.
-const SLICE: i64 = 4096;
-
-/// What watches a guest's loops.
+/// What cancels a guest's kernel.
 #[derive(Clone, Copy)]
-pub(super) struct Watch {
-    /// Rounds until the next look.
-    pub(super) slice: Variable,
-    /// Rounds behind those.
-    pub(super) left: Variable,
-    /// What is left of [`LOOK`].
-    work: Variable,
-    /// Address of the stop word.
-    stop: Ssa,
-    /// Rounds that each thread has.
-    rounds: Ssa,
+pub(super) struct Cancel {
+    /// Iterations until the next poll.
+    slice: Variable,
+    /// Those behind the slice.
+    fuel: Variable,
+    /// What is left of [`INTERVAL`].
+    cost: Variable,
+    /// Address of the cancel flag.
+    flag: Ssa,
+    /// Fuel that each thread has.
+    all: Ssa,
 }
 
 /// The regions of an op, split at the level's barriers if it is one of a block or a warp.
@@ -168,19 +165,6 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.arm(op, op.regions.len() - 1, split, end);
     }
 
-    /// Begins a loop of so many rounds; gives what [`Writer::leave_loop`] wants back, and whether it is watched.
-    pub(super) fn enter_loop(&mut self, rounds: u64) -> ((bool, u64), bool) {
-        let outer = (self.watched, self.rounds);
-        let rounds = rounds.saturating_mul(self.rounds);
-        let watched = self.watch.is_some() && rounds > SHORT;
-        (self.watched, self.rounds) = if watched { (true, 1) } else { (self.watched, rounds) };
-        (outer, watched)
-    }
-
-    pub(super) fn leave_loop(&mut self, outer: (bool, u64)) {
-        (self.watched, self.rounds) = outer;
-    }
-
     fn for_op(&mut self, op: &'k Op, split: Split<'a, 'k>) {
         if op.operands[..3].iter().any(|v| self.differs(*v)) {
             return self.for_apart(op);
@@ -204,7 +188,6 @@ impl<'a, 'k> Writer<'a, 'k> {
         let (count, carried) = body.args.split_at(1);
         let known = self.ranges.loop_of(op).copied();
         let (high, step) = (self.first(op.operands[1]), self.first(op.operands[2]));
-        let (outer, watched) = self.enter_loop(known.map_or(u64::MAX, |k| k.rounds));
         let mut runs = self.b.ins().icmp(IntCC::SignedLessThan, low, high);
         if !known.is_some_and(|k| k.steps_up) {
             let up = self.b.ins().icmp_imm(IntCC::SignedGreaterThanOrEqual, step, 1);
@@ -224,9 +207,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.set(count[0], Repr::Splat(at));
         self.take(head, 1, carried, split);
         self.body(op, 0, split);
-        if watched {
-            self.spend(op);
-        }
+        self.poll_point(op);
         let yields = self.pass(&body.yields, carried, split);
         let results = self.pass(&body.yields, &op.results, split);
         // What is left cannot overflow, the count could.
@@ -237,7 +218,6 @@ impl<'a, 'k> Writer<'a, 'k> {
         again.extend(yields);
         self.b.ins().brif(more, head, &again, end, &results);
         self.b.seal_block(head);
-        self.leave_loop(outer);
     }
 
     fn while_op(&mut self, op: &'k Op, split: Split<'a, 'k>) {
@@ -260,7 +240,6 @@ impl<'a, 'k> Writer<'a, 'k> {
         end: Block,
     ) {
         let [condition, body] = &op.regions[..] else { return };
-        let (outer, watched) = self.enter_loop(u64::MAX);
         self.b.switch_to_block(head);
         self.take(head, 0, &condition.args, split);
         self.body(op, 0, split);
@@ -281,110 +260,91 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.b.switch_to_block(inside);
         self.take(inside, 0, &condition.args, split);
         self.body(op, 1, split);
-        if watched {
-            self.spend(op);
-        }
+        self.poll_point(op);
         let again = self.pass(&body.yields, &condition.args, split);
         self.b.ins().jump(head, &again);
         self.b.seal_block(head);
-        self.leave_loop(outer);
     }
 
-    /// Has a guest's region a loop that is watched?
-    pub(super) fn needs_watch(ranges: &crate::range::Ranges, region: &Region, rounds: u64) -> bool {
-        region.ops.iter().any(|op| Self::needs_watch_in(ranges, op, rounds))
-    }
-
-    fn needs_watch_in(ranges: &crate::range::Ranges, op: &Op, rounds: u64) -> bool {
-        let inside = match op.code.shape() {
-            Shape::While => return true,
-            Shape::For => ranges.loop_of(op).map_or(u64::MAX, |k| k.rounds).saturating_mul(rounds),
-            _ => rounds,
-        };
-        inside > SHORT || op.regions.iter().any(|r| Self::needs_watch(ranges, r, inside))
-    }
-
-    pub(super) fn needs_watch_op(&self, op: &Op, rounds: u64) -> bool {
-        Self::needs_watch_in(self.ranges, op, rounds)
-    }
-
-    /// Prepares the watch over loops.
-    pub(super) fn watch_begin(&mut self, guard: Guard) {
-        let stop = self.parameter(types::I64, guard.stop);
-        let rounds = self.parameter(types::I64, guard.rounds);
+    /// Prepares polling.
+    pub(super) fn prepare_polls(&mut self, guard: Guard) {
+        let flag = self.parameter(types::I64, guard.stop);
+        let all = self.parameter(types::I64, guard.rounds);
         let most = self.b.ins().iconst(types::I64, 1 << 62);
-        let rounds = self.b.ins().umin(rounds, most);
-        let [slice, left, work] = [0, 0, LOOK as i64].map(|first| {
+        let all = self.b.ins().umin(all, most);
+        let [slice, fuel, cost] = [0, 0, INTERVAL as i64].map(|first| {
             let var = self.b.declare_var(types::I64);
             let first = self.b.ins().iconst(types::I64, first);
             self.b.def_var(var, first);
             var
         });
-        self.watch = Some(Watch { slice, left, work, stop, rounds });
+        self.cancel = Some(Cancel { slice, fuel, cost, flag, all });
     }
 
-    /// Gives the thread, warp or block that begins its rounds, unless the launch is stopped.
-    pub(super) fn slices(&mut self) {
-        let Some(watch) = self.watch else { return };
-        self.leave_if_stopped(watch);
-        let most = self.b.ins().iconst(types::I64, SLICE);
-        let slice = self.b.ins().umin(watch.rounds, most);
-        let left = self.b.ins().isub(watch.rounds, slice);
-        self.b.def_var(watch.slice, slice);
-        self.b.def_var(watch.left, left);
+    /// Gives the thread, warp or block that begins its fuel, unless the launch is cancelled.
+    pub(super) fn refuel(&mut self) {
+        let Some(cancel) = self.cancel else { return };
+        self.poll(cancel);
+        let most = self.b.ins().iconst(types::I64, SLICE as i64);
+        let slice = self.b.ins().umin(cancel.all, most);
+        let fuel = self.b.ins().isub(cancel.all, slice);
+        self.b.def_var(cancel.slice, slice);
+        self.b.def_var(cancel.fuel, fuel);
     }
 
-    /// What is left of the rounds.
+    /// What is left of the fuel.
     pub(super) fn counters(&mut self) -> Option<(Ssa, Ssa)> {
-        let watch = self.watch?;
-        Some((self.b.use_var(watch.slice), self.b.use_var(watch.left)))
+        let cancel = self.cancel?;
+        Some((self.b.use_var(cancel.slice), self.b.use_var(cancel.fuel)))
     }
 
     pub(super) fn set_counters(&mut self, counters: Option<(Ssa, Ssa)>) {
-        if let (Some(watch), Some((slice, left))) = (self.watch, counters) {
-            self.b.def_var(watch.slice, slice);
-            self.b.def_var(watch.left, left);
+        if let (Some(cancel), Some((slice, fuel))) = (self.cancel, counters) {
+            self.b.def_var(cancel.slice, slice);
+            self.b.def_var(cancel.fuel, fuel);
         }
     }
 
-    fn leave_if_stopped(&mut self, watch: Watch) {
-        let word = self.b.ins().atomic_load(types::I32, own(), watch.stop);
+    /// Leaves if the launch is cancelled.
+    fn poll(&mut self, cancel: Cancel) {
+        let word = self.b.ins().atomic_load(types::I32, own(), cancel.flag);
         let on = self.b.create_block();
         self.b.ins().brif(word, self.leave, &[], on, &[]);
         self.b.seal_block(on);
         self.b.switch_to_block(on);
     }
 
-    /// Takes a round of a loop from the slice, and its work where that may be much.
-    pub(super) fn spend(&mut self, op: &Op) {
-        let Some(watch) = self.watch else { return };
-        self.take_from(watch, watch.slice, 1, |w, slice| {
-            let left = w.b.use_var(watch.left);
+    /// Behind an iteration of a loop, if that is polled: takes it from the slice, and its cost where that may be much.
+    pub(super) fn poll_point(&mut self, op: &Op) {
+        let poll = self.safety.loop_of(op).and_then(|planned| planned.poll);
+        let Some((cancel, poll)) = self.cancel.zip(poll) else { return };
+        self.take_from(cancel, cancel.slice, 1, |w, slice| {
+            let fuel = w.b.use_var(cancel.fuel);
             let (none, some) = (w.b.create_block(), w.b.create_block());
-            w.b.ins().brif(left, some, &[], none, &[]);
+            w.b.ins().brif(fuel, some, &[], none, &[]);
             w.b.seal_block(none);
             w.b.seal_block(some);
             w.b.switch_to_block(none);
             let zero = w.b.ins().iconst(types::I32, 0);
             let code = w.b.ins().iconst(types::I32, i64::from(Guard::OUT_OF_ROUNDS));
-            w.b.ins().atomic_cas(own(), watch.stop, zero, code);
+            w.b.ins().atomic_cas(own(), cancel.flag, zero, code);
             w.b.ins().jump(w.leave, &[]);
             w.b.switch_to_block(some);
-            let most = w.b.ins().iconst(types::I64, SLICE);
-            let take = w.b.ins().umin(left, most);
-            let rest = w.b.ins().isub(left, take);
-            w.b.def_var(watch.left, rest);
+            let most = w.b.ins().iconst(types::I64, SLICE as i64);
+            let take = w.b.ins().umin(fuel, most);
+            let rest = w.b.ins().isub(fuel, take);
+            w.b.def_var(cancel.fuel, rest);
             w.b.ins().iadd(slice, take)
         });
-        if let Some(round) = work::of_round(self.kernel, self.ranges, op, self.threads_of_round()) {
-            self.take_from(watch, watch.work, round, |w, _| w.b.ins().iconst(types::I64, LOOK as i64));
+        if let Some(charge) = poll.charge(self.threads_at_hand()) {
+            self.take_from(cancel, cancel.cost, charge, |w, _| w.b.ins().iconst(types::I64, INTERVAL as i64));
         }
     }
 
-    /// Takes from a counter. Where that is used up, the stop word is looked at, and the counter is what `refill` makes of it.
+    /// Takes from a counter. Where that is used up, the cancel flag is polled, and the counter is what `refill` makes of it.
     fn take_from(
         &mut self,
-        watch: Watch,
+        cancel: Cancel,
         counter: Variable,
         by: i64,
         refill: impl FnOnce(&mut Self, Ssa) -> Ssa,
@@ -398,7 +358,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.b.seal_block(used_up);
         self.b.set_cold_block(used_up);
         self.b.switch_to_block(used_up);
-        self.leave_if_stopped(watch);
+        self.poll(cancel);
         let more = refill(self, left);
         self.b.def_var(counter, more);
         self.b.ins().jump(on, &[]);
@@ -406,10 +366,10 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.b.switch_to_block(on);
     }
 
-    /// How many threads take a round of a loop that is written now.
-    fn threads_of_round(&self) -> u64 {
+    /// How many threads take an iteration of a loop that is written now.
+    fn threads_at_hand(&self) -> u64 {
         match (self.threads, self.warp) {
-            (Some(_), _) => 1,
+            (Some(_), _) => self.width as u64,
             (None, Some(_)) => u64::from(WARP),
             (None, None) => u64::from(self.kernel.cluster_threads()),
         }

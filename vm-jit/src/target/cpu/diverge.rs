@@ -131,11 +131,10 @@ impl<'a, 'k> Writer<'a, 'k> {
     pub(super) fn for_apart(&mut self, op: &'k Op) {
         let body = &op.regions[0];
         let (count, carried) = body.args.split_at(1);
-        let (known, width) = (self.ranges.loop_of(op).copied(), self.width);
+        let width = self.width;
         let [low, high, step] = [0, 1, 2].map(|i| self.repr(op.operands[i]));
         let scalar = self.scalar(count[0]);
         let end = self.join(&op.results, None);
-        let (outer, watched) = self.enter_loop(known.map_or(u64::MAX, |k| k.rounds));
 
         // The count is one number and a step between the threads, if it begins so.
         let stride = match (&low, &step) {
@@ -198,9 +197,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.b.switch_to_block(inside);
         let now: Vec<(Value, Repr)> = body.args.iter().map(|v| (*v, self.repr(*v))).collect();
         self.region(body);
-        if watched {
-            self.spend(op);
-        }
+        self.poll_point(op);
         let mut again: Vec<BlockArg> = match (&step, stride) {
             (Repr::Splat(step), Some(_)) => vec![self.b.ins().iadd(at[0], *step).into()],
             _ => {
@@ -211,7 +208,6 @@ impl<'a, 'k> Writer<'a, 'k> {
         again.extend(self.pass(&body.yields, carried, None));
         self.b.ins().jump(head, &again);
         self.b.seal_block(head);
-        self.leave_loop(outer);
         self.b.switch_to_block(mixed);
         self.apart(op, &now, end, |w| {
             let low = w.first(count[0]);

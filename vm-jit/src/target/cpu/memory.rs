@@ -2,15 +2,15 @@
 //!
 //! A guest's access to a view that may be out of bounds goes to a spare place instead: a load to zeros, a store or an
 //! atomic to bytes that nobody reads. The address is chosen without a branch, so it is not even speculated upon. Of
-//! several elements in a row that may be partly out of bounds, each is asked for itself, behind a branch. What
-//! [`Ranges`](crate::range::Ranges) proves is not asked.
+//! several elements in a row that may be partly out of bounds, each is asked for itself, behind a branch. What is
+//! checked is in the [`SafetyPlan`](crate::safety::SafetyPlan).
 //!
 //! Shared arrays belong to the block, which one thread of the machine runs, so their atomics are plain.
 
 use super::lanes::{Repr, clif, loose, own};
 use super::value::is_half;
 use super::writer::{Extent, Writer};
-use crate::range::Lanes;
+use crate::safety::{Access, Last};
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{AtomicRmwOp, InstBuilder, MemFlags, Value as Ssa, types};
 use vm_ir::Scalar;
@@ -19,12 +19,6 @@ use vm_ir::op::{Opcode, Shape};
 
 /// Bytes of zeros, and of bytes that nobody reads, at the end of the scratch memory.
 pub(super) const SPARE: u32 = 128;
-
-/// What is known of an access: is each index but the last in bounds, and which lanes are; all others may be out.
-struct Known {
-    outer: Vec<bool>,
-    lanes: Lanes,
-}
 
 /// Elements in a row.
 struct Row {
@@ -45,13 +39,6 @@ enum Bounds {
 }
 
 impl Writer<'_, '_> {
-    fn known(&self, op: &Op) -> Known {
-        let nothing = || Known { outer: Vec::new(), lanes: Lanes::Each };
-        self.ranges
-            .access(op)
-            .map_or_else(nothing, |access| Known { outer: access.outer.clone(), lanes: access.lanes })
-    }
-
     fn wide(&mut self, index: Ssa) -> Ssa {
         if self.type_of(index) == types::I64 { index } else { self.b.ins().sextend(types::I64, index) }
     }
@@ -64,7 +51,7 @@ impl Writer<'_, '_> {
     }
 
     /// Where `count` elements in a row are, and whether they are in bounds.
-    fn row(&mut self, op: &Op, place: Place, known: &Known, indices: &[Ssa], count: usize) -> Option<Row> {
+    fn row(&mut self, op: &Op, place: Place, known: &Access, indices: &[Ssa], count: usize) -> Option<Row> {
         let indices: Vec<Ssa> = indices.iter().map(|index| self.wide(*index)).collect();
         match place {
             Place::View(_) => self.view_row(op, place, known, &indices, count),
@@ -76,7 +63,7 @@ impl Writer<'_, '_> {
         &mut self,
         _: &Op,
         place: Place,
-        known: &Known,
+        known: &Access,
         indices: &[Ssa],
         count: usize,
     ) -> Option<Row> {
@@ -91,12 +78,9 @@ impl Writer<'_, '_> {
         let last = *indices.last()?;
         let by = self.b.ins().imul_imm(last, i64::from(size));
         let address = self.b.ins().iadd(address, by);
-        if !self.guest {
-            return Some(Row { address, count, bounds: Bounds::In });
-        }
         let mut outer = None;
         for (dimension, index) in indices.iter().enumerate().take(indices.len() - 1) {
-            if known.outer.get(dimension) == Some(&true) {
+            if !known.checks(dimension) {
                 continue;
             }
             let extent = self.extent_value(view.extents[dimension]);
@@ -110,10 +94,10 @@ impl Writer<'_, '_> {
             None => one,
             Some(outer) => w.b.ins().band(outer, one),
         };
-        let bounds = match known.lanes {
-            Lanes::All => outer.map_or(Bounds::In, Bounds::If),
+        let bounds = match known.last {
+            Last::Unchecked(_) => outer.map_or(Bounds::In, Bounds::If),
             // Of one thread's lanes, all or none may be known to be in; of neighbouring threads' it is not.
-            Lanes::Each | Lanes::Together if count > 1 && (self.width > 1 || known.lanes == Lanes::Each) => {
+            Last::Lanes | Last::First if count > 1 && (self.width > 1 || known.last == Last::Lanes) => {
                 // The last index at which all fit, plus one; none if the row is too short.
                 let extent = self.extent_value(*view.extents.last()?);
                 let limit = self.b.ins().iadd_imm(extent, 1 - count as i64);
@@ -132,20 +116,16 @@ impl Writer<'_, '_> {
         Some(Row { address, count, bounds })
     }
 
-    fn shared_row(&mut self, array: usize, known: &Known, indices: &[Ssa], count: usize) -> Option<Row> {
+    fn shared_row(&mut self, array: usize, known: &Access, indices: &[Ssa], count: usize) -> Option<Row> {
         let declared = self.kernel.shared().get(array)?;
         let (size, dims) = (i64::from(declared.element.bytes()), declared.dims.clone());
         let last = dims.len() - 1;
         let mut element: Option<Ssa> = None;
         for (dimension, extent) in dims.iter().enumerate() {
             let in_row = dimension == last;
-            let proven = if in_row {
-                known.lanes == Lanes::All
-            } else {
-                known.outer.get(dimension).copied().unwrap_or(false)
-            };
+            let clamped = if in_row { known.last.is_checked() } else { known.checks(dimension) };
             let mut index = indices[dimension];
-            if self.guest && !proven {
+            if clamped {
                 let room = if in_row { count as u32 } else { 1 };
                 let greatest = self.b.ins().iconst(types::I64, i64::from(extent - room.min(*extent)));
                 index = self.b.ins().umin(index, greatest);
@@ -162,7 +142,7 @@ impl Writer<'_, '_> {
         let by = self.b.ins().iadd_imm(by, i64::from(self.plan.shared[array]));
         let arrays = self.arrays();
         let address = self.b.ins().iadd(arrays, by);
-        let count = if self.guest { count.min(dims[last] as usize) } else { count };
+        let count = if known.last.is_checked() { count.min(dims[last] as usize) } else { count };
         Some(Row { address, count, bounds: Bounds::In })
     }
 
@@ -347,10 +327,10 @@ impl Writer<'_, '_> {
         let Some((rank, scalar)) = self.kernel.place(place) else { return };
         let elements = self.elements(result);
         let lanes = elements / self.width;
-        let known = self.known(op);
+        let Some(known) = self.safety.access(op).cloned() else { return };
         let together = self.together_at(op, rank, lanes);
         // Of a shared array's row, each thread's index is clamped for itself.
-        let clamped = self.guest && matches!(place, Place::Shared(_)) && known.lanes != Lanes::All;
+        let clamped = matches!(place, Place::Shared(_)) && known.last.is_checked();
         let repr = match together {
             Together::Row if self.width == 1 || !clamped => {
                 let indices = self.first_indices(op, rank);
@@ -385,9 +365,9 @@ impl Writer<'_, '_> {
         let Some((rank, scalar)) = self.kernel.place(place) else { return };
         let elements = self.elements(value);
         let lanes = elements / self.width;
-        let known = self.known(op);
+        let Some(known) = self.safety.access(op).cloned() else { return };
         let together = self.together_at(op, rank, lanes);
-        let clamped = self.guest && matches!(place, Place::Shared(_)) && known.lanes != Lanes::All;
+        let clamped = matches!(place, Place::Shared(_)) && known.last.is_checked();
         if matches!(together, Together::Row) && (self.width == 1 || !clamped) {
             let indices = self.first_indices(op, rank);
             let Some(row) = self.row(op, place, &known, &indices, elements) else { return };
@@ -414,7 +394,7 @@ impl Writer<'_, '_> {
         let Some(place) = op.place else { return };
         let Some((rank, scalar)) = self.kernel.place(place) else { return };
         debug_assert!(!is_half(scalar));
-        let known = self.known(op);
+        let Some(known) = self.safety.access(op).cloned() else { return };
         let args: Vec<Vec<Ssa>> = op.operands[rank..].iter().map(|v| self.each(*v)).collect();
         let mut olds = Vec::with_capacity(self.width);
         for (thread, indices) in self.each_indices(op, rank).into_iter().enumerate() {

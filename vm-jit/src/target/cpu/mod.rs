@@ -50,17 +50,21 @@ use crate::artifact::{Artifact, Entry, Format, ParamLayout};
 use crate::legal::Support;
 use crate::range::Ranges;
 use crate::reject::{Reject, RejectKind, Rejected};
+use crate::safety::{Parameters, SafetyPlan, cost::Costs};
 use cranelift_codegen::ir::{AbiParam, Function, Signature, UserFuncName, types};
 use cranelift_codegen::isa::CallConv;
 use cranelift_codegen::{CodegenError, Context, control::ControlPlane};
 use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
 use std::fmt;
 use vm_ir::op::Opcode;
-use vm_ir::valid::{KernelFacts, Trust};
+use vm_ir::valid::KernelFacts;
 use vm_ir::{Kernel, Scalar, ValidModule};
 
 /// Bytes of stack that a kernel may need.
 pub const STACK: usize = 32 << 20;
+
+/// What a kernel becomes, for its safety plan.
+const SAFETY: Parameters = Parameters { costs: Costs::Cpu, unrolling: None, cancels_clusters: true };
 
 /// Options that change the result.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -108,14 +112,16 @@ pub(crate) fn write(module: &ValidModule, options: &Options, target: String) -> 
     let mut functions = Vec::new();
     let mut entries = Vec::new();
     let mut contexts = (Context::new(), FunctionBuilderContext::new());
-    let guest = module.trust() == Trust::Guest;
     let isa = match (options.isa.generator(), module.kernels().first()) {
         (Ok(isa), _) => isa,
         (Err(error), Some(kernel)) => return Err(reject(kernel, error.to_string())),
         (Err(_), None) => return Ok(Artifact { target, format: Format::Elf, code: Vec::new(), entries }),
     };
     for (kernel, facts) in module.kernels_with_facts() {
-        let (code, entry) = function(kernel, facts, guest, options.isa, &*isa, &mut contexts)
+        let ranges = Ranges::of(kernel);
+        let safety = SafetyPlan::of(kernel, &ranges, module.trust(), &SAFETY)
+            .map_err(|error| Rejected(vec![error]))?;
+        let (code, entry) = function(kernel, facts, (&ranges, &safety), options.isa, &*isa, &mut contexts)
             .map_err(|what| reject(kernel, what))?;
         functions.push((entry.symbol.clone(), code));
         entries.push(entry);
@@ -132,24 +138,23 @@ pub(crate) fn write(module: &ValidModule, options: &Options, target: String) -> 
 fn function(
     kernel: &Kernel,
     facts: &KernelFacts,
-    guest: bool,
+    (ranges, safety): (&Ranges, &SafetyPlan),
     machine: Isa,
     isa: &dyn cranelift_codegen::isa::TargetIsa,
     (context, builder): &mut (Context, FunctionBuilderContext),
 ) -> Result<(Vec<u8>, Entry), String> {
-    let ranges = Ranges::of(kernel);
-    let plan = plan::Plan::of(kernel, facts, &ranges);
+    let plan = plan::Plan::of(kernel, facts, ranges);
     let floats = floats::Floats::of(kernel);
     // Whoever runs the blocks can stop between two, also where the code itself looks at nothing.
-    let params = ParamLayout::of(kernel, guest);
-    let watched = writer::Writer::needs_watch(&ranges, kernel.body(), 1);
+    let params = ParamLayout::of(kernel, safety.is_guests());
     let mut signature = Signature::new(CallConv::SystemV);
     signature.params.extend([types::I64; 5].map(AbiParam::new));
     context.clear();
     context.func = Function::with_name_signature(UserFuncName::user(0, 0), signature);
     let build = FunctionBuilder::new(&mut context.func, builder);
-    let known = writer::Known { facts, ranges: &ranges, plan: &plan, floats: &floats };
-    let scratch = writer::write(build, kernel, known, params.guard.filter(|_| watched), guest, machine);
+    let known = writer::Known { facts, ranges, safety, plan: &plan, floats: &floats };
+    let guard = params.guard.filter(|_| safety.cancellable());
+    let scratch = writer::write(build, kernel, known, guard, machine);
     let problem = |error| match error {
         CodegenError::Verifier(errors) => errors.to_string(),
         other => other.to_string(),
@@ -172,7 +177,7 @@ fn function(
         params,
         static_shared: 0,
         dynamic_shared: scratch.next_multiple_of(64),
-        work: crate::work::of(kernel, &ranges, guest),
+        work: safety.bound(),
     };
     Ok((code, entry))
 }

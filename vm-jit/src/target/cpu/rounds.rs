@@ -84,9 +84,7 @@ fn has_loop(op: &Op) -> bool {
 impl<'a, 'k> Writer<'a, 'k> {
     /// The loop; `copies` are what it carries on.
     pub(super) fn rounds(&mut self, op: &'k Op, scope: Scope, copies: &'a [(Value, Value)]) {
-        let known = self.ranges.loop_of(op).copied();
         let (high, step) = (self.first(op.operands[1]), self.first(op.operands[2]));
-        let (outer, watched) = self.enter_loop(known.map_or(u64::MAX, |k| k.rounds));
         let ty = self.type_of(high);
         let (head, end) = (self.b.create_block(), self.b.create_block());
         let base = self.b.append_block_param(head, ty);
@@ -97,9 +95,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         let inner = std::mem::replace(&mut self.scope, scope);
         self.round(op, base, high, copies);
         self.scope = inner;
-        if watched {
-            self.spend(op);
-        }
+        self.poll_point(op);
         let left = self.b.ins().isub(high, base);
         let more = self.b.ins().icmp(IntCC::UnsignedGreaterThan, left, step);
         let next = self.b.ins().iadd(base, step);
@@ -107,7 +103,6 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.b.seal_block(head);
         self.b.seal_block(end);
         self.b.switch_to_block(end);
-        self.leave_loop(outer);
     }
 
     /// A round of all threads: of the first at `base`, of the others behind it as long as they are below `high`.

@@ -1,7 +1,7 @@
 //! A kernel as one function: the loop over blocks or clusters, the loops over warps and threads, and its ops in order.
 
 use super::blocks::State;
-use super::control::Watch;
+use super::control::Cancel;
 use super::floats::{Extreme, Floats};
 use super::isa::{Architecture, Isa};
 use super::lanes::{Repr, clif, own};
@@ -11,6 +11,7 @@ use super::wide;
 use crate::artifact::{Guard, ParamLayout, Slot};
 use crate::legal::key;
 use crate::range::Ranges;
+use crate::safety::SafetyPlan;
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{Block, FuncRef, InstBuilder, Value as Ssa, types};
 use cranelift_frontend::FunctionBuilder;
@@ -52,7 +53,7 @@ pub(super) struct Writer<'a, 'k> {
     pub(super) ranges: &'k Ranges,
     pub(super) plan: &'a Plan<'k>,
     pub(super) floats: &'a Floats,
-    pub(super) guest: bool,
+    pub(super) safety: &'a SafetyPlan,
     pub(super) architecture: Architecture,
     pub(super) env: Vec<Option<Repr>>,
     pub(super) scope: Scope,
@@ -66,10 +67,7 @@ pub(super) struct Writer<'a, 'k> {
     pub(super) block: [Ssa; 3],
     pub(super) warp: Option<Ssa>,
     pub(super) threads: Option<Threads>,
-    pub(super) watch: Option<Watch>,
-    /// Rounds of the loops around that are not watched.
-    pub(super) rounds: u64,
-    pub(super) watched: bool,
+    pub(super) cancel: Option<Cancel>,
     /// What is known of the lesser or greater that is written now.
     pub(super) extreme: Extreme,
     /// Where to go when the launch is stopped.
@@ -89,6 +87,7 @@ pub(super) struct Writer<'a, 'k> {
 pub(super) struct Known<'a, 'k> {
     pub(super) facts: &'k KernelFacts,
     pub(super) ranges: &'k Ranges,
+    pub(super) safety: &'a SafetyPlan,
     pub(super) plan: &'a Plan<'k>,
     pub(super) floats: &'a Floats,
 }
@@ -99,10 +98,9 @@ pub(super) fn write<'a, 'k>(
     kernel: &'k Kernel,
     known: Known<'a, 'k>,
     guard: Option<Guard>,
-    guest: bool,
     isa: Isa,
 ) -> u32 {
-    let Known { facts, ranges, plan, floats } = known;
+    let Known { facts, ranges, safety, plan, floats } = known;
     let entry = b.create_block();
     let leave = b.create_block();
     b.append_block_params_for_function_params(entry);
@@ -121,7 +119,7 @@ pub(super) fn write<'a, 'k>(
         ranges,
         plan,
         floats,
-        guest,
+        safety,
         architecture: isa.architecture(),
         env: vec![None; kernel.values().len()],
         scope: BLOCK,
@@ -133,9 +131,7 @@ pub(super) fn write<'a, 'k>(
         block: grid,
         warp: None,
         threads: None,
-        watch: None,
-        rounds: 1,
-        watched: false,
+        cancel: None,
         extreme: Extreme::default(),
         leave,
         spare: bytes,
@@ -148,7 +144,7 @@ pub(super) fn write<'a, 'k>(
     writer.zero_spare();
     writer.parameters(guard.is_some());
     if let Some(guard) = guard {
-        writer.watch_begin(guard);
+        writer.prepare_polls(guard);
     }
     writer.blocks(first, end);
     writer.b.ins().jump(leave, &[]);
@@ -223,19 +219,14 @@ impl<'a, 'k> Writer<'a, 'k> {
                     let count = i64::from(self.kernel.cluster_warps());
                     let end = self.b.ins().iconst(types::I64, count);
                     let outer = std::mem::replace(&mut self.scope, *scope);
-                    let watch = (self.watched, self.rounds);
                     let counters = self.counters();
                     self.counted(end, 1, |this, index| {
                         this.warp = Some(index);
-                        if this.watch.is_some() {
-                            this.slices();
-                            (this.watched, this.rounds) = (false, 1);
-                        }
+                        this.refuel();
                         this.run(steps);
                         this.warp = None;
                     });
                     self.set_counters(counters);
-                    (self.watched, self.rounds) = watch;
                     self.scope = outer;
                 }
                 Step::Threads { scope, ops, copies } => self.threads_loop(*scope, ops, copies),
@@ -253,7 +244,6 @@ impl<'a, 'k> Writer<'a, 'k> {
             None => (None, all),
         };
         let outer = std::mem::replace(&mut self.scope, scope);
-        let watch = (self.watched, self.rounds);
         let counters = self.counters();
         self.width = together;
         let end = self.b.ins().iconst(types::I64, count);
@@ -263,9 +253,8 @@ impl<'a, 'k> Writer<'a, 'k> {
                 None => at,
             };
             this.threads = Some(this.place(index));
-            if this.watch.is_some() && ops.iter().any(|op| this.needs_watch_op(op, 1)) {
-                this.slices();
-                (this.watched, this.rounds) = (false, 1);
+            if ops.iter().any(|op| this.safety.polls(op)) {
+                this.refuel();
             }
             this.load_and_again();
             ops.iter().for_each(|op| this.op(op));
@@ -274,7 +263,6 @@ impl<'a, 'k> Writer<'a, 'k> {
         });
         self.width = 1;
         self.set_counters(counters);
-        (self.watched, self.rounds) = watch;
         self.scope = outer;
     }
 

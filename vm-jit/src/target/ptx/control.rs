@@ -1,28 +1,23 @@
-//! Regions: `if`, `switch`, `for`, `while`; unrolling; and how a guest's loops are watched.
+//! Regions: `if`, `switch`, `for`, `while`, as the [`SafetyPlan`](crate::safety::SafetyPlan) says: unrolled or not, and
+//! polled for cancellation or not.
 //!
-//! A guest's loop that may take more than [`SHORT`] rounds, together with the short ones around it, takes
-//! from a slice of rounds at the end of each. When the slice is used up, the thread looks at the stop word,
-//! leaves if it is set, and takes another slice from the rounds it was given. Where so many rounds may be long, their
-//! work is counted too, and after [`LOOK`] of it the thread looks as well. Before the first of such loops
-//! the threads of a block that is not among the first [`EARLY`] look too, so that the blocks that are left
-//! end at once: that costs nothing until the first round is over, for a stop only empties the slice. The first
-//! blocks do not, because a launch of few is often shorter than the look, which may go to the host's memory.
+//! At a poll point a loop takes the iterations since the last one from a slice. When the slice is used up, the thread polls
+//! the cancel flag, leaves if it is set, and takes another slice from its fuel. Where so many iterations may be long, their
+//! cost is counted too, and after [`INTERVAL`] of it the thread polls as well. Before the outermost of such loops
+//! the threads of a block that is not among the first [`EARLY`] poll too, so that the blocks that are left
+//! end at once: that costs nothing until the first poll point, for a cancellation only empties the slice. The first
+//! blocks do not, because a launch of few is often shorter than the poll, which may go to the host's memory.
 
 use super::asm::{Arg, Class, Reg, def, ins, when};
-use super::writer::{Watch, Writer};
+use super::writer::{Cancel, Writer};
 use crate::artifact::Guard;
-use crate::work::{self, LOOK, SHORT};
+use crate::safety::{INTERVAL, Poll, SLICE, Unroll};
 use std::collections::HashSet;
 use vm_ir::Value;
 use vm_ir::module::{Op, Region};
-use vm_ir::op::Shape;
 
-/// Rounds between two looks at the stop word.
-const SLICE: i64 = 4096;
 /// Blocks that are on the device about as soon as the launch begins; a power of two.
 const EARLY: u32 = 256;
-/// Ops, with all copies of them, that a loop may grow to by unrolling.
-const UNROLLED_OPS: u64 = 8192;
 
 impl<'k> Writer<'k> {
     /// Moves values into registers as if at once.
@@ -131,7 +126,8 @@ impl<'k> Writer<'k> {
         let carried = self.fresh(&op.operands);
         self.copy(&initial, &carried);
         self.hide_negated(op, &carried);
-        let outer = self.enter_watched();
+        let poll = self.plan.loop_of(op).and_then(|planned| planned.poll);
+        let outer = self.enter_polled(poll);
         self.set_each(&condition.args, &carried);
         let (head, end) = (self.asm.new_label(), self.asm.new_label());
         self.asm.place(head);
@@ -142,10 +138,10 @@ impl<'k> Writer<'k> {
         self.region(body);
         let yields = self.all_of(&body.yields);
         self.copy(&yields, &carried);
-        self.spend(op, 1);
+        self.poll_point(poll, 1);
         ins!(self, "bra.uni", Arg::Label(head));
         self.asm.place(end);
-        self.leave_watched(outer);
+        self.polled = outer;
         self.set_each(&op.results, &carried);
     }
 
@@ -154,28 +150,19 @@ impl<'k> Writer<'k> {
         let wide = self.ty(op.operands[0]).scalar().bits() == 64;
         let known = self.ranges.loop_of(op).copied();
         let initial = self.all_of(&op.operands[3..]);
-        let size = count_ops(body);
-        let room_for = |writer: &Self, copies: u64| {
-            let ops = copies.saturating_mul(size).saturating_mul(writer.copies);
-            ops <= UNROLLED_OPS && ops <= writer.unroll_budget
-        };
-        if known.is_some_and(|k| k.rounds == 0) {
+        let Some(planned) = self.plan.loop_of(op).copied() else { return };
+        if let Unroll::Full(0) = planned.unroll {
             self.set_each(&op.results, &initial);
             return;
         }
-        let exact = known.and_then(|k| k.exact);
-        if let Some(rounds) = exact.filter(|n| *n <= op.unroll() && op.unroll() > 1 && room_for(self, *n)) {
-            self.unrolled(op, rounds, initial, wide);
+        let poll = planned.poll;
+        let outer = self.enter_polled(poll);
+        if let Unroll::Full(iterations) = planned.unroll {
+            self.unrolled(op, iterations, initial, wide, poll);
+            self.polled = outer;
             return;
         }
-
-        let outer_rounds = self.rounds;
-        let rounds = known.map_or(u64::MAX, |k| k.rounds).saturating_mul(outer_rounds);
-        let watched = rounds > SHORT;
-        let outer = if watched { Some(self.enter_watched()) } else { None };
-        if !watched {
-            self.rounds = rounds;
-        }
+        let exact = known.and_then(|k| k.exact);
 
         let [low, high, step] = [0, 1, 2].map(|i| self.get(op.operands[i], 0));
         let fixed_step =
@@ -208,10 +195,9 @@ impl<'k> Writer<'k> {
             when!(self, runs, false, branch, Arg::Label(end));
         }
 
-        let copies = op.unroll();
         let room = known.filter(|k| k.steps_up).map_or(0, |k| k.room);
-        if copies > 1 && room > copies && room_for(self, copies) {
-            // As many rounds at once as asked for, while so many are left.
+        if let Unroll::Partial(copies) = planned.unroll {
+            // As many iterations at once as asked for, while so many are left.
             let scaled = |writer: &mut Self, n: u64| match step_arg(n as i64) {
                 Some(arg) => arg,
                 None => {
@@ -230,8 +216,6 @@ impl<'k> Writer<'k> {
             when!(self, fits, false, branch, Arg::Label(rest));
             self.asm.place(head);
             self.no_unroll();
-            self.unroll_budget -= copies * size * self.copies;
-            self.copies *= copies;
             let mut now = carried.clone();
             let mut at = count;
             for copy in 0..copies {
@@ -241,14 +225,14 @@ impl<'k> Writer<'k> {
                     ins!(self, plus, next, at, by);
                     at = next;
                 }
-                now = self.round(body, at, &now);
+                now = self.iteration(body, at, &now);
+                if copy + 1 < copies {
+                    self.poll_between(poll, copy + 1);
+                }
             }
-            self.copies /= copies;
             self.copy(&now, &carried);
             ins!(self, plus, count, count, stride);
-            if watched {
-                self.spend(op, copies);
-            }
+            self.poll_after(poll, copies);
             ins!(self, plus, last, count, span);
             let fits = def!(self, Pred, less, last, high);
             when!(self, fits, true, branch, Arg::Label(head));
@@ -266,14 +250,12 @@ impl<'k> Writer<'k> {
             reg
         });
         self.asm.place(head);
-        if copies > 0 {
+        if op.unroll() > 0 {
             self.no_unroll();
         }
-        let now = self.round(body, count, &carried.clone());
+        let now = self.iteration(body, count, &carried.clone());
         self.copy(&now, &carried);
-        if watched {
-            self.spend(op, 1);
-        }
+        self.poll_point(poll, 1);
         let by = step_arg(1).unwrap_or(Arg::Reg(step));
         let more = match left {
             None => {
@@ -290,15 +272,12 @@ impl<'k> Writer<'k> {
         };
         when!(self, more, true, branch, Arg::Label(head));
         self.asm.place(end);
-        if let Some(outer) = outer {
-            self.leave_watched(outer);
-        }
-        self.rounds = outer_rounds;
+        self.polled = outer;
         self.set_each(&op.results, &carried);
     }
 
-    /// One round of a loop; gives what it yields.
-    fn round(&mut self, body: &'k Region, count: Reg, carried: &[Reg]) -> Vec<Reg> {
+    /// One iteration of a loop; gives what it yields.
+    fn iteration(&mut self, body: &'k Region, count: Reg, carried: &[Reg]) -> Vec<Reg> {
         let (first, args) = (body.args[0], &body.args[1..]);
         self.set(first, 0, count);
         self.set_each(args, carried);
@@ -306,22 +285,20 @@ impl<'k> Writer<'k> {
         self.all_of(&body.yields)
     }
 
-    /// All rounds one behind the other, so many as the range analysis proved. The bounds may be written as constants, or
+    /// All iterations one behind the other, so many as the range analysis proved. The bounds may be written as constants, or
     /// computed and proved to be.
-    fn unrolled(&mut self, op: &'k Op, rounds: u64, initial: Vec<Reg>, wide: bool) {
+    fn unrolled(&mut self, op: &'k Op, iterations: u64, initial: Vec<Reg>, wide: bool, poll: Option<Poll>) {
         let body = &op.regions[0];
         let scalar = self.ty(op.operands[0]).scalar();
-        self.unroll_budget -= rounds * count_ops(body) * self.copies;
-        self.copies *= rounds.max(1);
         let signed = |bits: u64| if wide { bits as i64 } else { i64::from(bits as u32 as i32) };
         let literal = |i: usize| self.constant(op.operands[i]).map(signed);
         let literals = literal(0).zip(literal(2));
         let mut now = initial;
         let mut before: Option<Reg> = None;
-        for round in 0..rounds {
+        for copy in 0..iterations {
             let count = match (literals, before) {
                 (Some((low, step)), _) => {
-                    let at = low.wrapping_add(step.wrapping_mul(round as i64)) as u64 & scalar.mask();
+                    let at = low.wrapping_add(step.wrapping_mul(copy as i64)) as u64 & scalar.mask();
                     self.number(scalar, at)
                 }
                 (None, None) => self.get(op.operands[0], 0),
@@ -333,9 +310,12 @@ impl<'k> Writer<'k> {
                 }
             };
             before = Some(count);
-            now = self.round(body, count, &now);
+            now = self.iteration(body, count, &now);
+            if copy + 1 < iterations {
+                self.poll_between(poll, copy + 1);
+            }
         }
-        self.copies /= rounds.max(1);
+        self.poll_after(poll, iterations);
         self.set_each(&op.results, &now);
     }
 
@@ -343,113 +323,97 @@ impl<'k> Writer<'k> {
         self.asm.text.push_str("\t.pragma \"nounroll\";\n");
     }
 
-    /// Does a guest's region have a loop that is watched?
-    pub(super) fn needs_watch(&self, region: &Region, rounds: u64) -> bool {
-        region.ops.iter().any(|op| self.loop_needs_watch(op, rounds))
-    }
-
-    /// Is a guest's op a loop that is watched, or does it hold one?
-    pub(super) fn loop_needs_watch(&self, op: &Op, rounds: u64) -> bool {
-        let rounds = match op.code.shape() {
-            Shape::While => return true,
-            Shape::For => self.ranges.loop_of(op).map_or(u64::MAX, |k| k.rounds).saturating_mul(rounds),
-            _ => rounds,
-        };
-        rounds > SHORT && op.code.shape() == Shape::For
-            || op.regions.iter().any(|region| self.needs_watch(region, rounds))
-    }
-
-    /// Prepares the watch over loops.
-    pub(super) fn watch(&mut self, stop: Reg, all: Reg) {
-        let rounds = def!(self, B64, "min.u64", all, 1i64 << 62);
-        let take = def!(self, B64, "min.u64", rounds, SLICE);
+    /// Prepares polling. `all` is the fuel, the iterations of polled loops that the thread may take.
+    pub(super) fn prepare_polls(&mut self, flag: Reg, all: Reg) {
+        let fuel = def!(self, B64, "min.u64", all, 1i64 << 62);
+        let take = def!(self, B64, "min.u64", fuel, SLICE as i64);
         let slice = def!(self, B32, "cvt.u32.u64", take);
-        ins!(self, "sub.s64", rounds, rounds, take);
-        let (out_of_rounds, leave) = (self.asm.new_label(), self.asm.new_label());
+        ins!(self, "sub.s64", fuel, fuel, take);
+        let (out_of_fuel, leave) = (self.asm.new_label(), self.asm.new_label());
         let [x, y, z] =
             ["%ctaid.x", "%ctaid.y", "%ctaid.z"].map(|name| def!(self, B32, "mov.u32", Arg::Name(name)));
         let x = def!(self, B32, "shr.u32", x, i64::from(EARLY.trailing_zeros()));
         let some = def!(self, B32, "or.b32", x, y);
         let block = def!(self, B32, "or.b32", some, z);
         let late = def!(self, Pred, "setp.ne.u32", block, 0);
-        let long = self.has_long_rounds(self.kernel.body());
-        let work = long.then(|| def!(self, B32, "mov.b32", LOOK as i64));
-        self.watch = Some(Watch { slice, rounds, work, stop, late, out_of_rounds, leave });
+        let costly = self.plan.poll_points().any(|poll| poll.charge(1).is_some());
+        let left = costly.then(|| def!(self, B32, "mov.b32", INTERVAL as i64));
+        self.cancel = Some(Cancel { slice, fuel, left, flag, late, out_of_fuel, leave });
     }
 
-    /// Is there a loop whose rounds may be long?
-    fn has_long_rounds(&self, region: &Region) -> bool {
-        region.ops.iter().any(|op| {
-            let is_loop = matches!(op.code.shape(), Shape::For | Shape::While);
-            is_loop && work::of_round(self.kernel, &self.ranges, op, 1).is_some()
-                || op.regions.iter().any(|region| self.has_long_rounds(region))
-        })
-    }
-
-    /// Begins a loop that is watched; gives what [`Writer::leave_watched`] wants back.
-    fn enter_watched(&mut self) -> (bool, u64) {
-        let outer = (self.watched, self.rounds);
-        if let Some(watch) = self.watch.filter(|_| !self.watched) {
-            let word = def!(self, B32, "mov.b32", 0);
-            when!(self, watch.late, true, "ld.relaxed.sys.global.b32", word, Arg::At(watch.stop, 0));
-            let stopped = def!(self, Pred, "setp.ne.u32", word, 0);
-            when!(self, stopped, true, "mov.b32", watch.slice, 0);
+    /// Begins a loop that may be polled; gives whether the code around is in one that is.
+    fn enter_polled(&mut self, poll: Option<Poll>) -> bool {
+        let outer = self.polled;
+        if poll.is_none() {
+            return outer;
         }
-        self.watched = true;
-        self.rounds = 1;
+        if let Some(cancel) = self.cancel.filter(|_| !outer) {
+            let word = def!(self, B32, "mov.b32", 0);
+            when!(self, cancel.late, true, "ld.relaxed.sys.global.b32", word, Arg::At(cancel.flag, 0));
+            let cancelled = def!(self, Pred, "setp.ne.u32", word, 0);
+            when!(self, cancelled, true, "mov.b32", cancel.slice, 0);
+        }
+        self.polled = true;
         outer
     }
 
-    fn leave_watched(&mut self, outer: (bool, u64)) {
-        (self.watched, self.rounds) = outer;
+    /// The poll point that may lie behind so many copies, others of which follow.
+    fn poll_between(&mut self, poll: Option<Poll>, copies: u64) {
+        if let Some(every) = poll.map(|poll| poll.every).filter(|every| copies.is_multiple_of(*every)) {
+            self.poll_point(poll, every);
+        }
     }
 
-    /// Takes rounds of a loop from the slice.
-    fn spend(&mut self, op: &Op, rounds: u64) {
-        let Some(watch) = self.watch else { return };
+    /// The poll point behind the last of so many copies.
+    fn poll_after(&mut self, poll: Option<Poll>, copies: u64) {
+        let Some(every) = poll.map(|poll| poll.every) else { return };
+        match copies % every {
+            0 => self.poll_point(poll, every),
+            rest => self.poll_point(poll, rest),
+        }
+    }
+
+    /// Takes iterations of a polled loop from the slice, and polls when it is used up.
+    fn poll_point(&mut self, poll: Option<Poll>, iterations: u64) {
+        let Some((cancel, poll)) = self.cancel.zip(poll) else { return };
         let on = self.asm.new_label();
-        ins!(self, "add.s32", watch.slice, watch.slice, -(rounds as i64));
-        let enough = def!(self, Pred, "setp.ge.s32", watch.slice, 0);
+        ins!(self, "add.s32", cancel.slice, cancel.slice, -(iterations as i64));
+        let enough = def!(self, Pred, "setp.ge.s32", cancel.slice, 0);
         when!(self, enough, true, "bra", Arg::Label(on));
-        self.look(watch);
-        let none = def!(self, Pred, "setp.eq.s64", watch.rounds, 0);
-        when!(self, none, true, "bra", Arg::Label(watch.out_of_rounds));
-        let take = def!(self, B64, "min.u64", watch.rounds, SLICE);
-        ins!(self, "sub.s64", watch.rounds, watch.rounds, take);
+        self.poll(cancel);
+        let none = def!(self, Pred, "setp.eq.s64", cancel.fuel, 0);
+        when!(self, none, true, "bra", Arg::Label(cancel.out_of_fuel));
+        let take = def!(self, B64, "min.u64", cancel.fuel, SLICE as i64);
+        ins!(self, "sub.s64", cancel.fuel, cancel.fuel, take);
         let more = def!(self, B32, "cvt.u32.u64", take);
-        ins!(self, "add.s32", watch.slice, watch.slice, more);
+        ins!(self, "add.s32", cancel.slice, cancel.slice, more);
         self.asm.place(on);
-        let round = work::of_round(self.kernel, &self.ranges, op, rounds);
-        if let Some((work, round)) = watch.work.zip(round) {
+        if let Some((left, charge)) = cancel.left.zip(poll.charge(iterations)) {
             let on = self.asm.new_label();
-            ins!(self, "add.s32", work, work, -round);
-            let enough = def!(self, Pred, "setp.ge.s32", work, 0);
+            ins!(self, "add.s32", left, left, -charge);
+            let enough = def!(self, Pred, "setp.ge.s32", left, 0);
             when!(self, enough, true, "bra", Arg::Label(on));
-            self.look(watch);
-            ins!(self, "mov.b32", work, LOOK as i64);
+            self.poll(cancel);
+            ins!(self, "mov.b32", left, INTERVAL as i64);
             self.asm.place(on);
         }
     }
 
-    /// Leaves if the launch is stopped.
-    fn look(&mut self, watch: Watch) {
-        let word = def!(self, B32, "ld.relaxed.sys.global.b32", Arg::At(watch.stop, 0));
-        let stopped = def!(self, Pred, "setp.ne.u32", word, 0);
-        when!(self, stopped, true, "bra", Arg::Label(watch.leave));
+    /// Leaves if the launch is cancelled.
+    fn poll(&mut self, cancel: Cancel) {
+        let word = def!(self, B32, "ld.relaxed.sys.global.b32", Arg::At(cancel.flag, 0));
+        let cancelled = def!(self, Pred, "setp.ne.u32", word, 0);
+        when!(self, cancelled, true, "bra", Arg::Label(cancel.leave));
     }
 
     /// What lies behind the kernel's `ret`.
     pub(super) fn epilogue(&mut self) {
-        let Some(watch) = self.watch else { return };
-        self.asm.place(watch.out_of_rounds);
+        let Some(cancel) = self.cancel else { return };
+        self.asm.place(cancel.out_of_fuel);
         let code = i64::from(Guard::OUT_OF_ROUNDS);
         let old = self.asm.new_reg(Class::B32);
-        ins!(self, "atom.relaxed.sys.global.cas.b32", old, Arg::At(watch.stop, 0), 0, code);
-        self.asm.place(watch.leave);
+        ins!(self, "atom.relaxed.sys.global.cas.b32", old, Arg::At(cancel.flag, 0), 0, code);
+        self.asm.place(cancel.leave);
         ins!(self, "exit");
     }
-}
-
-fn count_ops(region: &Region) -> u64 {
-    region.ops.iter().map(|op| 1 + op.regions.iter().map(count_ops).sum::<u64>()).sum()
 }

@@ -2,11 +2,12 @@
 //!
 //! A guest's access to a view is done under the predicate that it is in bounds; a load's registers hold zero
 //! before. Of a vector that may be partly in bounds, each lane then has a predicate of its own, behind a branch
-//! that is taken only there. What [`Ranges`](crate::range::Ranges) proves is not asked.
+//! that is taken only there. What is checked is in the
+//! [`SafetyPlan`](crate::safety::SafetyPlan).
 
 use super::asm::{Arg, Class, Label, Reg, def, when};
 use super::writer::{Extent, View, Writer, class_of, memory_type};
-use crate::range::{Access, Lanes};
+use crate::safety::{Access, Last};
 use vm_ir::module::{Op, Place};
 use vm_ir::op::{Cache, Opcode, Order, Scope, Shape};
 use vm_ir::view::Access as Rights;
@@ -116,13 +117,8 @@ impl Writer<'_> {
         let (mut element, mut offset) = (None, 0);
         for (dimension, extent) in dims.iter().enumerate() {
             let index = op.operands[dimension];
-            let proven = if dimension == last {
-                known.lanes == Lanes::All
-            } else {
-                known.outer.get(dimension).copied().unwrap_or(false)
-            };
+            let clamp = if dimension == last { known.last.is_checked() } else { known.checks(dimension) };
             let room = if dimension == last { lanes } else { 1 };
-            let clamp = self.guest && !proven;
             let mut index = index;
             if let Some(bytes) = split_offset(known, size).filter(|_| dimension == last && !clamp) {
                 (index, offset) = (known.base.0, bytes);
@@ -161,11 +157,11 @@ impl Writer<'_> {
 
     /// The predicate for a guest's access to a view.
     fn guard(&mut self, op: &Op, place: Place, known: &Access, lanes: u32) -> Guard {
-        let Some(view) = self.view(place).cloned().filter(|_| self.guest) else { return Guard::Always };
+        let Some(view) = self.view(place).cloned() else { return Guard::Always };
         let last = view.extents.len() - 1;
         let mut outer: Option<Reg> = None;
         for dimension in 0..last {
-            if known.outer.get(dimension) == Some(&true) {
+            if !known.checks(dimension) {
                 continue;
             }
             let index = self.wide(op.operands[dimension]);
@@ -173,9 +169,9 @@ impl Writer<'_> {
         }
         let index = op.operands[last];
         let extent = view.extents[last];
-        match known.lanes {
-            Lanes::All => outer.map_or(Guard::Always, Guard::When),
-            Lanes::Each if lanes > 1 => {
+        match known.last {
+            Last::Unchecked(_) => outer.map_or(Guard::Always, Guard::When),
+            Last::Lanes if lanes > 1 => {
                 // The last index at which all lanes fit, plus one; none if the row is too short.
                 let limit = match extent {
                     Extent::Fixed(extent) => Arg::Int((extent - i64::from(lanes) + 1).max(0)),
@@ -260,18 +256,11 @@ impl Writer<'_> {
         }
     }
 
-    fn known(&self, op: &Op, place: Place) -> Access {
-        let rank = self.kernel.place(place).map_or(1, |(rank, _)| rank);
-        let base = (op.operands[rank - 1], 0);
-        let nothing = || Access { outer: vec![false; rank - 1], lanes: Lanes::Each, shift: 0, base };
-        self.ranges.access(op).cloned().unwrap_or_else(nothing)
-    }
-
     pub(super) fn load(&mut self, op: &Op) {
         let (Some(place), Some(result)) = (op.place, op.result()) else { return };
         let scalar = self.ty(result).scalar();
         let lanes = self.lanes(result) as u32;
-        let known = self.known(op, place);
+        let Some(known) = self.plan.access(op).cloned() else { return };
         let guard = self.guard(op, place, &known, lanes);
         let address = self.address(op, place, &known, lanes);
         let name = format!("ld.{}{}", address.space, self.hints(op, place));
@@ -368,7 +357,7 @@ impl Writer<'_> {
         let scalar = self.ty(value).scalar();
         let regs = self.all(value);
         let lanes = regs.len() as u32;
-        let known = self.known(op, place);
+        let Some(known) = self.plan.access(op).cloned() else { return };
         let guard = self.guard(op, place, &known, lanes);
         let address = self.address(op, place, &known, lanes);
         let name = format!("st.{}{}", address.space, self.hints(op, place));
@@ -440,7 +429,7 @@ impl Writer<'_> {
     pub(super) fn atomic(&mut self, op: &Op) {
         let Some(place) = op.place else { return };
         let Some((rank, scalar)) = self.kernel.place(place) else { return };
-        let known = self.known(op, place);
+        let Some(known) = self.plan.access(op).cloned() else { return };
         let guard = match self.guard(op, place, &known, 1) {
             Guard::Always => None,
             Guard::When(reg) | Guard::EachLane(reg, _) => Some(reg),

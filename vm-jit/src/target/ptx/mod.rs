@@ -42,9 +42,11 @@ mod zero;
 
 pub use arch::{Arch, UnknownArch, Version};
 
-use crate::artifact::{Artifact, Entry, Format, ParamLayout};
+use crate::artifact::{Artifact, Format, ParamLayout};
 use crate::legal::Support;
+use crate::range::Ranges;
 use crate::reject::{Reject, RejectKind, Rejected};
+use crate::safety::{Parameters, SafetyPlan, Unrolling, cost::Costs};
 use std::fmt;
 use vm_ir::op::Opcode;
 use vm_ir::{Kernel, Scalar, ValidModule};
@@ -56,6 +58,13 @@ const PARAM_BYTES: [u32; 2] = [4096, 32_764];
 
 /// The first architecture with clusters, and the first PTX version with all that they need.
 const CLUSTERS: (u16, Version) = (90, Version::new(8, 1));
+
+/// What a kernel becomes, for its safety plan. A block that has left can't be written to.
+const SAFETY: Parameters = Parameters {
+    costs: Costs::Ptx,
+    unrolling: Some(Unrolling { ops: 8192, budget: 1 << 15 }),
+    cancels_clusters: false,
+};
 
 /// Options that change the result.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -140,20 +149,29 @@ pub(crate) fn head_rejects(options: &Options, kernel: &Kernel) -> Vec<RejectKind
 ///
 /// # Errors
 ///
-/// Kernels that come to too many instructions; those of a guest that may be stopped in a loop and whose blocks write into each other: a block that has left can't
-/// be written to.
+/// Kernels that come to too many instructions; those of a guest that may be stopped in a loop and whose blocks write into
+/// each other: a block that has left can't be written to.
 pub(crate) fn write(module: &ValidModule, options: &Options, target: String) -> Result<Artifact, Rejected> {
     let mut text = String::with_capacity(16 << 10);
     let entries = writer::module(module, options, &mut text)?;
-    let stopped = |(kernel, entry): &(&Kernel, &Entry)| {
-        kernel.cluster() > 1 && cluster::gathers(kernel.body()) && entry.params.guard.is_some()
-    };
-    let rejects: Vec<Reject> = (module.kernels().iter().zip(&entries))
-        .filter(stopped)
-        .map(|(kernel, _)| Reject::new(kernel, kernel.line().0, RejectKind::StoppedCluster))
-        .collect();
-    if !rejects.is_empty() {
-        return Err(Rejected(rejects));
-    }
     Ok(Artifact { target, format: Format::Ptx, code: text.into_bytes(), entries })
+}
+
+/// The safety plans of a module's kernels, and what they are made from.
+fn plans(module: &ValidModule) -> Result<Vec<(Ranges, SafetyPlan)>, Rejected> {
+    let mut plans = Vec::new();
+    let mut rejects = Vec::new();
+    for kernel in module.kernels() {
+        let ranges = Ranges::of(kernel);
+        match SafetyPlan::of(kernel, &ranges, module.trust(), &SAFETY) {
+            Ok(plan) => {
+                if kernel.cluster() > 1 && cluster::gathers(kernel.body()) && plan.cancellable() {
+                    rejects.push(Reject::new(kernel, kernel.line().0, RejectKind::StoppedCluster));
+                }
+                plans.push((ranges, plan));
+            }
+            Err(reject) => rejects.push(reject),
+        }
+    }
+    if rejects.is_empty() { Ok(plans) } else { Err(Rejected(rejects)) }
 }

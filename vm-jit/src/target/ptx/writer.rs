@@ -9,6 +9,7 @@ use crate::artifact::{Entry, ParamLayout, Slot};
 use crate::legal::key;
 use crate::range::Ranges;
 use crate::reject::{Reject, RejectKind, Rejected};
+use crate::safety::SafetyPlan;
 use std::collections::HashSet;
 use std::fmt::Write;
 use vm_ir::module::{Op, ParamKind, Region};
@@ -16,7 +17,7 @@ use vm_ir::op::{BarrierScope, Opcode, Scope, Shape};
 use vm_ir::types::Class as Scalars;
 use vm_ir::valid::{KernelFacts, Uniformity};
 use vm_ir::view::Dim;
-use vm_ir::{Kernel, Scalar, Trust, ValidModule, Value};
+use vm_ir::{Kernel, Scalar, ValidModule, Value};
 
 /// 1/2π in 32-bit digits, behind one digit of zero: enough for any f32.
 const TURNS: &str = ".const .align 4 .b32 turns[8] = {0, 0x28be60db, 0x9391054a, 0x7f09d5f4, \
@@ -42,8 +43,8 @@ pub(super) fn module(
     let mut kernels = String::new();
     let (mut turns, mut quarters, mut dynamic) = (false, false, false);
     let mut entries = Vec::new();
-    for (kernel, facts) in module.kernels_with_facts() {
-        let mut writer = Writer::new(kernel, facts, module.trust(), options);
+    for ((kernel, facts), plan) in module.kernels_with_facts().zip(super::plans(module)?) {
+        let mut writer = Writer::new(kernel, facts, plan, options);
         writer.asm.instructions = instructions;
         entries.push(writer.kernel(&mut kernels));
         instructions = writer.asm.instructions;
@@ -96,20 +97,20 @@ impl From<Extent> for Arg<'_> {
     }
 }
 
-/// The registers and labels by which a guest's loops are watched.
+/// The registers and labels by which a guest's kernel is cancelled.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Watch {
-    /// Rounds left until the next look.
+pub(super) struct Cancel {
+    /// Iterations left until the next poll.
     pub(super) slice: Reg,
-    /// Rounds left behind those.
-    pub(super) rounds: Reg,
-    /// What is left of [`LOOK`](crate::work::LOOK), where some rounds are long.
-    pub(super) work: Option<Reg>,
-    /// Address of the stop word.
-    pub(super) stop: Reg,
+    /// Those left behind the slice.
+    pub(super) fuel: Reg,
+    /// What is left of [`INTERVAL`](crate::safety::INTERVAL), where some iterations are long.
+    pub(super) left: Option<Reg>,
+    /// Address of the cancel flag.
+    pub(super) flag: Reg,
     /// Is the block not among the first?
     pub(super) late: Reg,
-    pub(super) out_of_rounds: Label,
+    pub(super) out_of_fuel: Label,
     pub(super) leave: Label,
 }
 
@@ -118,9 +119,9 @@ pub(super) struct Writer<'k> {
     pub(super) kernel: &'k Kernel,
     pub(super) facts: &'k KernelFacts,
     pub(super) ranges: Ranges,
+    pub(super) plan: SafetyPlan,
     pub(super) negations: Negations,
     pub(super) options: &'k Options,
-    pub(super) guest: bool,
     /// The first register of each value in `regs`.
     starts: Vec<u32>,
     regs: Vec<Reg>,
@@ -143,22 +144,21 @@ pub(super) struct Writer<'k> {
     pub(super) turn: Option<Reg>,
     /// How the L2 cache is told to evict last.
     pub(super) keep: Option<Reg>,
-    pub(super) watch: Option<Watch>,
-    /// Is the code inside of a loop that is watched?
-    pub(super) watched: bool,
-    /// The most rounds of the loops around that are not watched.
-    pub(super) rounds: u64,
-    /// Copies of the code at hand that unrolling makes.
-    pub(super) copies: u64,
-    /// Ops that unrolling may still add.
-    pub(super) unroll_budget: u64,
+    pub(super) cancel: Option<Cancel>,
+    /// Is the code inside of a polled loop?
+    pub(super) polled: bool,
     line: u32,
     pub(super) turns: bool,
     pub(super) quarters: bool,
 }
 
 impl<'k> Writer<'k> {
-    fn new(kernel: &'k Kernel, facts: &'k KernelFacts, trust: Trust, options: &'k Options) -> Writer<'k> {
+    fn new(
+        kernel: &'k Kernel,
+        facts: &'k KernelFacts,
+        (ranges, plan): (Ranges, SafetyPlan),
+        options: &'k Options,
+    ) -> Writer<'k> {
         let mut starts = Vec::with_capacity(kernel.values().len());
         let mut lanes = 0u32;
         for value in kernel.values() {
@@ -179,10 +179,10 @@ impl<'k> Writer<'k> {
             asm: Asm::default(),
             kernel,
             facts,
-            ranges: Ranges::of(kernel),
+            ranges,
+            plan,
             negations: Negations::of(kernel),
             options,
-            guest: trust == Trust::Guest,
             starts,
             regs: vec![Reg::NONE; lanes as usize],
             constants: vec![None; kernel.values().len()],
@@ -195,11 +195,8 @@ impl<'k> Writer<'k> {
             meetings: Meetings::default(),
             turn: None,
             keep: None,
-            watch: None,
-            watched: false,
-            rounds: 1,
-            copies: 1,
-            unroll_budget: 1 << 15,
+            cancel: None,
+            polled: false,
             line: 0,
             turns: false,
             quarters: false,
@@ -213,8 +210,7 @@ impl<'k> Writer<'k> {
     fn kernel(&mut self, text: &mut String) -> Entry {
         let kernel = self.kernel;
         let symbol = format!("vir_{}", kernel.name());
-        let guarded = self.guest && self.needs_watch(kernel.body(), 1);
-        let params = ParamLayout::of(kernel, guarded);
+        let params = ParamLayout::of(kernel, self.plan.cancellable());
         self.prologue(&params);
         self.region(kernel.body());
         ins!(self, "ret");
@@ -249,7 +245,7 @@ impl<'k> Writer<'k> {
             params,
             static_shared: shared - dynamic + if self.meetings.is_empty() { 0 } else { BARRIER_BYTES },
             dynamic_shared: dynamic,
-            work: crate::work::of(kernel, &self.ranges, self.guest),
+            work: self.plan.bound(),
         }
     }
 
@@ -298,7 +294,7 @@ impl<'k> Writer<'k> {
             let generic = def!(self, B64, "ld.param.b64", Arg::AtName("args", i64::from(guard.stop)));
             let stop = def!(self, B64, "cvta.to.global.u64", generic);
             let all = def!(self, B64, "ld.param.b64", Arg::AtName("args", i64::from(guard.rounds)));
-            self.watch(stop, all);
+            self.prepare_polls(stop, all);
         }
         if self.facts.shared_bytes > 0 {
             let name = if self.dynamic_shared() > 0 { DYNAMIC_SHARED } else { "arrays" };
@@ -623,7 +619,7 @@ mod tests {
         let text = format!(
             "vir 1\nkernel @k(%f: f64) at 0x0 block(32) {{\n%v = vec.splat %f : vec16<f64>\n{body}}}"
         );
-        let valid = vm_ir::validate(vm_ir::text::parse(&text).unwrap(), Trust::Guest).unwrap();
+        let valid = vm_ir::validate(vm_ir::text::parse(&text).unwrap(), vm_ir::Trust::Guest).unwrap();
         let options = Options::new("sm_90a".parse().unwrap());
         let mut text = String::new();
         let error = module(&valid, &options, &mut text).unwrap_err();

@@ -15,7 +15,7 @@ impl Writer<'_> {
         let kernel = self.kernel;
         // The blocks of a cluster meet behind it, and should do so early.
         let soon = kernel.cluster() > 1 && self.facts.shared_bytes <= u64::from(WIDEST * kernel.threads());
-        if self.guest && !gathered_first(kernel) {
+        if self.plan.zeroes_shared() && !gathered_first(kernel) {
             match soon {
                 true => self.zero_shared(),
                 false => self.zero_at = self.zero_sites(kernel.body()).into_iter().collect(),
@@ -47,7 +47,7 @@ impl Writer<'_> {
     }
 
     fn wants_zero(&self, op: &Op) -> bool {
-        self.loop_needs_watch(op, 1) || uses_shared(op)
+        self.plan.polls(op) || uses_shared(op)
     }
 
     /// Zeroes all shared arrays, the threads together.

@@ -1,0 +1,78 @@
+//! Which indices of an access are checked, and why others are not.
+
+use crate::range::{self, Lanes, Ranges};
+use vm_ir::module::Op;
+use vm_ir::op::PlaceRule;
+use vm_ir::{Kernel, Value};
+
+/// Is an index checked?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Check {
+    /// Against the extent, or clamped to it.
+    Needed,
+    /// No: it is known to be in bounds.
+    Proven,
+    /// No: the module is the host's own.
+    Trusted,
+}
+
+/// How the index in the last dimension is checked, where as many elements lie as the access has lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Last {
+    /// Each lane may be in or out by itself.
+    Lanes,
+    /// All lanes are in bounds or none is: the first decides.
+    First,
+    /// Not at all.
+    Unchecked(Check),
+}
+
+impl Last {
+    /// Is anything checked?
+    pub(crate) fn is_checked(self) -> bool {
+        !matches!(self, Last::Unchecked(_))
+    }
+}
+
+/// How an access is done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Access {
+    /// Each index but the last.
+    pub(crate) outer: Vec<Check>,
+    /// The last, with all lanes.
+    pub(crate) last: Last,
+    /// The index in the last dimension is a multiple of 2 to this.
+    pub(crate) shift: u32,
+    /// It is this value plus this constant, without overflow.
+    pub(crate) base: (Value, i64),
+}
+
+impl Access {
+    /// Is the index in a dimension but the last checked?
+    pub(crate) fn checks(&self, dimension: usize) -> bool {
+        self.outer.get(dimension).is_none_or(|check| *check == Check::Needed)
+    }
+}
+
+/// How an op's access is done; nothing of an op that has none.
+pub(super) fn plan(kernel: &Kernel, ranges: &Ranges, op: &Op, guest: bool) -> Option<Access> {
+    if !matches!(op.code.shape().place(), PlaceRule::Any | PlaceRule::Shared) {
+        return None;
+    }
+    let (rank, _) = kernel.place(op.place?)?;
+    let last = *op.operands.get(rank.checked_sub(1)?)?;
+    let nothing = || range::Access { outer: Vec::new(), lanes: Lanes::Each, shift: 0, base: (last, 0) };
+    let known = ranges.access(op).cloned().unwrap_or_else(nothing);
+    let check = |proven: bool| match (proven, guest) {
+        (true, _) => Check::Proven,
+        (false, true) => Check::Needed,
+        (false, false) => Check::Trusted,
+    };
+    let outer = (0..rank - 1).map(|d| check(known.outer.get(d) == Some(&true))).collect();
+    let last = match (known.lanes, check(known.lanes == Lanes::All)) {
+        (Lanes::Each, Check::Needed) => Last::Lanes,
+        (_, Check::Needed) => Last::First,
+        (_, unchecked) => Last::Unchecked(unchecked),
+    };
+    Some(Access { outer, last, shift: known.shift, base: known.base })
+}

@@ -1,0 +1,217 @@
+//! One plan of what keeps a guest's kernel safe: which loops are unrolled and which are polled for cancellation, which
+//! accesses are checked, and how much a thread does at most before it ends or polls.
+//!
+//! It is made once for a kernel and a target, before anything is emitted, from what [`Ranges`] proved; a back end reads it and
+//! decides nothing of the kind by itself. Ops are known by their number in the order of the text ([`OpId`]).
+//!
+//! # Polling
+//!
+//! A thread that is to be cancelled notices when it polls the cancel flag. A polled loop counts its iterations and their cost,
+//! and polls after [`SLICE`] of the ones or [`INTERVAL`] of the other. All other loops run unseen, so this must hold, and
+//! [`verify`](SafetyPlan::verify) proves it of every guest's kernel before code is made of it:
+//!
+//! * A `while` is polled. So is a `for` without a known bound.
+//! * **On every path, loops that are not polled take at most [`SHORT`] iterations** from the kernel's begin, or from one poll
+//!   point, to the next. Those of loops in one another multiply, those of loops one behind the other add up, and unrolling
+//!   changes nothing: each copy of the body is an iteration. A polled loop that is unrolled has its poll points between the
+//!   copies, no further apart than that.
+//! * Together they cost at most [`INTERVAL`], if the target can cancel the kernel at all.
+//!
+//! Of a nest that is too long together the outermost loop that has to be is polled, so that its inner loops stay as they are.
+//!
+//! # The cost bound
+//!
+//! [`SafetyPlan::bound`] is found from the same numbers: all ops once, a loop as often as its iterations at most, a polled one
+//! as often as it has iterations between two poll points. It is what a launch is charged and refused by ([`cost`]).
+
+mod access;
+pub(crate) mod cost;
+mod loops;
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod tests;
+mod verify;
+
+pub(crate) use access::{Access, Last};
+
+use crate::range::Ranges;
+use crate::reject::{Reject, RejectKind};
+use std::collections::HashMap;
+use vm_ir::module::Op;
+use vm_ir::{Kernel, Trust};
+
+/// Iterations of loops that are not polled, between two poll points.
+pub(crate) const SHORT: u64 = 4096;
+
+/// Iterations of polled loops between two polls.
+pub(crate) const SLICE: u64 = 4096;
+
+/// Cost of polled loops between two polls, about.
+pub(crate) const INTERVAL: u64 = 1 << 20;
+
+/// The number of an op in its kernel: an op comes before those in its regions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct OpId(u32);
+
+/// What a target makes of a kernel, as far as it matters here.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parameters {
+    /// What an op costs.
+    pub(crate) costs: cost::Costs,
+    /// How far loops are unrolled; `None` where they are not.
+    pub(crate) unrolling: Option<Unrolling>,
+    /// Can a kernel whose blocks gather in clusters be cancelled? If not, loops are polled only where they must be.
+    pub(crate) cancels_clusters: bool,
+}
+
+/// How far loops are unrolled.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unrolling {
+    /// Ops, with all copies of them, that a loop may grow to.
+    pub(crate) ops: u64,
+    /// Ops that may be added to a kernel.
+    pub(crate) budget: u64,
+}
+
+/// How a loop is unrolled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unroll {
+    /// Not at all.
+    None,
+    /// Into so many copies: all of its iterations.
+    Full(u64),
+    /// Into a loop of so many copies, and one of a single copy for what is left.
+    Partial(u64),
+}
+
+/// Where a loop is polled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Poll {
+    /// Iterations from one poll point to the next; more than one only between copies.
+    pub(crate) every: u64,
+    iteration: u64,
+}
+
+impl Poll {
+    /// What a poll point takes from [`INTERVAL`] for so many iterations; `None` where [`SLICE`] of them take no more than
+    /// that together. On a poll point of several threads each has taken as many.
+    pub(crate) fn charge(self, iterations: u64) -> Option<i64> {
+        let cost = self.iteration.saturating_mul(iterations);
+        // What is as long as the whole interval is polled at once.
+        (cost > INTERVAL / SLICE).then(|| cost.min(INTERVAL + 1) as i64)
+    }
+}
+
+/// What becomes of a loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Loop {
+    /// The most iterations that it can take; `None` if that is not known.
+    pub(crate) bound: Option<u64>,
+    /// How it is unrolled.
+    pub(crate) unroll: Unroll,
+    /// Is it polled?
+    pub(crate) poll: Option<Poll>,
+    /// What an iteration costs.
+    pub(crate) iteration: u64,
+}
+
+/// What is planned for one op.
+#[derive(Clone, Debug, Default)]
+struct Decision {
+    looped: Option<Loop>,
+    access: Option<Access>,
+    /// Is it a polled loop, or is there one inside?
+    polls: bool,
+}
+
+/// The plan for a kernel.
+#[derive(Debug)]
+pub(crate) struct SafetyPlan {
+    numbers: HashMap<*const Op, OpId>,
+    decisions: Vec<Decision>,
+    costs: cost::Costs,
+    guest: bool,
+    bound: u64,
+}
+
+impl SafetyPlan {
+    /// Makes it.
+    ///
+    /// # Errors
+    /// That it is not safe: an error of this crate, for which no kernel is to blame.
+    pub(crate) fn of(
+        kernel: &Kernel,
+        ranges: &Ranges,
+        trust: Trust,
+        parameters: &Parameters,
+    ) -> Result<SafetyPlan, Reject> {
+        let mut numbers = HashMap::new();
+        let mut decisions = Vec::new();
+        let guest = trust == Trust::Guest;
+        kernel.for_each_op(&mut |op| {
+            numbers.insert(std::ptr::from_ref(op), OpId(decisions.len() as u32));
+            let access = access::plan(kernel, ranges, op, guest);
+            decisions.push(Decision { access, ..Decision::default() });
+        });
+        let mut plan = SafetyPlan { numbers, decisions, costs: parameters.costs, guest, bound: 0 };
+        loops::plan(&mut plan, kernel, ranges, parameters);
+        if guest {
+            plan.verify(kernel).map_err(|error| {
+                let what = format!("its safety plan is wrong: {error}");
+                Reject::new(kernel, kernel.line().0, RejectKind::Generator { what })
+            })?;
+        }
+        Ok(plan)
+    }
+
+    /// The number of an op of the kernel.
+    pub(crate) fn number(&self, op: &Op) -> Option<OpId> {
+        self.numbers.get(&std::ptr::from_ref(op)).copied()
+    }
+
+    fn decision(&self, op: &Op) -> Option<&Decision> {
+        self.decisions.get(self.number(op)?.0 as usize)
+    }
+
+    /// What becomes of a `for` or a `while`.
+    pub(crate) fn loop_of(&self, op: &Op) -> Option<&Loop> {
+        self.decision(op)?.looped.as_ref()
+    }
+
+    /// How an access to a view or a shared array is done.
+    pub(crate) fn access(&self, op: &Op) -> Option<&Access> {
+        self.decision(op)?.access.as_ref()
+    }
+
+    /// Is the op a polled loop, or is there one inside of it?
+    pub(crate) fn polls(&self, op: &Op) -> bool {
+        self.decision(op).is_some_and(|decision| decision.polls)
+    }
+
+    /// Is there any polled loop? Then the kernel takes a [`Guard`](crate::Guard).
+    pub(crate) fn cancellable(&self) -> bool {
+        self.decisions.iter().any(|decision| decision.polls)
+    }
+
+    /// Is the kernel a guest's?
+    pub(crate) fn is_guests(&self) -> bool {
+        self.guest
+    }
+
+    /// Is shared memory zeroed, so that nobody sees what was there before?
+    pub(crate) fn zeroes_shared(&self) -> bool {
+        self.guest
+    }
+
+    /// The most that a thread does before it ends or comes to a poll point, in weighted operations; [`u64::MAX`] where that
+    /// has no bound.
+    pub(crate) fn bound(&self) -> u64 {
+        self.bound
+    }
+
+    /// The polled loops.
+    pub(crate) fn poll_points(&self) -> impl Iterator<Item = Poll> {
+        self.decisions.iter().filter_map(|decision| decision.looped?.poll)
+    }
+}

@@ -1,0 +1,222 @@
+//! What plans say of small kernels.
+
+use super::cost::Costs;
+use super::*;
+use vm_ir::op::Shape;
+use vm_ir::{text, validate};
+
+const PTX: Parameters = Parameters {
+    costs: Costs::Ptx,
+    unrolling: Some(Unrolling { ops: 8192, budget: 1 << 15 }),
+    cancels_clusters: false,
+};
+const PARAMS: &str = "@x: view<f32, [?], readwrite>, @n: view<i32, [?], readwrite>, %v: f32, %i: i64, %j: i32, \
+                      %few: i32 in [0, 100], %many: i32 in [0, 1000000]";
+const ENDLESS: &str = "while {\n%u = lt.s %j, %j : bool\nyield %u\n} do {\n}";
+const ATOMIC: &str = "%a = atomic.add.device @n[%i], %j : i32";
+
+/// The plan for a kernel with this body, and its loops in the order of the text.
+fn plan(trust: Trust, block: &str, params: &str, body: &str) -> (SafetyPlan, Vec<Loop>) {
+    let text = format!("vir 1\nkernel @k({params}) at 0x0 block({block}) {{\n{body}\n}}");
+    let module =
+        validate(text::parse(&text).unwrap(), trust).unwrap_or_else(|error| panic!("{text}: {error}"));
+    let kernel = &module.kernels()[0];
+    let plan = SafetyPlan::of(kernel, &Ranges::of(kernel), trust, &PTX).unwrap();
+    let mut loops = Vec::new();
+    kernel.for_each_op(&mut |op| loops.extend(plan.loop_of(op).copied()));
+    (plan, loops)
+}
+
+fn bound(trust: Trust, block: &str, params: &str, body: &str) -> u64 {
+    plan(trust, block, params, body).0.bound()
+}
+
+/// What every thread of a block of 32 does.
+const REST: u64 = 8 + 2048 / 32;
+
+/// What the body costs beside that.
+fn check(body: &str, expect: u64) {
+    assert_eq!(bound(Trust::Guest, "32", PARAMS, body), expect + REST, "{body}");
+}
+
+/// A loop up to a bound, which is defined before, around a body. It costs 2 beside itself.
+fn around(name: &str, bound: &str, hint: u64, body: &str) -> String {
+    let hint = if hint == 0 { String::new() } else { format!(" unroll {hint}") };
+    format!(
+        "%{name}0 = const 0 : i32\n%{name}1 = const 1 : i32\n\
+         for %{name}: i32 = %{name}0 to {bound} step %{name}1{hint} {{\n{body}\n}}"
+    )
+}
+
+fn constant(name: &str, bound: u64, hint: u64, body: &str) -> String {
+    format!("%{name}2 = const {bound} : i32\n{}", around(name, &format!("%{name}2"), hint, body))
+}
+
+#[test]
+fn operations_are_weighed() {
+    check("", 0);
+    check("%a = add %v, %v : f32", 1);
+    check("%a = div %v, %v : f32\n%b = exp.fast %v : f32\n%c = div.s %j, %j : i32", 3 * 64);
+    check("%a = fpconv %v : f64\n%b = add %a, %a : f64", 8 + 4);
+    check("%a = load @x[%i] : f32\nstore @x[%i], %a", 2 * 16);
+    check("%a = load @x[%i] : vec4<f32>\n%b = add %a, %a : vec4<f32>", 4 * 16 + 4);
+    check(ATOMIC, 1024);
+    check("barrier.block\n%a = warp.add %v : f32", 2 * 64);
+    // Both sides of a branch: a warp may take both.
+    check(
+        "%a = lt.s %j, %j : bool\nif %a {\nstore @x[%i], %v\n} else {\nstore @x[%i], %v\n}",
+        1 + 1 + 2 * 16,
+    );
+}
+
+#[test]
+fn loops_cost_their_iterations_until_they_are_polled() {
+    let body = "%a = load @x[%i] : f32\n%b = add %a, %a : f32";
+    // The body's, and one for the iteration.
+    let each = 16 + 1 + 1;
+    check(&constant("c", 0, 0, body), 3 + 1);
+    check(&constant("c", 10, 0, body), 3 + 10 * each + 1);
+    check(&constant("c", 4096, 0, body), 3 + 4096 * each + 1);
+    check(&constant("c", 4097, 0, body), 3 + each);
+    check(&around("c", "%few", 0, body), 2 + 100 * each + 1);
+    check(&around("c", "%j", 0, body), 2 + each);
+    // Together they are long, so the outer one is polled.
+    let inner = 1 + 2 + 100 * each + 1;
+    let nested = |hint| around("c", "%few", hint, &around("d", "%few", 0, body));
+    check(&nested(0), 2 + inner);
+    // The copies of a polled loop count until there is a poll point between.
+    check(&nested(128), 2 + 40 * inner);
+    check(ENDLESS, 1 + 1);
+}
+
+#[test]
+fn what_is_polled() {
+    // A loop, as its bound, how it is unrolled, and iterations between two poll points.
+    type Short = (Option<u64>, Unroll, Option<u64>);
+    let check = |body: &str, expect: &[Short]| {
+        let (_, loops) = plan(Trust::Guest, "32", PARAMS, body);
+        let short = |l: &Loop| (l.bound, l.unroll, l.poll.map(|poll| poll.every));
+        assert_eq!(loops.iter().map(short).collect::<Vec<Short>>(), expect, "{body}");
+    };
+    let (store, none) = ("store @x[%i], %v", Unroll::None);
+    check(&constant("c", 4096, 0, store), &[(Some(4096), none, None)]);
+    check(&constant("c", 4097, 0, store), &[(Some(4097), none, Some(1))]);
+    check(&around("c", "%j", 0, store), &[(Some(i32::MAX as u64), none, Some(1))]);
+    check(ENDLESS, &[(None, none, Some(1))]);
+    // Too costly together.
+    check(&constant("c", 1000, 0, ATOMIC), &[(Some(1000), none, None)]);
+    check(&constant("c", 1100, 0, ATOMIC), &[(Some(1100), none, Some(1))]);
+    // Of a nest, the loop that makes it long; or that which makes it costly.
+    let nest = |outer: u64, hint: u64, body: &str| constant("c", outer, hint, &constant("d", 4096, 0, body));
+    check(&nest(256, 0, store), &[(Some(256), none, Some(1)), (Some(4096), none, None)]);
+    check(&nest(256, 256, store), &[(Some(256), Unroll::Full(256), Some(1)), (Some(4096), none, None)]);
+    check(&nest(256, 256, ATOMIC), &[(Some(256), Unroll::Full(256), None), (Some(4096), none, Some(1))]);
+    check(&nest(1000, 16, store), &[(Some(1000), Unroll::Partial(16), Some(1)), (Some(4096), none, None)]);
+    // Unrolled loops have poll points between their copies.
+    let partial = |bound: u64, body: &str| around("c", "%many", 64, &constant("d", bound, 0, body));
+    let million = Some(1_000_000);
+    check(&around("c", "%many", 64, store), &[(million, Unroll::Partial(64), Some(64))]);
+    check(&partial(100, store), &[(million, Unroll::Partial(64), Some(40)), (Some(100), none, None)]);
+    check(&partial(100, ATOMIC), &[(million, Unroll::Partial(64), Some(10)), (Some(100), none, None)]);
+    check(&around("c", "%few", 2, ENDLESS), &[(Some(100), Unroll::Partial(2), None), (None, none, Some(1))]);
+    // One behind the other, they are long together.
+    let two = constant("c", 4000, 0, store) + "\n" + &constant("d", 100, 0, store);
+    check(&two, &[(Some(4000), none, None), (Some(100), none, Some(1))]);
+}
+
+#[test]
+fn long_iterations_are_charged() {
+    let check = |body: &str, threads: u64, expect: Option<i64>| {
+        let (_, loops) = plan(Trust::Guest, "32", PARAMS, body);
+        assert_eq!(loops[0].poll.unwrap().charge(threads), expect, "{body}");
+    };
+    check(&around("c", "%j", 0, "%a = div %v, %v : f32"), 1, None);
+    check(&around("c", "%j", 0, "%a = div %v, %v : f32"), 32, Some(32 * 65));
+    check(&around("c", "%j", 0, ATOMIC), 1, Some(1025));
+    // An iteration with a short loop inside, and one that is as much as all that lies between two polls.
+    let nested = around("c", "%j", 0, &around("d", "%few", 0, ATOMIC));
+    check(&nested, 1, Some(1 + 2 + 100 * 1025 + 1));
+    check(&nested, 16, Some(INTERVAL as i64 + 1));
+}
+
+#[test]
+fn what_nothing_polls_has_no_bound() {
+    let body = around("c", "%j", 0, "%a = add %v, %v : f32");
+    assert_eq!(bound(Trust::Trusted, "32", PARAMS, &body), (i32::MAX as u64) * 2 + 2 + 1 + REST);
+    assert_eq!(bound(Trust::Trusted, "32", PARAMS, ENDLESS), u64::MAX);
+}
+
+#[test]
+fn a_block_is_not_for_nothing() {
+    assert_eq!(bound(Trust::Guest, "1", "", ""), 8 + 2048);
+    assert_eq!(bound(Trust::Guest, "1024", "", ""), 8 + 2);
+    assert_eq!(bound(Trust::Guest, "1", "", "shared @s: f32[1024]"), 8 + 2048 + 8 * 1024);
+}
+
+/// Blocks that gather can't be cancelled, so their loops are polled only where nothing else keeps them short.
+#[test]
+fn clusters_that_gather_are_left_alone() {
+    let gathers = "cluster(2) {\nshared @s: f32[2]\ncluster.gather @s, %w";
+    let body = |gathers: &str| {
+        let looped = constant("c", 1100, 0, ATOMIC);
+        format!("vir 1\nkernel @k({PARAMS}) at 0x0 block(32) {gathers}\n{looped}\n}}")
+    };
+    for (head, polled) in [("{", true), (&gathers.replace("%w", "%v")[..], false)] {
+        let text = body(head);
+        let module =
+            validate(text::parse(&text).unwrap(), Trust::Guest).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        let kernel = &module.kernels()[0];
+        let plan = SafetyPlan::of(kernel, &Ranges::of(kernel), Trust::Guest, &PTX).unwrap();
+        assert_eq!(plan.cancellable(), polled, "{text}");
+    }
+}
+
+#[test]
+fn ops_are_numbered_in_the_order_of_the_text() {
+    let text =
+        format!("vir 1\nkernel @k({PARAMS}) at 0x0 block(32) {{\n{}\n}}", around("c", "%few", 0, ATOMIC));
+    let module = validate(text::parse(&text).unwrap(), Trust::Guest).unwrap();
+    let kernel = &module.kernels()[0];
+    let plan = SafetyPlan::of(kernel, &Ranges::of(kernel), Trust::Guest, &PTX).unwrap();
+    let mut numbers = Vec::new();
+    kernel.for_each_op(&mut |op| numbers.push(plan.number(op)));
+    assert_eq!(numbers, (0..4).map(|n| Some(OpId(n))).collect::<Vec<_>>());
+    kernel.for_each_op(&mut |op| {
+        assert_eq!(plan.access(op).is_some(), op.code.shape() != Shape::For && op.place.is_some())
+    });
+}
+
+/// A plan that is not safe is found out.
+#[test]
+fn wrong_plans_are_found_out() {
+    let check = |body: &str, damage: fn(&mut Decision), found: &str| {
+        let text = format!("vir 1\nkernel @k({PARAMS}) at 0x0 block(32) {{\n{body}\n}}");
+        let module = validate(text::parse(&text).unwrap(), Trust::Guest).unwrap();
+        let kernel = &module.kernels()[0];
+        let mut plan = SafetyPlan::of(kernel, &Ranges::of(kernel), Trust::Guest, &PTX).unwrap();
+        plan.verify(kernel).unwrap();
+        plan.decisions.iter_mut().for_each(damage);
+        let error = plan.verify(kernel).unwrap_err().to_string();
+        assert!(error.contains(found), "{body}: {error}");
+    };
+    let unpolled: fn(&mut Decision) = |decision| {
+        decision.looped.iter_mut().for_each(|planned| planned.poll = None);
+    };
+    let rarely: fn(&mut Decision) = |decision| {
+        decision
+            .looped
+            .iter_mut()
+            .filter_map(|planned| planned.poll.as_mut())
+            .for_each(|poll| poll.every = 64);
+    };
+    let cheap: fn(&mut Decision) = |decision| {
+        decision.looped.iter_mut().for_each(|planned| planned.iteration /= 2);
+    };
+    let store = "store @x[%i], %v";
+    check(ENDLESS, unpolled, "iterations between two polls");
+    check(&constant("c", 256, 256, &constant("d", 4096, 0, store)), unpolled, "1048576 iterations");
+    check(&around("c", "%many", 64, &constant("d", 100, 0, store)), rarely, "6400 iterations");
+    check(&around("c", "%j", 0, &constant("d", 100, 0, store)), rarely, "64 iterations");
+    check(&around("c", "%j", 0, &constant("d", 100, 0, store)), cheap, "operations between two polls");
+    check(store, |decision| decision.access = None, "nothing is planned");
+}
