@@ -14,6 +14,7 @@ use super::channel::{self, Open, Order, Report, Start};
 use super::messages::Messages;
 use super::meter::{self, Meter};
 use super::{Confinement, WorkerProgram, starter};
+use crate::vmm::{Stop, sys};
 
 /// How long a worker may take to open its accelerator: a GPU that nobody uses takes seconds to wake.
 const OPEN_DEADLINE: Duration = Duration::from_secs(60);
@@ -40,6 +41,12 @@ pub(crate) enum WorkerError {
         device: String,
         /// Why not, and what to do.
         reason: String,
+    },
+    /// Nobody waits for it any more.
+    #[error("opening the accelerator {device} was stopped")]
+    Stopped {
+        /// Which accelerator.
+        device: String,
     },
     /// It did not get so far.
     #[error(
@@ -77,12 +84,13 @@ impl WorkerProcess {
     /// its messages. `meter` keeps what it uses of the guest's time.
     ///
     /// # Errors
-    /// When it can't be started, or the accelerator can't be opened.
+    /// When it can't be started, or the accelerator can't be opened; when `end` was requested before.
     pub(crate) fn spawn(
         program: &WorkerProgram,
         open: &Open,
         ram: &[BorrowedFd<'_>],
         meter: &Meter,
+        end: &Stop,
     ) -> Result<(Self, Ready), WorkerError> {
         let failed = |source| WorkerError::Start { device: open.device.clone(), source };
         let (socket, theirs) =
@@ -108,7 +116,7 @@ impl WorkerProcess {
         let files: Vec<BorrowedFd<'_>> = ram.iter().copied().chain([meter.as_fd()]).collect();
         channel::offer(&this.socket, &Order::Open(open.clone()), &files).map_err(failed)?;
         let device = open.device.clone();
-        match this.report(OPEN_DEADLINE) {
+        match this.report_before(OPEN_DEADLINE, Some(end)) {
             Ok(Some(Report::Ready { name, confinement, .. })) => Ok((this, Ready { name, confinement })),
             Ok(Some(Report::Failed(reason))) => Err(WorkerError::Refused { device, reason }),
             Ok(Some(other)) => Err(WorkerError::Gone {
@@ -119,6 +127,7 @@ impl WorkerProcess {
                 let what = this.kill().unwrap_or_else(|| "did not end".into());
                 Err(WorkerError::Gone { device, what })
             }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Err(WorkerError::Stopped { device }),
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                 let reason = format!(
                     "it took longer than {} s; see whether its driver hangs",
@@ -170,13 +179,24 @@ impl WorkerProcess {
     /// # Errors
     /// When none comes within `patience` (`TimedOut`), or what comes is none.
     pub(crate) fn report(&self, patience: Duration) -> io::Result<Option<Report>> {
+        self.report_before(patience, None)
+    }
+
+    /// As [`report`](Self::report), but no longer than until `end` is requested (`Interrupted`).
+    fn report_before(&self, patience: Duration, end: Option<&Stop>) -> io::Result<Option<Report>> {
+        let end = end.map(|end| sys::borrow(end.event()));
         let until = Instant::now() + patience;
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
-            match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&timeout)) {
+            let mut fds = vec![PollFd::new(&self.socket, PollFlags::IN)];
+            fds.extend(end.iter().map(|end| PollFd::new(end, PollFlags::IN)));
+            match poll(&mut fds, Some(&timeout)) {
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
+                Ok(_) if fds.get(1).is_some_and(|end| !end.revents().is_empty()) => {
+                    return Err(io::ErrorKind::Interrupted.into());
+                }
                 Ok(0) if left.is_zero() => return Err(io::ErrorKind::TimedOut.into()),
                 Ok(0) => {}
                 Ok(_) => return Ok(channel::receive(&self.socket)?.map(|(report, _)| report)),

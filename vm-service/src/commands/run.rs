@@ -61,7 +61,8 @@ pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failu
     let (console, service) = console::open(&args.console, context.json, &stop).map_err(Failure::failed)?;
     let on_reboot = if args.no_reboot { OnReboot::End } else { OnReboot::Restart };
     let kvm = context.host.dev.join("kvm");
-    let options = MachineOptions { kvm, console, on_reboot, ..MachineOptions::default() };
+    let stopped = Some(stop.clone());
+    let options = MachineOptions { kvm, console, on_reboot, stop: stopped, ..MachineOptions::default() };
     let mut machine = Machine::new(&config, options).map_err(Failure::failed)?;
 
     let claim = ClaimOptions { with_group: args.with_group, ..ClaimOptions::default() };

@@ -67,6 +67,8 @@ pub struct MachineOptions {
     pub on_reboot: OnReboot,
     /// The program that serves an accelerator which the guest shares.
     pub worker: WorkerProgram,
+    /// Ends [`Machine::new`], which waits for the accelerators that the guest shares: a GPU may take long to wake.
+    pub stop: Option<Stop>,
 }
 
 impl Default for MachineOptions {
@@ -76,6 +78,7 @@ impl Default for MachineOptions {
             console: Console::default(),
             on_reboot: OnReboot::default(),
             worker: WorkerProgram::default(),
+            stop: None,
         }
     }
 }
@@ -175,9 +178,17 @@ impl Machine {
         let vsock = (windows || config.vsock.is_some())
             .then(|| VsockDevice::open(config.vsock, vmm.memory()))
             .transpose()?;
-        let cid = vsock.as_ref().map(VsockDevice::cid);
+        let stop = options.stop.map_or_else(Stop::new, Ok).map_err(resources)?;
+        let peer = vsock.as_ref().map(VsockDevice::peer);
         for shared in &config.accelerators {
-            let device = AcceleratorDevice::open(&config.name, shared, vmm.memory(), cid, &options.worker)?;
+            let device = AcceleratorDevice::open(
+                &config.name,
+                shared,
+                vmm.memory(),
+                peer.clone(),
+                &options.worker,
+                &stop,
+            )?;
             devices.push(Box::new(device));
         }
         devices.extend(vsock.map(|device| Box::new(device) as Box<dyn VirtioDevice>));

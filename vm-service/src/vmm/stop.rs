@@ -41,7 +41,7 @@ impl Stop {
     }
 
     /// Readable once it was asked; it is never read.
-    pub(in crate::vmm) fn event(&self) -> &EventFd {
+    pub(crate) fn event(&self) -> &EventFd {
         &self.0.event
     }
 }

@@ -14,12 +14,13 @@ use vm_paravirt::{Config, DEVICE_ID, FEATURE_IMPORT, FEATURE_WINDOW, QUEUE_SIZE,
 
 use super::programs::Programs;
 use super::supervisor::{Maker, supervise};
+use super::vsock::Peer;
 use super::worker::Worker;
 use super::{Activation, Busy, VirtioDevice};
 use crate::accelerator::{Measures, Open, Ready, Start, WorkerProcess, WorkerProgram};
 use crate::config::SharedAccelerator;
 use crate::vmm::error::MachineError;
-use crate::vmm::{memory, sys};
+use crate::vmm::{Stop, memory, sys};
 
 /// Processing accelerator (PCI Code and ID Assignment 1.11, class 0x12).
 const CLASS: u32 = 0x12_0000;
@@ -42,8 +43,8 @@ enum Reach {
 }
 
 impl AcceleratorDevice {
-    /// Starts a worker, and so sees that the accelerator can be had. `cid` is the guest's in the host's vsock, if it has
-    /// one.
+    /// Starts a worker, and so sees that the accelerator can be had. `peer` is the guest in the host's vsock, if
+    /// it is there. It goes on until it is open or `stop` is requested.
     ///
     /// # Errors
     /// When it can't.
@@ -51,8 +52,9 @@ impl AcceleratorDevice {
         guest: &str,
         shared: &SharedAccelerator,
         memory: &GuestMemoryMmap,
-        cid: Option<u32>,
+        peer: Option<Arc<Peer>>,
         program: &WorkerProgram,
+        stop: &Stop,
     ) -> Result<Self, MachineError> {
         let device = shared.device.to_string();
         let failed = |reason: String| MachineError::Accelerator { device: device.clone(), reason };
@@ -73,7 +75,7 @@ impl AcceleratorDevice {
             let maker = Maker::new(program.clone(), open, files)
                 .map_err(|error| failed(format!("the guest's time can't be kept: {error}")))?;
             let (worker, Ready { name, confinement }) =
-                maker.make().map_err(|error| failed(error.to_string()))?;
+                maker.make(stop).map_err(|error| failed(error.to_string()))?;
             tracing::info!("the guest shares the accelerator {device}, {name}");
             tracing::info!("the worker of {device} is confined: {confinement}");
             Ok::<_, MachineError>((Arc::new(maker), worker))
@@ -90,8 +92,8 @@ impl AcceleratorDevice {
             .and_then(|window| Ok((file(window.file_offset())?, Arc::new(window))))
             .map_err(|error| failed(format!("there is no room for a window of {bytes} bytes: {error}")));
         let (window_file, window) = window?;
-        let cid = cid.ok_or_else(|| failed("the guest has no vsock device".into()))?;
-        let (programs, port) = Programs::listen(cid)
+        let peer = peer.ok_or_else(|| failed("the guest has no vsock device".into()))?;
+        let (programs, port) = Programs::listen(peer)
             .map_err(|error| failed(format!("no vsock port can be listened at: {error}")))?;
         open.ram = vec![(0, bytes)];
         open.port = Some(port);
@@ -199,7 +201,7 @@ impl VirtioDevice for AcceleratorDevice {
                 event_index: queue.event_idx_enabled(),
             };
             let ended = ready
-                .map_or_else(|| maker.make().map(|(worker, _)| worker), Ok)
+                .map_or_else(|| maker.make(end).map(|(worker, _)| worker), Ok)
                 .map_err(|error| error.to_string());
             let ended = ended.and_then(|worker| {
                 let doorbell = sys::borrow(&doorbell);
@@ -207,7 +209,9 @@ impl VirtioDevice for AcceleratorDevice {
                 let told = worker.start(start, doorbell, vector.as_ref().map(|vector| sys::borrow(vector)));
                 told.map_err(|error| error.to_string()).and_then(|()| supervise(worker, end, None))
             });
-            if let Err(reason) = ended {
+            if let Err(reason) = ended
+                && !end.requested()
+            {
                 maker.tell_end(&reason);
                 interrupt.give_up();
             }

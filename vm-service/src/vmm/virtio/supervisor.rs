@@ -64,20 +64,37 @@ impl Maker {
         tracing::warn!(%guest, accelerator = %device, "the worker was ended: {}", printable(reason));
     }
 
-    /// Starts a worker. The first finds out how far it can be confined with the accelerator still opening; those that follow
-    /// are confined as far, whatever the guest did meanwhile.
+    /// Workers of this program, for a guest that has nothing.
+    #[cfg(test)]
+    pub(super) fn for_test(program: WorkerProgram) -> Self {
+        let open = Open {
+            guest: "test".into(),
+            device: "cpu".into(),
+            memory: 0,
+            deadline_us: 0,
+            time_slice_us: 0,
+            poll_us: 0,
+            ram: Vec::new(),
+            measures: Measures { user: false, files: false },
+            port: None,
+        };
+        Self::new(program, open, Vec::new()).unwrap()
+    }
+
+    /// Starts a worker, unless `end` is requested before its accelerator is open. The first finds out how far it can be confined
+    /// with the accelerator still opening; those that follow are confined as far, whatever the guest did meanwhile.
     ///
     /// # Errors
-    /// When it can't be started, or the accelerator can't be opened.
-    pub(super) fn make(&self) -> Result<(WorkerProcess, Ready), WorkerError> {
+    /// When it can't be started, the accelerator can't be opened, or it is to end.
+    pub(super) fn make(&self, end: &Stop) -> Result<(WorkerProcess, Ready), WorkerError> {
         if let Some(measures) = self.measures.get() {
-            return self.make_with(*measures);
+            return self.make_with(*measures, end);
         }
         let (begin, mut to_try) = (Instant::now(), Measures::to_try(&self.open.device).iter());
         let mut first = None;
         loop {
             let measures = *to_try.next().unwrap_or(&self.open.measures);
-            let made = match self.make_with(measures) {
+            let made = match self.make_with(measures, end) {
                 Err(error @ WorkerError::Refused { .. }) if to_try.len() > 0 && begin.elapsed() < RETRY => {
                     first.get_or_insert(error);
                     continue;
@@ -94,7 +111,7 @@ impl Maker {
         }
     }
 
-    fn make_with(&self, measures: Measures) -> Result<(WorkerProcess, Ready), WorkerError> {
+    fn make_with(&self, measures: Measures, end: &Stop) -> Result<(WorkerProcess, Ready), WorkerError> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(last) = *last {
             std::thread::sleep(START_INTERVAL.saturating_sub(last.elapsed()));
@@ -103,11 +120,12 @@ impl Maker {
         drop(last);
         let memory: Vec<BorrowedFd<'_>> = self.memory.iter().map(File::as_fd).collect();
         let open = Open { measures, ..self.open.clone() };
-        WorkerProcess::spawn(&self.program, &open, &memory, &self.meter)
+        WorkerProcess::spawn(&self.program, &open, &memory, &self.meter, end)
     }
 }
 
-/// Watches over a worker until it is asked to end, and hands it the programs that connect meanwhile. The worker is gone
+/// Watches over a worker until it is asked to end, and hands it the programs that connect meanwhile, until the guest's vsock
+/// device is reset, which ends them. The worker is gone
 /// when this returns, however long that takes: who waits for it has a deadline.
 ///
 /// # Errors
@@ -139,20 +157,20 @@ fn supervise_within(
     let (mut since, mut asked): (Option<Instant>, bool) = (None, false);
     loop {
         let (end, socket) = (sys::borrow(end.event()), worker.socket());
-        let listener = programs.map(Programs::listener);
+        let events = programs.map(|programs| [programs.resets(), programs.arrived()].map(sys::borrow));
         let mut fds = vec![PollFd::new(&end, PollFlags::IN), PollFd::new(&socket, PollFlags::IN)];
-        fds.extend(listener.as_ref().map(|listener| PollFd::new(listener, PollFlags::IN)));
+        fds.extend(events.iter().flatten().map(|event| PollFd::new(event, PollFlags::IN)));
         match poll(&mut fds, Some(&period)) {
             Err(rustix::io::Errno::INTR) => continue,
             Err(error) => return Err(error.to_string()),
             Ok(_) => {}
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-        if ready[0] {
+        if ready[0] || ready.get(2) == Some(&true) {
             return Ok(());
         }
-        if let (Some(programs), Some(true)) = (programs, ready.get(2)) {
-            programs.accept(|socket| worker.connect(socket));
+        if let (Some(programs), Some(true)) = (programs, ready.get(3)) {
+            programs.hand_over(|socket| worker.connect(socket));
         }
         if ready[1] {
             match worker.report(Duration::ZERO) {

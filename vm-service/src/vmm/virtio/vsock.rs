@@ -1,13 +1,13 @@
 //! virtio-vsock (section 5.10), by the Linux kernel's vhost-vsock: its packets never reach this process.
 
 use std::io;
-use std::os::fd::AsRawFd as _;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use vhost::vhost_kern::vsock::Vsock;
-use vhost::vsock::VhostVsock as _;
+use vhost::vsock::VhostVsock;
 use vhost::{VhostBackend as _, VhostUserMemoryRegionInfo, VringConfigData};
 use virtio_queue::QueueT as _;
 use vm_memory::{
@@ -35,16 +35,98 @@ const ATTEMPTS: u32 = 1 << 16;
 /// How long vhost may take to stop.
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
 
+/// How soon stopping vhost is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+
 type Vhost = Vsock<Arc<GuestMemoryMmap>>;
+
+/// What carries a guest's vsock: the Linux kernel's vhost-vsock.
+trait Transport: Send + Sync {
+    /// Carries packets of these queues, for a driver that accepted some of the features `offered`.
+    fn start(&self, work: &Activation, offered: u64) -> vhost::Result<()>;
+    /// Touches neither queues nor RAM any more. The guest keeps its context id.
+    fn stop(&self) -> vhost::Result<()>;
+}
+
+/// A guest in the host's vsock. Its context id is its own for as long as this lives: through resets of its device and its
+/// reboots, and for as long as anybody trusts connections for where they come from.
+pub(in crate::vmm) struct Peer {
+    cid: u32,
+    transport: Box<dyn Transport>,
+    /// How often its device was reset.
+    resets: AtomicU64,
+    /// Signalled at each reset.
+    watchers: Mutex<Vec<EventFd>>,
+}
+
+impl Peer {
+    fn new(cid: u32, transport: Box<dyn Transport>) -> Self {
+        Self { cid, transport, resets: AtomicU64::new(0), watchers: Mutex::default() }
+    }
+
+    /// A peer that nothing carries.
+    #[cfg(test)]
+    pub(super) fn unconnected(cid: u32) -> Self {
+        Self::new(cid, Box::new(tests::Nothing))
+    }
+
+    /// The guest's context id.
+    pub(super) fn cid(&self) -> u32 {
+        self.cid
+    }
+
+    /// Whether a connection is the guest's. Nobody chooses the context id that he comes from: the Linux kernel writes it, 2
+    /// or 1 for programs of the host, and each guest's own for what vhost carries.
+    pub(super) fn is_from_guest(&self, from: u32) -> bool {
+        from >= FIRST_CID && from == self.cid
+    }
+
+    /// How often its device was reset. All its connections from before are dead.
+    pub(super) fn resets(&self) -> u64 {
+        self.resets.load(Ordering::Acquire)
+    }
+
+    /// Is signalled at each reset.
+    ///
+    /// # Errors
+    /// When there are no file descriptors left.
+    pub(super) fn watch(&self) -> io::Result<EventFd> {
+        let event = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?;
+        self.watchers.lock().unwrap_or_else(PoisonError::into_inner).push(event.try_clone()?);
+        Ok(event)
+    }
+
+    /// Says that its device was reset.
+    pub(super) fn reset(&self) {
+        self.resets.fetch_add(1, Ordering::AcqRel);
+        for watcher in &*self.watchers.lock().unwrap_or_else(PoisonError::into_inner) {
+            // It fails only when the counter is full, and then it is signalled.
+            let _ = watcher.write(1);
+        }
+    }
+
+    /// Carries packets until it is asked to end.
+    fn serve(&self, work: &Activation, offered: u64, end: &Stop) -> vhost::Result<()> {
+        let started = self.transport.start(work, offered);
+        if started.is_ok() {
+            let end = sys::borrow(end.event());
+            while let Err(rustix::io::Errno::INTR) = poll(&mut [PollFd::new(&end, PollFlags::IN)], None) {}
+        }
+        // What was not started whole is stopped too. Until it is, this thread has not ended, and the machine knows.
+        while let Err(error) = self.transport.stop() {
+            tracing::error!(cid = self.cid, %error, "the guest's vsock device can't be stopped; it is tried again");
+            std::thread::sleep(RETRY);
+        }
+        self.reset();
+        started
+    }
+}
 
 /// The device.
 pub(in crate::vmm) struct VsockDevice {
-    cid: u32,
     config: [u8; 8],
     features: u64,
-    memory: Arc<GuestMemoryMmap>,
-    /// Holds the context id. The serving thread has it while there is one.
-    vhost: Arc<Mutex<Option<Vhost>>>,
+    peer: Arc<Peer>,
 }
 
 impl VsockDevice {
@@ -56,8 +138,7 @@ impl VsockDevice {
         chosen: Option<config::Vsock>,
         memory: &GuestMemoryMmap,
     ) -> Result<Self, MachineError> {
-        let memory = Arc::new(memory.clone());
-        let vhost = open(&memory)?;
+        let vhost = open(&Arc::new(memory.clone()))?;
         let failed = |error: vhost::Error| MachineError::Vsock { reason: error.to_string() };
         let features = vhost.get_features().map_err(failed)?;
         let cid = match chosen {
@@ -69,13 +150,16 @@ impl VsockDevice {
             })?,
             None => first_free(&vhost)?,
         };
-        let config = u64::from(cid).to_le_bytes();
-        Ok(Self { cid, config, features, memory, vhost: Arc::new(Mutex::new(Some(vhost))) })
+        Ok(Self::new(Peer::new(cid, Box::new(vhost)), features))
     }
 
-    /// The guest's context id.
-    pub(in crate::vmm) fn cid(&self) -> u32 {
-        self.cid
+    fn new(peer: Peer, features: u64) -> Self {
+        Self { config: u64::from(peer.cid).to_le_bytes(), features, peer: Arc::new(peer) }
+    }
+
+    /// The guest, for those who listen for its connections.
+    pub(in crate::vmm) fn peer(&self) -> Arc<Peer> {
+        self.peer.clone()
     }
 }
 
@@ -114,7 +198,7 @@ fn first_free(vhost: &Vhost) -> Result<u32, MachineError> {
 
 impl VirtioDevice for VsockDevice {
     fn name(&self) -> String {
-        format!("the vsock device with context id {}", self.cid)
+        format!("the vsock device with context id {}", self.peer.cid)
     }
 
     fn id(&self) -> u16 {
@@ -143,82 +227,178 @@ impl VirtioDevice for VsockDevice {
     }
 
     fn start(&self, work: Activation) -> io::Result<Worker> {
-        let (shared, memory, cid) = (self.vhost.clone(), self.memory.clone(), self.cid);
-        let offered = self.features;
+        let (peer, offered) = (self.peer.clone(), self.features);
         Worker::run("virtio-vsock", move |end| {
-            let vhost = shared.lock().unwrap_or_else(PoisonError::into_inner).take();
-            let vhost = match vhost {
-                Some(vhost) => Ok(vhost),
-                // It was lost when the device was last reset.
-                None => open(&memory).and_then(|vhost| match take(&vhost, cid)? {
-                    true => Ok(vhost),
-                    false => Err(MachineError::Vsock { reason: format!("its context id {cid} is taken") }),
-                }),
-            };
-            let interrupt = work.interrupt.clone();
-            let served = vhost
-                .map_err(|error| error.to_string())
-                .and_then(|vhost| serve(&vhost, work, offered, end).map_err(|error| error.to_string()));
-            if let Err(reason) = served {
-                tracing::warn!(cid, reason, "the guest's vsock device was not started");
-                interrupt.give_up();
-                return;
-            }
-            // What served is closed by now, and with it every connection. The id is taken again at once.
-            match open(&memory).and_then(|vhost| Ok(take(&vhost, cid)?.then_some(vhost))) {
-                Ok(vhost) => *shared.lock().unwrap_or_else(PoisonError::into_inner) = vhost,
-                Err(error) => {
-                    tracing::debug!(%error, "the vsock device is opened again when the guest starts it")
-                }
+            if let Err(error) = peer.serve(&work, offered, end) {
+                tracing::warn!(cid = peer.cid, %error, "the guest's vsock device was not started");
+                work.interrupt.give_up();
             }
         })
     }
 }
 
-/// Lets vhost serve the queues until it is asked to end.
-fn serve(vhost: &Vhost, work: Activation, offered: u64, end: &Stop) -> vhost::Result<()> {
-    if work.features & !offered != 0 {
-        // No vhost-vsock is known that lacks one of the transport's.
-        return Err(vhost::Error::InvalidOperation);
-    }
-    vhost.set_features(work.features)?;
-    let region = |region: &GuestRegionMmap| VhostUserMemoryRegionInfo {
-        guest_phys_addr: region.start_addr().raw_value(),
-        memory_size: region.len(),
-        userspace_addr: region.as_ptr() as u64,
-        // Those are for another process, and this is none.
-        mmap_offset: 0,
-        mmap_handle: -1,
-    };
-    let regions: Vec<VhostUserMemoryRegionInfo> = work.memory.iter().map(region).collect();
-    vhost.set_mem_table(&regions)?;
-    let mut served = 0;
-    for (index, queue, kick) in work.queues.iter().filter(|(index, ..)| *index < SERVED) {
-        let slot = usize::from(*index);
-        let data = VringConfigData {
-            queue_max_size: QUEUE_SIZE,
-            queue_size: queue.size(),
-            flags: 0,
-            desc_table_addr: queue.desc_table(),
-            used_ring_addr: queue.used_ring(),
-            avail_ring_addr: queue.avail_ring(),
-            log_addr: None,
+impl Transport for Vhost {
+    fn start(&self, work: &Activation, offered: u64) -> vhost::Result<()> {
+        if work.features & !offered != 0 {
+            // No vhost-vsock is known that lacks one of the transport's.
+            return Err(vhost::Error::InvalidOperation);
+        }
+        self.set_features(work.features)?;
+        let region = |region: &GuestRegionMmap| VhostUserMemoryRegionInfo {
+            guest_phys_addr: region.start_addr().raw_value(),
+            memory_size: region.len(),
+            userspace_addr: region.as_ptr() as u64,
+            // Those are for another process, and this is none.
+            mmap_offset: 0,
+            mmap_handle: -1,
         };
-        vhost.set_vring_num(slot, queue.size())?;
-        vhost.set_vring_addr(slot, &data)?;
-        vhost.set_vring_base(slot, 0)?;
-        let silent = || EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(vhost::Error::IoctlError);
-        let call = work.interrupt.trigger(*index).map_or_else(silent, Ok)?;
-        vhost.set_vring_call(slot, &call)?;
-        vhost.set_vring_kick(slot, kick)?;
-        served += 1;
+        let regions: Vec<VhostUserMemoryRegionInfo> = work.memory.iter().map(region).collect();
+        self.set_mem_table(&regions)?;
+        let mut served = 0;
+        for (index, queue, kick) in work.queues.iter().filter(|(index, ..)| *index < SERVED) {
+            let slot = usize::from(*index);
+            let data = VringConfigData {
+                queue_max_size: QUEUE_SIZE,
+                queue_size: queue.size(),
+                flags: 0,
+                desc_table_addr: queue.desc_table(),
+                used_ring_addr: queue.used_ring(),
+                avail_ring_addr: queue.avail_ring(),
+                log_addr: None,
+            };
+            self.set_vring_num(slot, queue.size())?;
+            self.set_vring_addr(slot, &data)?;
+            self.set_vring_base(slot, 0)?;
+            let silent = || EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(vhost::Error::IoctlError);
+            let call = work.interrupt.trigger(*index).map_or_else(silent, Ok)?;
+            self.set_vring_call(slot, &call)?;
+            self.set_vring_kick(slot, kick)?;
+            served += 1;
+        }
+        // A driver that enabled not both wants nothing.
+        if served == SERVED { VhostVsock::start(self) } else { Ok(()) }
     }
-    // A driver that enabled not both wants nothing.
-    if served == SERVED {
-        vhost.start()?;
+
+    fn stop(&self) -> vhost::Result<()> {
+        VhostVsock::stop(self)
     }
-    let end = sys::borrow(end.event());
-    while let Err(rustix::io::Errno::INTR) = poll(&mut [PollFd::new(&end, PollFlags::IN)], None) {}
-    tracing::debug!(descriptor = vhost.as_raw_fd(), "the vsock device is stopped");
-    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::time::Instant;
+
+    use super::*;
+    use crate::vmm::pci::MsixTable;
+    use crate::vmm::virtio::interrupt::Interrupt;
+
+    /// Carries nothing.
+    pub(super) struct Nothing;
+
+    impl Transport for Nothing {
+        fn start(&self, _: &Activation, _: u64) -> vhost::Result<()> {
+            Ok(())
+        }
+
+        fn stop(&self) -> vhost::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// The context ids of a host's guests, as the Linux kernel keeps them: an id is free again when its file is closed.
+    type Taken = Arc<Mutex<BTreeSet<u32>>>;
+
+    struct Fake {
+        cid: u32,
+        taken: Taken,
+        said: Mutex<Vec<&'static str>>,
+        fails: bool,
+        stops: AtomicU64,
+    }
+
+    impl Transport for Arc<Fake> {
+        fn start(&self, _: &Activation, _: u64) -> vhost::Result<()> {
+            self.said.lock().unwrap().push("start");
+            if self.fails { Err(vhost::Error::InvalidQueue) } else { Ok(()) }
+        }
+
+        fn stop(&self) -> vhost::Result<()> {
+            self.said.lock().unwrap().push("stop");
+            // Once it does not work at first.
+            match self.stops.fetch_add(1, Ordering::Relaxed) {
+                0 => Err(vhost::Error::InvalidQueue),
+                _ => Ok(()),
+            }
+        }
+    }
+
+    impl Drop for Fake {
+        fn drop(&mut self) {
+            self.taken.lock().unwrap().remove(&self.cid);
+        }
+    }
+
+    /// A driver that enabled no queue. Where KVM does not open there is none.
+    fn activation() -> Option<Activation> {
+        let kvm = kvm_ioctls::Kvm::new().inspect_err(|error| println!("skipped: no KVM: {error}")).ok()?;
+        let vm = Arc::new(kvm.create_vm().unwrap());
+        vm.create_irq_chip().unwrap();
+        let memory = GuestMemoryMmap::from_ranges(&[(vm_memory::GuestAddress(0), 1 << 20)]).unwrap();
+        let vmm = vm_passthrough::guest::KvmVmm::new(vm, memory.clone()).unwrap();
+        let msix = Arc::new(MsixTable::new(vmm, 4).unwrap());
+        Some(Activation {
+            memory,
+            features: 0,
+            queues: Vec::new(),
+            interrupt: Arc::new(Interrupt::new(msix, 3)),
+        })
+    }
+
+    #[test]
+    fn a_guest_keeps_its_context_id_through_resets() {
+        const CID: u32 = 7;
+        for fails in [false, true] {
+            let taken = Taken::default();
+            taken.lock().unwrap().insert(CID);
+            let (said, stops) = (Mutex::default(), AtomicU64::new(0));
+            let fake = Arc::new(Fake { cid: CID, taken: taken.clone(), said, fails, stops });
+            let device = VsockDevice::new(Peer::new(CID, Box::new(fake.clone())), 0);
+            assert_eq!(device.config(), 7u64.to_le_bytes());
+            let peer = device.peer();
+            let watch = peer.watch().unwrap();
+            for round in 1..=3 {
+                let Some(activation) = activation() else { return };
+                let worker = device.start(activation).unwrap();
+                worker.end(Instant::now() + Duration::from_secs(60)).unwrap();
+                assert!(taken.lock().unwrap().contains(&CID), "the id was free for a moment");
+                assert_eq!((peer.resets(), watch.read().unwrap()), (round, 1));
+            }
+            let expect = ["start", "stop", "stop", "start", "stop", "start", "stop"];
+            assert_eq!(*fake.said.lock().unwrap(), expect);
+            // Whoever listens for the guest holds the id, too.
+            drop((device, fake));
+            assert!(taken.lock().unwrap().contains(&CID));
+            drop(peer);
+            assert!(taken.lock().unwrap().is_empty());
+        }
+    }
+
+    #[test]
+    fn only_the_guest_itself_is_trusted() {
+        for (cid, from, trusted) in [
+            (3, 3, true),
+            (7, 7, true),
+            (7, 8, false),
+            (7, 2, false),
+            (7, 1, false),
+            (7, 0, false),
+            (7, u32::MAX, false),
+            (2, 2, false),
+            (1, 1, false),
+            (0, 0, false),
+        ] {
+            assert_eq!(Peer::unconnected(cid).is_from_guest(from), trusted, "{cid} {from}");
+        }
+    }
 }
