@@ -43,6 +43,11 @@ pub enum Report {
         /// Its value.
         value: String,
     },
+    /// L1's QEMU is to do something.
+    Monitor {
+        /// The command, as its monitor takes it.
+        command: String,
+    },
     /// The agent's side is done, and all of it held.
     Passed,
     /// The scenario can't run here.

@@ -6,6 +6,7 @@ mod bench;
 mod claim_kill9;
 mod group_not_viable;
 mod host_ready;
+mod host_wants_back;
 mod hostile_accel;
 mod linux_accel;
 mod linux_e1000e;
@@ -30,6 +31,8 @@ pub const ALL: &[Scenario] = &[
     claim_kill9::SCENARIO,
     group_not_viable::SCENARIO,
     unbind_stuck::SCENARIO,
+    host_wants_back::SCENARIO,
+    host_wants_back::BY_ACPI,
 ];
 
 /// Those that measure, run only when named.

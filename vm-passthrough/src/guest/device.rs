@@ -53,6 +53,8 @@ pub struct VfioPciDevice {
     decoded: RwLock<Vec<Decoded>>,
     /// Whether config space could not be read: the function is gone.
     gone: AtomicBool,
+    /// Whether the guest's traces may still be in it, as the host took it away before it could be reset.
+    unreset: AtomicBool,
     /// Open while the device is attached. Opened and closed with `inner` locked.
     gate: Gate,
 }
@@ -140,8 +142,21 @@ impl VfioPciDevice {
             inner: Mutex::new(Inner { state, owed: None }),
             decoded: RwLock::default(),
             gone: AtomicBool::new(false),
+            unreset: AtomicBool::new(false),
             gate: Gate::default(),
         }))
+    }
+
+    /// Whether the host takes the function away ([`DeviceFile::is_wanted_back`]): detach and drop it before others, as
+    /// whoever takes it waits for that.
+    pub fn is_wanted_back(&self) -> bool {
+        self.file.is_wanted_back()
+    }
+
+    /// Whether it was detached without a reset, which can't be made while the host takes the function away. What its guest
+    /// left in it stays there until it loses power, or the next guest that gets it starts.
+    pub fn was_left_unreset(&self) -> bool {
+        self.unreset.load(Ordering::Relaxed)
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -195,6 +210,9 @@ impl VfioPciDevice {
 
     /// Resets the function, with the guest's view already cleared.
     fn reset_function(&self) -> Result<()> {
+        if self.is_wanted_back() {
+            return Err(VfioError::WantedBack { address: self.address() });
+        }
         self.file.wake()?;
         self.quiesce()?;
         match self.file.reset_and_prove() {
@@ -222,7 +240,11 @@ impl VfioPciDevice {
         let cleared = state.clear();
         self.publish(state);
         self.file.set_at_rest(true);
-        master.map_err(DeviceError::from).and(cleared)
+        match master.map_err(DeviceError::from).and(cleared) {
+            // One that was pulled does not answer any more; one that was not does no more DMA once it is closed.
+            Err(DeviceError::Device(_)) if self.is_wanted_back() => Ok(()),
+            result => result,
+        }
     }
 
     /// Stops the device's DMA and MSI, and nothing else.
@@ -319,6 +341,7 @@ impl VfioPciDevice {
         match self.give_memory(owed) {
             Ok(()) => {
                 owed.reset = true;
+                self.unreset.store(false, Ordering::Relaxed);
                 self.gate.open();
                 Ok(())
             }
@@ -348,7 +371,13 @@ impl VfioPciDevice {
         owed.tried = true;
         let mut result = self.clear(state);
         if owed.reset {
-            let reset = self.reset_function();
+            let reset = self.reset_function().or_else(|error| match error {
+                VfioError::WantedBack { .. } => {
+                    self.unreset.store(true, Ordering::Relaxed);
+                    Ok(())
+                }
+                error => Err(error),
+            });
             // A guest that could still reach it may have used it since.
             owed.reset = reset.is_err() || result.is_err();
             result = result.and(reset.map_err(DeviceError::from));

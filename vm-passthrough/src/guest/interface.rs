@@ -150,7 +150,7 @@ pub trait PassthroughDevice: fmt::Debug + Send + Sync {
         Ok(())
     }
     /// Takes it from the guest: no interrupts, no DMA, nothing mapped, reset. Does nothing on a device that is
-    /// not attached.
+    /// not attached. One that the host takes away meanwhile is not reset, as nothing can, and that is no error.
     ///
     /// # Errors
     /// When the device fails, or its reset can't be proved. All that could be undone is undone even then, the guest

@@ -204,7 +204,7 @@ impl State {
         self.config.reset();
         self.table.reset();
         let interrupts = self.msi.disable().and(self.msix.disable());
-        interrupts.and(self.withdraw_bars())
+        self.withdraw_bars().and(interrupts)
     }
 
     /// Drops the mappings of BARs into this process.

@@ -83,6 +83,7 @@ struct Inner {
     triggers: BTreeMap<u32, Vec<Option<OwnedFd>>>,
     faults: BTreeSet<Fault>,
     gone: bool,
+    wanted: bool,
     at_rest: bool,
     resets: u32,
 }
@@ -159,6 +160,7 @@ impl SimDeviceBuilder {
                 triggers: BTreeMap::new(),
                 faults: BTreeSet::new(),
                 gone: false,
+                wanted: false,
                 at_rest: false,
                 resets: 0,
             }),
@@ -184,6 +186,11 @@ impl SimDevice {
     /// Takes the function from the bus: every access fails from now on.
     pub fn vanish(&self) {
         self.lock().gone = true;
+    }
+
+    /// Has the host want the function back: it can't be reset any more, whatever is tried.
+    pub fn want_back(&self) {
+        self.lock().wanted = true;
     }
 
     /// Fails at `fault` until [`heal`](Self::heal).
@@ -358,6 +365,10 @@ impl DeviceFile for SimDevice {
     fn reset(&self) -> Result<()> {
         let mut inner = self.lock();
         self.check(&inner, "VFIO_DEVICE_RESET", Some(Fault::Reset))?;
+        if inner.wanted {
+            self.log.note("reset refused".into());
+            return Err(self.system("VFIO_DEVICE_RESET", rustix::io::Errno::AGAIN));
+        }
         if !self.has_reset {
             return Err(self.system("VFIO_DEVICE_RESET", rustix::io::Errno::NOTTY));
         }
@@ -365,6 +376,10 @@ impl DeviceFile for SimDevice {
         inner.config = inner.initial.clone();
         inner.resets += 1;
         Ok(())
+    }
+
+    fn is_wanted_back(&self) -> bool {
+        self.lock().wanted
     }
 
     fn reset_and_prove(&self) -> Result<ResetReport> {

@@ -3,10 +3,11 @@
 use std::any::Any;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::{Errno, pread, pwrite};
 use vfio_bindings::bindings::vfio as uapi;
 
@@ -17,7 +18,7 @@ use super::interface::{
 };
 use super::parse::{self, HotResetInfo, Region};
 use super::space::{Seat, Space};
-use super::{power, reset, sys};
+use super::{REQ_IRQ, power, reset, sys};
 use crate::PciAddress;
 
 /// Most vectors of an interrupt index: those of MSI-X (PCI Express Base 6.0, 7.7.2.2).
@@ -40,6 +41,8 @@ struct Inner {
     /// One bit for each interrupt index that has triggers.
     triggered: AtomicU32,
     identity: OnceLock<[u8; 8]>,
+    /// Readable from when the host wants it back.
+    wanted: OnceLock<OwnedFd>,
     /// That opening it reset it, until anything is done with it.
     reset_by_open: Mutex<Option<ResetReport>>,
     // The order matters: the file is closed before the seat is given up.
@@ -78,12 +81,23 @@ impl VfioDevice {
         };
         let regions = (0..info.regions).map(|_| OnceLock::new()).collect();
         let triggered = AtomicU32::new(0);
-        let identity = OnceLock::new();
+        let (identity, wanted) = (OnceLock::new(), OnceLock::new());
         // Where the Linux kernel could not reset it, it says so here.
         let reset_by_open = Mutex::new(reset.filter(|_| info.reset));
-        let inner =
-            Arc::new(Inner { address, name, info, regions, triggered, identity, reset_by_open, file, seat });
+        let inner = Arc::new(Inner {
+            address,
+            name,
+            info,
+            regions,
+            triggered,
+            identity,
+            wanted,
+            reset_by_open,
+            file,
+            seat,
+        });
         let device = Self { inner };
+        device.listen()?;
         device.wake()?;
         let identity = device.read_identity()?;
         // Nobody else has the value yet.
@@ -112,6 +126,25 @@ impl VfioDevice {
     /// What shows that opening it reset it, if nothing was done with it since. Once.
     pub(super) fn take_reset_by_open(&self) -> Option<ResetReport> {
         self.inner.reset_by_open.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Has the Linux kernel say when it wants the function back.
+    fn listen(&self) -> Result<()> {
+        if self.irq(REQ_IRQ)?.count == 0 {
+            return Ok(());
+        }
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| self.io_error("eventfd", error))?;
+        self.set_triggers(REQ_IRQ, 0, &[IrqTrigger::Eventfd(event.as_fd())])?;
+        // Nobody else has the value yet.
+        let _ = self.inner.wanted.set(event);
+        Ok(())
+    }
+
+    /// Readable from when the host wants the function back, as [`DeviceFile::is_wanted_back`] tells; it must not be read.
+    /// `None` where the Linux kernel does not say. Other triggers of [`REQ_IRQ`] take its place.
+    pub fn wanted_back(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.wanted.get().map(AsFd::as_fd)
     }
 
     /// The address space that it is in.
@@ -393,6 +426,13 @@ impl DeviceFile for VfioDevice {
     fn reset(&self) -> Result<()> {
         self.take_reset_by_open();
         reset::reset_once(self)
+    }
+
+    fn is_wanted_back(&self) -> bool {
+        self.wanted_back().is_some_and(|event| {
+            let mut events = [PollFd::new(&event, PollFlags::IN)];
+            poll(&mut events, Some(&Timespec::default())) == Ok(1)
+        })
     }
 
     fn wake(&self) -> Result<()> {

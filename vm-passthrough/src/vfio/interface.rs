@@ -106,6 +106,15 @@ pub enum VfioError {
         /// By whom, and what to do.
         reason: String,
     },
+    /// The host takes it away: it is unplugged, removed or unbound.
+    #[error(
+        "the host wants {address} back, and the Linux kernel, which keeps it locked for whoever takes it away, does not reset \
+         it meanwhile; close it"
+    )]
+    WantedBack {
+        /// The function.
+        address: PciAddress,
+    },
     /// The function does not answer or can't be woken.
     #[error("{address} does not answer: {reason}")]
     Lost {
@@ -241,6 +250,13 @@ pub trait DeviceFile: fmt::Debug + Send + Sync {
     /// # Errors
     /// When the function has no reset, or it failed.
     fn reset(&self) -> Result<()>;
+    /// Whether the host takes the function away: it is unplugged, removed or unbound. The Linux kernel keeps it locked until
+    /// it is closed, so that no reset works, and whoever takes it waits.
+    ///
+    /// A device that nobody takes away keeps the provided method.
+    fn is_wanted_back(&self) -> bool {
+        false
+    }
     /// Makes sure that the function is in D0 and answers.
     ///
     /// A device that cannot be anything else, as a simulated one, keeps the provided method, which does nothing.
@@ -256,7 +272,8 @@ pub trait DeviceFile: fmt::Debug + Send + Sync {
     /// The provided method believes [`reset`](Self::reset).
     ///
     /// # Errors
-    /// [`VfioError::Reset`] when it has no method, none works, or what should be gone after a reset is still there.
+    /// [`VfioError::Reset`] when it has no method, none works, or what should be gone after a reset is still there;
+    /// [`VfioError::WantedBack`] when the host takes it away.
     fn reset_and_prove(&self) -> Result<ResetReport> {
         self.reset()?;
         Ok(ResetReport { method: None, evidence: ResetEvidence::LinuxReport })

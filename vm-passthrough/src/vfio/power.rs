@@ -93,11 +93,12 @@ fn wait_until_it_answers(device: &VfioDevice, deadline: Instant) -> Result<()> {
     let answered = wait(deadline, || {
         let mut class = [0xff; 4];
         answer = device.read(CONFIG_REGION, 0x08, &mut class).map(|()| class != [0xff; 4]);
-        matches!(answer, Ok(true) | Err(_))
+        matches!(answer, Ok(true) | Err(_)) || device.is_wanted_back()
     });
     match answer {
         Ok(true) if answered => Ok(()),
         Err(error) => Err(error),
+        Ok(_) if device.is_wanted_back() => Err(VfioError::WantedBack { address: device.address() }),
         Ok(_) => Err(VfioError::Lost {
             address: device.address(),
             reason: "its config space reads all ones: it is gone, without power, or hung; look at the Linux kernel's \

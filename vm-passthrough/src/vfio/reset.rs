@@ -32,6 +32,10 @@
 //! This proves that the reset reached the function's config logic, which is what an FLR, a transition through D3hot and a
 //! bus reset have in common. It does not prove that firmware behind it, in a GPU's microcontrollers for instance, is in
 //! its first state; only the device's driver can tell.
+//!
+//! # No reset
+//! Whoever unplugs, removes or unbinds a function holds its lock until it is closed, and closing it makes no reset then
+//! either. So none is tried: it is closed at once, and its next user's start resets it and proves that, if it is still there.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -64,10 +68,11 @@ pub(super) fn reset_once(device: &VfioDevice) -> Result<()> {
     let deadline = Instant::now() + LOCKED_DEADLINE;
     loop {
         match sys::device::reset(device.file()) {
-            // A function that was pulled stays locked for as long as it is open.
+            // A function that the host takes away stays locked for as long as it is open.
             Err(error)
                 if error.kind() == io::ErrorKind::WouldBlock
                     && Instant::now() < deadline
+                    && !device.is_wanted_back()
                     && !matches!(device.presence(), Presence::Gone(_)) =>
             {
                 sleep(Duration::from_millis(20));
@@ -88,6 +93,8 @@ enum Outcome {
 /// Resets a function by the first step of the ladder that works.
 pub(super) fn ladder(host: &Host, device: &VfioDevice) -> Result<ResetReport> {
     let address = device.address();
+    let is_left = || if device.is_wanted_back() { Err(VfioError::WantedBack { address }) } else { Ok(()) };
+    is_left()?;
     // Taken now, whatever step ends it: it says nothing of what comes after.
     let fresh = device.space().take_fresh(address);
     for index in [INTX_IRQ, MSI_IRQ, MSIX_IRQ] {
@@ -118,17 +125,22 @@ pub(super) fn ladder(host: &Host, device: &VfioDevice) -> Result<ResetReport> {
                 }
                 Outcome::Failed(why) => failures.push(format!("{}: {why}", name(*step))),
             }
+            if device.is_wanted_back() {
+                break;
+            }
         }
         methods.restore(host);
     } else {
         failures.push("it has no reset of its own".into());
     }
+    is_left()?;
     if let Some(evidence) = fresh {
         return Ok(ResetReport { method: Some(ResetStep::Hot), evidence });
     }
     match hot_reset(host, device, &mut patience) {
         Ok(Outcome::Reset(evidence)) => Ok(ResetReport { method: Some(ResetStep::Hot), evidence }),
         Ok(Outcome::Failed(why)) | Err(why) => {
+            is_left()?;
             failures.push(format!("hot reset: {why}"));
             let reason = format!(
                 "{}; it may hold state of its last user: give it to no other guest before a power cycle",

@@ -82,22 +82,28 @@ pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failu
     drop(service);
 
     let backend = devices.as_ref().and_then(Devices::backend);
-    let lost = devices.as_mut().map(Devices::detach).unwrap_or_default();
     // The machine holds the devices open, and the Linux kernel waits with giving back what is open.
     drop(machine);
+    let lost = devices.as_mut().map(Devices::detach).unwrap_or_default();
     let (devices, released) = devices.map_or_else(|| (Vec::new(), Ok(())), Devices::release);
     let released = released.map_err(|error| format!("not everything could be given back: {error}"));
-    let ran = match (ran, released) {
-        (Ok(ran), Ok(())) => ran,
-        (Err(error), Ok(())) | (Ok(_), Err(error)) => return Err(Failure::failed(error)),
-        (Err(error), Err(left)) => return Err(Failure::failed(format_args!("{error}\nerror: {left}"))),
-    };
-    if !lost.is_empty() {
-        return Err(Failure::failed(lost.join("\nerror: ")));
-    }
+    let ran = all_of(ran, lost, released).map_err(Failure::failed)?;
     let took = Took { startup, total: started.elapsed() };
     let _overdue = Overdue::start(&stop)?;
     report(context, &config, &ran, backend, &devices, took)
+}
+
+/// How a guest ran, if nothing failed: not the run, no device was lost, and all was given back.
+fn all_of<T>(ran: Result<T, String>, lost: Vec<String>, released: Result<(), String>) -> Result<T, String> {
+    let (ran, failed) = match ran {
+        Ok(ran) => (Some(ran), None),
+        Err(error) => (None, Some(error)),
+    };
+    let failed: Vec<_> = failed.into_iter().chain(lost).chain(released.err()).collect();
+    match ran {
+        Some(ran) if failed.is_empty() => Ok(ran),
+        _ => Err(failed.join("\nerror: ")),
+    }
 }
 
 /// How long a run took.
@@ -220,5 +226,25 @@ impl From<BackendArg> for Backend {
             BackendArg::Iommufd => Self::Iommufd,
             BackendArg::Group => Self::Group,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::all_of;
+
+    #[test]
+    fn nothing_that_failed_hides_another() {
+        let check =
+            |ran: Result<u8, &str>, lost: &[&str], released: Result<(), &str>, expect: Result<u8, &str>| {
+                let lost = lost.iter().map(|&text| text.to_owned()).collect();
+                let got = all_of(ran.map_err(Into::into), lost, released.map_err(Into::into));
+                assert_eq!(got, expect.map_err(str::to_owned));
+            };
+        check(Ok(7), &[], Ok(()), Ok(7));
+        check(Err("a"), &[], Ok(()), Err("a"));
+        check(Ok(7), &["b", "c"], Ok(()), Err("b\nerror: c"));
+        check(Ok(7), &["b"], Err("d"), Err("b\nerror: d"));
+        check(Err("a"), &["b"], Err("d"), Err("a\nerror: b\nerror: d"));
     }
 }

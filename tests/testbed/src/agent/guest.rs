@@ -227,6 +227,23 @@ impl Guest {
         }
     }
 
+    /// Waits until the process that runs it has said `text` on standard error.
+    ///
+    /// # Errors
+    /// When it ends or takes longer than `patience` before.
+    pub fn wait_for_log(&mut self, text: &str, patience: Duration) -> Result<()> {
+        let what = format!("{text:?} from the process of guest {}", self.name);
+        let waited = wait_until(&what, patience, || {
+            let said = fs::read_to_string(&self.errors).is_ok_and(|said| said.contains(text));
+            (said || !self.runs()).then_some(said)
+        });
+        match waited {
+            Ok(true) => Ok(()),
+            Ok(false) => bail!("it ended before {what}\n{}", self.evidence()),
+            Err(error) => Err(error.context(self.evidence())),
+        }
+    }
+
     /// Waits until it has powered off and its process has ended, whatever its exit status.
     ///
     /// # Errors

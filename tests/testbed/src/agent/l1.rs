@@ -92,6 +92,11 @@ impl L1 {
         Ok(())
     }
 
+    /// Gives a command to the monitor of the QEMU that L1 runs in.
+    pub fn monitor(&mut self, command: &str) {
+        self.report(&Report::Monitor { command: command.into() });
+    }
+
     /// Tells a measured figure.
     pub fn figure(&mut self, name: &str, value: f64, unit: &str) {
         self.report(&Report::Figure { name: name.into(), value, unit: unit.into() });

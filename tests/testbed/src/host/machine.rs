@@ -1,7 +1,7 @@
 //! L1 as a QEMU process: its command line, its reports, its deadline.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -16,6 +16,8 @@ use crate::scenario::{Scenario, Variant};
 #[derive(Debug)]
 pub(super) struct Machine {
     qemu: Child,
+    /// Commands for its monitor.
+    monitor: File,
     reports: Receiver<Report>,
     deadline: Instant,
 }
@@ -75,7 +77,7 @@ impl Machine {
         command
             .args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "1"])
             .args(["-m", &scenario.memory_mib.to_string()])
-            .args(["-nodefaults", "-no-user-config", "-display", "none", "-monitor", "none", "-no-reboot"])
+            .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
             .args(["-device", "intel-iommu,intremap=on,caching-mode=on"])
             .arg("-serial")
             .arg(format!("file:{}", files.console().display()))
@@ -97,6 +99,11 @@ impl Machine {
             }
             command.arg(argument);
         }
+        let monitor = monitor(files)?;
+        command
+            .arg("-chardev")
+            .arg(format!("pipe,id=monitor,path={}", files.directory.join(MONITOR).display()))
+            .args(["-mon", "chardev=monitor,mode=readline"]);
         let log =
             File::create(files.qemu()).with_context(|| format!("can't create {}", files.qemu().display()))?;
         let mut qemu = command
@@ -120,7 +127,16 @@ impl Machine {
                 }
             }
         });
-        Ok(Self { qemu, reports, deadline: Instant::now() + scenario.deadline })
+        Ok(Self { qemu, monitor, reports, deadline: Instant::now() + scenario.deadline })
+    }
+
+    /// Gives a command to QEMU's monitor.
+    ///
+    /// # Errors
+    /// When it takes none.
+    pub(super) fn command(&mut self, command: &str) -> Result<()> {
+        writeln!(self.monitor, "{command}")
+            .with_context(|| format!("QEMU's monitor does not take `{command}`"))
     }
 
     /// Waits for the next report.
@@ -144,6 +160,23 @@ impl Machine {
         }
         Ok(false)
     }
+}
+
+/// Name of the two FIFOs that QEMU's monitor reads and writes, without their endings.
+const MONITOR: &str = "monitor";
+
+/// Makes the FIFOs, and opens the one that takes commands.
+fn monitor(files: &Files) -> Result<File> {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    for ending in ["in", "out"] {
+        let path = files.directory.join(format!("{MONITOR}.{ending}"));
+        mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
+            .with_context(|| format!("can't make {}", path.display()))?;
+    }
+    // Opened to read too, it does not wait for QEMU.
+    let path = files.directory.join(format!("{MONITOR}.in"));
+    let fifo = File::options().read(true).write(true).open(&path);
+    fifo.with_context(|| format!("can't open {}", path.display()))
 }
 
 impl Drop for Machine {

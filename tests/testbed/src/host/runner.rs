@@ -156,6 +156,7 @@ fn boot(
                     Report::Proved { what } => outcome.proved.push(what),
                     Report::Figure { name, value, unit } => outcome.figures.push((name, value, unit)),
                     Report::Value { .. } => {}
+                    Report::Monitor { command } => machine.command(&command)?,
                     Report::Passed => break Verdict::Passed,
                     Report::Skipped { reason } => break Verdict::Skipped(reason),
                     Report::Failed { reason } => {

@@ -407,3 +407,25 @@ fn a_detach_waits_for_accesses_to_bars() {
     assert_eq!(rig.sim.resets(), resets + 1);
     assert_nothing_left(&rig);
 }
+
+/// Whoever takes a function away waits until it is closed, and no reset works before: none is tried, all else is undone.
+#[test]
+fn what_the_host_wants_back_is_given_up_without_a_reset() {
+    for pulled in [false, true] {
+        let rig = Rig::new();
+        use_it(&rig);
+        rig.sim.want_back();
+        if pulled {
+            rig.sim.vanish();
+        }
+        assert_eq!(rig.device.stop().is_err(), pulled);
+        rig.device.detach().unwrap();
+        assert!(rig.device.was_left_unreset());
+        assert!(!rig.log.take().iter().any(|line| line.starts_with("reset")));
+        assert_nothing_left(&rig);
+        if !pulled {
+            assert_eq!(rig.hardware16(4) & 0b100, 0, "it does no DMA any more");
+        }
+        assert!(matches!(rig.device.attach(), Err(DeviceError::Device(VfioError::WantedBack { .. }))));
+    }
+}

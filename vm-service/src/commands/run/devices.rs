@@ -1,6 +1,5 @@
 //! The devices of a guest that runs: claimed, opened and attached before, detached and given back after.
 
-use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,11 +7,11 @@ use vm_passthrough::claim::ClaimOptions;
 use vm_passthrough::guest::{DeviceOptions, VfioPciDevice};
 use vm_passthrough::manager::ManagerError;
 use vm_passthrough::vfio::{
-    self, Backend, DeviceFile, IrqTrigger, MSI_IRQ, MSIX_IRQ, Presence, REQ_IRQ, Space, VfioDevice, VfioError,
+    self, Backend, DeviceFile, MSI_IRQ, MSIX_IRQ, Presence, Space, VfioDevice, VfioError,
 };
-use vm_passthrough::{PassthroughManager, PciAddress};
+use vm_passthrough::{PassthroughDevice as _, PassthroughManager, PciAddress};
 
-use super::watch::{self, Watch, Watched};
+use super::watch::{Watch, Watched};
 use crate::limits;
 use crate::vmm::{Machine, Stop};
 
@@ -44,13 +43,15 @@ pub(super) struct Devices {
     manager: PassthroughManager,
     space: Option<Arc<Space>>,
     devices: Vec<Device>,
+    /// Those that were opened. Functions that are reset along with each other are closed together.
+    open: Vec<Arc<VfioPciDevice>>,
     watch: Option<Watch>,
 }
 
 impl Devices {
     /// No devices so far.
     pub(super) fn new(manager: PassthroughManager) -> Self {
-        Self { manager, space: None, devices: Vec::new(), watch: None }
+        Self { manager, space: None, devices: Vec::new(), open: Vec::new(), watch: None }
     }
 
     /// The back end that they are opened through, once one is.
@@ -115,6 +116,7 @@ impl Devices {
             });
             let opened = opened?;
             device.open = open;
+            self.open.push(opened.clone());
             machine.add_device(opened.clone()).map_err(|error| error.to_string())?;
             let (attached, attach) = timed(|| self.manager.attach_device(address, opened));
             attached.map_err(|error| error.to_string())?;
@@ -133,13 +135,19 @@ impl Devices {
     }
 
     /// Takes the devices from the guest, which no longer runs, and answers what became of those that were lost meanwhile.
-    /// What fails is tried again when they are released.
+    /// What fails is tried again when they are released. Those that the host wants back are closed first, as it waits for
+    /// that: nothing else, not the machine, may hold them.
     pub(super) fn detach(&mut self) -> Vec<String> {
-        let lost = self.watch.take().map(Watch::end).unwrap_or_default();
+        let mut lost = self.watch.take().map(Watch::end).unwrap_or_default();
         if let Err(error) = self.manager.stop_devices() {
             tracing::debug!("{error}; detaching tells what is left");
         }
-        for address in self.manager.attached().into_iter().rev() {
+        let mut attached = self.manager.attached();
+        attached.reverse();
+        attached.sort_by_key(|address| {
+            !self.open.iter().any(|open| open.address() == *address && open.is_wanted_back())
+        });
+        for address in attached {
             let (detached, took) = timed(|| self.manager.detach_device(address));
             if let Err(error) = detached {
                 tracing::warn!("{error}; it is tried again when {address} is released");
@@ -147,7 +155,18 @@ impl Devices {
             if let Some(device) = self.devices.iter_mut().find(|device| device.address == address) {
                 device.detach = took;
             }
+            self.open.retain(|open| {
+                let is_given_up = open.address() == address && open.was_left_unreset();
+                if is_given_up {
+                    lost.push(format!(
+                        "{address} was given up without a reset, which the Linux kernel refuses while it takes a device away: \
+                         what the guest left in it stays there until it loses power, or is reset when a guest gets it again"
+                    ));
+                }
+                !is_given_up
+            });
         }
+        self.open.clear();
         lost
     }
 
@@ -177,12 +196,8 @@ impl Devices {
 /// What to watch of a device: that it is there, and that the host does not want it back.
 fn watch_over(file: &Arc<VfioDevice>) -> Result<Watched, String> {
     let address = file.address();
-    let wanted =
-        watch::event().map_err(|error| format!("no eventfd can be made: {error}; raise `ulimit -n`"))?;
-    let failed = |error: vfio::VfioError| format!("{address}: {error}");
-    if file.irq(REQ_IRQ).map_err(failed)?.count > 0 {
-        file.set_triggers(REQ_IRQ, 0, &[IrqTrigger::Eventfd(wanted.as_fd())]).map_err(failed)?;
-    }
+    let wanted = file.wanted_back().map(|event| event.try_clone_to_owned()).transpose();
+    let wanted = wanted.map_err(|error| format!("no eventfd can be had: {error}; raise `ulimit -n`"))?;
     // The device is closed when the guest's view of it is dropped, whatever the watch does.
     let file = Arc::downgrade(file);
     let presence = move || file.upgrade().map_or(Presence::Present, |file| file.presence());

@@ -24,8 +24,8 @@ const DEADLINE: Duration = Duration::from_secs(5);
 /// A device to watch.
 pub(super) struct Watched {
     pub(super) address: PciAddress,
-    /// Readable when the host wants the device back.
-    pub(super) wanted: OwnedFd,
+    /// Readable when the host wants the device back; `None` where the Linux kernel does not say.
+    pub(super) wanted: Option<OwnedFd>,
     /// Whether the device is there.
     pub(super) presence: Box<dyn Fn() -> Presence + Send>,
 }
@@ -83,7 +83,7 @@ impl Watch {
 ///
 /// # Errors
 /// When this process has no descriptors left.
-pub(super) fn event() -> io::Result<OwnedFd> {
+fn event() -> io::Result<OwnedFd> {
     Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
@@ -94,7 +94,9 @@ fn watch(interval: Duration, mut devices: Vec<Watched>, ended: &OwnedFd, stop: &
     let timeout = Timespec { tv_sec: interval.as_secs() as i64, tv_nsec: interval.subsec_nanos().into() };
     while !devices.is_empty() {
         let mut fds = vec![PollFd::new(ended, PollFlags::IN)];
-        fds.extend(devices.iter().map(|device| PollFd::new(&device.wanted, PollFlags::IN)));
+        let heard = devices.iter().filter_map(|device| Some((device.address, device.wanted.as_ref()?)));
+        let (addresses, wanted): (Vec<_>, Vec<_>) = heard.unzip();
+        fds.extend(wanted.into_iter().map(|event| PollFd::new(event, PollFlags::IN)));
         match poll(&mut fds, Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => {
@@ -106,12 +108,13 @@ fn watch(interval: Duration, mut devices: Vec<Watched>, ended: &OwnedFd, stop: &
         if ready.first() == Some(&true) {
             return said;
         }
-        let mut wanted = ready.into_iter().skip(1);
+        let wanted = addresses.into_iter().zip(ready.into_iter().skip(1));
+        let wanted: Vec<_> = wanted.filter_map(|(address, is_ready)| is_ready.then_some(address)).collect();
         devices.retain(|device| {
             let address = device.address;
-            let what = if wanted.next() == Some(true) {
+            let what = if wanted.contains(&address) {
                 stop.request();
-                format!("the host wants {address} back, as it is being unplugged or unbound; the guest was stopped")
+                format!("the host asked for {address} back: it is unplugged, removed or unbound; the guest was stopped")
             } else if let Presence::Gone(evidence) = (device.presence)() {
                 if !missing.contains(&address) {
                     missing.push(address);
@@ -146,7 +149,7 @@ mod tests {
             answers[turn.min(answers.len() - 1)].clone()
         };
         let address = PciAddress::new(0, 0x65, 0, number).expect("an address");
-        Watched { address, wanted: event().expect("an eventfd"), presence: Box::new(presence) }
+        Watched { address, wanted: Some(event().expect("an eventfd")), presence: Box::new(presence) }
     }
 
     fn wait_until(done: impl Fn() -> bool) {
@@ -162,7 +165,7 @@ mod tests {
         let stop = Stop::new().expect("an eventfd");
         let asked = Arc::default();
         let devices = vec![device(0, &[Presence::Present], &asked), device(1, &[Presence::Present], &asked)];
-        let wanted = devices[1].wanted.try_clone().expect("a descriptor");
+        let wanted = devices[1].wanted.as_ref().expect("an eventfd").try_clone().expect("a descriptor");
         let watch = Watch::start(devices, stop.clone()).expect("a thread");
         assert!(!stop.requested());
         rustix::io::write(&wanted, &1u64.to_ne_bytes()).expect("written");
