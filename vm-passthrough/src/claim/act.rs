@@ -6,8 +6,8 @@ use super::bind::Binder;
 use super::journal::Record;
 use super::ledger::Journal;
 use super::{
-    BindError, Claim, ClaimError, ClaimOptions, Entry, Ledger, LedgerError, Owner, Plan, Refusal, Step,
-    UnreadRecord, is_vfio_driver,
+    BindError, Cancel, Claim, ClaimError, ClaimOptions, Entry, Ledger, LedgerError, Owner, Plan, Refusal,
+    Step, UnreadRecord, is_vfio_driver,
 };
 use crate::pci::PciFunction;
 use crate::readiness::{self, ExplainOptions, Severity};
@@ -103,7 +103,7 @@ pub(crate) fn take(
         return Err(ClaimError::NoVfioPci { path: vfio });
     }
     let mut journal = ledger.create(target, options.persistent)?;
-    match carry_out(&binder, &mut journal, &plan) {
+    match carry_out(&binder, &mut journal, &plan, options.cancel.as_ref()) {
         Ok(()) => {
             tracing::info!(target_function = %target, functions = plan.steps.len(), "claimed");
             Ok(HeldClaim { journal })
@@ -174,9 +174,19 @@ fn take_up(
     Ok(HeldClaim { journal })
 }
 
-fn carry_out(binder: &Binder<'_>, journal: &mut Journal, plan: &Plan) -> Result<(), BindError> {
+fn carry_out(
+    binder: &Binder<'_>,
+    journal: &mut Journal,
+    plan: &Plan,
+    cancel: Option<&Cancel>,
+) -> Result<(), BindError> {
+    let go_on = |address| match cancel {
+        Some(cancel) if cancel.is_requested() => Err(BindError::Cancelled(address)),
+        _ => Ok(()),
+    };
     for step in &plan.steps {
         let address = step.address();
+        go_on(address)?;
         let turn = binder.turn(address)?;
         let driver = binder.driver(address)?;
         let resets = binder.resets(address);
@@ -196,6 +206,7 @@ fn carry_out(binder: &Binder<'_>, journal: &mut Journal, plan: &Plan) -> Result<
             }
         }
     }
+    go_on(plan.target)?;
     journal.append(&Record::Claimed)?;
     Ok(())
 }

@@ -189,6 +189,9 @@ pub enum BindError {
     /// The function has gone.
     #[error("{0} has vanished from the host")]
     Vanished(PciAddress),
+    /// [`Cancel`](super::Cancel) asked for it.
+    #[error("{0} was not taken, as the claim was cancelled")]
+    Cancelled(PciAddress),
     /// The ledger could not be written, so nothing more was done.
     #[error(transparent)]
     Ledger(#[from] LedgerError),

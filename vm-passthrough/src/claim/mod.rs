@@ -35,6 +35,8 @@ mod viability;
 
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::{Host, PciAddress};
@@ -82,6 +84,32 @@ fn until(deadline: Duration) -> Instant {
     now + deadline.min(YEAR)
 }
 
+/// Asks that a claim under way be given up: from any thread, at any time. Clones are the same handle.
+#[derive(Clone, Debug, Default)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    /// Asks. It can't be taken back, and only stores a flag: the claim notices before its next step, and undoes those that
+    /// it made.
+    pub fn request(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    /// Whether it was asked.
+    pub fn is_requested(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+impl PartialEq for Cancel {
+    /// Whether they are the same handle.
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Cancel {}
+
 /// How to claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimOptions {
@@ -95,12 +123,14 @@ pub struct ClaimOptions {
     pub force: bool,
     /// How long the wait for the ledger, and each access to a function's drivers, may take.
     pub deadline: Duration,
+    /// Who may ask that the claim be given up before it is complete.
+    pub cancel: Option<Cancel>,
 }
 
 impl Default for ClaimOptions {
     /// A claim owned by this process, without the rest of the group, not by force, within [`DEADLINE`].
     fn default() -> Self {
-        Self { persistent: false, with_group: false, force: false, deadline: DEADLINE }
+        Self { persistent: false, with_group: false, force: false, deadline: DEADLINE, cancel: None }
     }
 }
 

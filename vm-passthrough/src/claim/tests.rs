@@ -274,6 +274,35 @@ fn any_failing_write_undoes_all() {
     }
 }
 
+/// A claim is cancelled before and after each of its writes: all is as it was before, or it was complete already.
+#[test]
+fn a_cancelled_claim_undoes_all() {
+    let before = bindings(&new_sim());
+    let mut undone = 0;
+    // Before and after each of eight writes; the last comes with nothing left to do.
+    for point in 0..16 {
+        let sim = new_sim();
+        let drivers = SimDrivers::new(&sim);
+        let cancel = Cancel::default();
+        let (asked, passed) = (cancel.clone(), std::sync::atomic::AtomicUsize::new(0));
+        drivers.observe(move || {
+            if passed.fetch_add(1, std::sync::atomic::Ordering::SeqCst) == point {
+                asked.request();
+            }
+        });
+        let mut manager = manager(drivers.host());
+        let options = ClaimOptions { cancel: Some(cancel), ..persistent() };
+        fails(
+            manager.claim(gpu(), &options),
+            &["as the claim was cancelled; everything is as it was before"],
+        );
+        assert_eq!(bindings(&sim), before, "{point}");
+        assert!(ledger_files(&sim).is_empty());
+        undone += drivers.writes().len();
+    }
+    assert!(undone > 16, "some were cancelled after something was done");
+}
+
 #[test]
 fn what_could_not_be_undone_is_undone_later() {
     let sim = new_sim();

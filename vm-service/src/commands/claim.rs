@@ -3,12 +3,14 @@
 use std::fmt::Write as _;
 
 use vm_passthrough::PassthroughManager;
-use vm_passthrough::claim::ClaimOptions;
+use vm_passthrough::claim::{Cancel, ClaimOptions};
 use vm_passthrough::readiness::ExplainOptions;
 
 use super::{Scan, explain};
-use crate::cli::{ClaimArgs, Context, Failure};
+use crate::cli::{ClaimArgs, Context, EXIT_FAILED, Failure};
 use crate::json::{Body, Claim};
+use crate::signals::StopSignals;
+use crate::{log, sys};
 
 /// Claims a function for whoever runs a guest next.
 ///
@@ -24,7 +26,14 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ClaimArgs) -> Result<(), Fai
     let options = ExplainOptions { with_group: args.with_group, accept, ..ExplainOptions::for_memory(0) };
     let readiness = Scan::of(&host)?.explain_one(args.address, &options)?;
     explain::require_ready(context, &[readiness])?;
-    let options = ClaimOptions { persistent: true, with_group: args.with_group, ..ClaimOptions::default() };
+    let cancel = Cancel::default();
+    let _signals = cancelled_by_signals(cancel.clone())?;
+    let options = ClaimOptions {
+        persistent: true,
+        with_group: args.with_group,
+        cancel: Some(cancel),
+        ..ClaimOptions::default()
+    };
     let claim = manager.claim(args.address, &options).map_err(Failure::failed)?;
     context.print(
         || Body::Claim(Claim::from(&claim)),
@@ -42,4 +51,23 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ClaimArgs) -> Result<(), Fai
             text
         },
     )
+}
+
+/// The first signal cancels the claim; a second one ends this process where it is, and the ledger knows what is to be undone.
+fn cancelled_by_signals(cancel: Cancel) -> Result<StopSignals, Failure> {
+    let on_signal = move |signal| {
+        if cancel.is_requested() {
+            log::say(format_args!(
+                "error: {signal} again: what was claimed is not given back yet; the next command that changes the host does \
+                 that\n"
+            ));
+            log::flush();
+            sys::exit_at_once(EXIT_FAILED);
+        }
+        cancel.request();
+        tracing::warn!("{signal}: the claim is undone; once more to leave that to the next command");
+    };
+    StopSignals::start(on_signal).map_err(|error| {
+        Failure::failed(format_args!("signals can't be waited for: {error}; raise `ulimit -n`"))
+    })
 }

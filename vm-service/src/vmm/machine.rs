@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -25,6 +26,7 @@ use super::loading::Loading;
 use super::memory::{Backing, Prefault};
 use super::pci::{self, PciRoot};
 use super::quiesced::Quiesced;
+use super::restarts::Restarts;
 use super::serial::{Input, SerialConsole};
 use super::stop::Stop;
 use super::vcpu::Halted;
@@ -270,6 +272,7 @@ impl Machine {
 
     fn run_until_the_end(&mut self, stop: &Stop) -> Result<RunReport, MachineError> {
         let mut report = RunReport { end: End::Stopped, restarts: 0, exits: ExitCounts::default() };
+        let mut restarts = Restarts::default();
         loop {
             let Some(quiesced) = self.prepare(stop)? else {
                 report.end = End::Stopped;
@@ -277,6 +280,7 @@ impl Machine {
             };
             let vcpus = self.vcpus.take().ok_or(MachineError::Unusable)?;
             let threads = vcpu::start(vcpus, &self.io, quiesced)?;
+            let started = Instant::now();
             self.wait(stop);
             let (vcpus, exits) = threads.stop(&self.io.lifecycle)?;
             self.vcpus = Some(vcpus);
@@ -294,11 +298,20 @@ impl Machine {
             if !restart {
                 break;
             }
-            if stop.requested() {
+            let delay = restarts.after(started.elapsed());
+            match restarts.to_tell() {
+                Some(in_a_row @ 2..) => tracing::warn!(
+                    reason = %report.end,
+                    "the guest restarts for the {in_a_row}th time in a row within seconds, in {:.1} s",
+                    delay.as_secs_f64()
+                ),
+                Some(_) => tracing::info!(reason = %report.end, "the guest restarts"),
+                None => tracing::debug!(reason = %report.end, "the guest restarts"),
+            }
+            if stop.requested_within(delay) {
                 report.end = End::Stopped;
                 break;
             }
-            tracing::info!(reason = %report.end, "the guest restarts");
             report.restarts += 1;
         }
         Ok(report)

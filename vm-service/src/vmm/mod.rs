@@ -37,6 +37,7 @@ mod machine;
 pub(crate) mod memory;
 mod pci;
 mod quiesced;
+mod restarts;
 mod room;
 mod serial;
 mod stop;

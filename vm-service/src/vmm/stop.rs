@@ -3,8 +3,12 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use super::sys;
 
 /// Ends a running guest: [`request`](Self::request) it from any thread, also before the guest runs. Clones are the
 /// same handle.
@@ -38,6 +42,22 @@ impl Stop {
     /// Whether it was asked.
     pub fn requested(&self) -> bool {
         self.0.requested.load(Ordering::Acquire)
+    }
+
+    /// Whether it was asked, or is until this time has passed.
+    pub(super) fn requested_within(&self, time: Duration) -> bool {
+        let until = Instant::now() + time;
+        while !self.requested() {
+            let left = until.saturating_duration_since(Instant::now());
+            let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+            let event = sys::borrow(self.event());
+            match poll(&mut [PollFd::new(&event, PollFlags::IN)], Some(&timeout)) {
+                Err(rustix::io::Errno::INTR) => {}
+                Ok(0) | Err(_) if Instant::now() >= until => return self.requested(),
+                Ok(_) | Err(_) => {}
+            }
+        }
+        true
     }
 
     /// Readable once it was asked; it is never read.

@@ -168,6 +168,28 @@ fn a_reboot_starts_afresh() {
     assert!(text.len() >= 6 && "zs".repeat(text.len()).starts_with(&text), "{text}");
 }
 
+/// One that crashes as soon as it starts is not restarted as fast as the machine can.
+#[test]
+fn a_guest_that_crashes_at_once_restarts_more_and_more_slowly() {
+    if !kvm() {
+        return;
+    }
+    let kernel = Asm::default().bytes(&[0x0f, 0x0b]).elf();
+    let (mut machine, _, stop) = machine(kernel.path(), 1, OnReboot::Restart);
+    let soon = stop.clone();
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(4));
+        soon.request();
+    });
+    let started = Instant::now();
+    let report = machine.run(&stop).unwrap();
+    assert_eq!(report.end, End::Stopped);
+    // At 0, 0.1, 0.3, 0.7, 1.5, 3.1, 6.3 s at the soonest, and every 10 s after 22.7 s.
+    let most = 7 + started.elapsed().as_secs_f64() as u32 / 6;
+    assert!(report.restarts <= most, "{} restarts in {:?}", report.restarts, started.elapsed());
+    assert!(started.elapsed() < PATIENCE, "a stop while it waits ends it");
+}
+
 #[test]
 fn a_pending_stop_ends_guests_that_loop_for_ever() {
     if !kvm() {
