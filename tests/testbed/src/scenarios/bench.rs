@@ -1,5 +1,6 @@
 //! Measures what an operator waits for: from `run` to the guest driver's first completed I/O, beside QEMU in the same
-//! L1 with the same Linux kernel, initial RAM disk and device, in turns; and claim and release.
+//! L1 with the same Linux kernel, initial RAM disk and device, in turns; the same from the host's own driver, which `run` takes
+//! the device from first; and claim and release.
 
 use std::time::Duration;
 
@@ -60,15 +61,23 @@ fn l1(l1: &mut L1) -> Result<()> {
     tell(l1, "claim", &claims, "ms");
     tell(l1, "release", &releases, "ms");
 
-    // Both start from a function that is already bound to vfio-pci.
-    nvme.bind(Some("vfio-pci"))?;
-    let (mut ours, mut qemus, mut parts) = (Vec::new(), Vec::new(), Parts::default());
+    // Both start from a function that is already bound to vfio-pci; `run` also from one that the host's driver has.
+    let (mut ours, mut qemus, mut fulls) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut parts, mut full) = (Parts::default(), Parts::default());
     for round in 0..ROUNDS {
-        let mut engines = [(Engine::VmService, &mut ours), (Engine::Qemu, &mut qemus)];
-        if round % 2 == 1 {
-            engines.reverse();
-        }
-        for (engine, times) in engines {
+        let mut cases = [
+            (Engine::VmService, Some("vfio-pci"), &mut ours),
+            (Engine::Qemu, Some("vfio-pci"), &mut qemus),
+            (Engine::VmService, None, &mut fulls),
+        ];
+        cases.rotate_left(round % 3);
+        for (engine, driver, times) in cases {
+            if nvme.driver().as_deref() != Some(driver.unwrap_or("nvme")) {
+                nvme.bind(driver)?;
+            }
+            if driver.is_none() {
+                NvmeDisk::of(&nvme)?;
+            }
             let name = format!("{engine:?}-{round}").to_lowercase();
             let plan = GuestPlan { engine, ..GuestPlan::linux(&name, &nvme) };
             let mut guest = Guest::start(l1, &plan)?;
@@ -78,6 +87,7 @@ fn l1(l1: &mut L1) -> Result<()> {
             let ended = guest.end(PATIENCE)?.succeeded(l1)?;
             times.push(when.as_secs_f64());
             if engine == Engine::VmService {
+                let parts = if driver.is_some() { &mut parts } else { &mut full };
                 parts.add(&ended.process.json()?)?;
                 parts.exits.push(ended.access_exits()? as f64);
             }
@@ -88,14 +98,25 @@ fn l1(l1: &mut L1) -> Result<()> {
     tell(l1, "run until the guest starts", &parts.startup, "ms");
     tell(l1, "of it opening the device", &parts.open, "ms");
     tell(l1, "of it attaching the device", &parts.attach, "ms");
+    tell(l1, "run from the host's driver to first I/O, vm-service", &fulls, "s");
+    tell(l1, "run from the host's driver until the guest starts", &full.startup, "ms");
+    tell(l1, "of it claiming the device", &full.claim, "ms");
+    tell(l1, "of it opening the device from the host's driver", &full.open, "ms");
+    tell(l1, "of it attaching the device from the host's driver", &full.attach, "ms");
     tell(l1, "exits for accesses until power-off", &parts.exits, "exits");
     l1.figure("run to first I/O, vm-service / QEMU", median(&ours) / median(&qemus), "ratio");
+    l1.figure(
+        "run from the host's driver to first I/O, vm-service / QEMU, which claims nothing",
+        median(&fulls) / median(&qemus),
+        "ratio",
+    );
     nvme.bind(None)
 }
 
 /// What `vm-service run --json` tells of its start.
 #[derive(Default)]
 struct Parts {
+    claim: Vec<f64>,
     startup: Vec<f64>,
     open: Vec<f64>,
     attach: Vec<f64>,
@@ -109,6 +130,7 @@ impl Parts {
             value.with_context(|| format!("`run --json` tells no {pointer}"))
         };
         self.startup.push(told("/startup_ms")?);
+        self.claim.push(told("/devices/0/claim_ms")?);
         self.open.push(told("/devices/0/open_ms")?);
         self.attach.push(told("/devices/0/attach_ms")?);
         Ok(())
