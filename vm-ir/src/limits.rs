@@ -14,6 +14,8 @@ pub const MAX_SHARED_BYTES: u64 = 232_448;
 pub const MAX_RANK: usize = 4;
 /// Ops of a kernel, those in nested regions included.
 pub const MAX_OPS: usize = 1 << 16;
+/// Ops of a kernel that a compiler has rewritten.
+pub const MAX_REWRITTEN_OPS: usize = 1 << 20;
 /// Values of a kernel.
 pub const MAX_VALUES: usize = 1 << 17;
 /// Nesting depth of regions; the body is at depth 1.
@@ -46,3 +48,25 @@ pub const MAX_MODULE_BYTES: usize = 16 << 20;
 pub const MAX_ERRORS: usize = 32;
 /// Threads of a warp.
 pub const WARP: u32 = 32;
+
+/// The caps that rewriting a kernel raises.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Caps {
+    pub(crate) ops: usize,
+    pub(crate) values: usize,
+    pub(crate) depth: usize,
+}
+
+impl Caps {
+    /// Of a kernel as it is written and sent.
+    pub(crate) const WRITTEN: Caps = Caps { ops: MAX_OPS, values: MAX_VALUES, depth: MAX_DEPTH };
+    /// Of a kernel that a compiler [rewrote](crate::builder::Rewrite).
+    pub(crate) const REWRITTEN: Caps =
+        Caps { ops: MAX_REWRITTEN_OPS, values: 2 * MAX_REWRITTEN_OPS, depth: MAX_DEPTH + 4 };
+}
+
+impl Default for Caps {
+    fn default() -> Caps {
+        Caps::WRITTEN
+    }
+}

@@ -4,7 +4,7 @@
 //! [decoder](crate::binary), and by nothing else. All three number values in the order of their definition,
 //! so a value's number is the same in every form.
 
-use crate::limits::{MAX_OPS, MAX_VALUES, WARP};
+use crate::limits::{Caps, WARP};
 use crate::op::{Accuracy, AttrKind, Attribute, Axis, BarrierScope, Cache, Opcode, Order, PlaceRule, Scope};
 use crate::types::{Scalar, Type};
 use crate::view::ViewType;
@@ -398,23 +398,24 @@ pub fn is_name(name: &str) -> bool {
 #[derive(Debug, Default)]
 pub(crate) struct Numbering {
     pub(crate) values: Vec<ValueDef>,
-    ops: usize,
+    pub(crate) ops: usize,
+    pub(crate) caps: Caps,
 }
 
 /// A kernel has too many ops or values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum TooLarge {
-    #[error("the kernel has more than {MAX_VALUES} values; split it")]
-    Values,
-    #[error("the kernel has more than {MAX_OPS} ops; split it")]
-    Ops,
+    #[error("the kernel has more than {0} values; split it")]
+    Values(usize),
+    #[error("the kernel has more than {0} ops; split it")]
+    Ops(usize),
 }
 
 impl Numbering {
     /// Numbers a new value.
     pub(crate) fn define(&mut self, ty: Type, name: Option<Box<str>>) -> Result<Value, TooLarge> {
-        if self.values.len() >= MAX_VALUES {
-            return Err(TooLarge::Values);
+        if self.values.len() >= self.caps.values {
+            return Err(TooLarge::Values(self.caps.values));
         }
         self.values.push(ValueDef { ty, name });
         Ok(Value(self.values.len() as u32 - 1))
@@ -423,7 +424,7 @@ impl Numbering {
     /// Counts one more op.
     pub(crate) fn count_op(&mut self) -> Result<(), TooLarge> {
         self.ops += 1;
-        if self.ops > MAX_OPS { Err(TooLarge::Ops) } else { Ok(()) }
+        if self.ops > self.caps.ops { Err(TooLarge::Ops(self.caps.ops)) } else { Ok(()) }
     }
 }
 

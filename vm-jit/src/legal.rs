@@ -1,5 +1,6 @@
 //! What a target supports: for each op and type, whether it is native, expanded or rejected. It can be asked
-//! before anything is compiled, and the code generators themselves go by it.
+//! before anything is compiled. What is compiled goes by it: an expanded op is either made of others before there is code,
+//! or written by the back end as several instructions.
 //!
 //! ```
 //! use vm_ir::{Scalar, op::Opcode};
@@ -16,7 +17,7 @@ use crate::reject::{Reject, RejectKind};
 use crate::target::Target;
 use std::collections::HashMap;
 use std::fmt;
-use vm_ir::op::{Opcode, Shape};
+use vm_ir::op::{Accuracy, Opcode, Shape};
 use vm_ir::types::Class;
 use vm_ir::{Kernel, Module, Scalar};
 
@@ -41,12 +42,83 @@ impl fmt::Display for Support {
     }
 }
 
+/// How a back end has an op on a type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// By an instruction, or by none.
+    Native,
+    /// By several, which it writes itself; the text says how.
+    Lowered(&'static str),
+    /// Not at all: [`legalise`](crate::legalise) makes it of others.
+    Expanded(Expansion),
+    /// Not at all; the text is the reject's code.
+    Rejected(&'static str),
+}
+
+/// What is made of an op that a target lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expansion {
+    /// A few others.
+    Sequence,
+    /// A conversion by way of f16.
+    InF16,
+    /// The same in f32, rounded once more.
+    InF32,
+    /// The same in f64, rounded once more.
+    InF64,
+    /// An integer that f64 holds, rounded once more.
+    Sticky,
+    /// A fused multiply-add.
+    Fma,
+    /// A multiplication and an addition in f64, joined to the odd one, then rounded.
+    JoinedFma,
+    /// The same on the bits.
+    Bits,
+    /// Shuffles.
+    Shuffles,
+    /// Range reduction and a polynomial.
+    Function,
+}
+
+impl Expansion {
+    const fn describe(self) -> &'static str {
+        match self {
+            Expansion::Sequence => "from other instructions",
+            Expansion::InF16 => "by way of f16",
+            Expansion::InF32 => "in f32, rounded once more",
+            Expansion::InF64 => "in f64, rounded once more",
+            Expansion::Sticky => "in f64, the last bits joined to one, rounded once more",
+            Expansion::Fma => "as one fused multiply-add",
+            Expansion::JoinedFma => "in f64, joined so that rounding once more is exact",
+            Expansion::Bits => "on the bits, as integers",
+            Expansion::Shuffles => "six shuffles",
+            Expansion::Function => "range reduction and a polynomial",
+        }
+    }
+}
+
+impl From<Way> for Support {
+    fn from(way: Way) -> Support {
+        match way {
+            Way::Native => Support::Native,
+            Way::Lowered(how) => Support::Expanded(how),
+            Way::Expanded(expansion) => Support::Expanded(expansion.describe()),
+            Way::Rejected(code) => Support::Rejected(code),
+        }
+    }
+}
+
 /// How `target` does `op` on values of type `ty`. For a conversion, `ty` is what it converts from and `to`
 /// what to; elsewhere `to` is ignored. For an op on memory, `ty` is the element.
 pub fn support(target: &Target, op: Opcode, ty: Scalar, to: Scalar) -> Support {
+    way(target, op, Accuracy::Precise, ty, to).into()
+}
+
+/// How the back end of `target` has `op`, by its accuracy class too.
+pub(crate) fn way(target: &Target, op: Opcode, accuracy: Accuracy, ty: Scalar, to: Scalar) -> Way {
     match target {
-        Target::Ptx(options) => crate::target::ptx::support(options, op, ty, to),
-        Target::Cpu(options) => crate::target::cpu::support(options, op, ty, to),
+        Target::Ptx(options) => crate::target::ptx::way(options, op, accuracy, ty, to),
+        Target::Cpu(_) => crate::target::cpu::way(op, ty, to),
     }
 }
 

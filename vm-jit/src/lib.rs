@@ -1,8 +1,8 @@
 //! Compiles validated kernels. This crate knows no device and no driver.
 //!
 //! ```text
-//! ValidModule ─▶ legal (what the target rejects) ─▶ range (what is known) ─▶ safety (what is polled and checked)
-//!                                                          cache ◀── Artifact ◀── target::* ◀──┘
+//! ValidModule ─▶ legal (what the target rejects) ─▶ legalise (ops that it has) ─▶ range (what is known) ─┐
+//!                cache ◀── Artifact ◀── target::* ◀── safety (what is polled and checked) ◀──────────────┘
 //! ```
 //!
 //! * [`compile`] makes an [`Artifact`]: code, entry symbols, and where arguments go.
@@ -45,6 +45,7 @@ pub mod cache;
 #[cfg(test)]
 mod growth;
 pub mod legal;
+mod legalise;
 pub mod range;
 mod reject;
 mod safety;
@@ -70,8 +71,9 @@ pub fn compile(module: &ValidModule, target: &Target) -> Result<Artifact, Reject
     if !rejects.is_empty() {
         return Err(Rejected(rejects));
     }
+    let module = legalise::legalise(module, target)?;
     match target {
-        Target::Ptx(options) => target::ptx::write(module, options, target.to_string()),
-        Target::Cpu(options) => target::cpu::write(module, options, target.to_string()),
+        Target::Ptx(options) => target::ptx::write(&module, options, target.to_string()),
+        Target::Cpu(options) => target::cpu::write(&module, options, target.to_string()),
     }
 }

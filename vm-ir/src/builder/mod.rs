@@ -26,13 +26,15 @@
 
 mod control;
 mod memory;
+mod rewrite;
 mod value;
 
 pub use control::{Carry, Cases, Range};
 pub use memory::{Element, PlaceRef};
+pub use rewrite::Rewrite;
 pub use value::{IntoVal, Val};
 
-use crate::limits::{MAX_DEPTH, MAX_PARAMS, MAX_SHARED_ARRAYS};
+use crate::limits::{MAX_PARAMS, MAX_SHARED_ARRAYS};
 use crate::module::{
     GuestAddr, Kernel, Line, Numbering, Op, Param, ParamKind, Place, Region, SharedArray, TooLarge, Value,
     is_name,
@@ -108,6 +110,8 @@ struct State {
     names: HashSet<String>,
     /// The open regions, the body first.
     open: Vec<Frame>,
+    /// The line of all ops; without one, an op has that of its call.
+    line: Option<Line>,
     error: Option<BuildError>,
 }
 
@@ -132,6 +136,7 @@ impl IRBlock {
                 numbering: Numbering::default(),
                 names: HashSet::new(),
                 open: vec![Frame::default()],
+                line: None,
                 error: None,
             }),
         }
@@ -276,7 +281,7 @@ impl<'b> Builder<'b> {
         if count >= MAX_SHARED_ARRAYS {
             self.fail(BuildErrorKind::TooLarge(format!("more than {MAX_SHARED_ARRAYS} shared arrays")));
         } else {
-            let array = SharedArray { name: name.into(), element, dims: dims.to_vec(), line: caller_line() };
+            let array = SharedArray { name: name.into(), element, dims: dims.to_vec(), line: self.line() };
             self.block.state.borrow_mut().shared.push(array);
         }
         PlaceRef::new(self, Place::Shared(count.min(MAX_SHARED_ARRAYS - 1) as u16), element)
@@ -300,7 +305,7 @@ impl<'b> Builder<'b> {
 
     #[track_caller]
     fn fail(self, kind: BuildErrorKind) {
-        let line = caller_line().0;
+        let line = self.line().0;
         let mut state = self.block.state.borrow_mut();
         if state.error.is_none() {
             state.error = Some(BuildError { kernel: state.name.clone(), guest: state.guest, line, kind });
@@ -318,7 +323,12 @@ impl<'b> Builder<'b> {
 
     #[track_caller]
     fn define(self, ty: Type) -> Value {
-        let defined = self.block.state.borrow_mut().numbering.define(ty, None);
+        self.define_named(ty, None)
+    }
+
+    #[track_caller]
+    fn define_named(self, ty: Type, name: Option<Box<str>>) -> Value {
+        let defined = self.block.state.borrow_mut().numbering.define(ty, name);
         defined.unwrap_or_else(|error| {
             self.fail_large(error);
             Value(0)
@@ -337,18 +347,37 @@ impl<'b> Builder<'b> {
     /// Adds an op and defines its results.
     #[track_caller]
     fn push(self, mut op: Op, results: &[Type]) -> Vec<Val<'b>> {
-        op.line = caller_line();
-        if let Err(error) = self.block.state.borrow_mut().numbering.count_op() {
-            // Outside of the borrow.
-            self.fail_later(error);
-        }
         op.results = results.iter().map(|ty| self.define(*ty)).collect();
         let vals = op.results.iter().map(|v| Val::new(self, *v)).collect();
-        let mut state = self.block.state.borrow_mut();
-        if let Some(frame) = state.open.last_mut() {
+        self.push_op(op);
+        vals
+    }
+
+    /// Adds an op whose results are defined.
+    #[track_caller]
+    fn push_op(self, mut op: Op) {
+        op.line = self.line();
+        let counted = self.block.state.borrow_mut().numbering.count_op();
+        if let Err(error) = counted {
+            self.fail_large(error);
+        }
+        if let Some(frame) = self.block.state.borrow_mut().open.last_mut() {
             frame.ops.push(op);
         }
-        vals
+    }
+
+    /// Could something not be written?
+    fn failed(self) -> bool {
+        self.block.state.borrow().error.is_some()
+    }
+
+    /// The line of what is written now.
+    #[track_caller]
+    fn line(self) -> Line {
+        match self.block.state.borrow().line {
+            Some(line) => line,
+            None => Line(Location::caller().line()),
+        }
     }
 
     #[track_caller]
@@ -376,17 +405,17 @@ impl<'b> Builder<'b> {
     /// Runs `fill` with a new open region and closes it.
     #[track_caller]
     fn in_region<T>(self, args: Vec<Value>, fill: impl FnOnce() -> T) -> (Region, T) {
-        let depth = {
+        let (depth, most) = {
             let mut state = self.block.state.borrow_mut();
             state.open.push(Frame::default());
-            state.open.len()
+            (state.open.len(), state.numbering.caps.depth)
         };
-        if depth > MAX_DEPTH {
-            self.fail(BuildErrorKind::TooLarge(format!("regions are nested more than {MAX_DEPTH} deep")));
+        if depth > most {
+            self.fail(BuildErrorKind::TooLarge(format!("regions are nested more than {most} deep")));
         }
         let result = fill();
         let frame = self.block.state.borrow_mut().open.pop().unwrap_or_default();
-        (Region { args, ops: frame.ops, yields: Vec::new(), yield_line: caller_line() }, result)
+        (Region { args, ops: frame.ops, yields: Vec::new(), yield_line: self.line() }, result)
     }
 
     // --- constants and ids ---
@@ -402,10 +431,16 @@ impl<'b> Builder<'b> {
         let mut op = Op::new(Opcode::Const);
         op.immediates = vec![bits];
         let val = self.push_one(op, ty);
-        if let Some(frame) = self.block.state.borrow_mut().open.last_mut() {
-            frame.constants.insert((ty, bits), val.value());
-        }
+        self.know_constant(val.value(), bits);
         val
+    }
+
+    /// Takes the value for these bits from here on to the end of the region.
+    fn know_constant(self, value: Value, bits: u64) {
+        let ty = self.type_of(value);
+        if let Some(frame) = self.block.state.borrow_mut().open.last_mut() {
+            frame.constants.entry((ty, bits)).or_insert(value);
+        }
     }
 
     /// A constant of type `ty`.
@@ -539,17 +574,4 @@ impl<'b> Builder<'b> {
         }
         self.emit(Opcode::Make, lanes, ty.unwrap_or(Type::F32))
     }
-
-    fn fail_later(self, error: TooLarge) {
-        let mut state = self.block.state.borrow_mut();
-        if state.error.is_none() {
-            let kind = BuildErrorKind::TooLarge(error.to_string());
-            state.error = Some(BuildError { kernel: state.name.clone(), guest: state.guest, line: 0, kind });
-        }
-    }
-}
-
-#[track_caller]
-fn caller_line() -> Line {
-    Line(Location::caller().line())
 }

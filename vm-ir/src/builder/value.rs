@@ -75,7 +75,8 @@ impl<'b> Val<'b> {
         Val { builder, value }
     }
 
-    pub(super) fn builder(self) -> Builder<'b> {
+    /// What builds the kernel that it is of.
+    pub fn builder(self) -> Builder<'b> {
         self.builder
     }
 

@@ -43,12 +43,8 @@ pub(super) struct Parser<'t> {
 impl From<TooLarge> for TextErrorKind {
     fn from(error: TooLarge) -> TextErrorKind {
         match error {
-            TooLarge::Values => {
-                TextErrorKind::TooMany { what: "values in a kernel", limit: crate::limits::MAX_VALUES }
-            }
-            TooLarge::Ops => {
-                TextErrorKind::TooMany { what: "ops in a kernel", limit: crate::limits::MAX_OPS }
-            }
+            TooLarge::Values(limit) => TextErrorKind::TooMany { what: "values in a kernel", limit },
+            TooLarge::Ops(limit) => TextErrorKind::TooMany { what: "ops in a kernel", limit },
         }
     }
 }

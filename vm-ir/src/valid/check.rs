@@ -2,7 +2,7 @@
 
 use super::error::{Rule, ValidationError};
 use super::{KernelFacts, Trust};
-use crate::limits::{MAX_DEPTH, MAX_ERRORS, MAX_OPS, WARP};
+use crate::limits::{Caps, MAX_ERRORS, WARP};
 use crate::module::{Kernel, Line, Op, Region, Value, index_count};
 use crate::op::{BarrierScope, Gather, Group, Opcode, PlaceRule};
 use crate::types::Type;
@@ -11,6 +11,7 @@ use crate::types::Type;
 pub(super) struct Checker<'k> {
     pub(super) kernel: &'k Kernel,
     pub(super) trust: Trust,
+    caps: Caps,
     pub(super) facts: KernelFacts,
     pub(super) errors: Vec<ValidationError>,
     /// How many rules were broken, those beyond the reported ones included.
@@ -25,10 +26,11 @@ pub(super) struct Checker<'k> {
 }
 
 impl<'k> Checker<'k> {
-    pub(super) fn new(kernel: &'k Kernel, trust: Trust) -> Checker<'k> {
+    pub(super) fn new(kernel: &'k Kernel, trust: Trust, caps: Caps) -> Checker<'k> {
         Checker {
             kernel,
             trust,
+            caps,
             facts: KernelFacts {
                 uniformity: Vec::new(),
                 shared_bytes: 0,
@@ -81,8 +83,8 @@ impl<'k> Checker<'k> {
     pub(super) fn region(&mut self, region: &Region) {
         self.depth += 1;
         self.facts.depth = self.facts.depth.max(self.depth);
-        if self.depth > MAX_DEPTH {
-            self.error(Rule::Depth(MAX_DEPTH));
+        if self.depth > self.caps.depth {
+            self.error(Rule::Depth(self.caps.depth));
         } else {
             for arg in &region.args {
                 self.visible[arg.index()] = true;
@@ -107,8 +109,8 @@ impl<'k> Checker<'k> {
         self.line = op.line;
         self.op = Some(op.code.mnemonic());
         self.facts.ops += 1;
-        if self.facts.ops == MAX_OPS + 1 {
-            self.error(Rule::TooMany { what: "ops", found: self.facts.ops as u64, limit: MAX_OPS as u64 });
+        if self.facts.ops == self.caps.ops + 1 {
+            self.cap("ops", self.facts.ops, self.caps.ops);
         }
         self.trust_of(op);
         self.attributes(op);

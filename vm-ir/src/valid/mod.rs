@@ -26,7 +26,7 @@ mod uniform;
 pub use error::{Divergence, Rule, ValidationError, ValidationErrors};
 pub use uniform::Uniformity;
 
-use crate::limits::{MAX_KERNELS, MAX_OPS};
+use crate::limits::{Caps, MAX_KERNELS};
 use crate::module::{Kernel, Module, Value};
 use std::collections::HashSet;
 use std::ops::Deref;
@@ -110,6 +110,19 @@ impl Deref for ValidModule {
 ///
 /// The rules it breaks, the first [`MAX_ERRORS`](crate::limits::MAX_ERRORS) of each kernel.
 pub fn validate(module: Module, trust: Trust) -> Result<ValidModule, ValidationErrors> {
+    validate_within(module, trust, Caps::WRITTEN)
+}
+
+/// Checks a module with kernels that were [rewritten](Kernel::rewrite), which may be larger than others.
+///
+/// # Errors
+///
+/// As those of [`validate`].
+pub fn validate_rewritten(module: Module, trust: Trust) -> Result<ValidModule, ValidationErrors> {
+    validate_within(module, trust, Caps::REWRITTEN)
+}
+
+fn validate_within(module: Module, trust: Trust, caps: Caps) -> Result<ValidModule, ValidationErrors> {
     let mut errors = Vec::new();
     let mut facts = Vec::with_capacity(module.kernels.len());
     let mut names = HashSet::new();
@@ -129,7 +142,7 @@ pub fn validate(module: Module, trust: Trust) -> Result<ValidModule, ValidationE
         if !names.insert(&kernel.name) {
             errors.push(head_error(Rule::DuplicateName(format!("@{}", kernel.name))));
         }
-        match validate_kernel(kernel, trust) {
+        match validate_kernel(kernel, trust, caps) {
             Ok(kernel_facts) => facts.push(kernel_facts),
             Err(mut kernel_errors) => errors.append(&mut kernel_errors),
         }
@@ -138,8 +151,8 @@ pub fn validate(module: Module, trust: Trust) -> Result<ValidModule, ValidationE
 }
 
 /// Checks one kernel. Convergence is looked at only when the rest is right, since it builds on it.
-fn validate_kernel(kernel: &Kernel, trust: Trust) -> Result<KernelFacts, Vec<ValidationError>> {
-    let mut checker = check::Checker::new(kernel, trust);
+fn validate_kernel(kernel: &Kernel, trust: Trust, caps: Caps) -> Result<KernelFacts, Vec<ValidationError>> {
+    let mut checker = check::Checker::new(kernel, trust, caps);
     checker.head();
     checker.body();
     if !checker.errors.is_empty() {
@@ -149,6 +162,6 @@ fn validate_kernel(kernel: &Kernel, trust: Trust) -> Result<KernelFacts, Vec<Val
     if !errors.is_empty() {
         return Err(errors);
     }
-    debug_assert!(checker.facts.ops <= MAX_OPS);
+    debug_assert!(checker.facts.ops <= caps.ops);
     Ok(KernelFacts { uniformity, ..checker.facts })
 }

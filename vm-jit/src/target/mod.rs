@@ -3,7 +3,6 @@
 
 pub mod cpu;
 mod flow;
-mod poly;
 pub mod ptx;
 
 use std::fmt;

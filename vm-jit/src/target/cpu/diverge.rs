@@ -12,7 +12,7 @@ use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{Block, BlockArg, InstBuilder, Value as Ssa, types};
 use std::collections::HashSet;
 use vm_ir::module::{Op, Region};
-use vm_ir::op::Shape;
+use vm_ir::op::{Effect, Shape};
 use vm_ir::valid::Uniformity;
 use vm_ir::{Scalar, Value};
 
@@ -42,13 +42,15 @@ impl<'a, 'k> Writer<'a, 'k> {
         if ops.iter().all(|op| self.fits_together(op)) { width } else { 1 }
     }
 
-    /// Is all that it computes of four bytes, or whole numbers that are mostly steps from thread to thread?
+    /// Is all that comes from memory, goes there or lives through regions of four bytes, or whole numbers that are mostly
+    /// steps from thread to thread? What is computed from it in between may be wider: that is soon gone.
     fn of_four_bytes(&self, op: &Op) -> bool {
         let narrow = |v: &Value| {
             matches!(self.scalar(*v), Scalar::F32 | Scalar::Tf32 | Scalar::I32 | Scalar::I64 | Scalar::Bool)
         };
+        let stays = op.code.shape().effect() != Effect::Pure;
         let inside = |r: &Region| r.ops.iter().all(|op| self.of_four_bytes(op));
-        op.results.iter().all(narrow) && op.regions.iter().all(inside)
+        !stays || op.results.iter().chain(&op.operands).all(narrow) && op.regions.iter().all(inside)
     }
 
     fn fits_together(&self, op: &Op) -> bool {

@@ -1,55 +1,61 @@
 //! What the machine's own instructions do, by op and type.
 
 use super::lanes::bytes_of_kernel;
-use super::value::is_half;
-use crate::legal::Support;
+use crate::legal::{Expansion, Way};
 use vm_ir::op::{Opcode, Shape};
 use vm_ir::types::Class;
 use vm_ir::{Kernel, Scalar};
 
-const BITS: Support = Support::Expanded("on the bits, as integers");
-const IN_F32: Support = Support::Expanded("in f32, rounded once more");
-const IN_F64: Support = Support::Expanded("in f64, rounded once more");
-const SEQUENCE: Support = Support::Expanded("from other instructions");
-const FUNCTION: Support = Support::Expanded("range reduction and a polynomial");
-const MEMORY: Support = Support::Expanded("through memory, the threads of a warp in a loop");
+const BITS: Way = Way::Expanded(Expansion::Bits);
+const IN_F32: Way = Way::Expanded(Expansion::InF32);
+const IN_F64: Way = Way::Expanded(Expansion::InF64);
+const EXPONENTIAL: Way = Way::Lowered("range reduction and a polynomial");
+const SEQUENCE: Way = Way::Lowered("from other instructions");
+const MEMORY: Way = Way::Lowered("through memory, the threads of a warp in a loop");
+const EXCHANGE: Way = Way::Lowered("by comparing and exchanging");
 
-pub(super) fn support(op: Opcode, ty: Scalar, to: Scalar) -> Support {
+fn is_half(scalar: Scalar) -> bool {
+    matches!(scalar, Scalar::F16 | Scalar::Bf16)
+}
+
+pub(crate) fn way(op: Opcode, ty: Scalar, to: Scalar) -> Way {
     use Opcode::*;
-    let f8 = |s| Class::F8.contains(s);
+    let small = |s| is_half(s) || Class::F8.contains(s);
     match op {
-        Clock => Support::Rejected("unsupported-op"),
+        Clock => Way::Rejected("unsupported-op"),
         Exp | Exp2 | Log | Log2 | Sin | Cos | Tanh | Erf | Pow => match ty {
-            Scalar::F64 => FUNCTION,
-            Scalar::F32 if matches!(op, Exp | Exp2) => FUNCTION,
+            Scalar::F64 if op == Exp => EXPONENTIAL,
+            Scalar::F64 => Way::Expanded(Expansion::Function),
+            Scalar::F32 if matches!(op, Exp | Exp2) => EXPONENTIAL,
             Scalar::F32 => IN_F64,
             _ => IN_F32,
         },
         Neg | Abs if is_half(ty) => BITS,
-        Fma if is_half(ty) => Support::Expanded("in f64, joined so that rounding once more is exact"),
+        Fma if is_half(ty) => Way::Expanded(Expansion::JoinedFma),
         Add | Sub | Mul | Div | Min | Max | Minimum | Maximum | Sqrt | Rsqrt | Rcp | Floor | Ceil | Round
-        | Fix | Eq | Ne | Lt | Le | Gt | Ge
-            if is_half(ty) || f8(ty) =>
+        | Fix | Eq | Ne | Lt | Le | Gt | Ge | WarpMin | WarpMax
+            if small(ty) =>
         {
             IN_F32
         }
+        WarpAdd if is_half(ty) => Way::Expanded(Expansion::Shuffles),
         Min | Max | Rsqrt | Rcp if ty.is_float() => SEQUENCE,
-        DivS | DivU | RemS | RemU => {
-            Support::Expanded("the instruction, and a selection where it would trap")
-        }
+        DivS | DivU | RemS | RemU => Way::Lowered("the instruction, and a selection where it would trap"),
         MulHiS | MulHiU if ty != Scalar::I64 => SEQUENCE,
-        FpConv if is_half(ty) || is_half(to) || f8(ty) || f8(to) => BITS,
-        SiToFp | UiToFp if is_half(to) => IN_F64,
+        FpConv if small(ty) || small(to) => BITS,
+        SiToFp | UiToFp if is_half(to) => match ty {
+            Scalar::I64 => Way::Expanded(Expansion::Sticky),
+            Scalar::I32 => IN_F64,
+            _ => IN_F32,
+        },
         FpToSi | FpToUi if is_half(ty) => IN_F32,
         FpToSi | FpToUi => SEQUENCE,
-        ClusterGather => Support::Expanded("through memory, the blocks of a cluster in a loop"),
-        AtomicAdd if ty.is_float() => Support::Expanded("by comparing and exchanging"),
-        AtomicMinS | AtomicMaxS | AtomicMinU | AtomicMaxU | AtomicAnd | AtomicOr | AtomicXor => {
-            Support::Expanded("by comparing and exchanging")
-        }
+        ClusterGather => Way::Lowered("through memory, the blocks of a cluster in a loop"),
+        AtomicAdd if ty.is_float() => EXCHANGE,
+        AtomicMinS | AtomicMaxS | AtomicMinU | AtomicMaxU | AtomicAnd | AtomicOr | AtomicXor => EXCHANGE,
         _ => match op.shape() {
             Shape::Shuffle | Shape::Vote | Shape::Ballot | Shape::Reduce(_) => MEMORY,
-            _ => Support::Native,
+            _ => Way::Native,
         },
     }
 }
@@ -61,11 +67,11 @@ pub(super) const MAX_SCRATCH: u64 = 256 << 20;
 
 /// Instructions that one element of an op comes to, roughly.
 fn weight(op: Opcode, ty: Scalar) -> u64 {
-    match support(op, ty, ty) {
+    match way(op, ty, ty) {
         _ if matches!(op.shape(), Shape::Load | Shape::Store) => 6,
-        Support::Native => 1,
-        FUNCTION | IN_F64 if matches!(op, Opcode::Pow | Opcode::Erf) => 180,
-        FUNCTION | IN_F64 => 90,
+        Way::Native => 1,
+        IN_F64 | Way::Expanded(Expansion::Function) if matches!(op, Opcode::Pow | Opcode::Erf) => 180,
+        EXPONENTIAL | IN_F64 | Way::Expanded(Expansion::Function) => 90,
         IN_F32 => 60,
         _ => 12,
     }

@@ -8,7 +8,6 @@
 //! Shared arrays belong to the block, which one thread of the machine runs, so their atomics are plain.
 
 use super::lanes::{Repr, clif, loose, own};
-use super::value::is_half;
 use super::writer::{Extent, Writer};
 use crate::safety::{Access, Last};
 use cranelift_codegen::ir::condcodes::IntCC;
@@ -393,7 +392,6 @@ impl Writer<'_, '_> {
     pub(super) fn atomic(&mut self, op: &Op) {
         let Some(place) = op.place else { return };
         let Some((rank, scalar)) = self.kernel.place(place) else { return };
-        debug_assert!(!is_half(scalar));
         let Some(known) = self.safety.access(op).cloned() else { return };
         let args: Vec<Vec<Ssa>> = op.operands[rank..].iter().map(|v| self.each(*v)).collect();
         let mut olds = Vec::with_capacity(self.width);

@@ -5,7 +5,7 @@
 //! * `writer`: a kernel as a function; `blocks` the loop over blocks, `rounds` loops that threads go through side by side,
 //!   `control` regions, `diverge` those at which threads part.
 //! * `floats`: what is known of the floats of a kernel.
-//! * `lanes`: values; `arrange` the lanes of vectors of several threads; `value`, `convert`, `function`, `trig`, `wide`: ops
+//! * `lanes`: values; `arrange` the lanes of vectors of several threads; `value`, `convert`, `function`, `wide`: ops
 //!   on them; `memory`: views, shared arrays and atomics; `warp`: ops between threads.
 //! * `schedule`: the order of instructions. `object`: the ELF object.
 //!
@@ -38,16 +38,16 @@ mod object;
 mod plan;
 mod rounds;
 mod schedule;
-mod trig;
 mod value;
 mod warp;
 mod wide;
 mod writer;
 
+pub(crate) use legal::way;
+
 pub use isa::{Architecture, Isa, UnknownIsa};
 
 use crate::artifact::{Artifact, Entry, Format, ParamLayout};
-use crate::legal::Support;
 use crate::range::Ranges;
 use crate::reject::{Reject, RejectKind, Rejected};
 use crate::safety::{Parameters, SafetyPlan, cost::Costs};
@@ -56,9 +56,8 @@ use cranelift_codegen::isa::CallConv;
 use cranelift_codegen::{CodegenError, Context, control::ControlPlane};
 use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
 use std::fmt;
-use vm_ir::op::Opcode;
 use vm_ir::valid::KernelFacts;
-use vm_ir::{Kernel, Scalar, ValidModule};
+use vm_ir::{Kernel, ValidModule};
 
 /// Bytes of stack that a kernel may need.
 pub const STACK: usize = 32 << 20;
@@ -84,10 +83,6 @@ impl fmt::Display for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.isa)
     }
-}
-
-pub(crate) fn support(_: &Options, op: Opcode, ty: Scalar, to: Scalar) -> Support {
-    legal::support(op, ty, to)
 }
 
 /// What the head and the size of a kernel ask for and the target does not have.

@@ -1,7 +1,4 @@
 //! Ops on elements: arithmetic, bits, comparisons, choice.
-//!
-//! f16 and bf16 are computed in f32 and rounded once more, which for these formats is exact wherever the op is
-//! correctly rounded: f32 has more than twice their bits, and two more.
 
 use super::lanes::{Repr, VECTOR, clif, mask_type, vector};
 use super::writer::Writer;
@@ -10,10 +7,6 @@ use cranelift_codegen::ir::{Endianness, InstBuilder, MemFlags, Type, Value as Ss
 use vm_ir::module::Op;
 use vm_ir::op::{Opcode, Shape};
 use vm_ir::{Scalar, Value};
-
-pub(super) fn is_half(scalar: Scalar) -> bool {
-    matches!(scalar, Scalar::F16 | Scalar::Bf16)
-}
 
 impl Writer<'_, '_> {
     /// A constant of a scalar.
@@ -303,7 +296,7 @@ impl Writer<'_, '_> {
             Mul => ty != Scalar::I64,
             Div | Fma | Abs | Min | Max | Minimum | Maximum | Sqrt | Rcp | Rsqrt | Floor | Ceil | Round
             | Fix => true,
-            Exp | Exp2 | Log | Log2 | Tanh => true,
+            Exp | Exp2 => true,
             _ => false,
         }
     }
@@ -314,30 +307,7 @@ impl Writer<'_, '_> {
         match code.shape() {
             Shape::Select => self.b.ins().select(args[0], args[1], args[2]),
             Shape::Convert(..) => self.convert(code, from, to, args[0]),
-            Shape::Compare(_) => {
-                let wide: Vec<Ssa> = match from.is_int() {
-                    true => args.to_vec(),
-                    false => args.iter().map(|a| self.widen(from, *a)).collect(),
-                };
-                let ty = if from.is_int() || from == Scalar::F64 { from } else { Scalar::F32 };
-                self.compare(code, ty, wide[0], wide[1])
-            }
-            _ if is_half(from) => match code {
-                Opcode::Neg => {
-                    let sign = self.int(types::I16, 0x8000);
-                    self.b.ins().bxor(args[0], sign)
-                }
-                Opcode::Abs => {
-                    let rest = self.int(types::I16, 0x7fff);
-                    self.b.ins().band(args[0], rest)
-                }
-                Opcode::Fma => self.fma_of_halves(from, args),
-                _ => {
-                    let wide: Vec<Ssa> = args.iter().map(|a| self.widen(from, *a)).collect();
-                    let result = self.same(code, Scalar::F32, &wide).unwrap_or(wide[0]);
-                    self.round_to(to, result)
-                }
-            },
+            Shape::Compare(_) => self.compare(code, from, args[0], args[1]),
             _ => self.same(code, from, args).unwrap_or(args[0]),
         }
     }
@@ -493,7 +463,8 @@ impl Writer<'_, '_> {
             Opcode::Ceil => self.b.ins().ceil(a),
             Opcode::Round => self.b.ins().nearest(a),
             Opcode::Fix => self.b.ins().trunc(a),
-            _ => self.function(code, a, b),
+            Opcode::Exp2 => self.exp2(a),
+            _ => self.exp(&[a])[0],
         }
     }
 

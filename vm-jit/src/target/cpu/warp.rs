@@ -187,11 +187,6 @@ impl<'k> Writer<'_, 'k> {
 
     /// Two elements, or vectors of them, combined.
     fn combine(&mut self, code: Opcode, scalar: Scalar, a: Ssa, b: Ssa) -> Ssa {
-        if super::value::is_half(scalar) {
-            let wide = [a, b].map(|one| self.widen(scalar, one));
-            let result = self.same(code, Scalar::F32, &wide).unwrap_or(wide[0]);
-            return self.round_to(scalar, result);
-        }
         debug_assert!(self.type_of(a).is_vector() || self.type_of(a) == clif(scalar));
         self.same(code, scalar, &[a, b]).unwrap_or(a)
     }

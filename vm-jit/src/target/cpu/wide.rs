@@ -13,7 +13,7 @@ use super::function::{LN_2_F32, MAGIC_F32};
 use super::isa::Isa;
 use super::lanes::own;
 use super::writer::Writer;
-use crate::target::poly::EXP_F32;
+use crate::legalise::poly::EXP_F32;
 use cranelift_codegen::binemit::Reloc;
 use cranelift_codegen::ir::{
     AbiParam, ExtFuncData, ExternalName, FuncRef, InstBuilder, Signature, UserExternalName, Value as Ssa,

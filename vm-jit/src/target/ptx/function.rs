@@ -331,7 +331,7 @@ impl Writer<'_> {
         let log2 = def!(self, B64, "fma.rn.f64", tail, f, e);
         let y = def!(self, B64, "cvt.f64.f32", b);
         let product = def!(self, B64, "mul.rn.f64", y, log2);
-        // Without `max.f64` and `min.f64`: see `extreme`.
+        // Without `max.f64` and `min.f64`, which are not ordinary comparisons.
         let [least, greatest] = [-200f64, 200f64].map(|bound| Arg::F64(bound.to_bits()));
         let above = def!(self, Pred, "setp.gt.f64", product, least);
         let product = def!(self, B64, "selp.b64", product, least, above);

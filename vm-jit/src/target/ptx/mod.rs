@@ -5,7 +5,7 @@
 //! * `writer`: a kernel, its parameters and its ops in order; `control` its regions; `negation` what a loop of them
 //!   needs.
 //! * `cluster`: blocks that run at the same time and exchange values.
-//! * `value`, `extreme`, `convert`, `function`, `function64`: ops on values; `memory`: views, shared arrays and
+//! * `value`, `convert`, `function`: ops on values; `memory`: views, shared arrays and
 //!   atomics; `zero`: a guest's shared memory at first; `warp`: ops between threads.
 //! * `asm`: the text.
 //!
@@ -28,9 +28,7 @@ mod asm;
 mod cluster;
 mod control;
 mod convert;
-mod extreme;
 mod function;
-mod function64;
 mod legal;
 mod memory;
 mod negation;
@@ -43,12 +41,12 @@ mod zero;
 pub use arch::{Arch, UnknownArch, Version};
 
 use crate::artifact::{Artifact, Format, ParamLayout};
-use crate::legal::Support;
+use crate::legal::Way;
 use crate::range::Ranges;
 use crate::reject::{Reject, RejectKind, Rejected};
 use crate::safety::{Parameters, SafetyPlan, Unrolling, cost::Costs};
 use std::fmt;
-use vm_ir::op::Opcode;
+use vm_ir::op::{Accuracy, Opcode};
 use vm_ir::{Kernel, Scalar, ValidModule};
 
 /// Shared memory that a kernel can have without its launch asking for it.
@@ -109,8 +107,8 @@ impl fmt::Display for Options {
     }
 }
 
-pub(crate) fn support(options: &Options, op: Opcode, ty: Scalar, to: Scalar) -> Support {
-    legal::support(options.arch, options.version(), op, ty, to)
+pub(crate) fn way(options: &Options, op: Opcode, _: Accuracy, ty: Scalar, to: Scalar) -> Way {
+    legal::way(options.arch, options.version(), op, ty, to)
 }
 
 /// What the head of a kernel asks for and the target does not have.

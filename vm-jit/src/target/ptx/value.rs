@@ -1,7 +1,6 @@
 //! Arithmetic, bits, comparison and choice of one lane.
 
 use super::asm::{Arg, Class, Reg, def, ins};
-use super::legal::{Expansion, Way};
 use super::writer::{Writer, class_of};
 use vm_ir::module::Op;
 use vm_ir::op::{Accuracy, Opcode, Shape};
@@ -242,13 +241,6 @@ impl<'k> Writer<'k> {
                 self.fill(ty, reg)
             }
             _ if ty == Scalar::I32 => def!(self, B32, "shf.l.wrap.b32", a, a, by),
-            _ if wide => {
-                let minus = def!(self, B32, "neg.s32", by);
-                let back = def!(self, B32, "and.b32", minus, 63);
-                let left = def!(self, B64, "shl.b64", a, by);
-                let right = def!(self, B64, "shr.u64", a, back);
-                def!(self, B64, "or.b64", left, right)
-            }
             _ => {
                 let back = def!(self, B32, "sub.s32", i64::from(bits), by);
                 let left = def!(self, B32, "shl.b32", a, by);
@@ -261,53 +253,6 @@ impl<'k> Writer<'k> {
 
     fn float_op(&mut self, op: &Op, ty: Scalar, args: [Reg; 3]) -> Reg {
         let [a, b, c] = args;
-        match self.way(op.code, ty, ty) {
-            Way::Expanded(Expansion::InF32) => {
-                let count = op.code.shape().operands().unwrap_or(0);
-                let mut wide = args;
-                for arg in wide.iter_mut().take(count) {
-                    *arg = self.widened(ty, *arg);
-                }
-                let result = self.float_op(op, Scalar::F32, wide);
-                return match op.code.shape() {
-                    Shape::Compare(_) => result,
-                    _ => self.narrowed(ty, result),
-                };
-            }
-            Way::Expanded(Expansion::Fma) => {
-                // Of bf16: a + b = a · 1 + b; a − b = b · −1 + a; a · b = a · b − 0.
-                let one = |writer: &mut Self, bits| writer.number(Scalar::Bf16, bits);
-                return match op.code {
-                    Opcode::Add => {
-                        let one = one(self, 0x3f80);
-                        def!(self, B16, "fma.rn.bf16", a, one, b)
-                    }
-                    Opcode::Sub => {
-                        let one = one(self, 0xbf80);
-                        def!(self, B16, "fma.rn.bf16", b, one, a)
-                    }
-                    _ => {
-                        let zero = one(self, 0x8000);
-                        def!(self, B16, "fma.rn.bf16", a, b, zero)
-                    }
-                };
-            }
-            Way::Expanded(Expansion::RoundToOdd) => {
-                let [a, b, c] = [a, b, c].map(|arg| self.widened(ty, arg));
-                let down = def!(self, B32, "fma.rm.f32", a, b, c);
-                let up = def!(self, B32, "fma.rp.f32", a, b, c);
-                // Neighbours, or one and the same; of neighbours, one has an odd last bit.
-                let odd = def!(self, B32, "and.b32", down, 1);
-                let is_odd = def!(self, Pred, "setp.ne.u32", odd, 0);
-                let joined = def!(self, B32, "selp.b32", down, up, is_odd);
-                // A sum of exactly zero has the sign that rounding to nearest gives it.
-                let nearest = def!(self, B32, "fma.rn.f32", a, b, c);
-                let is_zero = def!(self, Pred, "setp.eq.f32", up, down);
-                let joined = def!(self, B32, "selp.b32", nearest, joined, is_zero);
-                return self.narrowed(ty, joined);
-            }
-            _ => {}
-        }
         let suffix = match ty {
             Scalar::F16 => "f16",
             Scalar::Bf16 => "bf16",
@@ -336,28 +281,12 @@ impl<'k> Writer<'k> {
             Opcode::Rcp if fast => emit(self, "rcp.approx.ftz", &[a]),
             Opcode::Rcp => emit(self, "rcp.rn", &[a]),
             Opcode::Rsqrt if fast => emit(self, "rsqrt.approx.ftz", &[a]),
-            Opcode::Rsqrt if ty == Scalar::F32 => emit(self, "rsqrt.approx", &[a]),
-            Opcode::Rsqrt => {
-                let root = emit(self, "sqrt.rn", &[a]);
-                emit(self, "rcp.rn", &[root])
-            }
+            Opcode::Rsqrt => emit(self, "rsqrt.approx", &[a]),
             Opcode::Neg | Opcode::Abs => self.sign(op, ty, a),
-            Opcode::Min | Opcode::Max if ty == Scalar::F64 => self.extreme64(op.code == Opcode::Max, a, b),
             Opcode::Min => emit(self, "min", &[a, b]),
             Opcode::Max => emit(self, "max", &[a, b]),
-            Opcode::Minimum | Opcode::Maximum => {
-                let name = if op.code == Opcode::Minimum { "min" } else { "max" };
-                if self.way(op.code, ty, ty) == Way::Native {
-                    return emit(self, &format!("{name}.NaN"), &[a, b]);
-                }
-                let number = match ty {
-                    Scalar::F64 => self.extreme64(op.code == Opcode::Maximum, a, b),
-                    _ => emit(self, name, &[a, b]),
-                };
-                let unordered = def!(self, Pred, &format!("setp.nan.{suffix}"), a, b);
-                let nan = emit(self, "add.rn", &[a, b]);
-                self.select(unordered, nan, number, ty)
-            }
+            Opcode::Minimum => emit(self, "min.NaN", &[a, b]),
+            Opcode::Maximum => emit(self, "max.NaN", &[a, b]),
             Opcode::Floor => self.round_to_integer("cvt.rmi", suffix, class, a),
             Opcode::Ceil => self.round_to_integer("cvt.rpi", suffix, class, a),
             Opcode::Round => self.round_to_integer("cvt.rni", suffix, class, a),
@@ -373,7 +302,6 @@ impl<'k> Writer<'k> {
                 };
                 def!(self, Pred, &format!("setp.{test}.{suffix}"), a, b)
             }
-            _ if ty == Scalar::F64 => self.function64(op.code, a, b),
             _ => self.function(op.code, fast, a, b),
         }
     }

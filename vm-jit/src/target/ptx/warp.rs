@@ -2,8 +2,8 @@
 //! of a guest's kernel that left early count for nothing.
 
 use super::asm::{Arg, Class, Reg, def, ins};
-use super::legal::{Expansion, Way};
 use super::writer::{Writer, class_of};
+use crate::legal::Way;
 use vm_ir::Scalar;
 use vm_ir::module::Op;
 use vm_ir::op::Opcode;
@@ -75,7 +75,7 @@ impl Writer<'_> {
         let value = self.get(op.operands[0], 0);
         let reg = match self.way(op.code, scalar, scalar) {
             Way::Native => self.redux(op.code, scalar, value),
-            Way::Expanded(Expansion::Sequence) => match op.code {
+            _ if scalar == Scalar::Bool => match op.code {
                 Opcode::WarpAnd => def!(self, Pred, "vote.sync.all.pred", value, ALL),
                 Opcode::WarpOr => def!(self, Pred, "vote.sync.any.pred", value, ALL),
                 _ => {

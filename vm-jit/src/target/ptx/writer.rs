@@ -2,11 +2,11 @@
 
 use super::asm::{Arg, Asm, Class, Label, Reg, def, ins};
 use super::cluster::{BARRIER_BYTES, BARRIERS, Meetings};
-use super::legal::{Way, way};
+use super::legal::way;
 use super::triple::Negations;
 use super::{Options, STATIC_SHARED};
 use crate::artifact::{Entry, ParamLayout, Slot};
-use crate::legal::key;
+use crate::legal::{Way, key};
 use crate::range::Ranges;
 use crate::reject::{Reject, RejectKind, Rejected};
 use crate::safety::SafetyPlan;
@@ -41,7 +41,7 @@ pub(super) fn module(
 ) -> Result<Vec<Entry>, Rejected> {
     let mut instructions = 0;
     let mut kernels = String::new();
-    let (mut turns, mut quarters, mut dynamic) = (false, false, false);
+    let (mut turns, mut dynamic) = (false, false);
     let mut entries = Vec::new();
     for ((kernel, facts), plan) in module.kernels_with_facts().zip(super::plans(module)?) {
         let mut writer = Writer::new(kernel, facts, plan, options);
@@ -53,7 +53,6 @@ pub(super) fn module(
             return Err(Rejected(vec![Reject::new(kernel, kernel.line().0, kind)]));
         }
         turns |= writer.turns;
-        quarters |= writer.quarters;
         dynamic |= writer.dynamic_shared() > 0;
     }
     let _ = writeln!(text, ".version {}\n.target {}\n.address_size 64", options.version(), options.arch);
@@ -62,9 +61,6 @@ pub(super) fn module(
     }
     if turns {
         text.push_str(TURNS);
-    }
-    if quarters {
-        super::function64::digits(text);
     }
     if dynamic {
         let _ = writeln!(text, ".extern .shared .align 16 .b8 {DYNAMIC_SHARED}[];");
@@ -149,7 +145,6 @@ pub(super) struct Writer<'k> {
     pub(super) polled: bool,
     line: u32,
     pub(super) turns: bool,
-    pub(super) quarters: bool,
 }
 
 impl<'k> Writer<'k> {
@@ -199,7 +194,6 @@ impl<'k> Writer<'k> {
             polled: false,
             line: 0,
             turns: false,
-            quarters: false,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Coefficients: polynomials through Chebyshev nodes, lowest power first, and constants in parts. As bits.
 
 /// (e^r − 1 − r) / r² for |r| ≤ ½ ln 2.
-pub(super) const EXP: [u64; 11] = [
+pub(crate) const EXP: [u64; 11] = [
     0x3fe0_0000_0000_0000,
     0x3fc5_5555_5555_5557,
     0x3fa5_5555_5555_5556,
@@ -15,7 +15,7 @@ pub(super) const EXP: [u64; 11] = [
     0x3e21_f734_0dbc_337e,
 ];
 /// The same for f32.
-pub(super) const EXP_F32: [u32; 5] = [0x3f00_0000, 0x3e2a_aa6e, 0x3d2a_aa8d, 0x3c09_05d1, 0x3ab6_889e];
+pub(crate) const EXP_F32: [u32; 5] = [0x3f00_0000, 0x3e2a_aa6e, 0x3d2a_aa8d, 0x3c09_05d1, 0x3ab6_889e];
 /// (2^r − 1) / r for |r| ≤ ½.
 pub(super) const EXP2: [u64; 13] = [
     0x3fe6_2e42_fefa_39ef,
@@ -33,7 +33,7 @@ pub(super) const EXP2: [u64; 13] = [
     0x3d78_2192_1790_6555,
 ];
 /// The same for f32.
-pub(super) const EXP2_F32: [u32; 7] =
+pub(crate) const EXP2_F32: [u32; 7] =
     [0x3f31_7218, 0x3e75_fdf0, 0x3d63_5847, 0x3c1d_950e, 0x3aae_c3cf, 0x3922_2000, 0x3780_52c1];
 /// (atanh s − s) / s³ of s², s up to (√2 − 1) / (√2 + 1).
 pub(super) const ATANH: [u64; 9] = [
@@ -220,3 +220,11 @@ pub(super) const TWO_OVER_PI: [u64; 21] = [
     0x5603_3046_fc7b_6bab,
     0xf0cf_bc20_9af4_361d,
 ];
+/// ln 2 in two parts.
+pub(crate) const LN_2: [u64; 2] = [0x3fe6_2e42_fefa_39ef, 0x3c7a_bc9e_3b39_803f];
+/// ln 2 in two parts, the first with so few bits that its product with an exponent is exact.
+pub(super) const LN_2_SHORT: [u64; 2] = [0x3fe6_2e42_fee0_0000, 0x3dea_39ef_3579_3c76];
+/// log2 e in two parts.
+pub(super) const LOG2_E: [u64; 2] = [0x3ff7_1547_652b_82fe, 0x3c77_77d0_ffda_0d24];
+/// π/2 in three parts.
+pub(super) const HALF_PI: [u64; 3] = [0x3ff9_21fb_5444_2d18, 0x3c91_a626_3314_5c07, 0xb91f_1976_b7ed_8fbc];
