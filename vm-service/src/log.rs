@@ -2,13 +2,17 @@
 //!
 //! Whoever reads standard error may stop reading, and a guest must be stopped and its devices given back all the same. So
 //! the operator's process hands its messages to a thread ([`Outlet`]); those that do not fit in its queue are left out, and
-//! their number is told.
+//! their number is told. So is what one cause tells too often ([`limit`]).
+
+pub(crate) mod limit;
 
 use std::io::{self, IsTerminal as _, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
+use limit::{Causes, Limit};
+use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::outlet::{Outlet, Standard};
@@ -24,6 +28,8 @@ const FLUSH: Duration = Duration::from_secs(5);
 static QUEUE: OnceLock<Arc<Outlet>> = OnceLock::new();
 /// Messages that did not fit and were not yet told of.
 static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
+/// What was told how often.
+static CAUSES: LazyLock<Arc<Causes>> = LazyLock::new(|| Causes::new(|count| say(format_args!("{count}"))));
 
 /// Tells what happens on standard error: information at first, more with `verbose` or as `RUST_LOG` says.
 pub(crate) fn start(verbose: u8) {
@@ -37,7 +43,7 @@ pub(crate) fn start(verbose: u8) {
         .without_time()
         .with_target(verbose > 1);
     // It fails only when there is one already, which then has what is told.
-    let _ = subscriber.finish().try_init();
+    let _ = subscriber.finish().with(Limit(CAUSES.clone())).try_init();
 }
 
 /// From here on no message waits for the reader of standard error. Without a thread to spare they do.
@@ -61,6 +67,7 @@ pub(crate) fn never_wait() {
 
 /// Writes what waits to be written, for a bounded time. Nothing that is said later is sure to be seen.
 pub(crate) fn flush() {
+    CAUSES.tell_silent(None);
     if let Some(queue) = QUEUE.get() {
         queue.flush(PATIENCE, FLUSH);
     }

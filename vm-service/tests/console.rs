@@ -198,6 +198,24 @@ fn a_guest_whose_standard_error_is_not_read_is_stopped() {
 }
 
 #[test]
+fn a_guest_does_not_fill_the_log() {
+    let Some(files) = Guest::files(STRAYS) else { return };
+    let messages = File::create(files.path().join("messages")).expect("a file");
+    let mut guest = Guest::start(files, "-vv --console none", Stdio::null(), messages.into());
+    guest.wait_until("the start", |guest| guest.read("messages").contains("guest read memory"));
+    let (begin, before) = (Instant::now(), guest.read("messages").len());
+    std::thread::sleep(Duration::from_secs(3));
+    guest.kill(Signal::TERM);
+    assert_eq!(guest.wait(), Some(0), "{}", guest.read("messages"));
+    let (took, text) = (begin.elapsed().as_secs(), guest.read("messages"));
+    // Everything is asked for, so much is told: a burst, and twenty lines a second.
+    let bytes = text.len() - before;
+    assert!(bytes < (64 << 10) + (4 << 10) * took as usize, "{bytes} bytes in {took} s");
+    let count = "messages are left out that are like this one: the guest read memory that nothing decodes";
+    assert!(text.contains(count), "no count in {text}");
+}
+
+#[test]
 fn a_guest_whose_report_is_not_read_is_stopped() {
     check(RUDE, "--json", (To::Pipe, To::Pipe), Signal::TERM, 1, &[]);
 }

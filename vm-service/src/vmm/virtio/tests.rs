@@ -109,6 +109,25 @@ fn requests_outside_the_disk_fail() {
 }
 
 #[test]
+fn failing_requests_do_not_fill_the_log() {
+    let (file, bench) = disk(8, false);
+    // The storage has lost what the disk was when it was opened.
+    file.as_file().set_len(0).unwrap();
+    let memory = memory();
+    let logged = crate::log::limit::testing::logged(|| {
+        for _ in 0..20_000 {
+            header(&memory, 0, 2);
+            assert_eq!(request(&bench, &memory, &[(DATA, 512, WRITE)]), (1, 1));
+        }
+    });
+    assert!(
+        logged.contains("messages are left out that are like this one: a disk request failed"),
+        "{logged}"
+    );
+    assert!(logged.len() < 4 << 10, "{} bytes", logged.len());
+}
+
+#[test]
 fn a_read_only_disk_is_not_written() {
     let (file, bench) = disk(1, true);
     let memory = memory();

@@ -1,0 +1,294 @@
+//! How often one cause may be told: a guest must not fill the operator's log.
+//!
+//! A cause is a place in the code that tells something. Each has a bucket of messages that fills slowly; what finds it empty
+//! is left out, and counted. The count is told with the next message of that cause, or once the cause has been silent for a
+//! while, or at the end. Every message passes here, whichever crate it is of, so that no place can be forgotten; only
+//! the operator's own commands, which tell each device, are let through.
+
+use std::collections::HashMap;
+use std::fmt::{self, Write as _};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tracing::callsite::Identifier;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
+
+/// How many messages of a cause are told at once, and how long it takes until one more may be.
+const TOLD: (u32, Duration) = (10, Duration::from_secs(10));
+/// The same for what is told with `--verbose` only.
+const VERBOSE: (u32, Duration) = (200, Duration::from_millis(50));
+/// After so long a cause is over.
+const SILENCE: Duration = Duration::from_secs(5);
+/// What is kept of a message that was left out, to name its cause by.
+const NAME: usize = 100;
+/// What no guest can make longer: commands before and after it runs.
+const OPERATORS: [&str; 4] =
+    ["vm_service::commands", "vm_service::signals", "vm_passthrough::claim", "vm_passthrough::pci"];
+
+/// Lets messages through, or counts them.
+pub(super) struct Limit(pub(super) Arc<Causes>);
+
+impl<S: Subscriber> Layer<S> for Limit {
+    fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
+        let metadata = event.metadata();
+        let target = metadata.target();
+        if OPERATORS.iter().any(|prefix| target.starts_with(prefix)) {
+            return true;
+        }
+        let (burst, refill) = if *metadata.level() <= Level::INFO { TOLD } else { VERBOSE };
+        let name = || {
+            let mut name = Name::default();
+            event.record(&mut name);
+            name.0
+        };
+        let passes = self.0.take(metadata.callsite(), (burst, refill), Instant::now(), name);
+        if !passes {
+            self.0.watch();
+        }
+        passes
+    }
+}
+
+type Tell = dyn Fn(&str) + Send + Sync;
+
+/// All causes that have told something.
+pub(super) struct Causes {
+    state: Mutex<State>,
+    tell: Box<Tell>,
+}
+
+#[derive(Default)]
+struct State {
+    buckets: HashMap<Identifier, Bucket>,
+    /// Whether a thread waits for causes to fall silent.
+    watched: bool,
+}
+
+struct Bucket {
+    left: u32,
+    /// When it was last filled.
+    filled: Instant,
+    left_out: u64,
+    /// When something was last left out.
+    last: Instant,
+    name: String,
+}
+
+impl Causes {
+    /// Counts are told by `tell`.
+    pub(super) fn new(tell: impl Fn(&str) + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self { state: Mutex::default(), tell: Box::new(tell) })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a message of `cause` may be told now.
+    fn take(
+        &self,
+        cause: Identifier,
+        (burst, refill): (u32, Duration),
+        now: Instant,
+        name: impl FnOnce() -> String,
+    ) -> bool {
+        let mut state = self.state();
+        let bucket = state.buckets.entry(cause).or_insert_with(|| Bucket {
+            left: burst,
+            filled: now,
+            left_out: 0,
+            last: now,
+            name: String::new(),
+        });
+        let gained = now.saturating_duration_since(bucket.filled).as_nanos() / refill.as_nanos();
+        let gained = u32::try_from(gained).unwrap_or(u32::MAX);
+        match bucket.left.checked_add(gained) {
+            Some(left) if left < burst => {
+                bucket.left = left;
+                bucket.filled += refill * gained;
+            }
+            _ => (bucket.left, bucket.filled) = (burst, now),
+        }
+        if bucket.left == 0 {
+            if bucket.left_out == 0 {
+                bucket.name = name();
+            }
+            bucket.left_out += 1;
+            bucket.last = now;
+            return false;
+        }
+        bucket.left -= 1;
+        let counted = bucket.count();
+        drop(state);
+        counted.iter().for_each(|count| (self.tell)(count));
+        true
+    }
+
+    /// Tells how much was left out of causes that have been silent since `before`; answers whether others are left.
+    pub(super) fn tell_silent(&self, before: Option<Instant>) -> bool {
+        let mut state = self.state();
+        let over = |bucket: &Bucket| before.is_none_or(|before| bucket.last <= before);
+        let counts: Vec<_> =
+            state.buckets.values_mut().filter(|bucket| over(bucket)).filter_map(Bucket::count).collect();
+        let others = state.buckets.values().any(|bucket| bucket.left_out > 0);
+        state.watched &= others;
+        drop(state);
+        counts.iter().for_each(|count| (self.tell)(count));
+        others
+    }
+
+    /// Has a thread tell the counts once their causes are silent.
+    fn watch(self: &Arc<Self>) {
+        let mut state = self.state();
+        if std::mem::replace(&mut state.watched, true) {
+            return;
+        }
+        let causes = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("log".into()).spawn(move || {
+            loop {
+                std::thread::sleep(SILENCE);
+                if !causes.tell_silent(Instant::now().checked_sub(SILENCE)) {
+                    return;
+                }
+            }
+        });
+        // Without a thread to spare the next message, or the end, tells.
+        state.watched = thread.is_ok();
+    }
+}
+
+impl Bucket {
+    /// What was left out, once.
+    fn count(&mut self) -> Option<String> {
+        let count = std::mem::take(&mut self.left_out);
+        (count > 0)
+            .then(|| format!("({count} messages are left out that are like this one: {})\n", self.name))
+    }
+}
+
+/// The words of a message.
+#[derive(Default)]
+struct Name(String);
+
+impl Visit for Name {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        if field.name() == "message" {
+            // It fails where the text is longer than what is kept.
+            let _ = write!(Short(&mut self.0), "{value:?}");
+        }
+    }
+}
+
+struct Short<'a>(&'a mut String);
+
+impl fmt::Write for Short<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for letter in text.chars() {
+            if self.0.len() >= NAME {
+                return Err(fmt::Error);
+            }
+            self.0.push(if letter.is_control() { ' ' } else { letter });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    //! A log of one thread.
+
+    use std::io;
+
+    use tracing_subscriber::layer::SubscriberExt as _;
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Text(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Text {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What `tell` logs, as the operator's log has it in the end.
+    pub(crate) fn logged(tell: impl FnOnce()) -> String {
+        let text = Text::default();
+        let (writer, counts) = (text.clone(), text.clone());
+        let causes = Causes::new(move |count| counts.0.lock().unwrap().extend(count.bytes()));
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(move || writer.clone())
+            .with_ansi(false)
+            .finish()
+            .with(Limit(causes.clone()));
+        tracing::subscriber::with_default(subscriber, tell);
+        causes.tell_silent(None);
+        let bytes = text.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::logged;
+    use super::*;
+
+    #[test]
+    fn each_cause_is_told_a_little_and_counted() {
+        let text = logged(|| {
+            for number in 0..10_000 {
+                tracing::warn!(number, "a queue broke");
+                tracing::info!("restart {number}");
+                tracing::error!(text = "x".repeat(5000), "too \u{1b}[2J much {}", "y".repeat(200));
+                tracing::info!(target: "vm_service::commands::claim", "device {number}");
+            }
+        });
+        let count = |what: &str| text.lines().filter(|line| line.contains(what)).count();
+        for cause in ["a queue broke", "restart ", "too "] {
+            assert_eq!(count(cause), TOLD.0 as usize + 1, "{cause}");
+            let told = format!("({} messages are left out that are like this one: {cause}", 10_000 - TOLD.0);
+            assert_eq!(count(&told), 1, "{told}");
+        }
+        assert_eq!(count("device "), 10_000);
+        assert!(!text.contains('\u{1b}'));
+    }
+
+    #[test]
+    fn no_cause_is_told_faster_than_its_bucket_fills() {
+        static CALLSITE: tracing::callsite::DefaultCallsite = {
+            static METADATA: tracing::Metadata<'static> = tracing::metadata! {
+                name: "test", target: "test", level: Level::WARN, fields: &[], callsite: &CALLSITE,
+                kind: tracing::metadata::Kind::EVENT,
+            };
+            tracing::callsite::DefaultCallsite::new(&METADATA)
+        };
+        let counts = Arc::new(Mutex::new(Vec::new()));
+        let told = counts.clone();
+        let causes = Causes::new(move |count| told.lock().unwrap().push(count.to_owned()));
+        let start = Instant::now();
+        let take = |millis: u64| {
+            let now = start + Duration::from_millis(millis);
+            causes.take(tracing::callsite::Identifier(&CALLSITE), TOLD, now, || "cause".into())
+        };
+        // An hour of one each millisecond: the burst, and one every ten seconds.
+        let passed = (0..3_600_000).filter(|millis| take(*millis)).count();
+        assert_eq!(passed, 10 + 359);
+        assert_eq!(counts.lock().unwrap().len(), 359);
+        // Silence is told once, with what it ended.
+        let quiet = |millis| causes.tell_silent(Some(start + Duration::from_millis(millis)));
+        assert!(quiet(3_599_998) && counts.lock().unwrap().len() == 359);
+        assert!(!quiet(3_599_999) && counts.lock().unwrap().len() == 360);
+        assert!(!quiet(3_700_000) && counts.lock().unwrap().len() == 360);
+        // After a long one there is a whole burst, and no more.
+        assert_eq!((0..100).filter(|_| take(u64::from(u32::MAX))).count(), 10);
+    }
+}
