@@ -32,12 +32,26 @@ pub struct KvmVmm {
     vfio: Mutex<VfioFiles>,
 }
 
+/// The most bytes of one slot. KVM takes 2^31 - 1 pages, a little less than 8 TiB; this keeps the next slot aligned as the
+/// one before.
+pub(super) const SLOT_BYTES: u64 = 4 << 40;
+
 /// Memory slots in use, and what is in them.
 struct Slots {
-    used: BTreeMap<u32, (u64, Arc<dyn Mapping>)>,
+    /// By the first slot of each mapping.
+    used: BTreeMap<u32, Mapped>,
     free: Vec<u32>,
     next: u32,
     capacity: u32,
+    /// The most bytes of one.
+    most: u64,
+}
+
+/// Memory that the guest has.
+struct Mapped {
+    memory: Arc<dyn Mapping>,
+    /// Each with its guest-physical address.
+    slots: Vec<(u32, u64)>,
 }
 
 /// The VFIO files that KVM knows, each with the number of devices that told of it.
@@ -54,6 +68,15 @@ impl KvmVmm {
     /// # Errors
     /// When KVM refuses the memory; the guest has none then.
     pub fn new(vm: Arc<VmFd>, memory: GuestMemoryMmap) -> Result<Arc<Self>, VmmError> {
+        Self::with_slots(vm, memory, SLOT_BYTES)
+    }
+
+    /// As [`new`](Self::new), with slots of at most so many bytes.
+    pub(super) fn with_slots(
+        vm: Arc<VmFd>,
+        memory: GuestMemoryMmap,
+        most: u64,
+    ) -> Result<Arc<Self>, VmmError> {
         let mut ram: Vec<RamRegion> = memory
             .iter()
             .map(|region| RamRegion {
@@ -65,8 +88,7 @@ impl KvmVmm {
         let limit = |cap, default| {
             u32::try_from(vm.check_extension_int(cap)).ok().filter(|&n| n > 0).unwrap_or(default)
         };
-        let slots =
-            Slots { used: BTreeMap::new(), free: Vec::new(), next: 0, capacity: limit(Cap::NrMemslots, 32) };
+        let slots = Slots::new(limit(Cap::NrMemslots, 32), most);
         let routes = Routes::new(limit(Cap::IrqRouting, 1024));
         let vmm = Arc::new(Self {
             vm,
@@ -122,37 +144,12 @@ impl Vmm for KvmVmm {
             let reason = format!("{len:#x} bytes at {guest:#x} are no range of addresses");
             return Err(VmmError { what, reason });
         }
-        let mut slots = lock(&self.slots);
-        let slot = match slots.free.last() {
-            Some(&slot) => slot,
-            None if slots.next < slots.capacity => slots.next,
-            None => {
-                let reason = format!("all {} memory slots of KVM are used", slots.capacity);
-                return Err(VmmError { what, reason });
-            }
-        };
-        set_slot(&self.vm, slot, guest, &*memory).map_err(|error| VmmError {
-            what,
-            reason: format!("KVM refused {len:#x} bytes at {guest:#x}: {error}"),
-        })?;
-        if slots.free.pop().is_none() {
-            slots.next += 1;
-        }
-        slots.used.insert(slot, (guest, memory));
-        Ok(MapId(slot))
+        lock(&self.slots).map(&self.vm, guest, memory).map_err(|reason| VmmError { what, reason })
     }
 
     fn unmap(&self, id: MapId) -> Result<(), VmmError> {
         let what = "unmap memory from the guest";
-        let mut slots = lock(&self.slots);
-        let Some(&(guest, _)) = slots.used.get(&id.0) else {
-            return Err(VmmError { what, reason: format!("there is no mapping {}", id.0) });
-        };
-        clear_slot(&self.vm, id.0, guest)
-            .map_err(|error| VmmError { what, reason: format!("KVM refused at {guest:#x}: {error}") })?;
-        slots.used.remove(&id.0);
-        slots.free.push(id.0);
-        Ok(())
+        lock(&self.slots).unmap(&self.vm, id.0).map_err(|reason| VmmError { what, reason })
     }
 
     fn add_route(&self, trigger: &EventFd) -> Result<RouteId, VmmError> {
@@ -221,12 +218,82 @@ impl Drop for KvmVmm {
     fn drop(&mut self) {
         // A vCPU or a device may still hold the guest open; it must not reach addresses that this process reuses.
         let slots = self.slots.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for (slot, (guest, memory)) in std::mem::take(&mut slots.used) {
-            if let Err(error) = clear_slot(&self.vm, slot, guest) {
-                tracing::error!(%error, guest, "the guest's memory could not be taken from it; it is kept mapped");
-                std::mem::forget(memory);
+        let ids: Vec<u32> = slots.used.keys().copied().collect();
+        for id in ids {
+            if let Err(error) = slots.unmap(&self.vm, id) {
+                tracing::error!(error, "the guest's memory could not be taken from it; it is kept mapped");
+                std::mem::forget(slots.used.remove(&id));
             }
         }
+    }
+}
+
+impl Slots {
+    fn new(capacity: u32, most: u64) -> Self {
+        Self { used: BTreeMap::new(), free: Vec::new(), next: 0, capacity, most }
+    }
+
+    /// Maps memory by as many slots as it takes; answers with the first, which is its name. On an error there are none.
+    fn map(&mut self, vm: &VmFd, guest: u64, memory: Arc<dyn Mapping>) -> Result<MapId, String> {
+        let len = memory.len();
+        let mut mapped = Mapped { memory, slots: Vec::new() };
+        for start in (0..len).step_by(usize::try_from(self.most).unwrap_or(usize::MAX)) {
+            let range = start..len.min(start + self.most);
+            let at = guest + start;
+            let set = self.take().and_then(|slot| {
+                let set = set_slot(vm, slot, at, &*mapped.memory, range.clone());
+                set.map(|()| slot).map_err(|error| {
+                    self.free.push(slot);
+                    format!("KVM refused {:#x} bytes at {at:#x}: {error}", range.end - range.start)
+                })
+            });
+            match set {
+                Ok(slot) => mapped.slots.push((slot, at)),
+                Err(reason) => {
+                    if let Err(error) = self.clear(vm, &mut mapped)
+                        && let Some(&(slot, _)) = mapped.slots.first()
+                    {
+                        tracing::error!(error, "a part of what could not be mapped stays in the guest");
+                        self.used.insert(slot, mapped);
+                    }
+                    return Err(reason);
+                }
+            }
+        }
+        let id = mapped.slots.first().map(|(slot, _)| *slot).ok_or("there is nothing to map")?;
+        self.used.insert(id, mapped);
+        Ok(MapId(id))
+    }
+
+    fn unmap(&mut self, vm: &VmFd, id: u32) -> Result<(), String> {
+        let mut mapped = self.used.remove(&id).ok_or_else(|| format!("there is no mapping {id}"))?;
+        let cleared = self.clear(vm, &mut mapped);
+        if cleared.is_err() {
+            self.used.insert(id, mapped);
+        }
+        cleared
+    }
+
+    /// Clears the slots of a mapping, the last first; those that KVM keeps are left in it.
+    fn clear(&mut self, vm: &VmFd, mapped: &mut Mapped) -> Result<(), String> {
+        while let Some(&(slot, guest)) = mapped.slots.last() {
+            clear_slot(vm, slot, guest).map_err(|error| format!("KVM refused at {guest:#x}: {error}"))?;
+            mapped.slots.pop();
+            self.free.push(slot);
+        }
+        Ok(())
+    }
+
+    /// A slot that nothing uses.
+    fn take(&mut self) -> Result<u32, String> {
+        if let Some(slot) = self.free.pop() {
+            return Ok(slot);
+        }
+        if self.next == self.capacity {
+            return Err(format!("all {} memory slots of KVM are used", self.capacity));
+        }
+        self.next += 1;
+        Ok(self.next - 1)
     }
 }
 

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::ops::Range;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::sync::Arc;
 
@@ -40,23 +41,27 @@ unsafe impl Mapping for SharedMemory {
     }
 }
 
-/// Makes `memory` the content of a memory slot at guest-physical address `guest`. The caller keeps `memory` until
-/// [`clear_slot`] on the same slot succeeded.
+/// Makes the `range` of `memory` the content of a memory slot at guest-physical address `guest`. The caller keeps `memory`
+/// until [`clear_slot`] on the same slot succeeded.
 pub(crate) fn set_slot(
     vm: &VmFd,
     slot: u32,
     guest: u64,
     memory: &dyn Mapping,
+    range: Range<u64>,
 ) -> Result<(), kvm_ioctls::Error> {
+    if range.end > memory.len() || range.start > range.end {
+        return Err(kvm_ioctls::Error::new(libc::EINVAL));
+    }
     let region = kvm_userspace_memory_region {
         slot,
         flags: 0,
         guest_phys_addr: guest,
-        memory_size: memory.len(),
-        userspace_addr: memory.address(),
+        memory_size: range.end - range.start,
+        userspace_addr: memory.address() + range.start,
     };
-    // SAFETY: the contract of `Mapping` says that the range is mapped and that guests may write to it; the caller
-    // keeps it mapped while the slot exists.
+    // SAFETY: the contract of `Mapping` says that all of it is mapped and that guests may write to it, and the range is a
+    // part of it; the caller keeps it mapped while the slot exists.
     unsafe { vm.set_user_memory_region(region) }
 }
 

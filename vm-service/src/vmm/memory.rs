@@ -47,6 +47,13 @@ pub(super) enum Backing {
 pub(super) fn create(layout: &Layout, backing: Backing) -> Result<GuestMemoryMmap, MachineError> {
     let size = layout.ram.iter().map(|range| range.end - range.start).sum();
     let failed = |reason: String| MachineError::Memory { size, reason };
+    let host = rustix::system::sysinfo();
+    let host = host.totalram.saturating_mul(host.mem_unit.into());
+    if size > host {
+        tracing::warn!(
+            "the guest has {size} bytes of RAM, the host {host}: it ends when it uses more than there is"
+        );
+    }
     let mut regions = Vec::new();
     for range in &layout.ram {
         let len = usize::try_from(range.end - range.start)

@@ -10,6 +10,11 @@ use crate::guest::sys::SharedMemory;
 use crate::guest::{KvmVmm, MsiMessage, Vmm as _};
 
 fn guest() -> Option<Arc<KvmVmm>> {
+    with_slots(1 << 40)
+}
+
+/// A guest whose slots have at most so many bytes.
+fn with_slots(most: u64) -> Option<Arc<KvmVmm>> {
     let kvm = match Kvm::new() {
         Ok(kvm) => kvm,
         Err(error) => {
@@ -20,7 +25,7 @@ fn guest() -> Option<Arc<KvmVmm>> {
     let vm = Arc::new(kvm.create_vm().unwrap());
     vm.create_irq_chip().unwrap();
     let ram = [(GuestAddress(0), 0x10_0000), (GuestAddress(0x1_0000_0000), 0x20_0000)];
-    Some(KvmVmm::new(vm, GuestMemoryMmap::from_ranges(&ram).unwrap()).unwrap())
+    Some(KvmVmm::with_slots(vm, GuestMemoryMmap::from_ranges(&ram).unwrap(), most).unwrap())
 }
 
 fn memory(len: usize) -> Arc<SharedMemory> {
@@ -42,6 +47,47 @@ fn memory_is_mapped_and_unmapped() {
     // The slot is used again.
     let second = vmm.map(0xc000_3000, memory(0x1000)).unwrap();
     assert_eq!(first, second);
+}
+
+#[test]
+fn memory_that_is_longer_than_a_slot_takes_several_and_gives_all_of_them_back() {
+    let Some(vmm) = with_slots(0x10_0000) else { return };
+    let first = vmm.map(0xc000_0000, memory(0x38_0000)).unwrap();
+    for (guest, len) in [(0xc000_0000u64, 0x1000), (0xc020_0000, 0x1000), (0xc037_f000, 0x1000)] {
+        assert!(vmm.map(guest, memory(len)).is_err(), "{guest:#x} is taken");
+    }
+    let beyond = vmm.map(0xc038_0000, memory(0x1000)).unwrap();
+    vmm.unmap(beyond).unwrap();
+    // Its third part lies over something else: nothing of it is left.
+    let other = vmm.map(0xd028_0000, memory(0x1000)).unwrap();
+    let error = vmm.map(0xd000_0000, memory(0x38_0000)).unwrap_err().to_string();
+    assert!(error.contains("at 0xd0200000"), "{error}");
+    vmm.unmap(other).unwrap();
+    // Many more times than there are slots.
+    vmm.unmap(first).unwrap();
+    assert!(vmm.unmap(first).is_err());
+    for _ in 0..9_000 {
+        let again = vmm.map(0xc000_0000, memory(0x38_0000)).unwrap();
+        vmm.unmap(again).unwrap();
+    }
+}
+
+/// All that `memory` in a guest's file may be. Without a map of pages for each process, as the Linux kernel has with EPT or
+/// NPT and its TDP MMU, such slots take no memory of the host.
+#[test]
+fn sixteen_terabytes_are_mapped() {
+    let tdp = std::fs::read_to_string("/sys/module/kvm/parameters/tdp_mmu").unwrap_or_default();
+    if tdp.trim() != "Y" {
+        eprintln!(
+            "skipped: this host's KVM has no TDP MMU, and takes memory for each page that a slot could have"
+        );
+        return;
+    }
+    let Some(vmm) = with_slots(super::super::kvm::SLOT_BYTES) else { return };
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let region = MmapRegion::build(None, 16 << 40, libc::PROT_READ | libc::PROT_WRITE, flags).unwrap();
+    let id = vmm.map_region(1 << 40, Arc::new(region)).unwrap();
+    vmm.unmap(id).unwrap();
 }
 
 #[test]
