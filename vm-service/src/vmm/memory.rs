@@ -26,8 +26,9 @@ use super::sys;
 const HUGE: usize = 2 << 20;
 /// How often RAM is mapped anew to have it aligned.
 const ATTEMPTS: usize = 8;
-/// What a prefaulting thread takes at a time.
-const CHUNK: u64 = 16 << 20;
+/// What a prefaulting thread takes at a time: a huge page. Meanwhile it holds the lock of this process's address space
+/// (`mmap_lock`), for which every fork, and so each write of a claim to sysfs, waits.
+const CHUNK: u64 = HUGE as u64;
 /// Most threads that prefault. More of them wait for each other in the Linux kernel's page allocator.
 const MAX_THREADS: usize = 16;
 
