@@ -10,7 +10,7 @@ use crate::interp::{Argument, Launch, Tensor};
 use crate::module::{GuestAddr, Module};
 use crate::op::{Axis, Opcode, Shape, TABLE, Width};
 use crate::types::{Class, Scalar, Type};
-use crate::view::{Access, ViewType};
+use crate::view::{Access, Dim, ViewType};
 
 /// What kernels to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,12 +26,15 @@ pub struct Options {
     pub vectors: bool,
     /// Also counted loops that are unrolled, and bounds of loops that are computed and yet known.
     pub loops: bool,
+    /// Also views of several dimensions, fixed and divided ones among them, and indices into them that conditions and loops
+    /// keep in bounds, or nearly so.
+    pub indices: bool,
 }
 
 impl Default for Options {
     /// 40 statements, exact, with all else.
     fn default() -> Options {
-        Options { statements: 40, inexact: false, together: true, vectors: true, loops: true }
+        Options { statements: 40, inexact: false, together: true, vectors: true, loops: true, indices: true }
     }
 }
 
@@ -76,7 +79,24 @@ pub fn kernel(seed: u64, options: Options) -> (Module, Launch) {
     let warps = threads / 32 * cluster;
     let gathered = ["even", "odd"].map(|name| k.shared(name, Scalar::I32, &[warps]));
     let pairs = k.shared("pairs", Scalar::F32, &[warps, 2]);
+    let mut shaped = Vec::new();
+    for n in 0..if options.indices { 3 } else { 0 } {
+        let (view, extents) = random.view([Scalar::I32, Scalar::I8, Scalar::I64][n]);
+        let elements = extents.iter().product::<u64>();
+        let bits: Vec<u64> = (0..elements).map(|_| random.bits(view.element)).collect();
+        arguments.push(Argument::Tensor(Tensor::from_bits(view.element, &extents, bits)));
+        let rank = view.rank();
+        shaped.push(Shaped { place: k.view_of(&format!("shaped_{n}"), view), rank, extents: true });
+    }
+    if options.indices && options.together {
+        let zeros = k.shared("zeros", Scalar::I32, &[3, 20]);
+        shaped.push(Shaped { place: zeros, rank: 2, extents: false });
+    }
     let mut values = Vec::new();
+    if options.indices {
+        values.push(k.scalar_in("few", Type::I64, -3, 40));
+        arguments.push(Argument::Bits(random.below(41) as u64));
+    }
     for scalar in [Scalar::I32, Scalar::I64, Scalar::F64] {
         values.push(k.scalar(&format!("n_{scalar}"), scalar.into()));
         arguments.push(Argument::Bits(random.bits(scalar)));
@@ -90,7 +110,7 @@ pub fn kernel(seed: u64, options: Options) -> (Module, Launch) {
         Opcode::AtomicXor,
     ]);
     let number = k.block_id(Axis::X);
-    let uniform = vec![values[0], if cluster > 1 { k.cluster_id() } else { number }];
+    let uniform = vec![values[values.len() - 3], if cluster > 1 { k.cluster_id() } else { number }];
     let thread = k.thread_id(Axis::X);
     values.extend([thread, k.lane_id(), number, uniform[1], k.cluster_rank(), k.global_id(Axis::X)]);
     let mut maker = Maker {
@@ -109,6 +129,8 @@ pub fn kernel(seed: u64, options: Options) -> (Module, Launch) {
         values,
         uniform,
         depth: 0,
+        shaped,
+        counts_far: false,
     };
     maker.statements(options.statements, true);
 
@@ -148,6 +170,19 @@ struct Maker<'b> {
     /// Numbers that are alike in the block and in the cluster.
     uniform: Vec<Val<'b>>,
     depth: u32,
+    /// Of several dimensions; nobody writes them.
+    shaped: Vec<Shaped<'b>>,
+    /// Inside of a loop that counts up to an extent?
+    counts_far: bool,
+}
+
+/// A view or a shared array.
+#[derive(Clone, Copy)]
+struct Shaped<'b> {
+    place: PlaceRef<'b>,
+    rank: usize,
+    /// Can its extents be asked for?
+    extents: bool,
 }
 
 impl<'b> Maker<'b> {
@@ -163,6 +198,7 @@ impl<'b> Maker<'b> {
                 4 | 5 if together && self.options.together => self.between_threads(),
                 6 if self.options.together => self.count(),
                 7 => self.constant(),
+                8 | 9 if self.options.indices => self.indexed(),
                 _ => self.on_values(),
             }
         }
@@ -299,6 +335,153 @@ impl<'b> Maker<'b> {
         let lanes = if self.options.vectors { lanes } else { 1 };
         let element = view.at([index]);
         self.values.push(if lanes == 1 { element.load() } else { element.load_vector(lanes) });
+    }
+
+    /// Accesses by an index that is compared with an extent, counts up to one, or is neither.
+    fn indexed(&mut self) {
+        let k = self.k;
+        let shaped = self.random.pick(&self.shaped.clone());
+        let dimension = self.random.below(shaped.rank);
+        let extent = match shaped.extents {
+            true => shaped.place.extent(dimension as u8),
+            false => k.i64(if dimension == 0 { 3 } else { 20 }),
+        };
+        let result = match self.random.below(8) {
+            0 => {
+                let index = self.index(3);
+                self.element(shaped, dimension, index)
+            }
+            1..=6 => {
+                let index = self.index(3);
+                let condition = self.bound(index, extent);
+                let this = std::cell::RefCell::new(&mut *self);
+                k.if_else(
+                    condition,
+                    || this.borrow_mut().elements(shaped, dimension, index),
+                    || this.borrow_mut().elements(shaped, dimension, index),
+                )
+            }
+            _ if self.counts_far => return,
+            _ => self.counted_to(shaped, dimension, extent),
+        };
+        self.values.push(result);
+    }
+
+    /// A loop to an extent, or about so far, with another one inside at times.
+    fn counted_to(&mut self, shaped: Shaped<'b>, dimension: usize, extent: Val<'b>) -> Val<'b> {
+        let k = self.k;
+        self.counts_far = true;
+        let low = match self.random.below(3) {
+            0 => k.i64(self.random.below(9) as i64 - 4),
+            1 => self.thread.to(Scalar::I64),
+            _ => self.index(2) & 31,
+        };
+        let high = match self.random.below(4) {
+            0 => extent - (self.random.below(9) as i64 - 2),
+            1 => k.i64(self.random.pick(&[3, 20, 24])),
+            _ => extent,
+        };
+        let step = k.i64(self.random.pick(&[1, 1, 2, 3, 4, 8, 32, 64, 0, -2]));
+        let (inner, unroll) = (self.random.below(3), self.random.pick(&[0, 1, 2, 4, 256]));
+        let result = k.range(low, high).step(step).unroll(unroll).fold(k.i32(0), |count, sum| {
+            let known = self.values.len();
+            self.values.push(count);
+            let sum = match inner {
+                0 => k.range(k.i64(0), k.i64(4)).unroll(4).fold(sum, |more, sum| {
+                    let at = if self.random.below(2) == 0 { count + more } else { count * 4 + more };
+                    sum + self.elements(shaped, dimension, at)
+                }),
+                _ => sum + self.elements(shaped, dimension, count),
+            };
+            self.values.truncate(known);
+            sum
+        });
+        self.counts_far = false;
+        result
+    }
+
+    /// Something to be an index, of so many ops at most.
+    fn index(&mut self, depth: u32) -> Val<'b> {
+        let k = self.k;
+        let few = self.random.below(9) as i64 - 2;
+        if depth == 0 {
+            return match self.random.below(5) {
+                0 => self.thread.to(Scalar::I64),
+                1 => k.global_id(Axis::X),
+                2 => k.i64(few),
+                3 => self.values[0],
+                _ => self.some(Class::WORD).to(Scalar::I64),
+            };
+        }
+        let from = self.index(depth - 1);
+        let power = k.i64(self.random.pick(&[1, 2, 4, 8]));
+        let mask = k.i64(self.random.pick(&[3, 7, 31, 63, -4, !0 << 40]));
+        let other = |this: &mut Self| this.index(depth - 1);
+        let emit = |code, a: Val<'b>, b: Val<'b>| k.emit(code, &[a, b], a.ty());
+        use Opcode::*;
+        match self.random.below(12) {
+            0 | 1 => emit(Add, from, k.i64(few)),
+            2 => emit(self.random.pick(&[Add, Sub, Mul, And, Or, Xor]), from, other(self)),
+            3 => emit(self.random.pick(&[MinS, MaxS, MinU, MaxU]), from, other(self)),
+            4 => emit(Mul, from, power),
+            5 => emit(self.random.pick(&[Shl, ShrU, ShrS, Rotl]), from, k.i64(few)),
+            6 => emit(And, from, mask),
+            7 => emit(self.random.pick(&[RemS, RemU, DivS, DivU]), from, power + (few - 1)),
+            8 => emit(Sub, k.i64(few), from),
+            9 => {
+                let narrow = from.to(Scalar::I32) + few as i32;
+                if few > 2 { narrow.to(Scalar::I64) } else { narrow.to_u(Scalar::I64) }
+            }
+            10 => {
+                let condition = self.bool();
+                condition.select(from, k.i64(few))
+            }
+            _ => from,
+        }
+    }
+
+    /// A condition on where an index is, of which an extent is told.
+    fn bound(&mut self, index: Val<'b>, extent: Val<'b>) -> Val<'b> {
+        use Opcode::*;
+        let k = self.k;
+        let code = self.random.pick(&[LtS, LtS, LtU, LtU, LeS, LeU, GtS, GeS, GtU, GeU, Eq, Ne]);
+        let (near, short) = (self.random.below(9) as i64 - 1, self.random.below(3) as i64);
+        let mut pair = [if near == 0 { index } else { index + near }, extent - short];
+        if matches!(code, GtS | GeS | GtU | GeU) || self.random.below(8) == 0 {
+            pair.reverse();
+        }
+        let condition = k.emit(code, &pair, Type::BOOL);
+        let least = k.emit(GeS, &[index, k.i64(0)], Type::BOOL);
+        match self.random.below(4) {
+            0 => condition,
+            1 => k.emit(Or, &[condition, least], Type::BOOL),
+            _ => k.emit(And, &[least, condition], Type::BOOL),
+        }
+    }
+
+    /// The sum of some elements near an index.
+    fn elements(&mut self, shaped: Shaped<'b>, dimension: usize, index: Val<'b>) -> Val<'b> {
+        let first = self.element(shaped, dimension, index);
+        let near = self.random.below(7) as i64 - 2;
+        let second = self.element(shaped, dimension, index + near);
+        first + second
+    }
+
+    fn element(&mut self, shaped: Shaped<'b>, dimension: usize, index: Val<'b>) -> Val<'b> {
+        let k = self.k;
+        let lanes = self.random.pick(&[1, 1, 2, 4, 8]);
+        let lanes = if self.options.vectors { lanes } else { 1 };
+        let other = match self.random.below(3) {
+            0 => self.thread.to(Scalar::I64) & 3,
+            _ => k.i64(self.random.below(4) as i64 - 1),
+        };
+        let element = match (shaped.rank, dimension) {
+            (1, _) => shaped.place.at([index]),
+            (_, 0) => shaped.place.at([index, other]),
+            _ => shaped.place.at([other, index]),
+        };
+        let value = if lanes == 1 { element.load() } else { element.load_vector(lanes).lane(lanes - 1) };
+        value.to(Scalar::I32)
     }
 
     fn count(&mut self) {
@@ -472,6 +655,19 @@ impl Random {
 
     fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len())]
+    }
+
+    /// A view of one dimension or two, and extents that fit it.
+    fn view(&mut self, element: Scalar) -> (ViewType, Vec<u64>) {
+        let rank = 1 + self.below(2);
+        let (mut dims, mut extents) = (Vec::new(), Vec::new());
+        for _ in 0..rank {
+            let multiple = self.pick(&[1, 1, 2, 4, 8, 12]);
+            let extent = u64::from(multiple) * self.below(24 / multiple as usize + 1) as u64;
+            dims.push(if self.below(3) == 0 { Dim::Fixed(extent) } else { Dim::Any { multiple } });
+            extents.push(extent);
+        }
+        (ViewType::new(element, rank, Access::Read).with_dims(&dims), extents)
     }
 
     /// Bits for a number: a small one, a corner or any.

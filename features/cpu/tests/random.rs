@@ -14,7 +14,7 @@ use vm_ir::filetest::{Tolerance, compare};
 use vm_ir::interp::{Launch, Limits, run};
 use vm_ir::{Trust, text, validate};
 
-/// Kernels that were compiled wrong once, made without `loops`.
+/// Kernels that were compiled wrong once, made without `loops` and `indices`.
 const KNOWN: [u64; 2] = [200_173, 200_886];
 
 fn seeds() -> Vec<u64> {
@@ -32,7 +32,7 @@ fn check(machines: &[Machine], seed: u64) -> Option<String> {
     let limits = Limits { races: false, ..Limits::default() };
     // Without vectors, neighbouring threads are run together in those of the machine.
     let (vectors, loops) = (seed.is_multiple_of(2), !KNOWN.contains(&seed));
-    let options = Options { vectors, loops, ..Options::default() };
+    let options = Options { vectors, loops, indices: loops, ..Options::default() };
     let (module, launch) = kernel(seed, options);
     let valid = validate(module, Trust::Guest).unwrap_or_else(|errors| panic!("seed {seed}: {errors}"));
     let (mut ours, mut theirs) = (launch.clone(), launch);

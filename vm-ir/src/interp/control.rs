@@ -54,11 +54,16 @@ impl<'m> Machine<'m> {
             |machine: &Self, i: usize, thread| i128::from(signed(scalar, machine.get(bounds[i], thread)));
         let mut here = active.to_vec();
         for round in 0i128.. {
+            let before = self.observer.is_some().then(|| here.clone());
             here.retain(|&thread| {
                 let (low, high, step) =
                     (bound(self, 0, thread), bound(self, 1, thread), bound(self, 2, thread));
                 step >= 1 && low + round * step < high
             });
+            if let Some(before) = before {
+                let gone = before.into_iter().filter(|thread| here.binary_search(thread).is_err());
+                self.looped(op, gone, round as u64);
+            }
             if here.is_empty() {
                 break;
             }
@@ -77,10 +82,15 @@ impl<'m> Machine<'m> {
         let (condition, body) = (&op.regions[0], &op.regions[1]);
         self.copy(&op.operands, &condition.args, active)?;
         let mut here = active.to_vec();
+        let mut round = 0;
         while !here.is_empty() {
             self.spend(here.len())?;
             self.region(condition, &here)?;
-            here.retain(|&thread| self.get(condition.yields[0], thread) != 0);
+            let (on, gone): (Vec<u32>, Vec<u32>) =
+                here.iter().partition(|thread| self.get(condition.yields[0], **thread) != 0);
+            here = on;
+            self.looped(op, gone.into_iter(), round);
+            round += 1;
             if !here.is_empty() {
                 self.region(body, &here)?;
                 self.copy(&body.yields, &condition.args, &here)?;

@@ -3,6 +3,7 @@
 use super::error::{RunError, RunErrorKind, Thread};
 use super::launch::{Argument, Launch, LaunchError, Limits, Report, Tensor};
 use super::memory::Memory;
+use super::observe::{Observer, State};
 use super::race::Stamp;
 use crate::limits::WARP;
 use crate::module::{Kernel, Op, ParamKind, Place, Region, Value};
@@ -40,12 +41,14 @@ pub(super) struct Machine<'m> {
     steps: u64,
     next_look: u64,
     op: Option<(&'static str, u32)>,
+    pub(super) observer: Option<&'m mut dyn Observer>,
 }
 
-pub(super) fn run(
-    module: &ValidModule,
+pub(super) fn run<'m>(
+    module: &'m ValidModule,
     launch: &mut Launch,
-    limits: &Limits,
+    limits: &'m Limits,
+    observer: Option<&'m mut dyn Observer>,
 ) -> std::result::Result<Report, RunError> {
     let Some((kernel, _)) = module.find(&launch.kernel) else {
         let kind = Box::new(LaunchError::NoKernel(launch.kernel.clone()).into());
@@ -58,7 +61,7 @@ pub(super) fn run(
         kind: Box::new(kind),
     };
     launch.check(kernel).map_err(|e| error(None, e.into()))?;
-    let mut machine = Machine::new(kernel, module.trust(), launch, limits);
+    let mut machine = Machine::new(kernel, module.trust(), launch, limits, observer);
     let result = machine.grid();
     machine.give_back(launch);
     match result {
@@ -69,7 +72,13 @@ pub(super) fn run(
 
 impl<'m> Machine<'m> {
     /// A machine that holds the launch's tensors until [`Machine::give_back`].
-    fn new(kernel: &'m Kernel, trust: Trust, launch: &mut Launch, limits: &'m Limits) -> Machine<'m> {
+    fn new(
+        kernel: &'m Kernel,
+        trust: Trust,
+        launch: &mut Launch,
+        limits: &'m Limits,
+        observer: Option<&'m mut dyn Observer>,
+    ) -> Machine<'m> {
         let views = launch.arguments.iter_mut().map(|argument| match argument {
             Argument::Tensor(tensor) => {
                 let empty = Tensor { element: tensor.element, extents: Vec::new(), bytes: Vec::new() };
@@ -95,6 +104,7 @@ impl<'m> Machine<'m> {
             steps: 0,
             next_look: 0,
             op: None,
+            observer,
         };
         for (param, argument) in kernel.params().iter().zip(&launch.arguments) {
             if let (ParamKind::Scalar { value, .. }, Argument::Bits(bits)) = (&param.kind, argument) {
@@ -159,6 +169,10 @@ impl<'m> Machine<'m> {
         for op in &region.ops {
             self.op = Some((op.code.mnemonic(), op.line.0));
             self.spend(active.len())?;
+            if let Some(observer) = &mut self.observer {
+                let (kernel, values) = (self.kernel, &self.values[..]);
+                observer.op(op, active, &State { kernel, values, views: &self.views, shared: &self.shared });
+            }
             for result in &op.results {
                 self.room_for(*result)?;
             }
@@ -243,6 +257,13 @@ impl<'m> Machine<'m> {
     pub(super) fn cluster_barrier(&mut self) {
         self.cluster_epoch += 1;
         self.block_epoch += 1;
+    }
+
+    /// Tells the onlooker that threads have left a loop.
+    pub(super) fn looped(&mut self, op: &Op, threads: impl Iterator<Item = u32>, rounds: u64) {
+        if let Some(observer) = &mut self.observer {
+            threads.for_each(|thread| observer.looped(op, thread, rounds));
+        }
     }
 
     fn warp_barrier(&mut self, active: &[u32]) {

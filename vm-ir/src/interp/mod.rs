@@ -16,12 +16,14 @@ mod error;
 mod exec;
 mod launch;
 mod memory;
+mod observe;
 mod place;
 mod race;
 mod warp;
 
 pub use error::{RunError, RunErrorKind};
 pub use launch::{Argument, Launch, LaunchError, Limits, Report, Tensor};
+pub use observe::{Observer, State};
 
 use crate::valid::ValidModule;
 
@@ -32,5 +34,19 @@ use crate::valid::ValidModule;
 /// The launch does not fit the kernel, or the run broke a rule or a limit; the error names the kernel, the
 /// op, its line and the thread. What was written until then stays written.
 pub fn run(module: &ValidModule, launch: &mut Launch, limits: &Limits) -> Result<Report, RunError> {
-    exec::run(module, launch, limits)
+    exec::run(module, launch, limits, None)
+}
+
+/// The same with an onlooker.
+///
+/// # Errors
+///
+/// Those of [`run`].
+pub fn observe<'m>(
+    module: &'m ValidModule,
+    launch: &mut Launch,
+    limits: &'m Limits,
+    observer: &'m mut dyn Observer,
+) -> Result<Report, RunError> {
+    exec::run(module, launch, limits, Some(observer))
 }

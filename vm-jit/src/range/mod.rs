@@ -11,6 +11,10 @@
 //! than [`MAX_LEARNT`] values are narrowed. What is behind that stays as it was, which is always true.
 
 mod fact;
+#[cfg(test)]
+mod facts;
+#[cfg(test)]
+mod proofs;
 mod transfer;
 
 pub use fact::{Below, Fact};
@@ -70,6 +74,11 @@ pub struct Ranges {
 impl Ranges {
     /// Looks at a kernel of a valid module.
     pub fn of(kernel: &Kernel) -> Ranges {
+        Ranges::keeping(kernel, false)
+    }
+
+    /// Looks at a kernel; keeps what is known of the operands of all ops, or only of those that are asked for.
+    fn keeping(kernel: &Kernel, all: bool) -> Ranges {
         let mut walk = Walk {
             kernel,
             ranges: Ranges::default(),
@@ -79,6 +88,7 @@ impl Ranges {
             numbers: HashMap::new(),
             undo: Vec::new(),
             learnt: 0,
+            all,
         };
         for param in kernel.params() {
             if let ParamKind::Scalar { value, range: Some((low, high)) } = param.kind {
@@ -137,6 +147,8 @@ struct Walk<'k> {
     undo: Vec<Undo>,
     /// How many values the condition at hand taught something of.
     learnt: usize,
+    /// Are the facts of all operands kept?
+    all: bool,
 }
 
 impl<'k> Walk<'k> {
@@ -188,6 +200,10 @@ impl<'k> Walk<'k> {
 
     fn op(&mut self, op: &'k Op) {
         self.ranges.steps += 1 + op.operands.len() as u64;
+        if self.all {
+            let facts = self.facts_of(&op.operands);
+            self.ranges.facts.insert(std::ptr::from_ref(op), facts);
+        }
         match op.code.shape() {
             Shape::If => {
                 let mut yields = Vec::new();
