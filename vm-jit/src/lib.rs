@@ -64,8 +64,8 @@ pub const VERSION: u32 = 11;
 ///
 /// # Errors
 ///
-/// Everything in it that the target rejects, as [`legal::rejects`] lists it; or that a code generator gave up on it, as
-/// [`RejectKind::Generator`].
+/// Everything in it that the target rejects, as [`legal::rejects`] lists it; or that it became too large for a code generator
+/// ([`RejectKind::Size`]), or that one gave up on it or panicked ([`RejectKind::Generator`]).
 pub fn compile(module: &ValidModule, target: &Target) -> Result<Artifact, Rejected> {
     let rejects = legal::rejects(module, target);
     if !rejects.is_empty() {

@@ -61,11 +61,13 @@ pub enum RejectKind {
         available: u64,
     },
     /// The kernel is too large for the code generator.
-    #[error("the kernel comes to about {needed} instructions, {available} are allowed; split it")]
+    #[error("the kernel comes to {needed} {what} or more, {available} are allowed; split it")]
     Size {
-        /// Instructions, roughly.
+        /// What is counted.
+        what: &'static str,
+        /// How many there were when the code generator stopped.
         needed: u64,
-        /// Instructions that are allowed.
+        /// How many are allowed.
         available: u64,
     },
     /// The code generator gave up.

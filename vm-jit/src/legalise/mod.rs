@@ -51,9 +51,9 @@ pub(crate) fn legalise<'m>(
             }
             let available = MAX_REWRITTEN_OPS as u64;
             let rewritten = legal.rewrite(&mut Rules { target });
-            legal = Cow::Owned(
-                rewritten.map_err(|_| reject(RejectKind::Size { needed: available + 1, available }))?,
-            );
+            legal = Cow::Owned(rewritten.map_err(|_| {
+                reject(RejectKind::Size { what: "operations", needed: available + 1, available })
+            })?);
             changed = true;
         }
         if let Some(op) = first_expanded(&legal, target) {

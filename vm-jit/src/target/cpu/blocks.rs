@@ -36,8 +36,8 @@ impl<'a, 'k> Writer<'a, 'k> {
         let first = match cluster {
             1 => first,
             _ => {
-                let up = self.b.ins().iadd_imm(first, cluster - 1);
-                self.b.ins().band_imm(up, -cluster)
+                let up = self.b.ins().iadd_imm_s(first, cluster - 1);
+                self.b.ins().band_imm_s(up, -cluster)
             }
         };
         let [columns, rows] = [0, 1].map(|i| self.b.ins().uextend(types::I64, self.grid[i]));
@@ -74,7 +74,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         }
         self.run(&plan.steps);
         let linear = self.b.ins().load(types::I64, own(), self.scratch, state.linear);
-        let next = self.b.ins().iadd_imm(linear, cluster);
+        let next = self.b.ins().iadd_imm_s(linear, cluster);
         let (zero, mut at) = (self.b.ins().iconst(types::I32, 0), self.state_of(state.at));
         let mut carry = self.b.ins().iconst(types::I32, cluster);
         for (at, size) in at.iter_mut().zip(self.state_of(state.grid)) {

@@ -190,7 +190,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         let (high, step) = (self.first(op.operands[1]), self.first(op.operands[2]));
         let mut runs = self.b.ins().icmp(IntCC::SignedLessThan, low, high);
         if !known.is_some_and(|k| k.steps_up) {
-            let up = self.b.ins().icmp_imm(IntCC::SignedGreaterThanOrEqual, step, 1);
+            let up = self.b.ins().icmp_imm_s(IntCC::SignedGreaterThanOrEqual, step, 1);
             runs = self.b.ins().band(runs, up);
         }
         let head = self.b.create_block();
@@ -350,10 +350,10 @@ impl<'a, 'k> Writer<'a, 'k> {
         refill: impl FnOnce(&mut Self, Ssa) -> Ssa,
     ) {
         let left = self.b.use_var(counter);
-        let left = self.b.ins().iadd_imm(left, -by);
+        let left = self.b.ins().iadd_imm_s(left, -by);
         self.b.def_var(counter, left);
         let (on, used_up) = (self.b.create_block(), self.b.create_block());
-        let short = self.b.ins().icmp_imm(IntCC::SignedLessThan, left, 0);
+        let short = self.b.ins().icmp_imm_s(IntCC::SignedLessThan, left, 0);
         self.b.ins().brif(short, used_up, &[], on, &[]);
         self.b.seal_block(used_up);
         self.b.set_cold_block(used_up);

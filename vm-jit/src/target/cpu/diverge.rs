@@ -176,7 +176,7 @@ impl<'a, 'k> Writer<'a, 'k> {
             // Few enough threads for the last one not to overflow.
             (Some(stride), Repr::Splat(high)) if (1..=4).contains(&stride) => {
                 let unsure = self.b.create_block();
-                let last = self.b.ins().iadd_imm(at[0], stride * (width as i64 - 1));
+                let last = self.b.ins().iadd_imm_s(at[0], stride * (width as i64 - 1));
                 let every = self.b.ins().icmp(IntCC::SignedLessThan, last, *high);
                 self.b.ins().brif(every, inside, &[], unsure, &[]);
                 self.b.seal_block(unsure);
@@ -293,7 +293,7 @@ impl<'a, 'k> Writer<'a, 'k> {
                 let one = match repr {
                     Repr::Splat(one) => Repr::Splat(*one),
                     Repr::Affine { base, stride, .. } => {
-                        let by = w.b.ins().imul_imm(lane, *stride);
+                        let by = w.b.ins().imul_imm_s(lane, *stride);
                         let by = match clif(scalar) {
                             types::I64 => by,
                             ty => w.b.ins().ireduce(ty, by),
@@ -344,7 +344,7 @@ impl<'a, 'k> Writer<'a, 'k> {
 
     /// Where a thread's elements are, without their place.
     fn lane_base(&mut self, lane: Ssa, value: Value) -> Ssa {
-        let by = self.b.ins().imul_imm(lane, i64::from(bytes_of(self.kernel, value)));
+        let by = self.b.ins().imul_imm_s(lane, i64::from(bytes_of(self.kernel, value)));
         self.b.ins().iadd(self.scratch, by)
     }
 

@@ -63,13 +63,13 @@ impl Writer<'_, '_> {
         let ty = self.type_of(value);
         let ints = self.type_of(exponent);
         let (bias, mantissa) = if self.is_f32(value) { (127, 23) } else { (1023, 52) };
-        let first = self.b.ins().sshr_imm(exponent, 1);
+        let first = self.b.ins().sshr_imm_s(exponent, 1);
         let second = self.b.ins().isub(exponent, first);
         let bias = self.int(ints, bias);
         let mut value = value;
         for part in [first, second] {
             let biased = self.b.ins().iadd(part, bias);
-            let bits = self.b.ins().ishl_imm(biased, mantissa);
+            let bits = self.b.ins().ishl_imm_s(biased, mantissa);
             let power = self.cast(ty, bits);
             value = self.b.ins().fmul(value, power);
         }
@@ -104,7 +104,7 @@ impl Writer<'_, '_> {
             let ints = self.type_of(exponent);
             let bits = self.cast(ints, power);
             // What lies above the exponent is shifted out.
-            let up = self.b.ins().ishl_imm(exponent, mantissa);
+            let up = self.b.ins().ishl_imm_s(exponent, mantissa);
             let bits = self.b.ins().iadd(bits, up);
             powers.push(self.cast(ty, bits).into());
         }

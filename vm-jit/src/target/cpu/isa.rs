@@ -162,8 +162,8 @@ impl Isa {
             ("opt_level", "speed"),
             ("enable_probestack", "true"),
             ("probestack_strategy", "inline"),
-            // What is wrong with its input is then an error. Else it may be a panic, or wrong code, from a guest's kernel.
-            ("enable_verifier", "true"),
+            // Done before and behind the optimiser, not in each of its parts.
+            ("enable_verifier", "false"),
             ("unwind_info", "false"),
         ];
         for (name, value) in options {

@@ -7,7 +7,7 @@ use super::isa::Architecture;
 use super::plan::{Level, Room};
 use super::writer::Writer;
 use cranelift_codegen::ir::condcodes::IntCC;
-use cranelift_codegen::ir::{InstBuilder, MemFlags, Type, Value as Ssa, types};
+use cranelift_codegen::ir::{InstBuilder, MemFlagsData, Type, Value as Ssa, types};
 use vm_ir::{Scalar, Value};
 
 /// Bytes of a vector of the machine.
@@ -58,13 +58,13 @@ pub(super) fn mask_type(bytes: u32) -> Type {
 }
 
 /// Memory that is surely there and aligned to its elements.
-pub(super) fn own() -> MemFlags {
-    MemFlags::trusted()
+pub(super) fn own() -> MemFlagsData {
+    MemFlagsData::trusted()
 }
 
 /// Memory that is surely there.
-pub(super) fn loose() -> MemFlags {
-    MemFlags::new().with_notrap()
+pub(super) fn loose() -> MemFlagsData {
+    MemFlagsData::new().with_notrap()
 }
 
 impl Writer<'_, '_> {
@@ -118,7 +118,7 @@ impl Writer<'_, '_> {
         let base = match index {
             None => self.scratch,
             Some(index) => {
-                let at = self.b.ins().imul_imm(index, size);
+                let at = self.b.ins().imul_imm_s(index, size);
                 self.b.ins().iadd(self.scratch, at)
             }
         };
@@ -163,7 +163,7 @@ impl Writer<'_, '_> {
     /// Elements that lie behind one another in memory.
     pub(super) fn load_elements(
         &mut self,
-        flags: MemFlags,
+        flags: MemFlagsData,
         base: Ssa,
         offset: i32,
         scalar: Scalar,
@@ -185,7 +185,7 @@ impl Writer<'_, '_> {
 
     pub(super) fn store_elements(
         &mut self,
-        flags: MemFlags,
+        flags: MemFlagsData,
         base: Ssa,
         offset: i32,
         scalar: Scalar,
@@ -228,7 +228,7 @@ impl Writer<'_, '_> {
             Repr::Splat(one) => vec![*one; elements],
             Repr::Each(all) => all.clone(),
             Repr::Affine { base, stride, .. } => (0..elements as i64)
-                .map(|i| if i == 0 { *base } else { self.b.ins().iadd_imm(*base, i * stride) })
+                .map(|i| if i == 0 { *base } else { self.b.ins().iadd_imm_s(*base, i * stride) })
                 .collect(),
             Repr::Chunks(chunks) => {
                 let mut all = Vec::with_capacity(elements);
@@ -237,7 +237,7 @@ impl Writer<'_, '_> {
                     for lane in 0..lanes {
                         let one = self.b.ins().extractlane(*chunk, lane);
                         all.push(match scalar {
-                            Scalar::Bool => self.b.ins().icmp_imm(IntCC::NotEqual, one, 0),
+                            Scalar::Bool => self.b.ins().icmp_imm_s(IntCC::NotEqual, one, 0),
                             _ => one,
                         });
                     }
@@ -328,7 +328,7 @@ impl Writer<'_, '_> {
         match self.architecture {
             Architecture::X86_64 => {
                 let signs = self.signs(mask);
-                self.b.ins().icmp_imm(IntCC::NotEqual, signs, 0)
+                self.b.ins().icmp_imm_s(IntCC::NotEqual, signs, 0)
             }
             Architecture::Aarch64 => self.b.ins().vany_true(mask),
         }
@@ -340,7 +340,7 @@ impl Writer<'_, '_> {
             Architecture::X86_64 => {
                 let lanes = self.type_of(mask).lane_count();
                 let signs = self.signs(mask);
-                self.b.ins().icmp_imm(IntCC::Equal, signs, (1 << lanes) - 1)
+                self.b.ins().icmp_imm_s(IntCC::Equal, signs, (1 << lanes) - 1)
             }
             Architecture::Aarch64 => self.b.ins().vall_true(mask),
         }
@@ -354,14 +354,14 @@ impl Writer<'_, '_> {
     /// The low halves of the 64-bit lanes of two vectors.
     pub(super) fn low_halves(&mut self, a: Ssa, b: Ssa) -> Ssa {
         let bytes = |v: Ssa, this: &mut Self| {
-            let flags = MemFlags::new().with_endianness(cranelift_codegen::ir::Endianness::Little);
+            let flags = MemFlagsData::new().with_endianness(cranelift_codegen::ir::Endianness::Little);
             this.b.ins().bitcast(types::I8X16, flags, v)
         };
         let (a, b) = (bytes(a, self), bytes(b, self));
         let picks: Vec<u8> = [0u8, 8, 16, 24].into_iter().flat_map(|at| at..at + 4).collect();
         let mask = self.b.func.dfg.immediates.push(picks.into());
         let packed = self.b.ins().shuffle(a, b, mask);
-        let flags = MemFlags::new().with_endianness(cranelift_codegen::ir::Endianness::Little);
+        let flags = MemFlagsData::new().with_endianness(cranelift_codegen::ir::Endianness::Little);
         self.b.ins().bitcast(types::I32X4, flags, packed)
     }
 
@@ -422,7 +422,7 @@ impl Writer<'_, '_> {
     }
 }
 
-fn loose_of(flags: MemFlags) -> MemFlags {
+fn loose_of(flags: MemFlagsData) -> MemFlagsData {
     if flags == own() { loose() } else { flags }
 }
 

@@ -60,42 +60,8 @@ pub(crate) fn way(op: Opcode, ty: Scalar, to: Scalar) -> Way {
     }
 }
 
-/// Machine instructions, roughly, that a kernel may come to.
-pub(super) const MAX_SIZE: u64 = 4 << 20;
 /// Bytes that the values of one block may take.
 pub(super) const MAX_SCRATCH: u64 = 256 << 20;
-
-/// Instructions that one element of an op comes to, roughly.
-fn weight(op: Opcode, ty: Scalar) -> u64 {
-    match way(op, ty, ty) {
-        _ if matches!(op.shape(), Shape::Load | Shape::Store) => 6,
-        Way::Native => 1,
-        IN_F64 | Way::Expanded(Expansion::Function) if matches!(op, Opcode::Pow | Opcode::Erf) => 180,
-        EXPONENTIAL | IN_F64 | Way::Expanded(Expansion::Function) => 90,
-        IN_F32 => 60,
-        _ => 12,
-    }
-}
-
-/// An upper bound, roughly, of the instructions that a kernel comes to. Where threads go separate ways, a region is written
-/// again for each level of nesting.
-pub(super) fn size(kernel: &Kernel) -> u64 {
-    fn walk(kernel: &Kernel, region: &vm_ir::module::Region, depth: u64) -> u64 {
-        region
-            .ops
-            .iter()
-            .map(|op| {
-                let ty = op.operands.last().map(|v| kernel.type_of(*v));
-                let ty = ty.or(op.result().map(|v| kernel.type_of(v)));
-                let (lanes, scalar) = ty.map_or((1, Scalar::I32), |t| (u64::from(t.lanes()), t.scalar()));
-                let inside: u64 = op.regions.iter().map(|r| walk(kernel, r, depth + 1)).sum();
-                depth * lanes * weight(op.code, scalar) + inside
-            })
-            .sum()
-    }
-    // Single numbers of several threads may be run together.
-    8 * walk(kernel, kernel.body(), 1)
-}
 
 /// Bytes for the values of a block, if all of them had to be kept.
 pub(super) fn scratch(kernel: &Kernel) -> u64 {

@@ -11,7 +11,7 @@ use super::lanes::{Repr, clif, loose, own};
 use super::writer::{Extent, Writer};
 use crate::safety::{Access, Last};
 use cranelift_codegen::ir::condcodes::IntCC;
-use cranelift_codegen::ir::{AtomicRmwOp, InstBuilder, MemFlags, Value as Ssa, types};
+use cranelift_codegen::ir::{AtomicRmwOp, InstBuilder, MemFlagsData, Value as Ssa, types};
 use vm_ir::Scalar;
 use vm_ir::module::{Op, Place};
 use vm_ir::op::{Opcode, Shape};
@@ -75,7 +75,7 @@ impl Writer<'_, '_> {
             address = self.b.ins().iadd(address, by);
         }
         let last = *indices.last()?;
-        let by = self.b.ins().imul_imm(last, i64::from(size));
+        let by = self.b.ins().imul_imm_s(last, i64::from(size));
         let address = self.b.ins().iadd(address, by);
         let mut outer = None;
         for (dimension, index) in indices.iter().enumerate().take(indices.len() - 1) {
@@ -99,7 +99,7 @@ impl Writer<'_, '_> {
             Last::Lanes | Last::First if count > 1 && (self.width > 1 || known.last == Last::Lanes) => {
                 // The last index at which all fit, plus one; none if the row is too short.
                 let extent = self.extent_value(*view.extents.last()?);
-                let limit = self.b.ins().iadd_imm(extent, 1 - count as i64);
+                let limit = self.b.ins().iadd_imm_s(extent, 1 - count as i64);
                 let zero = self.b.ins().iconst(types::I64, 0);
                 let limit = self.b.ins().smax(limit, zero);
                 let all = self.b.ins().icmp(IntCC::UnsignedLessThan, last, limit);
@@ -132,13 +132,13 @@ impl Writer<'_, '_> {
             element = Some(match element {
                 None => index,
                 Some(outer) => {
-                    let row = self.b.ins().imul_imm(outer, i64::from(*extent));
+                    let row = self.b.ins().imul_imm_s(outer, i64::from(*extent));
                     self.b.ins().iadd(row, index)
                 }
             });
         }
-        let by = self.b.ins().imul_imm(element?, size);
-        let by = self.b.ins().iadd_imm(by, i64::from(self.plan.shared[array]));
+        let by = self.b.ins().imul_imm_s(element?, size);
+        let by = self.b.ins().iadd_imm_s(by, i64::from(self.plan.shared[array]));
         let arrays = self.arrays();
         let address = self.b.ins().iadd(arrays, by);
         let count = if known.last.is_checked() { count.min(dims[last] as usize) } else { count };
@@ -149,7 +149,7 @@ impl Writer<'_, '_> {
     fn arrays(&mut self) -> Ssa {
         match self.rank() {
             Some(rank) => {
-                let by = self.b.ins().imul_imm(rank, i64::from(self.plan.block_bytes));
+                let by = self.b.ins().imul_imm_s(rank, i64::from(self.plan.block_bytes));
                 self.b.ins().iadd(self.scratch, by)
             }
             None => self.scratch,
@@ -163,7 +163,7 @@ impl Writer<'_, '_> {
         };
         let (all, size) = (self.each(value), self.scalar(value).bytes());
         let Some(warp) = self.warp_index() else { return };
-        let by = self.b.ins().imul_imm(warp, i64::from(size) * all.len() as i64);
+        let by = self.b.ins().imul_imm_s(warp, i64::from(size) * all.len() as i64);
         let at = self.b.ins().iadd(self.scratch, by);
         for block in 0..self.kernel.cluster() {
             let start = block * self.plan.block_bytes + self.plan.shared[usize::from(array)];
@@ -176,20 +176,20 @@ impl Writer<'_, '_> {
     /// The address if `within` holds, else one that does no harm.
     fn or_spare(&mut self, address: Ssa, within: Ssa, writes: bool) -> Ssa {
         let offset = i64::from(self.spare) + if writes { i64::from(SPARE) } else { 0 };
-        let spare = self.b.ins().iadd_imm(self.scratch, offset);
+        let spare = self.b.ins().iadd_imm_s(self.scratch, offset);
         self.b.ins().select(within, address, spare)
     }
 
     /// Where each element is if not all are in bounds.
     fn one_of_row(&mut self, row: &Row, number: usize, size: u32, writes: bool) -> (Ssa, i32) {
         let Bounds::Each { outer, index, extent, .. } = row.bounds else { return (row.address, 0) };
-        let at = self.b.ins().iadd_imm(index, number as i64);
+        let at = self.b.ins().iadd_imm_s(index, number as i64);
         let within = self.b.ins().icmp(IntCC::UnsignedLessThan, at, extent);
         let within = match outer {
             None => within,
             Some(outer) => self.b.ins().band(outer, within),
         };
-        let address = self.b.ins().iadd_imm(row.address, number as i64 * i64::from(size));
+        let address = self.b.ins().iadd_imm_s(row.address, number as i64 * i64::from(size));
         (self.or_spare(address, within, writes), 0)
     }
 
@@ -253,7 +253,7 @@ impl Writer<'_, '_> {
         (0..count as i32).map(|i| self.b.ins().load(clif(scalar), own(), address, i * size)).collect()
     }
 
-    fn flags(&self, elements: usize) -> MemFlags {
+    fn flags(&self, elements: usize) -> MemFlagsData {
         if elements == 1 { own() } else { loose() }
     }
 

@@ -7,7 +7,8 @@
 //! * `floats`: what is known of the floats of a kernel.
 //! * `lanes`: values; `arrange` the lanes of vectors of several threads; `value`, `convert`, `function`, `wide`: ops
 //!   on them; `memory`: views, shared arrays and atomics; `warp`: ops between threads.
-//! * `schedule`: the order of instructions. `object`: the ELF object.
+//! * `emit`: from the function to machine code; `limits` how large it may become, `schedule` the order of instructions,
+//!   `object` the ELF object.
 //!
 //! # The code
 //!
@@ -28,11 +29,13 @@ mod blocks;
 mod control;
 mod convert;
 mod diverge;
+mod emit;
 mod floats;
 mod function;
 mod isa;
 mod lanes;
 mod legal;
+mod limits;
 mod memory;
 mod object;
 mod plan;
@@ -51,11 +54,12 @@ use crate::artifact::{Artifact, Entry, Format, ParamLayout};
 use crate::range::Ranges;
 use crate::reject::{Reject, RejectKind, Rejected};
 use crate::safety::{Parameters, SafetyPlan, cost::Costs};
+use cranelift_codegen::Context;
 use cranelift_codegen::ir::{AbiParam, Function, Signature, UserFuncName, types};
 use cranelift_codegen::isa::CallConv;
-use cranelift_codegen::{CodegenError, Context, control::ControlPlane};
 use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use vm_ir::valid::KernelFacts;
 use vm_ir::{Kernel, ValidModule};
 
@@ -85,49 +89,57 @@ impl fmt::Display for Options {
     }
 }
 
-/// What the head and the size of a kernel ask for and the target does not have.
+/// What the head of a kernel asks for and the target does not have.
 pub(crate) fn head_rejects(_: &Options, kernel: &Kernel) -> Vec<RejectKind> {
     let mut found = Vec::new();
     let needed = legal::scratch(kernel);
     if needed > legal::MAX_SCRATCH {
         found.push(RejectKind::Scratch { needed, available: legal::MAX_SCRATCH });
     }
-    let needed = legal::size(kernel);
-    if needed > legal::MAX_SIZE {
-        found.push(RejectKind::Size { needed, available: legal::MAX_SIZE });
-    }
     found
 }
 
 /// Compiles a module that the target does not reject.
 pub(crate) fn write(module: &ValidModule, options: &Options, target: String) -> Result<Artifact, Rejected> {
-    let reject = |kernel: &Kernel, what: String| {
-        Rejected(vec![Reject::new(kernel, kernel.line().0, RejectKind::Generator { what })])
-    };
+    let reject = |kernel: &Kernel, kind| Rejected(vec![Reject::new(kernel, kernel.line().0, kind)]);
+    let gave_up = |what| RejectKind::Generator { what };
     let mut functions = Vec::new();
     let mut entries = Vec::new();
     let mut contexts = (Context::new(), FunctionBuilderContext::new());
     let isa = match (options.isa.generator(), module.kernels().first()) {
         (Ok(isa), _) => isa,
-        (Err(error), Some(kernel)) => return Err(reject(kernel, error.to_string())),
+        (Err(error), Some(kernel)) => return Err(reject(kernel, gave_up(error.to_string()))),
         (Err(_), None) => return Ok(Artifact { target, format: Format::Elf, code: Vec::new(), entries }),
     };
     for (kernel, facts) in module.kernels_with_facts() {
-        let ranges = Ranges::of(kernel);
-        let safety = SafetyPlan::of(kernel, &ranges, module.trust(), &SAFETY)
-            .map_err(|error| Rejected(vec![error]))?;
-        let (code, entry) = function(kernel, facts, (&ranges, &safety), options.isa, &*isa, &mut contexts)
-            .map_err(|what| reject(kernel, what))?;
+        // What was left half-done by a panic is in `contexts`, which nothing looks at any more.
+        let compiled = contained(kernel, || {
+            let ranges = Ranges::of(kernel);
+            let safety = SafetyPlan::of(kernel, &ranges, module.trust(), &SAFETY)?;
+            function(kernel, facts, (&ranges, &safety), options.isa, &*isa, &mut contexts)
+                .map_err(|kind| Reject::new(kernel, kernel.line().0, kind))
+        });
+        let (code, entry) = compiled.map_err(|error| Rejected(vec![error]))?;
         functions.push((entry.symbol.clone(), code));
         entries.push(entry);
     }
     let code = object::write(options.isa.architecture(), &functions);
     let code = match (code, module.kernels().first()) {
         (Some(code), _) => code,
-        (None, Some(kernel)) => return Err(reject(kernel, "the object can't be written".into())),
+        (None, Some(kernel)) => return Err(reject(kernel, gave_up("the object can't be written".into()))),
         (None, None) => Vec::new(),
     };
     Ok(Artifact { target, format: Format::Elf, code, entries })
+}
+
+/// Does work on what came from a guest; a panic of it is an error.
+fn contained<T>(kernel: &Kernel, work: impl FnOnce() -> Result<T, Reject>) -> Result<T, Reject> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
+        let kind = RejectKind::Generator { what: format!("it panicked: {text}") };
+        Err(Reject::new(kernel, kernel.line().0, kind))
+    })
 }
 
 fn function(
@@ -137,7 +149,7 @@ fn function(
     machine: Isa,
     isa: &dyn cranelift_codegen::isa::TargetIsa,
     (context, builder): &mut (Context, FunctionBuilderContext),
-) -> Result<(Vec<u8>, Entry), String> {
+) -> Result<(Vec<u8>, Entry), RejectKind> {
     let plan = plan::Plan::of(kernel, facts, ranges);
     let floats = floats::Floats::of(kernel);
     // Whoever runs the blocks can stop between two, also where the code itself looks at nothing.
@@ -149,21 +161,9 @@ fn function(
     let build = FunctionBuilder::new(&mut context.func, builder);
     let known = writer::Known { facts, ranges, safety, plan: &plan, floats: &floats };
     let guard = params.guard.filter(|_| safety.cancellable());
-    let scratch = writer::write(build, kernel, known, guard, machine);
-    let problem = |error| match error {
-        CodegenError::Verifier(errors) => errors.to_string(),
-        other => other.to_string(),
-    };
-    // What `Context::compile` does, and the order of instructions between its two parts.
-    let mut control = ControlPlane::default();
-    context.verify_if(isa).map_err(problem)?;
-    context.optimize(isa, &mut control).map_err(problem)?;
-    schedule::schedule(&mut context.func, machine.architecture().vector_registers());
-    context.verify_if(isa).map_err(problem)?;
-    let stencil =
-        isa.compile_function(&context.func, &context.domtree, false, &mut control).map_err(problem)?;
-    let compiled = stencil.apply_params(&context.func.params);
-    let code = wide::link(&compiled.buffer)?;
+    let build = writer::Build { builder: build, config: isa.frontend_config(), isa: machine };
+    let scratch = writer::write(build, kernel, known, guard)?;
+    let code = emit::emit(context, machine, isa)?;
     let entry = Entry {
         kernel: kernel.name().to_owned(),
         symbol: kernel.name().to_owned(),

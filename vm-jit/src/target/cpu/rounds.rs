@@ -119,7 +119,7 @@ impl<'a, 'k> Writer<'a, 'k> {
                 w.b.ins().brif(first, all, &[], next, &[]);
             } else {
                 let (some, unsure) = (w.b.create_block(), w.b.create_block());
-                let last = w.b.ins().iadd_imm(at, width as i64 - 1);
+                let last = w.b.ins().iadd_imm_s(at, width as i64 - 1);
                 let last = w.b.ins().icmp(IntCC::SignedLessThan, last, high);
                 w.b.ins().brif(last, all, &[], unsure, &[]);
                 w.b.seal_block(unsure);

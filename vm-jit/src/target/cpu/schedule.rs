@@ -281,9 +281,8 @@ impl Scheduler<'_> {
         }
         // What is left needs more registers than there are.
         let all_but_last = state.order.len() == last as usize;
-        let first = state.open.iter().map(|Reverse(at)| *at).filter(|at| all_but_last || *at != last).min();
+        let first = state.open.pop().map(|Reverse(at)| at).filter(|at| all_but_last || *at != last);
         if let Some(at) = first {
-            state.open.retain(|Reverse(other)| *other != at);
             self.take(state, at);
         }
         first.is_some()
@@ -301,11 +300,15 @@ impl Scheduler<'_> {
             && let Some(Reverse(at)) = state.open.pop()
         {
             let too_early = at == last && state.order.len() < last as usize;
-            if !too_early && at <= first + WINDOW && (at == first || self.fits(state, at)) {
+            let too_far = at > first + WINDOW;
+            if !too_early && !too_far && (at == first || self.fits(state, at)) {
                 chosen = Some(at);
                 break;
             }
             passed.push(Reverse(at));
+            if too_far {
+                break;
+            }
         }
         state.open.extend(passed);
         chosen

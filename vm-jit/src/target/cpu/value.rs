@@ -3,7 +3,7 @@
 use super::lanes::{Repr, VECTOR, clif, mask_type, vector};
 use super::writer::Writer;
 use cranelift_codegen::ir::condcodes::{FloatCC, IntCC};
-use cranelift_codegen::ir::{Endianness, InstBuilder, MemFlags, Type, Value as Ssa, ValueDef, types};
+use cranelift_codegen::ir::{Endianness, InstBuilder, MemFlagsData, Type, Value as Ssa, ValueDef, types};
 use vm_ir::module::Op;
 use vm_ir::op::{Opcode, Shape};
 use vm_ir::{Scalar, Value};
@@ -45,7 +45,7 @@ impl Writer<'_, '_> {
         if self.type_of(one) == ty {
             return one;
         }
-        let flags = MemFlags::new().with_endianness(Endianness::Little);
+        let flags = MemFlagsData::new().with_endianness(Endianness::Little);
         self.b.ins().bitcast(ty, flags, one)
     }
 
@@ -171,7 +171,7 @@ impl Writer<'_, '_> {
                 if !fits(to, low, high) {
                     return None;
                 }
-                let base = self.b.ins().imul_imm(*base, by);
+                let base = self.b.ins().imul_imm_s(*base, by);
                 Some(Repr::Affine { base, stride: stride.checked_mul(by)?, low, high })
             }
             (Opcode::Shl, [Repr::Affine { base, stride, low, high }, by]) => {
@@ -180,7 +180,7 @@ impl Writer<'_, '_> {
                 if !fits(to, low, high) {
                     return None;
                 }
-                let base = self.b.ins().ishl_imm(*base, by);
+                let base = self.b.ins().ishl_imm_s(*base, by);
                 Some(Repr::Affine { base, stride: stride.checked_mul(1 << by)?, low, high })
             }
             _ => None,
@@ -245,7 +245,7 @@ impl Writer<'_, '_> {
                 vector(to).filter(|_| Self::in_vectors(to, elements))?;
                 if matches!(op.code, Opcode::Shl | Opcode::ShrS | Opcode::ShrU) {
                     let Repr::Splat(by) = args[1] else { return None };
-                    let by = self.b.ins().band_imm(by, i64::from(to.bits()) - 1);
+                    let by = self.b.ins().band_imm_s(by, i64::from(to.bits()) - 1);
                     let all = self.chunks_of(&args[0], to, elements);
                     return Some(all.into_iter().map(|a| self.shift(op.code, a, by)).collect());
                 }
@@ -368,7 +368,7 @@ impl Writer<'_, '_> {
             Opcode::And => self.b.ins().band(a, b),
             Opcode::Or => self.b.ins().bor(a, b),
             Opcode::Xor => self.b.ins().bxor(a, b),
-            Opcode::Not if ty == Scalar::Bool => self.b.ins().bxor_imm(a, 1),
+            Opcode::Not if ty == Scalar::Bool => self.b.ins().bxor_imm_s(a, 1),
             Opcode::Not => self.b.ins().bnot(a),
             Opcode::AbsS | Opcode::MinS | Opcode::MaxS | Opcode::MinU | Opcode::MaxU => {
                 let (other, comparison) = match code {
@@ -399,7 +399,7 @@ impl Writer<'_, '_> {
         let one = self.int(lane, 1);
         let is_signed = matches!(code, Opcode::DivS | Opcode::RemS);
         let known = self.constant(b);
-        let by_zero = self.b.ins().icmp_imm(IntCC::Equal, b, 0);
+        let by_zero = self.b.ins().icmp_imm_s(IntCC::Equal, b, 0);
         let mut unsafe_ = by_zero;
         if is_signed {
             let least = self.int(lane, 1i64 << (ty.bits() - 1));
@@ -438,7 +438,7 @@ impl Writer<'_, '_> {
         };
         let (a, b) = (wide(self, a), wide(self, b));
         let product = self.b.ins().imul(a, b);
-        let upper = self.b.ins().ushr_imm(product, i64::from(ty.bits()));
+        let upper = self.b.ins().ushr_imm_s(product, i64::from(ty.bits()));
         self.b.ins().ireduce(clif(ty), upper)
     }
 
@@ -513,7 +513,7 @@ impl Writer<'_, '_> {
         if new_bytes < old_bytes {
             for one in all {
                 for part in 0..old_bytes / new_bytes {
-                    let moved = self.b.ins().ushr_imm(one, i64::from(part * new_bytes * 8));
+                    let moved = self.b.ins().ushr_imm_s(one, i64::from(part * new_bytes * 8));
                     out.push(self.b.ins().ireduce(int(new_bytes), moved));
                 }
             }
@@ -522,7 +522,7 @@ impl Writer<'_, '_> {
                 let mut whole = self.b.ins().uextend(int(new_bytes), parts[0]);
                 for (i, part) in parts.iter().enumerate().skip(1) {
                     let wide = self.b.ins().uextend(int(new_bytes), *part);
-                    let moved = self.b.ins().ishl_imm(wide, i64::from(i as u32 * old_bytes * 8));
+                    let moved = self.b.ins().ishl_imm_s(wide, i64::from(i as u32 * old_bytes * 8));
                     whole = self.b.ins().bor(whole, moved);
                 }
                 out.push(whole);

@@ -50,13 +50,13 @@ impl<'k> Writer<'_, 'k> {
         let size = i64::from(bytes_of(self.kernel, value));
         let Some(threads) = self.threads else { return };
         let by = self.each(op.operands[1]);
-        let lane = self.b.ins().band_imm(threads.index, i64::from(WARP) - 1);
+        let lane = self.b.ins().band_imm_s(threads.index, i64::from(WARP) - 1);
         let first = self.b.ins().isub(threads.index, lane);
         let mut all = Vec::new();
         for (thread, by) in by.into_iter().enumerate() {
-            let lane = self.b.ins().iadd_imm(lane, thread as i64);
+            let lane = self.b.ins().iadd_imm_s(lane, thread as i64);
             let by = self.b.ins().uextend(types::I64, by);
-            let by = self.b.ins().band_imm(by, i64::from(WARP) - 1);
+            let by = self.b.ins().band_imm_s(by, i64::from(WARP) - 1);
             let from = match op.code {
                 Opcode::Shuffle => by,
                 Opcode::ShuffleXor => self.b.ins().bxor(lane, by),
@@ -67,12 +67,12 @@ impl<'k> Writer<'_, 'k> {
                 }
                 _ => {
                     let from = self.b.ins().iadd(lane, by);
-                    let there = self.b.ins().icmp_imm(IntCC::UnsignedLessThan, from, i64::from(WARP));
+                    let there = self.b.ins().icmp_imm_s(IntCC::UnsignedLessThan, from, i64::from(WARP));
                     self.b.ins().select(there, from, lane)
                 }
             };
             let from = self.b.ins().iadd(first, from);
-            let at = self.b.ins().imul_imm(from, size);
+            let at = self.b.ins().imul_imm_s(from, size);
             let at = self.b.ins().iadd(self.scratch, at);
             let offset = slot.offset as i32;
             let repr = self.load_elements(own(), at, offset, scalar, lanes);
@@ -90,7 +90,7 @@ impl<'k> Writer<'_, 'k> {
         let scalar = self.scalar(value);
         let base = match self.thread_index() {
             Some(first) => {
-                let at = self.b.ins().imul_imm(first, i64::from(bytes_of(self.kernel, value)));
+                let at = self.b.ins().imul_imm_s(first, i64::from(bytes_of(self.kernel, value)));
                 self.b.ins().iadd(self.scratch, at)
             }
             None => self.scratch,
@@ -136,7 +136,7 @@ impl<'k> Writer<'_, 'k> {
                     let top = self.b.ins().ineg(half);
                     self.b.ins().vhigh_bits(types::I32, top)
                 });
-                let high = self.b.ins().ishl_imm(high, 16);
+                let high = self.b.ins().ishl_imm_s(high, 16);
                 self.b.ins().bor(low, high)
             }
         };

@@ -44,7 +44,7 @@ impl Writer<'_, '_> {
             return None;
         }
         let routine = self.wide_routine();
-        let to = self.b.ins().iadd_imm(self.scratch, i64::from(at));
+        let to = self.b.ins().iadd_imm_s(self.scratch, i64::from(at));
         let mut results = Vec::with_capacity(all.len());
         for some in all.chunks(VECTORS) {
             // Where there are fewer, the last is taken again.

@@ -5,15 +5,18 @@ use super::control::Cancel;
 use super::floats::{Extreme, Floats};
 use super::isa::{Architecture, Isa};
 use super::lanes::{Repr, clif, own};
+use super::limits;
 use super::memory::SPARE;
 use super::plan::{BLOCK, Plan, Scope, Step};
 use super::wide;
 use crate::artifact::{Guard, ParamLayout, Slot};
 use crate::legal::key;
 use crate::range::Ranges;
+use crate::reject::RejectKind;
 use crate::safety::SafetyPlan;
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{Block, FuncRef, InstBuilder, Value as Ssa, types};
+use cranelift_codegen::isa::TargetFrontendConfig;
 use cranelift_frontend::FunctionBuilder;
 use vm_ir::limits::WARP;
 use vm_ir::module::{Op, ParamKind, Place, Region};
@@ -81,6 +84,8 @@ pub(super) struct Writer<'a, 'k> {
     /// Scratch that holds elements while threads go separate ways: where it begins, and the most that is needed.
     pub(super) spill_at: u32,
     pub(super) spill_end: u32,
+    /// What the function has too much of. Nothing is written any more then.
+    full: Option<RejectKind>,
 }
 
 /// What is known of a kernel.
@@ -92,14 +97,25 @@ pub(super) struct Known<'a, 'k> {
     pub(super) floats: &'a Floats,
 }
 
+/// The function that is written.
+pub(super) struct Build<'a> {
+    pub(super) builder: FunctionBuilder<'a>,
+    pub(super) config: TargetFrontendConfig,
+    pub(super) isa: Isa,
+}
+
 /// Writes a kernel's body; gives the bytes of scratch memory that it needs.
+///
+/// # Errors
+///
+/// The function would become too large.
 pub(super) fn write<'a, 'k>(
-    mut b: FunctionBuilder<'a>,
+    function: Build<'a>,
     kernel: &'k Kernel,
     known: Known<'a, 'k>,
     guard: Option<Guard>,
-    isa: Isa,
-) -> u32 {
+) -> Result<u32, RejectKind> {
+    let Build { builder: mut b, config, isa } = function;
     let Known { facts, ranges, safety, plan, floats } = known;
     let entry = b.create_block();
     let leave = b.create_block();
@@ -107,7 +123,7 @@ pub(super) fn write<'a, 'k>(
     b.switch_to_block(entry);
     b.seal_block(entry);
     let given: Vec<Ssa> = b.block_params(entry).to_vec();
-    let [params, grid_at, first, end, scratch] = given[..] else { return 0 };
+    let [params, grid_at, first, end, scratch] = given[..] else { return Ok(0) };
     let grid = [0, 4, 8].map(|at| b.ins().load(types::I32, own().with_readonly(), grid_at, at));
     let bytes = u32::try_from(plan.bytes).unwrap_or(u32::MAX);
     let end_of_state = (bytes.saturating_add(2 * SPARE + State::BYTES)).next_multiple_of(wide::BYTES);
@@ -140,6 +156,7 @@ pub(super) fn write<'a, 'k>(
         wide: None,
         spill_at: spill,
         spill_end: spill,
+        full: None,
     };
     writer.zero_spare();
     writer.parameters(guard.is_some());
@@ -151,8 +168,11 @@ pub(super) fn write<'a, 'k>(
     writer.b.seal_block(leave);
     writer.b.switch_to_block(leave);
     writer.b.ins().return_(&[]);
-    writer.b.finalize();
-    writer.spill_end
+    writer.b.finalize(config);
+    match writer.full {
+        Some(full) => Err(full),
+        None => Ok(writer.spill_end),
+    }
 }
 
 impl<'a, 'k> Writer<'a, 'k> {
@@ -182,7 +202,7 @@ impl<'a, 'k> Writer<'a, 'k> {
                 (ParamKind::Scalar { value, .. }, Slot::Scalar { offset, ty }) => {
                     let mut one = self.parameter(clif(*ty), *offset);
                     if *ty == Scalar::Bool {
-                        one = self.b.ins().band_imm(one, 1);
+                        one = self.b.ins().band_imm_s(one, 1);
                     }
                     self.set(*value, Repr::Splat(one));
                     None
@@ -201,7 +221,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.b.ins().jump(head, &[zero.into()]);
         self.b.switch_to_block(head);
         body(self, at);
-        let next = self.b.ins().iadd_imm(at, step);
+        let next = self.b.ins().iadd_imm_s(at, step);
         let more = self.b.ins().icmp(IntCC::UnsignedLessThan, next, end);
         self.b.ins().brif(more, head, &[next.into()], done, &[]);
         self.b.seal_block(head);
@@ -214,6 +234,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         for step in steps {
             match step {
                 Step::Once(op) => self.op(op),
+                Step::Control { op, .. } if self.is_full() => self.skip(op),
                 Step::Control { op, regions } => self.control(op, Some(regions)),
                 Step::Warps { scope, steps } => {
                     let count = i64::from(self.kernel.cluster_warps());
@@ -240,7 +261,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         let together = self.together(ops, copies);
         let all = i64::from(self.kernel.cluster_threads());
         let (start, count) = match self.warp {
-            Some(warp) => (Some(self.b.ins().imul_imm(warp, i64::from(WARP))), all.min(i64::from(WARP))),
+            Some(warp) => (Some(self.b.ins().imul_imm_s(warp, i64::from(WARP))), all.min(i64::from(WARP))),
             None => (None, all),
         };
         let outer = std::mem::replace(&mut self.scope, scope);
@@ -299,11 +320,11 @@ impl<'a, 'k> Writer<'a, 'k> {
                 break;
             }
             if size.is_power_of_two() {
-                at[i] = self.b.ins().band_imm(rest, i64::from(size) - 1);
-                rest = self.b.ins().ushr_imm(rest, i64::from(size.trailing_zeros()));
+                at[i] = self.b.ins().band_imm_s(rest, i64::from(size) - 1);
+                rest = self.b.ins().ushr_imm_s(rest, i64::from(size.trailing_zeros()));
             } else {
-                at[i] = self.b.ins().urem_imm(rest, i64::from(size));
-                rest = self.b.ins().udiv_imm(rest, i64::from(size));
+                at[i] = self.b.ins().urem_imm_s(rest, i64::from(size));
+                rest = self.b.ins().udiv_imm_s(rest, i64::from(size));
             }
         }
         Threads { index, at }
@@ -313,14 +334,14 @@ impl<'a, 'k> Writer<'a, 'k> {
     fn in_block(&mut self, index: Ssa) -> Ssa {
         match self.kernel.cluster() {
             1 => index,
-            _ => self.b.ins().urem_imm(index, i64::from(self.kernel.threads())),
+            _ => self.b.ins().urem_imm_s(index, i64::from(self.kernel.threads())),
         }
     }
 
     /// The number in its cluster of the block at hand; `None` where blocks are by themselves.
     pub(super) fn rank(&mut self) -> Option<Ssa> {
         let index = self.thread_index().filter(|_| self.kernel.cluster() > 1)?;
-        Some(self.b.ins().udiv_imm(index, i64::from(self.kernel.threads())))
+        Some(self.b.ins().udiv_imm_s(index, i64::from(self.kernel.threads())))
     }
 
     /// The number of the block at hand along an axis.
@@ -339,7 +360,7 @@ impl<'a, 'k> Writer<'a, 'k> {
     pub(super) fn thread_index(&mut self) -> Option<Ssa> {
         match (self.threads, self.warp) {
             (Some(threads), _) => Some(threads.index),
-            (None, Some(warp)) => Some(self.b.ins().imul_imm(warp, i64::from(WARP))),
+            (None, Some(warp)) => Some(self.b.ins().imul_imm_s(warp, i64::from(WARP))),
             (None, None) => None,
         }
     }
@@ -347,7 +368,7 @@ impl<'a, 'k> Writer<'a, 'k> {
     pub(super) fn warp_index(&mut self) -> Option<Ssa> {
         match (self.warp, self.threads) {
             (Some(warp), _) => Some(warp),
-            (None, Some(threads)) => Some(self.b.ins().ushr_imm(threads.index, 5)),
+            (None, Some(threads)) => Some(self.b.ins().ushr_imm_s(threads.index, 5)),
             (None, None) => None,
         }
     }
@@ -356,7 +377,26 @@ impl<'a, 'k> Writer<'a, 'k> {
         region.ops.iter().for_each(|op| self.op(op));
     }
 
+    /// Is the function too large? Then it is closed and thrown away.
+    fn is_full(&mut self) -> bool {
+        if self.full.is_none() {
+            self.full = limits::growing(self.b.func).err();
+        }
+        self.full.is_some()
+    }
+
+    /// What stands for the results of an op that is not written any more.
+    fn skip(&mut self, op: &Op) {
+        for result in &op.results {
+            let zero = self.number(self.scalar(*result), 0);
+            self.env[result.index()] = Some(Repr::Splat(zero));
+        }
+    }
+
     pub(super) fn op(&mut self, op: &'k Op) {
+        if self.is_full() {
+            return self.skip(op);
+        }
         match op.code.shape() {
             Shape::If | Shape::Switch | Shape::For | Shape::While => self.control(op, None),
             Shape::Load => self.load(op),
@@ -392,7 +432,7 @@ impl<'a, 'k> Writer<'a, 'k> {
                 Some(rank) => self.b.ins().ireduce(types::I32, rank),
                 None => self.b.ins().iconst(types::I32, 0),
             },
-            Opcode::ClusterId => self.b.ins().udiv_imm(self.block[0], i64::from(self.kernel.cluster())),
+            Opcode::ClusterId => self.b.ins().udiv_imm_s(self.block[0], i64::from(self.kernel.cluster())),
             Opcode::BlockDim => self.b.ins().iconst(types::I32, i64::from(block[axis])),
             Opcode::GridDim => self.grid[axis],
             Opcode::ThreadId | Opcode::GlobalId => {
@@ -409,7 +449,7 @@ impl<'a, 'k> Writer<'a, 'k> {
                     let wide = self.b.ins().uextend(types::I64, at);
                     let number = self.block_at(axis);
                     let number = self.b.ins().uextend(types::I64, number);
-                    let first = self.b.ins().imul_imm(number, i64::from(block[axis]));
+                    let first = self.b.ins().imul_imm_s(number, i64::from(block[axis]));
                     self.b.ins().iadd(first, wide)
                 } else {
                     at
@@ -427,7 +467,7 @@ impl<'a, 'k> Writer<'a, 'k> {
                 stride = 1;
                 if op.code == Opcode::LaneId {
                     high = 31;
-                    self.b.ins().band_imm(index, 31)
+                    self.b.ins().band_imm_s(index, 31)
                 } else {
                     high = i64::from(self.kernel.threads());
                     index
@@ -439,7 +479,7 @@ impl<'a, 'k> Writer<'a, 'k> {
                     Some(index) => {
                         let index = match self.kernel.cluster() {
                             1 => index,
-                            _ => self.b.ins().urem_imm(index, i64::from(self.kernel.threads() / WARP)),
+                            _ => self.b.ins().urem_imm_s(index, i64::from(self.kernel.threads() / WARP)),
                         };
                         self.b.ins().ireduce(types::I32, index)
                     }

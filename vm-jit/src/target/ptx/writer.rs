@@ -49,7 +49,8 @@ pub(super) fn module(
         entries.push(writer.kernel(&mut kernels));
         instructions = writer.asm.instructions;
         if instructions > MAX_INSTRUCTIONS {
-            let kind = RejectKind::Size { needed: instructions, available: MAX_INSTRUCTIONS };
+            let kind =
+                RejectKind::Size { what: "instructions", needed: instructions, available: MAX_INSTRUCTIONS };
             return Err(Rejected(vec![Reject::new(kernel, kernel.line().0, kind)]));
         }
         turns |= writer.turns;
