@@ -3,6 +3,8 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rustix::time::{ClockId, clock_gettime};
+
 use super::budget::Budget;
 use crate::accelerator::meter::{self, Meter};
 
@@ -20,6 +22,13 @@ struct State {
     budget: Budget,
     /// Since when the accelerator has worked for the guest, if it does.
     since: Option<Duration>,
+    /// The processor time of this process at that point.
+    computed: Duration,
+}
+
+/// The processor time that this process has taken, all threads together.
+fn processor_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default()
 }
 
 /// The guest's leave to use the accelerator. What passes until it is dropped is of its time.
@@ -38,7 +47,11 @@ impl Pace {
             Some(reading) => Budget::resume(slice, now, &reading),
             None => Budget::new(slice, now),
         };
-        Ok(Self { state: Mutex::new(State { budget, since: None }), changed: Condvar::new(), meter })
+        Ok(Self {
+            state: Mutex::new(State { budget, since: None, computed: Duration::ZERO }),
+            changed: Condvar::new(),
+            meter,
+        })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -61,6 +74,7 @@ impl Pace {
             let wait = state.budget.wait(now);
             if wait.is_zero() {
                 state.since = Some(now);
+                state.computed = processor_time();
                 self.keep(&state);
                 return Turn(Some(self.clone()));
             }
@@ -70,11 +84,12 @@ impl Pace {
         }
     }
 
-    fn end(&self, used: bool) {
+    fn end(&self, used: impl FnOnce(&State, Duration) -> Duration) {
         let mut state = self.state();
         let now = meter::now();
-        if let Some(since) = state.since.take().filter(|_| used) {
-            state.budget.spend(now.saturating_sub(since), now);
+        if let Some(since) = state.since.take() {
+            let used = used(&state, now.saturating_sub(since));
+            state.budget.spend(used, now);
         }
         self.keep(&state);
         drop(state);
@@ -89,10 +104,11 @@ impl Pace {
 }
 
 impl Turn {
-    /// Ends it without any time taken: the accelerator was not used.
-    pub(super) fn unused(mut self) {
+    /// Ends it with the accelerator not used: the processor time that passed is of the guest's time, in which its modules
+    /// were compiled.
+    pub(super) fn computed(mut self) {
         if let Some(pace) = self.0.take() {
-            pace.end(false);
+            pace.end(|state, _| processor_time().saturating_sub(state.computed));
         }
     }
 }
@@ -100,7 +116,7 @@ impl Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         if let Some(pace) = self.0.take() {
-            pace.end(true);
+            pace.end(|_, passed| passed);
         }
     }
 }
@@ -118,7 +134,7 @@ mod tests {
         let kept = Meter::new().unwrap();
         let pace = |slice| Arc::new(Pace::new(slice, kept.try_clone().unwrap()).unwrap());
         let first = pace(20 * MILLISECOND);
-        first.turn().unused();
+        first.turn().computed();
         assert!(kept.read().unwrap().unwrap().balance > 0);
         // The process ends in the middle of a batch.
         std::mem::forget(first.turn());
@@ -134,6 +150,21 @@ mod tests {
         let turns = [free.turn(), free.turn()];
         assert!(begin.elapsed() < Duration::from_secs(5));
         drop(turns);
+    }
+
+    #[test]
+    fn without_the_accelerator_what_was_computed_counts() {
+        let pace = Arc::new(Pace::new(10 * MILLISECOND, Meter::new().unwrap()).unwrap());
+        let turn = pace.turn();
+        let begin = processor_time();
+        while processor_time() - begin < 60 * MILLISECOND {
+            std::hint::spin_loop();
+        }
+        turn.computed();
+        let begin = Instant::now();
+        pace.turn().computed();
+        // Of the 60 ms it had 10 and what came meanwhile.
+        assert!(begin.elapsed() >= 300 * MILLISECOND, "{:?}", begin.elapsed());
     }
 
     #[test]

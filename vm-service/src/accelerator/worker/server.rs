@@ -24,6 +24,8 @@ use super::work;
 const MODULES: u64 = 256;
 /// The most kernels of all its modules.
 const KERNELS: u64 = 4096;
+/// The most bytes of code of all its modules.
+const CODE: u64 = 256 << 20;
 /// The most buffers that it may have.
 const BUFFERS: u64 = 4096;
 /// The most ranges of its memory under all its buffers: each is a mapping of this process.
@@ -129,6 +131,7 @@ pub(super) fn most(quotas: &Quotas, ram: &Ram) -> Amount {
     Amount::of(&[
         (Resource::Modules, MODULES),
         (Resource::Kernels, KERNELS),
+        (Resource::Code, CODE),
         (Resource::Buffers, BUFFERS),
         (Resource::Ranges, RANGES),
         (Resource::Held, quotas.memory),
@@ -157,7 +160,7 @@ pub(super) struct Server<A: Accelerator> {
 /// A module of the guest.
 struct LoadedModule<A: Accelerator> {
     kernels: Vec<Loaded<A>>,
-    _charge: Charge,
+    _charges: [Charge; 2],
 }
 
 struct Loaded<A: Accelerator> {
@@ -388,12 +391,14 @@ impl<A: Accelerator> Server<A> {
         let count = valid.kernels().len() as u64;
         let charge = self.charge(&[(Resource::Modules, 1), (Resource::Kernels, count)])?;
         let artifacts = self.compiler.compile(&valid).map_err(|error| refused(&error))?;
+        let code = artifacts.iter().map(|artifact| artifact.image().len() as u64).sum();
+        let code = self.charge(&[(Resource::Code, code)])?;
         let mut kernels = Vec::with_capacity(artifacts.len());
         for artifact in artifacts {
             let kernel = self.worker.load(&artifact).map_err(failure)?;
             kernels.push(Loaded { kernel, artifact });
         }
-        self.modules.insert(number, LoadedModule { kernels, _charge: charge });
+        self.modules.insert(number, LoadedModule { kernels, _charges: [charge, code] });
         Ok(())
     }
 
@@ -403,6 +408,7 @@ impl<A: Accelerator> Server<A> {
             let text = match resource {
                 Resource::Modules => format!("a guest has at most {MODULES} modules"),
                 Resource::Kernels => format!("a guest has at most {KERNELS} kernels"),
+                Resource::Code => format!("a guest's modules have at most {CODE} bytes of code"),
                 Resource::Buffers => format!("a guest has at most {BUFFERS} buffers"),
                 Resource::Ranges => format!("a guest's buffers have at most {RANGES} ranges"),
                 Resource::Held => {

@@ -142,7 +142,7 @@ fn serve_link<A: Accelerator, L: Link>(
             let turn = pace.turn();
             let executed = server.execute(&batch, request.room);
             if executed.fences.is_empty() {
-                turn.unused();
+                turn.computed();
                 link.answer(&request.place, &executed.answer)?;
                 continue;
             }

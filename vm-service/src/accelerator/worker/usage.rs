@@ -8,6 +8,8 @@ pub(super) enum Resource {
     Modules,
     /// Kernels of all its modules.
     Kernels,
+    /// Bytes of code of all its modules.
+    Code,
     Buffers,
     /// Ranges of its memory under buffers.
     Ranges,
@@ -18,8 +20,8 @@ pub(super) enum Resource {
 }
 
 impl Resource {
-    const ALL: [Self; 6] =
-        [Self::Modules, Self::Kernels, Self::Buffers, Self::Ranges, Self::Held, Self::Imported];
+    const ALL: [Self; 7] =
+        [Self::Modules, Self::Kernels, Self::Code, Self::Buffers, Self::Ranges, Self::Held, Self::Imported];
 }
 
 /// So much of each resource.

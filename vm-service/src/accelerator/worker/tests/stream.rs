@@ -32,27 +32,35 @@ impl Host {
     }
 
     fn with(device: Arc<FakeAccelerator>, memory: u64) -> Self {
+        Self::of(device, &Open { memory, ..orders(Some(1)) })
+    }
+
+    fn of(device: Arc<FakeAccelerator>, open: &Open) -> Self {
+        let memory = open.memory;
         let file = tempfile::tempfile().unwrap();
         file.set_len(WINDOW).unwrap();
         let parts = vec![OwnedFd::from(file.try_clone().unwrap())];
         let ram = Arc::new(Ram::new(&[(0, WINDOW)], parts).unwrap());
-        let open = Open { memory, ..orders(Some(1)) };
         let (broken, breaks) = channel();
         let options = backend::options(memory, Duration::from_micros(open.deadline_us));
         let worker = Worker::start(device, options).unwrap();
         let config = Config::new(memory, open.deadline_us).with_window(WINDOW, 1);
-        let guest = Guest::new(&open, ram, Meter::new().unwrap(), Watch::default(), broken).unwrap();
+        let guest = Guest::new(open, ram, Meter::new().unwrap(), Watch::default(), broken).unwrap();
         Self { worker, guest, config, file, breaks }
     }
 
     /// A program's end of a socket, whose other end is served.
     fn connect(&self) -> (UnixStream, JoinHandle<Result<(), String>>) {
+        self.connect_with(Arc::new(ByName))
+    }
+
+    fn connect_with(&self, compiler: Arc<dyn Compile>) -> (UnixStream, JoinHandle<Result<(), String>>) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         ours.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
         let stream = Stream::with_patience(theirs.into(), &self.config, PATIENCE).unwrap();
         let (worker, guest) = (self.worker.clone(), self.guest.clone());
-        let served = std::thread::spawn(move || serve(&worker, Arc::new(ByName), stream, &guest));
+        let served = std::thread::spawn(move || serve(&worker, compiler, stream, &guest));
         (ours, served)
     }
 
@@ -167,6 +175,49 @@ fn a_program_works_on_its_window() {
     assert_eq!(program.run(|batch| batch.import_buffer(3, &[outside])), Ok(Err((0, Status::Range))));
     // Another program has objects of its own.
     assert_eq!(host.program().run(|batch| batch.destroy_buffer(1)), Ok(Err((0, Status::NoSuch))));
+}
+
+/// Takes processor time for each module.
+struct Slow;
+
+/// How much.
+const COMPILING: Duration = Duration::from_millis(20);
+
+impl Compile for Slow {
+    fn target(&self) -> &str {
+        "slow"
+    }
+
+    fn compile(&self, module: &ValidModule) -> Result<Vec<Artifact>, String> {
+        let time =
+            || Duration::try_from(rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime)).unwrap();
+        let begin = time();
+        while time() - begin < COMPILING {
+            std::hint::spin_loop();
+        }
+        ByName.compile(module)
+    }
+}
+
+#[test]
+fn a_guest_that_only_creates_modules_is_paced() {
+    const MODULES: u32 = 6;
+    let memory = Arc::new(FakeAccelerator::with_memory(4 << 20));
+    let host = Host::of(memory, &Open { time_slice_us: 10_000, ..orders(Some(1)) });
+    let (ours, _) = host.connect_with(Arc::new(Slow));
+    let mut accelerator = Accelerator::over(Client::new(ours.into()).unwrap());
+    let ir = add_and_spin();
+    let begin = Instant::now();
+    for module in 0..MODULES {
+        let mut frame = accelerator.frame();
+        let mut batch = frame.batch().unwrap();
+        batch.create_module(module, &ir).unwrap();
+        let bytes = batch.finish();
+        accelerator.call(frame, bytes).unwrap().reply().unwrap().check().unwrap();
+    }
+    // A tenth of the time is the guest's. It has a slice at first, and what the last one takes is waited for by the next.
+    let least = ((MODULES - 1) * COMPILING - Duration::from_millis(10)) * 10;
+    assert!(begin.elapsed() >= least - Duration::from_millis(20), "{:?}", begin.elapsed());
 }
 
 #[test]
