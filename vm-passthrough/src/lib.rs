@@ -25,6 +25,7 @@
 pub mod accelerator;
 mod blocks;
 pub mod claim;
+pub mod deadlines;
 mod files;
 pub mod guest;
 pub mod host;

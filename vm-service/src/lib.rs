@@ -6,6 +6,7 @@ pub mod cli;
 mod commands;
 pub mod config;
 pub mod console;
+mod deadlines;
 mod describe;
 pub mod json;
 mod kernel;

@@ -1,7 +1,7 @@
 //! [`VfioPciDevice`]: a function behind VFIO as a device of a guest.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -15,15 +15,14 @@ use super::gate::{Gate, POLL};
 use super::interrupts::Vectors;
 use super::state::{Decoded, State};
 use super::{DeviceError, PassthroughDevice, Vmm, bars};
-use crate::PciAddress;
 use crate::vfio::{AddressSpace, CONFIG_REGION, DeviceFile, MSI_IRQ, MSIX_IRQ, Result, VfioError};
+use crate::{PciAddress, deadlines};
 
 /// Most vectors of MSI (PCI Express Base 6.0, 7.7.1) and of MSI-X (7.7.2).
 const MSI_VECTORS: u32 = 32;
 const MSIX_VECTORS: u32 = 2048;
-/// How long an access that is under way may take when the device is to be attached, stopped, reset or detached. The
-/// Linux kernel ends an access to a device that does not answer within far less; a reset may be under way too.
-const ACCESS_DEADLINE: Duration = if cfg!(test) { Duration::from_secs(2) } else { Duration::from_secs(30) };
+/// How long an access that is under way may take when the device is to be attached, stopped, reset or detached.
+const ACCESS_DEADLINE: Duration = if cfg!(test) { Duration::from_secs(2) } else { deadlines::ACCESS };
 
 /// How a device is given to its guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,6 +47,9 @@ pub struct VfioPciDevice {
     /// Where the MSI-X table and pending bits are.
     msix: Option<MsixPlaces>,
     inner: Mutex<Inner>,
+    /// How many resets the guest has asked for. Those who wait for the same one share it: any number of vCPUs that reset the
+    /// device at once cost two resets, the one that was under way when they asked and one more.
+    resets_asked: AtomicU64,
     /// Where BARs decode. Apart from `inner`, as a VMM asks every device about every exit: none may wait for the
     /// reset of another.
     decoded: RwLock<Vec<Decoded>>,
@@ -64,6 +66,10 @@ struct Inner {
     state: State,
     /// What detaching has to do, besides clearing `state`: from when it is attached until all of it is done.
     owed: Option<Owed>,
+    /// How many resets had been asked for when the last one began. All of them are done.
+    resets_served: u64,
+    /// Whether that one failed.
+    reset_failed: bool,
 }
 
 /// What detaching a device has to do. What is done is taken out.
@@ -139,7 +145,8 @@ impl VfioPciDevice {
             options,
             sizes,
             msix,
-            inner: Mutex::new(Inner { state, owed: None }),
+            inner: Mutex::new(Inner { state, owed: None, resets_served: 0, reset_failed: false }),
+            resets_asked: AtomicU64::new(0),
             decoded: RwLock::default(),
             gone: AtomicBool::new(false),
             unreset: AtomicBool::new(false),
@@ -157,6 +164,11 @@ impl VfioPciDevice {
     /// left in it stays there until it loses power, or the next guest that gets it starts.
     pub fn was_left_unreset(&self) -> bool {
         self.unreset.load(Ordering::Relaxed)
+    }
+
+    #[cfg(test)]
+    pub(super) fn resets_asked(&self) -> u64 {
+        self.resets_asked.load(Ordering::SeqCst)
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -227,6 +239,28 @@ impl VfioPciDevice {
         Ok(())
     }
 
+    /// Asks for a reset, before it waits for its turn.
+    fn ask_for_reset(&self) -> u64 {
+        self.resets_asked.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    /// Resets the function, unless a reset began after this one was asked for.
+    fn reset_asked(&self, inner: &mut Inner, number: u64) -> Result<(), DeviceError> {
+        if inner.resets_served < number {
+            inner.resets_served = self.resets_asked.load(Ordering::SeqCst);
+            let reset = self.clear_and_reset(&mut inner.state);
+            inner.reset_failed = reset.is_err();
+            return reset;
+        }
+        match inner.reset_failed {
+            false => Ok(()),
+            true => {
+                let reason = "the one that it was made with failed".to_owned();
+                Err(VfioError::Reset { address: self.address(), reason }.into())
+            }
+        }
+    }
+
     /// Takes everything from the guest and resets the function. Does all of it even if a part fails, and returns the
     /// first failure.
     fn clear_and_reset(&self, state: &mut State) -> Result<(), DeviceError> {
@@ -271,7 +305,14 @@ impl VfioPciDevice {
     }
 
     /// Writes at most 4 bytes of config space of an attached device.
-    fn write_chunk(&self, state: &mut State, offset: usize, data: &[u8]) -> Result<(), DeviceError> {
+    fn write_chunk(
+        &self,
+        inner: &mut Inner,
+        offset: usize,
+        data: &[u8],
+        reset: u64,
+    ) -> Result<(), DeviceError> {
+        let state = &mut inner.state;
         let len = data.len();
         let mut chunk = [0; 4];
         let Some(data_copy) = chunk.get_mut(..len) else { return Ok(()) };
@@ -280,11 +321,11 @@ impl VfioPciDevice {
 
         if let Some(express) = state.config.express {
             let high = usize::from(express + DEVICE_CONTROL) + 1;
-            let reset = (DEVICE_CONTROL_RESET >> 8) as u8;
-            if high.checked_sub(offset).and_then(|at| data.get(at)).is_some_and(|byte| byte & reset != 0)
+            let bit = (DEVICE_CONTROL_RESET >> 8) as u8;
+            if high.checked_sub(offset).and_then(|at| data.get(at)).is_some_and(|byte| byte & bit != 0)
                 && self.file.info().reset
             {
-                return self.clear_and_reset(state);
+                return self.reset_asked(inner, reset);
             }
         }
         if let Some(power) = state.config.power {
@@ -365,7 +406,7 @@ impl VfioPciDevice {
     /// Takes everything from the guest that it still has. Does all of it even if a part fails, and returns the first
     /// failure; what failed stays owed.
     fn take_back(&self, inner: &mut Inner) -> Result<(), DeviceError> {
-        let Inner { state, owed: place } = inner;
+        let Inner { state, owed: place, .. } = inner;
         let Some(owed) = place else { return Ok(()) };
         self.gate.close(ACCESS_DEADLINE)?;
         owed.tried = true;
@@ -467,6 +508,8 @@ impl PassthroughDevice for VfioPciDevice {
     }
 
     fn config_write(&self, offset: u16, data: &[u8]) {
+        // In case that it is one.
+        let reset = self.ask_for_reset();
         let mut inner = self.lock();
         if !self.is_served() {
             return;
@@ -474,7 +517,7 @@ impl PassthroughDevice for VfioPciDevice {
         let offset = usize::from(offset);
         let Some(inside) = data.get(..data.len().min(SIZE.saturating_sub(offset))) else { return };
         for (index, chunk) in inside.chunks(4).enumerate() {
-            if let Err(error) = self.write_chunk(&mut inner.state, offset + index * 4, chunk) {
+            if let Err(error) = self.write_chunk(&mut inner, offset + index * 4, chunk, reset) {
                 // A guest may cause this as often as it likes.
                 tracing::debug!(device = %self.address(), offset, %error, "a config write of the guest failed");
             }
@@ -553,8 +596,9 @@ impl PassthroughDevice for VfioPciDevice {
     }
 
     fn reset(&self) -> Result<(), DeviceError> {
+        let number = self.ask_for_reset();
         let mut inner = self.lock_in_time()?;
-        if inner.owed.is_none() { Ok(()) } else { self.clear_and_reset(&mut inner.state) }
+        if inner.owed.is_none() { Ok(()) } else { self.reset_asked(&mut inner, number) }
     }
 }
 

@@ -5,12 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::interface::{DeviceFile, Result, VfioError};
 use super::{CONFIG_REGION, VfioDevice};
+use crate::deadlines::WAKE;
 use crate::{Host, PciAddress};
-
-/// How long a function may take to answer after it was woken or reset. PCI Express Base 6.0, 6.6.1 allows 1 s before
-/// it must at least ask for more time; the Linux kernel waits up to 60 s for the slowest devices while it resets, so
-/// this comes on top.
-const DEADLINE: Duration = Duration::from_secs(10);
 
 /// How long a function may take from D3hot to D0 (PCI Express Base 6.0, 5.9).
 const D3HOT_DELAY: Duration = Duration::from_millis(10);
@@ -28,7 +24,7 @@ pub(super) fn is_cold(host: &Host, address: PciAddress) -> bool {
 
 /// Wakes a function and waits until it is in D0 and answers.
 pub(super) fn wake(host: &Host, device: &VfioDevice) -> Result<()> {
-    wake_until(host, device, Instant::now() + DEADLINE)
+    wake_until(host, device, Instant::now() + WAKE)
 }
 
 /// Wakes a function and waits until it is in D0 and answers, or the deadline.

@@ -47,35 +47,36 @@ use super::failure::system;
 use super::interface::{DeviceFile, ResetEvidence, ResetReport, ResetStep, Result, VfioError};
 use super::{INTX_IRQ, MSI_IRQ, MSIX_IRQ, Presence, VfioDevice, power, sys};
 use crate::claim::write_in_turn;
+use crate::deadlines::{LOCKED, RESET_METHOD, RESET_STEPS};
 use crate::pci::ResetMethod;
 use crate::{Host, PciAddress};
 
-/// How long a reset is tried again while the Linux kernel has the device locked for something else.
-const LOCKED_DEADLINE: Duration = Duration::from_secs(5);
-
-/// How long the steps of a ladder together wait for the function to answer, besides what the Linux kernel waits. A function
-/// that was pulled must not be waited for once a step.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// How long a write to `reset_method` may take.
-const SYSFS_DEADLINE: Duration = Duration::from_secs(5);
+/// How soon a reset is tried again while the function is locked.
+const LOCKED_POLL: Duration = Duration::from_millis(20);
 
 const MSI: u8 = 0x05;
 const MSIX: u8 = 0x11;
 
 /// `VFIO_DEVICE_RESET`, again while the Linux kernel says that the device is locked.
 pub(super) fn reset_once(device: &VfioDevice) -> Result<()> {
-    let deadline = Instant::now() + LOCKED_DEADLINE;
+    reset_within(device, &mut LOCKED.clone())
+}
+
+/// As [`reset_once`], and no longer than `patience` lasts.
+fn reset_within(device: &VfioDevice, patience: &mut Duration) -> Result<()> {
+    let mut left = LOCKED.min(*patience);
     loop {
         match sys::device::reset(device.file()) {
             // A function that the host takes away stays locked for as long as it is open.
             Err(error)
                 if error.kind() == io::ErrorKind::WouldBlock
-                    && Instant::now() < deadline
+                    && !left.is_zero()
                     && !device.is_wanted_back()
                     && !matches!(device.presence(), Presence::Gone(_)) =>
             {
-                sleep(Duration::from_millis(20));
+                sleep(LOCKED_POLL);
+                left = left.saturating_sub(LOCKED_POLL);
+                *patience = patience.saturating_sub(LOCKED_POLL);
             }
             answer => return answer.map_err(|error| system("VFIO_DEVICE_RESET", device.name(), error)),
         }
@@ -104,7 +105,7 @@ pub(super) fn ladder(host: &Host, device: &VfioDevice) -> Result<ResetReport> {
         return Ok(report);
     }
     let mut failures = Vec::new();
-    let mut patience = PATIENCE;
+    let mut patience = RESET_STEPS;
     let methods = Methods::read(host, address);
     // Every method must be asked for by VFIO_DEVICE_RESET, which does not say which one it used: the first of the list.
     if device.info().reset {
@@ -113,12 +114,12 @@ pub(super) fn ladder(host: &Host, device: &VfioDevice) -> Result<ResetReport> {
             // The first needs no change to the list; one further down is made the only one.
             if position > 0 {
                 let Some(method) = *step else { continue };
-                if let Err(error) = methods.restrict(host, method) {
+                if let Err(error) = methods.restrict(host, method, &mut patience) {
                     failures.push(format!("{}: {error}", name(*step)));
                     continue;
                 }
             }
-            match attempt(host, device, &[], &mut patience, || reset_once(device)).0 {
+            match attempt(host, device, &[], &mut patience, |patience| reset_within(device, patience)).0 {
                 Outcome::Reset(evidence) => {
                     methods.restore(host);
                     return Ok(ResetReport { method: step.map(ResetStep::Function), evidence });
@@ -206,7 +207,7 @@ fn hot_reset(host: &Host, device: &VfioDevice, patience: &mut Duration) -> Resul
     device
         .space()
         .with_set(device.address(), &set, || {
-            attempt(host, device, &others, patience, || device.hot_reset(&groups))
+            attempt(host, device, &others, patience, |_| device.hot_reset(&groups))
         })
         .map_err(|open| format!("it would also reset {open}, which is in use"))
 }
@@ -218,11 +219,11 @@ fn attempt(
     device: &VfioDevice,
     others: &[PciAddress],
     patience: &mut Duration,
-    reset: impl FnOnce() -> Result<()>,
+    reset: impl FnOnce(&mut Duration) -> Result<()>,
 ) -> (Outcome, Vec<(PciAddress, ResetEvidence)>) {
     let marker = Marker::put(host, device.address());
     let other_markers: Vec<_> = others.iter().map(|&other| (other, Marker::put(host, other))).collect();
-    let reported = reset();
+    let reported = reset(patience);
     let start = Instant::now();
     let answers = power::wake_until(host, device, start + *patience);
     *patience = patience.saturating_sub(start.elapsed());
@@ -455,19 +456,22 @@ impl Methods {
     }
 
     /// Makes `method` the only one.
-    fn restrict(&self, host: &Host, method: ResetMethod) -> io::Result<()> {
+    fn restrict(&self, host: &Host, method: ResetMethod, patience: &mut Duration) -> io::Result<()> {
         self.restricted.set(true);
-        self.write(host, &ResetStep::Function(method).to_string())
+        let start = Instant::now();
+        let written = self.write(host, &ResetStep::Function(method).to_string(), RESET_METHOD.min(*patience));
+        *patience = patience.saturating_sub(start.elapsed());
+        written
     }
 
-    fn write(&self, host: &Host, value: &str) -> io::Result<()> {
-        write_in_turn(host, self.address, &self.path, value, SYSFS_DEADLINE)
+    fn write(&self, host: &Host, value: &str, deadline: Duration) -> io::Result<()> {
+        write_in_turn(host, self.address, &self.path, value, deadline)
     }
 
     /// Puts the list back as it was.
     fn restore(&self, host: &Host) {
         if let Some(text) = self.text.as_deref().filter(|_| self.restricted.replace(false))
-            && let Err(error) = self.write(host, text)
+            && let Err(error) = self.write(host, text, RESET_METHOD)
         {
             tracing::error!(path = %self.path.display(), %error, "could not put the reset methods back");
         }

@@ -14,12 +14,8 @@ use super::channel::{self, Open, Order, Report, Start};
 use super::messages::Messages;
 use super::meter::{self, Meter};
 use super::{Confinement, WorkerProgram, starter};
+use crate::deadlines::{WORKER_END, WORKER_OPEN};
 use crate::vmm::{Stop, sys};
-
-/// How long a worker may take to open its accelerator: a GPU that nobody uses takes seconds to wake.
-const OPEN_DEADLINE: Duration = Duration::from_secs(60);
-/// How long a killed worker may take to be gone: a GPU's driver tears its context down meanwhile.
-const END_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Why a worker could not be had.
 #[derive(Debug, Error)]
@@ -116,7 +112,7 @@ impl WorkerProcess {
         let files: Vec<BorrowedFd<'_>> = ram.iter().copied().chain([meter.as_fd()]).collect();
         channel::offer(&this.socket, &Order::Open(open.clone()), &files).map_err(failed)?;
         let device = open.device.clone();
-        match this.report_before(OPEN_DEADLINE, Some(end)) {
+        match this.report_before(WORKER_OPEN, Some(end)) {
             Ok(Some(Report::Ready { name, confinement, .. })) => Ok((this, Ready { name, confinement })),
             Ok(Some(Report::Failed(reason))) => Err(WorkerError::Refused { device, reason }),
             Ok(Some(other)) => Err(WorkerError::Gone {
@@ -129,10 +125,8 @@ impl WorkerProcess {
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Err(WorkerError::Stopped { device }),
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                let reason = format!(
-                    "it took longer than {} s; see whether its driver hangs",
-                    OPEN_DEADLINE.as_secs()
-                );
+                let reason =
+                    format!("it took longer than {} s; see whether its driver hangs", WORKER_OPEN.as_secs());
                 Err(WorkerError::Refused { device, reason })
             }
             Err(error) => Err(failed(error)),
@@ -208,7 +202,7 @@ impl WorkerProcess {
     pub(crate) fn kill(&mut self) -> Option<String> {
         // It fails on a process that has ended.
         let _ = self.child.kill();
-        let until = Instant::now() + END_DEADLINE;
+        let until = Instant::now() + WORKER_END;
         loop {
             match self.child.try_wait() {
                 Ok(Some(status)) => {

@@ -10,9 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::error::MachineError;
 use super::stop::Stop;
 use super::sys;
-
-/// How long the storage may take for one piece once loading is to stop.
-const STOP_DEADLINE: Duration = Duration::from_secs(10);
+use crate::deadlines::LOADING_STOP;
 
 /// A thread that loads. Dropping this stops it between two pieces.
 #[derive(Debug)]
@@ -54,7 +52,7 @@ impl<T: Send + 'static> Loading<T> {
     /// # Errors
     /// When it was told to stop and does not.
     pub(super) fn wait(&self, stop: &Stop) -> Result<(), MachineError> {
-        self.wait_within(stop, STOP_DEADLINE)
+        self.wait_within(stop, LOADING_STOP)
     }
 
     fn wait_within(&self, stop: &Stop, deadline: Duration) -> Result<(), MachineError> {

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -34,6 +34,7 @@ use super::virtio::{AcceleratorDevice, BlockDevice, VirtioDevice, VirtioPci, Vso
 use super::{memory, sys, vcpu};
 use crate::accelerator::WorkerProgram;
 use crate::config::{Boot, GuestConfig};
+use crate::deadlines::VCPU_STOP;
 use crate::outlet::Standard;
 
 /// What the guest's serial console is connected to.
@@ -116,6 +117,8 @@ pub struct Machine {
     chips: IrqChips,
     io: Arc<Io>,
     console_input: Option<OwnedFd>,
+    /// How long vCPUs may take to leave the guest.
+    pub(super) vcpu_stop: Duration,
 }
 
 impl Machine {
@@ -217,6 +220,7 @@ impl Machine {
             chips,
             io,
             console_input: options.console.input,
+            vcpu_stop: VCPU_STOP,
         })
     }
 
@@ -282,7 +286,7 @@ impl Machine {
             let threads = vcpu::start(vcpus, &self.io, quiesced)?;
             let started = Instant::now();
             self.wait(stop);
-            let (vcpus, exits) = threads.stop(&self.io.lifecycle)?;
+            let (vcpus, exits) = threads.stop(&self.io.lifecycle, self.vcpu_stop)?;
             self.vcpus = Some(vcpus);
             report.exits.add(&exits);
             let event = self.io.lifecycle.take();

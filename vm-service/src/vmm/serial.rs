@@ -23,7 +23,7 @@ const QUEUE: usize = 64 << 10;
 /// Room for this many makes the transmitter ready: drivers then fill its FIFO without asking again.
 const FIFO: usize = 64;
 /// How long a guest is held that sends although the transmitter is not ready.
-const HOLD: Duration = Duration::from_secs(1);
+const HOLD: Duration = crate::deadlines::SERIAL_HOLD;
 /// How often it is seen meanwhile whether the guest is to end.
 const HOLD_STEP: Duration = Duration::from_millis(20);
 /// How long the end of a run waits for a reader who takes nothing.

@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use vm_passthrough::PciAddress;
 use vm_passthrough::guest::{DeviceError, PassthroughDevice};
@@ -10,6 +11,8 @@ use vm_passthrough::guest::{DeviceError, PassthroughDevice};
 pub(crate) struct FakeDevice {
     index: u8,
     resets: AtomicUsize,
+    /// How long one takes.
+    reset: Duration,
     config: Mutex<[u8; 64]>,
 }
 
@@ -20,9 +23,13 @@ impl FakeDevice {
     pub(crate) const STUCK: u64 = 0x800;
 
     pub(crate) fn new(index: u8) -> Self {
+        Self::with_reset(index, Duration::ZERO)
+    }
+
+    pub(crate) fn with_reset(index: u8, reset: Duration) -> Self {
         let mut config = [0; 64];
         config[..4].copy_from_slice(&Self::ID.to_le_bytes());
-        Self { index, resets: AtomicUsize::new(0), config: Mutex::new(config) }
+        Self { index, resets: AtomicUsize::new(0), reset, config: Mutex::new(config) }
     }
 
     pub(crate) fn resets(&self) -> usize {
@@ -75,7 +82,7 @@ impl PassthroughDevice for FakeDevice {
             return Err(DeviceError::OutOfRange { bar, offset, len: data.len() });
         }
         if offset == Self::STUCK {
-            std::thread::sleep(std::time::Duration::from_secs(12));
+            std::thread::sleep(Duration::from_secs(12));
         }
         data.fill(0xa5);
         Ok(())
@@ -86,6 +93,7 @@ impl PassthroughDevice for FakeDevice {
     }
 
     fn reset(&self) -> Result<(), DeviceError> {
+        std::thread::sleep(self.reset);
         self.resets.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }

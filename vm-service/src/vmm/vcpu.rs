@@ -15,9 +15,8 @@ use super::exits::{Access, ExitCounts, HotSpot};
 use super::io::Io;
 use super::lifecycle::{Event, Lifecycle};
 use super::quiesced::Quiesced;
+use crate::deadlines::VCPU_STOP;
 
-/// How long vCPUs may take to leave the guest before they count as stuck.
-const STOP_DEADLINE: Duration = Duration::from_secs(10);
 /// How long a kicked vCPU has before it is kicked again. The signal could have come just before `KVM_RUN`, where it
 /// has no effect; a kick repeated closes that gap without a lock in the path of every exit.
 const KICK_INTERVAL: Duration = Duration::from_millis(5);
@@ -73,7 +72,7 @@ pub(super) fn start(vcpus: Halted, io: &Arc<Io>, _: Quiesced) -> Result<VcpuThre
             Ok(thread) => started.threads.push(thread),
             Err(source) => {
                 drop(sender);
-                started.stop(&io.lifecycle)?;
+                started.stop(&io.lifecycle, VCPU_STOP)?;
                 return Err(failed(source));
             }
         }
@@ -86,9 +85,13 @@ impl VcpuThreads {
     ///
     /// # Errors
     /// When one did not leave within the deadline. Its thread then goes on as far as it gets.
-    pub(super) fn stop(self, lifecycle: &Lifecycle) -> Result<(Halted, ExitCounts), MachineError> {
+    pub(super) fn stop(
+        self,
+        lifecycle: &Lifecycle,
+        deadline: Duration,
+    ) -> Result<(Halted, ExitCounts), MachineError> {
         lifecycle.stop();
-        let deadline = Instant::now() + STOP_DEADLINE;
+        let until = Instant::now() + deadline;
         let mut left: Vec<Option<VcpuFd>> = self.threads.iter().map(|_| None).collect();
         let mut counts = ExitCounts::default();
         while let Some(missing) = left.iter().position(Option::is_none) {
@@ -105,10 +108,10 @@ impl VcpuThreads {
                     counts.add(&counted);
                     left[index] = Some(vcpu);
                 }
-                Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {}
+                Err(RecvTimeoutError::Timeout) if Instant::now() < until => {}
                 Err(RecvTimeoutError::Timeout) => {
                     let access = self.accesses.get(missing).and_then(|access| access.now());
-                    return Err(MachineError::Stuck { vcpu: missing, access, deadline: STOP_DEADLINE });
+                    return Err(MachineError::Stuck { vcpu: missing, access, deadline });
                 }
                 Err(RecvTimeoutError::Disconnected) => return Err(panicked(missing)),
             }

@@ -429,3 +429,30 @@ fn what_the_host_wants_back_is_given_up_without_a_reset() {
         assert!(matches!(rig.device.attach(), Err(DeviceError::Device(VfioError::WantedBack { .. }))));
     }
 }
+
+/// A guest whose vCPUs reset the device all at once waits for two resets, not for as many as it has vCPUs.
+#[test]
+fn resets_that_are_asked_for_at_once_are_one() {
+    const VCPUS: u64 = 32;
+    let patience = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let rig = Rig::new();
+    let before = rig.sim.resets();
+    let hold = rig.sim.hold();
+    std::thread::scope(|scope| {
+        for vcpu in 0..VCPUS {
+            let device = &rig.device;
+            scope.spawn(move || match vcpu % 2 {
+                0 => device.reset().unwrap(),
+                _ => device.config_write(EXPRESS + 8, &0x8000u16.to_le_bytes()),
+            });
+        }
+        while rig.device.resets_asked() < VCPUS && std::time::Instant::now() < patience {
+            std::thread::yield_now();
+        }
+        drop(hold);
+    });
+    let resets = rig.sim.resets() - before;
+    assert!((1..=2).contains(&resets), "{resets}");
+    rig.device.reset().unwrap();
+    assert_eq!(rig.sim.resets() - before, resets + 1, "one that is asked for later is one more");
+}

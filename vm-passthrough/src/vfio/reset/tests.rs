@@ -159,7 +159,7 @@ fn reset_methods_are_read_and_put_back() {
         methods.restore(&fake.host);
         assert_eq!(std::fs::read_to_string(&path).ok().as_deref(), text, "touched without need");
         if let Some(text) = text {
-            methods.restrict(&fake.host, ResetMethod::Bus).unwrap();
+            methods.restrict(&fake.host, ResetMethod::Bus, &mut RESET_STEPS.clone()).unwrap();
             assert_eq!(std::fs::read_to_string(&path).unwrap(), "bus");
             methods.restore(&fake.host);
             assert_eq!(std::fs::read_to_string(&path).unwrap(), text.trim());

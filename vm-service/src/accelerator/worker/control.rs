@@ -19,9 +19,8 @@ use crate::accelerator::channel::{self, Order, Report, Start};
 use crate::accelerator::meter::Meter;
 use crate::accelerator::sandbox::Profile;
 use crate::accelerator::{sandbox, sys};
+use crate::deadlines::WORKER_LOOK;
 
-/// How often the deadlines are looked at.
-const LOOK: Duration = Duration::from_millis(500);
 /// How many programs of the guest are served at a time.
 const PROGRAMS: usize = 16;
 
@@ -64,7 +63,7 @@ fn run(socket: &OwnedFd) -> Result<(), String> {
             let text = format!("{what} takes longer than it may");
             channel::send(socket, &Report::Overdue(text), &[]).map_err(gone)?;
         }
-        if !readable(socket.as_fd(), LOOK).map_err(gone)? {
+        if !readable(socket.as_fd(), WORKER_LOOK).map_err(gone)? {
             continue;
         }
         match channel::receive::<Order>(socket).map_err(gone)? {

@@ -290,6 +290,7 @@ fn a_vcpu_that_is_stuck_is_said_with_what_it_is_stuck_in() {
     let guest = Asm::default().store32(0xe010_0004, 2).print("x").load32(0xc000_0000 + FakeDevice::STUCK);
     let kernel = guest.power_off().elf();
     let (mut machine, screen, stop) = machine(kernel.path(), 1, OnReboot::End);
+    machine.vcpu_stop = Duration::from_secs(1);
     machine.add_device(Arc::new(FakeDevice::new(0))).unwrap();
     let asks = (screen, stop.clone());
     std::thread::spawn(move || {
@@ -300,11 +301,34 @@ fn a_vcpu_that_is_stuck_is_said_with_what_it_is_stuck_in() {
         asks.1.request();
     });
     let error = machine.run(&stop).unwrap_err();
-    let expect = "vCPU 0 did not stop within 10s: it is stuck in its read of page 0xc0000000";
+    let expect = "vCPU 0 did not stop within 1s: it is stuck in its read of page 0xc0000000";
     assert!(error.to_string().contains(expect), "{error}");
     assert!(matches!(machine.run(&stop), Err(MachineError::Unusable)));
     let another = machine.add_device(Arc::new(FakeDevice::new(1)));
     assert!(matches!(another, Err(MachineError::Unusable)), "{another:?}");
+}
+
+/// Longer than a stop once waited.
+#[test]
+fn a_reset_by_the_guest_is_waited_for_when_it_is_stopped() {
+    if !kvm() {
+        return;
+    }
+    // Secondary bus reset of the first port.
+    let kernel = Asm::default().print("x").store16(0xe000_803e, 1 << 6).spin().elf();
+    let (mut machine, screen, stop) = machine(kernel.path(), 1, OnReboot::End);
+    let device = Arc::new(FakeDevice::with_reset(0, Duration::from_secs(12)));
+    machine.add_device(device.clone()).unwrap();
+    let asks = stop.clone();
+    std::thread::spawn(move || {
+        while screen.text().is_empty() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        std::thread::sleep(Duration::from_millis(500));
+        asks.request();
+    });
+    assert_eq!(machine.run(&stop).unwrap().end, End::Stopped);
+    assert_eq!(device.resets(), 1);
 }
 
 #[test]

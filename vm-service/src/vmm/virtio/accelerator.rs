@@ -19,14 +19,12 @@ use super::worker::Worker;
 use super::{Activation, Busy, VirtioDevice};
 use crate::accelerator::{Measures, Open, Ready, Start, WorkerProcess, WorkerProgram};
 use crate::config::SharedAccelerator;
+use crate::deadlines::ACCELERATOR_STOP;
 use crate::vmm::error::MachineError;
 use crate::vmm::{Stop, memory, sys};
 
 /// Processing accelerator (PCI Code and ID Assignment 1.11, class 0x12).
 const CLASS: u32 = 0x12_0000;
-/// How long a worker may take to be gone, with what it has under way on the accelerator.
-const STOP_DEADLINE: Duration = Duration::from_secs(35);
-
 /// The device.
 pub(in crate::vmm) struct AcceleratorDevice {
     maker: Arc<Maker>,
@@ -157,7 +155,7 @@ impl VirtioDevice for AcceleratorDevice {
 
     fn stopping(&self) -> (Duration, &'static str) {
         (
-            STOP_DEADLINE,
+            ACCELERATOR_STOP,
             "its worker was told to end: see what the Linux kernel's log says of the accelerator's driver",
         )
     }

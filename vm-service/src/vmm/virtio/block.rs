@@ -18,6 +18,7 @@ use vm_memory::GuestMemoryMmap;
 use super::worker::Worker;
 use super::{Activation, VirtioDevice};
 use crate::config::Disk;
+use crate::deadlines::DISK_STOP;
 use crate::vmm::Stop;
 use crate::vmm::error::MachineError;
 
@@ -27,8 +28,6 @@ const QUEUE_SIZE: u16 = 256;
 const SEG_MAX: u32 = QUEUE_SIZE as u32 - 2;
 /// Data goes through a buffer of so many bytes.
 const BUFFER: usize = 256 << 10;
-/// How long the storage may take for one piece of a request, or to write back what it was given.
-const STOP_DEADLINE: Duration = Duration::from_secs(10);
 /// Mass storage controller, other.
 const CLASS: u32 = 0x01_8000;
 
@@ -111,10 +110,7 @@ impl VirtioDevice for BlockDevice {
     }
 
     fn stopping(&self) -> (Duration, &'static str) {
-        (
-            STOP_DEADLINE,
-            "see whether its storage still answers: until it does, the disk stays open and locked",
-        )
+        (DISK_STOP, "see whether its storage still answers: until it does, the disk stays open and locked")
     }
 
     fn start(&self, work: Activation) -> io::Result<Worker> {

@@ -12,16 +12,11 @@ use super::programs::Programs;
 use crate::accelerator::{
     Measures, Meter, Open, Ready, Report, WorkerError, WorkerProcess, WorkerProgram, printable,
 };
+use crate::deadlines::{PING, PING_PERIOD, WORKER_INTERVAL};
 use crate::vmm::{Stop, sys};
 
-/// How long after a worker was started the next may be: a guest that resets its device for ever costs the host no more.
-const START_INTERVAL: Duration = Duration::from_millis(250);
 /// How soon an accelerator must be refused for another try with fewer measures.
 const RETRY: Duration = Duration::from_secs(20);
-/// How often a worker is asked whether it is there.
-const PING_PERIOD: Duration = Duration::from_secs(2);
-/// How long it may take to answer.
-const PING_PATIENCE: Duration = Duration::from_secs(20);
 
 /// What it takes to make a worker.
 pub(super) struct Maker {
@@ -114,7 +109,7 @@ impl Maker {
     fn make_with(&self, measures: Measures, end: &Stop) -> Result<(WorkerProcess, Ready), WorkerError> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(last) = *last {
-            std::thread::sleep(START_INTERVAL.saturating_sub(last.elapsed()));
+            std::thread::sleep(WORKER_INTERVAL.saturating_sub(last.elapsed()));
         }
         *last = Some(Instant::now());
         drop(last);
@@ -135,7 +130,7 @@ pub(super) fn supervise(
     end: &Stop,
     programs: Option<&Programs>,
 ) -> Result<(), String> {
-    let ended = supervise_within(&mut worker, end, programs, PING_PERIOD, PING_PATIENCE);
+    let ended = supervise_within(&mut worker, end, programs, PING_PERIOD, PING);
     while worker.kill().is_none() {
         std::thread::sleep(PING_PERIOD);
         tracing::error!(
@@ -198,6 +193,21 @@ mod tests {
     use std::os::fd::AsFd as _;
 
     use super::*;
+
+    #[test]
+    fn nobody_who_is_to_end_waits_for_a_worker_that_never_opens() {
+        let program = WorkerProgram { path: "/bin/sleep".into(), arguments: vec!["1000".into()] };
+        let maker = Maker::for_test(program);
+        let (end, begin) = (Stop::new().unwrap(), Instant::now());
+        let asked = end.clone();
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(200));
+            asked.request();
+        });
+        let made = maker.make(&end);
+        assert!(matches!(made, Err(WorkerError::Stopped { .. })), "{made:?}");
+        assert!(begin.elapsed() < crate::deadlines::ACCELERATOR_STOP, "{:?}", begin.elapsed());
+    }
 
     #[test]
     fn a_worker_that_hears_nothing_is_ended_whatever_waits_for_it() {

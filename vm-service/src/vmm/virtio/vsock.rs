@@ -18,6 +18,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use super::worker::Worker;
 use super::{Activation, VirtioDevice};
 use crate::config;
+use crate::deadlines::VSOCK_STOP;
 use crate::vmm::error::MachineError;
 use crate::vmm::{Stop, sys};
 
@@ -31,9 +32,6 @@ const SERVED: u16 = 2;
 const FIRST_CID: u32 = 3;
 /// How many ids are tried where none is chosen.
 const ATTEMPTS: u32 = 1 << 16;
-
-/// How long vhost may take to stop.
-const STOP_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How soon stopping vhost is tried again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -223,7 +221,7 @@ impl VirtioDevice for VsockDevice {
     }
 
     fn stopping(&self) -> (Duration, &'static str) {
-        (STOP_DEADLINE, "see what the Linux kernel's log says of vhost")
+        (VSOCK_STOP, "see what the Linux kernel's log says of vhost")
     }
 
     fn start(&self, work: Activation) -> io::Result<Worker> {

@@ -1,0 +1,75 @@
+//! How long a device is waited for, in one table: what waits for another wait is made of it and is longer, so that the inner one
+//! ends first and says what it was.
+//!
+//! The Linux kernel's own waits within a system call are not among these. They can't be ended from here, and end by
+//! themselves: for a function that never answers its reset, after a minute for each way to reset it.
+
+use std::time::Duration;
+
+/// What a wait has beyond all that it waits for.
+pub const SLACK: Duration = Duration::from_secs(5);
+
+/// A function answers after it was woken. PCI Express Base 6.0, 6.6.1 allows 1 s before it must at least ask for more time; the
+/// Linux kernel waits up to 60 s for the slowest devices while it resets, so this comes on top.
+pub const WAKE: Duration = Duration::from_secs(10);
+
+/// A write to `reset_method` returns.
+pub const RESET_METHOD: Duration = Duration::from_secs(5);
+
+/// A function that the Linux kernel has locked for something else is unlocked.
+pub const LOCKED: Duration = Duration::from_secs(5);
+
+/// All steps of a reset together: locks, writes to `reset_method`, and the function's answers. A function that was pulled must
+/// not be waited for once a step.
+pub const RESET_STEPS: Duration = Duration::from_secs(15);
+
+/// A reset: the function is woken, the steps, and the methods are put back.
+pub const RESET: Duration = sum(&[WAKE, RESET_STEPS, RESET_METHOD]);
+
+/// An access of a guest to its device. It may wait for a reset that is under way, and then for one that comes before it or is
+/// its own; more never follow each other, as those who wait for one share it.
+pub const ACCESS: Duration = sum(&[RESET, RESET, SLACK]);
+
+/// The sum of several waits.
+pub const fn sum(waits: &[Duration]) -> Duration {
+    match waits {
+        [] => Duration::ZERO,
+        [first, others @ ..] => first.saturating_add(sum(others)),
+    }
+}
+
+/// A wait for any of several others.
+pub const fn longer_than(waits: &[Duration]) -> Duration {
+    let (mut longest, mut rest) = (Duration::ZERO, waits);
+    while let [first, others @ ..] = rest {
+        if first.as_nanos() > longest.as_nanos() {
+            longest = *first;
+        }
+        rest = others;
+    }
+    longest.saturating_add(SLACK)
+}
+
+/// Whether a wait outlasts another.
+pub const fn outlasts(outer: Duration, inner: Duration) -> bool {
+    outer.as_nanos() > inner.as_nanos()
+}
+
+const _: () = assert!(outlasts(RESET_STEPS, LOCKED) && outlasts(RESET_STEPS, RESET_METHOD));
+const _: () = assert!(outlasts(RESET, RESET_STEPS) && outlasts(RESET, WAKE));
+const _: () = assert!(outlasts(ACCESS, sum(&[RESET, RESET])));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outer_waits_are_made_of_inner_ones() {
+        let seconds = Duration::from_secs;
+        assert_eq!(sum(&[]), seconds(0));
+        assert_eq!(sum(&[seconds(1), seconds(2), seconds(4)]), seconds(7));
+        assert_eq!(sum(&[Duration::MAX, seconds(2)]), Duration::MAX);
+        assert_eq!(longer_than(&[seconds(3), seconds(9), seconds(2)]), seconds(9) + SLACK);
+        assert!(outlasts(seconds(2), seconds(1)) && !outlasts(seconds(1), seconds(1)));
+    }
+}

@@ -1,0 +1,55 @@
+//! How long this program waits for what may hang, in one table, outer waits made of inner ones; that of devices is
+//! [`vm_passthrough::deadlines`].
+
+use std::time::Duration;
+
+use vm_passthrough::deadlines::{ACCESS, longer_than, outlasts, sum};
+
+/// Storage answers: a piece of a request, what was written is safe, a piece of a file.
+pub(crate) const STORAGE: Duration = Duration::from_secs(5);
+
+/// vhost stops.
+pub(crate) const VHOST: Duration = Duration::from_secs(5);
+
+/// A disk has stopped.
+pub(crate) const DISK_STOP: Duration = longer_than(&[STORAGE]);
+
+/// The vsock device has stopped.
+pub(crate) const VSOCK_STOP: Duration = longer_than(&[VHOST]);
+
+/// Loading the guest's program has stopped.
+pub(crate) const LOADING_STOP: Duration = longer_than(&[STORAGE]);
+
+/// A worker has opened its accelerator: a GPU that nobody uses takes seconds to wake. Who is to end does not wait for it.
+pub(crate) const WORKER_OPEN: Duration = Duration::from_secs(60);
+
+/// A killed worker is gone: a GPU's driver tears its context down meanwhile.
+pub(crate) const WORKER_END: Duration = Duration::from_secs(30);
+
+/// A shared accelerator has stopped, with its worker gone.
+pub(crate) const ACCELERATOR_STOP: Duration = longer_than(&[WORKER_END]);
+
+/// How long the interval is between two workers of a device: a guest that resets its device for ever costs the host no more.
+pub(crate) const WORKER_INTERVAL: Duration = Duration::from_millis(250);
+
+/// How often a worker looks at its own deadlines, and hears the VMM.
+pub(crate) const WORKER_LOOK: Duration = Duration::from_millis(500);
+
+/// How often a worker is asked whether it is there.
+pub(crate) const PING_PERIOD: Duration = Duration::from_secs(2);
+
+/// A worker answers that it is there.
+pub(crate) const PING: Duration = Duration::from_secs(20);
+
+/// A guest's access to its serial port: it holds a vCPU so long while nobody takes what it prints.
+pub(crate) const SERIAL_HOLD: Duration = Duration::from_secs(1);
+
+/// All vCPUs have left the guest, with what each of them accessed last.
+pub(crate) const VCPU_STOP: Duration = longer_than(&[ACCESS, SERIAL_HOLD]);
+
+const _: () = {
+    assert!(outlasts(DISK_STOP, STORAGE) && outlasts(LOADING_STOP, STORAGE) && outlasts(VSOCK_STOP, VHOST));
+    assert!(outlasts(ACCELERATOR_STOP, sum(&[WORKER_END, WORKER_INTERVAL])));
+    assert!(outlasts(PING, sum(&[PING_PERIOD, WORKER_LOOK])));
+    assert!(outlasts(VCPU_STOP, ACCESS) && outlasts(VCPU_STOP, SERIAL_HOLD));
+};
