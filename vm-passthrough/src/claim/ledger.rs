@@ -286,7 +286,14 @@ pub(super) fn make_directory(path: &Path, mode: u32) -> Result<()> {
 
 /// Whether only this user can have written to it.
 fn check_trusted(path: &Path, data: &fs::Metadata, directory: bool) -> Result<()> {
-    let user = rustix::process::geteuid().as_raw();
+    check_trusted_by(rustix::process::geteuid().as_raw(), path, data, directory)
+}
+
+fn check_trusted_by(user: u32, path: &Path, data: &fs::Metadata, directory: bool) -> Result<()> {
+    if data.uid() == 0 && user != 0 {
+        // It is the host's ledger, and nobody but root may change the host.
+        return Err(io_error("use", path)(io::ErrorKind::PermissionDenied.into()));
+    }
     let what = if directory && !data.is_dir() {
         "is not a directory".into()
     } else if !directory && !data.is_file() {
@@ -362,3 +369,29 @@ fn tear_point(_file: &File, _text: &str) {}
 
 #[cfg(test)]
 use super::crash::{crash_point, tear_point};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ledger_is_trusted_by_its_owner_alone() {
+        fn check(user: u32, path: &Path, expect: Result<(), &str>) {
+            let data = fs::symlink_metadata(path).unwrap();
+            match (check_trusted_by(user, path, &data, data.is_dir()), expect) {
+                (Ok(()), Ok(())) => {}
+                (Err(error), Err(expect)) => assert!(error.to_string().contains(expect), "{error}"),
+                (got, _) => panic!("{user} {}: {got:?}", path.display()),
+            }
+        }
+        // Root's on every machine.
+        let roots = Path::new("/proc");
+        check(0, roots, Ok(()));
+        check(1000, roots, Err("run as root"));
+        let own = tempfile::NamedTempFile::new().unwrap();
+        let user = own.as_file().metadata().unwrap().uid();
+        check(user, own.path(), Ok(()));
+        // Root trusts no other user's.
+        check(u32::MAX, own.path(), Err(if user == 0 { "run as root" } else { "can't be trusted" }));
+    }
+}

@@ -176,12 +176,16 @@ fn reset(case: &mut Case<'_>) {
                 }
                 (None, _) => "there is no port above it that could".into(),
             };
+            // What is on a root bus is part of the board.
+            let elsewhere =
+                if upstream.is_some() { "move the card to a slot of its own root port, " } else { "" };
             case.blocker(
                 BlockerCode::NoReset,
                 format!("{nothing}; {why}"),
-                "move the card to a slot of its own root port, update its firmware, or use a newer Linux kernel, \
-                 which may have a reset for it"
-                    .into(),
+                format!(
+                    "{elsewhere}update its firmware, or use a newer Linux kernel, which may have a reset for it; if its \
+                     users before and after trust each other, or it has one user only: --accept no-reset"
+                ),
             );
         }
     }

@@ -501,9 +501,21 @@ fn no_reset() {
     Scene::with(none()).check(Code::NoReset, Warns, &["reset by its port 0000:00:01.0"], &[]);
     let scene = Scene::with(none());
     scene.sim.add(&SimFunction::nvme(address("0000:01:03.0")).group(9).below(address(PORT))).unwrap();
-    scene.check(Code::NoReset, Blocks, &["reset_method", "also reset 0000:01:03.0"], &["root port"]);
-    let on_root_bus = SimFunction::nvme(address(DISK)).resets("");
-    Scene::with(on_root_bus).check(Code::NoReset, Blocks, &["no port above"], &["newer Linux kernel"]);
+    scene.check(
+        Code::NoReset,
+        Blocks,
+        &["reset_method", "also reset 0000:01:03.0"],
+        &["move the card", "own root port", "--accept no-reset"],
+    );
+    let on_root_bus = Scene::with(SimFunction::nvme(address(DISK)).resets(""));
+    on_root_bus.check(
+        Code::NoReset,
+        Blocks,
+        &["no port above"],
+        &["newer Linux kernel", "--accept no-reset"],
+    );
+    // It is soldered in.
+    assert!(!on_root_bus.explain().blockers[0].remedy.contains("slot"));
     let mut accepted = Scene::with(SimFunction::nvme(address(DISK)).resets(""));
     accepted.options.accept = vec![Code::NoReset, Code::D3cold];
     accepted.check(Code::NoReset, Warns, &["no port above", "(accepted)"], &["newer Linux kernel"]);

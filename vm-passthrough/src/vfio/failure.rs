@@ -29,6 +29,9 @@ fn remedy(operation: &str, errno: Option<Errno>) -> &'static str {
         ("open" | "VFIO_GROUP_SET_CONTAINER" | "VFIO_DEVICE_BIND_IOMMUFD", Some(Errno::BUSY)) => {
             "another process has it open (fuser -v names it); stop that process first"
         }
+        ("VFIO_DEVICE_BIND_IOMMUFD", Some(Errno::PERM)) => {
+            "its IOMMU group is not viable: a driver of the host uses a function in it; vm-service explain names both"
+        }
         ("open", Some(Errno::NOENT)) => "load the module vfio-pci and claim the function first",
         (
             "VFIO_SET_IOMMU" | "VFIO_GROUP_SET_CONTAINER" | "VFIO_DEVICE_ATTACH_IOMMUFD_PT",
@@ -55,6 +58,9 @@ fn remedy(operation: &str, errno: Option<Errno>) -> &'static str {
         }
         ("VFIO_DEVICE_RESET", Some(Errno::NOTTY | Errno::INVAL)) => {
             "the function has no reset of its own; a hot reset of its whole slot or bus may do"
+        }
+        ("VFIO_DEVICE_GET_PCI_HOT_RESET_INFO" | "VFIO_DEVICE_PCI_HOT_RESET", Some(Errno::NODEV)) => {
+            "there is no port above it by which its slot or bus could be reset, as on a root bus"
         }
         (_, Some(Errno::NODEV | Errno::NXIO | Errno::IO)) => {
             "the device is gone or does not answer; look at the Linux kernel's log, and detach it"
@@ -103,7 +109,21 @@ fn parse_locked(status: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::parse_locked;
+    use super::*;
+
+    #[test]
+    fn an_error_number_means_what_it_means_for_the_call() {
+        fn check(operation: &'static str, errno: Errno, expect: &str) {
+            let error = system(operation, "0000:00:03.0", errno.into()).to_string();
+            assert!(error.contains(expect), "{error}");
+        }
+        check("VFIO_DEVICE_GET_PCI_HOT_RESET_INFO", Errno::NODEV, "no port above it");
+        check("VFIO_DEVICE_PCI_HOT_RESET", Errno::NODEV, "no port above it");
+        check("VFIO_DEVICE_RESET", Errno::NOTTY, "no reset of its own");
+        check("VFIO_DEVICE_RESET", Errno::NODEV, "the device is gone");
+        check("VFIO_DEVICE_GET_PCI_HOT_RESET_INFO", Errno::IO, "the device is gone");
+        check("VFIO_DEVICE_BIND_IOMMUFD", Errno::PERM, "not viable");
+    }
 
     #[test]
     fn locked_memory_from_procfs() {
