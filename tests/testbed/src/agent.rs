@@ -15,6 +15,7 @@ mod log;
 pub mod net;
 mod pci;
 mod sys;
+mod verdict;
 mod wait;
 
 pub use accelerator::{AcceleratorProgram, GreedyProgram};
@@ -74,7 +75,11 @@ fn work() -> Result<()> {
     match parameter("testbed.level")?.as_str() {
         "1" => {
             let mut l1 = L1::new(scenario.name, variant)?;
-            let verdict = judge(|| init::load_modules().and_then(|()| (scenario.l1)(&mut l1)));
+            let verdict = judge(|| {
+                init::load_modules()?;
+                (scenario.l1)(&mut l1)?;
+                verdict::compare_all(&mut l1)
+            });
             l1.report(&verdict);
         }
         "2" => {

@@ -4,6 +4,7 @@ mod bare_accel;
 mod bare_edu;
 mod bench;
 mod claim_kill9;
+mod device_kinds;
 mod group_not_viable;
 mod host_ready;
 mod host_wants_back;
@@ -30,6 +31,7 @@ pub const ALL: &[Scenario] = &[
     two_guests::SCENARIO,
     claim_kill9::SCENARIO,
     group_not_viable::SCENARIO,
+    device_kinds::SCENARIO,
     unbind_stuck::SCENARIO,
     host_wants_back::SCENARIO,
     host_wants_back::BY_ACPI,

@@ -1,6 +1,6 @@
 //! A process that holds a VFIO device open, and so keeps it from being unbound.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -30,18 +30,7 @@ impl Holder {
     /// # Errors
     /// When it can't open it.
     pub fn start(function: &Function, variant: Variant) -> Result<Self> {
-        let node = match variant {
-            Variant::Group => format!("/dev/vfio/{}", function.group().context("it is in no IOMMU group")?),
-            Variant::Iommufd => {
-                let directory = function.path().join("vfio-dev");
-                let entry = fs::read_dir(&directory)
-                    .with_context(|| format!("can't read {}", directory.display()))?
-                    .flatten()
-                    .next();
-                let name = entry.context("vfio-pci has made no cdev")?.file_name();
-                format!("/dev/vfio/devices/{}", name.to_string_lossy())
-            }
-        };
+        let node = function.vfio_node(variant)?;
         let mut process = Command::new("/init")
             .args([HOLD, &node, &function.address])
             .stdin(Stdio::null())

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
+use crate::scenario::Variant;
+
 /// A PCI function of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Function {
@@ -102,6 +104,34 @@ impl Function {
             None => anyhow::ensure!(self.driver().is_some(), "no driver took {}", self.address),
         }
         Ok(())
+    }
+
+    /// Whether it is a bridge to another bus or the host's own, which nobody gives away.
+    pub fn is_bridge(&self) -> bool {
+        let header = fs::read(self.path().join("config")).ok().and_then(|config| config.get(0x0e).copied());
+        let class = self.attribute("class").unwrap_or_default();
+        header.is_none_or(|header| header & 0x7f != 0)
+            || class.starts_with("0x0600")
+            || class.starts_with("0x0601")
+    }
+
+    /// The node by which VFIO opens it, once vfio-pci has it.
+    ///
+    /// # Errors
+    /// When it has none.
+    pub fn vfio_node(&self, variant: Variant) -> Result<String> {
+        Ok(match variant {
+            Variant::Group => format!("/dev/vfio/{}", self.group().context("it is in no IOMMU group")?),
+            Variant::Iommufd => {
+                let directory = self.path().join("vfio-dev");
+                let entry = fs::read_dir(&directory)
+                    .with_context(|| format!("can't read {}", directory.display()))?
+                    .flatten()
+                    .next();
+                let name = entry.context("vfio-pci has made no cdev")?.file_name();
+                format!("/dev/vfio/devices/{}", name.to_string_lossy())
+            }
+        })
     }
 
     /// Its IOMMU group.

@@ -64,9 +64,30 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
 
 // From include/uapi/linux/vfio.h: type ';', base 100.
 const VFIO_SET_IOMMU: libc::Ioctl = 0x3b66;
+const VFIO_GROUP_GET_STATUS: libc::Ioctl = 0x3b67;
 const VFIO_GROUP_SET_CONTAINER: libc::Ioctl = 0x3b68;
 const VFIO_GROUP_GET_DEVICE_FD: libc::Ioctl = 0x3b6a;
+const VFIO_DEVICE_BIND_IOMMUFD: libc::Ioctl = 0x3b76;
+const VFIO_GROUP_FLAGS_VIABLE: u32 = 1;
 const VFIO_TYPE1V2_IOMMU: libc::c_ulong = 3;
+
+/// Whether a group can be used, as VFIO says.
+pub(super) fn group_is_viable(group: &File) -> io::Result<bool> {
+    // A vfio_group_status: its size, its flags.
+    let mut status = [8u32, 0];
+    // SAFETY: it writes a vfio_group_status, which is as large.
+    check(unsafe { libc::ioctl(group.as_raw_fd(), VFIO_GROUP_GET_STATUS, status.as_mut_ptr()) })?;
+    Ok(status[1] & VFIO_GROUP_FLAGS_VIABLE != 0)
+}
+
+/// Opens a device for who opened its cdev, which takes the DMA of its group from the host.
+pub(super) fn bind_to_iommufd(device: &File, iommu: &File) -> io::Result<()> {
+    // A vfio_device_bind_iommufd: its size, flags, the descriptor, and the number that comes back.
+    let mut bind = [16i32, 0, iommu.as_raw_fd(), 0];
+    // SAFETY: it reads and writes a vfio_device_bind_iommufd, which is as large.
+    check(unsafe { libc::ioctl(device.as_raw_fd(), VFIO_DEVICE_BIND_IOMMUFD, bind.as_mut_ptr()) })?;
+    Ok(())
+}
 
 /// Opens a device through its group; all files must stay open as long as the device.
 pub(super) fn open_group_device(container: &File, group: &File, address: &str) -> io::Result<OwnedFd> {

@@ -1,0 +1,147 @@
+//! Every kind of device that can be emulated, in every place on the bus: what `explain` says of it is what VFIO does.
+//! Behind a bridge with a hot-plug driver, what `explain` tells one to do works.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::agent::{Function, Guest, GuestPlan, Holder, L1};
+use crate::scenario::{Contents, Disk, Scenario, Variant};
+use crate::scenarios::bare_edu::EDU;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "device-kinds",
+    about: "explain and VFIO agree on each kind of device in each place; behind a bridge of shpchp the remedies work",
+    variants: Variant::ALL,
+    devices: &[
+        // Without ACPI's hot-plug Linux's own drivers serve the slots: pciehp, and shpchp on the conventional bridge.
+        "-global",
+        "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off",
+        "-device",
+        "edu,addr=3.0",
+        "-audiodev",
+        "none,id=silent",
+        "-device",
+        "pcie-root-port,id=port0,chassis=1,addr=4.0",
+        "-device",
+        "pcie-root-port,id=port1,chassis=2,addr=5.0",
+        "-device",
+        "pcie-root-port,id=port2,chassis=3,addr=6.0",
+        "-device",
+        "pcie-root-port,id=port3,chassis=4,addr=7.0",
+        "-device",
+        "pcie-root-port,id=port4,chassis=5,addr=8.0",
+        "-device",
+        "pcie-root-port,id=port5,chassis=6,addr=9.0",
+        "-device",
+        "pcie-root-port,id=port6,chassis=7,addr=a.0",
+        "-device",
+        "pcie-root-port,id=port7,chassis=8,addr=b.0",
+        "-device",
+        "pcie-root-port,id=port8,chassis=9,addr=c.0",
+        "-device",
+        "pcie-root-port,id=port9,chassis=10,addr=d.0",
+        "-device",
+        "pcie-root-port,id=port10,chassis=11,addr=e.0",
+        "-drive",
+        "file={disk},if=none,id=drive0,format=raw,cache=unsafe",
+        "-device",
+        "nvme,drive=drive0,serial=testbed,bus=port0",
+        "-device",
+        "e1000e,bus=port1",
+        "-device",
+        "ati-vga,model=rv100,bus=port2,multifunction=on,addr=0.0",
+        "-device",
+        "ich9-intel-hda,bus=port2,addr=0.1",
+        "-device",
+        "igb,bus=port3",
+        "-device",
+        "bochs-display,bus=port4",
+        "-device",
+        "virtio-gpu-pci,bus=port5,iommu_platform=on,disable-legacy=on",
+        "-object",
+        "memory-backend-ram,id=shared,size=1M",
+        "-device",
+        "ivshmem-plain,memdev=shared,bus=port6",
+        "-device",
+        "pci-testdev,bus=port7",
+        "-device",
+        "qemu-xhci,bus=port8",
+        "-device",
+        "pcie-pci-bridge,id=bridge0,bus=port9",
+        "-device",
+        "edu,bus=bridge0,addr=1.0",
+        "-device",
+        "AC97,bus=bridge0,addr=2.0,audiodev=silent",
+        "-device",
+        "x3130-upstream,id=switch0,bus=port10",
+        "-device",
+        "xio3130-downstream,id=down0,bus=switch0,chassis=12",
+        "-device",
+        "xio3130-downstream,id=down1,bus=switch0,chassis=13",
+        "-device",
+        "edu,bus=down0,dma_mask=0xffffffffffffffff",
+        "-device",
+        "virtio-rng-pci,bus=down1,iommu_platform=on,disable-legacy=on",
+    ],
+    disks: &[Disk { name: "disk", mib: 16 }],
+    memory_mib: 1024,
+    deadline: Duration::from_secs(480),
+    contents: Contents { linux_guest: false, bare_guest: true, qemu: false, example: false },
+    l1,
+    l2: None,
+};
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// `vm-service`'s exit status for a device that can't be passed.
+const BLOCKED: i32 = 3;
+/// QEMU's bridge from PCI Express to PCI.
+const BRIDGE: (u16, u16) = (0x1b36, 0x000e);
+const SHPCHP: &str = "/sys/bus/pci/drivers/shpchp";
+
+// The verdicts on all devices are compared after this, as in every scenario.
+fn l1(l1: &mut L1) -> Result<()> {
+    let bridge = Function::find(BRIDGE.0, BRIDGE.1)?;
+    let behind = Function::find_all(EDU.0, EDU.1)?.into_iter().find(|edu| edu.group() == bridge.group());
+    let behind = behind.context("no edu shares the bridge's group")?;
+    let has_driver = bridge.driver().as_deref() == Some("shpchp");
+    l1.prove(
+        has_driver == (l1.variant == Variant::Group),
+        format!("shpchp, which Debian's Linux has, drives the bridge: {has_driver}"),
+    )?;
+    if !has_driver {
+        return Ok(());
+    }
+    for command in ["explain", "claim"] {
+        let refused = l1.vm_service(&[command, &behind.address], TIMEOUT)?;
+        let said = format!("{}{}", refused.stdout, refused.stderr);
+        let named = [&*bridge.address, "shpchp", "--with-group", "shpchp/unbind"];
+        l1.prove(
+            refused.code == Some(BLOCKED) && named.iter().all(|part| said.contains(part)),
+            format!("{command} refuses what is behind it, names the driver and says what to do"),
+        )
+        .with_context(|| format!("{command} said:\n{said}"))?;
+    }
+
+    l1.step("unbind shpchp, as explain says");
+    fs::write(format!("{SHPCHP}/unbind"), &bridge.address)?;
+    l1.vm_service(&["explain", &behind.address], TIMEOUT)?.succeeded()?;
+    l1.vm_service(&["claim", &behind.address], TIMEOUT)?.succeeded()?;
+    drop(Holder::start(&behind, l1.variant)?);
+    l1.proved("then it is ready, and VFIO opens it");
+    l1.vm_service(&["release", &behind.address], TIMEOUT)?.succeeded()?;
+    fs::write(format!("{SHPCHP}/bind"), &bridge.address)?;
+
+    l1.vm_service(&["explain", &behind.address, "--with-group"], TIMEOUT)?.succeeded()?;
+    l1.vm_service(&["claim", &behind.address, "--with-group"], TIMEOUT)?.succeeded()?;
+    l1.prove(bridge.driver().is_none(), "claim --with-group takes the bridge from shpchp")?;
+    drop(Holder::start(&behind, l1.variant)?);
+    l1.vm_service(&["release", &behind.address], TIMEOUT)?.succeeded()?;
+    l1.prove(bridge.driver().as_deref() == Some("shpchp"), "release gives it back")?;
+
+    let plan = GuestPlan { arguments: &["--with-group"], ..GuestPlan::bare("behind", "pci", &behind) };
+    let ended = Guest::start(l1, &plan)?.end(TIMEOUT)?.succeeded(l1)?;
+    l1.prove(ended.console.contains("1234:11e8"), "run --with-group gives it to a guest")?;
+    l1.prove(bridge.driver().as_deref() == Some("shpchp"), "and the bridge back to shpchp")
+}
