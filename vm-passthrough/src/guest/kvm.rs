@@ -14,7 +14,7 @@ use vm_memory::{Address as _, GuestMemoryBackend as _, GuestMemoryMmap, GuestMem
 use vmm_sys_util::eventfd::EventFd;
 
 use super::routes::Routes;
-use super::sys::{SharedMemory, clear_slot, set_slot};
+use super::sys::{SharedMemory, Slot};
 use super::{MapId, MsiMessage, RamRegion, RouteId, Vmm, VmmError};
 use crate::vfio::Mapping;
 
@@ -36,22 +36,15 @@ pub struct KvmVmm {
 /// one before.
 pub(super) const SLOT_BYTES: u64 = 4 << 40;
 
-/// Memory slots in use, and what is in them.
+/// Memory slots in use.
 struct Slots {
-    /// By the first slot of each mapping.
-    used: BTreeMap<u32, Mapped>,
+    /// Those of each mapping, by the first.
+    used: BTreeMap<u32, Vec<Slot>>,
     free: Vec<u32>,
     next: u32,
     capacity: u32,
     /// The most bytes of one.
     most: u64,
-}
-
-/// Memory that the guest has.
-struct Mapped {
-    memory: Arc<dyn Mapping>,
-    /// Each with its guest-physical address.
-    slots: Vec<(u32, u64)>,
 }
 
 /// The VFIO files that KVM knows, each with the number of devices that told of it.
@@ -149,7 +142,7 @@ impl Vmm for KvmVmm {
 
     fn unmap(&self, id: MapId) -> Result<(), VmmError> {
         let what = "unmap memory from the guest";
-        lock(&self.slots).unmap(&self.vm, id.0).map_err(|reason| VmmError { what, reason })
+        lock(&self.slots).unmap(id.0).map_err(|reason| VmmError { what, reason })
     }
 
     fn add_route(&self, trigger: &EventFd) -> Result<RouteId, VmmError> {
@@ -214,60 +207,45 @@ impl Vmm for KvmVmm {
     }
 }
 
-impl Drop for KvmVmm {
-    fn drop(&mut self) {
-        // A vCPU or a device may still hold the guest open; it must not reach addresses that this process reuses.
-        let slots = self.slots.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let ids: Vec<u32> = slots.used.keys().copied().collect();
-        for id in ids {
-            if let Err(error) = slots.unmap(&self.vm, id) {
-                tracing::error!(error, "the guest's memory could not be taken from it; it is kept mapped");
-                std::mem::forget(slots.used.remove(&id));
-            }
-        }
-    }
-}
-
 impl Slots {
     fn new(capacity: u32, most: u64) -> Self {
         Self { used: BTreeMap::new(), free: Vec::new(), next: 0, capacity, most }
     }
 
     /// Maps memory by as many slots as it takes; answers with the first, which is its name. On an error there are none.
-    fn map(&mut self, vm: &VmFd, guest: u64, memory: Arc<dyn Mapping>) -> Result<MapId, String> {
+    fn map(&mut self, vm: &Arc<VmFd>, guest: u64, memory: Arc<dyn Mapping>) -> Result<MapId, String> {
         let len = memory.len();
-        let mut mapped = Mapped { memory, slots: Vec::new() };
+        let mut mapped = Vec::new();
         for start in (0..len).step_by(usize::try_from(self.most).unwrap_or(usize::MAX)) {
             let range = start..len.min(start + self.most);
             let at = guest + start;
-            let set = self.take().and_then(|slot| {
-                let set = set_slot(vm, slot, at, &*mapped.memory, range.clone());
-                set.map(|()| slot).map_err(|error| {
-                    self.free.push(slot);
+            let slot = self.take().and_then(|number| {
+                Slot::new(vm, number, at, memory.clone(), range.clone()).map_err(|error| {
+                    self.free.push(number);
                     format!("KVM refused {:#x} bytes at {at:#x}: {error}", range.end - range.start)
                 })
             });
-            match set {
-                Ok(slot) => mapped.slots.push((slot, at)),
+            match slot {
+                Ok(slot) => mapped.push(slot),
                 Err(reason) => {
-                    if let Err(error) = self.clear(vm, &mut mapped)
-                        && let Some(&(slot, _)) = mapped.slots.first()
+                    if let Err(error) = self.clear(&mut mapped)
+                        && let Some(first) = mapped.first().map(Slot::number)
                     {
                         tracing::error!(error, "a part of what could not be mapped stays in the guest");
-                        self.used.insert(slot, mapped);
+                        self.used.insert(first, mapped);
                     }
                     return Err(reason);
                 }
             }
         }
-        let id = mapped.slots.first().map(|(slot, _)| *slot).ok_or("there is nothing to map")?;
+        let id = mapped.first().map(Slot::number).ok_or("there is nothing to map")?;
         self.used.insert(id, mapped);
         Ok(MapId(id))
     }
 
-    fn unmap(&mut self, vm: &VmFd, id: u32) -> Result<(), String> {
+    fn unmap(&mut self, id: u32) -> Result<(), String> {
         let mut mapped = self.used.remove(&id).ok_or_else(|| format!("there is no mapping {id}"))?;
-        let cleared = self.clear(vm, &mut mapped);
+        let cleared = self.clear(&mut mapped);
         if cleared.is_err() {
             self.used.insert(id, mapped);
         }
@@ -275,11 +253,11 @@ impl Slots {
     }
 
     /// Clears the slots of a mapping, the last first; those that KVM keeps are left in it.
-    fn clear(&mut self, vm: &VmFd, mapped: &mut Mapped) -> Result<(), String> {
-        while let Some(&(slot, guest)) = mapped.slots.last() {
-            clear_slot(vm, slot, guest).map_err(|error| format!("KVM refused at {guest:#x}: {error}"))?;
-            mapped.slots.pop();
-            self.free.push(slot);
+    fn clear(&mut self, mapped: &mut Vec<Slot>) -> Result<(), String> {
+        while let Some(slot) = mapped.last_mut() {
+            slot.clear().map_err(|error| format!("KVM refused at {:#x}: {error}", slot.guest()))?;
+            self.free.push(slot.number());
+            mapped.pop();
         }
         Ok(())
     }

@@ -41,41 +41,78 @@ unsafe impl Mapping for SharedMemory {
     }
 }
 
-/// Makes the `range` of `memory` the content of a memory slot at guest-physical address `guest`. The caller keeps `memory`
-/// until [`clear_slot`] on the same slot succeeded.
-pub(crate) fn set_slot(
-    vm: &VmFd,
-    slot: u32,
+/// A memory slot of KVM. What the guest reaches through it lives as long as it does, and for ever where KVM does not delete
+/// it.
+pub(crate) struct Slot {
+    vm: Arc<VmFd>,
+    number: u32,
     guest: u64,
-    memory: &dyn Mapping,
-    range: Range<u64>,
-) -> Result<(), kvm_ioctls::Error> {
-    if range.end > memory.len() || range.start > range.end {
-        return Err(kvm_ioctls::Error::new(libc::EINVAL));
-    }
-    let region = kvm_userspace_memory_region {
-        slot,
-        flags: 0,
-        guest_phys_addr: guest,
-        memory_size: range.end - range.start,
-        userspace_addr: memory.address() + range.start,
-    };
-    // SAFETY: the contract of `Mapping` says that all of it is mapped and that guests may write to it, and the range is a
-    // part of it; the caller keeps it mapped while the slot exists.
-    unsafe { vm.set_user_memory_region(region) }
+    /// `None` once the slot is deleted.
+    memory: Option<Arc<dyn Mapping>>,
 }
 
-/// Deletes a memory slot. The guest can't reach its memory once this returned `Ok`.
-pub(crate) fn clear_slot(vm: &VmFd, slot: u32, guest: u64) -> Result<(), kvm_ioctls::Error> {
-    let region = kvm_userspace_memory_region {
-        slot,
-        flags: 0,
-        guest_phys_addr: guest,
-        memory_size: 0,
-        userspace_addr: 0,
-    };
-    // SAFETY: size 0 deletes the slot; no memory is named.
-    unsafe { vm.set_user_memory_region(region) }
+impl Slot {
+    /// Makes the `range` of `memory` the content of slot `number`, at guest-physical address `guest`.
+    pub(crate) fn new(
+        vm: &Arc<VmFd>,
+        number: u32,
+        guest: u64,
+        memory: Arc<dyn Mapping>,
+        range: Range<u64>,
+    ) -> Result<Self, kvm_ioctls::Error> {
+        if range.end > memory.len() || range.start > range.end {
+            return Err(kvm_ioctls::Error::new(libc::EINVAL));
+        }
+        let region = kvm_userspace_memory_region {
+            slot: number,
+            flags: 0,
+            guest_phys_addr: guest,
+            memory_size: range.end - range.start,
+            userspace_addr: memory.address() + range.start,
+        };
+        // SAFETY: the contract of `Mapping` says that all of it is mapped for as long as the value lives and that guests may
+        // write to it, the range is a part of it, and the value is dropped only after the slot was deleted.
+        unsafe { vm.set_user_memory_region(region) }?;
+        Ok(Self { vm: vm.clone(), number, guest, memory: Some(memory) })
+    }
+
+    /// Its number.
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Guest-physical address.
+    pub(crate) fn guest(&self) -> u64 {
+        self.guest
+    }
+
+    /// Takes the memory from the guest, which can't reach it once this returned `Ok`. When KVM refuses, it is as it was.
+    pub(crate) fn clear(&mut self) -> Result<(), kvm_ioctls::Error> {
+        if self.memory.is_none() {
+            return Ok(());
+        }
+        let region = kvm_userspace_memory_region {
+            slot: self.number,
+            flags: 0,
+            guest_phys_addr: self.guest,
+            memory_size: 0,
+            userspace_addr: 0,
+        };
+        // SAFETY: size 0 deletes the slot; no memory is named.
+        unsafe { self.vm.set_user_memory_region(region) }?;
+        self.memory = None;
+        Ok(())
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        // A vCPU or a device may still hold the guest open; it must not reach addresses that this process reuses.
+        if let Err(error) = self.clear() {
+            tracing::error!(%error, guest = self.guest, "the guest's memory could not be taken from it; it is kept mapped");
+            std::mem::forget(self.memory.take());
+        }
+    }
 }
 
 /// An eventfd of vmm-sys-util as a borrowed file descriptor.

@@ -105,7 +105,7 @@ impl Container {
 
     fn map_now(&self, host: &Host, iova: u64, memory: &dyn Mapping, permission: DmaPermission) -> Result<()> {
         let writable = permission == DmaPermission::ReadWrite;
-        sys::group::map_dma(self.fd.as_fd(), iova, memory.address(), memory.len(), writable)
+        sys::group::map_dma(self.fd.as_fd(), iova, memory, writable)
             .map_err(|error| super::failure::map(host, "VFIO_IOMMU_MAP_DMA", &self.path, memory.len(), error))
     }
 

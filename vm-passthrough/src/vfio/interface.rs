@@ -189,9 +189,26 @@ pub enum IrqTrigger<'a> {
 /// Memory mapped into this process: a part of a device, or a guest's RAM. Whoever gives it to a guest or a device
 /// keeps the value for as long as they can reach the memory.
 ///
+/// It is what memory must be to be given to a device, so memory of Rust's own can't be. A slice is not one:
+///
+/// ```compile_fail,E0200
+/// #[derive(Debug)]
+/// struct Slice(Vec<u8>);
+/// impl vm_passthrough::vfio::Mapping for Slice {
+///     fn address(&self) -> u64 {
+///         self.0.as_ptr() as u64
+///     }
+///     fn len(&self) -> u64 {
+///         self.0.len() as u64
+///     }
+/// }
+/// ```
+///
 /// # Safety
 /// All of `address()..address() + len()` must stay mapped in this process for as long as the value lives, must be
-/// page-aligned, and nothing that relies on Rust's aliasing rules may live there: guests and devices write to it.
+/// page-aligned, and nothing that relies on Rust's aliasing rules may live there: guests and devices write to it. Nor may
+/// its pages come to hold such things later: once the value is dropped they are unmapped, or stay as they are for ever. A
+/// device to which they were given reaches those pages, which the Linux kernel keeps for it, until it is unmapped.
 #[allow(unsafe_code)]
 pub unsafe trait Mapping: fmt::Debug + Send + Sync {
     /// Address in this process.

@@ -73,7 +73,7 @@ impl Ioas {
         permission: DmaPermission,
     ) -> Result<()> {
         let writable = permission == DmaPermission::ReadWrite;
-        sys::iommufd::map(self.fd.as_fd(), self.id, iova, memory.address(), memory.len(), writable)
+        sys::iommufd::map(self.fd.as_fd(), self.id, iova, memory, writable)
             .map_err(|error| super::failure::map(host, "IOMMU_IOAS_MAP", &self.path, memory.len(), error))
     }
 

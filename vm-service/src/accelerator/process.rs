@@ -102,6 +102,7 @@ impl WorkerProcess {
         if let Some(libraries) = std::env::var_os("LD_LIBRARY_PATH") {
             command.env("LD_LIBRARY_PATH", libraries);
         }
+        super::sys::inherit_standard(&mut command);
         let kept = meter.try_clone().map_err(failed)?;
         // With the command goes the child's end of the socket.
         let mut child = starter::start(command).map_err(failed)?;

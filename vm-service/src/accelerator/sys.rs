@@ -3,22 +3,26 @@
 
 use std::fs::File;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd as _, FromRawFd as _, IntoRawFd as _, OwnedFd};
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
 
 use rustix::mm::{MapFlags, ProtFlags};
 use vm_accel::{Accelerator, Buffer, Worker};
 use vmm_sys_util::eventfd::EventFd;
 
-/// Closes every descriptor but the three standard ones, and answers with standard input, which is a worker's socket.
-///
-/// # Errors
-/// The Linux kernel's.
-pub(super) fn keep_standard() -> io::Result<OwnedFd> {
-    // SAFETY: called once, before this process has opened anything that safe code holds.
-    if unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?)
+/// Has what the command starts inherit the three standard descriptors alone, whatever else this process was given.
+pub(super) fn inherit_standard(command: &mut Command) {
+    let close = || {
+        // SAFETY: it takes numbers, and sets flags of descriptors of the child's own table.
+        match unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
+    unsafe { command.pre_exec(close) };
 }
 
 /// Becomes another user, on all threads and for ever: its group has the same number, and it is a member of `groups`.
@@ -79,21 +83,6 @@ impl Window {
         }
         Ok(window)
     }
-
-    /// Makes it a buffer of a worker. Give the buffer back with [`Worker::free`] before this is dropped.
-    ///
-    /// # Errors
-    /// The accelerator's.
-    pub(super) fn register<A: Accelerator>(&self, worker: &Worker<A>) -> vm_accel::Result<Buffer<A>> {
-        // SAFETY: it stays mapped until it is dropped, which the one caller, `Import`, does after `Worker::free` only;
-        // no Rust reference is ever made to it.
-        unsafe { worker.register(self.base, self.bytes as u64) }
-    }
-
-    /// Lets go of it without unmapping, for memory that an accelerator did not give back.
-    pub(super) fn leak(self) {
-        std::mem::forget(self);
-    }
 }
 
 impl Drop for Window {
@@ -101,6 +90,58 @@ impl Drop for Window {
         // SAFETY: the mapping is this value's own, and nobody uses it any more.
         if let Err(error) = unsafe { rustix::mm::munmap(self.base.cast(), self.bytes) } {
             tracing::error!(%error, "a view of the guest's memory was not unmapped");
+        }
+    }
+}
+
+/// A window that an accelerator reads and writes in place, as a buffer of a worker. It stays mapped for as long as the
+/// accelerator may use it.
+pub(super) struct Registered<A: Accelerator> {
+    /// Taken when it is freed.
+    buffer: Option<Buffer<A>>,
+    /// Dropped by hand: not while the accelerator may still use it.
+    window: ManuallyDrop<Window>,
+    worker: Worker<A>,
+}
+
+impl<A: Accelerator> Registered<A> {
+    /// Makes `window` a buffer of `worker`.
+    ///
+    /// # Errors
+    /// The accelerator's.
+    pub(super) fn new(window: Window, worker: &Worker<A>) -> vm_accel::Result<Self> {
+        let mut window = ManuallyDrop::new(window);
+        // SAFETY: the window is unmapped only where the accelerator has said that it does not use it, here or in `drop`;
+        // no Rust reference is ever made to it.
+        let registered = unsafe { worker.register(window.base, window.bytes as u64) };
+        match registered {
+            Ok(buffer) => Ok(Self { buffer: Some(buffer), window, worker: worker.clone() }),
+            Err(error) => {
+                // It was not answered: the accelerator may yet take it.
+                use vm_accel::Error as E;
+                if !matches!(error, E::Deadline { .. } | E::Stopped | E::Lost { .. } | E::Panicked { .. }) {
+                    // SAFETY: it is used no more.
+                    unsafe { ManuallyDrop::drop(&mut window) };
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// The buffer; `None` only while it is being freed.
+    pub(super) fn buffer(&self) -> Option<&Buffer<A>> {
+        self.buffer.as_ref()
+    }
+}
+
+impl<A: Accelerator> Drop for Registered<A> {
+    fn drop(&mut self) {
+        let Some(buffer) = self.buffer.take() else { return };
+        match self.worker.free(buffer) {
+            // SAFETY: it is used no more.
+            Ok(()) => unsafe { ManuallyDrop::drop(&mut self.window) },
+            // Memory that the accelerator may still use stays mapped until the process ends.
+            Err(error) => tracing::warn!(%error, "the guest's memory was not given back by the accelerator"),
         }
     }
 }

@@ -9,7 +9,9 @@
 //! | --- | --- |
 //! | header | [`header`]: no I/O BARs, no ROM, no INTx |
 //! | power management, MSI, MSI-X, PCI Express | virtualised: [`power`], [`msi`], [`msix`], [`express`] |
-//! | vendor-specific (0x09), and extended 0x000b, 0x0023 | the device's own registers: read and written through, within the length that they state. Drivers need them (virtio finds its registers there), and they reach no further than the device's BARs do |
+//! | vendor-specific (0x09) | the device's own registers: read and written through, within the length that they state. Drivers need them (virtio finds its registers there), and they reach no further than the device's BARs do |
+//! | vendor-specific extended (0x000b) | read from the device, within the length that it states; not writable: some are of the link (error injection of its controller, say) or of the device's flash |
+//! | designated vendor-specific (0x0023) | nothing: whoever is designated gives it a meaning beyond the device. CXL's has memory decoded and caches kept coherent |
 //! | advanced error reporting (0x0001) | read from the device, not writable: errors are the host's to clear |
 //! | device serial number (0x0003) | as it is (some network drivers choose their firmware by it) |
 //! | SR-IOV, ARI, ATS, PRI, PASID, resizable BARs | nothing: they act on the host's IOMMU, bus or address map |
@@ -263,10 +265,14 @@ fn add_extended(builder: &mut Builder<'_>, id: u16, offset: usize) -> bool {
             builder.rows(offset, &[keep(4), keep(8)]);
             true
         }
-        // Vendor-specific, and designated vendor-specific: the length is in the upper 12 bits of the second register.
-        0x000b | 0x0023 => {
+        // Vendor-specific: the length is in the upper 12 bits of the second register.
+        0x000b => {
             let len = usize::from(builder.word(offset + 6) >> 4);
-            builder.add_raw(offset, 4, len, SIZE)
+            if len < 8 || !builder.take(offset, len, SIZE) {
+                return false;
+            }
+            builder.set_live(offset + 4, len - 4);
+            true
         }
         _ => false,
     }

@@ -76,6 +76,8 @@ fn registers_read_what_the_guest_may_see() {
     check(0x144, 0x6666_6666);
     check(0x1a4, 0x0403_0201);
     check(0x308, 0x99);
+    check(0x344, 0);
+    check(0x348, 0);
     // Hidden bodies, and registers outside any capability.
     for offset in [0xac, 0xb0, 0xd4, 0xd8, 0x184, 0x194, 0x1b4, 0x1d4, 0x204, 0x400, 0xffc] {
         check(offset, 0);
@@ -138,8 +140,15 @@ fn writes_are_filtered() {
         (MSIX + 8, 4, 0, 0),
         // The device's own registers.
         (VENDOR + 4, 4, 0xffff_bbcc, 0xffff_bbcc),
-        (0x308, 4, 0xffff_ff66, 0xffff_ff66),
-        (0x30c, 4, 0xffff_ffff, 0xffff_ffff),
+        // Those of the extended capability are only read.
+        (0x304, 4, 0, 0),
+        (0x308, 4, 0, 0),
+        (0x30c, 4, 0, 0),
+        // CXL's, which is hidden.
+        (0x340, 4, 0, 0),
+        (0x344, 4, 0, 0),
+        (0x348, 4, 0, 0),
+        (0x34c, 4, 0, 0),
         // Past the vendor-specific length.
         (0x310, 4, 0, 0),
         (VENDOR + 0x10, 4, 0, 0),

@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 
 use vfio_bindings::bindings::vfio as uapi;
 
+use super::super::interface::Mapping;
 use super::request::{Argument, Request, call, call_with_bytes, call_with_value};
 
 const GET_API_VERSION: Request = Request::new(uapi::VFIO_BASE);
@@ -75,25 +76,24 @@ pub(in super::super) fn iommu_info(container: BorrowedFd<'_>, len: usize) -> io:
     Ok(argument.into_bytes())
 }
 
-/// `VFIO_IOMMU_MAP_DMA`: lets devices reach `len` bytes of this process at `address`.
+/// `VFIO_IOMMU_MAP_DMA`: lets devices reach memory.
 ///
-/// It is sound for any address: the kernel pins the pages that are there now, so a device reaches those pages and no
-/// others, whatever is mapped at the address later.
+/// The Linux kernel pins the pages that are there now. What a [`Mapping`] promises of them makes this sound, whatever is
+/// mapped at the address later.
 pub(in super::super) fn map_dma(
     container: BorrowedFd<'_>,
     iova: u64,
-    address: u64,
-    len: u64,
+    memory: &dyn Mapping,
     writable: bool,
 ) -> io::Result<()> {
     let flags = uapi::VFIO_DMA_MAP_FLAG_READ | if writable { uapi::VFIO_DMA_MAP_FLAG_WRITE } else { 0 };
     let mut argument = Argument::new(size_of::<uapi::vfio_iommu_type1_dma_map>());
     argument.set_u32(offset_of!(uapi::vfio_iommu_type1_dma_map, flags), flags);
-    argument.set_u64(offset_of!(uapi::vfio_iommu_type1_dma_map, vaddr), address);
+    argument.set_u64(offset_of!(uapi::vfio_iommu_type1_dma_map, vaddr), memory.address());
     argument.set_u64(offset_of!(uapi::vfio_iommu_type1_dma_map, iova), iova);
-    argument.set_u64(offset_of!(uapi::vfio_iommu_type1_dma_map, size), len);
-    // SAFETY: the request takes a vfio_iommu_type1_dma_map. The callers pass the range of a `Mapping`, whose contract
-    // says that it is mapped and that devices may write to it.
+    argument.set_u64(offset_of!(uapi::vfio_iommu_type1_dma_map, size), memory.len());
+    // SAFETY: the request takes a vfio_iommu_type1_dma_map. The range is that of a `Mapping`, whose contract says that
+    // devices may write to its pages for as long as they have them.
     unsafe { call(container, IOMMU_MAP_DMA, &mut argument) }.map(drop)
 }
 

@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 use iommufd_bindings::iommufd as uapi;
 use vfio_bindings::bindings::vfio;
 
+use super::super::interface::Mapping;
 use super::request::{Argument, Request, call};
 
 const DESTROY: Request = Request::new(uapi::IOMMUFD_CMD_DESTROY);
@@ -68,16 +69,15 @@ pub(in super::super) fn iova_ranges(iommu: BorrowedFd<'_>, ioas: u32, room: u32)
     Ok(IovaRanges { ranges, count, alignment })
 }
 
-/// `IOMMU_IOAS_MAP`: lets devices reach `len` bytes of this process at `address`.
+/// `IOMMU_IOAS_MAP`: lets devices reach memory.
 ///
-/// It is sound for any address: the kernel pins the pages that are there now, so a device reaches those pages and no
-/// others, whatever is mapped at the address later.
+/// The Linux kernel pins the pages that are there now. What a [`Mapping`] promises of them makes this sound, whatever is
+/// mapped at the address later.
 pub(in super::super) fn map(
     iommu: BorrowedFd<'_>,
     ioas: u32,
     iova: u64,
-    address: u64,
-    len: u64,
+    memory: &dyn Mapping,
     writable: bool,
 ) -> io::Result<()> {
     let flags = uapi::iommufd_ioas_map_flags_IOMMU_IOAS_MAP_FIXED_IOVA
@@ -86,11 +86,11 @@ pub(in super::super) fn map(
     let mut argument = Argument::new(size_of::<uapi::iommu_ioas_map>());
     argument.set_u32(offset_of!(uapi::iommu_ioas_map, flags), flags);
     argument.set_u32(offset_of!(uapi::iommu_ioas_map, ioas_id), ioas);
-    argument.set_u64(offset_of!(uapi::iommu_ioas_map, user_va), address);
-    argument.set_u64(offset_of!(uapi::iommu_ioas_map, length), len);
+    argument.set_u64(offset_of!(uapi::iommu_ioas_map, user_va), memory.address());
+    argument.set_u64(offset_of!(uapi::iommu_ioas_map, length), memory.len());
     argument.set_u64(offset_of!(uapi::iommu_ioas_map, iova), iova);
-    // SAFETY: the request takes an iommu_ioas_map. The callers pass the range of a `Mapping`, whose contract says that
-    // it is mapped and that devices may write to it.
+    // SAFETY: the request takes an iommu_ioas_map. The range is that of a `Mapping`, whose contract says that devices may
+    // write to its pages for as long as they have them.
     unsafe { call(iommu, IOAS_MAP, &mut argument) }.map(drop)
 }
 

@@ -24,7 +24,6 @@ use std::os::fd::OwnedFd;
 use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
-use super::sys;
 pub(super) use calls::confine;
 
 /// Descriptors that a worker may have: those of a GPU's driver are dozens.
@@ -107,13 +106,15 @@ impl fmt::Display for Confinement {
     }
 }
 
-/// The first part. Answers with the socket: of all descriptors only the three standard ones are kept.
+/// The first part. Answers with the socket, which is standard input: a worker is given no more than the three standard
+/// descriptors.
 ///
 /// # Errors
 /// The Linux kernel's, with what it refused.
 pub(super) fn enter() -> Result<OwnedFd, String> {
     let failed = |what: &'static str| move |error: io::Error| format!("{what} failed: {error}");
-    let socket = sys::keep_standard().map_err(failed("closing inherited descriptors"))?;
+    let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)
+        .map_err(|error| failed("taking the socket")(error.into()))?;
     // It fails when the process leads a session already, as when it is started by hand.
     let _ = rustix::process::setsid();
     rustix::thread::set_no_new_privs(true)

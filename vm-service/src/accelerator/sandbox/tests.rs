@@ -8,6 +8,7 @@ use std::process::{Child, Command, Output, Stdio};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::*;
+use crate::accelerator::sys;
 
 /// An argument of a system call.
 #[derive(Clone, Copy)]
@@ -281,7 +282,10 @@ fn tried(profile: Profile, list: usize, index: usize, victim: &Child) -> (Output
     let (_keep, theirs): (OwnedFd, OwnedFd) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
     let name = "accelerator::sandbox::tests::what_a_worker_tries_against_others_is_refused";
-    let output = Command::new(std::env::current_exe().unwrap())
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    // What was not to be inherited, as a worker's own parent may have been given it.
+    sys::inherit_standard(&mut command);
+    let output = command
         .args(["--exact", name, "--nocapture"])
         .env(ORDER, format!("{}/{list}/{index}/{}", profile as usize, victim.id()))
         .stdin(theirs)
