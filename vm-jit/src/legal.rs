@@ -122,6 +122,16 @@ pub(crate) fn way(target: &Target, op: Opcode, accuracy: Accuracy, ty: Scalar, t
     }
 }
 
+/// What an element of it costs on `target`, in weighted operations; `shared` is whether memory that it works on is. These
+/// add up to [`Entry::work`](crate::Entry::work).
+pub fn cost(target: &Target, op: Opcode, ty: Scalar, to: Scalar, shared: bool) -> u64 {
+    let costs = match target {
+        Target::Ptx(options) => crate::target::ptx::safety(options).costs,
+        Target::Cpu(_) => crate::target::cpu::SAFETY.costs,
+    };
+    crate::safety::cost::element(costs, op, ty, to, shared)
+}
+
 /// The types that an op may be asked about: pairs of what it works on and, for a conversion, what it gives.
 pub fn types_of(op: Opcode) -> Vec<(Scalar, Scalar)> {
     let same = |class: Class| class.scalars().map(|s| (s, s)).collect::<Vec<_>>();

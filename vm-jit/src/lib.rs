@@ -58,7 +58,7 @@ pub use target::{Target, UnknownTarget};
 use vm_ir::ValidModule;
 
 /// Of code that is not the same for the same input any more; it is part of cache keys.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 13;
 
 /// Compiles a module.
 ///

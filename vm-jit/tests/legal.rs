@@ -2,7 +2,7 @@
 
 use vm_ir::op::{Opcode, TABLE};
 use vm_ir::{Module, Scalar, Trust, text, validate};
-use vm_jit::legal::{Support, rejects, support, types_of};
+use vm_jit::legal::{Support, cost, rejects, support, types_of};
 use vm_jit::target::ptx::{Arch, Options, Version};
 use vm_jit::{Target, compile};
 
@@ -231,5 +231,31 @@ fn the_document_has_the_table() {
         } else {
             assert_eq!(found, wanted, "docs/jit.md is out of date");
         }
+    }
+}
+
+/// Everything costs something, by what the target makes of it.
+#[test]
+fn costs() {
+    let mut cases = 0;
+    for name in ["cpu:x86-64-v3", "cpu:aarch64", "ptx:sm_70", "ptx:sm_90a", "ptx:sm_120"] {
+        let target: Target = name.parse().unwrap();
+        for row in TABLE {
+            for (ty, to) in types_of(row.opcode) {
+                for shared in [false, true] {
+                    let cost = cost(&target, row.opcode, ty, to, shared);
+                    assert!((1..=4096).contains(&cost), "{name} {} {ty} {to}: {cost}", row.mnemonic);
+                    cases += 1;
+                }
+            }
+        }
+    }
+    assert!(cases > 2000, "{cases}");
+    let of = |target: &str, op, ty| cost(&target.parse().unwrap(), op, ty, ty, false);
+    for op in [Opcode::Add, Opcode::Mul, Opcode::Fma, Opcode::Min] {
+        let (cpu, half) = (of("cpu:x86-64-v3", op, Scalar::F32), of("cpu:x86-64-v3", op, Scalar::F16));
+        assert!(half >= 8 * cpu, "{op} on a processor: f16 {half}, f32 {cpu}");
+        assert_eq!(of("ptx:sm_90a", op, Scalar::F16), of("ptx:sm_90a", op, Scalar::F32), "{op}");
+        assert!(of("ptx:sm_70", op, Scalar::Bf16) > of("ptx:sm_90a", op, Scalar::Bf16), "{op}");
     }
 }

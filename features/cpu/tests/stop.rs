@@ -154,3 +154,76 @@ fn nests_of_short_loops_are_stopped() {
         println!("{name}: {took:?}");
     }
 }
+
+/// What a thread does in short loops, by the name under which it is shown.
+const KINDS: &[(&str, &str)] = &[
+    ("f16 add", "%r = add %h, %h : vec16<f16>"),
+    ("f16 min", "%r = min %h, %h : vec16<f16>"),
+    ("f16 fma", "%r = fma %h, %h, %h : vec16<f16>"),
+    ("bf16 fma", "%b = bitcast %h : vec16<bf16>\n%r = fma %b, %b, %b : vec16<bf16>"),
+    ("f16 pow", "%r = pow %h, %h : vec16<f16>"),
+    ("f64 pow", "%r = pow %d, %d : vec16<f64>"),
+    ("f64 div", "%r = div %d, %d : vec16<f64>"),
+    ("i64 mulhi", "%r = mulhi.s %l, %l : vec16<i64>"),
+    ("i64 div", "%r = div.s %l, %l : vec16<i64>"),
+    ("f16 warp sum", "%e = vec.extract %h, 0 : f16\n%r = warp.add %e : f16"),
+    ("scattered loads", "%f = mul %j, %odd : i32\n%g = and %f, %mask : i32\n%r = load @x[%g] : f32"),
+    ("atomics", "%r = atomic.add.device @n[%j], %j : i32"),
+];
+
+/// A loop that is short, in a block of 1024 threads, each of which does this. Its results are kept.
+fn short_loop(body: &str) -> String {
+    let ty = match body.rsplit_once(": ") {
+        Some((_, ty)) => ty,
+        None => panic!("{body}: no type"),
+    };
+    let element = ty.trim_start_matches("vec16<").trim_end_matches('>');
+    format!(
+        "vir 1
+kernel @k(@x: view<f32, [?], read>, @n: view<i32, [?], readwrite>, @out: view<{element}, [?], write>,
+    @h: view<f16, [?], read>, @d: view<f64, [?], read>, @l: view<i64, [?], read>) at 0x0 block(1024) {{
+  %0 = const 0 : i32
+  %1 = const 1 : i32
+  %few = const 4000 : i32
+  %odd = const 40503 : i32
+  %mask = const 4194303 : i32
+  for %j: i32 = %0 to %few step %1 {{
+    %h = load @h[%j] : vec16<f16>
+    %d = load @d[%j] : vec16<f64>
+    %l = load @l[%j] : vec16<i64>
+    {body}
+    store @out[%j], %r
+  }}
+}}"
+    )
+}
+
+/// Whatever takes long is noticed by what it costs, and a launch ends soon after its deadline.
+#[test]
+fn launches_end_soon_after_their_deadline_whatever_they_do() {
+    let target: Target = "cpu".parse().unwrap();
+    let worker: Worker<CpuAccelerator> =
+        Worker::start(Arc::new(CpuAccelerator::new().unwrap()), WorkerOptions::default()).unwrap();
+    let x = worker.allocate_zeroed(16 << 20).unwrap();
+    let ones = vec![0x3c01_u16; 1 << 16];
+    let some = worker.allocate_zeroed(128 << 10).unwrap();
+    worker.write(&some, &ones).unwrap();
+    let limit = Duration::from_millis(100);
+    let limits = Limits { time: limit, rounds: u64::MAX >> 2 };
+    for (name, body) in KINDS {
+        let source = short_loop(body);
+        let module = text::parse(&source).unwrap_or_else(|error| panic!("{error}\n{source}"));
+        let module = validate(module, Trust::Guest).unwrap_or_else(|error| panic!("{error}\n{source}"));
+        let kernel = worker.load(&common::artifact(&module, "k", &target).unwrap()).unwrap();
+        let out = worker.allocate_zeroed(128 << 10).unwrap();
+        let n = worker.allocate_zeroed(128 << 10).unwrap();
+        let begin = Instant::now();
+        let arguments = arguments![&x, &n, &out, &some, &some, &some];
+        worker.launch(&kernel, Launch::over([1 << 20, 1, 1]).within(limits), &arguments).unwrap();
+        let error = worker.synchronize(Duration::from_secs(300)).unwrap_err();
+        let over = begin.elapsed().saturating_sub(limit);
+        assert_eq!(error, Error::DeadlineExceeded { kernel: "k".into(), limit }, "{name}");
+        println!("{name:16} {:8.1} ms over", over.as_secs_f64() * 1e3);
+        assert!(over < Duration::from_secs(2), "{name}: {over:?}");
+    }
+}

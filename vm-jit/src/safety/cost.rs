@@ -1,28 +1,22 @@
-//! What ops cost: weighted operations, about what a thread's share of a processor does in the time of one addition, as if
-//! nothing were ever at hand. They add up to a bound, not an estimate.
+//! What ops cost, in weighted operations: the time of an addition that waits for another, about, as if nothing were ever at
+//! hand. They add up to a bound, not an estimate.
 //!
-//! | operation | weight of each lane |
-//! | --- | --- |
-//! | on numbers; control flow | 1, in f64 4 |
-//! | conversion | 8 |
-//! | division, remainder, a mathematical function | 64 |
-//! | load, store | of a view 16, of a shared array 8 |
-//! | atomic | of a view 1024, of a shared array 256 |
-//! | fence, gathering in a cluster | 1024 |
-//! | barrier, and whatever else threads do together | 64 |
-//! | to begin | 8, and 2048 for the block |
+//! A target has costs of its own, for each op and type by the way in which the target does it: f16 is native on a GPU, and
+//! tens of instructions on a processor. Those of a processor are nanoseconds that were measured, and rounded up;
+//! `cargo bench -p vm-cpu --bench costs` shows them beside each other again.
 //!
 //! Of an `if` or a `switch` all regions count: threads of a warp that part go one behind the other.
 
+use crate::legal::key;
 use vm_ir::module::{Op, Place};
-use vm_ir::op::{Group, Opcode, Shape};
+use vm_ir::op::{Opcode, Shape};
 use vm_ir::{Kernel, Scalar};
 
 /// Whose costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Costs {
-    /// A GPU's, by way of PTX.
-    Ptx,
+    /// A GPU's, by way of PTX for this architecture in this version.
+    Ptx(crate::target::ptx::Arch, crate::target::ptx::Version),
     /// A processor's.
     Cpu,
 }
@@ -31,41 +25,182 @@ pub(crate) enum Costs {
 pub(super) const LOOP: u64 = 1;
 const BEGIN: u64 = 8;
 const BEGIN_BLOCK: u64 = 2048;
-const SHARED_ACCESS: u64 = 8;
+/// To zero a word of shared memory.
+const ZERO: u64 = 8;
 
 /// What a thread's share is of what a block takes to begin.
 pub(super) fn begin(kernel: &Kernel, _: Costs) -> u64 {
     let threads: u64 = kernel.block().iter().map(|size| u64::from(*size)).product();
     let shared: u64 = kernel.shared().iter().map(|array| array.bytes()).sum();
     // A guest's shared memory is zeroed, word by word at worst.
-    let block = BEGIN_BLOCK.saturating_add(SHARED_ACCESS.saturating_mul(shared / 4));
+    let block = BEGIN_BLOCK.saturating_add(ZERO.saturating_mul(shared / 4));
     BEGIN.saturating_add(block.div_ceil(threads.max(1)))
 }
 
 /// What an op costs, without what it has inside.
-pub(super) fn of(kernel: &Kernel, op: &Op, _: Costs) -> u64 {
-    match op.code.shape() {
-        Shape::If | Shape::For | Shape::While => return LOOP,
-        Shape::Switch => return LOOP + op.regions.len() as u64,
-        _ => {}
+pub(super) fn of(kernel: &Kernel, op: &Op, costs: Costs) -> u64 {
+    if let Shape::Switch = op.code.shape() {
+        return LOOP + op.regions.len() as u64;
     }
     let value = op.result().or(op.operands.last().copied()).map(|value| kernel.type_of(value));
-    let lanes = value.map_or(1, |ty| u64::from(ty.lanes()));
-    let shared = matches!(op.place, Some(Place::Shared(_)));
-    let info = op.code.info();
-    let weight = match (info.group, op.code) {
-        (_, Opcode::Fence | Opcode::ClusterGather) => 1024,
-        (_, Opcode::DivS | Opcode::DivU | Opcode::RemS | Opcode::RemU) => 64,
-        _ if info.error.is_some() => 64,
-        (_, Opcode::Extent) => 1,
-        (_, Opcode::LoadUniform) | (Group::Threads | Group::Trusted, _) => 64,
-        (Group::Memory, _) if shared => SHARED_ACCESS,
-        (Group::Memory, _) => 16,
-        (Group::Atomics, _) if shared => 256,
-        (Group::Atomics, _) => 1024,
-        (Group::Convert, _) => 8,
-        _ if value.is_some_and(|ty| ty.scalar() == Scalar::F64) => 4,
-        _ => 1,
+    let lanes = match op.code.shape() {
+        shape if shape.has_regions() => 1,
+        _ => value.map_or(1, |ty| u64::from(ty.lanes())),
     };
-    weight * lanes
+    let (from, to) = key(kernel, op);
+    lanes * element(costs, op.code, from, to, matches!(op.place, Some(Place::Shared(_))))
+}
+
+/// What an op costs for one element; `shared` is whether the memory that it works on is. For a conversion, `from` is what it
+/// converts from and `to` what to; elsewhere they are one, or what it takes and gives.
+pub(crate) fn element(costs: Costs, op: Opcode, from: Scalar, to: Scalar, shared: bool) -> u64 {
+    match costs {
+        Costs::Ptx(arch, version) => {
+            let expanded = !crate::target::ptx::is_native(arch, version, op, from, to);
+            ptx(op, from, to, shared, expanded)
+        }
+        Costs::Cpu => cpu(op, from, to, shared),
+    }
+}
+
+fn is_narrow_float(ty: Scalar) -> bool {
+    matches!(ty, Scalar::F16 | Scalar::Bf16 | Scalar::F8E4M3 | Scalar::F8E5M2)
+}
+
+/// On a GPU. What is expanded counts as what it becomes.
+fn ptx(op: Opcode, from: Scalar, to: Scalar, shared: bool, expanded: bool) -> u64 {
+    use Opcode::*;
+    let float = |native: u64| match from {
+        Scalar::F64 => 4 * native,
+        ty if is_narrow_float(ty) && expanded => 8 * native,
+        _ => native,
+    };
+    match op {
+        Const | Splat | Make | Extract | Insert => 1,
+        Add | Sub | Mul | Neg | Abs | AbsS | Min | Max | Minimum | Maximum | MinS | MaxS | MinU | MaxU => {
+            float(1)
+        }
+        // Rounded once more, of bf16 it is two in f32.
+        Fma => float(if from == Scalar::Bf16 && expanded { 4 } else { 1 }),
+        MulHiS | MulHiU => {
+            if from == Scalar::I64 {
+                4
+            } else {
+                1
+            }
+        }
+        And | Or | Xor | Not | Shl | ShrS | ShrU | Rotl | Clz | Ctz | Popcount | BitReverse => 1,
+        Eq | Ne | Lt | Le | Gt | Ge => float(1),
+        LtS | LeS | GtS | GeS | LtU | LeU | GtU | GeU | Select => 1,
+        Sext | Zext | Trunc | Bitcast | SiToFp | UiToFp | FpToSi | FpToUi => 8,
+        FpConv => {
+            if expanded && (is_narrow_float(from) || is_narrow_float(to)) {
+                32
+            } else {
+                8
+            }
+        }
+        DivS | DivU | RemS | RemU => 64,
+        Div | Sqrt | Rsqrt | Rcp | Exp | Exp2 | Log | Log2 | Sin | Cos | Tanh | Erf | Pow => {
+            if from == Scalar::F64 { 256 } else { 64 }
+        }
+        Floor | Ceil | Round | Fix => float(1),
+        ThreadId | BlockId | BlockDim | GridDim | GlobalId | LocalIndex | LaneId | WarpId | ClusterRank
+        | ClusterId | Extent => 1,
+        Load | Store => {
+            if shared {
+                8
+            } else {
+                16
+            }
+        }
+        AtomicLoad | AtomicStore | AtomicAdd | AtomicMinS | AtomicMaxS | AtomicMinU | AtomicMaxU
+        | AtomicAnd | AtomicOr | AtomicXor | AtomicExchange | AtomicCas => {
+            if shared {
+                256
+            } else {
+                1024
+            }
+        }
+        Fence | ClusterGather => 1024,
+        LoadUniform | Shuffle | ShuffleXor | ShuffleUp | ShuffleDown | VoteAny | VoteAll | Ballot
+        | WarpAdd | WarpMin | WarpMax | WarpMinS | WarpMaxS | WarpMinU | WarpMaxU | WarpAnd | WarpOr
+        | WarpXor | Barrier | Clock => 64,
+        If | For | While | Switch => LOOP,
+    }
+}
+
+/// On a processor, in nanoseconds.
+fn cpu(op: Opcode, from: Scalar, to: Scalar, shared: bool) -> u64 {
+    use Opcode::*;
+    let narrow = is_narrow_float(from) || is_narrow_float(to);
+    let by_type = |narrow: u64, wide: u64| if is_narrow_float(from) { narrow } else { wide };
+    match op {
+        Const | Splat | Make | Extract | Insert => 1,
+        Add | Sub | Mul => by_type(32, 1),
+        Neg | Abs => by_type(4, 2),
+        Min | Max | Minimum | Maximum => by_type(48, 4),
+        Fma => by_type(64, 4),
+        AbsS | MinS | MaxS | MinU | MaxU => 2,
+        MulHiS | MulHiU => {
+            if from == Scalar::I64 {
+                8
+            } else {
+                4
+            }
+        }
+        And | Or | Xor | Not => 1,
+        Shl | ShrS | ShrU | Rotl => 4,
+        Clz | Ctz | Popcount | BitReverse => 8,
+        Eq | Ne | Lt | Le | Gt | Ge => by_type(64, 1),
+        LtS | LeS | GtS | GeS | LtU | LeU | GtU | GeU | Select => 1,
+        Sext | Zext | Trunc | Bitcast => 1,
+        FpConv | SiToFp | UiToFp => {
+            if narrow {
+                24
+            } else {
+                4
+            }
+        }
+        FpToSi | FpToUi => by_type(64, 16),
+        DivS | DivU | RemS | RemU => 16,
+        Div | Sqrt | Rcp => by_type(64, 16),
+        Rsqrt => by_type(256, 16),
+        Exp | Exp2 | Log | Log2 | Sin | Cos | Tanh | Erf => by_type(128, 64),
+        Pow => by_type(1024, 256),
+        Floor | Ceil | Round | Fix => by_type(64, 2),
+        ThreadId | BlockId | BlockDim | GridDim | GlobalId | LocalIndex | LaneId | WarpId | ClusterRank
+        | ClusterId | Extent => 1,
+        Load | Store => {
+            if shared {
+                8
+            } else {
+                16
+            }
+        }
+        AtomicLoad | AtomicStore => {
+            if shared {
+                8
+            } else {
+                64
+            }
+        }
+        AtomicAdd | AtomicMinS | AtomicMaxS | AtomicMinU | AtomicMaxU | AtomicAnd | AtomicOr | AtomicXor
+        | AtomicExchange | AtomicCas => {
+            if shared {
+                16
+            } else {
+                256
+            }
+        }
+        Fence => 64,
+        ClusterGather => 1024,
+        LoadUniform => 16,
+        Shuffle | ShuffleXor | ShuffleUp | ShuffleDown | VoteAny | VoteAll | Ballot | WarpAnd | WarpOr
+        | WarpXor => 16,
+        WarpAdd | WarpMin | WarpMax | WarpMinS | WarpMaxS | WarpMinU | WarpMaxU => by_type(512, 32),
+        Barrier => 16,
+        Clock => 64,
+        If | For | While | Switch => LOOP,
+    }
 }

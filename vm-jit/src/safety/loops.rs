@@ -1,14 +1,15 @@
 //! Which loops are unrolled, and which are polled.
 
-use super::cost::{self, Costs};
-use super::{INTERVAL, Loop, Parameters, Poll, SHORT, SafetyPlan, Unroll, Unrolling};
+use super::cost;
+use super::{Loop, Poll, SHORT, SafetyPlan, Unroll, Unrolling};
 use crate::range::Ranges;
 use vm_ir::Kernel;
 use vm_ir::module::{Op, Region};
 use vm_ir::op::{Opcode, Shape};
 
 /// Plans the loops of a kernel, and its bound.
-pub(super) fn plan(plan: &mut SafetyPlan, kernel: &Kernel, ranges: &Ranges, parameters: &Parameters) {
+pub(super) fn plan(plan: &mut SafetyPlan, kernel: &Kernel, ranges: &Ranges) {
+    let parameters = plan.parameters;
     let unrolled = match parameters.unrolling {
         Some(limits) => {
             let mut all = vec![Unroll::None; plan.decisions.len()];
@@ -19,11 +20,10 @@ pub(super) fn plan(plan: &mut SafetyPlan, kernel: &Kernel, ranges: &Ranges, para
         None => vec![Unroll::None; plan.decisions.len()],
     };
     let by_cost = parameters.cancels_clusters || kernel.cluster() == 1 || !gathers(kernel);
-    let costs = parameters.costs;
-    let mut poller = Poller { plan, kernel, ranges, costs, unrolled, by_cost };
-    let mut body = Stretch::default();
-    poller.region(kernel.body(), &mut body);
-    plan.bound = body.cost.saturating_add(cost::begin(kernel, costs));
+    let mut poller = Poller { plan, kernel, ranges, unrolled, by_cost, furthest: 0 };
+    poller.region(kernel.body(), &mut Stretch::default());
+    let furthest = poller.furthest;
+    plan.bound = furthest.saturating_add(cost::begin(kernel, parameters.costs));
 }
 
 fn gathers(kernel: &Kernel) -> bool {
@@ -102,71 +102,126 @@ struct Stretch {
     in_loops: u64,
     /// What all of it costs.
     cost: u64,
+    /// What was done around the loop that it is the body of, before it.
+    around: u64,
+    /// What everything from the stretch's begin costs, poll points or not.
+    total: u64,
+}
+
+impl Stretch {
+    fn most(self, other: Stretch) -> Stretch {
+        Stretch {
+            iterations: self.iterations.max(other.iterations),
+            in_loops: self.in_loops.max(other.in_loops),
+            cost: self.cost.max(other.cost),
+            around: self.around.max(other.around),
+            total: self.total.max(other.total),
+        }
+    }
 }
 
 struct Poller<'a> {
     plan: &'a mut SafetyPlan,
     kernel: &'a Kernel,
     ranges: &'a Ranges,
-    costs: Costs,
     /// By op.
     unrolled: Vec<Unroll>,
     /// May loops be polled because of what they cost?
     by_cost: bool,
+    /// The most that a thread does between two poll points.
+    furthest: u64,
 }
 
 impl Poller<'_> {
-    /// Adds a region to a stretch, all regions of a branch one behind the other: threads of a warp may take different ones.
-    /// Is there a polled loop in it?
+    /// Adds a region to a stretch. Is there a polled loop in it?
     fn region(&mut self, region: &Region, stretch: &mut Stretch) -> bool {
         region.ops.iter().fold(false, |polls, op| self.op(op, stretch) | polls)
     }
 
-    fn op(&mut self, op: &Op, stretch: &mut Stretch) -> bool {
-        let polls = match op.code.shape() {
-            Shape::For | Shape::While => self.looped(op, stretch),
-            _ => {
-                stretch.cost = stretch.cost.saturating_add(cost::of(self.kernel, op, self.costs));
-                op.regions.iter().fold(false, |polls, region| self.region(region, stretch) | polls)
-            }
-        };
-        if let Some(number) = self.plan.number(op) {
-            self.plan.decisions[number.0 as usize].polls = polls;
+    /// Adds the regions of a branch.
+    fn branch(&mut self, op: &Op, stretch: &mut Stretch) -> bool {
+        if self.plan.parameters.straight.is_none() {
+            // One behind the other: threads of a warp may take different ones.
+            return op.regions.iter().fold(false, |polls, region| self.region(region, stretch) | polls);
+        }
+        let (before, mut polls) = (*stretch, false);
+        for region in &op.regions {
+            let mut one = before;
+            polls |= self.region(region, &mut one);
+            *stretch = stretch.most(one);
         }
         polls
     }
 
+    fn op(&mut self, op: &Op, stretch: &mut Stretch) -> bool {
+        let before = stretch.total;
+        let polls = match op.code.shape() {
+            Shape::For | Shape::While => self.looped(op, stretch),
+            _ => {
+                let cost = cost::of(self.kernel, op, self.plan.parameters.costs);
+                self.add(op, cost, cost, stretch);
+                self.branch(op, stretch)
+            }
+        };
+        if let Some(number) = self.plan.number(op) {
+            let decision = &mut self.plan.decisions[number.0 as usize];
+            (decision.polls, decision.cost) = (polls, stretch.total - before);
+        }
+        polls
+    }
+
+    /// Adds what an op costs from its begin or its last poll point on, and in all; behind a poll point where it would become too
+    /// much with it.
+    fn add(&mut self, op: &Op, cost: u64, total: u64, stretch: &mut Stretch) {
+        let limit = self.plan.parameters.straight.filter(|_| self.plan.guest);
+        let full = stretch.cost > 0 && limit.is_some_and(|limit| stretch.cost.saturating_add(cost) > limit);
+        if let Some(number) = self.plan.number(op).filter(|_| full) {
+            self.plan.decisions[number.0 as usize].before = Some(stretch.cost);
+            (stretch.cost, stretch.around) = (0, 0);
+        }
+        stretch.cost = stretch.cost.saturating_add(cost);
+        stretch.total = stretch.total.saturating_add(total);
+        self.furthest = self.furthest.max(stretch.around.saturating_add(stretch.cost));
+    }
+
     fn looped(&mut self, op: &Op, stretch: &mut Stretch) -> bool {
-        let mut body = Stretch { cost: cost::LOOP, ..Stretch::default() };
+        let around = stretch.around.saturating_add(stretch.cost);
+        let mut body = Stretch { cost: cost::LOOP, total: cost::LOOP, around, ..Stretch::default() };
         let mut polls = op.regions.iter().fold(false, |polls, region| self.region(region, &mut body) | polls);
         let bound = bound(self.ranges, op);
         let Some(number) = self.plan.number(op) else { return polls };
-        let unroll = self.unrolled[number.0 as usize];
+        let (unroll, parameters) = (self.unrolled[number.0 as usize], self.plan.parameters);
         // An iteration without loops is one itself.
         let each = body.iterations.max(1);
         let iterations = bound.unwrap_or(u64::MAX).saturating_mul(each);
-        let cost = bound.unwrap_or(u64::MAX).saturating_mul(body.cost);
+        let cost = bound.unwrap_or(u64::MAX).saturating_mul(body.total);
         let long = stretch.iterations.saturating_add(iterations) > SHORT;
-        let costly = stretch.in_loops.saturating_add(cost) > INTERVAL && bound.is_none_or(|bound| bound > 1);
+        let costly = stretch.in_loops.saturating_add(cost) > parameters.in_loops
+            && bound.is_none_or(|bound| bound > 1);
         let poll = (self.plan.guest && (long || costly && self.by_cost)).then(|| {
-            let most = (SHORT / each).min(INTERVAL / body.cost);
+            let most = (SHORT / each).min(parameters.interval / body.total);
             let copies = match unroll {
                 Unroll::None => 1,
                 Unroll::Full(n) | Unroll::Partial(n) => n,
             };
-            Poll { every: most.clamp(1, copies.max(1)), iteration: body.cost }
+            let every = most.clamp(1, copies.max(1));
+            Poll { every, takes_fuel: long, iteration: body.total, interval: parameters.interval }
         });
         match poll {
-            Some(poll) => stretch.cost = stretch.cost.saturating_add(poll.every.saturating_mul(body.cost)),
+            Some(poll) => {
+                let all = |cost: u64| poll.every.saturating_mul(cost);
+                self.add(op, all(body.cost), all(body.total), stretch);
+            }
             None => {
+                let cost = cost.saturating_add(cost::LOOP);
+                self.add(op, cost, cost, stretch);
                 stretch.iterations = stretch.iterations.saturating_add(iterations);
                 stretch.in_loops = stretch.in_loops.saturating_add(cost);
-                stretch.cost = stretch.cost.saturating_add(cost).saturating_add(cost::LOOP);
             }
         }
         polls |= poll.is_some();
         self.plan.decisions[number.0 as usize].looped =
-            Some(Loop { bound, unroll, poll, iteration: body.cost });
+            Some(Loop { bound, unroll, poll, iteration: body.total });
         polls
     }
 }

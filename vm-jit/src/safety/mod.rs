@@ -7,7 +7,7 @@
 //! # Polling
 //!
 //! A thread that is to be cancelled notices when it polls the cancel flag. A polled loop counts its iterations and their cost,
-//! and polls after [`SLICE`] of the ones or [`INTERVAL`] of the other. All other loops run unseen, so this must hold, and
+//! and polls after [`SLICE`] of the ones or an interval's worth of the other. All other loops run unseen, so this must hold, and
 //! [`verify`](SafetyPlan::verify) proves it of every guest's kernel before code is made of it:
 //!
 //! * A `while` is polled. So is a `for` without a known bound.
@@ -15,9 +15,13 @@
 //!   point, to the next. Those of loops in one another multiply, those of loops one behind the other add up, and unrolling
 //!   changes nothing: each copy of the body is an iteration. A polled loop that is unrolled has its poll points between the
 //!   copies, no further apart than that.
-//! * Together they cost at most [`INTERVAL`], if the target can cancel the kernel at all.
+//! * Together they cost at most a share of the interval, if the target can cancel the kernel at all.
 //!
 //! Of a nest that is too long together the outermost loop that has to be is polled, so that its inner loops stay as they are.
+//!
+//! On a GPU code without loops ends soon enough by itself. On a processor, which runs a block's threads one after the other,
+//! there are poll points in it too ([`charge_before`](SafetyPlan::charge_before)), and in the loops over threads
+//! ([`charge_of_threads`](SafetyPlan::charge_of_threads)), so that no code of a block costs much more than an interval.
 //!
 //! # The cost bound
 //!
@@ -47,9 +51,6 @@ pub(crate) const SHORT: u64 = 4096;
 /// Iterations of polled loops between two polls.
 pub(crate) const SLICE: u64 = 4096;
 
-/// Cost of polled loops between two polls, about.
-pub(crate) const INTERVAL: u64 = 1 << 20;
-
 /// The number of an op in its kernel: an op comes before those in its regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct OpId(u32);
@@ -61,6 +62,12 @@ pub(crate) struct Parameters {
     pub(crate) costs: cost::Costs,
     /// How far loops are unrolled; `None` where they are not.
     pub(crate) unrolling: Option<Unrolling>,
+    /// Cost between two polls, about.
+    pub(crate) interval: u64,
+    /// Cost of loops that are not polled, between two poll points.
+    pub(crate) in_loops: u64,
+    /// Cost of other code between two poll points; `None` where only loops have them.
+    pub(crate) straight: Option<u64>,
     /// Can a kernel whose blocks gather in clusters be cancelled? If not, loops are polled only where they must be.
     pub(crate) cancels_clusters: bool,
 }
@@ -90,17 +97,24 @@ pub(crate) enum Unroll {
 pub(crate) struct Poll {
     /// Iterations from one poll point to the next; more than one only between copies.
     pub(crate) every: u64,
+    /// Do its iterations take fuel? Not those of a loop that is known to be short, and only costs much.
+    pub(crate) takes_fuel: bool,
     iteration: u64,
+    interval: u64,
 }
 
 impl Poll {
-    /// What a poll point takes from [`INTERVAL`] for so many iterations; `None` where [`SLICE`] of them take no more than
-    /// that together. On a poll point of several threads each has taken as many.
+    /// What a poll point takes from the interval for so many iterations; `None` where [`SLICE`] of them, which take fuel, take no
+    /// more than that together. On a poll point of several threads each has taken as many.
     pub(crate) fn charge(self, iterations: u64) -> Option<i64> {
         let cost = self.iteration.saturating_mul(iterations);
-        // What is as long as the whole interval is polled at once.
-        (cost > INTERVAL / SLICE).then(|| cost.min(INTERVAL + 1) as i64)
+        (!self.takes_fuel || cost > self.interval / SLICE).then(|| charge(cost, self.interval))
     }
+}
+
+/// What is taken from an interval. What is as long as all of it is polled at once.
+fn charge(cost: u64, interval: u64) -> i64 {
+    cost.min(interval + 1) as i64
 }
 
 /// What becomes of a loop.
@@ -121,8 +135,21 @@ pub(crate) struct Loop {
 struct Decision {
     looped: Option<Loop>,
     access: Option<Access>,
+    /// What it costs with all that is inside of it, and no loop more often than from one poll point to the next.
+    cost: u64,
+    /// What was done since the last poll point, where there is one before it.
+    before: Option<u64>,
     /// Is it a polled loop, or is there one inside?
     polls: bool,
+}
+
+/// When a loop over threads takes from the interval.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ThreadsCharge {
+    /// Behind the threads that are run together, each time.
+    Each(i64),
+    /// Behind all.
+    All(i64),
 }
 
 /// The plan for a kernel.
@@ -130,8 +157,9 @@ struct Decision {
 pub(crate) struct SafetyPlan {
     numbers: HashMap<*const Op, OpId>,
     decisions: Vec<Decision>,
-    costs: cost::Costs,
+    parameters: Parameters,
     guest: bool,
+    cancellable: bool,
     bound: u64,
 }
 
@@ -154,8 +182,10 @@ impl SafetyPlan {
             let access = access::plan(kernel, ranges, op, guest);
             decisions.push(Decision { access, ..Decision::default() });
         });
-        let mut plan = SafetyPlan { numbers, decisions, costs: parameters.costs, guest, bound: 0 };
-        loops::plan(&mut plan, kernel, ranges, parameters);
+        let mut plan =
+            SafetyPlan { numbers, decisions, parameters: *parameters, guest, cancellable: false, bound: 0 };
+        loops::plan(&mut plan, kernel, ranges);
+        plan.cancellable = plan.decisions.iter().any(|decision| decision.polls);
         if guest {
             plan.verify(kernel).map_err(|error| {
                 let what = format!("its safety plan is wrong: {error}");
@@ -191,7 +221,38 @@ impl SafetyPlan {
 
     /// Is there any polled loop? Then the kernel takes a [`Guard`](crate::Guard).
     pub(crate) fn cancellable(&self) -> bool {
-        self.decisions.iter().any(|decision| decision.polls)
+        self.cancellable
+    }
+
+    /// Cost between two polls, about.
+    pub(crate) fn interval(&self) -> i64 {
+        self.parameters.interval as i64
+    }
+
+    /// What so many threads take from the interval before an op, for what they did since the last poll point; `None` where
+    /// there is no poll point.
+    pub(crate) fn charge_before(&self, op: &Op, threads: u64) -> Option<i64> {
+        let cost = self.decision(op)?.before?;
+        Some(charge(cost.saturating_mul(threads), self.parameters.interval))
+    }
+
+    /// What a loop over so many threads, some of them at a time, takes from the interval for what these ops leave unpolled.
+    pub(crate) fn charge_of_threads(
+        &self,
+        ops: &[&Op],
+        threads: u64,
+        together: u64,
+    ) -> Option<ThreadsCharge> {
+        let limit = self.parameters.straight.filter(|_| self.guest)?;
+        let decisions = ops.iter().filter_map(|op| self.decision(op));
+        // More than that lies between no two poll points.
+        let most = limit.saturating_add(self.parameters.in_loops);
+        let one = decisions.fold(0u64, |sum, decision| sum.saturating_add(decision.cost)).min(most);
+        let all = one.saturating_mul(threads);
+        Some(match all > self.parameters.in_loops {
+            true => ThreadsCharge::Each(charge(one.saturating_mul(together), self.parameters.interval)),
+            false => ThreadsCharge::All(charge(all, self.parameters.interval)),
+        })
     }
 
     /// Is the kernel a guest's?

@@ -2,7 +2,7 @@
 
 use super::{Loop, SHORT, SafetyPlan, Unroll, cost};
 use vm_ir::Kernel;
-use vm_ir::module::{Op, Region};
+use vm_ir::module::Op;
 use vm_ir::op::{PlaceRule, Shape};
 
 /// What a plan lacks: an error of this crate, which must not become code.
@@ -39,41 +39,62 @@ impl SafetyPlan {
     /// # Errors
     /// The first that is not so.
     pub(crate) fn verify(&self, kernel: &Kernel) -> Result<(), Unsafe> {
-        let mut walk = Walk { plan: self, kernel, spent: 0 };
-        let found = walk.region(kernel.body(), 1)?.saturating_add(cost::begin(kernel, self.costs));
-        match found <= self.bound {
-            true => Ok(()),
-            false => Err(Unsafe::Bound { found, bound: self.bound }),
-        }
+        let begin = cost::begin(kernel, self.parameters.costs);
+        let mut walk = Walk { plan: self, kernel, begin, spent: 0 };
+        let mut done = Done::default();
+        kernel.body().ops.iter().try_for_each(|op| walk.op(op, 1, &mut done))
     }
+}
+
+/// What a thread did.
+#[derive(Clone, Copy, Debug, Default)]
+struct Done {
+    /// Since the last poll point, or since the begin of the loop's body.
+    since: u64,
+    /// Before that, around the loop.
+    around: u64,
+    /// In all of the loop's body.
+    total: u64,
 }
 
 /// Goes from the outside in, where the plan was made from the inside out.
 struct Walk<'a> {
     plan: &'a SafetyPlan,
     kernel: &'a Kernel,
+    /// What it costs to begin.
+    begin: u64,
     /// Iterations of innermost loops in the stretch at hand, so far.
     spent: u64,
 }
 
 impl Walk<'_> {
-    /// A region that is run so often in a stretch; gives what it costs to run it once.
-    fn region(&mut self, region: &Region, times: u64) -> Result<u64, Unsafe> {
-        region.ops.iter().try_fold(0u64, |sum, op| Ok(sum.saturating_add(self.op(op, times)?)))
+    /// The regions of an op that are run so often in a stretch.
+    fn regions(&mut self, op: &Op, times: u64, done: &mut Done) -> Result<(), Unsafe> {
+        let mut ops = op.regions.iter().flat_map(|region| &region.ops);
+        ops.try_for_each(|op| self.op(op, times, done))
     }
 
-    fn regions(&mut self, op: &Op, times: u64) -> Result<u64, Unsafe> {
-        op.regions.iter().try_fold(0u64, |sum, region| Ok(sum.saturating_add(self.region(region, times)?)))
+    /// What an op does from its begin or its last poll point on, and in all.
+    fn add(&self, op: &Op, since: u64, total: u64, done: &mut Done) -> Result<(), Unsafe> {
+        if self.plan.charge_before(op, 1).is_some() {
+            *done = Done { total: done.total, ..Done::default() };
+        }
+        done.since = done.since.saturating_add(since);
+        done.total = done.total.saturating_add(total);
+        let found = done.since.saturating_add(done.around).saturating_add(self.begin);
+        match found <= self.plan.bound {
+            true => Ok(()),
+            false => Err(Unsafe::Bound { found, bound: self.plan.bound }),
+        }
     }
 
-    fn op(&mut self, op: &Op, times: u64) -> Result<u64, Unsafe> {
+    fn op(&mut self, op: &Op, times: u64, done: &mut Done) -> Result<(), Unsafe> {
         let line = op.line.0;
         if matches!(op.code.shape().place(), PlaceRule::Any | PlaceRule::Shared) {
             self.plan.access(op).ok_or(Unsafe::Unplanned { line })?;
         }
         if !matches!(op.code.shape(), Shape::For | Shape::While) {
-            let own = cost::of(self.kernel, op, self.plan.costs);
-            return Ok(own.saturating_add(self.regions(op, times)?));
+            return self.plain(op, times, done);
         }
         let planned = *self.plan.loop_of(op).ok_or(Unsafe::Unplanned { line })?;
         let Loop { bound, unroll, poll, iteration } = planned;
@@ -95,9 +116,11 @@ impl Walk<'_> {
         // A polled loop begins a stretch of its own.
         let around = poll.map(|_| std::mem::take(&mut self.spent));
         let before = self.spent;
-        let found = self.regions(op, inside)?.saturating_add(cost::LOOP);
-        if found > iteration {
-            return Err(Unsafe::Bound { found, bound: iteration });
+        let mut body =
+            Done { since: cost::LOOP, around: done.around.saturating_add(done.since), total: cost::LOOP };
+        self.regions(op, inside, &mut body)?;
+        if body.total > iteration {
+            return Err(Unsafe::Bound { found: body.total, bound: iteration });
         }
         if self.spent == before {
             // Nothing inside counted: it is an innermost loop of the stretch.
@@ -107,6 +130,29 @@ impl Walk<'_> {
             return Err(most(self.spent));
         }
         self.spent = around.unwrap_or(self.spent);
-        Ok(often.saturating_mul(iteration))
+        let since = if poll.is_some() { body.since } else { iteration };
+        self.add(op, often.saturating_mul(since), often.saturating_mul(iteration), done)
+    }
+
+    fn plain(&mut self, op: &Op, times: u64, done: &mut Done) -> Result<(), Unsafe> {
+        let own = cost::of(self.kernel, op, self.plan.parameters.costs);
+        self.add(op, own, own, done)?;
+        if self.plan.parameters.straight.is_none() {
+            // Threads of a warp may take different ones.
+            return self.regions(op, times, done);
+        }
+        let (before, spent) = (*done, self.spent);
+        let mut most = spent;
+        for region in &op.regions {
+            let mut one = before;
+            self.spent = spent;
+            region.ops.iter().try_for_each(|op| self.op(op, times, &mut one))?;
+            most = most.max(self.spent);
+            done.since = done.since.max(one.since);
+            done.around = done.around.max(one.around);
+            done.total = done.total.max(one.total);
+        }
+        self.spent = most;
+        Ok(())
     }
 }

@@ -2,7 +2,7 @@
 //! polled for cancellation.
 //!
 //! Such a loop takes its iterations from a slice. When the slice is used up, the cancel flag is polled, and another slice is
-//! taken from the fuel; after so much cost as [`INTERVAL`] says in loops whose iterations are long, it is polled too. Each
+//! taken from the fuel; after an interval's worth of cost in loops whose iterations are long, it is polled too. Each
 //! thread begins with all of its fuel, and so does the block: between barriers and over all of them.
 //!
 //! A block's or a warp's own control flow is written here too: what is a number there goes through the joins, the rest is
@@ -12,7 +12,7 @@ use super::lanes::{Repr, own};
 use super::plan::Step;
 use super::writer::Writer;
 use crate::artifact::Guard;
-use crate::safety::{INTERVAL, SLICE};
+use crate::safety::SLICE;
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{Block, BlockArg, InstBuilder, Value as Ssa, types};
 use cranelift_frontend::Variable;
@@ -28,7 +28,7 @@ pub(super) struct Cancel {
     slice: Variable,
     /// Those behind the slice.
     fuel: Variable,
-    /// What is left of [`INTERVAL`].
+    /// What is left of the interval.
     cost: Variable,
     /// Address of the cancel flag.
     flag: Ssa,
@@ -272,7 +272,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         let all = self.parameter(types::I64, guard.rounds);
         let most = self.b.ins().iconst(types::I64, 1 << 62);
         let all = self.b.ins().umin(all, most);
-        let [slice, fuel, cost] = [0, 0, INTERVAL as i64].map(|first| {
+        let [slice, fuel, cost] = [0, 0, self.safety.interval()].map(|first| {
             let var = self.b.declare_var(types::I64);
             let first = self.b.ins().iconst(types::I64, first);
             self.b.def_var(var, first);
@@ -283,7 +283,7 @@ impl<'a, 'k> Writer<'a, 'k> {
 
     /// Gives the thread, warp or block that begins its fuel, unless the launch is cancelled.
     pub(super) fn refuel(&mut self) {
-        let Some(cancel) = self.cancel else { return };
+        let Some(cancel) = self.cancel.filter(|_| self.safety.cancellable()) else { return };
         self.poll(cancel);
         let most = self.b.ins().iconst(types::I64, SLICE as i64);
         let slice = self.b.ins().umin(cancel.all, most);
@@ -318,6 +318,16 @@ impl<'a, 'k> Writer<'a, 'k> {
     pub(super) fn poll_point(&mut self, op: &Op) {
         let poll = self.safety.loop_of(op).and_then(|planned| planned.poll);
         let Some((cancel, poll)) = self.cancel.zip(poll) else { return };
+        if poll.takes_fuel {
+            self.take_fuel(cancel);
+        }
+        if let Some(charge) = poll.charge(self.threads_at_hand()) {
+            self.charge(charge);
+        }
+    }
+
+    /// Takes an iteration from the slice, and another slice from the fuel when that is used up.
+    fn take_fuel(&mut self, cancel: Cancel) {
         self.take_from(cancel, cancel.slice, 1, |w, slice| {
             let fuel = w.b.use_var(cancel.fuel);
             let (none, some) = (w.b.create_block(), w.b.create_block());
@@ -336,8 +346,21 @@ impl<'a, 'k> Writer<'a, 'k> {
             w.b.def_var(cancel.fuel, rest);
             w.b.ins().iadd(slice, take)
         });
-        if let Some(charge) = poll.charge(self.threads_at_hand()) {
-            self.take_from(cancel, cancel.cost, charge, |w, _| w.b.ins().iconst(types::I64, INTERVAL as i64));
+    }
+
+    /// Takes what was done from the interval, and polls when that is used up.
+    pub(super) fn charge(&mut self, cost: i64) {
+        let Some(cancel) = self.cancel else { return };
+        self.take_from(cancel, cancel.cost, cost, |w, _| {
+            let interval = w.safety.interval();
+            w.b.ins().iconst(types::I64, interval)
+        });
+    }
+
+    /// The poll point before an op, if it has one.
+    pub(super) fn charge_before(&mut self, op: &Op) {
+        if let Some(cost) = self.safety.charge_before(op, self.threads_at_hand()) {
+            self.charge(cost);
         }
     }
 

@@ -66,8 +66,16 @@ use vm_ir::{Kernel, ValidModule};
 /// Bytes of stack that a kernel may need.
 pub const STACK: usize = 32 << 20;
 
-/// What a kernel becomes, for its safety plan.
-const SAFETY: Parameters = Parameters { costs: Costs::Cpu, unrolling: None, cancels_clusters: true };
+/// What a kernel becomes, for its safety plan. Costs are nanoseconds, so it polls some hundred times a second; of up to sixteen
+/// threads that are run together, each does a sixteenth of an interval without.
+pub(crate) const SAFETY: Parameters = Parameters {
+    costs: Costs::Cpu,
+    unrolling: None,
+    interval: 1 << 22,
+    in_loops: 1 << 18,
+    straight: Some(1 << 16),
+    cancels_clusters: true,
+};
 
 /// Options that change the result.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -160,9 +168,8 @@ fn function(
     context.func = Function::with_name_signature(UserFuncName::user(0, 0), signature);
     let build = FunctionBuilder::new(&mut context.func, builder);
     let known = writer::Known { facts, ranges, safety, plan: &plan, floats: &floats };
-    let guard = params.guard.filter(|_| safety.cancellable());
     let build = writer::Build { builder: build, config: isa.frontend_config(), isa: machine };
-    let scratch = writer::write(build, kernel, known, guard)?;
+    let scratch = writer::write(build, kernel, known, params.guard)?;
     let code = emit::emit(context, machine, isa)?;
     let entry = Entry {
         kernel: kernel.name().to_owned(),

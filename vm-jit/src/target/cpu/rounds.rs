@@ -84,6 +84,7 @@ fn has_loop(op: &Op) -> bool {
 impl<'a, 'k> Writer<'a, 'k> {
     /// The loop; `copies` are what it carries on.
     pub(super) fn rounds(&mut self, op: &'k Op, scope: Scope, copies: &'a [(Value, Value)]) {
+        self.charge_before(op);
         let (high, step) = (self.first(op.operands[1]), self.first(op.operands[2]));
         let ty = self.type_of(high);
         let (head, end) = (self.b.create_block(), self.b.create_block());
@@ -168,6 +169,9 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.load_and_again();
         body.ops.iter().for_each(|op| self.op(op));
         self.store_copies(copies);
+        let ops: Vec<&Op> = body.ops.iter().collect();
+        let threads = u64::from(self.kernel.threads());
+        self.charge_each(self.safety.charge_of_threads(&ops, threads, width as u64));
         self.threads = None;
         self.width = 1;
     }

@@ -13,7 +13,7 @@ use crate::artifact::{Guard, ParamLayout, Slot};
 use crate::legal::key;
 use crate::range::Ranges;
 use crate::reject::RejectKind;
-use crate::safety::SafetyPlan;
+use crate::safety::{SafetyPlan, ThreadsCharge};
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{Block, FuncRef, InstBuilder, Value as Ssa, types};
 use cranelift_codegen::isa::TargetFrontendConfig;
@@ -235,18 +235,30 @@ impl<'a, 'k> Writer<'a, 'k> {
             match step {
                 Step::Once(op) => self.op(op),
                 Step::Control { op, .. } if self.is_full() => self.skip(op),
-                Step::Control { op, regions } => self.control(op, Some(regions)),
+                Step::Control { op, regions } => {
+                    self.charge_before(op);
+                    self.control(op, Some(regions));
+                }
                 Step::Warps { scope, steps } => {
                     let count = i64::from(self.kernel.cluster_warps());
                     let end = self.b.ins().iconst(types::I64, count);
                     let outer = std::mem::replace(&mut self.scope, *scope);
                     let counters = self.counters();
+                    let once = steps.iter().filter_map(|step| match step {
+                        Step::Once(op) => Some(*op),
+                        _ => None,
+                    });
+                    let once: Vec<&Op> = once.collect();
+                    let threads = u64::from(self.kernel.cluster_threads());
+                    let charge = self.safety.charge_of_threads(&once, threads, WARP.into());
                     self.counted(end, 1, |this, index| {
                         this.warp = Some(index);
                         this.refuel();
                         this.run(steps);
+                        this.charge_each(charge);
                         this.warp = None;
                     });
+                    self.charge_all(charge);
                     self.set_counters(counters);
                     self.scope = outer;
                 }
@@ -267,6 +279,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         let outer = std::mem::replace(&mut self.scope, scope);
         let counters = self.counters();
         self.width = together;
+        let charge = self.safety.charge_of_threads(ops, count as u64, together as u64);
         let end = self.b.ins().iconst(types::I64, count);
         self.counted(end, together as i64, |this, at| {
             let index = match start {
@@ -280,11 +293,27 @@ impl<'a, 'k> Writer<'a, 'k> {
             this.load_and_again();
             ops.iter().for_each(|op| this.op(op));
             this.store_copies(copies);
+            this.charge_each(charge);
             this.threads = None;
         });
+        self.charge_all(charge);
         self.width = 1;
         self.set_counters(counters);
         self.scope = outer;
+    }
+
+    /// Behind the threads that are run together in a loop.
+    pub(super) fn charge_each(&mut self, charge: Option<ThreadsCharge>) {
+        if let Some(ThreadsCharge::Each(cost)) = charge {
+            self.charge(cost);
+        }
+    }
+
+    /// Behind a loop over threads.
+    fn charge_all(&mut self, charge: Option<ThreadsCharge>) {
+        if let Some(ThreadsCharge::All(cost)) = charge {
+            self.charge(cost);
+        }
     }
 
     /// Takes from memory, or does again, what the threads at hand take into their scope.
@@ -397,6 +426,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         if self.is_full() {
             return self.skip(op);
         }
+        self.charge_before(op);
         match op.code.shape() {
             Shape::If | Shape::Switch | Shape::For | Shape::While => self.control(op, None),
             Shape::Load => self.load(op),

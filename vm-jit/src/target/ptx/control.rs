@@ -3,7 +3,7 @@
 //!
 //! At a poll point a loop takes the iterations since the last one from a slice. When the slice is used up, the thread polls
 //! the cancel flag, leaves if it is set, and takes another slice from its fuel. Where so many iterations may be long, their
-//! cost is counted too, and after [`INTERVAL`] of it the thread polls as well. Before the outermost of such loops
+//! cost is counted too, and after an interval's worth of it the thread polls as well. Before the outermost of such loops
 //! the threads of a block that is not among the first [`EARLY`] poll too, so that the blocks that are left
 //! end at once: that costs nothing until the first poll point, for a cancellation only empties the slice. The first
 //! blocks do not, because a launch of few is often shorter than the poll, which may go to the host's memory.
@@ -11,7 +11,7 @@
 use super::asm::{Arg, Class, Reg, def, ins, when};
 use super::writer::{Cancel, Writer};
 use crate::artifact::Guard;
-use crate::safety::{INTERVAL, Poll, SLICE, Unroll};
+use crate::safety::{Poll, SLICE, Unroll};
 use std::collections::HashSet;
 use vm_ir::Value;
 use vm_ir::module::{Op, Region};
@@ -337,21 +337,23 @@ impl<'k> Writer<'k> {
         let block = def!(self, B32, "or.b32", some, z);
         let late = def!(self, Pred, "setp.ne.u32", block, 0);
         let costly = self.plan.poll_points().any(|poll| poll.charge(1).is_some());
-        let left = costly.then(|| def!(self, B32, "mov.b32", INTERVAL as i64));
+        let left = costly.then(|| {
+            let interval = self.plan.interval();
+            def!(self, B32, "mov.b32", interval)
+        });
         self.cancel = Some(Cancel { slice, fuel, left, flag, late, out_of_fuel, leave });
     }
 
     /// Begins a loop that may be polled; gives whether the code around is in one that is.
     fn enter_polled(&mut self, poll: Option<Poll>) -> bool {
         let outer = self.polled;
-        if poll.is_none() {
-            return outer;
-        }
+        let Some(poll) = poll else { return outer };
         if let Some(cancel) = self.cancel.filter(|_| !outer) {
             let word = def!(self, B32, "mov.b32", 0);
             when!(self, cancel.late, true, "ld.relaxed.sys.global.b32", word, Arg::At(cancel.flag, 0));
             let cancelled = def!(self, Pred, "setp.ne.u32", word, 0);
-            when!(self, cancelled, true, "mov.b32", cancel.slice, 0);
+            let counter = cancel.left.filter(|_| !poll.takes_fuel).unwrap_or(cancel.slice);
+            when!(self, cancelled, true, "mov.b32", counter, 0);
         }
         self.polled = true;
         outer
@@ -373,28 +375,31 @@ impl<'k> Writer<'k> {
         }
     }
 
-    /// Takes iterations of a polled loop from the slice, and polls when it is used up.
+    /// Takes iterations of a polled loop from the slice, and their cost from the interval, and polls when either is used up.
     fn poll_point(&mut self, poll: Option<Poll>, iterations: u64) {
         let Some((cancel, poll)) = self.cancel.zip(poll) else { return };
-        let on = self.asm.new_label();
-        ins!(self, "add.s32", cancel.slice, cancel.slice, -(iterations as i64));
-        let enough = def!(self, Pred, "setp.ge.s32", cancel.slice, 0);
-        when!(self, enough, true, "bra", Arg::Label(on));
-        self.poll(cancel);
-        let none = def!(self, Pred, "setp.eq.s64", cancel.fuel, 0);
-        when!(self, none, true, "bra", Arg::Label(cancel.out_of_fuel));
-        let take = def!(self, B64, "min.u64", cancel.fuel, SLICE as i64);
-        ins!(self, "sub.s64", cancel.fuel, cancel.fuel, take);
-        let more = def!(self, B32, "cvt.u32.u64", take);
-        ins!(self, "add.s32", cancel.slice, cancel.slice, more);
-        self.asm.place(on);
+        if poll.takes_fuel {
+            let on = self.asm.new_label();
+            ins!(self, "add.s32", cancel.slice, cancel.slice, -(iterations as i64));
+            let enough = def!(self, Pred, "setp.ge.s32", cancel.slice, 0);
+            when!(self, enough, true, "bra", Arg::Label(on));
+            self.poll(cancel);
+            let none = def!(self, Pred, "setp.eq.s64", cancel.fuel, 0);
+            when!(self, none, true, "bra", Arg::Label(cancel.out_of_fuel));
+            let take = def!(self, B64, "min.u64", cancel.fuel, SLICE as i64);
+            ins!(self, "sub.s64", cancel.fuel, cancel.fuel, take);
+            let more = def!(self, B32, "cvt.u32.u64", take);
+            ins!(self, "add.s32", cancel.slice, cancel.slice, more);
+            self.asm.place(on);
+        }
         if let Some((left, charge)) = cancel.left.zip(poll.charge(iterations)) {
             let on = self.asm.new_label();
             ins!(self, "add.s32", left, left, -charge);
             let enough = def!(self, Pred, "setp.ge.s32", left, 0);
             when!(self, enough, true, "bra", Arg::Label(on));
             self.poll(cancel);
-            ins!(self, "mov.b32", left, INTERVAL as i64);
+            let interval = self.plan.interval();
+            ins!(self, "mov.b32", left, interval);
             self.asm.place(on);
         }
     }

@@ -57,12 +57,17 @@ const PARAM_BYTES: [u32; 2] = [4096, 32_764];
 /// The first architecture with clusters, and the first PTX version with all that they need.
 const CLUSTERS: (u16, Version) = (90, Version::new(8, 1));
 
-/// What a kernel becomes, for its safety plan. A block that has left can't be written to.
-const SAFETY: Parameters = Parameters {
-    costs: Costs::Ptx,
-    unrolling: Some(Unrolling { ops: 8192, budget: 1 << 15 }),
-    cancels_clusters: false,
-};
+/// What a kernel becomes, for its safety plan. Blocks that gather can't be cancelled, for one that has left can't be written to.
+pub(crate) fn safety(options: &Options) -> Parameters {
+    Parameters {
+        costs: Costs::Ptx(options.arch, options.version()),
+        unrolling: Some(Unrolling { ops: 8192, budget: 1 << 15 }),
+        interval: 1 << 20,
+        in_loops: 1 << 20,
+        straight: None,
+        cancels_clusters: false,
+    }
+}
 
 /// Options that change the result.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -111,6 +116,11 @@ pub(crate) fn way(options: &Options, op: Opcode, _: Accuracy, ty: Scalar, to: Sc
     legal::way(options.arch, options.version(), op, ty, to)
 }
 
+/// Does it have an op on a type?
+pub(crate) fn is_native(arch: Arch, version: Version, op: Opcode, ty: Scalar, to: Scalar) -> bool {
+    matches!(legal::way(arch, version, op, ty, to), Way::Native)
+}
+
 /// What the head of a kernel asks for and the target does not have.
 pub(crate) fn head_rejects(options: &Options, kernel: &Kernel) -> Vec<RejectKind> {
     let mut found = Vec::new();
@@ -156,12 +166,12 @@ pub(crate) fn write(module: &ValidModule, options: &Options, target: String) -> 
 }
 
 /// The safety plans of a module's kernels, and what they are made from.
-fn plans(module: &ValidModule) -> Result<Vec<(Ranges, SafetyPlan)>, Rejected> {
+fn plans(module: &ValidModule, options: &Options) -> Result<Vec<(Ranges, SafetyPlan)>, Rejected> {
     let mut plans = Vec::new();
     let mut rejects = Vec::new();
     for kernel in module.kernels() {
         let ranges = Ranges::of(kernel);
-        match SafetyPlan::of(kernel, &ranges, module.trust(), &SAFETY) {
+        match SafetyPlan::of(kernel, &ranges, module.trust(), &safety(options)) {
             Ok(plan) => {
                 if kernel.cluster() > 1 && cluster::gathers(kernel.body()) && plan.cancellable() {
                     rejects.push(Reject::new(kernel, kernel.line().0, RejectKind::StoppedCluster));

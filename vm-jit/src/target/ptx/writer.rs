@@ -43,7 +43,7 @@ pub(super) fn module(
     let mut kernels = String::new();
     let (mut turns, mut dynamic) = (false, false);
     let mut entries = Vec::new();
-    for ((kernel, facts), plan) in module.kernels_with_facts().zip(super::plans(module)?) {
+    for ((kernel, facts), plan) in module.kernels_with_facts().zip(super::plans(module, options)?) {
         let mut writer = Writer::new(kernel, facts, plan, options);
         writer.asm.instructions = instructions;
         entries.push(writer.kernel(&mut kernels));
@@ -101,7 +101,7 @@ pub(super) struct Cancel {
     pub(super) slice: Reg,
     /// Those left behind the slice.
     pub(super) fuel: Reg,
-    /// What is left of [`INTERVAL`](crate::safety::INTERVAL), where some iterations are long.
+    /// What is left of the interval, where some iterations are long.
     pub(super) left: Option<Reg>,
     /// Address of the cancel flag.
     pub(super) flag: Reg,
