@@ -2,7 +2,7 @@
 //! tells of every op and its operands.
 
 use super::{Fact, Lanes, Ranges};
-use crate::safety::{Parameters, SafetyPlan, cost::Costs};
+use crate::safety::SafetyPlan;
 use std::collections::HashMap;
 use vm_ir::arbitrary::{self, Options};
 use vm_ir::interp::{Limits, Observer, State, observe};
@@ -157,8 +157,7 @@ fn judge(seeds: std::ops::Range<u64>) -> Result<Seen, String> {
         let module = validate(module, Trust::Guest).map_err(|error| format!("seed {seed}: {error}"))?;
         let kernel = &module.kernels()[0];
         let ranges = Ranges::keeping(kernel, true);
-        let parameters = Parameters { costs: Costs::Cpu, unrolling: None, cancels_clusters: false };
-        let plan = SafetyPlan::of(kernel, &ranges, Trust::Trusted, &parameters);
+        let plan = SafetyPlan::of(kernel, &ranges, Trust::Trusted, &crate::target::cpu::SAFETY);
         let bound = plan.map_err(|error| format!("seed {seed}: {error}"))?.bound();
         let mut judge = Judge { ranges, wrong: None, work: HashMap::new(), seen };
         let blocks = u64::from(launch.grid.iter().product::<u32>());
