@@ -60,8 +60,8 @@
 //! gives the same everywhere.
 //!
 //! A guest can break the promise that nobody writes a view that the kernel only reads: the memory is its own. Its
-//! results are then its own matter, but code for it must hold up. What the validator found alike is therefore read once
-//! for all threads where threads that disagreed would do more than compute nonsense.
+//! results are then its own matter, but code for it must hold up. In a guest's module no load from a view therefore
+//! decides who reaches what must be reached together; `load_uniform` passes on what one thread has read.
 //!
 //! # Two levels of trust
 //!

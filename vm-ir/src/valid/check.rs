@@ -33,6 +33,7 @@ impl<'k> Checker<'k> {
             caps,
             facts: KernelFacts {
                 uniformity: Vec::new(),
+                steady: Vec::new(),
                 shared_bytes: 0,
                 ops: 0,
                 depth: 0,

@@ -45,6 +45,8 @@ pub enum Trust {
 pub struct KernelFacts {
     /// How each value relates between threads, by the value's number.
     pub uniformity: Vec<Uniformity>,
+    /// The same of what holds whatever a guest writes to views that its kernel only reads: what barriers are judged by.
+    pub steady: Vec<Uniformity>,
     /// Bytes of shared memory, each array rounded up to 16.
     pub shared_bytes: u64,
     /// Ops in all regions.
@@ -63,6 +65,12 @@ impl KernelFacts {
     /// How a value relates between threads.
     pub fn uniformity(&self, value: Value) -> Uniformity {
         self.uniformity.get(value.index()).copied().unwrap_or(Uniformity::Thread)
+    }
+
+    /// How a value relates between threads whatever a guest writes to views that its kernel only reads, while the kernel
+    /// runs. Code that breaks where threads disagree goes by this.
+    pub fn steady(&self, value: Value) -> Uniformity {
+        self.steady.get(value.index()).copied().unwrap_or(Uniformity::Thread)
     }
 }
 
@@ -158,10 +166,10 @@ fn validate_kernel(kernel: &Kernel, trust: Trust, caps: Caps) -> Result<KernelFa
     if !checker.errors.is_empty() {
         return Err(checker.errors);
     }
-    let (uniformity, errors) = uniform::analyse(kernel);
+    let uniform::Found { uniformity, steady, errors } = uniform::analyse(kernel, trust);
     if !errors.is_empty() {
         return Err(errors);
     }
     debug_assert!(checker.facts.ops <= caps.ops);
-    Ok(KernelFacts { uniformity, ..checker.facts })
+    Ok(KernelFacts { uniformity, steady, ..checker.facts })
 }

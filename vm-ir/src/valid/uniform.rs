@@ -12,6 +12,7 @@
 //! A region is reached by whole blocks if every condition around it is alike in the block, and likewise for
 //! warps.
 
+use super::Trust;
 use super::error::{Divergence, Rule, ValidationError};
 use crate::limits::{MAX_ERRORS, WARP};
 use crate::module::{Kernel, Op, Place, Region, Value};
@@ -42,6 +43,8 @@ enum Transfer {
 
 struct Analysis<'k> {
     kernel: &'k Kernel,
+    /// Are loads from views taken to differ, since somebody may write those meanwhile?
+    changing: bool,
     levels: Vec<Uniformity>,
     transfers: Vec<Transfer>,
     /// Pairs of a value and one that depends on it.
@@ -49,20 +52,41 @@ struct Analysis<'k> {
 }
 
 /// The level of each value, and what is wrong with the places of barriers and ops on warps.
-pub(super) fn analyse(kernel: &Kernel) -> (Vec<Uniformity>, Vec<ValidationError>) {
-    let count = kernel.values.len();
-    let mut analysis = Analysis {
-        kernel,
-        levels: vec![Uniformity::Block; count],
-        transfers: vec![Transfer::Join; count],
-        edges: Vec::new(),
+pub(super) struct Found {
+    /// If nobody writes a view that the kernel only reads.
+    pub(super) uniformity: Vec<Uniformity>,
+    /// Whatever is written meanwhile.
+    pub(super) steady: Vec<Uniformity>,
+    pub(super) errors: Vec<ValidationError>,
+}
+
+pub(super) fn analyse(kernel: &Kernel, trust: Trust) -> Found {
+    let analysis = Analysis::of(kernel, false);
+    let steady = match trust {
+        Trust::Guest => &Analysis::of(kernel, true),
+        Trust::Trusted => &analysis,
     };
-    analysis.region(&kernel.body);
-    analysis.propagate();
-    let mut reach = Reach { analysis: &analysis, conditions: Vec::new(), errors: Vec::new() };
+    let mut reach = Reach { analysis: steady, given: &analysis, conditions: Vec::new(), errors: Vec::new() };
     reach.region(&kernel.body);
     let errors = reach.errors;
-    (analysis.levels, errors)
+    let steady = steady.levels.clone();
+    Found { uniformity: analysis.levels, steady, errors }
+}
+
+impl<'k> Analysis<'k> {
+    fn of(kernel: &'k Kernel, changing: bool) -> Analysis<'k> {
+        let count = kernel.values.len();
+        let mut analysis = Analysis {
+            kernel,
+            changing,
+            levels: vec![Uniformity::Block; count],
+            transfers: vec![Transfer::Join; count],
+            edges: Vec::new(),
+        };
+        analysis.region(&kernel.body);
+        analysis.propagate();
+        analysis
+    }
 }
 
 impl Analysis<'_> {
@@ -149,7 +173,7 @@ impl Analysis<'_> {
                     Some(Place::View(i)) => self.kernel.view(i).is_some_and(|v| v.access == Access::Read),
                     _ => false,
                 };
-                if constant {
+                if constant && !self.changing {
                     self.all_edges(&op.operands, &[result]);
                     // Should somebody write it all the same, the blocks of a cluster must not go separate ways: one that
                     // has ended can't be given anything.
@@ -224,7 +248,10 @@ impl Analysis<'_> {
 
 /// The second walk: who reaches what.
 struct Reach<'a, 'k> {
+    /// What conditions are judged by.
     analysis: &'a Analysis<'k>,
+    /// What a gathered value is judged by: blocks that get others' values compute nonsense and no more.
+    given: &'a Analysis<'k>,
     /// The conditions around the op at hand, outermost first.
     conditions: Vec<(Uniformity, Divergence)>,
     errors: Vec<ValidationError>,
@@ -233,6 +260,10 @@ struct Reach<'a, 'k> {
 impl Reach<'_, '_> {
     fn level(&self, values: &[Value]) -> Uniformity {
         values.iter().map(|v| self.analysis.levels[v.index()]).max().unwrap_or(Uniformity::Block)
+    }
+
+    fn gathered(&self, values: &[Value]) -> Uniformity {
+        values.iter().map(|v| self.given.levels[v.index()]).max().unwrap_or(Uniformity::Block)
     }
 
     fn region(&mut self, region: &Region) {
@@ -279,7 +310,7 @@ impl Reach<'_, '_> {
                 }
             }
         }
-        if op.code == Opcode::ClusterGather && self.level(&op.operands) == Uniformity::Thread {
+        if op.code == Opcode::ClusterGather && self.gathered(&op.operands) == Uniformity::Thread {
             self.error(op, Rule::OperandNotWarpUniform(1));
         }
         if op.code == Opcode::LoadUniform

@@ -102,7 +102,7 @@ impl Writer<'_> {
     pub(super) fn meetings(&self, region: &Region, meetings: &mut Meetings) {
         let mut due = region.ops.iter().filter(|op| op_gathers(op));
         let (Some(op), more) = (due.next(), due.next()) else { return };
-        let alike = |op: &Op| self.facts.uniformity(op.operands[0]) == Uniformity::Block;
+        let alike = |op: &Op| self.facts.steady(op.operands[0]) == Uniformity::Block;
         if more.is_none() && op.code.shape() == Shape::If && alike(op) {
             op.regions.iter().for_each(|region| self.meetings(region, meetings));
             return;

@@ -351,9 +351,9 @@ impl<'k> Writer<'k> {
         self.constants[value.index()]
     }
 
-    /// Do all threads of a warp that are here have the same in it?
+    /// Do all threads of a warp that are here have the same in it, whatever a guest writes meanwhile?
     pub(super) fn uniform(&self, value: Value) -> bool {
-        self.facts.uniformity(value) <= Uniformity::Warp
+        self.facts.steady(value) <= Uniformity::Warp
     }
 
     pub(super) fn way(&self, op: Opcode, ty: Scalar, to: Scalar) -> Way {

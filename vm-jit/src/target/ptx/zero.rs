@@ -38,7 +38,7 @@ impl Writer<'_> {
         match (due.next(), due.next()) {
             (None, _) => Vec::new(),
             (Some(op), None)
-                if op.code == Opcode::If && self.facts.uniformity(op.operands[0]) == Uniformity::Block =>
+                if op.code == Opcode::If && self.facts.steady(op.operands[0]) == Uniformity::Block =>
             {
                 op.regions.iter().flat_map(|region| self.zero_sites(region)).collect()
             }
