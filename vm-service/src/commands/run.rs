@@ -23,7 +23,7 @@ use crate::cli::{Accept, BackendArg, Context, Failure, RunArgs};
 use crate::config::{AcceleratorDevice, GuestConfig, MAX_DEVICES};
 use crate::json::{self, Body};
 use crate::signals::StopSignals;
-use crate::vmm::{self, End, Machine, MachineOptions, OnReboot, Stop};
+use crate::vmm::{self, End, Machine, MachineError, MachineOptions, OnReboot, Stop};
 use devices::{Devices, How};
 use overdue::Overdue;
 
@@ -63,7 +63,11 @@ pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failu
     let kvm = context.host.dev.join("kvm");
     let stopped = Some(stop.clone());
     let options = MachineOptions { kvm, console, on_reboot, stop: stopped, ..MachineOptions::default() };
-    let mut machine = Machine::new(&config, options).map_err(Failure::failed)?;
+    // No device is touched yet.
+    let mut machine = Machine::new(&config, options).map_err(|error| match error {
+        MachineError::Boot(error) => Failure::usage(error),
+        error => Failure::failed(error),
+    })?;
 
     let claim = ClaimOptions { with_group: args.with_group, ..ClaimOptions::default() };
     let backend = args.backend.map(Backend::from);

@@ -83,6 +83,44 @@ fn leaves_the_devices_alone_when_the_machine_cant_be_made() {
     assert_eq!(drivers.writes(), []);
 }
 
+/// The beginning of a bzImage whose setup header speaks of `kernel` bytes, and of so many that are packed in it.
+fn bzimage(kernel: u32, packed: u32) -> Vec<u8> {
+    let mut file = vec![0; 0x1000];
+    let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0x1f1, &[7]);
+    put(0x1f4, &(kernel / 16).to_le_bytes());
+    put(0x202, b"HdrS");
+    put(0x206, &0x20fu16.to_le_bytes());
+    put(0x211, &[1]);
+    put(0x236, &1u16.to_le_bytes());
+    put(0x24c, &packed.to_le_bytes());
+    file
+}
+
+#[test]
+fn a_kernel_that_is_none_or_was_cut_off_is_told_before_a_device_is_touched() {
+    if !std::path::Path::new("/dev/kvm").exists() {
+        println!("skipped: there is no /dev/kvm");
+        return;
+    }
+    let sim = workstation();
+    std::os::unix::fs::symlink("/dev/kvm", sim.path("dev/kvm")).expect("a link");
+    let drivers = SimDrivers::new(&sim);
+    let file = guest(&sim, "[[devices]]\naddress = \"02:00.0\"\n");
+    let check = |kernel: &[u8], expect: &str| {
+        std::fs::write(sim.path("kernel"), kernel).expect("written");
+        let got = vm_service(&drivers.host(), &format!("run {} --console none", file.display()));
+        assert_eq!((got.exit, got.out.as_str()), (2, ""), "{}", got.err);
+        assert!(got.err.contains("kernel is not") && got.err.contains(expect), "{}", got.err);
+        assert_eq!(drivers.writes(), []);
+    };
+    check(&[0; 0x1000], "neither the ELF magic number");
+    check(b"", "neither the ELF magic number");
+    check(&bzimage(0x10, 0), "it was cut off: by its setup header it has 4112 bytes, and 4096 are there");
+    check(&bzimage(0, 1), "it was cut off");
+    check(&bzimage(u32::MAX, u32::MAX), "it was cut off");
+}
+
 #[test]
 fn a_gpu_that_is_claimed_is_not_shared_and_one_that_is_not_there_neither() {
     let sim = workstation();

@@ -119,6 +119,17 @@ fn bzimage(file: &BootFile, mut header: setup_header, ram_end: u64) -> Result<Im
             "it has no 64-bit entry point; build it for x86-64, Linux 3.8 or newer",
         ));
     }
+    // The kernel is counted in units of 16 bytes; what is packed lies in it.
+    let kernel_end = begin + u64::from(header.syssize) * 16;
+    let payload_end = payload::place(&header).map_or(0, |(start, len)| start + len);
+    let needed = kernel_end.max(payload_end);
+    if file.len() < needed {
+        let reason = format!(
+            "it was cut off: by its setup header it has {needed} bytes, and {} are there; copy it again",
+            file.len()
+        );
+        return Err(not_bootable(file, reason));
+    }
     let end = loaded_end(&header, size.unwrap_or_default());
     if end > ram_end {
         return Err(too_big(file, layout::HIGH_RAM, end, ram_end));
