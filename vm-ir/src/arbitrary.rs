@@ -361,7 +361,8 @@ impl<'b> Maker<'b> {
                     || this.borrow_mut().elements(shaped, dimension, index),
                 )
             }
-            _ if self.counts_far => return,
+            // A loop that a guest may be stopped in is not for clusters.
+            _ if self.counts_far || self.cluster > 1 => return,
             _ => self.counted_to(shaped, dimension, extent),
         };
         self.values.push(result);
