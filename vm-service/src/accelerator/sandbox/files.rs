@@ -18,6 +18,8 @@ const MACHINE: &[&str] = &["/proc", "/sys"];
 /// Where libraries and their settings are.
 const LIBRARIES: &[&str] =
     &["/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc", "/opt", "/nix/store", "/run/opengl-driver"];
+/// The worker's own threads, to whose files there a driver's library writes their names.
+const THREADS: &str = "/proc/self/task";
 /// Nodes that are no accelerator's.
 const HARMLESS: &[&str] = &["/dev/null", "/dev/urandom", "/dev/random"];
 
@@ -51,9 +53,10 @@ pub(super) fn restrict(profile: Profile, devices: &[PathBuf]) -> Result<Reach, S
     let named = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let named: Vec<PathBuf> =
         std::env::split_paths(&named).filter(|path| path.is_absolute() && path != Path::new("/")).collect();
-    let (libraries, named) = match profile {
-        Profile::Own => (&[][..], &[][..]),
-        Profile::Driver => (LIBRARIES, &named[..]),
+    let write = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate;
+    let (libraries, named, threads) = match profile {
+        Profile::Own => (&[][..], &[][..], None),
+        Profile::Driver => (LIBRARIES, &named[..], Some(THREADS)),
     };
     let restricted = || {
         Ruleset::default()
@@ -63,6 +66,7 @@ pub(super) fn restrict(profile: Profile, devices: &[PathBuf]) -> Result<Reach, S
             .add_rules(path_beneath_rules(MACHINE, read))?
             .add_rules(path_beneath_rules(libraries, read))?
             .add_rules(path_beneath_rules(named, read))?
+            .add_rules(path_beneath_rules(threads, write))?
             .add_rules(path_beneath_rules(HARMLESS, AccessFs::ReadFile | AccessFs::WriteFile))?
             .add_rules(path_beneath_rules(devices, node))?
             .restrict_self()
