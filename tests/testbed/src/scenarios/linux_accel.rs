@@ -105,8 +105,10 @@ fn l2(l2: &mut L2) -> Result<()> {
         end && replies.is_empty(),
         format!("a program that stops within a frame has its end after {} s", slow_since.elapsed().as_secs()),
     )?;
-    resets(l2, program)?;
-    worker_dies(l2)
+    drop(program);
+    let program = worker_dies(l2)?;
+    // Last, since it ends the worker too.
+    resets(l2, program)
 }
 
 fn ranges(l2: &mut L2, program: &mut AcceleratorProgram) -> Result<()> {
@@ -252,15 +254,17 @@ fn resets(l2: &mut L2, mut program: AcceleratorProgram) -> Result<()> {
 }
 
 /// The host's worker is killed: programs are told, and the next connection has a new one.
-fn worker_dies(l2: &mut L2) -> Result<()> {
+fn worker_dies(l2: &mut L2) -> Result<AcceleratorProgram> {
     let mut program = AcceleratorProgram::start()?;
     program.add(16)?;
     l2.report(&Report::Value { name: KILL.into(), value: String::new() });
     let error = program.until_gone(Duration::from_secs(60))?;
     l2.prove(error == Error::NeedsReset, format!("a program whose worker was killed is told: {error}"))?;
     drop(program);
-    AcceleratorProgram::start()?.add(17)?;
-    l2.prove(true, "after that it connects again, and its results are right")
+    let mut program = AcceleratorProgram::start()?;
+    program.add(17)?;
+    l2.prove(true, "after that it connects again, and its results are right")?;
+    Ok(program)
 }
 
 fn batch(fill: impl FnOnce(&mut BatchWriter<'_>) -> Result<(), NoRoom>) -> Result<Vec<u8>> {
