@@ -2,7 +2,9 @@
 //!
 //! The child borrows this process's memory until then, as `vfork` and `posix_spawn` do: copying the tables of a process
 //! with a GPU's context, or with a guest's memory, takes longer than a small kernel takes to assemble. So between
-//! `clone` and `execve` it makes system calls only, on a stack of its own, with every signal blocked.
+//! `clone` and `execve` it makes system calls only, on a stack of its own, with every signal blocked. `execve` is not libc's:
+//! a library that is preloaded to follow a process into its children (a profiler's, a sanitizer's) puts its own in that
+//! place, which allocates and throws.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -195,6 +197,6 @@ fn become_program(shared: &Shared<'_>) -> c_int {
     // SAFETY: as above.
     unsafe { libc::sigprocmask(libc::SIG_SETMASK, none.as_ptr(), ptr::null_mut()) };
     // SAFETY: as above; both lists end with a null pointer.
-    unsafe { libc::execve(shared.program.as_ptr(), shared.arguments, shared.environment) };
+    unsafe { libc::syscall(libc::SYS_execve, shared.program.as_ptr(), shared.arguments, shared.environment) };
     errno()
 }
