@@ -23,6 +23,11 @@
 //! there are poll points in it too ([`charge_before`](SafetyPlan::charge_before)), and in the loops over threads
 //! ([`charge_of_threads`](SafetyPlan::charge_of_threads)), so that no code of a block costs much more than an interval.
 //!
+//! # Loads that decide
+//!
+//! A guest may change memory while its kernel runs. A load of a guest's kernel from which an index or a condition is computed
+//! [is done once](SafetyPlan::loads_once), whatever a compiler behind this one makes of it.
+//!
 //! # The cost bound
 //!
 //! [`SafetyPlan::bound`] is found from the same numbers: all ops once, a loop as often as its iterations at most, a polled one
@@ -30,6 +35,7 @@
 
 mod access;
 pub(crate) mod cost;
+mod deciding;
 mod loops;
 #[cfg(test)]
 mod model;
@@ -135,6 +141,8 @@ pub(crate) struct Loop {
 struct Decision {
     looped: Option<Loop>,
     access: Option<Access>,
+    /// Is it a guest's load from which is computed where an access goes?
+    decides: bool,
     /// What it costs with all that is inside of it, and no loop more often than from one poll point to the next.
     cost: u64,
     /// What was done since the last poll point, where there is one before it.
@@ -184,6 +192,11 @@ impl SafetyPlan {
         });
         let mut plan =
             SafetyPlan { numbers, decisions, parameters: *parameters, guest, cancellable: false, bound: 0 };
+        for op in guest.then(|| deciding::find(kernel)).into_iter().flatten() {
+            if let Some(id) = plan.number(op) {
+                plan.decisions[id.0 as usize].decides = true;
+            }
+        }
         loops::plan(&mut plan, kernel, ranges);
         plan.cancellable = plan.decisions.iter().any(|decision| decision.polls);
         if guest {
@@ -212,6 +225,11 @@ impl SafetyPlan {
     /// How an access to a view or a shared array is done.
     pub(crate) fn access(&self, op: &Op) -> Option<&Access> {
         self.decision(op)?.access.as_ref()
+    }
+
+    /// Is it a load whose value must be loaded once, since what is checked with it must be what is used?
+    pub(crate) fn loads_once(&self, op: &Op) -> bool {
+        self.decision(op).is_some_and(|decision| decision.decides)
     }
 
     /// Is the op a polled loop, or is there one inside of it?

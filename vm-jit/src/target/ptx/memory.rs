@@ -211,6 +211,15 @@ impl Writer<'_> {
         }
     }
 
+    /// The instruction of a load without its type. One that the plan wants done once is strong, so that an assembler may
+    /// neither repeat it nor take memory for constant.
+    fn load_name(&self, op: &Op, place: Place, space: &str) -> String {
+        match self.plan.loads_once(op) {
+            true => format!("ld.relaxed.sys.{space}"),
+            false => format!("ld.{space}{}", self.hints(op, place)),
+        }
+    }
+
     /// What comes behind `ld.global` or `st.global`.
     fn hints(&self, op: &Op, place: Place) -> String {
         let constant = match place {
@@ -263,8 +272,8 @@ impl Writer<'_> {
         let Some(known) = self.plan.access(op).cloned() else { return };
         let guard = self.guard(op, place, &known, lanes);
         let address = self.address(op, place, &known, lanes);
-        let name = format!("ld.{}{}", address.space, self.hints(op, place));
-        let policy = self.policy(op, place);
+        let name = self.load_name(op, place, address.space);
+        let policy = self.policy(op, place).filter(|_| !self.plan.loads_once(op));
         let all = match guard {
             Guard::Always => None,
             Guard::When(reg) | Guard::EachLane(reg, _) => Some(reg),
