@@ -115,12 +115,12 @@ fn on_values(machine: &Machine, op: Opcode, from: Scalar, to: Scalar) -> Option<
                 _ => names.push(format!("%l{i}")),
             }
         }
-        let mut does = format!("{loads}%x = {} {} : {}\n", op.mnemonic(), names.join(", "), ty(result));
         // What it loads and stores goes without saying.
         let mut copies = loads;
         for i in 0..count {
             copies += &format!("store @v{i}[%at], %l{i}\n");
         }
+        let mut does = format!("{copies}%x = {} {} : {}\n", op.mnemonic(), names.join(", "), ty(result));
         let stored = match result {
             Scalar::Bool => {
                 does += &format!("%y = zext %x : {}\n", ty(Scalar::I8));
@@ -129,6 +129,7 @@ fn on_values(machine: &Machine, op: Opcode, from: Scalar, to: Scalar) -> Option<
             _ => "%x",
         };
         does += &format!("store @v{count}[%at], {stored}");
+        copies += &format!("%x = const 0 : {}\nstore @v{count}[%at], %x", ty(memory(result)));
         let (does, copies) =
             (kernel(&views, block, lanes, "", &does), kernel(&views, block, lanes, "", &copies));
         let (all, rest) = (machine.time(&does, &views)?, machine.time(&copies, &views)?);

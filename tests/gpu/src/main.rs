@@ -7,6 +7,7 @@ mod allocations;
 mod arena;
 mod child;
 mod conformance;
+mod costs;
 mod device;
 mod driver;
 mod faults;
@@ -130,6 +131,12 @@ const SECTIONS: &[Section] = &[
         about: "launches in a second: the driver's own, the worker's, a guest's",
         patience: Duration::from_secs(180),
         tests: rates::tests,
+    },
+    Section {
+        name: "costs",
+        about: "what ops take, beside what they are said to cost",
+        patience: Duration::from_secs(240),
+        tests: costs::tests,
     },
     Section {
         name: "kernels",
