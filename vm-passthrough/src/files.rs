@@ -1,17 +1,23 @@
 //! Reads small files and links of sysfs and procfs.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 /// More than any file that is read here has on a healthy host.
 const MOST_BYTES: u64 = 16 << 20;
 
+/// Opens a file for reading. A FIFO in its place, as a captured tree may have, is not waited for.
+pub(crate) fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)
+}
+
 /// Text of a file, `None` when there is none or its device is gone. What is not UTF-8 is replaced.
 pub(crate) fn read(path: &Path) -> io::Result<Option<String>> {
     let read = || {
         let mut bytes = Vec::new();
-        File::open(path)?.take(MOST_BYTES).read_to_end(&mut bytes)?;
+        open(path)?.take(MOST_BYTES).read_to_end(&mut bytes)?;
         Ok(bytes)
     };
     Ok(present(read())?.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))

@@ -5,7 +5,7 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::{Host, PciAddress, blocks};
+use crate::{Host, PciAddress, blocks, files};
 
 /// Most directories of a function that are looked into for device nodes.
 const MAX_DIRECTORIES: usize = 4096;
@@ -126,7 +126,7 @@ impl Nodes {
             }
         }
         let information = host.proc.join("driver/nvidia/gpus").join(address.to_string()).join("information");
-        if let Ok(text) = fs::read_to_string(information)
+        if let Ok(Some(text)) = files::read(&information)
             && let Some(minor) = text.lines().find_map(|line| line.strip_prefix("Device Minor:"))
             && let Ok(minor) = minor.trim().parse::<u32>()
         {
@@ -167,8 +167,8 @@ impl Nodes {
         if directory.join("vendor").exists() && directory.join("class").exists() {
             return;
         }
-        if let Ok(number) = fs::read_to_string(directory.join("dev")) {
-            let text = fs::read_to_string(directory.join("uevent")).unwrap_or_default();
+        if let Ok(Some(number)) = files::read(&directory.join("dev")) {
+            let text = files::read(&directory.join("uevent")).ok().flatten().unwrap_or_default();
             let named = text.lines().find_map(|line| line.strip_prefix("DEVNAME="));
             let node = host.dev.join(named.map_or(Path::new(own), Path::new));
             for above in entries(&directory.join("holders")) {
@@ -203,9 +203,9 @@ fn entries(directory: &Path) -> Vec<PathBuf> {
 
 /// Mounts of the nodes, from `mountinfo` (proc(5)).
 fn mounts(host: &Host, nodes: &Nodes) -> Vec<Holder> {
-    let text = fs::read(host.proc.join("self/mountinfo")).unwrap_or_default();
+    let text = files::read(&host.proc.join("self/mountinfo")).ok().flatten().unwrap_or_default();
     let mut found = Vec::new();
-    for line in String::from_utf8_lossy(&text).lines() {
+    for line in text.lines() {
         let Some((mount, source)) = line.split_once(" - ") else { continue };
         let (Some(number), Some(mounted_on)) = (mount.split(' ').nth(2), mount.split(' ').nth(4)) else {
             continue;
@@ -235,10 +235,7 @@ fn processes(host: &Host, nodes: &Nodes, address: PciAddress) -> Vec<Holder> {
     let mut found = Vec::new();
     for process in entries(&host.proc) {
         let Some(pid) = process.file_name().and_then(|name| name.to_str()?.parse().ok()) else { continue };
-        let command = || {
-            let text = fs::read_to_string(process.join("comm")).unwrap_or_default();
-            text.trim_end().to_owned()
-        };
+        let command = || files::read_trimmed(&process.join("comm")).unwrap_or_default();
         for descriptor in entries(&process.join("fd")) {
             let Ok(file) = fs::read_link(&descriptor) else { continue };
             let file = without_deleted(&file).filter(|node| nodes.is_unbinding(host, node)).unwrap_or(file);
@@ -260,7 +257,7 @@ fn is_vfio_device(process: &Path, descriptor: &Path, file: &Path, address: PciAd
         return false;
     }
     let info = process.join("fdinfo").join(descriptor.file_name().unwrap_or_default());
-    fs::read_to_string(info).is_ok_and(|text| {
+    files::read(&info).ok().flatten().is_some_and(|text| {
         text.lines()
             .filter_map(|line| line.strip_prefix("vfio-device-syspath:"))
             .any(|path| path.trim().ends_with(&format!("/{address}")))

@@ -170,7 +170,9 @@ impl<'a> Attributes<'a> {
 
     fn open_attribute(&self, name: &str) -> Result<OwnedFd, Errno> {
         self.at(name, |dir, path| {
-            rustix::fs::openat(dir, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            // A FIFO in its place, as a captured tree may have, is not waited for.
+            let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+            rustix::fs::openat(dir, path, flags, Mode::empty())
         })
     }
 
@@ -187,7 +189,8 @@ impl<'a> Attributes<'a> {
         Ok(Identity { device: stat.st_dev, inode: stat.st_ino, changed: (stat.st_ctime, stat.st_ctime_nsec) })
     }
 
-    /// Reads the attribute `name` into `text`; `false` when there is none.
+    /// Reads the attribute `name` into `text`; `false` when there is none, or nothing to tell: of a function that was pulled out,
+    /// and is still there for whoever has it open, the state of the link is an error.
     pub(super) fn read(&self, name: &str, text: &mut Text) -> Result<bool, Errno> {
         text.len = 0;
         let file = match self.open_attribute(name) {
@@ -200,7 +203,9 @@ impl<'a> Attributes<'a> {
                 text.len = len;
                 Ok(true)
             }
-            Err(error) if is_gone(error) => Ok(false),
+            Err(error) if is_gone(error) || matches!(error, Errno::INVAL | Errno::IO | Errno::AGAIN) => {
+                Ok(false)
+            }
             Err(error) => Err(error),
         }
     }

@@ -66,10 +66,10 @@ pub enum ScanError {
 }
 
 /// Every PCI function of the host, sorted by address. One that vanishes meanwhile is left out, as is one whose
-/// attributes make no sense (with a warning in the log).
+/// attributes make no sense or can't be read (with a warning in the log).
 ///
 /// # Errors
-/// When sysfs can't be read.
+/// When sysfs can't be read: its directory, or not one function in it.
 pub fn scan(host: &Host) -> Result<Vec<PciFunction>, ScanError> {
     Scanner::new().scan(host)
 }
@@ -102,7 +102,7 @@ pub fn read_config(host: &Host, address: PciAddress) -> Result<Vec<u8>, ScanErro
     let path = host.pci_device(address);
     let read = || {
         let mut bytes = Vec::new();
-        let file = std::fs::File::open(path.join("config"))?;
+        let file = crate::files::open(&path.join("config"))?;
         file.take(config::EXTENDED_CONFIG_SIZE as u64).read_to_end(&mut bytes)?;
         Ok(bytes)
     };
@@ -197,6 +197,7 @@ impl Scanner {
     /// Sorts what was found from what was not, and learns from it.
     fn collect(&mut self, host: &Host, found: Vec<Read>) -> Result<Vec<PciFunction>, ScanError> {
         let mut functions = Vec::with_capacity(found.len());
+        let mut unread = None;
         for (address, result) in found {
             match result {
                 Ok(found) => {
@@ -214,9 +215,18 @@ impl Scanner {
                 Err(Failure::System(errno)) => {
                     self.events = None;
                     let path = host.pci_device(address);
-                    return Err(ScanError::Read { address, path, source: errno.into() });
+                    let error = ScanError::Read { address, path, source: errno.into() };
+                    // What this process lacks, it lacks for all of them.
+                    if matches!(errno, Errno::MFILE | Errno::NFILE | Errno::NOMEM) {
+                        return Err(error);
+                    }
+                    tracing::warn!("left out: {error}");
+                    unread.get_or_insert(error);
                 }
             }
+        }
+        if let Some(error) = unread.filter(|_| functions.is_empty()) {
+            return Err(error);
         }
         // Functions that are gone are forgotten, so that hot-plug does not make it grow.
         if self.known.len() > functions.len() {

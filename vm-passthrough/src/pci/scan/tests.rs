@@ -341,26 +341,70 @@ fn bars_are_read_again_when_they_can_change() {
     check(SimFunction::nvme(at), placed, false);
 }
 
-/// Opening a FIFO that nobody writes to blocks, as reading these attributes does while an unbind is stuck.
-#[test]
-fn a_scan_does_not_read_what_waits_for_a_function_s_lock() {
-    let sim = SimHost::new().unwrap();
-    let at = address("0000:01:00.0");
-    sim.add(&SimFunction::network(at).sriov(4).driver("igb")).unwrap();
-    for attribute in ["driver_override", "sriov_numvfs"] {
-        let path = sim.device_dir(at).unwrap().join(attribute);
-        std::fs::remove_file(&path).unwrap();
-        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-    }
+/// A FIFO in the place of an attribute; the thread ends once it is opened for reading.
+fn fifo(sim: &SimHost, at: PciAddress, attribute: &str) -> (PathBuf, std::thread::JoinHandle<()>) {
+    let path = sim.device_dir(at).unwrap().join(attribute);
+    let _ = std::fs::remove_file(&path);
+    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let writer = path.clone();
+    (path, std::thread::spawn(move || drop(std::fs::OpenOptions::new().write(true).open(writer).unwrap())))
+}
+
+/// What a scan and `explain` make of a host, unless they take half a minute.
+fn in_time(sim: &SimHost, at: PciAddress) -> (Vec<PciFunction>, crate::readiness::Readiness) {
     let (done, scanned) = std::sync::mpsc::channel();
     let host = sim.plain_host();
     std::thread::spawn(move || {
         let readiness = crate::readiness::explain(&host, at, &crate::readiness::ExplainOptions::default());
         done.send((scan(&host), readiness)).unwrap();
     });
-    let (functions, readiness) = scanned.recv_timeout(std::time::Duration::from_secs(30)).unwrap();
-    assert_eq!(functions.unwrap()[0].driver.as_deref(), Some("igb"));
-    assert_eq!(readiness.unwrap().address, at);
+    let (functions, readiness) = scanned.recv_timeout(Duration::from_secs(30)).unwrap();
+    (functions.unwrap(), readiness.unwrap())
+}
+
+/// Reading these attributes waits while an unbind is stuck.
+#[test]
+fn a_scan_does_not_read_what_waits_for_a_function_s_lock() {
+    let sim = SimHost::new().unwrap();
+    let at = address("0000:01:00.0");
+    sim.add(&SimFunction::network(at).sriov(4).driver("igb")).unwrap();
+    let fifos = ["driver_override", "sriov_numvfs"].map(|attribute| fifo(&sim, at, attribute));
+    let (functions, readiness) = in_time(&sim, at);
+    assert_eq!(functions[0].driver.as_deref(), Some("igb"));
+    assert_eq!(readiness.address, at);
+    for (path, writer) in fifos {
+        assert!(!writer.is_finished(), "{} was opened", path.display());
+        drop(std::fs::File::open(path).unwrap());
+        writer.join().unwrap();
+    }
+}
+
+/// A captured tree may hold anything, and one function that makes no sense hides no other.
+#[test]
+fn what_can_t_be_read_is_left_out_and_not_waited_for() {
+    type Spoil = fn(&SimHost, PciAddress);
+    fn replaced(sim: &SimHost, at: PciAddress, attribute: &str) -> PathBuf {
+        let path = sim.device_dir(at).unwrap().join(attribute);
+        std::fs::remove_file(&path).unwrap();
+        path
+    }
+    fn check(spoil: Spoil, stays: bool) {
+        let sim = SimHost::new().unwrap();
+        let (bad, good) = (address("0000:01:00.0"), address("0000:02:00.0"));
+        sim.add(&SimFunction::nvme(bad).group(1)).unwrap();
+        sim.add(&SimFunction::nvme(good).group(2)).unwrap();
+        spoil(&sim, bad);
+        let (functions, readiness) = in_time(&sim, good);
+        let found: Vec<_> = functions.iter().map(|function| function.address).collect();
+        assert_eq!(found, if stays { vec![bad, good] } else { vec![good] });
+        assert_eq!(readiness.address, good);
+        sim.remove(good).unwrap();
+        assert_eq!(scan(&sim.plain_host()).is_ok(), stays);
+    }
+    check(|sim, at| drop(fifo(sim, at, "config")), true);
+    check(|sim, at| drop(fifo(sim, at, "reset_method")), true);
+    check(|sim, at| std::fs::create_dir(replaced(sim, at, "uevent")).unwrap(), false);
+    check(|sim, at| std::os::unix::fs::symlink("resource", replaced(sim, at, "resource")).unwrap(), false);
 }
 
 #[test]
