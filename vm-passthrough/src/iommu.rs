@@ -22,6 +22,8 @@ pub struct IommuGroup {
     pub number: u32,
     /// Its functions, sorted.
     pub members: Vec<PciAddress>,
+    /// Its members that are no PCI functions, such as platform devices, by the names of their directories.
+    pub others: Vec<String>,
     /// I/O virtual addresses that no guest RAM may have, sorted as the Linux kernel does.
     pub reserved: Vec<ReservedRegion>,
     /// Default domain: `DMA`, `DMA-FQ`, `identity` or `blocked`; `None` when the Linux kernel does not say.
@@ -94,7 +96,7 @@ pub enum IommuError {
 }
 
 /// The directory of a group.
-fn group_dir(host: &Host, number: u32) -> PathBuf {
+pub(crate) fn group_dir(host: &Host, number: u32) -> PathBuf {
     host.sys.join("kernel/iommu_groups").join(number.to_string())
 }
 
@@ -107,7 +109,13 @@ pub fn group(host: &Host, number: u32) -> Result<IommuGroup, IommuError> {
     let devices = dir.join("devices");
     let names =
         files::names(&devices).map_err(|source| IommuError::Read { path: devices.clone(), source })?;
-    let mut members: Vec<PciAddress> = names.iter().filter_map(|name| name.parse().ok()).collect();
+    let (mut members, mut others) = (Vec::new(), Vec::new());
+    for name in names {
+        match name.parse::<PciAddress>() {
+            Ok(address) => members.push(address),
+            Err(_) => others.push(name),
+        }
+    }
     if members.is_empty() {
         return Err(IommuError::NotFound { number, path: dir });
     }
@@ -117,6 +125,7 @@ pub fn group(host: &Host, number: u32) -> Result<IommuGroup, IommuError> {
     Ok(IommuGroup {
         number,
         members,
+        others,
         reserved: text.iter().flat_map(|text| text.lines()).filter_map(reserved_region).collect(),
         domain: files::read_trimmed(&dir.join("type")),
         noiommu: files::read_trimmed(&dir.join("name")).is_some_and(|name| name == "vfio-noiommu"),

@@ -56,7 +56,7 @@ pub(crate) use shared::share;
 pub(crate) use unread::unread;
 
 pub(crate) use sys::{open_exclusively, read as read_attribute, write as write_attribute};
-pub(crate) use viability::{Part, in_the_way, leaves_dma_alone};
+pub(crate) use viability::{Part, Stranger, in_the_way, leaves_dma_alone, strangers};
 
 /// How long one access to a function's drivers, and the wait for the ledger, may take by default.
 pub const DEADLINE: Duration = Duration::from_secs(10);

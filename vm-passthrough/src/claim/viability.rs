@@ -5,8 +5,11 @@
 //! (`iommu_group_claim_dma_owner`). It takes that of every bound driver, a bridge's too, unless the driver says
 //! otherwise of itself (`driver_managed_dma`, since Linux 5.19).
 
-use crate::PciAddress;
+use std::path::PathBuf;
+
+use crate::iommu::{IommuGroup, group_dir};
 use crate::pci::PciFunction;
+use crate::{Host, PciAddress, files};
 
 /// The driver that functions are bound to.
 pub const VFIO_DRIVER: &str = "vfio-pci";
@@ -73,4 +76,27 @@ pub(crate) fn in_the_way(other: &PciFunction, target: PciAddress, with_group: bo
     }
     let with_group_helps = Part::of(other, target, true) != Part::InTheWay;
     Some(InTheWay { function: other, driver: other.driver.as_deref()?, with_group_helps })
+}
+
+/// A member of a group that is no PCI function and whose driver keeps the group from being used. It is never taken.
+#[derive(Debug)]
+pub(crate) struct Stranger {
+    pub(crate) name: String,
+    /// The driver that has it.
+    pub(crate) driver: String,
+    /// What takes it from its driver, by a write of its name.
+    pub(crate) unbind: PathBuf,
+}
+
+/// The members of a group that are no PCI functions and keep any claim in it from being used.
+pub(crate) fn strangers(host: &Host, group: &IommuGroup) -> Vec<Stranger> {
+    // The drivers of other buses that leave DMA alone.
+    let leaves_dma_alone = |driver: &str| driver.starts_with("vfio-") || driver == "simple-pm-bus";
+    let stranger = |name: &String| {
+        let link = group_dir(host, group.number).join("devices").join(name).join("driver");
+        let driver = files::link_name(&link).filter(|driver| !leaves_dma_alone(driver))?;
+        let unbind = link.canonicalize().unwrap_or(link).join("unbind");
+        Some(Stranger { name: name.clone(), driver, unbind })
+    };
+    group.others.iter().filter_map(stranger).collect()
 }

@@ -2,7 +2,7 @@
 
 use super::facts::CpuVendor;
 use super::{BlockerCode, Case, Severity, name};
-use crate::claim::in_the_way;
+use crate::claim::{Stranger, in_the_way, strangers};
 use crate::files;
 use crate::iommu::{self, InterruptRemapping, ReservedKind};
 
@@ -52,7 +52,8 @@ fn no_iommu(case: &mut Case<'_>) {
 }
 
 fn group(case: &mut Case<'_>) {
-    let Some(number) = case.group.as_ref().map(|group| group.number) else { return };
+    let Some(group) = &case.group else { return };
+    let number = group.number;
     let dir = case.host.sys.join("kernel/iommu_groups").join(number.to_string()).join("devices");
     let target = case.function.address;
     let with_group = case.options.with_group;
@@ -62,6 +63,14 @@ fn group(case: &mut Case<'_>) {
         .filter(|other| !case.is_taken(other) && !other.is_bridge())
         .map(|other| other.address)
         .collect();
+    let strangers = strangers(case.host, group).into_iter().map(|other| {
+        let Stranger { name, driver, unbind } = other;
+        let evidence = format!(
+            "{name}, which is no PCI function, is in group {number} too, by {}, and has driver {driver}",
+            dir.display()
+        );
+        (evidence, format!("take {name} from its driver: echo {name} > {}", unbind.display()))
+    });
     let blockers: Vec<_> = case
         .others
         .iter()
@@ -88,6 +97,7 @@ fn group(case: &mut Case<'_>) {
             };
             (evidence, remedy)
         })
+        .chain(strangers)
         .collect();
     let viable = blockers.is_empty();
     for (evidence, remedy) in blockers {

@@ -27,7 +27,9 @@ mod isolation;
 mod memory;
 mod usable;
 
+use std::collections::HashMap;
 use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use facts::HostFacts;
 
@@ -234,17 +236,25 @@ impl fmt::Display for BlockerCode {
     }
 }
 
-/// Explains functions of one host, with what is true of the whole host read once.
+/// Explains functions of one host, with what is true of the whole host, and of an IOMMU group, read once.
 #[derive(Debug)]
 pub struct Explainer<'a> {
     host: &'a Host,
     facts: HostFacts,
+    groups: Mutex<HashMap<u32, Arc<Group>>>,
+}
+
+/// An IOMMU group and its functions.
+#[derive(Debug)]
+struct Group {
+    group: iommu::IommuGroup,
+    functions: Vec<PciFunction>,
 }
 
 impl<'a> Explainer<'a> {
     /// Reads what is true of the whole host: mounts, swap, routes, limits, permissions.
     pub fn new(host: &'a Host) -> Self {
-        Self { host, facts: HostFacts::read(host) }
+        Self { host, facts: HostFacts::read(host), groups: Mutex::default() }
     }
 
     /// Every reason why the function at `address` cannot be passed through.
@@ -288,31 +298,42 @@ impl<'a> Explainer<'a> {
         guest: &[&PciFunction],
         options: &ExplainOptions,
     ) -> Result<Readiness, ScanError> {
-        let group = function.iommu_group.and_then(|number| iommu::group(self.host, number).ok());
-        let mut others = Vec::new();
-        for &member in group.iter().flat_map(|group| &group.members) {
-            if member == function.address {
-                continue;
-            }
-            match pci::read_function(self.host, member) {
-                Ok(member) => others.push(member),
-                // It went away since the group was read.
-                Err(ScanError::NotFound { .. }) => {}
-                Err(error) => return Err(error),
-            }
-        }
+        let group = function.iommu_group.map(|number| self.group(number)).transpose()?.flatten();
+        let others = group.iter().flat_map(|group| &group.functions);
+        let others = others.filter(|other| other.address != function.address).cloned().collect();
         let mut case = Case {
             host: self.host,
             facts: &self.facts,
             options,
             function,
             guest,
-            group,
+            group: group.map(|group| group.group.clone()),
             others,
             found: Vec::new(),
         };
         case.judge();
         Ok(case.into_readiness())
+    }
+
+    /// A group, if it can be read.
+    fn group(&self, number: u32) -> Result<Option<Arc<Group>>, ScanError> {
+        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(group) = groups.get(&number) {
+            return Ok(Some(Arc::clone(group)));
+        }
+        let Ok(group) = iommu::group(self.host, number) else { return Ok(None) };
+        let mut functions = Vec::new();
+        for &member in &group.members {
+            match pci::read_function(self.host, member) {
+                Ok(member) => functions.push(member),
+                // It went away since the group was read.
+                Err(ScanError::NotFound { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let group = Arc::new(Group { group, functions });
+        groups.insert(number, Arc::clone(&group));
+        Ok(Some(group))
     }
 }
 

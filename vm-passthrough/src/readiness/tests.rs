@@ -192,6 +192,51 @@ fn group_not_viable() {
     }
 }
 
+/// Otherwise what all functions of a group of thousands take grows with its square.
+#[test]
+fn a_group_is_read_once() {
+    let scene = shared_group(neighbour().driver("e1000e"));
+    let host = scene.sim.plain_host();
+    let count = |explainer: &Explainer<'_>| {
+        let readiness = explainer.explain(address(DISK), &scene.options).unwrap();
+        readiness.blockers.iter().filter(|blocker| blocker.code == Code::GroupNotViable).count()
+    };
+    let explainer = Explainer::new(&host);
+    assert_eq!(count(&explainer), 1);
+    scene.sim.set_driver(address("0000:02:00.0"), None).unwrap();
+    assert_eq!((count(&explainer), count(&Explainer::new(&host))), (1, 0));
+}
+
+/// The firmware puts platform devices into groups too.
+#[test]
+fn what_is_no_pci_function_is_in_the_way_too() {
+    let scene = |driver: Option<&str>| {
+        let scene = Scene::new();
+        let device = "sys/devices/platform/AMDI0020:00";
+        scene.sim.write("sys/devices/platform/AMDI0020:00/uevent", "").unwrap();
+        scene.sim.link("sys/kernel/iommu_groups/1/devices/AMDI0020:00", device).unwrap();
+        if let Some(driver) = driver {
+            scene.sim.write(&format!("sys/bus/platform/drivers/{driver}/unbind"), "").unwrap();
+            let driver = format!("sys/bus/platform/drivers/{driver}");
+            scene.sim.link("sys/devices/platform/AMDI0020:00/driver", &driver).unwrap();
+        }
+        scene
+    };
+    for driver in [None, Some("vfio-platform")] {
+        assert_eq!(scene(driver).explain().blockers, [], "{driver:?}");
+    }
+    let mut scene = scene(Some("dw-apb-uart"));
+    for with_group in [false, true] {
+        scene.options.with_group = with_group;
+        scene.check(
+            Code::GroupNotViable,
+            Blocks,
+            &["AMDI0020:00", "group 1", "driver dw-apb-uart"],
+            &["echo AMDI0020:00 > ", "sys/bus/platform/drivers/dw-apb-uart/unbind"],
+        );
+    }
+}
+
 #[test]
 fn acs_missing() {
     let behind = |port: SimFunction, neighbour: SimFunction| {
