@@ -1,6 +1,7 @@
 //! Ctrl-C while a kernel runs.
 
 use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -47,4 +48,43 @@ fn ends_the_launch_and_leaves_nothing() {
     assert!(rest.contains("error: kernel @spin: cancelled by SIGINT"), "{rest}");
     let left: Vec<_> = std::fs::read_dir(dir.path()).expect("the folder").collect();
     assert_eq!(left.len(), 1, "{left:?}");
+}
+
+/// Behind the work, who waits for a reader is ended as any other program is.
+#[test]
+fn ends_what_nobody_reads() {
+    const HELD: u64 = 64 << 10;
+    let dir = tempfile::tempdir().expect("a folder");
+    let sums: String = (0..4_000).map(|n| format!("%s{} = add %s{n}, %x : i32\n", n + 1)).collect();
+    let text = format!(
+        "vir 1\nkernel @long(@y: view<i32, [?], write>, %x: i32) at 0x0 block(1) {{\n%i = const 0 : i64\n\
+         %s0 = mul %x, %x : i32\n{sums}store @y[%i], %s4000\n}}\n"
+    );
+    std::fs::write(dir.path().join("long.vir"), text).expect("written");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_vm-service"))
+        .args(["compile", "long.vir", "--target", "ptx:sm_90a"])
+        .current_dir(dir.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("started");
+    let out = child.stdout.take().expect("its output");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while rustix::io::ioctl_fionread(&out).expect("its length") < HELD {
+        assert!(Instant::now() < deadline, "the pipe is not full");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let asked = Instant::now();
+    kill_process(Pid::from_child(&child), Signal::TERM).expect("sent");
+    let status = loop {
+        if let Some(status) = child.try_wait().expect("its end") {
+            break status;
+        }
+        if asked.elapsed() > Duration::from_secs(10) {
+            child.kill().expect("killed");
+            panic!("SIGTERM did not end it");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    assert_eq!(status.signal(), Some(Signal::TERM.as_raw()));
 }
