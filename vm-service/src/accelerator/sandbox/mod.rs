@@ -33,6 +33,9 @@ const THREADS: u64 = 4096;
 /// How far its first stack may grow.
 const STACK: u64 = 64 << 20;
 
+/// Addresses for code, and for what the C library reserves for the heaps of threads. Page tables take a 512th.
+const RESERVED: u64 = 64 << 30;
+
 /// What a worker needs depends on what its accelerator is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Profile {
@@ -176,9 +179,15 @@ pub(super) fn settle(profile: Profile, measures: Measures) -> Confinement {
 /// Limits the memory that only this process has (`RLIMIT_DATA`) to `bytes`: the guest's RAM does not count. Mappings that
 /// the limit does not know are refused by [`confine`].
 ///
+/// Page tables are in no limit: those of mappings that are only read, or of the guest's RAM mapped many times, could take all of
+/// the host's memory. So where it is known what is `mapped` of others' memory, the address space is limited too.
+///
 /// # Errors
 /// The Linux kernel's.
-pub(super) fn limit_memory(bytes: u64) -> Result<(), String> {
+pub(super) fn limit_memory(bytes: u64, mapped: Option<u64>) -> Result<(), String> {
+    if let Some(mapped) = mapped {
+        limit(Resource::As, RESERVED.saturating_add(bytes).saturating_add(mapped))?;
+    }
     limit(Resource::Data, bytes)
 }
 

@@ -176,9 +176,18 @@ const ATTACKS: &[Attack] = &[
     ("setpgid", &[(libc::SYS_setpgid, &[Is(0), Is(0)])]),
 ];
 
-/// What shared memory a driver's library may map, only a memory cgroup limits.
-const ATTACKS_OWN: &[Attack] =
-    &[("shared memory", &[(libc::SYS_mmap, &[Is(0), GIB, Is(WRITE), Is(ANONYMOUS | 1), Is(!0), Is(0)])])];
+/// What shared memory a driver's library may map, and what addresses it may reserve, only a memory cgroup limits.
+const ATTACKS_OWN: &[Attack] = &[
+    ("shared memory", &[(libc::SYS_mmap, &[Is(0), GIB, Is(WRITE), Is(ANONYMOUS | 1), Is(!0), Is(0)])]),
+    // A page of tables for every 2 MiB of it that are read.
+    (
+        "page tables",
+        &[(
+            libc::SYS_mmap,
+            &[Is(0), Is(8 << 40), Is(libc::PROT_READ as u64), Is(ANONYMOUS | 0x4002), Is(!0), Is(0)],
+        )],
+    ),
+];
 
 /// What must go on working, in both.
 const NEEDED: &[Attack] = &[
@@ -227,7 +236,7 @@ fn attack(order: &str) {
     std::mem::forget(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3).unwrap());
     let confinement = settle(profile, Measures { user: true, files: true });
     // What this has already is more than a limit would be.
-    limit_memory(512 << 20).unwrap();
+    limit_memory(512 << 20, (profile == Profile::Own).then_some(0)).unwrap();
     println!("{confinement}");
     confine(profile, &confinement).unwrap();
     std::thread::spawn(|| ()).join().unwrap();

@@ -38,19 +38,23 @@ pub(super) struct Opened {
     pub(super) serve: Arc<Serve>,
 }
 
-/// Opens `cpu`, or the GPU at a PCI address, for a guest that may use `memory` bytes of it and `deadline` for a launch.
+/// Opens `cpu`, or the GPU at a PCI address, for a guest with `ram` bytes of RAM that may use `memory` bytes of it and `deadline`
+/// for a launch.
 ///
 /// # Errors
 /// Why it can't be, and what to do.
-pub(super) fn open(device: &str, memory: u64, deadline: Duration) -> Result<Opened, String> {
+pub(super) fn open(device: &str, ram: u64, memory: u64, deadline: Duration) -> Result<Opened, String> {
     match device {
         "cpu" => {
             let threads = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
-            sandbox::limit_memory(memory.saturating_add(OWN_MEMORY + threads * THREAD_MEMORY))?;
+            // All of the RAM is mapped for the queue, and once more for the guest's buffers.
+            let mapped = ram.saturating_mul(2);
+            let own = memory.saturating_add(OWN_MEMORY + threads * THREAD_MEMORY);
+            sandbox::limit_memory(own, Some(mapped))?;
             open_cpu(memory, deadline)
         }
         address => {
-            sandbox::limit_memory(DRIVER_MEMORY)?;
+            sandbox::limit_memory(DRIVER_MEMORY, None)?;
             open_gpu(address, memory, deadline)
         }
     }

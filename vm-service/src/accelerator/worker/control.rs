@@ -44,7 +44,8 @@ fn run(socket: &OwnedFd) -> Result<(), String> {
     let confinement = sandbox::settle(profile, open.measures);
     let meter = files.pop().map(Meter::from).ok_or("there is no file for the guest's time")?;
     let ram = Arc::new(Ram::new(&open.ram, files)?);
-    let opened = backend::open(&open.device, open.memory, Duration::from_micros(open.deadline_us))?;
+    let deadline = Duration::from_micros(open.deadline_us);
+    let opened = backend::open(&open.device, ram.bytes(), open.memory, deadline)?;
     let watch = Watch::default();
     let (broken, breaks) = mpsc::channel();
     // Before the process is confined: the first look at the clock asks the Linux kernel how to read it.
