@@ -22,7 +22,7 @@ pub use accelerator::{AcceleratorProgram, GreedyProgram};
 pub use canary::{Canary, ProcessMemory};
 pub use data::{check_pattern, pattern};
 pub use disk::NvmeDisk;
-pub use guest::{Ended, Engine, Guest, GuestPlan, Program};
+pub use guest::{CLOUD_HYPERVISOR, Ended, Engine, Guest, GuestPlan, Program};
 pub use hold::Holder;
 pub use killer::{Fate, Meanwhile, Victim, kill_at};
 pub use l1::{Finished, L1};

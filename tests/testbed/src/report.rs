@@ -36,6 +36,13 @@ pub enum Report {
         /// Its unit.
         unit: String,
     },
+    /// A figure that could not be measured.
+    Unmeasured {
+        /// Its name.
+        name: String,
+        /// Why.
+        reason: String,
+    },
     /// A value that the other side asked for.
     Value {
         /// Its name.

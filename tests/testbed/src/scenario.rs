@@ -54,8 +54,9 @@ pub struct Contents {
     pub linux_guest: bool,
     /// The bare guest, as `/guest/bare`.
     pub bare_guest: bool,
-    /// This machine's QEMU with its libraries and firmware, to compare with.
-    pub qemu: bool,
+    /// Other VMMs to compare with: this machine's QEMU with its libraries and firmware, and cloud-hypervisor where the
+    /// testbed was given one.
+    pub peers: bool,
     /// The example of a Linux program that uses a shared accelerator, in the Linux guest as `/bin/softmax`.
     pub example: bool,
 }
@@ -72,7 +73,9 @@ pub struct Scenario {
     pub about: &'static str,
     /// The variants that it runs on.
     pub variants: &'static [Variant],
-    /// QEMU's arguments for L1's devices.
+    /// How many PCI Express root ports L1 has: `port0`, `port1` …, as devices 4, 5 … of its root bus.
+    pub ports: u8,
+    /// QEMU's arguments for L1's other devices.
     pub devices: &'static [&'static str],
     /// Disk images for them.
     pub disks: &'static [Disk],

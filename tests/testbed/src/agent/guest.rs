@@ -1,4 +1,4 @@
-//! Guests that L1 runs: by `vm-service`, or by QEMU to compare with.
+//! Guests that L1 runs: by `vm-service`, or by another VMM to compare with.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
@@ -20,7 +20,23 @@ pub enum Engine {
     VmService,
     /// QEMU with `-accel kvm -device vfio-pci`.
     Qemu,
+    /// cloud-hypervisor with `--device`.
+    CloudHypervisor,
 }
+
+impl Engine {
+    /// Its program in L1.
+    pub fn program(self) -> &'static str {
+        match self {
+            Self::VmService => super::l1::VM_SERVICE,
+            Self::Qemu => "/usr/bin/qemu-system-x86_64",
+            Self::CloudHypervisor => CLOUD_HYPERVISOR,
+        }
+    }
+}
+
+/// Where L1 has cloud-hypervisor, when the testbed was given one.
+pub const CLOUD_HYPERVISOR: &str = "/usr/bin/cloud-hypervisor";
 
 /// What the guest boots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,6 +152,7 @@ impl Guest {
         let mut command = match plan.engine {
             Engine::VmService => vm_service(plan, &cmdline, &console)?,
             Engine::Qemu => qemu(plan, &cmdline, &console, l1.variant)?,
+            Engine::CloudHypervisor => cloud_hypervisor(plan, &cmdline, &console, l1.variant)?,
         };
         l1.step(format!("guest {}: {command:?}", plan.name));
         let started = Instant::now();
@@ -166,6 +183,22 @@ impl Guest {
     /// Whether it still runs.
     pub fn runs(&mut self) -> bool {
         matches!(self.process.try_wait(), Ok(None))
+    }
+
+    /// What it has said on standard error so far.
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.errors).unwrap_or_default()
+    }
+
+    /// Whether it has a VFIO device open, or mapped, which is as good.
+    pub fn holds_a_device(&self) -> bool {
+        // Both names that Linux has for one: of its cdev's file, and of the one that a group gives.
+        let is_device = |name: &str| name.contains("/dev/vfio/devices/") || name.contains("[vfio-device]");
+        let process = PathBuf::from(format!("/proc/{}", self.pid()));
+        let files = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+        let mut names = files.filter_map(|file| Some(fs::read_link(file.path()).ok()?.display().to_string()));
+        names.any(|name| is_device(&name))
+            || is_device(&fs::read_to_string(process.join("maps")).unwrap_or_default())
     }
 
     /// Waits until the guest's agent reports something that `wanted` takes; the report and when it came, counted
@@ -234,7 +267,7 @@ impl Guest {
     pub fn wait_for_log(&mut self, text: &str, patience: Duration) -> Result<()> {
         let what = format!("{text:?} from the process of guest {}", self.name);
         let waited = wait_until(&what, patience, || {
-            let said = fs::read_to_string(&self.errors).is_ok_and(|said| said.contains(text));
+            let said = self.log().contains(text);
             (said || !self.runs()).then_some(said)
         });
         match waited {
@@ -383,7 +416,7 @@ fn vm_service(plan: &GuestPlan<'_>, cmdline: &str, console: &std::path::Path) ->
             plan.name, plan.vcpus, plan.memory_mib, plan.file
         ),
     )?;
-    let mut command = Command::new(super::l1::VM_SERVICE);
+    let mut command = Command::new(plan.engine.program());
     command.args(["run", &file, "--json", "--console"]).arg(format!("file={}", console.display()));
     for device in &plan.devices {
         command.args(["--device", &device.address]);
@@ -394,7 +427,7 @@ fn vm_service(plan: &GuestPlan<'_>, cmdline: &str, console: &std::path::Path) ->
 
 fn qemu(plan: &GuestPlan<'_>, cmdline: &str, console: &std::path::Path, variant: Variant) -> Result<Command> {
     ensure!(plan.program == Program::Linux, "QEMU boots Linux guests only");
-    let mut command = Command::new("/usr/bin/qemu-system-x86_64");
+    let mut command = Command::new(plan.engine.program());
     let cpu = match variant {
         Variant::Group => "host",
         // KVM is built in, and learns the time stamp counter's frequency before Linux has refined it: a guest that waits
@@ -428,6 +461,33 @@ fn qemu(plan: &GuestPlan<'_>, cmdline: &str, console: &std::path::Path, variant:
             .arg(format!("pcie-root-port,id=port{number},chassis={number}"))
             .arg("-device")
             .arg(format!("vfio-pci,host={},bus=port{number}{back_end}", device.address));
+    }
+    Ok(command)
+}
+
+fn cloud_hypervisor(
+    plan: &GuestPlan<'_>,
+    cmdline: &str,
+    console: &std::path::Path,
+    variant: Variant,
+) -> Result<Command> {
+    ensure!(plan.program == Program::Linux, "cloud-hypervisor boots Linux guests only");
+    let mut command = Command::new(plan.engine.program());
+    command
+        .args(["--kernel", "/guest/kernel", "--initramfs", "/guest/initrd", "--cmdline", cmdline])
+        .arg("--memory")
+        .arg(format!("size={}M", plan.memory_mib))
+        .arg("--cpus")
+        .arg(format!("boot={}", plan.vcpus))
+        // The self-built Linux has no seccomp.
+        .args(["--seccomp", "false", "--console", "off", "--serial"])
+        .arg(format!("file={}", console.display()));
+    if variant == Variant::Iommufd {
+        // This Linux maps no BARs through iommufd, which cloud-hypervisor takes for an error; no device needs it here.
+        command.args(["--platform", "iommufd=on,vfio_p2p_dma=off"]);
+    }
+    for device in &plan.devices {
+        command.arg("--device").arg(format!("path={}", device.path().display()));
     }
     Ok(command)
 }

@@ -1,5 +1,6 @@
 //! `cargo testbed`: provisions the testbed, boots it, runs its scenarios.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
@@ -33,6 +34,9 @@ struct Arguments {
     /// Print what was measured as a Markdown table to standard output, before the last line.
     #[arg(long)]
     markdown: bool,
+    /// A static cloud-hypervisor that `bench` measures too; without it, its rows say that they were skipped.
+    #[arg(long, value_name = "PROGRAM")]
+    cloud_hypervisor: Option<PathBuf>,
     /// Print every step.
     #[arg(long, short)]
     verbose: bool,
@@ -93,7 +97,8 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
             },
         })
         .collect();
-    let programs = Programs::build(&workspace().join("target/testbed"))?;
+    let mut programs = Programs::build(&workspace().join("target/testbed"))?;
+    programs.cloud_hypervisor.clone_from(&arguments.cloud_hypervisor);
     let outcomes = run_all(&runs, &programs, arguments.jobs, arguments.verbose);
     if arguments.json {
         println!("{}", serde_json::to_string_pretty(&outcomes.iter().map(as_json).collect::<Vec<_>>())?);
@@ -103,6 +108,9 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         for outcome in &outcomes {
             for (name, value, unit) in &outcome.figures {
                 println!("| {} | {} | {name} | {value:.3} {unit} |", outcome.scenario, outcome.variant);
+            }
+            for (name, reason) in &outcome.unmeasured {
+                println!("| {} | {} | {name} | skipped: {reason} |", outcome.scenario, outcome.variant);
             }
         }
         println!();
@@ -154,6 +162,11 @@ fn as_json(outcome: &Outcome) -> serde_json::Value {
         .iter()
         .map(|(name, value, unit)| serde_json::json!({ "name": name, "value": value, "unit": unit }))
         .collect();
+    let unmeasured: Vec<_> = outcome
+        .unmeasured
+        .iter()
+        .map(|(name, reason)| serde_json::json!({ "name": name, "reason": reason }))
+        .collect();
     serde_json::json!({
         "scenario": outcome.scenario,
         "variant": outcome.variant.name(),
@@ -162,6 +175,7 @@ fn as_json(outcome: &Outcome) -> serde_json::Value {
         "seconds": outcome.took.as_secs_f64(),
         "proved": outcome.proved,
         "figures": figures,
+        "unmeasured": unmeasured,
         "logs": outcome.logs.display().to_string(),
     })
 }

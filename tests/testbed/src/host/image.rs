@@ -8,6 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use super::Programs;
+use crate::agent::CLOUD_HYPERVISOR;
 use crate::cpio::Archive;
 use crate::provision::{LinuxKernel, qemu_files};
 use crate::scenario::Contents;
@@ -36,9 +37,12 @@ pub(super) fn make_l1(
     if contents.bare_guest {
         tree.file("guest/bare", 0o755, &programs.bare_guest)?;
     }
-    if contents.qemu {
+    if contents.peers {
         for (place, source) in qemu_files()? {
             tree.file(&place, 0o755, &source)?;
+        }
+        if let Some(program) = &programs.cloud_hypervisor {
+            tree.file(CLOUD_HYPERVISOR.trim_start_matches('/'), 0o755, program)?;
         }
     }
     tree.finish()

@@ -12,6 +12,13 @@ use anyhow::{Context, Result};
 use crate::report::Report;
 use crate::scenario::{Scenario, Variant};
 
+/// L1's processor, without fast string operations: with them Linux clears and copies memory by `rep stosb` and `rep movsb`,
+/// which are emulated byte by byte, each a slow one in a page that has held code. A guest's RAM is cleared in a third of the
+/// time without, and it no longer matters what was in it.
+const CPU: &str = "max,-erms,-fsrm";
+/// Device number of the first root port.
+const FIRST_PORT: u8 = 4;
+
 /// A running L1.
 #[derive(Debug)]
 pub(super) struct Machine {
@@ -75,7 +82,7 @@ impl Machine {
         // stopped at an assertion (`iotlb_to_section`) after a device's memory had moved, or L1 lost a timer while
         // guests ran (`helper_vmrun` changes `interrupt_request` without the lock that others set it under).
         command
-            .args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "1"])
+            .args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", CPU, "-smp", "1"])
             .args(["-m", &scenario.memory_mib.to_string()])
             .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
             .args(["-device", "intel-iommu,intremap=on,caching-mode=on"])
@@ -91,6 +98,10 @@ impl Machine {
                 "console=ttyS0 quiet panic=-1 no_timer_check intel_iommu=on testbed.level=1 testbed.scenario={} testbed.variant={variant}",
                 scenario.name
             ));
+        for port in 0..scenario.ports {
+            let place = format!("id=port{port},chassis={},addr={:x}.0", port + 1, FIRST_PORT + port);
+            command.arg("-device").arg(format!("pcie-root-port,{place}"));
+        }
         for argument in scenario.devices {
             let mut argument = (*argument).to_owned();
             for disk in scenario.disks {

@@ -23,6 +23,8 @@ pub struct Programs {
     pub bare_guest: PathBuf,
     /// The example of a Linux program that uses a shared accelerator, static.
     pub example: PathBuf,
+    /// cloud-hypervisor, static, where there is one to compare with.
+    pub cloud_hypervisor: Option<PathBuf>,
 }
 
 /// The root of the checkout.
@@ -73,6 +75,7 @@ impl Programs {
             agent: built.join("testbed-agent"),
             example: built.join("examples/linux"),
             bare_guest: guests.join(BARE_TARGET).join("release/bare"),
+            cloud_hypervisor: None,
         })
     }
 }

@@ -52,6 +52,8 @@ pub struct Outcome {
     pub proved: Vec<String>,
     /// What was measured: name, value, unit.
     pub figures: Vec<(String, f64, String)>,
+    /// What could not be measured, and why.
+    pub unmeasured: Vec<(String, String)>,
     /// Where its logs are.
     pub logs: PathBuf,
 }
@@ -106,6 +108,7 @@ fn run_one(run: &Run, programs: &Programs, verbose: bool) -> Outcome {
         took: Duration::ZERO,
         proved: Vec::new(),
         figures: Vec::new(),
+        unmeasured: Vec::new(),
         logs: logs.clone(),
     };
     outcome.verdict = match &run.kernel {
@@ -155,6 +158,7 @@ fn boot(
                     Report::Step { what } => last = what,
                     Report::Proved { what } => outcome.proved.push(what),
                     Report::Figure { name, value, unit } => outcome.figures.push((name, value, unit)),
+                    Report::Unmeasured { name, reason } => outcome.unmeasured.push((name, reason)),
                     Report::Value { .. } => {}
                     Report::Monitor { command } => machine.command(&command)?,
                     Report::Passed => break Verdict::Passed,

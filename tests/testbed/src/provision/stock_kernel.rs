@@ -16,6 +16,7 @@ const MODULES: &[&str] = &[
     "kvm-amd",
     "nvme",
     "e1000e",
+    "igb",
     "virtio_blk",
     "vhost_vsock",
     "vmw_vsock_virtio_transport",

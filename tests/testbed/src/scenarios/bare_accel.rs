@@ -12,11 +12,12 @@ pub(super) const SCENARIO: Scenario = Scenario {
     about: "a bare guest launches kernels on its own memory through a shared accelerator; one that never ends is stopped",
     // No device is passed, so the two would not differ.
     variants: &[Variant::Group],
+    ports: 0,
     devices: &[],
     disks: &[],
     memory_mib: 768,
     deadline: Duration::from_secs(240),
-    contents: Contents { linux_guest: false, bare_guest: true, qemu: false, example: false },
+    contents: Contents { linux_guest: false, bare_guest: true, peers: false, example: false },
     l1,
     l2: None,
 };

@@ -1,7 +1,16 @@
-//! Measures what an operator waits for: from `run` to the guest driver's first completed I/O, beside QEMU in the same
-//! L1 with the same Linux kernel, initial RAM disk and device, in turns; the same from the host's own driver, which `run` takes
-//! the device from first; and claim and release.
+//! Measures what an operator waits for: from `run` to the guest driver's first completed I/O, beside QEMU and
+//! cloud-hypervisor in the same L1 with the same Linux kernel, initial RAM disk and device, in turns; the same from the host's
+//! own driver, which `run` takes the device from first, and the others don't; and claim and release.
+//!
+//! cloud-hypervisor is measured where the testbed gets one, which must be static:
+//!
+//! ```sh
+//! RUSTFLAGS='-C target-feature=+crt-static' cargo build --release --target x86_64-unknown-linux-gnu   # in its checkout
+//! cargo testbed --cloud-hypervisor target/x86_64-unknown-linux-gnu/release/cloud-hypervisor --markdown bench
+//! ```
 
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -14,11 +23,12 @@ use crate::scenarios::linux_nvme::NVME;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "bench",
-    about: "measures run to first I/O beside QEMU -accel kvm -device vfio-pci, claim, and release",
+    about: "measures run to first I/O beside QEMU and cloud-hypervisor, claim, and release",
     variants: Variant::ALL,
+    ports: 1,
     devices: &[
-        "-device",
-        "pcie-root-port,id=port0,chassis=1,addr=4.0",
+        // Or the first to use it would wait for this machine to make it.
+        "-mem-prealloc",
         "-drive",
         "file={disk},if=none,id=drive0,format=raw,cache=unsafe",
         "-device",
@@ -26,13 +36,13 @@ pub(super) const SCENARIO: Scenario = Scenario {
     ],
     disks: &[Disk { name: "disk", mib: 16 }],
     memory_mib: 3072,
-    deadline: Duration::from_secs(900),
-    contents: Contents { linux_guest: true, bare_guest: false, qemu: true, example: false },
+    deadline: Duration::from_secs(1800),
+    contents: Contents { linux_guest: true, bare_guest: false, peers: true, example: false },
     l1,
     l2: Some(l2),
 };
 
-const ROUNDS: usize = 7;
+const ROUNDS: usize = 5;
 const PATIENCE: Duration = Duration::from_secs(120);
 const SEED: u64 = 0x6265_6e63_6821;
 const LEN: usize = 64 << 10;
@@ -61,78 +71,93 @@ fn l1(l1: &mut L1) -> Result<()> {
     tell(l1, "claim", &claims, "ms");
     tell(l1, "release", &releases, "ms");
 
-    // Both start from a function that is already bound to vfio-pci; `run` also from one that the host's driver has.
-    let (mut ours, mut qemus, mut fulls) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut parts, mut full) = (Parts::default(), Parts::default());
+    let mut rows = vec![
+        Row::new("vm-service", Engine::VmService, Some("vfio-pci")),
+        Row::new("QEMU", Engine::Qemu, Some("vfio-pci")),
+        Row::new("cloud-hypervisor", Engine::CloudHypervisor, Some("vfio-pci")),
+        Row::new("vm-service from the host's driver", Engine::VmService, None),
+    ];
+    rows.retain(|row| {
+        let program = row.engine.program();
+        let is_there = Path::new(program).exists();
+        if !is_there {
+            let (name, reason) = (row.figure(), format!("no {} at {program}", row.name));
+            l1.report(&Report::Unmeasured { name, reason });
+        }
+        is_there
+    });
     for round in 0..ROUNDS {
-        let mut cases = [
-            (Engine::VmService, Some("vfio-pci"), &mut ours),
-            (Engine::Qemu, Some("vfio-pci"), &mut qemus),
-            (Engine::VmService, None, &mut fulls),
-        ];
-        cases.rotate_left(round % 3);
-        for (engine, driver, times) in cases {
-            if nvme.driver().as_deref() != Some(driver.unwrap_or("nvme")) {
-                nvme.bind(driver)?;
-            }
-            if driver.is_none() {
-                NvmeDisk::of(&nvme)?;
-            }
-            let name = format!("{engine:?}-{round}").to_lowercase();
-            let plan = GuestPlan { engine, ..GuestPlan::linux(&name, &nvme) };
-            let mut guest = Guest::start(l1, &plan)?;
-            let (when, ()) = guest.wait_for("the first I/O", PATIENCE, |report| {
-                matches!(report, Report::Value { name, .. } if name == FIRST_IO).then_some(())
-            })?;
-            let ended = guest.end(PATIENCE)?.succeeded(l1)?;
-            times.push(when.as_secs_f64());
-            if engine == Engine::VmService {
-                let parts = if driver.is_some() { &mut parts } else { &mut full };
-                parts.add(&ended.process.json()?)?;
-                parts.exits.push(ended.access_exits()? as f64);
-            }
+        let count = rows.len();
+        for at in 0..count {
+            rows[(round + at) % count].run(l1, &nvme, round)?;
         }
     }
-    tell(l1, "run to first I/O, vm-service", &ours, "s");
-    tell(l1, "run to first I/O, QEMU", &qemus, "s");
-    tell(l1, "run until the guest starts", &parts.startup, "ms");
-    tell(l1, "of it opening the device", &parts.open, "ms");
-    tell(l1, "of it attaching the device", &parts.attach, "ms");
-    tell(l1, "run from the host's driver to first I/O, vm-service", &fulls, "s");
-    tell(l1, "run from the host's driver until the guest starts", &full.startup, "ms");
-    tell(l1, "of it claiming the device", &full.claim, "ms");
-    tell(l1, "of it opening the device from the host's driver", &full.open, "ms");
-    tell(l1, "of it attaching the device from the host's driver", &full.attach, "ms");
-    tell(l1, "exits for accesses until power-off", &parts.exits, "exits");
-    l1.figure("run to first I/O, vm-service / QEMU", median(&ours) / median(&qemus), "ratio");
-    l1.figure(
-        "run from the host's driver to first I/O, vm-service / QEMU, which claims nothing",
-        median(&fulls) / median(&qemus),
-        "ratio",
-    );
+    for row in &rows {
+        tell(l1, &row.figure(), &row.times, "s");
+        for (part, values) in &row.parts {
+            tell(l1, &format!("{}, {part}", row.name), values, if *part == EXITS { "exits" } else { "ms" });
+        }
+    }
+    let (ours, peers): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.engine == Engine::VmService);
+    for (our, peer) in ours.iter().flat_map(|our| peers.iter().map(move |peer| (our, peer))) {
+        let ratio = median(&our.times) / median(&peer.times);
+        l1.figure(&format!("run to first I/O, {} / {}", our.name, peer.name), ratio, "ratio");
+    }
     nvme.bind(None)
 }
 
-/// What `vm-service run --json` tells of its start.
-#[derive(Default)]
-struct Parts {
-    claim: Vec<f64>,
-    startup: Vec<f64>,
-    open: Vec<f64>,
-    attach: Vec<f64>,
-    exits: Vec<f64>,
+const EXITS: &str = "exits for accesses until power-off";
+
+/// Who runs the guest, and how long that took.
+struct Row {
+    name: &'static str,
+    engine: Engine,
+    /// The driver that has the device before; `None` for the host's own.
+    driver: Option<&'static str>,
+    times: Vec<f64>,
+    /// What `vm-service run --json` tells of its start.
+    parts: BTreeMap<&'static str, Vec<f64>>,
 }
 
-impl Parts {
-    fn add(&mut self, report: &Value) -> Result<()> {
-        let told = |pointer: &str| {
-            let value = report.pointer(pointer).and_then(Value::as_f64);
-            value.with_context(|| format!("`run --json` tells no {pointer}"))
-        };
-        self.startup.push(told("/startup_ms")?);
-        self.claim.push(told("/devices/0/claim_ms")?);
-        self.open.push(told("/devices/0/open_ms")?);
-        self.attach.push(told("/devices/0/attach_ms")?);
+impl Row {
+    fn new(name: &'static str, engine: Engine, driver: Option<&'static str>) -> Self {
+        Self { name, engine, driver, times: Vec::new(), parts: BTreeMap::new() }
+    }
+
+    fn figure(&self) -> String {
+        format!("run to first I/O, {}", self.name)
+    }
+
+    /// Runs the guest once.
+    fn run(&mut self, l1: &mut L1, nvme: &Function, round: usize) -> Result<()> {
+        if nvme.driver().as_deref() != Some(self.driver.unwrap_or("nvme")) {
+            nvme.bind(self.driver)?;
+        }
+        if self.driver.is_none() {
+            NvmeDisk::of(nvme)?;
+        }
+        let name = format!("{:?}-{round}", self.engine).to_lowercase();
+        let plan = GuestPlan { engine: self.engine, ..GuestPlan::linux(&name, nvme) };
+        let mut guest = Guest::start(l1, &plan)?;
+        let (when, ()) = guest.wait_for("the first I/O", PATIENCE, |report| {
+            matches!(report, Report::Value { name, .. } if name == FIRST_IO).then_some(())
+        })?;
+        let ended = guest.end(PATIENCE)?.succeeded(l1)?;
+        self.times.push(when.as_secs_f64());
+        if self.engine == Engine::VmService {
+            let report = ended.process.json()?;
+            for (part, pointer) in [
+                ("until the guest starts", "/startup_ms"),
+                ("claiming", "/devices/0/claim_ms"),
+                ("opening", "/devices/0/open_ms"),
+                ("attaching", "/devices/0/attach_ms"),
+            ] {
+                let value = report.pointer(pointer).and_then(Value::as_f64);
+                let value = value.with_context(|| format!("`run --json` tells no {pointer}"))?;
+                self.parts.entry(part).or_default().push(value);
+            }
+            self.parts.entry(EXITS).or_default().push(ended.access_exits()? as f64);
+        }
         Ok(())
     }
 }

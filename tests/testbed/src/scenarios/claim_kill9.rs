@@ -17,9 +17,8 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "claim-kill9",
     about: "claim, release and run, killed before each changing system call, leave nothing that can't be undone",
     variants: Variant::ALL,
+    ports: 1,
     devices: &[
-        "-device",
-        "pcie-root-port,id=port0,chassis=1,addr=4.0",
         "-drive",
         "file={disk},if=none,id=drive0,format=raw,cache=unsafe",
         "-device",
@@ -28,7 +27,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     disks: &[Disk { name: "disk", mib: 16 }],
     memory_mib: 1024,
     deadline: Duration::from_secs(1800),
-    contents: Contents { linux_guest: false, bare_guest: true, qemu: false, example: false },
+    contents: Contents { linux_guest: false, bare_guest: true, peers: false, example: false },
     l1,
     l2: None,
 };
@@ -73,7 +72,7 @@ fn kill_at_every_call(
         while let Some(kind) = victims.pop() {
             let fate = kill_once(l1, nvme, before, arguments, (number, kind))?;
             match fate {
-                Fate::Killed { before, by_helper: true } if kind == victim(number) => {
+                Fate::Killed { before, by_helper: true, .. } if kind == victim(number) => {
                     // Each way for those that change the drivers.
                     writes.push(before);
                     victims.extend([Victim::ProcessFirst, victim(number + 1)]);

@@ -14,6 +14,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "device-kinds",
     about: "explain and VFIO agree on each kind of device in each place; behind a bridge of shpchp the remedies work",
     variants: Variant::ALL,
+    ports: 12,
     devices: &[
         // Without ACPI's hot-plug Linux's own drivers serve the slots: pciehp, and shpchp on the conventional bridge.
         "-global",
@@ -22,28 +23,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "edu,addr=3.0",
         "-audiodev",
         "none,id=silent",
-        "-device",
-        "pcie-root-port,id=port0,chassis=1,addr=4.0",
-        "-device",
-        "pcie-root-port,id=port1,chassis=2,addr=5.0",
-        "-device",
-        "pcie-root-port,id=port2,chassis=3,addr=6.0",
-        "-device",
-        "pcie-root-port,id=port3,chassis=4,addr=7.0",
-        "-device",
-        "pcie-root-port,id=port4,chassis=5,addr=8.0",
-        "-device",
-        "pcie-root-port,id=port5,chassis=6,addr=9.0",
-        "-device",
-        "pcie-root-port,id=port6,chassis=7,addr=a.0",
-        "-device",
-        "pcie-root-port,id=port7,chassis=8,addr=b.0",
-        "-device",
-        "pcie-root-port,id=port8,chassis=9,addr=c.0",
-        "-device",
-        "pcie-root-port,id=port9,chassis=10,addr=d.0",
-        "-device",
-        "pcie-root-port,id=port10,chassis=11,addr=e.0",
         "-drive",
         "file={disk},if=none,id=drive0,format=raw,cache=unsafe",
         "-device",
@@ -77,18 +56,20 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "-device",
         "x3130-upstream,id=switch0,bus=port10",
         "-device",
-        "xio3130-downstream,id=down0,bus=switch0,chassis=12",
+        "xio3130-downstream,id=down0,bus=switch0,chassis=13",
         "-device",
-        "xio3130-downstream,id=down1,bus=switch0,chassis=13",
+        "xio3130-downstream,id=down1,bus=switch0,chassis=14",
         "-device",
         "edu,bus=down0,dma_mask=0xffffffffffffffff",
         "-device",
         "virtio-rng-pci,bus=down1,iommu_platform=on,disable-legacy=on",
+        "-device",
+        "igb,bus=port11",
     ],
     disks: &[Disk { name: "disk", mib: 16 }],
     memory_mib: 1024,
     deadline: Duration::from_secs(480),
-    contents: Contents { linux_guest: false, bare_guest: true, qemu: false, example: false },
+    contents: Contents { linux_guest: false, bare_guest: true, peers: false, example: false },
     l1,
     l2: None,
 };
@@ -98,10 +79,14 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const BLOCKED: i32 = 3;
 /// QEMU's bridge from PCI Express to PCI.
 const BRIDGE: (u16, u16) = (0x1b36, 0x000e);
+/// QEMU's igb, Intel's 82576, and its virtual functions.
+const IGB: (u16, u16) = (0x8086, 0x10c9);
+const IGB_VF: (u16, u16) = (0x8086, 0x10ca);
 const SHPCHP: &str = "/sys/bus/pci/drivers/shpchp";
 
 // The verdicts on all devices are compared after this, as in every scenario.
 fn l1(l1: &mut L1) -> Result<()> {
+    virtual_functions(l1)?;
     let bridge = Function::find(BRIDGE.0, BRIDGE.1)?;
     let behind = Function::find_all(EDU.0, EDU.1)?.into_iter().find(|edu| edu.group() == bridge.group());
     let behind = behind.context("no edu shares the bridge's group")?;
@@ -144,4 +129,26 @@ fn l1(l1: &mut L1) -> Result<()> {
     let ended = Guest::start(l1, &plan)?.end(TIMEOUT)?.succeeded(l1)?;
     l1.prove(ended.console.contains("1234:11e8"), "run --with-group gives it to a guest")?;
     l1.prove(bridge.driver().as_deref() == Some("shpchp"), "and the bridge back to shpchp")
+}
+
+/// Enables two virtual functions of one card, and gives one of them to a guest. The other card has none.
+fn virtual_functions(l1: &mut L1) -> Result<()> {
+    let physical = Function::find_all(IGB.0, IGB.1)?.pop().context("there is no igb")?;
+    let has_driver = physical.driver().as_deref() == Some("igb");
+    l1.prove(
+        has_driver == (l1.variant == Variant::Group),
+        format!("igb, which Debian's Linux has, drives {}: {has_driver}", physical.address),
+    )?;
+    if !has_driver {
+        return Ok(());
+    }
+    fs::write(physical.path().join("sriov_numvfs"), "2").context("can't make virtual functions")?;
+    let found = Function::find_all(IGB_VF.0, IGB_VF.1)?;
+    l1.prove(found.len() == 2, format!("it has virtual functions: {found:?}"))?;
+    let function = &found[0];
+    l1.vm_service(&["explain", &function.address], TIMEOUT)?.succeeded()?;
+    let ended =
+        Guest::start(l1, &GuestPlan::bare("virtual", "pci", function))?.end(TIMEOUT)?.succeeded(l1)?;
+    l1.prove(ended.console.contains("8086:10ca"), "a virtual function of igb is ready, and a guest has it")?;
+    l1.prove(function.driver().is_none(), "and afterwards no driver, as before")
 }

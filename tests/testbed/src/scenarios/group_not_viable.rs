@@ -14,9 +14,8 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "group-not-viable",
     about: "a function whose group holds another driver's device is refused untouched; --with-group takes both",
     variants: Variant::ALL,
+    ports: 1,
     devices: &[
-        "-device",
-        "pcie-root-port,id=port0,chassis=1,addr=4.0",
         "-device",
         "pcie-pci-bridge,id=bridge0,bus=port0",
         "-drive",
@@ -29,7 +28,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     disks: &[Disk { name: "disk", mib: 16 }],
     memory_mib: 1024,
     deadline: Duration::from_secs(180),
-    contents: Contents { linux_guest: false, bare_guest: true, qemu: false, example: false },
+    contents: Contents { linux_guest: false, bare_guest: true, peers: false, example: false },
     l1,
     l2: None,
 };

@@ -17,20 +17,11 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "host-wants-back",
     about: "a device that the host removes, unbinds, unplugs or switches off is let go at once, and truthfully",
     variants: Variant::ALL,
+    ports: 6,
     devices: &[
         // Ports do hot-plug themselves.
         "-global",
         "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off",
-        "-device",
-        "pcie-root-port,id=port0,chassis=1,addr=4.0",
-        "-device",
-        "pcie-root-port,id=port1,chassis=2,addr=5.0",
-        "-device",
-        "pcie-root-port,id=port2,chassis=3,addr=6.0",
-        "-device",
-        "pcie-root-port,id=port3,chassis=4,addr=7.0",
-        "-device",
-        "pcie-root-port,id=port4,chassis=5,addr=8.0",
         "-drive",
         "file={disk},if=none,id=drive0,format=raw,cache=unsafe",
         "-device",
@@ -45,11 +36,13 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "nvme,serial=virtual,bus=port3,subsys=subsystem,sriov_max_vfs=1,sriov_vq_flexible=2,sriov_vi_flexible=1",
         "-device",
         "edu,bus=port4,dma_mask=0xffffffffffffffff",
+        "-device",
+        "edu,bus=port5,dma_mask=0xffffffffffffffff",
     ],
     disks: &[Disk { name: "disk", mib: 16 }],
     memory_mib: 768,
     deadline: Duration::from_secs(400),
-    contents: Contents { linux_guest: false, bare_guest: true, qemu: false, example: false },
+    contents: Contents { linux_guest: false, bare_guest: true, peers: false, example: false },
     l1,
     l2: None,
 };
@@ -59,11 +52,8 @@ pub(super) const BY_ACPI: Scenario = Scenario {
     name: "host-wants-back-acpi",
     about: "a device that is unplugged through ACPI is let go at once, and truthfully",
     variants: &[Variant::Iommufd],
+    ports: 2,
     devices: &[
-        "-device",
-        "pcie-root-port,id=port0,chassis=1,addr=4.0",
-        "-device",
-        "pcie-root-port,id=port1,chassis=2,addr=5.0",
         "-device",
         "edu,id=pulled,bus=port0,dma_mask=0xffffffffffffffff",
         "-device",
@@ -79,104 +69,106 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const LET_GO: Duration = Duration::from_secs(10);
 
 fn l1(l1: &mut L1) -> Result<()> {
-    let [pulled, powered, other] = three(Function::find_all(EDU.0, EDU.1)?)?;
-    let [nvme, physical] = two(Function::find_all(NVME.0, NVME.1)?)?;
+    let [pulled, powered, other, idle] = exactly(Function::find_all(EDU.0, EDU.1)?)?;
+    let [nvme, physical] = exactly(Function::find_all(NVME.0, NVME.1)?)?;
     let mut others = Others::start(l1, &other)?;
 
     let path = nvme.path().join("remove");
-    let gone = nvme.clone();
-    take(l1, &mut others, &nvme, "remove", || Ok(Some(write(&path, "1"))), move || !gone.path().exists())?;
+    take(l1, &mut others, &nvme, "remove", |_| Some(write(&path, "1")), || !nvme.path().exists())?;
     fs::write("/sys/bus/pci/rescan", "1")?;
     let back = || (nvme.driver().as_deref() == Some("nvme")).then_some(());
     wait_until("the disk after the bus was scanned anew", PATIENCE, back)?;
 
     let path = Path::new("/sys/bus/pci/drivers/vfio-pci/unbind");
-    take(l1, &mut others, &nvme, "unbind by hand", || Ok(Some(write(path, &nvme.address))), || true)?;
+    take(l1, &mut others, &nvme, "unbind by hand", |_| Some(write(path, &nvme.address)), || true)?;
     l1.prove(nvme.driver().as_deref() == Some("nvme"), "its former driver has what was unbound by hand")?;
 
-    let number = physical.path().join("sriov_numvfs");
+    // PCI Express gives hardware a second after VF Enable is cleared, and after a slot's power is switched off. Linux sleeps so
+    // long (`sriov_disable`, pciehp's `remove_board`) also when nobody uses the function.
+    let path = physical.path().join("sriov_numvfs");
     fs::write(physical.path().join("sriov_drivers_autoprobe"), "0")?;
-    fs::write(&number, "1").context("can't make a virtual function")?;
-    let virtual_function =
-        Function::find_all(NVME.0, NVME.1)?.into_iter().find(|f| *f != nvme && *f != physical);
-    let virtual_function = virtual_function.context("there is no virtual function")?;
-    let gone = virtual_function.clone();
-    let ask = || Ok(Some(write(&number, "0")));
-    take(l1, &mut others, &virtual_function, "sriov_numvfs=0", ask, move || !gone.path().exists())?;
+    let enable = || -> Result<Function> {
+        fs::write(&path, "1").context("can't make a virtual function")?;
+        let all = Function::find_all(NVME.0, NVME.1)?;
+        all.into_iter().find(|f| *f != nvme && *f != physical).context("there is no virtual function")
+    };
+    enable()?;
+    unused(l1, "sriov_numvfs=0", || Ok(fs::write(&path, "0")?))?;
+    let function = enable()?;
+    let is_gone = || !function.path().exists();
+    take(l1, &mut others, &function, "sriov_numvfs=0", |_| Some(write(&path, "0")), is_gone)?;
 
+    unused(l1, "slot power off", || Ok(fs::write(slot_of(&idle)?.join("power"), "0")?))?;
     let path = slot_of(&powered)?.join("power");
-    let gone = powered.clone();
-    take(
-        l1,
-        &mut others,
-        &powered,
-        "slot power off",
-        || Ok(Some(write(&path, "0"))),
-        move || !gone.path().exists(),
-    )?;
+    let is_gone = || !powered.path().exists();
+    take(l1, &mut others, &powered, "slot power off", |_| Some(write(&path, "0")), is_gone)?;
     unplug(l1, &mut others, &pulled)?;
     others.end(l1)
 }
 
 fn by_acpi(l1: &mut L1) -> Result<()> {
-    let [pulled, other] = two(Function::find_all(EDU.0, EDU.1)?)?;
+    let [pulled, other] = exactly(Function::find_all(EDU.0, EDU.1)?)?;
     let mut others = Others::start(l1, &other)?;
     unplug(l1, &mut others, &pulled)?;
     others.end(l1)
 }
 
-/// QEMU presses the port's button, or has ACPI eject the device.
-fn unplug(l1: &mut L1, others: &mut Others, function: &Function) -> Result<()> {
-    let gone = function.clone();
-    let (guest, asked) = start(l1, function, "device_del")?;
-    l1.monitor("device_del pulled");
-    finish(l1, others, function, "device_del", guest, asked, None, move || !gone.path().exists())
+/// Tells how long the Linux kernel takes where nobody has the function.
+fn unused(l1: &mut L1, how: &str, ask: impl FnOnce() -> Result<()>) -> Result<()> {
+    let asked = Instant::now();
+    ask()?;
+    l1.figure(&format!("{how} of what nobody uses"), asked.elapsed().as_secs_f64(), "s");
+    Ok(())
 }
 
-/// A guest with the function; and when it ran.
-fn start(l1: &mut L1, function: &Function, how: &str) -> Result<(Guest, Instant)> {
-    let mut guest = Guest::start(l1, &GuestPlan::bare("taken", "spin", function))?;
-    guest.wait_for_log("starts after", PATIENCE)?;
-    l1.step(format!("{how} of {}", function.address));
-    Ok((guest, Instant::now()))
+/// QEMU presses the port's button, or has ACPI eject the device.
+fn unplug(l1: &mut L1, others: &mut Others, function: &Function) -> Result<()> {
+    let ask = |l1: &mut L1| {
+        l1.monitor("device_del pulled");
+        None
+    };
+    take(l1, others, function, "device_del", ask, || !function.path().exists())
 }
 
 /// Gives a guest the function and takes it back: `ask` does that, in a thread where the Linux kernel keeps it waiting.
+/// Tells how long that took, and what of it is whose: until the guest's process hears of it, until that has let go of the
+/// function, and what the Linux kernel does afterwards.
 fn take(
     l1: &mut L1,
     others: &mut Others,
     function: &Function,
     how: &str,
-    ask: impl FnOnce() -> Result<Option<Asking>>,
+    ask: impl FnOnce(&mut L1) -> Option<Asking>,
     is_taken: impl Fn() -> bool,
 ) -> Result<()> {
-    let (guest, asked) = start(l1, function, how)?;
-    let asking = ask()?;
-    finish(l1, others, function, how, guest, asked, asking, is_taken)
-}
-
-#[expect(clippy::too_many_arguments, reason = "they are what there is of one request")]
-fn finish(
-    l1: &mut L1,
-    others: &mut Others,
-    function: &Function,
-    how: &str,
-    guest: Guest,
-    asked: Instant,
-    asking: Option<Asking>,
-    is_taken: impl Fn() -> bool,
-) -> Result<()> {
-    wait_until(&format!("{how}: the host's having it"), PATIENCE, || {
-        (is_taken() && asking.as_ref().is_none_or(JoinHandle::is_finished)).then_some(())
+    let mut guest = Guest::start(l1, &GuestPlan::bare("taken", "spin", function))?;
+    guest.wait_for_log("starts after", PATIENCE)?;
+    ensure!(guest.holds_a_device(), "{how}: the guest's process is not seen to hold a device");
+    l1.step(format!("{how} of {}", function.address));
+    let asked = Instant::now();
+    let asking = ask(l1);
+    let (mut heard, mut let_go) = (None, None);
+    let took = wait_until(&format!("{how}: the host's having it"), PATIENCE, || {
+        let now = asked.elapsed();
+        if heard.is_none() && guest.log().contains("the host asked for") {
+            heard = Some(now);
+        }
+        if let_go.is_none() && !guest.holds_a_device() {
+            let_go = Some(now);
+        }
+        (is_taken() && asking.as_ref().is_none_or(JoinHandle::is_finished)).then_some(now)
     })?;
-    let took = asked.elapsed();
-    if let Some(asking) = asking {
-        asking
-            .join()
-            .map_err(|_| anyhow!("the thread that asks panicked"))?
-            .with_context(|| how.to_owned())?;
+    ended(asking, how)?;
+    let let_go = let_go.unwrap_or(took);
+    let heard = heard.unwrap_or(let_go).min(let_go);
+    for (part, time) in [
+        ("until the host has it", took),
+        ("of it until the guest's process hears of it", heard),
+        ("of it until that has let go of it", let_go - heard),
+        ("of it until Linux is through with it", took - let_go),
+    ] {
+        l1.figure(&format!("{how}, {part}"), time.as_secs_f64(), "s");
     }
-    l1.figure(&format!("{how}, until the host has it"), took.as_secs_f64(), "s");
     let ended = guest.end(PATIENCE)?;
     let said = ended.process.stderr;
     l1.prove(took < LET_GO, format!("{how}: the host has it soon")).with_context(|| said.clone())?;
@@ -218,6 +210,12 @@ impl Others {
 
 type Asking = JoinHandle<std::io::Result<()>>;
 
+/// What came of asking.
+fn ended(asking: Option<Asking>, how: &str) -> Result<()> {
+    let Some(asking) = asking else { return Ok(()) };
+    asking.join().map_err(|_| anyhow!("the thread that asks panicked"))?.with_context(|| how.to_owned())
+}
+
 /// Writes to an attribute, which the Linux kernel ends when the device is let go.
 fn write(path: &Path, value: &str) -> Asking {
     let (path, value) = (path.to_owned(), value.to_owned());
@@ -234,10 +232,6 @@ fn slot_of(function: &Function) -> Result<std::path::PathBuf> {
         .with_context(|| format!("{device} is in no slot"))
 }
 
-fn two(found: Vec<Function>) -> Result<[Function; 2]> {
-    found.try_into().map_err(|found| anyhow!("these are not two: {found:?}"))
-}
-
-fn three(found: Vec<Function>) -> Result<[Function; 3]> {
-    found.try_into().map_err(|found| anyhow!("these are not three: {found:?}"))
+fn exactly<const N: usize>(found: Vec<Function>) -> Result<[Function; N]> {
+    found.try_into().map_err(|found: Vec<_>| anyhow!("these are {}, not {N}: {found:?}", found.len()))
 }

@@ -13,11 +13,12 @@ pub(super) const SCENARIO: Scenario = Scenario {
     about: "garbage frames, looping chains, ranges outside memory, endless kernels: errors for the guest, right results for its neighbour",
     // No device is passed, so the two would not differ.
     variants: &[Variant::Group],
+    ports: 0,
     devices: &[],
     disks: &[],
     memory_mib: 768,
     deadline: Duration::from_secs(300),
-    contents: Contents { linux_guest: false, bare_guest: true, qemu: false, example: false },
+    contents: Contents { linux_guest: false, bare_guest: true, peers: false, example: false },
     l1,
     l2: None,
 };

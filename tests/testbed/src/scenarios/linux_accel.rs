@@ -23,11 +23,12 @@ pub(super) const SCENARIO: Scenario = Scenario {
     about: "programs of a stock Linux guest launch kernels over vsock on a shared accelerator, well and badly",
     // The self-built Linux kernel has no vsock, and no device is passed.
     variants: &[Variant::Group],
+    ports: 0,
     devices: &[],
     disks: &[],
     memory_mib: 1024,
     deadline: Duration::from_secs(240),
-    contents: Contents { linux_guest: true, bare_guest: false, qemu: false, example: true },
+    contents: Contents { linux_guest: true, bare_guest: false, peers: false, example: true },
     l1,
     l2: Some(l2),
 };

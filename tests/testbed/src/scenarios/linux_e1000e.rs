@@ -12,11 +12,8 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "linux-e1000e",
     about: "a Linux guest's e1000e driver exchanges data with a peer over TCP; the host then has the card again",
     variants: Variant::ALL,
+    ports: 2,
     devices: &[
-        "-device",
-        "pcie-root-port,id=port0,chassis=1,addr=4.0",
-        "-device",
-        "pcie-root-port,id=port1,chassis=2,addr=5.0",
         "-netdev",
         "hubport,id=net0,hubid=0",
         "-netdev",
@@ -29,7 +26,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     disks: &[],
     memory_mib: 1536,
     deadline: Duration::from_secs(180),
-    contents: Contents { linux_guest: true, bare_guest: false, qemu: false, example: false },
+    contents: Contents { linux_guest: true, bare_guest: false, peers: false, example: false },
     l1,
     l2: Some(l2),
 };

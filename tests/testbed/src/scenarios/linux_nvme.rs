@@ -13,9 +13,8 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "linux-nvme",
     about: "a Linux guest reads and writes an NVMe disk taken from the host by address; the host then has its data",
     variants: Variant::ALL,
+    ports: 1,
     devices: &[
-        "-device",
-        "pcie-root-port,id=port0,chassis=1,addr=4.0",
         "-drive",
         "file={disk},if=none,id=drive0,format=raw,cache=unsafe",
         "-device",
@@ -24,7 +23,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     disks: &[Disk { name: "disk", mib: 64 }],
     memory_mib: 1536,
     deadline: Duration::from_secs(180),
-    contents: Contents { linux_guest: true, bare_guest: false, qemu: false, example: false },
+    contents: Contents { linux_guest: true, bare_guest: false, peers: false, example: false },
     l1,
     l2: Some(l2),
 };

@@ -15,11 +15,8 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "two-guests",
     about: "two guests at once, each with its device, each blind to the other's device and memory",
     variants: Variant::ALL,
+    ports: 2,
     devices: &[
-        "-device",
-        "pcie-root-port,id=port0,chassis=1,addr=4.0",
-        "-device",
-        "pcie-root-port,id=port1,chassis=2,addr=5.0",
         "-drive",
         "file={disk},if=none,id=drive0,format=raw,cache=unsafe",
         "-device",
@@ -30,7 +27,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     disks: &[Disk { name: "disk", mib: 16 }],
     memory_mib: 1536,
     deadline: Duration::from_secs(300),
-    contents: Contents { linux_guest: true, bare_guest: true, qemu: false, example: false },
+    contents: Contents { linux_guest: true, bare_guest: true, peers: false, example: false },
     l1,
     l2: Some(l2),
 };

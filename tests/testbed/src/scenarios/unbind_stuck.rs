@@ -13,9 +13,8 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "unbind-stuck",
     about: "release of a function that a process holds open ends in time and names process and file",
     variants: Variant::ALL,
+    ports: 1,
     devices: &[
-        "-device",
-        "pcie-root-port,id=port0,chassis=1,addr=4.0",
         "-drive",
         "file={disk},if=none,id=drive0,format=raw,cache=unsafe",
         "-device",
@@ -24,7 +23,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     disks: &[Disk { name: "disk", mib: 16 }],
     memory_mib: 768,
     deadline: Duration::from_secs(240),
-    contents: Contents { linux_guest: false, bare_guest: false, qemu: false, example: false },
+    contents: Contents { linux_guest: false, bare_guest: false, peers: false, example: false },
     l1,
     l2: None,
 };
