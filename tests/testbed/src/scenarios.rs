@@ -4,6 +4,7 @@ mod bare_accel;
 mod bare_edu;
 mod bench;
 mod claim_kill9;
+mod claim_signal;
 mod device_kinds;
 mod group_not_viable;
 mod host_ready;
@@ -30,6 +31,7 @@ pub const ALL: &[Scenario] = &[
     linux_e1000e::SCENARIO,
     two_guests::SCENARIO,
     claim_kill9::SCENARIO,
+    claim_signal::SCENARIO,
     group_not_viable::SCENARIO,
     device_kinds::SCENARIO,
     unbind_stuck::SCENARIO,

@@ -1,5 +1,5 @@
 //! Kills a process at one of its system calls, as `kill -9` or the OOM killer might: runs it under ptrace, counts the
-//! calls that change something, and ends it right before a chosen one takes effect.
+//! calls that change something, and ends it right before a chosen one takes effect; or asks it to end there.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -27,6 +27,8 @@ pub enum Victim {
     All,
     /// The command's process. A helper whose call it is does not go on before the [`Meanwhile`] has ended.
     ProcessFirst,
+    /// Nobody: the command's process is sent SIGTERM.
+    Asked,
 }
 
 /// What is done between the end of a process and its helper's call ([`Victim::ProcessFirst`]).
@@ -41,6 +43,8 @@ pub enum Fate {
         before: String,
         /// Whether it was a helper's call, and not one of the command's process.
         by_helper: bool,
+        /// The exit status of the command's process; `None` when a signal ended it.
+        code: Option<i32>,
     },
     /// It made fewer calls that change something, and ended by itself.
     Completed {
@@ -103,12 +107,15 @@ fn follow(
     meanwhile: Meanwhile<'_>,
 ) -> Result<Fate> {
     let mut known = BTreeSet::new();
-    let (mut calls, mut killed, mut between) = (0, None, Ok(()));
+    let (mut calls, mut killed, mut between, mut ended) = (0, None, Ok(()), None);
     while !locked(alive).is_empty() {
         let Some((pid, stop)) = sys::wait_for_stop().context("can't wait for it")? else { break };
         let raw = pid.as_raw_nonzero().get();
-        if stop == Stop::Ended {
+        if let Stop::Ended(code) = stop {
             locked(alive).remove(&raw);
+            if pid == first {
+                ended = code;
+            }
             continue;
         }
         // As the init process we also wait for orphans of others, but only tracees stop.
@@ -125,8 +132,9 @@ fn follow(
                     calls += 1;
                     if calls == number {
                         let by_helper = group_of(pid) != Some(raw_of(first));
-                        killed = Some(Fate::Killed { before, by_helper });
+                        killed = Some((before, by_helper));
                         match victim {
+                            Victim::Asked => sys::ask(first),
                             Victim::Process => sys::kill(first),
                             Victim::All => kill_all(alive),
                             Victim::ProcessFirst => {
@@ -144,7 +152,10 @@ fn follow(
         // It may have been killed in the meantime, which its end will tell.
         let _ = sys::go_on(pid, signal);
     }
-    between.map(|()| killed.unwrap_or(Fate::Completed { calls }))
+    between.map(|()| match killed {
+        Some((before, by_helper)) => Fate::Killed { before, by_helper, code: ended },
+        None => Fate::Completed { calls },
+    })
 }
 
 /// Whether it holds nothing any more: it has gone, or is only not yet waited for.

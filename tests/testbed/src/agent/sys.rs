@@ -119,8 +119,8 @@ pub(super) fn trace_me(command: &mut Command) {
 /// What a traced process has stopped for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
-    /// It ended.
-    Ended,
+    /// It ended, with this exit status unless a signal ended it.
+    Ended(Option<i32>),
     /// A system call begins or ends.
     Call,
     /// A new process or thread.
@@ -140,7 +140,8 @@ pub(super) fn wait_for_stop() -> io::Result<Option<(Pid, Stop)>> {
     }
     let Some(pid) = Pid::from_raw(pid) else { return Ok(None) };
     if !libc::WIFSTOPPED(status) {
-        return Ok(Some((pid, Stop::Ended)));
+        let code = libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status));
+        return Ok(Some((pid, Stop::Ended(code))));
     }
     let stop = match (status >> 16, libc::WSTOPSIG(status)) {
         (0, signal) if signal == libc::SIGTRAP | 0x80 => Stop::Call,
@@ -189,6 +190,12 @@ fn ptrace(request: libc::c_uint, pid: Pid, data: usize) -> io::Result<()> {
     // SAFETY: the requests used here take a number, and touch no memory of this process.
     let result = unsafe { libc::ptrace(request, pid.as_raw_nonzero().get(), 0, data) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Asks a process to end.
+pub(super) fn ask(pid: Pid) {
+    // It fails only on a process that has ended.
+    let _ = rustix::process::kill_process(pid, Signal::TERM);
 }
 
 /// Ends a process at once.

@@ -1,0 +1,100 @@
+//! A signal at every step of `claim`: it is sent SIGTERM before each of its calls that change something, and gives back what it
+//! has taken by then. No other command has to.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::agent::{Fate, Function, L1, NvmeDisk, Victim, kill_at};
+use crate::scenario::{Contents, Disk, Scenario, Variant};
+use crate::scenarios::linux_nvme::NVME;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "claim-signal",
+    about: "claim, asked to end before each changing system call, has given back what it took when it ends",
+    variants: &[Variant::Iommufd],
+    ports: 1,
+    devices: &[
+        "-drive",
+        "file={disk},if=none,id=drive0,format=raw,cache=unsafe",
+        "-device",
+        "nvme,drive=drive0,serial=testbed,bus=port0",
+    ],
+    disks: &[Disk { name: "disk", mib: 16 }],
+    memory_mib: 768,
+    deadline: Duration::from_secs(600),
+    contents: Contents { linux_guest: false, bare_guest: false, peers: false, example: false },
+    l1,
+    l2: None,
+};
+
+const TIMEOUT: Duration = Duration::from_secs(40);
+/// It makes fewer calls that change something.
+const MOST: usize = 300;
+/// `vm-service`'s exit status when what was begun was undone.
+const FAILED: i32 = 1;
+
+fn l1(l1: &mut L1) -> Result<()> {
+    let nvme = Function::find(NVME.0, NVME.1)?;
+    let mut undone = Vec::new();
+    for number in 1..MOST {
+        NvmeDisk::of(&nvme)?;
+        let mut command = Command::new("/bin/vm-service");
+        let command = command.args(["claim", &nvme.address]);
+        let fate = kill_at(command, number, Victim::Asked, TIMEOUT, &mut || Ok(()))
+            .with_context(|| format!("call {number}"))?;
+        match fate {
+            Fate::Killed { before, code, by_helper } => {
+                let taken = ends(l1, &nvme, code).with_context(|| format!("SIGTERM before {before}"))?;
+                l1.step(format!("SIGTERM before {before}: exit status {code:?}, taken: {taken}"));
+                ensure!(!(by_helper && taken), "SIGTERM before {before}: the claim went on");
+                if by_helper {
+                    undone.push(before);
+                }
+            }
+            Fate::Completed { calls } => {
+                l1.figure("claim, asked to end before each of its calls", calls as f64, "calls");
+                l1.vm_service(&["release", &nvme.address], TIMEOUT)?.succeeded()?;
+                return all_undone(l1, &undone);
+            }
+        }
+    }
+    bail!("claim did not complete within {MOST} calls")
+}
+
+/// Checks that the function is claimed if `claim` says so, and else as it was; whether it is claimed. Gives it back.
+fn ends(l1: &mut L1, nvme: &Function, code: Option<i32>) -> Result<bool> {
+    let driver = nvme.driver();
+    if code == Some(0) {
+        // It was complete by then.
+        ensure!(driver.as_deref() == Some("vfio-pci"), "claim succeeded, and the driver is {driver:?}");
+        l1.vm_service(&["release", &nvme.address], TIMEOUT)?.succeeded()?;
+        return Ok(true);
+    }
+    // `None`: it had not begun, and ended as every program does.
+    ensure!(matches!(code, None | Some(FAILED)), "the exit status is {code:?}");
+    ensure!(driver.as_deref() == Some("nvme"), "the driver is {driver:?}, not nvme");
+    let restriction = nvme.attribute("driver_override");
+    ensure!(restriction.as_deref() == Some("(null)"), "driver_override is {restriction:?}");
+    let released = l1.vm_service(&["release", &nvme.address], TIMEOUT)?;
+    ensure!(
+        released.code == Some(FAILED) && released.stderr.contains("is not claimed"),
+        "something was left to release: {}{}",
+        released.stdout,
+        released.stderr
+    );
+    Ok(false)
+}
+
+/// Each step of taking it was among them.
+fn all_undone(l1: &mut L1, undone: &[String]) -> Result<()> {
+    for attribute in ["/driver_override", "/drivers/nvme/unbind", "/drivers/vfio-pci/bind"] {
+        let wanted = format!("{attribute})");
+        l1.prove(
+            undone.iter().any(|write| write.starts_with("write(/sys/") && write.ends_with(&wanted)),
+            format!("SIGTERM before the write to {attribute}: claim gives back what it has taken"),
+        )?;
+    }
+    Ok(())
+}
