@@ -57,3 +57,8 @@ fn sysfs() {
 fn config_space() {
     run("config_space", vm_passthrough::guest::fuzz_config_space);
 }
+
+#[test]
+fn ledger() {
+    run("ledger", vm_passthrough::claim::fuzz_record);
+}

@@ -263,13 +263,17 @@ impl Entry {
         records.extend(self.releasing.then_some(Record::Release));
         let restored = self.functions.iter().filter(|function| function.restored);
         records.extend(restored.map(|function| Record::Restored(function.address)));
-        let mut text: String = records.iter().map(Record::line).collect();
-        let end = format!("end {}", records.len());
-        let checksum = crc32(&[text.as_bytes(), end.as_bytes()].concat());
-        // Writing to a String cannot fail.
-        let _ = writeln!(text, "{checksum:08x} {end}");
-        text
+        ended(records.iter().map(Record::line).collect())
     }
+}
+
+/// These lines, and the one that ends a record.
+pub(super) fn ended(mut text: String) -> String {
+    let end = format!("end {}", text.lines().count());
+    let checksum = crc32(&[text.as_bytes(), end.as_bytes()].concat());
+    // Writing to a String cannot fail.
+    let _ = writeln!(text, "{checksum:08x} {end}");
+    text
 }
 
 impl From<ClaimedFunction> for Record {

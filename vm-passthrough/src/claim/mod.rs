@@ -23,6 +23,7 @@ mod bind;
 #[cfg(test)]
 mod crash;
 mod error;
+mod fuzz;
 mod holders;
 mod journal;
 mod ledger;
@@ -42,6 +43,7 @@ use std::time::{Duration, Instant};
 use crate::{Host, PciAddress};
 
 pub use error::{BindError, ClaimError, LedgerError};
+pub use fuzz::fuzz_record;
 pub use holders::{Holder, holders};
 pub use journal::{ClaimedFunction, Entry, Owner};
 pub use ledger::{Ledger, LedgerEntry};
