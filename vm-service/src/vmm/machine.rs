@@ -70,7 +70,8 @@ pub struct MachineOptions {
     pub on_reboot: OnReboot,
     /// The program that serves an accelerator which the guest shares.
     pub worker: WorkerProgram,
-    /// Ends [`Machine::new`], which waits for the accelerators that the guest shares: a GPU may take long to wake.
+    /// Ends [`Machine::new`], which waits for the storage of the guest's program, and for the accelerators that the guest
+    /// shares: a GPU may take long to wake.
     pub stop: Option<Stop>,
 }
 
@@ -141,7 +142,9 @@ impl Machine {
                 value: config.memory,
                 reason: "the processor's physical addresses leave no room for it and the devices",
             })?;
-        Program::check(&layout, &config.boot)?;
+        let thread = |source| MachineError::Thread { what: "loading", source };
+        let stop = options.stop.map_or_else(Stop::new, Ok).map_err(thread)?;
+        check(&layout, &config.boot, &stop)?;
         let vm = Arc::new(kvm.create_vm().map_err(MachineError::kvm("KVM_CREATE_VM"))?);
         vm.set_identity_map_address(layout::KVM_IDENTITY_MAP)
             .map_err(MachineError::kvm("KVM_SET_IDENTITY_MAP_ADDR"))?;
@@ -183,7 +186,6 @@ impl Machine {
         let vsock = (windows || config.vsock.is_some())
             .then(|| VsockDevice::open(config.vsock, vmm.memory()))
             .transpose()?;
-        let stop = options.stop.map_or_else(Stop::new, Ok).map_err(resources)?;
         let peer = vsock.as_ref().map(VsockDevice::peer);
         for shared in &config.accelerators {
             let device = AcceleratorDevice::open(
@@ -384,6 +386,14 @@ impl fmt::Debug for Machine {
             .field("vcpus", &self.pristine.len())
             .finish_non_exhaustive()
     }
+}
+
+/// Checks what the headers of a guest's program tell, on a thread of its own, as their storage may not answer.
+fn check(layout: &Layout, boot: &Boot, stop: &Stop) -> Result<(), MachineError> {
+    let (layout, boot) = (layout.clone(), boot.clone());
+    let checking = Loading::start(move |_| Program::check(&layout, &boot))?;
+    checking.wait(stop)?;
+    Ok(checking.join()??)
 }
 
 /// Starts to load a guest's program into its RAM.

@@ -1,11 +1,13 @@
 //! Guests whose disk is at work when they end or reboot.
 
 use std::path::Path;
+use std::sync::mpsc;
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 
 use super::guest::{Asm, reader};
+use super::storage::Storage;
 use super::*;
 use crate::config::Disk;
 
@@ -44,7 +46,8 @@ fn what_a_disk_still_reads_does_not_reach_what_a_reboot_loads() {
         return;
     }
     let disk = zeros();
-    let kernel = reader::kernel(1, Asm::default().out8(0xcf9, 0x0e).spin());
+    // So many requests that the disk is not done when the next program is loaded, however slowly that goes.
+    let kernel = reader::kernel(256, Asm::default().out8(0xcf9, 0x0e).spin());
     let (mut machine, screen, stop) = machine_of(&with_disk(kernel.path(), disk.path()), OnReboot::Restart);
     stop_after(&screen, 3, &stop);
     assert_eq!(machine.run(&stop).unwrap().end, End::Stopped);
@@ -92,5 +95,43 @@ fn no_disk_is_used_after_the_run_however_it_ended() {
             (Err(MachineError::Vcpu { .. }), None) => {}
             (ran, end) => panic!("{ran:?} instead of {end:?}"),
         }
+    }
+}
+
+#[test]
+fn a_disk_whose_storage_does_not_answer_is_told_in_time_and_stays_locked_until_it_does() {
+    if !kvm() {
+        return;
+    }
+    let disk = zeros();
+    let Some(storage) = Storage::hold(disk.path()) else { return };
+    let kernel = reader::kernel(1, Asm::default().spin());
+    let (mut machine, _, stop) = machine_of(&with_disk(kernel.path(), disk.path()), OnReboot::End);
+    let asks = stop.clone();
+    let asking = std::thread::spawn(move || {
+        let is_read = storage.is_read(PATIENCE / 2);
+        asks.request();
+        (storage, is_read)
+    });
+    let (sender, ended) = mpsc::channel();
+    std::thread::spawn(move || sender.send(machine.run(&stop).map_err(|error| error.to_string())));
+    let error = ended.recv_timeout(PATIENCE).expect("an end").unwrap_err();
+    let (storage, is_read) = asking.join().unwrap();
+    assert!(is_read, "the guest does not read");
+    for part in
+        ["the disk ", " did not stop within 10s and is still in use", "see whether its storage still answers"]
+    {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    let file = std::fs::File::open(disk.path()).unwrap();
+    let free = || flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
+    assert!(!free(), "another guest could write what is still read");
+    // It answers again.
+    storage.allow();
+    drop(storage);
+    let until = Instant::now() + PATIENCE;
+    while !free() {
+        assert!(Instant::now() < until, "nobody gives it up");
+        std::thread::sleep(Duration::from_millis(10));
     }
 }

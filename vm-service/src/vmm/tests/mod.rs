@@ -3,6 +3,8 @@
 mod boot;
 mod disk;
 mod guest;
+#[path = "../../../tests/shared/storage.rs"]
+mod storage;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};

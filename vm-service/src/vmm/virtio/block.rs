@@ -306,12 +306,19 @@ pub(super) mod testing {
             memory: &GuestMemoryMmap,
             queue: &mut Queue,
         ) -> Result<u32, virtio_queue::Error> {
+            self.serve_until(memory, queue, &Stop::new().unwrap())
+        }
+
+        /// As [`serve`](Self::serve), until it is to stop.
+        pub(in crate::vmm::virtio) fn serve_until(
+            &self,
+            memory: &GuestMemoryMmap,
+            queue: &mut Queue,
+            stop: &Stop,
+        ) -> Result<u32, virtio_queue::Error> {
             let notified = Cell::new(0);
             let mut buffer = vec![0; BUFFER];
-            let stop = Stop::new().unwrap();
-            serve(&self.0.disk, memory, queue, true, &mut buffer, &stop, || {
-                notified.set(notified.get() + 1)
-            })?;
+            serve(&self.0.disk, memory, queue, true, &mut buffer, stop, || notified.set(notified.get() + 1))?;
             Ok(notified.get())
         }
     }

@@ -7,6 +7,7 @@ use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
 use super::block::testing::{Bench, SECTOR};
 use super::registers::{DRIVER_OK, FEATURES_OK, Registers};
 use crate::config::Disk;
+use crate::vmm::Stop;
 
 const SIZE: u16 = 8;
 const DESCRIPTORS: u64 = 0x1000;
@@ -106,6 +107,22 @@ fn requests_outside_the_disk_fail() {
         assert_eq!(request(&bench, &memory, &[(DATA, len, flags)]), (1, 1), "{kind} {sector} {len}");
     }
     assert_eq!(std::fs::metadata(file.path()).unwrap().len(), 8 * SECTOR as u64);
+}
+
+/// Not even one that is short: a queue may be full of requests that each wait for the storage.
+#[test]
+fn a_disk_that_is_to_stop_begins_no_request() {
+    let (_file, bench) = disk(1, false);
+    let memory = memory();
+    let stop = Stop::new().unwrap();
+    stop.request();
+    for kind in [0, 1, 4, 8, 99] {
+        header(&memory, kind, 0);
+        memory.write_obj(0xeeu8, GuestAddress(STATUS)).unwrap();
+        offer(&memory, &[(HEADER, 16, 0), (STATUS, 1, WRITE)]);
+        assert_eq!(bench.serve_until(&memory, &mut queue(), &stop).unwrap(), 0, "{kind}");
+        assert_eq!(memory.read_obj::<u8>(GuestAddress(STATUS)).unwrap(), 0xee, "{kind}");
+    }
 }
 
 #[test]
