@@ -29,12 +29,22 @@ pub struct Options {
     /// Also views of several dimensions, fixed and divided ones among them, and indices into them that conditions and loops
     /// keep in bounds, or nearly so.
     pub indices: bool,
+    /// Also loops that are long, or that nobody knows to be short before they run, so that a guest's are polled.
+    pub long: bool,
 }
 
 impl Default for Options {
-    /// 40 statements, exact, with all else.
+    /// 40 statements, exact, without long loops, with all else.
     fn default() -> Options {
-        Options { statements: 40, inexact: false, together: true, vectors: true, loops: true, indices: true }
+        Options {
+            statements: 40,
+            inexact: false,
+            together: true,
+            vectors: true,
+            loops: true,
+            indices: true,
+            long: false,
+        }
     }
 }
 
@@ -109,6 +119,8 @@ pub fn kernel(seed: u64, options: Options) -> (Module, Launch) {
         Opcode::AtomicAnd,
         Opcode::AtomicXor,
     ]);
+    let many = options.long.then(|| k.scalar_in("many", Type::I32, 0, 1_000_000));
+    arguments.extend(many.map(|_| Argument::Bits(random.below(12) as u64)));
     let number = k.block_id(Axis::X);
     let uniform = vec![values[values.len() - 3], if cluster > 1 { k.cluster_id() } else { number }];
     let thread = k.thread_id(Axis::X);
@@ -131,6 +143,8 @@ pub fn kernel(seed: u64, options: Options) -> (Module, Launch) {
         depth: 0,
         shaped,
         counts_far: false,
+        // A loop that a guest may be stopped in is not for clusters.
+        many: many.filter(|_| cluster == 1),
     };
     maker.statements(options.statements, true);
 
@@ -174,6 +188,8 @@ struct Maker<'b> {
     shaped: Vec<Shaped<'b>>,
     /// Inside of a loop that counts up to an extent?
     counts_far: bool,
+    /// A small number that may be large as far as its type says, where there may be long loops.
+    many: Option<Val<'b>>,
 }
 
 /// A view or a shared array.
@@ -199,6 +215,10 @@ impl<'b> Maker<'b> {
                 6 if self.options.together => self.count(),
                 7 => self.constant(),
                 8 | 9 if self.options.indices => self.indexed(),
+                10 => match self.many {
+                    Some(many) if self.depth < DEPTH && !self.counts_far => self.long(many),
+                    _ => self.on_values(),
+                },
                 _ => self.on_values(),
             }
         }
@@ -617,6 +637,35 @@ impl<'b> Maker<'b> {
             1 => number + (self.random.pick(&self.uniform.clone()).to(Scalar::I32) & k.i32(0)),
             _ => number,
         }
+    }
+
+    /// A loop that takes a few iterations and may take very many; or, outside of others, one that takes thousands in two
+    /// of the threads, alone or with another one inside.
+    fn long(&mut self, many: Val<'b>) {
+        let k = self.k;
+        let initial = self.some(Class::WORD).to(Scalar::I32);
+        let unroll = self.random.pick(&[0, 0, 4, 64]);
+        let counted = |bound: Val<'b>| k.range(k.i32(0), bound).unroll(unroll);
+        let result = if self.depth > 0 || self.random.below(3) == 0 {
+            counted(many).fold(initial, |count, carried| {
+                let known = self.values.len();
+                self.values.extend([count, carried]);
+                let next = self.nested(false);
+                self.values.truncate(known);
+                next
+            })
+        } else {
+            let (times, more) = (self.random.pick(&[1, 1, 2, 4]), self.random.below(1000) as i32);
+            let inner = if times == 1 { 4097 + more } else { 1000 + 3 * more };
+            let rounds =
+                |carried| k.range(k.i32(0), k.i32(inner)).fold(carried, |count, carried| carried * 5 + count);
+            let nest = || match times {
+                1 => rounds(initial),
+                _ => counted(k.i32(times)).fold(initial, |_, carried| rounds(carried)),
+            };
+            k.if_else(self.thread.lt(2), nest, || initial)
+        };
+        self.values.push(result);
     }
 
     fn repeated(&mut self) {

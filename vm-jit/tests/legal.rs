@@ -73,6 +73,22 @@ fn rejections_have_places() {
     assert_eq!(compile(&valid, &target).unwrap_err().0, found);
 }
 
+/// Ops that are allowed, each of which becomes hundreds of instructions.
+#[test]
+fn code_that_becomes_too_long_is_rejected() {
+    for (ops, wanted) in [(1, None), (500, Some("too-large"))] {
+        let chain = (1..=ops).map(|n| format!("  %r{n} = pow %r{}, %r0 : vec16<f64>\n", n - 1));
+        let ends = ("  %i = global_id.x : i64\n  %r0 = load @x[%i] : vec16<f64>\n", "  store @x[%i], %r");
+        let body = format!("{}{}{}{ops}\n", ends.0, chain.collect::<String>(), ends.1);
+        let valid = validate(module(&body), Trust::Guest).unwrap();
+        let found = compile(&valid, &"ptx:sm_90a".parse().unwrap());
+        let found = found.err().map(|rejected| rejected.0[0].to_string());
+        assert_eq!(found.is_some(), wanted.is_some(), "{found:?}");
+        let parts = [wanted.unwrap_or_default(), if ops > 1 { "instructions" } else { "" }];
+        assert!(parts.iter().all(|part| found.as_deref().unwrap_or_default().contains(part)), "{found:?}");
+    }
+}
+
 /// Clusters are for sm_90 and newer; a guest's must not be stopped one block at a time.
 #[test]
 fn clusters() {

@@ -2,7 +2,7 @@
 //! tells of every op and its operands.
 
 use super::{Fact, Lanes, Ranges};
-use crate::safety::SafetyPlan;
+use crate::safety::{SafetyPlan, watch::Watch};
 use std::collections::HashMap;
 use vm_ir::arbitrary::{self, Options};
 use vm_ir::interp::{Limits, Observer, State, observe};
@@ -13,6 +13,8 @@ use vm_ir::{Trust, Value, validate};
 /// Holds what is known of a kernel against a run of it.
 struct Judge {
     ranges: Ranges,
+    /// The plans of targets.
+    watches: Vec<Watch>,
     /// What is wrong, if anything is.
     wrong: Option<String>,
     /// Ops by thread.
@@ -33,6 +35,8 @@ struct Seen {
     bounded: u64,
     room: u64,
     work: u64,
+    polls: u64,
+    long: u64,
 }
 
 impl Judge {
@@ -112,6 +116,8 @@ impl Observer for Judge {
         if self.wrong.is_some() {
             return;
         }
+        let watched = self.watches.iter_mut().try_for_each(|watch| watch.op(op, threads));
+        watched.unwrap_or_else(|wrong| self.hold(false, || wrong));
         for index in 0..op.operands.len() {
             if let Some(fact) = self.ranges.operand(op, index).cloned() {
                 threads.iter().for_each(|thread| self.fact(op, index, &fact, *thread, state));
@@ -135,7 +141,9 @@ impl Observer for Judge {
         }
     }
 
-    fn looped(&mut self, op: &Op, _: u32, rounds: u64) {
+    fn looped(&mut self, op: &Op, thread: u32, rounds: u64) {
+        self.watches.iter_mut().for_each(|watch| watch.looped(op, thread));
+        self.seen.long += u64::from(rounds >= 1000);
         let Some(known) = self.ranges.loop_of(op).copied() else { return };
         self.seen.exact += u64::from(known.exact.is_some());
         self.seen.bounded += u64::from(known.rounds < 1 << 20);
@@ -149,7 +157,8 @@ impl Observer for Judge {
 fn judge(seeds: std::ops::Range<u64>) -> Result<Seen, String> {
     let mut seen = Seen::default();
     for seed in seeds {
-        let options = Options { statements: 30, inexact: false, ..Options::default() };
+        let long = seed.is_multiple_of(2);
+        let options = Options { statements: 30, inexact: false, long, ..Options::default() };
         let (module, mut launch) = arbitrary::kernel(seed, options);
         let text = vm_ir::text::print(&module);
         // By way of the text, so that ops have lines.
@@ -157,14 +166,21 @@ fn judge(seeds: std::ops::Range<u64>) -> Result<Seen, String> {
         let module = validate(module, Trust::Guest).map_err(|error| format!("seed {seed}: {error}"))?;
         let kernel = &module.kernels()[0];
         let ranges = Ranges::keeping(kernel, true);
+        let gpu = crate::target::ptx::Options::new("sm_90a".parse().map_err(|error| format!("{error:?}"))?);
+        let watches = [crate::target::cpu::SAFETY, crate::target::ptx::safety(&gpu)]
+            .iter()
+            .map(|parameters| Watch::of(kernel, &ranges, parameters))
+            .collect::<Result<_, _>>()
+            .map_err(|error| format!("seed {seed}: {error}"))?;
         let plan = SafetyPlan::of(kernel, &ranges, Trust::Trusted, &crate::target::cpu::SAFETY);
         let bound = plan.map_err(|error| format!("seed {seed}: {error}"))?.bound();
-        let mut judge = Judge { ranges, wrong: None, work: HashMap::new(), seen };
+        let mut judge = Judge { ranges, watches, wrong: None, work: HashMap::new(), seen };
         let blocks = u64::from(launch.grid.iter().product::<u32>());
         observe(&module, &mut launch, &Limits::default(), &mut judge)
             .map_err(|error| format!("seed {seed}: {error}"))?;
         let most = judge.work.values().copied().max().unwrap_or(0) / (blocks / u64::from(kernel.cluster()));
         judge.seen.work += u64::from(bound < u64::MAX);
+        judge.seen.polls += judge.watches.iter().map(|watch| watch.polls).sum::<u64>();
         judge.hold(most <= bound, || format!("{most} ops of a thread, at most {bound} are told of"));
         if let Some(wrong) = judge.wrong {
             return Err(format!("seed {seed}: {wrong}\n{text}"));
@@ -176,9 +192,9 @@ fn judge(seeds: std::ops::Range<u64>) -> Result<Seen, String> {
 
 #[test]
 fn what_is_known_of_random_kernels_is_so() {
-    let seen = judge(0..120).unwrap_or_else(|wrong| panic!("{wrong}"));
+    let seen = judge(0..100).unwrap_or_else(|wrong| panic!("{wrong}"));
     println!("{seen:?}");
-    let Seen { facts, below, accesses, all, together, split, exact, bounded, room, work } = seen;
+    let Seen { facts, below, accesses, all, together, split, exact, bounded, room, work, polls, long } = seen;
     for (what, count, least) in [
         ("facts", facts, 1 << 20),
         ("extents that something is below", below, 1 << 15),
@@ -190,6 +206,8 @@ fn what_is_known_of_random_kernels_is_so() {
         ("loops of some rounds", bounded, 1 << 11),
         ("loops that may go on", room, 1 << 11),
         ("kernels of bounded work", work, 1 << 5),
+        ("poll points", polls, 1 << 16),
+        ("loops that are long", long, 1 << 4),
     ] {
         assert!(count >= least, "{what}: only {count}");
     }

@@ -42,6 +42,8 @@ mod model;
 #[cfg(test)]
 mod tests;
 mod verify;
+#[cfg(test)]
+pub(crate) mod watch;
 
 pub(crate) use access::{Access, Last};
 
