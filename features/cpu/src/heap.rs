@@ -37,7 +37,10 @@ impl Heap {
     }
 
     /// Frees what begins at `address`; nothing if nothing does.
-    pub(crate) fn free(&self, address: u64) {
+    ///
+    /// # Safety
+    /// Nobody uses that memory any more.
+    pub(crate) unsafe fn free(&self, address: u64) {
         if let Some(layout) = self.live().remove(&address) {
             // SAFETY: it was allocated with this layout, and is no longer among the live.
             unsafe { dealloc(address as *mut u8, layout) };

@@ -68,7 +68,10 @@ impl CpuKernel {
     }
 
     /// Was the launch with these arguments stopped? Then what is left of it need not run.
-    pub(crate) fn is_stopped(&self, params: &[u64]) -> bool {
+    ///
+    /// # Safety
+    /// As for [`run`](Self::run).
+    pub(crate) unsafe fn is_stopped(&self, params: &[u64]) -> bool {
         let Some(stop) = self.stop.and_then(|index| params.get(index)) else { return false };
         let word = *stop as *mut u32;
         // SAFETY: whoever packed the arguments put the address of the launch's stop word there, which is there as long as
@@ -81,12 +84,14 @@ impl CpuKernel {
         arguments.bytes() == self.bytes
     }
 
-    /// Runs the blocks from `first` up to `end` on this thread. `scratch` has what the kernel needs, `params` is what was
-    /// packed for it.
-    pub(crate) fn run(&self, params: &[u64], grid: Grid, first: u64, end: u64, scratch: &mut Scratch) {
-        // SAFETY: an artifact is made only with the promise that its code has this interface and keeps to its views, whose
-        // memory is there as long as the command; the scratch was made as large as the artifact says, and the grid
-        // was checked.
+    /// Runs the blocks from `first` up to `end` on this thread.
+    ///
+    /// # Safety
+    /// `params` was packed for this kernel, and the memory that it names is there meanwhile. `scratch` has as many bytes as
+    /// [`scratch`](Self::scratch) says. `end` is at most the number of the grid's blocks, and no number in `grid` is 0.
+    pub(crate) unsafe fn run(&self, params: &[u64], grid: Grid, first: u64, end: u64, scratch: &mut Scratch) {
+        // SAFETY: an artifact is made only with the promise that its code has this interface and keeps to its views; the caller
+        // promises the rest.
         unsafe { self.code.call(params, &grid.0, first, end, scratch) };
     }
 }

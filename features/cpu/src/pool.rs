@@ -1,4 +1,5 @@
 //! The threads that run blocks. A launch is cut into runs of neighbouring blocks, and whoever is free takes the next.
+#![allow(unsafe_code)]
 
 use std::collections::VecDeque;
 use std::io;
@@ -45,12 +46,14 @@ impl Work {
             if first >= self.blocks {
                 return;
             }
-            if self.kernel.is_stopped(&self.params) {
+            // SAFETY: whoever launched this promised it, and waits for the end of it.
+            if unsafe { self.kernel.is_stopped(&self.params) } {
                 self.given_up.store(true, Ordering::Release);
                 return;
             }
             let end = self.blocks.min(first + self.run);
-            self.kernel.run(&self.params, self.grid, first, end, scratch);
+            // SAFETY: as above; the scratch was made large enough, and `blocks` are the grid's.
+            unsafe { self.kernel.run(&self.params, self.grid, first, end, scratch) };
         }
     }
 }
@@ -100,7 +103,10 @@ impl Pool {
     ///
     /// # Errors
     /// There is no scratch memory for it.
-    pub(crate) fn launch(
+    ///
+    /// # Safety
+    /// `params` was packed for this kernel, the memory that it names is there meanwhile, and no number in `grid` is 0.
+    pub(crate) unsafe fn launch(
         &self,
         kernel: &Arc<CpuKernel>,
         params: &[u64],

@@ -16,7 +16,9 @@ use crate::sys::Scratch;
 /// How long a wait for another queue goes on before it looks whether its own ends.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// One command. Addresses are those of memory that was handed out by a queue or registered with one.
+/// One command. Addresses are those of memory that was handed out by a queue or registered with one; it is there until the
+/// command has run, and what a `Free` names is used by none behind it. Whoever sends one promises that: it is what safe code
+/// can't say wrong of a `Region`, and what `Queue::launch` and `Queue::replay` are unsafe for.
 #[derive(Clone)]
 pub(crate) enum Command {
     Fill { address: u64, bytes: u64, value: u8 },
@@ -91,7 +93,8 @@ impl Stream {
         match command {
             // Marks are reached whatever happens, so that nobody waits for ever.
             Command::Record(mark) => mark.reach(),
-            Command::Free { address } => self.heap.free(*address),
+            // SAFETY: whoever had the memory gave it back, and commands that use it have run.
+            Command::Free { address } => unsafe { self.heap.free(*address) },
             _ if self.stop.load(Ordering::Acquire) || self.is_lost() => {}
             Command::Wait(mark) => {
                 while !mark.wait(Instant::now() + LOOK) && !self.stop.load(Ordering::Acquire) {}
@@ -102,7 +105,10 @@ impl Stream {
             // SAFETY: as above, for both.
             Command::Copy { target, source, bytes } => unsafe { heap::copy(*target, *source, *bytes) },
             Command::Launch { kernel, params, grid } => {
-                if let Err(error) = pool.launch(kernel, params, *grid, scratch, &self.stop) {
+                // SAFETY: the queue saw that the arguments have the kernel's form, and the grid no 0; whoever launched it promised
+                // the rest.
+                let ended = unsafe { pool.launch(kernel, params, *grid, scratch, &self.stop) };
+                if let Err(error) = ended {
                     let cause = format!("no scratch memory for kernel {}: {error}", kernel.name());
                     self.lost.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(cause);
                 }

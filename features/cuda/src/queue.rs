@@ -145,17 +145,27 @@ impl CudaQueue {
         self.wait(&event, deadline(self.patience))
     }
 
-    fn release(&self, address: u64, live: Live) -> Result<()> {
+    /// Frees one allocation.
+    ///
+    /// # Safety
+    /// It is among the live, and taken out of them if this succeeds. Commands that use it were given to this queue before; if it is
+    /// not the device's own, they have run.
+    #[allow(unsafe_code)]
+    unsafe fn release(&self, address: u64, live: Live) -> Result<()> {
         self.context()?;
         match live.kind {
-            MemoryKind::Device => self.driver.free_async(address, self.stream()?),
-            MemoryKind::Pinned => self.driver.free_pinned(live.host),
+            // SAFETY: the queue's pool gave it; the caller promises the rest.
+            MemoryKind::Device => unsafe { self.driver.free_async(address, self.stream()?) },
+            // SAFETY: the driver gave it as pinned memory; the caller promises the rest.
+            MemoryKind::Pinned => unsafe { self.driver.free_pinned(live.host) },
             MemoryKind::Unified => {
-                self.driver.free_unified(address)?;
+                // SAFETY: the driver gave it as unified memory; the caller promises the rest.
+                unsafe { self.driver.free_unified(address) }?;
                 UNIFIED.fetch_sub(live.bytes, Ordering::Relaxed);
                 Ok(())
             }
-            MemoryKind::Registered => self.driver.unregister(live.host),
+            // SAFETY: it was registered here; the caller promises the rest.
+            MemoryKind::Registered => unsafe { self.driver.unregister(live.host) },
         }
     }
 
@@ -177,6 +187,7 @@ impl CudaQueue {
 }
 
 impl Drop for CudaQueue {
+    #[allow(unsafe_code)]
     fn drop(&mut self) {
         if let Err(error) = self.drained() {
             tracing::warn!(device = self.traits.name, %error, "the queue ends before its work");
@@ -190,12 +201,14 @@ impl Drop for CudaQueue {
             return;
         }
         for (address, live) in std::mem::take(&mut *self.live.borrow_mut()) {
-            if let Err(error) = self.release(address, live) {
+            // SAFETY: it is no longer among the live; all commands have run, and there will be no more.
+            if let Err(error) = unsafe { self.release(address, live) } {
                 tracing::debug!(%error, "memory was not freed");
             }
         }
         for id in std::mem::take(&mut *self.modules.borrow_mut()) {
-            if let Err(error) = Module::unload(self.driver, id) {
+            // SAFETY: this queue loaded it, and takes its kernels no more; all commands have run.
+            if let Err(error) = unsafe { Module::unload(self.driver, id) } {
                 tracing::debug!(%error, "a module was not unloaded");
             }
         }
@@ -255,13 +268,15 @@ impl Queue for CudaQueue {
         self.allocate(MemoryKind::Pinned, bytes)
     }
 
+    #[allow(unsafe_code)]
     fn free(&self, memory: Memory) -> Result<()> {
         let address = memory.address();
         let live = self.live.borrow().get(&address).copied().ok_or(Error::WrongWorker { what: "buffer" })?;
         if live.kind != MemoryKind::Device {
             self.drained()?;
         }
-        self.release(address, live)?;
+        // SAFETY: whoever gives the memory back uses it no more, and what he had done by this queue comes before or has ended.
+        unsafe { self.release(address, live) }?;
         self.live.borrow_mut().remove(&address);
         Ok(())
     }
@@ -293,20 +308,24 @@ impl Queue for CudaQueue {
         Ok(unsafe { Memory::from_raw(kind, address, host, bytes) })
     }
 
+    #[allow(unsafe_code)]
     fn fill(&self, target: Region<'_>, value: u8) -> Result<()> {
         match target.bytes() {
             0 => Ok(()),
-            bytes => self.stream()?.fill(target.address(), value, bytes),
+            // SAFETY: the region is of memory that a queue gave out and that comes back to it behind this at the earliest.
+            bytes => unsafe { self.stream()?.fill(target.address(), value, bytes) },
         }
     }
 
+    #[allow(unsafe_code)]
     fn copy(&self, target: Region<'_>, source: Region<'_>) -> Result<()> {
         if target.bytes() != source.bytes() {
             return Err(Error::Lengths { source_bytes: source.bytes(), destination_bytes: target.bytes() });
         }
         match source.bytes() {
             0 => Ok(()),
-            bytes => self.stream()?.copy(target.address(), source.address(), bytes),
+            // SAFETY: as for `fill`, both.
+            bytes => unsafe { self.stream()?.copy(target.address(), source.address(), bytes) },
         }
     }
 
@@ -338,18 +357,21 @@ impl Queue for CudaQueue {
         Ok(CudaKernel { module, queue: self.number, entry, parameter_bytes })
     }
 
+    #[allow(unsafe_code)]
     fn unload(&self, kernel: CudaKernel) -> Result<()> {
         self.context()?;
         if kernel.queue != self.number || !self.modules.borrow_mut().remove(&kernel.module.id()) {
             return Err(Error::WrongWorker { what: "kernel" });
         }
-        Module::unload(self.driver, kernel.module.id())
+        // SAFETY: this queue loaded it, and the kernel ends here; whoever unloads it promises that no command uses it.
+        unsafe { Module::unload(self.driver, kernel.module.id()) }
     }
 
     #[allow(unsafe_code)]
     unsafe fn launch(&self, kernel: &CudaKernel, grid: Grid, arguments: &Arguments) -> Result<()> {
         self.check(kernel, arguments)?;
-        self.stream()?.launch(&kernel.module, grid, arguments)
+        // SAFETY: the kernel is of this queue, which unloads none that is there; the caller promises the rest.
+        unsafe { self.stream()?.launch(&kernel.module, grid, arguments) }
     }
 
     fn begin_capture(&self) -> Result<()> {
@@ -360,14 +382,17 @@ impl Queue for CudaQueue {
         self.stream()?.end_capture().map(CudaGraph)
     }
 
+    #[allow(unsafe_code)]
     fn chain(&self, links: &[Link<'_, Self>]) -> Result<CudaGraph> {
         links.iter().try_for_each(|link| self.check(link.kernel, &link.arguments))?;
         let launches = links
             .iter()
             .map(|link| (&link.kernel.module, link.grid, &link.arguments, link.then.map(|event| &event.0)));
-        Graph::chain(self.context()?, launches).map(CudaGraph)
+        // SAFETY: the kernels are of this queue, which unloads none that is there.
+        unsafe { Graph::chain(self.context()?, launches) }.map(CudaGraph)
     }
 
+    #[allow(unsafe_code)]
     fn amend(
         &self,
         graph: &CudaGraph,
@@ -378,12 +403,14 @@ impl Queue for CudaQueue {
     ) -> Result<()> {
         self.check(kernel, arguments)?;
         self.context()?;
-        graph.0.amend(place, &kernel.module, grid, arguments)
+        // SAFETY: the kernel is of this queue, which unloads none that is there.
+        unsafe { graph.0.amend(place, &kernel.module, grid, arguments) }
     }
 
     #[allow(unsafe_code)]
     unsafe fn replay(&self, graph: &CudaGraph) -> Result<()> {
-        graph.0.launch(self.stream()?)
+        // SAFETY: as the caller promises.
+        unsafe { graph.0.launch(self.stream()?) }
     }
 
     fn discard(&self, graph: CudaGraph) -> Result<()> {

@@ -115,7 +115,10 @@ impl Graph {
     }
 
     /// Makes a captured graph executable, and ends it.
-    pub(super) fn instantiate(context: &Rc<Context>, graph: CUgraph) -> Result<Self> {
+    ///
+    /// # Safety
+    /// The graph is a live one of the context, and nobody else ends or uses it.
+    pub(super) unsafe fn instantiate(context: &Rc<Context>, graph: CUgraph) -> Result<Self> {
         // Dropped with this; the executable one does not need it.
         let captured = Chain { graph, launches: Vec::new(), context: Rc::clone(context) };
         let handle = Self::executable(context, captured.graph)?;
@@ -123,7 +126,10 @@ impl Graph {
     }
 
     /// An executable graph of launches, one behind the other, each with the event behind it.
-    pub(crate) fn chain<'a>(
+    ///
+    /// # Safety
+    /// None of the modules was unloaded, and the arguments are for them.
+    pub(crate) unsafe fn chain<'a>(
         context: &Rc<Context>,
         launches: impl Iterator<Item = (&'a Module, Grid, &'a Arguments, Option<&'a Event>)>,
     ) -> Result<Self> {
@@ -138,7 +144,10 @@ impl Graph {
     }
 
     /// Gives the launch at a place of a chain other arguments, for the launches of the graph that follow.
-    pub(crate) fn amend(
+    ///
+    /// # Safety
+    /// The module was not unloaded, and the arguments are for it.
+    pub(crate) unsafe fn amend(
         &self,
         place: usize,
         module: &Module,
@@ -159,9 +168,14 @@ impl Graph {
         driver.check("cuGraphExecKernelNodeSetParams", status)
     }
 
-    pub(crate) fn launch(&self, stream: &Stream) -> Result<()> {
+    /// Runs it.
+    ///
+    /// # Safety
+    /// No module that it launches was unloaded. The memory and the events that it uses are there until it has run, but for frees
+    /// by commands of the stream behind it.
+    pub(crate) unsafe fn launch(&self, stream: &Stream) -> Result<()> {
         let driver = self.context.driver;
-        // SAFETY: both are live; the worker keeps the memory and kernels that the graph uses.
+        // SAFETY: both are live; of what the graph uses the caller promises it.
         driver.check("cuGraphLaunch", unsafe { (driver.cuGraphLaunch)(self.handle, stream.handle()) })
     }
 }

@@ -95,8 +95,12 @@ impl Drop for Pool {
 }
 
 impl Driver {
-    pub(crate) fn free_async(&self, address: u64, stream: &Stream) -> Result<()> {
-        // SAFETY: the queue gives each address it allocated here once.
+    /// Frees memory of a [`Pool`], behind the stream's commands so far.
+    ///
+    /// # Safety
+    /// The address is one that a pool gave, and was not freed. Only commands of the stream before this one use the memory.
+    pub(crate) unsafe fn free_async(&self, address: u64, stream: &Stream) -> Result<()> {
+        // SAFETY: as the caller promises; the stream is live.
         self.check("cuMemFreeAsync", unsafe { (self.cuMemFreeAsync)(address, stream.handle()) })
     }
 
@@ -111,13 +115,18 @@ impl Driver {
 
     /// Lets host and device have copies of unified memory as long as neither writes there.
     pub(crate) fn mostly_read(&self, address: u64, bytes: u64, device: Device) -> Result<()> {
-        // SAFETY: it only says how the memory is used.
+        // SAFETY: it only says how the memory is used; what is no unified memory is refused.
         let status = unsafe { (self.cuMemAdvise)(address, bytes as usize, READ_MOSTLY, device.0) };
         self.check("cuMemAdvise", status)
     }
 
-    pub(crate) fn free_unified(&self, address: u64) -> Result<()> {
-        // SAFETY: the queue gives each address it allocated here once.
+    /// Frees unified memory.
+    ///
+    /// # Safety
+    /// The address is one that [`allocate_unified`](Self::allocate_unified) gave, and was not freed. Nobody uses the memory any
+    /// more.
+    pub(crate) unsafe fn free_unified(&self, address: u64) -> Result<()> {
+        // SAFETY: as the caller promises.
         self.check("cuMemFree", unsafe { (self.cuMemFree_v2)(address) })
     }
 
@@ -135,8 +144,13 @@ impl Driver {
         })
     }
 
-    pub(crate) fn free_pinned(&self, host: u64) -> Result<()> {
-        // SAFETY: the queue gives each address it allocated here once.
+    /// Frees pinned memory, by the host's address.
+    ///
+    /// # Safety
+    /// The address is one that [`allocate_pinned`](Self::allocate_pinned) gave, and was not freed. Nobody uses the memory any
+    /// more.
+    pub(crate) unsafe fn free_pinned(&self, host: u64) -> Result<()> {
+        // SAFETY: as the caller promises.
         self.check("cuMemFreeHost", unsafe { (self.cuMemFreeHost)(host as *mut c_void) })
     }
 
@@ -156,8 +170,13 @@ impl Driver {
         })
     }
 
-    pub(crate) fn unregister(&self, host: u64) -> Result<()> {
-        // SAFETY: the queue gives each address it registered here once.
+    /// Takes registered memory from the device.
+    ///
+    /// # Safety
+    /// The address is one that was given to [`register`](Self::register), and was not given back. The device uses the memory no
+    /// more.
+    pub(crate) unsafe fn unregister(&self, host: u64) -> Result<()> {
+        // SAFETY: as the caller promises.
         self.check("cuMemHostUnregister", unsafe { (self.cuMemHostUnregister)(host as *mut c_void) })
     }
 

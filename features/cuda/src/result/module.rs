@@ -148,8 +148,12 @@ impl Module {
     }
 
     /// Unloads the module with this number.
-    pub(crate) fn unload(driver: &Driver, id: usize) -> Result<()> {
-        // SAFETY: the queue gives each module that it loaded here once, when no command uses it any more.
+    ///
+    /// # Safety
+    /// It is that of a module which [`load`](Self::load) gave and nobody unloaded. No command uses it any more, and nobody gives it
+    /// to one.
+    pub(crate) unsafe fn unload(driver: &Driver, id: usize) -> Result<()> {
+        // SAFETY: it is a live handle, as the caller promises.
         driver
             .check("cuModuleUnload", unsafe { (driver.cuModuleUnload)(ptr::with_exposed_provenance_mut(id)) })
     }

@@ -80,27 +80,40 @@ impl Stream {
         driver.check("cuStreamWaitEvent", unsafe { (driver.cuStreamWaitEvent)(self.handle, event.handle, 0) })
     }
 
-    pub(crate) fn fill(&self, address: u64, value: u8, bytes: u64) -> Result<()> {
+    /// Sets bytes.
+    ///
+    /// # Safety
+    /// They lie in memory of a queue, which is not freed but by a command of this stream behind this one; nothing else is there.
+    pub(crate) unsafe fn fill(&self, address: u64, value: u8, bytes: u64) -> Result<()> {
         let driver = self.context.driver;
-        // SAFETY: the device checks the address; the caller's region lies in live memory.
+        // SAFETY: the stream is live; of the memory the caller promises it.
         let status = unsafe { (driver.cuMemsetD8Async)(address, value, bytes as usize, self.handle) };
         driver.check("cuMemsetD8Async", status)
     }
 
-    pub(crate) fn copy(&self, target: u64, source: u64, bytes: u64) -> Result<()> {
+    /// Copies bytes: to any address of the process, if it is told one.
+    ///
+    /// # Safety
+    /// Both are as for [`fill`](Self::fill).
+    pub(crate) unsafe fn copy(&self, target: u64, source: u64, bytes: u64) -> Result<()> {
         let driver = self.context.driver;
-        // SAFETY: the caller's regions lie in live memory that the driver allocated or registered.
+        // SAFETY: the stream is live; of both the caller promises it.
         let status = unsafe { (driver.cuMemcpyAsync)(target, source, bytes as usize, self.handle) };
         driver.check("cuMemcpyAsync", status)
     }
 
-    pub(crate) fn launch(&self, module: &Module, grid: Grid, arguments: &Arguments) -> Result<()> {
+    /// Launches a kernel.
+    ///
+    /// # Safety
+    /// The module was not unloaded, and the arguments are for it. They name memory that is there until the kernel has ended, but
+    /// for frees by commands of this stream behind the launch.
+    pub(crate) unsafe fn launch(&self, module: &Module, grid: Grid, arguments: &Arguments) -> Result<()> {
         let driver = self.context.driver;
         let mut parameters = Parameters::of(arguments);
         let Grid([gx, gy, gz]) = grid;
         let [bx, by, bz] = module.block();
-        // SAFETY: the function is live; the block of parameters is given with its length, and the driver copies it
-        // before it returns. What the kernel does was promised by `Artifact::new`.
+        // SAFETY: the function is live, as the caller promises; the block of parameters is given with its length, and the
+        // driver copies it before it returns. What the kernel does was promised by `Artifact::new`.
         let status = unsafe {
             (driver.cuLaunchKernel)(
                 module.function(),
@@ -132,7 +145,8 @@ impl Stream {
         // SAFETY: the stream is live, the pointer is to a local.
         let status = unsafe { (driver.cuStreamEndCapture)(self.handle, &raw mut graph) };
         driver.check("cuStreamEndCapture", status)?;
-        Graph::instantiate(&self.context, graph)
+        // SAFETY: the driver made the graph for this capture, and nobody else knows it.
+        unsafe { Graph::instantiate(&self.context, graph) }
     }
 }
 
