@@ -99,6 +99,31 @@ fn a_link_is_not_followed() {
     assert!(!path.exists());
 }
 
+/// What is found is run, and whoever can write a file can make its checksum too.
+#[test]
+fn what_another_user_could_have_written_is_not_used() {
+    use std::os::unix::fs::{PermissionsExt as _, chown};
+    let check = |spoil: &dyn Fn(&Path)| {
+        let folder = tempfile::tempdir().unwrap();
+        let key = Key::new(&module(Trust::Guest, 1), &target("ptx:sm_90a"), "artifact");
+        open(folder.path(), 1 << 20).put(&key, vec![7; 100]);
+        spoil(&entries(folder.path())[0]);
+        let cache = open(folder.path(), 1 << 20);
+        assert_eq!(cache.get(&key), None);
+        // Another one takes its place.
+        cache.put(&key, vec![8; 100]);
+        assert_eq!(open(folder.path(), 1 << 20).get(&key).unwrap()[..], [8; 100]);
+    };
+    for mode in [0o620, 0o602, 0o666] {
+        check(&|path| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap());
+    }
+    if rustix::process::geteuid().is_root() {
+        check(&|path| chown(path, Some(12345), None).unwrap());
+    } else {
+        println!("skipped: only root can give a file to another user");
+    }
+}
+
 #[test]
 fn size_is_bounded() {
     let folder = tempfile::tempdir().unwrap();

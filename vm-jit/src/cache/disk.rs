@@ -3,13 +3,17 @@
 //! ```text
 //! file = "vm-jit cache 1\n"  key (32 bytes)  length: u64le  SHA-256 of what follows (32 bytes)  the bytes
 //! ```
+//!
+//! What is found is run. The folder may be another user's (root's `HOME` may be, behind `sudo`), so a file is read only if this
+//! user or root owns it and nobody else may write to it.
 
 use super::Key;
 use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::process::geteuid;
 use sha2::{Digest, Sha256};
 use std::fs::{self, DirBuilder, File, FileTimes, OpenOptions};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt as _, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
@@ -60,6 +64,12 @@ impl Disk {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Read::Absent,
             Err(error) => return self.discard(key, &error.to_string()),
         };
+        // What is found is run, and its checksum anybody can make.
+        if !file.metadata().is_ok_and(|data| is_own(&data)) {
+            let path = path.display();
+            tracing::warn!(%path, "a cache entry that another user could have written is not used; remove it");
+            return Read::Absent;
+        }
         match contents(&file, key) {
             Ok(bytes) => {
                 // The time of the last use, for the choice of what goes first.
@@ -144,6 +154,11 @@ impl Disk {
         }
         Ok(())
     }
+}
+
+/// Whether nobody wrote a file but this user or root, as far as its owner and its permissions tell.
+fn is_own(data: &fs::Metadata) -> bool {
+    [0, geteuid().as_raw()].contains(&data.uid()) && data.mode() & 0o022 == 0
 }
 
 /// The entry's bytes, or what is wrong with the file.

@@ -72,8 +72,8 @@ impl fmt::Debug for Key {
 /// How much a cache may hold, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheOptions {
-    /// The folder, made if it is not there; `None` for memory alone. No one but its owner should be able to
-    /// write to it: what lies there is run.
+    /// The folder, made if it is not there; `None` for memory alone. What lies there is run, so files that another user but
+    /// root owns or may write to are not read.
     pub folder: Option<PathBuf>,
     /// Bytes of all files.
     pub disk_bytes: u64,
