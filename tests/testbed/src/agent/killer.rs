@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -54,7 +55,8 @@ pub enum Fate {
 }
 
 /// Runs `command` and kills it before its `number`th call that changes something, counted from 1 over all of its
-/// processes and threads.
+/// processes and threads. To kill it, a call before which nothing has changed since the last that counted does not count,
+/// unless a helper makes it: what is left there was left before.
 ///
 /// # Errors
 /// When it can't be traced, or does not end within `patience`; and what `meanwhile` fails with.
@@ -108,6 +110,8 @@ fn follow(
 ) -> Result<Fate> {
     let mut known = BTreeSet::new();
     let (mut calls, mut killed, mut between, mut ended) = (0, None, Ok(()), None);
+    // Since the last call that counted.
+    let mut changed = true;
     while !locked(alive).is_empty() {
         let Some((pid, stop)) = sys::wait_for_stop().context("can't wait for it")? else { break };
         let raw = pid.as_raw_nonzero().get();
@@ -128,11 +132,13 @@ fn follow(
         match stop {
             Stop::Signal(number) => signal = number,
             Stop::Call if killed.is_none() => {
-                if let Some(before) = changing_call(pid) {
-                    calls += 1;
-                    if calls == number {
-                        let by_helper = group_of(pid) != Some(raw_of(first));
-                        killed = Some((before, by_helper));
+                if let Some(call) = changing_call(pid) {
+                    let by_helper = group_of(pid) != Some(raw_of(first));
+                    let counts = changed || by_helper || victim == Victim::Asked;
+                    calls += usize::from(counts);
+                    changed = call.lasts || changed && !counts;
+                    if counts && calls == number {
+                        killed = Some((call.shown, by_helper));
                         match victim {
                             Victim::Asked => sys::ask(first),
                             Victim::Process => sys::kill(first),
@@ -174,19 +180,28 @@ fn group_of(thread: Pid) -> Option<i32> {
     status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
 }
 
+/// A system call that changes something outside of the process.
+struct Call {
+    /// As in `write(/sys/bus/pci/drivers/nvme/unbind)`.
+    shown: String,
+    /// Whether what it does outlives the process: not so what only orders writes, or holds a lock, or makes what is there.
+    lasts: bool,
+}
+
 /// The system call that it is about to make, if that changes something outside of the process. What goes through a pipe,
 /// an eventfd or to /dev/null does not.
-fn changing_call(pid: Pid) -> Option<String> {
+fn changing_call(pid: Pid) -> Option<Call> {
     // These fail only when the process was killed meanwhile.
     let (call, arguments) = sys::system_call(pid).ok()??;
     let file = || file_of(pid, arguments[0]);
     let written = || file().filter(|path| path.starts_with('/') && path != "/dev/null");
     let text = |at: usize| Some(text_at(pid, arguments[at]).unwrap_or_default());
+    let creates = arguments[2] & (libc::O_CREAT | libc::O_TRUNC) as u64;
     let (name, what) = match i64::try_from(call).ok()? {
         libc::SYS_write => ("write", written()),
         libc::SYS_writev => ("writev", written()),
         libc::SYS_pwrite64 => ("pwrite64", written()),
-        libc::SYS_openat if arguments[2] & (libc::O_CREAT | libc::O_TRUNC) as u64 != 0 => ("openat", text(1)),
+        libc::SYS_openat if creates != 0 => ("openat", text(1)),
         libc::SYS_rename => ("rename", text(0)),
         libc::SYS_renameat | libc::SYS_renameat2 => ("rename", text(1)),
         libc::SYS_unlink => ("unlink", text(0)),
@@ -206,7 +221,14 @@ fn changing_call(pid: Pid) -> Option<String> {
         }
         _ => return None,
     };
-    what.map(|what| format!("{name}({what})"))
+    let what = what?;
+    let lasts = match name {
+        "fsync" | "flock" => false,
+        "mkdir" => !Path::new(&what).is_dir(),
+        "openat" if creates & libc::O_TRUNC as u64 == 0 => !Path::new(&what).is_file(),
+        _ => true,
+    };
+    Some(Call { shown: format!("{name}({what})"), lasts })
 }
 
 /// What a descriptor of a process is, as in `/sys/…/unbind` or `pipe:[7]`.

@@ -12,7 +12,8 @@ use super::wait_until;
 use crate::report::Report;
 use crate::scenario::Variant;
 
-pub(super) const VM_SERVICE: &str = "/bin/vm-service";
+/// The program under test.
+pub const VM_SERVICE: &str = "/bin/vm-service";
 
 /// L1 and its line to the testbed.
 #[derive(Debug)]

@@ -1,15 +1,18 @@
 //! `kill -9` at every step: `claim`, `release` and `run` are killed before each of their calls that change something,
-//! and each time the next `release`, or the next claim, finds its way back to the former driver.
+//! and each time the next `release`, or the next claim, finds its way back to the former driver. A call after one that leaves
+//! nothing behind, as fsync or a lock, is passed over: a kill there leaves what one before it did.
 //!
 //! Writes to sysfs are made by helpers. Before each of them three things happen in turn: both are killed; the process is,
 //! and its helper's write takes effect; and, as a helper may come late, the way back is tried while it is still to write.
 
-use std::process::Command;
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::agent::{Fate, Function, L1, NvmeDisk, Victim, kill_at};
+use crate::agent::{Fate, Function, L1, NvmeDisk, VM_SERVICE, Victim, kill_at, wait_until};
 use crate::scenario::{Contents, Disk, Scenario, Variant};
 use crate::scenarios::linux_nvme::NVME;
 
@@ -32,17 +35,21 @@ pub(super) const SCENARIO: Scenario = Scenario {
     l2: None,
 };
 
-const PATIENCE: Duration = Duration::from_secs(40);
+const PATIENCE: Duration = Duration::from_secs(120);
 const SEED: u64 = 0x6b69_6c6c_2139;
 const LEN: usize = 4096;
 /// No command makes so many calls that change something.
 const MOST: usize = 1000;
 const GUEST: &str = "/tmp/killed.toml";
+/// Whoever changes a function has the file of its address in here open.
+const TURNS: &str = "/run/vm-passthrough/turns";
+/// Longer than a command takes that finds nobody at work.
+const AT_WORK: Duration = Duration::from_secs(1);
 
 fn l1(l1: &mut L1) -> Result<()> {
     let nvme = Function::find(NVME.0, NVME.1)?;
     NvmeDisk::of(&nvme)?.write_pattern(SEED, 0, LEN)?;
-    std::fs::write(
+    fs::write(
         GUEST,
         "name = \"killed\"\nmemory = \"32M\"\n\n[boot]\nkernel = \"/guest/bare\"\ncmdline = \"hello\"\n",
     )?;
@@ -51,38 +58,138 @@ fn l1(l1: &mut L1) -> Result<()> {
     let run = ["run", GUEST, "--console", "none", "--device", &nvme.address];
     let taking = ["/driver_override", "/drivers/nvme/unbind", "/drivers/vfio-pci/bind"];
     let giving = ["/drivers/vfio-pci/unbind", "/driver_override", "/drivers/nvme/bind"];
-    kill_at_every_call(l1, &nvme, &[], &claim, &taking)?;
-    kill_at_every_call(l1, &nvme, &claim, &release, &giving)?;
-    kill_at_every_call(l1, &nvme, &[], &run, &[taking, giving].concat())
+    let mut killings = Killings { l1, nvme: &nvme, deadline_seen: false };
+    killings.at_every_call(&[], &claim, &taking)?;
+    killings.at_every_call(&claim, &release, &giving)?;
+    killings.at_every_call(&[], &run, &[taking, giving].concat())
 }
 
-/// Runs `arguments`, after `before` where it is not empty, until it completes unkilled. Its helpers' writes to sysfs must
-/// be among the calls that it is killed before: those to `attributes`.
-fn kill_at_every_call(
-    l1: &mut L1,
-    nvme: &Function,
-    before: &[&str],
-    arguments: &[&str],
-    attributes: &[&str],
-) -> Result<()> {
-    let name = arguments[0];
-    let mut writes = Vec::new();
-    for number in 1..MOST {
-        let mut victims = vec![victim(number)];
-        while let Some(kind) = victims.pop() {
-            let fate = kill_once(l1, nvme, before, arguments, (number, kind))?;
-            match fate {
-                Fate::Killed { before, by_helper: true, .. } if kind == victim(number) => {
-                    // Each way for those that change the drivers.
-                    writes.push(before);
-                    victims.extend([Victim::ProcessFirst, victim(number + 1)]);
+/// Commands that are killed, and what is left of them.
+struct Killings<'a> {
+    l1: &'a mut L1,
+    nvme: &'a Function,
+    /// Whether a release was seen to wait for a helper until its deadline.
+    deadline_seen: bool,
+}
+
+impl Killings<'_> {
+    /// Runs `arguments`, after `before` where it is not empty, until it completes unkilled. Its helpers' writes to sysfs
+    /// must be among the calls that it is killed before: those to `attributes`.
+    fn at_every_call(&mut self, before: &[&str], arguments: &[&str], attributes: &[&str]) -> Result<()> {
+        let name = arguments[0];
+        let mut writes = Vec::new();
+        for number in 1..MOST {
+            let mut victims = vec![victim(number)];
+            while let Some(kind) = victims.pop() {
+                let fate = self.once(before, arguments, (number, kind))?;
+                match fate {
+                    Fate::Killed { before, by_helper: true, .. } if kind == victim(number) => {
+                        // Each way for those that change the drivers.
+                        writes.push(before);
+                        victims.extend([Victim::ProcessFirst, victim(number + 1)]);
+                    }
+                    Fate::Killed { .. } => {}
+                    Fate::Completed { calls } => return completed(self.l1, name, calls, &writes, attributes),
                 }
-                Fate::Killed { .. } => {}
-                Fate::Completed { calls } => return completed(l1, name, calls, &writes, attributes),
             }
         }
+        bail!("{name} did not complete within {MOST} calls")
     }
-    bail!("{name} did not complete within {MOST} calls")
+
+    /// Kills it once, and finds the way back.
+    fn once(
+        &mut self,
+        before: &[&str],
+        arguments: &[&str],
+        (number, victim): (usize, Victim),
+    ) -> Result<Fate> {
+        let name = arguments[0];
+        if !before.is_empty() {
+            self.l1.vm_service(before, PATIENCE)?.succeeded()?;
+        }
+        let mut command = Command::new(VM_SERVICE);
+        let command = command.args(arguments);
+        let patience = if victim == Victim::ProcessFirst { PATIENCE * 2 } else { PATIENCE };
+        let fate = kill_at(command, number, victim, patience, &mut || self.release_waits())
+            .with_context(|| format!("{name}, call {number} ({victim:?})"))?;
+        let at = match &fate {
+            Fate::Killed { before, .. } => {
+                format!("{name} killed before its call {number}, {before} ({victim:?})")
+            }
+            Fate::Completed { calls } => format!("{name} completed with {calls} calls"),
+        };
+        self.l1.step(at.clone());
+        // The two ways back take turns.
+        self.come_back(number % 4 < 2).with_context(|| at)?;
+        Ok(fate)
+    }
+
+    /// While a helper is held right before its write, the way back must not end, or succeed. That the wait ends with an
+    /// error is seen once, as it takes until the deadline.
+    fn release_waits(&mut self) -> Result<()> {
+        let arguments = ["release", &self.nvme.address];
+        if !self.deadline_seen {
+            self.deadline_seen = true;
+            let early = self.l1.vm_service(&arguments, PATIENCE)?;
+            let told = early.stderr.contains("did not end an access that an earlier command began");
+            ensure!(
+                early.code == Some(1) && told,
+                "release did not wait for the helper: {:?} {}",
+                early.code,
+                early.stderr
+            );
+            return Ok(());
+        }
+        self.l1.step("vm-service release, while the helper is held");
+        let mut release = Command::new(VM_SERVICE)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let result = self.is_waiting(&mut release);
+        // It fails only when it has ended.
+        let _ = release.kill();
+        release.wait()?;
+        result
+    }
+
+    /// Whether `release` comes to wait for its turn, and goes on waiting.
+    fn is_waiting(&self, release: &mut Child) -> Result<()> {
+        let turn = Path::new(TURNS).join(&self.nvme.address);
+        let files = format!("/proc/{}/fd", release.id());
+        let waits = || {
+            let mut open = fs::read_dir(&files).into_iter().flatten().flatten();
+            open.any(|file| fs::read_link(file.path()).is_ok_and(|path| path == turn))
+        };
+        wait_until("release's turn", PATIENCE, || waits().then_some(()))?;
+        std::thread::sleep(AT_WORK);
+        ensure!(release.try_wait()?.is_none() && waits(), "release did not wait for the helper");
+        Ok(())
+    }
+
+    /// Finds the way back, by `release` or by the next claim, and checks that the host is as it was.
+    fn come_back(&mut self, by_release: bool) -> Result<()> {
+        let nvme = self.nvme;
+        let mut said = Vec::new();
+        if !by_release {
+            // A claim finds what was left, undoes it, and then claims; or says that a claim is in place.
+            let next = self.l1.vm_service(&["claim", &nvme.address], PATIENCE)?;
+            said.push(format!("claim: {:?} {}", next.code, next.stderr.trim()));
+        }
+        let released = self.l1.vm_service(&["release", &nvme.address], PATIENCE)?;
+        said.push(format!("release: {:?} {}", released.code, released.stderr.trim()));
+        let said = said.join("; ");
+        ensure!(
+            nvme.driver().as_deref() == Some("nvme"),
+            "the driver is {:?}, not nvme; {said}",
+            nvme.driver()
+        );
+        let restriction = nvme.attribute("driver_override");
+        ensure!(restriction.as_deref() == Some("(null)"), "driver_override is {restriction:?}; {said}");
+        NvmeDisk::of(nvme).and_then(|disk| disk.check_pattern(SEED, 0, LEN)).with_context(|| said)?;
+        Ok(())
+    }
 }
 
 /// Taking turns: the process alone, or its helpers too.
@@ -104,64 +211,5 @@ fn completed(l1: &mut L1, name: &str, calls: usize, writes: &[String], attribute
         writes.len()
     ));
     l1.proved(format!("{name}: a helper that outlives it is waited for"));
-    Ok(())
-}
-
-/// Kills it once, and finds the way back.
-fn kill_once(
-    l1: &mut L1,
-    nvme: &Function,
-    before: &[&str],
-    arguments: &[&str],
-    (number, victim): (usize, Victim),
-) -> Result<Fate> {
-    let name = arguments[0];
-    if !before.is_empty() {
-        l1.vm_service(before, PATIENCE)?.succeeded()?;
-    }
-    let mut command = Command::new("/bin/vm-service");
-    let command = command.args(arguments);
-    // The helper is held right before its write; the way back must not end, or succeed, before it.
-    let mut meanwhile = || {
-        let early = l1.vm_service(&["release", &nvme.address], PATIENCE)?;
-        let told = early.stderr.contains("did not end an access that an earlier command began");
-        ensure!(
-            early.code == Some(1) && told,
-            "release did not wait for the helper: {:?} {}",
-            early.code,
-            early.stderr
-        );
-        Ok(())
-    };
-    let patience = if victim == Victim::ProcessFirst { PATIENCE * 2 } else { PATIENCE };
-    let fate = kill_at(command, number, victim, patience, &mut meanwhile)
-        .with_context(|| format!("{name}, call {number} ({victim:?})"))?;
-    let at = match &fate {
-        Fate::Killed { before, .. } => {
-            format!("{name} killed before its call {number}, {before} ({victim:?})")
-        }
-        Fate::Completed { calls } => format!("{name} completed with {calls} calls"),
-    };
-    l1.step(at.clone());
-    // The two ways back take turns.
-    come_back(l1, nvme, number % 4 < 2).with_context(|| at)?;
-    Ok(fate)
-}
-
-/// Finds the way back, by `release` or by the next claim, and checks that the host is as it was.
-fn come_back(l1: &mut L1, nvme: &Function, by_release: bool) -> Result<()> {
-    let mut said = Vec::new();
-    if !by_release {
-        // A claim finds what was left, undoes it, and then claims; or says that a claim is in place.
-        let next = l1.vm_service(&["claim", &nvme.address], PATIENCE)?;
-        said.push(format!("claim: {:?} {}", next.code, next.stderr.trim()));
-    }
-    let released = l1.vm_service(&["release", &nvme.address], PATIENCE)?;
-    said.push(format!("release: {:?} {}", released.code, released.stderr.trim()));
-    let said = said.join("; ");
-    ensure!(nvme.driver().as_deref() == Some("nvme"), "the driver is {:?}, not nvme; {said}", nvme.driver());
-    let restriction = nvme.attribute("driver_override");
-    ensure!(restriction.as_deref() == Some("(null)"), "driver_override is {restriction:?}; {said}");
-    NvmeDisk::of(nvme).and_then(|disk| disk.check_pattern(SEED, 0, LEN)).with_context(|| said)?;
     Ok(())
 }
