@@ -5,5 +5,5 @@ mod machine;
 mod programs;
 mod runner;
 
-pub use programs::{Programs, workspace};
+pub use programs::{Programs, Purpose, workspace};
 pub use runner::{Outcome, Run, Verdict, run_all};

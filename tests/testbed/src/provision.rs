@@ -15,7 +15,7 @@ mod stock_kernel;
 pub use built_kernel::provision_built;
 pub use cache::Cache;
 pub use command::{Step, say, tail};
-pub use qemu::{provision_qemu, qemu_files};
+pub use qemu::{libraries_of, provision_qemu, qemu_files};
 pub use stock_kernel::provision_stock;
 
 use std::path::PathBuf;

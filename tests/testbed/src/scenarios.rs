@@ -19,23 +19,23 @@ mod unbind_stuck;
 
 use crate::scenario::Scenario;
 
-/// Those that `cargo testbed` runs when none is named.
+/// Those that `cargo testbed` runs when none is named, the longest first, so that none is left to run alone.
 pub const ALL: &[Scenario] = &[
-    host_ready::SCENARIO,
+    claim_kill9::SCENARIO,
+    claim_signal::SCENARIO,
+    two_guests::SCENARIO,
+    hostile_accel::SCENARIO,
+    linux_accel::SCENARIO,
+    unbind_stuck::SCENARIO,
+    linux_e1000e::SCENARIO,
+    host_wants_back::SCENARIO,
+    linux_nvme::SCENARIO,
+    device_kinds::SCENARIO,
+    group_not_viable::SCENARIO,
     scan_explain::SCENARIO,
     bare_edu::SCENARIO,
     bare_accel::SCENARIO,
-    hostile_accel::SCENARIO,
-    linux_accel::SCENARIO,
-    linux_nvme::SCENARIO,
-    linux_e1000e::SCENARIO,
-    two_guests::SCENARIO,
-    claim_kill9::SCENARIO,
-    claim_signal::SCENARIO,
-    group_not_viable::SCENARIO,
-    device_kinds::SCENARIO,
-    unbind_stuck::SCENARIO,
-    host_wants_back::SCENARIO,
+    host_ready::SCENARIO,
     host_wants_back::BY_ACPI,
 ];
 

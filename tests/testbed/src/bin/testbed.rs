@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use clap::Parser;
-use testbed::host::{Outcome, Programs, Run, Verdict, run_all, workspace};
+use testbed::host::{Outcome, Programs, Purpose, Run, Verdict, run_all, workspace};
 use testbed::provision::{Cache, LinuxKernel, provision_built, provision_qemu, provision_stock};
 use testbed::scenario::{Scenario, Variant};
 use testbed::scenarios;
@@ -97,7 +97,9 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
             },
         })
         .collect();
-    let mut programs = Programs::build(&workspace().join("target/testbed"))?;
+    let measures = runs.iter().any(|run| scenarios::BENCHMARKS.iter().any(|it| it.name == run.scenario.name));
+    let purpose = if measures { Purpose::Benchmark } else { Purpose::Test };
+    let mut programs = Programs::build(&workspace().join("target/testbed"), purpose)?;
     programs.cloud_hypervisor.clone_from(&arguments.cloud_hypervisor);
     let outcomes = run_all(&runs, &programs, arguments.jobs, arguments.verbose);
     if arguments.json {

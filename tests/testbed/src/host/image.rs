@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use super::Programs;
 use crate::agent::CLOUD_HYPERVISOR;
 use crate::cpio::Archive;
-use crate::provision::{LinuxKernel, qemu_files};
+use crate::provision::{LinuxKernel, libraries_of, qemu_files};
 use crate::scenario::Contents;
 
 /// Makes L1's initial RAM disk. A Linux guest's is made beside it, and put into it.
@@ -22,13 +22,13 @@ pub(super) fn make_l1(
 ) -> Result<()> {
     let mut tree = Tree::create(path)?;
     tree.machine(programs, kernel)?;
-    tree.file("bin/vm-service", 0o755, &programs.vm_service)?;
+    tree.program("bin/vm-service", &programs.vm_service)?;
     if contents.linux_guest {
         let guest = path.with_file_name("guest.cpio");
         let mut inner = Tree::create(&guest)?;
         inner.machine(programs, kernel)?;
         if contents.example {
-            inner.file("bin/softmax", 0o755, &programs.example)?;
+            inner.program("bin/softmax", &programs.example)?;
         }
         inner.finish()?;
         tree.file("guest/initrd", 0o644, &guest)?;
@@ -52,6 +52,7 @@ pub(super) fn make_l1(
 struct Tree {
     archive: Archive<BufWriter<File>>,
     directories: BTreeSet<String>,
+    libraries: BTreeSet<String>,
     path: String,
 }
 
@@ -59,7 +60,12 @@ impl Tree {
     fn create(path: &Path) -> Result<Self> {
         let file = File::create(path).with_context(|| format!("can't create {}", path.display()))?;
         let archive = Archive::new(BufWriter::new(file));
-        Ok(Self { archive, directories: BTreeSet::new(), path: path.display().to_string() })
+        Ok(Self {
+            archive,
+            directories: BTreeSet::new(),
+            libraries: BTreeSet::new(),
+            path: path.display().to_string(),
+        })
     }
 
     /// What every Linux of the testbed has: the agent as init, and the modules.
@@ -67,7 +73,7 @@ impl Tree {
         for directory in ["dev", "proc", "sys", "run", "tmp"] {
             self.archive.directory(directory)?;
         }
-        self.file("init", 0o755, &programs.agent)?;
+        self.program("init", &programs.agent)?;
         let mut order = String::new();
         for module in &kernel.modules {
             let name = module.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -78,6 +84,19 @@ impl Tree {
         self.directory("modules")?;
         self.archive.bytes("modules/order", 0o644, order.as_bytes())?;
         Ok(())
+    }
+
+    /// A program, with the libraries that it needs and that are not there yet.
+    fn program(&mut self, name: &str, source: &Path) -> Result<()> {
+        for library in libraries_of(&source.display().to_string())? {
+            let place = library.trim_start_matches('/');
+            if self.libraries.insert(place.to_owned()) {
+                let source =
+                    std::fs::canonicalize(&library).with_context(|| format!("there is no {library}"))?;
+                self.file(place, 0o755, &source)?;
+            }
+        }
+        self.file(name, 0o755, source)
     }
 
     fn directory(&mut self, name: &str) -> Result<()> {

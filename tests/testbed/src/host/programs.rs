@@ -1,4 +1,4 @@
-//! Builds the programs that go into L1: static ones for Linux, and bare guests.
+//! Builds the programs that go into L1: programs for Linux, and bare guests.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,20 +8,28 @@ use anyhow::{Context, Result};
 
 use crate::provision::{Step, say};
 
-const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Bare guests are for no operating system, and use no vector registers: not every KVM knows them.
 const BARE_TARGET: &str = "x86_64-unknown-none";
+
+/// What a run is for, and so how its programs are built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To check: with debug assertions, as `cargo test` builds them.
+    Test,
+    /// To measure: optimised.
+    Benchmark,
+}
 
 /// The programs.
 #[derive(Clone, Debug)]
 pub struct Programs {
-    /// `vm-service`, static.
+    /// `vm-service`.
     pub vm_service: PathBuf,
-    /// `testbed-agent`, static.
+    /// `testbed-agent`.
     pub agent: PathBuf,
     /// The bare guest.
     pub bare_guest: PathBuf,
-    /// The example of a Linux program that uses a shared accelerator, static.
+    /// The example of a Linux program that uses a shared accelerator.
     pub example: PathBuf,
     /// cloud-hypervisor, static, where there is one to compare with.
     pub cloud_hypervisor: Option<PathBuf>,
@@ -35,28 +43,31 @@ pub fn workspace() -> &'static Path {
 }
 
 impl Programs {
-    /// Builds them all.
+    /// Builds them all. Their debug information stays behind: it is most of their size.
     ///
     /// # Errors
     /// When one does not compile.
-    pub fn build(logs: &Path) -> Result<Self> {
+    pub fn build(logs: &Path, purpose: Purpose) -> Result<Self> {
         std::fs::create_dir_all(logs).with_context(|| format!("can't make {}", logs.display()))?;
         let target =
             std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from);
-        say("building vm-service and the agent, static");
-        let build = |log: &str, what: &str, arguments: &[&str]| {
-            cargo(logs, log, what, |command| {
-                command
-                    .env("RUSTFLAGS", "-C target-feature=+crt-static")
-                    .env_remove("CARGO_ENCODED_RUSTFLAGS")
-                    .args(["--profile", "testbed", "--target", TARGET])
-                    .args(arguments)
-            })
+        let (profile, directory) = match purpose {
+            Purpose::Test => ("dev", "debug"),
+            Purpose::Benchmark => ("quick", "quick"),
         };
-        let programs = ["--bin", "vm-service", "--bin", "testbed-agent"];
-        build("build-programs.log", "building the static programs", &programs)?;
-        let example = ["--package", "vm-paravirt-guest", "--features", "linux", "--example", "linux"];
-        build("build-example.log", "building the example", &example)?;
+        say("building vm-service and the agent");
+        cargo(logs, "build-programs.log", "building the programs", |command| {
+            // All of the workspace, with an example, so that cargo chooses the same features of other crates as for
+            // `cargo test --workspace`, and what it has compiled for either serves both.
+            command.args(["--workspace", "--profile", profile]).args([
+                "--bin",
+                "vm-service",
+                "--bin",
+                "testbed-agent",
+                "--example",
+                "linux",
+            ])
+        })?;
         say("building the bare guest");
         add_target(logs);
         let guests = target.join("guests");
@@ -69,16 +80,26 @@ impl Programs {
                 .args(["--target", BARE_TARGET, "--target-dir"])
                 .arg(&guests)
         })?;
-        let built = target.join(TARGET).join("testbed");
+        let built = target.join(directory);
+        let stripped = |name: &str| {
+            let from = built.join(name);
+            let to = logs.join(from.file_name().unwrap_or_default());
+            let step = Step { what: "stripping a program", log: logs.join("strip.log"), deadline: STRIP };
+            step.run(Command::new("strip").arg("-o").arg(&to).arg(&from))?;
+            Ok::<_, anyhow::Error>(to)
+        };
         Ok(Self {
-            vm_service: built.join("vm-service"),
-            agent: built.join("testbed-agent"),
-            example: built.join("examples/linux"),
+            vm_service: stripped("vm-service")?,
+            agent: stripped("testbed-agent")?,
+            example: stripped("examples/linux")?,
             bare_guest: guests.join(BARE_TARGET).join("release/bare"),
             cloud_hypervisor: None,
         })
     }
 }
+
+/// How long stripping a program may take.
+const STRIP: Duration = Duration::from_secs(60);
 
 /// Installs what compiles for bare guests, where rustup can. Where it can't, the compiler says what is missing.
 fn add_target(logs: &Path) {

@@ -44,13 +44,8 @@ fn parse_release(version: &str) -> Option<u32> {
 /// When one is missing.
 pub fn qemu_files() -> Result<Vec<(String, PathBuf)>> {
     let program = "/usr/bin/qemu-system-x86_64";
-    let libraries = output_of("ldd", &[program]).with_context(|| format!("ldd can't read {program}"))?;
     let mut files = vec![program.to_owned()];
-    files.extend(
-        libraries
-            .lines()
-            .filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')).map(str::to_owned)),
-    );
+    files.extend(libraries_of(program)?);
     let firmware = ["bios-256k.bin", "kvmvapic.bin", "linuxboot_dma.bin", "linuxboot.bin"];
     for name in firmware {
         let found = ["/usr/share/qemu", "/usr/share/seabios"].iter().map(|dir| format!("{dir}/{name}"));
@@ -66,6 +61,16 @@ pub fn qemu_files() -> Result<Vec<(String, PathBuf)>> {
             Ok((path.trim_start_matches('/').replace("usr/share/seabios", "usr/share/qemu"), source))
         })
         .collect()
+}
+
+/// The libraries that a program is linked with, and its loader.
+///
+/// # Errors
+/// When it can't be read.
+pub fn libraries_of(program: &str) -> Result<Vec<String>> {
+    let listed = output_of("ldd", &[program]).with_context(|| format!("ldd can't read {program}"))?;
+    let path = |line: &str| line.split_whitespace().find(|word| word.starts_with('/')).map(str::to_owned);
+    Ok(listed.lines().filter_map(path).collect())
 }
 
 #[cfg(test)]
