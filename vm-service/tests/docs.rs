@@ -125,9 +125,8 @@ fn options_exist() {
         assert!(obvious || operating.contains(&format!("--{option}")), "docs/operating.md misses --{option}");
     }
     // Options of other programs, of the testbed and of the tests on a GPU.
-    known.extend(
-        ["list", "release", "package", "example", "bench", "features", "lib", "nvrtc"].map(str::to_owned),
-    );
+    let others = "bench bins example examples features jobs lib list nvrtc package profile release tests verbose workspace";
+    known.extend(others.split(' ').map(str::to_owned));
     for (document, text) in documents() {
         for span in code(&text) {
             for option in span.split_whitespace().filter_map(|word| word.strip_prefix("--")) {

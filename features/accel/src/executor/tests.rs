@@ -1,6 +1,6 @@
 //! The executor, checked with loom: every interleaving of a few threads, up to a bound on preemptions.
 //!
-//! `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p vm-accel --release --lib`
+//! `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p vm-accel --profile quick --lib`
 //!
 //! loom has no clock: a deadline in the past has passed whenever somebody looks, one in the future never does. It takes
 //! the modification order of an atomic for a partial one, so the executor writes only what a reader may see in any order
