@@ -31,10 +31,23 @@ pub struct Options {
     pub indices: bool,
     /// Also loops that are long, or that nobody knows to be short before they run, so that a guest's are polled.
     pub long: bool,
+    /// For kernels that are large and deep, to see what becomes of them in a compiler.
+    pub large: Option<Large>,
+}
+
+/// What large kernels are made of. Statements are counted in all regions together then, and take what was computed lately.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Large {
+    /// How deep control flow may nest.
+    pub depth: u32,
+    /// Values of any type that an `if` may yield and a loop carry; at least one.
+    pub carried: usize,
+    /// One in so many statements is such an `if` or loop.
+    pub every: usize,
 }
 
 impl Default for Options {
-    /// 40 statements, exact, without long loops, with all else.
+    /// 40 statements, exact, without long loops, with all else, and not large.
     fn default() -> Options {
         Options {
             statements: 40,
@@ -44,6 +57,26 @@ impl Default for Options {
             loops: true,
             indices: true,
             long: false,
+            large: None,
+        }
+    }
+}
+
+impl Options {
+    /// A large kernel of so many statements, of a random kind.
+    pub fn large(seed: u64, statements: u32) -> Options {
+        let mut random = Random(!seed);
+        let large = Large {
+            depth: random.pick(&[3, 8, 28]),
+            carried: random.pick(&[1, 8, 32, 64]),
+            every: random.pick(&[4, 16, 64, 256]),
+        };
+        Options {
+            statements,
+            together: random.below(2) == 0,
+            vectors: random.below(3) > 0,
+            large: Some(large),
+            ..Options::default()
         }
     }
 }
@@ -52,8 +85,10 @@ impl Default for Options {
 const SLOTS: i64 = 16;
 /// Elements of each input.
 const INPUT: u64 = 50;
-/// The deepest nesting of control flow.
+/// The deepest nesting of control flow, but for that of large kernels; and of loops with several iterations in any.
 const DEPTH: u32 = 3;
+/// Values that a large kernel's statement chooses from.
+const RECENT: usize = 256;
 
 /// The random kernel of this seed, named `random`, and a launch for it.
 pub fn kernel(seed: u64, options: Options) -> (Module, Launch) {
@@ -145,6 +180,7 @@ pub fn kernel(seed: u64, options: Options) -> (Module, Launch) {
         counts_far: false,
         // A loop that a guest may be stopped in is not for clusters.
         many: many.filter(|_| cluster == 1),
+        left: options.statements,
     };
     maker.statements(options.statements, true);
 
@@ -190,6 +226,8 @@ struct Maker<'b> {
     counts_far: bool,
     /// A small number that may be large as far as its type says, where there may be long loops.
     many: Option<Val<'b>>,
+    /// Statements that a large kernel may still have.
+    left: u32,
 }
 
 /// A view or a shared array.
@@ -205,6 +243,14 @@ impl<'b> Maker<'b> {
     /// Makes statements; `together` if all threads of the block and of the cluster come here.
     fn statements(&mut self, count: u32, together: bool) {
         for _ in 0..count {
+            if let Some(large) = self.options.large {
+                let Some(left) = self.left.checked_sub(1) else { return };
+                self.left = left;
+                if self.depth < large.depth && self.random.below(large.every) == 0 {
+                    self.carrying(large, together);
+                    continue;
+                }
+            }
             match self.random.below(16) {
                 0 if self.depth < DEPTH => self.choice(),
                 1 if self.depth < DEPTH => self.counted(),
@@ -247,7 +293,8 @@ impl<'b> Maker<'b> {
 
     /// A known value of a type that fits, one of the later ones more often.
     fn find(&mut self, fits: impl Fn(Type) -> bool) -> Option<Val<'b>> {
-        let fitting: Vec<Val<'b>> = self.values.iter().copied().filter(|v| fits(v.ty())).collect();
+        let recent = self.options.large.map_or(0, |_| self.values.len().saturating_sub(RECENT));
+        let fitting: Vec<Val<'b>> = self.values[recent..].iter().copied().filter(|v| fits(v.ty())).collect();
         let (a, b) = (self.random.below(fitting.len()), self.random.below(fitting.len()));
         fitting.get(a.max(b)).copied()
     }
@@ -597,6 +644,39 @@ impl<'b> Maker<'b> {
         let result =
             k.if_else(condition, || this.borrow_mut().nested(alike), || this.borrow_mut().nested(alike));
         self.values.push(result);
+    }
+
+    /// An `if`, or a loop of few iterations, through which many values go.
+    fn carrying(&mut self, large: Large, together: bool) {
+        let k = self.k;
+        let count = 1 + self.random.below(large.carried);
+        let initial: Vec<Val<'b>> = (0..count).filter_map(|_| self.find(|_| true)).collect();
+        let types: Vec<Type> = initial.iter().map(|value| value.ty()).collect();
+        let inside = |this: &mut Self, given: &[Val<'b>], alike: bool| {
+            let known = this.values.len();
+            this.depth += 1;
+            this.values.extend(given);
+            let statements = 1 + this.random.below(2 * large.every.min(32)) as u32;
+            this.statements(statements, together && alike);
+            let results = types.iter().map(|ty| this.of(*ty)).collect::<Vec<_>>();
+            this.depth -= 1;
+            this.values.truncate(known);
+            results
+        };
+        let results = if self.random.below(2) == 0 {
+            let (condition, alike) = self.condition(together && self.depth == 0);
+            let this = std::cell::RefCell::new(&mut *self);
+            k.if_else(
+                condition,
+                || inside(&mut this.borrow_mut(), &[], alike),
+                || inside(&mut this.borrow_mut(), &[], alike),
+            )
+        } else {
+            let most = if self.depth < DEPTH { 3 } else { 1 };
+            let end = k.i32(self.random.below(most + 1) as i32);
+            k.range(k.i32(0), end).fold(initial, |_, carried| inside(self, &carried, true))
+        };
+        self.values.extend(results);
     }
 
     fn counted(&mut self) {

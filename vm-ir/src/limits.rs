@@ -15,7 +15,7 @@ pub const MAX_RANK: usize = 4;
 /// Ops of a kernel, those in nested regions included.
 pub const MAX_OPS: usize = 1 << 16;
 /// Ops of a kernel that a compiler has rewritten.
-pub const MAX_REWRITTEN_OPS: usize = 1 << 20;
+pub const MAX_REWRITTEN_OPS: usize = 1 << 18;
 /// Values of a kernel.
 pub const MAX_VALUES: usize = 1 << 17;
 /// Nesting depth of regions; the body is at depth 1.

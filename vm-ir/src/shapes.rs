@@ -14,12 +14,16 @@ pub const SHAPES: &[Shape] = &[
     ("nested ifs", nested_ifs),
     ("a tree of gathers", tree_of_gathers),
     ("a chain of sums", chain_of_sums),
+    ("a chain of vectors that are rotated", rotated_vectors),
+    ("a chain of f16 that is rounded", rounded_halves),
     ("a chain of indices", chain_of_indices),
     ("a chain of extremes", chain_of_extremes),
     ("one value used often", one_value_used_often),
     ("switches", switches),
     ("loops that rotate what they carry", rotating_loops),
     ("nested loops that rotate what they carry", nested_rotating_loops),
+    ("loops that carry vectors", loops_that_carry_vectors),
+    ("values that live through ifs", values_through_ifs),
     ("loops that negate", negating_loops),
     ("unrolled nests", unrolled_nests),
     ("shared arrays that are gathered", gathered_arrays),
@@ -132,6 +136,26 @@ fn chain_of_sums(size: usize) -> String {
     one(&body)
 }
 
+/// Which the machine has no vectors for: two of 16 numbers of 64 bits.
+fn rotated_vectors(size: usize) -> String {
+    let mut body = String::from("%r0 = load @w[%zero] : vec16<i64>\n%r1 = load @w[%one] : vec16<i64>\n");
+    for n in 1..=size {
+        let _ = writeln!(body, "%r{} = rotl %r{n}, %r{} : vec16<i64>", n + 1, n - 1);
+    }
+    let _ = writeln!(body, "store @w[%zero], %r{}", size + 1);
+    one(&body)
+}
+
+/// By 256 threads; each op is legalised into many.
+fn rounded_halves(size: usize) -> String {
+    let mut body = String::from("%a0 = fpconv %f : f16\n%b = load @x[%i] : f32\n%c = fpconv %b : f16\n");
+    for n in 1..=size {
+        let _ = writeln!(body, "%a{n} = fma %a{}, %c, %c : f16", n - 1);
+    }
+    let _ = writeln!(body, "%r = fpconv %a{size} : f32\nstore @y[%i], %r");
+    format!("vir 1\n{}", kernel("k", "block(256)", "", &body))
+}
+
 /// Each index is the one before and one more, and in a comparison.
 fn chain_of_indices(size: usize) -> String {
     let mut body = String::from("%a0 = and %i, %n : i64\n");
@@ -215,6 +239,48 @@ fn nested_rotating_loops(size: usize) -> String {
             tails.push(tail.replace(&format!("%k{n}x0\n"), &format!("%s{n}\n")));
         }
         tails.iter().rev().for_each(|tail| body.push_str(tail));
+    }
+    one(&body)
+}
+
+/// Loops that carry 32 vectors, each of which is changed, one loop behind the other.
+fn loops_that_carry_vectors(size: usize) -> String {
+    let (ops, ty) = (32, "vec4<f32>");
+    let mut body = format!("%v = vec.splat %f : {ty}\n");
+    let mut known = vec!["%v".to_owned(); ops];
+    for n in 0..size.div_ceil(ops) {
+        let names = |kind: &str| (0..ops).map(|i| format!("%{kind}{n}x{i}")).collect::<Vec<_>>();
+        let (results, carried, next) = (names("r"), names("k"), names("s"));
+        let carry: Vec<String> =
+            carried.iter().zip(&known).map(|(name, first)| format!("{name}: {ty} = {first}")).collect();
+        let _ = writeln!(
+            body,
+            "{} = for %j{n}: i32 = %z to %few step %o carry ({}) {{",
+            results.join(", "),
+            carry.join(", ")
+        );
+        for i in 0..ops {
+            let _ = writeln!(body, "{} = add {}, {} : {ty}", next[i], carried[i], carried[(i + 1) % ops]);
+        }
+        let _ = writeln!(body, "yield {}\n}}", next.join(", "));
+        known = results;
+    }
+    for (i, value) in known.iter().enumerate() {
+        let _ = writeln!(body, "%at{i} = const {i} : i64\nstore @y[%at{i}], {value}");
+    }
+    one(&body)
+}
+
+/// Values that are all loaded before the first `if` and stored behind the last.
+fn values_through_ifs(size: usize) -> String {
+    let count = size / 4;
+    let mut body = String::from("%c = lt.s %n, %one : bool\n");
+    for n in 0..count {
+        let _ = writeln!(body, "%v{n} = load @x[%i] : f32");
+    }
+    (0..size / 4).for_each(|_| body.push_str("if %c {\nstore @y[%i], %f\n}\n"));
+    for n in 0..count {
+        let _ = writeln!(body, "store @y[%i], %v{n}");
     }
     one(&body)
 }

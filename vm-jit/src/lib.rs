@@ -42,6 +42,7 @@
 
 pub mod artifact;
 pub mod cache;
+mod contain;
 #[cfg(test)]
 mod growth;
 pub mod legal;
@@ -55,10 +56,11 @@ pub use artifact::{Artifact, Entry, Format, Guard, ParamLayout, Slot};
 pub use reject::{Reject, RejectKind, Rejected};
 pub use target::{Target, UnknownTarget};
 
+use contain::Phase;
 use vm_ir::ValidModule;
 
 /// Of code that is not the same for the same input any more; it is part of cache keys.
-pub const VERSION: u32 = 13;
+pub const VERSION: u32 = 14;
 
 /// Compiles a module.
 ///
@@ -67,13 +69,16 @@ pub const VERSION: u32 = 13;
 /// Everything in it that the target rejects, as [`legal::rejects`] lists it; or that it became too large for a code generator
 /// ([`RejectKind::Size`]), or that one gave up on it or panicked ([`RejectKind::Generator`]).
 pub fn compile(module: &ValidModule, target: &Target) -> Result<Artifact, Rejected> {
-    let rejects = legal::rejects(module, target);
-    if !rejects.is_empty() {
-        return Err(Rejected(rejects));
-    }
-    let module = legalise::legalise(module, target)?;
-    match target {
-        Target::Ptx(options) => target::ptx::write(&module, options, target.to_string()),
-        Target::Cpu(options) => target::cpu::write(&module, options, target.to_string()),
-    }
+    contain::contained(module, || {
+        let judged = contain::each(module, Phase::Judge);
+        let rejects: Vec<Reject> = judged.flat_map(|kernel| legal::kernel_rejects(kernel, target)).collect();
+        if !rejects.is_empty() {
+            return Err(Rejected(rejects));
+        }
+        let module = legalise::legalise(module, target)?;
+        match target {
+            Target::Ptx(options) => target::ptx::write(&module, options, target.to_string()),
+            Target::Cpu(options) => target::cpu::write(&module, options, target.to_string()),
+        }
+    })
 }

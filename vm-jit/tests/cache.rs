@@ -42,6 +42,30 @@ fn finds_in_memory_and_on_disk() {
     assert_eq!((again.statistics().disk_hits, again.statistics().misses), (1, 0));
 }
 
+/// Wherever it happens, on every target; the kernel behind it is not blamed, and what is kept is nothing.
+#[test]
+fn a_panic_is_the_kernels_error() {
+    for target in ["ptx:sm_90a", "cpu:x86-64-v3", "cpu:aarch64"].map(target) {
+        for phase in ["judge", "legalise", "write"] {
+            let folder = tempfile::tempdir().unwrap();
+            let cache = open(folder.path(), 1 << 20);
+            let name = format!("panics_in_{phase}");
+            let kernels = [("before", 1), (&*name, 2), ("behind", 3)]
+                .map(|(name, at)| format!("kernel @{name}() at 0x{at}000 block(32) {{\n}}\n"));
+            let text = format!("vir 1\n{}", kernels.concat());
+            let module = validate(text::parse(&text).unwrap(), Trust::Guest).unwrap();
+            for misses in 1..=2 {
+                let reject = cache.compile(&module, &target).unwrap_err().0.remove(0);
+                assert_eq!((&*reject.kernel, reject.guest.0), (&*name, 0x2000), "{reject}");
+                assert_eq!(reject.kind.code(), "generator");
+                assert!(reject.to_string().contains(&format!("it panicked: planted to {phase}")), "{reject}");
+                assert_eq!(cache.statistics().misses, misses);
+                assert!(entries(folder.path()).is_empty());
+            }
+        }
+    }
+}
+
 #[test]
 fn every_part_of_the_key_counts() {
     let mut keys = std::collections::HashSet::new();

@@ -6,12 +6,12 @@
 mod common;
 
 use common::Machine;
+use common::large::same;
 use std::num::NonZero;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use vm_ir::arbitrary::{Options, kernel};
-use vm_ir::filetest::{Tolerance, compare};
-use vm_ir::interp::{Launch, Limits, run};
+use vm_ir::interp::{Limits, run};
 use vm_ir::{Trust, text, validate};
 
 /// Kernels that were compiled wrong once, made without `loops` and `indices`.
@@ -72,16 +72,6 @@ fn check_inexact(machines: &[Machine], seed: u64) -> Option<String> {
         }
     }
     None
-}
-
-/// Do two launches have the same results?
-fn same(ours: &Launch, theirs: &Launch) -> Result<(), String> {
-    let outputs = ours.arguments.iter().zip(&theirs.arguments);
-    outputs.enumerate().try_for_each(|(number, (got, wanted))| match (got.tensor(), wanted.tensor()) {
-        (Some(got), Some(wanted)) => compare(got, wanted, Tolerance::Exact)
-            .map_err(|mismatch| format!("argument {number} ({}): {mismatch}", got.element)),
-        _ => Ok(()),
-    })
 }
 
 #[test]

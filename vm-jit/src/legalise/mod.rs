@@ -16,6 +16,7 @@ mod small;
 mod tests;
 mod value;
 
+use crate::contain::{self, Phase};
 use crate::legal::{Expansion, Way, key, way};
 use crate::reject::{Reject, RejectKind, Rejected};
 use crate::target::Target;
@@ -42,7 +43,7 @@ pub(crate) fn legalise<'m>(
 ) -> Result<Cow<'m, ValidModule>, Rejected> {
     let mut kernels = Vec::with_capacity(module.kernels().len());
     let mut changed = false;
-    for kernel in module.kernels() {
+    for kernel in contain::each(module, Phase::Legalise) {
         let reject = |kind| Rejected(vec![Reject::new(kernel, kernel.line().0, kind)]);
         let mut legal = Cow::Borrowed(kernel);
         for _ in 0..MOST_PASSES {

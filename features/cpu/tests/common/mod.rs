@@ -1,6 +1,8 @@
 //! Compiles kernels for this machine and runs them as a queue does, with canaries around every tensor.
 #![allow(unsafe_code, dead_code)]
 
+pub(crate) mod large;
+
 use std::time::{Duration, Instant};
 use vm_accel::{
     Accelerator, Arguments, Artifact, Extent, Extents, Grid, Guard, MemoryKind, Parameter, ParameterKind,

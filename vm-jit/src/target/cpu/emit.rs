@@ -1,20 +1,38 @@
 //! From a function as it was written to machine code: what `Context::compile` does, with the order of instructions between
-//! its parts, the counts of [`limits`] around each, and the verifier's word on what goes in and on what is made code of.
+//! its parts, the counts of [`limits`] around them, and the verifier's word on what goes in and on what is made code of.
+//!
+//! A small function gets all that the generator can do. A large one, or one that this made large, gets what takes time linear
+//! in it.
 
-use super::isa::Isa;
+use super::isa::{Effort, Isa, UnknownIsa};
+use super::live::Live;
 use super::{limits, schedule, wide};
 use crate::reject::RejectKind;
-use cranelift_codegen::isa::TargetIsa;
+use cranelift_codegen::isa::{OwnedTargetIsa, TargetIsa};
 use cranelift_codegen::verifier::VerifierErrors;
 use cranelift_codegen::{CodegenError, Context, control::ControlPlane};
+
+/// The code generator for a machine, by how much it does.
+pub(super) struct Generators {
+    machine: Isa,
+    pub(super) thorough: OwnedTargetIsa,
+    linear: OwnedTargetIsa,
+}
+
+impl Generators {
+    pub(super) fn new(machine: Isa) -> Result<Generators, UnknownIsa> {
+        let [thorough, linear] = [machine.generator(Effort::Thorough)?, machine.generator(Effort::Linear)?];
+        Ok(Generators { machine, thorough, linear })
+    }
+}
 
 /// The code of the context's function.
 ///
 /// # Errors
 ///
-/// The function is too large, before or behind the optimiser; or it is not what the generator takes.
-pub(super) fn emit(context: &mut Context, machine: Isa, isa: &dyn TargetIsa) -> Result<Vec<u8>, RejectKind> {
-    let mut control = ControlPlane::default();
+/// The function is too large, or it is not what the generator takes.
+pub(super) fn emit(context: &mut Context, generators: &Generators) -> Result<Vec<u8>, RejectKind> {
+    let isa = &*generators.linear;
     limits::whole(&context.func)?;
     let written = (context.func.dfg.num_insts(), context.func.dfg.num_values());
     context.verify(isa).map_err(wrong)?;
@@ -22,16 +40,27 @@ pub(super) fn emit(context: &mut Context, machine: Isa, isa: &dyn TargetIsa) -> 
     context.eliminate_unreachable_code(isa).map_err(problem)?;
     context.remove_constant_phis(isa).map_err(problem)?;
     context.func.dfg.resolve_all_aliases();
-    if written.0 <= limits::OPTIMISED {
-        context.egraph_pass(isa, &mut control).map_err(problem)?;
-        limits::whole(&context.func)?;
+    let live = limits::live(&context.func, &context.cfg)?;
+    let live = optimise(context, &*generators.thorough)?.unwrap_or(live);
+    let small = context.func.dfg.num_insts() <= limits::THOROUGH && live.steps <= limits::THOROUGH_LIVE;
+    let (isa, effort) = match small {
+        true => (&*generators.thorough, Effort::Thorough),
+        false => (isa, Effort::Linear),
+    };
+    if effort == Effort::Thorough {
+        let registers = generators.machine.architecture().vector_registers();
+        schedule::schedule(&mut context.func, registers, live.through);
     }
-    schedule::schedule(&mut context.func, machine.architecture().vector_registers());
-    limits::whole(&context.func)?;
     context.verify(isa).map_err(wrong)?;
     let mut registers = regalloc2::Ctx::default();
     let stencil = isa
-        .compile_function(&context.func, &context.domtree, &mut registers, false, &mut control)
+        .compile_function(
+            &context.func,
+            &context.domtree,
+            &mut registers,
+            false,
+            &mut ControlPlane::default(),
+        )
         .map_err(problem)?;
     let compiled = stencil.apply_params(&context.func.params);
     let buffer = &compiled.buffer;
@@ -39,6 +68,7 @@ pub(super) fn emit(context: &mut Context, machine: Isa, isa: &dyn TargetIsa) -> 
     tracing::debug!(
         insts = written.0,
         values = written.1,
+        ?effort,
         optimised_insts = context.func.dfg.num_insts(),
         optimised_values = context.func.dfg.num_values(),
         blocks = context.func.dfg.num_blocks(),
@@ -48,6 +78,25 @@ pub(super) fn emit(context: &mut Context, machine: Isa, isa: &dyn TargetIsa) -> 
     );
     limits::emitted(buffer.data().len(), frame as usize)?;
     wide::link(buffer).map_err(gave_up)
+}
+
+/// Optimises the context's function and tells what lives in it then; unless it is large or becomes so, which leaves it as it is.
+fn optimise(context: &mut Context, isa: &dyn TargetIsa) -> Result<Option<Live>, RejectKind> {
+    if context.func.dfg.num_insts() > limits::OPTIMISED {
+        return Ok(None);
+    }
+    let before = context.func.clone();
+    context.egraph_pass(isa, &mut ControlPlane::default()).map_err(problem)?;
+    context.compute_cfg();
+    if limits::optimised(&context.func).is_ok()
+        && let Some(live) = Live::of(&context.func, &context.cfg, limits::THOROUGH_LIVE)
+    {
+        return Ok(Some(live));
+    }
+    context.func = before;
+    context.compute_cfg();
+    context.compute_domtree();
+    Ok(None)
 }
 
 fn problem(error: CodegenError) -> RejectKind {

@@ -53,6 +53,15 @@ pub enum UnknownIsa {
     Missing(Isa),
 }
 
+/// How much the code generator does for a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Effort {
+    /// All it can. What that takes is not linear in the function.
+    Thorough,
+    /// Only what takes time linear in the function: registers are allocated in one pass over it.
+    Linear,
+}
+
 /// Flags of x86-64-v3 that the code generator knows.
 const V3: &[&str] = &[
     "has_cmpxchg16b",
@@ -144,8 +153,8 @@ impl Isa {
         }
     }
 
-    /// The code generator for it.
-    pub(super) fn generator(self) -> Result<OwnedTargetIsa, UnknownIsa> {
+    /// The code generator for it, and how much it does.
+    pub(super) fn generator(self, effort: Effort) -> Result<OwnedTargetIsa, UnknownIsa> {
         let mut triple = Triple::unknown();
         triple.architecture = match self.architecture() {
             Architecture::X86_64 => target_lexicon::Architecture::X86_64,
@@ -158,8 +167,13 @@ impl Isa {
         let missing = |_| UnknownIsa::Missing(self);
         let mut shared = settings::builder();
         // Frames are large where many values live; the inline probe needs no function to call.
+        let (level, registers) = match effort {
+            Effort::Thorough => ("speed", "backtracking"),
+            Effort::Linear => ("none", "single_pass"),
+        };
         let options = [
-            ("opt_level", "speed"),
+            ("opt_level", level),
+            ("regalloc_algorithm", registers),
             ("enable_probestack", "true"),
             ("probestack_strategy", "inline"),
             // Done before and behind the optimiser, not in each of its parts.

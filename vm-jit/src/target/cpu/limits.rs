@@ -2,8 +2,10 @@
 //!
 //! The code generator packs its numbers into fields and checks most of them in debug builds only: a number that does not fit
 //! becomes another, and the code is wrong without an error. So a function is refused far below, by counts of what it really
-//! has: while it is written (so that no more is written), before it is optimised, before it is made into machine code, and
-//! behind that.
+//! has: while it is written (so that no more is written), when it is, behind the optimiser, and as machine code.
+//!
+//! Time is bounded by counts too. Only a small function is optimised, for that takes longer than in proportion to it; one
+//! that the optimiser makes too large is compiled as it was written. So what is refused is decided by what was written.
 //!
 //! | number | holds | what is past it | counted here |
 //! | --- | --- | --- | --- |
@@ -12,7 +14,7 @@
 //! | parameters of a block, results of an instruction (`ValueDef`) | 2^16 − 1 | another one is meant | [`PARAMETERS`] |
 //! | kinds of flags of memory (`MemFlags`) | 2^16 − 1 | an error | a handful, fixed in the code |
 //! | order in the dominator tree, two bits of each | 2^30 blocks | wrong order | [`BLOCKS`] |
-//! | nodes that the e-graph adds to one instruction | 500 extractions, 5 deep, 5 kept | growth, not an error | [`OPTIMISED`], then [`VALUES`] again |
+//! | nodes that the e-graph adds to one instruction | 500 extractions, 5 deep, 5 kept | growth, not an error | [`OPTIMISED`], then all again |
 //! | virtual registers: `regalloc2::VReg` has 30 bits, `machinst::Reg` one less with its class | 2^29 − 1 | an error | bounded by [`INSTS`] |
 //! | `regalloc2::ProgPoint`, an instruction and two bits | 2^30 instructions | another one is meant | bounded by [`INSTS`] |
 //! | slot of an operand in its instruction (`regalloc2::Use`) | 2^16 − 1 | an error | [`PARAMETERS`] |
@@ -21,7 +23,9 @@
 //! | offsets in the frame, in code, of labels and constants | 2^31 − 1 (u32 within the code) | an error or a wrong offset | [`FRAME`], [`CODE`] |
 //! | branches: ±2^31 on x86-64, ±2^20 and ±2^27 on Arm, behind which islands are put | as given | a panic, which is an error here | [`CODE`] |
 
+use super::live::Live;
 use crate::reject::RejectKind;
+use cranelift_codegen::flowgraph::ControlFlowGraph;
 use cranelift_codegen::ir::Function;
 
 /// Instructions of a function.
@@ -34,8 +38,14 @@ pub(super) const OPERANDS: usize = 1 << 23;
 pub(super) const BLOCKS: usize = 1 << 17;
 /// Parameters of one block.
 pub(super) const PARAMETERS: usize = 1 << 14;
-/// Instructions of a function that is optimised by the e-graph.
-pub(super) const OPTIMISED: usize = 1 << 16;
+/// Steps of [`Live`](super::live::Live): how far the values of a function live, all together.
+pub(super) const LIVE: usize = 1 << 24;
+/// Instructions of a function that goes through the e-graph, which may make a hundred of one.
+pub(super) const OPTIMISED: usize = 1 << 14;
+/// Instructions of a function whose registers are allocated with care, for which no time is known that is linear.
+pub(super) const THOROUGH: usize = 1 << 16;
+/// Steps of [`Live`](super::live::Live) for one.
+pub(super) const THOROUGH_LIVE: usize = 1 << 20;
 /// Bytes of a frame: what [`STACK`](super::STACK) has room for beside what calls the function.
 pub(super) const FRAME: usize = super::STACK - (1 << 20);
 /// Bytes of code.
@@ -55,7 +65,7 @@ pub(super) fn growing(func: &Function) -> Result<(), RejectKind> {
     within("blocks", func.dfg.num_blocks(), BLOCKS)
 }
 
-/// Everything that a function has: before and behind the optimiser.
+/// Everything that a function has: as it was written, and behind the optimiser.
 pub(super) fn whole(func: &Function) -> Result<(), RejectKind> {
     growing(func)?;
     let mut operands = 0;
@@ -66,6 +76,22 @@ pub(super) fn whole(func: &Function) -> Result<(), RejectKind> {
         }
     }
     within("operands", operands, OPERANDS)
+}
+
+/// What a function may have come to in the e-graph.
+pub(super) fn optimised(func: &Function) -> Result<(), RejectKind> {
+    whole(func)?;
+    within("instructions", func.dfg.num_insts(), 2 * OPTIMISED)
+}
+
+/// How far its values live.
+pub(super) fn live(func: &Function, cfg: &ControlFlowGraph) -> Result<Live, RejectKind> {
+    let too_far = RejectKind::Size {
+        what: "values that live from block to block, added up",
+        needed: LIVE as u64 + 1,
+        available: LIVE as u64,
+    };
+    Live::of(func, cfg, LIVE).ok_or(too_far)
 }
 
 /// What machine code has: its bytes, and those of its frame.

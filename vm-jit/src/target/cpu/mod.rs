@@ -7,8 +7,8 @@
 //! * `floats`: what is known of the floats of a kernel.
 //! * `lanes`: values; `arrange` the lanes of vectors of several threads; `value`, `convert`, `function`, `wide`: ops
 //!   on them; `memory`: views, shared arrays and atomics; `warp`: ops between threads.
-//! * `emit`: from the function to machine code; `limits` how large it may become, `schedule` the order of instructions,
-//!   `object` the ELF object.
+//! * `emit`: from the function to machine code; `limits` how large it may become, `live` how far its values live, `schedule`
+//!   the order of instructions, `object` the ELF object.
 //!
 //! # The code
 //!
@@ -36,6 +36,7 @@ mod isa;
 mod lanes;
 mod legal;
 mod limits;
+mod live;
 mod memory;
 mod object;
 mod plan;
@@ -51,6 +52,7 @@ pub(crate) use legal::way;
 pub use isa::{Architecture, Isa, UnknownIsa};
 
 use crate::artifact::{Artifact, Entry, Format, ParamLayout};
+use crate::contain::{self, Phase};
 use crate::range::Ranges;
 use crate::reject::{Reject, RejectKind, Rejected};
 use crate::safety::{Parameters, SafetyPlan, cost::Costs};
@@ -59,7 +61,6 @@ use cranelift_codegen::ir::{AbiParam, Function, Signature, UserFuncName, types};
 use cranelift_codegen::isa::CallConv;
 use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use vm_ir::valid::KernelFacts;
 use vm_ir::{Kernel, ValidModule};
 
@@ -114,20 +115,19 @@ pub(crate) fn write(module: &ValidModule, options: &Options, target: String) -> 
     let mut functions = Vec::new();
     let mut entries = Vec::new();
     let mut contexts = (Context::new(), FunctionBuilderContext::new());
-    let isa = match (options.isa.generator(), module.kernels().first()) {
-        (Ok(isa), _) => isa,
+    let generators = match (emit::Generators::new(options.isa), module.kernels().first()) {
+        (Ok(generators), _) => generators,
         (Err(error), Some(kernel)) => return Err(reject(kernel, gave_up(error.to_string()))),
         (Err(_), None) => return Ok(Artifact { target, format: Format::Elf, code: Vec::new(), entries }),
     };
-    for (kernel, facts) in module.kernels_with_facts() {
-        // What was left half-done by a panic is in `contexts`, which nothing looks at any more.
-        let compiled = contained(kernel, || {
-            let ranges = Ranges::of(kernel);
-            let safety = SafetyPlan::of(kernel, &ranges, module.trust(), &SAFETY)?;
-            function(kernel, facts, (&ranges, &safety), options.isa, &*isa, &mut contexts)
-                .map_err(|kind| Reject::new(kernel, kernel.line().0, kind))
-        });
-        let (code, entry) = compiled.map_err(|error| Rejected(vec![error]))?;
+    let facts = module.kernels_with_facts().map(|(_, facts)| facts);
+    for (kernel, facts) in contain::each(module, Phase::Write).zip(facts) {
+        let ranges = Ranges::of(kernel);
+        let safety = SafetyPlan::of(kernel, &ranges, module.trust(), &SAFETY);
+        let safety = safety.map_err(|error| Rejected(vec![error]))?;
+        let (code, entry) =
+            function(kernel, facts, (&ranges, &safety), options.isa, &generators, &mut contexts)
+                .map_err(|kind| reject(kernel, kind))?;
         functions.push((entry.symbol.clone(), code));
         entries.push(entry);
     }
@@ -140,22 +140,12 @@ pub(crate) fn write(module: &ValidModule, options: &Options, target: String) -> 
     Ok(Artifact { target, format: Format::Elf, code, entries })
 }
 
-/// Does work on what came from a guest; a panic of it is an error.
-fn contained<T>(kernel: &Kernel, work: impl FnOnce() -> Result<T, Reject>) -> Result<T, Reject> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
-        let kind = RejectKind::Generator { what: format!("it panicked: {text}") };
-        Err(Reject::new(kernel, kernel.line().0, kind))
-    })
-}
-
 fn function(
     kernel: &Kernel,
     facts: &KernelFacts,
     (ranges, safety): (&Ranges, &SafetyPlan),
     machine: Isa,
-    isa: &dyn cranelift_codegen::isa::TargetIsa,
+    generators: &emit::Generators,
     (context, builder): &mut (Context, FunctionBuilderContext),
 ) -> Result<(Vec<u8>, Entry), RejectKind> {
     let plan = plan::Plan::of(kernel, facts, ranges);
@@ -168,9 +158,9 @@ fn function(
     context.func = Function::with_name_signature(UserFuncName::user(0, 0), signature);
     let build = FunctionBuilder::new(&mut context.func, builder);
     let known = writer::Known { facts, ranges, safety, plan: &plan, floats: &floats };
-    let build = writer::Build { builder: build, config: isa.frontend_config(), isa: machine };
+    let build = writer::Build { builder: build, config: generators.thorough.frontend_config(), isa: machine };
     let scratch = writer::write(build, kernel, known, params.guard)?;
-    let code = emit::emit(context, machine, isa)?;
+    let code = emit::emit(context, generators)?;
     let entry = Entry {
         kernel: kernel.name().to_owned(),
         symbol: kernel.name().to_owned(),

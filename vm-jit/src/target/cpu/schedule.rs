@@ -13,7 +13,6 @@
 
 use cranelift_codegen::cursor::{Cursor, FuncCursor};
 use cranelift_codegen::entity::SecondaryMap;
-use cranelift_codegen::flowgraph::ControlFlowGraph;
 use cranelift_codegen::ir::{
     Block, Constant, Function, Inst, InstBuilder, InstructionData, Opcode, Type, Value, ValueDef,
 };
@@ -26,8 +25,6 @@ const WIDTH: usize = 4;
 const WINDOW: u32 = 192;
 /// How many that may begin are looked at.
 const CHOICE: usize = 48;
-/// Steps that liveness may take.
-const MOST_WORK: usize = 1 << 24;
 /// Registers that are left to constants and to what lives through the block.
 const SPARED: usize = 2;
 /// Registers that a block has in any case.
@@ -35,11 +32,11 @@ const LEAST: usize = 6;
 /// A constant is still at hand so many instructions behind the last that took it.
 const NEAR: usize = 12;
 
-/// Puts the instructions of every block in order, for a machine with so many registers for vectors.
-pub(super) fn schedule(func: &mut Function, registers: usize) {
+/// Puts the instructions of every block in order, for a machine with so many registers for vectors; `through` is how many
+/// vectors live through each block.
+pub(super) fn schedule(func: &mut Function, registers: usize, through: SecondaryMap<Block, usize>) {
     let blocks: Vec<Block> = func.layout.blocks().collect();
     let count = func.dfg.num_values();
-    let through = live_through(func, &blocks);
     let mut scheduler =
         Scheduler { func, registers, uses: vec![0; count], places: vec![None; count], through };
     for block in &blocks {
@@ -120,65 +117,6 @@ fn latency(code: Opcode, ty: Option<Type>) -> u64 {
         _ if ty.is_some_and(|ty| ty.lane_type().is_float()) => 2,
         _ => 1,
     }
-}
-
-/// By block: how many vectors come into it and leave it again.
-fn live_through(func: &Function, blocks: &[Block]) -> SecondaryMap<Block, usize> {
-    let mut through: SecondaryMap<Block, usize> = SecondaryMap::new();
-    let cfg = ControlFlowGraph::with_function(func);
-    let mut made_in: Vec<Option<Block>> = vec![None; func.dfg.num_values()];
-    let is_counted = |value: Value| {
-        let ty = func.dfg.value_type(value);
-        ty.is_vector() || ty.is_float()
-    };
-    for block in blocks {
-        func.dfg.block_params(*block).iter().for_each(|value| made_in[index(*value)] = Some(*block));
-        for inst in func.layout.block_insts(*block) {
-            if func.dfg.insts[inst].opcode() != Opcode::Vconst {
-                func.dfg.inst_results(inst).iter().for_each(|value| made_in[index(*value)] = Some(*block));
-            }
-        }
-    }
-    // By value: the blocks at whose begin it is wanted.
-    let mut wanted: HashMap<Value, Vec<Block>> = HashMap::new();
-    for block in blocks {
-        for inst in func.layout.block_insts(*block) {
-            for value in func.dfg.inst_values(inst) {
-                let value = func.dfg.resolve_aliases(value);
-                if made_in[index(value)].is_some_and(|made| made != *block) && is_counted(value) {
-                    wanted.entry(value).or_default().push(*block);
-                }
-            }
-        }
-    }
-    let mut work = 0usize;
-    let mut seen: SecondaryMap<Block, u32> = SecondaryMap::new();
-    let mut left: SecondaryMap<Block, u32> = SecondaryMap::new();
-    let mut turn = 0;
-    for (value, mut open) in wanted {
-        turn += 1;
-        let made = made_in[index(value)];
-        while let Some(block) = open.pop() {
-            if std::mem::replace(&mut seen[block], turn) == turn {
-                continue;
-            }
-            for before in cfg.pred_iter(block) {
-                work += 1;
-                if Some(before.block) == made {
-                    continue;
-                }
-                // It leaves that block, so it comes into it too.
-                if std::mem::replace(&mut left[before.block], turn) != turn {
-                    through[before.block] += 1;
-                }
-                open.push(before.block);
-            }
-        }
-        if work > MOST_WORK {
-            return SecondaryMap::new();
-        }
-    }
-    through
 }
 
 impl Scheduler<'_> {

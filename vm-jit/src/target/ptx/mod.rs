@@ -41,6 +41,7 @@ mod zero;
 pub use arch::{Arch, UnknownArch, Version};
 
 use crate::artifact::{Artifact, Format, ParamLayout};
+use crate::contain::{self, Phase};
 use crate::legal::Way;
 use crate::range::Ranges;
 use crate::reject::{Reject, RejectKind, Rejected};
@@ -169,7 +170,7 @@ pub(crate) fn write(module: &ValidModule, options: &Options, target: String) -> 
 fn plans(module: &ValidModule, options: &Options) -> Result<Vec<(Ranges, SafetyPlan)>, Rejected> {
     let mut plans = Vec::new();
     let mut rejects = Vec::new();
-    for kernel in module.kernels() {
+    for kernel in contain::each(module, Phase::Write) {
         let ranges = Ranges::of(kernel);
         match SafetyPlan::of(kernel, &ranges, module.trust(), &safety(options)) {
             Ok(plan) => {

@@ -87,6 +87,10 @@ fn add_and_spin() -> Vec<u8> {
 
 impl Bench {
     fn new() -> Self {
+        Self::compiling(Arc::new(ByName))
+    }
+
+    fn compiling(compiler: Arc<dyn Compile>) -> Self {
         let ram = tempfile::tempfile().unwrap();
         ram.set_len(RAM).unwrap();
         let device = Arc::new(FakeAccelerator::with_memory(4 << 20));
@@ -97,8 +101,7 @@ impl Bench {
         let limits = Limits { rounds: 1 << 40, time: Duration::from_millis(200) };
         let (quotas, log) = (Quotas { memory: QUOTA, limits }, Arc::new(Mutex::new(Log::default())));
         let usage = Usage::new(most(&quotas, &parts));
-        let server =
-            Server::new(worker, Arc::new(ByName), Arc::new(parts), quotas, usage, log, Watch::default());
+        let server = Server::new(worker, compiler, Arc::new(parts), quotas, usage, log, Watch::default());
         Self { server, device, ram }
     }
 

@@ -1,4 +1,4 @@
-//! Threads that panic, which is told.
+//! Compilers and threads that panic, which is reported.
 
 use std::sync::mpsc::channel;
 
@@ -72,5 +72,32 @@ fn a_thread_that_panics_breaks_the_guest() {
         let reason = breaks.recv_timeout(Duration::from_secs(30)).expect("nobody was told");
         let told = threads.iter().any(|thread| reason.contains(thread));
         assert!(told && reason.contains("panicked"), "{reason}");
+    }
+}
+
+/// Compiles as workers do, and answers with the programs of the kernels' names.
+struct Jit;
+
+impl Compile for Jit {
+    fn target(&self) -> &str {
+        "cpu:x86-64-v3"
+    }
+
+    fn compile(&self, module: &ValidModule) -> Result<Vec<Artifact>, String> {
+        vm_jit::compile(module, &self.target().parse().unwrap()).map_err(|error| error.to_string())?;
+        ByName.compile(module)
+    }
+}
+
+#[test]
+fn a_compiler_that_panics_fails_the_module() {
+    for phase in ["judge", "legalise", "write"] {
+        let mut bench = Bench::compiling(Arc::new(Jit));
+        let planted = module(&format!("kernel @panics_in_{phase}() at 0x1 block(32) {{}}"));
+        let reply = bench.run(|batch| batch.create_module(1, &planted));
+        assert_eq!(Reply::decode(&reply).unwrap().check(), Err((0, Status::Module)), "{phase}");
+        let log = bench.log().concat();
+        assert!(log.contains(&format!("@panics_in_{phase}")) && log.contains("it panicked"), "{log}");
+        bench.check(|batch| batch.create_module(1, &add_and_spin()), Ok(()));
     }
 }
