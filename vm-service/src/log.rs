@@ -6,6 +6,7 @@
 
 pub(crate) mod limit;
 
+use std::borrow::Cow;
 use std::io::{self, IsTerminal as _, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
@@ -19,6 +20,8 @@ use crate::outlet::{Outlet, Standard};
 
 /// Messages that wait to be written, in bytes: what a verbose run says in its first seconds.
 const LIMIT: usize = 256 << 10;
+/// Bytes of one message: what is longer is cut. It may quote a file, and one that fits in no queue would never be told.
+const LONGEST: usize = LIMIT / 8;
 /// How long the end of this process waits for a reader of standard error who takes nothing.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How long it waits for one who takes little.
@@ -92,7 +95,7 @@ impl Write for Messages {
             0 => String::new(),
             count => format!("({count} messages are left out: standard error was not read)\n"),
         };
-        if !queue.push(&[note.as_bytes(), message].concat()) {
+        if !queue.push(&[note.as_bytes(), &cut(message)].concat()) {
             LEFT_OUT.fetch_add(left_out + 1, Ordering::Relaxed);
         }
         Ok(message.len())
@@ -101,4 +104,15 @@ impl Write for Messages {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// A message that fits: the end of a longer one is left out, and how long it was is told.
+fn cut(message: &[u8]) -> Cow<'_, [u8]> {
+    if message.len() <= LONGEST {
+        return message.into();
+    }
+    // Not within a character.
+    let end = (LONGEST - 3..=LONGEST).rev().find(|end| message[*end] & 0xc0 != 0x80).unwrap_or(LONGEST);
+    let (start, rest) = message.split_at(end);
+    [start, format!("… ({} bytes are left out)\n", rest.len()).as_bytes()].concat().into()
 }
