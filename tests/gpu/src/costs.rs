@@ -55,6 +55,7 @@ fn measure(gpu: &Gpu, report: &mut Report) -> anyhow::Result<()> {
             found.push((took / price as f64, format!("{name} {ty}: {took:.1} ns, cost {price}")));
         }
     }
+    ensure!(found.iter().any(|(ratio, _)| *ratio > 0.0), "no op takes any time");
     found.sort_by(|(a, _), (b, _)| b.total_cmp(a));
     report.note(format!("{} ops; the slowest for their cost:", found.len()));
     found.iter().take(NAMED).for_each(|(ratio, text)| report.note(format!("{ratio:6.2} ns for 1: {text}")));
@@ -149,8 +150,8 @@ fn time(
     let least = |n| -> anyhow::Result<f64> {
         (0..4).map(|_| run(n)).try_fold(f64::INFINITY, |least, took| Ok(least.min(took?)))
     };
-    let took = least(MANY)? - least(FEW)?;
-    ensure!(took > 0.0, "{MANY} iterations take no longer than {FEW}:\n{source}");
+    // What an assembler sees through takes nothing.
+    let took = (least(MANY)? - least(FEW)?).max(0.0);
     Ok(took / ((MANY - FEW) as f64 * CHAIN as f64))
 }
 

@@ -13,7 +13,7 @@ use vm_cuda::CudaAccelerator;
 use vm_ir::arbitrary::{self, Options};
 use vm_ir::filetest::{Tolerance, compare};
 use vm_ir::{Kernel, Module, Trust, ValidModule, interp, text, validate};
-use vm_passthrough::accelerator::{CompileError, CompiledKernel, CudaJITCompiler};
+use vm_passthrough::accelerator::{AssembleError, CompileError, CompiledKernel, CudaJITCompiler};
 
 use crate::arena::{Arena, Rows};
 use crate::gpu::{Gpu, PATIENCE, named};
@@ -41,6 +41,8 @@ struct Shared {
     stop: AtomicBool,
     ran: AtomicU64,
     rejected: AtomicU64,
+    /// Kernels for which the assembler took longer than a guest's may.
+    late: AtomicU64,
     /// Nanoseconds of all threads: interpreting, compiling, on the device.
     times: [AtomicU64; 3],
     failures: Mutex<Vec<String>>,
@@ -55,6 +57,7 @@ fn run(gpu: &Gpu, first: u64, count: u64, report: &mut Report) -> anyhow::Result
         stop: AtomicBool::new(false),
         ran: AtomicU64::new(0),
         rejected: AtomicU64::new(0),
+        late: AtomicU64::new(0),
         times: Default::default(),
         failures: Mutex::default(),
     };
@@ -71,9 +74,10 @@ fn run(gpu: &Gpu, first: u64, count: u64, report: &mut Report) -> anyhow::Result
     let [interpreted, compiled, device] =
         shared.times.map(|time| Duration::from_nanos(time.into_inner()).as_secs_f64());
     report.note(format!(
-        "{ran} ran, {} rejected, in {taken:.1} s on {threads} threads; seconds of threads: {interpreted:.1} \
+        "{ran} ran, {} rejected, {} too long for the assembler, in {taken:.1} s on {threads} threads; seconds of threads: {interpreted:.1} \
          interpreting, {compiled:.1} compiling, {device:.1} on the device",
         shared.rejected.into_inner(),
+        shared.late.into_inner(),
     ));
     ensure!(
         failures.is_empty(),
@@ -85,6 +89,8 @@ fn run(gpu: &Gpu, first: u64, count: u64, report: &mut Report) -> anyhow::Result
     shared.worker.stop(PATIENCE)?;
     Ok(())
 }
+
+type Compiled = (ValidModule, Vec<CompiledKernel>);
 
 /// A kernel with its launch and what must come out.
 struct Case {
@@ -130,15 +136,15 @@ impl Shared {
                 .collect::<anyhow::Result<Vec<_>>>()
         })?;
         match self.compiled(&cases)? {
-            Some((module, compiled)) => self.launched(&cases, &module, &compiled),
-            // Some of them are rejected: each for itself.
-            None => {
+            Ok((module, compiled)) => self.launched(&cases, &module, &compiled),
+            // Some of them are not compiled: each for itself.
+            Err(_) => {
                 for case in &cases {
                     let case = std::slice::from_ref(case);
                     match self.compiled(case)? {
-                        Some((module, compiled)) => self.launched(case, &module, &compiled)?,
-                        None => {
-                            self.rejected.fetch_add(1, Ordering::Relaxed);
+                        Ok((module, compiled)) => self.launched(case, &module, &compiled)?,
+                        Err(why) => {
+                            why.fetch_add(1, Ordering::Relaxed);
                         }
                     }
                 }
@@ -147,14 +153,15 @@ impl Shared {
         }
     }
 
-    /// The kernels of the cases, compiled together; `None` if the target rejects one.
-    fn compiled(&self, cases: &[Case]) -> anyhow::Result<Option<(ValidModule, Vec<CompiledKernel>)>> {
+    /// The kernels of the cases, compiled together; where one is not, what is counted of such.
+    fn compiled(&self, cases: &[Case]) -> anyhow::Result<Result<Compiled, &AtomicU64>> {
         self.timed(1, || {
             let kernels = cases.iter().map(|case| case.kernel.clone()).collect();
             let module = validate(Module::new(kernels), Trust::Guest)?;
             match self.compiler.compile_module(&module) {
-                Ok(compiled) => Ok(Some((module, compiled))),
-                Err(CompileError::Rejected(_)) => Ok(None),
+                Ok(compiled) => Ok(Ok((module, compiled))),
+                Err(CompileError::Rejected(_)) => Ok(Err(&self.rejected)),
+                Err(CompileError::Assemble { source, .. }) if is_late(&source) => Ok(Err(&self.late)),
                 Err(error) => Err(error.into()),
             }
         })
@@ -195,6 +202,10 @@ impl Shared {
         }
         Ok(())
     }
+}
+
+fn is_late(error: &AssembleError) -> bool {
+    matches!(error.downcast_ref(), Some(vm_cuda::assemble::AssembleError::Late { .. }))
 }
 
 /// The kernel of a seed, under a name that no other has, run by the interpreter.
