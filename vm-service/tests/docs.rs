@@ -125,7 +125,7 @@ fn options_exist() {
         assert!(obvious || operating.contains(&format!("--{option}")), "docs/operating.md misses --{option}");
     }
     // Options of other programs, of the testbed and of the tests on a GPU.
-    let others = "bench bins example examples features jobs lib list nvrtc package profile release tests verbose workspace";
+    let others = "bench bins cloud-hypervisor example examples features jobs lib list markdown nvrtc package profile release test tests verbose workspace";
     known.extend(others.split(' ').map(str::to_owned));
     for (document, text) in documents() {
         for span in code(&text) {

@@ -3,7 +3,7 @@
 //!
 //! A target has costs of its own, for each op and type by the way in which the target does it: f16 is native on a GPU, and
 //! tens of instructions on a processor. Those of a processor are nanoseconds that were measured, and rounded up;
-//! `cargo bench -p vm-cpu --bench costs` shows them beside each other again.
+//! `cargo bench -p vm-cpu --bench costs` shows them beside each other again, as `gpu costs` does on a GPU.
 //!
 //! Of an `if` or a `switch` all regions count: threads of a warp that part go one behind the other.
 
@@ -89,7 +89,8 @@ fn ptx(op: Opcode, from: Scalar, to: Scalar, shared: bool, expanded: bool) -> u6
                 1
             }
         }
-        And | Or | Xor | Not | Shl | ShrS | ShrU | Rotl | Clz | Ctz | Popcount | BitReverse => 1,
+        And | Or | Xor | Not | Shl | ShrS | ShrU | Rotl => 1,
+        Clz | Ctz | Popcount | BitReverse => 8,
         Eq | Ne | Lt | Le | Gt | Ge => float(1),
         LtS | LeS | GtS | GeS | LtU | LeU | GtU | GeU | Select => 1,
         Sext | Zext | Trunc | Bitcast | SiToFp | UiToFp | FpToSi | FpToUi => 8,
