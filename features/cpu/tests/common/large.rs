@@ -29,6 +29,10 @@ pub(crate) fn check(machine: &Machine, seed: u64, statements: u32) -> Result<Out
     let (module, launch) = kernel(seed, Options::large(seed, statements));
     // There may be more values in it than a kernel can have.
     let Ok(valid) = validate(module, Trust::Guest) else { return Ok(Outcome::Refused) };
+    if valid.find(&launch.kernel).is_none() {
+        // Nor could the builder write them.
+        return Ok(Outcome::Refused);
+    }
     compiled(machine, &valid, launch)
         .map_err(|error| format!("seed {seed}, {statements} statements: {error}"))
 }
