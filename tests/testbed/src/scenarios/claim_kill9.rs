@@ -14,19 +14,14 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::agent::{Fate, Function, L1, NvmeDisk, VM_SERVICE, Victim, kill_at, wait_until};
 use crate::scenario::{Contents, Disk, Scenario, Variant};
-use crate::scenarios::linux_nvme::NVME;
+use crate::scenarios::linux_nvme::{NVME, NVME_AT_PORT0};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "claim-kill9",
     about: "claim, release and run, killed before each changing system call, leave nothing that can't be undone",
     variants: Variant::ALL,
     ports: 1,
-    devices: &[
-        "-drive",
-        "file={disk},if=none,id=drive0,format=raw,cache=unsafe",
-        "-device",
-        "nvme,drive=drive0,serial=testbed,bus=port0",
-    ],
+    devices: NVME_AT_PORT0,
     disks: &[Disk { name: "disk", mib: 16 }],
     memory_mib: 1024,
     deadline: Duration::from_secs(1800),

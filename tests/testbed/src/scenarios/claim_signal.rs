@@ -8,19 +8,14 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::agent::{Fate, Function, L1, NvmeDisk, Victim, kill_at};
 use crate::scenario::{Contents, Disk, Scenario, Variant};
-use crate::scenarios::linux_nvme::NVME;
+use crate::scenarios::linux_nvme::{NVME, NVME_AT_PORT0};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "claim-signal",
     about: "claim, asked to end before each changing system call, has given back what it took when it ends",
     variants: &[Variant::Iommufd],
     ports: 1,
-    devices: &[
-        "-drive",
-        "file={disk},if=none,id=drive0,format=raw,cache=unsafe",
-        "-device",
-        "nvme,drive=drive0,serial=testbed,bus=port0",
-    ],
+    devices: NVME_AT_PORT0,
     disks: &[Disk { name: "disk", mib: 16 }],
     memory_mib: 768,
     deadline: Duration::from_secs(600),

@@ -14,12 +14,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     about: "a Linux guest reads and writes an NVMe disk taken from the host by address; the host then has its data",
     variants: Variant::ALL,
     ports: 1,
-    devices: &[
-        "-drive",
-        "file={disk},if=none,id=drive0,format=raw,cache=unsafe",
-        "-device",
-        "nvme,drive=drive0,serial=testbed,bus=port0",
-    ],
+    devices: NVME_AT_PORT0,
     disks: &[Disk { name: "disk", mib: 64 }],
     memory_mib: 1536,
     deadline: Duration::from_secs(180),
@@ -28,6 +23,13 @@ pub(super) const SCENARIO: Scenario = Scenario {
     l2: Some(l2),
 };
 
+/// An NVMe controller, of the disk `disk`, at the first root port.
+pub(super) const NVME_AT_PORT0: &[&str] = &[
+    "-drive",
+    "file={disk},if=none,id=drive0,format=raw,cache=unsafe",
+    "-device",
+    "nvme,drive=drive0,serial=testbed,bus=port0",
+];
 /// QEMU's NVMe controller.
 pub(super) const NVME: (u16, u16) = (0x1b36, 0x0010);
 

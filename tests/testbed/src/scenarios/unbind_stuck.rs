@@ -7,19 +7,14 @@ use anyhow::{Context, Result};
 
 use crate::agent::{Function, Holder, L1, NvmeDisk, wait_until};
 use crate::scenario::{Contents, Disk, Scenario, Variant};
-use crate::scenarios::linux_nvme::NVME;
+use crate::scenarios::linux_nvme::{NVME, NVME_AT_PORT0};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "unbind-stuck",
     about: "release of a function that a process holds open ends in time and names process and file",
     variants: Variant::ALL,
     ports: 1,
-    devices: &[
-        "-drive",
-        "file={disk},if=none,id=drive0,format=raw,cache=unsafe",
-        "-device",
-        "nvme,drive=drive0,serial=testbed,bus=port0",
-    ],
+    devices: NVME_AT_PORT0,
     disks: &[Disk { name: "disk", mib: 16 }],
     memory_mib: 768,
     deadline: Duration::from_secs(240),
