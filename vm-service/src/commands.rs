@@ -13,7 +13,7 @@ use vm_passthrough::pci::ScanError;
 use vm_passthrough::readiness::{ExplainOptions, Explainer, Readiness};
 use vm_passthrough::{Host, PassthroughManager, PciAddress, PciFunction};
 
-use crate::cli::Failure;
+use crate::failure::Failure;
 
 /// The host's functions, as found by one scan, and what is to be said of them.
 struct Scan<'a> {

@@ -2,15 +2,32 @@
 
 use std::fmt::Write as _;
 
-use vm_passthrough::PassthroughManager;
+use clap::Args;
 use vm_passthrough::claim::{Cancel, ClaimOptions};
 use vm_passthrough::readiness::ExplainOptions;
+use vm_passthrough::{PassthroughManager, PciAddress};
 
-use super::{Scan, explain};
-use crate::cli::{ClaimArgs, Context, EXIT_FAILED, Failure};
+use super::Scan;
+use super::explain::{self, Accept};
+use crate::context::Context;
+use crate::failure::{EXIT_FAILED, Failure};
 use crate::json::{Body, Claim};
 use crate::signals::StopSignals;
 use crate::{log, sys};
+
+/// Arguments of `claim`.
+#[derive(Debug, Args)]
+pub(crate) struct ClaimArgs {
+    /// PCI address, as in 0000:65:00.0 or 65:00.0
+    #[arg(value_name = "ADDR")]
+    pub(crate) address: PciAddress,
+    /// Take every function of its IOMMU group, also those of other devices
+    #[arg(long)]
+    pub(crate) with_group: bool,
+    /// Go on although this stands in the way; it is told as a warning
+    #[arg(long, value_enum, value_name = "CODE")]
+    pub(crate) accept: Vec<Accept>,
+}
 
 /// Claims a function for whoever runs a guest next.
 ///

@@ -7,9 +7,11 @@ use vm_ir::{Kernel, ValidModule};
 use vm_jit::legal::{self, Support};
 use vm_jit::{Artifact, Entry, Slot, Target};
 
-use crate::cli::{CompileArgs, Context, Failure};
+use crate::context::Context;
+use crate::failure::Failure;
 use crate::json::{self, Body};
-use crate::kernel::{args, argument, file, wait};
+use crate::kernel::args::{self, CompileArgs};
+use crate::kernel::{argument, file, wait};
 use crate::save;
 use crate::table::{Table, printable};
 

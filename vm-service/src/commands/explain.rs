@@ -1,16 +1,52 @@
 //! `explain`: every reason why a function can't be passed to a guest, each with its remedy.
 
 use std::fmt::Write as _;
+use std::path::PathBuf;
 
-use vm_passthrough::readiness::{ExplainOptions, Readiness, Severity};
+use clap::{Args, ValueEnum};
+use vm_passthrough::PciAddress;
+use vm_passthrough::readiness::{BlockerCode, ExplainOptions, Readiness, Severity};
 
 use super::Scan;
-use crate::cli::{Context, ExplainArgs, Failure};
 use crate::config::GuestConfig;
+use crate::context::Context;
 use crate::describe;
+use crate::failure::Failure;
 use crate::json::{self, Body};
 use crate::table::printable;
 use crate::vmm;
+
+/// Arguments of `explain`.
+#[derive(Debug, Args)]
+pub(crate) struct ExplainArgs {
+    /// PCI address; without it, every accelerator
+    #[arg(value_name = "ADDR")]
+    pub(crate) address: Option<PciAddress>,
+    /// Explain for this guest: for as much memory as it has and, without ADDR, all its devices
+    #[arg(long, value_name = "GUEST.toml")]
+    pub(crate) guest: Option<PathBuf>,
+    /// Explain for giving away every function of its IOMMU group, also those of other devices
+    #[arg(long)]
+    pub(crate) with_group: bool,
+    /// Go on although this stands in the way; it is told as a warning
+    #[arg(long, value_enum, value_name = "CODE")]
+    pub(crate) accept: Vec<Accept>,
+}
+
+/// A blocker that an operator may accept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Accept {
+    /// Nothing can reset the device: it may hold what its last user left, and keep what this guest leaves
+    NoReset,
+}
+
+impl From<&Accept> for BlockerCode {
+    fn from(accept: &Accept) -> Self {
+        match accept {
+            Accept::NoReset => Self::NoReset,
+        }
+    }
+}
 
 /// Explains a function, a guest's functions, or every accelerator.
 ///

@@ -3,18 +3,27 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use vm_passthrough::PciFunction;
-use vm_passthrough::pci;
+use clap::Args;
 use vm_passthrough::readiness::ExplainOptions;
+use vm_passthrough::{PciAddress, PciFunction, pci};
 
 use super::{Scan, explain};
-use crate::cli::{Context, Failure, InfoArgs};
+use crate::context::Context;
 use crate::describe;
+use crate::failure::Failure;
 use crate::json::{Body, Function, ListedFunction};
 use crate::table::printable;
 
 /// How long a read of an attribute may take that waits for the function's lock.
 const DEADLINE: Duration = Duration::from_secs(2);
+
+/// Arguments of `info`.
+#[derive(Debug, Args)]
+pub(crate) struct InfoArgs {
+    /// PCI address, as in 0000:65:00.0 or 65:00.0
+    #[arg(value_name = "ADDR")]
+    pub(crate) address: PciAddress,
+}
 
 /// Shows one function.
 ///

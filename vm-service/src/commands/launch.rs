@@ -11,10 +11,12 @@ use vm_ir::module::ParamKind;
 use vm_ir::{Kernel, Scalar, Trust};
 
 use super::compile::sizes;
-use crate::cli::{Context, DeviceArg, Failure, LaunchArgs};
+use crate::context::Context;
+use crate::failure::Failure;
 use crate::json::{self, Body};
+use crate::kernel::args::{self, DeviceArg, LaunchArgs};
 use crate::kernel::engine::{self, Ran, Task};
-use crate::kernel::{args, argument, file, npy, wait};
+use crate::kernel::{argument, file, npy, wait};
 use crate::table::Table;
 
 /// How many elements of an output are shown.

@@ -1,12 +1,22 @@
 //! `list`: the host's accelerators, or all its PCI functions.
 
+use clap::Args;
 use vm_passthrough::readiness::ExplainOptions;
 
 use super::Scan;
-use crate::cli::{Context, Failure, ListArgs};
+use crate::context::Context;
 use crate::describe;
+use crate::failure::Failure;
 use crate::json::{Body, Function, ListedFunction};
 use crate::table::Table;
+
+/// Arguments of `list`.
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// List every PCI function, not only accelerators
+    #[arg(long)]
+    pub(crate) all: bool,
+}
 
 /// Lists functions, each with whether it can be passed to a guest.
 ///

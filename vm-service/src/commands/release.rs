@@ -1,9 +1,19 @@
 //! `release`: gives a claimed function and its companions back to their drivers.
 
-use vm_passthrough::PassthroughManager;
+use clap::Args;
+use vm_passthrough::{PassthroughManager, PciAddress};
 
-use crate::cli::{Context, Failure, ReleaseArgs};
+use crate::context::Context;
+use crate::failure::Failure;
 use crate::json::Body;
+
+/// Arguments of `release`.
+#[derive(Debug, Args)]
+pub(crate) struct ReleaseArgs {
+    /// PCI address, as in 0000:65:00.0 or 65:00.0
+    #[arg(value_name = "ADDR")]
+    pub(crate) address: PciAddress,
+}
 
 /// Gives a claim back.
 ///
@@ -25,7 +35,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ReleaseArgs) -> Result<(), F
 ///
 /// # Errors
 /// When the ledger can't be used. What can't be given back is told and stays in the ledger.
-pub(super) fn recover(manager: &mut PassthroughManager) -> Result<Vec<vm_passthrough::PciAddress>, Failure> {
+pub(super) fn recover(manager: &mut PassthroughManager) -> Result<Vec<PciAddress>, Failure> {
     let recovery = manager.recover().map_err(Failure::failed)?;
     for error in &recovery.failed {
         tracing::warn!("an earlier claim is not given back: {error}");

@@ -10,22 +10,62 @@ mod devices;
 mod overdue;
 mod watch;
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use clap::{Args, ValueEnum};
 use rustix::process::DumpableBehavior;
 use vm_passthrough::claim::{ClaimOptions, SharedLease};
 use vm_passthrough::readiness::ExplainOptions;
 use vm_passthrough::vfio::Backend;
 use vm_passthrough::{PassthroughManager, PciAddress};
 
-use super::{Scan, explain, release};
-use crate::cli::{Accept, BackendArg, Context, Failure, RunArgs};
+use super::explain::{self, Accept};
+use super::{Scan, release};
 use crate::config::{AcceleratorDevice, GuestConfig, MAX_DEVICES};
+use crate::context::Context;
+use crate::failure::Failure;
 use crate::json::{self, Body};
 use crate::signals::StopSignals;
 use crate::vmm::{self, End, Machine, MachineError, MachineOptions, OnReboot, Stop};
+use console::Console;
 use devices::{Devices, How};
 use overdue::Overdue;
+
+/// Arguments of `run`.
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// The guest, as a TOML file (docs/guest-toml.md)
+    #[arg(value_name = "GUEST.toml")]
+    pub(crate) guest: PathBuf,
+    /// Give this PCI function to the guest, beside those of its file
+    #[arg(long = "device", value_name = "ADDR")]
+    pub(crate) devices: Vec<PciAddress>,
+    /// Take every function of the devices' IOMMU groups, also those of other devices
+    #[arg(long)]
+    pub(crate) with_group: bool,
+    /// How to open devices; without it, iommufd where the Linux kernel has it
+    #[arg(long, value_enum)]
+    pub(crate) backend: Option<BackendArg>,
+    /// End when the guest asks for a reboot, or crashes into one, instead of restarting it
+    #[arg(long)]
+    pub(crate) no_reboot: bool,
+    /// Where the guest's serial console goes: stdio, none, or file=PATH
+    #[arg(long, value_name = "WHERE", default_value = "stdio")]
+    pub(crate) console: Console,
+    /// Go on although this stands in the way; it is told as a warning
+    #[arg(long, value_enum, value_name = "CODE")]
+    pub(crate) accept: Vec<Accept>,
+}
+
+/// A VFIO back end, as it is said on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BackendArg {
+    /// /dev/iommu and /dev/vfio/devices
+    Iommufd,
+    /// /dev/vfio/vfio and /dev/vfio/GROUP
+    Group,
+}
 
 /// Boots a guest.
 ///

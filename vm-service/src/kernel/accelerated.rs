@@ -14,7 +14,7 @@ use vm_passthrough::accelerator::{
 
 use super::engine::{Ran, Task};
 use super::vouch;
-use crate::cli::Failure;
+use crate::failure::Failure;
 
 /// How long the device is waited for beyond the kernel's own deadline.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -13,64 +13,64 @@ use super::argument::{ArgSpec, OutSpec};
 
 /// Arguments of `compile`.
 #[derive(Debug, Args)]
-pub struct CompileArgs {
+pub(crate) struct CompileArgs {
     /// The kernels, as text (.vir) or in the binary form
     #[arg(value_name = "FILE")]
-    pub file: PathBuf,
+    pub(crate) file: PathBuf,
     /// What to compile for, as in ptx:sm_90a or cpu
     #[arg(long, value_name = "TARGET")]
-    pub target: Target,
+    pub(crate) target: Target,
     /// Where the code goes; without it, to standard output
     #[arg(short, long, value_name = "OUT")]
-    pub output: Option<PathBuf>,
+    pub(crate) output: Option<PathBuf>,
     /// Compile it as the host's own, without the checks that a guest's kernel has
     #[arg(long)]
-    pub trusted: bool,
+    pub(crate) trusted: bool,
     /// Compile nothing; list every op that the kernels use, and how the target does it
     #[arg(long, conflicts_with = "output")]
-    pub legal: bool,
+    pub(crate) legal: bool,
     /// Give up after so many seconds
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
-    pub deadline: Duration,
+    pub(crate) deadline: Duration,
 }
 
 /// Arguments of `launch`.
 #[derive(Debug, Args)]
-pub struct LaunchArgs {
+pub(crate) struct LaunchArgs {
     /// The kernels, as text (.vir) or in the binary form
     #[arg(value_name = "FILE")]
-    pub file: PathBuf,
+    pub(crate) file: PathBuf,
     /// Where it runs: a GPU's PCI address, cpu, or interpreter
     #[arg(long, value_name = "ADDR|cpu|interpreter")]
-    pub device: DeviceArg,
+    pub(crate) device: DeviceArg,
     /// Which kernel, where the file has several
     #[arg(long, value_name = "NAME")]
-    pub kernel: Option<String>,
+    pub(crate) kernel: Option<String>,
     /// Blocks along x, y and z
     #[arg(long, value_name = "X[,Y[,Z]]")]
-    pub grid: GridArg,
+    pub(crate) grid: GridArg,
     /// What a parameter is given: x=f32[3,1000] (behind it =zeros, =ones, =arange or =random:SEED), x=@in.npy, or n=5
     #[arg(long = "arg", value_name = "NAME=VALUE", allow_hyphen_values = true)]
-    pub args: Vec<ArgSpec>,
+    pub(crate) args: Vec<ArgSpec>,
     /// Where a view goes after the launch
     #[arg(long = "out", value_name = "NAME=@FILE.npy")]
-    pub outs: Vec<OutSpec>,
+    pub(crate) outs: Vec<OutSpec>,
     /// Run it as the host's own, without the checks that a guest's kernel has
     #[arg(long)]
-    pub trusted: bool,
+    pub(crate) trusted: bool,
     /// Run it on the interpreter as well, and compare what both wrote
     #[arg(long)]
-    pub check: bool,
+    pub(crate) check: bool,
     /// How far --check lets floats differ, times the greater of 1 and the expected magnitude; without it, 1e-5 for f32 and
     /// f64, 1e-2 for smaller floats
     #[arg(long, value_name = "BOUND", requires = "check", value_parser = bound)]
-    pub tolerance: Option<f64>,
+    pub(crate) tolerance: Option<f64>,
     /// Stop the kernel, and give up, after so many seconds
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
-    pub deadline: Duration,
+    pub(crate) deadline: Duration,
     /// Stop a guest's kernel when a thread has begun so many rounds of its loops
     #[arg(long, value_name = "N")]
-    pub rounds: Option<u64>,
+    pub(crate) rounds: Option<u64>,
 }
 
 /// The trust that a module is validated for.
@@ -93,7 +93,7 @@ fn bound(text: &str) -> Result<f64, String> {
 
 /// Where a kernel runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeviceArg {
+pub(crate) enum DeviceArg {
     /// On the reference interpreter.
     Interpreter,
     /// On this machine's CPU, compiled.
@@ -116,7 +116,7 @@ impl FromStr for DeviceArg {
 
 /// Blocks along x, y and z.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GridArg(pub [u32; 3]);
+pub(crate) struct GridArg(pub(crate) [u32; 3]);
 
 impl FromStr for GridArg {
     type Err = String;

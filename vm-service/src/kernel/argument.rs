@@ -13,20 +13,20 @@ use vm_ir::module::{Param, ParamKind};
 
 use super::fill::Fill;
 use super::{memory, npy};
-use crate::cli::Failure;
+use crate::failure::Failure;
 
 /// `NAME=VALUE`: what a parameter is given.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ArgSpec {
+pub(crate) struct ArgSpec {
     /// The parameter, without `@` or `%`.
-    pub name: String,
+    pub(crate) name: String,
     /// What it is given.
-    pub value: ArgValue,
+    pub(crate) value: ArgValue,
 }
 
 /// What a parameter is given.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ArgValue {
+pub(crate) enum ArgValue {
     /// `@FILE.npy`: the array in a file.
     File(PathBuf),
     /// `f32[3, 1000]=random:7`: an array of these extents.
@@ -98,11 +98,11 @@ fn filled(element: &str, rest: &str) -> Result<ArgValue, String> {
 
 /// `NAME=@FILE.npy`: where a view goes after the launch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OutSpec {
+pub(crate) struct OutSpec {
     /// The parameter, without `@`.
-    pub name: String,
+    pub(crate) name: String,
     /// The file.
-    pub path: PathBuf,
+    pub(crate) path: PathBuf,
 }
 
 impl FromStr for OutSpec {

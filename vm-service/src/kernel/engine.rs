@@ -10,8 +10,13 @@ use vm_passthrough::manager::ManagerError;
 use vm_passthrough::{DeviceType, Host, PassthroughManager, PciAddress, pci};
 
 use super::args::DeviceArg;
-use crate::cli::Failure;
 use crate::describe;
+use crate::failure::Failure;
+
+/// What the first argument is when this program is not the operator's but an assembler's process: it then makes a cubin
+/// of PTX, with limits that the process which started it has set.
+#[cfg(feature = "cuda")]
+pub(crate) const ASSEMBLE: &str = "assemble-ptx";
 
 /// A launch that fits its kernel, and how long it may take.
 #[derive(Clone, Debug)]
@@ -141,7 +146,7 @@ fn on_cuda(task: Task, address: PciAddress) -> Result<Ran, Failure> {
     let gpu = CudaAccelerator::at(&address.to_string()).map_err(Failure::failed)?;
     super::accelerated::run(task, gpu, |compiler| {
         // Where there is no ptxas, this program is the assembler's process (see `ASSEMBLE`).
-        let own = || Some(Assembler::driver(std::env::current_exe().ok()?, [crate::cli::ASSEMBLE.into()]));
+        let own = || Some(Assembler::driver(std::env::current_exe().ok()?, [ASSEMBLE.into()]));
         let assembler = Assembler::find().ok().or_else(own);
         compiler.assembler(assembler.map(|found| Arc::new(CudaAssembler(found)) as Arc<dyn Assemble>))
     })

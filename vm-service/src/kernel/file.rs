@@ -7,7 +7,7 @@ use std::path::Path;
 use vm_ir::limits::MAX_MODULE_BYTES;
 use vm_ir::{Kernel, Module, Trust, ValidModule, binary, text, validate};
 
-use crate::cli::Failure;
+use crate::failure::Failure;
 
 /// Reads a module and validates it.
 ///

@@ -11,7 +11,7 @@ use super::memory;
 
 /// What the elements are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Fill {
+pub(crate) enum Fill {
     /// All 0.
     #[default]
     Zeros,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use crate::cli::Failure;
+use crate::failure::Failure;
 use crate::signals::StopSignals;
 
 /// How often progress is told.

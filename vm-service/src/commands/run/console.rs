@@ -11,7 +11,33 @@ use rustix::fs::OFlags;
 use crate::console::{Escape, Input, Keyboard, RawTerminal};
 use crate::outlet::Standard;
 use crate::vmm::{self, Stop};
-use crate::{cli, log, save};
+use crate::{log, save};
+
+/// Where a guest's serial console goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Console {
+    /// This process's standard input and output.
+    Stdio,
+    /// Nowhere.
+    None,
+    /// What the guest writes goes to a file; it reads nothing.
+    File(PathBuf),
+}
+
+impl std::str::FromStr for Console {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "stdio" => Ok(Self::Stdio),
+            "none" => Ok(Self::None),
+            _ => match text.strip_prefix("file=") {
+                Some(path) if !path.is_empty() => Ok(Self::File(path.into())),
+                _ => Err("write stdio, none or file=PATH"),
+            },
+        }
+    }
+}
 
 /// What serves the console while the guest runs. Dropping it gives the terminal its former mode.
 #[derive(Debug)]
@@ -27,20 +53,20 @@ pub(super) struct ConsoleService {
 /// # Errors
 /// What could not be opened, and what to do.
 pub(super) fn open(
-    console: &cli::Console,
+    console: &Console,
     json: bool,
     stop: &Stop,
 ) -> Result<(vmm::Console, ConsoleService), String> {
     let silent = ConsoleService { _keyboard: None, _terminal: None };
     match console {
-        cli::Console::None => Ok((vmm::Console { output: Box::new(io::sink()), input: None }, silent)),
-        cli::Console::File(path) => {
+        Console::None => Ok((vmm::Console { output: Box::new(io::sink()), input: None }, silent)),
+        Console::File(path) => {
             let output = create(path).map_err(|error| {
                 format!("the console's file {} can't be written: {error}; name another", path.display())
             })?;
             Ok((vmm::Console { output, input: None }, silent))
         }
-        cli::Console::Stdio => stdio(json, stop)
+        Console::Stdio => stdio(json, stop)
             .map_err(|error| format!("the console can't be opened: {error}; try `--console none`")),
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use crate::cli::{EXIT_FAILED, Failure};
+use crate::failure::{EXIT_FAILED, Failure};
 use crate::vmm::Stop;
 use crate::{log, sys};
 
