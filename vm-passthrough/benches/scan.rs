@@ -1,12 +1,9 @@
-//! How long a scan of 10,000 functions takes: by a scanner that knows them, and by one that does not.
+//! How long a scan of 10,000 functions takes.
 //!
-//! A warm scan is quickest where `ulimit -n` is 20,000 or more: then the directories of all functions are kept open.
-//!
-//! The functions are a simulated host's. Every field that the timed scans give is
-//! compared with what was simulated first.
+//! The functions are a simulated host's. Every field that the timed scans give is compared with what was simulated first.
 
-use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use vm_passthrough::pci::{DeviceType, Link, PciAddress, PciFunction, PowerState, Scanner, Sriov};
+use criterion::{Criterion, criterion_group, criterion_main};
+use vm_passthrough::pci::{DeviceType, Link, PciAddress, PciFunction, PowerState, Sriov, scan};
 use vm_passthrough::sim::{SimFunction, SimHost};
 
 const FUNCTIONS: u32 = 10_000;
@@ -52,14 +49,12 @@ fn check(functions: &[PciFunction]) {
     }
 }
 
-/// Adds the functions, and sees to it that nothing happens on the host and nobody has overridden a NUMA node.
+/// A host with the functions.
 fn build(function: impl Fn(u32) -> SimFunction) -> SimHost {
     let sim = SimHost::new().expect("a temporary directory can be filled");
     for index in 0..FUNCTIONS {
         sim.add(&function(index)).expect("a function can be added");
     }
-    sim.write("sys/kernel/uevent_seqnum", "4711\n").expect("a file can be written");
-    sim.write("proc/sys/kernel/tainted", "0\n").expect("a file can be written");
     sim
 }
 
@@ -87,39 +82,19 @@ fn check_virtual(functions: &[PciFunction]) {
     }
 }
 
-fn scan(c: &mut Criterion) {
-    let sim = build(function);
-    let host = sim.plain_host();
-    let mut scanner = Scanner::new();
+fn scans(c: &mut Criterion) {
     let mut group = c.benchmark_group("scan");
     group.sample_size(20);
-    for _ in 0..2 {
-        check(&scanner.scan(&host).expect("the simulated host can be read"));
-    }
-    group.bench_function("10000 physical/warm", |b| b.iter_with_large_drop(|| scanner.scan(&host)));
-    group.bench_function("10000 physical/warm after an event", |b| {
-        let mut event = 4711;
-        b.iter_batched(
-            || {
-                event += 1;
-                sim.write("sys/kernel/uevent_seqnum", &format!("{event}\n"))
-            },
-            |_| scanner.scan(&host),
-            BatchSize::PerIteration,
-        );
-    });
-    group.bench_function("10000 physical/cold", |b| b.iter_with_large_drop(|| Scanner::new().scan(&host)));
-    drop((sim, scanner));
-
-    let sim = build(virtual_function);
-    let host = sim.plain_host();
-    let mut scanner = Scanner::new();
-    for _ in 0..2 {
-        check_virtual(&scanner.scan(&host).expect("the simulated host can be read"));
-    }
-    group.bench_function("10000 virtual/warm", |b| b.iter_with_large_drop(|| scanner.scan(&host)));
+    let mut scan_of = |name: &str, function: fn(u32) -> SimFunction, check: fn(&[PciFunction])| {
+        let sim = build(function);
+        let host = sim.plain_host();
+        check(&scan(&host).expect("the simulated host can be read"));
+        group.bench_function(name, |b| b.iter_with_large_drop(|| scan(&host)));
+    };
+    scan_of("10000 physical", function, check);
+    scan_of("10000 virtual", virtual_function, check_virtual);
     group.finish();
 }
 
-criterion_group!(benches, scan);
+criterion_group!(benches, scans);
 criterion_main!(benches);

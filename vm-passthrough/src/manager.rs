@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use crate::claim::{self, Claim, ClaimError, ClaimOptions, HeldClaim, Recovery, SharedLease, Sharer};
 use crate::guest::DeviceError;
-use crate::pci::{ScanError, Scanner};
+use crate::pci::{self, ScanError};
 use crate::readiness::{self, ExplainOptions, Readiness};
 use crate::{DeviceType, Host, PassthroughDevice, PciAddress, PciFunction};
 
@@ -105,7 +105,6 @@ pub enum ManagerError {
 #[derive(Debug)]
 pub struct PassthroughManager {
     host: Host,
-    scanner: Scanner,
     functions: Vec<PciFunction>,
     /// By the function that was asked for.
     claims: BTreeMap<PciAddress, Held>,
@@ -136,7 +135,6 @@ impl PassthroughManager {
         match std::fs::read_dir(&path) {
             Ok(_) => Ok(Self {
                 host,
-                scanner: Scanner::new(),
                 functions: Vec::new(),
                 claims: BTreeMap::new(),
                 attached: BTreeMap::new(),
@@ -155,7 +153,7 @@ impl PassthroughManager {
     /// # Errors
     /// When sysfs can't be read.
     pub fn scan_devices(&mut self) -> Result<&[PciFunction], ManagerError> {
-        self.functions = self.scanner.scan(&self.host)?;
+        self.functions = pci::scan(&self.host)?;
         Ok(&self.functions)
     }
 
@@ -212,7 +210,7 @@ impl PassthroughManager {
             return Err(ManagerError::ClaimedHere { address, target });
         }
         let mut scanned = Ok(());
-        let claim = claim::take(&self.host, address, options, || match self.scanner.scan(&self.host) {
+        let claim = claim::take(&self.host, address, options, || match pci::scan(&self.host) {
             Ok(functions) => functions,
             Err(error) => {
                 scanned = Err(error);

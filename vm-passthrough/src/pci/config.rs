@@ -110,14 +110,11 @@ pub fn extended_capabilities(config: &(impl ConfigSource + ?Sized)) -> Vec<Exten
     found
 }
 
-/// Offset of the Link Status register within the PCI Express capability.
-pub(super) const LINK_STATUS: usize = 0x12;
-
 /// The link, from the PCI Express capability at `offset` (PCI Express 6.0, 7.5.3.6, 7.5.3.8 and 7.5.3.18);
 /// `None` for a function that has no link of its own.
 pub(super) fn link(config: &[u8], offset: usize) -> Option<Link> {
     let capabilities = config.read_u32(offset + 0x0c)?;
-    let status = config.read_u16(offset + LINK_STATUS)?;
+    let status = config.read_u16(offset + 0x12)?;
     let max_width = (capabilities >> 4 & 0x3f) as u8;
     if max_width == 0 || capabilities == u32::MAX {
         return None;
@@ -131,17 +128,9 @@ pub(super) fn link(config: &[u8], offset: usize) -> Option<Link> {
     } else {
         link_speed(vector.ilog2() as u16 + 1)
     };
-    let (speed, width) = link_status(status);
+    let width = if status == u16::MAX { 0 } else { (status >> 4 & 0x3f) as u8 };
+    let speed = if width == 0 { 0 } else { link_speed(status & 0xf) };
     Some(Link { speed, width, max_speed, max_width })
-}
-
-/// Speed in megatransfers per second and lanes, from Link Status. Both are 0 when the link is down.
-pub(super) fn link_status(status: u16) -> (u32, u8) {
-    let width = (status >> 4 & 0x3f) as u8;
-    if status == u16::MAX || width == 0 {
-        return (0, 0);
-    }
-    (link_speed(status & 0xf), width)
 }
 
 /// Megatransfers per second of a link speed code, 0 for an unknown one.

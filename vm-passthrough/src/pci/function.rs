@@ -31,8 +31,7 @@ pub struct PciFunction {
     pub driver: Option<String>,
     /// NUMA node of its root complex.
     pub numa_node: Option<u16>,
-    /// PCI Express link; `None` on conventional PCI and on integrated endpoints, and in D3cold when it is not known
-    /// from before.
+    /// PCI Express link; `None` on conventional PCI and on integrated endpoints, and in D3cold.
     pub link: Option<Link>,
     /// Power state that the Linux kernel knows.
     pub power_state: PowerState,
@@ -41,7 +40,7 @@ pub struct PciFunction {
     /// Resets that the Linux kernel can do, in the order that it tries them.
     pub resets: Vec<ResetMethod>,
     /// Capability list of its config space; empty when the caller may not read past the first 64 bytes, and in
-    /// D3cold when it is not known from before, as reading would wake the function.
+    /// D3cold, as reading would wake the function.
     pub capabilities: Vec<Capability>,
     /// Extended capability list of its config space; empty when the caller may not read past the first 64 or
     /// 256 bytes, and in D3cold like the other list.

@@ -13,4 +13,4 @@ pub use function::{
     Bar, BarKind, Capability, DeviceType, ExtendedCapability, Link, PciClass, PciFunction, PciIds,
     PowerState, ResetMethod, Rom, Sriov,
 };
-pub use scan::{ScanError, Scanner, driver_override, read_config, read_function, scan};
+pub use scan::{ScanError, driver_override, read_config, read_function, scan};

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use super::{SimFunction, SimHost};
 use crate::PciAddress;
-use crate::pci::{self, PciFunction, Scanner};
+use crate::pci::{self, PciFunction};
 use crate::readiness::{ExplainOptions, Explainer};
 
 /// The files that are overwritten, below the simulated host's root. `ADDRESS` is the function's directory.
@@ -94,11 +94,8 @@ impl Target {
             data = rest;
         }
         let host = self.sim.plain_host();
-        let mut scanner = Scanner::new();
-        for _ in 0..2 {
-            for function in scanner.scan(&host).unwrap_or_default() {
-                check(&function);
-            }
+        for function in pci::scan(&host).unwrap_or_default() {
+            check(&function);
         }
         let options = ExplainOptions { check_open_files: false, ..ExplainOptions::default() };
         if let Ok(readiness) = Explainer::new(&host).explain(self.address, &options) {

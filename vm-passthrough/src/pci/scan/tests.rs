@@ -1,5 +1,5 @@
 use super::*;
-use crate::pci::{Bar, BarKind, ResetMethod, Rom};
+use crate::pci::{Bar, BarKind, DeviceType, PciClass, PciIds, ResetMethod, Rom};
 use crate::sim::{SimFunction, SimHost};
 
 fn address(text: &str) -> PciAddress {
@@ -122,78 +122,32 @@ fn leaves_a_sleeping_function_asleep() {
     let nvme = SimFunction::nvme(address("0000:01:00.0"));
     let sim = SimHost::new().unwrap();
     sim.add(&nvme).unwrap();
-    let host = sim.plain_host();
-    let mut scanner = Scanner::new();
-    let awake = scanner.scan(&host).unwrap();
-    sim.set(nvme.address(), "power_state", "D3cold\n").unwrap();
-    // What is remembered is told of it; one that knows nothing reads no config space.
-    let asleep = scanner.scan(&host).unwrap();
-    assert_eq!(asleep[0].capabilities, awake[0].capabilities);
-    assert_eq!(asleep[0].link, Some(Link { speed: 0, width: 0, max_speed: 16_000, max_width: 4 }));
-    let unknown = scan(&host).unwrap();
-    assert_eq!((unknown[0].power_state, unknown[0].capabilities.len()), (PowerState::D3Cold, 0));
-    assert_eq!(unknown[0].link, None);
-    // And is not remembered as a function without capabilities.
-    let mut scanner = Scanner::new();
-    scanner.scan(&host).unwrap();
-    sim.set(nvme.address(), "power_state", "D0\n").unwrap();
-    assert_eq!(scanner.scan(&host).unwrap()[0].capabilities, awake[0].capabilities);
+    let found = |state: &str| {
+        sim.set(nvme.address(), "power_state", state).unwrap();
+        scan(&sim.plain_host()).unwrap().remove(0)
+    };
+    // Config space, which the simulated function has all the while, is not read.
+    let asleep = found("D3cold\n");
+    assert_eq!((asleep.power_state, asleep.capabilities.len()), (PowerState::D3Cold, 0));
+    assert_eq!(asleep.link, None);
+    let awake = found("D3hot\n");
+    assert_eq!((awake.power_state, awake.capabilities.len()), (PowerState::D3Hot, 3));
 }
 
 #[test]
-fn a_second_scan_sees_every_change() {
-    let sim = SimHost::new().unwrap();
-    let at = address("0000:01:00.0");
-    sim.add(&SimFunction::nvme(at).driver("nvme").sriov(4)).unwrap();
-    let host = sim.plain_host();
-    let mut scanner = Scanner::new();
-    let before = scanner.scan(&host).unwrap().remove(0);
-    sim.add_driver("vfio-pci").unwrap();
-    sim.set_driver(at, Some("vfio-pci")).unwrap();
-    for (attribute, text) in [("power_state", "D3hot\n"), ("numa_node", "1\n"), ("reset_method", "bus\n")] {
-        sim.set(at, attribute, text).unwrap();
-    }
-    for name in ["virtfn0", "virtfn1"] {
-        sim.set(at, name, "").unwrap();
-    }
-    sim.set(at, "resource", &SimFunction::nvme(at).bar(0, BarKind::Memory32, true, 0x1000, 0x100).resource())
-        .unwrap();
-    let slow = SimFunction::nvme(at).sriov(4).degraded_link(Link {
-        speed: 2_500,
-        width: 1,
-        max_speed: 16_000,
-        max_width: 4,
-    });
-    std::fs::write(sim.device_dir(at).unwrap().join("config"), slow.config_space()).unwrap();
-    let after = scanner.scan(&host).unwrap().remove(0);
-    assert_eq!(before.driver.as_deref(), Some("nvme"));
-    assert_eq!(after.driver.as_deref(), Some("vfio-pci"));
-    assert_eq!(after.power_state, PowerState::D3Hot);
-    assert_eq!(after.numa_node, Some(1));
-    assert_eq!(after.resets, [ResetMethod::Bus]);
-    assert_eq!(after.sriov, Some(Sriov::Physical { total_vfs: 4, num_vfs: 2 }));
-    assert_eq!((after.bars[0].kind, after.bars[0].size), (BarKind::Memory32, 0x100));
-    assert_eq!(after.link.map(|link| (link.speed, link.width)), Some((2_500, 1)));
-}
-
-#[test]
-fn a_replaced_function_is_read_anew() {
+fn a_scan_is_of_what_is_there_now() {
     let sim = SimHost::new().unwrap();
     let at = address("0000:01:00.0");
     let host = sim.plain_host();
-    let mut scanner = Scanner::new();
-    for _ in 0..20 {
-        sim.add(&SimFunction::nvme(at)).unwrap();
-        let found = scanner.scan(&host).unwrap();
-        assert_eq!((found[0].device_type, found[0].capabilities.len()), (DeviceType::Nvme, 3));
-        sim.remove(at).unwrap();
-        sim.add(&SimFunction::new(at, 0x1002, 0x5159, 0x03_0000)).unwrap();
-        let found = scanner.scan(&host).unwrap();
-        assert_eq!((found[0].device_type, found[0].capabilities.len()), (DeviceType::GpuAmd, 0));
-        sim.remove(at).unwrap();
-    }
-    assert!(scanner.scan(&host).unwrap().is_empty());
-    assert!(scanner.known.is_empty());
+    sim.add(&SimFunction::nvme(at)).unwrap();
+    let found = scan(&host).unwrap();
+    assert_eq!((found[0].device_type, found[0].capabilities.len()), (DeviceType::Nvme, 3));
+    sim.remove(at).unwrap();
+    sim.add(&SimFunction::new(at, 0x1002, 0x5159, 0x03_0000)).unwrap();
+    let found = scan(&host).unwrap();
+    assert_eq!((found[0].device_type, found[0].capabilities.len()), (DeviceType::GpuAmd, 0));
+    sim.remove(at).unwrap();
+    assert!(scan(&host).unwrap().is_empty());
 }
 
 #[test]
@@ -229,9 +183,8 @@ fn functions_that_come_and_go_meanwhile() {
                 sim.remove(flaps).unwrap();
             }
         });
-        let mut scanner = Scanner::new();
         for _ in 0..200 {
-            let found = scanner.scan(&host).unwrap();
+            let found = scan(&host).unwrap();
             assert!(found.iter().any(|function| function.address == stays));
         }
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
@@ -268,77 +221,6 @@ fn this_machine() {
         assert_ne!(function.ids.vendor, 0xffff, "{}", function.address);
         assert!(function.bars.iter().all(|bar| bar.size.is_power_of_two()), "{function:?}");
     }
-}
-
-/// A host that counts events and is not tainted, as Linux is.
-#[test]
-fn what_stands_while_there_is_no_event() {
-    let sim = SimHost::new().unwrap();
-    let (nvme, card) = (address("0000:01:00.0"), address("0000:02:00.0"));
-    let first = address("0000:02:10.0");
-    sim.add(&SimFunction::nvme(nvme).driver("nvme").numa_node(1)).unwrap();
-    sim.add(&SimFunction::network(card).sriov(8)).unwrap();
-    sim.add(&SimFunction::network(first).virtual_of(card)).unwrap();
-    let event = |count: u32| sim.write("sys/kernel/uevent_seqnum", &format!("{count}\n")).unwrap();
-    sim.write("proc/sys/kernel/tainted", "4096\n").unwrap();
-    event(1);
-    let host = sim.plain_host();
-    let mut scanner = Scanner::new();
-    let cold = scanner.scan(&host).unwrap();
-    let warm = scanner.scan(&host).unwrap();
-    assert_eq!(format!("{warm:?}"), format!("{cold:?}"));
-
-    // What changes without an event is seen at once.
-    for (attribute, text) in
-        [("power_state", "D3hot\n"), ("reset_method", "bus\n"), ("resource", "0x1000 0x1fff 0x40200\n")]
-    {
-        sim.set(nvme, attribute, text).unwrap();
-    }
-    let found = scanner.scan(&host).unwrap().remove(0);
-    assert_eq!((found.power_state, found.bars[0].size), (PowerState::D3Hot, 0x1000));
-    assert_eq!(found.resets, [ResetMethod::Bus]);
-    // A NUMA node only changes with a taint, a driver and a function only with an event.
-    sim.set(nvme, "numa_node", "3\n").unwrap();
-    sim.write("proc/sys/kernel/tainted", "6144\n").unwrap();
-    assert_eq!(scanner.scan(&host).unwrap()[0].numa_node, Some(3));
-    sim.set_driver(nvme, Some("vfio-pci")).unwrap();
-    event(2);
-    assert_eq!(scanner.scan(&host).unwrap()[0].driver.as_deref(), Some("vfio-pci"));
-    sim.remove(nvme).unwrap();
-    sim.add(&SimFunction::gpu(nvme)).unwrap();
-    event(3);
-    let found = scanner.scan(&host).unwrap().remove(0);
-    assert_eq!((found.device_type, found.driver), (DeviceType::GpuNvidia, None));
-    sim.remove(nvme).unwrap();
-    event(4);
-    assert_eq!(scanner.scan(&host).unwrap().iter().map(|f| f.address).collect::<Vec<_>>(), [card, first]);
-}
-
-#[test]
-fn bars_are_read_again_when_they_can_change() {
-    let at = address("0000:01:00.0");
-    let placed = "0x1000 0x1fff 0x40200\n";
-    let check = |function: SimFunction, before: &str, stays: bool| {
-        let sim = SimHost::new().unwrap();
-        sim.add(&function).unwrap();
-        sim.write("sys/kernel/uevent_seqnum", "1\n").unwrap();
-        sim.set(at, "resource", before).unwrap();
-        let host = sim.plain_host();
-        let mut scanner = Scanner::new();
-        let bars = scanner.scan(&host).unwrap().remove(0).bars;
-        sim.set(at, "resource", "0x8000 0xbfff 0x40200\n").unwrap();
-        assert_eq!(scanner.scan(&host).unwrap().remove(0).bars == bars, stays, "{before}");
-        sim.write("sys/kernel/uevent_seqnum", "2\n").unwrap();
-        assert_ne!(scanner.scan(&host).unwrap().remove(0).bars, bars);
-    };
-    let aer = |function: SimFunction| function.extended_capability(0x0001, 2, &[0; 44]);
-    check(aer(SimFunction::nvme(at)), placed, true);
-    // It has no place yet.
-    check(aer(SimFunction::nvme(at)), "0x0 0xfff 0x20040200\n", false);
-    check(aer(SimFunction::gpu(at)).extended_capability(0x0015, 1, &[0; 8]), placed, false);
-    check(aer(SimFunction::root_port(at)), placed, false);
-    // Not all of config space was seen.
-    check(SimFunction::nvme(at), placed, false);
 }
 
 /// A FIFO in the place of an attribute; the thread ends once it is opened for reading.
