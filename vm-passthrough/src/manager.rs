@@ -133,12 +133,9 @@ impl PassthroughManager {
     pub fn with_host(host: Host) -> Result<Self, ManagerError> {
         let path = host.sys.join("bus/pci/devices");
         match std::fs::read_dir(&path) {
-            Ok(_) => Ok(Self {
-                host,
-                functions: Vec::new(),
-                claims: BTreeMap::new(),
-                attached: BTreeMap::new(),
-            }),
+            Ok(_) => {
+                Ok(Self { host, functions: Vec::new(), claims: BTreeMap::new(), attached: BTreeMap::new() })
+            }
             Err(source) => Err(ManagerError::NoPci { path, source }),
         }
     }

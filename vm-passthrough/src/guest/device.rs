@@ -6,15 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use super::config::express::{DEVICE_CONTROL, DEVICE_CONTROL_RESET};
-use super::config::header::{BARS, COMMAND, COMMAND_INTX_DISABLE, COMMAND_MASTER, COMMAND_MEMORY};
-use super::config::power::{CONTROL, D3HOT, STATE};
-use super::config::{ConfigSpace, Facts, SIZE};
+use super::config::{ConfigSpace, Facts};
 use super::dma::DmaRam;
 use super::gate::{Gate, POLL};
 use super::interrupts::Vectors;
 use super::state::{Decoded, State};
 use super::{DeviceError, PassthroughDevice, Vmm, bars};
+use crate::pci::config::{CONFIG_SIZE, EXTENDED_CONFIG_SIZE};
+use crate::pci::regs;
 use crate::vfio::{AddressSpace, CONFIG_REGION, DeviceFile, MSI_IRQ, MSIX_IRQ, Result, VfioError};
 use crate::{PciAddress, deadlines};
 
@@ -217,7 +216,7 @@ impl VfioPciDevice {
 
     /// Stops DMA, decoding and INTx in the device.
     fn quiesce(&self) -> Result<()> {
-        self.write_device(COMMAND.into(), &COMMAND_INTX_DISABLE.to_le_bytes())
+        self.write_device(regs::COMMAND.into(), &regs::COMMAND_INTX_DISABLE.to_le_bytes())
     }
 
     /// Resets the function, with the guest's view already cleared.
@@ -284,9 +283,9 @@ impl VfioPciDevice {
     /// Stops the device's DMA and MSI, and nothing else.
     fn stop_master(&self) -> Result<()> {
         let mut command = [0; 2];
-        self.read_device(COMMAND.into(), &mut command)?;
-        let command = u16::from_le_bytes(command) & !COMMAND_MASTER;
-        self.write_device(COMMAND.into(), &command.to_le_bytes())
+        self.read_device(regs::COMMAND.into(), &mut command)?;
+        let command = u16::from_le_bytes(command) & !regs::COMMAND_MASTER;
+        self.write_device(regs::COMMAND.into(), &command.to_le_bytes())
     }
 
     /// Reads at most 4 bytes of config space of an attached device.
@@ -320,8 +319,8 @@ impl VfioPciDevice {
         let data = data_copy;
 
         if let Some(express) = state.config.express {
-            let high = usize::from(express + DEVICE_CONTROL) + 1;
-            let bit = (DEVICE_CONTROL_RESET >> 8) as u8;
+            let high = usize::from(express + regs::EXP_DEVCTL) + 1;
+            let bit = (regs::EXP_DEVCTL_BCR_FLR >> 8) as u8;
             if high.checked_sub(offset).and_then(|at| data.get(at)).is_some_and(|byte| byte & bit != 0)
                 && self.file.info().reset
             {
@@ -329,22 +328,26 @@ impl VfioPciDevice {
             }
         }
         if let Some(power) = state.config.power {
-            let control = usize::from(power + CONTROL);
-            let now = state.config.get16(power + CONTROL) & STATE;
+            let control = usize::from(power + regs::PM_CTRL);
+            let now = state.config.get16(power + regs::PM_CTRL) & regs::PM_CTRL_STATE_MASK;
             if let Some(byte) = control.checked_sub(offset).and_then(|at| data.get_mut(at)) {
                 // D1 and D2 are not offered: a write of an unsupported state changes nothing.
-                if !matches!(u16::from(*byte) & STATE, 0 | D3HOT) {
-                    *byte = *byte & !(STATE as u8) | now as u8;
+                if !matches!(u16::from(*byte) & regs::PM_CTRL_STATE_MASK, 0 | regs::PM_CTRL_D3HOT) {
+                    *byte = *byte & !(regs::PM_CTRL_STATE_MASK as u8) | now as u8;
                 }
             }
         }
 
-        let commanded = overlaps(offset, len, COMMAND.into(), 2);
+        let commanded = overlaps(offset, len, regs::COMMAND.into(), 2);
         let moved = commanded
-            || overlaps(offset, len, BARS.into(), 24)
-            || state.config.power.is_some_and(|power| overlaps(offset, len, (power + CONTROL).into(), 2));
+            || overlaps(offset, len, regs::BASE_ADDRESS_0.into(), 24)
+            || state
+                .config
+                .power
+                .is_some_and(|power| overlaps(offset, len, (power + regs::PM_CTRL).into(), 2));
         state.config.write(offset, data);
-        if commanded && state.config.get16(COMMAND) & (COMMAND_MEMORY | COMMAND_MASTER) != 0 {
+        if commanded && state.config.get16(regs::COMMAND) & (regs::COMMAND_MEMORY | regs::COMMAND_MASTER) != 0
+        {
             self.file.set_at_rest(false);
         }
         if moved {
@@ -496,7 +499,7 @@ impl PassthroughDevice for VfioPciDevice {
             return;
         }
         let offset = usize::from(offset);
-        let len = data.len().min(SIZE.saturating_sub(offset));
+        let len = data.len().min(EXTENDED_CONFIG_SIZE.saturating_sub(offset));
         let Some(inside) = data.get_mut(..len) else { return };
         for (index, chunk) in inside.chunks_mut(4).enumerate() {
             if self.gone.load(Ordering::Relaxed)
@@ -515,7 +518,9 @@ impl PassthroughDevice for VfioPciDevice {
             return;
         }
         let offset = usize::from(offset);
-        let Some(inside) = data.get(..data.len().min(SIZE.saturating_sub(offset))) else { return };
+        let Some(inside) = data.get(..data.len().min(EXTENDED_CONFIG_SIZE.saturating_sub(offset))) else {
+            return;
+        };
         for (index, chunk) in inside.chunks(4).enumerate() {
             if let Err(error) = self.write_chunk(&mut inner, offset + index * 4, chunk, reset) {
                 // A guest may cause this as often as it likes.
@@ -631,7 +636,11 @@ fn read_config(file: &dyn DeviceFile) -> Result<Vec<u8>> {
         what,
     };
     let size = file.region(CONFIG_REGION)?.size;
-    let size = if size >= SIZE as u64 { SIZE } else { 256.min(size as usize) };
+    let size = if size >= EXTENDED_CONFIG_SIZE as u64 {
+        EXTENDED_CONFIG_SIZE
+    } else {
+        CONFIG_SIZE.min(size as usize)
+    };
     let mut config = vec![0; size];
     file.read(CONFIG_REGION, 0, &mut config)?;
     match config.get(..16) {

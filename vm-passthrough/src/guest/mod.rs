@@ -21,6 +21,7 @@ pub use device::{DeviceOptions, VfioPciDevice};
 pub use fuzz::fuzz_config_space;
 pub use interface::{DeviceError, MapId, MsiMessage, PassthroughDevice, RamRegion, RouteId, Vmm, VmmError};
 pub use kvm::KvmVmm;
+pub use msix::MsixTable;
 
 #[cfg(test)]
 mod tests;

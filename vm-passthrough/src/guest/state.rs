@@ -6,18 +6,16 @@ use std::sync::Arc;
 
 use super::bars::Bar;
 use super::config::ConfigSpace;
-use super::config::header::{BARS, COMMAND, COMMAND_MEMORY};
-use super::config::power::{CONTROL, STATE};
 use super::interrupts::Vectors;
-use super::msix::Table;
-use super::{DeviceError, MapId, Vmm};
+use super::{DeviceError, MapId, MsixTable, Vmm};
+use crate::pci::regs;
 use crate::vfio::{DeviceFile, Mapping};
 
 /// The changing part of a device.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) config: ConfigSpace,
-    pub(super) table: Table,
+    pub(super) table: MsixTable,
     pub(super) msi: Vectors,
     pub(super) msix: Vectors,
     places: Vec<Place>,
@@ -71,7 +69,7 @@ impl State {
         let vectors = config.msix.map_or(0, |msix| msix.vectors);
         Self {
             config,
-            table: Table::new(vectors),
+            table: MsixTable::new(vectors),
             msi: irqs.0,
             msix: irqs.1,
             places,
@@ -142,12 +140,15 @@ impl State {
     /// The address that a BAR is to decode now.
     fn wanted(&self, index: usize) -> Option<u64> {
         let bar = &self.places.get(index)?.bar;
-        let on = self.config.get16(COMMAND) & COMMAND_MEMORY != 0;
-        let awake = self.config.power.is_none_or(|offset| self.config.get16(offset + CONTROL) & STATE == 0);
+        let on = self.config.get16(regs::COMMAND) & regs::COMMAND_MEMORY != 0;
+        let awake = self
+            .config
+            .power
+            .is_none_or(|offset| self.config.get16(offset + regs::PM_CTRL) & regs::PM_CTRL_STATE_MASK == 0);
         if !on || !awake {
             return None;
         }
-        let offset = BARS + u16::from(bar.index) * 4;
+        let offset = regs::BASE_ADDRESS_0 + u16::from(bar.index) * 4;
         let low = u64::from(self.config.get32(offset) & !0xf);
         let high = if bar.wide { u64::from(self.config.get32(offset + 4)) << 32 } else { 0 };
         let address = high | low;

@@ -5,8 +5,8 @@
 
 use std::fmt;
 
-use crate::pci::config::{CAP_EXPRESS, ConfigSource as _, EXTENDED_CAP_ACS};
-use crate::pci::{self, PciFunction};
+use crate::pci::config::ConfigSource as _;
+use crate::pci::{self, PciFunction, regs};
 use crate::{Host, PciAddress};
 
 /// A port above a function that does not isolate what is below it.
@@ -53,12 +53,12 @@ impl fmt::Display for IsolationFault {
 
 /// The controls that isolation takes (PCI Express 6.0, 7.7.11.2; Linux `REQ_ACS_FLAGS`).
 const CONTROLS: [(u16, &str); 4] = [
-    (0x01, "source validation"),
-    (0x04, "request redirect"),
-    (0x08, "completion redirect"),
-    (0x10, "upstream forwarding"),
+    (regs::ACS_SV, "source validation"),
+    (regs::ACS_RR, "request redirect"),
+    (regs::ACS_CR, "completion redirect"),
+    (regs::ACS_UF, "upstream forwarding"),
 ];
-const REQUIRED: u16 = 0x1d;
+const REQUIRED: u16 = regs::ACS_SV | regs::ACS_RR | regs::ACS_CR | regs::ACS_UF;
 
 /// More buses in a row than can be: bus numbers have 8 bits.
 const MOST_PORTS: usize = 256;
@@ -79,24 +79,21 @@ pub fn isolation_breaks(host: &Host, function: &PciFunction) -> Vec<IsolationBre
 fn fault(host: &Host, port: &PciFunction) -> Option<IsolationFault> {
     let config = pci::read_config(host, port.address).ok()?;
     let config = &config[..];
-    let Some(express) = port.capabilities.iter().find(|cap| cap.id == CAP_EXPRESS) else {
+    let Some(express) = port.capabilities.iter().find(|cap| cap.id == regs::CAP_ID_EXP) else {
         // Config space that could not be read tells nothing.
         return (config.len() > pci::config::HEADER_SIZE).then_some(IsolationFault::Conventional);
     };
-    // PCI Express 6.0, 7.5.3.2: device/port type.
-    let port_type = config.read_u16(usize::from(express.offset) + 2)? >> 4 & 0xf;
-    match port_type {
-        // Root port and downstream port of a switch.
-        4 | 6 => {}
-        // PCI Express to PCI bridge.
-        7 => return Some(IsolationFault::Conventional),
+    let flags = config.read_u16(usize::from(express.offset) + usize::from(regs::EXP_FLAGS))?;
+    match (flags & regs::EXP_FLAGS_TYPE) >> 4 {
+        regs::EXP_TYPE_ROOT_PORT | regs::EXP_TYPE_DOWNSTREAM => {}
+        regs::EXP_TYPE_PCI_BRIDGE => return Some(IsolationFault::Conventional),
         _ => return None,
     }
-    let Some(acs) = port.extended_capabilities.iter().find(|cap| cap.id == EXTENDED_CAP_ACS) else {
+    let Some(acs) = port.extended_capabilities.iter().find(|cap| cap.id == regs::EXT_CAP_ID_ACS) else {
         return (config.len() > pci::config::CONFIG_SIZE).then_some(IsolationFault::NoAcs);
     };
-    let capability = config.read_u16(usize::from(acs.offset) + 4)?;
-    let control = config.read_u16(usize::from(acs.offset) + 6)?;
+    let capability = config.read_u16(usize::from(acs.offset + regs::ACS_CAP))?;
+    let control = config.read_u16(usize::from(acs.offset + regs::ACS_CTRL))?;
     // A control that is not in the capability is always on.
     let missing = REQUIRED & capability & !control;
     (missing != 0).then_some(IsolationFault::Disabled { missing })
@@ -123,7 +120,7 @@ mod tests {
         let good = || SimFunction::root_port(port);
         let acs = |capability, control| {
             let port = good().no_extended_capabilities();
-            port.extended_capability(EXTENDED_CAP_ACS, 1, &[capability, 0, control, 0])
+            port.extended_capability(regs::EXT_CAP_ID_ACS, 1, &[capability, 0, control, 0])
         };
         let conventional = SimFunction::new(port, 0x1b36, 0x0001, 0x06_0400).header_type(1);
         check(good(), None);

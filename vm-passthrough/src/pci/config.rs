@@ -3,7 +3,9 @@
 //! The bytes come from a device and may be anything. A walk never visits an offset twice, so that it ends on a
 //! list that loops, and never reads outside what there is.
 
-use super::{Capability, ExtendedCapability, Link};
+use std::convert::Infallible;
+
+use super::{Capability, ExtendedCapability, Link, regs};
 
 /// Bytes of the conventional config space.
 pub const CONFIG_SIZE: usize = 256;
@@ -11,19 +13,6 @@ pub const CONFIG_SIZE: usize = 256;
 pub const EXTENDED_CONFIG_SIZE: usize = 4096;
 /// Bytes of the header that all functions have, and the part that anybody may read on Linux.
 pub const HEADER_SIZE: usize = 64;
-
-/// Capability ID of PCI power management (PCI Code and ID Assignment 1.11, section 2).
-pub const CAP_POWER_MANAGEMENT: u8 = 0x01;
-/// Capability ID of PCI Express.
-pub const CAP_EXPRESS: u8 = 0x10;
-/// Capability ID of message signalled interrupts.
-pub const CAP_MSI: u8 = 0x05;
-/// Capability ID of MSI-X.
-pub const CAP_MSIX: u8 = 0x11;
-/// Extended capability ID of access control services (PCI Code and ID Assignment 1.11, section 3).
-pub const EXTENDED_CAP_ACS: u16 = 0x000d;
-/// Extended capability ID of resizable BARs.
-pub const EXTENDED_CAP_RESIZABLE_BAR: u16 = 0x0015;
 
 /// Something that config space can be read from.
 pub trait ConfigSource {
@@ -53,35 +42,42 @@ impl ConfigSource for [u8] {
     }
 }
 
-/// The capability list of `config`, the conventional config space (PCI Local Bus 3.0, 6.7), in the order of the
-/// list. It ends early where the list leaves `config`, loops, or reads all ones.
+/// The capability list of `config`, the conventional config space, in the order of the list. It ends early where the list
+/// leaves `config`.
 pub fn capabilities(config: &[u8]) -> Vec<Capability> {
-    const STATUS: usize = 0x06;
-    const STATUS_CAPABILITIES: u8 = 0x10;
-    const POINTER: usize = 0x34;
+    // What is not there reads zero: no list, or its end.
+    let read = |offset: u16| Ok::<_, Infallible>(config.read_u16(offset.into()).unwrap_or(0));
+    walk_capabilities(read).unwrap_or_else(|never| match never {})
+}
+
+/// The capability list of a function, of whose config space `read` gives 16 bits at an even offset below 256 (PCI Local Bus
+/// 3.0, 6.7), in the order of the list. It ends early where the list leads into the header, loops, or reads all ones.
+///
+/// # Errors
+/// The first of `read`'s.
+pub fn walk_capabilities<E>(mut read: impl FnMut(u16) -> Result<u16, E>) -> Result<Vec<Capability>, E> {
     let mut found = Vec::new();
-    let config = &config[..config.len().min(CONFIG_SIZE)];
-    let (Some(status), Some(&first)) = (config.get(STATUS), config.get(POINTER)) else { return found };
-    if status & STATUS_CAPABILITIES == 0 {
-        return found;
+    if read(regs::STATUS)? & regs::STATUS_CAP_LIST == 0 {
+        return Ok(found);
     }
     // One bit per dword: each of the 64 is visited at most once.
     let mut visited = 0u64;
-    let mut offset = first & 0xfc;
-    while usize::from(offset) >= HEADER_SIZE && visited & (1 << (offset >> 2)) == 0 {
+    let [mut offset, _] = read(regs::CAPABILITY_LIST)?.to_le_bytes();
+    loop {
+        offset &= 0xfc;
+        if usize::from(offset) < HEADER_SIZE || visited & (1 << (offset >> 2)) != 0 {
+            return Ok(found);
+        }
         visited |= 1 << (offset >> 2);
-        let at = usize::from(offset);
-        let (Some(&id), Some(&next)) = (config.get(at), config.get(at + 1)) else { break };
-        if id == 0xff {
-            break;
+        let [id, next] = read(offset.into())?.to_le_bytes();
+        match id {
+            0xff => return Ok(found),
+            // A null capability: it holds nothing, and the list goes on.
+            0 => {}
+            id => found.push(Capability { id, offset }),
         }
-        // ID 0 is a null capability: it holds nothing, and the list goes on.
-        if id != 0 {
-            found.push(Capability { id, offset });
-        }
-        offset = next & 0xfc;
+        offset = next;
     }
-    found
 }
 
 /// The extended capability list of `config` (PCI Express 6.0, 7.6), in the order of the list. It ends early where
@@ -113,16 +109,20 @@ pub fn extended_capabilities(config: &(impl ConfigSource + ?Sized)) -> Vec<Exten
 /// The link, from the PCI Express capability at `offset` (PCI Express 6.0, 7.5.3.6, 7.5.3.8 and 7.5.3.18);
 /// `None` for a function that has no link of its own.
 pub(super) fn link(config: &[u8], offset: usize) -> Option<Link> {
-    let capabilities = config.read_u32(offset + 0x0c)?;
-    let status = config.read_u16(offset + 0x12)?;
+    let at = |register: u16| offset + usize::from(register);
+    let capabilities = config.read_u32(at(regs::EXP_LNKCAP))?;
+    let status = config.read_u16(at(regs::EXP_LNKSTA))?;
     let max_width = (capabilities >> 4 & 0x3f) as u8;
     if max_width == 0 || capabilities == u32::MAX {
         return None;
     }
     // The Supported Link Speeds Vector of version 2 names every speed; the code in Link Capabilities names the
     // highest.
-    let version = config.read_u16(offset + 2)? & 0xf;
-    let vector = if version >= 2 { config.read_u32(offset + 0x2c).unwrap_or(0) >> 1 & 0x7f } else { 0 };
+    let version = config.read_u16(at(regs::EXP_FLAGS))? & regs::EXP_FLAGS_VERS;
+    let vector = match config.read_u32(at(regs::EXP_LNKCAP2)) {
+        Some(vector) if version >= 2 => vector >> 1 & 0x7f,
+        _ => 0,
+    };
     let max_speed = if vector == 0 {
         link_speed(capabilities as u16 & 0xf)
     } else {

@@ -5,6 +5,7 @@ mod attributes;
 pub mod config;
 mod function;
 mod kind;
+pub mod regs;
 mod scan;
 mod text;
 

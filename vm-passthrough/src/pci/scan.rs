@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use super::attributes::{Attributes, Buffer, is_gone, link_target};
 use super::config::{self, ConfigSource as _};
-use super::{Link, PciAddress, PciFunction, PowerState, Sriov, kind, text};
+use super::{Link, PciAddress, PciFunction, PowerState, Sriov, kind, regs, text};
 use crate::Host;
 
 /// Why the host's PCI functions could not be read.
@@ -187,13 +187,12 @@ fn list(dir: &OwnedFd) -> Result<Vec<PciAddress>, Errno> {
 fn read(devices: &OwnedFd, address: PciAddress, buffer: &mut Buffer) -> Result<PciFunction, Failure> {
     let name = address.to_string();
     let attributes = Attributes::open(devices, &name)?;
-    let power_state =
-        attributes.read("power_state", buffer)?.map_or(PowerState::Unknown, text::power_state);
+    let power_state = attributes.read("power_state", buffer)?.map_or(PowerState::Unknown, text::power_state);
     let uevent = attributes.read("uevent", buffer)?.ok_or(Failure::Gone)?;
     let (class, mut ids) = text::uevent(uevent).ok_or(Failure::Malformed)?;
     // The bridge right above, from where the function's directory lies.
-    let upstream = link_target(devices, &name, buffer)?
-        .and_then(|target| target.rsplit('/').nth(1)?.parse().ok());
+    let upstream =
+        link_target(devices, &name, buffer)?.and_then(|target| target.rsplit('/').nth(1)?.parse().ok());
     let driver = attributes.link("driver", buffer)?.map(str::to_owned);
     let device_type =
         kind::refine(kind::from_ids(class, &ids), driver.as_deref(), || attributes.has("accel"));
@@ -213,17 +212,17 @@ fn read(devices: &OwnedFd, address: PciAddress, buffer: &mut Buffer) -> Result<P
     let answers = len >= config::HEADER_SIZE && space[..config::HEADER_SIZE].iter().any(|&byte| byte != 0xff);
     let space = if answers { &space[..len] } else { &[][..] };
     let capabilities = config::capabilities(space);
-    let express = capabilities.iter().find(|cap| cap.id == config::CAP_EXPRESS);
+    let express = capabilities.iter().find(|cap| cap.id == regs::CAP_ID_EXP);
     let extended_capabilities = match &file {
         Some(file) if express.is_some() => config::extended_capabilities(file),
         _ => Vec::new(),
     };
-    ids.revision = match space.get(8) {
+    ids.revision = match space.get(usize::from(regs::CLASS_REVISION)) {
         Some(&revision) => revision,
         None => attributes.read("revision", buffer)?.and_then(text::hex_number).unwrap_or(0) as u8,
     };
-    let header_type = match space.get(0x0e) {
-        Some(&header_type) => header_type & 0x7f,
+    let header_type = match space.get(usize::from(regs::HEADER_TYPE)) {
+        Some(&header_type) => header_type & regs::HEADER_TYPE_MASK,
         // A bridge to PCI or to CardBus, by its class.
         None => match (class.base(), class.subclass()) {
             (0x06, 0x04) => 1,

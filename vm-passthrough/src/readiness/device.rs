@@ -1,8 +1,8 @@
 //! The state of the functions themselves: what they are, power, reset, virtual functions, BARs.
 
 use super::{BlockerCode, Case, Severity};
-use crate::pci::config::{CAP_EXPRESS, HEADER_SIZE};
-use crate::pci::{self, BarKind, PciFunction, PowerState, Sriov};
+use crate::pci::config::HEADER_SIZE;
+use crate::pci::{self, BarKind, PciFunction, PowerState, Sriov, regs};
 use crate::{PciAddress, files};
 
 pub(super) fn bridge(case: &mut Case<'_>) {
@@ -157,7 +157,7 @@ fn reset(case: &mut Case<'_>) {
         .filter_map(|name| name.parse::<PciAddress>().ok())
         .filter(|other| other.domain() == address.domain() && other.bus() == address.bus())
         .find(|other| !taken.contains(other));
-    let express = function.capabilities.iter().any(|cap| cap.id == CAP_EXPRESS);
+    let express = function.capabilities.iter().any(|cap| cap.id == regs::CAP_ID_EXP);
     match (function.upstream, stranger) {
         (Some(port), None) if express => case.add(
             BlockerCode::NoReset,

@@ -3,8 +3,8 @@
 use super::memory::size_text;
 use super::{Blocker, BlockerCode, Case, FILES_PER_VECTOR, Severity};
 use crate::guest::placement::{self, FunctionRequest, PlacementError, WindowKind, Windows};
-use crate::pci::config::{CAP_MSI, CAP_MSIX};
-use crate::pci::{self, PciFunction};
+use crate::pci::config::ConfigSource as _;
+use crate::pci::{self, PciFunction, regs};
 use crate::{Host, PciAddress};
 
 pub(super) fn judge(case: &mut Case<'_>) {
@@ -150,16 +150,14 @@ fn open_files(case: &Case<'_>) -> Option<Blocker> {
 /// Interrupt vectors that a function's driver may use; 0 where its capabilities may not be read.
 fn vectors(host: &Host, function: &PciFunction) -> u64 {
     let Ok(config) = pci::read_config(host, function.address) else { return 0 };
-    let control = |offset: u8| {
-        let at = usize::from(offset) + 2;
-        config.get(at..at + 2).map_or(0, |bytes| u16::from_le_bytes([bytes[0], bytes[1]]))
-    };
-    let counts = function.capabilities.iter().map(|capability| match capability.id {
-        // Multiple Message Capable; 6 and 7 are reserved (PCI Express Base 6.0, 7.7.1.2).
-        CAP_MSI => 1 << (control(capability.offset) >> 1 & 0b111).min(5),
-        // Table Size, less one (7.7.2.2).
-        CAP_MSIX => u64::from(control(capability.offset) & 0x7ff) + 1,
-        _ => 0,
+    let counts = function.capabilities.iter().map(|capability| {
+        let register =
+            |offset: u16| config.read_u16(usize::from(capability.offset) + usize::from(offset)).unwrap_or(0);
+        match capability.id {
+            regs::CAP_ID_MSI => 1 << ((register(regs::MSI_FLAGS) & regs::MSI_FLAGS_QMASK) >> 1).min(5),
+            regs::CAP_ID_MSIX => u64::from(register(regs::MSIX_FLAGS) & regs::MSIX_FLAGS_QSIZE) + 1,
+            _ => 0,
+        }
     });
     counts.max().unwrap_or(0)
 }

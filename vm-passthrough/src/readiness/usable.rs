@@ -11,11 +11,8 @@
 //!   there: radeon there alone, amdgpu in registers too.
 
 use super::{BlockerCode, Case, Severity};
-use crate::pci::config::{CAP_MSI, CAP_MSIX};
-use crate::pci::{self, Bar, BarKind, DeviceType, PciFunction, PowerState};
+use crate::pci::{self, Bar, BarKind, DeviceType, PciFunction, PowerState, regs};
 
-/// Interrupt pin, in the header.
-const INTERRUPT_PIN: usize = 0x3d;
 const REMEDY: &str = "pass another device; a VMM that has this (QEMU does) can use this one: vfio-pci is bound by hand \
                       then, through its driver_override in sysfs";
 
@@ -34,12 +31,13 @@ pub(super) fn judge(case: &mut Case<'_>) {
 }
 
 fn interrupts(case: &mut Case<'_>, function: &PciFunction) {
-    let has_messages = function.capabilities.iter().any(|known| matches!(known.id, CAP_MSI | CAP_MSIX));
+    let has_messages =
+        function.capabilities.iter().any(|known| matches!(known.id, regs::CAP_ID_MSI | regs::CAP_ID_MSIX));
     if has_messages || function.power_state == PowerState::D3Cold {
         return;
     }
     let Ok(config) = pci::read_config(case.host, function.address) else { return };
-    let Some(&pin @ 1..=4) = config.get(INTERRUPT_PIN) else { return };
+    let Some(&pin @ 1..=4) = config.get(usize::from(regs::INTERRUPT_PIN)) else { return };
     let path = case.host.pci_device(function.address).join("config");
     if config.len() < pci::config::CONFIG_SIZE {
         case.add(

@@ -1,7 +1,7 @@
 //! One function of a simulated host: what its config space and its sysfs attributes say.
 
 use crate::PciAddress;
-use crate::pci::{Bar, BarKind, Link, PciIds};
+use crate::pci::{Bar, BarKind, Link, PciIds, regs};
 
 /// A function to add to a [`SimHost`](super::SimHost). Every method but the constructors changes one thing and
 /// returns the function.
@@ -27,13 +27,6 @@ pub struct SimFunction {
     pub(super) extended: Vec<(u16, u8, Vec<u8>)>,
     pub(super) config: Option<Vec<u8>>,
 }
-
-/// Capability IDs (PCI Code and ID Assignment 1.11, section 2).
-const CAP_POWER_MANAGEMENT: u8 = 0x01;
-const CAP_MSIX: u8 = 0x11;
-/// PCI Express capability.
-pub(super) const CAP_EXPRESS: u8 = 0x10;
-const EXTENDED_ACS: u16 = 0x000d;
 
 impl SimFunction {
     /// A function without BARs, capabilities, group or driver, that can be reset (`flr`) and is in D0.
@@ -95,10 +88,10 @@ impl SimFunction {
     pub fn root_port(address: PciAddress) -> Self {
         Self::new(address, 0x8086, 0x3420, 0x06_0400)
             .header_type(1)
-            .capability(CAP_POWER_MANAGEMENT, &[0x03, 0x00, 0x08, 0x00, 0x00, 0x00])
+            .capability(regs::CAP_ID_PM, &[0x03, 0x00, 0x08, 0x00, 0x00, 0x00])
             .express(4)
             // Capability, then control: source validation, request and completion redirect, upstream forwarding.
-            .extended_capability(EXTENDED_ACS, 1, &[0x1f, 0x00, 0x1d, 0x00])
+            .extended_capability(regs::EXT_CAP_ID_ACS, 1, &[0x1f, 0x00, 0x1d, 0x00])
             .group(1000 + u32::from(address.bus()) * 256 + u32::from(address.device()) * 8)
             .driver("pcieport")
             .link(16_000, 16)
@@ -107,9 +100,9 @@ impl SimFunction {
     /// Power management, MSI-X and PCI Express capabilities, and a group.
     fn endpoint(self) -> Self {
         let group = u32::from(self.address.bus());
-        self.capability(CAP_POWER_MANAGEMENT, &[0x03, 0x00, 0x08, 0x00, 0x00, 0x00])
+        self.capability(regs::CAP_ID_PM, &[0x03, 0x00, 0x08, 0x00, 0x00, 0x00])
             // 32 vectors, the table at 0x2000 and the PBA at 0x3000 of BAR 0.
-            .capability(CAP_MSIX, &[0x1f, 0x00, 0x00, 0x20, 0x00, 0x00, 0x00, 0x30, 0x00, 0x00])
+            .capability(regs::CAP_ID_MSIX, &[0x1f, 0x00, 0x00, 0x20, 0x00, 0x00, 0x00, 0x30, 0x00, 0x00])
             .express(0)
             .group(group)
     }
@@ -120,7 +113,7 @@ impl SimFunction {
         body[0] = port_type << 4 | 2;
         // Function Level Reset in Device Capabilities.
         body[5] = 0x10;
-        self.capability(CAP_EXPRESS, &body)
+        self.capability(regs::CAP_ID_EXP, &body)
     }
 
     /// Puts it below a bridge, which must be added first.
@@ -260,7 +253,7 @@ impl SimFunction {
         if let Some(bytes) = &self.config {
             return bytes.clone();
         }
-        let express = self.capabilities.iter().any(|(id, _)| *id == CAP_EXPRESS);
+        let express = self.capabilities.iter().any(|(id, _)| *id == regs::CAP_ID_EXP);
         let mut space = vec![0u8; if express { 4096 } else { 256 }];
         let mut put = |at: usize, bytes: &[u8]| {
             if let Some(part) = space.get_mut(at..at + bytes.len()) {
@@ -300,7 +293,7 @@ impl SimFunction {
             let last = index + 1 == self.capabilities.len();
             put(at, &[*id, if last { 0 } else { next as u8 }]);
             put(at + 2, body);
-            if *id == CAP_EXPRESS
+            if *id == regs::CAP_ID_EXP
                 && let Some(link) = &self.link
             {
                 let capabilities = speed_code(link.max_speed) | u32::from(link.max_width) << 4;
@@ -315,7 +308,7 @@ impl SimFunction {
             let mut body = vec![0; 0x3c];
             body[0x08..0x0a].copy_from_slice(&total.to_le_bytes());
             body[0x0a..0x0c].copy_from_slice(&total.to_le_bytes());
-            extended.push((0x0010, 1, body));
+            extended.push((regs::EXT_CAP_ID_SRIOV, 1, body));
         }
         let mut at = 0x100usize;
         for (index, (id, version, body)) in extended.iter().enumerate() {

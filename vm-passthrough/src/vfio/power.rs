@@ -6,15 +6,12 @@ use std::time::{Duration, Instant};
 use super::interface::{DeviceFile, Result, VfioError};
 use super::{CONFIG_REGION, VfioDevice};
 use crate::deadlines::WAKE;
+use crate::pci::config::walk_capabilities;
+use crate::pci::regs;
 use crate::{Host, PciAddress};
 
 /// How long a function may take from D3hot to D0 (PCI Express Base 6.0, 5.9).
 const D3HOT_DELAY: Duration = Duration::from_millis(10);
-
-const PM_CAPABILITY: u8 = 0x01;
-const CAPABILITIES_POINTER: u64 = 0x34;
-const STATUS: u64 = 0x06;
-const STATUS_CAPABILITIES: u16 = 1 << 4;
 
 /// Whether the Linux kernel has the function in D3cold.
 pub(super) fn is_cold(host: &Host, address: PciAddress) -> bool {
@@ -34,26 +31,29 @@ pub(super) fn wake_until(host: &Host, device: &VfioDevice, deadline: Instant) ->
         wake_from_cold(host, address, deadline)?;
     }
     wait_until_it_answers(device, deadline)?;
-    let Some(capability) = find_capability(device, PM_CAPABILITY)? else { return Ok(()) };
-    let control = u64::from(capability) + 4;
+    let capabilities = walk_capabilities(|offset| read_u16(device, offset))?;
+    let Some(capability) = capabilities.iter().find(|capability| capability.id == regs::CAP_ID_PM) else {
+        return Ok(());
+    };
+    let control = u16::from(capability.offset) + regs::PM_CTRL;
     let mut delay = D3HOT_DELAY;
     loop {
         let value = read_u16(device, control)?;
-        if value & 0b11 == 0 {
+        let state = value & regs::PM_CTRL_STATE_MASK;
+        if state == 0 {
             return wait_until_it_answers(device, deadline);
         }
         if Instant::now() >= deadline {
             return Err(VfioError::Lost {
                 address,
                 reason: format!(
-                    "it stays in D{} (power control reads {value:#06x}); a full power cycle of the host may bring it \
-                     back",
-                    value & 0b11
+                    "it stays in D{state} (power control reads {value:#06x}); a full power cycle of the host may bring \
+                     it back"
                 ),
             });
         }
         // vfio-pci catches this write and lets the Linux kernel change the state, with the waits that it needs.
-        device.write(CONFIG_REGION, control, &(value & !0b11).to_le_bytes())?;
+        device.write(CONFIG_REGION, control.into(), &(value - state).to_le_bytes())?;
         sleep(delay);
         delay = (delay * 2).min(Duration::from_millis(200));
     }
@@ -88,7 +88,8 @@ fn wait_until_it_answers(device: &VfioDevice, deadline: Instant) -> Result<()> {
     let mut answer = Ok(false);
     let answered = wait(deadline, || {
         let mut class = [0xff; 4];
-        answer = device.read(CONFIG_REGION, 0x08, &mut class).map(|()| class != [0xff; 4]);
+        answer =
+            device.read(CONFIG_REGION, regs::CLASS_REVISION.into(), &mut class).map(|()| class != [0xff; 4]);
         matches!(answer, Ok(true) | Err(_)) || device.is_wanted_back()
     });
     match answer {
@@ -123,30 +124,8 @@ fn wait(deadline: Instant, mut done: impl FnMut() -> bool) -> bool {
     }
 }
 
-fn read_u16(device: &dyn DeviceFile, offset: u64) -> Result<u16> {
+fn read_u16(device: &dyn DeviceFile, offset: u16) -> Result<u16> {
     let mut value = [0; 2];
-    device.read(CONFIG_REGION, offset, &mut value)?;
+    device.read(CONFIG_REGION, offset.into(), &mut value)?;
     Ok(u16::from_le_bytes(value))
-}
-
-/// Where a capability is in config space. The walk ends after as many steps as capabilities fit.
-pub(super) fn find_capability(device: &dyn DeviceFile, id: u8) -> Result<Option<u8>> {
-    if read_u16(device, STATUS)? & STATUS_CAPABILITIES == 0 {
-        return Ok(None);
-    }
-    let mut pointer = [0; 1];
-    device.read(CONFIG_REGION, CAPABILITIES_POINTER, &mut pointer)?;
-    let mut offset = pointer[0] & !0b11;
-    for _ in 0..(256 - 64) / 4 {
-        if offset < 0x40 {
-            break;
-        }
-        let [found, next] = read_u16(device, offset.into())?.to_le_bytes();
-        match found {
-            0xff => break,
-            found if found == id => return Ok(Some(offset)),
-            _ => offset = next & !0b11,
-        }
-    }
-    Ok(None)
 }

@@ -48,14 +48,12 @@ use super::interface::{DeviceFile, ResetEvidence, ResetReport, ResetStep, Result
 use super::{INTX_IRQ, MSI_IRQ, MSIX_IRQ, Presence, VfioDevice, power, sys};
 use crate::claim::write_in_turn;
 use crate::deadlines::{LOCKED, RESET_METHOD, RESET_STEPS};
-use crate::pci::ResetMethod;
+use crate::pci::config::{CONFIG_SIZE, walk_capabilities};
+use crate::pci::{Capability, ResetMethod, regs};
 use crate::{Host, PciAddress};
 
 /// How soon a reset is tried again while the function is locked.
 const LOCKED_POLL: Duration = Duration::from_millis(20);
-
-const MSI: u8 = 0x05;
-const MSIX: u8 = 0x11;
 
 /// `VFIO_DEVICE_RESET`, again while the Linux kernel says that the device is locked.
 pub(super) fn reset_once(device: &VfioDevice) -> Result<()> {
@@ -280,7 +278,7 @@ struct Marker {
     register: &'static str,
     /// Whether it is specified that a reset undoes it.
     decisive: bool,
-    offset: u64,
+    offset: u16,
     old: u16,
     /// The bits that were changed.
     changed: u16,
@@ -297,7 +295,7 @@ impl Marker {
                 return None;
             }
         };
-        let candidates = match candidates(&mut |offset| read_u16(&config, offset)) {
+        let candidates = match candidates(&|offset| read_u16(&config, offset)) {
             Ok(candidates) => candidates,
             Err(error) => {
                 tracing::debug!(%address, %error, "config space in sysfs can't be read");
@@ -350,14 +348,14 @@ impl Marker {
     }
 }
 
-fn read_u16(config: &File, offset: u64) -> io::Result<u16> {
+fn read_u16(config: &File, offset: u16) -> io::Result<u16> {
     let mut value = [0; 2];
-    config.read_exact_at(&mut value, offset)?;
+    config.read_exact_at(&mut value, offset.into())?;
     Ok(u16::from_le_bytes(value))
 }
 
-fn write_u16(config: &File, offset: u64, value: u16) -> io::Result<()> {
-    config.write_all_at(&value.to_le_bytes(), offset)
+fn write_u16(config: &File, offset: u16, value: u16) -> io::Result<()> {
+    config.write_all_at(&value.to_le_bytes(), offset.into())
 }
 
 /// A register that may take a marker.
@@ -365,72 +363,50 @@ fn write_u16(config: &File, offset: u64, value: u16) -> io::Result<()> {
 struct Candidate {
     register: &'static str,
     decisive: bool,
-    offset: u64,
+    offset: u16,
     changed: u16,
 }
 
-/// The registers of a function that may take a marker, best first. The walk ends after as many steps as capabilities
-/// fit into config space.
-fn candidates(read: &mut dyn FnMut(u64) -> io::Result<u16>) -> io::Result<Vec<Candidate>> {
+/// The registers of a function that may take a marker, best first.
+fn candidates(read: &dyn Fn(u16) -> io::Result<u16>) -> io::Result<Vec<Candidate>> {
     let mut candidates = Vec::new();
-    if read(0x06)? & 1 << 4 == 0 {
-        return Ok(candidates);
-    }
-    let mut offset = u64::from(read(0x34)? & 0xfc);
-    for _ in 0..(256 - 64) / 4 {
-        if offset < 0x40 {
-            break;
-        }
-        let [id, next] = read(offset)?.to_le_bytes();
+    for Capability { id, offset } in walk_capabilities(read)? {
+        let offset = u16::from(offset);
         match id {
-            0xff => break,
-            MSIX => {
-                let control = read(offset + 2)?;
-                // Bit 15 enables MSI-X, bit 14 masks the function.
-                if control & 0xc000 == 0 {
-                    let register = "MSI-X Function Mask";
-                    candidates.push(Candidate {
-                        register,
-                        decisive: true,
-                        offset: offset + 2,
-                        changed: 1 << 14,
-                    });
-                }
-            }
-            MSI => msi_candidates(offset, read, &mut candidates)?,
+            regs::CAP_ID_MSIX => candidates.extend(msix_candidate(offset, read)?),
+            regs::CAP_ID_MSI => candidates.extend(msi_candidates(offset, read)?),
             _ => {}
         }
-        offset = u64::from(next & 0xfc);
     }
     candidates.sort_by_key(|candidate| !candidate.decisive);
     Ok(candidates)
 }
 
-/// The registers of an MSI capability at `offset` that may take a marker.
-fn msi_candidates(
-    offset: u64,
-    read: &mut dyn FnMut(u64) -> io::Result<u16>,
-    candidates: &mut Vec<Candidate>,
-) -> io::Result<()> {
-    let control = read(offset + 2)?;
-    // Bit 0 enables MSI, bit 7 says that addresses have 64 bits, bit 8 that vectors can be masked.
-    if control & 1 != 0 {
-        return Ok(());
+/// The register of an MSI-X capability at `offset`, if it may take a marker.
+fn msix_candidate(capability: u16, read: &dyn Fn(u16) -> io::Result<u16>) -> io::Result<Option<Candidate>> {
+    let offset = capability + regs::MSIX_FLAGS;
+    let is_off = read(offset)? & (regs::MSIX_FLAGS_ENABLE | regs::MSIX_FLAGS_MASKALL) == 0;
+    let changed = regs::MSIX_FLAGS_MASKALL;
+    Ok(is_off.then_some(Candidate { register: "MSI-X Function Mask", decisive: true, offset, changed }))
+}
+
+/// The registers of an MSI capability that may take a marker.
+fn msi_candidates(capability: u16, read: &dyn Fn(u16) -> io::Result<u16>) -> io::Result<Vec<Candidate>> {
+    let control = read(capability + regs::MSI_FLAGS)?;
+    let is_wide = control & regs::MSI_FLAGS_64BIT != 0;
+    let data = capability + if is_wide { regs::MSI_DATA_64 } else { regs::MSI_DATA_32 };
+    // Mask bits come after the data.
+    let mask = data + 4;
+    if control & regs::MSI_FLAGS_ENABLE != 0 || usize::from(mask) + 2 > CONFIG_SIZE {
+        return Ok(Vec::new());
     }
-    let data = offset + if control & 1 << 7 == 0 { 0x08 } else { 0x0c };
-    if data + 6 > 256 {
-        return Ok(());
+    let mut candidates = Vec::new();
+    if control & regs::MSI_FLAGS_MASKBIT != 0 && read(mask)? & 1 == 0 {
+        candidates.push(Candidate { register: "MSI Mask", decisive: true, offset: mask, changed: 1 });
     }
-    if control & 1 << 8 != 0 && read(data + 4)? & 1 == 0 {
-        candidates.push(Candidate { register: "MSI Mask", decisive: true, offset: data + 4, changed: 1 });
-    }
-    candidates.push(Candidate {
-        register: "MSI Message Data",
-        decisive: false,
-        offset: data,
-        changed: 0x5aa5,
-    });
-    Ok(())
+    let register = "MSI Message Data";
+    candidates.push(Candidate { register, decisive: false, offset: data, changed: 0x5aa5 });
+    Ok(candidates)
 }
 
 /// The function's own reset methods, as sysfs has them.

@@ -4,31 +4,19 @@
 //! real path to memory: the guest's writes stay in the shadow, apart from relaxed ordering, no-snoop and the read
 //! request size, which concern the device alone.
 
-use super::{Builder, EXTENDED, Facts, Register};
+use super::{Builder, CONFIG_SIZE, Facts, Register};
+use crate::pci::regs;
 
-/// Device Control, from the start of the capability.
-pub(in crate::guest) const DEVICE_CONTROL: u16 = 0x08;
-/// Initiate function level reset; reads zero.
-pub(in crate::guest) const DEVICE_CONTROL_RESET: u16 = 1 << 15;
-
-const FLAGS: usize = 0x02;
-const DEVICE_CAPABILITIES: usize = 0x04;
-/// Function level reset capability.
-const DEVICE_CAPABILITIES_RESET: u32 = 1 << 28;
-/// Endpoint integrated into the root complex.
-const TYPE_INTEGRATED: u16 = 9;
-const TYPE_ENDPOINT: u16 = 0;
-const TYPE_LEGACY_ENDPOINT: u16 = 1;
 /// 2.5 GT/s, one lane.
 const SLOWEST_LINK: u32 = 0x11;
 
 /// Registers of every version.
 const REGISTERS: &[Register] = &[
     // Role-based error reporting, extended tags, payload size, latencies.
-    Register { offset: 0x04, keep: 0x0000_8fff, ..Register::NONE },
+    Register { offset: regs::EXP_DEVCAP, keep: 0x0000_8fff, ..Register::NONE },
     // What the guest sets of error reporting, payload size, tags and auxiliary power stays here.
     Register {
-        offset: DEVICE_CONTROL,
+        offset: regs::EXP_DEVCTL,
         width: 2,
         keep: 0x7fff,
         writable: 0x7fff,
@@ -36,44 +24,52 @@ const REGISTERS: &[Register] = &[
         ..Register::NONE
     },
     // Device Status: four error bits to clear, auxiliary power, transactions pending.
-    Register { offset: 0x0a, width: 2, live: 0x003f, through: 0x000f, clear: 0x000f, ..Register::NONE },
+    Register {
+        offset: regs::EXP_DEVSTA,
+        width: 2,
+        live: 0x003f,
+        through: 0x000f,
+        clear: 0x000f,
+        ..Register::NONE
+    },
 ];
 
 /// Registers of the link, from which active state power management (bits 10 and 11) is left out: the link is the
 /// host's.
 const LINK: &[Register] = &[
-    Register { offset: 0x0c, keep: 0xff3f_f3ff, ..Register::NONE },
+    Register { offset: regs::EXP_LNKCAP, keep: 0xff3f_f3ff, ..Register::NONE },
     // Common clock configuration.
-    Register { offset: 0x10, width: 2, writable: 0x0040, ..Register::NONE },
-    Register { offset: 0x12, width: 2, keep: 0x1fff, live: 0x03ff, ..Register::NONE },
+    Register { offset: regs::EXP_LNKCTL, width: 2, writable: 0x0040, ..Register::NONE },
+    Register { offset: regs::EXP_LNKSTA, width: 2, keep: 0x1fff, live: 0x03ff, ..Register::NONE },
 ];
 
 /// Registers of version 2: no atomic operations, LTR, OBFF, 10-bit tags or prefixes, which all need the path above.
 const VERSION_2: &[Register] = &[
     // Completion timeout ranges and disable.
-    Register { offset: 0x24, keep: 0x0000_001f, ..Register::NONE },
-    Register { offset: 0x28, width: 2, writable: 0x001f, ..Register::NONE },
+    Register { offset: regs::EXP_DEVCAP2, keep: 0x0000_001f, ..Register::NONE },
+    Register { offset: regs::EXP_DEVCTL2, width: 2, writable: 0x001f, ..Register::NONE },
 ];
 
 /// Registers of the link, of version 2.
 const LINK_2: &[Register] = &[
-    Register { offset: 0x2c, keep: 0x0000_00fe, ..Register::NONE },
-    Register { offset: 0x30, width: 2, keep: 0x000f, ..Register::NONE },
+    Register { offset: regs::EXP_LNKCAP2, keep: 0x0000_00fe, ..Register::NONE },
+    Register { offset: regs::EXP_LNKCTL2, width: 2, keep: 0x000f, ..Register::NONE },
 ];
 
 pub(super) fn add(builder: &mut Builder<'_>, offset: usize, facts: &Facts) -> bool {
     if builder.space.express.is_some() {
         return false;
     }
-    let flags = builder.word(offset + FLAGS);
-    let version = flags & 0xf;
-    let kind = flags >> 4 & 0xf;
-    let integrated = kind == TYPE_INTEGRATED;
-    if !integrated && kind != TYPE_ENDPOINT && kind != TYPE_LEGACY_ENDPOINT {
+    let at = |register: u16| offset + usize::from(register);
+    let flags = builder.word(at(regs::EXP_FLAGS));
+    let version = flags & regs::EXP_FLAGS_VERS;
+    let kind = (flags & regs::EXP_FLAGS_TYPE) >> 4;
+    let integrated = kind == regs::EXP_TYPE_RC_END;
+    if !integrated && kind != regs::EXP_TYPE_ENDPOINT && kind != regs::EXP_TYPE_LEG_END {
         return false;
     }
     let len = if version >= 2 { 0x3c } else { 0x14 };
-    if !builder.take(offset, len, EXTENDED) {
+    if !builder.take(offset, len, CONFIG_SIZE) {
         return false;
     }
     builder.rows(offset, REGISTERS);
@@ -82,19 +78,19 @@ pub(super) fn add(builder: &mut Builder<'_>, offset: usize, facts: &Facts) -> bo
     }
     if integrated {
         // Behind a port it is an endpoint with a link, the least one.
-        builder.put(offset + 0x0c, 4, SLOWEST_LINK);
-        builder.put(offset + 0x12, 2, SLOWEST_LINK);
+        builder.put(at(regs::EXP_LNKCAP), 4, SLOWEST_LINK);
+        builder.put(at(regs::EXP_LNKSTA), 2, SLOWEST_LINK);
     } else {
         builder.rows(offset, LINK);
         if version >= 2 {
             builder.rows(offset, LINK_2);
         }
     }
-    let kind = if integrated { TYPE_ENDPOINT } else { kind };
-    builder.put(offset + FLAGS, 2, u32::from(kind << 4 | version.min(2)));
+    let kind = if integrated { regs::EXP_TYPE_ENDPOINT } else { kind };
+    builder.put(at(regs::EXP_FLAGS), 2, u32::from(kind << 4 | version.min(2)));
     if facts.reset {
-        let capabilities = builder.space.get32((offset + DEVICE_CAPABILITIES) as u16);
-        builder.put(offset + DEVICE_CAPABILITIES, 4, capabilities | DEVICE_CAPABILITIES_RESET);
+        let capabilities = builder.space.get32(at(regs::EXP_DEVCAP) as u16);
+        builder.put(at(regs::EXP_DEVCAP), 4, capabilities | regs::EXP_DEVCAP_FLR);
     }
     builder.space.express = Some(offset as u16);
     true

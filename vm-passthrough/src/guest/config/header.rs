@@ -1,28 +1,11 @@
 //! The type 0 header (PCI Express Base 6.0, 7.5.1.1 and 7.5.1.2).
 
 use super::{Builder, Register};
-
-/// Length of the header.
-pub(super) const SIZE: usize = 0x40;
-/// Command register.
-pub(in crate::guest) const COMMAND: u16 = 0x04;
-/// Decode memory.
-pub(in crate::guest) const COMMAND_MEMORY: u16 = 1 << 1;
-/// Master the bus: DMA and MSI.
-pub(in crate::guest) const COMMAND_MASTER: u16 = 1 << 2;
-/// Don't assert INTx.
-pub(in crate::guest) const COMMAND_INTX_DISABLE: u16 = 1 << 10;
-/// Status register.
-pub(super) const STATUS: u16 = 0x06;
-/// The capability list is there.
-pub(super) const STATUS_CAPABILITIES: u16 = 1 << 4;
-/// Base address registers.
-pub(in crate::guest) const BARS: u16 = 0x10;
-/// Start of the capability list.
-pub(super) const CAPABILITIES_POINTER: u16 = 0x34;
+use crate::pci::regs;
 
 /// Memory, bus master, parity error response, SERR.
-const COMMAND_THROUGH: u32 = 0x146;
+const COMMAND_THROUGH: u16 =
+    regs::COMMAND_MEMORY | regs::COMMAND_MASTER | regs::COMMAND_PARITY | regs::COMMAND_SERR;
 /// Master data parity error, and the five error bits at the top.
 const STATUS_CLEAR: u32 = 0xf900;
 /// Interrupt status and the capability bit are ours, the rest is the device's.
@@ -34,14 +17,14 @@ pub(super) const REGISTERS: &[Register] = &[
     // Vendor and device ID: read from the device each time, so that a guest notices one that is gone.
     Register { offset: 0x00, width: 4, keep: u32::MAX, live: u32::MAX, ..Register::NONE },
     Register {
-        offset: COMMAND,
+        offset: regs::COMMAND,
         width: 2,
-        writable: COMMAND_THROUGH | COMMAND_INTX_DISABLE as u32,
-        through: COMMAND_THROUGH,
+        writable: (COMMAND_THROUGH | regs::COMMAND_INTX_DISABLE) as u32,
+        through: COMMAND_THROUGH as u32,
         ..Register::NONE
     },
     Register {
-        offset: STATUS,
+        offset: regs::STATUS,
         width: 2,
         live: STATUS_LIVE,
         through: STATUS_CLEAR,
@@ -49,13 +32,13 @@ pub(super) const REGISTERS: &[Register] = &[
         ..Register::NONE
     },
     // Revision and class.
-    Register { offset: 0x08, width: 4, keep: u32::MAX, ..Register::NONE },
+    Register { offset: regs::CLASS_REVISION, width: 4, keep: u32::MAX, ..Register::NONE },
     // Cache line size.
-    Register { offset: 0x0c, width: 1, writable: 0xff, ..Register::NONE },
+    Register { offset: regs::CACHE_LINE_SIZE, width: 1, writable: 0xff, ..Register::NONE },
     // Subsystem.
-    Register { offset: 0x2c, width: 4, keep: u32::MAX, ..Register::NONE },
+    Register { offset: regs::SUBSYSTEM_VENDOR_ID, width: 4, keep: u32::MAX, ..Register::NONE },
     // Interrupt line.
-    Register { offset: 0x3c, width: 1, writable: 0xff, ..Register::NONE },
+    Register { offset: regs::INTERRUPT_LINE, width: 1, writable: 0xff, ..Register::NONE },
 ];
 
 /// For each of the six BAR registers: bits that the guest may write, and bits that read as one.
@@ -64,7 +47,7 @@ pub(in crate::guest) struct BarRegisters(pub(in crate::guest) [(u32, u32); 6]);
 
 /// Shows the BARs, without addresses yet.
 pub(super) fn add_bars(builder: &mut Builder<'_>, bars: &BarRegisters) {
-    for (offset, &(writable, fixed)) in (BARS..).step_by(4).zip(&bars.0) {
+    for (offset, &(writable, fixed)) in (regs::BASE_ADDRESS_0..).step_by(4).zip(&bars.0) {
         builder.rows(0, &[Register { offset, writable, ..Register::NONE }]);
         builder.put(offset.into(), 4, fixed);
     }

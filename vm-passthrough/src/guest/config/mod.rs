@@ -27,17 +27,14 @@ pub(super) mod header;
 pub(super) mod msi;
 pub(super) mod msix;
 pub(super) mod power;
-mod walk;
 
 use self::header::BarRegisters;
 use self::msi::Msi;
 use self::msix::Msix;
-use walk::Found;
-
-/// Size of config space.
-pub(super) const SIZE: usize = 4096;
-/// Where extended capabilities start.
-const EXTENDED: usize = 0x100;
+use crate::pci::config::{
+    CONFIG_SIZE, EXTENDED_CONFIG_SIZE, HEADER_SIZE, capabilities, extended_capabilities,
+};
+use crate::pci::{Capability, ExtendedCapability, regs};
 
 /// One row of a table: what the guest may do with the bits of a register. A bit in none of the masks reads zero.
 #[derive(Clone, Copy, Debug)]
@@ -84,7 +81,7 @@ pub(super) struct ConfigSpace {
 }
 
 #[derive(Clone)]
-struct Bytes(Box<[u8; SIZE]>);
+struct Bytes(Box<[u8; EXTENDED_CONFIG_SIZE]>);
 
 impl std::fmt::Debug for Bytes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -94,7 +91,7 @@ impl std::fmt::Debug for Bytes {
 
 impl Bytes {
     fn zero() -> Self {
-        Self(Box::new([0; SIZE]))
+        Self(Box::new([0; EXTENDED_CONFIG_SIZE]))
     }
 
     fn put(&mut self, offset: usize, width: u8, value: u32) {
@@ -126,13 +123,14 @@ impl ConfigSpace {
     pub(super) fn new(device: &[u8], facts: &Facts) -> Self {
         let mut builder = Builder::new(device);
         // The header has been taken by nobody yet.
-        builder.take(0, header::SIZE, header::SIZE);
+        builder.take(0, HEADER_SIZE, HEADER_SIZE);
         builder.rows(0, header::REGISTERS);
         header::add_bars(&mut builder, &facts.bars);
 
-        let pointer = usize::from(header::CAPABILITIES_POINTER);
+        let pointer = usize::from(regs::CAPABILITY_LIST);
         let mut link = pointer;
-        for Found { id, offset, .. } in walk::capabilities(device) {
+        for Capability { id, offset } in capabilities(device) {
+            let offset = usize::from(offset);
             if add_capability(&mut builder, id, offset, facts) {
                 builder.put(offset, 2, id.into());
                 builder.put(link, 1, offset as u32);
@@ -140,14 +138,15 @@ impl ConfigSpace {
             }
         }
         if link != pointer {
-            builder.put(header::STATUS.into(), 2, header::STATUS_CAPABILITIES.into());
+            builder.put(regs::STATUS.into(), 2, regs::STATUS_CAP_LIST.into());
         }
 
         // When the first one is hidden, an empty header there (ID 0, version 0) carries the link.
-        let mut link = EXTENDED;
-        for Found { id, offset, version } in walk::extended(device) {
+        let mut link = CONFIG_SIZE;
+        for ExtendedCapability { id, version, offset } in extended_capabilities(device) {
+            let offset = usize::from(offset);
             if add_extended(&mut builder, id, offset) {
-                builder.put(offset, 4, u32::from(id) | u32::from(version & 0xf) << 16);
+                builder.put(offset, 4, u32::from(id) | u32::from(version) << 16);
                 if link != offset {
                     let header = builder.space.get32(link as u16);
                     builder.put(link, 4, header & 0xf_ffff | (offset as u32) << 20);
@@ -230,17 +229,17 @@ impl ConfigSpace {
 }
 
 /// Adds what the guest may see of a capability; false if it sees nothing.
-fn add_capability(builder: &mut Builder<'_>, id: u16, offset: usize, facts: &Facts) -> bool {
+fn add_capability(builder: &mut Builder<'_>, id: u8, offset: usize, facts: &Facts) -> bool {
     match id {
-        0x01 => power::add(builder, offset),
-        0x05 => msi::add(builder, offset, facts),
-        0x09 => {
+        regs::CAP_ID_PM => power::add(builder, offset),
+        regs::CAP_ID_MSI => msi::add(builder, offset, facts),
+        regs::CAP_ID_VNDR => {
             // Its length, the two bytes of the list included, is in the third byte.
             let len = builder.byte(offset + 2).into();
-            builder.add_raw(offset, 2, len, EXTENDED)
+            builder.add_raw(offset, 2, len, CONFIG_SIZE)
         }
-        0x10 => express::add(builder, offset, facts),
-        0x11 => msix::add(builder, offset, facts),
+        regs::CAP_ID_EXP => express::add(builder, offset, facts),
+        regs::CAP_ID_MSIX => msix::add(builder, offset, facts),
         _ => false,
     }
 }
@@ -248,27 +247,26 @@ fn add_capability(builder: &mut Builder<'_>, id: u16, offset: usize, facts: &Fac
 /// Adds what the guest may see of an extended capability; false if it sees nothing.
 fn add_extended(builder: &mut Builder<'_>, id: u16, offset: usize) -> bool {
     match id {
-        // Advanced error reporting, up to the end of the header log.
-        0x0001 => {
-            if !builder.take(offset, 0x2c, SIZE) {
+        // Up to the end of the header log.
+        regs::EXT_CAP_ID_ERR => {
+            if !builder.take(offset, 0x2c, EXTENDED_CONFIG_SIZE) {
                 return false;
             }
             builder.set_live(offset + 4, 0x28);
             true
         }
-        // Serial number.
-        0x0003 => {
-            if !builder.take(offset, 12, SIZE) {
+        regs::EXT_CAP_ID_DSN => {
+            if !builder.take(offset, 12, EXTENDED_CONFIG_SIZE) {
                 return false;
             }
             let keep = |offset| Register { offset, width: 4, keep: u32::MAX, ..Register::NONE };
             builder.rows(offset, &[keep(4), keep(8)]);
             true
         }
-        // Vendor-specific: the length is in the upper 12 bits of the second register.
-        0x000b => {
+        // The length is in the upper 12 bits of the second register.
+        regs::EXT_CAP_ID_VNDR => {
             let len = usize::from(builder.word(offset + 6) >> 4);
-            if len < 8 || !builder.take(offset, len, SIZE) {
+            if len < 8 || !builder.take(offset, len, EXTENDED_CONFIG_SIZE) {
                 return false;
             }
             builder.set_live(offset + 4, len - 4);
@@ -301,7 +299,7 @@ impl<'a> Builder<'a> {
             msi: None,
             msix: None,
         };
-        Self { device, taken: vec![false; SIZE], space }
+        Self { device, taken: vec![false; EXTENDED_CONFIG_SIZE], space }
     }
 
     /// The device's byte; zero past its end.

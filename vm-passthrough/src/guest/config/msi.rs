@@ -1,13 +1,8 @@
 //! The MSI capability (PCI Express Base 6.0, 7.7.1). All of it is ours; VFIO programs the device.
 
-use super::{Builder, ConfigSpace, EXTENDED, Facts, Register};
+use super::{Builder, CONFIG_SIZE, ConfigSpace, Facts, Register};
 use crate::guest::MsiMessage;
-
-/// Control register, from the start of the capability.
-const CONTROL: u16 = 2;
-const ENABLE: u16 = 1;
-const WIDE: u16 = 1 << 7;
-const MASKABLE: u16 = 1 << 8;
+use crate::pci::regs;
 
 /// Where the parts of the MSI capability are.
 #[derive(Clone, Copy, Debug)]
@@ -24,25 +19,30 @@ pub(super) fn add(builder: &mut Builder<'_>, offset: usize, facts: &Facts) -> bo
     if builder.space.msi.is_some() || facts.msi_vectors == 0 {
         return false;
     }
-    let control = builder.word(offset + usize::from(CONTROL));
-    let wide = control & WIDE != 0;
-    let maskable = control & MASKABLE != 0;
-    let data = if wide { 12 } else { 8 };
+    let control = builder.word(offset + usize::from(regs::MSI_FLAGS));
+    let wide = control & regs::MSI_FLAGS_64BIT != 0;
+    let maskable = control & regs::MSI_FLAGS_MASKBIT != 0;
+    let data = if wide { regs::MSI_DATA_64 } else { regs::MSI_DATA_32 };
     let len = data + if maskable { 12 } else { 2 };
-    if !builder.take(offset, len.into(), EXTENDED) {
+    if !builder.take(offset, len.into(), CONFIG_SIZE) {
         return false;
     }
-    let log = u32::from(control >> 1 & 0b111).min(5).min(facts.msi_vectors.ilog2());
+    let log = u32::from((control & regs::MSI_FLAGS_QMASK) >> 1).min(5).min(facts.msi_vectors.ilog2());
     let capable = 1 << log;
-    builder.put(offset + usize::from(CONTROL), 2, u32::from(control & (WIDE | MASKABLE)) | log << 1);
+    builder.put(
+        offset + usize::from(regs::MSI_FLAGS),
+        2,
+        u32::from(control & (regs::MSI_FLAGS_64BIT | regs::MSI_FLAGS_MASKBIT)) | log << 1,
+    );
+    let enables = regs::MSI_FLAGS_ENABLE | regs::MSI_FLAGS_QSIZE;
     let mut rows = vec![
         // Enable, and the number of vectors that the guest enables.
-        Register { offset: CONTROL, width: 2, writable: 0x71, ..Register::NONE },
-        Register { offset: 4, writable: 0xffff_fffc, ..Register::NONE },
+        Register { offset: regs::MSI_FLAGS, width: 2, writable: enables.into(), ..Register::NONE },
+        Register { offset: regs::MSI_ADDRESS_LO, writable: 0xffff_fffc, ..Register::NONE },
         Register { offset: data, width: 2, writable: 0xffff, ..Register::NONE },
     ];
     if wide {
-        rows.push(Register { offset: 8, writable: u32::MAX, ..Register::NONE });
+        rows.push(Register { offset: regs::MSI_ADDRESS_HI, writable: u32::MAX, ..Register::NONE });
     }
     if maskable {
         let writable = u32::MAX >> (32 - capable);
@@ -57,8 +57,12 @@ pub(super) fn add(builder: &mut Builder<'_>, offset: usize, facts: &Facts) -> bo
 impl Msi {
     /// Number of vectors that the guest has enabled; 0 when MSI is off.
     pub(in crate::guest) fn enabled(&self, space: &ConfigSpace) -> u32 {
-        let control = space.get16(self.offset + CONTROL);
-        if control & ENABLE == 0 { 0 } else { (1 << (control >> 4 & 0b111)).min(self.capable) }
+        let control = space.get16(self.offset + regs::MSI_FLAGS);
+        if control & regs::MSI_FLAGS_ENABLE == 0 {
+            0
+        } else {
+            (1 << ((control & regs::MSI_FLAGS_QSIZE) >> 4)).min(self.capable)
+        }
     }
 
     /// The message of vector `vector` of `count`; `None` while the guest masks it.
@@ -71,11 +75,11 @@ impl Msi {
         if self.mask.is_some_and(|mask| space.get32(mask) >> vector & 1 != 0) {
             return None;
         }
-        let low = space.get32(self.offset + 4);
+        let low = space.get32(self.offset + regs::MSI_ADDRESS_LO);
         let (high, data) = if self.wide {
-            (space.get32(self.offset + 8), space.get16(self.offset + 12))
+            (space.get32(self.offset + regs::MSI_ADDRESS_HI), space.get16(self.offset + regs::MSI_DATA_64))
         } else {
-            (0, space.get16(self.offset + 8))
+            (0, space.get16(self.offset + regs::MSI_DATA_32))
         };
         // The device modifies the low bits to tell its vectors apart.
         let data = u32::from(data) & !(count - 1) | vector;

@@ -1,11 +1,7 @@
 //! The MSI-X capability (PCI Express Base 6.0, 7.7.2). All of it is ours; VFIO programs the device.
 
-use super::{Builder, ConfigSpace, EXTENDED, Facts, Register};
-
-/// Control register, from the start of the capability.
-const CONTROL: u16 = 2;
-const ENABLE: u16 = 1 << 15;
-const MASK_ALL: u16 = 1 << 14;
+use super::{Builder, CONFIG_SIZE, ConfigSpace, Facts, Register};
+use crate::pci::regs;
 
 /// Where the MSI-X capability and its two structures are.
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +18,7 @@ pub(in crate::guest) struct Msix {
 impl Msix {
     /// Length of the table in bytes.
     pub(in crate::guest) fn table_len(&self) -> u64 {
-        u64::from(self.vectors) * 16
+        u64::from(self.vectors) * regs::MSIX_ENTRY_SIZE
     }
 
     /// Length of the pending bit array in bytes.
@@ -32,13 +28,13 @@ impl Msix {
 
     /// Whether the guest has enabled MSI-X, and whether it masks all vectors.
     pub(in crate::guest) fn enabled(&self, space: &ConfigSpace) -> (bool, bool) {
-        let control = space.get16(self.offset + CONTROL);
-        (control & ENABLE != 0, control & MASK_ALL != 0)
+        let control = space.get16(self.offset + regs::MSIX_FLAGS);
+        (control & regs::MSIX_FLAGS_ENABLE != 0, control & regs::MSIX_FLAGS_MASKALL != 0)
     }
 
     /// Whether a write of `len` bytes at `offset` touches the control register.
     pub(in crate::guest) fn touched(&self, offset: usize, len: usize) -> bool {
-        let start = usize::from(self.offset + CONTROL);
+        let start = usize::from(self.offset + regs::MSIX_FLAGS);
         offset < start + 2 && start < offset + len
     }
 }
@@ -47,14 +43,17 @@ pub(super) fn add(builder: &mut Builder<'_>, offset: usize, facts: &Facts) -> bo
     if builder.space.msix.is_some() {
         return false;
     }
-    let vectors =
-        (u32::from(builder.word(offset + usize::from(CONTROL)) & 0x7ff) + 1).min(facts.msix_vectors);
-    let place = |register: u32| ((register & 0b111) as u8, u64::from(register & !0b111));
+    let control = builder.word(offset + usize::from(regs::MSIX_FLAGS));
+    let vectors = (u32::from(control & regs::MSIX_FLAGS_QSIZE) + 1).min(facts.msix_vectors);
+    let place = |register: u16| {
+        let value = builder.dword(offset + usize::from(register));
+        ((value & regs::MSIX_TABLE_BIR) as u8, u64::from(value & !regs::MSIX_TABLE_BIR))
+    };
     let msix = Msix {
         offset: offset as u16,
         vectors,
-        table: place(builder.dword(offset + 4)),
-        pending: place(builder.dword(offset + 8)),
+        table: place(regs::MSIX_TABLE),
+        pending: place(regs::MSIX_PBA),
     };
     // Structures outside a memory BAR are hostile or broken: no MSI-X then.
     let fits = |(bar, start): (u8, u64), len: u64| {
@@ -67,17 +66,18 @@ pub(super) fn add(builder: &mut Builder<'_>, offset: usize, facts: &Facts) -> bo
         || overlap
         || !fits(msix.table, msix.table_len())
         || !fits(msix.pending, msix.pending_len())
-        || !builder.take(offset, 12, EXTENDED)
+        || !builder.take(offset, 12, CONFIG_SIZE)
     {
         return false;
     }
-    builder.put(offset + usize::from(CONTROL), 2, vectors - 1);
+    builder.put(offset + usize::from(regs::MSIX_FLAGS), 2, vectors - 1);
+    let enables = regs::MSIX_FLAGS_ENABLE | regs::MSIX_FLAGS_MASKALL;
     builder.rows(
         offset,
         &[
-            Register { offset: CONTROL, width: 2, writable: u32::from(ENABLE | MASK_ALL), ..Register::NONE },
-            Register { offset: 4, keep: u32::MAX, ..Register::NONE },
-            Register { offset: 8, keep: u32::MAX, ..Register::NONE },
+            Register { offset: regs::MSIX_FLAGS, width: 2, writable: enables.into(), ..Register::NONE },
+            Register { offset: regs::MSIX_TABLE, keep: u32::MAX, ..Register::NONE },
+            Register { offset: regs::MSIX_PBA, keep: u32::MAX, ..Register::NONE },
         ],
     );
     builder.space.msix = Some(msix);

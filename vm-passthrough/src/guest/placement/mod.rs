@@ -21,11 +21,7 @@ pub use plan::{
 };
 
 use super::PassthroughDevice;
-
-const COMMAND: u16 = 0x04;
-const COMMAND_MEMORY: u16 = 1 << 1;
-const COMMAND_IO_AND_MEMORY: u16 = 0b11;
-const BARS: u16 = 0x10;
+use crate::pci::regs;
 
 /// Access to a PCI function's config space, as a guest has it.
 pub trait ConfigAccess {
@@ -50,8 +46,8 @@ impl<D: PassthroughDevice + ?Sized> ConfigAccess for D {
 ///
 /// Decoding is off meanwhile, and the BARs and the command register are as before afterwards.
 pub fn probe<C: ConfigAccess + ?Sized>(function: &C) -> Vec<BarRequest> {
-    let command = read16(function, COMMAND);
-    write16(function, COMMAND, command & !COMMAND_IO_AND_MEMORY);
+    let command = read16(function, regs::COMMAND);
+    write16(function, regs::COMMAND, command & !(regs::COMMAND_IO | regs::COMMAND_MEMORY));
     let mut found = Vec::new();
     let mut index = 0;
     while index < 6 {
@@ -59,26 +55,26 @@ pub fn probe<C: ConfigAccess + ?Sized>(function: &C) -> Vec<BarRequest> {
         found.extend(request);
         index += width;
     }
-    write16(function, COMMAND, command);
+    write16(function, regs::COMMAND, command);
     found
 }
 
 /// The memory BAR that starts at register `index`, and how many registers it takes.
 fn probe_bar<C: ConfigAccess + ?Sized>(function: &C, index: u8) -> (Option<BarRequest>, u8) {
     let low = size_register(function, index);
-    if low == 0 || low == u32::MAX || low & 1 != 0 {
+    if low == 0 || low == u32::MAX || low & regs::BASE_ADDRESS_SPACE_IO != 0 {
         return (None, 1);
     }
-    let prefetchable = low & 0b1000 != 0;
-    let wide = low & 0b110 == 0b100 && index < 5;
+    let prefetchable = low & regs::BASE_ADDRESS_MEM_PREFETCH != 0;
+    let wide = low & regs::BASE_ADDRESS_MEM_TYPE_MASK == regs::BASE_ADDRESS_MEM_TYPE_64 && index < 5;
     let mask = if wide {
-        u64::from(size_register(function, index + 1)) << 32 | u64::from(low & !0xf)
+        u64::from(size_register(function, index + 1)) << 32 | u64::from(low & regs::BASE_ADDRESS_MEM_MASK)
     } else {
-        u64::from(low & !0xf) | u64::from(u32::MAX) << 32
+        u64::from(low & regs::BASE_ADDRESS_MEM_MASK) | u64::from(u32::MAX) << 32
     };
     let width = if wide { 2 } else { 1 };
     // The lowest bit that sticks is the size; a register where none does is no BAR.
-    if mask == 0 || (!wide && low & !0xf == 0) {
+    if mask == 0 || (!wide && low & regs::BASE_ADDRESS_MEM_MASK == 0) {
         return (None, width);
     }
     (Some(BarRequest { index, size: 1 << mask.trailing_zeros(), wide, prefetchable }), width)
@@ -86,7 +82,7 @@ fn probe_bar<C: ConfigAccess + ?Sized>(function: &C, index: u8) -> (Option<BarRe
 
 /// What register `index` reads after all ones were written to it; its value is put back.
 fn size_register<C: ConfigAccess + ?Sized>(function: &C, index: u8) -> u32 {
-    let offset = BARS + u16::from(index) * 4;
+    let offset = regs::BASE_ADDRESS_0 + u16::from(index) * 4;
     let before = read32(function, offset);
     write32(function, offset, u32::MAX);
     let sized = read32(function, offset);
@@ -98,7 +94,7 @@ fn size_register<C: ConfigAccess + ?Sized>(function: &C, index: u8) -> u32 {
 /// a guest without one needs [`enable_memory`].
 pub fn program<C: ConfigAccess + ?Sized>(function: &C, placed: &PlacedFunction) {
     for bar in &placed.bars {
-        let offset = BARS + u16::from(bar.request.index) * 4;
+        let offset = regs::BASE_ADDRESS_0 + u16::from(bar.request.index) * 4;
         write32(function, offset, bar.address as u32);
         if bar.request.wide {
             write32(function, offset + 4, (bar.address >> 32) as u32);
@@ -108,22 +104,21 @@ pub fn program<C: ConfigAccess + ?Sized>(function: &C, placed: &PlacedFunction) 
 
 /// Lets the function decode memory accesses and master the bus.
 pub fn enable_memory<C: ConfigAccess + ?Sized>(function: &C) {
-    const BUS_MASTER: u16 = 1 << 2;
-    let command = read16(function, COMMAND);
-    write16(function, COMMAND, command | COMMAND_MEMORY | BUS_MASTER);
+    let command = read16(function, regs::COMMAND);
+    write16(function, regs::COMMAND, command | regs::COMMAND_MEMORY | regs::COMMAND_MASTER);
 }
 
 /// Writes the windows into a port's type 1 header (PCI-to-PCI Bridge 1.2, 3.2.5.8 to 3.2.5.10). A window that is
 /// `None` is closed: its base is above its limit.
 pub fn program_port<C: ConfigAccess + ?Sized>(port: &C, windows: &PortWindows) {
     let registers = windows.registers();
-    write16(port, 0x20, registers.memory_base);
-    write16(port, 0x22, registers.memory_limit);
+    write16(port, regs::MEMORY_BASE, registers.memory_base);
+    write16(port, regs::MEMORY_LIMIT, registers.memory_limit);
     // The upper halves first: the window is closed or too high in between, never too wide.
-    write32(port, 0x28, registers.prefetchable_base_upper);
-    write32(port, 0x2c, registers.prefetchable_limit_upper);
-    write16(port, 0x24, registers.prefetchable_base);
-    write16(port, 0x26, registers.prefetchable_limit);
+    write32(port, regs::PREF_BASE_UPPER32, registers.prefetchable_base_upper);
+    write32(port, regs::PREF_LIMIT_UPPER32, registers.prefetchable_limit_upper);
+    write16(port, regs::PREF_MEMORY_BASE, registers.prefetchable_base);
+    write16(port, regs::PREF_MEMORY_LIMIT, registers.prefetchable_limit);
 }
 
 fn read16<C: ConfigAccess + ?Sized>(function: &C, offset: u16) -> u16 {

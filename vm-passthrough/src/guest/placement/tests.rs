@@ -15,7 +15,7 @@ impl Fake {
     fn new(bars: [(u32, u32); 6]) -> Self {
         let fake = Self { bytes: RefCell::new(vec![0; 256]), bars };
         for (index, (_, fixed)) in bars.iter().enumerate() {
-            write32(&fake, BARS + index as u16 * 4, *fixed);
+            write32(&fake, regs::BASE_ADDRESS_0 + index as u16 * 4, *fixed);
         }
         fake
     }
@@ -52,8 +52,8 @@ fn function(name: &str, behind_port: bool, bars: &[BarRequest]) -> FunctionReque
 fn sizes_bars_and_leaves_them_as_they_were() {
     fn check(bars: [(u32, u32); 6], expect: &[BarRequest]) {
         let fake = Fake::new(bars);
-        write16(&fake, COMMAND, 0b111);
-        write32(&fake, BARS, 0xfeb0_0000);
+        write16(&fake, regs::COMMAND, 0b111);
+        write32(&fake, regs::BASE_ADDRESS_0, 0xfeb0_0000);
         let before = fake.bytes.borrow().clone();
         assert_eq!(probe(&fake), expect);
         assert_eq!(*fake.bytes.borrow(), before);

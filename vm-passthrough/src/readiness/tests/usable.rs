@@ -1,7 +1,7 @@
 //! What the guest does not give a driver: INTx, port I/O, an expansion ROM.
 
 use super::*;
-use crate::pci::config::{CAP_MSI, CAP_MSIX};
+use crate::pci::regs::{CAP_ID_MSI, CAP_ID_MSIX};
 
 /// A function with these BARs, an interrupt pin and these capabilities.
 fn function(class: u32, bars: &[BarKind], pin: u8, capabilities: &[u8]) -> SimFunction {
@@ -24,8 +24,8 @@ fn interrupts() {
     for pin in 1..=4 {
         let name = format!("INT{}", char::from(b'@' + pin));
         intx(pin, &[]).check(Code::LegacyInterrupt, Blocks, &[&name, "neither MSI nor MSI-X"], &["QEMU"]);
-        assert_eq!(intx(pin, &[CAP_MSI]).explain().blockers, []);
-        assert_eq!(intx(pin, &[CAP_MSIX]).explain().blockers, []);
+        assert_eq!(intx(pin, &[CAP_ID_MSI]).explain().blockers, []);
+        assert_eq!(intx(pin, &[CAP_ID_MSIX]).explain().blockers, []);
     }
     // It raises none, or says nonsense.
     for pin in [0, 5, 0xff] {
@@ -47,7 +47,7 @@ fn interrupts() {
 #[test]
 fn port_io() {
     use BarKind::{Io, Memory32, Memory64};
-    let with = |class, bars: &[BarKind]| Scene::with(function(class, bars, 0, &[CAP_MSI]));
+    let with = |class, bars: &[BarKind]| Scene::with(function(class, bars, 0, &[CAP_ID_MSI]));
     for (class, bars, why) in [
         (0x04_0100, &[Io, Io][..], "no memory BAR"),
         (0x07_0002, &[Io], "no memory BAR"),

@@ -68,13 +68,13 @@ const MSI_ON: &[u8] = &[0x05, 0, 1, 1];
 
 #[test]
 fn the_best_register_takes_the_marker() {
-    fn check(capabilities: &[&[u8]], expect: &[(&str, u64)]) {
+    fn check(capabilities: &[&[u8]], expect: &[(&str, u16)]) {
         let config = config(capabilities);
-        let mut read = |offset: u64| {
-            let field = config.get(offset as usize..).and_then(|rest| rest.first_chunk());
+        let read = |offset: u16| {
+            let field = config.get(usize::from(offset)..).and_then(|rest| rest.first_chunk());
             field.map(|field| u16::from_le_bytes(*field)).ok_or(io::ErrorKind::UnexpectedEof.into())
         };
-        let found = candidates(&mut read).unwrap();
+        let found = candidates(&read).unwrap();
         let found: Vec<_> = found.iter().map(|candidate| (candidate.register, candidate.offset)).collect();
         assert_eq!(found, expect, "{capabilities:?}");
     }
