@@ -10,6 +10,15 @@ use vm_ir::{GuestAddr, Kernel, Module};
 thread_local! {
     /// The number of the kernel that this thread is at.
     static AT: Cell<usize> = const { Cell::new(0) };
+    /// Its name.
+    #[cfg(feature = "faults")]
+    static NAME: std::cell::RefCell<String> = const { std::cell::RefCell::new(String::new()) };
+}
+
+/// The name of the kernel that this thread is at, by which a fault may be asked for.
+#[cfg(feature = "faults")]
+pub(crate) fn name() -> String {
+    NAME.with_borrow(String::clone)
 }
 
 /// What is done with a kernel.
@@ -52,6 +61,7 @@ pub(crate) fn contained<T>(
 /// Panics at a kernel whose name asks for it: `panics_in_legalise`.
 #[cfg(feature = "faults")]
 fn fault(kernel: &Kernel, phase: Phase) {
+    NAME.set(kernel.name().to_owned());
     let asked = format!("{phase:?}").to_lowercase();
     assert!(kernel.name().strip_prefix("panics_in_") != Some(&asked), "planted to {asked}");
 }

@@ -66,6 +66,37 @@ fn a_panic_is_the_kernels_error() {
     }
 }
 
+/// What the code generator's verifier refuses, whether it was written so or became so; what outgrows the bounds on its way; and
+/// a panic of its own.
+#[test]
+fn what_the_generator_gets_wrong_is_the_kernels_error() {
+    for target in ["cpu:x86-64-v3", "cpu:aarch64"].map(target) {
+        for (name, code, says) in [
+            ("ill_typed_when_written", "generator", "arg 1 (v"),
+            ("ill_typed_when_optimised", "generator", "arg 1 (v"),
+            ("ill_typed_when_scheduled", "generator", "arg 1 (v"),
+            ("outgrows_when_written", "too-large", "instructions or more, 524288 are allowed"),
+            ("outgrows_when_scheduled", "too-large", "instructions or more, 524288 are allowed"),
+            ("panics_when_written", "generator", "it panicked: "),
+            ("panics_when_optimised", "generator", "it panicked: "),
+            ("panics_when_scheduled", "generator", "it panicked: "),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let cache = open(folder.path(), 1 << 20);
+            let text =
+                text::print(&module(Trust::Guest, 1).into_module()).replace("@k(", &format!("@{name}("));
+            let module = validate(text::parse(&text).unwrap(), Trust::Guest).unwrap();
+            for misses in 1..=2 {
+                let reject = cache.compile(&module, &target).expect_err(name).0.remove(0);
+                assert_eq!((&*reject.kernel, reject.kind.code()), (name, code), "{reject}");
+                assert!(reject.to_string().contains(says), "{reject}");
+                assert_eq!(cache.statistics().misses, misses);
+                assert!(entries(folder.path()).is_empty());
+            }
+        }
+    }
+}
+
 #[test]
 fn every_part_of_the_key_counts() {
     let mut keys = std::collections::HashSet::new();

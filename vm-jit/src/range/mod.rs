@@ -62,26 +62,47 @@ pub struct Loop {
     pub room: u64,
 }
 
-/// What the walk found.
-#[derive(Debug, Default)]
-pub struct Ranges {
+/// What the walk found. Ops are known by their addresses, so it borrows the kernel that it is of:
+///
+/// ```
+/// # use vm_jit::range::Ranges;
+/// let kernel = vm_ir::IRBlock::new(vm_ir::GuestAddr(0x1000)).kernel()?;
+/// let ranges = Ranges::of(&kernel);
+/// kernel.for_each_op(&mut |op| assert!(ranges.loop_of(op).is_none()));
+/// # Ok::<(), vm_ir::builder::BuildError>(())
+/// ```
+///
+/// and nothing is known of it once it has moved.
+///
+/// ```compile_fail,E0505
+/// # use vm_jit::range::Ranges;
+/// let kernel = vm_ir::IRBlock::new(vm_ir::GuestAddr(0x1000)).kernel()?;
+/// let ranges = Ranges::of(&kernel);
+/// let moved = vec![kernel];
+/// moved[0].for_each_op(&mut |op| assert!(ranges.loop_of(op).is_none()));
+/// # Ok::<(), vm_ir::builder::BuildError>(())
+/// ```
+#[derive(Debug)]
+pub struct Ranges<'k> {
+    kernel: &'k Kernel,
     accesses: HashMap<*const Op, Access>,
     loops: HashMap<*const Op, Loop>,
     facts: HashMap<*const Op, Vec<Fact>>,
     steps: u64,
 }
 
-impl Ranges {
+impl<'k> Ranges<'k> {
     /// Looks at a kernel of a valid module.
-    pub fn of(kernel: &Kernel) -> Ranges {
+    pub fn of(kernel: &'k Kernel) -> Ranges<'k> {
         Ranges::keeping(kernel, false)
     }
 
     /// Looks at a kernel; keeps what is known of the operands of all ops, or only of those that are asked for.
-    fn keeping(kernel: &Kernel, all: bool) -> Ranges {
+    fn keeping(kernel: &'k Kernel, all: bool) -> Ranges<'k> {
+        let (accesses, loops, facts) = Default::default();
         let mut walk = Walk {
             kernel,
-            ranges: Ranges::default(),
+            ranges: Ranges { kernel, accesses, loops, facts, steps: 0 },
             facts: kernel.values().iter().map(|v| Fact::of_type(v.ty.scalar())).collect(),
             canon: (0..kernel.values().len() as u32).collect(),
             defs: vec![None; kernel.values().len()],
@@ -97,6 +118,11 @@ impl Ranges {
         }
         walk.region(kernel.body());
         walk.ranges
+    }
+
+    /// The kernel that it is of.
+    pub fn kernel(&self) -> &'k Kernel {
+        self.kernel
     }
 
     /// What is known of the place of a load, store or atomic; nothing of any other op.
@@ -137,7 +163,7 @@ enum Undo {
 
 struct Walk<'k> {
     kernel: &'k Kernel,
-    ranges: Ranges,
+    ranges: Ranges<'k>,
     /// By canonical value.
     facts: Vec<Fact>,
     /// The first value that is always equal.

@@ -11,10 +11,10 @@ use vm_ir::op::{PlaceRule, Shape};
 use vm_ir::{Trust, Value, validate};
 
 /// Holds what is known of a kernel against a run of it.
-struct Judge {
-    ranges: Ranges,
+struct Judge<'k> {
+    ranges: Ranges<'k>,
     /// The plans of targets.
-    watches: Vec<Watch>,
+    watches: Vec<Watch<'k>>,
     /// What is wrong, if anything is.
     wrong: Option<String>,
     /// Ops by thread.
@@ -39,7 +39,7 @@ struct Seen {
     long: u64,
 }
 
-impl Judge {
+impl Judge<'_> {
     fn hold(&mut self, holds: bool, what: impl FnOnce() -> String) {
         if !holds && self.wrong.is_none() {
             self.wrong = Some(what());
@@ -108,7 +108,7 @@ impl Judge {
     }
 }
 
-impl Observer for Judge {
+impl Observer for Judge<'_> {
     fn op(&mut self, op: &Op, threads: &[u32], state: &State<'_>) {
         for thread in threads {
             *self.work.entry(*thread).or_default() += 1;
@@ -169,10 +169,10 @@ fn judge(seeds: std::ops::Range<u64>) -> Result<Seen, String> {
         let gpu = crate::target::ptx::Options::new("sm_90a".parse().map_err(|error| format!("{error:?}"))?);
         let watches = [crate::target::cpu::SAFETY, crate::target::ptx::safety(&gpu)]
             .iter()
-            .map(|parameters| Watch::of(kernel, &ranges, parameters))
+            .map(|parameters| Watch::of(kernel, parameters))
             .collect::<Result<_, _>>()
             .map_err(|error| format!("seed {seed}: {error}"))?;
-        let plan = SafetyPlan::of(kernel, &ranges, Trust::Trusted, &crate::target::cpu::SAFETY);
+        let plan = SafetyPlan::of(kernel, Trust::Trusted, &crate::target::cpu::SAFETY);
         let bound = plan.map_err(|error| format!("seed {seed}: {error}"))?.bound();
         let mut judge = Judge { ranges, watches, wrong: None, work: HashMap::new(), seen };
         let blocks = u64::from(launch.grid.iter().product::<u32>());

@@ -1,9 +1,9 @@
 //! Which indices of an access are checked, and why others are not.
 
 use crate::range::{self, Lanes, Ranges};
+use vm_ir::Value;
 use vm_ir::module::Op;
 use vm_ir::op::PlaceRule;
-use vm_ir::{Kernel, Value};
 
 /// Is an index checked?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,11 +55,11 @@ impl Access {
 }
 
 /// How an op's access is done; nothing of an op that has none.
-pub(super) fn plan(kernel: &Kernel, ranges: &Ranges, op: &Op, guest: bool) -> Option<Access> {
+pub(super) fn plan(ranges: &Ranges<'_>, op: &Op, guest: bool) -> Option<Access> {
     if !matches!(op.code.shape().place(), PlaceRule::Any | PlaceRule::Shared) {
         return None;
     }
-    let (rank, _) = kernel.place(op.place?)?;
+    let (rank, _) = ranges.kernel().place(op.place?)?;
     let last = *op.operands.get(rank.checked_sub(1)?)?;
     let nothing = || range::Access { outer: Vec::new(), lanes: Lanes::Each, shift: 0, base: (last, 0) };
     let known = ranges.access(op).cloned().unwrap_or_else(nothing);

@@ -8,19 +8,19 @@ use vm_ir::module::{Op, Region};
 use vm_ir::op::{Opcode, Shape};
 
 /// Plans the loops of a kernel, and its bound.
-pub(super) fn plan(plan: &mut SafetyPlan, kernel: &Kernel, ranges: &Ranges) {
-    let parameters = plan.parameters;
+pub(super) fn plan(plan: &mut SafetyPlan<'_>) {
+    let (parameters, kernel) = (plan.parameters, plan.ranges.kernel());
     let unrolled = match parameters.unrolling {
         Some(limits) => {
             let mut all = vec![Unroll::None; plan.decisions.len()];
-            let mut unroller = Unroller { plan, ranges, limits, budget: limits.budget, all: &mut all };
+            let mut unroller = Unroller { plan, limits, budget: limits.budget, all: &mut all };
             unroller.region(kernel.body(), 1);
             all
         }
         None => vec![Unroll::None; plan.decisions.len()],
     };
     let by_cost = parameters.cancels_clusters || kernel.cluster() == 1 || !gathers(kernel);
-    let mut poller = Poller { plan, kernel, ranges, unrolled, by_cost, furthest: 0 };
+    let mut poller = Poller { plan, unrolled, by_cost, furthest: 0 };
     poller.region(kernel.body(), &mut Stretch::default());
     let furthest = poller.furthest;
     plan.bound = furthest.saturating_add(cost::begin(kernel, parameters.costs));
@@ -33,13 +33,12 @@ fn gathers(kernel: &Kernel) -> bool {
 }
 
 /// The most iterations of a `for`, if that is known.
-pub(super) fn bound(ranges: &Ranges, op: &Op) -> Option<u64> {
+pub(super) fn bound(ranges: &Ranges<'_>, op: &Op) -> Option<u64> {
     ranges.loop_of(op).map(|known| known.rounds).filter(|bound| *bound < u64::MAX)
 }
 
 struct Unroller<'a> {
-    plan: &'a SafetyPlan,
-    ranges: &'a Ranges,
+    plan: &'a SafetyPlan<'a>,
     limits: Unrolling,
     /// Ops that may still be added.
     budget: u64,
@@ -69,7 +68,7 @@ impl Unroller<'_> {
     }
 
     fn decide(&mut self, op: &Op, copies: u64) -> Unroll {
-        let Some(known) = self.ranges.loop_of(op) else { return Unroll::None };
+        let Some(known) = self.plan.ranges.loop_of(op) else { return Unroll::None };
         if known.rounds == 0 {
             return Unroll::Full(0);
         }
@@ -120,10 +119,8 @@ impl Stretch {
     }
 }
 
-struct Poller<'a> {
-    plan: &'a mut SafetyPlan,
-    kernel: &'a Kernel,
-    ranges: &'a Ranges,
+struct Poller<'a, 'k> {
+    plan: &'a mut SafetyPlan<'k>,
     /// By op.
     unrolled: Vec<Unroll>,
     /// May loops be polled because of what they cost?
@@ -132,7 +129,7 @@ struct Poller<'a> {
     furthest: u64,
 }
 
-impl Poller<'_> {
+impl Poller<'_, '_> {
     /// Adds a region to a stretch. Is there a polled loop in it?
     fn region(&mut self, region: &Region, stretch: &mut Stretch) -> bool {
         region.ops.iter().fold(false, |polls, op| self.op(op, stretch) | polls)
@@ -158,7 +155,7 @@ impl Poller<'_> {
         let polls = match op.code.shape() {
             Shape::For | Shape::While => self.looped(op, stretch),
             _ => {
-                let cost = cost::of(self.kernel, op, self.plan.parameters.costs);
+                let cost = cost::of(self.plan.ranges.kernel(), op, self.plan.parameters.costs);
                 self.add(op, cost, cost, stretch);
                 self.branch(op, stretch)
             }
@@ -188,7 +185,7 @@ impl Poller<'_> {
         let around = stretch.around.saturating_add(stretch.cost);
         let mut body = Stretch { cost: cost::LOOP, total: cost::LOOP, around, ..Stretch::default() };
         let mut polls = op.regions.iter().fold(false, |polls, region| self.region(region, &mut body) | polls);
-        let bound = bound(self.ranges, op);
+        let bound = bound(&self.plan.ranges, op);
         let Some(number) = self.plan.number(op) else { return polls };
         let (unroll, parameters) = (self.unrolled[number.0 as usize], self.plan.parameters);
         // An iteration without loops is one itself.

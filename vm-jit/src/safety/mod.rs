@@ -162,9 +162,10 @@ pub(crate) enum ThreadsCharge {
     All(i64),
 }
 
-/// The plan for a kernel.
+/// The plan for a kernel, which it borrows.
 #[derive(Debug)]
-pub(crate) struct SafetyPlan {
+pub(crate) struct SafetyPlan<'k> {
+    ranges: Ranges<'k>,
     numbers: HashMap<*const Op, OpId>,
     decisions: Vec<Decision>,
     parameters: Parameters,
@@ -173,41 +174,46 @@ pub(crate) struct SafetyPlan {
     bound: u64,
 }
 
-impl SafetyPlan {
+impl<'k> SafetyPlan<'k> {
     /// Makes it.
     ///
     /// # Errors
     /// That it is not safe: an error of this crate, for which no kernel is to blame.
     pub(crate) fn of(
-        kernel: &Kernel,
-        ranges: &Ranges,
+        kernel: &'k Kernel,
         trust: Trust,
         parameters: &Parameters,
-    ) -> Result<SafetyPlan, Reject> {
+    ) -> Result<SafetyPlan<'k>, Reject> {
+        let ranges = Ranges::of(kernel);
         let mut numbers = HashMap::new();
         let mut decisions = Vec::new();
         let guest = trust == Trust::Guest;
         kernel.for_each_op(&mut |op| {
             numbers.insert(std::ptr::from_ref(op), OpId(decisions.len() as u32));
-            let access = access::plan(kernel, ranges, op, guest);
+            let access = access::plan(&ranges, op, guest);
             decisions.push(Decision { access, ..Decision::default() });
         });
-        let mut plan =
-            SafetyPlan { numbers, decisions, parameters: *parameters, guest, cancellable: false, bound: 0 };
+        let (parameters, cancellable, bound) = (*parameters, false, 0);
+        let mut plan = SafetyPlan { ranges, numbers, decisions, parameters, guest, cancellable, bound };
         for op in guest.then(|| deciding::find(kernel)).into_iter().flatten() {
             if let Some(id) = plan.number(op) {
                 plan.decisions[id.0 as usize].decides = true;
             }
         }
-        loops::plan(&mut plan, kernel, ranges);
+        loops::plan(&mut plan);
         plan.cancellable = plan.decisions.iter().any(|decision| decision.polls);
         if guest {
-            plan.verify(kernel).map_err(|error| {
+            plan.verify().map_err(|error| {
                 let what = format!("its safety plan is wrong: {error}");
                 Reject::new(kernel, kernel.line().0, RejectKind::Generator { what })
             })?;
         }
         Ok(plan)
+    }
+
+    /// What is known of the kernel that it is for.
+    pub(crate) fn ranges(&self) -> &Ranges<'k> {
+        &self.ranges
     }
 
     /// The number of an op of the kernel.

@@ -4,12 +4,11 @@
 use super::cost;
 use super::tests::ptx;
 use super::{Poll, SHORT, SLICE, SafetyPlan, Unroll};
-use crate::range::Ranges;
 use crate::target::cpu::SAFETY as CPU;
 use proptest::prelude::*;
 use vm_ir::module::{Op, Region};
 use vm_ir::op::Shape;
-use vm_ir::{Kernel, Trust, ValidModule, text, validate};
+use vm_ir::{Trust, ValidModule, text, validate};
 
 /// Part of a kernel.
 #[derive(Clone, Debug)]
@@ -105,9 +104,7 @@ fn valid(text: &str) -> ValidModule {
 
 /// A thread that goes where its seed leads it, for some ops.
 struct Thread<'a> {
-    plan: &'a SafetyPlan,
-    ranges: &'a Ranges,
-    kernel: &'a Kernel,
+    plan: &'a SafetyPlan<'a>,
     seed: u64,
     /// Ops that it does before it is left alone.
     patience: u64,
@@ -123,11 +120,9 @@ struct Thread<'a> {
 }
 
 impl<'a> Thread<'a> {
-    fn new(plan: &'a SafetyPlan, ranges: &'a Ranges, kernel: &'a Kernel, seed: u64) -> Self {
+    fn new(plan: &'a SafetyPlan<'a>, seed: u64) -> Self {
         Thread {
             plan,
-            ranges,
-            kernel,
             seed,
             patience: 12_000,
             stretches: vec![0],
@@ -170,7 +165,7 @@ impl<'a> Thread<'a> {
                 // Threads of a GPU's warp that part go one behind the other, so a warp may take all.
                 _ => {
                     let parameters = &self.plan.parameters;
-                    self.take(cost::of(self.kernel, op, parameters.costs));
+                    self.take(cost::of(self.plan.ranges.kernel(), op, parameters.costs));
                     let only =
                         self.random(if self.plan.parameters.straight.is_some() { 2 } else { 3 }) as usize;
                     for (at, region) in op.regions.iter().enumerate() {
@@ -186,7 +181,7 @@ impl<'a> Thread<'a> {
     fn looped(&mut self, op: &Op) {
         let planned = *self.plan.loop_of(op).unwrap();
         let most = planned.bound.unwrap_or(1 << 40);
-        let iterations = match self.ranges.loop_of(op).and_then(|known| known.exact) {
+        let iterations = match self.plan.ranges.loop_of(op).and_then(|known| known.exact) {
             Some(exact) => exact,
             None => [0, self.random(most + 1), most][self.random(3) as usize],
         };
@@ -254,11 +249,10 @@ impl<'a> Thread<'a> {
 fn check(text: &str, seed: u64) -> Result<(), TestCaseError> {
     let module = valid(text);
     let kernel = &module.kernels()[0];
-    let ranges = Ranges::of(kernel);
     for parameters in [&ptx(), &CPU] {
-        let plan = SafetyPlan::of(kernel, &ranges, Trust::Guest, parameters)
+        let plan = SafetyPlan::of(kernel, Trust::Guest, parameters)
             .map_err(|error| TestCaseError::fail(format!("{error}\n{text}")))?;
-        let mut thread = Thread::new(&plan, &ranges, kernel, seed);
+        let mut thread = Thread::new(&plan, seed);
         thread.region(kernel.body());
         prop_assert!(thread.longest <= SHORT, "{} iterations\n{text}", thread.longest);
         let [point, poll] = thread.costliest;

@@ -14,20 +14,20 @@ const PARAMS: &str = "@x: view<f32, [?], readwrite>, @n: view<i32, [?], readwrit
 const ENDLESS: &str = "while {\n%u = lt.s %j, %j : bool\nyield %u\n} do {\n}";
 const ATOMIC: &str = "%a = atomic.add.device @n[%i], %j : i32";
 
-/// The plan for a kernel with this body, and its loops in the order of the text.
-fn plan(trust: Trust, block: &str, params: &str, body: &str) -> (SafetyPlan, Vec<Loop>) {
+/// The bound of a kernel with this body, and its loops in the order of the text.
+fn plan(trust: Trust, block: &str, params: &str, body: &str) -> (u64, Vec<Loop>) {
     let text = format!("vir 1\nkernel @k({params}) at 0x0 block({block}) {{\n{body}\n}}");
     let module =
         validate(text::parse(&text).unwrap(), trust).unwrap_or_else(|error| panic!("{text}: {error}"));
     let kernel = &module.kernels()[0];
-    let plan = SafetyPlan::of(kernel, &Ranges::of(kernel), trust, &ptx()).unwrap();
+    let plan = SafetyPlan::of(kernel, trust, &ptx()).unwrap();
     let mut loops = Vec::new();
     kernel.for_each_op(&mut |op| loops.extend(plan.loop_of(op).copied()));
-    (plan, loops)
+    (plan.bound(), loops)
 }
 
 fn bound(trust: Trust, block: &str, params: &str, body: &str) -> u64 {
-    plan(trust, block, params, body).0.bound()
+    plan(trust, block, params, body).0
 }
 
 /// What every thread of a block of 32 does.
@@ -165,7 +165,7 @@ fn clusters_that_gather_are_left_alone() {
         let module =
             validate(text::parse(&text).unwrap(), Trust::Guest).unwrap_or_else(|e| panic!("{e}\n{text}"));
         let kernel = &module.kernels()[0];
-        let plan = SafetyPlan::of(kernel, &Ranges::of(kernel), Trust::Guest, &ptx()).unwrap();
+        let plan = SafetyPlan::of(kernel, Trust::Guest, &ptx()).unwrap();
         assert_eq!(plan.cancellable(), polled, "{text}");
     }
 }
@@ -176,7 +176,7 @@ fn ops_are_numbered_in_the_order_of_the_text() {
         format!("vir 1\nkernel @k({PARAMS}) at 0x0 block(32) {{\n{}\n}}", around("c", "%few", 0, ATOMIC));
     let module = validate(text::parse(&text).unwrap(), Trust::Guest).unwrap();
     let kernel = &module.kernels()[0];
-    let plan = SafetyPlan::of(kernel, &Ranges::of(kernel), Trust::Guest, &ptx()).unwrap();
+    let plan = SafetyPlan::of(kernel, Trust::Guest, &ptx()).unwrap();
     let mut numbers = Vec::new();
     kernel.for_each_op(&mut |op| numbers.push(plan.number(op)));
     assert_eq!(numbers, (0..4).map(|n| Some(OpId(n))).collect::<Vec<_>>());
@@ -192,10 +192,10 @@ fn wrong_plans_are_found_out() {
         let text = format!("vir 1\nkernel @k({PARAMS}) at 0x0 block(32) {{\n{body}\n}}");
         let module = validate(text::parse(&text).unwrap(), Trust::Guest).unwrap();
         let kernel = &module.kernels()[0];
-        let mut plan = SafetyPlan::of(kernel, &Ranges::of(kernel), Trust::Guest, &ptx()).unwrap();
-        plan.verify(kernel).unwrap();
+        let mut plan = SafetyPlan::of(kernel, Trust::Guest, &ptx()).unwrap();
+        plan.verify().unwrap();
         plan.decisions.iter_mut().for_each(damage);
-        let error = plan.verify(kernel).unwrap_err().to_string();
+        let error = plan.verify().unwrap_err().to_string();
         assert!(error.contains(found), "{body}: {error}");
     };
     let unpolled: fn(&mut Decision) = |decision| {

@@ -32,13 +32,14 @@ pub(crate) enum Unsafe {
     },
 }
 
-impl SafetyPlan {
+impl SafetyPlan<'_> {
     /// Sees that all loops of a guest's kernel are polled or short, also together and unrolled, that every access is planned,
     /// and that the bound is one.
     ///
     /// # Errors
     /// The first that is not so.
-    pub(crate) fn verify(&self, kernel: &Kernel) -> Result<(), Unsafe> {
+    pub(crate) fn verify(&self) -> Result<(), Unsafe> {
+        let kernel = self.ranges.kernel();
         let begin = cost::begin(kernel, self.parameters.costs);
         let mut walk = Walk { plan: self, kernel, begin, spent: 0 };
         let mut done = Done::default();
@@ -59,7 +60,7 @@ struct Done {
 
 /// Goes from the outside in, where the plan was made from the inside out.
 struct Walk<'a> {
-    plan: &'a SafetyPlan,
+    plan: &'a SafetyPlan<'a>,
     kernel: &'a Kernel,
     /// What it costs to begin.
     begin: u64,

@@ -1,15 +1,14 @@
 //! What threads do between two poll points of a run, held against what their plan says that they do at most.
 
 use super::{OpId, Parameters, SHORT, SafetyPlan, cost};
-use crate::range::Ranges;
 use std::collections::HashMap;
 use vm_ir::module::{Op, Region};
 use vm_ir::op::Shape;
 use vm_ir::{Kernel, Trust};
 
 /// A plan, and where each thread is.
-pub(crate) struct Watch {
-    plan: SafetyPlan,
+pub(crate) struct Watch<'k> {
+    plan: SafetyPlan<'k>,
     /// Loops, by the ops that their iterations begin with.
     begins: HashMap<OpId, OpId>,
     ops: Vec<Known>,
@@ -39,11 +38,10 @@ struct Thread {
     iterations: HashMap<OpId, u64>,
 }
 
-impl Watch {
+impl<'k> Watch<'k> {
     /// Plans a guest's kernel.
-    pub(crate) fn of(kernel: &Kernel, ranges: &Ranges, parameters: &Parameters) -> Result<Watch, String> {
-        let plan =
-            SafetyPlan::of(kernel, ranges, Trust::Guest, parameters).map_err(|error| error.to_string())?;
+    pub(crate) fn of(kernel: &'k Kernel, parameters: &Parameters) -> Result<Watch<'k>, String> {
+        let plan = SafetyPlan::of(kernel, Trust::Guest, parameters).map_err(|error| error.to_string())?;
         let (mut begins, mut ops) = (HashMap::new(), Vec::new());
         kernel.for_each_op(&mut |op| {
             let first = op.regions.first().and_then(|region| region.ops.first());
@@ -114,7 +112,7 @@ impl Watch {
 }
 
 /// Is there a loop in a region whose iterations count, as it is neither polled nor in one that is?
-fn counted(plan: &SafetyPlan, region: &Region) -> bool {
+fn counted(plan: &SafetyPlan<'_>, region: &Region) -> bool {
     region.ops.iter().any(|op| match plan.loop_of(op) {
         Some(planned) => planned.poll.is_none(),
         None => op.regions.iter().any(|region| counted(plan, region)),

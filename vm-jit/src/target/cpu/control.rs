@@ -186,7 +186,7 @@ impl<'a, 'k> Writer<'a, 'k> {
     ) {
         let body = &op.regions[0];
         let (count, carried) = body.args.split_at(1);
-        let known = self.ranges.loop_of(op).copied();
+        let known = self.safety.ranges().loop_of(op).copied();
         let (high, step) = (self.first(op.operands[1]), self.first(op.operands[2]));
         let mut runs = self.b.ins().icmp(IntCC::SignedLessThan, low, high);
         if !known.is_some_and(|k| k.steps_up) {

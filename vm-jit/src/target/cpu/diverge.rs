@@ -57,7 +57,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         let counts = match op.code.shape() {
             Shape::For => {
                 let alike = op.operands[..3].iter().all(|v| self.facts.uniformity(*v) != Uniformity::Thread);
-                alike || self.ranges.loop_of(op).is_some_and(may_overrun)
+                alike || self.safety.ranges().loop_of(op).is_some_and(may_overrun)
             }
             _ => true,
         };

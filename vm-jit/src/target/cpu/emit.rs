@@ -6,6 +6,7 @@
 
 use super::isa::{Effort, Isa, UnknownIsa};
 use super::live::Live;
+use super::spoil::{Stage, spoil};
 use super::{limits, schedule, wide};
 use crate::reject::RejectKind;
 use cranelift_codegen::isa::{OwnedTargetIsa, TargetIsa};
@@ -33,6 +34,7 @@ impl Generators {
 /// The function is too large, or it is not what the generator takes.
 pub(super) fn emit(context: &mut Context, generators: &Generators) -> Result<Vec<u8>, RejectKind> {
     let isa = &*generators.linear;
+    spoil(&mut context.func, Stage::Written);
     limits::whole(&context.func)?;
     let written = (context.func.dfg.num_insts(), context.func.dfg.num_values());
     context.verify(isa).map_err(wrong)?;
@@ -51,6 +53,8 @@ pub(super) fn emit(context: &mut Context, generators: &Generators) -> Result<Vec
         let registers = generators.machine.architecture().vector_registers();
         schedule::schedule(&mut context.func, registers, live.through);
     }
+    spoil(&mut context.func, Stage::Scheduled);
+    limits::whole(&context.func)?;
     context.verify(isa).map_err(wrong)?;
     let mut registers = regalloc2::Ctx::default();
     let stencil = isa
@@ -87,6 +91,7 @@ fn optimise(context: &mut Context, isa: &dyn TargetIsa) -> Result<Option<Live>, 
     }
     let before = context.func.clone();
     context.egraph_pass(isa, &mut ControlPlane::default()).map_err(problem)?;
+    spoil(&mut context.func, Stage::Optimised);
     context.compute_cfg();
     if limits::optimised(&context.func).is_ok()
         && let Some(live) = Live::of(&context.func, &context.cfg, limits::THOROUGH_LIVE)
@@ -114,4 +119,25 @@ fn wrong(errors: VerifierErrors) -> RejectKind {
 
 fn gave_up(what: String) -> RejectKind {
     RejectKind::Generator { what }
+}
+
+#[cfg(test)]
+mod tests {
+    use cranelift_codegen::ir::Value;
+    use regalloc2::{RegClass, VReg};
+
+    /// Numbers that don't fit, which the generator sees in debug builds only: those of tests, and the fuzzer's.
+    #[test]
+    fn the_generators_own_checks_are_on() {
+        if std::env::current_exe().unwrap().components().any(|part| part.as_os_str() == "release") {
+            return println!("skipped: it is a release build");
+        }
+        let checks: [(_, fn() -> usize); 2] = [
+            ("cranelift-codegen", || Value::from_u32(u32::MAX).as_u32() as usize),
+            ("regalloc2", || VReg::new(VReg::MAX + 1, RegClass::Int).vreg()),
+        ];
+        for (name, wrong) in checks {
+            assert!(std::panic::catch_unwind(wrong).is_err(), "{name} is built without debug assertions");
+        }
+    }
 }

@@ -2,7 +2,7 @@
 //!
 //! The code generator packs its numbers into fields and checks most of them in debug builds only: a number that does not fit
 //! becomes another, and the code is wrong without an error. So a function is refused far below, by counts of what it really
-//! has: while it is written (so that no more is written), when it is, behind the optimiser, and as machine code.
+//! has: while it is written (so that no more is written), when it is, behind the optimiser, in its last order, and as machine code.
 //!
 //! Time is bounded by counts too. Only a small function is optimised, for that takes longer than in proportion to it; one
 //! that the optimiser makes too large is compiled as it was written. So what is refused is decided by what was written.

@@ -8,7 +8,7 @@
 //! * `lanes`: values; `arrange` the lanes of vectors of several threads; `value`, `convert`, `function`, `wide`: ops
 //!   on them; `memory`: views, shared arrays and atomics; `warp`: ops between threads.
 //! * `emit`: from the function to machine code; `limits` how large it may become, `live` how far its values live, `schedule`
-//!   the order of instructions, `object` the ELF object.
+//!   the order of instructions, `object` the ELF object, `spoil` what tests make of it.
 //!
 //! # The code
 //!
@@ -42,6 +42,7 @@ mod object;
 mod plan;
 mod rounds;
 mod schedule;
+mod spoil;
 mod value;
 mod warp;
 mod wide;
@@ -53,7 +54,6 @@ pub use isa::{Architecture, Isa, UnknownIsa};
 
 use crate::artifact::{Artifact, Entry, Format, ParamLayout};
 use crate::contain::{self, Phase};
-use crate::range::Ranges;
 use crate::reject::{Reject, RejectKind, Rejected};
 use crate::safety::{Parameters, SafetyPlan, cost::Costs};
 use cranelift_codegen::Context;
@@ -122,12 +122,10 @@ pub(crate) fn write(module: &ValidModule, options: &Options, target: String) -> 
     };
     let facts = module.kernels_with_facts().map(|(_, facts)| facts);
     for (kernel, facts) in contain::each(module, Phase::Write).zip(facts) {
-        let ranges = Ranges::of(kernel);
-        let safety = SafetyPlan::of(kernel, &ranges, module.trust(), &SAFETY);
+        let safety = SafetyPlan::of(kernel, module.trust(), &SAFETY);
         let safety = safety.map_err(|error| Rejected(vec![error]))?;
-        let (code, entry) =
-            function(kernel, facts, (&ranges, &safety), options.isa, &generators, &mut contexts)
-                .map_err(|kind| reject(kernel, kind))?;
+        let (code, entry) = function(facts, &safety, options.isa, &generators, &mut contexts)
+            .map_err(|kind| reject(kernel, kind))?;
         functions.push((entry.symbol.clone(), code));
         entries.push(entry);
     }
@@ -141,14 +139,14 @@ pub(crate) fn write(module: &ValidModule, options: &Options, target: String) -> 
 }
 
 fn function(
-    kernel: &Kernel,
     facts: &KernelFacts,
-    (ranges, safety): (&Ranges, &SafetyPlan),
+    safety: &SafetyPlan<'_>,
     machine: Isa,
     generators: &emit::Generators,
     (context, builder): &mut (Context, FunctionBuilderContext),
 ) -> Result<(Vec<u8>, Entry), RejectKind> {
-    let plan = plan::Plan::of(kernel, facts, ranges);
+    let kernel = safety.ranges().kernel();
+    let plan = plan::Plan::of(facts, safety.ranges());
     let floats = floats::Floats::of(kernel);
     // Whoever runs the blocks can stop between two, also where the code itself looks at nothing.
     let params = ParamLayout::of(kernel, safety.is_guests());
@@ -157,9 +155,9 @@ fn function(
     context.clear();
     context.func = Function::with_name_signature(UserFuncName::user(0, 0), signature);
     let build = FunctionBuilder::new(&mut context.func, builder);
-    let known = writer::Known { facts, ranges, safety, plan: &plan, floats: &floats };
+    let known = writer::Known { facts, safety, plan: &plan, floats: &floats };
     let build = writer::Build { builder: build, config: generators.thorough.frontend_config(), isa: machine };
-    let scratch = writer::write(build, kernel, known, params.guard)?;
+    let scratch = writer::write(build, known, params.guard)?;
     let code = emit::emit(context, generators)?;
     let entry = Entry {
         kernel: kernel.name().to_owned(),

@@ -109,11 +109,12 @@ pub(super) fn bytes_of(kernel: &Kernel, value: Value) -> u32 {
 }
 
 impl<'k> Plan<'k> {
-    pub(super) fn of(kernel: &'k Kernel, facts: &KernelFacts, ranges: &'k Ranges) -> Plan<'k> {
+    pub(super) fn of(facts: &KernelFacts, ranges: &'k Ranges<'k>) -> Plan<'k> {
+        let kernel = ranges.kernel();
         let mut maker = Maker {
             kernel,
             facts,
-            strides: Strides::of(kernel, ranges),
+            strides: Strides::of(ranges),
             scopes: vec![ScopeInfo {
                 parent: None,
                 level: Level::Block,
@@ -556,7 +557,7 @@ mod tests {
     fn the_work_is_linear() {
         crate::growth::check("plan", 20, |module| {
             let kernels = module.kernels_with_facts();
-            kernels.map(|(kernel, facts)| Plan::of(kernel, facts, &Ranges::of(kernel)).spent).sum()
+            kernels.map(|(kernel, facts)| Plan::of(facts, &Ranges::of(kernel)).spent).sum()
         });
     }
 }

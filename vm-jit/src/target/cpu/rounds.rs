@@ -12,22 +12,21 @@ use crate::range::Ranges;
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{InstBuilder, Value as Ssa, types};
 use std::collections::HashMap;
+use vm_ir::Value;
 use vm_ir::module::Op;
 use vm_ir::op::{Axis, Opcode, Shape};
 use vm_ir::valid::{KernelFacts, Uniformity};
-use vm_ir::{Kernel, Value};
 
 /// Finds such loops.
 pub(super) struct Strides<'k> {
-    kernel: &'k Kernel,
-    ranges: &'k Ranges,
+    ranges: &'k Ranges<'k>,
     defs: HashMap<Value, &'k Op>,
     /// Are there ops for which threads wait?
     waits: bool,
 }
 
 impl<'k> Strides<'k> {
-    pub(super) fn of(kernel: &'k Kernel, ranges: &'k Ranges) -> Strides<'k> {
+    pub(super) fn of(ranges: &'k Ranges<'k>) -> Strides<'k> {
         fn walk<'k>(region: &'k vm_ir::module::Region, defs: &mut HashMap<Value, &'k Op>, waits: &mut bool) {
             for op in &region.ops {
                 *waits |= level_of(op) != Level::Thread;
@@ -36,15 +35,15 @@ impl<'k> Strides<'k> {
             }
         }
         let (mut defs, mut waits) = (HashMap::new(), false);
-        walk(kernel.body(), &mut defs, &mut waits);
-        Strides { kernel, ranges, defs, waits }
+        walk(ranges.kernel().body(), &mut defs, &mut waits);
+        Strides { ranges, defs, waits }
     }
 
     /// Is it a loop of that kind? Each thread begins at its own number, and the step is no less than the block.
     pub(super) fn has(&self, op: &Op, facts: &KernelFacts) -> bool {
-        let [threads, 1, 1] = self.kernel.block() else { return false };
+        let [threads, 1, 1] = self.ranges.kernel().block() else { return false };
         let alone = op.code.shape() == Shape::For && level_of(op) == Level::Thread;
-        if !alone || !self.waits || self.kernel.cluster() > 1 {
+        if !alone || !self.waits || self.ranges.kernel().cluster() > 1 {
             return false;
         }
         let of_threads = |value: &Value| facts.uniformity(*value) == Uniformity::Thread;
@@ -72,7 +71,7 @@ impl<'k> Strides<'k> {
     fn constant(&self, value: Value) -> Option<i64> {
         let op = self.defs.get(&value).filter(|op| op.code == Opcode::Const)?;
         let bits = op.immediates.first()?;
-        Some(vm_ir::format::signed(self.kernel.type_of(value).scalar(), *bits))
+        Some(vm_ir::format::signed(self.ranges.kernel().type_of(value).scalar(), *bits))
     }
 }
 

@@ -11,7 +11,6 @@ use super::plan::{BLOCK, Plan, Scope, Step};
 use super::wide;
 use crate::artifact::{Guard, ParamLayout, Slot};
 use crate::legal::key;
-use crate::range::Ranges;
 use crate::reject::RejectKind;
 use crate::safety::{SafetyPlan, ThreadsCharge};
 use cranelift_codegen::ir::condcodes::IntCC;
@@ -53,10 +52,9 @@ pub(super) struct Writer<'a, 'k> {
     pub(super) b: FunctionBuilder<'a>,
     pub(super) kernel: &'k Kernel,
     pub(super) facts: &'k KernelFacts,
-    pub(super) ranges: &'k Ranges,
     pub(super) plan: &'a Plan<'k>,
     pub(super) floats: &'a Floats,
-    pub(super) safety: &'a SafetyPlan,
+    pub(super) safety: &'a SafetyPlan<'k>,
     pub(super) architecture: Architecture,
     pub(super) env: Vec<Option<Repr>>,
     pub(super) scope: Scope,
@@ -91,8 +89,7 @@ pub(super) struct Writer<'a, 'k> {
 /// What is known of a kernel.
 pub(super) struct Known<'a, 'k> {
     pub(super) facts: &'k KernelFacts,
-    pub(super) ranges: &'k Ranges,
-    pub(super) safety: &'a SafetyPlan,
+    pub(super) safety: &'a SafetyPlan<'k>,
     pub(super) plan: &'a Plan<'k>,
     pub(super) floats: &'a Floats,
 }
@@ -111,12 +108,12 @@ pub(super) struct Build<'a> {
 /// The function would become too large.
 pub(super) fn write<'a, 'k>(
     function: Build<'a>,
-    kernel: &'k Kernel,
     known: Known<'a, 'k>,
     guard: Option<Guard>,
 ) -> Result<u32, RejectKind> {
     let Build { builder: mut b, config, isa } = function;
-    let Known { facts, ranges, safety, plan, floats } = known;
+    let Known { facts, safety, plan, floats } = known;
+    let kernel = safety.ranges().kernel();
     let entry = b.create_block();
     let leave = b.create_block();
     b.append_block_params_for_function_params(entry);
@@ -132,7 +129,6 @@ pub(super) fn write<'a, 'k>(
         b,
         kernel,
         facts,
-        ranges,
         plan,
         floats,
         safety,

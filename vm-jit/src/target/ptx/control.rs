@@ -148,7 +148,7 @@ impl<'k> Writer<'k> {
     pub(super) fn for_op(&mut self, op: &'k Op) {
         let body = &op.regions[0];
         let wide = self.ty(op.operands[0]).scalar().bits() == 64;
-        let known = self.ranges.loop_of(op).copied();
+        let known = self.plan.ranges().loop_of(op).copied();
         let initial = self.all_of(&op.operands[3..]);
         let Some(planned) = self.plan.loop_of(op).copied() else { return };
         if let Unroll::Full(0) = planned.unroll {

@@ -43,7 +43,6 @@ pub use arch::{Arch, UnknownArch, Version};
 use crate::artifact::{Artifact, Format, ParamLayout};
 use crate::contain::{self, Phase};
 use crate::legal::Way;
-use crate::range::Ranges;
 use crate::reject::{Reject, RejectKind, Rejected};
 use crate::safety::{Parameters, SafetyPlan, Unrolling, cost::Costs};
 use std::fmt;
@@ -166,18 +165,17 @@ pub(crate) fn write(module: &ValidModule, options: &Options, target: String) -> 
     Ok(Artifact { target, format: Format::Ptx, code: text.into_bytes(), entries })
 }
 
-/// The safety plans of a module's kernels, and what they are made from.
-fn plans(module: &ValidModule, options: &Options) -> Result<Vec<(Ranges, SafetyPlan)>, Rejected> {
+/// The safety plans of a module's kernels.
+fn plans<'k>(module: &'k ValidModule, options: &Options) -> Result<Vec<SafetyPlan<'k>>, Rejected> {
     let mut plans = Vec::new();
     let mut rejects = Vec::new();
     for kernel in contain::each(module, Phase::Write) {
-        let ranges = Ranges::of(kernel);
-        match SafetyPlan::of(kernel, &ranges, module.trust(), &safety(options)) {
+        match SafetyPlan::of(kernel, module.trust(), &safety(options)) {
             Ok(plan) => {
                 if kernel.cluster() > 1 && cluster::gathers(kernel.body()) && plan.cancellable() {
                     rejects.push(Reject::new(kernel, kernel.line().0, RejectKind::StoppedCluster));
                 }
-                plans.push((ranges, plan));
+                plans.push(plan);
             }
             Err(reject) => rejects.push(reject),
         }

@@ -194,7 +194,7 @@ impl<'k> Writer<'k> {
             writer.asm.ins(None, name, &[Arg::Reg(reg), args[0], args[1], args[2]]);
             reg
         };
-        let known = self.ranges.operand(op, 1);
+        let known = self.plan.ranges().operand(op, 1);
         let not_zero = known.is_some_and(|f| f.low > 0 || f.high < 0);
         let not_minus_one = !signed || known.is_some_and(|f| f.low > -1 || f.high < -1);
         let zero = (!not_zero).then(|| def!(self, Pred, equal, b, 0));
@@ -223,7 +223,8 @@ impl<'k> Writer<'k> {
     fn shift(&mut self, op: &Op, ty: Scalar, a: Reg, b: Reg) -> Reg {
         let bits = ty.bits();
         let wide = ty == Scalar::I64;
-        let within = self.ranges.operand(op, 1).is_some_and(|f| f.low >= 0 && f.high < i128::from(bits));
+        let within =
+            self.plan.ranges().operand(op, 1).is_some_and(|f| f.low >= 0 && f.high < i128::from(bits));
         let by = if wide { def!(self, B32, "cvt.u32.u64", b) } else { b };
         let by = if within { by } else { def!(self, B32, "and.b32", by, i64::from(bits - 1)) };
         match op.code {

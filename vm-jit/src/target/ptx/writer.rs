@@ -7,7 +7,6 @@ use super::triple::Negations;
 use super::{Options, STATIC_SHARED};
 use crate::artifact::{Entry, ParamLayout, Slot};
 use crate::legal::{Way, key};
-use crate::range::Ranges;
 use crate::reject::{Reject, RejectKind, Rejected};
 use crate::safety::SafetyPlan;
 use std::collections::HashSet;
@@ -44,7 +43,7 @@ pub(super) fn module(
     let (mut turns, mut dynamic) = (false, false);
     let mut entries = Vec::new();
     for ((kernel, facts), plan) in module.kernels_with_facts().zip(super::plans(module, options)?) {
-        let mut writer = Writer::new(kernel, facts, plan, options);
+        let mut writer = Writer::new(facts, plan, options);
         writer.asm.instructions = instructions;
         entries.push(writer.kernel(&mut kernels));
         instructions = writer.asm.instructions;
@@ -115,8 +114,7 @@ pub(super) struct Writer<'k> {
     pub(super) asm: Asm,
     pub(super) kernel: &'k Kernel,
     pub(super) facts: &'k KernelFacts,
-    pub(super) ranges: Ranges,
-    pub(super) plan: SafetyPlan,
+    pub(super) plan: SafetyPlan<'k>,
     pub(super) negations: Negations,
     pub(super) options: &'k Options,
     /// The first register of each value in `regs`.
@@ -149,12 +147,8 @@ pub(super) struct Writer<'k> {
 }
 
 impl<'k> Writer<'k> {
-    fn new(
-        kernel: &'k Kernel,
-        facts: &'k KernelFacts,
-        (ranges, plan): (Ranges, SafetyPlan),
-        options: &'k Options,
-    ) -> Writer<'k> {
+    fn new(facts: &'k KernelFacts, plan: SafetyPlan<'k>, options: &'k Options) -> Writer<'k> {
+        let kernel = plan.ranges().kernel();
         let mut starts = Vec::with_capacity(kernel.values().len());
         let mut lanes = 0u32;
         for value in kernel.values() {
@@ -175,7 +169,6 @@ impl<'k> Writer<'k> {
             asm: Asm::default(),
             kernel,
             facts,
-            ranges,
             plan,
             negations: Negations::of(kernel),
             options,
