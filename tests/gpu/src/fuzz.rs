@@ -161,7 +161,7 @@ impl Shared {
             match self.compiler.compile_module(&module) {
                 Ok(compiled) => Ok(Ok((module, compiled))),
                 Err(CompileError::Rejected(_)) => Ok(Err(&self.rejected)),
-                Err(CompileError::Assemble { source, .. }) if is_late(&source) => Ok(Err(&self.late)),
+                Err(CompileError::Assemble { cause, .. }) if is_late(&cause) => Ok(Err(&self.late)),
                 Err(error) => Err(error.into()),
             }
         })

@@ -43,14 +43,14 @@ pub enum CompileError {
         kernel: String,
     },
     /// The assembler did not take the code.
-    #[error("kernel @{kernel} was compiled for {target}, but not assembled: {source}")]
+    #[error("kernel @{kernel} was compiled for {target}, but not assembled: {cause}")]
     Assemble {
         /// The first kernel of the module.
         kernel: String,
         /// The target.
         target: String,
-        /// What went wrong.
-        source: AssembleError,
+        /// What went wrong. The message says it, so it is no `source`, which printers of errors would say again.
+        cause: AssembleError,
     },
     /// The code does not fit the kernel that it should be of.
     #[error(transparent)]
@@ -242,10 +242,10 @@ impl<A: JitTarget> JitCompiler<A> {
         if let Some(image) = self.cache.get(&key) {
             return Ok(image);
         }
-        let image = assembler.assemble(code, target).map_err(|source| CompileError::Assemble {
+        let image = assembler.assemble(code, target).map_err(|cause| CompileError::Assemble {
             kernel: first(module),
             target: target.to_string(),
-            source,
+            cause,
         })?;
         let image: Arc<[u8]> = image.into();
         self.cache.put(&key, Arc::clone(&image));

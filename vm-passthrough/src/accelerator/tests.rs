@@ -199,6 +199,11 @@ fn every_error_says_which_kernel() {
         failing.clone().compile(&scale()),
         "kernel @scale was compiled for ptx:sm_75, but not assembled: it is Monday",
     );
+    // Also where all that an error came of is printed behind it.
+    let error = failing.clone().compile(&scale()).unwrap_err();
+    let chain = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
+    let all = chain.map(ToString::to_string).collect::<Vec<_>>().join(": ");
+    assert_eq!(all.matches("it is Monday").count(), 1, "{all}");
 }
 
 #[test]
