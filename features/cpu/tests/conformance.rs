@@ -81,6 +81,35 @@ fn hostile_images_are_refused() {
     assert!(refused > 100, "{refused}");
 }
 
+/// An object whose section of code is as long as is taken, or a byte longer.
+#[test]
+fn so_much_code_is_taken() {
+    const MOST: usize = 256 << 20;
+    let device = CpuAccelerator::with_threads(NonZero::<usize>::MIN).unwrap();
+    let queue = device.open(&QueueOptions::default()).unwrap();
+    let good = program(Program::Add);
+    let word =
+        |at: usize| usize::try_from(u64::from_le_bytes(*good.image()[at..].first_chunk().unwrap())).unwrap();
+    let short = |at: usize| usize::from(u16::from_le_bytes(*good.image()[at..].first_chunk().unwrap()));
+    // The section headers of an ELF object, and that of what is executed.
+    let headers = (0..short(0x3c)).map(|index| word(0x28) + index * short(0x3a));
+    let code = headers.into_iter().find(|header| word(header + 8) & 4 != 0).unwrap();
+    for (bytes, taken) in [(MOST, true), (MOST + 1, false)] {
+        let mut image = vec![0; word(code + 0x18) + bytes];
+        image[..good.image().len()].copy_from_slice(good.image());
+        image[code + 0x20..][..8].copy_from_slice(&bytes.to_le_bytes());
+        // SAFETY: it is loaded and not launched.
+        let artifact = unsafe { Artifact::new(image, good.signature().clone()) }.unwrap();
+        match (queue.load(&artifact), taken) {
+            (Ok(kernel), true) => queue.unload(kernel).unwrap(),
+            (Err(Error::Load { reason, .. }), false) => {
+                assert_eq!(reason, "it has 268435457 bytes of code, 1 to 268435456 are taken");
+            }
+            (other, _) => panic!("{bytes}: {other:?}"),
+        }
+    }
+}
+
 /// A queue that is dropped gives up what waits, and comes to an end.
 #[test]
 fn a_dropped_queue_gives_up() {

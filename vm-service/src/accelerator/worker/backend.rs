@@ -153,9 +153,10 @@ fn warm_up<A: JitTarget>(worker: &Worker<A>, compiler: &Jit<A>, deadline: Durati
     worker.synchronize(deadline.saturating_add(GRACE)).map_err(|error| text(&error))
 }
 
-struct Jit<A> {
-    compiler: JitCompiler<A>,
-    target: String,
+/// Compiles for an accelerator.
+pub(super) struct Jit<A> {
+    pub(super) compiler: JitCompiler<A>,
+    pub(super) target: String,
 }
 
 impl<A: JitTarget> Compile for Jit<A> {

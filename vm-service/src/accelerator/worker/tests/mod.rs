@@ -13,7 +13,7 @@ use proptest::prelude::Rng as _;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 use vm_accel::fake::FakeAccelerator;
 use vm_accel::programs::Program;
-use vm_accel::{Artifact, Limits, PoolOptions, Worker, WorkerOptions};
+use vm_accel::{Accelerator, Artifact, Limits, PoolOptions, Worker, WorkerOptions};
 use vm_ir::ValidModule;
 use vm_memory::{Bytes as _, GuestAddress};
 use vm_paravirt::{
@@ -21,6 +21,7 @@ use vm_paravirt::{
 };
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+use crate::accelerator::worker::backend;
 use crate::accelerator::worker::log::Log;
 use crate::accelerator::worker::queue::Ring;
 use crate::accelerator::worker::ram::Ram;
@@ -52,9 +53,9 @@ impl Compile for ByName {
     }
 }
 
-struct Bench {
-    server: Server<FakeAccelerator>,
-    device: Arc<FakeAccelerator>,
+struct Bench<A: Accelerator = FakeAccelerator> {
+    server: Server<A>,
+    device: Arc<A>,
     ram: File,
 }
 
@@ -91,9 +92,14 @@ impl Bench {
     }
 
     fn compiling(compiler: Arc<dyn Compile>) -> Self {
+        Self::on(Arc::new(FakeAccelerator::with_memory(4 << 20)), compiler)
+    }
+}
+
+impl<A: Accelerator> Bench<A> {
+    fn on(device: Arc<A>, compiler: Arc<dyn Compile>) -> Self {
         let ram = tempfile::tempfile().unwrap();
         ram.set_len(RAM).unwrap();
-        let device = Arc::new(FakeAccelerator::with_memory(4 << 20));
         let pool = PoolOptions { zero: true, ..PoolOptions::default() };
         let worker =
             Worker::start(device.clone(), WorkerOptions { pool, ..WorkerOptions::default() }).unwrap();
@@ -110,7 +116,7 @@ impl Bench {
         room: usize,
         fill: impl FnOnce(&mut BatchWriter<'_>) -> Result<(), NoRoom>,
     ) -> Executed {
-        let mut bytes = vec![0; 1 << 16];
+        let mut bytes = vec![0; 1 << 20];
         let mut batch = BatchWriter::new(&mut bytes).unwrap();
         fill(&mut batch).unwrap();
         let len = batch.finish();
@@ -366,6 +372,38 @@ fn an_endless_kernel_is_stopped_and_the_next_one_runs() {
     bench.check(|batch| spin(batch, 10, 0), Err((1, Status::Lost)));
     // From then on it is known.
     bench.check(|batch| spin(batch, 10, 0), Err((0, Status::Lost)));
+}
+
+/// Machine code of real kernels, each of which keeps all of its module's.
+#[cfg(feature = "cpu")]
+#[test]
+fn code_has_a_quota() {
+    use vm_passthrough::accelerator::{CpuAccelerator, JitCompiler, JitTarget as _};
+
+    const KERNELS: usize = 64;
+    let body: String = (1..20).map(|n| format!("%a{n} = rotl %a{}, %a0 : i64\n", n - 1)).collect();
+    let kernel = |n| {
+        format!(
+            "kernel @k{n}(@x: view<i64, [?], readwrite>) at 0x1 block(32) {{\n%i = global_id.x : i64\n\
+             %a0 = load @x[%i] : i64\n{body}store @x[%i], %a19\n}}\n"
+        )
+    };
+    let ir = module(&(0..KERNELS).map(kernel).collect::<String>());
+    let device = Arc::new(CpuAccelerator::new().unwrap());
+    let target = device.target().unwrap().to_string();
+    let compiler = backend::Jit { compiler: JitCompiler::new(device.clone()), target };
+    let mut bench = Bench::on(device, Arc::new(compiler));
+    // No more than so many kernels may be there in any case.
+    let mut modules = 1..4096 / KERNELS as u32;
+    let refused = modules.find_map(|number| {
+        let reply = bench.run(|batch| batch.create_module(number, &ir));
+        Reply::decode(&reply).unwrap().check().err().map(|ended| (number, ended))
+    });
+    let (number, ended) = refused.expect("the code is not counted");
+    assert_eq!(ended, (0, Status::Quota));
+    assert_eq!(bench.log(), ["a guest's modules have at most 268435456 bytes of code"]);
+    bench.check(|batch| batch.destroy_module(1), Ok(()));
+    bench.check(|batch| batch.create_module(number, &ir), Ok(()));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use vm_paravirt::{CONFIG_BYTES, Config, FRAME_BYTES, FrameHeader};
@@ -10,7 +10,6 @@ use vm_paravirt_guest::linux::{Part, Stream as Client, Window};
 use vm_paravirt_guest::{Accelerator, Error, Transport as _};
 
 use super::*;
-use crate::accelerator::worker::backend;
 use crate::accelerator::worker::stream::Stream;
 
 const WINDOW: u64 = 1 << 20;
@@ -23,6 +22,7 @@ struct Host {
     guest: Guest,
     config: Config,
     file: File,
+    meter: Meter,
     breaks: Receiver<String>,
 }
 
@@ -45,8 +45,10 @@ impl Host {
         let options = backend::options(memory, Duration::from_micros(open.deadline_us));
         let worker = Worker::start(device, options).unwrap();
         let config = Config::new(memory, open.deadline_us).with_window(WINDOW, 1);
-        let guest = Guest::new(open, ram, Meter::new().unwrap(), Watch::default(), broken).unwrap();
-        Self { worker, guest, config, file, breaks }
+        let meter = Meter::new().unwrap();
+        let kept = meter.try_clone().unwrap();
+        let guest = Guest::new(open, ram, kept, Watch::default(), broken).unwrap();
+        Self { worker, guest, config, file, meter, breaks }
     }
 
     /// A program's end of a socket, whose other end is served.
@@ -177,6 +179,16 @@ fn a_program_works_on_its_window() {
     assert_eq!(host.program().run(|batch| batch.destroy_buffer(1)), Ok(Err((0, Status::NoSuch))));
 }
 
+/// Takes processor time.
+fn compute(how_long: Duration) {
+    let time =
+        || Duration::try_from(rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime)).unwrap();
+    let begin = time();
+    while time() - begin < how_long {
+        std::hint::spin_loop();
+    }
+}
+
 /// Takes processor time for each module.
 struct Slow;
 
@@ -189,14 +201,67 @@ impl Compile for Slow {
     }
 
     fn compile(&self, module: &ValidModule) -> Result<Vec<Artifact>, String> {
-        let time =
-            || Duration::try_from(rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime)).unwrap();
-        let begin = time();
-        while time() - begin < COMPILING {
-            std::hint::spin_loop();
-        }
+        compute(COMPILING);
         ByName.compile(module)
     }
+}
+
+/// Says that it has begun, and computes on when it may end.
+struct Large {
+    begun: Sender<()>,
+    may_end: Mutex<Receiver<()>>,
+}
+
+impl Compile for Large {
+    fn target(&self) -> &str {
+        "large"
+    }
+
+    fn compile(&self, module: &ValidModule) -> Result<Vec<Artifact>, String> {
+        self.begun.send(()).unwrap();
+        self.may_end.lock().unwrap().recv_timeout(Duration::from_secs(60)).unwrap();
+        compute(10 * COMPILING);
+        ByName.compile(module)
+    }
+}
+
+/// Another guest's launches complete meanwhile, and who compiles owes what that takes.
+#[test]
+fn a_guest_that_compiles_holds_up_no_other() {
+    let device = Arc::new(FakeAccelerator::with_memory(4 << 20));
+    let sliced = Open { time_slice_us: 10_000, ..orders(Some(1)) };
+    let (first, second) = (Host::of(device.clone(), &sliced), Host::of(device, &orders(Some(1))));
+    let (begun, begins) = channel();
+    let (end, may_end) = channel();
+    let (mut ours, _) = first.connect_with(Arc::new(Large { begun, may_end: Mutex::new(may_end) }));
+    greeting(&mut ours);
+    let ir = add_and_spin();
+    ours.write_all(&frame(7, 4096, &batch(|batch| batch.create_module(1, &ir)))).unwrap();
+    begins.recv_timeout(Duration::from_secs(20)).unwrap();
+
+    let mut program = second.program();
+    let launch = |batch: &mut BatchWriter<'_>| {
+        batch.launch(1, 1, [1; 3], &[Argument::view(1, 0, &[1])?, Argument::i64(10)])?;
+        batch.fence()
+    };
+    let done = program.run(|batch| {
+        batch.create_module(1, &ir)?;
+        batch.create_buffer(1, 4)?;
+        launch(batch)
+    });
+    assert_eq!(done, Ok(Ok(())));
+    (0..10).for_each(|_| assert_eq!(program.run(launch), Ok(Ok(()))));
+    assert_eq!(second.meter.read().unwrap(), None, "who has no slice owes nothing");
+    ours.set_nonblocking(true).unwrap();
+    assert_eq!(ours.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+
+    end.send(()).unwrap();
+    ours.set_nonblocking(false).unwrap();
+    ours.read_exact(&mut [0; FRAME_BYTES]).unwrap();
+    // Two slices are kept at most.
+    let owed = 10 * COMPILING - Duration::from_millis(20);
+    let balance = first.meter.read().unwrap().unwrap().balance;
+    assert!(balance <= -(owed.as_nanos() as i64), "{balance}");
 }
 
 #[test]
