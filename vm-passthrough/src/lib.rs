@@ -21,8 +21,6 @@
 //! What this crate does not know: JSON, HTTP, the command line, and any path that was not given to it (every
 //! root, `/sys`, `/dev`, `/proc`, the state directory, is in [`Host`]).
 
-#[cfg(feature = "accelerator")]
-pub mod accelerator;
 mod blocks;
 pub mod claim;
 pub mod deadlines;
@@ -37,14 +35,16 @@ pub mod readiness;
 pub mod sim;
 pub mod vfio;
 
-#[cfg(feature = "cpu")]
-pub use accelerator::{CpuAccelerator, CpuJITCompiler};
-#[cfg(feature = "cuda")]
-pub use accelerator::{CudaAccelerator, CudaJITCompiler};
 pub use guest::PassthroughDevice;
 pub use host::Host;
 pub use manager::PassthroughManager;
 pub use pci::{DeviceType, PciAddress, PciFunction};
+#[cfg(feature = "accelerator")]
+pub use vm_runtime as accelerator;
+#[cfg(feature = "cpu")]
+pub use vm_runtime::{CpuAccelerator, CpuJITCompiler};
+#[cfg(feature = "cuda")]
+pub use vm_runtime::{CudaAccelerator, CudaJITCompiler};
 
 /// The documents' snippets, compiled with the doc tests.
 #[cfg(doctest)]
@@ -53,7 +53,4 @@ mod documents {
     mod readme {}
     #[doc = include_str!("../../docs/embedding.md")]
     mod embedding {}
-    #[cfg(feature = "cuda")]
-    #[doc = include_str!("../../docs/kernels.md")]
-    mod kernels {}
 }

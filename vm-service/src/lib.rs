@@ -20,3 +20,8 @@ pub mod signals;
 mod sys;
 mod table;
 pub mod vmm;
+
+/// A document's snippets, compiled with the doc tests.
+#[cfg(all(doctest, feature = "cuda"))]
+#[doc = include_str!("../../docs/kernels.md")]
+mod kernels {}

@@ -1,6 +1,6 @@
 //! Writes a kernel with the builder, compiles it, and runs it on the first NVIDIA GPU:
 //!
-//! `cargo run -p vm-passthrough --features cuda --example launch_on_gpu`
+//! `cargo run -p vm-runtime --features cuda --example launch_on_gpu`
 //!
 //! It prints the times, and `skipped: REASON` where there is no GPU.
 
@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 use vm_ir::op::Axis;
 use vm_ir::view::Access;
 use vm_ir::{GuestAddr, IRBlock, Scalar};
-use vm_passthrough::accelerator::{Accelerator as _, Worker, WorkerOptions, arguments};
-use vm_passthrough::{CudaAccelerator, CudaJITCompiler};
+use vm_runtime::{Accelerator as _, CudaAccelerator, CudaJITCompiler, Worker, WorkerOptions, arguments};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let accelerator = match CudaAccelerator::new(0) {

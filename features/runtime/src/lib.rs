@@ -1,4 +1,4 @@
-//! Accelerators that are shared: the kernels of `vm-ir`, compiled by `vm-jit`, on the devices of `vm-accel`.
+//! Runs the kernels of `vm-ir`, compiled by `vm-jit`, on the accelerators of `vm-accel`.
 //!
 //! ```text
 //! IRBlock ─▶ validate ─▶ vm-jit ─▶ (assembler) ─▶ CompiledKernel ─▶ Worker: load, launch, read back
@@ -9,20 +9,20 @@
 //!   for two.
 //! * [`CompiledKernel`] has the [`Artifact`](vm_accel::Artifact) that a [`Worker`] loads.
 //! * The accelerators, and all of `vm-accel` that a launch needs, are here by their own names. Each comes with the cargo
-//!   feature of its name; `gpu` is `cuda` and `rocm`. The last and `npu` only list their devices yet.
+//!   feature of its name; `rocm` and `npu` only list their devices yet.
 //!
-//! A device that runs kernels is shared: [`PassthroughManager::share`](crate::PassthroughManager::share) gives the lease
-//! that keeps anybody from claiming it whole meanwhile.
+//! A device that runs kernels is shared. What keeps anybody from passing it to a guest meanwhile is a lease of
+//! `vm-passthrough`, which has all of this crate as its module `accelerator`.
 //!
 //! A kernel from the Rust builder, run on the first NVIDIA GPU:
 #![cfg_attr(feature = "cuda", doc = "```")]
 #![cfg_attr(not(feature = "cuda"), doc = "```ignore")]
 //! use std::sync::Arc;
 //! use vm_ir::{GuestAddr, IRBlock};
-//! use vm_passthrough::{CudaAccelerator, CudaJITCompiler};
+//! use vm_runtime::{CudaAccelerator, CudaJITCompiler};
 //! # use std::time::Duration;
 //! # use vm_ir::{Scalar, op::Axis, view::Access};
-//! # use vm_passthrough::accelerator::{Worker, WorkerOptions, arguments};
+//! # use vm_runtime::{Worker, WorkerOptions, arguments};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # if let Err(error) = CudaAccelerator::new(0) {
 //! #     println!("skipped: {error}");
