@@ -96,7 +96,7 @@ fn run(manager: &mut PassthroughManager, address: PciAddress, program: &[u8]) ->
 
     // Firmware's work: give the BARs addresses, and turn the device on.
     let bars = placement::probe(&*device);
-    let request = FunctionRequest { name: address.to_string(), behind_port: false, bars };
+    let request = FunctionRequest { name: address.to_string(), slot: None, bars };
     for placed in placement::plan(&[request], &Windows { low: BARS, high: 0..0 })? {
         placement::program(&*device, &placed);
         placement::enable_memory(&*device);

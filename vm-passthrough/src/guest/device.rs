@@ -11,7 +11,7 @@ use super::dma::DmaRam;
 use super::gate::{Gate, POLL};
 use super::interrupts::Vectors;
 use super::state::{Decoded, State};
-use super::{DeviceError, PassthroughDevice, Vmm, bars};
+use super::{DeviceError, PassthroughDevice, Vmm, bars, placement};
 use crate::pci::config::{CONFIG_SIZE, EXTENDED_CONFIG_SIZE};
 use crate::pci::regs;
 use crate::vfio::{AddressSpace, CONFIG_REGION, DeviceFile, MSI_IRQ, MSIX_IRQ, Result, VfioError};
@@ -464,6 +464,10 @@ impl VfioPciDevice {
 impl PassthroughDevice for VfioPciDevice {
     fn address(&self) -> PciAddress {
         self.file.address()
+    }
+
+    fn slot(&self) -> PciAddress {
+        placement::slot_of(self.address(), self.file.is_virtual())
     }
 
     fn attach(&self) -> Result<(), DeviceError> {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use thiserror::Error;
 use vmm_sys_util::eventfd::EventFd;
 
+use super::placement;
 use crate::PciAddress;
 use crate::vfio::{Mapping, VfioError};
 
@@ -132,6 +133,11 @@ pub enum DeviceError {
 pub trait PassthroughDevice: fmt::Debug + Send + Sync {
     /// The host's function behind it.
     fn address(&self) -> PciAddress;
+    /// Names the slot that a guest sees it in: functions with the same answer are functions of one device there. It is
+    /// function 0 of the host's device that it is a function of; a virtual function, a device of its own, is named by itself.
+    fn slot(&self) -> PciAddress {
+        placement::slot_of(self.address(), false)
+    }
     /// Makes it usable by the guest: powered, reset, able to reach the guest's RAM.
     ///
     /// # Errors

@@ -302,6 +302,10 @@ impl DeviceFile for VfioDevice {
         self.inner.address
     }
 
+    fn is_virtual(&self) -> bool {
+        self.space().host().pci_device(self.inner.address).join("physfn").exists()
+    }
+
     fn info(&self) -> DeviceInfo {
         self.inner.info
     }

@@ -225,6 +225,10 @@ pub unsafe trait Mapping: fmt::Debug + Send + Sync {
 pub trait DeviceFile: fmt::Debug + Send + Sync {
     /// Which function it is.
     fn address(&self) -> PciAddress;
+    /// Whether it is a virtual function (SR-IOV): a device of its own, whatever its address.
+    fn is_virtual(&self) -> bool {
+        false
+    }
     /// What the device says of itself.
     fn info(&self) -> DeviceInfo;
     /// Region `index`; a region of size 0 when the device has none there.

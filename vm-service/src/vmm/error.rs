@@ -98,6 +98,25 @@ pub enum MachineError {
         /// The host's function.
         address: PciAddress,
     },
+    /// The functions are not of one device, and so can't be in one slot.
+    #[error("{address} and {other} are not functions of one device; add each by itself")]
+    OtherDevice {
+        /// One of them.
+        address: PciAddress,
+        /// Another.
+        other: PciAddress,
+    },
+    /// No port is free for a device.
+    #[error(
+        "no hot-plug port of the guest is free; remove a device, or start the guest with more hot-plug ports"
+    )]
+    NoPort,
+    /// The function is not in this guest.
+    #[error("{address} is not in this guest")]
+    NotThere {
+        /// The host's function.
+        address: PciAddress,
+    },
     /// The VMM side of a device failed.
     #[error(transparent)]
     Vmm(#[from] VmmError),

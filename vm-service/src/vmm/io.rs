@@ -14,8 +14,6 @@ pub(super) struct Io {
     pub(super) lifecycle: Arc<Lifecycle>,
     pub(super) serial: Arc<SerialConsole>,
     pub(super) pci: PciRoot,
-    /// First address after the ECAM of the last bus.
-    pub(super) ecam_end: u64,
 }
 
 /// Pulse the processor's reset line (IBM PC AT keyboard controller).
@@ -59,7 +57,7 @@ impl Io {
 
     /// Reads memory; all ones where there is nothing.
     pub(super) fn memory_read(&self, address: u64, data: &mut [u8]) {
-        if (layout::ECAM..self.ecam_end).contains(&address) {
+        if layout::ECAM_WINDOW.contains(&address) {
             self.pci.ecam_read(address - layout::ECAM, data);
         } else if !self.pci.memory_read(address, data) {
             tracing::trace!(address, "the guest read memory that nothing decodes");
@@ -68,7 +66,7 @@ impl Io {
 
     /// Writes memory; nothing happens where there is nothing.
     pub(super) fn memory_write(&self, address: u64, data: &[u8]) {
-        if (layout::ECAM..self.ecam_end).contains(&address) {
+        if layout::ECAM_WINDOW.contains(&address) {
             self.pci.ecam_write(address - layout::ECAM, data);
         } else if !self.pci.memory_write(address, data) {
             tracing::trace!(address, "the guest wrote memory that nothing decodes");

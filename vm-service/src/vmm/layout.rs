@@ -42,6 +42,8 @@ pub const MEM32: Range<u64> = LOW_RAM_LIMIT..ECAM;
 pub const ECAM: u64 = 0xe000_0000;
 /// Bytes of ECAM for one bus.
 pub const ECAM_BUS: u64 = 1 << 20;
+/// Config space of all buses that there could be.
+pub const ECAM_WINDOW: Range<u64> = ECAM..ECAM + 256 * ECAM_BUS;
 /// The I/O APIC's registers.
 pub const IO_APIC: u32 = 0xfec0_0000;
 /// The local APIC's registers.

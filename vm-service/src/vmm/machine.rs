@@ -4,14 +4,14 @@ use std::fmt;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use rustix::event::{PollFd, PollFlags, poll};
 use vm_memory::GuestMemoryMmap;
-use vm_passthrough::PassthroughDevice;
 use vm_passthrough::guest::KvmVmm;
+use vm_passthrough::{PassthroughDevice, PciAddress};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::acpi::{self, Platform};
@@ -24,7 +24,7 @@ use super::layout::{self, Layout};
 use super::lifecycle::{End, Event, Lifecycle, OnReboot};
 use super::loading::Loading;
 use super::memory::{Backing, Prefault};
-use super::pci::{self, PciRoot};
+use super::pci::PciRoot;
 use super::quiesced::Quiesced;
 use super::restarts::Restarts;
 use super::serial::{Input, SerialConsole};
@@ -68,6 +68,8 @@ pub struct MachineOptions {
     pub console: Console,
     /// What a reboot does.
     pub on_reboot: OnReboot,
+    /// How many ports are for devices that come while the guest runs.
+    pub hot_plug_ports: u8,
     /// The program that serves an accelerator which the guest shares.
     pub worker: WorkerProgram,
     /// Ends [`Machine::new`], which waits for the storage of the guest's program, and for the accelerators that the guest
@@ -81,6 +83,7 @@ impl Default for MachineOptions {
             kvm: "/dev/kvm".into(),
             console: Console::default(),
             on_reboot: OnReboot::default(),
+            hot_plug_ports: 0,
             worker: WorkerProgram::default(),
             stop: None,
         }
@@ -180,7 +183,7 @@ impl Machine {
         vm.register_irqfd(&interrupt, layout::SERIAL_GSI).map_err(MachineError::kvm("KVM_IRQFD"))?;
         let serial = SerialConsole::new(interrupt, options.console.output).map_err(resources)?;
         let lifecycle = Arc::new(Lifecycle::new().map_err(resources)?);
-        let mut pci = PciRoot::new();
+        let pci = PciRoot::new(vmm.clone());
         let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
         let windows = config.accelerators.iter().any(|shared| shared.window.is_some());
         let vsock = (windows || config.vsock.is_some())
@@ -203,11 +206,12 @@ impl Machine {
             devices.push(Box::new(BlockDevice::open(disk)?));
         }
         for device in devices {
-            if !pci.add(Arc::new(VirtioPci::new(vmm.clone(), device)?)) {
-                return Err(MachineError::BusFull { limit: pci::SLOTS - 1 });
-            }
+            pci.add(Arc::new(VirtioPci::new(vmm.clone(), device)?))?;
         }
-        let io = Arc::new(Io { lifecycle, serial, pci, ecam_end: layout::ECAM + layout::ECAM_BUS });
+        for _ in 0..options.hot_plug_ports {
+            pci.add_port()?;
+        }
+        let io = Arc::new(Io { lifecycle, serial, pci });
         Ok(Self {
             vm,
             vmm,
@@ -231,21 +235,21 @@ impl Machine {
         self.vmm.clone()
     }
 
-    /// Puts a device behind a root port of its own. It should be attached before the machine runs.
+    /// Puts a device behind a root port, along with the functions that were added of the same device of the host. It should
+    /// be attached before the machine runs.
     ///
     /// # Errors
     /// When there is no slot left, or the function was added before.
-    pub fn add_device(&mut self, device: Arc<dyn PassthroughDevice>) -> Result<(), MachineError> {
-        let address = device.address();
-        if self.io.pci.devices().any(|other| other.address() == address) {
-            return Err(MachineError::Twice { address });
+    pub fn add_device(&self, device: Arc<dyn PassthroughDevice>) -> Result<(), MachineError> {
+        if self.vcpus.is_none() {
+            return Err(MachineError::Unusable);
         }
-        let io = self.io_mut()?;
-        if !io.pci.add_port(device) {
-            return Err(MachineError::BusFull { limit: pci::SLOTS - 1 });
-        }
-        io.ecam_end += layout::ECAM_BUS;
-        Ok(())
+        self.io.pci.add_device(device)
+    }
+
+    /// What adds devices to the guest, and takes them, while it runs.
+    pub fn slots(&self) -> Slots {
+        Slots(Arc::downgrade(&self.io))
     }
 
     /// Runs the guest until it ends or `stop` is requested. vCPUs are not in the guest afterwards, disks and accelerators
@@ -372,9 +376,37 @@ impl Machine {
             }
         }
     }
+}
 
-    fn io_mut(&mut self) -> Result<&mut Io, MachineError> {
-        Arc::get_mut(&mut self.io).ok_or(MachineError::Unusable)
+/// The slots of a machine's hot-plug ports, for any thread. It does not keep the machine, nor its devices.
+#[derive(Clone)]
+pub struct Slots(Weak<Io>);
+
+impl Slots {
+    /// Puts a device, as all of its functions that the guest is to have, into a free slot. The guest is told at once. They
+    /// should be attached before.
+    ///
+    /// # Errors
+    /// When no slot is free, a function is there already, or the functions are not of one device of the host.
+    pub fn plug(&self, device: Vec<Arc<dyn PassthroughDevice>>) -> Result<(), MachineError> {
+        self.0.upgrade().ok_or(MachineError::NoPort)?.pci.plug(device)
+    }
+
+    /// Takes the device that a function belongs to from its slot, as if it were pulled: the guest is told at once, and its
+    /// driver was not asked. All of its functions are returned; detach them.
+    ///
+    /// # Errors
+    /// When the function is not in this guest.
+    pub fn unplug(&self, address: PciAddress) -> Result<Vec<Arc<dyn PassthroughDevice>>, MachineError> {
+        self.0.upgrade().ok_or(MachineError::NotThere { address })?.pci.unplug(address)
+    }
+}
+
+impl fmt::Debug for Slots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let devices = self.0.upgrade().map(|io| io.pci.devices()).unwrap_or_default();
+        let devices: Vec<_> = devices.iter().map(|device| device.address()).collect();
+        f.debug_tuple("Slots").field(&devices).finish()
     }
 }
 

@@ -54,6 +54,6 @@ pub use boot::BootError;
 pub use error::MachineError;
 pub use exits::{ExitCounts, HotSpot};
 pub use lifecycle::{End, OnReboot};
-pub use machine::{Console, Machine, MachineOptions, RunReport};
+pub use machine::{Console, Machine, MachineOptions, RunReport, Slots};
 pub(crate) use room::explain_options;
 pub use stop::Stop;

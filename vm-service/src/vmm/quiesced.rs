@@ -26,13 +26,14 @@ impl Quiesced {
     /// When one does not stop in time or can't be reset. All others are stopped even then.
     pub(super) fn stop_all(_: &Halted, pci: &PciRoot) -> Result<Self, MachineError> {
         pci.ask_to_stop();
-        for device in pci.devices() {
+        let devices = pci.devices();
+        for device in &devices {
             if let Err(error) = device.stop() {
                 tracing::debug!(%error, "a device could not be stopped; resetting it tells");
             }
         }
         let mut result = Ok(Self(()));
-        for device in pci.devices() {
+        for device in &devices {
             let reset = device.reset();
             result = result.and_then(|quiesced| match reset {
                 Ok(()) => Ok(quiesced),

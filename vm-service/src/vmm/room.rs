@@ -27,8 +27,7 @@ pub(crate) fn explain_options(config: &GuestConfig, kvm: Option<&Path>) -> Expla
 
 /// The BARs of the machine's own devices: the accelerators that it shares, vsock, disks.
 fn emulated(config: &GuestConfig) -> Vec<FunctionRequest> {
-    let virtio =
-        |name: String, window| FunctionRequest { name, behind_port: false, bars: VirtioPci::bars(window) };
+    let virtio = |name: String, window| FunctionRequest { name, slot: None, bars: VirtioPci::bars(window) };
     let shared = config.accelerators.iter();
     let mut own: Vec<_> =
         shared.clone().map(|shared| virtio(format!("the shared {}", shared.device), shared.window)).collect();

@@ -9,7 +9,7 @@ use vm_passthrough::guest::{DeviceError, PassthroughDevice};
 
 #[derive(Debug)]
 pub(crate) struct FakeDevice {
-    index: u8,
+    address: PciAddress,
     resets: AtomicUsize,
     /// How long one takes.
     reset: Duration,
@@ -26,10 +26,16 @@ impl FakeDevice {
         Self::with_reset(index, Duration::ZERO)
     }
 
+    /// Function `function` of device `device`.
+    pub(crate) fn at(device: u8, function: u8) -> Self {
+        Self { address: PciAddress::new(0, 1, device, function).unwrap(), ..Self::new(device) }
+    }
+
     pub(crate) fn with_reset(index: u8, reset: Duration) -> Self {
         let mut config = [0; 64];
         config[..4].copy_from_slice(&Self::ID.to_le_bytes());
-        Self { index, resets: AtomicUsize::new(0), reset, config: Mutex::new(config) }
+        let address = PciAddress::new(0, 1, index, 0).unwrap();
+        Self { address, resets: AtomicUsize::new(0), reset, config: Mutex::new(config) }
     }
 
     pub(crate) fn resets(&self) -> usize {
@@ -43,7 +49,7 @@ impl FakeDevice {
 
 impl PassthroughDevice for FakeDevice {
     fn address(&self) -> PciAddress {
-        PciAddress::new(0, 1, self.index, 0).unwrap()
+        self.address
     }
 
     fn attach(&self) -> Result<(), DeviceError> {

@@ -11,8 +11,8 @@ const STATUS_CLEAR: u32 = 0xf900;
 /// Interrupt status and the capability bit are ours, the rest is the device's.
 const STATUS_LIVE: u32 = 0xffe7;
 
-/// All but the BARs and the capability pointer. Without a row: header type (0: the function is alone on its
-/// device), built-in self test, CardBus pointer, ROM, interrupt pin (no INTx).
+/// All but the BARs and the capability pointer. Without a row: header type (0; whoever shows several
+/// functions in a slot sets the multifunction bit), built-in self test, CardBus pointer, ROM, interrupt pin (no INTx).
 pub(super) const REGISTERS: &[Register] = &[
     // Vendor and device ID: read from the device each time, so that a guest notices one that is gone.
     Register { offset: 0x00, width: 4, keep: u32::MAX, live: u32::MAX, ..Register::NONE },

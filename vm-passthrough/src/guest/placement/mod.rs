@@ -21,7 +21,15 @@ pub use plan::{
 };
 
 use super::PassthroughDevice;
+use crate::PciAddress;
 use crate::pci::regs;
+
+/// What names the slot of a guest that a function of the host belongs into: the functions of one device share a slot, and
+/// it is named by function 0. A virtual function is a device of its own, as it comes and goes by itself.
+pub(crate) fn slot_of(address: PciAddress, is_virtual: bool) -> PciAddress {
+    let function = if is_virtual { address.function() } else { 0 };
+    PciAddress::new(address.domain(), address.bus(), address.device(), function).unwrap_or(address)
+}
 
 /// Access to a PCI function's config space, as a guest has it.
 pub trait ConfigAccess {

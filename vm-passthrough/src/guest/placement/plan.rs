@@ -5,7 +5,9 @@ use std::ops::RangeInclusive;
 
 use thiserror::Error;
 
-use crate::pci::{BarKind, PciFunction};
+use super::slot_of;
+use crate::PciAddress;
+use crate::pci::{BarKind, PciFunction, Sriov};
 
 /// A bridge forwards memory in units of 1 MiB.
 const PORT_UNIT: u64 = 1 << 20;
@@ -30,8 +32,9 @@ pub struct BarRequest {
 pub struct FunctionRequest {
     /// What errors call it.
     pub name: String,
-    /// Whether it is alone behind a port of its own; otherwise it sits on a root bus.
-    pub behind_port: bool,
+    /// The slot behind a port that it is in, named as by [`PassthroughDevice::slot`](crate::PassthroughDevice::slot): the
+    /// functions of one share the port's windows. `None` on a root bus.
+    pub slot: Option<PciAddress>,
     /// Its BARs.
     pub bars: Vec<BarRequest>,
 }
@@ -45,7 +48,9 @@ impl FunctionRequest {
             wide: bar.kind == BarKind::Memory64,
             prefetchable: bar.prefetchable,
         });
-        Self { name: function.address.to_string(), behind_port, bars: bars.collect() }
+        let is_virtual = matches!(function.sriov, Some(Sriov::Virtual { .. }));
+        let slot = behind_port.then(|| slot_of(function.address, is_virtual));
+        Self { name: function.address.to_string(), slot, bars: bars.collect() }
     }
 }
 
@@ -104,7 +109,7 @@ pub struct PlacedBar {
 pub struct PlacedFunction {
     /// Its BARs, in order of index.
     pub bars: Vec<PlacedBar>,
-    /// What the port above it forwards; both closed for a function on a root bus.
+    /// What the port above it forwards, to all functions of its slot; both closed for a function on a root bus.
     pub port: PortWindows,
 }
 
@@ -207,13 +212,19 @@ fn remedy(kind: WindowKind) -> &'static str {
     }
 }
 
-/// The part of a function that goes into one window, in one piece.
+/// What goes into one window in one piece: the BARs of a function on a root bus, or of all functions of a slot.
 struct Block {
-    function: usize,
-    /// Largest first.
-    bars: Vec<BarRequest>,
+    /// With the index of the function. Largest first.
+    bars: Vec<(usize, BarRequest)>,
     size: u64,
     alignment: u64,
+}
+
+impl Block {
+    /// The function that it is named after, which has the largest BAR.
+    fn function(&self) -> usize {
+        self.bars.first().map_or(0, |&(function, _)| function)
+    }
 }
 
 /// Chooses an address for every BAR: naturally aligned, largest first, none over another. What does not fit into the
@@ -238,31 +249,41 @@ pub fn plan(functions: &[FunctionRequest], windows: &Windows) -> Result<Vec<Plac
     }
     let mut placed: Vec<PlacedFunction> =
         functions.iter().map(|_| PlacedFunction { bars: Vec::new(), port: PortWindows::default() }).collect();
-    // What did not fit into the high window, by function.
-    let mut spilled: Vec<Option<PlacementError>> = vec![None; functions.len()];
+    let units = units(functions);
+    // What did not fit into the high window, by unit.
+    let mut spilled: Vec<Option<PlacementError>> = vec![None; units.len()];
     for (kind, window) in [(WindowKind::High, &windows.high), (WindowKind::Low, &windows.low)] {
-        let goes = |index: usize, bar: &BarRequest| {
-            let natural = kind_of(bar, functions[index].behind_port);
-            natural == kind || kind == WindowKind::Low && spilled[index].is_some()
-        };
-        let mut blocks: Vec<Block> =
-            functions.iter().enumerate().filter_map(|(i, f)| block(i, f, |bar| goes(i, bar))).collect();
-        blocks.sort_by_key(|block| std::cmp::Reverse((block.alignment, block.size)));
+        let mut blocks: Vec<(usize, Block)> = Vec::new();
+        for (unit, members) in units.iter().enumerate() {
+            let goes = |function: usize, bar: &BarRequest| {
+                let natural = kind_of(bar, functions[function].slot.is_some());
+                natural == kind || kind == WindowKind::Low && spilled[unit].is_some()
+            };
+            blocks.extend(block(functions, members, goes).map(|block| (unit, block)));
+        }
+        blocks.sort_by_key(|(_, block)| std::cmp::Reverse((block.alignment, block.size)));
         let mut next = u128::from(window.start);
-        for block in &blocks {
+        for (unit, block) in &blocks {
             let start = next.next_multiple_of(u128::from(block.alignment));
             let end = start + u128::from(block.size);
             if end > u128::from(window.end) {
                 let error = no_room(functions, block, kind, end - u128::from(window.end));
                 if kind == WindowKind::Low {
-                    return Err(spilled[block.function].take().unwrap_or(error));
+                    return Err(spilled[*unit].take().unwrap_or(error));
                 }
-                spilled[block.function] = Some(error);
+                spilled[*unit] = Some(error);
                 continue;
             }
             // `end` is at most the window's end, which 64 bits hold.
-            let behind_port = functions[block.function].behind_port;
-            place(&mut placed[block.function], block, start as u64, behind_port, kind);
+            let start = start as u64;
+            place(&mut placed, block, start);
+            let range = Some(start..=start + (block.size - 1));
+            for &member in units[*unit].iter().filter(|&&member| functions[member].slot.is_some()) {
+                match kind {
+                    WindowKind::Low => placed[member].port.memory = range.clone(),
+                    WindowKind::High => placed[member].port.prefetchable = range.clone(),
+                }
+            }
             next = end;
         }
     }
@@ -270,6 +291,20 @@ pub fn plan(functions: &[FunctionRequest], windows: &Windows) -> Result<Vec<Plac
         function.bars.sort_by_key(|bar| bar.request.index);
     }
     Ok(placed)
+}
+
+/// The functions by what is placed in one piece: each slot, and each function on a root bus.
+fn units(functions: &[FunctionRequest]) -> Vec<Vec<usize>> {
+    let mut units: Vec<Vec<usize>> = Vec::new();
+    for (index, function) in functions.iter().enumerate() {
+        let same =
+            |unit: &&mut Vec<usize>| function.slot.is_some() && functions[unit[0]].slot == function.slot;
+        match units.iter_mut().find(same) {
+            Some(unit) => unit.push(index),
+            None => units.push(vec![index]),
+        }
+    }
+    units
 }
 
 fn check_window(kind: WindowKind, window: &std::ops::Range<u64>) -> Result<(), PlacementError> {
@@ -288,38 +323,43 @@ fn kind_of(bar: &BarRequest, behind_port: bool) -> WindowKind {
     if bar.wide && (bar.prefetchable || !behind_port) { WindowKind::High } else { WindowKind::Low }
 }
 
-/// The BARs of a function for which `goes` holds, packed: powers of two, largest first, leave no gaps.
-fn block(index: usize, function: &FunctionRequest, goes: impl Fn(&BarRequest) -> bool) -> Option<Block> {
-    let mut bars: Vec<BarRequest> = function.bars.iter().filter(|bar| goes(bar)).copied().collect();
-    bars.sort_by_key(|bar| (std::cmp::Reverse(bar.size), bar.index));
-    let unit = if function.behind_port { PORT_UNIT } else { 1 };
-    let alignment = bars.first()?.size.max(unit);
-    let sum = bars.iter().fold(0u64, |sum, bar| sum.saturating_add(bar.size));
+/// The BARs of functions for which `goes` holds, packed: powers of two, largest first, leave no gaps.
+fn block(
+    functions: &[FunctionRequest],
+    members: &[usize],
+    goes: impl Fn(usize, &BarRequest) -> bool,
+) -> Option<Block> {
+    let mut bars: Vec<(usize, BarRequest)> = members
+        .iter()
+        .flat_map(|&member| functions[member].bars.iter().map(move |&bar| (member, bar)))
+        .filter(|(member, bar)| goes(*member, bar))
+        .collect();
+    bars.sort_by_key(|&(member, bar)| (std::cmp::Reverse(bar.size), member, bar.index));
+    let &(first, largest) = bars.first()?;
+    let unit = if functions[first].slot.is_some() { PORT_UNIT } else { 1 };
+    let alignment = largest.size.max(unit);
+    let sum = bars.iter().fold(0u64, |sum, (_, bar)| sum.saturating_add(bar.size));
     let size = sum.checked_next_multiple_of(unit).unwrap_or(u64::MAX);
-    Some(Block { function: index, bars, size, alignment })
+    Some(Block { bars, size, alignment })
 }
 
-fn place(function: &mut PlacedFunction, block: &Block, start: u64, behind_port: bool, kind: WindowKind) {
+fn place(placed: &mut [PlacedFunction], block: &Block, start: u64) {
     let mut address = start;
-    for &request in &block.bars {
-        function.bars.push(PlacedBar { request, address });
+    for &(function, request) in &block.bars {
+        placed[function].bars.push(PlacedBar { request, address });
         address += request.size;
-    }
-    if behind_port {
-        let range = Some(start..=start + (block.size - 1));
-        match kind {
-            WindowKind::Low => function.port.memory = range,
-            WindowKind::High => function.port.prefetchable = range,
-        }
     }
 }
 
 fn no_room(functions: &[FunctionRequest], block: &Block, kind: WindowKind, missing: u128) -> PlacementError {
-    let bars: Vec<String> =
-        block.bars.iter().map(|bar| format!("BAR {}: {:#x} bytes", bar.index, bar.size)).collect();
+    let named = block.function();
+    let bars = block.bars.iter().map(|&(function, bar)| match function == named {
+        true => format!("BAR {}: {:#x} bytes", bar.index, bar.size),
+        false => format!("BAR {} of {}: {:#x} bytes", bar.index, functions[function].name, bar.size),
+    });
     PlacementError::NoRoom {
-        function: functions[block.function].name.clone(),
-        bars: bars.join(", "),
+        function: functions[named].name.clone(),
+        bars: bars.collect::<Vec<_>>().join(", "),
         kind,
         needed: block.size,
         alignment: block.alignment,

@@ -44,8 +44,12 @@ fn bar(index: u8, size: u64, wide: bool, prefetchable: bool) -> BarRequest {
     BarRequest { index, size, wide, prefetchable }
 }
 
-fn function(name: &str, behind_port: bool, bars: &[BarRequest]) -> FunctionRequest {
-    FunctionRequest { name: name.into(), behind_port, bars: bars.to_vec() }
+fn slot(number: u8) -> PciAddress {
+    PciAddress::new(0, number, 0, 0).unwrap()
+}
+
+fn function(name: &str, slot_number: Option<u8>, bars: &[BarRequest]) -> FunctionRequest {
+    FunctionRequest { name: name.into(), slot: slot_number.map(slot), bars: bars.to_vec() }
 }
 
 #[test]
@@ -80,7 +84,7 @@ fn sizes_bars_and_leaves_them_as_they_were() {
 #[test]
 fn programs_bars_and_ports() {
     let fake = Fake::new([(0xff00_0000, 0), (0, 0), (0, 0xc), (0xffff_ffc0, 0), (0, 0), (0, 0)]);
-    let request = function("f", true, &probe(&fake));
+    let request = function("f", Some(1), &probe(&fake));
     let windows = Windows { low: 0xc000_0000..0xfec0_0000, high: 0x40_0000_0000..0x100_0000_0000 };
     let placed = plan(&[request], &windows).unwrap();
     program(&fake, &placed[0]);
@@ -103,24 +107,43 @@ fn programs_bars_and_ports() {
 
 #[test]
 fn chooses_the_window() {
-    fn check(behind_port: bool, request: BarRequest, expect: u64) {
+    fn check(slot: Option<u8>, request: BarRequest, expect: u64) {
         let windows = Windows { low: 0xc000_0000..0xd000_0000, high: 0x1_0000_0000..0x2_0000_0000 };
-        let placed = plan(&[function("f", behind_port, &[request])], &windows).unwrap();
+        let placed = plan(&[function("f", slot, &[request])], &windows).unwrap();
         assert_eq!(placed[0].bars[0].address, expect, "{request:?}");
     }
-    check(true, bar(0, 4096, false, false), 0xc000_0000);
-    check(true, bar(0, 4096, false, true), 0xc000_0000);
-    check(true, bar(0, 4096, true, false), 0xc000_0000);
-    check(true, bar(0, 4096, true, true), 0x1_0000_0000);
-    check(false, bar(0, 4096, true, false), 0x1_0000_0000);
-    check(false, bar(0, 4096, false, true), 0xc000_0000);
+    check(Some(1), bar(0, 4096, false, false), 0xc000_0000);
+    check(Some(1), bar(0, 4096, false, true), 0xc000_0000);
+    check(Some(1), bar(0, 4096, true, false), 0xc000_0000);
+    check(Some(1), bar(0, 4096, true, true), 0x1_0000_0000);
+    check(None, bar(0, 4096, true, false), 0x1_0000_0000);
+    check(None, bar(0, 4096, false, true), 0xc000_0000);
     // With no high window.
     let windows = Windows { low: 0xc000_0000..0xd000_0000, high: 0..0 };
-    let request = function("f", true, &[bar(0, 4096, true, true), bar(2, 8192, false, false)]);
+    let request = function("f", Some(1), &[bar(0, 4096, true, true), bar(2, 8192, false, false)]);
     let placed = plan(&[request], &windows).unwrap();
     assert_eq!((placed[0].bars[0].address, placed[0].bars[1].address), (0xc000_2000, 0xc000_0000));
     assert_eq!(placed[0].port.memory, Some(0xc000_0000..=0xc00f_ffff));
     assert_eq!(placed[0].port.prefetchable, None);
+}
+
+#[test]
+fn functions_of_a_slot_share_its_windows() {
+    let windows = Windows { low: 0xc000_0000..0xd000_0000, high: 0x1_0000_0000..0x2_0000_0000 };
+    let requests = [
+        function("gpu", Some(1), &[bar(0, 16 << 20, false, false), bar(1, 1 << 30, true, true)]),
+        function("disk", Some(2), &[bar(0, 1 << 20, false, false)]),
+        function("audio", Some(1), &[bar(0, 16 << 10, false, false)]),
+    ];
+    let placed = plan(&requests, &windows).unwrap();
+    assert_eq!(placed[0].port, placed[2].port);
+    assert_eq!(placed[0].port.memory, Some(0xc000_0000..=0xc10f_ffff));
+    assert_eq!(placed[0].port.prefetchable, Some(0x1_0000_0000..=0x1_3fff_ffff));
+    assert_eq!(placed[2].bars[0].address, 0xc100_0000);
+    assert_eq!(placed[1].port.memory, Some(0xc110_0000..=0xc11f_ffff));
+    let narrow = Windows { low: 0xc000_0000..0xc100_0000, high: windows.high };
+    let error = plan(&requests, &narrow).unwrap_err().to_string();
+    assert!(error.contains("BARs of gpu (BAR 0: 0x1000000 bytes, BAR 0 of audio: 0x4000 bytes)"), "{error}");
 }
 
 #[test]
@@ -131,21 +154,24 @@ fn says_what_does_not_fit_and_by_how_much() {
         assert!(error.contains(expect), "{error}");
     }
     check(
-        &[function("gpu", true, &[bar(1, 256 << 30, true, true)])],
+        &[function("gpu", Some(1), &[bar(1, 256 << 30, true, true)])],
         "BARs of gpu (BAR 1: 0x4000000000 bytes) don't fit into the guest's 64-bit window: 0x4000000000 bytes at \
          multiples of 0x4000000000 are needed, the window lacks 0x7ec0000000 bytes",
     );
     check(
         &[
-            function("a", true, &[bar(0, 16 << 20, false, false)]),
-            function("b", true, &[bar(0, 4096, false, false)]),
+            function("a", Some(1), &[bar(0, 16 << 20, false, false)]),
+            function("b", Some(2), &[bar(0, 4096, false, false)]),
         ],
         "BARs of b (BAR 0: 0x1000 bytes) don't fit into the guest's window below 4 GiB: 0x100000 bytes at \
          multiples of 0x100000 are needed, the window lacks 0x100000 bytes",
     );
-    check(&[function("a", true, &[bar(0, 1 << 63, true, true), bar(2, 1 << 63, true, true)])], "don't fit");
-    check(&[function("a", true, &[bar(3, 12, false, false)])], "BAR 3 of a has the size 0xc");
-    check(&[function("a", true, &[bar(3, 1 << 32, false, false)])], "BAR 3 of a has the size 0x100000000");
+    check(
+        &[function("a", Some(1), &[bar(0, 1 << 63, true, true), bar(2, 1 << 63, true, true)])],
+        "don't fit",
+    );
+    check(&[function("a", Some(1), &[bar(3, 12, false, false)])], "BAR 3 of a has the size 0xc");
+    check(&[function("a", Some(1), &[bar(3, 1 << 32, false, false)])], "BAR 3 of a has the size 0x100000000");
     let inverted = Windows { low: std::ops::Range { start: 2, end: 1 }, high: 0..0 };
     assert!(plan(&[], &inverted).unwrap_err().to_string().contains("ends before"));
     let wide = Windows { low: 0..FOUR_GIB_AND_ONE, high: 0..0 };
@@ -156,14 +182,14 @@ const FOUR_GIB_AND_ONE: u64 = (1 << 32) + 1;
 
 fn requests() -> impl Strategy<Value = Vec<FunctionRequest>> {
     let bar = (4u32..28, any::<bool>(), any::<bool>());
-    let function = (any::<bool>(), prop::collection::vec(bar, 0..3)).prop_map(|(behind_port, bars)| {
+    let function = (prop::option::of(0u8..8), prop::collection::vec(bar, 0..3)).prop_map(|(number, bars)| {
         let bars = bars.into_iter().enumerate().map(|(index, (log, wide, prefetchable))| BarRequest {
             index: index as u8 * 2,
             size: 1 << log,
             wide,
             prefetchable,
         });
-        FunctionRequest { name: "f".into(), behind_port, bars: bars.collect() }
+        FunctionRequest { name: "f".into(), slot: number.map(slot), bars: bars.collect() }
     });
     prop::collection::vec(function, 0..12)
 }
@@ -178,20 +204,26 @@ proptest! {
         high_size in 0u64..1 << 33,
     ) {
         let windows = Windows { low: low..(low + low_size).min(1 << 32), high: high..high + high_size };
-        let Ok(placed) = plan(&functions, &windows) else { return Ok(()) };
+        let Ok(placed_of) = plan(&functions, &windows) else { return Ok(()) };
+        let mut slots = Vec::new();
         let mut taken: Vec<(u64, u64)> = Vec::new();
         let mut forwarded: Vec<(u64, u64)> = Vec::new();
-        for (request, placed) in functions.iter().zip(&placed) {
+        for (request, placed) in functions.iter().zip(&placed_of) {
             prop_assert_eq!(request.bars.len(), placed.bars.len());
             let port = [&placed.port.memory, &placed.port.prefetchable];
-            forwarded.extend(port.into_iter().flatten().map(|range| (*range.start(), *range.end() + 1)));
+            let first = functions.iter().position(|other| other.slot == request.slot).map(|at| &placed_of[at].port);
+            prop_assert!(request.slot.is_none() || first == Some(&placed.port), "the functions of a slot share its port");
+            if request.slot.is_none() || !slots.contains(&request.slot) {
+                forwarded.extend(port.into_iter().flatten().map(|range| (*range.start(), *range.end() + 1)));
+            }
+            slots.push(request.slot);
             for bar in &placed.bars {
                 let (start, end) = (bar.address, bar.address + bar.request.size);
                 prop_assert_eq!(start % bar.request.size, 0);
                 let window = if bar.request.wide && end > 1 << 32 { &windows.high } else { &windows.low };
                 let inside = |w: &std::ops::Range<u64>| w.start <= start && end <= w.end;
                 prop_assert!(inside(window) || (bar.request.wide && inside(&windows.high)));
-                if request.behind_port {
+                if request.slot.is_some() {
                     let port = port.into_iter().flatten().any(|r| *r.start() <= start && end - 1 <= *r.end());
                     prop_assert!(port, "{:x?} is not forwarded by {:x?}", bar, placed.port);
                 }

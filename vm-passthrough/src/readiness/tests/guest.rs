@@ -106,7 +106,7 @@ fn ports_and_emulated_devices_take_room_too() {
     scene.options.behind_ports = false;
     assert_eq!(blocked(&together(&scene, &[DISK, other])), [""; 0]);
     let bar = |size| vec![BarRequest { index: 0, size, wide: false, prefetchable: false }];
-    let emulated = |size| FunctionRequest { name: "a disk".into(), behind_port: false, bars: bar(size) };
+    let emulated = |size| FunctionRequest { name: "a disk".into(), slot: None, bars: bar(size) };
     scene.options.emulated = vec![emulated(0x1000)];
     assert_eq!(blocked(&together(&scene, &[DISK, other])), [""; 0]);
     scene.options.emulated = vec![emulated(1 << 20)];

@@ -1,11 +1,18 @@
 //! Config space of a function that the VMM makes up: bytes, and which of their bits a guest may write.
 
-/// Config space as bytes with a write mask. Bits outside the mask keep what the VMM set.
+/// Bytes of a function's config space.
+const SIZE: usize = 4096;
+/// Where capabilities end and extended capabilities would start.
+const CAPABILITIES_END: usize = 256;
+
+/// Config space as bytes with masks: bits that the guest may write, and bits that it clears by writing 1. All others keep
+/// what the VMM set.
 #[derive(Clone, Debug)]
 pub(in crate::vmm) struct ConfigSpace {
-    bytes: [u8; 256],
-    writable: [u8; 256],
-    fresh: [u8; 256],
+    bytes: Box<[u8; SIZE]>,
+    writable: Box<[u8; SIZE]>,
+    clear: Box<[u8; SIZE]>,
+    fresh: Box<[u8; SIZE]>,
     next_capability: u8,
     last_link: u8,
 }
@@ -14,9 +21,10 @@ impl ConfigSpace {
     /// An empty one, for capabilities from byte 0x40 on.
     pub(in crate::vmm) fn new() -> Self {
         Self {
-            bytes: [0; 256],
-            writable: [0; 256],
-            fresh: [0; 256],
+            bytes: Box::new([0; SIZE]),
+            writable: Box::new([0; SIZE]),
+            clear: Box::new([0; SIZE]),
+            fresh: Box::new([0; SIZE]),
             next_capability: 0x40,
             last_link: super::reg::CAPABILITIES as u8,
         }
@@ -33,11 +41,12 @@ impl ConfigSpace {
 
     /// Lets the guest write the bits of `mask`.
     pub(in crate::vmm) fn allow(&mut self, offset: u16, mask: &[u8]) {
-        for (at, byte) in (usize::from(offset)..).zip(mask) {
-            if let Some(slot) = self.writable.get_mut(at) {
-                *slot |= *byte;
-            }
-        }
+        add(&mut self.writable, offset, mask);
+    }
+
+    /// Lets the guest clear the bits of `mask` by writing 1 to them.
+    pub(in crate::vmm) fn allow_clearing(&mut self, offset: u16, mask: &[u8]) {
+        add(&mut self.clear, offset, mask);
     }
 
     /// Adds a capability with `body` after its two header bytes, and returns its offset. The list stays as it was
@@ -45,8 +54,8 @@ impl ConfigSpace {
     pub(in crate::vmm) fn add_capability(&mut self, id: u8, body: &[u8]) -> u16 {
         let offset = self.next_capability;
         let end = usize::from(offset) + 2 + body.len();
-        debug_assert!(end <= 256, "capability {id:#x} does not fit");
-        if end <= 256 {
+        debug_assert!(end <= CAPABILITIES_END, "capability {id:#x} does not fit");
+        if end <= CAPABILITIES_END {
             self.set(offset.into(), &[id, 0]);
             self.set(u16::from(offset) + 2, body);
             self.set(self.last_link.into(), &[offset]);
@@ -60,26 +69,27 @@ impl ConfigSpace {
 
     /// Makes the present bytes those that [`reset`](Self::reset) returns to.
     pub(in crate::vmm) fn freeze(&mut self) {
-        self.fresh = self.bytes;
+        self.fresh = self.bytes.clone();
     }
 
     /// Back to what was frozen.
     pub(in crate::vmm) fn reset(&mut self) {
-        self.bytes = self.fresh;
+        self.bytes = self.fresh.clone();
     }
 
-    /// Reads; zeros beyond the first 256 bytes, where there is no extended capability.
+    /// Reads; zeros beyond its end.
     pub(in crate::vmm) fn read(&self, offset: u16, data: &mut [u8]) {
         for (at, byte) in (usize::from(offset)..).zip(data) {
             *byte = self.bytes.get(at).copied().unwrap_or(0);
         }
     }
 
-    /// Writes the bits that the guest may write.
+    /// Writes the bits that the guest may write, and clears those that it clears.
     pub(in crate::vmm) fn write(&mut self, offset: u16, data: &[u8]) {
         for (at, byte) in (usize::from(offset)..).zip(data) {
-            if let (Some(slot), Some(mask)) = (self.bytes.get_mut(at), self.writable.get(at)) {
-                *slot = *slot & !mask | byte & mask;
+            if let Some(slot) = self.bytes.get_mut(at) {
+                let (mask, clear) = (self.writable[at], self.clear[at]);
+                *slot = (*slot & !mask | byte & mask) & !(byte & clear);
             }
         }
     }
@@ -106,6 +116,14 @@ impl ConfigSpace {
     }
 }
 
+fn add(masks: &mut [u8; SIZE], offset: u16, mask: &[u8]) {
+    for (at, byte) in (usize::from(offset)..).zip(mask) {
+        if let Some(slot) = masks.get_mut(at) {
+            *slot |= *byte;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -121,6 +139,12 @@ mod tests {
         assert_eq!(config.u32(0), 0xaaaa_aaaa);
         assert_eq!(config.u16(4), 0x55a5);
         assert_eq!(config.u32(0xffe), 0);
+        config.set(0xff0, &[0x11]);
+        config.allow_clearing(0xff0, &[0x01]);
+        config.write(0xff0, &[0xfe]);
+        assert_eq!(config.u8(0xff0), 0x11);
+        config.write(0xff0, &[0xff]);
+        assert_eq!(config.u8(0xff0), 0x10);
         config.reset();
         assert_eq!(config.u16(4), 0xaaaa);
     }

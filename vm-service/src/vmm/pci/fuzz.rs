@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use vm_passthrough::PassthroughDevice as _;
+use vm_passthrough::sim::{SimLog, SimVmm};
 
 use super::{PciRoot, reg};
 use crate::vmm::testing::FakeDevice;
@@ -91,11 +92,12 @@ fn bus_0(root: &PciRoot) -> Vec<u32> {
 }
 
 fn root() -> (PciRoot, Vec<Arc<FakeDevice>>) {
-    let mut root = PciRoot::new();
+    let root = PciRoot::new(SimVmm::new(&[], &SimLog::default()).unwrap());
     let devices: Vec<_> = (0..3).map(|index| Arc::new(FakeDevice::new(index))).collect();
     for device in &devices {
-        assert!(root.add_port(device.clone()));
+        root.add_device(device.clone()).unwrap();
     }
+    root.reset().unwrap();
     root.place(&(1 << 32..1 << 40)).unwrap();
     (root, devices)
 }
@@ -115,7 +117,8 @@ proptest! {
             prop_assert_eq!(read32(&root, 0, slot, 8), 0x0604_0000);
             prop_assert_eq!(read32(&root, 0, slot, 0x0c) >> 16 & 0xff, 1);
             prop_assert_eq!(read32(&root, 0, slot, 0x34), 0x40);
-            prop_assert_eq!(read32(&root, 0, slot, 0x40) & 0xffff, 0x10);
+            prop_assert_eq!(read32(&root, 0, slot, 0x40) & 0xffff, 0x7c10);
+            prop_assert_eq!(read32(&root, 0, slot, 0x7c) & 0xffff, 0x0005);
         }
         // Both ways to config space lead to the same place.
         for (bus, slot, offset) in [(0u8, 1u8, 0x18u16), (0, 2, 0x20), (1, 0, 0), (2, 0, 0x10), (3, 0, 4)] {

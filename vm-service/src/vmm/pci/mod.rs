@@ -1,5 +1,5 @@
-//! The guest's PCI Express hierarchy: a host bridge, root ports with a passed-through device behind each, and the
-//! VMM's own devices on bus 0.
+//! The guest's PCI Express hierarchy: a host bridge, root ports with the passed-through devices behind them, and
+//! the VMM's own devices on bus 0.
 
 mod config;
 #[cfg(test)]
@@ -9,12 +9,13 @@ mod msix;
 mod place;
 mod root;
 mod root_port;
+mod vector;
 
 pub(super) use config::ConfigSpace;
 pub(super) use host_bridge::HostBridge;
 pub(super) use msix::{MSIX_ENTRY_SIZE, MsixTable};
 
-pub(super) use root::{PciRoot, SLOTS};
+pub(super) use root::PciRoot;
 pub(super) use root_port::RootPort;
 
 use super::error::MachineError;

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use vm_passthrough::guest::placement::{self, ConfigAccess, FunctionRequest, Windows};
+use vm_passthrough::guest::placement::{
+    self, ConfigAccess, FunctionRequest, PlacedFunction, PortWindows, Windows,
+};
 
 use super::{Function, PciRoot, RootPort, reg};
 use crate::vmm::error::MachineError;
@@ -34,42 +36,83 @@ impl ConfigAccess for Own<'_> {
 impl PciRoot {
     /// Numbers the buses, places all memory BARs, and opens the ports; returns the highest bus. Devices keep their
     /// decoding off, as their drivers expect; ports forward, so that a guest without an operating system need not
-    /// know of them.
+    /// know of them. Ports with nothing behind them get windows of what is left.
     ///
     /// # Errors
     /// When the BARs don't fit.
     pub(in crate::vmm) fn place(&self, mem64: &Range<u64>) -> Result<u8, MachineError> {
         let windows = Windows { low: layout::MEM32, high: mem64.clone() };
-        let own: Vec<Own<'_>> = self.functions().map(|function| Own(function.as_ref())).collect();
-        let ports: Vec<(u8, &RootPort)> = self.ports().collect();
+        let own = self.functions();
+        let own: Vec<Own<'_>> = own.iter().map(|function| Own(function.as_ref())).collect();
+        let ports = self.ports();
+        let slots: Vec<_> = ports.iter().map(|port| port.functions().clone()).collect();
         let mut requests: Vec<FunctionRequest> = own
             .iter()
             .map(|function| FunctionRequest {
                 name: "a device of the VMM".to_owned(),
-                behind_port: false,
+                slot: None,
                 bars: placement::probe(function),
             })
             .collect();
-        requests.extend(ports.iter().map(|(_, port)| FunctionRequest {
-            name: port.device().address().to_string(),
-            behind_port: true,
-            bars: placement::probe(port.device().as_ref()),
+        requests.extend(slots.iter().flatten().map(|device| FunctionRequest {
+            name: device.address().to_string(),
+            slot: Some(device.slot()),
+            bars: placement::probe(device.as_ref()),
         }));
-        let mut placed = placement::plan(&requests, &windows)?.into_iter();
+        let placed = placement::plan(&requests, &windows)?;
+        let empty = slots.iter().filter(|slot| slot.is_empty()).count();
+        let mut reserved = reserve(&placed, &windows, empty).into_iter();
+        let mut placed = placed.into_iter();
         for (function, placed) in own.iter().zip(placed.by_ref()) {
             placement::program(function, &placed);
         }
         let mut bus = 0;
-        for ((_, port), placed) in ports.iter().zip(placed) {
+        for (port, slot) in ports.iter().zip(&slots) {
             // There are fewer slots than buses.
             bus += 1;
             port.config_write(reg::PRIMARY_BUS, &[0, bus, bus]);
-            placement::program_port(*port, &placed.port);
-            placement::program(port.device().as_ref(), &placed);
-            placement::enable_memory(*port);
+            let mut windows = if slot.is_empty() { reserved.next() } else { None };
+            for (device, placed) in slot.iter().zip(placed.by_ref()) {
+                placement::program(device.as_ref(), &placed);
+                windows = Some(placed.port);
+            }
+            placement::program_port(port.as_ref(), &windows.unwrap_or_default());
+            placement::enable_memory(port.as_ref());
         }
         Ok(bus)
     }
+}
+
+/// The most that an empty port gets of each window: NVMe's BARs, and others that are not prefetchable, need the low one;
+/// GPUs have their memory in the high one.
+const RESERVE_LOW: u64 = 16 << 20;
+const RESERVE_HIGH: u64 = 256 << 30;
+/// The granularity of a port's windows.
+const PORT_UNIT: u64 = 1 << 20;
+
+/// Windows for `count` empty ports, of what the placed BARs leave: no device fits worse as there are empty ports. A window
+/// is a power of two, and aligned to itself, so that a BAR can have all of it.
+fn reserve(placed: &[PlacedFunction], windows: &Windows, count: usize) -> Vec<PortWindows> {
+    let bars = || placed.iter().flat_map(|function| &function.bars).map(|bar| bar.address + bar.request.size);
+    let share = |window: &Range<u64>, most: u64| {
+        let used = bars().filter(|end| window.contains(&(end - 1))).max().unwrap_or(window.start);
+        let mut size = most;
+        while size >= PORT_UNIT {
+            let start = used.checked_next_multiple_of(size).filter(|start| *start <= window.end);
+            if let Some(start) = start.filter(|start| (window.end - start) / size >= count as u64) {
+                return Some((start, size));
+            }
+            size /= 2;
+        }
+        None
+    };
+    let (low, high) = (share(&windows.low, RESERVE_LOW), share(&windows.high, RESERVE_HIGH));
+    let window = |share: Option<(u64, u64)>, index: u64| {
+        share.map(|(start, size)| start + index * size..=start + index * size + (size - 1))
+    };
+    (0..count as u64)
+        .map(|index| PortWindows { memory: window(low, index), prefetchable: window(high, index) })
+        .collect()
 }
 
 #[cfg(test)]
@@ -77,16 +120,18 @@ mod tests {
     use std::sync::Arc;
 
     use vm_passthrough::PassthroughDevice as _;
+    use vm_passthrough::guest::placement::{BarRequest, PlacedBar};
+    use vm_passthrough::sim::{SimLog, SimVmm};
 
     use super::*;
     use crate::vmm::testing::FakeDevice;
 
     #[test]
     fn every_device_is_reached_where_it_was_placed() {
-        let mut root = PciRoot::new();
+        let root = PciRoot::new(SimVmm::new(&[], &SimLog::default()).unwrap());
         let devices: Vec<_> = (0..3).map(|index| Arc::new(FakeDevice::new(index))).collect();
         for device in &devices {
-            assert!(root.add_port(device.clone()));
+            root.add_device(device.clone()).unwrap();
         }
         for _ in 0..2 {
             root.reset().unwrap();
@@ -105,5 +150,33 @@ mod tests {
                 root.config_write(bus, 0, reg::COMMAND, &[0, 0]);
             }
         }
+    }
+
+    #[test]
+    fn empty_ports_share_what_is_left() {
+        fn check(bar: Option<(u64, u64)>, count: usize, expect: &[(Option<u64>, Option<u64>)]) {
+            const GIB: u64 = 1 << 30;
+            let windows = Windows { low: 0xc000_0000..0xe000_0000, high: 4 * GIB..512 * GIB };
+            let request = |size| BarRequest { index: 0, size, wide: true, prefetchable: true };
+            let bars = bar.map(|(address, size)| PlacedBar { request: request(size), address });
+            let placed = PlacedFunction { bars: bars.into_iter().collect(), port: PortWindows::default() };
+            let reserved = reserve(&[placed], &windows, count);
+            let starts: Vec<_> = reserved
+                .iter()
+                .map(|port| {
+                    let start =
+                        |window: &Option<std::ops::RangeInclusive<u64>>| window.as_ref().map(|w| *w.start());
+                    (start(&port.memory), start(&port.prefetchable))
+                })
+                .collect();
+            assert_eq!(starts, expect, "{bar:x?} {count}");
+        }
+        let gib = |n: u64| Some(n << 30);
+        check(None, 0, &[]);
+        check(None, 1, &[(Some(0xc000_0000), gib(256))]);
+        check(None, 2, &[(Some(0xc000_0000), gib(128)), (Some(0xc100_0000), gib(256))]);
+        check(Some((0xc000_0000, 4096)), 1, &[(Some(0xc100_0000), gib(256))]);
+        check(Some((0xdff0_0000, 1 << 20)), 1, &[(None, gib(256))]);
+        check(Some((256 << 30, 128 << 30)), 1, &[(Some(0xc000_0000), gib(384))]);
     }
 }

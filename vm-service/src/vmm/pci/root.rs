@@ -1,9 +1,10 @@
 //! Routes the guest's config and memory accesses to the functions of its PCI hierarchy.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use vm_passthrough::PassthroughDevice;
+use vm_passthrough::guest::Vmm;
+use vm_passthrough::{PassthroughDevice, PciAddress};
 
 use super::{Function, HostBridge, RootPort};
 use crate::vmm::error::MachineError;
@@ -13,64 +14,147 @@ use crate::vmm::layout;
 pub(in crate::vmm) const SLOTS: usize = 32;
 
 /// What is in a slot of bus 0.
+#[derive(Clone)]
 enum Slot {
     Own(Arc<dyn Function>),
-    Port(Box<RootPort>),
+    Port(Arc<RootPort>),
 }
 
-/// The root complex.
+/// The root complex. Bus 0 is made before the guest runs and stays; what is behind its ports may change at any time. No lock
+/// of it is held while a function serves an access, which may take long.
 pub(in crate::vmm) struct PciRoot {
+    vmm: Arc<dyn Vmm>,
     /// Bus 0, from slot 0 on, without gaps.
-    slots: Vec<Slot>,
+    slots: RwLock<Vec<Slot>>,
+    /// Held by who changes what is behind the ports.
+    changing: Mutex<()>,
     /// Address register of configuration mechanism 1 (PCI Local Bus 3.0, 3.2.2.3.2).
     address: AtomicU32,
 }
 
 impl PciRoot {
-    /// A root complex with its host bridge.
-    pub(in crate::vmm) fn new() -> Self {
-        Self { slots: vec![Slot::Own(Arc::new(HostBridge::new()))], address: AtomicU32::new(0) }
+    /// A root complex with its host bridge, of the machine whose interrupts `vmm` delivers.
+    pub(in crate::vmm) fn new(vmm: Arc<dyn Vmm>) -> Self {
+        let slots = RwLock::new(vec![Slot::Own(Arc::new(HostBridge::new()))]);
+        Self { vmm, slots, changing: Mutex::new(()), address: AtomicU32::new(0) }
     }
 
-    /// Puts a function of the VMM's own into the next slot; `false` when the bus is full.
-    #[must_use]
-    pub(in crate::vmm) fn add(&mut self, function: Arc<dyn Function>) -> bool {
-        let fits = self.slots.len() < SLOTS;
-        if fits {
-            self.slots.push(Slot::Own(function));
+    /// Puts a function of the VMM's own into the next slot.
+    ///
+    /// # Errors
+    /// When the bus is full.
+    pub(in crate::vmm) fn add(&self, function: Arc<dyn Function>) -> Result<(), MachineError> {
+        self.add_slot(|_| Ok(Slot::Own(function)))
+    }
+
+    /// Puts a root port with nothing behind it into the next slot: room for a device that comes while the guest runs.
+    ///
+    /// # Errors
+    /// When the bus is full, or there is no interrupt left for the port.
+    pub(in crate::vmm) fn add_port(&self) -> Result<(), MachineError> {
+        self.add_slot(|slot| Ok(Slot::Port(Arc::new(RootPort::new(slot, self.vmm.clone())?))))
+    }
+
+    fn add_slot(&self, make: impl FnOnce(u8) -> Result<Slot, MachineError>) -> Result<(), MachineError> {
+        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        if slots.len() >= SLOTS {
+            return Err(MachineError::BusFull { limit: SLOTS - 1 });
         }
-        fits
+        let slot = make(slots.len() as u8)?;
+        slots.push(slot);
+        Ok(())
     }
 
-    /// Puts a root port with `device` into the next slot; `false` when the bus is full.
-    #[must_use]
-    pub(in crate::vmm) fn add_port(&mut self, device: Arc<dyn PassthroughDevice>) -> bool {
-        let fits = self.slots.len() < SLOTS;
-        if fits {
-            self.slots.push(Slot::Port(Box::new(RootPort::new(self.slots.len() as u8, device))));
+    /// Adds a device before the guest runs: to the functions of the same device of the host, or behind a port of its own.
+    ///
+    /// # Errors
+    /// When the bus is full, or the function was added before.
+    pub(in crate::vmm) fn add_device(&self, device: Arc<dyn PassthroughDevice>) -> Result<(), MachineError> {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.check_new(&device)?;
+        let same = |port: &Arc<RootPort>| port.functions().iter().any(|other| other.slot() == device.slot());
+        let port = match self.ports().into_iter().find(same) {
+            Some(port) => port,
+            None => {
+                self.add_port()?;
+                self.ports().pop().ok_or(MachineError::BusFull { limit: SLOTS - 1 })?
+            }
+        };
+        port.change(|functions| functions.push(device));
+        Ok(())
+    }
+
+    /// Puts all functions of one device behind a port that has none, for a guest that may run: it is told.
+    ///
+    /// # Errors
+    /// When no port is free, a function was added before, or the functions are not of one device.
+    pub(in crate::vmm) fn plug(&self, device: Vec<Arc<dyn PassthroughDevice>>) -> Result<(), MachineError> {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        for (index, function) in device.iter().enumerate() {
+            self.check_new(function)?;
+            if device[..index].iter().any(|other| other.address() == function.address()) {
+                return Err(MachineError::Twice { address: function.address() });
+            }
+            if function.slot() != device[0].slot() {
+                return Err(MachineError::OtherDevice {
+                    address: function.address(),
+                    other: device[0].address(),
+                });
+            }
         }
-        fits
+        let port = self.ports().into_iter().find(|port| port.functions().is_empty());
+        port.ok_or(MachineError::NoPort)?.change(|functions| *functions = device);
+        Ok(())
     }
 
-    /// The root ports with their slots.
-    pub(in crate::vmm) fn ports(&self) -> impl Iterator<Item = (u8, &RootPort)> {
-        self.slots.iter().enumerate().filter_map(|(slot, entry)| match entry {
-            Slot::Port(port) => Some((slot as u8, port.as_ref())),
+    /// Takes the device that a function belongs to out of its slot, with all of its functions, from a guest that may run: it
+    /// is told, and reaches them no more by config space; what is mapped into it goes when they are detached.
+    ///
+    /// # Errors
+    /// When no such function is there.
+    pub(in crate::vmm) fn unplug(
+        &self,
+        address: PciAddress,
+    ) -> Result<Vec<Arc<dyn PassthroughDevice>>, MachineError> {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let has = |port: &Arc<RootPort>| port.functions().iter().any(|device| device.address() == address);
+        let port = self.ports().into_iter().find(has).ok_or(MachineError::NotThere { address })?;
+        Ok(port.change(std::mem::take))
+    }
+
+    fn check_new(&self, device: &Arc<dyn PassthroughDevice>) -> Result<(), MachineError> {
+        let address = device.address();
+        match self.devices().iter().any(|other| other.address() == address) {
+            true => Err(MachineError::Twice { address }),
+            false => Ok(()),
+        }
+    }
+
+    fn slots(&self) -> Vec<Slot> {
+        self.slots.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The root ports, in the order of their slots.
+    pub(in crate::vmm) fn ports(&self) -> Vec<Arc<RootPort>> {
+        let port = |slot| match slot {
+            Slot::Port(port) => Some(port),
             Slot::Own(_) => None,
-        })
+        };
+        self.slots().into_iter().filter_map(port).collect()
     }
 
     /// The VMM's own functions.
-    pub(in crate::vmm) fn functions(&self) -> impl Iterator<Item = &Arc<dyn Function>> {
-        self.slots.iter().filter_map(|entry| match entry {
+    pub(in crate::vmm) fn functions(&self) -> Vec<Arc<dyn Function>> {
+        let own = |slot| match slot {
             Slot::Own(function) => Some(function),
             Slot::Port(_) => None,
-        })
+        };
+        self.slots().into_iter().filter_map(own).collect()
     }
 
     /// The passed-through devices.
-    pub(in crate::vmm) fn devices(&self) -> impl Iterator<Item = &Arc<dyn PassthroughDevice>> {
-        self.ports().map(|(_, port)| port.device())
+    pub(in crate::vmm) fn devices(&self) -> Vec<Arc<dyn PassthroughDevice>> {
+        self.ports().iter().flat_map(|port| port.functions().clone()).collect()
     }
 
     /// Asks the VMM's own functions to end what they do of their own accord.
@@ -86,7 +170,7 @@ impl PciRoot {
     /// The first that does not stop in time. The others have stopped then.
     pub(in crate::vmm) fn stop(&self) -> Result<(), MachineError> {
         self.ask_to_stop();
-        self.functions().map(|function| function.stop()).fold(Ok(()), Result::and)
+        self.functions().iter().map(|function| function.stop()).fold(Ok(()), Result::and)
     }
 
     /// Puts everything but the passed-through devices to its state after power-on, once it has stopped.
@@ -95,7 +179,7 @@ impl PciRoot {
     /// When a device can't be made ready again.
     pub(in crate::vmm) fn reset(&self) -> Result<(), MachineError> {
         self.address.store(0, Ordering::Relaxed);
-        for slot in &self.slots {
+        for slot in self.slots() {
             match slot {
                 Slot::Own(function) => function.reset()?,
                 Slot::Port(port) => port.reset(),
@@ -113,7 +197,7 @@ impl PciRoot {
         match self.find(bus, devfn) {
             Some(Target::Own(function)) => function.config_read(offset, data),
             Some(Target::Port(port)) => port.config_read(offset, data),
-            Some(Target::Device(device)) => device.config_read(offset, data),
+            Some(Target::Behind(port, number)) => port.function_read(number, offset, data),
             None => {}
         }
     }
@@ -126,26 +210,32 @@ impl PciRoot {
         match self.find(bus, devfn) {
             Some(Target::Own(function)) => function.config_write(offset, data),
             Some(Target::Port(port)) => port.config_write(offset, data),
-            Some(Target::Device(device)) => device.config_write(offset, data),
+            Some(Target::Behind(port, number)) => {
+                if let Some(device) = port.function(number) {
+                    device.config_write(offset, data);
+                }
+            }
             None => {}
         }
     }
 
-    fn find(&self, bus: u8, devfn: u8) -> Option<Target<'_>> {
-        if devfn & 7 != 0 {
-            return None;
-        }
+    fn find(&self, bus: u8, devfn: u8) -> Option<Target> {
+        let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
+        let (device, function) = (devfn >> 3, devfn & 7);
         if bus == 0 {
-            return self.slots.get(usize::from(devfn >> 3)).map(|slot| match slot {
-                Slot::Own(function) => Target::Own(function.as_ref()),
-                Slot::Port(port) => Target::Port(port),
+            let slot = slots.get(usize::from(device)).filter(|_| function == 0)?;
+            return Some(match slot {
+                Slot::Own(function) => Target::Own(function.clone()),
+                Slot::Port(port) => Target::Port(port.clone()),
             });
         }
-        if devfn != 0 {
+        if device != 0 {
             return None;
         }
-        let (_, port) = self.ports().find(|(_, port)| port.secondary_bus() == bus)?;
-        Some(Target::Device(port.device().as_ref()))
+        slots.iter().find_map(|slot| match slot {
+            Slot::Port(port) if port.secondary_bus() == bus => Some(Target::Behind(port.clone(), function)),
+            _ => None,
+        })
     }
 
     /// Reads a port of configuration mechanism 1, from 0xcf8 to 0xcff.
@@ -232,24 +322,31 @@ impl PciRoot {
         }
     }
 
-    fn find_device_bar(&self, address: u64) -> Option<(&dyn PassthroughDevice, u8, u64)> {
-        self.ports().find_map(|(_, port)| {
-            let (bar, offset) =
-                port.forwards_memory(address).then(|| port.device().find_bar(address)).flatten()?;
-            Some((port.device().as_ref(), bar, offset))
+    fn find_device_bar(&self, address: u64) -> Option<(Arc<dyn PassthroughDevice>, u8, u64)> {
+        let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
+        slots.iter().find_map(|slot| match slot {
+            Slot::Port(port) if port.forwards_memory(address) => port.functions().iter().find_map(|device| {
+                let (bar, offset) = device.find_bar(address)?;
+                Some((device.clone(), bar, offset))
+            }),
+            _ => None,
         })
     }
 
-    fn find_own_bar(&self, address: u64) -> Option<(&dyn Function, u64)> {
-        self.functions().find_map(|function| Some((function.as_ref(), function.find_bar(address)?)))
+    fn find_own_bar(&self, address: u64) -> Option<(Arc<dyn Function>, u64)> {
+        self.functions().into_iter().find_map(|function| {
+            let offset = function.find_bar(address)?;
+            Some((function, offset))
+        })
     }
 }
 
 /// Where a config access goes.
-enum Target<'a> {
-    Own(&'a dyn Function),
-    Port(&'a RootPort),
-    Device(&'a dyn PassthroughDevice),
+enum Target {
+    Own(Arc<dyn Function>),
+    Port(Arc<RootPort>),
+    /// The function of this number behind a port.
+    Behind(Arc<RootPort>, u8),
 }
 
 /// Whether an access is one that a bus can make: 1, 2 or 4 bytes, aligned, in config space.
@@ -269,14 +366,20 @@ fn ecam(offset: u64) -> (u8, u8, u16) {
 
 #[cfg(test)]
 mod tests {
+    use vm_passthrough::sim::{SimLog, SimVmm};
+
     use super::*;
     use crate::vmm::pci::reg;
     use crate::vmm::testing::FakeDevice;
 
+    fn empty() -> PciRoot {
+        PciRoot::new(SimVmm::new(&[], &SimLog::default()).unwrap())
+    }
+
     fn root() -> PciRoot {
-        let mut root = PciRoot::new();
-        assert!(root.add_port(Arc::new(FakeDevice::new(0))));
-        assert!(root.add_port(Arc::new(FakeDevice::new(1))));
+        let root = empty();
+        root.add_device(Arc::new(FakeDevice::new(0))).unwrap();
+        root.add_device(Arc::new(FakeDevice::new(1))).unwrap();
         root
     }
 
@@ -296,7 +399,7 @@ mod tests {
         assert_eq!(read32(&root, 7, 0, 0), u32::MAX);
         root.config_write(0, 2 << 3, reg::SECONDARY_BUS, &[7]);
         assert_eq!(read32(&root, 7, 0, 0), FakeDevice::ID);
-        assert_eq!(read32(&root, 7, 1 << 3, 0), u32::MAX, "only slot 0 is behind a port");
+        assert_eq!(read32(&root, 7, 1 << 3, 0), u32::MAX, "only device 0 is behind a port");
         root.reset().unwrap();
         assert_eq!(read32(&root, 7, 0, 0), u32::MAX);
     }
@@ -335,10 +438,55 @@ mod tests {
 
     #[test]
     fn a_full_bus_says_so() {
-        let mut root = PciRoot::new();
-        for _ in 1..SLOTS {
-            assert!(root.add_port(Arc::new(FakeDevice::new(0))));
+        let root = empty();
+        for index in 1..SLOTS {
+            root.add_device(Arc::new(FakeDevice::new(index as u8 - 1))).unwrap();
         }
-        assert!(!root.add_port(Arc::new(FakeDevice::new(0))));
+        let full = |result| assert!(matches!(result, Err(MachineError::BusFull { limit: 31 })), "{result:?}");
+        full(root.add_device(Arc::new(FakeDevice::new(31))));
+        full(root.add_port());
+        // A function of a device that is there needs no slot.
+        root.add_device(Arc::new(FakeDevice::at(30, 1))).unwrap();
+    }
+
+    #[test]
+    fn functions_of_one_device_share_a_slot() {
+        let root = empty();
+        for (device, function) in [(4, 1), (5, 0), (4, 0)] {
+            root.add_device(Arc::new(FakeDevice::at(device, function))).unwrap();
+        }
+        assert_eq!(root.ports().len(), 2);
+        root.config_write(0, 1 << 3, reg::SECONDARY_BUS, &[7]);
+        for (number, found) in [(0, true), (1, true), (2, false)] {
+            assert_eq!(read32(&root, 7, number, 0) == FakeDevice::ID, found, "{number}");
+        }
+        let twice = root.add_device(Arc::new(FakeDevice::at(4, 1)));
+        assert!(matches!(twice, Err(MachineError::Twice { .. })));
+    }
+
+    #[test]
+    fn a_device_comes_and_goes() {
+        let root = root();
+        let whole = |device| {
+            let function =
+                |function| Arc::new(FakeDevice::at(device, function)) as Arc<dyn PassthroughDevice>;
+            vec![function(1), function(0)]
+        };
+        assert!(matches!(root.plug(whole(9)), Err(MachineError::NoPort)));
+        root.add_port().unwrap();
+        assert!(matches!(root.plug(whole(1)), Err(MachineError::Twice { .. })));
+        let mixed = vec![whole(8).remove(0), whole(9).remove(0)];
+        assert!(matches!(root.plug(mixed), Err(MachineError::OtherDevice { .. })));
+        let double = vec![whole(8).remove(0), whole(8).remove(0)];
+        assert!(matches!(root.plug(double), Err(MachineError::Twice { .. })));
+        root.config_write(0, 3 << 3, reg::SECONDARY_BUS, &[9]);
+        assert_eq!(read32(&root, 9, 0, 0), u32::MAX);
+        root.plug(whole(9)).unwrap();
+        assert_eq!((read32(&root, 9, 0, 0), read32(&root, 9, 1, 0)), (FakeDevice::ID, FakeDevice::ID));
+        let address = |device| FakeDevice::at(device, 1).address();
+        assert!(matches!(root.unplug(address(8)), Err(MachineError::NotThere { .. })));
+        assert_eq!(root.unplug(address(9)).unwrap().len(), 2);
+        assert_eq!((read32(&root, 9, 0, 0), root.devices().len()), (u32::MAX, 2));
+        root.plug(whole(9)).unwrap();
     }
 }

@@ -285,6 +285,59 @@ fn a_device_is_reached_where_the_machine_placed_it() {
 }
 
 #[test]
+fn a_device_comes_and_goes_while_the_guest_runs() {
+    if !kvm() {
+        return;
+    }
+    // Slot control and status of the only port, and the bus behind it.
+    const SLOT: u64 = 0xe000_8058;
+    const DEVICE: u64 = 0xe010_0000;
+    const PRESENT: u32 = 1 << 22;
+    let guest = Asm::default()
+        .load32(DEVICE)
+        .expect_eax(u32::MAX, "empty ")
+        .wait_while(SLOT, 0)
+        .load32(DEVICE)
+        .expect_eax(FakeDevice::ID, "there ")
+        .store32(SLOT, 0xffff_0000)
+        .print("taken ")
+        .wait_while(SLOT, PRESENT)
+        .load32(DEVICE)
+        .expect_eax(u32::MAX, "gone");
+    let kernel = guest.power_off().elf();
+    let screen = Screen::default();
+    let console = Console { output: Box::new(screen.clone()), input: None };
+    let options =
+        MachineOptions { console, on_reboot: OnReboot::End, hot_plug_ports: 1, ..MachineOptions::default() };
+    let mut machine = Machine::new(&config(kernel.path(), 1), options).unwrap();
+    let stop = Stop::new().unwrap();
+    let (slots, seen, late) = (machine.slots(), screen.clone(), stop.clone());
+    let operator = std::thread::spawn(move || {
+        let started = Instant::now();
+        let wait = |text: &str| {
+            while !seen.text().contains(text) && started.elapsed() < PATIENCE {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        let device = Arc::new(FakeDevice::new(0));
+        wait("empty");
+        slots.plug(vec![device.clone()]).unwrap();
+        assert!(matches!(slots.plug(vec![Arc::new(FakeDevice::new(1))]), Err(MachineError::NoPort)));
+        wait("taken");
+        let out = slots.unplug(vm_passthrough::PassthroughDevice::address(&*device)).unwrap();
+        wait("gone");
+        late.request();
+        out.len()
+    });
+    machine.run(&stop).unwrap();
+    assert_eq!(screen.text(), "empty there taken gone");
+    assert_eq!(operator.join().unwrap(), 1);
+    let slots = machine.slots();
+    drop(machine);
+    assert!(matches!(slots.plug(vec![Arc::new(FakeDevice::new(0))]), Err(MachineError::NoPort)));
+}
+
+#[test]
 fn a_vcpu_that_is_stuck_is_said_with_what_it_is_stuck_in() {
     if !kvm() {
         return;
