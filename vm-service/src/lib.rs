@@ -10,6 +10,7 @@ mod context;
 mod deadlines;
 mod describe;
 mod failure;
+mod instance;
 pub mod json;
 mod kernel;
 mod limits;

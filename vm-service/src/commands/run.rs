@@ -1,17 +1,16 @@
 //! `run`: boots a guest in the foreground with its devices, and gives them back when it ends, however it ends.
 //!
 //! ```text
-//! guest file ─▶ recover ─▶ scan, explain ─▶ machine ─▶ claim, open, attach ─▶ boot … end ─▶ detach ─▶ release
-//! └────────── nothing of a device is touched ───────┘└──────── undone on every way out ───────┘
+//! guest file ─▶ recover ─▶ scan, explain ─▶ machine ─▶ instance: claim … boot … release ─▶ report
+//! └────────── nothing of a device is touched ───────┘
 //! ```
 
 mod console;
-mod devices;
 mod overdue;
-mod watch;
+mod progress;
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 use rustix::process::DumpableBehavior;
@@ -25,12 +24,13 @@ use super::{Scan, release};
 use crate::config::{AcceleratorDevice, GuestConfig, MAX_DEVICES};
 use crate::context::Context;
 use crate::failure::Failure;
+use crate::instance::{DeviceOptions, Devices, Instance};
 use crate::json::{self, Body};
 use crate::signals::StopSignals;
-use crate::vmm::{self, End, Machine, MachineError, MachineOptions, OnReboot, Stop};
+use crate::vmm::{self, End, MachineError, MachineOptions, OnReboot, Stop};
 use console::Console;
-use devices::{Devices, How};
 use overdue::Overdue;
+use progress::Journey;
 
 /// Arguments of `run`.
 #[derive(Debug, Args)]
@@ -93,101 +93,47 @@ pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failu
         Failure::failed(format_args!("signals can't be waited for: {error}; raise `ulimit -n`"))
     })?;
 
-    let mut devices = match config.devices.is_empty() {
+    let devices = match config.devices.is_empty() {
         true => None,
-        false => Some(Devices::new(ready_manager(context, &config, args, &stop)?)),
+        false => Some(devices(context, &config, args, &stop)?),
     };
     let _leases = leases(context, &config)?;
     let (console, service) = console::open(&args.console, context.json, &stop).map_err(Failure::failed)?;
     let on_reboot = if args.no_reboot { OnReboot::End } else { OnReboot::Restart };
     let kvm = context.host.dev.join("kvm");
-    let stopped = Some(stop.clone());
-    let options = MachineOptions { kvm, console, on_reboot, stop: stopped, ..MachineOptions::default() };
-    // No device is touched yet.
-    let mut machine = Machine::new(&config, options).map_err(|error| match error {
+    let options = MachineOptions { kvm, console, on_reboot, ..MachineOptions::default() };
+    let instance = Instance::new(&config, options, devices, &stop).map_err(|error| match error {
         MachineError::Boot(error) => Failure::usage(error),
         error => Failure::failed(error),
     })?;
-
-    let claim = ClaimOptions { with_group: args.with_group, ..ClaimOptions::default() };
-    let backend = args.backend.map(Backend::from);
-    let attached = match &mut devices {
-        Some(devices) => {
-            let how = How { claim, backend, without_reset: args.accept.contains(&Accept::NoReset) };
-            devices.attach(&config.devices, &how, &mut machine, &stop)
-        }
-        None => Ok(()),
+    let mut journey = Journey {
+        guest: &config.name,
+        started,
+        startup: None,
+        console: Some(service),
+        backend: None,
+        devices: Vec::new(),
     };
-    let startup = started.elapsed();
-    let ran = attached.and_then(|()| {
-        tracing::info!("the guest {} starts after {:.1} ms", config.name, startup.as_secs_f64() * 1e3);
-        machine.run(&stop).map_err(|error| error.to_string())
-    });
-    drop(service);
-
-    let backend = devices.as_ref().and_then(Devices::backend);
-    // The machine holds the devices open, and the Linux kernel waits with giving back what is open.
-    drop(machine);
-    let lost = devices.as_mut().map(Devices::detach).unwrap_or_default();
-    let (devices, released) = devices.map_or_else(|| (Vec::new(), Ok(())), Devices::release);
-    let released = released.map_err(|error| format!("not everything could be given back: {error}"));
-    let ran = all_of(ran, lost, released).map_err(Failure::failed)?;
-    let took = Took { startup, total: started.elapsed() };
+    let ran = instance.run(|progress| journey.note(progress));
+    let ran = ran.map_err(|errors| Failure::failed(errors.join("\nerror: ")))?;
     let _overdue = Overdue::start(&stop)?;
-    report(context, &config, &ran, backend, &devices, took)
-}
-
-/// How a guest ran, if nothing failed: not the run, no device was lost, and all was given back.
-fn all_of<T>(ran: Result<T, String>, lost: Vec<String>, released: Result<(), String>) -> Result<T, String> {
-    let (ran, failed) = match ran {
-        Ok(ran) => (Some(ran), None),
-        Err(error) => (None, Some(error)),
-    };
-    let failed: Vec<_> = failed.into_iter().chain(lost).chain(released.err()).collect();
-    match ran {
-        Some(ran) if failed.is_empty() => Ok(ran),
-        _ => Err(failed.join("\nerror: ")),
-    }
-}
-
-/// How long a run took.
-#[derive(Clone, Copy, Debug)]
-struct Took {
-    /// Until the guest started.
-    startup: Duration,
-    /// Until everything was given back.
-    total: Duration,
+    report(context, &ran, journey)
 }
 
 /// Tells how the guest ran.
-fn report(
-    context: &mut Context<'_>,
-    config: &GuestConfig,
-    ran: &vmm::RunReport,
-    backend: Option<Backend>,
-    devices: &[devices::Device],
-    took: Took,
-) -> Result<(), Failure> {
-    tracing::info!("{}; all was given back {:.1} s after the start", ran.end, took.total.as_secs_f64());
+fn report(context: &mut Context<'_>, ran: &vmm::RunReport, journey: Journey<'_>) -> Result<(), Failure> {
+    let total = journey.started.elapsed();
+    tracing::info!("{}; all was given back {:.1} s after the start", ran.end, total.as_secs_f64());
     if context.json {
-        let ms = json::milliseconds;
-        let devices = devices.iter().map(|device| json::RunDevice {
-            address: device.address.to_string(),
-            claim_ms: ms(device.claim),
-            open_ms: ms(device.open),
-            attach_ms: ms(device.attach),
-            detach_ms: ms(device.detach),
-            release_ms: ms(device.release),
-        });
         let report = json::RunReport {
-            guest: config.name.clone(),
+            guest: journey.guest.to_owned(),
             end: ran.end.into(),
             restarts: ran.restarts,
-            startup_ms: ms(took.startup),
-            duration_ms: ms(took.total),
+            startup_ms: json::milliseconds(journey.startup.unwrap_or(total)),
+            duration_ms: json::milliseconds(total),
             exits: (&ran.exits).into(),
-            backend: backend.map(|backend| backend.to_string()),
-            devices: devices.collect(),
+            backend: journey.backend.map(|backend| backend.to_string()),
+            devices: journey.devices,
         };
         context.print(|| Body::Run(report), String::new)?;
     }
@@ -196,7 +142,7 @@ fn report(
         End::TripleFault => Err(Failure::failed(format_args!(
             "the guest {} crashed (triple fault): its kernel or program made an error that it does not handle; see \
              its console",
-            config.name
+            journey.guest
         ))),
     }
 }
@@ -213,14 +159,13 @@ fn leases(context: &Context<'_>, config: &GuestConfig) -> Result<Vec<SharedLease
         .collect()
 }
 
-/// The manager that will claim the guest's devices, once claims of dead processes are given back and nothing stands in
-/// the way.
-fn ready_manager(
+/// The guest's devices, once claims of dead processes are given back and nothing stands in the way; none is touched yet.
+fn devices(
     context: &mut Context<'_>,
     config: &GuestConfig,
     args: &RunArgs,
     stop: &Stop,
-) -> Result<PassthroughManager, Failure> {
+) -> Result<Devices, Failure> {
     let host = context.host.clone();
     let mut manager = PassthroughManager::with_host(host.clone()).map_err(Failure::failed)?;
     release::recover(&mut manager)?;
@@ -234,7 +179,12 @@ fn ready_manager(
     let readiness = scan.explain_guest(&config.devices, &options)?;
     let _overdue = Overdue::start(stop)?;
     explain::require_ready(context, &readiness)?;
-    Ok(manager)
+    let options = DeviceOptions {
+        claim: ClaimOptions { with_group: args.with_group, ..ClaimOptions::default() },
+        backend: args.backend.map(Backend::from),
+        without_reset: args.accept.contains(&Accept::NoReset),
+    };
+    Ok(Devices::new(manager, config.devices.clone(), options))
 }
 
 /// The guest as its file and the command line describe it.
@@ -270,25 +220,5 @@ impl From<BackendArg> for Backend {
             BackendArg::Iommufd => Self::Iommufd,
             BackendArg::Group => Self::Group,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::all_of;
-
-    #[test]
-    fn nothing_that_failed_hides_another() {
-        let check =
-            |ran: Result<u8, &str>, lost: &[&str], released: Result<(), &str>, expect: Result<u8, &str>| {
-                let lost = lost.iter().map(|&text| text.to_owned()).collect();
-                let got = all_of(ran.map_err(Into::into), lost, released.map_err(Into::into));
-                assert_eq!(got, expect.map_err(str::to_owned));
-            };
-        check(Ok(7), &[], Ok(()), Ok(7));
-        check(Err("a"), &[], Ok(()), Err("a"));
-        check(Ok(7), &["b", "c"], Ok(()), Err("b\nerror: c"));
-        check(Ok(7), &["b"], Err("d"), Err("b\nerror: d"));
-        check(Err("a"), &["b"], Err("d"), Err("a\nerror: b\nerror: d"));
     }
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Serialize;
+use vm_passthrough::PciAddress;
 
 use crate::vmm;
 
@@ -43,6 +44,20 @@ pub struct RunDevice {
     pub detach_ms: f64,
     /// Giving it and its companions back to their drivers; 0 for a claim that outlives the run.
     pub release_ms: f64,
+}
+
+impl RunDevice {
+    /// A device that took so long to claim.
+    pub(crate) fn new(address: PciAddress, claim: Duration) -> Self {
+        Self {
+            address: address.to_string(),
+            claim_ms: milliseconds(claim),
+            open_ms: 0.0,
+            attach_ms: 0.0,
+            detach_ms: 0.0,
+            release_ms: 0.0,
+        }
+    }
 }
 
 /// Why a guest ended.

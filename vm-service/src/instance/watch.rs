@@ -1,11 +1,11 @@
 //! Watches a guest's devices while it runs: the host may want one back, and one may be lost.
 //!
 //! A function that is unplugged, or that somebody unbinds from vfio-pci, is kept by the Linux kernel for as long as this
-//! process has it open, with whoever asked for it waiting: so the guest is ended and everything is given back. One that
-//! stops answering without that is reported, and its guest, which sees what it would see on a real machine, runs on.
+//! process has it open, with whoever asked for it waiting. One may stop answering without that, too.
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use vm_passthrough::PciAddress;
 use vm_passthrough::vfio::Presence;
 
-use crate::vmm::Stop;
+use super::state::Event;
 
 /// How often devices are asked whether they are there.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -34,33 +34,33 @@ pub(super) struct Watched {
 #[derive(Debug)]
 pub(super) struct Watch {
     end: OwnedFd,
-    thread: JoinHandle<Vec<String>>,
+    thread: JoinHandle<()>,
 }
 
 impl Watch {
-    /// Starts to watch. `stop` is requested when the host wants a device back.
+    /// Starts to watch: each device that the host wants back, or that is lost, is sent to `events` once.
     ///
     /// # Errors
     /// When this process has no descriptors or threads left.
-    pub(super) fn start(devices: Vec<Watched>, stop: Stop) -> io::Result<Self> {
-        Self::every(INTERVAL, devices, stop)
+    pub(super) fn start(devices: Vec<Watched>, events: Sender<Event>) -> io::Result<Self> {
+        Self::every(INTERVAL, devices, events)
     }
 
-    fn every(interval: Duration, devices: Vec<Watched>, stop: Stop) -> io::Result<Self> {
+    fn every(interval: Duration, devices: Vec<Watched>, events: Sender<Event>) -> io::Result<Self> {
         let end = event()?;
         let ended = end.try_clone()?;
         let thread = std::thread::Builder::new()
             .name("devices".into())
-            .spawn(move || watch(interval, devices, &ended, &stop))?;
+            .spawn(move || watch(interval, devices, &ended, &events))?;
         Ok(Self { end, thread })
     }
 
-    /// Ends it, and answers what became of devices that were lost or wanted back.
-    pub(super) fn end(self) -> Vec<String> {
+    /// Ends it. All that it saw was sent then.
+    pub(super) fn end(self) {
         // It can't be full: nothing else writes to it.
         if let Err(error) = rustix::io::write(&self.end, &1u64.to_ne_bytes()) {
             tracing::error!(%error, "the watch over the devices can't be ended");
-            return Vec::new();
+            return;
         }
         let until = Instant::now() + DEADLINE;
         while !self.thread.is_finished() {
@@ -68,14 +68,13 @@ impl Watch {
                 tracing::error!(
                     "the thread that watches the devices is stuck in asking one whether it is there"
                 );
-                return Vec::new();
+                return;
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        self.thread.join().unwrap_or_else(|_| {
+        if self.thread.join().is_err() {
             tracing::error!("the thread that watches the devices panicked");
-            Vec::new()
-        })
+        }
     }
 }
 
@@ -87,8 +86,7 @@ fn event() -> io::Result<OwnedFd> {
     Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
-fn watch(interval: Duration, mut devices: Vec<Watched>, ended: &OwnedFd, stop: &Stop) -> Vec<String> {
-    let mut said = Vec::new();
+fn watch(interval: Duration, mut devices: Vec<Watched>, ended: &OwnedFd, events: &Sender<Event>) {
     // Those that did not answer when they were last asked: once may be a reset.
     let mut missing: Vec<PciAddress> = Vec::new();
     let timeout = Timespec { tv_sec: interval.as_secs() as i64, tv_nsec: interval.subsec_nanos().into() };
@@ -101,43 +99,41 @@ fn watch(interval: Duration, mut devices: Vec<Watched>, ended: &OwnedFd, stop: &
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => {
                 tracing::error!(%error, "the devices can't be watched any more");
-                return said;
+                return;
             }
         }
         let ready: Vec<bool> = fds.iter().map(|fd| fd.revents().contains(PollFlags::IN)).collect();
         if ready.first() == Some(&true) {
-            return said;
+            return;
         }
         let wanted = addresses.into_iter().zip(ready.into_iter().skip(1));
         let wanted: Vec<_> = wanted.filter_map(|(address, is_ready)| is_ready.then_some(address)).collect();
         devices.retain(|device| {
             let address = device.address;
-            let what = if wanted.contains(&address) {
-                stop.request();
-                format!("the host asked for {address} back: it is unplugged, removed or unbound; the guest was stopped")
+            let event = if wanted.contains(&address) {
+                Event::WantedBack(address)
             } else if let Presence::Gone(evidence) = (device.presence)() {
                 if !missing.contains(&address) {
                     missing.push(address);
                     return true;
                 }
-                format!("{address} was lost while the guest ran: {evidence}; look at its slot or cable, and at dmesg")
+                Event::Lost(address, evidence)
             } else {
                 missing.retain(|&other| other != address);
                 return true;
             };
-            tracing::error!("{what}");
-            said.push(what);
+            // It fails only when nobody is left to do something about it.
+            let _ = events.send(event);
             false
         });
     }
-    said
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::time::Instant;
+    use std::sync::mpsc::channel;
 
     use super::*;
 
@@ -161,32 +157,31 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_is_wanted_back_ends_the_guest() {
-        let stop = Stop::new().expect("an eventfd");
+    fn a_device_that_is_wanted_back_is_sent_once() {
         let asked = Arc::default();
         let devices = vec![device(0, &[Presence::Present], &asked), device(1, &[Presence::Present], &asked)];
         let wanted = devices[1].wanted.as_ref().expect("an eventfd").try_clone().expect("a descriptor");
-        let watch = Watch::start(devices, stop.clone()).expect("a thread");
-        assert!(!stop.requested());
+        let (events, sent) = channel();
+        let watch = Watch::start(devices, events).expect("a thread");
         rustix::io::write(&wanted, &1u64.to_ne_bytes()).expect("written");
-        wait_until(|| stop.requested());
-        let said = watch.end();
-        assert_eq!(said.len(), 1);
-        assert!(said[0].contains("0000:65:00.1 back"), "{said:?}");
+        let event = sent.recv_timeout(Duration::from_secs(30));
+        assert!(matches!(event, Ok(Event::WantedBack(address)) if address.function() == 1), "{event:?}");
+        watch.end();
+        assert!(sent.recv().is_err());
     }
 
     #[test]
-    fn a_device_that_is_lost_is_reported_once() {
+    fn a_device_that_is_lost_is_sent_once() {
         static GONE: [Presence; 1] = [Presence::Gone(String::new())];
-        let stop = Stop::new().expect("an eventfd");
         let (lost, there) = (Arc::default(), Arc::<AtomicUsize>::default());
         let devices = vec![device(0, &GONE, &lost), device(1, &[Presence::Asleep], &there)];
-        let watch = Watch::every(Duration::from_millis(1), devices, stop.clone()).expect("a thread");
+        let (events, sent) = channel();
+        let watch = Watch::every(Duration::from_millis(1), devices, events).expect("a thread");
         wait_until(|| there.load(Ordering::SeqCst) > 10);
-        let said = watch.end();
-        assert_eq!((said.len(), lost.load(Ordering::SeqCst)), (1, 2));
-        assert!(said[0].contains("0000:65:00.0 was lost"), "{said:?}");
-        assert!(!stop.requested());
+        watch.end();
+        let sent: Vec<_> = sent.iter().collect();
+        assert!(matches!(&sent[..], [Event::Lost(address, _)] if address.function() == 0), "{sent:?}");
+        assert_eq!(lost.load(Ordering::SeqCst), 2);
     }
 
     #[test]
@@ -197,11 +192,12 @@ mod tests {
             Presence::Gone(String::new()),
             Presence::Present,
         ];
-        let stop = Stop::new().expect("an eventfd");
         let asked = Arc::<AtomicUsize>::default();
-        let watch =
-            Watch::every(Duration::from_millis(1), vec![device(0, &BLINKS, &asked)], stop).expect("a thread");
+        let (events, sent) = channel();
+        let devices = vec![device(0, &BLINKS, &asked)];
+        let watch = Watch::every(Duration::from_millis(1), devices, events).expect("a thread");
         wait_until(|| asked.load(Ordering::SeqCst) > 5);
-        assert_eq!(watch.end(), [] as [&str; 0]);
+        watch.end();
+        assert!(sent.recv().is_err());
     }
 }

@@ -1,0 +1,93 @@
+//! Tells how a guest's instance goes, and times it.
+
+use std::time::{Duration, Instant};
+
+use vm_passthrough::PciAddress;
+use vm_passthrough::vfio::Backend;
+
+use super::console::ConsoleService;
+use crate::instance::Progress;
+use crate::instance::state::{Action, Event};
+use crate::json::{self, RunDevice};
+
+/// How far a guest came, and what it took.
+#[derive(Debug)]
+pub(super) struct Journey<'a> {
+    /// The guest's name.
+    pub(super) guest: &'a str,
+    /// When the command was started.
+    pub(super) started: Instant,
+    /// Until the guest started, if it did.
+    pub(super) startup: Option<Duration>,
+    /// What serves its console, until it ends.
+    pub(super) console: Option<ConsoleService>,
+    /// How the devices are opened, once one is.
+    pub(super) backend: Option<Backend>,
+    /// The devices that it got, with the time of each step.
+    pub(super) devices: Vec<RunDevice>,
+}
+
+impl Journey<'_> {
+    /// Takes note of what an instance is at.
+    pub(super) fn note(&mut self, progress: Progress<'_>) {
+        match progress {
+            Progress::Begins(Action::Boot) => {
+                let startup = *self.startup.insert(self.started.elapsed());
+                tracing::info!("the guest {} starts after {:.1} ms", self.guest, json::milliseconds(startup));
+            }
+            Progress::Begins(_) => {}
+            Progress::Happened { event, took, is_retried } => self.happened(event, took, is_retried),
+        }
+    }
+
+    fn happened(&mut self, event: &Event, took: Duration, is_retried: bool) {
+        let ms = json::milliseconds(took);
+        match event {
+            Event::Claimed(address, Ok(_)) => {
+                tracing::info!("{address} claimed in {ms:.1} ms");
+                self.devices.push(RunDevice::new(*address, took));
+            }
+            Event::Opened(address, Ok(backend)) => {
+                self.backend = Some(*backend);
+                self.time(*address, |device| device.open_ms = ms);
+            }
+            Event::Attached(address, Ok(())) => {
+                let opened =
+                    self.time(*address, |device| device.attach_ms = ms).map_or(0.0, |device| device.open_ms);
+                let backend = self.backend.map_or_else(String::new, |backend| backend.to_string());
+                tracing::info!("{address} opened through {backend} and attached in {:.1} ms", opened + ms);
+            }
+            Event::Ended(_) | Event::MachineDropped => self.console = None,
+            Event::WantedBack(_) | Event::Lost(..) => {
+                if let Some(loss) = event.loss() {
+                    tracing::error!("{loss}");
+                }
+            }
+            Event::Detached(address, detached) => {
+                self.time(*address, |device| device.detach_ms = ms);
+                if let Err(error) = detached
+                    && is_retried
+                {
+                    tracing::warn!("{error}; it is tried again when {address} is released");
+                }
+            }
+            Event::Released(address, released) => {
+                self.time(*address, |device| device.release_ms = ms);
+                match released {
+                    Ok(()) => tracing::info!("{address} given back in {ms:.1} ms"),
+                    Err(error) if is_retried => tracing::warn!("{error}; it is tried once more"),
+                    Err(_) => {}
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Notes a time of a device.
+    fn time(&mut self, address: PciAddress, note: impl FnOnce(&mut RunDevice)) -> Option<&RunDevice> {
+        let address = address.to_string();
+        let device = self.devices.iter_mut().find(|device| device.address == address)?;
+        note(device);
+        Some(device)
+    }
+}

@@ -1,0 +1,152 @@
+//! The devices of a guest: claimed, opened and attached before it runs, detached and released after.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use vm_passthrough::claim::ClaimOptions;
+use vm_passthrough::guest::{self, DeviceError, VfioPciDevice};
+use vm_passthrough::vfio::{
+    self, AddressSpace as _, Backend, DeviceFile, MSI_IRQ, MSIX_IRQ, Presence, Space, VfioDevice, VfioError,
+};
+use vm_passthrough::{PassthroughDevice as _, PassthroughManager, PciAddress};
+
+use super::state::{Action, Detached, Event};
+use super::watch::Watched;
+use crate::limits;
+use crate::vmm::{Machine, MachineError};
+
+/// How devices are taken.
+#[derive(Debug)]
+pub(crate) struct DeviceOptions {
+    /// How they are claimed.
+    pub(crate) claim: ClaimOptions,
+    /// `None` for the best that there is.
+    pub(crate) backend: Option<Backend>,
+    /// Whether a device is given to the guest although nothing resets it.
+    pub(crate) without_reset: bool,
+}
+
+/// A guest's devices, and the manager that claims them. Dropping it gives them back too, and only logs what fails.
+pub(crate) struct Devices {
+    // The order matters: what is open is closed before its claim is released.
+    open: BTreeMap<PciAddress, Arc<VfioPciDevice>>,
+    /// There while a device is open.
+    space: Option<Arc<Space>>,
+    manager: PassthroughManager,
+    addresses: Vec<PciAddress>,
+    options: DeviceOptions,
+    /// What is to be watched once the guest runs.
+    pub(super) watched: Vec<Watched>,
+    /// How many interrupt vectors those that were opened have.
+    vectors: u64,
+}
+
+impl Devices {
+    /// The devices at `addresses`, which `manager` claims; none is touched yet.
+    pub(crate) fn new(
+        manager: PassthroughManager,
+        addresses: Vec<PciAddress>,
+        options: DeviceOptions,
+    ) -> Self {
+        let (open, watched) = (BTreeMap::new(), Vec::new());
+        Self { open, space: None, manager, addresses, options, watched, vectors: 0 }
+    }
+
+    pub(super) fn addresses(&self) -> &[PciAddress] {
+        &self.addresses
+    }
+
+    /// Does what is to be done with a device, and answers what came of it. The machine is there until the guest runs.
+    pub(super) fn perform(&mut self, action: Action, machine: Option<&Machine>) -> Option<Event> {
+        Some(match action {
+            Action::Claim(address) => Event::Claimed(address, self.claim(address)),
+            Action::Open(address) => Event::Opened(address, self.open(address, machine)),
+            Action::Attach(address) => Event::Attached(address, self.of(address, VfioPciDevice::attach)),
+            Action::StopDevices => {
+                for (address, device) in &self.open {
+                    if let Err(error) = device.stop() {
+                        tracing::debug!("{address}: {error}; detaching tells what is left");
+                    }
+                }
+                let wanted = self.open.iter().filter(|(_, device)| device.is_wanted_back());
+                Event::DevicesStopped(wanted.map(|(&address, _)| address).collect())
+            }
+            Action::Detach(address) => {
+                let detach = |device: &VfioPciDevice| {
+                    device.detach()?;
+                    Ok(if device.was_left_unreset() { Detached::Unreset } else { Detached::Reset })
+                };
+                Event::Detached(address, self.of(address, detach))
+            }
+            Action::Close(address) => {
+                self.open.remove(&address);
+                self.space = self.space.take().filter(|_| !self.open.is_empty());
+                Event::Closed(address)
+            }
+            Action::Release(target) => {
+                Event::Released(target, self.manager.release(target).map_err(|error| error.to_string()))
+            }
+            Action::Boot | Action::StopGuest | Action::DropMachine => return None,
+        })
+    }
+
+    /// Does something with an open device.
+    fn of<T>(
+        &self,
+        address: PciAddress,
+        act: impl FnOnce(&VfioPciDevice) -> Result<T, DeviceError>,
+    ) -> Result<T, String> {
+        let device = self.open.get(&address).ok_or_else(|| format!("{address} is not open"))?;
+        act(device).map_err(|error| format!("{address}: {error}"))
+    }
+
+    /// Claims a function, unless an earlier claim covers it, and answers whose claim it is.
+    fn claim(&mut self, address: PciAddress) -> Result<PciAddress, String> {
+        let covers = self.manager.claims().into_iter().find(|claim| claim.addresses().contains(&address));
+        match covers {
+            Some(claim) => Ok(claim.target),
+            None => match self.manager.claim(address, &self.options.claim) {
+                Ok(claim) => Ok(claim.target),
+                Err(error) => Err(error.to_string()),
+            },
+        }
+    }
+
+    /// Opens a claimed device, and puts it into the machine.
+    fn open(&mut self, address: PciAddress, machine: Option<&Machine>) -> Result<Backend, String> {
+        let machine = machine.ok_or_else(|| MachineError::Unusable.to_string())?;
+        let host = self.manager.host();
+        let space = match &self.space {
+            Some(space) => space.clone(),
+            None => vfio::open_space(host, &self.addresses, self.options.backend)
+                .map_err(|error| error.to_string())?,
+        };
+        self.space = Some(space.clone());
+        let file = vfio::open_device(host, address, &space).map_err(|error| error.to_string())?;
+        self.watched.push(watch_over(&file)?);
+        self.vectors += vectors_of(&*file).map_err(|error| error.to_string())?;
+        limits::check_vectors(self.vectors)?;
+        let options = guest::DeviceOptions { without_reset: self.options.without_reset };
+        let device = VfioPciDevice::with_options(file, space.clone(), machine.vmm(), options)
+            .map_err(|error| format!("{address}: {error}"))?;
+        machine.add_device(device.clone()).map_err(|error| error.to_string())?;
+        self.open.insert(address, device);
+        Ok(space.backend())
+    }
+}
+
+/// What to watch of a device: that it is there, and that the host does not want it back.
+fn watch_over(file: &Arc<VfioDevice>) -> Result<Watched, String> {
+    let address = file.address();
+    let wanted = file.wanted_back().map(|event| event.try_clone_to_owned()).transpose();
+    let wanted = wanted.map_err(|error| format!("no eventfd can be had: {error}; raise `ulimit -n`"))?;
+    // The device is closed when the guest's view of it is dropped, whatever the watch does.
+    let file = Arc::downgrade(file);
+    let presence = move || file.upgrade().map_or(Presence::Present, |file| file.presence());
+    Ok(Watched { address, wanted, presence: Box::new(presence) })
+}
+
+/// Interrupt vectors that a driver of a device may use.
+fn vectors_of(file: &impl DeviceFile) -> Result<u64, VfioError> {
+    Ok(u64::from(file.irq(MSI_IRQ)?.count.max(file.irq(MSIX_IRQ)?.count)))
+}
