@@ -40,14 +40,14 @@ pub(super) fn bound(ranges: &Ranges<'_>, op: &Op) -> Option<u64> {
 struct Unroller<'a> {
     plan: &'a SafetyPlan<'a>,
     limits: Unrolling,
-    /// Ops that may still be added.
+    /// What may still be added.
     budget: u64,
     /// By op.
     all: &'a mut Vec<Unroll>,
 }
 
 impl Unroller<'_> {
-    /// Decides for a region of which there are so many copies; gives its ops, each counted once.
+    /// Decides for a region of which there are so many copies.
     fn region(&mut self, region: &Region, copies: u64) {
         for op in &region.ops {
             let mut inside = copies;
@@ -72,24 +72,31 @@ impl Unroller<'_> {
         if known.rounds == 0 {
             return Unroll::Full(0);
         }
-        let (hint, size) = (op.unroll(), op.regions.iter().map(count).sum::<u64>());
+        let hint = op.unroll();
+        let each = if hint > 1 { self.size(op).saturating_add(self.limits.copy) } else { 0 };
         let mut fits = |n: u64| {
-            let ops = n.saturating_mul(size).saturating_mul(copies);
-            let fits = hint > 1 && ops <= self.limits.ops && ops <= self.budget;
-            self.budget -= if fits { ops } else { 0 };
+            let size = n.saturating_mul(each).saturating_mul(copies);
+            let fits = hint > 1 && size <= self.budget;
+            self.budget -= if fits { size } else { 0 };
             fits
         };
         if let Some(exact) = known.exact.filter(|exact| *exact <= hint && fits(*exact)) {
             return Unroll::Full(exact);
         }
-        // The count goes this far beyond the end, and must not overflow.
-        if known.steps_up && known.room > hint && fits(hint) { Unroll::Partial(hint) } else { Unroll::None }
+        // The count goes this far beyond the end, and must not overflow; one more copy is for what is left.
+        if known.steps_up && known.room > hint && fits(hint + 1) {
+            Unroll::Partial(hint)
+        } else {
+            Unroll::None
+        }
     }
-}
 
-/// The ops of a region, with those inside of them.
-fn count(region: &Region) -> u64 {
-    region.ops.iter().map(|op| 1 + op.regions.iter().map(count).sum::<u64>()).sum()
+    /// What the regions of an op come to, each loop inside of it once.
+    fn size(&self, op: &Op) -> u64 {
+        let ops = op.regions.iter().flat_map(|region| &region.ops);
+        let (kernel, size) = (self.plan.ranges.kernel(), self.limits.size);
+        ops.map(|op| size(kernel, op, self.plan.access(op)).saturating_add(self.size(op))).sum()
+    }
 }
 
 /// What a thread does at most from one poll point to the next.

@@ -83,9 +83,11 @@ pub(crate) struct Parameters {
 /// How far loops are unrolled.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unrolling {
-    /// Ops, with all copies of them, that a loop may grow to.
-    pub(crate) ops: u64,
-    /// Ops that may be added to a kernel.
+    /// What an op comes to without its regions, in instructions.
+    pub(crate) size: fn(&Kernel, &Op, Option<&Access>) -> u64,
+    /// What each copy of a loop's body takes beside it.
+    pub(crate) copy: u64,
+    /// What all copies in a kernel may come to.
     pub(crate) budget: u64,
 }
 

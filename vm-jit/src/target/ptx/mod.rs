@@ -7,7 +7,7 @@
 //! * `cluster`: blocks that run at the same time and exchange values.
 //! * `value`, `convert`, `function`: ops on values; `memory`: views, shared arrays and
 //!   atomics; `zero`: a guest's shared memory at first; `warp`: ops between threads.
-//! * `asm`: the text.
+//! * `asm`: the text; `size`: how long it becomes.
 //!
 //! # How values live in registers
 //!
@@ -32,6 +32,7 @@ mod function;
 mod legal;
 mod memory;
 mod negation;
+mod size;
 mod triple;
 mod value;
 mod warp;
@@ -61,7 +62,7 @@ const CLUSTERS: (u16, Version) = (90, Version::new(8, 1));
 pub(crate) fn safety(options: &Options) -> Parameters {
     Parameters {
         costs: Costs::Ptx(options.arch, options.version()),
-        unrolling: Some(Unrolling { ops: 8192, budget: 1 << 15 }),
+        unrolling: Some(Unrolling { size: size::instructions, copy: size::COPY, budget: 1 << 15 }),
         interval: 1 << 20,
         in_loops: 1 << 20,
         straight: None,

@@ -585,7 +585,9 @@ fn exact_values(kernel: &Kernel) -> Vec<bool> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::size;
     use super::*;
+    use crate::safety::Unroll;
 
     #[test]
     fn code_is_linear() {
@@ -612,5 +614,46 @@ mod tests {
         let mut text = String::new();
         let error = module(&valid, &options, &mut text).unwrap_err();
         assert_eq!(error.0[0].kind.code(), "too-large");
+    }
+
+    /// Code is no longer than it was counted to be beforehand, and what unrolling adds to it no more than it may.
+    #[test]
+    fn what_is_unrolled_is_bounded() {
+        /// All instructions of a region of which there are so many copies.
+        fn size(plan: &SafetyPlan<'_>, region: &Region, copies: u64) -> u64 {
+            let of = |op: &Op| {
+                let each = match plan.loop_of(op).map(|planned| planned.unroll) {
+                    Some(Unroll::Full(n)) => n,
+                    Some(Unroll::Partial(n)) => n + 1,
+                    _ => 1,
+                };
+                let inside = op.regions.iter().map(|region| size(plan, region, each * copies)).sum::<u64>();
+                let own = size::instructions(plan.ranges().kernel(), op, plan.access(op));
+                inside + copies * (own + if each > 1 { each * size::COPY } else { 0 })
+            };
+            region.ops.iter().map(of).sum()
+        }
+        let budget = super::super::safety(&Options::new("sm_90a".parse().unwrap())).unrolling.unwrap().budget;
+        let (mut unrolled, mut longest) = (0, 0);
+        for seed in 0..60 {
+            let options = vm_ir::arbitrary::Options { inexact: seed % 2 == 0, ..Default::default() };
+            let valid =
+                vm_ir::validate(vm_ir::arbitrary::kernel(seed, options).0, vm_ir::Trust::Guest).unwrap();
+            let options = Options::new(["sm_70", "sm_90a"][seed as usize / 2 % 2].parse().unwrap());
+            let legal = crate::legalise::legalise(&valid, &crate::Target::Ptx(options.clone())).unwrap();
+            let plan = &super::super::plans(&legal, &options).unwrap()[0];
+            let kernel = plan.ranges().kernel();
+            let mut once = 0;
+            kernel.for_each_op(&mut |op| once += size::instructions(kernel, op, plan.access(op)));
+            let planned = size(plan, kernel.body(), 1);
+            assert!(planned <= once + budget, "seed {seed}: {planned}, {once} without");
+            let mut text = String::new();
+            module(&legal, &options, &mut text).unwrap();
+            let written = text.lines().filter(|line| line.ends_with(';')).count() as u64;
+            // With parameters and registers.
+            assert!(written <= planned + 200, "seed {seed}: {written} of {planned}");
+            (unrolled, longest) = (unrolled + u32::from(planned > once), longest.max(written));
+        }
+        assert!(unrolled > 30 && longest > 1 << 12, "{unrolled} {longest}");
     }
 }
