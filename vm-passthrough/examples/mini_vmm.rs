@@ -23,7 +23,7 @@ use kvm_ioctls::{Kvm, VcpuExit, VcpuFd};
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
 use vm_passthrough::claim::ClaimOptions;
 use vm_passthrough::guest::placement::{self, FunctionRequest, Windows};
-use vm_passthrough::guest::{KvmVmm, VfioPciDevice};
+use vm_passthrough::guest::{BarMap, KvmVmm, VfioPciDevice};
 use vm_passthrough::{PassthroughDevice, PassthroughManager, PciAddress, vfio};
 
 /// The guest's address map: RAM, config space, and room for BARs, all of it below 4 GiB for 32-bit code.
@@ -105,7 +105,7 @@ fn run(manager: &mut PassthroughManager, address: PciAddress, program: &[u8]) ->
     let mut vcpu = vm.create_vcpu(0)?;
     let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?;
     start(&mut vcpu, &cpuid, first_bar(&*device))?;
-    let ended = run_vcpu(&mut vcpu, &*device);
+    let ended = run_vcpu(&mut vcpu, &*device, vmm.bars());
     manager.detach_device(address)?;
     ended
 }
@@ -131,13 +131,13 @@ fn start(vcpu: &mut VcpuFd, cpuid: &CpuId, bar: u64) -> Result<(), Box<dyn Error
 }
 
 /// Runs the guest until it ends itself.
-fn run_vcpu(vcpu: &mut VcpuFd, device: &dyn PassthroughDevice) -> Result<(), Box<dyn Error>> {
+fn run_vcpu(vcpu: &mut VcpuFd, device: &dyn PassthroughDevice, bars: &BarMap) -> Result<(), Box<dyn Error>> {
     loop {
         match vcpu.run()? {
             VcpuExit::IoOut(0x3f8, data) => std::io::stdout().write_all(data)?,
             VcpuExit::IoOut(0xf4, _) => return Ok(()),
-            VcpuExit::MmioRead(address, data) => read(device, address, data),
-            VcpuExit::MmioWrite(address, data) => write(device, address, data),
+            VcpuExit::MmioRead(address, data) => read(device, bars, address, data),
+            VcpuExit::MmioWrite(address, data) => write(device, bars, address, data),
             VcpuExit::IoIn(_, data) => data.fill(0xff),
             VcpuExit::IoOut(..) => {}
             exit => return Err(format!("the guest stopped: {exit:?}").into()),
@@ -146,23 +146,23 @@ fn run_vcpu(vcpu: &mut VcpuFd, device: &dyn PassthroughDevice) -> Result<(), Box
 }
 
 /// A read of the guest that reaches no memory. An error shows as all ones, as on a real bus.
-fn read(device: &dyn PassthroughDevice, address: u64, data: &mut [u8]) {
+fn read(device: &dyn PassthroughDevice, bars: &BarMap, address: u64, data: &mut [u8]) {
     data.fill(0xff);
     if let Some(offset) = config_offset(address) {
         device.config_read(offset, data);
-    } else if let Some((bar, offset)) = device.find_bar(address)
-        && let Err(error) = device.bar_read(bar, offset, data)
+    } else if let Some(hit) = bars.find(address)
+        && let Err(error) = device.bar_read(hit.bar, hit.offset, data)
     {
         eprintln!("{error}");
     }
 }
 
 /// A write of the guest that reaches no memory.
-fn write(device: &dyn PassthroughDevice, address: u64, data: &[u8]) {
+fn write(device: &dyn PassthroughDevice, bars: &BarMap, address: u64, data: &[u8]) {
     if let Some(offset) = config_offset(address) {
         device.config_write(offset, data);
-    } else if let Some((bar, offset)) = device.find_bar(address)
-        && let Err(error) = device.bar_write(bar, offset, data)
+    } else if let Some(hit) = bars.find(address)
+        && let Err(error) = device.bar_write(hit.bar, hit.offset, data)
     {
         eprintln!("{error}");
     }

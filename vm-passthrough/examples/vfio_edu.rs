@@ -8,18 +8,18 @@
 //! hold ends the program with exit status 1. It doubles as the proof on a real IOMMU that the VFIO layer does what it says.
 
 use std::error::Error;
-use std::io::ErrorKind;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use rustix::event::{EventfdFlags, eventfd};
 use vm_passthrough::vfio::{
     self, AddressSpace as _, Backend, CONFIG_REGION, DeviceFile as _, DmaPermission, HostMemory, IrqTrigger,
     MSI_IRQ, Presence, REQ_IRQ, ResetEvidence, VfioDevice, VfioError, load_u32, store_u32,
 };
 use vm_passthrough::{Host, PciAddress};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
 
@@ -192,10 +192,10 @@ fn limits(space: &vfio::Space) -> Result {
 fn interrupts(edu: &VfioDevice, rounds: u32) -> Result {
     let info = edu.irq(MSI_IRQ)?;
     check(info.count == 1 && info.eventfd, "there is one MSI vector")?;
-    let eventfd = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?;
+    let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     let two = [IrqTrigger::None, IrqTrigger::None];
     check(edu.set_triggers(MSI_IRQ, 0, &two).is_err(), "two vectors are refused")?;
-    edu.set_triggers(MSI_IRQ, 0, &[IrqTrigger::from(&eventfd)])?;
+    edu.set_triggers(MSI_IRQ, 0, &[IrqTrigger::Eventfd(eventfd.as_fd())])?;
     let start = Instant::now();
     for round in 1..=rounds {
         write(edu, IRQ_RAISE, round)?;
@@ -210,7 +210,7 @@ fn interrupts(edu: &VfioDevice, rounds: u32) -> Result {
     let silent = !interrupted(&eventfd, Duration::from_millis(50))?;
     write(edu, IRQ_ACK, u32::MAX)?;
     check(silent, "a vector without a trigger is silent")?;
-    edu.set_triggers(REQ_IRQ, 0, &[IrqTrigger::from(&eventfd)])?;
+    edu.set_triggers(REQ_IRQ, 0, &[IrqTrigger::Eventfd(eventfd.as_fd())])?;
     check(!interrupted(&eventfd, Duration::from_millis(5))?, "nobody wants the function back")?;
     edu.disable_irqs(REQ_IRQ)?;
     edu.disable_irqs(MSI_IRQ)?;
@@ -243,13 +243,14 @@ fn close(edu: Arc<VfioDevice>, space: &vfio::Space) -> Result {
 }
 
 /// Waits for an interrupt, and takes it.
-fn interrupted(eventfd: &EventFd, timeout: Duration) -> Result<bool> {
+fn interrupted(eventfd: &OwnedFd, timeout: Duration) -> Result<bool> {
     let deadline = Instant::now() + timeout;
     loop {
-        match eventfd.read() {
+        let mut count = [0; 8];
+        match rustix::io::read(eventfd, &mut count).map(|_| u64::from_ne_bytes(count)) {
             Ok(1) => return Ok(true),
             Ok(count) => return Err(format!("{count} interrupts came instead of one").into()),
-            Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error.into()),
+            Err(error) if error != rustix::io::Errno::AGAIN => return Err(error.into()),
             Err(_) if Instant::now() > deadline => return Ok(false),
             Err(_) => sleep(Duration::from_micros(50)),
         }

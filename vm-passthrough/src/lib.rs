@@ -13,13 +13,16 @@
 //!   crash.
 //! * [`vfio`] is the device as the Linux kernel hands it out: regions, interrupts, DMA, reset.
 //! * [`guest`] is the device as a guest sees it: virtual config space, BARs, MSI-X; and [`guest::Vmm`], the
-//!   small trait that a VMM implements.
+//!   small trait that a VMM implements. The cargo feature `kvm` brings an implementation for VMMs that are built on kvm-ioctls
+//!   and vm-memory.
 //! * [`manager`] ties them together as [`PassthroughManager`].
 //! * `accelerator`, behind the cargo features `cpu`, `cuda`, `rocm`, `npu`, `gpu` and `all-accelerators`, is the other way: a
 //!   device that stays with the host and runs kernels for many.
 //!
 //! What this crate does not know: JSON, HTTP, the command line, and any path that was not given to it (every
 //! root, `/sys`, `/dev`, `/proc`, the state directory, is in [`Host`]).
+
+#![warn(unnameable_types)]
 
 mod blocks;
 pub mod claim;

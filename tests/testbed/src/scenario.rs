@@ -59,6 +59,14 @@ pub struct Contents {
     pub peers: bool,
     /// The example of a Linux program that uses a shared accelerator, in the Linux guest as `/bin/softmax`.
     pub example: bool,
+    /// The example of a VMM that implements the library's boundary itself, as `/bin/own_vmm`.
+    pub own_vmm: bool,
+}
+
+impl Contents {
+    /// Nothing more.
+    pub const NONE: Self =
+        Self { linux_guest: false, bare_guest: false, peers: false, example: false, own_vmm: false };
 }
 
 /// What one side of a scenario does.

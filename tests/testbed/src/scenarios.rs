@@ -13,6 +13,7 @@ mod hostile_accel;
 mod linux_accel;
 mod linux_e1000e;
 mod linux_nvme;
+mod own_vmm;
 mod scan_explain;
 mod two_guests;
 mod unbind_stuck;
@@ -34,6 +35,7 @@ pub const ALL: &[Scenario] = &[
     group_not_viable::SCENARIO,
     scan_explain::SCENARIO,
     bare_edu::SCENARIO,
+    own_vmm::SCENARIO,
     bare_accel::SCENARIO,
     host_ready::SCENARIO,
     host_wants_back::BY_ACPI,

@@ -52,7 +52,8 @@ pub use shared::{SharedLease, Sharer, sharers};
 pub use unread::UnreadRecord;
 pub use viability::{VFIO_DRIVER, is_vfio_driver};
 
-pub(crate) use act::{HeldClaim, Recovery, recover, release_persistent, take};
+pub use act::Recovery;
+pub(crate) use act::{HeldClaim, recover, release_persistent, take};
 pub(crate) use holders::users;
 pub(crate) use shared::share;
 pub(crate) use unread::unread;

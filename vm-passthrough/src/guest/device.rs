@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -10,8 +10,8 @@ use super::config::{ConfigSpace, Facts};
 use super::dma::DmaRam;
 use super::gate::{Gate, POLL};
 use super::interrupts::Vectors;
-use super::state::{Decoded, State};
-use super::{DeviceError, PassthroughDevice, Vmm, bars, placement};
+use super::state::State;
+use super::{DeviceError, PassthroughDevice, RamRegion, Vmm, bars, placement};
 use crate::pci::config::{CONFIG_SIZE, EXTENDED_CONFIG_SIZE};
 use crate::pci::regs;
 use crate::vfio::{AddressSpace, CONFIG_REGION, DeviceFile, MSI_IRQ, MSIX_IRQ, Result, VfioError};
@@ -25,10 +25,19 @@ const ACCESS_DEADLINE: Duration = if cfg!(test) { Duration::from_secs(2) } else 
 
 /// How a device is given to its guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DeviceOptions {
     /// Whether it is given, and taken back, although none of its resets works or is proved. It then may hold what its last
     /// user left there, and keep what this guest leaves.
     pub without_reset: bool,
+}
+
+impl DeviceOptions {
+    /// These, with [`without_reset`](#structfield.without_reset) as given.
+    #[must_use]
+    pub fn without_reset(self, without_reset: bool) -> Self {
+        Self { without_reset, ..self }
+    }
 }
 
 /// A PCI function behind VFIO, as a device of a guest.
@@ -49,9 +58,6 @@ pub struct VfioPciDevice {
     /// How many resets the guest has asked for. Those who wait for the same one share it: any number of vCPUs that reset the
     /// device at once cost two resets, the one that was under way when they asked and one more.
     resets_asked: AtomicU64,
-    /// Where BARs decode. Apart from `inner`, as a VMM asks every device about every exit: none may wait for the
-    /// reset of another.
-    decoded: RwLock<Vec<Decoded>>,
     /// Whether config space could not be read: the function is gone.
     gone: AtomicBool,
     /// Whether the guest's traces may still be in it, as the host took it away before it could be reset.
@@ -146,7 +152,6 @@ impl VfioPciDevice {
             msix,
             inner: Mutex::new(Inner { state, owed: None, resets_served: 0, reset_failed: false }),
             resets_asked: AtomicU64::new(0),
-            decoded: RwLock::default(),
             gone: AtomicBool::new(false),
             unreset: AtomicBool::new(false),
             gate: Gate::default(),
@@ -189,9 +194,9 @@ impl VfioPciDevice {
         }
     }
 
-    /// Notes where BARs decode, for [`PassthroughDevice::find_bar`].
+    /// Tells the VMM where BARs decode.
     fn publish(&self, state: &State) {
-        *self.decoded.write().unwrap_or_else(PoisonError::into_inner) = state.decoded();
+        self.vmm.bars_changed(self.address(), &state.decoded());
     }
 
     /// Reads the device's config space; a failure means that it is gone.
@@ -432,7 +437,7 @@ impl VfioPciDevice {
             owed.told = forgotten.is_err();
             result = result.and(forgotten.map_err(DeviceError::from));
         }
-        result = result.and(owed.ram.unmap().map_err(DeviceError::from));
+        result = result.and(owed.ram.unmap_all().map_err(DeviceError::from));
         if result.is_ok() {
             *place = None;
         }
@@ -533,11 +538,17 @@ impl PassthroughDevice for VfioPciDevice {
         }
     }
 
-    fn find_bar(&self, address: u64) -> Option<(u8, u64)> {
-        let decoded = self.decoded.read().unwrap_or_else(PoisonError::into_inner);
-        decoded.iter().find_map(|&(bar, base, size)| {
-            address.checked_sub(base).filter(|&offset| offset < size).map(|offset| (bar, offset))
-        })
+    fn ram_added(&self, region: &RamRegion) -> Result<(), DeviceError> {
+        let mut inner = self.lock_in_time()?;
+        match &mut inner.owed {
+            Some(owed) if self.gate.is_open() => Ok(owed.ram.map(std::slice::from_ref(region))?),
+            _ => Ok(()),
+        }
+    }
+
+    fn ram_removed(&self, guest: u64) -> Result<(), DeviceError> {
+        let mut inner = self.lock_in_time()?;
+        inner.owed.as_mut().map_or(Ok(()), |owed| Ok(owed.ram.unmap(guest)?))
     }
 
     fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) -> Result<(), DeviceError> {

@@ -19,39 +19,44 @@ impl DmaRam {
         Self { space, iovas: Vec::new() }
     }
 
-    /// Maps `regions` at their guest-physical addresses.
+    /// Maps `regions` at their guest-physical addresses, those that are not.
     ///
     /// # Errors
-    /// The first that can't be mapped; those before it are, until they are [unmapped](Self::unmap).
+    /// The first that can't be mapped; those before it are, until they are [unmapped](Self::unmap_all).
     pub(super) fn map(&mut self, regions: &[RamRegion]) -> Result<()> {
         for region in regions {
-            self.space.map(region.guest, region.memory.clone(), DmaPermission::ReadWrite)?;
-            self.iovas.push(region.guest);
+            if !self.iovas.contains(&region.guest) {
+                self.space.map(region.guest, region.memory.clone(), DmaPermission::ReadWrite)?;
+                self.iovas.push(region.guest);
+            }
         }
         Ok(())
     }
 
-    /// Unmaps it.
+    /// Unmaps the region at a guest-physical address, if it is mapped.
+    ///
+    /// # Errors
+    /// When it can't be unmapped; it is as before then.
+    pub(super) fn unmap(&mut self, guest: u64) -> Result<()> {
+        if let Some(index) = self.iovas.iter().position(|&iova| iova == guest) {
+            self.space.unmap(guest)?;
+            self.iovas.remove(index);
+        }
+        Ok(())
+    }
+
+    /// Unmaps all of it, the last first.
     ///
     /// # Errors
     /// When a region can't be unmapped. The others are even then; unmapping again tries those that are left.
-    pub(super) fn unmap(&mut self) -> Result<()> {
-        let (mut result, mut left) = (Ok(()), Vec::new());
-        while let Some(iova) = self.iovas.pop() {
-            if let Err(error) = self.space.unmap(iova) {
-                result = result.and(Err(error));
-                left.push(iova);
-            }
-        }
-        left.reverse();
-        self.iovas = left;
-        result
+    pub(super) fn unmap_all(&mut self) -> Result<()> {
+        self.iovas.clone().into_iter().rev().map(|guest| self.unmap(guest)).fold(Ok(()), Result::and)
     }
 }
 
 impl Drop for DmaRam {
     fn drop(&mut self) {
-        if let Err(error) = self.unmap() {
+        if let Err(error) = self.unmap_all() {
             tracing::error!(%error, "a part of the guest's RAM stays mapped for DMA");
         }
     }

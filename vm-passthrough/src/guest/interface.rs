@@ -1,11 +1,11 @@
 //! The boundary to a VMM: [`Vmm`] is what it gives, [`PassthroughDevice`] is what it gets.
 
+use std::error::Error as StdError;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use thiserror::Error;
-use vmm_sys_util::eventfd::EventFd;
 
 use super::placement;
 use crate::PciAddress;
@@ -39,18 +39,38 @@ pub struct RouteId(pub u32);
 
 /// Why a VMM could not do what a device needs.
 #[derive(Debug, Error)]
-#[error("the VMM could not {what}: {reason}")]
+#[error("the VMM could not {what}: {source}")]
 pub struct VmmError {
     /// What was asked.
     pub what: &'static str,
     /// Why not.
-    pub reason: String,
+    pub source: Box<dyn StdError + Send + Sync>,
 }
 
-/// What a VMM gives to the devices passed to its guest. [`KvmVmm`](super::KvmVmm) implements it for kvm-ioctls
-/// and vm-memory.
+impl VmmError {
+    /// What was asked, and why not: an error, or a text.
+    pub fn new(what: &'static str, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self { what, source: source.into() }
+    }
+}
+
+/// A BAR that decodes, where the guest put it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecodedBar {
+    /// Its index.
+    pub bar: u8,
+    /// Guest-physical address.
+    pub address: u64,
+    /// Size in bytes.
+    pub size: u64,
+}
+
+/// What a VMM gives to the devices passed to its guest, whatever its hypervisor. `KvmVmm`, behind the cargo feature `kvm`,
+/// implements it for kvm-ioctls and vm-memory. A VMM whose interrupt controller has to know which device sends a message,
+/// as Arm's does, gives each device a `Vmm` of its own.
 pub trait Vmm: fmt::Debug + Send + Sync {
-    /// The guest's RAM, sorted by guest-physical address.
+    /// The guest's RAM now, sorted by guest-physical address. A device that is attached learns of changes by
+    /// [`PassthroughDevice::ram_added`] and [`PassthroughDevice::ram_removed`].
     fn ram(&self) -> Vec<RamRegion>;
     /// Makes `memory` appear at guest-physical address `guest`, so that the guest reaches the device with no exit,
     /// and keeps it until [`unmap`](Self::unmap).
@@ -67,7 +87,7 @@ pub trait Vmm: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// When there are no routes left.
-    fn add_route(&self, trigger: &EventFd) -> Result<RouteId, VmmError>;
+    fn add_route(&self, trigger: BorrowedFd<'_>) -> Result<RouteId, VmmError>;
     /// Points a route at a message, or masks it with `None`. While it is masked the eventfd collects what comes,
     /// and it is delivered on unmasking.
     ///
@@ -79,6 +99,10 @@ pub trait Vmm: fmt::Debug + Send + Sync {
     /// # Errors
     /// When the hypervisor refuses.
     fn remove_route(&self, route: RouteId) -> Result<(), VmmError>;
+    /// Notes all BARs of a device that decode now, whenever one may have moved or was turned on or off. A memory access that
+    /// exits to the VMM and falls into one is for [`PassthroughDevice::bar_read`] or [`PassthroughDevice::bar_write`]. The
+    /// guest may put BARs over each other, and over anything else. The device must not be called from here: it is locked.
+    fn bars_changed(&self, device: PciAddress, bars: &[DecodedBar]);
     /// Tells the hypervisor of a VFIO file, which some devices need; nothing to do by default.
     ///
     /// # Errors
@@ -168,9 +192,28 @@ pub trait PassthroughDevice: fmt::Debug + Send + Sync {
     /// Writes 1, 2 or 4 bytes of config space at `offset`. Moving or enabling a BAR, or programming an interrupt,
     /// takes effect before it returns.
     fn config_write(&self, offset: u16, data: &[u8]);
-    /// Where a guest-physical memory access that exited to the VMM falls: BAR and offset, for the BARs that decode now.
-    /// It does not wait for other calls, as a VMM asks every device about every exit.
-    fn find_bar(&self, address: u64) -> Option<(u8, u64)>;
+    /// Lets it reach RAM that the guest gets while it is attached. [`Vmm::ram`] has the region by then. Does nothing when it
+    /// reaches it already, or is not attached.
+    ///
+    /// A device that does no DMA keeps the provided method, which does nothing.
+    ///
+    /// # Errors
+    /// When the region can't be mapped for DMA: the device does not reach it, and the guest should not get it.
+    fn ram_added(&self, region: &RamRegion) -> Result<(), DeviceError> {
+        let _ = region;
+        Ok(())
+    }
+    /// Keeps it from RAM that the guest loses, the region that starts at guest-physical address `guest`. Does nothing when it
+    /// does not reach it.
+    ///
+    /// A device that does no DMA keeps the provided method, which does nothing.
+    ///
+    /// # Errors
+    /// When the region can't be unmapped: the device still reaches it, and it must stay what it is.
+    fn ram_removed(&self, guest: u64) -> Result<(), DeviceError> {
+        let _ = guest;
+        Ok(())
+    }
     /// Reads 1 to 8 bytes of a BAR. On an error `data` is all ones.
     ///
     /// # Errors

@@ -8,12 +8,11 @@
 //! to enable more: then the number doubles, so that n vectors cost O(n) in all, and every vector in use is signalled
 //! once afterwards, because what came in between is lost. A driver takes an interrupt too many; one too few hangs it.
 
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::sys::borrow;
 use super::{DeviceError, MsiMessage, RouteId, Vmm, VmmError};
 use crate::vfio::{DeviceFile, IrqTrigger};
 
@@ -37,7 +36,7 @@ pub(super) struct Vectors {
 /// A vector in use.
 #[derive(Debug)]
 struct Line {
-    trigger: EventFd,
+    trigger: OwnedFd,
     route: RouteId,
     message: Option<MsiMessage>,
 }
@@ -115,10 +114,8 @@ impl Vectors {
         if masked.is_empty() {
             return 0;
         }
-        let mut fds: Vec<PollFd<'_>> = masked
-            .iter()
-            .map(|(_, line)| PollFd::from_borrowed_fd(borrow(&line.trigger), PollFlags::IN))
-            .collect();
+        let mut fds: Vec<PollFd<'_>> =
+            masked.iter().map(|(_, line)| PollFd::new(&line.trigger, PollFlags::IN)).collect();
         if let Err(error) = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
             tracing::debug!(%error, "pending interrupts can't be asked for");
             return 0;
@@ -153,9 +150,9 @@ impl Vectors {
     /// Makes a vector's eventfd and route; not yet known to VFIO.
     fn make(&mut self, vector: u32) -> Result<(), DeviceError> {
         let Some(line @ None) = self.lines.get_mut(vector as usize) else { return Ok(()) };
-        let trigger = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)
-            .map_err(|e| VmmError { what: "make an interrupt's eventfd", reason: e.to_string() })?;
-        let route = self.vmm.add_route(&trigger)?;
+        let trigger = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| VmmError::new("make an interrupt's eventfd", error))?;
+        let route = self.vmm.add_route(trigger.as_fd())?;
         *line = Some(Line { trigger, route, message: None });
         Ok(())
     }
@@ -206,7 +203,7 @@ impl Vectors {
             }
         }
         for line in self.lines.iter().take(before as usize).flatten() {
-            if let Err(error) = line.trigger.write(1) {
+            if let Err(error) = rustix::io::write(&line.trigger, &1u64.to_ne_bytes()) {
                 tracing::debug!(%error, "an eventfd is full; its interrupt is pending anyway");
             }
         }
@@ -221,5 +218,5 @@ impl Vectors {
 
 /// What VFIO is to do for a vector.
 fn trigger(line: Option<&Line>) -> IrqTrigger<'_> {
-    line.map_or(IrqTrigger::None, |line| IrqTrigger::Eventfd(borrow(&line.trigger)))
+    line.map_or(IrqTrigger::None, |line| IrqTrigger::Eventfd(line.trigger.as_fd()))
 }

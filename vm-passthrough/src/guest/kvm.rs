@@ -11,11 +11,11 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{Cap, DeviceFd, VmFd};
 use vm_memory::{Address as _, GuestMemoryBackend as _, GuestMemoryMmap, GuestMemoryRegion as _, MmapRegion};
-use vmm_sys_util::eventfd::EventFd;
 
 use super::routes::Routes;
-use super::sys::{SharedMemory, Slot};
-use super::{MapId, MsiMessage, RamRegion, RouteId, Vmm, VmmError};
+use super::sys::Slot;
+use super::{BarMap, DecodedBar, MapId, MsiMessage, RamRegion, RouteId, SharedMemory, Vmm, VmmError};
+use crate::PciAddress;
 use crate::vfio::Mapping;
 
 /// A KVM guest whose RAM is a [`GuestMemoryMmap`].
@@ -26,7 +26,9 @@ use crate::vfio::Mapping;
 pub struct KvmVmm {
     vm: Arc<VmFd>,
     memory: GuestMemoryMmap,
-    ram: Vec<RamRegion>,
+    /// With the mapping of each.
+    ram: Mutex<Vec<(RamRegion, MapId)>>,
+    bars: Arc<BarMap>,
     slots: Mutex<Slots>,
     routes: Mutex<Routes>,
     vfio: Mutex<VfioFiles>,
@@ -70,14 +72,13 @@ impl KvmVmm {
         memory: GuestMemoryMmap,
         most: u64,
     ) -> Result<Arc<Self>, VmmError> {
-        let mut ram: Vec<RamRegion> = memory
+        let ram: Vec<RamRegion> = memory
             .iter()
             .map(|region| RamRegion {
                 guest: region.start_addr().raw_value(),
                 memory: Arc::new(SharedMemory::new(region.get_mmap())),
             })
             .collect();
-        ram.sort_by_key(|region| region.guest);
         let limit = |cap, default| {
             u32::try_from(vm.check_extension_int(cap)).ok().filter(|&n| n > 0).unwrap_or(default)
         };
@@ -86,15 +87,49 @@ impl KvmVmm {
         let vmm = Arc::new(Self {
             vm,
             memory,
-            ram,
+            ram: Mutex::default(),
+            bars: Arc::default(),
             slots: Mutex::new(slots),
             routes: Mutex::new(routes),
             vfio: Mutex::default(),
         });
-        for region in &vmm.ram {
-            vmm.map(region.guest, region.memory.clone())?;
+        for region in ram {
+            vmm.add_ram(region)?;
         }
         Ok(vmm)
+    }
+
+    /// Gives the guest more RAM. Devices that are attached are told by the caller
+    /// ([`PassthroughDevice::ram_added`](super::PassthroughDevice::ram_added)), before the guest is.
+    ///
+    /// # Errors
+    /// When KVM refuses: there is no slot left, or something else is there.
+    pub fn add_ram(&self, region: RamRegion) -> Result<(), VmmError> {
+        let id = self.map(region.guest, region.memory.clone())?;
+        let mut ram = lock(&self.ram);
+        ram.push((region, id));
+        ram.sort_by_key(|(region, _)| region.guest);
+        Ok(())
+    }
+
+    /// Takes RAM from the guest, the region that starts at `guest`. Devices that are attached are told before
+    /// ([`PassthroughDevice::ram_removed`](super::PassthroughDevice::ram_removed)).
+    ///
+    /// # Errors
+    /// When no region starts there, or KVM refuses; the guest keeps it then.
+    pub fn remove_ram(&self, guest: u64) -> Result<(), VmmError> {
+        let mut ram = lock(&self.ram);
+        let at = ram.iter().position(|(region, _)| region.guest == guest).ok_or_else(|| {
+            VmmError::new("take RAM from the guest", format!("no region of it starts at {guest:#x}"))
+        })?;
+        self.unmap(ram[at].1)?;
+        ram.remove(at);
+        Ok(())
+    }
+
+    /// Where the BARs of its devices decode.
+    pub fn bars(&self) -> &Arc<BarMap> {
+        &self.bars
     }
 
     /// The guest.
@@ -110,7 +145,7 @@ impl KvmVmm {
         self.map(guest, Arc::new(SharedMemory::new(region)))
     }
 
-    /// Its RAM.
+    /// The RAM that it was made with.
     pub fn memory(&self) -> &GuestMemoryMmap {
         &self.memory
     }
@@ -127,25 +162,31 @@ impl KvmVmm {
 
 impl Vmm for KvmVmm {
     fn ram(&self) -> Vec<RamRegion> {
-        self.ram.clone()
+        lock(&self.ram).iter().map(|(region, _)| region.clone()).collect()
+    }
+
+    fn bars_changed(&self, device: PciAddress, bars: &[DecodedBar]) {
+        self.bars.set(device, bars);
     }
 
     fn map(&self, guest: u64, memory: Arc<dyn Mapping>) -> Result<MapId, VmmError> {
         let what = "map memory into the guest";
         let len = memory.len();
         if len == 0 || guest.checked_add(len).is_none() {
-            let reason = format!("{len:#x} bytes at {guest:#x} are no range of addresses");
-            return Err(VmmError { what, reason });
+            return Err(VmmError::new(
+                what,
+                format!("{len:#x} bytes at {guest:#x} are no range of addresses"),
+            ));
         }
-        lock(&self.slots).map(&self.vm, guest, memory).map_err(|reason| VmmError { what, reason })
+        lock(&self.slots).map(&self.vm, guest, memory).map_err(|reason| VmmError::new(what, reason))
     }
 
     fn unmap(&self, id: MapId) -> Result<(), VmmError> {
         let what = "unmap memory from the guest";
-        lock(&self.slots).unmap(id.0).map_err(|reason| VmmError { what, reason })
+        lock(&self.slots).unmap(id.0).map_err(|reason| VmmError::new(what, reason))
     }
 
-    fn add_route(&self, trigger: &EventFd) -> Result<RouteId, VmmError> {
+    fn add_route(&self, trigger: BorrowedFd<'_>) -> Result<RouteId, VmmError> {
         lock(&self.routes).add(trigger)
     }
 
@@ -175,13 +216,13 @@ impl Vmm for KvmVmm {
                     return Ok(());
                 }
                 Err(error) => {
-                    return Err(VmmError { what: "create KVM's VFIO device", reason: error.to_string() });
+                    return Err(VmmError::new("create KVM's VFIO device", error));
                 }
             }
         }
         if let Some(device) = &vfio.device {
             self.set_vfio_file(device, KVM_DEV_VFIO_FILE_ADD, fd)
-                .map_err(|e| VmmError { what: "tell KVM of a VFIO file", reason: e.to_string() })?;
+                .map_err(|error| VmmError::new("tell KVM of a VFIO file", error))?;
             vfio.files.insert(fd, 1);
         }
         Ok(())
@@ -200,7 +241,7 @@ impl Vmm for KvmVmm {
         }
         if let Some(device) = &vfio.device {
             self.set_vfio_file(device, KVM_DEV_VFIO_FILE_DEL, fd)
-                .map_err(|e| VmmError { what: "tell KVM to forget a VFIO file", reason: e.to_string() })?;
+                .map_err(|error| VmmError::new("tell KVM to forget a VFIO file", error))?;
         }
         vfio.files.remove(&fd);
         Ok(())

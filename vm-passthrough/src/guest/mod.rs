@@ -1,5 +1,6 @@
 //! A device as its guest sees it, and what a VMM gives so that it can.
 
+mod bar_map;
 mod bars;
 mod config;
 mod device;
@@ -9,19 +10,27 @@ mod fuzz;
 mod gate;
 mod interface;
 mod interrupts;
+#[cfg(feature = "kvm")]
 mod kvm;
 mod msix;
 pub mod placement;
+#[cfg(feature = "kvm")]
 mod routes;
 mod state;
-pub(crate) mod sys;
+mod sys;
 
+pub use bar_map::{BarHit, BarMap};
 pub use device::{DeviceOptions, VfioPciDevice};
 #[cfg(feature = "sim")]
 pub use fuzz::fuzz_config_space;
-pub use interface::{DeviceError, MapId, MsiMessage, PassthroughDevice, RamRegion, RouteId, Vmm, VmmError};
+pub use interface::{
+    DecodedBar, DeviceError, MapId, MsiMessage, PassthroughDevice, RamRegion, RouteId, Vmm, VmmError,
+};
+#[cfg(feature = "kvm")]
 pub use kvm::KvmVmm;
 pub use msix::MsixTable;
+#[cfg(feature = "vm-memory")]
+pub use sys::SharedMemory;
 
 #[cfg(test)]
 mod tests;

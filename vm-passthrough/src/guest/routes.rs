@@ -4,6 +4,8 @@
 //! which KVM made itself with `KVM_CREATE_IRQCHIP`, and behind them one per message-signalled interrupt. Only a
 //! changed message writes the table; masking and unmasking attach and detach an irqfd.
 
+use std::os::fd::BorrowedFd;
+
 use kvm_bindings::{
     KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQ_ROUTING_MSI, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER,
     KVM_IRQCHIP_PIC_SLAVE, KvmIrqRouting, kvm_irq_routing_entry,
@@ -11,7 +13,7 @@ use kvm_bindings::{
 use kvm_ioctls::VmFd;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{MsiMessage, RouteId, VmmError};
+use super::{MsiMessage, RouteId, VmmError, sys};
 
 /// Pins of the I/O APIC, and with them the GSIs that are not free for messages.
 const IOAPIC_PINS: u32 = 24;
@@ -46,9 +48,11 @@ impl Routes {
     }
 
     /// Adds a masked route.
-    pub(super) fn add(&mut self, trigger: &EventFd) -> Result<RouteId, VmmError> {
-        let trigger =
-            trigger.try_clone().map_err(|e| error("duplicate an interrupt's eventfd", e.to_string()))?;
+    pub(super) fn add(&mut self, trigger: BorrowedFd<'_>) -> Result<RouteId, VmmError> {
+        let trigger = trigger
+            .try_clone_to_owned()
+            .map_err(|error| VmmError::new("duplicate an interrupt's eventfd", error))?;
+        let trigger = sys::eventfd(trigger);
         let route = Some(Route { trigger, message: None, attached: false });
         if let Some(index) = self.free.pop()
             && let Some(slot) = self.slots.get_mut(index as usize)
@@ -62,7 +66,7 @@ impl Routes {
                 "KVM takes {} routes and all are used; give the guest fewer devices or its drivers fewer queues",
                 self.capacity
             );
-            return Err(error("add an interrupt route", reason));
+            return Err(VmmError::new("add an interrupt route", reason));
         }
         self.slots.push(route);
         Ok(RouteId(index + IOAPIC_PINS))
@@ -79,7 +83,7 @@ impl Routes {
         let Some(message) = message else {
             if route.attached {
                 vm.unregister_irqfd(&route.trigger, id.0)
-                    .map_err(|e| error("mask an interrupt route", e.to_string()))?;
+                    .map_err(|error| VmmError::new("mask an interrupt route", error))?;
                 route.attached = false;
             }
             return Ok(());
@@ -95,7 +99,7 @@ impl Routes {
         let route = self.get(id)?;
         if !route.attached {
             vm.register_irqfd(&route.trigger, id.0)
-                .map_err(|e| error("attach an eventfd to an interrupt route", e.to_string()))?;
+                .map_err(|error| VmmError::new("attach an eventfd to an interrupt route", error))?;
             route.attached = true;
         }
         Ok(())
@@ -116,14 +120,14 @@ impl Routes {
     fn get(&mut self, id: RouteId) -> Result<&mut Route, VmmError> {
         id.0.checked_sub(IOAPIC_PINS)
             .and_then(|index| self.slots.get_mut(index as usize)?.as_mut())
-            .ok_or_else(|| error("find an interrupt route", format!("there is no route {}", id.0)))
+            .ok_or_else(|| VmmError::new("find an interrupt route", format!("there is no route {}", id.0)))
     }
 
     fn commit(&self, vm: &VmFd) -> Result<(), VmmError> {
         let entries = self.entries();
         let table = KvmIrqRouting::from_entries(&entries)
-            .map_err(|e| error("build the interrupt routing table", format!("{e:?}")))?;
-        vm.set_gsi_routing(&table).map_err(|e| error("set the interrupt routing table", e.to_string()))
+            .map_err(|error| VmmError::new("build the interrupt routing table", format!("{error:?}")))?;
+        vm.set_gsi_routing(&table).map_err(|error| VmmError::new("set the interrupt routing table", error))
     }
 
     fn entries(&self) -> Vec<kvm_irq_routing_entry> {
@@ -164,8 +168,4 @@ fn msi_entry(gsi: u32, message: MsiMessage) -> kvm_irq_routing_entry {
     entry.u.msi.address_hi = (message.address >> 32) as u32;
     entry.u.msi.data = message.data;
     entry
-}
-
-fn error(what: &'static str, reason: String) -> VmmError {
-    VmmError { what, reason }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::bars::Bar;
 use super::config::ConfigSpace;
 use super::interrupts::Vectors;
-use super::{DeviceError, MapId, MsixTable, Vmm};
+use super::{DecodedBar, DeviceError, MapId, MsixTable, Vmm};
 use crate::pci::regs;
 use crate::vfio::{DeviceFile, Mapping};
 
@@ -43,9 +43,6 @@ struct Piece {
     memory: Option<Arc<dyn Mapping>>,
 }
 
-/// Where a BAR decodes: its index, address and size.
-pub(super) type Decoded = (u8, u64, u64);
-
 impl State {
     pub(super) fn new(
         file: Arc<dyn DeviceFile>,
@@ -80,11 +77,12 @@ impl State {
     }
 
     /// Where BARs decode now.
-    pub(super) fn decoded(&self) -> Vec<Decoded> {
-        self.places
-            .iter()
-            .filter_map(|place| Some((place.bar.index, place.decoded.as_ref()?.0, place.bar.size)))
-            .collect()
+    pub(super) fn decoded(&self) -> Vec<DecodedBar> {
+        let decoded = |place: &Place| {
+            let &(address, _) = place.decoded.as_ref()?;
+            Some(DecodedBar { bar: place.bar.index, address, size: place.bar.size })
+        };
+        self.places.iter().filter_map(decoded).collect()
     }
 
     /// Takes BARs from the guest that do not decode where they did. Must come before the device stops decoding: a

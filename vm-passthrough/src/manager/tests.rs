@@ -77,9 +77,6 @@ impl PassthroughDevice for FakeDevice {
         data.fill(0xff);
     }
     fn config_write(&self, _offset: u16, _data: &[u8]) {}
-    fn find_bar(&self, _address: u64) -> Option<(u8, u64)> {
-        None
-    }
     fn bar_read(&self, _bar: u8, _offset: u64, data: &mut [u8]) -> Result<(), DeviceError> {
         data.fill(0xff);
         Ok(())

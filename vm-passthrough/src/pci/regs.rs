@@ -29,6 +29,8 @@ pub const CACHE_LINE_SIZE: u16 = 0x0c;
 pub const HEADER_TYPE: u16 = 0x0e;
 /// The type without the multifunction bit.
 pub const HEADER_TYPE_MASK: u8 = 0x7f;
+/// The device has several functions.
+pub const HEADER_TYPE_MFD: u8 = 1 << 7;
 /// The first base address register.
 pub const BASE_ADDRESS_0: u16 = 0x10;
 /// It is port I/O.
@@ -72,6 +74,8 @@ pub const PREF_BASE_UPPER32: u16 = 0x28;
 pub const PREF_LIMIT_UPPER32: u16 = 0x2c;
 /// Bridge control.
 pub const BRIDGE_CONTROL: u16 = 0x3e;
+/// Reset the bus below.
+pub const BRIDGE_CTL_BUS_RESET: u16 = 1 << 6;
 
 // Capabilities (PCI Code and ID Assignment 1.11, section 2).
 
@@ -132,6 +136,10 @@ pub const MSI_ADDRESS_HI: u16 = 8;
 pub const MSI_DATA_32: u16 = 8;
 /// Message data after an address of 64 bits.
 pub const MSI_DATA_64: u16 = 12;
+/// Mask bits, with a 64-bit address.
+pub const MSI_MASK_64: u16 = 16;
+/// Pending bits, with a 64-bit address.
+pub const MSI_PENDING_64: u16 = 20;
 
 // MSI-X (PCI Express Base 6.0, 7.7.2).
 
@@ -164,6 +172,8 @@ pub const EXP_FLAGS: u16 = 0x02;
 pub const EXP_FLAGS_VERS: u16 = 0xf;
 /// Type of the function or port.
 pub const EXP_FLAGS_TYPE: u16 = 0xf << 4;
+/// The port has a slot.
+pub const EXP_FLAGS_SLOT: u16 = 1 << 8;
 /// An endpoint.
 pub const EXP_TYPE_ENDPOINT: u16 = 0;
 /// A legacy endpoint.
@@ -188,10 +198,40 @@ pub const EXP_DEVCTL_BCR_FLR: u16 = 1 << 15;
 pub const EXP_DEVSTA: u16 = 0x0a;
 /// Link capabilities.
 pub const EXP_LNKCAP: u16 = 0x0c;
+/// The port reports whether the data link layer is active.
+pub const EXP_LNKCAP_DLLLARC: u32 = 1 << 20;
 /// Link control.
 pub const EXP_LNKCTL: u16 = 0x10;
 /// Link status.
 pub const EXP_LNKSTA: u16 = 0x12;
+/// The data link layer is active.
+pub const EXP_LNKSTA_DLLLA: u16 = 1 << 13;
+/// Slot capabilities.
+pub const EXP_SLTCAP: u16 = 0x14;
+/// A device may go without a warning.
+pub const EXP_SLTCAP_HPS: u32 = 1 << 5;
+/// Hot-plug.
+pub const EXP_SLTCAP_HPC: u32 = 1 << 6;
+/// Commands complete at once, without a notice.
+pub const EXP_SLTCAP_NCCS: u32 = 1 << 18;
+/// Slot control.
+pub const EXP_SLTCTL: u16 = 0x18;
+/// Report that presence changed.
+pub const EXP_SLTCTL_PDCE: u16 = 1 << 3;
+/// Interrupt for hot-plug events.
+pub const EXP_SLTCTL_HPIE: u16 = 1 << 5;
+/// Report that the data link layer's state changed.
+pub const EXP_SLTCTL_DLLSCE: u16 = 1 << 12;
+/// Slot status.
+pub const EXP_SLTSTA: u16 = 0x1a;
+/// Presence changed.
+pub const EXP_SLTSTA_PDC: u16 = 1 << 3;
+/// Something is in the slot.
+pub const EXP_SLTSTA_PDS: u16 = 1 << 6;
+/// The data link layer's state changed.
+pub const EXP_SLTSTA_DLLSC: u16 = 1 << 8;
+/// Root control.
+pub const EXP_RTCTL: u16 = 0x1c;
 /// Device capabilities 2.
 pub const EXP_DEVCAP2: u16 = 0x24;
 /// Device control 2.

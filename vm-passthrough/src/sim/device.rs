@@ -15,7 +15,7 @@ use vm_memory::{FileOffset, MmapRegion};
 
 use super::SimLog;
 use crate::PciAddress;
-use crate::guest::sys::SharedMemory;
+use crate::guest::SharedMemory;
 use crate::vfio::{
     CONFIG_REGION, DeviceFile, DeviceInfo, IrqInfo, IrqTrigger, MSI_IRQ, MSIX_IRQ, Mapping, RegionInfo,
     ResetEvidence, ResetReport, Result, VfioError,
@@ -324,7 +324,7 @@ impl DeviceFile for SimDevice {
             return Err(refused());
         }
         let memory = bar.memory.try_clone().map_err(|_| refused())?;
-        let mapping = MmapRegion::from_file(FileOffset::new(memory, offset), len as usize);
+        let mapping = MmapRegion::<()>::from_file(FileOffset::new(memory, offset), len as usize);
         Ok(Arc::new(SharedMemory::new(Arc::new(mapping.map_err(|_| refused())?))))
     }
 

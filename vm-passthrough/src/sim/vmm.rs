@@ -2,15 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::fd::{AsRawFd as _, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vm_memory::MmapRegion;
-use vmm_sys_util::eventfd::EventFd;
 
 use super::Fault;
-use crate::guest::sys::SharedMemory;
-use crate::guest::{MapId, MsiMessage, RamRegion, RouteId, Vmm, VmmError};
+use crate::PciAddress;
+use crate::guest::{BarMap, DecodedBar, MapId, MsiMessage, RamRegion, RouteId, SharedMemory, Vmm, VmmError};
 use crate::vfio::{AddressSpace, Backend, DmaPermission, IovaRange, Mapping, Result, VfioError};
 
 /// What was done to simulated things, in order. Clones share it.
@@ -33,6 +32,7 @@ impl SimLog {
 #[derive(Debug)]
 pub struct SimVmm {
     ram: Vec<RamRegion>,
+    bars: Arc<BarMap>,
     log: SimLog,
     inner: Mutex<VmmInner>,
 }
@@ -41,7 +41,7 @@ pub struct SimVmm {
 struct VmmInner {
     next: u32,
     maps: BTreeMap<u32, (u64, Arc<dyn Mapping>)>,
-    routes: BTreeMap<u32, (EventFd, Option<MsiMessage>)>,
+    routes: BTreeMap<u32, (OwnedFd, Option<MsiMessage>)>,
     files: Vec<RawFd>,
     faults: BTreeSet<Fault>,
 }
@@ -54,10 +54,10 @@ impl SimVmm {
     pub fn new(ram: &[(u64, u64)], log: &SimLog) -> io::Result<Arc<Self>> {
         let mut regions = Vec::new();
         for &(guest, len) in ram {
-            let memory = MmapRegion::new(len as usize).map_err(io::Error::other)?;
+            let memory = MmapRegion::<()>::new(len as usize).map_err(io::Error::other)?;
             regions.push(RamRegion { guest, memory: Arc::new(SharedMemory::new(Arc::new(memory))) });
         }
-        Ok(Arc::new(Self { ram: regions, log: log.clone(), inner: Mutex::default() }))
+        Ok(Arc::new(Self { ram: regions, bars: Arc::default(), log: log.clone(), inner: Mutex::default() }))
     }
 
     /// Fails at `fault` until [`heal`](Self::heal).
@@ -78,6 +78,11 @@ impl SimVmm {
         maps
     }
 
+    /// Where the BARs of its devices decode.
+    pub fn bars(&self) -> &Arc<BarMap> {
+        &self.bars
+    }
+
     /// Number of interrupt routes.
     pub fn routes(&self) -> usize {
         lock(&self.inner).routes.len()
@@ -95,7 +100,7 @@ impl SimVmm {
         routes
             .filter_map(|(trigger, message)| {
                 let message = (*message)?;
-                trigger.read().ok().map(|_| message)
+                rustix::io::read(trigger, &mut [0; 8]).ok().map(|_| message)
             })
             .collect()
     }
@@ -104,7 +109,7 @@ impl SimVmm {
 impl VmmInner {
     fn check(&self, what: &'static str, fault: Fault) -> Result<(), VmmError> {
         if self.faults.contains(&fault) {
-            return Err(VmmError { what, reason: "it is simulated and was told to fail".into() });
+            return Err(VmmError::new(what, "it is simulated and was told to fail"));
         }
         Ok(())
     }
@@ -119,7 +124,7 @@ impl Vmm for SimVmm {
         let what = "map memory into the guest";
         let mut inner = lock(&self.inner);
         inner.check(what, Fault::MapGuest)?;
-        let reason = |reason: &str| VmmError { what, reason: format!("{guest:#x}: {reason}") };
+        let reason = |reason: &str| VmmError::new(what, format!("{guest:#x}: {reason}"));
         let end = guest.checked_add(memory.len()).ok_or_else(|| reason("no such range"))?;
         if !guest.is_multiple_of(4096) || !memory.len().is_multiple_of(4096) || memory.is_empty() {
             return Err(reason("not a whole number of pages"));
@@ -145,13 +150,17 @@ impl Vmm for SimVmm {
                 self.log.note(format!("guest unmap {guest:#x}+{:#x}", memory.len()));
                 Ok(())
             }
-            None => Err(VmmError { what, reason: format!("there is no mapping {}", id.0) }),
+            None => Err(VmmError::new(what, format!("there is no mapping {}", id.0))),
         }
     }
 
-    fn add_route(&self, trigger: &EventFd) -> Result<RouteId, VmmError> {
-        let failed = |e: io::Error| VmmError { what: "add an interrupt route", reason: e.to_string() };
-        let trigger = trigger.try_clone().map_err(failed)?;
+    fn bars_changed(&self, device: PciAddress, bars: &[DecodedBar]) {
+        self.bars.set(device, bars);
+    }
+
+    fn add_route(&self, trigger: BorrowedFd<'_>) -> Result<RouteId, VmmError> {
+        let failed = |error| VmmError::new("add an interrupt route", error);
+        let trigger = trigger.try_clone_to_owned().map_err(failed)?;
         let mut inner = lock(&self.inner);
         inner.next += 1;
         let id = inner.next;
@@ -168,7 +177,7 @@ impl Vmm for SimVmm {
                 place.1 = message;
                 Ok(())
             }
-            None => Err(VmmError { what, reason: format!("there is no route {}", route.0) }),
+            None => Err(VmmError::new(what, format!("there is no route {}", route.0))),
         }
     }
 
@@ -178,7 +187,7 @@ impl Vmm for SimVmm {
         inner.check(what, Fault::RemoveRoute)?;
         match inner.routes.remove(&route.0) {
             Some(_) => Ok(()),
-            None => Err(VmmError { what, reason: format!("there is no route {}", route.0) }),
+            None => Err(VmmError::new(what, format!("there is no route {}", route.0))),
         }
     }
 

@@ -126,7 +126,7 @@ impl Devices {
         self.watched.push(watch_over(&file)?);
         self.vectors += vectors_of(&*file).map_err(|error| error.to_string())?;
         limits::check_vectors(self.vectors)?;
-        let options = guest::DeviceOptions { without_reset: self.options.without_reset };
+        let options = guest::DeviceOptions::default().without_reset(self.options.without_reset);
         let device = VfioPciDevice::with_options(file, space.clone(), machine.vmm(), options)
             .map_err(|error| format!("{address}: {error}"))?;
         machine.add_device(device.clone()).map_err(|error| error.to_string())?;

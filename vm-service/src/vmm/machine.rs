@@ -183,7 +183,7 @@ impl Machine {
         vm.register_irqfd(&interrupt, layout::SERIAL_GSI).map_err(MachineError::kvm("KVM_IRQFD"))?;
         let serial = SerialConsole::new(interrupt, options.console.output).map_err(resources)?;
         let lifecycle = Arc::new(Lifecycle::new().map_err(resources)?);
-        let pci = PciRoot::new(vmm.clone());
+        let pci = PciRoot::new(vmm.clone(), vmm.bars().clone());
         let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
         let windows = config.accelerators.iter().any(|shared| shared.window.is_some());
         let vsock = (windows || config.vsock.is_some())

@@ -1,11 +1,11 @@
 //! A device for tests: an id, one 4 KiB memory BAR, and a count of resets.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use vm_passthrough::PciAddress;
-use vm_passthrough::guest::{DeviceError, PassthroughDevice};
+use vm_passthrough::guest::{BarMap, DecodedBar, DeviceError, PassthroughDevice};
 
 #[derive(Debug)]
 pub(crate) struct FakeDevice {
@@ -14,6 +14,7 @@ pub(crate) struct FakeDevice {
     /// How long one takes.
     reset: Duration,
     config: Mutex<[u8; 64]>,
+    bars: Arc<BarMap>,
 }
 
 impl FakeDevice {
@@ -35,7 +36,12 @@ impl FakeDevice {
         let mut config = [0; 64];
         config[..4].copy_from_slice(&Self::ID.to_le_bytes());
         let address = PciAddress::new(0, 1, index, 0).unwrap();
-        Self { address, resets: AtomicUsize::new(0), reset, config: Mutex::new(config) }
+        Self { address, resets: AtomicUsize::new(0), reset, config: Mutex::new(config), bars: Arc::default() }
+    }
+
+    /// This one, which tells `bars` where its BAR decodes.
+    pub(crate) fn on(self, bars: &Arc<BarMap>) -> Self {
+        Self { bars: bars.clone(), ..self }
     }
 
     pub(crate) fn resets(&self) -> usize {
@@ -76,11 +82,10 @@ impl PassthroughDevice for FakeDevice {
                 config[at] = byte & (!(Self::BAR_SIZE - 1)).to_le_bytes()[at - 0x10];
             }
         }
-    }
-
-    fn find_bar(&self, address: u64) -> Option<(u8, u64)> {
-        let offset = address.checked_sub(self.word(0x10).into())?;
-        (self.word(4) & 2 != 0 && offset < Self::BAR_SIZE.into()).then_some((0, offset))
+        drop(config);
+        let bar = DecodedBar { bar: 0, address: self.word(0x10).into(), size: Self::BAR_SIZE.into() };
+        let decodes = self.word(4) & 2 != 0;
+        self.bars.set(self.address, if decodes { std::slice::from_ref(&bar) } else { &[] });
     }
 
     fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) -> Result<(), DeviceError> {

@@ -4,7 +4,7 @@ use core::cell::UnsafeCell;
 
 use crate::acpi::Ecam;
 use crate::pci::{self, Function};
-use crate::{Check, boot, report, sys};
+use crate::{Check, boot, report, sys, until};
 
 const ID: u32 = 0x11e8_1234;
 const CAPABILITY_MSI: u8 = 5;
@@ -25,8 +25,6 @@ const DMA_FROM_DEVICE: u32 = 2;
 const DEVICE_MEMORY: u64 = 0x4_0000;
 
 const PAGE: usize = 4096;
-/// Long past any answer: a DMA takes 100 ms by design.
-const DEADLINE_CYCLES: u64 = 60_000_000_000;
 /// What the host's canary is made of, and nothing here.
 const CANARY: u8 = 0xc5;
 
@@ -197,15 +195,4 @@ impl Edu {
 fn pattern(seed: u8, i: u64) -> u8 {
     let byte = (i as u8).wrapping_mul(31) ^ (i >> 8) as u8 ^ seed;
     if byte == CANARY { byte ^ 1 } else { byte }
-}
-
-fn until(mut done: impl FnMut() -> bool, late: &'static str) -> Check {
-    let start = sys::cycles();
-    while !done() {
-        if sys::cycles().wrapping_sub(start) > DEADLINE_CYCLES {
-            return Err(late);
-        }
-        sys::pause();
-    }
-    Ok(())
 }

@@ -10,6 +10,7 @@
 //! | `reboot` | prints and resets the machine |
 //! | `pci` | lists every PCI function that it sees |
 //! | `edu [msis=N] [outside=0xADDRESS]` | drives QEMU's `edu` device: registers, DMA both ways, N interrupts (200), and DMA to an address outside its RAM |
+//! | `nvme from=N to=N blocks=N [buffer=0xADDRESS]` | drives an NVMe controller: copies blocks through memory at that address |
 //! | `accel [hz=N]` | uses an accelerator that the host shares: kernels on its own memory, copies, batches, a kernel that never ends |
 //! | `accel-hostile [hz=N] [seed=N]` | does to such an accelerator's device what no driver should, and then uses it |
 //! | `accel-steady [hz=N] [seconds=N]` | launches for N seconds (10) and checks every result |
@@ -25,6 +26,7 @@ mod accel;
 mod acpi;
 mod boot;
 mod edu;
+mod nvme;
 mod pci;
 mod serial;
 mod sys;
@@ -59,6 +61,7 @@ fn main(params: BootParams) -> ! {
             true
         }
         (Some(b"edu"), Some(acpi)) => edu::run(acpi.ecam, words),
+        (Some(b"nvme"), Some(acpi)) => nvme::run(acpi.ecam, words),
         (
             Some(name @ (b"accel" | b"accel-hostile" | b"accel-steady" | b"accel-loop" | b"accel-bench")),
             Some(acpi),
@@ -69,7 +72,7 @@ fn main(params: BootParams) -> ! {
         }
         _ => {
             println!(
-                "bare: command-line FAILED: it names none of hello, spin, reboot, pci, edu, accel, accel-hostile, accel-steady, accel-loop, accel-bench"
+                "bare: command-line FAILED: it names none of hello, spin, reboot, pci, edu, nvme, accel, accel-hostile, accel-steady, accel-loop, accel-bench"
             );
             false
         }
@@ -88,6 +91,20 @@ fn report(name: &str, check: Check) -> bool {
         Err(what) => println!("bare: {name} FAILED: {what}"),
     }
     check.is_ok()
+}
+
+/// Waits until something is done.
+fn until(mut done: impl FnMut() -> bool, late: &'static str) -> Check {
+    // Long past any answer of a device: a DMA of edu takes 100 ms by design.
+    const DEADLINE_CYCLES: u64 = 60_000_000_000;
+    let start = sys::cycles();
+    while !done() {
+        if sys::cycles().wrapping_sub(start) > DEADLINE_CYCLES {
+            return Err(late);
+        }
+        sys::pause();
+    }
+    Ok(())
 }
 
 #[panic_handler]

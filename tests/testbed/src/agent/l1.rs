@@ -14,6 +14,8 @@ use crate::scenario::Variant;
 
 /// The program under test.
 pub const VM_SERVICE: &str = "/bin/vm-service";
+/// The example of a VMM that implements the library's boundary itself.
+pub const OWN_VMM: &str = "/bin/own_vmm";
 
 /// L1 and its line to the testbed.
 #[derive(Debug)]
@@ -108,9 +110,17 @@ impl L1 {
     /// # Errors
     /// When it can't be started or takes too long. That it fails is no error here.
     pub fn vm_service(&mut self, arguments: &[&str], patience: Duration) -> Result<Finished> {
-        let shown = format!("vm-service {}", arguments.join(" "));
+        self.program(VM_SERVICE, arguments, patience)
+    }
+
+    /// Runs a program with these arguments, at most `patience` long.
+    ///
+    /// # Errors
+    /// When it can't be started or takes too long. That it fails is no error here.
+    pub fn program(&mut self, program: &str, arguments: &[&str], patience: Duration) -> Result<Finished> {
+        let shown = format!("{} {}", program.trim_start_matches("/bin/"), arguments.join(" "));
         self.step(shown.clone());
-        run(Command::new(VM_SERVICE).args(arguments), patience).with_context(|| shown)
+        run(Command::new(program).args(arguments), patience).with_context(|| shown)
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use super::Programs;
-use crate::agent::CLOUD_HYPERVISOR;
+use crate::agent::{CLOUD_HYPERVISOR, OWN_VMM};
 use crate::cpio::Archive;
 use crate::provision::{LinuxKernel, libraries_of, qemu_files};
 use crate::scenario::Contents;
@@ -36,6 +36,9 @@ pub(super) fn make_l1(
     }
     if contents.bare_guest {
         tree.file("guest/bare", 0o755, &programs.bare_guest)?;
+    }
+    if contents.own_vmm {
+        tree.program(OWN_VMM.trim_start_matches('/'), &programs.own_vmm)?;
     }
     if contents.peers {
         for (place, source) in qemu_files()? {

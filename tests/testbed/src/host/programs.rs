@@ -31,6 +31,8 @@ pub struct Programs {
     pub bare_guest: PathBuf,
     /// The example of a Linux program that uses a shared accelerator.
     pub example: PathBuf,
+    /// The example of a VMM that implements the library's boundary itself.
+    pub own_vmm: PathBuf,
     /// cloud-hypervisor, static, where there is one to compare with.
     pub cloud_hypervisor: Option<PathBuf>,
 }
@@ -57,7 +59,7 @@ impl Programs {
         };
         say("building vm-service and the agent");
         cargo(logs, "build-programs.log", "building the programs", |command| {
-            // All of the workspace, with an example, so that cargo chooses the same features of other crates as for
+            // All of the workspace, with examples, so that cargo chooses the same features of other crates as for
             // `cargo test --workspace`, and what it has compiled for either serves both.
             command.args(["--workspace", "--profile", profile]).args([
                 "--bin",
@@ -66,6 +68,8 @@ impl Programs {
                 "testbed-agent",
                 "--example",
                 "linux",
+                "--example",
+                "own_vmm",
             ])
         })?;
         say("building the bare guest");
@@ -92,6 +96,7 @@ impl Programs {
             vm_service: stripped("vm-service")?,
             agent: stripped("testbed-agent")?,
             example: stripped("examples/linux")?,
+            own_vmm: stripped("examples/own_vmm")?,
             bare_guest: guests.join(BARE_TARGET).join("release/bare"),
             cloud_hypervisor: None,
         })

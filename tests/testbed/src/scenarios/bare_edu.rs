@@ -17,7 +17,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     disks: &[],
     memory_mib: 768,
     deadline: Duration::from_secs(180),
-    contents: Contents { linux_guest: false, bare_guest: true, peers: false, example: false },
+    contents: Contents { bare_guest: true, ..Contents::NONE },
     l1,
     l2: None,
 };

@@ -37,7 +37,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     disks: &[Disk { name: "disk", mib: 16 }],
     memory_mib: 3072,
     deadline: Duration::from_secs(1800),
-    contents: Contents { linux_guest: true, bare_guest: false, peers: true, example: false },
+    contents: Contents { linux_guest: true, peers: true, ..Contents::NONE },
     l1,
     l2: Some(l2),
 };

@@ -28,7 +28,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     disks: &[Disk { name: "disk", mib: 16 }],
     memory_mib: 1024,
     deadline: Duration::from_secs(180),
-    contents: Contents { linux_guest: false, bare_guest: true, peers: false, example: false },
+    contents: Contents { bare_guest: true, ..Contents::NONE },
     l1,
     l2: None,
 };

@@ -17,7 +17,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     disks: &[],
     memory_mib: 512,
     deadline: Duration::from_secs(120),
-    contents: Contents { linux_guest: false, bare_guest: false, peers: false, example: false },
+    contents: Contents::NONE,
     l1,
     l2: None,
 };

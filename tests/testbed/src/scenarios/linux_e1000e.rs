@@ -26,7 +26,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     disks: &[],
     memory_mib: 1536,
     deadline: Duration::from_secs(180),
-    contents: Contents { linux_guest: true, bare_guest: false, peers: false, example: false },
+    contents: Contents { linux_guest: true, ..Contents::NONE },
     l1,
     l2: Some(l2),
 };

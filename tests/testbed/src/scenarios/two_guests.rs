@@ -27,7 +27,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     disks: &[Disk { name: "disk", mib: 16 }],
     memory_mib: 1536,
     deadline: Duration::from_secs(300),
-    contents: Contents { linux_guest: true, bare_guest: true, peers: false, example: false },
+    contents: Contents { linux_guest: true, bare_guest: true, ..Contents::NONE },
     l1,
     l2: Some(l2),
 };

@@ -18,7 +18,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     disks: &[Disk { name: "disk", mib: 16 }],
     memory_mib: 768,
     deadline: Duration::from_secs(240),
-    contents: Contents { linux_guest: false, bare_guest: false, peers: false, example: false },
+    contents: Contents::NONE,
     l1,
     l2: None,
 };

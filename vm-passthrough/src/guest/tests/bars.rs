@@ -48,9 +48,9 @@ fn decoding_maps_all_but_the_trapped_pages() {
 #[test]
 fn finds_what_decodes() {
     let rig = Rig::new();
-    assert_eq!(rig.device.find_bar(0xc000_2000), None);
+    assert_eq!(rig.find_bar(0xc000_2000), None);
     rig.place();
-    let check = |address, expect| assert_eq!(rig.device.find_bar(address), expect, "{address:#x}");
+    let check = |address, expect| assert_eq!(rig.find_bar(address), expect, "{address:#x}");
     check(0xc000_2000, Some((2, 0x2000)));
     check(0xc000_ffff, Some((2, 0xffff)));
     check(0xc001_0000, None);
@@ -69,7 +69,7 @@ fn a_sleeping_device_is_not_in_the_guests_memory() {
     rig.place();
     rig.write16(PM + 4, 3);
     assert_eq!(rig.vmm.maps(), []);
-    assert_eq!(rig.device.find_bar(0xc000_2000), None);
+    assert_eq!(rig.find_bar(0xc000_2000), None);
     assert_eq!(rig.hardware16(PM + 4) & 3, 3);
     // D1 and D2 are not offered.
     rig.write16(PM + 4, 1);
@@ -115,7 +115,7 @@ fn what_cannot_be_mapped_is_served_by_exits() {
     rig.write32(0x18, 0x0001_0000);
     rig.write16(0x04, 0x2);
     assert_eq!(rig.vmm.maps(), []);
-    assert_eq!(rig.device.find_bar(0x0001_2000), Some((2, 0x2000)));
+    assert_eq!(rig.find_bar(0x0001_2000), Some((2, 0x2000)));
     // Not even mapped into this process.
     let rig = Rig::new();
     rig.sim.fail(Fault::MapBar);
@@ -131,5 +131,5 @@ fn what_cannot_be_mapped_is_served_by_exits() {
     // At the end of the address space: no overflow, nothing decodes.
     rig.write32(0x10, 0xfff0_0000);
     rig.write32(0x14, 0xffff_ffff);
-    assert_eq!(rig.device.find_bar(u64::MAX), None);
+    assert_eq!(rig.find_bar(u64::MAX), None);
 }

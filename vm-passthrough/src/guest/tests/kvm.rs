@@ -1,13 +1,22 @@
 //! [`KvmVmm`] on this machine's KVM. Where /dev/kvm does not open, the tests say so and end.
 
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
 use kvm_ioctls::Kvm;
+use rustix::event::{EventfdFlags, eventfd};
 use vm_memory::{GuestAddress, GuestMemoryMmap, MmapRegion};
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::guest::sys::SharedMemory;
-use crate::guest::{KvmVmm, MsiMessage, Vmm as _};
+use crate::guest::{KvmVmm, MsiMessage, RamRegion, SharedMemory, Vmm as _};
+
+fn write(trigger: &OwnedFd) {
+    rustix::io::write(trigger, &1u64.to_ne_bytes()).unwrap();
+}
+
+fn read(trigger: &OwnedFd) -> Option<u64> {
+    let mut count = [0; 8];
+    rustix::io::read(trigger, &mut count).ok().map(|_| u64::from_ne_bytes(count))
+}
 
 fn guest() -> Option<Arc<KvmVmm>> {
     with_slots(1 << 40)
@@ -29,7 +38,7 @@ fn with_slots(most: u64) -> Option<Arc<KvmVmm>> {
 }
 
 fn memory(len: usize) -> Arc<SharedMemory> {
-    Arc::new(SharedMemory::new(Arc::new(MmapRegion::new(len).unwrap())))
+    Arc::new(SharedMemory::new(Arc::new(MmapRegion::<()>::new(len).unwrap())))
 }
 
 #[test]
@@ -85,7 +94,7 @@ fn sixteen_terabytes_are_mapped() {
     }
     let Some(vmm) = with_slots(super::super::kvm::SLOT_BYTES) else { return };
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    let region = MmapRegion::build(None, 16 << 40, libc::PROT_READ | libc::PROT_WRITE, flags).unwrap();
+    let region = MmapRegion::<()>::build(None, 16 << 40, libc::PROT_READ | libc::PROT_WRITE, flags).unwrap();
     let id = vmm.map_region(1 << 40, Arc::new(region)).unwrap();
     vmm.unmap(id).unwrap();
 }
@@ -94,27 +103,27 @@ fn sixteen_terabytes_are_mapped() {
 fn a_masked_route_keeps_its_interrupt_and_a_bad_message_hurts_no_other() {
     let Some(vmm) = guest() else { return };
     // Without a vCPU there is no local APIC: KVM takes the eventfd's count, and the message goes nowhere.
-    let trigger = EventFd::new(EFD_NONBLOCK).unwrap();
-    let route = vmm.add_route(&trigger).unwrap();
+    let trigger = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    let route = vmm.add_route(trigger.as_fd()).unwrap();
     let message = MsiMessage { address: 0xfee0_0000, data: 0x41 };
     let taken = || {
         for _ in 0..200 {
-            if trigger.read().is_err() {
+            if read(&trigger).is_none() {
                 return true;
             }
-            trigger.write(1).unwrap();
+            write(&trigger);
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
         false
     };
-    trigger.write(1).unwrap();
-    assert_eq!(trigger.read().unwrap(), 1, "nobody listens while it is masked");
+    write(&trigger);
+    assert_eq!(read(&trigger), Some(1), "nobody listens while it is masked");
     vmm.set_route(route, Some(message)).unwrap();
-    trigger.write(1).unwrap();
+    write(&trigger);
     assert!(taken(), "KVM takes it while it is not");
     vmm.set_route(route, None).unwrap();
-    trigger.write(1).unwrap();
-    assert_eq!(trigger.read().unwrap(), 1);
+    write(&trigger);
+    assert_eq!(read(&trigger), Some(1));
 
     // Masking twice, unmasking twice, another message.
     vmm.set_route(route, None).unwrap();
@@ -132,10 +141,10 @@ fn routes_run_out_with_an_error() {
     if !super::raise_descriptor_limit() {
         return;
     }
-    let trigger = EventFd::new(EFD_NONBLOCK).unwrap();
+    let trigger = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
     let mut routes = Vec::new();
     let error = loop {
-        match vmm.add_route(&trigger) {
+        match vmm.add_route(trigger.as_fd()) {
             Ok(route) => routes.push(route),
             Err(error) => break error.to_string(),
         }
@@ -144,14 +153,14 @@ fn routes_run_out_with_an_error() {
     assert!(routes.len() > 500, "{}: {error}", routes.len());
     let last = routes.pop().unwrap();
     vmm.remove_route(last).unwrap();
-    assert_eq!(vmm.add_route(&trigger).unwrap(), last);
+    assert_eq!(vmm.add_route(trigger.as_fd()).unwrap(), last);
 }
 
 #[test]
 fn the_interrupt_controllers_keep_their_routes() {
     let Some(vmm) = guest() else { return };
-    let trigger = EventFd::new(EFD_NONBLOCK).unwrap();
-    let route = vmm.add_route(&trigger).unwrap();
+    let trigger = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    let route = vmm.add_route(trigger.as_fd()).unwrap();
     vmm.set_route(route, Some(MsiMessage { address: 0xfee0_0000, data: 0x41 })).unwrap();
     // Raising a line that has no route any more would fail silently; what shows is the I/O APIC's input register.
     for gsi in [1, 4, 10, 23] {
@@ -166,4 +175,25 @@ fn the_interrupt_controllers_keep_their_routes() {
 /// The interrupt request register of the I/O APIC: the fourth 32-bit field of `kvm_ioapic_state`.
 fn ioapic_irr(chip: &kvm_bindings::kvm_irqchip) -> u32 {
     crate::guest::sys::ioapic_irr(chip)
+}
+
+#[test]
+fn ram_comes_and_goes() {
+    let Some(vmm) = guest() else { return };
+    let region = |guest| {
+        let memory = SharedMemory::new(Arc::new(MmapRegion::<()>::new(0x10_0000).unwrap()));
+        RamRegion { guest, memory: Arc::new(memory) }
+    };
+    let ram = || vmm.ram().iter().map(|region| region.guest).collect::<Vec<_>>();
+    vmm.add_ram(region(0x2_0000_0000)).unwrap();
+    vmm.add_ram(region(0x8000_0000)).unwrap();
+    assert_eq!(ram(), [0, 0x8000_0000, 0x1_0000_0000, 0x2_0000_0000]);
+    let error = vmm.add_ram(region(0x8000_1000)).unwrap_err();
+    assert!(std::error::Error::source(&error).is_some(), "{error}");
+    vmm.remove_ram(0x8000_0000).unwrap();
+    assert!(
+        vmm.remove_ram(0x8000_0000).unwrap_err().to_string().contains("no region of it starts at 0x80000000")
+    );
+    assert_eq!(ram(), [0, 0x1_0000_0000, 0x2_0000_0000]);
+    vmm.add_ram(region(0x8000_0000)).unwrap();
 }

@@ -1,7 +1,7 @@
 //! Attach, reset, detach: their order, and what is left when a part fails.
 
 use super::*;
-use crate::guest::{DeviceError, DeviceOptions, placement};
+use crate::guest::{DeviceError, DeviceOptions, RamRegion, placement};
 use crate::sim::Fault;
 use crate::vfio::{DeviceFile as _, MSIX_IRQ, VfioError};
 
@@ -23,7 +23,7 @@ fn assert_nothing_left(rig: &Rig) {
     assert_eq!(rig.vmm.routes(), 0);
     assert_eq!(rig.vmm.files(), 0);
     assert_eq!(rig.space.maps(), []);
-    assert_eq!(rig.device.find_bar(0xc000_0000), None);
+    assert_eq!(rig.find_bar(0xc000_0000), None);
     assert_eq!(rig.read32(0), u32::MAX);
 }
 
@@ -129,7 +129,7 @@ fn a_failed_detach_undoes_the_rest_and_stays_owed() {
         assert_eq!(rig.vmm.files() > 0, has("file"), "{what}");
         assert_eq!(rig.space.maps().len(), if has("dma") { 2 } else { 0 }, "{what}");
         // Whatever failed, the guest does not reach it, and it is quiet.
-        assert_eq!(rig.device.find_bar(0xc000_0000), None, "{what}");
+        assert_eq!(rig.find_bar(0xc000_0000), None, "{what}");
         assert_eq!(rig.read32(0), u32::MAX, "{what}");
         assert_eq!(rig.hardware16(4) & 0b110, 0, "{what}");
     };
@@ -364,7 +364,7 @@ fn a_device_that_is_not_attached_has_no_bars() {
     rig.device.bar_write(4, 0, &[0x11; 8]).unwrap();
     assert_eq!(inside(&rig, 4, 0), [0x11; 8]);
     // A vCPU has found the BAR, and makes its access after the device was taken away.
-    let found = rig.device.find_bar(0xc000_0000);
+    let found = rig.find_bar(0xc000_0000);
     rig.device.detach().unwrap();
     assert_eq!(found, Some((2, 0)));
     unreachable(&rig, "after it was detached");
@@ -455,4 +455,34 @@ fn resets_that_are_asked_for_at_once_are_one() {
     assert!((1..=2).contains(&resets), "{resets}");
     rig.device.reset().unwrap();
     assert_eq!(rig.sim.resets() - before, resets + 1, "one that is asked for later is one more");
+}
+
+#[test]
+fn its_dma_follows_the_guests_ram() {
+    let rig = Rig::with(builder(&config(4), 4, false));
+    let more = || {
+        let memory = Arc::new(crate::vfio::HostMemory::new(0x10_0000).unwrap());
+        RamRegion { guest: 0x2_0000_0000, memory }
+    };
+    let (low, high, new) = ((0, 0x10_0000), (0x1_0000_0000, 0x10_0000), (0x2_0000_0000, 0x10_0000));
+    rig.device.ram_added(&more()).unwrap();
+    assert_eq!(rig.space.maps(), [], "it is not attached");
+    rig.device.attach().unwrap();
+    let region = more();
+    rig.device.ram_added(&region).unwrap();
+    rig.device.ram_added(&region).unwrap();
+    assert_eq!(rig.space.maps(), [low, high, new]);
+    let overlap = RamRegion { guest: 0x2_0000_1000, ..more() };
+    assert!(matches!(rig.device.ram_added(&overlap), Err(DeviceError::Device(VfioError::Range { .. }))));
+    rig.space.fail(Fault::UnmapDma, 0);
+    assert!(rig.device.ram_removed(region.guest).is_err());
+    rig.space.heal();
+    assert_eq!(rig.space.maps(), [low, high, new]);
+    rig.device.ram_removed(region.guest).unwrap();
+    rig.device.ram_removed(region.guest).unwrap();
+    rig.device.ram_removed(0x1000).unwrap();
+    assert_eq!(rig.space.maps(), [low, high]);
+    rig.device.ram_added(&region).unwrap();
+    rig.device.detach().unwrap();
+    assert_eq!(rig.space.maps(), [], "what came while it was attached goes with it");
 }

@@ -3,6 +3,7 @@
 mod bars;
 mod config;
 mod interrupts;
+#[cfg(feature = "kvm")]
 mod kvm;
 mod lifecycle;
 
@@ -106,6 +107,11 @@ impl Rig {
         let space = SimSpace::new(vec![0..=0xfedf_ffff, 0xfef0_0000..=u64::MAX], &log);
         let device = VfioPciDevice::new(sim.clone(), space.clone(), vmm.clone()).unwrap();
         Self { device, sim, vmm, space, log }
+    }
+
+    /// Where an access that exits falls, as the VMM was told: BAR and offset.
+    fn find_bar(&self, address: u64) -> Option<(u8, u64)> {
+        self.vmm.bars().find(address).map(|hit| (hit.bar, hit.offset))
     }
 
     fn read8(&self, offset: u16) -> u8 {

@@ -7,7 +7,6 @@
 #![allow(unsafe_code)]
 
 pub(super) mod device;
-mod eventfd;
 pub(super) mod group;
 pub(super) mod iommufd;
 mod memory;

@@ -1,5 +1,7 @@
 //! Config space of a function that the VMM makes up: bytes, and which of their bits a guest may write.
 
+use vm_passthrough::pci::regs;
+
 /// Bytes of a function's config space.
 const SIZE: usize = 4096;
 /// Where capabilities end and extended capabilities would start.
@@ -26,7 +28,7 @@ impl ConfigSpace {
             clear: Box::new([0; SIZE]),
             fresh: Box::new([0; SIZE]),
             next_capability: 0x40,
-            last_link: super::reg::CAPABILITIES as u8,
+            last_link: regs::CAPABILITY_LIST as u8,
         }
     }
 
@@ -60,7 +62,7 @@ impl ConfigSpace {
             self.set(u16::from(offset) + 2, body);
             self.set(self.last_link.into(), &[offset]);
             // Status: there is a capability list.
-            self.set(super::reg::STATUS, &[1 << 4]);
+            self.set(regs::STATUS, &regs::STATUS_CAP_LIST.to_le_bytes());
             self.last_link = offset + 1;
             self.next_capability = u8::try_from(end.next_multiple_of(4)).unwrap_or(0);
         }

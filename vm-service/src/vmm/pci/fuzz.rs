@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use vm_passthrough::PassthroughDevice as _;
+use vm_passthrough::guest::BarHit;
+use vm_passthrough::pci::regs;
 use vm_passthrough::sim::{SimLog, SimVmm};
 
-use super::{PciRoot, reg};
+use super::PciRoot;
 use crate::vmm::testing::FakeDevice;
 
 /// One access of a guest.
@@ -91,21 +93,22 @@ fn bus_0(root: &PciRoot) -> Vec<u32> {
         .collect()
 }
 
-fn root() -> (PciRoot, Vec<Arc<FakeDevice>>) {
-    let root = PciRoot::new(SimVmm::new(&[], &SimLog::default()).unwrap());
-    let devices: Vec<_> = (0..3).map(|index| Arc::new(FakeDevice::new(index))).collect();
+fn root() -> (PciRoot, Arc<SimVmm>, Vec<Arc<FakeDevice>>) {
+    let vmm = SimVmm::new(&[], &SimLog::default()).unwrap();
+    let root = PciRoot::new(vmm.clone(), vmm.bars().clone());
+    let devices: Vec<_> = (0..3).map(|index| Arc::new(FakeDevice::new(index).on(vmm.bars()))).collect();
     for device in &devices {
         root.add_device(device.clone()).unwrap();
     }
     root.reset().unwrap();
     root.place(&(1 << 32..1 << 40)).unwrap();
-    (root, devices)
+    (root, vmm, devices)
 }
 
 proptest! {
     #[test]
     fn registers_keep_their_meaning(accesses in prop::collection::vec(access(), 0..200)) {
-        let (root, devices) = root();
+        let (root, vmm, devices) = root();
         let fresh = bus_0(&root);
         for access in &accesses {
             perform(&root, access);
@@ -136,10 +139,11 @@ proptest! {
         prop_assert_eq!(bus_0(&root), fresh);
         for (bus, device) in (1..).zip(&devices) {
             prop_assert_eq!(read32(&root, bus, 0, 0), FakeDevice::ID);
-            root.config_write(bus, 0, reg::COMMAND, &[2, 0]);
-            let bar = u64::from(read32(&root, bus, 0, reg::BAR0));
+            root.config_write(bus, 0, regs::COMMAND, &[2, 0]);
+            let bar = u64::from(read32(&root, bus, 0, regs::BASE_ADDRESS_0));
             prop_assert!(root.memory_read(bar, &mut [0; 4]));
-            prop_assert_eq!(device.find_bar(bar), Some((0, 0)));
+            let hit = BarHit { device: device.address(), bar: 0, offset: 0 };
+            prop_assert_eq!(vmm.bars().find(bar), Some(hit));
         }
     }
 }

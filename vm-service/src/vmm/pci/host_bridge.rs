@@ -1,6 +1,8 @@
 //! The host bridge, function 00:00.0: nothing but an identity.
 
-use super::{ConfigSpace, Function, reg};
+use vm_passthrough::pci::regs;
+
+use super::{ConfigSpace, Function};
 use crate::vmm::error::MachineError;
 
 /// The host bridge.
@@ -12,7 +14,7 @@ impl HostBridge {
     pub(in crate::vmm) fn new() -> Self {
         let mut config = ConfigSpace::new();
         config.set(0, &[0x36, 0x1b, 0x08, 0x00]);
-        config.set(reg::REVISION, &[0, 0, 0x00, 0x06]);
+        config.set(regs::CLASS_REVISION, &[0, 0, 0x00, 0x06]);
         Self(config)
     }
 }

@@ -13,10 +13,12 @@ mod vector;
 
 pub(super) use config::ConfigSpace;
 pub(super) use host_bridge::HostBridge;
-pub(super) use msix::{MSIX_ENTRY_SIZE, MsixTable};
+pub(super) use msix::MsixTable;
 
 pub(super) use root::PciRoot;
 pub(super) use root_port::RootPort;
+
+use vm_passthrough::pci::regs;
 
 use super::error::MachineError;
 
@@ -49,32 +51,5 @@ pub(super) trait Function: Send + Sync {
     fn reset(&self) -> Result<(), MachineError>;
 }
 
-/// Offsets in the config header (PCI Local Bus 3.0, chapter 6; PCI-to-PCI Bridge 1.2, chapter 3).
-pub(super) mod reg {
-    pub(in crate::vmm) const COMMAND: u16 = 0x04;
-    pub(in crate::vmm) const STATUS: u16 = 0x06;
-    pub(in crate::vmm) const REVISION: u16 = 0x08;
-    pub(in crate::vmm) const HEADER_TYPE: u16 = 0x0e;
-    pub(in crate::vmm) const PRIMARY_BUS: u16 = 0x18;
-    pub(in crate::vmm) const SECONDARY_BUS: u16 = 0x19;
-    pub(in crate::vmm) const IO_BASE: u16 = 0x1c;
-    pub(in crate::vmm) const MEMORY_BASE: u16 = 0x20;
-    pub(in crate::vmm) const MEMORY_LIMIT: u16 = 0x22;
-    pub(in crate::vmm) const PREFETCH_BASE: u16 = 0x24;
-    pub(in crate::vmm) const PREFETCH_LIMIT: u16 = 0x26;
-    pub(in crate::vmm) const PREFETCH_BASE_HIGH: u16 = 0x28;
-    pub(in crate::vmm) const PREFETCH_LIMIT_HIGH: u16 = 0x2c;
-    pub(in crate::vmm) const BAR0: u16 = 0x10;
-    pub(in crate::vmm) const SUBSYSTEM: u16 = 0x2c;
-    pub(in crate::vmm) const CAPABILITIES: u16 = 0x34;
-    pub(in crate::vmm) const INTERRUPT_LINE: u16 = 0x3c;
-    pub(in crate::vmm) const BRIDGE_CONTROL: u16 = 0x3e;
-    /// Command register: decode I/O.
-    pub(in crate::vmm) const COMMAND_IO: u16 = 1;
-    /// Command register: decode memory.
-    pub(in crate::vmm) const COMMAND_MEMORY: u16 = 2;
-    /// Command register: may start DMA and interrupts.
-    pub(in crate::vmm) const COMMAND_MASTER: u16 = 4;
-    /// Command register: parity, SERR and INTx disable.
-    pub(in crate::vmm) const COMMAND_OTHER: u16 = 1 << 6 | 1 << 8 | 1 << 10;
-}
+/// Command register: parity, SERR and INTx disable, which only read what was written.
+pub(super) const COMMAND_OTHER: u16 = regs::COMMAND_PARITY | regs::COMMAND_SERR | regs::COMMAND_INTX_DISABLE;

@@ -3,19 +3,11 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use vm_passthrough::guest::{MsiMessage, Vmm, VmmError};
+use vm_passthrough::guest::{self, Vmm, VmmError};
+use vm_passthrough::pci::regs;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::vector::Vector;
-
-/// Bytes of one table entry.
-pub(in crate::vmm) const MSIX_ENTRY_SIZE: u64 = 16;
-/// Message control: MSI-X is on.
-const ENABLE: u16 = 1 << 15;
-/// Message control: all vectors are masked.
-const FUNCTION_MASK: u16 = 1 << 14;
-/// Vector control: this vector is masked.
-const MASKED: u32 = 1;
 
 /// The MSI-X table of a function.
 pub(in crate::vmm) struct MsixTable {
@@ -24,9 +16,9 @@ pub(in crate::vmm) struct MsixTable {
 }
 
 struct State {
+    /// The message control register.
     control: u16,
-    /// Address low and high, data, vector control of each vector.
-    entries: Vec<[u32; 4]>,
+    table: guest::MsixTable,
 }
 
 impl MsixTable {
@@ -36,8 +28,8 @@ impl MsixTable {
     /// When there are no file descriptors or interrupt routes left.
     pub(in crate::vmm) fn new(vmm: Arc<dyn Vmm>, count: u16) -> Result<Self, VmmError> {
         let vectors = (0..count).map(|_| Vector::new(vmm.clone())).collect::<Result<Vec<_>, _>>()?;
-        let entries = vec![[0, 0, 0, MASKED]; vectors.len()];
-        Ok(Self { vectors, state: Mutex::new(State { control: 0, entries }) })
+        let state = State { control: 0, table: guest::MsixTable::new(count.into()) };
+        Ok(Self { vectors, state: Mutex::new(state) })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -76,27 +68,15 @@ impl MsixTable {
     pub(in crate::vmm) fn read(&self, offset: u64, data: &mut [u8]) {
         let state = self.state();
         for (at, byte) in (offset..).zip(data) {
-            let entry = state.entries.get((at / MSIX_ENTRY_SIZE) as usize);
-            let word = entry.map_or(0, |entry| entry[(at / 4 % 4) as usize]);
-            *byte = word.to_le_bytes()[(at % 4) as usize];
+            *byte = state.table.byte(at);
         }
     }
 
     /// Writes to the table.
     pub(in crate::vmm) fn write(&self, offset: u64, data: &[u8]) {
         let mut state = self.state();
-        for (at, byte) in (offset..).zip(data) {
-            if let Some(entry) = state.entries.get_mut((at / MSIX_ENTRY_SIZE) as usize) {
-                let word = &mut entry[(at / 4 % 4) as usize];
-                let mut bytes = word.to_le_bytes();
-                bytes[(at % 4) as usize] = *byte;
-                *word = u32::from_le_bytes(bytes);
-            }
-        }
-        if let Some(last) = (data.len() as u64).checked_sub(1).and_then(|len| offset.checked_add(len)) {
-            for index in offset / MSIX_ENTRY_SIZE..=last / MSIX_ENTRY_SIZE {
-                self.update(&state, index as usize);
-            }
+        for vector in state.table.write(offset, data).into_iter().flatten() {
+            self.update(&state, vector as usize);
         }
     }
 
@@ -114,7 +94,7 @@ impl MsixTable {
     pub(in crate::vmm) fn reset(&self) {
         let mut state = self.state();
         state.control = 0;
-        state.entries.fill([0, 0, 0, MASKED]);
+        state.table.reset();
         for (index, vector) in self.vectors.iter().enumerate() {
             self.update(&state, index);
             vector.clear();
@@ -123,13 +103,10 @@ impl MsixTable {
 
     /// Points a vector to where its entry now says.
     fn update(&self, state: &State, index: usize) {
-        let enabled = state.control & (ENABLE | FUNCTION_MASK) == ENABLE;
-        let Some((vector, &[low, high, data, control])) =
-            self.vectors.get(index).zip(state.entries.get(index))
-        else {
-            return;
-        };
-        let message = MsiMessage { address: u64::from(high) << 32 | u64::from(low), data };
-        vector.set((enabled && control & MASKED == 0).then_some(message));
+        let enabled =
+            state.control & (regs::MSIX_FLAGS_ENABLE | regs::MSIX_FLAGS_MASKALL) == regs::MSIX_FLAGS_ENABLE;
+        if let Some(vector) = self.vectors.get(index) {
+            vector.set(state.table.message(index as u32).filter(|_| enabled));
+        }
     }
 }

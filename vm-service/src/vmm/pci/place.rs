@@ -5,8 +5,9 @@ use std::ops::Range;
 use vm_passthrough::guest::placement::{
     self, ConfigAccess, FunctionRequest, PlacedFunction, PortWindows, Windows,
 };
+use vm_passthrough::pci::regs;
 
-use super::{Function, PciRoot, RootPort, reg};
+use super::{Function, PciRoot, RootPort};
 use crate::vmm::error::MachineError;
 use crate::vmm::layout;
 
@@ -70,7 +71,7 @@ impl PciRoot {
         for (port, slot) in ports.iter().zip(&slots) {
             // There are fewer slots than buses.
             bus += 1;
-            port.config_write(reg::PRIMARY_BUS, &[0, bus, bus]);
+            port.config_write(regs::PRIMARY_BUS, &[0, bus, bus]);
             let mut windows = if slot.is_empty() { reserved.next() } else { None };
             for (device, placed) in slot.iter().zip(placed.by_ref()) {
                 placement::program(device.as_ref(), &placed);
@@ -128,8 +129,9 @@ mod tests {
 
     #[test]
     fn every_device_is_reached_where_it_was_placed() {
-        let root = PciRoot::new(SimVmm::new(&[], &SimLog::default()).unwrap());
-        let devices: Vec<_> = (0..3).map(|index| Arc::new(FakeDevice::new(index))).collect();
+        let vmm = SimVmm::new(&[], &SimLog::default()).unwrap();
+        let root = PciRoot::new(vmm.clone(), vmm.bars().clone());
+        let devices: Vec<_> = (0..3).map(|index| Arc::new(FakeDevice::new(index).on(vmm.bars()))).collect();
         for device in &devices {
             root.add_device(device.clone()).unwrap();
         }
@@ -138,16 +140,16 @@ mod tests {
             assert_eq!(root.place(&(1 << 32..1 << 40)).unwrap(), 3);
             for (bus, device) in (1..).zip(&devices) {
                 let mut bar = [0; 4];
-                root.config_read(bus, 0, reg::BAR0, &mut bar);
+                root.config_read(bus, 0, regs::BASE_ADDRESS_0, &mut bar);
                 let address = u64::from(u32::from_le_bytes(bar));
                 assert!(layout::MEM32.contains(&address));
                 assert!(!root.memory_read(address, &mut [0; 4]), "decode is off");
-                root.config_write(bus, 0, reg::COMMAND, &[2, 0]);
+                root.config_write(bus, 0, regs::COMMAND, &[2, 0]);
                 let mut data = [0; 4];
                 assert!(root.memory_read(address, &mut data));
                 assert_eq!(data, [0xa5; 4]);
-                assert!(device.find_bar(address).is_some());
-                root.config_write(bus, 0, reg::COMMAND, &[0, 0]);
+                assert_eq!(vmm.bars().find(address).map(|hit| hit.device), Some(device.address()));
+                root.config_write(bus, 0, regs::COMMAND, &[0, 0]);
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use vm_passthrough::guest::Vmm;
+use vm_passthrough::guest::{BarMap, Vmm};
 use vm_passthrough::{PassthroughDevice, PciAddress};
 
 use super::{Function, HostBridge, RootPort};
@@ -24,6 +24,8 @@ enum Slot {
 /// of it is held while a function serves an access, which may take long.
 pub(in crate::vmm) struct PciRoot {
     vmm: Arc<dyn Vmm>,
+    /// Where the BARs of what is behind the ports decode.
+    bars: Arc<BarMap>,
     /// Bus 0, from slot 0 on, without gaps.
     slots: RwLock<Vec<Slot>>,
     /// Held by who changes what is behind the ports.
@@ -33,10 +35,10 @@ pub(in crate::vmm) struct PciRoot {
 }
 
 impl PciRoot {
-    /// A root complex with its host bridge, of the machine whose interrupts `vmm` delivers.
-    pub(in crate::vmm) fn new(vmm: Arc<dyn Vmm>) -> Self {
+    /// A root complex with its host bridge, of the machine whose interrupts `vmm` delivers, and whose devices tell `bars`.
+    pub(in crate::vmm) fn new(vmm: Arc<dyn Vmm>, bars: Arc<BarMap>) -> Self {
         let slots = RwLock::new(vec![Slot::Own(Arc::new(HostBridge::new()))]);
-        Self { vmm, slots, changing: Mutex::new(()), address: AtomicU32::new(0) }
+        Self { vmm, bars, slots, changing: Mutex::new(()), address: AtomicU32::new(0) }
     }
 
     /// Puts a function of the VMM's own into the next slot.
@@ -323,12 +325,13 @@ impl PciRoot {
     }
 
     fn find_device_bar(&self, address: u64) -> Option<(Arc<dyn PassthroughDevice>, u8, u64)> {
+        let hit = self.bars.find(address)?;
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
         slots.iter().find_map(|slot| match slot {
-            Slot::Port(port) if port.forwards_memory(address) => port.functions().iter().find_map(|device| {
-                let (bar, offset) = device.find_bar(address)?;
-                Some((device.clone(), bar, offset))
-            }),
+            Slot::Port(port) if port.forwards_memory(address) => {
+                let device = port.functions().iter().find(|device| device.address() == hit.device)?.clone();
+                Some((device, hit.bar, hit.offset))
+            }
             _ => None,
         })
     }
@@ -366,14 +369,15 @@ fn ecam(offset: u64) -> (u8, u8, u16) {
 
 #[cfg(test)]
 mod tests {
+    use vm_passthrough::pci::regs;
     use vm_passthrough::sim::{SimLog, SimVmm};
 
     use super::*;
-    use crate::vmm::pci::reg;
     use crate::vmm::testing::FakeDevice;
 
     fn empty() -> PciRoot {
-        PciRoot::new(SimVmm::new(&[], &SimLog::default()).unwrap())
+        let vmm = SimVmm::new(&[], &SimLog::default()).unwrap();
+        PciRoot::new(vmm.clone(), vmm.bars().clone())
     }
 
     fn root() -> PciRoot {
@@ -397,7 +401,7 @@ mod tests {
         assert_eq!(read32(&root, 0, 3 << 3, 0), u32::MAX);
         assert_eq!(read32(&root, 0, 1 << 3 | 1, 0), u32::MAX);
         assert_eq!(read32(&root, 7, 0, 0), u32::MAX);
-        root.config_write(0, 2 << 3, reg::SECONDARY_BUS, &[7]);
+        root.config_write(0, 2 << 3, regs::SECONDARY_BUS, &[7]);
         assert_eq!(read32(&root, 7, 0, 0), FakeDevice::ID);
         assert_eq!(read32(&root, 7, 1 << 3, 0), u32::MAX, "only device 0 is behind a port");
         root.reset().unwrap();
@@ -456,7 +460,7 @@ mod tests {
             root.add_device(Arc::new(FakeDevice::at(device, function))).unwrap();
         }
         assert_eq!(root.ports().len(), 2);
-        root.config_write(0, 1 << 3, reg::SECONDARY_BUS, &[7]);
+        root.config_write(0, 1 << 3, regs::SECONDARY_BUS, &[7]);
         for (number, found) in [(0, true), (1, true), (2, false)] {
             assert_eq!(read32(&root, 7, number, 0) == FakeDevice::ID, found, "{number}");
         }
@@ -479,7 +483,7 @@ mod tests {
         assert!(matches!(root.plug(mixed), Err(MachineError::OtherDevice { .. })));
         let double = vec![whole(8).remove(0), whole(8).remove(0)];
         assert!(matches!(root.plug(double), Err(MachineError::Twice { .. })));
-        root.config_write(0, 3 << 3, reg::SECONDARY_BUS, &[9]);
+        root.config_write(0, 3 << 3, regs::SECONDARY_BUS, &[9]);
         assert_eq!(read32(&root, 9, 0, 0), u32::MAX);
         root.plug(whole(9)).unwrap();
         assert_eq!((read32(&root, 9, 0, 0), read32(&root, 9, 1, 0)), (FakeDevice::ID, FakeDevice::ID));

@@ -9,41 +9,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use vm_passthrough::PassthroughDevice;
 use vm_passthrough::guest::{MsiMessage, Vmm, VmmError};
+use vm_passthrough::pci::regs;
 
 use super::vector::Vector;
-use super::{ConfigSpace, reg};
-
-/// Bridge control: secondary bus reset.
-const SECONDARY_BUS_RESET: u16 = 1 << 6;
-/// Header type: the device has several functions.
-const MULTIFUNCTION: u8 = 1 << 7;
-
-/// Offsets in the PCI Express capability.
-const LINK_STATUS: u16 = 0x12;
-const SLOT_CONTROL: u16 = 0x18;
-const SLOT_STATUS: u16 = 0x1a;
+use super::{COMMAND_OTHER, ConfigSpace};
 
 /// The link says 16 GT/s and 16 lanes: no driver should think that the port holds its device back.
 const LINK: u16 = SPEED_16GT | 16 << 4;
 const SPEED_16GT: u16 = 4;
-/// Link status: the data link layer is active.
-const LINK_ACTIVE: u16 = 1 << 13;
-
-/// Slot control: interrupt when presence changes, for hot-plug events at all, when the link's state changes.
-const PRESENCE_ENABLE: u16 = 1 << 3;
-const HOT_PLUG_INTERRUPT_ENABLE: u16 = 1 << 5;
-const LINK_ENABLE: u16 = 1 << 12;
-/// Slot status: presence changed, something is present, the link's state changed.
-const PRESENCE_CHANGED: u16 = 1 << 3;
-const PRESENT: u16 = 1 << 6;
-const LINK_CHANGED: u16 = 1 << 8;
-
-/// Offsets in the MSI capability, with a 64-bit address and a mask.
-const MSI_CONTROL: u16 = 0x02;
-const MSI_ADDRESS: u16 = 0x04;
-const MSI_DATA: u16 = 0x0c;
-const MSI_MASK: u16 = 0x10;
-const MSI_PENDING: u16 = 0x14;
+/// What changes when a device comes or goes.
+const CHANGED: u16 = regs::EXP_SLTSTA_PDC | regs::EXP_SLTSTA_DLLSC;
 
 /// A root port and what is in its slot.
 #[derive(Debug)]
@@ -76,39 +51,39 @@ impl RootPort {
         let mut config = ConfigSpace::new();
         // The id that QEMU registered for a generic root port.
         config.set(0, &[0x36, 0x1b, 0x0c, 0x00]);
-        config.set(reg::REVISION, &[0, 0, 0x04, 0x06]);
-        config.set(reg::HEADER_TYPE, &[1]);
-        let command = reg::COMMAND_IO | reg::COMMAND_MEMORY | reg::COMMAND_MASTER | reg::COMMAND_OTHER;
-        config.allow(reg::COMMAND, &command.to_le_bytes());
-        config.allow(reg::PRIMARY_BUS, &[0xff; 3]);
+        config.set(regs::CLASS_REVISION, &[0, 0, 0x04, 0x06]);
+        config.set(regs::HEADER_TYPE, &[1]);
+        let command = regs::COMMAND_IO | regs::COMMAND_MEMORY | regs::COMMAND_MASTER | COMMAND_OTHER;
+        config.allow(regs::COMMAND, &command.to_le_bytes());
+        config.allow(regs::PRIMARY_BUS, &[0xff; 3]);
         // Windows of whole 4 KiB (I/O) and 1 MiB (memory); the prefetchable one has 64 bits.
-        config.allow(reg::IO_BASE, &[0xf0, 0xf0]);
-        config.allow(reg::MEMORY_BASE, &[0xf0, 0xff, 0xf0, 0xff]);
-        config.set(reg::PREFETCH_BASE, &[1, 0, 1, 0]);
-        config.allow(reg::PREFETCH_BASE, &[0xf0, 0xff, 0xf0, 0xff]);
-        config.allow(reg::PREFETCH_BASE_HIGH, &[0xff; 8]);
-        config.allow(reg::INTERRUPT_LINE, &[0xff]);
-        config.allow(reg::BRIDGE_CONTROL, &(1u16 | 1 << 1 | SECONDARY_BUS_RESET).to_le_bytes());
+        config.allow(regs::IO_BASE, &[0xf0, 0xf0]);
+        config.allow(regs::MEMORY_BASE, &[0xf0, 0xff, 0xf0, 0xff]);
+        config.set(regs::PREF_MEMORY_BASE, &[1, 0, 1, 0]);
+        config.allow(regs::PREF_MEMORY_BASE, &[0xf0, 0xff, 0xf0, 0xff]);
+        config.allow(regs::PREF_BASE_UPPER32, &[0xff; 8]);
+        config.allow(regs::INTERRUPT_LINE, &[0xff]);
+        config.allow(regs::BRIDGE_CONTROL, &(1u16 | 1 << 1 | regs::BRIDGE_CTL_BUS_RESET).to_le_bytes());
         // Windows are closed while base is above limit.
-        config.set(reg::IO_BASE, &[0xf0, 0]);
-        config.set(reg::MEMORY_BASE, &[0xf0, 0xff, 0, 0]);
-        config.set(reg::PREFETCH_BASE, &[0xf1, 0xff, 1, 0]);
+        config.set(regs::IO_BASE, &[0xf0, 0]);
+        config.set(regs::MEMORY_BASE, &[0xf0, 0xff, 0, 0]);
+        config.set(regs::PREF_MEMORY_BASE, &[0xf1, 0xff, 1, 0]);
         let express = config.add_capability(0x10, &express_capability(slot));
         // Device, link, slot and root control; device control 2 and link control 2.
-        config.allow(express + 0x08, &[0xff, 0x7f]);
-        config.allow(express + 0x10, &[0xfb, 0x0f]);
-        let slot_control = PRESENCE_ENABLE | HOT_PLUG_INTERRUPT_ENABLE | LINK_ENABLE;
-        config.allow(express + SLOT_CONTROL, &slot_control.to_le_bytes());
-        config.allow_clearing(express + SLOT_STATUS, &(PRESENCE_CHANGED | LINK_CHANGED).to_le_bytes());
-        config.allow(express + 0x1c, &[0x1f, 0x00]);
-        config.allow(express + 0x28, &[0x1f, 0x00]);
-        config.allow(express + 0x30, &[0xff, 0x1f]);
+        config.allow(express + regs::EXP_DEVCTL, &[0xff, 0x7f]);
+        config.allow(express + regs::EXP_LNKCTL, &[0xfb, 0x0f]);
+        let slot_control = regs::EXP_SLTCTL_PDCE | regs::EXP_SLTCTL_HPIE | regs::EXP_SLTCTL_DLLSCE;
+        config.allow(express + regs::EXP_SLTCTL, &slot_control.to_le_bytes());
+        config.allow_clearing(express + regs::EXP_SLTSTA, &(CHANGED).to_le_bytes());
+        config.allow(express + regs::EXP_RTCTL, &[0x1f, 0x00]);
+        config.allow(express + regs::EXP_DEVCTL2, &[0x1f, 0x00]);
+        config.allow(express + regs::EXP_LNKCTL2, &[0xff, 0x1f]);
         // One vector, a 64-bit address, a mask (PCI Express Base 6.0, 7.7.1).
         let msi = config.add_capability(0x05, &[&[0x80, 1][..], &[0; 20]].concat());
-        config.allow(msi + MSI_CONTROL, &[1]);
-        config.allow(msi + MSI_ADDRESS, &[0xfc, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]);
-        config.allow(msi + MSI_DATA, &[0xff; 2]);
-        config.allow(msi + MSI_MASK, &[1]);
+        config.allow(msi + regs::MSI_FLAGS, &[1]);
+        config.allow(msi + regs::MSI_ADDRESS_LO, &[0xfc, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]);
+        config.allow(msi + regs::MSI_DATA_64, &[0xff; 2]);
+        config.allow(msi + regs::MSI_MASK_64, &[1]);
         config.freeze();
         Ok(Self {
             functions: RwLock::default(),
@@ -143,7 +118,7 @@ impl RootPort {
         functions.sort_by_key(|function| function.address());
         if was_present == functions.is_empty() {
             let mut state = self.state();
-            self.show(&mut state.config, !was_present, PRESENCE_CHANGED | LINK_CHANGED);
+            self.show(&mut state.config, !was_present, CHANGED);
             self.notify(&mut state);
         }
         answer
@@ -151,21 +126,21 @@ impl RootPort {
 
     /// The bus behind it, 0 while it has none.
     pub(in crate::vmm) fn secondary_bus(&self) -> u8 {
-        self.state().config.u8(reg::SECONDARY_BUS)
+        self.state().config.u8(regs::SECONDARY_BUS)
     }
 
     /// Whether it forwards a memory access to the device.
     pub(in crate::vmm) fn forwards_memory(&self, address: u64) -> bool {
         let config = &self.state().config;
-        config.u16(reg::COMMAND) & reg::COMMAND_MEMORY != 0
+        config.u16(regs::COMMAND) & regs::COMMAND_MEMORY != 0
             && (memory_window(config).contains(&address) || prefetch_window(config).contains(&address))
     }
 
     /// Reads its own config space.
     pub(in crate::vmm) fn config_read(&self, offset: u16, data: &mut [u8]) {
         let mut state = self.state();
-        if offset & !3 == self.msi + MSI_PENDING {
-            state.config.set(self.msi + MSI_PENDING, &[self.interrupt.is_pending().into()]);
+        if offset & !3 == self.msi + regs::MSI_PENDING_64 {
+            state.config.set(self.msi + regs::MSI_PENDING_64, &[self.interrupt.is_pending().into()]);
         }
         state.config.read(offset, data);
     }
@@ -174,10 +149,10 @@ impl RootPort {
     pub(in crate::vmm) fn config_write(&self, offset: u16, data: &[u8]) {
         let reset = {
             let mut state = self.state();
-            let before = state.config.u16(reg::BRIDGE_CONTROL);
+            let before = state.config.u16(regs::BRIDGE_CONTROL);
             state.config.write(offset, data);
             self.notify(&mut state);
-            state.config.u16(reg::BRIDGE_CONTROL) & !before & SECONDARY_BUS_RESET != 0
+            state.config.u16(regs::BRIDGE_CONTROL) & !before & regs::BRIDGE_CTL_BUS_RESET != 0
         };
         if reset {
             self.reset_bus();
@@ -189,10 +164,10 @@ impl RootPort {
         let Some(function) = self.function(number) else { return data.fill(0xff) };
         let several = self.functions().len() > 1;
         function.config_read(offset, data);
-        let header_type = reg::HEADER_TYPE.checked_sub(offset).and_then(|at| data.get_mut(usize::from(at)));
+        let header_type = regs::HEADER_TYPE.checked_sub(offset).and_then(|at| data.get_mut(usize::from(at)));
         // One that is gone reads all ones.
         if let Some(header_type) = header_type.filter(|header_type| several && **header_type != 0xff) {
-            *header_type |= MULTIFUNCTION;
+            *header_type |= regs::HEADER_TYPE_MFD;
         }
     }
 
@@ -225,28 +200,30 @@ impl RootPort {
 
     /// Shows whether something is in the slot, and what has changed with that.
     fn show(&self, config: &mut ConfigSpace, present: bool, changed: u16) {
-        let (link, status) = if present { (LINK | LINK_ACTIVE, PRESENT) } else { (0, 0) };
-        config.set(self.express + LINK_STATUS, &link.to_le_bytes());
-        config.set(self.express + SLOT_STATUS, &(status | changed).to_le_bytes());
+        let (link, status) =
+            if present { (LINK | regs::EXP_LNKSTA_DLLLA, regs::EXP_SLTSTA_PDS) } else { (0, 0) };
+        config.set(self.express + regs::EXP_LNKSTA, &link.to_le_bytes());
+        config.set(self.express + regs::EXP_SLTSTA, &(status | changed).to_le_bytes());
     }
 
     /// Lets the interrupt lead to where the guest wants it, and raises it for hot-plug events that the guest wants and was
     /// not interrupted for (PCI Express Base 6.0, 6.7.3.4).
     fn notify(&self, state: &mut State) {
         let config = &state.config;
-        let enabled = config.u16(self.msi + MSI_CONTROL) & 1 != 0
-            && config.u32(self.msi + MSI_MASK) & 1 == 0
-            && config.u16(reg::COMMAND) & reg::COMMAND_MASTER != 0;
-        let address = u64::from(config.u32(self.msi + MSI_ADDRESS))
-            | u64::from(config.u32(self.msi + MSI_ADDRESS + 4)) << 32;
-        let data = config.u16(self.msi + MSI_DATA).into();
+        let enabled = config.u16(self.msi + regs::MSI_FLAGS) & 1 != 0
+            && config.u32(self.msi + regs::MSI_MASK_64) & 1 == 0
+            && config.u16(regs::COMMAND) & regs::COMMAND_MASTER != 0;
+        let address = u64::from(config.u32(self.msi + regs::MSI_ADDRESS_LO))
+            | u64::from(config.u32(self.msi + regs::MSI_ADDRESS_HI)) << 32;
+        let data = config.u16(self.msi + regs::MSI_DATA_64).into();
         self.interrupt.set(enabled.then_some(MsiMessage { address, data }));
 
         let (control, status) =
-            (config.u16(self.express + SLOT_CONTROL), config.u16(self.express + SLOT_STATUS));
+            (config.u16(self.express + regs::EXP_SLTCTL), config.u16(self.express + regs::EXP_SLTSTA));
         let wanted = |enable: u16, event: u16| control & enable != 0 && status & event != 0;
-        let due = control & HOT_PLUG_INTERRUPT_ENABLE != 0
-            && (wanted(PRESENCE_ENABLE, PRESENCE_CHANGED) || wanted(LINK_ENABLE, LINK_CHANGED));
+        let due = control & regs::EXP_SLTCTL_HPIE != 0
+            && (wanted(regs::EXP_SLTCTL_PDCE, regs::EXP_SLTSTA_PDC)
+                || wanted(regs::EXP_SLTCTL_DLLSCE, regs::EXP_SLTSTA_DLLSC));
         if due && !state.notified {
             self.interrupt.signal();
         }
@@ -259,34 +236,40 @@ impl RootPort {
 }
 
 fn memory_window(config: &ConfigSpace) -> RangeInclusive<u64> {
-    let base = u64::from(config.u16(reg::MEMORY_BASE) & 0xfff0) << 16;
-    let limit = u64::from(config.u16(reg::MEMORY_LIMIT) & 0xfff0) << 16 | 0xf_ffff;
+    let base = u64::from(config.u16(regs::MEMORY_BASE) & 0xfff0) << 16;
+    let limit = u64::from(config.u16(regs::MEMORY_LIMIT) & 0xfff0) << 16 | 0xf_ffff;
     base..=limit
 }
 
 fn prefetch_window(config: &ConfigSpace) -> RangeInclusive<u64> {
     let end = |low, high| u64::from(config.u16(low) & 0xfff0) << 16 | u64::from(config.u32(high)) << 32;
-    let base = end(reg::PREFETCH_BASE, reg::PREFETCH_BASE_HIGH);
-    let limit = end(reg::PREFETCH_LIMIT, reg::PREFETCH_LIMIT_HIGH) | 0xf_ffff;
+    let base = end(regs::PREF_MEMORY_BASE, regs::PREF_BASE_UPPER32);
+    let limit = end(regs::PREF_MEMORY_LIMIT, regs::PREF_LIMIT_UPPER32) | 0xf_ffff;
     base..=limit
 }
 
 /// PCI Express capability, version 2, of a root port with an empty slot (PCI Express Base 6.0, 7.5.3).
 fn express_capability(slot: u8) -> [u8; 58] {
     let mut body = [0; 58];
-    let mut put =
-        |offset: usize, value: &[u8]| body[offset - 2..offset - 2 + value.len()].copy_from_slice(value);
-    // Version 2, root port, slot implemented.
-    put(0x02, &(2u16 | 4 << 4 | 1 << 8).to_le_bytes());
+    let mut put = |offset: u16, value: &[u8]| {
+        let at = usize::from(offset) - 2;
+        body[at..at + value.len()].copy_from_slice(value);
+    };
+    // Version 2.
+    put(regs::EXP_FLAGS, &(2 | regs::EXP_TYPE_ROOT_PORT << 4 | regs::EXP_FLAGS_SLOT).to_le_bytes());
     // Role-based error reporting.
-    put(0x04, &(1u32 << 15).to_le_bytes());
-    // It reports whether the link is active; port number.
-    put(0x0c, &(u32::from(LINK) | 1 << 20 | u32::from(slot) << 24).to_le_bytes());
-    // Hot-plug, without a warning too, and without commands that complete; slot number.
-    put(0x14, &(1u32 << 5 | 1 << 6 | 1 << 18 | u32::from(slot) << 19).to_le_bytes());
+    put(regs::EXP_DEVCAP, &(1u32 << 15).to_le_bytes());
+    // With the port's number.
+    put(
+        regs::EXP_LNKCAP,
+        &(u32::from(LINK) | regs::EXP_LNKCAP_DLLLARC | u32::from(slot) << 24).to_le_bytes(),
+    );
+    // With the slot's number.
+    let hot_plug = regs::EXP_SLTCAP_HPS | regs::EXP_SLTCAP_HPC | regs::EXP_SLTCAP_NCCS;
+    put(regs::EXP_SLTCAP, &(hot_plug | u32::from(slot) << 19).to_le_bytes());
     // Supported speeds, 2.5 to 16 GT/s, and the target speed.
-    put(0x2c, &0x1eu32.to_le_bytes());
-    put(0x30, &SPEED_16GT.to_le_bytes());
+    put(regs::EXP_LNKCAP2, &0x1eu32.to_le_bytes());
+    put(regs::EXP_LNKCTL2, &SPEED_16GT.to_le_bytes());
     body
 }
 
@@ -323,13 +306,13 @@ mod tests {
         let (port, _) = port();
         let opened = |address| port.forwards_memory(address);
         assert!(!opened(0xc000_0000));
-        port.config_write(reg::MEMORY_BASE, &[0x00, 0xc0, 0x10, 0xc0]);
+        port.config_write(regs::MEMORY_BASE, &[0x00, 0xc0, 0x10, 0xc0]);
         assert!(!opened(0xc000_0000), "memory decode is off");
-        port.config_write(reg::COMMAND, &reg::COMMAND_MEMORY.to_le_bytes());
+        port.config_write(regs::COMMAND, &regs::COMMAND_MEMORY.to_le_bytes());
         assert!(opened(0xc000_0000) && opened(0xc01f_ffff));
         assert!(!opened(0xbfff_ffff) && !opened(0xc020_0000));
-        port.config_write(reg::PREFETCH_BASE, &[0x01, 0x00, 0xf1, 0xff]);
-        port.config_write(reg::PREFETCH_BASE_HIGH, &[0x40, 0, 0, 0, 0x41, 0, 0, 0]);
+        port.config_write(regs::PREF_MEMORY_BASE, &[0x01, 0x00, 0xf1, 0xff]);
+        port.config_write(regs::PREF_BASE_UPPER32, &[0x40, 0, 0, 0, 0x41, 0, 0, 0]);
         assert!(opened(0x40_0000_0000) && opened(0x41_ffff_ffff) && !opened(0x42_0000_0000));
         port.reset();
         assert!(!opened(0xc000_0000) && !opened(0x40_0000_0000));
@@ -339,8 +322,10 @@ mod tests {
     fn a_secondary_bus_reset_resets_every_function_once() {
         let (port, _) = port();
         let devices = [put(&port, 0), put(&port, 1)];
-        for value in [0u16, SECONDARY_BUS_RESET, SECONDARY_BUS_RESET, 0, SECONDARY_BUS_RESET] {
-            port.config_write(reg::BRIDGE_CONTROL, &value.to_le_bytes());
+        for value in
+            [0u16, regs::BRIDGE_CTL_BUS_RESET, regs::BRIDGE_CTL_BUS_RESET, 0, regs::BRIDGE_CTL_BUS_RESET]
+        {
+            port.config_write(regs::BRIDGE_CONTROL, &value.to_le_bytes());
         }
         assert_eq!(devices.map(|device| device.resets()), [2, 2]);
     }
@@ -376,44 +361,44 @@ mod tests {
         let (port, vmm) = port();
         assert_eq!(u16_of(&port, EXPRESS), 0x7c10, "the capabilities are where the test looks");
         assert_eq!(u16_of(&port, MSI) & 0xff, 0x05);
-        let status = || u16_of(&port, EXPRESS + SLOT_STATUS);
-        let both = PRESENCE_CHANGED | LINK_CHANGED;
+        let status = || u16_of(&port, EXPRESS + regs::EXP_SLTSTA);
+        let both = CHANGED;
 
         put(&port, 0);
-        assert_eq!(status(), PRESENT | both);
+        assert_eq!(status(), regs::EXP_SLTSTA_PDS | both);
         assert_eq!(vmm.delivered(), [], "nobody asked for interrupts");
         port.reset();
-        assert_eq!(status(), PRESENT, "what is there at the start is no event");
-        assert_eq!(u16_of(&port, EXPRESS + LINK_STATUS), LINK | LINK_ACTIVE);
+        assert_eq!(status(), regs::EXP_SLTSTA_PDS, "what is there at the start is no event");
+        assert_eq!(u16_of(&port, EXPRESS + regs::EXP_LNKSTA), LINK | regs::EXP_LNKSTA_DLLLA);
 
-        port.config_write(reg::COMMAND, &reg::COMMAND_MASTER.to_le_bytes());
-        port.config_write(MSI + MSI_ADDRESS, &(MESSAGE.address as u32).to_le_bytes());
-        port.config_write(MSI + MSI_ADDRESS + 4, &((MESSAGE.address >> 32) as u32).to_le_bytes());
-        port.config_write(MSI + MSI_DATA, &(MESSAGE.data as u16).to_le_bytes());
-        port.config_write(MSI + MSI_CONTROL, &[1, 0]);
-        let control = HOT_PLUG_INTERRUPT_ENABLE | LINK_ENABLE | PRESENCE_ENABLE;
-        port.config_write(EXPRESS + SLOT_CONTROL, &control.to_le_bytes());
+        port.config_write(regs::COMMAND, &regs::COMMAND_MASTER.to_le_bytes());
+        port.config_write(MSI + regs::MSI_ADDRESS_LO, &(MESSAGE.address as u32).to_le_bytes());
+        port.config_write(MSI + regs::MSI_ADDRESS_HI, &((MESSAGE.address >> 32) as u32).to_le_bytes());
+        port.config_write(MSI + regs::MSI_DATA_64, &(MESSAGE.data as u16).to_le_bytes());
+        port.config_write(MSI + regs::MSI_FLAGS, &[1, 0]);
+        let control = regs::EXP_SLTCTL_HPIE | regs::EXP_SLTCTL_DLLSCE | regs::EXP_SLTCTL_PDCE;
+        port.config_write(EXPRESS + regs::EXP_SLTCTL, &control.to_le_bytes());
         assert_eq!(vmm.delivered(), []);
 
         port.change(Vec::clear);
         assert_eq!(status(), both);
-        assert_eq!(u16_of(&port, EXPRESS + LINK_STATUS), 0);
+        assert_eq!(u16_of(&port, EXPRESS + regs::EXP_LNKSTA), 0);
         assert_eq!(vmm.delivered(), [MESSAGE]);
         // A second event is not told before the first is taken.
         put(&port, 0);
         put(&port, 1);
-        assert_eq!((status(), vmm.delivered()), (PRESENT | both, vec![]));
-        port.config_write(EXPRESS + SLOT_STATUS, &PRESENCE_CHANGED.to_le_bytes());
-        assert_eq!((status(), vmm.delivered()), (PRESENT | LINK_CHANGED, vec![]));
-        port.config_write(EXPRESS + SLOT_STATUS, &[0xff; 2]);
-        assert_eq!((status(), vmm.delivered()), (PRESENT, vec![]));
+        assert_eq!((status(), vmm.delivered()), (regs::EXP_SLTSTA_PDS | both, vec![]));
+        port.config_write(EXPRESS + regs::EXP_SLTSTA, &regs::EXP_SLTSTA_PDC.to_le_bytes());
+        assert_eq!((status(), vmm.delivered()), (regs::EXP_SLTSTA_PDS | regs::EXP_SLTSTA_DLLSC, vec![]));
+        port.config_write(EXPRESS + regs::EXP_SLTSTA, &[0xff; 2]);
+        assert_eq!((status(), vmm.delivered()), (regs::EXP_SLTSTA_PDS, vec![]));
 
         // What comes while the vector is masked is pending, and delivered when it no longer is.
-        port.config_write(MSI + MSI_MASK, &[1]);
+        port.config_write(MSI + regs::MSI_MASK_64, &[1]);
         port.change(Vec::clear);
-        assert_eq!((vmm.delivered(), u16_of(&port, MSI + MSI_PENDING)), (vec![], 1));
-        port.config_write(MSI + MSI_MASK, &[0]);
-        assert_eq!((vmm.delivered(), u16_of(&port, MSI + MSI_PENDING)), (vec![MESSAGE], 0));
+        assert_eq!((vmm.delivered(), u16_of(&port, MSI + regs::MSI_PENDING_64)), (vec![], 1));
+        port.config_write(MSI + regs::MSI_MASK_64, &[0]);
+        assert_eq!((vmm.delivered(), u16_of(&port, MSI + regs::MSI_PENDING_64)), (vec![MESSAGE], 0));
         port.reset();
         assert_eq!((status(), vmm.delivered(), vmm.routes()), (0, vec![], 1));
         drop(port);

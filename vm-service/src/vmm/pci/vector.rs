@@ -22,8 +22,8 @@ impl Vector {
     /// When there are no file descriptors or interrupt routes left.
     pub(super) fn new(vmm: Arc<dyn Vmm>) -> Result<Self, VmmError> {
         let trigger = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)
-            .map_err(|error| VmmError { what: "create an eventfd", reason: error.to_string() })?;
-        let route = vmm.add_route(&trigger)?;
+            .map_err(|error| VmmError::new("create an eventfd", error))?;
+        let route = vmm.add_route(sys::borrow(&trigger))?;
         Ok(Self { vmm, trigger, route, routed: Mutex::new(None) })
     }
 

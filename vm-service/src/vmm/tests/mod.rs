@@ -277,7 +277,7 @@ fn a_device_is_reached_where_the_machine_placed_it() {
         .power_off();
     let kernel = guest.elf();
     let (mut machine, screen, stop) = machine(kernel.path(), 1, OnReboot::End);
-    let device = Arc::new(FakeDevice::new(0));
+    let device = Arc::new(FakeDevice::new(0).on(machine.vmm().bars()));
     machine.add_device(device.clone()).unwrap();
     assert!(matches!(machine.add_device(device), Err(MachineError::Twice { .. })));
     assert_eq!(machine.run(&stop).unwrap().end, End::Shutdown);
@@ -346,7 +346,7 @@ fn a_vcpu_that_is_stuck_is_said_with_what_it_is_stuck_in() {
     let kernel = guest.power_off().elf();
     let (mut machine, screen, stop) = machine(kernel.path(), 1, OnReboot::End);
     machine.vcpu_stop = Duration::from_secs(1);
-    machine.add_device(Arc::new(FakeDevice::new(0))).unwrap();
+    machine.add_device(Arc::new(FakeDevice::new(0).on(machine.vmm().bars()))).unwrap();
     let asks = (screen, stop.clone());
     std::thread::spawn(move || {
         while asks.0.text().is_empty() {

@@ -11,12 +11,13 @@ use proptest::test_runner::TestRunner;
 use vm_memory::{GuestAddress, GuestMemoryMmap, MmapRegion};
 use vm_passthrough::guest::placement::{self, ConfigAccess};
 use vm_passthrough::guest::{KvmVmm, Vmm as _};
+use vm_passthrough::pci::regs;
 
 use super::registers::{DRIVER_OK, FEATURES_OK, TRANSPORT_FEATURES};
 use super::worker::Worker;
 use super::{Activation, VirtioDevice, VirtioPci};
 use crate::vmm::memory;
-use crate::vmm::pci::{Function, reg};
+use crate::vmm::pci::Function;
 
 const RAM: u64 = 1 << 20;
 const OWN_FEATURES: u64 = 1 << 5 | 1 << 40;
@@ -25,7 +26,7 @@ const CONFIG: [u8; 7] = [1, 2, 3, 4, 5, 6, 7];
 
 /// Bytes of the device's shared memory.
 const SHARED: u64 = 1 << 16;
-const SHARED_BAR: u16 = reg::BAR0 + 8;
+const SHARED_BAR: u16 = regs::BASE_ADDRESS_0 + 8;
 
 /// A device with shared memory that counts its starts and checks what it is given.
 struct Watch(Arc<AtomicU64>, Arc<MmapRegion>);
@@ -117,7 +118,7 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (bar_offset(), data()).prop_map(|(at, data)| Step::BarWrite(at, data)),
         1 => address().prop_map(Step::Negotiate),
         4 => (bar_offset(), data()).prop_map(|(at, data)| Step::Window(at as u32, data)),
-        2 => (prop_oneof![Just(reg::BAR0), Just(SHARED_BAR)], address(), any::<u16>())
+        2 => (prop_oneof![Just(regs::BASE_ADDRESS_0), Just(SHARED_BAR)], address(), any::<u16>())
             .prop_map(|(bar, at, command)| Step::Move(bar, at, command)),
     ]
 }
@@ -133,7 +134,7 @@ fn perform(function: &VirtioPci, step: &Step) {
         Step::Move(bar, at, command) => {
             function.config_write(*bar, &(*at as u32).to_le_bytes());
             function.config_write(*bar + 4, &((*at >> 32) as u32).to_le_bytes());
-            function.config_write(reg::COMMAND, &command.to_le_bytes());
+            function.config_write(regs::COMMAND, &command.to_le_bytes());
         }
         Step::Window(at, data) => {
             let window = window(function);
@@ -170,7 +171,7 @@ fn window(function: &VirtioPci) -> u16 {
         function.config_read(at, &mut data);
         data[0]
     };
-    let mut at = byte(reg::CAPABILITIES);
+    let mut at = byte(regs::CAPABILITY_LIST);
     for _ in 0..48 {
         if (byte(at.into()), byte(u16::from(at) + 3)) == (9, 5) {
             return at.into();

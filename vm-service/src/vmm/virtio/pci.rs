@@ -10,6 +10,7 @@ use kvm_ioctls::{IoEventAddress, NoDatamatch};
 use vm_memory::MmapRegion;
 use vm_passthrough::guest::placement::BarRequest;
 use vm_passthrough::guest::{KvmVmm, MapId, Vmm as _, VmmError};
+use vm_passthrough::pci::regs;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::interrupt::Interrupt;
@@ -17,14 +18,14 @@ use super::registers::{NEEDS_RESET, Registers};
 use super::worker::Worker;
 use super::{Activation, Busy, VirtioDevice};
 use crate::vmm::error::MachineError;
-use crate::vmm::pci::{ConfigSpace, Function, MSIX_ENTRY_SIZE, MsixTable, reg};
+use crate::vmm::pci::{COMMAND_OTHER, ConfigSpace, Function, MsixTable};
 
 const COMMON: u64 = 0x0000;
 const ISR: u64 = 0x1000;
 const DEVICE: u64 = 0x2000;
 const NOTIFY: u64 = 0x3000;
 /// The register of the BAR of shared memory: the third, as the first takes two.
-const SHARED_BAR: u16 = reg::BAR0 + 8;
+const SHARED_BAR: u16 = regs::BASE_ADDRESS_0 + 8;
 const MSIX_TABLE: u64 = 0x4000;
 const MSIX_PENDING: u64 = 0x5000;
 const BAR_SIZE: u64 = 0x8000;
@@ -79,29 +80,29 @@ impl VirtioPci {
         let kicks = (0..queues)
             .map(|_| EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK))
             .collect::<Result<_, _>>()
-            .map_err(|error| VmmError { what: "create an eventfd", reason: error.to_string() })?;
+            .map_err(|error| VmmError::new("create an eventfd", error))?;
         let mut config = ConfigSpace::new();
         config.set(0, &0x1af4u16.to_le_bytes());
         config.set(2, &(0x1040 + device.id()).to_le_bytes());
         // Revision 1: modern only.
-        config.set(reg::REVISION, &[1]);
-        config.set(reg::REVISION + 1, &device.class().to_le_bytes()[..3]);
-        config.set(reg::SUBSYSTEM, &0x1af4u16.to_le_bytes());
-        config.set(reg::SUBSYSTEM + 2, &(0x1040 + device.id()).to_le_bytes());
+        config.set(regs::CLASS_REVISION, &[1]);
+        config.set(regs::CLASS_REVISION + 1, &device.class().to_le_bytes()[..3]);
+        config.set(regs::SUBSYSTEM_VENDOR_ID, &0x1af4u16.to_le_bytes());
+        config.set(regs::SUBSYSTEM_VENDOR_ID + 2, &(0x1040 + device.id()).to_le_bytes());
         config.allow(
-            reg::COMMAND,
-            &(reg::COMMAND_MEMORY | reg::COMMAND_MASTER | reg::COMMAND_OTHER).to_le_bytes(),
+            regs::COMMAND,
+            &(regs::COMMAND_MEMORY | regs::COMMAND_MASTER | COMMAND_OTHER).to_le_bytes(),
         );
         // A 64-bit memory BAR.
-        config.set(reg::BAR0, &[4]);
-        config.allow(reg::BAR0, &(!(BAR_SIZE - 1)).to_le_bytes());
+        config.set(regs::BASE_ADDRESS_0, &[4]);
+        config.allow(regs::BASE_ADDRESS_0, &(!(BAR_SIZE - 1)).to_le_bytes());
         let window = device.window();
         if let Some((_, memory)) = &window {
             // A 64-bit memory BAR that may be prefetched.
             config.set(SHARED_BAR, &[0xc]);
             config.allow(SHARED_BAR, &(!(memory.size() as u64 - 1)).to_le_bytes());
         }
-        config.allow(reg::INTERRUPT_LINE, &[0xff]);
+        config.allow(regs::INTERRUPT_LINE, &[0xff]);
         let last = queues as u16;
         let mut msix_body = last.to_le_bytes().to_vec();
         msix_body.extend((MSIX_TABLE as u32).to_le_bytes());
@@ -300,12 +301,12 @@ fn capability(kind: u8, offset: u64, len: u64, more: &[u8]) -> Vec<u8> {
 
 /// Where the registers are, if their BAR decodes.
 fn registers_bar(config: &ConfigSpace) -> Option<u64> {
-    bar(config, reg::BAR0, BAR_SIZE)
+    bar(config, regs::BASE_ADDRESS_0, BAR_SIZE)
 }
 
 /// Where a BAR is, if it decodes.
 fn bar(config: &ConfigSpace, register: u16, size: u64) -> Option<u64> {
-    let enabled = config.u16(reg::COMMAND) & reg::COMMAND_MEMORY != 0;
+    let enabled = config.u16(regs::COMMAND) & regs::COMMAND_MEMORY != 0;
     let base = u64::from(config.u32(register) & !0xf) | u64::from(config.u32(register + 4)) << 32;
     (enabled && base != 0 && base.checked_add(size).is_some()).then_some(base)
 }
@@ -362,7 +363,7 @@ impl Function for VirtioPci {
             }
             MSIX_TABLE..MSIX_PENDING => {
                 data.fill(0);
-                if offset < MSIX_TABLE + u64::from(self.msix.len()) * MSIX_ENTRY_SIZE {
+                if offset < MSIX_TABLE + u64::from(self.msix.len()) * regs::MSIX_ENTRY_SIZE {
                     self.msix.read(offset - MSIX_TABLE, data);
                 }
             }

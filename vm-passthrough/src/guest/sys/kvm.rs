@@ -1,49 +1,18 @@
-//! What needs `unsafe` to show memory to a guest: memory slots of KVM, and RAM of vm-memory as a [`Mapping`].
-#![allow(unsafe_code)]
+//! Memory slots and eventfds of KVM.
 
-use std::fmt;
 use std::ops::Range;
-use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::os::fd::{FromRawFd as _, IntoRawFd as _, OwnedFd};
 use std::sync::Arc;
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
-use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::vfio::Mapping;
 
-/// An `mmap` of vm-memory, kept for as long as this lives.
-pub(crate) struct SharedMemory(Arc<MmapRegion>);
-
-impl SharedMemory {
-    /// Shares `region`.
-    pub(crate) fn new(region: Arc<MmapRegion>) -> Self {
-        Self(region)
-    }
-}
-
-impl fmt::Debug for SharedMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SharedMemory({:#x}, {:#x})", self.address(), self.len())
-    }
-}
-
-// SAFETY: the region is mapped until the last `Arc` is gone, `mmap` aligns it to pages, and vm-memory gives out no
-// references into it: all its accesses are volatile.
-unsafe impl Mapping for SharedMemory {
-    fn address(&self) -> u64 {
-        self.0.as_ptr() as u64
-    }
-
-    fn len(&self) -> u64 {
-        self.0.size() as u64
-    }
-}
-
 /// A memory slot of KVM. What the guest reaches through it lives as long as it does, and for ever where KVM does not delete
 /// it.
-pub(crate) struct Slot {
+pub(in crate::guest) struct Slot {
     vm: Arc<VmFd>,
     number: u32,
     guest: u64,
@@ -53,7 +22,7 @@ pub(crate) struct Slot {
 
 impl Slot {
     /// Makes the `range` of `memory` the content of slot `number`, at guest-physical address `guest`.
-    pub(crate) fn new(
+    pub(in crate::guest) fn new(
         vm: &Arc<VmFd>,
         number: u32,
         guest: u64,
@@ -77,17 +46,17 @@ impl Slot {
     }
 
     /// Its number.
-    pub(crate) fn number(&self) -> u32 {
+    pub(in crate::guest) fn number(&self) -> u32 {
         self.number
     }
 
     /// Guest-physical address.
-    pub(crate) fn guest(&self) -> u64 {
+    pub(in crate::guest) fn guest(&self) -> u64 {
         self.guest
     }
 
     /// Takes the memory from the guest, which can't reach it once this returned `Ok`. When KVM refuses, it is as it was.
-    pub(crate) fn clear(&mut self) -> Result<(), kvm_ioctls::Error> {
+    pub(in crate::guest) fn clear(&mut self) -> Result<(), kvm_ioctls::Error> {
         if self.memory.is_none() {
             return Ok(());
         }
@@ -115,15 +84,15 @@ impl Drop for Slot {
     }
 }
 
-/// An eventfd of vmm-sys-util as a borrowed file descriptor.
-pub(super) fn borrow(eventfd: &EventFd) -> BorrowedFd<'_> {
-    // SAFETY: the descriptor is open for as long as `eventfd` lives, which outlives the result.
-    unsafe { BorrowedFd::borrow_raw(eventfd.as_raw_fd()) }
+/// An eventfd as kvm-ioctls takes it.
+pub(in crate::guest) fn eventfd(file: OwnedFd) -> EventFd {
+    // SAFETY: the descriptor is open, and nobody else's from here on.
+    unsafe { EventFd::from_raw_fd(file.into_raw_fd()) }
 }
 
 /// The I/O APIC's interrupt request register.
 #[cfg(test)]
-pub(super) fn ioapic_irr(chip: &kvm_bindings::kvm_irqchip) -> u32 {
+pub(in crate::guest) fn ioapic_irr(chip: &kvm_bindings::kvm_irqchip) -> u32 {
     // SAFETY: `KVM_GET_IRQCHIP` fills this variant for chip 2, and every bit pattern is valid for it.
     unsafe { chip.chip.ioapic.irr }
 }

@@ -1,0 +1,60 @@
+//! The library in a VMM that is built otherwise than `vm-service`: it gets an NVMe controller, and a bare guest's driver works
+//! on it.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::linux_nvme::{NVME, NVME_AT_PORT0};
+use crate::agent::{Function, L1, NvmeDisk, OWN_VMM};
+use crate::scenario::{Contents, Disk, Scenario, Variant};
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "own-vmm",
+    about: "a VMM unlike vm-service passes an NVMe controller to a bare guest, which copies blocks by RAM added later",
+    variants: Variant::ALL,
+    ports: 1,
+    devices: NVME_AT_PORT0,
+    disks: &[Disk { name: "disk", mib: 64 }],
+    memory_mib: 768,
+    deadline: Duration::from_secs(180),
+    contents: Contents { bare_guest: true, own_vmm: true, ..Contents::NONE },
+    l1,
+    l2: None,
+};
+
+const LEN: usize = 128 << 10;
+const SEED: u64 = 0x006f_776e_2076_6d6d;
+const FROM: u64 = 1 << 20;
+const TO: u64 = 32 << 20;
+const BLOCK: u64 = 512;
+/// In the RAM that the VMM adds once the device is attached.
+const BUFFER: u64 = 0x1000_0000;
+
+fn l1(l1: &mut L1) -> Result<()> {
+    let nvme = Function::find(NVME.0, NVME.1)?;
+    let written = NvmeDisk::of(&nvme)?.write_pattern(SEED, FROM, LEN)?;
+    l1.proved(format!("the host wrote {LEN} bytes, checksum {written:016x}"));
+
+    let address = nvme.address.to_string();
+    let words = format!(
+        "nvme from={} to={} blocks={} buffer={BUFFER:#x}",
+        FROM / BLOCK,
+        TO / BLOCK,
+        LEN as u64 / BLOCK
+    );
+    let ended =
+        l1.program(OWN_VMM, &[&address, "/guest/bare", &words], Duration::from_secs(120))?.succeeded()?;
+    for check in ["msix", "enable", "identify", "queues", "copy", "interrupts"] {
+        let line = format!("bare: {check} ok");
+        l1.prove(ended.stdout.lines().any(|said| said.trim() == line), format!("in the guest: {check}"))?;
+    }
+    l1.prove(ended.stdout.trim_end().ends_with("bare: PASS"), "the guest says that all held")?;
+
+    l1.prove(
+        nvme.driver().as_deref() == Some("nvme"),
+        format!("the host's nvme driver has {} again", nvme.address),
+    )?;
+    let got = NvmeDisk::of(&nvme)?.check_pattern(SEED, TO, LEN)?;
+    l1.prove(got == written, format!("the host reads what the guest copied, checksum {got:016x}"))
+}
