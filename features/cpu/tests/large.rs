@@ -67,7 +67,6 @@ fn long_chains_are_right() {
 
 /// Those that became wrong code without an error.
 #[test]
-#[ignore = "takes a minute: cargo test --release -p vm-cpu --test large -- --ignored"]
 fn the_longest_chains_are_right() {
     chains(&[(5_000, 0), (10_000, 0), (11_625, 300), (11_700, 200), (11_900, 200)]);
 }
