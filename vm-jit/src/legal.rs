@@ -118,6 +118,7 @@ pub fn support(target: &Target, op: Opcode, ty: Scalar, to: Scalar) -> Support {
 pub(crate) fn way(target: &Target, op: Opcode, accuracy: Accuracy, ty: Scalar, to: Scalar) -> Way {
     match target {
         Target::Ptx(options) => crate::target::ptx::way(options, op, accuracy, ty, to),
+        #[cfg(feature = "cpu")]
         Target::Cpu(_) => crate::target::cpu::way(op, ty, to),
     }
 }
@@ -127,6 +128,7 @@ pub(crate) fn way(target: &Target, op: Opcode, accuracy: Accuracy, ty: Scalar, t
 pub fn cost(target: &Target, op: Opcode, ty: Scalar, to: Scalar, shared: bool) -> u64 {
     let costs = match target {
         Target::Ptx(options) => crate::target::ptx::safety(options).costs,
+        #[cfg(feature = "cpu")]
         Target::Cpu(_) => crate::target::cpu::SAFETY.costs,
     };
     crate::safety::cost::element(costs, op, ty, to, shared)
@@ -234,6 +236,7 @@ pub(crate) fn kernel_rejects(kernel: &Kernel, target: &Target) -> Vec<Reject> {
     let mut found = Vec::new();
     let head = match target {
         Target::Ptx(options) => crate::target::ptx::head_rejects(options, kernel),
+        #[cfg(feature = "cpu")]
         Target::Cpu(options) => crate::target::cpu::head_rejects(options, kernel),
     };
     found.extend(head.into_iter().map(|kind| Reject::new(kernel, kernel.line().0, kind)));

@@ -40,6 +40,9 @@
 //! from an `if` that compares with one, from thread numbers; loops that are known to be short. What is left is in
 //! one plan for each kernel, which the targets read.
 
+// Some of what targets share is used by that of CPUs alone.
+#![cfg_attr(not(feature = "cpu"), allow(dead_code))]
+
 pub mod artifact;
 pub mod cache;
 mod contain;
@@ -78,6 +81,7 @@ pub fn compile(module: &ValidModule, target: &Target) -> Result<Artifact, Reject
         let module = legalise::legalise(module, target)?;
         match target {
             Target::Ptx(options) => target::ptx::write(&module, options, target.to_string()),
+            #[cfg(feature = "cpu")]
             Target::Cpu(options) => target::cpu::write(&module, options, target.to_string()),
         }
     })

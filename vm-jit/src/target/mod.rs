@@ -1,6 +1,7 @@
 //! Targets: what a module is compiled for. Each has a module of its own, of one shape: `mod.rs` says what it
 //! does and has its options, `writer.rs` writes.
 
+#[cfg(feature = "cpu")]
 pub mod cpu;
 mod flow;
 pub mod ptx;
@@ -10,10 +11,12 @@ use std::str::FromStr;
 
 /// What a module is compiled for, with all options that change the result. Its text form is canonical.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Target {
     /// PTX, for an NVIDIA GPU: `ptx:sm_90a`.
     Ptx(ptx::Options),
     /// Machine code for a CPU: `cpu` for this machine, `cpu:x86-64-v3` for one that is named.
+    #[cfg(feature = "cpu")]
     Cpu(cpu::Options),
 }
 
@@ -21,6 +24,7 @@ impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Target::Ptx(options) => write!(f, "ptx:{options}"),
+            #[cfg(feature = "cpu")]
             Target::Cpu(options) => write!(f, "cpu:{options}"),
         }
     }
@@ -32,10 +36,14 @@ pub enum UnknownTarget {
     /// The kind is unknown.
     #[error("no target `{0}`; a target is `ptx:ARCHITECTURE`, such as ptx:sm_90a, or `cpu`")]
     Kind(String),
+    /// The kind was left out when this program was built.
+    #[error("this program was built without the target `{0}`; build it with the cargo feature `cpu`")]
+    LeftOut(String),
     /// The architecture is.
     #[error(transparent)]
     Arch(#[from] ptx::UnknownArch),
     /// The machine is.
+    #[cfg(feature = "cpu")]
     #[error(transparent)]
     Isa(#[from] cpu::UnknownIsa),
 }
@@ -48,8 +56,14 @@ impl FromStr for Target {
     fn from_str(text: &str) -> Result<Target, UnknownTarget> {
         match text.split_once(':') {
             Some(("ptx", arch)) => Ok(Target::Ptx(ptx::Options::new(arch.parse()?))),
+            #[cfg(feature = "cpu")]
             Some(("cpu", isa)) => Ok(Target::Cpu(cpu::Options::new(isa.parse()?))),
+            #[cfg(feature = "cpu")]
             None if text == "cpu" => Ok(Target::Cpu(cpu::Options::new(cpu::Isa::host()?))),
+            #[cfg(not(feature = "cpu"))]
+            Some(("cpu", _)) => Err(UnknownTarget::LeftOut(text.to_owned())),
+            #[cfg(not(feature = "cpu"))]
+            None if text == "cpu" => Err(UnknownTarget::LeftOut(text.to_owned())),
             _ => Err(UnknownTarget::Kind(text.to_owned())),
         }
     }
