@@ -48,8 +48,10 @@ pub struct Disk {
 }
 
 /// What goes into L1 beside the agent and `vm-service`.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Contents {
+    /// Compilers and accelerators in `vm-service`: most of what there is to build of it.
+    pub accelerators: bool,
     /// The Linux kernel and the initial RAM disk of a Linux guest, as `/guest/kernel` and `/guest/initrd`.
     pub linux_guest: bool,
     /// The bare guest, as `/guest/bare`.
@@ -64,9 +66,28 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// Nothing more.
-    pub const NONE: Self =
-        Self { linux_guest: false, bare_guest: false, peers: false, example: false, own_vmm: false };
+    /// None of it.
+    pub const NONE: Self = Self {
+        accelerators: false,
+        linux_guest: false,
+        bare_guest: false,
+        peers: false,
+        example: false,
+        own_vmm: false,
+    };
+
+    /// What either has.
+    #[must_use]
+    pub fn union(self, other: Self) -> Self {
+        Self {
+            accelerators: self.accelerators || other.accelerators,
+            linux_guest: self.linux_guest || other.linux_guest,
+            bare_guest: self.bare_guest || other.bare_guest,
+            peers: self.peers || other.peers,
+            example: self.example || other.example,
+            own_vmm: self.own_vmm || other.own_vmm,
+        }
+    }
 }
 
 /// What one side of a scenario does.

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use clap::Parser;
 use testbed::host::{Outcome, Programs, Purpose, Run, Verdict, run_all, workspace};
 use testbed::provision::{Cache, LinuxKernel, provision_built, provision_qemu, provision_stock};
-use testbed::scenario::{Scenario, Variant};
+use testbed::scenario::{Contents, Scenario, Variant};
 use testbed::scenarios;
 
 /// Boots Linux in QEMU with an emulated IOMMU and PCI devices, and runs scenarios of device passthrough in it.
@@ -99,7 +99,8 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         .collect();
     let measures = runs.iter().any(|run| scenarios::BENCHMARKS.iter().any(|it| it.name == run.scenario.name));
     let purpose = if measures { Purpose::Benchmark } else { Purpose::Test };
-    let mut programs = Programs::build(&workspace().join("target/testbed"), purpose)?;
+    let contents = runs.iter().fold(Contents::NONE, |all, run| all.union(run.scenario.contents));
+    let mut programs = Programs::build(&workspace().join("target/testbed"), purpose, contents)?;
     programs.cloud_hypervisor.clone_from(&arguments.cloud_hypervisor);
     let outcomes = run_all(&runs, &programs, arguments.jobs, arguments.verbose);
     if arguments.json {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
@@ -28,17 +28,17 @@ pub(super) fn make_l1(
         let mut inner = Tree::create(&guest)?;
         inner.machine(programs, kernel)?;
         if contents.example {
-            inner.program("bin/softmax", &programs.example)?;
+            inner.program("bin/softmax", built(&programs.example)?)?;
         }
         inner.finish()?;
         tree.file("guest/initrd", 0o644, &guest)?;
         tree.file("guest/kernel", 0o644, &kernel.image)?;
     }
     if contents.bare_guest {
-        tree.file("guest/bare", 0o755, &programs.bare_guest)?;
+        tree.file("guest/bare", 0o755, built(&programs.bare_guest)?)?;
     }
     if contents.own_vmm {
-        tree.program(OWN_VMM.trim_start_matches('/'), &programs.own_vmm)?;
+        tree.program(OWN_VMM.trim_start_matches('/'), built(&programs.own_vmm)?)?;
     }
     if contents.peers {
         for (place, source) in qemu_files()? {
@@ -49,6 +49,11 @@ pub(super) fn make_l1(
         }
     }
     tree.finish()
+}
+
+/// A program that a scenario needs.
+fn built(program: &Option<PathBuf>) -> Result<&Path> {
+    program.as_deref().context("a program of the scenario was not built")
 }
 
 /// An archive that makes the directories its files need.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::provision::{Step, say};
+use crate::scenario::Contents;
 
 /// Bare guests are for no operating system, and use no vector registers: not every KVM knows them.
 const BARE_TARGET: &str = "x86_64-unknown-none";
@@ -27,12 +28,12 @@ pub struct Programs {
     pub vm_service: PathBuf,
     /// `testbed-agent`.
     pub agent: PathBuf,
-    /// The bare guest.
-    pub bare_guest: PathBuf,
-    /// The example of a Linux program that uses a shared accelerator.
-    pub example: PathBuf,
-    /// The example of a VMM that implements the library's boundary itself.
-    pub own_vmm: PathBuf,
+    /// The bare guest, if it was asked for.
+    pub bare_guest: Option<PathBuf>,
+    /// The example of a Linux program that uses a shared accelerator, if it was asked for.
+    pub example: Option<PathBuf>,
+    /// The example of a VMM that implements the library's boundary itself, if it was asked for.
+    pub own_vmm: Option<PathBuf>,
     /// cloud-hypervisor, static, where there is one to compare with.
     pub cloud_hypervisor: Option<PathBuf>,
 }
@@ -45,11 +46,11 @@ pub fn workspace() -> &'static Path {
 }
 
 impl Programs {
-    /// Builds them all. Their debug information stays behind: it is most of their size.
+    /// Builds what `contents` needs. Debug information stays behind: it is most of a program's size.
     ///
     /// # Errors
     /// When one does not compile.
-    pub fn build(logs: &Path, purpose: Purpose) -> Result<Self> {
+    pub fn build(logs: &Path, purpose: Purpose, contents: Contents) -> Result<Self> {
         std::fs::create_dir_all(logs).with_context(|| format!("can't make {}", logs.display()))?;
         let target =
             std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from);
@@ -59,30 +60,26 @@ impl Programs {
         };
         say("building vm-service and the agent");
         cargo(logs, "build-programs.log", "building the programs", |command| {
-            // All of the workspace, with examples, so that cargo chooses the same features of other crates as for
-            // `cargo test --workspace`, and what it has compiled for either serves both.
-            command.args(["--workspace", "--profile", profile]).args([
-                "--bin",
-                "vm-service",
-                "--bin",
-                "testbed-agent",
-                "--example",
-                "linux",
-                "--example",
-                "own_vmm",
-            ])
-        })?;
-        say("building the bare guest");
-        add_target(logs);
-        let guests = target.join("guests");
-        cargo(logs, "build-guests.log", "building the bare guest", |command| {
+            command.args(["--profile", profile, "--bin", "vm-service", "--bin", "testbed-agent"]);
+            if contents.accelerators {
+                // All of the workspace, with examples, so that cargo chooses the same features of other crates as for
+                // `cargo test --workspace`, and what it has compiled for either serves both.
+                command.args(["--workspace", "--example", "linux"]);
+            } else {
+                command.args([
+                    "--package",
+                    "vm-service",
+                    "--package",
+                    "testbed",
+                    "--package",
+                    "vm-passthrough",
+                ]);
+                command.arg("--no-default-features");
+            }
+            if contents.own_vmm {
+                command.args(["--example", "own_vmm"]);
+            }
             command
-                .env_remove("RUSTFLAGS")
-                .env_remove("CARGO_ENCODED_RUSTFLAGS")
-                .env("CARGO_TARGET_X86_64_UNKNOWN_NONE_RUSTFLAGS", "-C relocation-model=static")
-                .args(["--release", "--manifest-path", "tests/testbed/guests/Cargo.toml"])
-                .args(["--target", BARE_TARGET, "--target-dir"])
-                .arg(&guests)
         })?;
         let built = target.join(directory);
         let stripped = |name: &str| {
@@ -95,12 +92,29 @@ impl Programs {
         Ok(Self {
             vm_service: stripped("vm-service")?,
             agent: stripped("testbed-agent")?,
-            example: stripped("examples/linux")?,
-            own_vmm: stripped("examples/own_vmm")?,
-            bare_guest: guests.join(BARE_TARGET).join("release/bare"),
+            example: contents.example.then(|| stripped("examples/linux")).transpose()?,
+            own_vmm: contents.own_vmm.then(|| stripped("examples/own_vmm")).transpose()?,
+            bare_guest: contents.bare_guest.then(|| bare_guest(logs, &target)).transpose()?,
             cloud_hypervisor: None,
         })
     }
+}
+
+/// Builds the bare guest.
+fn bare_guest(logs: &Path, target: &Path) -> Result<PathBuf> {
+    say("building the bare guest");
+    add_target(logs);
+    let guests = target.join("guests");
+    cargo(logs, "build-guests.log", "building the bare guest", |command| {
+        command
+            .env_remove("RUSTFLAGS")
+            .env_remove("CARGO_ENCODED_RUSTFLAGS")
+            .env("CARGO_TARGET_X86_64_UNKNOWN_NONE_RUSTFLAGS", "-C relocation-model=static")
+            .args(["--release", "--manifest-path", "tests/testbed/guests/Cargo.toml"])
+            .args(["--target", BARE_TARGET, "--target-dir"])
+            .arg(&guests)
+    })?;
+    Ok(guests.join(BARE_TARGET).join("release/bare"))
 }
 
 /// How long stripping a program may take.

@@ -18,7 +18,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     disks: &[],
     memory_mib: 768,
     deadline: Duration::from_secs(300),
-    contents: Contents { bare_guest: true, ..Contents::NONE },
+    contents: Contents { accelerators: true, bare_guest: true, ..Contents::NONE },
     l1,
     l2: None,
 };

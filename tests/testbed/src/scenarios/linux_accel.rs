@@ -28,7 +28,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     disks: &[],
     memory_mib: 1024,
     deadline: Duration::from_secs(240),
-    contents: Contents { linux_guest: true, example: true, ..Contents::NONE },
+    contents: Contents { accelerators: true, linux_guest: true, example: true, ..Contents::NONE },
     l1,
     l2: Some(l2),
 };
