@@ -5,7 +5,7 @@
 //! dma_map ADDRESS [--backend iommufd|group] [--mib MIB] [--ranges N] [--rounds N]
 //! ```
 //!
-//! The function must be claimed. The two take turns, in pairs whose order alternates, each with its own opened device; what
+//! The function is claimed, or its claim taken up. The two take turns, in pairs whose order alternates, each with its own opened device; what
 //! is timed is mapping and unmapping only. In an emulated machine let time follow the instructions (QEMU's
 //! `-icount shift=0,sleep=off`): the figures then do not depend on what else the host does. Without an address it says so and measures nothing: it needs a real IOMMU.
 
@@ -20,8 +20,10 @@ use std::time::{Duration, Instant};
 
 use iommufd_bindings::iommufd as iommu;
 use vfio_bindings::bindings::vfio as uapi;
+use vm_passthrough::claim::ClaimOptions;
+use vm_passthrough::manager::Claimed;
 use vm_passthrough::vfio::{self, AddressSpace as _, Backend, DmaPermission, HostMemory, Mapping};
-use vm_passthrough::{Host, PciAddress};
+use vm_passthrough::{Host, PassthroughManager, PciAddress};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
 
@@ -52,7 +54,9 @@ fn main() -> Result {
         println!("dma_map: nothing measured: it needs the address of a claimed function");
         return Ok(());
     };
-    let host = Host::system();
+    let mut manager = PassthroughManager::new()?;
+    let claimed = manager.claim(address, &ClaimOptions::default())?;
+    let host = manager.host().clone();
     let backend = match backend {
         Some(backend) => backend,
         None => vfio::choose_backend(&host, &[address])?,
@@ -71,15 +75,15 @@ fn main() -> Result {
     let bytes: u64 = pieces.iter().map(|piece| piece.len()).sum();
 
     let (mut ours, mut bare) = (Vec::new(), Vec::new());
-    through_space(&host, address, backend, &pieces)?;
+    through_space(&host, &claimed, backend, &pieces)?;
     bare_ioctls(&host, address, backend, &pieces)?;
     for round in 0..rounds {
         if round % 2 == 0 {
-            ours.push(through_space(&host, address, backend, &pieces)?);
+            ours.push(through_space(&host, &claimed, backend, &pieces)?);
             bare.push(bare_ioctls(&host, address, backend, &pieces)?);
         } else {
             bare.push(bare_ioctls(&host, address, backend, &pieces)?);
-            ours.push(through_space(&host, address, backend, &pieces)?);
+            ours.push(through_space(&host, &claimed, backend, &pieces)?);
         }
     }
     let mut ratios: Vec<f64> =
@@ -115,12 +119,12 @@ fn main() -> Result {
 
 fn through_space(
     host: &Host,
-    address: PciAddress,
+    claimed: &Claimed,
     backend: Backend,
     pieces: &[Arc<HostMemory>],
 ) -> Result<Duration> {
-    let space = vfio::open_space(host, &[address], Some(backend))?;
-    let device = vfio::open_device(host, address, &space)?;
+    let space = vfio::open_space(host, &[claimed.address()], Some(backend))?;
+    let device = claimed.open(&space)?;
     let start = Instant::now();
     let mut iova = IOVA;
     for piece in pieces {

@@ -24,7 +24,8 @@ use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
 use vm_passthrough::claim::ClaimOptions;
 use vm_passthrough::guest::placement::{self, FunctionRequest, Windows};
 use vm_passthrough::guest::{BarMap, KvmVmm, VfioPciDevice};
-use vm_passthrough::{PassthroughDevice, PassthroughManager, PciAddress, vfio};
+use vm_passthrough::manager::Claimed;
+use vm_passthrough::{PassthroughDevice, PassthroughManager, vfio};
 
 /// The guest's address map: RAM, config space, and room for BARs, all of it below 4 GiB for 32-bit code.
 const RAM: usize = 64 << 20;
@@ -73,13 +74,13 @@ fn embed() -> Result<(), Box<dyn Error>> {
 
     // What happens is undone in any case: by `close`, which tells what it could not undo, or by the drop.
     let mut manager = PassthroughManager::new()?;
-    manager.claim(address, &ClaimOptions::default())?;
-    run(&mut manager, address, program.as_deref().unwrap_or(PRINT_REGISTER))?;
+    let claimed = manager.claim(address, &ClaimOptions::default())?;
+    run(&mut manager, &claimed, program.as_deref().unwrap_or(PRINT_REGISTER))?;
     Ok(manager.close()?)
 }
 
-/// Runs a guest that has the claimed function at `address`.
-fn run(manager: &mut PassthroughManager, address: PciAddress, program: &[u8]) -> Result<(), Box<dyn Error>> {
+/// Runs a guest that has the claimed function.
+fn run(manager: &mut PassthroughManager, claimed: &Claimed, program: &[u8]) -> Result<(), Box<dyn Error>> {
     // A guest with RAM and KVM's interrupt controllers.
     let kvm = Kvm::new()?;
     let vm = Arc::new(kvm.create_vm()?);
@@ -89,10 +90,10 @@ fn run(manager: &mut PassthroughManager, address: PciAddress, program: &[u8]) ->
     let vmm = KvmVmm::new(vm.clone(), memory)?;
 
     // The device, which shares the guest's memory from `attach_device` on.
+    let address = claimed.address();
     let space = vfio::open_space(manager.host(), &[address], None)?;
-    let file = vfio::open_device(manager.host(), address, &space)?;
-    let device = VfioPciDevice::new(file, space, vmm.clone())?;
-    manager.attach_device(address, device.clone())?;
+    let device = VfioPciDevice::new(claimed.open(&space)?, space, vmm.clone())?;
+    manager.attach_device(device.clone())?;
 
     // Firmware's work: give the BARs addresses, and turn the device on.
     let bars = placement::probe(&*device);

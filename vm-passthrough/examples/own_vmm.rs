@@ -35,6 +35,7 @@ use vm_passthrough::guest::placement::{self, FunctionRequest, Windows};
 use vm_passthrough::guest::{
     DecodedBar, MapId, MsiMessage, RamRegion, RouteId, SharedMemory, VfioPciDevice, Vmm, VmmError,
 };
+use vm_passthrough::manager::Claimed;
 use vm_passthrough::vfio::{self, Mapping};
 use vm_passthrough::{PassthroughDevice, PassthroughManager, PciAddress};
 
@@ -78,15 +79,15 @@ fn embed() -> Result<(), Box<dyn Error>> {
 
     // What happens is undone in any case: by `close`, which tells what it could not undo, or by the drop.
     let mut manager = PassthroughManager::new()?;
-    manager.claim(address, &ClaimOptions::default())?;
-    run(&mut manager, address, kernel, &command_line)?;
+    let claimed = manager.claim(address, &ClaimOptions::default())?;
+    run(&mut manager, &claimed, kernel, &command_line)?;
     Ok(manager.close()?)
 }
 
-/// Runs a guest that has the claimed function at `address`.
+/// Runs a guest that has the claimed function.
 fn run(
     manager: &mut PassthroughManager,
-    address: PciAddress,
+    claimed: &Claimed,
     mut kernel: File,
     command_line: &str,
 ) -> Result<(), Box<dyn Error>> {
@@ -115,10 +116,10 @@ fn run(
     let board = Arc::new(Board::new(vm));
     board.add_ram(ram, None)?;
 
+    let address = claimed.address();
     let space = vfio::open_space(manager.host(), &[address], None)?;
-    let file = vfio::open_device(manager.host(), address, &space)?;
-    let device = VfioPciDevice::new(file, space, board.clone())?;
-    manager.attach_device(address, device.clone())?;
+    let device = VfioPciDevice::new(claimed.open(&space)?, space, board.clone())?;
+    manager.attach_device(device.clone())?;
     board.add_ram(more, Some(&*device))?;
 
     // Firmware's work: give the BARs addresses. The guest turns the device on.

@@ -4,7 +4,7 @@
 //! vfio_edu ADDRESS [--backend iommufd|group] [--rounds N]
 //! ```
 //!
-//! The function must be claimed (bound to vfio-pci), its group viable. Every step is checked, and the first that does not
+//! The function is claimed, or its claim taken up. Every step is checked, and the first that does not
 //! hold ends the program with exit status 1. It doubles as the proof on a real IOMMU that the VFIO layer does what it says.
 
 use std::error::Error;
@@ -15,11 +15,12 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
+use vm_passthrough::claim::ClaimOptions;
 use vm_passthrough::vfio::{
     self, AddressSpace as _, Backend, CONFIG_REGION, DeviceFile as _, DmaPermission, HostMemory, IrqTrigger,
     MSI_IRQ, Presence, REQ_IRQ, ResetEvidence, VfioDevice, VfioError, load_u32, store_u32,
 };
-use vm_passthrough::{Host, PciAddress};
+use vm_passthrough::{PassthroughManager, PciAddress};
 
 type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
 
@@ -71,16 +72,14 @@ fn run() -> Result {
     }
     let address = address.ok_or("usage: vfio_edu ADDRESS [--backend iommufd|group] [--rounds N]")?;
 
-    let host = Host::system();
-    let space = vfio::open_space(&host, &[address], backend)?;
+    let mut manager = PassthroughManager::new()?;
+    let claimed = manager.claim(address, &ClaimOptions::default())?;
+    let space = vfio::open_space(manager.host(), &[address], backend)?;
     println!("back end: {}", space.backend());
     check(backend.is_none_or(|backend| backend == space.backend()), "the back end is the one asked for")?;
-    let edu = vfio::open_device(&host, address, &space)?;
+    let edu = claimed.open(&space)?;
     check(edu.presence() == Presence::Present, "the function is present")?;
-    check(
-        matches!(vfio::open_device(&host, address, &space), Err(VfioError::Busy { .. })),
-        "the function can't be opened twice",
-    )?;
+    check(matches!(claimed.open(&space), Err(VfioError::Busy { .. })), "the function can't be opened twice")?;
 
     regions(&edu)?;
     enable(&edu)?;

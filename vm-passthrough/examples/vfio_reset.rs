@@ -10,11 +10,12 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Instant;
 
+use vm_passthrough::claim::ClaimOptions;
 use vm_passthrough::vfio::{
     self, AddressSpace as _, Backend, CONFIG_REGION, DeviceFile as _, DmaPermission, ERR_IRQ, HostMemory,
     MSI_IRQ, MSIX_IRQ, REQ_IRQ, VfioDevice,
 };
-use vm_passthrough::{Host, PciAddress};
+use vm_passthrough::{PassthroughManager, PciAddress};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -35,8 +36,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err("usage: vfio_reset [--backend iommufd|group] ADDRESS…".into());
     }
 
-    let host = Host::system();
-    let space = vfio::open_space(&host, &functions, backend)?;
+    let mut manager = PassthroughManager::new()?;
+    for &address in &functions {
+        if manager.claimed(address).is_none() {
+            manager.claim(address, &ClaimOptions::default())?;
+        }
+    }
+    let space = vfio::open_space(manager.host(), &functions, backend)?;
     println!("back end {}", space.backend());
     // Mapped before any device joins, and still there when they have left.
     let memory = Arc::new(HostMemory::new(0x10_0000)?);
@@ -44,7 +50,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let mut devices = Vec::new();
     for &address in &functions {
-        let device = vfio::open_device(&host, address, &space)?;
+        let device = manager.claimed(address).ok_or("it was just claimed")?.open(&space)?;
         let config = device.region(CONFIG_REGION)?;
         let vectors =
             [MSI_IRQ, MSIX_IRQ, ERR_IRQ, REQ_IRQ].map(|index| device.irq(index).map(|irq| irq.count));

@@ -1,5 +1,7 @@
 //! The device manager: what an embedder uses.
 
+mod claimed;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, Write};
@@ -9,11 +11,14 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::claim::{self, Claim, ClaimError, ClaimOptions, HeldClaim, Recovery, SharedLease, Sharer};
+use crate::claim::{self, ClaimError, ClaimOptions, Recovery, SharedLease, Sharer};
 use crate::guest::DeviceError;
 use crate::pci::{self, ScanError};
 use crate::readiness::{self, ExplainOptions, Readiness};
 use crate::{DeviceType, Host, PassthroughDevice, PciAddress, PciFunction};
+
+pub use claimed::Claimed;
+use claimed::Held;
 
 /// Why the manager could not do what was asked.
 #[derive(Debug, Error)]
@@ -35,9 +40,6 @@ pub enum ManagerError {
     /// A function can't be claimed or released.
     #[error(transparent)]
     Claim(#[from] ClaimError),
-    /// The function is not claimed by this manager.
-    #[error("{0} is not claimed by this manager; claim it first")]
-    NotClaimed(PciAddress),
     /// The function is claimed by this manager already.
     #[error(
         "{address} is claimed by this manager already, with {target}; use that claim, or release it first"
@@ -54,14 +56,11 @@ pub enum ManagerError {
     /// The function is not attached to a guest.
     #[error("{0} is not attached to a guest, so there is nothing to detach")]
     NotAttached(PciAddress),
-    /// The device is another function than the one that it should be.
-    #[error("the device for {address} is {device}; attach it by its own address")]
-    WrongDevice {
-        /// The address that was given.
-        address: PciAddress,
-        /// The device's own.
-        device: PciAddress,
-    },
+    /// A function of a claim is open.
+    #[error(
+        "the claim of {0} can't be released while one of its functions is open; drop the device and all that uses it first"
+    )]
+    Open(PciAddress),
     /// The device could not be attached or detached.
     #[error("{address}: {source}")]
     Device {
@@ -107,14 +106,8 @@ pub struct PassthroughManager {
     host: Host,
     functions: Vec<PciFunction>,
     /// By the function that was asked for.
-    claims: BTreeMap<PciAddress, Held>,
+    claims: BTreeMap<PciAddress, Arc<Held>>,
     attached: BTreeMap<PciAddress, Arc<dyn PassthroughDevice>>,
-}
-
-#[derive(Debug)]
-struct Held {
-    claim: HeldClaim,
-    deadline: Duration,
 }
 
 impl PassthroughManager {
@@ -202,8 +195,8 @@ impl PassthroughManager {
     /// # Errors
     /// When the function must not be taken, is claimed already, or a step fails; then everything is undone. When even
     /// that fails, the error says what is left, and the ledger remembers it.
-    pub fn claim(&mut self, address: PciAddress, options: &ClaimOptions) -> Result<Claim, ManagerError> {
-        if let Some((&target, _)) = self.claims.iter().find(|(_, held)| held.claim.covers(address)) {
+    pub fn claim(&mut self, address: PciAddress, options: &ClaimOptions) -> Result<Claimed, ManagerError> {
+        if let Some(target) = self.held(address) {
             return Err(ManagerError::ClaimedHere { address, target });
         }
         let mut scanned = Ok(());
@@ -215,13 +208,13 @@ impl PassthroughManager {
             }
         });
         scanned?;
-        let claim = claim?;
-        let what = claim.claim();
+        let held = Arc::new(Held::new(&self.host, claim?, options.deadline));
+        let claimed = held.claimed(address);
         // A persistent claim that was just made is used by nobody yet: another process may take it up.
         if !options.persistent {
-            self.claims.insert(what.target, Held { claim, deadline: options.deadline });
+            self.claims.insert(claimed.target, held);
         }
-        Ok(what)
+        Ok(claimed)
     }
 
     /// Shares a function with whoever runs kernels on it: while the lease lives, nobody can claim it whole. An accelerator
@@ -241,28 +234,24 @@ impl PassthroughManager {
         Ok(claim::sharers(&self.host, address).map_err(ClaimError::from)?)
     }
 
-    /// The claims that this manager holds.
-    pub fn claims(&self) -> Vec<Claim> {
-        self.claims.values().map(|held| held.claim.claim()).collect()
+    /// The claims that this manager holds, each by the function that was asked for.
+    pub fn claims(&self) -> Vec<Claimed> {
+        self.claims.iter().map(|(&target, held)| held.claimed(target)).collect()
     }
 
-    /// Attaches a device to its guest. `device` may be of this crate or of another's making; its function, or the one
-    /// whose companion it is, must be claimed by this manager.
+    /// A function that this manager holds, maybe as a companion of the one that was asked for.
+    pub fn claimed(&self, address: PciAddress) -> Option<Claimed> {
+        Some(self.claims[&self.held(address)?].claimed(address))
+    }
+
+    /// Attaches a device to its guest. `device` may be of this crate, made of what [`Claimed::open`] gives, or of another's
+    /// making.
     ///
     /// # Errors
-    /// When the function is not claimed here, or attached already, or the device fails; then it is not attached. Where
-    /// a device that fails can't be detached either, it counts as attached until detaching it succeeds.
-    pub fn attach_device(
-        &mut self,
-        address: PciAddress,
-        device: Arc<dyn PassthroughDevice>,
-    ) -> Result<(), ManagerError> {
-        if device.address() != address {
-            return Err(ManagerError::WrongDevice { address, device: device.address() });
-        }
-        if !self.claims.values().any(|held| held.claim.covers(address)) {
-            return Err(ManagerError::NotClaimed(address));
-        }
+    /// When its function is attached already, or the device fails; then it is not attached. Where a device that fails can't
+    /// be detached either, it counts as attached until detaching it succeeds.
+    pub fn attach_device(&mut self, device: Arc<dyn PassthroughDevice>) -> Result<(), ManagerError> {
+        let address = device.address();
         if self.attached.contains_key(&address) {
             return Err(ManagerError::Attached(address));
         }
@@ -315,7 +304,7 @@ impl PassthroughManager {
     ///
     /// # Errors
     /// When the function is not claimed, is claimed by another process, or one of the claim's functions is attached
-    /// to a guest. When it can't be given back, the error says why, and the ledger remembers what is left.
+    /// to a guest or open. When it can't be given back, the error says why, and the ledger remembers what is left.
     pub fn release(&mut self, address: PciAddress) -> Result<(), ManagerError> {
         let deadline = self.held(address).map_or(claim::DEADLINE, |target| self.claims[&target].deadline);
         self.release_within(address, deadline)
@@ -330,18 +319,24 @@ impl PassthroughManager {
         let Some(target) = self.held(address) else {
             return Ok(claim::release_persistent(&self.host, address, deadline)?);
         };
-        if let Some(&attached) =
-            self.attached.keys().find(|attached| self.claims[&target].claim.covers(**attached))
-        {
+        let covers = |attached: &&PciAddress| self.claims[&target].covers(**attached);
+        if let Some(&attached) = self.attached.keys().find(covers) {
             return Err(ManagerError::Attached(attached));
         }
-        if let Some(held) = self.claims.get_mut(&target)
-            && !held.claim.is_persistent()
-        {
-            held.claim.release(&self.host, deadline)?;
+        match self.claims.remove(&target).map(Arc::try_unwrap) {
+            Some(Ok(mut held)) => {
+                let released = held.release(deadline);
+                if released.is_err() {
+                    self.claims.insert(target, Arc::new(held));
+                }
+                Ok(released?)
+            }
+            Some(Err(held)) => {
+                self.claims.insert(target, held);
+                Err(ManagerError::Open(target))
+            }
+            None => Ok(()),
         }
-        self.claims.remove(&target);
-        Ok(())
     }
 
     /// Gives back what processes that died had claimed, and completes what was being given back. Claims of live
@@ -358,7 +353,7 @@ impl PassthroughManager {
     /// # Errors
     /// [`ManagerError::Several`] with all that failed; everything is tried. A function whose device can't be detached is
     /// given back all the same, for the host to use it: whether what its guest left in it matters is for the caller, who is
-    /// told, to judge.
+    /// told, to judge. The claim of what is still open is released when that is closed.
     pub fn close(mut self) -> Result<(), ManagerError> {
         let failed = self.end();
         if failed.is_empty() { Ok(()) } else { Err(ManagerError::Several(failed)) }
@@ -375,15 +370,21 @@ impl PassthroughManager {
             }
         }
         for target in self.claims.keys().copied().collect::<Vec<_>>() {
-            failed.extend(self.release(target).err());
+            let Err(error) = self.release(target) else { continue };
+            // Who has it open releases it; what could not be released is the ledger's.
+            if let Some(Ok(held)) = self.claims.remove(&target).map(Arc::try_unwrap)
+                && !matches!(error, ManagerError::Open(_))
+            {
+                held.give_up();
+            }
+            failed.push(error);
         }
-        self.claims.clear();
         failed
     }
 
     /// The function whose claim `address` belongs to.
     fn held(&self, address: PciAddress) -> Option<PciAddress> {
-        self.claims.iter().find(|(_, held)| held.claim.covers(address)).map(|(&target, _)| target)
+        self.claims.iter().find(|(_, held)| held.covers(address)).map(|(&target, _)| target)
     }
 }
 

@@ -26,11 +26,6 @@ impl HeldClaim {
         Claim { target: entry.target, functions: entry.functions.clone(), persistent: entry.persistent }
     }
 
-    /// Whether the function belongs to it.
-    pub(crate) fn covers(&self, address: PciAddress) -> bool {
-        self.journal.entry.function(address).is_some()
-    }
-
     /// Whether it outlives this process.
     pub(crate) fn is_persistent(&self) -> bool {
         self.journal.entry.persistent

@@ -130,24 +130,22 @@ fn a_host_without_pci_is_an_error() {
 }
 
 #[test]
-fn attaches_only_what_is_claimed_and_releases_only_what_is_detached() {
+fn releases_only_what_is_detached() {
     let (sim, mut manager) = new_sim();
     let device = FakeDevice::new(nvme());
     let refused = |result: Result<(), ManagerError>, expect: &str| {
         let error = result.unwrap_err().to_string();
         assert!(error.contains(expect), "{error}");
     };
-    refused(manager.attach_device(nvme(), device.clone()), "is not claimed by this manager");
-    refused(manager.attach_device(gpu(), device.clone()), "the device for 0000:02:00.0 is 0000:01:00.0");
     refused(manager.detach_device(nvme()), "is not attached");
     manager.claim(nvme(), &ClaimOptions::default()).unwrap();
 
     device.fail.store(true, SeqCst);
-    refused(manager.attach_device(nvme(), device.clone()), "it is broken");
+    refused(manager.attach_device(device.clone()), "it is broken");
     assert!(manager.attached().is_empty());
     device.fail.store(false, SeqCst);
-    manager.attach_device(nvme(), device.clone()).unwrap();
-    refused(manager.attach_device(nvme(), device.clone()), "is attached to a guest");
+    manager.attach_device(device.clone()).unwrap();
+    refused(manager.attach_device(device.clone()), "is attached to a guest");
     refused(manager.release(nvme()), "is attached to a guest; detach it first");
     assert_eq!(sim.driver_of(nvme()).as_deref(), Some("vfio-pci"));
 
@@ -162,13 +160,62 @@ fn attaches_only_what_is_claimed_and_releases_only_what_is_detached() {
 }
 
 #[test]
+fn what_is_open_holds_its_claim() {
+    for close in [true, false] {
+        let (sim, mut manager) = new_sim();
+        let driver = || sim.driver_of(nvme());
+        let claimed = manager.claim(nvme(), &ClaimOptions::default()).unwrap();
+        let open = claimed.hold().unwrap();
+        assert!(matches!(manager.release(nvme()), Err(ManagerError::Open(target)) if target == nvme()));
+        assert_eq!(driver().as_deref(), Some("vfio-pci"));
+        if close {
+            let error = manager.close().unwrap_err().to_string();
+            assert!(error.contains("while one of its functions is open"), "{error}");
+        } else {
+            drop(manager);
+        }
+        // It is neither anybody's to claim nor to recover, and who closes it last releases it.
+        let mut other = PassthroughManager::with_host(SimDrivers::new(&sim).host()).unwrap();
+        assert!(other.recover().unwrap().recovered.is_empty());
+        assert!(matches!(other.claim(nvme(), &ClaimOptions::default()), Err(ManagerError::Claim(_))));
+        assert!(claimed.clone().hold().is_ok());
+        drop(open);
+        assert_eq!(driver().as_deref(), Some("nvme"));
+        assert!(claimed.hold().is_err());
+        other.claim(nvme(), &ClaimOptions::default()).unwrap();
+    }
+}
+
+#[test]
+fn nothing_is_opened_of_what_is_not_claimed_any_more() {
+    fn stored_and_sent<T: Clone + Send + Sync + 'static>(_: &T) {}
+    let (sim, mut manager) = new_sim();
+    sim.add(&SimFunction::network("0000:02:00.1".parse().unwrap()).group(2).driver("nvidia")).unwrap();
+    let companion = "0000:02:00.1".parse().unwrap();
+    let claimed = manager.claim(gpu(), &ClaimOptions::default()).unwrap();
+    stored_and_sent(&claimed);
+    assert_eq!((claimed.address(), claimed.target), (gpu(), gpu()));
+    let other = manager.claimed(companion).expect("it was claimed along");
+    assert_eq!((other.address(), other.target), (companion, gpu()));
+    assert!(manager.claimed(nvme()).is_none());
+    drop(other.hold().unwrap());
+    manager.release(companion).unwrap();
+    let persistent = ClaimOptions { persistent: true, ..ClaimOptions::default() };
+    let reserved = manager.claim(nvme(), &persistent).unwrap();
+    for claimed in [claimed, other, reserved] {
+        let error = claimed.hold().unwrap_err().to_string();
+        assert!(error.contains("is not held by this manager any more"), "{error}");
+    }
+}
+
+#[test]
 fn an_attach_that_cannot_be_undone_is_owed_a_detach() {
     let (sim, mut manager) = new_sim();
     let device = FakeDevice::new(nvme());
     manager.claim(nvme(), &ClaimOptions::default()).unwrap();
     device.fail.store(true, SeqCst);
     device.half.store(true, SeqCst);
-    manager.attach_device(nvme(), device.clone()).unwrap_err();
+    manager.attach_device(device.clone()).unwrap_err();
     assert_eq!(manager.attached(), [nvme()]);
     assert!(matches!(manager.release(nvme()), Err(ManagerError::Attached(_))));
     let error = manager.close().unwrap_err().to_string();
@@ -188,7 +235,7 @@ fn nothing_succeeds_while_a_detach_is_owed() {
         let space = SimSpace::new(vec![0..=u64::MAX], &log);
         let device = VfioPciDevice::new(function.clone(), space, vmm).unwrap();
         manager.claim(nvme(), &ClaimOptions::default()).unwrap();
-        manager.attach_device(nvme(), device).unwrap();
+        manager.attach_device(device).unwrap();
         let resets = function.resets();
 
         function.fail(Fault::Reset);
@@ -217,7 +264,7 @@ fn ending_detaches_and_gives_back() {
         let (good, bad) = (FakeDevice::new(nvme()), FakeDevice::new(gpu()));
         for device in [&good, &bad] {
             manager.claim(device.address, &ClaimOptions::default()).unwrap();
-            manager.attach_device(device.address, device.clone()).unwrap();
+            manager.attach_device(device.clone()).unwrap();
         }
         bad.fail.store(true, SeqCst);
         if close {
@@ -238,7 +285,7 @@ fn all_devices_are_stopped_before_the_first_is_detached() {
     let devices = [FakeDevice::new(nvme()), FakeDevice::new(gpu())];
     for device in &devices {
         manager.claim(device.address, &ClaimOptions::default()).unwrap();
-        manager.attach_device(device.address, device.clone()).unwrap();
+        manager.attach_device(device.clone()).unwrap();
     }
     manager.close().unwrap();
     let stopped = devices.iter().map(|device| device.stopped.load(SeqCst));

@@ -24,7 +24,7 @@ use crate::PciAddress;
 /// Most vectors of an interrupt index: those of MSI-X (PCI Express Base 6.0, 7.7.2.2).
 const MAX_VECTORS: u32 = 2048;
 
-/// An open function, in the Linux kernel: what [`open_device`](super::open_device) gives.
+/// An open function, in the Linux kernel: what [`Claimed::open`](crate::manager::Claimed::open) gives.
 ///
 /// Dropping it closes the function, which the Linux kernel then resets if it can, and takes its group out of the address
 /// space. That waits for the last [`Mapping`] of one of its regions; [`close`](Self::close) tells when one is left.
@@ -45,9 +45,11 @@ struct Inner {
     wanted: OnceLock<OwnedFd>,
     /// That opening it reset it, until anything is done with it.
     reset_by_open: Mutex<Option<ResetReport>>,
-    // The order matters: the file is closed before the seat is given up.
+    // The order matters: the file is closed before the seat is given up, and the claim can be released after both.
     file: OwnedFd,
     seat: Seat,
+    /// What holds the function's claim, until it is closed.
+    _claim: Arc<dyn Any + Send + Sync>,
 }
 
 /// Whether a function is still there.
@@ -68,6 +70,7 @@ impl VfioDevice {
         file: OwnedFd,
         seat: Seat,
         reset: Option<ResetReport>,
+        claim: Arc<dyn Any + Send + Sync>,
     ) -> Result<Self> {
         let name = address.to_string();
         let info = match query(&file, &name) {
@@ -95,6 +98,7 @@ impl VfioDevice {
             reset_by_open,
             file,
             seat,
+            _claim: claim,
         });
         let device = Self { inner };
         device.listen()?;

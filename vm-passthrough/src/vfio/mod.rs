@@ -5,18 +5,20 @@
 //!
 //! ```no_run
 //! use vm_passthrough::vfio::{self, AddressSpace as _, DeviceFile as _, DmaPermission, HostMemory};
-//! use vm_passthrough::{Host, PciAddress};
+//! use vm_passthrough::PassthroughManager;
+//! use vm_passthrough::claim::ClaimOptions;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let host = Host::system();
-//! let address: PciAddress = "0000:65:00.0".parse()?; // claimed: bound to vfio-pci
-//! let space = vfio::open_space(&host, &[address], None)?;
-//! let device = vfio::open_device(&host, address, &space)?;
+//! let mut manager = PassthroughManager::new()?;
+//! let claimed = manager.claim("0000:65:00.0".parse()?, &ClaimOptions::default())?;
+//! let space = vfio::open_space(manager.host(), &[claimed.address()], None)?;
+//! let device = claimed.open(&space)?;
 //! space.map(0x10_0000, std::sync::Arc::new(HostMemory::new(4096)?), DmaPermission::ReadWrite)?;
 //! let mut id = [0; 4];
 //! device.read(vfio::CONFIG_REGION, 0, &mut id)?;
 //! device.close()?;
 //! space.close()?;
+//! manager.close()?;
 //! # Ok(())
 //! # }
 //! ```
@@ -40,7 +42,8 @@ pub use interface::{
     AddressSpace, Backend, DeviceFile, DeviceInfo, DmaPermission, IovaRange, IrqInfo, IrqTrigger, Mapping,
     RegionInfo, ResetEvidence, ResetReport, ResetStep, Result, VfioError,
 };
-pub use open::{choose_backend, open_device, open_space};
+pub(crate) use open::open_device;
+pub use open::{choose_backend, open_space};
 pub use space::Space;
 pub use sys::{HostMemory, load_u32, store_u32};
 pub use vfio_bindings::bindings::vfio::{

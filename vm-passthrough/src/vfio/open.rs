@@ -1,5 +1,6 @@
 //! Chooses a back end and opens an address space and devices in it.
 
+use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -58,17 +59,21 @@ pub fn open_space(host: &Host, functions: &[PciAddress], backend: Option<Backend
     Space::open(host, backend).map(Arc::new)
 }
 
-/// Opens a claimed function in an address space, powered up. It may be done at any time, and for several functions of
-/// one group.
+/// Opens a claimed function in an address space, powered up, as [`Claimed::open`](crate::manager::Claimed::open) tells. What
+/// holds its claim is dropped once it is closed.
 ///
 /// # Errors
-/// [`VfioError::Unavailable`] when the function is not bound to a VFIO driver, has no IOMMU group, or its group is not
-/// viable; otherwise what the Linux kernel refused. Nothing stays open.
-pub fn open_device(host: &Host, address: PciAddress, space: &Arc<Space>) -> Result<Arc<VfioDevice>> {
+/// As there.
+pub(crate) fn open_device(
+    host: &Host,
+    address: PciAddress,
+    space: &Arc<Space>,
+    claim: Arc<dyn Any + Send + Sync>,
+) -> Result<Arc<VfioDevice>> {
     check_bound(host, address)?;
     let group = iommu_group(host, address)?;
     let ((file, seat), reset) = reset::watch_open(host, address, || space.join(address, group))?;
-    VfioDevice::open(address, file, seat, reset).map(Arc::new)
+    VfioDevice::open(address, file, seat, reset, claim).map(Arc::new)
 }
 
 /// The number of a function's IOMMU group.

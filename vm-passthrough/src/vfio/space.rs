@@ -16,7 +16,7 @@ use crate::{Host, PciAddress};
 
 /// The DMA address space of one guest, in the Linux kernel: what [`open_space`](super::open_space) gives.
 ///
-/// Devices join with [`open_device`](super::open_device), at any time and from any group, and leave when they are
+/// Devices join with [`Claimed::open`](crate::manager::Claimed::open), at any time and from any group, and leave when they are
 /// closed. Mappings outlast them: on the group back end, where the Linux kernel drops all mappings with the last
 /// group, they are made anew for the next device that joins.
 ///

@@ -53,7 +53,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ClaimArgs) -> Result<(), Fai
     };
     let claim = manager.claim(args.address, &options).map_err(Failure::failed)?;
     context.print(
-        || Body::Claim(Claim::from(&claim)),
+        || Body::Claim(Claim::from(&*claim)),
         || {
             let mut text = String::new();
             for function in &claim.functions {

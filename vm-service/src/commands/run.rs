@@ -30,7 +30,7 @@ use crate::signals::StopSignals;
 use crate::vmm::{self, End, MachineError, MachineOptions, OnReboot, Stop};
 use console::Console;
 use overdue::Overdue;
-use progress::Journey;
+use progress::Timeline;
 
 /// Arguments of `run`.
 #[derive(Debug, Args)]
@@ -106,7 +106,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failu
         MachineError::Boot(error) => Failure::usage(error),
         error => Failure::failed(error),
     })?;
-    let mut journey = Journey {
+    let mut timeline = Timeline {
         guest: &config.name,
         started,
         startup: None,
@@ -114,26 +114,26 @@ pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failu
         backend: None,
         devices: Vec::new(),
     };
-    let ran = instance.run(|progress| journey.note(progress));
+    let ran = instance.run(|progress| timeline.note(progress));
     let ran = ran.map_err(|errors| Failure::failed(errors.join("\nerror: ")))?;
     let _overdue = Overdue::start(&stop)?;
-    report(context, &ran, journey)
+    report(context, &ran, timeline)
 }
 
 /// Tells how the guest ran.
-fn report(context: &mut Context<'_>, ran: &vmm::RunReport, journey: Journey<'_>) -> Result<(), Failure> {
-    let total = journey.started.elapsed();
+fn report(context: &mut Context<'_>, ran: &vmm::RunReport, timeline: Timeline<'_>) -> Result<(), Failure> {
+    let total = timeline.started.elapsed();
     tracing::info!("{}; all was given back {:.1} s after the start", ran.end, total.as_secs_f64());
     if context.json {
         let report = json::RunReport {
-            guest: journey.guest.to_owned(),
+            guest: timeline.guest.to_owned(),
             end: ran.end.into(),
             restarts: ran.restarts,
-            startup_ms: json::milliseconds(journey.startup.unwrap_or(total)),
+            startup_ms: json::milliseconds(timeline.startup.unwrap_or(total)),
             duration_ms: json::milliseconds(total),
             exits: (&ran.exits).into(),
-            backend: journey.backend.map(|backend| backend.to_string()),
-            devices: journey.devices,
+            backend: timeline.backend.map(|backend| backend.to_string()),
+            devices: timeline.devices,
         };
         context.print(|| Body::Run(report), String::new)?;
     }
@@ -142,7 +142,7 @@ fn report(context: &mut Context<'_>, ran: &vmm::RunReport, journey: Journey<'_>)
         End::TripleFault => Err(Failure::failed(format_args!(
             "the guest {} crashed (triple fault): its kernel or program made an error that it does not handle; see \
              its console",
-            journey.guest
+            timeline.guest
         ))),
     }
 }

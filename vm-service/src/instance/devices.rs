@@ -102,14 +102,11 @@ impl Devices {
 
     /// Claims a function, unless an earlier claim covers it, and answers whose claim it is.
     fn claim(&mut self, address: PciAddress) -> Result<PciAddress, String> {
-        let covers = self.manager.claims().into_iter().find(|claim| claim.addresses().contains(&address));
-        match covers {
-            Some(claim) => Ok(claim.target),
-            None => match self.manager.claim(address, &self.options.claim) {
-                Ok(claim) => Ok(claim.target),
-                Err(error) => Err(error.to_string()),
-            },
+        if let Some(claimed) = self.manager.claimed(address) {
+            return Ok(claimed.target);
         }
+        let claimed = self.manager.claim(address, &self.options.claim);
+        claimed.map(|claimed| claimed.target).map_err(|error| error.to_string())
     }
 
     /// Opens a claimed device, and puts it into the machine.
@@ -122,7 +119,8 @@ impl Devices {
                 .map_err(|error| error.to_string())?,
         };
         self.space = Some(space.clone());
-        let file = vfio::open_device(host, address, &space).map_err(|error| error.to_string())?;
+        let claimed = self.manager.claimed(address).ok_or_else(|| format!("{address} is not claimed"))?;
+        let file = claimed.open(&space).map_err(|error| error.to_string())?;
         self.watched.push(watch_over(&file)?);
         self.vectors += vectors_of(&*file).map_err(|error| error.to_string())?;
         limits::check_vectors(self.vectors)?;

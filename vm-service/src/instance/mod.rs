@@ -154,3 +154,6 @@ impl Instance {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -45,7 +45,7 @@ pub(crate) mod sys;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod vcpu;
 mod virtio;
 

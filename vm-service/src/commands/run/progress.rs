@@ -10,9 +10,9 @@ use crate::instance::Progress;
 use crate::instance::state::{Action, Event};
 use crate::json::{self, RunDevice};
 
-/// How far a guest came, and what it took.
+/// How far a guest has come, and when.
 #[derive(Debug)]
-pub(super) struct Journey<'a> {
+pub(super) struct Timeline<'a> {
     /// The guest's name.
     pub(super) guest: &'a str,
     /// When the command was started.
@@ -27,7 +27,7 @@ pub(super) struct Journey<'a> {
     pub(super) devices: Vec<RunDevice>,
 }
 
-impl Journey<'_> {
+impl Timeline<'_> {
     /// Takes note of what an instance is at.
     pub(super) fn note(&mut self, progress: Progress<'_>) {
         match progress {

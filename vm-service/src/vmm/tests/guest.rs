@@ -7,7 +7,7 @@ const ENTRY: u64 = 0x10_0000;
 
 /// An assembler for the few instructions that the guests need.
 #[derive(Default)]
-pub(super) struct Asm(Vec<u8>);
+pub(crate) struct Asm(Vec<u8>);
 
 impl Asm {
     pub(super) fn bytes(mut self, bytes: &[u8]) -> Self {
@@ -85,12 +85,12 @@ impl Asm {
             .bytes(&bad)
     }
 
-    pub(super) fn power_off(self) -> Self {
+    pub(crate) fn power_off(self) -> Self {
         self.out8(0x600, 5 << 2 | 1 << 5).spin()
     }
 
     /// `jmp $`
-    pub(super) fn spin(self) -> Self {
+    pub(crate) fn spin(self) -> Self {
         self.bytes(&[0xeb, 0xfe])
     }
 
@@ -128,7 +128,7 @@ impl Asm {
     }
 
     /// The program as an ELF file with some zero-initialised memory after it.
-    pub(super) fn elf(self) -> tempfile::NamedTempFile {
+    pub(crate) fn elf(self) -> tempfile::NamedTempFile {
         elf(&self.0, ENTRY, ENTRY, 0x1000)
     }
 }

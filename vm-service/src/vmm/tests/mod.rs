@@ -2,7 +2,7 @@
 
 mod boot;
 mod disk;
-mod guest;
+pub(crate) mod guest;
 #[path = "../../../tests/shared/storage.rs"]
 mod storage;
 

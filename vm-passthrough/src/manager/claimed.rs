@@ -1,0 +1,116 @@
+//! What a claim gives: the way to its devices, which lasts as long as the claim does.
+
+use std::ops::Deref;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use crate::claim::{Claim, ClaimError, HeldClaim};
+use crate::vfio::{self, Space, VfioDevice, VfioError};
+use crate::{Host, PciAddress};
+
+/// A function that a [`PassthroughManager`](crate::PassthroughManager) has claimed, and the only way to open it. It may be
+/// cloned, kept and sent to other threads.
+///
+/// What is opened holds the claim: it is released when all of it is closed, and not before. Once it is released, nothing can
+/// be opened by it. A function that is not claimed can't be opened at all:
+///
+/// ```compile_fail,E0603
+/// use vm_passthrough::{Host, vfio};
+///
+/// let host = Host::system();
+/// let address = "0000:65:00.0".parse().unwrap();
+/// let space = vfio::open_space(&host, &[address], None).unwrap();
+/// vfio::open_device(&host, address, &space);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Claimed {
+    address: PciAddress,
+    claim: Arc<Claim>,
+    held: Weak<Held>,
+}
+
+impl Claimed {
+    /// The function.
+    pub fn address(&self) -> PciAddress {
+        self.address
+    }
+
+    /// Opens the function in an address space, powered up. It may be done at any time, and for several functions of one
+    /// group.
+    ///
+    /// # Errors
+    /// [`VfioError::Unavailable`] when the claim is not held any more, the function is not bound to a VFIO driver, has no
+    /// IOMMU group, or its group is not viable; otherwise what the Linux kernel refused. Nothing stays open.
+    pub fn open(&self, space: &Arc<Space>) -> vfio::Result<Arc<VfioDevice>> {
+        let held = self.hold()?;
+        let host = held.host.clone();
+        vfio::open_device(&host, self.address, space, held)
+    }
+
+    /// Keeps the claim from being released.
+    pub(super) fn hold(&self) -> vfio::Result<Arc<Held>> {
+        self.held.upgrade().ok_or_else(|| VfioError::Unavailable {
+            address: self.address,
+            reason: "its claim is not held by this manager any more; claim it again".into(),
+        })
+    }
+}
+
+impl Deref for Claimed {
+    type Target = Claim;
+
+    /// All that was claimed with it.
+    fn deref(&self) -> &Claim {
+        &self.claim
+    }
+}
+
+/// A claim that is held: by the manager, and by what is open of it. Who drops it last releases it.
+#[derive(Debug)]
+pub(super) struct Held {
+    host: Host,
+    claim: Arc<Claim>,
+    pub(super) deadline: Duration,
+    /// `None` once it is released.
+    held: Option<HeldClaim>,
+}
+
+impl Held {
+    pub(super) fn new(host: &Host, held: HeldClaim, deadline: Duration) -> Self {
+        Self { host: host.clone(), claim: Arc::new(held.claim()), deadline, held: Some(held) }
+    }
+
+    /// A function of a claim.
+    pub(super) fn claimed(self: &Arc<Self>, address: PciAddress) -> Claimed {
+        Claimed { address, claim: self.claim.clone(), held: Arc::downgrade(self) }
+    }
+
+    /// Whether the function belongs to it.
+    pub(super) fn covers(&self, address: PciAddress) -> bool {
+        self.claim.functions.iter().any(|function| function.address == address)
+    }
+
+    /// Gives everything back, except of a persistent claim. What could not be given back stays in the ledger, and here, to try
+    /// again.
+    pub(super) fn release(&mut self, deadline: Duration) -> Result<(), ClaimError> {
+        match &mut self.held {
+            Some(held) if !held.is_persistent() => held.release(&self.host, deadline)?,
+            _ => {}
+        }
+        self.held = None;
+        Ok(())
+    }
+
+    /// Leaves what could not be given back to the ledger.
+    pub(super) fn give_up(mut self) {
+        self.held = None;
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Err(error) = self.release(self.deadline) {
+            tracing::error!(%error, "a claim could not be released when the last that held it was dropped");
+        }
+    }
+}
