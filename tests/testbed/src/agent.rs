@@ -18,7 +18,7 @@ mod sys;
 mod verdict;
 mod wait;
 
-pub use accelerator::{AcceleratorProgram, GreedyProgram};
+pub use accelerator::{AcceleratorProgram, GreedyProgram, grab_context_id};
 pub use canary::{Canary, ProcessMemory};
 pub use data::{check_pattern, pattern};
 pub use disk::NvmeDisk;

@@ -1,13 +1,17 @@
 //! A program of a Linux guest that uses an accelerator which the host shares.
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::fs::File;
+use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use vm_paravirt_guest::linux::{Device, Part, Stream, Window};
 use vm_paravirt_guest::protocol::{Argument, BatchWriter, Info, LogReader, NoRoom, Range, Reply, Status};
 use vm_paravirt_guest::{Accelerator, Error};
+
+use super::sys;
 
 /// The kernels that the bare guest launches too.
 const KERNELS: &str = include_str!("../../guests/kernels/accel.vir");
@@ -205,6 +209,23 @@ impl AcceleratorProgram {
 fn spin(batch: &mut BatchWriter<'_>) -> Result<(), NoRoom> {
     batch.launch(MODULE, SPIN, [1, 1, 1], &[Argument::view(OUTPUT, 0, &[1])?, Argument::i32(1)])?;
     batch.fence()
+}
+
+/// Tries to take a context id of vsock, as another VMM of the host would, until it is `over`. How often it was another's.
+///
+/// # Errors
+/// When it was free, or that can't be tried.
+pub fn grab_context_id(cid: u64, over: &AtomicBool) -> Result<u64> {
+    let mut refused = 0;
+    while !over.load(Ordering::Acquire) {
+        let vhost = File::options().read(true).write(true).open("/dev/vhost-vsock")?;
+        match sys::take_context_id(&vhost, cid) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => refused += 1,
+            Err(error) => return Err(error).context("/dev/vhost-vsock"),
+            Ok(()) => bail!("the context id {cid} was free after {refused} tries"),
+        }
+    }
+    Ok(refused)
 }
 
 const GREEDY: &str = "greedy-accelerator-program";

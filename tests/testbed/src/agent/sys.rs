@@ -103,6 +103,17 @@ pub(super) fn open_group_device(container: &File, group: &File, address: &str) -
     Ok(unsafe { OwnedFd::from_raw_fd(device) })
 }
 
+/// Takes a context id of vsock for an open `/dev/vhost-vsock`, as a VMM does for its guest.
+pub(super) fn take_context_id(vhost: &File, cid: u64) -> io::Result<()> {
+    const VHOST_SET_OWNER: libc::Ioctl = 0xaf01;
+    const VHOST_VSOCK_SET_GUEST_CID: libc::Ioctl = 0x4008_af60;
+    // SAFETY: the request takes no argument.
+    check(unsafe { libc::ioctl(vhost.as_raw_fd(), VHOST_SET_OWNER) })?;
+    // SAFETY: the request reads a number of 8 bytes.
+    check(unsafe { libc::ioctl(vhost.as_raw_fd(), VHOST_VSOCK_SET_GUEST_CID, &raw const cid) })?;
+    Ok(())
+}
+
 /// Makes the command's process stop for its parent before its program begins.
 pub(super) fn trace_me(command: &mut Command) {
     let stop = || {

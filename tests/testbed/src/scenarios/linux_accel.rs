@@ -4,6 +4,7 @@
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -14,7 +15,9 @@ use vm_paravirt_guest::protocol::{
 };
 use vsock::{VMADDR_CID_HOST, VsockStream};
 
-use crate::agent::{AcceleratorProgram, GreedyProgram, Guest, GuestPlan, L1, L2, Program, wait_until};
+use crate::agent::{
+    AcceleratorProgram, GreedyProgram, Guest, GuestPlan, L1, L2, Program, grab_context_id, wait_until,
+};
 use crate::report::Report;
 use crate::scenario::{Contents, Scenario, Variant};
 
@@ -37,8 +40,11 @@ const SHARED: &str = "[[accelerators]]\ndevice = \"cpu\"\nmemory = \"32M\"\ndead
                       [vsock]\ncid = 42\n";
 const WINDOW: u64 = 8 << 20;
 const PATIENCE: Duration = Duration::from_secs(150);
-/// What the guest says when its worker may be killed, and when the guest is through with that.
+/// What the guest says when its worker may be killed, and when its vsock device was reset.
 const KILL: &str = "kill-the-worker";
+const RESET: &str = "vsock-was-reset";
+/// The guest's context id.
+const CID: u64 = 42;
 
 fn l1(l1: &mut L1) -> Result<()> {
     let plan =
@@ -54,10 +60,10 @@ fn l1(l1: &mut L1) -> Result<()> {
         format!("a second guest can't start: {}", second.process.stderr.trim()),
     )?;
 
-    guest.wait_for("the word to kill the worker", PATIENCE, |report| match report {
-        Report::Value { name, .. } if name == KILL => Some(()),
-        _ => None,
-    })?;
+    let word = |word: &'static str| {
+        move |report: &Report| matches!(report, Report::Value { name, .. } if name == word).then_some(())
+    };
+    guest.wait_for("the word to kill the worker", PATIENCE, word(KILL))?;
     l1.prove(
         worker_of(guest.pid()) == Some(worker),
         "whatever the guest sent, it has the worker that it had at its start".to_owned(),
@@ -65,6 +71,19 @@ fn l1(l1: &mut L1) -> Result<()> {
     rustix::process::kill_process(
         rustix::process::Pid::from_raw(worker).context("a process id")?,
         rustix::process::Signal::KILL,
+    )?;
+    // Whoever had the guest's context id while its device is reset could reach its window.
+    let over = AtomicBool::new(false);
+    let refused = std::thread::scope(|scope| {
+        let grabbing = scope.spawn(|| grab_context_id(CID, &over));
+        let reset = guest.wait_for("the reset of its vsock device", PATIENCE, word(RESET));
+        over.store(true, Ordering::Release);
+        let grabbed = grabbing.join().unwrap_or_else(|_| bail!("the thread panicked"));
+        reset.and(grabbed)
+    })?;
+    l1.prove(
+        refused > 0,
+        format!("the guest keeps its context id through a reset: {refused} tries were refused"),
     )?;
     let ended = guest.end(PATIENCE)?.succeeded(l1)?;
     l1.prove(
@@ -241,6 +260,7 @@ fn resets(l2: &mut L2, mut program: AcceleratorProgram) -> Result<()> {
     let error = program.until_gone(Duration::from_secs(20))?;
     drop(program);
     fs::write(format!("{DRIVER}/bind"), &name)?;
+    l2.report(&Report::Value { name: RESET.into(), value: String::new() });
     let mut program = wait_until("a connection after the reset", Duration::from_secs(20), || {
         AcceleratorProgram::start().ok()
     })?;
