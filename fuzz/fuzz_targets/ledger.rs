@@ -1,4 +1,4 @@
 //! Records of the ledger of claims: what a crash or a full disk leaves of one.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| vm_passthrough::claim::fuzz_record(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| vm_passthrough::ledger::fuzz_record(data));

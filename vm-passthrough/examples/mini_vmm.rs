@@ -22,9 +22,9 @@ use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_segment};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd};
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
 use vm_passthrough::claim::ClaimOptions;
-use vm_passthrough::guest::placement::{self, FunctionRequest, Windows};
 use vm_passthrough::guest::{BarMap, KvmVmm, VfioPciDevice};
 use vm_passthrough::manager::Claimed;
+use vm_passthrough::pci::placement::{self, FunctionRequest, Windows};
 use vm_passthrough::{PassthroughDevice, PassthroughManager, vfio};
 
 /// The guest's address map: RAM, config space, and room for BARs, all of it below 4 GiB for 32-bit code.

@@ -31,11 +31,11 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use vm_memory::GuestMemoryRegion as _;
 use vm_memory::{Bytes as _, FileOffset, GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap};
 use vm_passthrough::claim::ClaimOptions;
-use vm_passthrough::guest::placement::{self, FunctionRequest, Windows};
 use vm_passthrough::guest::{
     DecodedBar, MapId, MsiMessage, RamRegion, RouteId, SharedMemory, VfioPciDevice, Vmm, VmmError,
 };
 use vm_passthrough::manager::Claimed;
+use vm_passthrough::pci::placement::{self, FunctionRequest, Windows};
 use vm_passthrough::vfio::{self, Mapping};
 use vm_passthrough::{PassthroughDevice, PassthroughManager, PciAddress};
 

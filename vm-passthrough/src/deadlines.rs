@@ -4,7 +4,7 @@
 //! The Linux kernel's own waits within a system call are not among these. They can't be ended from here, and end by
 //! themselves: for a function that never answers its reset, after a minute for each way to reset it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What a wait has beyond all that it waits for.
 pub const SLACK: Duration = Duration::from_secs(5);
@@ -29,6 +29,13 @@ pub const RESET: Duration = sum(&[WAKE, RESET_STEPS, RESET_METHOD]);
 /// An access of a guest to its device. It may wait for a reset that is under way, and then for one that comes before it or is
 /// its own; more never follow each other, as those who wait for one share it.
 pub const ACCESS: Duration = sum(&[RESET, RESET, SLACK]);
+
+/// When a deadline that begins now passes. One beyond what the clock can tell is a year away.
+pub(crate) fn until(deadline: Duration) -> Instant {
+    const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+    let now = Instant::now();
+    now + deadline.min(YEAR)
+}
 
 /// The sum of several waits.
 pub const fn sum(waits: &[Duration]) -> Duration {

@@ -5,6 +5,8 @@
 //! there is a command to the Linux kernel (it binds, unbinds, removes); a simulated host answers the same
 //! commands on an ordinary directory tree. What only the Linux kernel itself can tell of a disk, a [`DiskProbe`] asks.
 
+mod sys;
+
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -71,11 +73,6 @@ impl Host {
         Self { disks: Some(probe), ..self }
     }
 
-    /// The directory of a PCI function in sysfs, `SYS/bus/pci/devices/ADDRESS`.
-    pub fn pci_device(&self, address: crate::PciAddress) -> PathBuf {
-        self.sys.join("bus/pci/devices").join(address.to_string())
-    }
-
     /// The way to write to sysfs.
     pub fn writer(&self) -> &dyn SysfsWriter {
         &*self.writer
@@ -99,20 +96,20 @@ pub trait SysfsWriter: std::fmt::Debug + Send + Sync {
     /// Otherwise whatever the kernel answered.
     fn write(&self, path: &Path, value: &str, deadline: Duration) -> io::Result<()>;
 
-    /// As [`write`](Self::write), of an attribute of a function that only one may change at a time: who holds a lock
-    /// (flock(2)) on `turn`. An implementation whose write may outlive this call, or this process, keeps a duplicate of
-    /// `turn` until the write has ended.
+    /// As [`write`](Self::write), of an attribute of a function that only one may change at a time: who holds its `lock`
+    /// (flock(2)). An implementation whose write may outlive this call, or this process, keeps a duplicate of `lock` until
+    /// the write has ended.
     ///
     /// # Errors
     /// As for [`write`](Self::write).
-    fn write_in_turn(
+    fn write_locked(
         &self,
         path: &Path,
         value: &str,
         deadline: Duration,
-        turn: BorrowedFd<'_>,
+        lock: BorrowedFd<'_>,
     ) -> io::Result<()> {
-        let _ = turn;
+        let _ = lock;
         self.write(path, value, deadline)
     }
 
@@ -133,21 +130,21 @@ struct KernelWriter;
 
 impl SysfsWriter for KernelWriter {
     fn write(&self, path: &Path, value: &str, deadline: Duration) -> io::Result<()> {
-        crate::claim::write_attribute(path, value, deadline, None)
+        sys::write(path, value, deadline, None)
     }
 
-    fn write_in_turn(
+    fn write_locked(
         &self,
         path: &Path,
         value: &str,
         deadline: Duration,
-        turn: BorrowedFd<'_>,
+        lock: BorrowedFd<'_>,
     ) -> io::Result<()> {
-        crate::claim::write_attribute(path, value, deadline, Some(turn))
+        sys::write(path, value, deadline, Some(lock))
     }
 
     fn read(&self, path: &Path, deadline: Duration) -> io::Result<String> {
-        crate::claim::read_attribute(path, deadline)
+        sys::read(path, deadline)
     }
 }
 
@@ -199,7 +196,7 @@ impl DiskProbe for KernelProbe {
             .filter(|(_, state)| state.is_none())
             .map(|(node, _)| node.path.as_path())
             .collect();
-        let mut answers = crate::claim::open_exclusively(&asked, deadline).into_iter();
+        let mut answers = sys::open_exclusively(&asked, deadline).into_iter();
         for state in &mut states {
             state.get_or_insert_with(|| match answers.next() {
                 Some(Ok(())) => DiskState::Free,

@@ -2,18 +2,24 @@
 
 mod acs;
 mod remapping;
+mod viability;
 
 use std::fmt;
 use std::io;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use thiserror::Error;
 
 pub use acs::{IsolationBreak, IsolationFault, isolation_breaks};
 pub use remapping::{InterruptRemapping, interrupt_remapping};
+pub(crate) use viability::{Occupant, Part, in_the_way, occupants};
+pub use viability::{VFIO_DRIVER, is_vfio_driver};
 
-use crate::vfio::IovaRange;
 use crate::{Host, PciAddress, files};
+
+/// A range of I/O virtual addresses, both ends included.
+pub type IovaRange = RangeInclusive<u64>;
 
 /// The smallest set of functions that the IOMMU can tell from all others: they go to one guest together.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,12 +6,14 @@
 //! sysfs ─▶ pci (scan) ─▶ readiness (explain) ─▶ claim ─▶ vfio ─▶ guest (attach)
 //! ```
 //!
+//! Each module uses only those before it, as docs/architecture.md has them in order.
+//!
 //! * [`pci`] finds every PCI function and says what it is.
 //! * [`iommu`] knows the isolation groups and what may reach what.
 //! * [`readiness`] lists every reason why a function cannot be passed through, each with its remedy.
-//! * [`claim`] takes a function and its companions from their drivers, and gives them back, also after a
-//!   crash.
-//! * [`vfio`] is the device as the Linux kernel hands it out: regions, interrupts, DMA, reset.
+//! * [`ledger`] is what is claimed and shared, on disk.
+//! * [`claim`] takes a function and its companions from their drivers, and returns them, also after a crash.
+//! * [`vfio`] is the device as the Linux kernel exposes it: regions, interrupts, DMA, reset.
 //! * [`guest`] is the device as a guest sees it: virtual config space, BARs, MSI-X; and [`guest::Vmm`], the
 //!   small trait that a VMM implements. The cargo feature `kvm` brings an implementation for VMMs that are built on kvm-ioctls
 //!   and vm-memory.
@@ -31,6 +33,7 @@ mod files;
 pub mod guest;
 pub mod host;
 pub mod iommu;
+pub mod ledger;
 pub mod manager;
 pub mod pci;
 pub mod readiness;

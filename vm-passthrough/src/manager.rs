@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::claim::{self, ClaimError, ClaimOptions, Recovery, SharedLease, Sharer};
+use crate::claim::{self, ClaimError, ClaimOptions, Recovery, SharedLease};
 use crate::guest::DeviceError;
+use crate::ledger::{self, Sharer};
 use crate::pci::{self, ScanError};
 use crate::readiness::{self, ExplainOptions, Readiness};
 use crate::{DeviceType, Host, PassthroughDevice, PciAddress, PciFunction};
@@ -231,7 +232,7 @@ impl PassthroughManager {
     /// # Errors
     /// When the ledger can't be read.
     pub fn sharers(&self, address: PciAddress) -> Result<Vec<Sharer>, ManagerError> {
-        Ok(claim::sharers(&self.host, address).map_err(ClaimError::from)?)
+        Ok(ledger::sharers(&self.host, address).map_err(ClaimError::from)?)
     }
 
     /// The claims that this manager holds, each by the function that was asked for.

@@ -55,10 +55,10 @@ fn sysfs() {
 
 #[test]
 fn config_space() {
-    run("config_space", vm_passthrough::guest::fuzz_config_space);
+    run("config_space", vm_passthrough::sim::fuzz_config_space);
 }
 
 #[test]
 fn ledger() {
-    run("ledger", vm_passthrough::claim::fuzz_record);
+    run("ledger", vm_passthrough::ledger::fuzz_record);
 }

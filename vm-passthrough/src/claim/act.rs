@@ -3,12 +3,9 @@
 use std::time::Duration;
 
 use super::bind::Binder;
-use super::journal::Record;
-use super::ledger::Journal;
-use super::{
-    BindError, Cancel, Claim, ClaimError, ClaimOptions, Entry, Ledger, LedgerError, Owner, Plan, Refusal,
-    Step, UnreadRecord, is_vfio_driver,
-};
+use super::{BindError, Cancel, Claim, ClaimError, ClaimOptions, Plan, Refusal, Step};
+use crate::iommu::{VFIO_DRIVER, is_vfio_driver};
+use crate::ledger::{Entry, Journal, Ledger, LedgerError, Owner, Record, UnreadRecord};
 use crate::pci::PciFunction;
 use crate::readiness::{self, ExplainOptions, Severity};
 use crate::{Host, PciAddress};
@@ -93,7 +90,7 @@ pub(crate) fn take(
         }
     }
     let binder = Binder::new(host, options.deadline);
-    let vfio = binder.driver_dir(super::VFIO_DRIVER);
+    let vfio = binder.driver_dir(VFIO_DRIVER);
     if !vfio.exists() {
         return Err(ClaimError::NoVfioPci { path: vfio });
     }
@@ -114,29 +111,12 @@ pub(crate) fn take(
     }
 }
 
-/// Whether the function is fit to be taken. What keeps a guest from using it, but not from being tried again when it
-/// is claimed, does not count: the locked memory, the guest's addresses.
+/// Whether the function is fit to be taken.
 fn judge(host: &Host, target: PciAddress, options: &ClaimOptions) -> Result<(), ClaimError> {
-    use crate::readiness::BlockerCode as Code;
     let explain = ExplainOptions { with_group: options.with_group, ..ExplainOptions::default() };
     let readiness = readiness::explain(host, target, &explain)?;
     let is_relevant = |blocker: &readiness::Blocker| {
-        blocker.severity == Severity::Blocker
-            && matches!(
-                blocker.code,
-                Code::NotAnEndpoint
-                    | Code::NotResponding
-                    | Code::NoIommu
-                    | Code::GroupNotViable
-                    | Code::VfioPciUnavailable
-                    | Code::Permission
-                    | Code::BootDisplay
-                    | Code::MountedDisk
-                    | Code::DefaultRoute
-                    | Code::InUse
-                    | Code::InUseShared
-                    | Code::VfsInUse
-            )
+        blocker.severity == Severity::Blocker && blocker.code.keeps_from_claim()
     };
     if readiness.blockers.iter().any(is_relevant) {
         return Err(ClaimError::NotReady(Box::new(readiness)));
@@ -182,7 +162,7 @@ fn carry_out(
     for step in &plan.steps {
         let address = step.address();
         go_on(address)?;
-        let turn = binder.turn(address)?;
+        let lock = binder.lock(address)?;
         let driver = binder.driver(address)?;
         let resets = binder.resets(address);
         match driver {
@@ -194,9 +174,9 @@ fn carry_out(
                 let record = Record::Take { address, driver: driver.clone(), driver_override, resets };
                 journal.append(&record)?;
                 match (step, driver) {
-                    (Step::Park { .. }, Some(driver)) => binder.unbind(&turn, &driver)?,
+                    (Step::Park { .. }, Some(driver)) => binder.unbind(&lock, &driver)?,
                     (Step::Park { .. }, None) => {}
-                    (_, driver) => binder.take(&turn, driver.as_deref())?,
+                    (_, driver) => binder.take(&lock, driver.as_deref())?,
                 }
             }
         }

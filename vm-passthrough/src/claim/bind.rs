@@ -8,10 +8,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::holders::holders;
-use super::turn::Turn;
-use super::viability::{VFIO_DRIVER, is_vfio_driver};
-use super::{BindError, ClaimedFunction};
+use super::BindError;
+use super::lock::FunctionLock;
+use crate::iommu::{VFIO_DRIVER, is_vfio_driver};
+use crate::ledger::ClaimedFunction;
+use crate::readiness::holders;
 use crate::{Host, PciAddress, files, pci};
 
 /// Moves functions between drivers; each access to sysfs has until the deadline.
@@ -63,8 +64,8 @@ impl<'a> Binder<'a> {
     }
 
     /// Waits until nobody changes the function any more, not even a helper whose process died.
-    pub(super) fn turn(&self, address: PciAddress) -> Result<Turn, BindError> {
-        Turn::take(self.host, address, self.deadline)?.ok_or_else(|| BindError::Stuck {
+    pub(super) fn lock(&self, address: PciAddress) -> Result<FunctionLock, BindError> {
+        FunctionLock::take(self.host, address, self.deadline)?.ok_or_else(|| BindError::Stuck {
             address,
             what: "end an access that an earlier command began".into(),
             deadline: self.deadline,
@@ -74,14 +75,14 @@ impl<'a> Binder<'a> {
 
     /// Puts the reset methods back, which a reset that was killed left narrowed. It does no harm where they can't be, so
     /// that it keeps nothing else from being given back.
-    fn restore_resets(&self, turn: &Turn, function: &ClaimedFunction) {
+    fn restore_resets(&self, lock: &FunctionLock, function: &ClaimedFunction) {
         let Some(before) = &function.resets else { return };
         let now = self.resets(function.address);
         if now.as_ref() == Some(before) || !self.host.pci_device(function.address).exists() {
             return;
         }
         let path = self.host.pci_device(function.address).join("reset_method");
-        let write = |value: &str| self.host.writer().write_in_turn(&path, value, self.deadline, turn.lock());
+        let write = |value: &str| self.host.writer().write_locked(&path, value, self.deadline, lock.file());
         // Linux refuses a list with a method that no longer works; then its own choice is the best there is.
         let written = write(before).or_else(|error| match error.kind() {
             io::ErrorKind::TimedOut => Err(error),
@@ -93,15 +94,15 @@ impl<'a> Binder<'a> {
         }
     }
 
-    fn set_driver_override(&self, turn: &Turn, driver: Option<&str>) -> Result<(), BindError> {
-        let address = turn.address();
+    fn set_driver_override(&self, lock: &FunctionLock, driver: Option<&str>) -> Result<(), BindError> {
+        let address = lock.address();
         let path = self.host.pci_device(address).join("driver_override");
         let what = match driver {
             Some(driver) => format!("set its driver_override to {driver}"),
             None => "clear its driver_override".into(),
         };
         // An empty line clears it.
-        self.write(turn, what, &path, &format!("{}\n", driver.unwrap_or_default()))?;
+        self.write(lock, what, &path, &format!("{}\n", driver.unwrap_or_default()))?;
         let found = self.driver_override(address)?;
         if found.as_deref() == driver {
             return Ok(());
@@ -110,23 +111,23 @@ impl<'a> Binder<'a> {
     }
 
     /// Takes the function from `driver`.
-    pub(super) fn unbind(&self, turn: &Turn, driver: &str) -> Result<(), BindError> {
+    pub(super) fn unbind(&self, lock: &FunctionLock, driver: &str) -> Result<(), BindError> {
         let path = self.driver_dir(driver).join("unbind");
-        self.write(turn, format!("unbind it from {driver}"), &path, &turn.address().to_string())
+        self.write(lock, format!("unbind it from {driver}"), &path, &lock.address().to_string())
     }
 
-    fn bind(&self, turn: &Turn, driver: &str) -> Result<(), BindError> {
+    fn bind(&self, lock: &FunctionLock, driver: &str) -> Result<(), BindError> {
         let path = self.driver_dir(driver).join("bind");
-        self.write(turn, format!("bind it to {driver}"), &path, &turn.address().to_string())
+        self.write(lock, format!("bind it to {driver}"), &path, &lock.address().to_string())
     }
 
     /// Takes the function from `driver` and binds it to vfio-pci.
-    pub(super) fn take(&self, turn: &Turn, driver: Option<&str>) -> Result<(), BindError> {
-        self.set_driver_override(turn, Some(VFIO_DRIVER))?;
+    pub(super) fn take(&self, lock: &FunctionLock, driver: Option<&str>) -> Result<(), BindError> {
+        self.set_driver_override(lock, Some(VFIO_DRIVER))?;
         if let Some(driver) = driver {
-            self.unbind(turn, driver)?;
+            self.unbind(lock, driver)?;
         }
-        self.bind_and_verify(turn, VFIO_DRIVER)
+        self.bind_and_verify(lock, VFIO_DRIVER)
     }
 
     /// Gives the function back, from whatever point [`take`](Self::take) or an earlier `restore` came to. A function
@@ -134,10 +135,10 @@ impl<'a> Binder<'a> {
     pub(super) fn restore(&self, function: &ClaimedFunction) -> Result<(), BindError> {
         let address = function.address;
         // What it is bound to counts only when nobody is about to change it.
-        let turn = self.turn(address)?;
-        let restored = self.try_restore(&turn, function);
+        let lock = self.lock(address)?;
+        let restored = self.try_restore(&lock, function);
         if restored.is_ok() {
-            self.restore_resets(&turn, function);
+            self.restore_resets(&lock, function);
         }
         match restored {
             Err(BindError::Vanished(_)) => Ok(()),
@@ -146,23 +147,23 @@ impl<'a> Binder<'a> {
         }
     }
 
-    fn try_restore(&self, turn: &Turn, function: &ClaimedFunction) -> Result<(), BindError> {
+    fn try_restore(&self, lock: &FunctionLock, function: &ClaimedFunction) -> Result<(), BindError> {
         let address = function.address;
         if function.kept {
             return Ok(());
         }
         let now = self.driver(address)?;
         if now.as_deref() == Some(VFIO_DRIVER) {
-            self.unbind(turn, VFIO_DRIVER)?;
+            self.unbind(lock, VFIO_DRIVER)?;
         }
-        self.set_driver_override(turn, function.driver_override.as_deref())?;
+        self.set_driver_override(lock, function.driver_override.as_deref())?;
         let now = self.driver(address)?;
         match (function.driver.as_deref(), now.as_deref()) {
             (Some(driver), None) => {
                 if !self.driver_dir(driver).exists() {
                     return Err(BindError::DriverGone { address, driver: driver.into() });
                 }
-                self.bind_and_verify(turn, driver)
+                self.bind_and_verify(lock, driver)
             }
             (_, Some(VFIO_DRIVER)) => Err(BindError::WrongDriver {
                 address,
@@ -178,9 +179,9 @@ impl<'a> Binder<'a> {
         }
     }
 
-    fn bind_and_verify(&self, turn: &Turn, driver: &str) -> Result<(), BindError> {
-        let address = turn.address();
-        let result = self.bind(turn, driver);
+    fn bind_and_verify(&self, lock: &FunctionLock, driver: &str) -> Result<(), BindError> {
+        let address = lock.address();
+        let result = self.bind(lock, driver);
         if let Err(BindError::Stuck { .. }) = result {
             return result;
         }
@@ -193,12 +194,12 @@ impl<'a> Binder<'a> {
         Err(BindError::WrongDriver { address, expected: driver.into(), found })
     }
 
-    fn write(&self, turn: &Turn, what: String, path: &Path, value: &str) -> Result<(), BindError> {
+    fn write(&self, lock: &FunctionLock, what: String, path: &Path, value: &str) -> Result<(), BindError> {
         tracing::debug!(path = %path.display(), value = value.trim_end(), "write");
         self.host
             .writer()
-            .write_in_turn(path, value, self.deadline, turn.lock())
-            .map_err(|error| self.refused(turn.address(), what, path, error))
+            .write_locked(path, value, self.deadline, lock.file())
+            .map_err(|error| self.refused(lock.address(), what, path, error))
     }
 
     fn refused(&self, address: PciAddress, what: String, path: &Path, source: io::Error) -> BindError {

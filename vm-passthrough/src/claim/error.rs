@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use super::holders::Holder;
-use super::{Owner, Refusal, UnreadRecord};
+use super::Refusal;
 use crate::PciAddress;
+use crate::ledger::{LedgerError, Owner, UnreadRecord, seconds};
 use crate::pci::ScanError;
-use crate::readiness::Readiness;
+use crate::readiness::{Holder, Readiness};
 
 /// Why a function could not be claimed, or not given back.
 #[derive(Debug, Error)]
@@ -197,51 +197,8 @@ pub enum BindError {
     Ledger(#[from] LedgerError),
 }
 
-/// Why the ledger can't be used.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum LedgerError {
-    /// A file operation failed.
-    #[error("the ledger can't be used: {operation} {} failed: {source}; {remedy}", path.display())]
-    Io {
-        /// What was done.
-        operation: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// What the Linux kernel answered.
-        source: io::Error,
-        /// What to do.
-        remedy: &'static str,
-    },
-    /// Another process works on the ledger.
-    #[error(
-        "the ledger {} has been in use by {} for {} s; wait for it, or look at what it does",
-        path.display(), holder.as_ref().map_or("another process".into(), ToString::to_string), seconds(*.deadline)
-    )]
-    Busy {
-        /// The lock file.
-        path: PathBuf,
-        /// Who holds it.
-        holder: Option<Owner>,
-        /// How long it was waited for.
-        deadline: Duration,
-    },
-    /// The directory or a file is not what this crate made: others could have written to it.
-    #[error("{} {what}, so it can't be trusted; look at it and move it away", path.display())]
-    Untrusted {
-        /// The file or directory.
-        path: PathBuf,
-        /// What is wrong.
-        what: String,
-    },
-}
-
 fn join(errors: &[impl fmt::Display]) -> String {
     errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
-}
-
-fn seconds(deadline: Duration) -> String {
-    format!("{:.1}", deadline.as_secs_f64()).trim_end_matches(".0").to_owned()
 }
 
 /// Who is to blame, and what to do about them.

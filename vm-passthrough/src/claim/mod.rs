@@ -5,10 +5,10 @@
 //! ```
 //!
 //! * [`Plan`] says what has to be taken with a function, or why it must not be.
-//! * The [`Ledger`] remembers the former driver of each function from before it is touched until it is back there. A record
-//!   of it that was damaged is kept, and stands in the way of its own device only ([`UnreadRecord`]).
-//! * Each access to the Linux kernel has a deadline. Past it, [`holders`] names who is to blame.
-//! * An access that outlives its process is waited for before anything else is done with the function (the `turn`
+//! * The [`ledger`](crate::ledger) remembers the former driver of each function from before it is touched until it is back
+//!   there. A record of it that was damaged is kept, and stands in the way of its own device only.
+//! * Each access to the Linux kernel has a deadline. Past it, [`holders`](crate::readiness::holders) names who is to blame.
+//! * An access that outlives its process is waited for before anything else is done with the function (the `lock`
 //!   module).
 //!
 //! A function that processes run kernels on is shared ([`SharedLease`]): it is claimed whole only when they have ended,
@@ -20,71 +20,45 @@
 
 mod act;
 mod bind;
-#[cfg(test)]
-mod crash;
 mod error;
-mod fuzz;
-mod holders;
-mod journal;
-mod ledger;
+mod lock;
 mod plan;
-mod shared;
-mod sys;
-mod turn;
-mod unread;
-mod viability;
+mod share;
 
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use crate::ledger::ClaimedFunction;
 use crate::{Host, PciAddress};
 
-pub use error::{BindError, ClaimError, LedgerError};
-pub use fuzz::fuzz_record;
-pub use holders::{Holder, holders};
-pub use journal::{ClaimedFunction, Entry, Owner};
-pub use ledger::{Ledger, LedgerEntry};
+pub use error::{BindError, ClaimError};
 pub use plan::{Plan, Refusal, Step};
-pub use shared::{SharedLease, Sharer, sharers};
-pub use unread::UnreadRecord;
-pub use viability::{VFIO_DRIVER, is_vfio_driver};
+pub use share::SharedLease;
 
 pub use act::Recovery;
 pub(crate) use act::{HeldClaim, recover, release_persistent, take};
-pub(crate) use holders::users;
-pub(crate) use shared::share;
-pub(crate) use unread::unread;
-
-pub(crate) use sys::{open_exclusively, read as read_attribute, write as write_attribute};
-pub(crate) use viability::{Part, Stranger, in_the_way, leaves_dma_alone, strangers};
+pub(crate) use share::share;
 
 /// How long one access to a function's drivers, and the wait for the ledger, may take by default.
 pub const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Writes an attribute of a function in its turn: what others do with it comes before that or after.
+/// Writes an attribute of a function under its lock: what others do with it comes before that or after.
 ///
 /// # Errors
-/// [`io::ErrorKind::TimedOut`] when `deadline` passes first, also for who waits for its turn.
-pub(crate) fn write_in_turn(
+/// [`io::ErrorKind::TimedOut`] when `deadline` passes first, also for who waits for the lock.
+pub(crate) fn write_locked(
     host: &Host,
     address: PciAddress,
     path: &Path,
     value: &str,
     deadline: Duration,
 ) -> io::Result<()> {
-    let turn = turn::Turn::take(host, address, deadline).map_err(io::Error::other)?;
-    let turn = turn.ok_or(io::ErrorKind::TimedOut)?;
-    host.writer().write_in_turn(path, value, deadline, turn.lock())
-}
-
-/// When a deadline that begins now passes. One beyond what the clock can tell is a year away.
-fn until(deadline: Duration) -> Instant {
-    const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-    let now = Instant::now();
-    now + deadline.min(YEAR)
+    let lock = lock::FunctionLock::take(host, address, deadline).map_err(io::Error::other)?;
+    let lock = lock.ok_or(io::ErrorKind::TimedOut)?;
+    host.writer().write_locked(path, value, deadline, lock.file())
 }
 
 /// Asks that a claim under way be given up: from any thread, at any time. Clones are the same handle.

@@ -5,8 +5,8 @@ use std::fmt;
 use thiserror::Error;
 
 use super::ClaimOptions;
-use super::viability::{self, Part, VFIO_DRIVER, is_vfio_driver};
 use crate::PciAddress;
+use crate::iommu::{self, Part, VFIO_DRIVER, is_vfio_driver};
 use crate::pci::{PciFunction, Sriov};
 
 /// One step of a [`Plan`].
@@ -141,7 +141,7 @@ impl Plan {
 
         let in_group = || functions.iter().filter(|other| other.iommu_group == Some(group));
         let in_the_way: Vec<_> =
-            in_group().filter_map(|other| viability::in_the_way(other, target, options.with_group)).collect();
+            in_group().filter_map(|other| iommu::in_the_way(other, target, options.with_group)).collect();
         if !in_the_way.is_empty() {
             let with_group_helps = in_the_way.iter().all(|other| other.with_group_helps);
             let others = in_the_way.iter().map(|other| (other.function.address, other.driver.to_owned()));

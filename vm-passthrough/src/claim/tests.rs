@@ -9,7 +9,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::*;
+use crate::iommu::VFIO_DRIVER;
+use crate::ledger::{Ledger, crash, line_of};
 use crate::manager::ManagerError;
+use crate::readiness::holders;
 use crate::sim::{SimDrivers, SimFunction, SimHost};
 use crate::{Host, PassthroughManager};
 

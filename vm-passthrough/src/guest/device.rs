@@ -11,9 +11,9 @@ use super::dma::DmaRam;
 use super::gate::{Gate, POLL};
 use super::interrupts::Vectors;
 use super::state::State;
-use super::{DeviceError, PassthroughDevice, RamRegion, Vmm, bars, placement};
+use super::{DeviceError, PassthroughDevice, RamRegion, Vmm, bars};
 use crate::pci::config::{CONFIG_SIZE, EXTENDED_CONFIG_SIZE};
-use crate::pci::regs;
+use crate::pci::{placement, regs};
 use crate::vfio::{AddressSpace, CONFIG_REGION, DeviceFile, MSI_IRQ, MSIX_IRQ, Result, VfioError};
 use crate::{PciAddress, deadlines};
 

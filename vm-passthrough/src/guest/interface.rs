@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use super::placement;
 use crate::PciAddress;
+use crate::pci::placement::{self, ConfigAccess};
 use crate::vfio::{Mapping, VfioError};
 
 /// A piece of guest RAM.
@@ -229,4 +229,14 @@ pub trait PassthroughDevice: fmt::Debug + Send + Sync {
     /// # Errors
     /// When the reset fails or cannot be proved.
     fn reset(&self) -> Result<(), DeviceError>;
+}
+
+impl<D: PassthroughDevice + ?Sized> ConfigAccess for D {
+    fn read_config(&self, offset: u16, data: &mut [u8]) {
+        self.config_read(offset, data);
+    }
+
+    fn write_config(&self, offset: u16, data: &[u8]) {
+        self.config_write(offset, data);
+    }
 }

@@ -5,15 +5,12 @@ mod bars;
 mod config;
 mod device;
 mod dma;
-#[cfg(feature = "sim")]
-mod fuzz;
 mod gate;
 mod interface;
 mod interrupts;
 #[cfg(feature = "kvm")]
 mod kvm;
 mod msix;
-pub mod placement;
 #[cfg(feature = "kvm")]
 mod routes;
 mod state;
@@ -21,8 +18,6 @@ mod sys;
 
 pub use bar_map::{BarHit, BarMap};
 pub use device::{DeviceOptions, VfioPciDevice};
-#[cfg(feature = "sim")]
-pub use fuzz::fuzz_config_space;
 pub use interface::{
     DecodedBar, DeviceError, MapId, MsiMessage, PassthroughDevice, RamRegion, RouteId, Vmm, VmmError,
 };

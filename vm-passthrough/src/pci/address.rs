@@ -9,7 +9,7 @@ use thiserror::Error;
 ///
 /// The domain has 32 bits because Linux numbers the domains behind Intel VMD from 0x10000 up. Addresses sort
 /// the way the hardware numbers them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PciAddress {
     domain: u32,
     bus: u8,
@@ -54,6 +54,12 @@ impl PciAddress {
 impl fmt::Display for PciAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:04x}:{:02x}:{:02x}.{}", self.domain, self.bus, self.device(), self.function())
+    }
+}
+
+impl fmt::Debug for PciAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -114,6 +120,7 @@ mod tests {
             match (text.parse::<PciAddress>(), expect) {
                 (Ok(address), Ok(expect)) => {
                     assert_eq!(address.to_string(), expect);
+                    assert_eq!(format!("{address:?}"), expect);
                     assert_eq!(address.to_string().parse(), Ok(address));
                 }
                 (Err(error), Err(expect)) => assert!(error.to_string().contains(expect), "{text}: {error}"),

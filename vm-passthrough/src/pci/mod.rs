@@ -5,9 +5,14 @@ mod attributes;
 pub mod config;
 mod function;
 mod kind;
+pub mod placement;
 pub mod regs;
 mod scan;
 mod text;
+
+use std::path::PathBuf;
+
+use crate::Host;
 
 pub use address::{ParsePciAddressError, PciAddress};
 pub use function::{
@@ -15,3 +20,10 @@ pub use function::{
     PowerState, ResetMethod, Rom, Sriov,
 };
 pub use scan::{ScanError, driver_override, read_config, read_function, scan};
+
+impl Host {
+    /// The directory of a PCI function in sysfs, `SYS/bus/pci/devices/ADDRESS`.
+    pub fn pci_device(&self, address: PciAddress) -> PathBuf {
+        self.sys.join("bus/pci/devices").join(address.to_string())
+    }
+}

@@ -4,8 +4,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 
 use super::{BlockerCode, Case};
-use crate::claim::is_vfio_driver;
 use crate::files;
+use crate::iommu::is_vfio_driver;
 
 pub(super) fn judge(case: &mut Case<'_>) {
     let bound = case.function.driver.as_deref().is_some_and(is_vfio_driver);

@@ -2,8 +2,8 @@
 
 use super::memory::size_text;
 use super::{Blocker, BlockerCode, Case, FILES_PER_VECTOR, Severity};
-use crate::guest::placement::{self, FunctionRequest, PlacementError, WindowKind, Windows};
 use crate::pci::config::ConfigSource as _;
+use crate::pci::placement::{self, FunctionRequest, PlacementError, WindowKind, Windows};
 use crate::pci::{self, PciFunction, regs};
 use crate::{Host, PciAddress};
 

@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
+use super::holders::{Holder, users};
 use super::{BlockerCode, Case, Severity, disks};
-use crate::claim::{self, Holder, is_vfio_driver};
-use crate::files;
+use crate::iommu::is_vfio_driver;
 use crate::pci::{BarKind, PciFunction};
+use crate::{files, ledger};
 
 /// How many processes are named.
 const MOST_SHOWN: usize = 5;
@@ -105,7 +106,7 @@ fn routes(case: &mut Case<'_>, function: &PciFunction) {
 
 fn shared(case: &mut Case<'_>, function: &PciFunction) {
     let address = function.address;
-    let sharers = match claim::sharers(case.host, address) {
+    let sharers = match ledger::sharers(case.host, address) {
         Ok(sharers) => sharers,
         Err(error) => {
             let evidence = format!("whether it is shared is not known: {error}");
@@ -149,7 +150,7 @@ fn shared(case: &mut Case<'_>, function: &PciFunction) {
 /// A record of a claim that can't be read, which companions share.
 fn claim_record(case: &mut Case<'_>, function: &PciFunction, reported: &mut BTreeSet<PathBuf>) {
     // That the ledger itself can't be read is told already.
-    let Ok(Some(record)) = claim::unread(case.host, function.address) else { return };
+    let Ok(Some(record)) = ledger::unread(case.host, function.address) else { return };
     if reported.insert(record.path.clone()) {
         let code = BlockerCode::ClaimRecordUnreadable;
         let evidence = format!("{}: {}", record.path.display(), record.what);
@@ -159,7 +160,7 @@ fn claim_record(case: &mut Case<'_>, function: &PciFunction, reported: &mut BTre
 
 fn in_use(case: &mut Case<'_>, function: &PciFunction, reported: &mut BTreeSet<(u32, PathBuf)>) {
     let mut pids = BTreeSet::new();
-    let mut open = claim::users(case.host, function.address);
+    let mut open = users(case.host, function.address);
     open.retain(|user| match user {
         Holder::Process { pid, file, .. } if reported.insert((*pid, file.clone())) => {
             pids.insert(*pid);

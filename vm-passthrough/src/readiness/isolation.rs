@@ -2,9 +2,8 @@
 
 use super::facts::CpuVendor;
 use super::{BlockerCode, Case, Severity, name};
-use crate::claim::{Stranger, in_the_way, strangers};
 use crate::files;
-use crate::iommu::{self, InterruptRemapping, ReservedKind};
+use crate::iommu::{self, InterruptRemapping, ReservedKind, in_the_way};
 
 pub(super) fn judge(case: &mut Case<'_>) {
     if case.group.as_ref().is_none_or(|group| group.noiommu) {
@@ -63,8 +62,9 @@ fn group(case: &mut Case<'_>) {
         .filter(|other| !case.is_taken(other) && !other.is_bridge())
         .map(|other| other.address)
         .collect();
-    let strangers = strangers(case.host, group).into_iter().map(|other| {
-        let Stranger { name, driver, unbind } = other;
+    let others = group.others.iter().map(String::as_str);
+    let strangers = iommu::occupants(case.host, group, others).into_iter().map(|other| {
+        let iommu::Occupant { name, driver, unbind } = other;
         let evidence = format!(
             "{name}, which is no PCI function, is in group {number} too, by {}, and has driver {driver}",
             dir.display()

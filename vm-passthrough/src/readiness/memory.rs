@@ -2,8 +2,7 @@
 
 use super::facts::Memlock;
 use super::{BlockerCode, Case};
-use crate::iommu;
-use crate::vfio::IovaRange;
+use crate::iommu::{self, IovaRange};
 
 pub(super) fn judge(case: &mut Case<'_>) {
     memlock(case);

@@ -22,22 +22,25 @@ mod device;
 mod disks;
 mod facts;
 mod guest;
+mod holders;
 mod host_use;
 mod isolation;
 mod memory;
+mod text;
 mod usable;
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
+pub use holders::{Holder, holders};
+
 use facts::HostFacts;
 
-use crate::claim::Part;
-use crate::guest::placement::{FunctionRequest, Windows};
+use crate::iommu::{self, IovaRange, Part};
+use crate::pci::placement::{FunctionRequest, Windows};
 use crate::pci::{self, PciFunction, ScanError};
-use crate::vfio::IovaRange;
-use crate::{Host, PciAddress, iommu};
+use crate::{Host, PciAddress};
 
 /// Open files that one interrupt vector takes: an eventfd that VFIO signals, and one more by which it is routed.
 pub const FILES_PER_VECTOR: u64 = 2;
@@ -172,13 +175,19 @@ impl fmt::Display for Severity {
     }
 }
 
+/// The first step that a blocker keeps a function from.
+enum Stage {
+    Claim,
+    Guest,
+}
+
 macro_rules! codes {
-    ($($(#[$doc:meta])* $name:ident = $text:literal, $summary:literal;)*) => {
+    ($($name:ident = $text:literal, $stage:ident, $summary:literal;)*) => {
         /// A reason, named for good: scripts may rely on [`as_str`](Self::as_str).
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[non_exhaustive]
         pub enum BlockerCode {
-            $(#[doc = concat!("`", $text, "`: ", $summary, ".")] $(#[$doc])* $name,)*
+            $(#[doc = concat!("`", $text, "`: ", $summary, ".")] $name,)*
         }
 
         impl BlockerCode {
@@ -194,40 +203,46 @@ macro_rules! codes {
             pub const fn summary(self) -> &'static str {
                 match self { $(Self::$name => $summary,)* }
             }
+
+            /// Whether a function with it is not claimed either. The others keep it from a guest, or from some guests, and
+            /// are looked at again when it is given to one.
+            pub const fn keeps_from_claim(self) -> bool {
+                match self { $(Self::$name => matches!(Stage::$stage, Stage::Claim),)* }
+            }
         }
     };
 }
 
 codes! {
-    NotAnEndpoint = "not-an-endpoint", "it is a bridge, which VFIO does not hand out";
-    NotResponding = "not-responding", "its config space reads all ones, as of a device that is gone or broken";
-    NoIommu = "no-iommu", "no IOMMU keeps it away from the host's memory";
-    GroupNotViable = "group-not-viable", "a driver of the host uses another function of its IOMMU group";
-    AcsMissing = "acs-missing", "a port above it lets it reach its neighbours past the IOMMU";
-    InterruptRemappingOff = "interrupt-remapping-off", "it could raise interrupts that are not its own";
-    FirmwareMemory = "firmware-memory", "the firmware wants memory mapped for it at all times";
-    VfioPciUnavailable = "vfio-pci-unavailable", "the vfio-pci driver is not there";
-    VfioNodeMissing = "vfio-node-missing", "there is no device node to reach VFIO through";
-    Permission = "permission", "this process may not do what it takes";
-    BootDisplay = "boot-display", "the host's console is on it";
-    MountedDisk = "mounted-disk", "the host uses a disk behind it";
-    DefaultRoute = "default-route", "the host's default route goes through it";
-    InUse = "in-use", "processes have it open";
-    InUseShared = "in-use-shared", "processes run kernels on it";
-    ClaimRecordUnreadable = "claim-record-unreadable", "its former driver is in a record of the ledger that can't be read";
-    VfsInUse = "vfs-in-use", "its virtual functions are enabled";
-    D3cold = "d3cold", "it is switched off";
-    NoReset = "no-reset", "nothing can reset it between guests";
-    LegacyInterrupt = "legacy-interrupt", "it interrupts by INTx alone, which the guest does not have";
-    PortIo = "port-io", "it is programmed through port I/O, which the guest does not have";
-    RomHidden = "rom-hidden", "the guest does not see its expansion ROM";
-    BarUnassigned = "bar-unassigned", "the host gave one of its BARs no address";
-    BarsTooLarge = "bars-too-large", "its BARs don't fit into the guest's physical addresses";
-    IovaReserved = "iova-reserved", "the guest's RAM lies where DMA can't be mapped";
-    IovaTooWide = "iova-too-wide", "the guest's RAM lies beyond what the IOMMU can address";
-    OpenFilesTooLow = "open-files-too-low", "the process may not open as many files as the guest's interrupts take";
-    MemlockTooLow = "memlock-too-low", "the process may not lock as much memory as the guest has";
-    Unchecked = "unchecked", "something could not be looked at";
+    NotAnEndpoint = "not-an-endpoint", Claim, "it is a bridge, which VFIO does not hand out";
+    NotResponding = "not-responding", Claim, "its config space reads all ones, as of a device that is gone or broken";
+    NoIommu = "no-iommu", Claim, "no IOMMU keeps it away from the host's memory";
+    GroupNotViable = "group-not-viable", Claim, "a driver of the host uses another function of its IOMMU group";
+    AcsMissing = "acs-missing", Guest, "a port above it lets it reach its neighbours past the IOMMU";
+    InterruptRemappingOff = "interrupt-remapping-off", Guest, "it could raise interrupts that are not its own";
+    FirmwareMemory = "firmware-memory", Guest, "the firmware wants memory mapped for it at all times";
+    VfioPciUnavailable = "vfio-pci-unavailable", Claim, "the vfio-pci driver is not there";
+    VfioNodeMissing = "vfio-node-missing", Guest, "there is no device node to reach VFIO through";
+    Permission = "permission", Claim, "this process may not do what it takes";
+    BootDisplay = "boot-display", Claim, "the host's console is on it";
+    MountedDisk = "mounted-disk", Claim, "the host uses a disk behind it";
+    DefaultRoute = "default-route", Claim, "the host's default route goes through it";
+    InUse = "in-use", Claim, "processes have it open";
+    InUseShared = "in-use-shared", Claim, "processes run kernels on it";
+    ClaimRecordUnreadable = "claim-record-unreadable", Guest, "its former driver is in a record of the ledger that can't be read";
+    VfsInUse = "vfs-in-use", Claim, "its virtual functions are enabled";
+    D3cold = "d3cold", Guest, "it is switched off";
+    NoReset = "no-reset", Guest, "nothing can reset it between guests";
+    LegacyInterrupt = "legacy-interrupt", Guest, "it interrupts by INTx alone, which the guest does not have";
+    PortIo = "port-io", Guest, "it is programmed through port I/O, which the guest does not have";
+    RomHidden = "rom-hidden", Guest, "the guest does not see its expansion ROM";
+    BarUnassigned = "bar-unassigned", Guest, "the host gave one of its BARs no address";
+    BarsTooLarge = "bars-too-large", Guest, "its BARs don't fit into the guest's physical addresses";
+    IovaReserved = "iova-reserved", Guest, "the guest's RAM lies where DMA can't be mapped";
+    IovaTooWide = "iova-too-wide", Guest, "the guest's RAM lies beyond what the IOMMU can address";
+    OpenFilesTooLow = "open-files-too-low", Guest, "the process may not open as many files as the guest's interrupts take";
+    MemlockTooLow = "memlock-too-low", Guest, "the process may not lock as much memory as the guest has";
+    Unchecked = "unchecked", Guest, "something could not be looked at";
 }
 
 impl fmt::Display for BlockerCode {
@@ -425,42 +440,6 @@ fn name(function: &PciFunction) -> String {
     let vendor = function.vendor_name().map_or_else(|| format!("vendor {:04x}", ids.vendor), str::to_owned);
     let device = function.device_name().map_or_else(|| format!("device {:04x}", ids.device), str::to_owned);
     format!("{vendor} {device}")
-}
-
-/// `1 blocker`, `2 blockers`.
-fn counted(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
-}
-
-impl fmt::Display for Readiness {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let blockers = self.blockers.iter().filter(|b| b.severity == Severity::Blocker).count();
-        let warnings = self.blockers.len() - blockers;
-        write!(f, "{} {}: ", self.address, self.name)?;
-        match (blockers, warnings) {
-            (0, 0) => f.write_str("ready")?,
-            (0, _) => write!(f, "ready, with {}", counted(warnings, "warning"))?,
-            (_, 0) => write!(f, "not ready, {}", counted(blockers, "blocker"))?,
-            (..) => {
-                write!(f, "not ready, {}, {}", counted(blockers, "blocker"), counted(warnings, "warning"))?;
-            }
-        }
-        if let [_, companions @ ..] = &self.functions[..]
-            && !companions.is_empty()
-        {
-            let names: Vec<_> = companions.iter().map(ToString::to_string).collect();
-            write!(f, "\n  goes with {}", names.join(", "))?;
-        }
-        for Blocker { code, severity, function, evidence, remedy } in &self.blockers {
-            write!(f, "\n\n  {severity} {code}")?;
-            if *function != self.address {
-                write!(f, " on {function}")?;
-            }
-            write!(f, ": {}", code.summary())?;
-            write!(f, "\n    found: {evidence}\n    to do: {remedy}")?;
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]

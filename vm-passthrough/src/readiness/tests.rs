@@ -674,12 +674,59 @@ fn all_at_once() {
     let text = readiness.to_string();
     for part in [
         ": not ready, 5 blockers, 1 warning\n  goes with 0000:01:00.1\n",
-        "\n\n  blocker boot-display: the host's console is on it\n    found: ",
-        "\n\n  warning d3cold on 0000:01:00.1: it is switched off\n    found: ",
-        "\n    to do: ",
+        "\n  blocker boot-display: the host's console is on it\n    found   ",
+        "\n  warning d3cold of 0000:01:00.1: it is switched off\n    found   ",
+        "\n    remedy  ",
     ] {
         assert!(text.contains(part), "no {part:?} in:\n{text}");
     }
+}
+
+#[test]
+fn text_is_of_as_many_lines_as_there_are_findings() {
+    let blocker = Blocker {
+        code: Code::InUse,
+        severity: Blocks,
+        function: address(DISK),
+        evidence: "process 7 (\x1b[2J\n  ready) has it".into(),
+        remedy: "kill 7".into(),
+    };
+    let line = "process 7 (\u{fffd}[2J\u{fffd}  ready) has it";
+    assert_eq!(blocker.to_string(), format!("{DISK} in-use: {line}; kill 7"));
+    let name = "a\tdisk".into();
+    let readiness =
+        Readiness { address: address(DISK), name, functions: vec![address(DISK)], blockers: vec![blocker] };
+    assert_eq!(
+        readiness.to_string(),
+        format!(
+            "{DISK} a\u{fffd}disk: not ready, 1 blocker\n  blocker in-use: processes have it open\n    \
+             found   {line}\n    remedy  kill 7"
+        )
+    );
+}
+
+/// What a claim heeds without `force`; what only a guest minds is told again when it gets one.
+#[test]
+fn what_keeps_from_a_claim() {
+    let kept: Vec<_> =
+        Code::ALL.iter().filter(|code| code.keeps_from_claim()).map(|code| code.as_str()).collect();
+    assert_eq!(
+        kept,
+        [
+            "not-an-endpoint",
+            "not-responding",
+            "no-iommu",
+            "group-not-viable",
+            "vfio-pci-unavailable",
+            "permission",
+            "boot-display",
+            "mounted-disk",
+            "default-route",
+            "in-use",
+            "in-use-shared",
+            "vfs-in-use",
+        ]
+    );
 }
 
 #[test]

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::SimHost;
-use crate::claim::is_vfio_driver;
 use crate::host::SysfsWriter;
+use crate::iommu::is_vfio_driver;
 use crate::{Host, PciAddress};
 
 /// The drivers of a [`SimHost`]: a writer that does on its tree what Linux does (`drivers/base/bus.c`,

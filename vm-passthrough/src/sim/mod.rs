@@ -21,6 +21,7 @@ mod device;
 mod drivers;
 mod function;
 mod fuzz;
+mod fuzz_device;
 mod tree;
 mod vmm;
 
@@ -29,5 +30,6 @@ pub use device::{Fault, SimDevice, SimDeviceBuilder};
 pub use drivers::SimDrivers;
 pub use function::SimFunction;
 pub use fuzz::fuzz_sysfs;
+pub use fuzz_device::fuzz_config_space;
 pub use tree::{FileWriter, SimHost};
 pub use vmm::{SimLog, SimSpace, SimVmm};

@@ -10,7 +10,8 @@ use vm_memory::MmapRegion;
 use super::Fault;
 use crate::PciAddress;
 use crate::guest::{BarMap, DecodedBar, MapId, MsiMessage, RamRegion, RouteId, SharedMemory, Vmm, VmmError};
-use crate::vfio::{AddressSpace, Backend, DmaPermission, IovaRange, Mapping, Result, VfioError};
+use crate::iommu::IovaRange;
+use crate::vfio::{AddressSpace, Backend, DmaPermission, Mapping, Result, VfioError};
 
 /// What was done to simulated things, in order. Clones share it.
 #[derive(Clone, Debug, Default)]

@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::interface::{DmaPermission, IovaRange, Mapping, Result, VfioError};
+use super::interface::{DmaPermission, Mapping, Result, VfioError};
+use crate::iommu::IovaRange;
 
 /// One mapping.
 #[derive(Clone, Debug)]

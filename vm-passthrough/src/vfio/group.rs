@@ -15,8 +15,7 @@ use super::failure::{nonsense, system};
 use super::interface::{DmaPermission, Mapping, Result, VfioError};
 use super::parse::{self, IommuInfo};
 use super::sys;
-use crate::claim::leaves_dma_alone;
-use crate::{Host, PciAddress};
+use crate::{Host, PciAddress, iommu};
 
 /// A container. It translates only while a group is in it; with the last group the Linux kernel drops all mappings.
 #[derive(Debug)]
@@ -162,7 +161,7 @@ impl Container {
         let status = sys::group::group_status(fd.as_fd())
             .map_err(|error| system("VFIO_GROUP_GET_STATUS", &path, error))?;
         if status & uapi::VFIO_GROUP_FLAGS_VIABLE == 0 {
-            return Err(VfioError::Unavailable { address, reason: not_viable(host, address, number) });
+            return Err(VfioError::Unavailable { address, reason: not_viable(host, number) });
         }
         if status & uapi::VFIO_GROUP_FLAGS_CONTAINER_SET != 0 {
             return Err(VfioError::Unavailable {
@@ -243,29 +242,24 @@ pub(super) fn grown(
     Err(nonsense(operation, path, "a size that grows with every question".into()))
 }
 
-/// Which functions of a group keep it from being used, and their drivers.
-fn not_viable(host: &Host, address: PciAddress, number: u32) -> String {
-    let mut blockers = Vec::new();
-    let devices = host.pci_device(address).join("iommu_group/devices");
-    for entry in std::fs::read_dir(devices).into_iter().flatten().flatten() {
-        let driver = std::fs::read_link(entry.path().join("driver")).ok();
-        let driver =
-            driver.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
-        if let Some(driver) = driver.filter(|driver| !leaves_dma_alone(driver)) {
-            let address = entry.file_name().to_string_lossy().into_owned();
-            let unbind = host.sys.join("bus/pci/drivers").join(&driver).join("unbind");
-            blockers
-                .push(format!("{driver} has {address} (to take it: echo {address} > {})", unbind.display()));
-        }
-    }
-    blockers.sort();
-    if blockers.is_empty() {
+/// Which members of a group keep it from being used, and their drivers.
+fn not_viable(host: &Host, number: u32) -> String {
+    let occupants = iommu::group(host, number).map(|group| {
+        let functions: Vec<_> = group.members.iter().map(ToString::to_string).collect();
+        let members = functions.iter().chain(&group.others).map(String::as_str);
+        iommu::occupants(host, &group, members)
+    });
+    let occupants: Vec<_> = occupants
+        .unwrap_or_default()
+        .into_iter()
+        .map(|iommu::Occupant { name, driver, unbind }| {
+            format!("{driver} has {name} (to take it: echo {name} > {})", unbind.display())
+        })
+        .collect();
+    if occupants.is_empty() {
         return format!(
             "group {number} is not viable: one of its functions is in use; look at the Linux kernel's log"
         );
     }
-    format!(
-        "group {number} is not viable, as the host's drivers use functions in it: {}",
-        blockers.join(", ")
-    )
+    format!("group {number} is not viable, as the host's drivers use what is in it: {}", occupants.join(", "))
 }

@@ -3,13 +3,13 @@
 
 use std::fmt;
 use std::io;
-use std::ops::RangeInclusive;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use thiserror::Error;
 
 use crate::PciAddress;
+use crate::iommu::IovaRange;
 use crate::pci::ResetMethod;
 
 /// How the Linux kernel hands the device out.
@@ -360,9 +360,6 @@ pub enum DmaPermission {
     /// Read only.
     Read,
 }
-
-/// A range of I/O virtual addresses, both ends included.
-pub type IovaRange = RangeInclusive<u64>;
 
 /// A DMA address space that the devices of one guest share: what they can reach, and nothing else.
 pub trait AddressSpace: fmt::Debug + Send + Sync {

@@ -39,8 +39,8 @@ mod sys;
 
 pub use device::{Presence, VfioDevice};
 pub use interface::{
-    AddressSpace, Backend, DeviceFile, DeviceInfo, DmaPermission, IovaRange, IrqInfo, IrqTrigger, Mapping,
-    RegionInfo, ResetEvidence, ResetReport, ResetStep, Result, VfioError,
+    AddressSpace, Backend, DeviceFile, DeviceInfo, DmaPermission, IrqInfo, IrqTrigger, Mapping, RegionInfo,
+    ResetEvidence, ResetReport, ResetStep, Result, VfioError,
 };
 pub(crate) use open::open_device;
 pub use open::{choose_backend, open_space};

@@ -9,7 +9,7 @@ use super::interface::{Backend, Result, VfioError};
 use super::iommufd::device_node;
 use super::reset;
 use super::space::Space;
-use crate::claim::is_vfio_driver;
+use crate::iommu::is_vfio_driver;
 use crate::{Host, PciAddress};
 
 /// The back end that can open all of `functions`, which are claimed: iommufd where the Linux kernel has it and gives

@@ -5,8 +5,9 @@ use std::mem::{offset_of, size_of};
 
 use vfio_bindings::bindings::vfio as uapi;
 
-use super::interface::{DeviceInfo, IovaRange, RegionInfo};
+use super::interface::{DeviceInfo, RegionInfo};
 use crate::PciAddress;
+use crate::iommu::IovaRange;
 
 /// Most bytes that any answer may need. The longest honest one, a region with a sparse area per page of a table, or
 /// IOVA ranges around every reserved one, is a few kilobytes.

@@ -46,7 +46,7 @@ use std::time::{Duration, Instant};
 use super::failure::system;
 use super::interface::{DeviceFile, ResetEvidence, ResetReport, ResetStep, Result, VfioError};
 use super::{INTX_IRQ, MSI_IRQ, MSIX_IRQ, Presence, VfioDevice, power, sys};
-use crate::claim::write_in_turn;
+use crate::claim::write_locked;
 use crate::deadlines::{LOCKED, RESET_METHOD, RESET_STEPS};
 use crate::pci::config::{CONFIG_SIZE, walk_capabilities};
 use crate::pci::{Capability, ResetMethod, regs};
@@ -441,7 +441,7 @@ impl Methods {
     }
 
     fn write(&self, host: &Host, value: &str, deadline: Duration) -> io::Result<()> {
-        write_in_turn(host, self.address, &self.path, value, deadline)
+        write_locked(host, self.address, &self.path, value, deadline)
     }
 
     /// Puts the list back as it was.

@@ -5,13 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::dma::{self, Ledger, Plan, Release};
 use super::group::{Container, Opened};
-use super::interface::{
-    AddressSpace, Backend, DmaPermission, IovaRange, Mapping, ResetEvidence, Result, VfioError,
-};
+use super::interface::{AddressSpace, Backend, DmaPermission, Mapping, ResetEvidence, Result, VfioError};
 use super::iommufd::Ioas;
 use super::parse::IommuInfo;
 use super::seats::Seats;
 use super::sys;
+use crate::iommu::IovaRange;
 use crate::{Host, PciAddress};
 
 /// The DMA address space of one guest, in the Linux kernel: what [`open_space`](super::open_space) gives.

@@ -1,6 +1,5 @@
 //! `explain`: every reason why a function can't be passed to a guest, each with its remedy.
 
-use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
@@ -13,7 +12,6 @@ use crate::context::Context;
 use crate::describe;
 use crate::failure::Failure;
 use crate::json::{self, Body};
-use crate::table::printable;
 use crate::vmm;
 
 /// Arguments of `explain`.
@@ -89,7 +87,7 @@ fn print(context: &mut Context<'_>, readiness: &[Readiness], of_guest: bool) -> 
             (true, false) => {
                 "no accelerators found; `vm-service list --all` lists every PCI function\n".into()
             }
-            _ => readiness.iter().map(render).collect(),
+            _ => readiness.iter().map(|readiness| format!("{readiness}\n")).collect(),
         },
     )
 }
@@ -107,7 +105,7 @@ pub(super) fn require_ready(context: &mut Context<'_>, readiness: &[Readiness]) 
     let blocked: Vec<&Readiness> = readiness.iter().filter(|readiness| !readiness.is_ready()).collect();
     for warning in readiness.iter().flat_map(|readiness| &readiness.blockers) {
         if warning.severity == Severity::Warning {
-            tracing::warn!("{} {}: {}; {}", warning.function, warning.code, warning.evidence, warning.remedy);
+            tracing::warn!("{warning}");
         }
     }
     if blocked.is_empty() {
@@ -116,44 +114,9 @@ pub(super) fn require_ready(context: &mut Context<'_>, readiness: &[Readiness]) 
     if context.json {
         context.print(|| body(readiness), String::new)?;
     }
-    let text: String = blocked.into_iter().map(render).collect();
+    let text: Vec<_> = blocked.into_iter().map(ToString::to_string).collect();
     Err(Failure::blocked(format!(
         "nothing was touched, because of what stands in the way:\n{}",
-        text.trim_end()
+        text.join("\n")
     )))
-}
-
-/// What is found of one function.
-pub(super) fn render(readiness: &Readiness) -> String {
-    let count = |severity| readiness.blockers.iter().filter(|blocker| blocker.severity == severity).count();
-    let plural = |count: usize, word: &str| format!("{count} {word}{}", if count == 1 { "" } else { "s" });
-    let mut verdict = match count(Severity::Blocker) {
-        0 => "ready".to_owned(),
-        blockers => format!("not ready, {}", plural(blockers, "blocker")),
-    };
-    if count(Severity::Warning) > 0 {
-        verdict += &format!(", {}", plural(count(Severity::Warning), "warning"));
-    }
-    let mut text = format!("{} {}: {verdict}\n", readiness.address, printable(&readiness.name));
-    if readiness.functions.len() > 1 {
-        let companions: Vec<_> = readiness.functions[1..].iter().map(ToString::to_string).collect();
-        // A String takes any write.
-        let _ = writeln!(text, "  goes with {}", companions.join(", "));
-    }
-    for blocker in &readiness.blockers {
-        let of_companion = match blocker.function == readiness.address {
-            true => String::new(),
-            false => format!(" of {}", blocker.function),
-        };
-        let _ = write!(
-            text,
-            "  {} {}{of_companion}: {}\n    found   {}\n    remedy  {}\n",
-            blocker.severity,
-            blocker.code,
-            blocker.code.summary(),
-            printable(&blocker.evidence),
-            printable(&blocker.remedy)
-        );
-    }
-    text
 }

@@ -25,8 +25,13 @@ const SILENCE: Duration = Duration::from_secs(5);
 /// What is kept of a message that was left out, to name its cause by.
 const NAME: usize = 100;
 /// What no guest can make longer: commands before and after it runs.
-const OPERATORS: [&str; 4] =
-    ["vm_service::commands", "vm_service::signals", "vm_passthrough::claim", "vm_passthrough::pci"];
+const OPERATORS: [&str; 5] = [
+    "vm_service::commands",
+    "vm_service::signals",
+    "vm_passthrough::claim",
+    "vm_passthrough::ledger",
+    "vm_passthrough::pci",
+];
 
 /// Lets messages through, or counts them.
 pub(super) struct Limit(pub(super) Arc<Causes>);

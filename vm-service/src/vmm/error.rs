@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use thiserror::Error;
 use vm_passthrough::PciAddress;
-use vm_passthrough::guest::placement::PlacementError;
 use vm_passthrough::guest::{DeviceError, VmmError};
+use vm_passthrough::pci::placement::PlacementError;
 
 use super::boot::BootError;
 use super::exits::HotSpot;

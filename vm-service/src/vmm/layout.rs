@@ -13,7 +13,7 @@
 
 use std::ops::Range;
 
-use vm_passthrough::guest::placement::Windows;
+use vm_passthrough::pci::placement::Windows;
 
 /// The guest enters with RSP here; it grows down. Below it is the interrupt vector table that nothing uses.
 pub const BOOT_STACK: u64 = 0x8ff0;

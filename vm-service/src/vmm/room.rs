@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use vm_passthrough::guest::placement::FunctionRequest;
+use vm_passthrough::pci::placement::FunctionRequest;
 use vm_passthrough::readiness::ExplainOptions;
 
 use super::cpu::cpuid;

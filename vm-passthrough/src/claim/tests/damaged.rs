@@ -127,7 +127,7 @@ fn a_record_of_a_newer_version_is_kept() {
     let (sim, host, text) = claimed();
     let (first, rest) = text.split_once('\n').unwrap();
     assert!(first.ends_with(" ledger 2"));
-    fs::write(record(&sim), format!("{}{rest}", journal::line_of("ledger 3"))).unwrap();
+    fs::write(record(&sim), format!("{}{rest}", line_of("ledger 3"))).unwrap();
     is_kept(&sim, &host, "newer");
     fails(
         manager(host).release_within(gpu(), SHORT),
@@ -141,7 +141,7 @@ fn a_record_of_version_1_is_read() {
     let (sim, host, text) = claimed();
     let (_, rest) = text.split_once('\n').unwrap();
     let (lines, _) = rest.trim_end().rsplit_once('\n').unwrap();
-    fs::write(record(&sim), format!("{}{lines}\n", journal::line_of("ledger 1"))).unwrap();
+    fs::write(record(&sim), format!("{}{lines}\n", line_of("ledger 1"))).unwrap();
     let mut user = manager(host);
     assert!(user.claim(gpu(), &ClaimOptions::default()).unwrap().persistent);
     assert!(

@@ -1,7 +1,7 @@
 //! The virtual config space, register by register.
 
 use super::*;
-use crate::guest::placement;
+use crate::pci::placement;
 
 /// All capabilities that the guest finds by the plain list.
 fn capabilities(rig: &Rig) -> Vec<(u8, u8)> {

@@ -1,7 +1,8 @@
 //! Attach, reset, detach: their order, and what is left when a part fails.
 
 use super::*;
-use crate::guest::{DeviceError, DeviceOptions, RamRegion, placement};
+use crate::guest::{DeviceError, DeviceOptions, RamRegion};
+use crate::pci::placement;
 use crate::sim::Fault;
 use crate::vfio::{DeviceFile as _, MSIX_IRQ, VfioError};
 

@@ -2,6 +2,7 @@
 
 mod bars;
 mod config;
+mod fuzz;
 mod interrupts;
 #[cfg(feature = "kvm")]
 mod kvm;

@@ -123,7 +123,7 @@ fn a_mapped_disk_that_a_process_has_open() {
         let who = format!("process 4242 (qemu) has {} open", scene.sim.path(path).display());
         assert!(readiness.blockers[1].evidence.contains(&who), "{readiness}");
         not_claimed(&scene, &scene.sim.plain_host(), "in-use");
-        let holders = crate::claim::holders(&scene.sim.plain_host(), address(DISK));
+        let holders = super::holders(&scene.sim.plain_host(), address(DISK));
         assert!(holders.iter().any(|holder| holder.to_string() == who), "{holders:?}");
     }
     // One that nobody has open holds the disk all the same.

@@ -1,7 +1,7 @@
 //! What a guest needs for all of its devices together.
 
 use super::*;
-use crate::guest::placement::{self, BarRequest, FunctionRequest};
+use crate::pci::placement::{self, BarRequest, FunctionRequest};
 
 const HIGH: u64 = 0x100_0000_0000;
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use vm_passthrough::guest::placement::{
+use vm_passthrough::pci::placement::{
     self, ConfigAccess, FunctionRequest, PlacedFunction, PortWindows, Windows,
 };
 use vm_passthrough::pci::regs;
@@ -121,7 +121,7 @@ mod tests {
     use std::sync::Arc;
 
     use vm_passthrough::PassthroughDevice as _;
-    use vm_passthrough::guest::placement::{BarRequest, PlacedBar};
+    use vm_passthrough::pci::placement::{BarRequest, PlacedBar};
     use vm_passthrough::sim::{SimLog, SimVmm};
 
     use super::*;

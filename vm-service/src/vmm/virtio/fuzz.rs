@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use vm_memory::{GuestAddress, GuestMemoryMmap, MmapRegion};
-use vm_passthrough::guest::placement::{self, ConfigAccess};
 use vm_passthrough::guest::{KvmVmm, Vmm as _};
+use vm_passthrough::pci::placement::{self, ConfigAccess};
 use vm_passthrough::pci::regs;
 
 use super::registers::{DRIVER_OK, FEATURES_OK, TRANSPORT_FEATURES};

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use kvm_ioctls::{IoEventAddress, NoDatamatch};
 use vm_memory::MmapRegion;
-use vm_passthrough::guest::placement::BarRequest;
 use vm_passthrough::guest::{KvmVmm, MapId, Vmm as _, VmmError};
+use vm_passthrough::pci::placement::BarRequest;
 use vm_passthrough::pci::regs;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 

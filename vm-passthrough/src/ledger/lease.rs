@@ -1,10 +1,8 @@
-//! Shared use of a function, beside claims of the whole: who runs kernels on it, so that nobody takes it away meanwhile.
+//! Leases of functions: who runs kernels on one, so that nobody takes it away meanwhile.
 //!
 //! A lease is a file `STATE/ledger/ADDRESS.PID.NUMBER.shared`, of which its process holds a lock (flock(2)) as long as
 //! the lease lives. So it is gone with its process, however that ends; what is left of the file is removed by the next
-//! who looks with the ledger locked. Any number of leases of one function may live at once, and a claim is refused
-//! while one does; a lease is refused while a claim does. Both are made with the ledger locked, so one of two comes
-//! first.
+//! who looks with the ledger locked. Any number of leases of one function may live at once.
 //!
 //! The file has one line, in the form of a journal's: who has the lease, for people.
 
@@ -13,47 +11,17 @@ use std::io::Read as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use rustix::fs::{FlockOperation, OFlags, flock};
 
-use super::act::recover_dead;
 use super::journal::{checked_line, escape, line_of, unescape};
-use super::ledger::{io_error, open, remove, try_lock};
-use super::{ClaimError, Ledger, LedgerError, Owner, Refusal};
+use super::{Ledger, LedgerError, Owner, io_error, open, remove, try_lock};
 use crate::{Host, PciAddress, files};
 
 /// Most leases that are looked at.
 const MAX_LEASES: usize = 65_536;
 /// Most bytes of a lease that are read.
 const MAX_BYTES: u64 = 4096;
-
-/// A function that this process shares with others: while this lives, nobody can claim it whole.
-///
-/// It ends when it is dropped, and with the process.
-#[derive(Debug)]
-pub struct SharedLease {
-    address: PciAddress,
-    path: PathBuf,
-    /// Holds the lock.
-    _file: File,
-}
-
-impl SharedLease {
-    /// The function.
-    pub fn address(&self) -> PciAddress {
-        self.address
-    }
-}
-
-impl Drop for SharedLease {
-    fn drop(&mut self) {
-        // Without the lock that goes with the file, it is stale anyway.
-        if let Err(error) = remove(&self.path) {
-            tracing::debug!(%error, "an ended lease is left for the next to remove");
-        }
-    }
-}
 
 /// A process that shares a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,43 +45,6 @@ impl Sharer {
     }
 }
 
-/// Takes a lease of `address`, after claims of dead processes were undone.
-pub(crate) fn share(host: &Host, address: PciAddress, deadline: Duration) -> Result<SharedLease, ClaimError> {
-    static NUMBER: AtomicU64 = AtomicU64::new(1);
-    if !host.pci_device(address).exists() {
-        return Err(Refusal::NoSuchFunction(address).into());
-    }
-    let ledger = Ledger::lock(host, deadline)?;
-    let (journals, failed) = recover_dead(host, &ledger, deadline)?;
-    if let Some(failure) = failed.into_iter().find(|failure| failure.is_about(address)) {
-        return Err(failure.into_error(address));
-    }
-    for journal in journals {
-        let (entry, is_used) = (&journal.entry, !journal.locked);
-        if entry.target == address || entry.function(address).is_some() {
-            let owner = entry.user.clone().filter(|_| is_used).unwrap_or_else(|| entry.owner.clone());
-            return Err(ClaimError::Taken { address, owner, persistent: entry.persistent && !is_used });
-        }
-    }
-    let owner = ledger.owner();
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let path = ledger.directory().join(format!("{address}.{}.{number}.shared", owner.pid));
-    let started = start_of(host, owner.pid).map_or_else(|| "-".into(), |ticks| ticks.to_string());
-    let line =
-        line_of(&format!("shared 1 {address} {} {started} {}", owner.pid, escape(Some(&owner.command))));
-    // What an earlier process with this ID left; nobody else makes files of this name.
-    if path.exists() {
-        remove(&path)?;
-    }
-    let file = open(&path, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)?;
-    let written = try_lock(&file, &path)
-        .and_then(|_| file.write_all_at(line.as_bytes(), 0).map_err(io_error("write to", &path)));
-    let lease = SharedLease { address, path, _file: file };
-    written?;
-    tracing::debug!(function = %address, "shared");
-    Ok(lease)
-}
-
 /// Who shares `address` now. It only reads, and needs no lock of the ledger.
 ///
 /// # Errors
@@ -131,8 +62,30 @@ pub fn sharers(host: &Host, address: PciAddress) -> Result<Vec<Sharer>, LedgerEr
 }
 
 impl Ledger {
+    /// Makes the file of a lease of `address` for this process, and locks it.
+    pub(crate) fn create_lease(&self, address: PciAddress) -> Result<(PathBuf, File), LedgerError> {
+        static NUMBER: AtomicU64 = AtomicU64::new(1);
+        let owner = self.owner();
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = self.directory().join(format!("{address}.{}.{number}.shared", owner.pid));
+        let started = start_of(&self.host, owner.pid).map_or_else(|| "-".into(), |ticks| ticks.to_string());
+        let command = escape(Some(&owner.command));
+        let line = line_of(&format!("shared 1 {address} {} {started} {command}", owner.pid));
+        // What an earlier process with this ID left; nobody else makes files of this name.
+        if path.exists() {
+            remove(&path)?;
+        }
+        let file = open(&path, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)?;
+        let written = try_lock(&file, &path)
+            .and_then(|_| file.write_all_at(line.as_bytes(), 0).map_err(io_error("write to", &path)));
+        match written {
+            Ok(()) => Ok((path, file)),
+            Err(error) => remove(&path).and(Err(error)),
+        }
+    }
+
     /// Who shares `address` now, after what dead processes left was removed.
-    pub(super) fn sharers(&self, address: PciAddress) -> Result<Vec<Sharer>, LedgerError> {
+    pub(crate) fn sharers(&self, address: PciAddress) -> Result<Vec<Sharer>, LedgerError> {
         let prefix = format!("{address}.");
         let directory = self.directory();
         let names = files::names(directory).map_err(io_error("list", directory))?;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{PassthroughDevice, VfioPciDevice};
-use crate::sim::{Fault, SimDeviceBuilder, SimLog, SimSpace, SimVmm};
+use super::{Fault, SimDeviceBuilder, SimLog, SimSpace, SimVmm};
+use crate::guest::{PassthroughDevice, VfioPciDevice};
 use crate::vfio::{MSI_IRQ, MSIX_IRQ};
 
 /// RAM of the guest.
@@ -121,7 +121,7 @@ fn device(input: &mut Input<'_>) -> SimDeviceBuilder {
     if flags & 16 != 0 { builder.without_reset() } else { builder }
 }
 
-fn faults(sim: &Arc<crate::sim::SimDevice>, vmm: &Arc<SimVmm>, which: u64) {
+fn faults(sim: &Arc<super::SimDevice>, vmm: &Arc<SimVmm>, which: u64) {
     match which % 6 {
         0 => sim.fail(Fault::SetTriggers),
         1 => sim.fail(Fault::MapBar),
@@ -181,42 +181,5 @@ impl Input<'_> {
     /// A number of `len` bytes; zeroes where there are none left.
     fn number(&mut self, len: u32) -> u64 {
         (0..len).fold(0, |number, _| number << 8 | u64::from(self.byte().unwrap_or(0)))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    proptest! {
-        #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
-
-        #[test]
-        fn any_device_and_any_guest(data in prop::collection::vec(any::<u8>(), 0..2000)) {
-            super::fuzz_config_space(&data);
-        }
-    }
-
-    /// Starts from a device with everything, which arbitrary bytes hardly ever make.
-    #[test]
-    fn a_full_device_and_any_guest() {
-        let config = crate::guest::tests::config(64).bytes();
-        // 4096 bytes of config space, an endpoint with a capability list, in pieces of 31 bytes.
-        let mut head = vec![0u8, 0];
-        for (index, piece) in config[..0x400].chunks(31).enumerate() {
-            head.extend((index as u16 * 31).to_be_bytes());
-            head.push(piece.len() as u8);
-            head.extend(piece);
-            head[1] += 1;
-        }
-        // BARs of 1 MiB, none, 64 KiB, none, 256 bytes; 8 vectors of MSI, 64 of MSI-X.
-        head.extend([20, 0, 0, 16, 0, 0, 8, 0, 0, 8, 0, 64]);
-        proptest!(ProptestConfig { cases: 500, ..ProptestConfig::default() },
-            |(guest in prop::collection::vec(any::<u8>(), 0..3000))| {
-                let mut data = head.clone();
-                data.extend(guest);
-                super::fuzz_config_space(&data);
-            }
-        );
     }
 }

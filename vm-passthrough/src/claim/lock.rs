@@ -1,6 +1,6 @@
-//! Whose turn it is to change a function.
+//! The lock of a function, which who changes it holds.
 //!
-//! A write to sysfs is made by a helper process (the `sys` module), which may outlive the process that asked for it. Such
+//! A write to sysfs is made by a helper process (the `host::sys` module), which may outlive the process that asked for it. Such
 //! an orphan may have its write still before it, or be asleep in it: whoever found the function with its former driver
 //! meanwhile, and forgot the claim, would leave it without any once the orphan goes on.
 //!
@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
 
-use super::LedgerError;
-use super::ledger::{make_directory, open, try_lock};
+use crate::deadlines::until;
+use crate::ledger::{LedgerError, make_directory, open, try_lock};
 use crate::{Host, PciAddress};
 
 /// How long to sleep between two tries to get the lock.
@@ -23,13 +23,13 @@ const POLL: Duration = Duration::from_millis(5);
 
 /// The right to change a function, until it is dropped and all helpers that share it have ended.
 #[derive(Debug)]
-pub(super) struct Turn {
+pub(super) struct FunctionLock {
     address: PciAddress,
-    lock: File,
+    file: File,
 }
 
-impl Turn {
-    /// Waits for the turn; `None` when the deadline passes first.
+impl FunctionLock {
+    /// Waits for the lock; `None` when the deadline passes first.
     ///
     /// # Errors
     /// When the lock's file can't be made or used.
@@ -42,15 +42,15 @@ impl Turn {
         make_directory(&host.state, 0o755)?;
         make_directory(&directory, 0o700)?;
         let path = directory.join(address.to_string());
-        let lock = open(&path, OFlags::RDWR | OFlags::CREATE)?;
-        let until = super::until(deadline);
-        while !try_lock(&lock, &path)? {
+        let file = open(&path, OFlags::RDWR | OFlags::CREATE)?;
+        let until = until(deadline);
+        while !try_lock(&file, &path)? {
             if Instant::now() >= until {
                 return Ok(None);
             }
             std::thread::sleep(POLL);
         }
-        Ok(Some(Self { address, lock }))
+        Ok(Some(Self { address, file }))
     }
 
     /// The function.
@@ -59,7 +59,7 @@ impl Turn {
     }
 
     /// What helpers share.
-    pub(super) fn lock(&self) -> BorrowedFd<'_> {
-        self.lock.as_fd()
+    pub(super) fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 }

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, OFlags, flock};
 
 use super::journal::{self, ClaimedFunction, Unread};
-use super::ledger::{io_error, open, read_record};
-use super::{LedgerError, VFIO_DRIVER, is_vfio_driver};
+use super::{LedgerError, io_error, open, read_record};
+use crate::iommu::{VFIO_DRIVER, is_vfio_driver};
 use crate::{Host, PciAddress, files};
 
 /// A record of the ledger that can't be read, and is kept.
@@ -42,22 +42,22 @@ impl UnreadRecord {
             LedgerError::Io { operation, source, .. } => format!("can't {operation} it: {source}"),
             error => error.to_string(),
         };
-        Self::told(host, path, &[], &what, false)
+        Self::read_as(host, path, &[], &what, false)
     }
 
     /// The file at `path`, of which `bytes` were read.
     pub(super) fn of(host: &Host, path: &Path, bytes: &[u8], unread: &Unread) -> Self {
         match unread {
-            Unread::Damaged(what) => Self::told(host, path, bytes, what, false),
+            Unread::Damaged(what) => Self::read_as(host, path, bytes, what, false),
             Unread::Newer(version) => {
                 let what =
                     format!("a newer version of this program wrote it, in version {version} of the format");
-                Self::told(host, path, bytes, &what, true)
+                Self::read_as(host, path, bytes, &what, true)
             }
         }
     }
 
-    fn told(host: &Host, path: &Path, bytes: &[u8], what: &str, is_newer: bool) -> Self {
+    fn read_as(host: &Host, path: &Path, bytes: &[u8], what: &str, is_newer: bool) -> Self {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let target = name.strip_suffix(".claim").and_then(|name| name.parse().ok());
         let functions = journal::salvage(bytes);

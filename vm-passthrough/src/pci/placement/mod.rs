@@ -2,7 +2,7 @@
 //! programs them and the windows of the ports above them.
 //!
 //! Choosing is pure ([`plan()`]); finding out ([`probe`]) and programming ([`program`], [`program_port`]) go through
-//! [`ConfigAccess`], so they serve any function: a [`PassthroughDevice`], or one that a VMM emulates.
+//! [`ConfigAccess`], so they serve any function: a [`PassthroughDevice`](crate::PassthroughDevice), or one that a VMM emulates.
 //!
 //! Which BAR may go where (PCI Express Base 6.0, 7.5.1.2.1 and 7.5.1.3): a bridge forwards one range below 4 GiB
 //! and one range that it may prefetch from, which may lie anywhere. So a 64-bit prefetchable BAR goes into the high
@@ -20,9 +20,7 @@ pub use plan::{
     WindowKind, Windows, plan,
 };
 
-use super::PassthroughDevice;
-use crate::PciAddress;
-use crate::pci::regs;
+use super::{PciAddress, regs};
 
 /// What names the slot of a guest that a function of the host belongs into: the functions of one device share a slot, and
 /// it is named by function 0. A virtual function is a device of its own, as it comes and goes by itself.
@@ -37,16 +35,6 @@ pub trait ConfigAccess {
     fn read_config(&self, offset: u16, data: &mut [u8]);
     /// Writes 1, 2 or 4 bytes at `offset`.
     fn write_config(&self, offset: u16, data: &[u8]);
-}
-
-impl<D: PassthroughDevice + ?Sized> ConfigAccess for D {
-    fn read_config(&self, offset: u16, data: &mut [u8]) {
-        self.config_read(offset, data);
-    }
-
-    fn write_config(&self, offset: u16, data: &[u8]) {
-        self.config_write(offset, data);
-    }
 }
 
 /// The memory BARs of a function with a type 0 header, sized by writing all ones to them and reading back which

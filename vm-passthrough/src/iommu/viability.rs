@@ -7,14 +7,14 @@
 
 use std::path::PathBuf;
 
-use crate::iommu::{IommuGroup, group_dir};
+use super::{IommuGroup, group_dir};
 use crate::pci::PciFunction;
 use crate::{Host, PciAddress, files};
 
 /// The driver that functions are bound to.
 pub const VFIO_DRIVER: &str = "vfio-pci";
 
-/// Whether a driver hands functions to user space through VFIO: vfio-pci, or a variant of it for one kind of device
+/// Whether a driver gives functions to user space through VFIO: vfio-pci, or a variant of it for one kind of device
 /// such as `mlx5_vfio_pci`.
 pub fn is_vfio_driver(driver: &str) -> bool {
     driver == VFIO_DRIVER || driver.ends_with("_vfio_pci") || driver.ends_with("-vfio-pci")
@@ -22,7 +22,7 @@ pub fn is_vfio_driver(driver: &str) -> bool {
 
 /// Whether a driver leaves DMA alone: one with `driver_managed_dma`. Those of PCI are the VFIO drivers, pci-stub, and the
 /// driver of PCI Express ports.
-pub(crate) fn leaves_dma_alone(driver: &str) -> bool {
+fn leaves_dma_alone(driver: &str) -> bool {
     is_vfio_driver(driver) || matches!(driver, "pci-stub" | "pcieport")
 }
 
@@ -78,9 +78,10 @@ pub(crate) fn in_the_way(other: &PciFunction, target: PciAddress, with_group: bo
     Some(InTheWay { function: other, driver: other.driver.as_deref()?, with_group_helps })
 }
 
-/// A member of a group that is no PCI function and whose driver keeps the group from being used. It is never taken.
+/// A member of a group, PCI function or not, whose driver keeps the group from being used.
 #[derive(Debug)]
-pub(crate) struct Stranger {
+pub(crate) struct Occupant {
+    /// What sysfs calls it.
     pub(crate) name: String,
     /// The driver that has it.
     pub(crate) driver: String,
@@ -88,15 +89,22 @@ pub(crate) struct Stranger {
     pub(crate) unbind: PathBuf,
 }
 
-/// The members of a group that are no PCI functions and keep any claim in it from being used.
-pub(crate) fn strangers(host: &Host, group: &IommuGroup) -> Vec<Stranger> {
-    // The drivers of other buses that leave DMA alone.
-    let leaves_dma_alone = |driver: &str| driver.starts_with("vfio-") || driver == "simple-pm-bus";
-    let stranger = |name: &String| {
+/// Those of `members`, by the names of their directories in the group, that keep it from being used.
+pub(crate) fn occupants<'a>(
+    host: &Host,
+    group: &IommuGroup,
+    members: impl IntoIterator<Item = &'a str>,
+) -> Vec<Occupant> {
+    let occupant = |name: &str| {
         let link = group_dir(host, group.number).join("devices").join(name).join("driver");
-        let driver = files::link_name(&link).filter(|driver| !leaves_dma_alone(driver))?;
+        // Of other buses than PCI, these leave DMA alone.
+        let stays = |driver: &str| match name.parse::<PciAddress>() {
+            Ok(_) => leaves_dma_alone(driver),
+            Err(_) => driver.starts_with("vfio-") || driver == "simple-pm-bus",
+        };
+        let driver = files::link_name(&link).filter(|driver| !stays(driver))?;
         let unbind = link.canonicalize().unwrap_or(link).join("unbind");
-        Some(Stranger { name: name.clone(), driver, unbind })
+        Some(Occupant { name: name.to_owned(), driver, unbind })
     };
-    group.others.iter().filter_map(stranger).collect()
+    members.into_iter().filter_map(occupant).collect()
 }

@@ -395,7 +395,7 @@ pub(crate) fn salvage(bytes: &[u8]) -> Vec<ClaimedFunction> {
 }
 
 /// A record as a line: its checksum, itself, a newline.
-pub(super) fn line_of(record: &str) -> String {
+pub(crate) fn line_of(record: &str) -> String {
     format!("{:08x} {record}\n", crc32(record.as_bytes()))
 }
 

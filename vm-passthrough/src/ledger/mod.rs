@@ -12,9 +12,29 @@
 //!   process by now, is only for people to read.
 //! * **Another boot**: a reboot undoes all bindings, so the entries of another boot are void.
 //!
-//! Beside the claims lie the leases of those who share a function (the `shared` module).
+//! Beside the claims lie the leases of those who share a function (the `lease` module).
 //!
 //! A process that is forked without exec shares its parent's locks: the claim counts as alive until both have gone.
+
+#[cfg(test)]
+pub(crate) mod crash;
+mod error;
+mod fuzz;
+mod journal;
+mod lease;
+mod unread;
+
+pub use error::LedgerError;
+pub use fuzz::fuzz_record;
+pub use journal::{ClaimedFunction, Entry, Owner};
+pub use lease::{Sharer, sharers};
+pub use unread::UnreadRecord;
+
+pub(crate) use error::seconds;
+pub(crate) use journal::Record;
+#[cfg(test)]
+pub(crate) use journal::line_of;
+pub(crate) use unread::unread;
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read as _};
@@ -24,8 +44,9 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, openat};
 
-use super::journal::{Entry, Owner, Record, Unread, parse};
-use super::{LedgerError, UnreadRecord};
+use journal::{Unread, parse};
+
+use crate::deadlines::until;
 use crate::{Host, PciAddress};
 
 /// Largest record that is read, in bytes. A claim of all 256 functions below a bus has less than a tenth of it.
@@ -76,7 +97,7 @@ impl Ledger {
 
         let path = directory.join("lock");
         let lock = open(&path, OFlags::RDWR | OFlags::CREATE)?;
-        let until = super::until(deadline);
+        let until = until(deadline);
         while !try_lock(&lock, &path)? {
             if Instant::now() >= until {
                 return Err(LedgerError::Busy { holder: read_owner(&lock), path, deadline });
@@ -130,28 +151,28 @@ impl Ledger {
     }
 
     /// The journals, each locked if nobody else has it.
-    pub(super) fn journals(&self) -> Result<Vec<Result<Journal, UnreadRecord>>> {
+    pub(crate) fn journals(&self) -> Result<Vec<Result<Journal, UnreadRecord>>> {
         let paths = self.files("claim")?;
         Ok(paths.iter().map(|path| Journal::open(&self.host, path)).collect())
     }
 
     /// Whether a claim belongs to another boot.
-    pub(super) fn is_void(&self, entry: &Entry) -> bool {
+    pub(crate) fn is_void(&self, entry: &Entry) -> bool {
         !self.boot.is_empty() && !entry.boot.is_empty() && self.boot != entry.boot
     }
 
     /// Where its files are.
-    pub(super) fn directory(&self) -> &Path {
+    pub(crate) fn directory(&self) -> &Path {
         &self.directory
     }
 
     /// This process, as it is named in the ledger.
-    pub(super) fn owner(&self) -> &Owner {
+    pub(crate) fn owner(&self) -> &Owner {
         &self.owner
     }
 
     /// Opens a new claim's journal.
-    pub(super) fn create(&self, target: PciAddress, persistent: bool) -> Result<Journal> {
+    pub(crate) fn create(&self, target: PciAddress, persistent: bool) -> Result<Journal> {
         let entry = Entry {
             target,
             persistent,
@@ -173,13 +194,13 @@ impl Ledger {
 
 /// The journal of one claim, open.
 #[derive(Debug)]
-pub(super) struct Journal {
+pub(crate) struct Journal {
     path: PathBuf,
     /// Holds the lock.
     file: File,
-    pub(super) entry: Entry,
+    pub(crate) entry: Entry,
     /// Whether this process holds its lock; otherwise its owner or user lives.
-    pub(super) locked: bool,
+    pub(crate) locked: bool,
 }
 
 impl Journal {
@@ -190,7 +211,7 @@ impl Journal {
     }
 
     /// Takes a step up, once it is on disk.
-    pub(super) fn append(&mut self, record: &Record) -> Result<()> {
+    pub(crate) fn append(&mut self, record: &Record) -> Result<()> {
         let mut entry = self.entry.clone();
         entry.apply(record);
         self.file = put(&self.path, &entry)?;
@@ -199,19 +220,19 @@ impl Journal {
     }
 
     /// Ends the claim: everything is given back.
-    pub(super) fn remove(&self) -> Result<()> {
+    pub(crate) fn remove(&self) -> Result<()> {
         crash_point();
         remove(&self.path)
     }
 
     /// The claim's functions as they were before, in the order to give them back.
-    pub(super) fn undo_order(&self) -> Vec<super::ClaimedFunction> {
+    pub(crate) fn undo_order(&self) -> Vec<ClaimedFunction> {
         self.entry.functions.iter().rev().filter(|function| !function.restored).cloned().collect()
     }
 }
 
 /// The record at `path`, and its file.
-pub(super) fn read_record(host: &Host, path: &Path) -> Result<(File, Entry), UnreadRecord> {
+pub(crate) fn read_record(host: &Host, path: &Path) -> Result<(File, Entry), UnreadRecord> {
     let mut bytes = Vec::new();
     let mut read = || {
         let file = open(path, OFlags::RDWR)?;
@@ -276,7 +297,7 @@ fn read_owner(lock: &File) -> Option<Owner> {
     Some(Owner { pid: pid.parse().ok()?, command: command.to_owned() })
 }
 
-pub(super) fn make_directory(path: &Path, mode: u32) -> Result<()> {
+pub(crate) fn make_directory(path: &Path, mode: u32) -> Result<()> {
     let made = DirBuilder::new().recursive(mode == 0o755).mode(mode).create(path);
     match made {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(io_error("make", path)(error)),
@@ -308,7 +329,7 @@ fn check_trusted_by(user: u32, path: &Path, data: &fs::Metadata, directory: bool
     Err(LedgerError::Untrusted { path: path.into(), what })
 }
 
-pub(super) fn open(path: &Path, flags: OFlags) -> Result<File> {
+pub(crate) fn open(path: &Path, flags: OFlags) -> Result<File> {
     // Not following a link, and not waiting for the other end of a FIFO.
     let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = match openat(rustix::fs::CWD, path, flags, Mode::RUSR | Mode::WUSR) {
@@ -322,7 +343,7 @@ pub(super) fn open(path: &Path, flags: OFlags) -> Result<File> {
     Ok(file)
 }
 
-pub(super) fn try_lock(file: &File, path: &Path) -> Result<bool> {
+pub(crate) fn try_lock(file: &File, path: &Path) -> Result<bool> {
     loop {
         match flock(file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(true),
@@ -333,7 +354,7 @@ pub(super) fn try_lock(file: &File, path: &Path) -> Result<bool> {
     }
 }
 
-pub(super) fn remove(path: &Path) -> Result<()> {
+pub(crate) fn remove(path: &Path) -> Result<()> {
     fs::remove_file(path).map_err(io_error("remove", path))?;
     crash_point();
     path.parent().map_or(Ok(()), sync_directory)
@@ -343,7 +364,7 @@ fn sync_directory(directory: &Path) -> Result<()> {
     File::open(directory).and_then(|file| file.sync_all()).map_err(io_error("sync", directory))
 }
 
-pub(super) fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LedgerError {
+pub(crate) fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LedgerError {
     let path = path.to_owned();
     move |source| {
         let remedy = match source.kind() {
@@ -368,7 +389,7 @@ fn crash_point() {}
 fn tear_point(_file: &File, _text: &str) {}
 
 #[cfg(test)]
-use super::crash::{crash_point, tear_point};
+use crash::{crash_point, tear_point};
 
 #[cfg(test)]
 mod tests {

@@ -4,8 +4,8 @@
 //! While a function is held open, a write to `unbind` sleeps in the Linux kernel beyond the reach of any signal, and
 //! so does every later access that needs the function's lock: `bind`, before some release even a read of
 //! `driver_override`. A thread that sleeps so would keep its process from exiting. So the access is made by a child
-//! that shares no descriptors with this process but one end of a pipe and, for a write in a function's turn, the lock
-//! (the `turn` module). When the deadline passes it is left behind; it is reaped by a later access, or by `init` when this
+//! that shares no descriptors with this process but one end of a pipe and, for a write under a function's lock, that lock
+//! ([`SysfsWriter::write_locked`](super::SysfsWriter::write_locked)). When the deadline passes it is left behind; it is reaped by a later access, or by `init` when this
 //! process has exited.
 //!
 //! The child sends no SIGCHLD, and nothing but this module reaps it: waiting for any child, as the rest of the
@@ -25,6 +25,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 
+use crate::deadlines::until;
+
 /// Most bytes of an attribute: one page.
 const PAGE: usize = 4096;
 
@@ -33,32 +35,32 @@ const PAGE: usize = 4096;
 enum Task<'a> {
     /// Reads an attribute: an errno and what was read.
     Read(&'a CString),
-    /// Writes an attribute, with a function's turn: an errno.
+    /// Writes an attribute, under a function's lock: an errno.
     Write(&'a CString, &'a [u8], Option<BorrowedFd<'a>>),
     /// Opens files exclusively, one after the other, and closes each: an errno for each.
     Exclusive(&'a [CString]),
 }
 
-/// Writes `value` to the attribute at `path`. The lock of the function's `turn` is held until the write has ended,
+/// Writes `value` to the attribute at `path`. The function's `lock` is held until the write has ended,
 /// whatever becomes of this process.
 ///
 /// # Errors
 /// [`io::ErrorKind::TimedOut`] when `deadline` passed first, else what the Linux kernel answered.
-pub(crate) fn write(
+pub(super) fn write(
     path: &Path,
     value: &str,
     deadline: Duration,
-    turn: Option<BorrowedFd<'_>>,
+    lock: Option<BorrowedFd<'_>>,
 ) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
-    access(Task::Write(&path, value.as_bytes(), turn), deadline).map(drop)
+    access(Task::Write(&path, value.as_bytes(), lock), deadline).map(drop)
 }
 
 /// Reads the attribute at `path`, at most one page of it.
 ///
 /// # Errors
 /// As for [`write`].
-pub(crate) fn read(path: &Path, deadline: Duration) -> io::Result<String> {
+pub(super) fn read(path: &Path, deadline: Duration) -> io::Result<String> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let bytes = access(Task::Read(&path), deadline)?;
     String::from_utf8(bytes)
@@ -67,7 +69,7 @@ pub(crate) fn read(path: &Path, deadline: Duration) -> io::Result<String> {
 
 /// Opens each file for reading with `O_EXCL | O_NONBLOCK` and closes it: nothing, or what the Linux kernel answered. All of
 /// them together have until the deadline; [`io::ErrorKind::TimedOut`] for those that it did not come to.
-pub(crate) fn open_exclusively(paths: &[&Path], deadline: Duration) -> Vec<io::Result<()>> {
+pub(super) fn open_exclusively(paths: &[&Path], deadline: Duration) -> Vec<io::Result<()>> {
     let names: io::Result<Vec<CString>> =
         paths.iter().map(|path| Ok(CString::new(path.as_os_str().as_bytes())?)).collect();
     let (answers, ended) = match names {
@@ -110,7 +112,7 @@ fn killed() -> io::Error {
 /// Has a child do the task: what it answered, and whether it came to the end before the deadline.
 fn run(task: Task<'_>, deadline: Duration) -> (Vec<u8>, io::Result<()>) {
     reap();
-    let until = super::until(deadline);
+    let until = until(deadline);
     let mut answer = Vec::new();
     let begin = || {
         let (result, result_end) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -215,11 +217,11 @@ fn fork() -> libc::c_long {
 
 /// The child.
 fn run_child(task: Task<'_>, result: RawFd, limit: RawFd) -> ! {
-    let turn = match task {
-        Task::Write(_, _, turn) => turn.map(|turn| turn.as_raw_fd()),
+    let lock = match task {
+        Task::Write(_, _, lock) => lock.map(|lock| lock.as_raw_fd()),
         Task::Read(_) | Task::Exclusive(_) => None,
     };
-    close_all_but(result, turn.unwrap_or(result), limit);
+    close_all_but(result, lock.unwrap_or(result), limit);
     // SAFETY: a constant C string. Nothing here may keep a file system of the host busy.
     unsafe { libc::chdir(c"/".as_ptr()) };
     // SAFETY: a constant C string of less than 16 bytes: the name in ps and in hung-task messages.
@@ -413,14 +415,14 @@ mod tests {
         let fifo = dir.path().join("fifo");
         rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         for number in [None, Some(900)] {
-            let name = dir.path().join("turn");
-            let mut turn = std::os::fd::OwnedFd::from(std::fs::File::create(&name).unwrap());
+            let name = dir.path().join("lock");
+            let mut lock = std::os::fd::OwnedFd::from(std::fs::File::create(&name).unwrap());
             if let Some(number) = number {
-                turn = rustix::io::fcntl_dupfd_cloexec(&turn, number).unwrap();
+                lock = rustix::io::fcntl_dupfd_cloexec(&lock, number).unwrap();
             }
-            flock(&turn, FlockOperation::NonBlockingLockExclusive).unwrap();
-            write(&fifo, "x", Duration::from_millis(100), Some(turn.as_fd())).unwrap_err();
-            drop(turn);
+            flock(&lock, FlockOperation::NonBlockingLockExclusive).unwrap();
+            write(&fifo, "x", Duration::from_millis(100), Some(lock.as_fd())).unwrap_err();
+            drop(lock);
             let next = std::fs::File::create(&name).unwrap();
             flock(&next, FlockOperation::NonBlockingLockExclusive).unwrap_err();
             assert_eq!(std::fs::read_to_string(&fifo).unwrap(), "x");
