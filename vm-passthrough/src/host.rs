@@ -173,7 +173,7 @@ pub enum DiskState {
     Free,
     /// Somebody does.
     Held,
-    /// That can't be told, and why.
+    /// It is not known, and why.
     Unknown(String),
 }
 

@@ -28,7 +28,7 @@ impl HeldClaim {
         self.journal.entry.persistent
     }
 
-    /// Gives everything back. What could not be given back stays in the ledger, and in the claim, to try again.
+    /// Releases everything. What could not be released stays in the ledger, and in the claim, to try again.
     pub(crate) fn release(&mut self, host: &Host, deadline: Duration) -> Result<(), ClaimError> {
         let _ledger = Ledger::lock(host, deadline)?;
         let address = self.journal.entry.target;
@@ -186,7 +186,7 @@ fn carry_out(
     Ok(())
 }
 
-/// Gives all functions of a claim back, in reverse, and ends it. What fails does not keep the others from it.
+/// Returns all functions of a claim to their drivers, in reverse, and ends it. What fails does not keep the others from it.
 fn undo(host: &Host, journal: &mut Journal, deadline: Duration) -> Result<(), Vec<BindError>> {
     let binder = Binder::new(host, deadline);
     if !journal.entry.releasing {
@@ -203,14 +203,14 @@ fn undo(host: &Host, journal: &mut Journal, deadline: Duration) -> Result<(), Ve
         return Err(left);
     }
     journal.remove().map_err(|error| vec![error.into()])?;
-    tracing::info!(target_function = %journal.entry.target, "gave back");
+    tracing::info!(target_function = %journal.entry.target, "released");
     Ok(())
 }
 
 /// Appends a record that saves work to a later undo, but without which it comes to the same.
 fn note(journal: &mut Journal, record: &Record) {
     if let Err(error) = journal.append(record) {
-        tracing::warn!(%error, "can't note in the ledger how far giving back has come");
+        tracing::warn!(%error, "can't note in the ledger how far a release has come");
     }
 }
 
@@ -244,7 +244,7 @@ impl Failure {
     }
 }
 
-/// Undoes the claims whose owner died, and those that were being given back. The other journals are returned.
+/// Undoes the claims whose owner died, and those that were being released. The other journals are returned.
 pub(super) fn recover_dead(
     host: &Host,
     ledger: &Ledger,
@@ -288,7 +288,7 @@ fn recover_into(
     Ok((standing, failed))
 }
 
-/// Undoes the claims whose owner died, and those that were being given back when the process died.
+/// Undoes the claims whose owner died, and those that were being released when the process died.
 pub(crate) fn recover(host: &Host, deadline: Duration) -> Result<Recovery, ClaimError> {
     if !host.state.join("ledger").exists() {
         return Ok(Recovery::default());

@@ -74,7 +74,7 @@ impl<'a> Binder<'a> {
     }
 
     /// Puts the reset methods back, which a reset that was killed left narrowed. It does no harm where they can't be, so
-    /// that it keeps nothing else from being given back.
+    /// that it keeps nothing else from being released.
     fn restore_resets(&self, lock: &FunctionLock, function: &ClaimedFunction) {
         let Some(before) = &function.resets else { return };
         let now = self.resets(function.address);
@@ -130,8 +130,8 @@ impl<'a> Binder<'a> {
         self.bind_and_verify(lock, VFIO_DRIVER)
     }
 
-    /// Gives the function back, from whatever point [`take`](Self::take) or an earlier `restore` came to. A function
-    /// that has gone has nothing to give back, and one that someone else bound to another driver since keeps it.
+    /// Returns the function to its driver, from whatever point [`take`](Self::take) or an earlier `restore` came to. A function
+    /// that has gone has nothing to return, and one that someone else bound to another driver since keeps it.
     pub(super) fn restore(&self, function: &ClaimedFunction) -> Result<(), BindError> {
         let address = function.address;
         // What it is bound to counts only when nobody is about to change it.

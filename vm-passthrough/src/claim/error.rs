@@ -1,4 +1,4 @@
-//! What can go wrong when functions are claimed and given back.
+//! What can go wrong when functions are claimed and released.
 
 use std::fmt;
 use std::io;
@@ -13,7 +13,7 @@ use crate::ledger::{LedgerError, Owner, UnreadRecord, seconds};
 use crate::pci::ScanError;
 use crate::readiness::{Holder, Readiness};
 
-/// Why a function could not be claimed, or not given back.
+/// Why a function could not be claimed, or not released.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ClaimError {
@@ -96,7 +96,7 @@ pub enum ClaimError {
         /// What is left to undo, and why.
         left: Vec<BindError>,
     },
-    /// Not all could be given back. The ledger keeps the claim.
+    /// Not all could be released. The ledger keeps the claim.
     #[error("{address} is not wholly released: {}; the ledger remembers it, and the next release or recovery completes it", join(.left))]
     HalfReleased {
         /// The function that was asked for.

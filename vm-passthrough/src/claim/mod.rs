@@ -1,4 +1,4 @@
-//! Takes a function and its companions from their drivers, and gives them back, also after a crash.
+//! Takes a function and its companions from their drivers, and returns them, also after a crash.
 //!
 //! ```text
 //! plan (pure) ─▶ ledger (what is about to be done, on disk) ─▶ bind (driver_override, unbind, bind; the outcome read back)

@@ -64,7 +64,7 @@ pub struct Plan {
     pub target: PciAddress,
     /// Its IOMMU group.
     pub group: u32,
-    /// The steps. Companions come before the function 0 that they depend on; giving back goes the other way.
+    /// The steps. Companions come before the function 0 that they depend on; a release goes the other way.
     pub steps: Vec<Step>,
 }
 
@@ -76,7 +76,7 @@ pub enum Refusal {
     #[error("there is no PCI function {0}; list what there is with a scan")]
     NoSuchFunction(PciAddress),
     /// It is a bridge.
-    #[error("{0} is a PCI bridge, which VFIO does not hand out; claim a function behind it")]
+    #[error("{0} is a PCI bridge, which VFIO does not expose; claim a function behind it")]
     Bridge(PciAddress),
     /// No IOMMU translates for it.
     #[error(

@@ -36,7 +36,7 @@ pub(super) fn find(file: &dyn DeviceFile, config: &[u8]) -> Result<Vec<Bar>> {
             let most = if wide { 1 << 63 } else { 1 << 31 };
             if region.size != 0 {
                 if !region.size.is_power_of_two() || region.size < 16 || region.size > most {
-                    return Err(VfioError::Nonsense {
+                    return Err(VfioError::InvalidResponse {
                         operation: "VFIO_DEVICE_GET_REGION_INFO",
                         path: file.address().to_string(),
                         what: format!("BAR {index} of {:#x} bytes", region.size),

@@ -645,7 +645,7 @@ fn overlaps(offset: usize, len: usize, start: usize, size: usize) -> bool {
 
 /// All of the device's config space: 256 or 4096 bytes.
 fn read_config(file: &dyn DeviceFile) -> Result<Vec<u8>> {
-    let nonsense = |what: String| VfioError::Nonsense {
+    let invalid_response = |what: String| VfioError::InvalidResponse {
         operation: "a read of config space",
         path: file.address().to_string(),
         what,
@@ -659,14 +659,14 @@ fn read_config(file: &dyn DeviceFile) -> Result<Vec<u8>> {
     let mut config = vec![0; size];
     file.read(CONFIG_REGION, 0, &mut config)?;
     match config.get(..16) {
-        None => Err(nonsense(format!("{size} bytes, which are too few"))),
+        None => Err(invalid_response(format!("{size} bytes, which are too few"))),
         Some([0xff, 0xff, 0xff, 0xff, ..]) => {
-            Err(nonsense("all ones: it is gone, without power, or hung".into()))
+            Err(invalid_response("all ones: it is gone, without power, or hung".into()))
         }
         Some(header) => match header.get(14).map(|kind| kind & 0x7f) {
             Some(0) => Ok(config),
-            Some(kind) => Err(nonsense(format!("header type {kind}, where an endpoint has 0"))),
-            None => Err(nonsense("no header".into())),
+            Some(kind) => Err(invalid_response(format!("header type {kind}, where an endpoint has 0"))),
+            None => Err(invalid_response("no header".into())),
         },
     }
 }

@@ -13,8 +13,8 @@
 //! keep 0000:65:00.2 vfio-pci flr%20bus      belongs to the claim, was on a VFIO driver already; its reset_method
 //! claimed                                   everything is taken
 //! user 4712 vm-service                      a process uses the persistent claim
-//! release                                   about to be given back
-//! restored 0000:65:00.1                     is given back
+//! release                                   about to be released
+//! restored 0000:65:00.1                     is released
 //! end 10                                    lines before this one
 //! ```
 //!
@@ -64,7 +64,7 @@ pub struct ClaimedFunction {
     pub resets: Option<String>,
     /// Whether it was on a VFIO driver already, so that it stays there.
     pub kept: bool,
-    /// Whether it is given back already.
+    /// Whether it is released already.
     pub restored: bool,
 }
 
@@ -216,7 +216,7 @@ pub struct Entry {
     pub functions: Vec<ClaimedFunction>,
     /// Whether everything was taken.
     pub claimed: bool,
-    /// Whether it is being given back.
+    /// Whether it is being released.
     pub releasing: bool,
 }
 

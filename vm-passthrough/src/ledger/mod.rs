@@ -1,7 +1,7 @@
-//! The ledger: what was taken from which driver, on disk, so that it can be given back whatever happens.
+//! The ledger: what was taken from which driver, on disk, so that it can be returned whatever happens.
 //!
 //! Each claim has a record, the file `STATE/ledger/ADDRESS.claim`, in the format of the `journal` module. What is about to be
-//! done is on disk before it is done, and the file goes when the last function is given back.
+//! done is on disk before it is done, and the file goes when the last function is released.
 //!
 //! * **Whole or not at all**: a record is replaced by rename(2) of a new file, `ADDRESS.new`, that is complete and on disk. What
 //!   can't be read all the same is kept and stands in the way of its own device only (the `unread` module).
@@ -219,13 +219,13 @@ impl Journal {
         Ok(())
     }
 
-    /// Ends the claim: everything is given back.
+    /// Ends the claim: everything is released.
     pub(crate) fn remove(&self) -> Result<()> {
         crash_point();
         remove(&self.path)
     }
 
-    /// The claim's functions as they were before, in the order to give them back.
+    /// The claim's functions as they were before, in the order to release them.
     pub(crate) fn undo_order(&self) -> Vec<ClaimedFunction> {
         self.entry.functions.iter().rev().filter(|function| !function.restored).cloned().collect()
     }

@@ -27,9 +27,7 @@ pub enum ScanError {
         source: io::Error,
     },
     /// There is no such function.
-    #[error(
-        "there is no PCI function {address} (looked in {path}); `vm-service list --all` shows all there are"
-    )]
+    #[error("there is no PCI function {address} (looked in {path}); a scan finds those that there are")]
     NotFound {
         /// The function.
         address: PciAddress,

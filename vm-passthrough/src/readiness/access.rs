@@ -142,7 +142,7 @@ fn sysfs(case: &mut Case<'_>) {
             BlockerCode::Permission,
             format!("user {} may not write {}", case.facts.credentials.uid, closed.join(", ")),
             format!(
-                "let root bind it to vfio-pci beforehand: sudo vm-service claim {address}; or run as root"
+                "let root bind it to vfio-pci beforehand, by a persistent claim of {address}; or run as root"
             ),
         );
     }

@@ -51,7 +51,7 @@ fn responding(case: &mut Case<'_>, function: &PciFunction) {
         function.address,
         format!("the first {HEADER_SIZE} bytes of {} are ff", dir.join("config").display()),
         format!(
-            "check the cable and the slot's power, then find it anew: echo 1 > {}; echo 1 > {}/bus/pci/rescan; if \
+            "check the cable and the slot's power, then find it again: echo 1 > {}; echo 1 > {}/bus/pci/rescan; if \
              it stays so, switch the host off and on",
             dir.join("remove").display(),
             case.host.sys.display()
@@ -78,7 +78,7 @@ fn power(case: &mut Case<'_>, function: &PciFunction) {
         (
             Severity::Blocker,
             format!(
-                "wake it: {on}; if it stays off, switch on its slot (or what switched it off, such as bbswitch)"
+                "wake it: {on}; if it stays off, power its slot on (or what switched it off, such as bbswitch)"
             ),
         )
     };
@@ -136,7 +136,7 @@ fn bars_assigned(case: &mut Case<'_>, function: &PciFunction) {
             case.host.pci_device(function.address).join("resource").display(),
             missing.join(", ")
         ),
-        "switch on \"Above 4G Decoding\" (and Resizable BAR) in the firmware setup, or boot Linux with pci=realloc"
+        "enable \"Above 4G Decoding\" (and Resizable BAR) in the firmware setup, or boot Linux with pci=realloc"
             .into(),
     );
 }
@@ -184,7 +184,7 @@ fn reset(case: &mut Case<'_>) {
                 format!("{nothing}; {why}"),
                 format!(
                     "{elsewhere}update its firmware, or use a newer Linux kernel, which may have a reset for it; if its \
-                     users before and after trust each other, or it has one user only: --accept no-reset"
+                     users before and after trust each other, or it has one user only, accept no-reset (option accept)"
                 ),
             );
         }

@@ -12,7 +12,7 @@ pub(super) fn judge(case: &mut Case<'_>) {
     case.found.extend(open_files(case));
 }
 
-/// Whether what concerns the guest as a whole is told of the function before the judge: of the first.
+/// Whether what concerns the guest as a whole is reported of the function before the judge: of the first.
 fn speaks_for_all(case: &Case<'_>) -> bool {
     case.guest.first().is_some_and(|first| first.address == case.function.address)
 }
@@ -30,7 +30,7 @@ fn bars(case: &Case<'_>) -> Option<Blocker> {
         PlacementError::NoRoom { function, .. } | PlacementError::BadSize { function, .. } => Some(function),
         PlacementError::BadWindow { .. } => None,
     };
-    // A device of the VMM's own, or a window, is told of the first.
+    // A device of the VMM's own, or a window, is reported of the first.
     let is_a_device =
         |name: &&String| case.guest.iter().any(|function| function.address.to_string() == **name);
     let is_own = match blamed.filter(is_a_device) {
@@ -54,7 +54,7 @@ fn bars(case: &Case<'_>) -> Option<Blocker> {
         ),
         PlacementError::BadSize { .. } => (
             error.to_string(),
-            "its BAR sizes in sysfs can't be; find it anew with a PCI rescan, or replace it".into(),
+            "its BAR sizes in sysfs can't be; find it again with a PCI rescan, or replace it".into(),
         ),
         PlacementError::BadWindow { .. } => (error.to_string(), "give the guest another window".into()),
     };

@@ -149,7 +149,7 @@ fn shared(case: &mut Case<'_>, function: &PciFunction) {
 
 /// A record of a claim that can't be read, which companions share.
 fn claim_record(case: &mut Case<'_>, function: &PciFunction, reported: &mut BTreeSet<PathBuf>) {
-    // That the ledger itself can't be read is told already.
+    // That the ledger itself can't be read is reported already.
     let Ok(Some(record)) = ledger::unread(case.host, function.address) else { return };
     if reported.insert(record.path.clone()) {
         let code = BlockerCode::ClaimRecordUnreadable;

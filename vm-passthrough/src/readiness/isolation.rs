@@ -18,11 +18,11 @@ pub(super) fn judge(case: &mut Case<'_>) {
 
 fn no_iommu(case: &mut Case<'_>) {
     let switch = match case.facts.vendor {
-        CpuVendor::Intel => "switch on VT-d in the firmware setup and boot Linux with intel_iommu=on",
+        CpuVendor::Intel => "enable VT-d in the firmware setup and boot Linux with intel_iommu=on",
         CpuVendor::Amd => {
-            "switch on the IOMMU (AMD-Vi) in the firmware setup and boot Linux without amd_iommu=off"
+            "enable the IOMMU (AMD-Vi) in the firmware setup and boot Linux without amd_iommu=off"
         }
-        CpuVendor::Other => "switch on the IOMMU (SMMU) in the firmware setup and in the Linux kernel",
+        CpuVendor::Other => "enable the IOMMU (SMMU) in the firmware setup and in the Linux kernel",
     };
     let sys = case.host.sys.display();
     let group = case.host.pci_device(case.function.address).join("iommu_group");
@@ -87,10 +87,10 @@ fn group(case: &mut Case<'_>) {
                 case.host.sys.display()
             );
             let remedy = match (other.with_group_helps, other.function.is_bridge()) {
-                (true, false) => format!("give the whole group away (--with-group), or {unbind}"),
+                (true, false) => format!("give the whole group away (option with-group), or {unbind}"),
                 // Nothing behind it needs the driver while a guest has it.
                 (true, true) => format!(
-                    "give the whole group away (--with-group), which takes the bridge from {driver} until it is given \
+                    "give the whole group away (option with-group), which takes the bridge from {driver} until it is given \
                      back, or {unbind} (the slots behind it can't be hot-plugged meanwhile)"
                 ),
                 (false, _) => unbind,
@@ -119,8 +119,8 @@ fn group(case: &mut Case<'_>) {
                 fault.fault,
                 neighbours.join(", ")
             ),
-            "switch on ACS for the port in the firmware setup, or move the card to a slot of another root port; \
-             else give the group away as a whole (--with-group)"
+            "enable ACS for the port in the firmware setup, or move the card to a slot of another root port; \
+             else give the group away as a whole (option with-group)"
                 .into(),
         );
     }
@@ -134,9 +134,9 @@ fn interrupts(case: &mut Case<'_>) {
     });
     let firmware = match case.facts.vendor {
         CpuVendor::Intel => {
-            "switch on VT-d interrupt remapping in the firmware setup and boot without intremap=off"
+            "enable VT-d interrupt remapping in the firmware setup and boot without intremap=off"
         }
-        _ => "switch on interrupt remapping in the firmware setup and boot without intremap=off",
+        _ => "enable interrupt remapping in the firmware setup and boot without intremap=off",
     };
     let address = case.function.address;
     match allowed {

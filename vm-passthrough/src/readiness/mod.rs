@@ -65,7 +65,7 @@ pub struct ExplainOptions {
     /// Whether to look through the open files of all processes, and to ask the host's
     /// [`DiskProbe`](crate::host::DiskProbe) about disks of which nothing else shows a use.
     pub check_open_files: bool,
-    /// Blockers that whoever asks accepts: they are told as warnings. It changes nothing of what the Linux kernel refuses.
+    /// Blockers that whoever asks accepts: they are reported as warnings. It changes nothing of what the Linux kernel refuses.
     pub accept: Vec<BlockerCode>,
 }
 
@@ -214,7 +214,7 @@ macro_rules! codes {
 }
 
 codes! {
-    NotAnEndpoint = "not-an-endpoint", Claim, "it is a bridge, which VFIO does not hand out";
+    NotAnEndpoint = "not-an-endpoint", Claim, "it is a bridge, which VFIO does not expose";
     NotResponding = "not-responding", Claim, "its config space reads all ones, as of a device that is gone or broken";
     NoIommu = "no-iommu", Claim, "no IOMMU keeps it away from the host's memory";
     GroupNotViable = "group-not-viable", Claim, "a driver of the host uses another function of its IOMMU group";
@@ -294,7 +294,7 @@ impl<'a> Explainer<'a> {
     }
 
     /// Every reason why a guest can't have these functions, which were just scanned, all at once: in their order, what keeps
-    /// each of them, and what they lack together, told of the one that lacks it.
+    /// each of them, and what they lack together, reported of the one that lacks it.
     ///
     /// # Errors
     /// When a companion in the group of one of them can't be read.

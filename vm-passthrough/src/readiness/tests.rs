@@ -146,7 +146,7 @@ fn group_not_viable() {
         Code::GroupNotViable,
         Blocks,
         &["0000:02:00.0 (Intel", "driver e1000e", "group 1"],
-        &["--with-group", "echo 0000:02:00.0 > ", "drivers/e1000e/unbind"],
+        &["option with-group", "echo 0000:02:00.0 > ", "drivers/e1000e/unbind"],
     );
     // Given away as a whole it is no longer in the way, and goes with it.
     let options = ExplainOptions { with_group: true, ..ExplainOptions::default() };
@@ -178,7 +178,7 @@ fn group_not_viable() {
         Code::GroupNotViable,
         Blocks,
         &["0000:00:02.0", "driver shpchp", "group 1"],
-        &["--with-group", unbind, "drivers/shpchp/unbind", "hot-plugged"],
+        &["option with-group", unbind, "drivers/shpchp/unbind", "hot-plugged"],
     );
     let readiness = explain(&slots.sim.plain_host(), address(DISK), &options).unwrap();
     assert!(readiness.is_ready(), "{readiness}");
@@ -188,7 +188,7 @@ fn group_not_viable() {
     for with_group in [false, true] {
         other.options.with_group = with_group;
         other.check(Code::GroupNotViable, Blocks, &["driver other"], &["take 0000:00:02.0 from", unbind]);
-        assert!(!other.explain().blockers[0].remedy.contains("--with-group"));
+        assert!(!other.explain().blockers[0].remedy.contains("option with-group"));
     }
 }
 
@@ -252,7 +252,7 @@ fn acs_missing() {
         Code::AcsMissing,
         Warns,
         &["port 0000:00:01.0", "has no ACS", "0000:02:00.0"],
-        &["root port", "--with-group"],
+        &["root port", "option with-group"],
     );
     let off = no_acs().extended_capability(0x000d, 1, &[0x1f, 0, 0x00, 0]);
     behind(off, neighbour()).check(Code::AcsMissing, Warns, &["switched off: source validation"], &[]);
@@ -343,7 +343,7 @@ fn permission() {
         Code::Permission,
         Blocks,
         &["user 1000 may not write", "driver_override", "drivers/nvme/unbind"],
-        &["sudo vm-service claim 0000:01:00.0"],
+        &["persistent claim of 0000:01:00.0"],
     );
     // Bound to vfio-pci: the nodes are enough, the group's among them.
     let bound = |node: u32| {
@@ -550,15 +550,10 @@ fn no_reset() {
         Code::NoReset,
         Blocks,
         &["reset_method", "also reset 0000:01:03.0"],
-        &["move the card", "own root port", "--accept no-reset"],
+        &["move the card", "own root port", "accept no-reset"],
     );
     let on_root_bus = Scene::with(SimFunction::nvme(address(DISK)).resets(""));
-    on_root_bus.check(
-        Code::NoReset,
-        Blocks,
-        &["no port above"],
-        &["newer Linux kernel", "--accept no-reset"],
-    );
+    on_root_bus.check(Code::NoReset, Blocks, &["no port above"], &["newer Linux kernel", "accept no-reset"]);
     // It is soldered in.
     assert!(!on_root_bus.explain().blockers[0].remedy.contains("slot"));
     let mut accepted = Scene::with(SimFunction::nvme(address(DISK)).resets(""));

@@ -21,7 +21,7 @@ use crate::vfio::{
     ResetEvidence, ResetReport, Result, VfioError,
 };
 
-/// Something that a simulated device, address space or VMM does, and can be told to fail at.
+/// Something that a simulated device, address space or VMM does, and can be made to fail at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
     /// Resetting.
@@ -52,7 +52,7 @@ pub enum Fault {
     RemoveRoute,
 }
 
-/// A simulated function, as VFIO hands it out.
+/// A simulated function, as VFIO exposes it.
 #[derive(Debug)]
 pub struct SimDevice {
     address: PciAddress,
@@ -225,7 +225,7 @@ impl SimDevice {
         self.lock().triggers.get(&index).map_or(0, Vec::len)
     }
 
-    /// Fires a vector. False if nobody is told: the vector is not enabled, or has no trigger.
+    /// Fires a vector. False if nobody is signalled: the vector is not enabled, or has no trigger.
     pub fn fire(&self, index: u32, vector: usize) -> bool {
         let inner = self.lock();
         match inner.triggers.get(&index).and_then(|vectors| vectors.get(vector)) {
@@ -239,11 +239,11 @@ impl SimDevice {
             operation,
             path: self.address.to_string(),
             source: error.into(),
-            remedy: "this device is simulated and was told to fail",
+            remedy: "this device is simulated and was made to fail",
         }
     }
 
-    /// Fails if the function is gone, or told to fail.
+    /// Fails if the function is gone, or made to fail.
     fn check(&self, inner: &Inner, operation: &'static str, fault: Option<Fault>) -> Result<()> {
         if inner.gone || fault.is_some_and(|fault| inner.faults.contains(&fault)) {
             return Err(self.system(operation, rustix::io::Errno::IO));

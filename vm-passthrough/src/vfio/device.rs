@@ -11,13 +11,13 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::{Errno, pread, pwrite};
 use vfio_bindings::bindings::vfio as uapi;
 
-use super::failure::{nonsense, system};
+use super::failure::{invalid_response, system};
 use super::group::grown;
 use super::interface::{
     DeviceFile, DeviceInfo, IrqInfo, IrqTrigger, Mapping, RegionInfo, ResetReport, Result, VfioError,
 };
 use super::parse::{self, HotResetInfo, Region};
-use super::space::{Seat, Space};
+use super::space::{Member, Space};
 use super::{REQ_IRQ, power, reset, sys};
 use crate::PciAddress;
 
@@ -45,9 +45,9 @@ struct Inner {
     wanted: OnceLock<OwnedFd>,
     /// That opening it reset it, until anything is done with it.
     reset_by_open: Mutex<Option<ResetReport>>,
-    // The order matters: the file is closed before the seat is given up, and the claim can be released after both.
+    // The order matters: the file is closed before it leaves the space, and the claim can be released after both.
     file: OwnedFd,
-    seat: Seat,
+    member: Member,
     /// What holds the function's claim, until it is closed.
     _claim: Arc<dyn Any + Send + Sync>,
 }
@@ -68,7 +68,7 @@ impl VfioDevice {
     pub(super) fn open(
         address: PciAddress,
         file: OwnedFd,
-        seat: Seat,
+        member: Member,
         reset: Option<ResetReport>,
         claim: Arc<dyn Any + Send + Sync>,
     ) -> Result<Self> {
@@ -76,9 +76,9 @@ impl VfioDevice {
         let info = match query(&file, &name) {
             Ok(info) => info,
             Err(error) => {
-                // The file before the seat, as everywhere.
+                // The file first, as everywhere.
                 drop(file);
-                drop(seat);
+                drop(member);
                 return Err(error);
             }
         };
@@ -97,7 +97,7 @@ impl VfioDevice {
             wanted,
             reset_by_open,
             file,
-            seat,
+            member,
             _claim: claim,
         });
         let device = Self { inner };
@@ -117,14 +117,14 @@ impl VfioDevice {
     pub fn close(self: Arc<Self>) -> Result<()> {
         let address = self.inner.address;
         let inner = Arc::into_inner(self).and_then(|device| Arc::into_inner(device.inner));
-        let Some(Inner { file, mut seat, .. }) = inner else {
+        let Some(Inner { file, mut member, .. }) = inner else {
             return Err(VfioError::Busy {
                 what: address.to_string(),
                 reason: "it, or a mapping of one of its regions, is still in use; drop that first".into(),
             });
         };
         drop(file);
-        seat.leave()
+        member.leave()
     }
 
     /// What shows that opening it reset it, if nothing was done with it since. Once.
@@ -153,7 +153,7 @@ impl VfioDevice {
 
     /// The address space that it is in.
     pub fn space(&self) -> &Arc<Space> {
-        self.inner.seat.space()
+        self.inner.member.space()
     }
 
     /// Whether the function is still there.
@@ -198,7 +198,7 @@ impl VfioDevice {
             grown(|len| sys::device::region_info(inner.file.as_fd(), index, len), OPERATION, &inner.name);
         let region = match answer {
             Ok(answer) => parse::region(&answer, index, sys::page_size())
-                .map_err(|what| nonsense(OPERATION, &inner.name, what))?,
+                .map_err(|what| invalid_response(OPERATION, &inner.name, what))?,
             // vfio-pci's answer for a region that this device does not have, as the VGA one.
             Err(VfioError::System { source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => {
                 Region::absent(index)
@@ -247,11 +247,15 @@ impl VfioDevice {
             match sys::device::hot_reset_info(self.file(), room) {
                 Ok(answer) => {
                     return parse::hot_reset_info(&answer)
-                        .map_err(|what| nonsense(OPERATION, self.name(), what));
+                        .map_err(|what| invalid_response(OPERATION, self.name(), what));
                 }
                 Err(Ok(count)) if count > room && count <= parse::MAX_HOT_RESET => room = count,
                 Err(Ok(count)) => {
-                    return Err(nonsense(OPERATION, self.name(), format!("a set of {count} functions")));
+                    return Err(invalid_response(
+                        OPERATION,
+                        self.name(),
+                        format!("a set of {count} functions"),
+                    ));
                 }
                 Err(Err(error)) => return Err(system(OPERATION, self.name(), error)),
             }
@@ -270,7 +274,7 @@ impl VfioDevice {
 fn query(file: &OwnedFd, name: &str) -> Result<DeviceInfo> {
     const OPERATION: &str = "VFIO_DEVICE_GET_INFO";
     let answer = sys::device::info(file.as_fd()).map_err(|error| system(OPERATION, name, error))?;
-    parse::device_info(&answer).map_err(|what| nonsense(OPERATION, name, what))
+    parse::device_info(&answer).map_err(|what| invalid_response(OPERATION, name, what))
 }
 
 impl fmt::Debug for VfioDevice {
@@ -382,7 +386,7 @@ impl DeviceFile for VfioDevice {
             Err(error) => return Err(system(OPERATION, self.name(), error)),
         };
         if count > MAX_VECTORS {
-            return Err(nonsense(OPERATION, self.name(), format!("{count} vectors")));
+            return Err(invalid_response(OPERATION, self.name(), format!("{count} vectors")));
         }
         Ok(IrqInfo {
             count,
@@ -456,7 +460,7 @@ impl DeviceFile for VfioDevice {
     }
 
     fn kvm_file(&self) -> Option<BorrowedFd<'_>> {
-        match &self.inner.seat.group {
+        match &self.inner.member.group {
             Some((_, group)) => Some(group.as_fd()),
             None => Some(self.file()),
         }

@@ -18,7 +18,7 @@ pub(super) struct Entry {
 
 /// The mappings of a space, which never overlap.
 #[derive(Debug, Default)]
-pub(super) struct Ledger {
+pub(super) struct DmaMappings {
     entries: BTreeMap<u64, Entry>,
 }
 
@@ -34,13 +34,13 @@ pub(super) enum Plan {
 /// What is to be done for an unmapping that was asked for.
 #[derive(Debug)]
 pub(super) enum Release {
-    /// The Linux kernel must unmap so many bytes.
+    /// The Linux kernel must unmap N bytes.
     Unmap(u64),
     /// Somebody else still uses it; it was counted.
     Counted,
 }
 
-impl Ledger {
+impl DmaMappings {
     /// Checks a mapping against those that exist, and counts it when it is one of them.
     pub(super) fn plan(
         &mut self,
@@ -94,7 +94,7 @@ impl Ledger {
         }
     }
 
-    /// Forgets a mapping that the kernel unmapped, and gives the memory back.
+    /// Forgets a mapping that the kernel unmapped, and releases the memory.
     pub(super) fn remove(&mut self, iova: u64) {
         self.entries.remove(&iova);
     }

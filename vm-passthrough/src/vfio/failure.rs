@@ -17,8 +17,8 @@ pub(super) fn system(operation: &'static str, path: &str, source: io::Error) -> 
 }
 
 /// The error for an answer that cannot be.
-pub(super) fn nonsense(operation: &'static str, path: &str, what: Malformed) -> VfioError {
-    VfioError::Nonsense { operation, path: path.into(), what }
+pub(super) fn invalid_response(operation: &'static str, path: &str, what: Malformed) -> VfioError {
+    VfioError::InvalidResponse { operation, path: path.into(), what }
 }
 
 fn remedy(operation: &str, errno: Option<Errno>) -> &'static str {
@@ -30,7 +30,7 @@ fn remedy(operation: &str, errno: Option<Errno>) -> &'static str {
             "another process has it open (fuser -v names it); stop that process first"
         }
         ("VFIO_DEVICE_BIND_IOMMUFD", Some(Errno::PERM)) => {
-            "its IOMMU group is not viable: a driver of the host uses a function in it; vm-service explain names both"
+            "its IOMMU group is not viable: a driver of the host uses a function in it; explain names both"
         }
         ("open", Some(Errno::NOENT)) => "load the module vfio-pci and claim the function first",
         (

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use vfio_bindings::bindings::vfio as uapi;
 
-use super::dma::Ledger;
-use super::failure::{nonsense, system};
+use super::dma::DmaMappings;
+use super::failure::{invalid_response, system};
 use super::interface::{DmaPermission, Mapping, Result, VfioError};
 use super::parse::{self, IommuInfo};
 use super::sys;
@@ -53,7 +53,7 @@ impl Container {
         let version = sys::group::api_version(fd.as_fd())
             .map_err(|error| system("VFIO_GET_API_VERSION", &path, error))?;
         if version != uapi::VFIO_API_VERSION as i32 {
-            return Err(nonsense("VFIO_GET_API_VERSION", &path, format!("version {version}")));
+            return Err(invalid_response("VFIO_GET_API_VERSION", &path, format!("version {version}")));
         }
         let type1 = sys::group::has_extension(fd.as_fd(), uapi::VFIO_TYPE1v2_IOMMU)
             .map_err(|error| system("VFIO_CHECK_EXTENSION", &path, error))?;
@@ -85,7 +85,7 @@ impl Container {
         }
         let answer = grown(|len| sys::group::iommu_info(self.fd.as_fd(), len), OPERATION, &self.path)?;
         let info = parse::iommu_info(&answer, sys::page_size());
-        info.map(Some).map_err(|what| nonsense(OPERATION, &self.path, what))
+        info.map(Some).map_err(|what| invalid_response(OPERATION, &self.path, what))
     }
 
     /// Maps in the Linux kernel; does nothing while no group is in it, as the first to join maps all.
@@ -116,22 +116,26 @@ impl Container {
         let unmapped = sys::group::unmap_dma(self.fd.as_fd(), iova, len)
             .map_err(|error| system(OPERATION, &self.path, error))?;
         if unmapped != len {
-            return Err(nonsense(OPERATION, &self.path, format!("{unmapped:#x} bytes instead of {len:#x}")));
+            return Err(invalid_response(
+                OPERATION,
+                &self.path,
+                format!("{unmapped:#x} bytes instead of {len:#x}"),
+            ));
         }
         Ok(())
     }
 
     /// Opens a function through its group, which joins the container if it is not in it yet. The first group to
-    /// join gets all that `ledger` holds mapped.
+    /// join gets all that `mappings` holds mapped.
     pub(super) fn open_device(
         &mut self,
         host: &Host,
         address: PciAddress,
         number: u32,
-        ledger: &Ledger,
+        mappings: &DmaMappings,
     ) -> Result<Opened> {
         if !self.groups.contains_key(&number) {
-            self.join(host, address, number, ledger)?;
+            self.join(host, address, number, mappings)?;
         }
         let btree_map::Entry::Occupied(mut entry) = self.groups.entry(number) else {
             return Err(VfioError::Unavailable { address, reason: format!("group {number} did not join") });
@@ -154,7 +158,7 @@ impl Container {
         }
     }
 
-    fn join(&mut self, host: &Host, address: PciAddress, number: u32, ledger: &Ledger) -> Result<()> {
+    fn join(&mut self, host: &Host, address: PciAddress, number: u32, mappings: &DmaMappings) -> Result<()> {
         let node = host.dev.join("vfio").join(number.to_string());
         let path = node.display().to_string();
         let fd = open_node(&node).map_err(|error| system("open", &path, error))?;
@@ -176,7 +180,7 @@ impl Container {
         if !first {
             return Ok(());
         }
-        let ready = self.set_iommu().and_then(|()| self.map_all(host, ledger));
+        let ready = self.set_iommu().and_then(|()| self.map_all(host, mappings));
         if ready.is_err()
             && let Err(error) = self.remove(number)
         {
@@ -192,8 +196,8 @@ impl Container {
 
     /// Maps what was asked for while no group was in the container. On a failure the group leaves again, which
     /// unmaps all.
-    fn map_all(&self, host: &Host, ledger: &Ledger) -> Result<()> {
-        for (iova, entry) in ledger.iter() {
+    fn map_all(&self, host: &Host, mappings: &DmaMappings) -> Result<()> {
+        for (iova, entry) in mappings.iter() {
             let info = self.info()?.unwrap_or_else(|| IommuInfo::unlimited(sys::page_size()));
             super::dma::check_range(iova, &*entry.memory, info.page, &info.ranges, info.entries_left)?;
             self.map_now(host, iova, &*entry.memory, entry.permission)?;
@@ -201,7 +205,7 @@ impl Container {
         Ok(())
     }
 
-    /// One device of a group was closed; with its last device the group leaves the container and can be given back
+    /// One device of a group was closed; with its last device the group leaves the container and can return
     /// to the host's drivers.
     pub(super) fn leave(&mut self, number: u32) -> Result<()> {
         let Some(group) = self.groups.get_mut(&number) else { return Ok(()) };
@@ -233,13 +237,13 @@ pub(super) fn grown(
     let mut len = 0;
     for _ in 0..8 {
         let answer = ask(len).map_err(|error| system(operation, path, error))?;
-        let wanted = parse::wanted_size(&answer).map_err(|what| nonsense(operation, path, what))?;
+        let wanted = parse::wanted_size(&answer).map_err(|what| invalid_response(operation, path, what))?;
         if wanted <= answer.len() {
             return Ok(answer);
         }
         len = wanted;
     }
-    Err(nonsense(operation, path, "a size that grows with every question".into()))
+    Err(invalid_response(operation, path, "a size that grows with every question".into()))
 }
 
 /// Which members of a group keep it from being used, and their drivers.

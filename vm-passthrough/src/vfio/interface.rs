@@ -12,7 +12,7 @@ use crate::PciAddress;
 use crate::iommu::IovaRange;
 use crate::pci::ResetMethod;
 
-/// How the Linux kernel hands the device out.
+/// How the Linux kernel exposes the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
     /// `/dev/iommu` and `/dev/vfio/devices/vfioN`.
@@ -48,7 +48,7 @@ pub enum VfioError {
     },
     /// The kernel or the device gave an answer that cannot be.
     #[error("{path} answered {operation} with {what}; it is broken or hostile and was not used")]
-    Nonsense {
+    InvalidResponse {
         /// What was asked.
         operation: &'static str,
         /// The device node or function.
@@ -234,7 +234,7 @@ pub trait DeviceFile: fmt::Debug + Send + Sync {
     /// Region `index`; a region of size 0 when the device has none there.
     ///
     /// # Errors
-    /// When the kernel refuses or answers nonsense.
+    /// When the kernel refuses or its answer is invalid.
     fn region(&self, index: u32) -> Result<RegionInfo>;
     /// Reads from a region.
     ///
@@ -254,7 +254,7 @@ pub trait DeviceFile: fmt::Debug + Send + Sync {
     /// Interrupt index `index` (`VFIO_PCI_MSIX_IRQ_INDEX` …).
     ///
     /// # Errors
-    /// When the kernel refuses or answers nonsense.
+    /// When the kernel refuses or its answer is invalid.
     fn irq(&self, index: u32) -> Result<IrqInfo>;
     /// Sets the triggers of the vectors from `start` on.
     ///

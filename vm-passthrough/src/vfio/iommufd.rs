@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
 
-use super::failure::{nonsense, system};
+use super::failure::{invalid_response, system};
 use super::group::open_node;
 use super::interface::{DmaPermission, Mapping, Result, VfioError};
 use super::parse::{self, IommuInfo};
@@ -41,16 +41,16 @@ impl Ioas {
             let answer = sys::iommufd::iova_ranges(self.fd.as_fd(), self.id, room)
                 .map_err(|error| system(OPERATION, &self.path, error))?;
             if answer.count > MAX_RANGES {
-                return Err(nonsense(OPERATION, &self.path, format!("{} ranges", answer.count)));
+                return Err(invalid_response(OPERATION, &self.path, format!("{} ranges", answer.count)));
             }
             if answer.count > room {
                 room = answer.count;
                 continue;
             }
-            let ranges =
-                parse::iova_ranges(answer.ranges).map_err(|what| nonsense(OPERATION, &self.path, what))?;
+            let ranges = parse::iova_ranges(answer.ranges)
+                .map_err(|what| invalid_response(OPERATION, &self.path, what))?;
             if answer.alignment > 1 && !answer.alignment.is_power_of_two() {
-                return Err(nonsense(
+                return Err(invalid_response(
                     OPERATION,
                     &self.path,
                     format!("an alignment of {:#x}", answer.alignment),
@@ -62,7 +62,7 @@ impl Ioas {
                 entries_left: None,
             });
         }
-        Err(nonsense(OPERATION, &self.path, "a count that grows with every question".into()))
+        Err(invalid_response(OPERATION, &self.path, "a count that grows with every question".into()))
     }
 
     pub(super) fn map(
@@ -82,7 +82,11 @@ impl Ioas {
         let unmapped = sys::iommufd::unmap(self.fd.as_fd(), self.id, iova, len)
             .map_err(|error| system(OPERATION, &self.path, error))?;
         if unmapped != len {
-            return Err(nonsense(OPERATION, &self.path, format!("{unmapped:#x} bytes instead of {len:#x}")));
+            return Err(invalid_response(
+                OPERATION,
+                &self.path,
+                format!("{unmapped:#x} bytes instead of {len:#x}"),
+            ));
         }
         Ok(())
     }
@@ -106,7 +110,7 @@ impl Ioas {
         Ok(file)
     }
 
-    /// Gives the address space back to the Linux kernel, which refuses while a device is attached.
+    /// Releases the address space, which refuses while a device is attached.
     pub(super) fn destroy(&self) -> Result<()> {
         sys::iommufd::destroy(self.fd.as_fd(), self.id)
             .map_err(|error| system("IOMMU_DESTROY", &self.path, error))

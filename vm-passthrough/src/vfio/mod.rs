@@ -1,4 +1,4 @@
-//! A PCI function as Linux VFIO hands it out.
+//! A PCI function as Linux VFIO exposes it.
 //!
 //! Two back ends do the same work behind one interface: iommufd with the device's own character device where
 //! the Linux kernel has them, group and container elsewhere. All system calls are in [`sys`].
@@ -30,10 +30,10 @@ mod group;
 mod interface;
 mod iommufd;
 mod open;
+mod open_devices;
 mod parse;
 mod power;
 mod reset;
-mod seats;
 mod space;
 mod sys;
 

@@ -3,7 +3,7 @@
 //! # The ladder
 //! First the function's own methods, in the order that sysfs `reset_method` has them (the Linux kernel's default is
 //! device-specific, ACPI, FLR, AF FLR, PM, bus); then, where the whole slot or bus is ours and nothing else on it is in
-//! use (closed, or at rest: `seats`), a hot reset of all functions there. The first step that works and is not refuted ends it.
+//! use (closed, or at rest: `open_devices`), a hot reset of all functions there. The first step that works and is not refuted ends it.
 //!
 //! # The proof
 //! That a reset "succeeded" says only that the Linux kernel went through the motions: FLR is known to do nothing on some
@@ -60,9 +60,9 @@ pub(super) fn reset_once(device: &VfioDevice) -> Result<()> {
     reset_within(device, &mut LOCKED.clone())
 }
 
-/// As [`reset_once`], and no longer than `patience` lasts.
-fn reset_within(device: &VfioDevice, patience: &mut Duration) -> Result<()> {
-    let mut left = LOCKED.min(*patience);
+/// As [`reset_once`], and no longer than `time_left` lasts.
+fn reset_within(device: &VfioDevice, time_left: &mut Duration) -> Result<()> {
+    let mut left = LOCKED.min(*time_left);
     loop {
         match sys::device::reset(device.file()) {
             // A function that the host takes away stays locked for as long as it is open.
@@ -74,7 +74,7 @@ fn reset_within(device: &VfioDevice, patience: &mut Duration) -> Result<()> {
             {
                 sleep(LOCKED_POLL);
                 left = left.saturating_sub(LOCKED_POLL);
-                *patience = patience.saturating_sub(LOCKED_POLL);
+                *time_left = time_left.saturating_sub(LOCKED_POLL);
             }
             answer => return answer.map_err(|error| system("VFIO_DEVICE_RESET", device.name(), error)),
         }
@@ -103,7 +103,7 @@ pub(super) fn ladder(host: &Host, device: &VfioDevice) -> Result<ResetReport> {
         return Ok(report);
     }
     let mut failures = Vec::new();
-    let mut patience = RESET_STEPS;
+    let mut time_left = RESET_STEPS;
     let methods = Methods::read(host, address);
     // Every method must be asked for by VFIO_DEVICE_RESET, which does not say which one it used: the first of the list.
     if device.info().reset {
@@ -112,12 +112,12 @@ pub(super) fn ladder(host: &Host, device: &VfioDevice) -> Result<ResetReport> {
             // The first needs no change to the list; one further down is made the only one.
             if position > 0 {
                 let Some(method) = *step else { continue };
-                if let Err(error) = methods.restrict(host, method, &mut patience) {
+                if let Err(error) = methods.restrict(host, method, &mut time_left) {
                     failures.push(format!("{}: {error}", name(*step)));
                     continue;
                 }
             }
-            match attempt(host, device, &[], &mut patience, |patience| reset_within(device, patience)).0 {
+            match attempt(host, device, &[], &mut time_left, |time_left| reset_within(device, time_left)).0 {
                 Outcome::Reset(evidence) => {
                     methods.restore(host);
                     return Ok(ResetReport { method: step.map(ResetStep::Function), evidence });
@@ -136,7 +136,7 @@ pub(super) fn ladder(host: &Host, device: &VfioDevice) -> Result<ResetReport> {
     if let Some(evidence) = fresh {
         return Ok(ResetReport { method: Some(ResetStep::Hot), evidence });
     }
-    match hot_reset(host, device, &mut patience) {
+    match hot_reset(host, device, &mut time_left) {
         Ok(Outcome::Reset(evidence)) => Ok(ResetReport { method: Some(ResetStep::Hot), evidence }),
         Ok(Outcome::Failed(why)) | Err(why) => {
             is_left()?;
@@ -179,7 +179,7 @@ fn name(method: Option<ResetMethod>) -> String {
 }
 
 /// Resets all of the function's slot or bus; `Err` with the reason why that may not be done.
-fn hot_reset(host: &Host, device: &VfioDevice, patience: &mut Duration) -> Result<Outcome, String> {
+fn hot_reset(host: &Host, device: &VfioDevice, time_left: &mut Duration) -> Result<Outcome, String> {
     let info = device.hot_reset_info().map_err(|error| error.to_string())?;
     let set: Vec<_> = info.functions.iter().map(|&(function, _)| function).collect();
     if !set.contains(&device.address()) {
@@ -205,7 +205,7 @@ fn hot_reset(host: &Host, device: &VfioDevice, patience: &mut Duration) -> Resul
     device
         .space()
         .with_set(device.address(), &set, || {
-            attempt(host, device, &others, patience, |_| device.hot_reset(&groups))
+            attempt(host, device, &others, time_left, |_| device.hot_reset(&groups))
         })
         .map_err(|open| format!("it would also reset {open}, which is in use"))
 }
@@ -216,15 +216,15 @@ fn attempt(
     host: &Host,
     device: &VfioDevice,
     others: &[PciAddress],
-    patience: &mut Duration,
+    time_left: &mut Duration,
     reset: impl FnOnce(&mut Duration) -> Result<()>,
 ) -> (Outcome, Vec<(PciAddress, ResetEvidence)>) {
     let marker = Marker::put(host, device.address());
     let other_markers: Vec<_> = others.iter().map(|&other| (other, Marker::put(host, other))).collect();
-    let reported = reset(patience);
+    let reported = reset(time_left);
     let start = Instant::now();
-    let answers = power::wake_until(host, device, start + *patience);
-    *patience = patience.saturating_sub(start.elapsed());
+    let answers = power::wake_until(host, device, start + *time_left);
+    *time_left = time_left.saturating_sub(start.elapsed());
     if let Err(error) = answers {
         marker
             .into_iter()
@@ -432,11 +432,12 @@ impl Methods {
     }
 
     /// Makes `method` the only one.
-    fn restrict(&self, host: &Host, method: ResetMethod, patience: &mut Duration) -> io::Result<()> {
+    fn restrict(&self, host: &Host, method: ResetMethod, time_left: &mut Duration) -> io::Result<()> {
         self.restricted.set(true);
         let start = Instant::now();
-        let written = self.write(host, &ResetStep::Function(method).to_string(), RESET_METHOD.min(*patience));
-        *patience = patience.saturating_sub(start.elapsed());
+        let written =
+            self.write(host, &ResetStep::Function(method).to_string(), RESET_METHOD.min(*time_left));
+        *time_left = time_left.saturating_sub(start.elapsed());
         written
     }
 

@@ -3,12 +3,12 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::dma::{self, Ledger, Plan, Release};
+use super::dma::{self, DmaMappings, Plan, Release};
 use super::group::{Container, Opened};
 use super::interface::{AddressSpace, Backend, DmaPermission, Mapping, ResetEvidence, Result, VfioError};
 use super::iommufd::Ioas;
+use super::open_devices::OpenDevices;
 use super::parse::IommuInfo;
-use super::seats::Seats;
 use super::sys;
 use crate::iommu::IovaRange;
 use crate::{Host, PciAddress};
@@ -17,7 +17,7 @@ use crate::{Host, PciAddress};
 ///
 /// Devices join with [`Claimed::open`](crate::manager::Claimed::open), at any time and from any group, and leave when they are
 /// closed. Mappings outlast them: on the group back end, where the Linux kernel drops all mappings with the last
-/// group, they are made anew for the next device that joins.
+/// group, they are made again for the next device that joins.
 ///
 /// Dropping it unmaps all and closes the files; [`close`](Self::close) does so too and tells what failed.
 #[derive(Debug)]
@@ -30,8 +30,8 @@ pub struct Space {
 #[derive(Debug)]
 struct State {
     engine: Engine,
-    ledger: Ledger,
-    seats: Seats,
+    mappings: DmaMappings,
+    devices: OpenDevices,
     /// What the Linux kernel said of the IOMMU, kept up to date as long as no device joins or leaves. Asking costs as
     /// much as a small mapping.
     info: Option<IommuInfo>,
@@ -74,9 +74,9 @@ impl Engine {
     }
 }
 
-/// A device's place in a space: gives it up when the device's file is closed.
+/// A device that is open in a space, and leaves it when the device's file is closed.
 #[derive(Debug)]
-pub(super) struct Seat {
+pub(super) struct Member {
     space: Arc<Space>,
     address: PciAddress,
     /// The group's number and file, on that back end.
@@ -90,8 +90,13 @@ impl Space {
             Backend::Group => Engine::Group(Container::open(host)?),
             Backend::Iommufd => Engine::Iommufd(Ioas::open(host)?),
         };
-        let state =
-            State { engine, ledger: Ledger::default(), seats: Seats::default(), info: None, closed: false };
+        let state = State {
+            engine,
+            mappings: DmaMappings::default(),
+            devices: OpenDevices::default(),
+            info: None,
+            closed: false,
+        };
         Ok(Self { host: host.clone(), backend, state: Mutex::new(state) })
     }
 
@@ -107,22 +112,22 @@ impl Space {
     /// that could be undone is undone even then.
     pub fn close(&self) -> Result<()> {
         let mut state = self.state();
-        if !state.seats.is_empty() {
+        if !state.devices.is_empty() {
             return Err(VfioError::Busy {
                 what: state.engine.path().into(),
-                reason: format!("open in it are {}; close them first", state.seats.all()),
+                reason: format!("open in it are {}; close them first", state.devices.all()),
             });
         }
         if state.closed {
             return Ok(());
         }
         state.closed = true;
-        let State { engine, ledger, .. } = &mut *state;
+        let State { engine, mappings, .. } = &mut *state;
         let mut result = Ok(());
-        for (iova, len) in ledger.iter().map(|(iova, entry)| (iova, entry.memory.len())) {
+        for (iova, len) in mappings.iter().map(|(iova, entry)| (iova, entry.memory.len())) {
             result = result.and(engine.unmap(iova, len));
         }
-        ledger.clear();
+        mappings.clear();
         if let Engine::Iommufd(ioas) = engine {
             result = result.and(ioas.destroy());
         }
@@ -130,27 +135,27 @@ impl Space {
     }
 
     /// Opens a function's file in this space. `group` is its group's number, for that back end.
-    pub(super) fn join(self: &Arc<Self>, address: PciAddress, group: u32) -> Result<(OwnedFd, Seat)> {
+    pub(super) fn join(self: &Arc<Self>, address: PciAddress, group: u32) -> Result<(OwnedFd, Member)> {
         let mut state = self.state();
         state.check_open()?;
-        if state.seats.contains(address) {
+        if state.devices.contains(address) {
             return Err(VfioError::Busy {
                 what: address.to_string(),
                 reason: "it is open in this address space already; close it first".into(),
             });
         }
-        let State { engine, ledger, info, .. } = &mut *state;
+        let State { engine, mappings, info, .. } = &mut *state;
         *info = None;
         let (file, group) = match engine {
-            Engine::Iommufd(ioas) => (ioas.open_device(&self.host, address, ledger.bytes())?, None),
+            Engine::Iommufd(ioas) => (ioas.open_device(&self.host, address, mappings.bytes())?, None),
             Engine::Group(container) => {
                 let Opened { file, group, group_fd } =
-                    container.open_device(&self.host, address, group, ledger)?;
+                    container.open_device(&self.host, address, group, mappings)?;
                 (file, Some((group, group_fd)))
             }
         };
-        state.seats.open(address);
-        Ok((file, Seat { space: self.clone(), address, group, left: false }))
+        state.devices.open(address);
+        Ok((file, Member { space: self.clone(), address, group, left: false }))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -169,23 +174,23 @@ impl Space {
         reset: impl FnOnce() -> (T, Vec<(PciAddress, ResetEvidence)>),
     ) -> Result<T, String> {
         let mut state = self.state();
-        let in_use = state.seats.in_use(address, set);
+        let in_use = state.devices.in_use(address, set);
         if !in_use.is_empty() {
             return Err(in_use.to_string());
         }
         let (answer, fresh) = reset();
-        state.seats.add_fresh(fresh);
+        state.devices.add_fresh(fresh);
         Ok(answer)
     }
 
     /// Whether a function was reset along with another since it was last used, and what showed it. True once.
     pub(super) fn take_fresh(&self, address: PciAddress) -> Option<ResetEvidence> {
-        self.state().seats.take_fresh(address)
+        self.state().devices.take_fresh(address)
     }
 
     /// Notes whether an open function is used.
     pub(super) fn set_at_rest(&self, address: PciAddress, at_rest: bool) {
-        self.state().seats.set_at_rest(address, at_rest);
+        self.state().devices.set_at_rest(address, at_rest);
     }
 
     /// The files of open groups, for a hot reset; `Err` with the first that is not open here. Empty with iommufd.
@@ -225,19 +230,19 @@ impl AddressSpace for Space {
     fn map(&self, iova: u64, memory: Arc<dyn Mapping>, permission: DmaPermission) -> Result<()> {
         let mut state = self.state();
         state.check_open()?;
-        if state.ledger.plan(iova, &*memory, permission)? == Plan::Counted {
+        if state.mappings.plan(iova, &*memory, permission)? == Plan::Counted {
             return Ok(());
         }
-        let State { engine, ledger, info, .. } = &mut *state;
+        let State { engine, mappings, info, .. } = &mut *state;
         let mut known = match info.take() {
             Some(known) => known,
             None => engine.info()?.unwrap_or_else(|| IommuInfo::unlimited(sys::page_size())),
         };
         let checked = dma::check_range(iova, &*memory, known.page, &known.ranges, known.entries_left);
         if checked.is_ok() {
-            // After a failure the Linux kernel is asked anew.
+            // After a failure the Linux kernel is asked again.
             engine.map(&self.host, iova, &*memory, permission)?;
-            ledger.insert(iova, memory, permission);
+            mappings.insert(iova, memory, permission);
             known.entries_left = known.entries_left.map(|left| left.saturating_sub(1));
         }
         *info = Some(known);
@@ -246,13 +251,13 @@ impl AddressSpace for Space {
 
     fn unmap(&self, iova: u64) -> Result<()> {
         let mut state = self.state();
-        match state.ledger.release(iova)? {
+        match state.mappings.release(iova)? {
             Release::Counted => Ok(()),
             Release::Unmap(len) => {
-                let State { engine, ledger, info, .. } = &mut *state;
+                let State { engine, mappings, info, .. } = &mut *state;
                 let known = info.take();
                 engine.unmap(iova, len)?;
-                ledger.remove(iova);
+                mappings.remove(iova);
                 *info = known.map(|known| IommuInfo {
                     entries_left: known.entries_left.map(|left| left.saturating_add(1)),
                     ..known
@@ -271,12 +276,12 @@ impl Drop for Space {
     }
 }
 
-impl Seat {
+impl Member {
     pub(super) fn space(&self) -> &Arc<Space> {
         &self.space
     }
 
-    /// Gives the place up. The device's file must be closed.
+    /// Leaves the space. The device's file must be closed.
     pub(super) fn leave(&mut self) -> Result<()> {
         if std::mem::replace(&mut self.left, true) {
             return Ok(());
@@ -284,7 +289,7 @@ impl Seat {
         let group = self.group.take().map(|(number, _)| number);
         let mut state = self.space.state();
         state.info = None;
-        state.seats.close(self.address);
+        state.devices.close(self.address);
         match (&mut state.engine, group) {
             (Engine::Group(container), Some(number)) => container.leave(number),
             _ => Ok(()),
@@ -292,7 +297,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for Member {
     fn drop(&mut self) {
         if let Err(error) = self.leave() {
             tracing::error!(%error, "a group did not leave its container cleanly");

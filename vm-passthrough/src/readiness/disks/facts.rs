@@ -19,7 +19,7 @@ pub(in crate::readiness) struct Mounts {
 }
 
 impl Mounts {
-    /// Adds those of a `mountinfo` (proc_pid_mountinfo(5)); `whose` follows the mount point where it is told.
+    /// Adds those of a `mountinfo` (proc_pid_mountinfo(5)); `whose` follows the mount point where it is reported.
     pub(in crate::readiness) fn add(&mut self, host: &Host, mountinfo: &str, whose: &str) {
         for line in mountinfo.lines() {
             // Mount ID, parent ID, device number, root, mount point; after a hyphen the type and the source.

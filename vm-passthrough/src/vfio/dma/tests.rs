@@ -69,38 +69,38 @@ fn ranges_are_checked_before_the_kernel_is_asked() {
 
 #[test]
 fn the_same_memory_is_counted() {
-    let mut ledger = Ledger::default();
+    let mut mappings = DmaMappings::default();
     let memory = fake(0x10_0000, 0x2000);
-    assert_eq!(ledger.plan(0, &*memory, DmaPermission::ReadWrite).unwrap(), Plan::Map);
-    ledger.insert(0, memory.clone(), DmaPermission::ReadWrite);
-    assert_eq!(ledger.plan(0, &*memory, DmaPermission::ReadWrite).unwrap(), Plan::Counted);
+    assert_eq!(mappings.plan(0, &*memory, DmaPermission::ReadWrite).unwrap(), Plan::Map);
+    mappings.insert(0, memory.clone(), DmaPermission::ReadWrite);
+    assert_eq!(mappings.plan(0, &*memory, DmaPermission::ReadWrite).unwrap(), Plan::Counted);
     // Other rights, other memory, or another length is another mapping, and that overlaps.
-    assert!(ledger.plan(0, &*memory, DmaPermission::Read).is_err());
-    assert!(ledger.plan(0, &*fake(0x20_0000, 0x2000), DmaPermission::ReadWrite).is_err());
-    assert!(ledger.plan(0, &*fake(0x10_0000, 0x1000), DmaPermission::ReadWrite).is_err());
-    assert!(matches!(ledger.release(0), Ok(Release::Counted)));
-    assert!(matches!(ledger.release(0), Ok(Release::Unmap(0x2000))));
+    assert!(mappings.plan(0, &*memory, DmaPermission::Read).is_err());
+    assert!(mappings.plan(0, &*fake(0x20_0000, 0x2000), DmaPermission::ReadWrite).is_err());
+    assert!(mappings.plan(0, &*fake(0x10_0000, 0x1000), DmaPermission::ReadWrite).is_err());
+    assert!(matches!(mappings.release(0), Ok(Release::Counted)));
+    assert!(matches!(mappings.release(0), Ok(Release::Unmap(0x2000))));
     assert_eq!(Arc::strong_count(&memory), 2);
-    ledger.remove(0);
+    mappings.remove(0);
     assert_eq!(Arc::strong_count(&memory), 1);
-    assert!(ledger.release(0).is_err());
+    assert!(mappings.release(0).is_err());
 }
 
 proptest! {
-    /// The ledger lets exactly those mappings in that overlap no other, as a map of single pages has it.
+    /// The mappings lets exactly those mappings in that overlap no other, as a map of single pages has it.
     #[test]
     fn overlaps_as_page_by_page(requests in prop::collection::vec((0u64..24, 1u64..6, any::<bool>()), 1..40)) {
-        let mut ledger = Ledger::default();
+        let mut mappings = DmaMappings::default();
         let mut pages = [None; 32];
         for (number, (page, len, unmap)) in requests.into_iter().enumerate() {
             let iova = page << 12;
             if unmap {
                 let first = pages[page as usize].filter(|&(start, _)| start == page);
-                match (ledger.release(iova), first) {
+                match (mappings.release(iova), first) {
                     (Ok(Release::Unmap(bytes)), Some((_, id))) => {
                         let count = pages.iter().flatten().filter(|&&(_, other)| other == id).count();
                         prop_assert_eq!(bytes >> 12, count as u64);
-                        ledger.remove(iova);
+                        mappings.remove(iova);
                         for entry in &mut pages {
                             if entry.is_some_and(|(_, other)| other == id) {
                                 *entry = None;
@@ -115,10 +115,10 @@ proptest! {
             // Every request has memory of its own, so nothing is ever counted.
             let memory = fake((number as u64 + 1) << 32, len << 12);
             let range = page as usize..(page + len) as usize;
-            match ledger.plan(iova, &*memory, DmaPermission::ReadWrite) {
+            match mappings.plan(iova, &*memory, DmaPermission::ReadWrite) {
                 Ok(Plan::Map) => {
                     prop_assert!(pages[range.clone()].iter().all(Option::is_none));
-                    ledger.insert(iova, memory, DmaPermission::ReadWrite);
+                    mappings.insert(iova, memory, DmaPermission::ReadWrite);
                     pages[range].fill(Some((page, number)));
                 }
                 Ok(Plan::Counted) => prop_assert!(false, "counted"),

@@ -1,7 +1,7 @@
 //! Which functions are open in an address space, which of them are at rest, and which were reset along with another.
 //!
 //! A hot reset reaches every function of a slot or bus. It must not hit one that a guest uses, so it waits until the
-//! others are closed, or at rest: their guest has taken its hands off them and a reset of their own follows.
+//! others are closed, or at rest: their guest no longer uses them, and a reset of their own follows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use crate::PciAddress;
 
 /// The functions of a space.
 #[derive(Debug, Default)]
-pub(super) struct Seats {
+pub(super) struct OpenDevices {
     open: BTreeSet<PciAddress>,
     /// Of those, the ones that nobody uses now.
     at_rest: BTreeSet<PciAddress>,
@@ -18,7 +18,7 @@ pub(super) struct Seats {
     fresh: BTreeMap<PciAddress, ResetEvidence>,
 }
 
-impl Seats {
+impl OpenDevices {
     pub(super) fn is_empty(&self) -> bool {
         self.open.is_empty()
     }
@@ -48,11 +48,11 @@ impl Seats {
     }
 
     /// Those of `set` that a hot reset for `address` must not reach now.
-    pub(super) fn in_use(&self, address: PciAddress, set: &[PciAddress]) -> Seated {
+    pub(super) fn in_use(&self, address: PciAddress, set: &[PciAddress]) -> Named {
         let in_use = |other: &PciAddress| {
             *other != address && self.open.contains(other) && !self.at_rest.contains(other)
         };
-        Seated(set.iter().copied().filter(in_use).collect())
+        Named(set.iter().copied().filter(in_use).collect())
     }
 
     /// Notes functions that were reset along with another.
@@ -66,22 +66,22 @@ impl Seats {
     }
 
     /// All that are open.
-    pub(super) fn all(&self) -> Seated {
-        Seated(self.open.clone())
+    pub(super) fn all(&self) -> Named {
+        Named(self.open.clone())
     }
 }
 
 /// Functions, to be named.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Seated(BTreeSet<PciAddress>);
+pub(super) struct Named(BTreeSet<PciAddress>);
 
-impl Seated {
+impl Named {
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-impl std::fmt::Display for Seated {
+impl std::fmt::Display for Named {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.0.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
     }
@@ -99,46 +99,46 @@ mod tests {
 
     #[test]
     fn a_hot_reset_spares_what_is_in_use() {
-        fn check(prepare: impl FnOnce(&mut Seats), expect: &str) {
+        fn check(prepare: impl FnOnce(&mut OpenDevices), expect: &str) {
             let (gpu, audio, usb) = (function(0), function(1), function(2));
-            let mut seats = Seats::default();
-            seats.open(gpu);
-            prepare(&mut seats);
-            assert_eq!(seats.in_use(gpu, &[gpu, audio, usb]).to_string(), expect);
+            let mut devices = OpenDevices::default();
+            devices.open(gpu);
+            prepare(&mut devices);
+            assert_eq!(devices.in_use(gpu, &[gpu, audio, usb]).to_string(), expect);
         }
         let (audio, usb, elsewhere) = (function(1), function(2), function(7));
         check(|_| {}, "");
-        check(|seats| seats.open(audio), "0000:65:00.1");
+        check(|devices| devices.open(audio), "0000:65:00.1");
         check(
-            |seats| [usb, audio].into_iter().for_each(|other| seats.open(other)),
+            |devices| [usb, audio].into_iter().for_each(|other| devices.open(other)),
             "0000:65:00.1, 0000:65:00.2",
         );
-        check(|seats| seats.open(elsewhere), "");
-        let at_rest = |seats: &mut Seats| {
-            seats.open(audio);
-            seats.set_at_rest(audio, true);
+        check(|devices| devices.open(elsewhere), "");
+        let at_rest = |devices: &mut OpenDevices| {
+            devices.open(audio);
+            devices.set_at_rest(audio, true);
         };
         check(at_rest, "");
         check(
-            |seats| {
-                at_rest(seats);
-                seats.set_at_rest(audio, false);
+            |devices| {
+                at_rest(devices);
+                devices.set_at_rest(audio, false);
             },
             "0000:65:00.1",
         );
         // What was said of it before does not outlast it.
         check(
-            |seats| {
-                at_rest(seats);
-                seats.close(audio);
-                seats.open(audio);
+            |devices| {
+                at_rest(devices);
+                devices.close(audio);
+                devices.open(audio);
             },
             "0000:65:00.1",
         );
         check(
-            |seats| {
-                seats.set_at_rest(audio, true);
-                seats.open(audio);
+            |devices| {
+                devices.set_at_rest(audio, true);
+                devices.open(audio);
             },
             "0000:65:00.1",
         );
@@ -147,21 +147,21 @@ mod tests {
     #[test]
     fn a_reset_with_another_counts_once_and_until_it_is_used() {
         let audio = function(1);
-        let mut seats = Seats::default();
-        seats.add_fresh(vec![(audio, PROVED)]);
-        assert_eq!(seats.take_fresh(audio), Some(PROVED));
-        assert_eq!(seats.take_fresh(audio), None);
+        let mut devices = OpenDevices::default();
+        devices.add_fresh(vec![(audio, PROVED)]);
+        assert_eq!(devices.take_fresh(audio), Some(PROVED));
+        assert_eq!(devices.take_fresh(audio), None);
         for forget in [
-            |seats: &mut Seats| seats.set_at_rest(function(1), false),
-            |seats: &mut Seats| seats.close(function(1)),
+            |devices: &mut OpenDevices| devices.set_at_rest(function(1), false),
+            |devices: &mut OpenDevices| devices.close(function(1)),
         ] {
-            seats.add_fresh(vec![(audio, PROVED)]);
-            forget(&mut seats);
-            assert_eq!(seats.take_fresh(audio), None);
+            devices.add_fresh(vec![(audio, PROVED)]);
+            forget(&mut devices);
+            assert_eq!(devices.take_fresh(audio), None);
         }
-        seats.add_fresh(vec![(audio, PROVED)]);
-        seats.open(audio);
-        seats.set_at_rest(audio, true);
-        assert_eq!(seats.take_fresh(audio), Some(PROVED));
+        devices.add_fresh(vec![(audio, PROVED)]);
+        devices.open(audio);
+        devices.set_at_rest(audio, true);
+        assert_eq!(devices.take_fresh(audio), Some(PROVED));
     }
 }
