@@ -53,10 +53,13 @@ pub fn run<'a>(ecam: Ecam, words: impl Iterator<Item = &'a [u8]>) -> bool {
     let mut passed = report("identify", identify(&mut admin, buffer));
     let mut io = Queue::new(bar, 1);
     passed &= report("queues", create(&mut admin, &io));
-    passed &= report("copy", (0..blocks / BLOCKS).try_for_each(|piece| {
-        io.command(READ, 1, buffer, [(from + piece * BLOCKS) as u32, 0, BLOCKS as u32 - 1])?;
-        io.command(WRITE, 1, buffer, [(to + piece * BLOCKS) as u32, 0, BLOCKS as u32 - 1])
-    }));
+    passed &= report(
+        "copy",
+        (0..blocks / BLOCKS).try_for_each(|piece| {
+            io.command(READ, 1, buffer, [(from + piece * BLOCKS) as u32, 0, BLOCKS as u32 - 1])?;
+            io.command(WRITE, 1, buffer, [(to + piece * BLOCKS) as u32, 0, BLOCKS as u32 - 1])
+        }),
+    );
     // Every command above waited for one.
     passed &= report("interrupts", if sys::interrupts() > 0 { Ok(()) } else { Err("none came") });
     passed
@@ -127,8 +130,7 @@ fn enable(bar: u64, admin: &Queue) -> Check {
     sys::write32(bar + CONFIGURATION, 0);
     until(|| sys::read32(bar + STATUS) & 1 == 0, "the controller does not stop")?;
     sys::write32(bar + ADMIN_QUEUE_SIZES, (ENTRIES - 1) << 16 | (ENTRIES - 1));
-    for (register, address) in
-        [(ADMIN_SUBMISSION, admin.submissions), (ADMIN_COMPLETION, admin.completions)]
+    for (register, address) in [(ADMIN_SUBMISSION, admin.submissions), (ADMIN_COMPLETION, admin.completions)]
     {
         sys::write32(bar + register, address as u32);
         sys::write32(bar + register + 4, (address >> 32) as u32);
