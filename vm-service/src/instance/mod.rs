@@ -140,7 +140,7 @@ impl Instance {
             self.watch = Some(watch.map_err(no_watch)?);
         }
         let (events, stop) = (events.clone(), self.stop.clone());
-        let Some(mut machine) = self.machine.take() else { return Ok(()) };
+        let mut machine = self.machine.take().ok_or_else(|| MachineError::Unusable.to_string())?;
         let run = move || {
             let ran = catch_unwind(AssertUnwindSafe(|| machine.run(&stop)));
             let ran = ran.unwrap_or(Err(MachineError::Panicked { what: "guest's" }));
