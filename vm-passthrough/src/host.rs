@@ -30,6 +30,8 @@ pub struct Host {
     /// Directory of this crate's own state, the ledger of claims; `/run/vm-passthrough` on a real host. It is
     /// meant to lie on a file system that a reboot empties, as a reboot also undoes every driver binding.
     pub state: PathBuf,
+    /// Directory for what outlives a boot, as claims that are made again; `/var/lib/vm-passthrough` on a real host.
+    pub lasting: PathBuf,
     /// Database of udev, `/run/udev/data` on a real host: what it found on each disk.
     pub udev: PathBuf,
     writer: Arc<dyn SysfsWriter>,
@@ -45,6 +47,7 @@ impl Host {
             proc: "/proc".into(),
             modules: "/lib/modules".into(),
             state: "/run/vm-passthrough".into(),
+            lasting: "/var/lib/vm-passthrough".into(),
             udev: "/run/udev/data".into(),
             writer: Arc::new(KernelWriter),
             disks: Some(Arc::new(KernelProbe)),
@@ -52,7 +55,7 @@ impl Host {
     }
 
     /// A host below `root` (`root/sys`, `root/dev`, `root/proc`, `root/lib/modules`,
-    /// `root/run`), commanded through `writer`. Whoever holds its disks is known only from its files, unless
+    /// `root/run`, `root/var/lib`), commanded through `writer`. Whoever holds its disks is known only from its files, unless
     /// [`with_disk_probe`](Self::with_disk_probe) says whom to ask.
     pub fn at(root: &Path, writer: Arc<dyn SysfsWriter>) -> Self {
         Self {
@@ -61,6 +64,7 @@ impl Host {
             proc: root.join("proc"),
             modules: root.join("lib/modules"),
             state: root.join("run"),
+            lasting: root.join("var/lib/vm-passthrough"),
             udev: root.join("run/udev/data"),
             writer,
             disks: None,

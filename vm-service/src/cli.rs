@@ -66,9 +66,11 @@ pub(crate) enum Command {
     Info(InfoArgs),
     /// Tell every reason why a function can't be passed to a guest, each with its remedy
     Explain(ExplainArgs),
-    /// Take a function and its companions from their drivers, until `release`
+    /// Take functions and their companions from their drivers, until `release`
     Claim(ClaimArgs),
-    /// Give a claimed function and its companions back to their drivers
+    /// List what is claimed, with the former drivers and who has it
+    Claims,
+    /// Give claimed functions and their companions back to their drivers
     Release(ReleaseArgs),
     /// Boot a guest in the foreground, with its devices
     Run(RunArgs),
@@ -167,6 +169,7 @@ fn execute(
         Command::Info(args) => commands::info::run(&mut context, args),
         Command::Explain(args) => commands::explain::run(&mut context, args),
         Command::Claim(args) => commands::claim::run(&mut context, args),
+        Command::Claims => commands::claims::run(&mut context),
         Command::Release(args) => commands::release::run(&mut context, args),
         Command::Run(args) => commands::run::run(&mut context, args),
         Command::Compile(args) => commands::compile::run(&mut context, args),

@@ -1,6 +1,7 @@
 //! What the commands do, one file each.
 
 pub(crate) mod claim;
+pub(crate) mod claims;
 pub(crate) mod compile;
 pub(crate) mod explain;
 pub(crate) mod info;

@@ -2,8 +2,10 @@
 
 mod escape;
 mod keyboard;
+mod pty;
 mod terminal;
 
 pub use escape::{Escape, Input};
 pub use keyboard::Keyboard;
+pub use pty::{Link, Pty};
 pub use terminal::RawTerminal;

@@ -28,9 +28,17 @@ impl Context<'_> {
     /// # Errors
     /// [`Failure::usage`] then.
     pub(crate) fn require_live(&self, command: &str) -> Result<(), Failure> {
+        self.require_machine(command, "changes the host")
+    }
+
+    /// Refuses a command when the host is a captured tree, as it does what takes a machine.
+    ///
+    /// # Errors
+    /// [`Failure::usage`] then.
+    pub(crate) fn require_machine(&self, command: &str, does: &str) -> Result<(), Failure> {
         if self.captured {
             return Err(Failure::usage(format_args!(
-                "`{command}` changes the host, and `--root` names a captured tree, which is only read; leave `--root` out"
+                "`{command}` {does}, and `--root` names a captured tree, which is only read; leave `--root` out"
             )));
         }
         Ok(())

@@ -101,6 +101,16 @@ pub(crate) fn size(bytes: u64) -> String {
     if bytes.is_multiple_of(1024) { format_size(bytes) } else { format!("{bytes} bytes") }
 }
 
+/// A time of this length as one number with its unit: `42s`, `5m`, `3h`, `12d`.
+pub(crate) fn age(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m", seconds / 60),
+        3600..86_400 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
 /// A BAR without its index.
 pub(crate) fn bar(bar: &Bar) -> String {
     let kind = match bar.kind {

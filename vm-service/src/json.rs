@@ -12,7 +12,7 @@ mod run;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-pub use claim::{Claim, ClaimedFunction};
+pub use claim::{Claim, ClaimState, ClaimedFunction, ListedClaim, Owner};
 pub use function::{Bar, BarKind, Capability, DeviceType, Function, Link, PowerState, ResetMethod, Sriov};
 pub use kernel::{
     Check, Compiled, CompiledKernel, KernelParameter, Launched, Legal, LegalOp, Output, Reject, Support,
@@ -65,8 +65,17 @@ pub enum Body {
     Claim(Claim),
     /// `release`: what was given back.
     Release {
-        /// The function that was asked for.
-        address: String,
+        /// The function that was asked for; the first of several, null when none was claimed.
+        address: Option<String>,
+        /// All that were given back.
+        addresses: Vec<String>,
+    },
+    /// `claims`: the claims of this host.
+    Claims {
+        /// The claims, in order of their addresses.
+        claims: Vec<ListedClaim>,
+        /// Records that can't be read: which, why and what to do.
+        unreadable: Vec<String>,
     },
     /// `run`: how the guest ran.
     Run(RunReport),

@@ -17,6 +17,7 @@ mod limits;
 mod log;
 mod outlet;
 mod save;
+mod saved;
 pub mod signals;
 mod sys;
 mod table;

@@ -1,5 +1,7 @@
 //! The command line, end to end on simulated hosts.
 
+#[path = "commands/claims.rs"]
+mod claims;
 #[path = "commands/explain_claim.rs"]
 mod explain_claim;
 #[path = "commands/host.rs"]

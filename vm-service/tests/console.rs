@@ -282,3 +282,71 @@ fn a_reader_that_has_gone_costs_only_the_output() {
     assert_eq!(guest.wait(), Some(0), "{}", guest.read("messages"));
     assert!(guest.read("messages").contains("output is lost from here on"), "{}", guest.read("messages"));
 }
+
+/// Sends back what it receives: next: mov dx, 0x3fd; in al, dx; test al, 1; jz next; mov dx, 0x3f8; in al, dx; out dx, al;
+/// jmp next.
+const ECHO: &[u8] =
+    &[0x66, 0xba, 0xfd, 0x03, 0xec, 0xa8, 0x01, 0x74, 0xf7, 0x66, 0xba, 0xf8, 0x03, 0xec, 0xee, 0xeb, 0xef];
+
+/// Opens the console as a terminal program does.
+fn terminal(guest: &mut Guest, path: &Path) -> File {
+    guest.wait_until("the start", |guest| guest.read("messages").contains("starts after"));
+    let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NOCTTY | rustix::fs::OFlags::NONBLOCK;
+    rustix::fs::open(path, flags, rustix::fs::Mode::empty()).expect("the terminal").into()
+}
+
+/// Types and waits for the answer.
+fn talk(guest: &mut Guest, mut terminal: &File, text: &str) {
+    use std::io::Write as _;
+    terminal.write_all(text.as_bytes()).expect("typed");
+    let mut got: Vec<u8> = Vec::new();
+    let deadline = Instant::now() + PATIENCE;
+    while got != text.as_bytes() {
+        let mut bytes = [0; 64];
+        if let Ok(count) = terminal.read(&mut bytes) {
+            got.extend(&bytes[..count]);
+        }
+        assert!(Instant::now() < deadline, "{got:?}: {}", guest.read("messages"));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_pseudo_terminal_is_opened_and_closed_while_the_guest_runs() {
+    let Some(files) = Guest::files(ECHO) else { return };
+    let link = files.path().join("console");
+    let messages = File::create(files.path().join("messages")).expect("a file");
+    let mut guest = Guest::start(files, "--console pty=console", Stdio::null(), messages.into());
+    for text in ["hello", "Ctrl-A and x are keys of the guest: \x01x", "once more"] {
+        let terminal = terminal(&mut guest, &link);
+        talk(&mut guest, &terminal, text);
+    }
+    let path = fs::read_link(&link).expect("a link");
+    let says = format!("the guest's console is {}", path.display());
+    assert!(guest.read("messages").contains(&says), "{}", guest.read("messages"));
+    guest.kill(Signal::TERM);
+    assert_eq!(guest.wait(), Some(0), "{}", guest.read("messages"));
+    assert!(link.symlink_metadata().is_err(), "the link is left");
+}
+
+#[test]
+fn a_pseudo_terminal_that_nobody_opens_holds_nobody_up() {
+    // It comes to its end only when nothing waits for a reader.
+    let Some(files) = Guest::files(&polite(MANY)) else { return };
+    let messages = File::create(files.path().join("messages")).expect("a file");
+    let mut guest = Guest::start(files, "--console pty", Stdio::null(), messages.into());
+    assert_eq!(guest.wait(), Some(0), "{}", guest.read("messages"));
+}
+
+#[test]
+fn a_pseudo_terminal_that_is_not_read_does_not_hold_up_the_end() {
+    let Some(files) = Guest::files(RUDE) else { return };
+    let link = files.path().join("console");
+    let messages = File::create(files.path().join("messages")).expect("a file");
+    let mut guest = Guest::start(files, "--console pty=console", Stdio::null(), messages.into());
+    let terminal = terminal(&mut guest, &link);
+    guest.wait_until("the output", |guest| guest.read("messages").contains("console output is not read"));
+    guest.kill(Signal::TERM);
+    assert_eq!(guest.wait(), Some(0), "{}", guest.read("messages"));
+    drop(terminal);
+}

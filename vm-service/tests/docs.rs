@@ -109,7 +109,9 @@ fn commands_parse() {
             if args.is_empty() {
                 continue;
             }
-            let args = args.iter().map(|word| if *word == "ADDR" { "0000:65:00.0" } else { word });
+            let args = args
+                .iter()
+                .map(|word| if word.trim_end_matches('…') == "ADDR" { "0000:65:00.0" } else { word });
             let parsed = Cli::try_parse_from(std::iter::once("vm-service").chain(args));
             if let Err(error) = parsed {
                 panic!("{} shows `{span}`, which is no command: {error}", document.display());

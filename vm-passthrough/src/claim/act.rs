@@ -54,11 +54,13 @@ pub(crate) fn take(
     options: &ClaimOptions,
     scan: impl FnOnce() -> Vec<PciFunction>,
 ) -> Result<HeldClaim, ClaimError> {
-    let ledger = Ledger::lock(host, options.deadline)?;
+    let ledger = Ledger::lock(host, options.deadline)?.for_guest(options.guest.as_ref());
     let (journals, failed) = recover_dead(host, &ledger, options.deadline)?;
     let plan = match Plan::new(&scan(), target, options) {
-        // Who has it says more than that it is not there or has an unexpected driver.
-        Err(refusal @ Refusal::NoSuchFunction(_)) => return Err(refusal.into()),
+        // Who has it says more than that it has an unexpected driver.
+        Err(refusal @ (Refusal::NoSuchFunction(_) | Refusal::OtherDevice { .. })) => {
+            return Err(refusal.into());
+        }
         plan => plan,
     };
     let wanted: Vec<_> = match &plan {
@@ -275,7 +277,7 @@ fn recover_into(
             if let Err(error) = journal.remove() {
                 failed.push(Failure::Void(entry, error));
             }
-        } else if !journal.locked || entry.persistent && entry.claimed && !entry.releasing {
+        } else if !journal.locked || entry.is_waiting() {
             standing.push(journal);
         } else {
             tracing::info!(target_function = %entry.target, owner = %entry.owner, "undo the claim of a dead process");

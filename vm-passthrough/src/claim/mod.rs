@@ -25,6 +25,7 @@ mod lock;
 mod plan;
 mod share;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -32,6 +33,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::ledger::ClaimedFunction;
+use crate::pci::PciIds;
 use crate::{Host, PciAddress};
 
 pub use error::{BindError, ClaimError};
@@ -102,12 +104,25 @@ pub struct ClaimOptions {
     pub deadline: Duration,
     /// Who may ask that the claim be given up before it is complete.
     pub cancel: Option<Cancel>,
+    /// Name of the guest that it is for, which the ledger notes for people to read.
+    pub guest: Option<String>,
+    /// The functions that may be claimed, and which devices they must be; `None` for whatever is there. An address may be another
+    /// device's after a boot.
+    pub only: Option<BTreeMap<PciAddress, PciIds>>,
 }
 
 impl Default for ClaimOptions {
     /// A claim owned by this process, without the rest of the group, not by force, within [`DEADLINE`].
     fn default() -> Self {
-        Self { persistent: false, with_group: false, force: false, deadline: DEADLINE, cancel: None }
+        Self {
+            persistent: false,
+            with_group: false,
+            force: false,
+            deadline: DEADLINE,
+            cancel: None,
+            guest: None,
+            only: None,
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use thiserror::Error;
 use super::ClaimOptions;
 use crate::PciAddress;
 use crate::iommu::{self, Part, VFIO_DRIVER, is_vfio_driver};
-use crate::pci::{PciFunction, Sriov};
+use crate::pci::{PciFunction, PciIds, Sriov};
 
 /// One step of a [`Plan`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,6 +75,18 @@ pub enum Refusal {
     /// No such function.
     #[error("there is no PCI function {0}; list what there is with a scan")]
     NoSuchFunction(PciAddress),
+    /// It is not the device that it must be by [`ClaimOptions::only`].
+    #[error(
+        "{address} is {found} and not {}; the address belongs to another device since", expected.map_or_else(|| "one of those that were claimed together".into(), |ids| ids.to_string())
+    )]
+    OtherDevice {
+        /// The function.
+        address: PciAddress,
+        /// What it is.
+        found: PciIds,
+        /// What it should be; `None` for none at this address.
+        expected: Option<PciIds>,
+    },
     /// It is a bridge.
     #[error("{0} is a PCI bridge, which VFIO does not expose; claim a function behind it")]
     Bridge(PciAddress),
@@ -134,6 +146,14 @@ impl Plan {
             .iter()
             .find(|function| function.address == target)
             .ok_or(Refusal::NoSuchFunction(target))?;
+        let is_expected = |function: &PciFunction| match &options.only {
+            Some(only) if only.get(&function.address) != Some(&function.ids) => {
+                let (address, found) = (function.address, function.ids);
+                Err(Refusal::OtherDevice { address, found, expected: only.get(&address).copied() })
+            }
+            _ => Ok(()),
+        };
+        is_expected(function)?;
         if function.is_bridge() {
             return Err(Refusal::Bridge(target));
         }
@@ -161,6 +181,7 @@ impl Plan {
         let mut steps = Vec::new();
         for (member, part) in members {
             let address = member.address;
+            is_expected(member)?;
             if part == Part::Parked {
                 steps.extend(member.driver.clone().map(|driver| Step::Park { address, driver }));
                 continue;
@@ -183,7 +204,7 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pci::{DeviceType, PciClass, PciIds, PowerState};
+    use crate::pci::{DeviceType, PciClass, PowerState};
 
     fn function(address: &str, group: Option<u32>, driver: Option<&str>) -> PciFunction {
         PciFunction {
@@ -298,6 +319,22 @@ mod tests {
         physical.sriov = Some(Sriov::Physical { total_vfs: 8, num_vfs: 2 });
         check(&[physical.clone()], false, Err("has 2 virtual functions enabled"));
         check(&[audio, physical], false, Err("has 2 virtual functions enabled"));
+        // Only what was there when it was noted.
+        let only = |functions: &[&PciFunction]| {
+            let only = functions.iter().map(|function| (function.address, function.ids)).collect();
+            ClaimOptions { only: Some(only), ..ClaimOptions::default() }
+        };
+        let both = [gpu.clone(), usb.clone()];
+        assert!(Plan::new(&both, gpu.address, &only(&[&gpu, &usb, &card])).is_ok());
+        let refused = |expected: Option<PciIds>, address: PciAddress, options: &ClaimOptions| {
+            let found = gpu.ids;
+            let expect = Refusal::OtherDevice { address, found, expected };
+            assert_eq!(Plan::new(&both, gpu.address, options), Err(expect));
+        };
+        refused(None, usb.address, &only(&[&gpu]));
+        let mut other = gpu.clone();
+        other.ids.device += 1;
+        refused(Some(other.ids), gpu.address, &only(&[&other, &usb]));
         let missing = Plan::new(&[], gpu.address, &ClaimOptions::default());
         assert_eq!(missing, Err(Refusal::NoSuchFunction(gpu.address)));
     }

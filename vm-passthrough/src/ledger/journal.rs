@@ -8,7 +8,7 @@
 //! ledger 2                                  version of the format
 //! boot 0e8f0d9c-…                           boot that the claim belongs to
 //! claim 0000:65:00.0 persistent             function asked for; or `process`
-//! owner 4711 vm-service                     who claims: process ID and command
+//! owner 4711 vm-service 1700000000 web1     who claims: process ID, command, when (in seconds after 1970 began), guest
 //! take 0000:65:00.1 snd_hda_intel - flr     about to be taken: former driver, driver_override and reset_method
 //! keep 0000:65:00.2 vfio-pci flr%20bus      belongs to the claim, was on a VFIO driver already; its reset_method
 //! claimed                                   everything is taken
@@ -18,7 +18,8 @@
 //! end 10                                    lines before this one
 //! ```
 //!
-//! The reset_method is left out for a function that has none. The CRC of the last line is that of the whole file up to its
+//! The reset_method is left out for a function that has none, the guest where it is for none, and the time where an earlier
+//! version wrote the record. The CRC of the last line is that of the whole file up to its
 //! own text, so that no line can be missing, doubled or another claim's.
 //!
 //! A file is replaced as a whole, so one that is not whole was damaged, and says nothing for certain: it is kept, and what
@@ -42,11 +43,17 @@ pub struct Owner {
     pub pid: u32,
     /// Name of the command.
     pub command: String,
+    /// When it became the owner, in seconds after 1970 began; `None` where that was not noted.
+    pub since: Option<u64>,
+    /// Name of the guest that it has the claim for.
+    pub guest: Option<String>,
 }
 
 impl std::fmt::Display for Owner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "process {} ({})", self.pid, self.command)
+        write!(f, "process {} ({}", self.pid, self.command)?;
+        self.guest.as_ref().map_or(Ok(()), |guest| write!(f, ", guest {guest}"))?;
+        f.write_str(")")
     }
 }
 
@@ -104,7 +111,7 @@ impl Record {
             Self::Claim { target, persistent } => {
                 format!("claim {target} {}", if *persistent { "persistent" } else { "process" })
             }
-            Self::Owner(owner) => format!("owner {} {}", owner.pid, escape(Some(&owner.command))),
+            Self::Owner(owner) => format!("owner {}", words_of(owner)),
             Self::Take { address, driver, driver_override, resets } => {
                 let driver = escape(driver.as_deref());
                 format!("take {address} {driver} {}{}", escape(driver_override.as_deref()), last(resets))
@@ -113,7 +120,7 @@ impl Record {
                 format!("keep {address} {}{}", escape(Some(driver)), last(resets))
             }
             Self::Claimed => "claimed".into(),
-            Self::User(owner) => format!("user {} {}", owner.pid, escape(Some(&owner.command))),
+            Self::User(owner) => format!("user {}", words_of(owner)),
             Self::Release => "release".into(),
             Self::Restored(address) => format!("restored {address}"),
         };
@@ -171,7 +178,17 @@ impl Record {
 }
 
 fn owner<'a>(words: &mut impl Iterator<Item = &'a str>) -> Option<Owner> {
-    Some(Owner { pid: words.next()?.parse().ok()?, command: unescape(words.next()?)?? })
+    let (pid, command) = (words.next()?.parse().ok()?, unescape(words.next()?)??);
+    let since = words.next().map(str::parse).transpose().ok()?;
+    let guest = words.next().map_or(Some(None), unescape)?;
+    Some(Owner { pid, command, since, guest })
+}
+
+/// As [`owner`] reads it. A guest is noted only with the time.
+fn words_of(owner: &Owner) -> String {
+    let words = format!("{} {}", owner.pid, escape(Some(&owner.command)));
+    let Some(since) = owner.since else { return words };
+    format!("{words} {since}{}", last(&owner.guest))
 }
 
 /// A driver's name. It becomes part of a path, so one that could lead elsewhere is no name.
@@ -247,6 +264,11 @@ impl Entry {
     /// The function at `address`, if it is in this claim.
     pub fn function(&self, address: PciAddress) -> Option<&ClaimedFunction> {
         self.functions.iter().find(|function| function.address == address)
+    }
+
+    /// Whether it outlives its owner and its user, until it is released.
+    pub fn is_waiting(&self) -> bool {
+        self.persistent && self.claimed && !self.releasing
     }
 
     /// The file that says this.

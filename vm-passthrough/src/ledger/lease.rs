@@ -126,7 +126,7 @@ fn sharer(address: PciAddress, path: &Path) -> Result<Option<Sharer>, LedgerErro
     // The lock alone says that it lives; a line that can't be read costs only the name.
     let (owner, started) = parse(&bytes, address).unwrap_or_else(|| {
         let pid = path.file_name().and_then(|name| name.to_str()?.split('.').nth_back(2)?.parse().ok());
-        (Owner { pid: pid.unwrap_or(0), command: "?".into() }, None)
+        (Owner { pid: pid.unwrap_or(0), command: "?".into(), since: None, guest: None }, None)
     });
     Ok(Some(Sharer { address, owner, started, path: path.into() }))
 }
@@ -141,7 +141,7 @@ fn parse(bytes: &[u8], address: PciAddress) -> Option<(Owner, Option<u64>)> {
         "-" => None,
         ticks => Some(ticks.parse().ok()?),
     };
-    Some((Owner { pid, command: unescape(words.next()?)?? }, started))
+    Some((Owner { pid, command: unescape(words.next()?)??, since: None, guest: None }, started))
 }
 
 /// When a process was started, in clock ticks after the boot; `None` when there is no such process.

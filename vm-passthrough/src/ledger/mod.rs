@@ -40,7 +40,7 @@ use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read as _};
 use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, openat};
 
@@ -77,6 +77,19 @@ pub struct LedgerEntry {
     pub alive: bool,
     /// Whether it belongs to another boot, so that nothing is left to undo.
     pub void: bool,
+}
+
+/// All claims of `host` in this boot, as [`Ledger::entries`] has them. It makes no ledger where there is none.
+///
+/// # Errors
+/// As for [`Ledger::lock`].
+pub fn claims(host: &Host, deadline: Duration) -> Result<Vec<Result<LedgerEntry, UnreadRecord>>> {
+    if !host.state.join("ledger").exists() {
+        return Ok(Vec::new());
+    }
+    let mut entries = Ledger::lock(host, deadline)?.entries()?;
+    entries.retain(|entry| entry.as_ref().map_or(true, |entry| !entry.void));
+    Ok(entries)
 }
 
 impl Ledger {
@@ -159,6 +172,12 @@ impl Ledger {
     /// Whether a claim belongs to another boot.
     pub(crate) fn is_void(&self, entry: &Entry) -> bool {
         !self.boot.is_empty() && !entry.boot.is_empty() && self.boot != entry.boot
+    }
+
+    /// What this process does, it does for a guest.
+    pub(crate) fn for_guest(mut self, name: Option<&String>) -> Self {
+        self.owner.guest = name.cloned();
+        self
     }
 
     /// Where its files are.
@@ -286,7 +305,9 @@ fn this_process(host: &Host) -> Owner {
         .ok()
         .or_else(|| Some(std::env::current_exe().ok()?.file_name()?.to_string_lossy().into_owned()))
         .unwrap_or_else(|| "?".into());
-    Owner { pid: std::process::id(), command: command.trim_end().chars().take(64).collect() }
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok().map(|time| time.as_secs());
+    let command = command.trim_end().chars().take(64).collect();
+    Owner { pid: std::process::id(), command, since, guest: None }
 }
 
 fn read_owner(lock: &File) -> Option<Owner> {
@@ -294,7 +315,7 @@ fn read_owner(lock: &File) -> Option<Owner> {
     let count = lock.read_at(&mut bytes, 0).ok()?;
     let text = String::from_utf8_lossy(bytes.get(..count)?).into_owned();
     let (pid, command) = text.trim_end().split_once(' ')?;
-    Some(Owner { pid: pid.parse().ok()?, command: command.to_owned() })
+    Some(Owner { pid: pid.parse().ok()?, command: command.to_owned(), since: None, guest: None })
 }
 
 pub(crate) fn make_directory(path: &Path, mode: u32) -> Result<()> {

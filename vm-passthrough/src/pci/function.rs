@@ -1,5 +1,7 @@
 //! One PCI function of the host, as found in sysfs.
 
+use std::fmt;
+
 use pci_ids::FromId as _;
 
 use super::PciAddress;
@@ -80,6 +82,16 @@ pub struct PciIds {
     pub subsystem_device: u16,
     /// Revision ID.
     pub revision: u8,
+}
+
+impl fmt::Display for PciIds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { vendor, device, subsystem_vendor, subsystem_device, revision } = self;
+        write!(
+            f,
+            "{vendor:04x}:{device:04x} (subsystem {subsystem_vendor:04x}:{subsystem_device:04x}, revision {revision:02x})"
+        )
+    }
 }
 
 /// The 24-bit class code: base class, subclass and programming interface.

@@ -17,9 +17,9 @@ use crate::vmm;
 /// Arguments of `explain`.
 #[derive(Debug, Args)]
 pub(crate) struct ExplainArgs {
-    /// PCI address; without it, every accelerator
+    /// PCI addresses, each for itself; without any, every accelerator
     #[arg(value_name = "ADDR")]
-    pub(crate) address: Option<PciAddress>,
+    pub(crate) addresses: Vec<PciAddress>,
     /// Explain for this guest: for as much memory as it has and, without ADDR, all its devices
     #[arg(long, value_name = "GUEST.toml")]
     pub(crate) guest: Option<PathBuf>,
@@ -46,7 +46,7 @@ impl From<&Accept> for BlockerCode {
     }
 }
 
-/// Explains a function, a guest's functions, or every accelerator.
+/// Explains functions, a guest's functions, or every accelerator.
 ///
 /// # Errors
 /// When one of them can't be passed to a guest, which the output says then, or when the host can't be read.
@@ -60,18 +60,28 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ExplainArgs) -> Result<(), F
     });
     options.with_group = args.with_group;
     options.accept = args.accept.iter().map(Into::into).collect();
-    let readiness: Vec<Readiness> = match (args.address, &guest) {
-        (Some(address), _) => vec![scan.explain_one(address, &options)?],
-        (None, Some(guest)) => scan.explain_guest(&guest.devices, &options)?,
-        (None, None) => scan
+    let mut failed = Vec::new();
+    let readiness: Vec<Readiness> = match &guest {
+        _ if !args.addresses.is_empty() => {
+            let explained = args.addresses.iter().map(|&address| scan.explain_one(address, &options));
+            explained
+                .filter_map(|readiness| readiness.map_err(|error| failed.push(error.message)).ok())
+                .collect()
+        }
+        Some(guest) => scan.explain_guest(&guest.devices, &options)?,
+        None => scan
             .functions()
             .iter()
             .filter(|function| describe::is_accelerator(function.device_type))
             .filter_map(|function| scan.explain(function, &options).transpose())
             .collect::<Result<_, _>>()?,
     };
-    print(context, &readiness, guest.is_some())?;
-    if readiness.iter().all(Readiness::is_ready) {
+    if failed.is_empty() || !readiness.is_empty() {
+        print(context, &readiness, guest.is_some())?;
+    }
+    if !failed.is_empty() {
+        Err(Failure::failed(failed.join("\nerror: ")))
+    } else if readiness.iter().all(Readiness::is_ready) {
         Ok(())
     } else {
         // The output has said why.

@@ -1,21 +1,27 @@
-//! `release`: gives a claimed function and its companions back to their drivers.
+//! `release`: gives claimed functions and their companions back to their drivers.
 
 use clap::Args;
-use vm_passthrough::{PassthroughManager, PciAddress};
+use vm_passthrough::claim::ClaimError;
+use vm_passthrough::manager::ManagerError;
+use vm_passthrough::{PassthroughManager, PciAddress, claim, ledger};
 
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::Body;
+use crate::saved;
 
 /// Arguments of `release`.
 #[derive(Debug, Args)]
 pub(crate) struct ReleaseArgs {
-    /// PCI address, as in 0000:65:00.0 or 65:00.0
-    #[arg(value_name = "ADDR")]
-    pub(crate) address: PciAddress,
+    /// PCI addresses, as in 0000:65:00.0 or 65:00.0
+    #[arg(value_name = "ADDR", required_unless_present = "all")]
+    pub(crate) addresses: Vec<PciAddress>,
+    /// Release every claim of this host; those in use stay, and are an error
+    #[arg(long, conflicts_with = "addresses")]
+    pub(crate) all: bool,
 }
 
-/// Gives a claim back.
+/// Gives claims back, each whatever becomes of the others.
 ///
 /// # Errors
 /// When there is no such claim, a process uses it, or it can't be given back; the message says what is left then.
@@ -23,12 +29,51 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ReleaseArgs) -> Result<(), F
     context.require_live("release")?;
     let mut manager = PassthroughManager::with_host(context.host.clone()).map_err(Failure::failed)?;
     // A claim whose owner was killed is given back here, and is then no longer there to release.
-    let recovered = recover(&mut manager)?.contains(&args.address);
-    if !recovered {
-        manager.release(args.address).map_err(Failure::failed)?;
+    let mut free = recover(&mut manager)?;
+    let claims = ledger::claims(&context.host, claim::DEADLINE).map_err(Failure::failed)?;
+    let (mut addresses, mut errors) = (args.addresses.clone(), Vec::new());
+    if args.all {
+        addresses.clone_from(&free);
+        addresses.extend(claims.iter().flatten().map(|claim| claim.entry.target));
+        errors.extend(claims.iter().filter_map(|claim| claim.as_ref().err()).map(ToString::to_string));
+        for saved in saved::all(&context.host).map_err(Failure::failed)? {
+            match saved {
+                Ok(saved) if addresses.contains(&saved.target) => {}
+                Ok(saved) => addresses.push(saved.target),
+                Err(error) => errors.push(error),
+            }
+        }
     }
-    let address = args.address.to_string();
-    context.print(|| Body::Release { address: address.clone() }, || format!("{address} released\n"))
+    let mut done = Vec::new();
+    for address in addresses {
+        let released = if free.contains(&address) { Ok(()) } else { manager.release(address) };
+        // It need not be claimed to be noted for the next boot, and stays noted while it is used.
+        let forgotten = match &released {
+            Ok(()) | Err(ManagerError::Claim(ClaimError::NotClaimed(_))) => {
+                saved::remove(&context.host, address)
+            }
+            Err(_) => Ok(false),
+        };
+        match (released, forgotten) {
+            (_, Err(error)) => errors.push(error),
+            (Err(error), Ok(false)) => errors.push(error.to_string()),
+            _ => {
+                let whole = claims.iter().flatten().filter(|claim| claim.entry.function(address).is_some());
+                free.extend(whole.flat_map(|claim| claim.entry.functions.iter().map(|of| of.address)));
+                done.push(address.to_string());
+            }
+        }
+    }
+    if errors.is_empty() || !done.is_empty() {
+        context.print(
+            || Body::Release { address: done.first().cloned(), addresses: done.clone() },
+            || match done.as_slice() {
+                [] => "nothing is claimed\n".into(),
+                _ => done.iter().map(|address| format!("{address} released\n")).collect(),
+            },
+        )?;
+    }
+    if errors.is_empty() { Ok(()) } else { Err(Failure::failed(errors.join("\nerror: "))) }
 }
 
 /// Gives back what processes that died had claimed, and answers which functions those are.

@@ -21,7 +21,7 @@ use vm_passthrough::{PassthroughManager, PciAddress};
 
 use super::explain::{self, Accept};
 use super::{Scan, release};
-use crate::config::{AcceleratorDevice, GuestConfig, MAX_DEVICES};
+use crate::config::{self, AcceleratorDevice, GuestConfig, MAX_DEVICES};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::instance::{DeviceOptions, Devices, Instance};
@@ -38,6 +38,12 @@ pub(crate) struct RunArgs {
     /// The guest, as a TOML file (docs/guest-toml.md)
     #[arg(value_name = "GUEST.toml")]
     pub(crate) guest: PathBuf,
+    /// Number of the guest's vCPUs, instead of its file's
+    #[arg(long, value_name = "NUMBER", value_parser = config::vcpus_argument)]
+    pub(crate) vcpus: Option<u8>,
+    /// The guest's memory, as in 512M or 4G, instead of its file's
+    #[arg(long, value_name = "SIZE", value_parser = config::memory_argument)]
+    pub(crate) memory: Option<u64>,
     /// Give this PCI function to the guest, beside those of its file
     #[arg(long = "device", value_name = "ADDR")]
     pub(crate) devices: Vec<PciAddress>,
@@ -50,7 +56,7 @@ pub(crate) struct RunArgs {
     /// End when the guest asks for a reboot, or crashes into one, instead of restarting it
     #[arg(long)]
     pub(crate) no_reboot: bool,
-    /// Where the guest's serial console goes: stdio, none, or file=PATH
+    /// Where the guest's serial console goes: stdio, none, pty, pty=LINK or file=PATH
     #[arg(long, value_name = "WHERE", default_value = "stdio")]
     pub(crate) console: Console,
     /// Go on although this stands in the way; it is told as a warning
@@ -180,7 +186,11 @@ fn devices(
     let _overdue = Overdue::start(stop)?;
     explain::require_ready(context, &readiness)?;
     let options = DeviceOptions {
-        claim: ClaimOptions { with_group: args.with_group, ..ClaimOptions::default() },
+        claim: ClaimOptions {
+            with_group: args.with_group,
+            guest: Some(config.name.clone()),
+            ..ClaimOptions::default()
+        },
         backend: args.backend.map(Backend::from),
         without_reset: args.accept.contains(&Accept::NoReset),
     };
@@ -190,6 +200,8 @@ fn devices(
 /// The guest as its file and the command line describe it.
 fn guest(args: &RunArgs) -> Result<GuestConfig, Failure> {
     let mut config = GuestConfig::load(&args.guest).map_err(Failure::usage)?;
+    config.vcpus = args.vcpus.unwrap_or(config.vcpus);
+    config.memory = args.memory.unwrap_or(config.memory);
     add_devices(&mut config, &args.devices)?;
     config
         .check_files()
@@ -220,5 +232,34 @@ impl From<BackendArg> for Backend {
             BackendArg::Iommufd => Self::Iommufd,
             BackendArg::Group => Self::Group,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        run: RunArgs,
+    }
+
+    #[test]
+    fn the_command_line_goes_before_the_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("guest.toml");
+        let text = "name = \"a\"\nvcpus = 2\nmemory = \"4M\"\nboot.kernel = \"guest.toml\"\n";
+        std::fs::write(&file, text).expect("written");
+        let check = |options: &str, expect: (u8, u64)| {
+            let line = ["run", file.to_str().expect("UTF-8")].into_iter().chain(options.split_whitespace());
+            let config = guest(&Line::parse_from(line).run).expect("a guest");
+            assert_eq!((config.vcpus, config.memory), expect, "{options}");
+        };
+        check("", (2, 4 << 20));
+        check("--vcpus 255", (255, 4 << 20));
+        check("--memory 16T --vcpus 1", (1, 16 << 40));
     }
 }

@@ -16,6 +16,10 @@ use super::{
     MAX_MEMORY, MAX_NAME, MEMORY_STEP, MIN_MEMORY, parse_size,
 };
 
+/// What `vcpus` may be.
+const VCPUS: &str = "write a number from 1 to 255";
+/// What `memory` may be.
+const MEMORY: &str = "write a size from 2M to 16T in steps of 2M, as in \"512M\" or \"4G\"";
 /// Most mistakes that are told at once.
 const MAX_PROBLEMS: usize = 20;
 
@@ -48,6 +52,35 @@ impl GuestConfig {
             Some(guest) if reader.problems.is_empty() => Ok(guest),
             _ => Err(ConfigError::Invalid(reader.finish())),
         }
+    }
+}
+
+/// A number of vCPUs on the command line.
+///
+/// # Errors
+/// What may be written.
+pub(crate) fn vcpus_argument(text: &str) -> Result<u8, &'static str> {
+    vcpus(text, 10).ok_or(VCPUS)
+}
+
+/// A guest's memory on the command line, in bytes.
+///
+/// # Errors
+/// What is wrong, and what may be written.
+pub(crate) fn memory_argument(text: &str) -> Result<u64, String> {
+    memory(text).map_err(|what| format!("it {what}; {MEMORY}"))
+}
+
+fn vcpus(digits: &str, radix: u32) -> Option<u8> {
+    u8::from_str_radix(digits, radix).ok().filter(|&vcpus| vcpus > 0)
+}
+
+fn memory(text: &str) -> Result<u64, &'static str> {
+    match parse_size(text)? {
+        bytes if bytes < MIN_MEMORY => Err("is too small"),
+        bytes if bytes > MAX_MEMORY => Err("is too large"),
+        bytes if !bytes.is_multiple_of(MEMORY_STEP) => Err("is not a multiple of 2M"),
+        bytes => Ok(bytes),
     }
 }
 
@@ -137,26 +170,17 @@ impl Reader<'_> {
     }
 
     fn vcpus(&mut self, entry: &Entry<'_, '_>) -> Option<u8> {
-        const RULE: &str = "write a number from 1 to 255";
-        let DeValue::Integer(integer) = entry.value else { return self.wrong_type(entry, RULE) };
-        match u8::from_str_radix(integer.as_str(), integer.radix()) {
-            Ok(vcpus @ 1..) => Some(vcpus),
-            _ => self.wrong(entry, &format!("is {}", shorten(&integer.to_string())), RULE),
-        }
+        let DeValue::Integer(integer) = entry.value else { return self.wrong_type(entry, VCPUS) };
+        let vcpus = vcpus(integer.as_str(), integer.radix());
+        vcpus.or_else(|| self.wrong(entry, &format!("is {}", shorten(&integer.to_string())), VCPUS))
     }
 
     fn memory(&mut self, entry: &Entry<'_, '_>) -> Option<u64> {
-        const RULE: &str = "write a size from 2M to 16T in steps of 2M, as in \"512M\" or \"4G\"";
-        let text = self.string(entry, RULE)?;
-        let what = match parse_size(text) {
-            Err(what) => what,
-            Ok(bytes) if bytes < MIN_MEMORY => "is too small",
-            Ok(bytes) if bytes > MAX_MEMORY => "is too large",
-            Ok(bytes) if !bytes.is_multiple_of(MEMORY_STEP) => "is not a multiple of 2M",
-            Ok(bytes) => return Some(bytes),
-        };
-        let text = shorten(text);
-        self.wrong(entry, &format!("is \"{text}\", which {what}"), RULE)
+        let text = self.string(entry, MEMORY)?;
+        match memory(text) {
+            Ok(bytes) => Some(bytes),
+            Err(what) => self.wrong(entry, &format!("is \"{}\", which {what}", shorten(text)), MEMORY),
+        }
     }
 
     fn boot(&mut self, section: &Section<'_, '_>) -> Option<Boot> {

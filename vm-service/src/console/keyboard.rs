@@ -12,6 +12,9 @@ use super::{Escape, Input};
 /// How long the thread may take to end. It waits in `read` only when somebody else reads what it was told is there.
 const DEADLINE: Duration = Duration::from_secs(1);
 
+/// How often to look whether somebody opened a pseudo-terminal.
+const HANGUP_POLL: Duration = Duration::from_millis(100);
+
 /// A thread that reads a terminal, or anything else, and hands on what is typed. Dropping it ends the thread.
 #[derive(Debug)]
 pub struct Keyboard {
@@ -20,14 +23,16 @@ pub struct Keyboard {
 }
 
 impl Keyboard {
-    /// Reads `from` and hands each [`Input`] to `on_input`. Ctrl-A is a key as any other unless `from` is a terminal.
+    /// Reads `from` and hands each [`Input`] to `on_input`. Ctrl-A is a key as any other unless `from` is a terminal. A
+    /// pseudo-terminal's other side may come and go.
     /// The end of the input ends nothing but the reading.
     ///
     /// # Errors
     /// When this process has no descriptors or threads left.
     pub fn start(from: BorrowedFd<'_>, mut on_input: impl FnMut(Input) + Send + 'static) -> io::Result<Self> {
         let from = from.try_clone_to_owned()?;
-        let terminal = rustix::termios::isatty(&from);
+        let pty = rustix::pty::ptsname(&from, Vec::new()).is_ok();
+        let terminal = !pty && rustix::termios::isatty(&from);
         let end = eventfd(0, EventfdFlags::CLOEXEC)?;
         let ended = end.try_clone()?;
         let thread = std::thread::Builder::new().name("keyboard".into()).spawn(move || {
@@ -39,8 +44,12 @@ impl Keyboard {
                     Ok(read) if terminal => escape.push(&keys[..read]).into_iter().for_each(&mut on_input),
                     Ok(read) => on_input(Input::Guest(keys[..read].to_vec())),
                     Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
+                    // Nobody has it open, and nothing wakes who waits for somebody.
+                    Err(rustix::io::Errno::IO) if pty => std::thread::sleep(HANGUP_POLL),
                     Err(error) => {
-                        tracing::warn!("standard input can't be read: {error}; the guest gets no more of it");
+                        tracing::warn!(
+                            "the console's input can't be read: {error}; the guest gets no more of it"
+                        );
                         return;
                     }
                 }

@@ -147,6 +147,9 @@ fn claims_and_releases_in_json() {
   "version": 1,
   "command": "claim",
   "address": "0000:02:00.0",
+  "addresses": [
+    "0000:02:00.0"
+  ],
   "functions": [
     {
       "address": "0000:02:00.0",
@@ -160,7 +163,15 @@ fn claims_and_releases_in_json() {
     check(
         &host,
         "release 02:00.0 --json",
-        "{\n  \"version\": 1,\n  \"command\": \"release\",\n  \"address\": \"0000:02:00.0\"\n}\n",
+        r#"{
+  "version": 1,
+  "command": "release",
+  "address": "0000:02:00.0",
+  "addresses": [
+    "0000:02:00.0"
+  ]
+}
+"#,
     );
 }
 
@@ -192,6 +203,8 @@ fn a_captured_tree_is_only_read() {
     let root = sim.root().display();
     let got = vm_service(&drivers.host(), &format!("list --root {root}"));
     assert_eq!((got.exit, got.err.as_str()), (0, ""));
+    let got = vm_service(&drivers.host(), &format!("claims --root {root}"));
+    assert_eq!(got.exit, 2, "{}", got.err);
     for command in ["claim 02:00.0", "release 02:00.0", "run guest.toml"] {
         let name = command.split(' ').next().unwrap_or_default();
         let message = format!(

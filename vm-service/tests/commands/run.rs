@@ -72,6 +72,20 @@ fn tells_every_blocker_of_every_device_and_touches_nothing() {
 }
 
 #[test]
+fn memory_on_the_command_line_goes_before_the_file() {
+    let sim = workstation();
+    sim.set_memlock(Some(128 << 20)).expect("written");
+    sim.set_credentials(1000, 0, 0).expect("written");
+    let drivers = SimDrivers::new(&sim);
+    let file = guest(&sim, "[[devices]]\naddress = \"02:00.0\"\n");
+    for (memory, expect) in [("64M", false), ("256M", true)] {
+        let got =
+            vm_service(&drivers.host(), &format!("run {} --console none --memory {memory}", file.display()));
+        assert_eq!(got.err.contains("memlock-too-low"), expect, "{memory}: {}", got.err);
+    }
+}
+
+#[test]
 fn leaves_the_devices_alone_when_the_machine_cant_be_made() {
     let sim = workstation();
     let drivers = SimDrivers::new(&sim);

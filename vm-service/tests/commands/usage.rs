@@ -12,9 +12,20 @@ fn wrong_command_lines_have_status_2_and_say_why() {
         assert!(got.err.contains(expect), "{args}: {}", got.err);
     };
     check("", "Usage: vm-service");
-    check("lisst", "some similar subcommands exist: 'i', 'list'");
+    check("lisst", "some similar subcommands exist: 'claims', 'i', 'list'");
     check("list --al", "a similar argument exists: '--all'");
     check("info", "<ADDR>");
+    check("run a.toml --vcpus 0", "invalid value '0' for '--vcpus <NUMBER>': write a number from 1 to 255");
+    check("run a.toml --vcpus 256", "write a number from 1 to 255");
+    check(
+        "run a.toml --memory 3M",
+        "'--memory <SIZE>': it is not a multiple of 2M; write a size from 2M to 16T",
+    );
+    check("run a.toml --memory 512", "it does not end in K, M, G or T; write a size");
+    check("run a.toml --memory 17T", "it is too large; write a size");
+    check("run a.toml --console pty=", "write stdio, none, pty, pty=LINK or file=PATH");
+    check("release", "<ADDR>...");
+    check("release --all 65:00.0", "cannot be used with");
     check("info 65:00", "`65:00` is not a PCI address: it has no function number after a `.`");
 }
 

@@ -39,6 +39,8 @@ fn reads_what_can_be_and_refuses_what_cannot() {
     check(&["take 0000:01:00.0 - -", "claimed", "release", "restored 0000:01:00.0"], Ok((1, true, true)));
     check(&["take 0000:01:00.0 nvme - flr%20bus"], Ok((1, false, false)));
     check(&["keep 0000:01:00.0 vfio-pci flr"], Ok((1, false, false)));
+    check(&["owner 7 x 1700000000 web1 more"], Err("not a record"));
+    check(&["owner 7 x yesterday"], Err("not a record"));
     check(&["nonsense"], Err("line 5: `nonsense` is not a record"));
     check(&["take 0000:01:00.0 ../../x -"], Err("not a record"));
     check(&["take 0000:01:00.0 %2e%2e -"], Err("not a record"));
@@ -115,7 +117,8 @@ fn function(number: u8, driver: Option<&str>, kept: bool) -> ClaimedFunction {
 
 /// A claim at every step of its life.
 fn lives(persistent: bool, command: &str) -> Vec<Entry> {
-    let owner = Owner { pid: 1, command: command.into() };
+    let guest = persistent.then(|| command.into());
+    let owner = Owner { pid: 1, command: command.into(), since: Some(5), guest };
     let mut entry = Entry {
         target: PciAddress::new(0, 1, 0, 0).unwrap(),
         persistent,

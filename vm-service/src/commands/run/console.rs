@@ -1,14 +1,14 @@
 //! The guest's serial console, where the command line wants it.
 
 use std::fs::{File, FileType};
-use std::io::{self, Write};
-use std::os::fd::AsFd as _;
+use std::io::{self, PipeReader, Write};
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-use crate::console::{Escape, Input, Keyboard, RawTerminal};
+use crate::console::{Escape, Input, Keyboard, Link, Pty, RawTerminal};
 use crate::outlet::Standard;
 use crate::vmm::{self, Stop};
 use crate::{log, save};
@@ -20,6 +20,8 @@ pub(crate) enum Console {
     Stdio,
     /// Nowhere.
     None,
+    /// A pseudo-terminal, with a link to it where a path is given.
+    Pty(Option<PathBuf>),
     /// What the guest writes goes to a file; it reads nothing.
     File(PathBuf),
 }
@@ -31,9 +33,11 @@ impl std::str::FromStr for Console {
         match text {
             "stdio" => Ok(Self::Stdio),
             "none" => Ok(Self::None),
-            _ => match text.strip_prefix("file=") {
-                Some(path) if !path.is_empty() => Ok(Self::File(path.into())),
-                _ => Err("write stdio, none or file=PATH"),
+            "pty" => Ok(Self::Pty(None)),
+            _ => match text.split_once('=') {
+                Some(("pty", link)) if !link.is_empty() => Ok(Self::Pty(Some(link.into()))),
+                Some(("file", path)) if !path.is_empty() => Ok(Self::File(path.into())),
+                _ => Err("write stdio, none, pty, pty=LINK or file=PATH"),
             },
         }
     }
@@ -45,6 +49,7 @@ pub(super) struct ConsoleService {
     // The keyboard ends before the terminal's mode is restored: keys that come later are the shell's.
     _keyboard: Option<Keyboard>,
     _terminal: Option<RawTerminal>,
+    _link: Option<Link>,
 }
 
 /// Opens the console. With `json`, standard output is for the report, so what a guest says on the `stdio` console goes
@@ -57,7 +62,7 @@ pub(super) fn open(
     json: bool,
     stop: &Stop,
 ) -> Result<(vmm::Console, ConsoleService), String> {
-    let silent = ConsoleService { _keyboard: None, _terminal: None };
+    let silent = ConsoleService { _keyboard: None, _terminal: None, _link: None };
     match console {
         Console::None => Ok((vmm::Console { output: Box::new(io::sink()), input: None }, silent)),
         Console::File(path) => {
@@ -66,6 +71,11 @@ pub(super) fn open(
             })?;
             Ok((vmm::Console { output, input: None }, silent))
         }
+        Console::Pty(link) => pty(link.as_deref(), stop).map_err(|error| {
+            let link =
+                link.as_ref().map_or_else(String::new, |link| format!(" linked to at {}", link.display()));
+            format!("the console can't be a pseudo-terminal{link}: {error}; try `--console none`")
+        }),
         Console::Stdio => stdio(json, stop)
             .map_err(|error| format!("the console can't be opened: {error}; try `--console none`")),
     }
@@ -121,23 +131,38 @@ impl Write for Fifo {
 
 fn stdio(json: bool, stop: &Stop) -> io::Result<(vmm::Console, ConsoleService)> {
     let output = Box::new(if json { Standard::Error } else { Standard::Output });
-    let (input, mut keys) = io::pipe()?;
-    // The guest may read slowly or never. What does not fit is lost, as on a real serial line, and the keys for the
-    // VMM still work.
-    rustix::io::ioctl_fionbio(&keys, true)?;
     let stdin = io::stdin();
     let terminal = RawTerminal::enter(&stdin)?;
-    let stop = stop.clone();
-    let keyboard = Keyboard::start(stdin.as_fd(), move |input| match input {
-        Input::Guest(bytes) => drop(keys.write(&bytes)),
-        Input::Help => log::say(format_args!("{}\n", Escape::HELP)),
-        Input::Quit => stop.request(),
-    })?;
+    let (keyboard, input) = keyboard(stdin.as_fd(), stop)?;
     if terminal.is_some() {
         tracing::info!("{}", Escape::HELP);
     }
     let console = vmm::Console { output, input: Some(input.into()) };
-    Ok((console, ConsoleService { _keyboard: Some(keyboard), _terminal: terminal }))
+    Ok((console, ConsoleService { _keyboard: Some(keyboard), _terminal: terminal, _link: None }))
+}
+
+fn pty(link: Option<&Path>, stop: &Stop) -> io::Result<(vmm::Console, ConsoleService)> {
+    let (pty, path) = Pty::open()?;
+    let (keyboard, input) = keyboard(pty.as_fd(), stop)?;
+    let link = link.map(|link| Link::new(&path, link)).transpose()?;
+    tracing::info!("the guest's console is {}", path.display());
+    let console = vmm::Console { output: Box::new(pty), input: Some(input.into()) };
+    Ok((console, ConsoleService { _keyboard: Some(keyboard), _terminal: None, _link: link }))
+}
+
+/// Reads what is typed, and carries it to where the guest reads it.
+fn keyboard(from: BorrowedFd<'_>, stop: &Stop) -> io::Result<(Keyboard, PipeReader)> {
+    let (input, mut keys) = io::pipe()?;
+    // The guest may read slowly or never. What does not fit is lost, as on a real serial line, and the keys for the
+    // VMM still work.
+    rustix::io::ioctl_fionbio(&keys, true)?;
+    let stop = stop.clone();
+    let keyboard = Keyboard::start(from, move |input| match input {
+        Input::Guest(bytes) => drop(keys.write(&bytes)),
+        Input::Help => log::say(format_args!("{}\n", Escape::HELP)),
+        Input::Quit => stop.request(),
+    })?;
+    Ok((keyboard, input))
 }
 
 #[cfg(test)]

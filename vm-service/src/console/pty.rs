@@ -1,0 +1,109 @@
+//! A pseudo-terminal, for a terminal program to open while the guest runs, and again later.
+//!
+//! Nobody having it open is like a serial line without a cable: what the guest writes meanwhile is dropped, so that it need not
+//! wait. The Linux kernel shows that as a hangup, once the terminal's side was opened and closed for the first time.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
+use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
+use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
+
+/// The guest's side of a pseudo-terminal. A slow reader makes writing to it [block](io::ErrorKind::WouldBlock), an absent one
+/// does not.
+#[derive(Debug)]
+pub struct Pty {
+    controller: OwnedFd,
+}
+
+impl Pty {
+    /// Makes a pseudo-terminal in raw mode, and answers its guest's side and the path to open, as in `/dev/pts/3`.
+    ///
+    /// # Errors
+    /// When there are no descriptors or pseudo-terminals left.
+    pub fn open() -> io::Result<(Self, PathBuf)> {
+        let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
+        unlockpt(&controller)?;
+        let name = ptsname(&controller, Vec::new())?.into_string().map_err(io::Error::other)?;
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let terminal = rustix::fs::open(&name, flags, Mode::empty())?;
+        let mut raw = tcgetattr(&terminal)?;
+        raw.make_raw();
+        tcsetattr(&terminal, OptionalActions::Now, &raw)?;
+        rustix::io::ioctl_fionbio(&controller, true)?;
+        Ok((Self { controller }, name.into()))
+    }
+}
+
+impl AsFd for Pty {
+    /// To read what is typed.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.controller.as_fd()
+    }
+}
+
+impl Write for Pty {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        let mut files = [PollFd::new(&self.controller, PollFlags::OUT)];
+        poll(&mut files, Some(&Timespec::default()))?;
+        if files[0].revents().contains(PollFlags::HUP) {
+            return Ok(data.len());
+        }
+        Ok(rustix::io::write(&self.controller, data)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A symbolic link to a pseudo-terminal, whose own name differs each time. Dropping it removes it.
+#[derive(Debug)]
+pub struct Link {
+    path: PathBuf,
+}
+
+impl Link {
+    /// Makes the link, in the place of one that a killed process left.
+    ///
+    /// # Errors
+    /// When something else is there, or no link can be made.
+    pub fn new(terminal: &Path, path: &Path) -> io::Result<Self> {
+        if fs::read_link(path).is_ok_and(|target| target.starts_with("/dev/pts")) {
+            fs::remove_file(path)?;
+        }
+        std::os::unix::fs::symlink(terminal, path)?;
+        Ok(Self { path: path.into() })
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(&self.path) {
+            tracing::warn!("the link {} to the console can't be removed: {error}", self.path.display());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_replaces_only_what_an_earlier_one_left() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("console");
+        let left = Link::new(Path::new("/dev/pts/0"), &path).expect("a link");
+        std::mem::forget(left);
+        drop(Link::new(Path::new("/dev/pts/1"), &path).expect("a link"));
+        assert!(path.symlink_metadata().is_err(), "it is gone");
+        fs::write(&path, "precious").expect("written");
+        let refused = Link::new(Path::new("/dev/pts/1"), &path).expect_err("a file is there");
+        assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(fs::read(&path).expect("a file"), b"precious");
+    }
+}

@@ -1,0 +1,299 @@
+//! `claims`, and several addresses at once for `claim`, `release` and `explain`.
+
+use std::fs;
+
+use vm_passthrough::PassthroughManager;
+use vm_passthrough::claim::ClaimOptions;
+use vm_passthrough::sim::{SimDrivers, SimHost};
+
+use super::explain_claim::crowded;
+use super::host::{address, workstation};
+use super::{check, check_error, vm_service};
+
+/// Drivers of the GPU, its audio, the disk and the network card of [`workstation`].
+fn drivers(sim: &SimHost) -> [Option<String>; 4] {
+    ["01:00.0", "01:00.1", "02:00.0", "03:00.0"].map(|text| sim.driver_of(address(text)))
+}
+
+const ON_VFIO: &str = "vfio-pci";
+
+/// Checks the table, in which claims of this test may be some seconds old.
+#[track_caller]
+fn check_claims(sim: &SimHost, expect: &str) {
+    let got = vm_service(&SimDrivers::new(sim).host(), "claims");
+    assert_eq!((got.exit, got.err.as_str()), (0, ""), "{}", got.out);
+    let aged = (1..10).fold(got.out, |text, age| text.replace(&format!(" {age}s "), " 0s "));
+    let expect = expect.trim_start_matches('\n').replace("PID", &std::process::id().to_string());
+    assert_eq!(aged, expect, "claims printed\n{aged}");
+}
+
+#[test]
+fn lists_claims_with_who_has_them() {
+    let sim = workstation();
+    sim.write("proc/self/comm", "tester\n").expect("written");
+    let host = SimDrivers::new(&sim).host();
+    check(&host, "claims", "nothing is claimed\n");
+    assert!(!sim.path("run/ledger").exists(), "looking makes no ledger");
+
+    // An operator's, a running guest's, and a dead process's.
+    assert_eq!(vm_service(&host, "claim 01:00.0").exit, 0);
+    let mut manager = PassthroughManager::with_host(host.clone()).expect("a manager");
+    let of_guest = ClaimOptions { guest: Some("web1".into()), ..ClaimOptions::default() };
+    manager.claim(address("02:00.0"), &of_guest).expect("claimed");
+    let mut dead = PassthroughManager::with_host(host.clone()).expect("a manager");
+    dead.claim(address("03:00.0"), &ClaimOptions::default()).expect("claimed");
+    let record = sim.path("run/ledger/0000:03:00.0.claim");
+    let text = fs::read(&record).expect("a record");
+    drop(dead);
+    fs::write(&record, text).expect("written");
+    check_claims(
+        &sim,
+        "
+ADDRESS       FORMER DRIVER  PERSIST  AGE  HELD BY
+0000:01:00.0  nvidia         no       0s   nobody, until released
+0000:01:00.1  snd_hda_intel  no       0s   with 0000:01:00.0
+0000:02:00.0  nvme           no       0s   guest web1, process PID (tester)
+0000:03:00.0  igc            no       0s   process PID (tester), which died
+",
+    );
+    let got = vm_service(&host, "claims --json");
+    let document: serde_json::Value = serde_json::from_str(&got.out).expect("JSON");
+    let claims = document["claims"].as_array().expect("claims");
+    let states: Vec<_> = claims.iter().map(|claim| claim["state"].as_str().unwrap_or("none")).collect();
+    assert_eq!(states, ["unused", "in-use", "owner-died"]);
+    assert_eq!(claims[0]["functions"][0]["driver"], "snd_hda_intel");
+    assert_eq!((&claims[0]["until_released"], &claims[1]["until_released"]), (&true.into(), &false.into()));
+    assert_eq!(claims[1]["owner"]["guest"], "web1");
+    assert!(claims[1]["owner"]["since"].as_u64() > Some(1_700_000_000), "{}", got.out);
+
+    // A guest that takes up the operator's claim.
+    manager.claim(address("01:00.0"), &of_guest).expect("taken up");
+    let got = vm_service(&host, "claims").out;
+    assert_eq!(got.matches("guest web1").count(), 2, "{got}");
+    let got = vm_service(&host, "claim 02:00.0");
+    assert!(got.err.contains(&format!("by process {} (tester, guest web1)", std::process::id())), "{got:?}");
+}
+
+#[test]
+fn tells_of_records_that_cannot_be_read() {
+    let sim = workstation();
+    let host = SimDrivers::new(&sim).host();
+    assert_eq!(vm_service(&host, "claim 02:00.0 03:00.0").exit, 0);
+    fs::write(sim.path("run/ledger/0000:02:00.0.claim"), "nonsense\n").expect("written");
+    let got = vm_service(&host, "claims --json");
+    let document: serde_json::Value = serde_json::from_str(&got.out).expect("JSON");
+    assert_eq!(document["claims"][0]["address"], "0000:03:00.0");
+    assert!(document["unreadable"][0].as_str().is_some_and(|text| text.contains("put it back by hand")));
+    // The others are released all the same.
+    let got = vm_service(&host, "release --all");
+    assert_eq!((got.exit, got.out.as_str()), (1, "0000:03:00.0 released\n"));
+    assert!(got.err.contains("0000:02:00.0.claim can't be read"), "{}", got.err);
+}
+
+#[test]
+fn claims_all_or_none() {
+    let sim = workstation();
+    let actor = SimDrivers::new(&sim);
+    let host = actor.host();
+    let before = drivers(&sim);
+    // The audio function is claimed along with the GPU.
+    check(
+        &host,
+        "claim 01:00.0 01:00.1 02:00.0",
+        "0000:01:00.1 claimed, taken from snd_hda_intel\n0000:01:00.0 claimed, taken from nvidia\n\
+         0000:02:00.0 claimed, taken from nvme\n",
+    );
+    assert_eq!(drivers(&sim)[..3], [ON_VFIO; 3].map(|driver| Some(driver.into())));
+    check(
+        &host,
+        "release 01:00.0 01:00.1 02:00.0",
+        "0000:01:00.0 released\n0000:01:00.1 released\n0000:02:00.0 released\n",
+    );
+    assert_eq!(drivers(&sim), before);
+
+    // One that is not there: nothing was touched.
+    let writes = actor.writes();
+    let got = vm_service(&host, "claim 02:00.0 07:00.0");
+    assert_eq!((got.exit, got.out.as_str()), (1, ""));
+    assert!(got.err.contains("there is no PCI function 0000:07:00.0"), "{}", got.err);
+    assert_eq!(actor.writes(), writes);
+    // One that its driver does not let go: those before it are released.
+    actor.fail("bus/pci/drivers/igc/unbind", "0000:03:00.0", 1, 5);
+    let got = vm_service(&host, "claim 01:00.0 02:00.0 03:00.0");
+    assert_eq!((got.exit, got.out.as_str()), (1, ""));
+    let says = "0000:02:00.0 is released again; 0000:01:00.0 is released again\n";
+    assert!(got.err.contains("unbind it from igc") && got.err.ends_with(says), "{}", got.err);
+    assert_eq!(drivers(&sim), before);
+    check(&host, "claims", "nothing is claimed\n");
+}
+
+#[test]
+fn claims_none_while_one_is_blocked() {
+    let sim = crowded();
+    let actor = SimDrivers::new(&sim);
+    let disk = vm_passthrough::sim::SimFunction::nvme(address("0000:09:00.0")).group(9).driver("nvme");
+    sim.add(&disk).expect("a function");
+    let got = vm_service(&actor.host(), "claim 09:00.0 02:00.0");
+    assert_eq!((got.exit, got.out.as_str()), (3, ""));
+    assert!(got.err.contains("nothing was touched") && got.err.contains("group-not-viable"), "{}", got.err);
+    assert_eq!(actor.writes(), []);
+}
+
+#[test]
+fn releases_each_whatever_becomes_of_the_others() {
+    let sim = workstation();
+    let host = SimDrivers::new(&sim).host();
+    let before = drivers(&sim);
+    check(&host, "release --all", "nothing is claimed\n");
+    assert_eq!(vm_service(&host, "claim 01:00.0 02:00.0").exit, 0);
+    let mut manager = PassthroughManager::with_host(host.clone()).expect("a manager");
+    manager.claim(address("02:00.0"), &ClaimOptions::default()).expect("taken up");
+
+    let got = vm_service(&host, "release 02:00.0 01:00.1 03:00.0 --json");
+    assert_eq!(got.exit, 1);
+    let document: serde_json::Value = serde_json::from_str(&got.out).expect("JSON");
+    assert_eq!(document["addresses"], serde_json::json!(["0000:01:00.1"]));
+    assert!(got.err.contains("0000:02:00.0 is claimed already by process"), "{}", got.err);
+    assert!(got.err.contains("\nerror: 0000:03:00.0 is not claimed"), "{}", got.err);
+    let got = vm_service(&host, "release --all");
+    assert_eq!((got.exit, got.out.as_str()), (1, ""), "{got:?}");
+    manager.close().expect("closed");
+    check(&host, "release --all", "0000:02:00.0 released\n");
+    assert_eq!(drivers(&sim), before);
+}
+
+#[test]
+fn explains_several() {
+    let sim = workstation();
+    let host = sim.plain_host();
+    let disk = "0000:02:00.0 Samsung Electronics Co Ltd NVMe SSD Controller PM9A1/PM9A3/980PRO: ready\n";
+    let got = vm_service(&host, "explain 02:00.0 07:00.0 00:01.0");
+    assert_eq!(got.exit, 1, "{got:?}");
+    assert!(got.out.starts_with(disk) && got.out.contains("not-an-endpoint"), "{}", got.out);
+    assert!(got.err.starts_with("error: there is no PCI function 0000:07:00.0"), "{}", got.err);
+    assert_eq!(vm_service(&host, "explain 02:00.0 00:01.0").exit, 3);
+    let missing = "there is no PCI function 0000:07:00.0 on this host; `vm-service list --all` shows those that there are";
+    check_error(&host, "explain 07:00.0", 1, missing);
+    check_error(&host, "release 07:00.0", 1, "0000:07:00.0 is not claimed, so there is nothing to release");
+}
+
+/// The host boots again: what was bound is with its first drivers, and `/run` is empty.
+fn reboot(sim: &SimHost) {
+    for (function, driver) in
+        [("01:00.0", "nvidia"), ("01:00.1", "snd_hda_intel"), ("02:00.0", "nvme"), ("03:00.0", "igc")]
+    {
+        if sim.device_dir(address(function)).is_ok() {
+            sim.set_driver(address(function), Some(driver)).expect("bound");
+            sim.set(address(function), "driver_override", "(null)\n").expect("written");
+        }
+    }
+    sim.delete("run").expect("deleted");
+    fs::create_dir(sim.path("run")).expect("made");
+}
+
+#[test]
+fn claims_survive_a_boot_until_they_are_released() {
+    let sim = workstation();
+    let host = SimDrivers::new(&sim).host();
+    let before = drivers(&sim);
+    check(&host, "claim --restore", "");
+    assert_eq!(vm_service(&host, "claim --persist 01:00.0 02:00.0").exit, 0);
+    assert_eq!(vm_service(&host, "claim 03:00.0").exit, 0);
+    check_claims(
+        &sim,
+        "
+ADDRESS       FORMER DRIVER  PERSIST  AGE  HELD BY
+0000:01:00.0  nvidia         yes      0s   nobody, until released
+0000:01:00.1  snd_hda_intel  yes      0s   with 0000:01:00.0
+0000:02:00.0  nvme           yes      0s   nobody, until released
+0000:03:00.0  igc            no       0s   nobody, until released
+",
+    );
+    reboot(&sim);
+    assert_eq!(drivers(&sim), before);
+    check_claims(
+        &sim,
+        "
+ADDRESS       FORMER DRIVER  PERSIST  AGE  HELD BY
+0000:01:00.0  -              yes      -    nobody, not claimed since the boot
+0000:01:00.1  -              yes      -    with 0000:01:00.0
+0000:02:00.0  -              yes      -    nobody, not claimed since the boot
+",
+    );
+    check(
+        &host,
+        "claim --restore",
+        "0000:01:00.1 claimed, taken from snd_hda_intel\n0000:01:00.0 claimed, taken from nvidia\n\
+         0000:02:00.0 claimed, taken from nvme\n",
+    );
+    check(&host, "claim --restore", "0000:01:00.0 is claimed already\n0000:02:00.0 is claimed already\n");
+    let restored = drivers(&sim);
+    assert_eq!((restored[0].as_deref(), restored[3].as_deref()), (Some(ON_VFIO), Some("igc")));
+
+    check(&host, "release 01:00.1", "0000:01:00.1 released\n");
+    reboot(&sim);
+    // One that is not claimed is released too.
+    let got = vm_service(&host, "claims --json").out;
+    let document: serde_json::Value = serde_json::from_str(&got).expect("JSON");
+    assert_eq!(document["claims"][0]["state"], "not-restored");
+    check(&host, "release --all", "0000:02:00.0 released\n");
+    check(&host, "claim --restore", "");
+    assert_eq!(drivers(&sim), before);
+}
+
+/// Changes an ID of a function.
+fn set_id(sim: &SimHost, function: &str, from: &str, to: &str) {
+    let path = sim.device_dir(address(function)).expect("a function").join("uevent");
+    let before = fs::read_to_string(&path).expect("its IDs");
+    assert!(before.contains(from), "{before}");
+    fs::write(path, before.replace(from, to)).expect("written");
+}
+
+#[test]
+fn a_claim_is_not_made_again_of_another_device() {
+    let sim = workstation();
+    let actor = SimDrivers::new(&sim);
+    let host = actor.host();
+    assert_eq!(vm_service(&host, "claim --persist 01:00.0 02:00.0 03:00.0").exit, 0);
+    reboot(&sim);
+    // Another card is in the first's slot, another audio function beside the GPU.
+    set_id(&sim, "02:00.0", ":A80A", ":1234");
+    set_id(&sim, "01:00.1", "SUBSYS_ID=0", "SUBSYS_ID=1");
+    let before = drivers(&sim);
+    let got = vm_service(&host, "claim --restore");
+    assert_eq!((got.exit, got.out.as_str()), (1, "0000:03:00.0 claimed, taken from igc\n"), "{got:?}");
+    for (part, other) in
+        [("0000:02:00.0 is 144d:1234", "not 144d:a80a"), ("0000:01:00.1 is 10de:22ba", "another device")]
+    {
+        assert!(got.err.contains(part) && got.err.contains(other), "{part}: {}", got.err);
+    }
+    assert_eq!(drivers(&sim)[..3], before[..3]);
+    // They stay noted, for the device may come back.
+    set_id(&sim, "02:00.0", ":1234", ":A80A");
+    let got = vm_service(&host, "claim --restore");
+    assert_eq!(got.exit, 1);
+    let says = "0000:02:00.0 claimed, taken from nvme\n";
+    assert!(got.out.contains("0000:03:00.0 is claimed already") && got.out.ends_with(says), "{}", got.out);
+}
+
+#[test]
+fn what_cannot_be_noted_is_not_claimed_and_what_is_noted_wrongly_stays() {
+    let sim = workstation();
+    let host = SimDrivers::new(&sim).host();
+    let before = drivers(&sim);
+    sim.write("var/lib/vm-passthrough", "a file").expect("written");
+    let got = vm_service(&host, "claim --persist 02:00.0");
+    assert_eq!((got.exit, got.out.as_str()), (1, ""));
+    assert!(got.err.contains("0000:02:00.0.toml can't be written"), "{}", got.err);
+    assert_eq!(drivers(&sim), before);
+    sim.delete("var/lib/vm-passthrough").expect("deleted");
+
+    assert_eq!(vm_service(&host, "claim --persist 02:00.0").exit, 0);
+    reboot(&sim);
+    sim.write("var/lib/vm-passthrough/claims/0000:01:00.0.toml", "nonsense\n").expect("written");
+    let got = vm_service(&host, "claim --restore");
+    assert_eq!((got.exit, got.out.as_str()), (1, "0000:02:00.0 claimed, taken from nvme\n"));
+    assert!(got.err.contains("0000:01:00.0.toml is no saved claim"), "{}", got.err);
+    check(&host, "release 01:00.0", "0000:01:00.0 released\n");
+    check(&host, "release 02:00.0", "0000:02:00.0 released\n");
+}
