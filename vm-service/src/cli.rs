@@ -51,7 +51,7 @@ pub(crate) struct Global {
     /// tree
     #[arg(long, global = true, value_name = "DIR")]
     root: Option<PathBuf>,
-    /// Tell more on standard error; twice, tell everything
+    /// Log more to standard error: each step; twice, everything. RUST_LOG, where it is set, says instead what is logged
     #[arg(short, long, global = true, action = ArgAction::Count)]
     verbose: u8,
 }
@@ -107,10 +107,16 @@ fn operate() -> u8 {
             }
             log::start(cli.global.verbose);
             limits::raise();
-            execute(&cli, None, cache_folder(), &mut out, &mut log::Messages)
+            execute(&cli, None, cache_folder(), width(), &mut out, &mut log::Messages)
         }
         Err(exit) => exit,
     }
+}
+
+/// Characters in a line of standard output; `None` where it is no terminal.
+fn width() -> Option<usize> {
+    let columns = rustix::termios::tcgetwinsize(io::stdout()).ok()?.ws_col;
+    (columns > 0).then(|| columns.into())
 }
 
 /// Where this user's compiled kernels are kept (XDG Base Directory Specification).
@@ -128,7 +134,7 @@ pub fn run(
     err: &mut dyn Write,
 ) -> u8 {
     match parse(args, out, err) {
-        Ok(cli) => execute(&cli, host, None, out, err),
+        Ok(cli) => execute(&cli, host, None, None, out, err),
         Err(exit) => exit,
     }
 }
@@ -155,6 +161,7 @@ fn execute(
     cli: &Cli,
     host: Option<Host>,
     cache: Option<PathBuf>,
+    width: Option<usize>,
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> u8 {
@@ -163,7 +170,7 @@ fn execute(
         (Some(host), None) => (host, false),
         (None, None) => (Host::system(), false),
     };
-    let mut context = Context { host, json: cli.global.json, captured, cache, out };
+    let mut context = Context { host, json: cli.global.json, captured, cache, width, out };
     let result = match &cli.command {
         Command::List(args) => commands::list::run(&mut context, args),
         Command::Info(args) => commands::info::run(&mut context, args),

@@ -10,6 +10,8 @@ pub(crate) mod list;
 pub(crate) mod release;
 pub(crate) mod run;
 
+use std::time::Instant;
+
 use vm_passthrough::pci::ScanError;
 use vm_passthrough::readiness::{ExplainOptions, Explainer, Readiness};
 use vm_passthrough::{Host, PassthroughManager, PciAddress, PciFunction};
@@ -24,8 +26,15 @@ struct Scan<'a> {
 
 impl<'a> Scan<'a> {
     fn of(host: &'a Host) -> Result<Self, Failure> {
+        let begun = Instant::now();
         let mut manager = PassthroughManager::with_host(host.clone()).map_err(Failure::failed)?;
         manager.scan_devices().map_err(Failure::failed)?;
+        tracing::debug!(
+            "{} PCI functions found below {} in {:.1?}",
+            manager.devices().len(),
+            host.sys.display(),
+            begun.elapsed()
+        );
         Ok(Self { manager, explainer: Explainer::new(host) })
     }
 
@@ -55,8 +64,13 @@ impl<'a> Scan<'a> {
         function: &PciFunction,
         options: &ExplainOptions,
     ) -> Result<Option<Readiness>, Failure> {
+        let begun = Instant::now();
         match self.explainer.explain_function(function.clone(), options) {
-            Ok(readiness) => Ok(Some(readiness)),
+            Ok(readiness) => {
+                let verdict = readiness.first_blocker().map_or("ready", |blocker| blocker.code.as_str());
+                tracing::debug!("{}: {verdict}, judged in {:.1?}", function.address, begun.elapsed());
+                Ok(Some(readiness))
+            }
             Err(ScanError::NotFound { .. }) => Ok(None),
             Err(error) => Err(Failure::failed(error)),
         }

@@ -18,6 +18,8 @@ pub(crate) struct Context<'a> {
     pub(crate) captured: bool,
     /// Where compiled kernels are kept; `None` for memory.
     pub(crate) cache: Option<PathBuf>,
+    /// Characters in a line of the output; `None` for any number, as where it is no terminal.
+    pub(crate) width: Option<usize>,
     /// Standard output.
     pub(crate) out: &'a mut dyn Write,
 }

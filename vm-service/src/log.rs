@@ -7,6 +7,7 @@
 pub(crate) mod limit;
 
 use std::borrow::Cow;
+use std::ffi::OsStr;
 use std::io::{self, IsTerminal as _, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
@@ -42,11 +43,19 @@ pub(crate) fn start(verbose: u8) {
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(|| Messages)
-        .with_ansi(io::stderr().is_terminal())
+        .with_ansi(has_colours())
         .without_time()
         .with_target(verbose > 1);
     // It fails only when there is one already, which then has what is told.
     let _ = subscriber.finish().with(Limit(CAUSES.clone())).try_init();
+}
+
+/// Whether standard error is a terminal with colours, and whoever reads it wants them (<https://no-color.org>).
+fn has_colours() -> bool {
+    let is_set = |name, value: fn(&OsStr) -> bool| std::env::var_os(name).is_some_and(|text| value(&text));
+    io::stderr().is_terminal()
+        && !is_set("NO_COLOR", |text| !text.is_empty())
+        && !is_set("TERM", |text| text == "dumb")
 }
 
 /// From here on no message waits for the reader of standard error. Without a thread to spare they do.

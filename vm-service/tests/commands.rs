@@ -1,5 +1,7 @@
 //! The command line, end to end on simulated hosts.
 
+#[path = "commands/capture.rs"]
+mod capture;
 #[path = "commands/claims.rs"]
 mod claims;
 #[path = "commands/explain_claim.rs"]
@@ -14,6 +16,8 @@ mod list_info;
 mod run;
 #[path = "commands/schema.rs"]
 mod schema;
+#[path = "commands/terminal.rs"]
+mod terminal;
 #[path = "commands/usage.rs"]
 mod usage;
 

@@ -89,8 +89,9 @@ impl PartialEq for Cancel {
 
 impl Eq for Cancel {}
 
-/// How to claim.
+/// How to claim. It grows: make one by [`default`](Self::default), and assign what differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ClaimOptions {
     /// Whether the claim lives until it is released, by any process. Otherwise it lives as long as this process, or
     /// until it releases it.

@@ -75,7 +75,10 @@ pub fn scan(host: &Host) -> Result<Vec<PciFunction>, ScanError> {
     let mut unread = None;
     for address in addresses {
         match read(&dir, address, &mut buffer) {
-            Ok(function) => functions.push(function),
+            Ok(function) => {
+                tracing::trace!(%address, class = %format_args!("{:06x}", function.class.0), group = ?function.iommu_group, driver = ?function.driver, "read");
+                functions.push(function);
+            }
             Err(Failure::Gone) => {}
             Err(Failure::Malformed) => {
                 tracing::warn!(%address, "left out: its uevent in sysfs has no PCI_CLASS and PCI_ID that can be");

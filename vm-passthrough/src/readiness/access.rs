@@ -102,7 +102,7 @@ fn nodes(case: &mut Case<'_>) {
         case.blocker(
             BlockerCode::VfioNodeMissing,
             format!("neither {dev}/iommu nor {dev}/vfio/vfio can be seen"),
-            "load the modules: modprobe vfio vfio_iommu_type1 (or iommufd); in a container, give it the devices \
+            "load the modules: modprobe -a vfio vfio_iommu_type1 (or iommufd); in a container, give it the devices \
              (--device /dev/vfio)"
                 .into(),
         );

@@ -51,10 +51,14 @@ fn responding(case: &mut Case<'_>, function: &PciFunction) {
         function.address,
         format!("the first {HEADER_SIZE} bytes of {} are ff", dir.join("config").display()),
         format!(
-            "check the cable and the slot's power, then find it again: echo 1 > {}; echo 1 > {}/bus/pci/rescan; if \
-             it stays so, switch the host off and on",
+            "{}, then find it again: echo 1 > {}; echo 1 > {}/bus/pci/rescan; if it stays so, {}",
+            case.remedy(
+                "check the cable and the slot's power",
+                "see whether the machine below this virtual one still has it"
+            ),
             dir.join("remove").display(),
-            case.host.sys.display()
+            case.host.sys.display(),
+            case.remedy("switch the host off and on", "take it from this virtual machine and add it again")
         ),
     );
 }
@@ -78,7 +82,11 @@ fn power(case: &mut Case<'_>, function: &PciFunction) {
         (
             Severity::Blocker,
             format!(
-                "wake it: {on}; if it stays off, power its slot on (or what switched it off, such as bbswitch)"
+                "wake it: {on}; if it stays off, {}",
+                case.remedy(
+                    "power its slot on (or what switched it off, such as bbswitch)",
+                    "take it from this virtual machine and add it again"
+                )
             ),
         )
     };
@@ -136,8 +144,12 @@ fn bars_assigned(case: &mut Case<'_>, function: &PciFunction) {
             case.host.pci_device(function.address).join("resource").display(),
             missing.join(", ")
         ),
-        "enable \"Above 4G Decoding\" (and Resizable BAR) in the firmware setup, or boot Linux with pci=realloc"
-            .into(),
+        case.remedy(
+            "enable \"Above 4G Decoding\" (and Resizable BAR) in the firmware setup, or boot Linux with pci=realloc",
+            "reserve more for its port in the virtual machine that this host is (QEMU: pref64-reserve=SIZE of \
+             pcie-root-port), or boot Linux with pci=realloc",
+        )
+        .into(),
     );
 }
 
@@ -177,8 +189,12 @@ fn reset(case: &mut Case<'_>) {
                 (None, _) => "there is no port above it that could".into(),
             };
             // What is on a root bus is part of the board.
-            let elsewhere =
-                if upstream.is_some() { "move the card to a slot of its own root port, " } else { "" };
+            let card = "move the card to a slot of its own root port, ";
+            let elsewhere = if upstream.is_some() {
+                case.remedy(card, "give it a root port of its own in this virtual machine, ")
+            } else {
+                ""
+            };
             case.blocker(
                 BlockerCode::NoReset,
                 format!("{nothing}; {why}"),

@@ -34,6 +34,11 @@ pub(super) struct HostFacts {
     /// Bits of a physical address.
     pub(super) physical_bits: Option<u8>,
     pub(super) vendor: CpuVendor,
+    /// Whether this host is itself a virtual machine, and has no firmware setup and no slots of its own.
+    pub(super) is_virtual: bool,
+    /// Bytes of RAM in all, and those that can be had without swapping; `None` where it is not known.
+    pub(super) total_memory: Option<u64>,
+    pub(super) available_memory: Option<u64>,
     /// What could not be read, and why.
     unread: Vec<(PathBuf, String)>,
 }
@@ -97,6 +102,7 @@ impl HostFacts {
         facts.read_routes(host);
         facts.read_process(host);
         facts.read_cpu(host);
+        facts.read_memory(host);
         facts.swaps = facts
             .text_if_any(host.proc.join("swaps"))
             .lines()
@@ -227,6 +233,20 @@ impl HostFacts {
             Some("AuthenticAMD" | "HygonGenuine") => CpuVendor::Amd,
             _ => CpuVendor::Other,
         };
+        // The processor says so on x86; elsewhere the firmware does.
+        let flag = field("flags").is_some_and(|flags| flags.split(' ').any(|flag| flag == "hypervisor"));
+        let product = files::read_trimmed(&host.sys.join("class/dmi/id/product_name")).unwrap_or_default();
+        let named = ["KVM", "QEMU", "Virtual Machine"].iter().any(|name| product.contains(name));
+        self.is_virtual = flag || named || host.sys.join("hypervisor/type").exists();
+    }
+
+    fn read_memory(&mut self, host: &Host) {
+        let text = self.text_if_any(host.proc.join("meminfo"));
+        let bytes = |name: &str| -> Option<u64> {
+            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+            line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
+        };
+        (self.total_memory, self.available_memory) = (bytes("MemTotal:"), bytes("MemAvailable:"));
     }
 }
 

@@ -18,6 +18,14 @@ pub(super) fn judge(case: &mut Case<'_>) {
 
 fn no_iommu(case: &mut Case<'_>) {
     let switch = match case.facts.vendor {
+        CpuVendor::Other if case.facts.is_virtual => {
+            "this host is a virtual machine: give it an IOMMU (QEMU: -machine virt,iommu=smmuv3)"
+        }
+        // A guest on a processor of AMD's takes Intel's, too.
+        _ if case.facts.is_virtual => {
+            "this host is a virtual machine: give it an IOMMU (QEMU: -machine q35,kernel-irqchip=split -device \
+             intel-iommu,intremap=on,caching-mode=on; libvirt: <iommu model='intel'>) and boot Linux in it with intel_iommu=on"
+        }
         CpuVendor::Intel => "enable VT-d in the firmware setup and boot Linux with intel_iommu=on",
         CpuVendor::Amd => {
             "enable the IOMMU (AMD-Vi) in the firmware setup and boot Linux without amd_iommu=off"
@@ -34,9 +42,13 @@ fn no_iommu(case: &mut Case<'_>) {
     } else if iommu::is_present(case.host) {
         (
             format!("{} is missing, though the host has an IOMMU", group.display()),
-            "check that the IOMMU covers this slot (in the firmware setup, and DMAR: or AMD-Vi: in dmesg), or \
-             use another slot"
-                .into(),
+            case.remedy(
+                "check that the IOMMU covers this slot (in the firmware setup, and DMAR: or AMD-Vi: in dmesg), or use another \
+                 slot",
+                "put it behind the IOMMU of the virtual machine that this host is (QEMU: on a bus without bypass_iommu=on; \
+                 DMAR: in dmesg)",
+            )
+            .into(),
         )
     } else {
         (
@@ -119,9 +131,14 @@ fn group(case: &mut Case<'_>) {
                 fault.fault,
                 neighbours.join(", ")
             ),
-            "enable ACS for the port in the firmware setup, or move the card to a slot of another root port; \
-             else give the group away as a whole (option with-group)"
-                .into(),
+            format!(
+                "{}; else give the group away as a whole (option with-group)",
+                case.remedy(
+                    "enable ACS for the port in the firmware setup, or move the card to a slot of another root port",
+                    "put it behind a port of its own in the virtual machine that this host is (QEMU: -device \
+                     pcie-root-port)"
+                )
+            ),
         );
     }
 }
@@ -133,6 +150,10 @@ fn interrupts(case: &mut Case<'_>) {
         files::read_trimmed(&case.host.sys.join(parameter)).is_some_and(|value| value == "Y")
     });
     let firmware = match case.facts.vendor {
+        _ if case.facts.is_virtual => {
+            "have the IOMMU of the virtual machine that this host is remap interrupts (QEMU: -machine \
+             kernel-irqchip=split -device intel-iommu,intremap=on) and boot without intremap=off"
+        }
         CpuVendor::Intel => {
             "enable VT-d interrupt remapping in the firmware setup and boot without intremap=off"
         }
@@ -175,8 +196,11 @@ fn firmware_memory(case: &mut Case<'_>) {
     case.blocker(
         BlockerCode::FirmwareMemory,
         format!("{} has {} as direct (RMRR or IVMD), which Linux won't take from the firmware", path.display(), direct.join(", ")),
-        "switch off what uses it in the firmware setup (shared memory of HP and Dell management controllers, RMRR \
-         for this slot, legacy USB), or use another slot"
-            .into(),
+        case.remedy(
+            "switch off what uses it in the firmware setup (shared memory of HP and Dell management controllers, RMRR for \
+             this slot, legacy USB), or use another slot",
+            "give the virtual machine that this host is the device without memory reserved for it, or pass another device",
+        )
+        .into(),
     );
 }

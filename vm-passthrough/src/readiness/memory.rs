@@ -1,13 +1,40 @@
-//! Whether the guest's RAM can be locked and mapped for DMA.
+//! Whether the guest's RAM can be had, locked and mapped for DMA.
 
 use super::facts::Memlock;
-use super::{BlockerCode, Case};
+use super::{BlockerCode, Case, Severity};
 use crate::iommu::{self, IovaRange};
 
 pub(super) fn judge(case: &mut Case<'_>) {
+    host_memory(case);
     memlock(case);
     reserved(case);
     width(case);
+}
+
+/// All of it is pinned while the guest runs, so that no swap helps.
+fn host_memory(case: &mut Case<'_>) {
+    let needed = case.options.memory();
+    let (total, available) = (case.facts.total_memory, case.facts.available_memory);
+    let (severity, limit, remedy) = match (total, available) {
+        (Some(total), _) if needed > total => (Severity::Blocker, total, "give the guest less memory"),
+        (_, Some(available)) if needed > available => {
+            (Severity::Warning, available, "give the guest less memory, or end what uses it")
+        }
+        _ => return,
+    };
+    let which = if severity == Severity::Blocker { "in all" } else { "available now" };
+    case.add(
+        BlockerCode::HostMemoryTooLow,
+        severity,
+        case.function.address,
+        format!(
+            "the guest's {} of RAM stay pinned for the device; {}/meminfo gives {} {which}",
+            size_text(needed),
+            case.host.proc.display(),
+            size_text(limit)
+        ),
+        remedy.into(),
+    );
 }
 
 fn memlock(case: &mut Case<'_>) {

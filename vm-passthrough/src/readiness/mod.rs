@@ -45,8 +45,17 @@ use crate::{Host, PciAddress};
 /// Open files that one interrupt vector takes: an eventfd that VFIO signals, and one more by which it is routed.
 pub const FILES_PER_VECTOR: u64 = 2;
 
-/// What is meant to be done with the function.
+/// What is meant to be done with the function. It grows: make one by [`default`](Self::default) or
+/// [`for_memory`](Self::for_memory), and assign what differs.
+///
+/// ```
+/// use vm_passthrough::readiness::ExplainOptions;
+///
+/// let mut options = ExplainOptions::for_memory(16 << 30);
+/// options.with_group = true;
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ExplainOptions {
     /// Guest-physical addresses of the guest's RAM, which are also the I/O virtual addresses that it is mapped at.
     pub ram: Vec<IovaRange>,
@@ -241,6 +250,7 @@ codes! {
     IovaReserved = "iova-reserved", Guest, "the guest's RAM lies where DMA can't be mapped";
     IovaTooWide = "iova-too-wide", Guest, "the guest's RAM lies beyond what the IOMMU can address";
     OpenFilesTooLow = "open-files-too-low", Guest, "the process may not open as many files as the guest's interrupts take";
+    HostMemoryTooLow = "host-memory-too-low", Guest, "the host has too little memory for the guest's, all of which is pinned";
     MemlockTooLow = "memlock-too-low", Guest, "the process may not lock as much memory as the guest has";
     Unchecked = "unchecked", Guest, "something could not be looked at";
 }
@@ -399,6 +409,11 @@ impl Case<'_> {
     /// Whether another member of the group is given away too.
     fn is_taken(&self, other: &PciFunction) -> bool {
         Part::of(other, self.function.address, self.options.with_group) == Part::Taken
+    }
+
+    /// A remedy for who owns the machine, or for who owns the virtual machine that the host is.
+    fn remedy<'t>(&self, physical: &'t str, in_vm: &'t str) -> &'t str {
+        if self.facts.is_virtual { in_vm } else { physical }
     }
 
     fn blocker(&mut self, code: BlockerCode, evidence: String, remedy: String) {

@@ -309,7 +309,7 @@ fn vfio_pci_unavailable() {
 #[test]
 fn vfio_node_missing() {
     let scene = Scene::new().delete("dev/iommu").delete("dev/vfio");
-    scene.check(Code::VfioNodeMissing, Blocks, &["/dev/vfio/vfio"], &["modprobe", "--device"]);
+    scene.check(Code::VfioNodeMissing, Blocks, &["/dev/vfio/vfio"], &["modprobe -a vfio", "--device"]);
     // One of the two back ends is enough.
     assert_eq!(Scene::new().delete("dev/iommu").explain().blockers, []);
     assert_eq!(Scene::new().delete("dev/vfio").explain().blockers, []);
@@ -604,6 +604,101 @@ fn iova_too_wide() {
     scene.check(Code::IovaTooWide, Blocks, &["translates 39 bits"], &["below 512 GiB"]);
     scene.options = ExplainOptions::for_memory(511 << 30);
     assert_eq!(scene.explain().blockers, []);
+}
+
+#[test]
+fn host_memory_too_low() {
+    let scene = |total: &str, available: &str| {
+        let mut scene = Scene::new();
+        scene.options = ExplainOptions::for_memory(24 << 30);
+        scene
+            .write("proc/meminfo", &format!("MemTotal: {total}\nMemFree: 1 kB\nMemAvailable:  {available}\n"))
+    };
+    let small = &["24 GiB of RAM", "/meminfo gives 23 GiB in all"];
+    scene("24117248 kB", "1048576 kB").check(Code::HostMemoryTooLow, Blocks, small, &["less memory"]);
+    let busy = &["24 GiB of RAM", "/meminfo gives 1 GiB available now"];
+    scene("33554432 kB", "1048576 kB").check(
+        Code::HostMemoryTooLow,
+        Warns,
+        busy,
+        &["less memory", "end what"],
+    );
+    for (total, available) in
+        [("25165824 kB", "25165824 kB"), ("", "x"), ("99999999999999999999 kB", "18446744073709551615 kB")]
+    {
+        assert_eq!(scene(total, available).explain().blockers, [], "{total} {available}");
+    }
+}
+
+/// Who has rented a virtual machine has no firmware setup, and moves no cards.
+#[test]
+fn remedies_in_a_virtual_machine() {
+    let signs = [
+        ("proc/cpuinfo", "vendor_id : GenuineIntel\nflags : fpu hypervisor vme\n"),
+        ("sys/class/dmi/id/product_name", "Standard PC (Q35 + ICH9, 2009) QEMU\n"),
+        ("sys/hypervisor/type", "xen\n"),
+    ];
+    let faults: [(&str, fn() -> Scene, &str); 8] = [
+        (
+            "no IOMMU",
+            || {
+                Scene::with(Scene::disk().no_group())
+                    .delete("sys/class/iommu")
+                    .delete("sys/kernel/iommu_groups")
+            },
+            "iommu model='intel'",
+        ),
+        ("not behind it", || Scene::with(Scene::disk().no_group()), "bypass_iommu"),
+        (
+            "no ACS",
+            || {
+                let scene = Scene::without_disk();
+                scene.sim.remove(address(PORT)).unwrap();
+                scene.sim.add(&SimFunction::root_port(address(PORT)).no_extended_capabilities()).unwrap();
+                scene.sim.add(&Scene::disk()).unwrap();
+                scene.sim.add(&neighbour().group(1)).unwrap();
+                scene
+            },
+            "-device pcie-root-port",
+        ),
+        (
+            "interrupts",
+            || Scene::new().write("proc/interrupts", " 0: 42 IO-APIC 2-edge timer\n"),
+            "intremap=on",
+        ),
+        (
+            "reserved",
+            || {
+                Scene::new()
+                    .write("sys/kernel/iommu_groups/1/reserved_regions", "0xbf000000 0xbf7fffff direct\n")
+            },
+            "without memory reserved",
+        ),
+        ("dead", || Scene::with(Scene::disk().config(vec![0xff; 4096])), "add it again"),
+        ("BAR", || Scene::with(Scene::disk().bar(0, BarKind::Memory64, false, 0, 0x4000)), "pref64-reserve"),
+        (
+            "no reset",
+            || {
+                let scene = Scene::with(Scene::disk().resets(""));
+                let other = SimFunction::nvme(address("0000:01:03.0")).group(9).below(address(PORT));
+                scene.sim.add(&other).unwrap();
+                scene
+            },
+            "root port of its own in this virtual machine",
+        ),
+    ];
+    for (fault, scene, expect) in faults {
+        for (sign, text) in signs {
+            let scene = scene();
+            assert!(!scene.explain().blockers[0].remedy.contains(expect), "{fault}");
+            let readiness = scene.write(sign, text).explain();
+            let remedy = &readiness.blockers[0].remedy;
+            assert!(remedy.contains(expect), "{fault}, {sign}: no `{expect}` in {remedy}");
+            for absent in ["firmware setup", "card", "slot"] {
+                assert!(!remedy.contains(absent), "{fault}: `{absent}` in {remedy}");
+            }
+        }
+    }
 }
 
 #[test]

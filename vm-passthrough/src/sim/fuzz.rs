@@ -36,6 +36,7 @@ const FILES: &[&str] = &[
     "sys/devices/virtual/iommu/dmar0/intel-iommu/cap",
     "sys/devices/virtual/iommu/dmar0/intel-iommu/ecap",
     "proc/cpuinfo",
+    "proc/meminfo",
     "proc/interrupts",
     "proc/iomem",
     "proc/self/mountinfo",

@@ -50,8 +50,9 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ClaimArgs) -> Result<(), Fai
     }
     let host = context.host.clone();
     // How much RAM a guest will have is not known yet.
-    let accept = args.accept.iter().map(Into::into).collect();
-    let options = ExplainOptions { with_group: args.with_group, accept, ..ExplainOptions::for_memory(0) };
+    let mut options = ExplainOptions::for_memory(0);
+    options.with_group = args.with_group;
+    options.accept = args.accept.iter().map(Into::into).collect();
     let scan = Scan::of(&host)?;
     let readiness: Vec<_> = args
         .addresses
@@ -61,12 +62,10 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ClaimArgs) -> Result<(), Fai
     explain::require_ready(context, &readiness)?;
     let cancel = Cancel::default();
     let _signals = cancelled_by_signals(cancel.clone())?;
-    let options = ClaimOptions {
-        persistent: true,
-        with_group: args.with_group,
-        cancel: Some(cancel),
-        ..ClaimOptions::default()
-    };
+    let mut options = ClaimOptions::default();
+    options.persistent = true;
+    options.with_group = args.with_group;
+    options.cancel = Some(cancel);
     let claims =
         claim_all(&mut manager, &args.addresses, &options, args.persist.then_some(scan.functions()))?;
     print(context, &args.addresses, &claims, String::new())
@@ -131,13 +130,11 @@ fn restore(context: &mut Context<'_>, manager: &mut PassthroughManager) -> Resul
                 continue;
             }
         };
-        let options = ClaimOptions {
-            persistent: true,
-            with_group: saved.with_group,
-            cancel: Some(cancel.clone()),
-            only: Some(saved.functions),
-            ..ClaimOptions::default()
-        };
+        let mut options = ClaimOptions::default();
+        options.persistent = true;
+        options.with_group = saved.with_group;
+        options.cancel = Some(cancel.clone());
+        options.only = Some(saved.functions);
         match manager.claim(saved.target, &options) {
             Ok(claim) => restored.push(claim),
             Err(error) => errors.push(format!("{} is not claimed again: {error}", saved.target)),

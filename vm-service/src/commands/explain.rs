@@ -12,6 +12,7 @@ use crate::context::Context;
 use crate::describe;
 use crate::failure::Failure;
 use crate::json::{self, Body};
+use crate::table::wrap;
 use crate::vmm;
 
 /// Arguments of `explain`.
@@ -90,6 +91,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ExplainArgs) -> Result<(), F
 }
 
 fn print(context: &mut Context<'_>, readiness: &[Readiness], of_guest: bool) -> Result<(), Failure> {
+    let width = context.width;
     context.print(
         || body(readiness),
         || match (readiness.is_empty(), of_guest) {
@@ -97,7 +99,7 @@ fn print(context: &mut Context<'_>, readiness: &[Readiness], of_guest: bool) -> 
             (true, false) => {
                 "no accelerators found; `vm-service list --all` lists every PCI function\n".into()
             }
-            _ => readiness.iter().map(|readiness| format!("{readiness}\n")).collect(),
+            _ => readiness.iter().map(|readiness| wrap(&readiness.to_string(), width)).collect(),
         },
     )
 }

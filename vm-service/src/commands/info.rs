@@ -12,7 +12,7 @@ use crate::context::Context;
 use crate::describe;
 use crate::failure::Failure;
 use crate::json::{Body, Function, ListedFunction};
-use crate::table::printable;
+use crate::table::{printable, wrap};
 
 /// How long a read of an attribute may take that waits for the function's lock.
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -44,13 +44,17 @@ pub(crate) fn run(context: &mut Context<'_>, args: &InfoArgs) -> Result<(), Fail
             None
         }
     };
+    let width = context.width;
     context.print(
         || {
             let listed = Function::new(function, scan.companions(function));
             let listed = Function { driver_override: driver_override.clone(), ..listed };
             Body::Info { function: Box::new(ListedFunction::new(listed, &readiness)) }
         },
-        || render(&scan, function, driver_override.clone()) + &format!("{readiness}\n"),
+        || {
+            let text = render(&scan, function, driver_override.clone()) + &readiness.to_string();
+            wrap(&text, width)
+        },
     )
 }
 

@@ -26,7 +26,8 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ListArgs) -> Result<(), Fail
     let host = context.host.clone();
     let scan = Scan::of(&host)?;
     // A look through the open files of all processes would be the better part of the work.
-    let options = ExplainOptions { check_open_files: false, ..ExplainOptions::default() };
+    let mut options = ExplainOptions::default();
+    options.check_open_files = false;
     let listed: Vec<_> = scan
         .functions()
         .iter()
@@ -36,6 +37,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ListArgs) -> Result<(), Fail
             Err(failure) => Some(Err(failure)),
         })
         .collect::<Result<_, _>>()?;
+    let width = context.width;
     context.print(
         || Body::List {
             functions: listed
@@ -70,7 +72,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ListArgs) -> Result<(), Fail
                         .map_or_else(|| "yes".into(), |blocker| blocker.code.to_string()),
                 ]);
             }
-            table.to_string()
+            table.fit(width)
         },
     )
 }

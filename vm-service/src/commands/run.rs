@@ -15,7 +15,6 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use rustix::process::DumpableBehavior;
 use vm_passthrough::claim::{ClaimOptions, SharedLease};
-use vm_passthrough::readiness::ExplainOptions;
 use vm_passthrough::vfio::Backend;
 use vm_passthrough::{PassthroughManager, PciAddress};
 
@@ -176,21 +175,17 @@ fn devices(
     let mut manager = PassthroughManager::with_host(host.clone()).map_err(Failure::failed)?;
     release::recover(&mut manager)?;
     let scan = Scan::of(&host)?;
-    let accept = args.accept.iter().map(Into::into).collect();
-    let options = ExplainOptions {
-        with_group: args.with_group,
-        accept,
-        ..vmm::explain_options(config, Some(&host.dev.join("kvm")))
-    };
+    let mut options = vmm::explain_options(config, Some(&host.dev.join("kvm")));
+    options.with_group = args.with_group;
+    options.accept = args.accept.iter().map(Into::into).collect();
     let readiness = scan.explain_guest(&config.devices, &options)?;
     let _overdue = Overdue::start(stop)?;
     explain::require_ready(context, &readiness)?;
+    let mut claim = ClaimOptions::default();
+    claim.with_group = args.with_group;
+    claim.guest = Some(config.name.clone());
     let options = DeviceOptions {
-        claim: ClaimOptions {
-            with_group: args.with_group,
-            guest: Some(config.name.clone()),
-            ..ClaimOptions::default()
-        },
+        claim,
         backend: args.backend.map(Backend::from),
         without_reset: args.accept.contains(&Accept::NoReset),
     };

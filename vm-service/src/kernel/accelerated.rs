@@ -30,6 +30,7 @@ pub(super) fn run<A: JitTarget>(
 ) -> Result<Ran, Failure> {
     let accelerator = Arc::new(accelerator);
     let device = accelerator.info().name.clone();
+    tracing::debug!("the device is {device}");
     let patience = task.deadline.saturating_add(PATIENCE);
     let options = WorkerOptions {
         name: "kernel".into(),
@@ -49,10 +50,20 @@ pub(super) fn run<A: JitTarget>(
     let compiled = compiler.compile_kernel(kernel.clone()).map_err(Failure::failed)?;
     let loaded = worker.load(compiled.artifact()).map_err(Failure::failed)?;
     let compile = start.elapsed();
+    let cached = compiler.statistics().misses == 0;
+    tracing::debug!(
+        "{} bytes of {} for {}, {}, loaded in {compile:.1?}",
+        compiled.artifact().image().len(),
+        compiled.format(),
+        compiled.target(),
+        if cached { "from the cache" } else { "compiled" }
+    );
 
     let given = &task.launch.arguments;
     let buffers = given.iter().map(|argument| upload(&worker, argument)).collect::<Result<Vec<_>, _>>();
     let buffers = buffers.map_err(Failure::failed)?;
+    let bytes: usize = given.iter().filter_map(Given::tensor).map(|tensor| tensor.bytes.len()).sum();
+    tracing::debug!("{} arguments, {bytes} bytes of tensors copied to the device", given.len());
     let mut arguments = Vec::with_capacity(given.len());
     for ((param, argument), buffer) in kernel.params().iter().zip(given).zip(&buffers) {
         arguments.push(match (&param.kind, argument, buffer) {
@@ -74,6 +85,7 @@ pub(super) fn run<A: JitTarget>(
     worker.launch(&loaded, launch, &arguments).map_err(Failure::failed)?;
     worker.synchronize(patience).map_err(Failure::failed)?;
     let run = start.elapsed();
+    tracing::debug!("ran in {run:.1?}");
     drop(arguments);
 
     let mut arguments = task.launch.arguments;

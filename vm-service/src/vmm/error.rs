@@ -41,10 +41,12 @@ pub enum MachineError {
         source: io::Error,
     },
     /// The guest's RAM could not be made.
-    #[error("{size} bytes of guest RAM can't be made: {reason}")]
+    #[error("{size} of guest RAM can't be made on a host that has {host}: {reason}")]
     Memory {
         /// Size that was asked for.
-        size: u64,
+        size: String,
+        /// What the host has.
+        host: String,
         /// Why not, and what to do.
         reason: String,
     },

@@ -96,8 +96,17 @@ impl ExitCounts {
 }
 
 /// The access that a vCPU's thread serves now, for another thread to see.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Access(AtomicU64);
+
+/// What stands there before the first access.
+const NEVER: u64 = 5;
+
+impl Default for Access {
+    fn default() -> Self {
+        Self(AtomicU64::new(NEVER))
+    }
+}
 
 /// Pages leave so many bits for what is done to them.
 const KIND_BITS: u32 = 12;
@@ -117,6 +126,11 @@ impl Access {
     /// Notes that it is over.
     pub(super) fn end(&self) {
         self.0.store(0, Ordering::Relaxed);
+    }
+
+    /// Whether there was one.
+    pub(super) fn has_begun(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != NEVER
     }
 
     /// The access; `None` when there is none.
@@ -140,6 +154,7 @@ mod tests {
     #[test]
     fn an_access_is_seen_until_it_ends() {
         let access = Access::default();
+        assert!(!access.has_begun());
         for spot in [
             HotSpot::PortRead(0),
             HotSpot::PortWrite(u16::MAX),
@@ -150,6 +165,7 @@ mod tests {
             access.begin(spot);
             assert_eq!(access.now(), Some(spot));
             access.end();
+            assert!(access.has_begun());
         }
     }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vm_memory::GuestMemoryMmap;
 use vm_passthrough::guest::KvmVmm;
 use vm_passthrough::{PassthroughDevice, PciAddress};
@@ -29,7 +29,7 @@ use super::quiesced::Quiesced;
 use super::restarts::Restarts;
 use super::serial::{Input, SerialConsole};
 use super::stop::Stop;
-use super::vcpu::Halted;
+use super::vcpu::{Halted, VcpuThreads};
 use super::virtio::{AcceleratorDevice, BlockDevice, VirtioDevice, VirtioPci, VsockDevice};
 use super::{memory, sys, vcpu};
 use crate::accelerator::WorkerProgram;
@@ -58,6 +58,9 @@ impl fmt::Debug for Console {
         f.debug_struct("Console").field("input", &self.input).finish_non_exhaustive()
     }
 }
+
+/// Linux touches its first device well within a second, on emulated processors too.
+const SILENCE: Duration = Duration::from_secs(10);
 
 /// What is not in the guest's file.
 #[derive(Debug)]
@@ -123,6 +126,8 @@ pub struct Machine {
     console_input: Option<OwnedFd>,
     /// How long vCPUs may take to leave the guest.
     pub(super) vcpu_stop: Duration,
+    /// When a guest that has never exited is reported.
+    pub(super) silence: Duration,
 }
 
 impl Machine {
@@ -139,12 +144,13 @@ impl Machine {
         }
         let kvm = open_kvm(&options.kvm)?;
         let supported = cpu::cpuid::supported(&kvm)?;
-        let layout =
-            Layout::new(config.memory, cpu::cpuid::phys_bits(&supported)).ok_or(MachineError::Config {
-                what: "memory",
-                value: config.memory,
-                reason: "the processor's physical addresses leave no room for it and the devices",
-            })?;
+        let bits = cpu::cpuid::phys_bits(&supported);
+        let no_room = || {
+            let reason =
+                format_args!("the processor's {bits} address bits leave no room for it; lower `memory`");
+            memory::failed(config.memory, reason)
+        };
+        let layout = Layout::new(config.memory, bits).ok_or_else(no_room)?;
         let thread = |source| MachineError::Thread { what: "loading", source };
         let stop = options.stop.map_or_else(Stop::new, Ok).map_err(thread)?;
         check(&layout, &config.boot, &stop)?;
@@ -159,7 +165,8 @@ impl Machine {
         let memory = memory::create(&layout, backing)?;
         let prefault = (!config.devices.is_empty()).then(|| Prefault::start(&memory));
         let loading = load(&memory, &layout, &config.boot, Quiesced::unstarted())?;
-        let vmm = KvmVmm::new(vm.clone(), memory.clone())?;
+        let vmm = KvmVmm::new(vm.clone(), memory.clone())
+            .map_err(|error| memory::failed(config.memory, format_args!("{error}; lower `memory`")))?;
 
         let vcpus: Vec<VcpuFd> = (0..config.vcpus)
             .map(|index| vm.create_vcpu(index.into()))
@@ -227,6 +234,7 @@ impl Machine {
             io,
             console_input: options.console.input,
             vcpu_stop: VCPU_STOP,
+            silence: SILENCE,
         })
     }
 
@@ -291,7 +299,7 @@ impl Machine {
             let vcpus = self.vcpus.take().ok_or(MachineError::Unusable)?;
             let threads = vcpu::start(vcpus, &self.io, quiesced)?;
             let started = Instant::now();
-            self.wait(stop);
+            self.wait(stop, &threads);
             let (vcpus, exits) = threads.stop(&self.io.lifecycle, self.vcpu_stop)?;
             self.vcpus = Some(vcpus);
             report.exits.add(&exits);
@@ -362,15 +370,28 @@ impl Machine {
     }
 
     /// Waits until the guest ends or is to be ended.
-    fn wait(&self, stop: &Stop) {
+    fn wait(&self, stop: &Stop, threads: &VcpuThreads) {
+        let mut silence = Timespec::try_from(self.silence).ok();
         let (wake, stop) = (sys::borrow(self.io.lifecycle.wake()), sys::borrow(stop.event()));
         loop {
             let mut fds = [PollFd::new(&wake, PollFlags::IN), PollFd::new(&stop, PollFlags::IN)];
-            match poll(&mut fds, None) {
+            match poll(&mut fds, silence.as_ref()) {
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => {
                     tracing::error!(%error, "waiting for the guest failed; it is ended");
                     return;
+                }
+                Ok(0) => {
+                    silence = None;
+                    if !threads.have_exited() {
+                        tracing::warn!(
+                            "the guest has touched no device for {:?}, not even its console: see whether {} is for such a \
+                             machine (x86-64), and which KVM the host has: kvm_pvm (`lsmod`) runs only Linux kernels that are \
+                             built for it (CONFIG_PVM_GUEST)",
+                            self.silence,
+                            self.boot.kernel.display()
+                        );
+                    }
                 }
                 Ok(_) => return,
             }

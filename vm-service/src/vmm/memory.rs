@@ -8,6 +8,7 @@
 //! and the one in this process are aligned alike. Children of this process don't get it: a child would keep it alive,
 //! and a fork would copy what is pinned.
 
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -24,7 +25,9 @@ use super::sys;
 
 /// What a huge page covers.
 const HUGE: usize = 2 << 20;
-/// How often RAM is mapped anew to have it aligned.
+/// Of so many bytes of RAM KVM takes one for itself: eight for each page, where it has no two-dimensional paging.
+const KVM_PART: u64 = 4096 / 8;
+/// How often RAM is mapped again to have it aligned.
 const ATTEMPTS: usize = 8;
 /// What a prefaulting thread takes at a time: a huge page. Meanwhile it holds the lock of this process's address space
 /// (`mmap_lock`), for which every fork, and so each write of a claim to sysfs, waits.
@@ -47,12 +50,17 @@ pub(super) enum Backing {
 /// When the host has no room for it.
 pub(super) fn create(layout: &Layout, backing: Backing) -> Result<GuestMemoryMmap, MachineError> {
     let size = layout.ram.iter().map(|range| range.end - range.start).sum();
-    let failed = |reason: String| MachineError::Memory { size, reason };
-    let host = rustix::system::sysinfo();
-    let host = host.totalram.saturating_mul(host.mem_unit.into());
-    if size > host {
+    let failed = |reason: String| failed(size, reason);
+    // It does not ask before it takes them, and Linux kills processes to have them.
+    let of_kvm = size / KVM_PART;
+    if of_kvm > host() / 2 {
+        return Err(failed(format!("KVM may take {} to keep track of it; lower `memory`", gib(of_kvm))));
+    }
+    if size > host() {
         tracing::warn!(
-            "the guest has {size} bytes of RAM, the host {host}: it ends when it uses more than there is"
+            "the guest has {} of RAM, the host {}: Linux kills the guest when it uses more than there is; lower `memory`",
+            gib(size),
+            gib(host())
         );
     }
     let mut regions = Vec::new();
@@ -80,6 +88,21 @@ pub(super) fn create(layout: &Layout, backing: Backing) -> Result<GuestMemoryMma
         );
     }
     GuestMemoryMmap::from_regions(regions).map_err(|error| failed(error.to_string()))
+}
+
+/// Bytes of RAM that the host has.
+fn host() -> u64 {
+    let host = rustix::system::sysinfo();
+    host.totalram.saturating_mul(host.mem_unit.into())
+}
+
+fn gib(bytes: u64) -> String {
+    format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
+}
+
+/// A guest's RAM of `size` bytes can't be made.
+pub(super) fn failed(size: u64, reason: impl fmt::Display) -> MachineError {
+    MachineError::Memory { size: gib(size), host: gib(host()), reason: reason.to_string() }
 }
 
 /// Maps `len` bytes that begin on a huge page's boundary if that can be had.
@@ -279,6 +302,27 @@ mod tests {
             let flags = flags(start);
             assert!(flags.split_ascii_whitespace().any(|flag| flag == "dc"), "{flags}");
         }
+    }
+
+    #[test]
+    fn more_ram_than_the_host_has_is_reported_with_both_figures() {
+        let host = host();
+        let made = |size: u64| {
+            let mut made = None;
+            let layout = Layout::new(size & !(2 * MIB - 1), 52).unwrap();
+            let log = crate::log::limit::testing::logged(|| made = Some(create(&layout, Backing::Private)));
+            (made.unwrap().map(drop).map_err(|error| error.to_string()), log)
+        };
+        assert_eq!(made(host / 2), (Ok(()), String::new()));
+        let (made_more, log) = made(host * 2);
+        assert_eq!(made_more, Ok(()));
+        assert!(log.contains(" of RAM, the host ") && log.contains("lower `memory`"), "{log}");
+        let (much, log) = made(host * KVM_PART);
+        assert_eq!(log, "");
+        let error = much.unwrap_err();
+        let end =
+            format!("a host that has {}: KVM may take {0} to keep track of it; lower `memory`", gib(host));
+        assert!(error.ends_with(&end), "{error}");
     }
 
     #[test]

@@ -16,13 +16,11 @@ use crate::limits;
 /// number of address bits is asked; where that can't be had it is the one that the host's processors have.
 pub(crate) fn explain_options(config: &GuestConfig, kvm: Option<&Path>) -> ExplainOptions {
     let bits = kvm.and_then(|path| Some(cpuid::phys_bits(&cpuid::supported(&open_kvm(path).ok()?).ok()?)));
-    ExplainOptions {
-        physical_address_bits: bits,
-        emulated: emulated(config),
-        behind_ports: true,
-        open_files: limits::REST,
-        ..ExplainOptions::for_memory(config.memory)
-    }
+    let mut options = ExplainOptions::for_memory(config.memory);
+    options.physical_address_bits = bits;
+    options.emulated = emulated(config);
+    options.open_files = limits::REST;
+    options
 }
 
 /// The BARs of the machine's own devices: the accelerators that it shares, vsock, disks.

@@ -81,6 +81,11 @@ pub(super) fn start(vcpus: Halted, io: &Arc<Io>, _: Quiesced) -> Result<VcpuThre
 }
 
 impl VcpuThreads {
+    /// Whether the guest has left to this process since it was started.
+    pub(super) fn have_exited(&self) -> bool {
+        self.accesses.iter().any(|access| access.has_begun())
+    }
+
     /// Makes all vCPUs leave the guest and returns them in order, with what they counted together.
     ///
     /// # Errors

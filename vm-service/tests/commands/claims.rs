@@ -38,7 +38,8 @@ fn lists_claims_with_who_has_them() {
     // An operator's, a running guest's, and a dead process's.
     assert_eq!(vm_service(&host, "claim 01:00.0").exit, 0);
     let mut manager = PassthroughManager::with_host(host.clone()).expect("a manager");
-    let of_guest = ClaimOptions { guest: Some("web1".into()), ..ClaimOptions::default() };
+    let mut of_guest = ClaimOptions::default();
+    of_guest.guest = Some("web1".into());
     manager.claim(address("02:00.0"), &of_guest).expect("claimed");
     let mut dead = PassthroughManager::with_host(host.clone()).expect("a manager");
     dead.claim(address("03:00.0"), &ClaimOptions::default()).expect("claimed");

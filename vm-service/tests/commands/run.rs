@@ -71,6 +71,26 @@ fn tells_every_blocker_of_every_device_and_touches_nothing() {
     assert_eq!(drivers.writes(), []);
 }
 
+/// A passed device pins all of it, so that more than the host has can't be.
+#[test]
+fn refuses_more_memory_than_the_host_has_for_a_guest_with_devices() {
+    let sim = workstation();
+    sim.write("proc/meminfo", "MemTotal: 24117248 kB\nMemAvailable: 24117248 kB\n").expect("written");
+    let drivers = SimDrivers::new(&sim);
+    let file = guest(&sim, "[[devices]]\naddress = \"02:00.0\"\n");
+    let text = std::fs::read_to_string(&file).expect("text").replace("64M", "900G");
+    std::fs::write(&file, text).expect("written");
+    for command in ["run", "explain --guest"] {
+        let got = vm_service(&drivers.host(), &format!("{command} {}", file.display()));
+        let told = got.out + &got.err;
+        assert_eq!(got.exit, 3, "{told}");
+        for part in ["host-memory-too-low", "900 GiB of RAM", "gives 23 GiB in all", "less memory"] {
+            assert!(told.contains(part), "{part} is not in: {told}");
+        }
+    }
+    assert_eq!(drivers.writes(), []);
+}
+
 #[test]
 fn memory_on_the_command_line_goes_before_the_file() {
     let sim = workstation();

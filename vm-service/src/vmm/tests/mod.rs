@@ -218,6 +218,27 @@ fn a_pending_stop_ends_guests_that_loop_for_ever() {
 }
 
 #[test]
+fn a_guest_that_never_exits_is_reported_once() {
+    let hint = |guest: Asm| {
+        let kernel = guest.elf();
+        let (mut machine, _, stop) = machine(kernel.path(), 2, OnReboot::End);
+        machine.silence = Duration::from_millis(500);
+        let soon = stop.clone();
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_secs(3));
+            soon.request();
+        });
+        let log =
+            crate::log::limit::testing::logged(|| assert_eq!(machine.run(&stop).unwrap().end, End::Stopped));
+        log.matches("has touched no device for 500ms").count()
+    };
+    if kvm() {
+        assert_eq!(hint(Asm::default().spin()), 1);
+        assert_eq!(hint(Asm::default().print("x").spin()), 0);
+    }
+}
+
+#[test]
 fn two_vcpus_meet() {
     // The second vCPU starts in real mode at 0x4000: mov ax, 0x600; mov ds, ax; mov byte [0], 1; hlt; jmp back.
     let ap = [0xb8, 0x00, 0x06, 0x8e, 0xd8, 0xc6, 0x06, 0x00, 0x00, 0x01, 0xf4, 0xeb, 0xfd];

@@ -1,0 +1,63 @@
+//! What the script `capture` takes from a host answers as the host does.
+
+use std::process::Command;
+
+use vm_passthrough::pci::BarKind;
+use vm_passthrough::sim::{SimFunction, SimHost};
+
+use super::host::{address, workstation};
+use super::vm_service;
+
+/// A host with something to say of each kind: a group that is not viable, a disk in use, a route, virtual functions.
+fn busy() -> SimHost {
+    let sim = workstation();
+    let add = |function: SimFunction| drop(sim.add(&function).expect("a function"));
+    sim.add_driver("e1000e").expect("a driver");
+    add(SimFunction::network(address("0000:04:00.0")).group(14).driver("e1000e").bar(
+        0,
+        BarKind::Memory32,
+        false,
+        0,
+        4096,
+    ));
+    add(SimFunction::nvme(address("0000:05:00.0")).group(20).sriov(8).power_state("D3cold"));
+    add(SimFunction::nvme(address("0000:05:00.1")).group(21).virtual_of(address("0000:05:00.0")));
+    sim.add_child(address("0000:02:00.0"), "block", "block/nvme0n1", &[]).expect("a disk");
+    sim.add_child(address("0000:03:00.0"), "net", "net/eth0", &[]).expect("an interface");
+    let write = |path: &str, text: &str| sim.write(path, text).expect("written");
+    write("proc/swaps", "Filename Type Size Used Priority\n/dev/nvme0n1 partition 1 0 -2\n");
+    write(
+        "proc/net/route",
+        "Iface Destination\neth0\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\t0\t0\t0\n",
+    );
+    write("proc/meminfo", "MemTotal: 524288 kB\nMemAvailable: 524288 kB\n");
+    write("sys/kernel/iommu_groups/13/reserved_regions", "0x0000000020000000 0x00000000200fffff reserved\n");
+    sim
+}
+
+#[test]
+fn a_captured_host_answers_as_the_host() {
+    let sim = busy();
+    let folder = tempfile::tempdir().expect("a folder");
+    let (tar, copy) = (folder.path().join("host.tar"), folder.path().join("host"));
+    let capture = concat!(env!("CARGO_MANIFEST_DIR"), "/capture");
+    let ended = Command::new(capture).arg(&tar).env("ROOT", sim.root()).status().expect("a shell");
+    assert!(ended.success(), "{ended}");
+    std::fs::create_dir(&copy).expect("a folder");
+    let ended = Command::new("tar").arg("-xf").arg(&tar).arg("-C").arg(&copy).status().expect("tar");
+    assert!(ended.success(), "{ended}");
+    let mut commands = vec!["list --all".to_owned(), "list --json --all".to_owned()];
+    for address in ["01:00.0", "02:00.0", "03:00.0", "04:00.0", "05:00.0", "05:00.1", "00:01.0"] {
+        commands.extend([
+            format!("explain {address}"),
+            format!("explain {address} --with-group"),
+            format!("info {address}"),
+        ]);
+    }
+    for command in commands {
+        let here = vm_service(&sim.plain_host(), &command);
+        let there = vm_service(&sim.plain_host(), &format!("--root {} {command}", copy.display()));
+        let named = |text: &str| text.replace(&sim.root().display().to_string(), &copy.display().to_string());
+        assert_eq!((there.exit, &there.out), (here.exit, &named(&here.out)), "{command}: {}", there.err);
+    }
+}
