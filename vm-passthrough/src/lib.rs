@@ -29,6 +29,7 @@
 mod blocks;
 pub mod claim;
 pub mod deadlines;
+mod error;
 mod files;
 pub mod guest;
 pub mod host;
@@ -41,16 +42,23 @@ pub mod readiness;
 pub mod sim;
 pub mod vfio;
 
+pub use error::Error;
 pub use guest::PassthroughDevice;
 pub use host::Host;
 pub use manager::PassthroughManager;
 pub use pci::{DeviceType, PciAddress, PciFunction};
 #[cfg(feature = "accelerator")]
 pub use vm_runtime as accelerator;
+#[cfg(feature = "npu")]
+pub use vm_runtime::NpuAccelerator;
+#[cfg(feature = "rocm")]
+pub use vm_runtime::RocmAccelerator;
 #[cfg(feature = "cpu")]
 pub use vm_runtime::{CpuAccelerator, CpuJITCompiler};
 #[cfg(feature = "cuda")]
 pub use vm_runtime::{CudaAccelerator, CudaJITCompiler};
+#[cfg(feature = "accelerator")]
+pub use vm_runtime::{GuestAddr, IRBlock};
 
 /// The documents' snippets, compiled with the doc tests.
 #[cfg(doctest)]

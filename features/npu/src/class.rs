@@ -83,6 +83,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+    use crate::NpuAccelerator;
 
     /// A device of a fake tree: what it is called, its bus, its driver, its vendor and device ID.
     type Fake<'a> = (&'a str, &'a str, &'a str, Option<&'a str>, &'a str, &'a str);
@@ -106,7 +107,19 @@ mod tests {
             symlink(&device, accel.join("device")).unwrap();
             symlink(&accel, sys.join("class/accel").join(name)).unwrap();
         }
-        devices(&Roots { sys, dev: "/dev".into() }).unwrap()
+        let roots = Roots { sys, dev: "/dev".into() };
+        let found = devices(&roots).unwrap();
+        for address in ["0000:00:0b.0", "0000:77:00.0"] {
+            let is_there = found.iter().any(|device| device.address.as_deref() == Some(address));
+            match NpuAccelerator::at(&roots, address) {
+                Err(NpuError::NoLaunch { .. }) => assert!(is_there, "{address}"),
+                Err(NpuError::NoDevice { wanted }) => {
+                    assert_eq!((wanted.as_str(), is_there), (address, false))
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        found
     }
 
     #[test]

@@ -1,10 +1,9 @@
 //! One device of the subsystem.
 
-use std::convert::Infallible;
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::NpuError;
+use crate::{NpuError, devices};
 
 /// Where sysfs and the device nodes are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,12 +91,37 @@ impl NpuDevice {
     ///
     /// # Errors
     /// [`NpuError::NoLaunch`], always.
-    pub fn open(&self) -> Result<Infallible, NpuError> {
+    pub fn open(&self) -> Result<NpuAccelerator, NpuError> {
         let remedy = match self.address {
             Some(_) => "pass it whole to a guest, or run the kernel on a GPU or the CPU",
             None => "run the kernel on a GPU or the CPU",
         };
         Err(NpuError::NoLaunch { device: self.to_string(), remedy })
+    }
+}
+
+/// An NPU that runs kernels. There is none yet: whoever asks for one gets [`NpuError::NoLaunch`].
+#[derive(Clone, Copy, Debug)]
+pub enum NpuAccelerator {}
+
+impl NpuAccelerator {
+    /// The device with a number in the order of [`devices`].
+    ///
+    /// # Errors
+    /// What [`devices`] fails with, [`NpuError::NoDevice`], and otherwise [`NpuError::NoLaunch`].
+    pub fn new(ordinal: usize) -> Result<Self, NpuError> {
+        let devices = devices(&Roots::system())?;
+        devices.get(ordinal).ok_or_else(|| NpuError::NoDevice { wanted: ordinal.to_string() })?.open()
+    }
+
+    /// The device at a PCI address, as in `0000:65:00.0`, of a host below `roots`.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn at(roots: &Roots, address: &str) -> Result<Self, NpuError> {
+        let devices = devices(roots)?;
+        let device = devices.iter().find(|device| device.address.as_deref() == Some(address));
+        device.ok_or_else(|| NpuError::NoDevice { wanted: address.to_owned() })?.open()
     }
 }
 

@@ -27,6 +27,12 @@ pub enum NpuError {
         /// What the Linux kernel answered.
         source: io::Error,
     },
+    /// The device is not listed.
+    #[error("{wanted} is an accelerator without a driver of the accel subsystem; load its driver")]
+    NoDevice {
+        /// Its number or address.
+        wanted: String,
+    },
     /// Kernels can't be run on NPUs yet.
     #[error("{device} can't run kernels yet: there is no code generator for it; {remedy}")]
     NoLaunch {

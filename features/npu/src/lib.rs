@@ -19,5 +19,5 @@ mod device;
 mod error;
 
 pub use class::devices;
-pub use device::{NpuDevice, NpuKind, Roots};
+pub use device::{NpuAccelerator, NpuDevice, NpuKind, Roots};
 pub use error::NpuError;

@@ -1,10 +1,9 @@
 //! One GPU.
 
-use std::convert::Infallible;
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::RocmError;
+use crate::{RocmError, devices};
 
 /// Where sysfs and the device nodes are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,8 +53,33 @@ impl RocmDevice {
     ///
     /// # Errors
     /// [`RocmError::NoLaunch`], always.
-    pub fn open(&self) -> Result<Infallible, RocmError> {
+    pub fn open(&self) -> Result<RocmAccelerator, RocmError> {
         Err(RocmError::NoLaunch { device: self.to_string(), architecture: self.architecture.clone() })
+    }
+}
+
+/// An AMD GPU that runs kernels. There is none yet: whoever asks for one gets [`RocmError::NoLaunch`].
+#[derive(Clone, Copy, Debug)]
+pub enum RocmAccelerator {}
+
+impl RocmAccelerator {
+    /// The device with a number in the order of [`devices`].
+    ///
+    /// # Errors
+    /// What [`devices`] fails with, [`RocmError::NoDevice`], and otherwise [`RocmError::NoLaunch`].
+    pub fn new(ordinal: usize) -> Result<Self, RocmError> {
+        let devices = devices(&Roots::system())?;
+        devices.get(ordinal).ok_or_else(|| RocmError::NoDevice { wanted: ordinal.to_string() })?.open()
+    }
+
+    /// The device at a PCI address, as in `0000:65:00.0`, of a host below `roots`.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn at(roots: &Roots, address: &str) -> Result<Self, RocmError> {
+        let devices = devices(roots)?;
+        let device = devices.iter().find(|device| device.address == address);
+        device.ok_or_else(|| RocmError::NoDevice { wanted: address.to_owned() })?.open()
     }
 }
 

@@ -35,6 +35,12 @@ pub enum RocmError {
         /// What is wrong.
         what: String,
     },
+    /// The device is not listed.
+    #[error("{wanted} is an AMD GPU that the compute driver does not list; bind it to amdgpu")]
+    NoDevice {
+        /// Its number or address.
+        wanted: String,
+    },
     /// Kernels can't be run on AMD GPUs yet.
     #[error(
         "{device} can't run kernels yet: there is no code generator for {architecture}; pass the GPU whole to a guest, \

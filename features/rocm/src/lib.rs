@@ -19,6 +19,6 @@ mod device;
 mod error;
 mod topology;
 
-pub use device::{RocmDevice, Roots};
+pub use device::{RocmAccelerator, RocmDevice, Roots};
 pub use error::RocmError;
 pub use topology::devices;

@@ -167,6 +167,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::RocmAccelerator;
 
     const MI300X: &str = "cpu_cores_count 0\nsimd_count 1216\nmem_banks_count 1\nlds_size_in_kb 64\n\
         wave_front_size 64\nsimd_per_cu 4\ngfx_target_version 90402\nvendor_id 4098\ndevice_id 29857\n\
@@ -181,7 +182,14 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        devices(&Roots { sys: root.path().join("sys"), dev: "/dev".into() })
+        let roots = Roots { sys: root.path().join("sys"), dev: "/dev".into() };
+        let at = RocmAccelerator::at(&roots, "0000:65:00.0");
+        let found = devices(&roots);
+        if let Ok(found) = &found {
+            assert_eq!(found.is_empty(), matches!(at, Err(RocmError::NoDevice { .. })), "{at:?}");
+            assert_eq!(!found.is_empty(), matches!(at, Err(RocmError::NoLaunch { .. })), "{at:?}");
+        }
+        found
     }
 
     #[test]

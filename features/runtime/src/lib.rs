@@ -9,7 +9,8 @@
 //!   for two.
 //! * [`CompiledKernel`] has the [`Artifact`](vm_accel::Artifact) that a [`Worker`] loads.
 //! * The accelerators, and all of `vm-accel` that a launch needs, are here by their own names. Each comes with the cargo
-//!   feature of its name; `rocm` and `npu` only list their devices yet.
+//!   feature of its name; `rocm` and `npu` only list their devices yet, and whoever asks for a `RocmAccelerator` or an
+//!   `NpuAccelerator` gets an error.
 //!
 //! A device that runs kernels is shared. What keeps anybody from passing it to a guest meanwhile is a lease of
 //! `vm-passthrough`, which has all of this crate as its module `accelerator`.
@@ -18,8 +19,7 @@
 #![cfg_attr(feature = "cuda", doc = "```")]
 #![cfg_attr(not(feature = "cuda"), doc = "```ignore")]
 //! use std::sync::Arc;
-//! use vm_ir::{GuestAddr, IRBlock};
-//! use vm_runtime::{CudaAccelerator, CudaJITCompiler};
+//! use vm_runtime::{CudaAccelerator, CudaJITCompiler, GuestAddr, IRBlock};
 //! # use std::time::Duration;
 //! # use vm_ir::{Scalar, op::Axis, view::Access};
 //! # use vm_runtime::{Worker, WorkerOptions, arguments};
@@ -71,10 +71,11 @@ pub use vm_accel::{
     MemoryInfo, MemoryKind, PoolOptions, QueueOptions, Scalar, Session, View, Worker, WorkerOptions,
     arguments,
 };
+pub use vm_ir::{GuestAddr, IRBlock};
 #[cfg(feature = "npu")]
-pub use vm_npu as npu;
+pub use vm_npu::{self as npu, NpuAccelerator};
 #[cfg(feature = "rocm")]
-pub use vm_rocm as rocm;
+pub use vm_rocm::{self as rocm, RocmAccelerator};
 
 #[cfg(test)]
 mod tests;

@@ -630,6 +630,9 @@ fn host_memory_too_low() {
     }
 }
 
+/// A fault, a host that has it, and what a virtual machine's remedy for it says.
+type Fault = (&'static str, fn() -> Scene, &'static str);
+
 /// Who has rented a virtual machine has no firmware setup, and moves no cards.
 #[test]
 fn remedies_in_a_virtual_machine() {
@@ -638,7 +641,7 @@ fn remedies_in_a_virtual_machine() {
         ("sys/class/dmi/id/product_name", "Standard PC (Q35 + ICH9, 2009) QEMU\n"),
         ("sys/hypervisor/type", "xen\n"),
     ];
-    let faults: [(&str, fn() -> Scene, &str); 8] = [
+    let faults: [Fault; 8] = [
         (
             "no IOMMU",
             || {

@@ -67,6 +67,7 @@ pub(crate) fn run(task: Task, device: DeviceArg, host: &Host) -> Result<Ran, Fai
 /// As the interpreter says.
 pub(crate) fn interpret(task: Task) -> Result<Ran, Failure> {
     let Task { module, mut launch, deadline, .. } = task;
+    tracing::debug!("the interpreter runs @{}, a step at a time", launch.kernel);
     let start = Instant::now();
     // The deadline is the limit here: how many steps a kernel needs is the operator's to know.
     let limits = Limits { fuel: u64::MAX, deadline: start.checked_add(deadline), ..Limits::default() };
@@ -159,20 +160,12 @@ fn on_cuda(_: Task, address: PciAddress) -> Result<Ran, Failure> {
 
 #[cfg(feature = "rocm")]
 fn no_rocm(address: PciAddress, host: &Host) -> Failure {
-    use vm_passthrough::accelerator::rocm::{Roots, devices};
+    use vm_passthrough::accelerator::rocm::{RocmAccelerator, Roots};
 
     let roots = Roots { sys: host.sys.clone(), dev: host.dev.clone() };
-    match devices(&roots) {
+    match RocmAccelerator::at(&roots, &address.to_string()) {
         Err(error) => Failure::failed(error),
-        Ok(devices) => match devices.iter().find(|device| device.address == address.to_string()) {
-            Some(device) => match device.open() {
-                Err(error) => Failure::failed(error),
-                Ok(never) => match never {},
-            },
-            None => Failure::failed(format_args!(
-                "{address} is an AMD GPU that the compute driver does not list; bind it to amdgpu"
-            )),
-        },
+        Ok(never) => match never {},
     }
 }
 
@@ -183,22 +176,12 @@ fn no_rocm(address: PciAddress, _: &Host) -> Failure {
 
 #[cfg(feature = "npu")]
 fn no_npu(address: PciAddress, host: &Host) -> Failure {
-    use vm_passthrough::accelerator::npu::{Roots, devices};
+    use vm_passthrough::accelerator::npu::{NpuAccelerator, Roots};
 
     let roots = Roots { sys: host.sys.clone(), dev: host.dev.clone() };
-    match devices(&roots) {
+    match NpuAccelerator::at(&roots, &address.to_string()) {
         Err(error) => Failure::failed(error),
-        Ok(devices) => {
-            match devices.iter().find(|device| device.address.as_deref() == Some(&address.to_string())) {
-                Some(device) => match device.open() {
-                    Err(error) => Failure::failed(error),
-                    Ok(never) => match never {},
-                },
-                None => Failure::failed(format_args!(
-                    "{address} is an accelerator without a driver of the accel subsystem; load its driver"
-                )),
-            }
-        }
+        Ok(never) => match never {},
     }
 }
 
