@@ -7,7 +7,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::{ArgAction, Args, Parser, Subcommand};
+use clap::{ArgAction, Args, CommandFactory as _, Parser, Subcommand};
+use clap_complete::Shell;
 use vm_passthrough::Host;
 use vm_passthrough::host::SysfsWriter;
 
@@ -78,6 +79,18 @@ pub(crate) enum Command {
     Compile(CompileArgs),
     /// Run a kernel on an accelerator of this machine
     Launch(LaunchArgs),
+    /// Print what a shell needs to complete commands and options
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Write the man pages into a folder
+    #[cfg(feature = "man")]
+    #[command(hide = true)]
+    Man {
+        /// The folder
+        folder: PathBuf,
+    },
     /// Serve a guest's shared accelerator; `run` starts it, with a socket as standard input
     #[command(hide = true)]
     AcceleratorWorker,
@@ -181,6 +194,9 @@ fn execute(
         Command::Run(args) => commands::run::run(&mut context, args),
         Command::Compile(args) => commands::compile::run(&mut context, args),
         Command::Launch(args) => commands::launch::run(&mut context, args),
+        Command::Completions { shell } => completions(*shell, context.out),
+        #[cfg(feature = "man")]
+        Command::Man { folder } => clap_mangen::generate_to(Cli::command(), folder).map_err(Failure::failed),
         Command::AcceleratorWorker => crate::accelerator::worker_main().map_err(Failure::failed),
     };
     match result {
@@ -193,6 +209,13 @@ fn execute(
             exit
         }
     }
+}
+
+/// Prints the completions of a shell.
+fn completions(shell: Shell, out: &mut dyn Write) -> Result<(), Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "vm-service", &mut script);
+    Ok(out.write_all(&script)?)
 }
 
 /// The host below `root`, which can only be read.

@@ -139,7 +139,7 @@ fn options_exist() {
         assert!(obvious || operating.contains(&format!("--{option}")), "docs/operating.md misses --{option}");
     }
     // Options of other programs, of the testbed and of the tests on a GPU.
-    let others = "all-targets bench bins cloud-hypervisor example examples features jobs lib list markdown no-default-features nvrtc package profile release test tests variant verbose workspace";
+    let others = "all-targets bench bins cloud-hypervisor example examples features jobs lib list locked markdown no-default-features now nvrtc package path profile release test tests variant verbose workspace";
     known.extend(others.split(' ').map(str::to_owned));
     for (document, text) in documents() {
         for span in code(&text) {
