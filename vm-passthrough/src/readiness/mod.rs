@@ -59,6 +59,8 @@ pub const FILES_PER_VECTOR: u64 = 2;
 pub struct ExplainOptions {
     /// Guest-physical addresses of the guest's RAM, which are also the I/O virtual addresses that it is mapped at.
     pub ram: Vec<IovaRange>,
+    /// Whether that is only assumed, and the guest may have as much less as the host has.
+    pub ram_is_assumed: bool,
     /// Guest-physical addresses that BARs below 4 GiB can have.
     pub mmio32: IovaRange,
     /// Bits of the guest's physical addresses; `None` for as many as the host's CPUs have.
@@ -93,6 +95,7 @@ impl ExplainOptions {
         }
         Self {
             ram,
+            ram_is_assumed: false,
             mmio32: 0xc000_0000..=0xdfff_ffff,
             physical_address_bits: None,
             emulated: Vec::new(),
@@ -120,9 +123,9 @@ impl ExplainOptions {
 }
 
 impl Default for ExplainOptions {
-    /// A guest with 1 GiB of RAM.
+    /// A guest with 1 GiB of RAM, or as much less as the host has.
     fn default() -> Self {
-        Self::for_memory(1 << 30)
+        Self { ram_is_assumed: true, ..Self::for_memory(1 << 30) }
     }
 }
 

@@ -623,6 +623,10 @@ fn host_memory_too_low() {
         busy,
         &["less memory", "end what"],
     );
+    // Nobody has asked for 1 GiB.
+    let mut assumed = scene("524288 kB", "1 kB");
+    assumed.options = ExplainOptions::default();
+    assert_eq!(assumed.explain().blockers, []);
     for (total, available) in
         [("25165824 kB", "25165824 kB"), ("", "x"), ("99999999999999999999 kB", "18446744073709551615 kB")]
     {
