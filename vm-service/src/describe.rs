@@ -3,10 +3,11 @@
 use vm_passthrough::pci::{Bar, BarKind, DeviceType, Link, PciFunction, PowerState, ResetMethod, Sriov};
 
 use crate::config::format_size;
+use crate::json::{GpuProcess, Usage};
 
-/// What a function is, in a word.
-pub(crate) fn device_type(kind: DeviceType) -> &'static str {
-    match kind {
+/// What a function is, in a word or by the name of its class.
+pub(crate) fn device_type(function: &PciFunction) -> &'static str {
+    match function.device_type {
         DeviceType::GpuNvidia => "GPU NVIDIA",
         DeviceType::GpuAmd => "GPU AMD",
         DeviceType::GpuIntel => "GPU Intel",
@@ -15,7 +16,7 @@ pub(crate) fn device_type(kind: DeviceType) -> &'static str {
         DeviceType::Nvme => "NVMe",
         DeviceType::Network => "network",
         DeviceType::Bridge => "bridge",
-        _ => "other",
+        _ => function.class_name().unwrap_or("other"),
     }
 }
 
@@ -38,6 +39,11 @@ pub(crate) fn name(function: &PciFunction) -> String {
     let device =
         function.device_name().map_or_else(|| format!("device {:04x}", function.ids.device), str::to_owned);
     format!("{vendor} {device}")
+}
+
+/// Vendor and device by their numbers.
+pub(crate) fn id(function: &PciFunction) -> String {
+    format!("{:04x}:{:04x}", function.ids.vendor, function.ids.device)
 }
 
 /// A speed of a link in gigatransfers per second.
@@ -109,6 +115,30 @@ pub(crate) fn age(seconds: u64) -> String {
         3600..86_400 => format!("{}h", seconds / 3600),
         _ => format!("{}d", seconds / 86_400),
     }
+}
+
+/// What uses a GPU; the processes are not in it.
+pub(crate) fn usage(usage: &Usage) -> String {
+    if let Some(why) = &usage.unknown {
+        return format!("unknown: {why}");
+    }
+    let memory = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+    let parts = [
+        usage.busy_percent.map(|busy| format!("{busy} % busy")),
+        usage
+            .memory_used_bytes
+            .zip(usage.memory_bytes)
+            .map(|(used, of)| format!("{:.1} of {:.1} GiB", memory(used), memory(of))),
+        usage.temperature_celsius.map(|degrees| format!("{degrees} °C")),
+        usage.power_watts.map(|watts| format!("{watts:.0} W")),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+/// A process that uses a GPU.
+pub(crate) fn gpu_process(process: &GpuProcess) -> String {
+    let memory = process.memory_bytes.map(|bytes| format!(", {:.1} GiB", bytes as f64 / f64::from(1 << 30)));
+    format!("{} ({}){}", process.pid, process.command.as_deref().unwrap_or("?"), memory.unwrap_or_default())
 }
 
 /// A BAR without its index.

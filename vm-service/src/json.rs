@@ -8,6 +8,7 @@ mod function;
 mod kernel;
 mod readiness;
 mod run;
+mod usage;
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -20,6 +21,7 @@ pub use kernel::{
 pub use readiness::{Blocker, Readiness, Severity};
 pub(crate) use run::milliseconds;
 pub use run::{End, Exits, RunDevice, RunReport};
+pub use usage::{GpuProcess, Usage};
 
 /// Version of the schema.
 pub const VERSION: u32 = 1;
@@ -97,12 +99,14 @@ pub struct ListedFunction {
     pub ready: bool,
     /// What was found that keeps it from that, or should be known; blockers first.
     pub blockers: Vec<Blocker>,
+    /// What uses it; null where nobody can be asked, and in lists without `--usage`.
+    pub usage: Option<Usage>,
 }
 
 impl ListedFunction {
     /// `function` with what was found of it.
     pub fn new(function: Function, readiness: &vm_passthrough::readiness::Readiness) -> Self {
         let Readiness { ready, blockers, .. } = readiness.into();
-        Self { function, ready, blockers }
+        Self { function, ready, blockers, usage: None }
     }
 }

@@ -21,6 +21,7 @@ mod saved;
 pub mod signals;
 mod sys;
 mod table;
+mod usage;
 pub mod vmm;
 
 /// A document's snippets, compiled with the doc tests.

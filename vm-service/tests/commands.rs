@@ -6,6 +6,8 @@ mod capture;
 mod claims;
 #[path = "commands/explain_claim.rs"]
 mod explain_claim;
+#[path = "commands/gpu.rs"]
+mod gpu;
 #[path = "commands/host.rs"]
 mod host;
 #[path = "commands/kernels.rs"]

@@ -40,4 +40,5 @@ mod result;
 pub mod sys;
 
 pub use accelerator::{CudaAccelerator, devices};
+pub use nvml::{Process, Usage, usage};
 pub use queue::{CudaEvent, CudaGraph, CudaKernel, CudaQueue};

@@ -1,4 +1,4 @@
-//! The device's health, by NVIDIA's management library. <https://docs.nvidia.com/deploy/nvml-api/>
+//! The device's health and who uses it, by NVIDIA's management library. <https://docs.nvidia.com/deploy/nvml-api/>
 #![allow(unsafe_code, non_snake_case)]
 
 use std::ffi::{CStr, CString, c_char, c_uint, c_ulonglong, c_void};
@@ -29,6 +29,39 @@ struct Memory {
     total: c_ulonglong,
     free: c_ulonglong,
     used: c_ulonglong,
+}
+
+/// `nvmlProcessInfo_t`, in its second version.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct ProcessInfo {
+    pid: c_uint,
+    memory: c_ulonglong,
+    gpu_instance: c_uint,
+    compute_instance: c_uint,
+}
+
+/// Most processes of a kind that are asked for.
+const MAX_PROCESSES: usize = 4096;
+
+/// What uses a device. What it does not tell is `None`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Usage {
+    /// How it does.
+    pub health: Health,
+    /// Bytes of its memory.
+    pub memory_bytes: Option<u64>,
+    /// The processes that have it open to compute or to draw, by their IDs.
+    pub processes: Option<Vec<Process>>,
+}
+
+/// A process that uses a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Its ID.
+    pub pid: u32,
+    /// Bytes of the device's memory that it has.
+    pub memory_bytes: Option<u64>,
 }
 
 macro_rules! library {
@@ -67,6 +100,8 @@ library! {
     fn nvmlDeviceGetEnforcedPowerLimit(Handle, *mut c_uint);
     fn nvmlDeviceGetUtilizationRates(Handle, *mut Utilization);
     fn nvmlDeviceGetMemoryInfo(Handle, *mut Memory);
+    fn nvmlDeviceGetComputeRunningProcesses_v3(Handle, *mut c_uint, *mut ProcessInfo);
+    fn nvmlDeviceGetGraphicsRunningProcesses_v3(Handle, *mut c_uint, *mut ProcessInfo);
     fn nvmlDeviceGetTotalEccErrors(Handle, c_uint, c_uint, *mut c_ulonglong);
     fn nvmlDeviceGetRemappedRows(Handle, *mut c_uint, *mut c_uint, *mut c_uint, *mut c_uint);
 }
@@ -105,8 +140,8 @@ impl Nvml {
     }
 }
 
-/// The health of the device at a PCI address.
-pub(crate) fn health(address: &str) -> Result<Health> {
+/// The device at a PCI address.
+fn device(address: &str) -> Result<(&'static Nvml, Handle)> {
     let nvml = nvml()?;
     let no_device = |_| Error::NoDevice { wanted: format!("at {address:?}"), found: 0 };
     let address = CString::new(address).map_err(no_device)?;
@@ -114,7 +149,57 @@ pub(crate) fn health(address: &str) -> Result<Health> {
     // SAFETY: the address ends with a zero byte, the pointer is to a local.
     let status = unsafe { (nvml.nvmlDeviceGetHandleByPciBusId_v2)(address.as_ptr(), &raw mut device) };
     nvml.check("nvmlDeviceGetHandleByPciBusId", status)?;
+    Ok((nvml, device))
+}
 
+impl Nvml {
+    fn memory(&self, device: Handle) -> Option<Memory> {
+        let mut memory = Memory::default();
+        // SAFETY: the handle is live and the pointer is to a local.
+        (unsafe { (self.nvmlDeviceGetMemoryInfo)(device, &raw mut memory) } == 0).then_some(memory)
+    }
+
+    fn processes(&self, device: Handle) -> Option<Vec<Process>> {
+        let calls =
+            [self.nvmlDeviceGetComputeRunningProcesses_v3, self.nvmlDeviceGetGraphicsRunningProcesses_v3];
+        let mut found = Vec::new();
+        for call in calls {
+            let mut infos = vec![ProcessInfo::default(); MAX_PROCESSES];
+            let mut count = MAX_PROCESSES as c_uint;
+            // SAFETY: the handle is live, and `infos` has room for as many as `count` says.
+            if unsafe { call(device, &raw mut count, infos.as_mut_ptr()) } != 0 {
+                return None;
+            }
+            found.extend(infos.into_iter().take(count as usize).map(|info| Process {
+                pid: info.pid,
+                memory_bytes: (info.memory != c_ulonglong::MAX).then_some(info.memory),
+            }));
+        }
+        found.sort_by_key(|process| process.pid);
+        found.dedup_by_key(|process| process.pid);
+        Some(found)
+    }
+}
+
+/// What uses the device at a PCI address. It needs no context of CUDA, and takes no memory of the device.
+///
+/// # Errors
+/// When the library is missing, or does not know the device.
+pub fn usage(address: &str) -> Result<Usage> {
+    let (nvml, device) = device(address)?;
+    Ok(Usage {
+        health: health_of(nvml, device),
+        memory_bytes: nvml.memory(device).map(|memory| memory.total),
+        processes: nvml.processes(device),
+    })
+}
+
+/// The health of the device at a PCI address.
+pub(crate) fn health(address: &str) -> Result<Health> {
+    device(address).map(|(nvml, device)| health_of(nvml, device))
+}
+
+fn health_of(nvml: &Nvml, device: Handle) -> Health {
     // What a device does not tell (a consumer card has no ECC) is left out.
     let number = |get: &dyn Fn(*mut c_uint) -> Status| {
         let mut value = 0;
@@ -131,10 +216,6 @@ pub(crate) fn health(address: &str) -> Result<Health> {
     // SAFETY: as above.
     let busy =
         (unsafe { (nvml.nvmlDeviceGetUtilizationRates)(device, &raw mut busy) } == 0).then_some(busy.gpu);
-    let mut memory = Memory::default();
-    // SAFETY: as above.
-    let memory =
-        (unsafe { (nvml.nvmlDeviceGetMemoryInfo)(device, &raw mut memory) } == 0).then_some(memory.used);
     let errors = |kind: c_uint| {
         const SINCE_RESET: c_uint = 0;
         let mut count = 0;
@@ -153,14 +234,14 @@ pub(crate) fn health(address: &str) -> Result<Health> {
             &raw mut failed,
         )
     };
-    Ok(Health {
+    Health {
         temperature,
         power: power.map(|milliwatts| f64::from(milliwatts) / 1e3),
         power_limit: power_limit.map(|milliwatts| f64::from(milliwatts) / 1e3),
         busy,
-        memory_used: memory,
+        memory_used: nvml.memory(device).map(|memory| memory.used),
         corrected_errors: errors(0),
         uncorrected_errors: errors(1),
         reset_needed: (status == 0).then_some(pending != 0 || failed != 0),
-    })
+    }
 }

@@ -65,7 +65,9 @@ pub use compiler::{Assemble, AssembleError, CompileError, CompiledKernel, JitCom
 #[cfg(feature = "cpu")]
 pub use cpu::{CpuAccelerator, CpuJITCompiler};
 #[cfg(feature = "cuda")]
-pub use cuda::{CudaAccelerator, CudaAssembler, CudaJITCompiler, assemble, cuda_devices};
+pub use cuda::{
+    CudaAccelerator, CudaAssembler, CudaJITCompiler, CudaUsage, assemble, cuda_devices, cuda_usage,
+};
 pub use vm_accel::{
     Accelerator, Argument, Buffer, DeviceInfo, Error, Extents, Grid, Health, Kernel, Launch, Limits,
     MemoryInfo, MemoryKind, PoolOptions, QueueOptions, Scalar, Session, View, Worker, WorkerOptions,

@@ -63,6 +63,13 @@ impl PciFunction {
         pci_ids::Vendor::from_id(self.ids.vendor).map(|vendor| vendor.name())
     }
 
+    /// The name of its subclass, or else of its class, from the PCI ID database.
+    pub fn class_name(&self) -> Option<&'static str> {
+        let (base, subclass) = (self.class.base(), self.class.subclass());
+        let name = pci_ids::Subclass::from_cid_sid(base, subclass).map(|subclass| subclass.name());
+        name.or_else(|| pci_ids::Class::from_id(base).map(|class| class.name()))
+    }
+
     /// The device's name from the PCI ID database.
     pub fn device_name(&self) -> Option<&'static str> {
         pci_ids::Device::from_vid_pid(self.ids.vendor, self.ids.device).map(|device| device.name())

@@ -11,8 +11,9 @@ use super::Scan;
 use crate::context::Context;
 use crate::describe;
 use crate::failure::Failure;
-use crate::json::{Body, Function, ListedFunction};
+use crate::json::{Body, Function, ListedFunction, Usage};
 use crate::table::{printable, wrap};
+use crate::usage;
 
 /// How long a read of an attribute may take that waits for the function's lock.
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -44,21 +45,29 @@ pub(crate) fn run(context: &mut Context<'_>, args: &InfoArgs) -> Result<(), Fail
             None
         }
     };
+    let usage = usage::of(&host, &[function]).pop().flatten();
     let width = context.width;
     context.print(
         || {
             let listed = Function::new(function, scan.companions(function));
             let listed = Function { driver_override: driver_override.clone(), ..listed };
-            Body::Info { function: Box::new(ListedFunction::new(listed, &readiness)) }
+            let listed = ListedFunction { usage: usage.clone(), ..ListedFunction::new(listed, &readiness) };
+            Body::Info { function: Box::new(listed) }
         },
         || {
-            let text = render(&scan, function, driver_override.clone()) + &readiness.to_string();
+            let text =
+                render(&scan, function, driver_override.clone(), usage.as_ref()) + &readiness.to_string();
             wrap(&text, width)
         },
     )
 }
 
-fn render(scan: &Scan<'_>, function: &PciFunction, driver_override: Option<String>) -> String {
+fn render(
+    scan: &Scan<'_>,
+    function: &PciFunction,
+    driver_override: Option<String>,
+    usage: Option<&Usage>,
+) -> String {
     let mut text = format!("{} {}\n", function.address, describe::name(function));
     let mut line = |name: &str, value: String| {
         // A String takes any write.
@@ -66,8 +75,9 @@ fn render(scan: &Scan<'_>, function: &PciFunction, driver_override: Option<Strin
     };
     let or = |value: &Option<String>, none: &str| value.clone().unwrap_or_else(|| none.to_owned());
     let ids = function.ids;
-    line("type", describe::device_type(function.device_type).into());
-    line("class", format!("{:06x}", function.class.0));
+    line("type", describe::device_type(function).into());
+    let class = function.class_name().map_or_else(String::new, |name| format!(", {name}"));
+    line("class", format!("{:06x}{class}", function.class.0));
     line("IDs", format!("{:04x}:{:04x}, revision {:02x}", ids.vendor, ids.device, ids.revision));
     if ids.subsystem_vendor != 0 {
         line("subsystem", format!("{:04x}:{:04x}", ids.subsystem_vendor, ids.subsystem_device));
@@ -75,6 +85,12 @@ fn render(scan: &Scan<'_>, function: &PciFunction, driver_override: Option<Strin
     line("driver", or(&function.driver, "none"));
     if let Some(driver) = driver_override {
         line("driver override", driver);
+    }
+    if let Some(usage) = usage {
+        line("use", describe::usage(usage));
+        for process in usage.processes.iter().flatten() {
+            line("  process", describe::gpu_process(process));
+        }
     }
     line("IOMMU group", function.iommu_group.map_or_else(|| "none".into(), |group| group.to_string()));
     for companion in scan.companions(function) {

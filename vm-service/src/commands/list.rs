@@ -1,14 +1,16 @@
 //! `list`: the host's accelerators, or all its PCI functions.
 
 use clap::Args;
+use vm_passthrough::PciFunction;
 use vm_passthrough::readiness::ExplainOptions;
 
 use super::Scan;
 use crate::context::Context;
 use crate::describe;
 use crate::failure::Failure;
-use crate::json::{Body, Function, ListedFunction};
+use crate::json::{Body, Function, ListedFunction, Usage};
 use crate::table::Table;
+use crate::usage;
 
 /// Arguments of `list`.
 #[derive(Debug, Args)]
@@ -16,6 +18,9 @@ pub(crate) struct ListArgs {
     /// List every PCI function, not only accelerators
     #[arg(long)]
     pub(crate) all: bool,
+    /// Show what uses each GPU, as its driver tells: time, memory and processes
+    #[arg(long)]
+    pub(crate) usage: bool,
 }
 
 /// Lists functions, each with whether it can be passed to a guest.
@@ -37,13 +42,19 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ListArgs) -> Result<(), Fail
             Err(failure) => Some(Err(failure)),
         })
         .collect::<Result<_, _>>()?;
+    let usage = match args.usage {
+        true => usage::of(&host, &listed.iter().map(|(function, _)| *function).collect::<Vec<_>>()),
+        false => vec![None; listed.len()],
+    };
     let width = context.width;
     context.print(
         || Body::List {
             functions: listed
                 .iter()
-                .map(|(function, readiness)| {
-                    ListedFunction::new(Function::new(function, scan.companions(function)), readiness)
+                .zip(usage.clone())
+                .map(|((function, readiness), usage)| {
+                    let function = Function::new(function, scan.companions(function));
+                    ListedFunction { usage, ..ListedFunction::new(function, readiness) }
                 })
                 .collect(),
         },
@@ -55,14 +66,19 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ListArgs) -> Result<(), Fail
                     "no accelerators found; `vm-service list --all` lists every PCI function\n".into()
                 };
             }
+            if args.usage {
+                let functions = listed.iter().map(|(function, _)| *function);
+                return usage_table(functions.zip(&usage)).fit(width);
+            }
             let mut table =
-                Table::new(["ADDRESS", "NAME", "TYPE", "GROUP", "DRIVER", "LINK", "NUMA", "READY"]);
+                Table::new(["ADDRESS", "ID", "NAME", "TYPE", "GROUP", "DRIVER", "LINK", "NUMA", "READY"]);
             let dash = || "-".to_owned();
             for (function, readiness) in &listed {
                 table.push([
                     function.address.to_string(),
+                    describe::id(function),
                     describe::name(function),
-                    describe::device_type(function.device_type).into(),
+                    describe::device_type(function).into(),
                     function.iommu_group.map_or_else(dash, |group| group.to_string()),
                     function.driver.clone().unwrap_or_else(dash),
                     function.link.map_or_else(dash, describe::link),
@@ -75,4 +91,19 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ListArgs) -> Result<(), Fail
             table.fit(width)
         },
     )
+}
+
+/// What uses each function.
+fn usage_table<'a>(functions: impl Iterator<Item = (&'a PciFunction, &'a Option<Usage>)>) -> Table<4> {
+    let mut table = Table::new(["ADDRESS", "NAME", "USE", "PROCESSES"]);
+    for (function, usage) in functions {
+        let processes = usage.iter().filter_map(|usage| usage.processes.as_ref()).flatten();
+        table.push([
+            function.address.to_string(),
+            describe::name(function),
+            usage.as_ref().map_or_else(|| "-".into(), describe::usage),
+            processes.map(describe::gpu_process).collect::<Vec<_>>().join("; "),
+        ]);
+    }
+    table
 }

@@ -28,6 +28,8 @@ pub struct Function {
     pub revision: String,
     /// Class code, six hexadecimal digits.
     pub class: String,
+    /// Name of its class from the PCI ID database.
+    pub class_name: Option<String>,
     /// Number of its IOMMU group, null when no IOMMU translates for it.
     pub iommu_group: Option<u32>,
     /// Other functions of its IOMMU group.
@@ -229,6 +231,7 @@ impl Function {
             subsystem_id: format!("{:04x}", ids.subsystem_device),
             revision: format!("{:02x}", ids.revision),
             class: format!("{:06x}", function.class.0),
+            class_name: function.class_name().map(str::to_owned),
             iommu_group: function.iommu_group,
             companions: companions.map(|companion| companion.address.to_string()).collect(),
             driver: function.driver.clone(),

@@ -11,8 +11,8 @@ fn lists_accelerators() {
         &workstation().plain_host(),
         "list",
         "
-ADDRESS       NAME                                         TYPE        GROUP  DRIVER  LINK         NUMA  READY
-0000:01:00.0  NVIDIA Corporation AD102 [GeForce RTX 4090]  GPU NVIDIA  13     nvidia  2.5 GT/s x8  0     yes
+ADDRESS       ID         NAME                                         TYPE        GROUP  DRIVER  LINK         NUMA  READY
+0000:01:00.0  10de:2684  NVIDIA Corporation AD102 [GeForce RTX 4090]  GPU NVIDIA  13     nvidia  2.5 GT/s x8  0     yes
 ",
     );
 }
@@ -23,14 +23,14 @@ fn lists_every_function() {
         &workstation().plain_host(),
         "list --all",
         "
-ADDRESS       NAME                                                                  TYPE        GROUP  DRIVER         LINK         NUMA  READY
-0000:00:01.0  Intel Corporation 7500/5520/5500/X58 I/O Hub PCI Express Root Port 0  bridge      1      pcieport       16 GT/s x16  -     not-an-endpoint
-0000:00:06.0  Intel Corporation 7500/5520/5500/X58 I/O Hub PCI Express Root Port 0  bridge      2      pcieport       16 GT/s x16  -     not-an-endpoint
-0000:00:1c.0  Intel Corporation 7500/5520/5500/X58 I/O Hub PCI Express Root Port 0  bridge      3      pcieport       16 GT/s x16  -     not-an-endpoint
-0000:01:00.0  NVIDIA Corporation AD102 [GeForce RTX 4090]                           GPU NVIDIA  13     nvidia         2.5 GT/s x8  0     yes
-0000:01:00.1  NVIDIA Corporation AD102 High Definition Audio Controller             other       13     snd_hda_intel  -            -     yes
-0000:02:00.0  Samsung Electronics Co Ltd NVMe SSD Controller PM9A1/PM9A3/980PRO     NVMe        14     nvme           16 GT/s x4   -     yes
-0000:03:00.0  Intel Corporation 82574L Gigabit Network Connection                   network     15     igc            2.5 GT/s x1  -     yes
+ADDRESS       ID         NAME                                                                  TYPE          GROUP  DRIVER         LINK         NUMA  READY
+0000:00:01.0  8086:3420  Intel Corporation 7500/5520/5500/X58 I/O Hub PCI Express Root Port 0  bridge        1      pcieport       16 GT/s x16  -     not-an-endpoint
+0000:00:06.0  8086:3420  Intel Corporation 7500/5520/5500/X58 I/O Hub PCI Express Root Port 0  bridge        2      pcieport       16 GT/s x16  -     not-an-endpoint
+0000:00:1c.0  8086:3420  Intel Corporation 7500/5520/5500/X58 I/O Hub PCI Express Root Port 0  bridge        3      pcieport       16 GT/s x16  -     not-an-endpoint
+0000:01:00.0  10de:2684  NVIDIA Corporation AD102 [GeForce RTX 4090]                           GPU NVIDIA    13     nvidia         2.5 GT/s x8  0     yes
+0000:01:00.1  10de:22ba  NVIDIA Corporation AD102 High Definition Audio Controller             Audio device  13     snd_hda_intel  -            -     yes
+0000:02:00.0  144d:a80a  Samsung Electronics Co Ltd NVMe SSD Controller PM9A1/PM9A3/980PRO     NVMe          14     nvme           16 GT/s x4   -     yes
+0000:03:00.0  8086:10d3  Intel Corporation 82574L Gigabit Network Connection                   network       15     igc            2.5 GT/s x1  -     yes
 ",
     );
 }
@@ -59,7 +59,7 @@ fn shows_a_function_in_full() {
         "
 0000:01:00.0 NVIDIA Corporation AD102 [GeForce RTX 4090]
   type             GPU NVIDIA
-  class            030000
+  class            030000, VGA compatible controller
   IDs              10de:2684, revision a1
   subsystem        1043:889a
   driver           nvidia
@@ -103,6 +103,7 @@ fn shows_a_function_in_json() {
     "subsystem_id": "889a",
     "revision": "a1",
     "class": "030000",
+    "class_name": "VGA compatible controller",
     "iommu_group": 13,
     "companions": [
       "0000:01:00.1"
@@ -163,7 +164,8 @@ fn shows_a_function_in_json() {
     "upstream": "0000:00:01.0",
     "boot_display": false,
     "ready": true,
-    "blockers": []
+    "blockers": [],
+    "usage": null
   }
 }
 "#,

@@ -70,8 +70,8 @@ fn lines_fit_the_terminal() {
     let shown = on_terminal(Some(&sim), "list", 60, &[]);
     assert_eq!(
         shown,
-        "ADDRESS       NAME\n  TYPE        GROUP  DRIVER  LINK         NUMA  READY\n\
-         0000:01:00.0  NVIDIA Corporation AD102 [GeForce RTX 4090]\n  GPU NVIDIA  13     nvidia  2.5 GT/s x8  0     yes\n"
+        "ADDRESS       ID\n  NAME                                         TYPE\n  GROUP  DRIVER  LINK         NUMA  READY\n\
+         0000:01:00.0  10de:2684\n  NVIDIA Corporation AD102 [GeForce RTX 4090]  GPU NVIDIA\n  13     nvidia  2.5 GT/s x8  0     yes\n"
     );
 }
 
