@@ -1,7 +1,7 @@
 //! `run`: boots a guest in the foreground with its devices, and gives them back when it ends, however it ends.
 //!
 //! ```text
-//! guest file ─▶ recover ─▶ scan, explain ─▶ machine ─▶ instance: claim … boot … release ─▶ report
+//! guest file ─▶ recover ─▶ scan, explain ─▶ machine ─▶ instance: boot, claim … release ─▶ report
 //! └────────── nothing of a device is touched ───────┘
 //! ```
 
@@ -189,7 +189,8 @@ fn devices(
         backend: args.backend.map(Backend::from),
         without_reset: args.accept.contains(&Accept::NoReset),
     };
-    Ok(Devices::new(manager, config.devices.clone(), options))
+    let functions = config.devices.iter().map(|&address| scan.function(address).cloned());
+    Ok(Devices::new(manager, functions.collect::<Result<_, _>>()?, options))
 }
 
 /// The guest as its file and the command line describe it.

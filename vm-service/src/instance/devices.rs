@@ -1,19 +1,20 @@
-//! The devices of a guest: claimed, opened and attached before it runs, detached and released after.
+//! The devices of a guest: claimed, opened and attached while it boots, detached and released after.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 
 use vm_passthrough::claim::ClaimOptions;
-use vm_passthrough::guest::{self, DeviceError, VfioPciDevice};
+use vm_passthrough::guest::{self, DeviceError, KvmVmm, VfioPciDevice};
 use vm_passthrough::vfio::{
     self, AddressSpace as _, Backend, DeviceFile, MSI_IRQ, MSIX_IRQ, Presence, Space, VfioDevice, VfioError,
 };
-use vm_passthrough::{PassthroughDevice as _, PassthroughManager, PciAddress};
+use vm_passthrough::{PassthroughDevice as _, PassthroughManager, PciAddress, PciFunction};
 
 use super::state::{Action, Detached, Event};
-use super::watch::Watched;
+use super::watch::{Watch, Watched};
 use crate::limits;
-use crate::vmm::{Machine, MachineError};
+use crate::vmm::{ExpectedFunction, Machine, MachineError, Slots};
 
 /// How devices are taken.
 #[derive(Debug)]
@@ -33,35 +34,69 @@ pub(crate) struct Devices {
     /// There while a device is open.
     space: Option<Arc<Space>>,
     manager: PassthroughManager,
-    addresses: Vec<PciAddress>,
+    /// As they were found before they were claimed.
+    functions: Vec<PciFunction>,
     options: DeviceOptions,
-    /// What is to be watched once the guest runs.
-    pub(super) watched: Vec<Watched>,
+    /// The machine, while there is one.
+    machine: Option<(Arc<KvmVmm>, Slots)>,
+    /// What watches the devices that are attached, and what it needs of those that are not yet.
+    watch: Option<Watch>,
+    watched: BTreeMap<PciAddress, Watched>,
     /// How many interrupt vectors those that were opened have.
     vectors: u64,
 }
 
 impl Devices {
-    /// The devices at `addresses`, which `manager` claims; none is touched yet.
+    /// The devices that were found as `functions`, which `manager` claims; none is touched yet.
     pub(crate) fn new(
         manager: PassthroughManager,
-        addresses: Vec<PciAddress>,
+        functions: Vec<PciFunction>,
         options: DeviceOptions,
     ) -> Self {
-        let (open, watched) = (BTreeMap::new(), Vec::new());
-        Self { open, space: None, manager, addresses, options, watched, vectors: 0 }
+        let (open, watched) = (BTreeMap::new(), BTreeMap::new());
+        let (space, machine, watch) = (None, None, None);
+        Self { open, space, manager, functions, options, machine, watch, watched, vectors: 0 }
     }
 
-    pub(super) fn addresses(&self) -> &[PciAddress] {
-        &self.addresses
+    pub(super) fn addresses(&self) -> Vec<PciAddress> {
+        self.functions.iter().map(|function| function.address).collect()
     }
 
-    /// Does what is to be done with a device, and answers what came of it. The machine is there until the guest runs.
-    pub(super) fn perform(&mut self, action: Action, machine: Option<&Machine>) -> Option<Event> {
+    /// Makes room for them in the guest's machine.
+    ///
+    /// # Errors
+    /// When there are too many.
+    pub(super) fn announce(&mut self, machine: &Machine) -> Result<(), MachineError> {
+        self.machine = Some((machine.vmm(), machine.slots()));
+        self.functions.iter().try_for_each(|function| machine.expect(ExpectedFunction::of(function)))
+    }
+
+    /// Watches them, from when they are attached.
+    ///
+    /// # Errors
+    /// When this process has no threads or descriptors left.
+    pub(super) fn watch(&mut self, events: Sender<Event>) -> Result<(), String> {
+        let watch = Watch::start(events);
+        let failed =
+            |error| format!("the devices can't be watched: {error}; raise `ulimit -n` and `ulimit -u`");
+        self.watch = Some(watch.map_err(failed)?);
+        Ok(())
+    }
+
+    /// Lets go of the machine, which is dropped.
+    pub(super) fn leave(&mut self) {
+        self.machine = None;
+        if let Some(watch) = self.watch.take() {
+            watch.end();
+        }
+    }
+
+    /// Does what is to be done with a device, and answers what came of it.
+    pub(super) fn perform(&mut self, action: Action) -> Option<Event> {
         Some(match action {
             Action::Claim(address) => Event::Claimed(address, self.claim(address)),
-            Action::Open(address) => Event::Opened(address, self.open(address, machine)),
-            Action::Attach(address) => Event::Attached(address, self.of(address, VfioPciDevice::attach)),
+            Action::Open(address) => Event::Opened(address, self.open(address)),
+            Action::Attach(address) => Event::Attached(address, self.attach(address)),
             Action::StopDevices => {
                 for (address, device) in &self.open {
                     if let Err(error) = device.stop() {
@@ -109,27 +144,38 @@ impl Devices {
         claimed.map(|claimed| claimed.target).map_err(|error| error.to_string())
     }
 
-    /// Opens a claimed device, and puts it into the machine.
-    fn open(&mut self, address: PciAddress, machine: Option<&Machine>) -> Result<Backend, String> {
-        let machine = machine.ok_or_else(|| MachineError::Unusable.to_string())?;
+    /// Opens a claimed device.
+    fn open(&mut self, address: PciAddress) -> Result<Backend, String> {
+        let (vmm, _) = self.machine.as_ref().ok_or_else(|| MachineError::Unusable.to_string())?;
         let host = self.manager.host();
         let space = match &self.space {
             Some(space) => space.clone(),
-            None => vfio::open_space(host, &self.addresses, self.options.backend)
+            None => vfio::open_space(host, &self.addresses(), self.options.backend)
                 .map_err(|error| error.to_string())?,
         };
         self.space = Some(space.clone());
         let claimed = self.manager.claimed(address).ok_or_else(|| format!("{address} is not claimed"))?;
         let file = claimed.open(&space).map_err(|error| error.to_string())?;
-        self.watched.push(watch_over(&file)?);
+        self.watched.insert(address, watch_over(&file)?);
         self.vectors += vectors_of(&*file).map_err(|error| error.to_string())?;
         limits::check_vectors(self.vectors)?;
         let options = guest::DeviceOptions::default().without_reset(self.options.without_reset);
-        let device = VfioPciDevice::with_options(file, space.clone(), machine.vmm(), options)
+        let device = VfioPciDevice::with_options(file, space.clone(), vmm.clone(), options)
             .map_err(|error| format!("{address}: {error}"))?;
-        machine.add_device(device.clone()).map_err(|error| error.to_string())?;
         self.open.insert(address, device);
         Ok(space.backend())
+    }
+
+    /// Attaches an open device, puts it into the machine, and watches it.
+    fn attach(&mut self, address: PciAddress) -> Result<(), String> {
+        self.of(address, VfioPciDevice::attach)?;
+        let (_, slots) = self.machine.as_ref().ok_or_else(|| MachineError::Unusable.to_string())?;
+        let device = self.open.get(&address).ok_or_else(|| format!("{address} is not open"))?;
+        slots.arrive(device.clone()).map_err(|error| error.to_string())?;
+        if let (Some(watch), Some(watched)) = (&self.watch, self.watched.remove(&address)) {
+            watch.add(watched);
+        }
+        Ok(())
     }
 }
 

@@ -1,4 +1,4 @@
-//! A guest from its first claim until all is given back: claim, open, attach, boot, end, detach, release.
+//! A guest from its start until all is given back: boot, claim, open, attach, end, detach, release.
 //!
 //! What is done when is decided by [`state`], which does nothing itself. An [`Instance`] does what that says, one action after
 //! the other, and reports what came of each; whoever runs it hears of all as [`Progress`]. Instances share nothing: a process
@@ -16,37 +16,30 @@ use std::time::{Duration, Instant};
 
 pub(crate) use devices::{DeviceOptions, Devices};
 use state::{Action, Event, State};
-use watch::Watch;
 
 use crate::config::GuestConfig;
 use crate::vmm::{Machine, MachineError, MachineOptions, RunReport, Stop};
 
-/// What an instance is at.
+/// What happened to an instance.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Progress<'a> {
-    /// It begins with an action.
-    Begins(Action),
-    /// Something happened.
-    Happened {
-        /// What.
-        event: &'a Event,
-        /// How long the action took that it answers.
-        took: Duration,
-        /// Whether what failed is tried once more.
-        is_retried: bool,
-    },
+pub(crate) struct Progress<'a> {
+    /// What.
+    pub(crate) event: &'a Event,
+    /// How long the action took that it answers.
+    pub(crate) took: Duration,
+    /// Whether what failed is tried once more.
+    pub(crate) is_retried: bool,
 }
 
 /// A guest, and what it needs to live.
 pub(crate) struct Instance {
     stop: Stop,
-    /// `None` while the guest runs, and once the machine is dropped.
+    /// `None` while the guest runs, and once it is dropped.
     machine: Option<Machine>,
     /// The thread in which the guest runs.
     running: Option<JoinHandle<Machine>>,
     /// `None` for a guest without any.
     devices: Option<Devices>,
-    watch: Option<Watch>,
     events: (Sender<Event>, Receiver<Event>),
 }
 
@@ -58,20 +51,21 @@ impl Instance {
     pub(crate) fn new(
         config: &GuestConfig,
         options: MachineOptions,
-        devices: Option<Devices>,
+        mut devices: Option<Devices>,
         stop: &Stop,
     ) -> Result<Self, MachineError> {
         let machine = Machine::new(config, MachineOptions { stop: Some(stop.clone()), ..options })?;
+        devices.as_mut().map_or(Ok(()), |devices| devices.announce(&machine))?;
         let (stop, machine) = (stop.clone(), Some(machine));
-        Ok(Self { stop, machine, running: None, devices, watch: None, events: channel() })
+        Ok(Self { stop, machine, running: None, devices, events: channel() })
     }
 
-    /// Runs the guest, from its first claim until all is given back, and tells `observe` how it goes.
+    /// Runs the guest, from its start until all is given back, and tells `observe` how it goes.
     ///
     /// # Errors
     /// All that failed.
     pub(crate) fn run(mut self, mut observe: impl FnMut(Progress<'_>)) -> Result<RunReport, Vec<String>> {
-        let mut state = State::new(self.devices.as_ref().map_or(&[], Devices::addresses));
+        let mut state = State::new(&self.devices.as_ref().map(Devices::addresses).unwrap_or_default());
         let mut answers = VecDeque::from([(Event::Start, Duration::ZERO)]);
         let mut stop_told = false;
         while !state.is_over() {
@@ -79,9 +73,8 @@ impl Instance {
             let (after, actions) = state.step(&event);
             let is_retried = after.retries(&event);
             state = after;
-            observe(Progress::Happened { event: &event, took, is_retried });
+            observe(Progress { event: &event, took, is_retried });
             for action in actions {
-                observe(Progress::Begins(action));
                 let begun = Instant::now();
                 let answer = self.perform(action);
                 answers.extend(answer.map(|answer| (answer, begun.elapsed())));
@@ -99,52 +92,47 @@ impl Instance {
         if self.stop.requested() && !std::mem::replace(stop_told, true) {
             return (Event::Stop, Duration::ZERO);
         }
-        // Without an answer only the guest's end is waited for. This has a sender too, so there is always one.
+        // Without an answer only what the guest does is waited for. This has a sender too, so there is always one.
         answers.pop_front().unwrap_or_else(|| (events.recv().unwrap_or(Event::Stop), Duration::ZERO))
     }
 
     /// Does what is to be done, and answers what came of it.
     fn perform(&mut self, action: Action) -> Option<Event> {
         match action {
-            Action::Boot => return self.boot().err().map(|error| Event::Ended(Err(error))),
+            Action::Boot => return Some(Event::Booted(self.boot())),
             Action::StopGuest => {
                 self.stop.request();
                 return None;
             }
             Action::DropMachine => {
-                if let Some(devices) = &mut self.devices {
-                    devices.watched.clear();
-                }
                 drop(self.running.take().map(JoinHandle::join));
                 drop(self.machine.take());
-                if let Some(watch) = self.watch.take() {
-                    watch.end();
+                if let Some(devices) = &mut self.devices {
+                    devices.leave();
                 }
                 return Some(Event::MachineDropped);
             }
             _ => {}
         }
-        self.devices.as_mut()?.perform(action, self.machine.as_ref())
+        self.devices.as_mut()?.perform(action)
     }
 
-    /// Has the guest run in a thread of its own, with its devices watched.
+    /// Has the guest run in a thread of its own, with its devices watched as they come.
     ///
     /// # Errors
     /// When this process has no threads or descriptors left.
     fn boot(&mut self) -> Result<(), String> {
         let (events, _) = &self.events;
         if let Some(devices) = &mut self.devices {
-            let watch = Watch::start(std::mem::take(&mut devices.watched), events.clone());
-            let no_watch =
-                |error| format!("the devices can't be watched: {error}; raise `ulimit -n` and `ulimit -u`");
-            self.watch = Some(watch.map_err(no_watch)?);
+            devices.watch(events.clone())?;
         }
         let (events, stop) = (events.clone(), self.stop.clone());
         let mut machine = self.machine.take().ok_or_else(|| MachineError::Unusable.to_string())?;
         let run = move || {
-            let ran = catch_unwind(AssertUnwindSafe(|| machine.run(&stop)));
+            // The instance waits for both.
+            let on_start = || drop(events.send(Event::Started(Instant::now())));
+            let ran = catch_unwind(AssertUnwindSafe(|| machine.run_and_tell(&stop, on_start)));
             let ran = ran.unwrap_or(Err(MachineError::Panicked { what: "guest's" }));
-            // The instance waits for it.
             let _ = events.send(Event::Ended(ran.map_err(|error| error.to_string())));
             machine
         };

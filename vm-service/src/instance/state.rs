@@ -7,13 +7,16 @@
 //! machine:  Made ─Boot▶ Running ─Ended▶ Halted ─DropMachine▶ Gone
 //! ```
 //!
-//! * All devices are claimed before the first is opened, and all are attached before the guest boots.
+//! * The guest boots first, and its devices come to it while it runs: the machine holds who reaches for one of them until all
+//!   are attached. All are claimed before the first is opened.
 //! * A failure, a stop or the guest's end turns everything back, from wherever it has come to. A guest that runs is stopped
 //!   first; then the machine goes, which holds the devices open; then all devices are stopped, as functions of one slot may
 //!   have no reset but a common one; then each is detached, those first that the host wants back, which waits for them.
 //! * Devices are closed when all are detached. One that the host took away is closed at once.
 //! * A claim is released when none of its functions is open. What can't be detached or released is tried once more when all
 //!   else is released; what fails then is reported, and stays in the ledger.
+
+use std::time::Instant;
 
 use vm_passthrough::PciAddress;
 use vm_passthrough::vfio::Backend;
@@ -29,10 +32,14 @@ pub(crate) enum Event {
     Stop,
     /// A device was claimed: by the claim of this function, which may be an earlier one that covers it.
     Claimed(PciAddress, Result<PciAddress, String>),
-    /// It was opened, and is in the machine.
+    /// It was opened.
     Opened(PciAddress, Result<Backend, String>),
-    /// It was attached. One that failed to be may be attached in part.
+    /// It was attached, and is in the machine. One that failed to be may be attached in part.
     Attached(PciAddress, Result<(), String>),
+    /// The guest was booted: its program is loaded, and it starts then.
+    Booted(Result<(), String>),
+    /// The guest started, then.
+    Started(Instant),
     /// The guest does not run any more, or did not start.
     Ended(Result<RunReport, String>),
     /// The host takes a device away, and waits for it.
@@ -60,16 +67,16 @@ pub(crate) enum Detached {
     Unreset,
 }
 
-/// What is to be done. Each but the two that say otherwise is answered by an event, and nothing else is to be done meanwhile.
+/// What is to be done. Each but the one that says otherwise is answered by an event, and nothing else is to be done meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Claim a device, unless an earlier claim covers it.
     Claim(PciAddress),
-    /// Open it, and put it into the machine.
+    /// Open it.
     Open(PciAddress),
-    /// Attach it.
+    /// Attach it, and put it into the machine.
     Attach(PciAddress),
-    /// Let the guest run, and report it when it [ends](Event::Ended).
+    /// Let the guest run, and report it when it has [started](Event::Started) and when it [ends](Event::Ended).
     Boot,
     /// End the guest; it [ends](Event::Ended) then.
     StopGuest,
@@ -92,12 +99,18 @@ impl Event {
             Self::Claimed(address, _) => Some(Action::Claim(address)),
             Self::Opened(address, _) => Some(Action::Open(address)),
             Self::Attached(address, _) => Some(Action::Attach(address)),
+            Self::Booted(_) => Some(Action::Boot),
             Self::MachineDropped => Some(Action::DropMachine),
             Self::DevicesStopped(_) => Some(Action::StopDevices),
             Self::Detached(address, _) => Some(Action::Detach(address)),
             Self::Closed(address) => Some(Action::Close(address)),
             Self::Released(address, _) => Some(Action::Release(address)),
-            Self::Start | Self::Stop | Self::Ended(_) | Self::WantedBack(_) | Self::Lost(..) => None,
+            Self::Start
+            | Self::Stop
+            | Self::Started(_)
+            | Self::Ended(_)
+            | Self::WantedBack(_)
+            | Self::Lost(..) => None,
         }
     }
 
@@ -217,8 +230,9 @@ impl State {
         match action {
             Some(Action::Boot) => self.machine = Machine::Running,
             Some(Action::StopGuest) => self.machine = Machine::Stopping,
-            action => self.pending = self.pending.or(action),
+            _ => {}
         }
+        self.pending = self.pending.or(action.filter(|action| *action != Action::StopGuest));
         (self, action.into_iter().collect())
     }
 
@@ -267,6 +281,10 @@ impl State {
                 }
             }
             Event::Claimed(_, Err(error)) | Event::Opened(_, Err(error)) => self.fail(error),
+            Event::Booted(Err(error)) => {
+                self.machine = Machine::Halted;
+                self.fail(error);
+            }
             Event::Ended(ran) => {
                 if matches!(self.machine, Machine::Running | Machine::Stopping) {
                     (self.machine, self.ending) = (Machine::Halted, true);
@@ -280,7 +298,7 @@ impl State {
                 self.ending = true;
                 self.want([*address]);
             }
-            Event::Lost(..) => {}
+            Event::Booted(Ok(())) | Event::Started(_) | Event::Lost(..) => {}
             Event::MachineDropped => self.machine = Machine::Gone,
             Event::DevicesStopped(wanted) => {
                 self.devices_stopped = true;
@@ -309,16 +327,15 @@ impl State {
         if !self.ending { self.forward() } else { self.back() }
     }
 
-    /// Towards a guest that runs.
+    /// Towards a guest that runs, and has its devices.
     fn forward(&self) -> Option<Action> {
-        if self.machine != Machine::Made {
-            return None;
+        if self.machine == Machine::Made {
+            return Some(Action::Boot);
         }
         let first = |phase| self.devices.iter().find(|device| device.phase == phase);
         let next = first(Phase::Idle).map(|device| Action::Claim(device.address));
         let next = next.or_else(|| first(Phase::Open).map(|device| Action::Attach(device.address)));
-        let next = next.or_else(|| first(Phase::Claimed).map(|device| Action::Open(device.address)));
-        next.or(Some(Action::Boot))
+        next.or_else(|| first(Phase::Claimed).map(|device| Action::Open(device.address)))
     }
 
     /// Towards one of which nothing is left.

@@ -1,17 +1,25 @@
-//! Instances on this host's `/dev/kvm`, without devices. Where it does not open, these tests say so and pass.
+//! Instances on this host's `/dev/kvm`, without devices, and with one of a simulated host, which can be claimed and not opened.
+//! Where KVM does not open, these tests say so and pass.
 
-use std::io;
+use std::thread::sleep;
+
+use vm_passthrough::claim::ClaimOptions;
+use vm_passthrough::sim::{SimDrivers, SimFunction, SimHost};
+use vm_passthrough::{PassthroughManager, PciAddress};
 
 use super::*;
 use crate::config::Boot;
+use crate::vmm::tests::Screen;
 use crate::vmm::tests::guest::Asm;
 use crate::vmm::{Console, End, OnReboot};
 
-/// What began in an instance, and how it ended.
-type Lived = (Vec<Action>, Result<End, Vec<String>>);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What happened to an instance, and how it ended.
+type Lived = (Vec<String>, Result<End, Vec<String>>);
 
 /// Runs a guest in a thread of its own.
-fn start(guest: Asm, stop: &Stop) -> Option<JoinHandle<Lived>> {
+fn start(guest: Asm, devices: Option<Devices>, screen: &Screen, stop: &Stop) -> Option<JoinHandle<Lived>> {
     if let Err(error) = std::fs::File::options().read(true).write(true).open("/dev/kvm") {
         println!("skipped: /dev/kvm does not open: {error}");
         return None;
@@ -27,18 +35,18 @@ fn start(guest: Asm, stop: &Stop) -> Option<JoinHandle<Lived>> {
         vsock: None,
         disks: Vec::new(),
     };
-    let console = Console { output: Box::new(io::sink()), input: None };
+    let console = Console { output: Box::new(screen.clone()), input: None };
     let options = MachineOptions { console, on_reboot: OnReboot::End, ..MachineOptions::default() };
-    let instance = Instance::new(&config, options, None, stop).expect("a machine");
+    let instance = Instance::new(&config, options, devices, stop).expect("a machine");
     Some(std::thread::spawn(move || {
         // It is loaded while the instance lives.
         let _kernel = kernel;
-        let mut begun = Vec::new();
-        let ran = instance.run(|progress| match progress {
-            Progress::Begins(action) => begun.push(action),
-            Progress::Happened { .. } => {}
+        let mut happened = Vec::new();
+        let ran = instance.run(|Progress { event, .. }| {
+            let event = format!("{event:?}");
+            happened.extend(event.split('(').next().map(str::to_owned));
         });
-        (begun, ran.map(|report| report.end))
+        (happened, ran.map(|report| report.end))
     }))
 }
 
@@ -47,14 +55,57 @@ fn several_guests_live_in_one_process_and_end_apart() {
     let stops = [(); 3].map(|()| Stop::new().expect("an eventfd"));
     let [own, asked, early] = &stops;
     early.request();
+    let start = |guest, stop| start(guest, None, &Screen::default(), stop);
     let Some(spins) = start(Asm::default().spin(), asked) else { return };
     let powers_off = start(Asm::default().power_off(), own).expect("a guest");
     let stopped_early = start(Asm::default().spin(), early).expect("a guest");
     let end = |guest: JoinHandle<Lived>| guest.join().expect("no panic");
-    assert_eq!(end(powers_off), (vec![Action::Boot, Action::DropMachine], Ok(End::Shutdown)));
-    assert_eq!(end(stopped_early), (vec![Action::DropMachine], Ok(End::Stopped)));
+    let (mut happened, ran) = end(powers_off);
+    // Whoever boots it may hear of that after it has ended.
+    happened.retain(|event| event != "Booted");
+    assert_eq!((happened.join(" ").as_str(), ran), ("Start Started Ended MachineDropped", Ok(End::Shutdown)));
+    let (happened, ran) = end(stopped_early);
+    assert_eq!((happened.join(" ").as_str(), ran), ("Stop Start MachineDropped", Ok(End::Stopped)));
     assert!(!spins.is_finished());
     asked.request();
-    let (begun, ran) = end(spins);
-    assert_eq!((begun.first(), ran), (Some(&Action::Boot), Ok(End::Stopped)));
+    let (happened, ran) = end(spins);
+    assert_eq!((happened.contains(&"Started".to_owned()), ran), (true, Ok(End::Stopped)));
+}
+
+#[test]
+fn a_guest_boots_while_its_device_is_claimed_and_ends_with_what_fails() {
+    const DEVICE: u64 = 0xe010_0000;
+    let check = |stops: bool, expect: &str| {
+        let sim = SimHost::new().expect("a host");
+        let address: PciAddress = "0000:01:00.0".parse().expect("an address");
+        sim.add(&SimFunction::nvme(address).group(1).driver("nvme")).expect("a function");
+        let (drivers, screen, stop) =
+            (SimDrivers::new(&sim), Screen::default(), Stop::new().expect("an eventfd"));
+        // No driver lets go of it before the guest waits for it.
+        let (seen, asks, started) = (screen.clone(), stop.clone(), Instant::now());
+        drivers.observe(move || {
+            while seen.text() != "id " && started.elapsed() < PATIENCE {
+                sleep(Duration::from_millis(1));
+            }
+            if stops {
+                asks.request();
+            }
+        });
+        let mut manager = PassthroughManager::with_host(drivers.host()).expect("a manager");
+        let functions = manager.scan_devices().expect("a scan").to_vec();
+        let claim = ClaimOptions::default();
+        let options = DeviceOptions { claim, backend: None, without_reset: false };
+        let devices = Devices::new(manager, functions, options);
+        let guest = Asm::default().load32(DEVICE).print("id ").load32(DEVICE + 0x10).print("bar").power_off();
+        let Some(guest) = start(guest, Some(devices), &screen, &stop) else { return };
+        let (happened, ran) = guest.join().expect("no panic");
+        assert_eq!(screen.text(), "id ");
+        let ran = ran.map_or_else(|errors| errors.join(";"), |end| end.to_string());
+        assert!(ran.contains(expect), "{ran}");
+        assert!(happened.join(" ").ends_with("MachineDropped Released"), "{happened:?}");
+        assert_eq!(sim.driver_of(address).as_deref(), Some("nvme"));
+    };
+    check(true, "the guest was stopped");
+    // The simulated host has no VFIO.
+    check(false, "VFIO_GET_API_VERSION");
 }

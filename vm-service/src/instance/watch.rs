@@ -1,11 +1,11 @@
-//! Watches a guest's devices while it runs: the host may want one back, and one may be lost.
+//! Watches a guest's devices while they are open: the host may want one back, and one may be lost.
 //!
 //! A function that is unplugged, or that somebody unbinds from vfio-pci, is kept by the Linux kernel for as long as this
 //! process has it open, with whoever asked for it waiting. One may stop answering without that, too.
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -33,35 +33,43 @@ pub(super) struct Watched {
 /// Watches devices until it is ended.
 #[derive(Debug)]
 pub(super) struct Watch {
-    end: OwnedFd,
+    devices: Sender<Watched>,
+    /// Written to when something was sent, or the sender is gone.
+    wake: OwnedFd,
     thread: JoinHandle<()>,
 }
 
 impl Watch {
-    /// Starts to watch: each device that the host wants back, or that is lost, is sent to `events` once.
+    /// Starts to watch what is [added](Self::add): each device that the host wants back, or that is lost, is sent to `events`
+    /// once.
     ///
     /// # Errors
     /// When this process has no descriptors or threads left.
-    pub(super) fn start(devices: Vec<Watched>, events: Sender<Event>) -> io::Result<Self> {
-        Self::every(INTERVAL, devices, events)
+    pub(super) fn start(events: Sender<Event>) -> io::Result<Self> {
+        Self::every(INTERVAL, events)
     }
 
-    fn every(interval: Duration, devices: Vec<Watched>, events: Sender<Event>) -> io::Result<Self> {
-        let end = event()?;
-        let ended = end.try_clone()?;
+    fn every(interval: Duration, events: Sender<Event>) -> io::Result<Self> {
+        let wake = event()?;
+        let woken = wake.try_clone()?;
+        let (devices, added) = channel();
         let thread = std::thread::Builder::new()
             .name("devices".into())
-            .spawn(move || watch(interval, devices, &ended, &events))?;
-        Ok(Self { end, thread })
+            .spawn(move || watch(interval, &added, &woken, &events))?;
+        Ok(Self { devices, wake, thread })
+    }
+
+    /// Watches a device, too.
+    pub(super) fn add(&self, device: Watched) {
+        // A thread that has ended has said why.
+        let _ = self.devices.send(device);
+        wake(&self.wake);
     }
 
     /// Ends it. All that it saw was sent then.
     pub(super) fn end(self) {
-        // It can't be full: nothing else writes to it.
-        if let Err(error) = rustix::io::write(&self.end, &1u64.to_ne_bytes()) {
-            tracing::error!(%error, "the watch over the devices can't be ended");
-            return;
-        }
+        drop(self.devices);
+        wake(&self.wake);
         let until = Instant::now() + DEADLINE;
         while !self.thread.is_finished() {
             if Instant::now() >= until {
@@ -86,16 +94,30 @@ fn event() -> io::Result<OwnedFd> {
     Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
-fn watch(interval: Duration, mut devices: Vec<Watched>, ended: &OwnedFd, events: &Sender<Event>) {
+/// Wakes who polls an eventfd.
+fn wake(event: &OwnedFd) {
+    // It fails only when the counter is full, and then it is readable.
+    let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+}
+
+fn watch(interval: Duration, added: &Receiver<Watched>, woken: &OwnedFd, events: &Sender<Event>) {
+    let mut devices: Vec<Watched> = Vec::new();
     // Those that did not answer when they were last asked: once may be a reset.
     let mut missing: Vec<PciAddress> = Vec::new();
     let timeout = Timespec { tv_sec: interval.as_secs() as i64, tv_nsec: interval.subsec_nanos().into() };
-    while !devices.is_empty() {
-        let mut fds = vec![PollFd::new(ended, PollFlags::IN)];
+    loop {
+        loop {
+            match added.try_recv() {
+                Ok(device) => devices.push(device),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => return,
+            }
+        }
+        let mut fds = vec![PollFd::new(woken, PollFlags::IN)];
         let heard = devices.iter().filter_map(|device| Some((device.address, device.wanted.as_ref()?)));
         let (addresses, wanted): (Vec<_>, Vec<_>) = heard.unzip();
         fds.extend(wanted.into_iter().map(|event| PollFd::new(event, PollFlags::IN)));
-        match poll(&mut fds, Some(&timeout)) {
+        match poll(&mut fds, (!devices.is_empty()).then_some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => {
                 tracing::error!(%error, "the devices can't be watched any more");
@@ -104,7 +126,9 @@ fn watch(interval: Duration, mut devices: Vec<Watched>, ended: &OwnedFd, events:
         }
         let ready: Vec<bool> = fds.iter().map(|fd| fd.revents().contains(PollFlags::IN)).collect();
         if ready.first() == Some(&true) {
-            return;
+            // Only this thread reads it.
+            let _ = rustix::io::read(woken, &mut [0; 8]);
+            continue;
         }
         let wanted = addresses.into_iter().zip(ready.into_iter().skip(1));
         let wanted: Vec<_> = wanted.filter_map(|(address, is_ready)| is_ready.then_some(address)).collect();
@@ -162,7 +186,8 @@ mod tests {
         let devices = vec![device(0, &[Presence::Present], &asked), device(1, &[Presence::Present], &asked)];
         let wanted = devices[1].wanted.as_ref().expect("an eventfd").try_clone().expect("a descriptor");
         let (events, sent) = channel();
-        let watch = Watch::start(devices, events).expect("a thread");
+        let watch = Watch::start(events).expect("a thread");
+        devices.into_iter().for_each(|device| watch.add(device));
         rustix::io::write(&wanted, &1u64.to_ne_bytes()).expect("written");
         let event = sent.recv_timeout(Duration::from_secs(30));
         assert!(matches!(event, Ok(Event::WantedBack(address)) if address.function() == 1), "{event:?}");
@@ -176,7 +201,8 @@ mod tests {
         let (lost, there) = (Arc::default(), Arc::<AtomicUsize>::default());
         let devices = vec![device(0, &GONE, &lost), device(1, &[Presence::Asleep], &there)];
         let (events, sent) = channel();
-        let watch = Watch::every(Duration::from_millis(1), devices, events).expect("a thread");
+        let watch = Watch::every(Duration::from_millis(1), events).expect("a thread");
+        devices.into_iter().for_each(|device| watch.add(device));
         wait_until(|| there.load(Ordering::SeqCst) > 10);
         watch.end();
         let sent: Vec<_> = sent.iter().collect();
@@ -195,7 +221,8 @@ mod tests {
         let asked = Arc::<AtomicUsize>::default();
         let (events, sent) = channel();
         let devices = vec![device(0, &BLINKS, &asked)];
-        let watch = Watch::every(Duration::from_millis(1), devices, events).expect("a thread");
+        let watch = Watch::every(Duration::from_millis(1), events).expect("a thread");
+        devices.into_iter().for_each(|device| watch.add(device));
         wait_until(|| asked.load(Ordering::SeqCst) > 5);
         watch.end();
         assert!(sent.recv().is_err());

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
@@ -57,6 +57,8 @@ pub(super) struct Lifecycle {
     stopping: AtomicBool,
     event: Mutex<Option<Event>>,
     wake: EventFd,
+    /// Wakes those who are [held](Self::hold).
+    held: Condvar,
 }
 
 impl Lifecycle {
@@ -65,12 +67,13 @@ impl Lifecycle {
             stopping: AtomicBool::new(false),
             event: Mutex::new(None),
             wake: EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?,
+            held: Condvar::new(),
         })
     }
 
     /// Announces an event; every vCPU then leaves the guest as soon as it notices.
     pub(super) fn announce(&self, event: Event) {
-        self.event.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(event);
+        self.event().get_or_insert(event);
         self.stop();
     }
 
@@ -79,6 +82,26 @@ impl Lifecycle {
         self.stopping.store(true, Ordering::Release);
         // It fails only when the counter is full, and then it is readable.
         let _ = self.wake.write(1);
+        self.wake_held();
+    }
+
+    /// Holds a vCPU's access while `waits`, at most until vCPUs are to leave; whether it may go on.
+    pub(super) fn hold(&self, waits: impl Fn() -> bool) -> bool {
+        let mut event = self.event();
+        while waits() {
+            if self.stopping() {
+                return false;
+            }
+            event = self.held.wait(event).unwrap_or_else(PoisonError::into_inner);
+        }
+        true
+    }
+
+    /// Has those who are held look again.
+    pub(super) fn wake_held(&self) {
+        // Who is about to wait has the lock until it does.
+        drop(self.event());
+        self.held.notify_all();
     }
 
     /// Whether vCPUs are to leave.
@@ -96,6 +119,10 @@ impl Lifecycle {
         self.stopping.store(false, Ordering::Release);
         // It fails when it was not signalled.
         let _ = self.wake.read();
-        self.event.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.event().take()
+    }
+
+    fn event(&self) -> MutexGuard<'_, Option<Event>> {
+        self.event.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

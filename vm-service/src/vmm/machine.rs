@@ -24,7 +24,7 @@ use super::layout::{self, Layout};
 use super::lifecycle::{End, Event, Lifecycle, OnReboot};
 use super::loading::Loading;
 use super::memory::{Backing, Prefault};
-use super::pci::PciRoot;
+use super::pci::{ExpectedFunction, PciRoot};
 use super::quiesced::Quiesced;
 use super::restarts::Restarts;
 use super::serial::{Input, SerialConsole};
@@ -71,7 +71,7 @@ pub struct MachineOptions {
     pub console: Console,
     /// What a reboot does.
     pub on_reboot: OnReboot,
-    /// How many ports are for devices that come while the guest runs.
+    /// How many ports are for devices that come while the guest runs, beside those that it is to [have](Machine::expect).
     pub hot_plug_ports: u8,
     /// The program that serves an accelerator which the guest shares.
     pub worker: WorkerProgram,
@@ -132,8 +132,8 @@ pub struct Machine {
 
 impl Machine {
     /// Makes the machine of a guest: RAM, vCPUs, console and disks. The passed-through devices of `config` are not
-    /// opened; add them with [`add_device`](Self::add_device). When there are any, RAM is made present meanwhile, as
-    /// they pin all of it; and the guest's program is loaded meanwhile.
+    /// opened: [expect](Self::expect) them. When there are any, RAM is made present meanwhile, as they pin all of it; and the
+    /// guest's program is loaded meanwhile.
     ///
     /// # Errors
     /// When KVM is absent or refuses, there is too little memory, the guest's program can't be booted as far as its headers
@@ -190,7 +190,7 @@ impl Machine {
         vm.register_irqfd(&interrupt, layout::SERIAL_GSI).map_err(MachineError::kvm("KVM_IRQFD"))?;
         let serial = SerialConsole::new(interrupt, options.console.output).map_err(resources)?;
         let lifecycle = Arc::new(Lifecycle::new().map_err(resources)?);
-        let pci = PciRoot::new(vmm.clone(), vmm.bars().clone());
+        let pci = PciRoot::new(vmm.clone(), vmm.bars().clone(), lifecycle.clone());
         let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
         let windows = config.accelerators.iter().any(|shared| shared.window.is_some());
         let vsock = (windows || config.vsock.is_some())
@@ -243,19 +243,19 @@ impl Machine {
         self.vmm.clone()
     }
 
-    /// Puts a device behind a root port, along with the functions that were added of the same device of the host. It should
-    /// be attached before the machine runs.
+    /// Makes room for a function of the host before the guest runs: behind a root port, along with the functions that were
+    /// expected of the same device. The guest may run before it [arrives](Slots::arrive).
     ///
     /// # Errors
-    /// When there is no slot left, or the function was added before.
-    pub fn add_device(&self, device: Arc<dyn PassthroughDevice>) -> Result<(), MachineError> {
+    /// When there is no slot left, or the function is expected already.
+    pub fn expect(&self, function: ExpectedFunction) -> Result<(), MachineError> {
         if self.vcpus.is_none() {
             return Err(MachineError::Unusable);
         }
-        self.io.pci.add_device(device)
+        self.io.pci.expect(function)
     }
 
-    /// What adds devices to the guest, and takes them, while it runs.
+    /// What adds devices to the guest, and takes them, also while it runs.
     pub fn slots(&self) -> Slots {
         Slots(Arc::downgrade(&self.io))
     }
@@ -267,13 +267,21 @@ impl Machine {
     /// When the guest can't be loaded, KVM can't run it on, or a vCPU or device is stuck. A disk that is
     /// [busy](MachineError::Busy) stays open and locked by the machine, also when that is dropped, until its storage answers.
     pub fn run(&mut self, stop: &Stop) -> Result<RunReport, MachineError> {
+        self.run_and_tell(stop, || ())
+    }
+
+    /// As [`run`](Self::run); calls `on_start` when the guest has first started.
+    ///
+    /// # Errors
+    /// As for [`run`](Self::run).
+    pub fn run_and_tell(&mut self, stop: &Stop, on_start: impl FnOnce()) -> Result<RunReport, MachineError> {
         let input = self
             .console_input
             .take()
             .map(|source| Input::start(self.io.serial.clone(), source))
             .transpose()
             .map_err(|source| MachineError::Thread { what: "console input", source })?;
-        let ran = self.run_until_the_end(stop);
+        let ran = self.run_until_the_end(stop, on_start);
         // However it ended, no thread of the machine goes on with a disk, and no worker with RAM.
         let stopped = self.io.pci.stop();
         drop(input);
@@ -288,7 +296,8 @@ impl Machine {
         }
     }
 
-    fn run_until_the_end(&mut self, stop: &Stop) -> Result<RunReport, MachineError> {
+    fn run_until_the_end(&mut self, stop: &Stop, on_start: impl FnOnce()) -> Result<RunReport, MachineError> {
+        let mut on_start = Some(on_start);
         let mut report = RunReport { end: End::Stopped, restarts: 0, exits: ExitCounts::default() };
         let mut restarts = Restarts::default();
         loop {
@@ -299,6 +308,9 @@ impl Machine {
             let vcpus = self.vcpus.take().ok_or(MachineError::Unusable)?;
             let threads = vcpu::start(vcpus, &self.io, quiesced)?;
             let started = Instant::now();
+            if let Some(on_start) = on_start.take() {
+                on_start();
+            }
             self.wait(stop, &threads);
             let (vcpus, exits) = threads.stop(&self.io.lifecycle, self.vcpu_stop)?;
             self.vcpus = Some(vcpus);
@@ -338,8 +350,10 @@ impl Machine {
     /// Puts the machine into the state in which a guest starts; `None` when `stop` was requested before it is.
     fn prepare(&mut self, stop: &Stop) -> Result<Option<Quiesced>, MachineError> {
         let vcpus = self.vcpus.as_ref().ok_or(MachineError::Unusable)?;
-        // What devices pin is present by now, and without any nothing needs to be.
-        self.prefault = None;
+        if !self.io.pci.awaits() {
+            // What devices pin is present by now, and without any nothing needs to be.
+            self.prefault = None;
+        }
         let loading = match self.loading.take() {
             Some(loading) => loading,
             None => {
@@ -399,11 +413,21 @@ impl Machine {
     }
 }
 
-/// The slots of a machine's hot-plug ports, for any thread. It does not keep the machine, nor its devices.
+/// The slots of a machine's root ports, for any thread. It does not keep the machine, nor its devices.
 #[derive(Clone)]
 pub struct Slots(Weak<Io>);
 
 impl Slots {
+    /// Gives the guest a function that it is to [have](Machine::expect), which must be attached. A guest that runs reaches none
+    /// of them before all have arrived; until then who tries is held, unless the guest ends.
+    ///
+    /// # Errors
+    /// When it is not expected or has arrived before, or is not what was expected.
+    pub fn arrive(&self, device: Arc<dyn PassthroughDevice>) -> Result<(), MachineError> {
+        let gone = MachineError::NotThere { address: device.address() };
+        self.0.upgrade().ok_or(gone)?.pci.arrive(device)
+    }
+
     /// Puts a device, as all of its functions that the guest is to have, into a free slot. The guest is told at once. They
     /// should be attached before.
     ///

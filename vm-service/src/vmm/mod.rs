@@ -13,8 +13,8 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let config: GuestConfig = unimplemented!();
 //! let mut machine = Machine::new(&config, MachineOptions::default())?;
-//! let vmm = machine.vmm(); // for `vm_passthrough::guest::VfioPciDevice::new`
-//! // machine.add_device(device)?;
+//! // machine.expect(ExpectedFunction::of(&function))?;
+//! let slots = machine.slots(); // `slots.arrive(device)` from any thread, also while the guest runs
 //! let stop = Stop::new()?; // `stop.request()` from any thread ends the guest
 //! let report = machine.run(&stop)?;
 //! println!("{}", report.end);
@@ -55,5 +55,6 @@ pub use error::MachineError;
 pub use exits::{ExitCounts, HotSpot};
 pub use lifecycle::{End, OnReboot};
 pub use machine::{Console, Machine, MachineOptions, RunReport, Slots};
+pub use pci::ExpectedFunction;
 pub(crate) use room::explain_options;
 pub use stop::Stop;

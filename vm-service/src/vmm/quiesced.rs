@@ -14,19 +14,20 @@ use super::vcpu::Halted;
 pub(super) struct Quiesced(());
 
 impl Quiesced {
-    /// Of a machine that was just made. What is given its RAM before it runs, does nothing before the guest's driver says
+    /// Of a machine that was just made. What is given its RAM, whenever that is, does nothing before the guest's driver says
     /// so; passed-through devices are attached reset.
     pub(super) fn unstarted() -> Self {
         Self(())
     }
 
-    /// Stops every device, of a guest whose vCPUs have halted; those that are passed through are reset.
+    /// Stops every device, of a guest whose vCPUs have halted; those that are passed through are reset. While one of them is
+    /// [awaited](PciRoot::awaits) the guest has reached none: they are as they were attached, and that may still be going on.
     ///
     /// # Errors
     /// When one does not stop in time or can't be reset. All others are stopped even then.
     pub(super) fn stop_all(_: &Halted, pci: &PciRoot) -> Result<Self, MachineError> {
         pci.ask_to_stop();
-        let devices = pci.devices();
+        let devices = if pci.awaits() { Vec::new() } else { pci.devices() };
         for device in &devices {
             if let Err(error) = device.stop() {
                 tracing::debug!(%error, "a device could not be stopped; resetting it tells");

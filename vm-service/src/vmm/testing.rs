@@ -7,6 +7,9 @@ use std::time::Duration;
 use vm_passthrough::PciAddress;
 use vm_passthrough::guest::{BarMap, DecodedBar, DeviceError, PassthroughDevice};
 
+use super::error::MachineError;
+use super::pci::{ExpectedFunction, PciRoot};
+
 #[derive(Debug)]
 pub(crate) struct FakeDevice {
     address: PciAddress,
@@ -51,6 +54,12 @@ impl FakeDevice {
     fn word(&self, at: usize) -> u32 {
         u32::from_le_bytes(self.config.lock().unwrap()[at..at + 4].try_into().unwrap())
     }
+}
+
+/// A device that is expected, and has arrived.
+pub(crate) fn add(root: &PciRoot, device: Arc<dyn PassthroughDevice>) -> Result<(), MachineError> {
+    root.expect(ExpectedFunction::like(&*device))?;
+    root.arrive(device)
 }
 
 impl PassthroughDevice for FakeDevice {

@@ -142,7 +142,7 @@ fn take(
     is_taken: impl Fn() -> bool,
 ) -> Result<()> {
     let mut guest = Guest::start(l1, &GuestPlan::bare("taken", "spin", function))?;
-    guest.wait_for_log("starts after", PATIENCE)?;
+    guest.wait_for_log("attached in", PATIENCE)?;
     ensure!(guest.holds_a_device(), "{how}: the guest's process is not seen to hold a device");
     l1.step(format!("{how} of {}", function.address));
     let asked = Instant::now();
@@ -196,7 +196,7 @@ struct Others {
 impl Others {
     fn start(l1: &mut L1, device: &Function) -> Result<Self> {
         let mut guest = Guest::start(l1, &GuestPlan::bare("other", "spin", device))?;
-        guest.wait_for_log("starts after", PATIENCE)?;
+        guest.wait_for_log("attached in", PATIENCE)?;
         Ok(Self { guest, device: device.clone() })
     }
 

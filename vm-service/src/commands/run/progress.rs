@@ -7,7 +7,7 @@ use vm_passthrough::vfio::Backend;
 
 use super::console::ConsoleService;
 use crate::instance::Progress;
-use crate::instance::state::{Action, Event};
+use crate::instance::state::Event;
 use crate::json::{self, RunDevice};
 
 /// How far a guest has come, and when.
@@ -28,21 +28,15 @@ pub(super) struct Timeline<'a> {
 }
 
 impl Timeline<'_> {
-    /// Takes note of what an instance is at.
+    /// Takes note of what happened to an instance.
     pub(super) fn note(&mut self, progress: Progress<'_>) {
-        match progress {
-            Progress::Begins(Action::Boot) => {
-                let startup = *self.startup.insert(self.started.elapsed());
-                tracing::info!("the guest {} starts after {:.1} ms", self.guest, json::milliseconds(startup));
-            }
-            Progress::Begins(_) => {}
-            Progress::Happened { event, took, is_retried } => self.happened(event, took, is_retried),
-        }
-    }
-
-    fn happened(&mut self, event: &Event, took: Duration, is_retried: bool) {
+        let Progress { event, took, is_retried } = progress;
         let ms = json::milliseconds(took);
         match event {
+            Event::Started(at) => {
+                let startup = *self.startup.insert(at.duration_since(self.started));
+                tracing::info!("the guest {} starts after {:.1} ms", self.guest, json::milliseconds(startup));
+            }
             Event::Claimed(address, Ok(_)) => {
                 tracing::info!("{address} claimed in {ms:.1} ms");
                 self.devices.push(RunDevice::new(*address, took));

@@ -28,6 +28,8 @@ struct Model {
     /// What each function's claim is, also later.
     claim_of: BTreeMap<PciAddress, PciAddress>,
     runs: bool,
+    /// Whether it was asked to end.
+    stopped: bool,
     machine: bool,
     asked: Option<Action>,
     wanted: BTreeSet<PciAddress>,
@@ -48,6 +50,7 @@ impl Model {
             claims: BTreeMap::new(),
             claim_of: BTreeMap::new(),
             runs: false,
+            stopped: false,
             machine: true,
             asked: None,
             wanted: BTreeSet::new(),
@@ -65,10 +68,10 @@ impl Model {
             assert!(self.asked.is_none(), "{action:?} while {:?} is under way", self.asked);
             self.check(action);
             self.done.push(action);
-            match action {
-                Action::Boot => self.runs = true,
-                Action::StopGuest => {}
-                action => self.asked = Some(action),
+            self.runs |= action == Action::Boot;
+            self.stopped |= action == Action::StopGuest;
+            if action != Action::StopGuest {
+                self.asked = Some(action);
             }
         }
     }
@@ -79,14 +82,15 @@ impl Model {
             |address| self.claim_of.get(&address).is_some_and(|claim| self.claims.contains_key(claim));
         let count = |is: Is| self.devices.values().filter(|&&other| other == is).count();
         match action {
-            Action::Claim(address) => assert!(!holds(address) && self.machine && !self.runs),
+            // Nothing is touched once the guest has ended, or is to.
+            Action::Claim(address) => assert!(!holds(address) && self.runs && !self.stopped),
             Action::Open(address) => {
-                assert!(holds(address) && is(address) == Is::Free && self.machine);
+                assert!(holds(address) && is(address) == Is::Free && self.runs && !self.stopped);
                 assert!(self.devices.keys().all(|&other| holds(other)), "not all are claimed");
             }
-            Action::Attach(address) => assert_eq!(is(address), Is::Open),
-            Action::Boot => assert!(self.devices.len() == count(Is::Attached) && self.machine && !self.runs),
-            Action::StopGuest => assert!(self.runs),
+            Action::Attach(address) => assert!(is(address) == Is::Open && self.runs && !self.stopped),
+            Action::Boot => assert!(self.machine && self.done.is_empty()),
+            Action::StopGuest => assert!(self.runs && !self.stopped),
             Action::DropMachine => assert!(self.machine && !self.runs),
             Action::StopDevices => assert!(!self.machine && count(Is::Attached) > 0),
             Action::Detach(address) => {
@@ -164,10 +168,17 @@ impl Model {
                 }
                 Event::Released(target, outcome("release", target))
             }
-            Action::Boot | Action::StopGuest => unreachable!("it is not answered"),
+            Action::Boot => {
+                self.runs &= well;
+                Event::Booted(if well { Ok(()) } else { Err("boot".into()) })
+            }
+            Action::StopGuest => unreachable!("it is not answered"),
         };
         match &event {
-            Event::Claimed(_, Err(error)) | Event::Opened(_, Err(error)) | Event::Attached(_, Err(error)) => {
+            Event::Claimed(_, Err(error))
+            | Event::Opened(_, Err(error))
+            | Event::Attached(_, Err(error))
+            | Event::Booted(Err(error)) => {
                 self.errors.push(error.clone());
             }
             Event::Detached(_, Err(error)) | Event::Released(_, Err(error)) => {
@@ -224,6 +235,7 @@ fn stray(number: usize, well: bool) -> Vec<Event> {
         Event::Claimed(address, if well { Ok(address) } else { Err(error()) }),
         Event::Opened(address, if well { Ok(Backend::Group) } else { Err(error()) }),
         Event::Attached(address, if well { Ok(()) } else { Err(error()) }),
+        Event::Booted(if well { Ok(()) } else { Err(error()) }),
         Event::Detached(address, if well { Ok(Detached::Reset) } else { Err(error()) }),
         Event::Closed(address),
         Event::Released(address, if well { Ok(()) } else { Err(error()) }),
@@ -278,7 +290,7 @@ proptest! {
         // However far that came, it ends once all is answered: each device has 7 steps of which 2 may be needed twice.
         model.happens(&Event::Start);
         model.happens(&Event::Stop);
-        let mut left = 9 * count + 4;
+        let mut left = 9 * count + 5;
         while !model.state.is_over() {
             prop_assert!(model.asked.is_some() || model.runs, "nothing is to be done, and it is not over");
             prop_assert!(left > 0, "it does not end: {:?}", model.done);
@@ -305,7 +317,7 @@ proptest! {
     }
 }
 
-/// Answers everything well but what is in `fails`, and returns what was done from the boot on, and how it ended.
+/// Answers everything well but what is in `fails`, and returns what was done, and how it ended.
 fn live(
     count: usize,
     events: &[Event],
@@ -329,18 +341,23 @@ fn live(
             model.end(true);
         }
     }
-    let boot = model.done.iter().position(|action| *action == Action::Boot).map_or(0, |at| at + 1);
-    (model.done.split_off(boot), model.state.outcome().map(|report| report.restarts))
+    (model.done, model.state.outcome().map(|report| report.restarts))
 }
 
 #[test]
 fn the_order_of_an_end() {
-    use Action::{Close, Detach, DropMachine, Release, StopDevices, StopGuest};
+    use Action::{Attach, Boot, Claim, Close, Detach, DropMachine, Open, Release, StopDevices, StopGuest};
     let [a, b] = [address(0), address(1)];
+    let start = [Boot, Claim(a), Claim(b), Open(a), Attach(a), Open(b), Attach(b)];
     let check =
         |events: &[Event], fails: &[(Action, usize)], done: &[Action], expect: Result<u32, &[&str]>| {
             let (got, outcome) = live(2, events, fails);
-            assert_eq!(got, done);
+            // What was done of the start, and then.
+            let started = start.iter().zip(&got).take_while(|(start, got)| start == got).count();
+            let fails_early =
+                fails.iter().find_map(|(fails, _)| start.iter().position(|action| action == fails));
+            assert_eq!(started, fails_early.map_or(start.len(), |at| at + 1));
+            assert_eq!(got[started..], *done);
             match (&outcome, expect) {
                 (Ok(got), Ok(expect)) => assert_eq!(*got, expect),
                 (Err(said), Err(expect)) => {
@@ -382,6 +399,14 @@ fn the_order_of_an_end() {
     check(&[], &[(Release(a), 1)], &again, Ok(3));
     let kept = ["not everything could be given back: release 0000:65:00.0"];
     check(&[], &[(Release(a), 2)], &again, Err(&kept));
+    // The guest does not start, or a device does not come to it.
+    check(&[], &[(Boot, 1)], &[DropMachine], Err(&["boot"]));
+    check(&[], &[(Claim(a), 1)], &[StopGuest, DropMachine], Err(&["claim 0000:65:00.0"]));
+    let claimed = [StopGuest, DropMachine, Release(a)];
+    check(&[], &[(Claim(b), 1)], &claimed, Err(&["claim 0000:65:01.0"]));
+    let one = [StopGuest, DropMachine, StopDevices, Detach(a), Close(a), Release(a), Release(b)];
+    check(&[], &[(Open(b), 1)], &one, Err(&["open 0000:65:01.0"]));
+    check(&[], &[(Attach(b), 1)], &[&[StopGuest], &orderly[..]].concat(), Err(&["attach 0000:65:01.0"]));
     // Neither hides the other.
     let both = [(Detach(b), 2), (Release(a), 2)];
     let again = [&first[..], &[StopDevices, Detach(b), Close(b), Release(a), Release(b)]].concat();

@@ -10,7 +10,8 @@ use vm_passthrough::pci::regs;
 use vm_passthrough::sim::{SimLog, SimVmm};
 
 use super::PciRoot;
-use crate::vmm::testing::FakeDevice;
+use crate::vmm::lifecycle::Lifecycle;
+use crate::vmm::testing::{FakeDevice, add};
 
 /// One access of a guest.
 #[derive(Clone, Debug)]
@@ -95,10 +96,10 @@ fn bus_0(root: &PciRoot) -> Vec<u32> {
 
 fn root() -> (PciRoot, Arc<SimVmm>, Vec<Arc<FakeDevice>>) {
     let vmm = SimVmm::new(&[], &SimLog::default()).unwrap();
-    let root = PciRoot::new(vmm.clone(), vmm.bars().clone());
+    let root = PciRoot::new(vmm.clone(), vmm.bars().clone(), Arc::new(Lifecycle::new().unwrap()));
     let devices: Vec<_> = (0..3).map(|index| Arc::new(FakeDevice::new(index).on(vmm.bars()))).collect();
     for device in &devices {
-        root.add_device(device.clone()).unwrap();
+        add(&root, device.clone()).unwrap();
     }
     root.reset().unwrap();
     root.place(&(1 << 32..1 << 40)).unwrap();

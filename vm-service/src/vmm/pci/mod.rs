@@ -2,6 +2,7 @@
 //! the VMM's own devices on bus 0.
 
 mod config;
+mod expected;
 #[cfg(test)]
 mod fuzz;
 mod host_bridge;
@@ -12,6 +13,7 @@ mod root_port;
 mod vector;
 
 pub(super) use config::ConfigSpace;
+pub use expected::ExpectedFunction;
 pub(super) use host_bridge::HostBridge;
 pub(super) use msix::MsixTable;
 

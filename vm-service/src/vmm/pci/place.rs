@@ -1,12 +1,13 @@
 //! Plays firmware: gives buses to root ports and addresses to BARs.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use vm_passthrough::pci::placement::{
     self, ConfigAccess, FunctionRequest, PlacedFunction, PortWindows, Windows,
 };
 use vm_passthrough::pci::regs;
 
+use super::root_port::Slot;
 use super::{Function, PciRoot, RootPort};
 use crate::vmm::error::MachineError;
 use crate::vmm::layout;
@@ -45,8 +46,8 @@ impl PciRoot {
         let windows = Windows { low: layout::MEM32, high: mem64.clone() };
         let own = self.functions();
         let own: Vec<Own<'_>> = own.iter().map(|function| Own(function.as_ref())).collect();
+        let _changing = self.changing();
         let ports = self.ports();
-        let slots: Vec<_> = ports.iter().map(|port| port.functions().clone()).collect();
         let mut requests: Vec<FunctionRequest> = own
             .iter()
             .map(|function| FunctionRequest {
@@ -55,11 +56,8 @@ impl PciRoot {
                 bars: placement::probe(function),
             })
             .collect();
-        requests.extend(slots.iter().flatten().map(|device| FunctionRequest {
-            name: device.address().to_string(),
-            slot: Some(device.slot()),
-            bars: placement::probe(device.as_ref()),
-        }));
+        let slots: Vec<_> = ports.iter().map(|port| requests_of(&port.slot())).collect();
+        requests.extend(slots.iter().flatten().cloned());
         let placed = placement::plan(&requests, &windows)?;
         let empty = slots.iter().filter(|slot| slot.is_empty()).count();
         let mut reserved = reserve(&placed, &windows, empty).into_iter();
@@ -72,16 +70,44 @@ impl PciRoot {
             // There are fewer slots than buses.
             bus += 1;
             port.config_write(regs::PRIMARY_BUS, &[0, bus, bus]);
-            let mut windows = if slot.is_empty() { reserved.next() } else { None };
-            for (device, placed) in slot.iter().zip(placed.by_ref()) {
-                placement::program(device.as_ref(), &placed);
-                windows = Some(placed.port);
-            }
-            placement::program_port(port.as_ref(), &windows.unwrap_or_default());
+            let windows = if slot.is_empty() { reserved.next() } else { None };
+            let windows = placed.by_ref().take(slot.len()).last().map(|placed| placed.port).or(windows);
+            let windows = windows.unwrap_or_default();
+            placement::program_port(port.as_ref(), &windows);
             placement::enable_memory(port.as_ref());
+            port.change(|slot| slot.windows = Some(windows));
+            settle(&port.slot())?;
         }
         Ok(bus)
     }
+}
+
+/// What the BARs of a slot's functions need: those that are there are asked, in case that they have changed.
+fn requests_of(slot: &Slot) -> Vec<FunctionRequest> {
+    let there = slot.functions.iter().map(|device| FunctionRequest {
+        name: device.address().to_string(),
+        slot: Some(device.slot()),
+        bars: placement::probe(device.as_ref()),
+    });
+    there.chain(slot.awaited().map(|expected| expected.request.clone())).collect()
+}
+
+/// Places the BARs of a slot's functions in its windows, once these are decided and all functions are there.
+///
+/// # Errors
+/// When they don't fit, as they are others than were expected.
+pub(super) fn settle(slot: &Slot) -> Result<(), MachineError> {
+    let Some(windows) = slot.windows.as_ref().filter(|_| slot.awaited().next().is_none()) else {
+        return Ok(());
+    };
+    let range = |window: &Option<RangeInclusive<u64>>| {
+        window.as_ref().map_or(0..0, |window| *window.start()..window.end().saturating_add(1))
+    };
+    let windows = Windows { low: range(&windows.memory), high: range(&windows.prefetchable) };
+    for (device, placed) in slot.functions.iter().zip(placement::plan(&requests_of(slot), &windows)?) {
+        placement::program(device.as_ref(), &placed);
+    }
+    Ok(())
 }
 
 /// The most that an empty port gets of each window: NVMe's BARs, and others that are not prefetchable, need the low one;
@@ -125,15 +151,16 @@ mod tests {
     use vm_passthrough::sim::{SimLog, SimVmm};
 
     use super::*;
-    use crate::vmm::testing::FakeDevice;
+    use crate::vmm::lifecycle::Lifecycle;
+    use crate::vmm::testing::{FakeDevice, add};
 
     #[test]
     fn every_device_is_reached_where_it_was_placed() {
         let vmm = SimVmm::new(&[], &SimLog::default()).unwrap();
-        let root = PciRoot::new(vmm.clone(), vmm.bars().clone());
+        let root = PciRoot::new(vmm.clone(), vmm.bars().clone(), Arc::new(Lifecycle::new().unwrap()));
         let devices: Vec<_> = (0..3).map(|index| Arc::new(FakeDevice::new(index).on(vmm.bars()))).collect();
         for device in &devices {
-            root.add_device(device.clone()).unwrap();
+            add(&root, device.clone()).unwrap();
         }
         for _ in 0..2 {
             root.reset().unwrap();

@@ -1,14 +1,15 @@
 //! Routes the guest's config and memory accesses to the functions of its PCI hierarchy.
 
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use vm_passthrough::guest::{BarMap, Vmm};
 use vm_passthrough::{PassthroughDevice, PciAddress};
 
-use super::{Function, HostBridge, RootPort};
+use super::{ExpectedFunction, Function, HostBridge, RootPort, place};
 use crate::vmm::error::MachineError;
 use crate::vmm::layout;
+use crate::vmm::lifecycle::Lifecycle;
 
 /// Slots of a bus.
 pub(in crate::vmm) const SLOTS: usize = 32;
@@ -22,6 +23,10 @@ enum Slot {
 
 /// The root complex. Bus 0 is made before the guest runs and stays; what is behind its ports may change at any time. No lock
 /// of it is held while a function serves an access, which may take long.
+///
+/// The guest may run before the functions that it is to have have arrived. Until all of them have, who reaches for one of them
+/// is held, but for what identifies it: functions that can be reset only along with each other are attached before any of them
+/// is used.
 pub(in crate::vmm) struct PciRoot {
     vmm: Arc<dyn Vmm>,
     /// Where the BARs of what is behind the ports decode.
@@ -30,15 +35,19 @@ pub(in crate::vmm) struct PciRoot {
     slots: RwLock<Vec<Slot>>,
     /// Held by who changes what is behind the ports.
     changing: Mutex<()>,
+    /// Whether functions are expected that have not arrived.
+    awaits: AtomicBool,
+    lifecycle: Arc<Lifecycle>,
     /// Address register of configuration mechanism 1 (PCI Local Bus 3.0, 3.2.2.3.2).
     address: AtomicU32,
 }
 
 impl PciRoot {
     /// A root complex with its host bridge, of the machine whose interrupts `vmm` delivers, and whose devices tell `bars`.
-    pub(in crate::vmm) fn new(vmm: Arc<dyn Vmm>, bars: Arc<BarMap>) -> Self {
+    pub(in crate::vmm) fn new(vmm: Arc<dyn Vmm>, bars: Arc<BarMap>, lifecycle: Arc<Lifecycle>) -> Self {
         let slots = RwLock::new(vec![Slot::Own(Arc::new(HostBridge::new()))]);
-        Self { vmm, bars, slots, changing: Mutex::new(()), address: AtomicU32::new(0) }
+        let (changing, awaits, address) = Default::default();
+        Self { vmm, bars, slots, changing, awaits, lifecycle, address }
     }
 
     /// Puts a function of the VMM's own into the next slot.
@@ -67,14 +76,19 @@ impl PciRoot {
         Ok(())
     }
 
-    /// Adds a device before the guest runs: to the functions of the same device of the host, or behind a port of its own.
+    /// Makes room for a function before the guest runs: with the others of the same device of the host, or behind a port of
+    /// its own.
     ///
     /// # Errors
-    /// When the bus is full, or the function was added before.
-    pub(in crate::vmm) fn add_device(&self, device: Arc<dyn PassthroughDevice>) -> Result<(), MachineError> {
-        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        self.check_new(&device)?;
-        let same = |port: &Arc<RootPort>| port.functions().iter().any(|other| other.slot() == device.slot());
+    /// When the bus is full, or the function is expected already.
+    pub(in crate::vmm) fn expect(&self, function: ExpectedFunction) -> Result<(), MachineError> {
+        let _changing = self.changing();
+        let is_expected = |expected: &ExpectedFunction| expected.address == function.address;
+        if self.ports().iter().any(|port| port.slot().expected.iter().any(is_expected)) {
+            return Err(MachineError::Twice { address: function.address });
+        }
+        let same =
+            |port: &Arc<RootPort>| port.slot().expected.iter().any(|other| other.slot() == function.slot());
         let port = match self.ports().into_iter().find(same) {
             Some(port) => port,
             None => {
@@ -82,8 +96,46 @@ impl PciRoot {
                 self.ports().pop().ok_or(MachineError::BusFull { limit: SLOTS - 1 })?
             }
         };
-        port.change(|functions| functions.push(device));
+        port.change(|slot| slot.expected.push(function));
+        self.note_awaited();
         Ok(())
+    }
+
+    /// Puts a function that is expected, and attached, where the guest expects it. Who waits goes on with the last of them.
+    ///
+    /// # Errors
+    /// When it is not expected or has arrived before, or its BARs don't fit where they were expected.
+    pub(in crate::vmm) fn arrive(&self, device: Arc<dyn PassthroughDevice>) -> Result<(), MachineError> {
+        let _changing = self.changing();
+        self.check_new(&device)?;
+        let address = device.address();
+        let awaits = |port: &Arc<RootPort>| port.slot().awaited().any(|expected| expected.address == address);
+        let port = self.ports().into_iter().find(awaits).ok_or(MachineError::NotThere { address })?;
+        port.change(|slot| slot.functions.push(device));
+        let settled = place::settle(&port.slot());
+        if settled.is_err() {
+            port.change(|slot| slot.functions.retain(|device| device.address() != address));
+        }
+        self.note_awaited();
+        settled
+    }
+
+    /// Looks whether something is awaited, after what is behind the ports was changed.
+    fn note_awaited(&self) {
+        let awaits = self.ports().iter().any(|port| port.slot().awaited().next().is_some());
+        self.awaits.store(awaits, Ordering::SeqCst);
+        self.lifecycle.wake_held();
+    }
+
+    /// Whether functions are expected that have not arrived. The guest has reached none of them then.
+    pub(in crate::vmm) fn awaits(&self) -> bool {
+        self.awaits.load(Ordering::SeqCst)
+    }
+
+    /// Holds an access to what is behind a port until all that is expected has arrived. `false` when vCPUs are to leave before:
+    /// the access must not be made.
+    fn hold(&self) -> bool {
+        !self.awaits() || self.lifecycle.hold(|| self.awaits())
     }
 
     /// Puts all functions of one device behind a port that has none, for a guest that may run: it is told.
@@ -91,7 +143,7 @@ impl PciRoot {
     /// # Errors
     /// When no port is free, a function was added before, or the functions are not of one device.
     pub(in crate::vmm) fn plug(&self, device: Vec<Arc<dyn PassthroughDevice>>) -> Result<(), MachineError> {
-        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _changing = self.changing();
         for (index, function) in device.iter().enumerate() {
             self.check_new(function)?;
             if device[..index].iter().any(|other| other.address() == function.address()) {
@@ -104,8 +156,8 @@ impl PciRoot {
                 });
             }
         }
-        let port = self.ports().into_iter().find(|port| port.functions().is_empty());
-        port.ok_or(MachineError::NoPort)?.change(|functions| *functions = device);
+        let port = self.ports().into_iter().find(|port| !port.slot().is_occupied());
+        port.ok_or(MachineError::NoPort)?.change(|slot| slot.functions = device);
         Ok(())
     }
 
@@ -118,10 +170,18 @@ impl PciRoot {
         &self,
         address: PciAddress,
     ) -> Result<Vec<Arc<dyn PassthroughDevice>>, MachineError> {
-        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        let has = |port: &Arc<RootPort>| port.functions().iter().any(|device| device.address() == address);
+        let _changing = self.changing();
+        let has =
+            |port: &Arc<RootPort>| port.slot().functions.iter().any(|device| device.address() == address);
         let port = self.ports().into_iter().find(has).ok_or(MachineError::NotThere { address })?;
-        Ok(port.change(std::mem::take))
+        let functions = port.change(std::mem::take).functions;
+        self.note_awaited();
+        Ok(functions)
+    }
+
+    /// Keeps others from changing what is behind the ports.
+    pub(super) fn changing(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn check_new(&self, device: &Arc<dyn PassthroughDevice>) -> Result<(), MachineError> {
@@ -156,7 +216,7 @@ impl PciRoot {
 
     /// The passed-through devices.
     pub(in crate::vmm) fn devices(&self) -> Vec<Arc<dyn PassthroughDevice>> {
-        self.ports().iter().flat_map(|port| port.functions().clone()).collect()
+        self.ports().iter().flat_map(|port| port.slot().functions.clone()).collect()
     }
 
     /// Asks the VMM's own functions to end what they do of their own accord.
@@ -199,7 +259,11 @@ impl PciRoot {
         match self.find(bus, devfn) {
             Some(Target::Own(function)) => function.config_read(offset, data),
             Some(Target::Port(port)) => port.config_read(offset, data),
-            Some(Target::Behind(port, number)) => port.function_read(number, offset, data),
+            Some(Target::Behind(port, number)) => {
+                if !(self.awaits() && port.early_read(number, offset, data)) && self.hold() {
+                    port.function_read(number, offset, data);
+                }
+            }
             None => {}
         }
     }
@@ -211,9 +275,15 @@ impl PciRoot {
         }
         match self.find(bus, devfn) {
             Some(Target::Own(function)) => function.config_write(offset, data),
-            Some(Target::Port(port)) => port.config_write(offset, data),
+            Some(Target::Port(port)) => {
+                if port.config_write(offset, data) && self.hold() {
+                    port.reset_bus();
+                }
+            }
             Some(Target::Behind(port, number)) => {
-                if let Some(device) = port.function(number) {
+                if self.hold()
+                    && let Some(device) = port.function(number)
+                {
                     device.config_write(offset, data);
                 }
             }
@@ -329,7 +399,8 @@ impl PciRoot {
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
         slots.iter().find_map(|slot| match slot {
             Slot::Port(port) if port.forwards_memory(address) => {
-                let device = port.functions().iter().find(|device| device.address() == hit.device)?.clone();
+                let slot = port.slot();
+                let device = slot.functions.iter().find(|device| device.address() == hit.device)?.clone();
                 Some((device, hit.bar, hit.offset))
             }
             _ => None,
@@ -373,17 +444,17 @@ mod tests {
     use vm_passthrough::sim::{SimLog, SimVmm};
 
     use super::*;
-    use crate::vmm::testing::FakeDevice;
+    use crate::vmm::testing::{FakeDevice, add};
 
     fn empty() -> PciRoot {
         let vmm = SimVmm::new(&[], &SimLog::default()).unwrap();
-        PciRoot::new(vmm.clone(), vmm.bars().clone())
+        PciRoot::new(vmm.clone(), vmm.bars().clone(), Arc::new(Lifecycle::new().unwrap()))
     }
 
     fn root() -> PciRoot {
         let root = empty();
-        root.add_device(Arc::new(FakeDevice::new(0))).unwrap();
-        root.add_device(Arc::new(FakeDevice::new(1))).unwrap();
+        add(&root, Arc::new(FakeDevice::new(0))).unwrap();
+        add(&root, Arc::new(FakeDevice::new(1))).unwrap();
         root
     }
 
@@ -444,27 +515,27 @@ mod tests {
     fn a_full_bus_says_so() {
         let root = empty();
         for index in 1..SLOTS {
-            root.add_device(Arc::new(FakeDevice::new(index as u8 - 1))).unwrap();
+            add(&root, Arc::new(FakeDevice::new(index as u8 - 1))).unwrap();
         }
         let full = |result| assert!(matches!(result, Err(MachineError::BusFull { limit: 31 })), "{result:?}");
-        full(root.add_device(Arc::new(FakeDevice::new(31))));
+        full(add(&root, Arc::new(FakeDevice::new(31))));
         full(root.add_port());
         // A function of a device that is there needs no slot.
-        root.add_device(Arc::new(FakeDevice::at(30, 1))).unwrap();
+        add(&root, Arc::new(FakeDevice::at(30, 1))).unwrap();
     }
 
     #[test]
     fn functions_of_one_device_share_a_slot() {
         let root = empty();
         for (device, function) in [(4, 1), (5, 0), (4, 0)] {
-            root.add_device(Arc::new(FakeDevice::at(device, function))).unwrap();
+            add(&root, Arc::new(FakeDevice::at(device, function))).unwrap();
         }
         assert_eq!(root.ports().len(), 2);
         root.config_write(0, 1 << 3, regs::SECONDARY_BUS, &[7]);
         for (number, found) in [(0, true), (1, true), (2, false)] {
             assert_eq!(read32(&root, 7, number, 0) == FakeDevice::ID, found, "{number}");
         }
-        let twice = root.add_device(Arc::new(FakeDevice::at(4, 1)));
+        let twice = add(&root, Arc::new(FakeDevice::at(4, 1)));
         assert!(matches!(twice, Err(MachineError::Twice { .. })));
     }
 

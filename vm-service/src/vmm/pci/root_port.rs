@@ -7,12 +7,13 @@
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
-use vm_passthrough::PassthroughDevice;
 use vm_passthrough::guest::{MsiMessage, Vmm, VmmError};
+use vm_passthrough::pci::placement::PortWindows;
 use vm_passthrough::pci::regs;
+use vm_passthrough::{PassthroughDevice, PciAddress};
 
 use super::vector::Vector;
-use super::{COMMAND_OTHER, ConfigSpace};
+use super::{COMMAND_OTHER, ConfigSpace, ExpectedFunction};
 
 /// The link says 16 GT/s and 16 lanes: no driver should think that the port holds its device back.
 const LINK: u16 = SPEED_16GT | 16 << 4;
@@ -23,8 +24,8 @@ const CHANGED: u16 = regs::EXP_SLTSTA_PDC | regs::EXP_SLTSTA_DLLSC;
 /// A root port and what is in its slot.
 #[derive(Debug)]
 pub(in crate::vmm) struct RootPort {
-    /// The functions of the device in the slot, by their number on the host. Locked before `state`.
-    functions: RwLock<Functions>,
+    /// Locked before `state`.
+    slot: RwLock<Slot>,
     state: Mutex<State>,
     interrupt: Vector,
     /// Offsets of the capabilities.
@@ -32,8 +33,38 @@ pub(in crate::vmm) struct RootPort {
     msi: u16,
 }
 
-/// The functions of one device, or none.
-pub(in crate::vmm) type Functions = Vec<Arc<dyn PassthroughDevice>>;
+/// What is in a port's slot: the functions of one device, or none.
+#[derive(Debug, Default)]
+pub(in crate::vmm) struct Slot {
+    /// Those that are there, by their address on the host.
+    pub(in crate::vmm) functions: Vec<Arc<dyn PassthroughDevice>>,
+    /// Those that the guest starts with, whether they have arrived or not, likewise.
+    pub(super) expected: Vec<ExpectedFunction>,
+    /// Where BARs have their place, once that is decided.
+    pub(super) windows: Option<PortWindows>,
+}
+
+impl Slot {
+    /// Whether the guest sees a device.
+    pub(super) fn is_occupied(&self) -> bool {
+        !self.functions.is_empty() || !self.expected.is_empty()
+    }
+
+    /// The functions that are expected and not there.
+    pub(super) fn awaited(&self) -> impl Iterator<Item = &ExpectedFunction> {
+        let is_there = |address| self.functions.iter().any(|function| function.address() == address);
+        self.expected.iter().filter(move |expected| !is_there(expected.address))
+    }
+}
+
+/// What the guest sees by this number of what is sorted by its address on the host: the host's number, and the first is
+/// function 0, without which there would be no device.
+fn numbered<T>(functions: &[T], number: u8, address: impl Fn(&T) -> PciAddress) -> Option<&T> {
+    match number {
+        0 => functions.first(),
+        _ => functions.iter().skip(1).find(|function| address(function).function() == number),
+    }
+}
 
 #[derive(Debug)]
 struct State {
@@ -86,7 +117,7 @@ impl RootPort {
         config.allow(msi + regs::MSI_MASK_64, &[1]);
         config.freeze();
         Ok(Self {
-            functions: RwLock::default(),
+            slot: RwLock::default(),
             state: Mutex::new(State { config, notified: false }),
             interrupt: Vector::new(vmm)?,
             express,
@@ -94,31 +125,26 @@ impl RootPort {
         })
     }
 
-    /// The functions in the slot.
-    pub(in crate::vmm) fn functions(&self) -> RwLockReadGuard<'_, Functions> {
-        self.functions.read().unwrap_or_else(PoisonError::into_inner)
+    /// What is in the slot.
+    pub(in crate::vmm) fn slot(&self) -> RwLockReadGuard<'_, Slot> {
+        self.slot.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The function that the guest sees by this number: the host's number, and the first is function 0, without which there
-    /// would be no device.
+    /// The function that is there by this number.
     pub(in crate::vmm) fn function(&self, number: u8) -> Option<Arc<dyn PassthroughDevice>> {
-        let functions = self.functions();
-        let found = match number {
-            0 => functions.first(),
-            _ => functions.iter().skip(1).find(|function| function.address().function() == number),
-        };
-        found.cloned()
+        numbered(&self.slot().functions, number, |function| function.address()).cloned()
     }
 
     /// Changes what is in the slot. A guest that runs is told when the slot was empty or is.
-    pub(in crate::vmm) fn change<T>(&self, change: impl FnOnce(&mut Functions) -> T) -> T {
-        let mut functions = self.functions.write().unwrap_or_else(PoisonError::into_inner);
-        let was_present = !functions.is_empty();
-        let answer = change(&mut functions);
-        functions.sort_by_key(|function| function.address());
-        if was_present == functions.is_empty() {
+    pub(in crate::vmm) fn change<T>(&self, change: impl FnOnce(&mut Slot) -> T) -> T {
+        let mut slot = self.slot.write().unwrap_or_else(PoisonError::into_inner);
+        let was_occupied = slot.is_occupied();
+        let answer = change(&mut slot);
+        slot.functions.sort_by_key(|function| function.address());
+        slot.expected.sort_by_key(|expected| expected.address);
+        if was_occupied != slot.is_occupied() {
             let mut state = self.state();
-            self.show(&mut state.config, !was_present, CHANGED);
+            self.show(&mut state.config, !was_occupied, CHANGED);
             self.notify(&mut state);
         }
         answer
@@ -145,35 +171,41 @@ impl RootPort {
         state.config.read(offset, data);
     }
 
-    /// Writes its own config space.
-    pub(in crate::vmm) fn config_write(&self, offset: u16, data: &[u8]) {
-        let reset = {
-            let mut state = self.state();
-            let before = state.config.u16(regs::BRIDGE_CONTROL);
-            state.config.write(offset, data);
-            self.notify(&mut state);
-            state.config.u16(regs::BRIDGE_CONTROL) & !before & regs::BRIDGE_CTL_BUS_RESET != 0
-        };
-        if reset {
-            self.reset_bus();
-        }
+    /// Writes its own config space; whether that asks for a [reset](Self::reset_bus) of what is in the slot.
+    pub(in crate::vmm) fn config_write(&self, offset: u16, data: &[u8]) -> bool {
+        let mut state = self.state();
+        let before = state.config.u16(regs::BRIDGE_CONTROL);
+        state.config.write(offset, data);
+        self.notify(&mut state);
+        state.config.u16(regs::BRIDGE_CONTROL) & !before & regs::BRIDGE_CTL_BUS_RESET != 0
     }
 
     /// Reads config space of a function in the slot; all ones where there is none.
     pub(in crate::vmm) fn function_read(&self, number: u8, offset: u16, data: &mut [u8]) {
         let Some(function) = self.function(number) else { return data.fill(0xff) };
-        let several = self.functions().len() > 1;
         function.config_read(offset, data);
-        let header_type = regs::HEADER_TYPE.checked_sub(offset).and_then(|at| data.get_mut(usize::from(at)));
-        // One that is gone reads all ones.
-        if let Some(header_type) = header_type.filter(|header_type| several && **header_type != 0xff) {
-            *header_type |= regs::HEADER_TYPE_MFD;
+        show_several(self.slot().functions.len(), offset, data);
+    }
+
+    /// As [`function_read`](Self::function_read), without what has not arrived; `false` when that is needed.
+    pub(in crate::vmm) fn early_read(&self, number: u8, offset: u16, data: &mut [u8]) -> bool {
+        let slot = self.slot();
+        match numbered(&slot.expected, number, |expected| expected.address) {
+            Some(expected) => {
+                let known = expected.read(offset, data);
+                show_several(slot.expected.len(), offset, data);
+                known
+            }
+            None => {
+                data.fill(0xff);
+                slot.functions.is_empty() || !slot.expected.is_empty()
+            }
         }
     }
 
     /// Resets what is in the slot. Functions that can be reset only along with each other need each other stopped.
-    fn reset_bus(&self) {
-        let functions = self.functions().clone();
+    pub(in crate::vmm) fn reset_bus(&self) {
+        let functions = self.slot().functions.clone();
         if functions.len() > 1 {
             for function in &functions {
                 if let Err(error) = function.stop() {
@@ -190,10 +222,11 @@ impl RootPort {
 
     /// Puts the port to its state after power-on, with what is in its slot; that is left alone.
     pub(in crate::vmm) fn reset(&self) {
-        let functions = self.functions();
+        let mut slot = self.slot.write().unwrap_or_else(PoisonError::into_inner);
+        slot.windows = None;
         let mut state = self.state();
         state.config.reset();
-        self.show(&mut state.config, !functions.is_empty(), 0);
+        self.show(&mut state.config, slot.is_occupied(), 0);
         self.notify(&mut state);
         self.interrupt.clear();
     }
@@ -232,6 +265,14 @@ impl RootPort {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Sets the multifunction bit in what was read, where there are several functions. One that is gone reads all ones.
+fn show_several(count: usize, offset: u16, data: &mut [u8]) {
+    let header_type = regs::HEADER_TYPE.checked_sub(offset).and_then(|at| data.get_mut(usize::from(at)));
+    if let Some(header_type) = header_type.filter(|header_type| count > 1 && **header_type != 0xff) {
+        *header_type |= regs::HEADER_TYPE_MFD;
     }
 }
 
@@ -291,7 +332,7 @@ mod tests {
 
     fn put(port: &RootPort, function: u8) -> Arc<FakeDevice> {
         let device = Arc::new(FakeDevice::at(1, function));
-        port.change(|functions| functions.push(device.clone()));
+        port.change(|slot| slot.functions.push(device.clone()));
         device
     }
 
@@ -325,7 +366,9 @@ mod tests {
         for value in
             [0u16, regs::BRIDGE_CTL_BUS_RESET, regs::BRIDGE_CTL_BUS_RESET, 0, regs::BRIDGE_CTL_BUS_RESET]
         {
-            port.config_write(regs::BRIDGE_CONTROL, &value.to_le_bytes());
+            if port.config_write(regs::BRIDGE_CONTROL, &value.to_le_bytes()) {
+                port.reset_bus();
+            }
         }
         assert_eq!(devices.map(|device| device.resets()), [2, 2]);
     }
@@ -380,7 +423,7 @@ mod tests {
         port.config_write(EXPRESS + regs::EXP_SLTCTL, &control.to_le_bytes());
         assert_eq!(vmm.delivered(), []);
 
-        port.change(Vec::clear);
+        port.change(|slot| slot.functions.clear());
         assert_eq!(status(), both);
         assert_eq!(u16_of(&port, EXPRESS + regs::EXP_LNKSTA), 0);
         assert_eq!(vmm.delivered(), [MESSAGE]);
@@ -395,7 +438,7 @@ mod tests {
 
         // What comes while the vector is masked is pending, and delivered when it no longer is.
         port.config_write(MSI + regs::MSI_MASK_64, &[1]);
-        port.change(Vec::clear);
+        port.change(|slot| slot.functions.clear());
         assert_eq!((vmm.delivered(), u16_of(&port, MSI + regs::MSI_PENDING_64)), (vec![], 1));
         port.config_write(MSI + regs::MSI_MASK_64, &[0]);
         assert_eq!((vmm.delivered(), u16_of(&port, MSI + regs::MSI_PENDING_64)), (vec![MESSAGE], 0));

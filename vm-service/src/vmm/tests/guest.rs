@@ -34,7 +34,7 @@ impl Asm {
     }
 
     /// `mov rbx, address; mov eax, [rbx]`
-    pub(super) fn load32(self, address: u64) -> Self {
+    pub(crate) fn load32(self, address: u64) -> Self {
         self.bytes(&[0x48, 0xbb]).bytes(&address.to_le_bytes()).bytes(&[0x8b, 0x03])
     }
 
@@ -68,7 +68,17 @@ impl Asm {
             .bytes(&[0x74, 0xf8])
     }
 
-    pub(super) fn print(self, text: &str) -> Self {
+    /// Starts the second vCPU in `code`, in real mode at 0x4000, by INIT and SIPI to all others through the local APIC.
+    pub(super) fn start_second(mut self, code: &[u8]) -> Self {
+        for (at, bytes) in (0x4000u64..).step_by(4).zip(code.chunks(4)) {
+            let mut word = [0; 4];
+            word[..bytes.len()].copy_from_slice(bytes);
+            self = self.store32(at, u32::from_le_bytes(word));
+        }
+        self.store32(0xfee0_00f0, 0x1ff).store32(0xfee0_0300, 0x000c_4500).store32(0xfee0_0300, 0x000c_4604)
+    }
+
+    pub(crate) fn print(self, text: &str) -> Self {
         text.bytes().fold(self, |asm, byte| asm.out8(0x3f8, byte))
     }
 

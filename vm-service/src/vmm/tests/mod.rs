@@ -1,5 +1,6 @@
 //! The machine on this host's `/dev/kvm`, with tiny guests. Where it does not open, these tests say so and pass.
 
+mod arrival;
 mod boot;
 mod disk;
 pub(crate) mod guest;
@@ -20,10 +21,10 @@ use crate::vmm::testing::FakeDevice;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Default)]
-struct Screen(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Screen(Arc<Mutex<Vec<u8>>>);
 
 impl Screen {
-    fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
     }
 }
@@ -77,6 +78,12 @@ fn machine_of(config: &GuestConfig, on_reboot: OnReboot) -> (Machine, Screen, St
         late.request();
     });
     (machine, screen, stop)
+}
+
+/// Gives a machine that does not run a device.
+fn add(machine: &Machine, device: Arc<FakeDevice>) -> Result<(), MachineError> {
+    machine.expect(ExpectedFunction::like(&*device))?;
+    machine.slots().arrive(device)
 }
 
 /// Runs a guest and checks how it ends and what it prints.
@@ -153,7 +160,7 @@ fn a_reboot_starts_afresh() {
     let kernel = guest::elf(&guest.finish(), 0x10_0000, 0x10_0000, 0x1000);
     let (mut machine, screen, stop) = machine(kernel.path(), 2, OnReboot::Restart);
     let device = Arc::new(FakeDevice::new(0));
-    machine.add_device(device.clone()).unwrap();
+    add(&machine, device.clone()).unwrap();
     let watch = (stop.clone(), device.clone());
     let started = Instant::now();
     std::thread::spawn(move || {
@@ -240,17 +247,9 @@ fn a_guest_that_never_exits_is_reported_once() {
 
 #[test]
 fn two_vcpus_meet() {
-    // The second vCPU starts in real mode at 0x4000: mov ax, 0x600; mov ds, ax; mov byte [0], 1; hlt; jmp back.
-    let ap = [0xb8, 0x00, 0x06, 0x8e, 0xd8, 0xc6, 0x06, 0x00, 0x00, 0x01, 0xf4, 0xeb, 0xfd];
-    let mut guest = Asm::default().store32(0x6000, 0);
-    for (at, byte) in (0x4000u64..).step_by(4).zip(ap.chunks(4)) {
-        let mut word = [0; 4];
-        word[..byte.len()].copy_from_slice(byte);
-        guest = guest.store32(at, u32::from_le_bytes(word));
-    }
-    // INIT and SIPI with vector 4 (0x4000) to all others through the local APIC.
-    let guest =
-        guest.store32(0xfee0_00f0, 0x1ff).store32(0xfee0_0300, 0x000c_4500).store32(0xfee0_0300, 0x000c_4604);
+    // mov ax, 0x600; mov ds, ax; mov byte [0], 1; hlt; jmp back
+    let second = [0xb8, 0x00, 0x06, 0x8e, 0xd8, 0xc6, 0x06, 0x00, 0x00, 0x01, 0xf4, 0xeb, 0xfd];
+    let guest = Asm::default().store32(0x6000, 0).start_second(&second);
     // wait: mov rbx, 0x6000; cmp dword [rbx], 1; jne wait
     let guest = guest
         .bytes(&[0x48, 0xbb])
@@ -299,8 +298,8 @@ fn a_device_is_reached_where_the_machine_placed_it() {
     let kernel = guest.elf();
     let (mut machine, screen, stop) = machine(kernel.path(), 1, OnReboot::End);
     let device = Arc::new(FakeDevice::new(0).on(machine.vmm().bars()));
-    machine.add_device(device.clone()).unwrap();
-    assert!(matches!(machine.add_device(device), Err(MachineError::Twice { .. })));
+    add(&machine, device.clone()).unwrap();
+    assert!(matches!(add(&machine, device), Err(MachineError::Twice { .. })));
     assert_eq!(machine.run(&stop).unwrap().end, End::Shutdown);
     assert_eq!(screen.text(), "bar data");
 }
@@ -367,7 +366,7 @@ fn a_vcpu_that_is_stuck_is_said_with_what_it_is_stuck_in() {
     let kernel = guest.power_off().elf();
     let (mut machine, screen, stop) = machine(kernel.path(), 1, OnReboot::End);
     machine.vcpu_stop = Duration::from_secs(1);
-    machine.add_device(Arc::new(FakeDevice::new(0).on(machine.vmm().bars()))).unwrap();
+    add(&machine, Arc::new(FakeDevice::new(0).on(machine.vmm().bars()))).unwrap();
     let asks = (screen, stop.clone());
     std::thread::spawn(move || {
         while asks.0.text().is_empty() {
@@ -380,7 +379,7 @@ fn a_vcpu_that_is_stuck_is_said_with_what_it_is_stuck_in() {
     let expect = "vCPU 0 did not stop within 1s: it is stuck in its read of page 0xc0000000";
     assert!(error.to_string().contains(expect), "{error}");
     assert!(matches!(machine.run(&stop), Err(MachineError::Unusable)));
-    let another = machine.add_device(Arc::new(FakeDevice::new(1)));
+    let another = add(&machine, Arc::new(FakeDevice::new(1)));
     assert!(matches!(another, Err(MachineError::Unusable)), "{another:?}");
 }
 
@@ -394,7 +393,7 @@ fn a_reset_by_the_guest_is_waited_for_when_it_is_stopped() {
     let kernel = Asm::default().print("x").store16(0xe000_803e, 1 << 6).spin().elf();
     let (mut machine, screen, stop) = machine(kernel.path(), 1, OnReboot::End);
     let device = Arc::new(FakeDevice::with_reset(0, Duration::from_secs(12)));
-    machine.add_device(device.clone()).unwrap();
+    add(&machine, device.clone()).unwrap();
     let asks = stop.clone();
     std::thread::spawn(move || {
         while screen.text().is_empty() {
