@@ -30,8 +30,8 @@ fn claim_and_release(c: &mut Criterion) {
     c.bench_function("claim and release a GPU with two companions, of 101 functions", |b| {
         b.iter(|| {
             let claim = manager.claim(gpu, &ClaimOptions::default()).expect("it can be claimed");
-            assert_eq!(black_box(claim).functions.len(), 3);
-            manager.release(gpu).expect("it can be released");
+            assert_eq!(black_box(&claim).functions.len(), 3);
+            manager.release(&claim).expect("it can be released");
         });
     });
     assert_eq!(sim.driver_of(gpu).as_deref(), Some("nvidia"));

@@ -92,7 +92,7 @@ fn run(manager: &mut PassthroughManager, claimed: &Claimed, program: &[u8]) -> R
     // The device, which shares the guest's memory from `attach_device` on.
     let address = claimed.address();
     let space = vfio::open_space(manager.host(), &[address], None)?;
-    let device = VfioPciDevice::new(claimed.open(&space)?, space, vmm.clone())?;
+    let device = VfioPciDevice::new(claimed.open(&space)?, vmm.clone())?;
     manager.attach_device(device.clone())?;
 
     // Firmware's work: give the BARs addresses, and turn the device on.

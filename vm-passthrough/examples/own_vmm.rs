@@ -118,7 +118,7 @@ fn run(
 
     let address = claimed.address();
     let space = vfio::open_space(manager.host(), &[address], None)?;
-    let device = VfioPciDevice::new(claimed.open(&space)?, space, board.clone())?;
+    let device = VfioPciDevice::new(claimed.open(&space)?, board.clone())?;
     manager.attach_device(device.clone())?;
     board.add_ram(more, Some(&*device))?;
 

@@ -297,18 +297,31 @@ impl PassthroughManager {
         self.attached.keys().copied().collect()
     }
 
-    /// Gives a function and all that was claimed with it back to their former drivers. A persistent claim that this
-    /// manager took up is only left, and lives on; one that nobody uses is given back. `address` may be any function
-    /// of the claim.
+    /// The claim that covers a function, whoever made it: one that this manager holds, or one that lives on without a process.
+    ///
+    /// # Errors
+    /// When the function is not claimed, is claimed by another process, or the ledger can't tell.
+    pub fn find_claim(&self, address: PciAddress) -> Result<Claimed, ManagerError> {
+        match self.claimed(address) {
+            Some(claimed) => Ok(claimed),
+            None => {
+                let claim = claim::find_persistent(&self.host, address, claim::DEADLINE)?;
+                Ok(Claimed::elsewhere(address, claim))
+            }
+        }
+    }
+
+    /// Gives all functions of a claim back to their former drivers. A persistent claim that this manager took up is only left,
+    /// and lives on; one that nobody uses is given back.
     ///
     /// Each access has as long as the claim's options said, or [`claim::DEADLINE`].
     ///
     /// # Errors
-    /// When the function is not claimed, is claimed by another process, or one of the claim's functions is attached
-    /// to a guest or open. When it can't be given back, the error says why, and the ledger remembers what is left.
-    pub fn release(&mut self, address: PciAddress) -> Result<(), ManagerError> {
-        let deadline = self.held(address).map_or(claim::DEADLINE, |target| self.claims[&target].deadline);
-        self.release_within(address, deadline)
+    /// When it was released before, is used by another process, or one of its functions is attached to a guest or open. When
+    /// it can't be given back, the error says why, and the ledger remembers what is left.
+    pub fn release(&mut self, claimed: &Claimed) -> Result<(), ManagerError> {
+        let deadline = self.claims.get(&claimed.target).map_or(claim::DEADLINE, |held| held.deadline);
+        self.release_within(claimed, deadline)
     }
 
     /// As [`release`](Self::release), with a deadline for the wait for the ledger and for each access to the
@@ -316,10 +329,14 @@ impl PassthroughManager {
     ///
     /// # Errors
     /// As for [`release`](Self::release).
-    pub fn release_within(&mut self, address: PciAddress, deadline: Duration) -> Result<(), ManagerError> {
-        let Some(target) = self.held(address) else {
-            return Ok(claim::release_persistent(&self.host, address, deadline)?);
-        };
+    pub fn release_within(&mut self, claimed: &Claimed, deadline: Duration) -> Result<(), ManagerError> {
+        let target = claimed.target;
+        if !self.claims.get(&target).is_some_and(|held| claimed.is_of(held)) {
+            if !claimed.persistent && !claimed.is_elsewhere() {
+                return Err(ClaimError::NotClaimed(target).into());
+            }
+            return Ok(claim::release_persistent(&self.host, claimed.address(), deadline)?);
+        }
         let covers = |attached: &&PciAddress| self.claims[&target].covers(**attached);
         if let Some(&attached) = self.attached.keys().find(covers) {
             return Err(ManagerError::Attached(attached));
@@ -370,8 +387,9 @@ impl PassthroughManager {
                 failed.push(ManagerError::Device { address, source });
             }
         }
-        for target in self.claims.keys().copied().collect::<Vec<_>>() {
-            let Err(error) = self.release(target) else { continue };
+        for claimed in self.claims() {
+            let target = claimed.target;
+            let Err(error) = self.release(&claimed) else { continue };
             // Who has it open releases it; what could not be released is the ledger's.
             if let Some(Ok(held)) = self.claims.remove(&target).map(Arc::try_unwrap)
                 && !matches!(error, ManagerError::Open(_))

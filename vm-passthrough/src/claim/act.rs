@@ -19,8 +19,7 @@ pub(crate) struct HeldClaim {
 impl HeldClaim {
     /// What is claimed.
     pub(crate) fn claim(&self) -> Claim {
-        let entry = &self.journal.entry;
-        Claim { target: entry.target, functions: entry.functions.clone(), persistent: entry.persistent }
+        claim_of(&self.journal.entry)
     }
 
     /// Whether it outlives this process.
@@ -34,6 +33,11 @@ impl HeldClaim {
         let address = self.journal.entry.target;
         undo(host, &mut self.journal, deadline).map_err(|left| ClaimError::HalfReleased { address, left })
     }
+}
+
+/// What a record of the ledger says is claimed.
+fn claim_of(entry: &Entry) -> Claim {
+    Claim { target: entry.target, functions: entry.functions.clone(), persistent: entry.persistent }
 }
 
 /// What [`recover`] did.
@@ -316,6 +320,27 @@ pub(crate) fn release_persistent(
     address: PciAddress,
     deadline: Duration,
 ) -> Result<(), ClaimError> {
+    with_persistent(host, address, deadline, |journal| {
+        undo(host, journal, deadline).map_err(|left| ClaimError::HalfReleased { address, left })
+    })
+}
+
+/// The claim of `address` that no live process holds.
+pub(crate) fn find_persistent(
+    host: &Host,
+    address: PciAddress,
+    deadline: Duration,
+) -> Result<Claim, ClaimError> {
+    with_persistent(host, address, deadline, |journal| Ok(claim_of(&journal.entry)))
+}
+
+/// Does something with the claim of `address` that no live process holds, while the ledger is locked.
+fn with_persistent<T>(
+    host: &Host,
+    address: PciAddress,
+    deadline: Duration,
+    act: impl FnOnce(&mut Journal) -> Result<T, ClaimError>,
+) -> Result<T, ClaimError> {
     if !host.state.join("ledger").exists() {
         return Err(ClaimError::NotClaimed(address));
     }
@@ -340,7 +365,7 @@ pub(crate) fn release_persistent(
             journal.remove()?;
             return Err(ClaimError::NotClaimed(address));
         }
-        return undo(host, &mut journal, deadline).map_err(|left| ClaimError::HalfReleased { address, left });
+        return act(&mut journal);
     }
     Err(ClaimError::NotClaimed(address))
 }

@@ -41,7 +41,7 @@ pub use plan::{Plan, Refusal, Step};
 pub use share::SharedLease;
 
 pub use act::Recovery;
-pub(crate) use act::{HeldClaim, recover, release_persistent, take};
+pub(crate) use act::{HeldClaim, find_persistent, recover, release_persistent, take};
 pub(crate) use share::share;
 
 /// How long one access to a function's drivers, and the wait for the ledger, may take by default.

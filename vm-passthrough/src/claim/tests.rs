@@ -60,6 +60,18 @@ fn manager(host: Host) -> PassthroughManager {
     PassthroughManager::with_host(host).unwrap()
 }
 
+fn release(manager: &mut PassthroughManager, address: PciAddress) -> Result<(), ManagerError> {
+    manager.find_claim(address).and_then(|claimed| manager.release(&claimed))
+}
+
+fn release_within(
+    manager: &mut PassthroughManager,
+    address: PciAddress,
+    deadline: Duration,
+) -> Result<(), ManagerError> {
+    manager.find_claim(address).and_then(|claimed| manager.release_within(&claimed, deadline))
+}
+
 type Bindings = BTreeMap<PciAddress, (Option<String>, String)>;
 
 /// Driver and `driver_override` of every function.
@@ -128,11 +140,11 @@ fn takes_the_companions_and_gives_all_back() {
         manager.claim(audio(), &ClaimOptions::default()),
         &["0000:01:00.1 is claimed by this manager already"],
     );
-    manager.release(audio()).unwrap();
+    release(&mut manager, audio()).unwrap();
     assert_eq!(bindings(&sim), before);
     assert!(ledger_files(&sim).is_empty());
     assert!(!sim.path("dev/vfio/1").exists());
-    fails(manager.release(gpu()), &["0000:01:00.0 is not claimed"]);
+    fails(release(&mut manager, gpu()), &["0000:01:00.0 is not claimed"]);
 }
 
 #[test]
@@ -162,7 +174,7 @@ fn a_function_on_vfio_already_is_left_there() {
     let mut manager = manager(drivers.host());
     let claim = manager.claim(gpu(), &ClaimOptions::default()).unwrap();
     assert!(claim.functions[0].kept);
-    manager.release(gpu()).unwrap();
+    release(&mut manager, gpu()).unwrap();
     assert_eq!(bindings(&sim), before);
     assert!(
         drivers
@@ -182,7 +194,7 @@ fn takes_the_whole_group_when_asked() {
     assert!(ledger_files(&sim).is_empty());
     let options = ClaimOptions { with_group: true, ..ClaimOptions::default() };
     assert_eq!(manager.claim(gpu(), &options).unwrap().addresses(), [gpu(), audio(), usb(), other]);
-    manager.release(gpu()).unwrap();
+    release(&mut manager, gpu()).unwrap();
     assert_eq!(sim.driver_of(other).as_deref(), Some("e1000e"));
 }
 
@@ -204,7 +216,7 @@ fn a_group_goes_with_the_hot_plug_driver_of_its_bridge() {
     assert_eq!(claim.addresses(), [bridge, gpu(), audio(), usb()]);
     assert!(on_vfio(&sim, &[gpu(), audio(), usb()]));
     assert_eq!(sim.driver_of(bridge), None);
-    alone.release(gpu()).unwrap();
+    release(&mut alone, gpu()).unwrap();
     assert_eq!(bindings(&sim), before);
     assert_eq!(sim.driver_of(bridge).as_deref(), Some("shpchp"));
 
@@ -330,7 +342,7 @@ fn what_could_not_be_undone_is_undone_later() {
     // A claim of another function is not in the way, one of the same is.
     manager.claim(nvme(), &ClaimOptions::default()).unwrap();
     assert_eq!(bindings(&sim)[&audio()], before[&audio()]);
-    manager.release(nvme()).unwrap();
+    release(&mut manager, nvme()).unwrap();
     assert_eq!(bindings(&sim), before);
     assert!(ledger_files(&sim).is_empty());
 }
@@ -343,16 +355,16 @@ fn a_release_that_fails_can_be_tried_again() {
     let mut manager = manager(drivers.host());
     manager.claim(gpu(), &ClaimOptions::default()).unwrap();
     drivers.fail("nvidia/bind", "", 1, libc::EIO);
-    fails(manager.release(gpu()), &["not wholly released", "can't bind it to nvidia", "dmesg"]);
+    fails(release(&mut manager, gpu()), &["not wholly released", "can't bind it to nvidia", "dmesg"]);
     assert_eq!(manager.claims().len(), 1);
-    manager.release(gpu()).unwrap();
+    release(&mut manager, gpu()).unwrap();
     assert_eq!(bindings(&sim), before);
 
     manager.claim(gpu(), &ClaimOptions::default()).unwrap();
     sim.delete("sys/bus/pci/drivers/nvidia").unwrap();
-    fails(manager.release(gpu()), &["modprobe nvidia"]);
+    fails(release(&mut manager, gpu()), &["modprobe nvidia"]);
     sim.add_driver("nvidia").unwrap();
-    manager.release(gpu()).unwrap();
+    release(&mut manager, gpu()).unwrap();
     assert_eq!(bindings(&sim), before);
 }
 
@@ -362,7 +374,7 @@ fn a_function_that_vanished_has_nothing_to_give_back() {
     let mut manager = manager(SimDrivers::new(&sim).host());
     manager.claim(nvme(), &ClaimOptions::default()).unwrap();
     sim.remove(nvme()).unwrap();
-    manager.release(nvme()).unwrap();
+    release(&mut manager, nvme()).unwrap();
     assert!(ledger_files(&sim).is_empty());
     fails(manager.claim(nvme(), &ClaimOptions::default()), &["there is no PCI function 0000:02:00.0"]);
 }
@@ -374,7 +386,7 @@ fn a_function_that_was_given_another_driver_keeps_it() {
     manager.claim(nvme(), &ClaimOptions::default()).unwrap();
     sim.add_driver("uio_pci_generic").unwrap();
     sim.set_driver(nvme(), Some("uio_pci_generic")).unwrap();
-    manager.release(nvme()).unwrap();
+    release(&mut manager, nvme()).unwrap();
     assert_eq!(bindings(&sim)[&nvme()], (Some("uio_pci_generic".into()), "(null)\n".into()));
 }
 
@@ -392,7 +404,7 @@ fn double_claims_are_refused() {
         &["claimed already by", &owner, "stop that process"],
     );
     fails(second.claim(audio(), &ClaimOptions::default()), &["claimed already by", &owner]);
-    fails(second.release(gpu()), &["claimed already by", &owner]);
+    fails(release(&mut second, gpu()), &["claimed already by", &owner]);
     assert!(second.recover().unwrap().recovered.is_empty());
     assert!(on_vfio(&sim, &[gpu(), audio(), usb()]));
     second.claim(nvme(), &ClaimOptions::default()).unwrap();
@@ -418,8 +430,8 @@ fn persistent_claims_live_until_released() {
     assert!(user.claim(gpu(), &ClaimOptions::default()).unwrap().persistent);
     let mut other = manager(host.clone());
     fails(other.claim(gpu(), &ClaimOptions::default()), &["claimed already by", "stop that process first"]);
-    fails(other.release(gpu()), &["claimed already by", "stop that process first"]);
-    user.release(gpu()).unwrap();
+    fails(release(&mut other, gpu()), &["claimed already by", "stop that process first"]);
+    release(&mut user, gpu()).unwrap();
     assert!(on_vfio(&sim, &[gpu(), audio(), usb()]));
     other.claim(gpu(), &ClaimOptions::default()).unwrap();
     drop(other);
@@ -430,7 +442,7 @@ fn persistent_claims_live_until_released() {
     let group = ClaimOptions { with_group: true, ..ClaimOptions::default() };
     fails(user.claim(gpu(), &group), &["does not cover 0000:01:01.0"]);
 
-    manager(host).release(audio()).unwrap();
+    release(&mut manager(host), audio()).unwrap();
     assert_eq!(bindings(&sim), before);
     assert!(ledger_files(&sim).is_empty());
 }
@@ -464,7 +476,7 @@ fn the_claims_of_another_boot_are_void() {
     let entries = Ledger::lock(&host, SHORT).unwrap().entries().unwrap();
     assert!(entries[0].as_ref().unwrap().void);
     let mut manager = manager(host);
-    fails(manager.release(gpu()), &["not claimed"]);
+    fails(release(&mut manager, gpu()), &["not claimed"]);
     assert!(manager.recover().unwrap().recovered.is_empty());
     assert!(ledger_files(&sim).is_empty());
     assert_eq!(bindings(&sim), before);
@@ -513,9 +525,9 @@ fn a_held_function_times_out_and_names_the_holder() {
     fails(manager.claim(gpu(), &ClaimOptions { force: true, ..within(SHORT * 2) }), &blame);
     assert_eq!(ledger_files(&sim), ["0000:01:00.0.claim"]);
     assert_eq!(bindings(&sim)[&audio()], before[&audio()], "the companions were given back");
-    fails(manager.release_within(gpu(), SHORT), &["process 4711 (Xorg)", "the ledger remembers it"]);
+    fails(release_within(&mut manager, gpu(), SHORT), &["process 4711 (Xorg)", "the ledger remembers it"]);
     drivers.let_go(gpu());
-    manager.release(gpu()).unwrap();
+    release(&mut manager, gpu()).unwrap();
     assert_eq!(bindings(&sim), before);
 
     // Releasing: vfio-pci is held.
@@ -524,7 +536,7 @@ fn a_held_function_times_out_and_names_the_holder() {
     drivers.hold(gpu());
     symlink(sim.path("dev/vfio/1"), sim.path("proc/4711/fd/7")).unwrap();
     fails(
-        manager.release(gpu()),
+        release(&mut manager, gpu()),
         &["did not unbind it from vfio-pci", "process 4711 (Xorg) has", "/dev/vfio/1 open"],
     );
     drop(manager);
@@ -606,7 +618,7 @@ fn a_ledger_that_others_may_have_written_is_refused_and_left() {
         let files = ledger_files(&sim);
         let mut manager = manager(host);
         fails(manager.claim(gpu(), &within(SHORT)), expect);
-        fails(manager.release_within(gpu(), SHORT), expect);
+        fails(release_within(&mut manager, gpu(), SHORT), expect);
         match manager.recover() {
             Ok(recovery) => {
                 assert!(recovery.failed.iter().any(|error| error.to_string().contains(expect[0])))
@@ -677,11 +689,11 @@ fn killed_anywhere_all_is_restored() {
                 (_, 0) => manager.recover().unwrap(),
                 (Scenario::ClaimAndRelease | Scenario::Recover, 1) => {
                     manager.claim(gpu(), &ClaimOptions::default()).unwrap();
-                    manager.release(gpu()).unwrap();
+                    release(&mut manager, gpu()).unwrap();
                     Recovery::default()
                 }
                 _ => {
-                    let result = manager.release(gpu());
+                    let result = release(&mut manager, gpu());
                     if !matches!(result, Err(ManagerError::Claim(ClaimError::NotClaimed(_)))) {
                         result.unwrap();
                     }
@@ -694,7 +706,7 @@ fn killed_anywhere_all_is_restored() {
                 assert!(matches!(scenario, Scenario::ClaimPersistent | Scenario::ReleasePersistent));
                 assert!(on_vfio(&sim, &[gpu(), audio(), usb()]), "{scenario:?} at {point}");
                 claimed += 1;
-                manager.release(gpu()).unwrap();
+                release(&mut manager, gpu()).unwrap();
             }
             assert_eq!(bindings(&sim), original, "{scenario:?} at {point}");
             assert!(ledger_files(&sim).is_empty());
@@ -754,10 +766,10 @@ fn be_killed(order: &str) {
     match scenario {
         Scenario::ClaimAndRelease => {
             manager.claim(gpu(), &ClaimOptions::default()).unwrap();
-            manager.release(gpu()).unwrap();
+            release(&mut manager, gpu()).unwrap();
         }
         Scenario::ClaimPersistent => drop(manager.claim(gpu(), &persistent()).unwrap()),
-        Scenario::ReleasePersistent => manager.release(gpu()).unwrap(),
+        Scenario::ReleasePersistent => release(&mut manager, gpu()).unwrap(),
         Scenario::Recover => assert_eq!(manager.recover().unwrap().recovered.len(), 1),
     }
     fs::write(root.join("points"), crash::passed().to_string()).unwrap();

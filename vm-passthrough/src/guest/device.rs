@@ -14,7 +14,7 @@ use super::state::State;
 use super::{DeviceError, PassthroughDevice, RamRegion, Vmm, bars};
 use crate::pci::config::{CONFIG_SIZE, EXTENDED_CONFIG_SIZE};
 use crate::pci::{placement, regs};
-use crate::vfio::{AddressSpace, CONFIG_REGION, DeviceFile, MSI_IRQ, MSIX_IRQ, Result, VfioError};
+use crate::vfio::{CONFIG_REGION, DeviceFile, MSI_IRQ, MSIX_IRQ, Result, VfioError};
 use crate::{PciAddress, deadlines};
 
 /// Most vectors of MSI (PCI Express Base 6.0, 7.7.1) and of MSI-X (7.7.2).
@@ -47,7 +47,6 @@ impl DeviceOptions {
 #[derive(Debug)]
 pub struct VfioPciDevice {
     file: Arc<dyn DeviceFile>,
-    space: Arc<dyn AddressSpace>,
     vmm: Arc<dyn Vmm>,
     options: DeviceOptions,
     /// Sizes of the BARs by index.
@@ -96,17 +95,13 @@ struct MsixPlaces {
 }
 
 impl VfioPciDevice {
-    /// Makes a device of `file`, for a guest whose DMA address space is `space` and which `vmm` runs. Reads the
-    /// device, changes nothing.
+    /// Makes a device of `file`, for the guest that `vmm` runs. All of a guest's devices must be open in one address space,
+    /// which is its own. Reads the device, changes nothing.
     ///
     /// # Errors
     /// When the device can't be read, is no endpoint, or gives answers that cannot be.
-    pub fn new(
-        file: Arc<dyn DeviceFile>,
-        space: Arc<dyn AddressSpace>,
-        vmm: Arc<dyn Vmm>,
-    ) -> Result<Arc<Self>, DeviceError> {
-        Self::with_options(file, space, vmm, DeviceOptions::default())
+    pub fn new(file: Arc<dyn DeviceFile>, vmm: Arc<dyn Vmm>) -> Result<Arc<Self>, DeviceError> {
+        Self::with_options(file, vmm, DeviceOptions::default())
     }
 
     /// As [`new`](Self::new), with options.
@@ -115,7 +110,6 @@ impl VfioPciDevice {
     /// As for [`new`](Self::new).
     pub fn with_options(
         file: Arc<dyn DeviceFile>,
-        space: Arc<dyn AddressSpace>,
         vmm: Arc<dyn Vmm>,
         options: DeviceOptions,
     ) -> Result<Arc<Self>, DeviceError> {
@@ -145,7 +139,6 @@ impl VfioPciDevice {
         let state = State::new(file.clone(), vmm.clone(), config, bars, irqs);
         Ok(Arc::new(Self {
             file,
-            space,
             vmm,
             options,
             sizes,
@@ -385,7 +378,7 @@ impl VfioPciDevice {
     fn give(&self, inner: &mut Inner) -> Result<(), DeviceError> {
         self.file.set_at_rest(true);
         self.reset_function()?;
-        let ram = DmaRam::new(self.space.clone());
+        let ram = DmaRam::new(self.file.space());
         let owed = inner.owed.insert(Owed { ram, told: false, reset: false, tried: false });
         match self.give_memory(owed) {
             Ok(()) => {

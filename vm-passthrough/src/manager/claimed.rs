@@ -30,6 +30,21 @@ pub struct Claimed {
 }
 
 impl Claimed {
+    /// Of a claim that no process holds.
+    pub(super) fn elsewhere(address: PciAddress, claim: Claim) -> Self {
+        Self { address, claim: Arc::new(claim), held: Weak::new() }
+    }
+
+    /// Whether this manager never held it.
+    pub(super) fn is_elsewhere(&self) -> bool {
+        self.held.ptr_eq(&Weak::new())
+    }
+
+    /// Whether it is of this claim.
+    pub(super) fn is_of(&self, held: &Arc<Held>) -> bool {
+        std::ptr::eq(self.held.as_ptr(), Arc::as_ptr(held))
+    }
+
     /// The function.
     pub fn address(&self) -> PciAddress {
         self.address

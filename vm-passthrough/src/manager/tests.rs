@@ -89,6 +89,10 @@ impl PassthroughDevice for FakeDevice {
     }
 }
 
+fn release(manager: &mut PassthroughManager, address: PciAddress) -> Result<(), ManagerError> {
+    manager.find_claim(address).and_then(|claimed| manager.release(&claimed))
+}
+
 fn nvme() -> PciAddress {
     "0000:01:00.0".parse().unwrap()
 }
@@ -146,7 +150,7 @@ fn releases_only_what_is_detached() {
     device.fail.store(false, SeqCst);
     manager.attach_device(device.clone()).unwrap();
     refused(manager.attach_device(device.clone()), "is attached to a guest");
-    refused(manager.release(nvme()), "is attached to a guest; detach it first");
+    refused(release(&mut manager, nvme()), "is attached to a guest; detach it first");
     assert_eq!(sim.driver_of(nvme()).as_deref(), Some("vfio-pci"));
 
     device.fail.store(true, SeqCst);
@@ -154,7 +158,7 @@ fn releases_only_what_is_detached() {
     assert_eq!(manager.attached(), [nvme()]);
     device.fail.store(false, SeqCst);
     manager.detach_device(nvme()).unwrap();
-    manager.release(nvme()).unwrap();
+    release(&mut manager, nvme()).unwrap();
     assert_eq!(sim.driver_of(nvme()).as_deref(), Some("nvme"));
     assert_eq!(device.counts(), (1, 1));
 }
@@ -166,7 +170,7 @@ fn what_is_open_holds_its_claim() {
         let driver = || sim.driver_of(nvme());
         let claimed = manager.claim(nvme(), &ClaimOptions::default()).unwrap();
         let open = claimed.hold().unwrap();
-        assert!(matches!(manager.release(nvme()), Err(ManagerError::Open(target)) if target == nvme()));
+        assert!(matches!(release(&mut manager, nvme()), Err(ManagerError::Open(target)) if target == nvme()));
         assert_eq!(driver().as_deref(), Some("vfio-pci"));
         if close {
             let error = manager.close().unwrap_err().to_string();
@@ -199,7 +203,7 @@ fn nothing_is_opened_of_what_is_not_claimed_any_more() {
     assert_eq!((other.address(), other.target), (companion, gpu()));
     assert!(manager.claimed(nvme()).is_none());
     drop(other.hold().unwrap());
-    manager.release(companion).unwrap();
+    release(&mut manager, companion).unwrap();
     let persistent = ClaimOptions { persistent: true, ..ClaimOptions::default() };
     let reserved = manager.claim(nvme(), &persistent).unwrap();
     for claimed in [claimed, other, reserved] {
@@ -217,7 +221,7 @@ fn an_attach_that_cannot_be_undone_is_owed_a_detach() {
     device.half.store(true, SeqCst);
     manager.attach_device(device.clone()).unwrap_err();
     assert_eq!(manager.attached(), [nvme()]);
-    assert!(matches!(manager.release(nvme()), Err(ManagerError::Attached(_))));
+    assert!(matches!(release(&mut manager, nvme()), Err(ManagerError::Attached(_))));
     let error = manager.close().unwrap_err().to_string();
     assert!(error.contains("it is broken"), "{error}");
     assert_eq!((sim.driver_of(nvme()).as_deref(), device.counts()), (Some("nvme"), (0, 0)));
@@ -230,10 +234,10 @@ fn nothing_succeeds_while_a_detach_is_owed() {
         let (sim, mut manager) = new_sim();
         let log = SimLog::default();
         let config = SimConfig::new(0x144d, 0xa80a, 0x01_08_02).bytes();
-        let function = SimDeviceBuilder::new(config).log(&log).build(nvme()).unwrap();
-        let vmm = SimVmm::new(&[(0, 0x10_0000)], &log).unwrap();
         let space = SimSpace::new(vec![0..=u64::MAX], &log);
-        let device = VfioPciDevice::new(function.clone(), space, vmm).unwrap();
+        let function = SimDeviceBuilder::new(config).log(&log).build(nvme(), space).unwrap();
+        let vmm = SimVmm::new(&[(0, 0x10_0000)], &log).unwrap();
+        let device = VfioPciDevice::new(function.clone(), vmm).unwrap();
         manager.claim(nvme(), &ClaimOptions::default()).unwrap();
         manager.attach_device(device).unwrap();
         let resets = function.resets();
@@ -242,7 +246,7 @@ fn nothing_succeeds_while_a_detach_is_owed() {
         for _ in 0..3 {
             let error = manager.detach_device(nvme()).unwrap_err().to_string();
             assert!(error.contains("VFIO_DEVICE_RESET"), "{error}");
-            assert!(matches!(manager.release(nvme()), Err(ManagerError::Attached(_))));
+            assert!(matches!(release(&mut manager, nvme()), Err(ManagerError::Attached(_))));
         }
         if heal {
             function.heal();
@@ -291,4 +295,27 @@ fn all_devices_are_stopped_before_the_first_is_detached() {
     let stopped = devices.iter().map(|device| device.stopped.load(SeqCst));
     let detached = devices.iter().map(|device| device.last.load(SeqCst));
     assert!(stopped.clone().all(|order| order > 0) && stopped.max() < detached.min());
+}
+
+#[test]
+fn a_handle_releases_its_own_claim_and_no_other() {
+    let (sim, mut manager) = new_sim();
+    let first = manager.claim(nvme(), &ClaimOptions::default()).unwrap();
+    manager.release(&first).unwrap();
+    // By the same manager, and for whoever comes next.
+    let second = manager.claim(nvme(), &ClaimOptions::default()).unwrap();
+    assert!(manager.release(&first).unwrap_err().to_string().contains("is not claimed"));
+    assert_eq!(sim.driver_of(nvme()).as_deref(), Some("vfio-pci"));
+    manager.release(&second).unwrap();
+    let persistent = ClaimOptions { persistent: true, ..ClaimOptions::default() };
+    manager.claim(nvme(), &persistent).unwrap();
+    assert!(manager.release(&second).unwrap_err().to_string().contains("is not claimed"));
+    assert_eq!(sim.driver_of(nvme()).as_deref(), Some("vfio-pci"));
+    // One that lives on is found by any manager.
+    let mut other = PassthroughManager::with_host(SimDrivers::new(&sim).host()).unwrap();
+    let found = other.find_claim(nvme()).unwrap();
+    assert!(found.persistent && found.hold().is_err());
+    other.release(&found).unwrap();
+    assert_eq!(sim.driver_of(nvme()).as_deref(), Some("nvme"));
+    assert!(other.find_claim(nvme()).unwrap_err().to_string().contains("is not claimed"));
 }

@@ -13,12 +13,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::fs::MemfdFlags;
 use vm_memory::{FileOffset, MmapRegion};
 
-use super::SimLog;
+use super::{SimLog, SimSpace};
 use crate::PciAddress;
 use crate::guest::SharedMemory;
 use crate::vfio::{
-    CONFIG_REGION, DeviceFile, DeviceInfo, IrqInfo, IrqTrigger, MSI_IRQ, MSIX_IRQ, Mapping, RegionInfo,
-    ResetEvidence, ResetReport, Result, VfioError,
+    AddressSpace, CONFIG_REGION, DeviceFile, DeviceInfo, IrqInfo, IrqTrigger, MSI_IRQ, MSIX_IRQ, Mapping,
+    RegionInfo, ResetEvidence, ResetReport, Result, VfioError,
 };
 
 /// Something that a simulated device, address space or VMM does, and can be made to fail at.
@@ -61,6 +61,7 @@ pub struct SimDevice {
     has_reset: bool,
     config_len: usize,
     kvm_file: Option<File>,
+    space: Arc<SimSpace>,
     log: SimLog,
     inner: Mutex<Inner>,
 }
@@ -134,11 +135,11 @@ impl SimDeviceBuilder {
         self
     }
 
-    /// Makes it.
+    /// Makes it, open in `space`.
     ///
     /// # Errors
     /// When the host has no memory for its BARs.
-    pub fn build(self, address: PciAddress) -> io::Result<Arc<SimDevice>> {
+    pub fn build(self, address: PciAddress, space: Arc<SimSpace>) -> io::Result<Arc<SimDevice>> {
         let mut bars = BTreeMap::new();
         for (index, size, mappable) in self.bars {
             let memory = File::from(rustix::fs::memfd_create("sim-bar", MemfdFlags::CLOEXEC)?);
@@ -153,6 +154,7 @@ impl SimDeviceBuilder {
             has_reset: self.has_reset,
             config_len: self.config.len(),
             kvm_file: Some(kvm_file),
+            space,
             log: self.log,
             inner: Mutex::new(Inner {
                 initial: self.config.clone(),
@@ -267,6 +269,10 @@ impl SimDevice {
 impl DeviceFile for SimDevice {
     fn address(&self) -> PciAddress {
         self.address
+    }
+
+    fn space(&self) -> Arc<dyn AddressSpace> {
+        self.space.clone()
     }
 
     fn info(&self) -> DeviceInfo {

@@ -29,9 +29,9 @@ use crate::{Host, PciAddress};
 /// let address = "0000:01:00.0".parse()?;
 /// sim.add(&SimFunction::nvme(address).driver("nvme"))?;
 /// let mut manager = PassthroughManager::with_host(SimDrivers::new(&sim).host())?;
-/// manager.claim(address, &ClaimOptions::default())?;
+/// let claimed = manager.claim(address, &ClaimOptions::default())?;
 /// assert_eq!(sim.driver_of(address).as_deref(), Some("vfio-pci"));
-/// manager.release(address)?;
+/// manager.release(&claimed)?;
 /// assert_eq!(sim.driver_of(address).as_deref(), Some("nvme"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

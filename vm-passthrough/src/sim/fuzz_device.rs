@@ -21,9 +21,11 @@ pub fn fuzz_config_space(data: &[u8]) {
     let log = SimLog::default();
     let Some(address) = crate::PciAddress::new(0, 0x65, 0, 0) else { return };
     let builder = device(&mut input).log(&log);
-    let (Ok(sim), Ok(vmm)) = (builder.build(address), SimVmm::new(&[RAM], &log)) else { return };
     let space = SimSpace::new(vec![0..=u64::MAX], &log);
-    let Ok(device) = VfioPciDevice::new(sim.clone(), space.clone(), vmm.clone()) else { return };
+    let (Ok(sim), Ok(vmm)) = (builder.build(address, space.clone()), SimVmm::new(&[RAM], &log)) else {
+        return;
+    };
+    let Ok(device) = VfioPciDevice::new(sim.clone(), vmm.clone()) else { return };
     let attached = device.attach().is_ok();
 
     for _ in 0..256 {

@@ -14,7 +14,8 @@ use vfio_bindings::bindings::vfio as uapi;
 use super::failure::{invalid_response, system};
 use super::group::grown;
 use super::interface::{
-    DeviceFile, DeviceInfo, IrqInfo, IrqTrigger, Mapping, RegionInfo, ResetReport, Result, VfioError,
+    AddressSpace, DeviceFile, DeviceInfo, IrqInfo, IrqTrigger, Mapping, RegionInfo, ResetReport, Result,
+    VfioError,
 };
 use super::parse::{self, HotResetInfo, Region};
 use super::space::{Member, Space};
@@ -308,6 +309,10 @@ fn most(region: u32) -> usize {
 impl DeviceFile for VfioDevice {
     fn address(&self) -> PciAddress {
         self.inner.address
+    }
+
+    fn space(&self) -> Arc<dyn AddressSpace> {
+        self.inner.member.space().clone()
     }
 
     fn is_virtual(&self) -> bool {

@@ -229,6 +229,8 @@ pub trait DeviceFile: fmt::Debug + Send + Sync {
     fn is_virtual(&self) -> bool {
         false
     }
+    /// The address space that it is open in, which its DMA reaches.
+    fn space(&self) -> Arc<dyn AddressSpace>;
     /// What the device says of itself.
     fn info(&self) -> DeviceInfo;
     /// Region `index`; a region of size 0 when the device has none there.

@@ -90,8 +90,9 @@ fn claim_all(
             saved.unwrap_or(Ok(()))
         });
         if let Err(mut message) = claimed {
-            for target in claims.iter().rev().map(|claim| claim.target) {
-                let released = manager.release(target).map_err(|error| error.to_string());
+            for claim in claims.iter().rev() {
+                let target = claim.target;
+                let released = manager.release(claim).map_err(|error| error.to_string());
                 let removed = persist.map_or(Ok(true), |_| saved::remove(manager.host(), target));
                 message += &match released.and(removed) {
                     Ok(_) => format!("; {target} is released again"),

@@ -46,7 +46,10 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ReleaseArgs) -> Result<(), F
     }
     let mut done = Vec::new();
     for address in addresses {
-        let released = if free.contains(&address) { Ok(()) } else { manager.release(address) };
+        let released = match free.contains(&address) {
+            true => Ok(()),
+            false => manager.find_claim(address).and_then(|claimed| manager.release(&claimed)),
+        };
         // It need not be claimed to be noted for the next boot, and stays noted while it is used.
         let forgotten = match &released {
             Ok(()) | Err(ManagerError::Claim(ClaimError::NotClaimed(_))) => {

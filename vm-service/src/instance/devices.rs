@@ -6,6 +6,7 @@ use std::sync::mpsc::Sender;
 
 use vm_passthrough::claim::ClaimOptions;
 use vm_passthrough::guest::{self, DeviceError, KvmVmm, VfioPciDevice};
+use vm_passthrough::manager::ManagerError;
 use vm_passthrough::vfio::{
     self, AddressSpace as _, Backend, DeviceFile, MSI_IRQ, MSIX_IRQ, Presence, Space, VfioDevice, VfioError,
 };
@@ -119,7 +120,7 @@ impl Devices {
                 Event::Closed(address)
             }
             Action::Release(target) => {
-                Event::Released(target, self.manager.release(target).map_err(|error| error.to_string()))
+                Event::Released(target, self.release(target).map_err(|error| error.to_string()))
             }
             Action::Boot | Action::StopGuest | Action::DropMachine => return None,
         })
@@ -144,6 +145,12 @@ impl Devices {
         claimed.map(|claimed| claimed.target).map_err(|error| error.to_string())
     }
 
+    /// Releases a claim.
+    fn release(&mut self, target: PciAddress) -> Result<(), ManagerError> {
+        let claimed = self.manager.find_claim(target)?;
+        self.manager.release(&claimed)
+    }
+
     /// Opens a claimed device.
     fn open(&mut self, address: PciAddress) -> Result<Backend, String> {
         let (vmm, _) = self.machine.as_ref().ok_or_else(|| MachineError::Unusable.to_string())?;
@@ -160,7 +167,7 @@ impl Devices {
         self.vectors += vectors_of(&*file).map_err(|error| error.to_string())?;
         limits::check_vectors(self.vectors)?;
         let options = guest::DeviceOptions::default().without_reset(self.options.without_reset);
-        let device = VfioPciDevice::with_options(file, space.clone(), vmm.clone(), options)
+        let device = VfioPciDevice::with_options(file, vmm.clone(), options)
             .map_err(|error| format!("{address}: {error}"))?;
         self.open.insert(address, device);
         Ok(space.backend())

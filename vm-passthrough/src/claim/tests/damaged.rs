@@ -45,7 +45,7 @@ fn is_kept(sim: &SimHost, host: &Host, what: &str) {
     for address in [gpu(), usb()] {
         assert!(codes(host, address).contains(&"claim-record-unreadable"), "{what}: {address}");
         fails(manager(host.clone()).claim(address, &within(SHORT)), &["0000:01:00.0.claim", "; rm "]);
-        fails(manager(host.clone()).release_within(address, SHORT), &["0000:01:00.0.claim", "; rm "]);
+        fails(release_within(&mut manager(host.clone()), address, SHORT), &["0000:01:00.0.claim", "; rm "]);
         fails(manager(host.clone()).share(address), &["0000:01:00.0.claim", "; rm "]);
     }
     assert!(!codes(host, nvme()).contains(&"claim-record-unreadable"), "{what}");
@@ -53,7 +53,7 @@ fn is_kept(sim: &SimHost, host: &Host, what: &str) {
     let recovery = other.recover().unwrap();
     assert_eq!((recovery.recovered.len(), recovery.failed.len()), (0, 1), "{what}");
     other.claim(nvme(), &within(SHORT)).unwrap();
-    other.release(nvme()).unwrap();
+    release(&mut other, nvme()).unwrap();
     assert_eq!(bindings(sim), before, "{what}");
     assert_eq!(path.is_file().then(|| fs::read(&path).unwrap()), kept, "{what}");
 }
@@ -105,7 +105,7 @@ fn a_damaged_record_is_kept_and_can_be_put_right_by_hand() {
 fn what_is_still_sound_of_a_record_is_told() {
     let (sim, host, text) = claimed();
     fs::write(record(&sim), text.replace("claimed", "CLAIMED")).unwrap();
-    let error = manager(host.clone()).release_within(gpu(), SHORT).unwrap_err().to_string();
+    let error = release_within(&mut manager(host.clone()), gpu(), SHORT).unwrap_err().to_string();
     for part in
         ["line 8: the checksum is wrong", "kept as it is", "drivers/nvidia/bind", "echo snd_hda_intel > "]
     {
@@ -116,10 +116,10 @@ fn what_is_still_sound_of_a_record_is_told() {
 
     // One that somebody put back already has nothing left but its file.
     let (sim, host, text) = claimed();
-    manager(host.clone()).release(gpu()).unwrap();
+    release(&mut manager(host.clone()), gpu()).unwrap();
     fs::write(record(&sim), &text[1..]).unwrap();
     fs::set_permissions(record(&sim), fs::Permissions::from_mode(0o600)).unwrap();
-    fails(manager(host).release_within(gpu(), SHORT), &["nothing of it is on vfio-pci any more: rm /"]);
+    fails(release_within(&mut manager(host), gpu(), SHORT), &["nothing of it is on vfio-pci any more: rm /"]);
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn a_record_of_a_newer_version_is_kept() {
     fs::write(record(&sim), format!("{}{rest}", line_of("ledger 3"))).unwrap();
     is_kept(&sim, &host, "newer");
     fails(
-        manager(host).release_within(gpu(), SHORT),
+        release_within(&mut manager(host), gpu(), SHORT),
         &["a newer version of this program wrote it", "release it with that version", "drivers/nvidia/bind"],
     );
 }
@@ -148,8 +148,8 @@ fn a_record_of_version_1_is_read() {
         fs::read_to_string(record(&sim)).unwrap().contains(" ledger 2\n"),
         "it becomes the newer version"
     );
-    user.release(gpu()).unwrap();
-    user.release(gpu()).unwrap();
+    release(&mut user, gpu()).unwrap();
+    release(&mut user, gpu()).unwrap();
     assert_eq!(bindings(&sim), bindings(&new_sim()));
 }
 
@@ -202,7 +202,7 @@ fn a_damaged_record_of_a_process_that_lives_says_so() {
         manager(host).claim(gpu(), &within(SHORT)),
         &["a process still uses the claim: end it first (fuser "],
     );
-    owner.release(gpu()).unwrap();
+    release(&mut owner, gpu()).unwrap();
     assert_eq!(bindings(&sim), bindings(&new_sim()));
     assert!(ledger_files(&sim).is_empty());
 }

@@ -77,7 +77,7 @@ fn an_orphan_is_waited_for() {
     assert!(recovery.recovered.is_empty(), "{recovery:?}");
     assert!(recovery.failed[0].to_string().contains(wait), "{:?}", recovery.failed);
     fails(manager(drivers.host()).claim(nvme(), &within(SHORT)), &[wait]);
-    fails(manager(drivers.host()).release_within(nvme(), SHORT), &[wait]);
+    fails(release_within(&mut manager(drivers.host()), nvme(), SHORT), &[wait]);
     assert_eq!(ledger_files(&sim), ["0000:02:00.0.claim"]);
 
     // Or waits long enough. What the orphan did meanwhile is undone too.

@@ -22,7 +22,7 @@ fn narrowed_reset_methods_are_put_back() {
     assert_eq!(claim.functions[2].resets.as_deref(), Some("flr bus"));
     assert_eq!(claim.functions[1].resets.as_deref(), Some("bus"));
     sim.set(gpu(), "reset_method", "bus\n").unwrap();
-    manager.release(gpu()).unwrap();
+    release(&mut manager, gpu()).unwrap();
     assert_eq!(resets(&sim, gpu()), "flr bus\n");
     assert_eq!(resets(&sim, audio()), "bus\n");
     let written = |name: &str| drivers.writes().iter().filter(|(path, _)| path.ends_with(name)).count();
@@ -38,7 +38,7 @@ fn those_of_a_function_that_stays_on_vfio_are_put_back_too() {
     let mut manager = manager(drivers.host());
     manager.claim(gpu(), &ClaimOptions::default()).unwrap();
     sim.set(gpu(), "reset_method", "bus\n").unwrap();
-    manager.release(gpu()).unwrap();
+    release(&mut manager, gpu()).unwrap();
     assert_eq!(resets(&sim, gpu()), "flr bus\n");
     assert!(on_vfio(&sim, &[gpu()]));
 }
@@ -52,7 +52,7 @@ fn a_list_that_linux_refuses_gives_way_to_its_own() {
     manager.claim(gpu(), &ClaimOptions::default()).unwrap();
     sim.set(gpu(), "reset_method", "bus\n").unwrap();
     drivers.fail("reset_method", "flr bus", 1, libc::EINVAL);
-    manager.release(gpu()).unwrap();
+    release(&mut manager, gpu()).unwrap();
     assert_eq!(resets(&sim, gpu()), "default\n");
     assert_eq!(bindings(&sim), before);
 }
@@ -63,5 +63,5 @@ fn no_deadline_is_too_long() {
     let mut manager = manager(SimDrivers::new(&sim).host());
     drop(Ledger::lock(manager.host(), Duration::MAX).unwrap());
     manager.claim(nvme(), &ClaimOptions::default()).unwrap();
-    manager.release(nvme()).unwrap();
+    release(&mut manager, nvme()).unwrap();
 }

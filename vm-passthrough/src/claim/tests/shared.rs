@@ -35,7 +35,7 @@ fn a_shared_function_is_not_claimed_and_a_claimed_one_not_shared() {
         assert!(error.contains("is claimed already by process"), "{error}");
     }
     manager.share(nvme()).unwrap();
-    manager.release(gpu()).unwrap();
+    release(&mut manager, gpu()).unwrap();
     drop(manager.share(gpu()).unwrap());
     let error = manager.share(address("0000:77:00.0")).unwrap_err().to_string();
     assert!(error.contains("there is no PCI function 0000:77:00.0"), "{error}");
@@ -72,7 +72,7 @@ fn what_dead_processes_left_is_no_lease() {
         drop(file);
         manager.claim(gpu(), &ClaimOptions::default()).unwrap();
         assert_eq!(lease_files(&sim), 0, "the claim removes it");
-        manager.release(gpu()).unwrap();
+        release(&mut manager, gpu()).unwrap();
     }
 }
 

@@ -307,9 +307,11 @@ fn bridges_and_dead_devices_are_refused() {
         patch(&mut config);
         let log = SimLog::default();
         let config = config.bytes()[..len].to_vec();
-        let sim = SimDeviceBuilder::new(config).bar(0, 4097, &[]).build("65:00.0".parse().unwrap()).unwrap();
+        let space = SimSpace::new(vec![], &log);
+        let sim = SimDeviceBuilder::new(config).bar(0, 4097, &[]);
+        let sim = sim.build("65:00.0".parse().unwrap(), space).unwrap();
         let vmm = SimVmm::new(&[], &log).unwrap();
-        let error = VfioPciDevice::new(sim, SimSpace::new(vec![], &log), vmm).unwrap_err().to_string();
+        let error = VfioPciDevice::new(sim, vmm).unwrap_err().to_string();
         assert!(error.contains(expect), "{error}");
     }
     check(|c| _ = c.put(0x0e, &[0x81]), 4096, "header type 1");

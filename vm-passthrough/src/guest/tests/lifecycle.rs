@@ -246,8 +246,9 @@ fn a_reset_takes_back_what_the_guest_did() {
 #[test]
 fn devices_of_one_guest_share_its_memory() {
     let rig = Rig::new();
-    let sim = builder(&config(4), 4, false).log(&rig.log).build("0000:66:00.0".parse().unwrap()).unwrap();
-    let second = VfioPciDevice::new(sim, rig.space.clone(), rig.vmm.clone()).unwrap();
+    let second = builder(&config(4), 4, false).log(&rig.log);
+    let sim = second.build("0000:66:00.0".parse().unwrap(), rig.space.clone()).unwrap();
+    let second = VfioPciDevice::new(sim, rig.vmm.clone()).unwrap();
     second.attach().unwrap();
     assert_eq!(rig.space.maps(), RAM);
     rig.device.detach().unwrap();
@@ -295,8 +296,7 @@ fn a_device_without_reset_is_given_only_to_those_who_accept_it() {
     let error = rig.device.attach().unwrap_err().to_string();
     assert!(error.contains("was not reset"), "{error}");
     let options = DeviceOptions { without_reset: true };
-    let device =
-        VfioPciDevice::with_options(rig.sim.clone(), rig.space.clone(), rig.vmm.clone(), options).unwrap();
+    let device = VfioPciDevice::with_options(rig.sim.clone(), rig.vmm.clone(), options).unwrap();
     device.attach().unwrap();
     device.config_write(4, &[6, 0]);
     assert_eq!(rig.hardware16(4) & 0b110, 0b110);

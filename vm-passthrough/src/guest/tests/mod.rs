@@ -103,10 +103,10 @@ impl Rig {
     /// A device that is not attached.
     fn with(builder: SimDeviceBuilder) -> Self {
         let log = SimLog::default();
-        let sim = builder.log(&log).build("0000:65:00.0".parse().unwrap()).unwrap();
-        let vmm = SimVmm::new(&[(0, 0x10_0000), (0x1_0000_0000, 0x10_0000)], &log).unwrap();
         let space = SimSpace::new(vec![0..=0xfedf_ffff, 0xfef0_0000..=u64::MAX], &log);
-        let device = VfioPciDevice::new(sim.clone(), space.clone(), vmm.clone()).unwrap();
+        let sim = builder.log(&log).build("0000:65:00.0".parse().unwrap(), space.clone()).unwrap();
+        let vmm = SimVmm::new(&[(0, 0x10_0000), (0x1_0000_0000, 0x10_0000)], &log).unwrap();
+        let device = VfioPciDevice::new(sim.clone(), vmm.clone()).unwrap();
         Self { device, sim, vmm, space, log }
     }
 

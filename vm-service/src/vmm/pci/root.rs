@@ -260,7 +260,8 @@ impl PciRoot {
             Some(Target::Own(function)) => function.config_read(offset, data),
             Some(Target::Port(port)) => port.config_read(offset, data),
             Some(Target::Behind(port, number)) => {
-                if !(self.awaits() && port.early_read(number, offset, data)) && self.hold() {
+                let is_read = self.awaits() && port.early_read(number, offset, data);
+                if !is_read && self.hold() {
                     port.function_read(number, offset, data);
                 }
             }
@@ -276,7 +277,8 @@ impl PciRoot {
         match self.find(bus, devfn) {
             Some(Target::Own(function)) => function.config_write(offset, data),
             Some(Target::Port(port)) => {
-                if port.config_write(offset, data) && self.hold() {
+                let resets = port.config_write(offset, data);
+                if resets && self.hold() {
                     port.reset_bus();
                 }
             }
