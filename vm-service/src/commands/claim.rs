@@ -27,7 +27,7 @@ pub(crate) struct ClaimArgs {
     #[arg(long)]
     pub(crate) persist: bool,
     /// Claim what `--persist` noted, as after a boot, and is not claimed yet
-    #[arg(long, exclusive = true)]
+    #[arg(long, conflicts_with_all = ["addresses", "persist", "with_group", "accept"])]
     pub(crate) restore: bool,
     /// Take every function of its IOMMU group, also those of other devices
     #[arg(long)]

@@ -61,10 +61,11 @@ impl Write for Pty {
     }
 }
 
-/// A symbolic link to a pseudo-terminal, whose own name differs each time. Dropping it removes it.
+/// A symbolic link to a pseudo-terminal, whose own name differs each time. Dropping it removes it, unless somebody replaced it.
 #[derive(Debug)]
 pub struct Link {
     path: PathBuf,
+    terminal: PathBuf,
 }
 
 impl Link {
@@ -77,13 +78,14 @@ impl Link {
             fs::remove_file(path)?;
         }
         std::os::unix::fs::symlink(terminal, path)?;
-        Ok(Self { path: path.into() })
+        Ok(Self { path: path.into(), terminal: terminal.into() })
     }
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_file(&self.path) {
+        let is_ours = fs::read_link(&self.path).is_ok_and(|target| target == self.terminal);
+        if is_ours && let Err(error) = fs::remove_file(&self.path) {
             tracing::warn!("the link {} to the console can't be removed: {error}", self.path.display());
         }
     }
@@ -101,7 +103,10 @@ mod tests {
         std::mem::forget(left);
         drop(Link::new(Path::new("/dev/pts/1"), &path).expect("a link"));
         assert!(path.symlink_metadata().is_err(), "it is gone");
+        let replaced = Link::new(Path::new("/dev/pts/1"), &path).expect("a link");
+        fs::remove_file(&path).expect("removed");
         fs::write(&path, "precious").expect("written");
+        drop(replaced);
         let refused = Link::new(Path::new("/dev/pts/1"), &path).expect_err("a file is there");
         assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(fs::read(&path).expect("a file"), b"precious");

@@ -198,6 +198,8 @@ fn claims_survive_a_boot_until_they_are_released() {
     let host = SimDrivers::new(&sim).host();
     let before = drivers(&sim);
     check(&host, "claim --restore", "");
+    let got = vm_service(&host, "claim --restore --json");
+    assert!(got.exit == 0 && got.out.contains("\"functions\": []"), "{got:?}");
     assert_eq!(vm_service(&host, "claim --persist 01:00.0 02:00.0").exit, 0);
     assert_eq!(vm_service(&host, "claim 03:00.0").exit, 0);
     check_claims(
