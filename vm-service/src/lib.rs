@@ -15,7 +15,7 @@ pub mod json;
 mod kernel;
 mod limits;
 mod log;
-mod outlet;
+mod output;
 mod save;
 mod saved;
 pub mod signals;

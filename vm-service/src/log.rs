@@ -1,8 +1,8 @@
-//! What this program tells on standard error.
+//! What this program logs to standard error.
 //!
-//! Whoever reads standard error may stop reading, and a guest must be stopped and its devices given back all the same. So
-//! the operator's process hands its messages to a thread ([`Outlet`]); those that do not fit in its queue are left out, and
-//! their number is told. So is what one cause tells too often ([`limit`]).
+//! Whoever reads standard error may stop reading, and a guest must be stopped and its devices released all the same. So
+//! the operator's process hands its messages to a thread ([`OutputQueue`]); those that do not fit in its queue are left out, and
+//! their number is logged. So is what one cause logs too often ([`limit`]).
 
 pub(crate) mod limit;
 
@@ -17,25 +17,25 @@ use limit::{Causes, Limit};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use crate::outlet::{Outlet, Standard};
+use crate::output::{OutputQueue, Standard};
 
 /// Messages that wait to be written, in bytes: what a verbose run says in its first seconds.
 const LIMIT: usize = 256 << 10;
-/// Bytes of one message: what is longer is cut. It may quote a file, and one that fits in no queue would never be told.
+/// Bytes of one message: what is longer is cut. It may quote a file, and one that fits in no queue would never be logged.
 const LONGEST: usize = LIMIT / 8;
 /// How long the end of this process waits for a reader of standard error who takes nothing.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 /// How long it waits for one who takes little.
 const FLUSH: Duration = Duration::from_secs(5);
 
 /// The queue, in a process that has one.
-static QUEUE: OnceLock<Arc<Outlet>> = OnceLock::new();
-/// Messages that did not fit and were not yet told of.
+static QUEUE: OnceLock<Arc<OutputQueue>> = OnceLock::new();
+/// Messages that did not fit and were not yet counted in the log.
 static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
-/// What was told how often.
+/// What was logged how often.
 static CAUSES: LazyLock<Arc<Causes>> = LazyLock::new(|| Causes::new(|count| say(format_args!("{count}"))));
 
-/// Tells what happens on standard error: information at first, more with `verbose` or as `RUST_LOG` says.
+/// Logs what happens to standard error: information at first, more with `verbose` or as `RUST_LOG` says.
 pub(crate) fn start(verbose: u8) {
     let level = ["info", "debug", "trace"][usize::from(verbose.min(2))];
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
@@ -46,7 +46,7 @@ pub(crate) fn start(verbose: u8) {
         .with_ansi(has_colours())
         .without_time()
         .with_target(verbose > 1);
-    // It fails only when there is one already, which then has what is told.
+    // It fails only when there is one already, which then has what is logged.
     let _ = subscriber.finish().with(Limit(CAUSES.clone())).try_init();
 }
 
@@ -60,8 +60,8 @@ fn has_colours() -> bool {
 
 /// From here on no message waits for the reader of standard error. Without a thread to spare they do.
 pub(crate) fn never_wait() {
-    let queue = Outlet::new(LIMIT);
-    // What can't be told can't be told.
+    let queue = OutputQueue::new(LIMIT);
+    // Without a thread messages are written at once.
     if queue.start("log", Standard::Error, drop).is_ok() && QUEUE.set(queue).is_ok() {
         std::panic::set_hook(Box::new(|panic| {
             let thread = std::thread::current();
@@ -79,9 +79,9 @@ pub(crate) fn never_wait() {
 
 /// Writes what waits to be written, for a bounded time. Nothing that is said later is sure to be seen.
 pub(crate) fn flush() {
-    CAUSES.tell_silent(None);
+    CAUSES.log_silent(None);
     if let Some(queue) = QUEUE.get() {
-        queue.flush(PATIENCE, FLUSH);
+        queue.flush(TIMEOUT, FLUSH);
     }
 }
 
@@ -115,7 +115,7 @@ impl Write for Messages {
     }
 }
 
-/// A message that fits: the end of a longer one is left out, and how long it was is told.
+/// A message that fits: the end of a longer one is left out, and how long it was is logged.
 fn cut(message: &[u8]) -> Cow<'_, [u8]> {
     if message.len() <= LONGEST {
         return message.into();

@@ -1,4 +1,4 @@
-//! What the VMM and a worker tell each other: one packet of a Unix socket each, with descriptors beside it.
+//! The messages between the VMM and a worker: one packet of a Unix socket each, with descriptors beside it.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::sandbox::{Confinement, Measures};
 
-/// What the VMM tells a worker.
+/// A message of the VMM to a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Order {
     /// The first: open the accelerator. With a descriptor for each part of the guest's memory, and the file that keeps its
@@ -40,7 +40,7 @@ pub(crate) struct Open {
     pub(crate) deadline_us: u64,
     /// How much of every [`TIME_PERIOD`](crate::config::TIME_PERIOD) the guest may keep it busy, in microseconds.
     pub(crate) time_slice_us: u64,
-    /// The longest that the worker looks for something before it sleeps, in microseconds.
+    /// The longest that the worker polls for something before it sleeps, in microseconds.
     pub(crate) poll_us: u64,
     /// The parts of the guest's memory that buffers can be made over: address and length. That is the RAM with its
     /// guest-physical addresses, or the window, which begins at 0.
@@ -66,7 +66,7 @@ pub(crate) struct Start {
     pub(crate) event_index: bool,
 }
 
-/// What a worker tells the VMM.
+/// A message of a worker to the VMM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Report {
     /// The accelerator is open.

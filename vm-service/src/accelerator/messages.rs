@@ -1,4 +1,4 @@
-//! What a worker writes to its standard error, in this process's log: there it is told as this process's own messages are,
+//! What a worker writes to its standard error, in this process's log: there it is reported as this process's own messages are,
 //! with their limits. A worker that a guest has taken over writes what and as much as it likes.
 
 use std::io::{self, BufRead as _, BufReader, Read};
@@ -10,7 +10,7 @@ const LINE: u64 = 1024;
 /// How long the last words of a worker that is gone are waited for.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// The thread that hears them.
+/// The thread that reads them.
 #[derive(Debug)]
 pub(super) struct Messages(JoinHandle<()>);
 
@@ -19,12 +19,12 @@ impl Messages {
     ///
     /// # Errors
     /// When there are no threads left.
-    pub(super) fn hear(worker: u32, source: impl Read + Send + 'static) -> io::Result<Self> {
-        let hear = move || relay(worker, source);
-        Ok(Self(std::thread::Builder::new().name("messages".into()).spawn(hear)?))
+    pub(super) fn start(worker: u32, source: impl Read + Send + 'static) -> io::Result<Self> {
+        let relay = move || relay(worker, source);
+        Ok(Self(std::thread::Builder::new().name("messages".into()).spawn(relay)?))
     }
 
-    /// Waits a little until all was heard from a worker that is gone.
+    /// Waits a little until all was read from a worker that is gone.
     pub(super) fn wait(&self) {
         let until = Instant::now() + LAST_WORDS;
         while !self.0.is_finished() && Instant::now() < until {
@@ -40,7 +40,7 @@ fn relay(worker: u32, source: impl Read) {
         line.clear();
         match source.by_ref().take(LINE).read_until(b'\n', &mut line) {
             Ok(0) | Err(_) => return,
-            Ok(_) => tell(worker, &line),
+            Ok(_) => report(worker, &line),
         }
         // What of the line was too long.
         while line.last() != Some(&b'\n') {
@@ -54,7 +54,7 @@ fn relay(worker: u32, source: impl Read) {
 }
 
 /// Tells a line at the level that it begins with.
-fn tell(worker: u32, line: &[u8]) {
+fn report(worker: u32, line: &[u8]) {
     let line = printable(&String::from_utf8_lossy(line));
     let (level, text) = line.split_once(' ').unwrap_or(("", &line));
     match level {
@@ -92,6 +92,6 @@ mod tests {
     #[test]
     fn a_line_without_an_end_takes_no_memory_and_those_behind_it_are_heard() {
         let long = io::repeat(b'x').take(64 << 20).chain(&b"\nlast\n"[..]);
-        Messages::hear(1, long).unwrap().0.join().unwrap();
+        Messages::start(1, long).unwrap().0.join().unwrap();
     }
 }

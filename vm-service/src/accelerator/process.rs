@@ -20,7 +20,7 @@ use crate::vmm::{Stop, sys};
 /// Why a worker could not be had.
 #[derive(Debug, Error)]
 pub(crate) enum WorkerError {
-    /// The process could not be started, or not be told what to do.
+    /// The process could not be started, or be given no orders.
     #[error(
         "the worker of the accelerator {device} can't be started: {source}; see `ulimit -n` and `ulimit -u`"
     )]
@@ -56,7 +56,7 @@ pub(crate) enum WorkerError {
     },
 }
 
-/// A worker that has opened its accelerator. Dropping it kills the process. It is never waited for when it is told
+/// A worker that has opened its accelerator. Dropping it kills the process. It is never waited for when it is sent
 /// something: one that does not listen gets no more than its socket holds.
 #[derive(Debug)]
 pub(crate) struct WorkerProcess {
@@ -97,7 +97,7 @@ impl WorkerProcess {
         command.current_dir("/").env_clear();
         // A cache in the user's home is one guest's to fill and another's to read; ours is keyed by content.
         command.env("CUDA_CACHE_DISABLE", "1").env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
-        // What goes wrong for the guest is told to the guest, which could say it for ever.
+        // What goes wrong for the guest is reported to the guest, which could repeat it for ever.
         command.env("RUST_LOG", std::env::var_os("RUST_LOG").unwrap_or_else(|| "error".into()));
         if let Some(libraries) = std::env::var_os("LD_LIBRARY_PATH") {
             command.env("LD_LIBRARY_PATH", libraries);
@@ -109,7 +109,7 @@ impl WorkerProcess {
         let stderr = child.stderr.take();
         let mut this = Self { child, socket, meter: kept, messages: None };
         this.messages =
-            stderr.map(|stderr| Messages::hear(this.child.id(), stderr)).transpose().map_err(failed)?;
+            stderr.map(|stderr| Messages::start(this.child.id(), stderr)).transpose().map_err(failed)?;
         let files: Vec<BorrowedFd<'_>> = ram.iter().copied().chain([meter.as_fd()]).collect();
         channel::offer(&this.socket, &Order::Open(open.clone()), &files).map_err(failed)?;
         let device = open.device.clone();
@@ -172,15 +172,15 @@ impl WorkerProcess {
     /// The next report; `None` when the worker has gone.
     ///
     /// # Errors
-    /// When none comes within `patience` (`TimedOut`), or what comes is none.
-    pub(crate) fn report(&self, patience: Duration) -> io::Result<Option<Report>> {
-        self.report_before(patience, None)
+    /// When none comes within `timeout` (`TimedOut`), or what comes is none.
+    pub(crate) fn report(&self, timeout: Duration) -> io::Result<Option<Report>> {
+        self.report_before(timeout, None)
     }
 
     /// As [`report`](Self::report), but no longer than until `end` is requested (`Interrupted`).
-    fn report_before(&self, patience: Duration, end: Option<&Stop>) -> io::Result<Option<Report>> {
+    fn report_before(&self, timeout: Duration, end: Option<&Stop>) -> io::Result<Option<Report>> {
         let end = end.map(|end| sys::borrow(end.event()));
-        let until = Instant::now() + patience;
+        let until = Instant::now() + timeout;
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
@@ -225,7 +225,7 @@ impl WorkerProcess {
 
 #[cfg(test)]
 impl WorkerProcess {
-    /// A process that hears nothing, with the other end of its socket.
+    /// A process that reads nothing, with the other end of its socket.
     pub(crate) fn deaf() -> (Self, OwnedFd) {
         let (socket, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();

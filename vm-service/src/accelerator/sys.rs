@@ -31,7 +31,7 @@ pub(super) fn inherit_standard(command: &mut Command) {
 /// The Linux kernel's; the user is as it was then.
 pub(super) fn set_user(user: u32, groups: &[u32]) -> io::Result<()> {
     let done = |answer: libc::c_int| if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
-    // SAFETY: the pointer is to so many groups, which are only read.
+    // SAFETY: the pointer is to as many groups, which are only read.
     done(unsafe { libc::setgroups(groups.len(), groups.as_ptr()) })?;
     // SAFETY: it takes numbers.
     done(unsafe { libc::setresgid(user, user, user) })?;
@@ -141,7 +141,7 @@ impl<A: Accelerator> Drop for Registered<A> {
             // SAFETY: it is used no more.
             Ok(()) => unsafe { ManuallyDrop::drop(&mut self.window) },
             // Memory that the accelerator may still use stays mapped until the process ends.
-            Err(error) => tracing::warn!(%error, "the guest's memory was not given back by the accelerator"),
+            Err(error) => tracing::warn!(%error, "the guest's memory was not released by the accelerator"),
         }
     }
 }

@@ -20,7 +20,7 @@ pub struct SharedAccelerator {
     pub deadline: Duration,
     /// How much of every [`TIME_PERIOD`] the guest may keep it busy.
     pub time_slice: Duration,
-    /// The longest that its worker looks for the guest's next batch, or for the end of one, before it sleeps.
+    /// The longest that its worker polls for the guest's next batch, or for the end of one, before it sleeps.
     pub poll: Duration,
     /// Bytes of the window that programs of the guest share with it, a power of two; `None` where the guest's driver has
     /// a queue instead.
@@ -54,7 +54,7 @@ const MIN_SLICE: Duration = Duration::from_millis(1);
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(2);
 const MIN_DEADLINE: Duration = Duration::from_millis(10);
 const MAX_DEADLINE: Duration = Duration::from_secs(60 * 60);
-/// What the worker looks when the file does not say.
+/// What the worker polls when the file does not say.
 const DEFAULT_POLL: Duration = Duration::from_micros(200);
 const MAX_POLL: Duration = Duration::from_millis(10);
 /// The least memory: a page table's granule of GPUs.

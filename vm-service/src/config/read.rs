@@ -1,7 +1,7 @@
 //! From the text of a guest file to a [`GuestConfig`], with every mistake at its place.
 //!
 //! The TOML is walked value by value, so that a message can name the key, what is there and what is allowed, and so
-//! that all mistakes are told at once.
+//! that all mistakes are reported at once.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use super::{
 const VCPUS: &str = "write a number from 1 to 255";
 /// What `memory` may be.
 const MEMORY: &str = "write a size from 2M to 16T in steps of 2M, as in \"512M\" or \"4G\"";
-/// Most mistakes that are told at once.
+/// Most mistakes that are reported at once.
 const MAX_PROBLEMS: usize = 20;
 
 impl GuestConfig {

@@ -29,7 +29,7 @@ pub(crate) struct CompileArgs {
     /// Compile nothing; list every op that the kernels use, and how the target does it
     #[arg(long, conflicts_with = "output")]
     pub(crate) legal: bool,
-    /// Give up after so many seconds
+    /// Give up after SECONDS
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     pub(crate) deadline: Duration,
 }
@@ -65,7 +65,7 @@ pub(crate) struct LaunchArgs {
     /// f64, 1e-2 for smaller floats
     #[arg(long, value_name = "BOUND", requires = "check", value_parser = bound)]
     pub(crate) tolerance: Option<f64>,
-    /// Stop the kernel, and give up, after so many seconds
+    /// Stop the kernel, and give up, after SECONDS
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     pub(crate) deadline: Duration,
     /// Stop a guest's kernel when a thread has begun so many rounds of its loops
@@ -80,7 +80,7 @@ pub(crate) fn trust(trusted: bool) -> Trust {
 
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    // A year is for ever, and the clock can tell it.
+    // A year is for ever, and within the range of the clock.
     seconds
         .filter(|duration| !duration.is_zero() && duration.as_secs() <= 365 * 24 * 60 * 60)
         .ok_or_else(|| "write seconds above 0, as in 2.5".into())

@@ -130,7 +130,7 @@ pub(crate) fn lease(address: PciAddress, host: &Host) -> Result<Option<SharedLea
     match manager.share(address) {
         Ok(lease) => Ok(Some(lease)),
         Err(ManagerError::Claim(ClaimError::Ledger(error))) if !rustix::process::geteuid().is_root() => {
-            tracing::debug!("that {address} is in use is not told to others: {error}");
+            tracing::debug!("the use of {address} is not recorded for others: {error}");
             Ok(None)
         }
         Err(error) => Err(Failure::failed(error)),

@@ -88,7 +88,7 @@ fn read_from(file: &mut impl io::Read, length: u64, element: Scalar) -> Result<T
     let bytes = shape.iter().try_fold(size, |bytes, extent| bytes.checked_mul(*extent));
     let Some(bytes) = bytes.filter(|bytes| *bytes == there) else {
         return wrong(format!(
-            "has {there} bytes behind its header, which are not the elements of its shape {shape:?}; save it anew"
+            "has {there} bytes behind its header, which are not the elements of its shape {shape:?}; save it again"
         ));
     };
     let mut elements = Vec::new();
@@ -97,7 +97,7 @@ fn read_from(file: &mut impl io::Read, length: u64, element: Scalar) -> Result<T
     }
     file.take(bytes).read_to_end(&mut elements)?;
     if elements.len() as u64 != bytes {
-        return wrong("got shorter while it was read; save it anew".into());
+        return wrong("got shorter while it was read; save it again".into());
     }
     Ok(Tensor { element, extents: header.shape, bytes: elements })
 }
@@ -202,7 +202,7 @@ enum Bad {
 impl From<io::Error> for Bad {
     fn from(error: io::Error) -> Self {
         match error.kind() {
-            io::ErrorKind::UnexpectedEof => Self::Format("ends within its header; save it anew".into()),
+            io::ErrorKind::UnexpectedEof => Self::Format("ends within its header; save it again".into()),
             _ => Self::Io(error),
         }
     }
@@ -233,7 +233,7 @@ fn read_header(file: &mut impl io::Read) -> Result<Header, Bad> {
     let mut text = vec![0; length];
     file.read_exact(&mut text)?;
     let text = String::from_utf8(text)
-        .map_err(|_| Bad::Format("has a header that is not text; save it anew".into()))?;
+        .map_err(|_| Bad::Format("has a header that is not text; save it again".into()))?;
     let mut header = parse(&text).ok_or_else(|| {
         Bad::Format("has a header that is not of descr, fortran_order and shape; save a plain array".into())
     })?;

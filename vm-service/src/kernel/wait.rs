@@ -1,4 +1,4 @@
-//! Work that may take long: on a thread of its own, with progress told, until a deadline or the operator's Ctrl-C.
+//! Work that may take long: on a thread of its own, with progress reported, until a deadline or the operator's Ctrl-C.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::failure::Failure;
 use crate::signals::StopSignals;
 
-/// How often progress is told.
+/// How often progress is reported.
 const TELL: Duration = Duration::from_secs(2);
 
 enum News<T> {
@@ -69,7 +69,7 @@ fn start<T: Send + 'static>(
     })
 }
 
-/// Waits for the first thing that ends the wait, and tells progress. An outer error is that the work did not end.
+/// Waits for the first thing that ends the wait, and reports progress. An outer error is that the work did not end.
 fn attend<T>(
     what: &str,
     deadline: Duration,

@@ -1,9 +1,9 @@
-//! How often one cause may be told: a guest must not fill the operator's log.
+//! How often one cause may be logged: a guest must not fill the operator's log.
 //!
-//! A cause is a place in the code that tells something. Each has a bucket of messages that fills slowly; what finds it empty
-//! is left out, and counted. The count is told with the next message of that cause, or once the cause has been silent for a
+//! A cause is a place in the code that logs something. Each has a bucket of messages that fills slowly; what finds it empty
+//! is left out, and counted. The count is logged with the next message of that cause, or once the cause has been silent for a
 //! while, or at the end. Every message passes here, whichever crate it is of, so that no place can be forgotten; only
-//! the operator's own commands, which tell each device, are let through.
+//! the operator's own commands, which name each device, are let through.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
@@ -16,9 +16,9 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-/// How many messages of a cause are told at once, and how long it takes until one more may be.
-const TOLD: (u32, Duration) = (10, Duration::from_secs(10));
-/// The same for what is told with `--verbose` only.
+/// How many messages of a cause are logged at once, and how long it takes until one more may be.
+const SHOWN: (u32, Duration) = (10, Duration::from_secs(10));
+/// The same for what is logged with `--verbose` only.
 const VERBOSE: (u32, Duration) = (200, Duration::from_millis(50));
 /// After so long a cause is over.
 const SILENCE: Duration = Duration::from_secs(5);
@@ -43,7 +43,7 @@ impl<S: Subscriber> Layer<S> for Limit {
         if OPERATORS.iter().any(|prefix| target.starts_with(prefix)) {
             return true;
         }
-        let (burst, refill) = if *metadata.level() <= Level::INFO { TOLD } else { VERBOSE };
+        let (burst, refill) = if *metadata.level() <= Level::INFO { SHOWN } else { VERBOSE };
         let name = || {
             let mut name = Name::default();
             event.record(&mut name);
@@ -57,12 +57,12 @@ impl<S: Subscriber> Layer<S> for Limit {
     }
 }
 
-type Tell = dyn Fn(&str) + Send + Sync;
+type Log = dyn Fn(&str) + Send + Sync;
 
-/// All causes that have told something.
+/// All causes that have logged something.
 pub(super) struct Causes {
     state: Mutex<State>,
-    tell: Box<Tell>,
+    log: Box<Log>,
 }
 
 #[derive(Default)]
@@ -83,16 +83,16 @@ struct Bucket {
 }
 
 impl Causes {
-    /// Counts are told by `tell`.
-    pub(super) fn new(tell: impl Fn(&str) + Send + Sync + 'static) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::default(), tell: Box::new(tell) })
+    /// Counts are logged by `log`.
+    pub(super) fn new(log: impl Fn(&str) + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self { state: Mutex::default(), log: Box::new(log) })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a message of `cause` may be told now.
+    /// Whether a message of `cause` may be logged now.
     fn take(
         &self,
         cause: Identifier,
@@ -128,12 +128,12 @@ impl Causes {
         bucket.left -= 1;
         let counted = bucket.count();
         drop(state);
-        counted.iter().for_each(|count| (self.tell)(count));
+        counted.iter().for_each(|count| (self.log)(count));
         true
     }
 
     /// Tells how much was left out of causes that have been silent since `before`; answers whether others are left.
-    pub(super) fn tell_silent(&self, before: Option<Instant>) -> bool {
+    pub(super) fn log_silent(&self, before: Option<Instant>) -> bool {
         let mut state = self.state();
         let over = |bucket: &Bucket| before.is_none_or(|before| bucket.last <= before);
         let counts: Vec<_> =
@@ -141,11 +141,11 @@ impl Causes {
         let others = state.buckets.values().any(|bucket| bucket.left_out > 0);
         state.watched &= others;
         drop(state);
-        counts.iter().for_each(|count| (self.tell)(count));
+        counts.iter().for_each(|count| (self.log)(count));
         others
     }
 
-    /// Has a thread tell the counts once their causes are silent.
+    /// Has a thread log the counts once their causes are silent.
     fn watch(self: &Arc<Self>) {
         let mut state = self.state();
         if std::mem::replace(&mut state.watched, true) {
@@ -155,12 +155,12 @@ impl Causes {
         let thread = std::thread::Builder::new().name("log".into()).spawn(move || {
             loop {
                 std::thread::sleep(SILENCE);
-                if !causes.tell_silent(Instant::now().checked_sub(SILENCE)) {
+                if !causes.log_silent(Instant::now().checked_sub(SILENCE)) {
                     return;
                 }
             }
         });
-        // Without a thread to spare the next message, or the end, tells.
+        // Without a thread to spare the next message, or the end, does.
         state.watched = thread.is_ok();
     }
 }
@@ -225,8 +225,8 @@ pub(crate) mod testing {
         }
     }
 
-    /// What `tell` logs, as the operator's log has it in the end.
-    pub(crate) fn logged(tell: impl FnOnce()) -> String {
+    /// What `run` logs, as the operator's log has it in the end.
+    pub(crate) fn logged(run: impl FnOnce()) -> String {
         let text = Text::default();
         let (writer, counts) = (text.clone(), text.clone());
         let causes = Causes::new(move |count| counts.0.lock().unwrap().extend(count.bytes()));
@@ -235,8 +235,8 @@ pub(crate) mod testing {
             .with_ansi(false)
             .finish()
             .with(Limit(causes.clone()));
-        tracing::subscriber::with_default(subscriber, tell);
-        causes.tell_silent(None);
+        tracing::subscriber::with_default(subscriber, run);
+        causes.log_silent(None);
         let bytes = text.0.lock().unwrap().clone();
         String::from_utf8(bytes).unwrap()
     }
@@ -259,9 +259,10 @@ mod tests {
         });
         let count = |what: &str| text.lines().filter(|line| line.contains(what)).count();
         for cause in ["a queue broke", "restart ", "too "] {
-            assert_eq!(count(cause), TOLD.0 as usize + 1, "{cause}");
-            let told = format!("({} messages are left out that are like this one: {cause}", 10_000 - TOLD.0);
-            assert_eq!(count(&told), 1, "{told}");
+            assert_eq!(count(cause), SHOWN.0 as usize + 1, "{cause}");
+            let logged =
+                format!("({} messages are left out that are like this one: {cause}", 10_000 - SHOWN.0);
+            assert_eq!(count(&logged), 1, "{logged}");
         }
         assert_eq!(count("device "), 10_000);
         assert!(!text.contains('\u{1b}'));
@@ -277,19 +278,19 @@ mod tests {
             tracing::callsite::DefaultCallsite::new(&METADATA)
         };
         let counts = Arc::new(Mutex::new(Vec::new()));
-        let told = counts.clone();
-        let causes = Causes::new(move |count| told.lock().unwrap().push(count.to_owned()));
+        let logged = counts.clone();
+        let causes = Causes::new(move |count| logged.lock().unwrap().push(count.to_owned()));
         let start = Instant::now();
         let take = |millis: u64| {
             let now = start + Duration::from_millis(millis);
-            causes.take(tracing::callsite::Identifier(&CALLSITE), TOLD, now, || "cause".into())
+            causes.take(tracing::callsite::Identifier(&CALLSITE), SHOWN, now, || "cause".into())
         };
         // An hour of one each millisecond: the burst, and one every ten seconds.
         let passed = (0..3_600_000).filter(|millis| take(*millis)).count();
         assert_eq!(passed, 10 + 359);
         assert_eq!(counts.lock().unwrap().len(), 359);
-        // Silence is told once, with what it ended.
-        let quiet = |millis| causes.tell_silent(Some(start + Duration::from_millis(millis)));
+        // Silence is logged once, with what it ended.
+        let quiet = |millis| causes.log_silent(Some(start + Duration::from_millis(millis)));
         assert!(quiet(3_599_998) && counts.lock().unwrap().len() == 359);
         assert!(!quiet(3_599_999) && counts.lock().unwrap().len() == 360);
         assert!(!quiet(3_700_000) && counts.lock().unwrap().len() == 360);

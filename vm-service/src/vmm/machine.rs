@@ -16,7 +16,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::acpi::{self, Platform};
 use super::boot::{BootError, Program};
-use super::cpu::{self, IrqChips, Pristine};
+use super::cpu::{self, IrqChips, ResetState};
 use super::error::MachineError;
 use super::exits::ExitCounts;
 use super::io::Io;
@@ -35,7 +35,7 @@ use super::{memory, sys, vcpu};
 use crate::accelerator::WorkerProgram;
 use crate::config::{Boot, GuestConfig};
 use crate::deadlines::VCPU_STOP;
-use crate::outlet::Standard;
+use crate::output::Standard;
 
 /// What the guest's serial console is connected to.
 pub struct Console {
@@ -120,7 +120,7 @@ pub struct Machine {
     on_reboot: OnReboot,
     /// `None` once one of them is stuck.
     vcpus: Option<Halted>,
-    pristine: Vec<Pristine>,
+    reset_states: Vec<ResetState>,
     chips: IrqChips,
     io: Arc<Io>,
     console_input: Option<OwnedFd>,
@@ -178,10 +178,10 @@ impl Machine {
             let cpuid = cpu::cpuid::for_vcpu(&supported, index, config.vcpus, tsc_deadline)?;
             vcpu.set_cpuid2(&cpuid).map_err(MachineError::kvm("KVM_SET_CPUID2"))?;
         }
-        let pristine = vcpus
+        let reset_states = vcpus
             .iter()
             .enumerate()
-            .map(|(index, vcpu)| Pristine::take(&kvm, vcpu, index == 0))
+            .map(|(index, vcpu)| ResetState::take(&kvm, vcpu, index == 0))
             .collect::<Result<_, _>>()?;
         let chips = IrqChips::take(&vm)?;
 
@@ -229,7 +229,7 @@ impl Machine {
             prefault,
             on_reboot: options.on_reboot,
             vcpus: Some(Halted::unstarted(vcpus)),
-            pristine,
+            reset_states,
             chips,
             io,
             console_input: options.console.input,
@@ -376,8 +376,8 @@ impl Machine {
         cpu::write_tables(&self.memory)?;
         let entry = program.describe(&self.memory, &self.layout, &self.boot, rsdp)?;
         self.chips.restore(&self.vm)?;
-        for (vcpu, pristine) in vcpus.vcpus().iter().zip(&self.pristine) {
-            pristine.restore(vcpu)?;
+        for (vcpu, state) in vcpus.vcpus().iter().zip(&self.reset_states) {
+            state.restore(vcpu)?;
         }
         cpu::enter(vcpus.vcpus().first().ok_or(MachineError::Unusable)?, entry)?;
         Ok(Some(quiesced))
@@ -460,7 +460,7 @@ impl fmt::Debug for Machine {
         f.debug_struct("Machine")
             .field("layout", &self.layout)
             .field("boot", &self.boot)
-            .field("vcpus", &self.pristine.len())
+            .field("vcpus", &self.reset_states.len())
             .finish_non_exhaustive()
     }
 }

@@ -1,6 +1,6 @@
 //! The serial console: a 16550A at port 0x3f8 with interrupt line 4.
 //!
-//! What the guest says goes into a queue that a thread empties ([`Outlet`]). While the queue is full the transmitter is
+//! What the guest says goes into a queue that a thread empties ([`OutputQueue`]). While the queue is full the transmitter is
 //! not ready: drivers wait for it, by polling or for its interrupt. A guest that sends all the same is held for a short
 //! while, and what it sends then is lost, as on a real line. So a reader who is slow makes the guest slow, and one who
 //! does not read at all keeps neither the guest from running nor anybody from ending it.
@@ -15,7 +15,7 @@ use vm_superio::Trigger;
 use vm_superio::serial::{Error, NoEvents, Serial};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::outlet::{News, Outlet};
+use crate::output::{News, OutputQueue};
 pub(super) use input::Input;
 
 /// Bytes of output that wait for their reader.
@@ -59,7 +59,7 @@ impl Trigger for IrqTrigger {
 }
 
 /// The UART's end of the queue.
-struct Transmitter(Arc<Outlet>);
+struct Transmitter(Arc<OutputQueue>);
 
 impl Write for Transmitter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -78,7 +78,7 @@ pub(super) struct SerialConsole {
     uart: Mutex<Uart>,
     /// Notified when the guest has read from the FIFO.
     room: Condvar,
-    output: Arc<Outlet>,
+    output: Arc<OutputQueue>,
 }
 
 struct Uart {
@@ -128,7 +128,7 @@ impl SerialConsole {
     /// # Errors
     /// When there are no threads left.
     pub(super) fn new(interrupt: EventFd, output: Box<dyn Write + Send>) -> io::Result<Arc<Self>> {
-        let queue = Outlet::new(QUEUE);
+        let queue = OutputQueue::new(QUEUE);
         let serial = Some(Serial::new(IrqTrigger(interrupt), Transmitter(queue.clone())));
         let uart = Mutex::new(Uart { serial, stalled: false, lost: 0, ready: false });
         let this = Arc::new(Self { uart, room: Condvar::new(), output: queue });

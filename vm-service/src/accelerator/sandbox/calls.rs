@@ -225,7 +225,7 @@ fn rules(
     Ok(rules)
 }
 
-/// What an argument must be like. The Linux kernel looks at the lower half of all that are told so: they are `int`s,
+/// What an argument must be like. The Linux kernel looks at the lower half of all of these: they are `int`s,
 /// or flags of 32 bits.
 type Condition = (u8, SeccompCmpOp, u64);
 

@@ -49,7 +49,7 @@ pub(super) fn devices() -> Vec<PathBuf> {
 pub(super) fn restrict(profile: Profile, devices: &[PathBuf]) -> Result<Reach, String> {
     let read = AccessFs::from_read(VERSION);
     let node = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::ReadDir | AccessFs::IoctlDev;
-    // As the worker was told them; an empty entry would be the working directory, which is the root.
+    // As the VMM named them; an empty entry would be the working directory, which is the root.
     let named = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let named: Vec<PathBuf> =
         std::env::split_paths(&named).filter(|path| path.is_absolute() && path != Path::new("/")).collect();

@@ -128,7 +128,7 @@ pub(super) fn enter() -> Result<OwnedFd, String> {
     Ok(socket)
 }
 
-/// The second part, while there is one thread. What can't be had is told in the answer.
+/// The second part, while there is one thread. What can't be had is reported in the answer.
 pub(super) fn settle(profile: Profile, measures: Measures) -> Confinement {
     let mut confinement = Confinement::default();
     let missing = &mut confinement.missing;

@@ -7,7 +7,7 @@ use rustix::process::{geteuid, getpid};
 
 use crate::accelerator::sys;
 
-/// The first of the users that workers become, and of the groups. Nobody hands out those from 0x7000_0000 to 0x7fff_ffff:
+/// The first of the users that workers become, and of the groups. Nobody assigns those from 0x7000_0000 to 0x7fff_ffff:
 /// not systemd, nor what makes users, nor containers (systemd's `UIDS-GIDS.md`). The process id is added, which is below
 /// 2^22 and no other process's meanwhile.
 const FIRST: u32 = 0x7100_0000;

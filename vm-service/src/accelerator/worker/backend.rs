@@ -20,7 +20,7 @@ const THREAD_MEMORY: u64 = 80 << 20;
 const DRIVER_MEMORY: u64 = 32 << 30;
 /// What the pool may keep of freed memory beyond the guest's quota, so that the next buffer need not wait for the device.
 const KEPT: u64 = 64 << 20;
-/// How long the accelerator's thread looks for more to do before it sleeps.
+/// How long the accelerator's thread polls for more to do before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
 /// Commands that may wait for the accelerator.
 const CAPACITY: usize = 4096;
@@ -93,7 +93,7 @@ pub(super) fn options(memory: u64, deadline: Duration) -> WorkerOptions {
         // A guest that waits for one small launch at a time is answered sooner.
         spin: SPIN,
         queue: QueueOptions { patience: deadline.saturating_add(GRACE), keep_bytes: 0 },
-        // The quota is counted by who hands out the buffers; this counts what they left behind too, and what is lost by
+        // The quota is counted by who allocates the buffers; this counts what they left behind too, and what is lost by
         // rounding.
         pool: PoolOptions { zero: true, limit: memory.saturating_add(KEPT) },
         ..WorkerOptions::default()

@@ -21,7 +21,7 @@ impl Budget {
         Self { slice: slice.min(TIME_PERIOD), balance: slice.as_nanos() as i128, at: now }
     }
 
-    /// A budget where the one before left it, as `reading` tells.
+    /// A budget where the one before left it, as `reading` has it.
     pub(super) fn resume(slice: Duration, now: Duration, reading: &Reading) -> Self {
         let mut budget =
             Self { balance: reading.balance.into(), at: reading.at.min(now), ..Self::new(slice, now) };

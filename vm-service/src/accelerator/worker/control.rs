@@ -34,7 +34,7 @@ pub(crate) fn main() -> Result<(), String> {
 }
 
 fn run(socket: &OwnedFd) -> Result<(), String> {
-    let gone = |error: io::Error| format!("the VMM can't be heard: {error}");
+    let gone = |error: io::Error| format!("nothing can be read from the VMM: {error}");
     let (open, mut files) = match channel::receive::<Order>(socket).map_err(gone)? {
         Some((Order::Open(open), files)) => (open, files),
         Some((other, _)) => return Err(format!("the first order is {other:?}")),
@@ -129,8 +129,8 @@ fn connect(socket: OwnedFd, opened: &Opened, config: &Config, guest: &Guest, pro
     }
 }
 
-fn readable(socket: BorrowedFd<'_>, patience: Duration) -> io::Result<bool> {
-    let timeout = Timespec::try_from(patience).map_err(io::Error::other)?;
+fn readable(socket: BorrowedFd<'_>, timeout: Duration) -> io::Result<bool> {
+    let timeout = Timespec::try_from(timeout).map_err(io::Error::other)?;
     match poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&timeout)) {
         Err(rustix::io::Errno::INTR) => Ok(false),
         Err(error) => Err(error.into()),

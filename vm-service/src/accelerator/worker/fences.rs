@@ -12,8 +12,8 @@ use vm_paravirt::Status;
 
 use super::link::Link;
 use super::log::Log;
-use super::look::Look;
-use super::pace::Turn;
+use super::pace::Permit;
+use super::poll::Poll;
 use super::server::{Executed, GRACE};
 use super::status;
 use super::watch::Watch;
@@ -25,7 +25,7 @@ pub(super) struct Pending<P> {
     /// Where the answer goes, if it waits for the accelerator.
     pub(super) reply: Option<P>,
     /// Ends with it.
-    pub(super) turn: Turn,
+    pub(super) permit: Permit,
     /// When the accelerator got it.
     pub(super) since: Instant,
 }
@@ -58,7 +58,7 @@ impl<L: Link> Fences<L> {
         Self { link, log, watch, deadline, failed, left, took }
     }
 
-    /// Ends a batch, now if it is done while nothing else comes and `look` looks, or else on the thread that [`run`]s.
+    /// Ends a batch, now if it is done while nothing else comes and `poll` polls, or else on the thread that [`run`]s.
     /// Whether that thread is there.
     ///
     /// [`run`]: Self::run
@@ -68,18 +68,18 @@ impl<L: Link> Fences<L> {
     pub(super) fn end_soon(
         &self,
         pending: Pending<L::Place>,
-        look: &mut Look,
+        poll: &mut Poll,
         thread: &SyncSender<Pending<L::Place>>,
     ) -> Result<bool, String> {
         // They end in their order. Nobody but this thread adds to those that are left.
         if self.left.load(Ordering::Acquire) == 0 {
             let took = self.took.swap(0, Ordering::Relaxed);
             if took > 0 {
-                look.took(Duration::from_nanos(took));
+                poll.took(Duration::from_nanos(took));
             }
-            look.until(|| pending.is_done() || self.link.ready());
+            poll.until(|| pending.is_done() || self.link.ready());
             if pending.is_done() {
-                look.took(pending.since.elapsed());
+                poll.took(pending.since.elapsed());
                 return self.end(pending).map(|()| true);
             }
         }
@@ -128,7 +128,7 @@ impl<L: Link> Fences<L> {
                 pending.executed.answer.set_status(operation, status);
             }
         }
-        drop(pending.turn);
+        drop(pending.permit);
         if let Some(reply) = &pending.reply {
             self.link.answer(reply, &pending.executed.answer)?;
         }

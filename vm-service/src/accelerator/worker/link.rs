@@ -26,8 +26,8 @@ pub(super) trait Link: Send + Sync + 'static {
     /// When the guest can't be served any more, by nobody.
     fn next(&self) -> Result<Option<Request<Self::Place>>, String>;
 
-    /// Whether [`next`](Self::next) has something to say without waiting. Asked again and again, by the thread that calls
-    /// `next`, before it sleeps there; the guest need not tell of what it offers meanwhile.
+    /// Whether [`next`](Self::next) has something without waiting. Asked again and again, by the thread that calls
+    /// `next`, before it sleeps there; the guest need not notify of what it offers meanwhile.
     fn ready(&self) -> bool;
 
     /// Answers a batch.

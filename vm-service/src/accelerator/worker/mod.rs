@@ -10,12 +10,13 @@
 mod backend;
 mod budget;
 mod control;
+mod cost;
 mod fences;
 mod import;
 mod link;
 mod log;
-mod look;
 mod pace;
+mod poll;
 mod queue;
 mod ram;
 mod server;
@@ -26,6 +27,5 @@ mod stream;
 mod tests;
 mod usage;
 mod watch;
-mod work;
 
 pub(crate) use control::main;

@@ -1,4 +1,4 @@
-//! The guest's turns at the accelerator: with a time slice, one batch at a time, and none while the guest owes time.
+//! The guest's leave to use the accelerator: with a time slice, one batch at a time, and none while the guest owes time.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -33,7 +33,7 @@ fn processor_time() -> Duration {
 
 /// The guest's leave to use the accelerator. What passes until it is dropped is of its time.
 #[derive(Debug)]
-pub(super) struct Turn(Option<Arc<Pace>>);
+pub(super) struct Permit(Option<Arc<Pace>>);
 
 impl Pace {
     /// Goes on where the worker before ended.
@@ -59,11 +59,11 @@ impl Pace {
     }
 
     /// Waits until the guest may go on. With a time slice that is when nothing of its work is under way, so that its
-    /// time can be told, and it has time left.
-    pub(super) fn turn(self: &Arc<Self>) -> Turn {
+    /// time can be measured, and it has time left.
+    pub(super) fn permit(self: &Arc<Self>) -> Permit {
         let mut state = self.state();
         if !state.budget.limits() {
-            return Turn(None);
+            return Permit(None);
         }
         loop {
             if state.since.is_some() {
@@ -76,7 +76,7 @@ impl Pace {
                 state.since = Some(now);
                 state.computed = processor_time();
                 self.keep(&state);
-                return Turn(Some(self.clone()));
+                return Permit(Some(self.clone()));
             }
             drop(state);
             std::thread::sleep(wait);
@@ -103,7 +103,7 @@ impl Pace {
     }
 }
 
-impl Turn {
+impl Permit {
     /// Ends it with the accelerator not used: the processor time that passed is of the guest's time, in which its modules
     /// were compiled.
     pub(super) fn computed(mut self) {
@@ -113,7 +113,7 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for Permit {
     fn drop(&mut self) {
         if let Some(pace) = self.0.take() {
             pace.end(|_, passed| passed);
@@ -134,35 +134,35 @@ mod tests {
         let kept = Meter::new().unwrap();
         let pace = |slice| Arc::new(Pace::new(slice, kept.try_clone().unwrap()).unwrap());
         let first = pace(20 * MILLISECOND);
-        first.turn().computed();
+        first.permit().computed();
         assert!(kept.read().unwrap().unwrap().balance > 0);
         // The process ends in the middle of a batch.
-        std::mem::forget(first.turn());
+        std::mem::forget(first.permit());
         std::thread::sleep(60 * MILLISECOND);
         kept.settle(meter::now()).unwrap();
         let (second, begin) = (pace(20 * MILLISECOND), Instant::now());
-        drop(second.turn());
+        drop(second.permit());
         // Of the 60 ms it had 40 at most.
         assert!(begin.elapsed() >= 90 * MILLISECOND, "{:?}", begin.elapsed());
         // Who has no slice owes nothing.
         let begin = Instant::now();
         let free = pace(crate::config::TIME_PERIOD);
-        let turns = [free.turn(), free.turn()];
+        let permits = [free.permit(), free.permit()];
         assert!(begin.elapsed() < Duration::from_secs(5));
-        drop(turns);
+        drop(permits);
     }
 
     #[test]
     fn without_the_accelerator_what_was_computed_counts() {
         let pace = Arc::new(Pace::new(10 * MILLISECOND, Meter::new().unwrap()).unwrap());
-        let turn = pace.turn();
+        let permit = pace.permit();
         let begin = processor_time();
         while processor_time() - begin < 60 * MILLISECOND {
             std::hint::spin_loop();
         }
-        turn.computed();
+        permit.computed();
         let begin = Instant::now();
-        pace.turn().computed();
+        pace.permit().computed();
         // Of the 60 ms it had 10 and what came meanwhile.
         assert!(begin.elapsed() >= 300 * MILLISECOND, "{:?}", begin.elapsed());
     }
@@ -170,12 +170,12 @@ mod tests {
     #[test]
     fn one_batch_is_under_way_at_a_time() {
         let pace = Arc::new(Pace::new(99 * MILLISECOND, Meter::new().unwrap()).unwrap());
-        let turn = pace.turn();
+        let permit = pace.permit();
         let other = pace.clone();
-        let thread = std::thread::spawn(move || drop(other.turn()));
+        let thread = std::thread::spawn(move || drop(other.permit()));
         std::thread::sleep(50 * MILLISECOND);
         assert!(!thread.is_finished());
-        drop(turn);
+        drop(permit);
         thread.join().unwrap();
     }
 }

@@ -132,7 +132,7 @@ impl Link for Ring {
             if let Some(request) = self.take().map_err(wrong)? {
                 return Ok(Some(request));
             }
-            // Whatever is offered from here on rings. It looks once more behind a full barrier, as a driver does between
+            // Whatever is offered from here on rings. It polls once more behind a full barrier, as a driver does between
             // offering and asking whether to ring: one of them sees the other.
             if self.queue().enable_notification(&self.memory).map_err(wrong)? {
                 self.queue().disable_notification(&self.memory).map_err(wrong)?;
@@ -146,11 +146,11 @@ impl Link for Ring {
 
     fn ready(&self) -> bool {
         let queue = self.queue();
-        // What is wrong with the index, `next` tells.
+        // What is wrong with the index, `next` reports.
         queue.avail_idx(&self.memory, Ordering::Acquire).map_or(true, |index| index.0 != queue.next_avail())
     }
 
-    /// Gives a chain back with its answer, and tells the driver.
+    /// Returns a chain with its answer, and notifies the driver.
     fn answer(&self, room: &ReplyRoom, answer: &Answer) -> Result<(), String> {
         let bytes = answer.encode(room.bytes());
         let (mut written, mut rest) = (0, bytes.as_slice());
@@ -166,7 +166,7 @@ impl Link for Ring {
         let wrong = |error: virtio_queue::Error| format!("the guest's driver broke its queue: {error}");
         let mut queue = self.queue();
         queue.add_used(&self.memory, room.head, written).map_err(wrong)?;
-        // It orders this after what was used: a driver that asks for interrupts looks once more.
+        // It orders this after what was used: a driver that asks for interrupts polls once more.
         let mut wants = queue.needs_notification(&self.memory).map_err(wrong)?;
         if !queue.event_idx_enabled() {
             let flags = self.memory.read_obj::<u16>(GuestAddress(queue.avail_ring()));
@@ -339,9 +339,9 @@ mod tests {
             fence(Ordering::SeqCst);
         }
 
-        /// Waits until the chain is answered: looks so many times, then sleeps.
-        fn wait(&mut self, looks: u32) {
-            if (0..looks).any(|_| self.is_answered()) {
+        /// Waits until the chain is answered: polls `polls` times, then sleeps.
+        fn wait(&mut self, polls: u32) {
+            if (0..polls).any(|_| self.is_answered()) {
                 return;
             }
             let before = self.offered.wrapping_sub(1);
@@ -392,7 +392,7 @@ mod tests {
             }
             assert!(driver.offer());
             answer(thread.join().unwrap());
-            // From here on it looks.
+            // From here on it polls.
             for _ in 0..100 {
                 assert!(!ring.ready());
                 assert!(!driver.offer());

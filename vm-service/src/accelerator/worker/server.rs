@@ -12,13 +12,13 @@ use vm_paravirt::{
     reply_bytes,
 };
 
+use super::cost;
 use super::import::{Import, ImportError};
 use super::log::Log;
 use super::ram::{Ram, Unfit};
 use super::status;
 use super::usage::{Amount, Charge, Resource, Usage};
 use super::watch::Watch;
-use super::work;
 
 /// The most modules that a guest may have.
 const MODULES: u64 = 256;
@@ -30,7 +30,7 @@ const CODE: u64 = 256 << 20;
 const BUFFERS: u64 = 4096;
 /// The most ranges of its memory under all its buffers: each is a mapping of this process.
 const RANGES: u64 = 16384;
-/// Launches between two fences of our own: so many at most stand between a fence and its answer. They are given to the
+/// Launches between two fences of our own: at most these stand between a fence and its answer. They are given to the
 /// accelerator together.
 const FENCED: u32 = 64;
 /// What an operation may take beside a launch's deadline: to compile a module, to register memory.
@@ -437,7 +437,7 @@ impl<A: Accelerator> Server<A> {
             return Err((Status::Range, "a buffer has at least one byte".into()));
         }
         let charge = self.charge(&[(Resource::Buffers, 1), (Resource::Held, bytes)])?;
-        // It is handed out only once it is zero: the fill stands before whatever comes later.
+        // It is given to nobody before it is zero: the fill stands before whatever comes later.
         let buffer = self.worker.allocate_zeroed(bytes).map_err(failure)?;
         self.working = true;
         let memory = Memory::Device(buffer);
@@ -546,7 +546,7 @@ impl<A: Accelerator> Server<A> {
         }
         let most = self.quotas.limits;
         let over_bus = over_bus && !self.worker.accelerator().info().unified;
-        work::check(loaded.artifact.signature(), launch.grid, over_bus, most.time)?;
+        cost::check(loaded.artifact.signature(), launch.grid, over_bus, most.time)?;
         let rounds = if launch.rounds == 0 { most.rounds } else { launch.rounds.min(most.rounds) };
         let how = Launch::over(launch.grid).within(Limits { rounds, ..most });
         batch.launch(&loaded.kernel, how, arguments).map_err(failure)

@@ -10,8 +10,8 @@ use vm_accel::{Accelerator, Limits, Worker};
 use super::fences::{Fences, Pending};
 use super::link::Link;
 use super::log::Log;
-use super::look::Look;
 use super::pace::Pace;
+use super::poll::Poll;
 use super::ram::Ram;
 use super::server::{Answer, Compile, GRACE, Quotas, Server, most};
 use super::usage::Usage;
@@ -21,11 +21,11 @@ use crate::accelerator::meter::Meter;
 
 /// How many batches of a link may be under way on the accelerator.
 const PENDING: usize = 256;
-/// The rounds of watched loops that a thread may take: what a GPU's thread does in days. The deadline is what counts.
+/// The iterations of cancellable loops that a thread may begin: what a GPU's thread does in days. The deadline is what counts.
 const ROUNDS: u64 = 1 << 48;
 
-/// Processors that it takes to look for the next batch, beside a guest that looks for the answer to the last; and for the
-/// end of a batch, beside that guest, the accelerator's thread, which looks for it too, and one that does the work.
+/// Processors that it takes to poll for the next batch, beside a guest that polls for the answer to the last; and for the
+/// end of a batch, beside that guest, the accelerator's thread, which polls for it too, and one that does the work.
 const PROCESSORS: [usize; 2] = [2, 4];
 
 /// The guest, whichever link its batches come over. Clones are the same.
@@ -36,8 +36,8 @@ pub(super) struct Guest {
     usage: Usage,
     pace: Arc<Pace>,
     watch: Watch,
-    /// The longest that is looked for the next batch, and for the end of one.
-    looks: [Duration; 2],
+    /// The longest that is polled for the next batch, and for the end of one.
+    polls: [Duration; 2],
     slice: Duration,
     /// Why the guest can be served no further.
     broken: mpsc::Sender<String>,
@@ -62,17 +62,17 @@ impl Guest {
         let pace = Arc::new(Pace::new(slice, meter)?);
         let poll = Duration::from_micros(open.poll_us);
         let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
-        let looks = PROCESSORS.map(|least| if processors < least { Duration::ZERO } else { poll });
-        Ok(Self { ram, quotas, usage, pace, watch, looks, slice, broken })
+        let polls = PROCESSORS.map(|least| if processors < least { Duration::ZERO } else { poll });
+        Ok(Self { ram, quotas, usage, pace, watch, polls, slice, broken })
     }
 
-    /// The guest, with how long is looked for its next batch and for the end of one.
+    /// The guest, with how long is polled for its next batch and for the end of one.
     #[cfg(test)]
-    pub(super) fn looking(self, looks: [Duration; 2]) -> Self {
-        Self { looks, ..self }
+    pub(super) fn polling(self, polls: [Duration; 2]) -> Self {
+        Self { polls, ..self }
     }
 
-    /// Tells that the guest can be served no further.
+    /// Reports that the guest can be served no further.
     pub(super) fn broken(&self, reason: String) {
         // Without the main thread, whose the other end is, there is no process.
         let _ = self.broken.send(reason);
@@ -110,7 +110,7 @@ fn serve_link<A: Accelerator, L: Link>(
     guest: &Guest,
 ) -> Result<(), String> {
     let teller = guest.clone();
-    let Guest { ram, quotas, usage, pace, watch, looks, slice, .. } = guest.clone();
+    let Guest { ram, quotas, usage, pace, watch, polls, slice, .. } = guest.clone();
     let link = Arc::new(link);
     let deadline = quotas.limits.time;
     let log = Arc::new(Mutex::new(Log::default()));
@@ -118,7 +118,7 @@ fn serve_link<A: Accelerator, L: Link>(
     let (pending, batches) = mpsc::sync_channel(PENDING);
     let fences = Arc::new(Fences::new(link.clone(), log, watch.clone(), deadline));
     let others = fences.clone();
-    // This thread may wait for a batch that never comes: what ends the other one is told at once.
+    // This thread may wait for a batch that never comes: what ends the other one is reported at once.
     let run = move || {
         if let Err(reason) = caught("waits for fences", || others.run(&batches)) {
             teller.broken(reason);
@@ -129,7 +129,7 @@ fn serve_link<A: Accelerator, L: Link>(
         .spawn(run)
         .map_err(|error| format!("a thread can't be started: {error}"))?;
     let mut take = || -> Result<(), String> {
-        let [mut requests, mut ends] = looks.map(|most| Look::new(most, slice));
+        let [mut requests, mut ends] = polls.map(|most| Poll::new(most, slice));
         loop {
             let idle = Instant::now();
             requests.until(|| link.ready());
@@ -139,10 +139,10 @@ fn serve_link<A: Accelerator, L: Link>(
                 link.answer(&request.place, &Answer::refused(vm_paravirt::Status::Malformed))?;
                 continue;
             };
-            let turn = pace.turn();
+            let permit = pace.permit();
             let executed = server.execute(&batch, request.room);
             if executed.fences.is_empty() {
-                turn.computed();
+                permit.computed();
                 link.answer(&request.place, &executed.answer)?;
                 continue;
             }
@@ -152,7 +152,7 @@ fn serve_link<A: Accelerator, L: Link>(
                 link.answer(&request.place, &executed.answer)?;
                 None
             };
-            let batch = Pending { executed, reply, turn, since: Instant::now() };
+            let batch = Pending { executed, reply, permit, since: Instant::now() };
             if !fences.end_soon(batch, &mut ends, &pending)? {
                 // The other thread has ended, and says why.
                 return Ok(());

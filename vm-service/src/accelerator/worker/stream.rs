@@ -17,7 +17,7 @@ use super::link::{Link, Request};
 use super::server::Answer;
 
 /// How long a frame may take from its first to its last byte, and an answer to be taken.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// What is read at once.
 const BUFFER: usize = 64 << 10;
 
@@ -26,7 +26,7 @@ pub(super) struct Stream {
     reader: Mutex<BufReader<Socket>>,
     writer: Mutex<Writer>,
     socket: Arc<OwnedFd>,
-    patience: Duration,
+    timeout: Duration,
 }
 
 /// The reply to a batch.
@@ -49,16 +49,16 @@ impl Stream {
     /// # Errors
     /// The Linux kernel's.
     pub(super) fn new(socket: OwnedFd, config: &Config) -> io::Result<Self> {
-        Self::with_patience(socket, config, PATIENCE)
+        Self::with_timeout(socket, config, TIMEOUT)
     }
 
-    pub(super) fn with_patience(socket: OwnedFd, config: &Config, patience: Duration) -> io::Result<Self> {
+    pub(super) fn with_timeout(socket: OwnedFd, config: &Config, timeout: Duration) -> io::Result<Self> {
         let flags = rustix::fs::fcntl_getfl(&socket)?;
         rustix::fs::fcntl_setfl(&socket, flags | OFlags::NONBLOCK)?;
         let socket = Arc::new(socket);
         let reader = BufReader::with_capacity(BUFFER, Socket { socket: socket.clone(), until: None });
         let config = config.encode();
-        Ok(Self { reader: Mutex::new(reader), writer: Mutex::new(Writer::Fresh(config)), socket, patience })
+        Ok(Self { reader: Mutex::new(reader), writer: Mutex::new(Writer::Fresh(config)), socket, timeout })
     }
 
     /// Says that the program is not served, and why, if it takes that at once.
@@ -68,13 +68,13 @@ impl Stream {
 
     /// The next frame, whole; [`None`] at the stream's end. What is wrong with a frame comes with its tag.
     fn read(&self) -> Result<Option<Request<Reply>>, Broken> {
-        self.write(&[], self.patience);
+        self.write(&[], self.timeout);
         let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
         reader.get_mut().until = None;
         if reader.fill_buf()?.is_empty() {
             return Ok(None);
         }
-        reader.get_mut().until = Some(Instant::now() + self.patience);
+        reader.get_mut().until = Some(Instant::now() + self.timeout);
         let mut header = [0; FRAME_BYTES];
         reader.read_exact(&mut header)?;
         let header = FrameHeader::decode_batch(&header)
@@ -85,17 +85,17 @@ impl Stream {
         Ok(Some(Request { batch: Some(batch), place: Reply { tag: header.tag, room }, room }))
     }
 
-    fn send(&self, Reply { tag, room }: Reply, answer: &Answer, patience: Duration) {
+    fn send(&self, Reply { tag, room }: Reply, answer: &Answer, timeout: Duration) {
         let reply = answer.encode(room);
         // A reply has a cap.
         let header = FrameHeader { bytes: reply.len() as u32, room: 0, tag };
-        self.write(&[&header.encode()[..], &reply].concat(), patience);
+        self.write(&[&header.encode()[..], &reply].concat(), timeout);
     }
 
     /// Writes, behind the greeting. A program that does not take it in time is given no more.
-    fn write(&self, bytes: &[u8], patience: Duration) {
+    fn write(&self, bytes: &[u8], timeout: Duration) {
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-        let until = Instant::now() + patience;
+        let until = Instant::now() + timeout;
         let written = match std::mem::replace(&mut *writer, Writer::Open) {
             Writer::Closed => {
                 *writer = Writer::Closed;
@@ -130,7 +130,7 @@ impl Link for Stream {
                     self.send(
                         Reply { tag, ..Reply::LEAST },
                         &Answer::refused(Status::Malformed),
-                        self.patience,
+                        self.timeout,
                     );
                 }
                 Ok(None)
@@ -141,14 +141,14 @@ impl Link for Stream {
     fn ready(&self) -> bool {
         let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Timespec::default();
-        // What can't be asked, `next` tells.
+        // What can't be asked, `next` reports.
         !reader.buffer().is_empty()
             || poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&now)) != Ok(0)
     }
 
     /// A program that takes no answers has an end, and does not end the others.
     fn answer(&self, reply: &Reply, answer: &Answer) -> Result<(), String> {
-        self.send(*reply, answer, self.patience);
+        self.send(*reply, answer, self.timeout);
         Ok(())
     }
 }

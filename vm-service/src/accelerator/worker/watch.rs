@@ -29,7 +29,7 @@ impl Watch {
     /// Begins something that must be over after `limit`.
     pub(super) fn begin(&self, what: &'static str, limit: Duration) -> UnderWay {
         let now = Instant::now();
-        // A limit beyond what the clock can tell is a year.
+        // A limit beyond the clock's range is a year.
         let until = now.checked_add(limit).unwrap_or(now + Duration::from_secs(365 * 24 * 3600));
         let mut state = self.state();
         let number = state.next;

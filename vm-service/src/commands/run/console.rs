@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 
 use crate::console::{Escape, Input, Keyboard, Link, Pty, RawTerminal};
-use crate::outlet::Standard;
+use crate::output::Standard;
 use crate::vmm::{self, Stop};
 use crate::{log, save};
 

@@ -6,4 +6,4 @@ mod snapshot;
 pub(super) mod tsc;
 
 pub(super) use registers::{enter, write_tables};
-pub(super) use snapshot::{IrqChips, Pristine};
+pub(super) use snapshot::{IrqChips, ResetState};

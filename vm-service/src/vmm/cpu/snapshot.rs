@@ -26,7 +26,7 @@ const LVT_NMI: u32 = 4 << 8;
 const LVT_EXTINT: u32 = 7 << 8;
 
 /// All that a fresh vCPU holds.
-pub(in crate::vmm) struct Pristine {
+pub(in crate::vmm) struct ResetState {
     first: bool,
     regs: kvm_regs,
     sregs: kvm_sregs,
@@ -38,7 +38,7 @@ pub(in crate::vmm) struct Pristine {
     msrs: Vec<kvm_msr_entry>,
 }
 
-impl Pristine {
+impl ResetState {
     /// Takes the state of a vCPU that has never run, and corrects in it what firmware would set up: memory is
     /// write-back, LINT0 takes external interrupts and LINT1 NMIs. `first` is the vCPU that starts the guest; the
     /// others wait for it.

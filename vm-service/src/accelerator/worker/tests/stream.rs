@@ -60,7 +60,7 @@ impl Host {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         ours.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
-        let stream = Stream::with_patience(theirs.into(), &self.config, PATIENCE).unwrap();
+        let stream = Stream::with_timeout(theirs.into(), &self.config, PATIENCE).unwrap();
         let (worker, guest) = (self.worker.clone(), self.guest.clone());
         let served = std::thread::spawn(move || serve(&worker, compiler, stream, &guest));
         (ours, served)
@@ -337,9 +337,9 @@ fn many_batches_are_under_way_at_once() {
 #[test]
 fn whichever_thread_ends_a_batch_they_end_in_order() {
     let long = Duration::from_millis(20);
-    for looks in [[Duration::ZERO; 2], [long, Duration::ZERO], [Duration::ZERO, long], [long; 2]] {
+    for polls in [[Duration::ZERO; 2], [long, Duration::ZERO], [Duration::ZERO, long], [long; 2]] {
         let mut host = Host::new();
-        host.guest = host.guest.looking(looks);
+        host.guest = host.guest.polling(polls);
         let mut program = host.program();
         let part = program.window.take(0x1000).unwrap();
         let range = part.range(0, 0x1000).unwrap();
@@ -358,7 +358,7 @@ fn whichever_thread_ends_a_batch_they_end_in_order() {
                 add(batch)?;
                 if round % 3 > 0 { batch.fence() } else { Ok(()) }
             });
-            assert_eq!(done, Ok(Ok(())), "{looks:?}");
+            assert_eq!(done, Ok(Ok(())), "{polls:?}");
         }
         // What runs too long is told by the fence behind it, and those behind that wait for it.
         let mut numbers = Vec::new();
@@ -388,7 +388,7 @@ fn whichever_thread_ends_a_batch_they_end_in_order() {
         let expect: Vec<_> = [0, 1, 3, 4, 5, 6, 7]
             .map(|place| (place, if place == 3 { Err((1, Status::Deadline)) } else { Ok(()) }))
             .into();
-        assert_eq!(fenced, expect, "{looks:?}");
+        assert_eq!(fenced, expect, "{polls:?}");
         assert!(answers.contains(&(2, Ok(()))));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! push ──▶ queue ──▶ thread ──▶ write(2), for as long as it takes
-//!  never waits         nobody waits for it longer than he wants to
+//!  never waits         nobody waits for it without a timeout
 //! ```
 //!
 //! Pipes, terminals and files belong to the operator, and whoever reads them may stop. A thread of the VMM that wrote to
@@ -19,18 +19,18 @@ const CHUNK: usize = 4096;
 /// How long to wait with the next attempt where another process has made the descriptor non-blocking and it is full.
 const RETRY: Duration = Duration::from_millis(10);
 
-/// What the thread tells the queue's owner.
+/// What the thread reports to the queue's owner.
 #[derive(Debug)]
 pub(crate) enum News {
     /// There is room again for what was asked for.
     Room,
-    /// Something could not be written and is lost. It is told once, until something can be written again.
+    /// Something could not be written and is lost. It is reported once, until something can be written again.
     Failed(io::Error),
 }
 
 /// The queue.
 #[derive(Debug)]
-pub(crate) struct Outlet {
+pub(crate) struct OutputQueue {
     limit: usize,
     state: Mutex<State>,
     /// Notified when there is something to write, or the end has come.
@@ -54,7 +54,7 @@ struct State {
     ended: bool,
 }
 
-impl Outlet {
+impl OutputQueue {
     /// A queue for `limit` bytes.
     pub(crate) fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self { limit, state: Mutex::default(), work: Condvar::new(), progress: Condvar::new() })
@@ -92,7 +92,7 @@ impl Outlet {
         has
     }
 
-    /// Takes all of `bytes`, or nothing and answers `false`; [`News::Room`] then tells when there is room for them. After
+    /// Takes all of `bytes`, or nothing and answers `false`; [`News::Room`] then reports when there is room for them. After
     /// the end they are dropped. It never waits.
     pub(crate) fn push(&self, bytes: &[u8]) -> bool {
         let mut state = self.state();
@@ -109,22 +109,22 @@ impl Outlet {
         true
     }
 
-    /// Whether there is room for so many bytes; if not, [`News::Room`] tells when there is.
+    /// Whether there is room for `room` bytes; if not, [`News::Room`] reports when there is.
     pub(crate) fn has_room(&self, room: usize) -> bool {
         self.has(&mut self.state(), room)
     }
 
-    /// Waits until there may be room for so many bytes, no longer than `patience`.
-    pub(crate) fn wait_for_room(&self, room: usize, patience: Duration) {
+    /// Waits until there may be room for `room` bytes, no longer than `timeout`.
+    pub(crate) fn wait_for_room(&self, room: usize, timeout: Duration) {
         let mut state = self.state();
         if !self.has(&mut state, room) {
-            drop(self.progress.wait_timeout(state, patience).unwrap_or_else(PoisonError::into_inner));
+            drop(self.progress.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner));
         }
     }
 
-    /// Waits until everything is written, but no longer than `most`, and no longer than `patience` while nothing moves.
+    /// Waits until everything is written, but no longer than `most`, and no longer than `timeout` while nothing moves.
     /// What is not written then is dropped; answers how many bytes that is, of which those under way may still get there.
-    pub(crate) fn flush(&self, patience: Duration, most: Duration) -> usize {
+    pub(crate) fn flush(&self, timeout: Duration, most: Duration) -> usize {
         let mut state = self.state();
         let begin = Instant::now();
         let (mut moved, mut done) = (begin, state.done);
@@ -134,7 +134,7 @@ impl Outlet {
             if state.done != done {
                 (moved, done) = (now, state.done);
             }
-            let until = (moved + patience).min(begin + most);
+            let until = (moved + timeout).min(begin + most);
             if left == 0 || now >= until || state.ended {
                 state.bytes.clear();
                 return left;
@@ -170,11 +170,11 @@ impl Outlet {
         chunk.extend(state.bytes.drain(..count));
         state.in_hand = count;
         self.progress.notify_all();
-        let told = state.wanted > 0 && self.limit - state.bytes.len() >= state.wanted;
-        if told {
+        let reported = state.wanted > 0 && self.limit - state.bytes.len() >= state.wanted;
+        if reported {
             state.wanted = 0;
         }
-        Some(told)
+        Some(reported)
     }
 
     fn done(&self, count: usize) {
@@ -242,7 +242,7 @@ impl Write for Standard {
     }
 }
 
-struct EndsWithThread(Arc<Outlet>);
+struct EndsWithThread(Arc<OutputQueue>);
 
 impl Drop for EndsWithThread {
     fn drop(&mut self) {
@@ -260,8 +260,8 @@ mod tests {
     const LONG: Duration = Duration::from_secs(30);
     const SHORT: Duration = Duration::from_millis(50);
 
-    fn outlet(limit: usize, output: impl Write + Send + 'static) -> (Arc<Outlet>, Receiver<News>) {
-        let outlet = Outlet::new(limit);
+    fn outlet(limit: usize, output: impl Write + Send + 'static) -> (Arc<OutputQueue>, Receiver<News>) {
+        let outlet = OutputQueue::new(limit);
         let (send, receive) = channel();
         let news = move |news| drop(send.send(news));
         outlet.start("test", output, news).expect("a thread");
@@ -269,7 +269,7 @@ mod tests {
     }
 
     /// Pushes until the queue stays full, and answers how many bytes that took.
-    fn fill(outlet: &Outlet) -> usize {
+    fn fill(outlet: &OutputQueue) -> usize {
         let (mut pushed, mut full) = (0, Instant::now());
         while full.elapsed() < Duration::from_millis(300) {
             if outlet.push(&[b'x'; 100]) {
@@ -353,10 +353,10 @@ mod tests {
             assert_eq!(outlet.flush(LONG, LONG), 0);
         }
         outlet.end();
-        let told: Vec<News> = news.iter().collect();
+        let reported: Vec<News> = news.iter().collect();
         assert!(
-            matches!(&told[..], [News::Failed(error)] if error.kind() == io::ErrorKind::BrokenPipe),
-            "{told:?}"
+            matches!(&reported[..], [News::Failed(error)] if error.kind() == io::ErrorKind::BrokenPipe),
+            "{reported:?}"
         );
     }
 

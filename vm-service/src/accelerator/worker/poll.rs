@@ -1,13 +1,13 @@
-//! Looking for what comes soon, before sleeping until it comes: to be woken takes longer than a small launch.
+//! Polling for what comes soon, before sleeping until it comes: to be woken takes longer than a small launch.
 //!
-//! How long it looks follows how long things took of late: what comes within the limit makes it look twice as long as that
-//! took, what does not makes it look half as long as before. A look that finds nothing is followed by some times without
+//! How long it polls follows how long things took of late: what comes within the limit makes it poll twice as long as that
+//! took, what does not makes it poll half as long as before. A poll that finds nothing is followed by some times without
 //! one, twice as many each time that it happens again. So a guest that launches and waits in a loop is served without
 //! sleeping, and one that sends a batch now and then costs next to nothing between. Of a guest with a time slice no more
-//! time is spent looking than the slice.
+//! time is spent polling than the slice.
 //!
-//! Looking is for processors that have nothing else to do. Where others want the processor, one of them may be the very
-//! one that is waited for, so looking finds nothing, or the processor is lost meanwhile: both count the same. It does not
+//! Polling is for processors that have nothing else to do. Where others want the processor, one of them may be the very
+//! one that is waited for, so polling finds nothing, or the processor is lost meanwhile: both count the same. It does not
 //! offer the processor by itself, as who yields is scheduled late when it is woken next.
 
 use std::time::{Duration, Instant};
@@ -15,25 +15,25 @@ use std::time::{Duration, Instant};
 use super::budget::Budget;
 use crate::accelerator::meter;
 
-/// Less than this is not worth looking.
+/// Less than this is not worth polling.
 const LEAST: Duration = Duration::from_micros(4);
-/// Looks between two looks at the clock.
-const LOOKS: u32 = 16;
-/// Another thread had the processor where so much time passes between two looks at the clock.
+/// Polls between two readings of the clock.
+const POLLS: u32 = 16;
+/// Another thread had the processor where this much time passes between two readings of the clock.
 const LATE: Duration = Duration::from_micros(15);
-/// The most times in a row that nothing is looked for because looking was in vain.
+/// The most times in a row that nothing is polled for because polling was in vain.
 const MOST_RESTS: u32 = 256;
 
-/// How long to look.
+/// How long to poll.
 #[derive(Debug)]
-pub(super) struct Look {
+pub(super) struct Poll {
     most: Duration,
     window: Duration,
     budget: Budget,
     vain: Vain,
 }
 
-/// How often looking was in vain.
+/// How often polling was in vain.
 #[derive(Debug, Default)]
 struct Vain {
     /// Times that are left to rest.
@@ -50,7 +50,7 @@ impl Vain {
         rests
     }
 
-    /// Learns whether a look was in vain.
+    /// Learns whether a poll was in vain.
     fn learn(&mut self, vain: bool) {
         if vain {
             self.rests = self.next + 1;
@@ -61,14 +61,14 @@ impl Vain {
     }
 }
 
-impl Look {
-    /// Looks at most for `most` at a time, and for `slice` of every period.
+impl Poll {
+    /// Polls at most for `most` at a time, and for `slice` of every period.
     pub(super) fn new(most: Duration, slice: Duration) -> Self {
         let budget = Budget::new(slice, meter::now());
         Self { most, window: Duration::ZERO, budget, vain: Vain::default() }
     }
 
-    /// Looks until `come` says so, as long as it is worth it. Whether it did.
+    /// Polls until `come` says so, as long as it is worth it. Whether it did.
     pub(super) fn until(&mut self, mut come: impl FnMut() -> bool) -> bool {
         if come() {
             return true;
@@ -79,7 +79,7 @@ impl Look {
         let begin = Instant::now();
         let mut now = begin;
         let (come, lost) = loop {
-            let come = (0..LOOKS).any(|_| {
+            let come = (0..POLLS).any(|_| {
                 std::hint::spin_loop();
                 come()
             });
@@ -116,19 +116,19 @@ mod tests {
     #[test]
     fn it_looks_as_long_as_things_take_and_no_longer_than_it_may() {
         let check = |most: u32, took: &[u32], windows: &[u32]| {
-            let mut look = Look::new(most * US, TIME_PERIOD);
+            let mut poll = Poll::new(most * US, TIME_PERIOD);
             let seen: Vec<_> = took
                 .iter()
                 .map(|time| {
-                    look.took(*time * US);
-                    look.window
+                    poll.took(*time * US);
+                    poll.window
                 })
                 .collect();
             assert_eq!(seen, windows.iter().map(|window| *window * US).collect::<Vec<_>>(), "{took:?}");
         };
         check(200, &[20, 30, 10, 90, 150], &[40, 60, 60, 180, 200]);
         check(200, &[0, 1, 2, 3], &[4, 4, 4, 6]);
-        // Things that come seldom are not looked for.
+        // Things that come seldom are not polled for.
         check(200, &[80, 201, 5000, 5000, 5000, 5000, 5000], &[160, 80, 40, 20, 10, 5, 0]);
         // Never, if it may not.
         check(0, &[1, 10, 500], &[0, 0, 0]);
@@ -136,40 +136,40 @@ mod tests {
 
     #[test]
     fn it_looks_at_least_once_and_not_for_ever() {
-        let mut look = Look::new(200 * US, TIME_PERIOD);
-        assert!(look.until(|| true));
-        let mut looks = 0;
+        let mut poll = Poll::new(200 * US, TIME_PERIOD);
+        assert!(poll.until(|| true));
+        let mut polls = 0;
         let mut never = || {
-            looks += 1;
+            polls += 1;
             false
         };
-        assert!(!look.until(&mut never));
-        assert_eq!(looks, 1, "nothing has come soon so far");
-        look.took(50 * US);
-        let mut looks = 0;
+        assert!(!poll.until(&mut never));
+        assert_eq!(polls, 1, "nothing has come soon so far");
+        poll.took(50 * US);
+        let mut polls = 0;
         // The thread may lose its processor meanwhile.
-        while !look.until(|| {
-            looks += 1;
-            looks == 10
+        while !poll.until(|| {
+            polls += 1;
+            polls == 10
         }) {}
-        assert_eq!(looks, 10);
-        assert!(!look.until(|| false));
+        assert_eq!(polls, 10);
+        assert!(!poll.until(|| false));
     }
 
     #[test]
     fn a_slice_is_for_looking_too() {
         let slice = Duration::from_millis(1);
         let begin = Instant::now();
-        let mut look = Look::new(slice, slice);
+        let mut poll = Poll::new(slice, slice);
         let (mut looked, mut rested) = (Duration::ZERO, false);
         while !rested || looked < slice {
             assert!(begin.elapsed() < Duration::from_secs(60), "{looked:?}, {rested}");
-            look.took(slice);
+            poll.took(slice);
             // It finds nothing, so it rests at times; that is not what is tested.
-            look.vain = Vain::default();
+            poll.vain = Vain::default();
             let mut times = None;
             let mut asked = 0;
-            look.until(|| {
+            poll.until(|| {
                 asked += 1;
                 let now = Instant::now();
                 if asked > 1 {
@@ -198,12 +198,12 @@ mod tests {
         assert_eq!([true; 10].map(&mut rests), [1, 2, 4, 8, 16, 32, 64, 128, 256, 256]);
         assert_eq!([false, false, true, true, false].map(&mut rests), [0, 0, 64, 128, 0]);
 
-        let mut look = Look::new(200 * US, TIME_PERIOD);
-        let mut looks = |count: u32, come: bool| {
+        let mut poll = Poll::new(200 * US, TIME_PERIOD);
+        let mut polls = |count: u32, come: bool| {
             let looked = (0..count).filter(|_| {
-                look.took(3 * US);
+                poll.took(3 * US);
                 let mut asked = 0;
-                look.until(|| {
+                poll.until(|| {
                     asked += 1;
                     come && asked > 1
                 });
@@ -211,9 +211,9 @@ mod tests {
             });
             looked.count()
         };
-        // Of 1,000 batches for which looking is in vain, it looks at the 1st, 3rd, 6th, 11th, … and then at each 257th.
-        assert!((9..=12).contains(&looks(1000, false)));
-        // Where it is not, it looks at nearly all.
-        assert!(looks(2000, true) > 1000);
+        // Of 1,000 batches for which polling is in vain, it polls at the 1st, 3rd, 6th, 11th, … and then at each 257th.
+        assert!((9..=12).contains(&polls(1000, false)));
+        // Where it is not, it polls at nearly all.
+        assert!(polls(2000, true) > 1000);
     }
 }

@@ -1,5 +1,4 @@
-//! What a guest takes of its address space beside its devices, known before its machine is made: `explain` judges with it
-//! as the machine will place.
+//! The options of `explain` for a guest, before its machine is made: `explain` judges with them as the machine will place.
 
 use std::path::Path;
 

@@ -1,6 +1,6 @@
-//! How much a launch may do: what no stop word ends must end by itself.
+//! The static bound of what a launch may cost: what no cancel flag ends must end by itself.
 //!
-//! A compiler says how much a thread of a kernel does at most before it ends or looks at the stop word, in operations
+//! A compiler says how much a thread of a kernel does at most before it ends or polls the cancel flag, in operations
 //! weighed by what they take. A launch is refused when that would take much longer than its deadline.
 
 use std::time::Duration;
@@ -33,17 +33,17 @@ pub(super) fn check(
     let block = thread.saturating_mul(product(signature.block));
     let launch = block.saturating_mul(product(grid));
     let remedy = "launch fewer blocks at a time";
-    let loops = "give its loops bounds that only a launch knows: those are watched and can be stopped";
+    let loops = "give its loops bounds that only a launch knows: those are cancellable";
     let parts = [
         ("thread", thread, THREAD, loops),
         ("block", block, BLOCK, loops),
         ("launch", launch, if over_bus { BUS } else { LAUNCH }, remedy),
     ];
-    for (what, work, rate, remedy) in parts {
+    for (what, cost, rate, remedy) in parts {
         let most = deadline.as_micros().saturating_mul(rate.into()) / 1_000_000;
-        if work > most {
+        if cost > most {
             let text = format!(
-                "the kernel {}: a {what} may take {work} operations before it can be stopped, and its deadline of {deadline:?} \
+                "the kernel {}: a {what} may take {cost} operations before it can be stopped, and its deadline of {deadline:?} \
                  leaves {most}; {remedy}",
                 signature.entry
             );
