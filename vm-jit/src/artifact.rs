@@ -8,7 +8,7 @@
 //!   stride in bytes of every dimension but the last. Each is 8 bytes.
 //! * a scalar at its offset, in its own size (`bool` in one byte).
 //! * a guest's kernel with loops that need watching, and on a CPU any of a guest's, ends with [`Guard`]: the address of a
-//!   stop word and the rounds that each thread may take.
+//!   cancel flag and the iterations that each thread may begin.
 //!
 //! On CUDA the block is the kernel's one parameter: `kernelParams` is a pointer to a pointer to it.
 //!
@@ -83,7 +83,7 @@ pub struct Entry {
 pub struct ParamLayout {
     /// By parameter, in the kernel's order.
     pub slots: Vec<Slot>,
-    /// For a guest's kernel that has loops to be watched; on a CPU, where a launch can be stopped between two blocks, for
+    /// For a guest's kernel that has cancellable loops; on a CPU, where a launch can be stopped between two blocks, for
     /// any of a guest's.
     pub guard: Option<Guard>,
     /// Size of the block in bytes.
@@ -109,21 +109,21 @@ pub enum Slot {
     },
 }
 
-/// How the launch of a guest's kernel is stopped. All threads look at the stop word now and then, and leave
-/// when it is not 0. A thread that is out of rounds sets it to [`Guard::OUT_OF_ROUNDS`] and leaves; the host
+/// How the launch of a guest's kernel is cancelled. All threads poll the cancel flag now and then, and leave
+/// when it is not 0. A thread that is out of fuel sets it to [`Guard::OUT_OF_ROUNDS`] and leaves; the host
 /// sets it to anything else when the deadline has passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Guard {
-    /// Offset of the stop word's address (8 bytes). The word has 4 bytes, is aligned to 4, must be there for
+    /// Offset of the cancel flag's address (8 bytes). The flag has 4 bytes, is aligned to 4, must be there for
     /// the whole launch, and must be 0 when it begins.
     pub stop: u32,
-    /// Offset of the number of rounds that each thread may take (8 bytes): how often it may begin the body of
+    /// Offset of the number of iterations that each thread may take (8 bytes): how often it may begin the body of
     /// any loop whose end is not known beforehand to come soon. At most 2^62 counts.
     pub rounds: u32,
 }
 
 impl Guard {
-    /// What a thread leaves in the stop word when it is out of rounds.
+    /// What a thread leaves in the cancel flag when it is out of fuel.
     pub const OUT_OF_ROUNDS: u32 = 0x6675_656c;
 }
 

@@ -1,6 +1,6 @@
 //! The boundary behind which everything is done with a guest's module: a panic there is the kernel's error.
 //!
-//! What a panic left half-done is never looked at again: all that work is done on belongs to the call.
+//! What a panic left half-done is never used again: all that work is done on belongs to the call.
 
 use crate::reject::{Reject, RejectKind, Rejected};
 use std::cell::Cell;

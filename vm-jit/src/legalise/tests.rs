@@ -61,7 +61,7 @@ fn same(
 fn every_op_on_every_type() {
     let (mut random, mut expanded, mut failures) = (Random(11), 0, String::new());
     for row in TABLE.iter().filter(|row| is_on_values(row)) {
-        // Lanes are alike, but where a branch asks for all of them.
+        // Lanes are independent, but where a branch asks for all of them.
         let branches = matches!(row.opcode, Opcode::Sin | Opcode::Cos);
         for (number, (from, to)) in types_of(row.opcode).into_iter().enumerate() {
             for lanes in [1, 4].into_iter().filter(|lanes| branches || (*lanes == 1) == (number % 2 == 0)) {

@@ -61,7 +61,7 @@ fn check_access(body: &str, expect: &str) {
 
 /// What is known of the snippet's first `for`.
 #[track_caller]
-fn check_loop(body: &str, rounds: u64, exact: Option<u64>, steps_up: bool, room: u64) {
+fn check_loop(body: &str, iterations: u64, exact: Option<u64>, steps_up: bool, room: u64) {
     let module = module(body);
     let ranges = Ranges::of(&module.kernels()[0]);
     let mut found = None;
@@ -70,7 +70,7 @@ fn check_loop(body: &str, rounds: u64, exact: Option<u64>, steps_up: bool, room:
             found = ranges.loop_of(op).copied();
         }
     });
-    assert_eq!(found, Some(Loop { rounds, exact, steps_up, room }), "{body}");
+    assert_eq!(found, Some(Loop { iterations, exact, steps_up, room }), "{body}");
 }
 
 #[test]
@@ -250,7 +250,7 @@ fn accesses() {
     check_access("%v = add %i, %4 : i64\n%a = load @x[%v] : f32", "[] Together /1 +0");
 }
 
-/// What a loop's condition computed can't be used in its body, so no access there is told of by it.
+/// What a loop's condition computed can't be used in its body, so no access there is known by it.
 #[test]
 fn a_base_is_visible() {
     let sum = |n: u32| {

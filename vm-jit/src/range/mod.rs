@@ -52,9 +52,9 @@ pub struct Access {
 /// What is known of a `for`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loop {
-    /// The most rounds that it can take.
-    pub rounds: u64,
-    /// Exactly so many, if that is known.
+    /// The most iterations that it can take.
+    pub iterations: u64,
+    /// Exactly this many, if that is known.
     pub exact: Option<u64>,
     /// The step is known to be at least 1.
     pub steps_up: bool,
@@ -289,17 +289,19 @@ impl<'k> Walk<'k> {
         let [low, high, step] = [0, 1, 2].map(|i| self.fact(op.operands[i]).clone());
         let limit = self.kernel.type_of(op.operands[0]).scalar().mask() as i128 >> 1;
         let least = step.low.max(1);
-        let rounds = |low: i128, high: i128, step: i128| {
+        let iterations = |low: i128, high: i128, step: i128| {
             if high > low { u64::try_from((high - low - 1) / step + 1).unwrap_or(u64::MAX) } else { 0 }
         };
-        let most = if step.high < 1 { 0 } else { rounds(low.low, high.high, least) };
+        let most = if step.high < 1 { 0 } else { iterations(low.low, high.high, least) };
         let exact = match (low.constant(), high.constant(), step.constant()) {
-            (Some(low), Some(high), Some(step)) => Some(if step < 1 { 0 } else { rounds(low, high, step) }),
+            (Some(low), Some(high), Some(step)) => {
+                Some(if step < 1 { 0 } else { iterations(low, high, step) })
+            }
             _ => None,
         };
         let room = (limit - high.high.min(limit)) / step.high.max(1);
         let facts = Loop {
-            rounds: most,
+            iterations: most,
             exact,
             steps_up: step.low >= 1,
             room: u64::try_from(room).unwrap_or(u64::MAX),

@@ -141,15 +141,16 @@ impl Observer for Judge<'_> {
         }
     }
 
-    fn looped(&mut self, op: &Op, thread: u32, rounds: u64) {
+    fn looped(&mut self, op: &Op, thread: u32, iterations: u64) {
         self.watches.iter_mut().for_each(|watch| watch.looped(op, thread));
-        self.seen.long += u64::from(rounds >= 1000);
+        self.seen.long += u64::from(iterations >= 1000);
         let Some(known) = self.ranges.loop_of(op).copied() else { return };
         self.seen.exact += u64::from(known.exact.is_some());
-        self.seen.bounded += u64::from(known.rounds < 1 << 20);
-        self.hold(rounds <= known.rounds && known.exact.is_none_or(|exact| exact == rounds), || {
-            format!("line {}: {known:?} of a loop of {rounds} rounds", op.line.0)
-        });
+        self.seen.bounded += u64::from(known.iterations < 1 << 20);
+        self.hold(
+            iterations <= known.iterations && known.exact.is_none_or(|exact| exact == iterations),
+            || format!("line {}: {known:?} of a loop of {iterations} iterations", op.line.0),
+        );
     }
 }
 
@@ -181,7 +182,7 @@ fn judge(seeds: std::ops::Range<u64>) -> Result<Seen, String> {
         let most = judge.work.values().copied().max().unwrap_or(0) / (blocks / u64::from(kernel.cluster()));
         judge.seen.work += u64::from(bound < u64::MAX);
         judge.seen.polls += judge.watches.iter().map(|watch| watch.polls).sum::<u64>();
-        judge.hold(most <= bound, || format!("{most} ops of a thread, at most {bound} are told of"));
+        judge.hold(most <= bound, || format!("{most} ops of a thread, at most {bound} are claimed"));
         if let Some(wrong) = judge.wrong {
             return Err(format!("seed {seed}: {wrong}\n{text}"));
         }
@@ -202,8 +203,8 @@ fn what_is_known_of_random_kernels_is_so() {
         ("accesses in bounds", all, accesses / 16),
         ("accesses as a whole", together, 1 << 8),
         ("accesses at a base and a distance", split, 1 << 12),
-        ("loops of so many rounds", exact, 1 << 10),
-        ("loops of some rounds", bounded, 1 << 11),
+        ("loops of exactly known iterations", exact, 1 << 10),
+        ("loops of bounded iterations", bounded, 1 << 11),
         ("loops that may go on", room, 1 << 11),
         ("kernels of bounded work", work, 1 << 5),
         ("poll points", polls, 1 << 16),

@@ -1,7 +1,7 @@
 //! Which loads decide where a guest's kernel reads and writes.
 //!
 //! A guest may change memory while its kernel runs, and a compiler that we don't control takes a plain load for one that
-//! nobody races with: it may load again what it has no register for. What was checked is then not what is used. So where a
+//! nobody races with: it may reload what it has no register for. What was checked is then not what is used. So where a
 //! value was loaded from and an index, or a condition that the ranges of indices are known by, is computed of it, the load must
 //! be one that is done once.
 

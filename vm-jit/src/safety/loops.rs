@@ -34,7 +34,7 @@ fn gathers(kernel: &Kernel) -> bool {
 
 /// The most iterations of a `for`, if that is known.
 pub(super) fn bound(ranges: &Ranges<'_>, op: &Op) -> Option<u64> {
-    ranges.loop_of(op).map(|known| known.rounds).filter(|bound| *bound < u64::MAX)
+    ranges.loop_of(op).map(|known| known.iterations).filter(|bound| *bound < u64::MAX)
 }
 
 struct Unroller<'a> {
@@ -47,7 +47,7 @@ struct Unroller<'a> {
 }
 
 impl Unroller<'_> {
-    /// Decides for a region of which there are so many copies.
+    /// Decides for a region of which there are N copies.
     fn region(&mut self, region: &Region, copies: u64) {
         for op in &region.ops {
             let mut inside = copies;
@@ -69,7 +69,7 @@ impl Unroller<'_> {
 
     fn decide(&mut self, op: &Op, copies: u64) -> Unroll {
         let Some(known) = self.plan.ranges.loop_of(op) else { return Unroll::None };
-        if known.rounds == 0 {
+        if known.iterations == 0 {
             return Unroll::Full(0);
         }
         let hint = op.unroll();

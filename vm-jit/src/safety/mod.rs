@@ -7,7 +7,7 @@
 //! # Polling
 //!
 //! A thread that is to be cancelled notices when it polls the cancel flag. A polled loop counts its iterations and their cost,
-//! and polls after [`SLICE`] of the ones or an interval's worth of the other. All other loops run unseen, so this must hold, and
+//! and polls after [`QUANTUM`] of the ones or an interval's worth of the other. All other loops run unseen, so this must hold, and
 //! [`verify`](SafetyPlan::verify) proves it of every guest's kernel before code is made of it:
 //!
 //! * A `while` is polled. So is a `for` without a known bound.
@@ -57,7 +57,7 @@ use vm_ir::{Kernel, Trust};
 pub(crate) const SHORT: u64 = 4096;
 
 /// Iterations of polled loops between two polls.
-pub(crate) const SLICE: u64 = 4096;
+pub(crate) const QUANTUM: u64 = 4096;
 
 /// The number of an op in its kernel: an op comes before those in its regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -96,9 +96,9 @@ pub(crate) struct Unrolling {
 pub(crate) enum Unroll {
     /// Not at all.
     None,
-    /// Into so many copies: all of its iterations.
+    /// Into N copies: all of its iterations.
     Full(u64),
-    /// Into a loop of so many copies, and one of a single copy for what is left.
+    /// Into a loop of N copies, and one of a single copy for what is left.
     Partial(u64),
 }
 
@@ -114,11 +114,11 @@ pub(crate) struct Poll {
 }
 
 impl Poll {
-    /// What a poll point takes from the interval for so many iterations; `None` where [`SLICE`] of them, which take fuel, take no
+    /// What a poll point takes from the interval for N iterations; `None` where [`QUANTUM`] of them, which take fuel, take no
     /// more than that together. On a poll point of several threads each has taken as many.
     pub(crate) fn charge(self, iterations: u64) -> Option<i64> {
         let cost = self.iteration.saturating_mul(iterations);
-        (!self.takes_fuel || cost > self.interval / SLICE).then(|| charge(cost, self.interval))
+        (!self.takes_fuel || cost > self.interval / QUANTUM).then(|| charge(cost, self.interval))
     }
 }
 
@@ -257,14 +257,14 @@ impl<'k> SafetyPlan<'k> {
         self.parameters.interval as i64
     }
 
-    /// What so many threads take from the interval before an op, for what they did since the last poll point; `None` where
+    /// What N threads take from the interval before an op, for what they did since the last poll point; `None` where
     /// there is no poll point.
     pub(crate) fn charge_before(&self, op: &Op, threads: u64) -> Option<i64> {
         let cost = self.decision(op)?.before?;
         Some(charge(cost.saturating_mul(threads), self.parameters.interval))
     }
 
-    /// What a loop over so many threads, some of them at a time, takes from the interval for what these ops leave unpolled.
+    /// What a loop over N threads, some of them at a time, takes from the interval for what these ops leave unpolled.
     pub(crate) fn charge_of_threads(
         &self,
         ops: &[&Op],

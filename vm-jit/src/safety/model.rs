@@ -3,7 +3,7 @@
 
 use super::cost;
 use super::tests::ptx;
-use super::{Poll, SHORT, SLICE, SafetyPlan, Unroll};
+use super::{Poll, QUANTUM, SHORT, SafetyPlan, Unroll};
 use crate::target::cpu::SAFETY as CPU;
 use proptest::prelude::*;
 use vm_ir::module::{Op, Region};
@@ -107,12 +107,12 @@ struct Thread<'a> {
     plan: &'a SafetyPlan<'a>,
     seed: u64,
     /// Ops that it does before it is left alone.
-    patience: u64,
+    fuel: u64,
     /// Iterations since the last poll point, without those that have others inside; of each stretch that is open.
     stretches: Vec<u64>,
     /// Cost since the last poll point, and since the last poll.
     since: [u64; 2],
-    slice: i64,
+    quantum: i64,
     left: i64,
     /// The most of these.
     longest: u64,
@@ -124,10 +124,10 @@ impl<'a> Thread<'a> {
         Thread {
             plan,
             seed,
-            patience: 12_000,
+            fuel: 12_000,
             stretches: vec![0],
             since: [0; 2],
-            slice: SLICE as i64,
+            quantum: QUANTUM as i64,
             left: plan.interval(),
             longest: 0,
             costliest: [0; 2],
@@ -148,12 +148,12 @@ impl<'a> Thread<'a> {
             *since += cost;
             *most = (*most).max(*since);
         }
-        self.patience = self.patience.saturating_sub(1);
+        self.fuel = self.fuel.saturating_sub(1);
     }
 
     fn region(&mut self, region: &Region) {
         for op in &region.ops {
-            if self.patience == 0 {
+            if self.fuel == 0 {
                 return;
             }
             if let Some(charge) = self.plan.charge_before(op, 1) {
@@ -194,7 +194,7 @@ impl<'a> Thread<'a> {
             self.stretches.push(0);
         }
         let mut at = 0;
-        while at < iterations && self.patience > 0 {
+        while at < iterations && self.fuel > 0 {
             // What is left behind the copies goes one by one.
             let together = if iterations - at >= copies { copies } else { 1 };
             let mut taken = 0;
@@ -234,9 +234,9 @@ impl<'a> Thread<'a> {
     fn poll_point(&mut self, poll: Poll, iterations: u64) {
         self.since[0] = 0;
         *self.stretches.last_mut().unwrap() = 0;
-        self.slice -= if poll.takes_fuel { iterations as i64 } else { 0 };
-        if self.slice < 0 {
-            self.slice += SLICE as i64;
+        self.quantum -= if poll.takes_fuel { iterations as i64 } else { 0 };
+        if self.quantum < 0 {
+            self.quantum += QUANTUM as i64;
             self.since[1] = 0;
         }
         if let Some(charge) = poll.charge(iterations) {
@@ -257,9 +257,9 @@ fn check(text: &str, seed: u64) -> Result<(), TestCaseError> {
         prop_assert!(thread.longest <= SHORT, "{} iterations\n{text}", thread.longest);
         let [point, poll] = thread.costliest;
         prop_assert!(point <= plan.bound(), "{point} of {}\n{text}", plan.bound());
-        // What is charged, and iterations that are short enough for the slice alone.
+        // What is charged, and iterations that are short enough for the quantum alone.
         let interval = parameters.interval;
-        let most = plan.bound() + 2 * interval + interval / SLICE;
+        let most = plan.bound() + 2 * interval + interval / QUANTUM;
         prop_assert!(poll <= most, "{poll} of {most}\n{text}");
     }
     Ok(())

@@ -94,7 +94,7 @@ impl<'k> Watch<'k> {
                 let (line, Thread { cost, spent, .. }, bound) = (op.line.0, thread, self.plan.bound());
                 return Err(format!(
                     "line {line}: a thread did {cost}, and {spent} iterations, without a poll; at most {bound} and {SHORT} are \
-                     told of"
+                     claimed"
                 ));
             }
         }

@@ -1,4 +1,4 @@
-//! Facts that spread over a kernel's values, from each to those that come of it.
+//! Facts that propagate over a kernel's values, from each to those that come of it.
 
 /// From nodes to nodes. A node is a number: of a value, or what an analysis numbers behind the values.
 pub(super) struct Edges {
@@ -8,7 +8,7 @@ pub(super) struct Edges {
 }
 
 impl Edges {
-    /// The edges of a graph of so many nodes.
+    /// The edges of a graph of N nodes.
     pub(super) fn new(nodes: usize, edges: &[(usize, usize)]) -> Edges {
         let mut starts = vec![0u32; nodes + 1];
         edges.iter().for_each(|(from, _)| starts[from + 1] += 1);

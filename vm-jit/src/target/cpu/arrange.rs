@@ -26,7 +26,7 @@ impl Writer<'_, '_> {
         let picked = op.immediates.first().map_or(0, |lane| *lane as usize);
         match (op.code.shape(), &reprs[..]) {
             (Shape::Splat | Shape::Extract, [Repr::Splat(one)]) => Repr::Splat(*one),
-            (Shape::Splat, [repr]) => self.spread(repr, scalar, whole),
+            (Shape::Splat, [repr]) => self.broadcast(repr, scalar, whole),
             (Shape::Make, all) if all.iter().all(|repr| matches!(repr, Repr::Splat(_))) => {
                 let one: Vec<Ssa> = all.iter().flat_map(|repr| self.each_of(repr, scalar, 1)).collect();
                 Repr::Each(one.iter().copied().cycle().take(whole * self.width).collect())
@@ -67,7 +67,7 @@ impl Writer<'_, '_> {
     }
 
     /// A number for each thread in all of a thread's `lanes`.
-    pub(super) fn spread(&mut self, repr: &Repr, scalar: Scalar, lanes: usize) -> Repr {
+    pub(super) fn broadcast(&mut self, repr: &Repr, scalar: Scalar, lanes: usize) -> Repr {
         match repr {
             Repr::Splat(one) => Repr::Splat(*one),
             _ => {
@@ -77,7 +77,7 @@ impl Writer<'_, '_> {
         }
     }
 
-    /// A vector that all threads have alike, in the elements of each of them; what is not one thread's alone is left.
+    /// A uniform vector, in the elements of each of them; what is not one thread's alone is left.
     pub(super) fn tiled(&self, repr: Repr, value: Value) -> Repr {
         let lanes = usize::from(self.kernel.type_of(value).lanes());
         if self.width == 1 || lanes == 1 {

@@ -1,7 +1,7 @@
 //! Regions: `if`, `switch`, `for`, `while`; and the loops among them that the [`SafetyPlan`](crate::safety::SafetyPlan) wants
 //! polled for cancellation.
 //!
-//! Such a loop takes its iterations from a slice. When the slice is used up, the cancel flag is polled, and another slice is
+//! Such a loop takes its iterations from a quantum of its fuel. When the quantum is used up, the cancel flag is polled, and another quantum is
 //! taken from the fuel; after an interval's worth of cost in loops whose iterations are long, it is polled too. Each
 //! thread begins with all of its fuel, and so does the block: between barriers and over all of them.
 //!
@@ -12,7 +12,7 @@ use super::lanes::{Repr, own};
 use super::plan::Step;
 use super::writer::Writer;
 use crate::artifact::Guard;
-use crate::safety::SLICE;
+use crate::safety::QUANTUM;
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{Block, BlockArg, InstBuilder, Value as Ssa, types};
 use cranelift_frontend::Variable;
@@ -25,8 +25,8 @@ use vm_ir::op::Shape;
 #[derive(Clone, Copy)]
 pub(super) struct Cancel {
     /// Iterations until the next poll.
-    slice: Variable,
-    /// Those behind the slice.
+    quantum: Variable,
+    /// Those behind the quantum.
     fuel: Variable,
     /// What is left of the interval.
     cost: Variable,
@@ -147,7 +147,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.arrive(end, &op.results, split);
     }
 
-    /// The regions of a `switch` on a number alike in all threads at hand.
+    /// The regions of a `switch` on a number that is uniform among the threads at hand.
     pub(super) fn cases(&mut self, op: &'k Op, split: Split<'a, 'k>, end: Block) {
         let selector = self.first(op.operands[0]);
         let scalar = self.scalar(op.operands[0]);
@@ -175,7 +175,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.arrive(end, &op.results, split);
     }
 
-    /// A `for` on bounds alike in all threads at hand, from a count on, with what it carries at first.
+    /// A `for` on bounds that are uniform among the threads at hand, from a count on, with what it carries at first.
     pub(super) fn for_from(
         &mut self,
         op: &'k Op,
@@ -198,7 +198,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.add_params(head, carried, split);
         let mut first = vec![BlockArg::Value(low)];
         first.extend(self.pass(initial, carried, split));
-        // What is carried may be known to be alike where the results, for all that the validator knows of the bounds, are
+        // What is carried may be known to be uniform where the results, for all that the validator knows of the bounds, are
         // not: then they go through joins in other forms.
         let none = self.pass(initial, &op.results, split);
         self.b.ins().brif(runs, head, &first, end, &none);
@@ -272,35 +272,35 @@ impl<'a, 'k> Writer<'a, 'k> {
         let all = self.parameter(types::I64, guard.rounds);
         let most = self.b.ins().iconst(types::I64, 1 << 62);
         let all = self.b.ins().umin(all, most);
-        let [slice, fuel, cost] = [0, 0, self.safety.interval()].map(|first| {
+        let [quantum, fuel, cost] = [0, 0, self.safety.interval()].map(|first| {
             let var = self.b.declare_var(types::I64);
             let first = self.b.ins().iconst(types::I64, first);
             self.b.def_var(var, first);
             var
         });
-        self.cancel = Some(Cancel { slice, fuel, cost, flag, all });
+        self.cancel = Some(Cancel { quantum, fuel, cost, flag, all });
     }
 
     /// Gives the thread, warp or block that begins its fuel, unless the launch is cancelled.
     pub(super) fn refuel(&mut self) {
         let Some(cancel) = self.cancel.filter(|_| self.safety.cancellable()) else { return };
         self.poll(cancel);
-        let most = self.b.ins().iconst(types::I64, SLICE as i64);
-        let slice = self.b.ins().umin(cancel.all, most);
-        let fuel = self.b.ins().isub(cancel.all, slice);
-        self.b.def_var(cancel.slice, slice);
+        let most = self.b.ins().iconst(types::I64, QUANTUM as i64);
+        let quantum = self.b.ins().umin(cancel.all, most);
+        let fuel = self.b.ins().isub(cancel.all, quantum);
+        self.b.def_var(cancel.quantum, quantum);
         self.b.def_var(cancel.fuel, fuel);
     }
 
     /// What is left of the fuel.
     pub(super) fn counters(&mut self) -> Option<(Ssa, Ssa)> {
         let cancel = self.cancel?;
-        Some((self.b.use_var(cancel.slice), self.b.use_var(cancel.fuel)))
+        Some((self.b.use_var(cancel.quantum), self.b.use_var(cancel.fuel)))
     }
 
     pub(super) fn set_counters(&mut self, counters: Option<(Ssa, Ssa)>) {
-        if let (Some(cancel), Some((slice, fuel))) = (self.cancel, counters) {
-            self.b.def_var(cancel.slice, slice);
+        if let (Some(cancel), Some((quantum, fuel))) = (self.cancel, counters) {
+            self.b.def_var(cancel.quantum, quantum);
             self.b.def_var(cancel.fuel, fuel);
         }
     }
@@ -314,7 +314,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.b.switch_to_block(on);
     }
 
-    /// Behind an iteration of a loop, if that is polled: takes it from the slice, and its cost where that may be much.
+    /// Behind an iteration of a loop, if that is polled: takes it from the quantum, and its cost where that may be much.
     pub(super) fn poll_point(&mut self, op: &Op) {
         let poll = self.safety.loop_of(op).and_then(|planned| planned.poll);
         let Some((cancel, poll)) = self.cancel.zip(poll) else { return };
@@ -326,9 +326,9 @@ impl<'a, 'k> Writer<'a, 'k> {
         }
     }
 
-    /// Takes an iteration from the slice, and another slice from the fuel when that is used up.
+    /// Takes an iteration from the quantum, and another quantum from the fuel when that is used up.
     fn take_fuel(&mut self, cancel: Cancel) {
-        self.take_from(cancel, cancel.slice, 1, |w, slice| {
+        self.take_from(cancel, cancel.quantum, 1, |w, quantum| {
             let fuel = w.b.use_var(cancel.fuel);
             let (none, some) = (w.b.create_block(), w.b.create_block());
             w.b.ins().brif(fuel, some, &[], none, &[]);
@@ -340,11 +340,11 @@ impl<'a, 'k> Writer<'a, 'k> {
             w.b.ins().atomic_cas(own(), cancel.flag, zero, code);
             w.b.ins().jump(w.leave, &[]);
             w.b.switch_to_block(some);
-            let most = w.b.ins().iconst(types::I64, SLICE as i64);
+            let most = w.b.ins().iconst(types::I64, QUANTUM as i64);
             let take = w.b.ins().umin(fuel, most);
             let rest = w.b.ins().isub(fuel, take);
             w.b.def_var(cancel.fuel, rest);
-            w.b.ins().iadd(slice, take)
+            w.b.ins().iadd(quantum, take)
         });
     }
 

@@ -56,8 +56,9 @@ impl<'a, 'k> Writer<'a, 'k> {
     fn fits_together(&self, op: &Op) -> bool {
         let counts = match op.code.shape() {
             Shape::For => {
-                let alike = op.operands[..3].iter().all(|v| self.facts.uniformity(*v) != Uniformity::Thread);
-                alike || self.safety.ranges().loop_of(op).is_some_and(may_overrun)
+                let uniform =
+                    op.operands[..3].iter().all(|v| self.facts.uniformity(*v) != Uniformity::Thread);
+                uniform || self.safety.ranges().loop_of(op).is_some_and(may_overrun)
             }
             _ => true,
         };
@@ -94,15 +95,15 @@ impl<'a, 'k> Writer<'a, 'k> {
 
     pub(super) fn if_apart(&mut self, op: &'k Op) {
         let masks = self.masks(op.operands[0]);
-        let [then, other, mixed] = [0; 3].map(|_| self.b.create_block());
+        let [then, other, divergent] = [0; 3].map(|_| self.b.create_block());
         let end = self.join(&op.results, None);
-        self.vote_on(&masks, (then, &[]), mixed, (other, &[]));
+        self.vote_on(&masks, (then, &[]), divergent, (other, &[]));
         for (index, block) in [then, other].into_iter().enumerate() {
             self.b.seal_block(block);
             self.b.switch_to_block(block);
             self.arm(op, index, None, end);
         }
-        self.b.switch_to_block(mixed);
+        self.b.switch_to_block(divergent);
         self.apart(op, &[], end, |w| w.control(op, None));
         self.arrive(end, &op.results, None);
     }
@@ -118,14 +119,14 @@ impl<'a, 'k> Writer<'a, 'k> {
             });
         }
         let Some(same) = same else { return };
-        let (alike, mixed) = (self.b.create_block(), self.b.create_block());
+        let (uniform, divergent) = (self.b.create_block(), self.b.create_block());
         let end = self.join(&op.results, None);
-        self.b.ins().brif(same, alike, &[], mixed, &[]);
-        self.b.seal_block(alike);
-        self.b.seal_block(mixed);
-        self.b.switch_to_block(alike);
+        self.b.ins().brif(same, uniform, &[], divergent, &[]);
+        self.b.seal_block(uniform);
+        self.b.seal_block(divergent);
+        self.b.switch_to_block(uniform);
         self.cases(op, None, end);
-        self.b.switch_to_block(mixed);
+        self.b.switch_to_block(divergent);
         self.apart(op, &[], end, |w| w.control(op, None));
         self.arrive(end, &op.results, None);
     }
@@ -170,7 +171,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.set(count[0], repr.clone());
         self.take(head, parts, carried, None);
 
-        let (inside, mixed) = (self.b.create_block(), self.b.create_block());
+        let (inside, divergent) = (self.b.create_block(), self.b.create_block());
         let results = self.pass(carried, &op.results, None);
         match (stride, &high) {
             // Few enough threads for the last one not to overflow.
@@ -182,9 +183,9 @@ impl<'a, 'k> Writer<'a, 'k> {
                 self.b.seal_block(unsure);
                 self.b.switch_to_block(unsure);
                 let any = self.b.ins().icmp(IntCC::SignedLessThan, at[0], *high);
-                self.b.ins().brif(any, mixed, &[], end, &results);
-                self.b.seal_block(mixed);
-                self.b.set_cold_block(mixed);
+                self.b.ins().brif(any, divergent, &[], end, &results);
+                self.b.seal_block(divergent);
+                self.b.set_cold_block(divergent);
             }
             _ => {
                 let a = self.chunks_of(&repr, scalar, width);
@@ -192,7 +193,7 @@ impl<'a, 'k> Writer<'a, 'k> {
                 let pairs = a.into_iter().zip(b);
                 let masks = pairs.map(|(a, b)| self.b.ins().icmp(IntCC::SignedLessThan, a, b)).collect();
                 let masks = self.masks_of(&Repr::Chunks(masks), 4, width);
-                self.vote_on(&masks, (inside, &[]), mixed, (end, &results));
+                self.vote_on(&masks, (inside, &[]), divergent, (end, &results));
             }
         }
         self.b.seal_block(inside);
@@ -210,7 +211,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         again.extend(self.pass(&body.yields, carried, None));
         self.b.ins().jump(head, &again);
         self.b.seal_block(head);
-        self.b.switch_to_block(mixed);
+        self.b.switch_to_block(divergent);
         self.apart(op, &now, end, |w| {
             let low = w.first(count[0]);
             let end = w.join(&op.results, None);
@@ -231,10 +232,10 @@ impl<'a, 'k> Writer<'a, 'k> {
     ) {
         let condition = &op.regions[0];
         let masks = self.masks(goes_on);
-        let mixed = self.b.create_block();
+        let divergent = self.b.create_block();
         let results = self.pass(&condition.args, &op.results, None);
-        self.vote_on(&masks, (inside, &args), mixed, (end, &results));
-        self.b.switch_to_block(mixed);
+        self.vote_on(&masks, (inside, &args), divergent, (end, &results));
+        self.b.switch_to_block(divergent);
         let mut now: Vec<(Value, Repr)> = condition.args.iter().map(|v| (*v, self.repr(*v))).collect();
         if !condition.args.contains(&goes_on) {
             now.push((goes_on, Repr::Chunks(masks)));
@@ -331,7 +332,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.b.ins().jump(end, &args);
     }
 
-    /// Is it at hand as one thread has it: one number, or a vector that all have alike?
+    /// Is it at hand as one thread has it: one number, or a vector that is uniform?
     fn is_one_thread(&self, value: Value, repr: &Repr) -> bool {
         let lanes = usize::from(self.kernel.type_of(value).lanes());
         match repr {
@@ -357,7 +358,7 @@ impl<'a, 'k> Writer<'a, 'k> {
     }
 }
 
-/// Can a count go some threads and rounds beyond the end without overflowing?
+/// Can a count go some threads and iterations beyond the end without overflowing?
 fn may_overrun(known: &Loop) -> bool {
     known.steps_up && known.room > 64
 }

@@ -72,7 +72,7 @@ struct Maker<'k> {
     /// Values that become another where control flow joins, or by way of a shared array; by index, the arrays behind the
     /// values.
     flows: Vec<(usize, usize)>,
-    /// What regions yield and shared arrays hold is told of by the flows; these are the other ops.
+    /// What regions yield and shared arrays hold is known by the flows; these are the other ops.
     ops: Vec<&'k Op>,
     number: Vec<bool>,
     unsigned_zero: Vec<bool>,

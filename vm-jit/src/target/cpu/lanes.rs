@@ -77,7 +77,7 @@ impl Writer<'_, '_> {
         self.kernel.type_of(value).scalar()
     }
 
-    /// Do so many elements of the scalar go in vectors?
+    /// Does this number of elements of the scalar go in vectors?
     pub(super) fn in_vectors(scalar: Scalar, elements: usize) -> bool {
         vector(scalar).is_some() && elements * scalar.bytes() as usize >= VECTOR
     }
@@ -96,7 +96,7 @@ impl Writer<'_, '_> {
     pub(super) fn set(&mut self, value: Value, repr: Repr) {
         let repr = match repr {
             Repr::Each(one) if one.len() == 1 => Repr::Splat(one[0]),
-            // It may be what a whole warp has alike.
+            // It may be uniform in a warp.
             other => self.tiled(other, value),
         };
         if self.plan.slots[value.index()].is_some() && self.plan.visible(value, self.scope) {
@@ -211,7 +211,7 @@ impl Writer<'_, '_> {
         self.each_of(&repr, scalar, elements)
     }
 
-    /// Its first element: all there is to know of a number that is alike in all.
+    /// Its first element: all there is to know of a number that is uniform.
     pub(super) fn first(&mut self, value: Value) -> Ssa {
         match self.repr(value) {
             Repr::Splat(one) => one,
@@ -287,7 +287,7 @@ impl Writer<'_, '_> {
         }
     }
 
-    /// Bools as masks of so many bytes.
+    /// Bools as masks of `bytes` bytes.
     pub(super) fn masks_of(&mut self, repr: &Repr, bytes: u32, elements: usize) -> Vec<Ssa> {
         let ty = mask_type(bytes);
         let per = VECTOR / bytes as usize;

@@ -14,7 +14,7 @@
 //! | parameters of a block, results of an instruction (`ValueDef`) | 2^16 − 1 | another one is meant | [`PARAMETERS`] |
 //! | kinds of flags of memory (`MemFlags`) | 2^16 − 1 | an error | a handful, fixed in the code |
 //! | order in the dominator tree, two bits of each | 2^30 blocks | wrong order | [`BLOCKS`] |
-//! | nodes that the e-graph adds to one instruction | 500 extractions, 5 deep, 5 kept | growth, not an error | [`OPTIMISED`], then all again |
+//! | nodes that the e-graph adds to one instruction | 500 extractions, 5 deep, 5 kept | growth, not an error | [`OPTIMISED`], then all from the start |
 //! | virtual registers: `regalloc2::VReg` has 30 bits, `machinst::Reg` one less with its class | 2^29 − 1 | an error | bounded by [`INSTS`] |
 //! | `regalloc2::ProgPoint`, an instruction and two bits | 2^30 instructions | another one is meant | bounded by [`INSTS`] |
 //! | slot of an operand in its instruction (`regalloc2::Use`) | 2^16 − 1 | an error | [`PARAMETERS`] |

@@ -14,13 +14,13 @@ pub(super) struct Live {
     pub(super) steps: usize,
 }
 
-/// Is it made anew wherever it is wanted?
+/// Is it rematerialised wherever it is wanted?
 fn is_constant(code: Opcode) -> bool {
     matches!(code, Opcode::Iconst | Opcode::F32const | Opcode::F64const | Opcode::Vconst)
 }
 
 impl Live {
-    /// Counts; `None` if that takes more than so many steps.
+    /// Counts; `None` if that takes more than `steps` steps.
     pub(super) fn of(func: &Function, cfg: &ControlFlowGraph, most: usize) -> Option<Live> {
         let index = |value: Value| value.as_u32() as usize;
         let mut made_in: Vec<Option<Block>> = vec![None; func.dfg.num_values()];

@@ -295,18 +295,18 @@ impl Writer<'_, '_> {
         }
     }
 
-    /// How the threads that are run together access so many elements each.
-    fn together_at(&mut self, op: &Op, rank: usize, lanes: usize) -> Together {
+    /// How vectorised threads access `lanes` elements each.
+    fn pattern_of(&mut self, op: &Op, rank: usize, lanes: usize) -> Pattern {
         if self.width == 1 {
-            return Together::Row;
+            return Pattern::Row;
         }
         let all: Vec<Repr> = op.operands[..rank].iter().map(|v| self.repr(*v)).collect();
         let (last, outer) = (&all[rank - 1], &all[..rank - 1]);
-        let alike = outer.iter().all(|repr| matches!(repr, Repr::Splat(_)));
+        let uniform = outer.iter().all(|repr| matches!(repr, Repr::Splat(_)));
         match last {
-            Repr::Affine { stride, .. } if alike && *stride == lanes as i64 => Together::Row,
-            Repr::Splat(_) if alike => Together::Same,
-            _ => Together::Apart,
+            Repr::Affine { stride, .. } if uniform && *stride == lanes as i64 => Pattern::Row,
+            Repr::Splat(_) if uniform => Pattern::Uniform,
+            _ => Pattern::Scattered,
         }
     }
 
@@ -327,16 +327,16 @@ impl Writer<'_, '_> {
         let elements = self.elements(result);
         let lanes = elements / self.width;
         let Some(known) = self.safety.access(op).cloned() else { return };
-        let together = self.together_at(op, rank, lanes);
+        let pattern = self.pattern_of(op, rank, lanes);
         // Of a shared array's row, each thread's index is clamped for itself.
         let clamped = matches!(place, Place::Shared(_)) && known.last.is_checked();
-        let repr = match together {
-            Together::Row if self.width == 1 || !clamped => {
+        let repr = match pattern {
+            Pattern::Row if self.width == 1 || !clamped => {
                 let indices = self.first_indices(op, rank);
                 let Some(row) = self.row(op, place, &known, &indices, elements) else { return };
                 self.load_row(&row, scalar, elements)
             }
-            Together::Same => {
+            Pattern::Uniform => {
                 let indices = self.first_indices(op, rank);
                 let Some(row) = self.row(op, place, &known, &indices, lanes) else { return };
                 let repr = self.load_row(&row, scalar, lanes);
@@ -365,9 +365,9 @@ impl Writer<'_, '_> {
         let elements = self.elements(value);
         let lanes = elements / self.width;
         let Some(known) = self.safety.access(op).cloned() else { return };
-        let together = self.together_at(op, rank, lanes);
+        let pattern = self.pattern_of(op, rank, lanes);
         let clamped = matches!(place, Place::Shared(_)) && known.last.is_checked();
-        if matches!(together, Together::Row) && (self.width == 1 || !clamped) {
+        if matches!(pattern, Pattern::Row) && (self.width == 1 || !clamped) {
             let indices = self.first_indices(op, rank);
             let Some(row) = self.row(op, place, &known, &indices, elements) else { return };
             let repr = self.repr(value);
@@ -497,13 +497,13 @@ impl Writer<'_, '_> {
     }
 }
 
-/// How the threads that are run together access memory.
+/// How vectorised threads access memory.
 #[derive(Clone, Copy)]
-enum Together {
+enum Pattern {
     /// One element behind the other.
     Row,
     /// All the same.
-    Same,
+    Uniform,
     /// Each somewhere.
-    Apart,
+    Scattered,
 }

@@ -2,7 +2,7 @@
 //!
 //! * [`isa`](Isa): machines. `legal`: the table of what they have.
 //! * `plan`: splits a kernel at its barriers into loops over warps and threads.
-//! * `writer`: a kernel as a function; `blocks` the loop over blocks, `rounds` loops that threads go through side by side,
+//! * `writer`: a kernel as a function; `blocks` the loop over blocks, `lockstep` loops that threads go through side by side,
 //!   `control` regions, `diverge` those at which threads part.
 //! * `floats`: what is known of the floats of a kernel.
 //! * `lanes`: values; `arrange` the lanes of vectors of several threads; `value`, `convert`, `function`, `wide`: ops
@@ -37,10 +37,10 @@ mod lanes;
 mod legal;
 mod limits;
 mod live;
+mod lockstep;
 mod memory;
 mod object;
 mod plan;
-mod rounds;
 mod schedule;
 mod spoil;
 mod value;

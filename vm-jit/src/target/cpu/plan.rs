@@ -16,7 +16,7 @@
 //! The validator proved that barriers are reached by whole blocks and warps, so the conditions around them are numbers
 //! of the level. Pure ops whose operands are numbers of a level are computed there once.
 
-use super::rounds::Strides;
+use super::lockstep::Strides;
 use crate::range::Ranges;
 use std::cell::Cell;
 use vm_ir::limits::WARP;
@@ -47,8 +47,8 @@ pub(super) struct ScopeInfo<'k> {
     pub(super) level: Level,
     /// What comes from memory when a thread enters it.
     pub(super) loads: Vec<Value>,
-    /// What is computed again then, in order.
-    pub(super) again: Vec<&'k Op>,
+    /// What is rematerialised then, in order.
+    pub(super) remat: Vec<&'k Op>,
 }
 
 /// What is done at the level of a block or a warp.
@@ -62,8 +62,8 @@ pub(super) enum Step<'k> {
     /// In a loop over the threads of the block or of the warp; at last, values are copied, all at once.
     Threads { scope: Scope, ops: Vec<&'k Op>, copies: Vec<(Value, Value)> },
     /// A loop of the block whose body is run in a loop over the threads, which each begin at their own number; at the end
-    /// of a round, values are copied, all at once.
-    Rounds { scope: Scope, op: &'k Op, copies: Vec<(Value, Value)> },
+    /// of an iteration, values are copied, all at once.
+    Lockstep { scope: Scope, op: &'k Op, copies: Vec<(Value, Value)> },
 }
 
 /// Where a value is kept.
@@ -119,10 +119,10 @@ impl<'k> Plan<'k> {
                 parent: None,
                 level: Level::Block,
                 loads: Vec::new(),
-                again: Vec::new(),
+                remat: Vec::new(),
             }],
             defs: vec![NOWHERE; kernel.values().len()],
-            soon: vec![None; kernel.values().len()],
+            cheap: vec![None; kernel.values().len()],
             kept: vec![false; kernel.values().len()],
             same: vec![None; kernel.values().len()],
             grouped: vec![0; kernel.values().len()],
@@ -172,12 +172,12 @@ pub(super) fn level_of(op: &Op) -> Level {
     op.regions.iter().flat_map(|r| &r.ops).map(level_of).fold(own, Level::max)
 }
 
-/// Chains of so many ops are done again.
-const AGAIN: usize = 6;
+/// The longest chain of ops that is rematerialised.
+const REMAT_DEPTH: usize = 6;
 
-/// Is it sooner done again than kept in memory? What begins with a thread's number is then also known to be in steps from
+/// Is it cheaper to rematerialise than to keep in memory? What begins with a thread's number is then also known to be in steps from
 /// thread to thread.
-fn is_soon_done(op: &Op, ty: Type) -> bool {
+fn is_cheap(op: &Op, ty: Type) -> bool {
     match op.code.shape() {
         _ if ty.is_vector() || !ty.scalar().is_int() => false,
         Shape::Id32 | Shape::Id64 => op.code != Opcode::Clock,
@@ -196,8 +196,8 @@ struct Maker<'k, 'f> {
     strides: Strides<'k>,
     scopes: Vec<ScopeInfo<'k>>,
     defs: Vec<Scope>,
-    /// By value: the op that defines it, if it is soon done.
-    soon: Vec<Option<&'k Op>>,
+    /// By value: the op that defines it, if it is cheap.
+    cheap: Vec<Option<&'k Op>>,
     /// Which values need memory.
     kept: Vec<bool>,
     /// By result of a loop: what it carries, which has the same memory.
@@ -212,12 +212,12 @@ struct Maker<'k, 'f> {
 
 impl<'k> Maker<'k, '_> {
     fn scope(&mut self, parent: Scope, level: Level) -> Scope {
-        self.scopes.push(ScopeInfo { parent: Some(parent), level, loads: Vec::new(), again: Vec::new() });
+        self.scopes.push(ScopeInfo { parent: Some(parent), level, loads: Vec::new(), remat: Vec::new() });
         self.scopes.len() - 1
     }
 
     /// Is the value one number at the level?
-    fn alike(&self, value: Value, level: Level) -> bool {
+    fn is_uniform(&self, value: Value, level: Level) -> bool {
         match level {
             Level::Block => self.facts.uniformity(value) == Uniformity::Block,
             Level::Warp => self.facts.uniformity(value) != Uniformity::Thread,
@@ -235,7 +235,7 @@ impl<'k> Maker<'k, '_> {
             },
             shape => shape.effect() == Effect::Pure && op.code != Opcode::Clock,
         };
-        pure && self.alike(result, level)
+        pure && self.is_uniform(result, level)
             && op.operands.iter().all(|v| visible(&self.scopes, self.defs[v.index()], scope))
     }
 
@@ -253,7 +253,7 @@ impl<'k> Maker<'k, '_> {
                 let uniform = [op.operands[1], op.operands[2]];
                 if uniform.iter().all(|v| visible(&self.scopes, self.defs[v.index()], scope)) {
                     self.flush(&mut group, level, scope, &mut steps);
-                    self.rounds(op, scope, &mut steps);
+                    self.lockstep(op, scope, &mut steps);
                     continue;
                 }
             }
@@ -303,8 +303,8 @@ impl<'k> Maker<'k, '_> {
     fn define_all(&mut self, op: &'k Op, scope: Scope) {
         self.step();
         self.define(op, scope);
-        if let Some(value) = op.result().filter(|value| is_soon_done(op, self.kernel.type_of(*value))) {
-            self.soon[value.index()] = Some(op);
+        if let Some(value) = op.result().filter(|value| is_cheap(op, self.kernel.type_of(*value))) {
+            self.cheap[value.index()] = Some(op);
         }
         for region in &op.regions {
             region.args.iter().for_each(|v| self.defs[v.index()] = scope);
@@ -333,7 +333,7 @@ impl<'k> Maker<'k, '_> {
     /// Splits the pairs into those that are numbers of the level, which need no copy, and the rest.
     fn copies(&mut self, from: &[Value], to: &[Value], level: Level) -> Vec<(Value, Value)> {
         let pairs = from.iter().copied().zip(to.iter().copied());
-        pairs.filter(|(from, to)| from != to && !self.alike(*to, level)).collect()
+        pairs.filter(|(from, to)| from != to && !self.is_uniform(*to, level)).collect()
     }
 
     fn copy(&mut self, copies: Vec<(Value, Value)>, scope: Scope, steps: &mut Vec<Step<'k>>) {
@@ -355,9 +355,9 @@ impl<'k> Maker<'k, '_> {
     fn control(&mut self, op: &'k Op, level: Level, scope: Scope, steps: &mut Vec<Step<'k>>) {
         let own = |maker: &mut Self, values: &[Value]| {
             for value in values {
-                let alike = maker.alike(*value, level);
-                maker.defs[value.index()] = if alike { scope } else { NOWHERE };
-                maker.kept[value.index()] |= !alike;
+                let uniform = maker.is_uniform(*value, level);
+                maker.defs[value.index()] = if uniform { scope } else { NOWHERE };
+                maker.kept[value.index()] |= !uniform;
             }
         };
         own(self, &op.results);
@@ -392,8 +392,8 @@ impl<'k> Maker<'k, '_> {
         steps.push(Step::Control { op, regions });
     }
 
-    /// A loop of which the threads of the block take each round together.
-    fn rounds(&mut self, op: &'k Op, scope: Scope, steps: &mut Vec<Step<'k>>) {
+    /// A loop of which the threads of the block take each iteration in lockstep.
+    fn lockstep(&mut self, op: &'k Op, scope: Scope, steps: &mut Vec<Step<'k>>) {
         let body = &op.regions[0];
         let (count, carried) = body.args.split_at(1);
         for value in op.results.iter().chain(carried) {
@@ -407,7 +407,7 @@ impl<'k> Maker<'k, '_> {
         self.defs[count[0].index()] = inner;
         body.ops.iter().for_each(|op| self.define_all(op, inner));
         let copies = self.copies(&body.yields, carried, Level::Block);
-        steps.push(Step::Rounds { scope: inner, op, copies });
+        steps.push(Step::Lockstep { scope: inner, op, copies });
     }
 
     fn share(&mut self, results: &[Value], carried: &[Value]) {
@@ -429,10 +429,10 @@ impl<'k> Maker<'k, '_> {
         if of_threads && self.loaded[value.index()] == scope {
             return;
         }
-        if of_threads && let Some(op) = self.known_again(value, scope, AGAIN) {
+        if of_threads && let Some(op) = self.rematerialisable(value, scope, REMAT_DEPTH) {
             self.loaded[value.index()] = scope;
             op.operands.iter().for_each(|v| self.used(*v, scope));
-            self.scopes[scope].again.push(op);
+            self.scopes[scope].remat.push(op);
             return;
         }
         self.kept[value.index()] = true;
@@ -442,15 +442,15 @@ impl<'k> Maker<'k, '_> {
         }
     }
 
-    /// The op that a thread may do again in a scope rather than keep its result: all that it takes, down to so many ops
-    /// below it, is at hand there or can be had again too.
-    fn known_again(&self, value: Value, scope: Scope, depth: usize) -> Option<&'k Op> {
+    /// The op that a thread may rematerialise in a scope rather than keep its result: all that it takes, `depth` ops deep,
+    /// is at hand there or rematerialisable too.
+    fn rematerialisable(&self, value: Value, scope: Scope, depth: usize) -> Option<&'k Op> {
         self.step();
-        let op = self.soon[value.index()].filter(|_| depth > 0)?;
+        let op = self.cheap[value.index()].filter(|_| depth > 0)?;
         let at_hand = |v: &Value| {
             visible(&self.scopes, self.defs[v.index()], scope)
                 || self.loaded[v.index()] == scope
-                || self.known_again(*v, scope, depth - 1).is_some()
+                || self.rematerialisable(*v, scope, depth - 1).is_some()
         };
         op.operands.iter().all(at_hand).then_some(op)
     }
@@ -479,7 +479,7 @@ impl<'k> Maker<'k, '_> {
                 Step::Control { op, regions } => {
                     let yields = op.regions.iter().flat_map(|r| &r.yields);
                     for value in op.operands.iter().chain(yields) {
-                        if self.alike(*value, level) {
+                        if self.is_uniform(*value, level) {
                             self.used(*value, scope);
                         }
                     }
@@ -490,7 +490,7 @@ impl<'k> Maker<'k, '_> {
                     ops.iter().for_each(|op| self.used_within(op, *scope));
                     copies.iter().for_each(|(from, _)| self.used(*from, *scope));
                 }
-                Step::Rounds { scope: inner, op, copies } => {
+                Step::Lockstep { scope: inner, op, copies } => {
                     op.operands[1..3].iter().for_each(|v| self.used(*v, scope));
                     op.regions[0].ops.iter().for_each(|op| self.used_within(op, *inner));
                     copies.iter().for_each(|(from, _)| self.used(*from, *inner));

@@ -5,7 +5,7 @@
 //! for one another, and a machine looks only so far ahead. Here chains are put side by side: an instruction comes as soon as
 //! its operands are ready, the first in the old order first, as long as the values at hand fit the registers.
 //!
-//! Where they and the constants do not, constants are loaded anew for each few instructions in a row that take them. The
+//! Where they and the constants do not, constants are rematerialised for each few instructions in a row that take them. The
 //! register allocator would keep them in memory too, but put them there first, and load them for each instruction.
 //!
 //! Only pure instructions are moved, and only within their block. What touches memory, may trap or leaves the block stays in
@@ -29,10 +29,10 @@ const CHOICE: usize = 48;
 const SPARED: usize = 2;
 /// Registers that a block has in any case.
 const LEAST: usize = 6;
-/// A constant is still at hand so many instructions behind the last that took it.
+/// A constant is still at hand this many instructions behind the last that took it.
 const NEAR: usize = 12;
 
-/// Puts the instructions of every block in order, for a machine with so many registers for vectors; `through` is how many
+/// Puts the instructions of every block in order, for a machine with `registers` registers for vectors; `through` is how many
 /// vectors live through each block.
 pub(super) fn schedule(func: &mut Function, registers: usize, through: SecondaryMap<Block, usize>) {
     let blocks: Vec<Block> = func.layout.blocks().collect();
@@ -304,7 +304,7 @@ impl Scheduler<'_> {
             .collect();
         wanted.sort_unstable();
         wanted.dedup();
-        let anew = state.most + self.through[block] + wanted.len() > self.registers;
+        let remat = state.most + self.through[block] + wanted.len() > self.registers;
         for inst in self.insts(block) {
             self.func.layout.remove_inst(inst);
         }
@@ -313,7 +313,7 @@ impl Scheduler<'_> {
         let mut at_hand: HashMap<(Constant, Type), (Value, usize)> = HashMap::new();
         for (at, inst) in state.order.iter().enumerate() {
             self.func.layout.append_inst(*inst, block);
-            if !anew || self.func.dfg.insts[*inst].opcode().is_branch() {
+            if !remat || self.func.dfg.insts[*inst].opcode().is_branch() {
                 continue;
             }
             let operands = self.operands(*inst);

@@ -149,7 +149,7 @@ impl Writer<'_, '_> {
                 self.affine(op, from, to, &swapped)
             }
             (Opcode::Add | Opcode::Sub, [Repr::Affine { base, stride, low, high }, Repr::Splat(other)]) => {
-                // What is not known to fit is added in 64 bits only: those wrap alike in every element.
+                // What is not known to fit is added in 64 bits only: those wrap the same way in every element.
                 let by = constant(self, &args[1]);
                 let (low, high) = match by {
                     Some(by) if op.code == Opcode::Add => (low.checked_add(by)?, high.checked_add(by)?),
@@ -269,15 +269,15 @@ impl Writer<'_, '_> {
         }
     }
 
-    /// The condition of a choice as masks, one for each of so many elements.
+    /// The condition of a choice as masks, one for each of `elements` elements.
     fn masks_for(&mut self, repr: &Repr, condition: Value, bytes: u32, elements: usize) -> Vec<Ssa> {
         let own = self.elements(condition);
         if own == elements || matches!(repr, Repr::Splat(_)) {
             return self.masks_of(repr, bytes, elements);
         }
         let masks = Repr::Chunks(self.masks_of(repr, 4, own));
-        let spread = self.spread(&masks, Scalar::Bool, elements / own);
-        self.masks_of(&spread, bytes, elements)
+        let broadcast = self.broadcast(&masks, Scalar::Bool, elements / own);
+        self.masks_of(&broadcast, bytes, elements)
     }
 
     fn shift(&mut self, code: Opcode, a: Ssa, by: Ssa) -> Ssa {

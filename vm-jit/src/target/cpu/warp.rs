@@ -23,8 +23,8 @@ impl<'k> Writer<'_, 'k> {
         self.plan.slots[value.index()].filter(|slot| slot.room == Room::Thread)
     }
 
-    /// A value that the whole warp has alike.
-    fn alike(&mut self, value: Value) -> Repr {
+    /// A value that is uniform in the warp.
+    fn uniform(&mut self, value: Value) -> Repr {
         let outer = self.scope;
         if self.threads.is_some() {
             self.scope = self.plan.scopes[outer].parent.unwrap_or(outer);
@@ -41,7 +41,7 @@ impl<'k> Writer<'_, 'k> {
         let Some(result) = op.result() else { return };
         let value = op.operands[0];
         let Some(slot) = self.elements_of(value) else {
-            let repr = self.alike(value);
+            let repr = self.uniform(value);
             self.set(result, repr);
             return;
         };
@@ -108,7 +108,7 @@ impl<'k> Writer<'_, 'k> {
         let Some(result) = op.result() else { return };
         let value = op.operands[0];
         let Some(slot) = self.elements_of(value) else {
-            let repr = self.alike(value);
+            let repr = self.uniform(value);
             let one = self.each_of(&repr, Scalar::Bool, 1)[0];
             let one = match op.code {
                 Opcode::Ballot => {
@@ -151,7 +151,7 @@ impl<'k> Writer<'_, 'k> {
         self.extreme = self.floats.extreme(op);
         let Some(code) = op.code.combines() else { return };
         let Some(slot) = self.elements_of(value) else {
-            let repr = self.alike(value);
+            let repr = self.uniform(value);
             let mut one = self.each_of(&repr, scalar, 1)[0];
             for _ in 0..5 {
                 one = self.combine(code, scalar, one, one);

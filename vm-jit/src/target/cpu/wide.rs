@@ -47,7 +47,7 @@ impl Writer<'_, '_> {
         let to = self.b.ins().iadd_imm_s(self.scratch, i64::from(at));
         let mut results = Vec::with_capacity(all.len());
         for some in all.chunks(VECTORS) {
-            // Where there are fewer, the last is taken again.
+            // Where there are fewer, the last is repeated.
             let mut arguments: Vec<Ssa> = (0..VECTORS).map(|i| some[i.min(some.len() - 1)]).collect();
             arguments.push(to);
             self.b.ins().call(routine, &arguments);

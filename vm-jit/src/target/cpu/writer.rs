@@ -259,7 +259,7 @@ impl<'a, 'k> Writer<'a, 'k> {
                     self.scope = outer;
                 }
                 Step::Threads { scope, ops, copies } => self.threads_loop(*scope, ops, copies),
-                Step::Rounds { scope, op, copies } => self.rounds(op, *scope, copies),
+                Step::Lockstep { scope, op, copies } => self.lockstep(op, *scope, copies),
             }
         }
     }
@@ -286,7 +286,7 @@ impl<'a, 'k> Writer<'a, 'k> {
             if ops.iter().any(|op| this.safety.polls(op)) {
                 this.refuel();
             }
-            this.load_and_again();
+            this.load_and_rematerialise();
             ops.iter().for_each(|op| this.op(op));
             this.store_copies(copies);
             this.charge_each(charge);
@@ -312,14 +312,14 @@ impl<'a, 'k> Writer<'a, 'k> {
         }
     }
 
-    /// Takes from memory, or does again, what the threads at hand take into their scope.
-    pub(super) fn load_and_again(&mut self) {
+    /// Takes from memory, or rematerialises, what the threads at hand take into their scope.
+    pub(super) fn load_and_rematerialise(&mut self) {
         let scope = &self.plan.scopes[self.scope];
         for value in &scope.loads {
             let repr = self.load_slot(*value);
             self.env[value.index()] = Some(repr);
         }
-        scope.again.iter().for_each(|op| self.op(op));
+        scope.remat.iter().for_each(|op| self.op(op));
     }
 
     /// Copies values in memory, all at once.

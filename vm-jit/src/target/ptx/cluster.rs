@@ -1,10 +1,10 @@
 //! Clusters: blocks that run at the same time on multiprocessors next to each other, and write into each other's
 //! shared memory.
 //!
-//! In a gather, lane `r` of each warp stores into block `r`, and the store itself counts down the bytes that a barrier in
+//! In an all-gather, lane `r` of each warp stores into block `r`, and the store itself counts down the bytes that a barrier in
 //! that block's shared memory waits for (`st.async`). So nobody fences, which waits for all of a thread's memory, and a
-//! block may end when its last gather is over: what was on its way to it is there. There are two such barriers, in
-//! turns: who is one gather ahead of another block is not two ahead. Elements of less than four bytes are stored
+//! block may end when its last gather is over: what was on its way to it is there. There are two such barriers, by
+//! the parity of the phase: who is one gather ahead of another block is not two ahead. Elements of less than four bytes are stored
 //! plainly, before a barrier of the whole cluster.
 //!
 //! Before the first gather all blocks must have begun. They say so where they come by together for the first time, and
@@ -26,14 +26,14 @@ pub(super) const BARRIER_BYTES: u32 = 16;
 
 /// Where the blocks of a cluster make sure that all have begun.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Meetings {
+pub(super) struct ClusterBarriers {
     /// Before these ops they say so.
     arrive: HashSet<*const Op>,
     /// Before these they wait for the others.
     wait: HashSet<*const Op>,
 }
 
-impl Meetings {
+impl ClusterBarriers {
     pub(super) fn is_empty(&self) -> bool {
         self.wait.is_empty()
     }
@@ -98,25 +98,25 @@ fn op_gathers(op: &Op) -> bool {
 }
 
 impl Writer<'_> {
-    /// Adds the places at which the blocks of a cluster meet before a gather: one on every way to it.
-    pub(super) fn meetings(&self, region: &Region, meetings: &mut Meetings) {
+    /// Adds the barriers of the cluster before a gather: one on every way to it.
+    pub(super) fn cluster_barriers(&self, region: &Region, cluster_barriers: &mut ClusterBarriers) {
         let mut due = region.ops.iter().filter(|op| op_gathers(op));
         let (Some(op), more) = (due.next(), due.next()) else { return };
-        let alike = |op: &Op| self.facts.steady(op.operands[0]) == Uniformity::Block;
-        if more.is_none() && op.code.shape() == Shape::If && alike(op) {
-            op.regions.iter().for_each(|region| self.meetings(region, meetings));
+        let uniform = |op: &Op| self.facts.steady(op.operands[0]) == Uniformity::Block;
+        if more.is_none() && op.code.shape() == Shape::If && uniform(op) {
+            op.regions.iter().for_each(|region| self.cluster_barriers(region, cluster_barriers));
             return;
         }
         // Not before a block's own memory is zeroed, lest that wipes out what others gave.
         let zeroed = region.ops.iter().find(|op| self.zero_at.contains(&std::ptr::from_ref(*op)));
-        meetings.arrive.insert(zeroed.unwrap_or(&region.ops[0]));
-        meetings.wait.insert(op);
+        cluster_barriers.arrive.insert(zeroed.unwrap_or(&region.ops[0]));
+        cluster_barriers.wait.insert(op);
     }
 
-    /// What the blocks do to meet, if it is before this op.
-    pub(super) fn meet(&mut self, op: &Op) {
+    /// The part of a barrier of the cluster that is before this op, if one is.
+    pub(super) fn cluster_barrier(&mut self, op: &Op) {
         let here = std::ptr::from_ref(op);
-        if self.meetings.arrive.contains(&here) {
+        if self.cluster_barriers.arrive.contains(&here) {
             let index = self.local_index();
             let first = def!(self, Pred, "setp.eq.u32", index, 0);
             for at in [0, 8] {
@@ -127,7 +127,7 @@ impl Writer<'_> {
             let order = if self.zeroes { "" } else { ".relaxed" };
             ins!(self, &format!("barrier.cluster.arrive{order}.aligned"));
         }
-        if self.meetings.wait.contains(&here) {
+        if self.cluster_barriers.wait.contains(&here) {
             ins!(self, "barrier.cluster.wait.aligned");
         }
     }
@@ -168,11 +168,11 @@ impl Writer<'_> {
             ins!(self, "barrier.cluster.wait.aligned");
             return;
         }
-        let Some(turn) = self.turn else { return };
+        let Some(phase) = self.phase else { return };
         let both = def!(self, B32, "mov.u32", BARRIERS);
-        let odd = def!(self, B32, "and.b32", turn, 1);
+        let odd = def!(self, B32, "and.b32", phase, 1);
         let barrier = def!(self, B32, "mad.lo.u32", odd, 8, both);
-        let parity = def!(self, B32, "bfe.u32", turn, 1, 1);
+        let parity = def!(self, B32, "bfe.u32", phase, 1, 1);
         let there = def!(self, B32, "mapa.shared::cluster.u32", barrier, to);
         let first = def!(self, Pred, "setp.eq.u32", index, 0);
         let bytes = warps * i64::from(size);
@@ -186,7 +186,7 @@ impl Writer<'_> {
         self.asm.place(head);
         let over = def!(self, Pred, "mbarrier.try_wait.parity.shared.b64", Arg::At(barrier, 0), parity);
         when!(self, over, false, "bra", Arg::Label(head));
-        ins!(self, "add.s32", turn, turn, 1);
+        ins!(self, "add.s32", phase, phase, 1);
     }
 
     /// The block's number in its cluster.

@@ -1,17 +1,17 @@
 //! Regions: `if`, `switch`, `for`, `while`, as the [`SafetyPlan`](crate::safety::SafetyPlan) says: unrolled or not, and
 //! polled for cancellation or not.
 //!
-//! At a poll point a loop takes the iterations since the last one from a slice. When the slice is used up, the thread polls
-//! the cancel flag, leaves if it is set, and takes another slice from its fuel. Where so many iterations may be long, their
+//! At a poll point a loop takes the iterations since the last one from a quantum of its fuel. When the quantum is used up, the thread polls
+//! the cancel flag, leaves if it is set, and takes another quantum. Where a quantum of iterations may be long, their
 //! cost is counted too, and after an interval's worth of it the thread polls as well. Before the outermost of such loops
 //! the threads of a block that is not among the first [`EARLY`] poll too, so that the blocks that are left
-//! end at once: that costs nothing until the first poll point, for a cancellation only empties the slice. The first
+//! end at once: that costs nothing until the first poll point, for a cancellation only empties the quantum. The first
 //! blocks do not, because a launch of few is often shorter than the poll, which may go to the host's memory.
 
 use super::asm::{Arg, Class, Reg, def, ins, when};
 use super::writer::{Cancel, Writer};
 use crate::artifact::Guard;
-use crate::safety::{Poll, SLICE, Unroll};
+use crate::safety::{Poll, QUANTUM, Unroll};
 use std::collections::HashSet;
 use vm_ir::Value;
 use vm_ir::module::{Op, Region};
@@ -178,8 +178,8 @@ impl<'k> Writer<'k> {
             ("setp.lt.s32", "add.s32", Class::B32)
         };
         let end = self.asm.new_label();
-        let alike = op.operands[..3].iter().all(|v| self.uniform(*v));
-        let branch = if alike { "bra.uni" } else { "bra" };
+        let uniform = op.operands[..3].iter().all(|v| self.uniform(*v));
+        let branch = if uniform { "bra.uni" } else { "bra" };
         let step_arg = |n: i64| fixed_step.and_then(|s| s.checked_mul(n)).map(Arg::Int);
 
         if exact.is_none_or(|n| n == 0) {
@@ -197,7 +197,7 @@ impl<'k> Writer<'k> {
 
         let room = known.filter(|k| k.steps_up).map_or(0, |k| k.room);
         if let Unroll::Partial(copies) = planned.unroll {
-            // As many iterations at once as asked for, while so many are left.
+            // As many iterations at once as asked for, while there are as many left.
             let scaled = |writer: &mut Self, n: u64| match step_arg(n as i64) {
                 Some(arg) => arg,
                 None => {
@@ -285,7 +285,7 @@ impl<'k> Writer<'k> {
         self.all_of(&body.yields)
     }
 
-    /// All iterations one behind the other, so many as the range analysis proved. The bounds may be written as constants, or
+    /// All iterations one behind the other, as many as the range analysis proved. The bounds may be written as constants, or
     /// computed and proved to be.
     fn unrolled(&mut self, op: &'k Op, iterations: u64, initial: Vec<Reg>, wide: bool, poll: Option<Poll>) {
         let body = &op.regions[0];
@@ -326,8 +326,8 @@ impl<'k> Writer<'k> {
     /// Prepares polling. `all` is the fuel, the iterations of polled loops that the thread may take.
     pub(super) fn prepare_polls(&mut self, flag: Reg, all: Reg) {
         let fuel = def!(self, B64, "min.u64", all, 1i64 << 62);
-        let take = def!(self, B64, "min.u64", fuel, SLICE as i64);
-        let slice = def!(self, B32, "cvt.u32.u64", take);
+        let take = def!(self, B64, "min.u64", fuel, QUANTUM as i64);
+        let quantum = def!(self, B32, "cvt.u32.u64", take);
         ins!(self, "sub.s64", fuel, fuel, take);
         let (out_of_fuel, leave) = (self.asm.new_label(), self.asm.new_label());
         let [x, y, z] =
@@ -341,7 +341,7 @@ impl<'k> Writer<'k> {
             let interval = self.plan.interval();
             def!(self, B32, "mov.b32", interval)
         });
-        self.cancel = Some(Cancel { slice, fuel, left, flag, late, out_of_fuel, leave });
+        self.cancel = Some(Cancel { quantum, fuel, left, flag, late, out_of_fuel, leave });
     }
 
     /// Begins a loop that may be polled; gives whether the code around is in one that is.
@@ -352,21 +352,21 @@ impl<'k> Writer<'k> {
             let word = def!(self, B32, "mov.b32", 0);
             when!(self, cancel.late, true, "ld.relaxed.sys.global.b32", word, Arg::At(cancel.flag, 0));
             let cancelled = def!(self, Pred, "setp.ne.u32", word, 0);
-            let counter = cancel.left.filter(|_| !poll.takes_fuel).unwrap_or(cancel.slice);
+            let counter = cancel.left.filter(|_| !poll.takes_fuel).unwrap_or(cancel.quantum);
             when!(self, cancelled, true, "mov.b32", counter, 0);
         }
         self.polled = true;
         outer
     }
 
-    /// The poll point that may lie behind so many copies, others of which follow.
+    /// The poll point that may lie behind N copies, others of which follow.
     fn poll_between(&mut self, poll: Option<Poll>, copies: u64) {
         if let Some(every) = poll.map(|poll| poll.every).filter(|every| copies.is_multiple_of(*every)) {
             self.poll_point(poll, every);
         }
     }
 
-    /// The poll point behind the last of so many copies.
+    /// The poll point behind the last of N copies.
     fn poll_after(&mut self, poll: Option<Poll>, copies: u64) {
         let Some(every) = poll.map(|poll| poll.every) else { return };
         match copies % every {
@@ -375,21 +375,21 @@ impl<'k> Writer<'k> {
         }
     }
 
-    /// Takes iterations of a polled loop from the slice, and their cost from the interval, and polls when either is used up.
+    /// Takes iterations of a polled loop from the quantum, and their cost from the interval, and polls when either is used up.
     fn poll_point(&mut self, poll: Option<Poll>, iterations: u64) {
         let Some((cancel, poll)) = self.cancel.zip(poll) else { return };
         if poll.takes_fuel {
             let on = self.asm.new_label();
-            ins!(self, "add.s32", cancel.slice, cancel.slice, -(iterations as i64));
-            let enough = def!(self, Pred, "setp.ge.s32", cancel.slice, 0);
+            ins!(self, "add.s32", cancel.quantum, cancel.quantum, -(iterations as i64));
+            let enough = def!(self, Pred, "setp.ge.s32", cancel.quantum, 0);
             when!(self, enough, true, "bra", Arg::Label(on));
             self.poll(cancel);
             let none = def!(self, Pred, "setp.eq.s64", cancel.fuel, 0);
             when!(self, none, true, "bra", Arg::Label(cancel.out_of_fuel));
-            let take = def!(self, B64, "min.u64", cancel.fuel, SLICE as i64);
+            let take = def!(self, B64, "min.u64", cancel.fuel, QUANTUM as i64);
             ins!(self, "sub.s64", cancel.fuel, cancel.fuel, take);
             let more = def!(self, B32, "cvt.u32.u64", take);
-            ins!(self, "add.s32", cancel.slice, cancel.slice, more);
+            ins!(self, "add.s32", cancel.quantum, cancel.quantum, more);
             self.asm.place(on);
         }
         if let Some((left, charge)) = cancel.left.zip(poll.charge(iterations)) {

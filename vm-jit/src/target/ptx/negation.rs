@@ -1,8 +1,8 @@
 //! Loops that negate what they carry, kept from an error of NVIDIA's assembler.
 //!
 //! `ptxas` (seen in 12.9 and 13.0, for every architecture and at every level of optimisation but 0) takes a register
-//! that a loop carries for a constant when it begins as one and each round only negates it: `s = -s` stays what it was.
-//! So where a round may negate what it carries, the loop begins with a value that the assembler can't know: the other
+//! that a loop carries for a constant when it begins as one and each iteration only negates it: `s = -s` stays what it was.
+//! So where an iteration may negate what it carries, the loop begins with a value that the assembler can't know: the other
 //! one of two, if the grid has no blocks.
 
 use super::asm::{Arg, Class, Reg, def, when};
@@ -13,8 +13,8 @@ use vm_ir::module::{Op, Region};
 use vm_ir::op::Opcode;
 
 impl<'k> Writer<'k> {
-    /// Hides what the registers of a loop's carried values begin with, of those that a round may negate. `carried` has
-    /// a register for each lane of each value that a round yields.
+    /// Hides what the registers of a loop's carried values begin with, of those that an iteration may negate. `carried` has
+    /// a register for each lane of each value that an iteration yields.
     pub(super) fn hide_negated(&mut self, looped: &'k Op, carried: &[Reg]) {
         let Some(body) = looped.regions.last() else { return };
         let mut negated = HashSet::new();

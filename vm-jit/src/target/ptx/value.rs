@@ -330,7 +330,7 @@ impl<'k> Writer<'k> {
         }
     }
 
-    /// The same bits cut anew, lane 0 lowest.
+    /// The same bits cut into other lanes, lane 0 lowest.
     pub(super) fn bitcast(&mut self, from: Value, to: Value) {
         let (a, b) = (self.ty(from), self.ty(to));
         let (bits_a, bits_b) = (a.scalar().bits(), b.scalar().bits());

@@ -1,7 +1,7 @@
 //! A module's text: head, kernels, parameters, and the walk over ops.
 
 use super::asm::{Arg, Asm, Class, Label, Reg, def, ins};
-use super::cluster::{BARRIER_BYTES, BARRIERS, Meetings};
+use super::cluster::{BARRIER_BYTES, BARRIERS, ClusterBarriers};
 use super::legal::way;
 use super::triple::Negations;
 use super::{Options, STATIC_SHARED};
@@ -97,8 +97,8 @@ impl From<Extent> for Arg<'_> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cancel {
     /// Iterations left until the next poll.
-    pub(super) slice: Reg,
-    /// Those left behind the slice.
+    pub(super) quantum: Reg,
+    /// Those left behind the quantum.
     pub(super) fuel: Reg,
     /// What is left of the interval, where some iterations are long.
     pub(super) left: Option<Reg>,
@@ -134,10 +134,10 @@ pub(super) struct Writer<'k> {
     /// Is it zeroed at all?
     pub(super) zeroes: bool,
     /// Where the blocks of a cluster meet before they gather.
-    pub(super) meetings: Meetings,
+    pub(super) cluster_barriers: ClusterBarriers,
     /// How often they gathered.
-    pub(super) turn: Option<Reg>,
-    /// How the L2 cache is told to evict last.
+    pub(super) phase: Option<Reg>,
+    /// The policy by which the L2 cache evicts last.
     pub(super) keep: Option<Reg>,
     pub(super) cancel: Option<Cancel>,
     /// Is the code inside of a polled loop?
@@ -181,8 +181,8 @@ impl<'k> Writer<'k> {
             shared_offsets,
             zero_at: HashSet::new(),
             zeroes: false,
-            meetings: Meetings::default(),
-            turn: None,
+            cluster_barriers: ClusterBarriers::default(),
+            phase: None,
             keep: None,
             cancel: None,
             polled: false,
@@ -220,7 +220,7 @@ impl<'k> Writer<'k> {
         if shared > 0 && dynamic == 0 {
             let _ = writeln!(text, "\t.shared .align 16 .b8 arrays[{shared}];");
         }
-        if !self.meetings.is_empty() {
+        if !self.cluster_barriers.is_empty() {
             let _ = writeln!(text, "\t.shared .align 8 .b8 {BARRIERS}[{BARRIER_BYTES}];");
         }
         text.push_str(&self.asm.text);
@@ -231,7 +231,8 @@ impl<'k> Writer<'k> {
             block: kernel.block(),
             cluster: kernel.cluster(),
             params,
-            static_shared: shared - dynamic + if self.meetings.is_empty() { 0 } else { BARRIER_BYTES },
+            static_shared: shared - dynamic
+                + if self.cluster_barriers.is_empty() { 0 } else { BARRIER_BYTES },
             dynamic_shared: dynamic,
             work: self.plan.bound(),
         }
@@ -375,8 +376,8 @@ impl<'k> Writer<'k> {
         if self.zero_at.contains(&std::ptr::from_ref(op)) {
             self.zero_shared();
         }
-        if !self.meetings.is_empty() {
-            self.meet(op);
+        if !self.cluster_barriers.is_empty() {
+            self.cluster_barrier(op);
         }
         match op.code.shape() {
             Shape::If => self.if_op(op),
@@ -619,7 +620,7 @@ mod tests {
     /// Code is no longer than it was counted to be beforehand, and what unrolling adds to it no more than it may.
     #[test]
     fn what_is_unrolled_is_bounded() {
-        /// All instructions of a region of which there are so many copies.
+        /// All instructions of a region, in all of its copies.
         fn size(plan: &SafetyPlan<'_>, region: &Region, copies: u64) -> u64 {
             let of = |op: &Op| {
                 let each = match plan.loop_of(op).map(|planned| planned.unroll) {

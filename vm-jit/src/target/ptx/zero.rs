@@ -1,7 +1,7 @@
 //! When and how a guest's shared memory is zeroed, and where the blocks of a cluster meet behind that.
 
 use super::asm::{Arg, Reg, def, ins, when};
-use super::cluster::{Meetings, gathered_first};
+use super::cluster::{ClusterBarriers, gathered_first};
 use super::memory::WIDEST;
 use super::writer::Writer;
 use vm_ir::Scalar;
@@ -23,10 +23,10 @@ impl Writer<'_> {
             self.zeroes = true;
         }
         if kernel.cluster() > 1 {
-            let mut meetings = Meetings::default();
-            self.meetings(kernel.body(), &mut meetings);
-            self.meetings = meetings;
-            self.turn = (!self.meetings.is_empty()).then(|| self.number(Scalar::I32, 0));
+            let mut cluster_barriers = ClusterBarriers::default();
+            self.cluster_barriers(kernel.body(), &mut cluster_barriers);
+            self.cluster_barriers = cluster_barriers;
+            self.phase = (!self.cluster_barriers.is_empty()).then(|| self.number(Scalar::I32, 0));
         }
     }
 
@@ -58,10 +58,10 @@ impl Writer<'_> {
         let index = self.local_index();
         let stride = i64::from(self.kernel.threads()) * i64::from(WIDEST);
         let quad = [zero; 4];
-        let rounds = bytes / stride;
+        let stores = bytes / stride;
         let at = def!(self, B32, "mad.lo.u32", index, i64::from(WIDEST), start);
         let store = "st.shared.v4.b32";
-        if rounds > 8 {
+        if stores > 8 {
             let to = def!(self, B32, "add.s32", at, 0);
             let end = def!(self, B32, "add.s32", start, bytes);
             let (head, done) = (self.asm.new_label(), self.asm.new_label());
@@ -73,13 +73,13 @@ impl Writer<'_> {
             ins!(self, "bra.uni", Arg::Label(head));
             self.asm.place(done);
         } else {
-            for round in 0..rounds {
-                ins!(self, store, Arg::At(at, round * stride), Arg::List(&quad));
+            for index in 0..stores {
+                ins!(self, store, Arg::At(at, index * stride), Arg::List(&quad));
             }
-            let rest = bytes - rounds * stride;
+            let rest = bytes - stores * stride;
             if rest > 0 {
                 let some = def!(self, Pred, "setp.lt.u32", index, rest / i64::from(WIDEST));
-                when!(self, some, true, store, Arg::At(at, rounds * stride), Arg::List(&quad));
+                when!(self, some, true, store, Arg::At(at, stores * stride), Arg::List(&quad));
             }
         }
         ins!(self, "bar.sync", 0);

@@ -1,8 +1,8 @@
 //! Loops in which the threads of a block go through a row side by side.
 //!
-//! `for %j = %thread to %n step 256` of a block of 256 threads takes 256 neighbours in each round. Were some threads run
-//! through all of their rounds before the next are begun, the row would be read in long jumps, and again and again. So all
-//! threads take a round, then all the next: a loop of the block with one over its threads inside, and what the loop carries
+//! `for %j = %thread to %n step 256` of a block of 256 threads takes 256 neighbours in each iteration. Were some threads
+//! run through all of their iterations before the next are begun, the row would be read in long jumps, and many times. So all
+//! threads take an iteration, then all the next: a loop of the block with one over its threads inside, and what the loop carries
 //! is in memory between.
 
 use super::lanes::{Repr, clif};
@@ -82,7 +82,7 @@ fn has_loop(op: &Op) -> bool {
 
 impl<'a, 'k> Writer<'a, 'k> {
     /// The loop; `copies` are what it carries on.
-    pub(super) fn rounds(&mut self, op: &'k Op, scope: Scope, copies: &'a [(Value, Value)]) {
+    pub(super) fn lockstep(&mut self, op: &'k Op, scope: Scope, copies: &'a [(Value, Value)]) {
         self.charge_before(op);
         let (high, step) = (self.first(op.operands[1]), self.first(op.operands[2]));
         let ty = self.type_of(high);
@@ -93,7 +93,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.b.ins().brif(runs, head, &[zero.into()], end, &[]);
         self.b.switch_to_block(head);
         let inner = std::mem::replace(&mut self.scope, scope);
-        self.round(op, base, high, copies);
+        self.iteration(op, base, high, copies);
         self.scope = inner;
         self.poll_point(op);
         let left = self.b.ins().isub(high, base);
@@ -105,8 +105,8 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.b.switch_to_block(end);
     }
 
-    /// A round of all threads: of the first at `base`, of the others behind it as long as they are below `high`.
-    fn round(&mut self, op: &'k Op, base: Ssa, high: Ssa, copies: &'a [(Value, Value)]) {
+    /// An iteration of all threads: of the first at `base`, of the others behind it as long as they are below `high`.
+    fn iteration(&mut self, op: &'k Op, base: Ssa, high: Ssa, copies: &'a [(Value, Value)]) {
         let ty = self.type_of(base);
         let ops: Vec<&Op> = op.regions[0].ops.iter().collect();
         let width = self.together(&ops, copies);
@@ -133,13 +133,13 @@ impl<'a, 'k> Writer<'a, 'k> {
                 w.counted(left, 1, |w, lane| {
                     let index = w.b.ins().iadd(index, lane);
                     let at = w.sum_of(base, index);
-                    w.threads_round(op, 1, index, at, copies);
+                    w.threads_iteration(op, 1, index, at, copies);
                 });
                 w.b.ins().jump(next, &[]);
             }
             w.b.seal_block(all);
             w.b.switch_to_block(all);
-            w.threads_round(op, width, index, at, copies);
+            w.threads_iteration(op, width, index, at, copies);
             w.b.ins().jump(next, &[]);
             w.b.seal_block(next);
             w.b.switch_to_block(next);
@@ -154,8 +154,15 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.b.ins().iadd(base, by)
     }
 
-    /// The loop's body for so many threads from number `index`, the first of which is at `at`.
-    fn threads_round(&mut self, op: &'k Op, width: usize, index: Ssa, at: Ssa, copies: &'a [(Value, Value)]) {
+    /// The loop's body for `width` threads from number `index`, the first of which is at `at`.
+    fn threads_iteration(
+        &mut self,
+        op: &'k Op,
+        width: usize,
+        index: Ssa,
+        at: Ssa,
+        copies: &'a [(Value, Value)],
+    ) {
         let body = &op.regions[0];
         self.width = width;
         self.threads = Some(self.place(index));
@@ -165,7 +172,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         };
         debug_assert_eq!(self.type_of(at), clif(self.scalar(body.args[0])));
         self.set(body.args[0], count);
-        self.load_and_again();
+        self.load_and_rematerialise();
         body.ops.iter().for_each(|op| self.op(op));
         self.store_copies(copies);
         let ops: Vec<&Op> = body.ops.iter().collect();
