@@ -4,11 +4,11 @@
 //! an orphan may have its write still before it, or be asleep in it: whoever found the function with its former driver
 //! meanwhile, and forgot the claim, would leave it without any once the orphan goes on.
 //!
-//! So a function is changed only by who has a lock (flock(2)) on `STATE/turns/ADDRESS`, and each helper shares that lock
+//! So a function is changed only by who has a lock (flock(2)) on `STATE/locks/ADDRESS`, and each helper shares that lock
 //! until it ends: as long as one lives, nobody else gets it. Who has it next reads what the function is like after that.
 //! The files stay; they are empty.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::{Duration, Instant};
 
@@ -38,8 +38,10 @@ impl FunctionLock {
         address: PciAddress,
         deadline: Duration,
     ) -> Result<Option<Self>, LedgerError> {
-        let directory = host.state.join("turns");
+        let directory = host.state.join("locks");
         make_directory(&host.state, 0o755)?;
+        // A former version's, with what is locked there still; as a rule there is none.
+        let _ = fs::rename(host.state.join("turns"), &directory);
         make_directory(&directory, 0o700)?;
         let path = directory.join(address.to_string());
         let file = open(&path, OFlags::RDWR | OFlags::CREATE)?;

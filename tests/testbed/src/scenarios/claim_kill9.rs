@@ -37,7 +37,7 @@ const LEN: usize = 4096;
 const MOST: usize = 1000;
 const GUEST: &str = "/tmp/killed.toml";
 /// Whoever changes a function has the file of its address in here open.
-const TURNS: &str = "/run/vm-passthrough/turns";
+const LOCKS: &str = "/run/vm-passthrough/locks";
 /// Longer than a command takes that finds nobody at work.
 const AT_WORK: Duration = Duration::from_secs(1);
 
@@ -149,15 +149,15 @@ impl Killings<'_> {
         result
     }
 
-    /// Whether `release` comes to wait for its turn, and goes on waiting.
+    /// Whether `release` comes to wait for the lock, and goes on waiting.
     fn is_waiting(&self, release: &mut Child) -> Result<()> {
-        let turn = Path::new(TURNS).join(&self.nvme.address);
+        let lock = Path::new(LOCKS).join(&self.nvme.address);
         let files = format!("/proc/{}/fd", release.id());
         let waits = || {
             let mut open = fs::read_dir(&files).into_iter().flatten().flatten();
-            open.any(|file| fs::read_link(file.path()).is_ok_and(|path| path == turn))
+            open.any(|file| fs::read_link(file.path()).is_ok_and(|path| path == lock))
         };
-        wait_until("release's turn", PATIENCE, || waits().then_some(()))?;
+        wait_until("release at the lock", PATIENCE, || waits().then_some(()))?;
         std::thread::sleep(AT_WORK);
         ensure!(release.try_wait()?.is_none() && waits(), "release did not wait for the helper");
         Ok(())
