@@ -38,6 +38,22 @@ pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
             ensure!(health.memory_used.is_some(), "{health:?}");
             Ok(())
         }),
+        Test::new("what uses it", |gpu, report| {
+            const HELD: u64 = 1 << 30;
+            let info = gpu.accelerator.info();
+            let worker = gpu.worker()?;
+            let _held = worker.allocate_zeroed(HELD)?;
+            let usage = match vm_cuda::usage(info.address.as_deref().unwrap_or_default()) {
+                Err(error @ vm_accel::Error::Unavailable { .. }) => return skip(error.to_string()),
+                usage => usage?,
+            };
+            report.note(format!("{usage:?}"));
+            ensure!(usage.memory_bytes >= Some(info.memory_bytes), "{usage:?}");
+            ensure!(usage.health.memory_used >= Some(HELD), "{usage:?}");
+            // Their IDs are the host's, which in a container are others.
+            ensure!(usage.processes.is_some(), "{usage:?}");
+            Ok(())
+        }),
     ]
 }
 
