@@ -37,6 +37,9 @@ struct Arguments {
     /// A static cloud-hypervisor that `bench` measures too; without it, its rows say that they were skipped.
     #[arg(long, value_name = "PROGRAM")]
     cloud_hypervisor: Option<PathBuf>,
+    /// Processors of L1. With more than one, QEMU 10.0 may stop or hang by itself: for `bench` alone, run again then.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    processors: u8,
     /// Print every step.
     #[arg(long, short)]
     verbose: bool,
@@ -91,6 +94,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         .map(|(scenario, variant)| Run {
             scenario,
             variant,
+            processors: arguments.processors,
             kernel: match variant {
                 Variant::Group => stock.clone(),
                 Variant::Iommufd => built.clone(),

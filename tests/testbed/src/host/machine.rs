@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
+use super::Run;
 use crate::report::Report;
-use crate::scenario::{Scenario, Variant};
 
 /// L1's processor, without fast string operations: with them Linux clears and copies memory by `rep stosb` and `rep movsb`,
 /// which are emulated byte by byte, each a slow one in a page that has held code. A guest's RAM is cleared in a third of the
@@ -71,18 +71,19 @@ impl Files {
 
 impl Machine {
     /// Starts QEMU.
-    pub(super) fn start(scenario: &Scenario, variant: Variant, kernel: &Path, files: &Files) -> Result<Self> {
+    pub(super) fn start(run: &Run, kernel: &Path, files: &Files) -> Result<Self> {
+        let Run { scenario, variant, processors, .. } = run;
         for disk in scenario.disks {
             let path = files.disk(disk.name);
             let file = File::create(&path).with_context(|| format!("can't create {}", path.display()))?;
             file.set_len(disk.mib << 20)?;
         }
         let mut command = Command::new("qemu-system-x86_64");
-        // One processor, whatever nested guests have. QEMU 10.0 emulates several in threads that race: now and then it
+        // One processor but for measuring, whatever nested guests have. QEMU 10.0 emulates several in threads that race: now and then it
         // stopped at an assertion (`iotlb_to_section`) after a device's memory had moved, or L1 lost a timer while
         // guests ran (`helper_vmrun` changes `interrupt_request` without the lock that others set it under).
         command
-            .args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", CPU, "-smp", "1"])
+            .args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", CPU, "-smp", &processors.to_string()])
             .args(["-m", &scenario.memory_mib.to_string()])
             .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
             .args(["-device", "intel-iommu,intremap=on,caching-mode=on"])

@@ -22,6 +22,8 @@ pub struct Run {
     pub scenario: &'static Scenario,
     /// The variant.
     pub variant: Variant,
+    /// L1's processors.
+    pub processors: u8,
     /// The Linux kernel of L1 and of Linux guests.
     pub kernel: Result<LinuxKernel, String>,
 }
@@ -138,7 +140,7 @@ fn boot(
     fs::create_dir_all(&files.directory)
         .with_context(|| format!("can't make {}", files.directory.display()))?;
     make_l1(&files.initrd(), programs, kernel, run.scenario.contents)?;
-    let mut machine = Machine::start(run.scenario, run.variant, &kernel.image, files)?;
+    let mut machine = Machine::start(run, &kernel.image, files)?;
     let start = Instant::now();
     let mut last = "booting L1".to_owned();
     let verdict = loop {
