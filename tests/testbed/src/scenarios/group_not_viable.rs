@@ -12,7 +12,7 @@ use crate::scenarios::linux_nvme::NVME;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "group-not-viable",
-    about: "a function whose group holds another driver's device is refused untouched; --with-group takes both",
+    about: "a function whose group holds another driver's device is refused untouched; --with-group takes both, after a boot too",
     variants: Variant::ALL,
     ports: 1,
     devices: &[
@@ -71,10 +71,21 @@ fn l1(l1: &mut L1) -> Result<()> {
         }
     }
 
-    l1.vm_service(&["claim", &nvme.address, "--with-group"], PATIENCE)?.succeeded()?;
+    l1.vm_service(&["claim", &nvme.address, "--with-group", "--persist"], PATIENCE)?.succeeded()?;
     let both = (Some("vfio-pci".into()), Some("vfio-pci".into()));
     l1.prove(drivers(&nvme, &card) == both, "claim --with-group takes both")?;
-    l1.vm_service(&["release", &nvme.address], PATIENCE)?.succeeded()?;
+    // As a boot leaves it.
+    std::fs::remove_dir_all("/run/vm-passthrough")?;
+    nvme.bind(None)?;
+    card.bind(None)?;
+    l1.prove(drivers(&nvme, &card) == before, "a boot ends the claim")?;
+    l1.vm_service(&["claim", "--restore"], PATIENCE)?.succeeded()?;
+    l1.prove(drivers(&nvme, &card) == both, "claim --restore takes both again")?;
+    let again = l1.vm_service(&["claim", "--restore"], PATIENCE)?.succeeded()?;
+    l1.prove(again.stdout.contains("is claimed already"), "and leaves them when it is run again")?;
+    let claims = l1.vm_service(&["claims"], PATIENCE)?.succeeded()?;
+    l1.prove(claims.stdout.matches("  yes  ").count() == 2, format!("claims has both:\n{}", claims.stdout))?;
+    l1.vm_service(&["release", "--all"], PATIENCE)?.succeeded()?;
     l1.prove(drivers(&nvme, &card) == before, "release gives both back")?;
 
     let plan = GuestPlan { arguments: &["--with-group"], ..GuestPlan::bare("group", "pci", &nvme) };
