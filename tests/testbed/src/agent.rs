@@ -64,27 +64,35 @@ pub fn main() {
 fn work() -> Result<()> {
     let parameter =
         |name: &str| init::parameter(name).with_context(|| format!("the command line lacks {name}"));
-    let name = parameter("testbed.scenario")?;
-    let scenario: &'static Scenario = scenarios::ALL
-        .iter()
-        .chain(scenarios::BENCHMARKS)
-        .find(|scenario| scenario.name == name)
-        .with_context(|| format!("there is no scenario {name}"))?;
+    let find = |name: &str| -> Result<&'static Scenario> {
+        let found = scenarios::ALL.iter().chain(scenarios::BENCHMARKS).find(|scenario| scenario.name == name);
+        found.with_context(|| format!("there is no scenario {name}"))
+    };
+    let names = parameter("testbed.scenario")?;
     let variant = parameter("testbed.variant")?;
     let variant = Variant::parse(&variant).with_context(|| format!("there is no variant {variant}"))?;
     match parameter("testbed.level")?.as_str() {
         "1" => {
-            let mut l1 = L1::new(scenario.name, variant)?;
-            let verdict = judge(|| {
-                init::load_modules()?;
-                (scenario.l1)(&mut l1)?;
-                verdict::compare_all(&mut l1)
-            });
-            l1.report(&verdict);
+            let batch = names.split(',').map(find).collect::<Result<Vec<_>>>()?;
+            for (at, scenario) in batch.iter().enumerate() {
+                let mut l1 = L1::new(scenario.name, variant)?;
+                let verdict = judge(|| {
+                    if at == 0 {
+                        init::load_modules()?;
+                    }
+                    (scenario.l1)(&mut l1)?;
+                    // Once for all: they have left the devices as they were.
+                    if at + 1 == batch.len() { verdict::compare_all(&mut l1) } else { Ok(()) }
+                });
+                l1.report(&verdict);
+                if matches!(verdict, Report::Failed { .. }) {
+                    break;
+                }
+            }
         }
         "2" => {
             let mut l2 = L2::new()?;
-            let side = scenario.l2.context("the scenario has no Linux guest")?;
+            let side = find(&names)?.l2.context("the scenario has no Linux guest")?;
             let verdict = judge(|| init::load_modules().and_then(|()| side(&mut l2)));
             l2.report(&verdict);
         }

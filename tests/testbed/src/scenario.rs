@@ -39,7 +39,7 @@ impl fmt::Display for Variant {
 }
 
 /// A disk image that the testbed makes for L1's devices; `{NAME}` in the device arguments is its path.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Disk {
     /// Its name in the device arguments.
     pub name: &'static str,
@@ -110,7 +110,7 @@ pub struct Scenario {
     pub disks: &'static [Disk],
     /// L1's memory in MiB.
     pub memory_mib: u32,
-    /// How long it may take from QEMU's start to L1's power-off.
+    /// How long it may take, with L1's start and power-off.
     pub deadline: Duration,
     /// What L1 needs.
     pub contents: Contents,
@@ -118,4 +118,11 @@ pub struct Scenario {
     pub l1: Side<L1>,
     /// What the agent of a Linux guest does.
     pub l2: Option<Side<L2>>,
+}
+
+impl Scenario {
+    /// Whether L1 is the same machine for both, so that they can be run in it one after the other.
+    pub fn has_machine_of(&self, other: &Self) -> bool {
+        (self.ports, self.devices, self.disks) == (other.ports, other.devices, other.disks)
+    }
 }

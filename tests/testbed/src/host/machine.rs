@@ -26,7 +26,9 @@ pub(super) struct Machine {
     /// Commands for its monitor.
     monitor: File,
     reports: Receiver<Report>,
-    deadline: Instant,
+    started: Instant,
+    /// Counted from its start.
+    deadline: Duration,
 }
 
 /// What came of waiting for a report.
@@ -36,8 +38,8 @@ pub(super) enum Next {
     Report(Report),
     /// L1 has powered off or QEMU ended.
     Ended,
-    /// The deadline passed.
-    TooLate,
+    /// So long after its start.
+    TooLate(Duration),
 }
 
 /// Files of one run, all in its directory.
@@ -70,9 +72,12 @@ impl Files {
 }
 
 impl Machine {
-    /// Starts QEMU.
-    pub(super) fn start(run: &Run, kernel: &Path, files: &Files) -> Result<Self> {
-        let Run { scenario, variant, processors, .. } = run;
+    /// Starts QEMU for scenarios of one [machine](Scenario::has_machine_of), the first of which is `scenario`.
+    pub(super) fn start(batch: &[&Run], kernel: &Path, files: &Files) -> Result<Self> {
+        let Run { scenario, variant, processors, .. } = batch.first().context("no scenario")?;
+        let names: Vec<&str> = batch.iter().map(|run| run.scenario.name).collect();
+        let memory_mib = batch.iter().map(|run| run.scenario.memory_mib).max().unwrap_or_default();
+        let deadline: Duration = batch.iter().map(|run| run.scenario.deadline).sum();
         for disk in scenario.disks {
             let path = files.disk(disk.name);
             let file = File::create(&path).with_context(|| format!("can't create {}", path.display()))?;
@@ -84,7 +89,7 @@ impl Machine {
         // guests ran (`helper_vmrun` changes `interrupt_request` without the lock that others set it under).
         command
             .args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", CPU, "-smp", &processors.to_string()])
-            .args(["-m", &scenario.memory_mib.to_string()])
+            .args(["-m", &memory_mib.to_string()])
             .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
             .args(["-device", "intel-iommu,intremap=on,caching-mode=on"])
             .arg("-serial")
@@ -97,7 +102,7 @@ impl Machine {
             .arg("-append")
             .arg(format!(
                 "console=ttyS0 quiet panic=-1 no_timer_check intel_iommu=on testbed.level=1 testbed.scenario={} testbed.variant={variant}",
-                scenario.name
+                names.join(",")
             ));
         for port in 0..scenario.ports {
             let place = format!("id=port{port},chassis={},addr={:x}.0", port + 1, FIRST_PORT + port);
@@ -139,7 +144,7 @@ impl Machine {
                 }
             }
         });
-        Ok(Self { qemu, monitor, reports, deadline: Instant::now() + scenario.deadline })
+        Ok(Self { qemu, monitor, reports, started: Instant::now(), deadline })
     }
 
     /// Gives a command to QEMU's monitor.
@@ -153,11 +158,11 @@ impl Machine {
 
     /// Waits for the next report.
     pub(super) fn next(&mut self) -> Next {
-        let left = self.deadline.saturating_duration_since(Instant::now());
+        let left = self.deadline.saturating_sub(self.started.elapsed());
         match self.reports.recv_timeout(left) {
             Ok(report) => Next::Report(report),
             Err(RecvTimeoutError::Disconnected) => Next::Ended,
-            Err(RecvTimeoutError::Timeout) => Next::TooLate,
+            Err(RecvTimeoutError::Timeout) => Next::TooLate(self.deadline),
         }
     }
 

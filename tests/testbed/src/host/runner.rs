@@ -1,4 +1,4 @@
-//! Runs scenarios, several at once, and tells how each went.
+//! Runs scenarios, several at once and those of one machine in one L1, and tells how each went.
 
 use std::fs;
 use std::path::PathBuf;
@@ -6,14 +6,14 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use super::image::make_l1;
 use super::machine::{Files, Machine, Next};
 use super::{Programs, workspace};
 use crate::provision::{LinuxKernel, say};
 use crate::report::Report;
-use crate::scenario::{Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variant};
 
 /// One scenario on one variant, and the Linux kernel for it or why there is none.
 #[derive(Clone, Debug)]
@@ -60,17 +60,20 @@ pub struct Outcome {
     pub logs: PathBuf,
 }
 
+/// A batch's deadlines add up to no more, unless it is of one scenario: long ones run beside others.
+const BATCH: Duration = Duration::from_secs(1200);
+
 /// Runs all of `runs`, `jobs` at once. `verbose` prints every step.
 pub fn run_all(runs: &[Run], programs: &Programs, jobs: usize, verbose: bool) -> Vec<Outcome> {
+    let batches = batches(runs);
     let next = AtomicUsize::new(0);
     let outcomes = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
-        for _ in 0..jobs.clamp(1, runs.len().max(1)) {
+        for _ in 0..jobs.clamp(1, batches.len().max(1)) {
             scope.spawn(|| {
-                while let Some(run) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let outcome = run_one(run, programs, verbose);
-                    announce(&outcome);
-                    outcomes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(outcome);
+                while let Some(batch) = batches.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let done = run_batch(batch, programs, verbose);
+                    outcomes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).extend(done);
                 }
             });
         }
@@ -81,6 +84,24 @@ pub fn run_all(runs: &[Run], programs: &Programs, jobs: usize, verbose: bool) ->
     };
     outcomes.sort_by_key(place);
     outcomes
+}
+
+/// Those that one L1 can run one after the other.
+fn batches(runs: &[Run]) -> Vec<Vec<&Run>> {
+    let mut batches: Vec<Vec<&Run>> = Vec::new();
+    for run in runs {
+        let joins = |batch: &&mut Vec<&Run>| {
+            let deadlines: Duration = batch.iter().map(|other| other.scenario.deadline).sum();
+            let same =
+                |other: &&Run| other.variant == run.variant && other.scenario.has_machine_of(run.scenario);
+            batch.first().is_some_and(same) && deadlines + run.scenario.deadline <= BATCH
+        };
+        match batches.iter_mut().find(joins) {
+            Some(batch) => batch.push(run),
+            None => batches.push(vec![run]),
+        }
+    }
+    batches
 }
 
 fn announce(outcome: &Outcome) {
@@ -100,57 +121,91 @@ fn announce(outcome: &Outcome) {
     }
 }
 
-fn run_one(run: &Run, programs: &Programs, verbose: bool) -> Outcome {
-    let start = Instant::now();
-    let logs = workspace().join("target/testbed").join(format!("{}-{}", run.scenario.name, run.variant));
-    let mut outcome = Outcome {
-        scenario: run.scenario.name,
-        variant: run.variant,
-        verdict: Verdict::Passed,
-        took: Duration::ZERO,
-        proved: Vec::new(),
-        figures: Vec::new(),
-        unmeasured: Vec::new(),
-        logs: logs.clone(),
-    };
-    outcome.verdict = match &run.kernel {
-        Err(reason) => Verdict::Failed(format!("there is no Linux kernel for it: {reason}")),
-        Ok(kernel) => {
-            let files = Files { directory: logs };
-            boot(run, kernel, programs, verbose, &files, &mut outcome)
-                .unwrap_or_else(|error| Verdict::Failed(format!("{error:#}")))
-        }
-    };
-    outcome.took = start.elapsed();
-    outcome
+/// Runs a batch. What comes after one that failed has an L1 of its own, as that may have left anything behind.
+fn run_batch(batch: &[&Run], programs: &Programs, verbose: bool) -> Vec<Outcome> {
+    let mut outcomes = Vec::new();
+    while let Some(rest) = batch.get(outcomes.len()..).filter(|rest| !rest.is_empty()) {
+        outcomes.extend(run_in_one(rest, programs, verbose));
+    }
+    outcomes
 }
 
-fn boot(
-    run: &Run,
-    kernel: &LinuxKernel,
-    programs: &Programs,
-    verbose: bool,
-    files: &Files,
-    outcome: &mut Outcome,
-) -> Result<Verdict> {
-    if files.directory.exists() {
-        fs::remove_dir_all(&files.directory)
-            .with_context(|| format!("can't remove {}", files.directory.display()))?;
+/// Runs scenarios in one L1, until one fails.
+fn run_in_one(batch: &[&Run], programs: &Programs, verbose: bool) -> Vec<Outcome> {
+    let name = batch.iter().map(|run| run.scenario.name).collect::<Vec<_>>().join("+");
+    let variant = batch.first().map_or("", |run| run.variant.name());
+    let files = Files { directory: workspace().join("target/testbed").join(format!("{name}-{variant}")) };
+    let mut machine = None;
+    let mut outcomes = Vec::new();
+    for (at, run) in batch.iter().enumerate() {
+        let start = Instant::now();
+        let mut outcome = Outcome {
+            scenario: run.scenario.name,
+            variant: run.variant,
+            verdict: Verdict::Passed,
+            took: Duration::ZERO,
+            proved: Vec::new(),
+            figures: Vec::new(),
+            unmeasured: Vec::new(),
+            logs: files.directory.clone(),
+        };
+        let verdict = match &mut machine {
+            None => boot(batch, programs, &files).map(|booted| machine.insert(booted)),
+            Some(machine) => Ok(machine),
+        };
+        let verdict = verdict.and_then(|machine| follow(machine, verbose, &files, &mut outcome));
+        outcome.verdict = verdict.unwrap_or_else(|error| Verdict::Failed(format!("{error:#}")));
+        let failed = matches!(outcome.verdict, Verdict::Failed(_));
+        if !failed && at + 1 == batch.len() {
+            let ended = machine.take().is_none_or(|machine| machine.end().unwrap_or(false));
+            if !ended {
+                let reason = format!("all checks held, but L1 did not power off{}", evidence(&files));
+                outcome.verdict = Verdict::Failed(reason);
+            }
+            // They are large, and made again by each run.
+            for large in [files.initrd(), files.directory.join("guest.cpio")] {
+                let _ = fs::remove_file(large);
+            }
+        }
+        outcome.took = start.elapsed();
+        announce(&outcome);
+        outcomes.push(outcome);
+        if failed {
+            break;
+        }
     }
-    fs::create_dir_all(&files.directory)
-        .with_context(|| format!("can't make {}", files.directory.display()))?;
-    make_l1(&files.initrd(), programs, kernel, run.scenario.contents)?;
-    let mut machine = Machine::start(run, &kernel.image, files)?;
+    outcomes
+}
+
+/// Boots L1 for a batch.
+fn boot(batch: &[&Run], programs: &Programs, files: &Files) -> Result<Machine> {
+    let kernel = match batch.first().map(|run| &run.kernel) {
+        Some(Ok(kernel)) => kernel,
+        Some(Err(reason)) => bail!("there is no Linux kernel for it: {reason}"),
+        None => bail!("there is no scenario for it"),
+    };
+    let directory = &files.directory;
+    if directory.exists() {
+        fs::remove_dir_all(directory).with_context(|| format!("can't remove {}", directory.display()))?;
+    }
+    fs::create_dir_all(directory).with_context(|| format!("can't make {}", directory.display()))?;
+    let contents = batch.iter().fold(Contents::NONE, |all, run| all.union(run.scenario.contents));
+    make_l1(&files.initrd(), programs, kernel, contents)?;
+    Machine::start(batch, &kernel.image, files)
+}
+
+/// Follows a scenario to its verdict.
+fn follow(machine: &mut Machine, verbose: bool, files: &Files, outcome: &mut Outcome) -> Result<Verdict> {
     let start = Instant::now();
     let mut last = "booting L1".to_owned();
-    let verdict = loop {
-        match machine.next() {
+    loop {
+        let reason = match machine.next() {
             Next::Report(report) => {
                 if verbose {
                     say(format_args!(
                         "{} ({}) {:6.2} s  {}",
-                        run.scenario.name,
-                        run.variant,
+                        outcome.scenario,
+                        outcome.variant,
                         start.elapsed().as_secs_f64(),
                         report.line()
                     ));
@@ -163,37 +218,19 @@ fn boot(
                     Report::Unmeasured { name, reason } => outcome.unmeasured.push((name, reason)),
                     Report::Value { .. } => {}
                     Report::Monitor { command } => machine.command(&command)?,
-                    Report::Passed => break Verdict::Passed,
-                    Report::Skipped { reason } => break Verdict::Skipped(reason),
+                    Report::Passed => return Ok(Verdict::Passed),
+                    Report::Skipped { reason } => return Ok(Verdict::Skipped(reason)),
                     Report::Failed { reason } => {
-                        break Verdict::Failed(format!("{last}: {reason}{}", evidence(files)));
+                        return Ok(Verdict::Failed(format!("{last}: {reason}{}", evidence(files))));
                     }
                 }
+                continue;
             }
-            Next::Ended => {
-                break Verdict::Failed(format!("L1 ended without a verdict, at: {last}{}", evidence(files)));
-            }
-            Next::TooLate => {
-                let seconds = run.scenario.deadline.as_secs();
-                break Verdict::Failed(format!(
-                    "no verdict within {seconds} s, at: {last}{}",
-                    evidence(files)
-                ));
-            }
-        }
-    };
-    let powered_off = machine.end()?;
-    if verdict == Verdict::Passed && !powered_off {
-        let reason = format!("all checks held, but L1 did not power off{}", evidence(files));
-        return Ok(Verdict::Failed(reason));
+            Next::Ended => "L1 ended without a verdict".to_owned(),
+            Next::TooLate(deadline) => format!("no verdict within {} s", deadline.as_secs()),
+        };
+        return Ok(Verdict::Failed(format!("{reason}, at: {last}{}", evidence(files))));
     }
-    if verdict == Verdict::Passed {
-        // They are large, and made anew by each run.
-        for large in [files.initrd(), files.directory.join("guest.cpio")] {
-            let _ = fs::remove_file(large);
-        }
-    }
-    Ok(verdict)
 }
 
 /// The ends of the run's logs, for people.

@@ -13,16 +13,16 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::agent::{Fate, Function, L1, NvmeDisk, VM_SERVICE, Victim, kill_at, wait_until};
-use crate::scenario::{Contents, Disk, Scenario, Variant};
-use crate::scenarios::linux_nvme::{NVME, NVME_AT_PORT0};
+use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenarios::linux_nvme::{DISK, NVME, NVME_AND_EDU};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "claim-kill9",
     about: "claim, release and run, killed before each changing system call, leave nothing that can't be undone",
     variants: Variant::ALL,
-    ports: 1,
-    devices: NVME_AT_PORT0,
-    disks: &[Disk { name: "disk", mib: 16 }],
+    ports: 2,
+    devices: NVME_AND_EDU,
+    disks: DISK,
     memory_mib: 1024,
     deadline: Duration::from_secs(1800),
     contents: Contents { bare_guest: true, ..Contents::NONE },

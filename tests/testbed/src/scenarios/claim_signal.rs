@@ -7,16 +7,16 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::agent::{Fate, Function, L1, NvmeDisk, Victim, kill_at};
-use crate::scenario::{Contents, Disk, Scenario, Variant};
-use crate::scenarios::linux_nvme::{NVME, NVME_AT_PORT0};
+use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenarios::linux_nvme::{DISK, NVME, NVME_AND_EDU};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "claim-signal",
     about: "claim, asked to end before each changing system call, has given back what it took when it ends",
     variants: &[Variant::Iommufd],
-    ports: 1,
-    devices: NVME_AT_PORT0,
-    disks: &[Disk { name: "disk", mib: 16 }],
+    ports: 2,
+    devices: NVME_AND_EDU,
+    disks: DISK,
     memory_mib: 768,
     deadline: Duration::from_secs(600),
     contents: Contents::NONE,

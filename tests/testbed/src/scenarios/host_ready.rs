@@ -7,14 +7,15 @@ use anyhow::Result;
 
 use crate::agent::{Function, L1};
 use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenarios::linux_nvme::{DISK, NVME_AND_EDU};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "host-ready",
     about: "L1 has KVM, an IOMMU and the VFIO back end of its variant; a device behind a root port has its own group",
     variants: Variant::ALL,
-    ports: 1,
-    devices: &["-device", "edu,bus=port0,dma_mask=0xffffffffffffffff"],
-    disks: &[],
+    ports: 2,
+    devices: NVME_AND_EDU,
+    disks: DISK,
     memory_mib: 512,
     deadline: Duration::from_secs(120),
     contents: Contents::NONE,

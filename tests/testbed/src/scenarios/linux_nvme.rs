@@ -33,13 +33,18 @@ pub(super) const SCENARIO: Scenario = Scenario {
     l2: Some(l2),
 };
 
-/// An NVMe controller, of the disk `disk`, at the first root port.
-pub(super) const NVME_AT_PORT0: &[&str] = &[
+/// An NVMe controller, of the disk `disk`, and an edu, each behind a root port. Scenarios that need either have both, and so
+/// share an L1.
+pub(super) const NVME_AND_EDU: &[&str] = &[
     "-drive",
     "file={disk},if=none,id=drive0,format=raw,cache=unsafe",
     "-device",
     "nvme,drive=drive0,serial=testbed,bus=port0",
+    "-device",
+    "edu,bus=port1,dma_mask=0xffffffffffffffff",
 ];
+/// Its disk.
+pub(super) const DISK: &[Disk] = &[Disk { name: "disk", mib: 64 }];
 /// QEMU's NVMe controller.
 pub(super) const NVME: (u16, u16) = (0x1b36, 0x0010);
 

@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::linux_nvme::{NVME, NVME_AT_PORT0};
+use super::linux_nvme::{DISK, NVME, NVME_AND_EDU};
 use crate::agent::{Function, L1, NvmeDisk, OWN_VMM};
-use crate::scenario::{Contents, Disk, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variant};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "own-vmm",
     about: "a VMM unlike vm-service passes an NVMe controller to a bare guest, which copies blocks by RAM added later",
     variants: Variant::ALL,
-    ports: 1,
-    devices: NVME_AT_PORT0,
-    disks: &[Disk { name: "disk", mib: 64 }],
+    ports: 2,
+    devices: NVME_AND_EDU,
+    disks: DISK,
     memory_mib: 768,
     deadline: Duration::from_secs(180),
     contents: Contents { bare_guest: true, own_vmm: true, ..Contents::NONE },

@@ -7,24 +7,17 @@ use anyhow::{Context, Result};
 
 use crate::agent::{Canary, Function, Guest, GuestPlan, L1, L2, NvmeDisk, ProcessMemory};
 use crate::report::Report;
-use crate::scenario::{Contents, Disk, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variant};
 use crate::scenarios::bare_edu::EDU;
-use crate::scenarios::linux_nvme::NVME;
+use crate::scenarios::linux_nvme::{DISK, NVME, NVME_AND_EDU};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "two-guests",
     about: "two guests at once, each with its device, each blind to the other's device and memory",
     variants: Variant::ALL,
     ports: 2,
-    devices: &[
-        "-drive",
-        "file={disk},if=none,id=drive0,format=raw,cache=unsafe",
-        "-device",
-        "nvme,drive=drive0,serial=testbed,bus=port0",
-        "-device",
-        "edu,bus=port1,dma_mask=0xffffffffffffffff",
-    ],
-    disks: &[Disk { name: "disk", mib: 16 }],
+    devices: NVME_AND_EDU,
+    disks: DISK,
     memory_mib: 1536,
     deadline: Duration::from_secs(300),
     contents: Contents { linux_guest: true, bare_guest: true, ..Contents::NONE },

@@ -6,16 +6,16 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::agent::{Function, Holder, L1, NvmeDisk, wait_until};
-use crate::scenario::{Contents, Disk, Scenario, Variant};
-use crate::scenarios::linux_nvme::{NVME, NVME_AT_PORT0};
+use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenarios::linux_nvme::{DISK, NVME, NVME_AND_EDU};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "unbind-stuck",
     about: "release of a function that a process holds open ends in time and names process and file",
     variants: Variant::ALL,
-    ports: 1,
-    devices: NVME_AT_PORT0,
-    disks: &[Disk { name: "disk", mib: 16 }],
+    ports: 2,
+    devices: NVME_AND_EDU,
+    disks: DISK,
     memory_mib: 768,
     deadline: Duration::from_secs(240),
     contents: Contents::NONE,
