@@ -1,10 +1,10 @@
 //! Large and deep kernels through the compiler for this machine: equal to the interpreter, refused, or too long to compare.
-#![no_main]
+#![cfg_attr(feature = "libfuzzer", no_main)]
 
 #[path = "../../features/cpu/tests/common/mod.rs"]
 mod common;
 
-libfuzzer_sys::fuzz_target!(|input: (u64, u16)| {
+fuzz::target!(|input: (u64, u16)| {
     let (seed, statements) = input;
     common::large::check(&common::Machine::new(), seed, statements.into()).unwrap();
 });

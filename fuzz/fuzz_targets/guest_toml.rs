@@ -1,4 +1,4 @@
 //! Guest files: whatever an operator, or a tool, writes.
-#![no_main]
+#![cfg_attr(feature = "libfuzzer", no_main)]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| vm_service::config::fuzz(data));
+fuzz::target!(|data: &[u8]| vm_service::config::fuzz(data));

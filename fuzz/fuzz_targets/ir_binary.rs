@@ -1,6 +1,6 @@
 //! Kernels in the binary form: whatever a guest sends.
-#![no_main]
+#![cfg_attr(feature = "libfuzzer", no_main)]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+fuzz::target!(|data: &[u8]| {
     vm_ir::fuzz::binary(data);
 });

@@ -1,6 +1,6 @@
 //! Kernels in text: whatever a user writes.
-#![no_main]
+#![cfg_attr(feature = "libfuzzer", no_main)]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+fuzz::target!(|data: &[u8]| {
     vm_ir::fuzz::text(data);
 });

@@ -1,4 +1,4 @@
 //! Records of the ledger of claims: what a crash or a full disk leaves of one.
-#![no_main]
+#![cfg_attr(feature = "libfuzzer", no_main)]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| vm_passthrough::ledger::fuzz_record(data));
+fuzz::target!(|data: &[u8]| vm_passthrough::ledger::fuzz_record(data));

@@ -1,6 +1,6 @@
 //! Frames of the paravirtual accelerator: whatever a guest sends.
-#![no_main]
+#![cfg_attr(feature = "libfuzzer", no_main)]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+fuzz::target!(|data: &[u8]| {
     vm_paravirt::fuzz::frame(data);
 });

@@ -1,4 +1,4 @@
 //! Attributes and config space of a PCI function in sysfs.
-#![no_main]
+#![cfg_attr(feature = "libfuzzer", no_main)]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| vm_passthrough::sim::fuzz_sysfs(data));
+fuzz::target!(|data: &[u8]| vm_passthrough::sim::fuzz_sysfs(data));

@@ -49,8 +49,8 @@ pub enum Fate {
     },
     /// It made fewer calls that change something, and ended by itself.
     Completed {
-        /// How many it made.
-        calls: usize,
+        /// Those that it made, as in [`Killed::before`](Self::Killed::before).
+        calls: Vec<String>,
     },
 }
 
@@ -109,7 +109,7 @@ fn follow(
     meanwhile: Meanwhile<'_>,
 ) -> Result<Fate> {
     let mut known = BTreeSet::new();
-    let (mut calls, mut killed, mut between, mut ended) = (0, None, Ok(()), None);
+    let (mut calls, mut killed, mut between, mut ended) = (Vec::new(), None, Ok(()), None);
     // Since the last call that counted.
     let mut changed = true;
     while !locked(alive).is_empty() {
@@ -135,9 +135,11 @@ fn follow(
                 if let Some(call) = changing_call(pid) {
                     let by_helper = group_of(pid) != Some(raw_of(first));
                     let counts = changed || by_helper || victim == Victim::Asked;
-                    calls += usize::from(counts);
                     changed = call.lasts || changed && !counts;
-                    if counts && calls == number {
+                    if counts {
+                        calls.push(call.shown.clone());
+                    }
+                    if counts && calls.len() == number {
                         killed = Some((call.shown, by_helper));
                         match victim {
                             Victim::Asked => sys::ask(first),
