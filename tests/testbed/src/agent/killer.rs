@@ -190,6 +190,10 @@ struct Call {
     lasts: bool,
 }
 
+/// VFIO's and iommufd's ioctls that only ask: the API's version, extensions, a group's status, a device's, regions', interrupts'
+/// and IOMMU's data, usable addresses (include/uapi/linux/vfio.h and iommufd.h).
+const VFIO_QUERIES: [u64; 8] = [0x64, 0x65, 0x67, 0x6b, 0x6c, 0x6d, 0x70, 0x84];
+
 /// The system call that it is about to make, if that changes something outside of the process. What goes through a pipe,
 /// an eventfd or to /dev/null does not.
 fn changing_call(pid: Pid) -> Option<Call> {
@@ -218,7 +222,9 @@ fn changing_call(pid: Pid) -> Option<Call> {
         libc::SYS_fsync | libc::SYS_fdatasync => ("fsync", file()),
         libc::SYS_flock => ("flock", file()),
         // KVM's ioctls (type 0xae) change only the guest, which ends with the process.
-        libc::SYS_ioctl if arguments[1] >> 8 & 0xff == 0x3b => {
+        libc::SYS_ioctl
+            if arguments[1] >> 8 & 0xff == 0x3b && !VFIO_QUERIES.contains(&(arguments[1] & 0xff)) =>
+        {
             ("VFIO ioctl", Some(format!("{:#x}", arguments[1])))
         }
         _ => return None,
