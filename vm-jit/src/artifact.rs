@@ -110,7 +110,7 @@ pub enum Slot {
 }
 
 /// How the launch of a guest's kernel is cancelled. All threads poll the cancel flag now and then, and leave
-/// when it is not 0. A thread that is out of fuel sets it to [`Guard::OUT_OF_ROUNDS`] and leaves; the host
+/// when it is not 0. A thread that is out of fuel sets it to [`Guard::OUT_OF_FUEL`] and leaves; the host
 /// sets it to anything else when the deadline has passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Guard {
@@ -119,12 +119,12 @@ pub struct Guard {
     pub stop: u32,
     /// Offset of the number of iterations that each thread may take (8 bytes): how often it may begin the body of
     /// any loop whose end is not known beforehand to come soon. At most 2^62 counts.
-    pub rounds: u32,
+    pub fuel: u32,
 }
 
 impl Guard {
     /// What a thread leaves in the cancel flag when it is out of fuel.
-    pub const OUT_OF_ROUNDS: u32 = 0x6675_656c;
+    pub const OUT_OF_FUEL: u32 = 0x6675_656c;
 }
 
 impl Slot {
@@ -172,7 +172,7 @@ impl ParamLayout {
                 }
             })
             .collect();
-        let guard = guarded.then(|| Guard { stop: take(8), rounds: take(8) });
+        let guard = guarded.then(|| Guard { stop: take(8), fuel: take(8) });
         ParamLayout { slots, guard, bytes }
     }
 }
@@ -227,7 +227,7 @@ impl Artifact {
             out.push(u8::from(guard.is_some()));
             if let Some(guard) = guard {
                 put(&mut out, guard.stop);
-                put(&mut out, guard.rounds);
+                put(&mut out, guard.fuel);
             }
         }
         out
@@ -261,7 +261,7 @@ impl Artifact {
             }
             let guard = match input.take(1)? {
                 [0] => None,
-                [1] => Some(Guard { stop: input.number()?, rounds: input.number()? }),
+                [1] => Some(Guard { stop: input.number()?, fuel: input.number()? }),
                 _ => return None,
             };
             let params = ParamLayout { slots, guard, bytes };

@@ -39,7 +39,7 @@ pub enum RejectKind {
     },
     /// A guest's kernel may be stopped in a loop, and its blocks write into each other's shared memory.
     #[error(
-        "a guest's kernel that gathers in a cluster may be stopped in a loop while its neighbours go on; let no loop take more than 4096 rounds, known beforehand"
+        "a guest's kernel that gathers in a cluster may be stopped in a loop while its neighbours go on; let no loop take more than 4096 iterations, known beforehand"
     )]
     StoppedCluster,
     /// The parameters take more bytes than a launch can pass.

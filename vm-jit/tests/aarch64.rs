@@ -14,8 +14,8 @@ use vm_ir::{Trust, text, validate};
 use vm_jit::legal::types_of;
 use vm_jit::{Guard, Target, compile};
 
-/// Rounds for each thread.
-const ROUNDS: u64 = 100_000;
+/// Fuel of each thread.
+const FUEL: u64 = 100_000;
 /// Random kernels.
 const RANDOM: u64 = 40;
 
@@ -45,8 +45,8 @@ fn files() {
             let artifact = compile(&valid, target).unwrap_or_else(|error| panic!("{place}: {error}"));
             let Ok(emulator) = &emulator else { continue };
             let mut launch = case.launch.clone();
-            match emulator.run(&artifact, &mut launch, ROUNDS) {
-                Ok(Guard::OUT_OF_ROUNDS) if endless => {}
+            match emulator.run(&artifact, &mut launch, FUEL) {
+                Ok(Guard::OUT_OF_FUEL) if endless => {}
                 Ok(0) if !endless => {
                     if let Err(failure) = case.check(&launch.arguments) {
                         failures += &format!("{place}: {failure}\n");

@@ -260,19 +260,19 @@ mod tests {
     const LONG: Duration = Duration::from_secs(30);
     const SHORT: Duration = Duration::from_millis(50);
 
-    fn outlet(limit: usize, output: impl Write + Send + 'static) -> (Arc<OutputQueue>, Receiver<News>) {
-        let outlet = OutputQueue::new(limit);
+    fn started(limit: usize, output: impl Write + Send + 'static) -> (Arc<OutputQueue>, Receiver<News>) {
+        let queue = OutputQueue::new(limit);
         let (send, receive) = channel();
         let news = move |news| drop(send.send(news));
-        outlet.start("test", output, news).expect("a thread");
-        (outlet, receive)
+        queue.start("test", output, news).expect("a thread");
+        (queue, receive)
     }
 
     /// Pushes until the queue stays full, and answers how many bytes that took.
-    fn fill(outlet: &OutputQueue) -> usize {
+    fn fill(queue: &OutputQueue) -> usize {
         let (mut pushed, mut full) = (0, Instant::now());
         while full.elapsed() < Duration::from_millis(300) {
-            if outlet.push(&[b'x'; 100]) {
+            if queue.push(&[b'x'; 100]) {
                 (pushed, full) = (pushed + 100, Instant::now());
             }
         }
@@ -282,12 +282,12 @@ mod tests {
     #[test]
     fn what_fits_is_written_in_order() {
         let (mut reader, writer) = io::pipe().expect("a pipe");
-        let (outlet, news) = outlet(1000, writer);
+        let (queue, news) = started(1000, writer);
         for round in 0..100u8 {
-            assert!(outlet.push(&[round; 10]));
+            assert!(queue.push(&[round; 10]));
         }
-        assert_eq!(outlet.flush(LONG, LONG), 0);
-        outlet.end();
+        assert_eq!(queue.flush(LONG, LONG), 0);
+        queue.end();
         let mut got = Vec::new();
         reader.read_to_end(&mut got).expect("what was written");
         assert!(got.iter().enumerate().all(|(at, &byte)| byte == (at / 10) as u8) && got.len() == 1000);
@@ -297,24 +297,24 @@ mod tests {
     #[test]
     fn a_reader_that_does_not_read_holds_nobody_up() {
         let (mut reader, writer) = io::pipe().expect("a pipe");
-        let (outlet, news) = outlet(1000, writer);
-        let pushed = fill(&outlet);
-        assert!(!outlet.push(&[0; 1000]) && !outlet.has_room(1000));
+        let (queue, news) = started(1000, writer);
+        let pushed = fill(&queue);
+        assert!(!queue.push(&[0; 1000]) && !queue.has_room(1000));
         let begin = Instant::now();
-        outlet.wait_for_room(1000, SHORT);
+        queue.wait_for_room(1000, SHORT);
         assert!(begin.elapsed() >= SHORT);
-        let left = outlet.flush(SHORT, LONG);
+        let left = queue.flush(SHORT, LONG);
         assert!(left >= 900 && begin.elapsed() < LONG, "{left}");
         // What was dropped makes room, and what the thread has in hand still gets there.
-        assert!(outlet.push(b"end"));
+        assert!(queue.push(b"end"));
         let mut got = vec![0; pushed];
         let mut at = 0;
         while !got[..at].ends_with(b"end") {
             at += reader.read(&mut got[at..]).expect("what was written");
         }
         assert!(matches!(news.recv_timeout(LONG), Ok(News::Room)));
-        outlet.end();
-        assert!(outlet.push(&[0; 5000]) && outlet.has_room(5000), "after the end everything is dropped");
+        queue.end();
+        assert!(queue.push(&[0; 5000]) && queue.has_room(5000), "after the end everything is dropped");
     }
 
     #[test]
@@ -329,30 +329,30 @@ mod tests {
                 Ok(())
             }
         }
-        let (outlet, _news) = outlet(1000, Slow);
-        assert!(outlet.push(&[0; 500]));
-        assert_eq!(outlet.flush(Duration::from_secs(1), LONG), 0);
-        assert!(outlet.push(&[0; 1000]));
-        assert!(outlet.flush(LONG, Duration::from_millis(100)) > 0, "but no more than it may have at most");
+        let (queue, _news) = started(1000, Slow);
+        assert!(queue.push(&[0; 500]));
+        assert_eq!(queue.flush(Duration::from_secs(1), LONG), 0);
+        assert!(queue.push(&[0; 1000]));
+        assert!(queue.flush(LONG, Duration::from_millis(100)) > 0, "but no more than it may have at most");
     }
 
     #[test]
     fn failures_are_told_once_and_a_full_descriptor_is_tried_again() {
         let (reader, writer) = io::pipe().expect("a pipe");
         rustix::io::ioctl_fionbio(&writer, true).expect("non-blocking");
-        let (outlet, news) = outlet(1000, writer);
-        let pushed = fill(&outlet);
+        let (queue, news) = started(1000, writer);
+        let pushed = fill(&queue);
         let mut reader = reader;
         let mut got = vec![0; pushed];
         reader.read_exact(&mut got).expect("all of it");
-        assert_eq!(outlet.flush(LONG, LONG), 0);
+        assert_eq!(queue.flush(LONG, LONG), 0);
         while news.try_recv().is_ok() {}
         drop(reader);
         for _ in 0..3 {
-            assert!(outlet.push(b"x"));
-            assert_eq!(outlet.flush(LONG, LONG), 0);
+            assert!(queue.push(b"x"));
+            assert_eq!(queue.flush(LONG, LONG), 0);
         }
-        outlet.end();
+        queue.end();
         let reported: Vec<News> = news.iter().collect();
         assert!(
             matches!(&reported[..], [News::Failed(error)] if error.kind() == io::ErrorKind::BrokenPipe),
@@ -371,10 +371,10 @@ mod tests {
                 Ok(())
             }
         }
-        let (outlet, _news) = outlet(10, Panics);
-        assert!(outlet.push(b"x"));
+        let (queue, _news) = started(10, Panics);
+        assert!(queue.push(b"x"));
         let begin = Instant::now();
-        outlet.flush(LONG, LONG);
-        assert!(begin.elapsed() < LONG && outlet.push(&[0; 100]));
+        queue.flush(LONG, LONG);
+        assert!(begin.elapsed() < LONG && queue.push(&[0; 100]));
     }
 }

@@ -5,7 +5,7 @@
 //! A kernel takes one block of bytes, little-endian. A view of rank `r` takes `2 r` words of 8 bytes at its offset: the
 //! address of its first element; then every extent in elements, slowest dimension first; then the stride in bytes of
 //! every dimension but the last, whose elements lie one behind the other. A scalar takes its own size. A [`Guard`] takes
-//! two words: the address of a stop word, and a number of rounds.
+//! two words: the address of a cancel flag, and fuel.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -77,21 +77,21 @@ pub struct Parameter {
     pub kind: ParameterKind,
 }
 
-/// Where a kernel that can be stopped finds its stop word and its rounds. Offsets are bytes from the start of the block.
+/// Where a kernel that can be stopped finds its cancel flag and its fuel. Offsets are bytes from the start of the block.
 ///
-/// Every work-item looks at the stop word now and then, and leaves when it is not 0. One that is out of rounds sets it
-/// to [`Guard::OUT_OF_ROUNDS`] and leaves; the host sets it to [`Guard::STOP`] when the time is up.
+/// Every thread polls the cancel flag now and then, and leaves when it is not 0. One that is out of fuel sets it
+/// to [`Guard::OUT_OF_FUEL`] and leaves; the host sets it to [`Guard::STOP`] when the time is up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Guard {
     /// Of the stop word's address (8 bytes). The word has 4 bytes, and the host sees it too.
     pub stop: u32,
-    /// Of the number of rounds (8 bytes): how often each work-item may begin the body of a loop.
-    pub rounds: u32,
+    /// Of the fuel (8 bytes): how often each thread may begin the body of a loop.
+    pub fuel: u32,
 }
 
 impl Guard {
-    /// What a work-item leaves in the stop word when it is out of rounds.
-    pub const OUT_OF_ROUNDS: u32 = 0x6675_656c;
+    /// What a thread leaves in the cancel flag when it is out of fuel.
+    pub const OUT_OF_FUEL: u32 = 0x6675_656c;
     /// What the host sets the stop word to.
     pub const STOP: u32 = 1;
 }
@@ -126,8 +126,7 @@ impl Signature {
             }
             ParameterKind::Scalar { offset, bytes, .. } => (name.as_str(), *offset, *bytes),
         });
-        let guard =
-            self.guard.iter().flat_map(|guard| [("stop", guard.stop, 8), ("rounds", guard.rounds, 8)]);
+        let guard = self.guard.iter().flat_map(|guard| [("stop", guard.stop, 8), ("fuel", guard.fuel, 8)]);
         parameters.chain(guard)
     }
 
@@ -311,7 +310,7 @@ mod tests {
         with(vec![view(0, 1, 3, 4)], None);
         with(vec![view(0, 1, 4, 2)], None);
         with(vec![view(0, 1, 4, 12)], None);
-        check(&|signature| signature.guard = Some(Guard { stop: 0, rounds: 8 }), Some(16));
-        check(&|signature| signature.guard = Some(Guard { stop: 8, rounds: 12 }), None);
+        check(&|signature| signature.guard = Some(Guard { stop: 0, fuel: 8 }), Some(16));
+        check(&|signature| signature.guard = Some(Guard { stop: 8, fuel: 12 }), None);
     }
 }

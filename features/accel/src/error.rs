@@ -147,15 +147,15 @@ pub enum Error {
         /// The first fault.
         cause: String,
     },
-    /// A work-item of a guarded launch took more rounds than it was given. All of its work-items have stopped.
+    /// A thread of a guarded launch used up its fuel. All of its threads have stopped.
     #[error(
-        "kernel {kernel} was stopped: a work-item took more than its {rounds} rounds; give it more or less to do"
+        "kernel {kernel} was stopped: a thread took more than {fuel} iterations of its loops; give it more or less to do"
     )]
-    OutOfRounds {
+    OutOfFuel {
         /// The kernel's entry symbol.
         kernel: String,
-        /// The rounds that each work-item was given.
-        rounds: u64,
+        /// The iterations that each thread was given.
+        fuel: u64,
     },
     /// A guarded launch took longer than it was given. All of its work-items have stopped.
     #[error("kernel {kernel} was stopped: it took longer than {limit:?}; give it more time or less to do")]
@@ -252,7 +252,7 @@ impl Error {
             Self::Driver { .. } => -22,
             Self::Host { .. } => -23,
             Self::Extents { .. } => -24,
-            Self::OutOfRounds { .. } => -25,
+            Self::OutOfFuel { .. } => -25,
             Self::DeadlineExceeded { .. } => -26,
             Self::InGraph => -27,
         }

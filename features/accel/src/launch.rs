@@ -72,7 +72,7 @@ impl From<[u32; 3]> for Grid {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// How often each work-item may begin the body of a loop.
-    pub rounds: u64,
+    pub fuel: u64,
     /// How long it may take, from when it was given to the device and the guarded launch before it had ended; what runs
     /// between the two counts.
     pub time: Duration,
@@ -80,7 +80,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { rounds: 1 << 40, time: Duration::from_secs(10) }
+        Self { fuel: 1 << 40, time: Duration::from_secs(10) }
     }
 }
 
@@ -294,24 +294,24 @@ impl Arguments {
         Some((Place::new(*element, extents, strides), words[0], *writes))
     }
 
-    /// Sets the stop word and the rounds of a kernel that can be stopped; nothing for another.
+    /// Sets the cancel flag and the fuel of a kernel that can be stopped; nothing for another.
     ///
     /// The word must be 0 when the kernel begins, and there as long as it runs.
     ///
     /// # Errors
     /// [`Error::Lengths`] if the region has not 4 bytes.
-    pub fn guard(&mut self, artifact: &Artifact, stop: Region<'_>, rounds: u64) -> Result<()> {
+    pub fn guard(&mut self, artifact: &Artifact, stop: Region<'_>, fuel: u64) -> Result<()> {
         if stop.bytes() != 4 {
             return Err(Error::Lengths { source_bytes: 4, destination_bytes: stop.bytes() });
         }
-        self.set_guard(artifact.layout(), stop.address(), rounds);
+        self.set_guard(artifact.layout(), stop.address(), fuel);
         Ok(())
     }
 
-    pub(crate) fn set_guard(&mut self, layout: &Layout, stop: u64, rounds: u64) {
+    pub(crate) fn set_guard(&mut self, layout: &Layout, stop: u64, fuel: u64) {
         if let Some(guard) = layout.signature.guard {
             self.set_word(guard.stop as usize / 8, stop);
-            self.set_word(guard.rounds as usize / 8, rounds);
+            self.set_word(guard.fuel as usize / 8, fuel);
         }
     }
 
@@ -465,7 +465,7 @@ mod tests {
         };
         let scalar = |offset, bytes| ParameterKind::Scalar { offset, bytes, range: None };
         let kinds = vec![scalar(0, 1), scalar(2, 2), scalar(4, 4), view(8, 1), view(24, 3), scalar(72, 8)];
-        let artifact = artifact(kinds, Some(Guard { stop: 80, rounds: 88 }));
+        let artifact = artifact(kinds, Some(Guard { stop: 80, fuel: 88 }));
         let (row, cube, word) = (memory(0x1000, 20), memory(0x2000, 1000), memory(0x3000, 4));
         let arguments = [
             QueueArgument::Scalar(0xffu8.into()),

@@ -120,7 +120,7 @@ impl Program {
                 block = [32, 1, 1];
                 list.view("output", &[Extent::Fixed(1)], 4, true);
                 list.scalar("turns", 8);
-                guard = Some(Guard { stop: list.take(8), rounds: list.take(8) });
+                guard = Some(Guard { stop: list.take(8), fuel: list.take(8) });
             }
         }
         Signature {

@@ -1,4 +1,4 @@
-//! Guarded launches on the simulated accelerator: stopped when they are out of rounds or time, and only then.
+//! Guarded launches on the simulated accelerator: stopped when they are out of fuel or time, and only then.
 #![cfg(not(loom))]
 
 use std::sync::Arc;
@@ -29,8 +29,8 @@ fn fixture(options: WorkerOptions) -> Fixture {
     Fixture { device, worker, spin, output }
 }
 
-fn limits(rounds: u64, time: Duration) -> Launch {
-    Launch::over(1).within(Limits { rounds, time })
+fn limits(fuel: u64, time: Duration) -> Launch {
+    Launch::over(1).within(Limits { fuel, time })
 }
 
 fn soon() -> Instant {
@@ -49,8 +49,8 @@ impl Fixture {
     }
 }
 
-fn out_of_rounds(rounds: u64) -> Result<(), Error> {
-    Err(Error::OutOfRounds { kernel: "spin".into(), rounds })
+fn out_of_fuel(fuel: u64) -> Result<(), Error> {
+    Err(Error::OutOfFuel { kernel: "spin".into(), fuel })
 }
 
 fn too_late(limit: Duration) -> Result<(), Error> {
@@ -75,9 +75,9 @@ fn rounds_and_time_are_limits_and_the_wait_says_which_was_passed() {
     check(10, limits(1000, PATIENCE), Ok(()));
     check(10, Launch::over(1), Ok(()));
     check(5000, limits(5000, PATIENCE), Ok(()));
-    check(5001, limits(5000, PATIENCE), out_of_rounds(5000));
+    check(5001, limits(5000, PATIENCE), out_of_fuel(5000));
     check(FOREVER, limits(1 << 61, short), too_late(short));
-    check(1, limits(0, PATIENCE), out_of_rounds(0));
+    check(1, limits(0, PATIENCE), out_of_fuel(0));
     it.worker.stop(PATIENCE).unwrap();
 }
 
@@ -133,7 +133,7 @@ fn stop_words_are_used_again() {
             it.launch(1, limits(10, PATIENCE));
         }
         it.launch(2000, limits(10, PATIENCE));
-        assert_eq!(it.worker.synchronize(PATIENCE), out_of_rounds(10), "{round}");
+        assert_eq!(it.worker.synchronize(PATIENCE), out_of_fuel(10), "{round}");
     }
     // All of them wait, and the worker waits for one of them.
     it.device.pause();
@@ -167,11 +167,11 @@ fn graphs_keep_their_stop_words() {
         it.worker.fill(&it.output, 0).unwrap();
         it.worker.replay(&bad).unwrap();
         it.worker.replay(&bad).unwrap();
-        assert_eq!(it.worker.synchronize(PATIENCE), out_of_rounds(100));
+        assert_eq!(it.worker.synchronize(PATIENCE), out_of_fuel(100));
         assert_eq!(it.output(), 0);
         it.worker.replay(&bad).unwrap();
         it.worker.replay(&good).unwrap();
-        assert_eq!(it.worker.synchronize(PATIENCE), out_of_rounds(100));
+        assert_eq!(it.worker.synchronize(PATIENCE), out_of_fuel(100));
         assert_eq!(it.output(), 1, "one graph's stop words are not another's");
     }
     // A graph that was stopped for its time can be replayed.

@@ -51,7 +51,7 @@ impl Machine {
             buffers.push(buffer);
         }
         let run = |n: i64| {
-            let limits = Limits { time: Duration::from_secs(60), rounds: 1 << 60 };
+            let limits = Limits { time: Duration::from_secs(60), fuel: 1 << 60 };
             let launch = Launch::over([1, 1, 1]).within(limits);
             let begin = processor_time();
             match &buffers[..] {

@@ -7,8 +7,8 @@ use std::path::Path;
 use vm_ir::filetest::cases;
 use vm_ir::{Trust, text, validate};
 
-/// Rounds for each thread: more than any of the files needs, and few enough for those that never end.
-const ROUNDS: u64 = 100_000;
+/// Fuel of each thread: more than any of the files needs, and few enough for those that never end.
+const FUEL: u64 = 100_000;
 
 #[test]
 fn every_file() {
@@ -34,12 +34,12 @@ fn every_file() {
             let valid = validate(module.clone(), case.trust).unwrap();
             for machine in &machines {
                 let mut launch = case.launch.clone();
-                let result = machine.run(&valid, &mut launch, ROUNDS);
+                let result = machine.run(&valid, &mut launch, FUEL);
                 let file = path.file_name().unwrap().display();
                 let place = format!("{file} line {} on {}", case.line, machine.name());
                 match result {
                     Ok(stop) if endless => {
-                        assert_eq!(stop, vm_jit::Guard::OUT_OF_ROUNDS, "{place}");
+                        assert_eq!(stop, vm_jit::Guard::OUT_OF_FUEL, "{place}");
                         assert_eq!(case.trust, Trust::Guest);
                     }
                     Ok(0) => {

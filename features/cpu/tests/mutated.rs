@@ -26,8 +26,8 @@ use vm_ir::{Trust, text, validate};
 const MUTATIONS: usize = 10_000;
 /// Random kernels among the seeds.
 const RANDOM: u64 = 24;
-/// Rounds for each thread: kernels that were changed often loop for ever.
-const ROUNDS: u64 = 200;
+/// Fuel of each thread: kernels that were changed often loop for ever.
+const FUEL: u64 = 200;
 /// When a kernel is stopped that is slow all the same.
 const TIME: Duration = Duration::from_secs(2);
 /// The most bytes of a tensor.
@@ -205,7 +205,7 @@ fn what_runs_touches_its_own_views_only() {
             counts.compiled += 1;
             for _ in 0..LAUNCHES {
                 let Some(mut launch) = launch(kernel, &mut mutator) else { continue };
-                match machine.launch(&artifact, &mut launch, ROUNDS, TIME) {
+                match machine.launch(&artifact, &mut launch, FUEL, TIME) {
                     Ok(stop) => {
                         counts.ran += 1;
                         counts.stopped += usize::from(stop != 0);

@@ -41,8 +41,8 @@ fn a_grid_without_an_end_is_stopped_between_two_blocks() {
     for name in ["none", "short"] {
         let artifact = common::artifact(&module, name, &target).unwrap();
         let kernel = worker.load(&artifact).unwrap();
-        let launch = |grid: [u32; 3], time| Launch::over(grid).within(Limits { time, rounds: 1 });
-        // With time enough it ends by itself, and rounds are not for it.
+        let launch = |grid: [u32; 3], time| Launch::over(grid).within(Limits { time, fuel: 1 });
+        // With time enough it ends by itself, and fuel is not for it.
         worker.launch(&kernel, launch([2, 1, 1], Duration::from_secs(60)), &arguments![&buffer]).unwrap();
         worker.synchronize(Duration::from_secs(60)).unwrap();
         let begin = Instant::now();
@@ -84,7 +84,7 @@ fn a_loop_with_long_rounds_is_stopped_within_few() {
     let kernel = worker.load(&artifact).unwrap();
     let (x, rounds) = (worker.allocate_zeroed(4 << 10).unwrap(), worker.allocate_zeroed(4).unwrap());
     let limit = Duration::from_millis(200);
-    let limits = Limits { time: limit, rounds: u64::MAX >> 2 };
+    let limits = Limits { time: limit, fuel: u64::MAX >> 2 };
     worker.launch(&kernel, Launch::over([1, 1, 1]).within(limits), &arguments![&x, &rounds]).unwrap();
     let error = worker.synchronize(Duration::from_secs(60)).unwrap_err();
     assert_eq!(error, Error::DeadlineExceeded { kernel: "long".into(), limit });
@@ -144,7 +144,7 @@ fn nests_of_short_loops_are_stopped() {
     for name in ["unrolled", "barrier", "around"] {
         let kernel = worker.load(&common::artifact(&module, name, &target).unwrap()).unwrap();
         let begin = Instant::now();
-        let limits = Limits { time: limit, rounds: u64::MAX >> 2 };
+        let limits = Limits { time: limit, fuel: u64::MAX >> 2 };
         let arguments = arguments![&x, 1_000_000i32];
         worker.launch(&kernel, Launch::over([1, 1, 1]).within(limits), &arguments).unwrap();
         let error = worker.synchronize(Duration::from_secs(60)).unwrap_err();
@@ -209,7 +209,7 @@ fn launches_end_soon_after_their_deadline_whatever_they_do() {
     let some = worker.allocate_zeroed(128 << 10).unwrap();
     worker.write(&some, &ones).unwrap();
     let limit = Duration::from_millis(100);
-    let limits = Limits { time: limit, rounds: u64::MAX >> 2 };
+    let limits = Limits { time: limit, fuel: u64::MAX >> 2 };
     for (name, body) in KINDS {
         let source = short_loop(body);
         let module = text::parse(&source).unwrap_or_else(|error| panic!("{error}\n{source}"));

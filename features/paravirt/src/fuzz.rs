@@ -78,7 +78,7 @@ impl Again<'_> {
                 }
                 assert_eq!(count, launch.arguments.len());
                 let arguments = &arguments[..count];
-                writer.launch_with_rounds(launch.module, launch.kernel, launch.grid, launch.rounds, arguments)
+                writer.launch_with_fuel(launch.module, launch.kernel, launch.grid, launch.fuel, arguments)
             }
             Operation::Fence => writer.fence(),
             Operation::Log => writer.log(),

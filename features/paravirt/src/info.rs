@@ -16,8 +16,8 @@ pub struct Info<'a> {
     pub memory_free: u64,
     /// The longest that a launch may take, in microseconds.
     pub deadline_us: u64,
-    /// The most rounds of watched loops that a thread may take.
-    pub rounds: u64,
+    /// The most iterations of cancellable loops that a thread may begin.
+    pub fuel: u64,
     /// Units that run blocks.
     pub units: u32,
     /// Threads that run in step.
@@ -48,7 +48,7 @@ impl<'a> Info<'a> {
         if output.room() < padded(72 + name.len() + target.len()) {
             return Err(NoRoom { what: "what the accelerator is" });
         }
-        for long in [self.memory_bytes, self.memory_free, self.deadline_us, self.rounds] {
+        for long in [self.memory_bytes, self.memory_free, self.deadline_us, self.fuel] {
             output.put(&long.to_le_bytes());
         }
         let [x, y, z] = self.grid;
@@ -81,7 +81,7 @@ impl<'a> Info<'a> {
     pub fn decode(bytes: &'a [u8]) -> Result<Self, Malformed> {
         let mut input = Input::new(bytes, 0);
         let (memory_bytes, memory_free) = (input.u64()?, input.u64()?);
-        let (deadline_us, rounds) = (input.u64()?, input.u64()?);
+        let (deadline_us, fuel) = (input.u64()?, input.u64()?);
         let (units, lanes, block_threads, shared_bytes) =
             (input.u32()?, input.u32()?, input.u32()?, input.u32()?);
         let grid = [input.u32()?, input.u32()?, input.u32()?];
@@ -96,7 +96,7 @@ impl<'a> Info<'a> {
             memory_bytes,
             memory_free,
             deadline_us,
-            rounds,
+            fuel,
             units,
             lanes,
             block_threads,
@@ -233,7 +233,7 @@ mod tests {
             memory_bytes: 1,
             memory_free: 2,
             deadline_us: 3,
-            rounds: 4,
+            fuel: 4,
             units: 5,
             lanes: 6,
             block_threads: 7,

@@ -112,7 +112,7 @@ pub struct Launch<'a> {
     /// Blocks along x, y and z.
     pub grid: [u32; 3],
     /// How often each thread may begin the body of a loop that is watched; 0 for as often as the device allows.
-    pub rounds: u64,
+    pub fuel: u64,
     /// The arguments, in the order of the kernel's parameters.
     pub arguments: Arguments<'a>,
 }
@@ -319,7 +319,7 @@ fn operation<'a>(input: &mut Input<'a>) -> Result<Operation<'a>, Malformed> {
             let (module, kernel) = (body.u32()?, body.u32()?);
             let grid = [body.u32()?, body.u32()?, body.u32()?];
             let count = body.u32()? as usize;
-            let rounds = body.u64()?;
+            let fuel = body.u64()?;
             if count > MAX_ARGUMENTS {
                 return body.bad("a launch has too many arguments");
             }
@@ -329,7 +329,7 @@ fn operation<'a>(input: &mut Input<'a>) -> Result<Operation<'a>, Malformed> {
                 argument?;
             }
             body = all.input;
-            Operation::Launch(Launch { module, kernel, grid, rounds, arguments })
+            Operation::Launch(Launch { module, kernel, grid, fuel, arguments })
         }
         code::FENCE => Operation::Fence,
         code::LOG => Operation::Log,
@@ -583,7 +583,7 @@ impl<'a> BatchWriter<'a> {
         Ok(())
     }
 
-    /// Adds [`Operation::Launch`] with as many rounds as the device allows.
+    /// Adds [`Operation::Launch`] with as much fuel as the device allows.
     ///
     /// # Errors
     /// When there is no room, or too many arguments.
@@ -594,19 +594,19 @@ impl<'a> BatchWriter<'a> {
         grid: [u32; 3],
         arguments: &[Argument],
     ) -> Result<(), NoRoom> {
-        self.launch_with_rounds(module, kernel, grid, 0, arguments)
+        self.launch_with_fuel(module, kernel, grid, 0, arguments)
     }
 
     /// Adds [`Operation::Launch`].
     ///
     /// # Errors
     /// When there is no room, or too many arguments.
-    pub fn launch_with_rounds(
+    pub fn launch_with_fuel(
         &mut self,
         module: u32,
         kernel: u32,
         grid: [u32; 3],
-        rounds: u64,
+        fuel: u64,
         arguments: &[Argument],
     ) -> Result<(), NoRoom> {
         if arguments.len() > MAX_ARGUMENTS {
@@ -615,7 +615,7 @@ impl<'a> BatchWriter<'a> {
         let body = 32 + arguments.iter().map(Argument::bytes).sum::<usize>();
         self.begin(code::LAUNCH, body, "a launch")?;
         self.words(&[module, kernel, grid[0], grid[1], grid[2], arguments.len() as u32]);
-        self.longs(&[rounds]);
+        self.longs(&[fuel]);
         for argument in arguments {
             match argument {
                 Argument::View(view) => {

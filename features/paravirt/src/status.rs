@@ -68,8 +68,8 @@ statuses! {
     Arguments = 12, "the arguments or the grid do not fit the kernel";
     /// A launch took longer than its guest may, or might without that it could be stopped.
     Deadline = 13, "a launch passed its deadline and was stopped, or is too long to be begun";
-    /// A thread of a launch took more rounds of its loops than it may.
-    OutOfRounds = 14, "a launch was out of rounds and was stopped";
+    /// A thread of a launch took more iterations of its loops than it may.
+    OutOfFuel = 14, "a launch was out of fuel and was stopped";
     /// The device failed.
     Device = 15, "the device failed";
     /// The device's context is lost: reset the device.

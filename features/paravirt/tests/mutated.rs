@@ -32,7 +32,7 @@ fn seeds() -> Vec<Vec<u8>> {
         memory_bytes: 1,
         memory_free: 1,
         deadline_us: 1,
-        rounds: 1,
+        fuel: 1,
         units: 1,
         lanes: 1,
         block_threads: 1,
@@ -137,13 +137,13 @@ proptest! {
             0..=64,
         ),
     ) {
-        let (module, kernel, grid, rounds) = numbers;
-        let bytes = batch(|b| b.launch_with_rounds(module, kernel, grid, rounds, &arguments).unwrap());
+        let (module, kernel, grid, fuel) = numbers;
+        let bytes = batch(|b| b.launch_with_fuel(module, kernel, grid, fuel, &arguments).unwrap());
         let batch = vm_paravirt::Batch::decode(&bytes).unwrap();
         let Some(Ok(vm_paravirt::Operation::Launch(launch))) = batch.operations().next() else {
             panic!("no launch");
         };
-        prop_assert_eq!((launch.module, launch.kernel, launch.grid, launch.rounds), numbers);
+        prop_assert_eq!((launch.module, launch.kernel, launch.grid, launch.fuel), numbers);
         let read: Vec<_> = launch.arguments.collect::<Result<_, _>>().unwrap();
         prop_assert_eq!(read, arguments);
         prop_assert!(fuzz::frame(&bytes));

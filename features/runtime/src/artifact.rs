@@ -42,7 +42,7 @@ pub(super) fn of(module: &ValidModule, entry: &Entry, image: &Arc<[u8]>) -> Resu
         cluster: entry.cluster,
         shared_bytes: entry.dynamic_shared,
         parameters,
-        guard: entry.params.guard.map(|guard| Guard { stop: guard.stop, rounds: guard.rounds }),
+        guard: entry.params.guard.map(|guard| Guard { stop: guard.stop, fuel: guard.fuel }),
         work: entry.work,
     };
     // SAFETY: the code was made by vm-jit from a module that passed the validator, so it takes these parameters, laid out

@@ -84,7 +84,7 @@ fn the_artifact_says_what_the_kernel_says() {
         writes: true,
     };
     assert_eq!(signature.parameters, [named("x", view)]);
-    assert_eq!(signature.guard, Some(Guard { stop: 32, rounds: 40 }));
+    assert_eq!(signature.guard, Some(Guard { stop: 32, fuel: 40 }));
     assert_eq!(kernels[1].artifact().parameter_bytes(), 0);
 }
 

@@ -142,7 +142,7 @@ fn time(
         worker.write(&buffer, &bytes)?;
         worker.synchronize(PATIENCE)?;
         let begin = Instant::now();
-        let limits = Limits { rounds: 1 << 40, time: Duration::from_secs(5) };
+        let limits = Limits { fuel: 1 << 40, time: Duration::from_secs(5) };
         worker.launch(&kernel, Launch::over(1).within(limits), &arguments![&buffer, n])?;
         worker.synchronize(PATIENCE)?;
         Ok(begin.elapsed().as_secs_f64() * 1e9)

@@ -100,7 +100,7 @@ impl Rates {
         if let Some(guard) = artifact.signature().guard {
             block.resize(artifact.parameter_bytes().div_ceil(8) as usize, 0);
             block[guard.stop as usize / 8] = stop.address();
-            block[guard.rounds as usize / 8] = 1 << 40;
+            block[guard.fuel as usize / 8] = 1 << 40;
         }
         ensure!(
             artifact.parameter_bytes().div_ceil(8) as usize == block.len(),
@@ -115,7 +115,7 @@ impl Rates {
     }
 
     fn launch(&self) -> Launch {
-        Launch::over(1).within(Limits { rounds: 1 << 40, time: Duration::from_secs(1) })
+        Launch::over(1).within(Limits { fuel: 1 << 40, time: Duration::from_secs(1) })
     }
 
     fn by_driver(&self) -> anyhow::Result<()> {

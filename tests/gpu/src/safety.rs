@@ -36,7 +36,7 @@ pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
                     for _ in 0..5 {
                         let begin = Instant::now();
                         let error =
-                            endless(gpu, &worker, round, Limits { rounds: u64::MAX >> 2, time: limit })?;
+                            endless(gpu, &worker, round, Limits { fuel: u64::MAX >> 2, time: limit })?;
                         let taken = begin.elapsed();
                         ensure!(matches!(error, vm_accel::Error::DeadlineExceeded { .. }), "{error}");
                         late.push(taken.saturating_sub(limit).as_secs_f64() * 1e3);
@@ -51,11 +51,11 @@ pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
             },
         ));
     }
-    tests.push(Test::new("an endless loop is stopped by its rounds", |gpu, _| {
+    tests.push(Test::new("an endless loop is stopped by its fuel", |gpu, _| {
         let worker = gpu.worker()?;
-        for rounds in [0, 1, 4095, 100_000] {
-            let error = endless(gpu, &worker, "", Limits { rounds, time: Duration::from_secs(20) })?;
-            ensure!(matches!(error, vm_accel::Error::OutOfRounds { .. }), "{rounds} rounds: {error}");
+        for fuel in [0, 1, 4095, 100_000] {
+            let error = endless(gpu, &worker, "", Limits { fuel, time: Duration::from_secs(20) })?;
+            ensure!(matches!(error, vm_accel::Error::OutOfFuel { .. }), "{fuel} fuel: {error}");
         }
         goes_on(gpu, &worker)?;
         Ok(worker.stop(PATIENCE)?)

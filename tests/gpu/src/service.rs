@@ -44,7 +44,7 @@ pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
         Test::new("launch: a kernel that does not end is stopped", |gpu, report| {
             let files = Files::new()?;
             files.write("two.vir", TWO)?;
-            for (option, expect) in [("--deadline 0.5", "500ms"), ("--rounds 100000", "100000")] {
+            for (option, expect) in [("--deadline 0.5", "500ms"), ("--fuel 100000", "100000")] {
                 let ran = files.vm_service(
                     gpu,
                     &format!("launch two.vir --kernel spin --device ADDR --grid 1 --arg x=i32[1] {option}"),

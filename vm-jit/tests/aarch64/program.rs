@@ -38,9 +38,9 @@ impl Emulator {
     }
 
     /// Runs a launch, whose tensors then hold what came out; gives the stop word.
-    pub(crate) fn run(&self, artifact: &Artifact, launch: &mut Launch, rounds: u64) -> Result<u32, String> {
+    pub(crate) fn run(&self, artifact: &Artifact, launch: &mut Launch, fuel: u64) -> Result<u32, String> {
         let entry = artifact.entry(&launch.kernel).ok_or("no such kernel")?;
-        let memory = Memory::of(entry, launch, rounds);
+        let memory = Memory::of(entry, launch, fuel);
         let program = program(artifact, entry, launch, &memory)?;
         let path: PathBuf = self.folder.path().join(&launch.kernel);
         std::fs::write(&path, program).map_err(|error| error.to_string())?;
@@ -82,7 +82,7 @@ struct Memory {
 }
 
 impl Memory {
-    fn of(entry: &Entry, launch: &Launch, rounds: u64) -> Memory {
+    fn of(entry: &Entry, launch: &Launch, fuel: u64) -> Memory {
         let (params, stop) = (0, entry.params.bytes.next_multiple_of(64) as usize);
         let grid = stop + 16;
         let mut bytes = vec![0; stop + 64];
@@ -122,7 +122,7 @@ impl Memory {
         }
         if let Some(guard) = entry.params.guard {
             bytes[guard.stop as usize..][..8].copy_from_slice(&(DATA + stop as u64).to_le_bytes());
-            bytes[guard.rounds as usize..][..8].copy_from_slice(&rounds.to_le_bytes());
+            bytes[guard.fuel as usize..][..8].copy_from_slice(&fuel.to_le_bytes());
         }
         Memory { bytes, params, grid, stop, tensors }
     }

@@ -45,7 +45,7 @@ pub(crate) fn run(context: &mut Context<'_>, arguments: &LaunchArgs) -> Result<(
         module,
         launch,
         deadline: arguments.deadline,
-        rounds: arguments.rounds,
+        fuel: arguments.fuel,
         cache: context.cache.clone(),
     };
 
@@ -81,15 +81,13 @@ pub(crate) fn run(context: &mut Context<'_>, arguments: &LaunchArgs) -> Result<(
 }
 
 fn check_options(arguments: &LaunchArgs, trust: Trust) -> Result<(), Failure> {
-    if arguments.rounds.is_some() && trust == Trust::Trusted {
+    if arguments.fuel.is_some() && trust == Trust::Trusted {
         return Err(Failure::usage(
-            "--rounds is for a guest's kernel: the host's own is not watched; leave out one of --rounds and --trusted",
+            "--fuel is for a guest's kernel: the host's own is not cancellable; leave out one of --fuel and --trusted",
         ));
     }
-    if arguments.rounds.is_some() && arguments.device == DeviceArg::Interpreter {
-        return Err(Failure::usage(
-            "the interpreter does not count rounds; use --deadline instead of --rounds",
-        ));
+    if arguments.fuel.is_some() && arguments.device == DeviceArg::Interpreter {
+        return Err(Failure::usage("the interpreter counts no fuel here; use --deadline instead of --fuel"));
     }
     if arguments.check && arguments.device == DeviceArg::Interpreter {
         return Err(Failure::usage(

@@ -78,7 +78,7 @@ pub(super) fn run<A: JitTarget>(
             _ => return Err(Failure::failed(format_args!("argument {} is of the wrong kind", param.name))),
         });
     }
-    let limits = Limits { time: task.deadline, rounds: task.rounds.unwrap_or(Limits::default().rounds) };
+    let limits = Limits { time: task.deadline, fuel: task.fuel.unwrap_or(Limits::default().fuel) };
     let launch = Launch::over(task.launch.grid).within(limits);
     worker.synchronize(patience).map_err(Failure::failed)?;
     let start = Instant::now();

@@ -68,9 +68,9 @@ pub(crate) struct LaunchArgs {
     /// Stop the kernel, and give up, after SECONDS
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     pub(crate) deadline: Duration,
-    /// Stop a guest's kernel when a thread has begun so many rounds of its loops
+    /// Stop a guest's kernel when a thread has begun N iterations of its loops
     #[arg(long, value_name = "N")]
-    pub(crate) rounds: Option<u64>,
+    pub(crate) fuel: Option<u64>,
 }
 
 /// The trust that a module is validated for.

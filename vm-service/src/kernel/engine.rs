@@ -28,8 +28,8 @@ pub(crate) struct Task {
     pub(crate) launch: Launch,
     /// When to stop it.
     pub(crate) deadline: Duration,
-    /// The most rounds that a thread of a guest's kernel may begin.
-    pub(crate) rounds: Option<u64>,
+    /// The most iterations of loops that a thread of a guest's kernel may begin.
+    pub(crate) fuel: Option<u64>,
     /// Where compiled kernels are kept.
     pub(crate) cache: Option<PathBuf>,
 }

@@ -253,9 +253,9 @@ fn every_mismatch_of_an_argument_is_told() {
         "--arg x=i32[1099511627776] --arg by=1",
         "argument x: 4398046511104 bytes are wanted, this machine has ",
     );
-    check(&format!("{good} --rounds 5"), "the interpreter does not count rounds");
+    check(&format!("{good} --fuel 5"), "the interpreter counts no fuel here");
     check(&format!("{good} --check"), "--check compares with the interpreter, and this is the interpreter");
-    check(&format!("{good} --trusted --rounds 5"), "--rounds is for a guest's kernel");
+    check(&format!("{good} --trusted --fuel 5"), "--fuel is for a guest's kernel");
     check(&format!("{good} --deadline 0"), "write seconds above 0");
     check(&format!("{good} --deadline nan"), "write seconds above 0");
     bench.file("x.npy", "no array");
@@ -392,7 +392,7 @@ fn the_cpu_stops_a_kernel_that_does_not_end() {
         bench.check(&line, 1, &[], &["spin was stopped: ", expect]);
     };
     spin("--deadline 0.3", "it took longer than 300ms");
-    spin("--rounds 100000", "100000");
+    spin("--fuel 100000", "100000");
     // One without a loop, too.
     let fill = "vir 1\nkernel @fill(@x: view<i32, [?], write>) at 0x1000 block(256) {\n  %i = global_id.x : i64\n  \
                 %v = const 1 : i32\n  store @x[%i], %v\n}\n";

@@ -15,13 +15,13 @@ use crate::memory::MemoryKind;
 use crate::pool::PoolOptions;
 use crate::programs::Program;
 
-/// More turns and rounds than any device takes while a test waits.
+/// More turns and fuel than any device takes while a test waits.
 const FOREVER: u64 = 1 << 61;
 /// A time in which nothing that ends is stopped on a device that works.
 const SHORT: Duration = Duration::from_millis(100);
 
-fn within(rounds: u64, time: Duration) -> Launch {
-    Launch::over(1).within(Limits { rounds, time })
+fn within(fuel: u64, time: Duration) -> Launch {
+    Launch::over(1).within(Limits { fuel, time })
 }
 
 pub(super) fn by_hand<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
@@ -36,24 +36,24 @@ pub(super) fn by_hand<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'
         region.read_host(&mut word).expect("a read");
         u32::from_le_bytes(word)
     };
-    let begin = |turns: u64, rounds: u64, word: u32| {
+    let begin = |turns: u64, fuel: u64, word: u32| {
         memory.region().write_host(&[0; 8]).expect("a write");
         stop.write_host(&word.to_le_bytes()).expect("a write");
         let arguments = [QueueArgument::View(output, Extents::WHOLE), QueueArgument::Scalar(turns.into())];
         let mut packed = Arguments::new(&program, arguments).expect("the arguments fit");
-        packed.guard(&program, stop, rounds).expect("a stop word of 4 bytes");
+        packed.guard(&program, stop, fuel).expect("a stop word of 4 bytes");
         // SAFETY: the memory is freed below, by the same queue.
         #[allow(unsafe_code)]
         unsafe { queue.launch(&kernel, Grid::from(1), &packed) }.expect("a launch");
         queue.record(&done).expect("a record");
     };
-    let check = |turns: u64, rounds: u64, word: u32, want: (u32, u32)| {
-        begin(turns, rounds, word);
+    let check = |turns: u64, fuel: u64, word: u32, want: (u32, u32)| {
+        begin(turns, fuel, word);
         queue.wait(&done, soon()).expect("the kernel ends");
-        assert_eq!((read(output), read(stop)), want, "{turns} turns, {rounds} rounds, stop word {word}");
+        assert_eq!((read(output), read(stop)), want, "{turns} turns, {fuel} fuel, stop word {word}");
     };
     check(1000, 100_000, 0, (1, 0));
-    check(100_000, 1000, 0, (0, Guard::OUT_OF_ROUNDS));
+    check(100_000, 1000, 0, (0, Guard::OUT_OF_FUEL));
     check(FOREVER, FOREVER, Guard::STOP, (0, Guard::STOP));
     begin(FOREVER, FOREVER, 0);
     std::thread::sleep(Duration::from_millis(20));
@@ -67,17 +67,17 @@ pub(super) fn by_hand<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'
     queue.free(memory).expect("a free");
 }
 
-pub(super) fn rounds<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
+pub(super) fn fuel<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
     let worker = start(accelerator, PoolOptions::default());
     let kernel = worker.load(&programs(Program::Spin)).expect("the program loads");
     let output = worker.allocate(4).expect("memory");
     let mut value = [0u32];
-    for (turns, rounds, stopped) in [(1000u64, 100_000, false), (100_000, 1000, true), (1, FOREVER, false)] {
+    for (turns, fuel, stopped) in [(1000u64, 100_000, false), (100_000, 1000, true), (1, FOREVER, false)] {
         worker.fill(&output, 0).expect("a fill");
         let arguments = arguments![&output, turns];
-        let job = worker.launch_job(&kernel, within(rounds, PATIENCE), &arguments).expect("a launch");
+        let job = worker.launch_job(&kernel, within(fuel, PATIENCE), &arguments).expect("a launch");
         let want =
-            if stopped { Err(Error::OutOfRounds { kernel: kernel.entry().into(), rounds }) } else { Ok(()) };
+            if stopped { Err(Error::OutOfFuel { kernel: kernel.entry().into(), fuel }) } else { Ok(()) };
         assert_eq!(job.wait(soon()), want);
         assert_eq!(worker.synchronize(PATIENCE), want, "the next wait says so too");
         worker.read(&output, &mut value).expect("a read");
@@ -160,7 +160,7 @@ pub(super) fn graphs<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_
         assert_eq!(worker.synchronize(PATIENCE), Ok(()));
         worker.replay(&bad).expect("a replay");
         let error = worker.synchronize(PATIENCE);
-        assert!(matches!(error, Err(Error::OutOfRounds { rounds: 10_000, .. })), "{error:?}");
+        assert!(matches!(error, Err(Error::OutOfFuel { fuel: 10_000, .. })), "{error:?}");
         worker.read(&outputs, &mut values).expect("a read");
         assert_eq!(values, [0, 1]);
         worker.replay(&endless).expect("a replay");
@@ -180,7 +180,7 @@ pub(super) fn batches<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'
     let worker = start(accelerator, PoolOptions::default());
     let kernel = worker.load(&programs(Program::Spin)).expect("the program loads");
     let outputs = worker.allocate(4 * LAUNCHES).expect("memory");
-    let (late, rounds) = (SHORT, 10_000);
+    let (late, fuel) = (SHORT, 10_000);
     let run = |turns: u64, launch: Launch| {
         worker.fill(&outputs, 0).expect("a fill");
         let mut batch = worker.batch();
@@ -200,8 +200,8 @@ pub(super) fn batches<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'
     // Again and again: an accelerator may have made a graph of it.
     for _ in 0..3 {
         assert_eq!(run(1000, within(FOREVER, PATIENCE)), (Ok(()), vec![]));
-        let error = Error::OutOfRounds { kernel: name(), rounds };
-        assert_eq!(run(100_000, within(rounds, PATIENCE)), (Err(error), vec![AMONG]));
+        let error = Error::OutOfFuel { kernel: name(), fuel };
+        assert_eq!(run(100_000, within(fuel, PATIENCE)), (Err(error), vec![AMONG]));
         let error = Error::DeadlineExceeded { kernel: name(), limit: late };
         let begun = Instant::now();
         assert_eq!(run(FOREVER, within(FOREVER, late)), (Err(error), vec![AMONG]));
@@ -214,13 +214,13 @@ pub(super) fn batches<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'
         for index in 0..LAUNCHES {
             let output = outputs.view(4 * index, 4).expect("a part");
             let turns: u64 = if index == AMONG { 100_000 } else { 1000 };
-            batch.launch(&kernel, within(rounds, PATIENCE), &arguments![output, turns]).expect("they fit");
+            batch.launch(&kernel, within(fuel, PATIENCE), &arguments![output, turns]).expect("they fit");
         }
         batches.push(batch);
     }
     worker.fill(&outputs, 0).expect("a fill");
     batches.into_iter().for_each(|batch| worker.launch_batch(batch).expect("a batch"));
-    let error = Error::OutOfRounds { kernel: name(), rounds };
+    let error = Error::OutOfFuel { kernel: name(), fuel };
     assert_eq!(worker.synchronize(PATIENCE), Err(error));
     assert_eq!(run(1000, within(FOREVER, PATIENCE)), (Ok(()), vec![]));
     drop(outputs);

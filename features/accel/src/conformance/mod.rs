@@ -70,7 +70,7 @@ pub fn check<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) -> us
         ("batches of launches", launch::batches),
         ("batches that come again with other arguments", launch::batches_again),
         ("a stop word by hand", guard::by_hand),
-        ("out of rounds", guard::rounds),
+        ("out of fuel", guard::fuel),
         ("out of time", guard::time),
         ("a launch behind one that is stopped", guard::behind),
         ("guarded graphs", guard::graphs),

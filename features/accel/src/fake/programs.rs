@@ -5,8 +5,8 @@ use crate::artifact::{Guard, ParameterKind, Signature};
 use crate::launch::Grid;
 use crate::programs::Program;
 
-/// Rounds that a looping kernel takes each time that somebody looks at the device.
-const ROUNDS_A_LOOK: u64 = 1000;
+/// Iterations that a looping kernel takes each time that somebody polls the device.
+const ITERATIONS_A_POLL: u64 = 1000;
 
 /// Words of parameters that the programs have at most.
 pub(super) const WORDS: usize = 16;
@@ -27,8 +27,8 @@ pub(super) struct Run {
     pub(super) program: Program,
     pub(super) grid: Grid,
     pub(super) words: [u64; WORDS],
-    /// Rounds taken so far.
-    pub(super) rounds: u64,
+    /// Iterations taken so far.
+    pub(super) iterations: u64,
 }
 
 impl Run {
@@ -50,17 +50,17 @@ impl Run {
     }
 
     fn spin(&mut self, heap: &Heap) -> Option<Progress> {
-        let [output, _, turns, stop, rounds] = *self.words.first_chunk()?;
+        let [output, _, turns, stop, fuel] = *self.words.first_chunk()?;
         if heap.get(stop, 4)? != 0 {
             return Some(Progress::Done);
         }
-        self.rounds = self.rounds.saturating_add(ROUNDS_A_LOOK);
-        if turns <= rounds && turns <= self.rounds {
+        self.iterations = self.iterations.saturating_add(ITERATIONS_A_POLL);
+        if turns <= fuel && turns <= self.iterations {
             heap.set(output, 4, 1)?;
             return Some(Progress::Done);
         }
-        if rounds < self.rounds {
-            heap.set(stop, 4, u64::from(Guard::OUT_OF_ROUNDS))?;
+        if fuel < self.iterations {
+            heap.set(stop, 4, u64::from(Guard::OUT_OF_FUEL))?;
             return Some(Progress::Done);
         }
         Some(Progress::Running)

@@ -131,7 +131,7 @@ impl FakeQueue {
         }
         let mut words = [0; WORDS];
         words[..arguments.words().len()].copy_from_slice(arguments.words());
-        Ok(Run { program: kernel.program, grid, words, rounds: 0 })
+        Ok(Run { program: kernel.program, grid, words, iterations: 0 })
     }
 
     fn drained(&self) -> Result<()> {

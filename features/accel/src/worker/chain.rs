@@ -228,7 +228,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         let mut arguments = one.arguments();
         if let Some(guarded) = guarded {
             let address = self.with_guards(|guards| guards.address(guarded))?;
-            arguments.set_guard(&one.loaded.layout, address, guarded.rounds());
+            arguments.set_guard(&one.loaded.layout, address, guarded.fuel());
         }
         Ok(arguments)
     }

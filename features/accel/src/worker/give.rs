@@ -61,7 +61,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     /// Queues a launch: `worker.launch(&kernel, 64, &arguments![&x, &y, 1u32])`. The caller allocates nothing for it, up
     /// to 512 bytes of parameters. Launches that wait one behind the other may be given to the device as one graph.
     ///
-    /// That a guarded kernel was stopped ([`Error::OutOfRounds`], [`Error::DeadlineExceeded`]) the next wait says, as of
+    /// That a guarded kernel was stopped ([`Error::OutOfFuel`], [`Error::DeadlineExceeded`]) the next wait says, as of
     /// all that fails later.
     ///
     /// # Errors

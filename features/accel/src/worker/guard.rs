@@ -37,8 +37,8 @@ pub(super) struct Guarded {
 
 impl Guarded {
     /// How often each work-item may begin the body of a loop.
-    pub(super) fn rounds(&self) -> u64 {
-        self.limits.rounds
+    pub(super) fn fuel(&self) -> u64 {
+        self.limits.fuel
     }
 
     /// How long it may take.
@@ -95,9 +95,7 @@ impl Guards {
         let kernel = || guarded.layout.signature.entry.clone();
         match self.host(guarded).get() {
             0 => Ok(()),
-            Guard::OUT_OF_ROUNDS => {
-                Err(Error::OutOfRounds { kernel: kernel(), rounds: guarded.limits.rounds })
-            }
+            Guard::OUT_OF_FUEL => Err(Error::OutOfFuel { kernel: kernel(), fuel: guarded.limits.fuel }),
             _ => Err(Error::DeadlineExceeded { kernel: kernel(), limit: guarded.limits.time }),
         }
     }

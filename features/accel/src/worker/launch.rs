@@ -123,7 +123,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         let limits = launch.limits.unwrap_or(self.shared.options.limits);
         let guarded = self.stop_word(layout, limits, capturing)?;
         let (address, word) = self.with_guards(|guards| (guards.address(&guarded), guards.word(&guarded)))?;
-        packed.set_guard(layout, address, limits.rounds);
+        packed.set_guard(layout, address, limits.fuel);
         if let Some(uses) = self.capture.borrow_mut().as_mut() {
             uses.guarded.push(guarded);
             return begin(packed);
@@ -193,7 +193,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
 
     /// Records what `f` does to this session into a graph, instead of doing it.
     ///
-    /// Guarded launches in it keep the rounds that they are given here; a replay may take the sum of their times. When
+    /// Guarded launches in it keep the fuel that they are given here; a replay may take the sum of their times. When
     /// one is stopped, the replays of the graph that were given before that was seen are stopped too.
     ///
     /// # Errors

@@ -65,7 +65,7 @@ pub(crate) fn artifact(module: &ValidModule, kernel: &str, target: &Target) -> R
         cluster: entry.cluster,
         shared_bytes: entry.dynamic_shared,
         parameters: parameters.collect(),
-        guard: entry.params.guard.map(|guard| Guard { stop: guard.stop, rounds: guard.rounds }),
+        guard: entry.params.guard.map(|guard| Guard { stop: guard.stop, fuel: guard.fuel }),
         work: entry.work,
     };
     // SAFETY: the compiler made it from a valid module; what is trusted here is a test's own.
@@ -104,8 +104,8 @@ impl Machine {
     }
 
     /// Runs a launch; its tensors hold what came out.
-    pub(crate) fn run(&self, module: &ValidModule, launch: &mut Launch, rounds: u64) -> Result<Stop, String> {
-        self.launch(&self.compile(module, &launch.kernel)?, launch, rounds, PATIENCE)
+    pub(crate) fn run(&self, module: &ValidModule, launch: &mut Launch, fuel: u64) -> Result<Stop, String> {
+        self.launch(&self.compile(module, &launch.kernel)?, launch, fuel, PATIENCE)
     }
 
     /// Runs a launch of a compiled kernel, which is stopped when the time is up; its tensors hold what came out.
@@ -116,7 +116,7 @@ impl Machine {
         &self,
         artifact: &Artifact,
         launch: &mut Launch,
-        rounds: u64,
+        fuel: u64,
         time: Duration,
     ) -> Result<Stop, String> {
         let queue = &self.queue;
@@ -158,7 +158,7 @@ impl Machine {
             });
         }
         let mut packed = Arguments::new(artifact, arguments).map_err(|error| error.to_string())?;
-        packed.guard(artifact, stop.region(), rounds).unwrap();
+        packed.guard(artifact, stop.region(), fuel).unwrap();
         // SAFETY: the memory is freed below, by the same queue.
         unsafe { queue.launch(&kernel, Grid(launch.grid), &packed) }.map_err(|error| error.to_string())?;
         queue.record(&event).unwrap();

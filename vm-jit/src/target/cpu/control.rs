@@ -269,7 +269,7 @@ impl<'a, 'k> Writer<'a, 'k> {
     /// Prepares polling.
     pub(super) fn prepare_polls(&mut self, guard: Guard) {
         let flag = self.parameter(types::I64, guard.stop);
-        let all = self.parameter(types::I64, guard.rounds);
+        let all = self.parameter(types::I64, guard.fuel);
         let most = self.b.ins().iconst(types::I64, 1 << 62);
         let all = self.b.ins().umin(all, most);
         let [quantum, fuel, cost] = [0, 0, self.safety.interval()].map(|first| {
@@ -336,7 +336,7 @@ impl<'a, 'k> Writer<'a, 'k> {
             w.b.seal_block(some);
             w.b.switch_to_block(none);
             let zero = w.b.ins().iconst(types::I32, 0);
-            let code = w.b.ins().iconst(types::I32, i64::from(Guard::OUT_OF_ROUNDS));
+            let code = w.b.ins().iconst(types::I32, i64::from(Guard::OUT_OF_FUEL));
             w.b.ins().atomic_cas(own(), cancel.flag, zero, code);
             w.b.ins().jump(w.leave, &[]);
             w.b.switch_to_block(some);

@@ -415,7 +415,7 @@ impl<'k> Writer<'k> {
     pub(super) fn epilogue(&mut self) {
         let Some(cancel) = self.cancel else { return };
         self.asm.place(cancel.out_of_fuel);
-        let code = i64::from(Guard::OUT_OF_ROUNDS);
+        let code = i64::from(Guard::OUT_OF_FUEL);
         let old = self.asm.new_reg(Class::B32);
         ins!(self, "atom.relaxed.sys.global.cas.b32", old, Arg::At(cancel.flag, 0), 0, code);
         self.asm.place(cancel.leave);

@@ -282,7 +282,7 @@ impl<'k> Writer<'k> {
         if let Some(guard) = params.guard {
             let generic = def!(self, B64, "ld.param.b64", Arg::AtName("args", i64::from(guard.stop)));
             let stop = def!(self, B64, "cvta.to.global.u64", generic);
-            let all = def!(self, B64, "ld.param.b64", Arg::AtName("args", i64::from(guard.rounds)));
+            let all = def!(self, B64, "ld.param.b64", Arg::AtName("args", i64::from(guard.fuel)));
             self.prepare_polls(stop, all);
         }
         if self.facts.shared_bytes > 0 {

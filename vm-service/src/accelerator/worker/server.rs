@@ -366,7 +366,7 @@ impl<A: Accelerator> Server<A> {
             memory_bytes: self.quotas.memory,
             memory_free: self.quotas.memory - self.usage.now(Resource::Held),
             deadline_us: u64::try_from(self.quotas.limits.time.as_micros()).unwrap_or(u64::MAX),
-            rounds: self.quotas.limits.rounds,
+            fuel: self.quotas.limits.fuel,
             units: device.units,
             lanes: device.lanes,
             block_threads: device.block_items,
@@ -547,8 +547,8 @@ impl<A: Accelerator> Server<A> {
         let most = self.quotas.limits;
         let over_bus = over_bus && !self.worker.accelerator().info().unified;
         cost::check(loaded.artifact.signature(), launch.grid, over_bus, most.time)?;
-        let rounds = if launch.rounds == 0 { most.rounds } else { launch.rounds.min(most.rounds) };
-        let how = Launch::over(launch.grid).within(Limits { rounds, ..most });
+        let fuel = if launch.fuel == 0 { most.fuel } else { launch.fuel.min(most.fuel) };
+        let how = Launch::over(launch.grid).within(Limits { fuel, ..most });
         batch.launch(&loaded.kernel, how, arguments).map_err(failure)
     }
 

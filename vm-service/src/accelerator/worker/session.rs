@@ -22,7 +22,7 @@ use crate::accelerator::meter::Meter;
 /// How many batches of a link may be under way on the accelerator.
 const PENDING: usize = 256;
 /// The iterations of cancellable loops that a thread may begin: what a GPU's thread does in days. The deadline is what counts.
-const ROUNDS: u64 = 1 << 48;
+const FUEL: u64 = 1 << 48;
 
 /// Processors that it takes to poll for the next batch, beside a guest that polls for the answer to the last; and for the
 /// end of a batch, beside that guest, the accelerator's thread, which polls for it too, and one that does the work.
@@ -56,7 +56,7 @@ impl Guest {
         broken: mpsc::Sender<String>,
     ) -> Result<Self, String> {
         let time = Duration::from_micros(open.deadline_us);
-        let quotas = Quotas { memory: open.memory, limits: Limits { rounds: ROUNDS, time } };
+        let quotas = Quotas { memory: open.memory, limits: Limits { fuel: FUEL, time } };
         let usage = Usage::new(most(&quotas, &ram));
         let slice = Duration::from_micros(open.time_slice_us);
         let pace = Arc::new(Pace::new(slice, meter)?);

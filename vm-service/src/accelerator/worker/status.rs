@@ -11,7 +11,7 @@ pub(super) fn of(error: &Error) -> Status {
         Error::OutOfRange { .. } | Error::Lengths { .. } => Status::Range,
         Error::Arguments { .. } | Error::Grid { .. } | Error::Extents { .. } => Status::Arguments,
         Error::Load { .. } => Status::Module,
-        Error::OutOfRounds { .. } => Status::OutOfRounds,
+        Error::OutOfFuel { .. } => Status::OutOfFuel,
         Error::DeadlineExceeded { .. } => Status::Deadline,
         Error::Lost { .. } | Error::Stopped => Status::Lost,
         _ => Status::Device,

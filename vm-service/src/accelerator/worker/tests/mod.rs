@@ -104,7 +104,7 @@ impl<A: Accelerator> Bench<A> {
         let worker =
             Worker::start(device.clone(), WorkerOptions { pool, ..WorkerOptions::default() }).unwrap();
         let parts = Ram::new(&[(0x1000, RAM)], vec![OwnedFd::from(ram.try_clone().unwrap())]).unwrap();
-        let limits = Limits { rounds: 1 << 40, time: Duration::from_millis(200) };
+        let limits = Limits { fuel: 1 << 40, time: Duration::from_millis(200) };
         let (quotas, log) = (Quotas { memory: QUOTA, limits }, Arc::new(Mutex::new(Log::default())));
         let usage = Usage::new(most(&quotas, &parts));
         let server = Server::new(worker, compiler, Arc::new(parts), quotas, usage, log, Watch::default());
@@ -345,14 +345,8 @@ fn what_is_not_allowed_fails_with_its_status() {
 fn an_endless_kernel_is_stopped_and_the_next_one_runs() {
     let mut bench = Bench::new();
     let ir = add_and_spin();
-    let spin = |batch: &mut BatchWriter<'_>, turns, rounds| {
-        batch.launch_with_rounds(
-            1,
-            1,
-            [1; 3],
-            rounds,
-            &[Argument::view(1, 0, &[1])?, Argument::i64(turns)],
-        )?;
+    let spin = |batch: &mut BatchWriter<'_>, turns, fuel| {
+        batch.launch_with_fuel(1, 1, [1; 3], fuel, &[Argument::view(1, 0, &[1])?, Argument::i64(turns)])?;
         batch.fence()
     };
     bench.check(
@@ -363,7 +357,7 @@ fn an_endless_kernel_is_stopped_and_the_next_one_runs() {
         },
         Ok(()),
     );
-    bench.check(|batch| spin(batch, 1 << 30, 5_000), Err((1, Status::OutOfRounds)));
+    bench.check(|batch| spin(batch, 1 << 30, 5_000), Err((1, Status::OutOfFuel)));
     let start = Instant::now();
     bench.check(|batch| spin(batch, i64::MAX, 0), Err((1, Status::Deadline)));
     assert!(start.elapsed() >= Duration::from_millis(200), "{:?}", start.elapsed());
@@ -457,7 +451,7 @@ fn mutated_batches_do_no_harm() {
         }),
         seed(&|b| {
             b.launch(1, 0, [1, 1, 1], &[view(1, 64)?, view(2, 64)?, Argument::i32(1)])?;
-            b.launch_with_rounds(1, 1, [1; 3], 1000, &[view(2, 1)?, Argument::i64(5)])?;
+            b.launch_with_fuel(1, 1, [1; 3], 1000, &[view(2, 1)?, Argument::i64(5)])?;
             b.fence()
         }),
         seed(&|b| {
