@@ -36,11 +36,11 @@ pub(crate) fn run(context: &mut Context<'_>) -> Result<(), Failure> {
     for record in &unreadable {
         tracing::warn!("{record}");
     }
-    let text = render(&claims);
+    let text = render(&claims, context.width);
     context.print(|| Body::Claims { claims, unreadable }, || text)
 }
 
-fn render(claims: &[ListedClaim]) -> String {
+fn render(claims: &[ListedClaim], width: Option<usize>) -> String {
     if claims.is_empty() {
         return "nothing is claimed\n".into();
     }
@@ -66,7 +66,7 @@ fn render(claims: &[ListedClaim]) -> String {
             ]);
         }
     }
-    table.to_string()
+    table.fit(width)
 }
 
 fn holder(claim: &ListedClaim) -> String {
