@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::artifact::Artifact;
-use crate::device::{DeviceInfo, Health, MemoryInfo, QueueOptions};
+use crate::device::{DeviceInfo, MemoryInfo, QueueOptions};
 use crate::error::{Error, Result};
 use crate::launch::{Arguments, Grid};
 use crate::memory::{Memory, MemoryKind, Region};
@@ -15,12 +15,6 @@ pub trait Accelerator: Send + Sync + 'static {
 
     /// Identity and limits.
     fn info(&self) -> &DeviceInfo;
-
-    /// How the device does right now.
-    ///
-    /// # Errors
-    /// [`Error::Unavailable`] where nothing on this machine tells.
-    fn health(&self) -> Result<Health>;
 
     /// Opens a context and one stream in it, for the calling thread.
     ///

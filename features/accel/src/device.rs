@@ -82,27 +82,6 @@ pub struct MemoryInfo {
     pub reserved: u64,
 }
 
-/// How the device does. What it does not tell is `None`.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Health {
-    /// Degrees Celsius.
-    pub temperature: Option<u32>,
-    /// Watts drawn.
-    pub power: Option<f64>,
-    /// The watts at which it throttles itself.
-    pub power_limit: Option<f64>,
-    /// Percent of the time that kernels ran, over the driver's last interval.
-    pub busy: Option<u32>,
-    /// Bytes of device memory in use, by anybody.
-    pub memory_used: Option<u64>,
-    /// Memory errors that were corrected since the last reset.
-    pub corrected_errors: Option<u64>,
-    /// Memory errors that were not, since the last reset.
-    pub uncorrected_errors: Option<u64>,
-    /// Whether rows of memory wait to be remapped, which needs a reset.
-    pub reset_needed: Option<bool>,
-}
-
 /// How a queue is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueOptions {

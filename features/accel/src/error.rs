@@ -225,39 +225,6 @@ pub enum Error {
 }
 
 impl Error {
-    /// The error as a number for a C interface: negative, one for each kind, never reused.
-    pub fn code(&self) -> i32 {
-        match self {
-            Self::Unavailable { .. } => -1,
-            Self::NoDevice { .. } => -2,
-            Self::OutOfMemory { .. } => -3,
-            Self::PoolLimit { .. } => -4,
-            Self::OutOfRange { .. } => -5,
-            Self::Lengths { .. } => -6,
-            Self::NotHostVisible { .. } => -7,
-            Self::Arguments { .. } => -8,
-            Self::Grid { .. } => -9,
-            Self::Load { .. } => -10,
-            Self::QueueFull { .. } => -11,
-            Self::Deadline { .. } => -12,
-            Self::Cancelled => -13,
-            Self::Stopped => -14,
-            Self::Panicked { .. } => -15,
-            Self::Lost { .. } => -16,
-            Self::WrongWorker { .. } => -17,
-            Self::OutOfOrder => -18,
-            Self::BrandInUse { .. } => -19,
-            Self::Capturing { .. } => -20,
-            Self::Unsupported { .. } => -21,
-            Self::Driver { .. } => -22,
-            Self::Host { .. } => -23,
-            Self::Extents { .. } => -24,
-            Self::OutOfFuel { .. } => -25,
-            Self::DeadlineExceeded { .. } => -26,
-            Self::InGraph => -27,
-        }
-    }
-
     /// Whether the context is gone for good.
     pub fn is_lost(&self) -> bool {
         matches!(self, Self::Lost { .. })

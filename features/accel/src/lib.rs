@@ -84,7 +84,6 @@ mod artifact;
 #[cfg(all(feature = "conformance", not(loom)))]
 pub mod conformance;
 mod device;
-mod edge;
 mod error;
 mod executor;
 mod extents;
@@ -101,8 +100,7 @@ pub use accelerator::{Accelerator, Link, Queue};
 pub use artifact::{
     Artifact, Extent, Guard, MAX_EXTENT, MAX_RANK, PARAMETER_BYTES, Parameter, ParameterKind, Signature,
 };
-pub use device::{DeviceInfo, Health, MemoryInfo, QueueOptions, deadline};
-pub use edge::{edge, last_error_message};
+pub use device::{DeviceInfo, MemoryInfo, QueueOptions, deadline};
 pub use error::{Error, Result};
 pub use executor::job::Job;
 pub use extents::Extents;

@@ -42,10 +42,7 @@ impl MemoryKind {
 #[derive(Debug)]
 #[must_use = "memory that is dropped is freed only when its queue is closed"]
 pub struct Memory {
-    address: u64,
-    host: u64,
-    bytes: u64,
-    kind: MemoryKind,
+    all: Region<'static>,
 }
 
 impl Memory {
@@ -56,51 +53,39 @@ impl Memory {
     /// For an implementation of [`Queue`](crate::Queue). The memory stays there, and is nobody else's, until the queue
     /// gets this value back or is closed.
     pub unsafe fn from_raw(kind: MemoryKind, address: u64, host: u64, bytes: u64) -> Self {
-        Self { address, host, bytes, kind }
+        Self { all: Region { address, host, bytes, kind, memory: PhantomData } }
     }
 
     /// The device's address of the first byte.
     pub fn address(&self) -> u64 {
-        self.address
+        self.all.address
     }
 
     /// The host's address of the first byte; 0 where the host can't reach it.
     pub fn host_address(&self) -> u64 {
-        self.host
+        self.all.host
     }
 
     /// The length in bytes.
     pub fn bytes(&self) -> u64 {
-        self.bytes
+        self.all.bytes
     }
 
     /// The kind.
     pub fn kind(&self) -> MemoryKind {
-        self.kind
+        self.all.kind
     }
 
     /// All of it.
     pub fn region(&self) -> Region<'_> {
-        Region {
-            address: self.address,
-            host: self.host,
-            bytes: self.bytes,
-            kind: self.kind,
-            memory: PhantomData,
-        }
+        self.all
     }
 
     /// All of it, for a command that runs later.
     ///
     /// The pool frees or reuses memory only by commands that come after every command that was given a region of it.
     pub(crate) fn detached(&self) -> Region<'static> {
-        Region {
-            address: self.address,
-            host: self.host,
-            bytes: self.bytes,
-            kind: self.kind,
-            memory: PhantomData,
-        }
+        self.all
     }
 }
 

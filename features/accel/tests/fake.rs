@@ -83,7 +83,7 @@ fn block(worker: &Worker<FakeAccelerator>) -> std::sync::mpsc::Sender<()> {
 }
 
 #[test]
-fn a_queued_job_can_be_cancelled_and_a_late_one_does_not_start() {
+fn a_queued_job_can_be_cancelled() {
     let worker = start(&Arc::new(FakeAccelerator::new()));
     let release = block(&worker);
     let ran = Arc::new(std::sync::atomic::AtomicU32::new(0));
@@ -93,7 +93,6 @@ fn a_queued_job_can_be_cancelled_and_a_late_one_does_not_start() {
     };
     let cancelled = worker.submit(counted(&ran)).unwrap();
     assert!(cancelled.cancel());
-    let late = worker.submit_by(Instant::now(), counted(&ran)).unwrap();
     let mut local = 0;
     let borrowed = worker.submit_and_wait(Instant::now() + Duration::from_millis(20), |_| {
         local += 1;
@@ -105,7 +104,6 @@ fn a_queued_job_can_be_cancelled_and_a_late_one_does_not_start() {
     drop(release);
     worker.synchronize(PATIENCE).unwrap();
     assert_eq!(cancelled.wait(soon()), Err(Error::Cancelled));
-    assert!(matches!(late.wait(soon()), Err(Error::Deadline { .. })));
     assert_eq!((local, ran.load(std::sync::atomic::Ordering::SeqCst)), (0, 0));
     worker.stop(PATIENCE).unwrap();
 }

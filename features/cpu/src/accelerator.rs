@@ -3,9 +3,9 @@
 use std::num::NonZero;
 use std::sync::Arc;
 
-use vm_accel::{Accelerator, DeviceInfo, Error, Health, QueueOptions, Result};
+use vm_accel::{Accelerator, DeviceInfo, Error, QueueOptions, Result};
 
-use crate::host::{self, Watch};
+use crate::host;
 use crate::pool::Pool;
 use crate::queue::CpuQueue;
 
@@ -13,7 +13,6 @@ use crate::queue::CpuQueue;
 pub struct CpuAccelerator {
     info: DeviceInfo,
     pool: Arc<Pool>,
-    watch: Watch,
 }
 
 impl CpuAccelerator {
@@ -51,7 +50,7 @@ impl CpuAccelerator {
             unified: true,
             host_registration: true,
         };
-        Ok(CpuAccelerator { info, pool: Arc::new(pool), watch: Watch::default() })
+        Ok(CpuAccelerator { info, pool: Arc::new(pool) })
     }
 }
 
@@ -60,10 +59,6 @@ impl Accelerator for CpuAccelerator {
 
     fn info(&self) -> &DeviceInfo {
         &self.info
-    }
-
-    fn health(&self) -> Result<Health> {
-        self.watch.health()
     }
 
     fn open(&self, options: &QueueOptions) -> Result<CpuQueue> {

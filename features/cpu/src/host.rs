@@ -3,9 +3,9 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 
-use vm_accel::{Error, Health, Result};
+use vm_accel::{Error, Result};
 
 /// Free and total bytes of memory.
 ///
@@ -56,41 +56,6 @@ pub(crate) fn version() -> String {
     if text.trim().is_empty() { "Linux".into() } else { format!("Linux {}", text.trim()) }
 }
 
-/// Ticks of all processors that were busy, and all of them.
-fn ticks(stat: &str) -> Option<(u64, u64)> {
-    let numbers: Vec<u64> = stat
-        .lines()
-        .next()?
-        .strip_prefix("cpu ")?
-        .split_whitespace()
-        .filter_map(|n| n.parse().ok())
-        .collect();
-    // user, nice, system, idle, iowait, irq, softirq, steal; the guests' are in the first two.
-    let all: u64 = numbers.iter().take(8).sum();
-    let idle = numbers.get(3)? + numbers.get(4)?;
-    Some((all.saturating_sub(idle), all))
-}
-
-/// Says how busy the machine is since it was asked last.
-#[derive(Debug, Default)]
-pub(crate) struct Watch {
-    last: Mutex<(u64, u64)>,
-}
-
-impl Watch {
-    pub(crate) fn health(&self) -> Result<Health> {
-        let (free, total) = memory()?;
-        let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
-        let mut last = self.last.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let busy = ticks(&stat).and_then(|(busy, all)| {
-            let (before_busy, before_all) = std::mem::replace(&mut *last, (busy, all));
-            let share = busy.saturating_sub(before_busy) * 100;
-            share.checked_div(all.saturating_sub(before_all)).map(|percent| percent.min(100) as u32)
-        });
-        Ok(Health { busy, memory_used: Some(total.saturating_sub(free)), ..Health::default() })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,7 +67,5 @@ mod tests {
         assert_eq!(meminfo(text, "MemAvailable"), Some(12_000_000 * 1024));
         assert_eq!(meminfo(text, "Mem"), None);
         assert_eq!(meminfo("MemTotal: x kB", "MemTotal"), None);
-        assert_eq!(ticks("cpu  10 0 10 70 10 0 0 0 5 0\ncpu0 1"), Some((20, 100)));
-        assert_eq!(ticks("intr 1"), None);
     }
 }

@@ -32,8 +32,6 @@ fn conforms() {
     for threads in [1, 3] {
         let device = Arc::new(CpuAccelerator::with_threads(NonZero::new(threads).unwrap()).unwrap());
         assert!(vm_accel::conformance::check(&device, &program) >= 15);
-        let health = device.health().unwrap();
-        assert!(health.memory_used.is_some_and(|used| used > 0 && used < device.info().memory_bytes));
     }
 }
 

@@ -1,8 +1,7 @@
 //! The CUDA devices of this machine.
 
-use vm_accel::{Accelerator, DeviceInfo, Error, Health, QueueOptions, Result};
+use vm_accel::{Accelerator, DeviceInfo, Error, QueueOptions, Result};
 
-use crate::nvml;
 use crate::queue::{CudaQueue, Traits};
 use crate::result::Device;
 use crate::sys::{CUdevice_attribute as Attribute, Driver, driver};
@@ -105,10 +104,6 @@ impl Accelerator for CudaAccelerator {
 
     fn info(&self) -> &DeviceInfo {
         &self.info
-    }
-
-    fn health(&self) -> Result<Health> {
-        nvml::health(self.info.address.as_deref().unwrap_or_default())
     }
 
     fn open(&self, options: &QueueOptions) -> Result<CudaQueue> {

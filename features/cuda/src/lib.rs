@@ -2,7 +2,7 @@
 //!
 //! Three layers: [`sys`] is the driver's functions as they are, found at run time; `result` owns the driver's objects
 //! and turns its status into errors; [`CudaAccelerator`] and [`CudaQueue`] are what [`vm_accel`] asks for. Building
-//! needs no CUDA; running needs the driver's `libcuda.so.1`, and for health `libnvidia-ml.so.1`. Where one is missing,
+//! needs no CUDA; running needs the driver's `libcuda.so.1`, and [`usage`] its `libnvidia-ml.so.1`. Where one is missing,
 //! the error says which package has it.
 //!
 //! ```no_run
@@ -40,5 +40,5 @@ mod result;
 pub mod sys;
 
 pub use accelerator::{CudaAccelerator, devices};
-pub use nvml::{Process, Usage, usage};
+pub use nvml::{Health, Process, Usage, usage};
 pub use queue::{CudaEvent, CudaGraph, CudaKernel, CudaQueue};

@@ -6,7 +6,7 @@ use std::ptr;
 use std::sync::OnceLock;
 
 use libloading::Library;
-use vm_accel::{Error, Health, Result};
+use vm_accel::{Error, Result};
 
 use crate::sys::one_line;
 
@@ -43,6 +43,27 @@ struct ProcessInfo {
 
 /// Most processes of a kind that are asked for.
 const MAX_PROCESSES: usize = 4096;
+
+/// How a device does. What it does not tell is `None`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Health {
+    /// Degrees Celsius.
+    pub temperature: Option<u32>,
+    /// Watts drawn.
+    pub power: Option<f64>,
+    /// The watts at which it throttles itself.
+    pub power_limit: Option<f64>,
+    /// Percent of the time that kernels ran, over the driver's last interval.
+    pub busy: Option<u32>,
+    /// Bytes of device memory in use, by anybody.
+    pub memory_used: Option<u64>,
+    /// Memory errors that were corrected since the last reset.
+    pub corrected_errors: Option<u64>,
+    /// Memory errors that were not, since the last reset.
+    pub uncorrected_errors: Option<u64>,
+    /// Whether rows of memory wait to be remapped, which needs a reset.
+    pub reset_needed: Option<bool>,
+}
 
 /// What uses a device. What it does not tell is `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -188,18 +209,13 @@ impl Nvml {
 pub fn usage(address: &str) -> Result<Usage> {
     let (nvml, device) = device(address)?;
     Ok(Usage {
-        health: health_of(nvml, device),
+        health: health(nvml, device),
         memory_bytes: nvml.memory(device).map(|memory| memory.total),
         processes: nvml.processes(device),
     })
 }
 
-/// The health of the device at a PCI address.
-pub(crate) fn health(address: &str) -> Result<Health> {
-    device(address).map(|(nvml, device)| health_of(nvml, device))
-}
-
-fn health_of(nvml: &Nvml, device: Handle) -> Health {
+fn health(nvml: &Nvml, device: Handle) -> Health {
     // What a device does not tell (a consumer card has no ECC) is left out.
     let number = |get: &dyn Fn(*mut c_uint) -> Status| {
         let mut value = 0;

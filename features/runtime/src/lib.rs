@@ -69,9 +69,8 @@ pub use cuda::{
     CudaAccelerator, CudaAssembler, CudaJITCompiler, CudaUsage, assemble, cuda_devices, cuda_usage,
 };
 pub use vm_accel::{
-    Accelerator, Argument, Buffer, DeviceInfo, Error, Extents, Grid, Health, Kernel, Launch, Limits,
-    MemoryInfo, MemoryKind, PoolOptions, QueueOptions, Scalar, Session, View, Worker, WorkerOptions,
-    arguments,
+    Accelerator, Argument, Buffer, DeviceInfo, Error, Extents, Grid, Kernel, Launch, Limits, MemoryInfo,
+    MemoryKind, PoolOptions, QueueOptions, Scalar, Session, View, Worker, WorkerOptions, arguments,
 };
 pub use vm_ir::{GuestAddr, IRBlock};
 #[cfg(feature = "npu")]

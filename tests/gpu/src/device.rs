@@ -28,16 +28,6 @@ pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
             Ok(())
         }),
         Test::new("several devices at once, each with its own memory", |_, report| several(report)),
-        Test::new("health", |gpu, report| {
-            let health = match gpu.accelerator.health() {
-                Err(error @ vm_accel::Error::Unavailable { .. }) => return skip(error.to_string()),
-                health => health?,
-            };
-            report.note(format!("{health:?}"));
-            ensure!(health.temperature.is_some_and(|degrees| degrees < 120), "{health:?}");
-            ensure!(health.memory_used.is_some(), "{health:?}");
-            Ok(())
-        }),
         Test::new("what uses it", |gpu, report| {
             const HELD: u64 = 1 << 30;
             let info = gpu.accelerator.info();
@@ -50,6 +40,7 @@ pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
             report.note(format!("{usage:?}"));
             ensure!(usage.memory_bytes >= Some(info.memory_bytes), "{usage:?}");
             ensure!(usage.health.memory_used >= Some(HELD), "{usage:?}");
+            ensure!(usage.health.temperature.is_some_and(|degrees| degrees < 120), "{usage:?}");
             // Their IDs are the host's, which in a container are others.
             ensure!(usage.processes.is_some(), "{usage:?}");
             Ok(())

@@ -41,19 +41,14 @@ impl<R> Cell<R> {
         }
     }
 
-    /// Queued to running; false when the job was cancelled, or its time to start has passed.
-    pub(crate) fn start(&self, deadline: Option<Instant>) -> bool {
+    /// Queued to running; false when the job was cancelled.
+    pub(crate) fn start(&self) -> bool {
         let mut progress = lock(&self.progress);
-        if !matches!(progress.stage, Stage::Queued) {
-            return false;
+        let is_queued = matches!(progress.stage, Stage::Queued);
+        if is_queued {
+            progress.stage = Stage::Running;
         }
-        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-            drop(progress);
-            self.finish(Err(Error::Deadline { what: "the start of a job on the GPU worker".into() }), true);
-            return false;
-        }
-        progress.stage = Stage::Running;
-        true
+        is_queued
     }
 
     /// Leaves the result. Later results of the same job are dropped.

@@ -122,11 +122,11 @@ impl<C: 'static> Executor<C> {
         }
     }
 
-    /// Submits a job that must start before `deadline`, where there is one.
+    /// Submits a job.
     ///
     /// # Errors
     /// [`Error::QueueFull`] at once when there is no room; [`Error::Stopped`].
-    pub(crate) fn submit<F, R>(&self, deadline: Option<Instant>, f: F) -> Result<Job<R>>
+    pub(crate) fn submit<F, R>(&self, f: F) -> Result<Job<R>>
     where
         F: FnOnce(&C) -> Result<R> + Send + 'static,
         R: Send + 'static,
@@ -134,7 +134,7 @@ impl<C: 'static> Executor<C> {
         let cell = Arc::new(Cell::new());
         let completer = Completer(Arc::clone(&cell));
         let command = move |context: &C| {
-            if completer.0.start(deadline) {
+            if completer.0.start() {
                 completer.complete(guarded(|| f(context)));
             }
         };

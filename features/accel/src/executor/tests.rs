@@ -193,34 +193,12 @@ mod interleavings {
     }
 
     #[test]
-    fn a_job_that_is_late_does_not_start() {
-        model(3, || {
-            let executor = Arc::new(Executor::new(2));
-            let server = serve(&executor);
-            let job = executor
-                .submit(Some(Instant::now()), |seen: &Seen| {
-                    seen.lock().unwrap().push(1);
-                    Ok(())
-                })
-                .unwrap();
-            let cancelled = job.cancel();
-            match job.wait(later()) {
-                Err(Error::Cancelled) => assert!(cancelled),
-                Err(Error::Deadline { .. }) => assert!(!cancelled),
-                other => panic!("{other:?}"),
-            }
-            executor.close();
-            assert!(server.join().unwrap().is_empty());
-        });
-    }
-
-    #[test]
     fn a_job_is_cancelled_or_runs_but_not_both() {
         model(3, || {
             let executor = Arc::new(Executor::new(2));
             let server = serve(&executor);
             let job = executor
-                .submit(None, |seen: &Seen| {
+                .submit(|seen: &Seen| {
                     seen.lock().unwrap().push(1);
                     Ok(())
                 })
@@ -237,7 +215,7 @@ mod interleavings {
     fn a_command_that_never_runs_is_dropped_and_its_job_says_so() {
         model(3, || {
             let executor = Executor::<Seen>::new(2);
-            let job = executor.submit(None, |_: &Seen| Ok(1)).unwrap();
+            let job = executor.submit(|_: &Seen| Ok(1)).unwrap();
             drop(executor);
             assert_eq!(job.wait(later()), Err(Error::Stopped));
         });

@@ -16,7 +16,7 @@ pub use queue::{FakeEvent, FakeGraph, FakeKernel, FakeQueue};
 
 use crate::accelerator::Accelerator;
 use crate::artifact::Artifact;
-use crate::device::{DeviceInfo, Health, QueueOptions};
+use crate::device::{DeviceInfo, QueueOptions};
 use crate::error::{Error, Result};
 use crate::programs::Program;
 
@@ -178,10 +178,6 @@ impl Accelerator for FakeAccelerator {
 
     fn info(&self) -> &DeviceInfo {
         &self.info
-    }
-
-    fn health(&self) -> Result<Health> {
-        Ok(Health { temperature: Some(40), memory_used: Some(self.used()), ..Health::default() })
     }
 
     fn open(&self, options: &QueueOptions) -> Result<Self::Queue> {

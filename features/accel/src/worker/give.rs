@@ -102,7 +102,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
         let cell = Arc::new(Cell::new());
         let mut completer = Some(Completer(Arc::clone(&cell)));
         let inline = current::with(shared, |session| {
-            cell.start(None);
+            cell.start();
             session.launch_job(kernel, launch, arguments, &mut completer)
         });
         if let Some(done) = inline {
@@ -111,7 +111,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
         let mut packed = shared.pack(kernel, launch, arguments)?;
         let loaded = Arc::clone(&kernel.0);
         self.command(move |session| {
-            if !completer.as_ref().is_some_and(|completer| completer.0.start(None)) {
+            if !completer.as_ref().is_some_and(|completer| completer.0.start()) {
                 return Ok(());
             }
             let launched = guarded(|| session.launch_packed(&loaded, launch, &mut packed, &mut completer));

@@ -247,33 +247,13 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
         F: FnOnce(&Session<A, B>) -> Result<R> + Send + 'static,
         R: Send + 'static,
     {
-        self.submit_some(None, f)
-    }
-
-    /// As [`Worker::submit`], but the job ends with [`Error::Deadline`] if it has not started by `deadline`.
-    ///
-    /// # Errors
-    /// As [`Worker::submit`].
-    pub fn submit_by<F, R>(&self, deadline: Instant, f: F) -> Result<Job<R>>
-    where
-        F: FnOnce(&Session<A, B>) -> Result<R> + Send + 'static,
-        R: Send + 'static,
-    {
-        self.submit_some(Some(deadline), f)
-    }
-
-    fn submit_some<F, R>(&self, deadline: Option<Instant>, f: F) -> Result<Job<R>>
-    where
-        F: FnOnce(&Session<A, B>) -> Result<R> + Send + 'static,
-        R: Send + 'static,
-    {
         let shared = &self.0.shared;
         shared.alive()?;
         let mut f = Some(f);
         let inline = current::with(shared, |session| {
             let cell = Arc::new(Cell::new());
             if let Some(f) = f.take()
-                && cell.start(deadline)
+                && cell.start()
             {
                 cell.complete(guarded(|| f(session)));
             }
@@ -281,7 +261,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
         });
         match (inline, f) {
             (Some(job), _) => Ok(job),
-            (None, Some(f)) => shared.executor.submit(deadline, f),
+            (None, Some(f)) => shared.executor.submit(f),
             (None, None) => Err(Error::Stopped),
         }
     }
@@ -464,7 +444,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     pub fn fence(&self) -> Result<Job<()>> {
         let cell = Arc::new(Cell::new());
         // From here on there is nothing to cancel.
-        cell.start(None);
+        cell.start();
         let completer = Completer(Arc::clone(&cell));
         let shared = &self.0.shared;
         shared.alive()?;
