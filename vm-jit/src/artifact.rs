@@ -17,25 +17,27 @@
 //! view that is written overlapping another, and the memory of each view really there. A guest's kernel then
 //! touches no byte outside of its views.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use vm_ir::module::ParamKind;
 use vm_ir::{Kernel, Scalar};
 
 /// What a target made of a module.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Artifact {
     /// The target, as [`Target`](crate::Target) writes it.
     pub target: String,
     /// What the bytes are.
     pub format: Format,
     /// The code.
+    #[serde(with = "serde_bytes")]
     pub code: Vec<u8>,
     /// The kernels in the order of the module.
     pub entries: Vec<Entry>,
 }
 
 /// What the bytes of an artifact are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Format {
     /// PTX text, without a terminating zero.
     Ptx,
@@ -53,7 +55,7 @@ impl fmt::Display for Format {
 }
 
 /// A kernel in an artifact.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// The kernel's name.
     pub kernel: String,
@@ -79,7 +81,7 @@ pub struct Entry {
 }
 
 /// Where in the parameter block a kernel's arguments go.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParamLayout {
     /// By parameter, in the kernel's order.
     pub slots: Vec<Slot>,
@@ -91,7 +93,7 @@ pub struct ParamLayout {
 }
 
 /// Where one argument goes. Offsets are in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Slot {
     /// A view: base, extents, strides.
     View {
@@ -105,6 +107,7 @@ pub enum Slot {
         /// Of its bits.
         offset: u32,
         /// Its type, which gives its size.
+        #[serde(with = "scalar")]
         ty: Scalar,
     },
 }
@@ -112,7 +115,7 @@ pub enum Slot {
 /// How the launch of a guest's kernel is cancelled. All threads poll the cancel flag now and then, and leave
 /// when it is not 0. A thread that is out of fuel sets it to [`Guard::OUT_OF_FUEL`] and leaves; the host
 /// sets it to anything else when the deadline has passed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Guard {
     /// Offset of the cancel flag's address (8 bytes). The flag has 4 bytes, is aligned to 4, must be there for
     /// the whole launch, and must be 0 when it begins.
@@ -193,121 +196,28 @@ impl Artifact {
 
     /// All of it as bytes, for a cache. [`Artifact::from_bytes`] reads them.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(self.code.len() + 256);
-        put_bytes(&mut out, self.target.as_bytes());
-        out.push(match self.format {
-            Format::Ptx => 0,
-            Format::Elf => 1,
-        });
-        put_bytes(&mut out, &self.code);
-        put(&mut out, self.entries.len() as u32);
-        for entry in &self.entries {
-            put_bytes(&mut out, entry.kernel.as_bytes());
-            put_bytes(&mut out, entry.symbol.as_bytes());
-            entry.block.iter().for_each(|d| put(&mut out, *d));
-            put(&mut out, entry.cluster);
-            put(&mut out, entry.static_shared);
-            put(&mut out, entry.dynamic_shared);
-            out.extend_from_slice(&entry.work.to_le_bytes());
-            put(&mut out, entry.params.bytes);
-            put(&mut out, entry.params.slots.len() as u32);
-            for slot in &entry.params.slots {
-                match *slot {
-                    Slot::View { offset, rank } => {
-                        put(&mut out, offset);
-                        put(&mut out, rank);
-                    }
-                    Slot::Scalar { offset, ty } => {
-                        put(&mut out, offset);
-                        put(&mut out, 0x100 | u32::from(ty.code()));
-                    }
-                }
-            }
-            let guard = entry.params.guard;
-            out.push(u8::from(guard.is_some()));
-            if let Some(guard) = guard {
-                put(&mut out, guard.stop);
-                put(&mut out, guard.fuel);
-            }
-        }
-        out
+        // It fails only for types that have no such form; what is empty reads as no artifact.
+        postcard::to_allocvec(self).unwrap_or_default()
     }
 
     /// Reads what [`Artifact::to_bytes`] wrote; `None` if it is anything else.
     pub fn from_bytes(bytes: &[u8]) -> Option<Artifact> {
-        let mut input = Input(bytes);
-        let target = input.text()?;
-        let format = match input.take(1)? {
-            [0] => Format::Ptx,
-            [1] => Format::Elf,
-            _ => return None,
-        };
-        let code = input.bytes()?.to_vec();
-        let mut entries = Vec::new();
-        for _ in 0..input.number()? {
-            let (kernel, symbol) = (input.text()?, input.text()?);
-            let block = [input.number()?, input.number()?, input.number()?];
-            let cluster = input.number()?;
-            let (static_shared, dynamic_shared) = (input.number()?, input.number()?);
-            let work = u64::from_le_bytes(input.take(8)?.try_into().ok()?);
-            let bytes = input.number()?;
-            let mut slots = Vec::new();
-            for _ in 0..input.number()? {
-                let (offset, word) = (input.number()?, input.number()?);
-                slots.push(match word {
-                    0..=0xff => Slot::View { offset, rank: word },
-                    _ => Slot::Scalar { offset, ty: Scalar::from_code(u8::try_from(word & !0x100).ok()?)? },
-                });
-            }
-            let guard = match input.take(1)? {
-                [0] => None,
-                [1] => Some(Guard { stop: input.number()?, fuel: input.number()? }),
-                _ => return None,
-            };
-            let params = ParamLayout { slots, guard, bytes };
-            entries.push(Entry {
-                kernel,
-                symbol,
-                block,
-                cluster,
-                params,
-                static_shared,
-                dynamic_shared,
-                work,
-            });
-        }
-        input.0.is_empty().then_some(Artifact { target, format, code, entries })
+        let (artifact, rest) = postcard::take_from_bytes(bytes).ok()?;
+        rest.is_empty().then_some(artifact)
     }
 }
 
-fn put(out: &mut Vec<u8>, number: u32) {
-    out.extend_from_slice(&number.to_le_bytes());
-}
+/// A scalar as its code.
+mod scalar {
+    use serde::de::{Deserialize as _, Deserializer, Error as _};
+    use serde::ser::Serializer;
+    use vm_ir::Scalar;
 
-fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
-    put(out, bytes.len() as u32);
-    out.extend_from_slice(bytes);
-}
-
-struct Input<'a>(&'a [u8]);
-
-impl<'a> Input<'a> {
-    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
-        let (head, rest) = self.0.split_at_checked(count)?;
-        self.0 = rest;
-        Some(head)
+    pub(super) fn serialize<S: Serializer>(ty: &Scalar, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u8(ty.code())
     }
 
-    fn number(&mut self) -> Option<u32> {
-        Some(u32::from_le_bytes(self.take(4)?.try_into().ok()?))
-    }
-
-    fn bytes(&mut self) -> Option<&'a [u8]> {
-        let count = self.number()? as usize;
-        self.take(count)
-    }
-
-    fn text(&mut self) -> Option<String> {
-        String::from_utf8(self.bytes()?.to_vec()).ok()
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Scalar, D::Error> {
+        Scalar::from_code(u8::deserialize(deserializer)?).ok_or_else(|| D::Error::custom("no scalar's code"))
     }
 }
