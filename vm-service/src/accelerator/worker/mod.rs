@@ -12,7 +12,6 @@ mod budget;
 mod control;
 mod cost;
 mod fences;
-mod import;
 mod link;
 mod log;
 mod pace;

@@ -5,8 +5,9 @@ use std::os::fd::OwnedFd;
 
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
-use vm_paravirt::Range;
+use vm_paravirt::{Range, Status};
 
+use super::server::Failure;
 use crate::accelerator::sys::Window;
 
 const PAGE: u64 = 4096;
@@ -30,15 +31,6 @@ struct Piece {
     part: usize,
     offset: u64,
     bytes: u64,
-}
-
-/// Why guest memory can't become a buffer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Unfit {
-    /// Not all of it is the guest's RAM, or a range does not end where a page does.
-    Range(String),
-    /// The worker can't map it.
-    Host(String),
 }
 
 impl Ram {
@@ -90,26 +82,28 @@ impl Ram {
     /// Maps ranges one behind the other. Answers with the mapping, and where in it the first range begins.
     ///
     /// # Errors
-    /// [`Unfit`].
-    pub(super) fn window(&self, ranges: impl Iterator<Item = Range>) -> Result<(Window, u64), Unfit> {
+    /// [`Status::Range`] when not all of it is the guest's RAM, or a range does not end where a page does;
+    /// [`Status::Device`] when it can't be mapped.
+    pub(super) fn window(&self, ranges: impl Iterator<Item = Range>) -> Result<(Window, u64), Failure> {
         let (pieces, offset) = self.pieces(ranges)?;
         let files = pieces.iter().filter_map(|piece| {
             let part = self.parts.get(piece.part)?;
             Some((&part.file, piece.offset, piece.bytes))
         });
-        let window = Window::map(files).map_err(|error| Unfit::Host(error.to_string()))?;
+        let window = Window::map(files).map_err(|error| (Status::Device, error.to_string()))?;
         Ok((window, offset))
     }
 
     /// The pages that ranges lie in, neighbours put together, and where in the first page they begin.
-    fn pieces(&self, ranges: impl Iterator<Item = Range>) -> Result<(Vec<Piece>, u64), Unfit> {
+    fn pieces(&self, ranges: impl Iterator<Item = Range>) -> Result<(Vec<Piece>, u64), Failure> {
         let mut pieces: Vec<Piece> = Vec::new();
         let mut first = None;
         // Whether the range before ended within a page.
         let mut ragged = false;
         for range in ranges {
-            let bad =
-                |what: &str| Unfit::Range(format!("{:#x} bytes at {:#x} {what}", range.bytes, range.address));
+            let bad = |what: &str| {
+                (Status::Range, format!("{:#x} bytes at {:#x} {what}", range.bytes, range.address))
+            };
             let end = range.address.checked_add(range.bytes).filter(|_| range.bytes > 0);
             let end = end.ok_or_else(|| bad("are no range"))?;
             if ragged || first.is_some() && !range.address.is_multiple_of(PAGE) {

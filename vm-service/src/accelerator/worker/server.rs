@@ -13,12 +13,12 @@ use vm_paravirt::{
 };
 
 use super::cost;
-use super::import::{Import, ImportError};
 use super::log::Log;
-use super::ram::{Ram, Unfit};
+use super::ram::Ram;
 use super::status;
 use super::usage::{Amount, Charge, Resource, Usage};
 use super::watch::Watch;
+use crate::accelerator::sys::Registered;
 
 /// The most modules that a guest may have.
 const MODULES: u64 = 256;
@@ -124,7 +124,7 @@ impl Executed {
 }
 
 /// Why an operation failed.
-type Failure = (Status, String);
+pub(super) type Failure = (Status, String);
 
 /// What a guest may hold, all its programs together.
 pub(super) fn most(quotas: &Quotas, ram: &Ram) -> Amount {
@@ -180,14 +180,14 @@ struct Held<A: Accelerator> {
 
 enum Memory<A: Accelerator> {
     Device(Buffer<A>),
-    Guest(Import<A>),
+    Guest(Registered<A>),
 }
 
 impl<A: Accelerator> Held<A> {
     fn buffer(&self) -> Option<&Buffer<A>> {
         match &self.memory {
             Memory::Device(buffer) => Some(buffer),
-            Memory::Guest(import) => import.buffer(),
+            Memory::Guest(registered) => registered.buffer(),
         }
     }
 
@@ -453,13 +453,8 @@ impl<A: Accelerator> Server<A> {
             (Resource::Ranges, ranges.len() as u64),
             (Resource::Imported, bytes),
         ])?;
-        let imported = Import::new(&self.worker, &self.ram, ranges.iter());
-        let (import, start) = imported.map_err(|error| match error {
-            ImportError::Unfit(Unfit::Range(text)) => (Status::Range, text),
-            ImportError::Unfit(Unfit::Host(text)) => (Status::Device, text),
-            ImportError::Accelerator(error) => failure(error),
-        })?;
-        let memory = Memory::Guest(import);
+        let (window, start) = self.ram.window(ranges.iter())?;
+        let memory = Memory::Guest(Registered::new(window, &self.worker).map_err(failure)?);
         self.buffers.insert(number, Held { memory, start, bytes, _charge: charge });
         Ok(())
     }
