@@ -5,7 +5,7 @@ use std::error::Error;
 
 use vm_paravirt_guest::linux::{Device, Stream};
 use vm_paravirt_guest::protocol::{Argument, BatchWriter, Info, LogReader, NoRoom, Reply};
-use vm_paravirt_guest::{Accelerator, Error as DeviceError};
+use vm_paravirt_guest::{Error as DeviceError, Transport as _};
 
 const KERNELS: &str = include_str!("../../../vm-ir/filetests/run/softmax.vir");
 const SOFTMAX: u32 = 0;
@@ -56,7 +56,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// Does a batch, all of which must succeed, and looks at the reply.
 fn run<T>(
-    accelerator: &mut Accelerator<Stream>,
+    accelerator: &mut Stream,
     fill: impl FnOnce(&mut BatchWriter<'_>) -> Result<(), NoRoom>,
     look: impl FnOnce(Reply<'_>) -> Result<T, DeviceError>,
 ) -> Result<T, Box<dyn Error>> {

@@ -7,10 +7,10 @@
 //!
 //! ```no_run
 //! # use core::time::Duration;
-//! # use vm_paravirt_guest::{Accelerator, Error, Frame, Platform, QueueMemory};
+//! # use vm_paravirt_guest::{Error, Frame, Platform, QueueMemory, Transport as _, Virtqueue};
 //! # fn example(platform: impl Platform, request: &'static mut [u8], reply: &'static mut [u8]) -> Result<(), Error> {
 //! static QUEUE: QueueMemory = QueueMemory::new();
-//! let mut accelerator = Accelerator::open(platform, &QUEUE)?;
+//! let mut accelerator = Virtqueue::open(platform, &QUEUE)?;
 //! let mut frame = Frame::new(request, reply);
 //! let mut batch = frame.batch()?;
 //! batch.create_buffer(1, 4096)?;
@@ -22,11 +22,10 @@
 //! # }
 //! ```
 //!
-//! [`Accelerator::submit`] and [`Accelerator::completed`] keep many batches under way at once.
+//! [`Transport::submit`] and [`Transport::completed`] keep many batches under way at once.
 
 #![no_std]
 
-mod accelerator;
 mod error;
 mod frame;
 #[cfg(feature = "linux")]
@@ -41,7 +40,6 @@ mod virtqueue;
 #[cfg(any(test, feature = "linux"))]
 extern crate std;
 
-pub use accelerator::Accelerator;
 pub use error::Error;
 pub use frame::Frame;
 pub use platform::{Message, Platform};

@@ -10,7 +10,8 @@ use crate::frame::Frame;
 /// A batch that the device has answered, with its number.
 pub type Completed<M> = (u16, Frame<M>);
 
-/// A way to the device: its virtqueue, or a stream.
+/// A way to an accelerator that the host shares: its virtqueue, or a stream. Dropping it releases all that it has on the
+/// device.
 pub trait Transport: Sized {
     /// What frames are made of.
     type Memory: AsRef<[u8]> + AsMut<[u8]>;
@@ -18,8 +19,23 @@ pub trait Transport: Sized {
     /// The device's configuration.
     fn config(&self) -> &Config;
 
-    /// Hands over the batch of `bytes` bytes in a frame. The device may be told of it only with [`notify`](Self::notify).
-    /// Answers with a number that no other batch under way has.
+    /// Hands over the batch of `bytes` bytes in a frame; [`completed`](Self::completed) gives the frame back, with the
+    /// number that this answers, which no other batch under way has.
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`], [`Error::FrameLength`], and the transport's own; the frame comes back with it.
+    fn submit(
+        &mut self,
+        frame: Frame<Self::Memory>,
+        bytes: usize,
+    ) -> Result<u16, (Error, Frame<Self::Memory>)> {
+        let number = self.offer(frame, bytes)?;
+        self.notify();
+        Ok(number)
+    }
+
+    /// As [`submit`](Self::submit), but the device may be told of it only with [`notify`](Self::notify): many batches can
+    /// share one notification.
     ///
     /// # Errors
     /// [`Error::QueueFull`], [`Error::FrameLength`], and the transport's own; the frame comes back with it.
@@ -44,6 +60,15 @@ pub trait Transport: Sized {
     /// [`Error::NeedsReset`]; [`Error::Late`] when none comes within twice the host's limit on a launch and 30 s, or none
     /// is under way: everything on the device is gone then.
     fn wait(&mut self) -> Result<Completed<Self::Memory>, Error>;
+
+    /// Hands over a batch and waits for its reply; for programs that have one batch under way at a time.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit) and [`wait`](Self::wait).
+    fn call(&mut self, frame: Frame<Self::Memory>, bytes: usize) -> Result<Frame<Self::Memory>, Error> {
+        self.submit(frame, bytes).map_err(|(error, _)| error)?;
+        self.wait().map(|(_, frame)| frame)
+    }
 
     /// Ends all use of the device, and gives back the frames that were under way, one by one, to `frames`.
     ///

@@ -64,7 +64,7 @@ impl<P: Platform> Virtqueue<P> {
     ///
     /// # Errors
     /// When the function is another device, has another version of the protocol, or does not follow virtio.
-    pub(crate) fn open(platform: P, memory: &'static QueueMemory) -> Result<Self, Error> {
+    pub fn open(platform: P, memory: &'static QueueMemory) -> Result<Self, Error> {
         let found = platform.config_read(0);
         if (found as u16, (found >> 16) as u16) != PCI_ID {
             return Err(Error::WrongDevice { found });

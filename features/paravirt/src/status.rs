@@ -1,14 +1,14 @@
 //! How an operation ended.
 
-use core::fmt;
+use thiserror::Error;
 
 macro_rules! statuses {
     ($($(#[$doc:meta])* $name:ident = $code:literal, $text:literal;)*) => {
         /// How an operation, or a batch, ended. The codes are the protocol's and never reused.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
         #[repr(u16)]
         pub enum Status {
-            $($(#[$doc])* $name = $code,)*
+            $($(#[$doc])* #[error($text)] $name = $code,)*
         }
 
         impl Status {
@@ -23,14 +23,6 @@ macro_rules! statuses {
             /// Its code.
             pub fn code(self) -> u16 {
                 self as u16
-            }
-        }
-
-        impl fmt::Display for Status {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(match self {
-                    $(Self::$name => $text,)*
-                })
             }
         }
 
@@ -75,8 +67,6 @@ statuses! {
     /// The device's context is lost: reset the device.
     Lost = 16, "the device's context is lost: reset the device";
 }
-
-impl core::error::Error for Status {}
 
 #[cfg(test)]
 mod tests {

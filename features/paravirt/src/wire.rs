@@ -1,9 +1,10 @@
 //! Little-endian numbers in byte slices.
 
-use core::fmt;
+use thiserror::Error;
 
 /// Bytes that are no frame of this protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("the frame is malformed at byte {offset}: {what}")]
 pub struct Malformed {
     /// Offset in the frame at which it shows.
     pub offset: usize,
@@ -11,28 +12,13 @@ pub struct Malformed {
     pub what: &'static str,
 }
 
-impl fmt::Display for Malformed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the frame is malformed at byte {}: {}", self.offset, self.what)
-    }
-}
-
-impl core::error::Error for Malformed {}
-
 /// What was to be written does not fit the bytes that are left, or the protocol's caps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("there is no room for {what}: give a larger buffer, or split the batch")]
 pub struct NoRoom {
     /// What has no room.
     pub what: &'static str,
 }
-
-impl fmt::Display for NoRoom {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "there is no room for {}: give a larger buffer, or split the batch", self.what)
-    }
-}
-
-impl core::error::Error for NoRoom {}
 
 /// Reads a frame from its start to its end.
 #[derive(Clone, Copy, Debug)]

@@ -15,8 +15,8 @@ use vsock::{VMADDR_CID_HOST, VsockStream};
 use super::stream::Stream;
 use super::system;
 use super::window::Window;
+use crate::Error;
 use crate::pci::{self, DEVICE, VENDOR_SPECIFIC};
-use crate::{Accelerator, Error};
 
 const FUNCTIONS: &str = "/sys/bus/pci/devices";
 /// Kinds of virtio's capabilities (section 4.1.4): access by config space, and shared memory.
@@ -119,10 +119,10 @@ impl Device {
     ///
     /// # Errors
     /// When this guest has no vsock device, the host does not listen, or it serves as many programs as it does.
-    pub fn connect(&self) -> Result<Accelerator<Stream>, Error> {
+    pub fn connect(&self) -> Result<Stream, Error> {
         let socket = VsockStream::connect_with_cid_port(VMADDR_CID_HOST, self.config.port)
             .map_err(system("connecting to the host over vsock (is vmw_vsock_virtio_transport loaded?)"))?;
-        Stream::new(socket.into()).map(Accelerator::over)
+        Stream::new(socket.into())
     }
 }
 

@@ -2,6 +2,7 @@
 //! a window of memory that the program, the host and the accelerator share.
 //!
 //! ```no_run
+//! use vm_paravirt_guest::Transport as _;
 //! use vm_paravirt_guest::linux::Device;
 //!
 //! let device = Device::find()?;

@@ -13,13 +13,13 @@ use rustix::net::{SendFlags, send};
 use vm_paravirt::{CONFIG_BYTES, Config, FRAME_BYTES, FrameHeader};
 
 use crate::transport::{Completed, Transport, patience};
-use crate::{Accelerator, Error, Frame};
+use crate::{Error, Frame};
 
 /// The most batches that can be under way.
 const OUTSTANDING: usize = 256;
 /// How long the device may take to say what it is.
 const GREETING_PATIENCE: Duration = Duration::from_secs(30);
-/// What a frame of [`Accelerator::frame`] has room for.
+/// What a frame of [`Stream::frame`] has room for.
 const FRAME_ROOM: usize = 64 << 10;
 
 /// A stream to the device, as a [`Transport`]. Dropping it ends it, and the host releases all that came over it.
@@ -74,6 +74,12 @@ impl Stream {
             incoming: Incoming { header: [0; FRAME_BYTES], body: None, have: 0 },
             failed: None,
         })
+    }
+
+    /// A frame for this accelerator, of 64 KiB each way. A larger batch, as one with a large module, takes a frame of its
+    /// own.
+    pub fn frame(&self) -> Frame<Vec<u8>> {
+        Frame::new(vec![0; FRAME_ROOM], vec![0; FRAME_ROOM])
     }
 
     /// Sends a frame, and takes what comes meanwhile: the device may wait for that before it takes more.
@@ -208,14 +214,6 @@ impl Transport for Stream {
     fn close(mut self, mut frames: impl FnMut(Frame<Vec<u8>>)) -> Result<(), Error> {
         self.frames.drain(..).flatten().for_each(&mut frames);
         Ok(())
-    }
-}
-
-impl Accelerator<Stream> {
-    /// A frame for this accelerator, of 64 KiB each way. A larger batch, as one with a large module, takes a frame of its
-    /// own.
-    pub fn frame(&self) -> Frame<Vec<u8>> {
-        Frame::new(vec![0; FRAME_ROOM], vec![0; FRAME_ROOM])
     }
 }
 

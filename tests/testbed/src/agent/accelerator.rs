@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use vm_paravirt_guest::linux::{Device, Part, Stream, Window};
 use vm_paravirt_guest::protocol::{Argument, BatchWriter, Info, LogReader, NoRoom, Range, Reply, Status};
-use vm_paravirt_guest::{Accelerator, Error};
+use vm_paravirt_guest::{Error, Transport as _};
 
 use super::sys;
 
@@ -29,7 +29,7 @@ const BYTES: u64 = 4 * COUNT;
 /// The program.
 #[derive(Debug)]
 pub struct AcceleratorProgram {
-    accelerator: Accelerator<Stream>,
+    accelerator: Stream,
     window: Window,
     input: Part,
     output: Part,

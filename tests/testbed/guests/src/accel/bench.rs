@@ -4,7 +4,7 @@
 
 use vm_paravirt_guest::protocol::{Argument, BatchWriter, NoRoom, Range};
 
-use vm_paravirt_guest::{Error, Frame};
+use vm_paravirt_guest::{Error, Frame, Transport as _};
 
 use super::machine::Machine;
 use super::{ADD, MODULE, Numbers, Options, Outcome, RAMP, SILU, Session, WRONG, tell};

@@ -1,7 +1,7 @@
 //! A guest that does to the device what no driver should. Whatever it does, it gets errors, and can start afresh.
 
 use vm_paravirt_guest::protocol::{Argument, BatchWriter, NoRoom, Range, Status};
-use vm_paravirt_guest::{Error, Frame, Platform as _};
+use vm_paravirt_guest::{Error, Frame, Platform as _, Transport as _};
 
 use super::machine::Machine;
 use super::{ADD, MODULE, Numbers, Options, Outcome, QUEUE, SPIN, Session, WRONG, good, tell};

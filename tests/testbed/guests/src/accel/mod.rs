@@ -6,7 +6,7 @@ mod hostile;
 mod machine;
 
 use vm_paravirt_guest::protocol::{Argument, BatchWriter, LogReader, NoRoom, PCI_ID, Reply, Status};
-use vm_paravirt_guest::{Accelerator, Error, Frame, QueueMemory, Virtqueue};
+use vm_paravirt_guest::{Error, Frame, QueueMemory, Transport as _, Virtqueue};
 
 use crate::acpi::Ecam;
 use crate::serial::println;
@@ -65,7 +65,7 @@ pub fn run<'a>(name: &[u8], ecam: Ecam, words: impl Iterator<Item = &'a [u8]>) -
 
 /// The accelerator with a frame.
 struct Session {
-    accelerator: Accelerator<Virtqueue<Machine>>,
+    accelerator: Virtqueue<Machine>,
     frame: Option<Frame>,
 }
 
@@ -74,7 +74,7 @@ type Outcome<T = ()> = Result<T, Error>;
 
 impl Session {
     fn open(machine: Machine) -> Outcome<Self> {
-        let accelerator = Accelerator::open(machine, &QUEUE)?;
+        let accelerator = Virtqueue::open(machine, &QUEUE)?;
         let frame = Frame::new(sys::arena_slice(64 << 10), sys::arena_slice(16 << 10));
         Ok(Self { accelerator, frame: Some(frame) })
     }
@@ -83,7 +83,7 @@ impl Session {
     fn reopen(self) -> Outcome<Self> {
         let (machine, frame) = (self.accelerator.platform().clone(), self.frame);
         drop(self.accelerator);
-        let accelerator = Accelerator::open(machine, &QUEUE)?;
+        let accelerator = Virtqueue::open(machine, &QUEUE)?;
         let frame =
             frame.unwrap_or_else(|| Frame::new(sys::arena_slice(64 << 10), sys::arena_slice(16 << 10)));
         Ok(Self { accelerator, frame: Some(frame) })

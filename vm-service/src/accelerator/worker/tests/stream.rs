@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 
 use vm_paravirt::{CONFIG_BYTES, Config, FRAME_BYTES, FrameHeader};
 use vm_paravirt_guest::linux::{Part, Stream as Client, Window};
-use vm_paravirt_guest::{Accelerator, Error, Transport as _};
+use vm_paravirt_guest::{Error, Transport as _};
 
 use super::*;
 use crate::accelerator::worker::stream::Stream;
@@ -67,7 +67,7 @@ impl Host {
     }
 
     fn program(&self) -> Program {
-        let accelerator = Accelerator::over(Client::new(self.connect().0.into()).unwrap());
+        let accelerator = Client::new(self.connect().0.into()).unwrap();
         let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&self.file));
         Program { accelerator, window: Window::open(path, WINDOW).unwrap() }
     }
@@ -75,7 +75,7 @@ impl Host {
 
 /// A program with the client.
 struct Program {
-    accelerator: Accelerator<Client>,
+    accelerator: Client,
     window: Window,
 }
 
@@ -270,7 +270,7 @@ fn a_guest_that_only_creates_modules_is_paced() {
     let memory = Arc::new(FakeAccelerator::with_memory(4 << 20));
     let host = Host::of(memory, &Open { time_slice_us: 10_000, ..orders(Some(1)) });
     let (ours, _) = host.connect_with(Arc::new(Slow));
-    let mut accelerator = Accelerator::over(Client::new(ours.into()).unwrap());
+    let mut accelerator = Client::new(ours.into()).unwrap();
     let ir = add_and_spin();
     let begin = Instant::now();
     for module in 0..MODULES {
