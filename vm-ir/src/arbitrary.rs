@@ -108,7 +108,7 @@ pub fn kernel(seed: u64, options: Options) -> (Module, Launch) {
         arguments.push(Argument::Tensor(Tensor::from_bits(scalar, &[INPUT], bits)));
     }
     let mut outputs = Vec::new();
-    for scalar in Scalar::ALL.into_iter().filter(|s| s.in_memory()) {
+    for &scalar in Scalar::ALL.iter().filter(|s| s.in_memory()) {
         let access = if scalar == Scalar::I32 { Access::ReadWrite } else { Access::Write };
         outputs.push((scalar, k.view_of(&format!("out_{scalar}"), ViewType::new(scalar, 1, access))));
         let elements = u64::from(threads * grid) * SLOTS as u64;

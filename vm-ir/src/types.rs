@@ -5,6 +5,8 @@ use std::fmt;
 /// What one lane of a value is. Integers carry no sign: the sign is in the op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
+#[derive(strum::Display, strum::EnumString, strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "lowercase")]
 pub enum Scalar {
     /// A truth value. It lives in registers only; memory holds `i8`.
     Bool = 0,
@@ -34,42 +36,16 @@ pub enum Scalar {
 
 impl Scalar {
     /// Every scalar, in the order of its binary code.
-    pub const ALL: [Scalar; 12] = [
-        Scalar::Bool,
-        Scalar::I8,
-        Scalar::I16,
-        Scalar::I32,
-        Scalar::I64,
-        Scalar::F16,
-        Scalar::Bf16,
-        Scalar::F32,
-        Scalar::F64,
-        Scalar::F8E4M3,
-        Scalar::F8E5M2,
-        Scalar::Tf32,
-    ];
+    pub const ALL: &[Scalar] = <Scalar as strum::VariantArray>::VARIANTS;
 
     /// The name in text.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Scalar::Bool => "bool",
-            Scalar::I8 => "i8",
-            Scalar::I16 => "i16",
-            Scalar::I32 => "i32",
-            Scalar::I64 => "i64",
-            Scalar::F16 => "f16",
-            Scalar::Bf16 => "bf16",
-            Scalar::F32 => "f32",
-            Scalar::F64 => "f64",
-            Scalar::F8E4M3 => "f8e4m3",
-            Scalar::F8E5M2 => "f8e5m2",
-            Scalar::Tf32 => "tf32",
-        }
+    pub fn name(self) -> &'static str {
+        self.into()
     }
 
     /// The scalar with this text name.
     pub fn from_name(name: &str) -> Option<Scalar> {
-        Scalar::ALL.into_iter().find(|s| s.name() == name)
+        name.parse().ok()
     }
 
     /// The binary code.
@@ -116,12 +92,6 @@ impl Scalar {
     /// May memory hold it?
     pub const fn in_memory(self) -> bool {
         Class::DATA.contains(self)
-    }
-}
-
-impl fmt::Display for Scalar {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 
@@ -291,7 +261,7 @@ impl Class {
 
     /// The scalars in the class.
     pub fn scalars(self) -> impl Iterator<Item = Scalar> {
-        Scalar::ALL.into_iter().filter(move |s| self.contains(*s))
+        Scalar::ALL.iter().copied().filter(move |s| self.contains(*s))
     }
 }
 
@@ -313,7 +283,7 @@ mod tests {
 
     #[test]
     fn codes_and_names_round_trip() {
-        for scalar in Scalar::ALL {
+        for &scalar in Scalar::ALL {
             assert_eq!(Scalar::from_name(scalar.name()), Some(scalar));
             for lanes in Type::LANES {
                 let ty = Type::vector(scalar, lanes).unwrap();

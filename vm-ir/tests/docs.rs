@@ -11,7 +11,7 @@ const BEGIN: &str = "<!-- generated: ops -->\n";
 
 fn generated() -> String {
     let mut out = String::from(BEGIN);
-    for group in Group::ALL {
+    for &group in Group::ALL {
         write!(out, "\n### {}\n\n| op | takes → gives | attributes | error | does |\n| --- | --- | --- | --- | --- |\n", group.title())
             .unwrap();
         for row in TABLE.iter().filter(|row| row.group == group) {

@@ -4,11 +4,13 @@ use std::fmt;
 use vm_ir::{GuestAddr, Kernel, Scalar};
 
 /// Why a target does not compile a kernel.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 #[non_exhaustive]
 pub enum RejectKind {
     /// The target has no way to do this op on this type.
     #[error("{target} has no `{op}` of {ty}; compute in another type")]
+    #[strum(serialize = "unsupported-op")]
     Op {
         /// The target.
         target: String,
@@ -54,6 +56,7 @@ pub enum RejectKind {
     #[error(
         "the values of a block take {needed} bytes, {available} are allowed; split the kernel or make the block smaller"
     )]
+    #[strum(serialize = "scratch-memory")]
     Scratch {
         /// Bytes of all values and shared arrays of a block.
         needed: u64,
@@ -62,6 +65,7 @@ pub enum RejectKind {
     },
     /// The kernel is too large for the code generator.
     #[error("the kernel comes to {needed} {what} or more, {available} are allowed; split it")]
+    #[strum(serialize = "too-large")]
     Size {
         /// What is counted.
         what: &'static str,
@@ -78,6 +82,7 @@ pub enum RejectKind {
     },
     /// The driver is too old for the target.
     #[error("{target} needs {needed}, the driver takes {available} at most; update the driver")]
+    #[strum(serialize = "driver-too-old")]
     Version {
         /// The target.
         target: String,
@@ -91,17 +96,7 @@ pub enum RejectKind {
 impl RejectKind {
     /// A code that scripts may rely on.
     pub fn code(&self) -> &'static str {
-        match self {
-            RejectKind::Op { .. } => "unsupported-op",
-            RejectKind::SharedMemory { .. } => "shared-memory",
-            RejectKind::Cluster { .. } => "cluster",
-            RejectKind::StoppedCluster => "stopped-cluster",
-            RejectKind::Parameters { .. } => "parameters",
-            RejectKind::Scratch { .. } => "scratch-memory",
-            RejectKind::Size { .. } => "too-large",
-            RejectKind::Generator { .. } => "generator",
-            RejectKind::Version { .. } => "driver-too-old",
-        }
+        self.into()
     }
 }
 

@@ -69,27 +69,12 @@ pub(crate) fn link_in_full(now: Link) -> String {
 
 /// A power state by its name in the specification.
 pub(crate) fn power_state(state: PowerState) -> &'static str {
-    match state {
-        PowerState::D0 => "D0",
-        PowerState::D1 => "D1",
-        PowerState::D2 => "D2",
-        PowerState::D3Hot => "D3hot",
-        PowerState::D3Cold => "D3cold",
-        PowerState::Unknown => "unknown",
-    }
+    state.into()
 }
 
 /// A reset by its name in sysfs.
 pub(crate) fn reset_method(method: ResetMethod) -> &'static str {
-    match method {
-        ResetMethod::DeviceSpecific => "device_specific",
-        ResetMethod::Acpi => "acpi",
-        ResetMethod::Flr => "flr",
-        ResetMethod::AfFlr => "af_flr",
-        ResetMethod::Pm => "pm",
-        ResetMethod::Bus => "bus",
-        ResetMethod::CxlBus => "cxl_bus",
-    }
+    method.into()
 }
 
 /// The SR-IOV side of a function.

@@ -14,7 +14,7 @@ use std::fmt;
 use std::sync::OnceLock;
 
 /// The section of the op table that an op stands in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::VariantArray)]
 pub enum Group {
     /// Constants and vectors.
     Values,
@@ -44,20 +44,7 @@ pub enum Group {
 
 impl Group {
     /// Every group, in the table's order.
-    pub const ALL: [Group; 12] = [
-        Group::Values,
-        Group::Arithmetic,
-        Group::Bits,
-        Group::Compare,
-        Group::Convert,
-        Group::Math,
-        Group::Ids,
-        Group::Memory,
-        Group::Atomics,
-        Group::Threads,
-        Group::Control,
-        Group::Trusted,
-    ];
+    pub const ALL: &[Group] = <Group as strum::VariantArray>::VARIANTS;
 
     /// Its heading in documents.
     pub const fn title(self) -> &'static str {

@@ -49,8 +49,9 @@ impl fmt::Display for ValidationErrors {
 
 impl std::error::Error for ValidationErrors {}
 
-/// A rule that a module breaks.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+/// A rule that a module breaks. Its [code](Rule::code) is the variant's name, so none is renamed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, strum::IntoStaticStr, strum::VariantNames)]
+#[strum(serialize_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Rule {
     /// A name that cannot be written in text.
@@ -306,95 +307,11 @@ pub enum Rule {
 
 impl Rule {
     /// The rules' codes.
-    pub const CODES: [&str; 41] = [
-        "name",
-        "duplicate-name",
-        "too-many",
-        "block-size",
-        "cluster-size",
-        "view-dims",
-        "view-align",
-        "element",
-        "param-type",
-        "param-range",
-        "shared-dims",
-        "shared-size",
-        "depth",
-        "scope",
-        "operand-count",
-        "immediate-count",
-        "result-count",
-        "region-count",
-        "attribute",
-        "operand",
-        "result",
-        "const-bits",
-        "width",
-        "number",
-        "place",
-        "index-count",
-        "row-too-short",
-        "gather-size",
-        "access",
-        "order",
-        "yields",
-        "region-args",
-        "case",
-        "not-block-uniform",
-        "not-warp-uniform",
-        "not-cluster-uniform",
-        "in-cluster",
-        "operand-not-warp-uniform",
-        "operand-not-uniform",
-        "partial-warp",
-        "trusted",
-    ];
+    pub const CODES: &[&str] = <Rule as strum::VariantNames>::VARIANTS;
 
     /// The rule's name for machines; it never changes.
     pub fn code(&self) -> &'static str {
-        match self {
-            Rule::Name(..) => "name",
-            Rule::DuplicateName(..) => "duplicate-name",
-            Rule::TooMany { .. } => "too-many",
-            Rule::BlockSize(..) => "block-size",
-            Rule::ClusterSize { .. } => "cluster-size",
-            Rule::ViewDims(..) => "view-dims",
-            Rule::ViewAlign { .. } => "view-align",
-            Rule::Element { .. } => "element",
-            Rule::ParamType { .. } => "param-type",
-            Rule::ParamRange(..) => "param-range",
-            Rule::SharedDims(..) => "shared-dims",
-            Rule::SharedSize { .. } => "shared-size",
-            Rule::Depth(..) => "depth",
-            Rule::Scope(..) => "scope",
-            Rule::OperandCount { .. } => "operand-count",
-            Rule::ImmediateCount { .. } => "immediate-count",
-            Rule::ResultCount { .. } => "result-count",
-            Rule::RegionCount { .. } => "region-count",
-            Rule::Attribute(..) => "attribute",
-            Rule::Operand { .. } => "operand",
-            Rule::Result { .. } => "result",
-            Rule::ConstBits(..) => "const-bits",
-            Rule::Width { .. } => "width",
-            Rule::Number { .. } => "number",
-            Rule::Place(..) => "place",
-            Rule::IndexCount { .. } => "index-count",
-            Rule::RowTooShort { .. } => "row-too-short",
-            Rule::GatherSize { .. } => "gather-size",
-            Rule::Access { .. } => "access",
-            Rule::Order(..) => "order",
-            Rule::Yields { .. } => "yields",
-            Rule::RegionArgs { .. } => "region-args",
-            Rule::Case(..) => "case",
-            Rule::NotBlockUniform(..) => "not-block-uniform",
-            Rule::NotWarpUniform(..) => "not-warp-uniform",
-            Rule::NotClusterUniform(..) => "not-cluster-uniform",
-            Rule::InCluster => "in-cluster",
-            Rule::OperandNotWarpUniform(..) => "operand-not-warp-uniform",
-            Rule::OperandNotUniform(..) => "operand-not-uniform",
-            Rule::PartialWarp(..) => "partial-warp",
-            Rule::Trusted => "trusted",
-        }
+        self.into()
     }
 }
 

@@ -192,8 +192,8 @@ pub struct Link {
     pub max_width: u8,
 }
 
-/// PCI power management state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// PCI power management state, written as in sysfs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::EnumString, strum::IntoStaticStr)]
 pub enum PowerState {
     /// Fully on.
     D0,
@@ -202,10 +202,13 @@ pub enum PowerState {
     /// Deeper sleep.
     D2,
     /// Software off, still powered.
+    #[strum(serialize = "D3hot")]
     D3Hot,
     /// Off: config space reads all ones until it is woken.
+    #[strum(serialize = "D3cold")]
     D3Cold,
     /// The Linux kernel does not say.
+    #[strum(serialize = "unknown")]
     Unknown,
 }
 
@@ -226,8 +229,9 @@ pub enum Sriov {
     },
 }
 
-/// A way to reset a function, as in sysfs `reset_method`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A way to reset a function, written as in sysfs `reset_method`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::EnumString, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum ResetMethod {
     /// Specific to the device.
     DeviceSpecific,

@@ -106,31 +106,13 @@ pub(super) fn link_speed(text: &[u8]) -> u32 {
 
 /// `power_state`.
 pub(super) fn power_state(text: &[u8]) -> PowerState {
-    match text.trim_ascii() {
-        b"D0" => PowerState::D0,
-        b"D1" => PowerState::D1,
-        b"D2" => PowerState::D2,
-        b"D3hot" => PowerState::D3Hot,
-        b"D3cold" => PowerState::D3Cold,
-        _ => PowerState::Unknown,
-    }
+    trim(text).and_then(|text| text.parse().ok()).unwrap_or(PowerState::Unknown)
 }
 
 /// `reset_method`, in its order.
 pub(super) fn resets(text: &[u8]) -> Vec<ResetMethod> {
     text.split(|byte| byte.is_ascii_whitespace())
-        .filter_map(|word| {
-            Some(match word {
-                b"device_specific" => ResetMethod::DeviceSpecific,
-                b"acpi" => ResetMethod::Acpi,
-                b"flr" => ResetMethod::Flr,
-                b"af_flr" => ResetMethod::AfFlr,
-                b"pm" => ResetMethod::Pm,
-                b"bus" => ResetMethod::Bus,
-                b"cxl_bus" => ResetMethod::CxlBus,
-                _ => return None,
-            })
-        })
+        .filter_map(|word| std::str::from_utf8(word).ok()?.parse().ok())
         // There are seven, and no kernel names one twice.
         .take(7)
         .collect()

@@ -170,21 +170,13 @@ pub struct Blocker {
 }
 
 /// How bad it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, strum::Display)]
+#[strum(serialize_all = "lowercase")]
 pub enum Severity {
     /// The function can't be passed through, or only to the host's harm.
     Blocker,
     /// It works, but not as well or as safely as it should.
     Warning,
-}
-
-impl fmt::Display for Severity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Blocker => "blocker",
-            Self::Warning => "warning",
-        })
-    }
 }
 
 /// The first step that a blocker keeps a function from.

@@ -13,21 +13,13 @@ use crate::iommu::IovaRange;
 use crate::pci::ResetMethod;
 
 /// How the Linux kernel exposes the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
+#[strum(serialize_all = "lowercase")]
 pub enum Backend {
     /// `/dev/iommu` and `/dev/vfio/devices/vfioN`.
     Iommufd,
     /// `/dev/vfio/vfio` and `/dev/vfio/GROUP`.
     Group,
-}
-
-impl fmt::Display for Backend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Iommufd => "iommufd",
-            Self::Group => "group",
-        })
-    }
 }
 
 /// Why VFIO could not do what was asked.
@@ -332,16 +324,10 @@ pub enum ResetStep {
 
 impl fmt::Display for ResetStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Function(ResetMethod::DeviceSpecific) => "device_specific",
-            Self::Function(ResetMethod::Acpi) => "acpi",
-            Self::Function(ResetMethod::Flr) => "flr",
-            Self::Function(ResetMethod::AfFlr) => "af_flr",
-            Self::Function(ResetMethod::Pm) => "pm",
-            Self::Function(ResetMethod::Bus) => "bus",
-            Self::Function(ResetMethod::CxlBus) => "cxl_bus",
-            Self::Hot => "hot reset",
-        })
+        match self {
+            Self::Function(method) => method.fmt(f),
+            Self::Hot => f.write_str("hot reset"),
+        }
     }
 }
 

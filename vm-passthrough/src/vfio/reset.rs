@@ -174,8 +174,7 @@ pub(super) fn watch_open<T>(
 }
 
 fn name(method: Option<ResetMethod>) -> String {
-    method
-        .map_or_else(|| "the Linux kernel's choice".into(), |method| ResetStep::Function(method).to_string())
+    method.map_or_else(|| "the Linux kernel's choice".into(), |method| method.to_string())
 }
 
 /// Resets all of the function's slot or bus; `Err` with the reason why that may not be done.
@@ -427,7 +426,8 @@ impl Methods {
 
     /// The methods in order; one unnamed where the Linux kernel does not tell.
     fn steps(&self) -> Vec<Option<ResetMethod>> {
-        let steps: Vec<_> = self.text.iter().flat_map(|text| text.split_whitespace()).map(method).collect();
+        let steps: Vec<_> =
+            self.text.iter().flat_map(|text| text.split_whitespace()).map(|name| name.parse().ok()).collect();
         if steps.is_empty() { vec![None] } else { steps }
     }
 
@@ -435,8 +435,7 @@ impl Methods {
     fn restrict(&self, host: &Host, method: ResetMethod, time_left: &mut Duration) -> io::Result<()> {
         self.restricted.set(true);
         let start = Instant::now();
-        let written =
-            self.write(host, &ResetStep::Function(method).to_string(), RESET_METHOD.min(*time_left));
+        let written = self.write(host, &method.to_string(), RESET_METHOD.min(*time_left));
         *time_left = time_left.saturating_sub(start.elapsed());
         written
     }
@@ -453,20 +452,6 @@ impl Methods {
             tracing::error!(path = %self.path.display(), %error, "could not put the reset methods back");
         }
     }
-}
-
-/// A method by its name in sysfs.
-fn method(name: &str) -> Option<ResetMethod> {
-    Some(match name {
-        "device_specific" => ResetMethod::DeviceSpecific,
-        "acpi" => ResetMethod::Acpi,
-        "flr" => ResetMethod::Flr,
-        "af_flr" => ResetMethod::AfFlr,
-        "pm" => ResetMethod::Pm,
-        "bus" => ResetMethod::Bus,
-        "cxl_bus" => ResetMethod::CxlBus,
-        _ => return None,
-    })
 }
 
 #[cfg(test)]

@@ -43,7 +43,8 @@ pub struct Function {
     /// PCI Express link, null when it has none.
     pub link: Option<Link>,
     /// Power state.
-    pub power_state: PowerState,
+    #[serde(with = "PowerState")]
+    pub power_state: pci::PowerState,
     /// SR-IOV, null when it has none.
     pub sriov: Option<Sriov>,
     /// Resets that the Linux kernel can do, in the order that it tries them.
@@ -109,7 +110,7 @@ pub struct Link {
 
 /// PCI power management state.
 #[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
+#[serde(remote = "pci::PowerState", rename_all = "lowercase")]
 #[expect(missing_docs, reason = "the names are the specification's")]
 pub enum PowerState {
     D0,
@@ -118,19 +119,6 @@ pub enum PowerState {
     D3Hot,
     D3Cold,
     Unknown,
-}
-
-impl From<pci::PowerState> for PowerState {
-    fn from(value: pci::PowerState) -> Self {
-        match value {
-            pci::PowerState::D0 => Self::D0,
-            pci::PowerState::D1 => Self::D1,
-            pci::PowerState::D2 => Self::D2,
-            pci::PowerState::D3Hot => Self::D3Hot,
-            pci::PowerState::D3Cold => Self::D3Cold,
-            pci::PowerState::Unknown => Self::Unknown,
-        }
-    }
 }
 
 /// SR-IOV side of a function.
@@ -185,7 +173,8 @@ pub struct Bar {
     /// Index of its (first) register, 0 to 5.
     pub index: u8,
     /// Address space and width.
-    pub kind: BarKind,
+    #[serde(with = "BarKind")]
+    pub kind: pci::BarKind,
     /// Whether reads have no side effects.
     pub prefetchable: bool,
     /// Address that the host gave it, in hexadecimal with 0x, 0x0 when none.
@@ -196,7 +185,7 @@ pub struct Bar {
 
 /// Address space and width of a BAR.
 #[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
+#[serde(remote = "pci::BarKind", rename_all = "lowercase")]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum BarKind {
     Io,
@@ -243,7 +232,7 @@ impl Function {
                 max_speed: link.max_speed,
                 max_width: link.max_width,
             }),
-            power_state: function.power_state.into(),
+            power_state: function.power_state,
             sriov: function.sriov.map(|sriov| match sriov {
                 pci::Sriov::Physical { total_vfs, num_vfs } => Sriov::Physical { total_vfs, num_vfs },
                 pci::Sriov::Virtual { physical } => Sriov::Virtual { physical: physical.to_string() },
@@ -254,11 +243,7 @@ impl Function {
                 .iter()
                 .map(|bar| Bar {
                     index: bar.index,
-                    kind: match bar.kind {
-                        pci::BarKind::Io => BarKind::Io,
-                        pci::BarKind::Memory32 => BarKind::Memory32,
-                        pci::BarKind::Memory64 => BarKind::Memory64,
-                    },
+                    kind: bar.kind,
                     prefetchable: bar.prefetchable,
                     address: format!("{:#x}", bar.address),
                     size_bytes: bar.size,

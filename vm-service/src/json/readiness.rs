@@ -25,7 +25,8 @@ pub struct Blocker {
     /// Stable code, as in `group-not-viable`.
     pub code: String,
     /// How bad it is.
-    pub severity: Severity,
+    #[serde(with = "Severity")]
+    pub severity: readiness::Severity,
     /// The function that it is about: the one that was asked for, or a companion.
     pub function: String,
     /// What was read, and where.
@@ -36,7 +37,7 @@ pub struct Blocker {
 
 /// How bad it is.
 #[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
+#[serde(remote = "readiness::Severity", rename_all = "kebab-case")]
 pub enum Severity {
     /// The function can't be passed to a guest, or only to the host's harm.
     Blocker,
@@ -60,10 +61,7 @@ impl From<&readiness::Blocker> for Blocker {
     fn from(value: &readiness::Blocker) -> Self {
         Self {
             code: value.code.to_string(),
-            severity: match value.severity {
-                readiness::Severity::Blocker => Severity::Blocker,
-                readiness::Severity::Warning => Severity::Warning,
-            },
+            severity: value.severity,
             function: value.function.to_string(),
             evidence: value.evidence.clone(),
             remedy: value.remedy.clone(),

@@ -126,7 +126,7 @@ mod tests {
             assert_eq!(tensor.to_f64s(), expect, "{fill} {element}");
             assert_eq!(fill.to_string().parse(), Ok(fill));
         };
-        for element in Scalar::ALL.into_iter().filter(|element| element.in_memory()) {
+        for &element in Scalar::ALL.iter().filter(|element| element.in_memory()) {
             check("zeros", element, &[0.0, 0.0]);
             check("ones", element, &[1.0, 1.0, 1.0]);
             check("arange", element, &[0.0, 1.0, 2.0, 3.0]);

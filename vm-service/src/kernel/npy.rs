@@ -343,7 +343,7 @@ mod tests {
     fn arrays_survive_a_round_trip_and_start_at_64_bytes() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.npy");
-        for element in Scalar::ALL.into_iter().filter(|element| element.in_memory()) {
+        for &element in Scalar::ALL.iter().filter(|element| element.in_memory()) {
             for extents in [&[5][..], &[2, 3], &[0], &[1, 2, 1, 3]] {
                 let tensor = Tensor::from_f64s(
                     element,
