@@ -41,7 +41,8 @@ impl SimConfig {
     pub fn extended(&mut self, id: u16, offset: u16, body: &[u8]) -> &mut Self {
         if let Some(link) = self.extended_link.replace(offset.into()) {
             let [low, high] = (offset << 4).to_le_bytes();
-            self.put(link + 2, &[low | 1, high]);
+            let version = self.bytes[link + 2];
+            self.put(link + 2, &[low | version, high]);
         }
         let [low, high] = id.to_le_bytes();
         self.put(offset.into(), &[low, high, 1, 0]);

@@ -1,5 +1,6 @@
 //! One function of a simulated host: what its config space and its sysfs attributes say.
 
+use super::SimConfig;
 use crate::PciAddress;
 use crate::pci::{Bar, BarKind, Link, PciIds, regs};
 
@@ -253,55 +254,36 @@ impl SimFunction {
         if let Some(bytes) = &self.config {
             return bytes.clone();
         }
-        let express = self.capabilities.iter().any(|(id, _)| *id == regs::CAP_ID_EXP);
-        let mut space = vec![0u8; if express { 4096 } else { 256 }];
-        let mut put = |at: usize, bytes: &[u8]| {
-            if let Some(part) = space.get_mut(at..at + bytes.len()) {
-                part.copy_from_slice(bytes);
-            }
-        };
         // A virtual function's IDs read all ones (SR-IOV 1.1, 3.4.1.1).
         let (vendor, device) =
             if self.physical.is_some() { (0xffff, 0xffff) } else { (self.ids.vendor, self.ids.device) };
-        put(0x00, &vendor.to_le_bytes());
-        put(0x02, &device.to_le_bytes());
-        put(0x04, &0x0006u16.to_le_bytes());
-        put(0x08, &[self.ids.revision]);
-        put(0x09, &self.class.to_le_bytes()[..3]);
-        put(0x0e, &[self.header_type]);
-        if self.header_type & 0x7f == 0 {
-            put(0x2c, &self.ids.subsystem_vendor.to_le_bytes());
-            put(0x2e, &self.ids.subsystem_device.to_le_bytes());
-        }
-        if self.physical.is_none() {
-            for bar in &self.bars {
-                let flags = bar_register_flags(bar);
-                put(0x10 + usize::from(bar.index) * 4, &(bar.address as u32 | flags).to_le_bytes());
-                if bar.kind == BarKind::Memory64 {
-                    let high = (bar.address >> 32) as u32;
-                    put(0x14 + usize::from(bar.index) * 4, &high.to_le_bytes());
-                }
+        let mut config = SimConfig::new(vendor, device, self.class);
+        config.put(0x04, &0x0006u16.to_le_bytes());
+        config.put(0x08, &[self.ids.revision]);
+        config.put(0x0e, &[self.header_type]);
+        let endpoint = self.header_type & 0x7f == 0;
+        let subsystem =
+            if endpoint { [self.ids.subsystem_vendor, self.ids.subsystem_device] } else { [0; 2] };
+        config.put(0x2c, &subsystem.map(u16::to_le_bytes).concat());
+        for bar in self.bars.iter().filter(|_| self.physical.is_none()) {
+            let register = 0x10 + usize::from(bar.index) * 4;
+            config.put(register, &(bar.address as u32 | bar_register_flags(bar)).to_le_bytes());
+            if bar.kind == BarKind::Memory64 {
+                config.put(register + 4, &((bar.address >> 32) as u32).to_le_bytes());
             }
         }
-        if !self.capabilities.is_empty() {
-            put(0x06, &0x0010u16.to_le_bytes());
-            put(0x34, &[0x40]);
-        }
-        let mut at = 0x40usize;
-        for (index, (id, body)) in self.capabilities.iter().enumerate() {
-            let next = (at + 2 + body.len()).next_multiple_of(4);
-            let last = index + 1 == self.capabilities.len();
-            put(at, &[*id, if last { 0 } else { next as u8 }]);
-            put(at + 2, body);
+        let mut at = 0x40;
+        for (id, body) in &self.capabilities {
+            config.capability(*id, at as u8, body);
             if *id == regs::CAP_ID_EXP
                 && let Some(link) = &self.link
             {
                 let capabilities = speed_code(link.max_speed) | u32::from(link.max_width) << 4;
                 let status = (speed_code(link.speed) | u32::from(link.width) << 4) as u16;
-                put(at + 0x0c, &capabilities.to_le_bytes());
-                put(at + 0x12, &status.to_le_bytes());
+                config.put(at + 0x0c, &capabilities.to_le_bytes());
+                config.put(at + 0x12, &status.to_le_bytes());
             }
-            at = next;
+            at = (at + 2 + body.len()).next_multiple_of(4);
         }
         let mut extended = self.extended.clone();
         if let Some(total) = self.total_vfs {
@@ -310,14 +292,15 @@ impl SimFunction {
             body[0x0a..0x0c].copy_from_slice(&total.to_le_bytes());
             extended.push((regs::EXT_CAP_ID_SRIOV, 1, body));
         }
-        let mut at = 0x100usize;
-        for (index, (id, version, body)) in extended.iter().enumerate() {
-            let next = (at + 4 + body.len()).next_multiple_of(4);
-            let pointer = if index + 1 == extended.len() { 0 } else { next as u32 };
-            let header = u32::from(*id) | u32::from(*version & 0xf) << 16 | pointer << 20;
-            put(at, &header.to_le_bytes());
-            put(at + 4, body);
-            at = next;
+        let mut at = 0x100;
+        for (id, version, body) in &extended {
+            config.extended(*id, at as u16, body);
+            config.put(at + 2, &[*version]);
+            at = (at + 4 + body.len()).next_multiple_of(4);
+        }
+        let mut space = config.bytes();
+        if !self.capabilities.iter().any(|(id, _)| *id == regs::CAP_ID_EXP) {
+            space.truncate(256);
         }
         space
     }
