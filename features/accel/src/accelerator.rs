@@ -129,12 +129,6 @@ pub trait Queue: 'static {
     /// The driver's, as for events without a time stamp.
     fn elapsed(&self, from: &Self::Event, to: &Self::Event) -> Result<Duration>;
 
-    /// Makes the commands after this wait for an event, of this queue or another of the same device.
-    ///
-    /// # Errors
-    /// The driver's.
-    fn wait_for(&self, event: &Self::Event) -> Result<()>;
-
     /// Loads a kernel. Its block and its shared memory were checked against [`DeviceInfo`].
     ///
     /// # Errors

@@ -9,7 +9,8 @@ use std::marker::PhantomData;
 use crate::error::{Error, Result};
 
 /// Where memory lies, and who can reach it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum MemoryKind {
     /// On the device: only the device.
     Device,
@@ -24,12 +25,7 @@ pub enum MemoryKind {
 impl MemoryKind {
     /// The kind in a word.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Device => "device",
-            Self::Pinned => "pinned",
-            Self::Unified => "unified",
-            Self::Registered => "registered",
-        }
+        self.into()
     }
 
     /// Whether the host can read and write it.

@@ -7,7 +7,10 @@ use crate::artifact::{Extent, Guard, Parameter, ParameterKind, Signature};
 ///
 /// A grid may have more work-items than there is work, or fewer: programs without a word on their grid do all their
 /// work whatever it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, strum::EnumString, strum::IntoStaticStr, strum::VariantArray,
+)]
+#[strum(serialize_all = "lowercase")]
 pub enum Program {
     /// `add(input [u32; ?], output [u32; ?], addend u32)`: `output[i] = input[i] + addend`, wrapping, for every `i`
     /// below both extents. Blocks of 256.
@@ -45,33 +48,11 @@ pub const SOURCE: &str = include_str!("programs.vir");
 
 impl Program {
     /// All of them.
-    pub const ALL: [Self; 10] = [
-        Self::Add,
-        Self::Bump,
-        Self::Copy2,
-        Self::Copy3,
-        Self::Copy4,
-        Self::Scalars,
-        Self::Reverse,
-        Self::Ids,
-        Self::Spin,
-        Self::Broken,
-    ];
+    pub const ALL: &[Self] = <Self as strum::VariantArray>::VARIANTS;
 
     /// The name, which is also the entry symbol in [`Program::signature`].
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Add => "add",
-            Self::Bump => "bump",
-            Self::Copy2 => "copy2",
-            Self::Copy3 => "copy3",
-            Self::Copy4 => "copy4",
-            Self::Scalars => "scalars",
-            Self::Reverse => "reverse",
-            Self::Ids => "ids",
-            Self::Spin => "spin",
-            Self::Broken => "broken",
-        }
+        self.into()
     }
 
     /// How it is launched, with its parameters one behind the other, each at the next multiple of its size up to 8, and

@@ -189,13 +189,6 @@ impl Queue for CpuQueue {
         }
     }
 
-    fn wait_for(&self, event: &CpuEvent) -> Result<()> {
-        match &*event.mark.borrow() {
-            Some(mark) => self.push(Command::Wait(Arc::clone(mark))),
-            None => Ok(()),
-        }
-    }
-
     fn load(&self, artifact: &Artifact) -> Result<Arc<CpuKernel>> {
         CpuKernel::load(artifact).map(Arc::new)
     }

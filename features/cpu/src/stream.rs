@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use vm_accel::Grid;
 
@@ -12,9 +12,6 @@ use crate::heap::{self, Heap};
 use crate::kernel::CpuKernel;
 use crate::pool::Pool;
 use crate::sys::Scratch;
-
-/// How long a wait for another queue goes on before it looks whether its own ends.
-const LOOK: Duration = Duration::from_millis(50);
 
 /// One command. Addresses are those of memory that was handed out by a queue or registered with one; it is there until the
 /// command has run, and what a `Free` names is used by none behind it. Whoever sends one promises that: it is what safe code
@@ -26,7 +23,6 @@ pub(crate) enum Command {
     Launch { kernel: Arc<CpuKernel>, params: Arc<[u64]>, grid: Grid },
     Free { address: u64 },
     Record(Arc<Mark>),
-    Wait(Arc<Mark>),
     Replay(Arc<[Command]>),
     Stop,
 }
@@ -96,9 +92,6 @@ impl Stream {
             // SAFETY: whoever had the memory gave it back, and commands that use it have run.
             Command::Free { address } => unsafe { self.heap.free(*address) },
             _ if self.stop.load(Ordering::Acquire) || self.is_lost() => {}
-            Command::Wait(mark) => {
-                while !mark.wait(Instant::now() + LOOK) && !self.stop.load(Ordering::Acquire) {}
-            }
             // SAFETY: the region was part of memory that is freed by a command behind this one at the earliest, or by the
             // host after that has run; the host reaches it by copies only.
             Command::Fill { address, bytes, value } => unsafe { heap::fill(*address, *bytes, *value) },

@@ -345,10 +345,6 @@ impl Queue for CudaQueue {
         from.0.until(&to.0)
     }
 
-    fn wait_for(&self, event: &CudaEvent) -> Result<()> {
-        self.stream()?.wait_for(&event.0)
-    }
-
     fn load(&self, artifact: &Artifact) -> Result<CudaKernel> {
         self.context()?;
         let module = Module::load(self.driver, artifact)?;

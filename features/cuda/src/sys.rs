@@ -95,8 +95,6 @@ driver! {
     fn cuStreamDestroy_v2(stream: CUstream);
     /// Waits for all of a stream.
     fn cuStreamSynchronize(stream: CUstream);
-    /// Makes a stream wait.
-    fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
     /// Begins a capture.
     fn cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint);
     /// Ends a capture.

@@ -9,8 +9,8 @@ pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
     vec![Test::new("the suite of vm-accel", |gpu, report| {
         // Made before, so that the suite's own timing is the device's.
         let made: Vec<_> = vm_accel::programs::Program::ALL
-            .into_iter()
-            .map(|program| Ok((program, programs::artifact(program, gpu)?)))
+            .iter()
+            .map(|&program| Ok((program, programs::artifact(program, gpu)?)))
             .collect::<anyhow::Result<_>>()?;
         let get = |wanted| match made.iter().find(|(program, _)| *program == wanted) {
             Some((_, artifact)) => artifact.clone(),

@@ -41,7 +41,7 @@ mod tests {
     #[test]
     fn they_have_the_blocks_and_parameters_that_the_suite_wants() {
         let target = "ptx:sm_80".parse().unwrap();
-        for program in Program::ALL {
+        for &program in Program::ALL {
             let module = module(program).unwrap_or_else(|error| panic!("{program:?}: {error:#}"));
             let compiled = vm_jit::compile(&module, &target).unwrap();
             let wanted = program.signature();

@@ -144,28 +144,6 @@ pub(super) fn events<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
     queue.free(memory).expect("a free");
 }
 
-pub(super) fn other_queues<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
-    let (one, other) = (open(accelerator), open(accelerator));
-    let (long, short) = (one.allocate(MemoryKind::Device, 32 << 20), other.allocate(MemoryKind::Device, 64));
-    let (long, short) = (long.expect("memory"), short.expect("memory"));
-    let filled = one.event(false).expect("an event");
-    other.wait_for(&filled).expect("no wait for an event that was not recorded");
-    finish(&other);
-    for value in 0..8 {
-        one.fill(long.region(), value).expect("a fill");
-    }
-    one.record(&filled).expect("a record");
-    other.wait_for(&filled).expect("a wait on the device");
-    other.fill(short.region(), 1).expect("a fill");
-    finish(&other);
-    assert!(
-        one.done(&filled).expect("an event can be asked"),
-        "what comes after the wait is done, so this is"
-    );
-    one.free(long).expect("a free");
-    other.free(short).expect("a free");
-}
-
 pub(super) fn limits<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
     let queue = open(accelerator);
     let total = queue.memory().expect("memory info").total;

@@ -2,8 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::ops::Deref;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -21,24 +20,11 @@ use crate::programs::Program;
 
 #[derive(Clone)]
 enum Command {
-    Fill {
-        address: u64,
-        bytes: u64,
-        value: u8,
-    },
-    Copy {
-        target: u64,
-        source: u64,
-        bytes: u64,
-    },
+    Fill { address: u64, bytes: u64, value: u8 },
+    Copy { target: u64, source: u64, bytes: u64 },
     Run(Run),
-    Free {
-        address: u64,
-        bytes: u64,
-    },
+    Free { address: u64, bytes: u64 },
     Record(Rc<State>),
-    /// Of an event, and the queue that it was recorded on.
-    Wait(Rc<State>, Weak<Core>),
 }
 
 #[derive(Default)]
@@ -55,11 +41,7 @@ pub struct FakeEvent {
 }
 
 /// Where an event was recorded last.
-#[derive(Default)]
-struct Point {
-    state: RefCell<Rc<State>>,
-    queue: RefCell<Weak<Core>>,
-}
+type Point = RefCell<Rc<State>>;
 
 /// A loaded kernel.
 #[derive(Debug)]
@@ -76,18 +58,7 @@ pub struct FakeGraph {
 }
 
 /// The simulated queue.
-pub struct FakeQueue(Rc<Core>);
-
-impl Deref for FakeQueue {
-    type Target = Core;
-
-    fn deref(&self) -> &Core {
-        &self.0
-    }
-}
-
-/// What the simulated device knows of a queue.
-pub struct Core {
+pub struct FakeQueue {
     controls: Arc<Controls>,
     options: QueueOptions,
     heap: RefCell<Heap>,
@@ -100,9 +71,16 @@ pub struct Core {
     registered_bytes: Cell<u64>,
 }
 
+/// The command that reaches an event.
+fn recorded(point: &Point) -> Command {
+    let state = Rc::new(State { recorded: Cell::new(true), ..State::default() });
+    *point.borrow_mut() = Rc::clone(&state);
+    Command::Record(state)
+}
+
 impl FakeQueue {
     pub(super) fn new(controls: Arc<Controls>, options: QueueOptions) -> Self {
-        Self(Rc::new(Core {
+        Self {
             controls,
             options,
             heap: RefCell::default(),
@@ -112,15 +90,7 @@ impl FakeQueue {
             clock: Cell::new(0),
             device_bytes: Cell::new(0),
             registered_bytes: Cell::new(0),
-        }))
-    }
-
-    /// The command that reaches an event.
-    fn recorded(&self, point: &Point) -> Command {
-        let state = Rc::new(State { recorded: Cell::new(true), ..State::default() });
-        *point.state.borrow_mut() = Rc::clone(&state);
-        *point.queue.borrow_mut() = Rc::downgrade(&self.0);
-        Command::Record(state)
+        }
     }
 
     fn run_of(&self, kernel: &FakeKernel, grid: Grid, arguments: &Arguments) -> Result<Run> {
@@ -139,9 +109,7 @@ impl FakeQueue {
         self.record(&event)?;
         self.wait(&event, self.options.deadline())
     }
-}
 
-impl Core {
     fn check(&self, call: FakeCall) -> Result<()> {
         if let Some(error) = self.lost.borrow().as_ref() {
             return Err(error.clone());
@@ -179,18 +147,9 @@ impl Core {
 
     fn execute(&self, command: &mut Command) -> Progress {
         match command {
-            Command::Run(run) => return run.go(&self.heap.borrow()),
-            Command::Wait(state, queue) => {
-                // The device runs all queues; what went wrong on the other one is that one's to say.
-                if let Some(queue) = queue.upgrade().filter(|_| !state.done.get()) {
-                    let _ = queue.run();
-                    return if state.done.get() { Progress::Done } else { Progress::Running };
-                }
-                return Progress::Done;
-            }
-            _ => {}
+            Command::Run(run) => run.go(&self.heap.borrow()),
+            _ => self.execute_at_once(command).map_or(Progress::Fault, |()| Progress::Done),
         }
-        self.execute_at_once(command).map_or(Progress::Fault, |()| Progress::Done)
     }
 
     fn execute_at_once(&self, command: &Command) -> Option<()> {
@@ -201,7 +160,7 @@ impl Core {
                 let bytes = heap.read(source, bytes)?;
                 heap.write(target, &bytes)
             }
-            Command::Run(_) | Command::Wait(..) => None,
+            Command::Run(_) => None,
             Command::Free { address, bytes } => {
                 self.device_bytes.set(self.device_bytes.get() - bytes);
                 self.controls.used.fetch_sub(bytes, Ordering::AcqRel);
@@ -216,7 +175,7 @@ impl Core {
     }
 }
 
-impl Drop for Core {
+impl Drop for FakeQueue {
     fn drop(&mut self) {
         self.controls.used.fetch_sub(self.device_bytes.get(), Ordering::AcqRel);
         self.controls.registered.fetch_sub(self.registered_bytes.get(), Ordering::AcqRel);
@@ -314,14 +273,14 @@ impl Queue for FakeQueue {
 
     fn record(&self, event: &FakeEvent) -> Result<()> {
         self.check(FakeCall::Record)?;
-        self.push(self.recorded(&event.point));
+        self.push(recorded(&event.point));
         Ok(())
     }
 
     fn done(&self, event: &FakeEvent) -> Result<bool> {
         self.check(FakeCall::Record)?;
         self.run()?;
-        let state = event.point.state.borrow();
+        let state = event.point.borrow();
         Ok(state.done.get() || !state.recorded.get())
     }
 
@@ -332,20 +291,12 @@ impl Queue for FakeQueue {
                 device: "the simulated accelerator".into(),
             });
         }
-        let (from, to) = (from.point.state.borrow().at.get(), to.point.state.borrow().at.get());
+        let (from, to) = (from.point.borrow().at.get(), to.point.borrow().at.get());
         Ok(Duration::from_micros(to.saturating_sub(from)))
     }
 
-    fn wait_for(&self, event: &FakeEvent) -> Result<()> {
-        let (state, queue) = (event.point.state.borrow(), event.point.queue.borrow());
-        if state.recorded.get() && !std::ptr::eq(queue.as_ptr(), &*self.0) {
-            self.push(Command::Wait(Rc::clone(&state), Weak::clone(&queue)));
-        }
-        Ok(())
-    }
-
     fn load(&self, artifact: &Artifact) -> Result<FakeKernel> {
-        let known = Program::ALL.into_iter().find(|program| program.name() == artifact.entry());
+        let known = artifact.entry().parse::<Program>().ok();
         let Some(program) = known.filter(|_| artifact.image() == IMAGE) else {
             let reason = "the simulated accelerator runs its own programs only".into();
             return Err(Error::Load { kernel: artifact.entry().into(), reason });
@@ -388,7 +339,7 @@ impl Queue for FakeQueue {
             return Ok(());
         };
         for (command, event) in commands.iter().zip(behind) {
-            let event = event.as_deref().map(|point| self.recorded(point));
+            let event = event.as_deref().map(recorded);
             self.commands.borrow_mut().extend([command.clone()].into_iter().chain(event));
         }
         self.controls.chained.fetch_add(commands.len() as u64, Ordering::AcqRel);

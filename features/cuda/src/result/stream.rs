@@ -74,12 +74,6 @@ impl Stream {
         driver.check("cuStreamSynchronize", unsafe { (driver.cuStreamSynchronize)(self.handle) })
     }
 
-    pub(crate) fn wait_for(&self, event: &Event) -> Result<()> {
-        let driver = self.context.driver;
-        // SAFETY: both are live.
-        driver.check("cuStreamWaitEvent", unsafe { (driver.cuStreamWaitEvent)(self.handle, event.handle, 0) })
-    }
-
     /// Sets bytes.
     ///
     /// # Safety

@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use proptest::prelude::Rng as _;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 use vm_accel::fake::FakeAccelerator;
-use vm_accel::programs::Program;
 use vm_accel::{Accelerator, Artifact, Limits, PoolOptions, Worker, WorkerOptions};
 use vm_ir::ValidModule;
 use vm_memory::{Bytes as _, GuestAddress};
@@ -43,11 +42,11 @@ impl Compile for ByName {
     }
 
     fn compile(&self, module: &ValidModule) -> Result<Vec<Artifact>, String> {
-        let program = |name: &str| Program::ALL.into_iter().find(|program| program.name() == name);
         let kernels = module.kernels().iter();
         kernels
             .map(|kernel| {
-                program(kernel.name()).map(FakeAccelerator::artifact).ok_or("no such program".into())
+                let program = kernel.name().parse().map_err(|_| "no such program".to_owned())?;
+                Ok(FakeAccelerator::artifact(program))
             })
             .collect()
     }
