@@ -13,6 +13,9 @@ pub const SLACK: Duration = Duration::from_secs(5);
 /// Linux kernel waits up to 60 s for the slowest devices while it resets, so this comes on top.
 pub const WAKE: Duration = Duration::from_secs(10);
 
+/// Nobody writes the ledger, for who only looks at a claim.
+pub const LEDGER_READ: Duration = Duration::from_secs(1);
+
 /// A write to `reset_method` returns.
 pub const RESET_METHOD: Duration = Duration::from_secs(5);
 

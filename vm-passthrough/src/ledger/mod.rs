@@ -47,7 +47,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags, flock, openat};
 use journal::{Unread, parse};
 
 use crate::deadlines::until;
-use crate::{Host, PciAddress};
+use crate::{Host, PciAddress, files};
 
 /// Largest record that is read, in bytes. A claim of all 256 functions below a bus has less than a tenth of it.
 const MAX_RECORD: u64 = 1 << 20;
@@ -92,6 +92,43 @@ pub fn claims(host: &Host, deadline: Duration) -> Result<Vec<Result<LedgerEntry,
     Ok(entries)
 }
 
+/// The claim of `address` that another process holds, which is alive, and its file. It only reads. Where a record names such
+/// a claim, it waits until nobody writes the ledger: whoever writes takes the locks of records too.
+///
+/// # Errors
+/// When the ledger can't be read, or is written until `deadline` has passed.
+pub(crate) fn held_elsewhere(
+    host: &Host,
+    address: PciAddress,
+    deadline: Duration,
+) -> Result<Option<(Owner, PathBuf)>> {
+    let directory = host.state.join("ledger");
+    let own = std::process::id();
+    let holder = || {
+        for name in files::names(&directory).map_err(io_error("list", &directory))? {
+            let path = directory.join(&name);
+            // One that can't be read is a matter of its own.
+            let Some(Ok((file, entry))) = name.ends_with(".claim").then(|| read_record(host, &path)) else {
+                continue;
+            };
+            let owner = entry.user.as_ref().unwrap_or(&entry.owner);
+            if owner.pid != own && (entry.target == address || entry.function(address).is_some()) {
+                return Ok(Some((owner.clone(), path, file)));
+            }
+        }
+        Ok(None)
+    };
+    if holder()?.is_none() {
+        return Ok(None);
+    }
+    let path = directory.join("lock");
+    let lock = open(&path, OFlags::RDONLY)?;
+    wait_for(&lock, &path, FlockOperation::NonBlockingLockShared, deadline)?;
+    let Some((owner, path, file)) = holder()? else { return Ok(None) };
+    let ended = try_flock(&file, &path, FlockOperation::NonBlockingLockShared)?;
+    Ok((!ended).then_some((owner, path)))
+}
+
 impl Ledger {
     /// Locks the ledger of `host`, which is made if there is none.
     ///
@@ -110,13 +147,7 @@ impl Ledger {
 
         let path = directory.join("lock");
         let lock = open(&path, OFlags::RDWR | OFlags::CREATE)?;
-        let until = until(deadline);
-        while !try_lock(&lock, &path)? {
-            if Instant::now() >= until {
-                return Err(LedgerError::Busy { holder: read_owner(&lock), path, deadline });
-            }
-            std::thread::sleep(LOCK_POLL);
-        }
+        wait_for(&lock, &path, FlockOperation::NonBlockingLockExclusive, deadline)?;
         let owner = this_process(host);
         // Only for the message of those who wait, so that a failure here is none.
         let text = format!("{} {}\n", owner.pid, owner.command);
@@ -364,9 +395,25 @@ pub(crate) fn open(path: &Path, flags: OFlags) -> Result<File> {
     Ok(file)
 }
 
+/// Waits for the ledger's own lock.
+fn wait_for(lock: &File, path: &Path, how: FlockOperation, deadline: Duration) -> Result<()> {
+    let until = until(deadline);
+    while !try_flock(lock, path, how)? {
+        if Instant::now() >= until {
+            return Err(LedgerError::Busy { holder: read_owner(lock), path: path.into(), deadline });
+        }
+        std::thread::sleep(LOCK_POLL);
+    }
+    Ok(())
+}
+
 pub(crate) fn try_lock(file: &File, path: &Path) -> Result<bool> {
+    try_flock(file, path, FlockOperation::NonBlockingLockExclusive)
+}
+
+fn try_flock(file: &File, path: &Path, how: FlockOperation) -> Result<bool> {
     loop {
-        match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        match flock(file, how) {
             Ok(()) => return Ok(true),
             Err(rustix::io::Errno::WOULDBLOCK) => return Ok(false),
             Err(rustix::io::Errno::INTR) => {}

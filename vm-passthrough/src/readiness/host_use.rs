@@ -5,9 +5,11 @@ use std::path::{Component, Path, PathBuf};
 
 use super::holders::{Holder, users};
 use super::{BlockerCode, Case, Severity, disks};
+use crate::deadlines::LEDGER_READ;
 use crate::iommu::is_vfio_driver;
+use crate::ledger::{self, LedgerError};
 use crate::pci::{BarKind, PciFunction};
-use crate::{files, ledger};
+use crate::{PciAddress, files};
 
 /// How many processes are named.
 const MOST_SHOWN: usize = 5;
@@ -21,6 +23,7 @@ pub(super) fn judge(case: &mut Case<'_>) {
         disks::judge(case, &function);
         routes(case, &function);
         shared(case, &function);
+        claimed(case, &function, &mut records);
         claim_record(case, &function, &mut records);
         if case.options.check_open_files {
             in_use(case, &function, &mut reported);
@@ -110,13 +113,7 @@ fn shared(case: &mut Case<'_>, function: &PciFunction) {
         Ok(sharers) => sharers,
         Err(error) => {
             let evidence = format!("whether it is shared is not known: {error}");
-            return case.add(
-                BlockerCode::Unchecked,
-                Severity::Warning,
-                address,
-                evidence,
-                "run this as root".into(),
-            );
+            return unchecked(case, address, evidence, "run this as root");
         }
     };
     if sharers.is_empty() {
@@ -145,6 +142,30 @@ fn shared(case: &mut Case<'_>, function: &PciFunction) {
             pids.join(" ")
         ),
     );
+}
+
+fn unchecked(case: &mut Case<'_>, address: PciAddress, evidence: String, remedy: &str) {
+    case.add(BlockerCode::Unchecked, Severity::Warning, address, evidence, remedy.into());
+}
+
+/// A claim of another process, which companions share.
+fn claimed(case: &mut Case<'_>, function: &PciFunction, reported: &mut BTreeSet<PathBuf>) {
+    let address = function.address;
+    match ledger::held_elsewhere(case.host, address, LEDGER_READ) {
+        Ok(Some((owner, path))) if reported.insert(path.clone()) => case.add(
+            BlockerCode::Claimed,
+            Severity::Blocker,
+            address,
+            format!("{owner} has it, by {}", path.display()),
+            format!("wait until that process has ended, or stop it (end its guest, or kill {})", owner.pid),
+        ),
+        Err(error @ LedgerError::Busy { .. }) => {
+            let evidence = format!("whether another process has claimed it is not known: {error}");
+            unchecked(case, address, evidence, "run this again");
+        }
+        // That the ledger itself can't be read is reported already.
+        Ok(_) | Err(_) => {}
+    }
 }
 
 /// A record of a claim that can't be read, which companions share.

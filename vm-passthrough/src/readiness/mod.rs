@@ -233,6 +233,7 @@ codes! {
     DefaultRoute = "default-route", Claim, "the host's default route goes through it";
     InUse = "in-use", Claim, "processes have it open";
     InUseShared = "in-use-shared", Claim, "processes run kernels on it";
+    Claimed = "claimed", Claim, "another process has claimed it, and is alive";
     ClaimRecordUnreadable = "claim-record-unreadable", Guest, "its former driver is in a record of the ledger that can't be read";
     VfsInUse = "vfs-in-use", Claim, "its virtual functions are enabled";
     D3cold = "d3cold", Guest, "it is switched off";

@@ -4,6 +4,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use super::BlockerCode as Code;
 use super::Severity::{Blocker as Blocks, Warning as Warns};
 use super::*;
+use crate::claim::{self, ClaimOptions};
+use crate::ledger;
 use crate::pci::BarKind;
 use crate::sim::{SimFunction, SimHost};
 
@@ -514,6 +516,41 @@ fn in_use_shared() {
 }
 
 #[test]
+fn claimed() {
+    let scene = Scene::new().write("proc/self/comm", "vm-service\n");
+    let host = crate::sim::SimDrivers::new(&scene.sim).host();
+    let codes = || {
+        let blockers = explain(&host, address(DISK), &scene.options).unwrap().blockers;
+        blockers.iter().map(|found| found.code.as_str()).collect::<Vec<_>>().join(" ")
+    };
+    let mut manager = crate::PassthroughManager::with_host(host.clone()).unwrap();
+    let claim = |persistent| ClaimOptions { persistent, ..ClaimOptions::default() };
+    let own = manager.claim(address(DISK), &claim(false)).unwrap();
+    assert_eq!(codes(), "", "this process has it");
+    manager.release(&own).unwrap();
+    manager.claim(address(DISK), &claim(true)).unwrap();
+    assert_eq!(codes(), "", "no process has it");
+
+    // Another process takes it up.
+    let path = scene.sim.path(&format!("run/ledger/{DISK}.claim"));
+    let (_, mut entry) = ledger::read_record(&host, &path).unwrap();
+    entry.user = Some(ledger::Owner { pid: 4242, guest: Some("web1".into()), ..entry.owner.clone() });
+    std::fs::write(&path, entry.text()).unwrap();
+    assert_eq!(codes(), "", "it has died");
+    let record = std::fs::File::open(&path).unwrap();
+    rustix::fs::flock(&record, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let evidence = format!("process 4242 (vm-service, guest web1) has it, by {}", path.display());
+    scene.check(Code::Claimed, Blocks, &[&evidence], &["wait until that process has ended", "kill 4242"]);
+    // While somebody writes the ledger, locks of records tell nothing.
+    let writer = ledger::Ledger::lock(&host, claim::DEADLINE).unwrap();
+    scene.check(Code::Unchecked, Warns, &["whether another process has claimed it"], &["run this again"]);
+    drop(writer);
+    assert_eq!(codes(), "claimed");
+    drop(record);
+    assert_eq!(codes(), "");
+}
+
+#[test]
 fn vfs_in_use() {
     let scene = Scene::with(Scene::disk().sriov(8));
     assert_eq!(scene.explain().blockers, []);
@@ -821,6 +858,7 @@ fn what_keeps_from_a_claim() {
             "default-route",
             "in-use",
             "in-use-shared",
+            "claimed",
             "vfs-in-use",
         ]
     );

@@ -1,5 +1,10 @@
 //! `explain`, `claim` and `release`.
 
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use vm_passthrough::PassthroughManager;
+use vm_passthrough::claim::ClaimOptions;
 use vm_passthrough::pci::BarKind;
 use vm_passthrough::sim::{SimDrivers, SimFunction, SimHost};
 
@@ -114,6 +119,50 @@ fn explains_what_does_not_fit_together() {
     assert_eq!(got.exit, 3, "{}", got.err);
     assert!(got.err.contains("nothing was touched") && got.err.contains("bars-too-large"), "{}", got.err);
     assert_eq!(drivers.writes(), []);
+}
+
+/// Names the host's root to a child that has claimed a disk until its input ends.
+const CHILD: &str = "VM_SERVICE_CLAIM";
+
+#[test]
+fn what_another_process_has_is_not_touched() {
+    if let Some(root) = std::env::var_os(CHILD) {
+        let host = SimDrivers::at(root.as_ref()).host();
+        let mut manager = PassthroughManager::with_host(host).expect("a manager");
+        manager.claim(address("0000:02:00.0"), &ClaimOptions::default()).expect("claimed");
+        std::io::stdin().read_line(&mut String::new()).expect("read");
+        return;
+    }
+    let sim = workstation();
+    let drivers = SimDrivers::new(&sim);
+    let host = drivers.host();
+    let mut child = Command::new(std::env::current_exe().expect("a path"))
+        .args(["--exact", "explain_claim::what_another_process_has_is_not_touched", "--quiet"])
+        .env(CHILD, sim.root())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("a child");
+    let until = Instant::now() + Duration::from_secs(60);
+    while !vm_service(&host, "claims").out.contains("0000:02:00.0") {
+        assert!(Instant::now() < until && child.try_wait().expect("asked").is_none(), "it does not claim");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let guest = sim.path("guest.toml");
+    std::fs::write(sim.path("k"), "").expect("written");
+    let text = "name = \"a\"\nmemory = \"64M\"\nboot.kernel = \"k\"\n[[devices]]\naddress = \"02:00.0\"\n";
+    std::fs::write(&guest, text).expect("written");
+    let owner = format!("process {} (", child.id());
+    for line in ["explain 02:00.0", "claim 03:00.0 02:00.0", &format!("run {}", guest.display())] {
+        let got = vm_service(&host, line);
+        assert_eq!(got.exit, 3, "{line}: {got:?}");
+        let said = got.out + &got.err;
+        assert!(said.contains("blocker claimed") && said.contains(&owner), "{line}: {said}");
+    }
+    assert_eq!(drivers.writes(), []);
+    drop(child.stdin.take());
+    child.wait().expect("ended");
+    check(&host, "claim 02:00.0", "0000:02:00.0 claimed, taken from nvme\n");
 }
 
 #[test]

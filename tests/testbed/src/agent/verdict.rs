@@ -16,6 +16,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const NOT_VIABLE: &str = "group-not-viable";
 /// With these the host has the function in use, or it is not there: it is not tried.
 const UNTRIED: &[&str] = &[
+    "claimed",
     "d3cold",
     "default-route",
     "in-use",
