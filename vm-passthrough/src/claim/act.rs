@@ -58,7 +58,12 @@ pub(crate) fn take(
     options: &ClaimOptions,
     scan: impl FnOnce() -> Vec<PciFunction>,
 ) -> Result<HeldClaim, ClaimError> {
-    let ledger = Ledger::lock(host, options.deadline)?.for_guest(options.guest.as_ref());
+    let is_cancelled = || options.cancel.as_ref().is_some_and(Cancel::is_requested);
+    let ledger = Ledger::lock_unless(host, options.ledger_deadline, is_cancelled);
+    if is_cancelled() {
+        return Err(ClaimError::Failed { cause: Box::new(BindError::Cancelled(target)) });
+    }
+    let ledger = ledger?.for_guest(options.guest.as_ref());
     let (journals, failed) = recover_dead(host, &ledger, options.deadline)?;
     let plan = match Plan::new(&scan(), target, options) {
         // Who has it says more than that it has an unexpected driver.

@@ -45,7 +45,7 @@ pub(crate) use act::{HeldClaim, find_persistent, recover, release_persistent, ta
 pub(crate) use share::share;
 
 /// How long one access to a function's drivers, and the wait for the ledger, may take by default.
-pub const DEADLINE: Duration = Duration::from_secs(10);
+pub const DEADLINE: Duration = crate::deadlines::DRIVERS;
 
 /// Writes an attribute of a function under its lock: what others do with it comes before that or after.
 ///
@@ -101,8 +101,10 @@ pub struct ClaimOptions {
     /// Whether to take it although [`explain`](crate::readiness::explain) says that the host uses it (a mounted disk,
     /// the boot display, the default route, open files) or that it does not respond.
     pub force: bool,
-    /// How long the wait for the ledger, and each access to a function's drivers, may take.
+    /// How long each access to a function's drivers may take.
     pub deadline: Duration,
+    /// How long the wait for the ledger may take.
+    pub ledger_deadline: Duration,
     /// Who may ask that the claim be given up before it is complete.
     pub cancel: Option<Cancel>,
     /// Name of the guest that it is for, which the ledger notes for people to read.
@@ -120,6 +122,7 @@ impl Default for ClaimOptions {
             with_group: false,
             force: false,
             deadline: DEADLINE,
+            ledger_deadline: DEADLINE,
             cancel: None,
             guest: None,
             only: None,

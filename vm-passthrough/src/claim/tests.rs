@@ -104,7 +104,7 @@ fn ledger_files(sim: &SimHost) -> Vec<String> {
 }
 
 fn within(deadline: Duration) -> ClaimOptions {
-    ClaimOptions { deadline, ..ClaimOptions::default() }
+    ClaimOptions { deadline, ledger_deadline: deadline, ..ClaimOptions::default() }
 }
 
 fn persistent() -> ClaimOptions {
@@ -455,6 +455,19 @@ fn a_second_writer_waits_and_is_told_who_writes() {
     let mut manager = manager(host);
     let owner = format!("process {} (tester)", std::process::id());
     fails(manager.claim(gpu(), &within(SHORT)), &["in use by", &owner]);
+    // Who would lose more than time waits longer, and can be called off.
+    let cancel = Cancel::default();
+    let patient = ClaimOptions {
+        ledger_deadline: crate::deadlines::LEDGER,
+        cancel: Some(cancel.clone()),
+        ..within(SHORT)
+    };
+    let asks = std::thread::spawn(move || {
+        std::thread::sleep(SHORT * 2);
+        cancel.request();
+    });
+    fails(manager.claim(gpu(), &patient), &["0000:01:00.0 was not taken", "everything is as it was before"]);
+    asks.join().unwrap();
     let waiting = std::thread::spawn(move || manager.claim(gpu(), &ClaimOptions::default()).map(|_| manager));
     std::thread::sleep(SHORT);
     drop(ledger);

@@ -123,7 +123,7 @@ pub(crate) fn held_elsewhere(
     }
     let path = directory.join("lock");
     let lock = open(&path, OFlags::RDONLY)?;
-    wait_for(&lock, &path, FlockOperation::NonBlockingLockShared, deadline)?;
+    wait_for(&lock, &path, FlockOperation::NonBlockingLockShared, deadline, || false)?;
     let Some((owner, path, file)) = holder()? else { return Ok(None) };
     let ended = try_flock(&file, &path, FlockOperation::NonBlockingLockShared)?;
     Ok((!ended).then_some((owner, path)))
@@ -136,6 +136,15 @@ impl Ledger {
     /// When another process has it until `deadline` has passed, when it can't be made, or when others than this
     /// user could have written to it.
     pub fn lock(host: &Host, deadline: Duration) -> Result<Self> {
+        Self::lock_unless(host, deadline, || false)
+    }
+
+    /// As [`lock`](Self::lock), and not once it is given up.
+    pub(crate) fn lock_unless(
+        host: &Host,
+        deadline: Duration,
+        is_given_up: impl Fn() -> bool,
+    ) -> Result<Self> {
         let directory = host.state.join("ledger");
         make_directory(&host.state, 0o755)?;
         make_directory(&directory, 0o700)?;
@@ -147,7 +156,7 @@ impl Ledger {
 
         let path = directory.join("lock");
         let lock = open(&path, OFlags::RDWR | OFlags::CREATE)?;
-        wait_for(&lock, &path, FlockOperation::NonBlockingLockExclusive, deadline)?;
+        wait_for(&lock, &path, FlockOperation::NonBlockingLockExclusive, deadline, is_given_up)?;
         let owner = this_process(host);
         // Only for the message of those who wait, so that a failure here is none.
         let text = format!("{} {}\n", owner.pid, owner.command);
@@ -396,10 +405,16 @@ pub(crate) fn open(path: &Path, flags: OFlags) -> Result<File> {
 }
 
 /// Waits for the ledger's own lock.
-fn wait_for(lock: &File, path: &Path, how: FlockOperation, deadline: Duration) -> Result<()> {
+fn wait_for(
+    lock: &File,
+    path: &Path,
+    how: FlockOperation,
+    deadline: Duration,
+    is_given_up: impl Fn() -> bool,
+) -> Result<()> {
     let until = until(deadline);
     while !try_flock(lock, path, how)? {
-        if Instant::now() >= until {
+        if Instant::now() >= until || is_given_up() {
             return Err(LedgerError::Busy { holder: read_owner(lock), path: path.into(), deadline });
         }
         std::thread::sleep(LOCK_POLL);

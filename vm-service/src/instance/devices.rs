@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use vm_passthrough::claim::ClaimOptions;
+use vm_passthrough::claim::{BindError, ClaimError, ClaimOptions};
+use vm_passthrough::deadlines::LEDGER;
 use vm_passthrough::guest::{self, DeviceError, KvmVmm, VfioPciDevice};
 use vm_passthrough::manager::ManagerError;
 use vm_passthrough::vfio::{
@@ -15,7 +16,7 @@ use vm_passthrough::{PassthroughDevice as _, PassthroughManager, PciAddress, Pci
 use super::state::{Action, Detached, Event};
 use super::watch::{Watch, Watched};
 use crate::limits;
-use crate::vmm::{ExpectedFunction, Machine, MachineError, Slots};
+use crate::vmm::{ExpectedFunction, Machine, MachineError, Slots, Stop};
 
 /// How devices are taken.
 #[derive(Debug)]
@@ -63,11 +64,14 @@ impl Devices {
         self.functions.iter().map(|function| function.address).collect()
     }
 
-    /// Makes room for them in the guest's machine.
+    /// Makes room for them in the guest's machine. `stop` gives up the claim that is under way; until then another command is
+    /// waited for that has the ledger, as the guest runs already.
     ///
     /// # Errors
     /// When there are too many.
-    pub(super) fn announce(&mut self, machine: &Machine) -> Result<(), MachineError> {
+    pub(super) fn announce(&mut self, machine: &Machine, stop: &Stop) -> Result<(), MachineError> {
+        self.options.claim.cancel = Some(stop.cancel());
+        self.options.claim.ledger_deadline = LEDGER;
         self.machine = Some((machine.vmm(), machine.slots()));
         self.functions.iter().try_for_each(|function| machine.expect(ExpectedFunction::of(function)))
     }
@@ -95,7 +99,7 @@ impl Devices {
     /// Does what is to be done with a device, and answers what came of it.
     pub(super) fn perform(&mut self, action: Action) -> Option<Event> {
         Some(match action {
-            Action::Claim(address) => Event::Claimed(address, self.claim(address)),
+            Action::Claim(address) => self.claim(address),
             Action::Open(address) => Event::Opened(address, self.open(address)),
             Action::Attach(address) => Event::Attached(address, self.attach(address)),
             Action::StopDevices => {
@@ -136,13 +140,23 @@ impl Devices {
         act(device).map_err(|error| format!("{address}: {error}"))
     }
 
-    /// Claims a function, unless an earlier claim covers it, and answers whose claim it is.
-    fn claim(&mut self, address: PciAddress) -> Result<PciAddress, String> {
-        if let Some(claimed) = self.manager.claimed(address) {
-            return Ok(claimed.target);
+    /// Claims a function, unless an earlier claim covers it.
+    fn claim(&mut self, address: PciAddress) -> Event {
+        let claimed = match self.manager.claimed(address) {
+            Some(claimed) => Ok(claimed),
+            None => self.manager.claim(address, &self.options.claim),
+        };
+        match claimed {
+            Err(ManagerError::Claim(ClaimError::Failed { cause }))
+                if matches!(*cause, BindError::Cancelled(_)) =>
+            {
+                Event::NotClaimed(address)
+            }
+            claimed => {
+                let target = claimed.map(|claimed| claimed.target).map_err(|error| error.to_string());
+                Event::Claimed(address, target)
+            }
         }
-        let claimed = self.manager.claim(address, &self.options.claim);
-        claimed.map(|claimed| claimed.target).map_err(|error| error.to_string())
     }
 
     /// Releases a claim.

@@ -55,7 +55,7 @@ impl Instance {
         stop: &Stop,
     ) -> Result<Self, MachineError> {
         let machine = Machine::new(config, MachineOptions { stop: Some(stop.clone()), ..options })?;
-        devices.as_mut().map_or(Ok(()), |devices| devices.announce(&machine))?;
+        devices.as_mut().map_or(Ok(()), |devices| devices.announce(&machine, stop))?;
         let (stop, machine) = (stop.clone(), Some(machine));
         Ok(Self { stop, machine, running: None, devices, events: channel() })
     }

@@ -32,6 +32,8 @@ pub(crate) enum Event {
     Stop,
     /// A device was claimed: by the claim of this function, which may be an earlier one that covers it.
     Claimed(PciAddress, Result<PciAddress, String>),
+    /// It was not, as the guest is to end; nothing of it is changed.
+    NotClaimed(PciAddress),
     /// It was opened.
     Opened(PciAddress, Result<Backend, String>),
     /// It was attached, and is in the machine. One that failed to be may be attached in part.
@@ -96,7 +98,7 @@ impl Event {
     /// The action that it answers.
     fn answers(&self) -> Option<Action> {
         match *self {
-            Self::Claimed(address, _) => Some(Action::Claim(address)),
+            Self::Claimed(address, _) | Self::NotClaimed(address) => Some(Action::Claim(address)),
             Self::Opened(address, _) => Some(Action::Open(address)),
             Self::Attached(address, _) => Some(Action::Attach(address)),
             Self::Booted(_) => Some(Action::Boot),
@@ -263,7 +265,7 @@ impl State {
         }
         match event {
             Event::Start => self.started = true,
-            Event::Stop => self.ending = true,
+            Event::Stop | Event::NotClaimed(_) => self.ending = true,
             Event::Claimed(address, Ok(target)) => {
                 if let Some(device) = self.device(*address) {
                     (device.phase, device.claim) = (Phase::Claimed, Some(*target));

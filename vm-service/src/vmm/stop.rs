@@ -2,10 +2,10 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use vm_passthrough::claim::Cancel;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::sys;
@@ -17,7 +17,7 @@ pub struct Stop(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    requested: AtomicBool,
+    requested: Cancel,
     event: EventFd,
 }
 
@@ -28,20 +28,25 @@ impl Stop {
     /// When this process has no file descriptors left.
     pub fn new() -> io::Result<Self> {
         let event = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?;
-        Ok(Self(Arc::new(Inner { requested: AtomicBool::new(false), event })))
+        Ok(Self(Arc::new(Inner { requested: Cancel::default(), event })))
     }
 
     /// Asks that the guest be ended, as if its power were cut. It can't be taken back. This only stores a flag and
     /// writes to an eventfd.
     pub fn request(&self) {
-        self.0.requested.store(true, Ordering::Release);
+        self.0.requested.request();
         // It fails only when the counter is full, and then it is readable.
         let _ = self.0.event.write(1);
     }
 
     /// Whether it was asked.
     pub fn requested(&self) -> bool {
-        self.0.requested.load(Ordering::Acquire)
+        self.0.requested.is_requested()
+    }
+
+    /// What gives up a claim once it was asked.
+    pub(crate) fn cancel(&self) -> Cancel {
+        self.0.requested.clone()
     }
 
     /// Whether it was asked, or is until this time has passed.

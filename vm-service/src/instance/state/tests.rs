@@ -118,6 +118,7 @@ impl Model {
             false => Err(format!("{what} {address}")),
         };
         let event = match action {
+            Action::Claim(address) if !well && covered => Event::NotClaimed(address),
             Action::Claim(address) => {
                 let claim = self.claims.keys().next().copied().filter(|_| covered).unwrap_or(address);
                 if well {
