@@ -24,7 +24,7 @@ use crate::kernel::args::{CompileArgs, LaunchArgs};
 #[cfg(feature = "cuda")]
 use crate::kernel::engine::ASSEMBLE;
 use crate::kernel::wait;
-use crate::{commands, limits, log, sys};
+use crate::{commands, limits, log, sys, table};
 
 const EXIT_HELP: &str = "Exit status:
   0  done
@@ -194,6 +194,9 @@ fn execute(
         Command::Run(args) => commands::run::run(&mut context, args),
         Command::Compile(args) => commands::compile::run(&mut context, args),
         Command::Launch(args) => commands::launch::run(&mut context, args),
+        Command::Completions { .. } if context.json => {
+            Err(Failure::usage("`completions` prints a script for a shell, not JSON; leave `--json` out"))
+        }
         Command::Completions { shell } => completions(*shell, context.out),
         #[cfg(feature = "man")]
         Command::Man { folder } => clap_mangen::generate_to(Cli::command(), folder).map_err(Failure::failed),
@@ -203,6 +206,8 @@ fn execute(
         Ok(()) => EXIT_OK,
         Err(Failure { message, exit }) => {
             if !message.is_empty() {
+                // It may name files and what is in them.
+                let message = message.lines().map(table::printable).collect::<Vec<_>>().join("\n");
                 // Nothing can be done about an error stream that can't be written.
                 let _ = err.write_all(format!("error: {message}\n").as_bytes());
             }

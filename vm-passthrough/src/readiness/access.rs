@@ -70,7 +70,7 @@ fn nodes(case: &mut Case<'_>) {
     }
     let mut there = false;
     let mut denied = Vec::new();
-    for backend in [iommufd, group] {
+    for backend in [&iommufd, &group] {
         let Ok(stats) = backend.iter().map(std::fs::metadata).collect::<Result<Vec<_>, _>>() else {
             continue;
         };
@@ -99,14 +99,22 @@ fn nodes(case: &mut Case<'_>) {
             ),
         );
     } else {
+        // A Linux kernel without character devices for functions has no nodes of the second kind.
+        let backends = [&group, &iommufd].into_iter().filter(|nodes| !nodes.is_empty());
+        let missing: Vec<_> = backends.map(|nodes| format!("not {}", shown(nodes))).collect();
         case.blocker(
             BlockerCode::VfioNodeMissing,
-            format!("neither {dev}/iommu nor {dev}/vfio/vfio can be seen"),
+            format!("no back end of VFIO has all of its device nodes: {}", missing.join(", ")),
             "load the modules: modprobe -a vfio vfio_iommu_type1 (or iommufd); in a container, give it the devices \
              (--device /dev/vfio)"
                 .into(),
         );
     }
+}
+
+/// A back end's nodes, as in `/dev/vfio/vfio and /dev/vfio/7`.
+fn shown(nodes: &[PathBuf]) -> String {
+    nodes.iter().map(|node| node.display().to_string()).collect::<Vec<_>>().join(" and ")
 }
 
 /// Whether the function can be bound to vfio-pci by this process.

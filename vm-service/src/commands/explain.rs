@@ -1,5 +1,6 @@
 //! `explain`: every reason why a function can't be passed to a guest, each with its remedy.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
@@ -64,7 +65,9 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ExplainArgs) -> Result<(), F
     let mut failed = Vec::new();
     let readiness: Vec<Readiness> = match &guest {
         _ if !args.addresses.is_empty() => {
-            let explained = args.addresses.iter().map(|&address| scan.explain_one(address, &options));
+            let mut seen = BTreeSet::new();
+            let asked = args.addresses.iter().filter(|&&address| seen.insert(address));
+            let explained = asked.map(|&address| scan.explain_one(address, &options));
             explained
                 .filter_map(|readiness| readiness.map_err(|error| failed.push(error.message)).ok())
                 .collect()

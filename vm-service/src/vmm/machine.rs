@@ -174,7 +174,7 @@ impl Machine {
             .map_err(MachineError::kvm("KVM_CREATE_VCPU"))?;
         let tsc_runs = cpu::tsc::ensure_running(&vcpus)?;
         let tsc_deadline = tsc_runs && kvm.check_extension(Cap::TscDeadlineTimer);
-        for (index, vcpu) in (0..).zip(&vcpus) {
+        for (vcpu, index) in vcpus.iter().zip(0..) {
             let cpuid = cpu::cpuid::for_vcpu(&supported, index, config.vcpus, tsc_deadline)?;
             vcpu.set_cpuid2(&cpuid).map_err(MachineError::kvm("KVM_SET_CPUID2"))?;
         }

@@ -173,6 +173,7 @@ fn explains_several() {
     assert!(got.out.starts_with(disk) && got.out.contains("not-an-endpoint"), "{}", got.out);
     assert!(got.err.starts_with("error: there is no PCI function 0000:07:00.0"), "{}", got.err);
     assert_eq!(vm_service(&host, "explain 02:00.0 00:01.0").exit, 3);
+    check(&host, "explain 02:00.0 02:00.0", disk);
     let missing = "there is no PCI function 0000:07:00.0 on this host; `vm-service list --all` shows those that there are";
     check_error(&host, "explain 07:00.0", 1, missing);
     check_error(&host, "release 07:00.0", 1, "0000:07:00.0 is not claimed, so there is nothing to release");

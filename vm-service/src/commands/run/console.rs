@@ -71,11 +71,7 @@ pub(super) fn open(
             })?;
             Ok((vmm::Console { output, input: None }, silent))
         }
-        Console::Pty(link) => pty(link.as_deref(), stop).map_err(|error| {
-            let link =
-                link.as_ref().map_or_else(String::new, |link| format!(" linked to at {}", link.display()));
-            format!("the console can't be a pseudo-terminal{link}: {error}; try `--console none`")
-        }),
+        Console::Pty(link) => pty(link.as_deref(), stop),
         Console::Stdio => stdio(json, stop)
             .map_err(|error| format!("the console can't be opened: {error}; try `--console none`")),
     }
@@ -141,10 +137,18 @@ fn stdio(json: bool, stop: &Stop) -> io::Result<(vmm::Console, ConsoleService)> 
     Ok((console, ConsoleService { _keyboard: Some(keyboard), _terminal: terminal, _link: None }))
 }
 
-fn pty(link: Option<&Path>, stop: &Stop) -> io::Result<(vmm::Console, ConsoleService)> {
-    let (pty, path) = Pty::open()?;
-    let (keyboard, input) = keyboard(pty.as_fd(), stop)?;
-    let link = link.map(|link| Link::new(&path, link)).transpose()?;
+fn pty(at: Option<&Path>, stop: &Stop) -> Result<(vmm::Console, ConsoleService), String> {
+    let no_pty = |error| {
+        format!("the console can't be a pseudo-terminal: {error}; see whether devpts is mounted on /dev/pts")
+    };
+    let (pty, path) = Pty::open().map_err(no_pty)?;
+    let (keyboard, input) = keyboard(pty.as_fd(), stop).map_err(no_pty)?;
+    let link = |link: &Path| {
+        Link::new(&path, link).map_err(|error| {
+            format!("{} can't be made a link to the console: {error}; name another", link.display())
+        })
+    };
+    let link = at.map(link).transpose()?;
     tracing::info!("the guest's console is {}", path.display());
     let console = vmm::Console { output: Box::new(pty), input: Some(input.into()) };
     Ok((console, ConsoleService { _keyboard: Some(keyboard), _terminal: None, _link: link }))

@@ -225,6 +225,14 @@ fn a_pending_stop_ends_guests_that_loop_for_ever() {
 }
 
 #[test]
+fn a_guest_may_have_all_vcpus_that_there_are() {
+    if kvm() {
+        let kernel = Asm::default().spin().elf();
+        drop(machine(kernel.path(), u8::MAX, OnReboot::End));
+    }
+}
+
+#[test]
 fn a_guest_that_never_exits_is_reported_once() {
     let hint = |guest: Asm| {
         let kernel = guest.elf();
