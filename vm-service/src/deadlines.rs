@@ -44,7 +44,8 @@ pub(crate) const PING: Duration = Duration::from_secs(20);
 /// A guest's access to its serial port: it holds a vCPU so long while nobody takes what it prints.
 pub(crate) const SERIAL_HOLD: Duration = Duration::from_secs(1);
 
-/// All vCPUs have left the guest, with what each of them accessed last.
+/// All vCPUs have left the guest, with what each of them accessed last: a reset of several functions ends with the one that is under
+/// way.
 pub(crate) const VCPU_STOP: Duration = longer_than(&[ACCESS, SERIAL_HOLD]);
 
 const _: () = {

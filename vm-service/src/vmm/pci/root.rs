@@ -279,7 +279,7 @@ impl PciRoot {
             Some(Target::Port(port)) => {
                 let resets = port.config_write(offset, data);
                 if resets && self.hold() {
-                    port.reset_bus();
+                    port.reset_bus(|| self.lifecycle.stopping());
                 }
             }
             Some(Target::Behind(port, number)) => {

@@ -203,17 +203,18 @@ impl RootPort {
         }
     }
 
-    /// Resets what is in the slot. Functions that can be reset only along with each other need each other stopped.
-    pub(in crate::vmm) fn reset_bus(&self) {
+    /// Resets what is in the slot, until vCPUs are `stopping`: whoever stops them waits for one function then, and not for all.
+    /// Functions that can be reset only along with each other need each other stopped.
+    pub(in crate::vmm) fn reset_bus(&self, stopping: impl Fn() -> bool) {
         let functions = self.slot().functions.clone();
         if functions.len() > 1 {
-            for function in &functions {
+            for function in functions.iter().take_while(|_| !stopping()) {
                 if let Err(error) = function.stop() {
                     tracing::debug!(device = %function.address(), %error, "it could not be stopped; resetting it tells");
                 }
             }
         }
-        for function in functions {
+        for function in functions.iter().take_while(|_| !stopping()) {
             if let Err(error) = function.reset() {
                 tracing::warn!(device = %function.address(), %error, "the guest reset the bus, but the device was not reset");
             }
@@ -367,10 +368,14 @@ mod tests {
             [0u16, regs::BRIDGE_CTL_BUS_RESET, regs::BRIDGE_CTL_BUS_RESET, 0, regs::BRIDGE_CTL_BUS_RESET]
         {
             if port.config_write(regs::BRIDGE_CONTROL, &value.to_le_bytes()) {
-                port.reset_bus();
+                port.reset_bus(|| false);
             }
         }
-        assert_eq!(devices.map(|device| device.resets()), [2, 2]);
+        let resets = || devices.each_ref().map(|device| device.resets());
+        assert_eq!(resets(), [2, 2]);
+        // vCPUs are to leave while the first is reset.
+        port.reset_bus(|| resets() == [3, 2]);
+        assert_eq!(resets(), [3, 2]);
     }
 
     #[test]
