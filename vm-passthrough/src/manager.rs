@@ -13,7 +13,7 @@ use thiserror::Error;
 
 use crate::claim::{self, ClaimError, ClaimOptions, Recovery, SharedLease};
 use crate::guest::DeviceError;
-use crate::ledger::{self, Sharer};
+use crate::ledger::{self, Ledger, Sharer};
 use crate::pci::{self, ScanError};
 use crate::readiness::{self, ExplainOptions, Readiness};
 use crate::{DeviceType, Host, PassthroughDevice, PciAddress, PciFunction};
@@ -212,10 +212,26 @@ impl PassthroughManager {
         let held = Arc::new(Held::new(&self.host, claim?, options.deadline));
         let claimed = held.claimed(address);
         // A persistent claim that was just made is used by nobody yet: another process may take it up.
-        if !options.persistent {
+        if !options.persistent || options.tentative {
             self.claims.insert(claimed.target, held);
         }
         Ok(claimed)
+    }
+
+    /// Has tentative claims of this manager live until they are released, by any process, and holds them no more. A process
+    /// that dies before has none of them; one that dies in the moments that this takes may have some.
+    ///
+    /// # Errors
+    /// When a claim is not held any more, or the ledger can't be written. Those that were not kept are held
+    /// as before.
+    pub fn keep(&mut self, claims: &[Claimed]) -> Result<(), ManagerError> {
+        let ledger = Ledger::lock(&self.host, claim::DEADLINE).map_err(ClaimError::from)?;
+        for target in claims.iter().map(|claimed| claimed.target) {
+            let held = self.claims.get(&target).ok_or(ClaimError::NotClaimed(target))?;
+            held.keep(&ledger).map_err(ClaimError::from)?;
+            self.claims.remove(&target);
+        }
+        Ok(())
     }
 
     /// Shares a function with whoever runs kernels on it: while the lease lives, nobody can claim it whole. An accelerator

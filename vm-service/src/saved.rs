@@ -8,16 +8,22 @@
 //! "0000:65:00.0" = "10de:2684 1043:889a a1"
 //! ```
 //!
+//! The files are the owner's alone, as the ledger is, and what others could have written is not believed. They change only along
+//! with the claims of the ledger, under one lock ([`SavedClaims`]), so that a claim and its file begin and end together.
+//!
 //! An address may be another device's after a boot. So each function is there with its IDs (vendor, device, subsystem and
 //! revision), and nothing else is claimed for it.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags, fchmod};
 use serde::{Deserialize, Serialize};
+use vm_passthrough::ledger::{self, LedgerError, NotesLock};
 use vm_passthrough::pci::PciIds;
 use vm_passthrough::{Host, PciAddress};
 
@@ -25,6 +31,10 @@ use crate::save;
 
 /// Most bytes of a file: all functions of a bus take a third of it.
 const MAX_BYTES: u64 = 64 << 10;
+/// How long to wait for another command that works on saved claims: as long as it may take for several stuck devices.
+const DEADLINE: Duration = Duration::from_secs(60);
+/// Version of the format, which a file of a newer one says.
+const VERSION: u32 = 1;
 const HEADING: &str = "# Made by `vm-service claim --persist`; `vm-service release` removes it.\n";
 
 /// A claim that is made again after each boot.
@@ -38,45 +48,54 @@ pub(crate) struct SavedClaim {
     pub(crate) functions: BTreeMap<PciAddress, PciIds>,
 }
 
+/// What a file of any version says.
+#[derive(Deserialize)]
+struct Version {
+    version: Option<u32>,
+}
+
 /// What a file says.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Text {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    version: Option<u32>,
     address: String,
     with_group: bool,
     functions: BTreeMap<String, String>,
 }
 
 impl SavedClaim {
-    /// Puts it on disk.
-    ///
-    /// # Errors
-    /// What can't be written.
-    pub(crate) fn save(&self, host: &Host) -> Result<(), String> {
+    fn text(&self) -> Result<String, String> {
         let functions = self.functions.iter().map(|(address, ids)| (address.to_string(), text_of(ids)));
         let text = Text {
+            version: None,
             address: self.target.to_string(),
             with_group: self.with_group,
             functions: functions.collect(),
         };
-        let (folder, path) = (folder(host), path_of(host, self.target));
         let text = toml::to_string(&text).map_err(|error| error.to_string())?;
-        fs::create_dir_all(&folder)
-            .and_then(|()| {
-                save::replace(&path, |mut file| file.write_all(format!("{HEADING}{text}").as_bytes()))
-            })
-            .and_then(|()| File::open(&folder)?.sync_all())
-            .map_err(|error| format!("{} can't be written: {error}", path.display()))
+        Ok(format!("{HEADING}{text}"))
     }
 
     fn parse(text: &str) -> Result<Self, String> {
         let address = |text: &str| text.parse::<PciAddress>().map_err(|error| error.to_string());
-        let text: Text = toml::from_str(text).map_err(|error| error.message().to_owned())?;
+        let unread = |error: toml::de::Error| error.message().to_owned();
+        if let Version { version: Some(version) } = toml::from_str(text).map_err(unread)?
+            && version > VERSION
+        {
+            return Err(format!("it is of version {version}, and a newer vm-service can read it"));
+        }
+        let text: Text = toml::from_str(text).map_err(unread)?;
         let functions = text.functions.iter().map(|(function, ids)| {
             Ok((address(function)?, ids_of(ids).ok_or_else(|| format!("`{ids}` are no IDs"))?))
         });
-        let functions = functions.collect::<Result<_, String>>()?;
-        Ok(Self { target: address(&text.address)?, with_group: text.with_group, functions })
+        let functions = functions.collect::<Result<BTreeMap<_, _>, String>>()?;
+        let target = address(&text.address)?;
+        if !functions.contains_key(&target) {
+            return Err(format!("it does not name {target} among its functions"));
+        }
+        Ok(Self { target, with_group: text.with_group, functions })
     }
 }
 
@@ -91,58 +110,177 @@ fn path_of(host: &Host, target: PciAddress) -> PathBuf {
 /// All saved claims, in order of their addresses. A file that can't be read is an error of its own.
 ///
 /// # Errors
-/// When the folder can't be read.
-pub(crate) fn all(host: &Host) -> Result<Vec<Result<SavedClaim, String>>, String> {
-    let folder = folder(host);
+/// When the folder can't be read, or others than this user could have written to it.
+pub(crate) fn all(host: &Host) -> Result<Vec<Read>, String> {
+    Ok(files(&folder(host))?.into_iter().map(|(_, saved)| saved).collect())
+}
+
+/// What a file says, or why it can't be used.
+pub(crate) type Read = Result<SavedClaim, String>;
+
+/// The files of saved claims, in order, and what they say.
+fn files(folder: &Path) -> Result<Vec<(PathBuf, Read)>, String> {
     let unread = |error: io::Error| format!("{} can't be read: {error}", folder.display());
-    let files = match fs::read_dir(&folder) {
+    let data = match folder.symlink_metadata() {
         Err(error) if is_absent(&error) => return Ok(Vec::new()),
-        files => files.map_err(unread)?,
+        data => data.map_err(unread)?,
     };
+    ledger::check_trusted(folder, &data, true).map_err(|error| error.to_string())?;
     let mut paths = Vec::new();
-    for file in files {
+    for file in fs::read_dir(folder).map_err(unread)? {
         let path = file.map_err(unread)?.path();
         if path.extension().is_some_and(|extension| extension == "toml") {
             paths.push(path);
         }
     }
     paths.sort();
-    Ok(paths.iter().map(|path| read(path)).collect())
+    Ok(paths.into_iter().map(|path| (path.clone(), read(&path))).collect())
 }
 
 fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
-fn read(path: &Path) -> Result<SavedClaim, String> {
+fn read(path: &Path) -> Read {
     let mut text = String::new();
-    let opened = save::open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY);
+    let opened = save::open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)
+        .and_then(|file| Ok((file.metadata()?, file)))
+        .map_err(|error| error.to_string());
     let saved = opened
-        .and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text))
-        .map_err(|error| error.to_string())
+        .and_then(|(data, file)| {
+            ledger::check_trusted(path, &data, false).map_err(|error| error.to_string())?;
+            file.take(MAX_BYTES).read_to_string(&mut text).map_err(|error| error.to_string())
+        })
         .and_then(|_| SavedClaim::parse(&text))
         .and_then(|saved| match path.file_stem() {
             Some(name) if name == saved.target.to_string().as_str() => Ok(saved),
             _ => Err(format!("it is of {}, and has another's name", saved.target)),
         });
-    saved.map_err(|error| format!("{} is no saved claim: {error}; remove it", path.display()))
+    saved.map_err(|error| {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        let remedy = match name.parse::<PciAddress>() {
+            Ok(_) => format!("`vm-service release {name}` removes it"),
+            Err(_) => "remove it".to_owned(),
+        };
+        format!("{} can't be used: {error}; {remedy}", path.display())
+    })
 }
 
-/// Removes the saved claim that a function belongs to; `false` when there is none.
-///
-/// # Errors
-/// When it can't be removed.
-pub(crate) fn remove(host: &Host, address: PciAddress) -> Result<bool, String> {
-    let saved = all(host)?.into_iter().flatten().find(|saved| saved.functions.contains_key(&address));
-    // One that can't be read has its name.
-    let path = path_of(host, saved.map_or(address, |saved| saved.target));
-    match fs::remove_file(&path) {
-        Ok(()) => Ok(true),
-        Err(error) if is_absent(&error) => Ok(false),
-        Err(error) => {
-            Err(format!("{} can't be removed: {error}; it is claimed again after a boot", path.display()))
-        }
+/// The right to change saved claims along with those of the ledger, until it is dropped. Its holder makes a claim and saves it, or
+/// releases it and removes what was saved, and nobody comes between.
+#[derive(Debug)]
+pub(crate) struct SavedClaims {
+    host: Host,
+    folder: PathBuf,
+    _lock: NotesLock,
+}
+
+impl SavedClaims {
+    /// Waits for the right.
+    ///
+    /// # Errors
+    /// When others do not end their work in time, or the lock can't be used.
+    pub(crate) fn lock(host: &Host) -> Result<Self, LedgerError> {
+        Ok(Self { host: host.clone(), folder: folder(host), _lock: NotesLock::take(host, DEADLINE)? })
     }
+
+    /// As [`all`].
+    ///
+    /// # Errors
+    /// As for [`all`].
+    pub(crate) fn all(&self) -> Result<Vec<Read>, String> {
+        all(&self.host)
+    }
+
+    /// Saves these, in the place of all that have one of their functions.
+    ///
+    /// # Errors
+    /// What can't be written; the files are as they were then, or it is told.
+    pub(crate) fn save(&self, claims: &[SavedClaim]) -> Result<(), String> {
+        let mut before = Vec::new();
+        let saved = self.replace(claims, &mut before);
+        if saved.is_err() {
+            for (path, text) in before.into_iter().rev() {
+                let undone = match &text {
+                    Some(text) => write(&path, text),
+                    None => fs::remove_file(&path)
+                        .or_else(|error| if is_absent(&error) { Ok(()) } else { Err(error) }),
+                };
+                if let Err(error) = undone {
+                    tracing::warn!("{} can't be put back as it was: {error}", path.display());
+                }
+            }
+        }
+        saved
+    }
+
+    /// As [`save`](Self::save), and what was in each file that it changes.
+    fn replace(
+        &self,
+        claims: &[SavedClaim],
+        before: &mut Vec<(PathBuf, Option<Vec<u8>>)>,
+    ) -> Result<(), String> {
+        let failed = |path: &Path| {
+            let path = path.display().to_string();
+            move |error: io::Error| format!("{path} can't be written: {error}")
+        };
+        let paths: Vec<_> = claims.iter().map(|saved| path_of(&self.host, saved.target)).collect();
+        for (saved, path) in claims.iter().zip(&paths) {
+            make_folder(&self.folder).map_err(failed(path))?;
+            before.push((path.clone(), fs::read(path).ok()));
+            write(path, saved.text()?.as_bytes()).map_err(failed(path))?;
+        }
+        for (path, saved) in files(&self.folder)? {
+            let is_older = |saved: SavedClaim| {
+                claims.iter().any(|new| new.functions.keys().any(|of| saved.functions.contains_key(of)))
+            };
+            if !paths.contains(&path) && saved.is_ok_and(is_older) {
+                before.push((path.clone(), fs::read(&path).ok()));
+                fs::remove_file(&path).map_err(failed(&path))?;
+            }
+        }
+        File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(failed(&self.folder))
+    }
+
+    /// Removes every saved claim that has one of these functions, and answers what those had.
+    ///
+    /// # Errors
+    /// When one can't be removed.
+    pub(crate) fn remove(&self, functions: &[PciAddress]) -> Result<Vec<PciAddress>, String> {
+        let mut removed = Vec::new();
+        for (path, saved) in files(&self.folder)? {
+            let named = functions.iter().find(|&&address| path == path_of(&self.host, address));
+            let covered = match (saved, named) {
+                (Ok(saved), _) if functions.iter().any(|of| saved.functions.contains_key(of)) => {
+                    saved.functions.into_keys().collect()
+                }
+                // One that can't be read has its name.
+                (Err(_), Some(&address)) => vec![address],
+                _ => continue,
+            };
+            fs::remove_file(&path).and_then(|()| File::open(&self.folder)?.sync_all()).map_err(|error| {
+                format!("{} can't be removed: {error}; it is claimed again after a boot", path.display())
+            })?;
+            removed.extend(covered);
+        }
+        Ok(removed)
+    }
+}
+
+/// Only its owner may look at the folder, so that nobody else can have written to what is in it.
+fn make_folder(folder: &Path) -> io::Result<()> {
+    if let Some(lasting) = folder.parent() {
+        DirBuilder::new().recursive(true).mode(0o755).create(lasting)?;
+    }
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    ledger::check_trusted(folder, &folder.symlink_metadata()?, true).map_err(io::Error::other)
+}
+
+fn write(path: &Path, text: &[u8]) -> io::Result<()> {
+    save::replace(path, |mut file| {
+        fchmod(file, Mode::RUSR | Mode::WUSR)?;
+        file.write_all(text)
+    })
 }
 
 fn text_of(ids: &PciIds) -> String {

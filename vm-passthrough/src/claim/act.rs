@@ -24,7 +24,12 @@ impl HeldClaim {
 
     /// Whether it outlives this process.
     pub(crate) fn is_persistent(&self) -> bool {
-        self.journal.entry.persistent
+        self.journal.entry.is_waiting()
+    }
+
+    /// Has a tentative claim outlive this process.
+    pub(crate) fn keep(&mut self, _ledger: &Ledger) -> Result<(), LedgerError> {
+        self.journal.append(&Record::Claimed)
     }
 
     /// Releases everything. What could not be released stays in the ledger, and in the claim, to try again.
@@ -106,7 +111,7 @@ pub(crate) fn take(
         return Err(ClaimError::NoVfioPci { path: vfio });
     }
     let mut journal = ledger.create(target, options.persistent)?;
-    match carry_out(&binder, &mut journal, &plan, options.cancel.as_ref()) {
+    match carry_out(&binder, &mut journal, &plan, options) {
         Ok(()) => {
             tracing::info!(target_function = %target, functions = plan.steps.len(), "claimed");
             Ok(HeldClaim { journal })
@@ -164,9 +169,9 @@ fn carry_out(
     binder: &Binder<'_>,
     journal: &mut Journal,
     plan: &Plan,
-    cancel: Option<&Cancel>,
+    options: &ClaimOptions,
 ) -> Result<(), BindError> {
-    let go_on = |address| match cancel {
+    let go_on = |address| match &options.cancel {
         Some(cancel) if cancel.is_requested() => Err(BindError::Cancelled(address)),
         _ => Ok(()),
     };
@@ -193,7 +198,10 @@ fn carry_out(
         }
     }
     go_on(plan.target)?;
-    journal.append(&Record::Claimed)?;
+    // Until it says so, recovery undoes it.
+    if !(options.persistent && options.tentative) {
+        journal.append(&Record::Claimed)?;
+    }
     Ok(())
 }
 

@@ -96,6 +96,9 @@ pub struct ClaimOptions {
     /// Whether the claim lives until it is released, by any process. Otherwise it lives as long as this process, or
     /// until it releases it.
     pub persistent: bool,
+    /// Whether a persistent claim is this process's alone until [`keep`](crate::PassthroughManager::keep): several are so made
+    /// all or none, whenever the process dies.
+    pub tentative: bool,
     /// Whether to take the functions of other slots in the IOMMU group too.
     pub with_group: bool,
     /// Whether to take it although [`explain`](crate::readiness::explain) says that the host uses it (a mounted disk,
@@ -119,6 +122,7 @@ impl Default for ClaimOptions {
     fn default() -> Self {
         Self {
             persistent: false,
+            tentative: false,
             with_group: false,
             force: false,
             deadline: DEADLINE,

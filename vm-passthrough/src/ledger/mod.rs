@@ -129,6 +129,48 @@ pub(crate) fn held_elsewhere(
     Ok((!ended).then_some((owner, path)))
 }
 
+/// The right to change what is noted of claims elsewhere, as for the next boot, until it is dropped. Who takes it before a claim
+/// or release and keeps it until that is noted has nobody come between. The ledger itself is not locked by it.
+#[derive(Debug)]
+pub struct NotesLock {
+    _lock: File,
+}
+
+impl NotesLock {
+    /// Waits for it.
+    ///
+    /// # Errors
+    /// As for [`Ledger::lock`].
+    pub fn take(host: &Host, deadline: Duration) -> Result<Self> {
+        Ok(Self { _lock: lock_file(host, "notes.lock", &this_process(host), deadline, || false)?.1 })
+    }
+}
+
+/// The ledger's directory, and a file in it, locked.
+fn lock_file(
+    host: &Host,
+    name: &str,
+    owner: &Owner,
+    deadline: Duration,
+    is_given_up: impl Fn() -> bool,
+) -> Result<(PathBuf, File)> {
+    let directory = host.state.join("ledger");
+    make_directory(&host.state, 0o755)?;
+    make_directory(&directory, 0o700)?;
+    let data = fs::symlink_metadata(&directory).map_err(io_error("look at", &directory))?;
+    check_trusted(&directory, &data, true)?;
+
+    let path = directory.join(name);
+    let lock = open(&path, OFlags::RDWR | OFlags::CREATE)?;
+    wait_for(&lock, &path, FlockOperation::NonBlockingLockExclusive, deadline, is_given_up)?;
+    // Only for the message of those who wait, so that a failure here is none.
+    let text = format!("{} {}\n", owner.pid, owner.command);
+    if let Err(error) = lock.set_len(0).and_then(|()| lock.write_all_at(text.as_bytes(), 0)) {
+        tracing::debug!(%error, "can't write who holds a lock of the ledger");
+    }
+    Ok((directory, lock))
+}
+
 impl Ledger {
     /// Locks the ledger of `host`, which is made if there is none.
     ///
@@ -145,24 +187,8 @@ impl Ledger {
         deadline: Duration,
         is_given_up: impl Fn() -> bool,
     ) -> Result<Self> {
-        let directory = host.state.join("ledger");
-        make_directory(&host.state, 0o755)?;
-        make_directory(&directory, 0o700)?;
-        check_trusted(
-            &directory,
-            &fs::symlink_metadata(&directory).map_err(io_error("look at", &directory))?,
-            true,
-        )?;
-
-        let path = directory.join("lock");
-        let lock = open(&path, OFlags::RDWR | OFlags::CREATE)?;
-        wait_for(&lock, &path, FlockOperation::NonBlockingLockExclusive, deadline, is_given_up)?;
         let owner = this_process(host);
-        // Only for the message of those who wait, so that a failure here is none.
-        let text = format!("{} {}\n", owner.pid, owner.command);
-        if let Err(error) = lock.set_len(0).and_then(|()| lock.write_all_at(text.as_bytes(), 0)) {
-            tracing::debug!(%error, "can't write who holds the ledger's lock");
-        }
+        let (directory, lock) = lock_file(host, "lock", &owner, deadline, is_given_up)?;
         let boot = fs::read_to_string(host.proc.join("sys/kernel/random/boot_id")).unwrap_or_default();
         let ledger = Self { host: host.clone(), directory, boot: boot.trim().to_owned(), owner, _lock: lock };
         // What writers that died had not come to put in place.
@@ -366,8 +392,11 @@ pub(crate) fn make_directory(path: &Path, mode: u32) -> Result<()> {
     }
 }
 
-/// Whether only this user can have written to it.
-fn check_trusted(path: &Path, data: &fs::Metadata, directory: bool) -> Result<()> {
+/// Whether only this user can have written to a file or directory.
+///
+/// # Errors
+/// What is wrong.
+pub fn check_trusted(path: &Path, data: &fs::Metadata, directory: bool) -> Result<()> {
     check_trusted_by(rustix::process::geteuid().as_raw(), path, data, directory)
 }
 

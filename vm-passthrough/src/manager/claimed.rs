@@ -1,10 +1,11 @@
 //! What a claim gives: the way to its devices, which lasts as long as the claim does.
 
 use std::ops::Deref;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use crate::claim::{Claim, ClaimError, HeldClaim};
+use crate::ledger::{Ledger, LedgerError};
 use crate::vfio::{self, Space, VfioDevice, VfioError};
 use crate::{Host, PciAddress};
 
@@ -87,12 +88,12 @@ pub(super) struct Held {
     claim: Arc<Claim>,
     pub(super) deadline: Duration,
     /// `None` once it is released.
-    held: Option<HeldClaim>,
+    held: Mutex<Option<HeldClaim>>,
 }
 
 impl Held {
     pub(super) fn new(host: &Host, held: HeldClaim, deadline: Duration) -> Self {
-        Self { host: host.clone(), claim: Arc::new(held.claim()), deadline, held: Some(held) }
+        Self { host: host.clone(), claim: Arc::new(held.claim()), deadline, held: Mutex::new(Some(held)) }
     }
 
     /// A function of a claim.
@@ -108,17 +109,24 @@ impl Held {
     /// Gives everything back, except of a persistent claim. What could not be given back stays in the ledger, and here, to try
     /// again.
     pub(super) fn release(&mut self, deadline: Duration) -> Result<(), ClaimError> {
-        match &mut self.held {
+        let this = self.held.get_mut().unwrap_or_else(PoisonError::into_inner);
+        match this {
             Some(held) if !held.is_persistent() => held.release(&self.host, deadline)?,
             _ => {}
         }
-        self.held = None;
+        *this = None;
         Ok(())
+    }
+
+    /// Has a tentative claim outlive this process.
+    pub(super) fn keep(&self, ledger: &Ledger) -> Result<(), LedgerError> {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        held.as_mut().map_or(Ok(()), |held| held.keep(ledger))
     }
 
     /// Leaves what could not be given back to the ledger.
     pub(super) fn give_up(mut self) {
-        self.held = None;
+        *self.held.get_mut().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 

@@ -3,17 +3,17 @@
 use std::fmt::Write as _;
 
 use clap::Args;
-use vm_passthrough::claim::{self, Cancel, Claim, ClaimOptions};
-use vm_passthrough::manager::Claimed;
+use vm_passthrough::claim::{self, Cancel, Claim, ClaimError, ClaimOptions};
+use vm_passthrough::manager::{Claimed, ManagerError};
 use vm_passthrough::readiness::ExplainOptions;
-use vm_passthrough::{Host, PassthroughManager, PciAddress, PciFunction, ledger};
+use vm_passthrough::{PassthroughManager, PciAddress, PciFunction, ledger};
 
 use super::Scan;
 use super::explain::{self, Accept};
 use crate::context::Context;
 use crate::failure::{EXIT_FAILED, Failure};
 use crate::json::{self, Body};
-use crate::saved::{self, SavedClaim};
+use crate::saved::{SavedClaim, SavedClaims};
 use crate::signals::StopSignals;
 use crate::{log, sys};
 
@@ -44,9 +44,14 @@ pub(crate) struct ClaimArgs {
 pub(crate) fn run(context: &mut Context<'_>, args: &ClaimArgs) -> Result<(), Failure> {
     context.require_live("claim")?;
     let mut manager = PassthroughManager::with_host(context.host.clone()).map_err(Failure::failed)?;
+    let saved = (args.restore || args.persist).then(|| SavedClaims::lock(&context.host)).transpose();
+    let saved = saved.map_err(Failure::failed)?;
     super::release::recover(&mut manager)?;
-    if args.restore {
-        return restore(context, &mut manager);
+    let cancel = Cancel::default();
+    if let (true, Some(saved)) = (args.restore, &saved) {
+        let _signals =
+            cancelled_by_signals(cancel.clone(), "the claim under way is undone, and no other is made")?;
+        return restore(context, &mut manager, saved, &cancel);
     }
     let host = context.host.clone();
     // How much RAM a guest will have is not known yet.
@@ -60,14 +65,15 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ClaimArgs) -> Result<(), Fai
         .map(|&address| scan.explain_one(address, &options))
         .collect::<Result<_, _>>()?;
     explain::require_ready(context, &readiness)?;
-    let cancel = Cancel::default();
-    let _signals = cancelled_by_signals(cancel.clone())?;
+    let signals = cancelled_by_signals(cancel.clone(), "what was claimed is given back")?;
     let mut options = ClaimOptions::default();
     options.persistent = true;
+    options.tentative = true;
     options.with_group = args.with_group;
     options.cancel = Some(cancel);
-    let claims =
-        claim_all(&mut manager, &args.addresses, &options, args.persist.then_some(scan.functions()))?;
+    let saved = saved.as_ref().map(|saved| (saved, scan.functions()));
+    let claims = claim_all(&mut manager, &args.addresses, &options, saved)?;
+    drop(signals);
     print(context, &args.addresses, &claims, String::new())
 }
 
@@ -76,69 +82,78 @@ fn claim_all(
     manager: &mut PassthroughManager,
     addresses: &[PciAddress],
     options: &ClaimOptions,
-    persist: Option<&[PciFunction]>,
+    saved: Option<(&SavedClaims, &[PciFunction])>,
 ) -> Result<Vec<Claimed>, Failure> {
     let mut claims: Vec<Claimed> = Vec::new();
-    for &address in addresses {
-        // It may be claimed as the companion of one before it.
-        if claims.iter().any(|claim| claim.addresses().contains(&address)) {
-            continue;
-        }
-        let claimed = manager.claim(address, options).map_err(|error| error.to_string()).and_then(|claim| {
-            let saved = persist.map(|functions| save(manager.host(), &claim, options.with_group, functions));
-            claims.push(claim);
-            saved.unwrap_or(Ok(()))
-        });
-        if let Err(mut message) = claimed {
-            for claim in claims.iter().rev() {
-                let target = claim.target;
-                let released = manager.release(claim).map_err(|error| error.to_string());
-                let removed = persist.map_or(Ok(true), |_| saved::remove(manager.host(), target));
-                message += &match released.and(removed) {
-                    Ok(_) => format!("; {target} is released again"),
-                    Err(error) => format!("; {error}"),
-                };
+    let claimed = (|| {
+        for &address in addresses {
+            // It may be claimed as the companion of one before it.
+            if !claims.iter().any(|claim| claim.addresses().contains(&address)) {
+                claims.push(manager.claim(address, options).map_err(|error| error.to_string())?);
             }
-            return Err(Failure::failed(message));
         }
+        // Whoever ends this process before has it all undone.
+        manager.keep(&claims).map_err(|error| error.to_string())?;
+        saved.map_or(Ok(()), |(saved, functions)| {
+            let notes = claims.iter().map(|claim| note(claim, options.with_group, functions));
+            saved.save(&notes.collect::<Vec<_>>())
+        })
+    })();
+    let Err(mut message) = claimed else { return Ok(claims) };
+    for claim in claims.iter().rev() {
+        message += &match manager.release(claim) {
+            Ok(()) => format!("; {} is released again", claim.target),
+            Err(error) => format!("; {error}"),
+        };
     }
-    Ok(claims)
+    Err(Failure::failed(message))
 }
 
-/// Notes that a claim is to be made again after each boot.
-fn save(host: &Host, claim: &Claim, with_group: bool, functions: &[PciFunction]) -> Result<(), String> {
+/// What is noted of a claim that is to be made again after each boot.
+fn note(claim: &Claim, with_group: bool, functions: &[PciFunction]) -> SavedClaim {
     let claimed = functions.iter().filter(|function| claim.addresses().contains(&function.address));
     let functions = claimed.map(|function| (function.address, function.ids)).collect();
-    SavedClaim { target: claim.target, with_group, functions }.save(host)
+    SavedClaim { target: claim.target, with_group, functions }
 }
 
 /// Makes claims again that a boot has ended, each whatever becomes of the others. What is claimed already stays as it is.
-fn restore(context: &mut Context<'_>, manager: &mut PassthroughManager) -> Result<(), Failure> {
-    let cancel = Cancel::default();
-    let _signals = cancelled_by_signals(cancel.clone())?;
+fn restore(
+    context: &mut Context<'_>,
+    manager: &mut PassthroughManager,
+    saved: &SavedClaims,
+    cancel: &Cancel,
+) -> Result<(), Failure> {
     let standing = ledger::claims(&context.host, claim::DEADLINE).map_err(Failure::failed)?;
     let is_claimed = |address| standing.iter().flatten().any(|claim| claim.entry.function(address).is_some());
     let (mut text, mut restored, mut errors) = (String::new(), Vec::new(), Vec::new());
-    for saved in saved::all(&context.host).map_err(Failure::failed)? {
+    for saved in saved.all().map_err(Failure::failed)? {
         let saved = match saved {
-            Ok(saved) if is_claimed(saved.target) => {
-                let _ = writeln!(text, "{} is claimed already", saved.target);
-                continue;
-            }
             Ok(saved) => saved,
             Err(error) => {
                 errors.push(error);
                 continue;
             }
         };
+        let target = saved.target;
         let mut options = ClaimOptions::default();
         options.persistent = true;
         options.with_group = saved.with_group;
         options.cancel = Some(cancel.clone());
         options.only = Some(saved.functions);
-        match manager.claim(saved.target, &options) {
-            Ok(claim) => restored.push(claim),
-            Err(error) => errors.push(format!("{} is not claimed again: {error}", saved.target)),
+        let claimed = match () {
+            () if is_claimed(target) => Ok(None),
+            // Even to refuse may take a claim its deadline.
+            () if cancel.is_requested() => Err("a signal came before".to_owned()),
+            () => match manager.claim(target, &options) {
+                Err(ManagerError::Claim(ClaimError::Taken { address, .. })) if address == target => Ok(None),
+                claimed => claimed.map(Some).map_err(|error| error.to_string()),
+            },
+        };
+        match claimed {
+            Ok(Some(claim)) => restored.push(claim),
+            // A String takes any write.
+            Ok(None) => drop(writeln!(text, "{target} is claimed already")),
+            Err(error) => errors.push(format!("{target} is not claimed again: {error}")),
         }
     }
     print(context, &restored.iter().map(|claim| claim.target).collect::<Vec<_>>(), &restored, text)?;
@@ -165,18 +180,18 @@ fn print(
 }
 
 /// The first signal cancels the claim; a second one ends this process where it is, and the ledger knows what is to be undone.
-fn cancelled_by_signals(cancel: Cancel) -> Result<StopSignals, Failure> {
+fn cancelled_by_signals(cancel: Cancel, outcome: &'static str) -> Result<StopSignals, Failure> {
     let on_signal = move |signal| {
         if cancel.is_requested() {
             log::say(format_args!(
-                "error: {signal} again: what was claimed is not given back yet; the next command that changes the host does \
+                "error: {signal} again: what was not complete is not given back yet; the next command that changes the host does \
                  that\n"
             ));
             log::flush();
             sys::exit_at_once(EXIT_FAILED);
         }
         cancel.request();
-        tracing::warn!("{signal}: the claim is undone; once more to leave that to the next command");
+        tracing::warn!("{signal}: {outcome}; once more to leave that to the next command");
     };
     StopSignals::start(on_signal).map_err(|error| {
         Failure::failed(format_args!("signals can't be waited for: {error}; raise `ulimit -n`"))

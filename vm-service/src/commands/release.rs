@@ -8,7 +8,7 @@ use vm_passthrough::{PassthroughManager, PciAddress, claim, ledger};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::Body;
-use crate::saved;
+use crate::saved::SavedClaims;
 
 /// Arguments of `release`.
 #[derive(Debug, Args)]
@@ -28,6 +28,7 @@ pub(crate) struct ReleaseArgs {
 pub(crate) fn run(context: &mut Context<'_>, args: &ReleaseArgs) -> Result<(), Failure> {
     context.require_live("release")?;
     let mut manager = PassthroughManager::with_host(context.host.clone()).map_err(Failure::failed)?;
+    let noted = SavedClaims::lock(&context.host).map_err(Failure::failed)?;
     // A claim whose owner was killed is given back here, and is then no longer there to release.
     let mut free = recover(&mut manager)?;
     let claims = ledger::claims(&context.host, claim::DEADLINE).map_err(Failure::failed)?;
@@ -36,7 +37,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ReleaseArgs) -> Result<(), F
         addresses.clone_from(&free);
         addresses.extend(claims.iter().flatten().map(|claim| claim.entry.target));
         errors.extend(claims.iter().filter_map(|claim| claim.as_ref().err()).map(ToString::to_string));
-        for saved in saved::all(&context.host).map_err(Failure::failed)? {
+        for saved in noted.all().map_err(Failure::failed)? {
             match saved {
                 Ok(saved) if addresses.contains(&saved.target) => {}
                 Ok(saved) => addresses.push(saved.target),
@@ -50,19 +51,21 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ReleaseArgs) -> Result<(), F
             true => Ok(()),
             false => manager.find_claim(address).and_then(|claimed| manager.release(&claimed)),
         };
+        let whole = claims.iter().flatten().filter(|claim| claim.entry.function(address).is_some());
+        let mut functions: Vec<_> =
+            whole.flat_map(|claim| claim.entry.functions.iter().map(|of| of.address)).collect();
+        functions.push(address);
         // It need not be claimed to be noted for the next boot, and stays noted while it is used.
         let forgotten = match &released {
-            Ok(()) | Err(ManagerError::Claim(ClaimError::NotClaimed(_))) => {
-                saved::remove(&context.host, address)
-            }
-            Err(_) => Ok(false),
+            Ok(()) | Err(ManagerError::Claim(ClaimError::NotClaimed(_))) => noted.remove(&functions),
+            Err(_) => Ok(Vec::new()),
         };
         match (released, forgotten) {
-            (_, Err(error)) => errors.push(error),
-            (Err(error), Ok(false)) => errors.push(error.to_string()),
-            _ => {
-                let whole = claims.iter().flatten().filter(|claim| claim.entry.function(address).is_some());
-                free.extend(whole.flat_map(|claim| claim.entry.functions.iter().map(|of| of.address)));
+            (Ok(()), Err(error)) => errors.push(format!("{address} is released, but {error}")),
+            (Err(_), Err(error)) => errors.push(error),
+            (Err(error), Ok(forgotten)) if forgotten.is_empty() => errors.push(error.to_string()),
+            (_, Ok(forgotten)) => {
+                free.extend(functions.into_iter().chain(forgotten));
                 done.push(address.to_string());
             }
         }

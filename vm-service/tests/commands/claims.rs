@@ -1,6 +1,10 @@
 //! `claims`, and several addresses at once for `claim`, `release` and `explain`.
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
 
 use vm_passthrough::PassthroughManager;
 use vm_passthrough::claim::ClaimOptions;
@@ -297,7 +301,151 @@ fn what_cannot_be_noted_is_not_claimed_and_what_is_noted_wrongly_stays() {
     sim.write("var/lib/vm-passthrough/claims/0000:01:00.0.toml", "nonsense\n").expect("written");
     let got = vm_service(&host, "claim --restore");
     assert_eq!((got.exit, got.out.as_str()), (1, "0000:02:00.0 claimed, taken from nvme\n"));
-    assert!(got.err.contains("0000:01:00.0.toml is no saved claim"), "{}", got.err);
+    assert!(got.err.contains("0000:01:00.0.toml can't be used"), "{}", got.err);
     check(&host, "release 01:00.0", "0000:01:00.0 released\n");
+    check(&host, "release 02:00.0", "0000:02:00.0 released\n");
+}
+
+/// The folder of notes, and their names.
+fn notes(sim: &SimHost) -> Vec<String> {
+    let files = fs::read_dir(sim.path(NOTES)).into_iter().flatten().flatten();
+    let mut names: Vec<_> = files.map(|file| file.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+const NOTES: &str = "var/lib/vm-passthrough/claims";
+
+#[test]
+fn a_function_is_noted_once_and_a_release_forgets_all_notes_of_it() {
+    let sim = workstation();
+    let host = SimDrivers::new(&sim).host();
+    assert_eq!(vm_service(&host, "claim --persist 01:00.0").exit, 0);
+    let older = fs::read_to_string(sim.path(NOTES).join("0000:01:00.0.toml")).expect("a note");
+    reboot(&sim);
+    set_id(&sim, "01:00.1", "SUBSYS_ID=0", "SUBSYS_ID=1");
+    assert_eq!(vm_service(&host, "claim --restore").exit, 1);
+    assert_eq!(vm_service(&host, "claim --persist 01:00.1").exit, 0);
+    assert_eq!(notes(&sim), ["0000:01:00.1.toml"]);
+    // An earlier version left both.
+    sim.write(&format!("{NOTES}/0000:01:00.0.toml"), &older).expect("written");
+    check(&host, "release 01:00.1", "0000:01:00.1 released\n");
+    assert!(notes(&sim).is_empty(), "{:?}", notes(&sim));
+    reboot(&sim);
+    check(&host, "claim --restore", "");
+    // What is only noted is released once, however often it is named.
+    assert_eq!(vm_service(&host, "claim --persist 01:00.0").exit, 0);
+    reboot(&sim);
+    check(&host, "release 01:00.0 01:00.1", "0000:01:00.0 released\n0000:01:00.1 released\n");
+}
+
+#[test]
+fn a_claim_that_fails_leaves_older_notes_as_they_were() {
+    let sim = workstation();
+    let actor = SimDrivers::new(&sim);
+    let host = actor.host();
+    let before = drivers(&sim);
+    assert_eq!(vm_service(&host, "claim --persist 01:00.0").exit, 0);
+    let path = sim.path(NOTES).join("0000:01:00.0.toml");
+    let note = fs::read(&path).expect("a note");
+    reboot(&sim);
+    actor.fail("bus/pci/drivers/igc/unbind", "0000:03:00.0", 1, 5);
+    assert_eq!(vm_service(&host, "claim --persist 01:00.0 03:00.0").exit, 1);
+    assert_eq!(fs::read(&path).ok(), Some(note.clone()));
+    // Nor does one that can't be noted.
+    fs::create_dir(sim.path(NOTES).join("0000:03:00.0.toml")).expect("in the way");
+    let got = vm_service(&host, "claim --persist 01:00.1 03:00.0");
+    let says = "; 0000:03:00.0 is released again; 0000:01:00.1 is released again\n";
+    assert!(got.err.contains("0000:03:00.0.toml can't be written") && got.err.ends_with(says), "{got:?}");
+    assert_eq!(fs::read(&path).ok(), Some(note));
+    assert_eq!(notes(&sim), ["0000:01:00.0.toml", "0000:03:00.0.toml"]);
+    assert_eq!(drivers(&sim), before);
+}
+
+#[test]
+fn a_claim_and_its_note_are_made_and_ended_together() {
+    let sim = workstation();
+    let host = SimDrivers::new(&sim).host();
+    for _ in 0..30 {
+        std::thread::scope(|scope| {
+            let claim = scope.spawn(|| assert_eq!(vm_service(&host, "claim --persist 02:00.0").exit, 0));
+            while !claim.is_finished() && vm_service(&host, "release 02:00.0").exit != 0 {}
+        });
+        let is_claimed = sim.driver_of(address("02:00.0")).as_deref() == Some(ON_VFIO);
+        assert_eq!(notes(&sim).len(), usize::from(is_claimed), "{:?}", notes(&sim));
+        vm_service(&host, "release --all");
+    }
+}
+
+#[test]
+fn notes_are_the_owners_alone_and_believed_only_then() {
+    let sim = workstation();
+    let host = SimDrivers::new(&sim).host();
+    assert_eq!(vm_service(&host, "claim --persist 02:00.0").exit, 0);
+    let (folder, note) = (sim.path(NOTES), sim.path(NOTES).join("0000:02:00.0.toml"));
+    let mode = |path: &Path| path.metadata().expect("there").mode() & 0o777;
+    assert_eq!((mode(&folder), mode(&note)), (0o700, 0o600));
+    reboot(&sim);
+    let before = drivers(&sim);
+    for path in [&note, &folder] {
+        let kept = mode(path);
+        fs::set_permissions(path, PermissionsExt::from_mode(0o777)).expect("changed");
+        let got = vm_service(&host, "claim --restore");
+        assert_eq!((got.exit, got.out.as_str()), (1, ""), "{got:?}");
+        assert!(got.err.contains("can be written to by others (mode 777)"), "{}", got.err);
+        assert_eq!(drivers(&sim), before);
+        fs::set_permissions(path, PermissionsExt::from_mode(kept)).expect("changed");
+    }
+    check(&host, "claim --restore", "0000:02:00.0 claimed, taken from nvme\n");
+}
+
+/// A process that dies while it claims the second of two leaves nothing that is not undone.
+#[test]
+fn a_claim_of_several_that_is_killed_is_undone_whole() {
+    let sim = workstation();
+    let actor = SimDrivers::new(&sim);
+    let host = actor.host();
+    let before = drivers(&sim);
+    let (ledger, died) = (sim.path("run/ledger"), Arc::new(Mutex::new(BTreeMap::new())));
+    let (records, at_death) = (ledger.clone(), died.clone());
+    actor.observe(move || {
+        let names = ["0000:02:00.0.claim", "0000:03:00.0.claim"];
+        let texts = names.map(|name| Some((records.join(name), fs::read(records.join(name)).ok()?)));
+        if let [Some(first), Some(second)] = texts {
+            *at_death.lock().expect("a lock") = BTreeMap::from([first, second]);
+        }
+    });
+    assert_eq!(vm_service(&host, "claim 02:00.0 03:00.0").exit, 0);
+    let died = std::mem::take(&mut *died.lock().expect("a lock"));
+    assert_eq!(died.len(), 2, "it was seen with the second under way");
+    for (path, text) in died {
+        fs::write(path, text).expect("written");
+    }
+    check(&host, "claim --restore", "");
+    assert_eq!(drivers(&sim), before);
+    check(&host, "claims", "nothing is claimed\n");
+}
+
+#[test]
+fn a_note_without_its_own_function_or_of_a_newer_version_is_kept_and_told() {
+    let sim = workstation();
+    let host = SimDrivers::new(&sim).host();
+    assert_eq!(vm_service(&host, "claim --persist 02:00.0").exit, 0);
+    reboot(&sim);
+    let path = sim.path(NOTES).join("0000:02:00.0.toml");
+    let good = fs::read_to_string(&path).expect("a note");
+    let (head, _) = good.rsplit_once("\"0000:02").expect("a function");
+    for (text, says) in [
+        (head.to_owned(), "it does not name 0000:02:00.0 among its functions"),
+        (format!("version = 2\nnews = 1\n{good}"), "it is of version 2, and a newer vm-service can read it"),
+    ] {
+        fs::write(&path, text).expect("written");
+        let got = vm_service(&host, "claims --json");
+        let document: serde_json::Value = serde_json::from_str(&got.out).expect("JSON");
+        assert_eq!(document["claims"], serde_json::json!([]));
+        assert!(document["unreadable"][0].as_str().is_some_and(|text| text.contains(says)), "{}", got.out);
+        let got = vm_service(&host, "claim --restore");
+        assert!(got.exit == 1 && got.err.contains(says), "{got:?}");
+    }
     check(&host, "release 02:00.0", "0000:02:00.0 released\n");
 }
