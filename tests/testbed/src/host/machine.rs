@@ -84,9 +84,9 @@ impl Machine {
             file.set_len(disk.mib << 20)?;
         }
         let mut command = Command::new("qemu-system-x86_64");
-        // One processor but for measuring, whatever nested guests have. QEMU 10.0 emulates several in threads that race: now and then it
-        // stopped at an assertion (`iotlb_to_section`) after a device's memory had moved, or L1 lost a timer while
-        // guests ran (`helper_vmrun` changes `interrupt_request` without the lock that others set it under).
+        // One processor but for measuring, whatever nested guests have. QEMU 10.0 emulates several in threads that race: now
+        // and then it stopped at an assertion (`iotlb_to_section`) after a device's memory had moved, or L1 lost a timer
+        // while guests ran (`helper_vmrun` changes `interrupt_request` without the lock that others set it under).
         command
             .args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", CPU, "-smp", &processors.to_string()])
             .args(["-m", &memory_mib.to_string()])
