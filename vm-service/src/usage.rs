@@ -1,5 +1,7 @@
 //! Asks the drivers of GPUs what uses them.
 
+mod drm;
+
 use std::collections::BTreeMap;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -15,34 +17,45 @@ const DEADLINE: Duration = Duration::from_secs(10);
 
 /// What uses each of these functions; `None` for one of which no driver tells, or on a host that is only files.
 pub(crate) fn of(host: &Host, functions: &[&PciFunction]) -> Vec<Option<Usage>> {
-    let is_told = |function: &&PciFunction| {
-        function.device_type == DeviceType::GpuNvidia && host.disk_probe().is_some()
+    let is_live = host.disk_probe().is_some();
+    let teller = |function: &PciFunction| match function.device_type {
+        DeviceType::GpuNvidia if is_live => Some("nvidia"),
+        DeviceType::GpuAmd if is_live => Some("amdgpu"),
+        _ => None,
     };
-    let is_asked =
-        |function: &&&PciFunction| is_told(function) && function.driver.as_deref() == Some("nvidia");
-    let asked: Vec<_> = functions.iter().filter(is_asked).map(|function| function.address).collect();
-    let mut answers = answers(asked);
+    let is_asked = |function: &&&PciFunction| {
+        teller(function).is_some_and(|teller| function.driver.as_deref() == Some(teller))
+    };
+    let asked = functions.iter().filter(is_asked).map(|function| (function.address, function.device_type));
+    let mut answers = answers(host, asked.collect());
     let answer = |function: &&PciFunction| {
-        let known = match (&function.driver, answers.remove(&function.address)) {
+        let teller = teller(function)?;
+        let known = match (function.driver.as_deref(), answers.remove(&function.address)) {
             (_, Some(answer)) => answer,
-            (Some(driver), None) if driver == "nvidia" => {
+            (Some(driver), None) if driver == teller => {
                 Err(format!("its driver did not answer in {} s", DEADLINE.as_secs()))
             }
-            (Some(driver), None) => Err(format!("the driver nvidia would tell, and it has {driver}")),
-            (None, None) => Err("the driver nvidia would tell, and it has none".into()),
+            (driver, None) => {
+                Err(format!("the driver {teller} would tell, and it has {}", driver.unwrap_or("none")))
+            }
         };
         let unknown = |why| Usage { unknown: Some(why), ..Usage::default() };
-        is_told(function).then(|| known.map_or_else(unknown, |usage| with_commands(host, usage)))
+        Some(known.map_or_else(unknown, |usage| with_commands(host, usage)))
     };
     functions.iter().map(answer).collect()
 }
 
 /// The answers that come in time.
-fn answers(asked: Vec<PciAddress>) -> BTreeMap<PciAddress, Result<Usage, String>> {
+fn answers(host: &Host, asked: Vec<(PciAddress, DeviceType)>) -> BTreeMap<PciAddress, Result<Usage, String>> {
     let (send, receive) = mpsc::channel();
     let (mut answers, mut left) = (BTreeMap::new(), asked.len());
     // It may wait for a driver that does not answer, and is left behind then.
-    let ask_all = move || asked.into_iter().try_for_each(|address| send.send((address, ask(address))));
+    let host = host.clone();
+    let ask = move |(address, device_type)| match device_type {
+        DeviceType::GpuAmd => (address, drm::of(&host, address)),
+        _ => (address, ask_nvidia(address)),
+    };
+    let ask_all = move || asked.into_iter().try_for_each(|function| send.send(ask(function)));
     if let Err(error) = std::thread::Builder::new().name("usage".into()).spawn(ask_all) {
         tracing::warn!("no GPU is asked for its use: {error}");
     }
@@ -66,7 +79,7 @@ fn with_commands(host: &Host, mut usage: Usage) -> Usage {
 }
 
 #[cfg(feature = "cuda")]
-fn ask(address: PciAddress) -> Result<Usage, String> {
+fn ask_nvidia(address: PciAddress) -> Result<Usage, String> {
     let usage =
         vm_passthrough::accelerator::cuda_usage(&address.to_string()).map_err(|error| error.to_string())?;
     Ok(Usage {
@@ -84,6 +97,6 @@ fn ask(address: PciAddress) -> Result<Usage, String> {
 }
 
 #[cfg(not(feature = "cuda"))]
-fn ask(_: PciAddress) -> Result<Usage, String> {
+fn ask_nvidia(_: PciAddress) -> Result<Usage, String> {
     Err("this program was built without CUDA; build it with the cargo feature cuda".into())
 }
