@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Nothing here takes so long, even where KVM guests are emulated and the machine is busy.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Sends for ever and never looks whether the transmitter is ready: mov dx, 0x3f8; mov al, 'x'; out dx, al; jmp -1.
 const RUDE: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xb0, b'x', 0xee, 0xeb, 0xfd];
@@ -101,7 +101,7 @@ impl Guest {
     }
 
     fn wait_until(&mut self, what: &str, done: impl Fn(&mut Self) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !done(self) {
             assert!(Instant::now() < deadline, "{what}: it takes too long: {}", self.read("messages"));
             std::thread::sleep(Duration::from_millis(10));
@@ -132,7 +132,7 @@ fn pipe() -> (PipeReader, io::PipeWriter) {
 
 /// Waits until there is something in the pipe and no more comes.
 fn fills(pipe: impl AsFd) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let (mut there, mut since) = (0, Instant::now());
     while there == 0 || since.elapsed() < Duration::from_secs(1) {
         let now = rustix::io::ioctl_fionread(&pipe).expect("its contents");
@@ -300,7 +300,7 @@ fn talk(guest: &mut Guest, mut terminal: &File, text: &str) {
     use std::io::Write as _;
     terminal.write_all(text.as_bytes()).expect("typed");
     let mut got: Vec<u8> = Vec::new();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while got != text.as_bytes() {
         let mut bytes = [0; 64];
         if let Ok(count) = terminal.read(&mut bytes) {

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use storage::Storage;
 
 /// Nothing here takes so long, even where KVM guests are emulated and the machine is busy.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A guest that starts to load its program.
 struct Guest {
@@ -48,7 +48,7 @@ impl Guest {
         let begin = Instant::now();
         // The kernel's headers are read before there is a machine.
         while !(storage.is_read(Duration::from_millis(10)) && (slow == "kernel" || guest.has_begun())) {
-            assert!(guest.ended().is_none() && begin.elapsed() < PATIENCE, "{}", guest.messages());
+            assert!(guest.ended().is_none() && begin.elapsed() < TIMEOUT, "{}", guest.messages());
         }
         Some((guest, storage))
     }
@@ -77,7 +77,7 @@ impl Guest {
             if let Some(status) = self.ended() {
                 return (begin.elapsed(), status);
             }
-            assert!(begin.elapsed() < PATIENCE, "it does not end: {}", self.messages());
+            assert!(begin.elapsed() < TIMEOUT, "it does not end: {}", self.messages());
             meanwhile();
             std::thread::sleep(Duration::from_millis(10));
         }

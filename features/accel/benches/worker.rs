@@ -11,7 +11,7 @@ use vm_accel::fake::FakeAccelerator;
 use vm_accel::programs::Program;
 use vm_accel::{Worker, WorkerOptions, arguments};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn worker(criterion: &mut Criterion) {
     let options = WorkerOptions { capacity: 4096, ..WorkerOptions::default() };
@@ -32,7 +32,7 @@ fn worker(criterion: &mut Criterion) {
                         worker.launch(&add, 1, &arguments![&input, &output, 1u32]).expect("a launch");
                     }
                     time += start.elapsed();
-                    worker.synchronize(PATIENCE).expect("a wait");
+                    worker.synchronize(TIMEOUT).expect("a wait");
                     left -= now;
                 }
                 time
@@ -41,13 +41,13 @@ fn worker(criterion: &mut Criterion) {
     };
     launches("launch, on the caller");
     criterion.bench_function("submit_and_wait, there and back", |bencher| {
-        bencher.iter(|| worker.submit_and_wait(Instant::now() + PATIENCE, |_| Ok(())).expect("a job"));
+        bencher.iter(|| worker.submit_and_wait(Instant::now() + TIMEOUT, |_| Ok(())).expect("a job"));
     });
     criterion.bench_function("allocate and free 2 MiB from the pool", |bencher| {
         bencher.iter(|| worker.allocate(2 << 20).expect("memory"));
     });
     drop((input, output));
-    worker.stop(PATIENCE).expect("a worker stops");
+    worker.stop(TIMEOUT).expect("a worker stops");
 }
 
 criterion_group!(benches, worker);

@@ -66,7 +66,7 @@ pub trait Queue: 'static {
     /// Frees memory, once the commands before have run. Registered memory is given back to the host.
     ///
     /// # Errors
-    /// The driver's; [`Error::Deadline`] where the queue must wait for the device and loses patience. The memory is
+    /// The driver's; [`Error::Deadline`] where the queue waits for the device longer than its timeout. The memory is
     /// then kept until the queue is dropped.
     fn free(&self, memory: Memory) -> Result<()>;
 

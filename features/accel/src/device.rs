@@ -88,26 +88,26 @@ pub struct QueueOptions {
     /// Bytes of freed memory that the driver's pool keeps for the next allocation instead of giving them back.
     pub keep_bytes: u64,
     /// How long the queue waits for the device where it must, as when it frees pinned memory.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl QueueOptions {
-    /// When the patience ends that begins now.
+    /// When the timeout ends that begins now.
     pub fn deadline(&self) -> Instant {
-        deadline(self.patience)
+        deadline(self.timeout)
     }
 }
 
 /// The end of a wait of this length that begins now. What no clock reaches is a century.
-pub fn deadline(patience: Duration) -> Instant {
+pub fn deadline(timeout: Duration) -> Instant {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
     let now = Instant::now();
     // No clock that began to run with the machine is near its end.
-    now.checked_add(patience.min(CENTURY)).unwrap_or(now)
+    now.checked_add(timeout.min(CENTURY)).unwrap_or(now)
 }
 
 impl Default for QueueOptions {
     fn default() -> Self {
-        Self { keep_bytes: u64::MAX, patience: Duration::from_secs(30) }
+        Self { keep_bytes: u64::MAX, timeout: Duration::from_secs(30) }
     }
 }

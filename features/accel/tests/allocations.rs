@@ -39,7 +39,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 #[test]
 fn a_launch_allocates_nothing() {
@@ -56,19 +56,19 @@ fn a_launch_allocates_nothing() {
     };
     // The simulated device's list grows as long as nobody looks.
     launch(3000);
-    worker.synchronize(PATIENCE).unwrap();
+    worker.synchronize(TIMEOUT).unwrap();
     let (before, mine) = (ALL.load(Ordering::SeqCst), MINE.get());
     launch(1000);
     assert_eq!(MINE.get() - mine, 0, "on the caller's thread");
     // As many as a few graphs take, however many launches there are.
     let all = ALL.load(Ordering::SeqCst) - before;
     assert!(all < 200, "{all} on any thread");
-    worker.synchronize(PATIENCE).unwrap();
+    worker.synchronize(TIMEOUT).unwrap();
     // A guarded launch records an event, for which the simulated device allocates; the caller does not.
     let mine = MINE.get();
     (0..1000).for_each(|_| worker.launch(&spin, 1, &arguments![word, turns]).unwrap());
     assert_eq!(MINE.get() - mine, 0, "for a guarded launch");
-    worker.synchronize(PATIENCE).unwrap();
+    worker.synchronize(TIMEOUT).unwrap();
     drop((source, target));
-    worker.stop(PATIENCE).unwrap();
+    worker.stop(TIMEOUT).unwrap();
 }

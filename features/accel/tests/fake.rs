@@ -12,14 +12,14 @@ use vm_accel::fake::{FakeAccelerator, FakeCall};
 use vm_accel::programs::Program;
 use vm_accel::{Brand, Error, MemoryKind, PoolOptions, QueueOptions, Worker, WorkerOptions, arguments};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn start(device: &Arc<FakeAccelerator>) -> Worker<FakeAccelerator> {
     Worker::start(Arc::clone(device), WorkerOptions::default()).unwrap()
 }
 
 fn soon() -> Instant {
-    Instant::now() + PATIENCE
+    Instant::now() + TIMEOUT
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn jobs_run_in_order_and_inline_on_the_worker() {
                         Ok(index)
                     });
                     assert_eq!(worker.allocate(16)?.bytes(), 16);
-                    worker.synchronize(PATIENCE)?;
+                    worker.synchronize(TIMEOUT)?;
                     inner
                 })
                 .unwrap()
@@ -59,14 +59,14 @@ fn jobs_run_in_order_and_inline_on_the_worker() {
         assert_eq!(job.wait(soon()).unwrap(), index);
     }
     let theirs = worker.clone();
-    let stopped = worker.submit_and_wait(soon(), move |_| theirs.stop(PATIENCE));
+    let stopped = worker.submit_and_wait(soon(), move |_| theirs.stop(TIMEOUT));
     assert!(
         matches!(stopped, Err(Error::Deadline { .. })),
         "a job can't wait for its own thread: {stopped:?}"
     );
     let order: Vec<_> = receive.try_iter().collect();
     assert!(order.chunks(2).enumerate().all(|(index, pair)| pair == [(index, "outer"), (index, "inner")]));
-    worker.stop(PATIENCE).unwrap();
+    worker.stop(TIMEOUT).unwrap();
 }
 
 /// Keeps the worker busy until what it returns is dropped.
@@ -102,17 +102,17 @@ fn a_queued_job_can_be_cancelled() {
     let waited = worker.submit(counted(&ran)).unwrap().wait(Instant::now() + Duration::from_millis(20));
     assert!(matches!(waited, Err(Error::Deadline { .. })), "{waited:?}");
     drop(release);
-    worker.synchronize(PATIENCE).unwrap();
+    worker.synchronize(TIMEOUT).unwrap();
     assert_eq!(cancelled.wait(soon()), Err(Error::Cancelled));
     assert_eq!((local, ran.load(std::sync::atomic::Ordering::SeqCst)), (0, 0));
-    worker.stop(PATIENCE).unwrap();
+    worker.stop(TIMEOUT).unwrap();
 }
 
 #[test]
 fn a_full_queue_says_so() {
     let options = WorkerOptions {
         capacity: 4,
-        queue: QueueOptions { patience: Duration::from_millis(50), ..QueueOptions::default() },
+        queue: QueueOptions { timeout: Duration::from_millis(50), ..QueueOptions::default() },
         ..WorkerOptions::default()
     };
     let worker = Worker::<FakeAccelerator>::start(Arc::new(FakeAccelerator::new()), options).unwrap();
@@ -121,10 +121,10 @@ fn a_full_queue_says_so() {
     let jobs: Vec<_> = (0..8).map(|_| worker.submit(|_| Ok(()))).collect();
     let refused = jobs.iter().filter(|job| matches!(job, Err(Error::QueueFull { capacity: 4 }))).count();
     assert_eq!(refused, 5, "one slot is the running job's");
-    assert_eq!(worker.fill(&buffer, 0), Err(Error::QueueFull { capacity: 4 }), "after the patience");
+    assert_eq!(worker.fill(&buffer, 0), Err(Error::QueueFull { capacity: 4 }), "after the timeout");
     drop(release);
     jobs.into_iter().flatten().for_each(|job| job.wait(soon()).unwrap());
-    worker.stop(PATIENCE).unwrap();
+    worker.stop(TIMEOUT).unwrap();
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn stop_runs_what_was_queued() {
     for (index, job) in jobs.into_iter().enumerate() {
         assert_eq!(job.wait(soon()), Ok(index));
     }
-    worker.stop(PATIENCE).unwrap();
+    worker.stop(TIMEOUT).unwrap();
     assert_eq!(device.used(), 0);
 }
 
@@ -163,7 +163,7 @@ fn the_future_wakes_and_a_fence_waits_for_the_device() {
         std::thread::yield_now();
     }
     drop(buffer);
-    worker.stop(PATIENCE).unwrap();
+    worker.stop(TIMEOUT).unwrap();
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn a_job_may_not_use_memory_that_queued_commands_still_use() {
     assert_eq!(again.address(), address, "a caller gets it back at once");
     send.send(again).unwrap();
     assert_eq!(job.wait(soon()).unwrap(), (Err(Error::OutOfOrder), false, Ok(())));
-    worker.stop(PATIENCE).unwrap();
+    worker.stop(TIMEOUT).unwrap();
 }
 
 #[test]
@@ -215,9 +215,9 @@ fn faults_become_errors_and_the_worker_goes_on_or_says_that_it_is_lost() {
         }
         worker.fill(&buffer, 0).unwrap();
         worker.launch(&kernel, 1, &arguments).unwrap();
-        let error = worker.synchronize(PATIENCE).expect_err("the wait says what failed");
+        let error = worker.synchronize(TIMEOUT).expect_err("the wait says what failed");
         assert_eq!(matches!(error, Error::Panicked { .. }), panics, "{error}");
-        worker.synchronize(PATIENCE).expect("it is said once");
+        worker.synchronize(TIMEOUT).expect("it is said once");
     }
     device.fail_next(FakeCall::EndCapture, planted());
     assert_eq!(worker.capture(|session| session.fill(&buffer, 1)).err(), Some(planted()));
@@ -233,12 +233,12 @@ fn faults_become_errors_and_the_worker_goes_on_or_says_that_it_is_lost() {
 
     device.lose();
     worker.fill(&buffer, 0).unwrap();
-    assert!(worker.synchronize(PATIENCE).is_err_and(|error| error.is_lost()));
+    assert!(worker.synchronize(TIMEOUT).is_err_and(|error| error.is_lost()));
     assert!(worker.launch(&kernel, 1, &arguments).is_err_and(|error| error.is_lost()));
     assert!(worker.allocate(1).is_err_and(|error| error.is_lost()));
     assert!(worker.submit(|_| Ok(())).is_err_and(|error| error.is_lost()));
     drop((buffer, kernel));
-    assert!(worker.stop(PATIENCE).is_err_and(|error| error.is_lost()));
+    assert!(worker.stop(TIMEOUT).is_err_and(|error| error.is_lost()));
 }
 
 #[test]
@@ -248,7 +248,7 @@ fn buffers_outlive_their_worker_without_harm() {
     let kernel = worker.load(&FakeAccelerator::artifact(Program::Bump)).unwrap();
     let buffer = worker.allocate(64).unwrap();
     let graph = worker.capture(|session| session.fill(&buffer, 1)).unwrap();
-    worker.stop(PATIENCE).unwrap();
+    worker.stop(TIMEOUT).unwrap();
     assert_eq!(device.used(), 0, "the queue freed it");
     assert_eq!(worker.replay(&graph), Err(Error::Stopped));
     assert_eq!(worker.fill(&buffer, 0), Err(Error::Stopped));
@@ -264,11 +264,11 @@ fn a_brand_is_taken_until_the_last_of_it_is_gone() {
     let worker = begin().unwrap();
     assert!(matches!(begin().err(), Some(Error::BrandInUse { .. })));
     let buffer = worker.allocate(16).unwrap();
-    worker.stop(PATIENCE).unwrap();
+    worker.stop(TIMEOUT).unwrap();
     drop(worker);
     assert!(matches!(begin().err(), Some(Error::BrandInUse { .. })), "its buffer still lives");
     drop(buffer);
-    begin().unwrap().stop(PATIENCE).unwrap();
+    begin().unwrap().stop(TIMEOUT).unwrap();
 }
 
 #[test]
@@ -291,10 +291,10 @@ fn dropping_the_last_handle_ends_the_thread() {
 fn polling_a_job_gives_its_result() {
     let worker = start(&Arc::new(FakeAccelerator::new()));
     let mut job = pin!(worker.submit(|_| Ok(11)).unwrap());
-    worker.synchronize(PATIENCE).unwrap();
+    worker.synchronize(TIMEOUT).unwrap();
     let polled = job.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     assert_eq!(polled, Poll::Ready(Ok(11)));
-    worker.stop(PATIENCE).unwrap();
+    worker.stop(TIMEOUT).unwrap();
 }
 
 #[test]
@@ -312,7 +312,7 @@ fn zeroing_reaches_memory_that_a_running_job_takes() {
         })
         .unwrap();
     assert_eq!(bytes, [0; 100]);
-    worker.stop(PATIENCE).unwrap();
+    worker.stop(TIMEOUT).unwrap();
 }
 
 #[test]
@@ -332,7 +332,7 @@ fn a_borrow_lasts_until_the_job_has_ended_whatever_the_deadline() {
     assert_eq!(result, Ok(1 << 16), "it started in time, so it ends and its result counts");
     assert!(begun.elapsed() >= 5 * late);
     assert!(local.iter().all(|&byte| byte == 2));
-    worker.stop(PATIENCE).unwrap();
+    worker.stop(TIMEOUT).unwrap();
 }
 
 #[test]
@@ -377,7 +377,7 @@ fn batches_become_graphs_and_a_fault_in_one_loses_no_launch() {
     worker.read(&data, &mut sum).unwrap();
     assert_eq!((sum, device.chained()), ([780], before));
     drop((data, bump));
-    worker.stop(PATIENCE).unwrap();
+    worker.stop(TIMEOUT).unwrap();
 }
 
 #[test]
@@ -440,14 +440,14 @@ fn launches_that_wait_in_a_row_keep_their_place_among_all_else() {
     }
     assert!(device.chained() > 1000, "{}", device.chained());
     drop((data, copies, graph, guarded));
-    worker.stop(PATIENCE).unwrap();
+    worker.stop(TIMEOUT).unwrap();
 }
 
 #[test]
 fn every_stop_waits_for_the_same_end_and_says_the_same() {
     let device = Arc::new(FakeAccelerator::new());
     let options = WorkerOptions {
-        queue: QueueOptions { patience: Duration::from_millis(50), ..QueueOptions::default() },
+        queue: QueueOptions { timeout: Duration::from_millis(50), ..QueueOptions::default() },
         ..WorkerOptions::default()
     };
     let worker = Worker::<FakeAccelerator>::start(Arc::clone(&device), options).unwrap();
@@ -456,10 +456,10 @@ fn every_stop_waits_for_the_same_end_and_says_the_same() {
     device.pause();
     worker.fill(&buffer, 1).unwrap();
     let stops = std::thread::scope(|scope| {
-        let stops = [(); 3].map(|()| scope.spawn(|| worker.stop(PATIENCE)));
+        let stops = [(); 3].map(|()| scope.spawn(|| worker.stop(TIMEOUT)));
         stops.map(|stop| stop.join().unwrap())
     });
-    for stop in stops.into_iter().chain([worker.stop(PATIENCE)]) {
+    for stop in stops.into_iter().chain([worker.stop(TIMEOUT)]) {
         assert!(matches!(stop, Err(Error::Deadline { .. })), "{stop:?}");
     }
 
@@ -469,15 +469,15 @@ fn every_stop_waits_for_the_same_end_and_says_the_same() {
     let late = worker.stop(Duration::from_millis(10));
     assert!(matches!(late, Err(Error::Deadline { .. })), "{late:?}");
     drop(release);
-    worker.stop(PATIENCE).unwrap();
+    worker.stop(TIMEOUT).unwrap();
     let device = Arc::new(FakeAccelerator::new());
     let worker = start(&device);
     let buffer = worker.allocate(16).unwrap();
     let planted = Error::Host { what: "a test", cause: "planted".into() };
     device.fail_next(FakeCall::Fill, planted.clone());
     worker.fill(&buffer, 1).unwrap();
-    assert_eq!(worker.stop(PATIENCE), Err(planted));
-    assert_eq!(worker.stop(PATIENCE), Ok(()));
+    assert_eq!(worker.stop(TIMEOUT), Err(planted));
+    assert_eq!(worker.stop(TIMEOUT), Ok(()));
 }
 
 #[test]
@@ -519,7 +519,7 @@ fn registered_memory_goes_back_by_itself_when_its_last_graph_is_gone() {
         assert_eq!(worker.free(buffer), Ok(()));
     });
     assert_eq!(device.registered(), 0);
-    worker.stop(PATIENCE).unwrap();
+    worker.stop(TIMEOUT).unwrap();
     assert_eq!(host, [2; 64]);
 }
 
@@ -547,8 +547,8 @@ fn registered_memory_is_not_of_the_pools_limit() {
         drop(buffer);
         // What is kept of it gives way to another size.
         worker.allocate(2048).unwrap();
-        worker.synchronize(PATIENCE).unwrap();
+        worker.synchronize(TIMEOUT).unwrap();
     }
     assert!(worker.statistics().in_use + worker.statistics().cached <= 4096);
-    worker.stop(PATIENCE).unwrap();
+    worker.stop(TIMEOUT).unwrap();
 }

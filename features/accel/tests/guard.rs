@@ -11,7 +11,7 @@ use vm_accel::{
     Buffer, Error, Kernel, Launch, Limits, QueueOptions, Session, Worker, WorkerOptions, arguments,
 };
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const FOREVER: u64 = u64::MAX;
 
 struct Fixture {
@@ -34,7 +34,7 @@ fn limits(fuel: u64, time: Duration) -> Launch {
 }
 
 fn soon() -> Instant {
-    Instant::now() + PATIENCE
+    Instant::now() + TIMEOUT
 }
 
 impl Fixture {
@@ -64,21 +64,21 @@ fn rounds_and_time_are_limits_and_the_wait_says_which_was_passed() {
     let check = |turns: u64, launch: Launch, want: Result<(), Error>| {
         it.worker.fill(&it.output, 0).unwrap();
         it.launch(turns, launch);
-        assert_eq!(it.worker.synchronize(PATIENCE), want, "{turns} {launch:?}");
+        assert_eq!(it.worker.synchronize(TIMEOUT), want, "{turns} {launch:?}");
         assert_eq!(it.output(), u32::from(want.is_ok()));
         it.worker.fill(&it.output, 0).unwrap();
         let job = it.worker.launch_job(&it.spin, launch, &arguments![&it.output, turns]).unwrap();
         assert_eq!(job.wait(soon()), want, "its own ticket says so too");
-        assert_eq!(it.worker.synchronize(PATIENCE), want);
-        assert_eq!(it.worker.synchronize(PATIENCE), Ok(()), "it is said once");
+        assert_eq!(it.worker.synchronize(TIMEOUT), want);
+        assert_eq!(it.worker.synchronize(TIMEOUT), Ok(()), "it is said once");
     };
-    check(10, limits(1000, PATIENCE), Ok(()));
+    check(10, limits(1000, TIMEOUT), Ok(()));
     check(10, Launch::over(1), Ok(()));
-    check(5000, limits(5000, PATIENCE), Ok(()));
-    check(5001, limits(5000, PATIENCE), out_of_fuel(5000));
+    check(5000, limits(5000, TIMEOUT), Ok(()));
+    check(5001, limits(5000, TIMEOUT), out_of_fuel(5000));
     check(FOREVER, limits(1 << 61, short), too_late(short));
-    check(1, limits(0, PATIENCE), out_of_fuel(0));
-    it.worker.stop(PATIENCE).unwrap();
+    check(1, limits(0, TIMEOUT), out_of_fuel(0));
+    it.worker.stop(TIMEOUT).unwrap();
 }
 
 #[test]
@@ -89,15 +89,15 @@ fn a_launch_behind_one_that_is_stopped_is_not() {
         it.worker.launch_job(&it.spin, launch, &arguments![&it.output, turns]).unwrap()
     };
     let short = Duration::from_millis(10);
-    let (first, second) = (job(FOREVER, short), job(3000, PATIENCE));
-    let (third, fourth) = (job(FOREVER, short), job(3000, PATIENCE));
+    let (first, second) = (job(FOREVER, short), job(3000, TIMEOUT));
+    let (third, fourth) = (job(FOREVER, short), job(3000, TIMEOUT));
     assert_eq!(first.wait(soon()), too_late(short));
     assert_eq!(second.wait(soon()), Ok(()));
     assert_eq!(third.wait(soon()), too_late(short));
     assert_eq!(fourth.wait(soon()), Ok(()));
-    assert_eq!(it.worker.synchronize(PATIENCE), too_late(short), "the first error of all");
+    assert_eq!(it.worker.synchronize(TIMEOUT), too_late(short), "the first error of all");
     assert_eq!(it.output(), 1);
-    it.worker.stop(PATIENCE).unwrap();
+    it.worker.stop(TIMEOUT).unwrap();
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn the_time_passes_while_the_worker_is_busy_or_waits() {
         session.synchronize(soon())
     });
     assert_eq!(waited, Ok(()));
-    assert_eq!(it.worker.synchronize(PATIENCE), too_late(short));
+    assert_eq!(it.worker.synchronize(TIMEOUT), too_late(short));
     // It is busy: the stop word is set by the time it looks.
     it.launch(FOREVER, limits(1 << 61, short));
     let (release, wait) = channel::<()>();
@@ -120,9 +120,9 @@ fn the_time_passes_while_the_worker_is_busy_or_waits() {
     let start = Instant::now();
     release.send(()).unwrap();
     job.wait(soon()).unwrap();
-    assert_eq!(it.worker.synchronize(PATIENCE), too_late(short));
-    assert!(start.elapsed() < PATIENCE / 2);
-    it.worker.stop(PATIENCE).unwrap();
+    assert_eq!(it.worker.synchronize(TIMEOUT), too_late(short));
+    assert!(start.elapsed() < TIMEOUT / 2);
+    it.worker.stop(TIMEOUT).unwrap();
 }
 
 #[test]
@@ -130,10 +130,10 @@ fn stop_words_are_used_again() {
     let it = fixture(WorkerOptions::default());
     for round in 0..3 {
         for _ in 0..5000 {
-            it.launch(1, limits(10, PATIENCE));
+            it.launch(1, limits(10, TIMEOUT));
         }
-        it.launch(2000, limits(10, PATIENCE));
-        assert_eq!(it.worker.synchronize(PATIENCE), out_of_fuel(10), "{round}");
+        it.launch(2000, limits(10, TIMEOUT));
+        assert_eq!(it.worker.synchronize(TIMEOUT), out_of_fuel(10), "{round}");
     }
     // All of them wait, and the worker waits for one of them.
     it.device.pause();
@@ -141,16 +141,16 @@ fn stop_words_are_used_again() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for _ in 0..5000 {
-                it.launch(1, limits(10, PATIENCE));
+                it.launch(1, limits(10, TIMEOUT));
             }
             send.send(()).unwrap();
         });
         assert!(receive.recv_timeout(Duration::from_millis(200)).is_err(), "there are not so many");
         it.device.resume();
-        receive.recv_timeout(PATIENCE).unwrap();
+        receive.recv_timeout(TIMEOUT).unwrap();
     });
-    assert_eq!(it.worker.synchronize(PATIENCE), Ok(()));
-    it.worker.stop(PATIENCE).unwrap();
+    assert_eq!(it.worker.synchronize(TIMEOUT), Ok(()));
+    it.worker.stop(TIMEOUT).unwrap();
 }
 
 #[test]
@@ -161,17 +161,17 @@ fn graphs_keep_their_stop_words() {
         let arguments = arguments![&it.output, turns];
         it.worker.capture(|session| session.launch(&it.spin, launch, &arguments)).unwrap()
     };
-    let bad = capture(5000, limits(100, PATIENCE));
+    let bad = capture(5000, limits(100, TIMEOUT));
     let good = capture(5000, limits(5000, time));
     for _ in 0..3 {
         it.worker.fill(&it.output, 0).unwrap();
         it.worker.replay(&bad).unwrap();
         it.worker.replay(&bad).unwrap();
-        assert_eq!(it.worker.synchronize(PATIENCE), out_of_fuel(100));
+        assert_eq!(it.worker.synchronize(TIMEOUT), out_of_fuel(100));
         assert_eq!(it.output(), 0);
         it.worker.replay(&bad).unwrap();
         it.worker.replay(&good).unwrap();
-        assert_eq!(it.worker.synchronize(PATIENCE), out_of_fuel(100));
+        assert_eq!(it.worker.synchronize(TIMEOUT), out_of_fuel(100));
         assert_eq!(it.output(), 1, "one graph's stop words are not another's");
     }
     // A graph that was stopped for its time can be replayed.
@@ -181,10 +181,10 @@ fn graphs_keep_their_stop_words() {
     it.worker.replay(&good).unwrap();
     std::thread::sleep(2 * time);
     it.device.resume();
-    assert_eq!(it.worker.synchronize(PATIENCE), too_late(time));
+    assert_eq!(it.worker.synchronize(TIMEOUT), too_late(time));
     assert_eq!(it.output(), 0, "the replay behind it was stopped with it");
     it.worker.replay(&good).unwrap();
-    assert_eq!(it.worker.synchronize(PATIENCE), Ok(()));
+    assert_eq!(it.worker.synchronize(TIMEOUT), Ok(()));
     assert_eq!(it.output(), 1);
     // Graphs that are gone give their stop words back.
     for _ in 0..3 {
@@ -195,8 +195,8 @@ fn graphs_keep_their_stop_words() {
         let many = many.unwrap();
         it.worker.replay(&many).unwrap();
         drop(many);
-        it.worker.synchronize(PATIENCE).unwrap();
-        it.worker.synchronize(PATIENCE).unwrap();
+        it.worker.synchronize(TIMEOUT).unwrap();
+        it.worker.synchronize(TIMEOUT).unwrap();
     }
     let too_many = it.worker.capture(|session| {
         let arguments = arguments![&it.output, 1u64];
@@ -204,16 +204,16 @@ fn graphs_keep_their_stop_words() {
     });
     assert!(matches!(too_many, Err(Error::Capturing { .. })), "{too_many:?}");
     it.launch(1, Launch::over(1));
-    assert_eq!(it.worker.synchronize(PATIENCE), Ok(()));
-    it.worker.stop(PATIENCE).unwrap();
+    assert_eq!(it.worker.synchronize(TIMEOUT), Ok(()));
+    it.worker.stop(TIMEOUT).unwrap();
 }
 
 #[test]
 fn a_worker_that_stops_stops_what_loops() {
-    let queue = QueueOptions { patience: Duration::from_millis(300), ..QueueOptions::default() };
+    let queue = QueueOptions { timeout: Duration::from_millis(300), ..QueueOptions::default() };
     let it = fixture(WorkerOptions { queue, ..WorkerOptions::default() });
     it.launch(FOREVER, limits(1 << 61, Duration::MAX));
-    assert_eq!(it.worker.stop(PATIENCE), too_late(Duration::MAX));
+    assert_eq!(it.worker.stop(TIMEOUT), too_late(Duration::MAX));
 }
 
 #[test]
@@ -222,7 +222,7 @@ fn a_lost_device_does_not_hang_what_is_guarded() {
     let job = it.worker.launch_job(&it.spin, Launch::over(1), &arguments![&it.output, FOREVER]).unwrap();
     it.device.lose();
     assert!(job.wait(soon()).is_err_and(|error| error.is_lost()));
-    assert!(it.worker.stop(PATIENCE).is_err_and(|error| error.is_lost()));
+    assert!(it.worker.stop(TIMEOUT).is_err_and(|error| error.is_lost()));
 }
 
 #[test]
@@ -235,10 +235,10 @@ fn a_launch_that_has_not_begun_can_be_cancelled() {
     assert!(job.cancel());
     release.send(()).unwrap();
     assert_eq!(job.wait(soon()), Err(Error::Cancelled));
-    assert_eq!((it.worker.synchronize(PATIENCE), it.output()), (Ok(()), 0));
+    assert_eq!((it.worker.synchronize(TIMEOUT), it.output()), (Ok(()), 0));
     let job = launch();
-    it.worker.synchronize(PATIENCE).unwrap();
+    it.worker.synchronize(TIMEOUT).unwrap();
     assert!(!job.cancel());
     assert_eq!((job.wait(soon()), it.output()), (Ok(()), 1));
-    it.worker.stop(PATIENCE).unwrap();
+    it.worker.stop(TIMEOUT).unwrap();
 }

@@ -57,7 +57,7 @@ pub struct CudaQueue {
     driver: &'static Driver,
     device: Device,
     traits: Traits,
-    patience: Duration,
+    timeout: Duration,
     /// What was allocated and not freed, by address.
     live: RefCell<HashMap<u64, Live>>,
     modules: RefCell<HashSet<usize>>,
@@ -84,7 +84,7 @@ impl CudaQueue {
             driver,
             device,
             traits,
-            patience: options.patience,
+            timeout: options.timeout,
             live: RefCell::default(),
             modules: RefCell::default(),
             stuck: Cell::new(false),
@@ -142,7 +142,7 @@ impl CudaQueue {
     fn drained(&self) -> Result<()> {
         let event = self.event(false)?;
         self.record(&event)?;
-        self.wait(&event, deadline(self.patience))
+        self.wait(&event, deadline(self.timeout))
     }
 
     /// Frees one allocation.

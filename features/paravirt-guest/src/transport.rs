@@ -78,6 +78,6 @@ pub trait Transport: Sized {
 }
 
 /// How long an answer may take: twice the host's limit on a launch, and some for what surrounds it.
-pub(crate) fn patience(config: &Config) -> Duration {
+pub(crate) fn timeout(config: &Config) -> Duration {
     Duration::from_micros(config.deadline_us.saturating_mul(2).min(1 << 40)) + Duration::from_secs(30)
 }

@@ -10,7 +10,7 @@ use crate::frame::Frame;
 use crate::pci::{self, Layout};
 use crate::platform::Platform;
 use crate::queue::{Queue, QueueMemory, SIZE};
-use crate::transport::{Completed, Transport, patience};
+use crate::transport::{Completed, Transport, timeout};
 
 const ACKNOWLEDGE: u8 = 1;
 const DRIVER: u8 = 2;
@@ -55,7 +55,7 @@ pub struct Virtqueue<P: Platform> {
     queue: Queue,
     /// Offset of the queue's notification register.
     notify: usize,
-    patience: Duration,
+    timeout: Duration,
     interrupts: bool,
 }
 
@@ -80,9 +80,9 @@ impl<P: Platform> Virtqueue<P> {
         }
         let interrupt = platform.interrupt();
         let queue = Queue::new(memory)?;
-        let patience = patience(&config);
+        let timeout = timeout(&config);
         let interrupts = interrupt.is_some();
-        let mut this = Self { platform, layout, config, features: 0, queue, notify: 0, patience, interrupts };
+        let mut this = Self { platform, layout, config, features: 0, queue, notify: 0, timeout, interrupts };
         if let Some(message) = interrupt {
             pci::set_interrupt(&this.platform, message)?;
         }
@@ -219,7 +219,7 @@ impl<P: Platform> Transport for Virtqueue<P> {
             }
             let now = self.platform.now();
             let waited = now.saturating_sub(start);
-            if waited > self.patience || self.queue.outstanding() == 0 {
+            if waited > self.timeout || self.queue.outstanding() == 0 {
                 self.reset()?;
                 return Err(Error::Late);
             }

@@ -28,7 +28,7 @@ enum Event {
 /// Runs a section in child processes, and adds what they tell to the table.
 pub(crate) fn section(section: &Section, arguments: &Arguments, table: &mut Table) {
     let tests = (section.tests)(arguments);
-    let deadline = Instant::now() + section.patience;
+    let deadline = Instant::now() + section.timeout;
     let add = |table: &mut Table, index: usize, outcome| {
         let name = tests.get(index).map_or("?", |test| test.name.as_str());
         table.add(Record::new(section.name, name, outcome));
@@ -64,7 +64,7 @@ pub(crate) fn section(section: &Section, arguments: &Arguments, table: &mut Tabl
             return;
         }
         if late {
-            let reason = format!("the section's {} s are over", section.patience.as_secs());
+            let reason = format!("the section's {} s are over", section.timeout.as_secs());
             (from..tests.len()).for_each(|index| add(table, index, Outcome::Failed(reason.clone())));
             return;
         }

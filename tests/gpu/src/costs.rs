@@ -15,7 +15,7 @@ use vm_ir::op::{Opcode, Shape, TABLE};
 use vm_ir::{Scalar, Trust, text, validate};
 use vm_jit::legal::{Support, cost, support, types_of};
 
-use crate::gpu::{Gpu, PATIENCE, named};
+use crate::gpu::{Gpu, TIMEOUT, named};
 use crate::table::{Aim, Figure, Report, Sample};
 use crate::{Arguments, Test};
 
@@ -140,11 +140,11 @@ fn time(
     let buffer: Buffer<CudaAccelerator> = worker.allocate_zeroed(bytes.len() as u64)?;
     let run = |n: i64| -> anyhow::Result<f64> {
         worker.write(&buffer, &bytes)?;
-        worker.synchronize(PATIENCE)?;
+        worker.synchronize(TIMEOUT)?;
         let begin = Instant::now();
         let limits = Limits { fuel: 1 << 40, time: Duration::from_secs(5) };
         worker.launch(&kernel, Launch::over(1).within(limits), &arguments![&buffer, n])?;
-        worker.synchronize(PATIENCE)?;
+        worker.synchronize(TIMEOUT)?;
         Ok(begin.elapsed().as_secs_f64() * 1e9)
     };
     let least = |n| -> anyhow::Result<f64> {

@@ -8,7 +8,7 @@ use vm_accel::programs::Program;
 use vm_accel::{Accelerator, Error, arguments};
 use vm_cuda::CudaAccelerator;
 
-use crate::gpu::{Gpu, PATIENCE};
+use crate::gpu::{Gpu, TIMEOUT};
 use crate::skip::skip;
 use crate::{Arguments, Report, Test, programs};
 
@@ -98,12 +98,12 @@ fn several(report: &mut Report) -> anyhow::Result<()> {
         || workers.iter().map(|worker| Ok(worker.memory()?.free)).collect::<vm_accel::Result<Vec<_>>>();
     let before = free()?;
     let large = workers[0].allocate_zeroed(LARGE)?;
-    workers[0].synchronize(PATIENCE)?;
+    workers[0].synchronize(TIMEOUT)?;
     let after = free()?;
     workers[0].free(large)?;
     ensure!(before[0] >= after[0] + LARGE, "{before:?}, then {after:?}");
     ensure!(before[1] < after[1] + LARGE / 2, "{before:?}, then {after:?}");
-    workers.iter().try_for_each(|worker| worker.stop(PATIENCE))?;
+    workers.iter().try_for_each(|worker| worker.stop(TIMEOUT))?;
     report
         .note(format!("{count} devices: {}", addresses.into_iter().flatten().collect::<Vec<_>>().join(", ")));
     Ok(())

@@ -14,7 +14,7 @@ use vm_accel::{
 use vm_cuda::assemble::{AssembleError, Assembler, Limits};
 use vm_ir::{Trust, ValidModule, text, validate};
 
-use crate::gpu::{Gpu, PATIENCE, named};
+use crate::gpu::{Gpu, TIMEOUT, named};
 use crate::skip::skip;
 use crate::{Arguments, Test, programs};
 
@@ -33,7 +33,7 @@ pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
             report.note(error.to_string().replace('\n', " | "));
             ensure!(matches!(&error, Error::Load { .. }), "{error}");
             ensure!(error.to_string().contains("line 4"), "{error}");
-            Ok(worker.stop(PATIENCE)?)
+            Ok(worker.stop(TIMEOUT)?)
         }),
         Test::new("more than 48 KiB of shared memory", |gpu, _| large_shared(gpu)),
         Test::new("a cubin by ptxas", |gpu, report| match Assembler::find() {
@@ -85,7 +85,7 @@ fn queues() -> anyhow::Result<()> {
             queue.copy(memory.region(), device.region())?;
             let event = queue.event(false)?;
             queue.record(&event)?;
-            queue.wait(&event, std::time::Instant::now() + PATIENCE)?;
+            queue.wait(&event, std::time::Instant::now() + TIMEOUT)?;
             let mut bytes = [0; 4096];
             memory.region().read_host(&mut bytes)?;
             ensure!(bytes == [7; 4096], "a copy on one of several queues");
@@ -118,7 +118,7 @@ fn foreign(gpu: &Gpu) -> anyhow::Result<()> {
         // SAFETY: as above.
         unsafe { other.launch(&kernel, Grid::from(1), &packed) }?;
         other.record(&done)?;
-        other.wait(&done, Instant::now() + PATIENCE)?;
+        other.wait(&done, Instant::now() + TIMEOUT)?;
         queue.free(memory)?;
         kernel
     };
@@ -179,7 +179,7 @@ fn large_shared(gpu: &Gpu) -> anyhow::Result<()> {
     worker.read(&y, &mut back)?;
     ensure!(back.iter().rev().eq(&numbers), "96 KiB of shared memory hold something else");
     drop((x, y, kernel));
-    Ok(worker.stop(PATIENCE)?)
+    Ok(worker.stop(TIMEOUT)?)
 }
 
 /// That what an assembler makes of a kernel runs.
@@ -212,7 +212,7 @@ kernel @twice(@x: view<i32, [?], readwrite>) at 0x1000 block(64) {
     worker.read(&x, &mut back)?;
     ensure!(back == [42; 64], "the cubin computes {:?}", &back[..4]);
     drop((x, kernel));
-    Ok(worker.stop(PATIENCE)?)
+    Ok(worker.stop(TIMEOUT)?)
 }
 
 #[cfg(test)]

@@ -98,7 +98,7 @@ pub(crate) fn run(name: &str, device: u32) -> ExitCode {
 
 fn start(device: u32) -> anyhow::Result<Worker<CudaAccelerator>> {
     let mut options = WorkerOptions::default();
-    options.queue.patience = Duration::from_secs(2);
+    options.queue.timeout = Duration::from_secs(2);
     Ok(Worker::start(Arc::new(CudaAccelerator::new(device)?), options)?)
 }
 
@@ -129,21 +129,21 @@ fn fault(device: u32, instructions: &str) -> anyhow::Result<String> {
     let kernel = worker.load(&artifact(instructions)?)?;
     let buffer = worker.allocate_zeroed(256)?;
     worker.launch(&kernel, 1, &arguments![&buffer])?;
-    let patience = Duration::from_secs(20);
-    let first = worker.synchronize(patience).err().context("the fault was not seen")?;
+    let timeout = Duration::from_secs(20);
+    let first = worker.synchronize(timeout).err().context("the fault was not seen")?;
     ensure!(first.is_lost(), "the fault is {first}");
     // From then on all that is asked of it says so.
     let lost = |what: &str, result: Result<(), Error>| match result {
         Err(error) if error.is_lost() => Ok(()),
         other => bail!("{what} after the fault: {other:?}"),
     };
-    lost("a wait", worker.synchronize(patience))?;
+    lost("a wait", worker.synchronize(timeout))?;
     lost("an allocation", worker.allocate(1 << 20).map(drop))?;
     lost("a launch", worker.launch(&kernel, 1, &arguments![&buffer]))?;
     lost("a read", worker.read(&buffer, &mut [0u8; 256]))?;
     lost("loading", worker.load(&artifact("")?).map(drop))?;
     drop((buffer, kernel));
-    lost("stopping", worker.stop(patience))?;
+    lost("stopping", worker.stop(timeout))?;
     // Another worker of this process has the same context.
     let again = start(device).and_then(|worker| Ok(worker.allocate_zeroed(256).map(drop)?));
     ensure!(again.is_err(), "a second worker works after the fault");

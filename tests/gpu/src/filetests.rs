@@ -38,7 +38,7 @@ fn run(gpu: &Gpu, source: &str, report: &mut Report) -> anyhow::Result<()> {
             ran += 1;
         }
     }
-    worker.stop(crate::gpu::PATIENCE)?;
+    worker.stop(crate::gpu::TIMEOUT)?;
     if ran == 0 {
         return skip("its cases are for the interpreter only");
     }

@@ -16,7 +16,7 @@ use vm_ir::{Kernel, Module, Trust, ValidModule, interp, text, validate};
 use vm_passthrough::accelerator::{AssembleError, CompileError, CompiledKernel, CudaJITCompiler};
 
 use crate::arena::{Arena, Rows};
-use crate::gpu::{Gpu, PATIENCE, named};
+use crate::gpu::{Gpu, TIMEOUT, named};
 use crate::table::Report;
 use crate::{Arguments, Test};
 
@@ -86,7 +86,7 @@ fn run(gpu: &Gpu, first: u64, count: u64, report: &mut Report) -> anyhow::Result
         failures[..failures.len().min(TOLD)].join("\n")
     );
     ensure!(ran >= count * 9 / 10, "only {ran} of {count} ran");
-    shared.worker.stop(PATIENCE)?;
+    shared.worker.stop(TIMEOUT)?;
     Ok(())
 }
 

@@ -12,7 +12,7 @@ use vm_jit::Target;
 use vm_passthrough::accelerator::{CompileError, CompiledKernel, CudaJITCompiler, JitTarget};
 
 /// How long anything that should be short may take.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The device under test.
 pub(crate) struct Gpu {

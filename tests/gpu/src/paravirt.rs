@@ -12,7 +12,7 @@ use anyhow::{Context, bail, ensure};
 use vm_accel::{Accelerator, MemoryKind, arguments};
 use vm_ir::{Trust, text, validate};
 
-use crate::gpu::{Gpu, PATIENCE, named};
+use crate::gpu::{Gpu, TIMEOUT, named};
 use crate::skip::skip;
 use crate::table::{Aim, Figure, Report, Sample};
 use crate::{Arguments, Test};
@@ -137,11 +137,11 @@ fn figures(gpu: &Gpu, report: &mut Report) -> anyhow::Result<()> {
     worker.launch(&ramp, blocks(256)?, &arguments![&x])?;
     let time = |turns: usize, pause: Duration, f: &dyn Fn() -> anyhow::Result<()>| {
         let one = || {
-            worker.synchronize(PATIENCE)?;
+            worker.synchronize(TIMEOUT)?;
             std::thread::sleep(pause);
             let begin = Instant::now();
             f()?;
-            worker.synchronize(PATIENCE)?;
+            worker.synchronize(TIMEOUT)?;
             Ok(begin.elapsed().as_secs_f64() * 1e9)
         };
         (0..turns).map(|_| one()).collect::<anyhow::Result<Vec<f64>>>()

@@ -11,7 +11,7 @@ use vm_ir::{Trust, text, validate};
 use vm_passthrough::accelerator::CompiledKernel;
 
 use crate::figures::raw::{Raw, RawKernel};
-use crate::gpu::{Gpu, PATIENCE, named};
+use crate::gpu::{Gpu, TIMEOUT, named};
 use crate::paravirt::{Guest, KERNELS};
 use crate::table::{Aim, Figure, Report, Sample};
 use crate::{Arguments, Test};
@@ -92,7 +92,7 @@ impl Rates {
         let (x, y) = (worker.allocate_zeroed(256)?, worker.allocate_zeroed(256)?);
         let stop = worker.allocate_kind(MemoryKind::Pinned, 256)?;
         worker.fill(&stop, 0)?;
-        worker.synchronize(PATIENCE)?;
+        worker.synchronize(TIMEOUT)?;
         let raw = Raw::open(device)?;
         let peer = raw.load(artifact.image(), artifact.entry())?;
         // Two views of one dimension: address and extent; then the addend.
@@ -132,7 +132,7 @@ impl Rates {
         for number in 0..ROW {
             self.worker.launch(&self.kernel, self.launch(), &self.arguments(number as i32))?;
         }
-        Ok(self.worker.synchronize(PATIENCE)?)
+        Ok(self.worker.synchronize(TIMEOUT)?)
     }
 
     /// In batches; with `same` all of them are alike.
@@ -145,7 +145,7 @@ impl Rates {
             }
             self.worker.launch_batch(batch)?;
         }
-        Ok(self.worker.synchronize(PATIENCE)?)
+        Ok(self.worker.synchronize(TIMEOUT)?)
     }
 
     /// Measures turn by turn, so that what the machine does beside falls on all.

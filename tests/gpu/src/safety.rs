@@ -10,7 +10,7 @@ use vm_ir::interp::{self, Tensor};
 use vm_ir::{Scalar, Trust, text, validate};
 
 use crate::arena::{Arena, Rows};
-use crate::gpu::{Gpu, PATIENCE, named};
+use crate::gpu::{Gpu, TIMEOUT, named};
 use crate::table::Sample;
 use crate::{Arguments, Test};
 
@@ -47,7 +47,7 @@ pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
                 report.note(format!("from deadline to stopped, with loading and launching: {late} ms"));
                 ensure!(late.spread[1] < 100.0, "stopped {late} ms after the deadline");
                 goes_on(gpu, &worker)?;
-                Ok(worker.stop(PATIENCE)?)
+                Ok(worker.stop(TIMEOUT)?)
             },
         ));
     }
@@ -58,7 +58,7 @@ pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
             ensure!(matches!(error, vm_accel::Error::OutOfFuel { .. }), "{fuel} fuel: {error}");
         }
         goes_on(gpu, &worker)?;
-        Ok(worker.stop(PATIENCE)?)
+        Ok(worker.stop(TIMEOUT)?)
     }));
     tests
 }
@@ -174,7 +174,7 @@ fn hostile(gpu: &Gpu, rank: usize, body: &str) -> anyhow::Result<usize> {
             ran += 1;
         }
     }
-    worker.stop(PATIENCE)?;
+    worker.stop(TIMEOUT)?;
     Ok(ran)
 }
 
@@ -233,7 +233,7 @@ fn endless(
     let loaded = worker.load(named(&compiled, "endless")?.artifact())?;
     let buffer = worker.allocate_zeroed(256)?;
     worker.launch(&loaded, Launch::over(400).within(limits), &arguments![&buffer])?;
-    let error = worker.synchronize(PATIENCE).err().context("it ended well")?;
+    let error = worker.synchronize(TIMEOUT).err().context("it ended well")?;
     Ok(error)
 }
 

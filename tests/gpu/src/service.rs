@@ -12,7 +12,7 @@ use vm_passthrough::accelerator::CudaJITCompiler;
 use vm_passthrough::readiness::BlockerCode;
 use vm_passthrough::{PassthroughManager, PciAddress};
 
-use crate::gpu::{Gpu, PATIENCE};
+use crate::gpu::{Gpu, TIMEOUT};
 use crate::skip::skip;
 use crate::{Arguments, Test};
 
@@ -78,7 +78,7 @@ fn block(gpu: &Gpu) -> anyhow::Result<()> {
     worker.read(&x, &mut result)?;
     ensure!(result == [3.0; 1000], "{:?} …", &result[..8]);
     drop((x, kernel));
-    Ok(worker.stop(PATIENCE)?)
+    Ok(worker.stop(TIMEOUT)?)
 }
 
 fn address(gpu: &Gpu) -> anyhow::Result<PciAddress> {

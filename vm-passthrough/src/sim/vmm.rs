@@ -223,7 +223,7 @@ struct SpaceInner {
     maps: BTreeMap<u64, (Arc<dyn Mapping>, u32)>,
     faults: BTreeSet<Fault>,
     /// Maps that succeed before [`Fault::MapDma`] strikes.
-    patience: u32,
+    after: u32,
 }
 
 impl SimSpace {
@@ -232,11 +232,11 @@ impl SimSpace {
         Arc::new(Self { log: log.clone(), ranges, inner: Mutex::default() })
     }
 
-    /// Fails at `fault`, after `patience` successes, until [`heal`](Self::heal).
-    pub fn fail(&self, fault: Fault, patience: u32) {
+    /// Fails at `fault`, after `after` successes, until [`heal`](Self::heal).
+    pub fn fail(&self, fault: Fault, after: u32) {
         let mut inner = lock(&self.inner);
         inner.faults.insert(fault);
-        inner.patience = patience;
+        inner.after = after;
     }
 
     /// Takes all faults away.
@@ -268,10 +268,10 @@ impl AddressSpace for SimSpace {
         let end = iova.saturating_add(memory.len() - 1);
         let refused = |reason: &str| VfioError::Range { start: iova, end, reason: reason.into() };
         if inner.faults.contains(&Fault::MapDma) {
-            if inner.patience == 0 {
+            if inner.after == 0 {
                 return Err(refused("the space is simulated and was told to fail"));
             }
-            inner.patience -= 1;
+            inner.after -= 1;
         }
         if !self.ranges.iter().any(|range| range.contains(&iova) && range.contains(&end)) {
             return Err(refused("it is reserved"));

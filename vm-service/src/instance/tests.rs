@@ -13,7 +13,7 @@ use crate::vmm::tests::Screen;
 use crate::vmm::tests::guest::Asm;
 use crate::vmm::{Console, End, OnReboot};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What happened to an instance, and how it ended.
 type Lived = (Vec<String>, Result<End, Vec<String>>);
@@ -84,7 +84,7 @@ fn a_guest_boots_while_its_device_is_claimed_and_ends_with_what_fails() {
         // No driver lets go of it before the guest waits for it.
         let (seen, asks, started) = (screen.clone(), stop.clone(), Instant::now());
         drivers.observe(move || {
-            while seen.text() != "id " && started.elapsed() < PATIENCE {
+            while seen.text() != "id " && started.elapsed() < TIMEOUT {
                 sleep(Duration::from_millis(1));
             }
             if stops {

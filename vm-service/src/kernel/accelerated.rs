@@ -17,7 +17,7 @@ use super::vouch;
 use crate::failure::Failure;
 
 /// How long the device is waited for beyond the kernel's own deadline.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Compiles a task for an accelerator and runs it there.
 ///
@@ -31,10 +31,10 @@ pub(super) fn run<A: JitTarget>(
     let accelerator = Arc::new(accelerator);
     let device = accelerator.info().name.clone();
     tracing::debug!("the device is {device}");
-    let patience = task.deadline.saturating_add(PATIENCE);
+    let timeout = task.deadline.saturating_add(TIMEOUT);
     let options = WorkerOptions {
         name: "kernel".into(),
-        queue: QueueOptions { patience, ..QueueOptions::default() },
+        queue: QueueOptions { timeout, ..QueueOptions::default() },
         ..WorkerOptions::default()
     };
     let worker: Worker<A> = Worker::start(Arc::clone(&accelerator), options).map_err(Failure::failed)?;
@@ -80,10 +80,10 @@ pub(super) fn run<A: JitTarget>(
     }
     let limits = Limits { time: task.deadline, fuel: task.fuel.unwrap_or(Limits::default().fuel) };
     let launch = Launch::over(task.launch.grid).within(limits);
-    worker.synchronize(patience).map_err(Failure::failed)?;
+    worker.synchronize(timeout).map_err(Failure::failed)?;
     let start = Instant::now();
     worker.launch(&loaded, launch, &arguments).map_err(Failure::failed)?;
-    worker.synchronize(patience).map_err(Failure::failed)?;
+    worker.synchronize(timeout).map_err(Failure::failed)?;
     let run = start.elapsed();
     tracing::debug!("ran in {run:.1?}");
     drop(arguments);
@@ -99,7 +99,7 @@ pub(super) fn run<A: JitTarget>(
         }
     }
     drop((buffers, loaded));
-    worker.stop(PATIENCE).map_err(Failure::failed)?;
+    worker.stop(TIMEOUT).map_err(Failure::failed)?;
     Ok(Ran { arguments, device, target: Some(compiled.target().to_string()), compile: Some(compile), run })
 }
 

@@ -27,7 +27,7 @@ const HOLD: Duration = crate::deadlines::SERIAL_HOLD;
 /// How often it is seen meanwhile whether the guest is to end.
 const HOLD_STEP: Duration = Duration::from_millis(20);
 /// How long the end of a run waits for a reader who takes nothing.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 /// How long it waits for one who takes little.
 const FLUSH: Duration = Duration::from_secs(5);
 
@@ -228,7 +228,7 @@ impl SerialConsole {
 
     /// Waits, for a bounded time, until what the guest has said is written, and tells what is lost.
     pub(super) fn finish(&self) {
-        let dropped = self.output.flush(PATIENCE, FLUSH);
+        let dropped = self.output.flush(TIMEOUT, FLUSH);
         let lost = std::mem::take(&mut self.uart().lost);
         if lost > 0 {
             tracing::warn!("{lost} bytes of the guest's console output were lost while nobody read it");
@@ -367,7 +367,7 @@ mod tests {
         let begin = Instant::now();
         console.finish();
         assert!(
-            begin.elapsed() >= PATIENCE && begin.elapsed() < Duration::from_secs(20),
+            begin.elapsed() >= TIMEOUT && begin.elapsed() < Duration::from_secs(20),
             "{:?}",
             begin.elapsed()
         );

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// What bare guests are compiled for: it uses no vector registers, which not every KVM knows.
 const TARGET: &str = "x86_64-unknown-none";
 /// How long a guest may take, where its processor is emulated and the machine is busy.
-const PATIENCE: Duration = Duration::from_secs(240);
+const TIMEOUT: Duration = Duration::from_secs(240);
 
 /// A guest that runs.
 pub(crate) struct Guest {
@@ -76,7 +76,7 @@ impl Guest {
 
     /// Waits until the guest says something.
     pub(crate) fn wait_for(&mut self, text: &str) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !self.read("console").contains(text) {
             let ended = self.process.try_wait().expect("a process").is_some();
             assert!(
@@ -91,7 +91,7 @@ impl Guest {
 
     /// Waits until it has ended.
     pub(crate) fn end(mut self) -> Ended {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let status = loop {
             if let Some(status) = self.process.try_wait().expect("a process") {
                 break status;

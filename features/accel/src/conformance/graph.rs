@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::queue::kinds;
-use super::{PATIENCE, Programs, start, stop};
+use super::{Programs, TIMEOUT, start, stop};
 use crate::accelerator::Accelerator;
 use crate::arguments;
 use crate::error::Error;
@@ -47,7 +47,7 @@ fn keep_memory_of<A: Accelerator>(kind: MemoryKind, accelerator: &Arc<A>, progra
     worker.read(&total, &mut sum).expect("the worker goes on after a capture that failed");
     let buffers = worker.statistics().buffers;
     drop(graph);
-    worker.synchronize(PATIENCE).expect("a wait");
+    worker.synchronize(TIMEOUT).expect("a wait");
     assert_eq!(worker.statistics().buffers, buffers);
     drop((other, total));
     stop(&worker);
@@ -76,7 +76,7 @@ pub(super) fn of_many_commands<A: Accelerator>(accelerator: &Arc<A>, programs: P
     assert_eq!(back, [50 * 51 / 2 + 1; 100]);
     let empty = worker.capture(|_| Ok(())).expect("a capture of nothing");
     worker.replay(&empty).expect("a replay of nothing");
-    worker.synchronize(PATIENCE).expect("a wait");
+    worker.synchronize(TIMEOUT).expect("a wait");
     drop((graph, empty, data, copy));
     stop(&worker);
 }

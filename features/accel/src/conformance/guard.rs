@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{PATIENCE, Programs, soon, start, stop};
+use super::{Programs, TIMEOUT, soon, start, stop};
 use crate::accelerator::{Accelerator, Queue};
 use crate::arguments;
 use crate::artifact::Guard;
@@ -75,11 +75,11 @@ pub(super) fn fuel<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>)
     for (turns, fuel, stopped) in [(1000u64, 100_000, false), (100_000, 1000, true), (1, FOREVER, false)] {
         worker.fill(&output, 0).expect("a fill");
         let arguments = arguments![&output, turns];
-        let job = worker.launch_job(&kernel, within(fuel, PATIENCE), &arguments).expect("a launch");
+        let job = worker.launch_job(&kernel, within(fuel, TIMEOUT), &arguments).expect("a launch");
         let want =
             if stopped { Err(Error::OutOfFuel { kernel: kernel.entry().into(), fuel }) } else { Ok(()) };
         assert_eq!(job.wait(soon()), want);
-        assert_eq!(worker.synchronize(PATIENCE), want, "the next wait says so too");
+        assert_eq!(worker.synchronize(TIMEOUT), want, "the next wait says so too");
         worker.read(&output, &mut value).expect("a read");
         assert_eq!(value, [u32::from(!stopped)]);
     }
@@ -95,7 +95,7 @@ pub(super) fn time<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>)
     let late = Err(Error::DeadlineExceeded { kernel: kernel.entry().into(), limit: SHORT });
     let begun = Instant::now();
     worker.launch(&kernel, within(FOREVER, SHORT), &arguments).expect("a launch");
-    assert_eq!(worker.synchronize(PATIENCE), late);
+    assert_eq!(worker.synchronize(TIMEOUT), late);
     println!("stopped {:?} after its time was up", begun.elapsed().saturating_sub(SHORT));
     // The worker's thread waits for the device meanwhile.
     let waited = worker.submit_and_wait(soon(), |session| {
@@ -103,7 +103,7 @@ pub(super) fn time<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>)
         session.synchronize(soon())
     });
     assert_eq!(waited, Ok(()));
-    assert_eq!(worker.synchronize(PATIENCE), late);
+    assert_eq!(worker.synchronize(TIMEOUT), late);
     let mut value = [7u32];
     worker.read(&output, &mut value).expect("a read");
     assert_eq!(value, [0]);
@@ -126,7 +126,7 @@ pub(super) fn behind<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_
     let jobs = [FOREVER, 1000, FOREVER, 1000].map(begin);
     let stopped = jobs.map(|job| job.wait(soon()).is_err());
     assert_eq!(stopped, [true, false, true, false]);
-    assert!(worker.synchronize(PATIENCE).is_err());
+    assert!(worker.synchronize(TIMEOUT).is_err());
     let mut value = [0u32];
     worker.read(&count, &mut value).expect("a read");
     assert_eq!(value, [4], "what is not guarded runs on");
@@ -151,20 +151,20 @@ pub(super) fn graphs<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_
             .expect("a capture")
     };
     let mut values = [0u32; 2];
-    let good = capture([1000, 1000], within(100_000, PATIENCE));
-    let bad = capture([100_000, 1000], within(10_000, PATIENCE));
+    let good = capture([1000, 1000], within(100_000, TIMEOUT));
+    let bad = capture([100_000, 1000], within(10_000, TIMEOUT));
     let endless = capture([1000, FOREVER], within(FOREVER, SHORT));
     for _ in 0..2 {
         worker.replay(&good).expect("a replay");
         worker.replay(&good).expect("a replay");
-        assert_eq!(worker.synchronize(PATIENCE), Ok(()));
+        assert_eq!(worker.synchronize(TIMEOUT), Ok(()));
         worker.replay(&bad).expect("a replay");
-        let error = worker.synchronize(PATIENCE);
+        let error = worker.synchronize(TIMEOUT);
         assert!(matches!(error, Err(Error::OutOfFuel { fuel: 10_000, .. })), "{error:?}");
         worker.read(&outputs, &mut values).expect("a read");
         assert_eq!(values, [0, 1]);
         worker.replay(&endless).expect("a replay");
-        let error = worker.synchronize(PATIENCE);
+        let error = worker.synchronize(TIMEOUT);
         assert!(matches!(error, Err(Error::DeadlineExceeded { limit: SHORT, .. })), "{error:?}");
     }
     worker.replay(&good).expect("a replay");
@@ -190,7 +190,7 @@ pub(super) fn batches<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'
             batch.launch(&kernel, launch, &arguments![output, turns]).expect("the arguments fit");
         }
         worker.launch_batch(batch).expect("a batch");
-        let ended = worker.synchronize(PATIENCE);
+        let ended = worker.synchronize(TIMEOUT);
         let mut values = [7u32; LAUNCHES as usize];
         worker.read(&outputs, &mut values).expect("a read");
         let stopped: Vec<_> = (0..LAUNCHES).filter(|index| values[*index as usize] != 1).collect();
@@ -199,9 +199,9 @@ pub(super) fn batches<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'
     let name = || kernel.entry().to_owned();
     // Again and again: an accelerator may have made a graph of it.
     for _ in 0..3 {
-        assert_eq!(run(1000, within(FOREVER, PATIENCE)), (Ok(()), vec![]));
+        assert_eq!(run(1000, within(FOREVER, TIMEOUT)), (Ok(()), vec![]));
         let error = Error::OutOfFuel { kernel: name(), fuel };
-        assert_eq!(run(100_000, within(fuel, PATIENCE)), (Err(error), vec![AMONG]));
+        assert_eq!(run(100_000, within(fuel, TIMEOUT)), (Err(error), vec![AMONG]));
         let error = Error::DeadlineExceeded { kernel: name(), limit: late };
         let begun = Instant::now();
         assert_eq!(run(FOREVER, within(FOREVER, late)), (Err(error), vec![AMONG]));
@@ -214,15 +214,15 @@ pub(super) fn batches<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'
         for index in 0..LAUNCHES {
             let output = outputs.view(4 * index, 4).expect("a part");
             let turns: u64 = if index == AMONG { 100_000 } else { 1000 };
-            batch.launch(&kernel, within(fuel, PATIENCE), &arguments![output, turns]).expect("they fit");
+            batch.launch(&kernel, within(fuel, TIMEOUT), &arguments![output, turns]).expect("they fit");
         }
         batches.push(batch);
     }
     worker.fill(&outputs, 0).expect("a fill");
     batches.into_iter().for_each(|batch| worker.launch_batch(batch).expect("a batch"));
     let error = Error::OutOfFuel { kernel: name(), fuel };
-    assert_eq!(worker.synchronize(PATIENCE), Err(error));
-    assert_eq!(run(1000, within(FOREVER, PATIENCE)), (Ok(()), vec![]));
+    assert_eq!(worker.synchronize(TIMEOUT), Err(error));
+    assert_eq!(run(1000, within(FOREVER, TIMEOUT)), (Ok(()), vec![]));
     drop(outputs);
     stop(&worker);
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{PATIENCE, Programs, numbers, soon, start, stop};
+use super::{Programs, TIMEOUT, numbers, soon, start, stop};
 use crate::accelerator::{Accelerator, Queue};
 use crate::arguments;
 use crate::artifact::MAX_RANK;
@@ -258,7 +258,7 @@ pub(super) fn jobs<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>)
     job.expect("a launch").wait(soon()).expect("the kernel ends");
     worker.read(&data, &mut sum).expect("a read");
     assert_eq!(sum, [101]);
-    worker.synchronize(PATIENCE).expect("nothing failed");
+    worker.synchronize(TIMEOUT).expect("nothing failed");
     drop(data);
     stop(&worker);
 }

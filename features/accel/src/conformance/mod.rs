@@ -36,7 +36,7 @@ use crate::programs::Program;
 use crate::worker::{Worker, WorkerOptions};
 
 /// How long anything here may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How many cases there are.
 pub const CASES: usize = 41;
@@ -107,11 +107,11 @@ fn start<A: Accelerator>(accelerator: &Arc<A>, pool: PoolOptions) -> Worker<A> {
 }
 
 fn stop<A: Accelerator>(worker: &Worker<A>) {
-    worker.stop(PATIENCE).expect("a worker stops");
+    worker.stop(TIMEOUT).expect("a worker stops");
 }
 
 fn soon() -> Instant {
-    Instant::now() + PATIENCE
+    Instant::now() + TIMEOUT
 }
 
 /// Numbers that differ in all their bytes.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{PATIENCE, Programs, soon, start, stop};
+use super::{Programs, TIMEOUT, soon, start, stop};
 use crate::accelerator::{Accelerator, Queue};
 use crate::artifact::{Artifact, Signature};
 use crate::device::QueueOptions;
@@ -136,7 +136,7 @@ pub(super) fn events<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
     let [first, second, third] = &marks;
     let (one, both) =
         (queue.elapsed(first, second).expect("a time"), queue.elapsed(first, third).expect("a time"));
-    assert!(one > Duration::ZERO && one <= both && both < PATIENCE, "{one:?} {both:?}");
+    assert!(one > Duration::ZERO && one <= both && both < TIMEOUT, "{one:?} {both:?}");
     assert!(queue.elapsed(first, &plain).is_err(), "an event without a time stamp has no time");
     // An event that is recorded again stands for the new place.
     queue.record(first).expect("a record");

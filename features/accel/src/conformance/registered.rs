@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use super::{PATIENCE, Programs, soon, start, stop};
+use super::{Programs, TIMEOUT, soon, start, stop};
 use crate::accelerator::Accelerator;
 use crate::arguments;
 use crate::error::{Error, Result};
@@ -72,7 +72,7 @@ impl Drop for Pages {
 }
 
 fn finish<A: Accelerator>(worker: &Worker<A>) {
-    worker.synchronize(PATIENCE).expect("a wait");
+    worker.synchronize(TIMEOUT).expect("a wait");
 }
 
 pub(super) fn round_trip<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
@@ -172,7 +172,7 @@ pub(super) fn goes_back_in_order<A: Accelerator>(accelerator: &Arc<A>, _: Progra
     // A job is given memory that a command behind it uses.
     let (give, take) = channel::<Buffer<A>>();
     let inner = worker.clone();
-    let job = worker.submit(move |_| match take.recv_timeout(PATIENCE) {
+    let job = worker.submit(move |_| match take.recv_timeout(TIMEOUT) {
         Ok(buffer) => Ok(inner.free(buffer)),
         Err(_) => Err(Error::Stopped),
     });

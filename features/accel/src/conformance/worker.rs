@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{PATIENCE, Programs, numbers, soon, start, stop};
+use super::{Programs, TIMEOUT, numbers, soon, start, stop};
 use crate::accelerator::Accelerator;
 use crate::arguments;
 use crate::device::QueueOptions;
@@ -165,7 +165,7 @@ pub(super) fn zeroed<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
         session.fill(&session.allocate(300)?, 9)
     });
     drop(captured.expect("a capture"));
-    worker.synchronize(PATIENCE).expect("a wait");
+    worker.synchronize(TIMEOUT).expect("a wait");
     let clean = worker.allocate_zeroed(300).expect("memory");
     let mut bytes = [1u8; 300];
     worker.read(&clean, &mut bytes).expect("a read");
@@ -225,25 +225,25 @@ pub(super) fn errors<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_
     let panicked = worker.submit_and_wait(soon(), |_| -> Result<(), Error> { panic!("number {}", 9) });
     assert_eq!(panicked, Err(Error::Panicked { message: "number 9".into() }));
     worker.launch(&kernel, 1, &good).expect("the worker goes on after a panic");
-    worker.synchronize(PATIENCE).expect("a wait");
+    worker.synchronize(TIMEOUT).expect("a wait");
     drop((buffer, kernel));
     stop(&worker);
     stop(&worker);
 }
 
 pub(super) fn waits_without_an_end<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
-    let patience = Duration::MAX;
-    let queue = QueueOptions { patience, ..QueueOptions::default() };
-    let limits = Limits { time: patience, ..Limits::default() };
+    let timeout = Duration::MAX;
+    let queue = QueueOptions { timeout, ..QueueOptions::default() };
+    let limits = Limits { time: timeout, ..Limits::default() };
     let options = WorkerOptions { queue, limits, ..WorkerOptions::default() };
     let worker = Worker::<A>::start(Arc::clone(accelerator), options).expect("a worker starts");
     let spin = worker.load(&programs(Program::Spin)).expect("the program loads");
     let pinned = worker.allocate_kind(MemoryKind::Pinned, 4).expect("memory");
     worker.launch(&spin, 1, &arguments![&pinned, 1u64]).expect("a launch");
-    worker.synchronize(patience).expect("a wait");
+    worker.synchronize(timeout).expect("a wait");
     drop(pinned);
     worker.trim().expect("a trim");
-    worker.stop(patience).expect("a worker stops");
+    worker.stop(timeout).expect("a worker stops");
 }
 
 pub(super) fn threads<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
@@ -287,7 +287,7 @@ pub(super) fn timed<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
         session.timed(soon(), |session| (0..4).try_for_each(|value| session.fill(&buffer, value)))
     });
     let time = time.expect("a time");
-    assert!(time > Duration::ZERO && time < PATIENCE, "{time:?}");
+    assert!(time > Duration::ZERO && time < TIMEOUT, "{time:?}");
     drop(buffer);
     stop(&worker);
 }

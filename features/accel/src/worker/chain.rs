@@ -251,7 +251,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
             // A graph of short kernels has soon ended; a kernel that loops need not keep a core busy.
             match begun.get_or_insert_with(Instant::now).elapsed() {
                 waited if waited < EAGER => std::hint::spin_loop(),
-                waited if waited < self.shared.options.queue.patience => std::thread::sleep(LOOK),
+                waited if waited < self.shared.options.queue.timeout => std::thread::sleep(LOOK),
                 _ => return None,
             }
         }

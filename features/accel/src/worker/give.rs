@@ -66,7 +66,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     ///
     /// # Errors
     /// [`Error::Grid`], [`Error::Arguments`], [`Error::WrongWorker`], [`Error::QueueFull`] when no room came in the
-    /// options' patience, [`Error::Stopped`], [`Error::Lost`].
+    /// options' timeout, [`Error::Stopped`], [`Error::Lost`].
     pub fn launch(
         &self,
         kernel: &Kernel<A, B>,
@@ -134,7 +134,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     /// What fails, fails as it would by itself, and those behind it run.
     ///
     /// # Errors
-    /// [`Error::WrongWorker`], [`Error::QueueFull`] when no room came in the options' patience, [`Error::Stopped`],
+    /// [`Error::WrongWorker`], [`Error::QueueFull`] when no room came in the options' timeout, [`Error::Stopped`],
     /// [`Error::Lost`]; on the worker's own thread [`Error::OutOfOrder`], and [`Error::Capturing`] in a capture.
     pub fn launch_batch(&self, batch: Batch<'_, A, B>) -> Result<()> {
         let shared = &self.0.shared;

@@ -221,17 +221,17 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
 
     /// What the thread does last: waits for the device, and gives everything back.
     pub(super) fn finish(self) -> Result<()> {
-        let mut done = self.synchronize(self.patience());
+        let mut done = self.synchronize(self.timeout());
         if matches!(done, Err(Error::Deadline { .. })) {
             let armed = self.guards.borrow().as_ref().map(|guards| Arc::clone(&guards.armed));
             if let Some(armed) = armed {
                 armed.stop_all();
-                done = self.synchronize(self.patience());
+                done = self.synchronize(self.timeout());
             }
         }
         if done.is_ok() {
             self.collect();
-            let _ = self.synchronize(self.patience());
+            let _ = self.synchronize(self.timeout());
         }
         self.look();
         self.pending.borrow_mut().clear();

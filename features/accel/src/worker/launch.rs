@@ -142,7 +142,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
 
     /// A stop word, as soon as one is free.
     pub(super) fn stop_word(&self, layout: &Arc<Layout>, limits: Limits, capturing: bool) -> Result<Guarded> {
-        let deadline = self.patience();
+        let deadline = self.timeout();
         loop {
             if let Some(guarded) = self.with_guards(|guards| guards.take(capturing, layout, limits))? {
                 return Ok(guarded);
@@ -242,7 +242,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         self.flush();
         // Stop words that are set would stop this replay too.
         let stopped = |recorded: &Recorded<A, B>| recorded.running > 0 && recorded.stopped;
-        let deadline = self.patience();
+        let deadline = self.timeout();
         while self.graphs.borrow().get(&id).is_some_and(stopped) {
             self.look();
             if Instant::now() >= deadline {

@@ -48,7 +48,7 @@ pub struct WorkerOptions {
     pub capacity: usize,
     /// How long the thread looks for new commands before it sleeps. Waking it costs the caller some microseconds.
     pub spin: Duration,
-    /// How the queue is opened. Its patience is also how long callers wait for room in the queue.
+    /// How the queue is opened. Its timeout is also how long callers wait for room in the queue.
     pub queue: QueueOptions,
     /// How the pool hands out memory.
     pub pool: PoolOptions,
@@ -195,7 +195,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     ///
     /// # Errors
     /// [`Error::BrandInUse`]; what [`Accelerator::open`] fails with; [`Error::Deadline`] when it takes longer than the
-    /// options' patience.
+    /// options' timeout.
     pub fn start(accelerator: Arc<A>, options: WorkerOptions) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let lease = brand::Lease::take::<B>()?;
@@ -461,8 +461,8 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     /// # Errors
     /// The first error of a queued command since the last wait; [`Error::Deadline`], [`Error::Stopped`],
     /// [`Error::Lost`].
-    pub fn synchronize(&self, patience: Duration) -> Result<()> {
-        let deadline = deadline(patience);
+    pub fn synchronize(&self, timeout: Duration) -> Result<()> {
+        let deadline = deadline(timeout);
         if let Some(done) = current::with(&self.0.shared, |session| session.synchronize(deadline)) {
             return done.and_then(|()| self.0.shared.take_deferred());
         }
@@ -496,15 +496,15 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     /// # Errors
     /// The first error of a queued command since the last wait; [`Error::Lost`]; [`Error::Deadline`] when the thread
     /// has not ended in time: then it ends by itself later; or when the device has not ended its work in the options'
-    /// patience, which every later call says too. On the worker's own thread, which can't wait for itself, always
+    /// timeout, which every later call says too. On the worker's own thread, which can't wait for itself, always
     /// [`Error::Deadline`].
-    pub fn stop(&self, patience: Duration) -> Result<()> {
+    pub fn stop(&self, timeout: Duration) -> Result<()> {
         self.0.shared.executor.close();
         let late = Error::Deadline { what: format!("the end of the worker {}", self.0.shared.name()) };
         if current::is(self.0.shared.id) {
             return Err(late);
         }
-        let ended = self.0.end.wait(deadline(patience)).ok_or(late)?;
+        let ended = self.0.end.wait(deadline(timeout)).ok_or(late)?;
         // There is nothing behind what was waited for that could block.
         let thread = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         thread.map_or(Ok(()), JoinHandle::join).map_err(Error::from_panic)?;

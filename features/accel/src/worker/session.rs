@@ -143,7 +143,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         if self.shared.pool.holds(buffer.address()) {
             // Graphs that were dropped before are gone when the device has done what it was given.
             self.collect();
-            self.synchronize(self.patience())?;
+            self.synchronize(self.timeout())?;
             if self.shared.pool.holds(buffer.address()) {
                 return Err(Error::InGraph);
             }
@@ -238,10 +238,10 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// # Errors
     /// The device's; [`Error::Deadline`]; [`Error::Capturing`].
     pub fn trim(&self) -> Result<()> {
-        self.synchronize(self.patience())?;
+        self.synchronize(self.timeout())?;
         self.free_all(self.shared.pool.drain(self.shared.executor.position()));
         // The frees are in the stream too: the pool has the memory when they have run.
-        self.synchronize(self.patience())?;
+        self.synchronize(self.timeout())?;
         self.note(self.queue().trim(0))
     }
 
@@ -253,7 +253,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         &self.queue
     }
 
-    pub(super) fn patience(&self) -> Instant {
+    pub(super) fn timeout(&self) -> Instant {
         self.shared.options.queue.deadline()
     }
 

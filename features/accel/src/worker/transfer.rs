@@ -37,13 +37,13 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
             });
         }
         if target.kind().host_visible() {
-            self.synchronize(self.patience())?;
+            self.synchronize(self.timeout())?;
             return target.write_host(bytes);
         }
         let staging = self.staging()?;
         for (index, chunk) in bytes.chunks(STAGING_BYTES as usize).enumerate() {
             let (memory, event) = staging.take();
-            self.note(self.queue().wait(event, self.patience()))?;
+            self.note(self.queue().wait(event, self.timeout()))?;
             let half = memory.region().slice(0, chunk.len() as u64)?;
             half.write_host(chunk)?;
             let part = target.slice(index as u64 * STAGING_BYTES, chunk.len() as u64)?;
@@ -71,7 +71,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
             });
         }
         if source.kind().host_visible() {
-            self.synchronize(self.patience())?;
+            self.synchronize(self.timeout())?;
             return source.read_host(bytes);
         }
         // While one half is being read out, the device fills the other.
@@ -79,7 +79,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         let mut filled: Option<(&Memory, &EventOf<A>, &mut [u8])> = None;
         for (index, chunk) in bytes.chunks_mut(STAGING_BYTES as usize).enumerate() {
             let (memory, event) = staging.take();
-            self.note(self.queue().wait(event, self.patience()))?;
+            self.note(self.queue().wait(event, self.timeout()))?;
             let half = memory.region().slice(0, chunk.len() as u64)?;
             let part = source.slice(index as u64 * STAGING_BYTES, chunk.len() as u64)?;
             self.copy_region(half, part)?;
@@ -92,7 +92,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     }
 
     fn read_out(&self, (memory, event, chunk): (&Memory, &EventOf<A>, &mut [u8])) -> Result<()> {
-        self.note(self.queue().wait(event, self.patience()))?;
+        self.note(self.queue().wait(event, self.timeout()))?;
         memory.region().slice(0, chunk.len() as u64)?.read_host(chunk)
     }
 

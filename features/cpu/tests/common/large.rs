@@ -19,7 +19,7 @@ pub(crate) enum Outcome {
 }
 
 /// How long the interpreter may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The kernel of a seed with so many statements, about: compiled, and compared with the interpreter.
 ///
@@ -50,11 +50,11 @@ pub(crate) fn compiled(machine: &Machine, valid: &ValidModule, launch: Launch) -
         Err(error) => return Err(error),
     };
     let (mut ours, mut theirs) = (launch.clone(), launch);
-    let limits = Limits { races: false, deadline: Some(Instant::now() + PATIENCE), ..Limits::default() };
+    let limits = Limits { races: false, deadline: Some(Instant::now() + TIMEOUT), ..Limits::default() };
     if run(valid, &mut theirs, &limits).is_err() {
         return Ok(Outcome::Compiled);
     }
-    match machine.launch(&artifact, &mut ours, 1 << 40, 3 * PATIENCE)? {
+    match machine.launch(&artifact, &mut ours, 1 << 40, 3 * TIMEOUT)? {
         0 => same(&ours, &theirs).map(|()| Outcome::Equal),
         word => Err(format!("stopped with {word:#x}")),
     }

@@ -20,7 +20,7 @@ use vm_jit::{Slot, Target, compile};
 const MARGIN: u64 = 4096;
 const CANARY: u8 = 0xc5;
 /// How long anything may take that must come to an end.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What a kernel's launch left in the stop word; 0 if it ended by itself.
 pub(crate) type Stop = u32;
@@ -105,7 +105,7 @@ impl Machine {
 
     /// Runs a launch; its tensors hold what came out.
     pub(crate) fn run(&self, module: &ValidModule, launch: &mut Launch, fuel: u64) -> Result<Stop, String> {
-        self.launch(&self.compile(module, &launch.kernel)?, launch, fuel, PATIENCE)
+        self.launch(&self.compile(module, &launch.kernel)?, launch, fuel, TIMEOUT)
     }
 
     /// Runs a launch of a compiled kernel, which is stopped when the time is up; its tensors hold what came out.
@@ -137,7 +137,7 @@ impl Machine {
         let event = queue.event(false).unwrap();
         let wait = |time| queue.wait(&event, Instant::now() + time).map_err(|error| error.to_string());
         queue.record(&event).unwrap();
-        wait(PATIENCE)?;
+        wait(TIMEOUT)?;
         let mut arguments = Vec::new();
         let parameters = &artifact.signature().parameters;
         for ((argument, memory), parameter) in launch.arguments.iter().zip(&memories).zip(parameters) {
@@ -164,7 +164,7 @@ impl Machine {
         queue.record(&event).unwrap();
         if wait(time).is_err() {
             stop.region().write_host(&Guard::STOP.to_le_bytes()).unwrap();
-            wait(PATIENCE)?;
+            wait(TIMEOUT)?;
         }
         let mut word = [0; 4];
         stop.region().read_host(&mut word).unwrap();

@@ -135,8 +135,8 @@ fn is_accelerator(directory: &Path) -> bool {
 }
 
 /// Waits until no other program has locked it; the lock ends with the file.
-fn lock(file: &File, patience: Duration) -> Result<(), Error> {
-    let until = Instant::now() + patience;
+fn lock(file: &File, timeout: Duration) -> Result<(), Error> {
+    let until = Instant::now() + timeout;
     loop {
         match flock(file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(()),

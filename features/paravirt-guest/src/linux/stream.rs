@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 use vm_paravirt::{CONFIG_BYTES, Config, FRAME_BYTES, FrameHeader};
 
-use crate::transport::{Completed, Transport, patience};
+use crate::transport::{Completed, Transport, timeout};
 use crate::{Error, Frame};
 
 /// The most batches that can be under way.
@@ -27,7 +27,7 @@ const FRAME_ROOM: usize = 64 << 10;
 pub struct Stream {
     socket: OwnedFd,
     config: Config,
-    patience: Duration,
+    timeout: Duration,
     /// The frames that were sent and not given back, by their tags.
     frames: Vec<Option<Frame<Vec<u8>>>>,
     /// Those of them that are answered.
@@ -68,7 +68,7 @@ impl Stream {
         Ok(Self {
             socket,
             config,
-            patience: patience(&config),
+            timeout: timeout(&config),
             frames: (0..OUTSTANDING).map(|_| None).collect(),
             done: VecDeque::new(),
             incoming: Incoming { header: [0; FRAME_BYTES], body: None, have: 0 },
@@ -84,7 +84,7 @@ impl Stream {
 
     /// Sends a frame, and takes what comes meanwhile: the device may wait for that before it takes more.
     fn send(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
-        let until = Instant::now() + self.patience;
+        let until = Instant::now() + self.timeout;
         while !bytes.is_empty() {
             match send(&self.socket, bytes, SendFlags::NOSIGNAL) {
                 Ok(count) => bytes = bytes.get(count..).unwrap_or_default(),
@@ -197,7 +197,7 @@ impl Transport for Stream {
     }
 
     fn wait(&mut self) -> Result<Completed<Vec<u8>>, Error> {
-        let until = Instant::now() + self.patience;
+        let until = Instant::now() + self.timeout;
         loop {
             if let Some(completed) = self.completed()? {
                 return Ok(completed);

@@ -10,7 +10,7 @@ use vm_ir::{Trust, text, validate};
 use super::compile::one_line_text;
 use super::raw::Raw;
 use super::time;
-use crate::gpu::{PATIENCE, named};
+use crate::gpu::{TIMEOUT, named};
 use crate::table::{Aim, Figure, Sample};
 use crate::{Arguments, Test, allocations};
 
@@ -47,7 +47,7 @@ pub(super) fn tests(arguments: &Arguments) -> Vec<Test> {
             }
             let taken = begin.elapsed();
             let allocated = allocations::count() - before;
-            worker.synchronize(PATIENCE)?;
+            worker.synchronize(TIMEOUT)?;
             let begin = Instant::now();
             for _ in 0..BURST {
                 raw.launch(&peer, 1, &mut parameters)?;
@@ -83,7 +83,7 @@ pub(super) fn tests(arguments: &Arguments) -> Vec<Test> {
             for _ in 0..ROW {
                 worker.launch(&loaded, 1, &given)?;
             }
-            worker.synchronize(PATIENCE)?;
+            worker.synchronize(TIMEOUT)?;
             let taken = begin.elapsed();
             let begin = Instant::now();
             for _ in 0..ROW {
@@ -100,7 +100,7 @@ pub(super) fn tests(arguments: &Arguments) -> Vec<Test> {
 
         let ours = time(500, 50, 1e6, || {
             worker.launch(&loaded, 1, &given)?;
-            Ok(worker.synchronize(PATIENCE)?)
+            Ok(worker.synchronize(TIMEOUT)?)
         })?;
         let theirs = time(500, 50, 1e6, || {
             raw.launch(&peer, 1, &mut parameters)?;
@@ -124,6 +124,6 @@ pub(super) fn tests(arguments: &Arguments) -> Vec<Test> {
         raw.free(b)?;
         raw.unload(peer)?;
         drop((x, y, loaded));
-        Ok(worker.stop(PATIENCE)?)
+        Ok(worker.stop(TIMEOUT)?)
     })]
 }

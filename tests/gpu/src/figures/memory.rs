@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::raw::Raw;
-use crate::gpu::PATIENCE;
+use crate::gpu::TIMEOUT;
 use crate::table::{Aim, Figure, Sample};
 use crate::{Arguments, Test};
 
@@ -51,6 +51,6 @@ pub(super) fn tests(arguments: &Arguments) -> Vec<Test> {
         };
         report.figure(figure(("cuMemAlloc and cuMemFree", plain), Aim::RatioAtMost(1.0 / 40.0)));
         report.figure(figure(("cuMemAllocAsync and cuMemFreeAsync", stream), Aim::RatioAtMost(1.5)));
-        Ok(worker.stop(PATIENCE)?)
+        Ok(worker.stop(TIMEOUT)?)
     })]
 }

@@ -15,7 +15,7 @@ use super::compile::one_line;
 use super::nvrtc::Nvrtc;
 use super::raw::Raw;
 use super::time;
-use crate::gpu::{PATIENCE, named};
+use crate::gpu::{TIMEOUT, named};
 use crate::skip::Skip;
 use crate::table::{Aim, Figure, Sample};
 use crate::{Arguments, Test};
@@ -104,7 +104,7 @@ pub(super) fn tests(arguments: &Arguments) -> Vec<Test> {
         }
         let Run { x, y, worker } = run;
         drop((x, y));
-        Ok(worker.stop(PATIENCE)?)
+        Ok(worker.stop(TIMEOUT)?)
     })]
 }
 
@@ -120,7 +120,7 @@ impl Run {
         let kernels = compiler.compile_module(module)?;
         let kernel = self.worker.load(named(&kernels, "k")?.artifact())?;
         self.worker.launch(&kernel, 1, &arguments![&self.x, &self.y])?;
-        Ok(self.worker.synchronize(PATIENCE)?)
+        Ok(self.worker.synchronize(TIMEOUT)?)
     }
 }
 

@@ -7,7 +7,7 @@ use vm_accel::{Argument, Buffer, Kernel, Worker};
 use vm_cuda::CudaAccelerator;
 use vm_ir::{Module, Trust, text, validate};
 
-use super::PATIENCE;
+use super::TIMEOUT;
 use super::work::{EPSILON, FACTOR, Op, Work};
 use crate::gpu::{Gpu, named};
 
@@ -213,7 +213,7 @@ impl Bench {
         let arguments =
             self.sets.iter().map(|set| self.arguments(set)).collect::<vm_accel::Result<Vec<_>>>()?;
         let [guest, trusted] = &self.kernels;
-        let deadline = || Instant::now() + PATIENCE;
+        let deadline = || Instant::now() + TIMEOUT;
         let times = self.worker.submit_and_wait(deadline(), |session| {
             let mut times = Times { guest: Vec::new(), trusted: Vec::new(), copy: Vec::new() };
             let launch = |kernel, set: usize| session.launch(kernel, [self.blocks, 1, 1], &arguments[set]);
@@ -252,7 +252,7 @@ impl Bench {
     pub(super) fn end(self) -> anyhow::Result<()> {
         let Bench { worker, sets, weights, kernels, .. } = self;
         drop((sets, weights, kernels));
-        worker.stop(PATIENCE)?;
+        worker.stop(TIMEOUT)?;
         Ok(())
     }
 }

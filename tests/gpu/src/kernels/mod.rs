@@ -15,7 +15,7 @@ use measure::Bench;
 use work::Work;
 
 /// How long a launch and what is timed with it may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The tests of this section.
 pub(crate) fn tests(_: &Arguments) -> Vec<Test> {

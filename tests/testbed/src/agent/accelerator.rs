@@ -194,15 +194,15 @@ impl AcceleratorProgram {
     /// Works until the device goes away, and answers with how it told.
     ///
     /// # Errors
-    /// When it does not go away within `patience`, or a result is wrong before.
-    pub fn until_gone(&mut self, patience: Duration) -> Result<Error> {
-        let deadline = Instant::now() + patience;
+    /// When it does not go away within `timeout`, or a result is wrong before.
+    pub fn until_gone(&mut self, timeout: Duration) -> Result<Error> {
+        let deadline = Instant::now() + timeout;
         while Instant::now() < deadline {
             if let Err(error) = self.add(1) {
                 return error.downcast::<Error>();
             }
         }
-        bail!("the device is still there after {} s", patience.as_secs())
+        bail!("the device is still there after {} s", timeout.as_secs())
     }
 }
 

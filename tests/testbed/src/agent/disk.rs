@@ -12,7 +12,7 @@ use super::{Function, wait_until};
 use crate::provision::fnv1a;
 
 /// How long a disk may take to appear after its driver was bound.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The block device of an NVMe function's first namespace.
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ impl NvmeDisk {
     /// # Errors
     /// When it does not appear.
     pub fn of(function: &Function) -> Result<Self> {
-        wait_until(&format!("the disk of {}", function.address), PATIENCE, || {
+        wait_until(&format!("the disk of {}", function.address), TIMEOUT, || {
             let controller = first_entry(&function.path().join("nvme"), "nvme")?;
             let namespace = first_entry(&function.path().join("nvme").join(&controller), "nvme")?;
             let name = disk_name(&namespace);

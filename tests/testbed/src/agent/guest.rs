@@ -205,14 +205,14 @@ impl Guest {
     /// from the start.
     ///
     /// # Errors
-    /// When it fails, ends or takes longer than `patience` before.
+    /// When it fails, ends or takes longer than `timeout` before.
     pub fn wait_for<T>(
         &mut self,
         what: &str,
-        patience: Duration,
+        timeout: Duration,
         wanted: impl Fn(&Report) -> Option<T>,
     ) -> Result<(Duration, T)> {
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         loop {
             let running = self.runs();
             self.read_console()?;
@@ -229,7 +229,7 @@ impl Guest {
                 Instant::now() < deadline,
                 "{what} did not come from guest {} within {} s\n{}",
                 self.name,
-                patience.as_secs(),
+                timeout.as_secs(),
                 self.evidence()
             );
             std::thread::sleep(Duration::from_millis(2));
@@ -239,9 +239,9 @@ impl Guest {
     /// Waits until the guest's console has `text`.
     ///
     /// # Errors
-    /// When it ends or takes longer than `patience` before.
-    pub fn wait_for_text(&mut self, text: &str, patience: Duration) -> Result<()> {
-        let deadline = Instant::now() + patience;
+    /// When it ends or takes longer than `timeout` before.
+    pub fn wait_for_text(&mut self, text: &str, timeout: Duration) -> Result<()> {
+        let deadline = Instant::now() + timeout;
         loop {
             let running = self.runs();
             self.read_console()?;
@@ -253,7 +253,7 @@ impl Guest {
                 Instant::now() < deadline,
                 "guest {} did not say {text:?} within {} s\n{}",
                 self.name,
-                patience.as_secs(),
+                timeout.as_secs(),
                 self.evidence()
             );
             std::thread::sleep(Duration::from_millis(2));
@@ -263,10 +263,10 @@ impl Guest {
     /// Waits until the process that runs it has said `text` on standard error.
     ///
     /// # Errors
-    /// When it ends or takes longer than `patience` before.
-    pub fn wait_for_log(&mut self, text: &str, patience: Duration) -> Result<()> {
+    /// When it ends or takes longer than `timeout` before.
+    pub fn wait_for_log(&mut self, text: &str, timeout: Duration) -> Result<()> {
         let what = format!("{text:?} from the process of guest {}", self.name);
-        let waited = wait_until(&what, patience, || {
+        let waited = wait_until(&what, timeout, || {
             let said = self.log().contains(text);
             (said || !self.runs()).then_some(said)
         });
@@ -280,9 +280,9 @@ impl Guest {
     /// Waits until it has powered off and its process has ended, whatever its exit status.
     ///
     /// # Errors
-    /// When that takes longer than `patience`.
-    pub fn end(mut self, patience: Duration) -> Result<Ended> {
-        let status = wait_until(&format!("the end of guest {}", self.name), patience, || {
+    /// When that takes longer than `timeout`.
+    pub fn end(mut self, timeout: Duration) -> Result<Ended> {
+        let status = wait_until(&format!("the end of guest {}", self.name), timeout, || {
             self.process.try_wait().transpose()
         });
         let took = self.started.elapsed();

@@ -59,12 +59,12 @@ pub enum Fate {
 /// unless a helper makes it: what is left there was left before.
 ///
 /// # Errors
-/// When it can't be traced, or does not end within `patience`; and what `meanwhile` fails with.
+/// When it can't be traced, or does not end within `timeout`; and what `meanwhile` fails with.
 pub fn kill_at(
     command: &mut Command,
     number: usize,
     victim: Victim,
-    patience: Duration,
+    timeout: Duration,
     meanwhile: Meanwhile<'_>,
 ) -> Result<Fate> {
     sys::trace_me(command);
@@ -75,7 +75,7 @@ pub fn kill_at(
     let watchdog = {
         let alive = Arc::clone(&alive);
         std::thread::spawn(move || {
-            let late = watched.recv_timeout(patience) == Err(RecvTimeoutError::Timeout);
+            let late = watched.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout);
             if late {
                 kill_all(&alive);
             }
@@ -85,7 +85,7 @@ pub fn kill_at(
     let fate = follow(first, number, victim, &alive, meanwhile);
     drop(done);
     if watchdog.join().unwrap_or(true) {
-        bail!("it did not end within {} s", patience.as_secs());
+        bail!("it did not end within {} s", timeout.as_secs());
     }
     fate
 }

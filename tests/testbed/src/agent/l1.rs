@@ -105,37 +105,37 @@ impl L1 {
         self.report(&Report::Figure { name: name.into(), value, unit: unit.into() });
     }
 
-    /// Runs `vm-service` with these arguments, at most `patience` long.
+    /// Runs `vm-service` with these arguments, at most `timeout` long.
     ///
     /// # Errors
     /// When it can't be started or takes too long. That it fails is no error here.
-    pub fn vm_service(&mut self, arguments: &[&str], patience: Duration) -> Result<Finished> {
-        self.program(VM_SERVICE, arguments, patience)
+    pub fn vm_service(&mut self, arguments: &[&str], timeout: Duration) -> Result<Finished> {
+        self.program(VM_SERVICE, arguments, timeout)
     }
 
-    /// Runs a program with these arguments, at most `patience` long.
+    /// Runs a program with these arguments, at most `timeout` long.
     ///
     /// # Errors
     /// When it can't be started or takes too long. That it fails is no error here.
-    pub fn program(&mut self, program: &str, arguments: &[&str], patience: Duration) -> Result<Finished> {
+    pub fn program(&mut self, program: &str, arguments: &[&str], timeout: Duration) -> Result<Finished> {
         let shown = format!("{} {}", program.trim_start_matches("/bin/"), arguments.join(" "));
         self.step(shown.clone());
-        run(Command::new(program).args(arguments), patience).with_context(|| shown)
+        run(Command::new(program).args(arguments), timeout).with_context(|| shown)
     }
 }
 
-/// Runs a command, at most `patience` long.
+/// Runs a command, at most `timeout` long.
 ///
 /// # Errors
 /// When it can't be started or takes too long.
-pub(super) fn run(command: &mut Command, patience: Duration) -> Result<Finished> {
+pub(super) fn run(command: &mut Command, timeout: Duration) -> Result<Finished> {
     let start = Instant::now();
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let stdout = child.stdout.take().context("no standard output")?;
     let stderr = child.stderr.take().context("no standard error")?;
     let out = std::thread::spawn(move || read_all(stdout));
     let err = std::thread::spawn(move || read_all(stderr));
-    let status = wait_until("its end", patience, || child.try_wait().transpose());
+    let status = wait_until("its end", timeout, || child.try_wait().transpose());
     let took = start.elapsed();
     if status.is_err() {
         // It ends the readers; they fail only on a process that has ended by now.

@@ -11,14 +11,14 @@ use super::data::{check_pattern, pattern};
 use super::{Function, sys, wait_until};
 use crate::provision::fnv1a;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The network interface of a function, when its driver has made it.
 ///
 /// # Errors
 /// When it does not appear.
 pub fn interface_of(function: &Function) -> Result<String> {
-    wait_until(&format!("the network interface of {}", function.address), PATIENCE, || {
+    wait_until(&format!("the network interface of {}", function.address), TIMEOUT, || {
         let entry = fs::read_dir(function.path().join("net")).ok()?.flatten().next()?;
         entry.file_name().into_string().ok()
     })
@@ -32,7 +32,7 @@ pub fn set_up(interface: &str, address: Ipv4Addr) -> Result<()> {
     sys::set_interface_address(interface, address, Ipv4Addr::new(255, 255, 255, 0))
         .with_context(|| format!("can't give {interface} the address {address}"))?;
     sys::turn_interface_on(interface).with_context(|| format!("can't turn {interface} on"))?;
-    wait_until(&format!("the link of {interface}"), PATIENCE, || {
+    wait_until(&format!("the link of {interface}"), TIMEOUT, || {
         let carrier = fs::read_to_string(format!("/sys/class/net/{interface}/carrier")).ok()?;
         (carrier.trim() == "1").then_some(())
     })
@@ -42,16 +42,16 @@ pub fn set_up(interface: &str, address: Ipv4Addr) -> Result<()> {
 /// checksums, received and sent.
 ///
 /// # Errors
-/// When nobody connects within `patience`, or the data is not the pattern.
+/// When nobody connects within `timeout`, or the data is not the pattern.
 pub fn serve_once(
     listener: &TcpListener,
-    patience: Duration,
+    timeout: Duration,
     len: usize,
     theirs: u64,
     ours: u64,
 ) -> Result<(u64, u64)> {
     listener.set_nonblocking(true)?;
-    let (mut stream, _) = wait_until("a connection", patience, || listener.accept().ok())?;
+    let (mut stream, _) = wait_until("a connection", timeout, || listener.accept().ok())?;
     stream.set_nonblocking(false)?;
     let received = receive(&mut stream, theirs, len)?;
     let sent = send(&mut stream, ours, len)?;
@@ -68,7 +68,7 @@ pub fn exchange(peer: SocketAddrV4, len: usize, ours: u64, theirs: u64) -> Resul
     let mut stream = loop {
         match TcpStream::connect_timeout(&peer.into(), Duration::from_secs(3)) {
             Ok(stream) => break stream,
-            Err(error) => ensure!(start.elapsed() < PATIENCE, "can't connect to {peer}: {error}"),
+            Err(error) => ensure!(start.elapsed() < TIMEOUT, "can't connect to {peer}: {error}"),
         }
     };
     let sent = send(&mut stream, ours, len)?;
@@ -78,14 +78,14 @@ pub fn exchange(peer: SocketAddrV4, len: usize, ours: u64, theirs: u64) -> Resul
 
 fn send(stream: &mut TcpStream, seed: u64, len: usize) -> Result<u64> {
     let bytes = pattern(seed, len);
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     stream.write_all(&bytes).context("can't send")?;
     Ok(fnv1a(&bytes))
 }
 
 fn receive(stream: &mut TcpStream, seed: u64, len: usize) -> Result<u64> {
     let mut bytes = vec![0; len];
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     stream.read_exact(&mut bytes).context("can't receive")?;
     check_pattern("what was received", seed, &bytes)
 }
@@ -99,7 +99,7 @@ mod tests {
         for (theirs, right) in [(2, true), (3, false)] {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
             let port = listener.local_addr().unwrap().port();
-            let server = std::thread::spawn(move || serve_once(&listener, PATIENCE, 100_000, 1, 2));
+            let server = std::thread::spawn(move || serve_once(&listener, TIMEOUT, 100_000, 1, 2));
             let got = exchange(SocketAddrV4::new(Ipv4Addr::LOCALHOST, port), 100_000, 1, theirs);
             assert_eq!(got.is_ok(), right);
             let (received, sent) = server.join().unwrap().unwrap();

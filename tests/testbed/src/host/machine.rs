@@ -168,8 +168,8 @@ impl Machine {
 
     /// Waits for QEMU to end by itself, and kills it when it does not. Tells whether L1 powered off.
     pub(super) fn end(mut self) -> Result<bool> {
-        let patience = Instant::now() + Duration::from_secs(10);
-        while Instant::now() < patience {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while Instant::now() < deadline {
             if let Some(status) = self.qemu.try_wait()? {
                 return Ok(status.success());
             }

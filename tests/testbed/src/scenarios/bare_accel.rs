@@ -24,10 +24,10 @@ pub(super) const SCENARIO: Scenario = Scenario {
 
 /// The accelerator of the guests in these scenarios.
 pub(super) const SHARED: &str = "[[accelerators]]\ndevice = \"cpu\"\nmemory = \"32M\"\ndeadline = \"1s\"\n";
-pub(super) const PATIENCE: Duration = Duration::from_secs(120);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(120);
 
 fn l1(l1: &mut L1) -> Result<()> {
     let guest = Guest::start(l1, &GuestPlan::sharing("accel", "accel", SHARED))?;
-    let ended = guest.end(PATIENCE)?.succeeded(l1)?;
+    let ended = guest.end(TIMEOUT)?.succeeded(l1)?;
     l1.prove(ended.console.contains("log: "), "the guest's log says why its kernel was stopped".to_owned())
 }

@@ -28,7 +28,7 @@ pub(super) const EDU: (u16, u16) = (0x1234, 0x11e8);
 
 /// The guest's RAM: 32 MiB, below which no canary may lie, or the guest would own its address.
 const GUEST_RAM: u64 = 32 << 20;
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn l1(l1: &mut L1) -> Result<()> {
     let edu = Function::find(EDU.0, EDU.1)?;
@@ -36,7 +36,7 @@ fn l1(l1: &mut L1) -> Result<()> {
     let faults_before = faults()?;
     let cmdline = format!("edu msis=200 outside={:#x}", canary.physical());
     let guest = Guest::start(l1, &GuestPlan::bare("edu", &cmdline, &edu))?;
-    let ended = guest.end(PATIENCE)?.succeeded(l1)?;
+    let ended = guest.end(TIMEOUT)?.succeeded(l1)?;
     l1.prove(
         canary.unchanged(),
         format!("host memory at {:#x}, which the guest aimed at, is unchanged", canary.physical()),
@@ -47,7 +47,7 @@ fn l1(l1: &mut L1) -> Result<()> {
     // The same run with 1,000 interrupts more: what it exits more often is what interrupts cost.
     let cmdline = format!("edu msis=1200 outside={:#x}", canary.physical());
     let guest = Guest::start(l1, &GuestPlan::bare("edu-more", &cmdline, &edu))?;
-    let exits_of_1200 = guest.end(PATIENCE)?.succeeded(l1)?.access_exits()?;
+    let exits_of_1200 = guest.end(TIMEOUT)?.succeeded(l1)?.access_exits()?;
     l1.figure(
         "exits to user space per 1,000 interrupts",
         exits_of_1200 as f64 - exits_of_200 as f64,

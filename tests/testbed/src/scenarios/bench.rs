@@ -43,7 +43,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
 };
 
 const ROUNDS: usize = 5;
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 const SEED: u64 = 0x6265_6e63_6821;
 const LEN: usize = 64 << 10;
 const FIRST_IO: &str = "first-io";
@@ -57,7 +57,7 @@ fn l1(l1: &mut L1) -> Result<()> {
         for (command, driver, times) in
             [("claim", "vfio-pci", &mut claims), ("release", "nvme", &mut releases)]
         {
-            let ended = l1.vm_service(&[command, &nvme.address], PATIENCE)?.succeeded()?;
+            let ended = l1.vm_service(&[command, &nvme.address], TIMEOUT)?.succeeded()?;
             ensure!(
                 nvme.driver().as_deref() == Some(driver),
                 "after {command} the driver is {:?}",
@@ -139,10 +139,10 @@ impl Row {
         let name = format!("{:?}-{round}", self.engine).to_lowercase();
         let plan = GuestPlan { engine: self.engine, ..GuestPlan::linux(&name, nvme) };
         let mut guest = Guest::start(l1, &plan)?;
-        let (when, ()) = guest.wait_for("the first I/O", PATIENCE, |report| {
+        let (when, ()) = guest.wait_for("the first I/O", TIMEOUT, |report| {
             matches!(report, Report::Value { name, .. } if name == FIRST_IO).then_some(())
         })?;
-        let ended = guest.end(PATIENCE)?.succeeded(l1)?;
+        let ended = guest.end(TIMEOUT)?.succeeded(l1)?;
         self.times.push(when.as_secs_f64());
         if self.engine == Engine::VmService {
             let report = ended.process.json()?;

@@ -32,7 +32,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     l2: None,
 };
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 const SEED: u64 = 0x6b69_6c6c_2139;
 const LEN: usize = 4096;
 const GUEST: &str = "/tmp/killed.toml";
@@ -127,12 +127,12 @@ impl Killings<'_> {
     ) -> Result<Fate> {
         let name = arguments[0];
         if !before.is_empty() {
-            self.l1.vm_service(before, PATIENCE)?.succeeded()?;
+            self.l1.vm_service(before, TIMEOUT)?.succeeded()?;
         }
         let mut command = Command::new(VM_SERVICE);
         let command = command.args(arguments);
-        let patience = if victim == Victim::ProcessFirst { PATIENCE * 2 } else { PATIENCE };
-        let fate = kill_at(command, number, victim, patience, &mut || self.release_waits())
+        let timeout = if victim == Victim::ProcessFirst { TIMEOUT * 2 } else { TIMEOUT };
+        let fate = kill_at(command, number, victim, timeout, &mut || self.release_waits())
             .with_context(|| format!("{name}, call {number} ({victim:?})"))?;
         let at = match &fate {
             Fate::Killed { before, .. } => {
@@ -152,7 +152,7 @@ impl Killings<'_> {
         let arguments = ["release", &self.nvme.address];
         if !self.deadline_seen {
             self.deadline_seen = true;
-            let early = self.l1.vm_service(&arguments, PATIENCE)?;
+            let early = self.l1.vm_service(&arguments, TIMEOUT)?;
             let told = early.stderr.contains("did not end an access that an earlier command began");
             ensure!(
                 early.code == Some(1) && told,
@@ -184,7 +184,7 @@ impl Killings<'_> {
             let mut open = fs::read_dir(&files).into_iter().flatten().flatten();
             open.any(|file| fs::read_link(file.path()).is_ok_and(|path| path == lock))
         };
-        wait_until("release at the lock", PATIENCE, || waits().then_some(()))?;
+        wait_until("release at the lock", TIMEOUT, || waits().then_some(()))?;
         std::thread::sleep(AT_WORK);
         ensure!(release.try_wait()?.is_none() && waits(), "release did not wait for the helper");
         Ok(())
@@ -196,10 +196,10 @@ impl Killings<'_> {
         let mut said = Vec::new();
         if !by_release {
             // A claim finds what was left, undoes it, and then claims; or says that a claim is in place.
-            let next = self.l1.vm_service(&["claim", &nvme.address], PATIENCE)?;
+            let next = self.l1.vm_service(&["claim", &nvme.address], TIMEOUT)?;
             said.push(format!("claim: {:?} {}", next.code, next.stderr.trim()));
         }
-        let released = self.l1.vm_service(&["release", &nvme.address], PATIENCE)?;
+        let released = self.l1.vm_service(&["release", &nvme.address], TIMEOUT)?;
         said.push(format!("release: {:?} {}", released.code, released.stderr.trim()));
         let said = said.join("; ");
         ensure!(

@@ -33,7 +33,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     l2: None,
 };
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// `vm-service`'s exit status for a device that can't be passed.
 const BLOCKED: i32 = 3;
 const SEED: u64 = 0x6772_6f75_7021;
@@ -49,8 +49,8 @@ fn l1(l1: &mut L1) -> Result<()> {
     let plan = GuestPlan { arguments: &[], ..GuestPlan::bare("refused", "pci", &nvme) };
     for what in ["explain", "claim", "run"] {
         let refused = match what {
-            "run" => Guest::start(l1, &plan)?.end(PATIENCE)?.process,
-            command => l1.vm_service(&[command, &nvme.address], PATIENCE)?,
+            "run" => Guest::start(l1, &plan)?.end(TIMEOUT)?.process,
+            command => l1.vm_service(&[command, &nvme.address], TIMEOUT)?,
         };
         l1.prove(
             refused.code == Some(BLOCKED),
@@ -71,7 +71,7 @@ fn l1(l1: &mut L1) -> Result<()> {
         }
     }
 
-    l1.vm_service(&["claim", &nvme.address, "--with-group", "--persist"], PATIENCE)?.succeeded()?;
+    l1.vm_service(&["claim", &nvme.address, "--with-group", "--persist"], TIMEOUT)?.succeeded()?;
     let both = (Some("vfio-pci".into()), Some("vfio-pci".into()));
     l1.prove(drivers(&nvme, &card) == both, "claim --with-group takes both")?;
     // As a boot leaves it.
@@ -79,17 +79,17 @@ fn l1(l1: &mut L1) -> Result<()> {
     nvme.bind(None)?;
     card.bind(None)?;
     l1.prove(drivers(&nvme, &card) == before, "a boot ends the claim")?;
-    l1.vm_service(&["claim", "--restore"], PATIENCE)?.succeeded()?;
+    l1.vm_service(&["claim", "--restore"], TIMEOUT)?.succeeded()?;
     l1.prove(drivers(&nvme, &card) == both, "claim --restore takes both again")?;
-    let again = l1.vm_service(&["claim", "--restore"], PATIENCE)?.succeeded()?;
+    let again = l1.vm_service(&["claim", "--restore"], TIMEOUT)?.succeeded()?;
     l1.prove(again.stdout.contains("is claimed already"), "and leaves them when it is run again")?;
-    let claims = l1.vm_service(&["claims"], PATIENCE)?.succeeded()?;
+    let claims = l1.vm_service(&["claims"], TIMEOUT)?.succeeded()?;
     l1.prove(claims.stdout.matches("  yes  ").count() == 2, format!("claims has both:\n{}", claims.stdout))?;
-    l1.vm_service(&["release", "--all"], PATIENCE)?.succeeded()?;
+    l1.vm_service(&["release", "--all"], TIMEOUT)?.succeeded()?;
     l1.prove(drivers(&nvme, &card) == before, "release gives both back")?;
 
     let plan = GuestPlan { arguments: &["--with-group"], ..GuestPlan::bare("group", "pci", &nvme) };
-    let ended = Guest::start(l1, &plan)?.end(PATIENCE)?.succeeded(l1)?;
+    let ended = Guest::start(l1, &plan)?.end(TIMEOUT)?.succeeded(l1)?;
     l1.prove(ended.console.contains("1b36:0010"), "run --with-group gives the guest its device")?;
     l1.prove(!ended.console.contains("8086:10d3"), "and not the companion")?;
     l1.prove(drivers(&nvme, &card) == before, "after it both have their drivers again")?;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::bare_accel::{PATIENCE, SHARED};
+use super::bare_accel::{SHARED, TIMEOUT};
 use crate::agent::{Guest, GuestPlan, L1};
 use crate::scenario::{Contents, Scenario, Variant};
 
@@ -26,8 +26,8 @@ pub(super) const SCENARIO: Scenario = Scenario {
 fn l1(l1: &mut L1) -> Result<()> {
     let hostile = Guest::start(l1, &GuestPlan::sharing("hostile", "accel-hostile seed=3", SHARED))?;
     let steady = Guest::start(l1, &GuestPlan::sharing("steady", "accel-steady seconds=20", SHARED))?;
-    steady.end(PATIENCE)?.succeeded(l1)?;
-    let ended = hostile.end(PATIENCE)?.succeeded(l1)?;
+    steady.end(TIMEOUT)?.succeeded(l1)?;
+    let ended = hostile.end(TIMEOUT)?.succeeded(l1)?;
     l1.prove(
         ended.process.stderr.contains("the worker was ended"),
         "the VMM said that it ended the hostile guest's worker".to_owned(),

@@ -39,7 +39,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
 const SHARED: &str = "[[accelerators]]\ndevice = \"cpu\"\nmemory = \"32M\"\ndeadline = \"1s\"\nwindow = \"8M\"\n\n\
                       [vsock]\ncid = 42\n";
 const WINDOW: u64 = 8 << 20;
-const PATIENCE: Duration = Duration::from_secs(150);
+const TIMEOUT: Duration = Duration::from_secs(150);
 /// What the guest says when its worker may be killed, and when its vsock device was reset.
 const KILL: &str = "kill-the-worker";
 const RESET: &str = "vsock-was-reset";
@@ -50,10 +50,10 @@ fn l1(l1: &mut L1) -> Result<()> {
     let plan =
         |name| GuestPlan { program: Program::Linux, memory_mib: 192, ..GuestPlan::sharing(name, "", SHARED) };
     let mut guest = Guest::start(l1, &plan("programs"))?;
-    let worker = wait_until("the worker", PATIENCE, || worker_of(guest.pid()))?;
+    let worker = wait_until("the worker", TIMEOUT, || worker_of(guest.pid()))?;
 
     // Nobody gets the context id of another.
-    let second = Guest::start(l1, &plan("second"))?.end(PATIENCE)?;
+    let second = Guest::start(l1, &plan("second"))?.end(TIMEOUT)?;
     let expect = "another guest of this host has the context id 42";
     l1.prove(
         second.process.code != Some(0) && second.process.stderr.contains(expect),
@@ -63,7 +63,7 @@ fn l1(l1: &mut L1) -> Result<()> {
     let word = |word: &'static str| {
         move |report: &Report| matches!(report, Report::Value { name, .. } if name == word).then_some(())
     };
-    guest.wait_for("the word to kill the worker", PATIENCE, word(KILL))?;
+    guest.wait_for("the word to kill the worker", TIMEOUT, word(KILL))?;
     l1.prove(
         worker_of(guest.pid()) == Some(worker),
         "whatever the guest sent, it has the worker that it had at its start".to_owned(),
@@ -76,7 +76,7 @@ fn l1(l1: &mut L1) -> Result<()> {
     let over = AtomicBool::new(false);
     let refused = std::thread::scope(|scope| {
         let grabbing = scope.spawn(|| grab_context_id(CID, &over));
-        let reset = guest.wait_for("the reset of its vsock device", PATIENCE, word(RESET));
+        let reset = guest.wait_for("the reset of its vsock device", TIMEOUT, word(RESET));
         over.store(true, Ordering::Release);
         let grabbed = grabbing.join().unwrap_or_else(|_| bail!("the thread panicked"));
         reset.and(grabbed)
@@ -85,7 +85,7 @@ fn l1(l1: &mut L1) -> Result<()> {
         refused > 0,
         format!("the guest keeps its context id through a reset: {refused} tries were refused"),
     )?;
-    let ended = guest.end(PATIENCE)?.succeeded(l1)?;
+    let ended = guest.end(TIMEOUT)?.succeeded(l1)?;
     l1.prove(
         ended.process.stderr.matches("the worker was ended").count() == 1,
         "the operator is told of the worker that was killed, and of no other".to_owned(),
@@ -196,7 +196,7 @@ fn hostile(l2: &mut L2, program: &mut AcceleratorProgram) -> Result<()> {
     for (name, bytes, expect, ends) in cases {
         let raw = Raw::open()?;
         raw.send(&bytes)?;
-        let (replies, ended) = raw.replies(if ends { PATIENCE } else { Duration::from_millis(300) })?;
+        let (replies, ended) = raw.replies(if ends { TIMEOUT } else { Duration::from_millis(300) })?;
         ensure!(replies == expect && ended == ends, "{name}: answered with {replies:?}, ended: {ended}");
         program.add(11).with_context(|| format!("beside {name}"))?;
     }
@@ -304,8 +304,8 @@ impl Raw {
     fn open() -> Result<Self> {
         let port = Device::find()?.config().port;
         let mut stream = VsockStream::connect_with_cid_port(VMADDR_CID_HOST, port)?;
-        stream.set_write_timeout(Some(PATIENCE))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         stream.read_exact(&mut [0; CONFIG_BYTES]).context("the greeting")?;
         Ok(Self(stream))
     }
@@ -315,8 +315,8 @@ impl Raw {
     }
 
     /// What is answered until the stream's end, or for so long; and whether it ended.
-    fn replies(&self, patience: Duration) -> Result<(Vec<Status>, bool)> {
-        self.0.set_read_timeout(Some(patience))?;
+    fn replies(&self, timeout: Duration) -> Result<(Vec<Status>, bool)> {
+        self.0.set_read_timeout(Some(timeout))?;
         let (mut said, mut part) = (Vec::new(), [0; 4096]);
         let ended = loop {
             match (&self.0).read(&mut part) {

@@ -45,7 +45,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     l2: None,
 };
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const ATI: (u16, u16) = (0x1002, 0x5159);
 const HDA: (u16, u16) = (0x8086, 0x293e);
 const TESTDEV: (u16, u16) = (0x1b36, 0x0005);
@@ -55,7 +55,7 @@ const BLOCKED: i32 = 3;
 fn l1(l1: &mut L1) -> Result<()> {
     let nvme = Function::find(NVME.0, NVME.1)?;
     NvmeDisk::of(&nvme)?;
-    let list = l1.vm_service(&["list", "--all", "--json"], PATIENCE)?.succeeded()?;
+    let list = l1.vm_service(&["list", "--all", "--json"], TIMEOUT)?.succeeded()?;
     l1.figure("list --all", list.took.as_secs_f64() * 1e3, "ms");
     let list = list.json()?;
     let listed = list.get("functions").and_then(Value::as_array).context("`list --json` has no functions")?;
@@ -91,13 +91,12 @@ fn l1(l1: &mut L1) -> Result<()> {
 
     for ((vendor, device), kind) in [(NVME, "nvme"), (E1000E, "network"), (EDU, "other"), (ATI, "gpu-amd")] {
         for function in Function::find_all(vendor, device)? {
-            let info =
-                l1.vm_service(&["info", &function.address, "--json"], PATIENCE)?.succeeded()?.json()?;
+            let info = l1.vm_service(&["info", &function.address, "--json"], TIMEOUT)?.succeeded()?.json()?;
             let got = info.get("function").and_then(|function| function.get("type")).and_then(Value::as_str);
             l1.prove(got == Some(kind), format!("{vendor:04x}:{device:04x} is of type {kind} ({got:?})"))?;
         }
     }
-    let accelerators = l1.vm_service(&["list", "--json"], PATIENCE)?.succeeded()?.json()?;
+    let accelerators = l1.vm_service(&["list", "--json"], TIMEOUT)?.succeeded()?.json()?;
     let accelerators = accelerators.get("functions").and_then(Value::as_array).context("no functions")?;
     l1.prove(
         find(accelerators, &Function::find(ATI.0, ATI.1)?.address).is_ok()
@@ -109,11 +108,11 @@ fn l1(l1: &mut L1) -> Result<()> {
     let (gpu, audio) = (Function::find(ATI.0, ATI.1)?, Function::find(HDA.0, HDA.1)?);
     l1.prove(gpu.group() == audio.group(), "a GPU and its audio are in one group")?;
     for ready in [&nvme, &Function::find(EDU.0, EDU.1)?] {
-        let explained = l1.vm_service(&["explain", &ready.address, "--json"], PATIENCE)?;
+        let explained = l1.vm_service(&["explain", &ready.address, "--json"], TIMEOUT)?;
         l1.prove(explained.code == Some(0), format!("{} can be passed", ready.address))
             .with_context(|| format!("explain said:\n{}{}", explained.stdout, explained.stderr))?;
     }
-    let explained = l1.vm_service(&["explain", &gpu.address, "--json"], PATIENCE)?;
+    let explained = l1.vm_service(&["explain", &gpu.address, "--json"], TIMEOUT)?;
     l1.prove(!codes(&explained.json()?).contains("group-not-viable"), "the GPU's audio does not block it")?;
 
     // Behind the conventional bridge a card with a driver blocks its neighbour without one, and not the other way
@@ -122,7 +121,7 @@ fn l1(l1: &mut L1) -> Result<()> {
     let card =
         Function::find_all(E1000E.0, E1000E.1)?.into_iter().find(|card| card.group() == testdev.group());
     let card = card.context("no card shares the group of the test device")?;
-    let explained = l1.vm_service(&["explain", &testdev.address, "--json"], PATIENCE)?;
+    let explained = l1.vm_service(&["explain", &testdev.address, "--json"], TIMEOUT)?;
     l1.prove(explained.code == Some(BLOCKED), format!("{} can't be passed", testdev.address))?;
     l1.prove(codes(&explained.json()?).contains("group-not-viable"), "because its group is not viable")?;
     l1.prove(

@@ -25,7 +25,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     l2: Some(l2),
 };
 
-const PATIENCE: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(180);
 /// The bare guest's RAM: an address below is its own.
 const BARE_RAM: u64 = 32 << 20;
 const LINUX_RAM_MIB: u32 = 256;
@@ -39,7 +39,7 @@ fn l1(l1: &mut L1) -> Result<()> {
     let (nvme, edu) = (Function::find(NVME.0, NVME.1)?, Function::find(EDU.0, EDU.1)?);
     let mut linux =
         Guest::start(l1, &GuestPlan { memory_mib: LINUX_RAM_MIB, ..GuestPlan::linux("linux", &nvme) })?;
-    let (_, hidden) = linux.wait_for("the address of its hidden page", PATIENCE, |report| match report {
+    let (_, hidden) = linux.wait_for("the address of its hidden page", TIMEOUT, |report| match report {
         Report::Value { name, value } if name == HIDDEN => u64::from_str_radix(value, 16).ok(),
         _ => None,
     })?;
@@ -51,18 +51,18 @@ fn l1(l1: &mut L1) -> Result<()> {
 
     let bare =
         Guest::start(l1, &GuestPlan::bare("bare", &format!("edu msis=200 outside={target:#x}"), &edu))?;
-    bare.end(PATIENCE)?.succeeded(l1)?;
+    bare.end(TIMEOUT)?.succeeded(l1)?;
     l1.prove(linux.runs(), "the Linux guest ran all the while")?;
     l1.prove(
         memory.is_canary(hidden)?,
         "its page is unchanged, though the other guest's device aimed at it",
     )?;
-    let seen = Guest::start(l1, &GuestPlan::bare("looks", "pci", &edu))?.end(PATIENCE)?.succeeded(l1)?;
+    let seen = Guest::start(l1, &GuestPlan::bare("looks", "pci", &edu))?.end(TIMEOUT)?.succeeded(l1)?;
     l1.prove(
         seen.console.contains("1234:11e8") && !seen.console.contains("1b36:0010"),
         "the bare guest sees its edu and not the other's disk",
     )?;
-    linux.end(PATIENCE)?.succeeded(l1)?;
+    linux.end(TIMEOUT)?.succeeded(l1)?;
     l1.prove(nvme.driver().as_deref() == Some("nvme"), "the host has the disk again")?;
     NvmeDisk::of(&nvme)?.check_pattern(SEED, 0, LEN)?;
     Ok(())

@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::*;
 
 const CHILD: &str = "VM_PASSTHROUGH_TEST_ORPHAN";
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The host below `root`, written to as a real one is, by helper processes.
 fn real(root: &Path) -> Host {
@@ -41,7 +41,7 @@ fn killed(mut child: Child) {
 #[test]
 fn an_orphan_is_waited_for() {
     if let Ok(root) = std::env::var(CHILD) {
-        let options = within(PATIENCE * 2);
+        let options = within(TIMEOUT * 2);
         manager(real(Path::new(&root))).claim(nvme(), &options).unwrap();
         unreachable!("nobody lets it go on before it is killed");
     }
@@ -58,7 +58,7 @@ fn an_orphan_is_waited_for() {
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     let helper = loop {
         let begun = bindings(&sim)[&nvme()].1 == "vfio-pci\n";
         if let Some(helper) = begun.then(|| sleeping_child(owner.id())).flatten() {
@@ -82,10 +82,10 @@ fn an_orphan_is_waited_for() {
 
     // Or waits long enough. What the orphan did meanwhile is undone too.
     let host = drivers.host();
-    let next = std::thread::spawn(move || recover(&host, PATIENCE).unwrap());
+    let next = std::thread::spawn(move || recover(&host, TIMEOUT).unwrap());
     std::thread::sleep(Duration::from_millis(100));
     let address = nvme().to_string();
-    drivers.host().writer().write(&unbind, &address, PATIENCE).unwrap();
+    drivers.host().writer().write(&unbind, &address, TIMEOUT).unwrap();
     assert_eq!(sim.driver_of(nvme()), None);
     assert!(!next.is_finished());
     assert_eq!(fs::read_to_string(&unbind).unwrap(), address);

@@ -320,8 +320,8 @@ fn a_stuck_access_does_not_hold_up_the_end() {
     std::thread::scope(|scope| {
         // Byte 6 of the header, the status, is read from the device.
         let access = scope.spawn(|| rig.device.config_read(6, &mut [0; 2]));
-        let patience = std::time::Instant::now() + std::time::Duration::from_secs(20);
-        while locks() == before && std::time::Instant::now() < patience {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while locks() == before && std::time::Instant::now() < deadline {
             std::thread::yield_now();
         }
         let refused = [rig.device.detach(), rig.device.reset(), rig.device.stop()];
@@ -381,16 +381,16 @@ fn a_detach_waits_for_accesses_to_bars() {
     use_it(&rig);
     let resets = rig.sim.resets();
     let hold = rig.sim.hold();
-    let patience = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
     std::thread::scope(|scope| {
         let access = scope.spawn(|| rig.device.bar_write(4, 0, &[0x22; 8]));
         let is_idle = || format!("{:?}", rig.device).contains("idle: true");
-        while is_idle() && std::time::Instant::now() < patience {
+        while is_idle() && std::time::Instant::now() < deadline {
             std::thread::yield_now();
         }
         assert!(!is_idle(), "the access is not under way");
         let refused = scope.spawn(|| rig.device.detach());
-        while !refused.is_finished() && std::time::Instant::now() < patience {
+        while !refused.is_finished() && std::time::Instant::now() < deadline {
             std::thread::yield_now();
         }
         // From when it is to be detached no access begins.
@@ -435,7 +435,7 @@ fn what_the_host_wants_back_is_given_up_without_a_reset() {
 #[test]
 fn resets_that_are_asked_for_at_once_are_one() {
     const VCPUS: u64 = 32;
-    let patience = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
     let rig = Rig::new();
     let before = rig.sim.resets();
     let hold = rig.sim.hold();
@@ -447,7 +447,7 @@ fn resets_that_are_asked_for_at_once_are_one() {
                 _ => device.config_write(EXPRESS + 8, &0x8000u16.to_le_bytes()),
             });
         }
-        while rig.device.resets_asked() < VCPUS && std::time::Instant::now() < patience {
+        while rig.device.resets_asked() < VCPUS && std::time::Instant::now() < deadline {
             std::thread::yield_now();
         }
         drop(hold);

@@ -92,7 +92,7 @@ pub(super) fn options(memory: u64, deadline: Duration) -> WorkerOptions {
         capacity: CAPACITY,
         // A guest that waits for one small launch at a time is answered sooner.
         spin: SPIN,
-        queue: QueueOptions { patience: deadline.saturating_add(GRACE), keep_bytes: 0 },
+        queue: QueueOptions { timeout: deadline.saturating_add(GRACE), keep_bytes: 0 },
         // The quota is counted by who allocates the buffers; this counts what they left behind too, and what is lost by
         // rounding.
         pool: PoolOptions { zero: true, limit: memory.saturating_add(KEPT) },

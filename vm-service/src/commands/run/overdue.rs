@@ -8,7 +8,7 @@ use crate::vmm::Stop;
 use crate::{log, sys};
 
 /// How long the reader of standard output has after that.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 /// How often is seen whether the operator has asked.
 const INTERVAL: Duration = Duration::from_millis(100);
 
@@ -30,7 +30,7 @@ impl Overdue {
             let mut asked: Option<Instant> = None;
             // Nothing is ever sent.
             while ended.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                if stop.requested() && asked.get_or_insert_with(Instant::now).elapsed() >= PATIENCE {
+                if stop.requested() && asked.get_or_insert_with(Instant::now).elapsed() >= TIMEOUT {
                     log::say(format_args!(
                         "error: standard output was not read; what was to be told on it is lost\n"
                     ));

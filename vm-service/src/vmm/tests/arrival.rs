@@ -38,7 +38,7 @@ fn run(
     let (slots, seen, asks, arrives) = (machine.slots(), screen.clone(), stop.clone(), device.clone());
     let other = thread::spawn(move || {
         let started = Instant::now();
-        while seen.text() != held && started.elapsed() < PATIENCE {
+        while seen.text() != held && started.elapsed() < TIMEOUT {
             thread::sleep(Duration::from_millis(1));
         }
         // It would go on at once if it were not held.
@@ -87,7 +87,7 @@ fn all_devices_are_there_before_one_is_reached() {
         let [first, second] = devices;
         slots.arrive(first).unwrap();
         let started = Instant::now();
-        while seen.text() != "id " && started.elapsed() < PATIENCE {
+        while seen.text() != "id " && started.elapsed() < TIMEOUT {
             thread::sleep(Duration::from_millis(1));
         }
         thread::sleep(Duration::from_millis(200));
@@ -105,7 +105,7 @@ fn a_guest_that_is_held_ends_at_once() {
     let stop = |_: &Slots, _, stop: &Stop| stop.request();
     if let Some((report, text, _)) = run(reader().print("!").spin(), OnReboot::Restart, "id ", stop) {
         assert_eq!((report.end, text.as_str()), (End::Stopped, "id "));
-        assert!(asked.elapsed() < PATIENCE);
+        assert!(asked.elapsed() < TIMEOUT);
     }
     // The second vCPU is held in a read through the ports, and the first crashes. mov ax, 0x600; mov ds, ax; mov eax,
     // 0x80010010; mov dx, 0xcf8; out dx, eax; mov byte [0], 1; mov dl, 0xfc; in eax, dx; mov dx, 0x3f8; out dx, al; hlt

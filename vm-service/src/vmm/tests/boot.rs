@@ -23,7 +23,7 @@ fn run(kernel: &Path, on_reboot: OnReboot) -> (Result<End, String>, String) {
         let ran = ran.map(|report| report.end).map_err(|error| error.to_string());
         sender.send((ran, screen.text()))
     });
-    ended.recv_timeout(PATIENCE + Duration::from_secs(30)).expect("an end")
+    ended.recv_timeout(TIMEOUT + Duration::from_secs(30)).expect("an end")
 }
 
 /// An ELF file of 64 KiB with so many program headers of this kind, which all say the same.

@@ -109,13 +109,13 @@ fn a_disk_whose_storage_does_not_answer_is_told_in_time_and_stays_locked_until_i
     let (mut machine, _, stop) = machine_of(&with_disk(kernel.path(), disk.path()), OnReboot::End);
     let asks = stop.clone();
     let asking = std::thread::spawn(move || {
-        let is_read = storage.is_read(PATIENCE / 2);
+        let is_read = storage.is_read(TIMEOUT / 2);
         asks.request();
         (storage, is_read)
     });
     let (sender, ended) = mpsc::channel();
     std::thread::spawn(move || sender.send(machine.run(&stop).map_err(|error| error.to_string())));
-    let error = ended.recv_timeout(PATIENCE).expect("an end").unwrap_err();
+    let error = ended.recv_timeout(TIMEOUT).expect("an end").unwrap_err();
     let (storage, is_read) = asking.join().unwrap();
     assert!(is_read, "the guest does not read");
     for part in
@@ -129,7 +129,7 @@ fn a_disk_whose_storage_does_not_answer_is_told_in_time_and_stays_locked_until_i
     // It answers again.
     storage.allow();
     drop(storage);
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while !free() {
         assert!(Instant::now() < until, "nobody gives it up");
         std::thread::sleep(Duration::from_millis(10));

@@ -18,7 +18,7 @@ use crate::config::{Boot, GuestConfig};
 use crate::vmm::testing::FakeDevice;
 
 /// Nothing that a tiny guest does takes so long, even where KVM guests are emulated.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Default)]
 pub(crate) struct Screen(Arc<Mutex<Vec<u8>>>);
@@ -74,7 +74,7 @@ fn machine_of(config: &GuestConfig, on_reboot: OnReboot) -> (Machine, Screen, St
     let stop = Stop::new().unwrap();
     let late = stop.clone();
     std::thread::spawn(move || {
-        std::thread::sleep(PATIENCE);
+        std::thread::sleep(TIMEOUT);
         late.request();
     });
     (machine, screen, stop)
@@ -164,7 +164,7 @@ fn a_reboot_starts_afresh() {
     let watch = (stop.clone(), device.clone());
     let started = Instant::now();
     std::thread::spawn(move || {
-        while watch.1.resets() < 3 && started.elapsed() < PATIENCE {
+        while watch.1.resets() < 3 && started.elapsed() < TIMEOUT {
             std::thread::sleep(Duration::from_millis(1));
         }
         watch.0.request();
@@ -196,7 +196,7 @@ fn a_guest_that_crashes_at_once_restarts_more_and_more_slowly() {
     // At 0, 0.1, 0.3, 0.7, 1.5, 3.1, 6.3 s at the soonest, and every 10 s after 22.7 s.
     let most = 7 + started.elapsed().as_secs_f64() as u32 / 6;
     assert!(report.restarts <= most, "{} restarts in {:?}", report.restarts, started.elapsed());
-    assert!(started.elapsed() < PATIENCE, "a stop while it waits ends it");
+    assert!(started.elapsed() < TIMEOUT, "a stop while it waits ends it");
 }
 
 #[test]
@@ -343,7 +343,7 @@ fn a_device_comes_and_goes_while_the_guest_runs() {
     let operator = std::thread::spawn(move || {
         let started = Instant::now();
         let wait = |text: &str| {
-            while !seen.text().contains(text) && started.elapsed() < PATIENCE {
+            while !seen.text().contains(text) && started.elapsed() < TIMEOUT {
                 std::thread::sleep(Duration::from_millis(1));
             }
         };

@@ -145,7 +145,7 @@ fn supervise_within(
     end: &Stop,
     programs: Option<&Programs>,
     period: Duration,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<(), String> {
     let period = Timespec::try_from(period).map_err(|error| error.to_string())?;
     // Since when it owes an answer, and whether it was asked: its socket may have been full.
@@ -180,8 +180,8 @@ fn supervise_within(
                 Err(error) => return Err(format!("it can't be heard: {error}")),
             }
         } else {
-            if since.get_or_insert_with(Instant::now).elapsed() > patience {
-                return Err(format!("it did not answer within {} s", patience.as_secs()));
+            if since.get_or_insert_with(Instant::now).elapsed() > timeout {
+                return Err(format!("it did not answer within {} s", timeout.as_secs()));
             }
             asked = asked || worker.ping().is_ok();
         }
@@ -217,9 +217,9 @@ mod tests {
             let socket = std::io::pipe().unwrap().0;
             let refused = (0..connections).filter(|_| worker.connect(socket.as_fd()).is_err()).count();
             assert_eq!(refused > 0, connections > 1);
-            let (period, patience) = (Duration::from_millis(10), Duration::from_millis(200));
+            let (period, timeout) = (Duration::from_millis(10), Duration::from_millis(200));
             let begin = Instant::now();
-            let reason = supervise_within(&mut worker, &end, None, period, patience).unwrap_err();
+            let reason = supervise_within(&mut worker, &end, None, period, timeout).unwrap_err();
             assert!(reason.contains("did not answer"), "{reason}");
             assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
             drop(deaf);

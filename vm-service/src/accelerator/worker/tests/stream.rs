@@ -14,7 +14,7 @@ use crate::accelerator::worker::stream::Stream;
 
 const WINDOW: u64 = 1 << 20;
 /// How long the worker waits for slow programs here.
-const PATIENCE: Duration = Duration::from_millis(300);
+const TIMEOUT: Duration = Duration::from_millis(300);
 
 /// A guest whose programs connect to one worker.
 struct Host {
@@ -60,7 +60,7 @@ impl Host {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         ours.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
-        let stream = Stream::with_timeout(theirs.into(), &self.config, PATIENCE).unwrap();
+        let stream = Stream::with_timeout(theirs.into(), &self.config, TIMEOUT).unwrap();
         let (worker, guest) = (self.worker.clone(), self.guest.clone());
         let served = std::thread::spawn(move || serve(&worker, compiler, stream, &guest));
         (ours, served)
@@ -468,7 +468,7 @@ fn a_program_that_takes_no_answers_ends_alone() {
 fn a_program_that_waits_is_waited_for() {
     let host = Host::new();
     let mut program = host.program();
-    std::thread::sleep(2 * PATIENCE);
+    std::thread::sleep(2 * TIMEOUT);
     assert_eq!(program.run(|batch| batch.query()), Ok(Ok(())));
 }
 
