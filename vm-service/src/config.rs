@@ -30,6 +30,8 @@ pub struct GuestConfig {
     pub boot: Boot,
     /// Host PCI functions that it owns.
     pub devices: Vec<PciAddress>,
+    /// Slots for devices that come while it runs; `None` for a few, as far as there is room.
+    pub hot_plug_slots: Option<u8>,
     /// Accelerators of the host that it shares.
     pub accelerators: Vec<SharedAccelerator>,
     /// The vsock device, if its context id is chosen.
@@ -72,6 +74,8 @@ pub const MEMORY_STEP: u64 = 2 << 20;
 pub const MAX_CMDLINE: usize = 2047;
 /// Most passthrough devices of one guest: each sits behind a root port of its own on bus 0.
 pub const MAX_DEVICES: usize = 16;
+/// Most slots of one guest for devices that come while it runs.
+pub const MAX_HOT_PLUG_SLOTS: u8 = 16;
 /// Most accelerators that one guest shares.
 pub const MAX_ACCELERATORS: usize = 4;
 /// Most virtio-blk disks of one guest.
@@ -90,6 +94,7 @@ pub fn fuzz(data: &[u8]) {
             assert_eq!(guest.memory % MEMORY_STEP, 0);
             assert!(guest.boot.cmdline.len() <= MAX_CMDLINE);
             assert!(guest.devices.len() <= MAX_DEVICES && guest.disks.len() <= MAX_DISKS);
+            assert!(guest.hot_plug_slots.is_none_or(|slots| slots <= MAX_HOT_PLUG_SLOTS));
             assert!(guest.accelerators.len() <= MAX_ACCELERATORS);
             assert!(guest.accelerators.iter().all(|shared| shared.time_slice <= TIME_PERIOD));
             assert!(guest.accelerators.iter().filter_map(|shared| shared.window).all(u64::is_power_of_two));

@@ -48,6 +48,13 @@ pub(crate) const SERIAL_HOLD: Duration = Duration::from_secs(1);
 /// way.
 pub(crate) const VCPU_STOP: Duration = longer_than(&[ACCESS, SERIAL_HOLD]);
 
+/// A device is closed by all that have come to it before it was unplugged: vCPUs, and what watches it.
+pub(crate) const CLOSE: Duration = longer_than(&[ACCESS]);
+
+/// A guest lets go of a device that the host wants back: Linux gives its users 5 s to change their minds, and then has its driver
+/// let go.
+pub(crate) const HOST_WAITS: Duration = Duration::from_secs(8);
+
 const _: () = {
     assert!(outlasts(DISK_STOP, STORAGE) && outlasts(LOADING_STOP, STORAGE) && outlasts(VSOCK_STOP, VHOST));
     assert!(outlasts(ACCELERATOR_STOP, sum(&[WORKER_END, WORKER_INTERVAL])));

@@ -208,6 +208,10 @@ pub const EXP_LNKSTA: u16 = 0x12;
 pub const EXP_LNKSTA_DLLLA: u16 = 1 << 13;
 /// Slot capabilities.
 pub const EXP_SLTCAP: u16 = 0x14;
+/// An attention button.
+pub const EXP_SLTCAP_ABP: u32 = 1 << 0;
+/// A power indicator.
+pub const EXP_SLTCAP_PIP: u32 = 1 << 4;
 /// A device may go without a warning.
 pub const EXP_SLTCAP_HPS: u32 = 1 << 5;
 /// Hot-plug.
@@ -216,14 +220,26 @@ pub const EXP_SLTCAP_HPC: u32 = 1 << 6;
 pub const EXP_SLTCAP_NCCS: u32 = 1 << 18;
 /// Slot control.
 pub const EXP_SLTCTL: u16 = 0x18;
+/// Report that the attention button was pressed.
+pub const EXP_SLTCTL_ABPE: u16 = 1 << 0;
 /// Report that presence changed.
 pub const EXP_SLTCTL_PDCE: u16 = 1 << 3;
 /// Interrupt for hot-plug events.
 pub const EXP_SLTCTL_HPIE: u16 = 1 << 5;
+/// The power indicator.
+pub const EXP_SLTCTL_PIC: u16 = 3 << 8;
+/// It is on: the slot is in use.
+pub const EXP_SLTCTL_PWR_IND_ON: u16 = 1 << 8;
+/// It blinks: the slot is about to be in use, or not to be.
+pub const EXP_SLTCTL_PWR_IND_BLINK: u16 = 2 << 8;
+/// It is off: the slot is not in use.
+pub const EXP_SLTCTL_PWR_IND_OFF: u16 = 3 << 8;
 /// Report that the data link layer's state changed.
 pub const EXP_SLTCTL_DLLSCE: u16 = 1 << 12;
 /// Slot status.
 pub const EXP_SLTSTA: u16 = 0x1a;
+/// The attention button was pressed.
+pub const EXP_SLTSTA_ABP: u16 = 1 << 0;
 /// Presence changed.
 pub const EXP_SLTSTA_PDC: u16 = 1 << 3;
 /// Something is in the slot.

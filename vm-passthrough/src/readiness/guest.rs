@@ -22,7 +22,9 @@ fn bars(case: &Case<'_>) -> Option<Blocker> {
     let bits = case.options.physical_address_bits.or(case.facts.physical_bits);
     let windows = case.options.windows(bits);
     let ports = case.options.behind_ports;
-    let mut requests = case.options.emulated.clone();
+    // What the VMM emulates has its place already where a slot has its windows.
+    let emulated = case.options.emulated.iter().filter(|_| case.options.slot.is_none());
+    let mut requests: Vec<_> = emulated.cloned().collect();
     requests.extend(case.guest.iter().map(|function| FunctionRequest::of(function, ports)));
     let error = placement::plan(&requests, &windows).err()?;
     let own = case.function.address.to_string();
@@ -44,6 +46,9 @@ fn bars(case: &Case<'_>) -> Option<Blocker> {
         PlacementError::NoRoom { kind, .. } => (
             no_room(case, &error, &windows, bits),
             match kind {
+                _ if case.options.slot.is_some() => {
+                    "have the guest start with it, so that it gets windows of its size".into()
+                }
                 WindowKind::Low => {
                     "give the guest a larger window below 4 GiB, or pass fewer functions together; a BAR can \
                                 be made smaller by its resourceN_resize in sysfs, if the function can do that"

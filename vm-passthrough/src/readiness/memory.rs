@@ -13,7 +13,7 @@ pub(super) fn judge(case: &mut Case<'_>) {
 
 /// All of it is pinned while the guest runs, so that no swap helps.
 fn host_memory(case: &mut Case<'_>) {
-    if case.options.ram_is_assumed {
+    if case.options.ram_is_assumed || case.options.ram_is_pinned {
         return;
     }
     let needed = case.options.memory();
@@ -42,7 +42,7 @@ fn host_memory(case: &mut Case<'_>) {
 
 fn memlock(case: &mut Case<'_>) {
     let Some(Memlock { limit: Some(limit), locked }) = case.facts.memlock else { return };
-    if case.facts.credentials.locks_freely() {
+    if case.facts.credentials.locks_freely() || case.options.ram_is_pinned {
         return;
     }
     let needed = case.options.memory().saturating_add(locked);

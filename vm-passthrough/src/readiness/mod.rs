@@ -63,6 +63,10 @@ pub struct ExplainOptions {
     pub ram_is_assumed: bool,
     /// Guest-physical addresses that BARs below 4 GiB can have.
     pub mmio32: IovaRange,
+    /// Whether another device of the guest has all of that pinned already.
+    pub ram_is_pinned: bool,
+    /// Where the functions' BARs can be in a guest that runs: the windows of the slot that they would come into.
+    pub slot: Option<Windows>,
     /// Bits of the guest's physical addresses; `None` for as many as the host's CPUs have.
     pub physical_address_bits: Option<u8>,
     /// What the VMM emulates beside the functions of the host, whose BARs take addresses too.
@@ -96,6 +100,8 @@ impl ExplainOptions {
         Self {
             ram,
             ram_is_assumed: false,
+            ram_is_pinned: false,
+            slot: None,
             mmio32: 0xc000_0000..=0xdfff_ffff,
             physical_address_bits: None,
             emulated: Vec::new(),
@@ -110,6 +116,9 @@ impl ExplainOptions {
     /// Where BARs can be in a guest whose physical addresses have as many bits, which is where a VMM should place them.
     /// `None` when it is not known how many; then they end nowhere.
     pub fn windows(&self, physical_address_bits: Option<u8>) -> Windows {
+        if let Some(slot) = &self.slot {
+            return slot.clone();
+        }
         let ram_end = self.ram.iter().map(|ram| ram.end().saturating_add(1)).max().unwrap_or(0);
         let low = *self.mmio32.start()..self.mmio32.end().saturating_add(1);
         Windows::above(low, ram_end, physical_address_bits.unwrap_or(Windows::MOST_BITS))

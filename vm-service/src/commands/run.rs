@@ -98,10 +98,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failu
         Failure::failed(format_args!("signals can't be waited for: {error}; raise `ulimit -n`"))
     })?;
 
-    let devices = match config.devices.is_empty() {
-        true => None,
-        false => Some(devices(context, &config, args, &stop)?),
-    };
+    let devices = devices(context, &config, args, &stop)?;
     let _leases = leases(context, &config)?;
     let (console, service) = console::open(&args.console, context.json, &stop).map_err(Failure::failed)?;
     let on_reboot = if args.no_reboot { OnReboot::End } else { OnReboot::Restart };
@@ -164,33 +161,44 @@ fn leases(context: &Context<'_>, config: &GuestConfig) -> Result<Vec<SharedLease
         .collect()
 }
 
-/// The guest's devices, once claims of dead processes are given back and nothing stands in the way; none is touched yet.
+/// The guest's devices, once claims of dead processes are given back and nothing stands in the way; none is touched yet. `None`
+/// where there can be none.
 fn devices(
     context: &mut Context<'_>,
     config: &GuestConfig,
     args: &RunArgs,
     stop: &Stop,
-) -> Result<Devices, Failure> {
+) -> Result<Option<Devices>, Failure> {
     let host = context.host.clone();
-    let mut manager = PassthroughManager::with_host(host.clone()).map_err(Failure::failed)?;
+    let mut manager = match PassthroughManager::with_host(host.clone()) {
+        Err(error) if config.devices.is_empty() => {
+            tracing::debug!("{error}; the guest gets no devices");
+            return Ok(None);
+        }
+        manager => manager.map_err(Failure::failed)?,
+    };
+    let explain = vmm::explain_options(config, Some(&host.dev.join("kvm")));
+    let mut claim = ClaimOptions::default();
+    claim.with_group = args.with_group;
+    claim.guest = Some(config.name.clone());
+    let taken = DeviceOptions {
+        claim,
+        backend: args.backend.map(Backend::from),
+        without_reset: args.accept.contains(&Accept::NoReset),
+    };
+    if config.devices.is_empty() {
+        return Ok(Some(Devices::new(manager, Vec::new(), taken, explain)));
+    }
     release::recover(&mut manager)?;
     let scan = Scan::of(&host)?;
-    let mut options = vmm::explain_options(config, Some(&host.dev.join("kvm")));
+    let mut options = explain.clone();
     options.with_group = args.with_group;
     options.accept = args.accept.iter().map(Into::into).collect();
     let readiness = scan.explain_guest(&config.devices, &options)?;
     let _overdue = Overdue::start(stop)?;
     explain::require_ready(context, &readiness)?;
-    let mut claim = ClaimOptions::default();
-    claim.with_group = args.with_group;
-    claim.guest = Some(config.name.clone());
-    let options = DeviceOptions {
-        claim,
-        backend: args.backend.map(Backend::from),
-        without_reset: args.accept.contains(&Accept::NoReset),
-    };
     let functions = config.devices.iter().map(|&address| scan.function(address).cloned());
-    Ok(Devices::new(manager, functions.collect::<Result<_, _>>()?, options))
+    Ok(Some(Devices::new(manager, functions.collect::<Result<_, _>>()?, taken, explain)))
 }
 
 /// The guest as its file and the command line describe it.

@@ -13,13 +13,15 @@ use vm_passthrough::PciAddress;
 use super::error::Problem;
 use super::{
     AcceleratorDevice, Boot, ConfigError, Disk, GuestConfig, MAX_CMDLINE, MAX_DEVICES, MAX_DISKS, MAX_FILE,
-    MAX_MEMORY, MAX_NAME, MEMORY_STEP, MIN_MEMORY, parse_size,
+    MAX_HOT_PLUG_SLOTS, MAX_MEMORY, MAX_NAME, MEMORY_STEP, MIN_MEMORY, parse_size,
 };
 
 /// What `vcpus` may be.
 const VCPUS: &str = "write a number from 1 to 255";
 /// What `memory` may be.
 const MEMORY: &str = "write a size from 2M to 16T in steps of 2M, as in \"512M\" or \"4G\"";
+/// What `hot_plug_slots` may be.
+const HOT_PLUG_SLOTS: &str = "write a number from 0 to 16";
 /// Most mistakes that are reported at once.
 const MAX_PROBLEMS: usize = 20;
 
@@ -123,7 +125,20 @@ impl Reader<'_> {
 
     fn guest(&mut self, table: &DeTable<'_>) -> Option<GuestConfig> {
         let root = Section { table, path: String::new(), at: 0..0 };
-        self.known(&root, &["name", "vcpus", "memory", "boot", "devices", "accelerators", "vsock", "disks"]);
+        self.known(
+            &root,
+            &[
+                "name",
+                "vcpus",
+                "memory",
+                "boot",
+                "devices",
+                "hot_plug_slots",
+                "accelerators",
+                "vsock",
+                "disks",
+            ],
+        );
         let name = self.required(&root, "name", "write name = \"NAME\"").and_then(|entry| self.name(&entry));
         let vcpus = match self.optional(&root, "vcpus") {
             Some(entry) => self.vcpus(&entry),
@@ -136,6 +151,8 @@ impl Reader<'_> {
             .and_then(|entry| self.section(&entry, "write it as a table: [boot]"))
             .and_then(|section| self.boot(&section));
         let devices = self.devices(&root);
+        let hot_plug_slots =
+            self.optional(&root, "hot_plug_slots").and_then(|entry| self.hot_plug_slots(&entry));
         let accelerators = self.accelerators(&root);
         for (index, accelerator) in accelerators.iter().enumerate() {
             if let AcceleratorDevice::Pci(address) = accelerator.device
@@ -151,7 +168,7 @@ impl Reader<'_> {
         let vsock = self.vsock(&root);
         let disks = self.disks(&root);
         let (name, vcpus, memory, boot) = (name?, vcpus?, memory?, boot?);
-        Some(GuestConfig { name, vcpus, memory, boot, devices, accelerators, vsock, disks })
+        Some(GuestConfig { name, vcpus, memory, boot, devices, hot_plug_slots, accelerators, vsock, disks })
     }
 
     fn name(&mut self, entry: &Entry<'_, '_>) -> Option<String> {
@@ -173,6 +190,13 @@ impl Reader<'_> {
         let DeValue::Integer(integer) = entry.value else { return self.wrong_type(entry, VCPUS) };
         let vcpus = vcpus(integer.as_str(), integer.radix());
         vcpus.or_else(|| self.wrong(entry, &format!("is {}", shorten(&integer.to_string())), VCPUS))
+    }
+
+    fn hot_plug_slots(&mut self, entry: &Entry<'_, '_>) -> Option<u8> {
+        let DeValue::Integer(integer) = entry.value else { return self.wrong_type(entry, HOT_PLUG_SLOTS) };
+        let slots = u8::from_str_radix(integer.as_str(), integer.radix()).ok();
+        let slots = slots.filter(|&slots| slots <= MAX_HOT_PLUG_SLOTS);
+        slots.or_else(|| self.wrong(entry, &format!("is {}", shorten(&integer.to_string())), HOT_PLUG_SLOTS))
     }
 
     fn memory(&mut self, entry: &Entry<'_, '_>) -> Option<u64> {

@@ -13,6 +13,7 @@ const FULL: &str = r#"
 name = "web1"
 vcpus = 4
 memory = "4G"
+hot_plug_slots = 2
 
 [boot]
 kernel = "/boot/vmlinuz"
@@ -61,6 +62,7 @@ fn reads_every_key() {
             cmdline: "console=ttyS0 root=/dev/vda".into(),
         },
         devices: vec![address("0000:65:00.0"), address("0000:e1:00.0")],
+        hot_plug_slots: Some(2),
         accelerators: vec![
             SharedAccelerator {
                 device: AcceleratorDevice::Pci(address("0000:66:00.0")),
@@ -99,6 +101,7 @@ fn leaves_out_what_may_be_missing() {
             memory: 2 << 20,
             boot: Boot { kernel: PathBuf::from("/etc/guests/k"), initrd: None, cmdline: String::new() },
             devices: vec![],
+            hot_plug_slots: None,
             accelerators: vec![],
             vsock: None,
             disks: vec![],
@@ -174,6 +177,14 @@ web1.toml:4:9: `vcpus` is 0; write a number from 1 to 255
   4 | vcpus = 0
     |         ^
 ",
+    );
+    check(
+        &with("hot_plug_slots = 17"),
+        r#"
+web1.toml:4:18: `hot_plug_slots` is 17; write a number from 0 to 16
+  4 | hot_plug_slots = 17
+    |                  ^^
+"#,
     );
     check(
         &with("vcpus = 256"),
@@ -513,7 +524,7 @@ web1.toml:4:1: unknown key `Vcpus`; did you mean `vcpus`?
     check(
         &with(r#"colour = "red""#),
         r#"
-web1.toml:4:1: unknown key `colour`; allowed here: name, vcpus, memory, boot, devices, accelerators, vsock, disks
+web1.toml:4:1: unknown key `colour`; allowed here: name, vcpus, memory, boot, devices, hot_plug_slots, accelerators, vsock, disks
   4 | colour = "red"
     | ^^^^^^
 "#,
@@ -616,7 +627,7 @@ web1.toml:1:9: `vcpus` is 0; write a number from 1 to 255
 web1.toml:2:10: `memory` is a number; write a size from 2M to 16T in steps of 2M, as in "512M" or "4G"
   2 | memory = 3
     |          ^
-web1.toml:3:1: unknown key `color`; allowed here: name, vcpus, memory, boot, devices, accelerators, vsock, disks
+web1.toml:3:1: unknown key `color`; allowed here: name, vcpus, memory, boot, devices, hot_plug_slots, accelerators, vsock, disks
   3 | color = 1
     | ^^^^^
 web1.toml:4:1: `boot.kernel` is missing; write kernel = "PATH" of a bzImage, vmlinux or ELF program

@@ -4,6 +4,7 @@
 use std::thread::sleep;
 
 use vm_passthrough::claim::ClaimOptions;
+use vm_passthrough::readiness::ExplainOptions;
 use vm_passthrough::sim::{SimDrivers, SimFunction, SimHost};
 use vm_passthrough::{PassthroughManager, PciAddress};
 
@@ -31,6 +32,7 @@ fn start(guest: Asm, devices: Option<Devices>, screen: &Screen, stop: &Stop) -> 
         memory: 4 << 20,
         boot: Boot { kernel: kernel.path().into(), initrd: None, cmdline: String::new() },
         devices: Vec::new(),
+        hot_plug_slots: Some(0),
         accelerators: Vec::new(),
         vsock: None,
         disks: Vec::new(),
@@ -95,7 +97,8 @@ fn a_guest_boots_while_its_device_is_claimed_and_ends_with_what_fails() {
         let functions = manager.scan_devices().expect("a scan").to_vec();
         let claim = ClaimOptions::default();
         let options = DeviceOptions { claim, backend: None, without_reset: false };
-        let devices = Devices::new(manager, functions, options);
+        let explain = ExplainOptions::for_memory(4 << 20);
+        let devices = Devices::new(manager, functions, options, explain);
         let guest = Asm::default().load32(DEVICE).print("id ").load32(DEVICE + 0x10).print("bar").power_off();
         let Some(guest) = start(guest, Some(devices), &screen, &stop) else { return };
         let (happened, ran) = guest.join().expect("no panic");

@@ -13,6 +13,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use vm_passthrough::PciAddress;
 use vm_passthrough::vfio::Presence;
 
+use super::handle::Message;
 use super::state::Event;
 
 /// How often devices are asked whether they are there.
@@ -30,10 +31,16 @@ pub(super) struct Watched {
     pub(super) presence: Box<dyn Fn() -> Presence + Send>,
 }
 
+/// What is watched changes.
+enum Change {
+    Add(Watched),
+    Remove(PciAddress),
+}
+
 /// Watches devices until it is ended.
 #[derive(Debug)]
 pub(super) struct Watch {
-    devices: Sender<Watched>,
+    changes: Sender<Change>,
     /// Written to when something was sent, or the sender is gone.
     wake: OwnedFd,
     thread: JoinHandle<()>,
@@ -45,30 +52,39 @@ impl Watch {
     ///
     /// # Errors
     /// When this process has no descriptors or threads left.
-    pub(super) fn start(events: Sender<Event>) -> io::Result<Self> {
+    pub(super) fn start(events: Sender<Message>) -> io::Result<Self> {
         Self::every(INTERVAL, events)
     }
 
-    fn every(interval: Duration, events: Sender<Event>) -> io::Result<Self> {
+    fn every(interval: Duration, events: Sender<Message>) -> io::Result<Self> {
         let wake = event()?;
         let woken = wake.try_clone()?;
-        let (devices, added) = channel();
+        let (changes, changed) = channel();
         let thread = std::thread::Builder::new()
             .name("devices".into())
-            .spawn(move || watch(interval, &added, &woken, &events))?;
-        Ok(Self { devices, wake, thread })
+            .spawn(move || watch(interval, &changed, &woken, &events))?;
+        Ok(Self { changes, wake, thread })
     }
 
     /// Watches a device, too.
     pub(super) fn add(&self, device: Watched) {
+        self.change(Change::Add(device));
+    }
+
+    /// Watches a device no more; one that was seen before may still be sent.
+    pub(super) fn remove(&self, address: PciAddress) {
+        self.change(Change::Remove(address));
+    }
+
+    fn change(&self, change: Change) {
         // A thread that has ended has said why.
-        let _ = self.devices.send(device);
+        let _ = self.changes.send(change);
         wake(&self.wake);
     }
 
     /// Ends it. All that it saw was sent then.
     pub(super) fn end(self) {
-        drop(self.devices);
+        drop(self.changes);
         wake(&self.wake);
         let until = Instant::now() + DEADLINE;
         while !self.thread.is_finished() {
@@ -100,15 +116,19 @@ fn wake(event: &OwnedFd) {
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
-fn watch(interval: Duration, added: &Receiver<Watched>, woken: &OwnedFd, events: &Sender<Event>) {
+fn watch(interval: Duration, changed: &Receiver<Change>, woken: &OwnedFd, events: &Sender<Message>) {
     let mut devices: Vec<Watched> = Vec::new();
     // Those that did not answer when they were last asked: once may be a reset.
     let mut missing: Vec<PciAddress> = Vec::new();
     let timeout = Timespec { tv_sec: interval.as_secs() as i64, tv_nsec: interval.subsec_nanos().into() };
     loop {
         loop {
-            match added.try_recv() {
-                Ok(device) => devices.push(device),
+            match changed.try_recv() {
+                Ok(Change::Add(device)) => devices.push(device),
+                Ok(Change::Remove(address)) => {
+                    devices.retain(|device| device.address != address);
+                    missing.retain(|&other| other != address);
+                }
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => return,
             }
@@ -147,7 +167,7 @@ fn watch(interval: Duration, added: &Receiver<Watched>, woken: &OwnedFd, events:
                 return true;
             };
             // It fails only when nobody is left to do something about it.
-            let _ = events.send(event);
+            let _ = events.send(event.into());
             false
         });
     }
@@ -190,7 +210,10 @@ mod tests {
         devices.into_iter().for_each(|device| watch.add(device));
         rustix::io::write(&wanted, &1u64.to_ne_bytes()).expect("written");
         let event = sent.recv_timeout(Duration::from_secs(30));
-        assert!(matches!(event, Ok(Event::WantedBack(address)) if address.function() == 1), "{event:?}");
+        assert!(
+            matches!(event, Ok(Message::Event(Event::WantedBack(address))) if address.function() == 1),
+            "{event:?}"
+        );
         watch.end();
         assert!(sent.recv().is_err());
     }
@@ -206,7 +229,10 @@ mod tests {
         wait_until(|| there.load(Ordering::SeqCst) > 10);
         watch.end();
         let sent: Vec<_> = sent.iter().collect();
-        assert!(matches!(&sent[..], [Event::Lost(address, _)] if address.function() == 0), "{sent:?}");
+        assert!(
+            matches!(&sent[..], [Message::Event(Event::Lost(address, _))] if address.function() == 0),
+            "{sent:?}"
+        );
         assert_eq!(lost.load(Ordering::SeqCst), 2);
     }
 

@@ -110,7 +110,7 @@ pub enum MachineError {
     },
     /// No port is free for a device.
     #[error(
-        "no hot-plug port of the guest is free; remove a device, or start the guest with more hot-plug ports"
+        "no hot-plug slot of the guest is free; detach a device, or start the guest with more: `hot_plug_slots` in its file"
     )]
     NoPort,
     /// The function is not in this guest.

@@ -11,6 +11,7 @@ use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vm_memory::GuestMemoryMmap;
 use vm_passthrough::guest::KvmVmm;
+use vm_passthrough::pci::placement::{FunctionRequest, Windows};
 use vm_passthrough::{PassthroughDevice, PciAddress};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
@@ -24,7 +25,7 @@ use super::layout::{self, Layout};
 use super::lifecycle::{End, Event, Lifecycle, OnReboot};
 use super::loading::Loading;
 use super::memory::{Backing, Prefault};
-use super::pci::{ExpectedFunction, PciRoot};
+use super::pci::{self, ExpectedFunction, GuestAnswer, PciRoot};
 use super::quiesced::Quiesced;
 use super::restarts::Restarts;
 use super::serial::{Input, SerialConsole};
@@ -62,6 +63,9 @@ impl fmt::Debug for Console {
 /// Linux touches its first device well within a second, on emulated processors too.
 const SILENCE: Duration = Duration::from_secs(10);
 
+/// How many slots a guest has for devices that come while it runs, if its file does not say it and there is room.
+const HOT_PLUG_SLOTS: usize = 4;
+
 /// What is not in the guest's file.
 #[derive(Debug)]
 pub struct MachineOptions {
@@ -71,8 +75,6 @@ pub struct MachineOptions {
     pub console: Console,
     /// What a reboot does.
     pub on_reboot: OnReboot,
-    /// How many ports are for devices that come while the guest runs, beside those that it is to [have](Machine::expect).
-    pub hot_plug_ports: u8,
     /// The program that serves an accelerator which the guest shares.
     pub worker: WorkerProgram,
     /// Ends [`Machine::new`], which waits for the storage of the guest's program, and for the accelerators that the guest
@@ -86,7 +88,6 @@ impl Default for MachineOptions {
             kvm: "/dev/kvm".into(),
             console: Console::default(),
             on_reboot: OnReboot::default(),
-            hot_plug_ports: 0,
             worker: WorkerProgram::default(),
             stop: None,
         }
@@ -212,10 +213,12 @@ impl Machine {
         for disk in &config.disks {
             devices.push(Box::new(BlockDevice::open(disk)?));
         }
+        // Beside the host bridge and what is to come.
+        let left = pci::SLOTS.saturating_sub(1 + devices.len() + config.devices.len());
         for device in devices {
             pci.add(Arc::new(VirtioPci::new(vmm.clone(), device)?))?;
         }
-        for _ in 0..options.hot_plug_ports {
+        for _ in 0..config.hot_plug_slots.map_or(left.min(HOT_PLUG_SLOTS), usize::from) {
             pci.add_port()?;
         }
         let io = Arc::new(Io { lifecycle, serial, pci });
@@ -255,9 +258,9 @@ impl Machine {
         self.io.pci.expect(function)
     }
 
-    /// What adds devices to the guest, and takes them, also while it runs.
-    pub fn slots(&self) -> Slots {
-        Slots(Arc::downgrade(&self.io))
+    /// What others do to the guest, also while it runs.
+    pub fn handle(&self) -> MachineHandle {
+        MachineHandle(Arc::downgrade(&self.io))
     }
 
     /// Runs the guest until it ends or `stop` is requested. vCPUs are not in the guest afterwards, disks and accelerators
@@ -413,11 +416,11 @@ impl Machine {
     }
 }
 
-/// The slots of a machine's root ports, for any thread. It does not keep the machine, nor its devices.
+/// What others do to a machine, from any thread, also while its guest runs. It does not keep the machine, nor its devices.
 #[derive(Clone)]
-pub struct Slots(Weak<Io>);
+pub struct MachineHandle(Weak<Io>);
 
-impl Slots {
+impl MachineHandle {
     /// Gives the guest a function that it is to [have](Machine::expect), which must be attached. A guest that runs reaches none
     /// of them before all have arrived; until then who tries is held, unless the guest ends.
     ///
@@ -428,30 +431,74 @@ impl Slots {
         self.0.upgrade().ok_or(gone)?.pci.arrive(device)
     }
 
+    /// Whether the guest is to [have](Machine::expect) a function that has not arrived.
+    pub fn expects(&self, address: PciAddress) -> bool {
+        self.0.upgrade().is_some_and(|io| io.pci.expects(address))
+    }
+
+    /// Where the BARs of a device that comes while the guest runs will be: the windows of a free slot, one that they fit if
+    /// there is any. These are `None` while the guest is about to start.
+    ///
+    /// # Errors
+    /// When no slot is free.
+    pub fn room_for(&self, device: &[FunctionRequest]) -> Result<Option<Windows>, MachineError> {
+        self.0.upgrade().ok_or(MachineError::NoPort)?.pci.room_for(device)
+    }
+
     /// Puts a device, as all of its functions that the guest is to have, into a free slot. The guest is told at once. They
-    /// should be attached before.
+    /// should be attached before. Returns where the guest sees the first; `None` while it has not numbered its buses.
     ///
     /// # Errors
     /// When no slot is free, a function is there already, or the functions are not of one device of the host.
-    pub fn plug(&self, device: Vec<Arc<dyn PassthroughDevice>>) -> Result<(), MachineError> {
+    pub fn plug(&self, device: Vec<Arc<dyn PassthroughDevice>>) -> Result<Option<PciAddress>, MachineError> {
         self.0.upgrade().ok_or(MachineError::NoPort)?.pci.plug(device)
     }
 
-    /// Takes the device that a function belongs to from its slot, as if it were pulled: the guest is told at once, and its
-    /// driver was not asked. All of its functions are returned; detach them.
+    /// Asks the guest to let go of the device that a function belongs to, by the button of its slot. `answer` is called at most
+    /// once, soon or when the guest answers, and must neither wait nor use the machine. It is dropped when the device is
+    /// unplugged or the machine goes; asking again only replaces it.
+    ///
+    /// # Errors
+    /// When the function is not in this guest.
+    pub fn ask(
+        &self,
+        address: PciAddress,
+        answer: impl FnOnce(GuestAnswer) + Send + 'static,
+    ) -> Result<(), MachineError> {
+        let io = self.0.upgrade().ok_or(MachineError::NotThere { address })?;
+        io.pci.port_of(address)?.ask(Box::new(answer));
+        Ok(())
+    }
+
+    /// Asks the guest no more, which may still let go of the device if it has begun to.
+    pub fn unask(&self, address: PciAddress) {
+        if let Some(port) = self.0.upgrade().and_then(|io| io.pci.port_of(address).ok()) {
+            port.unask();
+        }
+    }
+
+    /// Takes the device that a function belongs to from its slot: the guest is told at once. All of its functions are returned;
+    /// detach them.
     ///
     /// # Errors
     /// When the function is not in this guest.
     pub fn unplug(&self, address: PciAddress) -> Result<Vec<Arc<dyn PassthroughDevice>>, MachineError> {
         self.0.upgrade().ok_or(MachineError::NotThere { address })?.pci.unplug(address)
     }
+
+    /// Resets the guest, as if it had asked for that.
+    pub fn reset(&self) {
+        if let Some(io) = self.0.upgrade() {
+            io.lifecycle.announce(Event::Reset);
+        }
+    }
 }
 
-impl fmt::Debug for Slots {
+impl fmt::Debug for MachineHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let devices = self.0.upgrade().map(|io| io.pci.devices()).unwrap_or_default();
         let devices: Vec<_> = devices.iter().map(|device| device.address()).collect();
-        f.debug_tuple("Slots").field(&devices).finish()
+        f.debug_tuple("MachineHandle").field(&devices).finish()
     }
 }
 

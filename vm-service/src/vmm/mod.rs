@@ -14,7 +14,7 @@
 //! # let config: GuestConfig = unimplemented!();
 //! let mut machine = Machine::new(&config, MachineOptions::default())?;
 //! // machine.expect(ExpectedFunction::of(&function))?;
-//! let slots = machine.slots(); // `slots.arrive(device)` from any thread, also while the guest runs
+//! let handle = machine.handle(); // `handle.arrive(device)` from any thread, also while the guest runs
 //! let stop = Stop::new()?; // `stop.request()` from any thread ends the guest
 //! let report = machine.run(&stop)?;
 //! println!("{}", report.end);
@@ -55,6 +55,6 @@ pub use error::MachineError;
 pub use exits::{ExitCounts, HotSpot};
 pub(crate) use explain::explain_options;
 pub use lifecycle::{End, OnReboot};
-pub use machine::{Console, Machine, MachineOptions, RunReport, Slots};
-pub use pci::ExpectedFunction;
+pub use machine::{Console, Machine, MachineHandle, MachineOptions, RunReport};
+pub use pci::{ExpectedFunction, GuestAnswer};
 pub use stop::Stop;

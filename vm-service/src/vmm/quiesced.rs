@@ -27,7 +27,7 @@ impl Quiesced {
     /// When one does not stop in time or can't be reset. All others are stopped even then.
     pub(super) fn stop_all(_: &Halted, pci: &PciRoot) -> Result<Self, MachineError> {
         pci.ask_to_stop();
-        let devices = if pci.awaits() { Vec::new() } else { pci.devices() };
+        let devices = if pci.awaits() { Vec::new() } else { pci.all_devices() };
         for device in &devices {
             if let Err(error) = device.stop() {
                 tracing::debug!(%error, "a device could not be stopped; resetting it tells");

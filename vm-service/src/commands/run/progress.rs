@@ -30,8 +30,11 @@ pub(super) struct Timeline<'a> {
 impl Timeline<'_> {
     /// Takes note of what happened to an instance.
     pub(super) fn note(&mut self, progress: Progress<'_>) {
-        let Progress { event, took, is_retried } = progress;
+        let Progress { event, took, is_retried, .. } = progress;
         let ms = json::milliseconds(took);
+        if let Some(loss) = event.loss() {
+            tracing::error!("{loss}");
+        }
         match event {
             Event::Started(at) => {
                 let startup = *self.startup.insert(at.duration_since(self.started));
@@ -51,12 +54,13 @@ impl Timeline<'_> {
                 let backend = self.backend.map_or_else(String::new, |backend| backend.to_string());
                 tracing::info!("{address} opened through {backend} and attached in {:.1} ms", opened + ms);
             }
-            Event::Ended(_) | Event::MachineDropped => self.console = None,
-            Event::WantedBack(_) | Event::Lost(..) => {
-                if let Some(loss) = event.loss() {
-                    tracing::error!("{loss}");
-                }
+            Event::Plugged(slot, Ok(guest)) => {
+                let place = guest.map_or_else(String::new, |guest| format!(", where it is {guest}"));
+                tracing::info!("{slot} came to the guest{place}");
             }
+            Event::LetGo(slot) => tracing::info!("the guest let go of {slot}"),
+            Event::Kept(_, why) => tracing::warn!("{why}"),
+            Event::Ended(_) | Event::MachineDropped => self.console = None,
             Event::Detached(address, detached) => {
                 self.time(*address, |device| device.detach_ms = ms);
                 if let Err(error) = detached

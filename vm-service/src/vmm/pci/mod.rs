@@ -17,7 +17,8 @@ pub use expected::ExpectedFunction;
 pub(super) use host_bridge::HostBridge;
 pub(super) use msix::MsixTable;
 
-pub(super) use root::PciRoot;
+pub(super) use root::{PciRoot, SLOTS};
+pub use root_port::GuestAnswer;
 pub(super) use root_port::RootPort;
 
 use vm_passthrough::pci::regs;

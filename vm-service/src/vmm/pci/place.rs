@@ -1,7 +1,9 @@
 //! Plays firmware: gives buses to root ports and addresses to BARs.
 
 use std::ops::{Range, RangeInclusive};
+use std::sync::Arc;
 
+use vm_passthrough::PassthroughDevice;
 use vm_passthrough::pci::placement::{
     self, ConfigAccess, FunctionRequest, PlacedFunction, PortWindows, Windows,
 };
@@ -82,14 +84,25 @@ impl PciRoot {
     }
 }
 
+/// What the BARs of a function that is there need.
+pub(super) fn request_of(device: &Arc<dyn PassthroughDevice>) -> FunctionRequest {
+    let bars = placement::probe(device.as_ref());
+    FunctionRequest { name: device.address().to_string(), slot: Some(device.slot()), bars }
+}
+
 /// What the BARs of a slot's functions need: those that are there are asked, in case that they have changed.
 fn requests_of(slot: &Slot) -> Vec<FunctionRequest> {
-    let there = slot.functions.iter().map(|device| FunctionRequest {
-        name: device.address().to_string(),
-        slot: Some(device.slot()),
-        bars: placement::probe(device.as_ref()),
-    });
+    let there = slot.functions.iter().map(request_of);
     there.chain(slot.awaited().map(|expected| expected.request.clone())).collect()
+}
+
+/// Where the BARs of a slot's functions can be, once that is decided.
+pub(super) fn room(slot: &Slot) -> Option<Windows> {
+    let range = |window: &Option<RangeInclusive<u64>>| {
+        window.as_ref().map_or(0..0, |window| *window.start()..window.end().saturating_add(1))
+    };
+    let windows = slot.windows.as_ref()?;
+    Some(Windows { low: range(&windows.memory), high: range(&windows.prefetchable) })
 }
 
 /// Places the BARs of a slot's functions in its windows, once these are decided and all functions are there.
@@ -97,13 +110,7 @@ fn requests_of(slot: &Slot) -> Vec<FunctionRequest> {
 /// # Errors
 /// When they don't fit, as they are others than were expected.
 pub(super) fn settle(slot: &Slot) -> Result<(), MachineError> {
-    let Some(windows) = slot.windows.as_ref().filter(|_| slot.awaited().next().is_none()) else {
-        return Ok(());
-    };
-    let range = |window: &Option<RangeInclusive<u64>>| {
-        window.as_ref().map_or(0..0, |window| *window.start()..window.end().saturating_add(1))
-    };
-    let windows = Windows { low: range(&windows.memory), high: range(&windows.prefetchable) };
+    let Some(windows) = room(slot).filter(|_| slot.awaited().next().is_none()) else { return Ok(()) };
     for (device, placed) in slot.functions.iter().zip(placement::plan(&requests_of(slot), &windows)?) {
         placement::program(device.as_ref(), &placed);
     }
@@ -144,9 +151,6 @@ fn reserve(placed: &[PlacedFunction], windows: &Windows, count: usize) -> Vec<Po
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use vm_passthrough::PassthroughDevice as _;
     use vm_passthrough::pci::placement::{BarRequest, PlacedBar};
     use vm_passthrough::sim::{SimLog, SimVmm};
 

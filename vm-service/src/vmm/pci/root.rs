@@ -1,9 +1,10 @@
 //! Routes the guest's config and memory accesses to the functions of its PCI hierarchy.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 
 use vm_passthrough::guest::{BarMap, Vmm};
+use vm_passthrough::pci::placement::{self, FunctionRequest, Windows};
 use vm_passthrough::{PassthroughDevice, PciAddress};
 
 use super::{ExpectedFunction, Function, HostBridge, RootPort, place};
@@ -35,6 +36,8 @@ pub(in crate::vmm) struct PciRoot {
     slots: RwLock<Vec<Slot>>,
     /// Held by who changes what is behind the ports.
     changing: Mutex<()>,
+    /// What was unplugged, until it is dropped.
+    unplugged: Mutex<Vec<Weak<dyn PassthroughDevice>>>,
     /// Whether functions are expected that have not arrived.
     awaits: AtomicBool,
     lifecycle: Arc<Lifecycle>,
@@ -46,8 +49,8 @@ impl PciRoot {
     /// A root complex with its host bridge, of the machine whose interrupts `vmm` delivers, and whose devices tell `bars`.
     pub(in crate::vmm) fn new(vmm: Arc<dyn Vmm>, bars: Arc<BarMap>, lifecycle: Arc<Lifecycle>) -> Self {
         let slots = RwLock::new(vec![Slot::Own(Arc::new(HostBridge::new()))]);
-        let (changing, awaits, address) = Default::default();
-        Self { vmm, bars, slots, changing, awaits, lifecycle, address }
+        let (changing, unplugged, awaits, address) = Default::default();
+        Self { vmm, bars, slots, changing, unplugged, awaits, lifecycle, address }
     }
 
     /// Puts a function of the VMM's own into the next slot.
@@ -120,6 +123,11 @@ impl PciRoot {
         settled
     }
 
+    /// Whether a function is expected that has not arrived.
+    pub(in crate::vmm) fn expects(&self, address: PciAddress) -> bool {
+        self.ports().iter().any(|port| port.slot().awaited().any(|expected| expected.address == address))
+    }
+
     /// Looks whether something is awaited, after what is behind the ports was changed.
     fn note_awaited(&self) {
         let awaits = self.ports().iter().any(|port| port.slot().awaited().next().is_some());
@@ -138,11 +146,37 @@ impl PciRoot {
         !self.awaits() || self.lifecycle.hold(|| self.awaits())
     }
 
-    /// Puts all functions of one device behind a port that has none, for a guest that may run: it is told.
+    /// Where the BARs of a device would be that is [plugged](Self::plug): the windows of that port, once they are decided.
+    ///
+    /// # Errors
+    /// When no port is free.
+    pub(in crate::vmm) fn room_for(
+        &self,
+        device: &[FunctionRequest],
+    ) -> Result<Option<Windows>, MachineError> {
+        let _changing = self.changing();
+        Ok(place::room(&self.free_port(device)?.slot()))
+    }
+
+    /// A port with nothing behind it: the first that has room for a device, or the first of all.
+    fn free_port(&self, device: &[FunctionRequest]) -> Result<Arc<RootPort>, MachineError> {
+        let mut free = self.ports();
+        free.retain(|port| !port.slot().is_occupied());
+        let fits = |port: &&Arc<RootPort>| {
+            place::room(&port.slot()).is_none_or(|room| placement::plan(device, &room).is_ok())
+        };
+        free.iter().find(fits).or(free.first()).cloned().ok_or(MachineError::NoPort)
+    }
+
+    /// Puts all functions of one device behind a port that has none, for a guest that may run: it is told. Returns where it
+    /// sees the first, if it has numbered the bus.
     ///
     /// # Errors
     /// When no port is free, a function was added before, or the functions are not of one device.
-    pub(in crate::vmm) fn plug(&self, device: Vec<Arc<dyn PassthroughDevice>>) -> Result<(), MachineError> {
+    pub(in crate::vmm) fn plug(
+        &self,
+        device: Vec<Arc<dyn PassthroughDevice>>,
+    ) -> Result<Option<PciAddress>, MachineError> {
         let _changing = self.changing();
         for (index, function) in device.iter().enumerate() {
             self.check_new(function)?;
@@ -156,9 +190,24 @@ impl PciRoot {
                 });
             }
         }
-        let port = self.ports().into_iter().find(|port| !port.slot().is_occupied());
-        port.ok_or(MachineError::NoPort)?.change(|slot| slot.functions = device);
-        Ok(())
+        let requests: Vec<_> = device.iter().map(place::request_of).collect();
+        let port = self.free_port(&requests)?;
+        port.change(|slot| slot.functions = device);
+        let bus = port.secondary_bus();
+        Ok(PciAddress::new(0, bus, 0, 0).filter(|_| bus != 0))
+    }
+
+    /// The port that a function is behind, or is expected behind.
+    ///
+    /// # Errors
+    /// When no such function is there.
+    pub(in crate::vmm) fn port_of(&self, address: PciAddress) -> Result<Arc<RootPort>, MachineError> {
+        let has = |port: &Arc<RootPort>| {
+            let slot = port.slot();
+            slot.functions.iter().any(|device| device.address() == address)
+                || slot.expected.iter().any(|expected| expected.address == address)
+        };
+        self.ports().into_iter().find(has).ok_or(MachineError::NotThere { address })
     }
 
     /// Takes the device that a function belongs to out of its slot, with all of its functions, from a guest that may run: it
@@ -171,10 +220,15 @@ impl PciRoot {
         address: PciAddress,
     ) -> Result<Vec<Arc<dyn PassthroughDevice>>, MachineError> {
         let _changing = self.changing();
-        let has =
-            |port: &Arc<RootPort>| port.slot().functions.iter().any(|device| device.address() == address);
-        let port = self.ports().into_iter().find(has).ok_or(MachineError::NotThere { address })?;
-        let functions = port.change(std::mem::take).functions;
+        let port = self.port_of(address)?;
+        let mut unplugged = self.unplugged.lock().unwrap_or_else(PoisonError::into_inner);
+        let functions = port.change(|slot| {
+            slot.expected.clear();
+            std::mem::take(&mut slot.functions)
+        });
+        unplugged.retain(|device| device.strong_count() > 0);
+        unplugged.extend(functions.iter().map(Arc::downgrade));
+        drop(unplugged);
         self.note_awaited();
         Ok(functions)
     }
@@ -217,6 +271,15 @@ impl PciRoot {
     /// The passed-through devices.
     pub(in crate::vmm) fn devices(&self) -> Vec<Arc<dyn PassthroughDevice>> {
         self.ports().iter().flat_map(|port| port.slot().functions.clone()).collect()
+    }
+
+    /// All that may still reach the guest's RAM: its devices, and those that were unplugged and may not be detached yet.
+    pub(in crate::vmm) fn all_devices(&self) -> Vec<Arc<dyn PassthroughDevice>> {
+        // Held by who moves them from one to the other.
+        let unplugged = self.unplugged.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut devices = self.devices();
+        devices.extend(unplugged.iter().filter_map(Weak::upgrade));
+        devices
     }
 
     /// Asks the VMM's own functions to end what they do of their own accord.

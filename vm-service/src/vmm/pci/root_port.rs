@@ -1,9 +1,13 @@
 //! A PCI Express root port with a slot: a type 1 header, the functions of the device that is in the slot, if any, and what
 //! tells the guest that one came or went (native PCI Express hot-plug, PCI Express Base 6.0, 6.7.3).
 //!
-//! The slot has neither button nor lock nor power controller: a device that comes or goes changes presence and link at once,
-//! and the port interrupts. With nothing to control there are no commands to wait for, and the slot says so.
+//! A device that comes or goes changes presence and link at once, and the port interrupts: nobody has to wait for what comes.
+//! The slot has an attention button, by which the guest is asked to let go of a device, and a power indicator, by which it tells:
+//! blinking while it is about to, off when it has, on again when it keeps the device (6.7.1.1.2, 6.7.1.5). It has no power
+//! controller, as what comes would wait for the guest to switch it on; and with nothing to control there are no commands to wait
+//! for, which the slot says.
 
+use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
@@ -20,6 +24,40 @@ const LINK: u16 = SPEED_16GT | 16 << 4;
 const SPEED_16GT: u16 = 4;
 /// What changes when a device comes or goes.
 const CHANGED: u16 = regs::EXP_SLTSTA_PDC | regs::EXP_SLTSTA_DLLSC;
+
+/// What a guest answers who asks it to let go of the device in a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuestAnswer {
+    /// It has.
+    LetGo,
+    /// It was about to, and keeps the device all the same.
+    Kept,
+    /// It has no ear for the button: nothing in it drives its slots.
+    Deaf,
+}
+
+/// The guest was asked to let go of the device.
+struct Asked {
+    stage: Stage,
+    answer: Box<dyn FnOnce(GuestAnswer) + Send>,
+}
+
+/// How far the guest has come in that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The indicator blinks for another reason: the button is pressed when that is over.
+    Busy,
+    /// The button was pressed.
+    Pressed,
+    /// The guest blinks.
+    Blinking,
+}
+
+impl fmt::Debug for Asked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Asked").field(&self.stage).finish()
+    }
+}
 
 /// A root port and what is in its slot.
 #[derive(Debug)]
@@ -71,6 +109,8 @@ struct State {
     config: ConfigSpace,
     /// Whether the guest was interrupted for the events that are set: it is again when none was, and one is.
     notified: bool,
+    /// Who asked for the device.
+    asked: Option<Asked>,
 }
 
 impl RootPort {
@@ -103,9 +143,10 @@ impl RootPort {
         // Device, link, slot and root control; device control 2 and link control 2.
         config.allow(express + regs::EXP_DEVCTL, &[0xff, 0x7f]);
         config.allow(express + regs::EXP_LNKCTL, &[0xfb, 0x0f]);
-        let slot_control = regs::EXP_SLTCTL_PDCE | regs::EXP_SLTCTL_HPIE | regs::EXP_SLTCTL_DLLSCE;
+        let reports = regs::EXP_SLTCTL_ABPE | regs::EXP_SLTCTL_PDCE | regs::EXP_SLTCTL_DLLSCE;
+        let slot_control = reports | regs::EXP_SLTCTL_HPIE | regs::EXP_SLTCTL_PIC;
         config.allow(express + regs::EXP_SLTCTL, &slot_control.to_le_bytes());
-        config.allow_clearing(express + regs::EXP_SLTSTA, &(CHANGED).to_le_bytes());
+        config.allow_clearing(express + regs::EXP_SLTSTA, &(CHANGED | regs::EXP_SLTSTA_ABP).to_le_bytes());
         config.allow(express + regs::EXP_RTCTL, &[0x1f, 0x00]);
         config.allow(express + regs::EXP_DEVCTL2, &[0x1f, 0x00]);
         config.allow(express + regs::EXP_LNKCTL2, &[0xff, 0x1f]);
@@ -118,7 +159,7 @@ impl RootPort {
         config.freeze();
         Ok(Self {
             slot: RwLock::default(),
-            state: Mutex::new(State { config, notified: false }),
+            state: Mutex::new(State { config, notified: false, asked: None }),
             interrupt: Vector::new(vmm)?,
             express,
             msi,
@@ -144,10 +185,74 @@ impl RootPort {
         slot.expected.sort_by_key(|expected| expected.address);
         if was_occupied != slot.is_occupied() {
             let mut state = self.state();
+            state.asked = None;
             self.show(&mut state.config, !was_occupied, CHANGED);
             self.notify(&mut state);
         }
         answer
+    }
+
+    /// Asks the guest to let go of the device, by the button. `answer` is called at most once, soon or when the guest answers;
+    /// it is dropped when the slot is emptied. Who asks again only has the answer come there.
+    pub(in crate::vmm) fn ask(&self, answer: Box<dyn FnOnce(GuestAnswer) + Send>) {
+        let mut state = self.state();
+        let control = state.config.u16(self.express + regs::EXP_SLTCTL);
+        if control & regs::EXP_SLTCTL_ABPE == 0 {
+            state.asked = None;
+            return answer(GuestAnswer::Deaf);
+        }
+        match (&mut state.asked, control & regs::EXP_SLTCTL_PIC) {
+            (Some(asked), _) => asked.answer = answer,
+            (None, regs::EXP_SLTCTL_PWR_IND_OFF) => answer(GuestAnswer::LetGo),
+            (None, regs::EXP_SLTCTL_PWR_IND_BLINK) => {
+                state.asked = Some(Asked { stage: Stage::Busy, answer })
+            }
+            (None, _) => {
+                state.asked = Some(Asked { stage: Stage::Pressed, answer });
+                self.press(&mut state);
+            }
+        }
+    }
+
+    /// Asks the guest no more: takes the button's press back, by another one if the guest has seen the first. One that has let
+    /// its driver go by then goes on.
+    pub(in crate::vmm) fn unask(&self) {
+        let mut state = self.state();
+        let Some(asked) = state.asked.take() else { return };
+        let at = self.express + regs::EXP_SLTSTA;
+        let status = state.config.u16(at);
+        if status & regs::EXP_SLTSTA_ABP != 0 {
+            state.config.set(at, &(status & !regs::EXP_SLTSTA_ABP).to_le_bytes());
+        } else if asked.stage != Stage::Busy {
+            self.press(&mut state);
+        }
+    }
+
+    /// Presses the button.
+    fn press(&self, state: &mut State) {
+        let at = self.express + regs::EXP_SLTSTA;
+        let status = state.config.u16(at) | regs::EXP_SLTSTA_ABP;
+        state.config.set(at, &status.to_le_bytes());
+        self.notify(state);
+    }
+
+    /// Follows the indicator, which is how the guest answers.
+    fn follow(&self, state: &mut State) {
+        let indicator = state.config.u16(self.express + regs::EXP_SLTCTL) & regs::EXP_SLTCTL_PIC;
+        let Some(asked) = &mut state.asked else { return };
+        let answer = match (asked.stage, indicator) {
+            (_, regs::EXP_SLTCTL_PWR_IND_OFF) => GuestAnswer::LetGo,
+            (Stage::Blinking, regs::EXP_SLTCTL_PWR_IND_ON) => GuestAnswer::Kept,
+            (Stage::Pressed, regs::EXP_SLTCTL_PWR_IND_BLINK) => return asked.stage = Stage::Blinking,
+            (Stage::Busy, regs::EXP_SLTCTL_PWR_IND_ON) => {
+                asked.stage = Stage::Pressed;
+                return self.press(state);
+            }
+            _ => return,
+        };
+        if let Some(asked) = state.asked.take() {
+            (asked.answer)(answer);
+        }
     }
 
     /// The bus behind it, 0 while it has none.
@@ -177,6 +282,7 @@ impl RootPort {
         let before = state.config.u16(regs::BRIDGE_CONTROL);
         state.config.write(offset, data);
         self.notify(&mut state);
+        self.follow(&mut state);
         state.config.u16(regs::BRIDGE_CONTROL) & !before & regs::BRIDGE_CTL_BUS_RESET != 0
     }
 
@@ -227,9 +333,16 @@ impl RootPort {
         slot.windows = None;
         let mut state = self.state();
         state.config.reset();
-        self.show(&mut state.config, slot.is_occupied(), 0);
+        let occupied = slot.is_occupied();
+        self.show(&mut state.config, occupied, 0);
+        let indicator = if occupied { regs::EXP_SLTCTL_PWR_IND_ON } else { regs::EXP_SLTCTL_PWR_IND_OFF };
+        state.config.set(self.express + regs::EXP_SLTCTL, &indicator.to_le_bytes());
         self.notify(&mut state);
         self.interrupt.clear();
+        // The guest that was asked is no more, and has let go of everything.
+        if let Some(asked) = state.asked.take() {
+            (asked.answer)(GuestAnswer::LetGo);
+        }
     }
 
     /// Shows whether something is in the slot, and what has changed with that.
@@ -256,7 +369,8 @@ impl RootPort {
             (config.u16(self.express + regs::EXP_SLTCTL), config.u16(self.express + regs::EXP_SLTSTA));
         let wanted = |enable: u16, event: u16| control & enable != 0 && status & event != 0;
         let due = control & regs::EXP_SLTCTL_HPIE != 0
-            && (wanted(regs::EXP_SLTCTL_PDCE, regs::EXP_SLTSTA_PDC)
+            && (wanted(regs::EXP_SLTCTL_ABPE, regs::EXP_SLTSTA_ABP)
+                || wanted(regs::EXP_SLTCTL_PDCE, regs::EXP_SLTSTA_PDC)
                 || wanted(regs::EXP_SLTCTL_DLLSCE, regs::EXP_SLTSTA_DLLSC));
         if due && !state.notified {
             self.interrupt.signal();
@@ -308,7 +422,9 @@ fn express_capability(slot: u8) -> [u8; 58] {
     );
     // With the slot's number.
     let hot_plug = regs::EXP_SLTCAP_HPS | regs::EXP_SLTCAP_HPC | regs::EXP_SLTCAP_NCCS;
-    put(regs::EXP_SLTCAP, &(hot_plug | u32::from(slot) << 19).to_le_bytes());
+    let controls = regs::EXP_SLTCAP_ABP | regs::EXP_SLTCAP_PIP;
+    put(regs::EXP_SLTCAP, &(hot_plug | controls | u32::from(slot) << 19).to_le_bytes());
+    put(regs::EXP_SLTCTL, &regs::EXP_SLTCTL_PWR_IND_OFF.to_le_bytes());
     // Supported speeds, 2.5 to 16 GT/s, and the target speed.
     put(regs::EXP_LNKCAP2, &0x1eu32.to_le_bytes());
     put(regs::EXP_LNKCTL2, &SPEED_16GT.to_le_bytes());

@@ -27,7 +27,7 @@ fn run(
     guest: Asm,
     on_reboot: OnReboot,
     held: &'static str,
-    then: impl FnOnce(&Slots, Arc<FakeDevice>, &Stop) + Send + 'static,
+    then: impl FnOnce(&MachineHandle, Arc<FakeDevice>, &Stop) + Send + 'static,
 ) -> Option<(RunReport, String, Arc<FakeDevice>)> {
     if !kvm() {
         return None;
@@ -35,7 +35,7 @@ fn run(
     let kernel = guest.elf();
     let (mut machine, screen, stop) = machine(kernel.path(), 2, on_reboot);
     let device = expect(&machine, 0);
-    let (slots, seen, asks, arrives) = (machine.slots(), screen.clone(), stop.clone(), device.clone());
+    let (slots, seen, asks, arrives) = (machine.handle(), screen.clone(), stop.clone(), device.clone());
     let other = thread::spawn(move || {
         let started = Instant::now();
         while seen.text() != held && started.elapsed() < TIMEOUT {
@@ -53,7 +53,7 @@ fn run(
 
 #[test]
 fn who_reaches_for_a_device_is_held_until_it_is_there() {
-    let arrive = |slots: &Slots, device: Arc<FakeDevice>, _: &Stop| {
+    let arrive = |slots: &MachineHandle, device: Arc<FakeDevice>, _: &Stop| {
         slots.arrive(device.clone()).unwrap();
         assert!(matches!(slots.arrive(device), Err(MachineError::Twice { .. })));
         let other = Arc::new(FakeDevice::new(7));
@@ -82,7 +82,7 @@ fn all_devices_are_there_before_one_is_reached() {
     let kernel = reader().power_off().elf();
     let (mut machine, screen, stop) = machine(kernel.path(), 1, OnReboot::End);
     let devices = [expect(&machine, 0), expect(&machine, 1)];
-    let (slots, seen) = (machine.slots(), screen.clone());
+    let (slots, seen) = (machine.handle(), screen.clone());
     let other = thread::spawn(move || {
         let [first, second] = devices;
         slots.arrive(first).unwrap();
@@ -102,7 +102,7 @@ fn all_devices_are_there_before_one_is_reached() {
 #[test]
 fn a_guest_that_is_held_ends_at_once() {
     let asked = Instant::now();
-    let stop = |_: &Slots, _, stop: &Stop| stop.request();
+    let stop = |_: &MachineHandle, _, stop: &Stop| stop.request();
     if let Some((report, text, _)) = run(reader().print("!").spin(), OnReboot::Restart, "id ", stop) {
         assert_eq!((report.end, text.as_str()), (End::Stopped, "id "));
         assert!(asked.elapsed() < TIMEOUT);
@@ -134,7 +134,7 @@ fn a_reboot_while_a_device_is_awaited_resets_none_and_waits_again() {
     .concat();
     let guest = Asm::default().print("r").start_second(&code);
     let guest = guest.load32(DEVICE + 0x10).expect_eax(0xc000_0000, "bar").power_off();
-    let arrive = |slots: &Slots, device: Arc<FakeDevice>, _: &Stop| slots.arrive(device).unwrap();
+    let arrive = |slots: &MachineHandle, device: Arc<FakeDevice>, _: &Stop| slots.arrive(device).unwrap();
     let Some((report, text, device)) = run(guest, OnReboot::Restart, "rrrr", arrive) else { return };
     assert_eq!((report.end, report.restarts, text.as_str()), (End::Shutdown, 3, "rrrrbar"));
     assert_eq!(device.resets(), 0);

@@ -47,6 +47,7 @@ fn config(kernel: &Path, vcpus: u8) -> GuestConfig {
         memory: 4 << 20,
         boot: Boot { kernel: kernel.into(), initrd: None, cmdline: "a=b".into() },
         devices: Vec::new(),
+        hot_plug_slots: Some(0),
         accelerators: Vec::new(),
         vsock: None,
         disks: Vec::new(),
@@ -83,7 +84,7 @@ fn machine_of(config: &GuestConfig, on_reboot: OnReboot) -> (Machine, Screen, St
 /// Gives a machine that does not run a device.
 fn add(machine: &Machine, device: Arc<FakeDevice>) -> Result<(), MachineError> {
     machine.expect(ExpectedFunction::like(&*device))?;
-    machine.slots().arrive(device)
+    machine.handle().arrive(device)
 }
 
 /// Runs a guest and checks how it ends and what it prints.
@@ -321,10 +322,12 @@ fn a_device_comes_and_goes_while_the_guest_runs() {
     const SLOT: u64 = 0xe000_8058;
     const DEVICE: u64 = 0xe010_0000;
     const PRESENT: u32 = 1 << 22;
+    // The power indicator.
+    const OFF: u32 = 3 << 8;
     let guest = Asm::default()
         .load32(DEVICE)
         .expect_eax(u32::MAX, "empty ")
-        .wait_while(SLOT, 0)
+        .wait_while(SLOT, OFF)
         .load32(DEVICE)
         .expect_eax(FakeDevice::ID, "there ")
         .store32(SLOT, 0xffff_0000)
@@ -335,11 +338,11 @@ fn a_device_comes_and_goes_while_the_guest_runs() {
     let kernel = guest.power_off().elf();
     let screen = Screen::default();
     let console = Console { output: Box::new(screen.clone()), input: None };
-    let options =
-        MachineOptions { console, on_reboot: OnReboot::End, hot_plug_ports: 1, ..MachineOptions::default() };
-    let mut machine = Machine::new(&config(kernel.path(), 1), options).unwrap();
+    let options = MachineOptions { console, on_reboot: OnReboot::End, ..MachineOptions::default() };
+    let config = GuestConfig { hot_plug_slots: Some(1), ..config(kernel.path(), 1) };
+    let mut machine = Machine::new(&config, options).unwrap();
     let stop = Stop::new().unwrap();
-    let (slots, seen, late) = (machine.slots(), screen.clone(), stop.clone());
+    let (slots, seen, late) = (machine.handle(), screen.clone(), stop.clone());
     let operator = std::thread::spawn(move || {
         let started = Instant::now();
         let wait = |text: &str| {
@@ -360,7 +363,7 @@ fn a_device_comes_and_goes_while_the_guest_runs() {
     machine.run(&stop).unwrap();
     assert_eq!(screen.text(), "empty there taken gone");
     assert_eq!(operator.join().unwrap(), 1);
-    let slots = machine.slots();
+    let slots = machine.handle();
     drop(machine);
     assert!(matches!(slots.plug(vec![Arc::new(FakeDevice::new(0))]), Err(MachineError::NoPort)));
 }

@@ -1,0 +1,224 @@
+//! What others ask of a guest that runs, and what they are answered.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use thiserror::Error;
+use vm_passthrough::PciAddress;
+use vm_passthrough::readiness::{BlockerCode, Readiness};
+use vm_passthrough::vfio::Backend;
+
+use super::state::Event;
+use crate::vmm::{MachineHandle, Stop};
+
+/// A device to attach to a guest that runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct AttachRequest {
+    /// The functions of one device of the host: the guest sees those that are named here, as one device.
+    pub(crate) functions: Vec<PciAddress>,
+    /// Whether functions of other slots in their IOMMU group are claimed too.
+    pub(crate) with_group: bool,
+    /// Blockers that the operator accepts.
+    pub(crate) accept: Vec<BlockerCode>,
+    /// How to open it; `None` for as the guest's others are, or the best that there is.
+    pub(crate) backend: Option<Backend>,
+}
+
+/// A device was attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Attached {
+    /// Where the guest sees its first function; `None` while it has not numbered its buses.
+    pub(crate) guest: Option<PciAddress>,
+}
+
+/// How to detach a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DetachHow {
+    /// The guest is asked to let go of it.
+    Orderly {
+        /// How long the guest has for that. Linux gives its own users 5 s to change their minds.
+        deadline: Duration,
+        /// Whether it is taken by surprise when the guest does not let go.
+        then_surprise: bool,
+    },
+    /// As if it were pulled.
+    Surprise,
+}
+
+/// How a device was detached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DetachedHow {
+    /// The guest let go of it before.
+    Orderly,
+    /// The guest had not let go of it.
+    Surprise,
+}
+
+/// Why something was not done, which has changed nothing that was not undone: what, where, and what to do.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// What it is about is not there.
+    #[error("{0}")]
+    NotFound(String),
+    /// It can't be done in the state that the guest, or the device, is in.
+    #[error("{0}")]
+    Conflict(String),
+    /// This stands in the way.
+    #[error("nothing was touched, because of what stands in the way:\n{}", .0.iter().map(ToString::to_string).collect::<String>())]
+    Blocked(Vec<Readiness>),
+    /// A step failed.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// Names a request to an instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct RequestId(pub(super) u64);
+
+/// What a request is answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// One to attach.
+    Attach(Result<Attached, Refused>),
+    /// One to detach.
+    Detach(Result<DetachedHow, Refused>),
+}
+
+/// Asks of a guest, from any thread.
+#[derive(Clone)]
+pub(crate) struct Handle {
+    messages: Sender<Message>,
+    machine: MachineHandle,
+    stop: Stop,
+}
+
+impl Handle {
+    pub(super) fn new(messages: Sender<Message>, machine: MachineHandle, stop: Stop) -> Self {
+        Self { messages, machine, stop }
+    }
+
+    /// Attaches a device to the guest while it runs. `answer` is called once, soon or when that is done, by another thread,
+    /// which it must not hold up.
+    pub(crate) fn attach(
+        &self,
+        request: AttachRequest,
+        answer: impl FnOnce(Result<Attached, Refused>) + Send + 'static,
+    ) {
+        self.send(Message::Attach(request, Waiting(Some(Waiter::Attach(Box::new(answer))))));
+    }
+
+    /// Detaches the device that a function belongs to, with all of its functions, while the guest runs. `answer` is called as
+    /// for [`attach`](Self::attach).
+    pub(crate) fn detach(
+        &self,
+        address: PciAddress,
+        how: DetachHow,
+        answer: impl FnOnce(Result<DetachedHow, Refused>) + Send + 'static,
+    ) {
+        self.send(Message::Detach(address, how, Waiting(Some(Waiter::Detach(Box::new(answer))))));
+    }
+
+    /// Resets the guest, as if its button were pressed: it restarts in place, or ends if it is not to be restarted. Nothing
+    /// happens to one that has ended.
+    pub(crate) fn reset(&self) {
+        self.machine.reset();
+    }
+
+    /// Ends the guest; everything is given back then.
+    pub(crate) fn stop(&self) {
+        self.stop.request();
+    }
+
+    fn send(&self, message: Message) {
+        // What is not heard any more is answered as it is dropped.
+        let _ = self.messages.send(message);
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").field("machine", &self.machine).finish_non_exhaustive()
+    }
+}
+
+/// What an instance hears from other threads.
+#[derive(Debug)]
+pub(super) enum Message {
+    /// Something happened.
+    Event(Event),
+    Attach(AttachRequest, Waiting),
+    Detach(PciAddress, DetachHow, Waiting),
+}
+
+impl From<Event> for Message {
+    fn from(event: Event) -> Self {
+        Self::Event(event)
+    }
+}
+
+/// Who waits for an answer. One that is dropped without any is told that the guest has ended.
+pub(super) struct Waiting(Option<Waiter>);
+
+enum Waiter {
+    Attach(Box<dyn FnOnce(Result<Attached, Refused>) + Send>),
+    Detach(Box<dyn FnOnce(Result<DetachedHow, Refused>) + Send>),
+}
+
+impl Waiting {
+    fn answer(mut self, answer: Answer) {
+        match (self.0.take(), answer) {
+            (Some(Waiter::Attach(tell)), Answer::Attach(attached)) => tell(attached),
+            (Some(Waiter::Detach(tell)), Answer::Detach(detached)) => tell(detached),
+            (waiter, _) => self.0 = waiter,
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let ended =
+            || Refused::Conflict("the guest has ended, and its devices were given back with it".into());
+        match self.0.take() {
+            Some(Waiter::Attach(tell)) => tell(Err(ended())),
+            Some(Waiter::Detach(tell)) => tell(Err(ended())),
+            None => {}
+        }
+    }
+}
+
+impl fmt::Debug for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Waiting")
+    }
+}
+
+/// The requests that were not answered yet.
+#[derive(Debug, Default)]
+pub(super) struct Requests {
+    waiting: BTreeMap<RequestId, Waiting>,
+    next: u64,
+}
+
+impl Requests {
+    /// Takes a message as what happens.
+    pub(super) fn take(&mut self, message: Message) -> Event {
+        let id = RequestId(self.next);
+        self.next += 1;
+        let (event, waiting) = match message {
+            Message::Event(event) => return event,
+            Message::Attach(request, waiting) => (Event::Attach(id, request), waiting),
+            Message::Detach(address, how, waiting) => (Event::Detach(id, address, how), waiting),
+        };
+        self.waiting.insert(id, waiting);
+        event
+    }
+
+    /// Answers a request.
+    pub(super) fn answer(&mut self, id: RequestId, answer: Answer) {
+        if let Some(waiting) = self.waiting.remove(&id) {
+            waiting.answer(answer);
+        }
+    }
+}
