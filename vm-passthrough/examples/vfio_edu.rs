@@ -6,19 +6,31 @@
 //!
 //! The function is claimed, or its claim taken up. Every step is checked, and the first that does not
 //! hold ends the program with exit status 1. It doubles as the proof on a real IOMMU that the VFIO layer does what it says.
+//!
+//! Then it is shared with a process that is nobody, has the descriptors alone, and does most of that again. This one is the
+//! keeper, and answers it.
 
 use std::error::Error;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::process::ExitCode;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+use rustix::process::{Resource, Rlimit, setrlimit};
 use vm_passthrough::claim::ClaimOptions;
 use vm_passthrough::vfio::{
-    self, AddressSpace as _, Backend, CONFIG_REGION, DeviceFile as _, DmaPermission, HostMemory, IrqTrigger,
-    MSI_IRQ, Presence, REQ_IRQ, ResetEvidence, VfioDevice, VfioError, load_u32, store_u32,
+    self, AddressSpace as _, Backend, CONFIG_REGION, DeviceFile, DeviceInfo, DeviceParts, DmaPermission,
+    HostMemory, IrqTrigger, Keeper, MSI_IRQ, Presence, REQ_IRQ, ResetEvidence, ResetReport, SpaceParts,
+    VfioDevice, VfioError, load_u32, store_u32,
 };
 use vm_passthrough::{PassthroughManager, PciAddress};
 
@@ -55,6 +67,9 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result {
+    if std::env::var_os(RECEIVER).is_some() {
+        return receive();
+    }
     let mut arguments = std::env::args().skip(1);
     let (mut address, mut backend, mut rounds) = (None, None, 200u32);
     while let Some(argument) = arguments.next() {
@@ -81,14 +96,172 @@ fn run() -> Result {
     check(edu.presence() == Presence::Present, "the function is present")?;
     check(matches!(claimed.open(&space), Err(VfioError::Busy { .. })), "the function can't be opened twice")?;
 
-    regions(&edu)?;
+    regions_of(&edu)?;
     enable(&edu)?;
     registers(&edu)?;
     dma(&edu, &space)?;
     limits(&space)?;
     interrupts(&edu, rounds)?;
     reset(&edu)?;
+    share(&edu, &space)?;
     close(edu, &space)
+}
+
+/// Tells a process that it receives the function, by its standard input.
+const RECEIVER: &str = "VFIO_EDU_RECEIVER";
+/// The user and group of that process.
+const NOBODY: u32 = 65534;
+/// How much memory it may lock.
+const LOCKED: u64 = 1 << 20;
+
+/// Has another process do it all again, and answers what it asks.
+fn share(edu: &VfioDevice, space: &vfio::Space) -> Result {
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    let parts = edu.share()?;
+    let (number, files) = match space.share()? {
+        SpaceParts::Iommufd(file, number) => (number, vec![file, parts.file]),
+        SpaceParts::Group(file) => {
+            let (number, group) = parts.group.ok_or("a container's device is in a group")?;
+            (number, vec![file, parts.file, group])
+        }
+    };
+    let DeviceInfo { regions, irqs, reset } = parts.info;
+    let facts = format!("{} {} {number} {regions} {irqs} {reset}", parts.address, space.backend());
+    let mut command = Command::new(std::env::current_exe()?);
+    command.env(RECEIVER, "").stdin(theirs).uid(NOBODY).gid(NOBODY).current_dir("/");
+    let mut receiver = command.spawn()?;
+    // With the command goes the receiver's end of the socket.
+    drop(command);
+    send(&ours, &facts, &files)?;
+    drop(files);
+    while let Some((asked, _)) = take(&ours)? {
+        let answer = match asked.as_str() {
+            "wake" => DeviceFile::wake(edu).map(|()| String::new()),
+            "reset" => DeviceFile::reset_and_prove(edu).map(|report| format!("{:?}", report.evidence)),
+            "presence" => Ok(format!("{:?}", edu.presence())),
+            other => return Err(format!("{other} is nothing to ask").into()),
+        };
+        send(&ours, &answer.unwrap_or_else(|error| format!("failed: {error}")), &[])?;
+    }
+    check(receiver.wait()?.success(), "another process did it, with the descriptors alone")
+}
+
+/// The other process.
+fn receive() -> Result {
+    let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
+    let (facts, files) = take(&socket)?.ok_or("nothing was shared")?;
+    let [address, backend, number, regions, irqs, reset] = facts.split(' ').collect::<Vec<_>>()[..] else {
+        return Err(format!("{facts:?} was shared").into());
+    };
+    let mut files = files.into_iter();
+    let mut file = || files.next().ok_or("a descriptor is missing");
+    let number = number.parse()?;
+    let is_iommufd = backend == Backend::Iommufd.to_string();
+    let space = match is_iommufd {
+        true => SpaceParts::Iommufd(file()?, number),
+        false => SpaceParts::Group(file()?),
+    };
+    let space = vfio::Space::receive(space);
+    let parts = DeviceParts {
+        address: address.parse()?,
+        info: DeviceInfo { regions: regions.parse()?, irqs: irqs.parse()?, reset: reset.parse()? },
+        is_virtual: false,
+        reset_by_open: None,
+        file: file()?,
+        wanted: None,
+        group: if is_iommufd { None } else { Some((number, file()?)) },
+    };
+    let node = std::fs::File::open("/dev/vfio/vfio").map(drop);
+    println!("as nobody, opening a node: {node:?}");
+    let edu = VfioDevice::receive(parts, &space, Arc::new(Asker(socket)))?;
+    DeviceFile::wake(&*edu)?;
+    check(edu.presence() == Presence::Present, "the keeper says that it is present")?;
+    regions_of(&edu)?;
+    enable(&edu)?;
+    registers(&edu)?;
+    dma(&edu, &space)?;
+    limits(&space)?;
+    setrlimit(Resource::Memlock, Rlimit { current: Some(LOCKED), maximum: Some(LOCKED) })?;
+    let much = space.map(IOVA, Arc::new(HostMemory::new(2 * LOCKED as usize)?), DmaPermission::ReadWrite);
+    check(
+        matches!(much, Err(VfioError::LockedMemory { needed, limit: LOCKED, .. }) if needed == 2 * LOCKED),
+        "more memory than it may lock is refused, and the error says so",
+    )?;
+    interrupts(&edu, 10)?;
+    self::reset(&edu)?;
+    edu.close()?;
+    Ok(space.close()?)
+}
+
+/// Asks the keeper.
+#[derive(Debug)]
+struct Asker(OwnedFd);
+
+impl Asker {
+    fn ask(&self, what: &str) -> String {
+        let answer = send(&self.0, what, &[]).and_then(|()| take(&self.0));
+        let answer =
+            answer.map(|answer| answer.map_or_else(|| "failed: it is gone".into(), |(text, _)| text));
+        answer.unwrap_or_else(|error| format!("failed: {error}"))
+    }
+
+    fn failed(answer: String) -> VfioError {
+        VfioError::Busy { what: "the function".into(), reason: answer }
+    }
+}
+
+impl Keeper for Asker {
+    fn wake(&self) -> vfio::Result<()> {
+        Some(self.ask("wake"))
+            .filter(|answer| !answer.is_empty())
+            .map_or(Ok(()), |error| Err(Self::failed(error)))
+    }
+
+    fn reset_and_prove(&self) -> vfio::Result<ResetReport> {
+        let answer = self.ask("reset");
+        let evidence = match answer.starts_with("Register") {
+            true => ResetEvidence::Register("one"),
+            false if answer == "LinuxReport" => ResetEvidence::LinuxReport,
+            false => return Err(Self::failed(answer)),
+        };
+        Ok(ResetReport { method: None, evidence })
+    }
+
+    fn set_at_rest(&self, _: bool) {}
+
+    fn presence(&self) -> Presence {
+        match self.ask("presence") {
+            answer if answer == "Present" => Presence::Present,
+            answer => Presence::Gone(answer),
+        }
+    }
+}
+
+/// Sends a packet.
+fn send(socket: &OwnedFd, text: &str, files: &[OwnedFd]) -> Result {
+    let files: Vec<_> = files.iter().map(|file| file.as_fd()).collect();
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut control = SendAncillaryBuffer::new(&mut room);
+    control.push(SendAncillaryMessage::ScmRights(&files));
+    // An empty packet would look like the end.
+    let bytes = format!("{text}\n");
+    sendmsg(socket, &[IoSlice::new(bytes.as_bytes())], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Takes a packet, until the other side has gone.
+fn take(socket: &OwnedFd) -> Result<Option<(String, Vec<OwnedFd>)>> {
+    let mut bytes = [0; 4096];
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut control = RecvAncillaryBuffer::new(&mut room);
+    let got = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let files = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(files) => Some(files),
+        _ => None,
+    });
+    let files = files.flatten().collect();
+    let text = std::str::from_utf8(&bytes[..got.bytes])?;
+    Ok(text.strip_suffix('\n').map(|text| (text.to_owned(), files)))
 }
 
 /// Ends the program unless `holds`.
@@ -100,7 +273,7 @@ fn check(holds: bool, what: &str) -> Result {
     Ok(())
 }
 
-fn regions(edu: &VfioDevice) -> Result {
+fn regions_of(edu: &VfioDevice) -> Result {
     let bar = edu.region(BAR)?;
     println!("device {:?}, BAR 0 {bar:x?}", edu.info());
     check(bar.size == 1 << 20 && bar.mappable == [(0, 1 << 20)], "BAR 0 is 1 MiB and can be mapped")?;
@@ -218,7 +391,7 @@ fn interrupts(edu: &VfioDevice, rounds: u32) -> Result {
 }
 
 fn reset(edu: &VfioDevice) -> Result {
-    let report = edu.reset_and_prove()?;
+    let report = DeviceFile::reset_and_prove(edu)?;
     println!("reset: {report:?}");
     check(
         matches!(report.evidence, ResetEvidence::Register(_)),

@@ -25,7 +25,7 @@ pub use disk::NvmeDisk;
 pub use guest::{CLOUD_HYPERVISOR, Ended, Engine, Guest, GuestPlan, Program};
 pub use hold::Holder;
 pub use killer::{Fate, Meanwhile, Victim, kill_at};
-pub use l1::{Finished, L1, OWN_VMM, VM_SERVICE};
+pub use l1::{Finished, L1, OWN_VMM, VFIO_EDU, VM_SERVICE};
 pub use l2::L2;
 pub use log::kernel_log;
 pub use pci::Function;

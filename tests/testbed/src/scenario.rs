@@ -61,7 +61,8 @@ pub struct Contents {
     pub peers: bool,
     /// The example of a Linux program that uses a shared accelerator, in the Linux guest as `/bin/softmax`.
     pub example: bool,
-    /// The example of a VMM that implements the library's boundary itself, as `/bin/own_vmm`.
+    /// The examples of a VMM that implements the library's boundary itself, and of two processes that drive one device, as
+    /// `/bin/own_vmm` and `/bin/vfio_edu`.
     pub own_vmm: bool,
 }
 

@@ -4,7 +4,6 @@ use std::any::Any;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -17,10 +16,11 @@ use super::interface::{
     AddressSpace, DeviceFile, DeviceInfo, IrqInfo, IrqTrigger, Mapping, RegionInfo, ResetReport, Result,
     VfioError,
 };
+use super::keeper::{DeviceParts, Keeper};
 use super::parse::{self, HotResetInfo, Region};
 use super::space::{Member, Space};
 use super::{REQ_IRQ, power, reset, sys};
-use crate::PciAddress;
+use crate::{Host, PciAddress};
 
 /// Most vectors of an interrupt index: those of MSI-X (PCI Express Base 6.0, 7.7.2.2).
 const MAX_VECTORS: u32 = 2048;
@@ -38,9 +38,8 @@ struct Inner {
     address: PciAddress,
     name: String,
     info: DeviceInfo,
+    is_virtual: bool,
     regions: Vec<OnceLock<Region>>,
-    /// One bit for each interrupt index that has triggers.
-    triggered: AtomicU32,
     identity: OnceLock<[u8; 8]>,
     /// Readable from when the host wants it back.
     wanted: OnceLock<OwnedFd>,
@@ -49,8 +48,15 @@ struct Inner {
     // The order matters: the file is closed before it leaves the space, and the claim can be released after both.
     file: OwnedFd,
     member: Member,
-    /// What holds the function's claim, until it is closed.
-    _claim: Arc<dyn Any + Send + Sync>,
+    origin: Origin,
+}
+
+/// Who opened a function.
+enum Origin {
+    /// This process, on this host; with what holds the function's claim until it is closed.
+    Opened(Host, #[expect(dead_code, reason = "it is only held")] Arc<dyn Any + Send + Sync>),
+    /// Another.
+    Received(Arc<dyn Keeper>),
 }
 
 /// Whether a function is still there.
@@ -67,14 +73,14 @@ pub enum Presence {
 impl VfioDevice {
     /// `reset` is what shows that opening it reset it.
     pub(super) fn open(
+        host: &Host,
         address: PciAddress,
         file: OwnedFd,
         member: Member,
         reset: Option<ResetReport>,
         claim: Arc<dyn Any + Send + Sync>,
     ) -> Result<Self> {
-        let name = address.to_string();
-        let info = match query(&file, &name) {
+        let info = match query(&file, &address.to_string()) {
             Ok(info) => info,
             Err(error) => {
                 // The file first, as everywhere.
@@ -83,31 +89,77 @@ impl VfioDevice {
                 return Err(error);
             }
         };
-        let regions = (0..info.regions).map(|_| OnceLock::new()).collect();
-        let triggered = AtomicU32::new(0);
-        let (identity, wanted) = (OnceLock::new(), OnceLock::new());
-        // Where the Linux kernel could not reset it, it says so here.
-        let reset_by_open = Mutex::new(reset.filter(|_| info.reset));
-        let inner = Arc::new(Inner {
+        let device = Self::new(Inner {
             address,
-            name,
+            name: address.to_string(),
             info,
-            regions,
-            triggered,
-            identity,
-            wanted,
-            reset_by_open,
+            is_virtual: host.pci_device(address).join("physfn").exists(),
+            regions: Vec::new(),
+            identity: OnceLock::new(),
+            wanted: OnceLock::new(),
+            // Where the Linux kernel could not reset it, it says so here.
+            reset_by_open: Mutex::new(reset.filter(|_| info.reset)),
             file,
             member,
-            _claim: claim,
+            origin: Origin::Opened(host.clone(), claim),
         });
-        let device = Self { inner };
         device.listen()?;
-        device.wake()?;
+        DeviceFile::wake(&device)?;
         let identity = device.read_identity()?;
         // Nobody else has the value yet.
         let _ = device.inner.identity.set(identity);
         Ok(device)
+    }
+
+    fn new(mut inner: Inner) -> Self {
+        inner.regions = (0..inner.info.regions).map(|_| OnceLock::new()).collect();
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// What another process needs to use the function, in a space that it [received](Space::receive) before. It stays open here,
+    /// for its [`Keeper`], until both have closed it.
+    ///
+    /// # Errors
+    /// When this process has no descriptors left.
+    pub fn share(&self) -> io::Result<DeviceParts> {
+        let inner = &*self.inner;
+        let group = inner.member.group.as_ref();
+        Ok(DeviceParts {
+            address: inner.address,
+            info: inner.info,
+            is_virtual: inner.is_virtual,
+            file: inner.file.try_clone()?,
+            wanted: self.wanted_back().map(|event| event.try_clone_to_owned()).transpose()?,
+            group: group
+                .map(|(number, file)| Ok::<_, io::Error>((*number, file.try_clone()?)))
+                .transpose()?,
+            // From now on only who uses it knows.
+            reset_by_open: self.take_reset_by_open(),
+        })
+    }
+
+    /// The function that another process [shares](Self::share), in the space that it shared. `keeper` does what the descriptors
+    /// do not do.
+    ///
+    /// # Errors
+    /// When it is in the space already, or was opened in a space of another back end; on a group's first device, when what is
+    /// mapped in the space can't be mapped.
+    pub fn receive(parts: DeviceParts, space: &Arc<Space>, keeper: Arc<dyn Keeper>) -> Result<Arc<Self>> {
+        let DeviceParts { address, info, is_virtual, reset_by_open, file, wanted, group } = parts;
+        let member = space.join_received(address, group)?;
+        Ok(Arc::new(Self::new(Inner {
+            address,
+            name: address.to_string(),
+            info,
+            is_virtual,
+            regions: Vec::new(),
+            identity: OnceLock::new(),
+            wanted: wanted.map_or_else(OnceLock::new, OnceLock::from),
+            reset_by_open: Mutex::new(reset_by_open),
+            file,
+            member,
+            origin: Origin::Received(keeper),
+        })))
     }
 
     /// Closes the function and takes its group out of the address space.
@@ -163,8 +215,10 @@ impl VfioDevice {
     /// and one that sleeps in D3cold reads as all ones too. So this compares what identifies the function with what
     /// it was when it was opened, and asks sysfs whether it is asleep.
     pub fn presence(&self) -> Presence {
-        if power::is_cold(self.space().host(), self.inner.address) {
-            return Presence::Asleep;
+        match &self.inner.origin {
+            Origin::Received(keeper) => return keeper.presence(),
+            Origin::Opened(host, _) if power::is_cold(host, self.inner.address) => return Presence::Asleep,
+            Origin::Opened(..) => {}
         }
         match (self.read_identity(), self.inner.identity.get()) {
             (Ok(now), Some(then)) if now == *then => Presence::Present,
@@ -316,7 +370,7 @@ impl DeviceFile for VfioDevice {
     }
 
     fn is_virtual(&self) -> bool {
-        self.space().host().pci_device(self.inner.address).join("physfn").exists()
+        self.inner.is_virtual
     }
 
     fn info(&self) -> DeviceInfo {
@@ -424,20 +478,20 @@ impl DeviceFile for VfioDevice {
             IrqTrigger::None => None,
         });
         sys::device::set_eventfds(self.file(), index, start, eventfds)
-            .map_err(|error| system(OPERATION, self.name(), error))?;
-        self.inner.triggered.fetch_or(bit(index), Ordering::AcqRel);
-        Ok(())
+            .map_err(|error| system(OPERATION, self.name(), error))
     }
 
     fn disable_irqs(&self, index: u32) -> Result<()> {
-        // The Linux kernel refuses to disable what is not enabled.
-        if self.inner.triggered.load(Ordering::Acquire) & bit(index) == 0 {
+        if index >= self.inner.info.irqs {
             return Ok(());
         }
-        sys::device::disable_irqs(self.file(), index)
-            .map_err(|error| system("VFIO_DEVICE_SET_IRQS", self.name(), error))?;
-        self.inner.triggered.fetch_and(!bit(index), Ordering::AcqRel);
-        Ok(())
+        match sys::device::disable_irqs(self.file(), index) {
+            // The Linux kernel refuses to disable what is not enabled. Another process may have enabled it.
+            Err(error) if error.raw_os_error() != Some(libc::EINVAL) => {
+                Err(system("VFIO_DEVICE_SET_IRQS", self.name(), error))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn reset(&self) -> Result<()> {
@@ -453,15 +507,28 @@ impl DeviceFile for VfioDevice {
     }
 
     fn wake(&self) -> Result<()> {
-        power::wake(self.space().host(), self)
+        match &self.inner.origin {
+            Origin::Opened(host, _) => power::wake(host, self),
+            Origin::Received(keeper) => keeper.wake(),
+        }
     }
 
     fn reset_and_prove(&self) -> Result<ResetReport> {
-        reset::ladder(self.space().host(), self)
+        reset::begin(self)?;
+        // Taken now, whatever resets it: it says nothing of what comes after.
+        let fresh = self.space().take_fresh(self.inner.address);
+        match (self.take_reset_by_open(), &self.inner.origin) {
+            (Some(report), _) => Ok(report),
+            (None, Origin::Opened(host, _)) => reset::ladder(host, self, fresh),
+            (None, Origin::Received(keeper)) => keeper.reset_and_prove(),
+        }
     }
 
     fn set_at_rest(&self, at_rest: bool) {
-        self.space().set_at_rest(self.inner.address, at_rest);
+        match &self.inner.origin {
+            Origin::Opened(..) => self.space().set_at_rest(self.inner.address, at_rest),
+            Origin::Received(keeper) => keeper.set_at_rest(at_rest),
+        }
     }
 
     fn kvm_file(&self) -> Option<BorrowedFd<'_>> {
@@ -480,11 +547,6 @@ fn is_quieting(region: u32, offset: u64, data: &[u8]) -> bool {
     let command = data.try_into().map(u16::from_le_bytes);
     (region, offset) == (uapi::VFIO_PCI_CONFIG_REGION_INDEX, COMMAND)
         && command.is_ok_and(|command| command & !INTX_DISABLE == 0)
-}
-
-/// The bit of an interrupt index in the set of those that have triggers. There are at most 32 indexes.
-fn bit(index: u32) -> u32 {
-    1u32.checked_shl(index).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -1,14 +1,12 @@
 //! Turns what the Linux kernel refused into an error that says what to do.
 
 use std::io;
-use std::path::Path;
 
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
 use super::interface::VfioError;
 use super::parse::Malformed;
-use crate::Host;
 
 /// The error for a system call on a node or function at `path`.
 pub(super) fn system(operation: &'static str, path: &str, source: io::Error) -> VfioError {
@@ -70,41 +68,21 @@ fn remedy(operation: &str, errno: Option<Errno>) -> &'static str {
     }
 }
 
-/// The error for a call that was to lock `needed` bytes for DMA and failed.
+/// The error for a call that was to lock `needed` bytes for DMA and failed, with `locked` locked for it already.
 pub(super) fn map(
-    host: &Host,
     operation: &'static str,
     path: &str,
     needed: u64,
+    locked: u64,
     source: io::Error,
 ) -> VfioError {
     if source.raw_os_error() == Some(libc::ENOMEM)
         && let Some(limit) = getrlimit(Resource::Memlock).current
+        && locked.saturating_add(needed) > limit
     {
-        let locked = locked_bytes(&host.proc.join("self/status")).unwrap_or(0);
-        if locked.saturating_add(needed) > limit {
-            return VfioError::LockedMemory { needed, locked, limit };
-        }
+        return VfioError::LockedMemory { needed, locked, limit };
     }
     system(operation, path, source)
-}
-
-/// Bytes that this process has locked already, from procfs.
-fn locked_bytes(status: &Path) -> Option<u64> {
-    parse_locked(&std::fs::read_to_string(status).ok()?)
-}
-
-fn parse_locked(status: &str) -> Option<u64> {
-    let mut total = None;
-    for line in status.lines() {
-        // Type 1 accounts to VmLck, iommufd to VmPin (and to the user, which procfs does not show).
-        let Some(value) = line.strip_prefix("VmLck:").or_else(|| line.strip_prefix("VmPin:")) else {
-            continue;
-        };
-        let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
-        total = Some(kib.checked_mul(1024)?.checked_add(total.unwrap_or(0))?);
-    }
-    total
 }
 
 #[cfg(test)]
@@ -123,18 +101,5 @@ mod tests {
         check("VFIO_DEVICE_RESET", Errno::NODEV, "the device is gone");
         check("VFIO_DEVICE_GET_PCI_HOT_RESET_INFO", Errno::IO, "the device is gone");
         check("VFIO_DEVICE_BIND_IOMMUFD", Errno::PERM, "not viable");
-    }
-
-    #[test]
-    fn locked_memory_from_procfs() {
-        fn check(status: &str, expect: Option<u64>) {
-            assert_eq!(parse_locked(status), expect, "{status}");
-        }
-        check("VmPeak:\t 5 kB\nVmLck:\t       8 kB\nVmPin:\t       4 kB\n", Some(12 << 10));
-        check("VmLck:\t       8 kB\n", Some(8 << 10));
-        check("VmPeak:\t 5 kB\n", None);
-        check("VmLck:\t 8 MB\n", None);
-        check("VmLck:\t 18446744073709551615 kB\n", None);
-        check("", None);
     }
 }

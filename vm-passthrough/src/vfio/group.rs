@@ -31,6 +31,8 @@ struct Group {
     path: String,
     /// Open devices.
     devices: usize,
+    /// Whether this process put it into the container, and takes it out.
+    is_own: bool,
 }
 
 /// A device that was opened through its group.
@@ -68,6 +70,16 @@ impl Container {
         Ok(Self { fd, path, groups: BTreeMap::new() })
     }
 
+    /// One that another process opened.
+    pub(super) fn received(fd: OwnedFd) -> Self {
+        Self { fd, path: "the container".into(), groups: BTreeMap::new() }
+    }
+
+    /// What another process needs to use it.
+    pub(super) fn share(&self) -> io::Result<OwnedFd> {
+        self.fd.try_clone()
+    }
+
     pub(super) fn path(&self) -> &str {
         &self.path
     }
@@ -88,24 +100,22 @@ impl Container {
         info.map(Some).map_err(|what| invalid_response(OPERATION, &self.path, what))
     }
 
-    /// Maps in the Linux kernel; does nothing while no group is in it, as the first to join maps all.
+    /// Maps in the Linux kernel, which has `locked` bytes locked for it already; does nothing while no group is in it, as the
+    /// first to join maps all.
     pub(super) fn map(
         &self,
-        host: &Host,
         iova: u64,
         memory: &dyn Mapping,
         permission: DmaPermission,
+        locked: u64,
     ) -> Result<()> {
+        const OPERATION: &str = "VFIO_IOMMU_MAP_DMA";
         if !self.translates() {
             return Ok(());
         }
-        self.map_now(host, iova, memory, permission)
-    }
-
-    fn map_now(&self, host: &Host, iova: u64, memory: &dyn Mapping, permission: DmaPermission) -> Result<()> {
         let writable = permission == DmaPermission::ReadWrite;
         sys::group::map_dma(self.fd.as_fd(), iova, memory, writable)
-            .map_err(|error| super::failure::map(host, "VFIO_IOMMU_MAP_DMA", &self.path, memory.len(), error))
+            .map_err(|error| super::failure::map(OPERATION, &self.path, memory.len(), locked, error))
     }
 
     pub(super) fn unmap(&self, iova: u64, len: u64) -> Result<()> {
@@ -158,6 +168,27 @@ impl Container {
         }
     }
 
+    /// Notes a device of a group that another process opened, and put into the container. As where that is done here, the first
+    /// group gets all that `mappings` holds mapped.
+    pub(super) fn receive(
+        &mut self,
+        number: u32,
+        fd: OwnedFd,
+        mappings: &DmaMappings,
+    ) -> Result<Arc<OwnedFd>> {
+        let first = !self.translates();
+        let path = format!("group {number}");
+        let group = Group { fd: Arc::new(fd), path, devices: 0, is_own: false };
+        let group = self.groups.entry(number).or_insert(group);
+        group.devices += 1;
+        let fd = group.fd.clone();
+        if first && let Err(error) = self.map_all(mappings) {
+            self.groups.remove(&number);
+            return Err(error);
+        }
+        Ok(fd)
+    }
+
     fn join(&mut self, host: &Host, address: PciAddress, number: u32, mappings: &DmaMappings) -> Result<()> {
         let node = host.dev.join("vfio").join(number.to_string());
         let path = node.display().to_string();
@@ -176,11 +207,11 @@ impl Container {
         let first = !self.translates();
         sys::group::set_container(fd.as_fd(), self.fd.as_fd())
             .map_err(|error| system("VFIO_GROUP_SET_CONTAINER", &path, error))?;
-        self.groups.insert(number, Group { fd: Arc::new(fd), path, devices: 0 });
+        self.groups.insert(number, Group { fd: Arc::new(fd), path, devices: 0, is_own: true });
         if !first {
             return Ok(());
         }
-        let ready = self.set_iommu().and_then(|()| self.map_all(host, mappings));
+        let ready = self.set_iommu().and_then(|()| self.map_all(mappings));
         if ready.is_err()
             && let Err(error) = self.remove(number)
         {
@@ -196,11 +227,13 @@ impl Container {
 
     /// Maps what was asked for while no group was in the container. On a failure the group leaves again, which
     /// unmaps all.
-    fn map_all(&self, host: &Host, mappings: &DmaMappings) -> Result<()> {
+    fn map_all(&self, mappings: &DmaMappings) -> Result<()> {
+        let mut locked = 0;
         for (iova, entry) in mappings.iter() {
             let info = self.info()?.unwrap_or_else(|| IommuInfo::unlimited(sys::page_size()));
             super::dma::check_range(iova, &*entry.memory, info.page, &info.ranges, info.entries_left)?;
-            self.map_now(host, iova, &*entry.memory, entry.permission)?;
+            self.map(iova, &*entry.memory, entry.permission, locked)?;
+            locked += entry.memory.len();
         }
         Ok(())
     }
@@ -214,7 +247,7 @@ impl Container {
     }
 
     fn remove(&mut self, number: u32) -> Result<()> {
-        let Some(group) = self.groups.remove(&number) else { return Ok(()) };
+        let Some(group) = self.groups.remove(&number).filter(|group| group.is_own) else { return Ok(()) };
         sys::group::unset_container(group.fd.as_fd())
             .map_err(|error| system("VFIO_GROUP_UNSET_CONTAINER", &group.path, error))
     }

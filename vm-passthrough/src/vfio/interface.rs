@@ -85,7 +85,7 @@ pub enum VfioError {
     LockedMemory {
         /// Bytes that were to be locked.
         needed: u64,
-        /// Bytes that the process has locked already.
+        /// Bytes that are locked for the address space already.
         locked: u64,
         /// Bytes that it may lock (`RLIMIT_MEMLOCK`).
         limit: u64,

@@ -1,5 +1,6 @@
 //! The back end of iommufd: `/dev/iommu` and a device's own node, `/dev/vfio/devices/vfioN`.
 
+use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
 
@@ -16,6 +17,8 @@ pub(super) struct Ioas {
     fd: OwnedFd,
     path: String,
     id: u32,
+    /// Whether this process made it, and destroys it.
+    is_own: bool,
 }
 
 impl Ioas {
@@ -25,7 +28,17 @@ impl Ioas {
         let fd = open_node(&node).map_err(|error| system("open", &path, error))?;
         let id =
             sys::iommufd::alloc_ioas(fd.as_fd()).map_err(|error| system("IOMMU_IOAS_ALLOC", &path, error))?;
-        Ok(Self { fd, path, id })
+        Ok(Self { fd, path, id, is_own: true })
+    }
+
+    /// One that another process made.
+    pub(super) fn received(fd: OwnedFd, id: u32) -> Self {
+        Self { fd, path: "an address space of iommufd".into(), id, is_own: false }
+    }
+
+    /// What another process needs to use it.
+    pub(super) fn share(&self) -> io::Result<(OwnedFd, u32)> {
+        Ok((self.fd.try_clone()?, self.id))
     }
 
     pub(super) fn path(&self) -> &str {
@@ -65,16 +78,17 @@ impl Ioas {
         Err(invalid_response(OPERATION, &self.path, "a count that grows with every question".into()))
     }
 
+    /// Maps in the Linux kernel, which has `locked` bytes locked for it already.
     pub(super) fn map(
         &self,
-        host: &Host,
         iova: u64,
         memory: &dyn Mapping,
         permission: DmaPermission,
+        locked: u64,
     ) -> Result<()> {
         let writable = permission == DmaPermission::ReadWrite;
         sys::iommufd::map(self.fd.as_fd(), self.id, iova, memory, writable)
-            .map_err(|error| super::failure::map(host, "IOMMU_IOAS_MAP", &self.path, memory.len(), error))
+            .map_err(|error| super::failure::map("IOMMU_IOAS_MAP", &self.path, memory.len(), locked, error))
     }
 
     pub(super) fn unmap(&self, iova: u64, len: u64) -> Result<()> {
@@ -104,14 +118,16 @@ impl Ioas {
         let file = open_node(&node).map_err(|error| system("open", &path, error))?;
         sys::iommufd::bind(file.as_fd(), self.fd.as_fd())
             .map_err(|error| system("VFIO_DEVICE_BIND_IOMMUFD", &path, error))?;
-        sys::iommufd::attach(file.as_fd(), self.id).map_err(|error| {
-            super::failure::map(host, "VFIO_DEVICE_ATTACH_IOMMUFD_PT", &path, mapped, error)
-        })?;
+        sys::iommufd::attach(file.as_fd(), self.id)
+            .map_err(|error| super::failure::map("VFIO_DEVICE_ATTACH_IOMMUFD_PT", &path, mapped, 0, error))?;
         Ok(file)
     }
 
-    /// Releases the address space, which refuses while a device is attached.
+    /// Releases the address space, which refuses while a device is attached. Whoever made it does.
     pub(super) fn destroy(&self) -> Result<()> {
+        if !self.is_own {
+            return Ok(());
+        }
         sys::iommufd::destroy(self.fd.as_fd(), self.id)
             .map_err(|error| system("IOMMU_DESTROY", &self.path, error))
     }

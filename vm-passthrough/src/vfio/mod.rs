@@ -29,6 +29,7 @@ mod failure;
 mod group;
 mod interface;
 mod iommufd;
+mod keeper;
 mod open;
 mod open_devices;
 mod parse;
@@ -42,9 +43,10 @@ pub use interface::{
     AddressSpace, Backend, DeviceFile, DeviceInfo, DmaPermission, IrqInfo, IrqTrigger, Mapping, RegionInfo,
     ResetEvidence, ResetReport, ResetStep, Result, VfioError,
 };
+pub use keeper::{DeviceParts, Keeper};
 pub(crate) use open::open_device;
 pub use open::{choose_backend, open_space};
-pub use space::Space;
+pub use space::{Space, SpaceParts};
 pub use sys::{HostMemory, load_u32, store_u32};
 pub use vfio_bindings::bindings::vfio::{
     VFIO_PCI_CONFIG_REGION_INDEX as CONFIG_REGION, VFIO_PCI_ERR_IRQ_INDEX as ERR_IRQ,

@@ -72,8 +72,8 @@ pub(crate) fn open_device(
 ) -> Result<Arc<VfioDevice>> {
     check_bound(host, address)?;
     let group = iommu_group(host, address)?;
-    let ((file, member), reset) = reset::watch_open(host, address, || space.join(address, group))?;
-    VfioDevice::open(address, file, member, reset, claim).map(Arc::new)
+    let ((file, member), reset) = reset::watch_open(host, address, || space.join(host, address, group))?;
+    VfioDevice::open(host, address, file, member, reset, claim).map(Arc::new)
 }
 
 /// The number of a function's IOMMU group.

@@ -89,19 +89,21 @@ enum Outcome {
     Failed(String),
 }
 
-/// Resets a function by the first step of the ladder that works.
-pub(super) fn ladder(host: &Host, device: &VfioDevice) -> Result<ResetReport> {
+/// Whether the host leaves the function here.
+fn is_left(device: &VfioDevice) -> Result<()> {
     let address = device.address();
-    let is_left = || if device.is_wanted_back() { Err(VfioError::WantedBack { address }) } else { Ok(()) };
-    is_left()?;
-    // Taken now, whatever step ends it: it says nothing of what comes after.
-    let fresh = device.space().take_fresh(address);
-    for index in [INTX_IRQ, MSI_IRQ, MSIX_IRQ] {
-        device.disable_irqs(index)?;
-    }
-    if let Some(report) = device.take_reset_by_open() {
-        return Ok(report);
-    }
+    if device.is_wanted_back() { Err(VfioError::WantedBack { address }) } else { Ok(()) }
+}
+
+/// What comes before any reset: interrupts are disabled, of a function that the host leaves here.
+pub(super) fn begin(device: &VfioDevice) -> Result<()> {
+    is_left(device)?;
+    [INTX_IRQ, MSI_IRQ, MSIX_IRQ].into_iter().try_for_each(|index| device.disable_irqs(index))
+}
+
+/// Resets a function by the first step of the ladder that works. `fresh` is what shows that it was reset along with another.
+pub(super) fn ladder(host: &Host, device: &VfioDevice, fresh: Option<ResetEvidence>) -> Result<ResetReport> {
+    let address = device.address();
     let mut failures = Vec::new();
     let mut time_left = RESET_STEPS;
     let methods = Methods::read(host, address);
@@ -132,14 +134,14 @@ pub(super) fn ladder(host: &Host, device: &VfioDevice) -> Result<ResetReport> {
     } else {
         failures.push("it has no reset of its own".into());
     }
-    is_left()?;
+    is_left(device)?;
     if let Some(evidence) = fresh {
         return Ok(ResetReport { method: Some(ResetStep::Hot), evidence });
     }
     match hot_reset(host, device, &mut time_left) {
         Ok(Outcome::Reset(evidence)) => Ok(ResetReport { method: Some(ResetStep::Hot), evidence }),
         Ok(Outcome::Failed(why)) | Err(why) => {
-            is_left()?;
+            is_left(device)?;
             failures.push(format!("hot reset: {why}"));
             let reason = format!(
                 "{}; it may hold state of its last user: give it to no other guest before a power cycle",

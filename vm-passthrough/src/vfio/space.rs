@@ -1,5 +1,6 @@
 //! The DMA address space of one guest, on either back end.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -22,7 +23,6 @@ use crate::{Host, PciAddress};
 /// Dropping it unmaps all and closes the files; [`close`](Self::close) does so too and tells what failed.
 #[derive(Debug)]
 pub struct Space {
-    host: Host,
     backend: Backend,
     state: Mutex<State>,
 }
@@ -59,10 +59,10 @@ impl Engine {
         }
     }
 
-    fn map(&self, host: &Host, iova: u64, memory: &dyn Mapping, permission: DmaPermission) -> Result<()> {
+    fn map(&self, iova: u64, memory: &dyn Mapping, permission: DmaPermission, locked: u64) -> Result<()> {
         match self {
-            Self::Group(container) => container.map(host, iova, memory, permission),
-            Self::Iommufd(ioas) => ioas.map(host, iova, memory, permission),
+            Self::Group(container) => container.map(iova, memory, permission, locked),
+            Self::Iommufd(ioas) => ioas.map(iova, memory, permission, locked),
         }
     }
 
@@ -72,6 +72,15 @@ impl Engine {
             Self::Iommufd(ioas) => ioas.unmap(iova, len),
         }
     }
+}
+
+/// An address space as another process can have it.
+#[derive(Debug)]
+pub enum SpaceParts {
+    /// A container.
+    Group(OwnedFd),
+    /// iommufd, and the number of the address space in it.
+    Iommufd(OwnedFd, u32),
 }
 
 /// A device that is open in a space, and leaves it when the device's file is closed.
@@ -90,19 +99,40 @@ impl Space {
             Backend::Group => Engine::Group(Container::open(host)?),
             Backend::Iommufd => Engine::Iommufd(Ioas::open(host)?),
         };
-        let state = State {
-            engine,
-            mappings: DmaMappings::default(),
-            devices: OpenDevices::default(),
-            info: None,
-            closed: false,
-        };
-        Ok(Self { host: host.clone(), backend, state: Mutex::new(state) })
+        Ok(Self::new(engine))
     }
 
-    /// The host that it is on.
-    pub(super) fn host(&self) -> &Host {
-        &self.host
+    fn new(engine: Engine) -> Self {
+        let backend = match engine {
+            Engine::Group(_) => Backend::Group,
+            Engine::Iommufd(_) => Backend::Iommufd,
+        };
+        let (mappings, devices) = (DmaMappings::default(), OpenDevices::default());
+        let state = State { engine, mappings, devices, info: None, closed: false };
+        Self { backend, state: Mutex::new(state) }
+    }
+
+    /// What another process needs to map its memory here, and to [receive](Self::receive) the devices. It maps by itself: what
+    /// is mapped here is not known there, nor the other way round.
+    ///
+    /// # Errors
+    /// When this process has no descriptors left.
+    pub fn share(&self) -> io::Result<SpaceParts> {
+        Ok(match &self.state().engine {
+            Engine::Group(container) => SpaceParts::Group(container.share()?),
+            Engine::Iommufd(ioas) => {
+                let (file, id) = ioas.share()?;
+                SpaceParts::Iommufd(file, id)
+            }
+        })
+    }
+
+    /// The address space that another process [shares](Self::share). That process closes it.
+    pub fn receive(parts: SpaceParts) -> Arc<Self> {
+        Arc::new(Self::new(match parts {
+            SpaceParts::Group(file) => Engine::Group(Container::received(file)),
+            SpaceParts::Iommufd(file, id) => Engine::Iommufd(Ioas::received(file, id)),
+        }))
     }
 
     /// Unmaps all and closes it. No device may be open in it. Calling it twice does nothing.
@@ -135,27 +165,50 @@ impl Space {
     }
 
     /// Opens a function's file in this space. `group` is its group's number, for that back end.
-    pub(super) fn join(self: &Arc<Self>, address: PciAddress, group: u32) -> Result<(OwnedFd, Member)> {
+    pub(super) fn join(
+        self: &Arc<Self>,
+        host: &Host,
+        address: PciAddress,
+        group: u32,
+    ) -> Result<(OwnedFd, Member)> {
         let mut state = self.state();
-        state.check_open()?;
-        if state.devices.contains(address) {
-            return Err(VfioError::Busy {
-                what: address.to_string(),
-                reason: "it is open in this address space already; close it first".into(),
-            });
-        }
+        state.check_new(address)?;
         let State { engine, mappings, info, .. } = &mut *state;
         *info = None;
         let (file, group) = match engine {
-            Engine::Iommufd(ioas) => (ioas.open_device(&self.host, address, mappings.bytes())?, None),
+            Engine::Iommufd(ioas) => (ioas.open_device(host, address, mappings.bytes())?, None),
             Engine::Group(container) => {
                 let Opened { file, group, group_fd } =
-                    container.open_device(&self.host, address, group, mappings)?;
+                    container.open_device(host, address, group, mappings)?;
                 (file, Some((group, group_fd)))
             }
         };
         state.devices.open(address);
         Ok((file, Member { space: self.clone(), address, group, left: false }))
+    }
+
+    /// Notes a function that another process opened in this space, with its group on that back end.
+    pub(super) fn join_received(
+        self: &Arc<Self>,
+        address: PciAddress,
+        group: Option<(u32, OwnedFd)>,
+    ) -> Result<Member> {
+        let mut state = self.state();
+        state.check_new(address)?;
+        let State { engine, mappings, info, .. } = &mut *state;
+        *info = None;
+        let group = match (engine, group) {
+            (Engine::Iommufd(_), None) => None,
+            (Engine::Group(container), Some((number, file))) => {
+                Some((number, container.receive(number, file, mappings)?))
+            }
+            _ => {
+                let reason = "it was opened in a space of another back end".into();
+                return Err(VfioError::Busy { what: address.to_string(), reason });
+            }
+        };
+        state.devices.open(address);
+        Ok(Member { space: self.clone(), address, group, left: false })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -203,6 +256,18 @@ impl Space {
 }
 
 impl State {
+    /// Whether a function may join.
+    fn check_new(&self, address: PciAddress) -> Result<()> {
+        self.check_open()?;
+        if self.devices.contains(address) {
+            return Err(VfioError::Busy {
+                what: address.to_string(),
+                reason: "it is open in this address space already; close it first".into(),
+            });
+        }
+        Ok(())
+    }
+
     fn check_open(&self) -> Result<()> {
         if self.closed {
             return Err(VfioError::Busy {
@@ -241,7 +306,7 @@ impl AddressSpace for Space {
         let checked = dma::check_range(iova, &*memory, known.page, &known.ranges, known.entries_left);
         if checked.is_ok() {
             // After a failure the Linux kernel is asked again.
-            engine.map(&self.host, iova, &*memory, permission)?;
+            engine.map(iova, &*memory, permission, mappings.bytes())?;
             mappings.insert(iova, memory, permission);
             known.entries_left = known.entries_left.map(|left| left.saturating_sub(1));
         }

@@ -16,6 +16,8 @@ use crate::scenario::Variant;
 pub const VM_SERVICE: &str = "/bin/vm-service";
 /// The example of a VMM that implements the library's boundary itself.
 pub const OWN_VMM: &str = "/bin/own_vmm";
+/// The example of two processes that drive one device.
+pub const VFIO_EDU: &str = "/bin/vfio_edu";
 
 /// L1 and its line to the testbed.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::Programs;
-use crate::agent::{CLOUD_HYPERVISOR, OWN_VMM};
+use crate::agent::{CLOUD_HYPERVISOR, OWN_VMM, VFIO_EDU};
 use crate::cpio::Archive;
 use crate::provision::{LinuxKernel, libraries_of, qemu_files};
 use crate::scenario::Contents;
@@ -39,6 +39,7 @@ pub(super) fn make_l1(
     }
     if contents.own_vmm {
         tree.program(OWN_VMM.trim_start_matches('/'), built(&programs.own_vmm)?)?;
+        tree.program(VFIO_EDU.trim_start_matches('/'), built(&programs.vfio_edu)?)?;
     }
     if contents.peers {
         for (place, source) in qemu_files()? {

@@ -34,6 +34,8 @@ pub struct Programs {
     pub example: Option<PathBuf>,
     /// The example of a VMM that implements the library's boundary itself, if it was asked for.
     pub own_vmm: Option<PathBuf>,
+    /// The example of two processes that drive one device, if it was asked for.
+    pub vfio_edu: Option<PathBuf>,
     /// cloud-hypervisor, static, where there is one to compare with.
     pub cloud_hypervisor: Option<PathBuf>,
 }
@@ -77,7 +79,7 @@ impl Programs {
                 command.arg("--no-default-features");
             }
             if contents.own_vmm {
-                command.args(["--example", "own_vmm"]);
+                command.args(["--example", "own_vmm", "--example", "vfio_edu"]);
             }
             command
         })?;
@@ -94,6 +96,7 @@ impl Programs {
             agent: stripped("testbed-agent")?,
             example: contents.example.then(|| stripped("examples/linux")).transpose()?,
             own_vmm: contents.own_vmm.then(|| stripped("examples/own_vmm")).transpose()?,
+            vfio_edu: contents.own_vmm.then(|| stripped("examples/vfio_edu")).transpose()?,
             bare_guest: contents.bare_guest.then(|| bare_guest(logs, &target)).transpose()?,
             cloud_hypervisor: None,
         })

@@ -1,17 +1,19 @@
 //! The library in a VMM that is built otherwise than `vm-service`: it gets an NVMe controller, and a bare guest's driver works
-//! on it.
+//! on it. And in two processes, of which one has claimed `edu`, and the other has its descriptors and no rights.
 
 use std::time::Duration;
 
 use anyhow::Result;
 
+use super::bare_edu::EDU;
 use super::linux_nvme::{DISK, NVME, NVME_AND_EDU};
-use crate::agent::{Function, L1, NvmeDisk, OWN_VMM};
+use crate::agent::{Function, L1, NvmeDisk, OWN_VMM, VFIO_EDU};
 use crate::scenario::{Contents, Scenario, Variant};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "own-vmm",
-    about: "a VMM unlike vm-service passes an NVMe controller to a bare guest, which copies blocks by RAM added later",
+    about: "a VMM unlike vm-service passes an NVMe controller to a bare guest, which copies blocks by RAM added later; a process \
+            without rights drives edu by the descriptors that another gives it",
     variants: Variant::ALL,
     ports: 2,
     devices: NVME_AND_EDU,
@@ -56,5 +58,17 @@ fn l1(l1: &mut L1) -> Result<()> {
         format!("the host's nvme driver has {} again", nvme.address),
     )?;
     let got = NvmeDisk::of(&nvme)?.check_pattern(SEED, TO, LEN)?;
-    l1.prove(got == written, format!("the host reads what the guest copied, checksum {got:016x}"))
+    l1.prove(got == written, format!("the host reads what the guest copied, checksum {got:016x}"))?;
+
+    let edu = Function::find(EDU.0, EDU.1)?.address.to_string();
+    let backend = l1.variant.to_string();
+    let backend = ["--backend", &backend];
+    let ended = l1.program(VFIO_EDU, &[&[edu.as_str()], &backend[..]].concat(), Duration::from_secs(60))?;
+    let said = ended.succeeded()?.stdout;
+    let nobody = said.lines().any(|line| line.starts_with("as nobody, opening a node: Err"));
+    l1.prove(nobody, "a process without rights can't open the device's nodes")?;
+    l1.prove(
+        said.contains("ok: another process did it, with the descriptors alone"),
+        "it drives the device all the same: registers, DMA of its own memory, interrupts, and a reset that its keeper proves",
+    )
 }
