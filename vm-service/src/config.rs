@@ -3,6 +3,7 @@
 mod accelerator;
 mod error;
 mod files;
+mod net;
 mod read;
 mod size;
 mod vsock;
@@ -13,6 +14,7 @@ use vm_passthrough::PciAddress;
 
 pub use accelerator::{AcceleratorDevice, SharedAccelerator, TIME_PERIOD};
 pub use error::{ConfigError, Problem};
+pub use net::{MacAddress, Net};
 pub(crate) use read::{memory_argument, vcpus_argument};
 pub use size::{format_size, parse_size};
 pub use vsock::Vsock;
@@ -38,6 +40,8 @@ pub struct GuestConfig {
     pub vsock: Option<Vsock>,
     /// Its virtio-blk disks, in order.
     pub disks: Vec<Disk>,
+    /// Its network interfaces, in order.
+    pub nets: Vec<Net>,
 }
 
 /// What a guest boots: a Linux kernel (bzImage or vmlinux), or a bare ELF program.
@@ -80,6 +84,8 @@ pub const MAX_HOT_PLUG_SLOTS: u8 = 16;
 pub const MAX_ACCELERATORS: usize = 4;
 /// Most virtio-blk disks of one guest.
 pub const MAX_DISKS: usize = 8;
+/// Most network interfaces of one guest.
+pub const MAX_NETS: usize = 8;
 
 /// Feeds arbitrary bytes to the reader of guest files, for fuzzing: it must answer with a guest or with errors
 /// that can be printed, and a guest that it accepts must keep every limit.
@@ -95,6 +101,9 @@ pub fn fuzz(data: &[u8]) {
             assert!(guest.boot.cmdline.len() <= MAX_CMDLINE);
             assert!(guest.devices.len() <= MAX_DEVICES && guest.disks.len() <= MAX_DISKS);
             assert!(guest.hot_plug_slots.is_none_or(|slots| slots <= MAX_HOT_PLUG_SLOTS));
+            assert!(guest.nets.len() <= MAX_NETS);
+            assert!(guest.nets.iter().all(|net| (1..=15).contains(&net.tap.len())));
+            assert!(guest.nets.iter().filter_map(|net| net.mac).all(|mac| mac.0[0] & 1 == 0));
             assert!(guest.accelerators.len() <= MAX_ACCELERATORS);
             assert!(guest.accelerators.iter().all(|shared| shared.time_slice <= TIME_PERIOD));
             assert!(guest.accelerators.iter().filter_map(|shared| shared.window).all(u64::is_power_of_two));

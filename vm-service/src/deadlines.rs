@@ -14,8 +14,8 @@ pub(crate) const VHOST: Duration = Duration::from_secs(5);
 /// A disk has stopped.
 pub(crate) const DISK_STOP: Duration = longer_than(&[STORAGE]);
 
-/// The vsock device has stopped.
-pub(crate) const VSOCK_STOP: Duration = longer_than(&[VHOST]);
+/// A device that vhost serves has stopped.
+pub(crate) const VHOST_STOP: Duration = longer_than(&[VHOST]);
 
 /// Loading the guest's program has stopped.
 pub(crate) const LOADING_STOP: Duration = longer_than(&[STORAGE]);
@@ -56,7 +56,7 @@ pub(crate) const CLOSE: Duration = longer_than(&[ACCESS]);
 pub(crate) const HOST_WAITS: Duration = Duration::from_secs(8);
 
 const _: () = {
-    assert!(outlasts(DISK_STOP, STORAGE) && outlasts(LOADING_STOP, STORAGE) && outlasts(VSOCK_STOP, VHOST));
+    assert!(outlasts(DISK_STOP, STORAGE) && outlasts(LOADING_STOP, STORAGE) && outlasts(VHOST_STOP, VHOST));
     assert!(outlasts(ACCELERATOR_STOP, sum(&[WORKER_END, WORKER_INTERVAL])));
     assert!(outlasts(PING, sum(&[PING_PERIOD, WORKER_LOOK])));
     assert!(outlasts(VCPU_STOP, ACCESS) && outlasts(VCPU_STOP, SERIAL_HOLD));

@@ -20,13 +20,13 @@ use vm_passthrough::{PassthroughManager, PciAddress};
 
 use super::explain::{self, Accept};
 use super::{Scan, release};
-use crate::config::{self, AcceleratorDevice, GuestConfig, MAX_DEVICES};
+use crate::config::{self, AcceleratorDevice, GuestConfig, MAX_DEVICES, Net};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::instance::{DeviceOptions, Devices, Instance};
 use crate::json::{self, Body};
 use crate::signals::StopSignals;
-use crate::vmm::{self, End, MachineError, MachineOptions, OnReboot, Stop};
+use crate::vmm::{self, End, MachineError, MachineOptions, OnReboot, PowerButton, Stop};
 use console::Console;
 use overdue::Overdue;
 use progress::Timeline;
@@ -46,6 +46,9 @@ pub(crate) struct RunArgs {
     /// Give this PCI function to the guest, beside those of its file
     #[arg(long = "device", value_name = "ADDR")]
     pub(crate) devices: Vec<PciAddress>,
+    /// Give the guest a network interface at this tap, beside those of its file: tap=NAME[,mac=ADDRESS][,vhost=on|off]
+    #[arg(long = "net", value_name = "tap=NAME")]
+    pub(crate) nets: Vec<Net>,
     /// Take every function of the devices' IOMMU groups, also those of other devices
     #[arg(long)]
     pub(crate) with_group: bool,
@@ -85,7 +88,8 @@ pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failu
     if let Err(error) = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         tracing::warn!(%error, "other processes of this user may trace this one");
     }
-    let stop = Stop::new().map_err(|error| {
+    let made = Stop::new().and_then(|stop| Ok((stop, PowerButton::new()?)));
+    let (stop, button) = made.map_err(|error| {
         Failure::failed(format_args!("no eventfd can be made: {error}; raise `ulimit -n`"))
     })?;
     // From here on the operator's wish to end comes to `stop`, so that nothing is left half done.
@@ -100,10 +104,12 @@ pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failu
 
     let devices = devices(context, &config, args, &stop)?;
     let _leases = leases(context, &config)?;
-    let (console, service) = console::open(&args.console, context.json, &stop).map_err(Failure::failed)?;
+    let (console, service) =
+        console::open(&args.console, context.json, &stop, &button).map_err(Failure::failed)?;
     let on_reboot = if args.no_reboot { OnReboot::End } else { OnReboot::Restart };
     let kvm = context.host.dev.join("kvm");
-    let options = MachineOptions { kvm, console, on_reboot, ..MachineOptions::default() };
+    let options =
+        MachineOptions { kvm, console, on_reboot, power_button: Some(button), ..MachineOptions::default() };
     let instance = Instance::new(&config, options, devices, &stop).map_err(|error| match error {
         MachineError::Boot(error) => Failure::usage(error),
         error => Failure::failed(error),
@@ -207,6 +213,7 @@ fn guest(args: &RunArgs) -> Result<GuestConfig, Failure> {
     config.vcpus = args.vcpus.unwrap_or(config.vcpus);
     config.memory = args.memory.unwrap_or(config.memory);
     add_devices(&mut config, &args.devices)?;
+    config.add_nets(&args.nets).map_err(Failure::usage)?;
     config
         .check_files()
         .map_err(|error| Failure::usage(format_args!("{}: {error}", args.guest.display())))?;
@@ -265,5 +272,16 @@ mod tests {
         check("", (2, 4 << 20));
         check("--vcpus 255", (255, 4 << 20));
         check("--memory 16T --vcpus 1", (1, 16 << 40));
+        let nets = |options: &str| {
+            let line = ["run", file.to_str().expect("UTF-8")].into_iter().chain(options.split_whitespace());
+            guest(&Line::parse_from(line).run)
+                .map(|config| config.nets.len())
+                .map_err(|failure| failure.message)
+        };
+        assert_eq!(nets("--net tap=a --net tap=b,mac=52:54:00:12:34:56"), Ok(2));
+        assert_eq!(
+            nets("--net tap=a --net tap=a").unwrap_err(),
+            "`--net tap=a` has the tap of another; give each its own"
+        );
     }
 }

@@ -137,6 +137,7 @@ impl Reader<'_> {
                 "accelerators",
                 "vsock",
                 "disks",
+                "net",
             ],
         );
         let name = self.required(&root, "name", "write name = \"NAME\"").and_then(|entry| self.name(&entry));
@@ -167,8 +168,20 @@ impl Reader<'_> {
         }
         let vsock = self.vsock(&root);
         let disks = self.disks(&root);
+        let nets = self.nets(&root);
         let (name, vcpus, memory, boot) = (name?, vcpus?, memory?, boot?);
-        Some(GuestConfig { name, vcpus, memory, boot, devices, hot_plug_slots, accelerators, vsock, disks })
+        Some(GuestConfig {
+            name,
+            vcpus,
+            memory,
+            boot,
+            devices,
+            hot_plug_slots,
+            accelerators,
+            vsock,
+            disks,
+            nets,
+        })
     }
 
     fn name(&mut self, entry: &Entry<'_, '_>) -> Option<String> {
@@ -377,7 +390,7 @@ impl Reader<'_> {
         }
     }
 
-    fn boolean(&mut self, entry: &Entry<'_, '_>) -> Option<bool> {
+    pub(super) fn boolean(&mut self, entry: &Entry<'_, '_>) -> Option<bool> {
         match entry.value {
             DeValue::Boolean(value) => Some(*value),
             _ => self.wrong_type(entry, "write true or false"),

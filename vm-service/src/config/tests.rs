@@ -47,6 +47,14 @@ path = "web1/root.raw"
 [[disks]]
 path = "../shared.raw"
 read_only = true
+
+[[net]]
+tap = "web1"
+
+[[net]]
+tap = "br0-2"
+mac = "52:54:00:12:34:56"
+vhost = false
 "#;
 
 #[test]
@@ -86,6 +94,14 @@ fn reads_every_key() {
             Disk { path: "/etc/guests/web1/root.raw".into(), read_only: false },
             Disk { path: "/etc/guests/../shared.raw".into(), read_only: true },
         ],
+        nets: vec![
+            Net { tap: "web1".into(), mac: None, vhost: None },
+            Net {
+                tap: "br0-2".into(),
+                mac: Some(MacAddress([0x52, 0x54, 0, 0x12, 0x34, 0x56])),
+                vhost: Some(false),
+            },
+        ],
     };
     assert_eq!(parse(FULL).expect("a guest"), expect);
 }
@@ -105,6 +121,7 @@ fn leaves_out_what_may_be_missing() {
             accelerators: vec![],
             vsock: None,
             disks: vec![],
+            nets: vec![],
         }
     );
 }
@@ -493,6 +510,34 @@ web1.toml:6:13: `disks[0].read_only` is a number; write true or false
     );
     check(
         &with(
+            r#"[[net]]
+tap = "a/b"
+[[net]]
+tap = "t"
+mac = "ff:ff:ff:ff:ff:ff"
+vhost = 1
+[[net]]
+tap = "u"
+[[net]]
+tap = "u""#,
+        ),
+        r#"
+web1.toml:5:7: `net[0].tap` is "a/b"; write the name of a tap, 1 to 15 characters, none of them white space, `/`, `:` or `%`
+  5 | tap = "a/b"
+    |       ^^^^^
+web1.toml:8:7: `net[1].mac` is "ff:ff:ff:ff:ff:ff"; write the address of one station, as in "52:54:00:12:34:56"
+  8 | mac = "ff:ff:ff:ff:ff:ff"
+    |       ^^^^^^^^^^^^^^^^^^^
+web1.toml:9:9: `net[1].vhost` is a number; write true or false
+  9 | vhost = 1
+    |         ^
+web1.toml:12:1: `net[3]` has the `tap` of another; give each its own
+  12 | [[net]]
+     | ^^^^^^^
+"#,
+    );
+    check(
+        &with(
             r#"[[disks]]
 path = "d"
 [[disks]]
@@ -524,7 +569,7 @@ web1.toml:4:1: unknown key `Vcpus`; did you mean `vcpus`?
     check(
         &with(r#"colour = "red""#),
         r#"
-web1.toml:4:1: unknown key `colour`; allowed here: name, vcpus, memory, boot, devices, hot_plug_slots, accelerators, vsock, disks
+web1.toml:4:1: unknown key `colour`; allowed here: name, vcpus, memory, boot, devices, hot_plug_slots, accelerators, vsock, disks, net
   4 | colour = "red"
     | ^^^^^^
 "#,
@@ -627,7 +672,7 @@ web1.toml:1:9: `vcpus` is 0; write a number from 1 to 255
 web1.toml:2:10: `memory` is a number; write a size from 2M to 16T in steps of 2M, as in "512M" or "4G"
   2 | memory = 3
     |          ^
-web1.toml:3:1: unknown key `color`; allowed here: name, vcpus, memory, boot, devices, hot_plug_slots, accelerators, vsock, disks
+web1.toml:3:1: unknown key `color`; allowed here: name, vcpus, memory, boot, devices, hot_plug_slots, accelerators, vsock, disks, net
   3 | color = 1
     | ^^^^^
 web1.toml:4:1: `boot.kernel` is missing; write kernel = "PATH" of a bzImage, vmlinux or ELF program

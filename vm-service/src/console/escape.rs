@@ -7,6 +7,7 @@
 //!            │ Ctrl-A
 //!            ▼
 //!         Escaped ── x ─────▶ quit
+//!            │    ── p ─────▶ power button
 //!            │    ── h ─────▶ help
 //!            │    ── Ctrl-A ▶ Ctrl-A to the guest
 //!            └─── another key ▶ dropped
@@ -22,6 +23,8 @@ pub enum Input {
     Guest(Vec<u8>),
     /// The operator wants to see the keys that are not for the guest.
     Help,
+    /// The operator presses the guest's power button.
+    PowerButton,
     /// The operator wants to stop the guest.
     Quit,
 }
@@ -34,8 +37,7 @@ pub struct Escape {
 
 impl Escape {
     /// What [`Input::Help`] asks for.
-    pub const HELP: &'static str =
-        "Ctrl-A x stops the guest, Ctrl-A Ctrl-A sends Ctrl-A, Ctrl-A h shows this";
+    pub const HELP: &'static str = "Ctrl-A x stops the guest, Ctrl-A p asks it to power off, Ctrl-A Ctrl-A sends Ctrl-A, Ctrl-A h shows this";
 
     /// Sorts the next keys. Nothing is meant by keys after [`Input::Quit`].
     pub fn push(&mut self, keys: &[u8]) -> Vec<Input> {
@@ -51,6 +53,7 @@ impl Escape {
                     inputs.push(Input::Quit);
                     break;
                 }
+                (true, b'p' | b'P') => inputs.push(Input::PowerButton),
                 (true, b'h' | b'H' | b'?') => inputs.push(Input::Help),
                 (true, _) => {}
             }
@@ -79,6 +82,7 @@ mod tests {
         check(&[b"a\x01\x01b"], &[guest(b"a\x01b")]);
         check(&[b"\x01", b"\x01", b"x"], &[guest(b"\x01"), guest(b"x")]);
         check(&[b"a\x01hb"], &[guest(b"a"), Input::Help, guest(b"b")]);
+        check(&[b"a\x01pb"], &[guest(b"a"), Input::PowerButton, guest(b"b")]);
         check(&[b"a\x01zb"], &[guest(b"ab")]);
         check(&[b""], &[]);
     }

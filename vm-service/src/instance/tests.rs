@@ -36,6 +36,7 @@ fn start(guest: Asm, devices: Option<Devices>, screen: &Screen, stop: &Stop) -> 
         accelerators: Vec::new(),
         vsock: None,
         disks: Vec::new(),
+        nets: Vec::new(),
     };
     let console = Console { output: Box::new(screen.clone()), input: None };
     let options = MachineOptions { console, on_reboot: OnReboot::End, ..MachineOptions::default() };

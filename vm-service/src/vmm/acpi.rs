@@ -118,6 +118,7 @@ fn dsdt(platform: &Platform) -> Sdt {
     pci_host(platform, &mut devices);
     ecam(platform, &mut devices);
     serial(&mut devices);
+    power_button(&mut devices);
     body.vec(&aml::Scope::raw("_SB_".into(), devices));
     let mut dsdt = Sdt::new(*b"DSDT", 36, 6, OEM, OEM_TABLE, REVISION);
     dsdt.append_slice(&body);
@@ -214,6 +215,35 @@ fn serial(out: &mut Vec<u8>) {
                     &aml::Interrupt::new(true, true, false, false, layout::SERIAL_GSI),
                 ]),
             ),
+        ],
+    )
+    .to_aml_bytes(out);
+}
+
+/// The power button, and the Generic Event Device whose interrupt says that it was pressed (ACPI 6.5, 4.8.2.2.1.2 and 5.6.9).
+fn power_button(out: &mut Vec<u8>) {
+    aml::Device::new(
+        "PWRB".into(),
+        vec![&Name::new("_HID".into(), &EISAName::new("PNP0C0C")), &Name::new("_UID".into(), &aml::ZERO)],
+    )
+    .to_aml_bytes(out);
+    aml::Device::new(
+        "GED0".into(),
+        vec![
+            &Name::new("_HID".into(), &"ACPI0013"),
+            &Name::new("_UID".into(), &aml::ZERO),
+            &Name::new(
+                "_CRS".into(),
+                &ResourceTemplate::new(vec![&aml::Interrupt::new(
+                    true,
+                    true,
+                    false,
+                    false,
+                    layout::POWER_BUTTON_GSI,
+                )]),
+            ),
+            // It has no other interrupt.
+            &Method::new("_EVT".into(), 1, true, vec![&aml::Notify::new(&Path::new("PWRB"), &0x80u8)]),
         ],
     )
     .to_aml_bytes(out);

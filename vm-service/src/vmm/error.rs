@@ -79,6 +79,14 @@ pub enum MachineError {
         /// Why not, and what to do.
         reason: String,
     },
+    /// A network interface could not be had.
+    #[error("the guest can't have a network interface at the tap {tap}: {reason}")]
+    Net {
+        /// Name of the tap.
+        tap: String,
+        /// Why not, and what to do.
+        reason: String,
+    },
     /// The guest can't have a vsock device.
     #[error("the guest can't have a vsock device: {reason}")]
     Vsock {

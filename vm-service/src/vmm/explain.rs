@@ -22,7 +22,7 @@ pub(crate) fn explain_options(config: &GuestConfig, kvm: Option<&Path>) -> Expla
     options
 }
 
-/// The BARs of the machine's own devices: the accelerators that it shares, vsock, disks.
+/// The BARs of the machine's own devices: the accelerators that it shares, vsock, disks, network interfaces.
 fn emulated(config: &GuestConfig) -> Vec<FunctionRequest> {
     let virtio = |name: String, window| FunctionRequest { name, slot: None, bars: VirtioPci::bars(window) };
     let shared = config.accelerators.iter();
@@ -32,5 +32,6 @@ fn emulated(config: &GuestConfig) -> Vec<FunctionRequest> {
         own.push(virtio("the vsock device".into(), None));
     }
     own.extend(config.disks.iter().map(|disk| virtio(format!("the disk {}", disk.path.display()), None)));
+    own.extend(config.nets.iter().map(|net| virtio(format!("the network interface at {}", net.tap), None)));
     own
 }

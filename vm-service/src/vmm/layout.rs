@@ -57,6 +57,8 @@ pub const FOUR_GIB: u64 = 1 << 32;
 
 /// Interrupt line of the serial console.
 pub const SERIAL_GSI: u32 = 4;
+/// Interrupt line of the power button.
+pub const POWER_BUTTON_GSI: u32 = 5;
 /// Interrupt pins of the I/O APIC.
 pub const IO_APIC_PINS: u32 = 24;
 

@@ -26,15 +26,16 @@ use super::lifecycle::{End, Event, Lifecycle, OnReboot};
 use super::loading::Loading;
 use super::memory::{Backing, Prefault};
 use super::pci::{self, ExpectedFunction, GuestAnswer, PciRoot};
+use super::power_button::PowerButton;
 use super::quiesced::Quiesced;
 use super::restarts::Restarts;
 use super::serial::{Input, SerialConsole};
 use super::stop::Stop;
 use super::vcpu::{Halted, VcpuThreads};
-use super::virtio::{AcceleratorDevice, BlockDevice, VirtioDevice, VirtioPci, VsockDevice};
+use super::virtio::{AcceleratorDevice, BlockDevice, NetDevice, VirtioDevice, VirtioPci, VsockDevice};
 use super::{memory, sys, vcpu};
 use crate::accelerator::WorkerProgram;
-use crate::config::{Boot, GuestConfig};
+use crate::config::{Boot, GuestConfig, MacAddress};
 use crate::deadlines::VCPU_STOP;
 use crate::output::Standard;
 
@@ -77,6 +78,8 @@ pub struct MachineOptions {
     pub on_reboot: OnReboot,
     /// The program that serves an accelerator which the guest shares.
     pub worker: WorkerProgram,
+    /// The guest's power button, where somebody has it already.
+    pub power_button: Option<PowerButton>,
     /// Ends [`Machine::new`], which waits for the storage of the guest's program, and for the accelerators that the guest
     /// shares: a GPU may take long to wake.
     pub stop: Option<Stop>,
@@ -89,6 +92,7 @@ impl Default for MachineOptions {
             console: Console::default(),
             on_reboot: OnReboot::default(),
             worker: WorkerProgram::default(),
+            power_button: None,
             stop: None,
         }
     }
@@ -125,6 +129,7 @@ pub struct Machine {
     chips: IrqChips,
     io: Arc<Io>,
     console_input: Option<OwnedFd>,
+    power_button: PowerButton,
     /// How long vCPUs may take to leave the guest.
     pub(super) vcpu_stop: Duration,
     /// When a guest that has never exited is reported.
@@ -132,13 +137,13 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Makes the machine of a guest: RAM, vCPUs, console and disks. The passed-through devices of `config` are not
+    /// Makes the machine of a guest: RAM, vCPUs, console, disks and network interfaces. The passed-through devices of `config` are not
     /// opened: [expect](Self::expect) them. When there are any, RAM is made present meanwhile, as they pin all of it; and the
     /// guest's program is loaded meanwhile.
     ///
     /// # Errors
     /// When KVM is absent or refuses, there is too little memory, the guest's program can't be booted as far as its headers
-    /// tell, or a disk can't be opened.
+    /// tell, or a disk or a tap can't be opened.
     pub fn new(config: &GuestConfig, options: MachineOptions) -> Result<Self, MachineError> {
         if config.vcpus == 0 {
             return Err(MachineError::Config { what: "vcpus", value: 0, reason: "it must be 1 to 255" });
@@ -189,6 +194,9 @@ impl Machine {
         let resources = |source| MachineError::Thread { what: "console", source };
         let interrupt = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(resources)?;
         vm.register_irqfd(&interrupt, layout::SERIAL_GSI).map_err(MachineError::kvm("KVM_IRQFD"))?;
+        let power_button = options.power_button.map_or_else(PowerButton::new, Ok).map_err(resources)?;
+        vm.register_irqfd(power_button.event(), layout::POWER_BUTTON_GSI)
+            .map_err(MachineError::kvm("KVM_IRQFD"))?;
         let serial = SerialConsole::new(interrupt, options.console.output).map_err(resources)?;
         let lifecycle = Arc::new(Lifecycle::new().map_err(resources)?);
         let pci = PciRoot::new(vmm.clone(), vmm.bars().clone(), lifecycle.clone());
@@ -213,6 +221,10 @@ impl Machine {
         for disk in &config.disks {
             devices.push(Box::new(BlockDevice::open(disk)?));
         }
+        for (index, net) in config.nets.iter().enumerate() {
+            let mac = net.mac.unwrap_or_else(|| MacAddress::of(&config.name, index));
+            devices.push(Box::new(NetDevice::open(net, mac, vmm.memory())?));
+        }
         // Beside the host bridge and what is to come.
         let left = pci::SLOTS.saturating_sub(1 + devices.len() + config.devices.len());
         for device in devices {
@@ -236,6 +248,7 @@ impl Machine {
             chips,
             io,
             console_input: options.console.input,
+            power_button,
             vcpu_stop: VCPU_STOP,
             silence: SILENCE,
         })
@@ -261,6 +274,11 @@ impl Machine {
     /// What others do to the guest, also while it runs.
     pub fn handle(&self) -> MachineHandle {
         MachineHandle(Arc::downgrade(&self.io))
+    }
+
+    /// What asks the guest to power itself off.
+    pub fn power_button(&self) -> PowerButton {
+        self.power_button.clone()
     }
 
     /// Runs the guest until it ends or `stop` is requested. vCPUs are not in the guest afterwards, disks and accelerators

@@ -10,7 +10,7 @@ use rustix::fs::OFlags;
 
 use crate::console::{Escape, Input, Keyboard, Link, Pty, RawTerminal};
 use crate::output::Standard;
-use crate::vmm::{self, Stop};
+use crate::vmm::{self, PowerButton, Stop};
 use crate::{log, save};
 
 /// Where a guest's serial console goes.
@@ -61,6 +61,7 @@ pub(super) fn open(
     console: &Console,
     json: bool,
     stop: &Stop,
+    button: &PowerButton,
 ) -> Result<(vmm::Console, ConsoleService), String> {
     let silent = ConsoleService { _keyboard: None, _terminal: None, _link: None };
     match console {
@@ -71,8 +72,8 @@ pub(super) fn open(
             })?;
             Ok((vmm::Console { output, input: None }, silent))
         }
-        Console::Pty(link) => pty(link.as_deref(), stop),
-        Console::Stdio => stdio(json, stop)
+        Console::Pty(link) => pty(link.as_deref(), stop, button),
+        Console::Stdio => stdio(json, stop, button)
             .map_err(|error| format!("the console can't be opened: {error}; try `--console none`")),
     }
 }
@@ -125,11 +126,11 @@ impl Write for Fifo {
     }
 }
 
-fn stdio(json: bool, stop: &Stop) -> io::Result<(vmm::Console, ConsoleService)> {
+fn stdio(json: bool, stop: &Stop, button: &PowerButton) -> io::Result<(vmm::Console, ConsoleService)> {
     let output = Box::new(if json { Standard::Error } else { Standard::Output });
     let stdin = io::stdin();
     let terminal = RawTerminal::enter(&stdin)?;
-    let (keyboard, input) = keyboard(stdin.as_fd(), stop)?;
+    let (keyboard, input) = keyboard(stdin.as_fd(), stop, button)?;
     if terminal.is_some() {
         tracing::info!("{}", Escape::HELP);
     }
@@ -137,12 +138,16 @@ fn stdio(json: bool, stop: &Stop) -> io::Result<(vmm::Console, ConsoleService)> 
     Ok((console, ConsoleService { _keyboard: Some(keyboard), _terminal: terminal, _link: None }))
 }
 
-fn pty(at: Option<&Path>, stop: &Stop) -> Result<(vmm::Console, ConsoleService), String> {
+fn pty(
+    at: Option<&Path>,
+    stop: &Stop,
+    button: &PowerButton,
+) -> Result<(vmm::Console, ConsoleService), String> {
     let no_pty = |error| {
         format!("the console can't be a pseudo-terminal: {error}; see whether devpts is mounted on /dev/pts")
     };
     let (pty, path) = Pty::open().map_err(no_pty)?;
-    let (keyboard, input) = keyboard(pty.as_fd(), stop).map_err(no_pty)?;
+    let (keyboard, input) = keyboard(pty.as_fd(), stop, button).map_err(no_pty)?;
     let link = |link: &Path| {
         Link::new(&path, link).map_err(|error| {
             format!("{} can't be made a link to the console: {error}; name another", link.display())
@@ -155,15 +160,16 @@ fn pty(at: Option<&Path>, stop: &Stop) -> Result<(vmm::Console, ConsoleService),
 }
 
 /// Reads what is typed, and carries it to where the guest reads it.
-fn keyboard(from: BorrowedFd<'_>, stop: &Stop) -> io::Result<(Keyboard, PipeReader)> {
+fn keyboard(from: BorrowedFd<'_>, stop: &Stop, button: &PowerButton) -> io::Result<(Keyboard, PipeReader)> {
     let (input, mut keys) = io::pipe()?;
     // The guest may read slowly or never. What does not fit is lost, as on a real serial line, and the keys for the
     // VMM still work.
     rustix::io::ioctl_fionbio(&keys, true)?;
-    let stop = stop.clone();
+    let (stop, button) = (stop.clone(), button.clone());
     let keyboard = Keyboard::start(from, move |input| match input {
         Input::Guest(bytes) => drop(keys.write(&bytes)),
         Input::Help => log::say(format_args!("{}\n", Escape::HELP)),
+        Input::PowerButton => button.press(),
         Input::Quit => stop.request(),
     })?;
     Ok((keyboard, input))

@@ -51,6 +51,7 @@ fn config(kernel: &Path, vcpus: u8) -> GuestConfig {
         accelerators: Vec::new(),
         vsock: None,
         disks: Vec::new(),
+        nets: Vec::new(),
     }
 }
 
@@ -138,6 +139,39 @@ fn every_way_to_reset_is_one() {
     let nothing =
         Asm::default().out8(0xcf9, 2).out8(0x64, 0xff).out8(0x600, 5 << 2).out8(0x600, 4 << 2 | 1 << 5);
     check(nothing.print("on").power_off(), 1, End::Shutdown, "on");
+}
+
+#[test]
+fn the_power_button_interrupts_the_guest() {
+    if !kvm() {
+        return;
+    }
+    // Pin 5 of the I/O APIC as vector 0x45; the processor takes no interrupts, so its local APIC keeps it as requested.
+    let guest = Asm::default()
+        .store32(0xfee0_00f0, 0x1ff)
+        .store32(0xfec0_0000, 0x1a)
+        .store32(0xfec0_0010, 0x45)
+        .store32(0xfec0_0000, 0x1b)
+        .store32(0xfec0_0010, 0)
+        .print("r")
+        .wait_while(0xfee0_0220, 0)
+        .load32(0xfee0_0220)
+        .expect_eax(1 << 5, "p")
+        .power_off();
+    let kernel = guest.elf();
+    let (mut machine, screen, stop) = machine(kernel.path(), 1, OnReboot::End);
+    let (button, watched, asked) = (machine.power_button(), screen.clone(), stop.clone());
+    // Before the guest runs nothing hears of it.
+    button.press();
+    let pressing = std::thread::spawn(move || {
+        while watched.text().is_empty() && !asked.requested() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        button.press();
+    });
+    assert_eq!(machine.run(&stop).unwrap().end, End::Shutdown);
+    pressing.join().unwrap();
+    assert_eq!(screen.text(), "rp");
 }
 
 #[test]

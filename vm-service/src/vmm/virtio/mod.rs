@@ -9,17 +9,20 @@ mod block;
 #[cfg(test)]
 mod fuzz;
 mod interrupt;
+mod net;
 mod pci;
 mod programs;
 mod registers;
 mod supervisor;
 #[cfg(test)]
 mod tests;
+mod vhost_rings;
 mod vsock;
 mod worker;
 
 pub(super) use accelerator::AcceleratorDevice;
 pub(super) use block::BlockDevice;
+pub(super) use net::NetDevice;
 pub(super) use pci::VirtioPci;
 pub(super) use vsock::VsockDevice;
 

@@ -5,22 +5,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use vhost::VhostBackend as _;
 use vhost::vhost_kern::vsock::Vsock;
-use vhost::vsock::VhostVsock;
-use vhost::{VhostBackend as _, VhostUserMemoryRegionInfo, VringConfigData};
-use virtio_queue::QueueT as _;
-use vm_memory::{
-    Address as _, GuestMemoryBackend as _, GuestMemoryMmap, GuestMemoryRegion as _, GuestRegionMmap,
-};
+use vhost::vsock::VhostVsock as _;
+use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+use super::vhost_rings::{self, Transport};
 use super::worker::Worker;
 use super::{Activation, VirtioDevice};
 use crate::config;
-use crate::deadlines::VSOCK_STOP;
+use crate::deadlines::VHOST_STOP;
 use crate::vmm::error::MachineError;
-use crate::vmm::{Stop, sys};
 
 /// Communication controller, other.
 const CLASS: u32 = 0x07_8000;
@@ -33,17 +29,12 @@ const FIRST_CID: u32 = 3;
 /// How many ids are tried where none is chosen.
 const ATTEMPTS: u32 = 1 << 16;
 
-/// How soon stopping vhost is tried again.
-const RETRY: Duration = Duration::from_secs(1);
-
 type Vhost = Vsock<Arc<GuestMemoryMmap>>;
 
-/// What carries a guest's vsock: the Linux kernel's vhost-vsock.
-trait Transport: Send + Sync {
-    /// Carries packets of these queues, for a driver that accepted some of the features `offered`.
-    fn start(&self, work: &Activation, offered: u64) -> vhost::Result<()>;
-    /// Touches neither queues nor RAM any more. The guest keeps its context id.
-    fn stop(&self) -> vhost::Result<()>;
+/// What carries a guest's vsock. The guest keeps its context id while it is stopped.
+struct Carrier {
+    vhost: Vhost,
+    features: u64,
 }
 
 /// A guest in the host's vsock. Its context id is its own for as long as this lives: through resets of its device and its
@@ -102,22 +93,6 @@ impl Peer {
             let _ = watcher.write(1);
         }
     }
-
-    /// Carries packets until it is asked to end.
-    fn serve(&self, work: &Activation, offered: u64, end: &Stop) -> vhost::Result<()> {
-        let started = self.transport.start(work, offered);
-        if started.is_ok() {
-            let end = sys::borrow(end.event());
-            while let Err(rustix::io::Errno::INTR) = poll(&mut [PollFd::new(&end, PollFlags::IN)], None) {}
-        }
-        // What was not started whole is stopped too. Until it is, this thread has not ended, and the machine knows.
-        while let Err(error) = self.transport.stop() {
-            tracing::error!(cid = self.cid, %error, "the guest's vsock device can't be stopped; it is tried again");
-            std::thread::sleep(RETRY);
-        }
-        self.reset();
-        started
-    }
 }
 
 /// The device.
@@ -148,7 +123,7 @@ impl VsockDevice {
             })?,
             None => first_free(&vhost)?,
         };
-        Ok(Self::new(Peer::new(cid, Box::new(vhost)), features))
+        Ok(Self::new(Peer::new(cid, Box::new(Carrier { vhost, features })), features))
     }
 
     fn new(peer: Peer, features: u64) -> Self {
@@ -221,64 +196,26 @@ impl VirtioDevice for VsockDevice {
     }
 
     fn stopping(&self) -> (Duration, &'static str) {
-        (VSOCK_STOP, "see what the Linux kernel's log says of vhost")
+        (VHOST_STOP, "see what the Linux kernel's log says of vhost")
     }
 
     fn start(&self, work: Activation) -> io::Result<Worker> {
-        let (peer, offered) = (self.peer.clone(), self.features);
+        let (peer, name) = (self.peer.clone(), self.name());
         Worker::run("virtio-vsock", move |end| {
-            if let Err(error) = peer.serve(&work, offered, end) {
-                tracing::warn!(cid = peer.cid, %error, "the guest's vsock device was not started");
-                work.interrupt.give_up();
-            }
+            vhost_rings::serve(&*peer.transport, &name, &work, end);
+            peer.reset();
         })
     }
 }
 
-impl Transport for Vhost {
-    fn start(&self, work: &Activation, offered: u64) -> vhost::Result<()> {
-        if work.features & !offered != 0 {
-            // No vhost-vsock is known that lacks one of the transport's.
-            return Err(vhost::Error::InvalidOperation);
-        }
-        self.set_features(work.features)?;
-        let region = |region: &GuestRegionMmap| VhostUserMemoryRegionInfo {
-            guest_phys_addr: region.start_addr().raw_value(),
-            memory_size: region.len(),
-            userspace_addr: region.as_ptr() as u64,
-            // Those are for another process, and this is none.
-            mmap_offset: 0,
-            mmap_handle: -1,
-        };
-        let regions: Vec<VhostUserMemoryRegionInfo> = work.memory.iter().map(region).collect();
-        self.set_mem_table(&regions)?;
-        let mut served = 0;
-        for (index, queue, kick) in work.queues.iter().filter(|(index, ..)| *index < SERVED) {
-            let slot = usize::from(*index);
-            let data = VringConfigData {
-                queue_max_size: QUEUE_SIZE,
-                queue_size: queue.size(),
-                flags: 0,
-                desc_table_addr: queue.desc_table(),
-                used_ring_addr: queue.used_ring(),
-                avail_ring_addr: queue.avail_ring(),
-                log_addr: None,
-            };
-            self.set_vring_num(slot, queue.size())?;
-            self.set_vring_addr(slot, &data)?;
-            self.set_vring_base(slot, 0)?;
-            let silent = || EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(vhost::Error::IoctlError);
-            let call = work.interrupt.trigger(*index).map_or_else(silent, Ok)?;
-            self.set_vring_call(slot, &call)?;
-            self.set_vring_kick(slot, kick)?;
-            served += 1;
-        }
-        // A driver that enabled not both wants nothing.
-        if served == SERVED { VhostVsock::start(self) } else { Ok(()) }
+impl Transport for Carrier {
+    fn start(&self, work: &Activation, broken: &EventFd) -> vhost::Result<()> {
+        let is_used = vhost_rings::set_up(&self.vhost, self.features, work, SERVED, broken)?;
+        if is_used { self.vhost.start() } else { Ok(()) }
     }
 
     fn stop(&self) -> vhost::Result<()> {
-        VhostVsock::stop(self)
+        self.vhost.stop()
     }
 }
 
@@ -295,7 +232,7 @@ mod tests {
     pub(super) struct Nothing;
 
     impl Transport for Nothing {
-        fn start(&self, _: &Activation, _: u64) -> vhost::Result<()> {
+        fn start(&self, _: &Activation, _: &EventFd) -> vhost::Result<()> {
             Ok(())
         }
 
@@ -316,7 +253,7 @@ mod tests {
     }
 
     impl Transport for Arc<Fake> {
-        fn start(&self, _: &Activation, _: u64) -> vhost::Result<()> {
+        fn start(&self, _: &Activation, _: &EventFd) -> vhost::Result<()> {
             self.said.lock().unwrap().push("start");
             if self.fails { Err(vhost::Error::InvalidQueue) } else { Ok(()) }
         }
