@@ -15,6 +15,7 @@ mod log;
 pub mod net;
 mod pci;
 mod sys;
+mod systemd;
 mod verdict;
 mod wait;
 
@@ -29,6 +30,7 @@ pub use l1::{Finished, L1, OWN_VMM, VFIO_EDU, VM_SERVICE};
 pub use l2::L2;
 pub use log::kernel_log;
 pub use pci::Function;
+pub use systemd::Systemd;
 pub use wait::wait_until;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -41,6 +43,7 @@ use crate::scenarios;
 
 /// Runs the agent, and powers the machine off. Never returns on a machine of the testbed.
 pub fn main() {
+    systemd::serve(std::env::args());
     if std::process::id() != 1 {
         if let Some(held) = hold::parse(std::env::args()) {
             hold::hold(&held);

@@ -11,12 +11,14 @@ mod command;
 mod modules;
 mod qemu;
 mod stock_kernel;
+mod systemd;
 
 pub use built_kernel::provision_built;
 pub use cache::Cache;
 pub use command::{Step, say, tail};
 pub use qemu::{libraries_of, provision_qemu, qemu_files};
 pub use stock_kernel::provision_stock;
+pub use systemd::{provision_systemd, systemd_files};
 
 use std::path::PathBuf;
 

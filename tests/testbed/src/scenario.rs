@@ -64,6 +64,8 @@ pub struct Contents {
     /// The examples of a VMM that implements the library's boundary itself, and of two processes that drive one device, as
     /// `/bin/own_vmm` and `/bin/vfio_edu`.
     pub own_vmm: bool,
+    /// This machine's systemd, with the units of the project's package.
+    pub systemd: bool,
 }
 
 impl Contents {
@@ -75,6 +77,7 @@ impl Contents {
         peers: false,
         example: false,
         own_vmm: false,
+        systemd: false,
     };
 
     /// What either has.
@@ -87,6 +90,7 @@ impl Contents {
             peers: self.peers || other.peers,
             example: self.example || other.example,
             own_vmm: self.own_vmm || other.own_vmm,
+            systemd: self.systemd || other.systemd,
         }
     }
 }

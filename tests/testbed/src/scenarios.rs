@@ -15,6 +15,7 @@ mod linux_e1000e;
 mod linux_nvme;
 mod own_vmm;
 mod scan_explain;
+mod systemd;
 mod two_guests;
 mod unbind_stuck;
 
@@ -34,6 +35,7 @@ pub const ALL: &[Scenario] = &[
     device_kinds::SCENARIO,
     group_not_viable::SCENARIO,
     scan_explain::SCENARIO,
+    systemd::SCENARIO,
     bare_edu::SCENARIO,
     own_vmm::SCENARIO,
     bare_accel::SCENARIO,

@@ -1,4 +1,4 @@
-//! System calls that neither the standard library nor rustix has: interface ioctls, VFIO group ioctls, ptrace.
+//! System calls that neither the standard library nor rustix has: interface ioctls, namespaces, VFIO group ioctls, ptrace.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -60,6 +60,20 @@ fn interface_ioctl(request: libc::Ioctl, ifreq: &mut libc::ifreq) -> io::Result<
 
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Gives this process mounts of its own, and its children processes of their own.
+pub(super) fn unshare_processes_and_mounts() -> io::Result<()> {
+    // SAFETY: it takes no pointers, and leaves descriptors and memory as they are.
+    check(unsafe { libc::unshare(libc::CLONE_NEWPID | libc::CLONE_NEWNS) }).map(drop)
+}
+
+/// Has this process use the mounts of another, and its children be among the other's processes.
+pub(super) fn enter_processes_and_mounts(pid: i32) -> io::Result<()> {
+    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+    let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
+    // SAFETY: it takes no pointers, and leaves descriptors and memory as they are.
+    check(unsafe { libc::setns(process.as_raw_fd(), libc::CLONE_NEWPID | libc::CLONE_NEWNS) }).map(drop)
 }
 
 // From include/uapi/linux/vfio.h: type ';', base 100.

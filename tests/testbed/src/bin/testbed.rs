@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use clap::Parser;
 use testbed::host::{Outcome, Programs, Purpose, Run, Verdict, run_all, workspace};
-use testbed::provision::{Cache, LinuxKernel, provision_built, provision_qemu, provision_stock};
+use testbed::provision::{
+    Cache, LinuxKernel, provision_built, provision_qemu, provision_stock, provision_systemd,
+};
 use testbed::scenario::{Contents, Scenario, Variant};
 use testbed::scenarios;
 
@@ -69,6 +71,9 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
     let chosen = choose(arguments)?;
     let cache = Cache::of_user()?;
     provision_qemu(&cache)?;
+    if chosen.iter().any(|(scenario, _)| scenario.contents.systemd) {
+        provision_systemd(&cache)?;
+    }
     let needed = |variant| arguments.provision || chosen.iter().any(|(_, chosen)| *chosen == variant);
     let kernel = |variant| -> Result<LinuxKernel, String> {
         if !needed(variant) {

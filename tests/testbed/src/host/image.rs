@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::Programs;
+use super::{Programs, workspace};
 use crate::agent::{CLOUD_HYPERVISOR, OWN_VMM, VFIO_EDU};
 use crate::cpio::Archive;
-use crate::provision::{LinuxKernel, libraries_of, qemu_files};
+use crate::provision::{LinuxKernel, libraries_of, qemu_files, systemd_files};
 use crate::scenario::Contents;
 
 /// Makes L1's initial RAM disk. A Linux guest's is made beside it, and put into it.
@@ -40,6 +40,23 @@ pub(super) fn make_l1(
     if contents.own_vmm {
         tree.program(OWN_VMM.trim_start_matches('/'), built(&programs.own_vmm)?)?;
         tree.program(VFIO_EDU.trim_start_matches('/'), built(&programs.vfio_edu)?)?;
+    }
+    if contents.systemd {
+        for path in systemd_files()? {
+            let place = path.display().to_string();
+            let source = std::fs::canonicalize(&path)?;
+            match path.extension() {
+                Some(_) => tree.file(place.trim_start_matches('/'), 0o644, &source)?,
+                None => tree.program(place.trim_start_matches('/'), &source)?,
+            }
+        }
+        for entry in std::fs::read_dir(workspace().join("vm-service/package"))? {
+            let unit = entry?.path();
+            if unit.extension().is_some_and(|kind| kind == "service" || kind == "socket") {
+                let name = unit.file_name().unwrap_or_default().to_string_lossy();
+                tree.file(&format!("etc/systemd/system/{name}"), 0o644, &unit)?;
+            }
+        }
     }
     if contents.peers {
         for (place, source) in qemu_files()? {
