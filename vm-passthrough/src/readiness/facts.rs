@@ -1,6 +1,6 @@
 //! What is true of the whole host and bears on every function: mounts, swap, routes, limits, credentials.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::OnceLock;
 
 use super::disks::{DiskFacts, Mounts};
@@ -39,6 +39,8 @@ pub(super) struct HostFacts {
     /// Bytes of RAM in all, and those that can be had without swapping; `None` where it is not known.
     pub(super) total_memory: Option<u64>,
     pub(super) available_memory: Option<u64>,
+    /// The least memory that a cgroup of this process may have, and the file that says so.
+    pub(super) memory_limit: Option<(u64, PathBuf)>,
     /// What could not be read, and why.
     unread: Vec<(PathBuf, String)>,
 }
@@ -247,7 +249,19 @@ impl HostFacts {
             line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
         };
         (self.total_memory, self.available_memory) = (bytes("MemTotal:"), bytes("MemAvailable:"));
+        let groups = self.text_if_any(host.proc.join("self/cgroup"));
+        // Only version 2 has this line and these files.
+        let own = groups.lines().find_map(|line| line.strip_prefix("0::/"));
+        // A group outside what this process may see begins with `..`.
+        let Some(own) = own.map(Path::new).filter(|own| own.components().all(is_name)) else { return };
+        let files = own.ancestors().map(|group| host.sys.join("fs/cgroup").join(group).join("memory.max"));
+        let limit = |file: PathBuf| Some((files::read_trimmed(&file)?.parse().ok()?, file));
+        self.memory_limit = files.filter_map(limit).min();
     }
+}
+
+fn is_name(part: Component<'_>) -> bool {
+    matches!(part, Component::Normal(_))
 }
 
 /// What could not be read.

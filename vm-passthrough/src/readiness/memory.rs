@@ -18,6 +18,22 @@ fn host_memory(case: &mut Case<'_>) {
     }
     let needed = case.options.memory();
     let (total, available) = (case.facts.total_memory, case.facts.available_memory);
+    if let Some((limit, file)) = case.facts.memory_limit.as_ref().filter(|(limit, _)| needed > *limit) {
+        let evidence = format!(
+            "the guest's {} of RAM stay pinned for the device; {} allows {}",
+            size_text(needed),
+            file.display(),
+            size_text(*limit)
+        );
+        let remedy = "give the guest less memory, or its cgroup more (MemoryMax= in the systemd unit)";
+        case.add(
+            BlockerCode::HostMemoryTooLow,
+            Severity::Blocker,
+            case.function.address,
+            evidence,
+            remedy.into(),
+        );
+    }
     let (severity, limit, remedy) = match (total, available) {
         (Some(total), _) if needed > total => (Severity::Blocker, total, "give the guest less memory"),
         (_, Some(available)) if needed > available => {

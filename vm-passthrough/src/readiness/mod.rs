@@ -85,17 +85,18 @@ pub struct ExplainOptions {
 }
 
 impl ExplainOptions {
-    /// For a guest with `bytes` of RAM: up to 3 GiB from 0, the rest from 4 GiB on.
+    /// For a guest with `bytes` of RAM: up to 3 GiB from 0, more from 4 GiB on, and what does not end below 1012 GiB from
+    /// 1 TiB on, as IOMMUs of AMD translate nothing between (it is HyperTransport's).
     pub fn for_memory(bytes: u64) -> Self {
-        const HOLE: u64 = 3 << 30;
-        const HIGH: u64 = 4 << 30;
-        let low = bytes.min(HOLE);
+        const ROOMS: [IovaRange; 3] = [0..=(3 << 30) - 1, 4 << 30..=(1012 << 30) - 1, 1 << 40..=u64::MAX];
         let mut ram = Vec::new();
-        if low > 0 {
-            ram.push(0..=low - 1);
-        }
-        if bytes > low {
-            ram.push(HIGH..=HIGH.saturating_add(bytes - low - 1));
+        let mut left = bytes;
+        for room in &ROOMS {
+            let part = left.min((room.end() - room.start()).saturating_add(1));
+            if part > 0 {
+                ram.push(*room.start()..=room.start() + (part - 1));
+            }
+            left -= part;
         }
         Self {
             ram,

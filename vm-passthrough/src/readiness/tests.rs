@@ -643,6 +643,21 @@ fn iova_too_wide() {
     assert_eq!(scene.explain().blockers, []);
 }
 
+/// As much as a large host has, around what AMD's IOMMUs never translate.
+#[test]
+fn ram_lies_around_what_hypertransport_has() {
+    let hypertransport = "0x000000fd00000000 0x000000ffffffffff reserved\n";
+    for gib in [1012u64, 1013, 1500, 4096] {
+        let mut scene = Scene::new()
+            .write("sys/kernel/iommu_groups/1/reserved_regions", hypertransport)
+            .write("proc/meminfo", "MemTotal: 8589934592 kB\n")
+            .write("sys/devices/virtual/iommu/dmar0/intel-iommu/cap", "2f0000\n");
+        scene.options = ExplainOptions::for_memory(gib << 30);
+        assert_eq!(scene.options.memory(), gib << 30);
+        assert_eq!(scene.explain().blockers, [], "{gib} GiB");
+    }
+}
+
 #[test]
 fn host_memory_too_low() {
     let scene = |total: &str, available: &str| {
@@ -660,6 +675,23 @@ fn host_memory_too_low() {
         busy,
         &["less memory", "end what"],
     );
+    // A cgroup has less, or one around it.
+    let group = |limits: [&str; 3]| {
+        let mut scene =
+            scene("33554432 kB", "33554432 kB").write("proc/self/cgroup", "0::/a.slice/b.service\n");
+        for (place, limit) in ["", "a.slice/", "a.slice/b.service/"].into_iter().zip(limits) {
+            scene = scene.write(&format!("sys/fs/cgroup/{place}memory.max"), limit);
+        }
+        scene
+    };
+    let remedies = &["less memory", "MemoryMax="];
+    let own = &["24 GiB of RAM", "a.slice/b.service/memory.max allows 8 GiB"];
+    group(["max\n", "17179869184\n", "8589934592\n"]).check(Code::HostMemoryTooLow, Blocks, own, remedies);
+    let outer = &["a.slice/memory.max allows 8 GiB"];
+    group(["max\n", "8589934592\n", "max\n"]).check(Code::HostMemoryTooLow, Blocks, outer, remedies);
+    assert_eq!(group(["max\n", "25769803776\n", "x"]).explain().blockers, []);
+    let outside = group(["1\n", "1\n", "1\n"]).write("proc/self/cgroup", "0::/../../b\n1:memory:/a.slice\n");
+    assert_eq!(outside.explain().blockers, []);
     // Nobody has asked for 1 GiB.
     let mut assumed = scene("524288 kB", "1 kB");
     assumed.options = ExplainOptions::default();

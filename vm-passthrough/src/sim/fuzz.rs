@@ -40,6 +40,7 @@ const FILES: &[&str] = &[
     "proc/interrupts",
     "proc/iomem",
     "proc/self/mountinfo",
+    "proc/self/cgroup",
     "proc/self/limits",
     "proc/self/status",
     "proc/swaps",

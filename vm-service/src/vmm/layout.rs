@@ -7,13 +7,14 @@
 //! 0xfec0_0000      I/O APIC
 //! 0xfee0_0000      local APIC and MSI
 //! 0xfffb_c000      KVM's own page tables and task state (Intel without unrestricted guests)
-//! 4 GiB            the rest of the RAM
+//! 4 GiB            the rest of the RAM, as far as it ends below 1012 GiB
+//! 1 TiB            what is left of it then
 //! next 1 GiB bound 64-bit BARs, to the end of what the processor can address
 //! ```
 
 use std::ops::Range;
 
-use vm_passthrough::pci::placement::Windows;
+use vm_passthrough::readiness::ExplainOptions;
 
 /// The guest enters with RSP here; it grows down. Below it is the interrupt vector table that nothing uses.
 pub const BOOT_STACK: u64 = 0x8ff0;
@@ -85,7 +86,7 @@ pub mod port {
 /// How one guest's RAM and BAR windows lie.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// RAM ranges: one, or two around the 32-bit hole.
+    /// RAM ranges, which begin on a huge page: up to three, around the 32-bit hole and what HyperTransport has.
     pub ram: Vec<Range<u64>>,
     /// Window for BARs that may lie above 4 GiB.
     pub mem64: Range<u64>,
@@ -95,14 +96,10 @@ impl Layout {
     /// Lays out `memory` bytes of RAM for processors with `phys_bits` address bits; `None` when that leaves no room
     /// for 64-bit BARs.
     pub fn new(memory: u64, phys_bits: u8) -> Option<Self> {
-        let mut ram: Vec<_> = std::iter::once(0..memory.min(LOW_RAM_LIMIT)).collect();
-        let mut end = FOUR_GIB;
-        if memory > LOW_RAM_LIMIT {
-            end = FOUR_GIB.checked_add(memory - LOW_RAM_LIMIT)?;
-            ram.push(FOUR_GIB..end);
-        }
         // Where `explain` takes them to be.
-        let mem64 = Windows::above(MEM32, end, phys_bits).high;
+        let options = ExplainOptions::for_memory(memory);
+        let mem64 = options.windows(Some(phys_bits)).high;
+        let ram = options.ram.iter().map(|ram| *ram.start()..ram.end().saturating_add(1)).collect();
         (!mem64.is_empty()).then_some(Self { ram, mem64 })
     }
 }
@@ -111,33 +108,16 @@ impl Layout {
 // The guest's RAM is a list of ranges, often of one.
 #[allow(clippy::single_range_in_vec_init)]
 mod tests {
-    use vm_passthrough::readiness::ExplainOptions;
-
     use super::*;
 
     const GIB: u64 = 1 << 30;
-
-    #[test]
-    fn explain_takes_the_windows_to_be_where_they_are() {
-        for memory in [2 << 20, GIB, 3 * GIB, 3 * GIB + 4096, 70 * GIB] {
-            for bits in [32, 36, 39, 46, 52, 57] {
-                let options = ExplainOptions::for_memory(memory);
-                let ram: Vec<_> = options.ram.iter().map(|ram| *ram.start()..ram.end() + 1).collect();
-                let windows = options.windows(Some(bits));
-                assert_eq!(windows.low, MEM32);
-                match Layout::new(memory, bits) {
-                    Some(layout) => assert_eq!((layout.ram, layout.mem64), (ram, windows.high)),
-                    None => assert!(windows.high.is_empty()),
-                }
-            }
-        }
-    }
 
     #[test]
     fn ram_lies_around_the_hole() {
         fn check(memory: u64, phys_bits: u8, ram: &[Range<u64>], mem64: Option<Range<u64>>) {
             let layout = Layout::new(memory, phys_bits);
             assert_eq!(layout.as_ref().map(|l| l.mem64.clone()), mem64, "{memory:#x} {phys_bits}");
+            assert_eq!(ExplainOptions::for_memory(memory).windows(Some(phys_bits)).low, MEM32);
             if let Some(layout) = layout {
                 assert_eq!(layout.ram, ram, "{memory:#x} {phys_bits}");
             }
@@ -145,6 +125,11 @@ mod tests {
         check(2 << 20, 39, &[0..2 << 20], Some(FOUR_GIB..1 << 39));
         check(3 * GIB, 39, &[0..LOW_RAM_LIMIT], Some(FOUR_GIB..1 << 39));
         check(3 * GIB + 4096, 39, &[0..LOW_RAM_LIMIT, FOUR_GIB..FOUR_GIB + 4096], Some(5 * GIB..1 << 39));
+        let low = [0..LOW_RAM_LIMIT, FOUR_GIB..1012 * GIB];
+        check(1011 * GIB, 46, &low, Some(1012 * GIB..1 << 46));
+        let three = [&low[..], &[1 << 40..(1 << 40) + 3 * GIB]].concat();
+        check(1014 * GIB, 46, &three, Some(1027 * GIB..1 << 46));
+        check(1014 * GIB, 40, &[], None);
         check(64 * GIB, 36, &[], None);
         check(u64::MAX - 1, 52, &[], None);
         check(1 << 20, 255, &[0..1 << 20], Some(FOUR_GIB..1 << 52));

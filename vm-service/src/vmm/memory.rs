@@ -74,7 +74,7 @@ pub(super) fn create(layout: &Layout, backing: Backing) -> Result<GuestMemoryMma
             }
         };
         let region = aligned(len, file.as_ref()).map_err(|error| {
-            failed(format!("{error}; lower `memory`, or raise the limit on virtual memory (ulimit -v)"))
+            failed(format!("{error}; lower `memory`, or raise the limit on virtual memory (ulimit -v, vm.overcommit_memory)"))
         })?;
         if let Err(error) = sys::advise_huge_pages(&region) {
             tracing::debug!(%error, "the host has no transparent huge pages");
