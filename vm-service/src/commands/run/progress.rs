@@ -33,7 +33,7 @@ impl Timeline<'_> {
         let Progress { event, took, is_retried, .. } = progress;
         let ms = json::milliseconds(took);
         if let Some(loss) = event.loss() {
-            tracing::error!("{loss}");
+            tracing::warn!("{loss}");
         }
         match event {
             Event::Started(at) => {
@@ -42,6 +42,8 @@ impl Timeline<'_> {
             }
             Event::Claimed(address, Ok(_)) => {
                 tracing::info!("{address} claimed in {ms:.1} ms");
+                // One that has come before is told of as it came last.
+                self.devices.retain(|device| device.address != address.to_string());
                 self.devices.push(RunDevice::new(*address, took));
             }
             Event::Opened(address, Ok(backend)) => {
@@ -63,10 +65,12 @@ impl Timeline<'_> {
             Event::Ended(_) | Event::MachineDropped => self.console = None,
             Event::Detached(address, detached) => {
                 self.time(*address, |device| device.detach_ms = ms);
-                if let Err(error) = detached
-                    && is_retried
-                {
-                    tracing::warn!("{error}; it is tried again when {address} is released");
+                match detached {
+                    Ok(_) => {}
+                    Err(error) if is_retried => {
+                        tracing::warn!("{error}; it is tried again when {address} is released");
+                    }
+                    Err(error) => tracing::error!("{error}"),
                 }
             }
             Event::Released(address, released) => {
@@ -74,7 +78,7 @@ impl Timeline<'_> {
                 match released {
                     Ok(()) => tracing::info!("{address} given back in {ms:.1} ms"),
                     Err(error) if is_retried => tracing::warn!("{error}; it is tried once more"),
-                    Err(_) => {}
+                    Err(error) => tracing::error!("{error}"),
                 }
             }
             _ => {}

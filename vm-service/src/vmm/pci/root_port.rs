@@ -535,11 +535,7 @@ mod tests {
         assert_eq!(status(), regs::EXP_SLTSTA_PDS, "what is there at the start is no event");
         assert_eq!(u16_of(&port, EXPRESS + regs::EXP_LNKSTA), LINK | regs::EXP_LNKSTA_DLLLA);
 
-        port.config_write(regs::COMMAND, &regs::COMMAND_MASTER.to_le_bytes());
-        port.config_write(MSI + regs::MSI_ADDRESS_LO, &(MESSAGE.address as u32).to_le_bytes());
-        port.config_write(MSI + regs::MSI_ADDRESS_HI, &((MESSAGE.address >> 32) as u32).to_le_bytes());
-        port.config_write(MSI + regs::MSI_DATA_64, &(MESSAGE.data as u16).to_le_bytes());
-        port.config_write(MSI + regs::MSI_FLAGS, &[1, 0]);
+        listen(&port);
         let control = regs::EXP_SLTCTL_HPIE | regs::EXP_SLTCTL_DLLSCE | regs::EXP_SLTCTL_PDCE;
         port.config_write(EXPRESS + regs::EXP_SLTCTL, &control.to_le_bytes());
         assert_eq!(vmm.delivered(), []);
@@ -567,5 +563,105 @@ mod tests {
         assert_eq!((status(), vmm.delivered(), vmm.routes()), (0, vec![], 1));
         drop(port);
         assert_eq!(vmm.routes(), 0);
+    }
+
+    /// Makes the port's interrupt lead to the guest.
+    fn listen(port: &RootPort) {
+        port.config_write(regs::COMMAND, &regs::COMMAND_MASTER.to_le_bytes());
+        port.config_write(MSI + regs::MSI_ADDRESS_LO, &(MESSAGE.address as u32).to_le_bytes());
+        port.config_write(MSI + regs::MSI_ADDRESS_HI, &((MESSAGE.address >> 32) as u32).to_le_bytes());
+        port.config_write(MSI + regs::MSI_DATA_64, &(MESSAGE.data as u16).to_le_bytes());
+        port.config_write(MSI + regs::MSI_FLAGS, &[1, 0]);
+    }
+
+    #[test]
+    fn a_guest_is_asked_by_the_button_and_answers_by_the_indicator() {
+        /// What is to be seen of `steps`: `!` is an interrupt for the button that was pressed, and what the guest answered.
+        fn check(steps: &str, expect: &str) {
+            let (port, vmm) = port();
+            put(&port, 0);
+            port.reset();
+            listen(&port);
+            let (sender, answers) = std::sync::mpsc::channel();
+            let (mut seen, mut control) = (Vec::new(), regs::EXP_SLTCTL_ABPE | regs::EXP_SLTCTL_HPIE);
+            for step in steps.split_whitespace() {
+                let indicator = match step {
+                    "on" => regs::EXP_SLTCTL_PWR_IND_ON,
+                    "blink" => regs::EXP_SLTCTL_PWR_IND_BLINK,
+                    "off" => regs::EXP_SLTCTL_PWR_IND_OFF,
+                    "dark" => 0,
+                    _ => control & regs::EXP_SLTCTL_PIC,
+                };
+                control = control & !regs::EXP_SLTCTL_PIC | indicator;
+                match step {
+                    "deaf" => control &= !regs::EXP_SLTCTL_ABPE,
+                    "ask" => {
+                        let sender = sender.clone();
+                        port.ask(Box::new(move |answer| sender.send(answer).unwrap()));
+                    }
+                    "unask" => port.unask(),
+                    "sees" => {
+                        port.config_write(EXPRESS + regs::EXP_SLTSTA, &regs::EXP_SLTSTA_ABP.to_le_bytes());
+                    }
+                    "reset" => port.reset(),
+                    "pull" => port.change(|slot| slot.functions.clear()),
+                    _ => {}
+                }
+                if !matches!(step, "ask" | "unask" | "reset" | "pull") {
+                    port.config_write(EXPRESS + regs::EXP_SLTCTL, &control.to_le_bytes());
+                }
+                let pressed = u16_of(&port, EXPRESS + regs::EXP_SLTSTA) & regs::EXP_SLTSTA_ABP != 0;
+                seen.extend(
+                    (vmm.delivered() == [MESSAGE]).then(|| if pressed { "!" } else { "?" }.to_owned()),
+                );
+                seen.extend(answers.try_iter().map(|answer| format!("{answer:?}")));
+            }
+            assert_eq!(seen.join(" "), expect, "{steps}");
+        }
+        // As Linux does: it blinks for 5 s, lets its driver go, and the light is off.
+        check("on ask sees blink off", "! LetGo");
+        check("on ask sees off", "! LetGo");
+        // A user of the guest presses the button too, or a driver does not let go.
+        check("on ask sees blink on", "! Kept");
+        check("on ask on on blink blink on off", "! Kept");
+        // Nobody listens, or has let go before; nothing is pressed.
+        check("deaf ask off", "Deaf");
+        check("off ask", "LetGo");
+        check("on ask deaf ask blink off", "! Deaf");
+        // What came a moment ago blinks: a press would turn it back.
+        check("blink ask on sees blink off", "! LetGo");
+        check("blink ask off on", "LetGo");
+        check("blink ask unask on", "");
+        // It is asked no more: before it has seen that, the press is taken back, and then there is another.
+        check("on ask unask sees blink off", "!");
+        check("on ask sees unask", "! !");
+        check("on ask sees blink unask sees on off", "! !");
+        check("on unask", "");
+        // Asking again presses nothing.
+        check("on ask sees ask blink ask off", "! LetGo");
+        check("on ask sees blink on ask sees blink off", "! Kept ! LetGo");
+        // A guest that starts anew has let go of everything. It is not asked any more, nor after the device is gone.
+        check("on ask sees blink reset on", "! LetGo");
+        check("on ask reset sees blink off", "! LetGo");
+        check("on ask sees blink pull off", "!");
+        // Bits that do not exist, and what is reserved.
+        check("on ask sees dark blink dark off", "! LetGo");
+    }
+
+    #[test]
+    fn the_slot_says_what_it_can_do() {
+        let (port, _) = port();
+        let mut capabilities = [0; 4];
+        port.config_read(EXPRESS + regs::EXP_SLTCAP, &mut capabilities);
+        // Button, power indicator, surprise, hot-plug, no notices of commands; no power controller, latch or lock. Slot 3.
+        assert_eq!(u32::from_le_bytes(capabilities), 1 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 18 | 3 << 19);
+        let indicator = || u16_of(&port, EXPRESS + regs::EXP_SLTCTL) & regs::EXP_SLTCTL_PIC;
+        assert_eq!(indicator(), regs::EXP_SLTCTL_PWR_IND_OFF);
+        put(&port, 0);
+        port.reset();
+        assert_eq!(indicator(), regs::EXP_SLTCTL_PWR_IND_ON);
+        // The guest writes what it enables and the indicator, and nothing else.
+        port.config_write(EXPRESS + regs::EXP_SLTCTL, &[0xff; 2]);
+        assert_eq!(u16_of(&port, EXPRESS + regs::EXP_SLTCTL), 0x1329);
     }
 }
