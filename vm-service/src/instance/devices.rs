@@ -206,6 +206,8 @@ impl Devices {
             all.iter().find(|function| function.address == *address).cloned().ok_or_else(not_there)
         };
         let found = request.functions.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+        // What did not come as far as being opened is turned back by now.
+        self.functions.retain(|address, _| self.open.contains_key(address));
         let requests: Vec<_> = found.iter().map(|function| FunctionRequest::of(function, true)).collect();
         let slot = requests.first().and_then(|request| request.slot);
         if requests.iter().any(|request| request.slot != slot) {

@@ -8,6 +8,7 @@ use vm_passthrough::readiness::ExplainOptions;
 use vm_passthrough::sim::{SimDrivers, SimFunction, SimHost};
 use vm_passthrough::{PassthroughManager, PciAddress};
 
+use super::handle::{AttachRequest, DetachHow};
 use super::*;
 use crate::config::Boot;
 use crate::vmm::tests::Screen;
@@ -21,6 +22,16 @@ type Lived = (Vec<String>, Result<End, Vec<String>>);
 
 /// Runs a guest in a thread of its own.
 fn start(guest: Asm, devices: Option<Devices>, screen: &Screen, stop: &Stop) -> Option<JoinHandle<Lived>> {
+    Some(start_with(guest, devices, screen, stop)?.1)
+}
+
+/// As [`start`], with what asks of it.
+fn start_with(
+    guest: Asm,
+    devices: Option<Devices>,
+    screen: &Screen,
+    stop: &Stop,
+) -> Option<(Handle, JoinHandle<Lived>)> {
     if let Err(error) = std::fs::File::options().read(true).write(true).open("/dev/kvm") {
         println!("skipped: /dev/kvm does not open: {error}");
         return None;
@@ -32,7 +43,7 @@ fn start(guest: Asm, devices: Option<Devices>, screen: &Screen, stop: &Stop) -> 
         memory: 4 << 20,
         boot: Boot { kernel: kernel.path().into(), initrd: None, cmdline: String::new() },
         devices: Vec::new(),
-        hot_plug_slots: Some(0),
+        hot_plug_slots: Some(1),
         accelerators: Vec::new(),
         vsock: None,
         disks: Vec::new(),
@@ -41,7 +52,8 @@ fn start(guest: Asm, devices: Option<Devices>, screen: &Screen, stop: &Stop) -> 
     let console = Console { output: Box::new(screen.clone()), input: None };
     let options = MachineOptions { console, on_reboot: OnReboot::End, ..MachineOptions::default() };
     let instance = Instance::new(&config, options, devices, stop).expect("a machine");
-    Some(std::thread::spawn(move || {
+    let handle = instance.handle();
+    let run = move || {
         // It is loaded while the instance lives.
         let _kernel = kernel;
         let mut happened = Vec::new();
@@ -50,7 +62,8 @@ fn start(guest: Asm, devices: Option<Devices>, screen: &Screen, stop: &Stop) -> 
             happened.extend(event.split('(').next().map(str::to_owned));
         });
         (happened, ran.map(|report| report.end))
-    }))
+    };
+    Some((handle, std::thread::spawn(run)))
 }
 
 #[test]
@@ -113,4 +126,58 @@ fn a_guest_boots_while_its_device_is_claimed_and_ends_with_what_fails() {
     check(true, "the guest was stopped", "NotClaimed", "MachineDropped");
     // The simulated host has no VFIO.
     check(false, "VFIO_GET_API_VERSION", "Claimed", "MachineDropped Released");
+}
+
+/// Asks of a guest, and waits for what is answered.
+fn ask<T: Send + 'static>(
+    ask: impl FnOnce(Box<dyn FnOnce(Result<T, Refused>) + Send>),
+) -> Result<T, Refused> {
+    let (sender, answers) = channel();
+    ask(Box::new(move |answer| sender.send(answer).expect("somebody waits")));
+    answers.recv_timeout(TIMEOUT).expect("an answer")
+}
+
+#[test]
+fn a_guest_that_runs_is_asked_and_answers_once() {
+    let sim = SimHost::new().expect("a host");
+    let [disk, bare, absent] =
+        ["0000:01:00.0", "0000:02:00.0", "0000:03:00.0"].map(|text| text.parse().expect("an address"));
+    sim.add_driver("nvme").expect("a driver");
+    sim.add(&SimFunction::nvme(disk).group(1).driver("nvme")).expect("a function");
+    sim.add(&SimFunction::nvme(bare).no_group().driver("nvme")).expect("a function");
+    let drivers = SimDrivers::new(&sim);
+    let manager = PassthroughManager::with_host(drivers.host()).expect("a manager");
+    let options = DeviceOptions { claim: ClaimOptions::default(), backend: None, without_reset: false };
+    let devices = Devices::new(manager, Vec::new(), options, ExplainOptions::for_memory(4 << 20));
+    let stop = Stop::new().expect("an eventfd");
+    let Some((handle, guest)) = start_with(Asm::default().spin(), Some(devices), &Screen::default(), &stop)
+    else {
+        return;
+    };
+    let attach = |address| {
+        let request = AttachRequest { functions: vec![address], ..AttachRequest::default() };
+        ask(|answer| handle.attach(request, answer))
+    };
+    let check = |address, expect: &str| {
+        let answer = attach(address).expect_err("it is refused");
+        let text = format!("{answer:?} {answer}");
+        assert!(text.contains(expect), "{text}");
+        assert_eq!(sim.driver_of(disk).as_deref(), Some("nvme"));
+        assert_eq!(sim.driver_of(bare).as_deref(), Some("nvme"));
+    };
+    check(absent, "NotFound");
+    check(bare, "no-iommu");
+    // The simulated host has no VFIO: it is claimed, and given back.
+    check(disk, "VFIO");
+    check(disk, "VFIO");
+    let gone = ask(|answer| handle.detach(disk, DetachHow::Surprise, answer)).expect_err("it is not there");
+    assert!(matches!(&gone, Refused::NotFound(text) if text.contains("0000:01:00.0")), "{gone:?}");
+    assert!(!guest.is_finished());
+    handle.stop();
+    let (happened, ran) = guest.join().expect("no panic");
+    assert_eq!(ran, Ok(End::Stopped), "{happened:?}");
+    // Whoever comes too late is answered, too.
+    let late = attach(disk).expect_err("it has ended");
+    assert!(matches!(&late, Refused::Conflict(text) if text.contains("has ended")), "{late:?}");
+    handle.reset();
 }

@@ -95,8 +95,10 @@ impl PciRoot {
         let port = match self.ports().into_iter().find(same) {
             Some(port) => port,
             None => {
+                // One more, and the first free one: what the guest starts with has the same buses however many ports are free.
                 self.add_port()?;
-                self.ports().pop().ok_or(MachineError::BusFull { limit: SLOTS - 1 })?
+                let mut ports = self.ports().into_iter();
+                ports.find(|port| !port.slot().is_occupied()).ok_or(MachineError::NoPort)?
             }
         };
         port.change(|slot| slot.expected.push(function));
@@ -602,6 +604,18 @@ mod tests {
         }
         let twice = add(&root, Arc::new(FakeDevice::at(4, 1)));
         assert!(matches!(twice, Err(MachineError::Twice { .. })));
+    }
+
+    #[test]
+    fn free_ports_come_after_those_of_devices() {
+        let root = empty();
+        root.add_port().unwrap();
+        root.add_port().unwrap();
+        for device in 0..2 {
+            add(&root, Arc::new(FakeDevice::new(device))).unwrap();
+        }
+        let occupied: Vec<_> = root.ports().iter().map(|port| port.slot().is_occupied()).collect();
+        assert_eq!(occupied, [true, true, false, false]);
     }
 
     #[test]

@@ -348,6 +348,65 @@ fn a_device_is_reached_where_the_machine_placed_it() {
 }
 
 #[test]
+fn a_reboot_keeps_what_was_plugged_and_lets_go_of_what_was_asked_for() {
+    if !kvm() {
+        return;
+    }
+    const SLOT: u64 = 0xe000_8058;
+    const DEVICE: u64 = 0xe010_0000;
+    // It waits for a device, says whether its BAR has a place, listens to the slot's button, and reboots when that is pressed or
+    // the device goes.
+    let guest = Asm::default()
+        .print("boot ")
+        .wait_while(SLOT, 3 << 8)
+        .load32(DEVICE)
+        .expect_eax(FakeDevice::ID, "there ")
+        .load32(DEVICE + 0x10)
+        .expect_eax(0xc000_0000, "placed ")
+        .store16(SLOT + 2, 0x108)
+        .store16(SLOT, 0x101)
+        .print("listens ")
+        .wait_while(SLOT, 0x0040_0101)
+        .out8(0xcf9, 0x0e)
+        .spin();
+    let kernel = guest.elf();
+    let config = GuestConfig { hot_plug_slots: Some(1), ..config(kernel.path(), 1) };
+    let (mut machine, screen, stop) = machine_of(&config, OnReboot::Restart);
+    let (handle, seen, late) = (machine.handle(), screen.clone(), stop.clone());
+    let operator = std::thread::spawn(move || {
+        let started = Instant::now();
+        let wait = |text: &str| {
+            while !seen.text().ends_with(text) && started.elapsed() < TIMEOUT {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        let device = Arc::new(FakeDevice::new(0));
+        let address = vm_passthrough::PassthroughDevice::address(&*device);
+        wait("boot ");
+        handle.plug(vec![device.clone()]).unwrap();
+        wait("there ?listens ");
+        let (sender, answers) = std::sync::mpsc::channel();
+        handle.ask(address, move |answer| sender.send(answer).unwrap()).unwrap();
+        let answer = answers.recv_timeout(TIMEOUT);
+        wait("boot there placed listens ");
+        let resets = device.resets();
+        // It is out of its slot, and not dropped yet: the next start waits for it too.
+        let out = handle.unplug(address).unwrap();
+        wait("listens boot ");
+        let later = device.resets();
+        drop(out);
+        handle.plug(vec![Arc::new(FakeDevice::new(1))]).unwrap();
+        wait("boot there ?listens ");
+        late.request();
+        (answer, resets, later)
+    });
+    assert_eq!(machine.run(&stop).unwrap().end, End::Stopped);
+    assert_eq!(operator.join().unwrap(), (Ok(GuestAnswer::LetGo), 1, 2));
+    let lives = ["boot there ?listens ", "boot there placed listens ", "boot there ?listens "];
+    assert_eq!(screen.text(), lives.concat());
+}
+
+#[test]
 fn a_device_comes_and_goes_while_the_guest_runs() {
     if !kvm() {
         return;
