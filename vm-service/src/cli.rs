@@ -12,12 +12,19 @@ use clap_complete::Shell;
 use vm_passthrough::Host;
 use vm_passthrough::host::SysfsWriter;
 
+use crate::commands::attach::AttachArgs;
 use crate::commands::claim::ClaimArgs;
+use crate::commands::detach::DetachArgs;
+use crate::commands::events::EventsArgs;
 use crate::commands::explain::ExplainArgs;
+use crate::commands::guests::GuestArgs;
 use crate::commands::info::InfoArgs;
 use crate::commands::list::ListArgs;
 use crate::commands::release::ReleaseArgs;
 use crate::commands::run::RunArgs;
+use crate::commands::serve::DaemonArgs;
+use crate::commands::start::StartArgs;
+use crate::commands::stop::StopArgs;
 use crate::context::Context;
 use crate::failure::{EXIT_FAILED, EXIT_OK, EXIT_USAGE, Failure};
 use crate::kernel::args::{CompileArgs, LaunchArgs};
@@ -52,6 +59,9 @@ pub(crate) struct Global {
     /// tree
     #[arg(long, global = true, value_name = "DIR")]
     root: Option<PathBuf>,
+    /// Keep claims and guests in DIR instead of /run/vm-passthrough; commands with another DIR do not see them
+    #[arg(long, global = true, value_name = "DIR")]
+    state: Option<PathBuf>,
     /// Log more to standard error: each step; twice, everything. RUST_LOG, where it is set, says instead what is logged
     #[arg(short, long, global = true, action = ArgAction::Count)]
     verbose: u8,
@@ -75,6 +85,28 @@ pub(crate) enum Command {
     Release(ReleaseArgs),
     /// Boot a guest in the foreground, with its devices
     Run(RunArgs),
+    /// Be the daemon: start guests that outlive the shell, and serve the API that the commands below ask
+    Serve(DaemonArgs),
+    /// List the guests that run
+    Guests(DaemonArgs),
+    /// Have the daemon start a guest
+    Start(StartArgs),
+    /// Tell how a guest is
+    Status(GuestArgs),
+    /// Press a guest's power button, and cut its power if it does not power itself off
+    Stop(StopArgs),
+    /// Reset a guest's machine, as its button would
+    Reset(GuestArgs),
+    /// Give devices to a guest that runs
+    Attach(AttachArgs),
+    /// Take devices from guests that run
+    Detach(DetachArgs),
+    /// Print what happens to guests, as it happens
+    Events(EventsArgs),
+    /// Use this terminal as a guest's console
+    Console(GuestArgs),
+    /// Print what the process of a guest logged
+    Logs(GuestArgs),
     /// Compile a kernel file for an accelerator
     Compile(CompileArgs),
     /// Run a kernel on an accelerator of this machine
@@ -178,11 +210,14 @@ fn execute(
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> u8 {
-    let (host, captured) = match (host, &cli.global.root) {
+    let (mut host, captured) = match (host, &cli.global.root) {
         (_, Some(root)) => (host_at(root), true),
         (Some(host), None) => (host, false),
         (None, None) => (Host::system(), false),
     };
+    if let Some(state) = &cli.global.state {
+        host.state = std::path::absolute(state).unwrap_or_else(|_| state.clone());
+    }
     let mut context = Context { host, json: cli.global.json, captured, cache, width, out };
     let result = match &cli.command {
         Command::List(args) => commands::list::run(&mut context, args),
@@ -192,6 +227,17 @@ fn execute(
         Command::Claims => commands::claims::run(&mut context),
         Command::Release(args) => commands::release::run(&mut context, args),
         Command::Run(args) => commands::run::run(&mut context, args),
+        Command::Serve(args) => commands::serve::run(&mut context, args),
+        Command::Guests(args) => commands::guests::list(&mut context, args),
+        Command::Start(args) => commands::start::run(&mut context, args),
+        Command::Status(args) => commands::guests::status(&mut context, args),
+        Command::Stop(args) => commands::stop::run(&mut context, args),
+        Command::Reset(args) => commands::stop::reset(&mut context, args),
+        Command::Attach(args) => commands::attach::run(&mut context, args),
+        Command::Detach(args) => commands::detach::run(&mut context, args),
+        Command::Events(args) => commands::events::run(&mut context, args),
+        Command::Console(args) => commands::console::run(&mut context, args),
+        Command::Logs(args) => commands::logs::run(&mut context, args),
         Command::Compile(args) => commands::compile::run(&mut context, args),
         Command::Launch(args) => commands::launch::run(&mut context, args),
         Command::Completions { .. } if context.json => {

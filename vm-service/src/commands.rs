@@ -1,14 +1,24 @@
 //! What the commands do, one file each.
 
+mod asking;
+pub(crate) mod attach;
 pub(crate) mod claim;
 pub(crate) mod claims;
 pub(crate) mod compile;
+pub(crate) mod console;
+pub(crate) mod detach;
+pub(crate) mod events;
 pub(crate) mod explain;
+pub(crate) mod guests;
 pub(crate) mod info;
 pub(crate) mod launch;
 pub(crate) mod list;
+pub(crate) mod logs;
 pub(crate) mod release;
 pub(crate) mod run;
+pub(crate) mod serve;
+pub(crate) mod start;
+pub(crate) mod stop;
 
 use std::time::Instant;
 

@@ -15,7 +15,7 @@ use vm_passthrough::PciAddress;
 pub use accelerator::{AcceleratorDevice, SharedAccelerator, TIME_PERIOD};
 pub use error::{ConfigError, Problem};
 pub use net::{MacAddress, Net};
-pub(crate) use read::{memory_argument, vcpus_argument};
+pub(crate) use read::{is_name, memory_argument, vcpus_argument};
 pub use size::{format_size, parse_size};
 pub use vsock::Vsock;
 

@@ -55,6 +55,30 @@ pub(crate) const CLOSE: Duration = longer_than(&[ACCESS]);
 /// let go.
 pub(crate) const HOST_WAITS: Duration = Duration::from_secs(8);
 
+/// A client of a guest's control socket completes the line that it has begun, and reads what it is sent.
+pub(crate) const CONTROL_CLIENT: Duration = Duration::from_secs(10);
+
+/// Clients read the last that a guest that ends has to tell.
+pub(crate) const CONTROL_END: Duration = Duration::from_millis(500);
+
+/// A guest answers what takes no time.
+pub(crate) const CONTROL_ANSWER: Duration = Duration::from_secs(5);
+
+/// A client of the daemon completes a request's head, and then its body.
+pub(crate) const API_CLIENT: Duration = Duration::from_secs(10);
+
+/// The daemon answers what takes a guest no time.
+pub(crate) const API_ANSWER: Duration = longer_than(&[CONTROL_ANSWER]);
+
+/// A guest that was started runs, with its devices.
+pub(crate) const GUEST_START: Duration = Duration::from_secs(120);
+
+/// A guest whose power was cut has given everything back.
+pub(crate) const GUEST_STOP: Duration = Duration::from_secs(60);
+
+/// A device was given to a guest, or, past its own deadline, taken from it.
+pub(crate) const GUEST_DEVICE: Duration = Duration::from_secs(120);
+
 const _: () = {
     assert!(outlasts(DISK_STOP, STORAGE) && outlasts(LOADING_STOP, STORAGE) && outlasts(VHOST_STOP, VHOST));
     assert!(outlasts(ACCELERATOR_STOP, sum(&[WORKER_END, WORKER_INTERVAL])));

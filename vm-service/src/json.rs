@@ -5,6 +5,7 @@
 
 mod claim;
 mod function;
+mod guest;
 mod kernel;
 mod readiness;
 mod run;
@@ -15,6 +16,10 @@ use serde::Serialize;
 
 pub use claim::{Claim, ClaimState, ClaimedFunction, ListedClaim, Owner};
 pub use function::{Bar, BarKind, Capability, DeviceType, Function, Link, PowerState, ResetMethod, Sriov};
+pub use guest::{
+    AttachedDevice, DetachedDevice, DetachedHow, DeviceState, EventKind, GuestDevice, GuestEvent, GuestLog,
+    GuestState, GuestStatus, Problem, Refusal, RefusalCode, StoppedGuest, StoppedHow,
+};
 pub use kernel::{
     Check, Compiled, CompiledKernel, KernelParameter, Launched, Legal, LegalOp, Output, Reject, Support,
 };
@@ -81,6 +86,38 @@ pub enum Body {
     },
     /// `run`: how the guest ran.
     Run(RunReport),
+    /// `guests`: the guests that run.
+    Guests {
+        /// The guests, in order of their names.
+        guests: Vec<GuestStatus>,
+    },
+    /// `start`: the guest, which runs.
+    Start(GuestStatus),
+    /// `status`: the guest.
+    Status(GuestStatus),
+    /// `stop`: the guest that was stopped.
+    Stop(StoppedGuest),
+    /// `reset`: the guest that was reset.
+    Reset {
+        /// Its name.
+        guest: String,
+    },
+    /// `attach`: what the guest got.
+    Attach {
+        /// The guest's name.
+        guest: String,
+        /// The devices.
+        devices: Vec<AttachedDevice>,
+    },
+    /// `detach`: what was taken from guests.
+    Detach {
+        /// The devices.
+        devices: Vec<DetachedDevice>,
+    },
+    /// `events`: one event; a document for each.
+    Event(GuestEvent),
+    /// `logs`: a guest's log.
+    Logs(GuestLog),
     /// `compile`: what became of the file.
     Compile(Compiled),
     /// `compile --legal`: how the target does what the file uses.

@@ -7,6 +7,10 @@ mod commands;
 pub mod config;
 pub mod console;
 mod context;
+#[doc(hidden)]
+pub mod control;
+#[doc(hidden)]
+pub mod daemon;
 mod deadlines;
 mod describe;
 mod failure;

@@ -76,7 +76,7 @@ impl Guest {
     /// Starts the guest of `files`.
     fn start(files: tempfile::TempDir, options: &str, out: Stdio, err: Stdio) -> Self {
         let process = Command::new(env!("CARGO_BIN_EXE_vm-service"))
-            .args(["run", "guest.toml"])
+            .args(["run", "guest.toml", "--state", "state"])
             .args(options.split_whitespace())
             .current_dir(files.path())
             .env_remove("RUST_LOG")

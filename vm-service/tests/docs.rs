@@ -131,15 +131,20 @@ fn options_exist() {
     cli.build();
     let mut known: BTreeSet<String> = BTreeSet::new();
     for command in std::iter::once(&cli).chain(cli.get_subcommands()) {
-        known.extend(command.get_arguments().filter_map(|argument| argument.get_long()).map(str::to_owned));
+        let shown = command.get_arguments().filter(|argument| !argument.is_hide_set());
+        known.extend(shown.filter_map(|argument| argument.get_long()).map(str::to_owned));
     }
-    let operating = fs::read_to_string(root().join("docs/operating.md")).expect("docs/operating.md");
+    let text = |name: &str| fs::read_to_string(root().join(name)).expect("a document");
+    let operating = text("docs/operating.md") + &text("docs/daemon.md");
     for option in &known {
         let obvious = ["help", "version"].contains(&option.as_str());
-        assert!(obvious || operating.contains(&format!("--{option}")), "docs/operating.md misses --{option}");
+        assert!(
+            obvious || operating.contains(&format!("--{option}")),
+            "docs/operating.md and docs/daemon.md miss --{option}"
+        );
     }
     // Options of other programs, of the testbed and of the tests on a GPU.
-    let others = "all-targets bench bins cloud-hypervisor example examples features jobs lib list locked markdown no-default-features now nvrtc package path profile release test tests variant verbose workspace";
+    let others = "all-targets bench bins cloud-hypervisor example examples features jobs lib list locked markdown no-default-features nvrtc package path profile release test tests unix-socket variant verbose workspace";
     known.extend(others.split(' ').map(str::to_owned));
     for (document, text) in documents() {
         for span in code(&text) {

@@ -49,6 +49,11 @@ fn guest_toml() {
 }
 
 #[test]
+fn control() {
+    run("control", vm_service::control::fuzz);
+}
+
+#[test]
 fn sysfs() {
     run("sysfs", vm_passthrough::sim::fuzz_sysfs);
 }

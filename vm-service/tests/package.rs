@@ -7,11 +7,21 @@ use std::process::{Command, Stdio};
 use clap::{CommandFactory as _, Parser as _};
 use vm_service::cli::Cli;
 
+/// The units that start something, each with its text.
+fn services() -> Vec<(PathBuf, String)> {
+    units()
+        .into_iter()
+        .filter(|(path, _)| path.extension().is_some_and(|extension| extension == "service"))
+        .collect()
+}
+
 /// The units, each with its text.
 fn units() -> Vec<(PathBuf, String)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("package");
     let files = fs::read_dir(folder).expect("the package").map(|file| file.expect("a file").path());
-    let units = files.filter(|path| path.extension().is_some_and(|extension| extension == "service"));
+    let units = files.filter(|path| {
+        path.extension().is_some_and(|extension| extension == "service" || extension == "socket")
+    });
     units.map(|path| (path.clone(), fs::read_to_string(path).expect("a unit"))).collect()
 }
 
@@ -31,7 +41,8 @@ fn every_command_has_a_man_page() {
     for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
         let page = folder.path().join(format!("vm-service-{}.1", command.get_name()));
         let text = fs::read_to_string(&page).unwrap_or_else(|error| panic!("{}: {error}", page.display()));
-        for option in command.get_arguments().filter_map(|argument| argument.get_long()) {
+        let shown = command.get_arguments().filter(|argument| !argument.is_hide_set());
+        for option in shown.filter_map(|argument| argument.get_long()) {
             assert!(text.contains(&option.replace('-', "\\-")), "{}: --{option}: {text}", page.display());
         }
     }
@@ -46,9 +57,9 @@ fn every_command_has_a_man_page() {
 
 #[test]
 fn what_units_start_is_a_command() {
-    let units = units();
-    assert_eq!(units.len(), 2);
-    for (path, text) in units {
+    let services = services();
+    assert_eq!(services.len(), 3);
+    for (path, text) in services {
         let line = text.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/bin/")).expect("a command");
         let parsed = Cli::try_parse_from(line.replace("%i", "web1").split(' '));
         assert!(parsed.is_ok(), "{}: {line}: {:?}", path.display(), parsed.err());

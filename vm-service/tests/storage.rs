@@ -36,7 +36,7 @@ impl Guest {
         let storage = Storage::hold(&file(slow))?;
         let messages = File::create(file("messages")).expect("a file");
         let process = Command::new(env!("CARGO_BIN_EXE_vm-service"))
-            .args(["run", "guest.toml", "--console", "none"])
+            .args(["run", "guest.toml", "--state", "state", "--console", "none"])
             .current_dir(folder.path())
             .env_remove("RUST_LOG")
             .stdin(Stdio::null())

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use vm_passthrough::PciAddress;
 use vm_passthrough::readiness::{BlockerCode, ExplainOptions, Readiness, Severity};
 
@@ -34,7 +36,8 @@ pub(crate) struct ExplainArgs {
 }
 
 /// A blocker that an operator may accept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Accept {
     /// Nothing can reset the device: it may hold what its last user left, and keep what this guest leaves
     NoReset,

@@ -6,14 +6,21 @@
 //! ```
 
 mod console;
+mod live;
 mod overdue;
 mod progress;
 
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd as _;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 use rustix::process::DumpableBehavior;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use vm_passthrough::claim::{ClaimOptions, SharedLease};
 use vm_passthrough::vfio::Backend;
 use vm_passthrough::{PassthroughManager, PciAddress};
@@ -22,12 +29,14 @@ use super::explain::{self, Accept};
 use super::{Scan, release};
 use crate::config::{self, AcceleratorDevice, GuestConfig, MAX_DEVICES, Net};
 use crate::context::Context;
+use crate::control::{GuestHome, Server};
 use crate::failure::Failure;
 use crate::instance::{DeviceOptions, Devices, Instance};
 use crate::json::{self, Body};
 use crate::signals::StopSignals;
 use crate::vmm::{self, End, MachineError, MachineOptions, OnReboot, PowerButton, Stop};
 use console::Console;
+use live::Live;
 use overdue::Overdue;
 use progress::Timeline;
 
@@ -64,10 +73,14 @@ pub(crate) struct RunArgs {
     /// Go on although this stands in the way; it is told as a warning
     #[arg(long, value_enum, value_name = "CODE")]
     pub(crate) accept: Vec<Accept>,
+    /// Have a session of its own, and the guest's directory whose lock is standard input, as the daemon starts it
+    #[arg(long, hide = true)]
+    pub(crate) managed: bool,
 }
 
 /// A VFIO back end, as it is said on the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum BackendArg {
     /// /dev/iommu and /dev/vfio/devices
     Iommufd,
@@ -88,6 +101,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failu
     if let Err(error) = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         tracing::warn!(%error, "other processes of this user may trace this one");
     }
+    let home = home(context, &config, args)?;
     let made = Stop::new().and_then(|stop| Ok((stop, PowerButton::new()?)));
     let (stop, button) = made.map_err(|error| {
         Failure::failed(format_args!("no eventfd can be made: {error}; raise `ulimit -n`"))
@@ -108,12 +122,14 @@ pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failu
         console::open(&args.console, context.json, &stop, &button).map_err(Failure::failed)?;
     let on_reboot = if args.no_reboot { OnReboot::End } else { OnReboot::Restart };
     let kvm = context.host.dev.join("kvm");
-    let options =
-        MachineOptions { kvm, console, on_reboot, power_button: Some(button), ..MachineOptions::default() };
+    let power_button = Some(button.clone());
+    let options = MachineOptions { kvm, console, on_reboot, power_button, ..MachineOptions::default() };
     let instance = Instance::new(&config, options, devices, &stop).map_err(|error| match error {
         MachineError::Boot(error) => Failure::usage(error),
         error => Failure::failed(error),
     })?;
+    let live = Live::new(&config, service.terminal(), instance.handle(), button);
+    let _control = home.as_ref().map(|home| serve(home, &live)).transpose()?;
     let mut timeline = Timeline {
         guest: &config.name,
         started,
@@ -122,10 +138,60 @@ pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failu
         backend: None,
         devices: Vec::new(),
     };
-    let ran = instance.run(|progress| timeline.note(progress));
+    let ran = instance.run(|progress| {
+        live.note(&progress);
+        timeline.note(progress);
+    });
     let ran = ran.map_err(|errors| Failure::failed(errors.join("\nerror: ")))?;
     let _overdue = Overdue::start(&stop)?;
     report(context, &ran, timeline)
+}
+
+/// The guest's directory, which keeps others from its name; `None` where this user may have none.
+fn home(context: &Context<'_>, config: &GuestConfig, args: &RunArgs) -> Result<Option<GuestHome>, Failure> {
+    let taken = match args.managed {
+        true => {
+            // It fails only where a session begins with this process already.
+            let _ = rustix::process::setsid();
+            let lock = lock_of_standard_input().map_err(|error| {
+                Failure::failed(format_args!(
+                    "the lock of the guest's directory can't be taken over: {error}"
+                ))
+            });
+            GuestHome::inherit(&context.host, &config.name, lock?)
+        }
+        false => GuestHome::take(&context.host, &config.name),
+    };
+    match taken {
+        Err(error) if error.is_forbidden() => {
+            tracing::info!("{error}; other commands do not see the guest");
+            Ok(None)
+        }
+        taken => taken.map(Some).map_err(Failure::failed),
+    }
+}
+
+/// What is standard input, which is nothing from here on.
+fn lock_of_standard_input() -> io::Result<File> {
+    let lock = io::stdin().as_fd().try_clone_to_owned()?;
+    rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
+    Ok(lock.into())
+}
+
+/// Serves the guest's control socket, until the result is dropped.
+fn serve(home: &GuestHome, live: &Arc<Live>) -> Result<Server, Failure> {
+    let start = |listener| {
+        Server::start(listener, |outbox| {
+            live.tell(outbox);
+            live.clone()
+        })
+    };
+    home.listen().and_then(start).map_err(|error| {
+        Failure::failed(format_args!(
+            "the guest's control socket in {} can't be served: {error}; see that directory, and `ulimit -n`",
+            home.path().display()
+        ))
+    })
 }
 
 /// Tells how the guest ran.

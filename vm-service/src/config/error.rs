@@ -125,6 +125,13 @@ impl Problem {
     }
 }
 
+impl Problem {
+    /// The key that it is about, as in `boot.kernel`; `None` for a text that is not TOML.
+    pub fn key(&self) -> Option<&str> {
+        self.message.split('`').nth(1)
+    }
+}
+
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}: {}", self.file.display(), self.line, self.column, self.message)?;

@@ -38,7 +38,26 @@ impl GuestConfig {
                 reason: "it is larger than 1 MiB; a guest file takes a few lines".into(),
             });
         }
-        let mut reader = Reader { file, text, problems: Vec::new() };
+        Self::read(text, file).map(|(guest, _)| guest)
+    }
+
+    /// The text of a guest file with all paths absolute, so that it means the same in another directory. `file` is absolute.
+    ///
+    /// # Errors
+    /// As for [`parse`](Self::parse).
+    pub(crate) fn with_absolute_paths(text: &str, file: &Path) -> Result<String, ConfigError> {
+        let (_, mut paths) = Self::read(text, file)?;
+        paths.sort_by_key(|(at, _)| std::cmp::Reverse(at.start));
+        let mut text = text.to_owned();
+        for (at, path) in paths {
+            text.replace_range(at, &toml::Value::from(&*path.to_string_lossy()).to_string());
+        }
+        Ok(text)
+    }
+
+    /// Reads a guest, and its paths with their places.
+    fn read(text: &str, file: &Path) -> Result<(Self, Paths), ConfigError> {
+        let mut reader = Reader { file, text, problems: Vec::new(), paths: Vec::new() };
         let (root, syntax) = DeTable::parse_recoverable(text);
         for error in syntax {
             let at = error.span().unwrap_or(0..0);
@@ -51,7 +70,7 @@ impl GuestConfig {
         // What the parser recovered after a syntax error would only add misleading mistakes.
         let guest = if reader.problems.is_empty() { reader.guest(root.get_ref()) } else { None };
         match guest {
-            Some(guest) if reader.problems.is_empty() => Ok(guest),
+            Some(guest) if reader.problems.is_empty() => Ok((guest, reader.paths)),
             _ => Err(ConfigError::Invalid(reader.finish())),
         }
     }
@@ -71,6 +90,12 @@ pub(crate) fn vcpus_argument(text: &str) -> Result<u8, &'static str> {
 /// What is wrong, and what may be written.
 pub(crate) fn memory_argument(text: &str) -> Result<u64, String> {
     memory(text).map_err(|what| format!("it {what}; {MEMORY}"))
+}
+
+/// Whether a guest may have this name.
+pub(crate) fn is_name(text: &str) -> bool {
+    (1..=MAX_NAME).contains(&text.len())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
 }
 
 fn vcpus(digits: &str, radix: u32) -> Option<u8> {
@@ -107,7 +132,11 @@ pub(super) struct Reader<'a> {
     file: &'a Path,
     text: &'a str,
     problems: Vec<(usize, Problem)>,
+    paths: Paths,
 }
+
+/// Paths that a file names, and where.
+type Paths = Vec<(Range<usize>, PathBuf)>;
 
 impl Reader<'_> {
     pub(super) fn problem(&mut self, at: Range<usize>, message: String) {
@@ -191,7 +220,7 @@ impl Reader<'_> {
             "is empty"
         } else if text.len() > MAX_NAME {
             "is too long"
-        } else if !text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_') {
+        } else if !is_name(text) {
             "has a character that is not allowed"
         } else {
             return Some(text.to_owned());
@@ -407,7 +436,9 @@ impl Reader<'_> {
         if text.chars().any(char::is_control) {
             return self.wrong(entry, "has a control character", RULE);
         }
-        Some(self.file.parent().unwrap_or(Path::new("")).join(text))
+        let path = self.file.parent().unwrap_or(Path::new("")).join(text);
+        self.paths.push((entry.at.clone(), path.clone()));
+        Some(path)
     }
 
     pub(super) fn wrong<T>(&mut self, entry: &Entry<'_, '_>, what: &str, rule: &str) -> Option<T> {

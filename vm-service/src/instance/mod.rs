@@ -7,7 +7,6 @@
 //! [`Stop`].
 
 mod devices;
-#[allow(dead_code, reason = "asked through by what serves others")]
 pub(crate) mod handle;
 pub(crate) mod state;
 mod watch;
@@ -41,7 +40,6 @@ pub(crate) struct Progress<'a> {
     /// Whether what failed is tried once more.
     pub(crate) is_retried: bool,
     /// How far the guest has come with that.
-    #[allow(dead_code, reason = "told by what serves others")]
     pub(crate) state: &'a State,
 }
 
@@ -86,7 +84,6 @@ impl Instance {
         })
     }
 
-    #[allow(dead_code, reason = "asked through by what serves others")]
     /// What asks of the guest, from any thread, from now on.
     pub(crate) fn handle(&self) -> Handle {
         Handle::new(self.messages.0.clone(), self.handle.clone(), self.stop.clone())

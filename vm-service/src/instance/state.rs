@@ -370,7 +370,6 @@ impl State {
         }
     }
 
-    #[allow(dead_code, reason = "told by what serves others")]
     /// The functions that the guest has, or that are on their way to it or from it, and where each is.
     pub(crate) fn functions(&self) -> impl Iterator<Item = (PciAddress, Phase)> {
         let functions = self.slots.iter().flat_map(|slot| &slot.functions);

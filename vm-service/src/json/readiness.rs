@@ -1,11 +1,11 @@
 //! What keeps a function from being passed to a guest.
 
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use vm_passthrough::readiness;
 
 /// What was found of one function.
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Readiness {
     /// Its address.
     pub address: String,
@@ -20,7 +20,7 @@ pub struct Readiness {
 }
 
 /// One thing that was found.
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Blocker {
     /// Stable code, as in `group-not-viable`.
     pub code: String,
@@ -36,7 +36,7 @@ pub struct Blocker {
 }
 
 /// How bad it is.
-#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(remote = "readiness::Severity", rename_all = "kebab-case")]
 pub enum Severity {
     /// The function can't be passed to a guest, or only to the host's harm.

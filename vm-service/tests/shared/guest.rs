@@ -53,7 +53,9 @@ impl Guest {
         fs::write(&toml, text).expect("written");
         let messages = File::create(files.path().join("messages")).expect("a file");
         let process = Command::new(env!("CARGO_BIN_EXE_vm-service"))
-            .args(["run", "--no-reboot", "--console"])
+            .args(["run", "--no-reboot", "--state"])
+            .arg(files.path().join("state"))
+            .arg("--console")
             .arg(format!("file={}", files.path().join("console").display()))
             .arg(&toml)
             .stdin(Stdio::null())

@@ -50,6 +50,14 @@ pub(super) struct ConsoleService {
     _keyboard: Option<Keyboard>,
     _terminal: Option<RawTerminal>,
     _link: Option<Link>,
+    pty: Option<PathBuf>,
+}
+
+impl ConsoleService {
+    /// The pseudo-terminal that is the console, if one is.
+    pub(super) fn terminal(&self) -> Option<String> {
+        Some(self.pty.as_ref()?.display().to_string())
+    }
 }
 
 /// Opens the console. With `json`, standard output is for the report, so what a guest says on the `stdio` console goes
@@ -63,7 +71,7 @@ pub(super) fn open(
     stop: &Stop,
     button: &PowerButton,
 ) -> Result<(vmm::Console, ConsoleService), String> {
-    let silent = ConsoleService { _keyboard: None, _terminal: None, _link: None };
+    let silent = ConsoleService { _keyboard: None, _terminal: None, _link: None, pty: None };
     match console {
         Console::None => Ok((vmm::Console { output: Box::new(io::sink()), input: None }, silent)),
         Console::File(path) => {
@@ -135,7 +143,7 @@ fn stdio(json: bool, stop: &Stop, button: &PowerButton) -> io::Result<(vmm::Cons
         tracing::info!("{}", Escape::HELP);
     }
     let console = vmm::Console { output, input: Some(input.into()) };
-    Ok((console, ConsoleService { _keyboard: Some(keyboard), _terminal: terminal, _link: None }))
+    Ok((console, ConsoleService { _keyboard: Some(keyboard), _terminal: terminal, _link: None, pty: None }))
 }
 
 fn pty(
@@ -156,7 +164,7 @@ fn pty(
     let link = at.map(link).transpose()?;
     tracing::info!("the guest's console is {}", path.display());
     let console = vmm::Console { output: Box::new(pty), input: Some(input.into()) };
-    Ok((console, ConsoleService { _keyboard: Some(keyboard), _terminal: None, _link: link }))
+    Ok((console, ConsoleService { _keyboard: Some(keyboard), _terminal: None, _link: link, pty: Some(path) }))
 }
 
 /// Reads what is typed, and carries it to where the guest reads it.

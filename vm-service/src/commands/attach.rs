@@ -1,0 +1,79 @@
+//! `attach`: gives devices to a guest that runs.
+
+use clap::Args;
+use hyper::Method;
+use vm_passthrough::PciAddress;
+
+use super::asking::{Asking, NOTHING, path};
+use super::explain::Accept;
+use super::run::BackendArg;
+use super::serve::DaemonArgs;
+use crate::context::Context;
+use crate::control::{Address, AttachOptions};
+use crate::deadlines::GUEST_DEVICE;
+use crate::failure::Failure;
+use crate::json::{AttachedDevice, Body};
+
+/// Arguments of `attach`.
+#[derive(Debug, Args)]
+pub(crate) struct AttachArgs {
+    /// PCI addresses, as in 0000:65:00.0 or 65:00.0; functions of one device come to the guest together
+    #[arg(value_name = "ADDR", required = true)]
+    pub(crate) addresses: Vec<PciAddress>,
+    /// The guest that gets them
+    #[arg(long, value_name = "NAME")]
+    pub(crate) guest: String,
+    /// Take every function of the devices' IOMMU groups, also those of other devices
+    #[arg(long)]
+    pub(crate) with_group: bool,
+    /// How to open devices; without it, as the guest's others are, or iommufd where the Linux kernel has it
+    #[arg(long, value_enum)]
+    pub(crate) backend: Option<BackendArg>,
+    /// Go on although this stands in the way; it is told as a warning
+    #[arg(long, value_enum, value_name = "CODE")]
+    pub(crate) accept: Vec<Accept>,
+    #[command(flatten)]
+    pub(crate) daemon: DaemonArgs,
+}
+
+/// Gives a guest devices, one after the other, until one can't be given.
+///
+/// # Errors
+/// When no such guest runs, or it can't have a device; it keeps those before.
+pub(crate) fn run(context: &mut Context<'_>, args: &AttachArgs) -> Result<(), Failure> {
+    let asking = Asking::of(context, &args.daemon)?;
+    let mut devices: Vec<AttachedDevice> = Vec::new();
+    let mut left = args.addresses.clone();
+    left.dedup();
+    let mut outcome = Ok(());
+    while let Some(&address) = left.first() {
+        let (same, others): (Vec<_>, Vec<_>) = left.into_iter().partition(|other| other.same_slot(address));
+        left = others;
+        let options = AttachOptions {
+            others: same.into_iter().filter(|other| *other != address).map(Address).collect(),
+            with_group: args.with_group,
+            accept: args.accept.clone(),
+            backend: args.backend,
+        };
+        let path = path(&args.guest, &format!("/devices/{address}"))?;
+        match asking.call::<Vec<_>>(context, Method::PUT, &path, &NOTHING, Some(&options), GUEST_DEVICE) {
+            Ok(attached) => devices.extend(attached),
+            Err(failure) => {
+                outcome = Err(failure);
+                break;
+            }
+        }
+    }
+    if outcome.is_ok() || !devices.is_empty() {
+        let text: String = devices.iter().map(|device| line(device, &args.guest)).collect();
+        context.print(|| Body::Attach { guest: args.guest.clone(), devices }, || text)?;
+    }
+    outcome
+}
+
+fn line(device: &AttachedDevice, guest: &str) -> String {
+    match &device.guest_address {
+        Some(there) => format!("{} attached to {guest}, where it is {there}\n", device.address),
+        None => format!("{} attached to {guest}\n", device.address),
+    }
+}

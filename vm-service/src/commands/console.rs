@@ -1,0 +1,78 @@
+//! `console`: this terminal on a guest's console.
+
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::AsFd as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
+
+use super::asking::Asking;
+use super::guests::GuestArgs;
+use crate::console::{Input, Keyboard, RawTerminal};
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::log;
+
+/// How often is looked whether the operator leaves.
+const POLL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+/// What Ctrl-A h shows.
+const HELP: &str = "Ctrl-A x leaves the console, Ctrl-A Ctrl-A sends Ctrl-A, Ctrl-A h shows this";
+
+/// Shows what the guest writes, and sends it what is typed, until Ctrl-A x or the guest's end.
+///
+/// # Errors
+/// When no such guest runs, or its console is no pseudo-terminal.
+pub(crate) fn run(context: &mut Context<'_>, args: &GuestArgs) -> Result<(), Failure> {
+    if context.json {
+        return Err(Failure::usage("`console` is a terminal, not JSON; leave `--json` out"));
+    }
+    let guest = Asking::of(context, &args.daemon)?.guest(context, &args.guest)?;
+    let path = guest.console.ok_or_else(|| {
+        Failure::failed(format_args!(
+            "the console of {} is where `run` put it; start the guest by `vm-service start` or with `--console pty`",
+            args.guest
+        ))
+    })?;
+    attach(&args.guest, Path::new(&path)).map_err(|error| {
+        Failure::failed(format_args!("the console {path} of {} can't be used: {error}", args.guest))
+    })
+}
+
+fn attach(guest: &str, path: &Path) -> io::Result<()> {
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let mut console = std::fs::File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let (leaves, stdin) = (Arc::new(AtomicBool::new(false)), io::stdin());
+    let terminal = RawTerminal::enter(&stdin)?;
+    if terminal.is_some() {
+        log::say(format_args!("{guest}: {HELP}\n"));
+    }
+    let (mut keys, left, name) = (console.try_clone()?, leaves.clone(), guest.to_owned());
+    let keyboard = Keyboard::start(stdin.as_fd(), move |input| match input {
+        // What the guest does not take is lost, as on a serial line.
+        Input::Guest(bytes) => drop(keys.write(&bytes)),
+        Input::PowerButton => log::say(format_args!("`vm-service stop {name}` presses the power button\n")),
+        Input::Help => log::say(format_args!("{HELP}\n")),
+        Input::Quit => left.store(true, Ordering::SeqCst),
+    })?;
+    let mut bytes = [0; 4096];
+    let ended = loop {
+        if leaves.load(Ordering::SeqCst) {
+            break Ok(());
+        }
+        let polled = poll(&mut [PollFd::new(&console, PollFlags::IN)], Some(&POLL));
+        match polled.map_err(io::Error::from).and_then(|_| console.read(&mut bytes)) {
+            // The other side is gone, with the guest.
+            Ok(0) => break Ok(()),
+            Ok(read) => io::stdout().write_all(&bytes[..read]).and_then(|()| io::stdout().flush())?,
+            Err(error) if error.raw_os_error() == Some(libc::EIO) => break Ok(()),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(error) => break Err(error),
+        }
+    };
+    // Keys that come later are the shell's.
+    drop((keyboard, terminal));
+    ended
+}

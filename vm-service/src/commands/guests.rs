@@ -1,0 +1,107 @@
+//! `guests` and `status`: the guests that run, and one of them.
+
+use std::fmt::Write as _;
+use std::time::SystemTime;
+
+use clap::Args;
+
+use super::asking::Asking;
+use super::serve::DaemonArgs;
+use crate::context::Context;
+use crate::describe;
+use crate::failure::Failure;
+use crate::json::{Body, DeviceState, GuestState, GuestStatus};
+use crate::table::{Table, printable};
+
+/// Arguments of commands that are about one guest.
+#[derive(Debug, Args)]
+pub(crate) struct GuestArgs {
+    /// The guest's name
+    #[arg(value_name = "NAME")]
+    pub(crate) guest: String,
+    #[command(flatten)]
+    pub(crate) daemon: DaemonArgs,
+}
+
+/// Lists the guests that run.
+///
+/// # Errors
+/// When the daemon can't be asked or the output can't be written.
+pub(crate) fn list(context: &mut Context<'_>, args: &DaemonArgs) -> Result<(), Failure> {
+    let guests = Asking::of(context, args)?.guests(context)?;
+    let width = context.width;
+    let text = || match guests.is_empty() {
+        true => "no guest runs\n".to_owned(),
+        false => {
+            let mut table = Table::new(["NAME", "STATE", "VCPUS", "MEMORY", "AGE", "PROCESS", "DEVICES"]);
+            guests.iter().for_each(|guest| table.push(row(guest)));
+            table.fit(width)
+        }
+    };
+    let text = text();
+    context.print(|| Body::Guests { guests }, || text)
+}
+
+fn row(guest: &GuestStatus) -> [String; 7] {
+    let devices: Vec<_> = guest.devices.iter().map(|device| device.address.as_str()).collect();
+    [
+        guest.name.clone(),
+        state(guest.state).into(),
+        guest.vcpus.to_string(),
+        describe::size(guest.memory),
+        age(guest),
+        guest.pid.to_string(),
+        if devices.is_empty() { "-".into() } else { devices.join(" ") },
+    ]
+}
+
+/// Tells how a guest is.
+///
+/// # Errors
+/// As for [`list`], and when no such guest runs.
+pub(crate) fn status(context: &mut Context<'_>, args: &GuestArgs) -> Result<(), Failure> {
+    let guest = Asking::of(context, &args.daemon)?.guest(context, &args.guest)?;
+    let text = text(&guest);
+    context.print(|| Body::Status(guest), || text)
+}
+
+/// How a guest is, in lines.
+pub(super) fn text(guest: &GuestStatus) -> String {
+    let mut text = format!(
+        "{}: {}, {} vCPUs, {}, process {}, {}\n",
+        printable(&guest.name),
+        state(guest.state),
+        guest.vcpus,
+        describe::size(guest.memory),
+        guest.pid,
+        age(guest),
+    );
+    // A String takes any write.
+    for device in &guest.devices {
+        let state = match device.state {
+            DeviceState::Claimed => "claimed",
+            DeviceState::Attached => "attached",
+            DeviceState::Detached => "detached",
+            DeviceState::Other => "in another state",
+        };
+        let _ = writeln!(text, "  {} {state}", printable(&device.address));
+    }
+    if let Some(console) = &guest.console {
+        let _ = writeln!(text, "  console {}", printable(console));
+    }
+    text
+}
+
+fn state(state: GuestState) -> &'static str {
+    match state {
+        GuestState::Starting => "starting",
+        GuestState::Running => "running",
+        GuestState::Ending => "ending",
+        GuestState::Other => "other",
+    }
+}
+
+fn age(guest: &GuestStatus) -> String {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_secs());
+    describe::age(now.saturating_sub(guest.since))
+}

@@ -1,0 +1,198 @@
+//! How the guest is, for those who look and ask through its control socket.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use vm_passthrough::PciAddress;
+
+use crate::config::GuestConfig;
+use crate::control::{self, Answer, Controlled, DetachRequest, Outbox};
+use crate::instance::handle::{AttachRequest, DetachHow, DetachedHow, Refused};
+use crate::instance::state::{Event, Phase};
+use crate::instance::{Handle, Progress};
+use crate::json::{
+    self, AttachedDevice, DetachedDevice, DeviceState, EventKind, GuestDevice, GuestEvent, GuestState,
+    GuestStatus, Readiness, Refusal, RefusalCode,
+};
+use crate::vmm::PowerButton;
+
+/// A guest that lives.
+pub(super) struct Live {
+    handle: Handle,
+    button: PowerButton,
+    now: Mutex<Now>,
+}
+
+struct Now {
+    status: GuestStatus,
+    /// Where those hear of it who have subscribed.
+    outbox: Option<Outbox>,
+}
+
+impl Live {
+    /// The guest, before it starts. `console` is its pseudo-terminal.
+    pub(super) fn new(
+        config: &GuestConfig,
+        console: Option<String>,
+        handle: Handle,
+        button: PowerButton,
+    ) -> Arc<Self> {
+        let since =
+            SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let status = GuestStatus {
+            name: config.name.clone(),
+            pid: std::process::id(),
+            state: GuestState::Starting,
+            since,
+            vcpus: config.vcpus,
+            memory: config.memory,
+            devices: Vec::new(),
+            console,
+        };
+        Arc::new(Self { handle, button, now: Mutex::new(Now { status, outbox: None }) })
+    }
+
+    /// From here on what happens is told through this.
+    pub(super) fn tell(&self, outbox: Outbox) {
+        self.now().outbox = Some(outbox);
+    }
+
+    fn now(&self) -> MutexGuard<'_, Now> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes note of what happened.
+    pub(super) fn note(&self, progress: &Progress<'_>) {
+        let mut now = self.now();
+        let device = |(address, phase): (PciAddress, Phase)| {
+            let state = match phase {
+                Phase::Idle => return None,
+                Phase::Attached => DeviceState::Attached,
+                Phase::Claimed | Phase::Open => DeviceState::Claimed,
+                _ => DeviceState::Detached,
+            };
+            Some(GuestDevice { address: address.to_string(), state })
+        };
+        now.status.devices = progress.state.functions().filter_map(device).collect();
+        now.status.devices.sort_by(|one, other| one.address.cmp(&other.address));
+        let loss = progress.event.loss();
+        match progress.event {
+            Event::Started(_) => {
+                now.status.state = GuestState::Running;
+                now.tell(EventKind::Started, None, None);
+            }
+            Event::Attached(address, Ok(())) => now.tell(EventKind::DeviceAttached, Some(*address), None),
+            Event::Claimed(address, Err(error))
+            | Event::Opened(address, Err(error))
+            | Event::Attached(address, Err(error))
+            | Event::Plugged(address, Err(error))
+            | Event::Released(address, Err(error)) => {
+                now.tell(EventKind::Failed, Some(*address), Some(error.clone()));
+            }
+            Event::WantedBack(address) => now.tell(EventKind::DeviceWanted, Some(*address), loss),
+            Event::Lost(address, _) => now.tell(EventKind::DeviceLost, Some(*address), loss),
+            Event::Detached(address, detached) => {
+                let text = detached.as_ref().err().cloned().or(loss);
+                now.tell(EventKind::DeviceDetached, Some(*address), text);
+            }
+            Event::Ended(ran) => {
+                now.status.state = GuestState::Ending;
+                match ran {
+                    Ok(report) => now.tell(EventKind::Ended, None, Some(report.end.to_string())),
+                    Err(error) => now.tell(EventKind::Failed, None, Some(error.clone())),
+                }
+            }
+            Event::Booted(Err(error)) => now.tell(EventKind::Failed, None, Some(error.clone())),
+            _ => {}
+        }
+    }
+}
+
+impl Now {
+    fn tell(&self, event: EventKind, address: Option<PciAddress>, text: Option<String>) {
+        if let Some(outbox) = &self.outbox {
+            let address = address.map(|address| address.to_string());
+            outbox.event(GuestEvent { guest: self.status.name.clone(), event, address, text });
+        }
+    }
+}
+
+impl Controlled for Live {
+    fn status(&self) -> GuestStatus {
+        self.now().status.clone()
+    }
+
+    fn power_button(&self) {
+        tracing::info!("pressing the guest's power button, as its control socket was told");
+        self.button.press();
+    }
+
+    fn stop(&self) {
+        tracing::info!("stopping the guest, as its control socket was told");
+        self.handle.stop();
+    }
+
+    fn reset(&self, answer: Answer) {
+        tracing::info!("resetting the guest, as its control socket was told");
+        self.handle.reset();
+        answer.send(Ok(()));
+    }
+
+    fn attach(&self, request: control::AttachRequest, answer: Answer) {
+        let control::AttachRequest { address, options } = request;
+        let others = options.others.iter().map(|other| other.0).filter(|other| *other != address.0);
+        let functions: Vec<_> = std::iter::once(address.0).chain(others).collect();
+        let request = AttachRequest {
+            functions: functions.clone(),
+            with_group: options.with_group,
+            accept: options.accept.iter().map(Into::into).collect(),
+            backend: options.backend.map(Into::into),
+        };
+        self.handle.attach(request, move |attached| {
+            let devices = attached.map(|attached| {
+                let guest = attached.guest.map(|guest| guest.to_string());
+                let device = |at: usize, function: PciAddress| AttachedDevice {
+                    address: function.to_string(),
+                    guest_address: guest.clone().filter(|_| at == 0),
+                };
+                functions.iter().enumerate().map(|(at, &function)| device(at, function)).collect::<Vec<_>>()
+            });
+            answer.send(devices.map_err(Refusal::from));
+        });
+    }
+
+    fn detach(&self, request: DetachRequest, answer: Answer) {
+        let DetachRequest { address, options } = request;
+        let deadline = Duration::from_millis(options.deadline_ms);
+        let how = match options.how {
+            control::DetachHow::Orderly => DetachHow::Orderly { deadline, then_surprise: false },
+            control::DetachHow::OrderlyThenSurprise => DetachHow::Orderly { deadline, then_surprise: true },
+            control::DetachHow::Surprise => DetachHow::Surprise,
+        };
+        self.handle.detach(address.0, how, move |detached| {
+            let device = detached.map(|how| DetachedDevice {
+                address: address.0.to_string(),
+                how: match how {
+                    DetachedHow::Orderly => json::DetachedHow::Orderly,
+                    DetachedHow::Surprise => json::DetachedHow::Surprise,
+                },
+            });
+            answer.send(device.map_err(Refusal::from));
+        });
+    }
+}
+
+impl From<Refused> for Refusal {
+    fn from(refused: Refused) -> Self {
+        let message = refused.to_string();
+        match refused {
+            Refused::NotFound(_) => Self::new(RefusalCode::NotFound, message),
+            Refused::Conflict(_) => Self::new(RefusalCode::Conflict, message),
+            Refused::Failed(_) => Self::failed(message),
+            Refused::Blocked(readiness) => {
+                let blockers = readiness.iter().map(Readiness::from).collect();
+                Self { blockers, ..Self::new(RefusalCode::Blocked, message) }
+            }
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! A guest's directory, `STATE/guests/NAME`, and its name: one living guest has it at a time.
+//!
+//! The process that runs the guest holds a lock on the file `lock` (flock(2)) for all that time, which the Linux kernel drops
+//! with it: a process ID, which may belong to another process by now, tells nothing. What a guest that died has left is removed by
+//! whoever takes the lock next.
+
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat};
+use thiserror::Error;
+use vm_passthrough::Host;
+use vm_passthrough::ledger::check_trusted;
+
+/// How long a lock is asked for: another command may look whether the guest lives.
+const LOOKED_AT: Duration = Duration::from_millis(500);
+
+/// Why a guest can't have its directory.
+#[derive(Debug, Error)]
+pub(crate) enum HomeError {
+    /// A guest of this name lives.
+    #[error(
+        "a guest named {0} runs already; stop it (`vm-service stop {0}`), or give this one another `name`"
+    )]
+    Taken(String),
+    /// It can't be made.
+    #[error("the guest's directory {path} can't be used: {source}", path = .path.display())]
+    Unusable {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl HomeError {
+    /// Whether this user may not write where guests have their directories.
+    pub(crate) fn is_forbidden(&self) -> bool {
+        use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
+        matches!(self, Self::Unusable { source, .. } if matches!(source.kind(), PermissionDenied | ReadOnlyFilesystem))
+    }
+}
+
+/// The directory of a guest, which has the name as long as this lives.
+#[derive(Debug)]
+pub(crate) struct GuestHome {
+    path: PathBuf,
+    lock: File,
+    /// Whether what is in it stays when the guest ends, for whoever looks what became of it.
+    is_kept: bool,
+}
+
+/// Where guests have their directories.
+fn folder(host: &Host) -> PathBuf {
+    host.state.join("guests")
+}
+
+/// The names of all guests that have a directory, dead ones too.
+///
+/// # Errors
+/// When the directories can't be listed.
+pub(crate) fn names(host: &Host) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    match fs::read_dir(folder(host)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(names),
+        listed => {
+            for entry in listed? {
+                names.extend(
+                    entry?.file_name().into_string().ok().filter(|name| crate::config::is_name(name)),
+                );
+            }
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+impl GuestHome {
+    /// The path of a guest's directory, whether there is one or not.
+    pub(crate) fn path_of(host: &Host, name: &str) -> PathBuf {
+        folder(host).join(name)
+    }
+
+    /// Takes a name, and removes what an earlier guest has left.
+    ///
+    /// # Errors
+    /// When a guest that lives has it, or the directory can't be made.
+    pub(crate) fn take(host: &Host, name: &str) -> Result<Self, HomeError> {
+        let path = Self::path_of(host, name);
+        let home = take(host, &path).map_err(|source| HomeError::Unusable { path: path.clone(), source })?;
+        let home = home.ok_or_else(|| HomeError::Taken(name.to_owned()))?;
+        home.clear().map_err(|source| HomeError::Unusable { path, source })?;
+        Ok(home)
+    }
+
+    /// The directory that another process has taken, whose lock it passed on; it is kept when the guest ends.
+    ///
+    /// # Errors
+    /// When `lock` is not that directory's lock.
+    pub(crate) fn inherit(host: &Host, name: &str, lock: File) -> Result<Self, HomeError> {
+        let path = Self::path_of(host, name);
+        let is_ours = || -> io::Result<bool> {
+            let (ours, there) = (lock.metadata()?, fs::symlink_metadata(path.join("lock"))?);
+            Ok((ours.dev(), ours.ino()) == (there.dev(), there.ino()) && try_lock(&lock)?)
+        };
+        match is_ours() {
+            Ok(true) => Ok(Self { path, lock, is_kept: true }),
+            Ok(false) => Err(HomeError::Taken(name.to_owned())),
+            Err(source) => Err(HomeError::Unusable { path, source }),
+        }
+    }
+
+    /// The directory.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What [`inherit`](Self::inherit) takes.
+    ///
+    /// # Errors
+    /// When this process has no descriptors left.
+    pub(crate) fn into_lock(mut self) -> io::Result<File> {
+        self.is_kept = true;
+        self.lock.try_clone()
+    }
+
+    /// The control socket, which listens.
+    ///
+    /// # Errors
+    /// When it can't be made.
+    pub(crate) fn listen(&self) -> io::Result<UnixListener> {
+        let listener = in_folder(&self.path, "control", UnixListener::bind)?;
+        fs::set_permissions(self.path.join("control"), fs::Permissions::from_mode(0o600))?;
+        Ok(listener)
+    }
+
+    /// Removes all but the lock.
+    fn clear(&self) -> io::Result<()> {
+        for entry in fs::read_dir(&self.path)? {
+            let path = entry?.path();
+            if path.file_name().is_some_and(|name| name != "lock") {
+                remove(&path)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for GuestHome {
+    fn drop(&mut self) {
+        // Under the lock: whoever has opened it meanwhile sees that the file is gone.
+        let removed = match self.is_kept {
+            true => remove(&self.path.join("control")),
+            false => self
+                .clear()
+                .and_then(|()| remove(&self.path.join("lock")))
+                .and_then(|()| fs::remove_dir(&self.path)),
+        };
+        if let Err(error) = removed {
+            tracing::warn!("the guest's directory {} can't be cleared: {error}", self.path.display());
+        }
+    }
+}
+
+/// Does something with a socket of a directory by a short path: those of sockets have no more than 107 bytes.
+///
+/// # Errors
+/// What `act` answers, and when the directory can't be opened.
+pub(crate) fn in_folder<T>(
+    folder: &Path,
+    name: &str,
+    act: impl FnOnce(PathBuf) -> io::Result<T>,
+) -> io::Result<T> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = openat(CWD, folder, flags, Mode::empty())?;
+    act(format!("/proc/self/fd/{}/{name}", folder.as_raw_fd()).into())
+}
+
+/// Takes a directory's lock; `None` when a process that lives has it.
+fn take(host: &Host, path: &Path) -> io::Result<Option<GuestHome>> {
+    DirBuilder::new().recursive(true).mode(0o755).create(&host.state)?;
+    let until = Instant::now() + LOOKED_AT;
+    loop {
+        for folder in [&folder(host), path] {
+            DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+            check_trusted(folder, &folder.symlink_metadata()?, true).map_err(io::Error::other)?;
+        }
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let lock = match openat(CWD, path.join("lock"), flags, Mode::RUSR | Mode::WUSR) {
+            // The guest that had it has just ended.
+            Err(rustix::io::Errno::NOENT) => continue,
+            lock => File::from(lock?),
+        };
+        if try_lock(&lock)? {
+            if lock.metadata()?.nlink() > 0 {
+                return Ok(Some(GuestHome { path: path.into(), lock, is_kept: false }));
+            }
+        } else if super::client::is_served(path) || Instant::now() >= until {
+            return Ok(None);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn try_lock(lock: &File) -> io::Result<bool> {
+    match flock(lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vm_passthrough::sim::SimHost;
+
+    use super::*;
+
+    #[test]
+    fn one_living_guest_has_a_name() {
+        let sim = SimHost::new().expect("a simulated host");
+        let host = sim.plain_host();
+        let home = GuestHome::take(&host, "web1").expect("a home");
+        let refused = GuestHome::take(&host, "web1").expect_err("it is taken");
+        assert!(matches!(refused, HomeError::Taken(_)), "{refused}");
+        GuestHome::take(&host, "web2").expect("another name");
+        assert_eq!(names(&host).expect("names"), ["web1"]);
+        // It dies: nothing is removed, and the lock goes.
+        let path = home.path().to_owned();
+        let listener = home.listen().expect("a socket");
+        fs::write(path.join("log"), "earlier").expect("written");
+        drop(home.into_lock().expect("a lock"));
+        fs::write(path.join("control"), "").expect("written");
+        drop(listener);
+        let home = GuestHome::take(&host, "web1").expect("a home again");
+        let left: Vec<_> =
+            fs::read_dir(&path).expect("a directory").flatten().map(|file| file.file_name()).collect();
+        assert_eq!(left, ["lock"]);
+        drop(home);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn the_name_goes_with_its_lock_to_another_process() {
+        let sim = SimHost::new().expect("a simulated host");
+        let host = sim.plain_host();
+        let home = GuestHome::take(&host, "web1").expect("a home");
+        let path = home.path().to_owned();
+        fs::write(path.join("log"), "").expect("written");
+        let lock = home.into_lock().expect("a lock");
+        assert!(path.join("log").exists(), "what is in it stays");
+        let other = File::create(sim.path("other")).expect("a file");
+        GuestHome::inherit(&host, "web1", other).expect_err("another file");
+        let home = GuestHome::inherit(&host, "web1", lock).expect("the home");
+        let _listener = home.listen().expect("a socket");
+        GuestHome::take(&host, "web1").expect_err("it is taken");
+        drop(home);
+        assert!(path.join("log").exists() && !path.join("control").exists());
+        GuestHome::take(&host, "web1").expect("a home");
+    }
+
+    #[test]
+    fn directories_that_others_could_have_written_to_are_refused() {
+        let sim = SimHost::new().expect("a simulated host");
+        let host = sim.plain_host();
+        let folder = host.state.join("guests");
+        fs::create_dir_all(&folder).expect("a directory");
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).expect("a mode");
+        let error = GuestHome::take(&host, "web1").expect_err("refused").to_string();
+        assert!(error.contains("can be written to by others"), "{error}");
+    }
+}

@@ -1,0 +1,291 @@
+//! The API: what can be asked, and by which request. The router and the description are made of the same list.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Router;
+use axum::extract::{Path, Request, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderValue, StatusCode};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get, post, put};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt as _};
+
+use super::asked::{Json, Query, Sent};
+use super::guests::Guests;
+use super::openapi::{self, Operation};
+use crate::commands::explain::Accept;
+use crate::commands::run::BackendArg;
+use crate::control::{Address, AttachOptions, AttachRequest, DetachOptions, DetachRequest};
+use crate::json::{
+    AttachedDevice, DetachedDevice, GuestEvent, GuestLog, GuestStatus, ListedFunction, Problem, Refusal,
+    RefusalCode, StoppedGuest,
+};
+
+type App = Arc<Guests>;
+
+/// How a guest is started.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct StartOptions {
+    /// Whether every function of its devices' IOMMU groups is taken, also those of other devices.
+    pub(crate) with_group: bool,
+    /// What may stand in the way all the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) accept: Option<Accept>,
+    /// How devices are opened; the best that there is when left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) backend: Option<BackendArg>,
+    /// Whether the guest ends when it asks for a reboot, instead of being restarted.
+    pub(crate) no_reboot: bool,
+}
+
+impl StartOptions {
+    /// As arguments of `run`.
+    pub(super) fn arguments(&self) -> Vec<&'static str> {
+        let mut arguments = Vec::new();
+        arguments.extend(self.with_group.then_some("--with-group"));
+        arguments.extend(self.no_reboot.then_some("--no-reboot"));
+        match self.accept {
+            Some(Accept::NoReset) => arguments.extend(["--accept", "no-reset"]),
+            None => {}
+        }
+        match self.backend {
+            Some(BackendArg::Iommufd) => arguments.extend(["--backend", "iommufd"]),
+            Some(BackendArg::Group) => arguments.extend(["--backend", "group"]),
+            None => {}
+        }
+        arguments
+    }
+}
+
+/// How a guest is stopped.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct StopOptions {
+    /// Whether its power is cut at once, instead of having its power button pressed first.
+    pub(crate) now: bool,
+    /// How long it has to power itself off before its power is cut, in milliseconds.
+    pub(crate) deadline_ms: u64,
+}
+
+impl Default for StopOptions {
+    fn default() -> Self {
+        Self { now: false, deadline_ms: 30_000 }
+    }
+}
+
+/// A guest was reset.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub(crate) struct ResetAnswer {
+    /// Its name.
+    pub(crate) guest: String,
+}
+
+/// All that can be asked.
+pub(super) fn operations() -> Vec<Operation<App>> {
+    let op = Operation::new;
+    vec![
+        op("GET", "/v1/guests", "list_guests", "The guests that run", get(list))
+            .answers::<Vec<GuestStatus>>(200),
+        op("GET", "/v1/guests/{name}", "get_guest", "A guest that runs", get(status))
+            .answers::<GuestStatus>(200),
+        op(
+            "PUT",
+            "/v1/guests/{name}",
+            "start_guest",
+            "Starts a guest, and waits until it runs with its devices",
+            put(start),
+        )
+        .asks::<StartOptions>()
+        .takes_guest_file()
+        .answers::<GuestStatus>(201),
+        op(
+            "POST",
+            "/v1/guests/{name}/stop",
+            "stop_guest",
+            "Has a guest power itself off, or cuts its power",
+            post(stop),
+        )
+        .asks::<StopOptions>()
+        .answers::<StoppedGuest>(200),
+        op("POST", "/v1/guests/{name}/reset", "reset_guest", "Resets a guest's machine", post(reset))
+            .answers::<ResetAnswer>(200),
+        op(
+            "GET",
+            "/v1/guests/{name}/log",
+            "get_log",
+            "The end of a guest's log, also behind its end",
+            get(log),
+        )
+        .answers::<GuestLog>(200),
+        op(
+            "PUT",
+            "/v1/guests/{name}/devices/{address}",
+            "attach_device",
+            "Gives a guest that runs a device",
+            put(attach),
+        )
+        .takes::<AttachOptions>()
+        .answers::<Vec<AttachedDevice>>(200),
+        op(
+            "DELETE",
+            "/v1/guests/{name}/devices/{address}",
+            "detach_device",
+            "Takes a device from a guest that runs",
+            delete(detach),
+        )
+        .asks::<DetachOptions>()
+        .answers::<DetachedDevice>(200),
+        op(
+            "GET",
+            "/v1/devices",
+            "list_devices",
+            "The host's accelerators, with what keeps them from guests",
+            get(devices),
+        )
+        .answers::<Vec<ListedFunction>>(200),
+        op(
+            "GET",
+            "/v1/events",
+            "events",
+            "What happens to guests from now on, as server-sent events",
+            get(events),
+        )
+        .streams::<GuestEvent>("text/event-stream"),
+        op("GET", "/metrics", "metrics", "Figures for Prometheus", get(metrics)).text("text/plain"),
+        op("GET", "/openapi.json", "description", "This description", get(description))
+            .text("application/json"),
+    ]
+}
+
+/// The API of these guests.
+pub(super) fn router(guests: App) -> Router {
+    let routes = operations()
+        .into_iter()
+        .fold(Router::new(), |router, operation| router.route(operation.path, operation.handler));
+    routes.layer(from_fn_with_state(guests.clone(), finish)).with_state(guests)
+}
+
+/// Counts a request, and makes a problem document of every answer that refuses and is none.
+async fn finish(State(guests): State<App>, request: Request, next: Next) -> Response {
+    let (method, path, begun) = (request.method().clone(), request.uri().path().to_owned(), Instant::now());
+    let response = next.run(request).await;
+    let status = response.status();
+    guests.events().metrics.count_request(&method, status, begun.elapsed());
+    let is_problem = |media: &HeaderValue| media == "application/problem+json";
+    if status.as_u16() < 400 || response.headers().get(CONTENT_TYPE).is_some_and(is_problem) {
+        return response;
+    }
+    let (code, text) = match status {
+        StatusCode::NOT_FOUND => (RefusalCode::NotFound, format!("the API has no {path}; see /openapi.json")),
+        StatusCode::METHOD_NOT_ALLOWED => {
+            (RefusalCode::Invalid, format!("{path} takes no {method}; see /openapi.json"))
+        }
+        _ => (RefusalCode::Invalid, format!("{method} {path}: {status}")),
+    };
+    let problem = Problem { status: status.as_u16(), ..Refusal::new(code, text).into() };
+    let (mut parts, body) = problem.into_response().into_parts();
+    if let Some(allow) = response.headers().get("allow") {
+        parts.headers.insert("allow", allow.clone());
+    }
+    Response::from_parts(parts, body)
+}
+
+/// Does what may wait, in a thread of its own.
+async fn waiting<T: Send + 'static>(
+    guests: App,
+    act: impl FnOnce(&Guests) -> Result<T, Refusal> + Send + 'static,
+) -> Result<T, Refusal> {
+    let done = tokio::task::spawn_blocking(move || act(&guests)).await;
+    done.unwrap_or_else(|_| {
+        Err(Refusal::failed("the daemon made an error, which its log tells; this is a bug"))
+    })
+}
+
+async fn list(State(guests): State<App>) -> Result<Json<Vec<GuestStatus>>, Refusal> {
+    waiting(guests, Guests::list).await.map(Json)
+}
+
+async fn status(State(guests): State<App>, Path(name): Path<String>) -> Result<Json<GuestStatus>, Refusal> {
+    waiting(guests, move |guests| guests.status(&name)).await.map(Json)
+}
+
+async fn start(
+    State(guests): State<App>,
+    Path(name): Path<String>,
+    Query(options): Query<StartOptions>,
+    Sent(file): Sent<Map<String, Value>>,
+) -> Result<(StatusCode, Json<GuestStatus>), Refusal> {
+    let started = waiting(guests, move |guests| guests.start(&name, &options, file)).await?;
+    Ok((StatusCode::CREATED, Json(started)))
+}
+
+async fn stop(
+    State(guests): State<App>,
+    Path(guest): Path<String>,
+    Query(options): Query<StopOptions>,
+) -> Result<Json<StoppedGuest>, Refusal> {
+    waiting(guests, move |guests| guests.stop(&guest, &options).map(|how| StoppedGuest { guest, how }))
+        .await
+        .map(Json)
+}
+
+async fn reset(State(guests): State<App>, Path(guest): Path<String>) -> Result<Json<ResetAnswer>, Refusal> {
+    waiting(guests, move |guests| guests.reset(&guest).map(|()| ResetAnswer { guest })).await.map(Json)
+}
+
+async fn log(State(guests): State<App>, Path(name): Path<String>) -> Result<Json<GuestLog>, Refusal> {
+    waiting(guests, move |guests| guests.log(&name)).await.map(Json)
+}
+
+fn address(text: &str) -> Result<Address, Refusal> {
+    text.parse().map(Address).map_err(|error| Refusal::invalid("address", error))
+}
+
+async fn attach(
+    State(guests): State<App>,
+    Path((name, device)): Path<(String, String)>,
+    Sent(options): Sent<AttachOptions>,
+) -> Result<Json<Value>, Refusal> {
+    let request = AttachRequest { address: address(&device)?, options };
+    waiting(guests, move |guests| guests.attach(&name, request)).await.map(Json)
+}
+
+async fn detach(
+    State(guests): State<App>,
+    Path((name, device)): Path<(String, String)>,
+    Query(options): Query<DetachOptions>,
+) -> Result<Json<Value>, Refusal> {
+    let request = DetachRequest { address: address(&device)?, options };
+    waiting(guests, move |guests| guests.detach(&name, request)).await.map(Json)
+}
+
+async fn devices(State(guests): State<App>) -> Result<Json<Vec<ListedFunction>>, Refusal> {
+    waiting(guests, Guests::devices).await.map(Json)
+}
+
+async fn events(State(guests): State<App>) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
+    let events = ReceiverStream::new(guests.events().listen()).map(|event| {
+        let text = serde_json::to_string(&event).unwrap_or_default();
+        Ok(Event::default().event(event.event.as_str()).data(text))
+    });
+    Sse::new(events).keep_alive(KeepAlive::default())
+}
+
+async fn metrics(State(guests): State<App>) -> Result<Response, Refusal> {
+    let text = waiting(guests, |guests| guests.events().metrics.text(guests)).await?;
+    let media = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    Ok(([(CONTENT_TYPE, HeaderValue::from_static(media))], text).into_response())
+}
+
+async fn description() -> Json<Value> {
+    Json(openapi::document(&operations()))
+}

@@ -1,0 +1,350 @@
+//! What the daemon does with guests. Everything here may wait, and is called by threads that may.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::{Map, Value};
+use vm_passthrough::readiness::{ExplainOptions, Explainer};
+use vm_passthrough::{Host, PassthroughManager};
+
+use super::events::Events;
+use super::launch::{Launch, Launched, Plan};
+use super::{StartOptions, StopOptions};
+use crate::config::{ConfigError, GuestConfig, is_name};
+use crate::control::{self, AttachRequest, CallError, Connection, DetachRequest, GuestHome, HomeError};
+use crate::deadlines::{GUEST_DEVICE, GUEST_START, GUEST_STOP};
+use crate::describe;
+use crate::failure::{EXIT_BLOCKED, EXIT_USAGE};
+use crate::json::{
+    DeviceState, Function, GuestLog, GuestState, GuestStatus, ListedFunction, Refusal, RefusalCode,
+    StoppedHow,
+};
+
+/// How often is looked whether a guest has come as far as it is waited for.
+const POLL: Duration = Duration::from_millis(10);
+/// Most bytes of a log that are told.
+const MAX_LOG: u64 = 256 << 10;
+
+/// The guests of a host.
+pub(super) struct Guests {
+    host: Host,
+    launch: Box<dyn Launch>,
+    events: Events,
+}
+
+type Result<T, E = Refusal> = std::result::Result<T, E>;
+
+impl Guests {
+    /// Those of `host`; `launch` makes processes for new ones, and `events` tells what happens.
+    pub(super) fn new(host: Host, launch: Box<dyn Launch>, events: Events) -> Self {
+        Self { host, launch, events }
+    }
+
+    pub(super) fn host(&self) -> &Host {
+        &self.host
+    }
+
+    pub(super) fn events(&self) -> &Events {
+        &self.events
+    }
+
+    /// All that run, by name.
+    ///
+    /// # Errors
+    /// When they can't be listed.
+    pub(super) fn list(&self) -> Result<Vec<GuestStatus>> {
+        let names = control::names(&self.host);
+        let names =
+            names.map_err(|error| Refusal::failed(format_args!("the guests can't be listed: {error}")))?;
+        let mut guests = Vec::new();
+        for name in names {
+            match self.connect(&name).and_then(|mut guest| guest.status()) {
+                Ok(status) => guests.push(status),
+                Err(CallError::NotRunning(_) | CallError::Ended(_)) => {}
+                Err(error) => tracing::warn!("{error}"),
+            }
+        }
+        Ok(guests)
+    }
+
+    /// How one is.
+    ///
+    /// # Errors
+    /// When it does not run, or does not answer.
+    pub(super) fn status(&self, name: &str) -> Result<GuestStatus> {
+        Ok(self.connect(name)?.status()?)
+    }
+
+    /// Starts a guest from the contents of its file, and waits until it runs with its devices.
+    ///
+    /// # Errors
+    /// When the file is wrong, the name is taken, or the guest does not start.
+    pub(super) fn start(
+        &self,
+        name: &str,
+        options: &StartOptions,
+        file: Map<String, Value>,
+    ) -> Result<GuestStatus> {
+        let (text, config) = read(name, file)?;
+        let home = GuestHome::take(&self.host, name).map_err(|error| match error {
+            HomeError::Taken(_) => Refusal::new(RefusalCode::Conflict, error),
+            HomeError::Unusable { .. } => Refusal::failed(error),
+        })?;
+        let folder = home.path().to_owned();
+        let launched = (|| -> io::Result<_> {
+            create(&folder.join("guest.toml"))?.write_all(text.as_bytes())?;
+            let log = create(&folder.join("log"))?;
+            let (lock, home) = (home.into_lock()?, &folder);
+            self.launch.launch(Plan { host: &self.host, name, home, lock, log, options })
+        })();
+        let mut launched = launched.map_err(|error| {
+            Refusal::failed(format_args!("no process can be made for the guest {name}: {error}"))
+        })?;
+        let started = self.wait_for_start(&config, &mut *launched, &folder);
+        // Somebody has to wait for the process, whenever it ends.
+        let reaper = std::thread::Builder::new().name("reaper".into()).spawn(move || launched.wait());
+        if let Err(error) = reaper {
+            tracing::warn!("no thread waits for the process of the guest {name}: {error}");
+        }
+        started
+    }
+
+    fn wait_for_start(
+        &self,
+        config: &GuestConfig,
+        launched: &mut dyn Launched,
+        folder: &Path,
+    ) -> Result<GuestStatus> {
+        let until = Instant::now() + GUEST_START;
+        let is_attached = |status: &GuestStatus, address: &str| {
+            status.devices.iter().any(|own| own.address == address && own.state == DeviceState::Attached)
+        };
+        loop {
+            let status = self.connect(&config.name).and_then(|mut guest| guest.status());
+            if let Ok(status) = &status
+                && status.state == GuestState::Running
+                && config.devices.iter().all(|device| is_attached(status, &device.to_string()))
+            {
+                return Ok(status.clone());
+            }
+            if let Some(exit) = launched.ended().map_err(Refusal::failed)? {
+                return Err(why_ended(&config.name, exit, folder));
+            }
+            if Instant::now() >= until {
+                let late = format!(
+                    "the guest {} does not run with its devices after {} s, and goes on; see `vm-service logs {0}`",
+                    config.name,
+                    GUEST_START.as_secs()
+                );
+                return Err(Refusal::new(RefusalCode::Timeout, late));
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// Has a guest power itself off, or cuts its power, and waits until it has given everything back.
+    ///
+    /// # Errors
+    /// When it does not run, or does not end in time.
+    pub(super) fn stop(&self, name: &str, options: &StopOptions) -> Result<StoppedHow> {
+        let mut guest = self.connect(name)?;
+        if !options.now {
+            guest.power_button()?;
+            match guest.wait_for_end(Duration::from_millis(options.deadline_ms)) {
+                CallError::Ended(_) => return Ok(StoppedHow::Orderly),
+                CallError::Timeout { .. } => {}
+                error => return Err(error.into()),
+            }
+        }
+        guest.stop()?;
+        match guest.wait_for_end(GUEST_STOP) {
+            CallError::Ended(_) => Ok(StoppedHow::Cut),
+            CallError::Timeout { .. } => {
+                let late = format!(
+                    "the guest {name} was told to end, and has not given everything back after {} s; see `vm-service logs {name}`",
+                    GUEST_STOP.as_secs()
+                );
+                Err(Refusal::new(RefusalCode::Timeout, late))
+            }
+            error => Err(error.into()),
+        }
+    }
+
+    /// Resets a guest's machine.
+    ///
+    /// # Errors
+    /// When it does not run, or refuses.
+    pub(super) fn reset(&self, name: &str) -> Result<()> {
+        Ok(self.connect(name)?.reset()?)
+    }
+
+    /// Gives a guest a device.
+    ///
+    /// # Errors
+    /// When it does not run, or can't have the device.
+    pub(super) fn attach(&self, name: &str, request: AttachRequest) -> Result<Value> {
+        Ok(self.connect(name)?.attach(request, GUEST_DEVICE)?)
+    }
+
+    /// Takes a device from a guest.
+    ///
+    /// # Errors
+    /// When it does not run, has no such device, or does not let go of it.
+    pub(super) fn detach(&self, name: &str, request: DetachRequest) -> Result<Value> {
+        let deadline = Duration::from_millis(request.options.deadline_ms);
+        Ok(self.connect(name)?.detach(request, deadline.saturating_add(GUEST_DEVICE))?)
+    }
+
+    /// The end of a guest's log, also of one that does not run any more.
+    ///
+    /// # Errors
+    /// When the daemon has not started a guest of this name.
+    pub(super) fn log(&self, name: &str) -> Result<GuestLog> {
+        check_name(name)?;
+        let path = GuestHome::path_of(&self.host, name).join("log");
+        let log = end_of(&path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => Refusal::new(
+                RefusalCode::NotFound,
+                format_args!("there is no log of a guest {name}: only guests that `vm-service start` started have one here"),
+            ),
+            _ => Refusal::failed(format_args!("{} can't be read: {error}", path.display())),
+        })?;
+        Ok(GuestLog { guest: name.to_owned(), log })
+    }
+
+    /// The host's accelerators, each with whether it can be passed to a guest.
+    ///
+    /// # Errors
+    /// When the host can't be scanned.
+    pub(super) fn devices(&self) -> Result<Vec<ListedFunction>> {
+        let mut manager = PassthroughManager::with_host(self.host.clone()).map_err(Refusal::failed)?;
+        manager.scan_devices().map_err(Refusal::failed)?;
+        let mut options = ExplainOptions::default();
+        options.check_open_files = false;
+        let explainer = Explainer::new(&self.host);
+        let mut listed = Vec::new();
+        for function in manager.devices() {
+            if !describe::is_accelerator(function.device_type) {
+                continue;
+            }
+            // One that has vanished since is left out.
+            if let Ok(readiness) = explainer.explain_function(function.clone(), &options) {
+                let others = manager.devices().iter().filter(|other| {
+                    function.iommu_group.is_some()
+                        && other.iommu_group == function.iommu_group
+                        && other.address != function.address
+                });
+                listed.push(ListedFunction::new(Function::new(function, others), &readiness));
+            }
+        }
+        Ok(listed)
+    }
+
+    fn connect(&self, name: &str) -> Result<Connection, CallError> {
+        if !is_name(name) {
+            return Err(CallError::NotRunning(crate::table::printable(name)));
+        }
+        Connection::open(&self.host, name)
+    }
+}
+
+impl From<CallError> for Refusal {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Refused(refusal) => refusal,
+            CallError::NotRunning(_) => Self::new(RefusalCode::NotFound, error),
+            CallError::Timeout { .. } => Self::new(RefusalCode::Timeout, error),
+            CallError::Ended(_) | CallError::Io { .. } => Self::failed(error),
+        }
+    }
+}
+
+fn check_name(name: &str) -> Result<()> {
+    if is_name(name) {
+        return Ok(());
+    }
+    Err(Refusal::invalid("name", "a guest's name has 1 to 64 letters, digits, `-` and `_`"))
+}
+
+/// The text of a guest's file and the guest, from the file as JSON.
+fn read(name: &str, mut file: Map<String, Value>) -> Result<(String, GuestConfig)> {
+    check_name(name)?;
+    let named = file.entry("name").or_insert_with(|| name.into());
+    if named != name {
+        let other =
+            format!("the file's `name` is another than the {name} that is to be started; leave it out");
+        return Err(Refusal::invalid("name", other));
+    }
+    let text = toml::to_string(&file).map_err(|error| {
+        Refusal::new(RefusalCode::Invalid, format_args!("this is no guest's file: {error}"))
+    })?;
+    let config = GuestConfig::parse(&text, Path::new("guest.toml")).and_then(|config| {
+        config.check_files()?;
+        Ok(config)
+    });
+    let config = config.map_err(|error| match error {
+        ConfigError::Invalid(problems) => {
+            let field = problems.first().and_then(|problem| problem.key().map(str::to_owned));
+            let messages: Vec<_> = problems.into_iter().map(|problem| problem.message).collect();
+            Refusal { field, ..Refusal::new(RefusalCode::Invalid, messages.join("\n")) }
+        }
+        ConfigError::MissingFile { ref key, .. } => Refusal::invalid(key.clone(), error),
+        error => Refusal::new(RefusalCode::Invalid, error),
+    })?;
+    let disks = config.disks.iter().enumerate().map(|(i, disk)| (format!("disks[{i}].path"), &disk.path));
+    let boot = [("boot.kernel", Some(&config.boot.kernel)), ("boot.initrd", config.boot.initrd.as_ref())];
+    let boot = boot.into_iter().filter_map(|(key, path)| Some((key.to_owned(), path?)));
+    if let Some((key, _)) = boot.chain(disks).find(|(_, path): &(String, &PathBuf)| !path.is_absolute()) {
+        let message = format!(
+            "`{key}` is a relative path, and the daemon has no directory for it; write an absolute one"
+        );
+        return Err(Refusal::invalid(key, message));
+    }
+    Ok((text, config))
+}
+
+/// Why a guest ended instead of running, by what its process said.
+fn why_ended(name: &str, exit: Option<i32>, folder: &Path) -> Refusal {
+    let log = end_of(&folder.join("log")).unwrap_or_default();
+    let said = log.find("error: ").map(|at| log[at + "error: ".len()..].trim_end().to_owned());
+    let code = match exit.and_then(|exit| u8::try_from(exit).ok()) {
+        Some(EXIT_USAGE) => RefusalCode::Invalid,
+        Some(EXIT_BLOCKED) => RefusalCode::Blocked,
+        _ => RefusalCode::Failed,
+    };
+    let ended = || match exit {
+        Some(0) => format!("the guest {name} ended as soon as it had started; see `vm-service logs {name}`"),
+        Some(status) => format!("the process of the guest {name} ended with status {status}"),
+        None => format!("a signal ended the process of the guest {name}"),
+    };
+    Refusal::new(code, said.unwrap_or_else(ended))
+}
+
+/// Creates a file that only its owner reads.
+fn create(path: &Path) -> io::Result<File> {
+    File::options().write(true).create_new(true).mode(0o600).open(path)
+}
+
+/// The end of a file, from the beginning of a line.
+fn end_of(path: &Path) -> io::Result<String> {
+    let mut file = File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+    let left_out = file.metadata()?.len().saturating_sub(MAX_LOG);
+    file.seek(SeekFrom::Start(left_out))?;
+    let mut bytes = Vec::new();
+    file.take(MAX_LOG).read_to_end(&mut bytes)?;
+    let begin = match left_out {
+        0 => 0,
+        _ => bytes.iter().position(|&byte| byte == b'\n').map_or(0, |at| at + 1),
+    };
+    Ok(String::from_utf8_lossy(&bytes[begin..]).into_owned())
+}
+
+/// The resident memory of a process, in bytes.
+pub(super) fn memory_of(host: &Host, process: u32) -> Option<u64> {
+    let status = fs::read_to_string(host.proc.join(process.to_string()).join("status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    Some(line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()? << 10)
+}

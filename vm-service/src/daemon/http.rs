@@ -1,0 +1,73 @@
+//! HTTP/1.1 on the daemon's socket, with bounds: connections, and the time that a request's head may take.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio::sync::watch::Receiver;
+
+use super::socket::Listening;
+use crate::control;
+use crate::deadlines::API_CLIENT;
+
+/// Most connections at once; others wait.
+const MAX_CONNECTIONS: usize = 256;
+/// How long no connection is accepted where this process has no descriptors left.
+const NO_DESCRIPTORS: Duration = Duration::from_secs(1);
+
+/// Serves connections until it is told to stop.
+///
+/// # Errors
+/// When the socket can't be used.
+pub(super) async fn serve(
+    listening: Listening,
+    router: Router,
+    mut stopped: Receiver<bool>,
+) -> io::Result<()> {
+    let listener = UnixListener::from_std(listening.listener.try_clone()?)?;
+    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let accepted = tokio::select! {
+            _ = stopped.wait_for(|stopped| *stopped) => return Ok(()),
+            accepted = accept(&listener, &connections) => accepted,
+        };
+        let (stream, permit) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!("no connection is accepted for a while: {error}");
+                tokio::time::sleep(NO_DESCRIPTORS).await;
+                continue;
+            }
+        };
+        if !control::is_trusted(&stream) {
+            continue;
+        }
+        let service = TowerToHyperService::new(router.clone());
+        tokio::spawn(async move {
+            let served = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(API_CLIENT)
+                .serve_connection(TokioIo::new(stream), service)
+                .await;
+            if let Err(error) = served {
+                tracing::debug!(%error, "a connection ended");
+            }
+            drop(permit);
+        });
+    }
+}
+
+async fn accept(
+    listener: &UnixListener,
+    connections: &Arc<Semaphore>,
+) -> io::Result<(UnixStream, tokio::sync::OwnedSemaphorePermit)> {
+    let permit = connections.clone().acquire_owned().await.map_err(io::Error::other)?;
+    let (stream, _) = listener.accept().await?;
+    Ok((stream, permit))
+}

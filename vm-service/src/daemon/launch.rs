@@ -1,0 +1,106 @@
+//! Makes a process for a guest, which outlives the daemon.
+//!
+//! The process has a session of its own, takes the lock of the guest's directory over as its standard input, and logs into a
+//! file. Where systemd runs, it is in a scope unit of its own, `vm-guest-NAME.scope`: whoever stops the daemon's unit stops no guest.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use vm_passthrough::Host;
+
+use super::StartOptions;
+
+/// What a guest's process is made of.
+pub(super) struct Plan<'a> {
+    /// The host that it is on.
+    pub(super) host: &'a Host,
+    /// The guest's name.
+    pub(super) name: &'a str,
+    /// Its directory, with its file.
+    pub(super) home: &'a Path,
+    /// The lock of the directory, which the process keeps.
+    pub(super) lock: File,
+    /// What it logs to.
+    pub(super) log: File,
+    /// What was asked for.
+    pub(super) options: &'a StartOptions,
+}
+
+/// Makes processes for guests.
+pub(super) trait Launch: Send + Sync {
+    /// Makes one.
+    ///
+    /// # Errors
+    /// When that fails.
+    fn launch(&self, plan: Plan<'_>) -> io::Result<Box<dyn Launched>>;
+}
+
+/// A guest's process.
+pub(super) trait Launched: Send {
+    /// Its exit status, once it has ended; `None` within for a signal.
+    ///
+    /// # Errors
+    /// When the Linux kernel does not tell.
+    fn ended(&mut self) -> io::Result<Option<Option<i32>>>;
+
+    /// Waits for its end.
+    fn wait(&mut self);
+}
+
+/// Makes them of this program.
+pub(super) struct Processes;
+
+impl Launch for Processes {
+    fn launch(&self, plan: Plan<'_>) -> io::Result<Box<dyn Launched>> {
+        let mut command = match has_systemd() {
+            true => {
+                let mut command = Command::new("systemd-run");
+                command.args(["--scope", "--quiet", "--collect", "--unit"]);
+                command.arg(format!("vm-guest-{}.scope", plan.name)).arg("--").arg(program()?);
+                command
+            }
+            false => Command::new(program()?),
+        };
+        let mut console = OsString::from("pty=");
+        console.push(plan.home.join("console"));
+        command.arg("run").arg(plan.home.join("guest.toml")).arg("--managed");
+        command
+            .arg("--state")
+            .arg(&plan.host.state)
+            .arg("--console")
+            .arg(console)
+            .args(plan.options.arguments());
+        let error = plan.log.try_clone()?;
+        let child =
+            command.stdin(plan.lock).stdout(plan.log).stderr(Stdio::from(error)).current_dir("/").spawn()?;
+        Ok(Box::new(child))
+    }
+}
+
+impl Launched for Child {
+    fn ended(&mut self) -> io::Result<Option<Option<i32>>> {
+        Ok(self.try_wait()?.map(|status| status.code()))
+    }
+
+    fn wait(&mut self) {
+        if let Err(error) = Child::wait(self) {
+            tracing::warn!("a guest's process can't be waited for: {error}");
+        }
+    }
+}
+
+/// Whether systemd runs this machine, and this user may ask it for units.
+fn has_systemd() -> bool {
+    Path::new("/run/systemd/system").is_dir() && rustix::process::geteuid().is_root()
+}
+
+/// This program; after an upgrade, the one that took its place.
+fn program() -> io::Result<PathBuf> {
+    let path = std::env::current_exe()?;
+    let replaced = path.as_os_str().as_bytes().strip_suffix(b" (deleted)");
+    Ok(replaced.map_or_else(|| path.clone(), |path| OsString::from_vec(path.to_vec()).into()))
+}

@@ -1,0 +1,423 @@
+//! The API over a real socket, with guests that are threads of this process and take devices of a simulated host.
+
+mod guest;
+mod random;
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use vm_passthrough::sim::{SimDrivers, SimFunction, SimHost};
+use vm_passthrough::{Host, PciAddress};
+
+use super::*;
+use guest::Threads;
+
+use crate::json::Problem;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How often the daemon looks for guests here.
+const INTERVAL: Duration = Duration::from_millis(2);
+
+/// A host with three NVMe disks, and its daemon.
+struct World {
+    sim: SimHost,
+    host: Host,
+    threads: Threads,
+    daemon: Option<(tokio::sync::watch::Sender<bool>, JoinHandle<()>)>,
+}
+
+/// The disks' addresses.
+fn disk(number: u8) -> PciAddress {
+    PciAddress::new(0, number + 1, 0, 0).expect("an address")
+}
+
+const DISKS: u8 = 3;
+
+impl World {
+    fn new() -> Self {
+        // Where there is one, a file system in memory: the ledger waits for what it writes to be safe.
+        let memory = std::path::Path::new("/dev/shm");
+        let sim = if memory.is_dir() { SimHost::new_in(memory) } else { SimHost::new() };
+        let sim = sim.expect("a simulated host");
+        for driver in ["nvme", "pcieport"] {
+            sim.add_driver(driver).expect("a driver");
+        }
+        for number in 0..DISKS {
+            let port = PciAddress::new(0, 0, number + 1, 0).expect("an address");
+            let port_function = SimFunction::root_port(port).group(number.into()).driver("pcieport");
+            sim.add(&port_function).expect("a port");
+            let function =
+                SimFunction::nvme(disk(number)).below(port).group(10 + u32::from(number)).driver("nvme");
+            sim.add(&function).expect("a disk");
+        }
+        std::fs::write(sim.path("kernel"), "a kernel").expect("written");
+        let (host, threads) = (SimDrivers::new(&sim).host(), Threads::default());
+        let mut world = Self { sim, host, threads, daemon: None };
+        world.serve();
+        world
+    }
+
+    /// Starts the daemon.
+    fn serve(&mut self) {
+        let listening = socket::listen(&self.host, None).expect("a socket");
+        let (stop, stopped) = tokio::sync::watch::channel(false);
+        let guests =
+            Arc::new(Guests::new(self.host.clone(), Box::new(self.threads.clone()), Events::default()));
+        let serve = move || serve_on(listening, guests, INTERVAL, stopped).expect("served");
+        self.daemon = Some((stop, std::thread::spawn(serve)));
+    }
+
+    /// Ends the daemon; guests go on.
+    fn end(&mut self) {
+        if let Some((stop, thread)) = self.daemon.take() {
+            stop.send(true).expect("it serves");
+            thread.join().expect("no panic");
+        }
+    }
+
+    /// A guest's file as JSON.
+    fn file(&self, devices: &[PciAddress]) -> Value {
+        let devices: Vec<_> = devices.iter().map(|device| json!({ "address": device.to_string() })).collect();
+        json!({ "memory": "64M", "boot": { "kernel": self.sim.path("kernel") }, "devices": devices })
+    }
+
+    /// Sends a request, and answers with the status, the head and the body.
+    fn raw(&self, request: &str) -> (u16, String, String) {
+        let mut stream = UnixStream::connect(self.host.state.join("daemon.sock")).expect("a connection");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        stream.write_all(request.as_bytes()).expect("written");
+        let mut text = Vec::new();
+        stream.read_to_end(&mut text).expect("an answer");
+        let text = String::from_utf8(text).expect("UTF-8");
+        let (head, body) = text.split_once("\r\n\r\n").expect("a head");
+        let status = head.split(' ').nth(1).expect("a status").parse().expect("a number");
+        (status, head.to_ascii_lowercase(), body.to_owned())
+    }
+
+    fn call(&self, method: &str, path: &str, body: Option<&Value>) -> (u16, Value) {
+        let body = body.map_or_else(String::new, Value::to_string);
+        let length = body.len();
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
+        );
+        let (status, _, body) = self.raw(&(head + &body));
+        (status, serde_json::from_str(&body).unwrap_or(Value::String(body)))
+    }
+
+    /// The state of every device as its driver shows it.
+    fn drivers(&self) -> Vec<Option<String>> {
+        (0..DISKS).map(|number| self.sim.driver_of(disk(number))).collect()
+    }
+
+    #[track_caller]
+    fn wait_until(&self, what: &str, done: impl Fn() -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !done() {
+            assert!(Instant::now() < deadline, "{what} does not come");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.end();
+        self.threads.end_all();
+    }
+}
+
+#[test]
+fn what_is_wrong_gets_a_problem_document_that_names_the_field() {
+    let world = World::new();
+    let check =
+        |method: &str, path: &str, body: Value, status: u16, code: &str, field: Option<&str>, says: &str| {
+            let text = if body.is_null() { String::new() } else { body.to_string() };
+            let head = format!(
+                "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+                text.len()
+            );
+            let (got, head, text) = world.raw(&(head + &text));
+            assert_eq!(got, status, "{method} {path}: {text}");
+            assert!(head.contains("content-type: application/problem+json"), "{method} {path}: {head}");
+            let problem: Problem = serde_json::from_str(&text).expect("a problem document");
+            let expect = (status, serde_json::from_value(json!(code)).expect("a code"), field);
+            assert_eq!(
+                (problem.status, problem.code, problem.field.as_deref()),
+                expect,
+                "{method} {path}: {text}"
+            );
+            assert!(problem.detail.contains(says), "{method} {path}: {text}");
+            assert_eq!(problem.kind, format!("urn:vm-service:{code}"));
+        };
+    let none = || Value::Null;
+    let file = |change: fn(&mut Value)| {
+        let mut file = world.file(&[]);
+        change(&mut file);
+        file
+    };
+    check("GET", "/v1/guest", none(), 404, "not-found", None, "the API has no /v1/guest");
+    check("PATCH", "/v1/guests", none(), 405, "invalid", None, "/v1/guests takes no PATCH");
+    check("GET", "/v1/guests/web1", none(), 404, "not-found", None, "no guest named web1");
+    check("GET", "/v1/guests/..%2f..", none(), 404, "not-found", None, "no guest named");
+    check("GET", "/v1/guests/%ff", none(), 400, "invalid", None, "");
+    check("GET", "/v1/guests/web1/log", none(), 404, "not-found", None, "no log of a guest web1");
+    check("GET", "/v1/guests/..%2f../log", none(), 400, "invalid", Some("name"), "1 to 64 letters");
+    check(
+        "POST",
+        "/v1/guests/web1/stop?deadline_ms=x",
+        none(),
+        400,
+        "invalid",
+        Some("deadline_ms"),
+        "invalid digit",
+    );
+    check(
+        "POST",
+        "/v1/guests/web1/stop?soon=1",
+        none(),
+        400,
+        "invalid",
+        Some("soon"),
+        "unknown field `soon`",
+    );
+    check("POST", "/v1/guests/web1/reset", none(), 404, "not-found", None, "no guest named web1");
+    check("PUT", "/v1/guests/web1/devices/x", none(), 400, "invalid", Some("address"), "not a PCI address");
+    check(
+        "PUT",
+        "/v1/guests/web1/devices/65:00.0",
+        json!({"with_group": 1}),
+        400,
+        "invalid",
+        Some("with_group"),
+        "a boolean",
+    );
+    check(
+        "PUT",
+        "/v1/guests/web1/devices/65:00.0",
+        json!({"with": ["y"]}),
+        400,
+        "invalid",
+        Some("with[0]"),
+        "`y` is not",
+    );
+    check("PUT", "/v1/guests/web1/devices/65:00.0", none(), 404, "not-found", None, "no guest named web1");
+    check(
+        "DELETE",
+        "/v1/guests/web1/devices/65:00.0?how=slowly",
+        none(),
+        400,
+        "invalid",
+        Some("how"),
+        "unknown variant",
+    );
+    check("PUT", "/v1/guests/web1", json!([]), 400, "invalid", None, "expected a map");
+    check("PUT", "/v1/guests/web1", none(), 400, "invalid", Some("memory"), "`boot` is missing");
+    check("PUT", "/v1/guests/we%20b1", file(|_| ()), 400, "invalid", Some("name"), "1 to 64 letters");
+    check(
+        "PUT",
+        "/v1/guests/web1?accept=all",
+        file(|_| ()),
+        400,
+        "invalid",
+        Some("accept"),
+        "unknown variant",
+    );
+    check(
+        "PUT",
+        "/v1/guests/web1",
+        file(|file| file["name"] = "web2".into()),
+        400,
+        "invalid",
+        Some("name"),
+        "another than",
+    );
+    check(
+        "PUT",
+        "/v1/guests/web1",
+        file(|file| file["vcpus"] = 300.into()),
+        400,
+        "invalid",
+        Some("vcpus"),
+        "1 to 255",
+    );
+    check(
+        "PUT",
+        "/v1/guests/web1",
+        file(|file| file["memori"] = 1.into()),
+        400,
+        "invalid",
+        Some("memori"),
+        "did you mean `memory`",
+    );
+    check(
+        "PUT",
+        "/v1/guests/web1",
+        file(|file| file["vcpus"] = Value::Null),
+        400,
+        "invalid",
+        None,
+        "no guest's file",
+    );
+    check(
+        "PUT",
+        "/v1/guests/web1",
+        file(|file| file["boot"]["kernel"] = "/nowhere/kernel".into()),
+        400,
+        "invalid",
+        Some("boot.kernel"),
+        "No such file",
+    );
+    check(
+        "PUT",
+        "/v1/guests/web1",
+        file(|file| file["boot"]["initrd"] = "../initrd".into()),
+        400,
+        "invalid",
+        Some("boot.initrd"),
+        "",
+    );
+    check("PUT", "/v1/guests/web1", world.file(&[disk(9)]), 500, "failed", None, "");
+    assert_eq!(world.call("GET", "/v1/guests", None), (200, json!([])));
+    assert!(
+        !world.host.state.join("ledger").exists()
+            || world.drivers().iter().flatten().all(|driver| driver == "nvme")
+    );
+}
+
+#[test]
+fn a_guest_is_started_changed_and_stopped() {
+    let world = World::new();
+    let (status, guest) = world.call("PUT", "/v1/guests/web1", Some(&world.file(&[disk(0)])));
+    assert_eq!(
+        (status, &guest["state"], &guest["memory"]),
+        (201, &json!("running"), &json!(64 << 20)),
+        "{guest}"
+    );
+    let (status, refused) = world.call("PUT", "/v1/guests/web1", Some(&world.file(&[])));
+    assert_eq!((status, &refused["code"]), (409, &json!("conflict")), "{refused}");
+    let on = |drivers: [&str; 3]| assert_eq!(world.drivers(), drivers.map(|driver| Some(driver.to_owned())));
+    on(["vfio-pci", "nvme", "nvme"]);
+    let (status, attached) = world.call("PUT", "/v1/guests/web1/devices/02:00.0", None);
+    assert_eq!((status, &attached[0]["address"]), (200, &json!("0000:02:00.0")), "{attached}");
+    on(["vfio-pci", "vfio-pci", "nvme"]);
+    let (_, guest) = world.call("GET", "/v1/guests/web1", None);
+    let addresses: Vec<_> =
+        guest["devices"].as_array().expect("devices").iter().map(|device| &device["address"]).collect();
+    assert_eq!(addresses, ["0000:01:00.0", "0000:02:00.0"]);
+    assert_eq!(world.call("GET", "/v1/guests", None).1, json!([guest]));
+    let (status, detached) = world.call("DELETE", "/v1/guests/web1/devices/01:00.0?how=surprise", None);
+    assert_eq!((status, &detached["how"]), (200, &json!("surprise")), "{detached}");
+    on(["nvme", "vfio-pci", "nvme"]);
+    let (status, refused) = world.call("DELETE", "/v1/guests/web1/devices/01:00.0", None);
+    assert_eq!((status, &refused["code"]), (404, &json!("not-found")), "{refused}");
+    let (status, answer) = world.call("POST", "/v1/guests/web1/stop", None);
+    assert_eq!((status, answer), (200, json!({"guest": "web1", "how": "orderly"})));
+    on(["nvme", "nvme", "nvme"]);
+    let (status, log) = world.call("GET", "/v1/guests/web1/log", None);
+    assert_eq!((status, &log["log"]), (200, &json!("web1 runs\n")), "a log is there behind the end");
+}
+
+#[test]
+fn a_daemon_that_starts_finds_guests_and_releases_what_dead_ones_left() {
+    let mut world = World::new();
+    for (guest, disks) in [("web1", [disk(0)]), ("web2", [disk(1)])] {
+        let (status, answer) = world.call("PUT", &format!("/v1/guests/{guest}"), Some(&world.file(&disks)));
+        assert_eq!(status, 201, "{answer}");
+    }
+    let operator = ["vm-service", "claim", "03:00.0"].map(Into::into);
+    assert_eq!(crate::cli::run(operator, Some(world.host.clone()), &mut Vec::new(), &mut Vec::new()), 0);
+    world.end();
+    world.threads.kill(&world.sim, &world.host, "web2");
+    assert_eq!(world.drivers(), [(); 3].map(|()| Some("vfio-pci".to_owned())));
+    world.serve();
+    let names = |world: &World| {
+        let (_, guests) = world.call("GET", "/v1/guests", None);
+        guests.as_array().expect("guests").iter().map(|guest| guest["name"].clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&world), ["web1"]);
+    world.threads.kill(&world.sim, &world.host, "web1");
+    let back = |driver: &str| Some(driver.to_owned());
+    world.wait_until("the dead guests' disks", || world.drivers()[..2] == [back("nvme"), back("nvme")]);
+    assert_eq!(
+        world.drivers(),
+        [back("nvme"), back("nvme"), back("vfio-pci")],
+        "what the operator claimed stays"
+    );
+    assert_eq!(names(&world), Vec::<Value>::new());
+    let metrics = world.call("GET", "/metrics", None).1;
+    let metrics = metrics.as_str().expect("text");
+    for line in
+        ["vm_service_recovered_functions_total 2", "vm_service_events_total{kind=\"gone\"} 1", "# EOF"]
+    {
+        assert!(metrics.contains(line), "{line} is not in {metrics}");
+    }
+}
+
+#[test]
+fn events_come_as_they_happen() {
+    let world = World::new();
+    let mut stream = UnixStream::connect(world.host.state.join("daemon.sock")).expect("a connection");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    stream.write_all(b"GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n").expect("written");
+    let mut text = String::new();
+    let mut wait_for = |what: &str| {
+        let mut bytes = [0; 1024];
+        while !text.contains(what) {
+            let read = stream.read(&mut bytes).expect("events");
+            assert!(read > 0, "the stream ended: {text}");
+            text.push_str(&String::from_utf8_lossy(&bytes[..read]));
+        }
+    };
+    wait_for("text/event-stream");
+    world.call("PUT", "/v1/guests/web1", Some(&world.file(&[])));
+    wait_for("event: found\ndata: {\"guest\":\"web1\",\"event\":\"found\"");
+    world.call("PUT", "/v1/guests/web1/devices/02:00.0", None);
+    wait_for(
+        "event: device-attached\ndata: {\"guest\":\"web1\",\"event\":\"device-attached\",\"address\":\"0000:02:00.0\"",
+    );
+    world.call("POST", "/v1/guests/web1/stop", None);
+    wait_for("event: gone\ndata: {\"guest\":\"web1\"");
+}
+
+#[test]
+fn the_description_is_that_of_the_code_and_is_checked_in() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/openapi.json");
+    let description = serde_json::to_string_pretty(&description()).expect("JSON") + "\n";
+    if std::env::var_os("UPDATE_OPENAPI").is_some() {
+        std::fs::write(&path, &description).expect("written");
+    }
+    let checked_in = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(
+        checked_in,
+        description,
+        "{} is out of date: run `UPDATE_OPENAPI=1 cargo test -p vm-service --lib daemon`",
+        path.display()
+    );
+    let world = World::new();
+    assert_eq!(
+        world.call("GET", "/openapi.json", None),
+        (200, serde_json::from_str(&checked_in).expect("JSON"))
+    );
+}
+
+#[test]
+fn one_daemon_serves_and_takes_the_place_of_one_that_was_killed() {
+    let mut world = World::new();
+    let refused = socket::listen(&world.host, None).expect_err("one serves");
+    assert!(refused.to_string().contains("another daemon serves"), "{refused}");
+    world.end();
+    let path = world.host.state.join("daemon.sock");
+    assert!(!path.exists(), "an orderly end removes the socket");
+    // One that was killed leaves its own.
+    drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket"));
+    world.serve();
+    assert_eq!(world.call("GET", "/v1/guests", None).0, 200);
+    world.end();
+    std::fs::write(&path, "precious").expect("written");
+    let refused = socket::listen(&world.host, None).expect_err("a file is there");
+    assert!(refused.to_string().contains("no socket"), "{refused}");
+}

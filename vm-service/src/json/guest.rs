@@ -1,0 +1,289 @@
+//! Guests that run: what they are, what happens to them, and why something asked of one was not done. The control socket of a
+//! guest, the daemon's API and the commands speak of them in these terms.
+
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Readiness;
+
+/// A guest that runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct GuestStatus {
+    /// Its name.
+    pub name: String,
+    /// The process that runs it.
+    pub pid: u32,
+    /// How far it has come.
+    pub state: GuestState,
+    /// When its process began to run it, in seconds after 1970 began.
+    pub since: u64,
+    /// Number of its vCPUs.
+    pub vcpus: u8,
+    /// Its RAM in bytes.
+    pub memory: u64,
+    /// Its devices.
+    pub devices: Vec<GuestDevice>,
+    /// The pseudo-terminal that is its console; null where the console is elsewhere.
+    pub console: Option<String>,
+}
+
+/// How far a guest has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum GuestState {
+    /// Its program is being loaded.
+    Starting,
+    /// It runs.
+    Running,
+    /// It has ended, and its devices go back.
+    Ending,
+    /// One that a newer version knows.
+    #[serde(other)]
+    Other,
+}
+
+/// A device of a guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct GuestDevice {
+    /// Address on the host.
+    pub address: String,
+    /// How far it has come.
+    pub state: DeviceState,
+}
+
+/// How far a device has come on its way to the guest or back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeviceState {
+    /// It is taken from its driver.
+    Claimed,
+    /// The guest has it.
+    Attached,
+    /// It is detached, and goes back to its driver.
+    Detached,
+    /// One that a newer version knows.
+    #[serde(other)]
+    Other,
+}
+
+/// What happened to a guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct GuestEvent {
+    /// Its name.
+    pub guest: String,
+    /// What.
+    pub event: EventKind,
+    /// The device that it is about, by its address on the host.
+    pub address: Option<String>,
+    /// More of it, for people.
+    pub text: Option<String>,
+}
+
+/// What may happen to a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum EventKind {
+    /// The daemon has found it.
+    Found,
+    /// It began to run.
+    Started,
+    /// A device was attached.
+    DeviceAttached,
+    /// A device was detached.
+    DeviceDetached,
+    /// The host wants a device back.
+    DeviceWanted,
+    /// A device does not answer any more.
+    DeviceLost,
+    /// Something failed.
+    Failed,
+    /// It does not run any more.
+    Ended,
+    /// Its process is gone.
+    Gone,
+    /// One that a newer version knows.
+    #[serde(other)]
+    Other,
+}
+
+impl EventKind {
+    /// As it is written.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Found => "found",
+            Self::Started => "started",
+            Self::DeviceAttached => "device-attached",
+            Self::DeviceDetached => "device-detached",
+            Self::DeviceWanted => "device-wanted",
+            Self::DeviceLost => "device-lost",
+            Self::Failed => "failed",
+            Self::Ended => "ended",
+            Self::Gone => "gone",
+            Self::Other => "other",
+        }
+    }
+}
+
+impl fmt::Display for GuestEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.guest, self.event.as_str())?;
+        self.address.iter().try_for_each(|address| write!(f, " {address}"))?;
+        self.text.iter().try_for_each(|text| write!(f, ": {text}"))
+    }
+}
+
+/// A guest that has ended, and everything was given back.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct StoppedGuest {
+    /// Its name.
+    pub guest: String,
+    /// Which of the two happened.
+    pub how: StoppedHow,
+}
+
+/// How a guest was ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum StoppedHow {
+    /// It powered itself off, as its power button was pressed.
+    Orderly,
+    /// Its power was cut.
+    Cut,
+    /// One that a newer version knows.
+    #[serde(other)]
+    Other,
+}
+
+/// The end of a guest's log.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct GuestLog {
+    /// The guest's name.
+    pub guest: String,
+    /// What its process logged; of a long log, the end.
+    pub log: String,
+}
+
+/// A device that a guest got while it ran.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct AttachedDevice {
+    /// Address on the host.
+    pub address: String,
+    /// Where the guest sees it; null while it has not numbered its buses.
+    pub guest_address: Option<String>,
+}
+
+/// A device that a guest lost while it ran.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct DetachedDevice {
+    /// Address on the host.
+    pub address: String,
+    /// Which of the two happened.
+    pub how: DetachedHow,
+}
+
+/// How a device was taken from a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum DetachedHow {
+    /// The guest let go of it.
+    Orderly,
+    /// The guest lost it.
+    Surprise,
+    /// One that a newer version knows.
+    #[serde(other)]
+    Other,
+}
+
+/// A problem document (RFC 9457): why something was not done.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[schemars(title = "Problem")]
+pub struct Problem {
+    /// `urn:vm-service:` and the code.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The code in words.
+    pub title: String,
+    /// HTTP status.
+    pub status: u16,
+    /// What, where and what to do.
+    pub detail: String,
+    /// What kind of reason.
+    pub code: RefusalCode,
+    /// The part of the request that is wrong, as in `boot.kernel`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub field: Option<String>,
+    /// What keeps the devices from being passed to the guest.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub blockers: Vec<Readiness>,
+}
+
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Self {
+        let Refusal { code, message, field, blockers } = refusal;
+        let (name, title, status) = match code {
+            RefusalCode::Invalid => ("invalid", "the request is wrong", 400),
+            RefusalCode::NotFound => ("not-found", "there is no such thing", 404),
+            RefusalCode::Conflict => ("conflict", "it does not fit what is there", 409),
+            RefusalCode::Blocked => ("blocked", "a device can't be passed to a guest as things are", 409),
+            RefusalCode::Timeout => ("timeout", "the guest did not answer in time", 504),
+            RefusalCode::Failed | RefusalCode::Other => ("failed", "it failed", 500),
+        };
+        let kind = format!("urn:vm-service:{name}");
+        Self { kind, title: title.to_owned(), status, detail: message, code, field, blockers }
+    }
+}
+
+/// Why something that was asked of a guest, or of the daemon, was not done.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Refusal {
+    /// What kind of reason.
+    pub code: RefusalCode,
+    /// What, where and what to do.
+    pub message: String,
+    /// The part of the request that is wrong, as in `boot.kernel`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub field: Option<String>,
+    /// What keeps the devices from being passed to the guest.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub blockers: Vec<Readiness>,
+}
+
+/// A kind of reason; scripts may rely on them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum RefusalCode {
+    /// The request is wrong; nothing was touched.
+    Invalid,
+    /// There is no such guest or device.
+    NotFound,
+    /// It does not fit what is there, as a second guest of one name.
+    Conflict,
+    /// A device can't be passed to a guest as things are; nothing was touched.
+    Blocked,
+    /// It failed; what was begun was undone, or the message says what was not.
+    Failed,
+    /// The guest did not answer in time.
+    Timeout,
+    /// One that a newer version knows.
+    #[serde(other)]
+    Other,
+}
+
+impl Refusal {
+    /// One that has no more to say than its message.
+    pub(crate) fn new(code: RefusalCode, message: impl fmt::Display) -> Self {
+        Self { code, message: message.to_string(), field: None, blockers: Vec::new() }
+    }
+
+    /// A part of the request is wrong.
+    pub(crate) fn invalid(field: impl Into<String>, message: impl fmt::Display) -> Self {
+        Self { field: Some(field.into()), ..Self::new(RefusalCode::Invalid, message) }
+    }
+
+    /// It failed.
+    pub(crate) fn failed(message: impl fmt::Display) -> Self {
+        Self::new(RefusalCode::Failed, message)
+    }
+}

@@ -1,0 +1,297 @@
+//! The daemon and its clients as an operator has them: processes of this program, with bare guests on this machine's own `/dev/kvm`.
+//! Where that does not open, the tests that need it say so and pass.
+
+use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use serde_json::Value;
+use vm_ir::mutate::Mutator;
+
+/// Nothing here takes so long, even where KVM guests are emulated and the machine is busy.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Sends back what it receives: next: mov dx, 0x3fd; in al, dx; test al, 1; jz next; mov dx, 0x3f8; in al, dx; out dx, al;
+/// jmp next.
+const ECHO: &[u8] =
+    &[0x66, 0xba, 0xfd, 0x03, 0xec, 0xa8, 0x01, 0x74, 0xf7, 0x66, 0xba, 0xf8, 0x03, 0xec, 0xee, 0xeb, 0xef];
+
+/// An ELF file with one segment.
+fn elf(code: &[u8]) -> Vec<u8> {
+    const ENTRY: u64 = 0x10_0000;
+    let mut file = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\x3e\0\x01\0\0\0".to_vec();
+    for word in [ENTRY, 64, 0] {
+        file.extend(word.to_le_bytes());
+    }
+    file.extend([0, 0, 0, 0, 64, 0, 56, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 7, 0, 0, 0]);
+    for word in [0x1000, ENTRY, ENTRY, code.len() as u64, code.len() as u64, 0x1000] {
+        file.extend(word.to_le_bytes());
+    }
+    file.resize(0x1000, 0);
+    file.extend(code);
+    file
+}
+
+/// A folder with the state of a daemon and files of guests, and the processes that live there.
+struct World {
+    folder: tempfile::TempDir,
+    processes: Vec<Child>,
+}
+
+impl World {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::write(folder.path().join("kernel"), elf(ECHO)).expect("written");
+        for guest in ["web1", "web2"] {
+            let text = format!("name = \"{guest}\"\nmemory = \"4M\"\nboot.kernel = \"kernel\"\n");
+            fs::write(folder.path().join(format!("{guest}.toml")), text).expect("written");
+        }
+        Self { folder, processes: Vec::new() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn command(&self, args: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vm-service"));
+        command.args(["--state", "state"]).args(args.split_whitespace());
+        command.current_dir(self.folder.path()).env_remove("RUST_LOG").stdin(Stdio::null());
+        command
+    }
+
+    /// Starts a process that lives on, and answers its id.
+    fn spawn(&mut self, args: &str) -> u32 {
+        let log = File::options().create(true).append(true).open(self.path("messages")).expect("a file");
+        let process = self.command(args).stdout(Stdio::null()).stderr(log).spawn().expect("vm-service");
+        let id = process.id();
+        self.processes.push(process);
+        id
+    }
+
+    /// Starts the daemon, and waits until it answers.
+    fn serve(&mut self) -> u32 {
+        let daemon = self.spawn("serve");
+        self.wait_until("the daemon", |world| world.run("guests").status.success());
+        daemon
+    }
+
+    fn run(&self, args: &str) -> Output {
+        self.command(args).output().expect("vm-service")
+    }
+
+    /// Runs a command that has to succeed, and answers its JSON.
+    #[track_caller]
+    fn json(&self, args: &str) -> Value {
+        let output = self.run(&format!("--json {args}"));
+        assert!(output.status.success(), "{args}: {}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    }
+
+    /// Runs a command that has to fail so.
+    #[track_caller]
+    fn refused(&self, args: &str, exit: i32, says: &str) {
+        let output = self.run(args);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(exit), "{args}: {error}");
+        assert!(error.contains(says), "{args}: {error}");
+    }
+
+    fn kill(&mut self, process: u32) {
+        let at = self.processes.iter().position(|child| child.id() == process).expect("a process");
+        let mut child = self.processes.remove(at);
+        child.kill().and_then(|()| child.wait()).expect("killed");
+    }
+
+    #[track_caller]
+    fn wait_until(&mut self, what: &str, done: impl Fn(&mut Self) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !done(self) {
+            let said = fs::read_to_string(self.path("messages")).unwrap_or_default();
+            assert!(Instant::now() < deadline, "{what} takes too long: {said}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn connect(&self) -> UnixStream {
+        let stream = UnixStream::connect(self.path("state/daemon.sock")).expect("a connection");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        stream
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        // Guests that are left would live on.
+        for guest in ["web1", "web2"] {
+            drop(self.run(&format!("stop {guest} --now")));
+        }
+        for process in &mut self.processes {
+            // Both fail only on a process that has ended and was waited for.
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+fn has_kvm() -> bool {
+    let opened = File::options().read(true).write(true).open("/dev/kvm");
+    opened.inspect_err(|error| println!("skipped: /dev/kvm does not open: {error}")).is_ok()
+}
+
+/// Types into `console`, and waits for the guest to send it back.
+fn echoes(world: &mut World, text: &str) {
+    let mut console = world.command("console web1");
+    let mut console = console.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("vm-service");
+    let (mut keys, mut screen) =
+        (console.stdin.take().expect("keys"), console.stdout.take().expect("a screen"));
+    keys.write_all(text.as_bytes()).expect("typed");
+    let mut got = vec![0; text.len()];
+    screen.read_exact(&mut got).expect("what was typed");
+    assert_eq!(got, text.as_bytes());
+    console.kill().and_then(|()| console.wait()).expect("ended");
+}
+
+fn names(guests: &Value) -> Vec<&str> {
+    guests["guests"].as_array().expect("guests").iter().filter_map(|guest| guest["name"].as_str()).collect()
+}
+
+#[test]
+fn a_guest_outlives_a_daemon_that_is_killed() {
+    if !has_kvm() {
+        return;
+    }
+    let mut world = World::new();
+    world.refused("guests", 1, "no daemon can be reached at");
+    let daemon = world.serve();
+    let guest = world.json("start web1.toml --vcpus 2 --memory 8M");
+    assert_eq!(
+        (&guest["state"], &guest["vcpus"], &guest["memory"]),
+        (&"running".into(), &2.into(), &(8 << 20).into())
+    );
+    world.refused("start web1.toml", 1, "a guest named web1 runs already");
+    world.refused("start messages", 2, "messages");
+    echoes(&mut world, "hello");
+    let process = guest["pid"].as_u64().expect("a process");
+    world.kill(daemon);
+    let pid = Pid::from_raw(process as i32).expect("a process");
+    test_kill_process(pid).expect("the guest lives");
+    // One that is run in the foreground meanwhile is found as well.
+    let run = world.spawn("run web2.toml --console none");
+    world.wait_until("web2", |world| world.path("state/guests/web2/control").exists());
+    world.serve();
+    world.wait_until("both", |world| names(&world.json("guests")) == ["web1", "web2"]);
+    assert_eq!(world.json("status web1")["pid"], process);
+    echoes(&mut world, "still here");
+    world.refused("run web2.toml --console none", 1, "a guest named web2 runs already");
+
+    let mut events = world.command("--json events").stdout(Stdio::piped()).spawn().expect("vm-service");
+    world.kill(run);
+    let mut text = String::new();
+    let mut reader = std::io::BufReader::new(events.stdout.take().expect("events"));
+    // It may have begun to listen before or after; the end of web1 comes behind that.
+    world.wait_until("web2's end", |world| names(&world.json("guests")) == ["web1"]);
+    let reset = world.json("reset web1");
+    assert_eq!(reset["guest"], "web1");
+    echoes(&mut world, "after the reset");
+    // This program knows no power button.
+    assert_eq!(world.json("stop web1 --deadline 1")["how"], "cut");
+    while !text.contains(r#""guest":"web1","event":"gone""#) {
+        assert!(std::io::BufRead::read_line(&mut reader, &mut text).expect("events") > 0, "{text}");
+    }
+    events.kill().and_then(|()| events.wait()).expect("ended");
+    let log = world.json("logs web1");
+    assert!(log["log"].as_str().is_some_and(|log| log.contains("the guest web1 starts after")), "{log}");
+    world.refused("stop web1", 1, "no guest named web1");
+}
+
+#[test]
+fn a_guest_that_does_not_start_says_why() {
+    if !has_kvm() {
+        return;
+    }
+    let mut world = World::new();
+    world.serve();
+    fs::write(world.path("kernel"), "no kernel").expect("written");
+    // As `run` says it, with its exit status.
+    for command in ["run web1.toml --console none", "start web1.toml"] {
+        world.refused(command, 2, "kernel is not a bzImage or an x86-64 ELF program");
+    }
+    world.refused("start web2.toml --device 0000:ff:1f.7", 1, "0000:ff:1f.7");
+    assert_eq!(names(&world.json("guests")), Vec::<&str>::new());
+}
+
+#[test]
+fn a_socket_that_systemd_passes_is_served() {
+    let world = World::new();
+    let path = world.path("passed.sock");
+    let listener = UnixListener::bind(&path).expect("a socket");
+    let mut daemon = Command::new("sh")
+        .args(["-c", "exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec \"$0\" --state state serve"])
+        .arg(env!("CARGO_BIN_EXE_vm-service"))
+        .current_dir(world.folder.path())
+        .stdin(std::os::fd::OwnedFd::from(listener))
+        .stderr(File::create(world.path("messages")).expect("a file"))
+        .spawn()
+        .expect("a shell");
+    // It waits for whoever serves the socket.
+    let guests = world.json("guests --socket passed.sock");
+    assert_eq!(names(&guests), Vec::<&str>::new());
+    kill_process(Pid::from_child(&daemon), Signal::TERM).expect("sent");
+    assert!(daemon.wait().expect("an end").success(), "{:?}", fs::read_to_string(world.path("messages")));
+    assert!(path.exists(), "the socket is systemd's");
+}
+
+/// Requests that mutants are made of.
+const SEEDS: [&str; 8] = [
+    "GET /v1/guests HTTP/1.1\r\nhost: x\r\n\r\n",
+    "PUT /v1/guests/web1?with_group=true&accept=no-reset&backend=group HTTP/1.1\r\nhost: x\r\ncontent-length: 63\r\n\r\n\
+     {\"memory\": \"64M\", \"boot\": {\"kernel\": \"/nowhere\"}, \"vcpus\": 2   }",
+    "GET /v1/guests/web1 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
+    "POST /v1/guests/web1/stop?deadline_ms=5 HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    "PUT /v1/guests/web1/devices/0000:65:00.0 HTTP/1.1\r\nhost: x\r\ncontent-length: 22\r\n\r\n{\"accept\":[\"no-reset\"]}",
+    "DELETE /v1/guests/web1/devices/65:00.0?how=surprise&deadline_ms=0 HTTP/1.1\r\nhost: x\r\n\r\n",
+    "GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n",
+    "GET /metrics HTTP/1.1\r\nhost: x\r\n\r\nGET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n",
+];
+
+#[test]
+fn ten_thousand_mutated_requests_neither_end_the_daemon_nor_leave_descriptors() {
+    const WORDS: &[&str] =
+        &["%00", "%2e%2e/", "\r\n", "\r\n\r\n", "[[[[", "\"", "99999999999999999999", "\u{ff}", "null"];
+    let mut world = World::new();
+    let daemon = world.serve();
+    let descriptors = || fs::read_dir(format!("/proc/{daemon}/fd")).expect("descriptors").count();
+    let before = descriptors();
+    let mut mutator = Mutator::new(0x9e37_79b9_7f4a_7c15);
+    for number in 0..10_000 {
+        let mut request = SEEDS[mutator.below(SEEDS.len())].as_bytes().to_vec();
+        for _ in 0..=mutator.below(4) {
+            let other = SEEDS[mutator.below(SEEDS.len())].as_bytes();
+            mutator.bytes(&mut request, other, WORDS);
+        }
+        let mut stream = world.connect();
+        // The daemon may close what it does not like before it has all of it.
+        let _ = stream.write_all(&request).and_then(|()| stream.shutdown(Shutdown::Write));
+        // Events are answered without an end.
+        stream.set_read_timeout(Some(Duration::from_millis(10))).expect("a timeout");
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        let text = String::from_utf8_lossy(&answer);
+        let is_fault = text.lines().any(|line| line.starts_with("HTTP/1.1 5"));
+        assert!(
+            !is_fault || text.contains("\"code\":\"failed\""),
+            "{number}: {:?}: {text}",
+            String::from_utf8_lossy(&request)
+        );
+    }
+    assert_eq!(names(&world.json("guests")), Vec::<&str>::new());
+    world.wait_until("its descriptors", |_| descriptors() <= before);
+    let messages = fs::read_to_string(world.path("messages")).expect("messages");
+    assert!(!messages.contains("panicked"), "{messages}");
+}
