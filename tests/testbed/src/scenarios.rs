@@ -12,6 +12,7 @@ mod host_wants_back;
 mod hostile_accel;
 mod linux_accel;
 mod linux_e1000e;
+mod linux_net;
 mod linux_nvme;
 mod own_vmm;
 mod scan_explain;
@@ -30,6 +31,7 @@ pub const ALL: &[Scenario] = &[
     linux_accel::SCENARIO,
     unbind_stuck::SCENARIO,
     linux_e1000e::SCENARIO,
+    linux_net::SCENARIO,
     host_wants_back::SCENARIO,
     linux_nvme::SCENARIO,
     device_kinds::SCENARIO,

@@ -2,11 +2,14 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::mount::{MountFlags, mount};
+use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
 use serde_json::Value;
 
 use super::{Finished, Function, L1, wait_until};
@@ -68,6 +71,8 @@ pub struct GuestPlan<'a> {
     pub file: &'a str,
     /// More arguments of `vm-service run`.
     pub arguments: &'a [&'a str],
+    /// Whether its console is a terminal, and so has [keys](Guest::press) for `vm-service run`. Then it gives no report.
+    pub terminal: bool,
 }
 
 impl<'a> GuestPlan<'a> {
@@ -83,6 +88,7 @@ impl<'a> GuestPlan<'a> {
             devices: vec![device],
             file: "",
             arguments: &[],
+            terminal: false,
         }
     }
 
@@ -103,6 +109,7 @@ impl<'a> GuestPlan<'a> {
             devices: Vec::new(),
             file,
             arguments: &[],
+            terminal: false,
         }
     }
 }
@@ -119,6 +126,8 @@ pub struct Guest {
     text: String,
     parsed: usize,
     reports: Vec<(Duration, Report)>,
+    /// The other side of the terminal that its console is.
+    terminal: Option<OwnedFd>,
 }
 
 /// A guest that has ended.
@@ -156,9 +165,15 @@ impl Guest {
         };
         l1.step(format!("guest {}: {command:?}", plan.name));
         let started = Instant::now();
+        let (stdin, stdout, terminal) = if plan.terminal {
+            let (terminal, here) = terminal().context("no terminal can be made")?;
+            (Stdio::from(here), &console, Some(terminal))
+        } else {
+            (Stdio::null(), &output, None)
+        };
         let process = command
-            .stdin(Stdio::null())
-            .stdout(File::create(&output)?)
+            .stdin(stdin)
+            .stdout(File::create(stdout)?)
             .stderr(File::create(&errors)?)
             .spawn()
             .with_context(|| format!("can't start guest {}", plan.name))?;
@@ -172,7 +187,18 @@ impl Guest {
             text: String::new(),
             parsed: 0,
             reports: Vec::new(),
+            terminal,
         })
+    }
+
+    /// Types on its console.
+    ///
+    /// # Errors
+    /// When that is no terminal.
+    pub fn press(&self, keys: &[u8]) -> Result<()> {
+        let terminal = self.terminal.as_ref().context("its console is no terminal")?;
+        rustix::io::write(terminal, keys)?;
+        Ok(())
     }
 
     /// Process id of what runs it.
@@ -291,7 +317,7 @@ impl Guest {
         Ok(Ended {
             process: Finished {
                 code: status.code(),
-                stdout: fs::read_to_string(&self.output)?,
+                stdout: fs::read_to_string(&self.output).unwrap_or_default(),
                 stderr: fs::read_to_string(&self.errors)?,
                 took,
             },
@@ -313,6 +339,13 @@ impl Guest {
         self.reports.extend(fresh.lines().filter_map(Report::parse_console).map(|report| (now, report)));
         self.text.push_str(&fresh);
         Ok(())
+    }
+
+    /// The end of what it and its process have said so far.
+    pub fn said(&mut self) -> String {
+        // What can't be read of its console is not shown.
+        let _ = self.read_console();
+        self.evidence()
     }
 
     fn evidence(&self) -> String {
@@ -403,6 +436,18 @@ impl Ended {
     }
 }
 
+/// A terminal: the side of who types, and that of who reads it.
+fn terminal() -> Result<(OwnedFd, OwnedFd)> {
+    fs::create_dir_all("/dev/pts")?;
+    // An earlier terminal may have mounted it.
+    let _ = mount("devpts", "/dev/pts", "devpts", MountFlags::empty(), None);
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let typed = openpt(flags)?;
+    unlockpt(&typed)?;
+    let read = ioctl_tiocgptpeer(&typed, flags)?;
+    Ok((typed, read))
+}
+
 fn vm_service(plan: &GuestPlan<'_>, cmdline: &str, console: &std::path::Path) -> Result<Command> {
     let (kernel, initrd) = match plan.program {
         Program::Linux => ("/guest/kernel", "initrd = \"/guest/initrd\"\n"),
@@ -417,7 +462,10 @@ fn vm_service(plan: &GuestPlan<'_>, cmdline: &str, console: &std::path::Path) ->
         ),
     )?;
     let mut command = Command::new(plan.engine.program());
-    command.args(["run", &file, "--json", "--console"]).arg(format!("file={}", console.display()));
+    command.args(["run", &file]);
+    if !plan.terminal {
+        command.args(["--json", "--console"]).arg(format!("file={}", console.display()));
+    }
     for device in &plan.devices {
         command.args(["--device", &device.address]);
     }

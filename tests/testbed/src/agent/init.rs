@@ -42,6 +42,13 @@ pub(super) fn parameter(name: &str) -> Option<String> {
     line.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('=').map(str::to_owned))
 }
 
+/// Starts the machine afresh.
+pub(super) fn restart() -> ! {
+    let error = reboot(RebootCommand::Restart);
+    eprintln!("testbed-agent: the machine does not restart: {error:?}");
+    std::process::exit(1);
+}
+
 /// Powers the machine off.
 pub(super) fn power_off() -> ! {
     rustix::fs::sync();

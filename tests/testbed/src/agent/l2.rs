@@ -1,11 +1,14 @@
 //! L2: a Linux guest, which owns the device.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::Write;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use rustix::fs::{Mode, OFlags};
 
 use super::l1::kernel_release;
+use super::wait_until;
 use crate::report::{MARKER, Report};
 
 /// A Linux guest and its console.
@@ -27,6 +30,37 @@ impl L2 {
     pub fn report(&mut self, report: &Report) {
         // When the console is gone nobody can be told; L1's deadline covers it.
         let _ = self.console.write_all(format!("\n{MARKER}{}\n", report.line()).as_bytes());
+    }
+
+    /// Starts the guest afresh.
+    pub fn restart(&self) -> ! {
+        super::init::restart()
+    }
+
+    /// Waits until somebody presses the guest's power button.
+    ///
+    /// # Errors
+    /// When it has none, or nobody does.
+    pub fn await_power_button(&mut self, timeout: Duration) -> Result<()> {
+        const KEY_POWER: u16 = 116;
+        let mut devices = Vec::new();
+        for entry in fs::read_dir("/dev/input").context("there are no input devices")?.flatten() {
+            let is_event = entry.file_name().to_string_lossy().starts_with("event");
+            if is_event {
+                let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+                devices.push(rustix::fs::open(entry.path(), flags, Mode::empty())?);
+            }
+        }
+        self.report(&Report::Value { name: "power-button".into(), value: "awaited".into() });
+        wait_until("a press of the power button", timeout, || {
+            devices.iter().find_map(|device| {
+                // A time, a kind, a code, a value.
+                let mut event = [0; 24];
+                let read = rustix::io::read(device, &mut event).ok()?;
+                let word = |at: usize| u16::from_ne_bytes([event[at], event[at + 1]]);
+                (read == event.len() && (word(16), word(18)) == (1, KEY_POWER)).then_some(())
+            })
+        })
     }
 
     /// A parameter of the guest's command line.

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -21,6 +22,27 @@ pub fn interface_of(function: &Function) -> Result<String> {
     wait_until(&format!("the network interface of {}", function.address), TIMEOUT, || {
         let entry = fs::read_dir(function.path().join("net")).ok()?.flatten().next()?;
         entry.file_name().into_string().ok()
+    })
+}
+
+/// Makes a tap.
+///
+/// # Errors
+/// When the Linux kernel refuses.
+pub fn make_tap(name: &str) -> Result<()> {
+    sys::make_tap(name).with_context(|| format!("can't make the tap {name}"))
+}
+
+/// The network interface with an address, when its driver has made it.
+///
+/// # Errors
+/// When it does not appear.
+pub fn interface_with(mac: &str) -> Result<String> {
+    wait_until(&format!("the network interface {mac}"), TIMEOUT, || {
+        let mut entries = fs::read_dir("/sys/class/net").ok()?.flatten();
+        let has_mac =
+            |path: PathBuf| fs::read_to_string(path.join("address")).is_ok_and(|is| is.trim() == mac);
+        entries.find(|entry| has_mac(entry.path()))?.file_name().into_string().ok()
     })
 }
 

@@ -39,6 +39,18 @@ pub(super) fn turn_interface_on(interface: &str) -> io::Result<()> {
     interface_ioctl(libc::SIOCSIFFLAGS, &mut ifreq)
 }
 
+/// Makes a tap, as `ip tuntap add` does.
+pub(super) fn make_tap(name: &str) -> io::Result<()> {
+    let tun = File::options().read(true).write(true).open("/dev/net/tun")?;
+    let mut ifreq = named(name)?;
+    ifreq.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as libc::c_short;
+    // SAFETY: the request reads and writes one ifreq.
+    check(unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF, &raw mut ifreq) })?;
+    // SAFETY: the request takes a number.
+    check(unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETPERSIST, 1) })?;
+    Ok(())
+}
+
 fn named(interface: &str) -> io::Result<libc::ifreq> {
     // SAFETY: all zeros is a valid ifreq.
     let mut ifreq: libc::ifreq = unsafe { std::mem::zeroed() };
