@@ -2,9 +2,11 @@
 //! Where that does not open, the tests that need it say so and pass.
 
 use std::fs::{self, File};
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::Shutdown;
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -139,6 +141,16 @@ impl Drop for World {
     }
 }
 
+/// What a command says on standard error until it says `text`, or ends.
+fn says(command: &mut Command, text: &str) -> String {
+    let mut process = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("vm-service");
+    let mut said = String::new();
+    let mut errors = BufReader::new(process.stderr.take().expect("messages"));
+    while !said.contains(text) && errors.read_line(&mut said).expect("text") > 0 {}
+    process.kill().and_then(|()| process.wait()).expect("an end");
+    said
+}
+
 fn has_kvm() -> bool {
     let opened = File::options().read(true).write(true).open("/dev/kvm");
     opened.inspect_err(|error| println!("skipped: /dev/kvm does not open: {error}")).is_ok()
@@ -193,7 +205,7 @@ fn a_guest_outlives_a_daemon_that_is_killed() {
     let mut events = world.command("--json events").stdout(Stdio::piped()).spawn().expect("vm-service");
     world.kill(run);
     let mut text = String::new();
-    let mut reader = std::io::BufReader::new(events.stdout.take().expect("events"));
+    let mut reader = BufReader::new(events.stdout.take().expect("events"));
     // It may have begun to listen before or after; the end of web1 comes behind that.
     world.wait_until("web2's end", |world| names(&world.json("guests")) == ["web1"]);
     let reset = world.json("reset web1");
@@ -202,7 +214,7 @@ fn a_guest_outlives_a_daemon_that_is_killed() {
     // This program knows no power button.
     assert_eq!(world.json("stop web1 --deadline 1")["how"], "cut");
     while !text.contains(r#""guest":"web1","event":"gone""#) {
-        assert!(std::io::BufRead::read_line(&mut reader, &mut text).expect("events") > 0, "{text}");
+        assert!(reader.read_line(&mut text).expect("events") > 0, "{text}");
     }
     events.kill().and_then(|()| events.wait()).expect("ended");
     let log = world.json("logs web1");
@@ -224,6 +236,25 @@ fn a_guest_that_does_not_start_says_why() {
     }
     world.refused("start web2.toml --device 0000:ff:1f.7", 1, "0000:ff:1f.7");
     assert_eq!(names(&world.json("guests")), Vec::<&str>::new());
+}
+
+#[test]
+fn a_user_who_may_have_no_directory_runs_guests_all_the_same() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can be another user");
+        return;
+    }
+    let world = World::new();
+    fs::set_permissions(world.folder.path(), fs::Permissions::from_mode(0o755)).expect("a mode");
+    for guests in [false, true] {
+        if guests {
+            fs::create_dir_all(world.path("state/guests")).expect("root's directory");
+        }
+        let mut run = world.command("run web1.toml --console none");
+        let expect = "other commands do not see the guest";
+        let said = says(run.uid(65534).gid(65534), expect);
+        assert!(said.contains(expect), "{said}");
+    }
 }
 
 #[test]

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat};
+use rustix::process::geteuid;
 use thiserror::Error;
 use vm_passthrough::Host;
 use vm_passthrough::ledger::check_trusted;
@@ -188,7 +189,11 @@ fn take(host: &Host, path: &Path) -> io::Result<Option<GuestHome>> {
     loop {
         for folder in [&folder(host), path] {
             DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-            check_trusted(folder, &folder.symlink_metadata()?, true).map_err(io::Error::other)?;
+            let data = folder.symlink_metadata()?;
+            if data.uid() == 0 && !geteuid().is_root() {
+                return Err(io::ErrorKind::PermissionDenied.into());
+            }
+            check_trusted(folder, &data, true).map_err(io::Error::other)?;
         }
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let lock = match openat(CWD, path.join("lock"), flags, Mode::RUSR | Mode::WUSR) {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
 use vm_passthrough::readiness::{ExplainOptions, Explainer};
-use vm_passthrough::{Host, PassthroughManager};
+use vm_passthrough::{Host, PassthroughManager, pci};
 
 use super::events::Events;
 use super::launch::{Launch, Launched, Plan};
@@ -19,9 +19,10 @@ use crate::deadlines::{GUEST_DEVICE, GUEST_START, GUEST_STOP};
 use crate::describe;
 use crate::failure::{EXIT_BLOCKED, EXIT_USAGE};
 use crate::json::{
-    DeviceState, Function, GuestLog, GuestState, GuestStatus, ListedFunction, Refusal, RefusalCode,
-    StoppedHow,
+    DeviceState, Function, GuestLog, GuestState, GuestStatus, ListedFunction, Readiness, Refusal,
+    RefusalCode, StoppedHow,
 };
+use crate::vmm;
 
 /// How often is looked whether a guest has come as far as it is waited for.
 const POLL: Duration = Duration::from_millis(10);
@@ -103,7 +104,7 @@ impl Guests {
         let mut launched = launched.map_err(|error| {
             Refusal::failed(format_args!("no process can be made for the guest {name}: {error}"))
         })?;
-        let started = self.wait_for_start(&config, &mut *launched, &folder);
+        let started = self.wait_for_start(&config, options, &mut *launched, &folder);
         // Somebody has to wait for the process, whenever it ends.
         let reaper = std::thread::Builder::new().name("reaper".into()).spawn(move || launched.wait());
         if let Err(error) = reaper {
@@ -115,6 +116,7 @@ impl Guests {
     fn wait_for_start(
         &self,
         config: &GuestConfig,
+        options: &StartOptions,
         launched: &mut dyn Launched,
         folder: &Path,
     ) -> Result<GuestStatus> {
@@ -131,7 +133,12 @@ impl Guests {
                 return Ok(status.clone());
             }
             if let Some(exit) = launched.ended().map_err(Refusal::failed)? {
-                return Err(why_ended(&config.name, exit, folder));
+                let refusal = why_ended(&config.name, exit, folder);
+                let blockers = match refusal.code {
+                    RefusalCode::Blocked => self.blockers(config, options),
+                    _ => Vec::new(),
+                };
+                return Err(Refusal { blockers, ..refusal });
             }
             if Instant::now() >= until {
                 let late = format!(
@@ -143,6 +150,25 @@ impl Guests {
             }
             std::thread::sleep(POLL);
         }
+    }
+
+    /// What keeps a guest from having its devices, as its own process has told in words.
+    fn blockers(&self, config: &GuestConfig, options: &StartOptions) -> Vec<Readiness> {
+        let mut explain = vmm::explain_options(config, Some(&self.host.dev.join("kvm")));
+        explain.with_group = options.with_group;
+        explain.accept = options.accept.iter().map(Into::into).collect();
+        let functions: Result<Vec<_>, _> =
+            config.devices.iter().map(|&address| pci::read_function(&self.host, address)).collect();
+        let explained = functions.map_err(|error| error.to_string()).and_then(|functions| {
+            let functions: Vec<_> = functions.iter().collect();
+            let explained = Explainer::new(&self.host).explain_guest(&functions, &explain);
+            explained.map_err(|error| error.to_string())
+        });
+        let explained = explained.unwrap_or_else(|error| {
+            tracing::debug!("the devices of {} can't be explained: {error}", config.name);
+            Vec::new()
+        });
+        explained.iter().map(Readiness::from).collect()
     }
 
     /// Has a guest power itself off, or cuts its power, and waits until it has given everything back.

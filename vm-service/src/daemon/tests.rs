@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How often the daemon looks for guests here.
 const INTERVAL: Duration = Duration::from_millis(2);
 
-/// A host with three NVMe disks, and its daemon.
+/// A host with three NVMe disks and one that no guest can have, and its daemon.
 struct World {
     sim: SimHost,
     host: Host,
@@ -54,6 +54,8 @@ impl World {
                 SimFunction::nvme(disk(number)).below(port).group(10 + u32::from(number)).driver("nvme");
             sim.add(&function).expect("a disk");
         }
+        let blocked = SimFunction::nvme(disk(DISKS)).no_group().driver("nvme");
+        sim.add(&blocked).expect("a disk without an IOMMU");
         std::fs::write(sim.path("kernel"), "a kernel").expect("written");
         let (host, threads) = (SimDrivers::new(&sim).host(), Threads::default());
         let mut world = Self { sim, host, threads, daemon: None };
@@ -281,6 +283,13 @@ fn what_is_wrong_gets_a_problem_document_that_names_the_field() {
         "",
     );
     check("PUT", "/v1/guests/web1", world.file(&[disk(9)]), 500, "failed", None, "");
+    let blocked = world.file(&[disk(0), disk(DISKS)]);
+    check("PUT", "/v1/guests/web1", blocked.clone(), 409, "blocked", None, "no-iommu");
+    let (_, problem) = world.call("PUT", "/v1/guests/web1", Some(&blocked));
+    let problem: Problem = serde_json::from_value(problem).expect("a problem document");
+    let codes: Vec<_> =
+        problem.blockers.iter().map(|found| found.blockers.first().map(|one| one.code.as_str())).collect();
+    assert_eq!(codes, [None, Some("no-iommu")]);
     assert_eq!(world.call("GET", "/v1/guests", None), (200, json!([])));
     assert!(
         !world.host.state.join("ledger").exists()

@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use vm_passthrough::claim::ClaimOptions;
 use vm_passthrough::ledger::Ledger;
 use vm_passthrough::manager::ManagerError;
+use vm_passthrough::readiness::{self, ExplainOptions};
 use vm_passthrough::sim::SimHost;
 use vm_passthrough::{Host, PassthroughManager, PciAddress};
 
@@ -83,6 +84,15 @@ impl Launch for Threads {
         let Plan { host, home, lock, mut log, .. } = plan;
         let config = GuestConfig::load(&home.join("guest.toml")).map_err(io::Error::other)?;
         let home = GuestHome::inherit(host, &config.name, lock).map_err(io::Error::other)?;
+        for &address in &config.devices {
+            let explained = readiness::explain(host, address, &ExplainOptions::default());
+            if let Ok(found) = explained.as_ref()
+                && !found.is_ready()
+            {
+                writeln!(log, "error: nothing was touched, because of what stands in the way:\n{found}")?;
+                return Ok(Box::new(Ended(3)));
+            }
+        }
         let mut manager = PassthroughManager::with_host(host.clone()).map_err(io::Error::other)?;
         for &address in &config.devices {
             if let Err(error) = claim(&mut manager, &config.name, address) {
