@@ -248,8 +248,11 @@ impl Container {
 
     fn remove(&mut self, number: u32) -> Result<()> {
         let Some(group) = self.groups.remove(&number).filter(|group| group.is_own) else { return Ok(()) };
-        sys::group::unset_container(group.fd.as_fd())
-            .map_err(|error| system("VFIO_GROUP_UNSET_CONTAINER", &group.path, error))
+        match sys::group::unset_container(group.fd.as_fd()) {
+            // It is in none any more: with the group's last function, which the host has taken away, the Linux kernel took it out.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+            left => left.map_err(|error| system("VFIO_GROUP_UNSET_CONTAINER", &group.path, error)),
+        }
     }
 
     /// The open groups with these numbers, for a hot reset; `Err` with the first that is not open here.
