@@ -20,6 +20,7 @@ mod kernel;
 mod limits;
 mod log;
 mod output;
+mod sandbox;
 mod save;
 mod saved;
 pub mod signals;

@@ -11,7 +11,7 @@ use rustix::net::{
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::sandbox::{Confinement, Measures};
+use crate::sandbox::{Confinement, Measures};
 
 /// A message of the VMM to a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,18 +3,20 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt as _;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use thiserror::Error;
 
+use super::WorkerProgram;
 use super::channel::{self, Open, Order, Report, Start};
 use super::messages::Messages;
 use super::meter::{self, Meter};
-use super::{Confinement, WorkerProgram, starter};
+use super::starter::{self, Process};
+
 use crate::deadlines::{WORKER_END, WORKER_OPEN};
+use crate::sandbox::{Confinement, inherit_standard};
 use crate::vmm::{Stop, sys};
 
 /// Why a worker could not be had.
@@ -60,7 +62,7 @@ pub(crate) enum WorkerError {
 /// something: one that does not listen gets no more than its socket holds.
 #[derive(Debug)]
 pub(crate) struct WorkerProcess {
-    child: Child,
+    process: Process,
     socket: OwnedFd,
     meter: Meter,
     messages: Option<Messages>,
@@ -89,9 +91,7 @@ impl WorkerProcess {
         end: &Stop,
     ) -> Result<(Self, Ready), WorkerError> {
         let failed = |source| WorkerError::Start { device: open.device.clone(), source };
-        let (socket, theirs) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-                .map_err(|error| failed(error.into()))?;
+        let (socket, theirs) = starter::socketpair().map_err(failed)?;
         let mut command = Command::new(&program.path);
         command.args(&program.arguments).stdin(theirs).stdout(Stdio::null()).stderr(Stdio::piped());
         command.current_dir("/").env_clear();
@@ -102,14 +102,14 @@ impl WorkerProcess {
         if let Some(libraries) = std::env::var_os("LD_LIBRARY_PATH") {
             command.env("LD_LIBRARY_PATH", libraries);
         }
-        super::sys::inherit_standard(&mut command);
+        inherit_standard(&mut command);
         let kept = meter.try_clone().map_err(failed)?;
         // With the command goes the child's end of the socket.
-        let mut child = starter::start(command).map_err(failed)?;
-        let stderr = child.stderr.take();
-        let mut this = Self { child, socket, meter: kept, messages: None };
+        let process = Process::start(command).map_err(failed)?;
+        let stderr = process.take_stderr();
+        let mut this = Self { process, socket, meter: kept, messages: None };
         this.messages =
-            stderr.map(|stderr| Messages::start(this.child.id(), stderr)).transpose().map_err(failed)?;
+            stderr.map(|stderr| Messages::start(this.process.id(), stderr)).transpose().map_err(failed)?;
         let files: Vec<BorrowedFd<'_>> = ram.iter().copied().chain([meter.as_fd()]).collect();
         channel::offer(&this.socket, &Order::Open(open.clone()), &files).map_err(failed)?;
         let device = open.device.clone();
@@ -202,10 +202,10 @@ impl WorkerProcess {
     /// Kills the worker and says how it ended; `None` when it is not gone within the deadline.
     pub(crate) fn kill(&mut self) -> Option<String> {
         // It fails on a process that has ended.
-        let _ = self.child.kill();
+        let _ = self.process.kill();
         let until = Instant::now() + WORKER_END;
         loop {
-            match self.child.try_wait() {
+            match self.process.try_wait() {
                 Ok(Some(status)) => {
                     self.messages.iter().for_each(Messages::wait);
                     return Some(match (status.code(), status.signal()) {
@@ -227,17 +227,18 @@ impl WorkerProcess {
 impl WorkerProcess {
     /// A process that reads nothing, with the other end of its socket.
     pub(crate) fn deaf() -> (Self, OwnedFd) {
-        let (socket, theirs) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        let child = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
-        (Self { child, socket, meter: Meter::new().unwrap(), messages: None }, theirs)
+        let (socket, theirs) = starter::socketpair().unwrap();
+        let mut command = Command::new("sleep");
+        command.arg("1000").stdin(Stdio::null());
+        let process = Process::start(command).unwrap();
+        (Self { process, socket, meter: Meter::new().unwrap(), messages: None }, theirs)
     }
 }
 
 impl Drop for WorkerProcess {
     fn drop(&mut self) {
         if self.kill().is_none() {
-            tracing::error!(pid = self.child.id(), "an accelerator's worker was killed and is not gone");
+            tracing::error!(pid = self.process.id(), "an accelerator's worker was killed and is not gone");
         }
         if let Err(error) = self.meter.settle(meter::now()) {
             tracing::error!(%error, "what the worker used of the guest's time is not known");

@@ -5,39 +5,10 @@ use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd as _, FromRawFd as _, IntoRawFd as _, OwnedFd};
-use std::os::unix::process::CommandExt as _;
-use std::process::Command;
 
 use rustix::mm::{MapFlags, ProtFlags};
 use vm_accel::{Accelerator, Buffer, Worker};
 use vmm_sys_util::eventfd::EventFd;
-
-/// Has what the command starts inherit the three standard descriptors alone, whatever else this process was given.
-pub(super) fn inherit_standard(command: &mut Command) {
-    let close = || {
-        // SAFETY: it takes numbers, and sets flags of descriptors of the child's own table.
-        match unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
-    };
-    // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
-    unsafe { command.pre_exec(close) };
-}
-
-/// Becomes another user, on all threads and for ever: its group has the same number, and it is a member of `groups`.
-///
-/// # Errors
-/// The Linux kernel's; the user is as it was then.
-pub(super) fn set_user(user: u32, groups: &[u32]) -> io::Result<()> {
-    let done = |answer: libc::c_int| if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
-    // SAFETY: the pointer is to as many groups, which are only read.
-    done(unsafe { libc::setgroups(groups.len(), groups.as_ptr()) })?;
-    // SAFETY: it takes numbers.
-    done(unsafe { libc::setresgid(user, user, user) })?;
-    // SAFETY: as above.
-    done(unsafe { libc::setresuid(user, user, user) })
-}
 
 /// A descriptor as the eventfd that the sender says it is. Of another file, reads and writes fail or do something to that
 /// file, of which the sender gave the right.
@@ -144,16 +115,4 @@ impl<A: Accelerator> Drop for Registered<A> {
             Err(error) => tracing::warn!(%error, "the guest's memory was not released by the accelerator"),
         }
     }
-}
-
-/// Makes a system call.
-///
-/// # Safety
-/// As the call says: pointers among the arguments are to memory that it may use as it does.
-#[cfg(test)]
-pub(super) unsafe fn call(number: libc::c_long, arguments: [u64; 6]) -> io::Result<u64> {
-    let [a, b, c, d, e, f] = arguments;
-    // SAFETY: the caller's promise.
-    let answer = unsafe { libc::syscall(number, a, b, c, d, e, f) };
-    u64::try_from(answer).map_err(|_| io::Error::last_os_error())
 }

@@ -20,6 +20,7 @@ use vm_passthrough::vfio::{
 use vm_passthrough::{PassthroughDevice, PassthroughManager, PciAddress, PciFunction};
 
 use super::handle::{AttachRequest, Message, Refused};
+use super::keeper::entrust;
 use super::state::{Action, Detached, Event};
 use super::watch::{Watch, Watched};
 use crate::deadlines::CLOSE;
@@ -61,8 +62,8 @@ impl Function {
 pub(crate) struct Devices {
     // The order matters: what is open is closed before its claim is released.
     open: BTreeMap<PciAddress, Arc<VfioPciDevice>>,
-    /// There while a device is open.
-    space: Option<Arc<Space>>,
+    /// What they are opened in, and what their DMA is mapped in, which is the same, shared; there while a device is open.
+    space: Option<(Arc<Space>, Arc<Space>)>,
     manager: PassthroughManager,
     functions: BTreeMap<PciAddress, Function>,
     /// How those that the guest starts with are taken; others by what their request says.
@@ -220,7 +221,7 @@ impl Devices {
                 "the guest has {address} of the same device, which share a slot: detach that, and attach all of them at once"
             )));
         }
-        if let (Some(space), Some(backend)) = (&self.space, request.backend)
+        if let (Some((space, _)), Some(backend)) = (&self.space, request.backend)
             && space.backend() != backend
         {
             return Err(Refused::Conflict(format!(
@@ -304,14 +305,21 @@ impl Devices {
         let host = self.manager.host();
         let addresses: Vec<_> = self.functions.keys().copied().collect();
         let options = self.functions.get(&address).ok_or_else(|| unknown(address))?.options.clone();
-        let space = match &self.space {
-            Some(space) => space.clone(),
-            None => vfio::open_space(host, &addresses, options.backend).map_err(|error| error.to_string())?,
+        let (space, shared) = match &self.space {
+            Some(spaces) => spaces.clone(),
+            None => {
+                let space = vfio::open_space(host, &addresses, options.backend);
+                let space = space.map_err(|error| error.to_string())?;
+                let parts =
+                    space.share().map_err(|error| format!("no descriptor: {error}; raise `ulimit -n`"))?;
+                (space, Space::receive(parts))
+            }
         };
         let claimed = self.manager.claimed(address).ok_or_else(|| format!("{address} is not claimed"))?;
-        let file = claimed.open(&space).map_err(|error| error.to_string())?;
+        let opened = claimed.open(&space).map_err(|error| error.to_string())?;
         let function = self.functions.get_mut(&address).ok_or_else(|| unknown(address))?;
-        function.watched = Some(watch_over(&file)?);
+        function.watched = Some(watch_over(&opened)?);
+        let file = entrust(opened, &shared)?;
         function.vectors = vectors_of(&*file).map_err(|error| error.to_string())?;
         limits::check_vectors(self.functions.values().map(|function| function.vectors).sum())?;
         let options = guest::DeviceOptions::default().without_reset(options.without_reset);
@@ -319,7 +327,7 @@ impl Devices {
             .map_err(|error| format!("{address}: {error}"))?;
         self.open.insert(address, device);
         let backend = space.backend();
-        self.space = Some(space);
+        self.space = Some((space, shared));
         Ok(backend)
     }
 

@@ -8,6 +8,7 @@
 
 mod devices;
 pub(crate) mod handle;
+mod keeper;
 pub(crate) mod state;
 mod watch;
 

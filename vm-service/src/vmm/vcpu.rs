@@ -16,6 +16,7 @@ use super::io::Io;
 use super::lifecycle::{Event, Lifecycle};
 use super::quiesced::Quiesced;
 use crate::deadlines::VCPU_STOP;
+use crate::sandbox;
 
 /// How long a kicked vCPU has before it is kicked again. The signal could have come just before `KVM_RUN`, where it
 /// has no effect; a kick repeated closes that gap without a lock in the path of every exit.
@@ -65,9 +66,8 @@ pub(super) fn start(vcpus: Halted, io: &Arc<Io>, _: Quiesced) -> Result<VcpuThre
         let (io_of_thread, sender_of_thread) = (io.clone(), sender.clone());
         let access = Arc::new(Access::default());
         started.accesses.push(access.clone());
-        let thread = std::thread::Builder::new()
-            .name(format!("vcpu{index}"))
-            .spawn(move || run(index, vcpu, &io_of_thread, &access, &sender_of_thread));
+        let run = move || run(index, vcpu, &io_of_thread, &access, &sender_of_thread);
+        let thread = sandbox::spawn(&format!("vcpu{index}"), run);
         match thread {
             Ok(thread) => started.threads.push(thread),
             Err(source) => {

@@ -10,7 +10,7 @@ use vm_passthrough::accelerator::{JitCompiler, JitTarget};
 use super::link::AnyLink;
 use super::server::{Compile, GRACE};
 use super::session::{self, Guest};
-use crate::accelerator::sandbox;
+use crate::sandbox;
 
 /// What a worker's process may hold beside the accelerator's memory: what compiling takes, most of all.
 const OWN_MEMORY: u64 = 1 << 30;

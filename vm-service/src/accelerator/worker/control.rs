@@ -17,9 +17,9 @@ use super::stream::Stream;
 use super::watch::Watch;
 use crate::accelerator::channel::{self, Order, Report, Start};
 use crate::accelerator::meter::Meter;
-use crate::accelerator::sandbox::Profile;
-use crate::accelerator::{sandbox, sys};
+use crate::accelerator::sys;
 use crate::deadlines::WORKER_LOOK;
+use crate::sandbox::{self, Profile};
 
 /// How many programs of the guest are served at a time.
 const PROGRAMS: usize = 16;

@@ -135,3 +135,38 @@ fn a_disk_whose_storage_does_not_answer_is_told_in_time_and_stays_locked_until_i
         std::thread::sleep(Duration::from_millis(10));
     }
 }
+
+#[test]
+fn vcpus_and_disks_run_in_threads_that_are_confined() {
+    if !kvm() {
+        return;
+    }
+    /// Whether a thread of this name may do no more than it needs.
+    fn is_confined(name: &str) -> bool {
+        let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        // One that has ended meanwhile has no files.
+        let read = |thread: &std::fs::DirEntry, file| std::fs::read_to_string(thread.path().join(file));
+        threads.filter(|thread| read(thread, "comm").is_ok_and(|comm| comm.trim() == name)).any(|thread| {
+            let status = read(&thread, "status").unwrap_or_default();
+            let has = |field: &str, value: &str| {
+                status.lines().any(|line| line.split_once(':') == Some((field, &format!("\t{value}"))))
+            };
+            has("Seccomp", "2") && has("NoNewPrivs", "1") && has("CapEff", "0000000000000000")
+        })
+    }
+    let disk = zeros();
+    let kernel = reader::kernel(1, Asm::default().spin());
+    let (mut machine, _, stop) = machine_of(&with_disk(kernel.path(), disk.path()), OnReboot::End);
+    let end = stop.clone();
+    let seen = std::thread::spawn(move || {
+        let mut left = vec!["vcpu0", "virtio-blk"];
+        while !left.is_empty() && !end.requested() {
+            std::thread::sleep(Duration::from_millis(5));
+            left.retain(|name| !is_confined(name));
+        }
+        end.request();
+        left
+    });
+    assert_eq!(machine.run(&stop).unwrap().end, End::Stopped);
+    assert_eq!(seen.join().unwrap(), [""; 0]);
+}

@@ -17,9 +17,10 @@ use super::supervisor::{Maker, supervise};
 use super::vsock::Peer;
 use super::worker::Worker;
 use super::{Activation, Busy, VirtioDevice};
-use crate::accelerator::{Measures, Open, Ready, Start, WorkerProcess, WorkerProgram};
+use crate::accelerator::{Open, Ready, Start, WorkerProcess, WorkerProgram};
 use crate::config::SharedAccelerator;
 use crate::deadlines::ACCELERATOR_STOP;
+use crate::sandbox::Measures;
 use crate::vmm::error::MachineError;
 use crate::vmm::{Stop, memory, sys};
 

@@ -9,10 +9,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::programs::Programs;
-use crate::accelerator::{
-    Measures, Meter, Open, Ready, Report, WorkerError, WorkerProcess, WorkerProgram, printable,
-};
+use crate::accelerator::{Meter, Open, Ready, Report, WorkerError, WorkerProcess, WorkerProgram, printable};
 use crate::deadlines::{PING, PING_PERIOD, WORKER_INTERVAL};
+use crate::sandbox::Measures;
 use crate::vmm::{Stop, sys};
 
 /// How soon an accelerator must be refused for another try with fewer measures.

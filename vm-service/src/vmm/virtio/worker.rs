@@ -8,6 +8,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::Busy;
+use crate::sandbox;
 use crate::vmm::{Stop, sys};
 
 /// A running worker. Ending it is asking, then waiting: the thread first comes to where it looks at that.
@@ -41,7 +42,7 @@ impl Worker {
     pub(super) fn run(name: &str, work: impl FnOnce(&Stop) + Send + 'static) -> io::Result<Self> {
         let end = Stop::new()?;
         let watch = end.clone();
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || work(&watch))?;
+        let thread = sandbox::spawn(name, move || work(&watch))?;
         Ok(Self { end, thread: Some(thread) })
     }
 

@@ -28,7 +28,8 @@ use crate::accelerator::worker::server::{Compile, Executed, Quotas, Server, most
 use crate::accelerator::worker::session::{Guest, serve};
 use crate::accelerator::worker::usage::Usage;
 use crate::accelerator::worker::watch::Watch;
-use crate::accelerator::{Measures, Meter, Open, Start};
+use crate::accelerator::{Meter, Open, Start};
+use crate::sandbox::Measures;
 
 const RAM: u64 = 64 << 10;
 const QUOTA: u64 = 1 << 20;

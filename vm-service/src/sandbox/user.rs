@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use rustix::process::{geteuid, getpid};
 
-use crate::accelerator::sys;
+use super::sys;
 
 /// The first of the users that workers become, and of the groups. Nobody assigns those from 0x7000_0000 to 0x7fff_ffff:
 /// not systemd, nor what makes users, nor containers (systemd's `UIDS-GIDS.md`). The process id is added, which is below

@@ -1,18 +1,19 @@
-//! The system calls that a worker may make, and with which arguments, by seccomp.
+//! The system calls that a process or a thread may make, and with which arguments, by seccomp.
 //!
 //! A call that is on a list with rules may be made with arguments that one of them allows. What acts on a process by its
-//! number acts on the caller alone, whoever the worker's user is.
+//! number acts on the caller alone, whoever its user is.
 
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 
 use seccompiler::{
     BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule, TargetArch, apply_filter_all_threads,
+    SeccompRule, TargetArch, apply_filter, apply_filter_all_threads,
 };
 
 use super::{Confinement, Profile};
 
-/// What every worker needs: memory, threads and their clock, its eventfds and socket, and to end.
+/// What all need: memory, threads and their clock, what they have open, and to end.
 const COMMON: &[i64] = &[
     libc::SYS_brk,
     libc::SYS_clock_gettime,
@@ -95,6 +96,35 @@ const DRIVER: &[i64] = &[
     libc::SYS_uname,
 ];
 
+/// What vCPUs and devices need beside that: files of disks, eventfds, taps, and connections over vsock.
+const MACHINE: &[i64] = &[libc::SYS_accept4, libc::SYS_eventfd2, libc::SYS_fdatasync, libc::SYS_writev];
+
+/// What `ioctl` may do for them. KVM: run the guest, map a BAR, route its interrupts, signal its doorbells. VFIO: look at a
+/// region, set interrupts. vhost and taps: start and stop a queue.
+const IOCTL_MACHINE: &[u64] = &[
+    0xae80,      // KVM_RUN: the one that counts
+    0x4020_ae46, // KVM_SET_USER_MEMORY_REGION
+    0x4008_ae6a, // KVM_SET_GSI_ROUTING
+    0x4020_ae76, // KVM_IRQFD
+    0x4040_ae79, // KVM_IOEVENTFD
+    0x8090_ae81, // KVM_GET_REGS
+    0x3b6c,      // VFIO_DEVICE_GET_REGION_INFO
+    0x3b6d,      // VFIO_DEVICE_GET_IRQ_INFO
+    0x3b6e,      // VFIO_DEVICE_SET_IRQS
+    0x4008_af00, // VHOST_SET_FEATURES
+    0x4008_af03, // VHOST_SET_MEM_TABLE
+    0x4008_af10, // VHOST_SET_VRING_NUM
+    0x4028_af11, // VHOST_SET_VRING_ADDR
+    0x4008_af12, // VHOST_SET_VRING_BASE
+    0xc008_af12, // VHOST_GET_VRING_BASE
+    0x4008_af20, // VHOST_SET_VRING_KICK
+    0x4008_af21, // VHOST_SET_VRING_CALL
+    0x4008_af22, // VHOST_SET_VRING_ERR
+    0x4008_af30, // VHOST_NET_SET_BACKEND
+    0x4004_af61, // VHOST_VSOCK_SET_RUNNING
+    0x4004_54d0, // TUNSETOFFLOAD
+];
+
 /// New namespaces, for `clone`.
 const NAMESPACES: libc::c_int = libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWIPC
@@ -130,7 +160,7 @@ const PRCTL_DRIVER: &[libc::c_int] =
 ///
 /// # Errors
 /// When the Linux kernel takes no filter.
-pub(in crate::accelerator) fn confine(profile: Profile, confinement: &Confinement) -> Result<(), String> {
+pub(crate) fn confine(profile: Profile, confinement: &Confinement) -> Result<(), String> {
     let failed = |error: &dyn std::fmt::Display| format!("confining the worker failed: {error}");
     // The strict one last: it allows no further filter.
     for program in [soft(profile), filter(profile, confinement)] {
@@ -140,12 +170,26 @@ pub(in crate::accelerator) fn confine(profile: Profile, confinement: &Confinemen
     Ok(())
 }
 
-/// Lets calls fail that a worker can do without. `clone3` seems to be missing: a filter can't see whether it makes a thread
-/// or a namespace, and the C library then falls back to `clone`, of which it can. For a worker of our own files seem to be
-/// missing too: what is read for a message, say, is then left out of it.
+/// From here on this thread, and those that it begins, make only the calls that vCPUs and devices need.
+///
+/// # Errors
+/// When the Linux kernel takes no filter.
+pub(super) fn confine_thread() -> Result<(), String> {
+    static FILTERS: OnceLock<Result<[BpfProgram; 2], String>> = OnceLock::new();
+    let filters = FILTERS.get_or_init(|| {
+        let filter = filter(Profile::Machine, &Confinement::default());
+        filter.and_then(|filter| Ok([soft(Profile::Machine)?, filter])).map_err(|error| error.to_string())
+    });
+    let filters = filters.as_ref().map_err(Clone::clone)?;
+    filters.iter().try_for_each(|filter| apply_filter(filter)).map_err(|error| error.to_string())
+}
+
+/// Lets calls fail that can be done without. `clone3` seems to be missing: a filter can't see whether it makes a thread
+/// or a namespace, and the C library then falls back to `clone`, of which it can. Without a
+/// driver's library files seem to be missing too: what is read for a message, say, is then left out of it.
 fn soft(profile: Profile) -> Result<BpfProgram, BackendError> {
     let calls = match profile {
-        Profile::Own => SOFT,
+        Profile::Own | Profile::Machine => SOFT,
         Profile::Driver => &[libc::SYS_clone3],
     };
     let rules = calls.iter().map(|call| (*call, Vec::new())).collect();
@@ -156,7 +200,7 @@ fn soft(profile: Profile) -> Result<BpfProgram, BackendError> {
 fn filter(profile: Profile, confinement: &Confinement) -> Result<BpfProgram, BackendError> {
     let refuse = match profile {
         Profile::Own => SeccompAction::KillProcess,
-        Profile::Driver => SeccompAction::Errno(libc::EPERM as u32),
+        Profile::Driver | Profile::Machine => SeccompAction::Errno(libc::EPERM as u32),
     };
     let rules = rules(profile, confinement)?;
     SeccompFilter::new(rules, refuse, SeccompAction::Allow, TargetArch::x86_64)?.try_into()
@@ -191,6 +235,18 @@ fn rules(
             for call in SOFT {
                 may(*call, Vec::new());
             }
+        }
+        Profile::Machine => {
+            for call in MACHINE.iter().chain(SOFT) {
+                may(*call, Vec::new());
+            }
+            // No code but what there is.
+            let is_data = masked(2, libc::PROT_EXEC as u64, 0);
+            may(libc::SYS_mmap, vec![all(&[grows, is_data.clone()])?]);
+            may(libc::SYS_mprotect, vec![all(&[is_data])?]);
+            may(libc::SYS_prctl, one_of(0, &[libc::PR_SET_NAME])?);
+            let requests = IOCTL_MACHINE.iter().map(|request| all(&[equal(1, *request)]));
+            may(libc::SYS_ioctl, requests.collect::<Result<_, _>>()?);
         }
         Profile::Driver => {
             for call in DRIVER {

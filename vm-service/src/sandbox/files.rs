@@ -55,7 +55,7 @@ pub(super) fn restrict(profile: Profile, devices: &[PathBuf]) -> Result<Reach, S
         std::env::split_paths(&named).filter(|path| path.is_absolute() && path != Path::new("/")).collect();
     let write = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate;
     let (libraries, named, threads) = match profile {
-        Profile::Own => (&[][..], &[][..], None),
+        Profile::Own | Profile::Machine => (&[][..], &[][..], None),
         Profile::Driver => (LIBRARIES, &named[..], Some(THREADS)),
     };
     let restricted = || {

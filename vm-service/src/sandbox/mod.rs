@@ -1,4 +1,7 @@
-//! What a worker gives up before it looks at anything that a guest wrote.
+//! What processes and threads give up that a guest may take over.
+//!
+//! A worker, which serves an accelerator to a guest, is a process of its own, and does so before it looks at anything that a
+//! guest wrote:
 //!
 //! ```text
 //! enter      descriptors, session, new privileges, core dumps
@@ -10,11 +13,17 @@
 //! The first and the last are essential: a worker that can't have them does not start. A machine may refuse the second
 //! (a container without the right to change users, a Linux kernel without Landlock); the worker then goes on without, and
 //! [`Confinement`] says so.
+//!
+//! In the VMM, the threads of vCPUs and devices are [confined](spawn) before they serve the guest, and with them those that they
+//! begin: to system calls on what is open, and no capabilities. What takes more is done by other threads, at their
+//! request. They share memory with those, so what this stops is not who writes anywhere in that memory.
 
 mod calls;
 mod files;
+mod sys;
 #[cfg(test)]
 mod tests;
+mod threads;
 mod user;
 
 use std::fmt;
@@ -24,7 +33,9 @@ use std::os::fd::OwnedFd;
 use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
-pub(super) use calls::confine;
+pub(crate) use calls::confine;
+pub(crate) use sys::inherit_standard;
+pub(crate) use threads::spawn;
 
 /// Descriptors that a worker may have: those of a GPU's driver are dozens.
 const FILES: u64 = 1024;
@@ -36,18 +47,20 @@ const STACK: u64 = 64 << 20;
 /// Addresses for code, and for what the C library reserves for the heaps of threads. Page tables take a 512th.
 const RESERVED: u64 = 64 << 30;
 
-/// What a worker needs depends on what its accelerator is made of.
+/// Who needs which system calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Profile {
-    /// Code that this program maps itself: any system call but a few ends the process.
+pub(crate) enum Profile {
+    /// A worker whose accelerator is code that this program maps itself: any call but a few ends the process.
     Own,
-    /// A driver's library, which opens files and talks to device nodes: other calls fail.
+    /// One whose accelerator is a driver's library, which opens files and talks to device nodes: other calls fail.
     Driver,
+    /// vCPUs and devices, which work on what is open: other calls fail.
+    Machine,
 }
 
 impl Profile {
-    /// Of the worker for `cpu`, or a PCI address.
-    pub(super) fn of(device: &str) -> Self {
+    /// That of the worker for `cpu`, or a PCI address.
+    pub(crate) fn of(device: &str) -> Self {
         if device == "cpu" { Self::Own } else { Self::Driver }
     }
 }
@@ -71,8 +84,8 @@ impl Measures {
             Measures { user: false, files: false },
         ];
         match Profile::of(device) {
-            Profile::Own => &ALL[..1],
             Profile::Driver => ALL,
+            Profile::Own | Profile::Machine => &ALL[..1],
         }
     }
 }
@@ -114,7 +127,7 @@ impl fmt::Display for Confinement {
 ///
 /// # Errors
 /// The Linux kernel's, with what it refused.
-pub(super) fn enter() -> Result<OwnedFd, String> {
+pub(crate) fn enter() -> Result<OwnedFd, String> {
     let failed = |what: &'static str| move |error: io::Error| format!("{what} failed: {error}");
     let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)
         .map_err(|error| failed("taking the socket")(error.into()))?;
@@ -129,11 +142,11 @@ pub(super) fn enter() -> Result<OwnedFd, String> {
 }
 
 /// The second part, while there is one thread. What can't be had is reported in the answer.
-pub(super) fn settle(profile: Profile, measures: Measures) -> Confinement {
+pub(crate) fn settle(profile: Profile, measures: Measures) -> Confinement {
     let mut confinement = Confinement::default();
     let missing = &mut confinement.missing;
     let devices = match profile {
-        Profile::Own => Vec::new(),
+        Profile::Own | Profile::Machine => Vec::new(),
         Profile::Driver => files::devices(),
     };
     // The user first: changing it takes rights and a signal between threads that Landlock could refuse.
@@ -184,7 +197,7 @@ pub(super) fn settle(profile: Profile, measures: Measures) -> Confinement {
 ///
 /// # Errors
 /// The Linux kernel's.
-pub(super) fn limit_memory(bytes: u64, mapped: Option<u64>) -> Result<(), String> {
+pub(crate) fn limit_memory(bytes: u64, mapped: Option<u64>) -> Result<(), String> {
     if let Some(mapped) = mapped {
         limit(Resource::As, RESERVED.saturating_add(bytes).saturating_add(mapped))?;
     }

@@ -1,5 +1,5 @@
-//! What a worker that a guest has taken over can try against others, from within: each attack in a process of its own that
-//! is confined as a worker is, of both kinds.
+//! What a worker or a thread that a guest has taken over can try against others, from within: each attack in a process of its
+//! own that is confined as that is.
 
 use std::ffi::{CString, c_long};
 use std::os::fd::OwnedFd;
@@ -8,7 +8,6 @@ use std::process::{Child, Command, Output, Stdio};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::*;
-use crate::accelerator::sys;
 
 /// An argument of a system call.
 #[derive(Clone, Copy)]
@@ -105,7 +104,6 @@ const ATTACKS: &[Attack] = &[
     ("move_pages", &[(libc::SYS_move_pages, &[Victim, Is(0), Is(0), Is(0), Is(0), Is(0)])]),
     ("migrate_pages", &[(libc::SYS_migrate_pages, &[Victim, Is(0), Page, Page])]),
     // Memory beyond the limit.
-    ("private memory", &[(libc::SYS_mmap, &[Is(0), GIB, Is(WRITE), Is(ANONYMOUS | 2), Is(!0), Is(0)])]),
     ("a stack", &[(libc::SYS_mmap, &[Is(0), GIB, Is(WRITE), Is(ANONYMOUS | 0x102), Is(!0), Is(0)])]),
     (
         "a file in memory",
@@ -176,6 +174,20 @@ const ATTACKS: &[Attack] = &[
     ("setpgid", &[(libc::SYS_setpgid, &[Is(0), Is(0)])]),
 ];
 
+/// Memory beyond a worker's own limit.
+const ATTACKS_WORKER: &[Attack] =
+    &[("private memory", &[(libc::SYS_mmap, &[Is(0), GIB, Is(WRITE), Is(ANONYMOUS | 2), Is(!0), Is(0)])])];
+
+/// What a thread of the VMM has descriptors for, but no business with.
+const ATTACKS_MACHINE: &[Attack] = &[
+    ("code", &[(libc::SYS_mmap, &[Is(0), Is(4096), Is(CODE), Is(ANONYMOUS | 2), Is(!0), Is(0)])]),
+    ("data as code", &[(libc::SYS_mprotect, &[Page, Is(4096), Is(CODE)])]),
+    ("KVM_CREATE_VM", &[(libc::SYS_ioctl, &[SOCKET, Is(0xae01), Is(0)])]),
+    ("VFIO_GROUP_GET_DEVICE_FD", &[(libc::SYS_ioctl, &[SOCKET, Is(0x3b6a), Page])]),
+    ("IOMMU_IOAS_MAP", &[(libc::SYS_ioctl, &[SOCKET, Is(0x3b85), Page])]),
+];
+const CODE: u64 = libc::PROT_READ as u64 | libc::PROT_EXEC as u64;
+
 /// What shared memory a driver's library may map, and what addresses it may reserve, only a memory cgroup limits.
 const ATTACKS_OWN: &[Attack] = &[
     ("shared memory", &[(libc::SYS_mmap, &[Is(0), GIB, Is(WRITE), Is(ANONYMOUS | 1), Is(!0), Is(0)])]),
@@ -199,6 +211,7 @@ const NEEDED: &[Attack] = &[
     ("another descriptor", &[(libc::SYS_fcntl, &[SOCKET, Is(libc::F_DUPFD_CLOEXEC as u64), Is(5)])]),
     ("a thread's name", &[(libc::SYS_prctl, &[Is(libc::PR_SET_NAME as u64), Path("x")])]),
 ];
+const NEEDED_MACHINE: &[Attack] = &[("an eventfd", &[(libc::SYS_eventfd2, &[Is(0), Is(0)])])];
 const NEEDED_DRIVER: &[Attack] = &[
     ("about itself", &[(libc::SYS_openat, &[HERE, Path("/proc/self/maps"), Is(0)])]),
     ("about the machine", &[(libc::SYS_openat, &[HERE, Path("/sys/devices/system/cpu/online"), Is(0)])]),
@@ -216,12 +229,13 @@ const ORDER: &str = "VM_SERVICE_TEST_ATTACK";
 
 fn lists(profile: Profile) -> [Vec<Attack>; 2] {
     match profile {
-        Profile::Own => [[ATTACKS, ATTACKS_OWN].concat(), NEEDED.to_vec()],
-        Profile::Driver => [ATTACKS.to_vec(), [NEEDED, NEEDED_DRIVER].concat()],
+        Profile::Own => [[ATTACKS, ATTACKS_WORKER, ATTACKS_OWN].concat(), NEEDED.to_vec()],
+        Profile::Driver => [[ATTACKS, ATTACKS_WORKER].concat(), [NEEDED, NEEDED_DRIVER].concat()],
+        Profile::Machine => [[ATTACKS, ATTACKS_MACHINE].concat(), [NEEDED, NEEDED_MACHINE].concat()],
     }
 }
 
-/// The attacker: confines itself as a worker does, and tries.
+/// The attacker: confines itself, and tries.
 #[allow(unsafe_code)]
 fn attack(order: &str) {
     let [profile, list, index, victim] =
@@ -229,16 +243,21 @@ fn attack(order: &str) {
     else {
         panic!("{order}")
     };
-    let profile = [Profile::Own, Profile::Driver][profile];
+    let profile = [Profile::Own, Profile::Driver, Profile::Machine][profile];
     let (_, steps) = lists(profile)[list][index];
     assert_eq!(std::os::fd::AsRawFd::as_raw_fd(&enter().unwrap()), 3);
     // It stays open, as a worker's does.
     std::mem::forget(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3).unwrap());
-    let confinement = settle(profile, Measures { user: true, files: true });
-    // What this has already is more than a limit would be.
-    limit_memory(512 << 20, (profile == Profile::Own).then_some(0)).unwrap();
-    println!("{confinement}");
-    confine(profile, &confinement).unwrap();
+    if profile == Profile::Machine {
+        threads::confine().unwrap();
+        println!("{}", Confinement::default());
+    } else {
+        let confinement = settle(profile, Measures { user: true, files: true });
+        // What this has already is more than a limit would be.
+        limit_memory(512 << 20, (profile == Profile::Own).then_some(0)).unwrap();
+        println!("{confinement}");
+        confine(profile, &confinement).unwrap();
+    }
     std::thread::spawn(|| ()).join().unwrap();
     let page = [0u64; 512];
     let mut answer = 0;
@@ -290,10 +309,10 @@ fn attack(order: &str) {
 fn tried(profile: Profile, list: usize, index: usize, victim: &Child) -> (Output, String) {
     let (_keep, theirs): (OwnedFd, OwnedFd) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-    let name = "accelerator::sandbox::tests::what_a_worker_tries_against_others_is_refused";
+    let name = "sandbox::tests::what_is_tried_against_others_is_refused";
     let mut command = Command::new(std::env::current_exe().unwrap());
     // What was not to be inherited, as a worker's own parent may have been given it.
-    sys::inherit_standard(&mut command);
+    inherit_standard(&mut command);
     let output = command
         .args(["--exact", name, "--nocapture"])
         .env(ORDER, format!("{}/{list}/{index}/{}", profile as usize, victim.id()))
@@ -306,7 +325,7 @@ fn tried(profile: Profile, list: usize, index: usize, victim: &Child) -> (Output
 }
 
 #[test]
-fn what_a_worker_tries_against_others_is_refused() {
+fn what_is_tried_against_others_is_refused() {
     use std::os::unix::process::ExitStatusExt as _;
 
     if let Ok(order) = std::env::var(ORDER) {
@@ -324,7 +343,7 @@ fn what_a_worker_tries_against_others_is_refused() {
     };
     let before = seen("Cpus_allowed");
     let mut reached = Vec::new();
-    for profile in [Profile::Own, Profile::Driver] {
+    for profile in [Profile::Own, Profile::Driver, Profile::Machine] {
         let [attacks, needed] = lists(profile);
         for (index, (name, _)) in attacks.iter().enumerate() {
             let (output, said) = tried(profile, 0, index, &victim);

@@ -1,0 +1,45 @@
+//! The calls that Rust can't check.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+
+/// Has what the command starts inherit the three standard descriptors alone, whatever else this process was given.
+pub(crate) fn inherit_standard(command: &mut Command) {
+    let close = || {
+        // SAFETY: it takes numbers, and sets flags of descriptors of the child's own table.
+        match unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
+    unsafe { command.pre_exec(close) };
+}
+
+/// Becomes another user, on all threads and for ever: its group has the same number, and it is a member of `groups`.
+///
+/// # Errors
+/// The Linux kernel's; the user is as it was then.
+pub(super) fn set_user(user: u32, groups: &[u32]) -> io::Result<()> {
+    let done = |answer: libc::c_int| if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
+    // SAFETY: the pointer is to as many groups, which are only read.
+    done(unsafe { libc::setgroups(groups.len(), groups.as_ptr()) })?;
+    // SAFETY: it takes numbers.
+    done(unsafe { libc::setresgid(user, user, user) })?;
+    // SAFETY: as above.
+    done(unsafe { libc::setresuid(user, user, user) })
+}
+
+/// Makes a system call.
+///
+/// # Safety
+/// As the call says: pointers among the arguments are to memory that it may use as it does.
+#[cfg(test)]
+pub(super) unsafe fn call(number: libc::c_long, arguments: [u64; 6]) -> io::Result<u64> {
+    let [a, b, c, d, e, f] = arguments;
+    // SAFETY: the caller's promise.
+    let answer = unsafe { libc::syscall(number, a, b, c, d, e, f) };
+    u64::try_from(answer).map_err(|_| io::Error::last_os_error())
+}
