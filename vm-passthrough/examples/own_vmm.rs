@@ -6,11 +6,12 @@
 //! ```
 //!
 //! One thread runs an event loop and owns everything: RAM in two regions of a memfd, of which the second is added once the
-//! device is attached; a bus that is a map of address ranges; the device; and its interrupts, which it takes from their
-//! eventfds and sends on as messages. Another thread runs the only vCPU, and has the loop serve each of its exits.
+//! device is attached; a bus that is a map of address ranges; the device, which comes while the guest runs; and its interrupts,
+//! which it takes from their eventfds and sends on as messages. Another thread runs the only vCPU, and has the loop serve each of
+//! its exits.
 //!
 //! KERNEL is a static ELF program, entered in 64-bit mode with Linux boot parameters. It finds the device at 00:01.0 through
-//! ACPI's MCFG, a serial port at 0x3f8, and powers off through ACPI's sleep control register.
+//! ACPI's MCFG, once it has printed a line, a serial port at 0x3f8, and powers off through ACPI's sleep control register.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -116,6 +117,25 @@ fn run(
     let board = Arc::new(Board::new(vm));
     board.add_ram(ram, None)?;
 
+    let (line, exits) = line()?;
+    let ran = std::thread::scope(|scope| {
+        scope.spawn(move || run_vcpu(vcpu, &line));
+        // It returns, and lets go of the line, when the guest ends; the vCPU's thread waits for an answer then, and ends.
+        board.serve(exits, || plug(manager, claimed, &board, more))
+    });
+    for address in manager.attached() {
+        manager.detach_device(address)?;
+    }
+    ran
+}
+
+/// Gives the claimed function to the guest, which runs.
+fn plug(
+    manager: &mut PassthroughManager,
+    claimed: &Claimed,
+    board: &Arc<Board>,
+    more: RamRegion,
+) -> Result<Arc<VfioPciDevice>, Box<dyn Error>> {
     let address = claimed.address();
     let space = vfio::open_space(manager.host(), &[address], None)?;
     let device = VfioPciDevice::new(claimed.open(&space)?, board.clone())?;
@@ -128,15 +148,7 @@ fn run(
     for placed in placement::plan(&[request], &Windows { low: BARS, high: 0..0 })? {
         placement::program(&*device, &placed);
     }
-
-    let (line, exits) = line()?;
-    let ran = std::thread::scope(|scope| {
-        scope.spawn(move || run_vcpu(vcpu, &line));
-        // It returns, and lets go of the line, when the guest ends; the vCPU's thread waits for an answer then, and ends.
-        board.serve(&*device, exits)
-    });
-    manager.detach_device(address)?;
-    ran
+    Ok(device)
 }
 
 /// All that the event loop works on. The library's traits may be called from any thread, so what changes has locks, which
@@ -186,20 +198,29 @@ impl Board {
         Ok(device.map_or(Ok(()), |device| device.ram_added(&region))?)
     }
 
-    /// The event loop: interrupts of the device, and exits of the vCPU, until the guest powers off.
-    fn serve(&self, device: &dyn PassthroughDevice, exits: Exits) -> Result<(), Box<dyn Error>> {
+    /// The event loop: interrupts of the device, and exits of the vCPU, until the guest powers off. The device is plugged when
+    /// the guest has said its first line.
+    fn serve(
+        &self,
+        exits: Exits,
+        plug: impl FnOnce() -> Result<Arc<VfioPciDevice>, Box<dyn Error>>,
+    ) -> Result<(), Box<dyn Error>> {
+        let (mut plug, mut device) = (Some(plug), None);
         loop {
             self.wait(exits.arrived.as_fd())?;
             while let Ok(exit) = exits.asked.try_recv() {
                 match exit {
                     Exit::Port { port: SERIAL, data: [byte, ..], write: true } => {
                         std::io::stdout().write_all(&[byte])?;
+                        if let Some(plug) = plug.take_if(|_| byte == b'\n') {
+                            device = Some(plug()?);
+                        }
                     }
                     Exit::Port { port: SLEEP_CONTROL, write: true, .. } => return Ok(()),
                     Exit::Failed(reason) => return Err(reason.into()),
                     _ => {}
                 }
-                exits.answer.send(self.access(device, &exit))?;
+                exits.answer.send(self.access(device.as_deref(), &exit))?;
             }
         }
     }
@@ -234,7 +255,7 @@ impl Board {
     }
 
     /// What the guest reads, in the first bytes; all ones where there is nothing.
-    fn access(&self, device: &dyn PassthroughDevice, exit: &Exit) -> [u8; 8] {
+    fn access(&self, device: Option<&VfioPciDevice>, exit: &Exit) -> [u8; 8] {
         let mut answer = [0xff; 8];
         let &Exit::Memory { address, len, data, write } = exit else {
             if let Exit::Port { port: LINE_STATUS, .. } = exit {
@@ -244,7 +265,7 @@ impl Board {
             return answer;
         };
         let found = lock(&self.bus).range(..=address).next_back().map(|(&start, &found)| (start, found));
-        let Some((start, (size, target))) = found else { return answer };
+        let (Some((start, (size, target))), Some(device)) = (found, device) else { return answer };
         let offset = address - start;
         let (inside, data) = (&mut answer[..len], &data[..len]);
         let result = match target {

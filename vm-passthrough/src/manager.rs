@@ -286,14 +286,26 @@ impl PassthroughManager {
     /// # Errors
     /// [`ManagerError::Several`] with all that failed; everything is tried.
     pub fn stop_devices(&self) -> Result<(), ManagerError> {
-        let failed: Vec<_> = self
-            .attached
-            .iter()
-            .filter_map(|(&address, device)| {
-                device.stop().err().map(|source| ManagerError::Device { address, source })
-            })
-            .collect();
-        if failed.is_empty() { Ok(()) } else { Err(ManagerError::Several(failed)) }
+        let stop = |(&address, device): (&PciAddress, &Arc<dyn PassthroughDevice>)| {
+            device.stop().err().map(|source| ManagerError::Device { address, source })
+        };
+        several(self.attached.iter().filter_map(stop).collect())
+    }
+
+    /// Detaches the functions that share a slot of a guest, which may run on: it must not see them any more. All are stopped
+    /// before the first is detached, as they may have no reset but a common one. Other devices stay as they are.
+    ///
+    /// # Errors
+    /// [`ManagerError::NotAttached`] when one of them is not, and nothing is done; [`ManagerError::Several`] with all that
+    /// failed, as for [`detach_device`](Self::detach_device).
+    pub fn detach_slot(&mut self, functions: &[PciAddress]) -> Result<(), ManagerError> {
+        let device = |&address| self.attached.get(&address).ok_or(ManagerError::NotAttached(address));
+        for device in functions.iter().map(device).collect::<Result<Vec<_>, _>>()? {
+            if let Err(error) = device.stop() {
+                tracing::debug!(device = %device.address(), %error, "it could not be stopped; detaching it tells");
+            }
+        }
+        several(functions.iter().filter_map(|&address| self.detach_device(address).err()).collect())
     }
 
     /// Detaches a device from its guest.
@@ -429,6 +441,11 @@ impl Drop for PassthroughManager {
             tracing::error!(%error, "the device manager was dropped and could not end its work");
         }
     }
+}
+
+/// Nothing, unless something failed.
+fn several(failed: Vec<ManagerError>) -> Result<(), ManagerError> {
+    if failed.is_empty() { Ok(()) } else { Err(ManagerError::Several(failed)) }
 }
 
 /// A function in a line of text.

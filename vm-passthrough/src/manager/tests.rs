@@ -298,6 +298,32 @@ fn all_devices_are_stopped_before_the_first_is_detached() {
 }
 
 #[test]
+fn the_devices_of_a_slot_go_while_others_stay_and_may_come_again() {
+    let (sim, mut manager) = new_sim();
+    let [stays, first, second] = [nvme(), gpu(), "0000:02:00.1".parse().unwrap()].map(FakeDevice::new);
+    sim.add(&SimFunction::network(second.address).group(2).driver("nvidia")).unwrap();
+    manager.claim(nvme(), &ClaimOptions::default()).unwrap();
+    manager.attach_device(stays.clone()).unwrap();
+    for turn in 1..3 {
+        let claimed = manager.claim(gpu(), &ClaimOptions::default()).unwrap();
+        for device in [&first, &second] {
+            manager.attach_device(device.clone()).unwrap();
+        }
+        let unknown = manager.detach_slot(&[gpu(), "0000:09:00.0".parse().unwrap()]);
+        assert!(matches!(unknown, Err(ManagerError::NotAttached(_))), "{unknown:?}");
+        assert_eq!(manager.attached().len(), 3);
+        manager.detach_slot(&[first.address, second.address]).unwrap();
+        let stopped = [&first, &second].map(|device| device.stopped.load(SeqCst));
+        let detached = [&first, &second].map(|device| device.last.load(SeqCst));
+        assert!(stopped.iter().all(|order| *order > 0) && stopped.iter().max() < detached.iter().min());
+        manager.release(&claimed).unwrap();
+        assert_eq!(sim.driver_of(gpu()).as_deref(), Some("nvidia"));
+        assert_eq!((manager.attached(), first.counts()), (vec![nvme()], (turn, turn)));
+    }
+    assert_eq!((stays.counts(), stays.stopped.load(SeqCst)), ((1, 0), 0));
+}
+
+#[test]
 fn a_handle_releases_its_own_claim_and_no_other() {
     let (sim, mut manager) = new_sim();
     let first = manager.claim(nvme(), &ClaimOptions::default()).unwrap();

@@ -2,6 +2,7 @@
 
 use crate::acpi::Ecam;
 use crate::pci::{self, Function};
+use crate::serial::println;
 use crate::{Check, boot, report, sys, until};
 
 const ID: u32 = 0x0010_1b36;
@@ -26,9 +27,10 @@ const ENTRIES: u32 = 16;
 const PIECE: u64 = 4096;
 const BLOCKS: u64 = PIECE / 512;
 
-/// Runs all checks; the words that are left of the command line say what is copied, and through which memory.
+/// Runs all checks; the words that are left of the command line say what is copied, through which memory, and whether the
+/// controller comes while this runs.
 pub fn run<'a>(ecam: Ecam, words: impl Iterator<Item = &'a [u8]>) -> bool {
-    let (mut from, mut to, mut blocks, mut buffer) = (0, 0, 0, None);
+    let (mut from, mut to, mut blocks, mut buffer, mut waits) = (0, 0, 0, None, false);
     for word in words {
         for (name, value) in [(&b"from"[..], &mut from), (b"to", &mut to), (b"blocks", &mut blocks)] {
             if let Some(number) = boot::number(word, name) {
@@ -36,8 +38,19 @@ pub fn run<'a>(ecam: Ecam, words: impl Iterator<Item = &'a [u8]>) -> bool {
             }
         }
         buffer = boot::number(word, b"buffer").or(buffer);
+        waits |= word == b"wait";
     }
     let buffer = buffer.unwrap_or_else(|| sys::arena(PIECE as usize));
+    if waits {
+        if pci::find(ecam, ID).is_some() {
+            return report("absence", Err("there is an NVMe controller at the start"));
+        }
+        println!("bare: waits for an NVMe controller");
+        let came = until(|| pci::find(ecam, ID).is_some(), "it did not come");
+        if !report("arrival", came) {
+            return false;
+        }
+    }
     let Some(function) = pci::find(ecam, ID) else {
         return report("identification", Err("there is no NVMe controller"));
     };

@@ -81,7 +81,8 @@ fn l1(l1: &mut L1) -> Result<()> {
 
     let path = Path::new("/sys/bus/pci/drivers/vfio-pci/unbind");
     take(l1, &mut others, &nvme, "unbind by hand", |_| Some(write(path, &nvme.address)), || true)?;
-    l1.prove(nvme.driver().as_deref() == Some("nvme"), "its former driver has what was unbound by hand")?;
+    wait_until("the driver after an unbind by hand", PATIENCE, back)?;
+    l1.proved("its former driver has what was unbound by hand");
 
     // PCI Express gives hardware a second after VF Enable is cleared, and after a slot's power is switched off. Linux sleeps so
     // long (`sriov_disable`, pciehp's `remove_board`) also when nobody uses the function.
@@ -180,11 +181,15 @@ fn take(
     ] {
         ensure!(said.contains(&words), "{how}: it did not say {words:?}, but: {said}");
     }
-    for words in ["VFIO_DEVICE_RESET", "could be given back", "tried again", "panicked"] {
-        ensure!(!said.contains(words), "{how}: it said {words:?}: {said}");
-    }
     l1.proved(format!("{how}: it is said who took it, and that it was not reset"));
-    drop(guest);
+    let pid = rustix::process::Pid::from_raw(guest.pid().cast_signed()).context("no process ID")?;
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
+    let ended = guest.end(PATIENCE)?.process;
+    l1.prove(ended.code == Some(0), format!("{how}: the guest's process ends well when it is told to"))
+        .with_context(|| ended.stderr.clone())?;
+    for words in ["VFIO_DEVICE_RESET", "could be given back", "tried again", "panicked"] {
+        ensure!(!ended.stderr.contains(words), "{how}: it said {words:?}: {}", ended.stderr);
+    }
     l1.prove(others.guest.runs(), format!("{how}: the other guest goes on"))
 }
 

@@ -1,5 +1,5 @@
-//! The library in a VMM that is built otherwise than `vm-service`: it gets an NVMe controller, and a bare guest's driver works
-//! on it. And in two processes, of which one has claimed `edu`, and the other has its descriptors and no rights.
+//! The library in a VMM that is built otherwise than `vm-service`: it gives a bare guest that runs an NVMe controller, and
+//! the guest's driver works on it. And in two processes, of which one has claimed `edu`, and the other has its descriptors and no rights.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::scenario::{Contents, Scenario, Variant};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "own-vmm",
-    about: "a VMM unlike vm-service passes an NVMe controller to a bare guest, which copies blocks by RAM added later; a process \
+    about: "a VMM unlike vm-service plugs an NVMe controller into a bare guest, which copies blocks by RAM added later; a process \
             without rights drives edu by the descriptors that another gives it",
     variants: Variant::ALL,
     ports: 2,
@@ -40,14 +40,14 @@ fn l1(l1: &mut L1) -> Result<()> {
 
     let address = nvme.address.to_string();
     let words = format!(
-        "nvme from={} to={} blocks={} buffer={BUFFER:#x}",
+        "nvme wait from={} to={} blocks={} buffer={BUFFER:#x}",
         FROM / BLOCK,
         TO / BLOCK,
         LEN as u64 / BLOCK
     );
     let ended =
         l1.program(OWN_VMM, &[&address, "/guest/bare", &words], Duration::from_secs(120))?.succeeded()?;
-    for check in ["msix", "enable", "identify", "queues", "copy", "interrupts"] {
+    for check in ["arrival", "msix", "enable", "identify", "queues", "copy", "interrupts"] {
         let line = format!("bare: {check} ok");
         l1.prove(ended.stdout.lines().any(|said| said.trim() == line), format!("in the guest: {check}"))?;
     }
