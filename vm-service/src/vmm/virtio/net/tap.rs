@@ -111,10 +111,10 @@ impl Tap {
 
     /// Throws away what has come.
     pub(super) fn drain(&self) {
-        let mut byte = [0; 1];
+        let mut header = [0; HEADER];
+        // What does not fit of a frame is gone.
         for _ in 0..MOST_DRAINED {
-            // What does not fit of a frame is gone.
-            if self.receive(&mut byte).is_err() {
+            if self.receive(&mut header).is_err() {
                 return;
             }
         }
