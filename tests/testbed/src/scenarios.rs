@@ -3,6 +3,7 @@
 mod bare_accel;
 mod bare_edu;
 mod bench;
+mod bench_hot_attach;
 mod claim_kill9;
 mod claim_signal;
 mod device_kinds;
@@ -46,4 +47,4 @@ pub const ALL: &[Scenario] = &[
 ];
 
 /// Those that measure, run only when named.
-pub const BENCHMARKS: &[Scenario] = &[bench::SCENARIO];
+pub const BENCHMARKS: &[Scenario] = &[bench::SCENARIO, bench_hot_attach::SCENARIO];

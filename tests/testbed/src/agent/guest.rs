@@ -69,7 +69,7 @@ pub struct GuestPlan<'a> {
     pub devices: Vec<&'a Function>,
     /// More of its file, as in `[[accelerators]]`.
     pub file: &'a str,
-    /// More arguments of `vm-service run`.
+    /// More arguments of `vm-service run`, or of QEMU.
     pub arguments: &'a [&'a str],
     /// Whether its console is a terminal, and so has [keys](Guest::press) for `vm-service run`. Then it gives no report.
     pub terminal: bool,
@@ -204,6 +204,11 @@ impl Guest {
     /// Process id of what runs it.
     pub fn pid(&self) -> u32 {
         self.process.id()
+    }
+
+    /// How long ago it was started.
+    pub fn age(&self) -> Duration {
+        self.started.elapsed()
     }
 
     /// Whether it still runs.
@@ -510,6 +515,7 @@ fn qemu(plan: &GuestPlan<'_>, cmdline: &str, console: &std::path::Path, variant:
             .arg("-device")
             .arg(format!("vfio-pci,host={},bus=port{number}{back_end}", device.address));
     }
+    command.args(plan.arguments);
     Ok(command)
 }
 

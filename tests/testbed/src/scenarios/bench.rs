@@ -169,13 +169,13 @@ fn l2(l2: &mut L2) -> Result<()> {
     Ok(())
 }
 
-fn tell(l1: &mut L1, what: &str, values: &[f64], unit: &str) {
+pub(super) fn tell(l1: &mut L1, what: &str, values: &[f64], unit: &str) {
     l1.figure(&format!("{what}, median of {}", values.len()), median(values), unit);
     l1.figure(&format!("{what}, least"), values.iter().copied().fold(f64::INFINITY, f64::min), unit);
     l1.figure(&format!("{what}, most"), values.iter().copied().fold(0.0, f64::max), unit);
 }
 
-fn median(values: &[f64]) -> f64 {
+pub(super) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     match (sorted.get(sorted.len() / 2), sorted.len() % 2) {

@@ -1,0 +1,276 @@
+//! Measures what an operator waits for when a guest that runs gets a device, and when the device is taken back: beside QEMU in
+//! the same L1 with the same Linux kernel, initial RAM disk and device, by native PCI Express hot-plug and by ACPI, QEMU's
+//! default. The device is at vfio-pci before, as the others don't take it from its driver.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use super::bench;
+use super::bench::tell;
+use crate::agent::{Engine, Function, Guest, GuestPlan, L1, L2, NvmeDisk, VM_SERVICE, wait_until};
+use crate::report::Report;
+use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenarios::linux_nvme::NVME;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "bench-hot-attach",
+    about: "measures attaching to a guest that runs, and detaching, beside QEMU's device_add and device_del",
+    contents: Contents { linux_guest: true, peers: true, ..Contents::NONE },
+    l1,
+    l2: Some(l2),
+    ..bench::SCENARIO
+};
+
+const GUESTS: usize = 2;
+/// How often each guest gets the device.
+const CYCLES: usize = 5;
+/// How often another one gets it, to see what is left of that.
+const MANY: usize = 100;
+const TIMEOUT: Duration = Duration::from_secs(120);
+const SEED: u64 = 0x686f_742d_706c;
+const LEN: usize = 64 << 10;
+const QMP: &str = "/tmp/qmp";
+
+fn l1(l1: &mut L1) -> Result<()> {
+    let nvme = Function::find(NVME.0, NVME.1)?;
+    NvmeDisk::of(&nvme)?.write_pattern(SEED, 0, LEN)?;
+    l1.vm_service(&["claim", &nvme.address], TIMEOUT)?.succeeded()?;
+    let mut daemon = Daemon::start()?;
+    let mut rows = [
+        Row::new("vm-service", Engine::VmService, &[]),
+        Row::new(
+            "QEMU, native",
+            Engine::Qemu,
+            &["-global", "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off"],
+        ),
+        Row::new("QEMU, ACPI", Engine::Qemu, &[]),
+    ];
+    for round in 0..GUESTS {
+        for at in 0..rows.len() {
+            let at = (round + at) % rows.len();
+            rows[at].run(l1, &nvme, &format!("guest{at}-{round}"))?;
+        }
+    }
+    wear(l1, &nvme)?;
+    daemon.end()?;
+    let figures: [(&str, Times); 3] = [
+        ("request to visible in the guest", |row| &row.seen),
+        ("request to first I/O", |row| &row.used),
+        ("detaching", |row| &row.detached),
+    ];
+    for (what, times) in figures {
+        for row in &rows {
+            tell(l1, &format!("{what}, {}", row.name), times(row), "ms");
+        }
+        let [ours, peers @ ..] = &rows;
+        for peer in peers {
+            let ratio = bench::median(times(ours)) / bench::median(times(peer));
+            l1.figure(&format!("{what}, {} / {}", ours.name, peer.name), ratio, "ratio");
+        }
+    }
+    l1.vm_service(&["release", &nvme.address], TIMEOUT)?.succeeded().map(drop)
+}
+
+type Times = fn(&Row) -> &Vec<f64>;
+
+/// Who runs the guest, and how long that took, in milliseconds.
+struct Row {
+    name: &'static str,
+    engine: Engine,
+    arguments: &'static [&'static str],
+    seen: Vec<f64>,
+    used: Vec<f64>,
+    detached: Vec<f64>,
+}
+
+impl Row {
+    fn new(name: &'static str, engine: Engine, arguments: &'static [&'static str]) -> Self {
+        Self { name, engine, arguments, seen: Vec::new(), used: Vec::new(), detached: Vec::new() }
+    }
+
+    /// Runs a guest, and gives it the device some times.
+    fn run(&mut self, l1: &mut L1, nvme: &Function, name: &str) -> Result<()> {
+        let socket = format!("unix:{QMP},server=on,wait=off");
+        let mut arguments = self.arguments.to_vec();
+        if self.engine == Engine::Qemu {
+            arguments.extend(["-qmp", &socket, "-device", "pcie-root-port,id=hot,chassis=1,slot=1"]);
+        }
+        let cmdline = format!("cycles={CYCLES}");
+        let plan = GuestPlan { engine: self.engine, ..without_device(name, nvme, &cmdline) };
+        let mut guest = Guest::start(l1, &GuestPlan { arguments: &arguments, ..plan })?;
+        wait_for(&mut guest, "ready")?;
+        let mut qmp = (self.engine == Engine::Qemu).then(Qmp::connect).transpose()?;
+        for cycle in 0..CYCLES {
+            let begun = guest.age();
+            let since = |when: Duration| (when - begun).as_secs_f64() * 1e3;
+            // Who asks waits for the answer, while the guest goes on.
+            let asked = match &mut qmp {
+                Some(qmp) => qmp.plug(l1.variant, nvme).map(|()| None)?,
+                None => {
+                    let mut attach = Command::new(VM_SERVICE);
+                    Some(attach.args(["attach", &nvme.address, "--guest", name]).spawn()?)
+                }
+            };
+            self.seen.push(since(wait_for(&mut guest, &format!("seen {cycle}"))?));
+            self.used.push(since(wait_for(&mut guest, &format!("used {cycle}"))?));
+            if let Some(mut attach) = asked {
+                ensure!(attach.wait()?.success(), "attach failed");
+            }
+            let begun = Instant::now();
+            match &mut qmp {
+                Some(qmp) => qmp.unplug()?,
+                None => {
+                    l1.vm_service(&["detach", &nvme.address], TIMEOUT)?.succeeded()?;
+                }
+            }
+            self.detached.push(begun.elapsed().as_secs_f64() * 1e3);
+            wait_for(&mut guest, &format!("gone {cycle}"))?;
+        }
+        guest.end(TIMEOUT)?.succeeded(l1).map(drop)
+    }
+}
+
+fn without_device<'a>(name: &'a str, nvme: &'a Function, cmdline: &'a str) -> GuestPlan<'a> {
+    GuestPlan { devices: Vec::new(), cmdline, ..GuestPlan::linux(name, nvme) }
+}
+
+/// Has a guest get and lose the device many times, by surprise: Linux waits for 5 s when it is asked.
+fn wear(l1: &mut L1, nvme: &Function) -> Result<()> {
+    let name = "worn";
+    let mut guest = Guest::start(l1, &without_device(name, nvme, &format!("cycles={MANY}")))?;
+    wait_for(&mut guest, "ready")?;
+    let mut first = None;
+    for cycle in 0..MANY {
+        l1.vm_service(&["attach", &nvme.address, "--guest", name], TIMEOUT)?.succeeded()?;
+        wait_for(&mut guest, &format!("used {cycle}"))?;
+        l1.vm_service(&["detach", &nvme.address, "--surprise"], TIMEOUT)?.succeeded()?;
+        wait_for(&mut guest, &format!("gone {cycle}"))?;
+        // What the first one needs is kept for the next.
+        first.get_or_insert(Footprint::of(guest.pid())?);
+    }
+    let (first, last) = (first.context("no cycle")?, Footprint::of(guest.pid())?);
+    for (what, first, last, unit) in [
+        ("descriptors", first.descriptors, last.descriptors, "descriptors"),
+        ("mappings", first.mappings, last.mappings, "mappings"),
+        ("memory", first.kib, last.kib, "KiB"),
+    ] {
+        l1.figure(&format!("{what} after the first cycle"), first as f64, unit);
+        l1.figure(&format!("{what} after {MANY} cycles"), last as f64, unit);
+    }
+    guest.end(TIMEOUT)?.succeeded(l1).map(drop)
+}
+
+/// What a process has.
+struct Footprint {
+    descriptors: usize,
+    mappings: usize,
+    /// Resident memory, the guest's among it.
+    kib: usize,
+}
+
+impl Footprint {
+    fn of(pid: u32) -> Result<Self> {
+        let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}"));
+        let status = read("status")?;
+        let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = kib.and_then(|line| line.split_whitespace().next()).context("no VmRSS")?;
+        Ok(Self {
+            descriptors: std::fs::read_dir(format!("/proc/{pid}/fd"))?.count(),
+            mappings: read("maps")?.lines().count(),
+            kib: kib.parse()?,
+        })
+    }
+}
+
+fn wait_for(guest: &mut Guest, what: &str) -> Result<Duration> {
+    let is_it = |report: &Report| matches!(report, Report::Value { name, .. } if name == what).then_some(());
+    Ok(guest.wait_for(what, TIMEOUT, is_it)?.0)
+}
+
+/// The daemon, in L1.
+struct Daemon(Child);
+
+impl Daemon {
+    fn start() -> Result<Self> {
+        let daemon = Command::new(VM_SERVICE).arg("serve").stdin(Stdio::null()).spawn();
+        let daemon = Self(daemon.context("can't start the daemon")?);
+        let ready = || Command::new(VM_SERVICE).arg("guests").stdout(Stdio::null()).status().ok();
+        wait_until("the daemon", TIMEOUT, || ready().filter(std::process::ExitStatus::success))?;
+        Ok(daemon)
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.0.kill()?;
+        self.0.wait()?;
+        Ok(())
+    }
+}
+
+/// QEMU's machine protocol.
+struct Qmp(BufReader<UnixStream>);
+
+impl Qmp {
+    fn connect() -> Result<Self> {
+        let socket = wait_until("QEMU's socket", TIMEOUT, || UnixStream::connect(Path::new(QMP)).ok())?;
+        socket.set_read_timeout(Some(TIMEOUT))?;
+        let mut this = Self(BufReader::new(socket));
+        this.wait(|message| message.get("QMP").is_some())?;
+        this.execute("qmp_capabilities", json!({}))?;
+        Ok(this)
+    }
+
+    fn plug(&mut self, variant: Variant, function: &Function) -> Result<()> {
+        let mut device =
+            json!({ "driver": "vfio-pci", "host": function.address, "bus": "hot", "id": "device" });
+        if variant == Variant::Iommufd {
+            device["iommufd"] = "iommufd0".into();
+        }
+        self.execute("device_add", device)
+    }
+
+    fn unplug(&mut self) -> Result<()> {
+        self.execute("device_del", json!({ "id": "device" }))?;
+        self.wait(|message| message["event"] == "DEVICE_DELETED" && message["data"]["device"] == "device")
+    }
+
+    fn execute(&mut self, command: &str, arguments: Value) -> Result<()> {
+        writeln!(self.0.get_mut(), "{}", json!({ "execute": command, "arguments": arguments }))?;
+        self.wait(|message| message.get("return").is_some())
+    }
+
+    /// Waits for a message.
+    fn wait(&mut self, is_it: impl Fn(&Value) -> bool) -> Result<()> {
+        loop {
+            let mut line = String::new();
+            ensure!(self.0.read_line(&mut line)? > 0, "QEMU has closed its socket");
+            let message: Value = serde_json::from_str(&line)?;
+            if message.get("error").is_some() {
+                bail!("QEMU answers {message}");
+            }
+            if is_it(&message) {
+                return Ok(());
+            }
+        }
+    }
+}
+
+fn l2(l2: &mut L2) -> Result<()> {
+    let cycles: usize = l2.parameter("cycles")?.parse()?;
+    let mut tell = |what: String| l2.report(&Report::Value { name: what, value: String::new() });
+    tell("ready".into());
+    for cycle in 0..cycles {
+        let nvme = wait_until("the device", TIMEOUT, || Function::find(NVME.0, NVME.1).ok())?;
+        tell(format!("seen {cycle}"));
+        NvmeDisk::of(&nvme)?.check_pattern(SEED, 0, LEN)?;
+        tell(format!("used {cycle}"));
+        wait_until("the device to go", TIMEOUT, || Function::find(NVME.0, NVME.1).is_err().then_some(()))?;
+        tell(format!("gone {cycle}"));
+    }
+    Ok(())
+}
