@@ -3,14 +3,14 @@
 use std::fs;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
-use crate::agent::{Finished, L1, Systemd, wait_until};
+use crate::agent::{Finished, L1, Systemd, VM_SERVICE, wait_until};
 use crate::scenario::{Contents, Scenario, Variant};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "systemd",
-    about: "systemd starts and stops guests by their units, and knows how each ended",
+    about: "systemd starts guests by their units, and the daemon when it is asked, whose guests outlive it",
     variants: &[Variant::Iommufd],
     ports: 0,
     devices: &[],
@@ -56,5 +56,42 @@ fn l1(l1: &mut L1) -> Result<()> {
     l1.prove(ended("vm-guest@web1")? == "inactive", "a guest that is stopped leaves its unit inactive, too")?;
     l1.prove(!fs::exists("/run/vm-guest/web1")?, "nothing of it is left in /run")?;
     systemctl(&["start", "vm-guest@missing"])?;
-    l1.prove(ended("vm-guest@missing")? == "failed", "a guest without a file fails its unit")
+    l1.prove(ended("vm-guest@missing")? == "failed", "a guest without a file fails its unit")?;
+
+    // The daemon starts when somebody asks it, and its guests are not its own.
+    let ask = |arguments: &[&str]| systemd.run(VM_SERVICE, arguments, TIMEOUT).and_then(Finished::succeeded);
+    systemctl(&["start", "vm-service.socket"]).and_then(Finished::succeeded)?;
+    l1.prove(state("vm-service.service")? == "inactive", "the daemon is not started before it is asked")?;
+    ask(&["start", "/etc/vm-service/web1.toml"])?;
+    l1.prove(state("vm-service.service")? == "active", "the first request starts it")?;
+    let guest = process_of("web1")?;
+    let cgroup = fs::read_to_string(format!("/proc/{guest}/cgroup"))?;
+    l1.prove(cgroup.trim_end().ends_with("/vm-guest-web1.scope"), format!("the guest's cgroup is {cgroup}"))?;
+    let runs = |l1: &mut L1, what: &str| -> Result<()> {
+        let known = ask(&["guests"])?.stdout.contains("web1");
+        l1.prove(known && process_of("web1")? == guest, format!("{what}, and the guest's process runs on"))
+    };
+    systemctl(&["restart", "vm-service.service"]).and_then(Finished::succeeded)?;
+    runs(l1, "the daemon was restarted")?;
+    systemctl(&["kill", "--signal=KILL", "vm-service.service"]).and_then(Finished::succeeded)?;
+    runs(l1, "the daemon was killed")?;
+    systemctl(&["stop", "vm-service.service", "vm-service.socket"]).and_then(Finished::succeeded)?;
+    l1.prove(
+        process_of("web1")? == guest,
+        "the daemon and its socket were stopped, and the guest's process runs on",
+    )?;
+    systemctl(&["start", "vm-service.socket"]).and_then(Finished::succeeded)?;
+    ask(&["stop", "web1", "--now"])?;
+    l1.prove(ended("vm-guest-web1.scope")? == "inactive", "nothing is left of the guest when it is stopped")
+}
+
+/// The process that runs a guest of the daemon's.
+fn process_of(name: &str) -> Result<u32> {
+    let is_it = |pid: &u32| {
+        let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.contains("\0run\0") && line.contains(&format!("guests/{name}/"))
+    };
+    let mut pids =
+        fs::read_dir("/proc")?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.find(is_it).with_context(|| format!("no process runs the guest {name}"))
 }
