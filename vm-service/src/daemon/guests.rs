@@ -24,8 +24,8 @@ use crate::json::{
 };
 use crate::vmm;
 
-/// How often is looked whether a guest has come as far as it is waited for.
-const POLL: Duration = Duration::from_millis(10);
+/// How long to wait before a guest is asked again how far it has come, at first and at most: asking takes time from a slow machine.
+const POLL: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(250)];
 /// Most bytes of a log that are told.
 const MAX_LOG: u64 = 256 << 10;
 
@@ -121,6 +121,7 @@ impl Guests {
         folder: &Path,
     ) -> Result<GuestStatus> {
         let until = Instant::now() + GUEST_START;
+        let [mut pause, longest] = POLL;
         let is_attached = |status: &GuestStatus, address: &str| {
             status.devices.iter().any(|own| own.address == address && own.state == DeviceState::Attached)
         };
@@ -148,7 +149,8 @@ impl Guests {
                 );
                 return Err(Refusal::new(RefusalCode::Timeout, late));
             }
-            std::thread::sleep(POLL);
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(longest);
         }
     }
 
