@@ -252,7 +252,10 @@ impl Slot {
     fn new(functions: &[PciAddress], course: Course, requests: Vec<RequestId>) -> Self {
         let function = |&address| Function { address, phase: Phase::Idle, claim: None, wanted: false };
         let plugged = course == Course::Booting;
-        let functions = functions.iter().map(function).collect();
+        // Each once, whoever names one twice.
+        let first = |(at, address): &(usize, &PciAddress)| !functions[..*at].contains(address);
+        let functions =
+            functions.iter().enumerate().filter(first).map(|(_, address)| function(address)).collect();
         Self { functions, course, plugged, last_try: false, kept: Vec::new(), requests }
     }
 

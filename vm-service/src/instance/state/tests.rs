@@ -683,6 +683,9 @@ fn devices_come_and_go_while_the_guest_runs() {
     let goes = GOES.replace("Unplug:4 ", "");
     let plug = whole(&goes).replace("Plug:4 Answer", "Plug:4");
     check(&[&attach], &[(Action::Plug(both[0]), 1)], &plug, &[&failed("plug 0000:65:04.0")]);
+    // One that is named twice comes once.
+    let doubled = |model: &mut Model| model.attach(&[both[0], both[1], both[0]]);
+    check(&[&doubled, &pull], &[], &whole(GOES), &[THERE, "Detach(Ok(Surprise))"]);
     // There is no such device, or it is there already.
     check(&[&pull], &[], "Answer", &["Detach(Err(NotFound(\"the guest has no 0000:65:04.0"]);
     let twice = whole(&format!("Answer {GOES}"));
