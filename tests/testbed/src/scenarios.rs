@@ -11,6 +11,7 @@ mod group_not_viable;
 mod host_ready;
 mod host_wants_back;
 mod hostile_accel;
+mod hot_attach;
 mod linux_accel;
 mod linux_e1000e;
 mod linux_net;
@@ -30,6 +31,7 @@ pub const ALL: &[Scenario] = &[
     two_guests::SCENARIO,
     hostile_accel::SCENARIO,
     linux_accel::SCENARIO,
+    hot_attach::SCENARIO,
     unbind_stuck::SCENARIO,
     linux_e1000e::SCENARIO,
     linux_net::SCENARIO,
