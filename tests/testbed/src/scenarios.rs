@@ -6,6 +6,7 @@ mod bench;
 mod bench_hot_attach;
 mod claim_kill9;
 mod claim_signal;
+mod daemon;
 mod device_kinds;
 mod group_not_viable;
 mod host_ready;
@@ -29,6 +30,7 @@ pub const ALL: &[Scenario] = &[
     claim_kill9::SCENARIO,
     claim_signal::SCENARIO,
     two_guests::SCENARIO,
+    daemon::SCENARIO,
     hostile_accel::SCENARIO,
     linux_accel::SCENARIO,
     hot_attach::SCENARIO,
