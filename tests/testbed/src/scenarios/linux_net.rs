@@ -21,7 +21,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     devices: &[],
     disks: &[],
     memory_mib: 1024,
-    deadline: Duration::from_secs(360),
+    deadline: Duration::from_secs(600),
     contents: Contents { linux_guest: true, ..Contents::NONE },
     l1,
     l2: Some(l2),
@@ -56,7 +56,7 @@ const PORT: u16 = 7778;
 const LEN: usize = 2 << 20;
 const GUEST_SEED: u64 = 0x6775_6573_7423;
 const HOST_SEED: u64 = 0x0068_6f73_7423;
-const TIMEOUT: Duration = Duration::from_secs(100);
+const TIMEOUT: Duration = Duration::from_secs(200);
 /// What the host has the guest do at last.
 const RESTART: u8 = b'r';
 const AWAIT_BUTTON: u8 = b'p';
