@@ -34,7 +34,8 @@ impl NvmeDisk {
             let namespace = first_entry(&function.path().join("nvme").join(&controller), "nvme")?;
             let name = disk_name(&namespace);
             let node = PathBuf::from("/dev").join(name);
-            node.exists().then_some(Self { node, controller })
+            // Its node is there before it can be opened.
+            fs::File::open(&node).ok().map(|_| Self { node, controller })
         })
     }
 

@@ -267,8 +267,7 @@ fn l2(l2: &mut L2) -> Result<()> {
     for cycle in 0..cycles {
         let nvme = wait_until("the device", TIMEOUT, || Function::find(NVME.0, NVME.1).ok())?;
         tell(format!("seen {cycle}"));
-        let disk = wait_until("its driver", TIMEOUT, || NvmeDisk::of(&nvme).ok())?;
-        disk.check_pattern(SEED, 0, LEN)?;
+        NvmeDisk::of(&nvme)?.check_pattern(SEED, 0, LEN)?;
         tell(format!("used {cycle}"));
         wait_until("the device to go", TIMEOUT, || Function::find(NVME.0, NVME.1).is_err().then_some(()))?;
         tell(format!("gone {cycle}"));

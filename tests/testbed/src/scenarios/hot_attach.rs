@@ -122,7 +122,7 @@ fn l2(l2: &mut L2) -> Result<()> {
         l2.prove(find().is_none(), format!("it waits for {how}"))?;
         let nvme = wait_until("the disk", TIMEOUT, find)?;
         l2.prove(true, format!("it sees {how}"))?;
-        let disk = wait_until("its driver", TIMEOUT, || NvmeDisk::of(&nvme).ok())?;
+        let disk = NvmeDisk::of(&nvme)?;
         disk.check_pattern(HOST_SEED, HOST_AT, LEN)?;
         disk.write_pattern(GUEST_SEED + turn, GUEST_AT, LEN)?;
         l2.prove(nvme.message_vectors().iter().any(|kind| kind == "msix"), format!("it wrote {how}"))?;
