@@ -64,6 +64,9 @@ pub(crate) const CONTROL_END: Duration = Duration::from_millis(500);
 /// A guest answers what takes no time.
 pub(crate) const CONTROL_ANSWER: Duration = Duration::from_secs(5);
 
+/// A daemon that ended has let go of its lock, and so have the children that it made.
+pub(crate) const DAEMON_LOCK: Duration = Duration::from_secs(2);
+
 /// A client of the daemon completes a request's head, and then its body.
 pub(crate) const API_CLIENT: Duration = Duration::from_secs(10);
 

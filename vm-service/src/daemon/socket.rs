@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat};
 use thiserror::Error;
@@ -12,6 +13,7 @@ use vm_passthrough::Host;
 
 use super::socket_of;
 use crate::control::in_folder;
+use crate::deadlines::DAEMON_LOCK;
 
 /// Why there is no socket.
 #[derive(Debug, Error)]
@@ -66,15 +68,22 @@ pub(super) fn listen(host: &Host, named: Option<&PathBuf>) -> Result<Listening, 
     Ok(Listening { listener, made, _lock: lock })
 }
 
-/// The lock of whoever serves; `None` when another has it.
+/// The lock of whoever serves; `None` when another has it. A daemon that has just ended may have left it for a moment to a child
+/// that it made, until that has closed what it does not need.
 fn lock(state: &Path) -> io::Result<Option<File>> {
     DirBuilder::new().recursive(true).mode(0o755).create(state)?;
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let lock = File::from(openat(CWD, state.join("daemon.lock"), flags, Mode::RUSR | Mode::WUSR)?);
-    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Some(lock)),
-        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-        Err(error) => Err(error.into()),
+    let until = Instant::now() + DAEMON_LOCK;
+    loop {
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(Some(lock)),
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
     }
 }
 
