@@ -143,18 +143,21 @@ fn without_device<'a>(name: &'a str, nvme: &'a Function, cmdline: &'a str) -> Gu
 /// Has a guest get and lose the device many times, by surprise: Linux waits for 5 s when it is asked.
 fn wear(l1: &mut L1, nvme: &Function) -> Result<()> {
     let name = "worn";
-    let mut guest = Guest::start(l1, &without_device(name, nvme, &format!("cycles={MANY}")))?;
+    let mut guest = Guest::start(l1, &without_device(name, nvme, &format!("cycles={}", MANY + 1)))?;
     wait_for(&mut guest, "ready")?;
-    let mut first = None;
-    for cycle in 0..MANY {
+    let (mut first, mut last) = (None, None);
+    for cycle in 0..=MANY {
         l1.vm_service(&["attach", &nvme.address, "--guest", name], TIMEOUT)?.succeeded()?;
         wait_for(&mut guest, &format!("used {cycle}"))?;
         l1.vm_service(&["detach", &nvme.address, "--surprise"], TIMEOUT)?.succeeded()?;
         wait_for(&mut guest, &format!("gone {cycle}"))?;
-        // What the first one needs is kept for the next.
-        first.get_or_insert(Footprint::of(guest.pid())?);
+        // What the first one needs is kept for the next. The guest ends after the last.
+        if cycle < MANY {
+            last = Some(Footprint::of(guest.pid())?);
+            first = first.or(last);
+        }
     }
-    let (first, last) = (first.context("no cycle")?, Footprint::of(guest.pid())?);
+    let (first, last) = (first.context("no cycle")?, last.context("no cycle")?);
     for (what, first, last, unit) in [
         ("descriptors", first.descriptors, last.descriptors, "descriptors"),
         ("mappings", first.mappings, last.mappings, "mappings"),
@@ -167,6 +170,7 @@ fn wear(l1: &mut L1, nvme: &Function) -> Result<()> {
 }
 
 /// What a process has.
+#[derive(Clone, Copy)]
 struct Footprint {
     descriptors: usize,
     mappings: usize,
