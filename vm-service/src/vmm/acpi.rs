@@ -53,7 +53,7 @@ pub(super) struct Platform {
 /// When there is no RAM for them.
 pub(super) fn write(memory: &GuestMemoryMmap, platform: &Platform) -> Result<u64, BootError> {
     let (rsdp, bytes) = build(platform, layout::ACPI_TABLES);
-    if bytes.len() as u64 > layout::HIGH_RAM - layout::ACPI_TABLES {
+    if bytes.len() as u64 > layout::RESET_ENTRY - layout::ACPI_TABLES {
         return Err(BootError::TooLittleRam);
     }
     memory.write_slice(&bytes, GuestAddress(layout::ACPI_TABLES)).map_err(|_| BootError::TooLittleRam)?;

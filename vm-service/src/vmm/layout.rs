@@ -32,7 +32,9 @@ pub const CMDLINE_ROOM: u64 = 0x1_0000;
 pub const CONVENTIONAL_END: u64 = 0xa_0000;
 /// The ACPI tables, RSDP first.
 pub const ACPI_TABLES: u64 = 0xe_0000;
-/// Where RAM for kernels begins, and the end of the ACPI tables.
+/// Where a PC's firmware resets the machine for whoever jumps there in real mode (F000:FFF0), and the end of the ACPI tables.
+pub const RESET_ENTRY: u64 = 0xf_fff0;
+/// Where RAM for kernels begins.
 pub const HIGH_RAM: u64 = 0x10_0000;
 
 /// RAM stops here and goes on at [`FOUR_GIB`].

@@ -20,6 +20,11 @@ const MODULES: &[&str] = &[
     "virtio_blk",
     "vhost_vsock",
     "vmw_vsock_virtio_transport",
+    "tun",
+    "vhost_net",
+    "virtio_net",
+    "button",
+    "evdev",
 ];
 
 /// Matches the Linux 6.12 image packages of Debian 12 and 13.

@@ -15,8 +15,7 @@ use crate::scenario::{Contents, Scenario, Variant};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "linux-net",
     about: "a Linux guest exchanges data over taps, by vhost-net and without, also after a restart; its power button ends it",
-    // A guest with Debian's stock Linux exchanges data too, and then hangs in its restart: why is not known yet.
-    variants: &[Variant::Iommufd],
+    variants: Variant::ALL,
     ports: 0,
     devices: &[],
     disks: &[],

@@ -4,6 +4,7 @@ use kvm_bindings::{kvm_regs, kvm_segment};
 use kvm_ioctls::VcpuFd;
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
 
+use crate::vmm::acpi;
 use crate::vmm::boot::{BootError, Entry};
 use crate::vmm::error::MachineError;
 use crate::vmm::layout;
@@ -23,6 +24,15 @@ const PAGE: u64 = 4096;
 /// task state segment.
 const GDT: [u64; 5] = [0, 0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff, 0x008f_8b00_0000_ffff];
 
+/// `mov dx, 0xcf9; mov al, 0x0e; out dx, al; hlt; jmp` to the `hlt`, in real mode.
+///
+/// Linux with support for EFI restarts itself so where ACPI is hardware-reduced and there is no EFI: it takes EFI to be what
+/// restarts the machine, and without one falls back to the BIOS.
+const RESET_CODE: [u8; 9] = {
+    let [low, high] = layout::port::RESET.to_le_bytes();
+    [0xba, low, high, 0xb0, acpi::RESET_VALUE, 0xee, 0xf4, 0xeb, 0xfd]
+};
+
 fn flat(selector: u16, type_: u8, long: bool) -> kvm_segment {
     kvm_segment {
         base: 0,
@@ -38,7 +48,8 @@ fn flat(selector: u16, type_: u8, long: bool) -> kvm_segment {
     }
 }
 
-/// Writes the page tables (4 GiB identity-mapped in 2 MiB pages) and the descriptor table.
+/// Writes the page tables (4 GiB identity-mapped in 2 MiB pages), the descriptor table, and what resets the machine at
+/// [`RESET_ENTRY`](layout::RESET_ENTRY).
 ///
 /// # Errors
 /// When there is no RAM for them.
@@ -62,7 +73,8 @@ pub(in crate::vmm) fn write_tables(memory: &GuestMemoryMmap) -> Result<(), BootE
             .collect();
         memory.write_slice(&entries, GuestAddress(directory)).map_err(|_| BootError::TooLittleRam)?;
     }
-    Ok(())
+    let reset = GuestAddress(layout::RESET_ENTRY);
+    memory.write_slice(&RESET_CODE, reset).map_err(|_| BootError::TooLittleRam)
 }
 
 /// Sets the registers with which the first vCPU enters the guest.
