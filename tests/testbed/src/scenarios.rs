@@ -4,6 +4,7 @@ mod bare_accel;
 mod bare_edu;
 mod bench;
 mod bench_hot_attach;
+mod bench_net;
 mod claim_kill9;
 mod claim_signal;
 mod daemon;
@@ -51,4 +52,4 @@ pub const ALL: &[Scenario] = &[
 ];
 
 /// Those that measure, run only when named.
-pub const BENCHMARKS: &[Scenario] = &[bench::SCENARIO, bench_hot_attach::SCENARIO];
+pub const BENCHMARKS: &[Scenario] = &[bench::SCENARIO, bench_hot_attach::SCENARIO, bench_net::SCENARIO];

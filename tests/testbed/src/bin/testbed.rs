@@ -19,7 +19,7 @@ use testbed::scenarios;
 #[derive(Debug, Parser)]
 #[command(name = "cargo testbed")]
 struct Arguments {
-    /// Scenarios to run; all but `bench` when none is named.
+    /// Scenarios to run; all but benchmarks when none is named.
     scenarios: Vec<String>,
     /// Name the scenarios and do nothing else.
     #[arg(long)]
