@@ -7,6 +7,8 @@ mod expected;
 mod fuzz;
 mod host_bridge;
 mod msix;
+#[cfg(test)]
+mod pciehp;
 mod place;
 mod root;
 mod root_port;
