@@ -4,6 +4,7 @@
 use std::thread::sleep;
 
 use vm_passthrough::claim::ClaimOptions;
+use vm_passthrough::pci::BarKind;
 use vm_passthrough::readiness::ExplainOptions;
 use vm_passthrough::sim::{SimDrivers, SimFunction, SimHost};
 use vm_passthrough::{PassthroughManager, PciAddress};
@@ -140,20 +141,32 @@ fn ask<T: Send + 'static>(
 #[test]
 fn a_guest_that_runs_is_asked_and_answers_once() {
     let sim = SimHost::new().expect("a host");
-    let [disk, bare, absent] =
-        ["0000:01:00.0", "0000:02:00.0", "0000:03:00.0"].map(|text| text.parse().expect("an address"));
+    let [disk, bare, absent, long, wide] =
+        ["01:00.0", "02:00.0", "03:00.0", "04:00.0", "05:00.0"].map(|text| text.parse().expect("an address"));
     sim.add_driver("nvme").expect("a driver");
     sim.add(&SimFunction::nvme(disk).group(1).driver("nvme")).expect("a function");
     sim.add(&SimFunction::nvme(bare).no_group().driver("nvme")).expect("a function");
+    // One BAR that is larger than any slot's window below 4 GiB, and one larger than any above.
+    for (address, kind, at, size) in
+        [(long, BarKind::Memory32, 0xb000_0000, 64 << 20), (wide, BarKind::Memory64, 1 << 40, 512 << 30)]
+    {
+        let group = address.bus().into();
+        let function = SimFunction::nvme(address).bar(4, kind, true, at, size).group(group).driver("nvme");
+        sim.add(&function).expect("a function");
+    }
     let drivers = SimDrivers::new(&sim);
     let manager = PassthroughManager::with_host(drivers.host()).expect("a manager");
     let options = DeviceOptions { claim: ClaimOptions::default(), backend: None, without_reset: false };
     let devices = Devices::new(manager, Vec::new(), options, ExplainOptions::for_memory(4 << 20));
     let stop = Stop::new().expect("an eventfd");
-    let Some((handle, guest)) = start_with(Asm::default().spin(), Some(devices), &Screen::default(), &stop)
-    else {
-        return;
-    };
+    let screen = Screen::default();
+    let guest = Asm::default().print("up").spin();
+    let Some((handle, guest)) = start_with(guest, Some(devices), &screen, &stop) else { return };
+    // Its slots have their windows then.
+    let started = Instant::now();
+    while screen.text() != "up" && started.elapsed() < TIMEOUT {
+        sleep(Duration::from_millis(1));
+    }
     let attach = |address| {
         let request = AttachRequest { functions: vec![address], ..AttachRequest::default() };
         ask(|answer| handle.attach(request, answer))
@@ -162,11 +175,16 @@ fn a_guest_that_runs_is_asked_and_answers_once() {
         let answer = attach(address).expect_err("it is refused");
         let text = format!("{answer:?} {answer}");
         assert!(text.contains(expect), "{text}");
-        assert_eq!(sim.driver_of(disk).as_deref(), Some("nvme"));
-        assert_eq!(sim.driver_of(bare).as_deref(), Some("nvme"));
+        for address in [disk, bare, long, wide] {
+            assert_eq!(sim.driver_of(address).as_deref(), Some("nvme"), "{address}");
+        }
     };
     check(absent, "NotFound");
     check(bare, "no-iommu");
+    for large in [long, wide] {
+        check(large, "bars-too-large");
+        check(large, "have the guest start with it");
+    }
     // The simulated host has no VFIO: it is claimed, and given back.
     check(disk, "VFIO");
     check(disk, "VFIO");

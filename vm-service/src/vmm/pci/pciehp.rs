@@ -21,7 +21,10 @@ enum Handler {
     /// About to read the events, after having taken some.
     Read(u16),
     /// About to clear those that it has just read.
-    Clear { all: u16, read: u16 },
+    Clear {
+        all: u16,
+        read: u16,
+    },
 }
 
 /// Where the handler's thread is.

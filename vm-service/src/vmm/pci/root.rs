@@ -174,7 +174,7 @@ impl PciRoot {
     /// sees the first, if it has numbered the bus.
     ///
     /// # Errors
-    /// When no port is free, a function was added before, or the functions are not of one device.
+    /// When no port is free or large enough, a function was added before, or the functions are not of one device.
     pub(in crate::vmm) fn plug(
         &self,
         device: Vec<Arc<dyn PassthroughDevice>>,
@@ -194,6 +194,10 @@ impl PciRoot {
         }
         let requests: Vec<_> = device.iter().map(place::request_of).collect();
         let port = self.free_port(&requests)?;
+        if let Some(room) = place::room(&port.slot()) {
+            // The guest may have started anew since somebody asked for room.
+            placement::plan(&requests, &room)?;
+        }
         port.change(|slot| slot.functions = device);
         let bus = port.secondary_bus();
         Ok(PciAddress::new(0, bus, 0, 0).filter(|_| bus != 0))
@@ -507,6 +511,7 @@ fn ecam(offset: u64) -> (u8, u8, u16) {
 
 #[cfg(test)]
 mod tests {
+    use vm_passthrough::pci::placement::PortWindows;
     use vm_passthrough::pci::regs;
     use vm_passthrough::sim::{SimLog, SimVmm};
 
@@ -633,6 +638,10 @@ mod tests {
         assert!(matches!(root.plug(mixed), Err(MachineError::OtherDevice { .. })));
         let double = vec![whole(8).remove(0), whole(8).remove(0)];
         assert!(matches!(root.plug(double), Err(MachineError::Twice { .. })));
+        let port = root.ports().remove(2);
+        port.change(|slot| slot.windows = Some(PortWindows::default()));
+        assert!(matches!(root.plug(whole(9)), Err(MachineError::Placement(_))));
+        port.change(|slot| slot.windows = None);
         root.config_write(0, 3 << 3, regs::SECONDARY_BUS, &[9]);
         assert_eq!(read32(&root, 9, 0, 0), u32::MAX);
         root.plug(whole(9)).unwrap();
