@@ -21,6 +21,16 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
+    /// Of several, if any: what each says, and the exit status of the first.
+    ///
+    /// # Errors
+    /// If there is any.
+    pub(crate) fn all(failures: Vec<Self>) -> Result<(), Self> {
+        let Some(exit) = failures.first().map(|failure| failure.exit) else { return Ok(()) };
+        let messages: Vec<_> = failures.into_iter().map(|failure| failure.message).collect();
+        Err(Self { message: messages.join("\nerror: "), exit })
+    }
+
     /// A failure of the work itself.
     pub(crate) fn failed(error: impl std::fmt::Display) -> Self {
         Self { message: error.to_string(), exit: EXIT_FAILED }

@@ -6,6 +6,7 @@ use hyper::Method;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use vm_passthrough::PciAddress;
 
 use super::serve::DaemonArgs;
 use crate::config::is_name;
@@ -51,6 +52,45 @@ impl Asking {
 
     pub(super) fn guests(&self, context: &mut Context<'_>) -> Result<Vec<GuestStatus>, Failure> {
         self.call(context, Method::GET, "/v1/guests", &NOTHING, None::<&Value>, Duration::ZERO)
+    }
+
+    /// These functions of the host, those of each device together: functions of one slot are of one device, but for virtual
+    /// ones, each of which is a device.
+    pub(super) fn by_device(
+        &self,
+        context: &mut Context<'_>,
+        addresses: &[PciAddress],
+    ) -> Result<Vec<Vec<PciAddress>>, Failure> {
+        let (mut devices, mut apart): (Vec<Vec<PciAddress>>, Vec<_>) = (Vec::new(), Vec::new());
+        for (at, &address) in addresses.iter().enumerate() {
+            if addresses[..at].contains(&address) {
+                continue;
+            }
+            let shares = |other: &PciAddress| *other != address && other.same_slot(address);
+            if addresses.iter().any(shares) && self.is_virtual(context, address)? {
+                apart.push(address);
+            }
+            let of = |device: &&mut Vec<PciAddress>| {
+                device
+                    .iter()
+                    .any(|other| shares(other) && !apart.contains(other) && !apart.contains(&address))
+            };
+            match devices.iter_mut().find(of) {
+                Some(device) => device.push(address),
+                None => devices.push(vec![address]),
+            }
+        }
+        Ok(devices)
+    }
+
+    /// Whether a function is a virtual one. Of one that is not there, what is asked next tells.
+    fn is_virtual(&self, context: &mut Context<'_>, address: PciAddress) -> Result<bool, Failure> {
+        let path = format!("/v1/devices/{address}");
+        match self.0.call::<Value>(Method::GET, &path, &NOTHING, None::<&Value>, API_ANSWER) {
+            Ok(found) => Ok(found["sriov"]["kind"] == "virtual"),
+            Err(ApiError::Refused(refusal)) if refusal.code == RefusalCode::NotFound => Ok(false),
+            Err(error) => Err(failure(context, error)),
+        }
     }
 
     pub(super) fn guest(&self, context: &mut Context<'_>, name: &str) -> Result<GuestStatus, Failure> {

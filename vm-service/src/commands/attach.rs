@@ -36,21 +36,17 @@ pub(crate) struct AttachArgs {
     pub(crate) daemon: DaemonArgs,
 }
 
-/// Gives a guest devices, one after the other, until one can't be given.
+/// Gives a guest devices, one after the other, each whatever becomes of the others.
 ///
 /// # Errors
-/// When no such guest runs, or it can't have a device; it keeps those before.
+/// When no such guest runs, or it can't have a device; it keeps the others.
 pub(crate) fn run(context: &mut Context<'_>, args: &AttachArgs) -> Result<(), Failure> {
     let asking = Asking::of(context, &args.daemon)?;
-    let mut devices: Vec<AttachedDevice> = Vec::new();
-    let mut left = args.addresses.clone();
-    left.dedup();
-    let mut outcome = Ok(());
-    while let Some(&address) = left.first() {
-        let (same, others): (Vec<_>, Vec<_>) = left.into_iter().partition(|other| other.same_slot(address));
-        left = others;
+    let (mut devices, mut failures) = (Vec::<AttachedDevice>::new(), Vec::new());
+    for device in asking.by_device(context, &args.addresses)? {
+        let Some((&address, others)) = device.split_first() else { continue };
         let options = AttachOptions {
-            others: same.into_iter().filter(|other| *other != address).map(Address).collect(),
+            others: others.iter().copied().map(Address).collect(),
             with_group: args.with_group,
             accept: args.accept.clone(),
             backend: args.backend,
@@ -58,17 +54,17 @@ pub(crate) fn run(context: &mut Context<'_>, args: &AttachArgs) -> Result<(), Fa
         let path = path(&args.guest, &format!("/devices/{address}"))?;
         match asking.call::<Vec<_>>(context, Method::PUT, &path, &NOTHING, Some(&options), GUEST_DEVICE) {
             Ok(attached) => devices.extend(attached),
-            Err(failure) => {
-                outcome = Err(failure);
-                break;
-            }
+            Err(failure) => failures.push(Failure {
+                message: format!("{address} was not attached: {}", failure.message),
+                ..failure
+            }),
         }
     }
-    if outcome.is_ok() || !devices.is_empty() {
+    if failures.is_empty() || !devices.is_empty() {
         let text: String = devices.iter().map(|device| line(device, &args.guest)).collect();
         context.print(|| Body::Attach { guest: args.guest.clone(), devices }, || text)?;
     }
-    outcome
+    Failure::all(failures)
 }
 
 fn line(device: &AttachedDevice, guest: &str) -> String {

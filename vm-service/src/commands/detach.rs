@@ -55,12 +55,10 @@ pub(crate) fn run(context: &mut Context<'_>, args: &DetachArgs) -> Result<(), Fa
     };
     let query = DetachOptions { how, deadline_ms: deadline.as_millis() as u64 };
     let (mut devices, mut failures) = (Vec::<DetachedDevice>::new(), Vec::new());
-    for (at, address) in args.addresses.iter().enumerate() {
-        // Its device is gone with another function of it.
-        if args.addresses[..at].iter().any(|before| before.same_slot(*address)) {
-            continue;
-        }
-        let detached = guest_of(*address, args.guest.as_deref(), &guests).and_then(|guest| {
+    for device in asking.by_device(context, &args.addresses)? {
+        // All functions of a device go with the first.
+        let Some(&address) = device.first() else { continue };
+        let detached = guest_of(address, args.guest.as_deref(), &guests).and_then(|guest| {
             let path = path(guest, &format!("/devices/{address}"))?;
             asking.call(
                 context,
@@ -80,9 +78,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &DetachArgs) -> Result<(), Fa
         let text: String = devices.iter().map(line).collect();
         context.print(|| Body::Detach { devices }, || text)?;
     }
-    let exit = failures.first().map(|failure| failure.exit);
-    let messages: Vec<_> = failures.into_iter().map(|failure| failure.message).collect();
-    exit.map_or(Ok(()), |exit| Err(Failure { message: messages.join("\nerror: "), exit }))
+    Failure::all(failures)
 }
 
 fn line(device: &DetachedDevice) -> String {

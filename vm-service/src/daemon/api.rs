@@ -154,6 +154,14 @@ pub(super) fn operations() -> Vec<Operation<App>> {
         .answers::<Vec<ListedFunction>>(200),
         op(
             "GET",
+            "/v1/devices/{address}",
+            "get_device",
+            "A PCI function of the host, with what keeps it from guests",
+            get(device),
+        )
+        .answers::<ListedFunction>(200),
+        op(
+            "GET",
             "/v1/events",
             "events",
             "What happens to guests from now on, as server-sent events",
@@ -270,6 +278,14 @@ async fn detach(
 
 async fn devices(State(guests): State<App>) -> Result<Json<Vec<ListedFunction>>, Refusal> {
     waiting(guests, Guests::devices).await.map(Json)
+}
+
+async fn device(
+    State(guests): State<App>,
+    Path(device): Path<String>,
+) -> Result<Json<ListedFunction>, Refusal> {
+    let Address(address) = address(&device)?;
+    waiting(guests, move |guests| guests.device(address)).await.map(Json)
 }
 
 async fn events(State(guests): State<App>) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {

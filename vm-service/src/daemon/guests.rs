@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
 use vm_passthrough::readiness::{ExplainOptions, Explainer};
-use vm_passthrough::{Host, PassthroughManager, pci};
+use vm_passthrough::{Host, PassthroughManager, PciAddress, PciFunction, pci};
 
 use super::events::Events;
 use super::launch::{Launch, Launched, Plan};
@@ -248,6 +248,26 @@ impl Guests {
     /// # Errors
     /// When the host can't be scanned.
     pub(super) fn devices(&self) -> Result<Vec<ListedFunction>> {
+        self.listed(|function| describe::is_accelerator(function.device_type))
+    }
+
+    /// A function of the host, with whether it can be passed to a guest.
+    ///
+    /// # Errors
+    /// When it is not there, or the host can't be scanned.
+    pub(super) fn device(&self, address: PciAddress) -> Result<ListedFunction> {
+        let not_there = || {
+            Refusal::new(
+                RefusalCode::NotFound,
+                format_args!(
+                    "there is no PCI function {address} on this host; `vm-service list --all` shows those that there are"
+                ),
+            )
+        };
+        self.listed(|function| function.address == address)?.pop().ok_or_else(not_there)
+    }
+
+    fn listed(&self, wanted: impl Fn(&PciFunction) -> bool) -> Result<Vec<ListedFunction>> {
         let mut manager = PassthroughManager::with_host(self.host.clone()).map_err(Refusal::failed)?;
         manager.scan_devices().map_err(Refusal::failed)?;
         let mut options = ExplainOptions::default();
@@ -255,7 +275,7 @@ impl Guests {
         let explainer = Explainer::new(&self.host);
         let mut listed = Vec::new();
         for function in manager.devices() {
-            if !describe::is_accelerator(function.device_type) {
+            if !wanted(function) {
                 continue;
             }
             // One that has vanished since is left out.

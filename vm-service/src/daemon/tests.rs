@@ -331,6 +331,52 @@ fn a_guest_is_started_changed_and_stopped() {
 }
 
 #[test]
+fn several_devices_of_one_command_come_and_go_one_after_the_other() {
+    let world = World::new();
+    let at = |text: &str| text.parse().expect("an address");
+    let nvme = |text| SimFunction::nvme(at(text)).driver("nvme");
+    // Two functions of one device, and two virtual functions beside their physical one.
+    for function in [
+        nvme("06:00.0").group(50),
+        nvme("06:00.1").group(50),
+        nvme("07:00.0").group(51).sriov(2),
+        nvme("07:00.1").group(52).virtual_of(at("07:00.0")),
+        nvme("07:00.2").group(53).virtual_of(at("07:00.0")),
+    ] {
+        world.sim.add(&function).expect("a function");
+    }
+    let (status, guest) = world.call("PUT", "/v1/guests/web1", Some(&world.file(&[])));
+    assert_eq!(status, 201, "{guest}");
+    let check = |command: &str, exit: u8, has: &[&str], says: &str| {
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let words = format!("vm-service {command} --guest web1");
+        let words = words.split(' ').map(Into::into);
+        let code = crate::cli::run(words, Some(world.host.clone()), &mut out, &mut err);
+        let [out, err] = [out, err].map(|bytes| String::from_utf8(bytes).expect("UTF-8"));
+        assert_eq!(code, exit, "{command}: {out} {err}");
+        assert!(err.contains(says) && err.is_empty() == says.is_empty(), "{command}: {err}");
+        let (_, guest) = world.call("GET", "/v1/guests/web1", None);
+        let devices = guest["devices"].as_array().expect("devices").iter();
+        let devices: Vec<_> = devices.map(|device| device["address"].as_str().expect("an address")).collect();
+        assert_eq!(devices, has, "{command}");
+    };
+    // The guest here notes the function that it is asked for, and not those that come with it.
+    check("attach 06:00.1 06:00.0 06:00.1", 0, &["0000:06:00.1"], "");
+    check("detach 06:00.1 06:00.0", 0, &[], "");
+    check(
+        "attach 07:00.1 09:00.0 07:00.2",
+        1,
+        &["0000:07:00.1", "0000:07:00.2"],
+        "error: 0000:09:00.0 was not attached: ",
+    );
+    check("detach 07:00.2 07:00.1 --surprise", 0, &[], "");
+    let (status, one) = world.call("GET", "/v1/devices/07:00.1", None);
+    assert_eq!((status, &one["sriov"]["physical"]), (200, &json!("0000:07:00.0")), "{one}");
+    let (status, refused) = world.call("GET", "/v1/devices/09:00.0", None);
+    assert_eq!((status, &refused["code"]), (404, &json!("not-found")), "{refused}");
+}
+
+#[test]
 fn a_daemon_that_starts_finds_guests_and_releases_what_dead_ones_left() {
     let mut world = World::new();
     for (guest, disks) in [("web1", [disk(0)]), ("web2", [disk(1)])] {
