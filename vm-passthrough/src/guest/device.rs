@@ -12,6 +12,7 @@ use super::gate::{Gate, POLL};
 use super::interrupts::Vectors;
 use super::state::State;
 use super::{DeviceError, PassthroughDevice, RamRegion, Vmm, bars};
+use crate::claim::Cancel;
 use crate::pci::config::{CONFIG_SIZE, EXTENDED_CONFIG_SIZE};
 use crate::pci::{placement, regs};
 use crate::vfio::{CONFIG_REGION, DeviceFile, MSI_IRQ, MSIX_IRQ, Result, VfioError};
@@ -24,12 +25,15 @@ const MSIX_VECTORS: u32 = 2048;
 const ACCESS_DEADLINE: Duration = if cfg!(test) { Duration::from_secs(2) } else { deadlines::ACCESS };
 
 /// How a device is given to its guest.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceOptions {
     /// Whether it is given, and taken back, although none of its resets works or is proved. It then may hold what its last
     /// user left there, and keep what this guest leaves.
     pub without_reset: bool,
+    /// Gives up [attaching](PassthroughDevice::attach) it while the guest's RAM is mapped for it, which takes long where there is
+    /// much that was never used.
+    pub cancel: Option<Cancel>,
 }
 
 impl DeviceOptions {
@@ -37,6 +41,12 @@ impl DeviceOptions {
     #[must_use]
     pub fn without_reset(self, without_reset: bool) -> Self {
         Self { without_reset, ..self }
+    }
+
+    /// These, with [`cancel`](#structfield.cancel) as given.
+    #[must_use]
+    pub fn cancel(self, cancel: Option<Cancel>) -> Self {
+        Self { cancel, ..self }
     }
 }
 
@@ -401,7 +411,7 @@ impl VfioPciDevice {
             self.vmm.add_vfio_file(file)?;
             owed.told = true;
         }
-        Ok(owed.ram.map(&self.vmm.ram())?)
+        owed.ram.map(&self.vmm.ram(), self.options.cancel.as_ref())
     }
 
     /// Takes everything from the guest that it still has. Does all of it even if a part fails, and returns the first
@@ -534,7 +544,7 @@ impl PassthroughDevice for VfioPciDevice {
     fn ram_added(&self, region: &RamRegion) -> Result<(), DeviceError> {
         let mut inner = self.lock_in_time()?;
         match &mut inner.owed {
-            Some(owed) if self.gate.is_open() => Ok(owed.ram.map(std::slice::from_ref(region))?),
+            Some(owed) if self.gate.is_open() => owed.ram.map(std::slice::from_ref(region), None),
             _ => Ok(()),
         }
     }

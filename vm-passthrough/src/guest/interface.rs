@@ -142,6 +142,9 @@ pub enum DeviceError {
         /// How long was waited.
         deadline: std::time::Duration,
     },
+    /// It was asked to give up attaching it.
+    #[error("attaching the device was given up, as was asked")]
+    Cancelled,
     /// The device failed.
     #[error(transparent)]
     Device(#[from] VfioError),

@@ -147,7 +147,7 @@ impl Devices {
             }
             Action::Claim(address) => self.claim(address),
             Action::Open(address) => Event::Opened(address, self.open(address)),
-            Action::Attach(address) => Event::Attached(address, self.attach(address)),
+            Action::Attach(address) => self.attach(address),
             Action::Plug(slot) => Event::Plugged(slot, self.plug(slot)),
             Action::Unplug(slot) => {
                 // One of which nothing has come yet is not there.
@@ -322,7 +322,8 @@ impl Devices {
         let file = entrust(opened, &shared)?;
         function.vectors = vectors_of(&*file).map_err(|error| error.to_string())?;
         limits::check_vectors(self.functions.values().map(|function| function.vectors).sum())?;
-        let options = guest::DeviceOptions::default().without_reset(options.without_reset);
+        let options =
+            guest::DeviceOptions::default().without_reset(options.without_reset).cancel(options.claim.cancel);
         let device = VfioPciDevice::with_options(file, vmm.clone(), options)
             .map_err(|error| format!("{address}: {error}"))?;
         self.open.insert(address, device);
@@ -332,10 +333,19 @@ impl Devices {
     }
 
     /// Attaches an open device, puts it into the machine if that expects it, and watches it.
-    fn attach(&mut self, address: PciAddress) -> Result<(), String> {
-        self.of(address, VfioPciDevice::attach)?;
+    fn attach(&mut self, address: PciAddress) -> Event {
+        let Some(device) = self.open.get(&address).cloned() else {
+            return Event::Attached(address, Err(unknown(address)));
+        };
+        let attached = match device.attach() {
+            Err(DeviceError::Cancelled) => return Event::NotAttached(address),
+            attached => attached.map_err(|error| format!("{address}: {error}")),
+        };
+        Event::Attached(address, attached.and_then(|()| self.arrive(address, &device)))
+    }
+
+    fn arrive(&mut self, address: PciAddress, device: &Arc<VfioPciDevice>) -> Result<(), String> {
         let (_, machine) = self.machine.as_ref().ok_or_else(|| MachineError::Unusable.to_string())?;
-        let device = self.open.get(&address).ok_or_else(|| unknown(address))?;
         if machine.expects(address) {
             machine.arrive(device.clone()).map_err(|error| error.to_string())?;
         }

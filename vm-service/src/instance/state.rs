@@ -56,6 +56,8 @@ pub(crate) enum Event {
     /// It was attached, and one of those that the guest starts with is in the machine. One that failed to be may be attached in
     /// part.
     Attached(PciAddress, Result<(), String>),
+    /// It was not, as the guest is to end.
+    NotAttached(PciAddress),
     /// A slot was filled: this is where the guest sees it, as far as it has numbered its buses.
     Plugged(PciAddress, Result<Option<PciAddress>, String>),
     /// The guest let go of a slot.
@@ -146,7 +148,7 @@ impl Event {
             Self::Explained(ref request, _) => Some(Action::Explain(request.clone())),
             Self::Claimed(address, _) | Self::NotClaimed(address) => Some(Action::Claim(address)),
             Self::Opened(address, _) => Some(Action::Open(address)),
-            Self::Attached(address, _) => Some(Action::Attach(address)),
+            Self::Attached(address, _) | Self::NotAttached(address) => Some(Action::Attach(address)),
             Self::Plugged(slot, _) => Some(Action::Plug(slot)),
             Self::Unplugged(slot) => Some(Action::Unplug(slot)),
             Self::Booted(_) => Some(Action::Boot),
@@ -420,6 +422,10 @@ impl State {
                 if let Err(error) = attached {
                     self.fail_of(*address, error);
                 }
+            }
+            Event::NotAttached(address) => {
+                self.set(*address, Phase::Attached);
+                self.ending = true;
             }
             Event::Claimed(address, Err(error))
             | Event::Opened(address, Err(error))

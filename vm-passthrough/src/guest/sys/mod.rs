@@ -5,6 +5,7 @@
 mod kvm;
 #[cfg(feature = "vm-memory")]
 mod memory;
+mod part;
 
 #[cfg(all(feature = "kvm", test))]
 pub(super) use kvm::ioapic_irr;
@@ -12,3 +13,4 @@ pub(super) use kvm::ioapic_irr;
 pub(super) use kvm::{Slot, eventfd};
 #[cfg(feature = "vm-memory")]
 pub use memory::SharedMemory;
+pub(super) use part::Part;

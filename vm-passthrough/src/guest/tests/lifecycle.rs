@@ -1,6 +1,7 @@
 //! Attach, reset, detach: their order, and what is left when a part fails.
 
 use super::*;
+use crate::claim::Cancel;
 use crate::guest::{DeviceError, DeviceOptions, RamRegion};
 use crate::pci::placement;
 use crate::sim::Fault;
@@ -295,7 +296,7 @@ fn a_device_without_reset_is_given_only_to_those_who_accept_it() {
     rig.sim.fail(Fault::ResetRefuted);
     let error = rig.device.attach().unwrap_err().to_string();
     assert!(error.contains("was not reset"), "{error}");
-    let options = DeviceOptions { without_reset: true };
+    let options = DeviceOptions::default().without_reset(true);
     let device = VfioPciDevice::with_options(rig.sim.clone(), rig.vmm.clone(), options).unwrap();
     device.attach().unwrap();
     device.config_write(4, &[6, 0]);
@@ -456,6 +457,34 @@ fn resets_that_are_asked_for_at_once_are_one() {
     assert!((1..=2).contains(&resets), "{resets}");
     rig.device.reset().unwrap();
     assert_eq!(rig.sim.resets() - before, resets + 1, "one that is asked for later is one more");
+}
+
+#[test]
+fn much_ram_is_mapped_in_pieces_until_it_is_asked_to_give_up() {
+    const MIB: u64 = 1 << 20;
+    let rig = Rig::with(builder(&config(4), 4, false));
+    let memory = Arc::new(crate::vfio::HostMemory::new(5 * MIB as usize / 2).unwrap());
+    let region = RamRegion { guest: 0x2_0000_0000, memory };
+    let pieces = [(0, MIB), (MIB, MIB), (2 * MIB, MIB / 2)].map(|(at, len)| (region.guest + at, len));
+    rig.device.attach().unwrap();
+    let before = rig.space.maps();
+    rig.space.fail(Fault::MapDma, 2);
+    assert!(rig.device.ram_added(&region).is_err());
+    assert_eq!(rig.space.maps(), before, "nothing of it is mapped");
+    rig.space.heal();
+    rig.device.ram_added(&region).unwrap();
+    assert_eq!(rig.space.maps(), [&before[..], &pieces].concat());
+    rig.device.ram_removed(region.guest).unwrap();
+    assert_eq!(rig.space.maps(), before);
+    rig.device.detach().unwrap();
+    rig.log.take();
+
+    let cancel = Cancel::default();
+    cancel.request();
+    let options = DeviceOptions::default().cancel(Some(cancel));
+    let device = VfioPciDevice::with_options(rig.sim.clone(), rig.vmm.clone(), options).unwrap();
+    assert!(matches!(device.attach(), Err(DeviceError::Cancelled)));
+    assert_nothing_left(&rig);
 }
 
 #[test]

@@ -219,6 +219,11 @@ impl Model {
                 }
                 Event::Opened(address, outcome("open", address).map(|()| Backend::Group))
             }
+            Action::Attach(address) if !well && covered => {
+                self.may_end = true;
+                self.functions.insert(address, Is::Attached);
+                Event::NotAttached(address)
+            }
             Action::Attach(address) => {
                 self.functions.insert(address, Is::Attached);
                 Event::Attached(address, outcome("attach", address))
