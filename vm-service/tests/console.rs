@@ -1,6 +1,9 @@
 //! Readers of a guest's console and of the log that are slow, late or never read, with guests on this machine's own
 //! `/dev/kvm`. Where it does not open, these tests say so and pass.
 
+#[path = "shared/elf.rs"]
+mod elf;
+
 use std::fs::{self, File};
 use std::io::{self, PipeReader, Read as _};
 use std::os::fd::AsFd;
@@ -8,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use elf::elf;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Nothing here takes so long, even where KVM guests are emulated and the machine is busy.
@@ -36,22 +40,6 @@ fn polite(count: u32) -> Vec<u8> {
 /// What [`polite`] sends.
 fn countdown(count: u32) -> Vec<u8> {
     (1..=count).rev().map(|number| number as u8).collect()
-}
-
-/// An ELF file with one segment.
-fn elf(code: &[u8]) -> Vec<u8> {
-    const ENTRY: u64 = 0x10_0000;
-    let mut file = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\x3e\0\x01\0\0\0".to_vec();
-    for word in [ENTRY, 64, 0] {
-        file.extend(word.to_le_bytes());
-    }
-    file.extend([0, 0, 0, 0, 64, 0, 56, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 7, 0, 0, 0]);
-    for word in [0x1000, ENTRY, ENTRY, code.len() as u64, code.len() as u64, 0x1000] {
-        file.extend(word.to_le_bytes());
-    }
-    file.resize(0x1000, 0);
-    file.extend(code);
-    file
 }
 
 /// A guest that runs.

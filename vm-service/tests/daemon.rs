@@ -1,6 +1,9 @@
 //! The daemon and its clients as an operator has them: processes of this program, with bare guests on this machine's own `/dev/kvm`.
 //! Where that does not open, the tests that need it say so and pass.
 
+#[path = "shared/elf.rs"]
+mod elf;
+
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::Shutdown;
@@ -11,6 +14,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use elf::elf;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
 use vm_ir::mutate::Mutator;
@@ -22,22 +26,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// jmp next.
 const ECHO: &[u8] =
     &[0x66, 0xba, 0xfd, 0x03, 0xec, 0xa8, 0x01, 0x74, 0xf7, 0x66, 0xba, 0xf8, 0x03, 0xec, 0xee, 0xeb, 0xef];
-
-/// An ELF file with one segment.
-fn elf(code: &[u8]) -> Vec<u8> {
-    const ENTRY: u64 = 0x10_0000;
-    let mut file = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\x3e\0\x01\0\0\0".to_vec();
-    for word in [ENTRY, 64, 0] {
-        file.extend(word.to_le_bytes());
-    }
-    file.extend([0, 0, 0, 0, 64, 0, 56, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 7, 0, 0, 0]);
-    for word in [0x1000, ENTRY, ENTRY, code.len() as u64, code.len() as u64, 0x1000] {
-        file.extend(word.to_le_bytes());
-    }
-    file.resize(0x1000, 0);
-    file.extend(code);
-    file
-}
 
 /// A folder with the state of a daemon and files of guests, and the processes that live there.
 struct World {

@@ -1,6 +1,8 @@
 //! A guest's kernel and initrd on storage that is slow or does not answer at all: whoever wants the guest to end does not wait
 //! for it. Where reads can't be held up (it takes root) or `/dev/kvm` does not open, these tests say so and pass.
 
+#[path = "shared/elf.rs"]
+mod elf;
 #[path = "shared/storage.rs"]
 mod storage;
 
@@ -8,11 +10,15 @@ use std::fs::{self, File};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use elf::elf;
 use rustix::process::{Pid, Signal, kill_process};
 use storage::Storage;
 
 /// Nothing here takes so long, even where KVM guests are emulated and the machine is busy.
 const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Does nothing: `jmp $`.
+const IDLE: &[u8] = &[0xeb, 0xfe];
 
 /// A guest that starts to load its program.
 struct Guest {
@@ -29,7 +35,7 @@ impl Guest {
         }
         let folder = tempfile::tempdir().expect("a folder");
         let file = |name: &str| folder.path().join(name);
-        fs::write(file("kernel"), elf()).expect("written");
+        fs::write(file("kernel"), elf(IDLE)).expect("written");
         File::create(file("initrd")).and_then(|initrd| initrd.set_len(256 << 20)).expect("a sparse file");
         let text = "name = \"a\"\nmemory = \"512M\"\n[boot]\nkernel = \"kernel\"\ninitrd = \"initrd\"\n";
         fs::write(file("guest.toml"), text).expect("written");
@@ -90,22 +96,6 @@ impl Drop for Guest {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
-}
-
-/// A program that does nothing: `jmp $`.
-fn elf() -> Vec<u8> {
-    const ENTRY: u64 = 0x10_0000;
-    let mut file = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\x3e\0\x01\0\0\0".to_vec();
-    for word in [ENTRY, 64, 0] {
-        file.extend(word.to_le_bytes());
-    }
-    file.extend([0, 0, 0, 0, 64, 0, 56, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 7, 0, 0, 0]);
-    for word in [0x1000, ENTRY, ENTRY, 2, 2, 0x1000] {
-        file.extend(word.to_le_bytes());
-    }
-    file.resize(0x1000, 0);
-    file.extend([0xeb, 0xfe]);
-    file
 }
 
 #[test]
