@@ -23,7 +23,7 @@ const EVENT_INDEX: u64 = 1 << 29;
 const NO_VECTOR: u16 = 0xffff;
 
 /// How long the device may take to reset: its worker on the host ends meanwhile.
-const RESET_PATIENCE: Duration = Duration::from_secs(30);
+const RESET_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Looks at the queue between two looks at the clock.
 const LOOKS: u32 = 64;
@@ -144,7 +144,7 @@ impl<P: Platform> Virtqueue<P> {
         self.layout.common.write8(common::STATUS, 0);
         let start = self.platform.now();
         while self.layout.common.read8(common::STATUS) != 0 {
-            if self.platform.now().saturating_sub(start) > RESET_PATIENCE {
+            if self.platform.now().saturating_sub(start) > RESET_TIMEOUT {
                 return Err(Error::Transport("it does not finish its reset"));
             }
             core::hint::spin_loop();

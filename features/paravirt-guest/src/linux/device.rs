@@ -23,7 +23,7 @@ const FUNCTIONS: &str = "/sys/bus/pci/devices";
 const ACCESS: u8 = 5;
 const SHARED: u8 = 8;
 /// How long another program may take to read the registers, some milliseconds' work.
-const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An accelerator that programs reach over vsock.
 #[derive(Clone, Debug)]
@@ -173,7 +173,7 @@ impl Space {
     /// Reads registers through config space: a driver that has taken the BAR keeps programs from mapping it.
     fn registers(&self, access: u16, bar: u8, start: u32) -> Result<[u8; CONFIG_BYTES], Error> {
         // The way is narrow: one program at a time.
-        lock(&self.0, LOCK_PATIENCE)?;
+        lock(&self.0, LOCK_TIMEOUT)?;
         let mut bytes = [0; CONFIG_BYTES];
         self.write(access + 4, &[bar])?;
         self.write(access + 12, &4u32.to_le_bytes())?;

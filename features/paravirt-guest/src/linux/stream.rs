@@ -18,7 +18,7 @@ use crate::{Error, Frame};
 /// The most batches that can be under way.
 const OUTSTANDING: usize = 256;
 /// How long the device may take to say what it is.
-const GREETING_PATIENCE: Duration = Duration::from_secs(30);
+const GREETING_TIMEOUT: Duration = Duration::from_secs(30);
 /// What a frame of [`Stream::frame`] has room for.
 const FRAME_ROOM: usize = 64 << 10;
 
@@ -57,7 +57,7 @@ impl Stream {
             .and_then(|flags| rustix::fs::fcntl_setfl(&socket, flags | OFlags::NONBLOCK));
         prepared.map_err(|error| failed("preparing the socket", error))?;
         let mut bytes = [0; CONFIG_BYTES];
-        let (mut have, until) = (0, Instant::now() + GREETING_PATIENCE);
+        let (mut have, until) = (0, Instant::now() + GREETING_TIMEOUT);
         while have < bytes.len() {
             match receive(&socket, &mut bytes[have..])? {
                 Some(count) => have += count,
