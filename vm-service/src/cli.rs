@@ -20,6 +20,7 @@ use crate::commands::explain::ExplainArgs;
 use crate::commands::guests::GuestArgs;
 use crate::commands::info::InfoArgs;
 use crate::commands::list::ListArgs;
+use crate::commands::logs::LogsArgs;
 use crate::commands::release::ReleaseArgs;
 use crate::commands::run::RunArgs;
 use crate::commands::serve::DaemonArgs;
@@ -106,7 +107,7 @@ pub(crate) enum Command {
     /// Use this terminal as a guest's console
     Console(GuestArgs),
     /// Print what the process of a guest logged
-    Logs(GuestArgs),
+    Logs(LogsArgs),
     /// Compile a kernel file for an accelerator
     Compile(CompileArgs),
     /// Run a kernel on an accelerator of this machine

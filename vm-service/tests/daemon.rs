@@ -20,7 +20,7 @@ use serde_json::Value;
 use vm_ir::mutate::Mutator;
 
 /// Nothing here takes so long, even where KVM guests are emulated and the machine is busy.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Sends back what it receives: next: mov dx, 0x3fd; in al, dx; test al, 1; jz next; mov dx, 0x3f8; in al, dx; out dx, al;
 /// jmp next.
@@ -100,7 +100,7 @@ impl World {
 
     #[track_caller]
     fn wait_until(&mut self, what: &str, done: impl Fn(&mut Self) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !done(self) {
             let said = fs::read_to_string(self.path("messages")).unwrap_or_default();
             assert!(Instant::now() < deadline, "{what} takes too long: {said}");
@@ -110,7 +110,7 @@ impl World {
 
     fn connect(&self) -> UnixStream {
         let stream = UnixStream::connect(self.path("state/daemon.sock")).expect("a connection");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        stream.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
         stream
     }
 }
@@ -196,7 +196,12 @@ fn a_guest_outlives_a_daemon_that_is_killed() {
     let mut reader = BufReader::new(events.stdout.take().expect("events"));
     // It may have begun to listen before or after; the end of web1 comes behind that.
     world.wait_until("web2's end", |world| names(&world.json("guests")) == ["web1"]);
+    let mut logs = world.command("logs web1 --follow").stdout(Stdio::piped()).spawn().expect("vm-service");
+    let mut lines = BufReader::new(logs.stdout.take().expect("the log")).lines();
+    let mut follow = |what: &str| lines.by_ref().any(|line| line.expect("a line").contains(what));
+    assert!(follow("the guest web1 starts after"), "what was there comes first");
     let reset = world.json("reset web1");
+    assert!(follow("the guest restarts"), "what comes is printed as it comes");
     assert_eq!(reset["guest"], "web1");
     echoes(&mut world, "after the reset");
     // This program knows no power button.
@@ -205,6 +210,8 @@ fn a_guest_outlives_a_daemon_that_is_killed() {
         assert!(reader.read_line(&mut text).expect("events") > 0, "{text}");
     }
     events.kill().and_then(|()| events.wait()).expect("ended");
+    assert!(follow("the guest was stopped"), "its last words come too");
+    assert!(!follow("\0") && logs.wait().expect("ended").success(), "it ends with the guest");
     let log = world.json("logs web1");
     assert!(log["log"].as_str().is_some_and(|log| log.contains("the guest web1 starts after")), "{log}");
     world.refused("stop web1", 1, "no guest named web1");
@@ -217,12 +224,14 @@ fn a_guest_that_does_not_start_says_why() {
     }
     let mut world = World::new();
     world.serve();
+    world.refused("start web2.toml --net tap=vm-none", 1, "vm-none");
     fs::write(world.path("kernel"), "no kernel").expect("written");
     // As `run` says it, with its exit status.
     for command in ["run web1.toml --console none", "start web1.toml"] {
         world.refused(command, 2, "kernel is not a bzImage or an x86-64 ELF program");
     }
     world.refused("start web2.toml --device 0000:ff:1f.7", 1, "0000:ff:1f.7");
+    world.refused("start web2.toml --net tap=a --net tap=a", 2, "has the tap of another");
     assert_eq!(names(&world.json("guests")), Vec::<&str>::new());
 }
 

@@ -5,8 +5,6 @@ use hyper::Method;
 use vm_passthrough::PciAddress;
 
 use super::asking::{Asking, NOTHING, path};
-use super::explain::Accept;
-use super::run::BackendArg;
 use super::serve::DaemonArgs;
 use crate::context::Context;
 use crate::control::{Address, AttachOptions};
@@ -23,15 +21,8 @@ pub(crate) struct AttachArgs {
     /// The guest that gets them
     #[arg(long, value_name = "NAME")]
     pub(crate) guest: String,
-    /// Take every function of the devices' IOMMU groups, also those of other devices
-    #[arg(long)]
-    pub(crate) with_group: bool,
-    /// How to open devices; without it, as the guest's others are, or iommufd where the Linux kernel has it
-    #[arg(long, value_enum)]
-    pub(crate) backend: Option<BackendArg>,
-    /// Go on although this stands in the way; it is told as a warning
-    #[arg(long, value_enum, value_name = "CODE")]
-    pub(crate) accept: Vec<Accept>,
+    #[command(flatten)]
+    pub(crate) options: AttachOptions,
     #[command(flatten)]
     pub(crate) daemon: DaemonArgs,
 }
@@ -45,12 +36,8 @@ pub(crate) fn run(context: &mut Context<'_>, args: &AttachArgs) -> Result<(), Fa
     let (mut devices, mut failures) = (Vec::<AttachedDevice>::new(), Vec::new());
     for device in asking.by_device(context, &args.addresses)? {
         let Some((&address, others)) = device.split_first() else { continue };
-        let options = AttachOptions {
-            others: others.iter().copied().map(Address).collect(),
-            with_group: args.with_group,
-            accept: args.accept.clone(),
-            backend: args.backend,
-        };
+        let options =
+            AttachOptions { others: others.iter().copied().map(Address).collect(), ..args.options.clone() };
         let path = path(&args.guest, &format!("/devices/{address}"))?;
         match asking.call::<Vec<_>>(context, Method::PUT, &path, &NOTHING, Some(&options), GUEST_DEVICE) {
             Ok(attached) => devices.extend(attached),

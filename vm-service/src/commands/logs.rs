@@ -1,25 +1,60 @@
-//! `logs`: what the process of a guest logged.
+//! `logs`: what the process of a guest logged, and with `--follow` what it logs.
 
 use std::time::Duration;
 
+use clap::Args;
 use hyper::Method;
 use serde_json::Value;
 
-use super::asking::{Asking, NOTHING, path};
+use super::asking::{Asking, path};
 use super::guests::GuestArgs;
 use crate::context::Context;
+use crate::daemon::LogOptions;
 use crate::failure::Failure;
-use crate::json::{Body, GuestLog};
+use crate::json::{Body, Document, GuestLog};
 use crate::table::printable;
+
+/// How long to wait before more of a log is asked for.
+const POLL: Duration = Duration::from_millis(250);
+
+/// Arguments of `logs`.
+#[derive(Debug, Args)]
+pub(crate) struct LogsArgs {
+    #[command(flatten)]
+    pub(crate) guest: GuestArgs,
+    /// Print also what comes, until the guest has ended; in JSON, one document a line
+    #[arg(long, short)]
+    pub(crate) follow: bool,
+}
 
 /// Prints the log of a guest that the daemon started, also once it has ended.
 ///
 /// # Errors
-/// When there is none.
-pub(crate) fn run(context: &mut Context<'_>, args: &GuestArgs) -> Result<(), Failure> {
-    let asking = Asking::of(context, &args.daemon)?;
-    let path = path(&args.guest, "/log")?;
-    let log: GuestLog = asking.call(context, Method::GET, &path, &NOTHING, None::<&Value>, Duration::ZERO)?;
-    let text = log.log.lines().map(|line| printable(line) + "\n").collect();
-    context.print(|| Body::Logs(log), || text)
+/// When there is none, or the daemon ends.
+pub(crate) fn run(context: &mut Context<'_>, args: &LogsArgs) -> Result<(), Failure> {
+    let asking = Asking::of(context, &args.guest.daemon)?;
+    let path = path(&args.guest.guest, "/log")?;
+    let mut options = LogOptions::default();
+    loop {
+        let log: GuestLog =
+            asking.call(context, Method::GET, &path, &options, None::<&Value>, Duration::ZERO)?;
+        let text = log.log.lines().map(|line| printable(line) + "\n").collect();
+        if !args.follow {
+            return context.print(|| Body::Logs(log), || text);
+        }
+        if log.log.is_empty() {
+            if log.ended {
+                return Ok(());
+            }
+            std::thread::sleep(POLL);
+            continue;
+        }
+        options.from = Some(log.next);
+        let text = match context.json {
+            true => serde_json::to_string(&Document::new(Body::Logs(log))).map_err(Failure::failed)? + "\n",
+            false => text,
+        };
+        context.out.write_all(text.as_bytes())?;
+        context.out.flush()?;
+    }
 }

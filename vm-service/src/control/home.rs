@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat};
+use rustix::io::Errno;
 use rustix::process::geteuid;
 use thiserror::Error;
 use vm_passthrough::Host;
@@ -116,6 +117,13 @@ impl GuestHome {
         }
     }
 
+    /// Whether a process that lives has the directory of this guest.
+    pub(crate) fn is_taken(host: &Host, name: &str) -> bool {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let lock = openat(CWD, Self::path_of(host, name).join("lock"), flags, Mode::empty());
+        lock.is_ok_and(|lock| flock(lock, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK))
+    }
+
     /// The directory.
     pub(crate) fn path(&self) -> &Path {
         &self.path
@@ -198,7 +206,7 @@ fn take(host: &Host, path: &Path) -> io::Result<Option<GuestHome>> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let lock = match openat(CWD, path.join("lock"), flags, Mode::RUSR | Mode::WUSR) {
             // The guest that had it has just ended.
-            Err(rustix::io::Errno::NOENT) => continue,
+            Err(Errno::NOENT) => continue,
             lock => File::from(lock?),
         };
         if try_lock(&lock)? {
@@ -215,7 +223,7 @@ fn take(host: &Host, path: &Path) -> io::Result<Option<GuestHome>> {
 fn try_lock(lock: &File) -> io::Result<bool> {
     match flock(lock, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
-        Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
+        Err(Errno::WOULDBLOCK) => Ok(false),
         Err(error) => Err(error.into()),
     }
 }

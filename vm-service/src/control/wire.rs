@@ -1,13 +1,14 @@
 //! What goes over a control socket, line by line.
 
+use clap::Args;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use vm_passthrough::PciAddress;
 use vm_passthrough::pci::ParsePciAddressError;
 
+use crate::commands::boot::BackendArg;
 use crate::commands::explain::Accept;
-use crate::commands::run::BackendArg;
 use crate::json::{GuestEvent, Refusal, RefusalCode};
 
 /// Version of the protocol.
@@ -78,17 +79,21 @@ pub(crate) struct AttachRequest {
 }
 
 /// How a device is given to a guest.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Args, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub(crate) struct AttachOptions {
     /// Other functions of the same device of the host that the guest gets with it.
+    #[arg(skip)]
     #[serde(rename = "with")]
     pub(crate) others: Vec<Address>,
-    /// Whether every function of its IOMMU group is taken, also those of other devices.
+    /// Take every function of the devices' IOMMU groups, also those of other devices
+    #[arg(long)]
     pub(crate) with_group: bool,
-    /// What may stand in the way all the same.
+    /// Go on although this stands in the way; it is told as a warning
+    #[arg(long, value_enum, value_name = "CODE")]
     pub(crate) accept: Vec<Accept>,
-    /// How it is opened; the best that there is when left out.
+    /// How to open devices; without it, as the guest's others are, or iommufd where the Linux kernel has it
+    #[arg(long, value_enum)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) backend: Option<BackendArg>,
 }

@@ -21,8 +21,7 @@ use tokio_stream::{Stream, StreamExt as _};
 use super::asked::{Json, Query, Sent};
 use super::guests::Guests;
 use super::openapi::{self, Operation};
-use crate::commands::explain::Accept;
-use crate::commands::run::BackendArg;
+use crate::commands::boot::StartOptions;
 use crate::control::{Address, AttachOptions, AttachRequest, DetachOptions, DetachRequest};
 use crate::json::{
     AttachedDevice, DetachedDevice, GuestEvent, GuestLog, GuestStatus, ListedFunction, Problem, Refusal,
@@ -30,41 +29,6 @@ use crate::json::{
 };
 
 type App = Arc<Guests>;
-
-/// How a guest is started.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct StartOptions {
-    /// Whether every function of its devices' IOMMU groups is taken, also those of other devices.
-    pub(crate) with_group: bool,
-    /// What may stand in the way all the same.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) accept: Option<Accept>,
-    /// How devices are opened; the best that there is when left out.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) backend: Option<BackendArg>,
-    /// Whether the guest ends when it asks for a reboot, instead of being restarted.
-    pub(crate) no_reboot: bool,
-}
-
-impl StartOptions {
-    /// As arguments of `run`.
-    pub(super) fn arguments(&self) -> Vec<&'static str> {
-        let mut arguments = Vec::new();
-        arguments.extend(self.with_group.then_some("--with-group"));
-        arguments.extend(self.no_reboot.then_some("--no-reboot"));
-        match self.accept {
-            Some(Accept::NoReset) => arguments.extend(["--accept", "no-reset"]),
-            None => {}
-        }
-        match self.backend {
-            Some(BackendArg::Iommufd) => arguments.extend(["--backend", "iommufd"]),
-            Some(BackendArg::Group) => arguments.extend(["--backend", "group"]),
-            None => {}
-        }
-        arguments
-    }
-}
 
 /// How a guest is stopped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -80,6 +44,15 @@ impl Default for StopOptions {
     fn default() -> Self {
         Self { now: false, deadline_ms: 30_000 }
     }
+}
+
+/// Which part of a guest's log is meant.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct LogOptions {
+    /// Where it begins, in bytes: `next` of the part before. When left out, it is the end of the log.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) from: Option<u64>,
 }
 
 /// A guest was reset.
@@ -122,9 +95,10 @@ pub(super) fn operations() -> Vec<Operation<App>> {
             "GET",
             "/v1/guests/{name}/log",
             "get_log",
-            "The end of a guest's log, also behind its end",
+            "The end of a guest's log, or what follows a part of it, also once the guest has ended",
             get(log),
         )
+        .asks::<LogOptions>()
         .answers::<GuestLog>(200),
         op(
             "PUT",
@@ -250,8 +224,12 @@ async fn reset(State(guests): State<App>, Path(guest): Path<String>) -> Result<J
     waiting(guests, move |guests| guests.reset(&guest).map(|()| ResetAnswer { guest })).await.map(Json)
 }
 
-async fn log(State(guests): State<App>, Path(name): Path<String>) -> Result<Json<GuestLog>, Refusal> {
-    waiting(guests, move |guests| guests.log(&name)).await.map(Json)
+async fn log(
+    State(guests): State<App>,
+    Path(name): Path<String>,
+    Query(options): Query<LogOptions>,
+) -> Result<Json<GuestLog>, Refusal> {
+    waiting(guests, move |guests| guests.log(&name, &options)).await.map(Json)
 }
 
 fn address(text: &str) -> Result<Address, Refusal> {

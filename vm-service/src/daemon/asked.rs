@@ -62,7 +62,7 @@ impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Query<T> {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refusal> {
         let text = parts.uri.query().unwrap_or_default();
-        let pairs = serde_urlencoded::Deserializer::new(form_urlencoded::parse(text.as_bytes()));
+        let pairs = serde_html_form::Deserializer::from_bytes(text.as_bytes());
         serde_path_to_error::deserialize(pairs).map(Self).map_err(|error| wrong("the query", error))
     }
 }

@@ -66,7 +66,7 @@ impl Api {
         body: Option<&impl Serialize>,
         deadline: Duration,
     ) -> Result<T> {
-        let query = serde_urlencoded::to_string(query).map_err(failed)?;
+        let query = serde_html_form::to_string(query).map_err(failed)?;
         let body = body.map(serde_json::to_vec).transpose().map_err(failed)?.unwrap_or_default();
         let call = async {
             let response = self.send(method, &format!("{path}?{query}"), body).await?;

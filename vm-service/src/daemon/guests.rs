@@ -12,7 +12,8 @@ use vm_passthrough::{Host, PassthroughManager, PciAddress, PciFunction, pci};
 
 use super::events::Events;
 use super::launch::{Launch, Launched, Plan};
-use super::{StartOptions, StopOptions};
+use super::{LogOptions, StopOptions};
+use crate::commands::boot::StartOptions;
 use crate::config::{ConfigError, GuestConfig, is_name};
 use crate::control::{self, AttachRequest, CallError, Connection, DetachRequest, GuestHome, HomeError};
 use crate::deadlines::{GUEST_DEVICE, GUEST_START, GUEST_STOP};
@@ -226,21 +227,22 @@ impl Guests {
         Ok(self.connect(name)?.detach(request, deadline.saturating_add(GUEST_DEVICE))?)
     }
 
-    /// The end of a guest's log, also of one that does not run any more.
+    /// A part of a guest's log, or its end, also of one that does not run any more.
     ///
     /// # Errors
     /// When the daemon has not started a guest of this name.
-    pub(super) fn log(&self, name: &str) -> Result<GuestLog> {
+    pub(super) fn log(&self, name: &str, options: &LogOptions) -> Result<GuestLog> {
         check_name(name)?;
+        let ended = !GuestHome::is_taken(&self.host, name);
         let path = GuestHome::path_of(&self.host, name).join("log");
-        let log = end_of(&path).map_err(|error| match error.kind() {
+        let (log, next) = part_of(&path, options.from, ended).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => Refusal::new(
                 RefusalCode::NotFound,
                 format_args!("there is no log of a guest {name}: only guests that `vm-service start` started have one here"),
             ),
             _ => Refusal::failed(format_args!("{} can't be read: {error}", path.display())),
         })?;
-        Ok(GuestLog { guest: name.to_owned(), log })
+        Ok(GuestLog { guest: name.to_owned(), log, next, ended })
     }
 
     /// The host's accelerators, each with whether it can be passed to a guest.
@@ -356,7 +358,7 @@ fn read(name: &str, mut file: Map<String, Value>) -> Result<(String, GuestConfig
 
 /// Why a guest ended instead of running, by what its process said.
 fn why_ended(name: &str, exit: Option<i32>, folder: &Path) -> Refusal {
-    let log = end_of(&folder.join("log")).unwrap_or_default();
+    let log = part_of(&folder.join("log"), None, true).map(|(log, _)| log).unwrap_or_default();
     let said = log.find("error: ").map(|at| log[at + "error: ".len()..].trim_end().to_owned());
     let code = match exit.and_then(|exit| u8::try_from(exit).ok()) {
         Some(EXIT_USAGE) => RefusalCode::Invalid,
@@ -376,18 +378,25 @@ fn create(path: &Path) -> io::Result<File> {
     File::options().write(true).create_new(true).mode(0o600).open(path)
 }
 
-/// The end of a file, from the beginning of a line.
-fn end_of(path: &Path) -> io::Result<String> {
+/// Lines of a log, from an offset or the last ones, and the offset behind them. A line without an end is one only when the log
+/// has ended.
+fn part_of(path: &Path, from: Option<u64>, ended: bool) -> io::Result<(String, u64)> {
     let mut file = File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
     let left_out = file.metadata()?.len().saturating_sub(MAX_LOG);
-    file.seek(SeekFrom::Start(left_out))?;
+    let offset = from.unwrap_or(left_out);
+    file.seek(SeekFrom::Start(offset))?;
     let mut bytes = Vec::new();
-    file.take(MAX_LOG).read_to_end(&mut bytes)?;
-    let begin = match left_out {
-        0 => 0,
-        _ => bytes.iter().position(|&byte| byte == b'\n').map_or(0, |at| at + 1),
+    let is_full = file.take(MAX_LOG).read_to_end(&mut bytes)? as u64 == MAX_LOG;
+    if !ended || is_full {
+        let end = bytes.iter().rposition(|&byte| byte == b'\n').map(|at| at + 1);
+        bytes.truncate(end.unwrap_or(if is_full { bytes.len() } else { 0 }));
+    }
+    let begin = match from {
+        None if left_out > 0 => bytes.iter().position(|&byte| byte == b'\n').map_or(0, |at| at + 1),
+        _ => 0,
     };
-    Ok(String::from_utf8_lossy(&bytes[begin..]).into_owned())
+    let next = offset.saturating_add(bytes.len() as u64);
+    Ok((String::from_utf8_lossy(&bytes[begin..]).into_owned(), next))
 }
 
 /// The resident memory of a process, in bytes.

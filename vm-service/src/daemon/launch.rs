@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 
 use vm_passthrough::Host;
 
-use super::StartOptions;
+use crate::commands::boot::StartOptions;
 
 /// What a guest's process is made of.
 pub(super) struct Plan<'a> {

@@ -28,7 +28,7 @@ use std::sync::Arc;
 
 use vm_passthrough::Host;
 
-pub(crate) use api::{ResetAnswer, StartOptions, StopOptions};
+pub(crate) use api::{LogOptions, ResetAnswer, StopOptions};
 pub(crate) use client::{Api, ApiError};
 use events::Events;
 use guests::Guests;

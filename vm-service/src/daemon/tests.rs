@@ -18,7 +18,7 @@ use guest::Threads;
 
 use crate::json::Problem;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// How often the daemon looks for guests here.
 const INTERVAL: Duration = Duration::from_millis(2);
 
@@ -90,7 +90,7 @@ impl World {
     /// Sends a request, and answers with the status, the head and the body.
     fn raw(&self, request: &str) -> (u16, String, String) {
         let mut stream = UnixStream::connect(self.host.state.join("daemon.sock")).expect("a connection");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        stream.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
         stream.write_all(request.as_bytes()).expect("written");
         let mut text = Vec::new();
         stream.read_to_end(&mut text).expect("an answer");
@@ -117,7 +117,7 @@ impl World {
 
     #[track_caller]
     fn wait_until(&self, what: &str, done: impl Fn() -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !done() {
             assert!(Instant::now() < deadline, "{what} does not come");
             std::thread::sleep(Duration::from_millis(1));
@@ -225,7 +225,7 @@ fn what_is_wrong_gets_a_problem_document_that_names_the_field() {
         file(|_| ()),
         400,
         "invalid",
-        Some("accept"),
+        Some("accept[0]"),
         "unknown variant",
     );
     check(
@@ -416,7 +416,7 @@ fn a_daemon_that_starts_finds_guests_and_releases_what_dead_ones_left() {
 fn events_come_as_they_happen() {
     let world = World::new();
     let mut stream = UnixStream::connect(world.host.state.join("daemon.sock")).expect("a connection");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    stream.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
     stream.write_all(b"GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n").expect("written");
     let mut text = String::new();
     let mut wait_for = |what: &str| {

@@ -156,13 +156,19 @@ pub enum StoppedHow {
     Other,
 }
 
-/// The end of a guest's log.
+/// A part of a guest's log.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct GuestLog {
     /// The guest's name.
     pub guest: String,
-    /// What its process logged; of a long log, the end.
+    /// What its process logged.
     pub log: String,
+    /// Where in the log what follows begins, in bytes.
+    #[serde(default)]
+    pub next: u64,
+    /// Whether the guest had ended before this was read: nothing is logged any more.
+    #[serde(default)]
+    pub ended: bool,
 }
 
 /// A device that a guest got while it ran.

@@ -10,7 +10,7 @@ use super::*;
 use crate::control::{CallError, Connection as Client, GuestHome};
 use crate::json::{EventKind, GuestState};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A guest whose devices come when they are sent for.
 struct Fake {
@@ -82,7 +82,7 @@ impl World {
 
     fn raw(&self) -> UnixStream {
         let stream = UnixStream::connect(self.home.path().join("control")).expect("a connection");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        stream.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
         stream
     }
 }
@@ -115,7 +115,7 @@ fn answers_in_any_order_and_tells_what_happens() {
     let refused = json!({"code": "not-found", "message": "it has no such device"});
     assert_eq!(next(&mut stream), Some(json!({"id": 2, "answer": {"error": refused}})));
     assert_eq!(next(&mut stream).map(|answer| answer["id"].clone()), Some(json!(3)));
-    let request = world.attaching.recv_timeout(PATIENCE).expect("a request");
+    let request = world.attaching.recv_timeout(TIMEOUT).expect("a request");
     assert_eq!(request.address.0.to_string(), "0000:65:00.0");
     let event = GuestEvent {
         guest: "web1".into(),
@@ -133,7 +133,7 @@ fn answers_in_any_order_and_tells_what_happens() {
         .get_mut()
         .write_all(b"{\"id\":9,\"request\":{\"type\":\"attach\",\"address\":\"65:00.0\"}}\n")
         .expect("written");
-    world.attaching.recv_timeout(PATIENCE).expect("a request");
+    world.attaching.recv_timeout(TIMEOUT).expect("a request");
     world.guest.waiting.lock().expect("answers").clear();
     world.guest.outbox.event(GuestEvent { event: EventKind::Ended, address: None, ..event });
     world.server = None;
@@ -187,7 +187,7 @@ fn clients_that_are_mute_slow_or_many_hold_nobody_up() {
     let mut deaf = world.raw();
     let begun = Instant::now();
     while deaf.write_all(b"{\"id\":1,\"request\":{\"type\":\"status\"}}\n").is_ok() {
-        assert!(begun.elapsed() < PATIENCE, "it is never dropped");
+        assert!(begun.elapsed() < TIMEOUT, "it is never dropped");
     }
     assert_eq!(world.client().status().expect("a status").name, "web1");
     drop(crowd);

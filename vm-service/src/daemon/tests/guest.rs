@@ -14,7 +14,7 @@ use vm_passthrough::readiness::{self, ExplainOptions};
 use vm_passthrough::sim::SimHost;
 use vm_passthrough::{Host, PassthroughManager, PciAddress};
 
-use super::PATIENCE;
+use super::TIMEOUT;
 use crate::config::GuestConfig;
 use crate::control::{
     Answer, AttachRequest, Controlled, DetachHow, DetachRequest, GuestHome, Outbox, Server,
@@ -51,9 +51,9 @@ impl Threads {
         let (orders, thread) = self.all().remove(name).expect("a guest");
         let ((records, taken), (goes_on, wait)) = (channel(), channel());
         orders.send(Order::Die(records, wait)).expect("it lives");
-        let records = taken.recv_timeout(PATIENCE).expect("its records");
+        let records = taken.recv_timeout(TIMEOUT).expect("its records");
         {
-            let _ledger = Ledger::lock(host, PATIENCE).expect("the ledger");
+            let _ledger = Ledger::lock(host, TIMEOUT).expect("the ledger");
             for (address, record) in records {
                 sim.set(address, "driver_override", "vfio-pci\n").expect("an attribute");
                 sim.set_driver(address, Some("vfio-pci")).expect("bound");
@@ -195,7 +195,7 @@ impl Fake {
                     let left = left.collect();
                     drop(manager);
                     records.send(left).expect("it is killed");
-                    goes_on.recv_timeout(PATIENCE).expect("it is killed");
+                    goes_on.recv_timeout(TIMEOUT).expect("it is killed");
                     drop(home.into_lock());
                     drop(server);
                     return;

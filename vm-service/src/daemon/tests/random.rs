@@ -135,7 +135,7 @@ fn agrees(world: &World, model: &Model) -> Result<(), TestCaseError> {
             Some(if expect_ledger.contains_key(&disk(number)) { "vfio-pci" } else { "nvme" }.to_owned())
         })
         .collect();
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     loop {
         let (_, guests) = world.call("GET", "/v1/guests", None);
         let devices = |guest: &Value| {
