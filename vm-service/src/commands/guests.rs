@@ -10,7 +10,7 @@ use super::serve::DaemonArgs;
 use crate::context::Context;
 use crate::describe;
 use crate::failure::Failure;
-use crate::json::{Body, DeviceState, GuestState, GuestStatus};
+use crate::json::{Body, DeviceState, GuestStatus};
 use crate::table::{Table, printable};
 
 /// Arguments of commands that are about one guest.
@@ -46,7 +46,7 @@ fn row(guest: &GuestStatus) -> [String; 7] {
     let devices: Vec<_> = guest.devices.iter().map(|device| device.address.as_str()).collect();
     [
         guest.name.clone(),
-        state(guest.state).into(),
+        <&str>::from(guest.state).into(),
         guest.vcpus.to_string(),
         describe::size(guest.memory),
         age(guest),
@@ -70,7 +70,7 @@ pub(super) fn text(guest: &GuestStatus) -> String {
     let mut text = format!(
         "{}: {}, {} vCPUs, {}, process {}, {}\n",
         printable(&guest.name),
-        state(guest.state),
+        <&str>::from(guest.state),
         guest.vcpus,
         describe::size(guest.memory),
         guest.pid,
@@ -90,15 +90,6 @@ pub(super) fn text(guest: &GuestStatus) -> String {
         let _ = writeln!(text, "  console {}", printable(console));
     }
     text
-}
-
-fn state(state: GuestState) -> &'static str {
-    match state {
-        GuestState::Starting => "starting",
-        GuestState::Running => "running",
-        GuestState::Ending => "ending",
-        GuestState::Other => "other",
-    }
 }
 
 fn age(guest: &GuestStatus) -> String {

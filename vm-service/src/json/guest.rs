@@ -5,6 +5,7 @@ use std::fmt;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use strum::IntoStaticStr;
 
 use super::Readiness;
 
@@ -30,8 +31,9 @@ pub struct GuestStatus {
 }
 
 /// How far a guest has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, IntoStaticStr)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum GuestState {
     /// Its program is being loaded.
     Starting,
@@ -82,8 +84,9 @@ pub struct GuestEvent {
 }
 
 /// What may happen to a guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, IntoStaticStr)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum EventKind {
     /// The daemon has found it.
     Found,
@@ -111,18 +114,7 @@ pub enum EventKind {
 impl EventKind {
     /// As it is written.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Found => "found",
-            Self::Started => "started",
-            Self::DeviceAttached => "device-attached",
-            Self::DeviceDetached => "device-detached",
-            Self::DeviceWanted => "device-wanted",
-            Self::DeviceLost => "device-lost",
-            Self::Failed => "failed",
-            Self::Ended => "ended",
-            Self::Gone => "gone",
-            Self::Other => "other",
-        }
+        self.into()
     }
 }
 
