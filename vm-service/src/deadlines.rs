@@ -79,6 +79,12 @@ pub(crate) const GUEST_START: Duration = Duration::from_secs(120);
 /// A guest whose power was cut has given everything back.
 pub(crate) const GUEST_STOP: Duration = Duration::from_secs(60);
 
+/// A process that was killed is gone, and so are its locks.
+pub(crate) const GUEST_KILL: Duration = Duration::from_secs(5);
+
+/// A guest that was told to end has ended, if need be because its process was killed.
+pub(crate) const STOP_ANSWER: Duration = sum(&[CONTROL_ANSWER, GUEST_STOP, GUEST_KILL, GUEST_KILL]);
+
 /// A device was given to a guest, or, past its own deadline, taken from it.
 pub(crate) const GUEST_DEVICE: Duration = Duration::from_secs(120);
 

@@ -118,7 +118,7 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         // Guests that are left would live on.
-        for guest in ["web1", "web2"] {
+        for guest in ["web1", "web2", "web3"] {
             drop(self.run(&format!("stop {guest} --now")));
         }
         for process in &mut self.processes {
@@ -155,6 +155,10 @@ fn echoes(world: &mut World, text: &str) {
     screen.read_exact(&mut got).expect("what was typed");
     assert_eq!(got, text.as_bytes());
     console.kill().and_then(|()| console.wait()).expect("ended");
+}
+
+fn process_of(guest: &Value) -> Pid {
+    guest["pid"].as_i64().and_then(|pid| Pid::from_raw(pid as i32)).expect("a process")
 }
 
 fn names(guests: &Value) -> Vec<&str> {
@@ -215,6 +219,68 @@ fn a_guest_outlives_a_daemon_that_is_killed() {
     let log = world.json("logs web1");
     assert!(log["log"].as_str().is_some_and(|log| log.contains("the guest web1 starts after")), "{log}");
     world.refused("stop web1", 1, "no guest named web1");
+}
+
+#[test]
+fn stop_tells_how_the_guest_ended_whoever_ended_it() {
+    if !has_kvm() {
+        return;
+    }
+    let mut world = World::new();
+    world.serve();
+    // Waits for a byte, and executes what is undefined: in al, dx; test al, 1; jz; ud2.
+    let crasher = [0x66, 0xba, 0xfd, 0x03, 0xec, 0xa8, 0x01, 0x74, 0xf7, 0x0f, 0x0b];
+    fs::write(world.path("kernel"), elf(&crasher)).expect("written");
+    let check = |world: &mut World, act: &dyn Fn(&World, &Value), how: &str| {
+        let guest = world.json("start web1.toml --no-reboot");
+        let stop = world.command("--json stop web1 --deadline 600").stdout(Stdio::piped()).spawn();
+        let stop = stop.expect("vm-service");
+        world.wait_until("the button", |world| {
+            world.json("logs web1")["log"].as_str().is_some_and(|log| log.contains("power button"))
+        });
+        act(world, &guest);
+        let output = stop.wait_with_output().expect("an end");
+        let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        assert_eq!((told["how"].as_str(), output.status.code()), (Some(how), Some(0)), "{told}");
+    };
+    let signal = |guest: &Value, signal| kill_process(process_of(guest), signal).expect("sent");
+    check(&mut world, &|_, guest| signal(guest, Signal::KILL), "killed");
+    check(&mut world, &|_, guest| signal(guest, Signal::TERM), "cut");
+    check(&mut world, &|world, _| assert_eq!(world.json("stop web1 --now")["how"], "cut"), "cut");
+    check(&mut world, &|world, _| drop(world.json("reset web1")), "reset");
+    let types = |guest: &Value| {
+        let console = guest["console"].as_str().expect("a console");
+        File::options().write(true).open(console).and_then(|mut file| file.write_all(b"x")).expect("typed");
+    };
+    check(&mut world, &|_, guest| types(guest), "crashed");
+}
+
+#[test]
+fn guests_that_do_not_answer_are_listed_and_end() {
+    if !has_kvm() {
+        return;
+    }
+    let mut world = World::new();
+    fs::write(world.path("web3.toml"), "name = \"web3\"\nmemory = \"4M\"\nboot.kernel = \"kernel\"\n")
+        .expect("written");
+    world.serve();
+    for guest in ["web1.toml", "web2.toml", "web3.toml"] {
+        let guest = world.json(&format!("start {guest}"));
+        if guest["name"] != "web3" {
+            kill_process(process_of(&guest), Signal::STOP).expect("sent");
+        }
+    }
+    let guests = world.json("guests");
+    let states: Vec<_> =
+        guests["guests"].as_array().expect("guests").iter().map(|guest| &guest["state"]).collect();
+    assert_eq!(states, ["unresponsive", "unresponsive", "running"]);
+    assert_eq!(world.json("stop web1 --now")["how"], "killed");
+    assert_eq!(world.json("stop web2 --deadline 1")["how"], "killed");
+    assert_eq!(world.json("start web1.toml")["state"], "running");
+    assert_eq!(names(&world.json("guests")), ["web1", "web3"]);
+    for guest in ["web1", "web3"] {
+        assert_eq!(world.json(&format!("stop {guest} --now"))["how"], "cut");
+    }
 }
 
 #[test]

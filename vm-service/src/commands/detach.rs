@@ -13,7 +13,7 @@ use crate::context::Context;
 use crate::control::{DetachHow, DetachOptions};
 use crate::deadlines::GUEST_DEVICE;
 use crate::failure::Failure;
-use crate::json::{Body, DetachedDevice, DetachedHow, GuestStatus};
+use crate::json::{Body, DetachedDevice, DetachedHow, GuestState, GuestStatus};
 
 /// Arguments of `detach`.
 #[derive(Debug, Args)]
@@ -99,8 +99,11 @@ fn guest_of<'a>(
     let text = address.to_string();
     let has = |guest: &&GuestStatus| guest.devices.iter().any(|device| device.address == text);
     named.or_else(|| guests.iter().find(has).map(|guest| guest.name.as_str())).ok_or_else(|| {
+        let unknown = guests.iter().find(|guest| guest.state == GuestState::Unresponsive);
+        let but =
+            unknown.map_or_else(String::new, |guest| format!(" but {}, which does not answer", guest.name));
         Failure::failed(format_args!(
-            "no guest that runs has {address}; `vm-service guests` shows which has what"
+            "no guest that runs has {address}{but}; `vm-service guests` shows which has what"
         ))
     })
 }

@@ -10,7 +10,7 @@ use super::serve::DaemonArgs;
 use crate::context::Context;
 use crate::describe;
 use crate::failure::Failure;
-use crate::json::{Body, DeviceState, GuestStatus};
+use crate::json::{Body, DeviceState, GuestState, GuestStatus};
 use crate::table::{Table, printable};
 
 /// Arguments of commands that are about one guest.
@@ -43,6 +43,11 @@ pub(crate) fn list(context: &mut Context<'_>, args: &DaemonArgs) -> Result<(), F
 }
 
 fn row(guest: &GuestStatus) -> [String; 7] {
+    if guest.state == GuestState::Unresponsive {
+        let [unknown, name, state, process] =
+            ["-", &guest.name, <&str>::from(guest.state), &guest.pid.to_string()];
+        return [name, state, unknown, unknown, unknown, process, unknown].map(str::to_owned);
+    }
     let devices: Vec<_> = guest.devices.iter().map(|device| device.address.as_str()).collect();
     [
         guest.name.clone(),

@@ -13,6 +13,7 @@ mod progress;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -46,7 +47,7 @@ pub(crate) struct RunArgs {
     /// Where the guest's serial console goes: stdio, none, pty, pty=LINK or file=PATH
     #[arg(long, value_name = "WHERE", default_value = "stdio")]
     pub(crate) console: Console,
-    /// Have a session of its own, and the guest's directory whose lock is standard input, as the daemon starts it
+    /// Have a session of its own, the guest's directory whose lock is standard input, and who hears of it at standard output, as the daemon starts it
     #[arg(long, hide = true)]
     pub(crate) managed: bool,
 }
@@ -67,6 +68,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failu
     if let Err(error) = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         tracing::warn!(%error, "other processes of this user may trace this one");
     }
+    let first = args.managed.then(connection_of_standard_output).transpose()?;
     let home = home(context, &config, args)?;
     let made = Stop::new().and_then(|stop| Ok((stop, PowerButton::new()?)));
     let (stop, button) = made.map_err(|error| {
@@ -95,7 +97,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failu
         error => Failure::failed(error),
     })?;
     let live = Live::new(&config, service.terminal(), instance.handle(), button);
-    let _control = home.as_ref().map(|home| serve(home, &live)).transpose()?;
+    let _control = home.as_ref().map(|home| serve(home, first, &live)).transpose()?;
     let mut timeline = Timeline {
         guest: &config.name,
         started,
@@ -144,10 +146,22 @@ fn lock_of_standard_input() -> io::Result<File> {
     Ok(lock.into())
 }
 
+/// What is standard output, where the daemon hears of the guest; from here on that is where messages go.
+fn connection_of_standard_output() -> Result<UnixStream, Failure> {
+    let taken = || -> io::Result<_> {
+        let stream = io::stdout().as_fd().try_clone_to_owned()?;
+        rustix::stdio::dup2_stdout(io::stderr())?;
+        Ok(stream.into())
+    };
+    taken().map_err(|error| {
+        Failure::failed(format_args!("the daemon's connection can't be taken over: {error}"))
+    })
+}
+
 /// Serves the guest's control socket, until the result is dropped.
-fn serve(home: &GuestHome, live: &Arc<Live>) -> Result<Server, Failure> {
+fn serve(home: &GuestHome, first: Option<UnixStream>, live: &Arc<Live>) -> Result<Server, Failure> {
     let start = |listener| {
-        Server::start(listener, |outbox| {
+        Server::start(listener, first, |outbox| {
             live.tell(outbox);
             live.clone()
         })

@@ -10,7 +10,7 @@ use super::asking::{Asking, NOTHING, path};
 use super::guests::GuestArgs;
 use crate::context::Context;
 use crate::daemon::{ResetAnswer, StopOptions};
-use crate::deadlines::GUEST_STOP;
+use crate::deadlines::STOP_ANSWER;
 use crate::failure::Failure;
 use crate::json::{Body, StoppedGuest, StoppedHow};
 
@@ -36,12 +36,16 @@ pub(crate) fn run(context: &mut Context<'_>, args: &StopArgs) -> Result<(), Fail
     let asking = Asking::of(context, &args.guest.daemon)?;
     let query = StopOptions { now: args.now, deadline_ms: deadline.as_millis() as u64 };
     let path = path(&args.guest.guest, "/stop")?;
-    let deadline = deadline.saturating_add(GUEST_STOP);
+    let deadline = deadline.saturating_add(STOP_ANSWER);
     let stopped: StoppedGuest =
         asking.call(context, Method::POST, &path, &query, None::<&Value>, deadline)?;
     let how = match stopped.how {
         StoppedHow::Orderly => "has powered itself off",
         StoppedHow::Cut => "has ended: its power was cut",
+        StoppedHow::Reset => "has ended: it was reset, and was started with `--no-reboot`",
+        StoppedHow::Crashed => "has ended: it crashed (triple fault), and was started with `--no-reboot`",
+        StoppedHow::Failed => "has ended: its process failed; see `vm-service logs`",
+        StoppedHow::Killed => "has ended: its process was killed, or died",
         StoppedHow::Other => "has ended",
     };
     let text = format!("{} {how}\n", stopped.guest);

@@ -1,11 +1,16 @@
 //! A client's side of a guest's control socket. It waits, and never longer than it is told.
 
+use std::collections::VecDeque;
 use std::io::{self, Read as _, Write as _};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::process::{PidfdFlags, pidfd_open};
 use serde_json::Value;
 use thiserror::Error;
 use vm_passthrough::Host;
@@ -14,10 +19,13 @@ use super::home::{GuestHome, in_folder};
 use super::lines::Lines;
 use super::wire::{AttachRequest, Call, DetachRequest, Message, Outcome, Request, VERSION};
 use crate::deadlines::CONTROL_ANSWER;
-use crate::json::{GuestEvent, GuestStatus, Refusal};
+use crate::json::{GuestEvent, GuestStatus, Refusal, StoppedHow};
 
 /// Most bytes of a line that is read. A guest's readiness may be long.
 const MAX_LINE: usize = 1 << 20;
+
+/// Most events that may come before an answer.
+const MAX_EVENTS: usize = 256;
 
 /// Why a guest did not do what it was asked.
 #[derive(Debug, Error)]
@@ -26,7 +34,7 @@ pub(crate) enum CallError {
     #[error("there is no guest named {0} that runs; `vm-service guests` lists those that do")]
     NotRunning(String),
     /// It did not answer in time.
-    #[error("the guest {guest} did not answer within {} s; see its process", .deadline.as_secs())]
+    #[error("the guest {guest} did not answer within {} s; `vm-service stop {guest} --now` ends it all the same", .deadline.as_secs())]
     Timeout {
         /// Which.
         guest: String,
@@ -56,16 +64,30 @@ pub(crate) struct Connection {
     stream: UnixStream,
     lines: Lines,
     next: u64,
+    /// How the guest ended, once it has told.
+    how: Option<StoppedHow>,
+    /// What happened while an answer was waited for.
+    events: VecDeque<GuestEvent>,
 }
 
 type Result<T, E = CallError> = std::result::Result<T, E>;
 
 impl Connection {
-    /// Connects to the guest of this name.
+    /// Connects to the guest of this name, which answers.
     ///
     /// # Errors
     /// When none lives, or it does not answer.
     pub(crate) fn open(host: &Host, name: &str) -> Result<Self> {
+        let mut this = Self::reach(host, name)?;
+        this.hello()?;
+        Ok(this)
+    }
+
+    /// Connects to the guest of this name, whether it answers or not.
+    ///
+    /// # Errors
+    /// When none lives.
+    pub(crate) fn reach(host: &Host, name: &str) -> Result<Self> {
         let failed = |source: io::Error| match source.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
                 CallError::NotRunning(name.to_owned())
@@ -82,9 +104,27 @@ impl Connection {
                 stream => break stream.map_err(failed)?,
             }
         };
-        let mut this = Self { guest: name.to_owned(), stream, lines: Lines::new(MAX_LINE), next: 0 };
-        this.call(&Request::Hello { versions: vec![VERSION] }, CONTROL_ANSWER)?;
-        Ok(this)
+        Ok(Self::of(name, stream))
+    }
+
+    /// The guest of this name is at the other end.
+    pub(crate) fn of(name: &str, stream: UnixStream) -> Self {
+        Self {
+            guest: name.to_owned(),
+            stream,
+            lines: Lines::new(MAX_LINE),
+            next: 0,
+            how: None,
+            events: VecDeque::new(),
+        }
+    }
+
+    /// Agrees with the guest on how to speak.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub(crate) fn hello(&mut self) -> Result<()> {
+        self.call(&Request::Hello { versions: vec![VERSION] }, CONTROL_ANSWER).map(drop)
     }
 
     /// How the guest is.
@@ -93,7 +133,7 @@ impl Connection {
     /// When it does not answer.
     pub(crate) fn status(&mut self) -> Result<GuestStatus> {
         let value = self.call(&Request::Status, CONTROL_ANSWER)?;
-        self.read_as(value)
+        self.read_status(value)
     }
 
     /// Presses the guest's power button.
@@ -142,7 +182,9 @@ impl Connection {
     /// When it does not answer.
     pub(crate) fn subscribe(&mut self) -> Result<GuestStatus> {
         let value = self.call(&Request::Subscribe, CONTROL_ANSWER)?;
-        self.read_as(value)
+        let status = self.read_status(value)?;
+        self.how = self.how.or(status.how);
+        Ok(status)
     }
 
     /// What happens next, for however long that takes.
@@ -151,6 +193,9 @@ impl Connection {
     /// When the guest has ended.
     pub(crate) fn next_event(&mut self) -> Result<GuestEvent> {
         loop {
+            if let Some(event) = self.events.pop_front() {
+                return Ok(event);
+            }
             if let Message::Event { event } = self.message(None)? {
                 return Ok(event);
             }
@@ -164,6 +209,30 @@ impl Connection {
             if let Err(error) = self.message(Some((until, deadline))) {
                 return error;
             }
+        }
+    }
+
+    /// How the guest ended, as it told one who has [subscribed](Self::subscribe).
+    pub(crate) fn how(&self) -> Option<StoppedHow> {
+        self.how
+    }
+
+    /// The ID of the guest's process, for people.
+    pub(crate) fn process_id(&self) -> u32 {
+        socket_peercred(&self.stream).map_or(0, |peer| peer.pid.as_raw_pid().unsigned_abs())
+    }
+
+    /// The guest's process, which lives.
+    ///
+    /// # Errors
+    /// When it does not, or can't be known.
+    pub(crate) fn process(&self) -> io::Result<OwnedFd> {
+        let process = pidfd_open(socket_peercred(&self.stream)?.pid, PidfdFlags::empty())?;
+        // The ID was its own when it began to listen, and is still: nobody else has its end of the connection.
+        let mut ended = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+        match poll(&mut ended, Some(&Timespec::default()))? {
+            0 => Ok(process),
+            _ => Err(io::Error::new(io::ErrorKind::NotFound, "it has ended")),
         }
     }
 
@@ -195,13 +264,21 @@ impl Connection {
                 Message::Answer { id: 0, answer: Outcome::Error(refusal) } => {
                     return Err(CallError::Refused(refusal));
                 }
+                Message::Event { event } if self.events.len() < MAX_EVENTS => self.events.push_back(event),
                 Message::Answer { .. } | Message::Event { .. } => {}
             }
         }
     }
 
-    fn read_as<T: serde::de::DeserializeOwned>(&self, value: Value) -> Result<T> {
-        serde_json::from_value(value).map_err(|error| self.failed(error.into(), Duration::ZERO))
+    fn read_status(&self, value: Value) -> Result<GuestStatus> {
+        let unread = |error| self.failed(error, Duration::ZERO);
+        let status: GuestStatus = serde_json::from_value(value).map_err(|error| unread(error.into()))?;
+        if status.name != self.guest {
+            let other = io::Error::new(io::ErrorKind::InvalidData, "it says that it is another guest");
+            return Err(unread(other));
+        }
+        // What a guest's process says is opened by others, who may be more than it is.
+        Ok(GuestStatus { console: status.console.filter(|path| is_pty(path)), ..status })
     }
 
     /// The next message, until a time that comes after a deadline.
@@ -210,6 +287,12 @@ impl Connection {
         loop {
             match self.lines.next_line() {
                 Some(Ok(line)) => match serde_json::from_slice(&line) {
+                    Ok(Message::Event { event }) => {
+                        self.how = event.how.or(self.how);
+                        return Ok(Message::Event {
+                            event: GuestEvent { guest: self.guest.clone(), ..event },
+                        });
+                    }
                     Ok(message) => return Ok(message),
                     // A message that only a newer version knows.
                     Err(error) if error.is_data() => continue,
@@ -244,6 +327,11 @@ impl Connection {
             _ => CallError::Io { guest, source },
         }
     }
+}
+
+/// Whether this is the path of a pseudo-terminal.
+fn is_pty(path: &str) -> bool {
+    path.strip_prefix("/dev/pts/").is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
 /// Whether the guest of this directory has its control socket.

@@ -88,6 +88,30 @@ impl GuestHome {
         folder(host).join(name)
     }
 
+    /// What tells a guest that lives from a later one of its name.
+    pub(crate) fn id_of(host: &Host, name: &str) -> Option<(u64, u64)> {
+        let control = fs::symlink_metadata(Self::path_of(host, name).join("control")).ok()?;
+        Some((control.dev(), control.ino()))
+    }
+
+    /// Whether the guest that had this ID does not live any more, when `deadline` has passed at the latest.
+    pub(crate) fn has_ended(host: &Host, name: &str, id: Option<(u64, u64)>, deadline: Duration) -> bool {
+        let until = Instant::now() + deadline;
+        let lives = || {
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let lock = openat(CWD, Self::path_of(host, name).join("lock"), flags, Mode::empty());
+            let is_held = lock.is_ok_and(|lock| flock(lock, FlockOperation::NonBlockingLockShared).is_err());
+            is_held && Self::id_of(host, name) == id
+        };
+        while lives() {
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        true
+    }
+
     /// Takes a name, and removes what an earlier guest has left.
     ///
     /// # Errors

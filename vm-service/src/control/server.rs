@@ -118,22 +118,25 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Serves `listener` with what `guest` makes of an outbox.
+    /// Serves `listener` with what `guest` makes of an outbox, and `first`, a connection that has subscribed.
     ///
     /// # Errors
     /// When this process has no descriptors or threads left.
     pub(crate) fn start<G: Controlled + 'static>(
         listener: UnixListener,
+        first: Option<UnixStream>,
         guest: impl FnOnce(Outbox) -> Arc<G>,
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let outbox = Outbox::new()?;
         let guest = guest(outbox.clone());
+        first.as_ref().map_or(Ok(()), |first| first.set_nonblocking(true))?;
+        let first = first.map(|stream| Connection { is_subscribed: true, ..Connection::new(stream) });
         let mut serving = Serving {
             listener,
             guest,
             outbox: outbox.clone(),
-            connections: BTreeMap::new(),
+            connections: first.map(|first| (0, first)).into_iter().collect(),
             next: 0,
             accepting_from: Instant::now(),
             end: None,

@@ -3,20 +3,25 @@
 use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Signal, pidfd_send_signal};
 use serde_json::{Map, Value};
 use vm_passthrough::readiness::{ExplainOptions, Explainer};
 use vm_passthrough::{Host, PassthroughManager, PciAddress, PciFunction, pci};
 
 use super::events::Events;
 use super::launch::{Launch, Launched, Plan};
+use super::watch::Watched;
 use super::{LogOptions, StopOptions};
 use crate::commands::boot::StartOptions;
 use crate::config::{ConfigError, GuestConfig, is_name};
 use crate::control::{self, AttachRequest, CallError, Connection, DetachRequest, GuestHome, HomeError};
-use crate::deadlines::{GUEST_DEVICE, GUEST_START, GUEST_STOP};
+use crate::deadlines::{CONTROL_ANSWER, GUEST_DEVICE, GUEST_KILL, GUEST_START, GUEST_STOP};
 use crate::describe;
 use crate::failure::{EXIT_BLOCKED, EXIT_USAGE};
 use crate::json::{
@@ -35,6 +40,7 @@ pub(super) struct Guests {
     host: Host,
     launch: Box<dyn Launch>,
     events: Events,
+    watched: Arc<Watched>,
 }
 
 type Result<T, E = Refusal> = std::result::Result<T, E>;
@@ -42,7 +48,8 @@ type Result<T, E = Refusal> = std::result::Result<T, E>;
 impl Guests {
     /// Those of `host`; `launch` makes processes for new ones, and `events` tells what happens.
     pub(super) fn new(host: Host, launch: Box<dyn Launch>, events: Events) -> Self {
-        Self { host, launch, events }
+        let watched = Arc::new(Watched::new(host.clone(), events.clone()));
+        Self { host, launch, events, watched }
     }
 
     pub(super) fn host(&self) -> &Host {
@@ -53,7 +60,12 @@ impl Guests {
         &self.events
     }
 
-    /// All that run, by name.
+    /// Those that are watched.
+    pub(super) fn watched(&self) -> &Arc<Watched> {
+        &self.watched
+    }
+
+    /// All that run, by name. They are asked at once, so that those that do not answer keep nobody from hearing of the others.
     ///
     /// # Errors
     /// When they can't be listed.
@@ -61,15 +73,29 @@ impl Guests {
         let names = control::names(&self.host);
         let names =
             names.map_err(|error| Refusal::failed(format_args!("the guests can't be listed: {error}")))?;
-        let mut guests = Vec::new();
-        for name in names {
-            match self.connect(&name).and_then(|mut guest| guest.status()) {
-                Ok(status) => guests.push(status),
-                Err(CallError::NotRunning(_) | CallError::Ended(_)) => {}
-                Err(error) => tracing::warn!("{error}"),
-            }
-        }
-        Ok(guests)
+        let asked = names.iter().filter_map(|name| Some((name, Connection::reach(&self.host, name).ok()?)));
+        std::thread::scope(|scope| {
+            let asked: Vec<_> = asked
+                .map(|(name, guest)| {
+                    let process = guest.process_id();
+                    let thread = Builder::new().name("asks".into());
+                    (name, process, thread.spawn_scoped(scope, move || ask(guest)))
+                })
+                .collect();
+            let answers = asked.into_iter().filter_map(|(name, process, thread)| {
+                let failed =
+                    || CallError::Io { guest: name.clone(), source: io::ErrorKind::OutOfMemory.into() };
+                match thread.ok().and_then(|thread| thread.join().ok()).unwrap_or_else(|| Err(failed())) {
+                    Ok(status) => Some(status),
+                    Err(CallError::NotRunning(_) | CallError::Ended(_)) => None,
+                    Err(error) => {
+                        tracing::warn!("{error}");
+                        Some(GuestStatus::of_unresponsive(name, process))
+                    }
+                }
+            });
+            Ok(answers.collect())
+        })
     }
 
     /// How one is.
@@ -96,11 +122,20 @@ impl Guests {
             HomeError::Unusable { .. } => Refusal::failed(error),
         })?;
         let folder = home.path().to_owned();
+        // What is told of an earlier guest of this name comes before that.
+        let place = self.watched.place(name, CONTROL_ANSWER).ok_or_else(|| {
+            let lives = format!("a guest named {name} runs, though its directory was removed; stop it first");
+            Refusal::new(RefusalCode::Conflict, lives)
+        })?;
         let launched = (|| -> io::Result<_> {
+            let (own, connection) = UnixStream::pair()?;
             create(&folder.join("guest.toml"))?.write_all(text.as_bytes())?;
             let log = create(&folder.join("log"))?;
             let (lock, home) = (home.into_lock()?, &folder);
-            self.launch.launch(Plan { host: &self.host, name, home, lock, log, options })
+            let plan = Plan { host: &self.host, name, home, lock, log, connection, options };
+            let launched = self.launch.launch(plan)?;
+            place.follow(Connection::of(name, own));
+            Ok(launched)
         })();
         let mut launched = launched.map_err(|error| {
             Refusal::failed(format_args!("no process can be made for the guest {name}: {error}"))
@@ -174,32 +209,40 @@ impl Guests {
         explained.iter().map(Readiness::from).collect()
     }
 
-    /// Has a guest power itself off, or cuts its power, and waits until it has given everything back.
+    /// Has a guest power itself off, or cuts its power, or kills its process when that does not answer, and waits until everything
+    /// is given back. Answers how it ended, whoever wanted that.
     ///
     /// # Errors
     /// When it does not run, or does not end in time.
     pub(super) fn stop(&self, name: &str, options: &StopOptions) -> Result<StoppedHow> {
-        let mut guest = self.connect(name)?;
-        if !options.now {
-            guest.power_button()?;
-            match guest.wait_for_end(Duration::from_millis(options.deadline_ms)) {
-                CallError::Ended(_) => return Ok(StoppedHow::Orderly),
-                CallError::Timeout { .. } => {}
-                error => return Err(error.into()),
+        check_runs(name)?;
+        let home = GuestHome::id_of(&self.host, name);
+        let mut guest = Connection::reach(&self.host, name)?;
+        let mut end = end(&mut guest, options);
+        if matches!(end, CallError::Timeout { .. }) {
+            let killed = guest.process().and_then(|process| Ok(pidfd_send_signal(process, Signal::KILL)?));
+            match killed {
+                Ok(()) => tracing::warn!("the guest {name} did not end; its process was killed"),
+                Err(error) => tracing::warn!("the process of the guest {name} can't be killed: {error}"),
             }
+            end = guest.wait_for_end(GUEST_KILL);
         }
-        guest.stop()?;
-        match guest.wait_for_end(GUEST_STOP) {
-            CallError::Ended(_) => Ok(StoppedHow::Cut),
-            CallError::Timeout { .. } => {
+        match end {
+            CallError::Ended(_) if GuestHome::has_ended(&self.host, name, home, GUEST_KILL) => {}
+            CallError::Ended(_) | CallError::Timeout { .. } => {
                 let late = format!(
-                    "the guest {name} was told to end, and has not given everything back after {} s; see `vm-service logs {name}`",
-                    GUEST_STOP.as_secs()
+                    "the guest {name} was told to end, and its process lives on; see `vm-service logs {name}` and the host's \
+                     kernel log"
                 );
-                Err(Refusal::new(RefusalCode::Timeout, late))
+                return Err(Refusal::new(RefusalCode::Timeout, late));
             }
-            error => Err(error.into()),
+            error => return Err(error.into()),
         }
+        let how = guest.how().unwrap_or(StoppedHow::Killed);
+        if how == StoppedHow::Killed {
+            self.watched.recover();
+        }
+        Ok(how)
     }
 
     /// Resets a guest's machine.
@@ -294,10 +337,38 @@ impl Guests {
     }
 
     fn connect(&self, name: &str) -> Result<Connection, CallError> {
-        if !is_name(name) {
-            return Err(CallError::NotRunning(crate::table::printable(name)));
-        }
+        check_runs(name)?;
         Connection::open(&self.host, name)
+    }
+}
+
+/// No guest runs by what is no name.
+fn check_runs(name: &str) -> Result<(), CallError> {
+    if is_name(name) { Ok(()) } else { Err(CallError::NotRunning(crate::table::printable(name))) }
+}
+
+fn ask(mut guest: Connection) -> Result<GuestStatus, CallError> {
+    guest.hello()?;
+    guest.status()
+}
+
+/// Has a guest end, and waits for that; answers why it is waited for no longer.
+fn end(guest: &mut Connection, options: &StopOptions) -> CallError {
+    let until = Instant::now() + Duration::from_millis(options.deadline_ms);
+    let mut asked = guest.hello().and_then(|()| guest.subscribe().map(drop));
+    if !options.now {
+        asked = asked.and_then(|()| guest.power_button());
+        // What does not answer may end in time all the same.
+        if matches!(asked, Ok(()) | Err(CallError::Timeout { .. })) {
+            match guest.wait_for_end(until.saturating_duration_since(Instant::now())) {
+                CallError::Timeout { .. } => asked = Ok(()),
+                error => return error,
+            }
+        }
+    }
+    match asked.and_then(|()| guest.stop()) {
+        Ok(()) => guest.wait_for_end(GUEST_STOP),
+        Err(error) => error,
     }
 }
 

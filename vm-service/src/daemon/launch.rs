@@ -1,12 +1,14 @@
 //! Makes a process for a guest, which outlives the daemon.
 //!
-//! The process has a session of its own, takes the lock of the guest's directory over as its standard input, and logs into a
-//! file. Where systemd runs, it is in a scope unit of its own, `vm-guest-NAME.scope`: whoever stops the daemon's unit stops no guest.
+//! The process has a session of its own, takes the lock of the guest's directory over as its standard input, and the
+//! connection by which the daemon hears of it as its standard output, and logs into a file. Where systemd runs, it is in a scope unit of its own, `vm-guest-NAME.scope`: whoever stops the daemon's unit stops no guest.
 
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -26,6 +28,8 @@ pub(super) struct Plan<'a> {
     pub(super) lock: File,
     /// What it logs to.
     pub(super) log: File,
+    /// Where the daemon hears of it: a connection to its control socket, which has subscribed.
+    pub(super) connection: UnixStream,
     /// What was asked for.
     pub(super) options: &'a StartOptions,
 }
@@ -74,9 +78,8 @@ impl Launch for Processes {
             .arg("--console")
             .arg(console)
             .args(plan.options.arguments());
-        let error = plan.log.try_clone()?;
-        let child =
-            command.stdin(plan.lock).stdout(plan.log).stderr(Stdio::from(error)).current_dir("/").spawn()?;
+        let connection = Stdio::from(OwnedFd::from(plan.connection));
+        let child = command.stdin(plan.lock).stdout(connection).stderr(plan.log).current_dir("/").spawn()?;
         Ok(Box::new(child))
     }
 }

@@ -13,7 +13,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 use super::guests::{Guests, memory_of};
-use crate::json::{DeviceState, EventKind, Refusal};
+use crate::json::{DeviceState, EventKind, GuestState, Refusal};
 
 type Labels = Vec<(&'static str, String)>;
 
@@ -82,6 +82,9 @@ impl Metrics {
         let (ram, vcpus) = (Family::<Labels, Gauge>::default(), Family::<Labels, Gauge>::default());
         for guest in guests.list()? {
             let labels = vec![("guest", guest.name.clone())];
+            if guest.state == GuestState::Unresponsive {
+                continue;
+            }
             let attached = guest.devices.iter().filter(|device| device.state == DeviceState::Attached);
             devices.get_or_create(&labels).set(attached.count() as i64);
             ram.get_or_create(&labels).set(guest.memory as i64);

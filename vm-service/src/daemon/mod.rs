@@ -76,7 +76,7 @@ fn serve_on(
     interval: std::time::Duration,
     stopped: tokio::sync::watch::Receiver<bool>,
 ) -> std::io::Result<()> {
-    let _watch = Watch::every(interval, guests.clone())?;
+    let _watch = Watch::every(interval, guests.watched().clone())?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .thread_keep_alive(std::time::Duration::from_secs(10))

@@ -338,6 +338,26 @@ fn a_daemon_that_starts_finds_guests_and_releases_what_dead_ones_left() {
 }
 
 #[test]
+fn what_happens_to_short_lived_guests_is_told_once_and_in_order() {
+    const GUESTS: usize = 10;
+    let world = World::new();
+    let mut stream = UnixStream::connect(world.host.state.join("daemon.sock")).expect("a connection");
+    stream.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
+    stream.write_all(b"GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n").expect("written");
+    let mut lines =
+        std::io::BufRead::lines(std::io::BufReader::new(stream)).map(|line| line.expect("events"));
+    assert!(lines.any(|line| line.contains("text/event-stream")));
+    for _ in 0..GUESTS {
+        assert_eq!(world.call("PUT", "/v1/guests/web1", Some(&world.file(&[]))).0, 201);
+        let (_, stopped) = world.call("POST", "/v1/guests/web1/stop?now=true", None);
+        assert_eq!(stopped["how"], "cut");
+    }
+    let events = lines.filter_map(|line| line.strip_prefix("event: ").map(str::to_owned));
+    let told: Vec<_> = events.take(4 * GUESTS).collect();
+    assert_eq!(told, ["found", "started", "ended", "gone"].repeat(GUESTS));
+}
+
+#[test]
 fn events_come_as_they_happen() {
     let world = World::new();
     let mut stream = UnixStream::connect(world.host.state.join("daemon.sock")).expect("a connection");

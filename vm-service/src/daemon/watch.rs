@@ -1,20 +1,21 @@
 //! Watches the guests: which there are, what happens to them, and what those that died have left.
 //!
-//! A thread looks for new guests, and each guest has a thread that hears of it until its control socket closes. Its process has
-//! ended then, or ends: the claims that it leaves are given back as soon as the Linux kernel has let go of their records.
+//! Each guest has a thread that hears of it until its process has ended: the claims that it leaves are given back as soon as the
+//! Linux kernel has let go of their records. One that the daemon starts is heard of before its process is made; a thread looks for
+//! others.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use vm_passthrough::PassthroughManager;
+use vm_passthrough::{Host, PassthroughManager};
 
-use super::guests::Guests;
+use super::events::Events;
 use crate::control::{Connection, names};
 use crate::json::{EventKind, GuestEvent};
 
@@ -23,34 +24,24 @@ pub(super) const INTERVAL: Duration = Duration::from_millis(500);
 /// How often a dead guest's claims are looked for, an interval each.
 const LOOKS: u32 = 10;
 
-/// Watches until it is dropped.
+/// Looks for guests until it is dropped.
 pub(super) struct Watch {
-    shared: Arc<Shared>,
+    watched: Arc<Watched>,
     end: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Shared {
-    guests: Arc<Guests>,
-    /// The connections to the guests that are watched.
-    watched: Mutex<BTreeMap<String, UnixStream>>,
-    /// How often claims of dead guests are still to be looked for.
-    looks: AtomicU32,
-}
-
 impl Watch {
-    /// Begins to watch, with a look for new guests as often. Guests that are there are found before it returns.
+    /// Begins to look for new guests as often. Guests that are there are found before it returns.
     ///
     /// # Errors
     /// When this process has no threads left.
-    pub(super) fn every(interval: Duration, guests: Arc<Guests>) -> io::Result<Self> {
+    pub(super) fn every(interval: Duration, watched: Arc<Watched>) -> io::Result<Self> {
         let (end, ended) = channel();
-        // The first look is for guests that died while nobody watched.
-        let shared = Arc::new(Shared { guests, watched: Mutex::default(), looks: AtomicU32::new(1) });
-        shared.look();
-        let own = shared.clone();
+        watched.look();
+        let own = watched.clone();
         let thread = Builder::new().name("watch".into()).spawn(move || own.watch(interval, &ended))?;
-        Ok(Self { shared, end: Some(end), thread: Some(thread) })
+        Ok(Self { watched, end: Some(end), thread: Some(thread) })
     }
 }
 
@@ -60,16 +51,47 @@ impl Drop for Watch {
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the thread that looks for guests panicked");
         }
-        for stream in self.shared.watched().values() {
+        for stream in self.watched.guests().values().flatten() {
             // It fails only when the guest has just ended.
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
     }
 }
 
-impl Shared {
-    fn watched(&self) -> MutexGuard<'_, BTreeMap<String, UnixStream>> {
-        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+/// The guests that are watched.
+pub(super) struct Watched {
+    host: Host,
+    events: Events,
+    /// The connections to them; none yet to those that are about to be.
+    guests: Mutex<BTreeMap<String, Option<UnixStream>>>,
+    /// Wakes those who wait for a name.
+    left: Condvar,
+    /// How often claims of dead guests are still to be looked for.
+    looks: AtomicU32,
+}
+
+impl Watched {
+    /// Those of `host`; `events` tells what happens to them.
+    pub(super) fn new(host: Host, events: Events) -> Self {
+        // The first look is for guests that died while nobody watched.
+        let looks = AtomicU32::new(1);
+        Self { host, events, guests: Mutex::default(), left: Condvar::new(), looks }
+    }
+
+    fn guests(&self) -> MutexGuard<'_, BTreeMap<String, Option<UnixStream>>> {
+        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has a guest of this name watched, once an earlier one is not any more; `None` when that takes longer than `deadline`.
+    pub(super) fn place(self: &Arc<Self>, name: &str, deadline: Duration) -> Option<Place> {
+        let waited =
+            self.left.wait_timeout_while(self.guests(), deadline, |guests| guests.contains_key(name));
+        let (mut guests, late) = waited.unwrap_or_else(PoisonError::into_inner);
+        if late.timed_out() {
+            return None;
+        }
+        guests.insert(name.to_owned(), None);
+        Some(Place { watched: self.clone(), name: name.to_owned() })
     }
 
     fn watch(self: &Arc<Self>, interval: Duration, ended: &Receiver<()>) {
@@ -88,57 +110,26 @@ impl Shared {
 
     /// Looks for guests that are not watched yet.
     fn look(self: &Arc<Self>) {
-        let found = names(self.guests.host()).unwrap_or_else(|error| {
+        let found = names(&self.host).unwrap_or_else(|error| {
             tracing::warn!("the guests can't be listed: {error}");
             Vec::new()
         });
         for name in found {
-            if !self.watched().contains_key(&name)
-                && let Err(error) = self.begin(&name)
-            {
-                tracing::debug!("{error}");
+            let Some(place) = self.place(&name, Duration::ZERO) else { continue };
+            match Connection::reach(&self.host, &name) {
+                Ok(connection) => place.follow(connection),
+                Err(error) => tracing::debug!("{name} is not watched yet: {error}"),
             }
         }
     }
 
-    fn begin(self: &Arc<Self>, name: &str) -> Result<(), String> {
-        let text = |error: &dyn std::error::Error| format!("{name} is not watched yet: {error}");
-        let mut connection = Connection::open(self.guests.host(), name).map_err(|error| text(&error))?;
-        connection.subscribe().map_err(|error| text(&error))?;
-        let stream = connection.stream().map_err(|error| text(&error))?;
-        self.watched().insert(name.to_owned(), stream);
-        let (own, name) = (self.clone(), name.to_owned());
-        let spawned = Builder::new().name("guest".into()).spawn(move || own.follow(&name, connection));
-        spawned.map(drop).map_err(|error| error.to_string())
-    }
-
-    /// Hears of a guest until it has ended.
-    fn follow(&self, name: &str, mut connection: Connection) {
-        let tell = |event| {
-            self.guests.events().tell(&GuestEvent {
-                guest: name.to_owned(),
-                event,
-                address: None,
-                text: None,
-            });
-        };
-        tell(EventKind::Found);
-        while let Ok(event) = connection.next_event() {
-            self.guests.events().tell(&event);
-        }
-        self.watched().remove(name);
-        self.looks.store(LOOKS, Ordering::SeqCst);
-        tell(EventKind::Gone);
-    }
-
     /// Gives back what guests that died had claimed.
-    fn recover(&self) {
-        let host = self.guests.host();
-        if !host.state.join("ledger").exists() {
+    pub(super) fn recover(&self) {
+        if !self.host.state.join("ledger").exists() {
             return;
         }
-        let recovered = PassthroughManager::with_host(host.clone()).and_then(|mut manager| manager.recover());
-        match recovered {
+        let manager = PassthroughManager::with_host(self.host.clone());
+        match manager.and_then(|mut manager| manager.recover()) {
             Ok(recovery) => {
                 recovery
                     .failed
@@ -147,10 +138,60 @@ impl Shared {
                 let functions = recovery.recovered.iter().flat_map(|entry| &entry.functions);
                 for function in functions {
                     tracing::info!("{} was claimed by a guest that died; it is given back", function.address);
-                    self.guests.events().metrics.count_recovered();
+                    self.events.metrics.count_recovered();
                 }
             }
             Err(error) => tracing::warn!("dead guests' claims can't be looked for: {error}"),
         }
+    }
+}
+
+/// The place of a guest among those that are watched, until this is dropped.
+pub(super) struct Place {
+    watched: Arc<Watched>,
+    name: String,
+}
+
+impl Place {
+    /// Hears of the guest until it has ended.
+    pub(super) fn follow(self, connection: Connection) {
+        let name = self.name.clone();
+        let followed = connection.stream().and_then(|stream| {
+            self.watched.guests().insert(name.clone(), Some(stream));
+            Builder::new().name("guest".into()).spawn(move || self.hear(connection))
+        });
+        if let Err(error) = followed {
+            tracing::warn!("{name} is not watched: {error}");
+        }
+    }
+
+    fn hear(&self, mut connection: Connection) {
+        let events = &self.watched.events;
+        let tell = |event| {
+            events.tell(&GuestEvent {
+                guest: self.name.clone(),
+                event,
+                address: None,
+                text: None,
+                how: None,
+            });
+        };
+        tell(EventKind::Found);
+        // One that does not answer now may do so later, and what ends the connection ends the loop as well.
+        for asked in [connection.hello(), connection.subscribe().map(drop)] {
+            asked.unwrap_or_else(|error| tracing::debug!("{error}"));
+        }
+        while let Ok(event) = connection.next_event() {
+            events.tell(&event);
+        }
+        self.watched.looks.store(LOOKS, Ordering::SeqCst);
+        tell(EventKind::Gone);
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.watched.guests().remove(&self.name);
+        self.watched.left.notify_all();
     }
 }

@@ -221,7 +221,10 @@ impl Instance {
         let mut machine = self.machine.take().ok_or_else(|| MachineError::Unusable.to_string())?;
         let run = move || {
             // The instance waits for both.
-            let on_start = || drop(messages.send(Event::Started(Instant::now()).into()));
+            let on_start = |restarts| {
+                let event = if restarts == 0 { Event::Started(Instant::now()) } else { Event::Restarted };
+                drop(messages.send(event.into()));
+            };
             let ran = catch_unwind(AssertUnwindSafe(|| machine.run_and_tell(&stop, on_start)));
             let ran = ran.unwrap_or(Err(MachineError::Panicked { what: "guest's" }));
             let _ = messages.send(Event::Ended(ran.map_err(|error| error.to_string())).into());

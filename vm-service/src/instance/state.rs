@@ -70,6 +70,8 @@ pub(crate) enum Event {
     Booted(Result<(), String>),
     /// The guest started, then.
     Started(Instant),
+    /// The guest was reset, and runs again.
+    Restarted,
     /// The guest does not run any more, or did not start.
     Ended(Result<RunReport, String>),
     /// The host takes a device away, and waits for it.
@@ -164,6 +166,7 @@ impl Event {
             | Self::LetGo(_)
             | Self::Kept(..)
             | Self::Started(_)
+            | Self::Restarted
             | Self::Ended(_)
             | Self::WantedBack(_)
             | Self::Lost(..) => None,
@@ -391,6 +394,11 @@ impl State {
         if failed.is_empty() { Ok(report) } else { Err(failed) }
     }
 
+    /// Whether the guest ends because something failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        !self.failed.is_empty()
+    }
+
     fn note(&mut self, event: &Event) {
         match event {
             Event::Start => self.started = true,
@@ -476,7 +484,7 @@ impl State {
                 self.lost.extend(event.loss());
                 self.take(*address, None);
             }
-            Event::Booted(Ok(())) | Event::Started(_) => {}
+            Event::Booted(Ok(())) | Event::Started(_) | Event::Restarted => {}
             Event::MachineDropped => {
                 self.machine = Machine::Gone;
                 self.slots.iter_mut().for_each(|slot| slot.plugged = false);

@@ -28,6 +28,18 @@ pub struct GuestStatus {
     pub devices: Vec<GuestDevice>,
     /// The pseudo-terminal that is its console; null where the console is elsewhere.
     pub console: Option<String>,
+    /// How it ended, where that is its state.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub how: Option<StoppedHow>,
+}
+
+impl GuestStatus {
+    /// One whose process does not answer.
+    pub(crate) fn of_unresponsive(name: &str, pid: u32) -> Self {
+        let state = GuestState::Unresponsive;
+        let (devices, console, how) = (Vec::new(), None, None);
+        Self { name: name.to_owned(), pid, state, since: 0, vcpus: 0, memory: 0, devices, console, how }
+    }
 }
 
 /// How far a guest has come.
@@ -41,6 +53,8 @@ pub enum GuestState {
     Running,
     /// It has ended, and its devices go back.
     Ending,
+    /// Its process does not answer: nothing but its name and its process is known.
+    Unresponsive,
     /// One that a newer version knows.
     #[serde(other)]
     Other,
@@ -81,6 +95,9 @@ pub struct GuestEvent {
     pub address: Option<String>,
     /// More of it, for people.
     pub text: Option<String>,
+    /// How it ended, where it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub how: Option<StoppedHow>,
 }
 
 /// What may happen to a guest.
@@ -92,6 +109,8 @@ pub enum EventKind {
     Found,
     /// It began to run.
     Started,
+    /// Its machine was reset, and it runs again.
+    Reset,
     /// A device was attached.
     DeviceAttached,
     /// A device was detached.
@@ -131,18 +150,26 @@ impl fmt::Display for GuestEvent {
 pub struct StoppedGuest {
     /// Its name.
     pub guest: String,
-    /// Which of the two happened.
+    /// How it ended.
     pub how: StoppedHow,
 }
 
-/// How a guest was ended.
+/// How a guest ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum StoppedHow {
-    /// It powered itself off, as its power button was pressed.
+    /// It powered itself off.
     Orderly,
-    /// Its power was cut.
+    /// Its power was cut: `stop` or a signal to its process wanted that.
     Cut,
+    /// It was reset, or asked for a reboot, and was started to end then.
+    Reset,
+    /// It crashed (triple fault), and was started to end then.
+    Crashed,
+    /// Its process could not go on with it, and gave everything back; its log says why.
+    Failed,
+    /// Its process was killed, or died.
+    Killed,
     /// One that a newer version knows.
     #[serde(other)]
     Other,

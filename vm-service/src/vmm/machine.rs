@@ -288,14 +288,18 @@ impl Machine {
     /// When the guest can't be loaded, KVM can't run it on, or a vCPU or device is stuck. A disk that is
     /// [busy](MachineError::Busy) stays open and locked by the machine, also when that is dropped, until its storage answers.
     pub fn run(&mut self, stop: &Stop) -> Result<RunReport, MachineError> {
-        self.run_and_tell(stop, || ())
+        self.run_and_tell(stop, |_| ())
     }
 
-    /// As [`run`](Self::run); calls `on_start` when the guest has first started.
+    /// As [`run`](Self::run); calls `on_start` whenever the guest has started, with how often it was restarted.
     ///
     /// # Errors
     /// As for [`run`](Self::run).
-    pub fn run_and_tell(&mut self, stop: &Stop, on_start: impl FnOnce()) -> Result<RunReport, MachineError> {
+    pub fn run_and_tell(
+        &mut self,
+        stop: &Stop,
+        on_start: impl FnMut(u32),
+    ) -> Result<RunReport, MachineError> {
         let input = self
             .console_input
             .take()
@@ -317,8 +321,11 @@ impl Machine {
         }
     }
 
-    fn run_until_the_end(&mut self, stop: &Stop, on_start: impl FnOnce()) -> Result<RunReport, MachineError> {
-        let mut on_start = Some(on_start);
+    fn run_until_the_end(
+        &mut self,
+        stop: &Stop,
+        mut on_start: impl FnMut(u32),
+    ) -> Result<RunReport, MachineError> {
         let mut report = RunReport { end: End::Stopped, restarts: 0, exits: ExitCounts::default() };
         let mut restarts = Restarts::default();
         loop {
@@ -329,9 +336,7 @@ impl Machine {
             let vcpus = self.vcpus.take().ok_or(MachineError::Unusable)?;
             let threads = vcpu::start(vcpus, &self.io, quiesced)?;
             let started = Instant::now();
-            if let Some(on_start) = on_start.take() {
-                on_start();
-            }
+            on_start(report.restarts);
             self.wait(stop, &threads);
             let (vcpus, exits) = threads.stop(&self.io.lifecycle, self.vcpu_stop)?;
             self.vcpus = Some(vcpus);

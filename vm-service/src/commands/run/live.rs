@@ -12,9 +12,9 @@ use crate::instance::state::{Event, Phase};
 use crate::instance::{Handle, Progress};
 use crate::json::{
     self, AttachedDevice, DetachedDevice, DeviceState, EventKind, GuestDevice, GuestEvent, GuestState,
-    GuestStatus, Readiness, Refusal, RefusalCode,
+    GuestStatus, Readiness, Refusal, RefusalCode, StoppedHow,
 };
-use crate::vmm::PowerButton;
+use crate::vmm::{End, PowerButton};
 
 /// A guest that lives.
 pub(super) struct Live {
@@ -48,6 +48,7 @@ impl Live {
             memory: config.memory,
             devices: Vec::new(),
             console,
+            how: None,
         };
         Arc::new(Self { handle, button, now: Mutex::new(Now { status, outbox: None }) })
     }
@@ -81,6 +82,7 @@ impl Live {
                 now.status.state = GuestState::Running;
                 now.tell(EventKind::Started, None, None);
             }
+            Event::Restarted => now.tell(EventKind::Reset, None, None),
             Event::Attached(address, Ok(())) => now.tell(EventKind::DeviceAttached, Some(*address), None),
             Event::Claimed(address, Err(error))
             | Event::Opened(address, Err(error))
@@ -95,24 +97,40 @@ impl Live {
                 let text = detached.as_ref().err().cloned().or(loss);
                 now.tell(EventKind::DeviceDetached, Some(*address), text);
             }
-            Event::Ended(ran) => {
-                now.status.state = GuestState::Ending;
-                match ran {
-                    Ok(report) => now.tell(EventKind::Ended, None, Some(report.end.to_string())),
-                    Err(error) => now.tell(EventKind::Failed, None, Some(error.clone())),
-                }
+            Event::Ended(Ok(report)) => {
+                let how = if progress.state.has_failed() { StoppedHow::Failed } else { report.end.into() };
+                now.end(how, report.end.to_string());
             }
-            Event::Booted(Err(error)) => now.tell(EventKind::Failed, None, Some(error.clone())),
+            Event::Ended(Err(error)) | Event::Booted(Err(error)) => {
+                now.end(StoppedHow::Failed, error.clone())
+            }
             _ => {}
         }
     }
 }
 
 impl Now {
+    fn end(&mut self, how: StoppedHow, text: String) {
+        (self.status.state, self.status.how) = (GuestState::Ending, Some(how));
+        self.tell(EventKind::Ended, None, Some(text));
+    }
+
     fn tell(&self, event: EventKind, address: Option<PciAddress>, text: Option<String>) {
         if let Some(outbox) = &self.outbox {
-            let address = address.map(|address| address.to_string());
-            outbox.event(GuestEvent { guest: self.status.name.clone(), event, address, text });
+            let (guest, address) = (self.status.name.clone(), address.map(|address| address.to_string()));
+            let how = self.status.how.filter(|_| event == EventKind::Ended);
+            outbox.event(GuestEvent { guest, event, address, text, how });
+        }
+    }
+}
+
+impl From<End> for StoppedHow {
+    fn from(end: End) -> Self {
+        match end {
+            End::Shutdown => Self::Orderly,
+            End::Reboot => Self::Reset,
+            End::TripleFault => Self::Crashed,
+            End::Stopped => Self::Cut,
         }
     }
 }

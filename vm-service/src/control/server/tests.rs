@@ -31,6 +31,7 @@ impl Controlled for Fake {
             memory: 4 << 20,
             devices: Vec::new(),
             console: None,
+            how: None,
         }
     }
 
@@ -67,7 +68,7 @@ fn world() -> World {
     let home = GuestHome::take(&sim.plain_host(), "web1").expect("a home");
     let (seen, attaching) = channel();
     let mut made = None;
-    let server = Server::start(home.listen().expect("a socket"), |outbox| {
+    let server = Server::start(home.listen().expect("a socket"), None, |outbox| {
         let (stopped, waiting) = Default::default();
         made.insert(Arc::new(Fake { outbox, stopped, waiting, seen: Mutex::new(seen) })).clone()
     });
@@ -122,6 +123,7 @@ fn answers_in_any_order_and_tells_what_happens() {
         event: EventKind::DeviceAttached,
         address: Some(request.address.0.to_string()),
         text: None,
+        how: None,
     };
     world.guest.outbox.event(event.clone());
     assert_eq!(next(&mut stream), Some(json!({ "event": event })));

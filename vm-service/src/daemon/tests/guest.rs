@@ -22,7 +22,7 @@ use crate::control::{
 use crate::daemon::launch::{Launch, Launched, Plan};
 use crate::json::{
     AttachedDevice, DetachedDevice, DetachedHow, DeviceState, EventKind, GuestDevice, GuestEvent, GuestState,
-    GuestStatus, Refusal, RefusalCode,
+    GuestStatus, Refusal, RefusalCode, StoppedHow,
 };
 
 /// Makes such guests, and can kill them.
@@ -34,7 +34,7 @@ type All = BTreeMap<String, (Sender<Order>, JoinHandle<()>)>;
 
 /// What a guest is told.
 enum Order {
-    Stop,
+    Stop(StoppedHow),
     Attach(PciAddress, Answer),
     Detach(PciAddress, DetachHow, Answer),
     /// As a kill would have it. Its records go to whoever kills it, who puts them back before it goes on.
@@ -73,7 +73,7 @@ impl Threads {
     pub(super) fn end_all(&self) {
         for (_, (orders, thread)) in std::mem::take(&mut *self.all()) {
             // It may have ended already.
-            let _ = orders.send(Order::Stop);
+            let _ = orders.send(Order::Stop(StoppedHow::Cut));
             let _ = thread.join();
         }
     }
@@ -81,7 +81,7 @@ impl Threads {
 
 impl Launch for Threads {
     fn launch(&self, plan: Plan<'_>) -> io::Result<Box<dyn Launched>> {
-        let Plan { host, home, lock, mut log, .. } = plan;
+        let Plan { host, home, lock, mut log, connection, .. } = plan;
         let config = GuestConfig::load(&home.join("guest.toml")).map_err(io::Error::other)?;
         let home = GuestHome::inherit(host, &config.name, lock).map_err(io::Error::other)?;
         for &address in &config.devices {
@@ -111,9 +111,10 @@ impl Launch for Threads {
             memory: config.memory,
             devices: config.devices.iter().map(device).collect(),
             console: None,
+            how: None,
         };
         let mut guest = None;
-        let server = Server::start(home.listen()?, |outbox| {
+        let server = Server::start(home.listen()?, Some(connection), |outbox| {
             let (status, orders) = (Mutex::new(status), Mutex::new(orders.clone()));
             guest.insert(Arc::new(Fake { status, orders, outbox })).clone()
         })?;
@@ -149,9 +150,11 @@ impl Fake {
         home: GuestHome,
         server: Server,
     ) {
+        self.tell(EventKind::Started, None, None);
         for order in orders {
             match order {
-                Order::Stop => {
+                Order::Stop(how) => {
+                    self.tell(EventKind::Ended, None, Some(how));
                     manager.close().expect("all is given back");
                     // As in a process: the socket goes before the name.
                     drop(server);
@@ -163,7 +166,7 @@ impl Fake {
                     let claimed = claim(&mut manager, &name, address).map_err(Refusal::failed);
                     if claimed.is_ok() {
                         self.change(|devices| devices.push(device(&address)));
-                        self.tell(EventKind::DeviceAttached, address);
+                        self.tell(EventKind::DeviceAttached, Some(address), None);
                     }
                     let attached = AttachedDevice { address: address.to_string(), guest_address: None };
                     answer.send(claimed.map(|()| [attached]));
@@ -176,7 +179,7 @@ impl Fake {
                         released.and_then(|claimed| manager.release(&claimed).map_err(Refusal::failed));
                     if released.is_ok() {
                         self.change(|devices| devices.retain(|device| device.address != address_text));
-                        self.tell(EventKind::DeviceDetached, address);
+                        self.tell(EventKind::DeviceDetached, Some(address), None);
                     }
                     let how = match how {
                         DetachHow::Surprise => DetachedHow::Surprise,
@@ -210,9 +213,9 @@ impl Fake {
         status.devices.sort_by(|one, other| one.address.cmp(&other.address));
     }
 
-    fn tell(&self, event: EventKind, address: PciAddress) {
-        let (guest, address) = (self.status().name, Some(address.to_string()));
-        self.outbox.event(GuestEvent { guest, event, address, text: None });
+    fn tell(&self, event: EventKind, address: Option<PciAddress>, how: Option<StoppedHow>) {
+        let (guest, address) = (self.status().name, address.map(|address| address.to_string()));
+        self.outbox.event(GuestEvent { guest, event, address, text: None, how });
     }
 
     fn order(&self, order: Order) {
@@ -227,11 +230,11 @@ impl Controlled for Fake {
     }
 
     fn power_button(&self) {
-        self.order(Order::Stop);
+        self.order(Order::Stop(StoppedHow::Orderly));
     }
 
     fn stop(&self) {
-        self.order(Order::Stop);
+        self.order(Order::Stop(StoppedHow::Cut));
     }
 
     fn reset(&self, answer: Answer) {
