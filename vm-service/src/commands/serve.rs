@@ -11,7 +11,7 @@ use crate::failure::Failure;
 /// Where the daemon is.
 #[derive(Debug, Args)]
 pub(crate) struct DaemonArgs {
-    /// The daemon's socket, instead of /run/vm-passthrough/daemon.sock
+    /// The daemon's socket, instead of daemon.sock in the directory of `--state`
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
 }

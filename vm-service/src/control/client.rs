@@ -96,7 +96,7 @@ impl Connection {
         };
         let deadline = Instant::now() + CONTROL_ANSWER;
         let stream = loop {
-            match reach(&GuestHome::path_of(host, name)) {
+            match reach(&GuestHome::path_of(host, name), "control") {
                 // Many are connecting.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(5));
@@ -336,14 +336,17 @@ fn is_pty(path: &str) -> bool {
 
 /// Whether the guest of this directory has its control socket.
 pub(super) fn is_served(home: &Path) -> bool {
-    reach(home).map_or_else(|error| error.kind() == io::ErrorKind::WouldBlock, |_| true)
+    reach(home, "control").map_or_else(|error| error.kind() == io::ErrorKind::WouldBlock, |_| true)
 }
 
-/// Connects to the guest of this directory, without waiting.
-fn reach(home: &Path) -> io::Result<UnixStream> {
+/// Connects to a socket of a directory, without waiting.
+///
+/// # Errors
+/// When nobody listens there, or many are connecting.
+pub(crate) fn reach(folder: &Path, name: &str) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    in_folder(home, "control", |path| Ok(connect(&socket, &SocketAddrUnix::new(path)?)?))?;
+    in_folder(folder, name, |path| Ok(connect(&socket, &SocketAddrUnix::new(path)?)?))?;
     let stream = UnixStream::from(socket);
     stream.set_nonblocking(false)?;
     Ok(stream)

@@ -80,7 +80,7 @@ pub(crate) struct AttachRequest {
 
 /// How a device is given to a guest.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub(crate) struct AttachOptions {
     /// Other functions of the same device of the host that the guest gets with it.
     #[arg(skip)]
@@ -110,7 +110,7 @@ pub(crate) struct DetachRequest {
 
 /// How a device is taken from a guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub(crate) struct DetachOptions {
     /// Whether the guest is asked first.
     pub(crate) how: DetachHow,

@@ -14,7 +14,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt as _};
 
@@ -29,6 +29,9 @@ use crate::json::{
 };
 
 type App = Arc<Guests>;
+
+/// The format of figures for Prometheus.
+const METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// How a guest is stopped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -142,7 +145,7 @@ pub(super) fn operations() -> Vec<Operation<App>> {
             get(events),
         )
         .streams::<GuestEvent>("text/event-stream"),
-        op("GET", "/metrics", "metrics", "Figures for Prometheus", get(metrics)).text("text/plain"),
+        op("GET", "/metrics", "metrics", "Figures for Prometheus", get(metrics)).text(METRICS),
         op("GET", "/openapi.json", "description", "This description", get(description))
             .text("application/json"),
     ]
@@ -204,7 +207,7 @@ async fn start(
     State(guests): State<App>,
     Path(name): Path<String>,
     Query(options): Query<StartOptions>,
-    Sent(file): Sent<Map<String, Value>>,
+    Sent(file): Sent<toml::Value>,
 ) -> Result<(StatusCode, Json<GuestStatus>), Refusal> {
     let started = waiting(guests, move |guests| guests.start(&name, &options, file)).await?;
     Ok((StatusCode::CREATED, Json(started)))
@@ -266,18 +269,19 @@ async fn device(
     waiting(guests, move |guests| guests.device(address)).await.map(Json)
 }
 
-async fn events(State(guests): State<App>) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
-    let events = ReceiverStream::new(guests.events().listen()).map(|event| {
+async fn events(
+    State(guests): State<App>,
+) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Refusal> {
+    let events = ReceiverStream::new(guests.events().listen()?).map(|event| {
         let text = serde_json::to_string(&event).unwrap_or_default();
         Ok(Event::default().event(event.event.as_str()).data(text))
     });
-    Sse::new(events).keep_alive(KeepAlive::default())
+    Ok(Sse::new(events).keep_alive(KeepAlive::default()))
 }
 
 async fn metrics(State(guests): State<App>) -> Result<Response, Refusal> {
     let text = waiting(guests, |guests| guests.events().metrics.text(guests)).await?;
-    let media = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    Ok(([(CONTENT_TYPE, HeaderValue::from_static(media))], text).into_response())
+    Ok(([(CONTENT_TYPE, HeaderValue::from_static(METRICS))], text).into_response())
 }
 
 async fn description() -> Json<Value> {

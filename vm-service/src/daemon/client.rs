@@ -119,6 +119,7 @@ impl Api {
 
     async fn send(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Response<Incoming>> {
         let stream = UnixStream::connect(&self.socket).await.map_err(|error| self.unreachable(&error))?;
+        let peer = stream.peer_cred().map(|peer| peer.uid());
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(failed)?;
         tokio::spawn(async move {
             if let Err(error) = connection.await {
@@ -128,7 +129,16 @@ impl Api {
         let request = Request::builder().method(method).uri(path).header("host", "localhost");
         let request = request.header("content-type", "application/json").body(Full::new(Bytes::from(body)));
         let sent = sender.send_request(request.map_err(failed)?).await;
-        sent.map_err(|error| failed(format_args!("the daemon did not answer: {error}")))
+        sent.map_err(|error| match (rustix::process::geteuid().as_raw(), peer) {
+            (own, Ok(peer)) if own != 0 && own != peer => failed(format_args!(
+                "the daemon at {} did not answer: it serves root and its own user, {peer}, and this is user {own}",
+                self.socket.display()
+            )),
+            _ => failed(format_args!(
+                "the daemon ended before it answered: {error}; what was asked may have been done all the same: see \
+                 `vm-service guests` once it serves again"
+            )),
+        })
     }
 
     fn unreachable(&self, error: &io::Error) -> ApiError {

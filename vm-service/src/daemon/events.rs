@@ -5,10 +5,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::metrics::Metrics;
-use crate::json::GuestEvent;
+use crate::json::{GuestEvent, Refusal, RefusalCode};
 
 /// Most events that wait for a listener. One who leaves more is dropped, and may connect again.
 const MAX_WAITING: usize = 256;
+
+/// Most listeners, which hold a connection each: others are to be had beside them.
+const MAX_LISTENERS: usize = 64;
 
 /// Takes events from any thread, and hands them to all who listen.
 #[derive(Clone, Debug, Default)]
@@ -28,9 +31,19 @@ impl Events {
     }
 
     /// What happens from now on.
-    pub(super) fn listen(&self) -> Receiver<GuestEvent> {
+    ///
+    /// # Errors
+    /// When there are as many listeners as there may be.
+    pub(super) fn listen(&self) -> Result<Receiver<GuestEvent>, Refusal> {
         let (sender, receiver) = channel(MAX_WAITING);
-        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).push(sender);
-        receiver
+        let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        listeners.retain(|listener| !listener.is_closed());
+        if listeners.len() >= MAX_LISTENERS {
+            let busy =
+                format!("{MAX_LISTENERS} clients listen to events already; end one, or try again later");
+            return Err(Refusal::new(RefusalCode::Busy, busy));
+        }
+        listeners.push(sender);
+        Ok(receiver)
     }
 }

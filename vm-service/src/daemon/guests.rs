@@ -10,7 +10,7 @@ use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, pidfd_send_signal};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use vm_passthrough::readiness::{ExplainOptions, Explainer};
 use vm_passthrough::{Host, PassthroughManager, PciAddress, PciFunction, pci};
 
@@ -110,12 +110,7 @@ impl Guests {
     ///
     /// # Errors
     /// When the file is wrong, the name is taken, or the guest does not start.
-    pub(super) fn start(
-        &self,
-        name: &str,
-        options: &StartOptions,
-        file: Map<String, Value>,
-    ) -> Result<GuestStatus> {
+    pub(super) fn start(&self, name: &str, options: &StartOptions, file: toml::Value) -> Result<GuestStatus> {
         let (text, config) = read(name, file)?;
         let home = GuestHome::take(&self.host, name).map_err(|error| match error {
             HomeError::Taken(_) => Refusal::new(RefusalCode::Conflict, error),
@@ -391,10 +386,13 @@ fn check_name(name: &str) -> Result<()> {
 }
 
 /// The text of a guest's file and the guest, from the file as JSON.
-fn read(name: &str, mut file: Map<String, Value>) -> Result<(String, GuestConfig)> {
+fn read(name: &str, file: toml::Value) -> Result<(String, GuestConfig)> {
     check_name(name)?;
+    let toml::Value::Table(mut file) = file else {
+        return Err(Refusal::new(RefusalCode::Invalid, "the body is not as it should be: expected a map"));
+    };
     let named = file.entry("name").or_insert_with(|| name.into());
-    if named != name {
+    if named.as_str() != Some(name) {
         let other =
             format!("the file's `name` is another than the {name} that is to be started; leave it out");
         return Err(Refusal::invalid("name", other));

@@ -53,6 +53,8 @@ pub(super) async fn serve(
             let served = http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(API_CLIENT)
+                // Who has said all that it has to say may close its half.
+                .half_close(true)
                 .serve_connection(TokioIo::new(stream), service)
                 .await;
             if let Err(error) = served {

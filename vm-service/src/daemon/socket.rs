@@ -2,7 +2,7 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use thiserror::Error;
 use vm_passthrough::Host;
 
 use super::socket_of;
-use crate::control::in_folder;
+use crate::control::{in_folder, reach};
 use crate::deadlines::DAEMON_LOCK;
 
 /// Why there is no socket.
@@ -21,6 +21,9 @@ pub(super) enum SocketError {
     /// A daemon serves the same guests.
     #[error("another daemon serves the guests of {}; stop it first", .0.display())]
     Taken(PathBuf),
+    /// A daemon, or whatever it is, listens there.
+    #[error("another daemon listens on {}; stop it first, or choose another place with `--socket`", .0.display())]
+    Listened(PathBuf),
     /// It can't be made.
     #[error("the socket {} can't be made: {source}", .path.display())]
     Unusable {
@@ -35,19 +38,33 @@ pub(super) enum SocketError {
 #[derive(Debug)]
 pub(super) struct Listening {
     pub(super) listener: UnixListener,
-    made: Option<PathBuf>,
+    _made: Option<Made>,
     /// One daemon at a time serves the guests of a host.
     _lock: File,
 }
 
-impl Drop for Listening {
+/// A socket that was made here, and what tells it from another one in its place.
+#[derive(Debug)]
+struct Made {
+    path: PathBuf,
+    id: (u64, u64),
+}
+
+impl Drop for Made {
     fn drop(&mut self) {
-        if let Some(path) = &self.made
-            && let Err(error) = fs::remove_file(path)
-        {
-            tracing::warn!("the socket {} can't be removed: {error}", path.display());
+        let removed = folder_of(&self.path).and_then(|_folder| match id_of(&self.path)? {
+            id if id == self.id => fs::remove_file(&self.path),
+            _ => Ok(()),
+        });
+        if let Err(error) = removed {
+            tracing::warn!("the socket {} can't be removed: {error}", self.path.display());
         }
     }
+}
+
+fn id_of(path: &Path) -> io::Result<(u64, u64)> {
+    let there = path.symlink_metadata()?;
+    Ok((there.dev(), there.ino()))
 }
 
 /// Listens on the socket that systemd passed, or on one of its own.
@@ -62,10 +79,18 @@ pub(super) fn listen(host: &Host, named: Option<&PathBuf>) -> Result<Listening, 
     let path = socket_of(host, named);
     let unusable = |source| SocketError::Unusable { path: path.clone(), source };
     let passed = listenfd::ListenFd::from_env().take_unix_listener(0).map_err(unusable)?;
-    let made = passed.is_none().then(|| path.clone());
-    let listener = passed.map_or_else(|| make(&path), Ok).map_err(unusable)?;
+    let (listener, made) = match passed {
+        Some(passed) => (passed, None),
+        None => {
+            let (listener, made) = make(&path).map_err(|source| match source.kind() {
+                io::ErrorKind::AddrInUse => SocketError::Listened(path.clone()),
+                _ => unusable(source),
+            })?;
+            (listener, Some(made))
+        }
+    };
     listener.set_nonblocking(true).map_err(unusable)?;
-    Ok(Listening { listener, made, _lock: lock })
+    Ok(Listening { listener, _made: made, _lock: lock })
 }
 
 /// The lock of whoever serves; `None` when another has it. A daemon that has just ended may have left it for a moment to a child
@@ -74,31 +99,53 @@ fn lock(state: &Path) -> io::Result<Option<File>> {
     DirBuilder::new().recursive(true).mode(0o755).create(state)?;
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let lock = File::from(openat(CWD, state.join("daemon.lock"), flags, Mode::RUSR | Mode::WUSR)?);
+    Ok(has_locked(&lock)?.then_some(lock))
+}
+
+/// Locks a file, and answers whether that came about in time.
+fn has_locked(file: &File) -> io::Result<bool> {
     let until = Instant::now() + DAEMON_LOCK;
     loop {
-        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(Some(lock)),
+        match flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(true),
             Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => {
                 std::thread::sleep(Duration::from_millis(10));
             }
-            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(false),
             Err(error) => return Err(error.into()),
         }
     }
 }
 
+/// The directory of a socket, locked: daemons make and remove sockets there one after the other.
+fn folder_of(path: &Path) -> io::Result<File> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let file = File::open(folder)?;
+    match has_locked(&file)? {
+        true => Ok(file),
+        false => Err(io::Error::other("another process has locked its directory")),
+    }
+}
+
 /// Makes a socket, in the place of one that a killed daemon left.
-fn make(path: &Path) -> io::Result<UnixListener> {
-    let (folder, name) = (path.parent(), path.file_name().and_then(|name| name.to_str()));
+fn make(path: &Path) -> io::Result<(UnixListener, Made)> {
+    let name = path.file_name().and_then(|name| name.to_str());
     let name = name.ok_or_else(|| io::Error::other("its path has no name"))?;
-    let folder = folder.filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let _locked = folder_of(path)?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     match path.symlink_metadata() {
-        Ok(there) if there.file_type().is_socket() => fs::remove_file(path)?,
+        Ok(there) if there.file_type().is_socket() => {
+            match reach(folder, name) {
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+                _ => return Err(io::ErrorKind::AddrInUse.into()),
+            }
+            fs::remove_file(path)?;
+        }
         Ok(_) => return Err(io::Error::other("something that is no socket is there")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
     let listener = in_folder(folder, name, UnixListener::bind)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
+    Ok((listener, Made { path: path.to_owned(), id: id_of(path)? }))
 }

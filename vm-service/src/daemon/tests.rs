@@ -176,6 +176,13 @@ fn what_is_wrong_gets_a_problem_document_that_names_the_field() {
     );
     check("PUT /v1/guests/web1/devices/65:00.0", json!({"with": ["y"]}), "400 invalid with[0]", "`y` is not");
     check("PUT /v1/guests/web1/devices/65:00.0", none(), "404 not-found", "no guest named web1");
+    check("DELETE /v1/guests/web1/devices/65:00.0?hwo=surprise", none(), "400 invalid hwo", "unknown field");
+    check(
+        "PUT /v1/guests/web1/devices/65:00.0",
+        json!({"wiht_group": true}),
+        "400 invalid wiht_group",
+        "unknown field",
+    );
     check("DELETE /v1/guests/web1/devices/65:00.0?how=slowly", none(), "400 invalid how", "unknown variant");
     check("PUT /v1/guests/web1", json!([]), "400 invalid", "expected a map");
     check("PUT /v1/guests/web1", none(), "400 invalid memory", "`boot` is missing");
@@ -194,7 +201,7 @@ fn what_is_wrong_gets_a_problem_document_that_names_the_field() {
         "400 invalid memori",
         "did you mean `memory`",
     );
-    check("PUT /v1/guests/web1", file(|file| file["vcpus"] = Value::Null), "400 invalid", "no guest's file");
+    check("PUT /v1/guests/web1", file(|file| file["vcpus"] = Value::Null), "400 invalid vcpus", "null");
     check(
         "PUT /v1/guests/web1",
         file(|file| file["boot"]["kernel"] = "/nowhere/kernel".into()),
@@ -220,6 +227,69 @@ fn what_is_wrong_gets_a_problem_document_that_names_the_field() {
         !world.host.state.join("ledger").exists()
             || world.drivers().iter().flatten().all(|driver| driver == "nvme")
     );
+}
+
+#[test]
+fn a_key_that_stands_twice_is_refused() {
+    let world = World::new();
+    for (body, field) in [
+        (r#"{"memory":"16M","memory":"32M","boot":{"kernel":"/k"}}"#, "memory"),
+        (r#"{"memory":"16M","boot":{"kernel":"/k","kernel":"/l"}}"#, "kernel"),
+    ] {
+        let length = body.len();
+        let head = format!(
+            "PUT /v1/guests/web1 HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
+        );
+        let (status, _, text) = world.raw(&(head + body));
+        assert!(status == 400 && text.contains(&format!("duplicate key: `{field}`")), "{status}: {text}");
+    }
+}
+
+#[test]
+fn who_closes_its_half_after_the_request_is_answered() {
+    let world = World::new();
+    let mut stream = UnixStream::connect(world.host.state.join("daemon.sock")).expect("a connection");
+    stream.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
+    stream.write_all(b"GET /v1/guests HTTP/1.1\r\nhost: x\r\n\r\n").expect("written");
+    stream.shutdown(std::net::Shutdown::Write).expect("closed");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("an answer");
+    assert!(text.starts_with("HTTP/1.1 200") && text.ends_with("[]"), "{text}");
+}
+
+#[test]
+fn listeners_leave_connections_to_others() {
+    let world = World::new();
+    let mut listeners = Vec::new();
+    for _ in 0..300 {
+        let mut stream = UnixStream::connect(world.host.state.join("daemon.sock")).expect("a connection");
+        stream
+            .write_all(b"GET /v1/events HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            .expect("written");
+        listeners.push(stream);
+    }
+    assert_eq!(world.call("GET", "/v1/guests", None), (200, json!([])));
+    let (status, refused) = world.call("GET", "/v1/events", None);
+    assert_eq!((status, &refused["code"]), (503, &json!("busy")), "{refused}");
+    drop(listeners);
+}
+
+#[test]
+fn a_socket_on_which_a_daemon_listens_is_left_to_it() {
+    let world = World::new();
+    let socket = world.host.state.join("daemon.sock");
+    let other = SimHost::new().expect("a simulated host").plain_host();
+    let error = socket::listen(&other, Some(&socket)).expect_err("it is taken").to_string();
+    assert!(error.contains("another daemon listens"), "{error}");
+    assert_eq!(world.call("GET", "/v1/guests", None).0, 200);
+    // What a killed daemon left is replaced, and nobody removes the socket of another.
+    let path = world.sim.path("left.sock");
+    drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket"));
+    let listening = socket::listen(&other, Some(&path)).expect("a socket");
+    std::fs::remove_file(&path).expect("removed");
+    std::fs::write(&path, "").expect("another file");
+    drop(listening);
+    assert!(path.exists());
 }
 
 #[test]

@@ -253,6 +253,7 @@ impl From<Refusal> for Problem {
             RefusalCode::Conflict => ("conflict", "it does not fit what is there", 409),
             RefusalCode::Blocked => ("blocked", "a device can't be passed to a guest as things are", 409),
             RefusalCode::Timeout => ("timeout", "the guest did not answer in time", 504),
+            RefusalCode::Busy => ("busy", "the daemon serves as many as it can", 503),
             RefusalCode::Failed | RefusalCode::Other => ("failed", "it failed", 500),
         };
         let kind = format!("urn:vm-service:{name}");
@@ -291,6 +292,8 @@ pub enum RefusalCode {
     Failed,
     /// The guest did not answer in time.
     Timeout,
+    /// The daemon serves as many as it can; nothing was touched.
+    Busy,
     /// One that a newer version knows.
     #[serde(other)]
     Other,
