@@ -31,6 +31,20 @@ macro_rules! driver {
             _library: Library,
         }
 
+        /// The functions again, each status as a result. Where the status itself matters there is the field.
+        #[allow(dead_code, clippy::too_many_arguments)]
+        impl Driver {
+            $($(#[$meta])*
+            ///
+            /// # Safety
+            /// What the driver's manual asks for.
+            #[inline]
+            pub unsafe fn $name(&self, $($argument: $type),*) -> Result<()> {
+                // SAFETY: as the caller promises.
+                self.check(stringify!($name), unsafe { (self.$name)($($argument),*) })
+            })*
+        }
+
         impl Driver {
             fn load() -> Result<Self> {
                 // SAFETY: libcuda's constructors are the vendor's, made to be loaded so.

@@ -48,8 +48,7 @@ impl Chain {
     fn new(context: &Rc<Context>) -> Result<Self> {
         let mut graph = ptr::null_mut();
         // SAFETY: the pointer is to a local.
-        let status = unsafe { (context.driver.cuGraphCreate)(&raw mut graph, 0) };
-        context.driver.check("cuGraphCreate", status)?;
+        unsafe { context.driver.cuGraphCreate(&raw mut graph, 0) }?;
         Ok(Self { graph, launches: Vec::new(), context: Rc::clone(context) })
     }
 
@@ -68,10 +67,9 @@ impl Chain {
         let launch = node(module, grid, parameters.extra().as_mut_ptr());
         // SAFETY: the graph and the nodes in it are live; the driver copies the parameters before it returns. What the
         // kernel does was promised by `Artifact::new`.
-        let status = unsafe {
-            (driver.cuGraphAddKernelNode_v2)(&raw mut added, self.graph, before, count, &raw const launch)
-        };
-        driver.check("cuGraphAddKernelNode", status)?;
+        unsafe {
+            driver.cuGraphAddKernelNode_v2(&raw mut added, self.graph, before, count, &raw const launch)
+        }?;
         self.launches.push(added);
         Ok(added)
     }
@@ -79,28 +77,18 @@ impl Chain {
     /// Adds an event behind a node; gives its own.
     fn event(&mut self, before: CUgraphNode, event: &Event) -> Result<CUgraphNode> {
         let driver = self.context.driver;
-        let mut added = ptr::null_mut();
+        let (mut added, event) = (ptr::null_mut(), event.handle());
         // SAFETY: all are live; who replays the graph keeps the event.
-        let status = unsafe {
-            (driver.cuGraphAddEventRecordNode)(
-                &raw mut added,
-                self.graph,
-                &raw const before,
-                1,
-                event.handle(),
-            )
-        };
-        driver.check("cuGraphAddEventRecordNode", status)?;
+        unsafe { driver.cuGraphAddEventRecordNode(&raw mut added, self.graph, &raw const before, 1, event) }?;
         Ok(added)
     }
 }
 
 impl Drop for Chain {
     fn drop(&mut self) {
-        let driver = self.context.driver;
         let _ = self.context.enter();
         // SAFETY: nobody uses the graph after this.
-        ended(driver, "cuGraphDestroy", unsafe { (driver.cuGraphDestroy)(self.graph) });
+        ended(unsafe { self.context.driver.cuGraphDestroy(self.graph) });
     }
 }
 
@@ -109,8 +97,7 @@ impl Graph {
         let driver = context.driver;
         let mut handle = ptr::null_mut();
         // SAFETY: the graph is live, the pointer is to a local.
-        let status = unsafe { (driver.cuGraphInstantiateWithFlags)(&raw mut handle, graph, 0) };
-        driver.check("cuGraphInstantiate", status)?;
+        unsafe { driver.cuGraphInstantiateWithFlags(&raw mut handle, graph, 0) }?;
         Ok(handle)
     }
 
@@ -154,7 +141,6 @@ impl Graph {
         grid: Grid,
         arguments: &Arguments,
     ) -> Result<()> {
-        let driver = self.context.driver;
         let Some(&launch) = self.chain.as_ref().and_then(|chain| chain.launches.get(place)) else {
             let (what, device) = ("amending a graph that is no chain".into(), "CUDA".into());
             return Err(Error::Unsupported { what, device });
@@ -163,9 +149,7 @@ impl Graph {
         let node = node(module, grid, parameters.extra().as_mut_ptr());
         // SAFETY: the executable graph was made of the node's, which is live; the driver copies the parameters before it
         // returns. What the kernel does was promised by `Artifact::new`.
-        let status =
-            unsafe { (driver.cuGraphExecKernelNodeSetParams_v2)(self.handle, launch, &raw const node) };
-        driver.check("cuGraphExecKernelNodeSetParams", status)
+        unsafe { self.context.driver.cuGraphExecKernelNodeSetParams_v2(self.handle, launch, &raw const node) }
     }
 
     /// Runs it.
@@ -174,17 +158,15 @@ impl Graph {
     /// No module that it launches was unloaded. The memory and the events that it uses are there until it has run, but for frees
     /// by commands of the stream behind it.
     pub(crate) unsafe fn launch(&self, stream: &Stream) -> Result<()> {
-        let driver = self.context.driver;
         // SAFETY: both are live; of what the graph uses the caller promises it.
-        driver.check("cuGraphLaunch", unsafe { (driver.cuGraphLaunch)(self.handle, stream.handle()) })
+        unsafe { self.context.driver.cuGraphLaunch(self.handle, stream.handle()) }
     }
 }
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        let driver = self.context.driver;
         let _ = self.context.enter();
         // SAFETY: nobody uses the handle after this.
-        ended(driver, "cuGraphExecDestroy", unsafe { (driver.cuGraphExecDestroy)(self.handle) });
+        ended(unsafe { self.context.driver.cuGraphExecDestroy(self.handle) });
     }
 }

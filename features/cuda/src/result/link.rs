@@ -33,11 +33,10 @@ pub(crate) fn link(driver: &'static Driver, number: &str, ptx: &[u8], level: u32
     let (count, options, values) = log.options();
     let mut state = ptr::null_mut();
     // SAFETY: the options and the log live until the state is destroyed, at the end of this function.
-    let status = unsafe { (driver.cuLinkCreate_v2)(count, options, values, &raw mut state) };
-    driver.check("cuLinkCreate", status)?;
+    unsafe { driver.cuLinkCreate_v2(count, options, values, &raw mut state) }?;
     let linked = complete(driver, state, &mut text);
     // SAFETY: nobody uses the state after this; the cubin was copied.
-    ended(driver, "cuLinkDestroy", unsafe { (driver.cuLinkDestroy)(state) });
+    ended(unsafe { driver.cuLinkDestroy(state) });
     linked.map_err(|error| match error {
         lost if lost.is_lost() => lost,
         error => Error::Load { kernel: "of the text".into(), reason: log.behind(&error) },
@@ -46,8 +45,8 @@ pub(crate) fn link(driver: &'static Driver, number: &str, ptx: &[u8], level: u32
 
 fn complete(driver: &Driver, state: CUlinkState, text: &mut [u8]) -> Result<Vec<u8>> {
     // SAFETY: the state is live; the text ends with a zero byte, which its length counts.
-    let status = unsafe {
-        (driver.cuLinkAddData_v2)(
+    unsafe {
+        driver.cuLinkAddData_v2(
             state,
             CUjitInputType::CU_JIT_INPUT_PTX,
             text.as_mut_ptr().cast(),
@@ -57,12 +56,10 @@ fn complete(driver: &Driver, state: CUlinkState, text: &mut [u8]) -> Result<Vec<
             ptr::null_mut(),
             ptr::null_mut(),
         )
-    };
-    driver.check("cuLinkAddData", status)?;
+    }?;
     let (mut cubin, mut bytes): (*mut c_void, usize) = (ptr::null_mut(), 0);
     // SAFETY: the state is live, the pointers are to locals.
-    let status = unsafe { (driver.cuLinkComplete)(state, &raw mut cubin, &raw mut bytes) };
-    driver.check("cuLinkComplete", status)?;
+    unsafe { driver.cuLinkComplete(state, &raw mut cubin, &raw mut bytes) }?;
     if cubin.is_null() {
         return Ok(Vec::new());
     }

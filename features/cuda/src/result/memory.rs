@@ -40,15 +40,12 @@ impl Pool {
         };
         let mut handle = ptr::null_mut();
         // SAFETY: the pointers are to locals.
-        let status = unsafe { (driver.cuMemPoolCreate)(&raw mut handle, &raw const properties) };
-        driver.check("cuMemPoolCreate", status)?;
+        unsafe { driver.cuMemPoolCreate(&raw mut handle, &raw const properties) }?;
         let pool = Self { handle, context: Rc::clone(context) };
         let mut keep = keep;
         let threshold = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
         // SAFETY: this attribute is a 64-bit number.
-        let status =
-            unsafe { (driver.cuMemPoolSetAttribute)(handle, threshold, (&raw mut keep).cast::<c_void>()) };
-        driver.check("cuMemPoolSetAttribute", status)?;
+        unsafe { driver.cuMemPoolSetAttribute(handle, threshold, (&raw mut keep).cast::<c_void>()) }?;
         Ok(pool)
     }
 
@@ -66,9 +63,8 @@ impl Pool {
     }
 
     pub(crate) fn trim(&self, keep: u64) -> Result<()> {
-        let driver = self.context.driver;
         // SAFETY: the pool is live.
-        driver.check("cuMemPoolTrimTo", unsafe { (driver.cuMemPoolTrimTo)(self.handle, keep as usize) })
+        unsafe { self.context.driver.cuMemPoolTrimTo(self.handle, keep as usize) }
     }
 
     /// Bytes that the pool holds, used or not.
@@ -77,20 +73,16 @@ impl Pool {
         let mut bytes = 0u64;
         let reserved = CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
         // SAFETY: this attribute is a 64-bit number.
-        let status = unsafe {
-            (driver.cuMemPoolGetAttribute)(self.handle, reserved, (&raw mut bytes).cast::<c_void>())
-        };
-        driver.check("cuMemPoolGetAttribute", status)?;
+        unsafe { driver.cuMemPoolGetAttribute(self.handle, reserved, (&raw mut bytes).cast::<c_void>()) }?;
         Ok(bytes)
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        let driver = self.context.driver;
         let _ = self.context.enter();
         // SAFETY: nobody uses the handle after this.
-        ended(driver, "cuMemPoolDestroy", unsafe { (driver.cuMemPoolDestroy)(self.handle) });
+        ended(unsafe { self.context.driver.cuMemPoolDestroy(self.handle) });
     }
 }
 
@@ -101,7 +93,7 @@ impl Driver {
     /// The address is one that a pool gave, and was not freed. Only commands of the stream before this one use the memory.
     pub(crate) unsafe fn free_async(&self, address: u64, stream: &Stream) -> Result<()> {
         // SAFETY: as the caller promises; the stream is live.
-        self.check("cuMemFreeAsync", unsafe { (self.cuMemFreeAsync)(address, stream.handle()) })
+        unsafe { self.cuMemFreeAsync(address, stream.handle()) }
     }
 
     pub(crate) fn allocate_unified(&self, bytes: u64) -> Result<u64, Status> {
@@ -116,8 +108,7 @@ impl Driver {
     /// Lets host and device have copies of unified memory as long as neither writes there.
     pub(crate) fn mostly_read(&self, address: u64, bytes: u64, device: Device) -> Result<()> {
         // SAFETY: it only says how the memory is used; what is no unified memory is refused.
-        let status = unsafe { (self.cuMemAdvise)(address, bytes as usize, READ_MOSTLY, device.0) };
-        self.check("cuMemAdvise", status)
+        unsafe { self.cuMemAdvise(address, bytes as usize, READ_MOSTLY, device.0) }
     }
 
     /// Frees unified memory.
@@ -127,7 +118,7 @@ impl Driver {
     /// more.
     pub(crate) unsafe fn free_unified(&self, address: u64) -> Result<()> {
         // SAFETY: as the caller promises.
-        self.check("cuMemFree", unsafe { (self.cuMemFree_v2)(address) })
+        unsafe { self.cuMemFree_v2(address) }
     }
 
     /// Pinned memory: the host's address and the device's.
@@ -140,7 +131,7 @@ impl Driver {
         }
         self.device_address(host).map(|address| (host as u64, address)).inspect_err(|_| {
             // SAFETY: it was allocated just now.
-            ended(self, "cuMemFreeHost", unsafe { (self.cuMemFreeHost)(host) });
+            ended(unsafe { self.cuMemFreeHost(host) });
         })
     }
 
@@ -151,7 +142,7 @@ impl Driver {
     /// more.
     pub(crate) unsafe fn free_pinned(&self, host: u64) -> Result<()> {
         // SAFETY: as the caller promises.
-        self.check("cuMemFreeHost", unsafe { (self.cuMemFreeHost)(host as *mut c_void) })
+        unsafe { self.cuMemFreeHost(host as *mut c_void) }
     }
 
     /// Registers host memory, and gives the device's address.
@@ -161,11 +152,10 @@ impl Driver {
     pub(crate) unsafe fn register(&self, host: *mut u8, bytes: u64) -> Result<u64> {
         let host: *mut c_void = host.cast();
         // SAFETY: as the caller promises; a range that is not mapped is refused.
-        let status = unsafe { (self.cuMemHostRegister_v2)(host, bytes as usize, PORTABLE_AND_MAPPED) };
-        self.check("cuMemHostRegister", status)?;
+        unsafe { self.cuMemHostRegister_v2(host, bytes as usize, PORTABLE_AND_MAPPED) }?;
         self.device_address(host).map_err(|status| {
             // SAFETY: it was registered just now.
-            ended(self, "cuMemHostUnregister", unsafe { (self.cuMemHostUnregister)(host) });
+            ended(unsafe { self.cuMemHostUnregister(host) });
             self.error("cuMemHostGetDevicePointer", status)
         })
     }
@@ -177,7 +167,7 @@ impl Driver {
     /// more.
     pub(crate) unsafe fn unregister(&self, host: u64) -> Result<()> {
         // SAFETY: as the caller promises.
-        self.check("cuMemHostUnregister", unsafe { (self.cuMemHostUnregister)(host as *mut c_void) })
+        unsafe { self.cuMemHostUnregister(host as *mut c_void) }
     }
 
     fn device_address(&self, host: *mut c_void) -> Result<u64, Status> {

@@ -38,8 +38,9 @@ fn is_sticky(status: Status) -> bool {
 }
 
 impl Driver {
-    /// A status as an error.
+    /// A status as an error. Its call is named as the manual does, without the version.
     pub(crate) fn error(&self, call: &'static str, status: Status) -> Error {
+        let call = call.strip_suffix("_v2").unwrap_or(call);
         let text = |get: unsafe extern "C" fn(Status, *mut *const c_char) -> Status| {
             let mut text = ptr::null();
             // SAFETY: the pointer is to a local; what the driver stores there is null or a string that is never freed.
@@ -65,7 +66,7 @@ impl Driver {
     pub(crate) fn device_count(&self) -> Result<u32> {
         let mut count = 0;
         // SAFETY: the pointer is to a local.
-        self.check("cuDeviceGetCount", unsafe { (self.cuDeviceGetCount)(&raw mut count) })?;
+        unsafe { self.cuDeviceGetCount(&raw mut count) }?;
         Ok(count.max(0) as u32)
     }
 
@@ -73,8 +74,7 @@ impl Driver {
     pub(crate) fn device(&self, ordinal: u32) -> Result<Device> {
         let mut device = 0;
         // SAFETY: the pointer is to a local.
-        let status = unsafe { (self.cuDeviceGet)(&raw mut device, ordinal as i32) };
-        self.check("cuDeviceGet", status)?;
+        unsafe { self.cuDeviceGet(&raw mut device, ordinal as i32) }?;
         Ok(Device(device))
     }
 
@@ -82,7 +82,7 @@ impl Driver {
     pub(crate) fn version(&self) -> Result<String> {
         let mut version = 0;
         // SAFETY: the pointer is to a local.
-        self.check("cuDriverGetVersion", unsafe { (self.cuDriverGetVersion)(&raw mut version) })?;
+        unsafe { self.cuDriverGetVersion(&raw mut version) }?;
         Ok(format!("{}.{}", version / 1000, version % 1000 / 10))
     }
 
@@ -90,8 +90,7 @@ impl Driver {
     pub(crate) fn memory(&self) -> Result<(u64, u64)> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: the pointers are to locals.
-        let status = unsafe { (self.cuMemGetInfo_v2)(&raw mut free, &raw mut total) };
-        self.check("cuMemGetInfo", status)?;
+        unsafe { self.cuMemGetInfo_v2(&raw mut free, &raw mut total) }?;
         Ok((free as u64, total as u64))
     }
 }
@@ -104,8 +103,7 @@ impl Device {
     pub(crate) fn attribute(self, driver: &Driver, attribute: CUdevice_attribute) -> Result<u32> {
         let mut value = 0;
         // SAFETY: the pointer is to a local.
-        let status = unsafe { (driver.cuDeviceGetAttribute)(&raw mut value, attribute, self.0) };
-        driver.check("cuDeviceGetAttribute", status)?;
+        unsafe { driver.cuDeviceGetAttribute(&raw mut value, attribute, self.0) }?;
         Ok(value.max(0) as u32)
     }
 
@@ -121,8 +119,7 @@ impl Device {
     pub(crate) fn memory(self, driver: &Driver) -> Result<u64> {
         let mut bytes = 0;
         // SAFETY: the pointer is to a local.
-        let status = unsafe { (driver.cuDeviceTotalMem_v2)(&raw mut bytes, self.0) };
-        driver.check("cuDeviceTotalMem", status)?;
+        unsafe { driver.cuDeviceTotalMem_v2(&raw mut bytes, self.0) }?;
         Ok(bytes as u64)
     }
 }
@@ -159,8 +156,7 @@ impl Context {
     pub(crate) fn retain(driver: &'static Driver, device: Device) -> Result<Self> {
         let mut handle = ptr::null_mut();
         // SAFETY: the pointer is to a local.
-        let status = unsafe { (driver.cuDevicePrimaryCtxRetain)(&raw mut handle, device.0) };
-        driver.check("cuDevicePrimaryCtxRetain", status)?;
+        unsafe { driver.cuDevicePrimaryCtxRetain(&raw mut handle, device.0) }?;
         let this = Self { driver, device, handle, _thread: PhantomData };
         this.enter()?;
         Ok(this)
@@ -175,8 +171,7 @@ impl Context {
     #[cold]
     fn make_current(&self) -> Result<()> {
         // SAFETY: the context is retained as long as this value is there.
-        let status = unsafe { (self.driver.cuCtxSetCurrent)(self.handle) };
-        self.driver.check("cuCtxSetCurrent", status)?;
+        unsafe { self.driver.cuCtxSetCurrent(self.handle) }?;
         CURRENT.set(self.handle);
         Ok(())
     }
@@ -186,18 +181,16 @@ impl Drop for Context {
     fn drop(&mut self) {
         if CURRENT.replace(ptr::null_mut()) == self.handle {
             // SAFETY: no context is current any more after this; another queue of this thread makes its own current.
-            let cleared = unsafe { (self.driver.cuCtxSetCurrent)(ptr::null_mut()) };
-            ended(self.driver, "cuCtxSetCurrent", cleared);
+            ended(unsafe { self.driver.cuCtxSetCurrent(ptr::null_mut()) });
         }
         // SAFETY: it was retained once by `retain`; what was made in it has been dropped before.
-        let released = unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(self.device.0) };
-        ended(self.driver, "cuDevicePrimaryCtxRelease", released);
+        ended(unsafe { self.driver.cuDevicePrimaryCtxRelease_v2(self.device.0) });
     }
 }
 
 /// Says that an object could not be ended, as after a fault on the device.
-fn ended(driver: &Driver, call: &'static str, status: Status) {
-    if let Err(error) = driver.check(call, status) {
+fn ended(result: Result<()>) {
+    if let Err(error) = result {
         tracing::debug!(%error, "an object was not ended");
     }
 }

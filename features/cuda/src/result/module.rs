@@ -55,7 +55,7 @@ impl Module {
             Ok(()) => Ok(module),
             Err(error) => {
                 // SAFETY: it was loaded just now.
-                ended(driver, "cuModuleUnload", unsafe { (driver.cuModuleUnload)(handle) });
+                ended(unsafe { driver.cuModuleUnload(handle) });
                 Err(error)
             }
         }
@@ -65,9 +65,8 @@ impl Module {
         let bad = |reason: String| Error::Load { kernel: artifact.entry().to_owned(), reason };
         let name = CString::new(artifact.entry()).map_err(|error| bad(error.to_string()))?;
         // SAFETY: the module is live, the name ends with a zero byte.
-        let status =
-            unsafe { (driver.cuModuleGetFunction)(&raw mut self.function, self.handle, name.as_ptr()) };
-        driver.check("cuModuleGetFunction", status).map_err(|error| or_bad(error, bad))?;
+        unsafe { driver.cuModuleGetFunction(&raw mut self.function, self.handle, name.as_ptr()) }
+            .map_err(|error| or_bad(error, bad))?;
         if let Some(load) = driver.cuFuncLoad {
             // Else its first launch loads it, and waits for whatever runs then.
             // SAFETY: the function is live.
@@ -86,8 +85,7 @@ impl Module {
             let opt_in = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             let bytes = i32::try_from(self.shared_bytes).unwrap_or(i32::MAX);
             // SAFETY: the function is live.
-            let status = unsafe { (driver.cuFuncSetAttribute)(self.function, opt_in, bytes) };
-            driver.check("cuFuncSetAttribute", status).map_err(|error| {
+            unsafe { driver.cuFuncSetAttribute(self.function, opt_in, bytes) }.map_err(|error| {
                 let wanted = self.shared_bytes;
                 or_bad(error, |error| bad(format!("{wanted} bytes of shared memory for a block: {error}")))
             })?;
@@ -98,8 +96,7 @@ impl Module {
     fn attribute(&self, driver: &Driver, attribute: CUfunction_attribute) -> Result<u32> {
         let mut value = 0;
         // SAFETY: the function is live, the pointer is to a local.
-        let status = unsafe { (driver.cuFuncGetAttribute)(&raw mut value, attribute, self.function) };
-        driver.check("cuFuncGetAttribute", status)?;
+        unsafe { driver.cuFuncGetAttribute(&raw mut value, attribute, self.function) }?;
         Ok(value.max(0) as u32)
     }
 
@@ -154,7 +151,6 @@ impl Module {
     /// to one.
     pub(crate) unsafe fn unload(driver: &Driver, id: usize) -> Result<()> {
         // SAFETY: it is a live handle, as the caller promises.
-        driver
-            .check("cuModuleUnload", unsafe { (driver.cuModuleUnload)(ptr::with_exposed_provenance_mut(id)) })
+        unsafe { driver.cuModuleUnload(ptr::with_exposed_provenance_mut(id)) }
     }
 }

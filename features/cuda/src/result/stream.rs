@@ -58,8 +58,7 @@ impl Stream {
     pub(crate) fn new(context: &Rc<Context>) -> Result<Self> {
         let mut handle = ptr::null_mut();
         // SAFETY: the pointer is to a local; the context is current.
-        let status = unsafe { (context.driver.cuStreamCreate)(&raw mut handle, NON_BLOCKING) };
-        context.driver.check("cuStreamCreate", status)?;
+        unsafe { context.driver.cuStreamCreate(&raw mut handle, NON_BLOCKING) }?;
         Ok(Self { handle, context: Rc::clone(context) })
     }
 
@@ -69,9 +68,8 @@ impl Stream {
 
     /// Waits for all of the stream, however long that takes.
     pub(crate) fn synchronize(&self) -> Result<()> {
-        let driver = self.context.driver;
         // SAFETY: the stream is live.
-        driver.check("cuStreamSynchronize", unsafe { (driver.cuStreamSynchronize)(self.handle) })
+        unsafe { self.context.driver.cuStreamSynchronize(self.handle) }
     }
 
     /// Sets bytes.
@@ -79,10 +77,8 @@ impl Stream {
     /// # Safety
     /// They lie in memory of a queue, which is not freed but by a command of this stream behind this one; nothing else is there.
     pub(crate) unsafe fn fill(&self, address: u64, value: u8, bytes: u64) -> Result<()> {
-        let driver = self.context.driver;
         // SAFETY: the stream is live; of the memory the caller promises it.
-        let status = unsafe { (driver.cuMemsetD8Async)(address, value, bytes as usize, self.handle) };
-        driver.check("cuMemsetD8Async", status)
+        unsafe { self.context.driver.cuMemsetD8Async(address, value, bytes as usize, self.handle) }
     }
 
     /// Copies bytes: to any address of the process, if it is told one.
@@ -90,10 +86,8 @@ impl Stream {
     /// # Safety
     /// Both are as for [`fill`](Self::fill).
     pub(crate) unsafe fn copy(&self, target: u64, source: u64, bytes: u64) -> Result<()> {
-        let driver = self.context.driver;
         // SAFETY: the stream is live; of both the caller promises it.
-        let status = unsafe { (driver.cuMemcpyAsync)(target, source, bytes as usize, self.handle) };
-        driver.check("cuMemcpyAsync", status)
+        unsafe { self.context.driver.cuMemcpyAsync(target, source, bytes as usize, self.handle) }
     }
 
     /// Launches a kernel.
@@ -102,14 +96,13 @@ impl Stream {
     /// The module was not unloaded, and the arguments are for it. They name memory that is there until the kernel has ended, but
     /// for frees by commands of this stream behind the launch.
     pub(crate) unsafe fn launch(&self, module: &Module, grid: Grid, arguments: &Arguments) -> Result<()> {
-        let driver = self.context.driver;
         let mut parameters = Parameters::of(arguments);
         let Grid([gx, gy, gz]) = grid;
         let [bx, by, bz] = module.block();
         // SAFETY: the function is live, as the caller promises; the block of parameters is given with its length, and the
         // driver copies it before it returns. What the kernel does was promised by `Artifact::new`.
-        let status = unsafe {
-            (driver.cuLaunchKernel)(
+        unsafe {
+            self.context.driver.cuLaunchKernel(
                 module.function(),
                 gx,
                 gy,
@@ -122,23 +115,18 @@ impl Stream {
                 ptr::null_mut(),
                 parameters.extra().as_mut_ptr(),
             )
-        };
-        driver.check("cuLaunchKernel", status)
+        }
     }
 
     pub(crate) fn begin_capture(&self) -> Result<()> {
-        let driver = self.context.driver;
         // SAFETY: the stream is live.
-        let status = unsafe { (driver.cuStreamBeginCapture_v2)(self.handle, THREAD_LOCAL) };
-        driver.check("cuStreamBeginCapture", status)
+        unsafe { self.context.driver.cuStreamBeginCapture_v2(self.handle, THREAD_LOCAL) }
     }
 
     pub(crate) fn end_capture(&self) -> Result<Graph> {
-        let driver = self.context.driver;
         let mut graph = ptr::null_mut();
         // SAFETY: the stream is live, the pointer is to a local.
-        let status = unsafe { (driver.cuStreamEndCapture)(self.handle, &raw mut graph) };
-        driver.check("cuStreamEndCapture", status)?;
+        unsafe { self.context.driver.cuStreamEndCapture(self.handle, &raw mut graph) }?;
         // SAFETY: the driver made the graph for this capture, and nobody else knows it.
         unsafe { Graph::instantiate(&self.context, graph) }
     }
@@ -146,10 +134,9 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let driver = self.context.driver;
         let _ = self.context.enter();
         // SAFETY: nobody uses the handle after this.
-        ended(driver, "cuStreamDestroy", unsafe { (driver.cuStreamDestroy_v2)(self.handle) });
+        ended(unsafe { self.context.driver.cuStreamDestroy_v2(self.handle) });
     }
 }
 
@@ -163,9 +150,7 @@ impl Event {
     pub(crate) fn new(context: &Rc<Context>, timed: bool) -> Result<Self> {
         let mut handle = ptr::null_mut();
         // SAFETY: the pointer is to a local; the context is current.
-        let status =
-            unsafe { (context.driver.cuEventCreate)(&raw mut handle, if timed { 0 } else { NO_TIME }) };
-        context.driver.check("cuEventCreate", status)?;
+        unsafe { context.driver.cuEventCreate(&raw mut handle, if timed { 0 } else { NO_TIME }) }?;
         Ok(Self { handle, context: Rc::clone(context) })
     }
 
@@ -174,9 +159,8 @@ impl Event {
     }
 
     pub(crate) fn record(&self, stream: &Stream) -> Result<()> {
-        let driver = self.context.driver;
         // SAFETY: both are live.
-        driver.check("cuEventRecord", unsafe { (driver.cuEventRecord)(self.handle, stream.handle) })
+        unsafe { self.context.driver.cuEventRecord(self.handle, stream.handle) }
     }
 
     pub(crate) fn done(&self) -> Result<bool> {
@@ -190,21 +174,18 @@ impl Event {
     }
 
     pub(crate) fn until(&self, later: &Self) -> Result<Duration> {
-        let driver = self.context.driver;
         self.context.enter()?;
         let mut milliseconds = 0.0;
         // SAFETY: both are live, the pointer is to a local.
-        let status = unsafe { (driver.cuEventElapsedTime)(&raw mut milliseconds, self.handle, later.handle) };
-        driver.check("cuEventElapsedTime", status)?;
+        unsafe { self.context.driver.cuEventElapsedTime(&raw mut milliseconds, self.handle, later.handle) }?;
         Ok(Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3).unwrap_or_default())
     }
 }
 
 impl Drop for Event {
     fn drop(&mut self) {
-        let driver = self.context.driver;
         let _ = self.context.enter();
         // SAFETY: nobody uses the handle after this.
-        ended(driver, "cuEventDestroy", unsafe { (driver.cuEventDestroy_v2)(self.handle) });
+        ended(unsafe { self.context.driver.cuEventDestroy_v2(self.handle) });
     }
 }
