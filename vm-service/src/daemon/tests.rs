@@ -258,6 +258,37 @@ fn who_closes_its_half_after_the_request_is_answered() {
 }
 
 #[test]
+fn what_a_guest_says_of_others_is_not_passed_on() {
+    let world = World::new();
+    for (guest, says, console) in [("liar", "web1", "/dev/pts/0"), ("econ", "econ", "/etc/hostname")] {
+        let home = world.host.state.join("guests").join(guest);
+        std::fs::create_dir_all(&home).expect("a directory");
+        let listener = std::os::unix::net::UnixListener::bind(home.join("control")).expect("a socket");
+        let status = json!({"name": says, "pid": 1, "state": "running", "since": 0, "vcpus": 1, "memory": 0, "devices": [], "console": console});
+        // Ends with the test.
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let (mut writer, status) = (stream.try_clone().expect("a clone"), status.clone());
+                std::thread::spawn(move || {
+                    let lines = std::io::BufRead::lines(std::io::BufReader::new(stream));
+                    for (id, _) in lines.map_while(Result::ok).enumerate() {
+                        let answer = json!({"id": id + 1, "answer": {"ok": status}});
+                        let _ = writeln!(writer, "{answer}");
+                    }
+                });
+            }
+        });
+    }
+    let (status, refused) = world.call("GET", "/v1/guests/liar", None);
+    assert!(
+        status == 500 && refused["detail"].as_str().is_some_and(|text| text.contains("another guest")),
+        "{refused}"
+    );
+    let (status, guest) = world.call("GET", "/v1/guests/econ", None);
+    assert_eq!((status, &guest["console"]), (200, &Value::Null), "{guest}");
+}
+
+#[test]
 fn listeners_leave_connections_to_others() {
     let world = World::new();
     let mut listeners = Vec::new();
