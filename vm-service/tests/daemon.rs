@@ -308,12 +308,45 @@ fn who_is_not_answered_learns_why() {
 }
 
 #[test]
+fn a_guest_has_nothing_of_the_daemon_that_it_was_not_given() {
+    if !has_kvm() {
+        return;
+    }
+    let mut world = World::new();
+    let daemon = world.command("serve");
+    // A descriptor that whoever started the daemon left open.
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "exec 9<&0 </dev/null; exec \"$0\" \"$@\""]).arg(daemon.get_program());
+    shell.args(daemon.get_args()).current_dir(world.folder.path()).env("SECRET", "of the daemon");
+    let log = File::create(world.path("messages")).expect("a file");
+    fs::write(world.path("secret"), "").expect("written");
+    let secret = File::open(world.path("secret")).expect("a file");
+    let process = shell.stdin(secret).stdout(Stdio::null()).stderr(log).spawn().expect("the daemon");
+    world.processes.push(process);
+    world.wait_until("the daemon", |world| world.run("guests").status.success());
+    let guest = world.json("start web1.toml");
+    let of = |file: &str| PathBuf::from(format!("/proc/{}/{file}", guest["pid"]));
+    let files = fs::read_dir(of("fd")).expect("its descriptors").flatten();
+    let files: Vec<_> = files.filter_map(|file| fs::read_link(file.path()).ok()).collect();
+    assert!(!files.is_empty() && files.iter().all(|file| !file.ends_with("secret")), "{files:?}");
+    let environment = fs::read_to_string(of("environ")).expect("its environment");
+    assert!(environment.contains("PATH=") && !environment.contains("SECRET"), "{environment}");
+    assert_eq!(world.json("stop web1 --now")["how"], "cut");
+}
+
+#[test]
 fn a_guest_that_does_not_start_says_why() {
     if !has_kvm() {
         return;
     }
     let mut world = World::new();
     world.serve();
+    let initrd = "name = \"web4\"\nmemory = \"4M\"\nboot = { kernel = \"kernel\", initrd = \"initrd\" }\n";
+    fs::write(world.path("web4.toml"), initrd).expect("written");
+    File::create(world.path("initrd")).and_then(|file| file.set_len(4 << 20)).expect("a file");
+    for command in ["run web4.toml --console none", "start web4.toml"] {
+        world.refused(command, 2, "behind the kernel; raise `memory`");
+    }
     world.refused("start web2.toml --net tap=vm-none", 1, "vm-none");
     fs::write(world.path("kernel"), "no kernel").expect("written");
     // As `run` says it, with its exit status.

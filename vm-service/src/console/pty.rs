@@ -69,12 +69,19 @@ pub struct Link {
 }
 
 impl Link {
-    /// Makes the link, in the place of one that a killed process left.
+    /// Makes the link, in the place of one that a killed process left. Its pseudo-terminal is gone, or is the one that `terminal`
+    /// has got the name of since.
     ///
     /// # Errors
-    /// When something else is there, or no link can be made.
+    /// When something else is there, as a link to a pseudo-terminal that somebody has, or no link can be made.
     pub fn new(terminal: &Path, path: &Path) -> io::Result<Self> {
-        if fs::read_link(path).is_ok_and(|target| target.starts_with("/dev/pts")) {
+        if let Ok(target) = fs::read_link(path)
+            && target.starts_with("/dev/pts")
+        {
+            if target != terminal && target.try_exists()? {
+                let reason = format!("it leads to {}, which is in use", target.display());
+                return Err(io::Error::new(io::ErrorKind::AlreadyExists, reason));
+            }
             fs::remove_file(path)?;
         }
         std::os::unix::fs::symlink(terminal, path)?;
@@ -99,8 +106,9 @@ mod tests {
     fn a_link_replaces_only_what_an_earlier_one_left() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("console");
-        let left = Link::new(Path::new("/dev/pts/0"), &path).expect("a link");
-        std::mem::forget(left);
+        for gone in ["/dev/pts/none", "/dev/pts/1"] {
+            std::mem::forget(Link::new(Path::new(gone), &path).expect("a link"));
+        }
         drop(Link::new(Path::new("/dev/pts/1"), &path).expect("a link"));
         assert!(path.symlink_metadata().is_err(), "it is gone");
         let replaced = Link::new(Path::new("/dev/pts/1"), &path).expect("a link");
@@ -110,5 +118,11 @@ mod tests {
         let refused = Link::new(Path::new("/dev/pts/1"), &path).expect_err("a file is there");
         assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(fs::read(&path).expect("a file"), b"precious");
+        let live = folder.path().join("live");
+        let (_pty, terminal) = Pty::open().expect("a pseudo-terminal");
+        let _link = Link::new(&terminal, &live).expect("a link");
+        let refused = Link::new(Path::new("/dev/pts/none"), &live).expect_err("a guest has it");
+        assert!(refused.to_string().contains("which is in use"), "{refused}");
+        assert_eq!(fs::read_link(&live).expect("a link"), terminal);
     }
 }

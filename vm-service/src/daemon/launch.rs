@@ -2,6 +2,7 @@
 //!
 //! The process has a session of its own, takes the lock of the guest's directory over as its standard input, and the
 //! connection by which the daemon hears of it as its standard output, and logs into a file. Where systemd runs, it is in a scope unit of its own, `vm-guest-NAME.scope`: whoever stops the daemon's unit stops no guest.
+//! It inherits no other descriptor of the daemon, and little of its environment.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -15,6 +16,10 @@ use std::process::{Child, Command, Stdio};
 use vm_passthrough::Host;
 
 use crate::commands::boot::StartOptions;
+use crate::sandbox::inherit_standard;
+
+/// What a guest's process has of the daemon's environment.
+const ENVIRONMENT: [&str; 3] = ["PATH", "LD_LIBRARY_PATH", "RUST_LOG"];
 
 /// What a guest's process is made of.
 pub(super) struct Plan<'a> {
@@ -78,6 +83,9 @@ impl Launch for Processes {
             .arg("--console")
             .arg(console)
             .args(plan.options.arguments());
+        let environment = ENVIRONMENT.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
+        command.env_clear().envs(environment);
+        inherit_standard(&mut command);
         let connection = Stdio::from(OwnedFd::from(plan.connection));
         let child = command.stdin(plan.lock).stdout(connection).stderr(plan.log).current_dir("/").spawn()?;
         Ok(Box::new(child))

@@ -358,7 +358,7 @@ impl Machine {
             match restarts.to_tell() {
                 Some(in_a_row @ 2..) => tracing::warn!(
                     reason = %report.end,
-                    "the guest restarts for the {in_a_row}th time in a row within seconds, in {:.1} s",
+                    "the guest ended {in_a_row} times in a row within seconds; it restarts in {:.1} s",
                     delay.as_secs_f64()
                 ),
                 Some(_) => tracing::info!(reason = %report.end, "the guest restarts"),

@@ -3,6 +3,8 @@
 //! linux-loader knows both, too, but reads what a file says it has, in one piece, notes that nobody asked for included: a
 //! loader that is to be bounded and stopped reads by itself.
 
+use std::ops::Range;
+
 use linux_loader::loader::bootparam::setup_header;
 use vm_memory::ByteValued as _;
 
@@ -24,8 +26,6 @@ pub(super) enum Image {
 pub(in crate::vmm) struct Loaded {
     /// Where it is entered.
     pub(in crate::vmm) entry: u64,
-    /// First address after it and the memory that it needs before it reads the memory map.
-    pub(in crate::vmm) end: u64,
     /// Setup header of a bzImage.
     pub(in crate::vmm) header: Option<setup_header>,
 }
@@ -44,13 +44,6 @@ const LOADED_HIGH: u8 = 1;
 const XLF_KERNEL_64: u16 = 1;
 /// Longest command line of a Linux kernel that says nothing of it, `COMMAND_LINE_SIZE` of x86.
 const COMMAND_LINE_SIZE: u64 = 2047;
-
-impl Loaded {
-    /// First address that its initial RAM disk may not reach.
-    pub(in crate::vmm) fn initrd_limit(&self) -> u64 {
-        self.header.map_or(layout::LOW_RAM_LIMIT, |header| u64::from(header.initrd_addr_max) + 1)
-    }
-}
 
 fn not_bootable(file: &BootFile, reason: impl Into<String>) -> BootError {
     BootError::NotBootable { path: file.path().to_owned(), reason: reason.into() }
@@ -85,6 +78,21 @@ impl Image {
         match self {
             Self::BzImage(header, _) => u64::from(header.cmdline_size),
             Self::Elf(_) => COMMAND_LINE_SIZE,
+        }
+    }
+
+    /// Where its initial RAM disk may be, in the RAM that ends at `ram_end`: behind it and the memory that it needs before it
+    /// reads the memory map.
+    pub(super) fn initrd_room(&self, file: &BootFile, ram_end: u64) -> Range<u64> {
+        match self {
+            Self::BzImage(header, begin) => {
+                let end = loaded_end(header, file.len().saturating_sub(*begin));
+                end..ram_end.min(u64::from(header.initrd_addr_max) + 1)
+            }
+            Self::Elf(headers) => {
+                let ends = headers.segments.iter().map(|segment| segment.address + segment.size());
+                ends.max().unwrap_or(layout::HIGH_RAM)..ram_end
+            }
         }
     }
 
@@ -167,7 +175,7 @@ fn load_bzimage(
             start + ENTRY_64
         }
     };
-    Ok(Loaded { entry, end: loaded_end(&header, size), header: Some(header) })
+    Ok(Loaded { entry, header: Some(header) })
 }
 
 /// Unpacks the kernel to where it runs and returns where it is entered, or says why it has to do that itself.
@@ -210,12 +218,10 @@ fn elf(file: &BootFile, head: &[u8], ram_end: u64) -> Result<elf::Headers, BootE
 }
 
 fn load_elf(loader: &Loader<'_>, file: &BootFile, headers: &elf::Headers) -> Result<Loaded, BootError> {
-    let mut end = layout::HIGH_RAM;
     for segment in &headers.segments {
         loader.copy(file, segment.offset, segment.in_file, segment.address)?;
         // After a reboot the RAM is not fresh.
         loader.zero(segment.address + segment.in_file, segment.in_memory.saturating_sub(segment.in_file))?;
-        end = end.max(segment.address + segment.size());
     }
-    Ok(Loaded { entry: headers.entry, end, header: None })
+    Ok(Loaded { entry: headers.entry, header: None })
 }

@@ -12,6 +12,9 @@ mod loader;
 mod params;
 mod payload;
 
+use std::ops::Range;
+use std::path::PathBuf;
+
 pub use error::BootError;
 use image::{Image, Loaded};
 use loader::{BootFile, Loader};
@@ -48,7 +51,9 @@ impl Program {
         let file = BootFile::open(&boot.kernel)?;
         let image = Image::read(&file, layout.ram[0].end)?;
         check_cmdline(&boot.cmdline, image.cmdline_limit())?;
-        boot.initrd.as_deref().map_or(Ok(()), |initrd| BootFile::open(initrd).map(drop))
+        let room = image.initrd_room(&file, layout.ram[0].end);
+        let place = |initrd| place_initrd(&BootFile::open(initrd)?, &room).map(drop);
+        boot.initrd.as_deref().map_or(Ok(()), place)
     }
 
     /// Loads the guest's program and its initial RAM disk into RAM, which nobody else writes meanwhile, until `stop` answers
@@ -68,11 +73,14 @@ impl Program {
         let file = BootFile::open(&boot.kernel)?;
         let image = Image::read(&file, low_end)?;
         check_cmdline(&boot.cmdline, image.cmdline_limit())?;
+        let room = image.initrd_room(&file, low_end);
         let kernel = image.load(&loader, &file, low_end, &boot.cmdline)?;
-        let initrd = match &boot.initrd {
-            Some(path) => Some(load_initrd(&loader, &BootFile::open(path)?, &kernel, low_end)?),
-            None => None,
+        let load = |path: &PathBuf| {
+            let file = BootFile::open(path)?;
+            let start = place_initrd(&file, &room)?;
+            loader.copy(&file, 0, file.len(), start).map(|()| (start, file.len()))
         };
+        let initrd = boot.initrd.as_ref().map(load).transpose()?;
         Ok(Self { kernel, initrd })
     }
 
@@ -111,20 +119,13 @@ fn write_cmdline(memory: &GuestMemoryMmap, cmdline: &str) -> Result<(), BootErro
     memory.write_slice(&bytes, GuestAddress(layout::CMDLINE)).map_err(|_| BootError::TooLittleRam)
 }
 
-/// Loads the initial RAM disk as high as the kernel allows; returns its address and size.
-fn load_initrd(
-    loader: &Loader<'_>,
-    file: &BootFile,
-    loaded: &Loaded,
-    low_end: u64,
-) -> Result<(u64, u64), BootError> {
+/// The address of the initial RAM disk: as high in the room as it fits.
+fn place_initrd(file: &BootFile, room: &Range<u64>) -> Result<u64, BootError> {
     let size = file.len();
-    let top = low_end.min(loaded.initrd_limit());
-    let fits = top.checked_sub(size).map(|start| start & !0xfff).filter(|&start| start >= loaded.end);
-    let Some(start) = fits else {
-        let (path, room) = (file.path().to_owned(), top.saturating_sub(loaded.end));
-        return Err(BootError::InitrdTooBig { path, size, room });
-    };
-    loader.copy(file, 0, size, start)?;
-    Ok((start, size))
+    let start = room.end.checked_sub(size).map(|start| start & !0xfff).filter(|&start| start >= room.start);
+    start.ok_or_else(|| BootError::InitrdTooBig {
+        path: file.path().to_owned(),
+        size,
+        room: room.end.saturating_sub(room.start),
+    })
 }
