@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::bind::Binder;
 use super::{BindError, Cancel, Claim, ClaimError, ClaimOptions, Plan, Refusal, Step};
 use crate::iommu::{VFIO_DRIVER, is_vfio_driver};
-use crate::ledger::{Entry, Journal, Ledger, LedgerError, Owner, Record, UnreadRecord};
+use crate::ledger::{ClaimedFunction, Entry, Journal, Ledger, LedgerError, Owner, Record, UnreadRecord};
 use crate::pci::PciFunction;
 use crate::readiness::{self, ExplainOptions, Severity};
 use crate::{Host, PciAddress};
@@ -69,7 +69,7 @@ pub(crate) fn take(
         return Err(ClaimError::Failed { cause: Box::new(BindError::Cancelled(target)) });
     }
     let ledger = ledger?.for_guest(options.guest.as_ref());
-    let (journals, failed) = recover_dead(host, &ledger, options.deadline)?;
+    let Recovered { standing, failed, .. } = recover_dead(host, &ledger, options.deadline)?;
     let plan = match Plan::new(&scan(), target, options) {
         // Who has it says more than that it has an unexpected driver.
         Err(refusal @ (Refusal::NoSuchFunction(_) | Refusal::OtherDevice { .. })) => {
@@ -87,7 +87,7 @@ pub(crate) fn take(
             return Err(failure.into_error(address));
         }
     }
-    for journal in journals {
+    for journal in standing {
         let Some(address) = wanted.iter().copied().find(|&address| journal.entry.function(address).is_some())
         else {
             continue;
@@ -181,20 +181,17 @@ fn carry_out(
         let lock = binder.lock(address)?;
         let driver = binder.driver(address)?;
         let resets = binder.resets(address);
-        match driver {
-            Some(driver) if is_vfio_driver(&driver) => {
-                journal.append(&Record::Keep { address, driver, resets })?;
-            }
-            driver => {
-                let driver_override = binder.driver_override(address)?;
-                let record = Record::Take { address, driver: driver.clone(), driver_override, resets };
-                journal.append(&record)?;
-                match (step, driver) {
-                    (Step::Park { .. }, Some(driver)) => binder.unbind(&lock, &driver)?,
-                    (Step::Park { .. }, None) => {}
-                    (_, driver) => binder.take(&lock, driver.as_deref())?,
-                }
-            }
+        let kept = driver.as_deref().is_some_and(is_vfio_driver);
+        let driver_override = if kept { None } else { binder.driver_override(address)? };
+        let before = driver.clone();
+        let function =
+            ClaimedFunction { address, driver: before, driver_override, resets, kept, restored: false };
+        journal.append(&Record::Function(function))?;
+        match (step, driver) {
+            _ if kept => {}
+            (Step::Park { .. }, Some(driver)) => binder.unbind(&lock, &driver)?,
+            (Step::Park { .. }, None) => {}
+            (_, driver) => binder.take(&lock, driver.as_deref())?,
         }
     }
     go_on(plan.target)?;
@@ -263,23 +260,22 @@ impl Failure {
     }
 }
 
-/// Undoes the claims whose owner died, and those that were being released. The other journals are returned.
+/// What became of the claims in the ledger.
+#[derive(Default)]
+pub(super) struct Recovered {
+    /// The journals of those that stand.
+    pub(super) standing: Vec<Journal>,
+    pub(super) failed: Vec<Failure>,
+    pub(super) recovered: Vec<Entry>,
+}
+
+/// Undoes the claims whose owner died, and those that were being released.
 pub(super) fn recover_dead(
     host: &Host,
     ledger: &Ledger,
     deadline: Duration,
-) -> Result<(Vec<Journal>, Vec<Failure>), LedgerError> {
-    let mut recovered = Vec::new();
-    recover_into(host, ledger, deadline, &mut recovered)
-}
-
-fn recover_into(
-    host: &Host,
-    ledger: &Ledger,
-    deadline: Duration,
-    recovered: &mut Vec<Entry>,
-) -> Result<(Vec<Journal>, Vec<Failure>), LedgerError> {
-    let (mut standing, mut failed) = (Vec::new(), Vec::new());
+) -> Result<Recovered, LedgerError> {
+    let Recovered { mut standing, mut failed, mut recovered } = Recovered::default();
     for journal in ledger.journals()? {
         let mut journal = match journal {
             Ok(journal) => journal,
@@ -304,7 +300,7 @@ fn recover_into(
             }
         }
     }
-    Ok((standing, failed))
+    Ok(Recovered { standing, failed, recovered })
 }
 
 /// Undoes the claims whose owner died, and those that were being released when the process died.
@@ -313,8 +309,8 @@ pub(crate) fn recover(host: &Host, deadline: Duration) -> Result<Recovery, Claim
         return Ok(Recovery::default());
     }
     let ledger = Ledger::lock(host, deadline)?;
-    let mut recovery = Recovery::default();
-    let (_, failed) = recover_into(host, &ledger, deadline, &mut recovery.recovered)?;
+    let Recovered { failed, recovered, .. } = recover_dead(host, &ledger, deadline)?;
+    let mut recovery = Recovery { recovered, failed: Vec::new() };
     for failure in failed {
         recovery.failed.push(match failure {
             Failure::Unread(record) => ClaimError::Record(Box::new(record)),

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::act::recover_dead;
+use super::act::{Recovered, recover_dead};
 use super::{ClaimError, Refusal};
 use crate::ledger::{self, Ledger};
 use crate::{Host, PciAddress};
@@ -43,11 +43,11 @@ pub(crate) fn share(host: &Host, address: PciAddress, deadline: Duration) -> Res
         return Err(Refusal::NoSuchFunction(address).into());
     }
     let ledger = Ledger::lock(host, deadline)?;
-    let (journals, failed) = recover_dead(host, &ledger, deadline)?;
+    let Recovered { standing, failed, .. } = recover_dead(host, &ledger, deadline)?;
     if let Some(failure) = failed.into_iter().find(|failure| failure.is_about(address)) {
         return Err(failure.into_error(address));
     }
-    for journal in journals {
+    for journal in standing {
         let (entry, is_used) = (&journal.entry, !journal.locked);
         if entry.target == address || entry.function(address).is_some() {
             let owner = entry.user.clone().filter(|_| is_used).unwrap_or_else(|| entry.owner.clone());

@@ -85,17 +85,8 @@ pub(crate) enum Record {
         persistent: bool,
     },
     Owner(Owner),
-    Take {
-        address: PciAddress,
-        driver: Option<String>,
-        driver_override: Option<String>,
-        resets: Option<String>,
-    },
-    Keep {
-        address: PciAddress,
-        driver: String,
-        resets: Option<String>,
-    },
+    /// It is about to be taken, or kept.
+    Function(ClaimedFunction),
     Claimed,
     User(Owner),
     Release,
@@ -112,12 +103,14 @@ impl Record {
                 format!("claim {target} {}", if *persistent { "persistent" } else { "process" })
             }
             Self::Owner(owner) => format!("owner {}", words_of(owner)),
-            Self::Take { address, driver, driver_override, resets } => {
-                let driver = escape(driver.as_deref());
-                format!("take {address} {driver} {}{}", escape(driver_override.as_deref()), last(resets))
-            }
-            Self::Keep { address, driver, resets } => {
-                format!("keep {address} {}{}", escape(Some(driver)), last(resets))
+            Self::Function(ClaimedFunction { address, driver, driver_override, resets, kept, .. }) => {
+                let (driver, resets) = (escape(driver.as_deref()), last(resets));
+                match kept {
+                    true => format!("keep {address} {driver}{resets}"),
+                    false => {
+                        format!("take {address} {driver} {}{resets}", escape(driver_override.as_deref()))
+                    }
+                }
             }
             Self::Claimed => "claimed".into(),
             Self::User(owner) => format!("user {}", words_of(owner)),
@@ -125,21 +118,6 @@ impl Record {
             Self::Restored(address) => format!("restored {address}"),
         };
         line_of(&body)
-    }
-
-    /// The function that is taken or kept, as it was before.
-    fn function(&self) -> Option<ClaimedFunction> {
-        let restored = false;
-        Some(match self.clone() {
-            Self::Take { address, driver, driver_override, resets } => {
-                ClaimedFunction { address, driver, driver_override, resets, kept: false, restored }
-            }
-            Self::Keep { address, driver, resets } => {
-                let driver = Some(driver);
-                ClaimedFunction { address, driver, driver_override: None, resets, kept: true, restored }
-            }
-            _ => return None,
-        })
     }
 
     fn parse(body: &str) -> Option<Self> {
@@ -156,17 +134,22 @@ impl Record {
                 },
             },
             "owner" => Self::Owner(owner(&mut words)?),
-            "take" => Self::Take {
+            "take" => Self::Function(ClaimedFunction {
                 address: words.next()?.parse().ok()?,
                 driver: driver_name(words.next()?)?,
                 driver_override: driver_name(words.next()?)?,
                 resets: reset_methods(words.next())?,
-            },
-            "keep" => Self::Keep {
+                kept: false,
+                restored: false,
+            }),
+            "keep" => Self::Function(ClaimedFunction {
                 address: words.next()?.parse().ok()?,
-                driver: driver_name(words.next()?)??,
+                driver: Some(driver_name(words.next()?)??),
+                driver_override: None,
                 resets: reset_methods(words.next())?,
-            },
+                kept: true,
+                restored: false,
+            }),
             "claimed" => Self::Claimed,
             "user" => Self::User(owner(&mut words)?),
             "release" => Self::Release,
@@ -241,11 +224,11 @@ impl Entry {
     /// Takes up one more record; `false` when it can't follow what is there.
     pub(crate) fn apply(&mut self, record: &Record) -> bool {
         match record {
-            Record::Take { address, .. } | Record::Keep { address, .. } => {
-                if self.claimed || self.releasing || self.function(*address).is_some() {
+            Record::Function(function) => {
+                if self.claimed || self.releasing || self.function(function.address).is_some() {
                     return false;
                 }
-                self.functions.extend(record.function());
+                self.functions.push(function.clone());
             }
             Record::Claimed if !self.claimed && !self.releasing => self.claimed = true,
             Record::User(user) if self.claimed && self.persistent => self.user = Some(user.clone()),
@@ -279,7 +262,7 @@ impl Entry {
             Record::Claim { target: self.target, persistent: self.persistent },
             Record::Owner(self.owner.clone()),
         ];
-        records.extend(self.functions.iter().cloned().map(Record::from));
+        records.extend(self.functions.iter().cloned().map(Record::Function));
         records.extend(self.claimed.then_some(Record::Claimed));
         records.extend(self.user.clone().map(Record::User));
         records.extend(self.releasing.then_some(Record::Release));
@@ -296,16 +279,6 @@ pub(super) fn ended(mut text: String) -> String {
     // Writing to a String cannot fail.
     let _ = writeln!(text, "{checksum:08x} {end}");
     text
-}
-
-impl From<ClaimedFunction> for Record {
-    fn from(function: ClaimedFunction) -> Self {
-        let ClaimedFunction { address, driver, driver_override, resets, kept, .. } = function;
-        match driver {
-            Some(driver) if kept => Self::Keep { address, driver, resets },
-            driver => Self::Take { address, driver, driver_override, resets },
-        }
-    }
 }
 
 /// Why a file can't be read.
@@ -410,7 +383,11 @@ fn opened(records: &[Record]) -> Option<Entry> {
 /// The functions of which sound lines of a damaged file tell, as they were before.
 pub(crate) fn salvage(bytes: &[u8]) -> Vec<ClaimedFunction> {
     let lines = bytes.split_inclusive(|&byte| byte == b'\n').filter_map(checked_line);
-    let mut functions: Vec<_> = lines.filter_map(|line| Record::parse(line)?.function()).collect();
+    let function = |line| match Record::parse(line)? {
+        Record::Function(function) => Some(function),
+        _ => None,
+    };
+    let mut functions: Vec<_> = lines.filter_map(function).collect();
     functions.sort_by_key(|function| function.address);
     functions.dedup_by_key(|function| function.address);
     functions

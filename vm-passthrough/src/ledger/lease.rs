@@ -50,13 +50,24 @@ impl Sharer {
 /// # Errors
 /// When the ledger's directory can't be read.
 pub fn sharers(host: &Host, address: PciAddress) -> Result<Vec<Sharer>, LedgerError> {
-    let directory = host.state.join("ledger");
+    sharers_in(&host.state.join("ledger"), address, |_| Ok(()))
+}
+
+/// Who shares `address` by the leases in a directory. `ended` is given the file of each lease that has ended.
+fn sharers_in(
+    directory: &Path,
+    address: PciAddress,
+    ended: impl Fn(&Path) -> Result<(), LedgerError>,
+) -> Result<Vec<Sharer>, LedgerError> {
     let prefix = format!("{address}.");
-    let names = files::names(&directory).map_err(io_error("list", &directory))?;
+    let names = files::names(directory).map_err(io_error("list", directory))?;
     let leases = names.into_iter().filter(|name| name.starts_with(&prefix) && name.ends_with(".shared"));
     let mut sharers = Vec::new();
-    for name in leases.take(MAX_LEASES) {
-        sharers.extend(sharer(address, &directory.join(name))?);
+    for path in leases.take(MAX_LEASES).map(|name| directory.join(name)) {
+        match sharer(address, &path)? {
+            Some(sharer) => sharers.push(sharer),
+            None => ended(&path)?,
+        }
     }
     Ok(sharers)
 }
@@ -86,23 +97,9 @@ impl Ledger {
 
     /// Who shares `address` now, after what dead processes left was removed.
     pub(crate) fn sharers(&self, address: PciAddress) -> Result<Vec<Sharer>, LedgerError> {
-        let prefix = format!("{address}.");
-        let directory = self.directory();
-        let names = files::names(directory).map_err(io_error("list", directory))?;
-        let mut sharers = Vec::new();
-        for name in names.into_iter().take(MAX_LEASES) {
-            if !(name.starts_with(&prefix) && name.ends_with(".shared")) {
-                continue;
-            }
-            let path = directory.join(name);
-            match sharer(address, &path)? {
-                Some(sharer) => sharers.push(sharer),
-                // Its owner may have removed it just now.
-                None if path.exists() => remove(&path)?,
-                None => {}
-            }
-        }
-        Ok(sharers)
+        // Its owner may have removed it just now.
+        let remove = |path: &Path| if path.exists() { remove(path) } else { Ok(()) };
+        sharers_in(self.directory(), address, remove)
     }
 }
 

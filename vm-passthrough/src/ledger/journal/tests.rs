@@ -132,7 +132,7 @@ fn lives(persistent: bool, command: &str) -> Vec<Entry> {
     let mut lives = vec![entry.clone()];
     let taken =
         [function(2, None, false), function(1, Some("vfio-pci"), true), function(0, Some("nvme"), false)];
-    let mut records: Vec<_> = taken.into_iter().map(Record::from).collect();
+    let mut records: Vec<_> = taken.into_iter().map(Record::Function).collect();
     records.push(Record::Claimed);
     records.extend(persistent.then_some(Record::User(owner)));
     records.push(Record::Release);
