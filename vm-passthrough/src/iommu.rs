@@ -4,7 +4,6 @@ mod acs;
 mod remapping;
 mod viability;
 
-use std::fmt;
 use std::io;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -48,7 +47,8 @@ pub struct ReservedRegion {
 }
 
 /// Why a range is reserved (Linux `Documentation/ABI/testing/sysfs-kernel-iommu_groups`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::EnumString)]
+#[strum(serialize_all = "kebab-case")]
 #[non_exhaustive]
 pub enum ReservedKind {
     /// The firmware wants it mapped one to one at all times; the function can't be given away.
@@ -65,17 +65,6 @@ impl ReservedKind {
     /// Whether guest RAM can't be mapped there.
     pub const fn excludes_ram(self) -> bool {
         !matches!(self, Self::DirectRelaxable)
-    }
-}
-
-impl fmt::Display for ReservedKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Direct => "direct",
-            Self::DirectRelaxable => "direct-relaxable",
-            Self::Reserved => "reserved",
-            Self::Msi => "msi",
-        })
     }
 }
 
@@ -143,12 +132,7 @@ fn reserved_region(line: &str) -> Option<ReservedRegion> {
     let mut words = line.split_ascii_whitespace();
     let mut number = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
     let (start, end) = (number()?, number()?);
-    let kind = match words.next()? {
-        "direct" => ReservedKind::Direct,
-        "direct-relaxable" => ReservedKind::DirectRelaxable,
-        "msi" => ReservedKind::Msi,
-        _ => ReservedKind::Reserved,
-    };
+    let kind = words.next()?.parse().unwrap_or(ReservedKind::Reserved);
     (start <= end).then_some(ReservedRegion { range: start..=end, kind })
 }
 

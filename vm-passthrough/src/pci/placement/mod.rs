@@ -15,9 +15,12 @@
 
 mod plan;
 
+use std::ops::RangeInclusive;
+
+use plan::PORT_UNIT;
 pub use plan::{
-    BarRequest, FunctionRequest, PlacedBar, PlacedFunction, PlacementError, PortRegisters, PortWindows,
-    WindowKind, Windows, plan,
+    BarRequest, FunctionRequest, PlacedBar, PlacedFunction, PlacementError, PortWindows, WindowKind, Windows,
+    plan,
 };
 
 use super::{PciAddress, regs};
@@ -107,14 +110,17 @@ pub fn enable_memory<C: ConfigAccess + ?Sized>(function: &C) {
 /// Writes the windows into a port's type 1 header (PCI-to-PCI Bridge 1.2, 3.2.5.8 to 3.2.5.10). A window that is
 /// `None` is closed: its base is above its limit.
 pub fn program_port<C: ConfigAccess + ?Sized>(port: &C, windows: &PortWindows) {
-    let registers = windows.registers();
-    write16(port, regs::MEMORY_BASE, registers.memory_base);
-    write16(port, regs::MEMORY_LIMIT, registers.memory_limit);
+    let closed = || RangeInclusive::new(PORT_UNIT, 0);
+    let unit = |address: u64| (address >> 16) as u16 & 0xfff0;
+    let (base, limit) = windows.memory.clone().unwrap_or_else(closed).into_inner();
+    write16(port, regs::MEMORY_BASE, unit(base));
+    write16(port, regs::MEMORY_LIMIT, unit(limit));
+    let (base, limit) = windows.prefetchable.clone().unwrap_or_else(closed).into_inner();
     // The upper halves first: the window is closed or too high in between, never too wide.
-    write32(port, regs::PREF_BASE_UPPER32, registers.prefetchable_base_upper);
-    write32(port, regs::PREF_LIMIT_UPPER32, registers.prefetchable_limit_upper);
-    write16(port, regs::PREF_MEMORY_BASE, registers.prefetchable_base);
-    write16(port, regs::PREF_MEMORY_LIMIT, registers.prefetchable_limit);
+    write32(port, regs::PREF_BASE_UPPER32, (base >> 32) as u32);
+    write32(port, regs::PREF_LIMIT_UPPER32, (limit >> 32) as u32);
+    write16(port, regs::PREF_MEMORY_BASE, unit(base));
+    write16(port, regs::PREF_MEMORY_LIMIT, unit(limit));
 }
 
 fn read16<C: ConfigAccess + ?Sized>(function: &C, offset: u16) -> u16 {

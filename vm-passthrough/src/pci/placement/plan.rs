@@ -1,6 +1,5 @@
 //! Chooses the addresses. Pure: sizes in, addresses out.
 
-use std::fmt;
 use std::ops::RangeInclusive;
 
 use thiserror::Error;
@@ -10,7 +9,7 @@ use crate::PciAddress;
 use crate::pci::{BarKind, PciFunction, Sriov};
 
 /// A bridge forwards memory in units of 1 MiB.
-const PORT_UNIT: u64 = 1 << 20;
+pub(super) const PORT_UNIT: u64 = 1 << 20;
 /// First address that 32 bits can't hold.
 const FOUR_GIB: u64 = 1 << 32;
 
@@ -78,21 +77,14 @@ impl Windows {
 }
 
 /// One of the two windows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
 pub enum WindowKind {
     /// [`Windows::low`].
+    #[strum(to_string = "window below 4 GiB")]
     Low,
     /// [`Windows::high`].
+    #[strum(to_string = "64-bit window")]
     High,
-}
-
-impl fmt::Display for WindowKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Low => "window below 4 GiB",
-            Self::High => "64-bit window",
-        })
-    }
 }
 
 /// A BAR and its address.
@@ -121,41 +113,6 @@ pub struct PortWindows {
     pub memory: Option<RangeInclusive<u64>>,
     /// Prefetchable memory.
     pub prefetchable: Option<RangeInclusive<u64>>,
-}
-
-/// The window registers of a type 1 header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PortRegisters {
-    /// Memory Base, offset 0x20.
-    pub memory_base: u16,
-    /// Memory Limit, offset 0x22.
-    pub memory_limit: u16,
-    /// Prefetchable Memory Base, offset 0x24, without the read-only type bits.
-    pub prefetchable_base: u16,
-    /// Prefetchable Memory Limit, offset 0x26, without the read-only type bits.
-    pub prefetchable_limit: u16,
-    /// Prefetchable Base Upper 32 Bits, offset 0x28.
-    pub prefetchable_base_upper: u32,
-    /// Prefetchable Limit Upper 32 Bits, offset 0x2c.
-    pub prefetchable_limit_upper: u32,
-}
-
-impl PortWindows {
-    /// The values of the window registers. A closed window has its base above its limit.
-    pub fn registers(&self) -> PortRegisters {
-        let closed = || RangeInclusive::new(PORT_UNIT, 0);
-        let memory = self.memory.clone().unwrap_or_else(closed);
-        let prefetchable = self.prefetchable.clone().unwrap_or_else(closed);
-        let unit = |address: u64| (address >> 16) as u16 & 0xfff0;
-        PortRegisters {
-            memory_base: unit(*memory.start()),
-            memory_limit: unit(*memory.end()),
-            prefetchable_base: unit(*prefetchable.start()),
-            prefetchable_limit: unit(*prefetchable.end()),
-            prefetchable_base_upper: (prefetchable.start() >> 32) as u32,
-            prefetchable_limit_upper: (prefetchable.end() >> 32) as u32,
-        }
-    }
 }
 
 /// Why BARs got no addresses.
