@@ -179,6 +179,12 @@ impl Op {
         }
     }
 
+    /// It, with the attribute of type `A` set, if the op's row has it.
+    pub(crate) fn with<A: Attribute>(mut self, value: A) -> Op {
+        self.set_attr(value);
+        self
+    }
+
     /// Its axis; x where the op has none.
     pub fn axis(&self) -> Axis {
         self.attr().unwrap_or(Axis::X)

@@ -80,12 +80,9 @@ impl<'b> Element<'b> {
     #[track_caller]
     fn op(&self, code: Opcode, others: &[Val<'b>]) -> Op {
         let builder = self.place.builder;
-        let mut op = Op::new(code);
+        let mut op = Op::new(code).with(self.cache).with(self.order).with(self.scope);
         op.place = Some(self.place.place);
         op.operands = self.indices.iter().chain(others).map(|v| builder.own(*v)).collect();
-        op.set_attr(self.cache);
-        op.set_attr(self.order);
-        op.set_attr(self.scope);
         op
     }
 

@@ -39,7 +39,7 @@ use crate::module::{
     GuestAddr, Kernel, Line, Numbering, Op, Param, ParamKind, Place, Region, SharedArray, TooLarge, Value,
     is_name,
 };
-use crate::op::{Attribute, Axis, BarrierScope, Opcode, Order, Scope};
+use crate::op::{Axis, BarrierScope, Opcode, Order, Scope};
 use crate::types::{Scalar, Type};
 use crate::view::{Access, ViewType};
 use std::cell::RefCell;
@@ -178,6 +178,17 @@ impl IRBlock {
             line: Line(0),
         })
     }
+}
+
+/// The ops that say which thread runs, each a method of the builder.
+macro_rules! ids {
+    ($( $(#[doc = $doc:literal])+ $name:ident($($axis:ident)?) = $code:ident $ty:ident; )+) => {$(
+        $(#[doc = $doc])+
+        #[track_caller]
+        pub fn $name(self $(, $axis: Axis)?) -> Val<'b> {
+            self.push_one(Op::new(Opcode::$code) $(.with($axis))?, Type::$ty)
+        }
+    )+};
 }
 
 /// Fills an [`IRBlock`].
@@ -395,13 +406,6 @@ impl<'b> Builder<'b> {
         }
     }
 
-    #[track_caller]
-    fn emit_with(self, code: Opcode, attribute: impl Attribute, ty: Type) -> Val<'b> {
-        let mut op = Op::new(code);
-        op.set_attr(attribute);
-        self.push_one(op, ty)
-    }
-
     /// Runs `fill` with a new open region and closes it.
     #[track_caller]
     fn in_region<T>(self, args: Vec<Value>, fill: impl FnOnce() -> T) -> (Region, T) {
@@ -473,70 +477,29 @@ impl<'b> Builder<'b> {
         self.bits(Type::BOOL, u64::from(value))
     }
 
-    /// The thread's number in its block.
-    #[track_caller]
-    pub fn thread_id(self, axis: Axis) -> Val<'b> {
-        self.emit_with(Opcode::ThreadId, axis, Type::I32)
-    }
-
-    /// The block's number in the grid.
-    #[track_caller]
-    pub fn block_id(self, axis: Axis) -> Val<'b> {
-        self.emit_with(Opcode::BlockId, axis, Type::I32)
-    }
-
-    /// Threads of a block.
-    #[track_caller]
-    pub fn block_dim(self, axis: Axis) -> Val<'b> {
-        self.emit_with(Opcode::BlockDim, axis, Type::I32)
-    }
-
-    /// Blocks of the grid.
-    #[track_caller]
-    pub fn grid_dim(self, axis: Axis) -> Val<'b> {
-        self.emit_with(Opcode::GridDim, axis, Type::I32)
-    }
-
-    /// The thread's number in the grid.
-    #[track_caller]
-    pub fn global_id(self, axis: Axis) -> Val<'b> {
-        self.emit_with(Opcode::GlobalId, axis, Type::I64)
-    }
-
-    /// The thread's number in its block through all axes.
-    #[track_caller]
-    pub fn local_index(self) -> Val<'b> {
-        self.emit(Opcode::LocalIndex, &[], Type::I32)
-    }
-
-    /// The thread's place in its warp.
-    #[track_caller]
-    pub fn lane_id(self) -> Val<'b> {
-        self.emit(Opcode::LaneId, &[], Type::I32)
-    }
-
-    /// The warp's number in the block.
-    #[track_caller]
-    pub fn warp_id(self) -> Val<'b> {
-        self.emit(Opcode::WarpId, &[], Type::I32)
-    }
-
-    /// The block's number in its cluster.
-    #[track_caller]
-    pub fn cluster_rank(self) -> Val<'b> {
-        self.emit(Opcode::ClusterRank, &[], Type::I32)
-    }
-
-    /// The cluster's number along x.
-    #[track_caller]
-    pub fn cluster_id(self) -> Val<'b> {
-        self.emit(Opcode::ClusterId, &[], Type::I32)
-    }
-
-    /// The device's cycle counter; only in trusted modules.
-    #[track_caller]
-    pub fn clock(self) -> Val<'b> {
-        self.emit(Opcode::Clock, &[], Type::I64)
+    ids! {
+        /// The thread's number in its block.
+        thread_id(axis) = ThreadId I32;
+        /// The block's number in the grid.
+        block_id(axis) = BlockId I32;
+        /// Threads of a block.
+        block_dim(axis) = BlockDim I32;
+        /// Blocks of the grid.
+        grid_dim(axis) = GridDim I32;
+        /// The thread's number in the grid.
+        global_id(axis) = GlobalId I64;
+        /// The thread's number in its block through all axes.
+        local_index() = LocalIndex I32;
+        /// The thread's place in its warp.
+        lane_id() = LaneId I32;
+        /// The warp's number in the block.
+        warp_id() = WarpId I32;
+        /// The block's number in its cluster.
+        cluster_rank() = ClusterRank I32;
+        /// The cluster's number along x.
+        cluster_id() = ClusterId I32;
+        /// The device's cycle counter; only in trusted modules.
+        clock() = Clock I64;
     }
 
     // --- threads together ---
@@ -550,18 +513,13 @@ impl<'b> Builder<'b> {
     /// Waits for all threads of the block or of the warp.
     #[track_caller]
     pub fn barrier_of(self, scope: BarrierScope) {
-        let mut op = Op::new(Opcode::Barrier);
-        op.set_attr(scope);
-        self.push(op, &[]);
+        self.push(Op::new(Opcode::Barrier).with(scope), &[]);
     }
 
     /// Orders this thread's accesses.
     #[track_caller]
     pub fn fence(self, order: Order, scope: Scope) {
-        let mut op = Op::new(Opcode::Fence);
-        op.set_attr(order);
-        op.set_attr(scope);
-        self.push(op, &[]);
+        self.push(Op::new(Opcode::Fence).with(order).with(scope), &[]);
     }
 
     /// A vector of these scalars.
