@@ -216,11 +216,10 @@ pub(crate) fn in_folder<T>(
 
 /// Takes a directory's lock; `None` when a process that lives has it.
 fn take(host: &Host, path: &Path) -> io::Result<Option<GuestHome>> {
-    DirBuilder::new().recursive(true).mode(0o755).create(&host.state)?;
     let until = Instant::now() + LOOKED_AT;
     loop {
-        for folder in [&folder(host), path] {
-            DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        for (folder, mode) in [(&*host.state, 0o755), (&folder(host), 0o700), (path, 0o700)] {
+            DirBuilder::new().recursive(true).mode(mode).create(folder)?;
             let data = folder.symlink_metadata()?;
             if data.uid() == 0 && !geteuid().is_root() {
                 return Err(io::ErrorKind::PermissionDenied.into());
@@ -264,6 +263,20 @@ mod tests {
     use vm_passthrough::sim::SimHost;
 
     use super::*;
+
+    #[test]
+    fn who_else_may_write_to_a_directory_could_put_another_in_its_place() {
+        let sim = SimHost::new().expect("a simulated host");
+        let host = sim.plain_host();
+        drop(GuestHome::take(&host, "web1").expect("a home"));
+        for open in [host.state.clone(), folder(&host)] {
+            fs::set_permissions(&open, fs::Permissions::from_mode(0o1777)).expect("a mode");
+            let refused = GuestHome::take(&host, "web1").expect_err("others may write to it").to_string();
+            assert!(refused.contains("can be written to by others (mode 1777)"), "{refused}");
+            fs::set_permissions(&open, fs::Permissions::from_mode(0o755)).expect("a mode");
+        }
+        drop(GuestHome::take(&host, "web1").expect("a home"));
+    }
 
     #[test]
     fn one_living_guest_has_a_name() {
