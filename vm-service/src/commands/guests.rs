@@ -73,10 +73,11 @@ pub(crate) fn status(context: &mut Context<'_>, args: &GuestArgs) -> Result<(), 
 /// How a guest is, in lines.
 pub(super) fn text(guest: &GuestStatus) -> String {
     let mut text = format!(
-        "{}: {}, {} vCPUs, {}, process {}, {}\n",
+        "{}: {}, {} vCPU{}, {}, process {}, {}\n",
         printable(&guest.name),
         <&str>::from(guest.state),
         guest.vcpus,
+        if guest.vcpus == 1 { "" } else { "s" },
         describe::size(guest.memory),
         guest.pid,
         age(guest),

@@ -215,7 +215,7 @@ fn run_once(
                 Ok(VcpuExit::InternalError) => {
                     let at = vcpu.get_regs().map_or(0, |regs| regs.rip);
                     failed(format!(
-                        "KVM met an instruction or a state that it can't handle at RIP {at:#x}; most often the guest ran into memory that is not its program"
+                        "KVM met an instruction or a state that it can't handle at RIP {at:#x}; most often its program is not one for this KVM (kvm_pvm in `lsmod` runs only Linux kernels built with CONFIG_PVM_GUEST), or ran into memory that is not its own"
                     ))
                 }
                 Ok(exit) => {
