@@ -18,8 +18,8 @@ fn services() -> Vec<(PathBuf, String)> {
 /// The units, each with its text.
 fn units() -> Vec<(PathBuf, String)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("package");
-    let files = fs::read_dir(folder).expect("the package").map(|file| file.expect("a file").path());
-    let units = files.filter(|path| {
+    let files = |folder| fs::read_dir(folder).expect("the package").map(|file| file.expect("a file").path());
+    let units = files(folder.clone()).chain(files(folder.join("enabled"))).filter(|path| {
         path.extension().is_some_and(|extension| extension == "service" || extension == "socket")
     });
     units.map(|path| (path.clone(), fs::read_to_string(path).expect("a unit"))).collect()
