@@ -42,7 +42,7 @@ pub struct Large {
     pub depth: u32,
     /// Values of any type that an `if` may yield and a loop carry; at least one.
     pub carried: usize,
-    /// One in so many statements is such an `if` or loop.
+    /// One in N statements is such an `if` or loop.
     pub every: usize,
 }
 
@@ -63,7 +63,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// A large kernel of so many statements, of a random kind.
+    /// A large kernel of N statements, of a random kind.
     pub fn large(seed: u64, statements: u32) -> Options {
         let mut random = Random(!seed);
         let large = Large {
@@ -468,7 +468,7 @@ impl<'b> Maker<'b> {
         result
     }
 
-    /// Something to be an index, of so many ops at most.
+    /// Something to be an index, of N ops at most.
     fn index(&mut self, depth: u32) -> Val<'b> {
         let k = self.k;
         let few = self.random.below(9) as i64 - 2;
@@ -508,7 +508,7 @@ impl<'b> Maker<'b> {
         }
     }
 
-    /// A condition on where an index is, of which an extent is told.
+    /// A condition on where an index is, of which an extent is known.
     fn bound(&mut self, index: Val<'b>, extent: Val<'b>) -> Val<'b> {
         use Opcode::*;
         let k = self.k;

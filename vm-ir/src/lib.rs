@@ -22,7 +22,7 @@
 //!
 //! **Evaluation.** A region's ops take effect in order, each once. An op's operands are values that are
 //! already there, so there is no order among them to speak of. Every value is defined once, before its uses,
-//! and never changes; what a loop carries is defined anew in each round. Control flow is regions within
+//! and never changes; what a loop carries is defined again in each iteration. Control flow is regions within
 //! regions: there is no jump, no early return and no recursion, and an `if` or a loop gives its results when
 //! it ends.
 //!

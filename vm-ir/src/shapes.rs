@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-/// A shape: its name, and a module's text of about so many ops.
+/// A shape: its name, and a module's text of about that number of ops.
 pub type Shape = (&'static str, fn(usize) -> String);
 
 /// All shapes.

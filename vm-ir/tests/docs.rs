@@ -1,6 +1,6 @@
 //! `docs/ir.md` says what the op table says.
 //!
-//! `VIR_UPDATE=1 cargo test -p vm-ir --test docs` writes its generated part anew.
+//! `VIR_UPDATE=1 cargo test -p vm-ir --test docs` writes its generated part again.
 
 use std::fmt::Write;
 use std::path::Path;

@@ -130,16 +130,6 @@ impl fmt::Display for Reject {
 }
 
 /// Every reason for which a target does not compile a module; at least one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
 pub struct Rejected(pub Vec<Reject>);
-
-impl fmt::Display for Rejected {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, reject) in self.0.iter().enumerate() {
-            write!(f, "{}{reject}", if i == 0 { "" } else { "\n" })?;
-        }
-        Ok(())
-    }
-}
-
-impl std::error::Error for Rejected {}

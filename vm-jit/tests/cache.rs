@@ -136,7 +136,7 @@ fn damaged_entries_are_discarded() {
         let cache = open(folder.path(), 1 << 20);
         assert_eq!(cache.compile(&module, &target).unwrap(), good);
         assert_eq!(cache.statistics().discarded, 1);
-        // It was written anew.
+        // It was written again.
         assert_eq!(
             open(folder.path(), 1 << 20).get(&Key::new(&module, &target, "artifact")).unwrap()[..],
             good.to_bytes()

@@ -231,7 +231,7 @@ fn cpu_table() -> String {
     out
 }
 
-/// `VIR_UPDATE=1 cargo test -p vm-jit --test legal` writes the table anew.
+/// `VIR_UPDATE=1 cargo test -p vm-jit --test legal` writes the table again.
 #[test]
 fn the_document_has_the_table() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/jit.md");

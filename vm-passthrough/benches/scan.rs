@@ -58,7 +58,7 @@ fn build(function: impl Fn(u32) -> SimFunction) -> SimHost {
     sim
 }
 
-/// Network cards with 63 virtual functions each, which is what most of so many functions are.
+/// Network cards with 63 virtual functions each, which is what most functions are where there are thousands.
 fn virtual_function(index: u32) -> SimFunction {
     let function = SimFunction::network(address(index)).group(index).numa_node((index % 8) as u16);
     match index % 64 {

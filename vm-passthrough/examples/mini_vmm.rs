@@ -98,9 +98,9 @@ fn run(manager: &mut PassthroughManager, claimed: &Claimed, program: &[u8]) -> R
     // Firmware's work: give the BARs addresses, and turn the device on.
     let bars = placement::probe(&*device);
     let request = FunctionRequest { name: address.to_string(), slot: None, bars };
-    for placed in placement::plan(&[request], &Windows { low: BARS, high: 0..0 })? {
+    for placed in placement::plan(&[request], &Windows { low: BARS, high: 0..0, io: 0..0 })? {
         placement::program(&*device, &placed);
-        placement::enable_memory(&*device);
+        placement::enable(&*device);
     }
 
     let mut vcpu = vm.create_vcpu(0)?;

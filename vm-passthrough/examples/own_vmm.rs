@@ -145,7 +145,7 @@ fn plug(
     // Firmware's work: give the BARs addresses. The guest turns the device on.
     let bars = placement::probe(&*device);
     let request = FunctionRequest { name: address.to_string(), slot: None, bars };
-    for placed in placement::plan(&[request], &Windows { low: BARS, high: 0..0 })? {
+    for placed in placement::plan(&[request], &Windows { low: BARS, high: 0..0, io: 0..0 })? {
         placement::program(&*device, &placed);
     }
     Ok(device)
@@ -339,7 +339,7 @@ impl Vmm for Board {
     fn bars_changed(&self, _device: PciAddress, bars: &[DecodedBar]) {
         let mut bus = lock(&self.bus);
         bus.retain(|_, (_, target)| *target == Target::Config);
-        for bar in bars {
+        for bar in bars.iter().filter(|bar| !bar.io) {
             bus.entry(bar.address).or_insert((bar.size, Target::Bar(bar.bar)));
         }
     }

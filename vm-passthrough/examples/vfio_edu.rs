@@ -337,7 +337,7 @@ fn dma(edu: &VfioDevice, space: &vfio::Space) -> Result {
     memory.read(0x1000, &mut back)?;
     check(back == [0x11; 0x1000], "DMA to memory that may only be read changes nothing")?;
     space.unmap(IOVA)?;
-    check(Arc::strong_count(&memory) == 1, "unmapped memory is given back")
+    check(Arc::strong_count(&memory) == 1, "unmapped memory is returned")
 }
 
 /// Mappings that must be refused before the Linux kernel is asked.

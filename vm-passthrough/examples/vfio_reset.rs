@@ -102,7 +102,7 @@ fn sleep_and_wake(device: &VfioDevice) -> Result<(), Box<dyn Error>> {
         let awake = read(control)? & 0b11;
         println!("{}: D{asleep} after it was put to sleep, D{awake} after it was woken", device.address());
         if asleep != 3 || awake != 0 {
-            return Err("it did not go to sleep and wake as told".into());
+            return Err("it did not go to sleep and wake".into());
         }
         return Ok(());
     }

@@ -19,6 +19,9 @@ pub const LEDGER_READ: Duration = Duration::from_secs(1);
 /// An access to a function's drivers, or the ledger, for who may as well try again.
 pub const DRIVERS: Duration = Duration::from_secs(10);
 
+/// Virtual functions are created or removed: hundreds, maybe, and the host's drivers of those that have one come and go.
+pub const VFS: Duration = Duration::from_secs(120);
+
 /// Another command has done with the ledger, for who would lose more than time: it claims the eight functions of a slot and
 /// gives them back, each by a lock, an override, an unbind and a bind.
 pub const LEDGER: Duration = sum(&[DRIVERS; 8 * 2 * 4]);

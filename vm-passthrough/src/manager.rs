@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::claim::{self, ClaimError, ClaimOptions, Recovery, SharedLease};
+use crate::claim::{self, ClaimError, ClaimOptions, Recovery, SharedLease, VfError, VfOptions};
 use crate::guest::DeviceError;
 use crate::ledger::{self, Ledger, Sharer};
 use crate::pci::{self, ScanError};
@@ -41,6 +41,9 @@ pub enum ManagerError {
     /// A function can't be claimed or released.
     #[error(transparent)]
     Claim(#[from] ClaimError),
+    /// Virtual functions can't be created or removed.
+    #[error(transparent)]
+    Vfs(#[from] VfError),
     /// The function is claimed by this manager already.
     #[error(
         "{address} is claimed by this manager already, with {target}; use that claim, or release it first"
@@ -139,7 +142,7 @@ impl PassthroughManager {
         &self.host
     }
 
-    /// Reads all PCI functions of the host anew and returns them.
+    /// Reads all PCI functions of the host again and returns them.
     ///
     /// # Errors
     /// When sysfs can't be read.
@@ -232,6 +235,33 @@ impl PassthroughManager {
             self.claims.remove(&target);
         }
         Ok(())
+    }
+
+    /// Creates `count` virtual functions of a physical function that supports SR-IOV, and returns their addresses in order; where
+    /// it has that number already, they are returned as they are. Scan again to see them.
+    ///
+    /// # Errors
+    /// When it can't have that number, has another, is claimed, or the Linux kernel refuses; then there are none.
+    pub fn create_vfs(
+        &self,
+        physical: PciAddress,
+        count: u16,
+        options: &VfOptions,
+    ) -> Result<Vec<PciAddress>, ManagerError> {
+        Ok(claim::create_vfs(&self.host, physical, count, options)?)
+    }
+
+    /// Removes all virtual functions of a physical function, and returns which they were.
+    ///
+    /// # Errors
+    /// When one is claimed, or the host uses it (see [`VfOptions::force`]), or the Linux kernel refuses; then all are there
+    /// still.
+    pub fn remove_vfs(
+        &self,
+        physical: PciAddress,
+        options: &VfOptions,
+    ) -> Result<Vec<PciAddress>, ManagerError> {
+        Ok(claim::remove_vfs(&self.host, physical, options)?)
     }
 
     /// Shares a function with whoever runs kernels on it: while the lease lives, nobody can claim it whole. An accelerator
@@ -340,13 +370,13 @@ impl PassthroughManager {
     }
 
     /// Gives all functions of a claim back to their former drivers. A persistent claim that this manager took up is only left,
-    /// and lives on; one that nobody uses is given back.
+    /// and lives on; one that nobody uses is released.
     ///
     /// Each access has as long as the claim's options said, or [`claim::DEADLINE`].
     ///
     /// # Errors
     /// When it was released before, is used by another process, or one of its functions is attached to a guest or open. When
-    /// it can't be given back, the error says why, and the ledger remembers what is left.
+    /// it can't be released, the error says why, and the ledger remembers what is left.
     pub fn release(&mut self, claimed: &Claimed) -> Result<(), ManagerError> {
         let deadline = self.claims.get(&claimed.target).map_or(claim::DEADLINE, |held| held.deadline);
         self.release_within(claimed, deadline)
@@ -385,7 +415,7 @@ impl PassthroughManager {
         }
     }
 
-    /// Gives back what processes that died had claimed, and completes what was being given back. Claims of live
+    /// Releases what processes that died had claimed, and completes releases that were interrupted. Claims of live
     /// processes, and persistent ones, stay. [`claim`](Self::claim) does this too.
     ///
     /// # Errors
@@ -394,12 +424,12 @@ impl PassthroughManager {
         Ok(claim::recover(&self.host, claim::DEADLINE)?)
     }
 
-    /// Detaches what is attached and gives back what is claimed, except persistent claims.
+    /// Detaches what is attached and releases what is claimed, except persistent claims.
     ///
     /// # Errors
     /// [`ManagerError::Several`] with all that failed; everything is tried. A function whose device can't be detached is
-    /// given back all the same, for the host to use it: whether what its guest left in it matters is for the caller, who is
-    /// told, to judge. The claim of what is still open is released when that is closed.
+    /// released all the same, for the host to use it: whether what its guest left in it matters is for the caller, who is
+    /// informed, to judge. The claim of what is still open is released when that is closed.
     pub fn close(mut self) -> Result<(), ManagerError> {
         let failed = self.end();
         if failed.is_empty() { Ok(()) } else { Err(ManagerError::Several(failed)) }

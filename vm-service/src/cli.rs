@@ -26,6 +26,7 @@ use crate::commands::run::RunArgs;
 use crate::commands::serve::DaemonArgs;
 use crate::commands::start::StartArgs;
 use crate::commands::stop::StopArgs;
+use crate::commands::vfs::VfsArgs;
 use crate::context::Context;
 use crate::failure::{EXIT_FAILED, EXIT_OK, EXIT_USAGE, Failure};
 use crate::kernel::args::{CompileArgs, LaunchArgs};
@@ -38,7 +39,7 @@ const EXIT_HELP: &str = "Exit status:
   0  done
   1  failed; what was begun was undone, or the message says what was not
   2  the command line, the guest file or the kernel file is wrong; nothing was touched
-  3  a device can't be passed to a guest as things are; every reason was told, nothing was touched";
+  3  a device can't be passed to a guest as things are; every reason was reported, nothing was touched";
 
 /// Boots KVM guests, gives them the host's PCI devices, and runs kernels on its accelerators.
 #[derive(Debug, Parser)]
@@ -50,21 +51,20 @@ pub struct Cli {
     command: Command,
 }
 
+/// The heading of options that every command has.
+const GLOBAL: &str = "Options of every command";
+
 /// Options of every command.
 #[derive(Debug, Args)]
 pub(crate) struct Global {
     /// Print one JSON document on standard output (schema: docs/vm-service.schema.json)
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = GLOBAL)]
     json: bool,
-    /// Use the host below DIR (DIR/sys, DIR/dev, DIR/proc, DIR/run) instead of this one, as with a captured sysfs
-    /// tree
-    #[arg(long, global = true, value_name = "DIR")]
-    root: Option<PathBuf>,
     /// Keep claims and guests in DIR instead of /run/vm-passthrough; commands with another DIR do not see them
-    #[arg(long, global = true, value_name = "DIR")]
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "DIR")]
     state: Option<PathBuf>,
     /// Log more to standard error: each step; twice, everything. RUST_LOG, where it is set, says instead what is logged
-    #[arg(short, long, global = true, action = ArgAction::Count)]
+    #[arg(short, long, global = true, help_heading = GLOBAL, action = ArgAction::Count)]
     verbose: u8,
 }
 
@@ -82,8 +82,10 @@ pub(crate) enum Command {
     Claim(ClaimArgs),
     /// List what is claimed, with the former drivers and who has it
     Claims,
-    /// Give claimed functions and their companions back to their drivers
+    /// Release claimed functions and their companions to their drivers
     Release(ReleaseArgs),
+    /// List, create and remove virtual functions (SR-IOV)
+    Vfs(VfsArgs),
     /// Boot a guest in the foreground, with its devices
     Run(RunArgs),
     /// Be the daemon: start guests that outlive the shell, and serve the API that the commands below ask
@@ -127,6 +129,9 @@ pub(crate) enum Command {
     /// Serve a guest's shared accelerator; `run` starts it, with a socket as standard input
     #[command(hide = true)]
     AcceleratorWorker,
+    /// Run a guest; `run` starts it, with a socket as standard input
+    #[command(hide = true)]
+    GuestVmm,
 }
 
 /// Runs the command line of this process and answers its exit status.
@@ -148,12 +153,21 @@ fn operate() -> u8 {
     match parse(std::env::args_os(), &mut out, &mut io::stderr()) {
         Ok(cli) => {
             // A worker does not need that: it is killed when its time has come, and should have no more threads than it must.
-            if !matches!(cli.command, Command::AcceleratorWorker) {
+            let is_relayed = matches!(cli.command, Command::AcceleratorWorker | Command::GuestVmm);
+            if !is_relayed {
                 log::never_wait();
             }
-            log::start(cli.global.verbose);
+            log::start(cli.global.verbose, is_relayed);
             limits::raise();
-            execute(&cli, None, cache_folder(), width(), &mut out, &mut log::Messages)
+            execute(
+                &cli,
+                None,
+                "/proc/self/exe".into(),
+                cache_folder(),
+                width(),
+                &mut out,
+                &mut log::Messages,
+            )
         }
         Err(exit) => exit,
     }
@@ -172,15 +186,17 @@ fn cache_folder() -> Option<PathBuf> {
     Some(caches.join("vm-service/kernels"))
 }
 
-/// Runs one command line. `host` is the host to work on instead of what `--root` names, for a simulated one.
+/// Runs one command line. `host` is the host to work on instead of what `--root` names, for a simulated one; `program` is
+/// `vm-service`, for child processes.
 pub fn run(
     args: impl IntoIterator<Item = OsString>,
     host: Option<Host>,
+    program: &Path,
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> u8 {
     match parse(args, out, err) {
-        Ok(cli) => execute(&cli, host, None, None, out, err),
+        Ok(cli) => execute(&cli, host, program.into(), None, None, out, err),
         Err(exit) => exit,
     }
 }
@@ -206,20 +222,23 @@ fn parse(
 fn execute(
     cli: &Cli,
     host: Option<Host>,
+    program: PathBuf,
     cache: Option<PathBuf>,
     width: Option<usize>,
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> u8 {
-    let (mut host, captured) = match (host, &cli.global.root) {
-        (_, Some(root)) => (host_at(root), true),
-        (Some(host), None) => (host, false),
-        (None, None) => (Host::system(), false),
+    let source = match &cli.command {
+        Command::List(ListArgs { source, .. })
+        | Command::Info(InfoArgs { source, .. })
+        | Command::Explain(ExplainArgs { source, .. }) => source.root.as_deref(),
+        _ => None,
     };
+    let mut host = source.map(host_at).or(host).unwrap_or_else(Host::system);
     if let Some(state) = &cli.global.state {
         host.state = std::path::absolute(state).unwrap_or_else(|_| state.clone());
     }
-    let mut context = Context { host, json: cli.global.json, captured, cache, width, out };
+    let mut context = Context { host, program, json: cli.global.json, cache, width, out };
     let result = match &cli.command {
         Command::List(args) => commands::list::run(&mut context, args),
         Command::Info(args) => commands::info::run(&mut context, args),
@@ -227,6 +246,7 @@ fn execute(
         Command::Claim(args) => commands::claim::run(&mut context, args),
         Command::Claims => commands::claims::run(&mut context),
         Command::Release(args) => commands::release::run(&mut context, args),
+        Command::Vfs(args) => commands::vfs::run(&mut context, args),
         Command::Run(args) => commands::run::run(&mut context, args),
         Command::Serve(args) => commands::serve::run(&mut context, args),
         Command::Guests(args) => commands::guests::list(&mut context, args),
@@ -247,6 +267,7 @@ fn execute(
         Command::Completions { shell } => completions(*shell, context.out),
         #[cfg(feature = "man")]
         Command::Man { folder } => clap_mangen::generate_to(Cli::command(), folder).map_err(Failure::failed),
+        Command::GuestVmm => crate::instance::vmm_main().map_err(Failure::failed),
         Command::AcceleratorWorker => crate::accelerator::worker_main().map_err(Failure::failed),
     };
     match result {

@@ -20,14 +20,26 @@ pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod start;
 pub(crate) mod stop;
+pub(crate) mod vfs;
 
+use std::path::PathBuf;
 use std::time::Instant;
 
+use clap::Args;
 use vm_passthrough::pci::ScanError;
 use vm_passthrough::readiness::{ExplainOptions, Explainer, Readiness};
 use vm_passthrough::{Host, PassthroughManager, PciAddress, PciFunction};
 
+use crate::describe;
 use crate::failure::Failure;
+
+/// Which host is read.
+#[derive(Debug, Args)]
+pub(crate) struct SourceArgs {
+    /// Read the captured tree DIR (DIR/sys, DIR/dev, DIR/proc, DIR/run) instead of this machine
+    #[arg(long, value_name = "DIR")]
+    pub(crate) root: Option<PathBuf>,
+}
 
 /// The host's functions, as found by one scan, and what is to be said of them.
 struct Scan<'a> {
@@ -54,11 +66,8 @@ impl<'a> Scan<'a> {
     }
 
     fn function(&self, address: PciAddress) -> Result<&PciFunction, Failure> {
-        self.functions().iter().find(|function| function.address == address).ok_or_else(|| {
-            Failure::failed(format_args!(
-                "there is no PCI function {address} on this host; `vm-service list --all` shows those that there are"
-            ))
-        })
+        let found = self.functions().iter().find(|function| function.address == address);
+        found.ok_or_else(|| Failure::failed(describe::not_there(address)))
     }
 
     /// The other functions of a function's IOMMU group.

@@ -10,17 +10,18 @@ mod vsock;
 
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
 use vm_passthrough::PciAddress;
 
 pub use accelerator::{AcceleratorDevice, SharedAccelerator, TIME_PERIOD};
-pub use error::{ConfigError, Problem};
+pub use error::{ConfigError, MissingFile, Problem};
 pub use net::{MacAddress, Net};
 pub(crate) use read::{is_name, memory_argument, vcpus_argument};
 pub use size::{format_size, parse_size};
 pub use vsock::Vsock;
 
 /// One guest, as its file describes it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestConfig {
     /// Its name: letters, digits, `-` and `_`, at most 64.
     pub name: String,
@@ -45,7 +46,7 @@ pub struct GuestConfig {
 }
 
 /// What a guest boots: a Linux kernel (bzImage or vmlinux), or a bare ELF program.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Boot {
     /// The Linux kernel or program.
     pub kernel: PathBuf,
@@ -56,7 +57,7 @@ pub struct Boot {
 }
 
 /// A virtio-blk disk.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Disk {
     /// A raw image file or a block device.
     pub path: PathBuf,

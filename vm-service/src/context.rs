@@ -12,10 +12,10 @@ use crate::json::{Body, Document};
 pub(crate) struct Context<'a> {
     /// The host.
     pub(crate) host: Host,
+    /// `vm-service`, whose hidden commands child processes run.
+    pub(crate) program: PathBuf,
     /// Whether the output is JSON.
     pub(crate) json: bool,
-    /// Whether the host is a captured tree, in which nothing can be changed.
-    pub(crate) captured: bool,
     /// Where compiled kernels are kept; `None` for memory.
     pub(crate) cache: Option<PathBuf>,
     /// Characters in a line of the output; `None` for any number, as where it is no terminal.
@@ -25,27 +25,6 @@ pub(crate) struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// Refuses a command that changes the host when the host is a captured tree.
-    ///
-    /// # Errors
-    /// [`Failure::usage`] then.
-    pub(crate) fn require_live(&self, command: &str) -> Result<(), Failure> {
-        self.require_machine(command, "changes the host")
-    }
-
-    /// Refuses a command when the host is a captured tree, as it does what takes a machine.
-    ///
-    /// # Errors
-    /// [`Failure::usage`] then.
-    pub(crate) fn require_machine(&self, command: &str, does: &str) -> Result<(), Failure> {
-        if self.captured {
-            return Err(Failure::usage(format_args!(
-                "`{command}` {does}, and `--root` names a captured tree, which is only read; leave `--root` out"
-            )));
-        }
-        Ok(())
-    }
-
     /// Prints a JSON document when JSON was asked for, and `text` otherwise.
     ///
     /// # Errors

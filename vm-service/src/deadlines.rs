@@ -5,6 +5,21 @@ use std::time::Duration;
 
 use vm_passthrough::deadlines::{ACCESS, longer_than, outlasts, sum};
 
+use crate::config::GuestConfig;
+
+/// A guest whose power button is pressed has powered itself off, unless the operator says another time.
+pub(crate) const SHUTDOWN: Duration = Duration::from_secs(30);
+
+/// A time as the command line gives it.
+///
+/// # Errors
+/// What to write instead.
+pub(crate) fn seconds(text: &str) -> Result<Duration, &'static str> {
+    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    // A year is for ever, and within the range of the clock.
+    seconds.filter(|time| time.as_secs() <= 365 * 24 * 60 * 60).ok_or("write seconds, as in 30 or 2.5")
+}
+
 /// Storage answers: a piece of a request, what was written is safe, a piece of a file.
 pub(crate) const STORAGE: Duration = Duration::from_secs(5);
 
@@ -64,8 +79,8 @@ pub(crate) const CONTROL_END: Duration = Duration::from_millis(500);
 /// A guest answers what takes no time.
 pub(crate) const CONTROL_ANSWER: Duration = Duration::from_secs(5);
 
-/// A daemon that ended has let go of its lock, and so have the children that it made.
-pub(crate) const DAEMON_LOCK: Duration = Duration::from_secs(2);
+/// A process that holds a lock for a moment, or has just ended, has let go of it, and so have the children that it made.
+pub(crate) const FILE_LOCK: Duration = Duration::from_secs(2);
 
 /// A client of the daemon completes a request's head, and then its body.
 pub(crate) const API_CLIENT: Duration = Duration::from_secs(10);
@@ -73,20 +88,59 @@ pub(crate) const API_CLIENT: Duration = Duration::from_secs(10);
 /// The daemon answers what takes a guest no time.
 pub(crate) const API_ANSWER: Duration = longer_than(&[CONTROL_ANSWER]);
 
-/// A guest that was started runs, with its devices.
-pub(crate) const GUEST_START: Duration = Duration::from_secs(120);
+/// A guest's VMM has made its machine. Its accelerators wake meanwhile, one after the other, each in [`WORKER_OPEN`].
+pub(crate) const VMM_MADE: Duration = Duration::from_secs(60);
+
+/// A guest's VMM has given up making its machine, as the guest is to end: nobody loses anything by its being killed then. It
+/// says first what it waited for.
+pub(crate) const VMM_GIVES_UP: Duration = longer_than(&[LOADING_STOP]);
+
+/// How often a VMM is asked whether it is there, and how long it may take to answer.
+pub(crate) const VMM_PING: Duration = Duration::from_secs(5);
+
+/// A guest's VMM has carried out an order, or reset the guest: memory is pinned, or devices are reset.
+pub(crate) const VMM_ORDER: Duration = Duration::from_secs(120);
+
+/// A guest's VMM has ended the guest. One that takes longer, for a device's reset say, is killed: a guest loses no more by that than by
+/// being stopped.
+pub(crate) const VMM_STOP: Duration =
+    longer_than(&[LOADING_STOP, DISK_STOP, VHOST_STOP, ACCELERATOR_STOP, CONSOLE_END]);
+
+/// A guest's VMM that was killed is gone: the Linux kernel has let go of its memory, and of its devices.
+pub(crate) const VMM_END: Duration = Duration::from_secs(60);
+
+/// A guest's VMM has attached a device: the Linux kernel clears and pins all of the guest's RAM, at about a second a GiB.
+pub(crate) const VMM_ATTACH: Duration = Duration::from_secs(3600);
+
+/// The last of a guest's console output is written.
+pub(crate) const CONSOLE_END: Duration = Duration::from_secs(5);
+
+/// A guest that was started runs, with its devices: its machine is made, its program is loaded, each device is claimed, opened and
+/// attached, and with the first of them its RAM is pinned.
+pub(crate) fn guest_start(guest: &GuestConfig) -> Duration {
+    let devices = GUEST_DEVICE.saturating_mul(guest.devices.len() as u32);
+    let pinned = if guest.devices.is_empty() { 0 } else { 2 * (guest.memory >> 30) };
+    let workers = WORKER_OPEN.saturating_mul(guest.accelerators.len() as u32);
+    sum(&[VMM_MADE, workers, GUEST_LOADED, devices, Duration::from_secs(pinned)])
+}
+
+/// A guest's program is loaded, with all that the storage takes.
+const GUEST_LOADED: Duration = Duration::from_secs(120);
+
+/// A guest was reset, or else its VMM is gone.
+pub(crate) const GUEST_RESET: Duration = sum(&[CONTROL_ANSWER, VMM_ORDER, VMM_END]);
 
 /// A guest whose power was cut has given everything back.
-pub(crate) const GUEST_STOP: Duration = Duration::from_secs(60);
+pub(crate) const GUEST_STOP: Duration = sum(&[VMM_STOP, VMM_END]);
 
 /// A process that was killed is gone, and so are its locks.
 pub(crate) const GUEST_KILL: Duration = Duration::from_secs(5);
 
-/// A guest that was told to end has ended, if need be because its process was killed.
+/// A guest that was asked to end has ended, if need be because its process was killed.
 pub(crate) const STOP_ANSWER: Duration = sum(&[CONTROL_ANSWER, GUEST_STOP, GUEST_KILL, GUEST_KILL]);
 
 /// A device was given to a guest, or, past its own deadline, taken from it.
-pub(crate) const GUEST_DEVICE: Duration = Duration::from_secs(120);
+pub(crate) const GUEST_DEVICE: Duration = sum(&[VMM_ORDER, VMM_END]);
 
 const _: () = {
     assert!(outlasts(DISK_STOP, STORAGE) && outlasts(LOADING_STOP, STORAGE) && outlasts(VHOST_STOP, VHOST));

@@ -1,9 +1,17 @@
 //! How values of the model read in the text that a person gets.
 
+use vm_passthrough::PciAddress;
 use vm_passthrough::pci::{Bar, BarKind, DeviceType, Link, PciFunction, PowerState, ResetMethod, Sriov};
 
 use crate::config::format_size;
 use crate::json::{GpuProcess, Usage};
+
+/// That a function is not there.
+pub(crate) fn not_there(address: PciAddress) -> String {
+    format!(
+        "there is no PCI function {address} on this host; `vm-service list --all` shows those that there are"
+    )
+}
 
 /// What a function is, in a word or by the name of its class.
 pub(crate) fn device_type(function: &PciFunction) -> &'static str {

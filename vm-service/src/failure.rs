@@ -8,7 +8,7 @@ pub(crate) const EXIT_OK: u8 = 0;
 pub(crate) const EXIT_FAILED: u8 = 1;
 /// Exit status: the command line, the guest file or the kernel file is wrong; nothing was touched.
 pub(crate) const EXIT_USAGE: u8 = 2;
-/// Exit status: a device can't be passed to a guest as things are; every reason was told, nothing was touched.
+/// Exit status: a device can't be passed to a guest as things are; every reason was reported, nothing was touched.
 pub(crate) const EXIT_BLOCKED: u8 = 3;
 
 /// Why a command did not succeed: a message, and the exit status that goes with it.

@@ -15,17 +15,19 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 pub use claim::{Claim, ClaimState, ClaimedFunction, ListedClaim, Owner};
-pub use function::{Bar, BarKind, Capability, DeviceType, Function, Link, PowerState, ResetMethod, Sriov};
+pub use function::{
+    Bar, BarKind, Capability, DeviceType, Function, Link, PhysicalFunction, PowerState, ResetMethod, Sriov,
+};
 pub use guest::{
-    AttachedDevice, DetachedDevice, DetachedHow, DeviceState, EventKind, GuestDevice, GuestEvent, GuestLog,
-    GuestState, GuestStatus, Problem, Refusal, RefusalCode, StoppedGuest, StoppedHow,
+    AttachedDevice, Confinement, DetachedDevice, DetachedHow, DeviceState, EventKind, GuestDevice,
+    GuestEvent, GuestLog, GuestState, GuestStatus, Problem, Refusal, RefusalCode, StoppedGuest, StoppedHow,
 };
 pub use kernel::{
     Check, Compiled, CompiledKernel, KernelParameter, Launched, Legal, LegalOp, Output, Reject, Support,
 };
 pub use readiness::{Blocker, Readiness, Severity};
 pub(crate) use run::milliseconds;
-pub use run::{End, Exits, RunDevice, RunReport};
+pub use run::{Exits, RunDevice, RunReport};
 pub use usage::{GpuProcess, Usage};
 
 /// Version of the schema.
@@ -63,18 +65,18 @@ pub enum Body {
         /// The function.
         function: Box<ListedFunction>,
     },
-    /// `explain`, and `claim` and `run` when a device can't be passed to a guest: what was found of each function.
+    /// `explain`, and `claim`, `run` and `start` when a device can't be passed to a guest: what was found of each function.
     Explain {
         /// The functions that were asked for.
         functions: Vec<Readiness>,
     },
     /// `claim`: what is claimed now.
     Claim(Claim),
-    /// `release`: what was given back.
+    /// `release`: what was released.
     Release {
         /// The function that was asked for; the first of several, null when none was claimed.
         address: Option<String>,
-        /// All that were given back.
+        /// All that were released.
         addresses: Vec<String>,
     },
     /// `claims`: the claims of this host.
@@ -83,6 +85,11 @@ pub enum Body {
         claims: Vec<ListedClaim>,
         /// Records that can't be read: which, why and what to do.
         unreadable: Vec<String>,
+    },
+    /// `vfs`: physical functions and their virtual functions; after `create` and `remove`, the one that was named.
+    Vfs {
+        /// The physical functions.
+        physical: Vec<PhysicalFunction>,
     },
     /// `run`: how the guest ran.
     Run(RunReport),
@@ -95,19 +102,22 @@ pub enum Body {
     Start(GuestStatus),
     /// `status`: the guest.
     Status(GuestStatus),
-    /// `stop`: the guest that was stopped.
+    /// `stop`, and `start --wait`: the guest that has ended.
     Stop(StoppedGuest),
     /// `reset`: the guest that was reset.
     Reset {
         /// Its name.
         guest: String,
     },
-    /// `attach`: what the guest got.
+    /// `attach`: what the guest got, and what keeps it from having the others.
     Attach {
         /// The guest's name.
         guest: String,
         /// The devices.
         devices: Vec<AttachedDevice>,
+        /// What was found of those that can't be passed to it.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        blocked: Vec<Readiness>,
     },
     /// `detach`: what was taken from guests.
     Detach {

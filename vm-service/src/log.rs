@@ -14,6 +14,8 @@ use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
 use limit::{Causes, Limit};
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
@@ -35,8 +37,17 @@ static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
 /// What was logged how often.
 static CAUSES: LazyLock<Arc<Causes>> = LazyLock::new(|| Causes::new(|count| say(format_args!("{count}"))));
 
-/// Logs what happens to standard error: information at first, more with `verbose` or as `RUST_LOG` says.
-pub(crate) fn start(verbose: u8) {
+/// The time now, as RFC 3339 has it, in UTC.
+pub(crate) fn now() -> String {
+    let mut text = String::new();
+    // A String takes any write.
+    let _ = SystemTime.format_time(&mut Writer::new(&mut text));
+    text
+}
+
+/// Logs what happens to standard error: information at first, more with `verbose` or as `RUST_LOG` says. Lines begin with
+/// the time where nobody adds it: neither a person at a terminal, nor systemd's journal, nor a process to which this is relayed.
+pub(crate) fn start(verbose: u8, is_relayed: bool) {
     let level = ["info", "debug", "trace"][usize::from(verbose.min(2))];
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
@@ -44,10 +55,13 @@ pub(crate) fn start(verbose: u8) {
         .with_env_filter(filter)
         .with_writer(|| Messages)
         .with_ansi(has_colours())
-        .without_time()
         .with_target(verbose > 1);
     // It fails only when there is one already, which then has what is logged.
-    let _ = subscriber.finish().with(Limit(CAUSES.clone())).try_init();
+    let limit = Limit(CAUSES.clone());
+    let _ = match is_relayed || io::stderr().is_terminal() || std::env::var_os("JOURNAL_STREAM").is_some() {
+        true => subscriber.without_time().finish().with(limit).try_init(),
+        false => subscriber.finish().with(limit).try_init(),
+    };
 }
 
 /// Whether standard error is a terminal with colours, and whoever reads it wants them (<https://no-color.org>).

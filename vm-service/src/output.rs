@@ -191,33 +191,49 @@ impl OutputQueue {
             if room {
                 news(News::Room);
             }
-            let mut rest = &chunk[..];
-            while !rest.is_empty() {
-                let error = match output.write(rest).and_then(|count| output.flush().map(|()| count)) {
-                    Ok(0) => io::ErrorKind::WriteZero.into(),
-                    Ok(count) => {
-                        failing = false;
-                        rest = &rest[count..];
-                        self.done(count);
-                        continue;
-                    }
-                    Err(error) => error,
-                };
-                match error.kind() {
-                    io::ErrorKind::Interrupted => {}
-                    io::ErrorKind::WouldBlock if self.state().ended => return,
-                    io::ErrorKind::WouldBlock => std::thread::sleep(RETRY),
-                    _ => {
-                        self.done(rest.len());
-                        rest = &[];
-                        if !std::mem::replace(&mut failing, true) {
-                            news(News::Failed(error));
-                        }
-                    }
+            let mut rest = chunk.len();
+            let written = write(&mut output, &chunk, |count| {
+                failing &= count == 0;
+                rest -= count;
+                self.done(count);
+                count > 0 || !self.state().ended
+            });
+            if let Err(error) = written {
+                self.done(rest);
+                if !std::mem::replace(&mut failing, true) {
+                    news(News::Failed(error));
                 }
             }
         }
     }
+}
+
+/// Writes all of `bytes`, for as long as that takes: `went` hears how many went out, also of none, and whether to go on.
+///
+/// # Errors
+/// When what is left can't be written.
+pub(crate) fn write(
+    output: &mut impl Write,
+    mut bytes: &[u8],
+    mut went: impl FnMut(usize) -> bool,
+) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let count = match output.write(bytes).and_then(|count| output.flush().map(|()| count)) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
+            Err(error) => return Err(error),
+        };
+        bytes = &bytes[count..];
+        if !went(count) {
+            return Ok(());
+        }
+        if count == 0 {
+            std::thread::sleep(RETRY);
+        }
+    }
+    Ok(())
 }
 
 /// This process's standard output or error, past the lock and the buffer that [`std::io`] puts before it: what waits here

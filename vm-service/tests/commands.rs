@@ -22,6 +22,10 @@ mod schema;
 mod terminal;
 #[path = "commands/usage.rs"]
 mod usage;
+#[path = "commands/vfs.rs"]
+mod vfs;
+
+use std::path::Path;
 
 use vm_passthrough::Host;
 
@@ -37,7 +41,8 @@ struct Answer {
 fn vm_service(host: &Host, args: &str) -> Answer {
     let args = ["vm-service"].into_iter().chain(args.split_whitespace()).map(Into::into);
     let (mut out, mut err) = (Vec::new(), Vec::new());
-    let exit = vm_service::cli::run(args, Some(host.clone()), &mut out, &mut err);
+    let program = Path::new(env!("CARGO_BIN_EXE_vm-service"));
+    let exit = vm_service::cli::run(args, Some(host.clone()), program, &mut out, &mut err);
     let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
     Answer { exit, out: text(out), err: text(err) }
 }

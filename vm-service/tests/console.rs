@@ -64,7 +64,8 @@ impl Guest {
     /// Starts the guest of `files`.
     fn start(files: tempfile::TempDir, options: &str, out: Stdio, err: Stdio) -> Self {
         let process = Command::new(env!("CARGO_BIN_EXE_vm-service"))
-            .args(["run", "guest.toml", "--state", "state"])
+            // These guests know no power button.
+            .args(["run", "guest.toml", "--state", "state", "--shutdown-timeout", "0"])
             .args(options.split_whitespace())
             .current_dir(files.path())
             .env_remove("RUST_LOG")
@@ -140,7 +141,7 @@ enum To {
     Pipe,
 }
 
-/// A guest is told to end while its reader does not read: it must end at once, with this exit status and these messages.
+/// A guest is asked to end while its reader does not read: it must end at once, with this exit status and these messages.
 fn check(code: &[u8], options: &str, (out, err): (To, To), signal: Signal, exit: i32, says: &[&str]) {
     let Some(files) = Guest::files(code) else { return };
     let (reader, writer) = pipe();
@@ -172,7 +173,7 @@ fn check(code: &[u8], options: &str, (out, err): (To, To), signal: Signal, exit:
 fn a_guest_whose_standard_output_is_not_read_is_stopped() {
     let streams = (To::Pipe, To::File);
     let says =
-        ["SIGTERM: stopping the guest", "console output are dropped: nobody reads them", "was stopped"];
+        ["SIGTERM: stopping the guest", "console output are dropped: nobody reads them", "power was cut"];
     check(RUDE, "", streams, Signal::TERM, 0, &says);
     check(&polite(u32::MAX), "", streams, Signal::INT, 0, &["SIGINT: stopping", "are dropped"]);
 }
@@ -180,7 +181,7 @@ fn a_guest_whose_standard_output_is_not_read_is_stopped() {
 #[test]
 fn a_guest_whose_standard_error_is_not_read_is_stopped() {
     // With --json, the console is there too.
-    check(RUDE, "--json", (To::File, To::Pipe), Signal::TERM, 0, &["\"end\": \"stopped\""]);
+    check(RUDE, "--json", (To::File, To::Pipe), Signal::TERM, 0, &["\"how\": \"cut\""]);
     // The log alone, which a guest can make say something at every access.
     check(STRAYS, "-vv --console none", (To::File, To::Pipe), Signal::HUP, 0, &[]);
 }

@@ -3,6 +3,9 @@
 
 #[path = "shared/elf.rs"]
 mod elf;
+#[allow(dead_code)]
+#[path = "shared/process.rs"]
+mod process;
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -12,9 +15,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use elf::elf;
+use process::{VMM, child_of, kill};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
 use vm_ir::mutate::Mutator;
@@ -129,12 +134,29 @@ impl Drop for World {
     }
 }
 
+/// The lines of an output, each of which comes in time.
+fn lines(output: impl std::io::Read + Send + 'static) -> impl Iterator<Item = String> {
+    let (sender, lines) = channel();
+    // It ends with the output, or when nobody takes lines any more.
+    std::thread::spawn(move || {
+        BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+    });
+    std::iter::from_fn(move || match lines.recv_timeout(TIMEOUT) {
+        Err(RecvTimeoutError::Timeout) => panic!("no line comes"),
+        line => line.ok(),
+    })
+}
+
 /// What a command says on standard error until it says `text`, or ends.
 fn says(command: &mut Command, text: &str) -> String {
     let mut process = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("vm-service");
     let mut said = String::new();
-    let mut errors = BufReader::new(process.stderr.take().expect("messages"));
-    while !said.contains(text) && errors.read_line(&mut said).expect("text") > 0 {}
+    for line in lines(process.stderr.take().expect("messages")) {
+        said += &line;
+        if said.contains(text) {
+            break;
+        }
+    }
     process.kill().and_then(|()| process.wait()).expect("an end");
     said
 }
@@ -157,6 +179,16 @@ fn echoes(world: &mut World, text: &str) {
     console.kill().and_then(|()| console.wait()).expect("ended");
 }
 
+/// The value of a metric.
+fn metric(world: &World, name: &str) -> f64 {
+    let mut stream = world.connect();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").expect("written");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("metrics");
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+    value.unwrap_or_else(|| panic!("no {name} in {text}"))
+}
+
 fn process_of(guest: &Value) -> Pid {
     guest["pid"].as_i64().and_then(|pid| Pid::from_raw(pid as i32)).expect("a process")
 }
@@ -171,7 +203,7 @@ fn a_guest_outlives_a_daemon_that_is_killed() {
         return;
     }
     let mut world = World::new();
-    world.refused("guests", 1, "no daemon can be reached at");
+    world.refused("guests", 1, "`vm-service serve` with the same `--state`");
     let daemon = world.serve();
     let guest = world.json("start web1.toml --vcpus 2 --memory 8M");
     assert_eq!(
@@ -192,33 +224,44 @@ fn a_guest_outlives_a_daemon_that_is_killed() {
     world.wait_until("both", |world| names(&world.json("guests")) == ["web1", "web2"]);
     assert_eq!(world.json("status web1")["pid"], process);
     echoes(&mut world, "still here");
+    let status = fs::read_to_string(format!("/proc/{process}/status")).expect("a process");
+    let keeper = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"));
+    let keeper: f64 = keeper.and_then(|text| text.trim().parse().ok()).expect("resident memory");
+    let all = metric(&world, "vm_service_guest_resident_bytes{guest=\"web1\"}");
+    assert!(
+        all > 1.2 * 1024.0 * keeper,
+        "{all} bytes are those of the keeper, {keeper} KiB, without the VMM"
+    );
     world.refused("run web2.toml --console none", 1, "a guest named web2 runs already");
 
     let mut events = world.command("--json events").stdout(Stdio::piped()).spawn().expect("vm-service");
     world.kill(run);
-    let mut text = String::new();
-    let mut reader = BufReader::new(events.stdout.take().expect("events"));
+    let mut told = lines(events.stdout.take().expect("events"));
     // It may have begun to listen before or after; the end of web1 comes behind that.
     world.wait_until("web2's end", |world| names(&world.json("guests")) == ["web1"]);
     let mut logs = world.command("logs web1 --follow").stdout(Stdio::piped()).spawn().expect("vm-service");
-    let mut lines = BufReader::new(logs.stdout.take().expect("the log")).lines();
-    let mut follow = |what: &str| lines.by_ref().any(|line| line.expect("a line").contains(what));
+    let mut log = lines(logs.stdout.take().expect("the log"));
+    let mut follow = |what: &str| log.any(|line| line.contains(what));
     assert!(follow("the guest web1 starts after"), "what was there comes first");
     let reset = world.json("reset web1");
-    assert!(follow("the guest restarts"), "what comes is printed as it comes");
+    assert!(follow("the guest restarts reason=the guest was reset"), "what comes is printed as it comes");
     assert_eq!(reset["guest"], "web1");
     echoes(&mut world, "after the reset");
     // This program knows no power button.
     assert_eq!(world.json("stop web1 --deadline 1")["how"], "cut");
-    while !text.contains(r#""guest":"web1","event":"gone""#) {
-        assert!(reader.read_line(&mut text).expect("events") > 0, "{text}");
-    }
+    assert!(told.any(|line| line.contains(r#""guest":"web1","event":"gone""#)));
     events.kill().and_then(|()| events.wait()).expect("ended");
-    assert!(follow("the guest was stopped"), "its last words come too");
+    assert!(follow("the guest's power was cut"), "its last words come too");
     assert!(!follow("\0") && logs.wait().expect("ended").success(), "it ends with the guest");
     let log = world.json("logs web1");
-    assert!(log["log"].as_str().is_some_and(|log| log.contains("the guest web1 starts after")), "{log}");
-    world.refused("stop web1", 1, "no guest named web1");
+    let line =
+        log["log"].as_str().and_then(|log| log.lines().find(|line| line.contains("web1 starts after")));
+    let time = line.and_then(|line| line.split(' ').next()).expect("a time");
+    assert!(time.starts_with("20") && time.contains('T') && time.ends_with('Z'), "{time}");
+    for command in ["status", "stop", "reset", "console"] {
+        let says = "no guest named web1 that runs: it has ended, and `vm-service logs web1`";
+        world.refused(&format!("{command} web1"), 1, says);
+    }
 }
 
 #[test]
@@ -232,7 +275,7 @@ fn stop_tells_how_the_guest_ended_whoever_ended_it() {
     let crasher = [0x66, 0xba, 0xfd, 0x03, 0xec, 0xa8, 0x01, 0x74, 0xf7, 0x0f, 0x0b];
     fs::write(world.path("kernel"), elf(&crasher)).expect("written");
     let check = |world: &mut World, act: &dyn Fn(&World, &Value), how: &str| {
-        let guest = world.json("start web1.toml --no-reboot");
+        let guest = world.json("start web1.toml --no-reboot --shutdown-timeout 0.1");
         let stop = world.command("--json stop web1 --deadline 600").stdout(Stdio::piped()).spawn();
         let stop = stop.expect("vm-service");
         world.wait_until("the button", |world| {
@@ -253,6 +296,84 @@ fn stop_tells_how_the_guest_ended_whoever_ended_it() {
         File::options().write(true).open(console).and_then(|mut file| file.write_all(b"x")).expect("typed");
     };
     check(&mut world, &|_, guest| types(guest), "crashed");
+}
+
+/// Enables the local APIC, has the power button's line of the I/O APIC raise vector 0x30, waits for that, and powers off.
+const LISTENS: &[u8] = &[
+    0xbb, 0x00, 0x00, 0xe0, 0xfe, // mov ebx, 0xfee00000
+    0xc7, 0x83, 0xf0, 0x00, 0x00, 0x00, 0xff, 0x01, 0x00, 0x00, // mov dword [rbx + 0xf0], 0x1ff
+    0xb9, 0x00, 0x00, 0xc0, 0xfe, // mov ecx, 0xfec00000
+    0xc7, 0x01, 0x1a, 0x00, 0x00, 0x00, // mov dword [rcx], 0x1a
+    0xc7, 0x41, 0x10, 0x30, 0x00, 0x00, 0x00, // mov dword [rcx + 0x10], 0x30
+    0x66, 0xba, 0xf8, 0x03, 0xb0, b'!', 0xee, // mov dx, 0x3f8; mov al, '!'; out dx, al
+    0x8b, 0x83, 0x10, 0x02, 0x00, 0x00, // mov eax, [rbx + 0x210]
+    0xa9, 0x00, 0x00, 0x01, 0x00, 0x74, 0xf3, // test eax, 0x10000; jz -13
+    0x66, 0xba, 0x00, 0x06, 0xb0, 0x34, 0xee, 0xeb,
+    0xfe, // mov dx, 0x600; mov al, 0x34; out dx, al; jmp $
+];
+
+#[test]
+fn a_start_that_waits_says_how_the_guest_ended() {
+    if !has_kvm() {
+        return;
+    }
+    let mut world = World::new();
+    world.serve();
+    let mut check = |end: &dyn Fn(&World), how: &str, exit: i32| {
+        let waits = world.command("start web1.toml --wait --json").stdout(Stdio::piped()).spawn();
+        world.wait_until("web1", |world| world.json("guests")["guests"][0]["state"] == "running");
+        end(&world);
+        let output = waits.expect("vm-service").wait_with_output().expect("an end");
+        let said: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        assert_eq!((said["how"].as_str(), output.status.code()), (Some(how), Some(exit)), "{said}");
+    };
+    check(&|world| drop(world.json("stop web1 --now")), "cut", 0);
+    let kill = |world: &World| {
+        let guest = world.json("status web1");
+        rustix::process::kill_process(process_of(&guest), Signal::KILL).expect("killed");
+    };
+    check(&kill, "killed", 1);
+    world.refused("start web2.toml --wait", 2, "web2.toml");
+}
+
+#[test]
+fn a_signal_presses_the_power_button_and_a_second_or_the_deadline_cuts_the_power() {
+    if !has_kvm() {
+        return;
+    }
+    let world = World::new();
+    let check = |code: &[u8], timeout: &str, signals: &[Signal], says: &[&str], how: &str| {
+        fs::write(world.path("kernel"), elf(code)).expect("written");
+        let line = format!("--json run web1.toml --console file=screen --shutdown-timeout {timeout}");
+        let mut run = world.command(&line);
+        let mut run = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("vm-service");
+        let process = Pid::from_child(&run);
+        let mut log = lines(run.stderr.take().expect("messages"));
+        let mut wait_for = |what: &str| assert!(log.any(|line| line.contains(what)), "{what} is not said");
+        wait_for("starts after");
+        let deadline = Instant::now() + TIMEOUT;
+        while code == LISTENS && fs::read(world.path("screen")).unwrap_or_default() != b"!" {
+            assert!(Instant::now() < deadline, "the guest does not listen");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        for (signal, says) in signals.iter().zip(says) {
+            kill_process(process, *signal).expect("sent");
+            wait_for(says);
+        }
+        says[signals.len()..].iter().for_each(|says| wait_for(says));
+        // Nothing waits for a reader.
+        std::thread::spawn(move || log.for_each(drop));
+        let output = run.wait_with_output().expect("an end");
+        let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        assert_eq!((report["how"].as_str(), output.status.code()), (Some(how), Some(0)), "{report}");
+    };
+    let (first, second) = ("pressing the guest's power button", "stopping the guest");
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        check(LISTENS, "600", &[signal], &[first], "orderly");
+    }
+    check(ECHO, "600", &[Signal::INT, Signal::TERM], &[first, second], "cut");
+    check(ECHO, "0.1", &[Signal::TERM], &[first, "has not powered itself off within 0.1 s"], "cut");
+    check(ECHO, "0", &[Signal::TERM], &[second], "cut");
 }
 
 #[test]
@@ -281,6 +402,100 @@ fn guests_that_do_not_answer_are_listed_and_end() {
     for guest in ["web1", "web3"] {
         assert_eq!(world.json(&format!("stop {guest} --now"))["how"], "cut");
     }
+}
+
+#[test]
+fn a_vmm_that_hangs_is_seen_and_answers_nobody_until_it_goes_on() {
+    if !has_kvm() {
+        return;
+    }
+    let mut world = World::new();
+    world.serve();
+    let guest = world.json("start web1.toml");
+    let mut events = world.command("--json events").stdout(Stdio::piped()).spawn().expect("vm-service");
+    let mut told = lines(events.stdout.take().expect("events"));
+    let vmm = child_of(guest["pid"].as_u64().expect("a process") as u32, VMM);
+    let responds = |world: &World| metric(world, "vm_service_guest_responsive{guest=\"web1\"}");
+    assert_eq!(responds(&world), 1.0);
+    let spawn = |world: &World, args: &str| {
+        world.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("vm-service")
+    };
+    let becomes = |world: &mut World, state: &str| {
+        world.wait_until(state, |world| world.json("status web1")["state"] == state);
+        assert_eq!(world.json("guests")["guests"][0]["vcpus"], 1);
+    };
+    kill(vmm, libc::SIGSTOP);
+    let mut reset = spawn(&world, "reset web1");
+    becomes(&mut world, "unresponsive");
+    assert_eq!(responds(&world), 0.0);
+    assert!(reset.try_wait().expect("a process").is_none(), "nothing was reset");
+    kill(vmm, libc::SIGCONT);
+    let reset = reset.wait_with_output().expect("an end");
+    assert_eq!(
+        (reset.status.code(), String::from_utf8_lossy(&reset.stdout).as_ref()),
+        (Some(0), "web1 was reset\n")
+    );
+    becomes(&mut world, "running");
+    // The last two in either order.
+    let mut left = ["unresponsive", "responsive", "reset"].to_vec();
+    while !left.is_empty() {
+        let line = told.next().expect("an event");
+        left.retain(|event| !line.contains(&format!(r#""guest":"web1","event":"{event}""#)));
+    }
+    events.kill().and_then(|()| events.wait()).expect("ended");
+    kill(vmm, libc::SIGSTOP);
+    let stop = spawn(&world, "--json stop web1 --now");
+    becomes(&mut world, "stopping");
+    kill(vmm, libc::SIGCONT);
+    let stopped: Value =
+        serde_json::from_slice(&stop.wait_with_output().expect("an end").stdout).expect("JSON");
+    assert_eq!(stopped["how"], "cut");
+}
+
+#[test]
+fn a_vmm_that_hangs_as_it_starts_is_seen_and_ends() {
+    if !has_kvm() {
+        return;
+    }
+    let mut world = World::new();
+    let daemon = world.serve();
+    let mut start = world.command("start web1.toml").stderr(Stdio::piped()).spawn().expect("vm-service");
+    // It is stopped within the time that it takes to load this program, and to make a machine.
+    kill(child_of(child_of(daemon, "run"), VMM), libc::SIGSTOP);
+    world.wait_until("web1", |world| names(&world.json("guests")) == ["web1"]);
+    assert_eq!(world.json("guests")["guests"][0]["state"], "starting");
+    assert!(start.try_wait().expect("a process").is_none(), "it starts");
+    world.refused("start web1.toml", 1, "a guest named web1 runs already");
+    assert_eq!(world.json("stop web1 --now")["how"], "cut");
+    let start = start.wait_with_output().expect("an end");
+    let said = String::from_utf8_lossy(&start.stderr);
+    assert!(said.contains("did not make the machine within") && start.status.code() == Some(1), "{said}");
+    assert_eq!(names(&world.json("guests")), Vec::<&str>::new());
+    assert_eq!(world.json("start web1.toml")["state"], "running");
+    world.json("stop web1 --now");
+
+    // Nor does one stay that hangs when its keeper is killed.
+    let mut start = world.command("start web1.toml").stderr(Stdio::null()).spawn().expect("vm-service");
+    let keeper = child_of(daemon, "run");
+    let vmm = child_of(keeper, VMM);
+    kill(vmm, libc::SIGSTOP);
+    kill(keeper, libc::SIGKILL);
+    let lives = |process| fs::read(format!("/proc/{process}/cmdline")).is_ok_and(|line| !line.is_empty());
+    world.wait_until("its end", |_| !lives(vmm));
+    assert_eq!(start.wait().expect("an end").code(), Some(1));
+}
+
+#[test]
+fn a_daemon_whose_state_directory_was_removed_ends_and_says_so() {
+    let mut world = World::new();
+    let daemon = world.serve();
+    fs::rename(world.path("state"), world.path("moved")).expect("moved");
+    fs::create_dir(world.path("state")).expect("another");
+    let at = world.processes.iter().position(|child| child.id() == daemon).expect("the daemon");
+    world.wait_until("its end", |world| world.processes[at].try_wait().expect("a process").is_some());
+    let said = fs::read_to_string(world.path("messages")).expect("messages");
+    assert!(said.contains("state was removed or replaced under the daemon"), "{said}");
+    world.serve();
 }
 
 #[test]

@@ -130,7 +130,8 @@ fn options_exist() {
     let mut cli = Cli::command();
     cli.build();
     let mut known: BTreeSet<String> = BTreeSet::new();
-    for command in std::iter::once(&cli).chain(cli.get_subcommands()) {
+    let nested = cli.get_subcommands().flat_map(|command| command.get_subcommands());
+    for command in std::iter::once(&cli).chain(cli.get_subcommands()).chain(nested) {
         let shown = command.get_arguments().filter(|argument| !argument.is_hide_set());
         known.extend(shown.filter_map(|argument| argument.get_long()).map(str::to_owned));
     }

@@ -9,12 +9,16 @@ mod process;
 use std::time::Duration;
 
 use guest::Guest;
-use process::{descriptors, kill, status, worker_of};
+use process::{VMM, WORKER, child_of, descriptors, kill, status, tasks};
 
 /// What a worker's descriptors may be: its socket, nothing, eventfds and memfds that it was given, and what the CPU's
 /// accelerator reads of the host.
 const KINDS: [&str; 6] =
     ["socket:", "/dev/null", "/memfd:guest-ram", "/memfd:guest-time", "anon_inode:[event", "/proc/meminfo"];
+
+/// What a VMM's may be beside that: what its guest is made of, and the pipe for the console.
+const KINDS_VMM: [&str; 7] =
+    ["socket:", "/dev/null", "/memfd:guest-", "anon_inode:[event", "anon_inode:kvm-", "/dev/kvm", "pipe:"];
 
 #[test]
 fn a_bare_guest_launches_its_kernels_on_its_own_memory() {
@@ -58,7 +62,7 @@ fn a_worker_that_dies_or_hangs_does_not_take_its_guest_along() {
     for (signal, name) in [(libc::SIGKILL, "killed"), (libc::SIGSTOP, "stopped")] {
         let Some(mut guest) = Guest::start(name, "accel-steady seconds=600", "") else { return };
         guest.wait_for("bare: steady");
-        let worker = worker_of(guest.pid());
+        let worker = child_of(guest.pid(), WORKER);
         kill(worker, signal);
         // The guest learns of it, and powers itself off.
         let ended = guest.end();
@@ -73,7 +77,7 @@ fn a_worker_that_dies_or_hangs_does_not_take_its_guest_along() {
 fn a_worker_has_no_more_than_it_needs() {
     let Some(mut guest) = Guest::start("confined", "accel-steady seconds=600", "") else { return };
     guest.wait_for("bare: steady");
-    let worker = worker_of(guest.pid());
+    let worker = child_of(guest.pid(), WORKER);
     let status = status(worker).expect("a worker");
     for wanted in ["NoNewPrivs:\t1", "Seccomp:\t2"] {
         assert!(status.contains(wanted), "{wanted} is not in\n{status}");
@@ -102,14 +106,58 @@ fn a_worker_has_no_more_than_it_needs() {
     assert!(
         std::fs::read_to_string(format!("/proc/{worker}/environ")).is_ok_and(|all| !all.contains("HOME="))
     );
-    // Without its VMM it ends by itself.
-    let vmm = guest.pid();
-    kill(vmm, libc::SIGKILL);
+    // Without their keeper both end by themselves.
+    let both = [worker, child_of(guest.pid(), VMM)];
+    kill(guest.pid(), libc::SIGKILL);
     let deadline = std::time::Instant::now() + Duration::from_secs(20);
-    while process::status(worker).is_some() {
-        assert!(std::time::Instant::now() < deadline, "the worker outlives its VMM");
+    while both.into_iter().any(|process| process::status(process).is_some()) {
+        assert!(std::time::Instant::now() < deadline, "the worker or the VMM outlives its keeper");
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+#[test]
+fn a_vmm_has_no_more_than_it_needs_on_any_thread() {
+    let Some(mut guest) = Guest::start("alone", "accel-steady seconds=600", "") else { return };
+    guest.wait_for("bare: steady");
+    let vmm = child_of(guest.pid(), VMM);
+    let mut wanted = ["NoNewPrivs:\t1", "Seccomp:\t2"].map(str::to_owned).to_vec();
+    if rustix::process::geteuid().is_root() {
+        wanted.push(format!("Uid:\t{0}\t{0}\t{0}\t{0}", 0x7100_0000 + vmm));
+        wanted.push("Groups:\t \n".into());
+        wanted.extend(["Eff", "Prm", "Bnd"].map(|set| format!("Cap{set}:\t0000000000000000")));
+    }
+    let threads: Vec<_> = tasks(vmm).collect();
+    for thread in &threads {
+        let status = std::fs::read_to_string(thread.join("status")).expect("a thread");
+        for wanted in &wanted {
+            assert!(status.contains(wanted), "{wanted:?} is not in\n{status}");
+        }
+    }
+    assert!(threads.len() > 5, "{threads:?}");
+    let mut files = descriptors(vmm);
+    let sockets: std::collections::BTreeSet<_> =
+        files.iter().map(|(_, file)| file).filter(|file| file.starts_with("socket:")).collect();
+    let count = files.iter().filter(|(_, file)| file.starts_with("socket:")).count();
+    assert_eq!(count, sockets.len(), "a socket is there twice: {files:?}");
+    // Standard error is a pipe to its keeper.
+    files.retain(|(number, file)| *number != 2 && !file.ends_with("/bare"));
+    for (number, file) in &files {
+        assert!(
+            KINDS_VMM.iter().any(|kind| file.starts_with(kind)),
+            "descriptor {number} is {file}: {files:?}"
+        );
+    }
+    kill(vmm, libc::SIGKILL);
+    let ended = guest.end();
+    let expect = "the guest's VMM was killed; see its messages above, and the Linux kernel's log (dmesg)";
+    assert!(!ended.succeeded && ended.messages.contains(expect), "{}", ended.messages);
+    assert!(
+        ended.messages.contains("the guest's VMM is confined: system calls, files, signals"),
+        "{}",
+        ended.messages
+    );
+    assert!(!ended.messages.contains("threads that began before"), "{}", ended.messages);
 }
 
 #[test]

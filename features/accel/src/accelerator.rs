@@ -63,7 +63,7 @@ pub trait Queue: 'static {
         self.allocate(MemoryKind::Pinned, bytes)
     }
 
-    /// Frees memory, once the commands before have run. Registered memory is given back to the host.
+    /// Frees memory, once the commands before have run. Registered memory is returned to the host.
     ///
     /// # Errors
     /// The driver's; [`Error::Deadline`] where the queue waits for the device longer than its timeout. The memory is

@@ -103,7 +103,7 @@ pub struct Signature {
     pub entry: String,
     /// Work-items of a block in each dimension.
     pub block: [u32; 3],
-    /// Blocks of a cluster, neighbours along x that run at the same time: a grid has a multiple of so many along x. 1
+    /// Blocks of a cluster, neighbours along x that run at the same time: a grid has a multiple of that along x. 1
     /// for a kernel whose blocks are by themselves. The code says it too, so it is no part of a launch.
     pub cluster: u32,
     /// Bytes of shared memory that each block gets beside what the code declares by itself.

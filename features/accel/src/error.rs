@@ -176,7 +176,7 @@ pub enum Error {
         "this buffer's memory is still in use by commands queued behind this job: use it from a later job"
     )]
     OutOfOrder,
-    /// Registered memory that a graph uses was to be given back.
+    /// Registered memory that a graph uses was to be unregistered.
     #[error(
         "this registered memory is part of a graph, which may be replayed: drop the graph first; \
          the memory goes back when it is gone"

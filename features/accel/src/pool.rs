@@ -198,7 +198,7 @@ impl Pool {
         self.lock().held.contains_key(&address)
     }
 
-    /// Ends what [`Pool::hold`] began. What was given back meanwhile is free now, as [`Pool::give`] says.
+    /// Ends what [`Pool::hold`] began. What was freed meanwhile is free now, as [`Pool::give`] says.
     #[must_use]
     pub(crate) fn unhold(&self, address: u64, ready: u64) -> Option<Memory> {
         let mut state = self.lock();

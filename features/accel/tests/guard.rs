@@ -145,7 +145,7 @@ fn stop_words_are_used_again() {
             }
             send.send(()).unwrap();
         });
-        assert!(receive.recv_timeout(Duration::from_millis(200)).is_err(), "there are not so many");
+        assert!(receive.recv_timeout(Duration::from_millis(200)).is_err(), "there are not that many");
         it.device.resume();
         receive.recv_timeout(TIMEOUT).unwrap();
     });

@@ -25,7 +25,7 @@ impl CpuAccelerator {
         Self::with_threads(threads)
     }
 
-    /// The processor, with so many threads to run blocks, the queue's own among them.
+    /// The processor, with N threads to run blocks, the queue's own among them.
     ///
     /// # Errors
     /// As [`CpuAccelerator::new`].

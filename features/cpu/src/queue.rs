@@ -124,7 +124,7 @@ impl Queue for CpuQueue {
     }
 
     fn trim(&self, _keep: u64) -> Result<()> {
-        // What is freed is given back at once; so what is left to do is to free it.
+        // What is freed is returned at once; so what is left to do is to free it.
         self.drain()
     }
 

@@ -83,7 +83,7 @@ impl Drop for Code {
     fn drop(&mut self) {
         // SAFETY: the mapping is this value's own, and no call borrows it any more.
         if let Err(error) = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) } {
-            tracing::warn!(%error, "code memory could not be given back");
+            tracing::warn!(%error, "code memory could not be unmapped");
         }
     }
 }

@@ -8,7 +8,7 @@ use common::Machine;
 use vm_ir::interp::{Argument, Launch, Tensor};
 use vm_ir::{Scalar, Trust, text, validate};
 
-/// Every so many numbers; a prime.
+/// The step between numbers; a prime.
 const STEP: u64 = 1021;
 /// Numbers of a launch. Not a multiple of the block, so that some threads come last and alone.
 const COUNT: usize = (1 << 20) - 3;

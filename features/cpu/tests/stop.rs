@@ -10,7 +10,7 @@ use vm_cpu::CpuAccelerator;
 use vm_ir::{Trust, text, validate};
 use vm_jit::Target;
 
-/// A kernel without a loop, and one with a loop that is not watched.
+/// A kernel without a loop, and one with a loop that is not cancellable.
 const MODULE: &str = "vir 1
 kernel @none(@x: view<i32, [?], readwrite>) at 0x1000 block(1024) {
   %i = global_id.x : i64

@@ -1,4 +1,4 @@
-//! Images for the driver, which is told no length: text must end with a zero byte, and an ELF file must be whole.
+//! Images for the driver, which is given no length: text must end with a zero byte, and an ELF file must be whole.
 
 use std::borrow::Cow;
 

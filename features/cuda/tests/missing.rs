@@ -1,4 +1,4 @@
-//! What a machine without the driver is told.
+//! What is reported on a machine without the driver.
 
 use vm_accel::Error;
 use vm_cuda::CudaAccelerator;

@@ -29,7 +29,7 @@ pub unsafe trait Platform {
         core::hint::spin_loop();
     }
 
-    /// How long the client looks for an answer before it wants an interrupt and [sleeps](Self::sleep). The host is told to
+    /// How long the client looks for an answer before it wants an interrupt and [sleeps](Self::sleep). The host is asked to
     /// send none meanwhile: an interrupt takes longer than a small launch.
     fn poll(&self) -> Duration {
         Duration::from_micros(100)

@@ -57,7 +57,7 @@ pub(crate) struct Queue {
     free: u32,
     next_available: u16,
     next_used: u16,
-    /// Whether both sides say by index what they want to be told.
+    /// Whether both sides say by index what they want to be notified of.
     event_index: bool,
     /// What had been offered when the device was last asked whether it wants to know.
     asked: Cell<u16>,
@@ -90,7 +90,7 @@ impl Queue {
         Ok(queue)
     }
 
-    /// Uses indices to say what the driver wants to be told, before the device sees the queue.
+    /// Uses indices to say what the driver wants to be notified of, before the device sees the queue.
     pub(crate) fn use_event_index(&mut self, event_index: bool) {
         self.event_index = event_index;
         if event_index {

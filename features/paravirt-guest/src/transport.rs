@@ -34,7 +34,7 @@ pub trait Transport: Sized {
         Ok(number)
     }
 
-    /// As [`submit`](Self::submit), but the device may be told of it only with [`notify`](Self::notify): many batches can
+    /// As [`submit`](Self::submit), but the device may be notified of it only with [`notify`](Self::notify): many batches can
     /// share one notification.
     ///
     /// # Errors
@@ -70,7 +70,7 @@ pub trait Transport: Sized {
         self.wait().map(|(_, frame)| frame)
     }
 
-    /// Ends all use of the device, and gives back the frames that were under way, one by one, to `frames`.
+    /// Ends all use of the device, and returns the frames that were under way, one by one, to `frames`.
     ///
     /// # Errors
     /// When the device does not let go; it may then still write to the frames, which are kept from it.

@@ -43,7 +43,7 @@ impl Config {
         }
     }
 
-    /// That of a device which takes streams instead, with a window of so many bytes.
+    /// That of a device which takes streams instead, with a window of N bytes.
     #[must_use]
     pub fn with_window(self, window_bytes: u64, port: u32) -> Self {
         Self { window_bytes, port, ..self }

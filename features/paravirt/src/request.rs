@@ -111,7 +111,7 @@ pub struct Launch<'a> {
     pub kernel: u32,
     /// Blocks along x, y and z.
     pub grid: [u32; 3],
-    /// How often each thread may begin the body of a loop that is watched; 0 for as often as the device allows.
+    /// How often each thread may begin the body of a cancellable loop; 0 for as often as the device allows.
     pub fuel: u64,
     /// The arguments, in the order of the kernel's parameters.
     pub arguments: Arguments<'a>,
@@ -610,7 +610,7 @@ impl<'a> BatchWriter<'a> {
         arguments: &[Argument],
     ) -> Result<(), NoRoom> {
         if arguments.len() > MAX_ARGUMENTS {
-            return Err(NoRoom { what: "so many arguments: a launch has at most 64" });
+            return Err(NoRoom { what: "more than 64 arguments" });
         }
         let body = 32 + arguments.iter().map(Argument::bytes).sum::<usize>();
         self.begin(code::LAUNCH, body, "a launch")?;

@@ -127,7 +127,7 @@ fn an_empty_block_compiles() {
     assert_eq!(kernel.name(), "kernel");
 }
 
-/// Counts what it is asked for, and fails when told to.
+/// Counts what it is asked for, and fails on request.
 #[derive(Debug, Default)]
 struct Counting {
     name: &'static str,

@@ -22,7 +22,7 @@ use crate::{Arguments, Test};
 
 /// Kernels of one module.
 const BATCH: u64 = 16;
-/// Failures that are told.
+/// Failures that are reported.
 const TOLD: usize = 8;
 
 /// The tests of this section.

@@ -308,7 +308,7 @@ impl Ended {
         let digits = rest.map(|rest| rest.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default());
         digits
             .and_then(|digits| digits.parse().ok())
-            .with_context(|| format!("guest {} told no `{text}`:\n{}", self.name, self.console))
+            .with_context(|| format!("guest {} printed no `{text}`:\n{}", self.name, self.console))
     }
 
     /// The numbers that stand behind the name of samples.
@@ -317,7 +317,7 @@ impl Ended {
         let numbers = self.console.lines().find_map(|line| line.trim().strip_prefix(head.as_str()));
         let numbers = numbers.map(|numbers| numbers.split_whitespace().map(str::parse).collect());
         let numbers: Result<Vec<f64>, _> = numbers
-            .with_context(|| format!("guest {} told no samples {name}:\n{}", self.name, self.console))?;
+            .with_context(|| format!("guest {} printed no samples {name}:\n{}", self.name, self.console))?;
         Ok(numbers?)
     }
 

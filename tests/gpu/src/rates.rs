@@ -192,7 +192,7 @@ fn guest(gpu: &Gpu, device: u32, report: &mut Report) -> anyhow::Result<()> {
     while let Ok(picoseconds) = ended.number(&format!("figure batched-launch-{} ", windows.len())) {
         windows.push(picoseconds);
     }
-    ensure!(windows.len() >= SEVERAL, "the guest told {} times", windows.len());
+    ensure!(windows.len() >= SEVERAL, "the guest reported {} times", windows.len());
     // The guest sees one answer a little later and the next a little sooner.
     let ours = windows.chunks_exact(SEVERAL).map(|some| 1e9 * SEVERAL as f64 / some.iter().sum::<f64>());
     // The host's own, right after it.

@@ -100,10 +100,10 @@ fn shared(gpu: &Gpu) -> anyhow::Result<()> {
         let readiness = manager.explain(address)?;
         Ok(readiness.blockers.iter().any(|blocker| blocker.code == BlockerCode::InUseShared))
     };
-    ensure!(told(&manager)?, "explain does not tell in-use-shared");
+    ensure!(told(&manager)?, "explain does not report in-use-shared");
     drop(lease);
     ensure!(manager.sharers(address)?.is_empty(), "the lease did not end");
-    ensure!(!told(&manager)?, "explain tells in-use-shared after the lease ended");
+    ensure!(!told(&manager)?, "explain reports in-use-shared after the lease ended");
     Ok(())
 }
 
@@ -139,7 +139,8 @@ impl Files {
         };
         let words = std::iter::once("vm-service".to_owned()).chain(args.split_whitespace().map(file));
         let (mut out, mut err) = (Vec::new(), Vec::new());
-        let exit = vm_service::cli::run(words.map(Into::into), None, &mut out, &mut err);
+        let none = Path::new("/nonexistent");
+        let exit = vm_service::cli::run(words.map(Into::into), None, none, &mut out, &mut err);
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         Ok(Answer { exit, out: text(out), err: text(err) })
     }

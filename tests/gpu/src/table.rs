@@ -172,7 +172,7 @@ impl Table {
         match &record.outcome {
             Outcome::Passed => println!("{name}: ok in {:.1} s", record.seconds),
             Outcome::Failed(reason) => println!("{name}: FAILED: {}", reason.replace('\n', "\n    ")),
-            // What all of them lack is told once.
+            // What all of them lack is printed once.
             Outcome::Skipped(_) if self.0.iter().any(|before| before.outcome == record.outcome) => {
                 println!("{name}: skipped: as above");
             }

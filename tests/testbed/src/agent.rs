@@ -23,7 +23,7 @@ pub use accelerator::{AcceleratorProgram, GreedyProgram, grab_context_id};
 pub use canary::{Canary, ProcessMemory};
 pub use data::{check_pattern, pattern};
 pub use disk::NvmeDisk;
-pub use guest::{CLOUD_HYPERVISOR, Ended, Engine, Guest, GuestPlan, Program};
+pub use guest::{CLOUD_HYPERVISOR, Ended, Engine, Guest, GuestPlan, Program, processes};
 pub use hold::Holder;
 pub use killer::{Fate, Meanwhile, Victim, kill_at};
 pub use l1::{Finished, L1, OWN_VMM, VFIO_EDU, VM_SERVICE};

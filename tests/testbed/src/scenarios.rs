@@ -15,7 +15,10 @@ mod host_wants_back;
 mod hostile_accel;
 mod hot_attach;
 mod linux_accel;
+mod linux_ati;
+mod linux_e1000;
 mod linux_e1000e;
+mod linux_igb;
 mod linux_net;
 mod linux_nvme;
 mod own_vmm;
@@ -23,6 +26,7 @@ mod scan_explain;
 mod systemd;
 mod two_guests;
 mod unbind_stuck;
+mod vmm_killed;
 
 use crate::scenario::Scenario;
 
@@ -36,7 +40,10 @@ pub const ALL: &[Scenario] = &[
     linux_accel::SCENARIO,
     hot_attach::SCENARIO,
     unbind_stuck::SCENARIO,
+    linux_igb::SCENARIO,
     linux_e1000e::SCENARIO,
+    linux_e1000::SCENARIO,
+    linux_ati::SCENARIO,
     linux_net::SCENARIO,
     host_wants_back::SCENARIO,
     linux_nvme::SCENARIO,
@@ -44,6 +51,7 @@ pub const ALL: &[Scenario] = &[
     group_not_viable::SCENARIO,
     scan_explain::SCENARIO,
     systemd::SCENARIO,
+    vmm_killed::SCENARIO,
     bare_edu::SCENARIO,
     own_vmm::SCENARIO,
     bare_accel::SCENARIO,

@@ -217,7 +217,7 @@ impl<'b> Builder<'b> {
         self
     }
 
-    /// Makes clusters of so many blocks, neighbours along x: they run at the same time and exchange values by
+    /// Makes clusters of `blocks` blocks, neighbours along x: they run at the same time and exchange values by
     /// [`PlaceRef::gather`].
     pub fn cluster_size(self, blocks: u32) -> Self {
         self.block.state.borrow_mut().cluster = blocks;

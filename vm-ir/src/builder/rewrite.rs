@@ -73,7 +73,7 @@ struct Rewriter<'a, 'b> {
 }
 
 impl Rewriter<'_, '_> {
-    /// Numbers an old value anew.
+    /// Gives an old value its new number.
     fn define(&mut self, old: Value) -> Value {
         let def = &self.old.values[old.index()];
         let new = self.k.define_named(def.ty, def.name.clone());

@@ -53,7 +53,7 @@ impl Random {
     }
 }
 
-/// The text of a kernel that does an op from one scalar to another, on vectors of so many lanes. Its blocks have 64
+/// The text of a kernel that does an op from one scalar to another, on vectors of a number of lanes. Its blocks have 64
 /// threads.
 pub fn op_kernel(row: &OpInfo, from: Scalar, to: Scalar, lanes: usize) -> String {
     let count = row.shape.operands().unwrap_or(1);
@@ -123,7 +123,7 @@ pub fn is_on_values(row: &OpInfo) -> bool {
     )
 }
 
-/// A launch of an op's kernel on vectors of so many lanes.
+/// A launch of an op's kernel on vectors of a number of lanes.
 pub fn op_launch(kernel: &Kernel, lanes: usize, random: &mut Random) -> Launch {
     let tensor = |element: Scalar, random: &mut Random, output: bool| {
         let bits = (0..COUNT).map(|_| if output { 0 } else { random.bits(element) }).collect::<Vec<_>>();

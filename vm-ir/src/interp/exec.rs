@@ -379,7 +379,7 @@ impl<'m> Machine<'m> {
     }
 }
 
-/// All lanes behind one another as a number of up to 1024 bits, cut anew.
+/// All lanes behind one another as a number of up to 1024 bits, divided into lanes again.
 fn bitcast(lanes: &[u64], from: Type, to: Type) -> Vec<u64> {
     let width = |ty: Type| ty.scalar().bytes() as usize;
     let bytes: Vec<u8> = lanes.iter().flat_map(|l| l.to_le_bytes().into_iter().take(width(from))).collect();

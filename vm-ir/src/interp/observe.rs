@@ -3,15 +3,15 @@
 use super::memory::Memory;
 use crate::module::{Kernel, Op, Place, Value};
 
-/// Is told of each op before the threads take it, and of each loop's rounds behind it; to hold what was claimed of a kernel
+/// Sees each op before the threads take it, and each loop's iterations behind it; to hold what was claimed of a kernel
 /// against what it does.
 pub trait Observer {
-    /// These threads of the cluster are about to take an op; one with regions is told of once, before them.
+    /// These threads of the cluster are about to take an op; one with regions is reported once, before them.
     fn op(&mut self, op: &Op, threads: &[u32], state: &State<'_>) {
         let _ = (op, threads, state);
     }
 
-    /// A thread has left a `for` or a `while` behind so many rounds.
+    /// A thread has left a `for` or a `while` after this number of iterations.
     fn looped(&mut self, op: &Op, thread: u32, rounds: u64) {
         let _ = (op, thread, rounds);
     }

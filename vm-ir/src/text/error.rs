@@ -1,9 +1,8 @@
 //! What is wrong with a text.
 
-use std::fmt;
-
 /// A text that is no module: what is wrong, and where.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}:{column}{}: {kind}", kernel.as_ref().map_or_else(String::new, |name| format!(", kernel @{name}")))]
 pub struct TextError {
     /// The line, from 1.
     pub line: u32,
@@ -14,18 +13,6 @@ pub struct TextError {
     /// What is wrong.
     pub kind: TextErrorKind,
 }
-
-impl fmt::Display for TextError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "line {}:{}", self.line, self.column)?;
-        if let Some(kernel) = &self.kernel {
-            write!(f, ", kernel @{kernel}")?;
-        }
-        write!(f, ": {}", self.kind)
-    }
-}
-
-impl std::error::Error for TextError {}
 
 /// What is wrong with a text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

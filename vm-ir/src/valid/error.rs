@@ -2,10 +2,10 @@
 
 use crate::module::GuestAddr;
 use crate::types::{Class, Scalar, Type};
-use std::fmt;
 
 /// A broken rule: which, and where.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("kernel @{kernel} at {guest}{}{}: {kind}", on_line(", line ", *line), op.map_or_else(String::new, |op| format!(", {op}")))]
 pub struct ValidationError {
     /// The kernel's name.
     pub kernel: String,
@@ -19,35 +19,15 @@ pub struct ValidationError {
     pub kind: Rule,
 }
 
-impl fmt::Display for ValidationError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "kernel @{} at {}", self.kernel, self.guest)?;
-        if self.line != 0 {
-            write!(f, ", line {}", self.line)?;
-        }
-        match self.op {
-            Some(op) => write!(f, ", {op}: {}", self.kind),
-            None => write!(f, ": {}", self.kind),
-        }
-    }
+/// Says which line it is, if that is known.
+fn on_line(words: &str, line: u32) -> String {
+    if line == 0 { String::new() } else { format!("{words}{line}") }
 }
-
-impl std::error::Error for ValidationError {}
 
 /// Everything that one validation found, in the order of the text; never empty.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
 pub struct ValidationErrors(pub Vec<ValidationError>);
-
-impl fmt::Display for ValidationErrors {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, error) in self.0.iter().enumerate() {
-            write!(f, "{}{error}", if i == 0 { "" } else { "\n" })?;
-        }
-        Ok(())
-    }
-}
-
-impl std::error::Error for ValidationErrors {}
 
 /// A rule that a module breaks. Its [code](Rule::code) is the variant's name, so none is renamed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, strum::IntoStaticStr, strum::VariantNames)]
@@ -316,20 +296,11 @@ impl Rule {
 }
 
 /// Why threads may not arrive together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the condition of the {op}{} may differ between them", on_line(" on line ", *line))]
 pub struct Divergence {
     /// The op whose condition differs between threads.
     pub op: &'static str,
     /// Its line; 0 if unknown.
     pub line: u32,
-}
-
-impl fmt::Display for Divergence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the condition of the {}", self.op)?;
-        if self.line != 0 {
-            write!(f, " on line {}", self.line)?;
-        }
-        f.write_str(" may differ between them")
-    }
 }

@@ -1,7 +1,7 @@
 //! The kernels under `filetests/run`, written with the builder. Each must be the kernel in its file, value for
 //! value; the file's directives then run it.
 //!
-//! `VIR_UPDATE=1 cargo test -p vm-ir --test kernels` writes the files' kernels anew and keeps their directives.
+//! `VIR_UPDATE=1 cargo test -p vm-ir --test kernels` writes the files' kernels again and keeps their directives.
 
 mod elementwise;
 mod integers;

@@ -102,7 +102,7 @@ impl<'b> Row<'b> {
         self.k.if_(self.row.lt(x.extent(0)) & self.row.lt(y.extent(0)), work);
     }
 
-    /// The columns of so many pieces from `base` on.
+    /// The columns of N pieces from `base` on.
     fn columns(self, base: Val<'b>, count: u32) -> Vec<Val<'b>> {
         let start = base + self.first;
         (0..count).map(|i| if i == 0 { start } else { start + (i * self.plan.piece()) as i32 }).collect()

@@ -140,7 +140,7 @@ pub enum BindError {
     },
     /// The Linux kernel did not finish before the deadline.
     #[error(
-        "{address}: the Linux kernel did not {what} within {} s, as {}; it goes on trying and can't be told to stop",
+        "{address}: the Linux kernel did not {what} within {} s, as {}; it goes on trying and can't be stopped",
         seconds(*.deadline),
         blame(.holders)
     )]

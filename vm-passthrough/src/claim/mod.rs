@@ -24,6 +24,7 @@ mod error;
 mod lock;
 mod plan;
 mod share;
+mod vfs;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -39,10 +40,12 @@ use crate::{Host, PciAddress};
 pub use error::{BindError, ClaimError};
 pub use plan::{Plan, Refusal, Step};
 pub use share::SharedLease;
+pub use vfs::{VfError, VfOptions};
 
 pub use act::Recovery;
 pub(crate) use act::{HeldClaim, find_persistent, recover, release_persistent, take};
 pub(crate) use share::share;
+pub(crate) use vfs::{create_vfs, remove_vfs};
 
 /// How long one access to a function's drivers, and the wait for the ledger, may take by default.
 pub const DEADLINE: Duration = crate::deadlines::DRIVERS;

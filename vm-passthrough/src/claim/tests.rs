@@ -20,6 +20,7 @@ mod damaged;
 mod orphans;
 mod resets;
 mod shared;
+mod vfs;
 
 const SHORT: Duration = Duration::from_millis(60);
 
@@ -198,7 +199,7 @@ fn takes_the_whole_group_when_asked() {
     assert_eq!(sim.driver_of(other).as_deref(), Some("e1000e"));
 }
 
-/// A bridge's hot-plug driver keeps the group from being used, so the whole group goes without it until it is given back.
+/// A bridge's hot-plug driver keeps the group from being used, so the whole group goes without it until it is released.
 #[test]
 fn a_group_goes_with_the_hot_plug_driver_of_its_bridge() {
     let sim = new_sim();
@@ -331,7 +332,7 @@ fn what_could_not_be_undone_is_undone_later() {
         claim,
         &["can't unbind it from nvidia", "can't bind it to snd_hda_intel", "the ledger remembers it"],
     );
-    // The others were given back all the same.
+    // The others were released all the same.
     assert_eq!(sim.driver_of(gpu()).as_deref(), Some("nvidia"));
     assert_eq!(sim.driver_of(audio()), None);
     assert_eq!(ledger_files(&sim), ["0000:01:00.0.claim"]);
@@ -537,7 +538,7 @@ fn a_held_function_times_out_and_names_the_holder() {
     let blame = ["within 0.1 s", "process 4711 (Xorg) has", "/dev/nvidia3 open", "the ledger remembers it"];
     fails(manager.claim(gpu(), &ClaimOptions { force: true, ..within(SHORT * 2) }), &blame);
     assert_eq!(ledger_files(&sim), ["0000:01:00.0.claim"]);
-    assert_eq!(bindings(&sim)[&audio()], before[&audio()], "the companions were given back");
+    assert_eq!(bindings(&sim)[&audio()], before[&audio()], "the companions were released");
     fails(release_within(&mut manager, gpu(), SHORT), &["process 4711 (Xorg)", "the ledger remembers it"]);
     drivers.let_go(gpu());
     release(&mut manager, gpu()).unwrap();

@@ -5,8 +5,8 @@ use std::sync::{PoisonError, RwLock};
 use super::DecodedBar;
 use crate::PciAddress;
 
-/// Where the BARs of a guest's devices decode, as [`Vmm::bars_changed`](super::Vmm::bars_changed) told: for a VMM to find
-/// what a memory access that exits is for, without asking the devices.
+/// Where the BARs of a guest's devices decode, as [`Vmm::bars_changed`](super::Vmm::bars_changed) reported: for a VMM to find
+/// what an access that exits is for, without asking the devices.
 #[derive(Debug, Default)]
 pub struct BarMap(RwLock<Vec<(PciAddress, DecodedBar)>>);
 
@@ -39,10 +39,19 @@ impl BarMap {
         self.len() == 0
     }
 
-    /// What decodes `address`. Where the guest put BARs over each other, one of them.
+    /// What decodes `address` in memory. Where the guest put BARs over each other, one of them.
     pub fn find(&self, address: u64) -> Option<BarHit> {
+        self.find_in(false, address)
+    }
+
+    /// What decodes the I/O port `port`, likewise.
+    pub fn find_port(&self, port: u16) -> Option<BarHit> {
+        self.find_in(true, port.into())
+    }
+
+    fn find_in(&self, io: bool, address: u64) -> Option<BarHit> {
         let map = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        map.iter().find_map(|(device, bar)| {
+        map.iter().filter(|(_, bar)| bar.io == io).find_map(|(device, bar)| {
             let offset = address.checked_sub(bar.address).filter(|&offset| offset < bar.size)?;
             Some(BarHit { device: *device, bar: bar.bar, offset })
         })
@@ -58,12 +67,16 @@ mod tests {
         let map = BarMap::default();
         let (one, two): (PciAddress, PciAddress) =
             ("0000:65:00.0".parse().unwrap(), "0000:65:00.1".parse().unwrap());
-        let bar = |bar, address| DecodedBar { bar, address, size: 0x1000 };
+        let bar = |bar, address| DecodedBar { bar, address, size: 0x1000, io: false };
         let check = |address, expect: Option<(PciAddress, u8, u64)>| {
             let hit = map.find(address).map(|hit| (hit.device, hit.bar, hit.offset));
             assert_eq!(hit, expect, "{address:#x}");
         };
-        map.set(one, &[bar(0, 0xc000_0000), bar(2, u64::MAX - 0xfff)]);
+        let ports = DecodedBar { bar: 1, address: 0xc000, size: 0x20, io: true };
+        map.set(one, &[ports, bar(0, 0xc000_0000), bar(2, u64::MAX - 0xfff)]);
+        let port = |port| map.find_port(port).map(|hit| (hit.device, hit.bar, hit.offset));
+        assert_eq!((port(0xbfff), port(0xc01f), port(0xc020)), (None, Some((one, 1, 0x1f)), None));
+        check(0xc000, None);
         map.set(two, &[bar(0, 0xc000_0000)]);
         check(0xbfff_ffff, None);
         check(0xc000_0fff, Some((one, 0, 0xfff)));

@@ -1,11 +1,20 @@
-//! The memory BARs of a device: which exist, and which parts of them the guest may reach with no exit.
+//! The BARs of a device: which exist, and which parts of them the guest may reach with no exit.
 
 use std::ops::Range;
 
 use super::config::header::BarRegisters;
-use crate::vfio::{DeviceFile, Result, VfioError};
+use crate::pci::regs::{
+    BASE_ADDRESS_0, BASE_ADDRESS_IO_MASK, BASE_ADDRESS_MEM_MASK, BASE_ADDRESS_SPACE_IO, ROM_ADDRESS,
+    ROM_ADDRESS_ENABLE, ROM_ADDRESS_MASK,
+};
+use crate::vfio::{DeviceFile, ROM_REGION, Result, VfioError};
 
-/// A memory BAR.
+/// The index of the expansion ROM, of its BAR and of its region.
+pub(super) const ROM: u8 = ROM_REGION as u8;
+/// The largest ROM that is shown. Real ones have no more than 2 MiB.
+const MOST_ROM: u64 = 16 << 20;
+
+/// A BAR.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Bar {
     /// Index of its first register, and of its region.
@@ -14,12 +23,14 @@ pub(super) struct Bar {
     pub(super) size: u64,
     /// Whether it takes two registers.
     pub(super) wide: bool,
+    /// Whether it is port I/O.
+    pub(super) io: bool,
     prefetchable: bool,
     /// Parts that VFIO lets map, page-aligned.
     mappable: Vec<Range<u64>>,
 }
 
-/// Finds the memory BARs, from the BAR registers in `config` and the sizes of VFIO's regions. I/O BARs are left out.
+/// Finds the BARs, from the BAR registers in `config` and the sizes of VFIO's regions.
 ///
 /// # Errors
 /// When a region can't be asked for, or has a size that no BAR has.
@@ -29,30 +40,36 @@ pub(super) fn find(file: &dyn DeviceFile, config: &[u8]) -> Result<Vec<Bar>> {
     while index < 6 {
         let at = 0x10 + usize::from(index) * 4;
         let register = config.get(at).copied().unwrap_or(0);
+        let io = register & 1 != 0;
         let wide = register & 0b111 == 0b100 && index < 5;
         let width = if wide { 2 } else { 1 };
-        if register & 1 == 0 {
-            let region = file.region(index.into())?;
-            let most = if wide { 1 << 63 } else { 1 << 31 };
-            if region.size != 0 {
-                if !region.size.is_power_of_two() || region.size < 16 || region.size > most {
-                    return Err(VfioError::InvalidResponse {
-                        operation: "VFIO_DEVICE_GET_REGION_INFO",
-                        path: file.address().to_string(),
-                        what: format!("BAR {index} of {:#x} bytes", region.size),
-                    });
-                }
-                let mappable = region.mappable.iter().map(|&(start, len)| start..start.saturating_add(len));
-                bars.push(Bar {
-                    index,
-                    size: region.size,
-                    wide,
-                    prefetchable: register & 0b1000 != 0,
-                    mappable: mappable.collect(),
+        let region = file.region(index.into())?;
+        let (least, most) = if io { (4, 1 << 16) } else { (16, if wide { 1 << 63 } else { 1 << 31 }) };
+        if region.size != 0 {
+            if !region.size.is_power_of_two() || region.size < least || region.size > most {
+                return Err(VfioError::InvalidResponse {
+                    operation: "VFIO_DEVICE_GET_REGION_INFO",
+                    path: file.address().to_string(),
+                    what: format!("BAR {index} of {:#x} bytes", region.size),
                 });
             }
+            let mappable = region.mappable.iter().filter(|_| !io);
+            bars.push(Bar {
+                index,
+                size: region.size,
+                wide,
+                io,
+                prefetchable: !io && register & 0b1000 != 0,
+                mappable: mappable.map(|&(start, len)| start..start.saturating_add(len)).collect(),
+            });
         }
         index += width;
+    }
+    // The Linux kernel has looked whether there is one.
+    let rom = file.region(ROM_REGION)?;
+    if rom.readable && rom.size.is_power_of_two() && (2048..=MOST_ROM).contains(&rom.size) {
+        let (wide, io, prefetchable) = (false, false, false);
+        bars.push(Bar { index: ROM, size: rom.size, wide, io, prefetchable, mappable: Vec::new() });
     }
     Ok(bars)
 }
@@ -62,19 +79,27 @@ pub(super) fn registers(bars: &[Bar]) -> BarRegisters {
     let mut registers = BarRegisters::default();
     for bar in bars {
         let mask = !(bar.size - 1);
-        let fixed = u32::from(bar.wide) << 2 | u32::from(bar.prefetchable) << 3;
+        if bar.index == ROM {
+            registers.rom = mask as u32 & bar.mask() | ROM_ADDRESS_ENABLE;
+            continue;
+        }
         let index = usize::from(bar.index);
-        registers.0[index] = (mask as u32 & !0xf, fixed);
+        registers.bars[index] = if bar.io {
+            (mask as u32 & bar.mask(), BASE_ADDRESS_SPACE_IO)
+        } else {
+            let fixed = u32::from(bar.wide) << 2 | u32::from(bar.prefetchable) << 3;
+            (mask as u32 & bar.mask(), fixed)
+        };
         if bar.wide {
-            registers.0[index + 1] = ((mask >> 32) as u32, 0);
+            registers.bars[index + 1] = ((mask >> 32) as u32, 0);
         }
     }
     registers
 }
 
-/// Sizes by index, 0 for those that are not there.
-pub(super) fn sizes(bars: &[Bar]) -> [u64; 6] {
-    let mut sizes = [0; 6];
+/// Sizes by index, the ROM's last; 0 for those that are not there.
+pub(super) fn sizes(bars: &[Bar]) -> [u64; 7] {
+    let mut sizes = [0; 7];
     for bar in bars {
         sizes[usize::from(bar.index)] = bar.size;
     }
@@ -82,6 +107,20 @@ pub(super) fn sizes(bars: &[Bar]) -> [u64; 6] {
 }
 
 impl Bar {
+    /// Offset of its first register.
+    pub(super) fn register(&self) -> u16 {
+        if self.index == ROM { ROM_ADDRESS } else { BASE_ADDRESS_0 + u16::from(self.index) * 4 }
+    }
+
+    /// The bits of that which are its address.
+    pub(super) fn mask(&self) -> u32 {
+        match (self.index, self.io) {
+            (ROM, _) => ROM_ADDRESS_MASK,
+            (_, true) => BASE_ADDRESS_IO_MASK,
+            (_, false) => BASE_ADDRESS_MEM_MASK,
+        }
+    }
+
     /// The parts to map into the guest: what VFIO lets map, less the pages of `page` bytes that `trapped` touches.
     pub(super) fn pieces(&self, trapped: &[Range<u64>], page: u64) -> Vec<Range<u64>> {
         let mut pieces: Vec<Range<u64>> = Vec::new();
@@ -117,6 +156,7 @@ mod tests {
                 index: 0,
                 size,
                 wide: false,
+                io: false,
                 prefetchable: false,
                 mappable: mappable.iter().map(|&(start, len)| start..start + len).collect(),
             };

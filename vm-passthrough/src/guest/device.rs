@@ -2,20 +2,22 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use super::bars::Bar;
 use super::config::{ConfigSpace, Facts};
 use super::dma::DmaRam;
 use super::gate::{Gate, POLL};
 use super::interrupts::Vectors;
+use super::intx::Intx;
 use super::state::State;
 use super::{DeviceError, PassthroughDevice, RamRegion, Vmm, bars};
 use crate::claim::Cancel;
 use crate::pci::config::{CONFIG_SIZE, EXTENDED_CONFIG_SIZE};
 use crate::pci::{placement, regs};
-use crate::vfio::{CONFIG_REGION, DeviceFile, MSI_IRQ, MSIX_IRQ, Result, VfioError};
+use crate::vfio::{CONFIG_REGION, DeviceFile, MSI_IRQ, MSIX_IRQ, ROM_REGION, Result, VfioError};
 use crate::{PciAddress, deadlines};
 
 /// Most vectors of MSI (PCI Express Base 6.0, 7.7.1) and of MSI-X (7.7.2).
@@ -59,8 +61,10 @@ pub struct VfioPciDevice {
     file: Arc<dyn DeviceFile>,
     vmm: Arc<dyn Vmm>,
     options: DeviceOptions,
-    /// Sizes of the BARs by index.
-    sizes: [u64; 6],
+    /// Sizes of the BARs by index, the ROM's last.
+    sizes: [u64; 7],
+    /// What is in the ROM, once the guest has read it.
+    rom: OnceLock<Vec<u8>>,
     /// Where the MSI-X table and pending bits are.
     msix: Option<MsixPlaces>,
     inner: Mutex<Inner>,
@@ -132,9 +136,13 @@ impl VfioPciDevice {
             bars: bars::registers(&bars),
             msi_vectors,
             msix_vectors,
-            bar_sizes: sizes,
+            bar_sizes: std::array::from_fn(|index| {
+                let is_memory = |bar: &&Bar| usize::from(bar.index) == index && !bar.io;
+                bars.iter().find(is_memory).map_or(0, |bar| bar.size)
+            }),
             reset: file.info().reset,
         };
+        let config_pin = config.get(usize::from(regs::INTERRUPT_PIN)).copied().unwrap_or(0);
         let config = ConfigSpace::new(&config, &facts);
         let msi_count = config.msi.map_or(0, |msi| msi.capable);
         let msix_count = config.msix.map_or(0, |msix| msix.vectors);
@@ -145,6 +153,7 @@ impl VfioPciDevice {
         let irqs = (
             Vectors::new(file.clone(), vmm.clone(), MSI_IRQ, msi_count, false),
             Vectors::new(file.clone(), vmm.clone(), MSIX_IRQ, msix_count, growable),
+            Intx::new(file.clone(), vmm.clone(), config_pin)?,
         );
         let state = State::new(file.clone(), vmm.clone(), config, bars, irqs);
         Ok(Arc::new(Self {
@@ -152,6 +161,7 @@ impl VfioPciDevice {
             vmm,
             options,
             sizes,
+            rom: OnceLock::new(),
             msix,
             inner: Mutex::new(Inner { state, owed: None, resets_served: 0, reset_failed: false }),
             resets_asked: AtomicU64::new(0),
@@ -288,11 +298,11 @@ impl VfioPciDevice {
         }
     }
 
-    /// Stops the device's DMA and MSI, and nothing else.
+    /// Stops the device's DMA and interrupts, and nothing else.
     fn stop_master(&self) -> Result<()> {
         let mut command = [0; 2];
         self.read_device(regs::COMMAND.into(), &mut command)?;
-        let command = u16::from_le_bytes(command) & !regs::COMMAND_MASTER;
+        let command = u16::from_le_bytes(command) & !regs::COMMAND_MASTER | regs::COMMAND_INTX_DISABLE;
         self.write_device(regs::COMMAND.into(), &command.to_le_bytes())
     }
 
@@ -349,13 +359,13 @@ impl VfioPciDevice {
         let commanded = overlaps(offset, len, regs::COMMAND.into(), 2);
         let moved = commanded
             || overlaps(offset, len, regs::BASE_ADDRESS_0.into(), 24)
+            || overlaps(offset, len, regs::ROM_ADDRESS.into(), 4)
             || state
                 .config
                 .power
                 .is_some_and(|power| overlaps(offset, len, (power + regs::PM_CTRL).into(), 2));
         state.config.write(offset, data);
-        if commanded && state.config.get16(regs::COMMAND) & (regs::COMMAND_MEMORY | regs::COMMAND_MASTER) != 0
-        {
+        if commanded && state.is_on() {
             self.file.set_at_rest(false);
         }
         if moved {
@@ -375,13 +385,33 @@ impl VfioPciDevice {
             state.expose_bars();
             self.publish(state);
         }
-        if state.config.msi.is_some_and(|msi| msi.touched(offset, len)) {
+        let msi = state.config.msi.is_some_and(|msi| msi.touched(offset, len));
+        let msix = state.config.msix.is_some_and(|msix| msix.touched(offset, len));
+        if msi {
             state.sync_msi()?;
         }
-        if state.config.msix.is_some_and(|msix| msix.touched(offset, len)) {
+        if msix {
             state.sync_msix()?;
         }
+        if commanded || msi || msix {
+            state.sync_intx();
+            self.set_intx_disable(state)?;
+        }
         Ok(())
+    }
+
+    /// Has the device, for which VFIO stands in, disable its pin as the guest wants it, and while it leads nowhere: nobody on the
+    /// host would answer it, and that would cost others on the same line their interrupts.
+    fn set_intx_disable(&self, state: &State) -> Result<()> {
+        let mut command = [0; 2];
+        self.read_device(regs::COMMAND.into(), &mut command)?;
+        let command = u16::from_le_bytes(command);
+        let asked = state.config.get16(regs::COMMAND) & regs::COMMAND_INTX_DISABLE;
+        let wanted = if state.intx.is_connected() { asked } else { regs::COMMAND_INTX_DISABLE };
+        match command & !regs::COMMAND_INTX_DISABLE | wanted {
+            same if same == command => Ok(()),
+            other => self.write_device(regs::COMMAND.into(), &other.to_le_bytes()),
+        }
     }
 
     /// Attaches a device that is not. Undoes everything if a part fails; what can't be undone stays owed.
@@ -461,6 +491,22 @@ impl VfioPciDevice {
         }
     }
 
+    /// The expansion ROM, which is read once: nothing in it changes, and its guest reads it in small pieces, each an exit.
+    fn read_rom(&self, offset: u64, data: &mut [u8]) -> Result<()> {
+        let rom = match self.rom.get() {
+            Some(rom) => rom,
+            None => {
+                let mut rom = vec![0; self.sizes[usize::from(bars::ROM)] as usize];
+                self.file.read(ROM_REGION, 0, &mut rom)?;
+                self.rom.get_or_init(|| rom)
+            }
+        };
+        if let Some(bytes) = rom.get(offset as usize..).and_then(|rest| rest.get(..data.len())) {
+            data.copy_from_slice(bytes);
+        }
+        Ok(())
+    }
+
     /// The MSI-X structures, if the access touches one.
     fn msix_at(&self, bar: u8, offset: u64, len: usize) -> Option<&MsixPlaces> {
         let end = offset + len as u64;
@@ -476,6 +522,10 @@ impl PassthroughDevice for VfioPciDevice {
 
     fn slot(&self) -> PciAddress {
         placement::slot_of(self.address(), self.file.is_virtual())
+    }
+
+    fn connect_pins(&self, lines: [u32; 4]) {
+        self.lock().state.connect_pins(lines);
     }
 
     fn attach(&self) -> Result<(), DeviceError> {
@@ -559,7 +609,10 @@ impl PassthroughDevice for VfioPciDevice {
         self.check(bar, offset, data.len())?;
         let Some(msix) = self.msix_at(bar, offset, data.len()) else {
             let Some(_access) = self.gate.enter().filter(|_| self.is_served()) else { return Ok(()) };
-            let result = self.file.read(bar.into(), offset, data);
+            let result = match bar {
+                bars::ROM => self.read_rom(offset, data),
+                _ => self.file.read(bar.into(), offset, data),
+            };
             if result.is_err() {
                 data.fill(0xff);
             }
@@ -592,7 +645,9 @@ impl PassthroughDevice for VfioPciDevice {
     fn bar_write(&self, bar: u8, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
         self.check(bar, offset, data.len())?;
         let Some(msix) = self.msix_at(bar, offset, data.len()) else {
-            let Some(_access) = self.gate.enter().filter(|_| self.is_served()) else { return Ok(()) };
+            let Some(_access) = self.gate.enter().filter(|_| self.is_served() && bar != bars::ROM) else {
+                return Ok(());
+            };
             return Ok(self.file.write(bar.into(), offset, data)?);
         };
         let mut inner = self.lock();

@@ -10,7 +10,7 @@ use crate::vfio::{AddressSpace, DmaPermission, Mapping, Result};
 
 /// What is mapped at a time: the Linux kernel pins all of it before it answers, and clears what was never used.
 const PIECE: u64 = if cfg!(test) { 1 << 20 } else { 1 << 30 };
-/// How often it is told how far that is.
+/// How often its progress is reported.
 const PROGRESS: Duration = Duration::from_secs(5);
 
 /// RAM that a device can reach. Every device of a guest maps it; the address space counts.

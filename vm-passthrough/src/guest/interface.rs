@@ -33,7 +33,7 @@ pub struct MsiMessage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MapId(pub u32);
 
-/// Names one interrupt route made by [`Vmm::add_route`].
+/// Names one interrupt route made by [`Vmm::add_route`] or [`Vmm::add_line`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RouteId(pub u32);
 
@@ -57,12 +57,14 @@ impl VmmError {
 /// A BAR that decodes, where the guest put it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodedBar {
-    /// Its index.
+    /// Its index; 6 for the expansion ROM.
     pub bar: u8,
-    /// Guest-physical address.
+    /// Guest-physical address, or port.
     pub address: u64,
     /// Size in bytes.
     pub size: u64,
+    /// Whether it is port I/O.
+    pub io: bool,
 }
 
 /// What a VMM gives to the devices passed to its guest, whatever its hypervisor. `KvmVmm`, behind the cargo feature `kvm`,
@@ -94,13 +96,32 @@ pub trait Vmm: fmt::Debug + Send + Sync {
     /// # Errors
     /// When the hypervisor refuses.
     fn set_route(&self, route: RouteId, message: Option<MsiMessage>) -> Result<(), VmmError>;
-    /// Removes a route.
+    /// Connects eventfds to a line of the guest's interrupt controller, one of those that a device was
+    /// [given](PassthroughDevice::connect_pins): level-triggered, and shared by any number of devices. Whenever `trigger` is
+    /// signalled the line is asserted. When the guest has ended the interrupt (EOI), it is deasserted, and then each `resample`
+    /// of the line is signalled: a device that still wants service signals `trigger` again. A VMM whose interrupt controller
+    /// is its own waits for the one eventfd and signals the other.
+    ///
+    /// A VMM that connects no pins keeps the provided method, which fails.
+    ///
+    /// # Errors
+    /// When there is no such line, or the hypervisor refuses.
+    fn add_line(
+        &self,
+        line: u32,
+        trigger: BorrowedFd<'_>,
+        resample: BorrowedFd<'_>,
+    ) -> Result<RouteId, VmmError> {
+        let _ = (trigger, resample);
+        Err(VmmError::new("connect an interrupt line", format!("it has no line {line}")))
+    }
+    /// Removes a route. A line that nothing is connected to any more is deasserted.
     ///
     /// # Errors
     /// When the hypervisor refuses.
     fn remove_route(&self, route: RouteId) -> Result<(), VmmError>;
-    /// Notes all BARs of a device that decode now, whenever one may have moved or was turned on or off. A memory access that
-    /// exits to the VMM and falls into one is for [`PassthroughDevice::bar_read`] or [`PassthroughDevice::bar_write`]. The
+    /// Notes all BARs of a device that decode now, whenever one may have moved or was turned on or off. An access to memory or
+    /// a port that exits to the VMM and falls into one is for [`PassthroughDevice::bar_read`] or [`PassthroughDevice::bar_write`]. The
     /// guest may put BARs over each other, and over anything else. The device must not be called from here: it is locked.
     fn bars_changed(&self, device: PciAddress, bars: &[DecodedBar]);
     /// Tells the hypervisor of a VFIO file, which some devices need; nothing to do by default.
@@ -164,6 +185,13 @@ pub trait PassthroughDevice: fmt::Debug + Send + Sync {
     /// function 0 of the host's device that it is a function of; a virtual function, a device of its own, is named by itself.
     fn slot(&self) -> PciAddress {
         placement::slot_of(self.address(), false)
+    }
+    /// Says which of the guest's interrupt lines the pins of its slot lead to, INTA's first, as [`Vmm::add_line`] names them.
+    /// Until then the guest is shown no interrupt pin. A bridge above the slot changes the order (PCI-to-PCI Bridge 1.2, 9.1).
+    ///
+    /// A device without a pin keeps the provided method, which does nothing.
+    fn connect_pins(&self, lines: [u32; 4]) {
+        let _ = lines;
     }
     /// Makes it usable by the guest: powered, reset, able to reach the guest's RAM.
     ///

@@ -21,7 +21,7 @@ use crate::vfio::Mapping;
 /// A KVM guest whose RAM is a [`GuestMemoryMmap`].
 ///
 /// It owns the guest's memory slots and its interrupt routing table; a VMM with interrupts of its own (for virtio)
-/// makes them through [`Vmm::add_route`] too. Dropping it takes all memory from the guest, so keep it until no
+/// makes them through [`Vmm::add_route`] too. Its interrupt lines are the pins of KVM's I/O APIC. Dropping it takes all memory from the guest, so keep it until no
 /// vCPU runs.
 pub struct KvmVmm {
     vm: Arc<VmFd>,
@@ -49,7 +49,7 @@ struct Slots {
     most: u64,
 }
 
-/// The VFIO files that KVM knows, each with the number of devices that told of it.
+/// The VFIO files that KVM knows, each with the number of devices that added it.
 #[derive(Default)]
 struct VfioFiles {
     device: Option<DeviceFd>,
@@ -66,7 +66,7 @@ impl KvmVmm {
         Self::with_slots(vm, memory, SLOT_BYTES)
     }
 
-    /// As [`new`](Self::new), with slots of at most so many bytes.
+    /// As [`new`](Self::new), with slots of at most N bytes.
     pub(super) fn with_slots(
         vm: Arc<VmFd>,
         memory: GuestMemoryMmap,
@@ -99,7 +99,7 @@ impl KvmVmm {
         Ok(vmm)
     }
 
-    /// Gives the guest more RAM. Devices that are attached are told by the caller
+    /// Gives the guest more RAM. Devices that are attached learn of it from the caller
     /// ([`PassthroughDevice::ram_added`](super::PassthroughDevice::ram_added)), before the guest is.
     ///
     /// # Errors
@@ -112,7 +112,7 @@ impl KvmVmm {
         Ok(())
     }
 
-    /// Takes RAM from the guest, the region that starts at `guest`. Devices that are attached are told before
+    /// Takes RAM from the guest, the region that starts at `guest`. Devices that are attached learn of it before
     /// ([`PassthroughDevice::ram_removed`](super::PassthroughDevice::ram_removed)).
     ///
     /// # Errors
@@ -192,6 +192,15 @@ impl Vmm for KvmVmm {
 
     fn set_route(&self, route: RouteId, message: Option<MsiMessage>) -> Result<(), VmmError> {
         lock(&self.routes).set(&self.vm, route, message)
+    }
+
+    fn add_line(
+        &self,
+        line: u32,
+        trigger: BorrowedFd<'_>,
+        resample: BorrowedFd<'_>,
+    ) -> Result<RouteId, VmmError> {
+        lock(&self.routes).add_line(&self.vm, line, trigger, resample)
     }
 
     fn remove_route(&self, route: RouteId) -> Result<(), VmmError> {

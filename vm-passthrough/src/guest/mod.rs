@@ -8,6 +8,7 @@ mod dma;
 mod gate;
 mod interface;
 mod interrupts;
+mod intx;
 #[cfg(feature = "kvm")]
 mod kvm;
 mod msix;

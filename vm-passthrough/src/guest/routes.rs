@@ -1,9 +1,11 @@
-//! The guest's interrupt routing table in KVM: which message each global system interrupt (GSI) stands for.
+//! The guest's interrupt routing table in KVM: which message each global system interrupt (GSI) stands for; and what is
+//! connected to lines of the I/O APIC.
 //!
 //! KVM replaces its whole table at once, so this keeps a copy: the routes of the in-kernel interrupt controllers,
 //! which KVM made itself with `KVM_CREATE_IRQCHIP`, and behind them one per message-signalled interrupt. Only a
 //! changed message writes the table; masking and unmasking attach and detach an irqfd.
 
+use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 
 use kvm_bindings::{
@@ -30,7 +32,19 @@ pub(super) struct Routes {
     /// By GSI, from [`IOAPIC_PINS`] on.
     slots: Vec<Option<Route>>,
     free: Vec<u32>,
+    /// By their names, of which none is a GSI.
+    lines: BTreeMap<u32, Line>,
 }
+
+/// Something that is connected to a line of the I/O APIC.
+#[derive(Debug)]
+struct Line {
+    gsi: u32,
+    trigger: EventFd,
+}
+
+/// The first name of a line.
+const FIRST_LINE: u32 = 1 << 31;
 
 #[derive(Debug)]
 struct Route {
@@ -44,7 +58,30 @@ struct Route {
 impl Routes {
     /// No routes; KVM takes `capacity` table entries.
     pub(super) fn new(capacity: u32) -> Self {
-        Self { capacity, slots: Vec::new(), free: Vec::new() }
+        Self { capacity, slots: Vec::new(), free: Vec::new(), lines: BTreeMap::new() }
+    }
+
+    /// Connects eventfds to the I/O APIC's pin `gsi`, level-triggered.
+    pub(super) fn add_line(
+        &mut self,
+        vm: &VmFd,
+        gsi: u32,
+        trigger: BorrowedFd<'_>,
+        resample: BorrowedFd<'_>,
+    ) -> Result<RouteId, VmmError> {
+        let what = "connect an interrupt line";
+        if gsi >= IOAPIC_PINS {
+            return Err(VmmError::new(what, format!("the I/O APIC has no pin {gsi}")));
+        }
+        let eventfd = |file: BorrowedFd<'_>| {
+            file.try_clone_to_owned().map(sys::eventfd).map_err(|error| VmmError::new(what, error))
+        };
+        let (trigger, resample) = (eventfd(trigger)?, eventfd(resample)?);
+        vm.register_irqfd_with_resample(&trigger, &resample, gsi)
+            .map_err(|error| VmmError::new(what, error))?;
+        let name = (FIRST_LINE..).find(|name| !self.lines.contains_key(name)).unwrap_or(FIRST_LINE);
+        self.lines.insert(name, Line { gsi, trigger });
+        Ok(RouteId(name))
     }
 
     /// Adds a masked route.
@@ -108,6 +145,12 @@ impl Routes {
     /// Removes a route. Its entry leaves KVM's table when the table is next written; until then nothing can
     /// trigger it.
     pub(super) fn remove(&mut self, vm: &VmFd, id: RouteId) -> Result<(), VmmError> {
+        if let Some(line) = self.lines.get(&id.0) {
+            vm.unregister_irqfd(&line.trigger, line.gsi)
+                .map_err(|error| VmmError::new("disconnect an interrupt line", error))?;
+            self.lines.remove(&id.0);
+            return Ok(());
+        }
         self.set(vm, id, None)?;
         let index = id.0 - IOAPIC_PINS;
         if let Some(slot) = self.slots.get_mut(index as usize) {

@@ -4,9 +4,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::bars::Bar;
+use super::bars::{Bar, ROM};
 use super::config::ConfigSpace;
 use super::interrupts::Vectors;
+use super::intx::Intx;
 use super::{DecodedBar, DeviceError, MapId, MsixTable, Vmm};
 use crate::pci::regs;
 use crate::vfio::{DeviceFile, Mapping};
@@ -18,6 +19,7 @@ pub(super) struct State {
     pub(super) table: MsixTable,
     pub(super) msi: Vectors,
     pub(super) msix: Vectors,
+    pub(super) intx: Intx,
     places: Vec<Place>,
     /// Parts of BARs that the guest was to lose, and the VMM could not take from it.
     stale: Vec<MapId>,
@@ -49,7 +51,7 @@ impl State {
         vmm: Arc<dyn Vmm>,
         config: ConfigSpace,
         bars: Vec<Bar>,
-        irqs: (Vectors, Vectors),
+        irqs: (Vectors, Vectors, Intx),
     ) -> Self {
         let page = rustix::param::page_size() as u64;
         let places = bars
@@ -69,6 +71,7 @@ impl State {
             table: MsixTable::new(vectors),
             msi: irqs.0,
             msix: irqs.1,
+            intx: irqs.2,
             places,
             stale: Vec::new(),
             file,
@@ -80,7 +83,7 @@ impl State {
     pub(super) fn decoded(&self) -> Vec<DecodedBar> {
         let decoded = |place: &Place| {
             let &(address, _) = place.decoded.as_ref()?;
-            Some(DecodedBar { bar: place.bar.index, address, size: place.bar.size })
+            Some(DecodedBar { bar: place.bar.index, address, size: place.bar.size, io: place.bar.io })
         };
         self.places.iter().filter_map(decoded).collect()
     }
@@ -138,7 +141,8 @@ impl State {
     /// The address that a BAR is to decode now.
     fn wanted(&self, index: usize) -> Option<u64> {
         let bar = &self.places.get(index)?.bar;
-        let on = self.config.get16(regs::COMMAND) & regs::COMMAND_MEMORY != 0;
+        let decode = if bar.io { regs::COMMAND_IO } else { regs::COMMAND_MEMORY };
+        let on = self.config.get16(regs::COMMAND) & decode != 0;
         let awake = self
             .config
             .power
@@ -146,18 +150,47 @@ impl State {
         if !on || !awake {
             return None;
         }
-        let offset = regs::BASE_ADDRESS_0 + u16::from(bar.index) * 4;
-        let low = u64::from(self.config.get32(offset) & !0xf);
+        let offset = bar.register();
+        let low = self.config.get32(offset);
+        if bar.index == ROM && low & regs::ROM_ADDRESS_ENABLE == 0 {
+            return None;
+        }
+        let low = u64::from(low & bar.mask());
         let high = if bar.wide { u64::from(self.config.get32(offset + 4)) << 32 } else { 0 };
         let address = high | low;
         // Address 0 is where a BAR without an address is; all ones is what a size probe leaves.
         (address != 0 && address.checked_add(bar.size).is_some()).then_some(address)
     }
 
+    /// Says where the pins of its slot lead to.
+    pub(super) fn connect_pins(&mut self, lines: [u32; 4]) {
+        self.config.show_pin(self.intx.connect_pins(lines));
+    }
+
+    /// Whether the guest lets the function decode anything or master the bus.
+    pub(super) fn is_on(&self) -> bool {
+        const ON: u16 = regs::COMMAND_IO | regs::COMMAND_MEMORY | regs::COMMAND_MASTER;
+        self.config.get16(regs::COMMAND) & ON != 0
+    }
+
+    /// Connects INTx when the guest may use it: it has turned neither MSI nor MSI-X on, and has turned the function on, which
+    /// could not be asked to interrupt before. It stays connected then.
+    pub(super) fn sync_intx(&mut self) {
+        let config = &self.config;
+        let messages = config.msi.is_some_and(|msi| msi.enabled(config) != 0)
+            || config.msix.is_some_and(|msix| msix.enabled(config).0);
+        if !messages && self.is_on() {
+            self.intx.connect();
+        }
+    }
+
     /// Makes MSI as the guest programmed it.
     pub(super) fn sync_msi(&mut self) -> Result<(), DeviceError> {
         let Some(msi) = self.config.msi else { return Ok(()) };
         let count = msi.enabled(&self.config);
+        if count != 0 {
+            self.intx.disconnect()?;
+        }
         if self.msi.enabled() != count {
             self.msi.disable()?;
             if count == 0 {
@@ -178,6 +211,7 @@ impl State {
         if !msix.enabled(&self.config).0 {
             return self.msix.disable();
         }
+        self.intx.disconnect()?;
         self.msix.enable()?;
         self.sync_vectors(0..=msix.vectors - 1)
     }
@@ -202,7 +236,7 @@ impl State {
     pub(super) fn clear(&mut self) -> Result<(), DeviceError> {
         self.config.reset();
         self.table.reset();
-        let interrupts = self.msi.disable().and(self.msix.disable());
+        let interrupts = self.msi.disable().and(self.msix.disable()).and(self.intx.clear());
         self.withdraw_bars().and(interrupts)
     }
 

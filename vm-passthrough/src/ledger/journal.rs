@@ -221,6 +221,12 @@ pub struct Entry {
 }
 
 impl Entry {
+    /// One of which nothing is taken yet.
+    pub(super) fn new(target: PciAddress, persistent: bool, owner: Owner, boot: String) -> Self {
+        let (user, functions, claimed, releasing) = (None, Vec::new(), false, false);
+        Self { target, persistent, owner, boot, user, functions, claimed, releasing }
+    }
+
     /// Takes up one more record; `false` when it can't follow what is there.
     pub(crate) fn apply(&mut self, record: &Record) -> bool {
         match record {
@@ -368,16 +374,7 @@ fn opened(records: &[Record]) -> Option<Entry> {
     else {
         return None;
     };
-    Some(Entry {
-        target: *target,
-        persistent: *persistent,
-        owner: owner.clone(),
-        boot: boot.clone(),
-        user: None,
-        functions: Vec::new(),
-        claimed: false,
-        releasing: false,
-    })
+    Some(Entry::new(*target, *persistent, owner.clone(), boot.clone()))
 }
 
 /// The functions of which sound lines of a damaged file tell, as they were before.

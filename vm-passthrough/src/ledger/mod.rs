@@ -258,16 +258,7 @@ impl Ledger {
 
     /// Opens a new claim's journal.
     pub(crate) fn create(&self, target: PciAddress, persistent: bool) -> Result<Journal> {
-        let entry = Entry {
-            target,
-            persistent,
-            owner: self.owner.clone(),
-            boot: self.boot.clone(),
-            user: None,
-            functions: Vec::new(),
-            claimed: false,
-            releasing: false,
-        };
+        let entry = Entry::new(target, persistent, self.owner.clone(), self.boot.clone());
         let path = self.directory.join(format!("{target}.claim"));
         if path.symlink_metadata().is_ok() {
             return Err(LedgerError::Untrusted { path, what: "is in the way of a new record".into() });

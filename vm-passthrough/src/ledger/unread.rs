@@ -3,10 +3,10 @@
 //! Such a record is kept as it is, because what it knew, the former drivers, is nowhere else. It stands in the way of its own
 //! device only: the slot of the function that its file is named after, and the functions that its sound lines name.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, OFlags, flock};
+use thiserror::Error;
 
 use super::journal::{self, ClaimedFunction, Unread};
 use super::{LedgerError, io_error, open, read_record};
@@ -14,7 +14,8 @@ use crate::iommu::{VFIO_DRIVER, is_vfio_driver};
 use crate::{Host, PciAddress, files};
 
 /// A record of the ledger that can't be read, and is kept.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("the ledger's record {path} can't be read: {what}; it is kept as it is; {remedy}", path = .path.display())]
 pub struct UnreadRecord {
     /// The file.
     pub path: PathBuf,
@@ -73,17 +74,6 @@ impl UnreadRecord {
         }
         remedy += &by_hand(host, path, target, &functions);
         Self { path: path.into(), target, functions, what: what.into(), remedy }
-    }
-}
-
-impl fmt::Display for UnreadRecord {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { path, what, remedy, .. } = self;
-        write!(
-            f,
-            "the ledger's record {} can't be read: {what}; it is kept as it is; {remedy}",
-            path.display()
-        )
     }
 }
 

@@ -106,7 +106,7 @@ impl Held {
         self.claim.functions.iter().any(|function| function.address == address)
     }
 
-    /// Gives everything back, except of a persistent claim. What could not be given back stays in the ledger, and here, to try
+    /// Releases everything, except a persistent claim. What could not be released stays in the ledger, and here, to try
     /// again.
     pub(super) fn release(&mut self, deadline: Duration) -> Result<(), ClaimError> {
         let this = self.held.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -124,7 +124,7 @@ impl Held {
         held.as_mut().map_or(Ok(()), |held| held.keep(ledger))
     }
 
-    /// Leaves what could not be given back to the ledger.
+    /// Leaves what could not be released to the ledger.
     pub(super) fn give_up(mut self) {
         *self.held.get_mut().unwrap_or_else(PoisonError::into_inner) = None;
     }

@@ -10,7 +10,7 @@ use crate::sim::{
 };
 use crate::vfio::VfioError;
 
-/// A device that counts, and fails when told to. As the real one it is owed a detach that failed.
+/// A device that counts, and fails on request. As the real one it is owed a detach that failed.
 #[derive(Debug)]
 struct FakeDevice {
     address: PciAddress,

@@ -10,6 +10,11 @@ use thiserror::Error;
 /// The domain has 32 bits because Linux numbers the domains behind Intel VMD from 0x10000 up. Addresses sort
 /// the way the hardware numbers them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(try_from = "String", into = "String")
+)]
 pub struct PciAddress {
     domain: u32,
     bus: u8,
@@ -71,6 +76,20 @@ impl fmt::Debug for PciAddress {
 pub struct ParsePciAddressError {
     text: String,
     reason: &'static str,
+}
+
+impl TryFrom<String> for PciAddress {
+    type Error = ParsePciAddressError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<PciAddress> for String {
+    fn from(address: PciAddress) -> Self {
+        address.to_string()
+    }
 }
 
 impl FromStr for PciAddress {

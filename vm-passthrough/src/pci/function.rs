@@ -232,6 +232,7 @@ pub enum Sriov {
 /// A way to reset a function, written as in sysfs `reset_method`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::EnumString, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum ResetMethod {
     /// Specific to the device.
     DeviceSpecific,

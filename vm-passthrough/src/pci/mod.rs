@@ -19,7 +19,7 @@ pub use function::{
     Bar, BarKind, Capability, DeviceType, ExtendedCapability, Link, PciClass, PciFunction, PciIds,
     PowerState, ResetMethod, Rom, Sriov,
 };
-pub use scan::{ScanError, driver_override, read_config, read_function, scan};
+pub use scan::{ScanError, driver_override, read_config, read_function, scan, virtual_functions};
 
 impl Host {
     /// The directory of a PCI function in sysfs, `SYS/bus/pci/devices/ADDRESS`.

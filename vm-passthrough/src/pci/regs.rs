@@ -43,8 +43,16 @@ pub const BASE_ADDRESS_MEM_TYPE_MASK: u32 = 0b110;
 pub const BASE_ADDRESS_MEM_PREFETCH: u32 = 1 << 3;
 /// The address.
 pub const BASE_ADDRESS_MEM_MASK: u32 = !0xf;
+/// The port.
+pub const BASE_ADDRESS_IO_MASK: u32 = !0b11;
 /// Subsystem vendor ID, and the subsystem ID above it.
 pub const SUBSYSTEM_VENDOR_ID: u16 = 0x2c;
+/// Expansion ROM base address.
+pub const ROM_ADDRESS: u16 = 0x30;
+/// The ROM is decoded.
+pub const ROM_ADDRESS_ENABLE: u32 = 1 << 0;
+/// The address.
+pub const ROM_ADDRESS_MASK: u32 = !0x7ff;
 /// Where the capability list begins.
 pub const CAPABILITY_LIST: u16 = 0x34;
 /// Interrupt line.
@@ -60,6 +68,8 @@ pub const PRIMARY_BUS: u16 = 0x18;
 pub const SECONDARY_BUS: u16 = 0x19;
 /// First port that is forwarded.
 pub const IO_BASE: u16 = 0x1c;
+/// Last such port.
+pub const IO_LIMIT: u16 = 0x1d;
 /// First address that is forwarded below 4 GiB.
 pub const MEMORY_BASE: u16 = 0x20;
 /// Last such address.

@@ -134,6 +134,13 @@ pub fn read_config(host: &Host, address: PciAddress) -> Result<Vec<u8>, ScanErro
     })
 }
 
+/// The virtual functions that a physical function has, in their order.
+pub fn virtual_functions(host: &Host, physical: PciAddress) -> Vec<PciAddress> {
+    let dir = host.pci_device(physical);
+    let link = |index| crate::files::link_name(&dir.join(format!("virtfn{index}")))?.parse().ok();
+    (0..u16::MAX).map_while(link).collect()
+}
+
 /// The driver that a function's `driver_override` restricts it to.
 ///
 /// In most releases of the Linux kernel reading it takes the function's lock, so that it waits as long as a driver does to

@@ -106,8 +106,7 @@ fn nodes(case: &mut Case<'_>) {
             BlockerCode::VfioNodeMissing,
             format!("no back end of VFIO has all of its device nodes: {}", missing.join(", ")),
             "load the modules: modprobe -a vfio vfio_iommu_type1 (or iommufd); in a container, give it the devices \
-             (--device /dev/vfio)"
-                .into(),
+             (--device /dev/vfio)",
         );
     }
 }

@@ -97,12 +97,9 @@ fn virtual_functions(case: &mut Case<'_>, function: &PciFunction) {
     let Some(Sriov::Physical { num_vfs: enabled @ 1.., .. }) = function.sriov else { return };
     let dir = case.host.pci_device(function.address);
     let mut bound = Vec::new();
-    for index in 0..enabled {
-        let Some(name) = files::link_name(&dir.join(format!("virtfn{index}"))) else { continue };
-        if let Some(driver) =
-            files::link_name(&case.host.sys.join("bus/pci/devices").join(&name).join("driver"))
-        {
-            bound.push(format!("{name} ({driver})"));
+    for address in pci::virtual_functions(case.host, function.address) {
+        if let Some(driver) = files::link_name(&case.host.pci_device(address).join("driver")) {
+            bound.push(format!("{address} ({driver})"));
         }
     }
     let users = match &bound[..] {
@@ -148,8 +145,7 @@ fn bars_assigned(case: &mut Case<'_>, function: &PciFunction) {
             "enable \"Above 4G Decoding\" (and Resizable BAR) in the firmware setup, or boot Linux with pci=realloc",
             "reserve more for its port in the virtual machine that this host is (QEMU: pref64-reserve=SIZE of \
              pcie-root-port), or boot Linux with pci=realloc",
-        )
-        .into(),
+        ),
     );
 }
 
@@ -176,7 +172,7 @@ fn reset(case: &mut Case<'_>) {
             Severity::Warning,
             address,
             format!("{nothing}; it is reset by its port {port}, with all that is below"),
-            "nothing, when all of its functions go to one guest, as they do here".into(),
+            "nothing, when all of its functions go to one guest, as they do here",
         ),
         (upstream, stranger) => {
             let why = match (upstream, stranger) {

@@ -3,8 +3,8 @@
 use std::path::{Component, Path, PathBuf};
 use std::sync::OnceLock;
 
+use super::Case;
 use super::disks::{DiskFacts, Mounts};
-use super::{BlockerCode, Case, Severity};
 use crate::{Host, files};
 
 /// Read once, judged for many functions.
@@ -267,12 +267,10 @@ fn is_name(part: Component<'_>) -> bool {
 /// What could not be read.
 pub(super) fn judge(case: &mut Case<'_>) {
     for (path, reason) in &case.facts.unread {
-        case.add(
-            BlockerCode::Unchecked,
-            Severity::Warning,
+        case.unchecked(
             case.function.address,
             format!("{} can't be read: {reason}", path.display()),
-            "run this as root, with procfs and sysfs mounted".into(),
+            "run this as root, with procfs and sysfs mounted",
         );
     }
 }

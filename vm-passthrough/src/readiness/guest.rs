@@ -17,15 +17,28 @@ fn speaks_for_all(case: &Case<'_>) -> bool {
     case.guest.first().is_some_and(|first| first.address == case.function.address)
 }
 
+/// Whether a BAR of a function gets an address.
+pub(super) fn places(case: &Case<'_>, address: PciAddress, bar: u8) -> bool {
+    let (requests, windows) = requests(case);
+    let name = address.to_string();
+    let Ok(placed) = placement::plan(&requests, &windows) else { return true };
+    let mut own = requests.iter().zip(&placed).filter(|(request, _)| request.name == name);
+    own.any(|(_, placed)| placed.bars.iter().any(|placed| placed.request.index == bar))
+}
+
+/// What the BARs of the guest's functions need, and where they can be.
+fn requests(case: &Case<'_>) -> (Vec<FunctionRequest>, Windows) {
+    let windows = case.options.windows(case.options.physical_address_bits.or(case.facts.physical_bits));
+    // What the VMM emulates has its place already where a slot has its windows.
+    let emulated = case.options.emulated.iter().filter(|_| case.options.slot.is_none());
+    let own = case.guest.iter().map(|function| FunctionRequest::of(function, case.options.behind_ports));
+    (emulated.cloned().chain(own).collect(), windows)
+}
+
 /// Places the BARs as a VMM does, and tells what does not fit of the function that it is about.
 fn bars(case: &Case<'_>) -> Option<Blocker> {
     let bits = case.options.physical_address_bits.or(case.facts.physical_bits);
-    let windows = case.options.windows(bits);
-    let ports = case.options.behind_ports;
-    // What the VMM emulates has its place already where a slot has its windows.
-    let emulated = case.options.emulated.iter().filter(|_| case.options.slot.is_none());
-    let mut requests: Vec<_> = emulated.cloned().collect();
-    requests.extend(case.guest.iter().map(|function| FunctionRequest::of(function, ports)));
+    let (requests, windows) = requests(case);
     let error = placement::plan(&requests, &windows).err()?;
     let own = case.function.address.to_string();
     let blamed = match &error {
@@ -55,6 +68,7 @@ fn bars(case: &Case<'_>) -> Option<Blocker> {
                         .into()
                 }
                 WindowKind::High => more_bits(case, &requests, bits),
+                WindowKind::Io => "pass fewer functions together".into(),
             },
         ),
         PlacementError::BadSize { .. } => (
@@ -77,6 +91,7 @@ fn no_room(case: &Case<'_>, error: &PlacementError, windows: &Windows, bits: Opt
     let window = match kind {
         WindowKind::Low => &windows.low,
         WindowKind::High => &windows.high,
+        WindowKind::Io => &windows.io,
     };
     let others: Vec<_> =
         case.guest.iter().map(|other| other.address.to_string()).filter(|other| other != function).collect();

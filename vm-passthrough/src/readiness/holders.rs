@@ -141,7 +141,7 @@ impl Nodes {
     }
 
     /// Whether it is the node of a VFIO device that is being unbound, which this function is too. Linux takes the node
-    /// and its name in sysfs away before it waits for those who have it open, so that it can't be told whose it was.
+    /// and its name in sysfs away before it waits for those who have it open, so that nothing says whose it was.
     fn is_unbinding(&self, host: &Host, node: &Path) -> bool {
         self.unbinding && node.parent() == Some(&host.dev.join("vfio/devices")) && !node.exists()
     }

@@ -6,10 +6,10 @@ use std::path::{Component, Path, PathBuf};
 use super::holders::{Holder, users};
 use super::{BlockerCode, Case, Severity, disks};
 use crate::deadlines::LEDGER_READ;
+use crate::files;
 use crate::iommu::is_vfio_driver;
 use crate::ledger::{self, LedgerError};
 use crate::pci::{BarKind, PciFunction};
-use crate::{PciAddress, files};
 
 /// How many processes are named.
 const MOST_SHOWN: usize = 5;
@@ -102,8 +102,7 @@ fn routes(case: &mut Case<'_>, function: &PciFunction) {
         function.address,
         uses.join("; "),
         "move the default route to another interface (ip route replace default via GATEWAY dev OTHER), or take the \
-         interface out of the bond; a virtual function of the card may do as well"
-            .into(),
+         interface out of the bond; a virtual function of the card may do as well",
     );
 }
 
@@ -113,7 +112,7 @@ fn shared(case: &mut Case<'_>, function: &PciFunction) {
         Ok(sharers) => sharers,
         Err(error) => {
             let evidence = format!("whether it is shared is not known: {error}");
-            return unchecked(case, address, evidence, "run this as root");
+            return case.unchecked(address, evidence, "run this as root");
         }
     };
     if sharers.is_empty() {
@@ -144,10 +143,6 @@ fn shared(case: &mut Case<'_>, function: &PciFunction) {
     );
 }
 
-fn unchecked(case: &mut Case<'_>, address: PciAddress, evidence: String, remedy: &str) {
-    case.add(BlockerCode::Unchecked, Severity::Warning, address, evidence, remedy.into());
-}
-
 /// A claim of another process, which companions share.
 fn claimed(case: &mut Case<'_>, function: &PciFunction, reported: &mut BTreeSet<PathBuf>) {
     let address = function.address;
@@ -161,7 +156,7 @@ fn claimed(case: &mut Case<'_>, function: &PciFunction, reported: &mut BTreeSet<
         ),
         Err(error @ LedgerError::Busy { .. }) => {
             let evidence = format!("whether another process has claimed it is not known: {error}");
-            unchecked(case, address, evidence, "run this again");
+            case.unchecked(address, evidence, "run this again");
         }
         // That the ledger itself can't be read is reported already.
         Ok(_) | Err(_) => {}

@@ -200,7 +200,6 @@ fn firmware_memory(case: &mut Case<'_>) {
             "switch off what uses it in the firmware setup (shared memory of HP and Dell management controllers, RMRR for \
              this slot, legacy USB), or use another slot",
             "give the virtual machine that this host is the device without memory reserved for it, or pass another device",
-        )
-        .into(),
+        ),
     );
 }

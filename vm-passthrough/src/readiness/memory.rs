@@ -26,13 +26,7 @@ fn host_memory(case: &mut Case<'_>) {
             size_text(*limit)
         );
         let remedy = "give the guest less memory, or its cgroup more (MemoryMax= in the systemd unit)";
-        case.add(
-            BlockerCode::HostMemoryTooLow,
-            Severity::Blocker,
-            case.function.address,
-            evidence,
-            remedy.into(),
-        );
+        case.add(BlockerCode::HostMemoryTooLow, Severity::Blocker, case.function.address, evidence, remedy);
     }
     let (severity, limit, remedy) = match (total, available) {
         (Some(total), _) if needed > total => (Severity::Blocker, total, "give the guest less memory"),
@@ -52,7 +46,7 @@ fn host_memory(case: &mut Case<'_>) {
             case.host.proc.display(),
             size_text(limit)
         ),
-        remedy.into(),
+        remedy,
     );
 }
 

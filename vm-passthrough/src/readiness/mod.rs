@@ -192,6 +192,8 @@ pub enum Severity {
 /// The first step that a blocker keeps a function from.
 enum Stage {
     Claim,
+    /// A claim, as the host itself uses it.
+    HostUse,
     Guest,
 }
 
@@ -221,7 +223,12 @@ macro_rules! codes {
             /// Whether a function with it is not claimed either. The others keep it from a guest, or from some guests, and
             /// are looked at again when it is given to one.
             pub const fn keeps_from_claim(self) -> bool {
-                match self { $(Self::$name => matches!(Stage::$stage, Stage::Claim),)* }
+                match self { $(Self::$name => matches!(Stage::$stage, Stage::Claim | Stage::HostUse),)* }
+            }
+
+            /// Whether it says that the host itself uses the function.
+            pub const fn is_host_use(self) -> bool {
+                match self { $(Self::$name => matches!(Stage::$stage, Stage::HostUse),)* }
             }
         }
     };
@@ -238,19 +245,18 @@ codes! {
     VfioPciUnavailable = "vfio-pci-unavailable", Claim, "the vfio-pci driver is not there";
     VfioNodeMissing = "vfio-node-missing", Guest, "there is no device node to reach VFIO through";
     Permission = "permission", Claim, "this process may not do what it takes";
-    BootDisplay = "boot-display", Claim, "the host's console is on it";
-    MountedDisk = "mounted-disk", Claim, "the host uses a disk behind it";
-    DefaultRoute = "default-route", Claim, "the host's default route goes through it";
-    InUse = "in-use", Claim, "processes have it open";
-    InUseShared = "in-use-shared", Claim, "processes run kernels on it";
+    BootDisplay = "boot-display", HostUse, "the host's console is on it";
+    MountedDisk = "mounted-disk", HostUse, "the host uses a disk behind it";
+    DefaultRoute = "default-route", HostUse, "the host's default route goes through it";
+    InUse = "in-use", HostUse, "processes have it open";
+    InUseShared = "in-use-shared", HostUse, "processes run kernels on it";
     Claimed = "claimed", Claim, "another process has claimed it, and is alive";
     ClaimRecordUnreadable = "claim-record-unreadable", Guest, "its former driver is in a record of the ledger that can't be read";
     VfsInUse = "vfs-in-use", Claim, "its virtual functions are enabled";
     D3cold = "d3cold", Guest, "it is switched off";
     NoReset = "no-reset", Guest, "nothing can reset it between guests";
-    LegacyInterrupt = "legacy-interrupt", Guest, "it interrupts by INTx alone, which the guest does not have";
-    PortIo = "port-io", Guest, "it is programmed through port I/O, which the guest does not have";
-    RomHidden = "rom-hidden", Guest, "the guest does not see its expansion ROM";
+    LegacyInterrupt = "legacy-interrupt", Guest, "it interrupts by INTx alone, on a line of the host that others use";
+    PortIo = "port-io", Guest, "it is programmed through port I/O, for which the guest has no ports left";
     BarUnassigned = "bar-unassigned", Guest, "the host gave one of its BARs no address";
     BarsTooLarge = "bars-too-large", Guest, "its BARs don't fit into the guest's physical addresses";
     IovaReserved = "iova-reserved", Guest, "the guest's RAM lies where DMA can't be mapped";
@@ -422,7 +428,7 @@ impl Case<'_> {
         if self.facts.is_virtual { in_vm } else { physical }
     }
 
-    fn blocker(&mut self, code: BlockerCode, evidence: String, remedy: String) {
+    fn blocker(&mut self, code: BlockerCode, evidence: String, remedy: impl Into<String>) {
         self.add(code, Severity::Blocker, self.function.address, evidence, remedy);
     }
 
@@ -432,9 +438,14 @@ impl Case<'_> {
         severity: Severity,
         function: PciAddress,
         evidence: String,
-        remedy: String,
+        remedy: impl Into<String>,
     ) {
-        self.found.push(Blocker { code, severity, function, evidence, remedy });
+        self.found.push(Blocker { code, severity, function, evidence, remedy: remedy.into() });
+    }
+
+    /// Something that could not be looked at.
+    fn unchecked(&mut self, function: PciAddress, evidence: String, remedy: &str) {
+        self.add(BlockerCode::Unchecked, Severity::Warning, function, evidence, remedy);
     }
 
     fn into_readiness(mut self) -> Readiness {

@@ -871,7 +871,7 @@ fn text_is_of_as_many_lines_as_there_are_findings() {
     );
 }
 
-/// What a claim heeds without `force`; what only a guest minds is told again when it gets one.
+/// What a claim heeds without `force`; what only a guest minds is reported again when it gets one.
 #[test]
 fn what_keeps_from_a_claim() {
     let kept: Vec<_> =

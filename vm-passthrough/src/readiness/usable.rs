@@ -1,20 +1,17 @@
-//! Whether a driver in the guest finds what it needs. The guest sees memory BARs, MSI and MSI-X (the `guest` module):
-//! no INTx, no port I/O, no expansion ROM.
+//! Whether a driver in the guest finds what it needs. The guest sees BARs, the expansion ROM, MSI, MSI-X and INTx
+//! (the `guest` module).
 //!
 //! * INTx: a function with an interrupt pin (PCI Local Bus 3.0, 6.2.4) but neither MSI nor MSI-X has no other interrupt.
-//!   One without a pin raises none, and needs none.
-//! * Port I/O: what it is for, no register tells. Beside memory BARs an I/O BAR is a second way to the same registers
+//!   VFIO masks the pin whenever it fires: in the function (Interrupt Disable, PCI 2.3), or else by the host's line, and then
+//!   nobody else may use that. PCI Express always has the former; of older functions only the Linux kernel's probe tells.
+//! * Port I/O: a guest has little room for it, and I/O BARs may get none. What they are for, no register tells. Beside memory BARs an I/O BAR is a second way to the same registers
 //!   as a rule, for firmware, or because the specification once asked for it: GPUs, network and AHCI controllers work
 //!   without. Without a memory BAR there is no other way. And a few classes are programmed through port I/O by their
 //!   definition, whatever else they have ([`PORT_CLASSES`]).
-//! * ROM: firmware and boot loaders run it; the guest has neither. Of drivers, those of AMD's GPUs look for the video BIOS
-//!   there: radeon there alone, amdgpu in registers too.
 
 use super::{BlockerCode, Case, Severity};
-use crate::pci::{self, Bar, BarKind, DeviceType, PciFunction, PowerState, regs};
-
-const REMEDY: &str = "pass another device; a VMM that has this (QEMU does) can use this one: vfio-pci is bound by hand \
-                      then, through its driver_override in sysfs";
+use crate::files;
+use crate::pci::{self, Bar, BarKind, PciFunction, PowerState, regs};
 
 /// Class, subclass and, where one counts, interface of functions whose programming interface is in port I/O.
 const PORT_CLASSES: &[(u8, u8, Option<u8>, &str)] = &[
@@ -27,33 +24,39 @@ pub(super) fn judge(case: &mut Case<'_>) {
     let function = case.function.clone();
     interrupts(case, &function);
     port_io(case, &function);
-    rom(case, &function);
 }
 
 fn interrupts(case: &mut Case<'_>, function: &PciFunction) {
-    let has_messages =
-        function.capabilities.iter().any(|known| matches!(known.id, regs::CAP_ID_MSI | regs::CAP_ID_MSIX));
-    if has_messages || function.power_state == PowerState::D3Cold {
+    let may_share = |id| matches!(id, regs::CAP_ID_MSI | regs::CAP_ID_MSIX | regs::CAP_ID_EXP);
+    if function.capabilities.iter().any(|known| may_share(known.id))
+        || function.power_state == PowerState::D3Cold
+    {
         return;
     }
     let Ok(config) = pci::read_config(case.host, function.address) else { return };
-    let Some(&pin @ 1..=4) = config.get(usize::from(regs::INTERRUPT_PIN)) else { return };
-    let path = case.host.pci_device(function.address).join("config");
+    let Some(1..=4) = config.get(usize::from(regs::INTERRUPT_PIN)) else { return };
+    // Who may read no more than the header knows of no capabilities.
     if config.len() < pci::config::CONFIG_SIZE {
-        case.add(
-            BlockerCode::Unchecked,
-            Severity::Warning,
-            function.address,
-            format!("{} ends before the capabilities, where MSI and MSI-X are", path.display()),
-            "run this as root".into(),
-        );
         return;
     }
-    let pin = char::from(b'A' + pin - 1);
-    case.blocker(
+    let Some(line) = files::read_trimmed(&case.host.pci_device(function.address).join("irq")) else { return };
+    let path = case.host.proc.join("interrupts");
+    let interrupts = files::read(&path).ok().flatten().unwrap_or_default();
+    let row = interrupts.lines().find_map(|row| row.trim_start().strip_prefix(&line)?.strip_prefix(':'));
+    // Linux serves level-triggered pins of I/O APICs so.
+    let Some((_, handlers)) = row.and_then(|row| row.split_once("-fasteoi")) else { return };
+    let handlers: Vec<_> = handlers.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+    let own = usize::from(function.driver.is_some());
+    if handlers.len() <= own {
+        return;
+    }
+    case.add(
         BlockerCode::LegacyInterrupt,
-        format!("{} has interrupt pin INT{pin} and neither MSI nor MSI-X", path.display()),
-        REMEDY.into(),
+        Severity::Warning,
+        function.address,
+        format!("{} has {} on line {line}, which INTx leads to", path.display(), handlers.join(", ")),
+        "nothing, if the device can mask its interrupt pin (PCI 2.3), which nearly all can; VFIO gives no INTx of one that \
+         can't: unbind the others on the line from their drivers, or put the card into another slot",
     );
 }
 
@@ -73,25 +76,14 @@ fn port_io(case: &mut Case<'_>, function: &PciFunction) {
         None if memory.is_empty() => "there is no memory BAR".into(),
         None => return,
     };
+    if super::guest::places(case, function.address, first.index) {
+        return;
+    }
     let path = case.host.pci_device(function.address).join("resource");
     case.blocker(
         BlockerCode::PortIo,
         format!("BAR {} in {} is port I/O, and {why}", first.index, path.display()),
-        REMEDY.into(),
-    );
-}
-
-fn rom(case: &mut Case<'_>, function: &PciFunction) {
-    let is_display = function.device_type == DeviceType::GpuAmd && function.class.base() == 0x03;
-    let Some(rom) = function.rom.filter(|_| is_display) else { return };
-    let path = case.host.pci_device(function.address).join("resource");
-    case.add(
-        BlockerCode::RomHidden,
-        Severity::Warning,
-        function.address,
-        format!("{} has a ROM of {}", path.display(), super::memory::size_text(rom.size)),
-        "nothing with the driver amdgpu, which also reads the video BIOS through registers; radeon finds it in the \
-         ROM alone and does not start: pass a newer GPU"
-            .into(),
+        "pass fewer devices with I/O BARs: each slot of the guest takes 4096 ports, of which there are 61440; to a guest that \
+         runs, have it start with the device",
     );
 }

@@ -16,9 +16,10 @@ use vm_memory::{FileOffset, MmapRegion};
 use super::{SimLog, SimSpace};
 use crate::PciAddress;
 use crate::guest::SharedMemory;
+use crate::pci::regs;
 use crate::vfio::{
-    AddressSpace, CONFIG_REGION, DeviceFile, DeviceInfo, IrqInfo, IrqTrigger, MSI_IRQ, MSIX_IRQ, Mapping,
-    RegionInfo, ResetEvidence, ResetReport, Result, VfioError,
+    AddressSpace, CONFIG_REGION, DeviceFile, DeviceInfo, INTX_IRQ, IrqInfo, IrqTrigger, MSI_IRQ, MSIX_IRQ,
+    Mapping, RegionInfo, ResetEvidence, ResetReport, Result, VfioError,
 };
 
 /// Something that a simulated device, address space or VMM does, and can be made to fail at.
@@ -82,11 +83,20 @@ struct Inner {
     initial: Vec<u8>,
     /// Triggers of the vectors that are enabled, by interrupt index.
     triggers: BTreeMap<u32, Vec<Option<OwnedFd>>>,
+    intx: SimIntx,
     faults: BTreeSet<Fault>,
     gone: bool,
     wanted: bool,
     at_rest: bool,
     resets: u32,
+}
+
+/// The interrupt pin, which VFIO masks whenever it fires.
+#[derive(Debug, Default)]
+struct SimIntx {
+    asserted: bool,
+    masked: bool,
+    unmask: Option<OwnedFd>,
 }
 
 /// Describes a [`SimDevice`].
@@ -120,6 +130,12 @@ impl SimDeviceBuilder {
     /// Gives it `count` vectors of MSI-X; `noresize` as in Linux before 6.5.
     pub fn msix(mut self, count: u32, noresize: bool) -> Self {
         self.irqs.insert(MSIX_IRQ, IrqInfo { count, eventfd: true, maskable: true, noresize });
+        self
+    }
+
+    /// Has VFIO deliver the interrupt pin that its config space tells of.
+    pub fn intx(mut self) -> Self {
+        self.irqs.insert(INTX_IRQ, IrqInfo { count: 1, eventfd: true, maskable: true, noresize: true });
         self
     }
 
@@ -160,6 +176,7 @@ impl SimDeviceBuilder {
                 initial: self.config.clone(),
                 config: self.config,
                 triggers: BTreeMap::new(),
+                intx: SimIntx::default(),
                 faults: BTreeSet::new(),
                 gone: false,
                 wanted: false,
@@ -234,6 +251,32 @@ impl SimDevice {
             Some(Some(trigger)) => rustix::io::write(trigger, &1u64.to_ne_bytes()).is_ok(),
             _ => false,
         }
+    }
+
+    /// Asserts the interrupt pin or not, until it is changed.
+    pub fn set_pin(&self, asserted: bool) {
+        self.lock().intx.asserted = asserted;
+        self.update_pin();
+    }
+
+    /// Does what VFIO does about the pin: unmasks it when it is asked to, and signals its trigger when it is asserted and not
+    /// masked, by VFIO or by INTx Disable. Whether it did.
+    pub fn update_pin(&self) -> bool {
+        let mut inner = self.lock();
+        let unmask = inner.intx.unmask.as_ref();
+        if unmask.is_some_and(|unmask| rustix::io::read(unmask, &mut [0; 8]).is_ok()) {
+            inner.intx.masked = false;
+        }
+        let disabled =
+            inner.config[usize::from(regs::COMMAND) + 1] & (regs::COMMAND_INTX_DISABLE >> 8) as u8 != 0;
+        let trigger = inner.triggers.get(&INTX_IRQ).and_then(|triggers| triggers.first()?.as_ref());
+        let fires = inner.intx.asserted && !inner.intx.masked && !disabled && trigger.is_some();
+        if let Some(trigger) = trigger.filter(|_| fires) {
+            // It fails only when the counter is full, and then it is signalled.
+            let _ = rustix::io::write(trigger, &1u64.to_ne_bytes());
+            inner.intx.masked = true;
+        }
+        fires
     }
 
     fn system(&self, operation: &'static str, error: rustix::io::Errno) -> VfioError {
@@ -314,8 +357,12 @@ impl DeviceFile for SimDevice {
         for (index, &byte) in data.iter().enumerate() {
             let at = offset as usize + index;
             if let Some(place) = inner.config.get_mut(at) {
-                // Status is cleared by writing 1.
-                *place = if at == 6 || at == 7 { *place & !byte } else { byte };
+                // The upper half of Status is cleared by writing 1, the lower is read-only.
+                *place = match at {
+                    6 => *place,
+                    7 => *place & !byte,
+                    _ => byte,
+                };
             }
         }
         Ok(())
@@ -344,6 +391,11 @@ impl DeviceFile for SimDevice {
         self.check(&inner, "VFIO_DEVICE_SET_IRQS", Some(Fault::SetTriggers))?;
         self.log.note(format!("irq {index} set {start}+{}", triggers.len()));
         let refused = || self.system("VFIO_DEVICE_SET_IRQS", rustix::io::Errno::INVAL);
+        // One kind of interrupts at a time.
+        let is_other = |&other: &u32| other != index && [INTX_IRQ, MSI_IRQ, MSIX_IRQ].contains(&other);
+        if inner.triggers.keys().any(is_other) {
+            return Err(refused());
+        }
         let info = self.irq(index)?;
         let end = start as usize + triggers.len();
         let enabled = inner.triggers.entry(index).or_default();
@@ -360,11 +412,25 @@ impl DeviceFile for SimDevice {
         Ok(())
     }
 
+    fn set_unmask_event(&self, index: u32, event: BorrowedFd<'_>) -> Result<()> {
+        let mut inner = self.lock();
+        self.check(&inner, "VFIO_DEVICE_SET_IRQS", Some(Fault::SetTriggers))?;
+        let refused = || self.system("VFIO_DEVICE_SET_IRQS", rustix::io::Errno::INVAL);
+        if index != INTX_IRQ || !inner.triggers.contains_key(&index) {
+            return Err(refused());
+        }
+        inner.intx.unmask = Some(event.try_clone_to_owned().map_err(|_| refused())?);
+        Ok(())
+    }
+
     fn disable_irqs(&self, index: u32) -> Result<()> {
         let mut inner = self.lock();
         self.check(&inner, "VFIO_DEVICE_SET_IRQS", Some(Fault::DisableIrqs))?;
         self.log.note(format!("irq {index} off"));
         inner.triggers.remove(&index);
+        if index == INTX_IRQ {
+            inner.intx = SimIntx { asserted: inner.intx.asserted, ..SimIntx::default() };
+        }
         Ok(())
     }
 
@@ -380,6 +446,7 @@ impl DeviceFile for SimDevice {
         }
         self.log.note("reset".into());
         inner.config = inner.initial.clone();
+        inner.intx.asserted = false;
         inner.resets += 1;
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! The driver core of a simulated host: what writes to `driver_override`, `unbind`, `bind` and `drivers_probe` do.
+//! The driver core of a simulated host: what writes to `driver_override`, `unbind`, `bind`, `drivers_probe` and
+//! `sriov_numvfs` do.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::SimHost;
+use super::{SimFunction, SimHost};
 use crate::host::SysfsWriter;
 use crate::iommu::is_vfio_driver;
-use crate::{Host, PciAddress};
+use crate::{Host, PciAddress, pci};
 
 /// The drivers of a [`SimHost`]: a writer that does on its tree what Linux does (`drivers/base/bus.c`,
 /// `drivers/pci/pci-driver.c`), with faults on demand.
@@ -226,6 +227,47 @@ impl SimDrivers {
         Ok(())
     }
 
+    /// What a write to `sriov_numvfs` does (`drivers/pci/iov.c`). The virtual functions are NVMe controllers, each in an IOMMU
+    /// group of its own, and without a driver.
+    fn set_vfs(&self, physical: PciAddress, value: &str, until: Instant) -> io::Result<()> {
+        self.wait_for_lock(physical, until)?;
+        let path = self.device(physical)?.join("sriov_numvfs");
+        let number = |text: &str| text.trim_end().parse::<u16>().map_err(|_| errno(libc::EINVAL));
+        let total = number(&fs::read_to_string(self.device(physical)?.join("sriov_totalvfs"))?)?;
+        let (count, enabled) = (number(value)?, number(&fs::read_to_string(&path)?)?);
+        if count > total {
+            return Err(errno(libc::ERANGE));
+        }
+        if count == enabled {
+            return Ok(());
+        }
+        if self.driver_of(physical)?.is_none() {
+            return Err(errno(libc::ENOENT));
+        }
+        let (sim, host) = (SimHost::at(&self.root), self.host());
+        if count == 0 {
+            for (index, address) in pci::virtual_functions(&host, physical).into_iter().enumerate() {
+                if let Some(driver) = self.driver_of(address)? {
+                    self.unbind(&driver, address, until)?;
+                }
+                sim.remove(address)?;
+                fs::remove_file(self.device(physical)?.join(format!("virtfn{index}")))?;
+            }
+            return fs::write(path, "0\n");
+        }
+        if enabled > 0 {
+            return Err(errno(libc::EBUSY));
+        }
+        let first = u32::from(physical.bus()) << 8 | u32::from(physical.device() << 3 | physical.function());
+        for function in first + 1..=first + u32::from(count) {
+            let [bus, devfn] = [(function >> 8) as u8, function as u8];
+            let address = PciAddress::new(physical.domain(), bus, devfn >> 3, devfn & 7);
+            let address = address.ok_or_else(|| errno(libc::ENODEV))?;
+            sim.add(&SimFunction::nvme(address).virtual_of(physical).group(0x1_0000 + function))?;
+        }
+        Ok(())
+    }
+
     fn group_node(&self, address: PciAddress) -> io::Result<PathBuf> {
         let group = fs::read_link(self.device(address)?.join("iommu_group"))?;
         Ok(self.root.join("dev/vfio").join(group.file_name().unwrap_or_default()))
@@ -270,6 +312,12 @@ impl SimDrivers {
                 self.set_override(address, value, until)
             }
             ["devices", _, "reset_method"] if path.exists() => {
+                fs::write(path, format!("{}\n", value.trim_end()))
+            }
+            ["devices", device, "sriov_numvfs"] if path.exists() => {
+                self.set_vfs(address(device)?, value, until)
+            }
+            ["devices", _, "sriov_drivers_autoprobe"] if path.exists() => {
                 fs::write(path, format!("{}\n", value.trim_end()))
             }
             ["drivers_probe"] => self.probe(address(value)?, until),

@@ -8,6 +8,8 @@ use crate::vfio::{MSI_IRQ, MSIX_IRQ};
 
 /// RAM of the guest.
 const RAM: (u64, u64) = (0, 0x1_0000);
+/// Where the pins of the device's slot lead to.
+const LINES: [u32; 4] = [16, 17, 18, 19];
 /// Extended capabilities that no guest may see: SR-IOV, ARI, ATS, PRI, PASID, resizable BARs, and those of virtual
 /// functions.
 const HIDDEN: [u16; 8] = [0x10, 0x0e, 0x0f, 0x11, 0x13, 0x1b, 0x15, 0x24];
@@ -27,6 +29,7 @@ pub fn fuzz_config_space(data: &[u8]) {
     };
     let Ok(device) = VfioPciDevice::new(sim.clone(), vmm.clone()) else { return };
     let attached = device.attach().is_ok();
+    device.connect_pins(LINES);
 
     for _ in 0..256 {
         let Some(what) = input.byte() else { break };
@@ -53,6 +56,9 @@ pub fn fuzz_config_space(data: &[u8]) {
                 sim.fire(MSI_IRQ, offset as usize);
                 sim.fire(MSIX_IRQ, offset as usize);
                 vmm.delivered();
+                sim.set_pin(offset & 1 != 0);
+                assert!(vmm.asserted().iter().all(|line| LINES.contains(line)), "another line is asserted");
+                vmm.end_interrupt(LINES[offset as usize % 4]);
             }
             11 => drop(device.reset()),
             12 => faults(&sim, &vmm, offset),
@@ -62,7 +68,7 @@ pub fn fuzz_config_space(data: &[u8]) {
             }
             14 => {
                 let found = vmm.bars().find(offset << 12);
-                assert!(found.is_none_or(|hit| hit.bar < 6));
+                assert!(found.is_none_or(|hit| hit.bar < 7));
             }
             _ if offset < 0x400 => sim.vanish(),
             // The MSI-X table of the device that the test below has.
@@ -109,13 +115,16 @@ fn device(input: &mut Input<'_>) -> SimDeviceBuilder {
         *status |= 0x10;
     }
     let mut builder = SimDeviceBuilder::new(config);
-    for index in 0..6 {
+    for index in 0..7 {
         let log = input.byte().unwrap_or(0) & 63;
         if (4..=24).contains(&log) {
             let size = 1u64 << log;
             let start = u64::from(input.byte().unwrap_or(0)) << 8;
             builder = builder.bar(index, size, &[(start.min(size), size - start.min(size))]);
         }
+    }
+    if flags & 32 != 0 {
+        builder = builder.intx();
     }
     builder = builder.msi(input.byte().unwrap_or(0).into());
     // Vectors take descriptors: few enough that a fuzzer has them.

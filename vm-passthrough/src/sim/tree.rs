@@ -20,7 +20,9 @@ use crate::{Host, PciAddress};
 /// writer that a [`Host`] is made with gives writes their effect.
 #[derive(Clone, Debug)]
 pub struct SimHost {
-    dir: Arc<TempDir>,
+    root: PathBuf,
+    /// What removes it, of whoever made it.
+    _dir: Option<Arc<TempDir>>,
 }
 
 /// What the names of the trees begin with.
@@ -61,7 +63,7 @@ impl SimHost {
     }
 
     fn in_dir(dir: TempDir) -> io::Result<Self> {
-        let sim = Self { dir: Arc::new(dir) };
+        let sim = Self { root: dir.path().into(), _dir: Some(Arc::new(dir)) };
         for dir in ["sys/bus/pci/devices", "sys/class/block", "sys/class/net", "sys/devices", "run"] {
             fs::create_dir_all(sim.path(dir))?;
         }
@@ -99,14 +101,19 @@ impl SimHost {
         Ok(sim)
     }
 
+    /// The simulated host below `root`, which another made and keeps.
+    pub(super) fn at(root: &Path) -> Self {
+        Self { root: root.into(), _dir: None }
+    }
+
     /// The root of the tree, in which `sys`, `dev`, `proc` and `run` lie.
     pub fn root(&self) -> &Path {
-        self.dir.path()
+        &self.root
     }
 
     /// A path below the root, given without a leading `/`.
     pub fn path(&self, path: &str) -> PathBuf {
-        self.dir.path().join(path)
+        self.root.join(path)
     }
 
     /// The host on which a write only changes a file.
@@ -206,6 +213,7 @@ impl SimHost {
         if let Some(total) = function.total_vfs {
             put("sriov_totalvfs", format!("{total}\n"))?;
             put("sriov_numvfs", "0\n".into())?;
+            put("sriov_drivers_autoprobe", "1\n".into())?;
         }
         for bar in &function.bars {
             if bar.kind != BarKind::Io {

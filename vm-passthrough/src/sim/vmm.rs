@@ -11,7 +11,11 @@ use super::Fault;
 use crate::PciAddress;
 use crate::guest::{BarMap, DecodedBar, MapId, MsiMessage, RamRegion, RouteId, SharedMemory, Vmm, VmmError};
 use crate::iommu::IovaRange;
+use crate::vfio::dma::{self, DmaMappings, Plan, Release};
 use crate::vfio::{AddressSpace, Backend, DmaPermission, Mapping, Result, VfioError};
+
+/// Size of a page.
+const PAGE: u64 = 4096;
 
 /// What was done to simulated things, in order. Clones share it.
 #[derive(Clone, Debug, Default)]
@@ -43,6 +47,9 @@ struct VmmInner {
     next: u32,
     maps: BTreeMap<u32, (u64, Arc<dyn Mapping>)>,
     routes: BTreeMap<u32, (OwnedFd, Option<MsiMessage>)>,
+    /// Line, trigger and resample.
+    lines: BTreeMap<u32, (u32, OwnedFd, OwnedFd)>,
+    asserted: BTreeSet<u32>,
     files: Vec<RawFd>,
     faults: BTreeSet<Fault>,
 }
@@ -86,10 +93,30 @@ impl SimVmm {
 
     /// Number of interrupt routes.
     pub fn routes(&self) -> usize {
-        lock(&self.inner).routes.len()
+        let inner = lock(&self.inner);
+        inner.routes.len() + inner.lines.len()
     }
 
-    /// Number of VFIO files that it was told of.
+    /// The interrupt lines that are asserted now.
+    pub fn asserted(&self) -> Vec<u32> {
+        let VmmInner { lines, asserted, .. } = &mut *lock(&self.inner);
+        let signalled =
+            lines.values().filter(|(_, trigger, _)| rustix::io::read(trigger, &mut [0; 8]).is_ok());
+        asserted.extend(signalled.map(|(line, ..)| *line));
+        asserted.iter().copied().collect()
+    }
+
+    /// Ends the interrupt of a line, as the guest does: it is deasserted, and all that are connected to it are told.
+    pub fn end_interrupt(&self, line: u32) {
+        let inner = &mut *lock(&self.inner);
+        inner.asserted.remove(&line);
+        for (_, _, resample) in inner.lines.values().filter(|(of, ..)| *of == line) {
+            // It fails only when the counter is full, and then it is signalled.
+            let _ = rustix::io::write(resample, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Number of VFIO files that it knows.
     pub fn files(&self) -> usize {
         lock(&self.inner).files.len()
     }
@@ -110,7 +137,7 @@ impl SimVmm {
 impl VmmInner {
     fn check(&self, what: &'static str, fault: Fault) -> Result<(), VmmError> {
         if self.faults.contains(&fault) {
-            return Err(VmmError::new(what, "it is simulated and was told to fail"));
+            return Err(VmmError::new(what, "it is simulated and fails on request"));
         }
         Ok(())
     }
@@ -127,7 +154,7 @@ impl Vmm for SimVmm {
         inner.check(what, Fault::MapGuest)?;
         let reason = |reason: &str| VmmError::new(what, format!("{guest:#x}: {reason}"));
         let end = guest.checked_add(memory.len()).ok_or_else(|| reason("no such range"))?;
-        if !guest.is_multiple_of(4096) || !memory.len().is_multiple_of(4096) || memory.is_empty() {
+        if !guest.is_multiple_of(PAGE) || !memory.len().is_multiple_of(PAGE) || memory.is_empty() {
             return Err(reason("not a whole number of pages"));
         }
         let ram = self.ram.iter().map(|region| (region.guest, region.memory.len()));
@@ -182,10 +209,33 @@ impl Vmm for SimVmm {
         }
     }
 
+    fn add_line(
+        &self,
+        line: u32,
+        trigger: BorrowedFd<'_>,
+        resample: BorrowedFd<'_>,
+    ) -> Result<RouteId, VmmError> {
+        let what = "connect an interrupt line";
+        let mut inner = lock(&self.inner);
+        inner.check(what, Fault::SetRoute)?;
+        let owned =
+            |file: BorrowedFd<'_>| file.try_clone_to_owned().map_err(|error| VmmError::new(what, error));
+        inner.next += 1;
+        let id = inner.next;
+        inner.lines.insert(id, (line, owned(trigger)?, owned(resample)?));
+        Ok(RouteId(id))
+    }
+
     fn remove_route(&self, route: RouteId) -> Result<(), VmmError> {
         let what = "remove an interrupt route";
         let mut inner = lock(&self.inner);
         inner.check(what, Fault::RemoveRoute)?;
+        if let Some((line, ..)) = inner.lines.remove(&route.0) {
+            if inner.lines.values().all(|(other, ..)| *other != line) {
+                inner.asserted.remove(&line);
+            }
+            return Ok(());
+        }
         match inner.routes.remove(&route.0) {
             Some(_) => Ok(()),
             None => Err(VmmError::new(what, format!("there is no route {}", route.0))),
@@ -219,8 +269,7 @@ pub struct SimSpace {
 
 #[derive(Debug, Default)]
 struct SpaceInner {
-    /// By start: the memory, and how often it is mapped.
-    maps: BTreeMap<u64, (Arc<dyn Mapping>, u32)>,
+    maps: DmaMappings,
     faults: BTreeSet<Fault>,
     /// Maps that succeed before [`Fault::MapDma`] strikes.
     after: u32,
@@ -246,7 +295,7 @@ impl SimSpace {
 
     /// What is mapped, as start and length, sorted.
     pub fn maps(&self) -> Vec<(u64, u64)> {
-        lock(&self.inner).maps.iter().map(|(&iova, (memory, _))| (iova, memory.len())).collect()
+        lock(&self.inner).maps.iter().map(|(iova, entry)| (iova, entry.memory.len())).collect()
     }
 }
 
@@ -263,48 +312,37 @@ impl AddressSpace for SimSpace {
         Ok(None)
     }
 
-    fn map(&self, iova: u64, memory: Arc<dyn Mapping>, _permission: DmaPermission) -> Result<()> {
+    fn map(&self, iova: u64, memory: Arc<dyn Mapping>, permission: DmaPermission) -> Result<()> {
         let mut inner = lock(&self.inner);
-        let end = iova.saturating_add(memory.len() - 1);
-        let refused = |reason: &str| VfioError::Range { start: iova, end, reason: reason.into() };
         if inner.faults.contains(&Fault::MapDma) {
             if inner.after == 0 {
-                return Err(refused("the space is simulated and was told to fail"));
+                return Err(told_to_fail(iova, iova.saturating_add(memory.len() - 1)));
             }
             inner.after -= 1;
         }
-        if !self.ranges.iter().any(|range| range.contains(&iova) && range.contains(&end)) {
-            return Err(refused("it is reserved"));
+        dma::check_range(iova, &*memory, PAGE, &self.ranges, None)?;
+        if inner.maps.plan(iova, &*memory, permission)? == Plan::Map {
+            self.log.note(format!("dma map {iova:#x}+{:#x}", memory.len()));
+            inner.maps.insert(iova, memory, permission);
         }
-        if let Some((known, users)) = inner.maps.get_mut(&iova)
-            && known.address() == memory.address()
-            && known.len() == memory.len()
-        {
-            *users += 1;
-            return Ok(());
-        }
-        if inner.maps.iter().any(|(&start, (memory, _))| iova < start + memory.len() && start <= end) {
-            return Err(refused("it overlaps another"));
-        }
-        self.log.note(format!("dma map {iova:#x}+{:#x}", memory.len()));
-        inner.maps.insert(iova, (memory, 1));
         Ok(())
     }
 
     fn unmap(&self, iova: u64) -> Result<()> {
         let mut inner = lock(&self.inner);
-        let refused = |reason: &str| VfioError::Range { start: iova, end: iova, reason: reason.into() };
         if inner.faults.contains(&Fault::UnmapDma) {
-            return Err(refused("the space is simulated and was told to fail"));
+            return Err(told_to_fail(iova, iova));
         }
-        let (_, users) = inner.maps.get_mut(&iova).ok_or_else(|| refused("nothing is mapped there"))?;
-        *users -= 1;
-        if *users == 0 {
-            inner.maps.remove(&iova);
+        if let Release::Unmap(_) = inner.maps.release(iova)? {
+            inner.maps.remove(iova);
             self.log.note(format!("dma unmap {iova:#x}"));
         }
         Ok(())
     }
+}
+
+fn told_to_fail(start: u64, end: u64) -> VfioError {
+    VfioError::Range { start, end, reason: "the space is simulated and fails on request".into() }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -19,7 +19,8 @@ use super::interface::{
 use super::keeper::{DeviceParts, Keeper};
 use super::parse::{self, HotResetInfo, Region};
 use super::space::{Member, Space};
-use super::{REQ_IRQ, power, reset, sys};
+use super::{CONFIG_REGION, REQ_IRQ, power, reset, sys};
+use crate::pci::regs;
 use crate::{Host, PciAddress};
 
 /// Most vectors of an interrupt index: those of MSI-X (PCI Express Base 6.0, 7.7.2.2).
@@ -138,6 +139,19 @@ impl VfioDevice {
         })
     }
 
+    /// Puts the function [at rest](DeviceFile::set_at_rest) in the place of the process with which it was [shared](Self::share), and
+    /// which has gone without doing so: it is awake, and its DMA, decoding and interrupts are stopped.
+    ///
+    /// # Errors
+    /// When the host takes it away, or it does not answer.
+    pub fn put_at_rest(&self) -> Result<()> {
+        DeviceFile::wake(self)?;
+        reset::begin(self)?;
+        self.write(CONFIG_REGION, regs::COMMAND.into(), &regs::COMMAND_INTX_DISABLE.to_le_bytes())?;
+        DeviceFile::set_at_rest(self, true);
+        Ok(())
+    }
+
     /// The function that another process [shares](Self::share), in the space that it shared. `keeper` does what the descriptors
     /// do not do.
     ///
@@ -228,6 +242,14 @@ impl VfioDevice {
             (Ok(_), None) => Presence::Present,
             (Err(error), _) => Presence::Gone(error.to_string()),
         }
+    }
+
+    /// Whether the Linux kernel has begun to take it from its driver, by its link in sysfs: whoever has the device open, too, may
+    /// have turned off what tells of that.
+    fn is_unbound(&self) -> bool {
+        let Origin::Opened(host, _) = &self.inner.origin else { return false };
+        let link = std::fs::read_link(host.pci_device(self.inner.address).join("driver"));
+        link.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
     }
 
     /// Revision, class and subsystem: what vfio-pci does not answer from memory but asks the hardware for.
@@ -477,8 +499,14 @@ impl DeviceFile for VfioDevice {
             IrqTrigger::Eventfd(fd) => Some(*fd),
             IrqTrigger::None => None,
         });
-        sys::device::set_eventfds(self.file(), index, start, eventfds)
+        sys::device::set_eventfds(self.file(), sys::device::Action::Trigger, index, start, eventfds)
             .map_err(|error| system(OPERATION, self.name(), error))
+    }
+
+    fn set_unmask_event(&self, index: u32, event: BorrowedFd<'_>) -> Result<()> {
+        let eventfds = std::iter::once(Some(event));
+        sys::device::set_eventfds(self.file(), sys::device::Action::Unmask, index, 0, eventfds)
+            .map_err(|error| system("VFIO_DEVICE_SET_IRQS", self.name(), error))
     }
 
     fn disable_irqs(&self, index: u32) -> Result<()> {
@@ -500,10 +528,11 @@ impl DeviceFile for VfioDevice {
     }
 
     fn is_wanted_back(&self) -> bool {
-        self.wanted_back().is_some_and(|event| {
+        let is_told = self.wanted_back().is_some_and(|event| {
             let mut events = [PollFd::new(&event, PollFlags::IN)];
             poll(&mut events, Some(&Timespec::default())) == Ok(1)
-        })
+        });
+        is_told || self.is_unbound()
     }
 
     fn wake(&self) -> Result<()> {

@@ -9,8 +9,8 @@ use crate::iommu::IovaRange;
 
 /// One mapping.
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
-    pub(super) memory: Arc<dyn Mapping>,
+pub(crate) struct Entry {
+    pub(crate) memory: Arc<dyn Mapping>,
     pub(super) permission: DmaPermission,
     /// How often it was mapped.
     users: usize,
@@ -18,13 +18,13 @@ pub(super) struct Entry {
 
 /// The mappings of a space, which never overlap.
 #[derive(Debug, Default)]
-pub(super) struct DmaMappings {
+pub(crate) struct DmaMappings {
     entries: BTreeMap<u64, Entry>,
 }
 
 /// What is to be done for a mapping that was asked for.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Plan {
+pub(crate) enum Plan {
     /// The Linux kernel must map it.
     Map,
     /// The same memory is mapped there already; it was counted.
@@ -33,7 +33,7 @@ pub(super) enum Plan {
 
 /// What is to be done for an unmapping that was asked for.
 #[derive(Debug)]
-pub(super) enum Release {
+pub(crate) enum Release {
     /// The Linux kernel must unmap N bytes.
     Unmap(u64),
     /// Somebody else still uses it; it was counted.
@@ -42,7 +42,7 @@ pub(super) enum Release {
 
 impl DmaMappings {
     /// Checks a mapping against those that exist, and counts it when it is one of them.
-    pub(super) fn plan(
+    pub(crate) fn plan(
         &mut self,
         iova: u64,
         memory: &dyn Mapping,
@@ -74,12 +74,12 @@ impl DmaMappings {
     }
 
     /// Notes a mapping that the kernel made.
-    pub(super) fn insert(&mut self, iova: u64, memory: Arc<dyn Mapping>, permission: DmaPermission) {
+    pub(crate) fn insert(&mut self, iova: u64, memory: Arc<dyn Mapping>, permission: DmaPermission) {
         self.entries.insert(iova, Entry { memory, permission, users: 1 });
     }
 
     /// Counts an unmapping.
-    pub(super) fn release(&mut self, iova: u64) -> Result<Release> {
+    pub(crate) fn release(&mut self, iova: u64) -> Result<Release> {
         match self.entries.get_mut(&iova) {
             None => Err(VfioError::Range {
                 start: iova,
@@ -95,12 +95,12 @@ impl DmaMappings {
     }
 
     /// Forgets a mapping that the kernel unmapped, and releases the memory.
-    pub(super) fn remove(&mut self, iova: u64) {
+    pub(crate) fn remove(&mut self, iova: u64) {
         self.entries.remove(&iova);
     }
 
     /// All mappings, by address.
-    pub(super) fn iter(&self) -> impl DoubleEndedIterator<Item = (u64, &Entry)> {
+    pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = (u64, &Entry)> {
         self.entries.iter().map(|(&iova, entry)| (iova, entry))
     }
 
@@ -126,7 +126,7 @@ fn last(iova: u64, len: u64) -> Result<u64> {
 
 /// Checks that a range is made of whole pages and may be mapped: it lies in one of the `allowed` ranges, which are
 /// sorted, and there is room for one more mapping.
-pub(super) fn check_range(
+pub(crate) fn check_range(
     iova: u64,
     memory: &dyn Mapping,
     page: u64,

@@ -15,6 +15,7 @@ use crate::pci::ResetMethod;
 /// How the Linux kernel exposes the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
 #[strum(serialize_all = "lowercase")]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Backend {
     /// `/dev/iommu` and `/dev/vfio/devices/vfioN`.
     Iommufd,
@@ -130,6 +131,7 @@ pub type Result<T, E = VfioError> = std::result::Result<T, E>;
 
 /// What a device file says of itself (`VFIO_DEVICE_GET_INFO`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct DeviceInfo {
     /// Number of regions.
     pub regions: u32,
@@ -255,6 +257,12 @@ pub trait DeviceFile: fmt::Debug + Send + Sync {
     /// # Errors
     /// When there are fewer vectors or the kernel refuses.
     fn set_triggers(&self, index: u32, start: u32, triggers: &[IrqTrigger<'_>]) -> Result<()>;
+    /// Has the first vector of an interrupt index, which masks itself when it fires as INTx does, unmasked whenever `event` is
+    /// signalled. The vector must have a trigger; disabling it undoes this too.
+    ///
+    /// # Errors
+    /// When the vector can't be masked, has no trigger, or the kernel refuses.
+    fn set_unmask_event(&self, index: u32, event: BorrowedFd<'_>) -> Result<()>;
     /// Disables all vectors of an interrupt index. Does nothing when none is enabled.
     ///
     /// # Errors
@@ -315,6 +323,7 @@ pub struct ResetReport {
 
 /// A step of the reset ladder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum ResetStep {
     /// A reset of this function alone, or of the bus that it has to itself, by this method.
     Function(ResetMethod),

@@ -24,7 +24,7 @@
 //! ```
 
 mod device;
-mod dma;
+pub(crate) mod dma;
 mod failure;
 mod group;
 mod interface;

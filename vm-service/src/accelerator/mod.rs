@@ -19,18 +19,13 @@
 //! A reset of the device ends the worker with SIGKILL, and the next start gets a fresh one: whatever a guest did to its
 //! context, the reset undoes it.
 
-mod channel;
-mod messages;
 mod meter;
 mod process;
-mod program;
-mod starter;
 mod sys;
+mod wire;
 mod worker;
 
-pub(crate) use channel::{Open, Report, Start};
-pub(crate) use messages::printable;
 pub(crate) use meter::Meter;
 pub(crate) use process::{Ready, WorkerError, WorkerProcess};
-pub use program::WorkerProgram;
+pub(crate) use wire::{Open, Report, Start};
 pub(crate) use worker::main as worker_main;

@@ -2,21 +2,16 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::ExitStatusExt as _;
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thiserror::Error;
 
-use super::WorkerProgram;
-use super::channel::{self, Open, Order, Report, Start};
-use super::messages::Messages;
 use super::meter::{self, Meter};
-use super::starter::{self, Process};
-
-use crate::deadlines::{WORKER_END, WORKER_OPEN};
-use crate::sandbox::{Confinement, inherit_standard};
+use super::wire::{Open, Order, Report, Start};
+use crate::deadlines::WORKER_OPEN;
+use crate::process::{ChildProgram, Messages, Process, end_of, packets};
+use crate::sandbox::Confinement;
 use crate::vmm::{Stop, sys};
 
 /// Why a worker could not be had.
@@ -84,42 +79,27 @@ impl WorkerProcess {
     /// # Errors
     /// When it can't be started, or the accelerator can't be opened; when `end` was requested before.
     pub(crate) fn spawn(
-        program: &WorkerProgram,
+        program: &ChildProgram,
         open: &Open,
         ram: &[BorrowedFd<'_>],
         meter: &Meter,
         end: &Stop,
     ) -> Result<(Self, Ready), WorkerError> {
         let failed = |source| WorkerError::Start { device: open.device.clone(), source };
-        let (socket, theirs) = starter::socketpair().map_err(failed)?;
-        let mut command = Command::new(&program.path);
-        command.args(&program.arguments).stdin(theirs).stdout(Stdio::null()).stderr(Stdio::piped());
-        command.current_dir("/").env_clear();
-        // A cache in the user's home is one guest's to fill and another's to read; ours is keyed by content.
-        command.env("CUDA_CACHE_DISABLE", "1").env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
-        // What goes wrong for the guest is reported to the guest, which could repeat it for ever.
-        command.env("RUST_LOG", std::env::var_os("RUST_LOG").unwrap_or_else(|| "error".into()));
-        if let Some(libraries) = std::env::var_os("LD_LIBRARY_PATH") {
-            command.env("LD_LIBRARY_PATH", libraries);
-        }
-        inherit_standard(&mut command);
         let kept = meter.try_clone().map_err(failed)?;
-        // With the command goes the child's end of the socket.
-        let process = Process::start(command).map_err(failed)?;
-        let stderr = process.take_stderr();
+        let (process, socket, messages) = Process::start_worker(program).map_err(failed)?;
         let mut this = Self { process, socket, meter: kept, messages: None };
-        this.messages =
-            stderr.map(|stderr| Messages::start(this.process.id(), stderr)).transpose().map_err(failed)?;
+        let messages = Messages::start(Some(this.process.id()), std::fs::File::from(messages));
+        this.messages = Some(messages.map_err(failed)?);
         let files: Vec<BorrowedFd<'_>> = ram.iter().copied().chain([meter.as_fd()]).collect();
-        channel::offer(&this.socket, &Order::Open(open.clone()), &files).map_err(failed)?;
+        packets::offer(&this.socket, &Order::Open(open.clone()), &files).map_err(failed)?;
         let device = open.device.clone();
         match this.report_before(WORKER_OPEN, Some(end)) {
             Ok(Some(Report::Ready { name, confinement, .. })) => Ok((this, Ready { name, confinement })),
             Ok(Some(Report::Failed(reason))) => Err(WorkerError::Refused { device, reason }),
-            Ok(Some(other)) => Err(WorkerError::Gone {
-                device,
-                what: format!("answered with {other:?}, which is no answer,"),
-            }),
+            Ok(Some(_)) => {
+                Err(WorkerError::Gone { device, what: "made another report than it should".into() })
+            }
             Ok(None) => {
                 let what = this.kill().unwrap_or_else(|| "did not end".into());
                 Err(WorkerError::Gone { device, what })
@@ -145,7 +125,7 @@ impl WorkerProcess {
         interrupt: Option<BorrowedFd<'_>>,
     ) -> io::Result<()> {
         let files: Vec<BorrowedFd<'_>> = std::iter::once(doorbell).chain(interrupt).collect();
-        channel::offer(&self.socket, &Order::Start(start), &files)
+        packets::offer(&self.socket, &Order::Start(start), &files)
     }
 
     /// Hands a program's socket to the worker.
@@ -153,7 +133,7 @@ impl WorkerProcess {
     /// # Errors
     /// When it has gone, or does not listen.
     pub(crate) fn connect(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
-        channel::offer(&self.socket, &Order::Connect, &[socket])
+        packets::offer(&self.socket, &Order::Connect, &[socket])
     }
 
     /// Asks the worker whether it is there.
@@ -161,7 +141,7 @@ impl WorkerProcess {
     /// # Errors
     /// When it has gone, or does not listen.
     pub(crate) fn ping(&self) -> io::Result<()> {
-        channel::offer(&self.socket, &Order::Ping, &[])
+        packets::offer(&self.socket, &Order::Ping, &[])
     }
 
     /// Readable when there is a report, or the worker has gone.
@@ -194,7 +174,7 @@ impl WorkerProcess {
                 }
                 Ok(0) if left.is_zero() => return Err(io::ErrorKind::TimedOut.into()),
                 Ok(0) => {}
-                Ok(_) => return Ok(channel::receive(&self.socket)?.map(|(report, _)| report)),
+                Ok(_) => return Ok(packets::receive(&self.socket)?.map(|(report, _)| report)),
             }
         }
     }
@@ -203,23 +183,9 @@ impl WorkerProcess {
     pub(crate) fn kill(&mut self) -> Option<String> {
         // It fails on a process that has ended.
         let _ = self.process.kill();
-        let until = Instant::now() + WORKER_END;
-        loop {
-            match self.process.try_wait() {
-                Ok(Some(status)) => {
-                    self.messages.iter().for_each(Messages::wait);
-                    return Some(match (status.code(), status.signal()) {
-                        (Some(code), _) => format!("ended with status {code}"),
-                        (_, Some(libc::SIGKILL)) => "was killed".into(),
-                        (_, Some(libc::SIGSYS)) => "was ended for a system call that it may not make".into(),
-                        (_, Some(signal)) => format!("was ended by signal {signal}"),
-                        _ => "ended".into(),
-                    });
-                }
-                Ok(None) if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
-                Ok(None) | Err(_) => return None,
-            }
-        }
+        let ended = end_of(&self.process)?;
+        self.messages.iter().for_each(Messages::wait);
+        Some(ended)
     }
 }
 
@@ -227,10 +193,10 @@ impl WorkerProcess {
 impl WorkerProcess {
     /// A process that reads nothing, with the other end of its socket.
     pub(crate) fn deaf() -> (Self, OwnedFd) {
-        let (socket, theirs) = starter::socketpair().unwrap();
-        let mut command = Command::new("sleep");
-        command.arg("1000").stdin(Stdio::null());
-        let process = Process::start(command).unwrap();
+        let (socket, theirs) = crate::process::socketpair().unwrap();
+        let mut command = std::process::Command::new("sleep");
+        command.arg("1000");
+        let (process, ..) = Process::start(command).unwrap();
         (Self { process, socket, meter: Meter::new().unwrap(), messages: None }, theirs)
     }
 }

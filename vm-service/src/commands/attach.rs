@@ -8,6 +8,7 @@ use super::asking::{Asking, NOTHING, path};
 use super::serve::DaemonArgs;
 use crate::context::Context;
 use crate::control::{Address, AttachOptions};
+use crate::daemon::ApiError;
 use crate::deadlines::GUEST_DEVICE;
 use crate::failure::Failure;
 use crate::json::{AttachedDevice, Body};
@@ -33,23 +34,27 @@ pub(crate) struct AttachArgs {
 /// When no such guest runs, or it can't have a device; it keeps the others.
 pub(crate) fn run(context: &mut Context<'_>, args: &AttachArgs) -> Result<(), Failure> {
     let asking = Asking::of(context, &args.daemon)?;
-    let (mut devices, mut failures) = (Vec::<AttachedDevice>::new(), Vec::new());
-    for device in asking.by_device(context, &args.addresses)? {
+    let (mut devices, mut blocked, mut failures) = (Vec::<AttachedDevice>::new(), Vec::new(), Vec::new());
+    for device in asking.by_device(&args.addresses)? {
         let Some((&address, others)) = device.split_first() else { continue };
         let options =
             AttachOptions { others: others.iter().copied().map(Address).collect(), ..args.options.clone() };
         let path = path(&args.guest, &format!("/devices/{address}"))?;
-        match asking.call::<Vec<_>>(context, Method::PUT, &path, &NOTHING, Some(&options), GUEST_DEVICE) {
+        match asking.call::<Vec<_>>(Method::PUT, &path, &NOTHING, Some(&options), GUEST_DEVICE) {
             Ok(attached) => devices.extend(attached),
-            Err(failure) => failures.push(Failure {
-                message: format!("{address} was not attached: {}", failure.message),
-                ..failure
-            }),
+            Err(error) => {
+                if let ApiError::Refused(refusal) = &error {
+                    blocked.extend_from_slice(&refusal.blockers);
+                }
+                let failure = Failure::from(error);
+                let message = format!("{address} was not attached: {}", failure.message);
+                failures.push(Failure { message, ..failure });
+            }
         }
     }
-    if failures.is_empty() || !devices.is_empty() {
+    if failures.is_empty() || !devices.is_empty() || !blocked.is_empty() {
         let text: String = devices.iter().map(|device| line(device, &args.guest)).collect();
-        context.print(|| Body::Attach { guest: args.guest.clone(), devices }, || text)?;
+        context.print(|| Body::Attach { guest: args.guest.clone(), devices, blocked }, || text)?;
     }
     Failure::all(failures)
 }

@@ -1,6 +1,7 @@
 //! The guest that `run` and `start` boot: its file, what the command line changes of it, and how it is started.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use schemars::JsonSchema;
@@ -10,6 +11,7 @@ use vm_passthrough::vfio::Backend;
 
 use super::explain::Accept;
 use crate::config::{self, GuestConfig, MAX_DEVICES, Net};
+use crate::deadlines::{self, SHUTDOWN};
 use crate::failure::Failure;
 
 /// The guest, as its file and the command line describe it.
@@ -41,7 +43,7 @@ pub(crate) struct StartOptions {
     /// Take every function of the devices' IOMMU groups, also those of other devices
     #[arg(long)]
     pub(crate) with_group: bool,
-    /// Go on although this stands in the way; it is told as a warning
+    /// Go on although this stands in the way; it is reported as a warning
     #[arg(long, value_enum, value_name = "CODE")]
     pub(crate) accept: Vec<Accept>,
     /// How to open devices; without it, iommufd where the Linux kernel has it
@@ -51,6 +53,14 @@ pub(crate) struct StartOptions {
     /// End when the guest asks for a reboot, or crashes into one, instead of restarting it
     #[arg(long)]
     pub(crate) no_reboot: bool,
+    /// How long the guest has to power itself off when a signal comes, before its power is cut; 0 cuts it at once, 30 when left out
+    #[arg(long = "shutdown-timeout", value_name = "SECONDS", value_parser = milliseconds)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) shutdown_timeout_ms: Option<u64>,
+}
+
+fn milliseconds(text: &str) -> Result<u64, &'static str> {
+    deadlines::seconds(text).map(|time| time.as_millis() as u64)
 }
 
 /// A VFIO back end, as it is said on the command line.
@@ -90,13 +100,21 @@ impl BootArgs {
 }
 
 impl StartOptions {
+    /// How long the guest has to power itself off when a signal comes.
+    pub(crate) fn shutdown_timeout(&self) -> Duration {
+        self.shutdown_timeout_ms.map_or(SHUTDOWN, Duration::from_millis)
+    }
+
     /// As arguments of `run`.
     pub(crate) fn arguments(&self) -> Vec<String> {
         let flags = [(self.with_group, "--with-group"), (self.no_reboot, "--no-reboot")];
         let flags = flags.into_iter().filter(|(set, _)| *set).map(|(_, flag)| flag.to_owned());
         let accept = self.accept.iter().filter_map(|accept| value("--accept", accept));
         let backend = self.backend.iter().filter_map(|backend| value("--backend", backend));
-        flags.chain(accept).chain(backend).collect()
+        let timeout = self
+            .shutdown_timeout_ms
+            .map(|time| format!("--shutdown-timeout={}", Duration::from_millis(time).as_secs_f64()));
+        flags.chain(accept).chain(backend).chain(timeout).collect()
     }
 }
 
@@ -162,7 +180,8 @@ mod tests {
         };
         check("");
         check("--with-group --no-reboot");
-        check("--accept=no-reset --backend=group");
+        check("--accept=no-reset --backend=group --shutdown-timeout=90");
+        check("--shutdown-timeout=0.5");
         check("--accept=no-reset --accept=no-reset --backend=iommufd");
     }
 }

@@ -32,7 +32,7 @@ pub(crate) struct ClaimArgs {
     /// Take every function of its IOMMU group, also those of other devices
     #[arg(long)]
     pub(crate) with_group: bool,
-    /// Go on although this stands in the way; it is told as a warning
+    /// Go on although this stands in the way; it is reported as a warning
     #[arg(long, value_enum, value_name = "CODE")]
     pub(crate) accept: Vec<Accept>,
 }
@@ -42,7 +42,6 @@ pub(crate) struct ClaimArgs {
 /// # Errors
 /// When one can't be passed to a guest, or a step fails; everything is undone then, or the message says what is not.
 pub(crate) fn run(context: &mut Context<'_>, args: &ClaimArgs) -> Result<(), Failure> {
-    context.require_live("claim")?;
     let mut manager = PassthroughManager::with_host(context.host.clone()).map_err(Failure::failed)?;
     let saved = (args.restore || args.persist).then(|| SavedClaims::lock(&context.host)).transpose();
     let saved = saved.map_err(Failure::failed)?;
@@ -65,7 +64,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ClaimArgs) -> Result<(), Fai
         .map(|&address| scan.explain_one(address, &options))
         .collect::<Result<_, _>>()?;
     explain::require_ready(context, &readiness)?;
-    let signals = cancelled_by_signals(cancel.clone(), "what was claimed is given back")?;
+    let signals = cancelled_by_signals(cancel.clone(), "what was claimed is released")?;
     let mut options = ClaimOptions::default();
     options.persistent = true;
     options.tentative = true;
@@ -184,7 +183,7 @@ fn cancelled_by_signals(cancel: Cancel, outcome: &'static str) -> Result<StopSig
     let on_signal = move |signal| {
         if cancel.is_requested() {
             log::say(format_args!(
-                "error: {signal} again: what was not complete is not given back yet; the next command that changes the host does \
+                "error: {signal} again: what was not complete is not released yet; the next command that changes the host does \
                  that\n"
             ));
             log::flush();

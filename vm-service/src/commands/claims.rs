@@ -16,7 +16,6 @@ use crate::table::Table;
 /// # Errors
 /// When the ledger can't be read or the output can't be written.
 pub(crate) fn run(context: &mut Context<'_>) -> Result<(), Failure> {
-    context.require_machine("claims", "asks which processes live")?;
     let (mut claims, mut unreadable) = (Vec::new(), Vec::new());
     let mut saved = Vec::new();
     for claim in saved::all(&context.host).map_err(Failure::failed)? {

@@ -149,7 +149,7 @@ fn compiled_kernel(module: &ValidModule, entry: &Entry) -> json::CompiledKernel 
     }
 }
 
-/// `--legal`: how the target does what the file uses. It fails, once that is told, when the file does not compile.
+/// `--legal`: how the target does what the file uses. It fails, once that is printed, when the file does not compile.
 fn legal(context: &mut Context<'_>, module: &ValidModule, target: &Target) -> Result<(), Failure> {
     let uses = legal::survey(module, target);
     let rejects = legal::rejects(module, target);

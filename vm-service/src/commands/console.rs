@@ -29,7 +29,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &GuestArgs) -> Result<(), Fai
     if context.json {
         return Err(Failure::usage("`console` is a terminal, not JSON; leave `--json` out"));
     }
-    let guest = Asking::of(context, &args.daemon)?.guest(context, &args.guest)?;
+    let guest = Asking::of(context, &args.daemon)?.guest(&args.guest)?;
     let path = guest.console.ok_or_else(|| {
         Failure::failed(format_args!(
             "the console of {} is where `run` put it; start the guest by `vm-service start` or with `--console pty`",

@@ -11,7 +11,7 @@ use super::asking::{Asking, path};
 use super::serve::DaemonArgs;
 use crate::context::Context;
 use crate::control::{DetachHow, DetachOptions};
-use crate::deadlines::GUEST_DEVICE;
+use crate::deadlines::{self, GUEST_DEVICE};
 use crate::failure::Failure;
 use crate::json::{Body, DetachedDevice, DetachedHow, GuestState, GuestStatus};
 
@@ -24,9 +24,9 @@ pub(crate) struct DetachArgs {
     /// The guest that has them; without it, whichever does
     #[arg(long, value_name = "NAME")]
     pub(crate) guest: Option<String>,
-    /// How many seconds a guest has to let go of each; Linux lets its users change their minds for 5
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, conflicts_with = "surprise")]
-    pub(crate) deadline: u32,
+    /// How long a guest has to let go of each; Linux lets its users change their minds for 5 seconds
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = deadlines::seconds, conflicts_with = "surprise")]
+    pub(crate) deadline: Duration,
     /// Take a device that the guest does not let go of in time all the same, as if it were pulled
     #[arg(long, conflicts_with = "surprise")]
     pub(crate) then_surprise: bool,
@@ -45,29 +45,22 @@ pub(crate) fn run(context: &mut Context<'_>, args: &DetachArgs) -> Result<(), Fa
     let asking = Asking::of(context, &args.daemon)?;
     let guests = match &args.guest {
         Some(_) => Vec::new(),
-        None => asking.guests(context)?,
+        None => asking.guests()?,
     };
-    let deadline = Duration::from_secs(args.deadline.into());
     let how = match (args.surprise, args.then_surprise) {
         (true, _) => DetachHow::Surprise,
         (false, true) => DetachHow::OrderlyThenSurprise,
         (false, false) => DetachHow::Orderly,
     };
-    let query = DetachOptions { how, deadline_ms: deadline.as_millis() as u64 };
+    let query = DetachOptions { how, deadline_ms: args.deadline.as_millis() as u64 };
     let (mut devices, mut failures) = (Vec::<DetachedDevice>::new(), Vec::new());
-    for device in asking.by_device(context, &args.addresses)? {
+    for device in asking.by_device(&args.addresses)? {
         // All functions of a device go with the first.
         let Some(&address) = device.first() else { continue };
         let detached = guest_of(address, args.guest.as_deref(), &guests).and_then(|guest| {
             let path = path(guest, &format!("/devices/{address}"))?;
-            asking.call(
-                context,
-                Method::DELETE,
-                &path,
-                &query,
-                None::<&Value>,
-                deadline.saturating_add(GUEST_DEVICE),
-            )
+            let deadline = args.deadline.saturating_add(GUEST_DEVICE);
+            Ok(asking.call(Method::DELETE, &path, &query, None::<&Value>, deadline)?)
         });
         match detached {
             Ok(detached) => devices.push(detached),

@@ -2,11 +2,11 @@
 
 use clap::Args;
 
-use super::asking::{Asking, failure};
+use super::asking::Asking;
 use super::serve::DaemonArgs;
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::json::{Body, Document};
+use crate::json::{Body, Document, GuestEvent};
 use crate::table::printable;
 
 /// Arguments of `events`.
@@ -25,16 +25,16 @@ pub(crate) struct EventsArgs {
 /// When the daemon can't be asked, or ends.
 pub(crate) fn run(context: &mut Context<'_>, args: &EventsArgs) -> Result<(), Failure> {
     let asking = Asking::of(context, &args.daemon)?;
-    let ended = asking.0.events(|event| {
+    let take = |event: GuestEvent| {
         if args.guest.as_ref().is_some_and(|guest| *guest != event.guest) {
             return Ok(());
         }
         let line = match context.json {
             true => serde_json::to_string(&Document::new(Body::Event(event))).map_err(Failure::failed)?,
-            false => printable(&event.to_string()),
+            false => printable(&format!("{} {event}", event.time)),
         };
         writeln!(context.out, "{line}")?;
         Ok(context.out.flush()?)
-    });
-    ended.map_err(|error| failure(context, error))
+    };
+    Ok(asking.0.events(|| (), take)?)
 }

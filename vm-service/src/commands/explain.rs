@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use vm_passthrough::PciAddress;
 use vm_passthrough::readiness::{BlockerCode, ExplainOptions, Readiness, Severity};
 
-use super::Scan;
+use super::{Scan, SourceArgs};
 use crate::config::GuestConfig;
 use crate::context::Context;
 use crate::describe;
@@ -30,9 +30,11 @@ pub(crate) struct ExplainArgs {
     /// Explain for giving away every function of its IOMMU group, also those of other devices
     #[arg(long)]
     pub(crate) with_group: bool,
-    /// Go on although this stands in the way; it is told as a warning
+    /// Go on although this stands in the way; it is reported as a warning
     #[arg(long, value_enum, value_name = "CODE")]
     pub(crate) accept: Vec<Accept>,
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
 }
 
 /// A blocker that an operator may accept.
@@ -61,7 +63,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ExplainArgs) -> Result<(), F
     let scan = Scan::of(&host)?;
     let mut options = guest.as_ref().map_or_else(ExplainOptions::default, |guest| {
         let kvm = host.dev.join("kvm");
-        vmm::explain_options(guest, (!context.captured).then_some(&kvm))
+        vmm::explain_options(guest, args.source.root.is_none().then_some(&kvm))
     });
     options.with_group = args.with_group;
     options.accept = args.accept.iter().map(Into::into).collect();

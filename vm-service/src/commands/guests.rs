@@ -10,7 +10,7 @@ use super::serve::DaemonArgs;
 use crate::context::Context;
 use crate::describe;
 use crate::failure::Failure;
-use crate::json::{Body, DeviceState, GuestState, GuestStatus};
+use crate::json::{Body, DeviceState, GuestStatus};
 use crate::table::{Table, printable};
 
 /// Arguments of commands that are about one guest.
@@ -28,7 +28,7 @@ pub(crate) struct GuestArgs {
 /// # Errors
 /// When the daemon can't be asked or the output can't be written.
 pub(crate) fn list(context: &mut Context<'_>, args: &DaemonArgs) -> Result<(), Failure> {
-    let guests = Asking::of(context, args)?.guests(context)?;
+    let guests = Asking::of(context, args)?.guests()?;
     let width = context.width;
     let text = || match guests.is_empty() {
         true => "no guest runs\n".to_owned(),
@@ -43,7 +43,7 @@ pub(crate) fn list(context: &mut Context<'_>, args: &DaemonArgs) -> Result<(), F
 }
 
 fn row(guest: &GuestStatus) -> [String; 7] {
-    if guest.state == GuestState::Unresponsive {
+    if !guest.is_known() {
         let [unknown, name, state, process] =
             ["-", &guest.name, <&str>::from(guest.state), &guest.pid.to_string()];
         return [name, state, unknown, unknown, unknown, process, unknown].map(str::to_owned);
@@ -65,7 +65,7 @@ fn row(guest: &GuestStatus) -> [String; 7] {
 /// # Errors
 /// As for [`list`], and when no such guest runs.
 pub(crate) fn status(context: &mut Context<'_>, args: &GuestArgs) -> Result<(), Failure> {
-    let guest = Asking::of(context, &args.daemon)?.guest(context, &args.guest)?;
+    let guest = Asking::of(context, &args.daemon)?.guest(&args.guest)?;
     let text = text(&guest);
     context.print(|| Body::Status(guest), || text)
 }
@@ -94,6 +94,9 @@ pub(super) fn text(guest: &GuestStatus) -> String {
     }
     if let Some(console) = &guest.console {
         let _ = writeln!(text, "  console {}", printable(console));
+    }
+    for missing in guest.confinement.iter().flat_map(|confinement| &confinement.missing) {
+        let _ = writeln!(text, "  its VMM is confined without {}", printable(missing));
     }
     text
 }

@@ -7,7 +7,7 @@ use clap::Args;
 use vm_passthrough::readiness::ExplainOptions;
 use vm_passthrough::{PciAddress, PciFunction, pci};
 
-use super::Scan;
+use super::{Scan, SourceArgs};
 use crate::context::Context;
 use crate::describe;
 use crate::failure::Failure;
@@ -24,6 +24,8 @@ pub(crate) struct InfoArgs {
     /// PCI address, as in 0000:65:00.0 or 65:00.0
     #[arg(value_name = "ADDR")]
     pub(crate) address: PciAddress,
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
 }
 
 /// Shows one function.

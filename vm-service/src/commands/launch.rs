@@ -30,7 +30,6 @@ const GRACE: Duration = Duration::from_secs(10);
 /// When the file or the arguments are wrong, the device is not there, the kernel does not end well, or `--check` finds a
 /// difference.
 pub(crate) fn run(context: &mut Context<'_>, arguments: &LaunchArgs) -> Result<(), Failure> {
-    context.require_live("launch")?;
     let trust = args::trust(arguments.trusted);
     check_options(arguments, trust)?;
     let module = file::load(&arguments.file, trust)?;

@@ -4,7 +4,7 @@ use clap::Args;
 use vm_passthrough::PciFunction;
 use vm_passthrough::readiness::ExplainOptions;
 
-use super::Scan;
+use super::{Scan, SourceArgs};
 use crate::context::Context;
 use crate::describe;
 use crate::failure::Failure;
@@ -21,6 +21,8 @@ pub(crate) struct ListArgs {
     /// Show what uses each GPU, as its driver tells: time, memory and processes
     #[arg(long)]
     pub(crate) usage: bool,
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
 }
 
 /// Lists functions, each with whether it can be passed to a guest.

@@ -36,8 +36,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &LogsArgs) -> Result<(), Fail
     let path = path(&args.guest.guest, "/log")?;
     let mut options = LogOptions::default();
     loop {
-        let log: GuestLog =
-            asking.call(context, Method::GET, &path, &options, None::<&Value>, Duration::ZERO)?;
+        let log: GuestLog = asking.call(Method::GET, &path, &options, None::<&Value>, Duration::ZERO)?;
         let text = log.log.lines().map(|line| printable(line) + "\n").collect();
         if !args.follow {
             return context.print(|| Body::Logs(log), || text);

@@ -1,4 +1,4 @@
-//! `release`: gives claimed functions and their companions back to their drivers.
+//! `release`: releases claimed functions and their companions to their drivers.
 
 use clap::Args;
 use vm_passthrough::claim::ClaimError;
@@ -21,19 +21,18 @@ pub(crate) struct ReleaseArgs {
     pub(crate) all: bool,
 }
 
-/// Gives claims back, each whatever becomes of the others.
+/// Releases claims, each whatever becomes of the others.
 ///
 /// # Errors
-/// When there is no such claim, a process uses it, or it can't be given back; the message says what is left then.
+/// When there is no such claim, a process uses it, or it can't be released; the message says what is left then.
 pub(crate) fn run(context: &mut Context<'_>, args: &ReleaseArgs) -> Result<(), Failure> {
-    context.require_live("release")?;
     let mut manager = PassthroughManager::with_host(context.host.clone()).map_err(Failure::failed)?;
     let noted = SavedClaims::lock(&context.host).map_err(Failure::failed)?;
-    // A claim whose owner was killed is given back here, and is then no longer there to release.
+    // A claim whose owner was killed is released here, and is then no longer there to release.
     let mut free = recover(&mut manager)?;
-    let claims = ledger::claims(&context.host, claim::DEADLINE).map_err(Failure::failed)?;
     let (mut addresses, mut errors) = (args.addresses.clone(), Vec::new());
     if args.all {
+        let claims = ledger::claims(&context.host, claim::DEADLINE).map_err(Failure::failed)?;
         addresses.clone_from(&free);
         addresses.extend(claims.iter().flatten().map(|claim| claim.entry.target));
         errors.extend(claims.iter().filter_map(|claim| claim.as_ref().err()).map(ToString::to_string));
@@ -47,14 +46,16 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ReleaseArgs) -> Result<(), F
     }
     let mut done = Vec::new();
     for address in addresses {
-        let released = match free.contains(&address) {
-            true => Ok(()),
-            false => manager.find_claim(address).and_then(|claimed| manager.release(&claimed)),
+        let mut functions = vec![address];
+        let released = manager.find_claim(address).and_then(|claimed| {
+            functions.extend(claimed.addresses());
+            manager.release(&claimed)
+        });
+        let released = match released {
+            // With another of its claim, or above.
+            Err(ManagerError::Claim(ClaimError::NotClaimed(_))) if free.contains(&address) => Ok(()),
+            released => released,
         };
-        let whole = claims.iter().flatten().filter(|claim| claim.entry.function(address).is_some());
-        let mut functions: Vec<_> =
-            whole.flat_map(|claim| claim.entry.functions.iter().map(|of| of.address)).collect();
-        functions.push(address);
         // It need not be claimed to be noted for the next boot, and stays noted while it is used.
         let forgotten = match &released {
             Ok(()) | Err(ManagerError::Claim(ClaimError::NotClaimed(_))) => noted.remove(&functions),
@@ -85,11 +86,11 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ReleaseArgs) -> Result<(), F
 /// Gives back what processes that died had claimed, and answers which functions those are.
 ///
 /// # Errors
-/// When the ledger can't be used. What can't be given back is told and stays in the ledger.
+/// When the ledger can't be used. What can't be released is reported and stays in the ledger.
 pub(super) fn recover(manager: &mut PassthroughManager) -> Result<Vec<PciAddress>, Failure> {
     let recovery = manager.recover().map_err(Failure::failed)?;
     for error in &recovery.failed {
-        tracing::warn!("an earlier claim is not given back: {error}");
+        tracing::warn!("an earlier claim is not released: {error}");
     }
     let functions: Vec<_> = recovery
         .recovered
@@ -97,7 +98,7 @@ pub(super) fn recover(manager: &mut PassthroughManager) -> Result<Vec<PciAddress
         .flat_map(|entry| entry.functions.iter().map(|function| function.address))
         .collect();
     for address in &functions {
-        tracing::info!("{address} was claimed by a process that died; it is given back");
+        tracing::info!("{address} was claimed by a process that died; it is released");
     }
     Ok(functions)
 }

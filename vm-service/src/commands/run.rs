@@ -9,6 +9,7 @@ mod console;
 mod live;
 mod overdue;
 mod progress;
+mod shutdown;
 
 use std::fs::File;
 use std::io;
@@ -30,14 +31,16 @@ use crate::config::{AcceleratorDevice, GuestConfig};
 use crate::context::Context;
 use crate::control::{GuestHome, Server};
 use crate::failure::Failure;
-use crate::instance::{DeviceOptions, Devices, Instance};
+use crate::instance::{DeviceOptions, Devices, Inbox, Instance, VmmError, VmmOptions};
 use crate::json::{self, Body};
+use crate::process::ChildProgram;
 use crate::signals::StopSignals;
-use crate::vmm::{self, End, MachineError, MachineOptions, OnReboot, PowerButton, Stop};
+use crate::vmm::{self, End, MachineOptions, OnReboot, PowerButton, Stop};
 use console::Console;
 use live::Live;
 use overdue::Overdue;
 use progress::Timeline;
+use shutdown::Shutdown;
 
 /// Arguments of `run`.
 #[derive(Debug, Args)]
@@ -55,11 +58,10 @@ pub(crate) struct RunArgs {
 /// Boots a guest.
 ///
 /// # Errors
-/// When the guest file is wrong, a device can't be passed to the guest, or anything fails; devices are given back
+/// When the guest file is wrong, a device can't be passed to the guest, or anything fails; devices are released
 /// then too.
 pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failure> {
     let started = Instant::now();
-    context.require_live("run")?;
     let config = args.boot.config()?;
     config
         .check_files()
@@ -70,17 +72,14 @@ pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failu
     }
     let first = args.managed.then(connection_of_standard_output).transpose()?;
     let home = home(context, &config, args)?;
-    let made = Stop::new().and_then(|stop| Ok((stop, PowerButton::new()?)));
-    let (stop, button) = made.map_err(|error| {
+    let made = Stop::new().and_then(|stop| Ok((Inbox::new(&stop)?, stop, PowerButton::new()?)));
+    let (inbox, stop, button) = made.map_err(|error| {
         Failure::failed(format_args!("no eventfd can be made: {error}; raise `ulimit -n`"))
     })?;
     // From here on the operator's wish to end comes to `stop`, so that nothing is left half done.
-    let asked = stop.clone();
-    let _signals = StopSignals::start(move |signal| {
-        asked.request();
-        tracing::info!("{signal}: stopping the guest");
-    })
-    .map_err(|error| {
+    let shutdown = Shutdown::new(stop.clone(), button.clone(), args.boot.options.shutdown_timeout());
+    let asked = shutdown.clone();
+    let _signals = StopSignals::start(move |signal| asked.signalled(signal)).map_err(|error| {
         Failure::failed(format_args!("signals can't be waited for: {error}; raise `ulimit -n`"))
     })?;
 
@@ -91,13 +90,20 @@ pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failu
     let on_reboot = if args.boot.options.no_reboot { OnReboot::End } else { OnReboot::Restart };
     let kvm = context.host.dev.join("kvm");
     let power_button = Some(button.clone());
-    let options = MachineOptions { kvm, console, on_reboot, power_button, ..MachineOptions::default() };
-    let instance = Instance::new(&config, options, devices, &stop).map_err(|error| match error {
-        MachineError::Boot(error) => Failure::usage(error),
+    let worker = ChildProgram::worker(&context.program);
+    let options =
+        MachineOptions { kvm, console, on_reboot, worker, power_button, ..MachineOptions::default() };
+    let vmm = VmmOptions { program: ChildProgram::vmm(&context.program), ..VmmOptions::default() };
+    // Who asks sees that it starts, and may end it.
+    let live = Live::new(&config, service.terminal(), inbox.handle(), button);
+    let _control = home.as_ref().map(|home| serve(home, first, &live)).transpose()?;
+    let made = Instance::new(&config, options, vmm, devices, inbox);
+    let instance = made.inspect_err(|error| live.failed(error)).map_err(|error| match error {
+        VmmError::Boot(error) => Failure::usage(error),
         error => Failure::failed(error),
     })?;
-    let live = Live::new(&config, service.terminal(), instance.handle(), button);
-    let _control = home.as_ref().map(|home| serve(home, first, &live)).transpose()?;
+    let confinement = json::Confinement::from(instance.confinement());
+    live.made(confinement.clone());
     let mut timeline = Timeline {
         guest: &config.name,
         started,
@@ -107,12 +113,13 @@ pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failu
         devices: Vec::new(),
     };
     let ran = instance.run(|progress| {
+        shutdown.note(&progress);
         live.note(&progress);
         timeline.note(progress);
     });
     let ran = ran.map_err(|errors| Failure::failed(errors.join("\nerror: ")))?;
     let _overdue = Overdue::start(&stop)?;
-    report(context, &ran, timeline)
+    report(context, &ran, timeline, confinement)
 }
 
 /// The guest's directory, which keeps others from its name; `None` where this user may have none.
@@ -175,24 +182,30 @@ fn serve(home: &GuestHome, first: Option<UnixStream>, live: &Arc<Live>) -> Resul
 }
 
 /// Tells how the guest ran.
-fn report(context: &mut Context<'_>, ran: &vmm::RunReport, timeline: Timeline<'_>) -> Result<(), Failure> {
+fn report(
+    context: &mut Context<'_>,
+    ran: &vmm::RunReport,
+    timeline: Timeline<'_>,
+    confinement: json::Confinement,
+) -> Result<(), Failure> {
     let total = timeline.started.elapsed();
-    tracing::info!("{}; all was given back {:.1} s after the start", ran.end, total.as_secs_f64());
+    tracing::info!("{}; all was released {:.1} s after the start", ran.end, total.as_secs_f64());
     if context.json {
         let report = json::RunReport {
             guest: timeline.guest.to_owned(),
-            end: ran.end.into(),
+            how: ran.end.into(),
             restarts: ran.restarts,
             startup_ms: json::milliseconds(timeline.startup.unwrap_or(total)),
             duration_ms: json::milliseconds(total),
             exits: (&ran.exits).into(),
             backend: timeline.backend.map(|backend| backend.to_string()),
             devices: timeline.devices,
+            confinement,
         };
         context.print(|| Body::Run(report), String::new)?;
     }
     match ran.end {
-        End::Shutdown | End::Reboot | End::Stopped => Ok(()),
+        End::Shutdown | End::Reboot | End::Reset | End::Stopped => Ok(()),
         End::TripleFault => Err(Failure::failed(format_args!(
             "the guest {} crashed (triple fault): its kernel or program made an error that it does not handle; see \
              its console",
@@ -213,7 +226,7 @@ fn leases(context: &Context<'_>, config: &GuestConfig) -> Result<Vec<SharedLease
         .collect()
 }
 
-/// The guest's devices, once claims of dead processes are given back and nothing stands in the way; none is touched yet. `None`
+/// The guest's devices, once claims of dead processes are released and nothing stands in the way; none is touched yet. `None`
 /// where there can be none.
 fn devices(
     context: &mut Context<'_>,

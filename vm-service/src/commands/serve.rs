@@ -21,7 +21,6 @@ pub(crate) struct DaemonArgs {
 /// # Errors
 /// When another daemon serves, or the socket can't be made.
 pub(crate) fn run(context: &mut Context<'_>, args: &DaemonArgs) -> Result<(), Failure> {
-    context.require_live("serve")?;
     if context.json {
         return Err(Failure::usage("`serve` prints nothing; leave `--json` out"));
     }

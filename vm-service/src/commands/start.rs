@@ -1,6 +1,7 @@
 //! `start`: has the daemon start a guest.
 
 use std::fs;
+use std::sync::mpsc::{Receiver, channel};
 
 use clap::Args;
 use hyper::Method;
@@ -10,37 +11,101 @@ use super::asking::{Asking, path};
 use super::boot::BootArgs;
 use super::guests;
 use super::serve::DaemonArgs;
+use super::stop;
 use crate::config::{self, GuestConfig};
 use crate::context::Context;
-use crate::deadlines::GUEST_START;
+use crate::daemon::ApiError;
+use crate::deadlines::{STOP_ANSWER, guest_start};
 use crate::failure::Failure;
-use crate::json::{Body, GuestStatus};
+use crate::json::{Body, EventKind, GuestEvent, GuestStatus, RefusalCode, StoppedGuest, StoppedHow};
 
 /// Arguments of `start`.
 #[derive(Debug, Args)]
 pub(crate) struct StartArgs {
     #[command(flatten)]
     pub(crate) boot: BootArgs,
+    /// Wait until the guest has ended, too: exit status 1 when it crashed, failed or was killed. A signal ends the wait alone
+    #[arg(long)]
+    pub(crate) wait: bool,
     #[command(flatten)]
     pub(crate) daemon: DaemonArgs,
 }
 
-/// Starts a guest, and waits until it runs with its devices.
+/// Starts a guest, and waits until it runs with its devices, or has ended.
 ///
 /// # Errors
-/// When its file is wrong, the daemon can't be asked, or the guest does not start.
+/// When its file is wrong, the daemon can't be asked, or the guest does not start; with `--wait`, when it did not end well.
 pub(crate) fn run(context: &mut Context<'_>, args: &StartArgs) -> Result<(), Failure> {
-    let (name, file) = file(&args.boot)?;
+    let (config, file) = file(&args.boot)?;
     let asking = Asking::of(context, &args.daemon)?;
-    let path = path(&name, "")?;
-    let guest: GuestStatus =
-        asking.call(context, Method::PUT, &path, &args.boot.options, Some(&file), GUEST_START)?;
+    let path = path(&config.name, "")?;
+    let end = args.wait.then(|| end_of(Asking::of(context, &args.daemon)?, &config.name)).transpose()?;
+    // One that does not start is ended.
+    let deadline = guest_start(&config).saturating_add(STOP_ANSWER);
+    let started: Result<GuestStatus, _> =
+        asking.call(Method::PUT, &path, &args.boot.options, Some(&file), deadline);
+    if let Err(ApiError::Refused(refusal)) = &started
+        && refusal.code == RefusalCode::Blocked
+    {
+        // As `run` does.
+        context.print(|| Body::Explain { functions: refusal.blockers.clone() }, String::new)?;
+    }
+    let guest = started?;
     let text = guests::text(&guest);
-    context.print(|| Body::Start(guest), || text)
+    let Some(end) = end else { return context.print(|| Body::Start(guest), || text) };
+    if !context.json {
+        context.out.write_all(text.as_bytes())?;
+        context.out.flush()?;
+    }
+    let how = end.recv().map_err(Failure::failed)??;
+    let stopped = StoppedGuest { guest: config.name, how };
+    let text = stop::text(&stopped);
+    let is_well = matches!(how, StoppedHow::Orderly | StoppedHow::Cut | StoppedHow::Reset);
+    let said = if is_well { text.clone() } else { String::new() };
+    context.print(|| Body::Stop(stopped), || said)?;
+    if is_well { Ok(()) } else { Err(Failure::failed(text.trim_end())) }
 }
 
-/// The guest's name, and its file as the command line changes it.
-fn file(args: &BootArgs) -> Result<(String, Map<String, Value>), Failure> {
+/// Listens for the end of a guest that is about to start.
+///
+/// # Errors
+/// When the daemon can't be asked.
+fn end_of(asking: Asking, name: &str) -> Result<Receiver<Result<StoppedHow, Failure>>, Failure> {
+    let (listens, begins) = channel();
+    let (tell, end) = channel();
+    let name = name.to_owned();
+    let listen = move || {
+        // An earlier guest of this name may just have ended.
+        let mut is_started = false;
+        let take = |event: GuestEvent| {
+            match event.event {
+                _ if event.guest != name => {}
+                EventKind::Started => is_started = true,
+                EventKind::Ended if is_started => {
+                    // It fails when nobody waits any more; the error that follows ends this.
+                    let _ = tell.send(Ok(event.how.unwrap_or(StoppedHow::Other)));
+                    return Err(Failure::failed("it has ended"));
+                }
+                _ => {}
+            }
+            Ok(())
+        };
+        if let Err(error) = asking.0.events(|| drop(listens.send(())), take) {
+            let _ = tell.send(Err(error.into()));
+        }
+    };
+    std::thread::Builder::new().name("events".into()).spawn(listen).map_err(Failure::failed)?;
+    match begins.recv() {
+        Ok(()) => Ok(end),
+        // It ended before it began, with an error.
+        Err(_) => {
+            Err(end.recv().map_err(Failure::failed)?.err().unwrap_or_else(|| Failure::failed("no events")))
+        }
+    }
+}
+
+/// The guest, and its file as the command line changes it.
+fn file(args: &BootArgs) -> Result<(GuestConfig, Map<String, Value>), Failure> {
     let config = args.config()?;
     let unread =
         |error: &dyn std::fmt::Display| Failure::usage(format_args!("{}: {error}", args.guest.display()));
@@ -69,5 +134,5 @@ fn file(args: &BootArgs) -> Result<(String, Map<String, Value>), Failure> {
         [("tap".into(), net.tap.as_str().into())].into_iter().chain(mac).chain(vhost).collect()
     });
     extend("net", nets.collect());
-    Ok((config.name, file))
+    Ok((config, file))
 }

@@ -10,7 +10,7 @@ use super::asking::{Asking, NOTHING, path};
 use super::guests::GuestArgs;
 use crate::context::Context;
 use crate::daemon::{ResetAnswer, StopOptions};
-use crate::deadlines::STOP_ANSWER;
+use crate::deadlines::{self, GUEST_RESET, STOP_ANSWER};
 use crate::failure::Failure;
 use crate::json::{Body, StoppedGuest, StoppedHow};
 
@@ -19,26 +19,30 @@ use crate::json::{Body, StoppedGuest, StoppedHow};
 pub(crate) struct StopArgs {
     #[command(flatten)]
     pub(crate) guest: GuestArgs,
-    /// How many seconds it has to power itself off before its power is cut
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
-    pub(crate) deadline: u32,
+    /// How long it has to power itself off before its power is cut
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = deadlines::seconds)]
+    pub(crate) deadline: Duration,
     /// Cut its power at once: what runs in it is not asked
     #[arg(long, conflicts_with = "deadline")]
     pub(crate) now: bool,
 }
 
-/// Has a guest power itself off, or cuts its power, and waits until everything is given back.
+/// Has a guest power itself off, or cuts its power, and waits until everything is released.
 ///
 /// # Errors
 /// When no such guest runs, or it does not end in time.
 pub(crate) fn run(context: &mut Context<'_>, args: &StopArgs) -> Result<(), Failure> {
-    let deadline = Duration::from_secs(args.deadline.into());
     let asking = Asking::of(context, &args.guest.daemon)?;
-    let query = StopOptions { now: args.now, deadline_ms: deadline.as_millis() as u64 };
+    let query = StopOptions { now: args.now, deadline_ms: args.deadline.as_millis() as u64 };
     let path = path(&args.guest.guest, "/stop")?;
-    let deadline = deadline.saturating_add(STOP_ANSWER);
-    let stopped: StoppedGuest =
-        asking.call(context, Method::POST, &path, &query, None::<&Value>, deadline)?;
+    let deadline = args.deadline.saturating_add(STOP_ANSWER);
+    let stopped: StoppedGuest = asking.call(Method::POST, &path, &query, None::<&Value>, deadline)?;
+    let text = text(&stopped);
+    context.print(|| Body::Stop(stopped), || text)
+}
+
+/// How a guest ended, for people.
+pub(super) fn text(stopped: &StoppedGuest) -> String {
     let how = match stopped.how {
         StoppedHow::Orderly => "has powered itself off",
         StoppedHow::Cut => "has ended: its power was cut",
@@ -48,19 +52,17 @@ pub(crate) fn run(context: &mut Context<'_>, args: &StopArgs) -> Result<(), Fail
         StoppedHow::Killed => "has ended: its process was killed, or died",
         StoppedHow::Other => "has ended",
     };
-    let text = format!("{} {how}\n", stopped.guest);
-    context.print(|| Body::Stop(stopped), || text)
+    format!("{} {how}\n", stopped.guest)
 }
 
-/// Resets a guest's machine, as its button would.
+/// Resets a guest's machine, as its button would, and waits until the guest has restarted.
 ///
 /// # Errors
-/// When no such guest runs, or it refuses.
+/// When no such guest runs, or it does not restart.
 pub(crate) fn reset(context: &mut Context<'_>, args: &GuestArgs) -> Result<(), Failure> {
     let asking = Asking::of(context, &args.daemon)?;
     let path = path(&args.guest, "/reset")?;
-    let ResetAnswer { guest } =
-        asking.call(context, Method::POST, &path, &NOTHING, None::<&Value>, Duration::ZERO)?;
+    let ResetAnswer { guest } = asking.call(Method::POST, &path, &NOTHING, None::<&Value>, GUEST_RESET)?;
     let text = format!("{guest} was reset\n");
     context.print(|| Body::Reset { guest }, || text)
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use toml::de::DeValue;
 use vm_passthrough::PciAddress;
 
@@ -10,7 +11,7 @@ use super::read::{Entry, Reader, Section, printable, shorten};
 use super::{MAX_ACCELERATORS, MAX_MEMORY, parse_size};
 
 /// An accelerator of the host that a guest shares with others, and what it may use of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedAccelerator {
     /// Which.
     pub device: AcceleratorDevice,
@@ -28,7 +29,7 @@ pub struct SharedAccelerator {
 }
 
 /// Which accelerator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AcceleratorDevice {
     /// The host's CPU.
     Cpu,

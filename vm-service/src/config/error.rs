@@ -29,22 +29,27 @@ pub enum ConfigError {
     /// The file was read and has mistakes.
     #[error("{}", Joined(.0))]
     Invalid(Vec<Problem>),
-    /// A file that the guest needs is not there, or is not what it should be.
-    #[error("`{key}` names {path}: {reason}", path = .path.display())]
-    MissingFile {
-        /// Key that names it, as in `disks[0].path`.
-        key: String,
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it, and what to do.
-        reason: String,
-    },
+    /// Files that the guest needs are not there, or are not what they should be.
+    #[error("{}", Joined(.0))]
+    MissingFiles(Vec<MissingFile>),
+}
+
+/// A file that the guest needs is not there, or is not what it should be.
+#[derive(Debug, Error)]
+#[error("`{key}` names {path}: {reason}", path = .path.display())]
+pub struct MissingFile {
+    /// Key that names it, as in `disks[0].path`.
+    pub key: String,
+    /// The file.
+    pub path: PathBuf,
+    /// What is wrong with it, and what to do.
+    pub reason: String,
 }
 
 /// Problems, one after the other.
-struct Joined<'a>(&'a [Problem]);
+struct Joined<'a, T>(&'a [T]);
 
-impl fmt::Display for Joined<'_> {
+impl<T: fmt::Display> fmt::Display for Joined<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, problem) in self.0.iter().enumerate() {
             if i > 0 {

@@ -5,7 +5,7 @@ use std::io::Read as _;
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
-use super::{ConfigError, GuestConfig, MAX_FILE};
+use super::{ConfigError, GuestConfig, MAX_FILE, MissingFile};
 
 impl GuestConfig {
     /// Reads a guest from its TOML file.
@@ -40,16 +40,18 @@ impl GuestConfig {
     /// Checks that the files it names are there and can be opened as the guest needs them.
     ///
     /// # Errors
-    /// The first that can't.
+    /// All that can't.
     pub fn check_files(&self) -> Result<(), ConfigError> {
-        check_file("boot.kernel", &self.boot.kernel, false, false)?;
-        if let Some(initrd) = &self.boot.initrd {
-            check_file("boot.initrd", initrd, false, false)?;
-        }
-        for (i, disk) in self.disks.iter().enumerate() {
-            check_file(&format!("disks[{i}].path"), &disk.path, !disk.read_only, true)?;
-        }
-        Ok(())
+        let kernel = check_file("boot.kernel", &self.boot.kernel, false, false);
+        let initrd = self.boot.initrd.iter().map(|initrd| check_file("boot.initrd", initrd, false, false));
+        let disks = self
+            .disks
+            .iter()
+            .enumerate()
+            .map(|(i, disk)| check_file(&format!("disks[{i}].path"), &disk.path, !disk.read_only, true));
+        let checked = std::iter::once(kernel).chain(initrd).chain(disks);
+        let missing: Vec<_> = checked.filter_map(Result::err).collect();
+        if missing.is_empty() { Ok(()) } else { Err(ConfigError::MissingFiles(missing)) }
     }
 }
 
@@ -58,8 +60,8 @@ fn open_file(path: &Path, write: bool) -> std::io::Result<File> {
     OpenOptions::new().read(true).write(write).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)
 }
 
-fn check_file(key: &str, path: &Path, write: bool, block: bool) -> Result<(), ConfigError> {
-    let error = |reason: String| ConfigError::MissingFile { key: key.to_owned(), path: path.into(), reason };
+fn check_file(key: &str, path: &Path, write: bool, block: bool) -> Result<(), MissingFile> {
+    let error = |reason: String| MissingFile { key: key.to_owned(), path: path.into(), reason };
     let opened = open_file(path, write).map_err(|source| {
         let remedy = match source.kind() {
             std::io::ErrorKind::NotFound => {
@@ -165,13 +167,11 @@ mod tests {
             "disk.raw",
             Err("`boot.initrd` names DIR/dir: it is not a regular file; name the file itself"),
         );
-        check(
-            "vmlinuz",
-            "initrd",
-            "dir",
-            Err(
-                "`disks[0].path` names DIR/dir: it is neither a file nor a block device; name a raw disk image",
-            ),
-        );
+        let disk =
+            "`disks[0].path` names DIR/dir: it is neither a file nor a block device; name a raw disk image";
+        check("vmlinuz", "initrd", "dir", Err(disk));
+        let both =
+            format!("`boot.initrd` names DIR/dir: it is not a regular file; name the file itself\n{disk}");
+        check("vmlinuz", "dir", "dir", Err(&both));
     }
 }

@@ -3,11 +3,13 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use super::read::{Entry, Reader, Section, shorten};
 use super::{GuestConfig, MAX_NETS};
 
 /// A network interface of a guest.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Net {
     /// The tap of the host that carries its frames.
     pub tap: String,
@@ -18,7 +20,7 @@ pub struct Net {
 }
 
 /// An Ethernet address of one station.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MacAddress(pub [u8; 6]);
 
 impl MacAddress {

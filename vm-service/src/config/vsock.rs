@@ -1,11 +1,12 @@
 //! `[vsock]` of a guest file: the guest's address in the host's vsock.
 
+use serde::{Deserialize, Serialize};
 use toml::de::DeValue;
 
 use super::read::{Reader, Section, shorten};
 
 /// The guest's vsock device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vsock {
     /// Its context id, 3 to 4,294,967,294, which no other guest of the host has.
     pub cid: u32,

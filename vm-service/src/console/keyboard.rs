@@ -1,4 +1,4 @@
-//! Reads what is typed, until it is told to end.
+//! Reads what is typed, until it is asked to end.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -9,7 +9,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use super::{Escape, Input};
 
-/// How long the thread may take to end. It waits in `read` only when somebody else reads what it was told is there.
+/// How long the thread may take to end. It waits in `read` only when somebody else reads what was there.
 const DEADLINE: Duration = Duration::from_secs(1);
 
 /// How often to look whether somebody opened a pseudo-terminal.

@@ -13,6 +13,8 @@ use rustix::fs::{Mode, OFlags};
 use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
 use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
 
+use crate::flock::lock_folder_of;
+
 /// The guest's side of a pseudo-terminal. A slow reader makes writing to it [block](io::ErrorKind::WouldBlock), an absent one
 /// does not.
 #[derive(Debug)]
@@ -75,6 +77,8 @@ impl Link {
     /// # Errors
     /// When something else is there, as a link to a pseudo-terminal that somebody has, or no link can be made.
     pub fn new(terminal: &Path, path: &Path) -> io::Result<Self> {
+        // Another guest may be about to replace it too.
+        let _locked = lock_folder_of(path)?;
         if let Ok(target) = fs::read_link(path)
             && target.starts_with("/dev/pts")
         {
@@ -124,5 +128,27 @@ mod tests {
         let refused = Link::new(Path::new("/dev/pts/none"), &live).expect_err("a guest has it");
         assert!(refused.to_string().contains("which is in use"), "{refused}");
         assert_eq!(fs::read_link(&live).expect("a link"), terminal);
+    }
+
+    #[test]
+    fn of_two_that_replace_a_link_at_once_one_has_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = &folder.path().join("console");
+        let terminals = [(); 2].map(|()| Pty::open().expect("a pseudo-terminal"));
+        let begin = &std::sync::Barrier::new(2);
+        for _ in 0..500 {
+            std::mem::forget(Link::new(Path::new("/dev/pts/none"), path).expect("a link"));
+            let links: Vec<_> = std::thread::scope(|scope| {
+                let racers = terminals.each_ref().map(|(_, terminal)| {
+                    scope.spawn(move || {
+                        begin.wait();
+                        Link::new(terminal, path)
+                    })
+                });
+                racers.into_iter().flat_map(|racer| racer.join().expect("no panic")).collect()
+            });
+            let [link] = links.as_slice() else { panic!("{} have it", links.len()) };
+            assert_eq!(fs::read_link(path).expect("a link"), link.terminal);
+        }
     }
 }

@@ -33,6 +33,11 @@ pub(crate) enum CallError {
     /// No guest of this name lives.
     #[error("there is no guest named {0} that runs; `vm-service guests` lists those that do")]
     NotRunning(String),
+    /// The one of this name that the daemon started last has ended.
+    #[error(
+        "there is no guest named {0} that runs: it has ended, and `vm-service logs {0}` shows what it logged"
+    )]
+    HasEnded(String),
     /// It did not answer in time.
     #[error("the guest {guest} did not answer within {} s; `vm-service stop {guest} --now` ends it all the same", .deadline.as_secs())]
     Timeout {
@@ -88,7 +93,11 @@ impl Connection {
     /// # Errors
     /// When none lives.
     pub(crate) fn reach(host: &Host, name: &str) -> Result<Self> {
+        let home = GuestHome::path_of(host, name);
         let failed = |source: io::Error| match source.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused if home.join("log").exists() => {
+                CallError::HasEnded(name.to_owned())
+            }
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
                 CallError::NotRunning(name.to_owned())
             }
@@ -96,7 +105,7 @@ impl Connection {
         };
         let deadline = Instant::now() + CONTROL_ANSWER;
         let stream = loop {
-            match reach(&GuestHome::path_of(host, name), "control") {
+            match reach(&home, "control") {
                 // Many are connecting.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(5));
@@ -152,12 +161,12 @@ impl Connection {
         self.call(&Request::Stop, CONTROL_ANSWER).map(drop)
     }
 
-    /// Resets the guest's machine.
+    /// Resets the guest's machine, and waits until the guest has restarted.
     ///
     /// # Errors
-    /// When it refuses or does not answer.
-    pub(crate) fn reset(&mut self) -> Result<()> {
-        self.call(&Request::Reset, CONTROL_ANSWER).map(drop)
+    /// When it refuses, fails, or does not answer within `deadline`.
+    pub(crate) fn reset(&mut self, deadline: Duration) -> Result<()> {
+        self.call(&Request::Reset, deadline).map(drop)
     }
 
     /// Gives the guest a device.
@@ -212,7 +221,7 @@ impl Connection {
         }
     }
 
-    /// How the guest ended, as it told one who has [subscribed](Self::subscribe).
+    /// How the guest ended, as it reported to one who has [subscribed](Self::subscribe).
     pub(crate) fn how(&self) -> Option<StoppedHow> {
         self.how
     }

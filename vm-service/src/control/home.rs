@@ -97,13 +97,7 @@ impl GuestHome {
     /// Whether the guest that had this ID does not live any more, when `deadline` has passed at the latest.
     pub(crate) fn has_ended(host: &Host, name: &str, id: Option<(u64, u64)>, deadline: Duration) -> bool {
         let until = Instant::now() + deadline;
-        let lives = || {
-            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let lock = openat(CWD, Self::path_of(host, name).join("lock"), flags, Mode::empty());
-            let is_held = lock.is_ok_and(|lock| flock(lock, FlockOperation::NonBlockingLockShared).is_err());
-            is_held && Self::id_of(host, name) == id
-        };
-        while lives() {
+        while Self::is_taken(host, name) && Self::id_of(host, name) == id {
             if Instant::now() >= until {
                 return false;
             }

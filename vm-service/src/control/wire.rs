@@ -89,7 +89,7 @@ pub(crate) struct AttachOptions {
     /// Take every function of the devices' IOMMU groups, also those of other devices
     #[arg(long)]
     pub(crate) with_group: bool,
-    /// Go on although this stands in the way; it is told as a warning
+    /// Go on although this stands in the way; it is reported as a warning
     #[arg(long, value_enum, value_name = "CODE")]
     pub(crate) accept: Vec<Accept>,
     /// How to open devices; without it, as the guest's others are, or iommufd where the Linux kernel has it

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Router;
+use axum::body::HttpBody as _;
 use axum::extract::{Path, Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, StatusCode};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
@@ -30,7 +31,7 @@ use crate::json::{
 
 type App = Arc<Guests>;
 
-/// The format of figures for Prometheus.
+/// The format of the metrics.
 const METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// How a guest is stopped.
@@ -145,7 +146,7 @@ pub(super) fn operations() -> Vec<Operation<App>> {
             get(events),
         )
         .streams::<GuestEvent>("text/event-stream"),
-        op("GET", "/metrics", "metrics", "Figures for Prometheus", get(metrics)).text(METRICS),
+        op("GET", "/metrics", "metrics", "Metrics for Prometheus", get(metrics)).text(METRICS),
         op("GET", "/openapi.json", "description", "This description", get(description))
             .text("application/json"),
     ]
@@ -153,10 +154,41 @@ pub(super) fn operations() -> Vec<Operation<App>> {
 
 /// The API of these guests.
 pub(super) fn router(guests: App) -> Router {
-    let routes = operations()
-        .into_iter()
-        .fold(Router::new(), |router, operation| router.route(operation.path, operation.handler));
+    let routes = operations().into_iter().fold(Router::new(), |router, operation| {
+        let handler = match operation.query {
+            Some(_) => operation.handler,
+            None => operation.handler.route_layer(from_fn(without_query)),
+        };
+        let handler = match operation.body {
+            Some(_) => handler,
+            None => handler.route_layer(from_fn(without_body)),
+        };
+        router.route(operation.path, handler)
+    });
     routes.layer(from_fn_with_state(guests.clone(), finish)).with_state(guests)
+}
+
+/// The query of who is asked for nothing.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Nothing {}
+
+/// Refuses a query where none is known.
+async fn without_query(_: Query<Nothing>, request: Request, next: Next) -> Response {
+    next.run(request).await
+}
+
+/// Refuses a body where none is taken: its sender means something by it.
+async fn without_body(request: Request, next: Next) -> Response {
+    if request.body().is_end_stream() {
+        return next.run(request).await;
+    }
+    let text = format!(
+        "{} {} takes no body; what it takes is in the query, see /openapi.json",
+        request.method(),
+        request.uri().path()
+    );
+    Problem::from(Refusal::new(RefusalCode::Invalid, text)).into_response()
 }
 
 /// Counts a request, and makes a problem document of every answer that refuses and is none.

@@ -50,8 +50,8 @@ fn wrong<E: std::fmt::Display>(part: &str, error: serde_path_to_error::Error<E>)
     let field = error.path().to_string();
     let refusal =
         Refusal::new(RefusalCode::Invalid, format_args!("{part} is not as it should be: {}", error.inner()));
-    // A path of nothing is written as a dot.
-    Refusal { field: Some(field).filter(|field| field != "."), ..refusal }
+    // A path of nothing is written as a dot, and one of what can't be read as a question mark.
+    Refusal { field: Some(field).filter(|field| !matches!(&**field, "." | "?")), ..refusal }
 }
 
 /// What the request's query says.

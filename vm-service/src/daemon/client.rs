@@ -25,6 +25,8 @@ const MAX_ANSWER: usize = 16 << 20;
 /// The daemon of a host.
 pub(crate) struct Api {
     socket: PathBuf,
+    /// How such a daemon is started.
+    start: &'static str,
     runtime: Runtime,
 }
 
@@ -51,7 +53,12 @@ impl Api {
     pub(crate) fn new(host: &Host, named: Option<&PathBuf>) -> Result<Self, Failure> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| Failure::failed(format_args!("{error}; raise `ulimit -n`")))?;
-        Ok(Self { socket: socket_of(host, named), runtime })
+        let is_usual = named.is_none() && host.state == Host::system().state;
+        let start = match is_usual {
+            true => "`systemctl start vm-service.socket`, or `vm-service serve`",
+            false => "`vm-service serve` with the same `--state` and `--socket`",
+        };
+        Ok(Self { socket: socket_of(host, named), start, runtime })
     }
 
     /// Asks for something, and waits `deadline` for the answer.
@@ -86,11 +93,15 @@ impl Api {
             .unwrap_or_else(|_| Err(late()))
     }
 
-    /// Hands on what happens, until `take` fails or the daemon ends.
+    /// Hands on what happens from when `begins` is called, until `take` fails or the daemon ends.
     ///
     /// # Errors
     /// When the daemon can't be asked, and when `take` failed.
-    pub(crate) fn events(&self, mut take: impl FnMut(GuestEvent) -> Result<(), Failure>) -> Result<()> {
+    pub(crate) fn events(
+        &self,
+        begins: impl FnOnce(),
+        mut take: impl FnMut(GuestEvent) -> Result<(), Failure>,
+    ) -> Result<()> {
         self.runtime.block_on(async {
             let response = self.send(Method::GET, "/v1/events", Vec::new()).await?;
             let status = response.status();
@@ -99,6 +110,7 @@ impl Api {
                 let body = body.collect().await.map_err(failed)?;
                 return Err(refusal(status, &body.to_bytes()));
             }
+            begins();
             let mut text = Vec::new();
             while let Some(frame) = body.frame().await {
                 let frame = frame.map_err(|error| failed(format_args!("the daemon ended: {error}")))?;
@@ -143,8 +155,9 @@ impl Api {
 
     fn unreachable(&self, error: &io::Error) -> ApiError {
         failed(format_args!(
-            "no daemon can be reached at {}: {error}; start it (`systemctl start vm-service.socket`, or `vm-service serve`)",
-            self.socket.display()
+            "no daemon can be reached at {}: {error}; start it ({})",
+            self.socket.display(),
+            self.start
         ))
     }
 }

@@ -21,7 +21,7 @@ use super::{LogOptions, StopOptions};
 use crate::commands::boot::StartOptions;
 use crate::config::{ConfigError, GuestConfig, is_name};
 use crate::control::{self, AttachRequest, CallError, Connection, DetachRequest, GuestHome, HomeError};
-use crate::deadlines::{CONTROL_ANSWER, GUEST_DEVICE, GUEST_KILL, GUEST_START, GUEST_STOP};
+use crate::deadlines::{CONTROL_ANSWER, GUEST_DEVICE, GUEST_KILL, GUEST_RESET, GUEST_STOP, guest_start};
 use crate::describe;
 use crate::failure::{EXIT_BLOCKED, EXIT_USAGE};
 use crate::json::{
@@ -41,6 +41,8 @@ pub(super) struct Guests {
     launch: Box<dyn Launch>,
     events: Events,
     watched: Arc<Watched>,
+    /// How long a guest may take to start.
+    pub(super) start_within: fn(&GuestConfig) -> Duration,
 }
 
 type Result<T, E = Refusal> = std::result::Result<T, E>;
@@ -49,7 +51,7 @@ impl Guests {
     /// Those of `host`; `launch` makes processes for new ones, and `events` tells what happens.
     pub(super) fn new(host: Host, launch: Box<dyn Launch>, events: Events) -> Self {
         let watched = Arc::new(Watched::new(host.clone(), events.clone()));
-        Self { host, launch, events, watched }
+        Self { host, launch, events, watched, start_within: guest_start }
     }
 
     pub(super) fn host(&self) -> &Host {
@@ -106,7 +108,7 @@ impl Guests {
         Ok(self.connect(name)?.status()?)
     }
 
-    /// Starts a guest from the contents of its file, and waits until it runs with its devices.
+    /// Starts a guest from the contents of its file, and waits until it runs with its devices. One that takes too long is ended.
     ///
     /// # Errors
     /// When the file is wrong, the name is taken, or the guest does not start.
@@ -117,7 +119,7 @@ impl Guests {
             HomeError::Unusable { .. } => Refusal::failed(error),
         })?;
         let folder = home.path().to_owned();
-        // What is told of an earlier guest of this name comes before that.
+        // What is reported of an earlier guest of this name comes before that.
         let place = self.watched.place(name, CONTROL_ANSWER).ok_or_else(|| {
             let lives = format!("a guest named {name} runs, though its directory was removed; stop it first");
             Refusal::new(RefusalCode::Conflict, lives)
@@ -151,7 +153,8 @@ impl Guests {
         launched: &mut dyn Launched,
         folder: &Path,
     ) -> Result<GuestStatus> {
-        let until = Instant::now() + GUEST_START;
+        let deadline = (self.start_within)(config);
+        let until = Instant::now() + deadline;
         let [mut pause, longest] = POLL;
         let is_attached = |status: &GuestStatus, address: &str| {
             status.devices.iter().any(|own| own.address == address && own.state == DeviceState::Attached)
@@ -174,18 +177,33 @@ impl Guests {
             }
             if Instant::now() >= until {
                 let late = format!(
-                    "the guest {} does not run with its devices after {} s, and goes on; see `vm-service logs {0}`",
+                    "the guest {} did not run with its devices within {} s, and was ended; see `vm-service logs {0}`",
                     config.name,
-                    GUEST_START.as_secs()
+                    deadline.as_secs()
                 );
-                return Err(Refusal::new(RefusalCode::Timeout, late));
+                return Err(self.give_up(&config.name, launched, late));
             }
             std::thread::sleep(pause);
             pause = (2 * pause).min(longest);
         }
     }
 
-    /// What keeps a guest from having its devices, as its own process has told in words.
+    /// Ends a guest that does not start, and answers why it does not.
+    fn give_up(&self, name: &str, launched: &mut dyn Launched, late: String) -> Refusal {
+        let home = GuestHome::id_of(&self.host, name);
+        if let Err(refusal) = self.stop(name, &StopOptions { now: true, ..StopOptions::default() }) {
+            tracing::debug!("{}; its process is killed", refusal.message);
+            // It fails on a process that has ended.
+            let _ = launched.kill();
+            if !GuestHome::has_ended(&self.host, name, home, GUEST_KILL) {
+                return refusal;
+            }
+            self.watched.recover();
+        }
+        Refusal::new(RefusalCode::Timeout, late)
+    }
+
+    /// What keeps a guest from having its devices, as its own process says in words.
     fn blockers(&self, config: &GuestConfig, options: &StartOptions) -> Vec<Readiness> {
         let mut explain = vmm::explain_options(config, Some(&self.host.dev.join("kvm")));
         explain.with_group = options.with_group;
@@ -205,7 +223,7 @@ impl Guests {
     }
 
     /// Has a guest power itself off, or cuts its power, or kills its process when that does not answer, and waits until everything
-    /// is given back. Answers how it ended, whoever wanted that.
+    /// is released. Answers how it ended, whoever wanted that.
     ///
     /// # Errors
     /// When it does not run, or does not end in time.
@@ -226,7 +244,7 @@ impl Guests {
             CallError::Ended(_) if GuestHome::has_ended(&self.host, name, home, GUEST_KILL) => {}
             CallError::Ended(_) | CallError::Timeout { .. } => {
                 let late = format!(
-                    "the guest {name} was told to end, and its process lives on; see `vm-service logs {name}` and the host's \
+                    "the guest {name} was asked to end, and its process lives on; see `vm-service logs {name}` and the host's \
                      kernel log"
                 );
                 return Err(Refusal::new(RefusalCode::Timeout, late));
@@ -240,12 +258,12 @@ impl Guests {
         Ok(how)
     }
 
-    /// Resets a guest's machine.
+    /// Resets a guest's machine, and waits until the guest has restarted.
     ///
     /// # Errors
-    /// When it does not run, or refuses.
+    /// When it does not run, refuses, or does not restart.
     pub(super) fn reset(&self, name: &str) -> Result<()> {
-        Ok(self.connect(name)?.reset()?)
+        Ok(self.connect(name)?.reset(GUEST_RESET)?)
     }
 
     /// Gives a guest a device.
@@ -296,14 +314,7 @@ impl Guests {
     /// # Errors
     /// When it is not there, or the host can't be scanned.
     pub(super) fn device(&self, address: PciAddress) -> Result<ListedFunction> {
-        let not_there = || {
-            Refusal::new(
-                RefusalCode::NotFound,
-                format_args!(
-                    "there is no PCI function {address} on this host; `vm-service list --all` shows those that there are"
-                ),
-            )
-        };
+        let not_there = || Refusal::new(RefusalCode::NotFound, describe::not_there(address));
         self.listed(|function| function.address == address)?.pop().ok_or_else(not_there)
     }
 
@@ -371,7 +382,7 @@ impl From<CallError> for Refusal {
     fn from(error: CallError) -> Self {
         match error {
             CallError::Refused(refusal) => refusal,
-            CallError::NotRunning(_) => Self::new(RefusalCode::NotFound, error),
+            CallError::NotRunning(_) | CallError::HasEnded(_) => Self::new(RefusalCode::NotFound, error),
             CallError::Timeout { .. } => Self::new(RefusalCode::Timeout, error),
             CallError::Ended(_) | CallError::Io { .. } => Self::failed(error),
         }
@@ -410,7 +421,10 @@ fn read(name: &str, file: toml::Value) -> Result<(String, GuestConfig)> {
             let messages: Vec<_> = problems.into_iter().map(|problem| problem.message).collect();
             Refusal { field, ..Refusal::new(RefusalCode::Invalid, messages.join("\n")) }
         }
-        ConfigError::MissingFile { ref key, .. } => Refusal::invalid(key.clone(), error),
+        ConfigError::MissingFiles(ref missing) => {
+            let field = missing.first().map(|missing| missing.key.clone());
+            Refusal { field, ..Refusal::new(RefusalCode::Invalid, error) }
+        }
         error => Refusal::new(RefusalCode::Invalid, error),
     })?;
     let disks = config.disks.iter().enumerate().map(|(i, disk)| (format!("disks[{i}].path"), &disk.path));
@@ -468,8 +482,18 @@ fn part_of(path: &Path, from: Option<u64>, ended: bool) -> io::Result<(String, u
     Ok((String::from_utf8_lossy(&bytes[begin..]).into_owned(), next))
 }
 
-/// The resident memory of a process, in bytes.
-pub(super) fn memory_of(host: &Host, process: u32) -> Option<u64> {
+/// The resident memory of a guest's processes, in bytes: of its keeper and of what that started, the VMM among it.
+pub(super) fn memory_of(host: &Host, keeper: u32) -> Option<u64> {
+    let tasks = fs::read_dir(host.proc.join(keeper.to_string()).join("task")).ok()?;
+    let children = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("children")).ok());
+    let children: u64 = children
+        .flat_map(|line| line.split_whitespace().filter_map(|child| child.parse().ok()).collect::<Vec<_>>())
+        .filter_map(|child| resident(host, child))
+        .sum();
+    Some(resident(host, keeper)?.saturating_add(children))
+}
+
+fn resident(host: &Host, process: u32) -> Option<u64> {
     let status = fs::read_to_string(host.proc.join(process.to_string()).join("status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     Some(line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()? << 10)

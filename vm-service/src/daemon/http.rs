@@ -21,20 +21,26 @@ const MAX_CONNECTIONS: usize = 256;
 /// How long no connection is accepted where this process has no descriptors left.
 const NO_DESCRIPTORS: Duration = Duration::from_secs(1);
 
-/// Serves connections until it is told to stop.
+/// Serves connections until it is asked to stop. Looks as often whether its state directory is there.
 ///
 /// # Errors
-/// When the socket can't be used.
+/// When the socket can't be used, and when the directory has gone.
 pub(super) async fn serve(
     listening: Listening,
     router: Router,
+    interval: Duration,
     mut stopped: Receiver<bool>,
 ) -> io::Result<()> {
     let listener = UnixListener::from_std(listening.listener.try_clone()?)?;
     let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let mut looks = tokio::time::interval(interval);
     loop {
         let accepted = tokio::select! {
             _ = stopped.wait_for(|stopped| *stopped) => return Ok(()),
+            _ = looks.tick() => {
+                listening.check_state()?;
+                continue;
+            }
             accepted = accept(&listener, &connections) => accepted,
         };
         let (stream, permit) = match accepted {

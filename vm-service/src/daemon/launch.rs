@@ -16,6 +16,7 @@ use std::process::{Child, Command, Stdio};
 use vm_passthrough::Host;
 
 use crate::commands::boot::StartOptions;
+use crate::deadlines::GUEST_STOP;
 use crate::sandbox::inherit_standard;
 
 /// What a guest's process has of the daemon's environment.
@@ -56,6 +57,12 @@ pub(super) trait Launched: Send {
     /// When the Linux kernel does not tell.
     fn ended(&mut self) -> io::Result<Option<Option<i32>>>;
 
+    /// Kills it.
+    ///
+    /// # Errors
+    /// The Linux kernel's.
+    fn kill(&mut self) -> io::Result<()>;
+
     /// Waits for its end.
     fn wait(&mut self);
 }
@@ -68,6 +75,11 @@ impl Launch for Processes {
         let mut command = match has_systemd() {
             true => {
                 let mut command = Command::new("systemd-run");
+                // When the host shuts down, guests have their time, and what they use is there as long.
+                let time = plan.options.shutdown_timeout().saturating_add(GUEST_STOP);
+                command.arg(format!("--property=TimeoutStopSec={}", time.as_secs()));
+                command
+                    .arg("--property=After=basic.target network.target remote-fs.target vm-claims.service");
                 command.args(["--scope", "--quiet", "--collect", "--unit"]);
                 command.arg(format!("vm-guest-{}.scope", plan.name)).arg("--").arg(program()?);
                 command
@@ -95,6 +107,10 @@ impl Launch for Processes {
 impl Launched for Child {
     fn ended(&mut self) -> io::Result<Option<Option<i32>>> {
         Ok(self.try_wait()?.map(|status| status.code()))
+    }
+
+    fn kill(&mut self) -> io::Result<()> {
+        Child::kill(self)
     }
 
     fn wait(&mut self) {

@@ -1,4 +1,4 @@
-//! Figures for Prometheus: what the daemon counts, and how guests are at the moment of asking.
+//! Metrics for Prometheus: what the daemon counts, and how guests are at the moment of asking.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -48,7 +48,7 @@ impl Default for Metrics {
         registry.register("events", "What happened to guests, by kind", Family::clone(&events));
         registry.register(
             "recovered_functions",
-            "PCI functions that guests which died had claimed, and that were given back",
+            "PCI functions that guests which died had claimed, and that were released",
             Counter::clone(&recovered),
         );
         Self { registry: Mutex::new(registry), requests, durations, events, recovered }
@@ -73,16 +73,19 @@ impl Metrics {
         self.recovered.inc();
     }
 
-    /// All figures, in the format of OpenMetrics.
+    /// All metrics, in the format of OpenMetrics.
     ///
     /// # Errors
     /// When the guests can't be listed.
     pub(super) fn text(&self, guests: &Guests) -> Result<String, Refusal> {
         let (resident, devices) = (Family::<Labels, Gauge>::default(), Family::<Labels, Gauge>::default());
         let (ram, vcpus) = (Family::<Labels, Gauge>::default(), Family::<Labels, Gauge>::default());
+        let responsive = Family::<Labels, Gauge>::default();
         for guest in guests.list()? {
             let labels = vec![("guest", guest.name.clone())];
-            if guest.state == GuestState::Unresponsive {
+            let answers = guest.state != GuestState::Unresponsive;
+            responsive.get_or_create(&labels).set(answers.into());
+            if !guest.is_known() {
                 continue;
             }
             let attached = guest.devices.iter().filter(|device| device.state == DeviceState::Attached);
@@ -94,10 +97,11 @@ impl Metrics {
             }
         }
         let mut now = Registry::with_prefix("vm_service_guest");
+        now.register("responsive", "Whether the guest's process and its VMM answer", responsive);
         now.register("devices", "Devices that the guest has", devices);
         now.register("ram_bytes", "RAM of the guest", ram);
         now.register("vcpus", "vCPUs of the guest", vcpus);
-        now.register("resident_bytes", "Resident memory of the guest's process", resident);
+        now.register("resident_bytes", "Resident memory of the guest's processes", resident);
         let mut text = String::new();
         let registry = self.registry.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         encode_registry(&mut text, &registry)

@@ -69,7 +69,7 @@ pub(crate) fn serve(host: &Host, named: Option<&PathBuf>) -> Result<(), Failure>
         .map_err(|error| Failure::failed(format_args!("the API can't be served: {error}")))
 }
 
-/// Serves the API on a socket that listens, until it is told to stop.
+/// Serves the API on a socket that listens, until it is asked to stop.
 fn serve_on(
     listener: socket::Listening,
     guests: Arc<Guests>,
@@ -81,7 +81,7 @@ fn serve_on(
         .enable_all()
         .thread_keep_alive(std::time::Duration::from_secs(10))
         .build()?;
-    let served = runtime.block_on(http::serve(listener, api::router(guests), stopped));
+    let served = runtime.block_on(http::serve(listener, api::router(guests), interval, stopped));
     // What still waits for a guest goes on there, whoever asked for it.
     runtime.shutdown_background();
     served

@@ -15,8 +15,8 @@ pub(super) struct Operation<S> {
     pub(super) path: &'static str,
     id: &'static str,
     summary: &'static str,
-    query: Option<SchemaOf>,
-    body: Option<SchemaOf>,
+    pub(super) query: Option<SchemaOf>,
+    pub(super) body: Option<SchemaOf>,
     answer: (u16, &'static str, Option<SchemaOf>),
     pub(super) handler: MethodRouter<S>,
 }
@@ -106,14 +106,36 @@ impl<S> Operation<S> {
     }
 }
 
-/// A guest's file, as JSON.
+/// A guest's file, as JSON: the keys of docs/guest-toml.md, which says what they mean.
 fn guest_file(_: &mut SchemaGenerator) -> Schema {
-    schemars::json_schema!({
-        "type": "object",
-        "description": "A guest's file (docs/guest-toml.md) as JSON: the same keys and values. Paths are absolute; `name` may be \
-                        left out.",
-        "required": ["memory", "boot"],
-    })
+    let object = |required: &[&str], properties: Value| json!({ "type": "object", "additionalProperties": false, "required": required, "properties": properties });
+    let list = |items: Value| json!({ "type": "array", "items": items });
+    let (text, flag) = (json!({ "type": "string" }), json!({ "type": "boolean" }));
+    let number = |from: u32, to: u32| json!({ "type": "integer", "minimum": from, "maximum": to });
+    let accelerator = json!({
+        "device": text, "memory": text, "deadline": text, "time_slice": text, "poll": text, "window": text,
+    });
+    let file = object(
+        &["memory", "boot"],
+        json!({
+            "name": text,
+            "vcpus": number(1, 255),
+            "memory": text,
+            "boot": object(&["kernel"], json!({ "kernel": text, "initrd": text, "cmdline": text })),
+            "devices": list(object(&["address"], json!({ "address": text }))),
+            "hot_plug_slots": number(0, 16),
+            "accelerators": list(object(&["device", "memory"], accelerator)),
+            "vsock": object(&["cid"], json!({ "cid": number(3, u32::MAX - 1) })),
+            "disks": list(object(&["path"], json!({ "path": text, "read_only": flag }))),
+            "net": list(object(&["tap"], json!({ "tap": text, "mac": text, "vhost": flag }))),
+        }),
+    );
+    let mut file = Schema::try_from(file).unwrap_or_default();
+    file.insert(
+        "description".into(),
+        "A guest's file (docs/guest-toml.md) as JSON. Paths are absolute; `name` may be left out.".into(),
+    );
+    file
 }
 
 /// The description of all of these.

@@ -5,15 +5,17 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
-use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat};
+use rustix::fs::{CWD, Mode, OFlags, openat};
 use thiserror::Error;
 use vm_passthrough::Host;
 
 use super::socket_of;
 use crate::control::{in_folder, reach};
-use crate::deadlines::DAEMON_LOCK;
+use crate::flock::{folder_of, has_locked, lock_folder_of};
+
+/// The name of the file that a daemon locks in its state directory.
+const LOCK: &str = "daemon.lock";
 
 /// Why there is no socket.
 #[derive(Debug, Error)]
@@ -25,7 +27,7 @@ pub(super) enum SocketError {
     #[error("another daemon listens on {}; stop it first, or choose another place with `--socket`", .0.display())]
     Listened(PathBuf),
     /// It can't be made.
-    #[error("the socket {} can't be made: {source}", .path.display())]
+    #[error("{} can't be made: {source}", .path.display())]
     Unusable {
         /// Which.
         path: PathBuf,
@@ -40,7 +42,26 @@ pub(super) struct Listening {
     pub(super) listener: UnixListener,
     _made: Option<Made>,
     /// One daemon at a time serves the guests of a host.
-    _lock: File,
+    lock: File,
+    state: PathBuf,
+}
+
+impl Listening {
+    /// Checks that the daemon still has the lock of its state directory: without it, another may serve the same guests.
+    ///
+    /// # Errors
+    /// When the directory was removed, or another is in its place.
+    pub(super) fn check_state(&self) -> io::Result<()> {
+        let own = self.lock.metadata()?;
+        match id_of(&self.state.join(LOCK)) {
+            Ok(id) if id == (own.dev(), own.ino()) => Ok(()),
+            _ => Err(io::Error::other(format!(
+                "{} was removed or replaced under the daemon; its guests go on, but no command finds them: end each by a signal \
+                 to its process (`pgrep -af 'vm-service run'`)",
+                self.state.display()
+            ))),
+        }
+    }
 }
 
 /// A socket that was made here, and what tells it from another one in its place.
@@ -52,11 +73,13 @@ struct Made {
 
 impl Drop for Made {
     fn drop(&mut self) {
-        let removed = folder_of(&self.path).and_then(|_folder| match id_of(&self.path)? {
+        let removed = lock_folder_of(&self.path).and_then(|_folder| match id_of(&self.path)? {
             id if id == self.id => fs::remove_file(&self.path),
             _ => Ok(()),
         });
-        if let Err(error) = removed {
+        if let Err(error) = removed
+            && error.kind() != io::ErrorKind::NotFound
+        {
             tracing::warn!("the socket {} can't be removed: {error}", self.path.display());
         }
     }
@@ -73,9 +96,8 @@ fn id_of(path: &Path) -> io::Result<(u64, u64)> {
 /// When another daemon serves, or it can't be made.
 pub(super) fn listen(host: &Host, named: Option<&PathBuf>) -> Result<Listening, SocketError> {
     let state = host.state.clone();
-    let lock =
-        lock(&state).map_err(|source| SocketError::Unusable { path: state.join("daemon.lock"), source })?;
-    let lock = lock.ok_or(SocketError::Taken(state))?;
+    let lock = lock(&state).map_err(|source| SocketError::Unusable { path: state.join(LOCK), source })?;
+    let lock = lock.ok_or_else(|| SocketError::Taken(state.clone()))?;
     let path = socket_of(host, named);
     let unusable = |source| SocketError::Unusable { path: path.clone(), source };
     let passed = listenfd::ListenFd::from_env().take_unix_listener(0).map_err(unusable)?;
@@ -90,7 +112,7 @@ pub(super) fn listen(host: &Host, named: Option<&PathBuf>) -> Result<Listening, 
         }
     };
     listener.set_nonblocking(true).map_err(unusable)?;
-    Ok(Listening { listener, _made: made, _lock: lock })
+    Ok(Listening { listener, _made: made, lock, state })
 }
 
 /// The lock of whoever serves; `None` when another has it. A daemon that has just ended may have left it for a moment to a child
@@ -98,41 +120,15 @@ pub(super) fn listen(host: &Host, named: Option<&PathBuf>) -> Result<Listening, 
 fn lock(state: &Path) -> io::Result<Option<File>> {
     DirBuilder::new().recursive(true).mode(0o755).create(state)?;
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let lock = File::from(openat(CWD, state.join("daemon.lock"), flags, Mode::RUSR | Mode::WUSR)?);
+    let lock = File::from(openat(CWD, state.join(LOCK), flags, Mode::RUSR | Mode::WUSR)?);
     Ok(has_locked(&lock)?.then_some(lock))
-}
-
-/// Locks a file, and answers whether that came about in time.
-fn has_locked(file: &File) -> io::Result<bool> {
-    let until = Instant::now() + DAEMON_LOCK;
-    loop {
-        match flock(file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(true),
-            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => {
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(false),
-            Err(error) => return Err(error.into()),
-        }
-    }
-}
-
-/// The directory of a socket, locked: daemons make and remove sockets there one after the other.
-fn folder_of(path: &Path) -> io::Result<File> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let file = File::open(folder)?;
-    match has_locked(&file)? {
-        true => Ok(file),
-        false => Err(io::Error::other("another process has locked its directory")),
-    }
 }
 
 /// Makes a socket, in the place of one that a killed daemon left.
 fn make(path: &Path) -> io::Result<(UnixListener, Made)> {
     let name = path.file_name().and_then(|name| name.to_str());
     let name = name.ok_or_else(|| io::Error::other("its path has no name"))?;
-    let _locked = folder_of(path)?;
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let (folder, _locked) = (folder_of(path), lock_folder_of(path)?);
     match path.symlink_metadata() {
         Ok(there) if there.file_type().is_socket() => {
             match reach(folder, name) {

@@ -14,7 +14,7 @@ use vm_passthrough::sim::{SimDrivers, SimFunction, SimHost};
 use vm_passthrough::{Host, PciAddress};
 
 use super::*;
-use guest::Threads;
+use guest::{NEVER, Threads};
 
 use crate::json::Problem;
 
@@ -67,8 +67,9 @@ impl World {
     fn serve(&mut self) {
         let listening = socket::listen(&self.host, None).expect("a socket");
         let (stop, stopped) = tokio::sync::watch::channel(false);
-        let guests =
-            Arc::new(Guests::new(self.host.clone(), Box::new(self.threads.clone()), Events::default()));
+        let mut guests = Guests::new(self.host.clone(), Box::new(self.threads.clone()), Events::default());
+        guests.start_within = |guest| if guest.name == NEVER { Duration::from_secs(1) } else { TIMEOUT };
+        let guests = Arc::new(guests);
         let serve = move || serve_on(listening, guests, INTERVAL, stopped).expect("served");
         self.daemon = Some((stop, std::thread::spawn(serve)));
     }
@@ -87,10 +88,15 @@ impl World {
         json!({ "memory": "64M", "boot": { "kernel": self.sim.path("kernel") }, "devices": devices })
     }
 
+    fn connect(&self) -> UnixStream {
+        let stream = UnixStream::connect(self.host.state.join("daemon.sock")).expect("a connection");
+        stream.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
+        stream
+    }
+
     /// Sends a request, and answers with the status, the head and the body.
     fn raw(&self, request: &str) -> (u16, String, String) {
-        let mut stream = UnixStream::connect(self.host.state.join("daemon.sock")).expect("a connection");
-        stream.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
+        let mut stream = self.connect();
         stream.write_all(request.as_bytes()).expect("written");
         let mut text = Vec::new();
         stream.read_to_end(&mut text).expect("an answer");
@@ -133,6 +139,20 @@ impl Drop for World {
 }
 
 #[test]
+fn a_guest_that_does_not_start_in_time_is_ended_and_leaves_nothing() {
+    let world = World::new();
+    // The second time the name is free.
+    for _ in 0..2 {
+        let (status, problem) = world.call("PUT", "/v1/guests/never", Some(&world.file(&[disk(0)])));
+        assert_eq!((status, &problem["code"]), (504, &json!("timeout")), "{problem}");
+        let says = "did not run with its devices within 1 s, and was ended; see `vm-service logs never`";
+        assert!(problem["detail"].as_str().is_some_and(|detail| detail.contains(says)), "{problem}");
+        assert_eq!(world.call("GET", "/v1/guests", None).1, json!([]));
+        assert!(world.drivers().iter().all(|driver| driver.as_deref() == Some("nvme")));
+    }
+}
+
+#[test]
 fn what_is_wrong_gets_a_problem_document_that_names_the_field() {
     let world = World::new();
     let check = |request: &str, body: Value, expect: &str, says: &str| {
@@ -165,8 +185,26 @@ fn what_is_wrong_gets_a_problem_document_that_names_the_field() {
     check("GET /v1/guests/web1/log", none(), "404 not-found", "no log of a guest web1");
     check("GET /v1/guests/..%2f../log", none(), "400 invalid name", "1 to 64 letters");
     check("POST /v1/guests/web1/stop?deadline_ms=x", none(), "400 invalid deadline_ms", "invalid digit");
+    for request in ["POST /v1/guests/web1/stop", "POST /v1/guests/web1/reset", "GET /v1/guests"] {
+        check(request, json!({ "now": true }), "400 invalid", "takes no body; what it takes is in the query");
+    }
+    let gone = "DELETE /v1/guests/web1/devices/65:00.0";
+    check(gone, json!({ "how": "surprise" }), "400 invalid", "takes no body");
     check("POST /v1/guests/web1/stop?soon=1", none(), "400 invalid soon", "unknown field `soon`");
     check("POST /v1/guests/web1/reset", none(), "404 not-found", "no guest named web1");
+    for path in [
+        "POST /v1/guests/web1/reset",
+        "GET /v1/guests/web1",
+        "GET /v1/guests",
+        "GET /v1/devices",
+        "GET /v1/devices/65:00.0",
+        "PUT /v1/guests/web1/devices/65:00.0",
+        "GET /v1/events",
+        "GET /metrics",
+        "GET /openapi.json",
+    ] {
+        check(&format!("{path}?foo=bar"), none(), "400 invalid foo", "unknown field `foo`");
+    }
     check("PUT /v1/guests/web1/devices/x", none(), "400 invalid address", "not a PCI address");
     check(
         "PUT /v1/guests/web1/devices/65:00.0",
@@ -248,8 +286,7 @@ fn a_key_that_stands_twice_is_refused() {
 #[test]
 fn who_closes_its_half_after_the_request_is_answered() {
     let world = World::new();
-    let mut stream = UnixStream::connect(world.host.state.join("daemon.sock")).expect("a connection");
-    stream.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
+    let mut stream = world.connect();
     stream.write_all(b"GET /v1/guests HTTP/1.1\r\nhost: x\r\n\r\n").expect("written");
     stream.shutdown(std::net::Shutdown::Write).expect("closed");
     let mut text = String::new();
@@ -293,7 +330,7 @@ fn listeners_leave_connections_to_others() {
     let world = World::new();
     let mut listeners = Vec::new();
     for _ in 0..300 {
-        let mut stream = UnixStream::connect(world.host.state.join("daemon.sock")).expect("a connection");
+        let mut stream = world.connect();
         stream
             .write_all(b"GET /v1/events HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
             .expect("written");
@@ -377,7 +414,8 @@ fn several_devices_of_one_command_come_and_go_one_after_the_other() {
         let (mut out, mut err) = (Vec::new(), Vec::new());
         let words = format!("vm-service {command} --guest web1");
         let words = words.split(' ').map(Into::into);
-        let code = crate::cli::run(words, Some(world.host.clone()), &mut out, &mut err);
+        let code =
+            crate::cli::run(words, Some(world.host.clone()), "/nonexistent".as_ref(), &mut out, &mut err);
         let [out, err] = [out, err].map(|bytes| String::from_utf8(bytes).expect("UTF-8"));
         assert_eq!(code, exit, "{command}: {out} {err}");
         assert!(err.contains(says) && err.is_empty() == says.is_empty(), "{command}: {err}");
@@ -396,6 +434,21 @@ fn several_devices_of_one_command_come_and_go_one_after_the_other() {
         "error: 0000:09:00.0 was not attached: ",
     );
     check("detach 07:00.2 07:00.1 --surprise", 0, &[], "");
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let words = ["vm-service", "--json", "attach", "04:00.0", "06:00.0", "09:00.0", "--guest", "web1"];
+    let code = crate::cli::run(
+        words.map(Into::into),
+        Some(world.host.clone()),
+        "/nonexistent".as_ref(),
+        &mut out,
+        &mut err,
+    );
+    let document: Value = serde_json::from_slice(&out).expect("one document");
+    let (devices, blocked) = (&document["devices"], &document["blocked"]);
+    assert_eq!((code, &document["command"]), (3, &json!("attach")), "{document}");
+    assert_eq!((&devices[0]["address"], &devices[1]), (&json!("0000:06:00.0"), &Value::Null), "{document}");
+    assert_eq!((&blocked[0]["address"], &blocked[1]), (&json!("0000:04:00.0"), &Value::Null), "{document}");
+    assert_eq!(blocked[0]["blockers"][0]["code"], "no-iommu", "{document}");
     let (status, one) = world.call("GET", "/v1/devices/07:00.1", None);
     assert_eq!((status, &one["sriov"]["physical"]), (200, &json!("0000:07:00.0")), "{one}");
     let (status, refused) = world.call("GET", "/v1/devices/09:00.0", None);
@@ -410,7 +463,16 @@ fn a_daemon_that_starts_finds_guests_and_releases_what_dead_ones_left() {
         assert_eq!(status, 201, "{answer}");
     }
     let operator = ["vm-service", "claim", "03:00.0"].map(Into::into);
-    assert_eq!(crate::cli::run(operator, Some(world.host.clone()), &mut Vec::new(), &mut Vec::new()), 0);
+    assert_eq!(
+        crate::cli::run(
+            operator,
+            Some(world.host.clone()),
+            "/nonexistent".as_ref(),
+            &mut Vec::new(),
+            &mut Vec::new()
+        ),
+        0
+    );
     world.end();
     world.threads.kill(&world.sim, &world.host, "web2");
     assert_eq!(world.drivers(), [(); 3].map(|()| Some("vfio-pci".to_owned())));
@@ -431,19 +493,39 @@ fn a_daemon_that_starts_finds_guests_and_releases_what_dead_ones_left() {
     assert_eq!(names(&world), Vec::<Value>::new());
     let metrics = world.call("GET", "/metrics", None).1;
     let metrics = metrics.as_str().expect("text");
-    for line in
-        ["vm_service_recovered_functions_total 2", "vm_service_events_total{kind=\"gone\"} 1", "# EOF"]
-    {
+    for line in [
+        "vm_service_recovered_functions_total 2",
+        "vm_service_events_total{kind=\"ended\"} 1",
+        "vm_service_events_total{kind=\"gone\"} 1",
+        "# EOF",
+    ] {
         assert!(metrics.contains(line), "{line} is not in {metrics}");
     }
+}
+
+#[test]
+fn a_record_that_somebody_has_locked_for_a_moment_is_released_all_the_same() {
+    let world = World::new();
+    let (status, answer) = world.call("PUT", "/v1/guests/web1", Some(&world.file(&[disk(0)])));
+    assert_eq!(status, 201, "{answer}");
+    // As a child of another process does, until it runs its own program.
+    let held = world.threads.kill_and(&world.sim, &world.host, "web1", || {
+        let record = world.host.state.join(format!("ledger/{}.claim", disk(0)));
+        let record = std::fs::File::open(record).expect("a record");
+        record.lock().expect("locked");
+        record
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(world.drivers()[0].as_deref(), Some("vfio-pci"), "it counts as held");
+    drop(held);
+    world.wait_until("the disk", || world.drivers()[0].as_deref() == Some("nvme"));
 }
 
 #[test]
 fn what_happens_to_short_lived_guests_is_told_once_and_in_order() {
     const GUESTS: usize = 10;
     let world = World::new();
-    let mut stream = UnixStream::connect(world.host.state.join("daemon.sock")).expect("a connection");
-    stream.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
+    let mut stream = world.connect();
     stream.write_all(b"GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n").expect("written");
     let mut lines =
         std::io::BufRead::lines(std::io::BufReader::new(stream)).map(|line| line.expect("events"));
@@ -453,6 +535,9 @@ fn what_happens_to_short_lived_guests_is_told_once_and_in_order() {
         let (_, stopped) = world.call("POST", "/v1/guests/web1/stop?now=true", None);
         assert_eq!(stopped["how"], "cut");
     }
+    // A line comes every 15 s, whether anything happens or not.
+    let until = Instant::now() + TIMEOUT;
+    let lines = lines.take_while(|_| Instant::now() < until);
     let events = lines.filter_map(|line| line.strip_prefix("event: ").map(str::to_owned));
     let told: Vec<_> = events.take(4 * GUESTS).collect();
     assert_eq!(told, ["found", "started", "ended", "gone"].repeat(GUESTS));
@@ -461,13 +546,14 @@ fn what_happens_to_short_lived_guests_is_told_once_and_in_order() {
 #[test]
 fn events_come_as_they_happen() {
     let world = World::new();
-    let mut stream = UnixStream::connect(world.host.state.join("daemon.sock")).expect("a connection");
-    stream.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
+    let mut stream = world.connect();
     stream.write_all(b"GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n").expect("written");
     let mut text = String::new();
+    let until = Instant::now() + TIMEOUT;
     let mut wait_for = |what: &str| {
         let mut bytes = [0; 1024];
         while !text.contains(what) {
+            assert!(Instant::now() < until, "{what} does not come: {text}");
             let read = stream.read(&mut bytes).expect("events");
             assert!(read > 0, "the stream ended: {text}");
             text.push_str(&String::from_utf8_lossy(&bytes[..read]));
@@ -482,6 +568,59 @@ fn events_come_as_they_happen() {
     );
     world.call("POST", "/v1/guests/web1/stop", None);
     wait_for("event: gone\ndata: {\"guest\":\"web1\"");
+    world.call("PUT", "/v1/guests/web2", Some(&world.file(&[])));
+    world.threads.kill(&world.sim, &world.host, "web2");
+    wait_for("\"text\":\"its process was killed, or died\",\"how\":\"killed\",\"time\":\"2");
+    wait_for("event: gone\ndata: {\"guest\":\"web2\"");
+}
+
+#[test]
+fn the_document_names_every_event_and_every_metric() {
+    let world = World::new();
+    assert_eq!(world.call("PUT", "/v1/guests/web1", Some(&world.file(&[disk(0)]))).0, 201);
+    world.wait_until("its events", || world.call("GET", "/metrics", None).1.to_string().contains("started"));
+    let metrics = world.call("GET", "/metrics", None).1;
+    let metrics = metrics.as_str().expect("text").lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    let metrics = metrics.map(|line| match line.split_once(' ') {
+        Some((name, "counter")) => format!("{name}_total"),
+        Some((name, _)) => name.to_owned(),
+        None => panic!("{line}"),
+    });
+    let description = description();
+    let events =
+        description["components"]["schemas"]["EventKind"]["oneOf"].as_array().expect("events").clone();
+    let events = events.iter().map(|event| event["const"].as_str().expect("a name").to_owned());
+    let mut named = 0;
+    for name in metrics.chain(events.filter(|name| name != "other")) {
+        let row = format!("| `{name}` |");
+        assert!(include_str!("../../../docs/daemon.md").contains(&row), "docs/daemon.md misses a row {row}");
+        named += 1;
+    }
+    assert!(named > 15, "only {named} are named");
+}
+
+#[test]
+fn the_description_and_the_document_have_the_same_keys_of_guest_files() {
+    fn keys(schema: &Value, of: &str, all: &mut Vec<String>) {
+        for (name, schema) in schema["properties"].as_object().expect("properties") {
+            let key = format!("{of}{name}");
+            match (&schema["properties"], &schema["items"]) {
+                (Value::Null, Value::Null) => all.push(key),
+                (Value::Null, items) => keys(items, &format!("{key}[]."), all),
+                _ => keys(schema, &format!("{key}."), all),
+            }
+        }
+    }
+    let description = description();
+    let put = &description["paths"]["/v1/guests/{name}"]["put"]["requestBody"];
+    let mut described = Vec::new();
+    keys(&put["content"]["application/json"]["schema"], "", &mut described);
+    let rows =
+        include_str!("../../../docs/guest-toml.md").lines().filter_map(|line| line.strip_prefix("| `"));
+    let mut documented: Vec<_> = rows.filter_map(|row| Some(row.split_once('`')?.0.to_owned())).collect();
+    described.sort();
+    documented.sort();
+    assert_eq!(described, documented);
 }
 
 #[test]

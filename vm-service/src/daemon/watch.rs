@@ -1,6 +1,6 @@
 //! Watches the guests: which there are, what happens to them, and what those that died have left.
 //!
-//! Each guest has a thread that hears of it until its process has ended: the claims that it leaves are given back as soon as the
+//! Each guest has a thread that hears of it until its process has ended: the claims that it leaves are released as soon as the
 //! Linux kernel has let go of their records. One that the daemon starts is heard of before its process is made; a thread looks for
 //! others.
 
@@ -11,17 +11,19 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use vm_passthrough::{Host, PassthroughManager};
 
 use super::events::Events;
-use crate::control::{Connection, names};
-use crate::json::{EventKind, GuestEvent};
+use crate::control::{Connection, GuestHome, names};
+use crate::deadlines::GUEST_KILL;
+use crate::json::{EventKind, GuestEvent, GuestState, StoppedHow};
 
 /// How often new guests are looked for.
 pub(super) const INTERVAL: Duration = Duration::from_millis(500);
-/// How often a dead guest's claims are looked for, an interval each.
+/// How often a dead guest's claims are looked for, each time after twice as long, up to [`INTERVAL`]: for a moment a record may be
+/// locked by somebody who looks at it, or by a child that inherited that.
 const LOOKS: u32 = 10;
 
 /// Looks for guests until it is dropped.
@@ -73,8 +75,8 @@ pub(super) struct Watched {
 impl Watched {
     /// Those of `host`; `events` tells what happens to them.
     pub(super) fn new(host: Host, events: Events) -> Self {
-        // The first look is for guests that died while nobody watched.
-        let looks = AtomicU32::new(1);
+        // For guests that died while nobody watched.
+        let looks = AtomicU32::new(LOOKS);
         Self { host, events, guests: Mutex::default(), left: Condvar::new(), looks }
     }
 
@@ -95,10 +97,17 @@ impl Watched {
     }
 
     fn watch(self: &Arc<Self>, interval: Duration, ended: &Receiver<()>) {
+        let (mut pause, mut next) = (interval, Instant::now());
         loop {
-            if self.looks.load(Ordering::SeqCst) > 0 {
+            let left = self.looks.load(Ordering::SeqCst);
+            if left == LOOKS {
+                (pause, next) = (interval, Instant::now());
+            }
+            if left > 0 && Instant::now() >= next {
                 self.looks.fetch_sub(1, Ordering::SeqCst);
                 self.recover();
+                next = Instant::now() + pause;
+                pause = (2 * pause).min(INTERVAL);
             }
             // Nothing is ever sent.
             if ended.recv_timeout(interval) != Err(RecvTimeoutError::Timeout) {
@@ -118,7 +127,7 @@ impl Watched {
             let Some(place) = self.place(&name, Duration::ZERO) else { continue };
             match Connection::reach(&self.host, &name) {
                 Ok(connection) => place.follow(connection),
-                Err(error) => tracing::debug!("{name} is not watched yet: {error}"),
+                Err(error) => tracing::trace!("{name} is not watched yet: {error}"),
             }
         }
     }
@@ -134,10 +143,10 @@ impl Watched {
                 recovery
                     .failed
                     .iter()
-                    .for_each(|error| tracing::warn!("a dead guest's claim is not given back: {error}"));
+                    .for_each(|error| tracing::warn!("a dead guest's claim is not released: {error}"));
                 let functions = recovery.recovered.iter().flat_map(|entry| &entry.functions);
                 for function in functions {
-                    tracing::info!("{} was claimed by a guest that died; it is given back", function.address);
+                    tracing::info!("{} was claimed by a guest that died; it is released", function.address);
                     self.events.metrics.count_recovered();
                 }
             }
@@ -166,26 +175,24 @@ impl Place {
     }
 
     fn hear(&self, mut connection: Connection) {
-        let events = &self.watched.events;
-        let tell = |event| {
-            events.tell(&GuestEvent {
-                guest: self.name.clone(),
-                event,
-                address: None,
-                text: None,
-                how: None,
-            });
-        };
-        tell(EventKind::Found);
+        let (events, name) = (&self.watched.events, &*self.name);
+        events.tell(&GuestEvent::new(name, EventKind::Found));
         // One that does not answer now may do so later, and what ends the connection ends the loop as well.
-        for asked in [connection.hello(), connection.subscribe().map(drop)] {
-            asked.unwrap_or_else(|error| tracing::debug!("{error}"));
-        }
+        let subscribed = connection.hello().and_then(|()| connection.subscribe());
+        let mut ran = subscribed.is_ok_and(|status| status.state == GuestState::Running);
+        let id = GuestHome::id_of(&self.watched.host, name);
         while let Ok(event) = connection.next_event() {
+            ran |= event.event == EventKind::Started;
             events.tell(&event);
         }
+        if ran && connection.how().is_none() && GuestHome::has_ended(&self.watched.host, name, id, GUEST_KILL)
+        {
+            let text = Some("its process was killed, or died".to_owned());
+            let how = Some(StoppedHow::Killed);
+            events.tell(&GuestEvent { text, how, ..GuestEvent::new(name, EventKind::Ended) });
+        }
         self.watched.looks.store(LOOKS, Ordering::SeqCst);
-        tell(EventKind::Gone);
+        events.tell(&GuestEvent::new(name, EventKind::Gone));
     }
 }
 

@@ -1,31 +1,38 @@
 //! The devices of a guest: claimed, opened and attached while it boots, detached and released after.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use vm_passthrough::claim::{BindError, ClaimError, ClaimOptions};
 use vm_passthrough::deadlines::LEDGER;
-use vm_passthrough::guest::{self, DeviceError, KvmVmm, VfioPciDevice};
 use vm_passthrough::manager::ManagerError;
 use vm_passthrough::pci::placement::FunctionRequest;
 use vm_passthrough::readiness::{
-    BlockerCode, ExplainOptions, Explainer, FILES_PER_VECTOR, Readiness, Severity,
+    BlockerCode, ExplainOptions, Explainer, FILES_PER_VECTOR, Holder, Readiness, Severity,
 };
 use vm_passthrough::vfio::{
-    self, AddressSpace as _, Backend, DeviceFile, MSI_IRQ, MSIX_IRQ, Presence, Space, VfioDevice, VfioError,
+    self, AddressSpace as _, Backend, DeviceFile, DeviceParts, MSI_IRQ, MSIX_IRQ, Presence, Space,
+    SpaceParts, VfioDevice, VfioError,
 };
-use vm_passthrough::{PassthroughDevice, PassthroughManager, PciAddress, PciFunction};
+use vm_passthrough::{PassthroughManager, PciAddress, PciFunction};
 
 use super::handle::{AttachRequest, Message, Refused};
-use super::keeper::entrust;
+use super::keeper::{self, Served};
+use super::process::Vmm;
 use super::state::{Action, Detached, Event};
-use super::watch::{Watch, Watched};
+use super::watch::{self, Watch, Watched};
+use super::wire::{Done, Open, Order};
 use crate::deadlines::CLOSE;
+use crate::describe;
 use crate::limits;
-use crate::vmm::{ExpectedFunction, Machine, MachineError, MachineHandle, Stop};
+use crate::vmm::{ExpectedFunction, MachineError, Stop};
+
+/// RAM that is pinned in less time than a guest waits for a device that is in its slot and does not answer yet.
+const QUICKLY_PINNED: u64 = 1 << 30;
 
 /// How devices are taken.
 #[derive(Clone, Debug)]
@@ -58,20 +65,35 @@ impl Function {
     }
 }
 
+/// An open function, which the VMM has, too.
+struct Kept {
+    file: Arc<VfioDevice>,
+    /// How often it was reset at the VMM's request, and that was proved.
+    proved: Arc<Mutex<u32>>,
+    served: Served,
+}
+
+impl Kept {
+    /// That number, while nothing resets it.
+    fn proved(&self) -> MutexGuard<'_, u32> {
+        self.proved.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// A guest's devices, and the manager that claims them. Dropping it gives them back too, and only logs what fails.
 pub(crate) struct Devices {
     // The order matters: what is open is closed before its claim is released.
-    open: BTreeMap<PciAddress, Arc<VfioPciDevice>>,
-    /// What they are opened in, and what their DMA is mapped in, which is the same, shared; there while a device is open.
-    space: Option<(Arc<Space>, Arc<Space>)>,
+    open: BTreeMap<PciAddress, Kept>,
+    /// What they are opened in, and the VMM maps their DMA in; there while a device is open.
+    space: Option<Arc<Space>>,
     manager: PassthroughManager,
     functions: BTreeMap<PciAddress, Function>,
     /// How those that the guest starts with are taken; others by what their request says.
     options: DeviceOptions,
     /// What is to be known of the guest to explain what it can have.
     explain: ExplainOptions,
-    /// The machine, while there is one.
-    machine: Option<(Arc<KvmVmm>, MachineHandle)>,
+    /// What has the machine.
+    vmm: Option<Arc<Vmm>>,
     /// What watches the devices that are attached.
     watch: Option<Watch>,
 }
@@ -89,8 +111,8 @@ impl Devices {
             .into_iter()
             .map(|found| (found.address, Function::new(found, options.clone())))
             .collect();
-        let (open, space, machine, watch) = (BTreeMap::new(), None, None, None);
-        Self { open, space, manager, functions, options, explain, machine, watch }
+        let (open, space, vmm, watch) = (BTreeMap::new(), None, None, None);
+        Self { open, space, manager, functions, options, explain, vmm, watch }
     }
 
     /// The functions that it has, those of each slot together.
@@ -102,20 +124,21 @@ impl Devices {
         slots.into_values().collect()
     }
 
-    /// Makes room for them in the guest's machine. `stop` gives up the claim that is under way; until then another command is
+    /// What the guest's machine is to make room for. `stop` gives up the claim that is under way; until then another command is
     /// waited for that has the ledger, as the guest runs already.
-    ///
-    /// # Errors
-    /// When there are too many.
-    pub(super) fn announce(&mut self, machine: &Machine, stop: &Stop) -> Result<(), MachineError> {
+    pub(super) fn announce(&mut self, stop: &Stop) -> Vec<ExpectedFunction> {
         let options =
             self.functions.values_mut().map(|function| &mut function.options).chain([&mut self.options]);
         for options in options {
             options.claim.cancel = Some(stop.cancel());
             options.claim.ledger_deadline = LEDGER;
         }
-        self.machine = Some((machine.vmm(), machine.handle()));
-        self.functions.values().try_for_each(|function| machine.expect(ExpectedFunction::of(&function.found)))
+        self.functions.values().map(|function| ExpectedFunction::of(&function.found)).collect()
+    }
+
+    /// They come to this VMM.
+    pub(super) fn enter(&mut self, vmm: Arc<Vmm>) {
+        self.vmm = Some(vmm);
     }
 
     /// Watches them, from when they are attached.
@@ -130,9 +153,8 @@ impl Devices {
         Ok(())
     }
 
-    /// Lets go of the machine, which is dropped.
+    /// Watches them no more, as the machine is dropped.
     pub(super) fn leave(&mut self) {
-        self.machine = None;
         if let Some(watch) = self.watch.take() {
             watch.end();
         }
@@ -148,33 +170,30 @@ impl Devices {
             Action::Claim(address) => self.claim(address),
             Action::Open(address) => Event::Opened(address, self.open(address)),
             Action::Attach(address) => self.attach(address),
+            Action::Insert(slot) => Event::Inserted(slot, self.insert(slot)),
             Action::Plug(slot) => Event::Plugged(slot, self.plug(slot)),
             Action::Unplug(slot) => {
                 // One of which nothing has come yet is not there.
-                let unplugged = self.machine.as_ref().map(|(_, machine)| machine.unplug(slot));
-                if let Some(Err(error)) = unplugged {
+                if let Err(error) = self.order(&Order::Unplug(slot), &[]) {
                     tracing::debug!(%error, "nothing was unplugged");
                 }
                 Event::Unplugged(slot)
             }
             Action::Stop(address) => {
-                if let Err(error) = self.of(address, VfioPciDevice::stop) {
+                if let Err(error) = self.order(&Order::Stop(address), &[]) {
                     tracing::debug!("{error}; detaching tells what is left");
+                    self.put_at_rest(address);
                 }
-                let wanted = self.open.get(&address).is_some_and(|device| device.is_wanted_back());
+                let wanted = self.open.get(&address).is_some_and(|kept| kept.file.is_wanted_back());
                 Event::Stopped(address, wanted)
             }
-            Action::Detach(address) => {
-                let detach = |device: &VfioPciDevice| {
-                    device.detach()?;
-                    Ok(if device.was_left_unreset() { Detached::Unreset } else { Detached::Reset })
-                };
-                Event::Detached(address, self.of(address, detach))
-            }
+            Action::Detach(address) => Event::Detached(address, self.detach(address)),
             Action::Close(address) => {
                 if let Some(watch) = &self.watch {
                     watch.remove(address);
                 }
+                // A VMM that keeps it all the same is ended when it is released.
+                let _ = self.order(&Order::Close(address), &[]);
                 self.open.remove(&address);
                 self.functions.remove(&address);
                 self.space = self.space.take().filter(|_| !self.open.is_empty());
@@ -195,15 +214,10 @@ impl Devices {
     /// Whether the guest can have what is asked for, beside what it has. Nothing is touched.
     fn explain(&mut self, request: &AttachRequest) -> Result<(), Refused> {
         let failed = |error: &dyn std::fmt::Display| Refused::Failed(error.to_string());
-        let (_, machine) = self.machine.as_ref().ok_or_else(|| failed(&MachineError::Unusable))?;
         let host = self.manager.host().clone();
         let all = self.manager.scan_devices().map_err(|error| failed(&error))?;
         let find = |address: &PciAddress| {
-            let not_there = || {
-                Refused::NotFound(format!(
-                    "there is no PCI function {address} on this host; `vm-service list --all` shows those that there are"
-                ))
-            };
+            let not_there = || Refused::NotFound(describe::not_there(*address));
             all.iter().find(|function| function.address == *address).cloned().ok_or_else(not_there)
         };
         let found = request.functions.iter().map(find).collect::<Result<Vec<_>, _>>()?;
@@ -221,7 +235,7 @@ impl Devices {
                 "the guest has {address} of the same device, which share a slot: detach that, and attach all of them at once"
             )));
         }
-        if let (Some((space, _)), Some(backend)) = (&self.space, request.backend)
+        if let (Some(space), Some(backend)) = (&self.space, request.backend)
             && space.backend() != backend
         {
             return Err(Refused::Conflict(format!(
@@ -229,7 +243,10 @@ impl Devices {
                 space.backend()
             )));
         }
-        let room = machine.room_for(&requests).map_err(|error| Refused::Conflict(error.to_string()))?;
+        let room = match self.order(&Order::RoomFor(requests), &[]).map_err(Refused::Conflict)? {
+            Done::Room(room) => room,
+            _ => return Err(failed(&self.misunderstood())),
+        };
         let mut options = self.explain.clone();
         options.slot = room;
         options.ram_is_pinned = self.space.is_some();
@@ -256,14 +273,67 @@ impl Devices {
         Ok(())
     }
 
-    /// Does something with an open device.
-    fn of<T>(
-        &self,
-        address: PciAddress,
-        act: impl FnOnce(&VfioPciDevice) -> Result<T, DeviceError>,
-    ) -> Result<T, String> {
-        let device = self.open.get(&address).ok_or_else(|| format!("{address} is not open"))?;
-        act(device).map_err(|error| format!("{address}: {error}"))
+    /// Orders something of the VMM.
+    fn order(&self, order: &Order, files: &[BorrowedFd<'_>]) -> Result<Done, String> {
+        self.vmm.as_ref().ok_or_else(|| MachineError::Unusable.to_string())?.order(order, files)
+    }
+
+    /// Whether the machine is dropped, and a VMM only releases what it has.
+    fn is_over(&self) -> bool {
+        self.watch.is_none()
+    }
+
+    fn vmm_is_gone(&self) -> bool {
+        self.vmm.as_ref().is_none_or(|vmm| vmm.is_gone())
+    }
+
+    /// Stops a device in the place of a VMM that has gone, so that it can be reset along with another.
+    fn put_at_rest(&self, address: PciAddress) {
+        let Some(kept) = self.open.get(&address).filter(|_| self.vmm_is_gone()) else { return };
+        kept.served.end();
+        if let (_resets, Err(error)) = (kept.proved(), kept.file.put_at_rest()) {
+            tracing::debug!("{error}; its reset tells what is left");
+        }
+    }
+
+    fn misunderstood(&self) -> String {
+        self.vmm.as_ref().map_or_else(|| MachineError::Unusable.to_string(), |vmm| vmm.misunderstood())
+    }
+
+    /// Detaches a device, and sees that it was reset: a VMM that says so is not believed, and one that has gone reset nothing.
+    fn detach(&self, address: PciAddress) -> Result<Detached, String> {
+        let kept = self.open.get(&address).ok_or_else(|| format!("{address} is not open"))?;
+        let before = *kept.proved();
+        let detached = self.order(&Order::Detach(address), &[]);
+        if let (Err(error), Some(vmm)) = (&detached, &self.vmm)
+            && !vmm.is_gone()
+        {
+            if !self.is_over() {
+                return Err(error.clone());
+            }
+            tracing::warn!("{error}; the guest's VMM is ended");
+            vmm.end();
+        }
+        // A VMM that was taken over could ask for resets for ever.
+        kept.served.end();
+        let proved = kept.proved();
+        if detached.is_ok() && *proved > before {
+            return Ok(Detached::Reset);
+        }
+        let function = self.functions.get(&address);
+        match kept.file.put_at_rest().and_then(|()| kept.file.reset_and_prove()) {
+            Ok(report) => {
+                let method = report.method.map_or_else(|| "a reset".into(), |method| method.to_string());
+                tracing::info!(
+                    "{address} was reset in the place of the guest's VMM ({method}, {:?})",
+                    report.evidence
+                );
+                Ok(Detached::Reset)
+            }
+            Err(VfioError::WantedBack { .. }) => Ok(Detached::Unreset),
+            Err(_) if function.is_some_and(|function| function.options.without_reset) => Ok(Detached::Reset),
+            Err(error) => Err(error.to_string()),
+        }
     }
 
     /// Claims a function, unless an earlier claim covers it.
@@ -286,85 +356,124 @@ impl Devices {
         }
     }
 
-    /// Releases a claim. A vCPU that has come to a device before it was unplugged, or the watch, may have it open for a moment
-    /// more.
+    /// Releases a claim. A call of the VMM, or the watch, may have it open for a moment more. A VMM that keeps open what it said it
+    /// had closed is killed.
     fn release(&mut self, target: PciAddress) -> Result<(), ManagerError> {
+        if let Some(vmm) = self.vmm.as_ref().filter(|_| self.is_over() && self.open.is_empty()) {
+            vmm.end();
+        }
         let until = Instant::now() + CLOSE;
+        let mut is_ended = false;
         loop {
             let claimed = self.manager.find_claim(target)?;
-            match self.manager.release(&claimed) {
-                Err(ManagerError::Open(_)) if Instant::now() < until => sleep(Duration::from_millis(1)),
-                released => return released,
+            match (self.manager.release(&claimed), &self.vmm) {
+                (Err(ManagerError::Open(_)), _) if Instant::now() < until => sleep(Duration::from_millis(1)),
+                (Err(error), Some(vmm)) if !is_ended && !vmm.is_gone() && self.is_kept(&error, vmm.id()) => {
+                    vmm.end_for(format!("kept {target} open after it was detached"));
+                    is_ended = true;
+                }
+                (released, _) => return released,
             }
         }
     }
 
+    /// Whether a release failed because somebody has a function open, who may be the VMM: it was unbound, and that does not end.
+    fn is_kept(&self, error: &ManagerError, vmm: u32) -> bool {
+        let ManagerError::Claim(ClaimError::HalfReleased { left, .. }) = error else { return false };
+        left.iter().any(|error| {
+            let BindError::Stuck { address, holders, .. } = error else { return false };
+            let driver = self.manager.host().pci_device(*address).join("driver");
+            let is_vmm = |holder: &Holder| matches!(holder, Holder::Process { pid, .. } if *pid == vmm);
+            driver.symlink_metadata().is_err() && (holders.is_empty() || holders.iter().any(is_vmm))
+        })
+    }
+
     /// Opens a claimed device.
     fn open(&mut self, address: PciAddress) -> Result<Backend, String> {
-        let (vmm, _) = self.machine.as_ref().ok_or_else(|| MachineError::Unusable.to_string())?;
         let host = self.manager.host();
         let addresses: Vec<_> = self.functions.keys().copied().collect();
         let options = self.functions.get(&address).ok_or_else(|| unknown(address))?.options.clone();
-        let (space, shared) = match &self.space {
-            Some(spaces) => spaces.clone(),
-            None => {
-                let space = vfio::open_space(host, &addresses, options.backend);
-                let space = space.map_err(|error| error.to_string())?;
-                let parts =
-                    space.share().map_err(|error| format!("no descriptor: {error}; raise `ulimit -n`"))?;
-                (space, Space::receive(parts))
-            }
+        let no_files =
+            |error: std::io::Error| format!("{address} can't be kept open: {error}; raise `ulimit -n`");
+        let space = match &self.space {
+            Some(space) => space.clone(),
+            None => vfio::open_space(host, &addresses, options.backend).map_err(|error| error.to_string())?,
         };
+        if self.space.is_none() {
+            let (file, number) = match space.share().map_err(no_files)? {
+                SpaceParts::Group(file) => (file, None),
+                SpaceParts::Iommufd(file, number) => (file, Some(number)),
+            };
+            self.order(&Order::Space(number), &[file.as_fd()])?;
+        }
         let claimed = self.manager.claimed(address).ok_or_else(|| format!("{address} is not claimed"))?;
         let opened = claimed.open(&space).map_err(|error| error.to_string())?;
+        let (watched, wanted) = watch_over(&opened)?;
+        let vectors = vectors_of(&*opened).map_err(|error| error.to_string())?;
         let function = self.functions.get_mut(&address).ok_or_else(|| unknown(address))?;
-        function.watched = Some(watch_over(&opened)?);
-        let file = entrust(opened, &shared)?;
-        function.vectors = vectors_of(&*file).map_err(|error| error.to_string())?;
+        (function.watched, function.vectors) = (Some(watched), vectors);
         limits::check_vectors(self.functions.values().map(|function| function.vectors).sum())?;
-        let options =
-            guest::DeviceOptions::default().without_reset(options.without_reset).cancel(options.claim.cancel);
-        let device = VfioPciDevice::with_options(file, vmm.clone(), options)
-            .map_err(|error| format!("{address}: {error}"))?;
-        self.open.insert(address, device);
+        let DeviceParts { info, is_virtual, reset_by_open, file, group, .. } =
+            opened.share().map_err(no_files)?;
+        let proved = Arc::<Mutex<u32>>::default();
+        let refuse = self.vmm.as_ref().ok_or_else(|| MachineError::Unusable.to_string())?.refuses();
+        let (served, socket) = keeper::serve(opened.clone(), proved.clone(), refuse).map_err(no_files)?;
+        let (group, group_file) = group.unzip();
+        let mut files = vec![file.as_fd(), socket.as_fd()];
+        files.extend(wanted.iter().chain(&group_file).map(OwnedFd::as_fd));
+        let order = Order::Open(Open {
+            address,
+            info,
+            is_virtual,
+            reset_by_open: reset_by_open.map(Into::into),
+            is_heard: wanted.is_some(),
+            group,
+            without_reset: options.without_reset,
+        });
+        self.order(&order, &files)?;
         let backend = space.backend();
-        self.space = Some((space, shared));
+        self.open.insert(address, Kept { file: opened, proved, served });
+        self.space = Some(space);
         Ok(backend)
     }
 
     /// Attaches an open device, puts it into the machine if that expects it, and watches it.
     fn attach(&mut self, address: PciAddress) -> Event {
-        let Some(device) = self.open.get(&address).cloned() else {
-            return Event::Attached(address, Err(unknown(address)));
-        };
-        let attached = match device.attach() {
-            Err(DeviceError::Cancelled) => return Event::NotAttached(address),
-            attached => attached.map_err(|error| format!("{address}: {error}")),
-        };
-        Event::Attached(address, attached.and_then(|()| self.arrive(address, &device)))
-    }
-
-    fn arrive(&mut self, address: PciAddress, device: &Arc<VfioPciDevice>) -> Result<(), String> {
-        let (_, machine) = self.machine.as_ref().ok_or_else(|| MachineError::Unusable.to_string())?;
-        if machine.expects(address) {
-            machine.arrive(device.clone()).map_err(|error| error.to_string())?;
+        match self.order(&Order::Attach(address), &[]) {
+            Ok(Done::GivenUp) => return Event::NotAttached(address),
+            Ok(_) => {}
+            Err(error) => return Event::Attached(address, Err(error)),
         }
         let watched = self.functions.get_mut(&address).and_then(|function| function.watched.take());
         if let (Some(watch), Some(watched)) = (&self.watch, watched) {
             watch.add(watched);
         }
-        Ok(())
+        Event::Attached(address, Ok(()))
     }
 
-    /// Puts a device, whose functions are attached, into a slot of the guest.
-    fn plug(&self, slot: PciAddress) -> Result<Option<PciAddress>, String> {
-        let (_, machine) = self.machine.as_ref().ok_or_else(|| MachineError::Unusable.to_string())?;
+    /// The functions that share a slot with this one, among them.
+    fn in_slot_of(&self, slot: PciAddress) -> Result<impl Iterator<Item = (&PciAddress, &Function)>, String> {
         let named = self.functions.get(&slot).ok_or_else(|| unknown(slot))?.request.slot;
-        let is_of =
-            |address| self.functions.get(address).is_some_and(|function| function.request.slot == named);
-        let device = self.open.iter().filter(|(address, _)| is_of(address));
-        let device = device.map(|(_, device)| device.clone() as Arc<dyn PassthroughDevice>).collect();
-        machine.plug(device).map_err(|error| error.to_string())
+        Ok(self.functions.iter().filter(move |(_, function)| function.request.slot == named))
+    }
+
+    /// Has the guest see that a device is in a slot, and wait for it: unless it would wait too long, as much RAM is to be pinned
+    /// before.
+    fn insert(&self, slot: PciAddress) -> Result<(), String> {
+        if self.space.is_none() && self.explain.memory() > QUICKLY_PINNED {
+            return Ok(());
+        }
+        let requests = self.in_slot_of(slot)?.map(|(_, function)| function.request.clone()).collect();
+        self.order(&Order::Insert(slot, requests), &[]).map(drop)
+    }
+
+    /// Has a device, whose functions are attached, answer in a slot of the guest.
+    fn plug(&self, slot: PciAddress) -> Result<Option<PciAddress>, String> {
+        let functions = self.in_slot_of(slot)?.map(|(&address, _)| address).collect();
+        match self.order(&Order::Plug(functions), &[])? {
+            Done::Plugged(guest) => Ok(guest),
+            _ => Err(self.misunderstood()),
+        }
     }
 }
 
@@ -373,15 +482,20 @@ fn unknown(address: PciAddress) -> String {
     format!("{address} is none of the guest's devices")
 }
 
-/// What to watch of a device: that it is there, and that the host does not want it back.
-fn watch_over(file: &Arc<VfioDevice>) -> Result<Watched, String> {
+/// What to watch of a device: that it is there, and that the host does not want it back; with what tells the VMM of that, which
+/// could read from what the Linux kernel writes to.
+fn watch_over(file: &Arc<VfioDevice>) -> Result<(Watched, Option<OwnedFd>), String> {
     let address = file.address();
-    let wanted = file.wanted_back().map(|event| event.try_clone_to_owned()).transpose();
-    let wanted = wanted.map_err(|error| format!("no eventfd can be had: {error}; raise `ulimit -n`"))?;
-    // The device is closed when the guest's view of it is dropped, whatever the watch does.
-    let file = Arc::downgrade(file);
+    let no_event = |error| format!("no eventfd can be had: {error}; raise `ulimit -n`");
+    let wanted = file.wanted_back().map(|event| event.try_clone_to_owned()).transpose().map_err(no_event)?;
+    let told = wanted.is_some().then(watch::event).transpose().map_err(no_event)?;
+    let tell = told.as_ref().map(OwnedFd::try_clone).transpose().map_err(no_event)?;
+    // The device is closed when it is let go of, whatever the watch does.
+    let (file, same) = (Arc::downgrade(file), Arc::downgrade(file));
     let presence = move || file.upgrade().map_or(Presence::Present, |file| file.presence());
-    Ok(Watched { address, wanted, presence: Box::new(presence) })
+    let is_wanted = move || same.upgrade().is_some_and(|file| file.is_wanted_back());
+    let (is_wanted, presence) = (Box::new(is_wanted), Box::new(presence));
+    Ok((Watched { address, wanted, is_wanted, tell, presence }, told))
 }
 
 /// Interrupt vectors that a driver of a device may use.

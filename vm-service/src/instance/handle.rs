@@ -1,9 +1,11 @@
 //! What others ask of a guest that runs, and what they are answered.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::sync::mpsc::Sender;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
+use std::{fmt, io};
 
 use thiserror::Error;
 use vm_passthrough::PciAddress;
@@ -11,7 +13,8 @@ use vm_passthrough::readiness::{BlockerCode, Readiness};
 use vm_passthrough::vfio::Backend;
 
 use super::state::Event;
-use crate::vmm::{MachineHandle, Stop};
+use super::watch;
+use crate::vmm::Stop;
 
 /// A device to attach to a guest that runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -84,21 +87,42 @@ pub(crate) enum Answer {
     Attach(Result<Attached, Refused>),
     /// One to detach.
     Detach(Result<DetachedHow, Refused>),
+    /// One to reset it.
+    Reset(Result<(), Refused>),
+}
+
+/// What is asked of a guest, from before its machine is made.
+pub(crate) struct Inbox {
+    pub(super) messages: (Sender<Message>, Receiver<Message>),
+    /// Resets the guest when it is written to.
+    pub(super) reset: Arc<OwnedFd>,
+    pub(super) stop: Stop,
+}
+
+impl Inbox {
+    /// That of a guest which `stop` ends whenever it is requested.
+    ///
+    /// # Errors
+    /// When this process has no descriptors left.
+    pub(crate) fn new(stop: &Stop) -> io::Result<Self> {
+        Ok(Self { messages: channel(), reset: Arc::new(watch::event()?), stop: stop.clone() })
+    }
+
+    /// What asks of the guest, from any thread, from now on.
+    pub(crate) fn handle(&self) -> Handle {
+        Handle { messages: self.messages.0.clone(), reset: self.reset.clone(), stop: self.stop.clone() }
+    }
 }
 
 /// Asks of a guest, from any thread.
 #[derive(Clone)]
 pub(crate) struct Handle {
     messages: Sender<Message>,
-    machine: MachineHandle,
+    reset: Arc<OwnedFd>,
     stop: Stop,
 }
 
 impl Handle {
-    pub(super) fn new(messages: Sender<Message>, machine: MachineHandle, stop: Stop) -> Self {
-        Self { messages, machine, stop }
-    }
-
     /// Attaches a device to the guest while it runs. `answer` is called once, soon or when that is done, by another thread,
     /// which it must not hold up.
     pub(crate) fn attach(
@@ -120,13 +144,20 @@ impl Handle {
         self.send(Message::Detach(address, how, Waiting(Some(Waiter::Detach(Box::new(answer))))));
     }
 
-    /// Resets the guest, as if its button were pressed: it restarts in place, or ends if it is not to be restarted. Nothing
-    /// happens to one that has ended.
-    pub(crate) fn reset(&self) {
-        self.machine.reset();
+    /// Resets the guest, as if its button were pressed. `answer` is called as for [`attach`](Self::attach): when it has restarted in
+    /// place, or has ended if it is not to be restarted.
+    pub(crate) fn reset(&self, answer: impl FnOnce(Result<(), Refused>) + Send + 'static) {
+        self.send(Message::Reset(Waiting(Some(Waiter::Reset(Box::new(answer))))));
+        // That it has restarted comes behind the message.
+        watch::wake(&self.reset);
     }
 
-    /// Ends the guest; everything is given back then.
+    /// Whether the guest was asked to end.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stop.requested()
+    }
+
+    /// Ends the guest; everything is released then.
     pub(crate) fn stop(&self) {
         self.stop.request();
     }
@@ -139,7 +170,7 @@ impl Handle {
 
 impl fmt::Debug for Handle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handle").field("machine", &self.machine).finish_non_exhaustive()
+        f.debug_struct("Handle").field("stop", &self.stop).finish_non_exhaustive()
     }
 }
 
@@ -150,6 +181,7 @@ pub(super) enum Message {
     Event(Event),
     Attach(AttachRequest, Waiting),
     Detach(PciAddress, DetachHow, Waiting),
+    Reset(Waiting),
 }
 
 impl From<Event> for Message {
@@ -158,12 +190,13 @@ impl From<Event> for Message {
     }
 }
 
-/// Who waits for an answer. One that is dropped without any is told that the guest has ended.
+/// Who waits for an answer. One that is dropped without any hears that the guest has ended.
 pub(super) struct Waiting(Option<Waiter>);
 
 enum Waiter {
     Attach(Box<dyn FnOnce(Result<Attached, Refused>) + Send>),
     Detach(Box<dyn FnOnce(Result<DetachedHow, Refused>) + Send>),
+    Reset(Box<dyn FnOnce(Result<(), Refused>) + Send>),
 }
 
 impl Waiting {
@@ -171,6 +204,7 @@ impl Waiting {
         match (self.0.take(), answer) {
             (Some(Waiter::Attach(tell)), Answer::Attach(attached)) => tell(attached),
             (Some(Waiter::Detach(tell)), Answer::Detach(detached)) => tell(detached),
+            (Some(Waiter::Reset(tell)), Answer::Reset(reset)) => tell(reset),
             (waiter, _) => self.0 = waiter,
         }
     }
@@ -178,11 +212,11 @@ impl Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        let ended =
-            || Refused::Conflict("the guest has ended, and its devices were given back with it".into());
+        let ended = || Refused::Conflict("the guest has ended, and its devices were released with it".into());
         match self.0.take() {
             Some(Waiter::Attach(tell)) => tell(Err(ended())),
             Some(Waiter::Detach(tell)) => tell(Err(ended())),
+            Some(Waiter::Reset(tell)) => tell(Err(ended())),
             None => {}
         }
     }
@@ -210,6 +244,7 @@ impl Requests {
             Message::Event(event) => return event,
             Message::Attach(request, waiting) => (Event::Attach(id, request), waiting),
             Message::Detach(address, how, waiting) => (Event::Detach(id, address, how), waiting),
+            Message::Reset(waiting) => (Event::Reset(id), waiting),
         };
         self.waiting.insert(id, waiting);
         event

@@ -1,4 +1,4 @@
-//! A guest from its start until all is given back: boot, claim, open, attach, end, detach, release; and what is attached and
+//! A guest from its start until all is released: boot, claim, open, attach, end, detach, release; and what is attached and
 //! detached meanwhile.
 //!
 //! What is done when is decided by [`state`], which does nothing itself. An [`Instance`] does what that says, one action after
@@ -9,24 +9,32 @@
 mod devices;
 pub(crate) mod handle;
 mod keeper;
+mod process;
 pub(crate) mod state;
+mod vmm;
 mod watch;
+mod wire;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread::{Builder, JoinHandle};
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use vm_passthrough::PciAddress;
 
 pub(crate) use devices::{DeviceOptions, Devices};
-pub(crate) use handle::Handle;
+pub(crate) use handle::{Handle, Inbox};
 use handle::{Message, Refused, Requests};
+use process::{Vmm, late};
+pub(crate) use process::{VmmError, VmmOptions};
 use state::{Action, Event, State};
+pub(crate) use vmm::main as vmm_main;
+use wire::{Make, Order};
 
 use crate::config::GuestConfig;
-use crate::vmm::{GuestAnswer, Machine, MachineError, MachineHandle, MachineOptions, RunReport, Stop};
+use crate::sandbox::Confinement;
+use crate::vmm::{MachineOptions, RunReport, Stop};
 
 /// The longest that a guest may have to let go of a device.
 const MAX_DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
@@ -47,50 +55,65 @@ pub(crate) struct Progress<'a> {
 /// A guest, and what it needs to live.
 pub(crate) struct Instance {
     stop: Stop,
-    /// `None` while the guest runs, and once it is dropped.
-    machine: Option<Machine>,
-    handle: MachineHandle,
-    /// The thread in which the guest runs.
-    running: Option<JoinHandle<Machine>>,
-    /// `None` for a guest that gets none.
+    /// `None` for a guest that gets none. They go before the VMM does.
     devices: Option<Devices>,
+    vmm: Arc<Vmm>,
     messages: (Sender<Message>, Receiver<Message>),
     requests: Requests,
     /// Until when the guest has time to let go of a slot.
     deadlines: BTreeMap<PciAddress, Instant>,
+    /// Until when the VMM has time to end the guest.
+    stopped: Option<Instant>,
+    /// Until when it has time to reset the guest.
+    reset: Option<Instant>,
+}
+
+/// What comes to its deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Due {
+    Stopped,
+    Reset,
+    Slot(PciAddress),
 }
 
 impl Instance {
-    /// Makes a guest's machine; no device is touched yet. `stop` ends the guest whenever it is requested.
+    /// Makes a guest's machine, in a process of its own; no device is touched yet.
     ///
     /// # Errors
     /// When the machine can't be made.
     pub(crate) fn new(
         config: &GuestConfig,
         options: MachineOptions,
+        vmm: VmmOptions,
         mut devices: Option<Devices>,
-        stop: &Stop,
-    ) -> Result<Self, MachineError> {
-        let machine = Machine::new(config, MachineOptions { stop: Some(stop.clone()), ..options })?;
-        devices.as_mut().map_or(Ok(()), |devices| devices.announce(&machine, stop))?;
+        inbox: Inbox,
+    ) -> Result<Self, VmmError> {
+        let Inbox { messages, reset, stop } = inbox;
+        let expected = devices.as_mut().map(|devices| devices.announce(&stop)).unwrap_or_default();
+        let (config, kvm, on_reboot) = (config.clone(), options.kvm.clone(), options.on_reboot);
+        let make = Make { config, kvm, on_reboot, expected };
+        let vmm = Arc::new(Vmm::start(vmm, make, options, &stop, reset.as_fd(), messages.0.clone())?);
+        if let Some(devices) = &mut devices {
+            devices.enter(vmm.clone());
+        }
         Ok(Self {
-            stop: stop.clone(),
-            handle: machine.handle(),
-            machine: Some(machine),
-            running: None,
+            stop,
             devices,
-            messages: channel(),
+            vmm,
+            messages,
             requests: Requests::default(),
             deadlines: BTreeMap::new(),
+            stopped: None,
+            reset: None,
         })
     }
 
-    /// What asks of the guest, from any thread, from now on.
-    pub(crate) fn handle(&self) -> Handle {
-        Handle::new(self.messages.0.clone(), self.handle.clone(), self.stop.clone())
+    /// How far the process is confined that the guest runs in.
+    pub(crate) fn confinement(&self) -> &Confinement {
+        self.vmm.confinement()
     }
 
-    /// Runs the guest, from its start until all is given back, and tells `observe` how it goes.
+    /// Runs the guest, from its start until all is released, and tells `observe` how it goes.
     ///
     /// # Errors
     /// All that failed.
@@ -100,6 +123,13 @@ impl Instance {
         let mut stop_told = false;
         while !state.is_over() {
             let (event, took) = self.next(&mut answers, &mut stop_told);
+            match event {
+                Event::Reset(_) => {
+                    self.reset.get_or_insert(Instant::now() + self.vmm.options().order);
+                }
+                Event::Restarted | Event::Ended(_) => self.reset = None,
+                _ => {}
+            }
             let (after, actions) = state.step(&event);
             let is_retried = after.retries(&event);
             state = after;
@@ -116,8 +146,10 @@ impl Instance {
     /// What happens next. What comes from other threads comes first: it was before the answer that waits.
     fn next(&mut self, answers: &mut VecDeque<(Event, Duration)>, stop_told: &mut bool) -> (Event, Duration) {
         let none = Duration::ZERO;
-        if let Ok(message) = self.messages.1.try_recv() {
-            return (self.requests.take(message), none);
+        while let Ok(message) = self.messages.1.try_recv() {
+            if !matches!(message, Message::Event(Event::Stop)) {
+                return (self.requests.take(message), none);
+            }
         }
         if self.stop.requested() && !std::mem::replace(stop_told, true) {
             return (Event::Stop, none);
@@ -126,15 +158,27 @@ impl Instance {
             return answer;
         }
         // Only what the guest does and others ask is waited for. This has a sender too, so there is always one.
-        let next =
-            self.deadlines.iter().min_by_key(|(_, until)| **until).map(|(&slot, &until)| (slot, until));
+        let asked = self.deadlines.iter().map(|(&slot, &until)| (until, Due::Slot(slot)));
+        let stopped = self.stopped.map(|until| (until, Due::Stopped));
+        let next = asked.chain(stopped).chain(self.reset.map(|until| (until, Due::Reset))).min();
         let message = match next {
-            Some((_, until)) => self.messages.1.recv_timeout(until.saturating_duration_since(Instant::now())),
+            Some((until, _)) => self.messages.1.recv_timeout(until.saturating_duration_since(Instant::now())),
             None => self.messages.1.recv().map_err(RecvTimeoutError::from),
         };
         match (message, next) {
+            // It only wakes.
+            (Ok(Message::Event(Event::Stop)), _) => self.next(answers, stop_told),
             (Ok(message), _) => (self.requests.take(message), none),
-            (Err(RecvTimeoutError::Timeout), Some((slot, _))) => {
+            (Err(RecvTimeoutError::Timeout), Some((_, due @ (Due::Stopped | Due::Reset)))) => {
+                let VmmOptions { order, stop, .. } = *self.vmm.options();
+                let (what, time) =
+                    if due == Due::Reset { ("reset the guest", order) } else { ("end the guest", stop) };
+                // That the guest has ended then is heard as always.
+                self.vmm.end_for(late(&what, time));
+                (self.stopped, self.reset) = (None, None);
+                self.next(answers, stop_told)
+            }
+            (Err(RecvTimeoutError::Timeout), Some((_, Due::Slot(slot)))) => {
                 self.deadlines.remove(&slot);
                 let why = format!(
                     "the guest did not let go of {slot} in time, and has it still: see its console, wait longer, or take it by \
@@ -150,10 +194,15 @@ impl Instance {
     fn perform(&mut self, action: Action) -> Option<Event> {
         match action {
             Action::Boot => return Some(Event::Booted(self.boot())),
-            Action::StopGuest => self.stop.request(),
+            Action::StopGuest => {
+                self.stop.request();
+                self.stopped = Some(Instant::now() + self.vmm.options().stop);
+            }
             Action::DropMachine => {
-                drop(self.running.take().map(JoinHandle::join));
-                drop(self.machine.take());
+                self.stopped = None;
+                if let Err(error) = self.vmm.order(&Order::DropMachine, &[]) {
+                    tracing::debug!("{error}; its machine went with it");
+                }
                 if let Some(devices) = &mut self.devices {
                     devices.leave();
                 }
@@ -163,7 +212,8 @@ impl Instance {
             Action::Ask(slot, deadline) => return self.ask(slot, deadline),
             Action::Unask(slot) => {
                 self.deadlines.remove(&slot);
-                self.handle.unask(slot);
+                // One that has gone asks nobody.
+                let _ = self.vmm.order(&Order::Unask(slot), &[]);
             }
             Action::Explain(request) if self.devices.is_none() => {
                 let why = "the guest was started where no PCI bus is, and gets no devices; see that sysfs is mounted in /sys";
@@ -184,56 +234,18 @@ impl Instance {
         let until = Instant::now() + deadline.min(MAX_DEADLINE);
         let asked = self.deadlines.entry(slot).or_insert(until);
         *asked = until.min(*asked);
-        let messages = self.messages.0.clone();
-        let answer = move |answer| {
-            let event = match answer {
-                GuestAnswer::LetGo => Event::LetGo(slot),
-                GuestAnswer::Kept => Event::Kept(
-                    slot,
-                    format!(
-                        "the guest was about to let go of {slot}, and has kept it; see its console, or take it by surprise"
-                    ),
-                ),
-                GuestAnswer::Deaf => Event::Kept(
-                    slot,
-                    format!(
-                        "the guest can't be asked for {slot}, as nothing in it drives its slots (a Linux kernel does with \
-                         CONFIG_HOTPLUG_PCI_PCIE, once it has started); take it by surprise"
-                    ),
-                ),
-            };
-            // It fails only when nobody is left to do something about it.
-            let _ = messages.send(event.into());
-        };
-        self.handle.ask(slot, answer).err().map(|error| Event::Kept(slot, error.to_string()))
+        self.vmm.order(&Order::Ask(slot), &[]).err().map(|error| Event::Kept(slot, error))
     }
 
-    /// Has the guest run in a thread of its own, with its devices watched as they come.
+    /// Has the guest run, with its devices watched as they come.
     ///
     /// # Errors
-    /// When this process has no threads or descriptors left.
+    /// When this process, or the VMM, has no threads or descriptors left.
     fn boot(&mut self) -> Result<(), String> {
-        let (messages, _) = &self.messages;
         if let Some(devices) = &mut self.devices {
-            devices.watch(messages.clone())?;
+            devices.watch(self.messages.0.clone())?;
         }
-        let (messages, stop) = (messages.clone(), self.stop.clone());
-        let mut machine = self.machine.take().ok_or_else(|| MachineError::Unusable.to_string())?;
-        let run = move || {
-            // The instance waits for both.
-            let on_start = |restarts| {
-                let event = if restarts == 0 { Event::Started(Instant::now()) } else { Event::Restarted };
-                drop(messages.send(event.into()));
-            };
-            let ran = catch_unwind(AssertUnwindSafe(|| machine.run_and_tell(&stop, on_start)));
-            let ran = ran.unwrap_or(Err(MachineError::Panicked { what: "guest's" }));
-            let _ = messages.send(Event::Ended(ran.map_err(|error| error.to_string())).into());
-            machine
-        };
-        let thread = Builder::new().name("guest".into()).spawn(run);
-        let no_thread = |source| MachineError::Thread { what: "guest's", source }.to_string();
-        self.running = Some(thread.map_err(no_thread)?);
-        Ok(())
+        self.vmm.boot()
     }
 }
 

@@ -5,17 +5,17 @@
 //! function: Idle ─Claim▶ Claimed ─Open▶ Open ─Attach▶ Attached ─Stop▶ Stopped ─Detach▶ Detached ─Close▶ Claimed ─Release▶ Idle
 //!                                                        └─ failed ▶ Owed ─Stop, Detach once more▶ Detached, or given up
 //! slot:     Booting ─────────────────────┬─▶ There ─Ask▶ Asked ─let go, or by surprise▶ Leaving ─Unplug …▶ gone
-//!           Coming ─Explain … Attach, Plug┘     ◀──── kept ┘
+//!           Coming ─Explain, Insert … Plug ┘     ◀──── kept ┘
 //! machine:  Made ─Boot▶ Running ─Ended▶ Halted ─DropMachine▶ Gone
 //! ```
 //!
 //! * The functions of one device of the host share a slot of the guest: they come and go together, named by the first.
 //! * The guest boots first, and what it is to start with comes to it while it runs: the machine holds who reaches for one of
 //!   them until all are attached. All are claimed before the first is opened. If one of them fails, the guest ends.
-//! * What is attached later is explained, claimed, opened and attached before the guest sees it. A failure turns that slot
-//!   back, and nothing else.
+//! * What is attached later is explained and claimed before the guest sees that something is in the slot, and opened and attached
+//!   while the guest waits for the link, and for what is there to answer. A failure turns that slot back, and nothing else.
 //! * The guest is asked to let go of what is to be detached in order. When it does, or when it does not and somebody wants the
-//!   device all the same, the slot is unplugged and its functions given back while the guest runs. So is what the host wants back,
+//!   device all the same, the slot is unplugged and its functions released while the guest runs. So is what the host wants back,
 //!   and at once what is lost.
 //! * A stop, the guest's end or a failure at the start turn everything back, from wherever it has come to. A guest that runs is
 //!   stopped first; then the machine goes, which holds the devices open; then all devices are stopped, as functions of one
@@ -23,6 +23,8 @@
 //! * Devices are closed when all that leave together are detached. One that the host took away is closed at once.
 //! * A claim is released when no other slot has a function of it. What can't be detached or released is tried once more when all
 //!   else is released; what fails then is reported, and stays in the ledger.
+//! * What is detached before it has come turns back, once the step is over that is under way.
+//! * A guest that is to be reset is when it runs again, or has ended if it is not to be restarted.
 //! * Every request is answered once: when the device is there, or gone, or back where it was.
 
 use std::time::{Duration, Instant};
@@ -45,6 +47,8 @@ pub(crate) enum Event {
     Attach(RequestId, AttachRequest),
     /// Somebody wants a device of it.
     Detach(RequestId, PciAddress, DetachHow),
+    /// Somebody has reset it.
+    Reset(RequestId),
     /// Whether the guest can have a device.
     Explained(AttachRequest, Result<(), Refused>),
     /// A device was claimed: by the claim of this function, which may be an earlier one that covers it.
@@ -58,6 +62,8 @@ pub(crate) enum Event {
     Attached(PciAddress, Result<(), String>),
     /// It was not, as the guest is to end.
     NotAttached(PciAddress),
+    /// The guest sees that something is in a slot of its, which does not answer yet.
+    Inserted(PciAddress, Result<(), String>),
     /// A slot was filled: this is where the guest sees it, as far as it has numbered its buses.
     Plugged(PciAddress, Result<Option<PciAddress>, String>),
     /// The guest let go of a slot.
@@ -72,6 +78,10 @@ pub(crate) enum Event {
     Started(Instant),
     /// The guest was reset, and runs again.
     Restarted,
+    /// What it runs in does not answer.
+    Unresponsive,
+    /// It does again.
+    Responsive,
     /// The guest does not run any more, or did not start.
     Ended(Result<RunReport, String>),
     /// The host takes a device away, and waits for it.
@@ -110,7 +120,9 @@ pub(crate) enum Action {
     Open(PciAddress),
     /// Attach it, and put it into the machine if the guest starts with it.
     Attach(PciAddress),
-    /// Put the device into a free slot of the guest.
+    /// Have the guest see that the device is in a free slot, where it gets ready.
+    Insert(PciAddress),
+    /// Have the device answer in its slot.
     Plug(PciAddress),
     /// Ask the guest to let go of a slot within this time. Not awaited: it [does](Event::LetGo), or it does [not](Event::Kept).
     Ask(PciAddress, Duration),
@@ -151,6 +163,7 @@ impl Event {
             Self::Claimed(address, _) | Self::NotClaimed(address) => Some(Action::Claim(address)),
             Self::Opened(address, _) => Some(Action::Open(address)),
             Self::Attached(address, _) | Self::NotAttached(address) => Some(Action::Attach(address)),
+            Self::Inserted(slot, _) => Some(Action::Insert(slot)),
             Self::Plugged(slot, _) => Some(Action::Plug(slot)),
             Self::Unplugged(slot) => Some(Action::Unplug(slot)),
             Self::Booted(_) => Some(Action::Boot),
@@ -163,10 +176,13 @@ impl Event {
             | Self::Stop
             | Self::Attach(..)
             | Self::Detach(..)
+            | Self::Reset(_)
             | Self::LetGo(_)
             | Self::Kept(..)
             | Self::Started(_)
             | Self::Restarted
+            | Self::Unresponsive
+            | Self::Responsive
             | Self::Ended(_)
             | Self::WantedBack(_)
             | Self::Lost(..) => None,
@@ -243,7 +259,7 @@ enum Course {
 struct Slot {
     functions: Vec<Function>,
     course: Course,
-    /// Whether the machine has it.
+    /// Whether the machine has it, or that it comes.
     plugged: bool,
     /// Whether what failed is being tried once more.
     last_try: bool,
@@ -307,6 +323,8 @@ pub(crate) struct State {
     machine: Machine,
     slots: Vec<Slot>,
     claims: Vec<Claim>,
+    /// Who wants the guest reset.
+    resets: Vec<RequestId>,
     /// The action that was not answered yet.
     pending: Option<Action>,
     /// What is to be done beside, and not awaited.
@@ -318,7 +336,7 @@ pub(crate) struct State {
     failed: Vec<String>,
     /// What became of devices that were lost.
     lost: Vec<String>,
-    /// What could not be given back.
+    /// What could not be released.
     kept: Vec<String>,
 }
 
@@ -332,6 +350,7 @@ impl State {
             machine: Machine::Made,
             slots: slots.iter().map(slot).collect(),
             claims: Vec::new(),
+            resets: Vec::new(),
             pending: None,
             beside: Vec::new(),
             last_try: false,
@@ -389,7 +408,7 @@ impl State {
         let Self { report, mut failed, lost, kept, .. } = self;
         failed.extend(lost);
         if !kept.is_empty() {
-            failed.push(format!("not everything could be given back: {}", kept.join("; ")));
+            failed.push(format!("not everything could be released: {}", kept.join("; ")));
         }
         if failed.is_empty() { Ok(report) } else { Err(failed) }
     }
@@ -405,6 +424,11 @@ impl State {
             Event::Stop | Event::NotClaimed(_) => self.ending = true,
             Event::Attach(id, request) => self.attach(*id, request),
             Event::Detach(id, address, how) => self.detach(*id, *address, *how),
+            Event::Reset(id) if self.is_ending() => {
+                let why = "the guest is ending; start it again once it has ended";
+                self.answer([(*id, Answer::Reset(Err(Refused::Conflict(why.into()))))]);
+            }
+            Event::Reset(id) => self.resets.push(*id),
             Event::Explained(request, explained) => {
                 let slot = request.functions.first().and_then(|&first| self.slot(first));
                 match (slot.map(|slot| &mut slot.course), explained) {
@@ -436,12 +460,21 @@ impl State {
                 self.ending = true;
             }
             Event::Claimed(address, Err(error))
+            | Event::Inserted(address, Err(error))
             | Event::Opened(address, Err(error))
             | Event::Plugged(address, Err(error)) => self.fail_of(*address, error),
+            Event::Inserted(address, Ok(())) => {
+                if let Some(slot) = self.slot(*address) {
+                    slot.plugged = true;
+                }
+            }
             Event::Plugged(address, Ok(guest)) => {
                 let mut answers = Vec::new();
                 if let Some(slot) = self.slot(*address) {
-                    slot.plugged = true;
+                    if let Course::Leaving(Ok(how)) = &mut slot.course {
+                        // The guest has seen it.
+                        *how = DetachedHow::Surprise;
+                    }
                     if !slot.is_leaving() {
                         slot.course = Course::There;
                         let attached = Attached { guest: *guest };
@@ -471,8 +504,16 @@ impl State {
                 if matches!(self.machine, Machine::Running | Machine::Stopping) {
                     (self.machine, self.ending) = (Machine::Halted, true);
                     match ran {
-                        Ok(report) => self.report = report.clone(),
-                        Err(error) => self.fail(error),
+                        Ok(report) => {
+                            self.report = report.clone();
+                            if report.end == End::Reset {
+                                self.reset(Ok(()));
+                            }
+                        }
+                        Err(error) => {
+                            self.fail(error);
+                            self.reset(Err(Refused::Failed(error.clone())));
+                        }
                     }
                 }
             }
@@ -484,9 +525,11 @@ impl State {
                 self.lost.extend(event.loss());
                 self.take(*address, None);
             }
-            Event::Booted(Ok(())) | Event::Started(_) | Event::Restarted => {}
+            Event::Restarted => self.reset(Ok(())),
+            Event::Booted(Ok(())) | Event::Started(_) | Event::Unresponsive | Event::Responsive => {}
             Event::MachineDropped => {
                 self.machine = Machine::Gone;
+                self.reset(Err(Refused::Conflict("the guest ended before it was reset".into())));
                 self.slots.iter_mut().for_each(|slot| slot.plugged = false);
             }
             Event::Stopped(address, wanted) => self.change(*address, |function| {
@@ -505,6 +548,12 @@ impl State {
             Event::Closed(address) => self.set(*address, Phase::Claimed),
             Event::Released(target, released) => self.released(*target, released),
         }
+    }
+
+    /// Answers who wants the guest reset.
+    fn reset(&mut self, reset: Result<(), Refused>) {
+        let resets = std::mem::take(&mut self.resets);
+        self.answer(resets.into_iter().map(|id| (id, Answer::Reset(reset.clone()))));
     }
 
     fn attach(&mut self, id: RequestId, request: &AttachRequest) {
@@ -527,10 +576,10 @@ impl State {
 
     fn detach(&mut self, id: RequestId, address: PciAddress, how: DetachHow) {
         let ending = self.is_ending();
-        let mut asks = None;
+        let (mut asks, mut turned_back) = (None, Vec::new());
         let refused = match self.slot(address) {
             _ if ending => {
-                Some(Refused::Conflict(format!("the guest is ending, and {address} is given back with it")))
+                Some(Refused::Conflict(format!("the guest is ending, and {address} is released with it")))
             }
             None => Some(Refused::NotFound(format!("the guest has no {address}; see `vm-service guests`"))),
             Some(slot) => match (&slot.course, how) {
@@ -548,8 +597,17 @@ impl State {
                 (Course::Asked { .. }, DetachHow::Orderly { .. }) => Some(Refused::Conflict(format!(
                     "the guest is asked for {address} already; wait, or take it by surprise"
                 ))),
-                (Course::Booting | Course::Coming { .. }, _) => Some(Refused::Conflict(format!(
-                    "{address} is on its way to the guest; detach it once it is attached"
+                (Course::Coming { .. }, how) => {
+                    let how = match how {
+                        DetachHow::Orderly { .. } => DetachedHow::Orderly,
+                        DetachHow::Surprise => DetachedHow::Surprise,
+                    };
+                    slot.course = Course::Leaving(Ok(how));
+                    turned_back = std::mem::replace(&mut slot.requests, vec![id]);
+                    None
+                }
+                (Course::Booting, _) => Some(Refused::Conflict(format!(
+                    "{address} is on its way to the guest, which starts with it; detach it once it is attached, or stop the guest"
                 ))),
                 (Course::Leaving(_), _) => Some(Refused::Conflict(format!(
                     "{address} is on its way out of the guest; wait until it is back"
@@ -557,6 +615,8 @@ impl State {
             },
         };
         self.beside.extend(asks);
+        let why = || Refused::Conflict(format!("{address} was detached before it had come to the guest"));
+        self.answer(turned_back.into_iter().map(|id| (id, Answer::Attach(Err(why())))));
         self.answer(refused.map(|refused| (id, Answer::Detach(Err(refused)))));
     }
 
@@ -716,7 +776,7 @@ impl State {
     fn finish(&mut self, slot: Slot) {
         let Slot { course, requests, kept, .. } = slot;
         let failed = (!kept.is_empty())
-            .then(|| Refused::Failed(format!("not everything could be given back: {}", kept.join("; "))));
+            .then(|| Refused::Failed(format!("not everything could be released: {}", kept.join("; "))));
         let answers: Vec<_> = match course {
             Course::Leaving(Ok(how)) => {
                 let detached = failed.map_or(Ok(how), Err);
@@ -731,7 +791,7 @@ impl State {
             }
             Course::There | Course::Asked { .. } => {
                 let ended =
-                    || Refused::Conflict("the guest ended, and its devices were given back with it".into());
+                    || Refused::Conflict("the guest ended, and its devices were released with it".into());
                 requests.into_iter().map(|id| (id, Answer::Detach(Err(ended())))).collect()
             }
         };
@@ -773,7 +833,7 @@ impl State {
         self.last_try || slots.any(|slot| slot.is_leaving() && slot.last_try)
     }
 
-    /// Notes what could not be given back.
+    /// Notes what could not be released.
     fn keep(&mut self, address: PciAddress, error: &str) {
         self.kept.push(error.to_owned());
         let is_of = |function: &Function| function.address == address || function.claim == Some(address);
@@ -783,7 +843,10 @@ impl State {
 
     /// Notes why the guest can't be started or run on.
     fn fail(&mut self, error: &str) {
-        self.failed.push(error.to_owned());
+        // Of a VMM that has gone that is why it ended, and why its device did not come.
+        if !self.failed.iter().any(|failed| failed == error) {
+            self.failed.push(error.to_owned());
+        }
         self.ending = true;
     }
 
@@ -807,6 +870,7 @@ fn come(slot: &Slot) -> Option<Action> {
         return Some(Action::Explain(request.clone()));
     }
     let next = slot.first(Phase::Idle).map(Action::Claim);
+    let next = next.or_else(|| slot.name().filter(|_| !slot.plugged).map(Action::Insert));
     let next = next.or_else(|| slot.first(Phase::Claimed).map(Action::Open));
     let next = next.or_else(|| slot.first(Phase::Open).map(Action::Attach));
     next.or_else(|| slot.name().map(Action::Plug))

@@ -27,6 +27,10 @@ pub(super) struct Watched {
     pub(super) address: PciAddress,
     /// Readable when the host wants the device back; `None` where the Linux kernel does not say.
     pub(super) wanted: Option<OwnedFd>,
+    /// Whether it does, however that is known: the guest's VMM, which has the device open, can silence the Linux kernel.
+    pub(super) is_wanted: Box<dyn Fn() -> bool + Send>,
+    /// Made readable then, too.
+    pub(super) tell: Option<OwnedFd>,
     /// Whether the device is there.
     pub(super) presence: Box<dyn Fn() -> Presence + Send>,
 }
@@ -106,12 +110,12 @@ impl Watch {
 ///
 /// # Errors
 /// When this process has no descriptors left.
-fn event() -> io::Result<OwnedFd> {
+pub(super) fn event() -> io::Result<OwnedFd> {
     Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
 /// Wakes who polls an eventfd.
-fn wake(event: &OwnedFd) {
+pub(super) fn wake(event: &OwnedFd) {
     // It fails only when the counter is full, and then it is readable.
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
@@ -134,9 +138,8 @@ fn watch(interval: Duration, changed: &Receiver<Change>, woken: &OwnedFd, events
             }
         }
         let mut fds = vec![PollFd::new(woken, PollFlags::IN)];
-        let heard = devices.iter().filter_map(|device| Some((device.address, device.wanted.as_ref()?)));
-        let (addresses, wanted): (Vec<_>, Vec<_>) = heard.unzip();
-        fds.extend(wanted.into_iter().map(|event| PollFd::new(event, PollFlags::IN)));
+        let heard = devices.iter().filter_map(|device| device.wanted.as_ref());
+        fds.extend(heard.map(|event| PollFd::new(event, PollFlags::IN)));
         match poll(&mut fds, (!devices.is_empty()).then_some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => {
@@ -144,17 +147,15 @@ fn watch(interval: Duration, changed: &Receiver<Change>, woken: &OwnedFd, events
                 return;
             }
         }
-        let ready: Vec<bool> = fds.iter().map(|fd| fd.revents().contains(PollFlags::IN)).collect();
-        if ready.first() == Some(&true) {
+        if fds.first().is_some_and(|fd| fd.revents().contains(PollFlags::IN)) {
             // Only this thread reads it.
             let _ = rustix::io::read(woken, &mut [0; 8]);
             continue;
         }
-        let wanted = addresses.into_iter().zip(ready.into_iter().skip(1));
-        let wanted: Vec<_> = wanted.filter_map(|(address, is_ready)| is_ready.then_some(address)).collect();
         devices.retain(|device| {
             let address = device.address;
-            let event = if wanted.contains(&address) {
+            let event = if (device.is_wanted)() {
+                device.tell.iter().for_each(wake);
                 Event::WantedBack(address)
             } else if let Presence::Gone(evidence) = (device.presence)() {
                 if !missing.contains(&address) {
@@ -189,7 +190,15 @@ mod tests {
             answers[turn.min(answers.len() - 1)].clone()
         };
         let address = PciAddress::new(0, 0x65, 0, number).expect("an address");
-        Watched { address, wanted: Some(event().expect("an eventfd")), presence: Box::new(presence) }
+        let wanted = event().expect("an eventfd");
+        let written = wanted.try_clone().expect("a descriptor");
+        Watched {
+            address,
+            wanted: Some(wanted),
+            is_wanted: Box::new(move || rustix::io::read(&written, &mut [0; 8]).is_ok()),
+            tell: None,
+            presence: Box::new(presence),
+        }
     }
 
     fn wait_until(done: impl Fn() -> bool) {
@@ -202,20 +211,27 @@ mod tests {
 
     #[test]
     fn a_device_that_is_wanted_back_is_sent_once() {
-        let asked = Arc::default();
-        let devices = vec![device(0, &[Presence::Present], &asked), device(1, &[Presence::Present], &asked)];
-        let wanted = devices[1].wanted.as_ref().expect("an eventfd").try_clone().expect("a descriptor");
-        let (events, sent) = channel();
-        let watch = Watch::start(events).expect("a thread");
-        devices.into_iter().for_each(|device| watch.add(device));
-        rustix::io::write(&wanted, &1u64.to_ne_bytes()).expect("written");
-        let event = sent.recv_timeout(Duration::from_secs(30));
-        assert!(
-            matches!(event, Ok(Message::Event(Event::WantedBack(address))) if address.function() == 1),
-            "{event:?}"
-        );
-        watch.end();
-        assert!(sent.recv().is_err());
+        let check = |is_silenced| {
+            let asked = Arc::default();
+            let mut devices = [0, 1].map(|number| device(number, &[Presence::Present], &asked));
+            let wanted = devices[1].wanted.as_ref().expect("an eventfd").try_clone().expect("a descriptor");
+            if is_silenced {
+                devices[1].wanted = None;
+            }
+            let (events, sent) = channel();
+            let watch = Watch::every(Duration::from_millis(10), events).expect("a thread");
+            devices.into_iter().for_each(|device| watch.add(device));
+            wake(&wanted);
+            let event = sent.recv_timeout(Duration::from_secs(30));
+            assert!(
+                matches!(event, Ok(Message::Event(Event::WantedBack(address))) if address.function() == 1),
+                "{event:?}"
+            );
+            watch.end();
+            assert!(sent.recv().is_err());
+        };
+        check(false);
+        check(true);
     }
 
     #[test]

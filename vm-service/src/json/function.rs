@@ -121,6 +121,17 @@ pub enum PowerState {
     Unknown,
 }
 
+/// A physical function, and the virtual functions that it has.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct PhysicalFunction {
+    /// Its address.
+    pub address: String,
+    /// Most virtual functions that it can have.
+    pub total_vfs: u16,
+    /// Addresses of those that it has, in order.
+    pub functions: Vec<String>,
+}
+
 /// SR-IOV side of a function.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "kebab-case")]

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
 
 use super::Readiness;
+use crate::{log, sandbox};
 
 /// A guest that runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -31,14 +32,41 @@ pub struct GuestStatus {
     /// How it ended, where that is its state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub how: Option<StoppedHow>,
+    /// How far the process is confined in which it runs; null before it is, and where nobody answers.
+    pub confinement: Option<Confinement>,
+}
+
+/// How far a guest's VMM is confined, beyond its system calls.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Confinement {
+    /// The user that only it is; null where it has none.
+    pub user: Option<u32>,
+    /// Whether it can open no file, by Landlock.
+    pub files: bool,
+    /// Whether Landlock keeps it from sending signals.
+    pub signals: bool,
+    /// What it goes without, and why.
+    pub missing: Vec<String>,
+}
+
+impl From<&sandbox::Confinement> for Confinement {
+    fn from(confinement: &sandbox::Confinement) -> Self {
+        let sandbox::Confinement { user, files, signals, missing } = confinement.clone();
+        Self { user, files, signals, missing }
+    }
 }
 
 impl GuestStatus {
+    /// Whether its process has answered with what it is.
+    pub(crate) fn is_known(&self) -> bool {
+        self.vcpus > 0
+    }
+
     /// One whose process does not answer.
     pub(crate) fn of_unresponsive(name: &str, pid: u32) -> Self {
         let state = GuestState::Unresponsive;
-        let (devices, console, how) = (Vec::new(), None, None);
-        Self { name: name.to_owned(), pid, state, since: 0, vcpus: 0, memory: 0, devices, console, how }
+        let (name, devices, console, how, confinement) = (name.to_owned(), Vec::new(), None, None, None);
+        Self { name, pid, state, since: 0, vcpus: 0, memory: 0, devices, console, how, confinement }
     }
 }
 
@@ -47,13 +75,13 @@ impl GuestStatus {
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
 pub enum GuestState {
-    /// Its program is being loaded.
+    /// Its machine is made, or its program loaded.
     Starting,
     /// It runs.
     Running,
-    /// It has ended, and its devices go back.
-    Ending,
-    /// Its process does not answer: nothing but its name and its process is known.
+    /// Its power is cut, or it has ended, and its devices go back.
+    Stopping,
+    /// Its VMM does not answer, or its process does not: then nothing but its name and its process is known.
     Unresponsive,
     /// One that a newer version knows.
     #[serde(other)]
@@ -98,6 +126,8 @@ pub struct GuestEvent {
     /// How it ended, where it has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub how: Option<StoppedHow>,
+    /// When, in UTC, as RFC 3339 has it.
+    pub time: String,
 }
 
 /// What may happen to a guest.
@@ -111,6 +141,10 @@ pub enum EventKind {
     Started,
     /// Its machine was reset, and it runs again.
     Reset,
+    /// Its VMM does not answer.
+    Unresponsive,
+    /// Its VMM answers again.
+    Responsive,
     /// A device was attached.
     DeviceAttached,
     /// A device was detached.
@@ -137,6 +171,13 @@ impl EventKind {
     }
 }
 
+impl GuestEvent {
+    /// It happened just now.
+    pub(crate) fn new(guest: &str, event: EventKind) -> Self {
+        Self { guest: guest.to_owned(), event, address: None, text: None, how: None, time: log::now() }
+    }
+}
+
 impl fmt::Display for GuestEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.guest, self.event.as_str())?;
@@ -145,7 +186,7 @@ impl fmt::Display for GuestEvent {
     }
 }
 
-/// A guest that has ended, and everything was given back.
+/// A guest that has ended, and everything was released.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct StoppedGuest {
     /// Its name.
@@ -248,13 +289,13 @@ impl From<Refusal> for Problem {
     fn from(refusal: Refusal) -> Self {
         let Refusal { code, message, field, blockers } = refusal;
         let (name, title, status) = match code {
-            RefusalCode::Invalid => ("invalid", "the request is wrong", 400),
-            RefusalCode::NotFound => ("not-found", "there is no such thing", 404),
-            RefusalCode::Conflict => ("conflict", "it does not fit what is there", 409),
-            RefusalCode::Blocked => ("blocked", "a device can't be passed to a guest as things are", 409),
-            RefusalCode::Timeout => ("timeout", "the guest did not answer in time", 504),
-            RefusalCode::Busy => ("busy", "the daemon serves as many as it can", 503),
-            RefusalCode::Failed | RefusalCode::Other => ("failed", "it failed", 500),
+            RefusalCode::Invalid => ("invalid", "invalid request", 400),
+            RefusalCode::NotFound => ("not-found", "not found", 404),
+            RefusalCode::Conflict => ("conflict", "conflict", 409),
+            RefusalCode::Blocked => ("blocked", "device blocked", 409),
+            RefusalCode::Timeout => ("timeout", "timeout", 504),
+            RefusalCode::Busy => ("busy", "busy", 503),
+            RefusalCode::Failed | RefusalCode::Other => ("failed", "failed", 500),
         };
         let kind = format!("urn:vm-service:{name}");
         Self { kind, title: title.to_owned(), status, detail: message, code, field, blockers }

@@ -37,9 +37,9 @@ pub struct CompiledKernel {
     pub parameter_bytes: u32,
     /// Its parameters, in the order of a launch's arguments.
     pub parameters: Vec<KernelParameter>,
-    /// Offset of the stop word's address in the block of parameters; null for a kernel that is not watched.
+    /// Offset of the cancel flag's address in the block of parameters; null for a kernel that is not metered.
     pub stop_word_offset: Option<u32>,
-    /// Offset of the rounds that each thread may take; null for a kernel that is not watched.
+    /// Offset of the fuel of each thread; null for a kernel that is not metered.
     pub rounds_offset: Option<u32>,
 }
 

@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use vm_passthrough::PciAddress;
 
+use super::{Confinement, StoppedHow};
 use crate::vmm;
 
 /// How a guest ran.
@@ -13,13 +14,13 @@ use crate::vmm;
 pub struct RunReport {
     /// Name of the guest.
     pub guest: String,
-    /// Why it ended.
-    pub end: End,
+    /// How it ended.
+    pub how: StoppedHow,
     /// How often it was restarted in place.
     pub restarts: u32,
     /// From the start of the command until the guest was started, in milliseconds.
     pub startup_ms: f64,
-    /// From the start of the command until everything was given back, in milliseconds.
+    /// From the start of the command until everything was released, in milliseconds.
     pub duration_ms: f64,
     /// Exits to user space.
     pub exits: Exits,
@@ -27,6 +28,8 @@ pub struct RunReport {
     pub backend: Option<String>,
     /// The devices that it had.
     pub devices: Vec<RunDevice>,
+    /// How far the process was confined in which it ran.
+    pub confinement: Confinement,
 }
 
 /// A device of a guest, and how long each step took, in milliseconds.
@@ -60,20 +63,6 @@ impl RunDevice {
     }
 }
 
-/// Why a guest ended.
-#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum End {
-    /// It powered itself off.
-    Shutdown,
-    /// It asked for a reboot, and `--no-reboot` was given.
-    Reboot,
-    /// It crashed, and `--no-reboot` was given.
-    TripleFault,
-    /// A signal or the operator's keys stopped it.
-    Stopped,
-}
-
 /// Exits to user space, by kind.
 #[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
 pub struct Exits {
@@ -96,17 +85,6 @@ pub struct Exits {
 /// A duration in milliseconds, to the microsecond.
 pub(crate) fn milliseconds(duration: Duration) -> f64 {
     duration.as_micros() as f64 / 1000.0
-}
-
-impl From<vmm::End> for End {
-    fn from(value: vmm::End) -> Self {
-        match value {
-            vmm::End::Shutdown => Self::Shutdown,
-            vmm::End::Reboot => Self::Reboot,
-            vmm::End::TripleFault => Self::TripleFault,
-            vmm::End::Stopped => Self::Stopped,
-        }
-    }
 }
 
 impl From<&vmm::ExitCounts> for Exits {

@@ -10,6 +10,7 @@ use vm_jit::Target;
 use vm_passthrough::PciAddress;
 
 use super::argument::{ArgSpec, OutSpec};
+use crate::deadlines;
 
 /// Arguments of `compile`.
 #[derive(Debug, Args)]
@@ -78,12 +79,9 @@ pub(crate) fn trust(trusted: bool) -> Trust {
     if trusted { Trust::Trusted } else { Trust::Guest }
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    // A year is for ever, and within the range of the clock.
-    seconds
-        .filter(|duration| !duration.is_zero() && duration.as_secs() <= 365 * 24 * 60 * 60)
-        .ok_or_else(|| "write seconds above 0, as in 2.5".into())
+fn seconds(text: &str) -> Result<Duration, &'static str> {
+    let seconds = deadlines::seconds(text).ok();
+    seconds.filter(|time| !time.is_zero()).ok_or("write seconds above 0, as in 2.5")
 }
 
 fn bound(text: &str) -> Result<f64, String> {

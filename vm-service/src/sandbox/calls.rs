@@ -125,6 +125,36 @@ const IOCTL_MACHINE: &[u64] = &[
     0x4004_54d0, // TUNSETOFFLOAD
 ];
 
+/// What a VMM's other threads need beside what vCPUs and devices do: to read the guest's program once more, to stop vCPUs, and
+/// to confine those that it starts further.
+const VMM: &[i64] = &[libc::SYS_capset, libc::SYS_lseek, libc::SYS_seccomp];
+
+/// What `ioctl` may do for them. KVM: put vCPUs and interrupt controllers into the state in which a guest starts, and know a
+/// device. VFIO: ask a device and its address space, and map memory of this process in it.
+const IOCTL_VMM: &[u64] = &[
+    0x8208_ae63, // KVM_SET_IRQCHIP
+    0x4090_ae82, // KVM_SET_REGS
+    0x8138_ae83, // KVM_GET_SREGS
+    0x4138_ae84, // KVM_SET_SREGS
+    0xc008_ae88, // KVM_GET_MSRS
+    0x4008_ae89, // KVM_SET_MSRS
+    0x4400_ae8f, // KVM_SET_LAPIC
+    0x4004_ae99, // KVM_SET_MP_STATE
+    0x4040_aea0, // KVM_SET_VCPU_EVENTS
+    0x4080_aea2, // KVM_SET_DEBUGREGS
+    0x5000_aea5, // KVM_SET_XSAVE
+    0x4188_aea7, // KVM_SET_XCRS
+    0xc00c_aee0, // KVM_CREATE_DEVICE
+    0x4018_aee1, // KVM_SET_DEVICE_ATTR
+    0x3b6b,      // VFIO_DEVICE_GET_INFO
+    0x3b70,      // VFIO_IOMMU_GET_INFO
+    0x3b71,      // VFIO_IOMMU_MAP_DMA
+    0x3b72,      // VFIO_IOMMU_UNMAP_DMA
+    0x3b84,      // IOMMU_IOAS_IOVA_RANGES
+    0x3b85,      // IOMMU_IOAS_MAP
+    0x3b86,      // IOMMU_IOAS_UNMAP
+];
+
 /// New namespaces, for `clone`.
 const NAMESPACES: libc::c_int = libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWIPC
@@ -161,7 +191,7 @@ const PRCTL_DRIVER: &[libc::c_int] =
 /// # Errors
 /// When the Linux kernel takes no filter.
 pub(crate) fn confine(profile: Profile, confinement: &Confinement) -> Result<(), String> {
-    let failed = |error: &dyn std::fmt::Display| format!("confining the worker failed: {error}");
+    let failed = |error: &dyn std::fmt::Display| format!("confining the process failed: {error}");
     // The strict one last: it allows no further filter.
     for program in [soft(profile), filter(profile, confinement)] {
         apply_filter_all_threads(&program.map_err(|error| failed(&error))?)
@@ -189,7 +219,7 @@ pub(super) fn confine_thread() -> Result<(), String> {
 /// driver's library files seem to be missing too: what is read for a message, say, is then left out of it.
 fn soft(profile: Profile) -> Result<BpfProgram, BackendError> {
     let calls = match profile {
-        Profile::Own | Profile::Machine => SOFT,
+        Profile::Own | Profile::Machine | Profile::Vmm => SOFT,
         Profile::Driver => &[libc::SYS_clone3],
     };
     let rules = calls.iter().map(|call| (*call, Vec::new())).collect();
@@ -200,7 +230,7 @@ fn soft(profile: Profile) -> Result<BpfProgram, BackendError> {
 fn filter(profile: Profile, confinement: &Confinement) -> Result<BpfProgram, BackendError> {
     let refuse = match profile {
         Profile::Own => SeccompAction::KillProcess,
-        Profile::Driver | Profile::Machine => SeccompAction::Errno(libc::EPERM as u32),
+        Profile::Driver | Profile::Machine | Profile::Vmm => SeccompAction::Errno(libc::EPERM as u32),
     };
     let rules = rules(profile, confinement)?;
     SeccompFilter::new(rules, refuse, SeccompAction::Allow, TargetArch::x86_64)?.try_into()
@@ -218,7 +248,9 @@ fn rules(
     may(libc::SYS_clone, vec![all(&[masked(0, thread | NAMESPACES as u64, thread)])?]);
     may(libc::SYS_madvise, vec![all(&[(2, SeccompCmpOp::Lt, MADVISE_END as u64)])?]);
     let mut fcntl = one_of(1, FCNTL)?;
-    fcntl.push(all(&[equal(1, libc::F_SETFL as u64), masked(2, libc::O_ASYNC as u64, 0)])?);
+    // Who else has the file, an eventfd say, would wait in the place of getting an error.
+    let waits = if profile == Profile::Driver { 0 } else { libc::O_NONBLOCK as u64 };
+    fcntl.push(all(&[equal(1, libc::F_SETFL as u64), masked(2, libc::O_ASYNC as u64 | waits, waits)])?);
     // A stack that grows is in no limit on data, and memory that is shared is not either.
     let grows = masked(3, libc::MAP_GROWSDOWN as u64, 0);
     match profile {
@@ -236,7 +268,7 @@ fn rules(
                 may(*call, Vec::new());
             }
         }
-        Profile::Machine => {
+        Profile::Machine | Profile::Vmm => {
             for call in MACHINE.iter().chain(SOFT) {
                 may(*call, Vec::new());
             }
@@ -244,8 +276,16 @@ fn rules(
             let is_data = masked(2, libc::PROT_EXEC as u64, 0);
             may(libc::SYS_mmap, vec![all(&[grows, is_data.clone()])?]);
             may(libc::SYS_mprotect, vec![all(&[is_data])?]);
-            may(libc::SYS_prctl, one_of(0, &[libc::PR_SET_NAME])?);
-            let requests = IOCTL_MACHINE.iter().map(|request| all(&[equal(1, *request)]));
+            let (mut names, mut requests) = (vec![libc::PR_SET_NAME], IOCTL_MACHINE.to_vec());
+            if profile == Profile::Vmm {
+                VMM.iter().for_each(|call| may(*call, Vec::new()));
+                names.push(libc::PR_SET_NO_NEW_PRIVS);
+                requests.extend(IOCTL_VMM);
+                let own = u64::from(std::process::id());
+                may(libc::SYS_tgkill, vec![all(&[equal(0, own)])?]);
+            }
+            may(libc::SYS_prctl, one_of(0, &names)?);
+            let requests = requests.iter().map(|request| all(&[equal(1, *request)]));
             may(libc::SYS_ioctl, requests.collect::<Result<_, _>>()?);
         }
         Profile::Driver => {

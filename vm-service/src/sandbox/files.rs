@@ -55,19 +55,21 @@ pub(super) fn restrict(profile: Profile, devices: &[PathBuf]) -> Result<Reach, S
         std::env::split_paths(&named).filter(|path| path.is_absolute() && path != Path::new("/")).collect();
     let write = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate;
     let (libraries, named, threads) = match profile {
-        Profile::Own | Profile::Machine => (&[][..], &[][..], None),
+        Profile::Own | Profile::Machine | Profile::Vmm => (&[][..], &[][..], None),
         Profile::Driver => (LIBRARIES, &named[..], Some(THREADS)),
     };
+    // A VMM has nothing open to look for any more.
+    let (machine, harmless) = if profile == Profile::Vmm { (&[][..], &[][..]) } else { (MACHINE, HARMLESS) };
     let restricted = || {
         Ruleset::default()
             .handle_access(AccessFs::from_all(VERSION))?
             .scope(Scope::from_all(VERSION))?
             .create()?
-            .add_rules(path_beneath_rules(MACHINE, read))?
+            .add_rules(path_beneath_rules(machine, read))?
             .add_rules(path_beneath_rules(libraries, read))?
             .add_rules(path_beneath_rules(named, read))?
             .add_rules(path_beneath_rules(threads, write))?
-            .add_rules(path_beneath_rules(HARMLESS, AccessFs::ReadFile | AccessFs::WriteFile))?
+            .add_rules(path_beneath_rules(harmless, AccessFs::ReadFile | AccessFs::WriteFile))?
             .add_rules(path_beneath_rules(devices, node))?
             .restrict_self()
     };

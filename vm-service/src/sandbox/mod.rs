@@ -14,9 +14,9 @@
 //! (a container without the right to change users, a Linux kernel without Landlock); the worker then goes on without, and
 //! [`Confinement`] says so.
 //!
-//! In the VMM, the threads of vCPUs and devices are [confined](spawn) before they serve the guest, and with them those that they
-//! begin: to system calls on what is open, and no capabilities. What takes more is done by other threads, at their
-//! request. They share memory with those, so what this stops is not who writes anywhere in that memory.
+//! A guest's VMM goes the same way: it enters, opens all that the guest is made of, settles before it begins a thread, makes the
+//! machine, and is confined before the guest runs. In it the threads of vCPUs and devices are [confined](spawn) further before they
+//! serve the guest, and with them those that they begin. What takes rights is done by its keeper, at its request.
 
 mod calls;
 mod files;
@@ -27,6 +27,7 @@ mod threads;
 mod user;
 
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 
@@ -34,11 +35,11 @@ use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal, getrlimit, set
 use serde::{Deserialize, Serialize};
 
 pub(crate) use calls::confine;
-pub(crate) use sys::inherit_standard;
+pub(crate) use sys::{end_with_parent, inherit_standard};
 pub(crate) use threads::spawn;
 
 /// Descriptors that a worker may have: those of a GPU's driver are dozens.
-const FILES: u64 = 1024;
+pub(crate) const WORKER_FILES: u64 = 1024;
 /// Threads that a worker with a user of its own may have.
 const THREADS: u64 = 4096;
 /// How far its first stack may grow.
@@ -54,6 +55,8 @@ pub(crate) enum Profile {
     Own,
     /// One whose accelerator is a driver's library, which opens files and talks to device nodes: other calls fail.
     Driver,
+    /// A guest's VMM, which has opened all that the guest is made of: other calls fail.
+    Vmm,
     /// vCPUs and devices, which work on what is open: other calls fail.
     Machine,
 }
@@ -85,15 +88,15 @@ impl Measures {
         ];
         match Profile::of(device) {
             Profile::Driver => ALL,
-            Profile::Own | Profile::Machine => &ALL[..1],
+            Profile::Own | Profile::Machine | Profile::Vmm => &ALL[..1],
         }
     }
 }
 
-/// How far a worker is confined, beyond what every worker is.
+/// How far a worker or a VMM is confined, beyond what all are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Confinement {
-    /// The user that only this worker is.
+    /// The user that only this process is.
     pub(crate) user: Option<u32>,
     /// Whether it can open only what it needs, and reaches no other process through `/proc`.
     pub(crate) files: bool,
@@ -122,21 +125,28 @@ impl fmt::Display for Confinement {
     }
 }
 
-/// The first part. Answers with the socket, which is standard input: a worker is given no more than the three standard
-/// descriptors.
+/// The first part. Answers with the socket, which was standard input: a worker is given no more than the three standard
+/// descriptors. It has `files` at most then, if given.
 ///
 /// # Errors
 /// The Linux kernel's, with what it refused.
-pub(crate) fn enter() -> Result<OwnedFd, String> {
+pub(crate) fn enter(files: Option<u64>) -> Result<OwnedFd, String> {
     let failed = |what: &'static str| move |error: io::Error| format!("{what} failed: {error}");
     let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)
         .map_err(|error| failed("taking the socket")(error.into()))?;
+    File::open("/dev/null")
+        .and_then(|null| Ok(rustix::stdio::dup2_stdin(null)?))
+        .map_err(failed("opening /dev/null"))?;
+    // It is read once, by calls that are refused later.
+    let _ = rustix::param::page_size();
     // It fails when the process leads a session already, as when it is started by hand.
     let _ = rustix::process::setsid();
+    // Whoever ends all of a unit's processes means that the guest's own is asked, which ends this one.
+    sys::ignore_requests_to_end();
     rustix::thread::set_no_new_privs(true)
         .map_err(|error| failed("giving up new privileges")(error.into()))?;
     limit(Resource::Core, 0)?;
-    limit(Resource::Nofile, FILES)?;
+    files.map_or(Ok(()), |files| limit(Resource::Nofile, files))?;
     limit(Resource::Stack, STACK)?;
     Ok(socket)
 }
@@ -146,10 +156,14 @@ pub(crate) fn settle(profile: Profile, measures: Measures) -> Confinement {
     let mut confinement = Confinement::default();
     let missing = &mut confinement.missing;
     let devices = match profile {
-        Profile::Own | Profile::Machine => Vec::new(),
+        Profile::Own | Profile::Machine | Profile::Vmm => Vec::new(),
         Profile::Driver => files::devices(),
     };
-    // The user first: changing it takes rights and a signal between threads that Landlock could refuse.
+    // It takes a right that goes with the user. Who is not root gains nothing without new privileges.
+    if let (true, Err(error)) = (rustix::process::geteuid().is_root(), user::bound_capabilities()) {
+        missing.push(format!("an end to capabilities of other programs ({error})"));
+    }
+    // The user then: changing it takes rights and a signal between threads that Landlock could refuse.
     if measures.user {
         match user::become_nobody_else(&devices)
             .and_then(|user| limit(Resource::Nproc, THREADS).map(|()| user))
@@ -166,6 +180,9 @@ pub(crate) fn settle(profile: Profile, measures: Measures) -> Confinement {
     }
     if let Err(error) = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         missing.push(format!("protection from other processes of its user ({error})"));
+    }
+    if profile == Profile::Vmm && !threads::is_alone() {
+        missing.push("Landlock's limits on threads that began before".into());
     }
     let landlock = match measures.files {
         true => files::restrict(profile, &devices),
@@ -202,6 +219,15 @@ pub(crate) fn limit_memory(bytes: u64, mapped: Option<u64>) -> Result<(), String
         limit(Resource::As, RESERVED.saturating_add(bytes).saturating_add(mapped))?;
     }
     limit(Resource::Data, bytes)
+}
+
+/// Has this process lock `bytes` of memory at most, by which devices reach it: with its user it gives up to lock without limit.
+///
+/// # Errors
+/// The Linux kernel's: only root raises a limit.
+pub(crate) fn limit_locked(bytes: u64) -> Result<(), String> {
+    let limit = Rlimit { current: Some(bytes), maximum: Some(bytes) };
+    setrlimit(Resource::Memlock, limit).map_err(|error| format!("limiting locked memory failed: {error}"))
 }
 
 fn limit(resource: Resource, most: u64) -> Result<(), String> {

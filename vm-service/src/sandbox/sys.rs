@@ -18,6 +18,28 @@ pub(crate) fn inherit_standard(command: &mut Command) {
     unsafe { command.pre_exec(close) };
 }
 
+/// Has the Linux kernel kill what the command starts when the thread that starts it ends, from its first instruction on until
+/// it changes its user.
+pub(crate) fn end_with_parent(command: &mut Command) {
+    let ask = || {
+        // SAFETY: it takes numbers, and is of the child alone.
+        match unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: between fork and exec it makes one system call, and allocates nothing.
+    unsafe { command.pre_exec(ask) };
+}
+
+/// From here on SIGTERM, SIGINT and SIGHUP do nothing.
+pub(super) fn ignore_requests_to_end() {
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+        // SAFETY: no handler of this program is installed, and these signals can be ignored.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+}
+
 /// Becomes another user, on all threads and for ever: its group has the same number, and it is a member of `groups`.
 ///
 /// # Errors

@@ -178,8 +178,21 @@ const ATTACKS: &[Attack] = &[
 const ATTACKS_WORKER: &[Attack] =
     &[("private memory", &[(libc::SYS_mmap, &[Is(0), GIB, Is(WRITE), Is(ANONYMOUS | 2), Is(!0), Is(0)])])];
 
+/// What a VMM has descriptors for, but no business with. Where its memory is a guest's RAM, it is the guest's to fill.
+const ATTACKS_VMM: &[Attack] = &[
+    ("a file that waits", &[(libc::SYS_fcntl, &[SOCKET, Is(libc::F_SETFL as u64), Is(libc::O_RDWR as u64)])]),
+    ("FIONBIO", &[(libc::SYS_ioctl, &[SOCKET, Is(libc::FIONBIO), Page])]),
+    ("code", &[(libc::SYS_mmap, &[Is(0), Is(4096), Is(CODE), Is(ANONYMOUS | 2), Is(!0), Is(0)])]),
+    ("data as code", &[(libc::SYS_mprotect, &[Page, Is(4096), Is(CODE)])]),
+    ("KVM_CREATE_VM", &[(libc::SYS_ioctl, &[SOCKET, Is(0xae01), Is(0)])]),
+    ("VFIO_GROUP_GET_DEVICE_FD", &[(libc::SYS_ioctl, &[SOCKET, Is(0x3b6a), Page])]),
+    ("VFIO_DEVICE_RESET", &[(libc::SYS_ioctl, &[SOCKET, Is(0x3b6f), Is(0)])]),
+    ("what the machine says of itself", &[(libc::SYS_openat, &[HERE, Path("/proc/cpuinfo"), Is(0)])]),
+];
 /// What a thread of the VMM has descriptors for, but no business with.
 const ATTACKS_MACHINE: &[Attack] = &[
+    ("a file that waits", &[(libc::SYS_fcntl, &[SOCKET, Is(libc::F_SETFL as u64), Is(libc::O_RDWR as u64)])]),
+    ("FIONBIO", &[(libc::SYS_ioctl, &[SOCKET, Is(libc::FIONBIO), Page])]),
     ("code", &[(libc::SYS_mmap, &[Is(0), Is(4096), Is(CODE), Is(ANONYMOUS | 2), Is(!0), Is(0)])]),
     ("data as code", &[(libc::SYS_mprotect, &[Page, Is(4096), Is(CODE)])]),
     ("KVM_CREATE_VM", &[(libc::SYS_ioctl, &[SOCKET, Is(0xae01), Is(0)])]),
@@ -231,6 +244,7 @@ fn lists(profile: Profile) -> [Vec<Attack>; 2] {
     match profile {
         Profile::Own => [[ATTACKS, ATTACKS_WORKER, ATTACKS_OWN].concat(), NEEDED.to_vec()],
         Profile::Driver => [[ATTACKS, ATTACKS_WORKER].concat(), [NEEDED, NEEDED_DRIVER].concat()],
+        Profile::Vmm => [[ATTACKS, ATTACKS_VMM].concat(), [NEEDED, NEEDED_MACHINE].concat()],
         Profile::Machine => [[ATTACKS, ATTACKS_MACHINE].concat(), [NEEDED, NEEDED_MACHINE].concat()],
     }
 }
@@ -243,11 +257,11 @@ fn attack(order: &str) {
     else {
         panic!("{order}")
     };
-    let profile = [Profile::Own, Profile::Driver, Profile::Machine][profile];
+    let profile = [Profile::Own, Profile::Driver, Profile::Vmm, Profile::Machine][profile];
     let (_, steps) = lists(profile)[list][index];
-    assert_eq!(std::os::fd::AsRawFd::as_raw_fd(&enter().unwrap()), 3);
+    let socket = enter((profile != Profile::Vmm).then_some(WORKER_FILES)).unwrap();
     // It stays open, as a worker's does.
-    std::mem::forget(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3).unwrap());
+    assert_eq!(std::os::fd::IntoRawFd::into_raw_fd(socket), 3);
     if profile == Profile::Machine {
         threads::confine().unwrap();
         println!("{}", Confinement::default());
@@ -343,7 +357,7 @@ fn what_is_tried_against_others_is_refused() {
     };
     let before = seen("Cpus_allowed");
     let mut reached = Vec::new();
-    for profile in [Profile::Own, Profile::Driver, Profile::Machine] {
+    for profile in [Profile::Own, Profile::Driver, Profile::Vmm, Profile::Machine] {
         let [attacks, needed] = lists(profile);
         for (index, (name, _)) in attacks.iter().enumerate() {
             let (output, said) = tried(profile, 0, index, &victim);

@@ -1,9 +1,11 @@
 //! Threads of the VMM that a guest may take over: those of vCPUs, and those that serve its devices.
 
 use std::cell::Cell;
+use std::fs::{self, DirEntry};
 use std::io;
 use std::sync::Once;
-use std::thread::{Builder, JoinHandle};
+use std::thread::{Builder, JoinHandle, sleep};
+use std::time::Duration;
 
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
@@ -15,7 +17,7 @@ thread_local! {
 }
 
 /// Begins a thread that has no capabilities, and makes only the system calls that vCPUs and devices need, as do those that it
-/// begins. On a Linux kernel that does not confine it, that is told once.
+/// begins. On a Linux kernel that does not confine it, that is logged once.
 ///
 /// # Errors
 /// When there are no threads left.
@@ -34,6 +36,22 @@ pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Res
             }),
         }
         work();
+    })
+}
+
+/// Whether this is the process's only thread, but for those of vhost, which are the Linux kernel's. One that was joined is there
+/// for a moment more.
+pub(super) fn is_alone() -> bool {
+    let is_ours = |task: &DirEntry| {
+        fs::read_to_string(task.path().join("comm")).is_ok_and(|name| !name.starts_with("vhost-"))
+    };
+    let is_alone =
+        || fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.flatten().filter(is_ours).count() == 1);
+    (0..20).any(|_| {
+        is_alone() || {
+            sleep(Duration::from_millis(1));
+            false
+        }
     })
 }
 

@@ -3,7 +3,9 @@
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 
+use rustix::io::Errno;
 use rustix::process::{geteuid, getpid};
+use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 
 use super::sys;
 
@@ -11,6 +13,21 @@ use super::sys;
 /// not systemd, nor what makes users, nor containers (systemd's `UIDS-GIDS.md`). The process id is added, which is below
 /// 2^22 and no other process's meanwhile.
 const FIRST: u32 = 0x7100_0000;
+
+/// Has no program that this thread executes gain a capability.
+///
+/// # Errors
+/// The Linux kernel's.
+pub(super) fn bound_capabilities() -> Result<(), Errno> {
+    for number in 0..u64::BITS {
+        match remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(1 << number)) {
+            // The Linux kernel knows no more.
+            Err(Errno::INVAL) => break,
+            removed => removed?,
+        }
+    }
+    Ok(())
+}
 
 /// Becomes that user, a member of the groups to which `devices` belong alone.
 ///

@@ -19,6 +19,7 @@ use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
 
 use super::boot::BootError;
 use super::layout::{self, port};
+use super::pci;
 
 const OEM: [u8; 6] = *b"VMSERV";
 const OEM_TABLE: [u8; 8] = *b"VMSERVIC";
@@ -125,6 +126,20 @@ fn dsdt(platform: &Platform) -> Sdt {
     dsdt
 }
 
+/// `_PRT`: where the interrupt pins of each slot of bus 0 lead to (ACPI 6.5, 6.2.13). Root ports need none of their own: a guest
+/// swizzles the pins of what is behind them to theirs.
+fn interrupt_routing() -> aml::PackageBuilder {
+    let mut table = aml::PackageBuilder::new();
+    for slot in 0..pci::SLOTS as u8 {
+        // Of all functions there.
+        let address = u32::from(slot) << 16 | 0xffff;
+        for (pin, line) in (0u8..).zip(layout::intx_lines(slot)) {
+            table.add_element(&aml::Package::new(vec![&address, &pin, &aml::ZERO, &line]));
+        }
+    }
+    table
+}
+
 /// The PCI host bridge with its windows, which the guest keeps as they are.
 fn pci_host(platform: &Platform, out: &mut Vec<u8>) {
     let io_low = AddressSpace::new_io(0u16, port::PCI_ADDRESS - 1, None);
@@ -158,6 +173,7 @@ fn pci_host(platform: &Platform, out: &mut Vec<u8>) {
             &Name::new("_BBN".into(), &aml::ZERO),
             &Name::new("_UID".into(), &aml::ZERO),
             &Name::new("_CRS".into(), &ResourceTemplate::new(resources)),
+            &Name::new("_PRT".into(), &interrupt_routing()),
             &Method::new(
                 "_OSC".into(),
                 4,

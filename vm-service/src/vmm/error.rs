@@ -18,7 +18,7 @@ use super::exits::HotSpot;
 pub enum MachineError {
     /// `/dev/kvm` could not be opened.
     #[error(
-        "{path} can't be opened: {source}; load kvm_intel or kvm_amd, and see that this user may read and write it"
+        "{path} can't be opened: {source}; load kvm_intel or kvm_amd, and be root or in the group that owns it (as a rule `kvm`)"
     )]
     NoKvm {
         /// The device node.
@@ -154,7 +154,7 @@ pub enum MachineError {
     },
     /// Loading the guest's program did not stop in time.
     #[error(
-        "reading the guest's kernel or initrd did not end within {deadline:?} of being told to; see whether the storage that \
+        "reading the guest's kernel or initrd did not end within {deadline:?} of being asked to; see whether the storage that \
          they are on still answers"
     )]
     Loading {

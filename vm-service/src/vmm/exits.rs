@@ -4,8 +4,10 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use serde::{Deserialize, Serialize};
+
 /// What a guest accessed when it left to user space.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum HotSpot {
     /// Read from an I/O port.
     PortRead(u16),
@@ -29,7 +31,7 @@ impl fmt::Display for HotSpot {
 }
 
 /// Exits to user space by kind, since the machine started.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExitCounts {
     /// Reads of I/O ports.
     pub port_reads: u64,
@@ -43,10 +45,26 @@ pub struct ExitCounts {
     pub interrupted: u64,
     /// Everything else.
     pub other: u64,
+    #[serde(with = "spots")]
     spots: HashMap<HotSpot, u64>,
 }
 
-/// A guest can touch any number of addresses; those first seen after so many are counted by kind only.
+/// The counts by spot as pairs, as keys of JSON are text.
+mod spots {
+    use serde::{Deserializer, Serializer};
+
+    use super::{Deserialize as _, HashMap, HotSpot};
+
+    pub(super) fn serialize<S: Serializer>(spots: &HashMap<HotSpot, u64>, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(spots)
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<HashMap<HotSpot, u64>, D::Error> {
+        Ok(Vec::deserialize(from)?.into_iter().collect())
+    }
+}
+
+/// A guest can touch any number of addresses; those first seen after this number are counted by kind only.
 const MAX_SPOTS: usize = 1024;
 
 impl ExitCounts {
@@ -108,7 +126,7 @@ impl Default for Access {
     }
 }
 
-/// Pages leave so many bits for what is done to them.
+/// Pages leave this number of bits for what is done to them.
 const KIND_BITS: u32 = 12;
 
 impl Access {

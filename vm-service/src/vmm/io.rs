@@ -31,7 +31,7 @@ impl Io {
             // No input, no output pending, no sleep status.
             (port::KEYBOARD | port::SLEEP_CONTROL | port::SLEEP_STATUS | port::RESET, [byte]) => *byte = 0,
             (port::PCI_ADDRESS..=0xcff, data) => self.pci.port_read(address, data),
-            (_, data) => data.fill(0xff),
+            (_, data) => self.pci.io_read(address, data),
         }
     }
 
@@ -41,8 +41,8 @@ impl Io {
             (port::SERIAL..=0x3ff, &[byte]) => {
                 self.serial.write((address - port::SERIAL) as u8, byte, || self.lifecycle.stopping());
             }
-            (port::KEYBOARD, &[KEYBOARD_RESET]) => self.lifecycle.announce(Event::Reset),
-            (port::RESET, &[byte]) if byte & RESET_CPU != 0 => self.lifecycle.announce(Event::Reset),
+            (port::KEYBOARD, &[KEYBOARD_RESET]) => self.lifecycle.announce(Event::Reboot),
+            (port::RESET, &[byte]) if byte & RESET_CPU != 0 => self.lifecycle.announce(Event::Reboot),
             (port::SLEEP_CONTROL, &[byte])
                 if byte & SLEEP_ENABLE != 0 && byte >> 2 & 7 == acpi::SLEEP_TYPE_S5 =>
             {
@@ -51,7 +51,7 @@ impl Io {
             // The other bytes of these two registers do nothing; neither do they reach what lies around them.
             (port::RESET | port::SLEEP_CONTROL, &[_]) => {}
             (port::PCI_ADDRESS..=0xcff, data) => self.pci.port_write(address, data),
-            _ => {}
+            _ => self.pci.io_write(address, data),
         }
     }
 

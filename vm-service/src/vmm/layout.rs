@@ -65,6 +65,13 @@ pub const POWER_BUTTON_GSI: u32 = 5;
 /// Interrupt pins of the I/O APIC.
 pub const IO_APIC_PINS: u32 = 24;
 
+/// Interrupt lines that the pins INTA to INTD of a slot of bus 0 lead to, and so do those of what is behind a port there. They
+/// are those that nothing of ISA uses; slots next to each other share none of them for their INTA.
+pub fn intx_lines(slot: u8) -> [u32; 4] {
+    const FIRST: u32 = 16;
+    std::array::from_fn(|pin| FIRST + (u32::from(slot) + pin as u32) % (IO_APIC_PINS - FIRST))
+}
+
 /// I/O ports.
 pub mod port {
     /// First of the eight registers of the serial console.

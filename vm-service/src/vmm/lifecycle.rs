@@ -5,17 +5,20 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::error::MachineError;
 
 /// Why a guest ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum End {
     /// It powered itself off.
     Shutdown,
     /// It asked for a reset, and [`OnReboot::End`] was chosen.
     Reboot,
+    /// [`MachineHandle::reset`](super::MachineHandle::reset) was called, and [`OnReboot::End`] was chosen.
+    Reset,
     /// It crashed beyond its own repair, and [`OnReboot::End`] was chosen.
     TripleFault,
     /// [`Stop::request`](super::Stop::request) was called.
@@ -25,28 +28,30 @@ pub enum End {
 impl fmt::Display for End {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Shutdown => "the guest powered off",
+            Self::Shutdown => "the guest powered itself off",
             Self::Reboot => "the guest asked for a reboot",
+            Self::Reset => "the guest was reset",
             Self::TripleFault => "the guest crashed (triple fault)",
-            Self::Stopped => "the guest was stopped",
+            Self::Stopped => "the guest's power was cut",
         })
     }
 }
 
-/// What to do when the guest asks for a reset, or crashes into one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What to do when the guest asks for a reset, is reset, or crashes into one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OnReboot {
-    /// Restart it in place: devices reset, RAM loaded anew.
+    /// Restart it in place: devices reset, RAM loaded again.
     #[default]
     Restart,
     /// End the run.
     End,
 }
 
-/// Why the vCPUs were told to stop.
+/// Why the vCPUs were stopped.
 #[derive(Debug)]
 pub(super) enum Event {
     Shutdown,
+    Reboot,
     Reset,
     TripleFault,
     Failed(MachineError),

@@ -50,7 +50,7 @@ impl<T: Send + 'static> Loading<T> {
     /// Waits until it has ended, by itself or as `stop` was requested.
     ///
     /// # Errors
-    /// When it was told to stop and does not.
+    /// When it was asked to stop and does not.
     pub(super) fn wait(&self, stop: &Stop) -> Result<(), MachineError> {
         self.wait_within(stop, LOADING_STOP)
     }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::{Deserialize, Serialize};
 use vm_memory::GuestMemoryMmap;
 use vm_passthrough::guest::KvmVmm;
 use vm_passthrough::pci::placement::{FunctionRequest, Windows};
@@ -16,7 +17,7 @@ use vm_passthrough::{PassthroughDevice, PciAddress};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::acpi::{self, Platform};
-use super::boot::{BootError, Program};
+use super::boot::{BootError, BootFiles, Program};
 use super::cpu::{self, IrqChips, ResetState};
 use super::error::MachineError;
 use super::exits::ExitCounts;
@@ -34,10 +35,10 @@ use super::stop::Stop;
 use super::vcpu::{Halted, VcpuThreads};
 use super::virtio::{AcceleratorDevice, BlockDevice, NetDevice, VirtioDevice, VirtioPci, VsockDevice};
 use super::{memory, sys, vcpu};
-use crate::accelerator::WorkerProgram;
-use crate::config::{Boot, GuestConfig, MacAddress};
+use crate::config::{self, Boot, GuestConfig, MacAddress};
 use crate::deadlines::VCPU_STOP;
 use crate::output::Standard;
+use crate::process::ChildProgram;
 
 /// What the guest's serial console is connected to.
 pub struct Console {
@@ -77,12 +78,25 @@ pub struct MachineOptions {
     /// What a reboot does.
     pub on_reboot: OnReboot,
     /// The program that serves an accelerator which the guest shares.
-    pub worker: WorkerProgram,
+    pub worker: ChildProgram,
     /// The guest's power button, where somebody has it already.
     pub power_button: Option<PowerButton>,
     /// Ends [`Machine::new`], which waits for the storage of the guest's program, and for the accelerators that the guest
     /// shares: a GPU may take long to wake.
     pub stop: Option<Stop>,
+    /// Called by [`Machine::new`] once, when all that the guest's file names is open and no thread has begun: a process of which
+    /// this is all gives up its rights here, on all threads that it will have.
+    pub opened: Opened,
+}
+
+/// What [`MachineOptions::opened`] calls.
+#[derive(Default)]
+pub struct Opened(pub Option<Box<dyn FnOnce() -> Result<(), MachineError> + Send>>);
+
+impl fmt::Debug for Opened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Opened").finish_non_exhaustive()
+    }
 }
 
 impl Default for MachineOptions {
@@ -91,15 +105,16 @@ impl Default for MachineOptions {
             kvm: "/dev/kvm".into(),
             console: Console::default(),
             on_reboot: OnReboot::default(),
-            worker: WorkerProgram::default(),
+            worker: ChildProgram::worker("/proc/self/exe"),
             power_button: None,
             stop: None,
+            opened: Opened::default(),
         }
     }
 }
 
 /// How a run ended.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RunReport {
     /// Why.
     pub end: End,
@@ -118,7 +133,10 @@ pub struct Machine {
     memory: GuestMemoryMmap,
     layout: Layout,
     boot: Boot,
-    /// The guest's program on its way into RAM, until it first runs.
+    files: Arc<BootFiles>,
+    /// Until the guest's program is loaded for the first time.
+    unstarted: Option<Quiesced>,
+    /// The guest's program on its way into RAM, where that was stopped.
     loading: Option<Loading<Loaded>>,
     /// What makes RAM present that devices will pin.
     prefault: Option<Prefault>,
@@ -138,8 +156,8 @@ pub struct Machine {
 
 impl Machine {
     /// Makes the machine of a guest: RAM, vCPUs, console, disks and network interfaces. The passed-through devices of `config` are not
-    /// opened: [expect](Self::expect) them. When there are any, RAM is made present meanwhile, as they pin all of it; and the
-    /// guest's program is loaded meanwhile.
+    /// opened: [expect](Self::expect) them. When there are any, RAM is made present meanwhile, as they pin all of it. The guest's
+    /// program is loaded when it [runs](Self::run).
     ///
     /// # Errors
     /// When KVM is absent or refuses, there is too little memory, the guest's program can't be booted as far as its headers
@@ -159,7 +177,7 @@ impl Machine {
         let layout = Layout::new(config.memory, bits).ok_or_else(no_room)?;
         let thread = |source| MachineError::Thread { what: "loading", source };
         let stop = options.stop.map_or_else(Stop::new, Ok).map_err(thread)?;
-        check(&layout, &config.boot, &stop)?;
+        let files = Arc::new(open_files(&layout, &config.boot, &stop)?);
         let vm = Arc::new(kvm.create_vm().map_err(MachineError::kvm("KVM_CREATE_VM"))?);
         vm.set_identity_map_address(layout::KVM_IDENTITY_MAP)
             .map_err(MachineError::kvm("KVM_SET_IDENTITY_MAP_ADDR"))?;
@@ -169,8 +187,6 @@ impl Machine {
         let shares = config.accelerators.iter().any(|shared| shared.window.is_none());
         let backing = if shares { Backing::Shared } else { Backing::Private };
         let memory = memory::create(&layout, backing)?;
-        let prefault = (!config.devices.is_empty()).then(|| Prefault::start(&memory));
-        let loading = load(&memory, &layout, &config.boot, Quiesced::unstarted())?;
         let vmm = KvmVmm::new(vm.clone(), memory.clone())
             .map_err(|error| memory::failed(config.memory, format_args!("{error}; lower `memory`")))?;
 
@@ -197,34 +213,32 @@ impl Machine {
         let power_button = options.power_button.map_or_else(PowerButton::new, Ok).map_err(resources)?;
         vm.register_irqfd(power_button.event(), layout::POWER_BUTTON_GSI)
             .map_err(MachineError::kvm("KVM_IRQFD"))?;
-        let serial = SerialConsole::new(interrupt, options.console.output).map_err(resources)?;
-        let lifecycle = Arc::new(Lifecycle::new().map_err(resources)?);
-        let pci = PciRoot::new(vmm.clone(), vmm.bars().clone(), lifecycle.clone());
-        let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
         let windows = config.accelerators.iter().any(|shared| shared.window.is_some());
         let vsock = (windows || config.vsock.is_some())
             .then(|| VsockDevice::open(config.vsock, vmm.memory()))
             .transpose()?;
+        let disks = config.disks.iter().map(BlockDevice::open).collect::<Result<Vec<_>, _>>()?;
+        let net = |(index, net): (usize, &config::Net)| {
+            let mac = net.mac.unwrap_or_else(|| MacAddress::of(&config.name, index));
+            NetDevice::open(net, mac, vmm.memory())
+        };
+        let nets = config.nets.iter().enumerate().map(net).collect::<Result<Vec<_>, _>>()?;
+        options.opened.0.map_or(Ok(()), |opened| opened())?;
+
+        let prefault = (!config.devices.is_empty()).then(|| Prefault::start(&memory));
+        let serial = SerialConsole::new(interrupt, options.console.output).map_err(resources)?;
+        let lifecycle = Arc::new(Lifecycle::new().map_err(resources)?);
+        let pci = PciRoot::new(vmm.clone(), vmm.bars().clone(), lifecycle.clone());
+        let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
         let peer = vsock.as_ref().map(VsockDevice::peer);
         for shared in &config.accelerators {
-            let device = AcceleratorDevice::open(
-                &config.name,
-                shared,
-                vmm.memory(),
-                peer.clone(),
-                &options.worker,
-                &stop,
-            )?;
+            let (memory, peer) = (vmm.memory(), peer.clone());
+            let device = AcceleratorDevice::open(&config.name, shared, memory, peer, &options.worker, &stop)?;
             devices.push(Box::new(device));
         }
         devices.extend(vsock.map(|device| Box::new(device) as Box<dyn VirtioDevice>));
-        for disk in &config.disks {
-            devices.push(Box::new(BlockDevice::open(disk)?));
-        }
-        for (index, net) in config.nets.iter().enumerate() {
-            let mac = net.mac.unwrap_or_else(|| MacAddress::of(&config.name, index));
-            devices.push(Box::new(NetDevice::open(net, mac, vmm.memory())?));
-        }
+        devices.extend(disks.into_iter().map(|device| Box::new(device) as Box<dyn VirtioDevice>));
+        devices.extend(nets.into_iter().map(|device| Box::new(device) as Box<dyn VirtioDevice>));
         // Beside the host bridge and what is to come.
         let left = pci::SLOTS.saturating_sub(1 + devices.len() + config.devices.len());
         for device in devices {
@@ -240,7 +254,9 @@ impl Machine {
             memory,
             layout,
             boot: config.boot.clone(),
-            loading: Some(loading),
+            files,
+            unstarted: Some(Quiesced::unstarted()),
+            loading: None,
             prefault,
             on_reboot: options.on_reboot,
             vcpus: Some(Halted::unstarted(vcpus)),
@@ -345,12 +361,13 @@ impl Machine {
             report.end = match event {
                 Some(Event::Failed(error)) => return Err(error),
                 Some(Event::Shutdown) => End::Shutdown,
-                Some(Event::Reset) => End::Reboot,
+                Some(Event::Reboot) => End::Reboot,
+                Some(Event::Reset) => End::Reset,
                 Some(Event::TripleFault) => End::TripleFault,
                 None => End::Stopped,
             };
-            let restart =
-                matches!(report.end, End::Reboot | End::TripleFault) && self.on_reboot == OnReboot::Restart;
+            let restart = matches!(report.end, End::Reboot | End::Reset | End::TripleFault)
+                && self.on_reboot == OnReboot::Restart;
             if !restart {
                 break;
             }
@@ -383,8 +400,9 @@ impl Machine {
         let loading = match self.loading.take() {
             Some(loading) => loading,
             None => {
-                let quiesced = Quiesced::stop_all(vcpus, &self.io.pci)?;
-                load(&self.memory, &self.layout, &self.boot, quiesced)?
+                let stop = || Quiesced::stop_all(vcpus, &self.io.pci);
+                let quiesced = self.unstarted.take().map_or_else(stop, Ok)?;
+                load(&self.memory, &self.layout, &self.boot, &self.files, quiesced)?
             }
         };
         let loading = self.loading.insert(loading);
@@ -426,7 +444,7 @@ impl Machine {
                     if !threads.have_exited() {
                         tracing::warn!(
                             "the guest has touched no device for {:?}, not even its console: see whether {} is for such a \
-                             machine (x86-64), and which KVM the host has: kvm_pvm (`lsmod`) runs only Linux kernels that are \
+                             machine (x86-64), and which KVM the host has: kvm_pvm (see /sys/module/kvm_pvm) runs only Linux kernels that are \
                              built for it (CONFIG_PVM_GUEST)",
                             self.silence,
                             self.boot.kernel.display()
@@ -468,8 +486,18 @@ impl MachineHandle {
         self.0.upgrade().ok_or(MachineError::NoPort)?.pci.room_for(device)
     }
 
-    /// Puts a device, as all of its functions that the guest is to have, into a free slot. The guest is told at once. They
-    /// should be attached before. Returns where the guest sees the first; `None` while it has not numbered its buses.
+    /// Shows the guest that a device is in a slot that was free. It does not answer until it is [plugged](Self::plug): a guest
+    /// waits for the link, and then for a second at least, which is time to open it in. `name` is one of its functions.
+    ///
+    /// # Errors
+    /// When no slot is free or large enough.
+    pub fn insert(&self, name: PciAddress, device: &[FunctionRequest]) -> Result<(), MachineError> {
+        self.0.upgrade().ok_or(MachineError::NoPort)?.pci.insert(name, device)
+    }
+
+    /// Puts a device, as all of its functions that the guest is to have, into the slot where it was
+    /// [inserted](Self::insert), or else into a free one, and the guest is notified at once. They should be attached before.
+    /// Returns where the guest sees the first; `None` while it has not numbered its buses.
     ///
     /// # Errors
     /// When no slot is free, a function is there already, or the functions are not of one device of the host.
@@ -500,7 +528,7 @@ impl MachineHandle {
         }
     }
 
-    /// Takes the device that a function belongs to from its slot: the guest is told at once. All of its functions are returned;
+    /// Takes the device that a function belongs to from its slot: the guest is notified at once. All of its functions are returned;
     /// detach them.
     ///
     /// # Errors
@@ -509,7 +537,7 @@ impl MachineHandle {
         self.0.upgrade().ok_or(MachineError::NotThere { address })?.pci.unplug(address)
     }
 
-    /// Resets the guest, as if it had asked for that.
+    /// Resets the guest, as its button would.
     pub fn reset(&self) {
         if let Some(io) = self.0.upgrade() {
             io.lifecycle.announce(Event::Reset);
@@ -535,12 +563,13 @@ impl fmt::Debug for Machine {
     }
 }
 
-/// Checks what the headers of a guest's program tell, on a thread of its own, as their storage may not answer.
-fn check(layout: &Layout, boot: &Boot, stop: &Stop) -> Result<(), MachineError> {
+/// Opens the files of a guest's program, and checks what their headers tell, on a thread of its own, as their storage may not
+/// answer.
+fn open_files(layout: &Layout, boot: &Boot, stop: &Stop) -> Result<BootFiles, MachineError> {
     let (layout, boot) = (layout.clone(), boot.clone());
-    let checking = Loading::start(move |_| Program::check(&layout, &boot))?;
-    checking.wait(stop)?;
-    Ok(checking.join()??)
+    let opening = Loading::start(move |_| BootFiles::open(&layout, &boot))?;
+    opening.wait(stop)?;
+    Ok(opening.join()??)
 }
 
 /// Starts to load a guest's program into its RAM.
@@ -548,11 +577,13 @@ fn load(
     memory: &GuestMemoryMmap,
     layout: &Layout,
     boot: &Boot,
+    files: &Arc<BootFiles>,
     quiesced: Quiesced,
 ) -> Result<Loading<Loaded>, MachineError> {
-    let (memory, layout, boot) = (memory.clone(), layout.clone(), boot.clone());
+    let (memory, layout, cmdline, files) =
+        (memory.clone(), layout.clone(), boot.cmdline.clone(), files.clone());
     Loading::start(move |stop| {
-        let program = Program::load(&memory, &layout, &boot, &quiesced, &|| stop.requested())?;
+        let program = Program::load(&memory, &layout, &files, &cmdline, &quiesced, &|| stop.requested())?;
         Ok((program, quiesced))
     })
 }

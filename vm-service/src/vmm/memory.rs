@@ -25,7 +25,7 @@ use super::sys;
 
 /// What a huge page covers.
 const HUGE: usize = 2 << 20;
-/// Of so many bytes of RAM KVM takes one for itself: eight for each page, where it has no two-dimensional paging.
+/// KVM takes one byte in N of RAM for itself: eight for each page, where it has no two-dimensional paging.
 const KVM_PART: u64 = 4096 / 8;
 /// How often RAM is mapped again to have it aligned.
 const ATTEMPTS: usize = 8;

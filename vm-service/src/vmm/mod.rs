@@ -50,13 +50,13 @@ pub(crate) mod tests;
 mod vcpu;
 mod virtio;
 
-pub use crate::accelerator::WorkerProgram;
+pub use crate::process::ChildProgram;
 pub use boot::BootError;
 pub use error::MachineError;
 pub use exits::{ExitCounts, HotSpot};
 pub(crate) use explain::explain_options;
 pub use lifecycle::{End, OnReboot};
-pub use machine::{Console, Machine, MachineHandle, MachineOptions, RunReport};
+pub use machine::{Console, Machine, MachineHandle, MachineOptions, Opened, RunReport};
 pub use pci::{ExpectedFunction, GuestAnswer};
 pub use power_button::PowerButton;
 pub use stop::Stop;

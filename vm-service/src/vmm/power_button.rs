@@ -1,9 +1,12 @@
 //! Asks a running guest to power itself off.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use super::sys;
 
 /// A guest's power button: [`press`](Self::press) it from any thread. Clones are the same button.
 #[derive(Clone, Debug)]
@@ -18,6 +21,11 @@ impl PowerButton {
         EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map(|event| Self(Arc::new(event)))
     }
 
+    /// That of another process.
+    pub(crate) fn received(event: OwnedFd) -> Self {
+        Self(Arc::new(sys::event_of(event)))
+    }
+
     /// Presses it. Whether the guest powers off, and when, is its own affair: one that does not listen yet, as its driver has
     /// not started, or not any more, never hears of it. It may be pressed again, and does nothing while no guest runs.
     pub fn press(&self) {
@@ -26,7 +34,7 @@ impl PowerButton {
     }
 
     /// Signalled when it is pressed.
-    pub(super) fn event(&self) -> &EventFd {
+    pub(crate) fn event(&self) -> &EventFd {
         &self.0
     }
 }

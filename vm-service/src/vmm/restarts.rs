@@ -1,7 +1,7 @@
 //! How soon a guest that ended by a reset or a crash is restarted.
 //!
 //! One that ran for a while is restarted at once, and so is one that comes back for the first time, as installers and boot
-//! loaders do. One that comes back within seconds again and again will go on so: each time it waits twice as long, up to a
+//! loaders do. One in a reboot loop will go on so: each time it waits twice as long, up to a
 //! limit, so that it keeps neither a processor nor its devices' resets busy, nor fills the log.
 
 use std::time::Duration;

@@ -88,12 +88,12 @@ struct Uart {
     stalled: bool,
     /// Bytes that were lost in this run because the guest did not wait.
     lost: u64,
-    /// Whether the guest is to be told that the transmitter is ready.
+    /// Whether the guest is to be interrupted when the transmitter is ready.
     ready: bool,
 }
 
 impl Uart {
-    /// Tells the guest that the transmitter is ready, as soon as its registers let it be told.
+    /// Interrupts the guest when the transmitter is ready, as soon as its registers allow it.
     fn tell_ready(&mut self) -> io::Result<()> {
         let Some(serial) = &mut self.serial else { return Ok(()) };
         if !self.ready || serial.read(register::LINE_CONTROL) & DIVISOR_ACCESS != 0 {
@@ -152,7 +152,7 @@ impl SerialConsole {
                 uart.stalled = false;
                 uart.ready = true;
                 if let Err(error) = uart.tell_ready() {
-                    tracing::warn!(%error, "the guest can't be told that its console takes output again");
+                    tracing::warn!(%error, "the guest can't be interrupted for its console, which takes output again");
                 }
             }
             News::Failed(error) => tracing::warn!(%error, "the guest's console output is lost from here on"),

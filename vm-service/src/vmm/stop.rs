@@ -1,6 +1,7 @@
 //! Ends a running guest from another thread.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,8 @@ pub struct Stop(Arc<Inner>);
 struct Inner {
     requested: Cancel,
     event: EventFd,
+    /// Whether the event is another process's, too, which writes to it.
+    is_shared: bool,
 }
 
 impl Stop {
@@ -28,7 +31,27 @@ impl Stop {
     /// When this process has no file descriptors left.
     pub fn new() -> io::Result<Self> {
         let event = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?;
-        Ok(Self(Arc::new(Inner { requested: Cancel::default(), event })))
+        Ok(Self(Arc::new(Inner { requested: Cancel::default(), event, is_shared: false })))
+    }
+
+    /// That of another process, by its event: requested here once it is there.
+    pub(crate) fn received(event: OwnedFd) -> Self {
+        let event = sys::event_of(event);
+        Self(Arc::new(Inner { requested: Cancel::default(), event, is_shared: true }))
+    }
+
+    /// Has a thread do this once it was asked.
+    ///
+    /// # Errors
+    /// When this process has no threads left.
+    pub(crate) fn hear(&self, then: impl FnOnce(&Self) + Send + 'static) -> io::Result<()> {
+        let this = self.clone();
+        let hear = move || {
+            let event = sys::borrow(this.event());
+            while let Err(rustix::io::Errno::INTR) = poll(&mut [PollFd::new(&event, PollFlags::IN)], None) {}
+            then(&this);
+        };
+        std::thread::Builder::new().name("stop".into()).spawn(hear).map(drop)
     }
 
     /// Asks that the guest be ended, as if its power were cut. It can't be taken back. This only stores a flag and
@@ -41,7 +64,7 @@ impl Stop {
 
     /// Whether it was asked.
     pub fn requested(&self) -> bool {
-        self.0.requested.is_requested()
+        self.0.requested.is_requested() || self.0.is_shared && sys::signalled(self.event())
     }
 
     /// What gives up a claim once it was asked.

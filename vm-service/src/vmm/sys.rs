@@ -2,13 +2,19 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
 
 use kvm_bindings::kvm_xsave;
-use kvm_ioctls::VcpuFd;
+use kvm_ioctls::{VcpuExit, VcpuFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::EventFd;
+
+/// An eventfd that another process made.
+pub(super) fn event_of(event: OwnedFd) -> EventFd {
+    // SAFETY: the descriptor is open, and nobody else's from here on.
+    unsafe { EventFd::from_raw_fd(event.into_raw_fd()) }
+}
 
 /// Advises the Linux kernel to back RAM with huge pages.
 pub(super) fn advise_huge_pages(region: &MmapRegion) -> io::Result<()> {
@@ -61,6 +67,19 @@ pub(super) fn set_xsave(vcpu: &VcpuFd, xsave: &kvm_xsave) -> Result<(), kvm_ioct
     // SAFETY: `kvm_xsave` holds 4 KiB, and the state was read from a vCPU of this VM that has no larger state
     // enabled: this process asks for no dynamically enabled feature (AMX).
     unsafe { vcpu.set_xsave(xsave) }
+}
+
+/// Runs a vCPU until it leaves the guest. If that is for port I/O, each access has as many bytes as come with it: `rep ins` makes
+/// several to one port at once.
+pub(super) fn run(vcpu: &mut VcpuFd) -> (Result<VcpuExit<'_>, kvm_ioctls::Error>, usize) {
+    let run = std::ptr::from_mut(vcpu.get_kvm_run());
+    // SAFETY: this only computes an address in the structure, which is mapped for as long as the vCPU lives.
+    let size = unsafe { &raw const (*run).__bindgen_anon_1.io.size };
+    let exit = vcpu.run();
+    // SAFETY: the vCPU is borrowed, so that it lives; KVM has left the structure; every bit pattern is valid for the byte, which the
+    // data of an exit is not in.
+    let size = unsafe { size.read_volatile() };
+    (exit, usize::from(size).max(1))
 }
 
 /// The processor's time stamp counter.

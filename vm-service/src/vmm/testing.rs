@@ -17,6 +17,7 @@ pub(crate) struct FakeDevice {
     /// How long one takes.
     reset: Duration,
     config: Mutex<[u8; 64]>,
+    lines: Mutex<Option<[u32; 4]>>,
     bars: Arc<BarMap>,
 }
 
@@ -39,7 +40,8 @@ impl FakeDevice {
         let mut config = [0; 64];
         config[..4].copy_from_slice(&Self::ID.to_le_bytes());
         let address = PciAddress::new(0, 1, index, 0).unwrap();
-        Self { address, resets: AtomicUsize::new(0), reset, config: Mutex::new(config), bars: Arc::default() }
+        let (resets, config) = (AtomicUsize::new(0), Mutex::new(config));
+        Self { address, resets, reset, config, lines: Mutex::default(), bars: Arc::default() }
     }
 
     /// This one, which tells `bars` where its BAR decodes.
@@ -49,6 +51,11 @@ impl FakeDevice {
 
     pub(crate) fn resets(&self) -> usize {
         self.resets.load(Ordering::Relaxed)
+    }
+
+    /// Where its pins were said to lead to.
+    pub(crate) fn lines(&self) -> Option<[u32; 4]> {
+        *self.lines.lock().unwrap()
     }
 
     fn word(&self, at: usize) -> u32 {
@@ -75,6 +82,12 @@ impl PassthroughDevice for FakeDevice {
         Ok(())
     }
 
+    fn connect_pins(&self, lines: [u32; 4]) {
+        *self.lines.lock().unwrap() = Some(lines);
+        // Function 0 has INTA, function 1 INTB.
+        self.config.lock().unwrap()[0x3d] = self.address.function() + 1;
+    }
+
     fn config_read(&self, offset: u16, data: &mut [u8]) {
         let config = self.config.lock().unwrap();
         for (at, byte) in (usize::from(offset)..).zip(data) {
@@ -87,12 +100,15 @@ impl PassthroughDevice for FakeDevice {
         for (at, byte) in (usize::from(offset)..).zip(data) {
             if at == 4 {
                 config[at] = byte & 7;
+            } else if at == 0x3c {
+                config[at] = *byte;
             } else if (0x10..0x14).contains(&at) {
                 config[at] = byte & (!(Self::BAR_SIZE - 1)).to_le_bytes()[at - 0x10];
             }
         }
         drop(config);
-        let bar = DecodedBar { bar: 0, address: self.word(0x10).into(), size: Self::BAR_SIZE.into() };
+        let bar =
+            DecodedBar { bar: 0, address: self.word(0x10).into(), size: Self::BAR_SIZE.into(), io: false };
         let decodes = self.word(4) & 2 != 0;
         self.bars.set(self.address, if decodes { std::slice::from_ref(&bar) } else { &[] });
     }

@@ -15,6 +15,7 @@ use super::exits::{Access, ExitCounts, HotSpot};
 use super::io::Io;
 use super::lifecycle::{Event, Lifecycle};
 use super::quiesced::Quiesced;
+use super::sys;
 use crate::deadlines::VCPU_STOP;
 use crate::sandbox;
 
@@ -185,9 +186,14 @@ fn run_once(
         access.end();
         None
     };
-    match vcpu.run() {
-        Ok(VcpuExit::IoIn(port, data)) => serve(HotSpot::PortRead(port), &mut || io.port_read(port, data)),
-        Ok(VcpuExit::IoOut(port, data)) => serve(HotSpot::PortWrite(port), &mut || io.port_write(port, data)),
+    let (exit, size) = sys::run(vcpu);
+    match exit {
+        Ok(VcpuExit::IoIn(port, data)) => serve(HotSpot::PortRead(port), &mut || {
+            data.chunks_mut(size).for_each(|data| io.port_read(port, data));
+        }),
+        Ok(VcpuExit::IoOut(port, data)) => serve(HotSpot::PortWrite(port), &mut || {
+            data.chunks(size).for_each(|data| io.port_write(port, data));
+        }),
         Ok(VcpuExit::MmioRead(address, data)) => {
             serve(HotSpot::MemoryRead(address & !(PAGE - 1)), &mut || io.memory_read(address, data))
         }
@@ -207,7 +213,7 @@ fn run_once(
             match other {
                 Ok(VcpuExit::Shutdown) => Some(Event::TripleFault),
                 Ok(VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_SHUTDOWN, _)) => Some(Event::Shutdown),
-                Ok(VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_RESET, _)) => Some(Event::Reset),
+                Ok(VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_RESET, _)) => Some(Event::Reboot),
                 Ok(VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_CRASH, _)) => Some(Event::TripleFault),
                 Ok(VcpuExit::FailEntry(reason, cpu)) => failed(format!(
                     "the processor refused to enter the guest (reason {reason:#x}, host CPU {cpu})"
@@ -215,7 +221,7 @@ fn run_once(
                 Ok(VcpuExit::InternalError) => {
                     let at = vcpu.get_regs().map_or(0, |regs| regs.rip);
                     failed(format!(
-                        "KVM met an instruction or a state that it can't handle at RIP {at:#x}; most often its program is not one for this KVM (kvm_pvm in `lsmod` runs only Linux kernels built with CONFIG_PVM_GUEST), or ran into memory that is not its own"
+                        "KVM met an instruction or a state that it can't handle at RIP {at:#x}; most often its program is not one for this KVM (kvm_pvm, where there is /sys/module/kvm_pvm, runs only Linux kernels built with CONFIG_PVM_GUEST), or ran into memory that is not its own"
                     ))
                 }
                 Ok(exit) => {

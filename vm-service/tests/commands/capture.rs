@@ -64,7 +64,7 @@ fn a_captured_host_answers_as_the_host() {
     }
     for command in commands {
         let here = vm_service(&sim.plain_host(), &command);
-        let there = vm_service(&sim.plain_host(), &format!("--root {} {command}", copy.display()));
+        let there = vm_service(&sim.plain_host(), &format!("{command} --root {}", copy.display()));
         let named = |text: &str| text.replace(&sim.root().display().to_string(), &copy.display().to_string());
         assert_eq!((there.exit, &there.out), (here.exit, &named(&here.out)), "{command}: {}", there.err);
     }

@@ -130,6 +130,7 @@ fn claims_all_or_none() {
     assert!(got.err.contains("unbind it from igc") && got.err.ends_with(says), "{}", got.err);
     assert_eq!(drivers(&sim), before);
     check(&host, "claims", "nothing is claimed\n");
+    assert_eq!(drivers(&sim), before);
 }
 
 #[test]
@@ -164,6 +165,23 @@ fn releases_each_whatever_becomes_of_the_others() {
     assert_eq!((got.exit, got.out.as_str()), (1, ""), "{got:?}");
     manager.close().expect("closed");
     check(&host, "release --all", "0000:02:00.0 released\n");
+    assert_eq!(drivers(&sim), before);
+}
+
+#[test]
+fn releases_every_record_that_it_names() {
+    let sim = workstation();
+    let host = SimDrivers::new(&sim).host();
+    let before = drivers(&sim);
+    let record = |function: &str| sim.path(&format!("run/ledger/0000:{function}.claim"));
+    // Two records that name the same functions, as nobody but a hand makes them.
+    assert_eq!(vm_service(&host, "claim 01:00.1").exit, 0);
+    let other = fs::read(record("01:00.1")).expect("a record");
+    assert_eq!(vm_service(&host, "release 01:00.1").exit, 0);
+    assert_eq!(vm_service(&host, "claim 01:00.0").exit, 0);
+    fs::write(record("01:00.1"), &other).expect("written");
+    check(&host, "release --all", "0000:01:00.0 released\n0000:01:00.1 released\n");
+    check(&host, "claims", "nothing is claimed\n");
     assert_eq!(drivers(&sim), before);
 }
 
@@ -424,6 +442,7 @@ fn a_claim_of_several_that_is_killed_is_undone_whole() {
     check(&host, "claim --restore", "");
     assert_eq!(drivers(&sim), before);
     check(&host, "claims", "nothing is claimed\n");
+    assert_eq!(drivers(&sim), before);
 }
 
 #[test]

@@ -117,7 +117,7 @@ fn leaves_the_devices_alone_when_the_machine_cant_be_made() {
     assert_eq!(drivers.writes(), []);
 }
 
-/// The beginning of a bzImage whose setup header speaks of `kernel` bytes, and of so many that are packed in it.
+/// The beginning of a bzImage whose setup header speaks of `kernel` bytes, and of `packed` that are packed in it.
 fn bzimage(kernel: u32, packed: u32) -> Vec<u8> {
     let mut file = vec![0; 0x1000];
     let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);

@@ -21,8 +21,8 @@ fn on_terminal(sim: Option<&SimHost>, args: &str, columns: u16, environment: &[(
     tcsetwinsize(&terminal, Winsize { ws_row: 25, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 })
         .expect("a size");
     let mut child = Command::new(env!("CARGO_BIN_EXE_vm-service"))
-        .args(sim.into_iter().flat_map(|sim| ["--root".as_ref(), sim.root().as_os_str()]))
         .args(args.split_whitespace())
+        .args(sim.into_iter().flat_map(|sim| ["--root".as_ref(), sim.root().as_os_str()]))
         .env_remove("RUST_LOG")
         .env_remove("NO_COLOR")
         .env("TERM", "xterm")

@@ -1,26 +1,34 @@
 //! What a test sees of another process.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The worker of a VMM's process: its only child.
-pub(crate) fn worker_of(vmm: u32) -> u32 {
+/// What the hidden command is of a guest's VMM, and of a worker.
+pub(crate) const VMM: &str = "guest-vmm";
+pub(crate) const WORKER: &str = "accelerator-worker";
+
+/// The child of a `run` that this hidden command is.
+pub(crate) fn child_of(run: u32, command: &str) -> u32 {
     let deadline = Instant::now() + Duration::from_secs(20);
+    let is_it = |child: &&str| {
+        fs::read_to_string(format!("/proc/{child}/cmdline"))
+            .is_ok_and(|words| words.split('\0').any(|word| word == command))
+    };
     loop {
-        let children = fs::read_dir(format!("/proc/{vmm}/task"))
-            .into_iter()
-            .flatten()
-            .flatten()
-            .flat_map(|task| fs::read_to_string(task.path().join("children")))
-            .collect::<String>();
-        let mut children = children.split_whitespace();
-        if let (Some(child), None) = (children.next(), children.next()) {
+        let children =
+            tasks(run).flat_map(|task| fs::read_to_string(task.join("children"))).collect::<String>();
+        if let Some(child) = children.split_whitespace().find(is_it) {
             return child.parse().expect("a process id");
         }
-        assert!(Instant::now() < deadline, "{vmm} has no worker");
+        assert!(Instant::now() < deadline, "{run} has no {command}");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// The directories of a process's threads in `/proc`.
+pub(crate) fn tasks(process: u32) -> impl Iterator<Item = PathBuf> {
+    fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten().map(|task| task.path())
 }
 
 /// `/proc/PID/status` of a process that runs; `None` of one that has ended.

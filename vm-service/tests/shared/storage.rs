@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 pub(crate) struct Storage(File);
 
 impl Storage {
-    /// Has reads of a file wait. `None`, with the reason told, where this user may not, or the Linux kernel can't.
+    /// Has reads of a file wait. `None`, with the reason printed, where this user may not, or the Linux kernel can't.
     pub(crate) fn hold(path: &Path) -> Option<Self> {
         Self::try_hold(path).inspect_err(|error| println!("skipped: reads can't be held up: {error}")).ok()
     }

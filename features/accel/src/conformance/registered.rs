@@ -114,7 +114,7 @@ pub(super) fn graphs_keep_it<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'
         worker.replay(graph).expect("a replay");
     };
 
-    // While one of two graphs is there, it is not given back.
+    // While one of two graphs is there, it is not returned.
     let registered = pages.register(&worker).expect("a registration");
     let (first, second) = (copying(&worker, &registered, &device), copying(&worker, &registered, &device));
     drop(first);
@@ -228,7 +228,7 @@ pub(super) fn ends_with_the_worker<A: Accelerator>(accelerator: &Arc<A>, _: Prog
     let graph = copying(&worker, &registered, &device);
     worker.fill(&device, 0x55).expect("a fill");
     (0..100).for_each(|_| worker.replay(&graph).expect("a replay"));
-    // Whichever clone is told that the worker has ended has the memory back.
+    // Whichever clone learns that the worker has ended has the memory back.
     std::thread::scope(|scope| {
         for _ in 0..3 {
             let worker = worker.clone();

@@ -152,7 +152,7 @@ impl<C> Ring<C> {
             return false;
         }
         starting(head);
-        // The slot is given back also when the command panics.
+        // The slot is freed also when the command panics.
         let _release = Release { ring: self, slot, head };
         slot.command.with_mut(|command| {
             // SAFETY: the sequence says that the slot holds a command that `store` wrote, and this is the only thread

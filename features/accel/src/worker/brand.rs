@@ -15,7 +15,7 @@ pub trait Brand: Send + Sync + 'static {
     const EXCLUSIVE: bool = true;
 }
 
-/// The brand of workers that are told apart when the program runs: any number may have it, and using a buffer on
+/// The brand of workers that are distinguished when the program runs: any number may have it, and using a buffer on
 /// another worker is [`Error::WrongWorker`].
 #[derive(Clone, Copy, Debug)]
 pub struct AnyWorker;

@@ -26,7 +26,7 @@ use crate::launch::{Arguments, Grid, Launch};
 
 /// The most launches of a graph.
 const LONGEST: usize = 64;
-/// A shape is worth a graph when so many launches of it were seen. To make a graph of that many and replay it once takes
+/// A shape is worth a graph when this number of launches of it was seen. To make a graph of that many and replay it once takes
 /// the driver no longer than the launches.
 const WORTH: usize = 32;
 /// The least launches of a graph with guarded ones: those that take turns must keep the device busy.
@@ -149,7 +149,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         let mut rest = gathered.all();
         while rest.len() > 0 {
             let (part, after) = rest.split_at(1 << rest.len().min(LONGEST).ilog2());
-            // Who waits for it is told, and is another than the one whose command this is.
+            // Who waits for it hears of it, and is another than the one whose command this is.
             self.defer(guarded(|| {
                 self.launch_part(part);
                 Ok(())

@@ -1,4 +1,4 @@
-//! The end of a worker, which any number of threads may wait for: each is told the same.
+//! The end of a worker, which any number of threads may wait for: each gets the same answer.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;

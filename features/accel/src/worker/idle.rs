@@ -112,7 +112,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
             if count == 0 {
                 return;
             }
-            // What is told of an end may look too.
+            // What hears of an end may look too.
             let until = self.ends.get() + count as u64;
             while self.ends.get() < until {
                 let Some(first) = self.pending.borrow_mut().pop_front() else { return };

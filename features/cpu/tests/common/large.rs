@@ -21,7 +21,7 @@ pub(crate) enum Outcome {
 /// How long the interpreter may take.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The kernel of a seed with so many statements, about: compiled, and compared with the interpreter.
+/// The kernel of a seed with about N statements: compiled, and compared with the interpreter.
 ///
 /// # Errors
 /// What is wrong.

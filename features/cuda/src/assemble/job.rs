@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::Limits;
 use super::process::{self, Ended, Running, Scratch};
 
-/// How much of its messages is told.
+/// How much of its messages is reported.
 const MESSAGE_BYTES: u64 = 8 << 10;
 
 /// What is run.

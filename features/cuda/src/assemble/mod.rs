@@ -9,7 +9,7 @@
 //!   ([`Assembler::standby`]). [`Assembler::find`] looks for it.
 //! * The driver's own linker, where there is no `ptxas`. It is a library and wants a context on a GPU, so the process
 //!   around it must be a program of ours. No library knows where its user installs programs; so the user's own program
-//!   has an entry for it, which calls [`entry`], and [`Assembler::driver`] is told how to start it. Some 300 ms, most
+//!   has an entry for it, which calls [`entry`], and [`Assembler::driver`] is given the command that starts it. Some 300 ms, most
 //!   of them for the context.
 //!
 //! What comes back is looked at before anyone gives it to a driver: an ELF file whose parts lie within it.

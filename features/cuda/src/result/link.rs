@@ -63,6 +63,6 @@ fn complete(driver: &Driver, state: CUlinkState, text: &mut [u8]) -> Result<Vec<
     if cubin.is_null() {
         return Ok(Vec::new());
     }
-    // SAFETY: the driver made so many bytes there, which live as long as the state.
+    // SAFETY: the driver made that number of bytes there, which live as long as the state.
     Ok(unsafe { std::slice::from_raw_parts(cubin.cast::<u8>(), bytes) }.to_vec())
 }

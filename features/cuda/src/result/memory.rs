@@ -148,7 +148,7 @@ impl Driver {
     /// Registers host memory, and gives the device's address.
     ///
     /// # Safety
-    /// The memory stays mapped until it is given back by [`Driver::unregister`].
+    /// The memory stays mapped until it is unregistered by [`Driver::unregister`].
     pub(crate) unsafe fn register(&self, host: *mut u8, bytes: u64) -> Result<u64> {
         let host: *mut c_void = host.cast();
         // SAFETY: as the caller promises; a range that is not mapped is refused.
@@ -163,7 +163,7 @@ impl Driver {
     /// Takes registered memory from the device.
     ///
     /// # Safety
-    /// The address is one that was given to [`register`](Self::register), and was not given back. The device uses the memory no
+    /// The address is one that was given to [`register`](Self::register), and was not unregistered. The device uses the memory no
     /// more.
     pub(crate) unsafe fn unregister(&self, host: u64) -> Result<()> {
         // SAFETY: as the caller promises.

@@ -81,7 +81,7 @@ impl Stream {
         unsafe { self.context.driver.cuMemsetD8Async(address, value, bytes as usize, self.handle) }
     }
 
-    /// Copies bytes: to any address of the process, if it is told one.
+    /// Copies bytes: to any address of the process, if it is given one.
     ///
     /// # Safety
     /// Both are as for [`fill`](Self::fill).

@@ -28,7 +28,7 @@ pub struct Stream {
     socket: OwnedFd,
     config: Config,
     timeout: Duration,
-    /// The frames that were sent and not given back, by their tags.
+    /// The frames that were sent and not returned, by their tags.
     frames: Vec<Option<Frame<Vec<u8>>>>,
     /// Those of them that are answered.
     done: VecDeque<u16>,

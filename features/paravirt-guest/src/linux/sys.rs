@@ -33,7 +33,7 @@ pub(super) fn lock(file: &File, start: u64, bytes: u64) -> io::Result<Option<u64
         return Ok(None);
     }
     match io::Error::last_os_error() {
-        // Another was faster: where it ends is asked anew.
+        // Another was faster: where it ends is read again.
         error if error.kind() == io::ErrorKind::WouldBlock => Ok(Some(start)),
         error => Err(error),
     }

@@ -37,7 +37,7 @@ impl Window {
         self.mapping.bytes() as u64
     }
 
-    /// Takes the first part of so many bytes that is free. No other taker gets it, in this program or another, until it is
+    /// Takes the first free part of N bytes. No other taker gets it, in this program or another, until it is
     /// dropped or its program has ended; that is an agreement between those who ask this way, which the host knows nothing
     /// of.
     ///

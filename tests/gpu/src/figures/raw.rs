@@ -83,7 +83,7 @@ impl Raw {
         self.launch_blocks(kernel, blocks, 256, parameters)
     }
 
-    /// Launches blocks of so many threads with these parameters, each a pointer to its value.
+    /// Launches blocks of N threads with these parameters, each a pointer to its value.
     pub(crate) fn launch_blocks(
         &self,
         kernel: &RawKernel,

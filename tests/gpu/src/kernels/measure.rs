@@ -102,7 +102,7 @@ fn numbers(seed: u64, count: u64) -> Vec<f32> {
 }
 
 impl Bench {
-    /// Compiles, and puts so many sets of arguments onto the device.
+    /// Compiles, and puts N sets of arguments onto the device.
     pub(super) fn new(gpu: &Gpu, work: Work, sets: usize) -> anyhow::Result<Bench> {
         let worker = gpu.worker()?;
         // Of a row that only a cluster holds, the kernel for clusters where there are such.

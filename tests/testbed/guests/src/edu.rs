@@ -13,6 +13,7 @@ const IDENTIFICATION: u64 = 0x00;
 const LIVENESS: u64 = 0x04;
 const FACTORIAL: u64 = 0x08;
 const STATUS: u64 = 0x20;
+const INTERRUPT_STATUS: u64 = 0x24;
 const INTERRUPT_RAISE: u64 = 0x60;
 const INTERRUPT_ACKNOWLEDGE: u64 = 0x64;
 const DMA_SOURCE: u64 = 0x80;
@@ -45,10 +46,12 @@ fn buffer() -> u64 {
 
 /// Runs all checks; the words that are left of the command line say how.
 pub fn run<'a>(ecam: Ecam, words: impl Iterator<Item = &'a [u8]>) -> bool {
-    let (mut msis, mut outside) = (200, None);
+    let (mut msis, mut pins, mut outside) = (200, 0, None);
     for word in words {
         if let Some(count) = boot::number(word, b"msis") {
             msis = count;
+        } else if let Some(count) = boot::number(word, b"pins") {
+            pins = count;
         } else if let Some(address) = boot::number(word, b"outside") {
             outside = Some(address);
         }
@@ -67,7 +70,13 @@ pub fn run<'a>(ecam: Ecam, words: impl Iterator<Item = &'a [u8]>) -> bool {
     passed &= report("factorial", edu.factorial());
     passed &= report("dma-to-device", edu.copy_out(0x11));
     passed &= report("dma-from-device", edu.copy_in(0x11));
+    if pins > 0 {
+        passed &= report("intx", edu.pin(&function, pins));
+    }
     passed &= report("msi", edu.interrupts(&function, msis));
+    if pins > 0 {
+        passed &= report("intx-after-msi", edu.pin(&function, 10));
+    }
     if let Some(address) = outside {
         passed &= report("dma-outside", edu.outside(address));
     }
@@ -146,6 +155,70 @@ impl Edu {
                 return Err("bytes beside the buffer have changed");
             }
         }
+        Ok(())
+    }
+
+    /// INTx, as often as `count`, with all that can hold it up.
+    fn pin(&self, function: &Function, count: u64) -> Check {
+        const COMMAND: u16 = 4;
+        const INTX_DISABLE: u16 = 1 << 10;
+        const STATUS: u16 = 6;
+        const PENDING: u16 = 1 << 3;
+        let [line, pin, ..] = function.read(0x3c).to_le_bytes();
+        if pin != 1 || !(16..24).contains(&line) {
+            return Err("it has no INTA, or that leads nowhere");
+        }
+        let command = function.read16(COMMAND);
+        let pending = || function.read16(STATUS) & PENDING != 0;
+        let start = sys::interrupts();
+        let came = || sys::interrupts() - start;
+        // The handler has the device deassert its pin.
+        let served = |raised, late| until(|| came() >= raised && self.read(INTERRUPT_STATUS) == 0, late);
+        sys::acknowledge_by(Some(self.bar + INTERRUPT_ACKNOWLEDGE));
+        sys::route_pin(line, false);
+        for raised in 1..=count {
+            self.write(INTERRUPT_RAISE, 1);
+            served(raised, "an interrupt did not come")?;
+        }
+
+        // Asserted while the I/O APIC masks it.
+        sys::route_pin(line, true);
+        self.write(INTERRUPT_RAISE, 1);
+        until(pending, "Interrupt Status does not show that the pin is asserted")?;
+        if came() != count {
+            return Err("an interrupt came more than once, or though the I/O APIC masks it");
+        }
+        sys::route_pin(line, false);
+        served(count + 1, "an interrupt that the I/O APIC had masked did not come")?;
+
+        // While the function disables it.
+        for _ in 0..20 {
+            let before = came();
+            function.write16(COMMAND, command | INTX_DISABLE);
+            self.write(INTERRUPT_RAISE, 1);
+            until(pending, "Interrupt Status does not show that the pin would be asserted")?;
+            if came() != before {
+                return Err("an interrupt came though it is disabled");
+            }
+            function.write16(COMMAND, command);
+            served(before + 1, "an interrupt that was disabled did not come")?;
+        }
+
+        // Nobody serves it while it is disabled and enabled all the time: one that is under way is not another.
+        sys::route_pin(line, true);
+        self.write(INTERRUPT_RAISE, 1);
+        for _ in 0..100 {
+            function.write16(COMMAND, command | INTX_DISABLE);
+            function.write16(COMMAND, command);
+        }
+        let before = came();
+        sys::route_pin(line, false);
+        served(before + 1, "an interrupt did not come after all that")?;
+        if came() > before + 2 {
+            return Err("interrupts come without end");
+        }
+        sys::route_pin(line, true);
+        sys::acknowledge_by(None);
         Ok(())
     }
 

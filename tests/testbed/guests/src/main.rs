@@ -9,8 +9,8 @@
 //! | `spin` | never ends |
 //! | `reboot` | prints and resets the machine |
 //! | `pci` | lists every PCI function that it sees |
-//! | `edu [msis=N] [outside=0xADDRESS]` | drives QEMU's `edu` device: registers, DMA both ways, N interrupts (200), and DMA to an address outside its RAM |
-//! | `nvme from=N to=N blocks=N [buffer=0xADDRESS]` | drives an NVMe controller: copies blocks through memory at that address |
+//! | `edu [msis=N] [pins=N] [outside=0xADDRESS]` | drives QEMU's `edu` device: registers, DMA both ways, N interrupts by MSI (200) and by its pin (none), and DMA to an address outside its RAM |
+//! | `nvme from=N to=N blocks=N [buffer=0xADDRESS] [wait] [stay]` | drives an NVMe controller, also one that comes later: copies blocks through memory at that address, also for ever |
 //! | `accel [hz=N]` | uses an accelerator that the host shares: kernels on its own memory, copies, batches, a kernel that never ends |
 //! | `accel-hostile [hz=N] [seed=N]` | does to such an accelerator's device what no driver should, and then uses it |
 //! | `accel-steady [hz=N] [seconds=N]` | launches for N seconds (10) and checks every result |

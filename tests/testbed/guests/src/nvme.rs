@@ -28,9 +28,9 @@ const PIECE: u64 = 4096;
 const BLOCKS: u64 = PIECE / 512;
 
 /// Runs all checks; the words that are left of the command line say what is copied, through which memory, and whether the
-/// controller comes while this runs.
+/// controller comes while this runs, and whether this goes on copying for ever.
 pub fn run<'a>(ecam: Ecam, words: impl Iterator<Item = &'a [u8]>) -> bool {
-    let (mut from, mut to, mut blocks, mut buffer, mut waits) = (0, 0, 0, None, false);
+    let (mut from, mut to, mut blocks, mut buffer, mut waits, mut stays) = (0, 0, 0, None, false, false);
     for word in words {
         for (name, value) in [(&b"from"[..], &mut from), (b"to", &mut to), (b"blocks", &mut blocks)] {
             if let Some(number) = boot::number(word, name) {
@@ -39,6 +39,7 @@ pub fn run<'a>(ecam: Ecam, words: impl Iterator<Item = &'a [u8]>) -> bool {
         }
         buffer = boot::number(word, b"buffer").or(buffer);
         waits |= word == b"wait";
+        stays |= word == b"stay";
     }
     let buffer = buffer.unwrap_or_else(|| sys::arena(PIECE as usize));
     if waits {
@@ -66,13 +67,16 @@ pub fn run<'a>(ecam: Ecam, words: impl Iterator<Item = &'a [u8]>) -> bool {
     let mut passed = report("identify", identify(&mut admin, buffer));
     let mut io = Queue::new(bar, 1);
     passed &= report("queues", create(&mut admin, &io));
-    passed &= report(
-        "copy",
-        (0..blocks / BLOCKS).try_for_each(|piece| {
+    loop {
+        let copied = (0..blocks / BLOCKS).try_for_each(|piece| {
             io.command(READ, 1, buffer, [(from + piece * BLOCKS) as u32, 0, BLOCKS as u32 - 1])?;
             io.command(WRITE, 1, buffer, [(to + piece * BLOCKS) as u32, 0, BLOCKS as u32 - 1])
-        }),
-    );
+        });
+        passed &= report("copy", copied);
+        if !stays || !passed {
+            break;
+        }
+    }
     // Every command above waited for one.
     passed &= report("interrupts", if sys::interrupts() > 0 { Ok(()) } else { Err("none came") });
     passed

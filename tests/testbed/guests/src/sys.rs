@@ -46,11 +46,16 @@ exception_common:
     call {exception}
     ud2
 
-    // The device interrupt: count it, tell the local APIC, go on.
+    // The device interrupt: count it, acknowledge it in the device if that is wanted, tell the local APIC, go on.
     .balign 16
 interrupt_stub:
     push rax
     lock inc qword ptr [rip + {interrupts}]
+    mov rax, qword ptr [rip + {acknowledge}]
+    test rax, rax
+    jz 1f
+    mov dword ptr [rax], 1
+1:
     mov eax, 0xfee000b0
     mov dword ptr [rax], 0
     pop rax
@@ -71,6 +76,7 @@ timer_stub:
     entry = sym entry,
     exception = sym exception,
     interrupts = sym INTERRUPTS,
+    acknowledge = sym ACKNOWLEDGE,
 );
 
 const STACK_SIZE: usize = 64 << 10;
@@ -82,6 +88,30 @@ static mut STACK: Stack = Stack([0; STACK_SIZE]);
 
 /// Device interrupts so far.
 static INTERRUPTS: AtomicU64 = AtomicU64::new(0);
+
+/// The register to which the interrupt's handler writes 1; 0 for none.
+static ACKNOWLEDGE: AtomicU64 = AtomicU64::new(0);
+
+/// Has the handler of the device's interrupt acknowledge it in the device, by a 1 to this register.
+pub fn acknowledge_by(register: Option<u64>) {
+    ACKNOWLEDGE.store(register.unwrap_or(0), Ordering::SeqCst);
+}
+
+/// Leads a pin of the I/O APIC to the only processor, as the device's interrupt, level-triggered and active low; or masks it.
+pub fn route_pin(pin: u8, masked: bool) {
+    const LEVEL_ACTIVE_LOW: u32 = 1 << 15 | 1 << 13;
+    let register = 0x10 + 2 * u32::from(pin);
+    for (register, value) in [
+        (register + 1, 0),
+        (register, u32::from(masked) << 16 | LEVEL_ACTIVE_LOW | u32::from(INTERRUPT_VECTOR)),
+    ] {
+        write32(IO_APIC, register);
+        write32(IO_APIC + 0x10, value);
+    }
+}
+
+/// The I/O APIC: a register that selects one, and the one that is selected 16 bytes further.
+const IO_APIC: u64 = 0xfec0_0000;
 
 /// The vector that devices are to use.
 pub const INTERRUPT_VECTOR: u8 = 0x40;
@@ -178,7 +208,7 @@ pub fn in_user_mode<T>(f: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Halts until an interrupt comes, for about so many nanoseconds at most, unless `awake` says so once interrupts are held
+/// Halts until an interrupt comes, for about N nanoseconds at most, unless `awake` says so once interrupts are held
 /// back. User mode can't halt: it waits a moment.
 pub fn halt_for(nanoseconds: u64, awake: &dyn Fn() -> bool) {
     if user::is_on() {

@@ -191,7 +191,7 @@ impl AcceleratorProgram {
         )
     }
 
-    /// Works until the device goes away, and answers with how it told.
+    /// Works until the device goes away, and answers with how it was reported.
     ///
     /// # Errors
     /// When it does not go away within `timeout`, or a result is wrong before.

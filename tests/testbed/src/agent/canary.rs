@@ -46,7 +46,7 @@ impl Canary {
 
     /// Whether it still holds what it held.
     pub fn unchanged(&self) -> bool {
-        // Another page of the same machine may have been hit too, when a device writes where it was not told to.
+        // Another page of the same machine may have been hit too, when a device writes elsewhere.
         std::hint::black_box(&self.pages)[self.offset..][..PAGE].iter().all(|&byte| byte == BYTE)
             && self.pages.iter().all(|&byte| byte == BYTE)
     }

@@ -130,6 +130,25 @@ pub struct Guest {
     terminal: Option<OwnedFd>,
 }
 
+/// Process ids of all that `vm-service` runs in this role, each with its parent's.
+pub fn processes(role: &str) -> Vec<(u32, u32)> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter_map(|pid| {
+        let is_it = role_of(pid).as_deref() == Some(role);
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok().filter(|_| is_it)?;
+        let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+        Some((pid, parent.trim().parse().ok()?))
+    })
+    .collect()
+}
+
+/// What a process of `vm-service` is: the first word after its name.
+pub(super) fn role_of(pid: u32) -> Option<String> {
+    let words = fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
+    words.split('\0').nth(1).map(str::to_owned)
+}
+
 /// A guest that has ended.
 #[derive(Clone, Debug)]
 pub struct Ended {
@@ -201,9 +220,27 @@ impl Guest {
         Ok(())
     }
 
-    /// Process id of what runs it.
+    /// Process id of what runs it: of its keeper, for `vm-service run`.
     pub fn pid(&self) -> u32 {
         self.process.id()
+    }
+
+    /// Process id of its VMM, which its keeper started.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn vmm(&self) -> Result<u32> {
+        self.processes("guest-vmm").next().with_context(|| format!("guest {} has no VMM", self.name))
+    }
+
+    /// Process ids of the workers that its keeper started.
+    pub fn workers(&self) -> Vec<u32> {
+        self.processes("accelerator-worker").collect()
+    }
+
+    fn processes(&self, role: &str) -> impl Iterator<Item = u32> {
+        let parent = self.pid();
+        processes(role).into_iter().filter(move |(_, of)| *of == parent).map(|(pid, _)| pid)
     }
 
     /// How long ago it was started.
@@ -221,15 +258,19 @@ impl Guest {
         fs::read_to_string(&self.errors).unwrap_or_default()
     }
 
-    /// Whether it has a VFIO device open, or mapped, which is as good.
+    /// Whether its keeper or its VMM has a VFIO device open, or mapped, which is as good.
     pub fn holds_a_device(&self) -> bool {
         // Both names that Linux has for one: of its cdev's file, and of the one that a group gives.
         let is_device = |name: &str| name.contains("/dev/vfio/devices/") || name.contains("[vfio-device]");
-        let process = PathBuf::from(format!("/proc/{}", self.pid()));
-        let files = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
-        let mut names = files.filter_map(|file| Some(fs::read_link(file.path()).ok()?.display().to_string()));
-        names.any(|name| is_device(&name))
-            || is_device(&fs::read_to_string(process.join("maps")).unwrap_or_default())
+        let holds = |pid: u32| {
+            let process = PathBuf::from(format!("/proc/{pid}"));
+            let files = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+            let mut names =
+                files.filter_map(|file| Some(fs::read_link(file.path()).ok()?.display().to_string()));
+            names.any(|name| is_device(&name))
+                || is_device(&fs::read_to_string(process.join("maps")).unwrap_or_default())
+        };
+        holds(self.pid()) || self.vmm().is_ok_and(holds)
     }
 
     /// Waits until the guest's agent reports something that `wanted` takes; the report and when it came, counted
@@ -272,11 +313,19 @@ impl Guest {
     /// # Errors
     /// When it ends or takes longer than `timeout` before.
     pub fn wait_for_text(&mut self, text: &str, timeout: Duration) -> Result<()> {
+        self.wait_for_texts(text, 1, timeout)
+    }
+
+    /// Waits until the guest's console has `text` N times.
+    ///
+    /// # Errors
+    /// As for [`wait_for_text`](Self::wait_for_text).
+    pub fn wait_for_texts(&mut self, text: &str, times: usize, timeout: Duration) -> Result<()> {
         let deadline = Instant::now() + timeout;
         loop {
             let running = self.runs();
             self.read_console()?;
-            if self.text.contains(text) {
+            if self.text.matches(text).count() >= times {
                 return Ok(());
             }
             ensure!(running, "guest {} ended before it said {text:?}\n{}", self.name, self.evidence());
@@ -425,7 +474,7 @@ impl Ended {
     /// Exits to user space for the guest's accesses, from `run --json`.
     ///
     /// # Errors
-    /// When they were not told.
+    /// When they were not reported.
     pub fn access_exits(&self) -> Result<u64> {
         let document = self.process.json()?;
         let exits = document.get("exits").context("`run --json` tells no exits")?;
@@ -470,6 +519,10 @@ fn vm_service(plan: &GuestPlan<'_>, cmdline: &str, console: &std::path::Path) ->
     command.args(["run", &file]);
     if !plan.terminal {
         command.args(["--json", "--console"]).arg(format!("file={}", console.display()));
+    }
+    if plan.program == Program::Bare {
+        // It knows no power button.
+        command.args(["--shutdown-timeout", "0"]);
     }
     for device in &plan.devices {
         command.args(["--device", &device.address]);

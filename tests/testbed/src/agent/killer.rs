@@ -13,11 +13,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use rustix::process::Pid;
 
+use super::guest::role_of;
 use super::sys::{self, Stop};
 use super::wait_until;
 
 /// How long a killed process may take to end.
-const END: Duration = Duration::from_secs(10);
+const END: Duration = Duration::from_secs(60);
 
 /// Who is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,7 +134,8 @@ fn follow(
             Stop::Signal(number) => signal = number,
             Stop::Call if killed.is_none() => {
                 if let Some(call) = changing_call(pid) {
-                    let by_helper = group_of(pid) != Some(raw_of(first));
+                    let by_helper =
+                        group_of(pid).is_some_and(|group| group != raw_of(first) && !is_vmm(group));
                     let counts = changed || by_helper || victim == Victim::Asked;
                     changed = call.lasts || changed && !counts;
                     if counts {
@@ -180,6 +182,11 @@ fn raw_of(pid: Pid) -> i32 {
 fn group_of(thread: Pid) -> Option<i32> {
     let status = fs::read_to_string(format!("/proc/{}/status", raw_of(thread))).ok()?;
     status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
+}
+
+/// Whether a process is a guest's VMM, which ends with its keeper.
+fn is_vmm(process: i32) -> bool {
+    role_of(process.cast_unsigned()).as_deref() == Some("guest-vmm")
 }
 
 /// A system call that changes something outside of the process.

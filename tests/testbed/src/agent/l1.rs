@@ -72,7 +72,7 @@ impl L1 {
 
     /// Sends a report to the testbed.
     pub fn report(&mut self, report: &Report) {
-        // When the channel is gone nobody can be told; the testbed's deadline covers it.
+        // When the channel is gone nobody can be informed; the testbed's deadline covers it.
         let _ = self.channel.write_all(format!("{}\n", report.line()).as_bytes());
     }
 

@@ -28,7 +28,7 @@ impl L2 {
 
     /// Sends a report to L1.
     pub fn report(&mut self, report: &Report) {
-        // When the console is gone nobody can be told; L1's deadline covers it.
+        // When the console is gone nobody can be informed; L1's deadline covers it.
         let _ = self.console.write_all(format!("\n{MARKER}{}\n", report.line()).as_bytes());
     }
 

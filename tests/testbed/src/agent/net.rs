@@ -53,11 +53,19 @@ pub fn interface_with(mac: &str) -> Result<String> {
 pub fn set_up(interface: &str, address: Ipv4Addr) -> Result<()> {
     sys::set_interface_address(interface, address, Ipv4Addr::new(255, 255, 255, 0))
         .with_context(|| format!("can't give {interface} the address {address}"))?;
-    sys::turn_interface_on(interface).with_context(|| format!("can't turn {interface} on"))?;
+    turn_on(interface)?;
     wait_until(&format!("the link of {interface}"), TIMEOUT, || {
         let carrier = fs::read_to_string(format!("/sys/class/net/{interface}/carrier")).ok()?;
         (carrier.trim() == "1").then_some(())
     })
+}
+
+/// Turns an interface on, as `ip link set up` does.
+///
+/// # Errors
+/// When the Linux kernel refuses.
+pub fn turn_on(interface: &str) -> Result<()> {
+    sys::turn_interface_on(interface).with_context(|| format!("can't turn {interface} on"))
 }
 
 /// Waits for one connection, receives `len` bytes of the pattern `theirs` and answers with as many of `ours`; both

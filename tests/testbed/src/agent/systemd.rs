@@ -16,7 +16,7 @@ use super::{L1, VM_SERVICE, sys, wait_until};
 
 const CONTAIN: &str = "contain";
 const ENTER: &str = "enter";
-const START: Duration = Duration::from_secs(60);
+const START: Duration = Duration::from_secs(240);
 
 /// A running systemd. Dropping it kills all that it runs.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::{Function, L1, sys};
 use crate::scenario::Variant;
 
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(240);
 const NOT_VIABLE: &str = "group-not-viable";
 /// With these the host has the function in use, or it is not there: it is not tried.
 const UNTRIED: &[&str] = &[

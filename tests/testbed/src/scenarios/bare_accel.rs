@@ -16,7 +16,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     devices: &[],
     disks: &[],
     memory_mib: 768,
-    deadline: Duration::from_secs(240),
+    deadline: Duration::from_secs(1800),
     contents: Contents { accelerators: true, bare_guest: true, ..Contents::NONE },
     l1,
     l2: None,
@@ -24,7 +24,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
 
 /// The accelerator of the guests in these scenarios.
 pub(super) const SHARED: &str = "[[accelerators]]\ndevice = \"cpu\"\nmemory = \"32M\"\ndeadline = \"1s\"\n";
-pub(super) const TIMEOUT: Duration = Duration::from_secs(120);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(600);
 
 fn l1(l1: &mut L1) -> Result<()> {
     let guest = Guest::start(l1, &GuestPlan::sharing("accel", "accel", SHARED))?;

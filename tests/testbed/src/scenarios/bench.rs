@@ -43,7 +43,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
 };
 
 const ROUNDS: usize = 5;
-const TIMEOUT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(600);
 const SEED: u64 = 0x6265_6e63_6821;
 const LEN: usize = 64 << 10;
 const FIRST_IO: &str = "first-io";

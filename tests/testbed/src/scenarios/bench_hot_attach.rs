@@ -32,7 +32,7 @@ const GUESTS: usize = 2;
 const CYCLES: usize = 5;
 /// How often another one gets it, to see what is left of that.
 const MANY: usize = 100;
-const TIMEOUT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(600);
 const SEED: u64 = 0x686f_742d_706c;
 const LEN: usize = 64 << 10;
 const QMP: &str = "/tmp/qmp";
@@ -153,7 +153,7 @@ fn wear(l1: &mut L1, nvme: &Function) -> Result<()> {
         wait_for(&mut guest, &format!("gone {cycle}"))?;
         // What the first one needs is kept for the next. The guest ends after the last.
         if cycle < MANY {
-            last = Some(Footprint::of(guest.pid())?);
+            last = Some(Footprint::of(guest.vmm()?)?);
             first = first.or(last);
         }
     }

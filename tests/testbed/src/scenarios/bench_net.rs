@@ -27,7 +27,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
 };
 
 const ROUNDS: usize = 3;
-const TIMEOUT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(600);
 const TAP: &str = "bench";
 const MAC: &str = "52:54:00:00:00:01";
 const HOST: Ipv4Addr = Ipv4Addr::new(10, 80, 0, 1);
@@ -115,7 +115,7 @@ fn l1(l1: &mut L1) -> Result<()> {
                 });
                 let before = values.len();
                 values.extend(told);
-                ensure!(values.len() > before, "{}: the guest told no {figure}", row.name);
+                ensure!(values.len() > before, "{}: the guest reported no {figure}", row.name);
             }
             ended.succeeded(l1)?;
         }

@@ -1,4 +1,4 @@
-//! A signal at every step of `claim`: it is sent SIGTERM before each of its calls that change something, and gives back what it
+//! A signal at every step of `claim`: it is sent SIGTERM before each of its calls that change something, and releases what it
 //! has taken by then. No other command has to.
 
 use std::process::Command;
@@ -12,19 +12,19 @@ use crate::scenarios::linux_nvme::{DISK, NVME, NVME_AND_EDU};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "claim-signal",
-    about: "claim, asked to end before each changing system call, has given back what it took when it ends",
+    about: "claim, asked to end before each changing system call, has released what it took when it ends",
     variants: &[Variant::Iommufd],
     ports: 2,
     devices: NVME_AND_EDU,
     disks: DISK,
     memory_mib: 768,
-    deadline: Duration::from_secs(600),
+    deadline: Duration::from_secs(1800),
     contents: Contents::NONE,
     l1,
     l2: None,
 };
 
-const TIMEOUT: Duration = Duration::from_secs(40);
+const TIMEOUT: Duration = Duration::from_secs(600);
 /// It makes fewer calls that change something.
 const MOST: usize = 300;
 /// `vm-service`'s exit status when what was begun was undone.
@@ -88,7 +88,7 @@ fn all_undone(l1: &mut L1, undone: &[String]) -> Result<()> {
         let wanted = format!("{attribute})");
         l1.prove(
             undone.iter().any(|write| write.starts_with("write(/sys/") && write.ends_with(&wanted)),
-            format!("SIGTERM before the write to {attribute}: claim gives back what it has taken"),
+            format!("SIGTERM before the write to {attribute}: claim releases what it has taken"),
         )?;
     }
     Ok(())

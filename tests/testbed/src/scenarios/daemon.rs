@@ -22,7 +22,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     devices: NVME_AND_EDU,
     disks: DISK,
     memory_mib: 1536,
-    deadline: Duration::from_secs(900),
+    deadline: Duration::from_secs(1800),
     contents: Contents { linux_guest: true, ..Contents::NONE },
     l1,
     l2: Some(l2),
@@ -71,7 +71,7 @@ fn l1(l1: &mut L1) -> Result<()> {
     let begun = Instant::now();
     let mut daemon = serve()?;
     let listed = done(l1.vm_service(&["guests", "--json"], TIMEOUT))?.json()?;
-    l1.figure("from the daemon's start until it has told of its guests", begun.elapsed().as_secs_f64(), "s");
+    l1.figure("from the daemon's start until it has reported its guests", begun.elapsed().as_secs_f64(), "s");
     let names: Vec<_> =
         listed["guests"].as_array().into_iter().flatten().map(|guest| &guest["name"]).collect();
     l1.prove(names == ["web1", "web2"], "the daemon that is started again finds both guests")?;

@@ -5,16 +5,19 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use rustix::process::Signal;
 
+use super::vmm_killed::signal;
 use crate::agent::{Function, Guest, GuestPlan, Holder, L1};
 use crate::scenario::{Contents, Disk, Scenario, Variant};
 use crate::scenarios::bare_edu::EDU;
+use crate::scenarios::linux_igb::{IGB, IGB_VF};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "device-kinds",
     about: "explain and VFIO agree on each kind of device in each place; behind a bridge of shpchp the remedies work",
     variants: Variant::ALL,
-    ports: 12,
+    ports: 13,
     devices: &[
         // Without ACPI's hot-plug Linux's own drivers serve the slots: pciehp, and shpchp on the conventional bridge.
         "-global",
@@ -56,37 +59,41 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "-device",
         "x3130-upstream,id=switch0,bus=port10",
         "-device",
-        "xio3130-downstream,id=down0,bus=switch0,chassis=13",
+        "xio3130-downstream,id=down0,bus=switch0,chassis=21",
         "-device",
-        "xio3130-downstream,id=down1,bus=switch0,chassis=14",
+        "xio3130-downstream,id=down1,bus=switch0,chassis=22",
         "-device",
         "edu,bus=down0,dma_mask=0xffffffffffffffff",
         "-device",
         "virtio-rng-pci,bus=down1,iommu_platform=on,disable-legacy=on",
         "-device",
         "igb,bus=port11",
+        "-device",
+        "qemu-xhci,bus=port12,multifunction=on,addr=0.0",
+        "-device",
+        "qemu-xhci,bus=port12,addr=0.1",
     ],
     disks: &[Disk { name: "disk", mib: 16 }],
     memory_mib: 1024,
-    deadline: Duration::from_secs(480),
+    deadline: Duration::from_secs(1800),
     contents: Contents { bare_guest: true, ..Contents::NONE },
     l1,
     l2: None,
 };
 
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(600);
 /// `vm-service`'s exit status for a device that can't be passed.
 const BLOCKED: i32 = 3;
 /// QEMU's bridge from PCI Express to PCI.
 const BRIDGE: (u16, u16) = (0x1b36, 0x000e);
-/// QEMU's igb, Intel's 82576, and its virtual functions.
-const IGB: (u16, u16) = (0x8086, 0x10c9);
-const IGB_VF: (u16, u16) = (0x8086, 0x10ca);
+/// QEMU's USB controller, which has no reset but its bus's.
+const XHCI: (u16, u16) = (0x1b36, 0x000d);
 const SHPCHP: &str = "/sys/bus/pci/drivers/shpchp";
 
 // The verdicts on all devices are compared after this, as in every scenario.
 fn l1(l1: &mut L1) -> Result<()> {
     virtual_functions(l1)?;
+    reset_together(l1)?;
     let bridge = Function::find(BRIDGE.0, BRIDGE.1)?;
     let behind = Function::find_all(EDU.0, EDU.1)?.into_iter().find(|edu| edu.group() == bridge.group());
     let behind = behind.context("no edu shares the bridge's group")?;
@@ -131,11 +138,41 @@ fn l1(l1: &mut L1) -> Result<()> {
     l1.prove(bridge.driver().as_deref() == Some("shpchp"), "and the bridge back to shpchp")
 }
 
+/// Kills the VMM of a guest that has a device of two functions, which can be reset only together.
+fn reset_together(l1: &mut L1) -> Result<()> {
+    let found = Function::find_all(XHCI.0, XHCI.1)?;
+    let second = found.iter().find(|function| function.address.ends_with(".1")).context("no function 1")?;
+    let slot = second.address.trim_end_matches("1");
+    let first =
+        found.iter().find(|function| function.address == format!("{slot}0")).context("no function 0")?;
+    let plan = GuestPlan { devices: vec![first, second], ..GuestPlan::bare("both", "spin", first) };
+    let mut guest = Guest::start(l1, &plan)?;
+    for function in [first, second] {
+        let attached = format!("{} opened through {} and attached in", function.address, l1.variant);
+        guest.wait_for_log(&attached, TIMEOUT)?;
+    }
+    signal(guest.vmm()?, Signal::KILL)?;
+    let said = guest.end(TIMEOUT)?.process.stderr;
+    let back = format!("{} released in", first.address);
+    for function in [first, second] {
+        let reset = format!("{} was reset in the place of the guest's VMM (hot reset", function.address);
+        l1.prove(
+            said.contains(&reset) && said.contains(&back) && !said.contains("tried again"),
+            format!(
+                "{} of a guest whose VMM was killed was reset along with its neighbour",
+                function.address
+            ),
+        )
+        .with_context(|| said.clone())?;
+    }
+    Ok(())
+}
+
 /// Enables two virtual functions of one card, and gives one of them to a guest. The other card has none.
 fn virtual_functions(l1: &mut L1) -> Result<()> {
     let physical = Function::find_all(IGB.0, IGB.1)?.pop().context("there is no igb")?;
     l1.prove(physical.driver().as_deref() == Some("igb"), format!("igb drives {}", physical.address))?;
-    fs::write(physical.path().join("sriov_numvfs"), "2").context("can't make virtual functions")?;
+    l1.vm_service(&["vfs", "create", &physical.address, "2"], TIMEOUT)?.succeeded()?;
     let found = Function::find_all(IGB_VF.0, IGB_VF.1)?;
     l1.prove(found.len() == 2, format!("it has virtual functions: {found:?}"))?;
     let function = &found[0];

@@ -27,13 +27,13 @@ pub(super) const SCENARIO: Scenario = Scenario {
     ],
     disks: &[Disk { name: "disk", mib: 16 }],
     memory_mib: 1024,
-    deadline: Duration::from_secs(180),
+    deadline: Duration::from_secs(1800),
     contents: Contents { bare_guest: true, ..Contents::NONE },
     l1,
     l2: None,
 };
 
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(600);
 /// `vm-service`'s exit status for a device that can't be passed.
 const BLOCKED: i32 = 3;
 const SEED: u64 = 0x6772_6f75_7021;

@@ -17,7 +17,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     devices: NVME_AND_EDU,
     disks: DISK,
     memory_mib: 512,
-    deadline: Duration::from_secs(120),
+    deadline: Duration::from_secs(1800),
     contents: Contents::NONE,
     l1,
     l2: None,

@@ -17,7 +17,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     devices: &[],
     disks: &[],
     memory_mib: 768,
-    deadline: Duration::from_secs(300),
+    deadline: Duration::from_secs(1800),
     contents: Contents { accelerators: true, bare_guest: true, ..Contents::NONE },
     l1,
     l2: None,

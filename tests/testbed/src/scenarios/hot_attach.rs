@@ -20,7 +20,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     devices: DEVICES,
     disks: DISK,
     memory_mib: 1536,
-    deadline: Duration::from_secs(400),
+    deadline: Duration::from_secs(1800),
     contents: Contents { linux_guest: true, ..Contents::NONE },
     l1,
     l2: Some(l2),
@@ -37,7 +37,7 @@ const DEVICES: &[&str] = &[
 ];
 const DISPLAY: (u16, u16) = (0x1234, 0x1111);
 const GUEST: &str = "hot";
-const TIMEOUT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(600);
 const LEN: usize = 2 << 20;
 const HOST_SEED: u64 = 0x0068_6f74_686f;
 const HOST_AT: u64 = 1 << 20;

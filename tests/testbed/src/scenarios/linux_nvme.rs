@@ -27,7 +27,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     ],
     disks: &[Disk { name: "disk", mib: 64 }, Disk { name: "second", mib: 16 }],
     memory_mib: 1536,
-    deadline: Duration::from_secs(180),
+    deadline: Duration::from_secs(1800),
     contents: Contents { linux_guest: true, ..Contents::NONE },
     l1,
     l2: Some(l2),
@@ -80,7 +80,7 @@ fn l1(l1: &mut L1) -> Result<()> {
 
     let plan = GuestPlan::linux("main-job", &nvme);
     let guest = Guest::start(l1, &GuestPlan { devices: vec![&nvme, &second], ..plan })?;
-    let ended = guest.end(Duration::from_secs(120))?.succeeded(l1)?;
+    let ended = guest.end(Duration::from_secs(240))?.succeeded(l1)?;
     l1.figure("run of the guest, from start to its end", ended.process.took.as_secs_f64(), "s");
 
     functions()?;

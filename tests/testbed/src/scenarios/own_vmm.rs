@@ -19,7 +19,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     devices: NVME_AND_EDU,
     disks: DISK,
     memory_mib: 768,
-    deadline: Duration::from_secs(180),
+    deadline: Duration::from_secs(1800),
     contents: Contents { bare_guest: true, own_vmm: true, ..Contents::NONE },
     l1,
     l2: None,
@@ -46,7 +46,7 @@ fn l1(l1: &mut L1) -> Result<()> {
         LEN as u64 / BLOCK
     );
     let ended =
-        l1.program(OWN_VMM, &[&address, "/guest/bare", &words], Duration::from_secs(120))?.succeeded()?;
+        l1.program(OWN_VMM, &[&address, "/guest/bare", &words], Duration::from_secs(240))?.succeeded()?;
     for check in ["arrival", "msix", "enable", "identify", "queues", "copy", "interrupts"] {
         let line = format!("bare: {check} ok");
         l1.prove(ended.stdout.lines().any(|said| said.trim() == line), format!("in the guest: {check}"))?;
@@ -63,7 +63,7 @@ fn l1(l1: &mut L1) -> Result<()> {
     let edu = Function::find(EDU.0, EDU.1)?.address.to_string();
     let backend = l1.variant.to_string();
     let backend = ["--backend", &backend];
-    let ended = l1.program(VFIO_EDU, &[&[edu.as_str()], &backend[..]].concat(), Duration::from_secs(60))?;
+    let ended = l1.program(VFIO_EDU, &[&[edu.as_str()], &backend[..]].concat(), Duration::from_secs(240))?;
     let said = ended.succeeded()?.stdout;
     let nobody = "ok: nobody writes to config space past VFIO";
     l1.prove(said.contains(nobody), "a process without rights can't write to the device past VFIO")?;

@@ -9,6 +9,7 @@ use serde_json::Value;
 use crate::agent::{Function, L1, NvmeDisk};
 use crate::scenario::{Contents, Disk, Scenario, Variant};
 use crate::scenarios::bare_edu::EDU;
+use crate::scenarios::linux_ati::ATI;
 use crate::scenarios::linux_e1000e::E1000E;
 use crate::scenarios::linux_nvme::NVME;
 
@@ -39,14 +40,13 @@ pub(super) const SCENARIO: Scenario = Scenario {
     ],
     disks: &[Disk { name: "disk", mib: 16 }],
     memory_mib: 768,
-    deadline: Duration::from_secs(180),
+    deadline: Duration::from_secs(1800),
     contents: Contents::NONE,
     l1,
     l2: None,
 };
 
-const TIMEOUT: Duration = Duration::from_secs(30);
-const ATI: (u16, u16) = (0x1002, 0x5159);
+const TIMEOUT: Duration = Duration::from_secs(600);
 const HDA: (u16, u16) = (0x8086, 0x293e);
 const TESTDEV: (u16, u16) = (0x1b36, 0x0005);
 /// `vm-service`'s exit status for a device that can't be passed.

@@ -16,13 +16,13 @@ pub(super) const SCENARIO: Scenario = Scenario {
     devices: &[],
     disks: &[],
     memory_mib: 768,
-    deadline: Duration::from_secs(180),
+    deadline: Duration::from_secs(1800),
     contents: Contents { bare_guest: true, systemd: true, ..Contents::NONE },
     l1,
     l2: None,
 };
 
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 fn l1(l1: &mut L1) -> Result<()> {
     fs::create_dir_all("/etc/vm-service")?;
@@ -52,6 +52,8 @@ fn l1(l1: &mut L1) -> Result<()> {
     l1.prove(state("vm-guest@web1")? == "active", "the other guest runs on")?;
     let console = fs::read_link("/run/vm-guest/web1/console")?;
     l1.prove(console.starts_with("/dev/pts"), format!("its console is {}", console.display()))?;
+    // It knows no power button: a second SIGTERM cuts its power.
+    systemctl(&["kill", "--kill-who=main", "vm-guest@web1"]).and_then(Finished::succeeded)?;
     systemctl(&["stop", "vm-guest@web1"]).and_then(Finished::succeeded)?;
     l1.prove(ended("vm-guest@web1")? == "inactive", "a guest that is stopped leaves its unit inactive, too")?;
     l1.prove(!fs::exists("/run/vm-guest/web1")?, "nothing of it is left in /run")?;
@@ -81,6 +83,19 @@ fn l1(l1: &mut L1) -> Result<()> {
         "the daemon and its socket were stopped, and the guest's process runs on",
     )?;
     systemctl(&["start", "vm-service.socket"]).and_then(Finished::succeeded)?;
+    // As systemd does when the host shuts down: every process of the unit gets SIGTERM.
+    systemctl(&["stop", "vm-guest-web1.scope"]).and_then(Finished::succeeded)?;
+    l1.prove(
+        ended("vm-guest-web1.scope")? == "inactive",
+        "nothing is left of the guest when its scope is stopped",
+    )?;
+    let log = ask(&["logs", "web1"])?.stdout;
+    l1.prove(
+        log.contains("pressing the guest's power button") && log.contains("the guest's power was cut"),
+        "it had its power button pressed, and then its power cut",
+    )
+    .context(log)?;
+    ask(&["start", "/etc/vm-service/web1.toml"])?;
     ask(&["stop", "web1", "--now"])?;
     l1.prove(ended("vm-guest-web1.scope")? == "inactive", "nothing is left of the guest when it is stopped")
 }

@@ -24,6 +24,12 @@ fn split_offset(known: &Access, size: u32) -> Option<i64> {
     (bytes != 0 && i32::try_from(bytes).is_ok()).then_some(bytes)
 }
 
+/// The instruction of this name for a number of words of a size in bytes.
+fn of_words(name: &str, count: u32, bytes: u32) -> String {
+    let bits = bytes * 8;
+    if count > 1 { format!("{name}.v{count}.b{bits}") } else { format!("{name}.b{bits}") }
+}
+
 /// Where an access goes.
 pub(super) struct Address {
     pub(super) base: Reg,
@@ -286,7 +292,11 @@ impl Writer<'_> {
             let name = format!("{name}.{}", memory_type(scalar));
             for lane in 0..lanes {
                 let reg = self.asm.new_reg(class_of(scalar));
-                self.load_one(&name, reg, &address, lane * size, all, policy);
+                if all.is_some() {
+                    self.zero(reg);
+                }
+                let from = Arg::At(address.base, address.offset + i64::from(lane * size));
+                self.access(all, &name, [Arg::Reg(reg), from], policy);
                 regs.push(reg);
             }
         } else {
@@ -294,11 +304,7 @@ impl Writer<'_> {
             let word = size.max(4);
             let word_scalar = if word == 8 { Scalar::I64 } else { Scalar::I32 };
             let count = chunk / word;
-            let vector = if count > 1 {
-                format!("{name}.v{count}.b{}", word * 8)
-            } else {
-                format!("{name}.b{}", word * 8)
-            };
+            let vector = of_words(&name, count, word);
             for at in (0..total).step_by(chunk as usize) {
                 let words: Vec<Reg> = (0..count).map(|_| self.asm.new_reg(class_of(word_scalar))).collect();
                 if all.is_some() {
@@ -326,22 +332,6 @@ impl Writer<'_> {
             self.asm.place(done);
         }
         self.set_all(result, &regs);
-    }
-
-    fn load_one(
-        &mut self,
-        name: &str,
-        reg: Reg,
-        address: &Address,
-        at: u32,
-        guard: Option<Reg>,
-        policy: Option<Reg>,
-    ) {
-        if guard.is_some() {
-            self.zero(reg);
-        }
-        let from = Arg::At(address.base, address.offset + i64::from(at));
-        self.access(guard, name, [Arg::Reg(reg), from], policy);
     }
 
     /// Skips what follows if all lanes are in bounds.
@@ -416,11 +406,7 @@ impl Writer<'_> {
         } else {
             let word = size.max(4);
             let count = chunk / word;
-            let vector = if count > 1 {
-                format!("{name}.v{count}.b{}", word * 8)
-            } else {
-                format!("{name}.b{}", word * 8)
-            };
+            let vector = of_words(name, count, word);
             let words: Vec<Reg> = match size < 4 {
                 true => {
                     regs.chunks((4 / size) as usize).map(|c| self.join(c, size * 8, Scalar::I32)).collect()

@@ -135,7 +135,7 @@ fn a_record_of_a_newer_version_is_kept() {
     );
 }
 
-/// A claim of the version before is taken over, and given back.
+/// A claim of the version before is taken over, and released.
 #[test]
 fn a_record_of_version_1_is_read() {
     let (sim, host, text) = claimed();

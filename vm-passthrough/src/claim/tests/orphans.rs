@@ -71,7 +71,7 @@ fn an_orphan_is_waited_for() {
     assert!(Path::new(&format!("/proc/{helper}")).exists());
     assert_eq!(sim.driver_of(nvme()).as_deref(), Some("nvme"), "it has not unbound it yet");
 
-    // Whoever comes is told, and the ledger remembers.
+    // The next command gets an error, and the ledger remembers.
     let wait = "did not end an access that an earlier command began";
     let recovery = recover(&drivers.host(), SHORT).unwrap();
     assert!(recovery.recovered.is_empty(), "{recovery:?}");

@@ -7,7 +7,7 @@
 //!
 //! | part | the guest sees |
 //! | --- | --- |
-//! | header | [`header`]: no I/O BARs, no ROM, no INTx |
+//! | header | [`header`]: BARs and the expansion ROM without the addresses that the host gave them, an interrupt pin where it leads somewhere |
 //! | power management, MSI, MSI-X, PCI Express | virtualised: [`power`], [`msi`], [`msix`], [`express`] |
 //! | vendor-specific (0x09) | the device's own registers: read and written through, within the length that they state. Drivers need them (virtio finds its registers there), and they reach no further than the device's BARs do |
 //! | vendor-specific extended (0x000b) | read from the device, within the length that it states; not writable: some are of the link (error injection of its controller, say) or of the device's flash |
@@ -157,6 +157,13 @@ impl ConfigSpace {
         let mut space = builder.space;
         space.power_on = space.shadow.clone();
         space
+    }
+
+    /// Shows the interrupt pin: 1 to 4 for INTA to INTD, 0 for none.
+    pub(super) fn show_pin(&mut self, pin: u8) {
+        for bytes in [&mut self.shadow, &mut self.power_on] {
+            bytes.put(regs::INTERRUPT_PIN.into(), 1, pin.into());
+        }
     }
 
     /// Forgets what the guest wrote.

@@ -3,6 +3,7 @@
 use super::*;
 use crate::guest::DeviceError;
 use crate::sim::Fault;
+use crate::vfio::DeviceFile as _;
 
 impl Rig {
     /// Gives the BARs addresses and turns decoding on.
@@ -100,7 +101,8 @@ fn trapped_accesses_reach_the_device() {
     rig.device.bar_write(2, 0x3004, &[0xbb; 8]).unwrap();
     assert_eq!(read(2, 0x3004, 8).0, [0, 0, 0, 0, 0xbb, 0xbb, 0xbb, 0xbb]);
 
-    for (bar, offset, len) in [(4, 0xf9, 8), (4, u64::MAX, 1), (1, 0, 1), (3, 0, 1), (6, 0, 4), (255, 0, 1)] {
+    for (bar, offset, len) in [(4, 0xf9, 8), (4, u64::MAX, 1), (1, 0, 1), (3, 32, 1), (6, 0, 4), (255, 0, 1)]
+    {
         let (data, result) = read(bar, offset, len);
         assert!(matches!(result, Err(DeviceError::OutOfRange { .. })), "{bar} {offset:#x}");
         assert!(data.iter().all(|&byte| byte == 0xff));
@@ -132,4 +134,93 @@ fn what_cannot_be_mapped_is_served_by_exits() {
     rig.write32(0x10, 0xfff0_0000);
     rig.write32(0x14, 0xffff_ffff);
     assert_eq!(rig.find_bar(u64::MAX), None);
+}
+
+#[test]
+fn ports_decode_where_and_while_the_guest_wants_them() {
+    let rig = Rig::new();
+    let find = |port| rig.vmm.bars().find_port(port).map(|hit| (hit.bar, hit.offset));
+    rig.write32(0x1c, 0xc047);
+    assert_eq!((rig.read32(0x1c), find(0xc040)), (0xc041, None));
+    // Memory decoding is another bit.
+    rig.write16(0x04, 0x2);
+    assert_eq!(find(0xc040), None);
+    rig.write16(0x04, 0x1);
+    assert_eq!(rig.hardware16(4) & 3, 1);
+    assert_eq!((find(0xc040), find(0xc05f), find(0xc060)), (Some((3, 0)), Some((3, 0x1f)), None));
+    assert_eq!((rig.vmm.maps(), rig.find_bar(0xc040)), (vec![], None));
+    // Every size, aligned or not, within the BAR.
+    rig.device.bar_write(3, 4, &[1, 2, 3, 4]).unwrap();
+    for (offset, len, expect) in
+        [(4, 4, &[1, 2, 3, 4][..]), (5, 2, &[2, 3]), (7, 1, &[4]), (6, 4, &[3, 4, 0, 0])]
+    {
+        let mut data = vec![0; len];
+        rig.device.bar_read(3, offset, &mut data).unwrap();
+        assert_eq!(data, expect, "{offset}");
+    }
+    for (offset, len) in [(0x1d, 4), (0x1f, 2), (0x20, 1), (u64::MAX, 2)] {
+        let mut data = vec![0; len];
+        assert!(rig.device.bar_read(3, offset, &mut data).is_err());
+        assert!(rig.device.bar_write(3, offset, &data).is_err());
+        assert!(data.iter().all(|&byte| byte == 0xff));
+    }
+    // Beyond what ports there are, at 0, while it is sized: nowhere.
+    for register in [0x1_c040, 0, u32::MAX] {
+        rig.write32(0x1c, register);
+        assert_eq!(find(0xc040), None, "{register:#x}");
+    }
+    rig.write32(0x1c, 0xd000);
+    assert_eq!(find(0xd000), Some((3, 0)));
+    rig.device.reset().unwrap();
+    assert_eq!((find(0xd000), rig.read32(0x1c)), (None, 1));
+}
+
+#[test]
+fn the_rom_is_shown_while_it_is_enabled_and_is_never_written() {
+    let rig = Rig::with(builder(&config(4), 4, false).bar(6, 4096, &[(0, 4096)]));
+    rig.sim.write(6, 0, &[0x55, 0xaa, 2, 3]).unwrap();
+    rig.device.attach().unwrap();
+    rig.write32(0x30, 0xffff_fffe);
+    assert_eq!(rig.read32(0x30), 0xffff_f000);
+    rig.write32(0x30, 0xc020_0000);
+    rig.write16(0x04, 0x2);
+    assert_eq!(rig.find_bar(0xc020_0000), None);
+    rig.write32(0x30, 0xc020_0001);
+    assert_eq!((rig.find_bar(0xc020_0ffc), rig.find_bar(0xc020_1000)), (Some((6, 0xffc)), None));
+    // Each access exits, and its own registers in sysfs keep what the host has there.
+    assert_eq!((rig.vmm.maps(), rig.hardware16(0x30)), (vec![], 1));
+    let read = |offset, len: usize| {
+        let mut data = vec![0; len];
+        rig.device.bar_read(6, offset, &mut data).map(|()| data)
+    };
+    rig.device.bar_write(6, 0, &[1, 1]).unwrap();
+    assert_eq!((read(0, 4).unwrap(), read(1, 2).unwrap()), (vec![0x55, 0xaa, 2, 3], vec![0xaa, 2]));
+    assert!(read(0xffd, 4).is_err() && read(u64::MAX, 1).is_err());
+    // It was read once.
+    rig.sim.write(6, 0, &[0; 4]).unwrap();
+    assert_eq!(read(0, 1).unwrap(), [0x55]);
+    rig.write16(0x04, 0);
+    assert_eq!(rig.find_bar(0xc020_0000), None);
+
+    // None, or one of a size that none has, is hidden.
+    for size in [0, 1024, 3000, 32 << 20] {
+        let mut builder = builder(&config(4), 4, false);
+        if size != 0 {
+            builder = builder.bar(6, size, &[]);
+        }
+        let rig = Rig::with(builder);
+        rig.device.attach().unwrap();
+        rig.write32(0x30, u32::MAX);
+        assert_eq!(rig.read32(0x30), 0, "{size}");
+    }
+}
+
+#[test]
+fn a_rom_that_cannot_be_read_reads_all_ones() {
+    let rig = Rig::with(builder(&config(4), 4, false).bar(6, 4096, &[]));
+    rig.device.attach().unwrap();
+    rig.sim.vanish();
+    let mut data = [0; 4];
+    assert!(rig.device.bar_read(6, 0, &mut data).is_err());
+    assert_eq!(data, [0xff; 4]);
 }

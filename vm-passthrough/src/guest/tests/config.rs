@@ -43,14 +43,14 @@ fn registers_read_what_the_guest_may_see() {
     check(0x10, 0xc);
     check(0x14, 0);
     check(0x18, 0);
-    // The I/O BAR is hidden.
-    check(0x1c, 0);
+    // The I/O BAR.
+    check(0x1c, 1);
     check(0x20, 0);
     check(0x28, 0);
     check(0x2c, 0x5678_1234);
     // No ROM.
     check(0x30, 0);
-    // No interrupt pin; latencies are conventional PCI's and gone.
+    // No interrupt pin that leads anywhere; latencies are conventional PCI's and gone.
     check(0x3c, 0);
     // PM: no PME, no D1, no D2; No Soft Reset is kept.
     check(PM, 0x0003_0001 | 0x5000);
@@ -97,13 +97,13 @@ fn writes_are_filtered() {
     // Register, width in bytes, bits that read differently afterwards, bits that differ in the device.
     let table: &[(u16, usize, u32, u32)] = &[
         (0x00, 4, 0, 0),
-        (0x04, 2, 0x0546, 0x0146),
+        (0x04, 2, 0x0547, 0x0147),
         (0x08, 4, 0, 0),
         (0x0c, 4, 0x0000_00ff, 0),
         (0x10, 4, 0xfff0_0000, 0),
         (0x14, 4, 0xffff_ffff, 0),
         (0x18, 4, 0xffff_0000, 0),
-        (0x1c, 4, 0, 0),
+        (0x1c, 4, 0xffff_ffe0, 0),
         (0x20, 4, 0xffff_ff00, 0),
         (0x24, 4, 0, 0),
         (0x28, 4, 0, 0),
@@ -202,15 +202,15 @@ fn device_control_keeps_payload_size_from_the_device() {
 fn error_bits_are_cleared_by_writing_one_and_not_by_a_neighbour() {
     let rig = Rig::new();
     rig.sim.set_config(6, &[0x18, 0xf9]);
-    assert_eq!(rig.read16(6), 0xf910);
+    assert_eq!(rig.read16(6), 0xf918);
     // A write of the command register alone, and one of all four bytes with zeroes above.
     rig.write16(4, 0x2);
     rig.write32(4, 0x6);
-    assert_eq!(rig.read16(6), 0xf910);
+    assert_eq!(rig.read16(6), 0xf918);
     rig.write16(6, 0x2100);
-    assert_eq!(rig.read16(6), 0xd810);
+    assert_eq!(rig.read16(6), 0xd818);
     rig.write32(4, 0xffff_0006);
-    assert_eq!(rig.read16(6), 0x0010);
+    assert_eq!(rig.read16(6), 0x0018);
     assert_eq!(rig.read16(4), 0x6);
 }
 
@@ -324,6 +324,14 @@ fn bridges_and_dead_devices_are_refused() {
 fn linux_sizes_the_bars() {
     let rig = Rig::new();
     let bars = placement::probe(&*rig.device);
-    let found: Vec<_> = bars.iter().map(|b| (b.index, b.size, b.wide, b.prefetchable)).collect();
-    assert_eq!(found, [(0, 1 << 20, true, true), (2, 1 << 16, false, false), (4, 256, false, false)]);
+    let found: Vec<_> = bars.iter().map(|b| (b.index, b.size, b.wide, b.prefetchable, b.io)).collect();
+    assert_eq!(
+        found,
+        [
+            (0, 1 << 20, true, true, false),
+            (2, 1 << 16, false, false, false),
+            (3, 32, false, false, true),
+            (4, 256, false, false, false)
+        ]
+    );
 }

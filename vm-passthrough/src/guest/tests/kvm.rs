@@ -22,7 +22,7 @@ fn guest() -> Option<Arc<KvmVmm>> {
     with_slots(1 << 40)
 }
 
-/// A guest whose slots have at most so many bytes.
+/// A guest whose slots have at most N bytes.
 fn with_slots(most: u64) -> Option<Arc<KvmVmm>> {
     let kvm = match Kvm::new() {
         Ok(kvm) => kvm,
@@ -133,6 +133,39 @@ fn a_masked_route_keeps_its_interrupt_and_a_bad_message_hurts_no_other() {
     vmm.remove_route(route).unwrap();
     assert!(vmm.set_route(route, Some(message)).is_err());
     assert!(vmm.remove_route(route).is_err());
+}
+
+#[test]
+fn a_line_is_asserted_by_its_eventfd_until_the_last_is_disconnected() {
+    let Some(vmm) = guest() else { return };
+    let event = || eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    let is_asserted = |gsi: u32| {
+        let mut chip = kvm_bindings::kvm_irqchip { chip_id: 2, ..Default::default() };
+        vmm.vm().get_irqchip(&mut chip).unwrap();
+        ioapic_irr(&chip) & 1 << gsi != 0
+    };
+    let pairs = [(); 2].map(|()| (event(), event()));
+    let routes = [&pairs[0], &pairs[1]]
+        .map(|(trigger, resample)| vmm.add_line(17, trigger.as_fd(), resample.as_fd()).unwrap());
+    assert_ne!(routes[0], routes[1]);
+    assert!(vmm.add_line(24, pairs[0].0.as_fd(), pairs[0].1.as_fd()).is_err());
+    assert!(vmm.set_route(routes[0], None).is_err(), "it takes no message");
+    // A message's route beside them is none of them, and changes nothing about them.
+    let message = vmm.add_route(pairs[0].1.as_fd()).unwrap();
+    vmm.set_route(message, Some(MsiMessage { address: 0xfee0_0000, data: 0x41 })).unwrap();
+    vmm.remove_route(message).unwrap();
+
+    write(&pairs[0].0);
+    let asserted = (0..200).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        is_asserted(17)
+    });
+    assert!(asserted);
+    vmm.remove_route(routes[0]).unwrap();
+    assert!(is_asserted(17), "the other may have asserted it");
+    vmm.remove_route(routes[1]).unwrap();
+    assert!(!is_asserted(17));
+    assert!(vmm.remove_route(routes[1]).is_err());
 }
 
 #[test]

@@ -12,7 +12,7 @@ const RAM: [(u64, u64); 2] = [(0, 0x10_0000), (0x1_0000_0000, 0x10_0000)];
 /// Has a guest use everything.
 fn use_it(rig: &Rig) {
     rig.write32(0x18, 0xc000_0000);
-    placement::enable_memory(&*rig.device);
+    placement::enable(&*rig.device);
     rig.write16(MSIX + 2, 0x8000);
     rig.entry(0, message(0), false);
     assert_eq!((rig.vmm.maps().len(), rig.vmm.routes(), rig.sim.enabled(MSIX_IRQ)), (2, 1, 1));
@@ -55,7 +55,7 @@ fn each_step_comes_in_its_order() {
         rig.log.take(),
         [
             // Bus master off, interrupts off, BARs out of the guest.
-            "config 0x4 = [02, 04]",
+            "config 0x4 = [03, 04]",
             "irq 2 off",
             "guest unmap 0xc0000000+0x2000",
             "guest unmap 0xc0004000+0xc000",

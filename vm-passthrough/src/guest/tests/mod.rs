@@ -4,6 +4,7 @@ mod bars;
 mod config;
 mod fuzz;
 mod interrupts;
+mod intx;
 #[cfg(feature = "kvm")]
 mod kvm;
 mod lifecycle;
@@ -92,7 +93,7 @@ impl Rig {
         rig
     }
 
-    /// An attached device with so many MSI-X vectors.
+    /// An attached device with N MSI-X vectors.
     fn msix(vectors: u16, noresize: bool) -> Self {
         let rig = Self::with(builder(&config(vectors), vectors.into(), noresize));
         rig.device.attach().unwrap();
@@ -110,7 +111,7 @@ impl Rig {
         Self { device, sim, vmm, space, log }
     }
 
-    /// Where an access that exits falls, as the VMM was told: BAR and offset.
+    /// Where an access that exits falls, as the VMM knows it: BAR and offset.
     fn find_bar(&self, address: u64) -> Option<(u8, u64)> {
         self.vmm.bars().find(address).map(|hit| (hit.bar, hit.offset))
     }

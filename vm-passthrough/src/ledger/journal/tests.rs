@@ -119,16 +119,8 @@ fn function(number: u8, driver: Option<&str>, kept: bool) -> ClaimedFunction {
 fn lives(persistent: bool, command: &str) -> Vec<Entry> {
     let guest = persistent.then(|| command.into());
     let owner = Owner { pid: 1, command: command.into(), since: Some(5), guest };
-    let mut entry = Entry {
-        target: PciAddress::new(0, 1, 0, 0).unwrap(),
-        persistent,
-        owner: owner.clone(),
-        boot: "b".into(),
-        user: None,
-        functions: Vec::new(),
-        claimed: false,
-        releasing: false,
-    };
+    let target = PciAddress::new(0, 1, 0, 0).unwrap();
+    let mut entry = Entry::new(target, persistent, owner.clone(), "b".into());
     let mut lives = vec![entry.clone()];
     let taken =
         [function(2, None, false), function(1, Some("vfio-pci"), true), function(0, Some("nvme"), false)];

@@ -8,15 +8,19 @@ use super::slot_of;
 use crate::PciAddress;
 use crate::pci::{BarKind, PciFunction, Sriov};
 
-/// A bridge forwards memory in units of 1 MiB.
-pub(super) const PORT_UNIT: u64 = 1 << 20;
+/// A bridge forwards memory in units of 1 MiB, and ports in units of 4096.
+pub(super) const MEMORY_UNIT: u64 = 1 << 20;
+const IO_UNIT: u64 = 1 << 12;
+/// The number of ports.
+const PORTS: u64 = 1 << 16;
 /// First address that 32 bits can't hold.
 const FOUR_GIB: u64 = 1 << 32;
 
-/// One memory BAR that wants an address.
+/// One BAR that wants an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct BarRequest {
-    /// Index of its first register, 0 to 5.
+    /// Index of its first register, 0 to 5; [`ROM`](Self::ROM) for the expansion ROM.
     pub index: u8,
     /// Size in bytes, a power of two.
     pub size: u64,
@@ -24,10 +28,18 @@ pub struct BarRequest {
     pub wide: bool,
     /// Whether it is prefetchable.
     pub prefetchable: bool,
+    /// Whether it is port I/O.
+    pub io: bool,
+}
+
+impl BarRequest {
+    /// The index of the expansion ROM.
+    pub const ROM: u8 = 6;
 }
 
 /// One function whose BARs want addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct FunctionRequest {
     /// What errors call it.
     pub name: String,
@@ -39,27 +51,38 @@ pub struct FunctionRequest {
 }
 
 impl FunctionRequest {
-    /// What a function of the host asks for in a guest, by what a scan found: its memory BARs.
+    /// What a function of the host asks for in a guest, by what a scan found: its BARs.
     pub fn of(function: &PciFunction, behind_port: bool) -> Self {
-        let bars = function.bars.iter().filter(|bar| bar.kind != BarKind::Io).map(|bar| BarRequest {
+        let rom = function.rom.map(|rom| BarRequest {
+            index: BarRequest::ROM,
+            size: rom.size,
+            wide: false,
+            prefetchable: false,
+            io: false,
+        });
+        let bars = function.bars.iter().map(|bar| BarRequest {
             index: bar.index,
             size: bar.size,
             wide: bar.kind == BarKind::Memory64,
             prefetchable: bar.prefetchable,
+            io: bar.kind == BarKind::Io,
         });
         let is_virtual = matches!(function.sriov, Some(Sriov::Virtual { .. }));
         let slot = behind_port.then(|| slot_of(function.address, is_virtual));
-        Self { name: function.address.to_string(), slot, bars: bars.collect() }
+        Self { name: function.address.to_string(), slot, bars: bars.chain(rom).collect() }
     }
 }
 
 /// Where BARs may be, in guest-physical addresses. An empty range gives no room.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Windows {
     /// Below 4 GiB.
     pub low: std::ops::Range<u64>,
     /// Anywhere; by custom above the guest's RAM and below the end of its address width.
     pub high: std::ops::Range<u64>,
+    /// Ports.
+    pub io: std::ops::Range<u64>,
 }
 
 impl Windows {
@@ -67,16 +90,17 @@ impl Windows {
     pub const MOST_BITS: u8 = 52;
 
     /// `low`, and all from the first whole GiB above the guest's RAM, which ends before `ram_end`, to the end of what
-    /// `physical_address_bits` reach. The high window is empty where that leaves nothing.
+    /// `physical_address_bits` reach. The high window is empty where that leaves nothing. Ports are those of a PC: the first
+    /// 4096 are ISA's.
     pub fn above(low: std::ops::Range<u64>, ram_end: u64, physical_address_bits: u8) -> Self {
         const GIB: u64 = 1 << 30;
         let limit = 1u64 << physical_address_bits.clamp(33, Self::MOST_BITS);
         let start = ram_end.max(FOUR_GIB).checked_next_multiple_of(GIB).unwrap_or(limit);
-        Self { low, high: start.min(limit)..limit }
+        Self { low, high: start.min(limit)..limit, io: IO_UNIT..PORTS }
     }
 }
 
-/// One of the two windows.
+/// One of the windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
 pub enum WindowKind {
     /// [`Windows::low`].
@@ -85,6 +109,9 @@ pub enum WindowKind {
     /// [`Windows::high`].
     #[strum(to_string = "64-bit window")]
     High,
+    /// [`Windows::io`].
+    #[strum(to_string = "window of ports")]
+    Io,
 }
 
 /// A BAR and its address.
@@ -92,20 +119,20 @@ pub enum WindowKind {
 pub struct PlacedBar {
     /// What was asked.
     pub request: BarRequest,
-    /// Guest-physical address, a multiple of the size.
+    /// Guest-physical address or port, a multiple of the size.
     pub address: u64,
 }
 
-/// A function whose BARs all have addresses.
+/// A function whose BARs have addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlacedFunction {
-    /// Its BARs, in order of index.
+    /// Its BARs, in order of index; without those that [`plan`] found no place for.
     pub bars: Vec<PlacedBar>,
-    /// What the port above it forwards, to all functions of its slot; both closed for a function on a root bus.
+    /// What the port above it forwards, to all functions of its slot; all closed for a function on a root bus.
     pub port: PortWindows,
 }
 
-/// What a port forwards downstream. Both ends are included, the base is a multiple of 1 MiB and so is the address
+/// What a port forwards downstream. Both ends are included, the base is a multiple of 1 MiB (4096 ports) and so is the address
 /// after the end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortWindows {
@@ -113,6 +140,8 @@ pub struct PortWindows {
     pub memory: Option<RangeInclusive<u64>>,
     /// Prefetchable memory.
     pub prefetchable: Option<RangeInclusive<u64>>,
+    /// Ports.
+    pub io: Option<RangeInclusive<u64>>,
 }
 
 /// Why BARs got no addresses.
@@ -166,6 +195,7 @@ fn remedy(kind: WindowKind) -> &'static str {
     match kind {
         WindowKind::Low => "give the guest fewer devices, or less RAM below 4 GiB",
         WindowKind::High => "give the guest more physical address bits, or fewer devices",
+        WindowKind::Io => "give the guest fewer devices",
     }
 }
 
@@ -185,17 +215,35 @@ impl Block {
 }
 
 /// Chooses an address for every BAR: naturally aligned, largest first, none over another. What does not fit into the
-/// high window goes into the low one, if it fits there.
+/// high window goes into the low one, if it fits there. I/O BARs that do not fit get none; expansion ROMs get none where not all
+/// else fits beside them, as few drivers look at them.
 ///
 /// # Errors
 /// When a BAR or a window is impossible, or not all fit; the error names the first function that does not.
 pub fn plan(functions: &[FunctionRequest], windows: &Windows) -> Result<Vec<PlacedFunction>, PlacementError> {
+    plan_all(functions, windows).or_else(|error| {
+        let is_rom = |bar: &BarRequest| bar.index == BarRequest::ROM;
+        if !functions.iter().flat_map(|function| &function.bars).any(is_rom) {
+            return Err(error);
+        }
+        let mut without = functions.to_vec();
+        without.iter_mut().for_each(|function| function.bars.retain(|bar| !is_rom(bar)));
+        plan_all(&without, windows)
+    })
+}
+
+fn plan_all(functions: &[FunctionRequest], windows: &Windows) -> Result<Vec<PlacedFunction>, PlacementError> {
     check_window(WindowKind::Low, &windows.low)?;
     check_window(WindowKind::High, &windows.high)?;
+    check_window(WindowKind::Io, &windows.io)?;
     for function in functions {
         for bar in &function.bars {
-            let most = if bar.wide { 1 << 63 } else { 1 << 31 };
-            if !bar.size.is_power_of_two() || bar.size < 16 || bar.size > most {
+            let (least, most) = match bar {
+                BarRequest { io: true, .. } => (4, PORTS),
+                BarRequest { wide: true, .. } => (16, 1 << 63),
+                _ => (16, 1 << 31),
+            };
+            if !bar.size.is_power_of_two() || bar.size < least || bar.size > most {
                 return Err(PlacementError::BadSize {
                     function: function.name.clone(),
                     index: bar.index,
@@ -209,14 +257,18 @@ pub fn plan(functions: &[FunctionRequest], windows: &Windows) -> Result<Vec<Plac
     let units = units(functions);
     // What did not fit into the high window, by unit.
     let mut spilled: Vec<Option<PlacementError>> = vec![None; units.len()];
-    for (kind, window) in [(WindowKind::High, &windows.high), (WindowKind::Low, &windows.low)] {
+    for (kind, window) in
+        [(WindowKind::High, &windows.high), (WindowKind::Low, &windows.low), (WindowKind::Io, &windows.io)]
+    {
         let mut blocks: Vec<(usize, Block)> = Vec::new();
         for (unit, members) in units.iter().enumerate() {
             let goes = |function: usize, bar: &BarRequest| {
                 let natural = kind_of(bar, functions[function].slot.is_some());
-                natural == kind || kind == WindowKind::Low && spilled[unit].is_some()
+                let spills =
+                    kind == WindowKind::Low && natural == WindowKind::High && spilled[unit].is_some();
+                natural == kind || spills
             };
-            blocks.extend(block(functions, members, goes).map(|block| (unit, block)));
+            blocks.extend(block(functions, members, kind, goes).map(|block| (unit, block)));
         }
         blocks.sort_by_key(|(_, block)| std::cmp::Reverse((block.alignment, block.size)));
         let mut next = u128::from(window.start);
@@ -224,6 +276,9 @@ pub fn plan(functions: &[FunctionRequest], windows: &Windows) -> Result<Vec<Plac
             let start = next.next_multiple_of(u128::from(block.alignment));
             let end = start + u128::from(block.size);
             if end > u128::from(window.end) {
+                if kind == WindowKind::Io {
+                    continue;
+                }
                 let error = no_room(functions, block, kind, end - u128::from(window.end));
                 if kind == WindowKind::Low {
                     return Err(spilled[*unit].take().unwrap_or(error));
@@ -239,6 +294,7 @@ pub fn plan(functions: &[FunctionRequest], windows: &Windows) -> Result<Vec<Plac
                 match kind {
                     WindowKind::Low => placed[member].port.memory = range.clone(),
                     WindowKind::High => placed[member].port.prefetchable = range.clone(),
+                    WindowKind::Io => placed[member].port.io = range.clone(),
                 }
             }
             next = end;
@@ -269,6 +325,8 @@ fn check_window(kind: WindowKind, window: &std::ops::Range<u64>) -> Result<(), P
         "it ends before it starts"
     } else if kind == WindowKind::Low && window.end > FOUR_GIB {
         "it reaches above 4 GiB"
+    } else if kind == WindowKind::Io && window.end > PORTS {
+        "there are no more than 65536 ports"
     } else {
         return Ok(());
     };
@@ -277,13 +335,18 @@ fn check_window(kind: WindowKind, window: &std::ops::Range<u64>) -> Result<(), P
 
 /// Which window a BAR goes into.
 fn kind_of(bar: &BarRequest, behind_port: bool) -> WindowKind {
-    if bar.wide && (bar.prefetchable || !behind_port) { WindowKind::High } else { WindowKind::Low }
+    match bar {
+        BarRequest { io: true, .. } => WindowKind::Io,
+        BarRequest { wide: true, prefetchable, .. } if *prefetchable || !behind_port => WindowKind::High,
+        _ => WindowKind::Low,
+    }
 }
 
 /// The BARs of functions for which `goes` holds, packed: powers of two, largest first, leave no gaps.
 fn block(
     functions: &[FunctionRequest],
     members: &[usize],
+    kind: WindowKind,
     goes: impl Fn(usize, &BarRequest) -> bool,
 ) -> Option<Block> {
     let mut bars: Vec<(usize, BarRequest)> = members
@@ -293,7 +356,11 @@ fn block(
         .collect();
     bars.sort_by_key(|&(member, bar)| (std::cmp::Reverse(bar.size), member, bar.index));
     let &(first, largest) = bars.first()?;
-    let unit = if functions[first].slot.is_some() { PORT_UNIT } else { 1 };
+    let unit = match kind {
+        _ if functions[first].slot.is_none() => 1,
+        WindowKind::Io => IO_UNIT,
+        WindowKind::Low | WindowKind::High => MEMORY_UNIT,
+    };
     let alignment = largest.size.max(unit);
     let sum = bars.iter().fold(0u64, |sum, (_, bar)| sum.saturating_add(bar.size));
     let size = sum.checked_next_multiple_of(unit).unwrap_or(u64::MAX);

@@ -9,11 +9,13 @@ struct Fake {
     bytes: RefCell<Vec<u8>>,
     /// What of each BAR register sticks, and its read-only bits.
     bars: [(u32, u32); 6],
+    /// What of the ROM's sticks.
+    rom: u32,
 }
 
 impl Fake {
     fn new(bars: [(u32, u32); 6]) -> Self {
-        let fake = Self { bytes: RefCell::new(vec![0; 256]), bars };
+        let fake = Self { bytes: RefCell::new(vec![0; 256]), bars, rom: 0 };
         for (index, (_, fixed)) in bars.iter().enumerate() {
             write32(&fake, regs::BASE_ADDRESS_0 + index as u16 * 4, *fixed);
         }
@@ -31,17 +33,21 @@ impl ConfigAccess for Fake {
         let offset = usize::from(offset);
         let mut bytes = self.bytes.borrow_mut();
         bytes[offset..offset + data.len()].copy_from_slice(data);
-        if let Some(index) = offset.checked_sub(0x10).map(|o| o / 4).filter(|&i| i < 6) {
+        if let Some(index) = offset.checked_sub(0x10).map(|o| o / 4).filter(|&i| i < 6 || i == 8) {
             let at = 0x10 + index * 4;
             let value = u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-            let (mask, fixed) = self.bars[index];
+            let (mask, fixed) = self.bars.get(index).copied().unwrap_or((self.rom, 0));
             bytes[at..at + 4].copy_from_slice(&(value & mask | fixed).to_le_bytes());
         }
     }
 }
 
 fn bar(index: u8, size: u64, wide: bool, prefetchable: bool) -> BarRequest {
-    BarRequest { index, size, wide, prefetchable }
+    BarRequest { index, size, wide, prefetchable, io: false }
+}
+
+fn io(index: u8, size: u64) -> BarRequest {
+    BarRequest { index, size, wide: false, prefetchable: false, io: true }
 }
 
 fn slot(number: u8) -> PciAddress {
@@ -66,8 +72,10 @@ fn sizes_bars_and_leaves_them_as_they_were() {
     // 16 MiB, 32-bit; an I/O BAR; 1 GiB, 64-bit, prefetchable.
     check(
         [(0xff00_0000, 0), (0xffff_ffe0, 1), (0xc000_0000, 0xc), (0xffff_ffff, 0), (0, 0), (0, 0)],
-        &[bar(0, 16 << 20, false, false), bar(2, 1 << 30, true, true)],
+        &[bar(0, 16 << 20, false, false), io(1, 32), bar(2, 1 << 30, true, true)],
     );
+    // Of an I/O BAR the upper half may be missing.
+    check([(0xfffc, 1), (0, 0), (0, 0), (0, 1), (0, 0), (0, 0)], &[io(0, 4)]);
     // 256 GiB: no bit of the lower register sticks.
     check(
         [(0, 0xc), (0xffff_ffc0, 0), (0, 0), (0, 0), (0, 0), (0xffff_f000, 0)],
@@ -82,17 +90,47 @@ fn sizes_bars_and_leaves_them_as_they_were() {
 }
 
 #[test]
+fn a_rom_gets_a_place_where_all_else_fits_beside_it() {
+    let rom = |size| bar(BarRequest::ROM, size, false, false);
+    for (mask, expect) in [(0, None), (1, None), (0xffff_0001, Some(1 << 16)), (0xffff_f801, Some(2048))] {
+        let fake = Fake { rom: mask, ..Fake::new([(0, 0); 6]) };
+        write32(&fake, regs::ROM_ADDRESS, 0xfebf_0001);
+        let before = fake.bytes.borrow().clone();
+        assert_eq!(probe(&fake), Vec::from_iter(expect.map(rom)), "{mask:#x}");
+        assert_eq!(*fake.bytes.borrow(), before);
+    }
+    let fake =
+        Fake { rom: 0xffff_0001, ..Fake::new([(0xff00_0000, 0), (0, 0), (0, 0), (0, 0), (0, 0), (0, 0)]) };
+    let card = |number| function("card", Some(number), &probe(&fake));
+    let windows = |mib: u64| Windows { low: 0xc000_0000..0xc000_0000 + (mib << 20), high: 0..0, io: 0..0 };
+    let placed = plan(&[card(1), card(2)], &windows(64)).unwrap();
+    let addresses: Vec<_> =
+        placed.iter().map(|card| card.bars.iter().map(|bar| bar.address).collect::<Vec<_>>()).collect();
+    assert_eq!(addresses, [[0xc000_0000, 0xc100_0000], [0xc200_0000, 0xc300_0000]]);
+    assert_eq!(placed[0].port.memory, Some(0xc000_0000..=0xc10f_ffff));
+    program(&fake, &placed[1]);
+    assert_eq!((read32(&fake, 0x10), read32(&fake, regs::ROM_ADDRESS)), (0xc200_0000, 0xc300_0000));
+    let placed = plan(&[card(1), card(2)], &windows(32)).unwrap();
+    assert_eq!((placed[0].bars.len(), placed[0].port.memory.clone()), (1, Some(0xc000_0000..=0xc0ff_ffff)));
+    assert!(plan(&[card(1), card(2)], &windows(31)).is_err());
+}
+
+#[test]
 fn programs_bars_and_ports() {
     let fake = Fake::new([(0xff00_0000, 0), (0, 0), (0, 0xc), (0xffff_ffc0, 0), (0, 0), (0, 0)]);
     let request = function("f", Some(1), &probe(&fake));
-    let windows = Windows { low: 0xc000_0000..0xfec0_0000, high: 0x40_0000_0000..0x100_0000_0000 };
+    let windows = Windows {
+        low: 0xc000_0000..0xfec0_0000,
+        high: 0x40_0000_0000..0x100_0000_0000,
+        io: 0x1000..0x1_0000,
+    };
     let placed = plan(&[request], &windows).unwrap();
     program(&fake, &placed[0]);
-    enable_memory(&fake);
+    enable(&fake);
     assert_eq!(read32(&fake, 0x10), 0xc000_0000);
     assert_eq!(read32(&fake, 0x18), 0xc);
     assert_eq!(read32(&fake, 0x1c), 0x40);
-    assert_eq!(read16(&fake, 0x04), 0b110);
+    assert_eq!(read16(&fake, 0x04), 0b111);
 
     let port = Fake::new([(0, 0); 6]);
     let port = Fake { bars: [(u32::MAX, 0); 6], ..port };
@@ -108,7 +146,11 @@ fn programs_bars_and_ports() {
 #[test]
 fn chooses_the_window() {
     fn check(slot: Option<u8>, request: BarRequest, expect: u64) {
-        let windows = Windows { low: 0xc000_0000..0xd000_0000, high: 0x1_0000_0000..0x2_0000_0000 };
+        let windows = Windows {
+            low: 0xc000_0000..0xd000_0000,
+            high: 0x1_0000_0000..0x2_0000_0000,
+            io: 0x1000..0x1_0000,
+        };
         let placed = plan(&[function("f", slot, &[request])], &windows).unwrap();
         assert_eq!(placed[0].bars[0].address, expect, "{request:?}");
     }
@@ -119,7 +161,7 @@ fn chooses_the_window() {
     check(None, bar(0, 4096, true, false), 0x1_0000_0000);
     check(None, bar(0, 4096, false, true), 0xc000_0000);
     // With no high window.
-    let windows = Windows { low: 0xc000_0000..0xd000_0000, high: 0..0 };
+    let windows = Windows { low: 0xc000_0000..0xd000_0000, high: 0..0, io: 0x1000..0x1_0000 };
     let request = function("f", Some(1), &[bar(0, 4096, true, true), bar(2, 8192, false, false)]);
     let placed = plan(&[request], &windows).unwrap();
     assert_eq!((placed[0].bars[0].address, placed[0].bars[1].address), (0xc000_2000, 0xc000_0000));
@@ -128,8 +170,37 @@ fn chooses_the_window() {
 }
 
 #[test]
+fn io_bars_get_ports_while_there_are_any() {
+    let windows = Windows { low: 0xc000_0000..0xd000_0000, high: 0..0, io: 0x1000..0x1_0000 };
+    let card = |number| function("card", Some(number), &[bar(0, 4096, false, false), io(1, 64), io(2, 256)]);
+    let placed = plan(&(1..=20).map(card).collect::<Vec<_>>(), &windows).unwrap();
+    for (index, placed) in placed.iter().enumerate() {
+        let ports: Vec<_> = placed.bars[1..].iter().map(|bar| (bar.request.index, bar.address)).collect();
+        let base = 0x1000 * (index as u64 + 1);
+        match index < 15 {
+            true => assert_eq!(
+                (ports, placed.port.io.clone()),
+                (vec![(1, base + 256), (2, base)], Some(base..=base + 0xfff))
+            ),
+            false => assert_eq!((ports, placed.port.io.clone()), (vec![], None)),
+        }
+        assert!(placed.port.memory.is_some());
+    }
+    let port = Fake { bars: [(u32::MAX, 0); 6], ..Fake::new([(0, 0); 6]) };
+    program_port(&port, &placed[2].port);
+    assert_eq!(read16(&port, regs::IO_BASE), 0x3030);
+    program_port(&port, &placed[19].port);
+    assert_eq!(read16(&port, regs::IO_BASE), 0x00f0);
+    let error = plan(&[], &Windows { io: 0..0x1_0001, ..windows.clone() }).unwrap_err().to_string();
+    assert!(error.contains("65536 ports"), "{error}");
+    let error = plan(&[function("a", None, &[io(3, 2)])], &windows).unwrap_err().to_string();
+    assert!(error.contains("BAR 3 of a has the size 0x2"), "{error}");
+}
+
+#[test]
 fn functions_of_a_slot_share_its_windows() {
-    let windows = Windows { low: 0xc000_0000..0xd000_0000, high: 0x1_0000_0000..0x2_0000_0000 };
+    let windows =
+        Windows { low: 0xc000_0000..0xd000_0000, high: 0x1_0000_0000..0x2_0000_0000, io: 0x1000..0x1_0000 };
     let requests = [
         function("gpu", Some(1), &[bar(0, 16 << 20, false, false), bar(1, 1 << 30, true, true)]),
         function("disk", Some(2), &[bar(0, 1 << 20, false, false)]),
@@ -141,7 +212,7 @@ fn functions_of_a_slot_share_its_windows() {
     assert_eq!(placed[0].port.prefetchable, Some(0x1_0000_0000..=0x1_3fff_ffff));
     assert_eq!(placed[2].bars[0].address, 0xc100_0000);
     assert_eq!(placed[1].port.memory, Some(0xc110_0000..=0xc11f_ffff));
-    let narrow = Windows { low: 0xc000_0000..0xc100_0000, high: windows.high };
+    let narrow = Windows { low: 0xc000_0000..0xc100_0000, high: windows.high, io: 0x1000..0x1_0000 };
     let error = plan(&requests, &narrow).unwrap_err().to_string();
     assert!(error.contains("BARs of gpu (BAR 0: 0x1000000 bytes, BAR 0 of audio: 0x4000 bytes)"), "{error}");
 }
@@ -149,7 +220,11 @@ fn functions_of_a_slot_share_its_windows() {
 #[test]
 fn says_what_does_not_fit_and_by_how_much() {
     fn check(functions: &[FunctionRequest], expect: &str) {
-        let windows = Windows { low: 0xf000_0000..0xf100_0000, high: 0x1_0000_0000..0x1_4000_0000 };
+        let windows = Windows {
+            low: 0xf000_0000..0xf100_0000,
+            high: 0x1_0000_0000..0x1_4000_0000,
+            io: 0x1000..0x1_0000,
+        };
         let error = plan(functions, &windows).unwrap_err().to_string();
         assert!(error.contains(expect), "{error}");
     }
@@ -172,22 +247,23 @@ fn says_what_does_not_fit_and_by_how_much() {
     );
     check(&[function("a", Some(1), &[bar(3, 12, false, false)])], "BAR 3 of a has the size 0xc");
     check(&[function("a", Some(1), &[bar(3, 1 << 32, false, false)])], "BAR 3 of a has the size 0x100000000");
-    let inverted = Windows { low: std::ops::Range { start: 2, end: 1 }, high: 0..0 };
+    let inverted = Windows { low: std::ops::Range { start: 2, end: 1 }, high: 0..0, io: 0x1000..0x1_0000 };
     assert!(plan(&[], &inverted).unwrap_err().to_string().contains("ends before"));
-    let wide = Windows { low: 0..FOUR_GIB_AND_ONE, high: 0..0 };
+    let wide = Windows { low: 0..FOUR_GIB_AND_ONE, high: 0..0, io: 0x1000..0x1_0000 };
     assert!(plan(&[], &wide).unwrap_err().to_string().contains("above 4 GiB"));
 }
 
 const FOUR_GIB_AND_ONE: u64 = (1 << 32) + 1;
 
 fn requests() -> impl Strategy<Value = Vec<FunctionRequest>> {
-    let bar = (4u32..28, any::<bool>(), any::<bool>());
+    let bar = (4u32..28, any::<bool>(), any::<bool>(), prop::bool::weighted(0.2));
     let function = (prop::option::of(0u8..8), prop::collection::vec(bar, 0..3)).prop_map(|(number, bars)| {
-        let bars = bars.into_iter().enumerate().map(|(index, (log, wide, prefetchable))| BarRequest {
+        let bars = bars.into_iter().enumerate().map(|(index, (log, wide, prefetchable, io))| BarRequest {
             index: index as u8 * 2,
-            size: 1 << log,
-            wide,
-            prefetchable,
+            size: 1 << if io { log / 2 } else { log },
+            wide: wide && !io,
+            prefetchable: prefetchable && !io,
+            io,
         });
         FunctionRequest { name: "f".into(), slot: number.map(slot), bars: bars.collect() }
     });
@@ -203,13 +279,23 @@ proptest! {
         high in 0u64..1 << 40,
         high_size in 0u64..1 << 33,
     ) {
-        let windows = Windows { low: low..(low + low_size).min(1 << 32), high: high..high + high_size };
+        let windows = Windows { low: low..(low + low_size).min(1 << 32), high: high..high + high_size, io: 0x1000..0x1_0000 };
         let Ok(placed_of) = plan(&functions, &windows) else { return Ok(()) };
         let mut slots = Vec::new();
         let mut taken: Vec<(u64, u64)> = Vec::new();
         let mut forwarded: Vec<(u64, u64)> = Vec::new();
+        let mut ports: Vec<(u64, u64)> = Vec::new();
         for (request, placed) in functions.iter().zip(&placed_of) {
-            prop_assert_eq!(request.bars.len(), placed.bars.len());
+            let memory = |bar: &BarRequest| !bar.io;
+            let placed_memory = placed.bars.iter().filter(|bar| memory(&bar.request)).count();
+            prop_assert_eq!(request.bars.iter().filter(|bar| memory(bar)).count(), placed_memory);
+            for bar in placed.bars.iter().filter(|bar| bar.request.io) {
+                let (start, end) = (bar.address, bar.address + bar.request.size);
+                prop_assert!(start % bar.request.size == 0 && windows.io.start <= start && end <= windows.io.end);
+                let forwarded = placed.port.io.as_ref().is_some_and(|io| *io.start() <= start && end - 1 <= *io.end());
+                prop_assert!(forwarded || request.slot.is_none());
+                ports.push((start, end));
+            }
             let port = [&placed.port.memory, &placed.port.prefetchable];
             let first = functions.iter().position(|other| other.slot == request.slot).map(|at| &placed_of[at].port);
             prop_assert!(request.slot.is_none() || first == Some(&placed.port), "the functions of a slot share its port");
@@ -217,7 +303,7 @@ proptest! {
                 forwarded.extend(port.into_iter().flatten().map(|range| (*range.start(), *range.end() + 1)));
             }
             slots.push(request.slot);
-            for bar in &placed.bars {
+            for bar in placed.bars.iter().filter(|bar| !bar.request.io) {
                 let (start, end) = (bar.address, bar.address + bar.request.size);
                 prop_assert_eq!(start % bar.request.size, 0);
                 let window = if bar.request.wide && end > 1 << 32 { &windows.high } else { &windows.low };
@@ -230,6 +316,8 @@ proptest! {
                 taken.push((start, end));
             }
         }
+        ports.sort_unstable();
+        prop_assert!(ports.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{ports:x?}");
         for list in [&mut taken, &mut forwarded] {
             list.sort_unstable();
             let overlap = list.windows(2).any(|pair| pair[0].1 > pair[1].0);

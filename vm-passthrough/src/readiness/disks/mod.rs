@@ -40,12 +40,10 @@ pub(super) fn judge(case: &mut Case<'_>, function: &PciFunction) {
         probe(case, function, &disks, &used, &mut uses, &mut unknown);
     }
     if !unknown.is_empty() {
-        case.add(
-            BlockerCode::Unchecked,
-            Severity::Warning,
+        case.unchecked(
             function.address,
             format!("whether something holds its disks is not known: {}", unknown.join("; ")),
-            "run this as root, and make sure yourself that nothing uses them (lsblk, fuser)".into(),
+            "run this as root, and make sure yourself that nothing uses them (lsblk, fuser)",
         );
     }
     if uses.is_empty() {
@@ -59,8 +57,7 @@ pub(super) fn judge(case: &mut Case<'_>, function: &PciFunction) {
         function.address,
         format!("{}, by {sys}/class/block, {proc}/self/mountinfo and {proc}/swaps", uses.join(", ")),
         "unmount it (umount), switch the swap off (swapoff), and stop what is made of it or exports it (vgchange -an, \
-         mdadm --stop, zpool export, losetup -d, targetcli, nvmetcli)"
-            .into(),
+         mdadm --stop, zpool export, losetup -d, targetcli, nvmetcli)",
     );
 }
 

@@ -105,13 +105,13 @@ fn ports_and_emulated_devices_take_room_too() {
     assert_eq!(blocked(&together(&scene, &[DISK, other])), [other]);
     scene.options.behind_ports = false;
     assert_eq!(blocked(&together(&scene, &[DISK, other])), [""; 0]);
-    let bar = |size| vec![BarRequest { index: 0, size, wide: false, prefetchable: false }];
+    let bar = |size| vec![BarRequest { index: 0, size, wide: false, prefetchable: false, io: false }];
     let emulated = |size| FunctionRequest { name: "a disk".into(), slot: None, bars: bar(size) };
     scene.options.emulated = vec![emulated(0x1000)];
     assert_eq!(blocked(&together(&scene, &[DISK, other])), [""; 0]);
     scene.options.emulated = vec![emulated(1 << 20)];
     assert_eq!(blocked(&together(&scene, &[DISK, other])), [other]);
-    // What does not fit is the VMM's own: told of the first.
+    // What does not fit is the VMM's own: the first is reported.
     scene.options.emulated = vec![emulated(2 << 20)];
     let readiness = together(&scene, &[DISK, other]);
     assert_eq!(blocked(&readiness), [DISK]);
@@ -148,7 +148,7 @@ fn open_files_too_low() {
     let mut scene = limited(319);
     scene.options.open_files = 255;
     assert_eq!(scene.explain().blockers, []);
-    // Those of all its devices count, and are told once.
+    // Those of all its devices count, and are reported once.
     let scene = limited(383);
     let other = "0000:02:00.0";
     scene.sim.add(&SimFunction::network(address(other)).driver("e1000e")).unwrap();

@@ -45,9 +45,20 @@ pub(in super::super) fn irq_info(device: BorrowedFd<'_>, index: u32) -> io::Resu
     ))
 }
 
+/// What `VFIO_DEVICE_SET_IRQS` does by eventfds.
+#[derive(Clone, Copy)]
+#[repr(u32)]
+pub(in super::super) enum Action {
+    /// A vector that fires signals its eventfd.
+    Trigger = uapi::VFIO_IRQ_SET_ACTION_TRIGGER,
+    /// A vector is unmasked when its eventfd is signalled.
+    Unmask = uapi::VFIO_IRQ_SET_ACTION_UNMASK,
+}
+
 /// `VFIO_DEVICE_SET_IRQS` with an eventfd, or none, for each vector from `start` on.
 pub(in super::super) fn set_eventfds<'a>(
     device: BorrowedFd<'_>,
+    action: Action,
     index: u32,
     start: u32,
     eventfds: impl ExactSizeIterator<Item = Option<BorrowedFd<'a>>>,
@@ -55,7 +66,7 @@ pub(in super::super) fn set_eventfds<'a>(
     let header = offset_of!(uapi::vfio_irq_set, data);
     let count = u32::try_from(eventfds.len()).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     let mut argument = Argument::new(header + 4 * count as usize);
-    let flags = uapi::VFIO_IRQ_SET_DATA_EVENTFD | uapi::VFIO_IRQ_SET_ACTION_TRIGGER;
+    let flags = uapi::VFIO_IRQ_SET_DATA_EVENTFD | action as u32;
     argument.set_u32(offset_of!(uapi::vfio_irq_set, flags), flags);
     argument.set_u32(offset_of!(uapi::vfio_irq_set, index), index);
     argument.set_u32(offset_of!(uapi::vfio_irq_set, start), start);

@@ -15,10 +15,11 @@ use super::ram::Ram;
 use super::session::Guest;
 use super::stream::Stream;
 use super::watch::Watch;
-use crate::accelerator::channel::{self, Order, Report, Start};
 use crate::accelerator::meter::Meter;
 use crate::accelerator::sys;
+use crate::accelerator::wire::{Order, Report, Start};
 use crate::deadlines::WORKER_LOOK;
+use crate::process::packets;
 use crate::sandbox::{self, Profile};
 
 /// How many programs of the guest are served at a time.
@@ -26,18 +27,18 @@ const PROGRAMS: usize = 16;
 
 /// The worker, from its start to its end: it ends when the VMM does, or with a reason. Standard input is its socket.
 pub(crate) fn main() -> Result<(), String> {
-    let socket = sandbox::enter()?;
+    let socket = sandbox::enter(Some(sandbox::WORKER_FILES))?;
     run(&socket).inspect_err(|reason| {
         // The VMM may have gone, which is then the reason.
-        let _ = channel::send(&socket, &Report::Failed(reason.clone()), &[]);
+        let _ = packets::send(&socket, &Report::Failed(reason.clone()), &[]);
     })
 }
 
 fn run(socket: &OwnedFd) -> Result<(), String> {
     let gone = |error: io::Error| format!("nothing can be read from the VMM: {error}");
-    let (open, mut files) = match channel::receive::<Order>(socket).map_err(gone)? {
+    let (open, mut files) = match packets::receive::<Order>(socket).map_err(gone)? {
         Some((Order::Open(open), files)) => (open, files),
-        Some((other, _)) => return Err(format!("the first order is {other:?}")),
+        Some(_) => return Err("the first order is not to open an accelerator".into()),
         None => return Ok(()),
     };
     let profile = Profile::of(&open.device);
@@ -52,24 +53,24 @@ fn run(socket: &OwnedFd) -> Result<(), String> {
     let guest = Guest::new(&open, ram.clone(), meter, watch.clone(), broken)?;
     sandbox::confine(profile, &confinement)?;
     let ready = Report::Ready { name: opened.name.clone(), target: opened.target.clone(), confinement };
-    channel::send(socket, &ready, &[]).map_err(gone)?;
+    packets::send(socket, &ready, &[]).map_err(gone)?;
     let config =
         Config::new(open.memory, open.deadline_us).with_window(ram.bytes(), open.port.unwrap_or_default());
     let (mut started, programs) = (false, Arc::new(()));
     loop {
         if let Ok(reason) = breaks.try_recv() {
-            channel::send(socket, &Report::Broken(reason), &[]).map_err(gone)?;
+            packets::send(socket, &Report::Broken(reason), &[]).map_err(gone)?;
         }
         if let Some(what) = watch.overdue(Instant::now()) {
             let text = format!("{what} takes longer than it may");
-            channel::send(socket, &Report::Overdue(text), &[]).map_err(gone)?;
+            packets::send(socket, &Report::Overdue(text), &[]).map_err(gone)?;
         }
         if !readable(socket.as_fd(), WORKER_LOOK).map_err(gone)? {
             continue;
         }
-        match channel::receive::<Order>(socket).map_err(gone)? {
+        match packets::receive::<Order>(socket).map_err(gone)? {
             None => return Ok(()),
-            Some((Order::Ping, _)) => channel::send(socket, &Report::Here, &[]).map_err(gone)?,
+            Some((Order::Ping, _)) => packets::send(socket, &Report::Here, &[]).map_err(gone)?,
             Some((Order::Start(start), files)) => {
                 if std::mem::replace(&mut started, true) {
                     return Err("it was started twice".into());
@@ -77,7 +78,7 @@ fn run(socket: &OwnedFd) -> Result<(), String> {
                 let served = ring(&ram, &start, files)
                     .and_then(|ring| serve("queue", &opened, AnyLink::Queue(ring), &guest, None));
                 if let Err(reason) = served {
-                    channel::send(socket, &Report::Broken(reason), &[]).map_err(gone)?;
+                    packets::send(socket, &Report::Broken(reason), &[]).map_err(gone)?;
                 }
             }
             Some((Order::Connect, files)) => {

@@ -1,5 +1,6 @@
 //! How the guest is, for those who look and ask through its control socket.
 
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -11,8 +12,8 @@ use crate::instance::handle::{AttachRequest, DetachHow, DetachedHow, Refused};
 use crate::instance::state::{Event, Phase};
 use crate::instance::{Handle, Progress};
 use crate::json::{
-    self, AttachedDevice, DetachedDevice, DeviceState, EventKind, GuestDevice, GuestEvent, GuestState,
-    GuestStatus, Readiness, Refusal, RefusalCode, StoppedHow,
+    self, AttachedDevice, Confinement, DetachedDevice, DeviceState, EventKind, GuestDevice, GuestEvent,
+    GuestState, GuestStatus, Readiness, Refusal, RefusalCode, StoppedHow,
 };
 use crate::vmm::{End, PowerButton};
 
@@ -25,6 +26,8 @@ pub(super) struct Live {
 
 struct Now {
     status: GuestStatus,
+    /// Whether its VMM does not answer.
+    hangs: bool,
     /// Where those hear of it who have subscribed.
     outbox: Option<Outbox>,
 }
@@ -49,11 +52,23 @@ impl Live {
             devices: Vec::new(),
             console,
             how: None,
+            confinement: None,
         };
-        Arc::new(Self { handle, button, now: Mutex::new(Now { status, outbox: None }) })
+        Arc::new(Self { handle, button, now: Mutex::new(Now { status, hangs: false, outbox: None }) })
     }
 
-    /// From here on what happens is told through this.
+    /// Its machine is made, in a process that is confined so far.
+    pub(super) fn made(&self, confinement: Confinement) {
+        self.now().status.confinement = Some(confinement);
+    }
+
+    /// Its machine can't be made.
+    pub(super) fn failed(&self, why: &impl fmt::Display) {
+        let how = if self.handle.is_stopping() { StoppedHow::Cut } else { StoppedHow::Failed };
+        self.now().end(how, why.to_string());
+    }
+
+    /// From here on what happens is reported through this.
     pub(super) fn tell(&self, outbox: Outbox) {
         self.now().outbox = Some(outbox);
     }
@@ -83,10 +98,13 @@ impl Live {
                 now.tell(EventKind::Started, None, None);
             }
             Event::Restarted => now.tell(EventKind::Reset, None, None),
+            Event::Unresponsive => now.hang(true, EventKind::Unresponsive),
+            Event::Responsive => now.hang(false, EventKind::Responsive),
             Event::Attached(address, Ok(())) => now.tell(EventKind::DeviceAttached, Some(*address), None),
             Event::Claimed(address, Err(error))
             | Event::Opened(address, Err(error))
             | Event::Attached(address, Err(error))
+            | Event::Inserted(address, Err(error))
             | Event::Plugged(address, Err(error))
             | Event::Released(address, Err(error)) => {
                 now.tell(EventKind::Failed, Some(*address), Some(error.clone()));
@@ -111,15 +129,20 @@ impl Live {
 
 impl Now {
     fn end(&mut self, how: StoppedHow, text: String) {
-        (self.status.state, self.status.how) = (GuestState::Ending, Some(how));
+        (self.status.state, self.status.how) = (GuestState::Stopping, Some(how));
         self.tell(EventKind::Ended, None, Some(text));
+    }
+
+    fn hang(&mut self, hangs: bool, event: EventKind) {
+        self.hangs = hangs;
+        self.tell(event, None, None);
     }
 
     fn tell(&self, event: EventKind, address: Option<PciAddress>, text: Option<String>) {
         if let Some(outbox) = &self.outbox {
-            let (guest, address) = (self.status.name.clone(), address.map(|address| address.to_string()));
+            let address = address.map(|address| address.to_string());
             let how = self.status.how.filter(|_| event == EventKind::Ended);
-            outbox.event(GuestEvent { guest, event, address, text, how });
+            outbox.event(GuestEvent { address, text, how, ..GuestEvent::new(&self.status.name, event) });
         }
     }
 }
@@ -128,7 +151,7 @@ impl From<End> for StoppedHow {
     fn from(end: End) -> Self {
         match end {
             End::Shutdown => Self::Orderly,
-            End::Reboot => Self::Reset,
+            End::Reboot | End::Reset => Self::Reset,
             End::TripleFault => Self::Crashed,
             End::Stopped => Self::Cut,
         }
@@ -137,23 +160,28 @@ impl From<End> for StoppedHow {
 
 impl Controlled for Live {
     fn status(&self) -> GuestStatus {
-        self.now().status.clone()
+        let now = self.now();
+        let state = match now.status.state {
+            _ if self.handle.is_stopping() => GuestState::Stopping,
+            GuestState::Starting | GuestState::Running if now.hangs => GuestState::Unresponsive,
+            state => state,
+        };
+        GuestStatus { state, ..now.status.clone() }
     }
 
     fn power_button(&self) {
-        tracing::info!("pressing the guest's power button, as its control socket was told");
+        tracing::info!("pressing the guest's power button, as its control socket asks");
         self.button.press();
     }
 
     fn stop(&self) {
-        tracing::info!("stopping the guest, as its control socket was told");
+        tracing::info!("stopping the guest, as its control socket asks");
         self.handle.stop();
     }
 
     fn reset(&self, answer: Answer) {
-        tracing::info!("resetting the guest, as its control socket was told");
-        self.handle.reset();
-        answer.send(Ok(()));
+        tracing::info!("resetting the guest, as its control socket asks");
+        self.handle.reset(|reset| answer.send(reset.map_err(Refusal::from)));
     }
 
     fn attach(&self, request: control::AttachRequest, answer: Answer) {

@@ -32,7 +32,7 @@ impl Overdue {
             while ended.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 if stop.requested() && asked.get_or_insert_with(Instant::now).elapsed() >= TIMEOUT {
                     log::say(format_args!(
-                        "error: standard output was not read; what was to be told on it is lost\n"
+                        "error: standard output was not read; what was to be printed on it is lost\n"
                     ));
                     log::flush();
                     sys::exit_at_once(EXIT_FAILED);

@@ -42,7 +42,7 @@ impl Timeline<'_> {
             }
             Event::Claimed(address, Ok(_)) => {
                 tracing::info!("{address} claimed in {ms:.1} ms");
-                // One that has come before is told of as it came last.
+                // One that has come before is reported as it came last.
                 self.devices.retain(|device| device.address != address.to_string());
                 self.devices.push(RunDevice::new(*address, took));
             }
@@ -60,6 +60,12 @@ impl Timeline<'_> {
                 let place = guest.map_or_else(String::new, |guest| format!(", where it is {guest}"));
                 tracing::info!("{slot} came to the guest{place}");
             }
+            Event::Unresponsive => {
+                tracing::warn!(
+                    "the guest's VMM does not answer; it is killed if it does not carry out its next order"
+                );
+            }
+            Event::Responsive => tracing::info!("the guest's VMM answers again"),
             Event::LetGo(slot) => tracing::info!("the guest let go of {slot}"),
             Event::Kept(_, why) => tracing::warn!("{why}"),
             Event::Ended(_) | Event::MachineDropped => self.console = None,
@@ -76,7 +82,7 @@ impl Timeline<'_> {
             Event::Released(address, released) => {
                 self.time(*address, |device| device.release_ms = ms);
                 match released {
-                    Ok(()) => tracing::info!("{address} given back in {ms:.1} ms"),
+                    Ok(()) => tracing::info!("{address} released in {ms:.1} ms"),
                     Err(error) if is_retried => tracing::warn!("{error}; it is tried once more"),
                     Err(error) => tracing::error!("{error}"),
                 }

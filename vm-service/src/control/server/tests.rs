@@ -32,6 +32,7 @@ impl Controlled for Fake {
             devices: Vec::new(),
             console: None,
             how: None,
+            confinement: None,
         }
     }
 
@@ -100,7 +101,7 @@ fn answers_in_any_order_and_tells_what_happens() {
     let mut client = world.client();
     assert_eq!(client.status().expect("a status"), world.guest.status());
     client.stop().expect("stopped");
-    client.reset().expect("reset");
+    client.reset(TIMEOUT).expect("reset");
     assert_eq!(*world.guest.stopped.lock().expect("a count"), 1);
 
     let mut stream = BufReader::new(world.raw());
@@ -118,13 +119,8 @@ fn answers_in_any_order_and_tells_what_happens() {
     assert_eq!(next(&mut stream).map(|answer| answer["id"].clone()), Some(json!(3)));
     let request = world.attaching.recv_timeout(TIMEOUT).expect("a request");
     assert_eq!(request.address.0.to_string(), "0000:65:00.0");
-    let event = GuestEvent {
-        guest: "web1".into(),
-        event: EventKind::DeviceAttached,
-        address: Some(request.address.0.to_string()),
-        text: None,
-        how: None,
-    };
+    let address = Some(request.address.0.to_string());
+    let event = GuestEvent { address, ..GuestEvent::new("web1", EventKind::DeviceAttached) };
     world.guest.outbox.event(event.clone());
     assert_eq!(next(&mut stream), Some(json!({ "event": event })));
     world.guest.waiting.lock().expect("answers").pop().expect("one").send(Ok(json!("done")));

@@ -22,8 +22,11 @@ use crate::control::{
 use crate::daemon::launch::{Launch, Launched, Plan};
 use crate::json::{
     AttachedDevice, DetachedDevice, DetachedHow, DeviceState, EventKind, GuestDevice, GuestEvent, GuestState,
-    GuestStatus, Refusal, RefusalCode, StoppedHow,
+    GuestStatus, Readiness, Refusal, RefusalCode, StoppedHow,
 };
+
+/// The name of one that never runs.
+pub(super) const NEVER: &str = "never";
 
 /// Makes such guests, and can kill them.
 #[derive(Clone, Default)]
@@ -48,6 +51,11 @@ impl Threads {
 
     /// Kills a guest: its devices stay bound as they are, and its claims in the ledger.
     pub(super) fn kill(&self, sim: &SimHost, host: &Host, name: &str) {
+        self.kill_and(sim, host, name, || ());
+    }
+
+    /// As [`kill`](Self::kill), and does something before anybody hears of it.
+    pub(super) fn kill_and<T>(&self, sim: &SimHost, host: &Host, name: &str, act: impl FnOnce() -> T) -> T {
         let (orders, thread) = self.all().remove(name).expect("a guest");
         let ((records, taken), (goes_on, wait)) = (channel(), channel());
         orders.send(Order::Die(records, wait)).expect("it lives");
@@ -60,8 +68,10 @@ impl Threads {
                 fs::write(host.state.join(format!("ledger/{address}.claim")), record).expect("a record");
             }
         }
+        let done = act();
         goes_on.send(()).expect("it waits");
         thread.join().expect("no panic");
+        done
     }
 
     /// Whether a guest lives.
@@ -105,13 +115,14 @@ impl Launch for Threads {
         let status = GuestStatus {
             name: config.name.clone(),
             pid: std::process::id(),
-            state: GuestState::Running,
+            state: if config.name == NEVER { GuestState::Starting } else { GuestState::Running },
             since: 0,
             vcpus: config.vcpus,
             memory: config.memory,
             devices: config.devices.iter().map(device).collect(),
             console: None,
             how: None,
+            confinement: None,
         };
         let mut guest = None;
         let server = Server::start(home.listen()?, Some(connection), |outbox| {
@@ -142,7 +153,7 @@ struct Fake {
 }
 
 impl Fake {
-    /// Does what it is told until it ends.
+    /// Does what it is asked until it ends.
     fn live(
         &self,
         orders: &Receiver<Order>,
@@ -155,7 +166,7 @@ impl Fake {
             match order {
                 Order::Stop(how) => {
                     self.tell(EventKind::Ended, None, Some(how));
-                    manager.close().expect("all is given back");
+                    manager.close().expect("all is released");
                     // As in a process: the socket goes before the name.
                     drop(server);
                     drop(home);
@@ -163,7 +174,16 @@ impl Fake {
                 }
                 Order::Attach(address, answer) => {
                     let name = self.status().name;
-                    let claimed = claim(&mut manager, &name, address).map_err(Refusal::failed);
+                    let claimed = claim(&mut manager, &name, address).map_err(|error| {
+                        let found = readiness::explain(manager.host(), address, &ExplainOptions::default());
+                        match found {
+                            Ok(found) if !found.is_ready() => {
+                                let blockers = vec![Readiness::from(&found)];
+                                Refusal { blockers, ..Refusal::new(RefusalCode::Blocked, error) }
+                            }
+                            _ => Refusal::failed(error),
+                        }
+                    });
                     if claimed.is_ok() {
                         self.change(|devices| devices.push(device(&address)));
                         self.tell(EventKind::DeviceAttached, Some(address), None);
@@ -214,8 +234,8 @@ impl Fake {
     }
 
     fn tell(&self, event: EventKind, address: Option<PciAddress>, how: Option<StoppedHow>) {
-        let (guest, address) = (self.status().name, address.map(|address| address.to_string()));
-        self.outbox.event(GuestEvent { guest, event, address, text: None, how });
+        let address = address.map(|address| address.to_string());
+        self.outbox.event(GuestEvent { address, how, ..GuestEvent::new(&self.status().name, event) });
     }
 
     fn order(&self, order: Order) {
@@ -258,6 +278,10 @@ impl Launched for Runs {
         Ok(None)
     }
 
+    fn kill(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
     fn wait(&mut self) {}
 }
 
@@ -267,6 +291,10 @@ struct Ended(i32);
 impl Launched for Ended {
     fn ended(&mut self) -> io::Result<Option<Option<i32>>> {
         Ok(Some(Some(self.0)))
+    }
+
+    fn kill(&mut self) -> io::Result<()> {
+        Ok(())
     }
 
     fn wait(&mut self) {}

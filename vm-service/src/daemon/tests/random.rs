@@ -60,7 +60,13 @@ fn name(guest: u8) -> String {
 fn perform(world: &mut World, act: Act) -> bool {
     let operator = |world: &World, command: &str, number: u8| {
         let args = ["vm-service", command, &disk(number).to_string()].map(Into::into);
-        crate::cli::run(args, Some(world.host.clone()), &mut Vec::new(), &mut Vec::new()) == 0
+        crate::cli::run(
+            args,
+            Some(world.host.clone()),
+            "/nonexistent".as_ref(),
+            &mut Vec::new(),
+            &mut Vec::new(),
+        ) == 0
     };
     let device = |guest, number| format!("/v1/guests/{}/devices/{}", name(guest), disk(number));
     let is_done = |(status, answer): (u16, Value)| {

@@ -27,6 +27,8 @@ struct Slotted {
     /// Whether the guest starts with it.
     boots: bool,
     plugged: bool,
+    /// Whether it has come to a guest that ran.
+    came: bool,
     /// Whether the guest was asked to let go of it, and whether it is taken all the same.
     asked: Option<bool>,
     /// Whether there is a reason to take it from a guest that runs.
@@ -63,7 +65,7 @@ struct Model {
 }
 
 impl Model {
-    /// Of a guest that starts with slots of so many functions.
+    /// Of a guest that starts with slots of this number of functions each.
     fn new(counts: &[usize]) -> Self {
         let mut next = 0..;
         let slots: Vec<Vec<_>> =
@@ -72,6 +74,7 @@ impl Model {
             functions: functions.clone(),
             boots: true,
             plugged: true,
+            came: false,
             asked: None,
             goes: false,
         };
@@ -137,9 +140,14 @@ impl Model {
                 assert!(slot.functions.iter().all(|&other| self.holds(other)), "not all are claimed");
             }
             Action::Attach(address) => assert!(is(address) == Is::Open && may_come),
-            Action::Plug(slot) => {
+            Action::Insert(slot) => {
                 let functions = self.slot(*slot).expect("a slot").functions.clone();
                 assert!(may_come && !self.is_reached(*slot));
+                assert!(functions.iter().all(|&address| self.holds(address)));
+            }
+            Action::Plug(slot) => {
+                let functions = self.slot(*slot).expect("a slot").functions.clone();
+                assert!(may_come && self.is_reached(*slot));
                 assert!(functions.iter().all(|address| self.functions[address] == Is::Attached));
             }
             Action::Ask(slot, _) => assert!(self.is_reached(*slot) && self.runs),
@@ -228,8 +236,12 @@ impl Model {
                 self.functions.insert(address, Is::Attached);
                 Event::Attached(address, outcome("attach", address))
             }
-            Action::Plug(slot) => {
+            Action::Insert(slot) => {
                 self.slot(slot).expect("a slot").plugged = well;
+                Event::Inserted(slot, outcome("insert", slot))
+            }
+            Action::Plug(slot) => {
+                self.slot(slot).expect("a slot").came = well;
                 Event::Plugged(slot, outcome("plug", slot).map(|()| None))
             }
             Action::Unplug(slot) => {
@@ -277,6 +289,7 @@ impl Model {
             Event::Claimed(address, Err(error))
             | Event::Opened(address, Err(error))
             | Event::Attached(address, Err(error))
+            | Event::Inserted(address, Err(error))
             | Event::Plugged(address, Err(error)) => {
                 let slot = self.slot(*address).expect("a slot");
                 let (boots, goes) = (slot.boots, std::mem::replace(&mut slot.goes, true));
@@ -303,7 +316,14 @@ impl Model {
     fn attach(&mut self, functions: &[PciAddress]) {
         let (id, request) = self.request(functions);
         let boots = false;
-        let slot = Slotted { functions: functions.to_vec(), boots, plugged: false, asked: None, goes: false };
+        let slot = Slotted {
+            functions: functions.to_vec(),
+            boots,
+            plugged: false,
+            came: false,
+            asked: None,
+            goes: false,
+        };
         // What is refused is not taken, and nothing of it is there any more otherwise.
         let there: Vec<_> = self.state.functions().map(|(address, _)| address).collect();
         if !functions.iter().any(|address| there.contains(address)) {
@@ -323,7 +343,8 @@ impl Model {
         self.requests += 1;
         let (id, before) = (RequestId(self.requests - 1), self.slots.clone());
         if let Some(slot) = self.slot(address) {
-            match orderly {
+            // A guest is not asked for what has not come to it.
+            match orderly && (slot.came || slot.boots) {
                 true => slot.asked = slot.asked.or(Some(then_surprise)),
                 false => slot.goes = true,
             }
@@ -337,6 +358,12 @@ impl Model {
         if let Some(Answer::Detach(Err(_))) = self.answers.get(&id.0) {
             self.slots.clone_from(&before);
         }
+    }
+
+    /// Somebody resets the guest.
+    fn reset(&mut self) {
+        self.requests += 1;
+        self.happens(&Event::Reset(RequestId(self.requests - 1)));
     }
 
     /// The guest lets go of a slot, or does not.
@@ -358,7 +385,7 @@ impl Model {
                 _ => {
                     slot.asked = Some(true);
                     // One that has not come to the guest yet does not.
-                    slot.goes |= !slot.plugged || slot.boots;
+                    slot.goes |= !slot.came;
                 }
             }
         }
@@ -395,6 +422,8 @@ enum Step {
     /// Orderly or not, and then by surprise or not.
     Detach(usize, bool, bool),
     LetsGo(usize, bool),
+    Reset,
+    Restarted,
     Wanted(usize),
     Lost(usize),
     End(bool),
@@ -412,6 +441,8 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (device.clone(), any::<bool>(), any::<bool>())
             .prop_map(|(device, orderly, then_surprise)| Step::Detach(device, orderly, then_surprise)),
         4 => (device.clone(), prop::bool::weighted(0.7)).prop_map(|(device, well)| Step::LetsGo(device, well)),
+        2 => Just(Step::Reset),
+        1 => Just(Step::Restarted),
         2 => device.clone().prop_map(Step::Wanted),
         1 => device.clone().prop_map(Step::Lost),
         1 => any::<bool>().prop_map(Step::End),
@@ -427,6 +458,7 @@ fn stray(number: usize, well: bool) -> Vec<Event> {
         Event::Claimed(address, if well { Ok(address) } else { Err(error()) }),
         Event::Opened(address, if well { Ok(Backend::Group) } else { Err(error()) }),
         Event::Attached(address, if well { Ok(()) } else { Err(error()) }),
+        Event::Inserted(address, if well { Ok(()) } else { Err(error()) }),
         Event::Plugged(address, if well { Ok(None) } else { Err(error()) }),
         Event::Unplugged(address),
         Event::Booted(if well { Ok(()) } else { Err(error()) }),
@@ -466,6 +498,9 @@ proptest! {
                     model.detach(address(number), orderly, then_surprise);
                 }
                 Step::LetsGo(number, lets_go) => model.lets_go(address(number), lets_go),
+                Step::Reset => model.reset(),
+                Step::Restarted if model.runs => model.happens(&Event::Restarted),
+                Step::Restarted => {}
                 // The devices are watched while the guest runs, and they are there.
                 Step::Wanted(number) if model.runs => {
                     model.goes(&Event::WantedBack(address(number)), address(number));
@@ -552,6 +587,7 @@ fn short(actions: &[Action]) -> String {
         let (Action::Claim(at)
         | Action::Open(at)
         | Action::Attach(at)
+        | Action::Insert(at)
         | Action::Plug(at)
         | Action::Ask(at, _)
         | Action::Unask(at)
@@ -604,12 +640,12 @@ fn the_order_of_an_end() {
     let first = "DropMachine Stop:0 Stop:1 Detach:1 Detach:0 Close:0 Release:0";
     let again = whole(&format!("{first} Stop:1 Detach:1 Close:1 Release:1"));
     check(&[], &[(Action::Detach(b), 1)], &again, Ok(3));
-    let kept = ["not everything could be given back: detach 0000:65:01.0"];
+    let kept = ["not everything could be released: detach 0000:65:01.0"];
     check(&[], &[(Action::Detach(b), 2)], &again, Err(&kept));
     // So does a release.
     let again = whole(&format!("{orderly} Release:0"));
     check(&[], &[(Action::Release(a), 1)], &again, Ok(3));
-    let kept = ["not everything could be given back: release 0000:65:00.0"];
+    let kept = ["not everything could be released: release 0000:65:00.0"];
     check(&[], &[(Action::Release(a), 2)], &again, Err(&kept));
     // The guest does not start, or a device does not come to it.
     check(&[], &[(Action::Boot, 1)], "Boot DropMachine", Err(&["boot"]));
@@ -624,13 +660,13 @@ fn the_order_of_an_end() {
     // Neither hides the other.
     let both = [(Action::Detach(b), 2), (Action::Release(a), 2)];
     let again = whole(&format!("{first} Stop:1 Detach:1 Close:1 Release:0 Release:1"));
-    let kept = ["given back: detach 0000:65:01.0; release 0000:65:00.0"];
+    let kept = ["released: detach 0000:65:01.0; release 0000:65:00.0"];
     check(&[], &both, &again, Err(&kept));
 }
 
 #[test]
 fn devices_come_and_go_while_the_guest_runs() {
-    const COMES: &str = "Explain Claim:4 Claim:5 Open:4 Open:5 Attach:4 Attach:5 Plug:4 Answer";
+    const COMES: &str = "Explain Claim:4 Claim:5 Insert:4 Open:4 Open:5 Attach:4 Attach:5 Plug:4 Answer";
     const GOES: &str = "Unplug:4 Stop:4 Stop:5 Detach:5 Detach:4 Close:4 Close:5 Release:4 Release:5 Answer";
     let both = [address(4), address(5)];
     let attach = |model: &mut Model| model.attach(&both);
@@ -683,11 +719,30 @@ fn devices_come_and_go_while_the_guest_runs() {
     check(&[&attach], &[(Action::Explain(request), 1)], "Explain Answer", &["Attach(Err(Blocked"]);
     let claim = "Explain Claim:4 Claim:5 Release:4 Answer";
     check(&[&attach], &[(Action::Claim(both[1]), 1)], claim, &[&failed("claim 0000:65:05.0")]);
-    let open = "Explain Claim:4 Claim:5 Open:4 Open:5 Close:4 Release:4 Release:5 Answer";
+    let insert = "Explain Claim:4 Claim:5 Insert:4 Release:4 Release:5 Answer";
+    check(&[&attach], &[(Action::Insert(both[0]), 1)], insert, &[&failed("insert 0000:65:04.0")]);
+    let open = "Explain Claim:4 Claim:5 Insert:4 Open:4 Open:5 Unplug:4 Close:4 Release:4 Release:5 Answer";
     check(&[&attach], &[(Action::Open(both[1]), 1)], open, &[&failed("open 0000:65:05.0")]);
-    let goes = GOES.replace("Unplug:4 ", "");
-    let plug = whole(&goes).replace("Plug:4 Answer", "Plug:4");
+    let plug = whole(GOES).replace("Plug:4 Answer", "Plug:4");
     check(&[&attach], &[(Action::Plug(both[0]), 1)], &plug, &[&failed("plug 0000:65:04.0")]);
+    // What is detached on its way turns back, from wherever it has come to.
+    let pulled = |until: fn(&Action) -> bool, done: &str, how: &str| {
+        let on_its_way = |model: &mut Model| {
+            model.attach(&both);
+            while !model.pending.as_ref().is_some_and(until) {
+                model.answer(true, false, false);
+            }
+            ask(model);
+        };
+        let attach = "Attach(Err(Conflict(\"0000:65:05.0 was detached before";
+        check(&[&on_its_way], &[], done, &[attach, &format!("Detach(Ok({how}))")]);
+    };
+    pulled(|action| matches!(action, Action::Explain(_)), "Explain Answer Answer", "Orderly");
+    pulled(|action| matches!(action, Action::Claim(_)), "Explain Claim:4 Answer Release:4 Answer", "Orderly");
+    let attached = "Explain Claim:4 Claim:5 Insert:4 Open:4 Open:5 Attach:4 Answer Unplug:4 Stop:4 Detach:4 Close:5 Close:4 \
+                    Release:4 Release:5 Answer";
+    pulled(|action| matches!(action, Action::Attach(_)), attached, "Orderly");
+    pulled(|action| matches!(action, Action::Plug(_)), &whole(GOES), "Surprise");
     // One that is named twice comes once.
     let doubled = |model: &mut Model| model.attach(&[both[0], both[1], both[0]]);
     check(&[&doubled, &pull], &[], &whole(GOES), &[THERE, "Detach(Ok(Surprise))"]);
@@ -727,7 +782,38 @@ fn what_waits_at_the_end_is_answered() {
         model.attach(&[address(3)]);
         stop(model);
     };
+    let restarts = |model: &mut Model| model.happens(&Event::Restarted);
+    let resets = |model: &mut Model| {
+        model.reset();
+        let end = RunReport { end: End::Reset, restarts: 0, exits: ExitCounts::default() };
+        model.runs = false;
+        model.happens(&Event::Ended(Ok(end)));
+    };
+    let dies = |model: &mut Model| {
+        model.reset();
+        model.end(false);
+    };
+    let late = "Reset(Err(Conflict(\"the guest ended before it was reset";
+    check(&[&Model::reset, &Model::reset, &restarts, &Model::reset], &["Reset(Ok", "Reset(Ok", late]);
+    check(&[&resets], &["Reset(Ok"]);
+    check(&[&dies], &["Reset(Err(Failed(\"run"]);
+    check(&[&stop, &Model::reset], &["Reset(Err(Conflict(\"the guest is ending"]);
     check(&[&ask], &["Detach(Err(Conflict(\"the guest ended"]);
     check(&[&both], &["Attach(Err(Conflict(\"the guest ended before"]);
     check(&[&stop, &attach, &ask], &["Attach(Err(Conflict(\"the guest is ending", "Detach(Err(Conflict("]);
+}
+
+#[test]
+fn why_the_guest_and_its_device_ended_is_told_once() {
+    let (device, gone) = (address(0), || "the VMM is gone".to_owned());
+    let happens = [
+        Event::Start,
+        Event::Booted(Ok(())),
+        Event::Claimed(device, Ok(device)),
+        Event::Opened(device, Err(gone())),
+        Event::Ended(Err(gone())),
+    ];
+    let state = State::new(&[vec![device]]);
+    let state = happens.iter().fold(state, |state, event| state.step(event).0);
+    assert_eq!(state.outcome().expect_err("it failed"), [gone()]);
 }

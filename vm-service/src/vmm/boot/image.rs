@@ -30,7 +30,7 @@ pub(in crate::vmm) struct Loaded {
     pub(in crate::vmm) header: Option<setup_header>,
 }
 
-/// An ELF program's headers must end within so many bytes; they are at its beginning.
+/// An ELF program's headers must end within this number of bytes; they are at its beginning.
 const MAX_ELF_HEADERS: usize = 64 << 10;
 /// Where a bzImage's setup header is.
 const SETUP_HEADER: usize = 0x1f1;
@@ -83,17 +83,20 @@ impl Image {
 
     /// Where its initial RAM disk may be, in the RAM that ends at `ram_end`: behind it and the memory that it needs before it
     /// reads the memory map.
-    pub(super) fn initrd_room(&self, file: &BootFile, ram_end: u64) -> Range<u64> {
-        match self {
+    ///
+    /// # Errors
+    /// The Linux kernel's.
+    pub(super) fn initrd_room(&self, file: &BootFile, ram_end: u64) -> Result<Range<u64>, BootError> {
+        Ok(match self {
             Self::BzImage(header, begin) => {
-                let end = loaded_end(header, file.len().saturating_sub(*begin));
+                let end = loaded_end(header, file.len()?.saturating_sub(*begin));
                 end..ram_end.min(u64::from(header.initrd_addr_max) + 1)
             }
             Self::Elf(headers) => {
                 let ends = headers.segments.iter().map(|segment| segment.address + segment.size());
                 ends.max().unwrap_or(layout::HIGH_RAM)..ram_end
             }
-        }
+        })
     }
 
     /// Loads it. A kernel in a bzImage is unpacked if it does not matter to it who does that, which the command line has a
@@ -117,7 +120,7 @@ impl Image {
 
 fn bzimage(file: &BootFile, mut header: setup_header, ram_end: u64) -> Result<Image, BootError> {
     let begin = payload::setup_bytes(&header);
-    let size = file.len().checked_sub(begin);
+    let size = file.len()?.checked_sub(begin);
     if header.version < 0x200 || header.loadflags & LOADED_HIGH == 0 || size.is_none() {
         return Err(not_bootable(file, "its setup header is not that of a bzImage"));
     }
@@ -131,10 +134,10 @@ fn bzimage(file: &BootFile, mut header: setup_header, ram_end: u64) -> Result<Im
     let kernel_end = begin + u64::from(header.syssize) * 16;
     let payload_end = payload::place(&header).map_or(0, |(start, len)| start + len);
     let needed = kernel_end.max(payload_end);
-    if file.len() < needed {
+    if file.len()? < needed {
         let reason = format!(
             "it was cut off: by its setup header it has {needed} bytes, and {} are there; copy it again",
-            file.len()
+            file.len()?
         );
         return Err(not_bootable(file, reason));
     }
@@ -146,7 +149,7 @@ fn bzimage(file: &BootFile, mut header: setup_header, ram_end: u64) -> Result<Im
     Ok(Image::BzImage(Box::new(header), begin))
 }
 
-/// First address after a bzImage of which so many bytes are loaded, and after the memory that it needs. It unpacks itself to
+/// First address after a bzImage of which `size` bytes are loaded, and after the memory that it needs. It unpacks itself to
 /// where it prefers to run, and uses `init_size` bytes there, before it looks at the memory map; so that must be RAM.
 fn loaded_end(header: &setup_header, size: u64) -> u64 {
     let runs_at = header.pref_address.max(layout::HIGH_RAM);
@@ -161,7 +164,7 @@ fn load_bzimage(
     ram_end: u64,
     cmdline: &str,
 ) -> Result<Loaded, BootError> {
-    let (start, size) = (layout::HIGH_RAM, file.len() - begin);
+    let (start, size) = (layout::HIGH_RAM, file.len()?.saturating_sub(begin));
     loader.copy(file, begin, size, start)?;
     let unpacked = match header.pref_address >= start + size {
         true => unpack(loader, file, &header, ram_end, cmdline),
@@ -199,11 +202,11 @@ fn elf(file: &BootFile, head: &[u8], ram_end: u64) -> Result<elf::Headers, BootE
             Some(end) if segment.address >= layout::HIGH_RAM && end <= ram_end => {}
             end => return Err(too_big(file, segment.address, end.unwrap_or(u64::MAX), ram_end)),
         }
-        if segment.offset.saturating_add(segment.in_file) > file.len() {
+        if segment.offset.saturating_add(segment.in_file) > file.len()? {
             let reason = format!(
                 "its segment at {:#x} goes on behind the end of the file, which has only {} bytes",
                 segment.address,
-                file.len()
+                file.len()?
             );
             return Err(not_bootable(file, reason));
         }

@@ -18,12 +18,10 @@ use crate::vmm::quiesced::Quiesced;
 /// What is read or zeroed between two looks.
 const PIECE: u64 = 1 << 20;
 
-/// A file that is booted from. It is opened for each start, and seen to be a regular one each time: reading another may never
-/// end.
+/// A file that is booted from, which is open for all starts. It is a regular one: reading another may never end.
 pub(super) struct BootFile {
     file: File,
     path: PathBuf,
-    len: u64,
 }
 
 impl BootFile {
@@ -39,7 +37,7 @@ impl BootFile {
         if !metadata.is_file() {
             return Err(read(io::Error::other("it is not a regular file; name the file itself")));
         }
-        Ok(Self { file, path: path.to_owned(), len: metadata.len() })
+        Ok(Self { file, path: path.to_owned() })
     }
 
     /// What the user calls it.
@@ -47,9 +45,12 @@ impl BootFile {
         &self.path
     }
 
-    /// Bytes that it had when it was opened.
-    pub(super) fn len(&self) -> u64 {
-        self.len
+    /// Bytes that it has.
+    ///
+    /// # Errors
+    /// The Linux kernel's.
+    pub(super) fn len(&self) -> Result<u64, BootError> {
+        (&self.file).seek(SeekFrom::End(0)).map_err(|source| self.failed(source))
     }
 
     /// At most `most` bytes of its beginning.
@@ -57,7 +58,7 @@ impl BootFile {
     /// # Errors
     /// The Linux kernel's.
     pub(super) fn beginning(&self, most: usize) -> Result<Vec<u8>, BootError> {
-        let mut bytes = vec![0; usize::try_from(self.len).map_or(most, |len| len.min(most))];
+        let mut bytes = vec![0; usize::try_from(self.len()?).map_or(most, |len| len.min(most))];
         self.file.read_exact_at(&mut bytes, 0).map_err(|source| self.failed(source))?;
         Ok(bytes)
     }

@@ -13,7 +13,6 @@ mod params;
 mod payload;
 
 use std::ops::Range;
-use std::path::PathBuf;
 
 pub use error::BootError;
 use image::{Image, Loaded};
@@ -42,20 +41,29 @@ pub(super) struct Program {
     initrd: Option<(u64, u64)>,
 }
 
-impl Program {
-    /// Checks the headers and sizes of the files, and the command line, without reading more of them.
+/// The files that a guest is booted from, at each start.
+pub(super) struct BootFiles {
+    kernel: BootFile,
+    initrd: Option<BootFile>,
+}
+
+impl BootFiles {
+    /// Opens them, and checks the headers and sizes, and the command line, without reading more of them.
     ///
     /// # Errors
-    /// What [`load`](Self::load) would say of them, as far as that can be known.
-    pub(super) fn check(layout: &Layout, boot: &Boot) -> Result<(), BootError> {
-        let file = BootFile::open(&boot.kernel)?;
-        let image = Image::read(&file, layout.ram[0].end)?;
+    /// What [`load`](Program::load) would say of them, as far as that can be known.
+    pub(super) fn open(layout: &Layout, boot: &Boot) -> Result<Self, BootError> {
+        let kernel = BootFile::open(&boot.kernel)?;
+        let image = Image::read(&kernel, layout.ram[0].end)?;
         check_cmdline(&boot.cmdline, image.cmdline_limit())?;
-        let room = image.initrd_room(&file, layout.ram[0].end);
-        let place = |initrd| place_initrd(&BootFile::open(initrd)?, &room).map(drop);
-        boot.initrd.as_deref().map_or(Ok(()), place)
+        let room = image.initrd_room(&kernel, layout.ram[0].end)?;
+        let initrd = boot.initrd.as_deref().map(BootFile::open).transpose()?;
+        initrd.as_ref().map_or(Ok(()), |file| place_initrd(file, &room).map(drop))?;
+        Ok(Self { kernel, initrd })
     }
+}
 
+impl Program {
     /// Loads the guest's program and its initial RAM disk into RAM, which nobody else writes meanwhile, until `stop` answers
     /// with `true`.
     ///
@@ -64,23 +72,22 @@ impl Program {
     pub(super) fn load(
         memory: &GuestMemoryMmap,
         layout: &Layout,
-        boot: &Boot,
+        files: &BootFiles,
+        cmdline: &str,
         quiesced: &Quiesced,
         stop: &dyn Fn() -> bool,
     ) -> Result<Self, BootError> {
         let loader = Loader::new(memory, quiesced, stop);
         let low_end = layout.ram[0].end;
-        let file = BootFile::open(&boot.kernel)?;
-        let image = Image::read(&file, low_end)?;
-        check_cmdline(&boot.cmdline, image.cmdline_limit())?;
-        let room = image.initrd_room(&file, low_end);
-        let kernel = image.load(&loader, &file, low_end, &boot.cmdline)?;
-        let load = |path: &PathBuf| {
-            let file = BootFile::open(path)?;
-            let start = place_initrd(&file, &room)?;
-            loader.copy(&file, 0, file.len(), start).map(|()| (start, file.len()))
+        let image = Image::read(&files.kernel, low_end)?;
+        check_cmdline(cmdline, image.cmdline_limit())?;
+        let room = image.initrd_room(&files.kernel, low_end)?;
+        let kernel = image.load(&loader, &files.kernel, low_end, cmdline)?;
+        let load = |file: &BootFile| {
+            let (start, size) = place_initrd(file, &room)?;
+            loader.copy(file, 0, size, start).map(|()| (start, size))
         };
-        let initrd = boot.initrd.as_ref().map(load).transpose()?;
+        let initrd = files.initrd.as_ref().map(load).transpose()?;
         Ok(Self { kernel, initrd })
     }
 
@@ -119,11 +126,11 @@ fn write_cmdline(memory: &GuestMemoryMmap, cmdline: &str) -> Result<(), BootErro
     memory.write_slice(&bytes, GuestAddress(layout::CMDLINE)).map_err(|_| BootError::TooLittleRam)
 }
 
-/// The address of the initial RAM disk: as high in the room as it fits.
-fn place_initrd(file: &BootFile, room: &Range<u64>) -> Result<u64, BootError> {
-    let size = file.len();
+/// The address and size of the initial RAM disk: as high in the room as it fits.
+fn place_initrd(file: &BootFile, room: &Range<u64>) -> Result<(u64, u64), BootError> {
+    let size = file.len()?;
     let start = room.end.checked_sub(size).map(|start| start & !0xfff).filter(|&start| start >= room.start);
-    start.ok_or_else(|| BootError::InitrdTooBig {
+    start.map(|start| (start, size)).ok_or_else(|| BootError::InitrdTooBig {
         path: file.path().to_owned(),
         size,
         room: room.end.saturating_sub(room.start),

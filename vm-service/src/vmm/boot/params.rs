@@ -1,4 +1,4 @@
-//! `struct boot_params`: what Linux is told by who boots it (Documentation/arch/x86/zero-page.rst).
+//! `struct boot_params`: what Linux is given by its boot loader (Documentation/arch/x86/zero-page.rst).
 
 use linux_loader::loader::bootparam::{boot_e820_entry, boot_params, setup_header};
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};

@@ -8,7 +8,7 @@
 //! What is entered is what the bzImage would enter, in the same state: `startup_64` with RSI = `struct boot_params`. Only
 //! those are unpacked here of which that is true:
 //! - gzip. The pure Rust decoders of other formats are slower than the bzImage's own.
-//! - A kernel that runs where it was linked. One that is to choose its address at random (`CONFIG_RANDOMIZE_BASE`, told by
+//! - A kernel that runs where it was linked. One that is to choose its address at random (`CONFIG_RANDOMIZE_BASE`, reported by
 //!   the relocations behind the ELF file) is left to do so, as no guest should lose that; `nokaslr` on the command line
 //!   waives it.
 //!
@@ -30,7 +30,7 @@ const GZIP: [u8; 3] = [0x1f, 0x8b, 8];
 const GZIP_WINDOW: u8 = 16 + 15;
 /// What is read and what is unpacked at a time.
 const PIECE: usize = 128 << 10;
-/// ELF program headers must end within so many bytes; those of Linux follow the ELF header.
+/// ELF program headers must end within this number of bytes; those of Linux follow the ELF header.
 const MAX_HEADERS: usize = 64 << 10;
 /// The first version of the boot protocol with a payload's offset and length.
 const WITH_PAYLOAD: u16 = 0x208;

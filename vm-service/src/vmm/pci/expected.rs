@@ -1,12 +1,13 @@
 //! A function that a guest is to have, before it is attached.
 
+use serde::{Deserialize, Serialize};
 use vm_passthrough::PciAddress;
 use vm_passthrough::pci::placement::FunctionRequest;
 use vm_passthrough::pci::{PciFunction, regs};
 
 /// A function of the host that a guest is to have, by what a scan found of it. The guest may start before it is attached: its
 /// port has its bus and its windows, and what identifies it can be read. Whoever reaches further waits until it has arrived.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ExpectedFunction {
     pub(super) address: PciAddress,
     /// What its BARs need.

@@ -1,12 +1,15 @@
 //! A port as Linux's pciehp uses it, whatever comes and goes meanwhile: in the end the guest has what is in the slot.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use proptest::prelude::*;
+use vm_passthrough::PciAddress;
 use vm_passthrough::pci::regs;
 use vm_passthrough::sim::{SimLog, SimVmm};
 
 use super::RootPort;
+use super::root_port::{Inserted, READY};
 use crate::vmm::testing::FakeDevice;
 
 const EXPRESS: u16 = 0x40;
@@ -90,14 +93,29 @@ impl Guest {
         self.port.function(0).map(|_| self.plugged)
     }
 
+    fn insert(&self, since: Instant) {
+        let name = PciAddress::new(0, 1, 0, 0).unwrap();
+        self.port.change(|slot| slot.inserted = Some(Inserted { name, since }));
+    }
+
+    /// Whether there is a device that does not answer yet, and has the time.
+    fn comes(&self) -> bool {
+        self.port.slot().inserted.as_ref().is_some_and(|inserted| inserted.since.elapsed() < READY)
+    }
+
     fn step(&mut self, step: Step) {
         match step {
+            Step::Insert if !self.port.slot().is_occupied() => self.insert(Instant::now()),
+            Step::Late if self.comes() => self.insert(Instant::now() - READY),
             Step::Plug if self.there().is_none() => {
                 self.plugged += 1;
-                self.port.change(|slot| slot.functions.push(Arc::new(FakeDevice::at(1, 0))));
+                self.port.fill(vec![Arc::new(FakeDevice::at(1, 0))]);
             }
-            Step::Plug => {}
-            Step::Unplug => self.port.change(|slot| slot.functions.clear()),
+            Step::Insert | Step::Late | Step::Plug => {}
+            Step::Unplug => self.port.change(|slot| {
+                slot.functions.clear();
+                slot.inserted = None;
+            }),
             Step::Enable(enable) => {
                 let events = regs::EXP_SLTCTL_DLLSCE | regs::EXP_SLTCTL_ABPE | regs::EXP_SLTCTL_HPIE;
                 self.command(events, if enable { events } else { 0 });
@@ -150,6 +168,8 @@ impl Guest {
                     Thread::Idle
                 }
             }
+            // It reads it again and again.
+            Thread::Enable if self.comes() => Thread::Enable,
             Thread::Enable => {
                 let mut id = [0; 4];
                 self.port.function_read(0, 0, &mut id);
@@ -182,6 +202,9 @@ impl Guest {
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
+    Insert,
+    /// What was inserted is late.
+    Late,
     Plug,
     Unplug,
     Enable(bool),
@@ -194,6 +217,8 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
+        2 => Just(Step::Insert),
+        1 => Just(Step::Late),
         3 => Just(Step::Plug),
         3 => Just(Step::Unplug),
         1 => any::<bool>().prop_map(Step::Enable),
@@ -205,12 +230,37 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// What is unplugged after a press of the button was taken back, which the guest was interrupted for.
+#[test]
+fn a_press_that_is_taken_back_hides_no_going() {
+    let mut guest = Guest::new();
+    guest.step(Step::Enable(true));
+    guest.step(Step::Plug);
+    for _ in 0..20 {
+        guest.step(Step::Handler);
+        guest.step(Step::Thread);
+    }
+    assert_eq!(guest.has, guest.there());
+    for step in [Step::Ask, Step::Unask, Step::Handler, Step::Handler, Step::Unplug] {
+        guest.step(step);
+    }
+    for _ in 0..20 {
+        guest.step(Step::Handler);
+        guest.step(Step::Thread);
+    }
+    assert!(guest.is_quiet() && guest.has.is_none());
+}
+
 proptest! {
     #[test]
-    fn no_coming_or_going_is_lost(steps in proptest::collection::vec(step(), 0..200)) {
+    fn no_coming_or_going_is_lost(steps in proptest::collection::vec(step(), 0..200), plugs in any::<bool>()) {
         let mut guest = Guest::new();
         for step in steps {
             guest.step(step);
+        }
+        // What comes is there in the end, or never.
+        if guest.port.slot().inserted.is_some() {
+            guest.step(if plugs { Step::Plug } else { Step::Unplug });
         }
         // Unmasking and enabling tell what came before.
         guest.step(Step::Mask(false));

@@ -38,14 +38,15 @@ impl ConfigAccess for Own<'_> {
 }
 
 impl PciRoot {
-    /// Numbers the buses, places all memory BARs, and opens the ports; returns the highest bus. Devices keep their
+    /// Numbers the buses, places all BARs, and opens the ports; returns the highest bus. Devices keep their
     /// decoding off, as their drivers expect; ports forward, so that a guest without an operating system need not
     /// know of them. Ports with nothing behind them get windows of what is left.
     ///
     /// # Errors
     /// When the BARs don't fit.
     pub(in crate::vmm) fn place(&self, mem64: &Range<u64>) -> Result<u8, MachineError> {
-        let windows = Windows { low: layout::MEM32, high: mem64.clone() };
+        let io = layout::port::PCI_WINDOW;
+        let windows = Windows { low: layout::MEM32, high: mem64.clone(), io: io.start.into()..io.end.into() };
         let own = self.functions();
         let own: Vec<Own<'_>> = own.iter().map(|function| Own(function.as_ref())).collect();
         let _changing = self.changing();
@@ -76,7 +77,7 @@ impl PciRoot {
             let windows = placed.by_ref().take(slot.len()).last().map(|placed| placed.port).or(windows);
             let windows = windows.unwrap_or_default();
             placement::program_port(port.as_ref(), &windows);
-            placement::enable_memory(port.as_ref());
+            placement::enable(port.as_ref());
             port.change(|slot| slot.windows = Some(windows));
             settle(&port.slot())?;
         }
@@ -102,7 +103,8 @@ pub(super) fn room(slot: &Slot) -> Option<Windows> {
         window.as_ref().map_or(0..0, |window| *window.start()..window.end().saturating_add(1))
     };
     let windows = slot.windows.as_ref()?;
-    Some(Windows { low: range(&windows.memory), high: range(&windows.prefetchable) })
+    let (low, high, io) = (range(&windows.memory), range(&windows.prefetchable), range(&windows.io));
+    Some(Windows { low, high, io })
 }
 
 /// Places the BARs of a slot's functions in its windows, once these are decided and all functions are there.
@@ -113,6 +115,11 @@ pub(super) fn settle(slot: &Slot) -> Result<(), MachineError> {
     let Some(windows) = room(slot).filter(|_| slot.awaited().next().is_none()) else { return Ok(()) };
     for (device, placed) in slot.functions.iter().zip(placement::plan(&requests_of(slot), &windows)?) {
         placement::program(device.as_ref(), &placed);
+        // Firmware notes where the pin leads to.
+        let mut pin = [0];
+        device.config_read(regs::INTERRUPT_PIN, &mut pin);
+        let line = pin[0].checked_sub(1).and_then(|pin| slot.lines.get(usize::from(pin)));
+        device.config_write(regs::INTERRUPT_LINE, &[line.map_or(0, |&line| line as u8)]);
     }
     Ok(())
 }
@@ -121,17 +128,19 @@ pub(super) fn settle(slot: &Slot) -> Result<(), MachineError> {
 /// GPUs have their memory in the high one.
 const RESERVE_LOW: u64 = 16 << 20;
 const RESERVE_HIGH: u64 = 256 << 30;
-/// The granularity of a port's windows.
-const PORT_UNIT: u64 = 1 << 20;
+/// The granularity of a port's windows, of memory and of ports.
+const MEMORY_UNIT: u64 = 1 << 20;
+const IO_UNIT: u64 = 1 << 12;
 
 /// Windows for `count` empty ports, of what the placed BARs leave: no device fits worse as there are empty ports. A window
 /// is a power of two, and aligned to itself, so that a BAR can have all of it.
 fn reserve(placed: &[PlacedFunction], windows: &Windows, count: usize) -> Vec<PortWindows> {
-    let bars = || placed.iter().flat_map(|function| &function.bars).map(|bar| bar.address + bar.request.size);
-    let share = |window: &Range<u64>, most: u64| {
-        let used = bars().filter(|end| window.contains(&(end - 1))).max().unwrap_or(window.start);
+    let bars = || placed.iter().flat_map(|function| &function.bars);
+    let share = |window: &Range<u64>, io: bool, most: u64| {
+        let ends = bars().filter(|bar| bar.request.io == io).map(|bar| bar.address + bar.request.size);
+        let used = ends.filter(|end| window.contains(&(end - 1))).max().unwrap_or(window.start);
         let mut size = most;
-        while size >= PORT_UNIT {
+        while size >= if io { IO_UNIT } else { MEMORY_UNIT } {
             let start = used.checked_next_multiple_of(size).filter(|start| *start <= window.end);
             if let Some(start) = start.filter(|start| (window.end - start) / size >= count as u64) {
                 return Some((start, size));
@@ -140,12 +149,17 @@ fn reserve(placed: &[PlacedFunction], windows: &Windows, count: usize) -> Vec<Po
         }
         None
     };
-    let (low, high) = (share(&windows.low, RESERVE_LOW), share(&windows.high, RESERVE_HIGH));
+    let (low, high) = (share(&windows.low, false, RESERVE_LOW), share(&windows.high, false, RESERVE_HIGH));
+    let io = share(&windows.io, true, IO_UNIT);
     let window = |share: Option<(u64, u64)>, index: u64| {
         share.map(|(start, size)| start + index * size..=start + index * size + (size - 1))
     };
     (0..count as u64)
-        .map(|index| PortWindows { memory: window(low, index), prefetchable: window(high, index) })
+        .map(|index| PortWindows {
+            memory: window(low, index),
+            prefetchable: window(high, index),
+            io: window(io, index),
+        })
         .collect()
 }
 
@@ -189,8 +203,9 @@ mod tests {
     fn empty_ports_share_what_is_left() {
         fn check(bar: Option<(u64, u64)>, count: usize, expect: &[(Option<u64>, Option<u64>)]) {
             const GIB: u64 = 1 << 30;
-            let windows = Windows { low: 0xc000_0000..0xe000_0000, high: 4 * GIB..512 * GIB };
-            let request = |size| BarRequest { index: 0, size, wide: true, prefetchable: true };
+            let io = 0x1000..0x1_0000;
+            let windows = Windows { low: 0xc000_0000..0xe000_0000, high: 4 * GIB..512 * GIB, io };
+            let request = |size| BarRequest { index: 0, size, wide: true, prefetchable: true, io: false };
             let bars = bar.map(|(address, size)| PlacedBar { request: request(size), address });
             let placed = PlacedFunction { bars: bars.into_iter().collect(), port: PortWindows::default() };
             let reserved = reserve(&[placed], &windows, count);

@@ -2,11 +2,13 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::time::Instant;
 
-use vm_passthrough::guest::{BarMap, Vmm};
+use vm_passthrough::guest::{BarHit, BarMap, Vmm};
 use vm_passthrough::pci::placement::{self, FunctionRequest, Windows};
 use vm_passthrough::{PassthroughDevice, PciAddress};
 
+use super::root_port::Inserted;
 use super::{ExpectedFunction, Function, HostBridge, RootPort, place};
 use crate::vmm::error::MachineError;
 use crate::vmm::layout;
@@ -116,6 +118,7 @@ impl PciRoot {
         let address = device.address();
         let awaits = |port: &Arc<RootPort>| port.slot().awaited().any(|expected| expected.address == address);
         let port = self.ports().into_iter().find(awaits).ok_or(MachineError::NotThere { address })?;
+        device.connect_pins(port.slot().lines);
         port.change(|slot| slot.functions.push(device));
         let settled = place::settle(&port.slot());
         if settled.is_err() {
@@ -170,8 +173,25 @@ impl PciRoot {
         free.iter().find(fits).or(free.first()).cloned().ok_or(MachineError::NoPort)
     }
 
-    /// Puts all functions of one device behind a port that has none, for a guest that may run: it is told. Returns where it
-    /// sees the first, if it has numbered the bus.
+    /// Shows a guest that may run that a device is behind a port that had none, which answers once it is
+    /// [plugged](Self::plug).
+    ///
+    /// # Errors
+    /// When no port is free or large enough.
+    pub(in crate::vmm) fn insert(
+        &self,
+        name: PciAddress,
+        device: &[FunctionRequest],
+    ) -> Result<(), MachineError> {
+        let _changing = self.changing();
+        let port = self.free_port(device)?;
+        check_room(&port, device)?;
+        port.change(|slot| slot.inserted = Some(Inserted { name, since: Instant::now() }));
+        Ok(())
+    }
+
+    /// Puts all functions of one device behind the port where it was inserted, or one that has none, for a guest that may run:
+    /// it is told. Returns where it sees the first, if it has numbered the bus.
     ///
     /// # Errors
     /// When no port is free or large enough, a function was added before, or the functions are not of one device.
@@ -193,12 +213,16 @@ impl PciRoot {
             }
         }
         let requests: Vec<_> = device.iter().map(place::request_of).collect();
-        let port = self.free_port(&requests)?;
-        if let Some(room) = place::room(&port.slot()) {
-            // The guest may have started anew since somebody asked for room.
-            placement::plan(&requests, &room)?;
+        let is_inserted =
+            |port: &Arc<RootPort>| device.iter().any(|function| port.slot().has_inserted(function.address()));
+        let inserted = self.ports().into_iter().find(is_inserted);
+        let port = inserted.map_or_else(|| self.free_port(&requests), Ok)?;
+        // The guest may have restarted since somebody asked for room.
+        check_room(&port, &requests)?;
+        for function in &device {
+            function.connect_pins(port.slot().lines);
         }
-        port.change(|slot| slot.functions = device);
+        port.fill(device);
         let bus = port.secondary_bus();
         Ok(PciAddress::new(0, bus, 0, 0).filter(|_| bus != 0))
     }
@@ -212,12 +236,13 @@ impl PciRoot {
             let slot = port.slot();
             slot.functions.iter().any(|device| device.address() == address)
                 || slot.expected.iter().any(|expected| expected.address == address)
+                || slot.has_inserted(address)
         };
         self.ports().into_iter().find(has).ok_or(MachineError::NotThere { address })
     }
 
     /// Takes the device that a function belongs to out of its slot, with all of its functions, from a guest that may run: it
-    /// is told, and reaches them no more by config space; what is mapped into it goes when they are detached.
+    /// is notified, and reaches them no more by config space; what is mapped into it goes when they are detached.
     ///
     /// # Errors
     /// When no such function is there.
@@ -230,6 +255,7 @@ impl PciRoot {
         let mut unplugged = self.unplugged.lock().unwrap_or_else(PoisonError::into_inner);
         let functions = port.change(|slot| {
             slot.expected.clear();
+            slot.inserted = None;
             std::mem::take(&mut slot.functions)
         });
         unplugged.retain(|device| device.strong_count() > 0);
@@ -466,10 +492,45 @@ impl PciRoot {
     }
 
     fn find_device_bar(&self, address: u64) -> Option<(Arc<dyn PassthroughDevice>, u8, u64)> {
-        let hit = self.bars.find(address)?;
+        self.device_of(self.bars.find(address)?, |port| port.forwards_memory(address))
+    }
+
+    /// Reads ports; all ones where no function decodes them.
+    pub(in crate::vmm) fn io_read(&self, first: u16, data: &mut [u8]) {
+        data.fill(0xff);
+        if let Some((device, bar, offset)) = self.find_device_ports(first)
+            && let Err(error) = device.bar_read(bar, offset, data)
+        {
+            tracing::debug!(device = %device.address(), %error, "a guest's read failed");
+        }
+    }
+
+    /// Writes ports; nothing happens where no function decodes them.
+    pub(in crate::vmm) fn io_write(&self, first: u16, data: &[u8]) {
+        if let Some((device, bar, offset)) = self.find_device_ports(first)
+            && let Err(error) = device.bar_write(bar, offset, data)
+        {
+            tracing::debug!(device = %device.address(), %error, "a guest's write failed");
+        }
+    }
+
+    /// What decodes a port. The host bridge forwards those of its window alone: what the VMM has below keeps its ports, wherever
+    /// the guest puts BARs.
+    fn find_device_ports(&self, first: u16) -> Option<(Arc<dyn PassthroughDevice>, u8, u64)> {
+        let hit =
+            self.bars.find_port(first).filter(|_| layout::port::PCI_WINDOW.contains(&u32::from(first)))?;
+        self.device_of(hit, |port| port.forwards_port(first))
+    }
+
+    /// The device of a BAR, if the port that it is behind forwards to it.
+    fn device_of(
+        &self,
+        hit: BarHit,
+        forwards: impl Fn(&RootPort) -> bool,
+    ) -> Option<(Arc<dyn PassthroughDevice>, u8, u64)> {
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
         slots.iter().find_map(|slot| match slot {
-            Slot::Port(port) if port.forwards_memory(address) => {
+            Slot::Port(port) if forwards(port) => {
                 let slot = port.slot();
                 let device = slot.functions.iter().find(|device| device.address() == hit.device)?.clone();
                 Some((device, hit.bar, hit.offset))
@@ -494,6 +555,13 @@ enum Target {
     Behind(Arc<RootPort>, u8),
 }
 
+/// Checks that the BARs of a device fit behind a port, once it has its windows.
+fn check_room(port: &RootPort, device: &[FunctionRequest]) -> Result<(), MachineError> {
+    place::room(&port.slot())
+        .map_or(Ok(()), |room| placement::plan(device, &room).map(drop))
+        .map_err(Into::into)
+}
+
 /// Whether an access is one that a bus can make: 1, 2 or 4 bytes, aligned, in config space.
 fn in_config(offset: u16, len: usize) -> bool {
     matches!(len, 1 | 2 | 4) && usize::from(offset).is_multiple_of(len) && usize::from(offset) + len <= 4096
@@ -511,6 +579,7 @@ fn ecam(offset: u64) -> (u8, u8, u16) {
 
 #[cfg(test)]
 mod tests {
+    use vm_passthrough::guest::DecodedBar;
     use vm_passthrough::pci::placement::PortWindows;
     use vm_passthrough::pci::regs;
     use vm_passthrough::sim::{SimLog, SimVmm};
@@ -651,5 +720,71 @@ mod tests {
         assert_eq!(root.unplug(address(9)).unwrap().len(), 2);
         assert_eq!((read32(&root, 9, 0, 0), root.devices().len()), (u32::MAX, 2));
         root.plug(whole(9)).unwrap();
+    }
+
+    #[test]
+    fn ports_reach_a_device_through_the_window_of_its_port_alone() {
+        let vmm = SimVmm::new(&[], &SimLog::default()).unwrap();
+        let root = PciRoot::new(vmm.clone(), vmm.bars().clone(), Arc::new(Lifecycle::new().unwrap()));
+        let device = Arc::new(FakeDevice::new(1));
+        add(&root, device.clone()).unwrap();
+        let put = |address: u64| {
+            let ports = DecodedBar { bar: 0, address, size: 0x20, io: true };
+            vmm.bars().set(device.address(), &[ports]);
+        };
+        let read = |port, len: usize| {
+            let mut data = vec![0; len];
+            root.io_read(port, &mut data);
+            data
+        };
+        put(0x2000);
+        assert_eq!(read(0x2000, 4), [0xff; 4], "the port forwards nothing");
+        root.config_write(0, 1 << 3, regs::IO_BASE, &[0x00, 0x20]);
+        root.config_write(0, 1 << 3, regs::COMMAND, &regs::COMMAND_IO.to_le_bytes());
+        for (port, len, reached) in
+            [(0x2000, 4, true), (0x2010, 1, true), (0x2020, 1, false), (0x1fff, 2, false)]
+        {
+            assert_eq!(read(port, len) == vec![0xa5; len], reached, "{port:#x}");
+        }
+        // Over what the VMM has: config space, its console, ACPI.
+        for port in [0xcf8, 0x3f8, 0x600, 0] {
+            put(port);
+            assert_eq!(read(port as u16, 1), [0xff], "{port:#x}");
+        }
+        // Past the window of its port.
+        put(0x2fe0);
+        assert_eq!(read(0x2fff, 1), [0xa5]);
+        put(0x3000);
+        assert_eq!(read(0x3000, 1), [0xff]);
+    }
+
+    #[test]
+    fn pins_lead_to_the_lines_of_the_slot_above() {
+        for slot in 0..32 {
+            let lines = layout::intx_lines(slot);
+            assert!(lines.iter().all(|line| (16..layout::IO_APIC_PINS).contains(line)), "{lines:?}");
+            // A bridge swizzles by the number of the device behind it: 0.
+            assert_eq!(lines[1], layout::intx_lines(slot + 1)[0]);
+        }
+        let root = empty();
+        root.add_port().unwrap();
+        let started =
+            [(0, 0), (0, 1), (1, 0)].map(|(device, function)| Arc::new(FakeDevice::at(device, function)));
+        for device in &started {
+            add(&root, device.clone()).unwrap();
+        }
+        root.reset().unwrap();
+        root.place(&(1 << 32..1 << 40)).unwrap();
+        // Firmware notes the line of each function's pin.
+        for (bus, number, slot, pin) in [(1, 0, 1, 0), (1, 1, 1, 1), (2, 0, 2, 0)] {
+            let line = layout::intx_lines(slot)[pin];
+            assert_eq!(read32(&root, bus, number, regs::INTERRUPT_LINE), (pin as u32 + 1) << 8 | line);
+        }
+        // One that comes while the guest runs.
+        let comes = Arc::new(FakeDevice::new(9));
+        assert_eq!(comes.lines(), None);
+        root.plug(vec![comes.clone()]).unwrap();
+        let lines = [&started[0], &started[2], &comes].map(|device| device.lines());
+        assert_eq!(lines, [1, 2, 3].map(|slot| Some(layout::intx_lines(slot))));
     }
 }

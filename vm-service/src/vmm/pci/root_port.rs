@@ -1,7 +1,8 @@
 //! A PCI Express root port with a slot: a type 1 header, the functions of the device that is in the slot, if any, and what
 //! tells the guest that one came or went (native PCI Express hot-plug, PCI Express Base 6.0, 6.7.3).
 //!
-//! A device that comes or goes changes presence and link at once, and the port interrupts: nobody has to wait for what comes.
+//! A device that comes or goes changes presence and link at once, and the port interrupts: nobody has to wait for what comes. One
+//! may be in the slot before it answers, as real ones are after they were reset: the guest waits for the link meanwhile anyway.
 //! The slot has an attention button, by which the guest is asked to let go of a device, and a power indicator, by which it tells:
 //! blinking while it is about to, off when it has, on again when it keeps the device (6.7.1.1.2, 6.7.1.5). It has no power
 //! controller, as what comes would wait for the guest to switch it on; and with nothing to control there are no commands to wait
@@ -10,6 +11,7 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::time::{Duration, Instant};
 
 use vm_passthrough::guest::{MsiMessage, Vmm, VmmError};
 use vm_passthrough::pci::placement::PortWindows;
@@ -18,6 +20,7 @@ use vm_passthrough::{PassthroughDevice, PciAddress};
 
 use super::vector::Vector;
 use super::{COMMAND_OTHER, ConfigSpace, ExpectedFunction};
+use crate::vmm::layout;
 
 /// The link says 16 GT/s and 16 lanes: no driver should think that the port holds its device back.
 const LINK: u16 = SPEED_16GT | 16 << 4;
@@ -25,8 +28,12 @@ const SPEED_16GT: u16 = 4;
 /// What changes when a device comes or goes.
 const CHANGED: u16 = regs::EXP_SLTSTA_PDC | regs::EXP_SLTSTA_DLLSC;
 
+/// How long a device may be in its slot without an answer. Software waits for 100 ms after the link is up, and for as long as
+/// 1 s before it gives a device up (PCI Express Base 6.0, 6.6.1); Linux for both together.
+pub(super) const READY: Duration = Duration::from_millis(900);
+
 /// What a guest answers who asks it to let go of the device in a slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum GuestAnswer {
     /// It has.
     LetGo,
@@ -72,20 +79,38 @@ pub(in crate::vmm) struct RootPort {
 }
 
 /// What is in a port's slot: the functions of one device, or none.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in crate::vmm) struct Slot {
+    /// The interrupt lines that their pins lead to. The port's own slot decides that: behind it is device 0, whose pins are not
+    /// swizzled (PCI-to-PCI Bridge 1.2, 9.1).
+    pub(super) lines: [u32; 4],
     /// Those that are there, by their address on the host.
     pub(in crate::vmm) functions: Vec<Arc<dyn PassthroughDevice>>,
     /// Those that the guest starts with, whether they have arrived or not, likewise.
     pub(super) expected: Vec<ExpectedFunction>,
+    /// What comes, and does not answer yet.
+    pub(super) inserted: Option<Inserted>,
     /// Where BARs have their place, once that is decided.
     pub(super) windows: Option<PortWindows>,
+}
+
+/// A device that is in a slot, and does not answer yet.
+#[derive(Debug)]
+pub(super) struct Inserted {
+    /// One of its functions, on the host.
+    pub(super) name: PciAddress,
+    pub(super) since: Instant,
 }
 
 impl Slot {
     /// Whether the guest sees a device.
     pub(super) fn is_occupied(&self) -> bool {
-        !self.functions.is_empty() || !self.expected.is_empty()
+        !self.functions.is_empty() || !self.expected.is_empty() || self.inserted.is_some()
+    }
+
+    /// Whether the device of this name comes.
+    pub(super) fn has_inserted(&self, name: PciAddress) -> bool {
+        self.inserted.as_ref().is_some_and(|inserted| inserted.name == name)
     }
 
     /// The functions that are expected and not there.
@@ -158,7 +183,13 @@ impl RootPort {
         config.allow(msi + regs::MSI_MASK_64, &[1]);
         config.freeze();
         Ok(Self {
-            slot: RwLock::default(),
+            slot: RwLock::new(Slot {
+                lines: layout::intx_lines(slot),
+                functions: Vec::new(),
+                expected: Vec::new(),
+                inserted: None,
+                windows: None,
+            }),
             state: Mutex::new(State { config, notified: false, asked: None }),
             interrupt: Vector::new(vmm)?,
             express,
@@ -176,7 +207,7 @@ impl RootPort {
         numbered(&self.slot().functions, number, |function| function.address()).cloned()
     }
 
-    /// Changes what is in the slot. A guest that runs is told when the slot was empty or is.
+    /// Changes what is in the slot. A guest that runs is notified when the slot was empty or is.
     pub(in crate::vmm) fn change<T>(&self, change: impl FnOnce(&mut Slot) -> T) -> T {
         let mut slot = self.slot.write().unwrap_or_else(PoisonError::into_inner);
         let was_occupied = slot.is_occupied();
@@ -190,6 +221,15 @@ impl RootPort {
             self.notify(&mut state);
         }
         answer
+    }
+
+    /// Has a device answer in the slot, which has none that does. A guest that may have waited for it in vain sees it come again.
+    pub(in crate::vmm) fn fill(&self, device: Vec<Arc<dyn PassthroughDevice>>) {
+        let since = self.slot().inserted.as_ref().map(|inserted| inserted.since);
+        if since.is_some_and(|since| since.elapsed() >= READY) {
+            self.change(|slot| slot.inserted = None);
+        }
+        self.change(|slot| (slot.functions, slot.inserted) = (device, None));
     }
 
     /// Asks the guest to let go of the device, by the button. `answer` is called at most once, soon or when the guest answers;
@@ -223,6 +263,8 @@ impl RootPort {
         let status = state.config.u16(at);
         if status & regs::EXP_SLTSTA_ABP != 0 {
             state.config.set(at, &(status & !regs::EXP_SLTSTA_ABP).to_le_bytes());
+            // What happens next interrupts the guest again.
+            self.notify(&mut state);
         } else if asked.stage != Stage::Busy {
             self.press(&mut state);
         }
@@ -265,6 +307,12 @@ impl RootPort {
         let config = &self.state().config;
         config.u16(regs::COMMAND) & regs::COMMAND_MEMORY != 0
             && (memory_window(config).contains(&address) || prefetch_window(config).contains(&address))
+    }
+
+    /// Whether it forwards an access to a port to the device.
+    pub(in crate::vmm) fn forwards_port(&self, port: u16) -> bool {
+        let config = &self.state().config;
+        config.u16(regs::COMMAND) & regs::COMMAND_IO != 0 && io_window(config).contains(&port)
     }
 
     /// Reads its own config space.
@@ -331,6 +379,8 @@ impl RootPort {
     pub(in crate::vmm) fn reset(&self) {
         let mut slot = self.slot.write().unwrap_or_else(PoisonError::into_inner);
         slot.windows = None;
+        // Whoever starts now may look for it but once.
+        slot.inserted = None;
         let mut state = self.state();
         state.config.reset();
         let occupied = slot.is_occupied();
@@ -389,6 +439,11 @@ fn show_several(count: usize, offset: u16, data: &mut [u8]) {
     if let Some(header_type) = header_type.filter(|header_type| count > 1 && **header_type != 0xff) {
         *header_type |= regs::HEADER_TYPE_MFD;
     }
+}
+
+fn io_window(config: &ConfigSpace) -> RangeInclusive<u16> {
+    let end = |register| u16::from(config.u8(register) & 0xf0) << 8;
+    end(regs::IO_BASE)..=end(regs::IO_LIMIT) | 0xfff
 }
 
 fn memory_window(config: &ConfigSpace) -> RangeInclusive<u64> {
@@ -472,8 +527,15 @@ mod tests {
         port.config_write(regs::PREF_MEMORY_BASE, &[0x01, 0x00, 0xf1, 0xff]);
         port.config_write(regs::PREF_BASE_UPPER32, &[0x40, 0, 0, 0, 0x41, 0, 0, 0]);
         assert!(opened(0x40_0000_0000) && opened(0x41_ffff_ffff) && !opened(0x42_0000_0000));
+        let ports = |number| port.forwards_port(number);
+        assert!(!ports(0) && !ports(0x3f8) && !ports(0xffff));
+        port.config_write(regs::IO_BASE, &[0x20, 0x3f]);
+        assert!(!ports(0x2000), "I/O decode is off");
+        port.config_write(regs::COMMAND, &regs::COMMAND_IO.to_le_bytes());
+        assert!(ports(0x2000) && ports(0x3fff) && !ports(0x1fff) && !ports(0x4000) && !opened(0xc000_0000));
+        port.config_write(regs::COMMAND, &(regs::COMMAND_IO | regs::COMMAND_MEMORY).to_le_bytes());
         port.reset();
-        assert!(!opened(0xc000_0000) && !opened(0x40_0000_0000));
+        assert!(!opened(0xc000_0000) && !opened(0x40_0000_0000) && !ports(0x2000));
     }
 
     #[test]
@@ -544,7 +606,7 @@ mod tests {
         assert_eq!(status(), both);
         assert_eq!(u16_of(&port, EXPRESS + regs::EXP_LNKSTA), 0);
         assert_eq!(vmm.delivered(), [MESSAGE]);
-        // A second event is not told before the first is taken.
+        // A second event is not signalled before the first is taken.
         put(&port, 0);
         put(&port, 1);
         assert_eq!((status(), vmm.delivered()), (regs::EXP_SLTSTA_PDS | both, vec![]));
@@ -640,7 +702,7 @@ mod tests {
         // Asking again presses nothing.
         check("on ask sees ask blink ask off", "! LetGo");
         check("on ask sees blink on ask sees blink off", "! Kept ! LetGo");
-        // A guest that starts anew has let go of everything. It is not asked any more, nor after the device is gone.
+        // A guest that restarts has let go of everything. It is not asked any more, nor after the device is gone.
         check("on ask sees blink reset on", "! LetGo");
         check("on ask reset sees blink off", "! LetGo");
         check("on ask sees blink pull off", "!");

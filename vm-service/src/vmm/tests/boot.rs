@@ -26,7 +26,7 @@ fn run(kernel: &Path, on_reboot: OnReboot) -> (Result<End, String>, String) {
     ended.recv_timeout(TIMEOUT + Duration::from_secs(30)).expect("an end")
 }
 
-/// An ELF file of 64 KiB with so many program headers of this kind, which all say the same.
+/// An ELF file of 64 KiB with N program headers of this kind, which all say the same.
 fn elf(count: u16, kind: u32, offset: u64, address: u64, len: u64) -> Vec<u8> {
     let code = Asm::default().print("k").power_off().finish();
     let mut file = std::fs::read(guest::elf(&code, 0x10_0000, 0x10_0000, 0).path()).unwrap();
@@ -77,7 +77,7 @@ fn a_note_is_not_read_however_long_it_is() {
 }
 
 #[test]
-fn a_fifo_in_the_kernels_place_is_no_kernel() {
+fn a_fifo_in_the_kernels_place_is_no_kernel_and_what_replaces_a_kernel_waits_for_the_next_start() {
     if !kvm() {
         return;
     }
@@ -89,12 +89,20 @@ fn a_fifo_in_the_kernels_place_is_no_kernel() {
     assert!(ended.as_ref().is_err_and(|error| error.contains("not a regular file")), "{ended:?}");
     // It comes while the guest runs, which reboots for ever.
     std::fs::copy(Asm::default().print("k").out8(0xcf9, 0x0e).spin().elf().path(), &path).unwrap();
-    let replaced = path.clone();
-    std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_secs(1));
-        std::fs::rename(fifo, replaced)
+    let (screen, stop) = (Screen::default(), Stop::new().unwrap());
+    let console = Console { output: Box::new(screen.clone()), input: None };
+    let options = MachineOptions { console, ..MachineOptions::default() };
+    let mut machine = Machine::new(&config(&path, 1), options).unwrap();
+    std::fs::rename(fifo, path).unwrap();
+    let stops = stop.clone();
+    let watches = std::thread::spawn(move || {
+        let until = std::time::Instant::now() + TIMEOUT;
+        while screen.text().len() < 2 && std::time::Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        stops.request();
+        screen.text()
     });
-    let (ended, text) = run(&path, OnReboot::Restart);
-    assert!(ended.as_ref().is_err_and(|error| error.contains("not a regular file")), "{ended:?}");
-    assert!(text.starts_with('k'));
+    assert_eq!(machine.run(&stop).unwrap().end, End::Stopped);
+    assert!(watches.join().unwrap().starts_with("kk"));
 }

@@ -33,6 +33,14 @@ impl Asm {
         self.bytes(&[0x66, 0xba, low, high, 0xed])
     }
 
+    /// `mov edi, address; mov ecx, count; mov dx, port; cld; rep ins`, of bytes or of doublewords.
+    pub(super) fn repeat_in(self, port: u16, wide: bool, address: u32, count: u32) -> Self {
+        let [low, high] = port.to_le_bytes();
+        let asm =
+            self.bytes(&[0xbf]).bytes(&address.to_le_bytes()).bytes(&[0xb9]).bytes(&count.to_le_bytes());
+        asm.bytes(&[0x66, 0xba, low, high, 0xfc, 0xf3, if wide { 0x6d } else { 0x6c }])
+    }
+
     /// `mov rbx, address; mov eax, [rbx]`
     pub(crate) fn load32(self, address: u64) -> Self {
         self.bytes(&[0x48, 0xbb]).bytes(&address.to_le_bytes()).bytes(&[0x8b, 0x03])
@@ -174,7 +182,7 @@ pub(super) mod reader {
         bytes
     }
 
-    /// Prints `k` if [`TARGET`] is as the file has it, `?` otherwise; starts the disk with so many requests in its queue;
+    /// Prints `k` if [`TARGET`] is as the file has it, `?` otherwise; starts the disk with N requests in its queue;
     /// waits until the first of them has begun; and goes on with `then`.
     pub(in crate::vmm::tests) fn kernel(requests: u16, then: Asm) -> tempfile::NamedTempFile {
         const CONFIG: u64 = 0xe000_8000;

@@ -326,6 +326,22 @@ fn hostile_accesses_do_nothing() {
 }
 
 #[test]
+fn a_string_of_reads_of_a_port_is_as_many_reads() {
+    // Of the console's scratch register, and of PCI's address register.
+    let guest = Asm::default()
+        .out8(0x3ff, 0x5a)
+        .repeat_in(0x3ff, false, 0x5000, 4)
+        .load32(0x5000)
+        .expect_eax(0x5a5a_5a5a, "bytes")
+        .out32(0xcf8, 0x8000_1234)
+        .repeat_in(0xcf8, true, 0x5000, 2)
+        .load32(0x5004)
+        .expect_eax(0x8000_1234, " words")
+        .power_off();
+    check(guest, 1, End::Shutdown, "bytes words");
+}
+
+#[test]
 fn a_device_is_reached_where_the_machine_placed_it() {
     if !kvm() {
         return;

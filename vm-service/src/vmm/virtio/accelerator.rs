@@ -17,9 +17,10 @@ use super::supervisor::{Maker, supervise};
 use super::vsock::Peer;
 use super::worker::Worker;
 use super::{Activation, Busy, VirtioDevice};
-use crate::accelerator::{Open, Ready, Start, WorkerProcess, WorkerProgram};
+use crate::accelerator::{Open, Ready, Start, WorkerProcess};
 use crate::config::SharedAccelerator;
 use crate::deadlines::ACCELERATOR_STOP;
+use crate::process::ChildProgram;
 use crate::sandbox::Measures;
 use crate::vmm::error::MachineError;
 use crate::vmm::{Stop, memory, sys};
@@ -38,7 +39,17 @@ enum Reach {
     /// Through a virtqueue, by a driver. Holds a worker that has opened its accelerator and waits for the driver.
     Queue(Mutex<Option<WorkerProcess>>),
     /// Over vsock, by programs, with data in a window.
-    Programs { window: Arc<MmapRegion>, programs: Arc<Programs>, serving: Mutex<Option<Worker>> },
+    Programs { window: Arc<MmapRegion>, programs: Arc<Programs>, serving: Mutex<Serving> },
+}
+
+/// What serves programs.
+enum Serving {
+    /// A worker that has opened its accelerator, until the guest first starts.
+    Ready(WorkerProcess),
+    /// A thread, with its workers.
+    Runs(Worker),
+    /// Nothing, until the guest starts once more.
+    Ended,
 }
 
 impl AcceleratorDevice {
@@ -52,7 +63,7 @@ impl AcceleratorDevice {
         shared: &SharedAccelerator,
         memory: &GuestMemoryMmap,
         peer: Option<Arc<Peer>>,
-        program: &WorkerProgram,
+        program: &ChildProgram,
         stop: &Stop,
     ) -> Result<Self, MachineError> {
         let device = shared.device.to_string();
@@ -97,19 +108,11 @@ impl AcceleratorDevice {
         open.ram = vec![(0, bytes)];
         open.port = Some(port);
         let (maker, worker) = made(open, vec![window_file])?;
-        let programs = Arc::new(programs);
-        let serving = serve(&programs, &maker, Some(worker))
-            .map_err(|error| failed(format!("a thread can't be started: {error}")))?;
         let config = config.with_window(bytes, port).encode();
-        let reach = Reach::Programs { window, programs, serving: Mutex::new(Some(serving)) };
+        let serving = Mutex::new(Serving::Ready(worker));
+        let reach = Reach::Programs { window, programs: Arc::new(programs), serving };
         Ok(Self { maker, config, reach })
     }
-}
-
-/// Starts to serve the guest's programs, first with `worker` if there is one.
-fn serve(programs: &Arc<Programs>, maker: &Arc<Maker>, worker: Option<WorkerProcess>) -> io::Result<Worker> {
-    let (programs, maker) = (programs.clone(), maker.clone());
-    Worker::run("accelerator", move |end| programs.run(&maker, worker, end))
 }
 
 fn file(part: Option<&FileOffset>) -> io::Result<File> {
@@ -157,7 +160,7 @@ impl VirtioDevice for AcceleratorDevice {
     fn stopping(&self) -> (Duration, &'static str) {
         (
             ACCELERATOR_STOP,
-            "its worker was told to end: see what the Linux kernel's log says of the accelerator's driver",
+            "its worker was ended: see what the Linux kernel's log says of the accelerator's driver",
         )
     }
 
@@ -165,19 +168,28 @@ impl VirtioDevice for AcceleratorDevice {
     fn stop(&self, until: Instant) -> Result<(), Busy> {
         let Reach::Programs { serving, .. } = &self.reach else { return Ok(()) };
         let mut serving = serving.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(worker) = &*serving {
+        if let Serving::Runs(worker) = &*serving {
             worker.end(until)?;
         }
-        *serving = None;
+        *serving = Serving::Ended;
         Ok(())
     }
 
     fn reset(&self) -> io::Result<()> {
         if let Reach::Programs { programs, serving, .. } = &self.reach {
             let mut serving = serving.lock().unwrap_or_else(PoisonError::into_inner);
-            if serving.is_none() {
-                *serving = Some(serve(programs, &self.maker, None)?);
-            }
+            let worker = match std::mem::replace(&mut *serving, Serving::Ended) {
+                Serving::Ready(worker) => Some(worker),
+                Serving::Ended => None,
+                runs @ Serving::Runs(_) => {
+                    *serving = runs;
+                    return Ok(());
+                }
+            };
+            programs.begin()?;
+            let (programs, maker) = (programs.clone(), self.maker.clone());
+            let run = move |end: &_| programs.run(&maker, worker, end);
+            *serving = Serving::Runs(Worker::run("accelerator", run)?);
         }
         Ok(())
     }

@@ -26,7 +26,7 @@ const SECTOR: u64 = 512;
 const QUEUE_SIZE: u16 = 256;
 /// A request's header and status take two descriptors of the queue.
 const SEG_MAX: u32 = QUEUE_SIZE as u32 - 2;
-/// Data goes through a buffer of so many bytes.
+/// Data goes through a buffer of this size.
 const BUFFER: usize = 256 << 10;
 /// Mass storage controller, other.
 const CLASS: u32 = 0x01_8000;

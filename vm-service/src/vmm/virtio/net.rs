@@ -43,7 +43,7 @@ const TRANSMIT: u16 = 1;
 const QUEUES: u16 = 2;
 /// Bytes of the header before each frame (section 5.1.6).
 const HEADER: usize = 12;
-/// Least MTU that may be told (section 5.1.4.1).
+/// Least MTU that may be offered (section 5.1.4.1).
 const LEAST_MTU: u16 = 68;
 /// What the tap does either way.
 const OFFLOADS: u64 = 1 << VIRTIO_NET_F_CSUM

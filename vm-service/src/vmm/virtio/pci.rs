@@ -64,8 +64,9 @@ struct State {
 impl VirtioPci {
     /// The BARs of a device, which has a window of as many bytes if it has one.
     pub(in crate::vmm) fn bars(window: Option<u64>) -> Vec<BarRequest> {
-        let registers = BarRequest { index: 0, size: BAR_SIZE, wide: true, prefetchable: false };
-        let shared = window.map(|size| BarRequest { index: 2, size, wide: true, prefetchable: true });
+        let registers = BarRequest { index: 0, size: BAR_SIZE, wide: true, prefetchable: false, io: false };
+        let shared =
+            window.map(|size| BarRequest { index: 2, size, wide: true, prefetchable: true, io: false });
         std::iter::once(registers).chain(shared).collect()
     }
 

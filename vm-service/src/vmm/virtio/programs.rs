@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -53,8 +53,12 @@ pub(super) struct Programs {
     guest: Arc<Guest>,
     /// Signalled at each reset of its vsock device.
     resets: EventFd,
-    _accepting: Worker,
+    /// Starts to take connections, once.
+    begin: Mutex<Option<Begin>>,
+    accepting: OnceLock<Worker>,
 }
+
+type Begin = Box<dyn FnOnce() -> io::Result<Worker> + Send>;
 
 struct Guest {
     peer: Arc<Peer>,
@@ -65,7 +69,7 @@ struct Guest {
 }
 
 impl Programs {
-    /// Listens at a port that is free. Answers with the port too.
+    /// Listens at a port that is free, where connections wait until it [begins](Self::begin). Answers with the port too.
     ///
     /// # Errors
     /// The Linux kernel's.
@@ -81,8 +85,22 @@ impl Programs {
         let arrived = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?;
         let guest = Arc::new(Guest { peer, waiting: Mutex::default(), arrived });
         let takes = guest.clone();
-        let accepting = Worker::run("programs", move |end| takes.accept(&listener, end))?;
-        Ok(Self { guest, resets, _accepting: accepting })
+        let begin = move || Worker::run("programs", move |end| takes.accept(&listener, end));
+        let begin: Mutex<Option<Begin>> = Mutex::new(Some(Box::new(begin)));
+        Ok(Self { guest, resets, begin, accepting: OnceLock::new() })
+    }
+
+    /// Has a thread take connections from now on.
+    ///
+    /// # Errors
+    /// When there are no threads left.
+    pub(super) fn begin(&self) -> io::Result<()> {
+        let begin = self.begin.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(begin) = begin {
+            // Nobody else sets it.
+            let _ = self.accepting.set(begin()?);
+        }
+        Ok(())
     }
 
     /// Readable when a program has connected.
@@ -199,7 +217,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::accelerator::WorkerProgram;
+    use crate::process::ChildProgram;
 
     const CID: u32 = 42;
     const LONG: Duration = Duration::from_secs(60);
@@ -232,6 +250,7 @@ mod tests {
             let from = Arc::new(AtomicU32::new(CID));
             let peer = Arc::new(Peer::unconnected(CID));
             let programs = Programs::at(Fake(listener, from.clone()), peer).unwrap();
+            programs.begin().unwrap();
             Self { folder, programs, from }
         }
 
@@ -259,7 +278,7 @@ mod tests {
         let end = Stop::new().unwrap();
         // A worker that leaves a file, and ends.
         let arguments = vec!["-c".into(), format!(": > {}", made.display()).into()];
-        let program = WorkerProgram { path: "/bin/sh".into(), arguments };
+        let program = ChildProgram { path: "/bin/sh".into(), arguments };
         let maker = Maker::for_test(program);
         std::thread::scope(|scope| {
             scope.spawn(|| bench.programs.run(&maker, None, &end));

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::programs::Programs;
-use crate::accelerator::{Meter, Open, Ready, Report, WorkerError, WorkerProcess, WorkerProgram, printable};
+use crate::accelerator::{Meter, Open, Ready, Report, WorkerError, WorkerProcess};
 use crate::deadlines::{PING, PING_PERIOD, WORKER_INTERVAL};
+use crate::process::{ChildProgram, printable};
 use crate::sandbox::Measures;
 use crate::vmm::{Stop, sys};
 
@@ -19,7 +20,7 @@ const RETRY: Duration = Duration::from_secs(20);
 
 /// What it takes to make a worker.
 pub(super) struct Maker {
-    program: WorkerProgram,
+    program: ChildProgram,
     open: Open,
     memory: Vec<File>,
     /// What they have used of the guest's time, all of them.
@@ -35,7 +36,7 @@ impl Maker {
     ///
     /// # Errors
     /// When there are no files left.
-    pub(super) fn new(program: WorkerProgram, open: Open, memory: Vec<File>) -> io::Result<Self> {
+    pub(super) fn new(program: ChildProgram, open: Open, memory: Vec<File>) -> io::Result<Self> {
         Ok(Self {
             program,
             open,
@@ -46,7 +47,7 @@ impl Maker {
         })
     }
 
-    /// What a worker is told first.
+    /// What a worker is sent first.
     pub(super) fn open(&self) -> &Open {
         &self.open
     }
@@ -60,7 +61,7 @@ impl Maker {
 
     /// Workers of this program, for a guest that has nothing.
     #[cfg(test)]
-    pub(super) fn for_test(program: WorkerProgram) -> Self {
+    pub(super) fn for_test(program: ChildProgram) -> Self {
         let open = Open {
             guest: "test".into(),
             device: "cpu".into(),
@@ -195,7 +196,7 @@ mod tests {
 
     #[test]
     fn nobody_who_is_to_end_waits_for_a_worker_that_never_opens() {
-        let program = WorkerProgram { path: "/bin/sleep".into(), arguments: vec!["1000".into()] };
+        let program = ChildProgram { path: "/bin/sleep".into(), arguments: vec!["1000".into()] };
         let maker = Maker::for_test(program);
         let (end, begin) = (Stop::new().unwrap(), Instant::now());
         let asked = end.clone();

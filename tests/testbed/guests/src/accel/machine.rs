@@ -32,7 +32,7 @@ impl Machine {
         self.hz
     }
 
-    /// Nanoseconds of so many cycles.
+    /// Nanoseconds of N cycles.
     pub(super) fn nanoseconds(&self, cycles: u64) -> u64 {
         (u128::from(cycles) * 1_000_000_000 / u128::from(self.hz)) as u64
     }

@@ -59,7 +59,7 @@ struct Bench<A: Accelerator = FakeAccelerator> {
     ram: File,
 }
 
-/// What a worker of these tests is told first.
+/// What a worker of these tests is sent first.
 fn orders(port: Option<u32>) -> Open {
     Open {
         guest: "test".into(),
@@ -387,7 +387,7 @@ fn code_has_a_quota() {
     let target = device.target().unwrap().to_string();
     let compiler = backend::Jit { compiler: JitCompiler::new(device.clone()), target };
     let mut bench = Bench::on(device, Arc::new(compiler));
-    // No more than so many kernels may be there in any case.
+    // No more than that number of kernels may be there in any case.
     let mut modules = 1..4096 / KERNELS as u32;
     let refused = modules.find_map(|number| {
         let reply = bench.run(|batch| batch.create_module(number, &ir));

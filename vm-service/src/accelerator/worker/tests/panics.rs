@@ -69,7 +69,7 @@ fn a_thread_that_panics_breaks_the_guest() {
                 guest.broken(reason);
             }
         });
-        let reason = breaks.recv_timeout(Duration::from_secs(30)).expect("nobody was told");
+        let reason = breaks.recv_timeout(Duration::from_secs(30)).expect("nothing was reported");
         let told = threads.iter().any(|thread| reason.contains(thread));
         assert!(told && reason.contains("panicked"), "{reason}");
     }

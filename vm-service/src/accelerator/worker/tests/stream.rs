@@ -360,7 +360,7 @@ fn whichever_thread_ends_a_batch_they_end_in_order() {
             });
             assert_eq!(done, Ok(Ok(())), "{polls:?}");
         }
-        // What runs too long is told by the fence behind it, and those behind that wait for it.
+        // What runs too long is reported by the fence behind it, and those behind that wait for it.
         let mut numbers = Vec::new();
         for number in 0..8 {
             let mut frame = program.accelerator.frame();

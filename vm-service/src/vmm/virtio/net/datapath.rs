@@ -107,7 +107,7 @@ impl<N: Fn(u16)> Datapath<N> {
         }
     }
 
-    /// Sends what the driver has for the tap, so many frames at most.
+    /// Sends what the driver has for the tap, N frames at most.
     ///
     /// # Errors
     /// When the driver breaks the queue.
@@ -146,7 +146,7 @@ impl<N: Fn(u16)> Datapath<N> {
         Ok(next)
     }
 
-    /// Gives the driver what has come to the tap, so many frames at most.
+    /// Gives the driver what has come to the tap, N frames at most.
     ///
     /// # Errors
     /// When the driver breaks the queue.
@@ -241,7 +241,7 @@ fn add_used(queue: &mut Queue, memory: &GuestMemoryMmap, used: &[(u16, u32)]) ->
         memory.write_obj(element.to_le(), GuestAddress(at)).map_err(Error::GuestMemory)?;
     }
     let last = first.wrapping_add(before.len() as u16);
-    // The last one tells the driver of all. That it is told again for each of them changes nothing in the ring, and
+    // The last one notifies the driver of all. That it is notified again for each of them changes nothing in the ring, and
     // counts them for whether the driver wants to be interrupted.
     for _ in used {
         queue.set_next_used(last);

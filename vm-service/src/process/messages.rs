@@ -12,20 +12,20 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// The thread that reads them.
 #[derive(Debug)]
-pub(super) struct Messages(JoinHandle<()>);
+pub(crate) struct Messages(JoinHandle<()>);
 
 impl Messages {
-    /// Hears `source` to its end.
+    /// Hears `source` to its end. A VMM is no `worker`.
     ///
     /// # Errors
     /// When there are no threads left.
-    pub(super) fn start(worker: u32, source: impl Read + Send + 'static) -> io::Result<Self> {
+    pub(crate) fn start(worker: Option<u32>, source: impl Read + Send + 'static) -> io::Result<Self> {
         let relay = move || relay(worker, source);
         Ok(Self(std::thread::Builder::new().name("messages".into()).spawn(relay)?))
     }
 
     /// Waits a little until all was read from a worker that is gone.
-    pub(super) fn wait(&self) {
+    pub(crate) fn wait(&self) {
         let until = Instant::now() + LAST_WORDS;
         while !self.0.is_finished() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
@@ -33,7 +33,7 @@ impl Messages {
     }
 }
 
-fn relay(worker: u32, source: impl Read) {
+fn relay(worker: Option<u32>, source: impl Read) {
     let mut source = BufReader::new(source);
     let mut line = Vec::new();
     loop {
@@ -54,7 +54,7 @@ fn relay(worker: u32, source: impl Read) {
 }
 
 /// Tells a line at the level that it begins with.
-fn report(worker: u32, line: &[u8]) {
+fn report(worker: Option<u32>, line: &[u8]) {
     let line = printable(&String::from_utf8_lossy(line));
     let (level, text) = line.split_once(' ').unwrap_or(("", &line));
     match level {
@@ -92,6 +92,6 @@ mod tests {
     #[test]
     fn a_line_without_an_end_takes_no_memory_and_those_behind_it_are_heard() {
         let long = io::repeat(b'x').take(64 << 20).chain(&b"\nlast\n"[..]);
-        Messages::start(1, long).unwrap().0.join().unwrap();
+        Messages::start(Some(1), long).unwrap().0.join().unwrap();
     }
 }
