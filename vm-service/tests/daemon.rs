@@ -333,7 +333,7 @@ fn a_start_that_waits_says_how_the_guest_ended() {
         rustix::process::kill_process(process_of(&guest), Signal::KILL).expect("killed");
     };
     check(&kill, "killed", 1);
-    world.refused("start web2.toml --wait", 2, "web2.toml");
+    world.refused("start absent.toml --wait", 2, "absent.toml");
 }
 
 #[test]

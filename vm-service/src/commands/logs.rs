@@ -25,6 +25,9 @@ pub(crate) struct LogsArgs {
     /// Print also what comes, until the guest has ended; in JSON, one document a line
     #[arg(long, short)]
     pub(crate) follow: bool,
+    /// The log of the guest of this name before this one
+    #[arg(long, short, conflicts_with = "follow")]
+    pub(crate) previous: bool,
 }
 
 /// Prints the log of a guest that the daemon started, also once it has ended.
@@ -34,7 +37,7 @@ pub(crate) struct LogsArgs {
 pub(crate) fn run(context: &mut Context<'_>, args: &LogsArgs) -> Result<(), Failure> {
     let asking = Asking::of(context, &args.guest.daemon)?;
     let path = path(&args.guest.guest, "/log")?;
-    let mut options = LogOptions::default();
+    let mut options = LogOptions { previous: args.previous, ..LogOptions::default() };
     loop {
         let log: GuestLog = asking.call(Method::GET, &path, &options, None::<&Value>, Duration::ZERO)?;
         let text = log.log.lines().map(|line| printable(line) + "\n").collect();

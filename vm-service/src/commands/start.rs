@@ -90,7 +90,7 @@ fn end_of(asking: Asking, name: &str) -> Result<Receiver<Result<StoppedHow, Fail
             }
             Ok(())
         };
-        if let Err(error) = asking.0.events(|| drop(listens.send(())), take) {
+        if let Err(error) = asking.0.events(|| listens.send(()).unwrap_or_default(), take) {
             let _ = tell.send(Err(error.into()));
         }
     };

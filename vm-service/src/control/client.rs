@@ -15,7 +15,7 @@ use serde_json::Value;
 use thiserror::Error;
 use vm_passthrough::Host;
 
-use super::home::{GuestHome, in_folder};
+use super::home::{GuestHome, LOG, in_folder};
 use super::lines::Lines;
 use super::wire::{AttachRequest, Call, DetachRequest, Message, Outcome, Request, VERSION};
 use crate::deadlines::CONTROL_ANSWER;
@@ -95,7 +95,7 @@ impl Connection {
     pub(crate) fn reach(host: &Host, name: &str) -> Result<Self> {
         let home = GuestHome::path_of(host, name);
         let failed = |source: io::Error| match source.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused if home.join("log").exists() => {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused if home.join(LOG).exists() => {
                 CallError::HasEnded(name.to_owned())
             }
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {

@@ -57,6 +57,11 @@ pub(crate) struct GuestHome {
     is_kept: bool,
 }
 
+/// What a guest's process that the daemon started logs.
+pub(crate) const LOG: &str = "log";
+/// What that of the guest of this name before it logged.
+pub(crate) const PREVIOUS_LOG: &str = "log.previous";
+
 /// Where guests have their directories.
 fn folder(host: &Host) -> PathBuf {
     host.state.join("guests")
@@ -106,7 +111,7 @@ impl GuestHome {
         true
     }
 
-    /// Takes a name, and removes what an earlier guest has left.
+    /// Takes a name, and removes what an earlier guest has left but for its log.
     ///
     /// # Errors
     /// When a guest that lives has it, or the directory can't be made.
@@ -114,7 +119,11 @@ impl GuestHome {
         let path = Self::path_of(host, name);
         let home = take(host, &path).map_err(|source| HomeError::Unusable { path: path.clone(), source })?;
         let home = home.ok_or_else(|| HomeError::Taken(name.to_owned()))?;
-        home.clear().map_err(|source| HomeError::Unusable { path, source })?;
+        let cleared = match fs::rename(path.join(LOG), path.join(PREVIOUS_LOG)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => home.clear(&["lock", PREVIOUS_LOG]),
+        };
+        cleared.map_err(|source| HomeError::Unusable { path, source })?;
         Ok(home)
     }
 
@@ -166,12 +175,12 @@ impl GuestHome {
         Ok(listener)
     }
 
-    /// Removes all but the lock.
-    fn clear(&self) -> io::Result<()> {
+    /// Removes all but these files.
+    fn clear(&self, kept: &[&str]) -> io::Result<()> {
         for entry in fs::read_dir(&self.path)? {
-            let path = entry?.path();
-            if path.file_name().is_some_and(|name| name != "lock") {
-                remove(&path)?;
+            let entry = entry?;
+            if kept.iter().all(|name| entry.file_name() != *name) {
+                remove(&entry.path())?;
             }
         }
         Ok(())
@@ -184,7 +193,7 @@ impl Drop for GuestHome {
         let removed = match self.is_kept {
             true => remove(&self.path.join("control")),
             false => self
-                .clear()
+                .clear(&["lock"])
                 .and_then(|()| remove(&self.path.join("lock")))
                 .and_then(|()| fs::remove_dir(&self.path)),
         };
@@ -289,9 +298,11 @@ mod tests {
         fs::write(path.join("control"), "").expect("written");
         drop(listener);
         let home = GuestHome::take(&host, "web1").expect("a home again");
-        let left: Vec<_> =
+        let mut left: Vec<_> =
             fs::read_dir(&path).expect("a directory").flatten().map(|file| file.file_name()).collect();
-        assert_eq!(left, ["lock"]);
+        left.sort();
+        assert_eq!(left, ["lock", "log.previous"]);
+        assert_eq!(fs::read_to_string(path.join("log.previous")).expect("its log"), "earlier");
         drop(home);
         assert!(!path.exists());
     }

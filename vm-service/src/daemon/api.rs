@@ -57,6 +57,9 @@ pub(crate) struct LogOptions {
     /// Where it begins, in bytes: `next` of the part before. When left out, it is the end of the log.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) from: Option<u64>,
+    /// Whether that of the guest of this name before this one is meant.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) previous: bool,
 }
 
 /// A guest was reset.

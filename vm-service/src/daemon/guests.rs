@@ -20,7 +20,9 @@ use super::watch::Watched;
 use super::{LogOptions, StopOptions};
 use crate::commands::boot::StartOptions;
 use crate::config::{ConfigError, GuestConfig, is_name};
-use crate::control::{self, AttachRequest, CallError, Connection, DetachRequest, GuestHome, HomeError};
+use crate::control::{
+    self, AttachRequest, CallError, Connection, DetachRequest, GuestHome, HomeError, LOG, PREVIOUS_LOG,
+};
 use crate::deadlines::{CONTROL_ANSWER, GUEST_DEVICE, GUEST_KILL, GUEST_RESET, GUEST_STOP, guest_start};
 use crate::describe;
 use crate::failure::{EXIT_BLOCKED, EXIT_USAGE};
@@ -127,7 +129,7 @@ impl Guests {
         let launched = (|| -> io::Result<_> {
             let (own, connection) = UnixStream::pair()?;
             create(&folder.join("guest.toml"))?.write_all(text.as_bytes())?;
-            let log = create(&folder.join("log"))?;
+            let log = create(&folder.join(LOG))?;
             let (lock, home) = (home.into_lock()?, &folder);
             let plan = Plan { host: &self.host, name, home, lock, log, connection, options };
             let launched = self.launch.launch(plan)?;
@@ -289,12 +291,13 @@ impl Guests {
     /// When the daemon has not started a guest of this name.
     pub(super) fn log(&self, name: &str, options: &LogOptions) -> Result<GuestLog> {
         check_name(name)?;
-        let ended = !GuestHome::is_taken(&self.host, name);
-        let path = GuestHome::path_of(&self.host, name).join("log");
+        let ended = options.previous || !GuestHome::is_taken(&self.host, name);
+        let file = if options.previous { PREVIOUS_LOG } else { LOG };
+        let path = GuestHome::path_of(&self.host, name).join(file);
         let (log, next) = part_of(&path, options.from, ended).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => Refusal::new(
                 RefusalCode::NotFound,
-                format_args!("there is no log of a guest {name}: only guests that `vm-service start` started have one here"),
+                format_args!("there is no {file} of a guest {name}: only guests that `vm-service start` started have one here"),
             ),
             _ => Refusal::failed(format_args!("{} can't be read: {error}", path.display())),
         })?;
@@ -441,7 +444,7 @@ fn read(name: &str, file: toml::Value) -> Result<(String, GuestConfig)> {
 
 /// Why a guest ended instead of running, by what its process said.
 fn why_ended(name: &str, exit: Option<i32>, folder: &Path) -> Refusal {
-    let log = part_of(&folder.join("log"), None, true).map(|(log, _)| log).unwrap_or_default();
+    let log = part_of(&folder.join(LOG), None, true).map(|(log, _)| log).unwrap_or_default();
     let said = log.find("error: ").map(|at| log[at + "error: ".len()..].trim_end().to_owned());
     let code = match exit.and_then(|exit| u8::try_from(exit).ok()) {
         Some(EXIT_USAGE) => RefusalCode::Invalid,
