@@ -2,6 +2,7 @@
 
 mod acs;
 mod remapping;
+mod variant;
 mod viability;
 
 use std::io;
@@ -12,6 +13,7 @@ use thiserror::Error;
 
 pub use acs::{IsolationBreak, IsolationFault, isolation_breaks};
 pub use remapping::{InterruptRemapping, interrupt_remapping};
+pub use variant::{DriverChoice, DriverReason, VfioDriver, VfioDrivers};
 pub(crate) use viability::{Occupant, Part, in_the_way, occupants};
 pub use viability::{VFIO_DRIVER, is_vfio_driver};
 

@@ -3,6 +3,7 @@
 //! ```toml
 //! address = "0000:65:00.0"
 //! with_group = false
+//! vfio_driver = "vfio-pci"            # only where one was asked for, and then with `version = 2`
 //!
 //! [functions]
 //! "0000:65:00.0" = "10de:2684 1043:889a a1"
@@ -23,6 +24,7 @@ use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags, fchmod};
 use serde::{Deserialize, Serialize};
+use vm_passthrough::iommu::VfioDriver;
 use vm_passthrough::ledger::{self, LedgerError, NotesLock};
 use vm_passthrough::pci::PciIds;
 use vm_passthrough::{Host, PciAddress};
@@ -34,7 +36,7 @@ const MAX_BYTES: u64 = 64 << 10;
 /// How long to wait for another command that works on saved claims: as long as it may take for several stuck devices.
 const DEADLINE: Duration = Duration::from_secs(60);
 /// Version of the format, which a file of a newer one says.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const HEADING: &str = "# Made by `vm-service claim --persist`; `vm-service release` removes it.\n";
 
 /// A claim that is made again after each boot.
@@ -44,6 +46,8 @@ pub(crate) struct SavedClaim {
     pub(crate) target: PciAddress,
     /// Whether functions of other devices in its IOMMU group were claimed with it.
     pub(crate) with_group: bool,
+    /// The VFIO driver that was asked for.
+    pub(crate) driver: VfioDriver,
     /// All its functions, and which devices they are.
     pub(crate) functions: BTreeMap<PciAddress, PciIds>,
 }
@@ -62,16 +66,25 @@ struct Text {
     version: Option<u32>,
     address: String,
     with_group: bool,
+    /// Since version 2.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    vfio_driver: Option<String>,
     functions: BTreeMap<String, String>,
 }
 
 impl SavedClaim {
     fn text(&self) -> Result<String, String> {
         let functions = self.functions.iter().map(|(address, ids)| (address.to_string(), text_of(ids)));
+        let vfio_driver = match &self.driver {
+            VfioDriver::Best => None,
+            VfioDriver::Named(name) => Some(name.clone()),
+        };
         let text = Text {
-            version: None,
+            // What earlier versions of this program can read is left to them.
+            version: vfio_driver.is_some().then_some(VERSION),
             address: self.target.to_string(),
             with_group: self.with_group,
+            vfio_driver,
             functions: functions.collect(),
         };
         let text = toml::to_string(&text).map_err(|error| error.to_string())?;
@@ -95,7 +108,8 @@ impl SavedClaim {
         if !functions.contains_key(&target) {
             return Err(format!("it does not name {target} among its functions"));
         }
-        Ok(Self { target, with_group: text.with_group, functions })
+        let driver = text.vfio_driver.map_or(VfioDriver::Best, VfioDriver::Named);
+        Ok(Self { target, with_group: text.with_group, driver, functions })
     }
 }
 
@@ -311,6 +325,11 @@ mod tests {
         let good = SavedClaim::parse(GOOD).expect("it is right");
         let (&address, ids) = good.functions.iter().next().expect("a function");
         assert_eq!((address, text_of(ids).as_str()), (good.target, "10de:2684 1043:889a a1"));
+        assert_eq!(good.driver, VfioDriver::Best);
+        assert!(!good.text().expect("text").contains("version"));
+        let named = SavedClaim { driver: VfioDriver::Named("vfio-pci".into()), ..good };
+        assert_eq!(SavedClaim::parse(&named.text().expect("text")), Ok(named));
+        check("version = 3", "it is of version 3");
         check("", "missing field");
         check(&GOOD.replace("2684", "26840"), "are no IDs");
         check(&GOOD.replace(" a1", ""), "are no IDs");

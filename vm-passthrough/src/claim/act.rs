@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::bind::Binder;
 use super::{BindError, Cancel, Claim, ClaimError, ClaimOptions, Plan, Refusal, Step};
-use crate::iommu::{VFIO_DRIVER, is_vfio_driver};
+use crate::iommu::{VFIO_DRIVER, VfioDriver, VfioDrivers, is_vfio_driver};
 use crate::ledger::{ClaimedFunction, Entry, Journal, Ledger, LedgerError, Owner, Record, UnreadRecord};
 use crate::pci::PciFunction;
 use crate::readiness::{self, ExplainOptions, Severity};
@@ -70,7 +70,7 @@ pub(crate) fn take(
     }
     let ledger = ledger?.for_guest(options.guest.as_ref());
     let Recovered { standing, failed, .. } = recover_dead(host, &ledger, options.deadline)?;
-    let plan = match Plan::new(&scan(), target, options) {
+    let plan = match Plan::new(&scan(), target, options, &VfioDrivers::read(host)) {
         // Who has it says more than that it has an unexpected driver.
         Err(refusal @ (Refusal::NoSuchFunction(_) | Refusal::OtherDevice { .. })) => {
             return Err(refusal.into());
@@ -106,9 +106,12 @@ pub(crate) fn take(
         }
     }
     let binder = Binder::new(host, options.deadline);
-    let vfio = binder.driver_dir(VFIO_DRIVER);
-    if !vfio.exists() {
-        return Err(ClaimError::NoVfioPci { path: vfio });
+    for step in &plan.steps {
+        let Step::Take { vfio_driver, .. } = step else { continue };
+        let path = binder.driver_dir(vfio_driver);
+        if !path.exists() {
+            return Err(ClaimError::NoVfioDriver { driver: vfio_driver.clone(), path });
+        }
     }
     let mut journal = ledger.create(target, options.persistent)?;
     match carry_out(&binder, &mut journal, &plan, options) {
@@ -181,17 +184,33 @@ fn carry_out(
         let lock = binder.lock(address)?;
         let driver = binder.driver(address)?;
         let resets = binder.resets(address);
-        let kept = driver.as_deref().is_some_and(is_vfio_driver);
+        // It may have come to another driver since the scan.
+        let vfio_driver = match step {
+            Step::Take { vfio_driver, .. } => vfio_driver,
+            Step::Keep { driver: vfio_driver, .. } => vfio_driver,
+            Step::Park { .. } => VFIO_DRIVER,
+        };
+        let stays = |now: &str| match options.driver {
+            VfioDriver::Best => is_vfio_driver(now),
+            VfioDriver::Named(_) => now == vfio_driver,
+        };
+        let kept = driver.as_deref().is_some_and(stays);
         let driver_override = if kept { None } else { binder.driver_override(address)? };
-        let before = driver.clone();
-        let function =
-            ClaimedFunction { address, driver: before, driver_override, resets, kept, restored: false };
+        let function = ClaimedFunction {
+            address,
+            driver: driver.clone(),
+            driver_override,
+            resets,
+            vfio_driver: if kept { driver.clone().unwrap_or_default() } else { vfio_driver.to_owned() },
+            kept,
+            restored: false,
+        };
         journal.append(&Record::Function(function))?;
         match (step, driver) {
             _ if kept => {}
             (Step::Park { .. }, Some(driver)) => binder.unbind(&lock, &driver)?,
             (Step::Park { .. }, None) => {}
-            (_, driver) => binder.take(&lock, driver.as_deref())?,
+            (_, driver) => binder.take(&lock, driver.as_deref(), vfio_driver)?,
         }
     }
     go_on(plan.target)?;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::BindError;
 use super::lock::FunctionLock;
-use crate::iommu::{VFIO_DRIVER, is_vfio_driver};
+use crate::iommu::is_vfio_driver;
 use crate::ledger::ClaimedFunction;
 use crate::readiness::holders;
 use crate::{Host, PciAddress, files, pci};
@@ -121,13 +121,18 @@ impl<'a> Binder<'a> {
         self.write(lock, format!("bind it to {driver}"), &path, &lock.address().to_string())
     }
 
-    /// Takes the function from `driver` and binds it to vfio-pci.
-    pub(super) fn take(&self, lock: &FunctionLock, driver: Option<&str>) -> Result<(), BindError> {
-        self.set_driver_override(lock, Some(VFIO_DRIVER))?;
+    /// Takes the function from `driver` and binds it to a VFIO driver.
+    pub(super) fn take(
+        &self,
+        lock: &FunctionLock,
+        driver: Option<&str>,
+        vfio_driver: &str,
+    ) -> Result<(), BindError> {
+        self.set_driver_override(lock, Some(vfio_driver))?;
         if let Some(driver) = driver {
             self.unbind(lock, driver)?;
         }
-        self.bind_and_verify(lock, VFIO_DRIVER)
+        self.bind_and_verify(lock, vfio_driver)
     }
 
     /// Returns the function to its driver, from whatever point [`take`](Self::take) or an earlier `restore` came to. A function
@@ -152,9 +157,10 @@ impl<'a> Binder<'a> {
         if function.kept {
             return Ok(());
         }
+        let taken_by = Some(function.vfio_driver.as_str());
         let now = self.driver(address)?;
-        if now.as_deref() == Some(VFIO_DRIVER) {
-            self.unbind(lock, VFIO_DRIVER)?;
+        if now.as_deref() == taken_by {
+            self.unbind(lock, &function.vfio_driver)?;
         }
         self.set_driver_override(lock, function.driver_override.as_deref())?;
         let now = self.driver(address)?;
@@ -165,7 +171,7 @@ impl<'a> Binder<'a> {
                 }
                 self.bind_and_verify(lock, driver)
             }
-            (_, Some(VFIO_DRIVER)) => Err(BindError::WrongDriver {
+            (_, now_on) if now_on.is_some() && now_on == taken_by => Err(BindError::WrongDriver {
                 address,
                 expected: function.driver.clone().unwrap_or_else(|| "no driver".into()),
                 found: now,

@@ -26,11 +26,13 @@ pub enum ClaimError {
     /// It could not be looked at. Nothing was touched.
     #[error(transparent)]
     Scan(#[from] ScanError),
-    /// vfio-pci is not there. Nothing was touched.
+    /// The VFIO driver is not there. Nothing was touched.
     #[error(
-        "the driver vfio-pci is not loaded ({path} is missing), so nothing can be bound to it; modprobe vfio-pci"
+        "the driver {driver} is not loaded ({path} is missing), so nothing can be bound to it; modprobe {driver}"
     )]
-    NoVfioPci {
+    NoVfioDriver {
+        /// Its name.
+        driver: String,
         /// Where it would be.
         path: PathBuf,
     },

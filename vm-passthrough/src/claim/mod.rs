@@ -33,6 +33,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::iommu::VfioDriver;
 use crate::ledger::ClaimedFunction;
 use crate::pci::PciIds;
 use crate::{Host, PciAddress};
@@ -118,6 +119,8 @@ pub struct ClaimOptions {
     /// The functions that may be claimed, and which devices they must be; `None` for whatever is there. An address may be another
     /// device's after a boot.
     pub only: Option<BTreeMap<PciAddress, PciIds>>,
+    /// Which VFIO driver to bind.
+    pub driver: VfioDriver,
 }
 
 impl Default for ClaimOptions {
@@ -133,6 +136,7 @@ impl Default for ClaimOptions {
             cancel: None,
             guest: None,
             only: None,
+            driver: VfioDriver::Best,
         }
     }
 }

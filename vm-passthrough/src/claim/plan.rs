@@ -6,18 +6,20 @@ use thiserror::Error;
 
 use super::ClaimOptions;
 use crate::PciAddress;
-use crate::iommu::{self, Part, VFIO_DRIVER, is_vfio_driver};
+use crate::iommu::{self, DriverReason, Part, VfioDriver, VfioDrivers, is_vfio_driver};
 use crate::pci::{PciFunction, PciIds, Sriov};
 
 /// One step of a [`Plan`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Take the function from its driver and bind it to vfio-pci.
+    /// Take the function from its driver and bind it to a VFIO driver.
     Take {
         /// Which one.
         address: PciAddress,
         /// Driver that it is bound to.
         driver: Option<String>,
+        /// The VFIO driver.
+        vfio_driver: String,
     },
     /// Take the bridge from its driver, which keeps its group from being used, and leave it without one.
     Park {
@@ -47,10 +49,10 @@ impl Step {
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Take { address, driver: Some(driver) } => {
-                write!(f, "unbind {address} from {driver}, bind it to {VFIO_DRIVER}")
+            Self::Take { address, driver: Some(driver), vfio_driver } => {
+                write!(f, "unbind {address} from {driver}, bind it to {vfio_driver}")
             }
-            Self::Take { address, driver: None } => write!(f, "bind {address} to {VFIO_DRIVER}"),
+            Self::Take { address, driver: None, vfio_driver } => write!(f, "bind {address} to {vfio_driver}"),
             Self::Park { address, driver } => write!(f, "unbind {address} from {driver}"),
             Self::Keep { address, driver } => write!(f, "leave {address} on {driver}"),
         }
@@ -90,6 +92,11 @@ pub enum Refusal {
     /// It is a bridge.
     #[error("{0} is a PCI bridge, which VFIO does not expose; claim a function behind it")]
     Bridge(PciAddress),
+    /// The driver that was asked for is none of VFIO's.
+    #[error(
+        "{0} is no VFIO driver, by its name: those are vfio-pci and what ends in -vfio-pci or _vfio_pci; name another, or none"
+    )]
+    NotAVfioDriver(String),
     /// No IOMMU translates for it.
     #[error(
         "{0} is in no IOMMU group, so its DMA can't be confined; turn the IOMMU on in the firmware and boot Linux with intel_iommu=on or amd_iommu=on"
@@ -128,12 +135,12 @@ fn list(others: &[(PciAddress, String)]) -> String {
 }
 
 impl Plan {
-    /// The plan to claim `target`, given all functions of the host.
+    /// The plan to claim `target`, given all functions of the host and its VFIO drivers.
     ///
     /// The function's companions, which are the functions of its slot in its IOMMU group, are taken with it: a GPU's
     /// audio, USB and UCSI functions. Functions of other slots in the group are taken when `options` ask for the
     /// whole group, and then a bridge is taken from a driver that only serves its hot-plug slots. Other bridges stay with
-    /// their driver, and functions on a VFIO driver stay there.
+    /// their driver, and functions on a VFIO driver stay there, unless `options` name another.
     ///
     /// # Errors
     /// When the function, or another that would have to be taken with it, must not be taken.
@@ -141,7 +148,13 @@ impl Plan {
         functions: &[PciFunction],
         target: PciAddress,
         options: &ClaimOptions,
+        drivers: &VfioDrivers,
     ) -> Result<Self, Refusal> {
+        if let VfioDriver::Named(name) = &options.driver
+            && !is_vfio_driver(name)
+        {
+            return Err(Refusal::NotAVfioDriver(name.clone()));
+        }
         let function = functions
             .iter()
             .find(|function| function.address == target)
@@ -186,8 +199,9 @@ impl Plan {
                 steps.extend(member.driver.clone().map(|driver| Step::Park { address, driver }));
                 continue;
             }
-            if let Some(driver) = member.driver.as_ref().filter(|driver| is_vfio_driver(driver)) {
-                steps.push(Step::Keep { address, driver: driver.clone() });
+            let choice = drivers.choose(member, &options.driver, address == target);
+            if choice.reason == DriverReason::Bound {
+                steps.push(Step::Keep { address, driver: choice.driver });
                 continue;
             }
             if let Some(Sriov::Physical { num_vfs, .. }) = member.sriov
@@ -195,7 +209,7 @@ impl Plan {
             {
                 return Err(Refusal::VirtualFunctionsInUse { address, num_vfs });
             }
-            steps.push(Step::Take { address, driver: member.driver.clone() });
+            steps.push(Step::Take { address, driver: member.driver.clone(), vfio_driver: choice.driver });
         }
         Ok(Self { target, group, steps })
     }
@@ -234,7 +248,7 @@ mod tests {
         fn check(functions: &[PciFunction], with_group: bool, expect: Result<&[&str], &str>) {
             let target = functions[0].address;
             let options = ClaimOptions { with_group, ..ClaimOptions::default() };
-            match (Plan::new(functions, target, &options), expect) {
+            match (Plan::new(functions, target, &options, &VfioDrivers::default()), expect) {
                 (Ok(plan), Ok(expect)) => {
                     let steps: Vec<_> = plan.steps.iter().map(ToString::to_string).collect();
                     assert_eq!(steps, expect);
@@ -325,17 +339,38 @@ mod tests {
             ClaimOptions { only: Some(only), ..ClaimOptions::default() }
         };
         let both = [gpu.clone(), usb.clone()];
-        assert!(Plan::new(&both, gpu.address, &only(&[&gpu, &usb, &card])).is_ok());
+        assert!(Plan::new(&both, gpu.address, &only(&[&gpu, &usb, &card]), &VfioDrivers::default()).is_ok());
         let refused = |expected: Option<PciIds>, address: PciAddress, options: &ClaimOptions| {
             let found = gpu.ids;
             let expect = Refusal::OtherDevice { address, found, expected };
-            assert_eq!(Plan::new(&both, gpu.address, options), Err(expect));
+            assert_eq!(Plan::new(&both, gpu.address, options, &VfioDrivers::default()), Err(expect));
         };
         refused(None, usb.address, &only(&[&gpu]));
         let mut other = gpu.clone();
         other.ids.device += 1;
         refused(Some(other.ids), gpu.address, &only(&[&other, &usb]));
-        let missing = Plan::new(&[], gpu.address, &ClaimOptions::default());
+        let missing = Plan::new(&[], gpu.address, &ClaimOptions::default(), &VfioDrivers::default());
         assert_eq!(missing, Err(Refusal::NoSuchFunction(gpu.address)));
+        // A driver that is asked for by name: a variant is for the function alone, vfio-pci for its companions too.
+        let named = |functions: &[PciFunction], driver: &str| {
+            let options =
+                ClaimOptions { driver: VfioDriver::Named(driver.into()), ..ClaimOptions::default() };
+            let plan = Plan::new(functions, functions[0].address, &options, &VfioDrivers::default());
+            plan.map(|plan| plan.steps.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
+        };
+        let on = |function: &PciFunction, driver: &str| PciFunction {
+            driver: Some(driver.into()),
+            ..function.clone()
+        };
+        let both = [on(&gpu, "vfio-pci"), on(&usb, "x_vfio_pci")];
+        assert_eq!(
+            named(&both, "y_vfio_pci").unwrap(),
+            "leave 0000:01:00.2 on x_vfio_pci; unbind 0000:01:00.0 from vfio-pci, bind it to y_vfio_pci"
+        );
+        assert_eq!(
+            named(&both, "vfio-pci").unwrap(),
+            "unbind 0000:01:00.2 from x_vfio_pci, bind it to vfio-pci; leave 0000:01:00.0 on vfio-pci"
+        );
+        assert_eq!(named(&both, "nvidia"), Err(Refusal::NotAVfioDriver("nvidia".into())));
     }
 }

@@ -166,6 +166,45 @@ fn closing_or_dropping_the_manager_gives_back() {
     }
 }
 
+/// A variant that is made for the function takes it, but not its companions, and gives it back, also after a crash.
+#[test]
+fn a_variant_takes_what_it_is_made_for() {
+    let sim = new_sim();
+    sim.add_driver("nvgrace_gpu_vfio_pci").unwrap();
+    let alias = "alias vfio_pci:v000010DEd*sv*sd*bc03sc*i* nvgrace_gpu_vfio_pci\n";
+    sim.write("lib/modules/6.12.0/modules.alias", alias).unwrap();
+    let before = bindings(&sim);
+    let drivers = SimDrivers::new(&sim);
+    let on = || [gpu(), audio()].map(|address| sim.driver_of(address).unwrap_or_default());
+    let mut best = manager(drivers.host());
+    let claim = best.claim(gpu(), &ClaimOptions::default()).unwrap();
+    assert_eq!(on(), ["nvgrace_gpu_vfio_pci", "vfio-pci"]);
+    assert_eq!(claim.functions.last().unwrap().vfio_driver, "nvgrace_gpu_vfio_pci");
+    release(&mut best, gpu()).unwrap();
+    assert_eq!(bindings(&sim), before);
+
+    let named = |name: &str| {
+        let driver = VfioDriver::Named(name.into());
+        ClaimOptions { driver, ..persistent() }
+    };
+    best.claim(gpu(), &named("vfio-pci")).unwrap();
+    assert_eq!(on(), ["vfio-pci", "vfio-pci"]);
+    release(&mut best, gpu()).unwrap();
+    fails(best.claim(gpu(), &named("nvidia")), &["nvidia is no VFIO driver"]);
+    let force = ClaimOptions { force: true, ..named("other_vfio_pci") };
+    fails(best.claim(gpu(), &force), &["other_vfio_pci is not loaded", "modprobe other_vfio_pci"]);
+    assert_eq!(bindings(&sim), before);
+
+    // One that is on vfio-pci already goes back there.
+    sim.set(gpu(), "driver_override", "vfio-pci\n").unwrap();
+    sim.set_driver(gpu(), Some("vfio-pci")).unwrap();
+    let before = bindings(&sim);
+    best.claim(gpu(), &named("nvgrace_gpu_vfio_pci")).unwrap();
+    assert_eq!(on(), ["nvgrace_gpu_vfio_pci", "vfio-pci"]);
+    release(&mut manager(drivers.host()), gpu()).unwrap();
+    assert_eq!(bindings(&sim), before);
+}
+
 #[test]
 fn a_function_on_vfio_already_is_left_there() {
     let sim = new_sim();

@@ -11,13 +11,15 @@ use super::{IommuGroup, group_dir};
 use crate::pci::PciFunction;
 use crate::{Host, PciAddress, files};
 
-/// The driver that functions are bound to.
+/// The VFIO driver of any function.
 pub const VFIO_DRIVER: &str = "vfio-pci";
 
 /// Whether a driver gives functions to user space through VFIO: vfio-pci, or a variant of it for one kind of device
 /// such as `mlx5_vfio_pci`.
 pub fn is_vfio_driver(driver: &str) -> bool {
-    driver == VFIO_DRIVER || driver.ends_with("_vfio_pci") || driver.ends_with("-vfio-pci")
+    let is_variant = driver.ends_with("_vfio_pci") || driver.ends_with("-vfio-pci");
+    // A driver's name is that of a directory.
+    driver == VFIO_DRIVER || is_variant && !driver.contains('/')
 }
 
 /// Whether a driver leaves DMA alone: one with `driver_managed_dma`. Those of PCI are the VFIO drivers, pci-stub, and the

@@ -9,7 +9,8 @@
 //! boot 0e8f0d9c-…                           boot that the claim belongs to
 //! claim 0000:65:00.0 persistent             function asked for; or `process`
 //! owner 4711 vm-service 1700000000 web1     who claims: process ID, command, when (in seconds after 1970 began), guest
-//! take 0000:65:00.1 snd_hda_intel - flr     about to be taken: former driver, driver_override and reset_method
+//! take 0000:65:00.1 snd_hda_intel - flr     about to be taken: former driver, driver_override and reset_method; last, the VFIO
+//!                                           driver that takes it, where that is not vfio-pci
 //! keep 0000:65:00.2 vfio-pci flr%20bus      belongs to the claim, was on a VFIO driver already; its reset_method
 //! claimed                                   everything is taken
 //! user 4712 vm-service                      a process uses the persistent claim
@@ -18,7 +19,7 @@
 //! end 10                                    lines before this one
 //! ```
 //!
-//! The reset_method is left out for a function that has none, the guest where it is for none, and the time where an earlier
+//! The reset_method is left out for a function that has none (`-` where a word follows), the guest where it is for none, and the time where an earlier
 //! version wrote the record. The CRC of the last line is that of the whole file up to its
 //! own text, so that no line can be missing, doubled or another claim's.
 //!
@@ -30,6 +31,7 @@
 use std::fmt::Write as _;
 
 use crate::PciAddress;
+use crate::iommu::{VFIO_DRIVER, is_vfio_driver};
 
 /// Version of the format that is written.
 const VERSION: u32 = 2;
@@ -69,6 +71,8 @@ pub struct ClaimedFunction {
     /// What its `reset_method` was before, as Linux wrote it; `None` when it has none. A reset narrows it for a moment,
     /// and whoever is killed then leaves it so.
     pub resets: Option<String>,
+    /// VFIO driver that takes it, or that it was on already.
+    pub vfio_driver: String,
     /// Whether it was on a VFIO driver already, so that it stays there.
     pub kept: bool,
     /// Whether it is released already.
@@ -103,12 +107,18 @@ impl Record {
                 format!("claim {target} {}", if *persistent { "persistent" } else { "process" })
             }
             Self::Owner(owner) => format!("owner {}", words_of(owner)),
-            Self::Function(ClaimedFunction { address, driver, driver_override, resets, kept, .. }) => {
-                let (driver, resets) = (escape(driver.as_deref()), last(resets));
-                match kept {
-                    true => format!("keep {address} {driver}{resets}"),
+            Self::Function(function) => {
+                let ClaimedFunction { address, resets, vfio_driver, .. } = function;
+                let driver = escape(function.driver.as_deref());
+                let driver_override = escape(function.driver_override.as_deref());
+                match function.kept {
+                    true => format!("keep {address} {driver}{}", last(resets)),
+                    false if vfio_driver == VFIO_DRIVER => {
+                        format!("take {address} {driver} {driver_override}{}", last(resets))
+                    }
                     false => {
-                        format!("take {address} {driver} {}{resets}", escape(driver_override.as_deref()))
+                        let (resets, by) = (escape(resets.as_deref()), escape(Some(vfio_driver)));
+                        format!("take {address} {driver} {driver_override} {resets} {by}")
                     }
                 }
             }
@@ -134,22 +144,32 @@ impl Record {
                 },
             },
             "owner" => Self::Owner(owner(&mut words)?),
-            "take" => Self::Function(ClaimedFunction {
-                address: words.next()?.parse().ok()?,
-                driver: driver_name(words.next()?)?,
-                driver_override: driver_name(words.next()?)?,
-                resets: reset_methods(words.next())?,
-                kept: false,
-                restored: false,
-            }),
-            "keep" => Self::Function(ClaimedFunction {
-                address: words.next()?.parse().ok()?,
-                driver: Some(driver_name(words.next()?)??),
-                driver_override: None,
-                resets: reset_methods(words.next())?,
-                kept: true,
-                restored: false,
-            }),
+            "take" => {
+                let address = words.next()?.parse().ok()?;
+                let (driver, driver_override) = (driver_name(words.next()?)?, driver_name(words.next()?)?);
+                let (resets, by) = (words.next(), words.next());
+                Self::Function(ClaimedFunction {
+                    address,
+                    driver,
+                    driver_override,
+                    resets: reset_methods(resets.filter(|&word| by.is_none() || word != "-"))?,
+                    vfio_driver: by.map_or(Some(VFIO_DRIVER.into()), vfio_driver_name)?,
+                    kept: false,
+                    restored: false,
+                })
+            }
+            "keep" => {
+                let (address, driver) = (words.next()?.parse().ok()?, driver_name(words.next()?)??);
+                Self::Function(ClaimedFunction {
+                    address,
+                    driver: Some(driver.clone()),
+                    driver_override: None,
+                    resets: reset_methods(words.next())?,
+                    vfio_driver: driver,
+                    kept: true,
+                    restored: false,
+                })
+            }
             "claimed" => Self::Claimed,
             "user" => Self::User(owner(&mut words)?),
             "release" => Self::Release,
@@ -183,6 +203,11 @@ fn driver_name(word: &str) -> Option<Option<String>> {
         }
         _ => Some(name),
     }
+}
+
+/// The name of a VFIO driver.
+fn vfio_driver_name(word: &str) -> Option<String> {
+    driver_name(word)?.filter(|name| is_vfio_driver(name))
 }
 
 /// Reset methods, where there are any: words of lower-case letters, digits and `_`.

@@ -3,22 +3,59 @@
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 
-use super::{BlockerCode, Case};
-use crate::files;
-use crate::iommu::is_vfio_driver;
+use super::{BlockerCode, Case, Severity};
+use crate::iommu::{DriverReason, VFIO_DRIVER, is_vfio_driver};
+use crate::{PciAddress, files};
 
 pub(super) fn judge(case: &mut Case<'_>) {
-    let bound = case.function.driver.as_deref().is_some_and(is_vfio_driver);
-    if !bound {
-        driver(case);
-        sysfs(case);
+    for function in case.taken() {
+        let choice = case.vfio_driver(&function);
+        if let DriverReason::NotLoaded { module, alias, list } = &choice.reason {
+            variant(case, function.address, module, &format!("{alias} in {}", list.display()));
+        }
+        // Of companions it is said once.
+        let of_target = function.address == case.function.address;
+        if of_target && choice.reason != DriverReason::Bound {
+            driver(case, &choice.driver);
+            sysfs(case);
+        }
     }
     nodes(case);
 }
 
-fn driver(case: &mut Case<'_>) {
-    let registered = case.host.sys.join("bus/pci/drivers/vfio-pci");
+/// That more can be had for a function than vfio-pci gives.
+fn variant(case: &mut Case<'_>, function: PciAddress, module: &str, found: &str) {
+    case.add(
+        BlockerCode::VfioVariantNotLoaded,
+        Severity::Warning,
+        function,
+        format!("{found} is the alias of {module}, which has registered no driver"),
+        format!(
+            "load it before the claim: modprobe {module} (at every boot: echo {module} > /etc/modules-load.d/{module}.conf); or \
+             ask for vfio-pci by name (option vfio-driver)"
+        ),
+    );
+}
+
+fn driver(case: &mut Case<'_>, name: &str) {
+    let registered = case.host.sys.join("bus/pci/drivers").join(name);
+    if !is_vfio_driver(name) {
+        case.blocker(
+            BlockerCode::VfioPciUnavailable,
+            format!("{name} was asked for, and is no VFIO driver by its name"),
+            "name vfio-pci, or a variant of it, whose names end in -vfio-pci or _vfio_pci; or none, for the best",
+        );
+        return;
+    }
     if registered.exists() {
+        return;
+    }
+    if name != VFIO_DRIVER {
+        case.blocker(
+            BlockerCode::VfioPciUnavailable,
+            format!("{} is missing", registered.display()),
+            format!("load it: modprobe {name}; or name another, or none for the best"),
+        );
         return;
     }
     let release = files::read_trimmed(&case.host.proc.join("sys/kernel/osrelease")).unwrap_or_default();

@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 
 use super::Case;
 use super::disks::{DiskFacts, Mounts};
+use crate::iommu::VfioDrivers;
 use crate::{Host, files};
 
 /// Read once, judged for many functions.
@@ -41,6 +42,8 @@ pub(super) struct HostFacts {
     pub(super) available_memory: Option<u64>,
     /// The least memory that a cgroup of this process may have, and the file that says so.
     pub(super) memory_limit: Option<(u64, PathBuf)>,
+    /// Which VFIO drivers there are for which functions.
+    pub(super) vfio_drivers: VfioDrivers,
     /// What could not be read, and why.
     unread: Vec<(PathBuf, String)>,
 }
@@ -105,6 +108,7 @@ impl HostFacts {
         facts.read_process(host);
         facts.read_cpu(host);
         facts.read_memory(host);
+        facts.vfio_drivers = VfioDrivers::read(host);
         facts.swaps = facts
             .text_if_any(host.proc.join("swaps"))
             .lines()

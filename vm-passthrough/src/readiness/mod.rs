@@ -37,7 +37,7 @@ pub use holders::{Holder, holders};
 
 use facts::HostFacts;
 
-use crate::iommu::{self, IovaRange, Part};
+use crate::iommu::{self, DriverChoice, IovaRange, Part, VfioDriver};
 use crate::pci::placement::{FunctionRequest, Windows};
 use crate::pci::{self, PciFunction, ScanError};
 use crate::{Host, PciAddress};
@@ -82,6 +82,8 @@ pub struct ExplainOptions {
     pub check_open_files: bool,
     /// Blockers that whoever asks accepts: they are reported as warnings. It changes nothing of what the Linux kernel refuses.
     pub accept: Vec<BlockerCode>,
+    /// Which VFIO driver a claim is to bind.
+    pub driver: VfioDriver,
 }
 
 impl ExplainOptions {
@@ -111,6 +113,7 @@ impl ExplainOptions {
             with_group: false,
             check_open_files: true,
             accept: Vec::new(),
+            driver: VfioDriver::Best,
         }
     }
 
@@ -148,6 +151,8 @@ pub struct Readiness {
     pub name: String,
     /// The functions that are given away together: this one first, then its companions.
     pub functions: Vec<PciAddress>,
+    /// The VFIO driver that each of them is bound to by a claim, and why; none of a bridge.
+    pub drivers: Vec<(PciAddress, DriverChoice)>,
     /// What was found, blockers first.
     pub blockers: Vec<Blocker>,
 }
@@ -242,7 +247,8 @@ codes! {
     AcsMissing = "acs-missing", Guest, "a port above it lets it reach its neighbours past the IOMMU";
     InterruptRemappingOff = "interrupt-remapping-off", Guest, "it could raise interrupts that are not its own";
     FirmwareMemory = "firmware-memory", Guest, "the firmware wants memory mapped for it at all times";
-    VfioPciUnavailable = "vfio-pci-unavailable", Claim, "the vfio-pci driver is not there";
+    VfioPciUnavailable = "vfio-pci-unavailable", Claim, "the VFIO driver that it would be bound to is not there";
+    VfioVariantNotLoaded = "vfio-variant-not-loaded", Guest, "a VFIO driver that is made for it is not loaded";
     VfioNodeMissing = "vfio-node-missing", Guest, "there is no device node to reach VFIO through";
     Permission = "permission", Claim, "this process may not do what it takes";
     BootDisplay = "boot-display", HostUse, "the host's console is on it";
@@ -423,6 +429,12 @@ impl Case<'_> {
         Part::of(other, self.function.address, self.options.with_group) == Part::Taken
     }
 
+    /// The VFIO driver that a claim binds one of them to.
+    fn vfio_driver(&self, function: &PciFunction) -> DriverChoice {
+        let is_target = function.address == self.function.address;
+        self.facts.vfio_drivers.choose(function, &self.options.driver, is_target)
+    }
+
     /// A remedy for who owns the machine, or for who owns the virtual machine that the host is.
     fn remedy<'t>(&self, physical: &'t str, in_vm: &'t str) -> &'t str {
         if self.facts.is_virtual { in_vm } else { physical }
@@ -455,12 +467,16 @@ impl Case<'_> {
                 blocker.evidence += " (accepted)";
             }
         }
-        let functions = self.taken().iter().map(|function| function.address).collect();
+        let taken = self.taken();
+        let functions = taken.iter().map(|function| function.address).collect();
+        let endpoints = taken.iter().filter(|function| !function.is_bridge());
+        let drivers = endpoints.map(|function| (function.address, self.vfio_driver(function))).collect();
         self.found.sort_by_key(|blocker| blocker.severity);
         Readiness {
             address: self.function.address,
             name: name(&self.function),
             functions,
+            drivers,
             blockers: self.found,
         }
     }

@@ -85,7 +85,7 @@ fn a_healthy_function_has_no_blocker() {
     assert_eq!(readiness.blockers, [], "{readiness}");
     assert!(readiness.is_ready() && readiness.first_blocker().is_none());
     assert!(readiness.to_string().starts_with("0000:01:00.0 Samsung"), "{readiness}");
-    assert!(readiness.to_string().ends_with(": ready"), "{readiness}");
+    assert!(readiness.to_string().contains(": ready\n  driver  vfio-pci, as no variant"), "{readiness}");
 }
 
 #[test]
@@ -302,10 +302,38 @@ fn vfio_pci_unavailable() {
     unloaded()
         .write("lib/modules/6.12.0/modules.dep", "kernel/drivers/vfio/pci/vfio-pci.ko.xz: kernel/x.ko\n")
         .check(Code::VfioPciUnavailable, Blocks, &["modules.dep has the module"], &["modprobe vfio-pci"]);
+    let mut named = unloaded();
+    named.options.driver = VfioDriver::Named("x_vfio_pci".into());
+    named.check(
+        Code::VfioPciUnavailable,
+        Blocks,
+        &["drivers/x_vfio_pci is missing"],
+        &["modprobe x_vfio_pci"],
+    );
+    let mut named = Scene::new();
+    named.options.driver = VfioDriver::Named("nvme".into());
+    named.check(Code::VfioPciUnavailable, Blocks, &["nvme was asked for"], &["vfio-pci"]);
     // A core module of the same family is not the driver.
     unloaded()
         .write("lib/modules/6.12.0/modules.dep", "kernel/vfio-pci-core.ko.xz: kernel/vfio-pci.ko.xz\n")
         .check(Code::VfioPciUnavailable, Blocks, &["has no vfio-pci"], &["CONFIG_VFIO_PCI"]);
+}
+
+/// A variant that fits is named whether it is loaded or not.
+#[test]
+fn vfio_variant() {
+    let alias = "alias vfio_pci:v0000144Dd*sv*sd*bc01sc08i* nvme_vfio_pci\n";
+    let scene = Scene::new().write("lib/modules/6.12.0/modules.alias", alias);
+    scene.check(
+        Code::VfioVariantNotLoaded,
+        Warns,
+        &["vfio_pci:v0000144D", "modules.alias", "nvme_vfio_pci"],
+        &["modprobe nvme_vfio_pci", "option vfio-driver"],
+    );
+    scene.sim.add_driver("nvme_vfio_pci").unwrap();
+    let readiness = scene.explain();
+    assert_eq!(readiness.blockers, []);
+    assert!(readiness.to_string().contains("driver  nvme_vfio_pci, which is made for it"), "{readiness}");
 }
 
 #[test]
@@ -839,7 +867,7 @@ fn all_at_once() {
     );
     let text = readiness.to_string();
     for part in [
-        ": not ready, 5 blockers, 1 warning\n  goes with 0000:01:00.1\n",
+        ": not ready, 5 blockers, 1 warning\n  goes with 0000:01:00.1\n  driver  vfio-pci, as no variant",
         "\n  blocker boot-display: the host's console is on it\n    found   ",
         "\n  warning d3cold of 0000:01:00.1: it is switched off\n    found   ",
         "\n    remedy  ",
@@ -860,8 +888,13 @@ fn text_is_of_as_many_lines_as_there_are_findings() {
     let line = "process 7 (\u{fffd}[2J\u{fffd}  ready) has it";
     assert_eq!(blocker.to_string(), format!("{DISK} in-use: {line}; kill 7"));
     let name = "a\tdisk".into();
-    let readiness =
-        Readiness { address: address(DISK), name, functions: vec![address(DISK)], blockers: vec![blocker] };
+    let readiness = Readiness {
+        address: address(DISK),
+        name,
+        functions: vec![address(DISK)],
+        drivers: vec![],
+        blockers: vec![blocker],
+    };
     assert_eq!(
         readiness.to_string(),
         format!(

@@ -4,6 +4,7 @@
 use std::fmt::{self, Display, Write as _};
 
 use super::{Blocker, Readiness, Severity};
+use crate::iommu::DriverReason;
 
 /// A text without control characters.
 struct OneLine<'a>(&'a str);
@@ -41,6 +42,13 @@ impl Display for Readiness {
         if let [_, first, others @ ..] = &self.functions[..] {
             write!(f, "\n  goes with {first}")?;
             others.iter().try_for_each(|other| write!(f, ", {other}"))?;
+        }
+        for (function, choice) in &self.drivers {
+            match *function == self.address {
+                true => write!(f, "\n  driver  {}", OneLine(&choice.to_string()))?,
+                false if choice.reason == DriverReason::NoVariant => {}
+                false => write!(f, "\n  driver of {function}  {}", OneLine(&choice.to_string()))?,
+            }
         }
         for Blocker { code, severity, function, evidence, remedy } in &self.blockers {
             write!(f, "\n  {severity} {code}")?;

@@ -288,6 +288,10 @@ impl SimHost {
         }
         let module = driver.replace('-', "_");
         self.add_module(&module)?;
+        let registered = format!("sys/module/{module}/drivers/pci:{driver}");
+        // It may be left of a driver that was unloaded.
+        self.delete(&registered)?;
+        self.link(&registered, &dir)?;
         self.link(&format!("{dir}/module"), &format!("sys/module/{module}"))
     }
 

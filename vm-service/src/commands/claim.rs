@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use clap::Args;
 use vm_passthrough::claim::{self, Cancel, Claim, ClaimError, ClaimOptions};
+use vm_passthrough::iommu::{VFIO_DRIVER, VfioDriver};
 use vm_passthrough::manager::{Claimed, ManagerError};
 use vm_passthrough::readiness::ExplainOptions;
 use vm_passthrough::{PassthroughManager, PciAddress, PciFunction, ledger};
@@ -32,6 +33,9 @@ pub(crate) struct ClaimArgs {
     /// Take every function of its IOMMU group, also those of other devices
     #[arg(long)]
     pub(crate) with_group: bool,
+    /// Bind it to this VFIO driver: vfio-pci, or a variant of it; without, the one that fits best
+    #[arg(long, value_name = "DRIVER", conflicts_with = "restore")]
+    pub(crate) vfio_driver: Option<String>,
     /// Go on although this stands in the way; it is reported as a warning
     #[arg(long, value_enum, value_name = "CODE")]
     pub(crate) accept: Vec<Accept>,
@@ -57,6 +61,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ClaimArgs) -> Result<(), Fai
     let mut options = ExplainOptions::for_memory(0);
     options.with_group = args.with_group;
     options.accept = args.accept.iter().map(Into::into).collect();
+    options.driver = vfio_driver(args.vfio_driver.as_ref());
     let scan = Scan::of(&host)?;
     let readiness: Vec<_> = args
         .addresses
@@ -69,11 +74,17 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ClaimArgs) -> Result<(), Fai
     options.persistent = true;
     options.tentative = true;
     options.with_group = args.with_group;
+    options.driver = vfio_driver(args.vfio_driver.as_ref());
     options.cancel = Some(cancel);
     let saved = saved.as_ref().map(|saved| (saved, scan.functions()));
     let claims = claim_all(&mut manager, &args.addresses, &options, saved)?;
     drop(signals);
     print(context, &args.addresses, &claims, String::new())
+}
+
+/// What `--vfio-driver` asks for.
+pub(super) fn vfio_driver(name: Option<&String>) -> VfioDriver {
+    name.map_or(VfioDriver::Best, |name| VfioDriver::Named(name.clone()))
 }
 
 /// Claims all of these, or none. With the functions of the host, they are claimed again after each boot.
@@ -94,7 +105,7 @@ fn claim_all(
         // Whoever ends this process before has it all undone.
         manager.keep(&claims).map_err(|error| error.to_string())?;
         saved.map_or(Ok(()), |(saved, functions)| {
-            let notes = claims.iter().map(|claim| note(claim, options.with_group, functions));
+            let notes = claims.iter().map(|claim| note(claim, options, functions));
             saved.save(&notes.collect::<Vec<_>>())
         })
     })();
@@ -109,10 +120,11 @@ fn claim_all(
 }
 
 /// What is noted of a claim that is to be made again after each boot.
-fn note(claim: &Claim, with_group: bool, functions: &[PciFunction]) -> SavedClaim {
+fn note(claim: &Claim, options: &ClaimOptions, functions: &[PciFunction]) -> SavedClaim {
     let claimed = functions.iter().filter(|function| claim.addresses().contains(&function.address));
     let functions = claimed.map(|function| (function.address, function.ids)).collect();
-    SavedClaim { target: claim.target, with_group, functions }
+    let (target, with_group, driver) = (claim.target, options.with_group, options.driver.clone());
+    SavedClaim { target, with_group, driver, functions }
 }
 
 /// Makes claims again that a boot has ended, each whatever becomes of the others. What is claimed already stays as it is.
@@ -137,6 +149,7 @@ fn restore(
         let mut options = ClaimOptions::default();
         options.persistent = true;
         options.with_group = saved.with_group;
+        options.driver = saved.driver;
         options.cancel = Some(cancel.clone());
         options.only = Some(saved.functions);
         let claimed = match () {
@@ -172,8 +185,13 @@ fn print(
             Some(driver) => format!("taken from {driver}"),
             None => "had no driver".to_owned(),
         };
+        let variant = match function.vfio_driver.as_str() {
+            _ if function.kept => String::new(),
+            VFIO_DRIVER => String::new(),
+            driver => format!(", bound to {driver}"),
+        };
         // A String takes any write.
-        let _ = writeln!(text, "{} claimed, {former}", function.address);
+        let _ = writeln!(text, "{} claimed, {former}{variant}", function.address);
     }
     context.print(|| Body::Claim(json::Claim::new(asked, functions())), || text)
 }

@@ -30,6 +30,9 @@ pub(crate) struct ExplainArgs {
     /// Explain for giving away every function of its IOMMU group, also those of other devices
     #[arg(long)]
     pub(crate) with_group: bool,
+    /// Explain for this VFIO driver: vfio-pci, or a variant of it; without, for the one that fits best
+    #[arg(long, value_name = "DRIVER")]
+    pub(crate) vfio_driver: Option<String>,
     /// Go on although this stands in the way; it is reported as a warning
     #[arg(long, value_enum, value_name = "CODE")]
     pub(crate) accept: Vec<Accept>,
@@ -67,6 +70,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ExplainArgs) -> Result<(), F
     });
     options.with_group = args.with_group;
     options.accept = args.accept.iter().map(Into::into).collect();
+    options.driver = super::claim::vfio_driver(args.vfio_driver.as_ref());
     let mut failed = Vec::new();
     let readiness: Vec<Readiness> = match &guest {
         _ if !args.addresses.is_empty() => {

@@ -24,6 +24,8 @@ pub struct ClaimedFunction {
     pub address: String,
     /// Driver that it had before.
     pub driver: Option<String>,
+    /// VFIO driver that it has in the claim; null of a claim that is yet to be made again.
+    pub vfio_driver: Option<String>,
     /// Whether it was on a VFIO driver already and was left there.
     pub kept: bool,
 }
@@ -45,7 +47,12 @@ impl Claim {
 
 impl From<&ledger::ClaimedFunction> for ClaimedFunction {
     fn from(value: &ledger::ClaimedFunction) -> Self {
-        Self { address: value.address.to_string(), driver: value.driver.clone(), kept: value.kept }
+        Self {
+            address: value.address.to_string(),
+            driver: value.driver.clone(),
+            vfio_driver: Some(value.vfio_driver.clone()),
+            kept: value.kept,
+        }
     }
 }
 
@@ -128,6 +135,7 @@ impl ListedClaim {
         let function = |address: &PciAddress| ClaimedFunction {
             address: address.to_string(),
             driver: None,
+            vfio_driver: None,
             kept: false,
         };
         Self {

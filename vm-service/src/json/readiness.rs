@@ -2,7 +2,8 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use vm_passthrough::readiness;
+use vm_passthrough::iommu::DriverChoice;
+use vm_passthrough::{PciAddress, readiness};
 
 /// What was found of one function.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -13,10 +14,23 @@ pub struct Readiness {
     pub name: String,
     /// The functions that are given away together, this one first.
     pub functions: Vec<String>,
+    /// The VFIO driver that each of them is bound to by a claim; none of a bridge.
+    pub drivers: Vec<VfioDriver>,
     /// Whether nothing keeps it from being passed to a guest; warnings don't.
     pub ready: bool,
     /// What was found; blockers first, then warnings.
     pub blockers: Vec<Blocker>,
+}
+
+/// The VFIO driver that a claim binds a function to.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct VfioDriver {
+    /// The function.
+    pub function: String,
+    /// The driver.
+    pub driver: String,
+    /// Why this one, in words: its name comes first.
+    pub why: String,
 }
 
 /// One thing that was found.
@@ -51,9 +65,16 @@ impl From<&readiness::Readiness> for Readiness {
             address: value.address.to_string(),
             name: value.name.clone(),
             functions: value.functions.iter().map(ToString::to_string).collect(),
+            drivers: value.drivers.iter().map(VfioDriver::from).collect(),
             ready: value.is_ready(),
             blockers: value.blockers.iter().map(Blocker::from).collect(),
         }
+    }
+}
+
+impl From<&(PciAddress, DriverChoice)> for VfioDriver {
+    fn from((function, choice): &(PciAddress, DriverChoice)) -> Self {
+        Self { function: function.to_string(), driver: choice.driver.clone(), why: choice.to_string() }
     }
 }
 

@@ -189,7 +189,7 @@ fn releases_every_record_that_it_names() {
 fn explains_several() {
     let sim = workstation();
     let host = sim.plain_host();
-    let disk = "0000:02:00.0 Samsung Electronics Co Ltd NVMe SSD Controller PM9A1/PM9A3/980PRO: ready\n";
+    let disk = "0000:02:00.0 Samsung Electronics Co Ltd NVMe SSD Controller PM9A1/PM9A3/980PRO: ready\n  driver  vfio-pci, as no variant of it is made for this device\n";
     let got = vm_service(&host, "explain 02:00.0 07:00.0 00:01.0");
     assert_eq!(got.exit, 1, "{got:?}");
     assert!(got.out.starts_with(disk) && got.out.contains("not-an-endpoint"), "{}", got.out);
@@ -456,7 +456,7 @@ fn a_note_without_its_own_function_or_of_a_newer_version_is_kept_and_told() {
     let (head, _) = good.rsplit_once("\"0000:02").expect("a function");
     for (text, says) in [
         (head.to_owned(), "it does not name 0000:02:00.0 among its functions"),
-        (format!("version = 2\nnews = 1\n{good}"), "it is of version 2, and a newer vm-service can read it"),
+        (format!("version = 3\nnews = 1\n{good}"), "it is of version 3, and a newer vm-service can read it"),
     ] {
         fs::write(&path, text).expect("written");
         let got = vm_service(&host, "claims --json");

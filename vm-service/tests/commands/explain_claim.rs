@@ -31,6 +31,7 @@ fn explains_what_is_ready() {
         "explain 0000:02:00.0",
         "
 0000:02:00.0 Samsung Electronics Co Ltd NVMe SSD Controller PM9A1/PM9A3/980PRO: ready
+  driver  vfio-pci, as no variant of it is made for this device
 ",
     );
     check(
@@ -39,6 +40,7 @@ fn explains_what_is_ready() {
         "
 0000:01:00.0 NVIDIA Corporation AD102 [GeForce RTX 4090]: ready
   goes with 0000:01:00.1
+  driver  vfio-pci, as no variant of it is made for this device
 ",
     );
 }
@@ -61,6 +63,7 @@ fn explains_what_is_not_ready_with_status_3() {
         "
 0000:02:00.0 Samsung Electronics Co Ltd NVMe SSD Controller PM9A1/PM9A3/980PRO: ready
   goes with 0000:03:00.0
+  driver  vfio-pci, as no variant of it is made for this device
 ",
     );
 }
@@ -69,6 +72,7 @@ fn explains_what_is_not_ready_with_status_3() {
 fn blocked(sim: &SimHost) -> String {
     "\
 0000:02:00.0 Samsung Electronics Co Ltd NVMe SSD Controller PM9A1/PM9A3/980PRO: not ready, 1 blocker
+  driver  vfio-pci, as no variant of it is made for this device
   blocker group-not-viable: a driver of the host uses another function of its IOMMU group
     found   0000:03:00.0 (Intel Corporation 82574L Gigabit Network Connection, driver e1000e) is in group 7 too, by ROOT/sys/kernel/iommu_groups/7/devices
     remedy  give the whole group away (option with-group), or take 0000:03:00.0 from its driver: echo 0000:03:00.0 > ROOT/sys/bus/pci/drivers/e1000e/unbind
@@ -119,6 +123,36 @@ fn explains_what_does_not_fit_together() {
     assert_eq!(got.exit, 3, "{}", got.err);
     assert!(got.err.contains("nothing was touched") && got.err.contains("bars-too-large"), "{}", got.err);
     assert_eq!(drivers.writes(), []);
+}
+
+/// A variant takes what it is made for; `--vfio-driver` says otherwise, also after a boot.
+#[test]
+fn a_variant_is_bound_or_vfio_pci_by_name() {
+    let sim = workstation();
+    sim.add_driver("nvme_vfio_pci").expect("a driver");
+    let aliases = "alias vfio_pci:v0000144Dd*sv*sd*bc*sc*i* nvme_vfio_pci\n";
+    sim.write("lib/modules/6.12.0/modules.alias", aliases).expect("written");
+    let host = SimDrivers::new(&sim).host();
+    let on = |expect: &str| assert_eq!(sim.driver_of(address("0000:02:00.0")).as_deref(), Some(expect));
+    let json = |args: &str| -> serde_json::Value {
+        serde_json::from_str(&vm_service(&host, args).out).expect("JSON")
+    };
+    let explained = json("explain 02:00.0 --json");
+    assert_eq!(explained["functions"][0]["drivers"][0]["driver"], "nvme_vfio_pci", "{explained}");
+    let explained = json("explain 02:00.0 --vfio-driver vfio-pci --json");
+    assert_eq!(explained["functions"][0]["drivers"][0]["why"], "vfio-pci, as asked for", "{explained}");
+    check(&host, "claim 02:00.0", "\n0000:02:00.0 claimed, taken from nvme, bound to nvme_vfio_pci\n");
+    on("nvme_vfio_pci");
+    assert_eq!(vm_service(&host, "release 02:00.0").exit, 0);
+    on("nvme");
+    assert_eq!(vm_service(&host, "claim 02:00.0 --vfio-driver vfio-pci --persist").exit, 0);
+    on("vfio-pci");
+    // The host boots.
+    sim.delete("run/ledger").expect("deleted");
+    sim.set_driver(address("0000:02:00.0"), Some("nvme")).expect("bound");
+    let restored = json("claim --restore --json");
+    assert_eq!(restored["functions"][0]["vfio_driver"], "vfio-pci", "{restored}");
+    on("vfio-pci");
 }
 
 /// Names the host's root to a child that has claimed a disk until its input ends.
@@ -203,6 +237,7 @@ fn claims_and_releases_in_json() {
     {
       "address": "0000:02:00.0",
       "driver": "nvme",
+      "vfio_driver": "vfio-pci",
       "kept": false
     }
   ]

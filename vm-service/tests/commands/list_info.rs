@@ -79,6 +79,7 @@ fn shows_a_function_in_full() {
   capability       0x10 at 0x40, PCI Express
 0000:01:00.0 NVIDIA Corporation AD102 [GeForce RTX 4090]: ready
   goes with 0000:01:00.1
+  driver  vfio-pci, as no variant of it is made for this device
 ",
     );
 }

@@ -39,6 +39,12 @@ fn reads_what_can_be_and_refuses_what_cannot() {
     check(&["take 0000:01:00.0 - -", "claimed", "release", "restored 0000:01:00.0"], Ok((1, true, true)));
     check(&["take 0000:01:00.0 nvme - flr%20bus"], Ok((1, false, false)));
     check(&["keep 0000:01:00.0 vfio-pci flr"], Ok((1, false, false)));
+    check(&["take 0000:01:00.0 nvme - flr x_vfio_pci"], Ok((1, false, false)));
+    check(&["take 0000:01:00.0 nvme - - x_vfio_pci"], Ok((1, false, false)));
+    check(&["take 0000:01:00.0 nvme - flr nvme"], Err("not a record"));
+    check(&["take 0000:01:00.0 nvme - flr ../x_vfio_pci"], Err("not a record"));
+    check(&["take 0000:01:00.0 nvme - flr x_vfio_pci more"], Err("not a record"));
+    check(&["take 0000:01:00.0 nvme - flr vfio-pci"], Err("the checksum of the whole"));
     check(&["owner 7 x 1700000000 web1 more"], Err("not a record"));
     check(&["owner 7 x yesterday"], Err("not a record"));
     check(&["nonsense"], Err("line 5: `nonsense` is not a record"));
@@ -110,6 +116,10 @@ fn function(number: u8, driver: Option<&str>, kept: bool) -> ClaimedFunction {
         driver: driver.map(str::to_owned),
         driver_override: (!kept).then(|| "x".into()),
         resets: (number > 0).then(|| "flr bus".into()),
+        vfio_driver: match kept {
+            true => driver.unwrap_or_default().to_owned(),
+            false => if number > 1 { "x_vfio_pci" } else { VFIO_DRIVER }.to_owned(),
+        },
         kept,
         restored: false,
     }
