@@ -11,7 +11,9 @@ use clap::{ArgAction, Args, CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
 use vm_passthrough::Host;
 use vm_passthrough::host::SysfsWriter;
+use vm_passthrough::sim::{SimDrivers, SimHost};
 
+use crate::commands::SimArgs;
 use crate::commands::attach::AttachArgs;
 use crate::commands::claim::ClaimArgs;
 use crate::commands::detach::DetachArgs;
@@ -81,7 +83,7 @@ pub(crate) enum Command {
     /// Take functions and their companions from their drivers, until `release`
     Claim(ClaimArgs),
     /// List what is claimed, with the former drivers and who has it
-    Claims,
+    Claims(SimArgs),
     /// Release claimed functions and their companions to their drivers
     Release(ReleaseArgs),
     /// List, create and remove virtual functions (SR-IOV)
@@ -228,23 +230,38 @@ fn execute(
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> u8 {
-    let source = match &cli.command {
+    let (root, sim) = match &cli.command {
         Command::List(ListArgs { source, .. })
         | Command::Info(InfoArgs { source, .. })
-        | Command::Explain(ExplainArgs { source, .. }) => source.root.as_deref(),
-        _ => None,
+        | Command::Explain(ExplainArgs { source, .. }) => (source.root.as_deref(), source.sim.sim.as_deref()),
+        Command::Claims(SimArgs { sim })
+        | Command::Claim(ClaimArgs { sim: SimArgs { sim }, .. })
+        | Command::Release(ReleaseArgs { sim: SimArgs { sim }, .. })
+        | Command::Vfs(VfsArgs { sim: SimArgs { sim }, .. }) => (None, sim.as_deref()),
+        _ => (None, None),
     };
-    let mut host = source.map(host_at).or(host).unwrap_or_else(Host::system);
+    let simulated = match sim.map(SimHost::open).transpose() {
+        Ok(sim) => sim.map(|sim| SimDrivers::new(&sim).host()),
+        Err(error) => {
+            let _ = writeln!(err, "error: {}", table::printable(&error.to_string()));
+            return EXIT_USAGE;
+        }
+    };
+    if let Some(dir) = sim {
+        let _ = writeln!(err, "simulated host: {}", table::printable(&dir.display().to_string()));
+    }
+    let is_simulated = simulated.is_some();
+    let mut host = simulated.or(root.map(host_at)).or(host).unwrap_or_else(Host::system);
     if let Some(state) = &cli.global.state {
         host.state = std::path::absolute(state).unwrap_or_else(|_| state.clone());
     }
-    let mut context = Context { host, program, json: cli.global.json, cache, width, out };
+    let mut context = Context { host, is_simulated, program, json: cli.global.json, cache, width, out };
     let result = match &cli.command {
         Command::List(args) => commands::list::run(&mut context, args),
         Command::Info(args) => commands::info::run(&mut context, args),
         Command::Explain(args) => commands::explain::run(&mut context, args),
         Command::Claim(args) => commands::claim::run(&mut context, args),
-        Command::Claims => commands::claims::run(&mut context),
+        Command::Claims(_) => commands::claims::run(&mut context),
         Command::Release(args) => commands::release::run(&mut context, args),
         Command::Vfs(args) => commands::vfs::run(&mut context, args),
         Command::Run(args) => commands::run::run(&mut context, args),

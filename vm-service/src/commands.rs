@@ -37,8 +37,18 @@ use crate::failure::Failure;
 #[derive(Debug, Args)]
 pub(crate) struct SourceArgs {
     /// Read the captured tree DIR (DIR/sys, DIR/dev, DIR/proc, DIR/run) instead of this machine
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", conflicts_with = "sim")]
     pub(crate) root: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) sim: SimArgs,
+}
+
+/// Whether the host is simulated.
+#[derive(Debug, Args)]
+pub(crate) struct SimArgs {
+    /// Work on the simulated host in DIR instead of this machine; where there is none it is made, with a dozen kinds of device
+    #[arg(long, value_name = "DIR", global = true)]
+    pub(crate) sim: Option<PathBuf>,
 }
 
 /// The host's functions, as found by one scan, and what is to be said of them.

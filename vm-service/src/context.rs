@@ -12,6 +12,8 @@ use crate::json::{Body, Document};
 pub(crate) struct Context<'a> {
     /// The host.
     pub(crate) host: Host,
+    /// Whether it is a simulated one, which every document says.
+    pub(crate) is_simulated: bool,
     /// `vm-service`, whose hidden commands child processes run.
     pub(crate) program: PathBuf,
     /// Whether the output is JSON.
@@ -35,7 +37,7 @@ impl Context<'_> {
         text: impl FnOnce() -> String,
     ) -> Result<(), Failure> {
         if self.json {
-            let document = Document::new(body());
+            let document = Document { simulated: self.is_simulated, ..Document::new(body()) };
             let json = serde_json::to_string_pretty(&document).map_err(Failure::failed)?;
             writeln!(self.out, "{json}")?;
         } else {

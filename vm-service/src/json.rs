@@ -39,6 +39,9 @@ pub const VERSION: u32 = 1;
 pub struct Document {
     /// Version of this schema. Within one version, fields and kinds of values are only added.
     pub version: u32,
+    /// Whether the host is a simulated one (`--sim`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub simulated: bool,
     /// The command's own part.
     #[serde(flatten)]
     pub body: Body,
@@ -47,7 +50,7 @@ pub struct Document {
 impl Document {
     /// A document of the present version.
     pub fn new(body: Body) -> Self {
-        Self { version: VERSION, body }
+        Self { version: VERSION, simulated: false, body }
     }
 }
 

@@ -18,6 +18,8 @@ mod list_info;
 mod run;
 #[path = "commands/schema.rs"]
 mod schema;
+#[path = "commands/sim.rs"]
+mod sim;
 #[path = "commands/terminal.rs"]
 mod terminal;
 #[path = "commands/usage.rs"]

@@ -19,6 +19,7 @@
 mod config;
 mod device;
 mod drivers;
+mod example;
 mod function;
 mod fuzz;
 mod fuzz_device;

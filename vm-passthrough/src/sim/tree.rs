@@ -51,7 +51,7 @@ impl SimHost {
     /// When the temporary directory can't be filled.
     pub fn new() -> io::Result<Self> {
         let dir = TempDir::with_prefix_in(PREFIX, "/dev/shm").or_else(|_| TempDir::with_prefix(PREFIX))?;
-        Self::in_dir(dir)
+        Self::fill(dir.path().into(), Some(dir))
     }
 
     /// As [`new`](Self::new), in a directory below `parent`.
@@ -59,11 +59,13 @@ impl SimHost {
     /// # Errors
     /// When the directory can't be made or filled.
     pub fn new_in(parent: &Path) -> io::Result<Self> {
-        Self::in_dir(TempDir::with_prefix_in(PREFIX, parent)?)
+        let dir = TempDir::with_prefix_in(PREFIX, parent)?;
+        Self::fill(dir.path().into(), Some(dir))
     }
 
-    fn in_dir(dir: TempDir) -> io::Result<Self> {
-        let sim = Self { root: dir.path().into(), _dir: Some(Arc::new(dir)) };
+    /// Fills an empty directory, which goes away with the host if it is `dir`.
+    pub(super) fn fill(root: PathBuf, dir: Option<TempDir>) -> io::Result<Self> {
+        let sim = Self { root, _dir: dir.map(Arc::new) };
         for dir in ["sys/bus/pci/devices", "sys/class/block", "sys/class/net", "sys/devices", "run"] {
             fs::create_dir_all(sim.path(dir))?;
         }

@@ -9,8 +9,8 @@ use vm_passthrough::manager::{Claimed, ManagerError};
 use vm_passthrough::readiness::ExplainOptions;
 use vm_passthrough::{PassthroughManager, PciAddress, PciFunction, ledger};
 
-use super::Scan;
 use super::explain::{self, Accept};
+use super::{Scan, SimArgs};
 use crate::context::Context;
 use crate::failure::{EXIT_FAILED, Failure};
 use crate::json::{self, Body};
@@ -39,6 +39,8 @@ pub(crate) struct ClaimArgs {
     /// Go on although this stands in the way; it is reported as a warning
     #[arg(long, value_enum, value_name = "CODE")]
     pub(crate) accept: Vec<Accept>,
+    #[command(flatten)]
+    pub(crate) sim: SimArgs,
 }
 
 /// Claims functions for whoever runs a guest next: all of them, or none.

@@ -5,6 +5,7 @@ use vm_passthrough::claim::ClaimError;
 use vm_passthrough::manager::ManagerError;
 use vm_passthrough::{PassthroughManager, PciAddress, claim, ledger};
 
+use super::SimArgs;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::Body;
@@ -19,6 +20,8 @@ pub(crate) struct ReleaseArgs {
     /// Release every claim of this host; those in use stay, and are an error
     #[arg(long, conflicts_with = "addresses")]
     pub(crate) all: bool,
+    #[command(flatten)]
+    pub(crate) sim: SimArgs,
 }
 
 /// Releases claims, each whatever becomes of the others.

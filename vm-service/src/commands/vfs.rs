@@ -7,6 +7,7 @@ use vm_passthrough::claim::VfOptions;
 use vm_passthrough::pci::Sriov;
 use vm_passthrough::{PassthroughManager, PciAddress};
 
+use super::SimArgs;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::{Body, PhysicalFunction};
@@ -17,6 +18,8 @@ use crate::table::Table;
 pub(crate) struct VfsArgs {
     #[command(subcommand)]
     action: Action,
+    #[command(flatten)]
+    pub(crate) sim: SimArgs,
 }
 
 #[derive(Debug, Subcommand)]

@@ -1,0 +1,64 @@
+//! `--sim`: commands on a simulated host that is kept in a directory.
+
+use serde_json::Value;
+use vm_passthrough::Host;
+
+use super::{Answer, vm_service};
+
+#[test]
+fn a_simulated_host_is_made_kept_and_labelled() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let lab = folder.path().join("racks/lab");
+    // Each as a command of its own: what one does, the next one finds.
+    let run = |args: &str| {
+        let got = vm_service(&Host::system(), &format!("{args} --sim {}", lab.display()));
+        assert!(got.err.starts_with(&format!("simulated host: {}\n", lab.display())), "{args}: {got:?}");
+        got
+    };
+    let json = |args: &str| -> Value {
+        let Answer { exit, out, .. } = run(&format!("{args} --json"));
+        let document: Value = serde_json::from_str(&out).expect("JSON");
+        assert_eq!((exit, &document["simulated"]), (0, &Value::Bool(true)), "{args}: {out}");
+        document
+    };
+    let driver = |address: &str| json(&format!("info {address}"))["function"]["driver"].clone();
+
+    let list = json("list --all");
+    let not_ready = |function: &&Value| function["ready"] == false && function["type"] != "bridge";
+    let functions = list["functions"].as_array().expect("functions");
+    let blocked: Vec<_> = functions.iter().filter(not_ready).map(|function| &function["address"]).collect();
+    let expect =
+        ["0000:00:1f.0", "0000:02:00.0", "0000:06:00.0", "0000:0a:00.0", "0000:0b:01.0", "0000:0b:02.0"];
+    assert_eq!(blocked, expect, "boot display, root disk, uplink, no group, behind a bridge");
+    let blocker = |address: &str| run(&format!("explain {address}")).out;
+    for (address, code) in expect.iter().zip(["boot-display", "mounted-disk", "default-route", "no-iommu"]) {
+        assert!(blocker(address).contains(code), "{address}: {}", blocker(address));
+    }
+
+    assert_eq!(run("claim 01:00.0 03:00.0").exit, 0);
+    assert_eq!((driver("01:00.3"), driver("03:00.0")), ("vfio-pci".into(), "vfio-pci".into()));
+    assert_eq!(json("claims")["claims"].as_array().map(Vec::len), Some(2));
+    assert_eq!(run("claim 02:00.0").exit, 3);
+    assert_eq!(json("vfs create 05:00.0 2")["physical"][0]["functions"].as_array().map(Vec::len), Some(2));
+    assert_eq!(run("vfs remove 05:00.0").exit, 0);
+    assert_eq!(run("release --all").exit, 0);
+    assert_eq!((driver("01:00.3"), driver("03:00.0")), ("ucsi_ccg".into(), "nvme".into()));
+}
+
+#[test]
+fn what_is_no_simulated_host_is_refused_and_left_alone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let lab = folder.path().join("lab");
+    std::fs::create_dir(&lab).expect("a folder");
+    let list = format!("list --sim {}", lab.display());
+    assert_eq!(vm_service(&Host::system(), &list).exit, 0, "an empty one is as good as none");
+    std::fs::write(lab.join("sim/version"), "2\n").expect("written");
+    let got = vm_service(&Host::system(), &list);
+    assert!(got.exit == 2 && got.err.contains("is no simulated host"), "{got:?}");
+    assert_eq!(std::fs::read_to_string(lab.join("sim/version")).expect("kept"), "2\n");
+    assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 1, "nothing is left beside it");
+    for args in ["run guest.toml --sim lab", "list --sim lab --root lab"] {
+        let got = vm_service(&Host::system(), args);
+        assert!(got.exit == 2 && got.err.contains("--sim"), "{args}: {got:?}");
+    }
+}
