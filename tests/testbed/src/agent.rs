@@ -22,7 +22,7 @@ mod wait;
 pub use accelerator::{AcceleratorProgram, GreedyProgram, grab_context_id};
 pub use canary::{Canary, ProcessMemory};
 pub use data::{check_pattern, pattern};
-pub use disk::NvmeDisk;
+pub use disk::{Disk, NvmeDisk};
 pub use guest::{CLOUD_HYPERVISOR, Ended, Engine, Guest, GuestPlan, Program, processes};
 pub use hold::Holder;
 pub use killer::{Fate, Meanwhile, Victim, kill_at};

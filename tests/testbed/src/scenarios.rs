@@ -21,6 +21,7 @@ mod linux_e1000e;
 mod linux_igb;
 mod linux_net;
 mod linux_nvme;
+mod linux_storage;
 mod own_vmm;
 mod scan_explain;
 mod systemd;
@@ -46,6 +47,7 @@ pub const ALL: &[Scenario] = &[
     linux_ati::SCENARIO,
     linux_net::SCENARIO,
     host_wants_back::SCENARIO,
+    linux_storage::SCENARIO,
     linux_nvme::SCENARIO,
     device_kinds::SCENARIO,
     group_not_viable::SCENARIO,

@@ -1,8 +1,9 @@
-//! NVMe disks, through the Linux kernel's own driver.
+//! Disks, through the Linux kernel's own drivers.
 
 use std::fs::{self, OpenOptions};
+use std::ops::Deref;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -14,11 +15,17 @@ use crate::provision::fnv1a;
 /// How long a disk may take to appear after its driver was bound.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
+/// A block device.
+#[derive(Clone, Debug)]
+pub struct Disk {
+    /// Its device node.
+    pub node: PathBuf,
+}
+
 /// The block device of an NVMe function's first namespace.
 #[derive(Clone, Debug)]
 pub struct NvmeDisk {
-    /// Its device node.
-    pub node: PathBuf,
+    disk: Disk,
     /// Its controller's name, as in `nvme0`.
     pub controller: String,
 }
@@ -29,13 +36,32 @@ impl NvmeDisk {
     /// # Errors
     /// When it does not appear.
     pub fn of(function: &Function) -> Result<Self> {
-        wait_until(&format!("the disk of {}", function.address), TIMEOUT, || {
-            let controller = first_entry(&function.path().join("nvme"), "nvme")?;
-            let namespace = first_entry(&function.path().join("nvme").join(&controller), "nvme")?;
-            let name = disk_name(&namespace);
-            let node = PathBuf::from("/dev").join(name);
-            // Its node is there before it can be opened.
-            fs::File::open(&node).ok().map(|_| Self { node, controller })
+        let disk = Disk::all(function, 1)?.swap_remove(0);
+        let controller = entries(&function.path().join("nvme"), "nvme").into_iter().next();
+        Ok(Self { disk, controller: controller.context("it has no controller")? })
+    }
+}
+
+impl Deref for NvmeDisk {
+    type Target = Disk;
+
+    fn deref(&self) -> &Disk {
+        &self.disk
+    }
+}
+
+impl Disk {
+    /// The `count` disks behind the function, when its driver has made them.
+    ///
+    /// # Errors
+    /// When they do not appear.
+    pub fn all(function: &Function, count: usize) -> Result<Vec<Self>> {
+        wait_until(&format!("{count} disks of {}", function.address), TIMEOUT, || {
+            let nodes = names(function).into_iter().map(|name| PathBuf::from("/dev").join(name));
+            // A node is there before it can be opened.
+            let disks: Vec<_> =
+                nodes.filter(|node| fs::File::open(node).is_ok()).map(|node| Self { node }).collect();
+            (disks.len() == count).then_some(disks)
         })
     }
 
@@ -78,10 +104,27 @@ fn disk_name(namespace: &str) -> String {
     }
 }
 
-fn first_entry(directory: &std::path::Path, prefix: &str) -> Option<String> {
-    let names =
-        fs::read_dir(directory).ok()?.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-    names.filter(|name| name.starts_with(prefix)).min()
+/// The names of the disks behind a function.
+fn names(function: &Function) -> Vec<String> {
+    // With multipath a namespace's disk is not below its controller.
+    if let Some(controller) = entries(&function.path().join("nvme"), "nvme").first() {
+        let namespaces = entries(&function.path().join("nvme").join(controller), "nvme");
+        return namespaces.iter().map(|namespace| disk_name(namespace)).collect();
+    }
+    let Ok(place) = fs::canonicalize(function.path()) else { return Vec::new() };
+    let class = Path::new("/sys/class/block");
+    let is_below =
+        |name: &String| fs::canonicalize(class.join(name)).is_ok_and(|disk| disk.starts_with(&place));
+    entries(class, "").into_iter().filter(is_below).collect()
+}
+
+/// The names in a directory that begin with `prefix`, in order.
+fn entries(directory: &Path, prefix: &str) -> Vec<String> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut names: Vec<_> = names.filter(|name| name.starts_with(prefix)).collect();
+    names.sort();
+    names
 }
 
 #[cfg(test)]
