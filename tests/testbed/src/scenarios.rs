@@ -1,5 +1,6 @@
 //! The scenarios, one file each.
 
+mod bad_ledger;
 mod bare_accel;
 mod bare_edu;
 mod bench;
@@ -55,6 +56,7 @@ pub const ALL: &[Scenario] = &[
     systemd::SCENARIO,
     vmm_killed::SCENARIO,
     bare_edu::SCENARIO,
+    bad_ledger::SCENARIO,
     own_vmm::SCENARIO,
     bare_accel::SCENARIO,
     host_ready::SCENARIO,

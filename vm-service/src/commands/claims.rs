@@ -35,7 +35,10 @@ pub(crate) fn run(context: &mut Context<'_>) -> Result<(), Failure> {
     for record in &unreadable {
         tracing::warn!("{record}");
     }
-    let text = render(&claims, context.width);
+    let text = match claims.is_empty() && !unreadable.is_empty() {
+        true => "no claim can be read; the ledger has records that can't be\n".into(),
+        false => render(&claims, context.width),
+    };
     context.print(|| Body::Claims { claims, unreadable }, || text)
 }
 
