@@ -130,16 +130,18 @@ impl Guests {
             let (own, connection) = UnixStream::pair()?;
             create(&folder.join("guest.toml"))?.write_all(text.as_bytes())?;
             let log = create(&folder.join(LOG))?;
+            // The next guest of this name renames it.
+            let said = open_log(&folder.join(LOG))?;
             let (lock, home) = (home.into_lock()?, &folder);
             let plan = Plan { host: &self.host, name, home, lock, log, connection, options };
             let launched = self.launch.launch(plan)?;
             place.follow(Connection::of(name, own));
-            Ok(launched)
+            Ok((launched, said))
         })();
-        let mut launched = launched.map_err(|error| {
+        let (mut launched, said) = launched.map_err(|error| {
             Refusal::failed(format_args!("no process can be made for the guest {name}: {error}"))
         })?;
-        let started = self.wait_for_start(&config, options, &mut *launched, &folder);
+        let started = self.wait_for_start(&config, options, &mut *launched, said);
         // Somebody has to wait for the process, whenever it ends.
         let reaper = std::thread::Builder::new().name("reaper".into()).spawn(move || launched.wait());
         if let Err(error) = reaper {
@@ -153,7 +155,7 @@ impl Guests {
         config: &GuestConfig,
         options: &StartOptions,
         launched: &mut dyn Launched,
-        folder: &Path,
+        said: File,
     ) -> Result<GuestStatus> {
         let deadline = (self.start_within)(config);
         let until = Instant::now() + deadline;
@@ -163,19 +165,20 @@ impl Guests {
         };
         loop {
             let status = self.connect(&config.name).and_then(|mut guest| guest.status());
-            if let Ok(status) = &status
-                && status.state == GuestState::Running
-                && config.devices.iter().all(|device| is_attached(status, &device.to_string()))
-            {
-                return Ok(status.clone());
-            }
+            // First: what answered may be the next guest of this name.
             if let Some(exit) = launched.ended().map_err(Refusal::failed)? {
-                let refusal = why_ended(&config.name, exit, folder);
+                let refusal = why_ended(&config.name, exit, said);
                 let blockers = match refusal.code {
                     RefusalCode::Blocked => self.blockers(config, options),
                     _ => Vec::new(),
                 };
                 return Err(Refusal { blockers, ..refusal });
+            }
+            if let Ok(status) = &status
+                && status.state == GuestState::Running
+                && config.devices.iter().all(|device| is_attached(status, &device.to_string()))
+            {
+                return Ok(status.clone());
             }
             if Instant::now() >= until {
                 let late = format!(
@@ -294,7 +297,7 @@ impl Guests {
         let ended = options.previous || !GuestHome::is_taken(&self.host, name);
         let file = if options.previous { PREVIOUS_LOG } else { LOG };
         let path = GuestHome::path_of(&self.host, name).join(file);
-        let (log, next) = part_of(&path, options.from, ended).map_err(|error| match error.kind() {
+        let (log, next) = open_log(&path).and_then(|log| part_of(log, options.from, ended)).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => Refusal::new(
                 RefusalCode::NotFound,
                 format_args!("there is no {file} of a guest {name}: only guests that `vm-service start` started have one here"),
@@ -443,8 +446,8 @@ fn read(name: &str, file: toml::Value) -> Result<(String, GuestConfig)> {
 }
 
 /// Why a guest ended instead of running, by what its process said.
-fn why_ended(name: &str, exit: Option<i32>, folder: &Path) -> Refusal {
-    let log = part_of(&folder.join(LOG), None, true).map(|(log, _)| log).unwrap_or_default();
+fn why_ended(name: &str, exit: Option<i32>, said: File) -> Refusal {
+    let log = part_of(said, None, true).map(|(log, _)| log).unwrap_or_default();
     let said = log.find("error: ").map(|at| log[at + "error: ".len()..].trim_end().to_owned());
     let code = match exit.and_then(|exit| u8::try_from(exit).ok()) {
         Some(EXIT_USAGE) => RefusalCode::Invalid,
@@ -464,10 +467,13 @@ fn create(path: &Path) -> io::Result<File> {
     File::options().write(true).create_new(true).mode(0o600).open(path)
 }
 
+fn open_log(path: &Path) -> io::Result<File> {
+    File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)
+}
+
 /// Lines of a log, from an offset or the last ones, and the offset behind them. A line without an end is one only when the log
 /// has ended.
-fn part_of(path: &Path, from: Option<u64>, ended: bool) -> io::Result<(String, u64)> {
-    let mut file = File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+fn part_of(mut file: File, from: Option<u64>, ended: bool) -> io::Result<(String, u64)> {
     let left_out = file.metadata()?.len().saturating_sub(MAX_LOG);
     let offset = from.unwrap_or(left_out);
     file.seek(SeekFrom::Start(offset))?;
