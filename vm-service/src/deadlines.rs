@@ -63,6 +63,9 @@ pub(crate) const SERIAL_HOLD: Duration = Duration::from_secs(1);
 /// way.
 pub(crate) const VCPU_STOP: Duration = longer_than(&[ACCESS, SERIAL_HOLD]);
 
+/// The state of a device is read: who only watches it comes back.
+pub(crate) const DEVICE_HEALTH: Duration = Duration::from_secs(2);
+
 /// A device is closed by all that have come to it before it was unplugged: vCPUs, and what watches it.
 pub(crate) const CLOSE: Duration = longer_than(&[ACCESS]);
 

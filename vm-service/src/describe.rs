@@ -4,7 +4,7 @@ use vm_passthrough::PciAddress;
 use vm_passthrough::pci::{Bar, BarKind, DeviceType, Link, PciFunction, PowerState, ResetMethod, Sriov};
 
 use crate::config::format_size;
-use crate::json::{GpuProcess, Usage};
+use crate::json::{DeviceErrors, DeviceHealth, DeviceInterrupts, ErrorCount, GpuProcess, LinkHealth, Usage};
 
 /// That a function is not there.
 pub(crate) fn not_there(address: PciAddress) -> String {
@@ -73,6 +73,43 @@ pub(crate) fn link_in_full(now: Link) -> String {
         return format!("{}, of {} x{}", link(now), speed(now.max_speed), now.max_width);
     }
     link(now)
+}
+
+/// Errors of PCI Express by their severity.
+pub(crate) fn errors(errors: &DeviceErrors) -> String {
+    let severity = |count: &ErrorCount, name: &str| {
+        let kinds: Vec<_> = count.kinds.iter().map(|kind| format!("{} {}", kind.name, kind.count)).collect();
+        let kinds = if kinds.is_empty() { String::new() } else { format!(" ({})", kinds.join(", ")) };
+        format!("{} {name}{kinds}", count.total)
+    };
+    let DeviceErrors { correctable, nonfatal, fatal } = errors;
+    [severity(correctable, "correctable"), severity(nonfatal, "nonfatal"), severity(fatal, "fatal")]
+        .join(", ")
+}
+
+/// Interrupts that the host has handled.
+pub(crate) fn interrupts(interrupts: &DeviceInterrupts) -> String {
+    let vectors = if interrupts.vectors == 1 { "vector" } else { "vectors" };
+    let rate = interrupts.per_second.map_or_else(String::new, |rate| format!(", {rate} a second"));
+    format!("{} on {} {vectors}{rate}", interrupts.total, interrupts.vectors)
+}
+
+/// The state of a device in a line.
+pub(crate) fn health(health: &DeviceHealth) -> String {
+    let link = health.link.map(|now| {
+        let LinkHealth { speed, width, possible_speed, possible_width } = now;
+        let now = Link { speed, width, max_speed: possible_speed, max_width: possible_width };
+        format!("link {}", link_in_full(now))
+    });
+    let power = Some(power_state(health.power_state).to_owned());
+    let interrupts = health.interrupts.map(|own| format!("interrupts {}", interrupts(&own)));
+    let errors = health.errors.as_ref().map(|own| format!("errors {}", errors(own)));
+    [power, link, interrupts, errors]
+        .into_iter()
+        .flatten()
+        .chain(health.unread.clone())
+        .collect::<Vec<_>>()
+        .join("; ")
 }
 
 /// A power state by its name in the specification.

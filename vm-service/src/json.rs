@@ -6,6 +6,7 @@
 mod claim;
 mod function;
 mod guest;
+mod health;
 mod kernel;
 mod readiness;
 mod run;
@@ -22,6 +23,7 @@ pub use guest::{
     AttachedDevice, Confinement, DetachedDevice, DetachedHow, DeviceState, EventKind, GuestDevice,
     GuestEvent, GuestLog, GuestState, GuestStatus, Problem, Refusal, RefusalCode, StoppedGuest, StoppedHow,
 };
+pub use health::{DeviceErrors, DeviceHealth, DeviceInterrupts, ErrorCount, ErrorKind, LinkHealth};
 pub use kernel::{
     Check, Compiled, CompiledKernel, KernelParameter, Launched, Legal, LegalOp, Output, Reject, Support,
 };
@@ -151,12 +153,14 @@ pub struct ListedFunction {
     pub blockers: Vec<Blocker>,
     /// What uses it; null where nobody can be asked, and in lists without `--usage`.
     pub usage: Option<Usage>,
+    /// Its state. Only `info` and the daemon's answer of one device have it; null in lists.
+    pub health: Option<DeviceHealth>,
 }
 
 impl ListedFunction {
     /// `function` with what was found of it.
     pub fn new(function: Function, readiness: &vm_passthrough::readiness::Readiness) -> Self {
         let Readiness { ready, blockers, .. } = readiness.into();
-        Self { function, ready, blockers, usage: None }
+        Self { function, ready, blockers, usage: None, health: None }
     }
 }

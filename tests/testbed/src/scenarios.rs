@@ -10,6 +10,7 @@ mod claim_kill9;
 mod claim_signal;
 mod daemon;
 mod device_kinds;
+mod device_state;
 mod group_not_viable;
 mod host_ready;
 mod host_wants_back;

@@ -4,6 +4,7 @@ mod address;
 mod attributes;
 pub mod config;
 mod function;
+mod health;
 mod kind;
 pub mod placement;
 pub mod regs;
@@ -19,6 +20,7 @@ pub use function::{
     Bar, BarKind, Capability, DeviceType, ExtendedCapability, Link, PciClass, PciFunction, PciIds,
     PowerState, ResetMethod, Rom, Sriov,
 };
+pub use health::{AerCount, AerCounters, DeviceHealth, Interrupts, LinkHealth, health, interrupts};
 pub use scan::{ScanError, driver_override, read_config, read_function, scan, virtual_functions};
 
 impl Host {

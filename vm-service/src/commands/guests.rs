@@ -91,6 +91,12 @@ pub(super) fn text(guest: &GuestStatus) -> String {
             DeviceState::Other => "in another state",
         };
         let _ = writeln!(text, "  {} {state}", printable(&device.address));
+        if let Some(health) = &device.health {
+            let _ = writeln!(text, "    {}", printable(&describe::health(health)));
+        }
+    }
+    if let Some(bytes) = guest.dma_bytes.filter(|&bytes| bytes > 0) {
+        let _ = writeln!(text, "  {} pinned for devices", describe::size(bytes));
     }
     if let Some(console) = &guest.console {
         let _ = writeln!(text, "  console {}", printable(console));

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use clap::Args;
 use vm_passthrough::readiness::ExplainOptions;
-use vm_passthrough::{PciAddress, PciFunction, pci};
+use vm_passthrough::{Host, PciAddress, PciFunction, pci};
 
 use super::{Scan, SourceArgs};
 use crate::context::Context;
+use crate::deadlines::DEVICE_HEALTH;
 use crate::describe;
 use crate::failure::Failure;
-use crate::json::{Body, Function, ListedFunction, Usage};
+use crate::json::{Body, DeviceHealth, Function, ListedFunction, Usage};
 use crate::table::{printable, wrap};
 use crate::usage;
 
@@ -48,20 +49,37 @@ pub(crate) fn run(context: &mut Context<'_>, args: &InfoArgs) -> Result<(), Fail
         }
     };
     let usage = usage::of(&host, &[function]).pop().flatten();
+    let health = health(&host, args.address);
     let width = context.width;
     context.print(
         || {
             let listed = Function::new(function, scan.companions(function));
             let listed = Function { driver_override: driver_override.clone(), ..listed };
-            let listed = ListedFunction { usage: usage.clone(), ..ListedFunction::new(listed, &readiness) };
+            let listed = ListedFunction {
+                usage: usage.clone(),
+                health: health.clone(),
+                ..ListedFunction::new(listed, &readiness)
+            };
             Body::Info { function: Box::new(listed) }
         },
         || {
-            let text =
-                render(&scan, function, driver_override.clone(), usage.as_ref()) + &readiness.to_string();
+            let text = render(&scan, function, driver_override.clone(), usage.as_ref(), health.as_ref())
+                + &readiness.to_string();
             wrap(&text, width)
         },
     )
+}
+
+/// The state of a function at this moment; `None` when it has just gone.
+pub(crate) fn health(host: &Host, address: PciAddress) -> Option<DeviceHealth> {
+    let interrupts = pci::interrupts(host).get(&address).copied();
+    match pci::health(host, address, DEVICE_HEALTH) {
+        Ok(health) => Some(DeviceHealth::new(&health, interrupts, None)),
+        Err(error) => {
+            tracing::warn!("{error}");
+            None
+        }
+    }
 }
 
 fn render(
@@ -69,6 +87,7 @@ fn render(
     function: &PciFunction,
     driver_override: Option<String>,
     usage: Option<&Usage>,
+    health: Option<&DeviceHealth>,
 ) -> String {
     let mut text = format!("{} {}\n", function.address, describe::name(function));
     let mut line = |name: &str, value: String| {
@@ -105,6 +124,11 @@ fn render(
         line("below", upstream.to_string());
     }
     line("power", describe::power_state(function.power_state).into());
+    if let Some(health) = health {
+        health.errors.iter().for_each(|errors| line("errors", describe::errors(errors)));
+        health.interrupts.iter().for_each(|interrupts| line("interrupts", describe::interrupts(interrupts)));
+        health.unread.iter().for_each(|unread| line("not known", unread.clone()));
+    }
     let resets: Vec<_> = function.resets.iter().map(|&reset| describe::reset_method(reset)).collect();
     line("resets", if resets.is_empty() { "none".into() } else { resets.join(", ") });
     if let Some(sriov) = function.sriov {

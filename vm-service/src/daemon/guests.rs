@@ -19,6 +19,7 @@ use super::launch::{Launch, Launched, Plan};
 use super::watch::Watched;
 use super::{LogOptions, StopOptions};
 use crate::commands::boot::StartOptions;
+use crate::commands::info;
 use crate::config::{ConfigError, GuestConfig, is_name};
 use crate::control::{
     self, AttachRequest, CallError, Connection, DetachRequest, GuestHome, HomeError, LOG, PREVIOUS_LOG,
@@ -90,7 +91,7 @@ impl Guests {
                 let failed =
                     || CallError::Io { guest: name.clone(), source: io::ErrorKind::OutOfMemory.into() };
                 match thread.ok().and_then(|thread| thread.join().ok()).unwrap_or_else(|| Err(failed())) {
-                    Ok(status) => Some(status),
+                    Ok(status) => Some(self.with_devices(status)),
                     Err(CallError::NotRunning(_) | CallError::Ended(_)) => None,
                     Err(error) => {
                         tracing::warn!("{error}");
@@ -107,7 +108,16 @@ impl Guests {
     /// # Errors
     /// When it does not run, or does not answer.
     pub(super) fn status(&self, name: &str) -> Result<GuestStatus> {
-        Ok(self.connect(name)?.status()?)
+        Ok(self.with_devices(self.connect(name)?.status()?))
+    }
+
+    /// With what the daemon knows of its devices, whatever it says of them itself.
+    fn with_devices(&self, mut guest: GuestStatus) -> GuestStatus {
+        for device in &mut guest.devices {
+            device.health = self.watched.monitor().health(&guest.name, &device.address);
+        }
+        guest.dma_bytes = memory_of(&self.host, guest.pid).map(|memory| memory.pinned);
+        guest
     }
 
     /// Starts a guest from the contents of its file, and waits until it runs with its devices. One that takes too long is ended.
@@ -321,7 +331,9 @@ impl Guests {
     /// When it is not there, or the host can't be scanned.
     pub(super) fn device(&self, address: PciAddress) -> Result<ListedFunction> {
         let not_there = || Refusal::new(RefusalCode::NotFound, describe::not_there(address));
-        self.listed(|function| function.address == address)?.pop().ok_or_else(not_there)
+        let mut listed = self.listed(|function| function.address == address)?.pop().ok_or_else(not_there)?;
+        listed.health = info::health(&self.host, address);
+        Ok(listed)
     }
 
     fn listed(&self, wanted: impl Fn(&PciFunction) -> bool) -> Result<Vec<ListedFunction>> {
@@ -491,19 +503,33 @@ fn part_of(mut file: File, from: Option<u64>, ended: bool) -> io::Result<(String
     Ok((String::from_utf8_lossy(&bytes[begin..]).into_owned(), next))
 }
 
-/// The resident memory of a guest's processes, in bytes: of its keeper and of what that started, the VMM among it.
-pub(super) fn memory_of(host: &Host, keeper: u32) -> Option<u64> {
-    let tasks = fs::read_dir(host.proc.join(keeper.to_string()).join("task")).ok()?;
-    let children = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("children")).ok());
-    let children: u64 = children
-        .flat_map(|line| line.split_whitespace().filter_map(|child| child.parse().ok()).collect::<Vec<_>>())
-        .filter_map(|child| resident(host, child))
-        .sum();
-    Some(resident(host, keeper)?.saturating_add(children))
+/// The memory of a guest's processes, in bytes: of its keeper and of what that started, the VMM among it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Memory {
+    /// What is resident.
+    pub(super) resident: u64,
+    /// What Linux keeps there for devices: VFIO counts it as locked (type 1) or as pinned (iommufd).
+    pub(super) pinned: u64,
 }
 
-fn resident(host: &Host, process: u32) -> Option<u64> {
+pub(super) fn memory_of(host: &Host, keeper: u32) -> Option<Memory> {
+    let tasks = fs::read_dir(host.proc.join(keeper.to_string()).join("task")).ok()?;
+    let children = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("children")).ok());
+    let children = children
+        .flat_map(|line| line.split_whitespace().filter_map(|child| child.parse().ok()).collect::<Vec<_>>())
+        .filter_map(|child| memory(host, child));
+    Some(children.fold(memory(host, keeper)?, |sum, child| Memory {
+        resident: sum.resident.saturating_add(child.resident),
+        pinned: sum.pinned.saturating_add(child.pinned),
+    }))
+}
+
+fn memory(host: &Host, process: u32) -> Option<Memory> {
     let status = fs::read_to_string(host.proc.join(process.to_string()).join("status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    Some(line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()? << 10)
+    let bytes = |field: &str| -> Option<u64> {
+        let line = status.lines().find_map(|line| line.strip_prefix(field))?;
+        line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    };
+    let pinned = bytes("VmLck:").unwrap_or(0).saturating_add(bytes("VmPin:").unwrap_or(0));
+    Some(Memory { resident: bytes("VmRSS:")?, pinned })
 }

@@ -12,10 +12,12 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
+use super::device_metrics::DeviceMetrics;
 use super::guests::{Guests, memory_of};
 use crate::json::{DeviceState, EventKind, GuestState, Refusal};
 
-type Labels = Vec<(&'static str, String)>;
+/// Names and values of what a metric is of.
+pub(super) type Labels = Vec<(&'static str, String)>;
 
 /// What is counted while the daemon runs.
 pub(super) struct Metrics {
@@ -80,7 +82,8 @@ impl Metrics {
     pub(super) fn text(&self, guests: &Guests) -> Result<String, Refusal> {
         let (resident, devices) = (Family::<Labels, Gauge>::default(), Family::<Labels, Gauge>::default());
         let (ram, vcpus) = (Family::<Labels, Gauge>::default(), Family::<Labels, Gauge>::default());
-        let responsive = Family::<Labels, Gauge>::default();
+        let (responsive, pinned) = (Family::<Labels, Gauge>::default(), Family::<Labels, Gauge>::default());
+        let of_devices = DeviceMetrics::default();
         for guest in guests.list()? {
             let labels = vec![("guest", guest.name.clone())];
             let answers = guest.state != GuestState::Unresponsive;
@@ -92,8 +95,14 @@ impl Metrics {
             devices.get_or_create(&labels).set(attached.count() as i64);
             ram.get_or_create(&labels).set(guest.memory as i64);
             vcpus.get_or_create(&labels).set(guest.vcpus.into());
-            if let Some(bytes) = memory_of(guests.host(), guest.pid) {
-                resident.get_or_create(&labels).set(bytes as i64);
+            if let Some(memory) = memory_of(guests.host(), guest.pid) {
+                resident.get_or_create(&labels).set(memory.resident as i64);
+                pinned.get_or_create(&labels).set(memory.pinned as i64);
+            }
+            for device in &guest.devices {
+                if let Some(health) = &device.health {
+                    of_devices.note(&guest.name, &device.address, health);
+                }
             }
         }
         let mut now = Registry::with_prefix("vm_service_guest");
@@ -102,10 +111,14 @@ impl Metrics {
         now.register("ram_bytes", "RAM of the guest", ram);
         now.register("vcpus", "vCPUs of the guest", vcpus);
         now.register("resident_bytes", "Resident memory of the guest's processes", resident);
+        now.register("dma_bytes", "Memory of the guest that is pinned for its devices", pinned);
+        let mut states = Registry::with_prefix("vm_service_device");
+        of_devices.register(&mut states);
         let mut text = String::new();
         let registry = self.registry.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         encode_registry(&mut text, &registry)
             .and_then(|()| encode_registry(&mut text, &now))
+            .and_then(|()| encode_registry(&mut text, &states))
             .and_then(|()| encode_eof(&mut text))
             .map_err(Refusal::failed)?;
         Ok(text)

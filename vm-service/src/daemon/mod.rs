@@ -14,11 +14,13 @@
 mod api;
 mod asked;
 mod client;
+mod device_metrics;
 mod events;
 mod guests;
 mod http;
 mod launch;
 mod metrics;
+mod monitor;
 mod openapi;
 mod socket;
 mod watch;
@@ -76,6 +78,7 @@ fn serve_on(
     interval: std::time::Duration,
     stopped: tokio::sync::watch::Receiver<bool>,
 ) -> std::io::Result<()> {
+    let _reading = monitor::Reading::every(interval, guests.watched().monitor().clone())?;
     let _watch = Watch::every(interval, guests.watched().clone())?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -376,11 +376,28 @@ fn a_guest_is_started_changed_and_stopped() {
     let (status, attached) = world.call("PUT", "/v1/guests/web1/devices/02:00.0", None);
     assert_eq!((status, &attached[0]["address"]), (200, &json!("0000:02:00.0")), "{attached}");
     on(["vfio-pci", "vfio-pci", "nvme"]);
-    let (_, guest) = world.call("GET", "/v1/guests/web1", None);
+    // The state of devices comes when it does.
+    let without_health = |mut guest: Value| {
+        let devices = guest["devices"].as_array_mut().expect("devices");
+        devices.iter_mut().for_each(|device| device["health"] = Value::Null);
+        guest
+    };
+    let guest = without_health(world.call("GET", "/v1/guests/web1", None).1);
     let addresses: Vec<_> =
         guest["devices"].as_array().expect("devices").iter().map(|device| &device["address"]).collect();
     assert_eq!(addresses, ["0000:01:00.0", "0000:02:00.0"]);
-    assert_eq!(world.call("GET", "/v1/guests", None).1, json!([guest]));
+    let mut listed = world.call("GET", "/v1/guests", None).1;
+    assert_eq!((listed.as_array().map(Vec::len), without_health(listed[0].take())), (Some(1), guest));
+    world.wait_until("the state of its device", || {
+        world.call("GET", "/v1/guests/web1", None).1["devices"][0]["health"]["link"]["width"] == 4
+    });
+    let metrics = world.call("GET", "/metrics", None).1.to_string();
+    assert!(
+        metrics.contains("vm_service_device_link_lanes{guest=\\\"web1\\\",address=\\\"0000:01:00.0\\\"} 4"),
+        "{metrics}"
+    );
+    let device = world.call("GET", "/v1/devices/0000:01:00.0", None).1;
+    assert_eq!(device["health"]["power_state"], "d0", "{device}");
     let (status, detached) = world.call("DELETE", "/v1/guests/web1/devices/01:00.0?how=surprise", None);
     assert_eq!((status, &detached["how"]), (200, &json!("surprise")), "{detached}");
     on(["nvme", "vfio-pci", "nvme"]);

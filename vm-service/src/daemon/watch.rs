@@ -16,9 +16,10 @@ use std::time::{Duration, Instant};
 use vm_passthrough::{Host, PassthroughManager};
 
 use super::events::Events;
+use super::monitor::Monitor;
 use crate::control::{Connection, GuestHome, names};
 use crate::deadlines::GUEST_KILL;
-use crate::json::{EventKind, GuestEvent, GuestState, StoppedHow};
+use crate::json::{DeviceState, EventKind, GuestEvent, GuestState, StoppedHow};
 
 /// How often new guests are looked for.
 pub(super) const INTERVAL: Duration = Duration::from_millis(500);
@@ -66,6 +67,8 @@ pub(super) struct Watched {
     events: Events,
     /// The connections to them; none yet to those that are about to be.
     guests: Mutex<BTreeMap<String, Option<UnixStream>>>,
+    /// The state of their devices.
+    monitor: Arc<Monitor>,
     /// Wakes those who wait for a name.
     left: Condvar,
     /// How often claims of dead guests are still to be looked for.
@@ -77,7 +80,13 @@ impl Watched {
     pub(super) fn new(host: Host, events: Events) -> Self {
         // For guests that died while nobody watched.
         let looks = AtomicU32::new(LOOKS);
-        Self { host, events, guests: Mutex::default(), left: Condvar::new(), looks }
+        let monitor = Arc::new(Monitor::new(host.clone(), events.clone()));
+        Self { host, events, guests: Mutex::default(), monitor, left: Condvar::new(), looks }
+    }
+
+    /// The state of their devices.
+    pub(super) fn monitor(&self) -> &Arc<Monitor> {
+        &self.monitor
     }
 
     fn guests(&self) -> MutexGuard<'_, BTreeMap<String, Option<UnixStream>>> {
@@ -179,10 +188,22 @@ impl Place {
         events.tell(&GuestEvent::new(name, EventKind::Found));
         // One that does not answer now may do so later, and what ends the connection ends the loop as well.
         let subscribed = connection.hello().and_then(|()| connection.subscribe());
-        let mut ran = subscribed.is_ok_and(|status| status.state == GuestState::Running);
+        let mut ran = subscribed.as_ref().is_ok_and(|status| status.state == GuestState::Running);
+        let monitor = &self.watched.monitor;
+        let devices = subscribed.iter().flat_map(|status| &status.devices);
+        devices
+            .filter(|device| device.state == DeviceState::Attached)
+            .for_each(|device| monitor.attached(name, &device.address));
         let id = GuestHome::id_of(&self.watched.host, name);
         while let Ok(event) = connection.next_event() {
             ran |= event.event == EventKind::Started;
+            match (event.event, &event.address) {
+                (EventKind::DeviceAttached, Some(address)) => monitor.attached(name, address),
+                (EventKind::DeviceDetached | EventKind::DeviceLost, Some(address)) => {
+                    monitor.detached(name, address);
+                }
+                _ => {}
+            }
             events.tell(&event);
         }
         if ran && connection.how().is_none() && GuestHome::has_ended(&self.watched.host, name, id, GUEST_KILL)
@@ -191,6 +212,7 @@ impl Place {
             let how = Some(StoppedHow::Killed);
             events.tell(&GuestEvent { text, how, ..GuestEvent::new(name, EventKind::Ended) });
         }
+        monitor.ended(name);
         self.watched.looks.store(LOOKS, Ordering::SeqCst);
         events.tell(&GuestEvent::new(name, EventKind::Gone));
     }

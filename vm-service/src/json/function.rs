@@ -1,7 +1,7 @@
 //! A PCI function of the host.
 
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use vm_passthrough::pci;
 
 /// A PCI function of the host.
@@ -109,7 +109,7 @@ pub struct Link {
 }
 
 /// PCI power management state.
-#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(remote = "pci::PowerState", rename_all = "lowercase")]
 #[expect(missing_docs, reason = "the names are the specification's")]
 pub enum PowerState {

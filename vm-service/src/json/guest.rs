@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
 
-use super::Readiness;
+use super::{DeviceHealth, Readiness};
 use crate::{log, sandbox};
 
 /// A guest that runs.
@@ -27,6 +27,9 @@ pub struct GuestStatus {
     pub memory: u64,
     /// Its devices.
     pub devices: Vec<GuestDevice>,
+    /// Bytes of its memory that Linux has pinned or locked, where devices may read and write; null where that is not known.
+    #[serde(default)]
+    pub dma_bytes: Option<u64>,
     /// The pseudo-terminal that is its console; null where the console is elsewhere.
     pub console: Option<String>,
     /// How it ended, where that is its state.
@@ -66,7 +69,8 @@ impl GuestStatus {
     pub(crate) fn of_unresponsive(name: &str, pid: u32) -> Self {
         let state = GuestState::Unresponsive;
         let (name, devices, console, how, confinement) = (name.to_owned(), Vec::new(), None, None, None);
-        Self { name, pid, state, since: 0, vcpus: 0, memory: 0, devices, console, how, confinement }
+        let (since, vcpus, memory, dma_bytes) = (0, 0, 0, None);
+        Self { name, pid, state, since, vcpus, memory, devices, dma_bytes, console, how, confinement }
     }
 }
 
@@ -95,6 +99,9 @@ pub struct GuestDevice {
     pub address: String,
     /// How far it has come.
     pub state: DeviceState,
+    /// Its state, as the daemon last saw it; null until it has.
+    #[serde(default)]
+    pub health: Option<DeviceHealth>,
 }
 
 /// How far a device has come on its way to the guest or back.
@@ -153,6 +160,10 @@ pub enum EventKind {
     DeviceWanted,
     /// A device does not answer any more.
     DeviceLost,
+    /// A device's link went down, lost lanes, or got them back.
+    DeviceLink,
+    /// A device has reported errors (AER).
+    DeviceErrors,
     /// Something failed.
     Failed,
     /// It does not run any more.

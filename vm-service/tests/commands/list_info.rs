@@ -166,7 +166,18 @@ fn shows_a_function_in_json() {
     "boot_display": false,
     "ready": true,
     "blockers": [],
-    "usage": null
+    "usage": null,
+    "health": {
+      "power_state": "d0",
+      "link": {
+        "speed": 2500,
+        "width": 8,
+        "possible_speed": 16000,
+        "possible_width": 16
+      },
+      "errors": null,
+      "interrupts": null
+    }
   }
 }
 "#,

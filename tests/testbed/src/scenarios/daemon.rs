@@ -1,5 +1,6 @@
 //! A daemon with two Linux guests: one gets the host's NVMe disk while it runs, writes to it, and gives it back; the daemon is
-//! killed meanwhile and started again; the other guest counts all the while, and notices nothing.
+//! killed meanwhile and started again; the other guest counts all the while, and notices nothing. The daemon's word on the
+//! state of their devices is that of Linux in L1.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -12,14 +13,16 @@ use rustix::mount::{MountFlags, mount};
 use crate::agent::{Finished, Function, L1, L2, NvmeDisk, VM_SERVICE, wait_until};
 use crate::report::Report;
 use crate::scenario::{Contents, Scenario, Variant};
-use crate::scenarios::linux_nvme::{DISK, NVME, NVME_AND_EDU};
+use crate::scenarios::device_state;
+use crate::scenarios::linux_e1000e::E1000E;
+use crate::scenarios::linux_nvme::{DISK, NVME};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "daemon",
     about: "a daemon's guest gets a disk while it runs, and gives it back though the daemon was killed meanwhile; another counts",
     variants: Variant::ALL,
     ports: 2,
-    devices: NVME_AND_EDU,
+    devices: DEVICES,
     disks: DISK,
     memory_mib: 1536,
     deadline: Duration::from_secs(1800),
@@ -27,6 +30,17 @@ pub(super) const SCENARIO: Scenario = Scenario {
     l1,
     l2: Some(l2),
 };
+
+/// A disk, and a card that reports errors (AER), as the disk does not.
+const DEVICES: &[&str] = &[
+    "-drive",
+    "file={disk},if=none,id=drive0,format=raw,cache=unsafe",
+    "-device",
+    "nvme,drive=drive0,serial=testbed,bus=port0",
+    "-device",
+    "e1000e,id=card,bus=port1",
+];
+const LOG: &str = "/tmp/daemon.log";
 
 const TIMEOUT: Duration = Duration::from_secs(300);
 const LEN: usize = 1 << 20;
@@ -61,6 +75,10 @@ fn l1(l1: &mut L1) -> Result<()> {
     l1.figure("from the command until the guest's driver has the disk", begun.elapsed().as_secs_f64(), "s");
     let by_guest = web1.value(WRITTEN)?;
     l1.proved("the guest reads the host's data, and writes its own");
+
+    let card = Function::find(E1000E.0, E1000E.1)?;
+    done(l1.vm_service(&["attach", &card.address, "--guest", "web2"], TIMEOUT))?;
+    device_state::compare(l1, [("web1", &nvme), ("web2", &card)], 256 << 20, LOG)?;
 
     daemon.kill().and_then(|()| daemon.wait())?;
     let counted = web2.count()?;
@@ -115,7 +133,7 @@ fn done(finished: Result<Finished>) -> Result<Finished> {
 
 /// Starts the daemon, and waits until it answers.
 fn serve() -> Result<Child> {
-    let log = File::options().create(true).append(true).open("/tmp/daemon.log")?;
+    let log = File::options().create(true).append(true).open(LOG)?;
     let daemon = Command::new(VM_SERVICE).arg("serve").stdin(Stdio::null()).stderr(log).spawn()?;
     wait_until("the daemon", TIMEOUT, || {
         let asked =

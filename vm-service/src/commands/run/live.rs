@@ -50,6 +50,7 @@ impl Live {
             vcpus: config.vcpus,
             memory: config.memory,
             devices: Vec::new(),
+            dma_bytes: None,
             console,
             how: None,
             confinement: None,
@@ -87,7 +88,7 @@ impl Live {
                 Phase::Claimed | Phase::Open => DeviceState::Claimed,
                 _ => DeviceState::Detached,
             };
-            Some(GuestDevice { address: address.to_string(), state })
+            Some(GuestDevice { address: address.to_string(), state, health: None })
         };
         now.status.devices = progress.state.functions().filter_map(device).collect();
         now.status.devices.sort_by(|one, other| one.address.cmp(&other.address));

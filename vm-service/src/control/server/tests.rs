@@ -30,6 +30,7 @@ impl Controlled for Fake {
             vcpus: 1,
             memory: 4 << 20,
             devices: Vec::new(),
+            dma_bytes: None,
             console: None,
             how: None,
             confinement: None,

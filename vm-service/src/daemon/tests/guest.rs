@@ -120,6 +120,7 @@ impl Launch for Threads {
             vcpus: config.vcpus,
             memory: config.memory,
             devices: config.devices.iter().map(device).collect(),
+            dma_bytes: None,
             console: None,
             how: None,
             confinement: None,
@@ -143,7 +144,7 @@ fn claim(manager: &mut PassthroughManager, guest: &str, address: PciAddress) -> 
 }
 
 fn device(address: &PciAddress) -> GuestDevice {
-    GuestDevice { address: address.to_string(), state: DeviceState::Attached }
+    GuestDevice { address: address.to_string(), state: DeviceState::Attached, health: None }
 }
 
 struct Fake {
