@@ -13,7 +13,7 @@ use std::net::Shutdown;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -311,6 +311,46 @@ const LISTENS: &[u8] = &[
     0x66, 0xba, 0x00, 0x06, 0xb0, 0x34, 0xee, 0xeb,
     0xfe, // mov dx, 0x600; mov al, 0x34; out dx, al; jmp $
 ];
+
+#[test]
+fn a_guest_has_a_cgroup_of_its_own_while_it_runs() {
+    if !has_kvm() {
+        return;
+    }
+    let mut world = World::new();
+    let daemon = world.serve();
+    let cgroup = |process: u32| {
+        let groups = fs::read_to_string(format!("/proc/{process}/cgroup")).expect("its cgroups");
+        groups.lines().find_map(|line| line.strip_prefix("0::").map(str::to_owned))
+    };
+    // Other tests have guests of the usual names.
+    for name in ["bounded1", "bounded2"] {
+        let file = format!("name = \"{name}\"\nmemory = \"4M\"\nboot.kernel = \"kernel\"\n");
+        fs::write(world.path(&format!("{name}.toml")), file).expect("written");
+    }
+    let guest = world.json("start bounded1.toml");
+    let keeper = process_of(&guest).as_raw_pid() as u32;
+    let (own, daemons) = (cgroup(keeper), cgroup(daemon));
+    if own == daemons || Path::new("/run/systemd/system").exists() {
+        return println!("skipped: this user can't make cgroups, or systemd makes them");
+    }
+    let (own, daemons) = (own.expect("a cgroup"), daemons.expect("a cgroup"));
+    assert_eq!(own, format!("{}/vm-guest-bounded1", daemons.trim_end_matches('/')));
+    assert_eq!(cgroup(child_of(keeper, VMM)).as_ref(), Some(&own), "its VMM is in it, too");
+    let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
+    let mount = mounts.lines().find(|line| line.contains(" - cgroup2 ")).expect("it is mounted");
+    let place = format!("{}{own}", mount.split(' ').nth(4).expect("a mount point"));
+    assert!(Path::new(&place).exists());
+    // The next daemon does not reap the guest's process, and its next start removes what is left.
+    world.kill(daemon);
+    world.serve();
+    world.json("stop bounded1 --now");
+    world.json("start bounded2.toml");
+    assert!(!Path::new(&place).exists(), "{place} is left");
+    let place = place.replace("bounded1", "bounded2");
+    world.json("stop bounded2 --now");
+    world.wait_until("the cgroup's end", |_| !Path::new(&place).exists());
+}
 
 #[test]
 fn a_start_that_waits_says_how_the_guest_ended() {

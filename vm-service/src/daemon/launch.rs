@@ -1,7 +1,8 @@
 //! Makes a process for a guest, which outlives the daemon.
 //!
 //! The process has a session of its own, takes the lock of the guest's directory over as its standard input, and the
-//! connection by which the daemon hears of it as its standard output, and logs into a file. Where systemd runs, it is in a scope unit of its own, `vm-guest-NAME.scope`: whoever stops the daemon's unit stops no guest.
+//! connection by which the daemon hears of it as its standard output, and logs into a file. Where systemd runs, it is in a scope unit
+//! of its own, `vm-guest-NAME.scope`: whoever stops the daemon's unit stops no guest. Elsewhere it is in a cgroup of its own.
 //! It inherits no other descriptor of the daemon, and little of its environment.
 
 use std::ffi::OsString;
@@ -15,6 +16,7 @@ use std::process::{Child, Command, Stdio};
 
 use vm_passthrough::Host;
 
+use super::cgroup::Cgroup;
 use crate::commands::boot::StartOptions;
 use crate::deadlines::GUEST_STOP;
 use crate::sandbox::inherit_standard;
@@ -72,6 +74,7 @@ pub(super) struct Processes;
 
 impl Launch for Processes {
     fn launch(&self, plan: Plan<'_>) -> io::Result<Box<dyn Launched>> {
+        let mut cgroup = None;
         let mut command = match has_systemd() {
             true => {
                 let mut command = Command::new("systemd-run");
@@ -84,7 +87,10 @@ impl Launch for Processes {
                 command.arg(format!("vm-guest-{}.scope", plan.name)).arg("--").arg(program()?);
                 command
             }
-            false => Command::new(program()?),
+            false => {
+                cgroup = Cgroup::of(plan.host, plan.name);
+                Command::new(program()?)
+            }
         };
         let mut console = OsString::from("pty=");
         console.push(plan.home.join("console"));
@@ -98,23 +104,32 @@ impl Launch for Processes {
         let environment = ENVIRONMENT.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
         command.env_clear().envs(environment);
         inherit_standard(&mut command);
+        if let Some(Err(error)) = cgroup.as_ref().map(|cgroup| cgroup.take(&mut command)) {
+            tracing::warn!("the guest {} has no cgroup of its own: {error}", plan.name);
+        }
         let connection = Stdio::from(OwnedFd::from(plan.connection));
         let child = command.stdin(plan.lock).stdout(connection).stderr(plan.log).current_dir("/").spawn()?;
-        Ok(Box::new(child))
+        Ok(Box::new(Process { child, _cgroup: cgroup }))
     }
 }
 
-impl Launched for Child {
+/// A guest's process, and the cgroup that goes with it.
+struct Process {
+    child: Child,
+    _cgroup: Option<Cgroup>,
+}
+
+impl Launched for Process {
     fn ended(&mut self) -> io::Result<Option<Option<i32>>> {
-        Ok(self.try_wait()?.map(|status| status.code()))
+        Ok(self.child.try_wait()?.map(|status| status.code()))
     }
 
     fn kill(&mut self) -> io::Result<()> {
-        Child::kill(self)
+        self.child.kill()
     }
 
     fn wait(&mut self) {
-        if let Err(error) = Child::wait(self) {
+        if let Err(error) = self.child.wait() {
             tracing::warn!("a guest's process can't be waited for: {error}");
         }
     }

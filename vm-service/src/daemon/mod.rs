@@ -13,6 +13,7 @@
 
 mod api;
 mod asked;
+mod cgroup;
 mod client;
 mod device_metrics;
 mod events;

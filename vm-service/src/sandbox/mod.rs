@@ -35,7 +35,7 @@ use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal, getrlimit, set
 use serde::{Deserialize, Serialize};
 
 pub(crate) use calls::confine;
-pub(crate) use sys::{end_with_parent, inherit_standard};
+pub(crate) use sys::{end_with_parent, inherit_standard, join_cgroup};
 pub(crate) use threads::spawn;
 
 /// Descriptors that a worker may have: those of a GPU's driver are dozens.

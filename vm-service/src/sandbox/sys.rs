@@ -1,6 +1,7 @@
 //! The calls that Rust can't check.
 #![allow(unsafe_code)]
 
+use std::fs::File;
 use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
@@ -16,6 +17,18 @@ pub(crate) fn inherit_standard(command: &mut Command) {
     };
     // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
     unsafe { command.pre_exec(close) };
+}
+
+/// Has what the command starts join the cgroup whose `cgroup.procs` this is, before it runs. Where that fails it stays where this
+/// process is.
+pub(crate) fn join_cgroup(command: &mut Command, procs: File) {
+    let join = move || {
+        // It means the process that writes it.
+        let _ = rustix::io::write(&procs, b"0");
+        Ok(())
+    };
+    // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
+    unsafe { command.pre_exec(join) };
 }
 
 /// Has the Linux kernel kill what the command starts when the thread that starts it ends, from its first instruction on until
