@@ -18,6 +18,7 @@ mod hostile_accel;
 mod hot_attach;
 mod linux_accel;
 mod linux_ati;
+mod linux_big_bars;
 mod linux_e1000;
 mod linux_e1000e;
 mod linux_igb;
@@ -47,6 +48,8 @@ pub const ALL: &[Scenario] = &[
     linux_e1000e::SCENARIO,
     linux_e1000::SCENARIO,
     linux_ati::SCENARIO,
+    linux_big_bars::SCENARIO,
+    linux_big_bars::HUGE,
     linux_net::SCENARIO,
     host_wants_back::SCENARIO,
     linux_storage::SCENARIO,

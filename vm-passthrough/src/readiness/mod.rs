@@ -69,6 +69,9 @@ pub struct ExplainOptions {
     pub slot: Option<Windows>,
     /// Bits of the guest's physical addresses; `None` for as many as the host's CPUs have.
     pub physical_address_bits: Option<u8>,
+    /// Guest-physical addresses within these bits that the processor keeps to itself, so that no BAR may be there:
+    /// HyperTransport's, on AMD's. Empty by default.
+    pub processor_reserved: std::ops::Range<u64>,
     /// What the VMM emulates beside the functions of the host, whose BARs take addresses too.
     pub emulated: Vec<FunctionRequest>,
     /// Whether each function of the host is behind a PCI Express port of its own in the guest, and not on a root bus.
@@ -107,6 +110,7 @@ impl ExplainOptions {
             slot: None,
             mmio32: 0xc000_0000..=0xdfff_ffff,
             physical_address_bits: None,
+            processor_reserved: 0..0,
             emulated: Vec::new(),
             behind_ports: true,
             open_files: 256,
@@ -126,6 +130,7 @@ impl ExplainOptions {
         let ram_end = self.ram.iter().map(|ram| ram.end().saturating_add(1)).max().unwrap_or(0);
         let low = *self.mmio32.start()..self.mmio32.end().saturating_add(1);
         Windows::above(low, ram_end, physical_address_bits.unwrap_or(Windows::MOST_BITS))
+            .without(&self.processor_reserved)
     }
 
     /// Bytes of RAM.

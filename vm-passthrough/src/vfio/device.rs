@@ -446,10 +446,10 @@ impl DeviceFile for VfioDevice {
         if !inside || !offset.is_multiple_of(sys::page_size()) || !len.is_multiple_of(sys::page_size()) {
             return Err(out());
         }
-        let position = start.checked_add(offset).ok_or_else(out)?;
         self.take_reset_by_open();
         let keep: Arc<dyn Any + Send + Sync> = self.inner.clone();
-        let mapped = sys::MappedRegion::new(self.file(), position, len, info.readable, info.writable, keep);
+        let access = (info.readable, info.writable);
+        let mapped = sys::MappedRegion::new(self.file(), (*start, info.size), offset..end, access, keep);
         mapped
             .map(|mapped| Arc::new(mapped) as Arc<dyn Mapping>)
             .map_err(|error| system("mmap", self.name(), error))

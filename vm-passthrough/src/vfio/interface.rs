@@ -242,7 +242,8 @@ pub trait DeviceFile: fmt::Debug + Send + Sync {
     /// # Errors
     /// As for [`read`](Self::read).
     fn write(&self, region: u32, offset: u64, data: &[u8]) -> Result<()>;
-    /// Maps a part of a region, which must lie in one of [`RegionInfo::mappable`], into this process.
+    /// Maps a part of a region, which must lie in one of [`RegionInfo::mappable`], into this process. For huge pages its
+    /// address should be congruent to `offset` modulo the region's size, or modulo 1 GiB where that is larger.
     ///
     /// # Errors
     /// When the part is not mappable or the kernel refuses.

@@ -14,9 +14,10 @@ use crate::limits;
 /// What `explain` has to know of a guest; everything else is as by default. `kvm` is the KVM device node, of which the
 /// number of address bits is asked; where that can't be had it is the one that the host's processors have.
 pub(crate) fn explain_options(config: &GuestConfig, kvm: Option<&Path>) -> ExplainOptions {
-    let bits = kvm.and_then(|path| Some(cpuid::phys_bits(&cpuid::supported(&open_kvm(path).ok()?).ok()?)));
+    let supported = kvm.and_then(|path| cpuid::supported(&open_kvm(path).ok()?).ok());
     let mut options = ExplainOptions::for_memory(config.memory);
-    options.physical_address_bits = bits;
+    options.physical_address_bits = supported.as_ref().map(cpuid::phys_bits);
+    options.processor_reserved = supported.as_ref().map_or(0..0, cpuid::reserved);
     options.emulated = emulated(config);
     options.open_files = limits::REST;
     options

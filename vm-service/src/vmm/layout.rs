@@ -102,11 +102,12 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Lays out `memory` bytes of RAM for processors with `phys_bits` address bits; `None` when that leaves no room
-    /// for 64-bit BARs.
-    pub fn new(memory: u64, phys_bits: u8) -> Option<Self> {
+    /// Lays out `memory` bytes of RAM for processors with `phys_bits` address bits, of which they keep the addresses `reserved`
+    /// to themselves; `None` when that leaves no room for 64-bit BARs.
+    pub fn new(memory: u64, phys_bits: u8, reserved: Range<u64>) -> Option<Self> {
         // Where `explain` takes them to be.
-        let options = ExplainOptions::for_memory(memory);
+        let mut options = ExplainOptions::for_memory(memory);
+        options.processor_reserved = reserved;
         let mem64 = options.windows(Some(phys_bits)).high;
         let ram = options.ram.iter().map(|ram| *ram.start()..ram.end().saturating_add(1)).collect();
         (!mem64.is_empty()).then_some(Self { ram, mem64 })
@@ -124,7 +125,7 @@ mod tests {
     #[test]
     fn ram_lies_around_the_hole() {
         fn check(memory: u64, phys_bits: u8, ram: &[Range<u64>], mem64: Option<Range<u64>>) {
-            let layout = Layout::new(memory, phys_bits);
+            let layout = Layout::new(memory, phys_bits, 0..0);
             assert_eq!(layout.as_ref().map(|l| l.mem64.clone()), mem64, "{memory:#x} {phys_bits}");
             assert_eq!(ExplainOptions::for_memory(memory).windows(Some(phys_bits)).low, MEM32);
             if let Some(layout) = layout {

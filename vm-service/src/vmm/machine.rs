@@ -174,7 +174,8 @@ impl Machine {
                 format_args!("the processor's {bits} address bits leave no room for it; lower `memory`");
             memory::failed(config.memory, reason)
         };
-        let layout = Layout::new(config.memory, bits).ok_or_else(no_room)?;
+        let reserved = cpu::cpuid::reserved(&supported);
+        let layout = Layout::new(config.memory, bits, reserved).ok_or_else(no_room)?;
         let thread = |source| MachineError::Thread { what: "loading", source };
         let stop = options.stop.map_or_else(Stop::new, Ok).map_err(thread)?;
         let files = Arc::new(open_files(&layout, &config.boot, &stop)?);

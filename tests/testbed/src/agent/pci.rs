@@ -62,6 +62,38 @@ impl Function {
         Some(fs::read_to_string(self.path().join(name)).ok()?.trim().to_owned())
     }
 
+    /// Address and size of the memory BAR `index`, by sysfs `resource`.
+    ///
+    /// # Errors
+    /// When it has none.
+    pub fn memory_bar(&self, index: usize) -> Result<(u64, u64)> {
+        let resources = self.attribute("resource").unwrap_or_default();
+        let numbers = resources.lines().nth(index).into_iter().flat_map(str::split_whitespace);
+        let numbers: Vec<u64> =
+            numbers.filter_map(|word| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok()).collect();
+        match numbers[..] {
+            [start, end, _] if start != 0 => Ok((start, end - start + 1)),
+            _ => anyhow::bail!("{} has no BAR {index}: {resources}", self.address),
+        }
+    }
+
+    /// Reads the words at these offsets, multiples of 4096, of BAR `index`, and writes others there where there are some.
+    ///
+    /// # Errors
+    /// When the BAR can't be mapped.
+    pub fn exchange_words(&self, index: usize, offsets: &[u64], words: Option<&[u32]>) -> Result<Vec<u32>> {
+        fs::write(self.path().join("enable"), "1").context("it can't be enabled")?;
+        let bar = self.path().join(format!("resource{index}"));
+        let file = fs::OpenOptions::new().read(true).write(true).open(&bar)?;
+        let exchange = |(number, &offset): (usize, &u64)| {
+            let word = words.and_then(|words| words.get(number).copied());
+            super::sys::exchange_word(&file, offset, word)
+        };
+        let words: std::io::Result<_> = offsets.iter().enumerate().map(exchange).collect();
+        fs::write(self.path().join("enable"), "0")?;
+        words.with_context(|| format!("can't map {}", bar.display()))
+    }
+
     fn link(&self, name: &str) -> Option<String> {
         let target = fs::read_link(self.path().join(name)).ok()?;
         Some(target.file_name()?.to_string_lossy().into_owned())

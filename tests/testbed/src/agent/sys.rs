@@ -129,6 +129,29 @@ pub(super) fn open_group_device(container: &File, group: &File, address: &str) -
     Ok(unsafe { OwnedFd::from_raw_fd(device) })
 }
 
+/// Exchanges the word at `offset`, a multiple of 4096, of a file that can be mapped: a BAR in sysfs.
+pub(super) fn exchange_word(file: &File, offset: u64, word: Option<u32>) -> io::Result<u32> {
+    const PAGE: usize = 4096;
+    let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a mapping at an address of the Linux kernel's choice disturbs nothing that exists.
+    let page = unsafe {
+        libc::mmap(std::ptr::null_mut(), PAGE, protection, libc::MAP_SHARED, file.as_raw_fd(), offset)
+    };
+    if page == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the page is mapped, and no reference into it exists.
+    let before = unsafe { page.cast::<u32>().read_volatile() };
+    if let Some(word) = word {
+        // SAFETY: as above, and it is writable.
+        unsafe { page.cast::<u32>().write_volatile(word) };
+    }
+    // SAFETY: it was mapped above, and nothing uses it any more.
+    check(unsafe { libc::munmap(page, PAGE) })?;
+    Ok(before)
+}
+
 /// Takes a context id of vsock for an open `/dev/vhost-vsock`, as a VMM does for its guest.
 pub(super) fn take_context_id(vhost: &File, cid: u64) -> io::Result<()> {
     const VHOST_SET_OWNER: libc::Ioctl = 0xaf01;

@@ -1,6 +1,6 @@
 //! Chooses the addresses. Pure: sizes in, addresses out.
 
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 
 use thiserror::Error;
 
@@ -78,11 +78,11 @@ impl FunctionRequest {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Windows {
     /// Below 4 GiB.
-    pub low: std::ops::Range<u64>,
+    pub low: Range<u64>,
     /// Anywhere; by custom above the guest's RAM and below the end of its address width.
-    pub high: std::ops::Range<u64>,
+    pub high: Range<u64>,
     /// Ports.
-    pub io: std::ops::Range<u64>,
+    pub io: Range<u64>,
 }
 
 impl Windows {
@@ -92,11 +92,26 @@ impl Windows {
     /// `low`, and all from the first whole GiB above the guest's RAM, which ends before `ram_end`, to the end of what
     /// `physical_address_bits` reach. The high window is empty where that leaves nothing. Ports are those of a PC: the first
     /// 4096 are ISA's.
-    pub fn above(low: std::ops::Range<u64>, ram_end: u64, physical_address_bits: u8) -> Self {
+    pub fn above(low: Range<u64>, ram_end: u64, physical_address_bits: u8) -> Self {
         const GIB: u64 = 1 << 30;
         let limit = 1u64 << physical_address_bits.clamp(33, Self::MOST_BITS);
         let start = ram_end.max(FOUR_GIB).checked_next_multiple_of(GIB).unwrap_or(limit);
         Self { low, high: start.min(limit)..limit, io: IO_UNIT..PORTS }
+    }
+
+    /// Without the addresses `reserved`, which the processor keeps to itself: the high window is the larger of what is below
+    /// and above them.
+    #[must_use]
+    pub fn without(self, reserved: &Range<u64>) -> Self {
+        let Range { start, end } = self.high;
+        let (below, above) = (start..end.min(reserved.start), start.max(reserved.end)..end);
+        let size = |range: &Range<u64>| range.end.saturating_sub(range.start);
+        let larger = match reserved.is_empty() {
+            true => start..end,
+            false if size(&below) >= size(&above) => below.start..below.end.max(below.start),
+            false => above,
+        };
+        Self { high: larger, ..self }
     }
 }
 
@@ -214,7 +229,7 @@ impl Block {
     }
 }
 
-/// Chooses an address for every BAR: naturally aligned, largest first, none over another. What does not fit into the
+/// Chooses an address for every BAR: naturally aligned, largest first, each as low as it fits, none over another. What does not fit into the
 /// high window goes into the low one, if it fits there. I/O BARs that do not fit get none; expansion ROMs get none where not all
 /// else fits beside them, as few drivers look at them.
 ///
@@ -271,23 +286,20 @@ fn plan_all(functions: &[FunctionRequest], windows: &Windows) -> Result<Vec<Plac
             blocks.extend(block(functions, members, kind, goes).map(|block| (unit, block)));
         }
         blocks.sort_by_key(|(_, block)| std::cmp::Reverse((block.alignment, block.size)));
-        let mut next = u128::from(window.start);
+        let mut room = Room::new(window);
         for (unit, block) in &blocks {
-            let start = next.next_multiple_of(u128::from(block.alignment));
-            let end = start + u128::from(block.size);
-            if end > u128::from(window.end) {
-                if kind == WindowKind::Io {
+            let start = match room.take(block.alignment, block.size) {
+                Ok(start) => start,
+                Err(missing) => {
+                    let error = no_room(functions, block, kind, missing);
+                    match kind {
+                        WindowKind::Io => {}
+                        WindowKind::Low => return Err(spilled[*unit].take().unwrap_or(error)),
+                        WindowKind::High => spilled[*unit] = Some(error),
+                    }
                     continue;
                 }
-                let error = no_room(functions, block, kind, end - u128::from(window.end));
-                if kind == WindowKind::Low {
-                    return Err(spilled[*unit].take().unwrap_or(error));
-                }
-                spilled[*unit] = Some(error);
-                continue;
-            }
-            // `end` is at most the window's end, which 64 bits hold.
-            let start = start as u64;
+            };
             place(&mut placed, block, start);
             let range = Some(start..=start + (block.size - 1));
             for &member in units[*unit].iter().filter(|&&member| functions[member].slot.is_some()) {
@@ -297,13 +309,51 @@ fn plan_all(functions: &[FunctionRequest], windows: &Windows) -> Result<Vec<Plac
                     WindowKind::Io => placed[member].port.io = range.clone(),
                 }
             }
-            next = end;
         }
     }
     for function in &mut placed {
         function.bars.sort_by_key(|bar| bar.request.index);
     }
     Ok(placed)
+}
+
+/// What is left of a window.
+struct Room {
+    /// Not empty, ascending.
+    free: Vec<Range<u64>>,
+    /// Nothing is placed from here on.
+    used: u64,
+    end: u64,
+}
+
+impl Room {
+    fn new(window: &Range<u64>) -> Self {
+        let free = Vec::from_iter((!window.is_empty()).then(|| window.clone()));
+        Self { free, used: window.start, end: window.end }
+    }
+
+    /// The lowest place for `size` bytes at a multiple of `alignment`, a power of two.
+    ///
+    /// # Errors
+    /// How many bytes are missing at the end of the window.
+    fn take(&mut self, alignment: u64, size: u64) -> Result<u64, u128> {
+        let after = |start: u64| {
+            let start = u128::from(start).next_multiple_of(u128::from(alignment));
+            (start, start + u128::from(size))
+        };
+        let fits = |range: &Range<u64>| after(range.start).1 <= u128::from(range.end);
+        let Some(index) = self.free.iter().position(fits) else {
+            return Err(after(self.used).1 - u128::from(self.end));
+        };
+        let range = self.free.remove(index);
+        // It ends within the range, which 64 bits hold.
+        let (start, end) = after(range.start);
+        let (start, end) = (start as u64, end as u64);
+        let left = [range.start..start, end..range.end].into_iter().filter(|range| !range.is_empty());
+        self.free.splice(index..index, left);
+        self.used = self.used.max(end);
+        Ok(start)
+    }
 }
 
 /// The functions by what is placed in one piece: each slot, and each function on a root bus.
@@ -320,7 +370,7 @@ fn units(functions: &[FunctionRequest]) -> Vec<Vec<usize>> {
     units
 }
 
-fn check_window(kind: WindowKind, window: &std::ops::Range<u64>) -> Result<(), PlacementError> {
+fn check_window(kind: WindowKind, window: &Range<u64>) -> Result<(), PlacementError> {
     let reason = if window.start > window.end {
         "it ends before it starts"
     } else if kind == WindowKind::Low && window.end > FOUR_GIB {

@@ -253,77 +253,185 @@ fn says_what_does_not_fit_and_by_how_much() {
     assert!(plan(&[], &wide).unwrap_err().to_string().contains("above 4 GiB"));
 }
 
+#[test]
+fn what_a_larger_bar_leaves_free_is_used() {
+    let windows = Windows { low: 0..0, high: 1 << 32..1 << 40, io: 0..0 };
+    let gpu = |number| {
+        let bars = [bar(0, 256 << 30, true, true), bar(2, 32 << 20, true, true)];
+        function("gpu", Some(number), &bars)
+    };
+    let card = function("card", Some(3), &[bar(0, 64 << 30, true, true)]);
+    let placed = plan(&[card.clone(), gpu(1)], &windows).unwrap();
+    assert_eq!((placed[0].bars[0].address, placed[1].bars[0].address), (64 << 30, 256 << 30));
+    assert_eq!(placed[1].port.prefetchable, Some(256 << 30..=(512 << 30) + (32 << 20) - 1));
+    let error = plan(&[gpu(1), gpu(2), card], &windows).unwrap_err().to_string();
+    assert!(error.contains("lacks 0x2000000 bytes"), "{error}");
+}
+
+#[test]
+fn what_the_processor_keeps_is_left_out() {
+    fn check(ram_end: u64, bits: u8, reserved: std::ops::Range<u64>, expect: std::ops::Range<u64>) {
+        assert_eq!(
+            Windows::above(0..0, ram_end, bits).without(&reserved).high,
+            expect,
+            "{ram_end:#x} {reserved:x?}"
+        );
+    }
+    const GIB: u64 = 1 << 30;
+    let hyper_transport = |bits: u8| (1 << bits) - 12 * GIB..1 << bits;
+    check(GIB, 46, 0..0, 4 * GIB..1 << 46);
+    check(GIB, 48, hyper_transport(48), 4 * GIB..(1 << 48) - 12 * GIB);
+    check(GIB, 48, hyper_transport(40), 1 << 40..1 << 48);
+    check(GIB, 40, hyper_transport(40), 4 * GIB..1012 * GIB);
+    check(1015 * GIB, 40, hyper_transport(40), 1015 * GIB..1015 * GIB);
+}
+
 const FOUR_GIB_AND_ONE: u64 = (1 << 32) + 1;
 
-fn requests() -> impl Strategy<Value = Vec<FunctionRequest>> {
-    let bar = (4u32..28, any::<bool>(), any::<bool>(), prop::bool::weighted(0.2));
-    let function = (prop::option::of(0u8..8), prop::collection::vec(bar, 0..3)).prop_map(|(number, bars)| {
+/// Functions in any order, several of some slots, with BARs of up to 1 << `most`: the largest that may be.
+fn requests(most: u32) -> impl Strategy<Value = Vec<FunctionRequest>> {
+    let bar = (4..=most, any::<bool>(), any::<bool>(), prop::bool::weighted(0.2));
+    let function = (prop::option::of(0u8..8), prop::collection::vec(bar, 0..4)).prop_map(|(number, bars)| {
         let bars = bars.into_iter().enumerate().map(|(index, (log, wide, prefetchable, io))| BarRequest {
-            index: index as u8 * 2,
-            size: 1 << if io { log / 2 } else { log },
-            wide: wide && !io,
-            prefetchable: prefetchable && !io,
-            io,
+            index: if index == 3 { BarRequest::ROM } else { index as u8 * 2 },
+            size: 1
+                << match (io, wide) {
+                    (true, _) => log.min(26) / 2,
+                    (false, true) => log,
+                    (false, false) => log.min(27),
+                },
+            wide: wide && !io && index != 3,
+            prefetchable: prefetchable && !io && index != 3,
+            io: io && index != 3,
+        });
+        let bars = bars.map(|bar| match bar.index {
+            BarRequest::ROM => BarRequest { size: bar.size.clamp(2048, 16 << 20), ..bar },
+            _ => bar,
         });
         FunctionRequest { name: "f".into(), slot: number.map(slot), bars: bars.collect() }
     });
-    prop::collection::vec(function, 0..12)
+    prop::collection::vec(function, 0..24).prop_map(|mut functions| {
+        functions.iter_mut().zip(0..).for_each(|(function, number)| function.name = format!("f{number}"));
+        functions
+    })
 }
 
 proptest! {
     #[test]
     fn no_two_bars_overlap_and_all_lie_in_their_windows(
-        functions in requests(),
+        functions in requests(27),
         low in 0u64..0xfff0_0000,
         low_size in 0u64..0x8000_0000,
         high in 0u64..1 << 40,
         high_size in 0u64..1 << 33,
     ) {
         let windows = Windows { low: low..(low + low_size).min(1 << 32), high: high..high + high_size, io: 0x1000..0x1_0000 };
-        let Ok(placed_of) = plan(&functions, &windows) else { return Ok(()) };
-        let mut slots = Vec::new();
-        let mut taken: Vec<(u64, u64)> = Vec::new();
-        let mut forwarded: Vec<(u64, u64)> = Vec::new();
-        let mut ports: Vec<(u64, u64)> = Vec::new();
-        for (request, placed) in functions.iter().zip(&placed_of) {
-            let memory = |bar: &BarRequest| !bar.io;
-            let placed_memory = placed.bars.iter().filter(|bar| memory(&bar.request)).count();
-            prop_assert_eq!(request.bars.iter().filter(|bar| memory(bar)).count(), placed_memory);
-            for bar in placed.bars.iter().filter(|bar| bar.request.io) {
-                let (start, end) = (bar.address, bar.address + bar.request.size);
-                prop_assert!(start % bar.request.size == 0 && windows.io.start <= start && end <= windows.io.end);
-                let forwarded = placed.port.io.as_ref().is_some_and(|io| *io.start() <= start && end - 1 <= *io.end());
-                prop_assert!(forwarded || request.slot.is_none());
-                ports.push((start, end));
-            }
-            let port = [&placed.port.memory, &placed.port.prefetchable];
-            let first = functions.iter().position(|other| other.slot == request.slot).map(|at| &placed_of[at].port);
-            prop_assert!(request.slot.is_none() || first == Some(&placed.port), "the functions of a slot share its port");
-            if request.slot.is_none() || !slots.contains(&request.slot) {
-                forwarded.extend(port.into_iter().flatten().map(|range| (*range.start(), *range.end() + 1)));
-            }
-            slots.push(request.slot);
-            for bar in placed.bars.iter().filter(|bar| !bar.request.io) {
-                let (start, end) = (bar.address, bar.address + bar.request.size);
-                prop_assert_eq!(start % bar.request.size, 0);
-                let window = if bar.request.wide && end > 1 << 32 { &windows.high } else { &windows.low };
-                let inside = |w: &std::ops::Range<u64>| w.start <= start && end <= w.end;
-                prop_assert!(inside(window) || (bar.request.wide && inside(&windows.high)));
-                if request.slot.is_some() {
-                    let port = port.into_iter().flatten().any(|r| *r.start() <= start && end - 1 <= *r.end());
-                    prop_assert!(port, "{:x?} is not forwarded by {:x?}", bar, placed.port);
-                }
-                taken.push((start, end));
-            }
+        holds(&functions, &windows)?;
+    }
+
+    #[test]
+    fn the_largest_bars_lie_within_the_physical_address_bits(
+        functions in requests(45),
+        shuffled in any::<prop::sample::Index>(),
+        ram_end in prop_oneof![Just(1u64 << 30), 0u64..1 << 43],
+        bits in 30u8..=60,
+        reserved in prop_oneof![Just(0..0), (36u8..=52).prop_map(|bits| (1u64 << bits) - (12 << 30)..1 << bits)],
+    ) {
+        let windows = Windows::above(0xc000_0000..0xe000_0000, ram_end, bits).without(&reserved);
+        holds(&functions, &windows)?;
+        let limit = 1u128 << bits.clamp(33, Windows::MOST_BITS);
+        prop_assert!(windows.high.start <= windows.high.end && u128::from(windows.high.end) <= limit);
+        prop_assert!(windows.high.is_empty() || windows.high.start >= ram_end.max(1 << 32));
+        prop_assert!(windows.high.end <= reserved.start || reserved.end <= windows.high.start || windows.high.is_empty() || reserved.is_empty());
+        // No order of the functions fits better than another.
+        let mut others = functions.clone();
+        if !others.is_empty() {
+            let middle = shuffled.index(others.len());
+            others.rotate_left(middle);
+            others[..middle].reverse();
         }
-        ports.sort_unstable();
-        prop_assert!(ports.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{ports:x?}");
-        for list in [&mut taken, &mut forwarded] {
-            list.sort_unstable();
-            let overlap = list.windows(2).any(|pair| pair[0].1 > pair[1].0);
-            // The low and the high window may themselves overlap here; then so may what is in them.
-            let disjoint = windows.low.end <= windows.high.start || windows.high.end <= windows.low.start;
-            prop_assert!(!overlap || !disjoint);
+        prop_assert_eq!(plan(&functions, &windows).is_ok(), plan(&others, &windows).is_ok());
+    }
+}
+
+/// That what is planned has no overlap, is naturally aligned, and lies in its window and behind its port, and that an error names
+/// a function, and how much its window lacks.
+fn holds(functions: &[FunctionRequest], windows: &Windows) -> Result<(), TestCaseError> {
+    let placed_of = match plan(functions, windows) {
+        Ok(placed) => placed,
+        Err(error) => return lacks(functions, windows, error),
+    };
+    let is_rom = |bar: &BarRequest| bar.index == BarRequest::ROM;
+    let roms = placed_of.iter().flat_map(|placed| &placed.bars).any(|bar| is_rom(&bar.request));
+    let mut slots = Vec::new();
+    let mut taken: Vec<(u64, u64)> = Vec::new();
+    let mut forwarded: Vec<(u64, u64)> = Vec::new();
+    let mut ports: Vec<(u64, u64)> = Vec::new();
+    for (request, placed) in functions.iter().zip(&placed_of) {
+        let wanted = |bar: &&BarRequest| !bar.io && (roms || !is_rom(bar));
+        let placed_memory = placed.bars.iter().filter(|bar| !bar.request.io).count();
+        prop_assert_eq!(request.bars.iter().filter(wanted).count(), placed_memory);
+        for bar in placed.bars.iter().filter(|bar| bar.request.io) {
+            let (start, end) = (bar.address, bar.address + bar.request.size);
+            prop_assert!(start % bar.request.size == 0 && windows.io.start <= start && end <= windows.io.end);
+            let forwarded =
+                placed.port.io.as_ref().is_some_and(|io| *io.start() <= start && end - 1 <= *io.end());
+            prop_assert!(forwarded || request.slot.is_none());
+            ports.push((start, end));
+        }
+        let port = [&placed.port.memory, &placed.port.prefetchable];
+        let first =
+            functions.iter().position(|other| other.slot == request.slot).map(|at| &placed_of[at].port);
+        prop_assert!(
+            request.slot.is_none() || first == Some(&placed.port),
+            "the functions of a slot share its port"
+        );
+        if request.slot.is_none() || !slots.contains(&request.slot) {
+            forwarded.extend(port.into_iter().flatten().map(|range| (*range.start(), *range.end() + 1)));
+        }
+        slots.push(request.slot);
+        for bar in placed.bars.iter().filter(|bar| !bar.request.io) {
+            let (start, end) = (bar.address, bar.address + bar.request.size);
+            prop_assert_eq!(start % bar.request.size, 0);
+            let window = if bar.request.wide && end > 1 << 32 { &windows.high } else { &windows.low };
+            let inside = |w: &std::ops::Range<u64>| w.start <= start && end <= w.end;
+            prop_assert!(inside(window) || (bar.request.wide && inside(&windows.high)));
+            if request.slot.is_some() {
+                let port = port.into_iter().flatten().any(|r| *r.start() <= start && end - 1 <= *r.end());
+                prop_assert!(port, "{:x?} is not forwarded by {:x?}", bar, placed.port);
+            }
+            taken.push((start, end));
         }
     }
+    ports.sort_unstable();
+    prop_assert!(ports.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{ports:x?}");
+    for list in [&mut taken, &mut forwarded] {
+        list.sort_unstable();
+        let overlap = list.windows(2).any(|pair| pair[0].1 > pair[1].0);
+        // The low and the high window may themselves overlap here; then so may what is in them.
+        let disjoint = windows.low.end <= windows.high.start || windows.high.end <= windows.low.start;
+        prop_assert!(!overlap || !disjoint);
+    }
+    Ok(())
+}
+
+/// That a window which is larger by what it lacks has room for the function that did not fit.
+fn lacks(
+    functions: &[FunctionRequest],
+    windows: &Windows,
+    error: PlacementError,
+) -> Result<(), TestCaseError> {
+    let PlacementError::NoRoom { kind, needed, missing, alignment, .. } = &error else {
+        return Err(TestCaseError::fail(format!("{error}")));
+    };
+    prop_assert!(*missing > 0 && *needed > 0 && alignment.is_power_of_two());
+    let mut larger = windows.clone();
+    match kind {
+        WindowKind::High => larger.high.end = larger.high.end.saturating_add(*missing),
+        WindowKind::Low => larger.low.end += *missing,
+        WindowKind::Io => return Err(TestCaseError::fail("I/O BARs need no place")),
+    }
+    // Such a window may be impossible, which is another error.
+    prop_assert_ne!(plan(functions, &larger).err(), Some(error));
+    Ok(())
 }

@@ -119,47 +119,82 @@ unsafe impl Mapping for HostMemory {
     }
 }
 
+/// The largest page that a processor maps (a PUD's, of 1 GiB): no larger alignment of addresses is of use.
+const LARGEST_PAGE: u64 = 1 << 30;
+
+/// Addresses of this process with nothing behind them: `len` bytes of them, and where those begin, which is `offset` modulo
+/// `align`, a power of two.
+fn reserve(len: usize, offset: u64, align: u64) -> io::Result<(Range, NonNull<u8>)> {
+    let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
+    let room = usize::try_from(align).ok().and_then(|align| len.checked_add(align)).ok_or_else(invalid)?;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: an anonymous mapping at an address of the kernel's choice disturbs nothing that exists.
+    let start = unsafe { mmap_anonymous(ptr::null_mut(), room, ProtFlags::empty(), flags) }?;
+    let range = Range::from_map(start, room)?;
+    let skip = offset.wrapping_sub(range.start.as_ptr().expose_provenance() as u64) & (align - 1);
+    // Within the range, as `skip` is below `align`.
+    let first = NonNull::new(range.start.as_ptr().wrapping_add(skip as usize)).ok_or_else(invalid)?;
+    Ok((range, first))
+}
+
 /// A part of a device, mapped into this process.
+///
+/// The Linux kernel puts what it can of a BAR into pages of 2 MiB and 1 GiB, from 6.12 on, and KVM the same into the guest: where
+/// addresses of the process, of the guest and of the BAR in the host are congruent modulo such a page. A BAR is aligned to its
+/// size in the host and the guest, so it is in this process, too.
 pub(in super::super) struct MappedRegion {
-    range: Range,
+    /// What is reserved around it, and unmapped with it.
+    _range: Range,
+    start: NonNull<u8>,
+    len: u64,
     // Dropped after the range: the device's file is not closed while a mapping pins it in the Linux kernel.
     _keep: Arc<dyn Any + Send + Sync>,
 }
 
+// SAFETY: it is only addresses and a length; all access goes through volatile reads and writes.
+unsafe impl Send for MappedRegion {}
+// SAFETY: as above.
+unsafe impl Sync for MappedRegion {}
+
 impl MappedRegion {
-    /// Maps `len` bytes at `offset` of a device's file, and keeps `keep` until it is unmapped.
+    /// Maps `part`, in bytes of a region of `size` bytes that begins at `position` of a device's file, and keeps `keep` until it
+    /// is unmapped.
     pub(in super::super) fn new(
         file: BorrowedFd<'_>,
-        offset: u64,
-        len: u64,
-        readable: bool,
-        writable: bool,
+        (position, size): (u64, u64),
+        part: std::ops::Range<u64>,
+        (readable, writable): (bool, bool),
         keep: Arc<dyn Any + Send + Sync>,
     ) -> io::Result<Self> {
-        let len = usize::try_from(len).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+        let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
+        let len = part.end.checked_sub(part.start).and_then(|len| usize::try_from(len).ok());
+        let (len, position) = len.zip(position.checked_add(part.start)).ok_or_else(invalid)?;
         let mut protection = ProtFlags::empty();
         protection.set(ProtFlags::READ, readable);
         protection.set(ProtFlags::WRITE, writable);
-        // SAFETY: a mapping at an address of the kernel's choice disturbs nothing that exists.
-        let start = unsafe { mmap(ptr::null_mut(), len, protection, MapFlags::SHARED, file, offset) }?;
-        Ok(Self { range: Range::from_map(start, len)?, _keep: keep })
+        let align = 1 << size.clamp(page_size(), LARGEST_PAGE).ilog2();
+        let (range, start) = reserve(len, part.start, align)?;
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        // SAFETY: the addresses are within what was just reserved, where nothing is that anyone uses.
+        unsafe { mmap(start.as_ptr().cast(), len, protection, flags, file, position) }?;
+        Ok(Self { _range: range, start, len: len as u64, _keep: keep })
     }
 }
 
 impl fmt::Debug for MappedRegion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("MappedRegion").field(&self.range).finish()
+        write!(f, "MappedRegion({:?}+{:#x})", self.start, self.len)
     }
 }
 
 // SAFETY: the range is mapped until the value is dropped, whole pages, and has no Rust values in it.
 unsafe impl Mapping for MappedRegion {
     fn address(&self) -> u64 {
-        self.range.start.as_ptr().expose_provenance() as u64
+        self.start.as_ptr().expose_provenance() as u64
     }
 
     fn len(&self) -> u64 {
-        self.range.len as u64
+        self.len
     }
 }
 
@@ -194,5 +229,48 @@ fn register(mapping: &dyn Mapping, offset: u64) -> io::Result<*mut u32> {
     match address {
         Some(address) if inside => Ok(ptr::with_exposed_provenance_mut(address)),
         _ => Err(io::Error::from(io::ErrorKind::InvalidInput)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd as _;
+
+    use super::*;
+
+    #[test]
+    fn parts_of_a_region_are_congruent_to_it() {
+        const GIB: u64 = 1 << 30;
+        let file =
+            std::fs::File::from(rustix::fs::memfd_create("bar", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        // Sparse: no more than what is touched takes memory.
+        file.set_len(260 * GIB).unwrap();
+        let check = |position: u64, size: u64, part: std::ops::Range<u64>, modulo: u64| {
+            let mapped =
+                MappedRegion::new(file.as_fd(), (position, size), part.clone(), (true, true), Arc::new(()))
+                    .unwrap();
+            assert_eq!(mapped.address() % modulo, part.start % modulo, "{mapped:?} {part:x?}");
+            assert_eq!(mapped.len(), part.end - part.start);
+            for at in [0, mapped.len() / 8 * 4, mapped.len() - 4] {
+                let value = (position + part.start + at) as u32 ^ 0x5a5a_5a5a;
+                store_u32(&mapped, at, value).unwrap();
+                let mut bytes = [0; 4];
+                std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, position + part.start + at)
+                    .unwrap();
+                assert_eq!(u32::from_le_bytes(bytes), value, "{at:#x} of {mapped:?}");
+            }
+        };
+        check(0, 4096, 0..4096, 4096);
+        check(GIB, 16 << 20, 0..16 << 20, 16 << 20);
+        check(0, 16 << 20, 0x3000..0x10_0000, 16 << 20);
+        check(4096, 64 << 20, 0x10_1000..64 << 20, 64 << 20);
+        check(2 * GIB, 256 * GIB, 0..256 * GIB, GIB);
+        check(2 * GIB, 256 * GIB, (5 << 20) + 8192..256 * GIB, GIB);
+        let map = |part| {
+            MappedRegion::new(file.as_fd(), (u64::MAX - 4095, 1 << 40), part, (true, true), Arc::new(()))
+        };
+        assert!(map(std::ops::Range { start: 8192, end: 4096 }).is_err(), "it ends before it starts");
+        assert!(map(4096..8192).is_err(), "it lies past all files");
+        assert!(map(0..!4095).is_err(), "it is more than there are addresses");
     }
 }

@@ -3,6 +3,8 @@
 //! The APIC id of a vCPU is its index. Sources: Intel SDM volume 2, "CPUID"; AMD APM volume 3, appendix E;
 //! Documentation/virt/kvm/x86/cpuid.rst.
 
+use std::ops::Range;
+
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use kvm_ioctls::Kvm;
 
@@ -22,13 +24,41 @@ pub(in crate::vmm) fn supported(kvm: &Kvm) -> Result<CpuId, MachineError> {
     kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(MachineError::kvm("KVM_GET_SUPPORTED_CPUID"))
 }
 
-/// Number of guest-physical address bits.
+fn leaf(supported: &CpuId, function: u32) -> Option<&kvm_cpuid_entry2> {
+    supported.as_slice().iter().find(|entry| entry.function == function)
+}
+
+/// Number of guest-physical address bits. Where KVM translates fewer than the processor has, as with 4 levels of page tables
+/// on one that has 52, it says so in bits 23:16 (`GuestPhysBits`, Linux 6.10).
 pub(in crate::vmm) fn phys_bits(supported: &CpuId) -> u8 {
-    let leaf = supported.as_slice().iter().find(|entry| entry.function == 0x8000_0008);
-    match leaf.map(|entry| entry.eax as u8) {
-        Some(bits) if bits >= 32 => bits,
-        _ => DEFAULT_PHYS_BITS,
+    let width = |bits: u32| Some(bits as u8).filter(|&bits| bits >= 32);
+    let eax = leaf(supported, 0x8000_0008).map_or(0, |entry| entry.eax);
+    match (width(eax & 0xff), width(eax >> 16 & 0xff)) {
+        (Some(bits), Some(translated)) => bits.min(translated),
+        (Some(bits), None) => bits,
+        (None, _) => DEFAULT_PHYS_BITS,
     }
+}
+
+/// Guest-physical addresses that AMD's and Hygon's processors keep to themselves, for HyperTransport: 12 GiB below the end of
+/// what their address bits reach; before family 17h, below 1 TiB. Those with less than 40 bits hide them (BIOS and
+/// Kernel Developer's Guides, "Memory Map"; Linux `vm_compute_max_gfn` in the tests of KVM).
+pub(in crate::vmm) fn reserved(supported: &CpuId) -> Range<u64> {
+    const SIZE: u64 = 12 << 30;
+    let vendor = leaf(supported, 0).map(|entry| [entry.ebx, entry.edx, entry.ecx].map(u32::to_le_bytes));
+    let is_amd =
+        vendor.is_some_and(|name| [&b"AuthenticAMD"[..], b"HygonGenuine"].contains(&name.as_flattened()));
+    let bits = leaf(supported, 0x8000_0008).map_or(0, |entry| entry.eax as u8);
+    if !is_amd || !(40..=52).contains(&bits) {
+        return 0..0;
+    }
+    let version = leaf(supported, 1).map_or(0, |entry| entry.eax);
+    let family = match version >> 8 & 0xf {
+        0xf => 0xf + (version >> 20 & 0xff),
+        family => family,
+    };
+    let end = if family < 0x17 { 1 << 40 } else { 1 << bits };
+    end - SIZE..end
 }
 
 /// Bits of an APIC id that tell the vCPUs of a package apart.
@@ -170,10 +200,31 @@ mod tests {
     fn address_width_is_never_below_32() {
         for (entries, expect) in [
             (vec![leaf(0x8000_0008, 0, 0x3028)], 40),
+            (vec![leaf(0x8000_0008, 0, 0x30_3934)], 48),
+            (vec![leaf(0x8000_0008, 0, 0x34_392e)], 46),
             (vec![leaf(0x8000_0008, 0, 0)], DEFAULT_PHYS_BITS),
             (vec![leaf(0, 0, 1)], DEFAULT_PHYS_BITS),
         ] {
             assert_eq!(phys_bits(&CpuId::from_entries(&entries).unwrap()), expect);
         }
+    }
+
+    #[test]
+    fn hyper_transport_has_addresses_of_its_own() {
+        fn check(vendor: &[u8; 12], version: u32, bits: u32, expect: Range<u64>) {
+            let word =
+                |at: usize| u32::from_le_bytes([vendor[at], vendor[at + 1], vendor[at + 2], vendor[at + 3]]);
+            let name = kvm_cpuid_entry2 { ebx: word(0), edx: word(4), ecx: word(8), ..leaf(0, 0, 1) };
+            let entries = [name, leaf(1, 0, version), leaf(0x8000_0008, 0, bits)];
+            assert_eq!(reserved(&CpuId::from_entries(&entries).unwrap()), expect, "{version:#x} {bits}");
+        }
+        const GIB: u64 = 1 << 30;
+        let (zen, bulldozer) = (0x80_0f12, 0x60_0f12);
+        check(b"AuthenticAMD", zen, 0x3030, (1 << 48) - 12 * GIB..1 << 48);
+        check(b"HygonGenuine", 0x90_0f00, 43, (1 << 43) - 12 * GIB..1 << 43);
+        check(b"AuthenticAMD", bulldozer, 48, 1012 * GIB..1024 * GIB);
+        check(b"AuthenticAMD", zen, 39, 0..0);
+        check(b"AuthenticAMD", zen, 255, 0..0);
+        check(b"GenuineIntel", 0xa_0671, 46, 0..0);
     }
 }

@@ -127,7 +127,7 @@ pub(super) fn settle(slot: &Slot) -> Result<(), MachineError> {
 /// The most that an empty port gets of each window: NVMe's BARs, and others that are not prefetchable, need the low one;
 /// GPUs have their memory in the high one.
 const RESERVE_LOW: u64 = 16 << 20;
-const RESERVE_HIGH: u64 = 256 << 30;
+const RESERVE_HIGH: u64 = 1 << 40;
 /// The granularity of a port's windows, of memory and of ports.
 const MEMORY_UNIT: u64 = 1 << 20;
 const IO_UNIT: u64 = 1 << 12;
