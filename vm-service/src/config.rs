@@ -1,6 +1,7 @@
 //! Guests as TOML files: the model, and the limits that it keeps.
 
 mod accelerator;
+mod device;
 mod error;
 mod files;
 mod net;
@@ -8,13 +9,16 @@ mod read;
 mod size;
 mod vsock;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use vm_passthrough::PciAddress;
 
 pub use accelerator::{AcceleratorDevice, SharedAccelerator, TIME_PERIOD};
+pub use device::{DeviceSettings, RomSetting};
 pub use error::{ConfigError, MissingFile, Problem};
+pub(crate) use files::open_file;
 pub use net::{MacAddress, Net};
 pub(crate) use read::{is_name, memory_argument, vcpus_argument};
 pub use size::{format_size, parse_size};
@@ -33,6 +37,8 @@ pub struct GuestConfig {
     pub boot: Boot,
     /// Host PCI functions that it owns.
     pub devices: Vec<PciAddress>,
+    /// What is said of those of which anything is.
+    pub settings: BTreeMap<PciAddress, DeviceSettings>,
     /// Slots for devices that come while it runs; `None` for a few, as far as there is room.
     pub hot_plug_slots: Option<u8>,
     /// Accelerators of the host that it shares.
@@ -101,6 +107,7 @@ pub fn fuzz(data: &[u8]) {
             assert_eq!(guest.memory % MEMORY_STEP, 0);
             assert!(guest.boot.cmdline.len() <= MAX_CMDLINE);
             assert!(guest.devices.len() <= MAX_DEVICES && guest.disks.len() <= MAX_DISKS);
+            assert!(guest.settings.keys().all(|device| guest.devices.contains(device)));
             assert!(guest.hot_plug_slots.is_none_or(|slots| slots <= MAX_HOT_PLUG_SLOTS));
             assert!(guest.nets.len() <= MAX_NETS);
             assert!(guest.nets.iter().all(|net| (1..=15).contains(&net.tap.len())));

@@ -3,6 +3,8 @@
 use std::ops::Range;
 
 use super::config::header::BarRegisters;
+use super::device::Rom;
+use crate::pci::MAX_ROM;
 use crate::pci::regs::{
     BASE_ADDRESS_0, BASE_ADDRESS_IO_MASK, BASE_ADDRESS_MEM_MASK, BASE_ADDRESS_SPACE_IO, ROM_ADDRESS,
     ROM_ADDRESS_ENABLE, ROM_ADDRESS_MASK,
@@ -11,8 +13,6 @@ use crate::vfio::{DeviceFile, ROM_REGION, Result, VfioError};
 
 /// The index of the expansion ROM, of its BAR and of its region.
 pub(super) const ROM: u8 = ROM_REGION as u8;
-/// The largest ROM that is shown. Real ones have no more than 2 MiB.
-const MOST_ROM: u64 = 16 << 20;
 
 /// A BAR.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,11 +30,11 @@ pub(super) struct Bar {
     mappable: Vec<Range<u64>>,
 }
 
-/// Finds the BARs, from the BAR registers in `config` and the sizes of VFIO's regions.
+/// Finds the BARs, from the BAR registers in `config` and the sizes of VFIO's regions; the expansion ROM is `shown`.
 ///
 /// # Errors
 /// When a region can't be asked for, or has a size that no BAR has.
-pub(super) fn find(file: &dyn DeviceFile, config: &[u8]) -> Result<Vec<Bar>> {
+pub(super) fn find(file: &dyn DeviceFile, config: &[u8], shown: &Rom) -> Result<Vec<Bar>> {
     let mut bars: Vec<Bar> = Vec::new();
     let mut index = 0u8;
     while index < 6 {
@@ -65,12 +65,18 @@ pub(super) fn find(file: &dyn DeviceFile, config: &[u8]) -> Result<Vec<Bar>> {
         }
         index += width;
     }
-    // The Linux kernel has looked whether there is one.
-    let rom = file.region(ROM_REGION)?;
-    if rom.readable && rom.size.is_power_of_two() && (2048..=MOST_ROM).contains(&rom.size) {
-        let (wide, io, prefetchable) = (false, false, false);
-        bars.push(Bar { index: ROM, size: rom.size, wide, io, prefetchable, mappable: Vec::new() });
-    }
+    let rom = match shown {
+        Rom::Hidden => None,
+        Rom::Image(image) => Some(image.bar_size()),
+        Rom::Device => {
+            // The Linux kernel has looked whether there is one.
+            let rom = file.region(ROM_REGION)?;
+            let is_there = rom.readable && rom.size.is_power_of_two() && (2048..=MAX_ROM).contains(&rom.size);
+            is_there.then_some(rom.size)
+        }
+    };
+    let (wide, io, prefetchable) = (false, false, false);
+    bars.extend(rom.map(|size| Bar { index: ROM, size, wide, io, prefetchable, mappable: Vec::new() }));
     Ok(bars)
 }
 

@@ -16,7 +16,7 @@ use super::state::State;
 use super::{DeviceError, PassthroughDevice, RamRegion, Vmm, bars};
 use crate::claim::Cancel;
 use crate::pci::config::{CONFIG_SIZE, EXTENDED_CONFIG_SIZE};
-use crate::pci::{placement, regs};
+use crate::pci::{RomImage, placement, regs};
 use crate::vfio::{CONFIG_REGION, DeviceFile, MSI_IRQ, MSIX_IRQ, ROM_REGION, Result, VfioError};
 use crate::{PciAddress, deadlines};
 
@@ -36,6 +36,21 @@ pub struct DeviceOptions {
     /// Gives up [attaching](PassthroughDevice::attach) it while the guest's RAM is mapped for it, which takes long where there is
     /// much that was never used.
     pub cancel: Option<Cancel>,
+    /// What its guest finds as its expansion ROM.
+    pub rom: Rom,
+}
+
+/// What a guest finds as a device's expansion ROM.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Rom {
+    /// The device's own, where it has one that can be read.
+    #[default]
+    Device,
+    /// None.
+    Hidden,
+    /// This one.
+    Image(RomImage),
 }
 
 impl DeviceOptions {
@@ -49,6 +64,12 @@ impl DeviceOptions {
     #[must_use]
     pub fn cancel(self, cancel: Option<Cancel>) -> Self {
         Self { cancel, ..self }
+    }
+
+    /// These, with [`rom`](#structfield.rom) as given.
+    #[must_use]
+    pub fn rom(self, rom: Rom) -> Self {
+        Self { rom, ..self }
     }
 }
 
@@ -128,7 +149,7 @@ impl VfioPciDevice {
         options: DeviceOptions,
     ) -> Result<Arc<Self>, DeviceError> {
         let config = read_config(&*file)?;
-        let bars = bars::find(&*file, &config)?;
+        let bars = bars::find(&*file, &config, &options.rom)?;
         let (msi_vectors, _) = vectors(&*file, MSI_IRQ, MSI_VECTORS)?;
         let (msix_vectors, growable) = vectors(&*file, MSIX_IRQ, MSIX_VECTORS)?;
         let sizes = bars::sizes(&bars);
@@ -491,13 +512,18 @@ impl VfioPciDevice {
         }
     }
 
-    /// The expansion ROM, which is read once: nothing in it changes, and its guest reads it in small pieces, each an exit.
+    /// The expansion ROM. The device's is read once: nothing in it changes, and its guest reads it in small pieces, each an exit.
     fn read_rom(&self, offset: u64, data: &mut [u8]) -> Result<()> {
         let rom = match self.rom.get() {
             Some(rom) => rom,
             None => {
-                let mut rom = vec![0; self.sizes[usize::from(bars::ROM)] as usize];
-                self.file.read(ROM_REGION, 0, &mut rom)?;
+                let mut rom = vec![0xff; self.sizes[usize::from(bars::ROM)] as usize];
+                match &self.options.rom {
+                    Rom::Image(image) => {
+                        rom.iter_mut().zip(image.bytes()).for_each(|(byte, &image)| *byte = image);
+                    }
+                    _ => self.file.read(ROM_REGION, 0, &mut rom)?,
+                }
                 self.rom.get_or_init(|| rom)
             }
         };

@@ -18,7 +18,7 @@ mod state;
 mod sys;
 
 pub use bar_map::{BarHit, BarMap};
-pub use device::{DeviceOptions, VfioPciDevice};
+pub use device::{DeviceOptions, Rom, VfioPciDevice};
 pub use interface::{
     DecodedBar, DeviceError, MapId, MsiMessage, PassthroughDevice, RamRegion, RouteId, Vmm, VmmError,
 };

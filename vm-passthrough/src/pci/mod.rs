@@ -8,6 +8,7 @@ mod health;
 mod kind;
 pub mod placement;
 pub mod regs;
+mod rom;
 mod scan;
 mod text;
 
@@ -21,6 +22,7 @@ pub use function::{
     PowerState, ResetMethod, Rom, Sriov,
 };
 pub use health::{AerCount, AerCounters, DeviceHealth, Interrupts, LinkHealth, health, interrupts};
+pub use rom::{MAX_ROM, RomError, RomImage};
 pub use scan::{ScanError, driver_override, read_config, read_function, scan, virtual_functions};
 
 impl Host {

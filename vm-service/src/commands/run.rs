@@ -11,6 +11,7 @@ mod overdue;
 mod progress;
 mod shutdown;
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd as _;
@@ -31,7 +32,7 @@ use crate::config::{AcceleratorDevice, GuestConfig};
 use crate::context::Context;
 use crate::control::{GuestHome, Server};
 use crate::failure::Failure;
-use crate::instance::{DeviceOptions, Devices, Inbox, Instance, VmmError, VmmOptions};
+use crate::instance::{DeviceOptions, Devices, Inbox, Instance, RomFile, VmmError, VmmOptions};
 use crate::json::{self, Body};
 use crate::process::ChildProgram;
 use crate::signals::StopSignals;
@@ -246,10 +247,11 @@ fn devices(
     let mut claim = ClaimOptions::default();
     claim.with_group = asked.with_group;
     claim.guest = Some(config.name.clone());
-    let taken = DeviceOptions {
+    let mut taken = DeviceOptions {
         claim,
         backend: asked.backend.map(Backend::from),
         without_reset: asked.accept.contains(&Accept::NoReset),
+        roms: BTreeMap::new(),
     };
     if config.devices.is_empty() {
         return Ok(Some(Devices::new(manager, Vec::new(), taken, explain)));
@@ -263,5 +265,7 @@ fn devices(
     let _overdue = Overdue::start(stop)?;
     explain::require_ready(context, &readiness)?;
     let functions = config.devices.iter().map(|&address| scan.function(address).cloned());
-    Ok(Some(Devices::new(manager, functions.collect::<Result<_, _>>()?, taken, explain)))
+    let functions = functions.collect::<Result<Vec<_>, _>>()?;
+    taken.roms = RomFile::open_all(&functions, &config.settings).map_err(Failure::usage)?;
+    Ok(Some(Devices::new(manager, functions, taken, explain)))
 }

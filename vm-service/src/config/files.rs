@@ -5,7 +5,7 @@ use std::io::Read as _;
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
-use super::{ConfigError, GuestConfig, MAX_FILE, MissingFile};
+use super::{ConfigError, GuestConfig, MAX_FILE, MissingFile, RomSetting};
 
 impl GuestConfig {
     /// Reads a guest from its TOML file.
@@ -49,14 +49,19 @@ impl GuestConfig {
             .iter()
             .enumerate()
             .map(|(i, disk)| check_file(&format!("disks[{i}].path"), &disk.path, !disk.read_only, true));
-        let checked = std::iter::once(kernel).chain(initrd).chain(disks);
+        let places = self.devices.iter().enumerate();
+        let roms = places.filter_map(|(i, address)| match self.settings.get(address)?.rom.as_ref()? {
+            RomSetting::File(rom) => Some(check_file(&format!("devices[{i}].rom"), rom, false, false)),
+            RomSetting::Hidden => None,
+        });
+        let checked = std::iter::once(kernel).chain(initrd).chain(roms).chain(disks);
         let missing: Vec<_> = checked.filter_map(Result::err).collect();
         if missing.is_empty() { Ok(()) } else { Err(ConfigError::MissingFiles(missing)) }
     }
 }
 
 /// Opens without waiting for the other end of a FIFO, and without becoming a terminal's owner.
-fn open_file(path: &Path, write: bool) -> std::io::Result<File> {
+pub(crate) fn open_file(path: &Path, write: bool) -> std::io::Result<File> {
     OpenOptions::new().read(true).write(write).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)
 }
 

@@ -8,11 +8,10 @@ use std::path::{Path, PathBuf};
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
-use vm_passthrough::PciAddress;
 
 use super::error::Problem;
 use super::{
-    AcceleratorDevice, Boot, ConfigError, Disk, GuestConfig, MAX_CMDLINE, MAX_DEVICES, MAX_DISKS, MAX_FILE,
+    AcceleratorDevice, Boot, ConfigError, Disk, GuestConfig, MAX_CMDLINE, MAX_DISKS, MAX_FILE,
     MAX_HOT_PLUG_SLOTS, MAX_MEMORY, MAX_NAME, MEMORY_STEP, MIN_MEMORY, parse_size,
 };
 
@@ -180,7 +179,7 @@ impl Reader<'_> {
             .required(&root, "boot", "write a table [boot] with kernel = \"PATH\"")
             .and_then(|entry| self.section(&entry, "write it as a table: [boot]"))
             .and_then(|section| self.boot(&section));
-        let devices = self.devices(&root);
+        let (devices, settings) = self.devices(&root);
         let hot_plug_slots =
             self.optional(&root, "hot_plug_slots").and_then(|entry| self.hot_plug_slots(&entry));
         let accelerators = self.accelerators(&root);
@@ -205,6 +204,7 @@ impl Reader<'_> {
             memory,
             boot,
             devices,
+            settings,
             hot_plug_slots,
             accelerators,
             vsock,
@@ -276,35 +276,6 @@ impl Reader<'_> {
         } else {
             Some(text.to_owned())
         }
-    }
-
-    fn devices(&mut self, root: &Section<'_, '_>) -> Vec<PciAddress> {
-        const RULE: &str = "write [[devices]] with address = \"0000:65:00.0\" for each";
-        let mut devices = Vec::new();
-        for entry in self.list(root, "devices", MAX_DEVICES, RULE) {
-            let Some(section) = self.section(&entry, RULE) else { continue };
-            self.known(&section, &["address"]);
-            let Some(entry) = self.required(&section, "address", "write address = \"0000:65:00.0\"") else {
-                continue;
-            };
-            let Some(text) = self.string(&entry, "write an address as in \"0000:65:00.0\"") else { continue };
-            match text.parse::<PciAddress>() {
-                Ok(address) if devices.contains(&address) => {
-                    self.problem(
-                        entry.at,
-                        format!(
-                            "`{}` is {address}, which is there already; name each device once",
-                            entry.key
-                        ),
-                    );
-                }
-                Ok(address) => devices.push(address),
-                Err(error) => {
-                    self.problem(entry.at, format!("`{}`: {}", entry.key, printable(&error.to_string())))
-                }
-            }
-        }
-        devices
     }
 
     fn disks(&mut self, root: &Section<'_, '_>) -> Vec<Disk> {
@@ -427,7 +398,7 @@ impl Reader<'_> {
     }
 
     /// A path, made absolute if the guest file's is.
-    fn path(&mut self, entry: &Entry<'_, '_>) -> Option<PathBuf> {
+    pub(super) fn path(&mut self, entry: &Entry<'_, '_>) -> Option<PathBuf> {
         const RULE: &str = "write a path; a relative one starts at this file's directory";
         let text = self.string(entry, RULE)?;
         if text.is_empty() {

@@ -22,9 +22,11 @@ cmdline = "console=ttyS0 root=/dev/vda"
 
 [[devices]]
 address = "0000:65:00.0"
+rom = "web1/gpu.rom"
 
 [[devices]]
 address = "e1:00.0"
+rom = "none"
 
 [[accelerators]]
 device = "66:00.0"
@@ -59,6 +61,7 @@ vhost = false
 
 #[test]
 fn reads_every_key() {
+    let settings = |rom| DeviceSettings { rom: Some(rom) };
     let address = |text: &str| text.parse().expect("an address");
     let expect = GuestConfig {
         name: "web1".into(),
@@ -70,6 +73,10 @@ fn reads_every_key() {
             cmdline: "console=ttyS0 root=/dev/vda".into(),
         },
         devices: vec![address("0000:65:00.0"), address("0000:e1:00.0")],
+        settings: BTreeMap::from([
+            (address("0000:65:00.0"), settings(RomSetting::File("/etc/guests/web1/gpu.rom".into()))),
+            (address("0000:e1:00.0"), settings(RomSetting::Hidden)),
+        ]),
         hot_plug_slots: Some(2),
         accelerators: vec![
             SharedAccelerator {
@@ -117,6 +124,7 @@ fn leaves_out_what_may_be_missing() {
             memory: 2 << 20,
             boot: Boot { kernel: PathBuf::from("/etc/guests/k"), initrd: None, cmdline: String::new() },
             devices: vec![],
+            settings: BTreeMap::new(),
             hot_plug_slots: None,
             accelerators: vec![],
             vsock: None,
@@ -477,11 +485,11 @@ web1.toml:7:11: `devices[1].address` is 0000:65:00.0, which is there already; na
         &with(
             r#"[[devices]]
 address = "0000:65:00.0"
-rom = "x""#,
+pci = "x""#,
         ),
         r#"
-web1.toml:6:1: unknown key `devices[0].rom`; allowed here: address
-  6 | rom = "x"
+web1.toml:6:1: unknown key `devices[0].pci`; allowed here: address, rom
+  6 | pci = "x"
     | ^^^
 "#,
     );

@@ -23,9 +23,10 @@ use vm_passthrough::{PassthroughManager, PciAddress, PciFunction};
 use super::handle::{AttachRequest, Message, Refused};
 use super::keeper::{self, Served};
 use super::process::Vmm;
+use super::rom::RomFile;
 use super::state::{Action, Detached, Event};
 use super::watch::{self, Watch, Watched};
-use super::wire::{Done, Open, Order};
+use super::wire::{self, Done, Open, Order};
 use crate::deadlines::CLOSE;
 use crate::describe;
 use crate::limits;
@@ -43,6 +44,8 @@ pub(crate) struct DeviceOptions {
     pub(crate) backend: Option<Backend>,
     /// Whether a device is given to the guest although nothing resets it.
     pub(crate) without_reset: bool,
+    /// What is in the place of expansion ROMs; a device that is not there has its own.
+    pub(crate) roms: BTreeMap<PciAddress, RomFile>,
 }
 
 /// A function that the guest has, or is to have.
@@ -60,6 +63,10 @@ struct Function {
 
 impl Function {
     fn new(found: PciFunction, options: DeviceOptions) -> Self {
+        let found = match options.roms.get(&found.address) {
+            Some(rom) => PciFunction { rom: rom.bar(), ..found },
+            None => found,
+        };
         let request = FunctionRequest::of(&found, true);
         Self { found, request, options, vectors: 0, watched: None }
     }
@@ -421,6 +428,14 @@ impl Devices {
         let (group, group_file) = group.unzip();
         let mut files = vec![file.as_fd(), socket.as_fd()];
         files.extend(wanted.iter().chain(&group_file).map(OwnedFd::as_fd));
+        let rom = match options.roms.get(&address) {
+            None => wire::Rom::Device,
+            Some(RomFile::Hidden) => wire::Rom::Hidden,
+            Some(RomFile::Open(rom, _)) => {
+                files.push(rom.as_fd());
+                wire::Rom::File
+            }
+        };
         let order = Order::Open(Open {
             address,
             info,
@@ -429,6 +444,7 @@ impl Devices {
             is_heard: wanted.is_some(),
             group,
             without_reset: options.without_reset,
+            rom,
         });
         self.order(&order, &files)?;
         let backend = space.backend();

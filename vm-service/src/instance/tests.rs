@@ -49,6 +49,7 @@ fn config(kernel: &std::path::Path) -> GuestConfig {
         memory: 4 << 20,
         boot: Boot { kernel: kernel.into(), initrd: None, cmdline: String::new() },
         devices: Vec::new(),
+        settings: BTreeMap::new(),
         hot_plug_slots: Some(1),
         accelerators: Vec::new(),
         vsock: None,
@@ -153,7 +154,7 @@ fn a_guest_boots_while_its_device_is_claimed_and_ends_with_what_fails() {
         let mut manager = PassthroughManager::with_host(drivers.host()).expect("a manager");
         let functions = manager.scan_devices().expect("a scan").to_vec();
         let claim = ClaimOptions::default();
-        let options = DeviceOptions { claim, backend: None, without_reset: false };
+        let options = DeviceOptions { claim, backend: None, without_reset: false, roms: BTreeMap::new() };
         let explain = ExplainOptions::for_memory(4 << 20);
         let devices = Devices::new(manager, functions, options, explain);
         let guest = Asm::default().load32(DEVICE).print("id ").load32(DEVICE + 0x10).print("bar").power_off();
@@ -190,7 +191,7 @@ fn a_guest_that_runs_is_asked_and_answers_once() {
     sim.add(&SimFunction::nvme(bare).no_group().driver("nvme")).expect("a function");
     // One BAR that is larger than any slot's window below 4 GiB, and one larger than any above.
     for (address, kind, at, size) in
-        [(long, BarKind::Memory32, 0xb000_0000, 64 << 20), (wide, BarKind::Memory64, 1 << 40, 512 << 30)]
+        [(long, BarKind::Memory32, 0xb000_0000, 64 << 20), (wide, BarKind::Memory64, 1 << 42, 2 << 40)]
     {
         let group = address.bus().into();
         let function = SimFunction::nvme(address).bar(4, kind, true, at, size).group(group).driver("nvme");
@@ -198,7 +199,12 @@ fn a_guest_that_runs_is_asked_and_answers_once() {
     }
     let drivers = SimDrivers::new(&sim);
     let manager = PassthroughManager::with_host(drivers.host()).expect("a manager");
-    let options = DeviceOptions { claim: ClaimOptions::default(), backend: None, without_reset: false };
+    let options = DeviceOptions {
+        claim: ClaimOptions::default(),
+        backend: None,
+        without_reset: false,
+        roms: BTreeMap::new(),
+    };
     let devices = Devices::new(manager, Vec::new(), options, ExplainOptions::for_memory(4 << 20));
     let stop = Stop::new().expect("an eventfd");
     let screen = Screen::default();
@@ -441,7 +447,12 @@ fn a_vmm_that_misbehaves_is_killed_and_everything_goes_back() {
         let disk: PciAddress = "0000:01:00.0".parse().expect("an address");
         sim.add(&SimFunction::nvme(disk).group(1).driver("nvme")).expect("a function");
         let manager = PassthroughManager::with_host(SimDrivers::new(&sim).host()).expect("a manager");
-        let options = DeviceOptions { claim: ClaimOptions::default(), backend: None, without_reset: false };
+        let options = DeviceOptions {
+            claim: ClaimOptions::default(),
+            backend: None,
+            without_reset: false,
+            roms: BTreeMap::new(),
+        };
         let devices = Devices::new(manager, Vec::new(), options, ExplainOptions::for_memory(4 << 20));
         let (stop, screen) = (Stop::new().expect("an eventfd"), Screen::default());
         let Some((handle, guest)) = start_as(vmm, Asm::default().spin(), Some(devices), &screen, &stop)
@@ -510,7 +521,7 @@ fn a_vmm_that_keeps_a_device_is_killed_for_it() {
     let mut claim = ClaimOptions::default();
     claim.deadline = Duration::from_secs(1);
     manager.claim(disk, &claim).expect("claimed");
-    let options = DeviceOptions { claim, backend: None, without_reset: false };
+    let options = DeviceOptions { claim, backend: None, without_reset: false, roms: BTreeMap::new() };
     let devices = Devices::new(manager, Vec::new(), options, ExplainOptions::for_memory(4 << 20));
     let (stop, screen) = (Stop::new().expect("an eventfd"), Screen::default());
     let Some((handle, guest)) =

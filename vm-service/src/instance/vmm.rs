@@ -12,11 +12,12 @@ use std::thread::{Builder, JoinHandle};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use vm_passthrough::guest::{self, DeviceError, KvmVmm, VfioPciDevice};
+use vm_passthrough::pci::RomImage;
 use vm_passthrough::vfio::{DeviceParts, Space, SpaceParts, VfioDevice};
 use vm_passthrough::{PassthroughDevice, PciAddress};
 
 use super::keeper::Remote;
-use super::wire::{Done, Failed, Make, Open, Order, Report};
+use super::wire::{self, Done, Failed, Make, Open, Order, Report};
 use crate::process::{packets, starter};
 use crate::sandbox::{self, Confinement, Measures, Profile};
 use crate::vmm::{Console, Machine, MachineError, MachineHandle, MachineOptions, Opened, PowerButton, Stop};
@@ -210,19 +211,29 @@ impl Vmm {
     }
 
     fn open(&mut self, open: Open, files: Vec<OwnedFd>) -> Result<(), String> {
-        let Open { address, info, is_virtual, reset_by_open, is_heard, group, without_reset } = open;
+        let Open { address, info, is_virtual, reset_by_open, is_heard, group, without_reset, rom } = open;
         let mut files = files.into_iter();
         let mut next = || files.next().ok_or_else(|| "a descriptor is missing".to_owned());
         let (file, socket) = (next()?, next()?);
         let wanted = is_heard.then(&mut next).transpose()?;
         let group = group.map(|number| Ok::<_, String>((number, next()?))).transpose()?;
+        let rom = match rom {
+            wire::Rom::Device => guest::Rom::Device,
+            wire::Rom::Hidden => guest::Rom::Hidden,
+            wire::Rom::File => {
+                let image = RomImage::read(&File::from(next()?));
+                guest::Rom::Image(image.map_err(|error| format!("the ROM for {address} {error}"))?)
+            }
+        };
         let reset_by_open = reset_by_open.map(Into::into);
         let parts = DeviceParts { address, info, is_virtual, reset_by_open, file, wanted, group };
         let space = self.space.as_ref().ok_or("there is no address space")?;
         let keeper = Arc::new(Remote { address, socket: Mutex::new(socket) });
         let file = VfioDevice::receive(parts, space, keeper).map_err(|error| error.to_string())?;
-        let options =
-            guest::DeviceOptions::default().without_reset(without_reset).cancel(Some(self.stop.cancel()));
+        let options = guest::DeviceOptions::default()
+            .without_reset(without_reset)
+            .cancel(Some(self.stop.cancel()))
+            .rom(rom);
         let device = VfioPciDevice::with_options(file, self.shared.clone(), options)
             .map_err(|error| format!("{address}: {error}"))?;
         self.open.insert(address, device);

@@ -28,7 +28,7 @@ pub(super) enum Order {
     /// Devices that come are open in this space. With its file; the number is iommufd's.
     Space(Option<u32>),
     /// Take an open device. With its file, the socket of its keeper, what is readable when the host wants it back if there is
-    /// such, and its group's file if it has a number.
+    /// such, its group's file if it has a number, and that of its ROM if it has one.
     Open(Open),
     /// Attach it, and put it into the machine if that expects it; given up once the guest is stopped.
     Attach(PciAddress),
@@ -99,6 +99,18 @@ pub(super) struct Open {
     pub(super) is_heard: bool,
     pub(super) group: Option<u32>,
     pub(super) without_reset: bool,
+    pub(super) rom: Rom,
+}
+
+/// What is in the place of a device's expansion ROM.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Rom {
+    /// Its own.
+    Device,
+    /// None.
+    Hidden,
+    /// What is in the last file beside the order.
+    File,
 }
 
 /// What the VMM reports.

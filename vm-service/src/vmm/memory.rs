@@ -296,7 +296,7 @@ mod tests {
             .into_iter()
             .flat_map(|size| both.map(|backing| (size, backing)))
         {
-            let memory = create(&Layout::new(size, 40).unwrap(), backing).unwrap();
+            let memory = create(&Layout::new(size, 40, 0..0).unwrap(), backing).unwrap();
             let start = memory.iter().next().unwrap().as_ptr() as usize;
             assert_eq!(start % HUGE, 0, "{size:#x}");
             let flags = flags(start);
@@ -309,7 +309,7 @@ mod tests {
         let host = host();
         let made = |size: u64| {
             let mut made = None;
-            let layout = Layout::new(size & !(2 * MIB - 1), 52).unwrap();
+            let layout = Layout::new(size & !(2 * MIB - 1), 52, 0..0).unwrap();
             let log = crate::log::limit::testing::logged(|| made = Some(create(&layout, Backing::Private)));
             (made.unwrap().map(drop).map_err(|error| error.to_string()), log)
         };
@@ -348,7 +348,7 @@ mod tests {
 
     #[test]
     fn prefaulting_ends_when_it_is_dropped() {
-        let memory = create(&Layout::new(1 << 30, 40).unwrap(), Backing::Private).unwrap();
+        let memory = create(&Layout::new(1 << 30, 40, 0..0).unwrap(), Backing::Private).unwrap();
         drop(Prefault::start(&memory));
     }
 }

@@ -12,7 +12,7 @@ use crate::scenario::{Contents, Scenario, Variant};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "linux-ati",
-    about: "a Linux guest reads of a GPU of AMD's, which has INTx alone, the same ROM and ports as the host",
+    about: "a Linux guest reads of a GPU of AMD's, which has INTx alone, the same ROM and ports as the host, or a ROM from a file",
     variants: Variant::ALL,
     ports: 1,
     // The host's console is on the first, so that it is not on the other.
@@ -25,26 +25,58 @@ pub(super) const SCENARIO: Scenario = Scenario {
     l2: Some(l2),
 };
 
+const TIMEOUT: Duration = Duration::from_secs(600);
+/// A ROM in a file, and the word for none.
+const OTHER: &str = "/tmp/other.rom";
+const NONE: &str = "none";
+
 pub(super) const ATI: (u16, u16) = (0x1002, 0x5159);
 
 fn l1(l1: &mut L1) -> Result<()> {
     let gpu = Function::find(ATI.0, ATI.1)?;
     let (rom, ports) = read(&gpu)?;
     l1.proved(format!("the host reads a ROM of {} bytes, and {ports:x?} through ports", rom.len()));
-    let cmdline = format!("testbed.rom={:016x} testbed.ports={:08x}-{:08x}", fnv1a(&rom), ports[0], ports[1]);
-    let plan = GuestPlan { cmdline: &cmdline, ..GuestPlan::linux("gpu", &gpu) };
-    let ended = Guest::start(l1, &plan)?.end(Duration::from_secs(240))?;
-    ended.succeeded(l1)?;
-    l1.prove(gpu.driver().is_none(), "the GPU is without a driver again")
+    let mut other = rom.clone();
+    // The first image has the last byte, its checksum, which nobody sums.
+    let last = other.last_mut().context("the ROM is empty")?;
+    *last = !*last;
+    fs::write(OTHER, &other)?;
+    let setting = |value: &str| format!("[[devices]]\naddress = \"{}\"\nrom = \"{value}\"\n", gpu.address);
+    for (name, file, rom) in [
+        ("gpu", String::new(), format!("{:016x}", fnv1a(&rom))),
+        ("rom-file", setting(OTHER), format!("{:016x}", fnv1a(&other))),
+        ("rom-none", setting(NONE), NONE.to_owned()),
+    ] {
+        l1.step(format!("a guest with {}", if file.is_empty() { "the GPU as it is" } else { &file }));
+        let cmdline = format!("testbed.rom={rom} testbed.ports={:08x}-{:08x}", ports[0], ports[1]);
+        let plan = GuestPlan { cmdline: &cmdline, file: &file, ..GuestPlan::linux(name, &gpu) };
+        let ended = Guest::start(l1, &plan)?.end(TIMEOUT)?;
+        ended.succeeded(l1)?;
+    }
+    l1.prove(gpu.driver().is_none(), "the GPU is without a driver again")?;
+
+    other.truncate(other.len() - 512);
+    fs::write(OTHER, &other)?;
+    let plan = GuestPlan { file: &setting(OTHER), ..GuestPlan::bare("rom-short", "pci", &gpu) };
+    let said = Guest::start(l1, &plan)?.end(TIMEOUT)?.process;
+    let named = [OTHER, &gpu.address, &format!("ends at offset {:#x}", other.len()), "offset 0x0"];
+    l1.prove(
+        said.code == Some(2) && named.iter().all(|part| said.stderr.contains(part)) && gpu.driver().is_none(),
+        "a ROM that is cut off is refused, with its file and the offset, and nothing was touched",
+    )
+    .with_context(|| said.stderr)
 }
 
 fn l2(l2: &mut L2) -> Result<()> {
     let gpu = Function::find(ATI.0, ATI.1)?;
-    let (rom, ports) = read(&gpu)?;
     let expect = l2.parameter("testbed.rom")?;
+    if expect == NONE {
+        return l2.prove(!gpu.path().join("rom").exists(), "it has no ROM");
+    }
+    let (rom, ports) = read(&gpu)?;
     l2.prove(
         format!("{:016x}", fnv1a(&rom)) == expect,
-        format!("its ROM of {} bytes is what the host read", rom.len()),
+        format!("its ROM of {} bytes is what it is to read ({expect})", rom.len()),
     )?;
     let expect = l2.parameter("testbed.ports")?;
     l2.prove(

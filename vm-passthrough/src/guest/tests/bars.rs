@@ -216,6 +216,48 @@ fn the_rom_is_shown_while_it_is_enabled_and_is_never_written() {
 }
 
 #[test]
+fn a_rom_of_the_vmm_takes_the_place_of_the_devices() {
+    use crate::guest::{DeviceOptions, Rom};
+    use crate::pci::RomImage;
+    let mut bytes = vec![0x22; 3 * 512];
+    bytes[..2].copy_from_slice(&[0x55, 0xaa]);
+    bytes[0x18..0x1c].copy_from_slice(&[0x1c, 0, 0, 0]);
+    bytes[0x1c..0x34].copy_from_slice(b"PCIR\x34\x12\x78\x56\0\0\x18\0\0\0\0\0\x03\0\0\0\0\x80\0\0");
+    let image = || Rom::Image(RomImage::parse(bytes.clone()).unwrap());
+    // With a ROM of its own, and without.
+    for own in [0, 1 << 20] {
+        let check = |rom: Rom, size: u32| {
+            let builder = builder(&config(4), 4, false);
+            let rig = Rig::with(if own == 0 { builder } else { builder.bar(6, own, &[]) });
+            let options = DeviceOptions::default().rom(rom);
+            let device = VfioPciDevice::with_options(rig.sim.clone(), rig.vmm.clone(), options).unwrap();
+            let rig = Rig { device, ..rig };
+            rig.device.attach().unwrap();
+            rig.write32(0x30, 0xffff_fffe);
+            assert_eq!(rig.read32(0x30), if size == 0 { 0 } else { !(size - 1) }, "{own:#x}");
+            rig
+        };
+        check(Rom::Hidden, 0);
+        check(Rom::Device, own as u32);
+        let rig = check(image(), 2048);
+        rig.write32(0x30, 0xc020_0001);
+        rig.write16(0x04, 0x2);
+        assert_eq!(rig.find_bar(0xc020_0400), Some((6, 0x400)));
+        let mut read = vec![0; 2048];
+        for (at, piece) in (0..).step_by(8).zip(read.chunks_mut(8)) {
+            rig.device.bar_read(6, at, piece).unwrap();
+        }
+        assert_eq!((&read[..1536], &read[1536..]), (&bytes[..], &[0xff; 512][..]));
+        rig.device.bar_write(6, 0, &[0; 4]).unwrap();
+        assert_eq!(
+            rig.sim.config()[0x30],
+            config(4).bytes()[0x30],
+            "the device's own register is not touched"
+        );
+    }
+}
+
+#[test]
 fn a_rom_that_cannot_be_read_reads_all_ones() {
     let rig = Rig::with(builder(&config(4), 4, false).bar(6, 4096, &[]));
     rig.device.attach().unwrap();

@@ -73,7 +73,7 @@ mod tests {
     #[test]
     fn the_map_is_sorted_and_has_all_ram() {
         for memory in [2 << 20, 1 << 30, 3 << 30, 7u64 << 30, 1500 << 30] {
-            let layout = Layout::new(memory, 46).unwrap();
+            let layout = Layout::new(memory, 46, 0..0).unwrap();
             let map = memory_map(&layout);
             for pair in map.windows(2) {
                 let (addr, size, next) = (pair[0].addr, pair[0].size, pair[1].addr);

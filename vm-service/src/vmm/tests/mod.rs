@@ -7,6 +7,7 @@ pub(crate) mod guest;
 #[path = "../../../tests/shared/storage.rs"]
 mod storage;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -47,6 +48,7 @@ fn config(kernel: &Path, vcpus: u8) -> GuestConfig {
         memory: 4 << 20,
         boot: Boot { kernel: kernel.into(), initrd: None, cmdline: "a=b".into() },
         devices: Vec::new(),
+        settings: BTreeMap::new(),
         hot_plug_slots: Some(0),
         accelerators: Vec::new(),
         vsock: None,
