@@ -30,6 +30,7 @@ use vm_passthrough::pci::ScanError;
 use vm_passthrough::readiness::{ExplainOptions, Explainer, Readiness};
 use vm_passthrough::{Host, PassthroughManager, PciAddress, PciFunction};
 
+use crate::config::GuestConfig;
 use crate::describe;
 use crate::failure::Failure;
 
@@ -106,14 +107,20 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// What keeps a guest from having all of these functions, which must be there.
+    /// The functions of a guest, which must be there, as it is to have them.
+    fn guest_functions(&self, guest: &GuestConfig) -> Result<Vec<PciFunction>, Failure> {
+        let functions = guest.devices.iter().map(|&address| self.function(address));
+        functions.map(|function| Ok(guest.sized(function?.clone()))).collect()
+    }
+
+    /// What keeps a guest from having all of its functions, which must be there.
     fn explain_guest(
         &self,
-        addresses: &[PciAddress],
+        guest: &GuestConfig,
         options: &ExplainOptions,
     ) -> Result<Vec<Readiness>, Failure> {
-        let functions =
-            addresses.iter().map(|&address| self.function(address)).collect::<Result<Vec<_>, _>>()?;
+        let functions = self.guest_functions(guest)?;
+        let functions: Vec<_> = functions.iter().collect();
         self.explainer.explain_guest(&functions, options).map_err(Failure::failed)
     }
 

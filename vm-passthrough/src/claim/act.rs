@@ -1,5 +1,6 @@
 //! Carries plans out and undoes them, each step in the ledger first.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::bind::Binder;
@@ -92,7 +93,7 @@ pub(crate) fn take(
         else {
             continue;
         };
-        return take_up(&ledger, journal, address, target, &wanted, options);
+        return take_up(host, &ledger, journal, address, target, &wanted, options);
     }
 
     if !options.force {
@@ -145,6 +146,7 @@ fn judge(host: &Host, target: PciAddress, options: &ClaimOptions) -> Result<(), 
 
 /// Takes up a persistent claim that nobody uses, if that is what is asked for.
 fn take_up(
+    host: &Host,
     ledger: &Ledger,
     mut journal: Journal,
     address: PciAddress,
@@ -162,6 +164,12 @@ fn take_up(
     }
     if let Some(&missing) = wanted.iter().find(|&&address| entry.function(address).is_none()) {
         return Err(ClaimError::Uncovered { address: target, missing });
+    }
+    // Its functions are on VFIO, where no BAR can be resized.
+    for (&address, sizes) in options.bar_sizes.iter().filter(|(address, _)| wanted.contains(address)) {
+        if let Some(&(index, _)) = Binder::new(host, options.deadline).other_sizes(address, sizes).first() {
+            return Err(Refusal::BarInUse { address, index, driver: VFIO_DRIVER.into() }.into());
+        }
     }
     journal.append(&Record::User(ledger.owner().clone()))?;
     tracing::info!(target_function = %target, "took up its persistent claim");
@@ -196,11 +204,14 @@ fn carry_out(
         };
         let kept = driver.as_deref().is_some_and(stays);
         let driver_override = if kept { None } else { binder.driver_override(address)? };
+        let none = BTreeMap::new();
+        let wanted = options.bar_sizes.get(&address).filter(|_| !kept).unwrap_or(&none);
         let function = ClaimedFunction {
             address,
             driver: driver.clone(),
             driver_override,
             resets,
+            bar_sizes: binder.other_sizes(address, wanted),
             vfio_driver: if kept { driver.clone().unwrap_or_default() } else { vfio_driver.to_owned() },
             kept,
             restored: false,
@@ -210,7 +221,7 @@ fn carry_out(
             _ if kept => {}
             (Step::Park { .. }, Some(driver)) => binder.unbind(&lock, &driver)?,
             (Step::Park { .. }, None) => {}
-            (_, driver) => binder.take(&lock, driver.as_deref(), vfio_driver)?,
+            (_, driver) => binder.take(&lock, driver.as_deref(), vfio_driver, wanted)?,
         }
     }
     go_on(plan.target)?;

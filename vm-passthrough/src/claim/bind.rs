@@ -3,6 +3,7 @@
 //! What a step was to change is read back: `driver_override` itself and, after `bind`, the driver. After `unbind` it is
 //! the next `bind`, or the look at the driver before it, that shows whether the function is free.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use super::BindError;
 use super::lock::FunctionLock;
 use crate::iommu::is_vfio_driver;
 use crate::ledger::ClaimedFunction;
-use crate::readiness::holders;
+use crate::readiness::{holders, size_text};
 use crate::{Host, PciAddress, files, pci};
 
 /// Moves functions between drivers; each access to sysfs has until the deadline.
@@ -121,18 +122,62 @@ impl<'a> Binder<'a> {
         self.write(lock, format!("bind it to {driver}"), &path, &lock.address().to_string())
     }
 
-    /// Takes the function from `driver` and binds it to a VFIO driver.
+    /// Takes the function from `driver`, gives its BARs these sizes, and binds it to a VFIO driver.
     pub(super) fn take(
         &self,
         lock: &FunctionLock,
         driver: Option<&str>,
         vfio_driver: &str,
+        bar_sizes: &BTreeMap<u8, u64>,
     ) -> Result<(), BindError> {
         self.set_driver_override(lock, Some(vfio_driver))?;
         if let Some(driver) = driver {
             self.unbind(lock, driver)?;
         }
+        for (&index, &size) in bar_sizes {
+            self.resize(lock, index, size)?;
+        }
         self.bind_and_verify(lock, vfio_driver)
+    }
+
+    /// Those of these BARs that have other sizes now, with the sizes that they have.
+    pub(super) fn other_sizes(&self, address: PciAddress, sizes: &BTreeMap<u8, u64>) -> Vec<(u8, u64)> {
+        let other = |(&index, &size)| {
+            let has = pci::bar_size(self.host, address, index).filter(|&has| has != size)?;
+            Some((index, has))
+        };
+        sizes.iter().filter_map(other).collect()
+    }
+
+    /// Gives a BAR of a function that has no driver another size (PCI Express Base 6.0, 7.8.6).
+    fn resize(&self, lock: &FunctionLock, index: u8, size: u64) -> Result<(), BindError> {
+        let address = lock.address();
+        if pci::bar_size(self.host, address, index) == Some(size) {
+            return Ok(());
+        }
+        let path = self.host.pci_device(address).join(format!("resource{index}_resize"));
+        let what = format!("give BAR {index} {}", size_text(size));
+        // Linux takes the exponent of the size in MiB.
+        let value = size.max(1 << 20).ilog2() - 20;
+        self.write(lock, what.clone(), &path, &value.to_string())?;
+        match pci::bar_size(self.host, address, index) {
+            Some(has) if has == size => Ok(()),
+            has => {
+                let has = has.map_or_else(|| "none".into(), size_text);
+                let error = io::Error::other(format!("it has {has} afterwards"));
+                Err(self.refused(address, what, &path, error))
+            }
+        }
+    }
+
+    /// Gives BARs of a function that has no driver the sizes that they had. It does no harm where that can't be, so that it keeps
+    /// nothing else from being released.
+    fn restore_sizes(&self, lock: &FunctionLock, function: &ClaimedFunction) {
+        for &(index, size) in function.bar_sizes.iter().rev() {
+            if let Err(error) = self.resize(lock, index, size) {
+                tracing::warn!("{error}; it keeps its size");
+            }
+        }
     }
 
     /// Returns the function to its driver, from whatever point [`take`](Self::take) or an earlier `restore` came to. A function
@@ -161,6 +206,9 @@ impl<'a> Binder<'a> {
         let now = self.driver(address)?;
         if now.as_deref() == taken_by {
             self.unbind(lock, &function.vfio_driver)?;
+        }
+        if now.is_none() || now.as_deref() == taken_by {
+            self.restore_sizes(lock, function);
         }
         self.set_driver_override(lock, function.driver_override.as_deref())?;
         let now = self.driver(address)?;
@@ -210,7 +258,7 @@ impl<'a> Binder<'a> {
 
     fn refused(&self, address: PciAddress, what: String, path: &Path, source: io::Error) -> BindError {
         use io::ErrorKind::{
-            InvalidInput, NotFound, PermissionDenied, ReadOnlyFilesystem, ResourceBusy, TimedOut,
+            InvalidInput, NotFound, PermissionDenied, ReadOnlyFilesystem, ResourceBusy, StorageFull, TimedOut,
         };
         let remedy = match source.kind() {
             TimedOut => {
@@ -226,6 +274,10 @@ impl<'a> Binder<'a> {
                 "the driver refused the function; vfio-pci does so when no IOMMU translates for it"
             }
             ResourceBusy => "another driver took it in the meantime; try again, and stop what binds drivers",
+            StorageFull => {
+                "the bridges above it have no room for a BAR of that size: choose a smaller one, or give them more room \
+                 (\"Above 4G decoding\" and \"Resizable BAR\" in the firmware, or pci=realloc)"
+            }
             NotFound => "the driver is not loaded, or this Linux lacks the attribute",
             _ => "dmesg says more",
         };

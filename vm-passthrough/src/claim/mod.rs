@@ -121,6 +121,9 @@ pub struct ClaimOptions {
     pub only: Option<BTreeMap<PciAddress, PciIds>>,
     /// Which VFIO driver to bind.
     pub driver: VfioDriver,
+    /// Sizes in bytes that BARs get before their function goes to VFIO, by index; they get back the sizes that they had when it
+    /// is released. Sizes that a device supports are in [`PciFunction::bar_sizes`](crate::PciFunction::bar_sizes).
+    pub bar_sizes: BTreeMap<PciAddress, BTreeMap<u8, u64>>,
 }
 
 impl Default for ClaimOptions {
@@ -137,6 +140,7 @@ impl Default for ClaimOptions {
             guest: None,
             only: None,
             driver: VfioDriver::Best,
+            bar_sizes: BTreeMap::new(),
         }
     }
 }

@@ -112,6 +112,32 @@ pub enum Refusal {
         /// How many are enabled.
         num_vfs: u16,
     },
+    /// A BAR can't be given the size that [`ClaimOptions::bar_sizes`] asks for.
+    #[error(
+        "BAR {index} of {address} can't have {asked} bytes: {}", possible(.sizes)
+    )]
+    BarSize {
+        /// The function.
+        address: PciAddress,
+        /// The BAR.
+        index: u8,
+        /// What was asked for.
+        asked: u64,
+        /// What it can have; nothing when it can't be resized.
+        sizes: Vec<u64>,
+    },
+    /// A BAR is to be resized of a function that is on a VFIO driver already, which Linux refuses.
+    #[error(
+        "BAR {index} of {address} can't be resized while {driver} has the function; release it, or unbind it from there, first"
+    )]
+    BarInUse {
+        /// The function.
+        address: PciAddress,
+        /// The BAR.
+        index: u8,
+        /// The VFIO driver.
+        driver: String,
+    },
     /// Other devices of its IOMMU group are in use by the host.
     #[error(
         "IOMMU group {group} of {address} holds other functions that the host's drivers have: {}; {}unbind them, or move the card to another slot",
@@ -127,6 +153,14 @@ pub enum Refusal {
         /// Whether claiming the whole group takes them all.
         with_group_helps: bool,
     },
+}
+
+fn possible(sizes: &[u64]) -> String {
+    if sizes.is_empty() {
+        return "the device can't resize it".into();
+    }
+    let sizes: Vec<_> = sizes.iter().map(u64::to_string).collect();
+    format!("it can have {}", sizes.join(", "))
 }
 
 fn list(others: &[(PciAddress, String)]) -> String {
@@ -200,7 +234,18 @@ impl Plan {
                 continue;
             }
             let choice = drivers.choose(member, &options.driver, address == target);
-            if choice.reason == DriverReason::Bound {
+            let stays = choice.reason == DriverReason::Bound;
+            for (&index, &asked) in options.bar_sizes.get(&address).into_iter().flatten() {
+                let sizes = member.bar_sizes(index).to_vec();
+                let has = member.bars.iter().find(|bar| bar.index == index).map(|bar| bar.size);
+                if has.is_none() || !sizes.contains(&asked) {
+                    return Err(Refusal::BarSize { address, index, asked, sizes });
+                }
+                if stays && has != Some(asked) {
+                    return Err(Refusal::BarInUse { address, index, driver: choice.driver });
+                }
+            }
+            if stays {
                 steps.push(Step::Keep { address, driver: choice.driver });
                 continue;
             }
@@ -229,6 +274,7 @@ mod tests {
             header_type: 0,
             upstream: None,
             bars: Vec::new(),
+            resizable: Vec::new(),
             rom: None,
             iommu_group: group,
             driver: driver.map(Into::into),

@@ -19,6 +19,7 @@ use crate::{Host, PassthroughManager};
 mod damaged;
 mod orphans;
 mod resets;
+mod resizing;
 mod shared;
 mod vfs;
 
@@ -47,7 +48,7 @@ fn nvme() -> PciAddress {
 /// A GPU with audio (which has an override of its own) and USB (without a driver), and an NVMe.
 fn new_sim() -> SimHost {
     let sim = SimHost::new().unwrap();
-    sim.add(&SimFunction::gpu(gpu()).group(1).driver("nvidia")).unwrap();
+    sim.add(&SimFunction::gpu(gpu()).group(1).driver("nvidia").resizable(1, 0x7fc0)).unwrap();
     sim.add(&SimFunction::new(audio(), 0x10de, 0x22ba, 0x04_0300).group(1).driver("snd_hda_intel")).unwrap();
     sim.set(audio(), "driver_override", "snd_hda_intel\n").unwrap();
     sim.add(&SimFunction::new(usb(), 0x10de, 0x1ad8, 0x0c_0330).group(1)).unwrap();
@@ -73,18 +74,16 @@ fn release_within(
     manager.find_claim(address).and_then(|claimed| manager.release_within(&claimed, deadline))
 }
 
-type Bindings = BTreeMap<PciAddress, (Option<String>, String)>;
+type Bindings = BTreeMap<PciAddress, (Option<String>, String, String)>;
 
-/// Driver and `driver_override` of every function.
+/// Driver, `driver_override` and `resource` of every function.
 fn bindings(sim: &SimHost) -> Bindings {
     [gpu(), audio(), usb(), nvme()]
         .into_iter()
         .map(|address| {
             let directory = sim.device_dir(address).unwrap();
-            (
-                address,
-                (sim.driver_of(address), fs::read_to_string(directory.join("driver_override")).unwrap()),
-            )
+            let read = |name| fs::read_to_string(directory.join(name)).unwrap();
+            (address, (sim.driver_of(address), read("driver_override"), read("resource")))
         })
         .collect()
 }
@@ -427,7 +426,8 @@ fn a_function_that_was_given_another_driver_keeps_it() {
     sim.add_driver("uio_pci_generic").unwrap();
     sim.set_driver(nvme(), Some("uio_pci_generic")).unwrap();
     release(&mut manager, nvme()).unwrap();
-    assert_eq!(bindings(&sim)[&nvme()], (Some("uio_pci_generic".into()), "(null)\n".into()));
+    let (driver, driver_override, _) = &bindings(&sim)[&nvme()];
+    assert_eq!((driver.as_deref(), driver_override.as_str()), (Some("uio_pci_generic"), "(null)\n"));
 }
 
 #[test]
@@ -818,7 +818,7 @@ fn be_killed(order: &str) {
     let mut manager = manager(drivers.host());
     match scenario {
         Scenario::ClaimAndRelease => {
-            manager.claim(gpu(), &ClaimOptions::default()).unwrap();
+            manager.claim(gpu(), &resizing::options(256 << 20)).unwrap();
             release(&mut manager, gpu()).unwrap();
         }
         Scenario::ClaimPersistent => drop(manager.claim(gpu(), &persistent()).unwrap()),

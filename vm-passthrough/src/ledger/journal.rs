@@ -10,7 +10,8 @@
 //! claim 0000:65:00.0 persistent             function asked for; or `process`
 //! owner 4711 vm-service 1700000000 web1     who claims: process ID, command, when (in seconds after 1970 began), guest
 //! take 0000:65:00.1 snd_hda_intel - flr     about to be taken: former driver, driver_override and reset_method; last, the VFIO
-//!                                           driver that takes it, where that is not vfio-pci
+//!                                           driver that takes it, where that is not vfio-pci or sizes of BARs follow,
+//!                                           which are those before they are changed: `1:268435456,3:33554432`
 //! keep 0000:65:00.2 vfio-pci flr%20bus      belongs to the claim, was on a VFIO driver already; its reset_method
 //! claimed                                   everything is taken
 //! user 4712 vm-service                      a process uses the persistent claim
@@ -71,6 +72,8 @@ pub struct ClaimedFunction {
     /// What its `reset_method` was before, as Linux wrote it; `None` when it has none. A reset narrows it for a moment,
     /// and whoever is killed then leaves it so.
     pub resets: Option<String>,
+    /// The BARs that are given other sizes, by index, with the sizes in bytes that they had before.
+    pub bar_sizes: Vec<(u8, u64)>,
     /// VFIO driver that takes it, or that it was on already.
     pub vfio_driver: String,
     /// Whether it was on a VFIO driver already, so that it stays there.
@@ -113,12 +116,13 @@ impl Record {
                 let driver_override = escape(function.driver_override.as_deref());
                 match function.kept {
                     true => format!("keep {address} {driver}{}", last(resets)),
-                    false if vfio_driver == VFIO_DRIVER => {
+                    false if vfio_driver == VFIO_DRIVER && function.bar_sizes.is_empty() => {
                         format!("take {address} {driver} {driver_override}{}", last(resets))
                     }
                     false => {
                         let (resets, by) = (escape(resets.as_deref()), escape(Some(vfio_driver)));
-                        format!("take {address} {driver} {driver_override} {resets} {by}")
+                        let sizes = sizes_word(&function.bar_sizes);
+                        format!("take {address} {driver} {driver_override} {resets} {by}{sizes}")
                     }
                 }
             }
@@ -154,6 +158,7 @@ impl Record {
                     driver_override,
                     resets: reset_methods(resets.filter(|&word| by.is_none() || word != "-"))?,
                     vfio_driver: by.map_or(Some(VFIO_DRIVER.into()), vfio_driver_name)?,
+                    bar_sizes: words.next().map_or(Some(Vec::new()), bar_sizes)?,
                     kept: false,
                     restored: false,
                 })
@@ -166,6 +171,7 @@ impl Record {
                     driver_override: None,
                     resets: reset_methods(words.next())?,
                     vfio_driver: driver,
+                    bar_sizes: Vec::new(),
                     kept: true,
                     restored: false,
                 })
@@ -217,6 +223,23 @@ fn reset_methods(word: Option<&str>) -> Option<Option<String>> {
     let is_known =
         |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'_' | b' ');
     (!methods.trim().is_empty() && methods.bytes().all(is_known)).then_some(Some(methods))
+}
+
+/// The last word of a line, as [`bar_sizes`] reads it, where there are any.
+fn sizes_word(sizes: &[(u8, u64)]) -> String {
+    let sizes: Vec<_> = sizes.iter().map(|(index, size)| format!("{index}:{size}")).collect();
+    if sizes.is_empty() { String::new() } else { format!(" {}", sizes.join(",")) }
+}
+
+/// Sizes of BARs: each an index and a power of two, in order of the indexes.
+fn bar_sizes(word: &str) -> Option<Vec<(u8, u64)>> {
+    let size = |text: &str| {
+        let (index, size) = text.split_once(':')?;
+        let (index, size) = (index.parse().ok()?, size.parse::<u64>().ok()?);
+        (index < 6 && size.is_power_of_two()).then_some((index, size))
+    };
+    let sizes = word.split(',').map(size).collect::<Option<Vec<_>>>()?;
+    sizes.windows(2).all(|pair| pair[0].0 < pair[1].0).then_some(sizes)
 }
 
 /// The last word of a line, where there is one.

@@ -5,7 +5,7 @@
 
 use std::convert::Infallible;
 
-use super::{Capability, ExtendedCapability, Link, regs};
+use super::{Capability, ExtendedCapability, Link, ResizableBar, regs};
 
 /// Bytes of the conventional config space.
 pub const CONFIG_SIZE: usize = 256;
@@ -106,6 +106,27 @@ pub fn extended_capabilities(config: &(impl ConfigSource + ?Sized)) -> Vec<Exten
     found
 }
 
+/// The BARs that can be resized, from the capability at `offset` (PCI Express 6.0, 7.8.6). Registers of a BAR that can't be,
+/// or was there already, are passed over.
+pub(super) fn resizable(config: &(impl ConfigSource + ?Sized), offset: usize) -> Vec<ResizableBar> {
+    const MOST: u32 = 6;
+    let mut found: Vec<ResizableBar> = Vec::new();
+    let count = config.read_u32(offset + 8).map_or(0, |control| (control >> 5 & 7).min(MOST));
+    for entry in 0..count as usize {
+        let registers = (config.read_u32(offset + 4 + 8 * entry), config.read_u32(offset + 8 + 8 * entry));
+        let (Some(capability), Some(control)) = registers else { break };
+        let index = (control & 7) as u8;
+        if u32::from(index) >= MOST || capability == u32::MAX || found.iter().any(|bar| bar.index == index) {
+            continue;
+        }
+        // From bit 4 on, 1 MiB to 128 TiB; in the control register from bit 16 on, 256 TiB to 8 EiB.
+        let low = (4..32).filter(|bit| capability >> bit & 1 != 0).map(|bit| 1 << (bit + 16));
+        let high = (16..32).filter(|bit| control >> bit & 1 != 0).map(|bit| 1 << (bit + 32));
+        found.push(ResizableBar { index, sizes: low.chain(high).collect() });
+    }
+    found
+}
+
 /// The link, from the PCI Express capability at `offset` (PCI Express 6.0, 7.5.3.6, 7.5.3.8 and 7.5.3.18);
 /// `None` for a function that has no link of its own.
 pub(super) fn link(config: &[u8], offset: usize) -> Option<Link> {
@@ -160,6 +181,27 @@ mod tests {
             config[*at..at + bytes.len()].copy_from_slice(bytes);
         }
         config
+    }
+
+    #[test]
+    fn finds_what_bars_can_be() {
+        let check = |registers: &[u32], expect: &[(u8, &[u64])]| {
+            let mut bytes = vec![0; 0x100];
+            bytes.extend(registers.iter().flat_map(|register| register.to_le_bytes()));
+            let found = resizable(&bytes[..], 0x100);
+            let found: Vec<_> = found.iter().map(|bar| (bar.index, &bar.sizes[..])).collect();
+            assert_eq!(found, expect, "{registers:x?}");
+        };
+        const HEADER: u32 = 0x15;
+        let mib = |n: u64| n << 20;
+        check(&[HEADER, 0x1c00, 0x820], &[(0, &[mib(64), mib(128), mib(256)])]);
+        // Two; the second up to 128 TiB and 8 EiB.
+        check(&[HEADER, 0x10, 0x41, 0x8000_0000, 0x8000_0042], &[(1, &[mib(1)]), (2, &[128 << 40, 1 << 63])]);
+        // Hostile: more than there are BARs, one twice, one that is none, and the end of config space.
+        check(&[HEADER, 0x10, 0xe1, 0x20, 1, 0x20, 6, 0x20, 0x3], &[(1, &[mib(1)]), (3, &[mib(2)])]);
+        check(&[HEADER, u32::MAX, u32::MAX], &[]);
+        check(&[HEADER], &[]);
+        check(&[HEADER, 0x10, 0], &[]);
     }
 
     #[test]

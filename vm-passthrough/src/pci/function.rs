@@ -25,6 +25,8 @@ pub struct PciFunction {
     pub upstream: Option<PciAddress>,
     /// The BARs that exist, in order of their index.
     pub bars: Vec<Bar>,
+    /// The BARs that can be given other sizes; empty like the list of extended capabilities.
+    pub resizable: Vec<ResizableBar>,
     /// The expansion ROM.
     pub rom: Option<Rom>,
     /// Number of its IOMMU group; `None` when no IOMMU translates for it.
@@ -56,6 +58,11 @@ impl PciFunction {
     /// is an endpoint.
     pub fn is_bridge(&self) -> bool {
         self.header_type != 0 || (self.class.base() == 0x06 && self.class.subclass() <= 0x01)
+    }
+
+    /// The sizes that BAR `index` can be given, ascending; none where it can't be resized.
+    pub fn bar_sizes(&self, index: u8) -> &[u64] {
+        self.resizable.iter().find(|bar| bar.index == index).map_or(&[], |bar| &bar.sizes)
     }
 
     /// The vendor's name from the PCI ID database.
@@ -159,6 +166,15 @@ pub struct Bar {
     pub address: u64,
     /// Size in bytes.
     pub size: u64,
+}
+
+/// A BAR that can be given other sizes (PCI Express Base 6.0, 7.8.6).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResizableBar {
+    /// Index of its (first) register, 0 to 5.
+    pub index: u8,
+    /// The sizes that the device supports, in bytes, ascending.
+    pub sizes: Vec<u64>,
 }
 
 /// Address space and width of a BAR.

@@ -19,10 +19,11 @@ use crate::Host;
 pub use address::{ParsePciAddressError, PciAddress};
 pub use function::{
     Bar, BarKind, Capability, DeviceType, ExtendedCapability, Link, PciClass, PciFunction, PciIds,
-    PowerState, ResetMethod, Rom, Sriov,
+    PowerState, ResetMethod, ResizableBar, Rom, Sriov,
 };
 pub use health::{AerCount, AerCounters, DeviceHealth, Interrupts, LinkHealth, health, interrupts};
 pub use rom::{MAX_ROM, RomError, RomImage};
+pub(crate) use scan::bar_size;
 pub use scan::{ScanError, driver_override, read_config, read_function, scan, virtual_functions};
 
 impl Host {

@@ -112,6 +112,10 @@ pub const EXT_CAP_ID_VNDR: u16 = 0x000b;
 pub const EXT_CAP_ID_ACS: u16 = 0x000d;
 /// Single root I/O virtualization.
 pub const EXT_CAP_ID_SRIOV: u16 = 0x0010;
+/// Resizable BARs (PCI Express Base 6.0, 7.8.6).
+pub const EXT_CAP_ID_REBAR: u16 = 0x0015;
+/// Designated vendor-specific (7.9.6).
+pub const EXT_CAP_ID_DVSEC: u16 = 0x0023;
 
 // Power management (PCI Bus Power Management Interface 1.2, 3.2).
 

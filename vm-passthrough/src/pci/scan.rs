@@ -225,6 +225,11 @@ fn read(devices: &OwnedFd, address: PciAddress, buffer: &mut Buffer) -> Result<P
         Some(file) if express.is_some() => config::extended_capabilities(file),
         _ => Vec::new(),
     };
+    let is_resizable = |capability: &&super::ExtendedCapability| capability.id == regs::EXT_CAP_ID_REBAR;
+    let resizable = match (&file, extended_capabilities.iter().find(is_resizable)) {
+        (Some(file), Some(capability)) => config::resizable(file, capability.offset.into()),
+        _ => Vec::new(),
+    };
     ids.revision = match space.get(usize::from(regs::CLASS_REVISION)) {
         Some(&revision) => revision,
         None => attributes.read("revision", buffer)?.and_then(text::hex_number).unwrap_or(0) as u8,
@@ -261,6 +266,7 @@ fn read(devices: &OwnedFd, address: PciAddress, buffer: &mut Buffer) -> Result<P
         header_type,
         upstream,
         bars,
+        resizable,
         rom,
         iommu_group,
         driver,
@@ -273,6 +279,13 @@ fn read(devices: &OwnedFd, address: PciAddress, buffer: &mut Buffer) -> Result<P
         extended_capabilities,
         boot_display,
     })
+}
+
+/// The size of a function's BAR now, by sysfs `resource`; `None` when it has none.
+pub(crate) fn bar_size(host: &Host, address: PciAddress, index: u8) -> Option<u64> {
+    let text = crate::files::read(&host.pci_device(address).join("resource")).ok()??;
+    let (bars, _) = text::resource(text.as_bytes());
+    bars.iter().find(|bar| bar.index == index).map(|bar| bar.size)
 }
 
 /// The link by the attributes, for who may not read the capabilities; `None` where there is none.

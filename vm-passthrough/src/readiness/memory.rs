@@ -143,7 +143,7 @@ fn width(case: &mut Case<'_>) {
 }
 
 /// A size as people say it: `16 GiB`, or in bytes when it is no whole number of KiB.
-pub(super) fn size_text(bytes: u64) -> String {
+pub(crate) fn size_text(bytes: u64) -> String {
     for (shift, unit) in [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")] {
         let count = bytes >> shift;
         if (1..10_000).contains(&count) && bytes.trailing_zeros() >= shift {

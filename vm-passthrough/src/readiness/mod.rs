@@ -34,6 +34,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub use holders::{Holder, holders};
+pub(crate) use memory::size_text;
 
 use facts::HostFacts;
 

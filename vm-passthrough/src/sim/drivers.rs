@@ -268,6 +268,32 @@ impl SimDrivers {
         Ok(())
     }
 
+    /// What a write to `resourceN_resize` does (`drivers/pci/pci-sysfs.c`): the BAR stays where it is, and grows or shrinks.
+    fn resize(&self, address: PciAddress, attribute: &Path, value: &str, until: Instant) -> io::Result<()> {
+        self.wait_for_lock(address, until)?;
+        if self.driver_of(address)?.is_some() {
+            return Err(errno(libc::EBUSY));
+        }
+        let invalid = || errno(libc::EINVAL);
+        let name = attribute.file_name().and_then(|name| name.to_str()).ok_or_else(invalid)?;
+        let index = name.trim_start_matches("resource").trim_end_matches("_resize").parse::<usize>();
+        let exponent = value.trim_end().parse::<u32>().map_err(|_| invalid())?;
+        let sizes =
+            u64::from_str_radix(fs::read_to_string(attribute)?.trim_end(), 16).map_err(|_| invalid())?;
+        if exponent > 43 || sizes >> exponent & 1 == 0 {
+            return Err(invalid());
+        }
+        let path = self.device(address)?.join("resource");
+        let text = fs::read_to_string(&path)?;
+        let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
+        let line = index.ok().and_then(|index| lines.get_mut(index)).ok_or_else(invalid)?;
+        let words: Vec<_> = line.split(' ').collect();
+        let [start, _, flags] = words[..] else { return Err(invalid()) };
+        let first = u64::from_str_radix(start.trim_start_matches("0x"), 16).map_err(|_| invalid())?;
+        *line = format!("{start} {:#018x} {flags}", first + (1 << (exponent + 20)) - 1);
+        fs::write(path, lines.join("\n") + "\n")
+    }
+
     fn group_node(&self, address: PciAddress) -> io::Result<PathBuf> {
         let group = fs::read_link(self.device(address)?.join("iommu_group"))?;
         Ok(self.root.join("dev/vfio").join(group.file_name().unwrap_or_default()))
@@ -319,6 +345,9 @@ impl SimDrivers {
             }
             ["devices", _, "sriov_drivers_autoprobe"] if path.exists() => {
                 fs::write(path, format!("{}\n", value.trim_end()))
+            }
+            ["devices", device, attribute] if attribute.ends_with("_resize") && path.exists() => {
+                self.resize(address(device)?, path, value, until)
             }
             ["drivers_probe"] => self.probe(address(value)?, until),
             ["drivers", driver, action @ ("bind" | "unbind")] => {

@@ -14,6 +14,8 @@ pub struct SimFunction {
     pub(super) class: u32,
     pub(super) header_type: u8,
     pub(super) bars: Vec<Bar>,
+    /// With a bit for each size that they can have, from 1 MiB on.
+    pub(super) resizable: Vec<(u8, u32)>,
     pub(super) rom: u64,
     pub(super) group: Option<u32>,
     pub(super) driver: Option<String>,
@@ -39,6 +41,7 @@ impl SimFunction {
             class,
             header_type: 0,
             bars: Vec::new(),
+            resizable: Vec::new(),
             rom: 0,
             group: None,
             driver: None,
@@ -146,6 +149,12 @@ impl SimFunction {
     pub fn bar(mut self, index: u8, kind: BarKind, prefetchable: bool, address: u64, size: u64) -> Self {
         self.bars.retain(|bar| bar.index != index);
         self.bars.push(Bar { index, kind, prefetchable, address, size });
+        self
+    }
+
+    /// Makes a BAR one that can be resized: to 2 to the power of N MiB, for each bit N of `sizes`, which has less than 28.
+    pub fn resizable(mut self, index: u8, sizes: u32) -> Self {
+        self.resizable.push((index, sizes));
         self
     }
 
@@ -291,6 +300,13 @@ impl SimFunction {
             body[0x08..0x0a].copy_from_slice(&total.to_le_bytes());
             body[0x0a..0x0c].copy_from_slice(&total.to_le_bytes());
             extended.push((regs::EXT_CAP_ID_SRIOV, 1, body));
+        }
+        if !self.resizable.is_empty() {
+            let count = (self.resizable.len() as u32) << 5;
+            let registers =
+                self.resizable.iter().flat_map(|&(index, sizes)| [sizes << 4, count | u32::from(index)]);
+            let body: Vec<u8> = registers.flat_map(u32::to_le_bytes).collect();
+            extended.push((regs::EXT_CAP_ID_REBAR, 1, body));
         }
         let mut at = 0x100;
         for (id, version, body) in &extended {

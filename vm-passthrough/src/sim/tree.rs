@@ -222,6 +222,9 @@ impl SimHost {
                 put(&format!("resource{}", bar.index), String::new())?;
             }
         }
+        for (index, sizes) in &function.resizable {
+            put(&format!("resource{index}_resize"), format!("{sizes:016x}\n"))?;
+        }
         self.link_path(&self.path("sys/bus/pci/devices").join(address.to_string()), &dir)?;
         if let Some(physical) = function.physical {
             let physical_dir = self.device_dir(physical)?;

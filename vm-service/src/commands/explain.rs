@@ -81,7 +81,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ExplainArgs) -> Result<(), F
                 .filter_map(|readiness| readiness.map_err(|error| failed.push(error.message)).ok())
                 .collect()
         }
-        Some(guest) => scan.explain_guest(&guest.devices, &options)?,
+        Some(guest) => scan.explain_guest(guest, &options)?,
         None => scan
             .functions()
             .iter()

@@ -137,6 +137,10 @@ fn render(
     line("boot display", if function.boot_display { "yes" } else { "no" }.into());
     for bar in &function.bars {
         line(&format!("BAR {}", bar.index), describe::bar(bar));
+        let sizes: Vec<_> = function.bar_sizes(bar.index).iter().map(|&size| describe::size(size)).collect();
+        if !sizes.is_empty() {
+            line("  sizes", sizes.join(", "));
+        }
     }
     if let Some(rom) = function.rom {
         line("ROM", describe::size(rom.size));

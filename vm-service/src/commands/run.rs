@@ -247,6 +247,7 @@ fn devices(
     let mut claim = ClaimOptions::default();
     claim.with_group = asked.with_group;
     claim.guest = Some(config.name.clone());
+    claim.bar_sizes = config.bar_sizes();
     let mut taken = DeviceOptions {
         claim,
         backend: asked.backend.map(Backend::from),
@@ -261,11 +262,10 @@ fn devices(
     let mut options = explain.clone();
     options.with_group = asked.with_group;
     options.accept = asked.accept.iter().map(Into::into).collect();
-    let readiness = scan.explain_guest(&config.devices, &options)?;
+    let readiness = scan.explain_guest(config, &options)?;
     let _overdue = Overdue::start(stop)?;
     explain::require_ready(context, &readiness)?;
-    let functions = config.devices.iter().map(|&address| scan.function(address).cloned());
-    let functions = functions.collect::<Result<Vec<_>, _>>()?;
+    let functions = scan.guest_functions(config)?;
     taken.roms = RomFile::open_all(&functions, &config.settings).map_err(Failure::usage)?;
     Ok(Some(Devices::new(manager, functions, taken, explain)))
 }

@@ -4,16 +4,18 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use vm_passthrough::PciAddress;
+use vm_passthrough::{PciAddress, PciFunction};
 
-use super::MAX_DEVICES;
-use super::read::{Entry, Reader, Section, printable};
+use super::read::{Entry, Reader, Section, printable, shorten};
+use super::{GuestConfig, MAX_DEVICES, parse_size};
 
 /// What a guest file says of a device beside its address.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceSettings {
     /// What is in the place of its expansion ROM; `None` for its own.
     pub rom: Option<RomSetting>,
+    /// Sizes in bytes that its BARs get before the guest starts, by index.
+    pub bars: BTreeMap<u8, u64>,
 }
 
 /// What a guest finds in the place of a device's expansion ROM.
@@ -23,6 +25,24 @@ pub enum RomSetting {
     Hidden,
     /// What is in this file.
     File(PathBuf),
+}
+
+impl GuestConfig {
+    /// The sizes that BARs of its devices get.
+    pub(crate) fn bar_sizes(&self) -> BTreeMap<PciAddress, BTreeMap<u8, u64>> {
+        let sized = self.settings.iter().filter(|(_, settings)| !settings.bars.is_empty());
+        sized.map(|(&address, settings)| (address, settings.bars.clone())).collect()
+    }
+
+    /// A function of the host as its guest is to have it: its BARs with the sizes that they get.
+    pub(crate) fn sized(&self, mut function: PciFunction) -> PciFunction {
+        if let Some(settings) = self.settings.get(&function.address) {
+            for bar in &mut function.bars {
+                bar.size = settings.bars.get(&bar.index).copied().unwrap_or(bar.size);
+            }
+        }
+        function
+    }
 }
 
 impl Reader<'_> {
@@ -35,8 +55,8 @@ impl Reader<'_> {
         let (mut devices, mut all) = (Vec::new(), BTreeMap::new());
         for entry in self.list(root, "devices", MAX_DEVICES, RULE) {
             let Some(section) = self.section(&entry, RULE) else { continue };
-            self.known(&section, &["address", "rom"]);
-            let settings = DeviceSettings { rom: self.rom(&section) };
+            self.known(&section, &["address", "rom", "bars"]);
+            let settings = DeviceSettings { rom: self.rom(&section), bars: self.bars(&section) };
             let Some(entry) = self.required(&section, "address", "write address = \"0000:65:00.0\"") else {
                 continue;
             };
@@ -63,6 +83,24 @@ impl Reader<'_> {
             }
         }
         (devices, all)
+    }
+
+    fn bars(&mut self, section: &Section<'_, '_>) -> BTreeMap<u8, u64> {
+        const RULE: &str = "write a table of BARs and their sizes, as in { 0 = \"256M\" }";
+        const SIZE: &str = "write a power of two from 1M on, as in \"256M\" or \"16G\"";
+        let mut bars = BTreeMap::new();
+        let table = self.optional(section, "bars").and_then(|entry| self.section(&entry, RULE));
+        let Some(table) = table else { return bars };
+        self.known(&table, &["0", "1", "2", "3", "4", "5"]);
+        for index in 0..6 {
+            let Some(entry) = self.optional(&table, &index.to_string()) else { continue };
+            let Some(text) = self.string(&entry, SIZE) else { continue };
+            match parse_size(text) {
+                Ok(size) if size.is_power_of_two() && size >= 1 << 20 => drop(bars.insert(index, size)),
+                _ => drop(self.wrong::<()>(&entry, &format!("is \"{}\"", shorten(text)), SIZE)),
+            }
+        }
+        bars
     }
 
     fn rom(&mut self, section: &Section<'_, '_>) -> Option<RomSetting> {

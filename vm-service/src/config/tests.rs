@@ -23,6 +23,7 @@ cmdline = "console=ttyS0 root=/dev/vda"
 [[devices]]
 address = "0000:65:00.0"
 rom = "web1/gpu.rom"
+bars = { 0 = "256M", 4 = "32G" }
 
 [[devices]]
 address = "e1:00.0"
@@ -61,7 +62,8 @@ vhost = false
 
 #[test]
 fn reads_every_key() {
-    let settings = |rom| DeviceSettings { rom: Some(rom) };
+    let settings =
+        |rom, bars: &[(u8, u64)]| DeviceSettings { rom: Some(rom), bars: bars.iter().copied().collect() };
     let address = |text: &str| text.parse().expect("an address");
     let expect = GuestConfig {
         name: "web1".into(),
@@ -74,8 +76,14 @@ fn reads_every_key() {
         },
         devices: vec![address("0000:65:00.0"), address("0000:e1:00.0")],
         settings: BTreeMap::from([
-            (address("0000:65:00.0"), settings(RomSetting::File("/etc/guests/web1/gpu.rom".into()))),
-            (address("0000:e1:00.0"), settings(RomSetting::Hidden)),
+            (
+                address("0000:65:00.0"),
+                settings(
+                    RomSetting::File("/etc/guests/web1/gpu.rom".into()),
+                    &[(0, 256 << 20), (4, 32 << 30)],
+                ),
+            ),
+            (address("0000:e1:00.0"), settings(RomSetting::Hidden, &[])),
         ]),
         hot_plug_slots: Some(2),
         accelerators: vec![
@@ -488,7 +496,7 @@ address = "0000:65:00.0"
 pci = "x""#,
         ),
         r#"
-web1.toml:6:1: unknown key `devices[0].pci`; allowed here: address, rom
+web1.toml:6:1: unknown key `devices[0].pci`; allowed here: address, rom, bars
   6 | pci = "x"
     | ^^^
 "#,

@@ -192,6 +192,9 @@ pub struct Bar {
     pub address: String,
     /// Size in bytes.
     pub size_bytes: u64,
+    /// Sizes in bytes that it can be given (`bars` in a guest file), ascending; empty when it can't be resized, and when the
+    /// caller may not read extended capabilities.
+    pub sizes_bytes: Vec<u64>,
 }
 
 /// Address space and width of a BAR.
@@ -258,6 +261,7 @@ impl Function {
                     prefetchable: bar.prefetchable,
                     address: format!("{:#x}", bar.address),
                     size_bytes: bar.size,
+                    sizes_bytes: function.bar_sizes(bar.index).to_vec(),
                 })
                 .collect(),
             rom_bytes: function.rom.map(|rom| rom.size),

@@ -93,7 +93,8 @@ fn a_damaged_record_is_kept_and_can_be_put_right_by_hand() {
         let told =
             readiness.blockers.iter().find(|blocker| blocker.code.as_str() == "claim-record-unreadable");
         obey(&host, &told.unwrap().remedy);
-        let drivers = |all: &Bindings| -> Vec<_> { all.values().map(|(driver, _)| driver.clone()).collect() };
+        let drivers =
+            |all: &Bindings| -> Vec<_> { all.values().map(|(driver, ..)| driver.clone()).collect() };
         assert_eq!(drivers(&bindings(&sim)), drivers(&former), "{what}");
         assert!(ledger_files(&sim).is_empty());
         manager(host).claim(gpu(), &within(SHORT)).unwrap();

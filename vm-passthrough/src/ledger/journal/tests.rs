@@ -45,6 +45,11 @@ fn reads_what_can_be_and_refuses_what_cannot() {
     check(&["take 0000:01:00.0 nvme - flr ../x_vfio_pci"], Err("not a record"));
     check(&["take 0000:01:00.0 nvme - flr x_vfio_pci more"], Err("not a record"));
     check(&["take 0000:01:00.0 nvme - flr vfio-pci"], Err("the checksum of the whole"));
+    check(&["take 0000:01:00.0 nvme - flr vfio-pci 0:1048576,4:17179869184"], Ok((1, false, false)));
+    check(&["take 0000:01:00.0 nvme - - x_vfio_pci 5:4096"], Ok((1, false, false)));
+    for sizes in ["6:4096", "0:3", "1:4096,0:4096", "0:4096,", "0", "0:4096 more", "0:99999999999999999999"] {
+        check(&[&format!("take 0000:01:00.0 nvme - flr vfio-pci {sizes}")], Err("not a record"));
+    }
     check(&["owner 7 x 1700000000 web1 more"], Err("not a record"));
     check(&["owner 7 x yesterday"], Err("not a record"));
     check(&["nonsense"], Err("line 5: `nonsense` is not a record"));
@@ -116,6 +121,7 @@ fn function(number: u8, driver: Option<&str>, kept: bool) -> ClaimedFunction {
         driver: driver.map(str::to_owned),
         driver_override: (!kept).then(|| "x".into()),
         resets: (number > 0).then(|| "flr bus".into()),
+        bar_sizes: if number == 0 && !kept { vec![(1, 256 << 20), (4, 1 << 40)] } else { Vec::new() },
         vfio_driver: match kept {
             true => driver.unwrap_or_default().to_owned(),
             false => if number > 1 { "x_vfio_pci" } else { VFIO_DRIVER }.to_owned(),
