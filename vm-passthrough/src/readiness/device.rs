@@ -1,7 +1,7 @@
 //! The state of the functions themselves: what they are, power, reset, virtual functions, BARs.
 
 use super::{BlockerCode, Case, Severity};
-use crate::pci::config::HEADER_SIZE;
+use crate::pci::config::{ConfigSource as _, HEADER_SIZE};
 use crate::pci::{self, BarKind, PciFunction, PowerState, Sriov, regs};
 use crate::{PciAddress, files};
 
@@ -30,6 +30,7 @@ pub(super) fn judge(case: &mut Case<'_>) {
         power(case, &function);
         virtual_functions(case, &function);
         bars_assigned(case, &function);
+        cxl(case, &function);
     }
     // Companions are reset with the function, or not at all.
     reset(case);
@@ -147,6 +148,38 @@ fn bars_assigned(case: &mut Case<'_>, function: &PciFunction) {
              pcie-root-port), or boot Linux with pci=realloc",
         ),
     );
+}
+
+/// Tells of a CXL device: one with a designated vendor-specific capability of CXL's for devices (CXL 3.1, 8.1.3), or of the
+/// class of CXL memory.
+fn cxl(case: &mut Case<'_>, function: &PciFunction) {
+    const CXL: u16 = 0x1e98;
+    const MEMORY: u32 = 0x05_02;
+    // A function in D3cold, which reading would wake, has none.
+    let all =
+        function.extended_capabilities.iter().filter(|capability| capability.id == regs::EXT_CAP_ID_DVSEC);
+    let offsets: Vec<_> = all.map(|capability| usize::from(capability.offset)).collect();
+    let config = match offsets[..] {
+        [] => Vec::new(),
+        _ => pci::read_config(case.host, function.address).unwrap_or_default(),
+    };
+    let is_cxl =
+        |offset: &usize| (config.read_u16(offset + 4), config.read_u16(offset + 8)) == (Some(CXL), Some(0));
+    let found = offsets.into_iter().find(is_cxl);
+    let path = case.host.pci_device(function.address);
+    let evidence = match found {
+        Some(offset) => format!(
+            "{} has CXL's designated vendor-specific capability for devices at {offset:#x}",
+            path.join("config").display()
+        ),
+        None if function.class.0 >> 8 == MEMORY => {
+            format!("{} is {:06x}, CXL memory", path.join("class").display(), function.class.0)
+        }
+        None => return,
+    };
+    let remedy = "nothing, if its driver in the guest does without CXL: memory and caches that CXL keeps coherent stay the \
+                  host's, and the guest sees none of CXL's capabilities";
+    case.add(BlockerCode::Cxl, Severity::Warning, function.address, evidence, remedy);
 }
 
 fn reset(case: &mut Case<'_>) {

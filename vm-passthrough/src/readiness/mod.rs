@@ -268,6 +268,7 @@ codes! {
     D3cold = "d3cold", Guest, "it is switched off";
     NoReset = "no-reset", Guest, "nothing can reset it between guests";
     LegacyInterrupt = "legacy-interrupt", Guest, "it interrupts by INTx alone, on a line of the host that others use";
+    Cxl = "cxl", Guest, "it is a CXL device, of which a guest gets the PCI Express side alone";
     PortIo = "port-io", Guest, "it is programmed through port I/O, for which the guest has no ports left";
     BarUnassigned = "bar-unassigned", Guest, "the host gave one of its BARs no address";
     BarsTooLarge = "bars-too-large", Guest, "its BARs don't fit into the guest's physical addresses";

@@ -103,6 +103,22 @@ fn not_an_endpoint() {
 }
 
 #[test]
+fn cxl_devices_are_named() {
+    let with = |body: &[u8]| Scene::with(Scene::disk().extended_capability(0x0023, 1, body));
+    let device = [0x98, 0x1e, 0xc2, 0x03, 0, 0, 0x1e, 0];
+    with(&device).check(Code::Cxl, Warns, &["0000:01:00.0/config", "at 0x100"], &["stay the host's"]);
+    // Another of CXL's, which no device has alone, another vendor's, and one that is cut off.
+    assert_eq!(with(&[0x98, 0x1e, 0xc2, 0x03, 8, 0, 0, 0]).explain().blockers, []);
+    assert_eq!(with(&[0x86, 0x80, 0xc2, 0x03, 0, 0, 0, 0]).explain().blockers, []);
+    let mut cut = Scene::disk().config_space();
+    cut[0x100..0x104].copy_from_slice(&0xffc1_0023u32.to_le_bytes());
+    cut[0xffc..].copy_from_slice(&0x0001_0023u32.to_le_bytes());
+    assert_eq!(Scene::with(Scene::disk().config(cut)).explain().blockers, []);
+    let memory = SimFunction::new(address(DISK), 0x1af4, 1, 0x05_0210).group(1);
+    Scene::with(memory).check(Code::Cxl, Warns, &["0000:01:00.0/class is 050210"], &["nothing"]);
+}
+
+#[test]
 fn not_responding() {
     let dead = Scene::disk().config(vec![0xff; 4096]);
     Scene::with(dead).check(Code::NotResponding, Blocks, &["0000:01:00.0/config"], &["/remove", "rescan"]);

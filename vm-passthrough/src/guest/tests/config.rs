@@ -91,6 +91,25 @@ fn hides_what_acts_on_the_host() {
     assert_eq!(extended(&rig), [(0x0001, 0x140), (0x0003, 0x1a0), (0x000b, 0x300)]);
 }
 
+/// Whatever its ID, a capability that is not on the list has no byte that the guest sees, and takes none of its writes.
+#[test]
+fn hides_capabilities_that_it_does_not_know() {
+    const SHOWN: [u16; 3] = [0x0001, 0x0003, 0x000b];
+    for id in (1..=0x40).chain([0x7fff, 0xffff]).filter(|id| !SHOWN.contains(id)) {
+        let mut config = config(4);
+        config.extended(id, 0x400, &[0x77; 0x3c]);
+        let rig = Rig::with(builder(&config, 4, false));
+        rig.device.attach().unwrap();
+        assert_eq!(extended(&rig), [(0x0001, 0x140), (0x0003, 0x1a0), (0x000b, 0x300)], "{id:#x}");
+        let before = rig.sim.config();
+        for offset in (0x400..0x440).step_by(4) {
+            rig.write32(offset, u32::MAX);
+            assert_eq!(rig.read32(offset), 0, "{id:#x} at {offset:#x}");
+        }
+        assert!(rig.sim.config() == before, "{id:#x}");
+    }
+}
+
 /// Writes all ones to every register, one by one, and says what reads differently and what reached the device.
 #[test]
 fn writes_are_filtered() {
