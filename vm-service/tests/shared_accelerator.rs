@@ -150,7 +150,8 @@ fn a_vmm_has_no_more_than_it_needs_on_any_thread() {
     }
     kill(vmm, libc::SIGKILL);
     let ended = guest.end();
-    let expect = "the guest's VMM was killed; see its messages above, and the Linux kernel's log (dmesg)";
+    let expect =
+        "the guest's VMM was killed; see its messages in the log, and the Linux kernel's log (dmesg)";
     assert!(!ended.succeeded && ended.messages.contains(expect), "{}", ended.messages);
     assert!(
         ended.messages.contains("the guest's VMM is confined: system calls, files, signals"),

@@ -48,7 +48,9 @@ pub(super) fn text(stopped: &StoppedGuest) -> String {
         StoppedHow::Cut => "has ended: its power was cut",
         StoppedHow::Reset => "has ended: it was reset, and was started with `--no-reboot`",
         StoppedHow::Crashed => "has ended: it crashed (triple fault), and was started with `--no-reboot`",
-        StoppedHow::Failed => "has ended: its process failed; see `vm-service logs`",
+        StoppedHow::Failed => {
+            return format!("{0} has ended: its process failed; see `vm-service logs {0}`\n", stopped.guest);
+        }
         StoppedHow::Killed => "has ended: its process was killed, or died",
         StoppedHow::Other => "has ended",
     };

@@ -47,11 +47,13 @@ impl IntoResponse for Problem {
 
 /// A part of the request is not what it should be.
 fn wrong<E: std::fmt::Display>(part: &str, error: serde_path_to_error::Error<E>) -> Refusal {
-    let field = error.path().to_string();
+    // A path of nothing is written as a dot, and one of what can't be read as a question mark. It may be as long as the request.
+    let field = Some(error.path().to_string()).filter(|field| !matches!(&**field, "." | "?"));
+    let field = field.map(|field| field.chars().take(64).collect::<String>());
+    let place = field.as_ref().map_or_else(|| part.to_owned(), |field| format!("`{field}` in {part}"));
     let refusal =
-        Refusal::new(RefusalCode::Invalid, format_args!("{part} is not as it should be: {}", error.inner()));
-    // A path of nothing is written as a dot, and one of what can't be read as a question mark.
-    Refusal { field: Some(field).filter(|field| !matches!(&**field, "." | "?")), ..refusal }
+        Refusal::new(RefusalCode::Invalid, format_args!("{place} is not as it should be: {}", error.inner()));
+    Refusal { field, ..refusal }
 }
 
 /// What the request's query says.

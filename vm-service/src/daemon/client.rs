@@ -113,7 +113,7 @@ impl Api {
             begins();
             let mut text = Vec::new();
             while let Some(frame) = body.frame().await {
-                let frame = frame.map_err(|error| failed(format_args!("the daemon ended: {error}")))?;
+                let Ok(frame) = frame else { break };
                 text.extend(frame.data_ref().into_iter().flatten());
                 while let Some(end) = text.iter().position(|&byte| byte == b'\n') {
                     let line: Vec<u8> = text.drain(..=end).collect();

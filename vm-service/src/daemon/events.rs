@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::metrics::Metrics;
-use crate::json::{GuestEvent, Refusal, RefusalCode};
+use crate::json::{EventKind, GuestEvent, Refusal, RefusalCode};
 
 /// Most events that wait for a listener. One who leaves more is dropped, and may connect again.
 const MAX_WAITING: usize = 256;
@@ -24,7 +24,12 @@ pub(super) struct Events {
 impl Events {
     /// Tells all who listen.
     pub(super) fn tell(&self, event: &GuestEvent) {
-        tracing::info!("{event}");
+        // Messages from one place in the program are limited: a guest that restarts again and again must not hide how others end.
+        match event.event {
+            EventKind::Ended | EventKind::Gone => tracing::info!("{event}"),
+            EventKind::Failed | EventKind::DeviceLost => tracing::info!("{event}"),
+            _ => tracing::info!("{event}"),
+        }
         self.metrics.count_event(event.event);
         let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
         listeners.retain(|listener| listener.try_send(event.clone()).is_ok());

@@ -74,7 +74,11 @@ impl<S> Operation<S> {
     fn description(&self, schemas: &mut SchemaGenerator) -> Value {
         let names = self.path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
         let mut parameters: Vec<Value> = names
-            .map(|name| json!({ "name": name, "in": "path", "required": true, "schema": { "type": "string" } }))
+            .map(|name| {
+                let pattern = if name == "address" { ADDRESS } else { NAME };
+                let schema = json!({ "type": "string", "pattern": pattern });
+                json!({ "name": name, "in": "path", "required": true, "schema": schema })
+            })
             .collect();
         if let Some(query) = self.query.map(|schema| schema(schemas)) {
             let fields = query.get("properties").and_then(Value::as_object).cloned().unwrap_or_default();
@@ -106,6 +110,11 @@ impl<S> Operation<S> {
     }
 }
 
+/// What a guest's name is, as a regular expression of ECMA-262.
+const NAME: &str = "^[A-Za-z0-9_-]{1,64}$";
+/// What a PCI address is.
+const ADDRESS: &str = r"^([0-9A-Fa-f]{1,8}:)?[0-9A-Fa-f]{1,2}:[01]?[0-9A-Fa-f]\.[0-7]$";
+
 /// A guest's file, as JSON: the keys of docs/guest-toml.md, which says what they mean.
 fn guest_file(_: &mut SchemaGenerator) -> Schema {
     let object = |required: &[&str], properties: Value| json!({ "type": "object", "additionalProperties": false, "required": required, "properties": properties });
@@ -115,14 +124,19 @@ fn guest_file(_: &mut SchemaGenerator) -> Schema {
     let accelerator = json!({
         "device": text, "memory": text, "deadline": text, "time_slice": text, "poll": text, "window": text,
     });
+    let device = json!({
+        "address": { "type": "string", "pattern": ADDRESS },
+        "rom": text,
+        "bars": { "type": "object", "propertyNames": { "pattern": "^[0-5]$" }, "additionalProperties": text },
+    });
     let file = object(
         &["memory", "boot"],
         json!({
-            "name": text,
+            "name": { "type": "string", "pattern": NAME },
             "vcpus": number(1, 255),
             "memory": text,
             "boot": object(&["kernel"], json!({ "kernel": text, "initrd": text, "cmdline": text })),
-            "devices": list(object(&["address"], json!({ "address": text }))),
+            "devices": list(object(&["address"], device)),
             "hot_plug_slots": number(0, 16),
             "accelerators": list(object(&["device", "memory"], accelerator)),
             "vsock": object(&["cid"], json!({ "cid": number(3, u32::MAX - 1) })),

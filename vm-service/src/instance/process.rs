@@ -114,9 +114,9 @@ impl Life {
     /// How it ended, and where more of that is said.
     fn end(&self) -> String {
         let (how, more) = match (self.fault.get(), self.end.get()) {
-            (Some(fault), Some(_)) => (format!("was killed, as it {fault}"), "its messages above"),
+            (Some(fault), Some(_)) => (format!("was killed, as it {fault}"), "its messages in the log"),
             (Some(fault), None) => (format!("was killed, as it {fault}, and is not gone"), DMESG),
-            (None, Some(end)) => (end.clone(), "its messages above, and the Linux kernel's log (dmesg)"),
+            (None, Some(end)) => (end.clone(), "its messages in the log, and the Linux kernel's log (dmesg)"),
             (None, None) => ("was killed and is not gone".to_owned(), DMESG),
         };
         format!("the guest's VMM {how}; see {more}")

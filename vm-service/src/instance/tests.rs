@@ -429,7 +429,7 @@ fn a_vmm_that_makes_no_machine_ends_at_its_deadline_or_when_the_guest_is_stopped
         let late = ask(|answer| handle.reset(answer)).expect_err("it has ended");
         assert!(matches!(late, Refused::Conflict(_)), "{late:?}");
     };
-    check(false, "was killed, as it did not make the machine within 1 s; see its messages above");
+    check(false, "was killed, as it did not make the machine within 1 s; see its messages in the log");
     check(true, &format!("was killed, as it did not make the machine within {} s", VMM_GIVES_UP.as_secs()));
 }
 
@@ -479,7 +479,7 @@ fn a_vmm_that_misbehaves_is_killed_and_everything_goes_back() {
     let check = |vmm, expect| check_with(vmm, false, expect);
     check(
         "a_vmm_that_does_nothing",
-        "was killed, as it did not boot the guest within 2 s; see its messages above",
+        "was killed, as it did not boot the guest within 2 s; see its messages in the log",
     );
     check("a_vmm_that_talks_nonsense", "was killed, as it made an invalid report (");
     check("a_vmm_that_answers_something_else", "was killed, as it answered another order than it was given;");
@@ -490,11 +490,14 @@ fn a_vmm_that_misbehaves_is_killed_and_everything_goes_back() {
         "a_vmm_that_restarts_what_never_started",
         "as it reported the start of a guest that did not start;",
     );
-    check("a_vmm_that_closes_its_channel", "was killed, as it closed its channel; see its messages above");
+    check(
+        "a_vmm_that_closes_its_channel",
+        "was killed, as it closed its channel; see its messages in the log",
+    );
     check("a_vmm_that_asks_nonsense_for_workers", "was killed, as it made an invalid request for a worker (");
     check(
         "a_vmm_that_dies",
-        "was ended by signal 6; see its messages above, and the Linux kernel's log (dmesg)",
+        "was ended by signal 6; see its messages in the log, and the Linux kernel's log (dmesg)",
     );
     check("a_vmm_that_goes_on", "was killed, as it did not end the guest within 2 s; see");
     check("a_vmm_that_hears_what_nobody_told", "was killed, as it did not end the guest within 2 s; see");

@@ -130,28 +130,32 @@ fn shows_a_function_in_json() {
         "kind": "memory32",
         "prefetchable": false,
         "address": "0x85000000",
-        "size_bytes": 16777216
+        "size_bytes": 16777216,
+        "sizes_bytes": []
       },
       {
         "index": 1,
         "kind": "memory64",
         "prefetchable": true,
         "address": "0x6000000000",
-        "size_bytes": 34359738368
+        "size_bytes": 34359738368,
+        "sizes_bytes": []
       },
       {
         "index": 3,
         "kind": "memory64",
         "prefetchable": true,
         "address": "0x6800000000",
-        "size_bytes": 33554432
+        "size_bytes": 33554432,
+        "sizes_bytes": []
       },
       {
         "index": 5,
         "kind": "io",
         "prefetchable": false,
         "address": "0x5000",
-        "size_bytes": 128
+        "size_bytes": 128,
+        "sizes_bytes": []
       }
     ],
     "rom_bytes": 524288,

@@ -64,7 +64,8 @@ fn l1(l1: &mut L1) -> Result<()> {
     signal(guest.vmm()?, Signal::KILL)?;
     let ended = guest.end(TIMEOUT)?.process;
     l1.prove(
-        ended.code == Some(1) && ended.stderr.contains("the guest's VMM was killed; see its messages above"),
+        ended.code == Some(1)
+            && ended.stderr.contains("the guest's VMM was killed; see its messages in the log"),
         "its keeper fails when the VMM is killed, and says so",
     )
     .with_context(|| ended.stderr.clone())?;
