@@ -512,16 +512,38 @@ pub(super) struct Memory {
     pub(super) pinned: u64,
 }
 
+/// The memory of a guest's processes.
 pub(super) fn memory_of(host: &Host, keeper: u32) -> Option<Memory> {
-    let tasks = fs::read_dir(host.proc.join(keeper.to_string()).join("task")).ok()?;
-    let children = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("children")).ok());
-    let children = children
-        .flat_map(|line| line.split_whitespace().filter_map(|child| child.parse().ok()).collect::<Vec<_>>())
-        .filter_map(|child| memory(host, child));
+    let children = children(host, keeper).into_iter().filter_map(|child| memory(host, child));
     Some(children.fold(memory(host, keeper)?, |sum, child| Memory {
         resident: sum.resident.saturating_add(child.resident),
         pinned: sum.pinned.saturating_add(child.pinned),
     }))
+}
+
+/// The children of a process: as Linux lists them, or, where it does not (`CONFIG_PROC_CHILDREN`), all processes whose parent it is.
+fn children(host: &Host, parent: u32) -> Vec<u32> {
+    let tasks = files(&host.proc.join(parent.to_string()).join("task"));
+    let lists: Vec<_> = tasks.filter_map(|task| fs::read_to_string(task.join("children")).ok()).collect();
+    if !lists.is_empty() {
+        return lists
+            .iter()
+            .flat_map(|list| list.split_whitespace())
+            .filter_map(|pid| pid.parse().ok())
+            .collect();
+    }
+    let is_child = |pid: &u32| {
+        let stat = fs::read_to_string(host.proc.join(pid.to_string()).join("stat")).unwrap_or_default();
+        // The name before may have anything in it (proc_pid_stat(5)).
+        let after = stat.rsplit_once(") ").map(|(_, after)| after.split(' ').nth(1));
+        after.flatten().is_some_and(|own| own.parse() == Ok(parent))
+    };
+    let processes = files(&host.proc).filter_map(|path| path.file_name()?.to_str()?.parse().ok());
+    processes.filter(is_child).collect()
+}
+
+fn files(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    fs::read_dir(folder).into_iter().flatten().filter_map(|file| Some(file.ok()?.path()))
 }
 
 fn memory(host: &Host, process: u32) -> Option<Memory> {
@@ -532,4 +554,35 @@ fn memory(host: &Host, process: u32) -> Option<Memory> {
     };
     let pinned = bytes("VmLck:").unwrap_or(0).saturating_add(bytes("VmPin:").unwrap_or(0));
     Some(Memory { resident: bytes("VmRSS:")?, pinned })
+}
+
+#[cfg(test)]
+mod tests {
+    use vm_passthrough::sim::SimHost;
+
+    use super::*;
+
+    #[test]
+    fn the_memory_of_a_guest_is_that_of_its_keeper_and_of_its_children() {
+        let sim = SimHost::new().expect("a host");
+        let write = |path: &str, text: &str| sim.write(&format!("proc/{path}"), text).expect("written");
+        write("7/status", "VmLck:\t       0 kB\nVmPin:\t       0 kB\nVmRSS:\t     100 kB\n");
+        write("7/stat", "7 (vm-service) S 1 7");
+        write("8/status", "VmLck:\t    4096 kB\nVmPin:\t     256 kB\nVmRSS:\t    8192 kB\n");
+        write("8/stat", "8 (a) b) S 7 7");
+        write("9/status", "VmPin:\t    1 kB\nVmRSS:\t    1 kB\n");
+        write("9/stat", "9 (other) S 8 7");
+        let host = sim.plain_host();
+        let check = || {
+            let memory = memory_of(&host, 7).expect("it is known");
+            assert_eq!((memory.resident, memory.pinned), (8292 << 10, 4352 << 10));
+        };
+        fs::create_dir_all(sim.path("proc/7/task/7")).expect("made");
+        check();
+        // Where Linux lists children, nothing else is read.
+        write("7/task/7/children", "8 ");
+        write("8/stat", "");
+        check();
+        assert!(memory_of(&host, 10).is_none());
+    }
 }
