@@ -1,7 +1,9 @@
 //! How values of the model read in the text that a person gets.
 
 use vm_passthrough::PciAddress;
-use vm_passthrough::pci::{Bar, BarKind, DeviceType, Link, PciFunction, PowerState, ResetMethod, Sriov};
+use vm_passthrough::pci::{
+    Bar, BarKind, DeviceType, Link, PartKind, PciFunction, PowerState, ResetMethod, Sriov,
+};
 
 use crate::config::format_size;
 use crate::json::{DeviceErrors, DeviceHealth, DeviceInterrupts, ErrorCount, GpuProcess, LinkHealth, Usage};
@@ -110,6 +112,16 @@ pub(crate) fn health(health: &DeviceHealth) -> String {
         .chain(health.unread.clone())
         .collect::<Vec<_>>()
         .join("; ")
+}
+
+/// What a part of a device is.
+pub(crate) fn part_kind(kind: PartKind) -> &'static str {
+    match kind {
+        PartKind::Mdev => "mediated device",
+        PartKind::Vgpu => "vGPU",
+        PartKind::Mig => "MIG instance",
+        _ => "part",
+    }
 }
 
 /// A power state by its name in the specification.

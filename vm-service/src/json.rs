@@ -8,6 +8,7 @@ mod function;
 mod guest;
 mod health;
 mod kernel;
+mod part;
 mod readiness;
 mod run;
 mod usage;
@@ -27,6 +28,7 @@ pub use health::{DeviceErrors, DeviceHealth, DeviceInterrupts, ErrorCount, Error
 pub use kernel::{
     Check, Compiled, CompiledKernel, KernelParameter, Launched, Legal, LegalOp, Output, Reject, Support,
 };
+pub use part::{Part, PartKind, PartType};
 pub use readiness::{Blocker, Readiness, Severity};
 pub(crate) use run::milliseconds;
 pub use run::{Exits, RunDevice, RunReport};
@@ -153,6 +155,10 @@ pub struct ListedFunction {
     pub blockers: Vec<Blocker>,
     /// What uses it; null where nobody can be asked, and in lists without `--usage`.
     pub usage: Option<Usage>,
+    /// The parts that it is divided into: vGPUs, mediated devices, MIG instances.
+    pub parts: Vec<Part>,
+    /// The types of parts that it could get. Only `info` asks for them; empty in lists.
+    pub part_types: Vec<PartType>,
     /// Its state. Only `info` and the daemon's answer of one device have it; null in lists.
     pub health: Option<DeviceHealth>,
 }
@@ -161,6 +167,14 @@ impl ListedFunction {
     /// `function` with what was found of it.
     pub fn new(function: Function, readiness: &vm_passthrough::readiness::Readiness) -> Self {
         let Readiness { ready, blockers, .. } = readiness.into();
-        Self { function, ready, blockers, usage: None, health: None }
+        Self {
+            function,
+            ready,
+            blockers,
+            usage: None,
+            parts: Vec::new(),
+            part_types: Vec::new(),
+            health: None,
+        }
     }
 }

@@ -3,6 +3,7 @@
 mod address;
 mod attributes;
 pub mod config;
+mod division;
 mod function;
 mod health;
 mod kind;
@@ -17,6 +18,8 @@ use std::path::PathBuf;
 use crate::Host;
 
 pub use address::{ParsePciAddressError, PciAddress};
+pub(crate) use division::nvidia_minor;
+pub use division::{Part, PartKind, PartType, has_vendor_vgpu, mdev_types, parts, vgpu_types};
 pub use function::{
     Bar, BarKind, Capability, DeviceType, ExtendedCapability, Link, PciClass, PciFunction, PciIds,
     PowerState, ResetMethod, ResizableBar, Rom, Sriov,

@@ -5,7 +5,7 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::{Host, PciAddress, blocks, files};
+use crate::{Host, PciAddress, blocks, files, pci};
 
 /// Most directories of a function that are looked into for device nodes.
 const MAX_DIRECTORIES: usize = 4096;
@@ -125,11 +125,7 @@ impl Nodes {
                 nodes.files.insert(host.dev.join("vfio/devices").join(name), String::new());
             }
         }
-        let information = host.proc.join("driver/nvidia/gpus").join(address.to_string()).join("information");
-        if let Ok(Some(text)) = files::read(&information)
-            && let Some(minor) = text.lines().find_map(|line| line.strip_prefix("Device Minor:"))
-            && let Ok(minor) = minor.trim().parse::<u32>()
-        {
+        if let Some(minor) = pci::nvidia_minor(host, address) {
             nodes.files.insert(host.dev.join(format!("nvidia{minor}")), String::new());
         }
         let mut left = MAX_DIRECTORIES;

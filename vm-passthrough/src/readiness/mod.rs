@@ -20,6 +20,7 @@
 mod access;
 mod device;
 mod disks;
+mod divided;
 mod facts;
 mod guest;
 mod holders;
@@ -265,6 +266,9 @@ codes! {
     Claimed = "claimed", Claim, "another process has claimed it, and is alive";
     ClaimRecordUnreadable = "claim-record-unreadable", Guest, "its former driver is in a record of the ledger that can't be read";
     VfsInUse = "vfs-in-use", Claim, "its virtual functions are enabled";
+    VgpuFunction = "vgpu-function", Claim, "it is a vGPU, which NVIDIA's driver serves to guests";
+    VgpusInUse = "vgpus-in-use", HostUse, "it is divided into vGPUs or other mediated devices";
+    MigInUse = "mig-in-use", HostUse, "it is divided into MIG instances";
     D3cold = "d3cold", Guest, "it is switched off";
     NoReset = "no-reset", Guest, "nothing can reset it between guests";
     LegacyInterrupt = "legacy-interrupt", Guest, "it interrupts by INTx alone, on a line of the host that others use";
@@ -419,6 +423,7 @@ impl Case<'_> {
         access::judge(self);
         host_use::judge(self);
         device::judge(self);
+        divided::judge(self);
         usable::judge(self);
         memory::judge(self);
         guest::judge(self);

@@ -12,7 +12,7 @@ use crate::context::Context;
 use crate::deadlines::DEVICE_HEALTH;
 use crate::describe;
 use crate::failure::Failure;
-use crate::json::{Body, DeviceHealth, Function, ListedFunction, Usage};
+use crate::json::{Body, DeviceHealth, Function, ListedFunction, Part, PartType, Usage};
 use crate::table::{printable, wrap};
 use crate::usage;
 
@@ -54,17 +54,22 @@ pub(crate) fn run(context: &mut Context<'_>, args: &InfoArgs) -> Result<(), Fail
     context.print(
         || {
             let listed = Function::new(function, scan.companions(function));
+            let parts = pci::parts(&host, args.address).iter().map(Part::from).collect();
+            let part_types = part_types(&host, args.address).into_iter().map(PartType::from).collect();
             let listed = Function { driver_override: driver_override.clone(), ..listed };
             let listed = ListedFunction {
                 usage: usage.clone(),
                 health: health.clone(),
+                parts,
+                part_types,
                 ..ListedFunction::new(listed, &readiness)
             };
             Body::Info { function: Box::new(listed) }
         },
         || {
-            let text = render(&scan, function, driver_override.clone(), usage.as_ref(), health.as_ref())
-                + &readiness.to_string();
+            let text =
+                render(&host, &scan, function, driver_override.clone(), usage.as_ref(), health.as_ref())
+                    + &readiness.to_string();
             wrap(&text, width)
         },
     )
@@ -82,7 +87,13 @@ pub(crate) fn health(host: &Host, address: PciAddress) -> Option<DeviceHealth> {
     }
 }
 
+/// The types of parts that a function could get.
+fn part_types(host: &Host, address: PciAddress) -> Vec<pci::PartType> {
+    [pci::vgpu_types(host, address), pci::mdev_types(host, address)].concat()
+}
+
 fn render(
+    host: &Host,
     scan: &Scan<'_>,
     function: &PciFunction,
     driver_override: Option<String>,
@@ -133,6 +144,13 @@ fn render(
     line("resets", if resets.is_empty() { "none".into() } else { resets.join(", ") });
     if let Some(sriov) = function.sriov {
         line("SR-IOV", describe::sriov(sriov));
+    }
+    for part in pci::parts(host, function.address) {
+        let of = part.type_name.map_or_else(String::new, |of| format!(", {of}"));
+        line("part", format!("{} {}{of}", describe::part_kind(part.kind), part.name));
+    }
+    for known in part_types(host, function.address) {
+        line("possible part", format!("{} {}", known.id, known.name.unwrap_or_default()));
     }
     line("boot display", if function.boot_display { "yes" } else { "no" }.into());
     for bar in &function.bars {

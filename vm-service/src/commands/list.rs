@@ -1,14 +1,14 @@
 //! `list`: the host's accelerators, or all its PCI functions.
 
 use clap::Args;
-use vm_passthrough::PciFunction;
 use vm_passthrough::readiness::ExplainOptions;
+use vm_passthrough::{PciFunction, pci};
 
 use super::{Scan, SourceArgs};
 use crate::context::Context;
 use crate::describe;
 use crate::failure::Failure;
-use crate::json::{Body, Function, ListedFunction, Usage};
+use crate::json::{Body, Function, ListedFunction, Part, Usage};
 use crate::table::Table;
 use crate::usage;
 
@@ -55,8 +55,9 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ListArgs) -> Result<(), Fail
                 .iter()
                 .zip(usage.clone())
                 .map(|((function, readiness), usage)| {
+                    let parts = pci::parts(&host, function.address).iter().map(Part::from).collect();
                     let function = Function::new(function, scan.companions(function));
-                    ListedFunction { usage, ..ListedFunction::new(function, readiness) }
+                    ListedFunction { usage, parts, ..ListedFunction::new(function, readiness) }
                 })
                 .collect(),
         },
@@ -89,6 +90,13 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ListArgs) -> Result<(), Fail
                         .first_blocker()
                         .map_or_else(|| "yes".into(), |blocker| blocker.code.to_string()),
                 ]);
+                for part in pci::parts(&host, function.address) {
+                    let mut row = <[String; 9]>::default();
+                    row[0] = format!("  {}", part.name);
+                    row[2] = part.type_name.unwrap_or_default();
+                    row[3] = describe::part_kind(part.kind).into();
+                    table.push(row.map(|cell| if cell.is_empty() { dash() } else { cell }));
+                }
             }
             table.fit(width)
         },

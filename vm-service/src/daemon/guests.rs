@@ -28,7 +28,7 @@ use crate::deadlines::{CONTROL_ANSWER, GUEST_DEVICE, GUEST_KILL, GUEST_RESET, GU
 use crate::describe;
 use crate::failure::{EXIT_BLOCKED, EXIT_USAGE};
 use crate::json::{
-    DeviceState, Function, GuestLog, GuestState, GuestStatus, ListedFunction, Readiness, Refusal,
+    DeviceState, Function, GuestLog, GuestState, GuestStatus, ListedFunction, Part, Readiness, Refusal,
     RefusalCode, StoppedHow,
 };
 use crate::vmm;
@@ -333,6 +333,7 @@ impl Guests {
         let not_there = || Refusal::new(RefusalCode::NotFound, describe::not_there(address));
         let mut listed = self.listed(|function| function.address == address)?.pop().ok_or_else(not_there)?;
         listed.health = info::health(&self.host, address);
+        listed.parts = pci::parts(&self.host, address).iter().map(Part::from).collect();
         Ok(listed)
     }
 

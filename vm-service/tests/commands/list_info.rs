@@ -3,7 +3,7 @@
 use vm_passthrough::sim::SimHost;
 
 use super::host::workstation;
-use super::{check, check_error};
+use super::{check, check_error, vm_service};
 
 #[test]
 fn lists_accelerators() {
@@ -82,6 +82,28 @@ fn shows_a_function_in_full() {
   driver  vfio-pci, as no variant of it is made for this device
 ",
     );
+}
+
+/// The tree is made by NVIDIA's documents.
+#[test]
+fn parts_of_a_gpu_are_listed_below_it() {
+    let sim = workstation();
+    sim.write("proc/driver/nvidia/gpus/0000:01:00.0/information", "Device Minor: \t 0\n").expect("written");
+    sim.write("proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0/access", "DeviceFileMinor: 3\n")
+        .expect("written");
+    let dir = "sys/bus/pci/devices/0000:01:00.0/nvidia";
+    sim.write(&format!("{dir}/creatable_vgpu_types"), "1414 : NVIDIA H200X-1-18C\n").expect("written");
+    let got = vm_service(&sim.plain_host(), "list");
+    let rows: Vec<_> = got.out.lines().skip(1).collect();
+    assert!(rows[0].starts_with("0000:01:00.0") && rows[0].ends_with("mig-in-use"), "{}", got.out);
+    assert!(rows[1].starts_with("  gi1/ci0") && rows[1].contains("MIG instance"), "{}", got.out);
+    let got = vm_service(&sim.plain_host(), "info 01:00.0 --json");
+    let document: serde_json::Value = serde_json::from_str(&got.out).expect("JSON");
+    let part =
+        serde_json::json!({"kind": "mig", "name": "gi1/ci0", "type_name": null, "function": "0000:01:00.0"});
+    assert_eq!(document["function"]["parts"], serde_json::json!([part]));
+    let of = serde_json::json!({"id": "1414", "name": "NVIDIA H200X-1-18C"});
+    assert_eq!(document["function"]["part_types"], serde_json::json!([of]));
 }
 
 #[test]
@@ -171,6 +193,8 @@ fn shows_a_function_in_json() {
     "ready": true,
     "blockers": [],
     "usage": null,
+    "parts": [],
+    "part_types": [],
     "health": {
       "power_state": "d0",
       "link": {
