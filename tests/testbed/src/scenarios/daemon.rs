@@ -31,16 +31,15 @@ pub(super) const SCENARIO: Scenario = Scenario {
     l2: Some(l2),
 };
 
-/// A disk, and a card that reports errors (AER), as the disk does not.
+/// A disk, and a card that has AER, as the disk has not.
 const DEVICES: &[&str] = &[
     "-drive",
     "file={disk},if=none,id=drive0,format=raw,cache=unsafe",
     "-device",
     "nvme,drive=drive0,serial=testbed,bus=port0",
     "-device",
-    "e1000e,id=card,bus=port1",
+    "e1000e,bus=port1",
 ];
-const LOG: &str = "/tmp/daemon.log";
 
 const TIMEOUT: Duration = Duration::from_secs(300);
 const LEN: usize = 1 << 20;
@@ -78,7 +77,7 @@ fn l1(l1: &mut L1) -> Result<()> {
 
     let card = Function::find(E1000E.0, E1000E.1)?;
     done(l1.vm_service(&["attach", &card.address, "--guest", "web2"], TIMEOUT))?;
-    device_state::compare(l1, [("web1", &nvme), ("web2", &card)], 256 << 20, LOG)?;
+    device_state::compare(l1, [("web1", &nvme), ("web2", &card)], 256 << 20)?;
 
     daemon.kill().and_then(|()| daemon.wait())?;
     let counted = web2.count()?;
@@ -133,7 +132,7 @@ fn done(finished: Result<Finished>) -> Result<Finished> {
 
 /// Starts the daemon, and waits until it answers.
 fn serve() -> Result<Child> {
-    let log = File::options().create(true).append(true).open(LOG)?;
+    let log = File::options().create(true).append(true).open("/tmp/daemon.log")?;
     let daemon = Command::new(VM_SERVICE).arg("serve").stdin(Stdio::null()).stderr(log).spawn()?;
     wait_until("the daemon", TIMEOUT, || {
         let asked =
