@@ -20,7 +20,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     disks: &[],
     memory_mib: 1536,
     deadline: Duration::from_secs(1800),
-    contents: Contents { linux_guest: true, ..Contents::NONE },
+    contents: Contents { linux_guest: true, bare_guest: true, ..Contents::NONE },
     l1,
     l2: Some(l2),
 };
