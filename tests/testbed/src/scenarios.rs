@@ -30,6 +30,7 @@ mod scan_explain;
 mod systemd;
 mod two_guests;
 mod unbind_stuck;
+mod vf_token;
 mod vmm_killed;
 
 use crate::scenario::Scenario;
@@ -62,6 +63,7 @@ pub const ALL: &[Scenario] = &[
     bare_edu::SCENARIO,
     bad_ledger::SCENARIO,
     own_vmm::SCENARIO,
+    vf_token::SCENARIO,
     bare_accel::SCENARIO,
     host_ready::SCENARIO,
     host_wants_back::BY_ACPI,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::claim::{Claim, ClaimError, HeldClaim};
 use crate::ledger::{Ledger, LedgerError};
-use crate::vfio::{self, Space, VfioDevice, VfioError};
+use crate::vfio::{self, Space, VfToken, VfioDevice, VfioError};
 use crate::{Host, PciAddress};
 
 /// A function that a [`PassthroughManager`](crate::PassthroughManager) has claimed, and the only way to open it. It may be
@@ -58,9 +58,22 @@ impl Claimed {
     /// [`VfioError::Unavailable`] when the claim is not held any more, the function is not bound to a VFIO driver, has no
     /// IOMMU group, or its group is not viable; otherwise what the Linux kernel refused. Nothing stays open.
     pub fn open(&self, space: &Arc<Space>) -> vfio::Result<Arc<VfioDevice>> {
+        self.open_with(space, None)
+    }
+
+    /// As [`open`](Self::open), of a virtual function whose physical function a user-space driver has by vfio-pci: with the token
+    /// that this driver has set.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open), and when it is not that token. iommufd looks at none before Linux 6.18.
+    pub fn open_with_token(&self, space: &Arc<Space>, token: &VfToken) -> vfio::Result<Arc<VfioDevice>> {
+        self.open_with(space, Some(token))
+    }
+
+    fn open_with(&self, space: &Arc<Space>, token: Option<&VfToken>) -> vfio::Result<Arc<VfioDevice>> {
         let held = self.hold()?;
         let host = held.host.clone();
-        vfio::open_device(&host, self.address, space, held)
+        vfio::open_device(&host, self.address, space, token, held)
     }
 
     /// Keeps the claim from being released.

@@ -27,6 +27,13 @@ fn remedy(operation: &str, errno: Option<Errno>) -> &'static str {
         ("open" | "VFIO_GROUP_SET_CONTAINER" | "VFIO_DEVICE_BIND_IOMMUFD", Some(Errno::BUSY)) => {
             "another process has it open (fuser -v names it); stop that process first"
         }
+        ("VFIO_GROUP_GET_DEVICE_FD" | "VFIO_DEVICE_BIND_IOMMUFD", Some(Errno::ACCESS)) => {
+            "it is a virtual function whose physical one is a user-space driver's, which has set a VF token: give that one \
+             (`vf_token` of the device in a guest file)"
+        }
+        ("VFIO_GROUP_GET_DEVICE_FD", Some(Errno::INVAL)) => {
+            "if a VF token was given, leave it out: its physical function is not on vfio-pci, or it is no virtual function"
+        }
         ("VFIO_DEVICE_BIND_IOMMUFD", Some(Errno::PERM)) => {
             "its IOMMU group is not viable: a driver of the host uses a function in it; explain names both"
         }
@@ -101,5 +108,7 @@ mod tests {
         check("VFIO_DEVICE_RESET", Errno::NODEV, "the device is gone");
         check("VFIO_DEVICE_GET_PCI_HOT_RESET_INFO", Errno::IO, "the device is gone");
         check("VFIO_DEVICE_BIND_IOMMUFD", Errno::PERM, "not viable");
+        check("VFIO_GROUP_GET_DEVICE_FD", Errno::ACCESS, "vf_token");
+        check("VFIO_GROUP_GET_DEVICE_FD", Errno::INVAL, "leave it out");
     }
 }

@@ -15,6 +15,7 @@ use super::failure::{invalid_response, system};
 use super::interface::{DmaPermission, Mapping, Result, VfioError};
 use super::parse::{self, IommuInfo};
 use super::sys;
+use super::token::VfToken;
 use crate::{Host, PciAddress, iommu};
 
 /// A container. It translates only while a group is in it; with the last group the Linux kernel drops all mappings.
@@ -142,6 +143,7 @@ impl Container {
         host: &Host,
         address: PciAddress,
         number: u32,
+        token: Option<&VfToken>,
         mappings: &DmaMappings,
     ) -> Result<Opened> {
         if !self.groups.contains_key(&number) {
@@ -151,7 +153,7 @@ impl Container {
             return Err(VfioError::Unavailable { address, reason: format!("group {number} did not join") });
         };
         let group = entry.get_mut();
-        match sys::group::open_device(group.fd.as_fd(), &address.to_string()) {
+        match sys::group::open_device(group.fd.as_fd(), &VfToken::name(address, token)) {
             Ok(file) => {
                 group.devices += 1;
                 Ok(Opened { file, group: number, group_fd: group.fd.clone() })

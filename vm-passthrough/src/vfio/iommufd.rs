@@ -9,6 +9,7 @@ use super::group::open_node;
 use super::interface::{DmaPermission, Mapping, Result, VfioError};
 use super::parse::{self, IommuInfo};
 use super::sys;
+use super::token::VfToken;
 use crate::{Host, PciAddress};
 
 /// An I/O address space of iommufd. It keeps its mappings with or without devices.
@@ -107,7 +108,15 @@ impl Ioas {
 
     /// Opens a function by its own node, binds it to the iommufd and attaches it to the address space, where `mapped`
     /// bytes are mapped. The first function's attaching locks them.
-    pub(super) fn open_device(&self, host: &Host, address: PciAddress, mapped: u64) -> Result<OwnedFd> {
+    ///
+    /// Before Linux 6.18 this back end knows no tokens, and asks for none.
+    pub(super) fn open_device(
+        &self,
+        host: &Host,
+        address: PciAddress,
+        token: Option<&VfToken>,
+        mapped: u64,
+    ) -> Result<OwnedFd> {
         let node = device_node(host, address).ok_or_else(|| VfioError::Unavailable {
             address,
             reason: "it has no node of its own (vfio-dev in its sysfs directory): claim it for vfio-pci first, or \
@@ -116,7 +125,12 @@ impl Ioas {
         })?;
         let path = node.display().to_string();
         let file = open_node(&node).map_err(|error| system("open", &path, error))?;
-        sys::iommufd::bind(file.as_fd(), self.fd.as_fd())
+        let bind = |token| sys::iommufd::bind(file.as_fd(), self.fd.as_fd(), token);
+        bind(token.map(VfToken::bytes))
+            .or_else(|error| match error.raw_os_error() {
+                Some(libc::EINVAL) if token.is_some() => bind(None),
+                _ => Err(error),
+            })
             .map_err(|error| system("VFIO_DEVICE_BIND_IOMMUFD", &path, error))?;
         sys::iommufd::attach(file.as_fd(), self.id)
             .map_err(|error| super::failure::map("VFIO_DEVICE_ATTACH_IOMMUFD_PT", &path, mapped, 0, error))?;

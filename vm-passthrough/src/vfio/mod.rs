@@ -37,6 +37,7 @@ mod power;
 mod reset;
 mod space;
 mod sys;
+mod token;
 
 pub use device::{Presence, VfioDevice};
 pub use interface::{
@@ -48,6 +49,7 @@ pub(crate) use open::open_device;
 pub use open::{choose_backend, open_space};
 pub use space::{Space, SpaceParts};
 pub use sys::{HostMemory, load_u32, store_u32};
+pub use token::{ParseVfTokenError, VfToken};
 pub use vfio_bindings::bindings::vfio::{
     VFIO_PCI_CONFIG_REGION_INDEX as CONFIG_REGION, VFIO_PCI_ERR_IRQ_INDEX as ERR_IRQ,
     VFIO_PCI_INTX_IRQ_INDEX as INTX_IRQ, VFIO_PCI_MSI_IRQ_INDEX as MSI_IRQ,

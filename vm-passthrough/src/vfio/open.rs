@@ -9,6 +9,7 @@ use super::interface::{Backend, Result, VfioError};
 use super::iommufd::device_node;
 use super::reset;
 use super::space::Space;
+use super::token::VfToken;
 use crate::iommu::is_vfio_driver;
 use crate::{Host, PciAddress};
 
@@ -68,11 +69,13 @@ pub(crate) fn open_device(
     host: &Host,
     address: PciAddress,
     space: &Arc<Space>,
+    token: Option<&VfToken>,
     claim: Arc<dyn Any + Send + Sync>,
 ) -> Result<Arc<VfioDevice>> {
     check_bound(host, address)?;
     let group = iommu_group(host, address)?;
-    let ((file, member), reset) = reset::watch_open(host, address, || space.join(host, address, group))?;
+    let ((file, member), reset) =
+        reset::watch_open(host, address, || space.join(host, address, group, token))?;
     VfioDevice::open(host, address, file, member, reset, claim).map(Arc::new)
 }
 

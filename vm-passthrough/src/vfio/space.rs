@@ -11,6 +11,7 @@ use super::iommufd::Ioas;
 use super::open_devices::OpenDevices;
 use super::parse::IommuInfo;
 use super::sys;
+use super::token::VfToken;
 use crate::iommu::IovaRange;
 use crate::{Host, PciAddress};
 
@@ -164,22 +165,24 @@ impl Space {
         result
     }
 
-    /// Opens a function's file in this space. `group` is its group's number, for that back end.
+    /// Opens a function's file in this space. `group` is its group's number, for that back end; `token` is for a virtual function
+    /// whose physical one has such.
     pub(super) fn join(
         self: &Arc<Self>,
         host: &Host,
         address: PciAddress,
         group: u32,
+        token: Option<&VfToken>,
     ) -> Result<(OwnedFd, Member)> {
         let mut state = self.state();
         state.check_new(address)?;
         let State { engine, mappings, info, .. } = &mut *state;
         *info = None;
         let (file, group) = match engine {
-            Engine::Iommufd(ioas) => (ioas.open_device(host, address, mappings.bytes())?, None),
+            Engine::Iommufd(ioas) => (ioas.open_device(host, address, token, mappings.bytes())?, None),
             Engine::Group(container) => {
                 let Opened { file, group, group_fd } =
-                    container.open_device(host, address, group, mappings)?;
+                    container.open_device(host, address, group, token, mappings)?;
                 (file, Some((group, group_fd)))
             }
         };

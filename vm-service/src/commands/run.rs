@@ -253,6 +253,7 @@ fn devices(
         backend: asked.backend.map(Backend::from),
         without_reset: asked.accept.contains(&Accept::NoReset),
         roms: BTreeMap::new(),
+        vf_tokens: config.vf_tokens(),
     };
     if config.devices.is_empty() {
         return Ok(Some(Devices::new(manager, Vec::new(), taken, explain)));

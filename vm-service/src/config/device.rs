@@ -4,10 +4,14 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use vm_passthrough::vfio::VfToken;
 use vm_passthrough::{PciAddress, PciFunction};
 
 use super::read::{Entry, Reader, Section, printable, shorten};
 use super::{GuestConfig, MAX_DEVICES, parse_size};
+
+/// The key of a secret: its line is not shown, whatever is wrong with it.
+pub(super) const VF_TOKEN: &str = "vf_token";
 
 /// What a guest file says of a device beside its address.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,6 +20,10 @@ pub struct DeviceSettings {
     pub rom: Option<RomSetting>,
     /// Sizes in bytes that its BARs get before the guest starts, by index.
     pub bars: BTreeMap<u8, u64>,
+    /// What it is opened with, if it is a virtual function of a user-space driver's physical one. It goes nowhere but to the Linux
+    /// kernel.
+    #[serde(skip)]
+    pub vf_token: Option<VfToken>,
 }
 
 /// What a guest finds in the place of a device's expansion ROM.
@@ -32,6 +40,14 @@ impl GuestConfig {
     pub(crate) fn bar_sizes(&self) -> BTreeMap<PciAddress, BTreeMap<u8, u64>> {
         let sized = self.settings.iter().filter(|(_, settings)| !settings.bars.is_empty());
         sized.map(|(&address, settings)| (address, settings.bars.clone())).collect()
+    }
+
+    /// What virtual functions among its devices are opened with.
+    pub(crate) fn vf_tokens(&self) -> BTreeMap<PciAddress, VfToken> {
+        let token = |(&address, settings): (&PciAddress, &DeviceSettings)| {
+            Some((address, settings.vf_token.clone()?))
+        };
+        self.settings.iter().filter_map(token).collect()
     }
 
     /// A function of the host as its guest is to have it: its BARs with the sizes that they get.
@@ -55,8 +71,9 @@ impl Reader<'_> {
         let (mut devices, mut all) = (Vec::new(), BTreeMap::new());
         for entry in self.list(root, "devices", MAX_DEVICES, RULE) {
             let Some(section) = self.section(&entry, RULE) else { continue };
-            self.known(&section, &["address", "rom", "bars"]);
-            let settings = DeviceSettings { rom: self.rom(&section), bars: self.bars(&section) };
+            self.known(&section, &["address", "rom", "bars", VF_TOKEN]);
+            let vf_token = self.optional(&section, VF_TOKEN).and_then(|entry| self.vf_token(&entry));
+            let settings = DeviceSettings { rom: self.rom(&section), bars: self.bars(&section), vf_token };
             let Some(entry) = self.required(&section, "address", "write address = \"0000:65:00.0\"") else {
                 continue;
             };
@@ -83,6 +100,12 @@ impl Reader<'_> {
             }
         }
         (devices, all)
+    }
+
+    fn vf_token(&mut self, entry: &Entry<'_, '_>) -> Option<VfToken> {
+        const RULE: &str = "write a UUID, as in \"2ab74924-c335-45f4-9b16-8569e5b08258\"";
+        let text = self.string(entry, RULE)?;
+        text.parse().ok().or_else(|| self.wrong(entry, "is none", RULE))
     }
 
     fn bars(&mut self, section: &Section<'_, '_>) -> BTreeMap<u8, u64> {

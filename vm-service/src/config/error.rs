@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+use super::device::VF_TOKEN;
+
 /// Why a guest file was not accepted.
 #[derive(Debug, Error)]
 pub enum ConfigError {
@@ -125,7 +127,7 @@ impl Problem {
             line,
             column: column + 1,
             message,
-            excerpt: (!whole_file).then_some(excerpt),
+            excerpt: (!whole_file && !content.contains(VF_TOKEN)).then_some(excerpt),
         }
     }
 }

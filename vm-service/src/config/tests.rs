@@ -9,6 +9,8 @@ fn parse(text: &str) -> Result<GuestConfig, ConfigError> {
     GuestConfig::parse(text, Path::new("/etc/guests/web1.toml"))
 }
 
+const TOKEN: &str = "2ab74924-c335-45f4-9b16-8569e5b08258";
+
 const FULL: &str = r#"
 name = "web1"
 vcpus = 4
@@ -28,6 +30,7 @@ bars = { 0 = "256M", 4 = "32G" }
 [[devices]]
 address = "e1:00.0"
 rom = "none"
+vf_token = "2ab74924-c335-45f4-9b16-8569e5b08258"
 
 [[accelerators]]
 device = "66:00.0"
@@ -62,8 +65,11 @@ vhost = false
 
 #[test]
 fn reads_every_key() {
-    let settings =
-        |rom, bars: &[(u8, u64)]| DeviceSettings { rom: Some(rom), bars: bars.iter().copied().collect() };
+    let settings = |rom, bars: &[(u8, u64)]| DeviceSettings {
+        rom: Some(rom),
+        bars: bars.iter().copied().collect(),
+        vf_token: bars.is_empty().then(|| TOKEN.parse().expect("a token")),
+    };
     let address = |text: &str| text.parse().expect("an address");
     let expect = GuestConfig {
         name: "web1".into(),
@@ -119,6 +125,31 @@ fn reads_every_key() {
         ],
     };
     assert_eq!(parse(FULL).expect("a guest"), expect);
+}
+
+/// A mistake in a token, or on its line, does not show it.
+#[test]
+fn a_token_is_not_shown() {
+    let guest = |device: &str| format!("name = \"a\"\nmemory = \"64M\"\nboot.kernel = \"k\"\n{device}");
+    for (device, expect) in [
+        (
+            "[[devices]]\naddress = \"65:00.0\"\nvf_token = \"2ab74924-secret\"",
+            "6:12: `devices[0].vf_token` is none; write a UUID",
+        ),
+        (
+            "[[devices]]\naddress = \"65:00.0\"\nvf_token = [\"secret\"]",
+            "6:12: `devices[0].vf_token` is an array;",
+        ),
+        ("devices = [{ address = \"secret\", vf_token = \"secret\" }]", "4:24: `devices[0].address`"),
+    ] {
+        let error = parse(&guest(device)).expect_err(device).to_string();
+        assert!(error.contains(expect), "{error}");
+        assert!(!error.contains("vf_token = "), "{error}");
+    }
+    let config = parse(&guest(&format!("[[devices]]\naddress = \"65:00.0\"\nvf_token = \"{TOKEN}\"")))
+        .expect("a guest");
+    assert!(!format!("{config:?}").contains("c335"));
+    assert!(!serde_json::to_string(&config).expect("JSON").contains("c335"));
 }
 
 #[test]
@@ -496,7 +527,7 @@ address = "0000:65:00.0"
 pci = "x""#,
         ),
         r#"
-web1.toml:6:1: unknown key `devices[0].pci`; allowed here: address, rom, bars
+web1.toml:6:1: unknown key `devices[0].pci`; allowed here: address, rom, bars, vf_token
   6 | pci = "x"
     | ^^^
 "#,

@@ -16,7 +16,7 @@ use vm_passthrough::readiness::{
 };
 use vm_passthrough::vfio::{
     self, AddressSpace as _, Backend, DeviceFile, DeviceParts, MSI_IRQ, MSIX_IRQ, Presence, Space,
-    SpaceParts, VfioDevice, VfioError,
+    SpaceParts, VfToken, VfioDevice, VfioError,
 };
 use vm_passthrough::{PassthroughManager, PciAddress, PciFunction};
 
@@ -46,6 +46,8 @@ pub(crate) struct DeviceOptions {
     pub(crate) without_reset: bool,
     /// What is in the place of expansion ROMs; a device that is not there has its own.
     pub(crate) roms: BTreeMap<PciAddress, RomFile>,
+    /// What virtual functions are opened with.
+    pub(crate) vf_tokens: BTreeMap<PciAddress, VfToken>,
 }
 
 /// A function that the guest has, or is to have.
@@ -414,7 +416,11 @@ impl Devices {
             self.order(&Order::Space(number), &[file.as_fd()])?;
         }
         let claimed = self.manager.claimed(address).ok_or_else(|| format!("{address} is not claimed"))?;
-        let opened = claimed.open(&space).map_err(|error| error.to_string())?;
+        let opened = match options.vf_tokens.get(&address) {
+            Some(token) => claimed.open_with_token(&space, token),
+            None => claimed.open(&space),
+        };
+        let opened = opened.map_err(|error| error.to_string())?;
         let (watched, wanted) = watch_over(&opened)?;
         let vectors = vectors_of(&*opened).map_err(|error| error.to_string())?;
         let function = self.functions.get_mut(&address).ok_or_else(|| unknown(address))?;

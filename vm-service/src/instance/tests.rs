@@ -154,7 +154,13 @@ fn a_guest_boots_while_its_device_is_claimed_and_ends_with_what_fails() {
         let mut manager = PassthroughManager::with_host(drivers.host()).expect("a manager");
         let functions = manager.scan_devices().expect("a scan").to_vec();
         let claim = ClaimOptions::default();
-        let options = DeviceOptions { claim, backend: None, without_reset: false, roms: BTreeMap::new() };
+        let options = DeviceOptions {
+            claim,
+            backend: None,
+            without_reset: false,
+            roms: BTreeMap::new(),
+            vf_tokens: BTreeMap::new(),
+        };
         let explain = ExplainOptions::for_memory(4 << 20);
         let devices = Devices::new(manager, functions, options, explain);
         let guest = Asm::default().load32(DEVICE).print("id ").load32(DEVICE + 0x10).print("bar").power_off();
@@ -204,6 +210,7 @@ fn a_guest_that_runs_is_asked_and_answers_once() {
         backend: None,
         without_reset: false,
         roms: BTreeMap::new(),
+        vf_tokens: BTreeMap::new(),
     };
     let devices = Devices::new(manager, Vec::new(), options, ExplainOptions::for_memory(4 << 20));
     let stop = Stop::new().expect("an eventfd");
@@ -452,6 +459,7 @@ fn a_vmm_that_misbehaves_is_killed_and_everything_goes_back() {
             backend: None,
             without_reset: false,
             roms: BTreeMap::new(),
+            vf_tokens: BTreeMap::new(),
         };
         let devices = Devices::new(manager, Vec::new(), options, ExplainOptions::for_memory(4 << 20));
         let (stop, screen) = (Stop::new().expect("an eventfd"), Screen::default());
@@ -524,7 +532,13 @@ fn a_vmm_that_keeps_a_device_is_killed_for_it() {
     let mut claim = ClaimOptions::default();
     claim.deadline = Duration::from_secs(1);
     manager.claim(disk, &claim).expect("claimed");
-    let options = DeviceOptions { claim, backend: None, without_reset: false, roms: BTreeMap::new() };
+    let options = DeviceOptions {
+        claim,
+        backend: None,
+        without_reset: false,
+        roms: BTreeMap::new(),
+        vf_tokens: BTreeMap::new(),
+    };
     let devices = Devices::new(manager, Vec::new(), options, ExplainOptions::for_memory(4 << 20));
     let (stop, screen) = (Stop::new().expect("an eventfd"), Screen::default());
     let Some((handle, guest)) =

@@ -30,9 +30,22 @@ impl Holder {
     /// # Errors
     /// When it can't open it.
     pub fn start(function: &Function, variant: Variant) -> Result<Self> {
-        let node = function.vfio_node(variant)?;
+        Self::open(&function.vfio_node(variant)?, &function.address)
+    }
+
+    /// Starts a process that opens a physical function through its group, and sets the token that its virtual functions are
+    /// opened with.
+    ///
+    /// # Errors
+    /// When it can't open it.
+    pub fn with_token(function: &Function, token: &str) -> Result<Self> {
+        Self::open(&function.vfio_node(Variant::Group)?, &format!("{} vf_token={token}", function.address))
+    }
+
+    fn open(node: &str, name: &str) -> Result<Self> {
+        let node = node.to_owned();
         let mut process = Command::new("/init")
-            .args([HOLD, &node, &function.address])
+            .args([HOLD, &node, name])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()

@@ -105,11 +105,22 @@ pub(in super::super) fn unmap(iommu: BorrowedFd<'_>, ioas: u32, iova: u64, len: 
     Ok(argument.u64(offset_of!(uapi::iommu_ioas_unmap, length)))
 }
 
-/// `VFIO_DEVICE_BIND_IOMMUFD`.
-pub(in super::super) fn bind(device: BorrowedFd<'_>, iommu: BorrowedFd<'_>) -> io::Result<()> {
+/// `VFIO_DEVICE_BIND_IOMMUFD`, with a VF token if there is one.
+pub(in super::super) fn bind(
+    device: BorrowedFd<'_>,
+    iommu: BorrowedFd<'_>,
+    token: Option<&[u8; 16]>,
+) -> io::Result<()> {
     let mut argument = Argument::new(size_of::<vfio::vfio_device_bind_iommufd>());
     argument.set_u32(offset_of!(vfio::vfio_device_bind_iommufd, iommufd), iommu.as_raw_fd() as u32);
-    // SAFETY: the request takes a vfio_device_bind_iommufd; the token's address is not used without its flag.
+    if let Some(token) = token {
+        argument
+            .set_u32(offset_of!(vfio::vfio_device_bind_iommufd, flags), vfio::VFIO_DEVICE_BIND_FLAG_TOKEN);
+        let address = token.as_ptr().expose_provenance() as u64;
+        argument.set_u64(offset_of!(vfio::vfio_device_bind_iommufd, token_uuid_ptr), address);
+    }
+    // SAFETY: the request takes a vfio_device_bind_iommufd; with the token's flag it reads 16 bytes at its address, which are there
+    // until this returns, and without it does not use the address.
     unsafe { call(device, BIND_IOMMUFD, &mut argument) }.map(drop)
 }
 
