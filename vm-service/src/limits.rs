@@ -2,6 +2,7 @@
 //! said before a guest meets it.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::CapabilitySet;
 use vm_passthrough::readiness::FILES_PER_VECTOR;
 
 /// Descriptors of everything but interrupts: KVM, disks, the console, the files of a device.
@@ -50,6 +51,29 @@ fn check(vectors: u64, limit: Option<u64>) -> Result<(), String> {
     }
 }
 
+/// Checks that devices can reach `memory` bytes of this process, of which none is locked yet. `explain` did for the process that
+/// claims them, which may have rights that this one has given up.
+///
+/// # Errors
+/// When it may lock less: what is needed, what there is, and what to do.
+pub(crate) fn check_locked(memory: u64) -> Result<(), String> {
+    // Without an answer VFIO tells it.
+    let rights = rustix::thread::capabilities(None);
+    let is_free = rights.is_ok_and(|rights| rights.effective.contains(CapabilitySet::IPC_LOCK));
+    check_lock(memory, getrlimit(Resource::Memlock).current.filter(|_| !is_free))
+}
+
+fn check_lock(memory: u64, limit: Option<u64>) -> Result<(), String> {
+    match limit {
+        Some(limit) if limit < memory => Err(format!(
+            "devices lock all of the guest's RAM, {memory} bytes, and the process that the guest runs in may lock {limit}: it has a user \
+             of its own, without the rights of the one that started it; raise the hard limit (LimitMEMLOCK=infinity in the systemd \
+             unit, --ulimit memlock=-1 of a container), or give that one CAP_SYS_RESOURCE, which raises it"
+        )),
+        _ => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -61,6 +85,21 @@ mod tests {
         assert_eq!(raised(limit(Some(1024), None)), Some(limit(None, None)));
         assert_eq!(raised(limit(Some(4096), Some(4096))), None);
         assert_eq!(raised(limit(None, None)), None);
+    }
+
+    #[test]
+    fn a_limit_of_locked_memory_that_is_below_the_guests_ram_is_named() {
+        for (memory, limit, is_refused) in [
+            (1 << 30, Some(8 << 20), true),
+            (1 << 30, Some((1 << 30) - 1), true),
+            (1 << 30, Some(1 << 30), false),
+            (1 << 30, None, false),
+        ] {
+            let checked = check_lock(memory, limit);
+            assert_eq!(checked.is_err(), is_refused, "{memory} {limit:?}");
+            let parts = [memory.to_string(), limit.unwrap_or(0).to_string(), "LimitMEMLOCK=infinity".into()];
+            assert!(checked.err().iter().all(|said| parts.iter().all(|part| said.contains(part))));
+        }
     }
 
     #[test]

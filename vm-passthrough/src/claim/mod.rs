@@ -27,6 +27,7 @@ mod share;
 mod vfs;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -68,26 +69,44 @@ pub(crate) fn write_locked(
 }
 
 /// Asks that a claim under way be given up: from any thread, at any time. Clones are the same handle.
-#[derive(Clone, Debug, Default)]
-pub struct Cancel(Arc<AtomicBool>);
+#[derive(Clone, Default)]
+pub struct Cancel {
+    requested: Arc<AtomicBool>,
+    /// What requests it as well.
+    also: Option<Arc<dyn Fn() -> bool + Send + Sync>>,
+}
 
 impl Cancel {
     /// Asks. It can't be taken back, and only stores a flag: the claim notices before its next step, and undoes those that
     /// it made.
     pub fn request(&self) {
-        self.0.store(true, Ordering::Release);
+        self.requested.store(true, Ordering::Release);
+    }
+
+    /// One that is requested when this one is, and when `also` says so, which is asked before each step: requesting it does not
+    /// request this one.
+    #[must_use]
+    pub fn or(&self, also: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        let this = self.clone();
+        Self { requested: Arc::default(), also: Some(Arc::new(move || this.is_requested() || also())) }
     }
 
     /// Whether it was asked.
     pub fn is_requested(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.requested.load(Ordering::Acquire) || self.also.as_ref().is_some_and(|also| also())
+    }
+}
+
+impl fmt::Debug for Cancel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Cancel").field(&self.is_requested()).finish()
     }
 }
 
 impl PartialEq for Cancel {
     /// Whether they are the same handle.
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        Arc::ptr_eq(&self.requested, &other.requested)
     }
 }
 

@@ -630,6 +630,16 @@ impl PassthroughDevice for VfioPciDevice {
         inner.owed.as_mut().map_or(Ok(()), |owed| Ok(owed.ram.unmap(guest)?))
     }
 
+    fn check_discard(&self, guest: u64, len: u64) -> Result<(), DeviceError> {
+        let inner = self.lock_in_time()?;
+        match &inner.owed {
+            Some(owed) if owed.ram.reaches(guest, len) => {
+                Err(DeviceError::Pinned { guest, len, device: self.address() })
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) -> Result<(), DeviceError> {
         data.fill(0xff);
         self.check(bar, offset, data.len())?;

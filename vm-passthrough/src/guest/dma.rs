@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use super::sys::Part;
 use super::{DeviceError, RamRegion};
 use crate::claim::Cancel;
-use crate::vfio::{AddressSpace, DmaPermission, Mapping, Result};
+use crate::vfio::{AddressSpace, DmaPermission, Mapping, Result, VfioError};
 
-/// What is mapped at a time: the Linux kernel pins all of it before it answers, and clears what was never used.
+/// What is mapped at a time where there are entries enough: the Linux kernel pins all of it before it answers, and clears what was
+/// never used.
 const PIECE: u64 = if cfg!(test) { 1 << 20 } else { 1 << 30 };
 /// How often its progress is reported.
 const PROGRESS: Duration = Duration::from_secs(5);
@@ -30,15 +31,22 @@ impl DmaRam {
     /// Maps `regions` at their guest-physical addresses, those that are not, until it is asked to give up.
     ///
     /// # Errors
-    /// The first that can't be mapped, of which nothing is; those before it are, until they are [unmapped](Self::unmap_all).
+    /// That there are too few entries for all, before any is mapped. Otherwise the first that can't be mapped, of which nothing is;
+    /// those before it are, until they are [unmapped](Self::unmap_all).
     pub(super) fn map(&mut self, regions: &[RamRegion], cancel: Option<&Cancel>) -> Result<(), DeviceError> {
+        let chosen = self.piece(regions)?;
         let mut told = Instant::now();
         let all: u64 = regions.iter().map(|region| region.memory.len()).sum();
         let mut done = 0;
         for region in regions {
             let len = region.memory.len();
-            for offset in (0..len).step_by(PIECE as usize) {
-                if let Err(cause) = self.map_piece(region, offset, cancel) {
+            // As another device has mapped it. Where it is one piece, all of it is.
+            let piece = self.space.mapped_from(region.guest).unwrap_or(chosen).max(1);
+            let mut next = 0;
+            while next < len {
+                let offset = next;
+                next = offset.saturating_add(piece);
+                if let Err(cause) = self.map_piece(region, offset, piece, cancel) {
                     if let Err(error) = self.unmap(region.guest) {
                         tracing::error!(%error, "a part of the guest's RAM stays mapped for DMA until the device is detached");
                     }
@@ -58,10 +66,29 @@ impl DmaRam {
         Ok(())
     }
 
+    /// How large pieces are to be, so that there are entries for those regions that no device has mapped. Where there are few, half
+    /// of them are left for what comes later.
+    fn piece(&self, regions: &[RamRegion]) -> Result<u64> {
+        let Some(left) = self.space.entries_left()? else { return Ok(PIECE) };
+        let new = regions.iter().filter(|region| self.space.mapped_from(region.guest).is_none());
+        let lens: Vec<_> = new.map(|region| region.memory.len()).collect();
+        let needed = |piece: u64| lens.iter().map(|len| len.div_ceil(piece)).sum::<u64>();
+        let largest = lens.iter().copied().max().unwrap_or(0);
+        let mut piece = PIECE;
+        while needed(piece) > left / 2 && piece < largest {
+            piece = piece.saturating_mul(2);
+        }
+        match needed(piece) {
+            needed if needed > left => Err(VfioError::DmaEntries { needed, left }),
+            _ => Ok(piece),
+        }
+    }
+
     fn map_piece(
         &mut self,
         region: &RamRegion,
         offset: u64,
+        len: u64,
         cancel: Option<&Cancel>,
     ) -> Result<(), DeviceError> {
         let piece = (region.guest, region.guest.saturating_add(offset));
@@ -71,13 +98,23 @@ impl DmaRam {
         if cancel.is_some_and(Cancel::is_requested) {
             return Err(DeviceError::Cancelled);
         }
-        let memory: Arc<dyn Mapping> = match Part::of(&region.memory, offset, PIECE) {
+        let memory: Arc<dyn Mapping> = match Part::of(&region.memory, offset, len) {
             Some(part) => Arc::new(part),
             None => region.memory.clone(),
         };
         self.space.map(piece.1, memory, DmaPermission::ReadWrite)?;
         self.pieces.push(piece);
         Ok(())
+    }
+
+    /// Whether a device reaches any of these bytes.
+    pub(super) fn reaches(&self, guest: u64, len: u64) -> bool {
+        let last = guest.saturating_add(len.saturating_sub(1));
+        let is_in = |&(_, start): &(u64, u64)| {
+            let mapped = self.space.mapped_from(start).unwrap_or(u64::MAX);
+            start <= last && guest <= start.saturating_add(mapped - 1)
+        };
+        len > 0 && self.pieces.iter().any(is_in)
     }
 
     /// Unmaps the region at a guest-physical address, as far as it is mapped.
@@ -123,9 +160,9 @@ mod tests {
     use crate::sim::{SimLog, SimSpace};
     use crate::vfio::{Backend, HostMemory};
 
-    /// An address space in which whoever maps is asked to give up.
+    /// An address space with so many entries, in which whoever maps is asked to give up.
     #[derive(Debug)]
-    struct Asks(Arc<SimSpace>, Cancel);
+    struct Asks(Arc<SimSpace>, Cancel, Option<u64>);
 
     impl AddressSpace for Asks {
         fn backend(&self) -> Backend {
@@ -137,7 +174,11 @@ mod tests {
         }
 
         fn entries_left(&self) -> Result<Option<u64>> {
-            self.0.entries_left()
+            Ok(self.2.map(|all| all - self.0.maps().len() as u64))
+        }
+
+        fn mapped_from(&self, iova: u64) -> Option<u64> {
+            self.0.mapped_from(iova)
         }
 
         fn map(&self, iova: u64, memory: Arc<dyn Mapping>, permission: DmaPermission) -> Result<()> {
@@ -154,11 +195,51 @@ mod tests {
     fn who_asks_waits_for_one_piece_at_most() {
         let (log, cancel) = (SimLog::default(), Cancel::default());
         let space = SimSpace::new(vec![0..=u64::MAX], &log);
-        let mut ram = DmaRam::new(Arc::new(Asks(space.clone(), cancel.clone())));
+        let mut ram = DmaRam::new(Arc::new(Asks(space.clone(), cancel.clone(), None)));
         let memory = Arc::new(HostMemory::new(3 << 20).unwrap());
         let mapped = ram.map(&[RamRegion { guest: 0x10_0000, memory }], Some(&cancel));
         assert!(matches!(mapped, Err(DeviceError::Cancelled)), "{mapped:?}");
         assert_eq!(log.take(), ["dma map 0x100000+0x100000", "dma unmap 0x100000"]);
         assert_eq!(space.maps(), []);
+    }
+
+    #[test]
+    fn pieces_are_as_large_as_there_are_few_entries_and_alike_for_all_devices() {
+        let memory = |mib: u64| Arc::new(HostMemory::new((mib << 20) as usize).unwrap());
+        let regions =
+            [RamRegion { guest: 0, memory: memory(5) }, RamRegion { guest: 1 << 32, memory: memory(9) }];
+        let check = |entries: Option<u64>, expect: &[(u64, u64)], refused: Option<&str>| {
+            let log = SimLog::default();
+            let space = SimSpace::new(vec![0..=u64::MAX], &log);
+            let limited: Arc<dyn AddressSpace> = Arc::new(Asks(space.clone(), Cancel::default(), entries));
+            let (mut first, mut second) = (DmaRam::new(limited.clone()), DmaRam::new(limited));
+            let mapped = first.map(&regions, None);
+            assert_eq!(mapped.as_ref().err().map(ToString::to_string).as_deref(), refused, "{entries:?}");
+            let lens = || log.take().iter().filter(|line| line.starts_with("dma map")).count();
+            assert_eq!(lens(), expect.iter().map(|(count, _)| *count as usize).sum::<usize>(), "{entries:?}");
+            let largest = |from: u64| space.mapped_from(from).map(|len| len >> 20);
+            let pieces = [largest(0), largest(1 << 32)];
+            assert_eq!(
+                pieces.into_iter().flatten().collect::<Vec<_>>(),
+                expect.iter().map(|(_, mib)| *mib).collect::<Vec<_>>()
+            );
+            if mapped.is_ok() {
+                second.map(&regions, None).unwrap();
+                assert_eq!(lens(), 0, "the second device maps nothing else");
+                drop(first);
+                assert_ne!(space.maps(), []);
+                drop(second);
+            }
+            assert_eq!(space.maps(), []);
+        };
+        check(None, &[(5, 1), (9, 1)], None);
+        check(Some(100), &[(5, 1), (9, 1)], None);
+        check(Some(27), &[(3, 2), (5, 2)], None);
+        check(Some(8), &[(1, 5), (2, 8)], None);
+        check(Some(2), &[(1, 5), (1, 9)], None);
+        let few = "mapping the guest's RAM for DMA takes 2 entries at least, and 1 are left for its devices: raise \
+                   dma_entry_limit of the module vfio_iommu_type1 (65535 unless it was lowered), or use iommufd, which has no \
+                   such limit";
+        check(Some(1), &[], Some(few));
     }
 }

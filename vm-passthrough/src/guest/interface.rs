@@ -163,6 +163,19 @@ pub enum DeviceError {
         /// How long was waited.
         deadline: std::time::Duration,
     },
+    /// RAM would be discarded that a device reaches.
+    #[error(
+        "{len} bytes of RAM at {guest:#x} can't be discarded: {device} has them pinned for DMA, and would go on with the old pages; \
+         turn ballooning, free page reporting and virtio-mem off for a guest with devices, or detach {device} first"
+    )]
+    Pinned {
+        /// Guest-physical address.
+        guest: u64,
+        /// How many bytes from there on.
+        len: u64,
+        /// The device's function.
+        device: PciAddress,
+    },
     /// It was asked to give up attaching it.
     #[error("attaching the device was given up, as was asked")]
     Cancelled,
@@ -243,6 +256,19 @@ pub trait PassthroughDevice: fmt::Debug + Send + Sync {
     /// When the region can't be unmapped: the device still reaches it, and it must stay what it is.
     fn ram_removed(&self, guest: u64) -> Result<(), DeviceError> {
         let _ = guest;
+        Ok(())
+    }
+    /// Checks that the VMM may discard the content of RAM that the guest keeps, as a balloon, free page reporting or virtio-mem
+    /// would: from guest-physical address `guest` on, `len` bytes. Linux would give the guest other pages there, and the device
+    /// would go on with those that it has pinned: the guest's memory would be corrupted. RAM that the guest loses for good is
+    /// [removed](Self::ram_removed).
+    ///
+    /// A device that does no DMA keeps the provided method, which allows it.
+    ///
+    /// # Errors
+    /// [`DeviceError::Pinned`] while the device reaches some of it.
+    fn check_discard(&self, guest: u64, len: u64) -> Result<(), DeviceError> {
+        let _ = (guest, len);
         Ok(())
     }
     /// Reads 1 to 8 bytes of a BAR. On an error `data` is all ones.

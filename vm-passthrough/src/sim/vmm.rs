@@ -312,6 +312,10 @@ impl AddressSpace for SimSpace {
         Ok(None)
     }
 
+    fn mapped_from(&self, iova: u64) -> Option<u64> {
+        lock(&self.inner).maps.len_at(iova)
+    }
+
     fn map(&self, iova: u64, memory: Arc<dyn Mapping>, permission: DmaPermission) -> Result<()> {
         let mut inner = lock(&self.inner);
         if inner.faults.contains(&Fault::MapDma) {

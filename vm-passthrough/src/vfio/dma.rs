@@ -104,6 +104,11 @@ impl DmaMappings {
         self.entries.iter().map(|(&iova, entry)| (iova, entry))
     }
 
+    /// Length of the mapping that starts at an address.
+    pub(crate) fn len_at(&self, iova: u64) -> Option<u64> {
+        self.entries.get(&iova).map(|entry| entry.memory.len())
+    }
+
     /// Number of bytes mapped.
     pub(super) fn bytes(&self) -> u64 {
         self.entries.values().fold(0, |sum, entry| sum.saturating_add(entry.memory.len()))

@@ -91,6 +91,17 @@ pub enum VfioError {
         /// Bytes that it may lock (`RLIMIT_MEMLOCK`).
         limit: u64,
     },
+    /// More ranges would be mapped than the Linux kernel keeps account of.
+    #[error(
+        "mapping the guest's RAM for DMA takes {needed} entries at least, and {left} are left for its devices: raise \
+         dma_entry_limit of the module vfio_iommu_type1 (65535 unless it was lowered), or use iommufd, which has no such limit"
+    )]
+    DmaEntries {
+        /// How many ranges are to be mapped at least.
+        needed: u64,
+        /// How many can be (`VFIO_IOMMU_TYPE1_INFO_CAP_DMA_AVAIL`).
+        left: u64,
+    },
     /// It is still in use, or closed already.
     #[error("{what} can't be used so now: {reason}")]
     Busy {
@@ -374,6 +385,14 @@ pub trait AddressSpace: fmt::Debug + Send + Sync {
     /// # Errors
     /// When the kernel refuses.
     fn entries_left(&self) -> Result<Option<u64>>;
+    /// How many bytes the mapping that starts at `iova` has; `None` where none starts. A range that several devices of a guest map is so
+    /// divided alike by all.
+    ///
+    /// A space that does not say keeps the provided method.
+    fn mapped_from(&self, iova: u64) -> Option<u64> {
+        let _ = iova;
+        None
+    }
     /// Maps all of `memory` for DMA at `iova`, and keeps it until [`unmap`](Self::unmap). Mapping the same memory
     /// there again, as each device of a guest does, only counts; it is unmapped when all have unmapped it.
     ///

@@ -295,6 +295,10 @@ impl AddressSpace for Space {
         Ok(self.state().engine.info()?.and_then(|info| info.entries_left))
     }
 
+    fn mapped_from(&self, iova: u64) -> Option<u64> {
+        self.state().mappings.len_at(iova)
+    }
+
     fn map(&self, iova: u64, memory: Arc<dyn Mapping>, permission: DmaPermission) -> Result<()> {
         let mut state = self.state();
         state.check_open()?;

@@ -20,6 +20,7 @@ use vm_passthrough::vfio::{
 };
 use vm_passthrough::{PassthroughManager, PciAddress, PciFunction};
 
+use super::arrivals::{self, Arrivals};
 use super::handle::{AttachRequest, Message, Refused};
 use super::keeper::{self, Served};
 use super::process::Vmm;
@@ -61,6 +62,8 @@ struct Function {
     vectors: u64,
     /// What is needed to watch it, once it is open and until it is attached.
     watched: Option<Watched>,
+    /// Readable once it is to be turned back, while it is on its way to a guest that runs.
+    arrival: Option<Arc<OwnedFd>>,
 }
 
 impl Function {
@@ -70,7 +73,7 @@ impl Function {
             None => found,
         };
         let request = FunctionRequest::of(&found, true);
-        Self { found, request, options, vectors: 0, watched: None }
+        Self { found, request, options, vectors: 0, watched: None, arrival: None }
     }
 }
 
@@ -101,6 +104,8 @@ pub(crate) struct Devices {
     options: DeviceOptions,
     /// What is to be known of the guest to explain what it can have.
     explain: ExplainOptions,
+    /// Those that are on their way while the guest runs.
+    arrivals: Arrivals,
     /// What has the machine.
     vmm: Option<Arc<Vmm>>,
     /// What watches the devices that are attached.
@@ -121,7 +126,8 @@ impl Devices {
             .map(|found| (found.address, Function::new(found, options.clone())))
             .collect();
         let (open, space, vmm, watch) = (BTreeMap::new(), None, None, None);
-        Self { open, space, manager, functions, options, explain, vmm, watch }
+        let arrivals = Arrivals::default();
+        Self { open, space, manager, functions, options, explain, arrivals, vmm, watch }
     }
 
     /// The functions that it has, those of each slot together.
@@ -134,8 +140,9 @@ impl Devices {
     }
 
     /// What the guest's machine is to make room for. `stop` gives up the claim that is under way; until then another command is
-    /// waited for that has the ledger, as the guest runs already.
-    pub(super) fn announce(&mut self, stop: &Stop) -> Vec<ExpectedFunction> {
+    /// waited for that has the ledger, as the guest runs already. Those that come later are noted in `arrivals`.
+    pub(super) fn announce(&mut self, stop: &Stop, arrivals: Arrivals) -> Vec<ExpectedFunction> {
+        self.arrivals = arrivals;
         let options =
             self.functions.values_mut().map(|function| &mut function.options).chain([&mut self.options]);
         for options in options {
@@ -277,8 +284,14 @@ impl Devices {
         let mut options = DeviceOptions { backend: request.backend, ..self.options.clone() };
         options.claim.with_group = request.with_group;
         options.without_reset = request.accept.contains(&BlockerCode::NoReset);
-        let functions = found.into_iter().map(|found| (found.address, Function::new(found, options.clone())));
-        self.functions.extend(functions);
+        let arrival = self.arrivals.add(&request.functions);
+        let arrival = arrival.map_err(|error| failed(&format!("no eventfd: {error}; raise `ulimit -n`")))?;
+        options.claim.cancel = options.claim.cancel.map(|stop| arrivals::cancel(&stop, arrival.clone()));
+        let function = |found: PciFunction| {
+            let arrival = Some(arrival.clone());
+            (found.address, Function { arrival, ..Function::new(found, options.clone()) })
+        };
+        self.functions.extend(found.into_iter().map(function));
         Ok(())
     }
 
@@ -425,6 +438,7 @@ impl Devices {
         let vectors = vectors_of(&*opened).map_err(|error| error.to_string())?;
         let function = self.functions.get_mut(&address).ok_or_else(|| unknown(address))?;
         (function.watched, function.vectors) = (Some(watched), vectors);
+        let arrival = function.arrival.clone();
         limits::check_vectors(self.functions.values().map(|function| function.vectors).sum())?;
         let DeviceParts { info, is_virtual, reset_by_open, file, group, .. } =
             opened.share().map_err(no_files)?;
@@ -433,7 +447,7 @@ impl Devices {
         let (served, socket) = keeper::serve(opened.clone(), proved.clone(), refuse).map_err(no_files)?;
         let (group, group_file) = group.unzip();
         let mut files = vec![file.as_fd(), socket.as_fd()];
-        files.extend(wanted.iter().chain(&group_file).map(OwnedFd::as_fd));
+        files.extend(wanted.iter().chain(arrival.as_deref()).chain(&group_file).map(OwnedFd::as_fd));
         let rom = match options.roms.get(&address) {
             None => wire::Rom::Device,
             Some(RomFile::Hidden) => wire::Rom::Hidden,
@@ -448,6 +462,7 @@ impl Devices {
             is_virtual,
             reset_by_open: reset_by_open.map(Into::into),
             is_heard: wanted.is_some(),
+            can_turn_back: arrival.is_some(),
             group,
             without_reset: options.without_reset,
             rom,
@@ -490,8 +505,11 @@ impl Devices {
     }
 
     /// Has a device, whose functions are attached, answer in a slot of the guest.
-    fn plug(&self, slot: PciAddress) -> Result<Option<PciAddress>, String> {
-        let functions = self.in_slot_of(slot)?.map(|(&address, _)| address).collect();
+    fn plug(&mut self, slot: PciAddress) -> Result<Option<PciAddress>, String> {
+        let functions: Vec<_> = self.in_slot_of(slot)?.map(|(&address, _)| address).collect();
+        for address in &functions {
+            self.functions.get_mut(address).map(|function| function.arrival.take());
+        }
         match self.order(&Order::Plug(functions), &[])? {
             Done::Plugged(guest) => Ok(guest),
             _ => Err(self.misunderstood()),

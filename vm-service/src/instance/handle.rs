@@ -12,6 +12,7 @@ use vm_passthrough::PciAddress;
 use vm_passthrough::readiness::{BlockerCode, Readiness};
 use vm_passthrough::vfio::Backend;
 
+use super::arrivals::Arrivals;
 use super::state::Event;
 use super::watch;
 use crate::vmm::Stop;
@@ -97,6 +98,8 @@ pub(crate) struct Inbox {
     /// Resets the guest when it is written to.
     pub(super) reset: Arc<OwnedFd>,
     pub(super) stop: Stop,
+    /// What is on its way to it.
+    pub(super) arrivals: Arrivals,
 }
 
 impl Inbox {
@@ -105,12 +108,14 @@ impl Inbox {
     /// # Errors
     /// When this process has no descriptors left.
     pub(crate) fn new(stop: &Stop) -> io::Result<Self> {
-        Ok(Self { messages: channel(), reset: Arc::new(watch::event()?), stop: stop.clone() })
+        let (reset, arrivals) = (Arc::new(watch::event()?), Arrivals::default());
+        Ok(Self { messages: channel(), reset, stop: stop.clone(), arrivals })
     }
 
     /// What asks of the guest, from any thread, from now on.
     pub(crate) fn handle(&self) -> Handle {
-        Handle { messages: self.messages.0.clone(), reset: self.reset.clone(), stop: self.stop.clone() }
+        let (messages, arrivals) = (self.messages.0.clone(), self.arrivals.clone());
+        Handle { messages, reset: self.reset.clone(), stop: self.stop.clone(), arrivals }
     }
 }
 
@@ -120,6 +125,7 @@ pub(crate) struct Handle {
     messages: Sender<Message>,
     reset: Arc<OwnedFd>,
     stop: Stop,
+    arrivals: Arrivals,
 }
 
 impl Handle {
@@ -133,7 +139,8 @@ impl Handle {
         self.send(Message::Attach(request, Waiting(Some(Waiter::Attach(Box::new(answer))))));
     }
 
-    /// Detaches the device that a function belongs to, with all of its functions, while the guest runs. `answer` is called as
+    /// Detaches the device that a function belongs to, with all of its functions, while the guest runs. One that is on its way to the
+    /// guest is turned back: a claim, or the mapping of RAM for its DMA, that is under way ends at its next step. `answer` is called as
     /// for [`attach`](Self::attach).
     pub(crate) fn detach(
         &self,
@@ -142,6 +149,8 @@ impl Handle {
         answer: impl FnOnce(Result<DetachedHow, Refused>) + Send + 'static,
     ) {
         self.send(Message::Detach(address, how, Waiting(Some(Waiter::Detach(Box::new(answer))))));
+        // That is read before what comes of the step that this ends.
+        self.arrivals.turn_back(address);
     }
 
     /// Resets the guest, as if its button were pressed. `answer` is called as for [`attach`](Self::attach): when it has restarted in

@@ -6,6 +6,7 @@
 //! may have several, each run by a thread of its own, and any thread asks one through its [`Handle`] or ends it through its
 //! [`Stop`].
 
+mod arrivals;
 mod devices;
 pub(crate) mod handle;
 mod keeper;
@@ -90,8 +91,8 @@ impl Instance {
         mut devices: Option<Devices>,
         inbox: Inbox,
     ) -> Result<Self, VmmError> {
-        let Inbox { messages, reset, stop } = inbox;
-        let expected = devices.as_mut().map(|devices| devices.announce(&stop)).unwrap_or_default();
+        let Inbox { messages, reset, stop, arrivals } = inbox;
+        let expected = devices.as_mut().map(|devices| devices.announce(&stop, arrivals)).unwrap_or_default();
         let (config, kvm, on_reboot) = (config.clone(), options.kvm.clone(), options.on_reboot);
         let make = Make { config, kvm, on_reboot, expected };
         let vmm = Arc::new(Vmm::start(vmm, make, options, &stop, reset.as_fd(), messages.0.clone())?);

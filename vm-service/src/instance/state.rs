@@ -23,7 +23,7 @@
 //! * Devices are closed when all that leave together are detached. One that the host took away is closed at once.
 //! * A claim is released when no other slot has a function of it. What can't be detached or released is tried once more when all
 //!   else is released; what fails then is reported, and stays in the ledger.
-//! * What is detached before it has come turns back, once the step is over that is under way.
+//! * What is detached before it has come turns back, once the step is over that is under way; a claim and attaching end early.
 //! * A guest that is to be reset is when it runs again, or has ended if it is not to be restarted.
 //! * Every request is answered once: when the device is there, or gone, or back where it was.
 
@@ -53,14 +53,14 @@ pub(crate) enum Event {
     Explained(AttachRequest, Result<(), Refused>),
     /// A device was claimed: by the claim of this function, which may be an earlier one that covers it.
     Claimed(PciAddress, Result<PciAddress, String>),
-    /// It was not, as the guest is to end; nothing of it is changed.
+    /// It was not, as the guest is to end or somebody has it turned back; nothing of it is changed.
     NotClaimed(PciAddress),
     /// It was opened.
     Opened(PciAddress, Result<Backend, String>),
     /// It was attached, and one of those that the guest starts with is in the machine. One that failed to be may be attached in
     /// part.
     Attached(PciAddress, Result<(), String>),
-    /// It was not, as the guest is to end.
+    /// It was not, for the same reasons.
     NotAttached(PciAddress),
     /// The guest sees that something is in a slot of its, which does not answer yet.
     Inserted(PciAddress, Result<(), String>),
@@ -421,7 +421,8 @@ impl State {
     fn note(&mut self, event: &Event) {
         match event {
             Event::Start => self.started = true,
-            Event::Stop | Event::NotClaimed(_) => self.ending = true,
+            Event::Stop => self.ending = true,
+            Event::NotClaimed(address) => self.ending |= !self.is_leaving(*address),
             Event::Attach(id, request) => self.attach(*id, request),
             Event::Detach(id, address, how) => self.detach(*id, *address, *how),
             Event::Reset(id) if self.is_ending() => {
@@ -457,7 +458,7 @@ impl State {
             }
             Event::NotAttached(address) => {
                 self.set(*address, Phase::Attached);
-                self.ending = true;
+                self.ending |= !self.is_leaving(*address);
             }
             Event::Claimed(address, Err(error))
             | Event::Inserted(address, Err(error))
@@ -804,6 +805,11 @@ impl State {
 
     fn is_ending(&self) -> bool {
         self.ending || matches!(self.machine, Machine::Stopping | Machine::Halted | Machine::Gone)
+    }
+
+    /// Whether a function is on its way out of the guest.
+    fn is_leaving(&self, address: PciAddress) -> bool {
+        self.slots.iter().any(|slot| slot.has(address) && slot.is_leaving())
     }
 
     fn slot(&mut self, address: PciAddress) -> Option<&mut Slot> {

@@ -257,6 +257,58 @@ fn a_guest_that_runs_is_asked_and_answers_once() {
 }
 
 #[test]
+fn a_device_that_is_detached_while_it_is_claimed_is_given_back_and_the_guest_runs_on() {
+    let sim = SimHost::new().expect("a host");
+    let disk: PciAddress = "0000:01:00.0".parse().expect("an address");
+    sim.add_driver("nvme").expect("a driver");
+    sim.add(&SimFunction::nvme(disk).group(1).driver("nvme")).expect("a function");
+    let drivers = SimDrivers::new(&sim);
+    // No driver lets go of it before somebody wants it back.
+    let (reached, reaches) = channel();
+    let (go, goes) = channel::<()>();
+    drivers.observe(move || {
+        let _ = reached.send(());
+        let _ = goes.recv_timeout(TIMEOUT);
+    });
+    let manager = PassthroughManager::with_host(drivers.host()).expect("a manager");
+    let claim = ClaimOptions::default();
+    let options = DeviceOptions {
+        claim,
+        backend: None,
+        without_reset: false,
+        roms: BTreeMap::new(),
+        vf_tokens: BTreeMap::new(),
+    };
+    let devices = Devices::new(manager, Vec::new(), options, ExplainOptions::for_memory(4 << 20));
+    let stop = Stop::new().expect("an eventfd");
+    let screen = Screen::default();
+    let guest = Asm::default().print("up").spin();
+    let Some((handle, guest)) = start_with(guest, Some(devices), &screen, &stop) else { return };
+    let started = Instant::now();
+    while screen.text() != "up" && started.elapsed() < TIMEOUT {
+        sleep(Duration::from_millis(1));
+    }
+    let (told, answers) = channel();
+    let tell = told.clone();
+    let request = AttachRequest { functions: vec![disk], ..AttachRequest::default() };
+    handle.attach(request, move |attached| tell.send(format!("{attached:?}")).expect("somebody waits"));
+    reaches.recv_timeout(TIMEOUT).expect("its driver is asked for it");
+    handle.detach(disk, DetachHow::Surprise, move |detached| {
+        told.send(format!("{detached:?}")).expect("somebody waits");
+    });
+    drop(go);
+    let answered = [(); 2].map(|()| answers.recv_timeout(TIMEOUT).expect("an answer"));
+    assert!(answered[0].contains("was detached before it had come"), "{answered:?}");
+    assert_eq!(answered[1], "Ok(Surprise)");
+    assert_eq!(sim.driver_of(disk).as_deref(), Some("nvme"));
+    assert!(!guest.is_finished());
+    handle.stop();
+    let (happened, ran) = guest.join().expect("no panic");
+    assert_eq!(ran, Ok(End::Stopped), "{happened:?}");
+    assert!(happened.contains(&"NotClaimed".to_owned()), "{happened:?}");
+}
+
+#[test]
 fn a_guest_that_is_reset_and_not_to_be_restarted_ends_with_that() {
     let (stop, screen) = (Stop::new().expect("an eventfd"), Screen::default());
     let Some((handle, guest)) = start_with(Asm::default().spin(), None, &screen, &stop) else { return };

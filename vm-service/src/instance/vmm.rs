@@ -11,15 +11,19 @@ use std::thread::{Builder, JoinHandle};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use vm_passthrough::claim::Cancel;
 use vm_passthrough::guest::{self, DeviceError, KvmVmm, VfioPciDevice};
 use vm_passthrough::pci::RomImage;
 use vm_passthrough::vfio::{DeviceParts, Space, SpaceParts, VfioDevice};
 use vm_passthrough::{PassthroughDevice, PciAddress};
 
+use super::arrivals;
 use super::keeper::Remote;
 use super::wire::{self, Done, Failed, Make, Open, Order, Report};
+use crate::limits;
 use crate::process::{packets, starter};
 use crate::sandbox::{self, Confinement, Measures, Profile};
+use crate::vmm::memory::Prefault;
 use crate::vmm::{Console, Machine, MachineError, MachineHandle, MachineOptions, Opened, PowerButton, Stop};
 
 /// What a VMM locks beside the guest's RAM.
@@ -91,8 +95,12 @@ struct Vmm {
     machine: Option<Machine>,
     handle: MachineHandle,
     shared: Arc<KvmVmm>,
+    /// Whether devices can have the guest's RAM locked.
+    locks: Result<(), String>,
     running: Option<JoinHandle<Machine>>,
     open: BTreeMap<PciAddress, Arc<VfioPciDevice>>,
+    /// What gives up those of them that come to the guest while it runs, until they are attached.
+    arriving: BTreeMap<PciAddress, Cancel>,
     /// What they are open in.
     space: Option<Arc<Space>>,
 }
@@ -135,11 +143,30 @@ impl Vmm {
             .try_for_each(|function| machine.expect(function))
             .map_err(|error| failed(&error))?;
         let confinement = confined.recv().map_err(|error| failed(&error))?;
+        let locks = limits::check_locked(memory);
+        if !config.devices.is_empty() {
+            locks.clone().map_err(Failed::from)?;
+        }
         let (handle, shared) = (machine.handle(), machine.vmm());
         hear_resets(reset, machine.handle()).map_err(|error| failed(&error))?;
         sandbox::confine(Profile::Vmm, &confinement)?;
         let (open, machine) = (BTreeMap::new(), Some(machine));
-        Ok((Self { keeper, stop, machine, handle, shared, running: None, open, space: None }, confinement))
+        let (running, space) = (None, None);
+        Ok((
+            Self {
+                keeper,
+                stop,
+                machine,
+                handle,
+                shared,
+                locks,
+                running,
+                open,
+                arriving: BTreeMap::new(),
+                space,
+            },
+            confinement,
+        ))
     }
 
     /// Carries out an order.
@@ -153,6 +180,7 @@ impl Vmm {
                 Ok(Done::It)
             }
             Order::RoomFor(device) => {
+                self.locks.clone()?;
                 self.handle.room_for(&device).map(Done::Room).map_err(|error| error.to_string())
             }
             Order::Space(number) => match (files.into_iter().next(), number) {
@@ -194,6 +222,7 @@ impl Vmm {
             }),
             Order::Close(address) => {
                 self.open.remove(&address);
+                self.arriving.remove(&address);
                 self.space = self.space.take().filter(|_| !self.open.is_empty());
                 Ok(Done::It)
             }
@@ -211,11 +240,29 @@ impl Vmm {
     }
 
     fn open(&mut self, open: Open, files: Vec<OwnedFd>) -> Result<(), String> {
-        let Open { address, info, is_virtual, reset_by_open, is_heard, group, without_reset, rom } = open;
+        let Open {
+            address,
+            info,
+            is_virtual,
+            reset_by_open,
+            is_heard,
+            can_turn_back,
+            group,
+            without_reset,
+            rom,
+        } = open;
         let mut files = files.into_iter();
         let mut next = || files.next().ok_or_else(|| "a descriptor is missing".to_owned());
         let (file, socket) = (next()?, next()?);
         let wanted = is_heard.then(&mut next).transpose()?;
+        let cancel = match can_turn_back.then(&mut next).transpose()? {
+            Some(event) => {
+                let cancel = arrivals::cancel(&self.stop.cancel(), Arc::new(event));
+                self.arriving.insert(address, cancel.clone());
+                cancel
+            }
+            None => self.stop.cancel(),
+        };
         let group = group.map(|number| Ok::<_, String>((number, next()?))).transpose()?;
         let rom = match rom {
             wire::Rom::Device => guest::Rom::Device,
@@ -230,10 +277,8 @@ impl Vmm {
         let space = self.space.as_ref().ok_or("there is no address space")?;
         let keeper = Arc::new(Remote { address, socket: Mutex::new(socket) });
         let file = VfioDevice::receive(parts, space, keeper).map_err(|error| error.to_string())?;
-        let options = guest::DeviceOptions::default()
-            .without_reset(without_reset)
-            .cancel(Some(self.stop.cancel()))
-            .rom(rom);
+        let options =
+            guest::DeviceOptions::default().without_reset(without_reset).cancel(Some(cancel)).rom(rom);
         let device = VfioPciDevice::with_options(file, self.shared.clone(), options)
             .map_err(|error| format!("{address}: {error}"))?;
         self.open.insert(address, device);
@@ -241,6 +286,11 @@ impl Vmm {
     }
 
     fn attach(&mut self, address: PciAddress) -> Result<Done, String> {
+        // The first one has all of the guest's RAM pinned, which is faster where it is present.
+        let is_first = self.arriving.len() == self.open.len();
+        if let Some(cancel) = self.arriving.remove(&address).filter(|_| is_first) {
+            Prefault::start(self.shared.memory(), Some(cancel)).wait();
+        }
         let device = self.open.get(&address).ok_or_else(|| format!("{address} is not open"))?;
         match device.attach() {
             Err(DeviceError::Cancelled) => return Ok(Done::GivenUp),

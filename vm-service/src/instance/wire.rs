@@ -97,6 +97,8 @@ pub(super) struct Open {
     pub(super) is_virtual: bool,
     pub(super) reset_by_open: Option<Reset>,
     pub(super) is_heard: bool,
+    /// Whether it comes to a guest that runs, and can be turned back.
+    pub(super) can_turn_back: bool,
     pub(super) group: Option<u32>,
     pub(super) without_reset: bool,
     pub(super) rom: Rom,
@@ -137,7 +139,7 @@ pub(super) enum Done {
     It,
     /// The machine is made, and its process is confined so far.
     Made(Confinement),
-    /// Attaching was given up, as the guest is stopped.
+    /// Attaching was given up, as the guest is stopped or the device is to be turned back.
     GivenUp,
     /// Where the device could be.
     Room(Option<Windows>),

@@ -226,7 +226,7 @@ impl Machine {
         let nets = config.nets.iter().enumerate().map(net).collect::<Result<Vec<_>, _>>()?;
         options.opened.0.map_or(Ok(()), |opened| opened())?;
 
-        let prefault = (!config.devices.is_empty()).then(|| Prefault::start(&memory));
+        let prefault = (!config.devices.is_empty()).then(|| Prefault::start(&memory, None));
         let serial = SerialConsole::new(interrupt, options.console.output).map_err(resources)?;
         let lifecycle = Arc::new(Lifecycle::new().map_err(resources)?);
         let pci = PciRoot::new(vmm.clone(), vmm.bars().clone(), lifecycle.clone());

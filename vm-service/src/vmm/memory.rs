@@ -14,10 +14,12 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use vm_memory::mmap::{MmapRegion, MmapRegionBuilder, MmapRegionError};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap, GuestRegionMmap};
+use vm_passthrough::claim::Cancel;
 
 use super::error::MachineError;
 use super::layout::Layout;
@@ -32,6 +34,8 @@ const ATTEMPTS: usize = 8;
 /// What a prefaulting thread takes at a time: a huge page. Meanwhile it holds the lock of this process's address space
 /// (`mmap_lock`), for which every fork, and so each write of a claim to sysfs, waits.
 const CHUNK: u64 = HUGE as u64;
+/// How often its progress is reported, in seconds.
+const PROGRESS: u64 = 5;
 /// Most threads that prefault. More of them wait for each other in the Linux kernel's page allocator.
 const MAX_THREADS: usize = 16;
 
@@ -177,7 +181,7 @@ pub(crate) fn memfd(name: &str, len: u64) -> io::Result<File> {
 ///
 /// Mapping RAM for DMA pins all of it, and one thread that takes a fault for each page is slow at that; the pages are
 /// cleared meanwhile by as many threads as there are processors.
-pub(super) struct Prefault {
+pub(crate) struct Prefault {
     work: Arc<Work>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -187,15 +191,25 @@ struct Work {
     /// Offset in all of the RAM from which on nobody has begun.
     next: AtomicU64,
     ended: AtomicBool,
+    cancel: Option<Cancel>,
+    begun: Instant,
+    /// How often its progress was reported.
+    reported: AtomicU64,
 }
 
 impl Prefault {
     /// Starts on `memory`. Where threads can't be had, or the Linux kernel is older than 5.14, the faults are taken when
-    /// the memory is first used.
-    pub(super) fn start(memory: &GuestMemoryMmap) -> Self {
-        let work =
-            Arc::new(Work { memory: memory.clone(), next: AtomicU64::new(0), ended: AtomicBool::new(false) });
-        let size: u64 = memory.iter().map(|region| region.size() as u64).sum();
+    /// the memory is first used. It ends early once `cancel` asks for it.
+    pub(crate) fn start(memory: &GuestMemoryMmap, cancel: Option<Cancel>) -> Self {
+        let work = Arc::new(Work {
+            memory: memory.clone(),
+            next: AtomicU64::new(0),
+            ended: AtomicBool::new(false),
+            cancel,
+            begun: Instant::now(),
+            reported: AtomicU64::new(0),
+        });
+        let size = work.size();
         let useful = usize::try_from(size.div_ceil(CHUNK)).unwrap_or(MAX_THREADS);
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let mut threads = Vec::new();
@@ -208,11 +222,13 @@ impl Prefault {
         }
         Self { work, threads }
     }
-}
 
-impl Drop for Prefault {
-    fn drop(&mut self) {
-        self.work.ended.store(true, Ordering::Relaxed);
+    /// Waits until all is present, or it was asked to give up.
+    pub(crate) fn wait(mut self) {
+        self.join();
+    }
+
+    fn join(&mut self) {
         for thread in self.threads.drain(..) {
             // A chunk is cleared within milliseconds.
             if thread.join().is_err() {
@@ -222,9 +238,42 @@ impl Drop for Prefault {
     }
 }
 
+impl Drop for Prefault {
+    fn drop(&mut self) {
+        self.work.ended.store(true, Ordering::Relaxed);
+        self.join();
+    }
+}
+
 impl Work {
+    fn size(&self) -> u64 {
+        self.memory.iter().map(|region| region.size() as u64).sum()
+    }
+
+    /// Whether nobody wants it any more.
+    fn is_over(&self) -> bool {
+        self.ended.load(Ordering::Relaxed) || self.cancel.as_ref().is_some_and(Cancel::is_requested)
+    }
+
+    /// Reports how far it has come, once in [`PROGRESS`].
+    fn report(&self) {
+        let (periods, reported) =
+            (self.begun.elapsed().as_secs() / PROGRESS, self.reported.load(Ordering::Relaxed));
+        let is_due = periods > reported;
+        let order = Ordering::Relaxed;
+        if is_due && self.reported.compare_exchange(reported, periods, order, order).is_ok() {
+            let (done, all) = (self.next.load(Ordering::Relaxed), self.size());
+            tracing::info!(
+                "{} of {} of the guest's RAM are present for its devices",
+                gib(done.min(all)),
+                gib(all)
+            );
+        }
+    }
+
     fn run(&self) {
-        while !self.ended.load(Ordering::Relaxed) {
+        while !self.is_over() {
+            self.report();
             let mut start = self.next.fetch_add(CHUNK, Ordering::Relaxed);
             let mut found = false;
             // Regions are whole pages but not whole chunks; what of a chunk lies in the next region is of the next one.
@@ -335,7 +384,7 @@ mod tests {
         ])
         .unwrap();
         memory.write_obj(0x1234_5678u32, GuestAddress(17 * MIB)).unwrap();
-        let prefault = Prefault::start(&memory);
+        let prefault = Prefault::start(&memory, None);
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
         while prefault.threads.iter().any(|thread| !thread.is_finished()) {
             assert!(std::time::Instant::now() < deadline);
@@ -349,6 +398,18 @@ mod tests {
     #[test]
     fn prefaulting_ends_when_it_is_dropped() {
         let memory = create(&Layout::new(1 << 30, 40, 0..0).unwrap(), Backing::Private).unwrap();
-        drop(Prefault::start(&memory));
+        drop(Prefault::start(&memory, None));
+    }
+
+    #[test]
+    fn prefaulting_is_waited_for_until_somebody_cancels_it() {
+        let memory = create(&Layout::new(16 * MIB, 40, 0..0).unwrap(), Backing::Private).unwrap();
+        Prefault::start(&memory, Some(Cancel::default())).wait();
+        assert_eq!(memory.iter().map(present).sum::<u64>(), 16 * MIB);
+        let much = create(&Layout::new(256 * MIB, 40, 0..0).unwrap(), Backing::Private).unwrap();
+        let cancel = Cancel::default();
+        cancel.request();
+        Prefault::start(&much, Some(cancel)).wait();
+        assert_eq!(much.iter().map(present).sum::<u64>(), 0);
     }
 }

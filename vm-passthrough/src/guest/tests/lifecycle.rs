@@ -508,7 +508,13 @@ fn its_dma_follows_the_guests_ram() {
     assert!(rig.device.ram_removed(region.guest).is_err());
     rig.space.heal();
     assert_eq!(rig.space.maps(), [low, high, new]);
+    let discard = |guest, len| rig.device.check_discard(guest, len).map_err(|error| error.to_string());
+    let refused = discard(region.guest + 0xfff, 2).unwrap_err();
+    assert!(refused.contains("pinned for DMA") && refused.contains("ballooning"), "{refused}");
+    assert!(discard(region.guest - 0x1000, 0x1001).is_err());
+    assert_eq!(discard(region.guest - 0x1000, 0x1000), Ok(()));
     rig.device.ram_removed(region.guest).unwrap();
+    assert_eq!(discard(region.guest, 0x1000), Ok(()));
     rig.device.ram_removed(region.guest).unwrap();
     rig.device.ram_removed(0x1000).unwrap();
     assert_eq!(rig.space.maps(), [low, high]);

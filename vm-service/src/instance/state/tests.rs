@@ -743,6 +743,21 @@ fn devices_come_and_go_while_the_guest_runs() {
                     Release:4 Release:5 Answer";
     pulled(|action| matches!(action, Action::Attach(_)), attached, "Orderly");
     pulled(|action| matches!(action, Action::Plug(_)), &whole(GOES), "Surprise");
+    // A step that ends early for it ends nothing else.
+    let turned_back = |until: fn(&Action) -> bool, done: &str| {
+        let on_its_way = |model: &mut Model| {
+            model.attach(&both);
+            while !model.pending.as_ref().is_some_and(until) {
+                model.answer(true, false, false);
+            }
+            ask(model);
+            model.answer(false, true, false);
+        };
+        let attach = "Attach(Err(Conflict(\"0000:65:05.0 was detached before";
+        check(&[&on_its_way], &[], done, &[attach, "Detach(Ok(Orderly))"]);
+    };
+    turned_back(|action| matches!(action, Action::Claim(_)), "Explain Claim:4 Answer Answer");
+    turned_back(|action| matches!(action, Action::Attach(_)), attached);
     // One that is named twice comes once.
     let doubled = |model: &mut Model| model.attach(&[both[0], both[1], both[0]]);
     check(&[&doubled, &pull], &[], &whole(GOES), &[THERE, "Detach(Ok(Surprise))"]);
