@@ -127,6 +127,7 @@ fn guest_file(_: &mut SchemaGenerator) -> Schema {
     let device = json!({
         "address": { "type": "string", "pattern": ADDRESS },
         "rom": text,
+        "vf_token": text,
         "bars": { "type": "object", "propertyNames": { "pattern": "^[0-5]$" }, "additionalProperties": text },
     });
     let file = object(
