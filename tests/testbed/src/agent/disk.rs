@@ -108,7 +108,11 @@ fn disk_name(namespace: &str) -> String {
 fn names(function: &Function) -> Vec<String> {
     // With multipath a namespace's disk is not below its controller.
     if let Some(controller) = entries(&function.path().join("nvme"), "nvme").first() {
-        let namespaces = entries(&function.path().join("nvme").join(controller), "nvme");
+        let controller = function.path().join("nvme").join(controller);
+        let mut namespaces = entries(&controller, "nvme");
+        // Linux numbers the disks as it finds the namespaces, several at a time.
+        let id = |namespace: &String| fs::read_to_string(controller.join(namespace).join("nsid")).ok();
+        namespaces.sort_by_key(|namespace| id(namespace)?.trim().parse::<u32>().ok());
         return namespaces.iter().map(|namespace| disk_name(namespace)).collect();
     }
     let Ok(place) = fs::canonicalize(function.path()) else { return Vec::new() };
