@@ -16,6 +16,7 @@ mod host_ready;
 mod host_wants_back;
 mod hostile_accel;
 mod hot_attach;
+mod joint_reset;
 mod linux_accel;
 mod linux_ati;
 mod linux_big_bars;
@@ -63,6 +64,7 @@ pub const ALL: &[Scenario] = &[
     bare_edu::SCENARIO,
     bad_ledger::SCENARIO,
     own_vmm::SCENARIO,
+    joint_reset::SCENARIO,
     vf_token::SCENARIO,
     bare_accel::SCENARIO,
     host_ready::SCENARIO,

@@ -2,7 +2,7 @@
 
 use super::{BlockerCode, Case, Severity};
 use crate::pci::config::{ConfigSource as _, HEADER_SIZE};
-use crate::pci::{self, BarKind, PciFunction, PowerState, Sriov, regs};
+use crate::pci::{self, BarKind, PciFunction, PowerState, ResetMethod, Sriov, regs};
 use crate::{PciAddress, files};
 
 pub(super) fn bridge(case: &mut Case<'_>) {
@@ -182,56 +182,79 @@ fn cxl(case: &mut Case<'_>, function: &PciFunction) {
     case.add(BlockerCode::Cxl, Severity::Warning, function.address, evidence, remedy);
 }
 
+/// Judges a function that Linux can't reset by itself. A reset of the bus reaches all that is on it, PCI Express or not, and VFIO
+/// makes it where all of that belongs to the same guest.
 fn reset(case: &mut Case<'_>) {
     let function = &case.function;
-    if !function.resets.is_empty() || function.power_state == PowerState::D3Cold {
+    let address = function.address;
+    let on_bus = files::names(&case.host.sys.join("bus/pci/devices")).unwrap_or_default();
+    let on_bus = on_bus.iter().filter_map(|name| name.parse::<PciAddress>().ok()).filter(|other| {
+        *other != address && (other.domain(), other.bus()) == (address.domain(), address.bus())
+    });
+    let on_bus: Vec<_> = on_bus.collect();
+    // Linux looks for methods when it finds a function, and the first one of a bus is alone there at that time. It refuses later.
+    let works =
+        |method: &ResetMethod| on_bus.is_empty() || !matches!(method, ResetMethod::Bus | ResetMethod::CxlBus);
+    if function.resets.iter().any(works) || function.power_state == PowerState::D3Cold {
         return;
     }
-    let address = function.address;
     let path = case.host.pci_device(address).join("reset_method");
-    let nothing = format!("{} is missing or empty: Linux knows no reset of it alone", path.display());
-    // VFIO resets the bus when all that is on it belongs to the same guest.
-    let on_bus = files::names(&case.host.sys.join("bus/pci/devices")).unwrap_or_default();
-    let taken: Vec<_> = case.taken().iter().map(|function| function.address).collect();
-    let stranger = on_bus
-        .iter()
-        .filter_map(|name| name.parse::<PciAddress>().ok())
-        .filter(|other| other.domain() == address.domain() && other.bus() == address.bus())
-        .find(|other| !taken.contains(other));
-    let express = function.capabilities.iter().any(|cap| cap.id == regs::CAP_ID_EXP);
-    match (function.upstream, stranger) {
-        (Some(port), None) if express => case.add(
+    let nothing = match &function.resets[..] {
+        [] => format!("{} is missing or empty: Linux knows no reset of it alone", path.display()),
+        _ => format!("{} has only its bus, which is not its own", path.display()),
+    };
+    let mut given: Vec<_> = case.taken().iter().map(|function| function.address).collect();
+    given.extend(case.guest.iter().map(|function| function.address));
+    let (along, strangers): (Vec<_>, Vec<_>) = on_bus.into_iter().partition(|other| given.contains(other));
+    let is_in_group = |other: &PciAddress| case.others.iter().any(|member| member.address == *other);
+    let Some(port) = function.upstream else {
+        // What is on a root bus is part of the board.
+        case.blocker(
             BlockerCode::NoReset,
-            Severity::Warning,
-            address,
-            format!("{nothing}; it is reset by its port {port}, with all that is below"),
-            "nothing, when all of its functions go to one guest, as they do here",
-        ),
-        (upstream, stranger) => {
-            let why = match (upstream, stranger) {
-                (Some(port), Some(other)) => {
-                    format!("resetting its port {port} would also reset {other}, which is not given away")
-                }
-                (Some(port), None) => {
-                    format!("it is no PCI Express function that its port {port} could reset")
-                }
-                (None, _) => "there is no port above it that could".into(),
-            };
-            // What is on a root bus is part of the board.
-            let card = "move the card to a slot of its own root port, ";
-            let elsewhere = if upstream.is_some() {
-                case.remedy(card, "give it a root port of its own in this virtual machine, ")
-            } else {
-                ""
-            };
-            case.blocker(
-                BlockerCode::NoReset,
-                format!("{nothing}; {why}"),
-                format!(
-                    "{elsewhere}update its firmware, or use a newer Linux kernel, which may have a reset for it; if its \
-                     users before and after trust each other, or it has one user only, accept no-reset (option accept)"
-                ),
-            );
-        }
+            format!("{nothing}; there is no port above it that could"),
+            accept(""),
+        );
+        return;
+    };
+    if strangers.is_empty() {
+        let (with, remedy) = match &along[..] {
+            [] => (String::new(), "nothing".into()),
+            along => {
+                let along = list(along);
+                let remedy = format!("nothing, as long as {along} goes to the same guest");
+                (format!(", along with {along}"), remedy)
+            }
+        };
+        let evidence = format!("{nothing}; it is reset by its port {port}{with}");
+        case.add(BlockerCode::NoReset, Severity::Warning, address, evidence, remedy);
+        return;
     }
+    // A bridge can't be given to a guest.
+    let is_bridge =
+        |other: &PciAddress| pci::read_function(case.host, *other).is_ok_and(|other| other.is_bridge());
+    let all = list(&strangers);
+    let give = match (strangers.iter().any(is_bridge), strangers.iter().all(is_in_group)) {
+        (true, _) => String::new(),
+        (false, true) => format!("give {all} to the same guest, as option with-group does, "),
+        (false, false) => format!("give {all} to the same guest, "),
+    };
+    let card = "move the card to a slot of its own root port";
+    let elsewhere = case.remedy(card, "give it a root port of its own in this virtual machine");
+    case.blocker(
+        BlockerCode::NoReset,
+        format!("{nothing}; resetting its port {port} would also reset {all}, which the guest does not get"),
+        accept(&format!("{give}{elsewhere}, ")),
+    );
+}
+
+fn list(functions: &[PciAddress]) -> String {
+    functions.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// What is left to do about a function that nothing resets.
+fn accept(before: &str) -> String {
+    format!(
+        "{before}update its firmware, or use a newer Linux kernel, which may have a reset for it; if its users before and after \
+         trust each other, or it has one user only, accept no-reset (option accept)"
+    )
 }

@@ -659,15 +659,47 @@ fn d3cold() {
 fn no_reset() {
     let none = || Scene::disk().resets("");
     // The port above resets what is below it, when all of that is given away.
-    Scene::with(none()).check(Code::NoReset, Warns, &["reset by its port 0000:00:01.0"], &[]);
-    let scene = Scene::with(none());
-    scene.sim.add(&SimFunction::nvme(address("0000:01:03.0")).group(9).below(address(PORT))).unwrap();
+    Scene::with(none()).check(Code::NoReset, Warns, &["reset by its port 0000:00:01.0"], &["nothing"]);
+    const NEIGHBOUR: &str = "0000:01:03.0";
+    let neighbour = |group| SimFunction::nvme(address(NEIGHBOUR)).group(group).below(address(PORT));
+    let beside = |group| {
+        let scene = Scene::with(none());
+        scene.sim.add(&neighbour(group)).unwrap();
+        scene
+    };
+    let scene = beside(9);
     scene.check(
         Code::NoReset,
         Blocks,
         &["reset_method", "also reset 0000:01:03.0"],
-        &["move the card", "own root port", "accept no-reset"],
+        &["give 0000:01:03.0 to the same guest, move the card", "own root port", "accept no-reset"],
     );
+    // Which it is, when the guest gets both.
+    let functions = pci::scan(&scene.sim.plain_host()).unwrap();
+    let both: Vec<_> = functions
+        .iter()
+        .filter(|function| [DISK, NEIGHBOUR].map(address).contains(&function.address))
+        .collect();
+    let judged = Explainer::new(&scene.sim.plain_host()).explain_guest(&both, &scene.options).unwrap();
+    let found: Vec<_> = judged[0].blockers.iter().filter(|blocker| blocker.code == Code::NoReset).collect();
+    assert_eq!((found.len(), found[0].severity), (1, Warns), "{found:?}");
+    assert!(
+        found[0].evidence.contains("along with 0000:01:03.0")
+            && found[0].remedy.contains("to the same guest")
+    );
+    // What Linux found while it was alone there.
+    let scene = Scene::with(Scene::disk().resets("bus"));
+    scene.sim.add(&neighbour(9)).unwrap();
+    scene.check(Code::NoReset, Blocks, &["only its bus", "also reset 0000:01:03.0"], &["to the same guest"]);
+    // In the same group, of which all is given away on request.
+    let mut scene = beside(1);
+    scene.check(Code::NoReset, Blocks, &["also reset 0000:01:03.0"], &["as option with-group does"]);
+    scene.options.with_group = true;
+    scene.check(Code::NoReset, Warns, &["port 0000:00:01.0, along with 0000:01:03.0"], &["the same guest"]);
+    // Nobody can give a bridge.
+    let scene = Scene::with(none());
+    scene.sim.add(&SimFunction::root_port(address(NEIGHBOUR)).below(address(PORT))).unwrap();
+    scene.check(Code::NoReset, Blocks, &["also reset 0000:01:03.0"], &["move the card"]);
     let on_root_bus = Scene::with(SimFunction::nvme(address(DISK)).resets(""));
     on_root_bus.check(Code::NoReset, Blocks, &["no port above"], &["newer Linux kernel", "accept no-reset"]);
     // It is soldered in.

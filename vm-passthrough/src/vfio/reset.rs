@@ -186,12 +186,15 @@ fn hot_reset(host: &Host, device: &VfioDevice, time_left: &mut Duration) -> Resu
     if !set.contains(&device.address()) {
         return Err("the Linux kernel's set does not have the function itself".into());
     }
+    let others: Vec<_> = set.iter().copied().filter(|&other| other != device.address()).collect();
     let groups = match info.owned {
         Some(true) => Vec::new(),
         Some(false) => {
-            return Err(
-                "another process or driver has a function of the same slot or bus; claim them all".into()
-            );
+            let others: Vec<_> = others.iter().map(ToString::to_string).collect();
+            return Err(format!(
+                "it would also reset {}, which the guest does not have, or not all of it",
+                others.join(", ")
+            ));
         }
         None => {
             let mut numbers: Vec<_> = info.functions.iter().map(|&(_, group)| group).collect();
@@ -202,7 +205,6 @@ fn hot_reset(host: &Host, device: &VfioDevice, time_left: &mut Duration) -> Resu
             })?
         }
     };
-    let others: Vec<_> = set.iter().copied().filter(|&other| other != device.address()).collect();
     device
         .space()
         .with_set(device.address(), &set, || {

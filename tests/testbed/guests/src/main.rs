@@ -11,6 +11,7 @@
 //! | `pci` | lists every PCI function that it sees |
 //! | `edu [msis=N] [pins=N] [outside=0xADDRESS]` | drives QEMU's `edu` device: registers, DMA both ways, N interrupts by MSI (200) and by its pin (none), and DMA to an address outside its RAM |
 //! | `nvme from=N to=N blocks=N [buffer=0xADDRESS] [wait] [stay]` | drives an NVMe controller, also one that comes later: copies blocks through memory at that address, also for ever |
+//! | `xhci [reboot]` | checks that USB controllers are as a reset leaves them, and leaves a mark in them; also again after each reset of the machine |
 //! | `accel [hz=N]` | uses an accelerator that the host shares: kernels on its own memory, copies, batches, a kernel that never ends |
 //! | `accel-hostile [hz=N] [seed=N]` | does to such an accelerator's device what no driver should, and then uses it |
 //! | `accel-steady [hz=N] [seconds=N]` | launches for N seconds (10) and checks every result |
@@ -30,6 +31,7 @@ mod nvme;
 mod pci;
 mod serial;
 mod sys;
+mod xhci;
 
 use core::panic::PanicInfo;
 
@@ -62,6 +64,7 @@ fn main(params: BootParams) -> ! {
         }
         (Some(b"edu"), Some(acpi)) => edu::run(acpi.ecam, words),
         (Some(b"nvme"), Some(acpi)) => nvme::run(acpi.ecam, words),
+        (Some(b"xhci"), Some(acpi)) => xhci::run(acpi, words),
         (
             Some(name @ (b"accel" | b"accel-hostile" | b"accel-steady" | b"accel-loop" | b"accel-bench")),
             Some(acpi),
@@ -72,7 +75,7 @@ fn main(params: BootParams) -> ! {
         }
         _ => {
             println!(
-                "bare: command-line FAILED: it names none of hello, spin, reboot, pci, edu, nvme, accel, accel-hostile, accel-steady, accel-loop, accel-bench"
+                "bare: command-line FAILED: it names none of hello, spin, reboot, pci, edu, nvme, xhci, accel, accel-hostile, accel-steady, accel-loop, accel-bench"
             );
             false
         }

@@ -77,7 +77,7 @@ impl Function {
         }
     }
 
-    /// Reads the words at these offsets, multiples of 4096, of BAR `index`, and writes others there where there are some.
+    /// Reads the words at these offsets, multiples of 4, of BAR `index`, and writes others there where there are some.
     ///
     /// # Errors
     /// When the BAR can't be mapped.

@@ -129,10 +129,11 @@ pub(super) fn open_group_device(container: &File, group: &File, address: &str) -
     Ok(unsafe { OwnedFd::from_raw_fd(device) })
 }
 
-/// Exchanges the word at `offset`, a multiple of 4096, of a file that can be mapped: a BAR in sysfs.
+/// Exchanges the word at `offset`, a multiple of 4, of a file that can be mapped: a BAR in sysfs.
 pub(super) fn exchange_word(file: &File, offset: u64, word: Option<u32>) -> io::Result<u32> {
     const PAGE: usize = 4096;
-    let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
+    let within = (offset % PAGE as u64) as usize & !3;
+    let offset = libc::off_t::try_from(offset - offset % PAGE as u64).map_err(io::Error::other)?;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: a mapping at an address of the Linux kernel's choice disturbs nothing that exists.
     let page = unsafe {
@@ -141,11 +142,12 @@ pub(super) fn exchange_word(file: &File, offset: u64, word: Option<u32>) -> io::
     if page == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the page is mapped, and no reference into it exists.
-    let before = unsafe { page.cast::<u32>().read_volatile() };
+    let place = page.wrapping_byte_add(within).cast::<u32>();
+    // SAFETY: the page is mapped, the word lies in it and is aligned, and no reference into it exists.
+    let before = unsafe { place.read_volatile() };
     if let Some(word) = word {
         // SAFETY: as above, and it is writable.
-        unsafe { page.cast::<u32>().write_volatile(word) };
+        unsafe { place.write_volatile(word) };
     }
     // SAFETY: it was mapped above, and nothing uses it any more.
     check(unsafe { libc::munmap(page, PAGE) })?;

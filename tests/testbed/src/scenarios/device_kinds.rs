@@ -87,7 +87,7 @@ const BLOCKED: i32 = 3;
 /// QEMU's bridge from PCI Express to PCI.
 const BRIDGE: (u16, u16) = (0x1b36, 0x000e);
 /// QEMU's USB controller, which has no reset but its bus's.
-const XHCI: (u16, u16) = (0x1b36, 0x000d);
+pub(super) const XHCI: (u16, u16) = (0x1b36, 0x000d);
 const SHPCHP: &str = "/sys/bus/pci/drivers/shpchp";
 
 // The verdicts on all devices are compared after this, as in every scenario.
