@@ -9,6 +9,7 @@ mod bench_net;
 mod claim_kill9;
 mod claim_signal;
 mod daemon;
+mod daemon_kill9;
 mod device_kinds;
 mod device_state;
 mod group_not_viable;
@@ -16,6 +17,7 @@ mod host_ready;
 mod host_wants_back;
 mod hostile_accel;
 mod hot_attach;
+mod hot_attach_cycles;
 mod joint_reset;
 mod linux_accel;
 mod linux_ati;
@@ -40,11 +42,13 @@ use crate::scenario::Scenario;
 pub const ALL: &[Scenario] = &[
     claim_kill9::SCENARIO,
     claim_signal::SCENARIO,
+    daemon_kill9::SCENARIO,
     two_guests::SCENARIO,
     daemon::SCENARIO,
     hostile_accel::SCENARIO,
     linux_accel::SCENARIO,
     hot_attach::SCENARIO,
+    hot_attach_cycles::SCENARIO,
     unbind_stuck::SCENARIO,
     linux_igb::SCENARIO,
     linux_e1000e::SCENARIO,

@@ -15,7 +15,7 @@ use super::stop;
 use crate::config::{self, GuestConfig};
 use crate::context::Context;
 use crate::daemon::ApiError;
-use crate::deadlines::{STOP_ANSWER, guest_start};
+use crate::deadlines::{CONTROL_ANSWER, STOP_ANSWER, guest_start};
 use crate::failure::Failure;
 use crate::json::{Body, EventKind, GuestEvent, GuestStatus, RefusalCode, StoppedGuest, StoppedHow};
 
@@ -50,14 +50,23 @@ pub(crate) fn run(context: &mut Context<'_>, args: &StartArgs) -> Result<(), Fai
         // As `run` does.
         context.print(|| Body::Explain { functions: refusal.blockers.clone() }, String::new)?;
     }
-    let guest = started?;
-    let text = guests::text(&guest);
-    let Some(end) = end else { return context.print(|| Body::Start(guest), || text) };
-    if !context.json {
-        context.out.write_all(text.as_bytes())?;
-        context.out.flush()?;
-    }
-    let how = end.recv().map_err(Failure::failed)??;
+    let how = match (started, end) {
+        // One that ends at once may have ended before the daemon saw it run.
+        (Err(ApiError::Refused(refusal)), Some(end)) if refusal.code == RefusalCode::Failed => {
+            let ended = end.recv_timeout(CONTROL_ANSWER).ok().and_then(Result::ok);
+            ended.ok_or(ApiError::Refused(refusal))?
+        }
+        (started, end) => {
+            let guest = started?;
+            let text = guests::text(&guest);
+            let Some(end) = end else { return context.print(|| Body::Start(guest), || text) };
+            if !context.json {
+                context.out.write_all(text.as_bytes())?;
+                context.out.flush()?;
+            }
+            end.recv().map_err(Failure::failed)??
+        }
+    };
     let stopped = StoppedGuest { guest: config.name, how };
     let text = stop::text(&stopped);
     let is_well = matches!(how, StoppedHow::Orderly | StoppedHow::Cut | StoppedHow::Reset);
@@ -76,15 +85,21 @@ fn end_of(asking: Asking, name: &str) -> Result<Receiver<Result<StoppedHow, Fail
     let name = name.to_owned();
     let listen = move || {
         // An earlier guest of this name may just have ended.
-        let mut is_started = false;
+        let (mut is_found, mut is_started) = (false, false);
         let take = |event: GuestEvent| {
             match event.event {
                 _ if event.guest != name => {}
+                EventKind::Found => is_found = true,
                 EventKind::Started => is_started = true,
                 EventKind::Ended if is_started => {
                     // It fails when nobody waits any more; the error that follows ends this.
                     let _ = tell.send(Ok(event.how.unwrap_or(StoppedHow::Other)));
                     return Err(Failure::failed("it has ended"));
+                }
+                EventKind::Gone if is_found => {
+                    let unknown =
+                        format!("how the guest {name} ended is not known; see `vm-service logs {name}`");
+                    return Err(Failure::failed(unknown));
                 }
                 _ => {}
             }

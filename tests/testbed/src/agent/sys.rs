@@ -191,11 +191,11 @@ pub(super) enum Stop {
     Signal(i32),
 }
 
-/// Waits for the next stop of any traced process, or end of any child; `None` when none is left.
+/// Waits for the next stop of any process that this thread traces, or end of any that it started; `None` when none is left.
 pub(super) fn wait_for_stop() -> io::Result<Option<(Pid, Stop)>> {
     let mut status = 0;
     // SAFETY: it writes one status.
-    let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::__WALL) };
+    let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::__WALL | libc::__WNOTHREAD) };
     if pid < 0 {
         let error = io::Error::last_os_error();
         return if error.raw_os_error() == Some(libc::ECHILD) { Ok(None) } else { Err(error) };

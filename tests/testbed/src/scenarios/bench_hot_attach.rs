@@ -5,16 +5,16 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use serde_json::{Value, json};
 
 use super::bench;
 use super::bench::tell;
-use crate::agent::{Engine, Function, Guest, GuestPlan, L1, L2, NvmeDisk, VM_SERVICE, wait_until};
-use crate::report::Report;
+use super::hot_attach_cycles::{self as cycles, Daemon, wait_for, without_device, write_pattern};
+use crate::agent::{Engine, Function, Guest, GuestPlan, L1, VM_SERVICE, wait_until};
 use crate::scenario::{Contents, Scenario, Variant};
 use crate::scenarios::linux_nvme::NVME;
 
@@ -23,7 +23,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     about: "measures attaching to a guest that runs, and detaching, beside QEMU's device_add and device_del",
     contents: Contents { linux_guest: true, peers: true, ..Contents::NONE },
     l1,
-    l2: Some(l2),
+    l2: Some(cycles::l2),
     ..bench::SCENARIO
 };
 
@@ -33,13 +33,11 @@ const CYCLES: usize = 5;
 /// How often another one gets it, to see what is left of that.
 const MANY: usize = 100;
 const TIMEOUT: Duration = Duration::from_secs(600);
-const SEED: u64 = 0x686f_742d_706c;
-const LEN: usize = 64 << 10;
 const QMP: &str = "/tmp/qmp";
 
 fn l1(l1: &mut L1) -> Result<()> {
     let nvme = Function::find(NVME.0, NVME.1)?;
-    NvmeDisk::of(&nvme)?.write_pattern(SEED, 0, LEN)?;
+    write_pattern(&nvme)?;
     l1.vm_service(&["claim", &nvme.address], TIMEOUT)?.succeeded()?;
     let mut daemon = Daemon::start()?;
     let mut rows = [
@@ -136,84 +134,19 @@ impl Row {
     }
 }
 
-fn without_device<'a>(name: &'a str, nvme: &'a Function, cmdline: &'a str) -> GuestPlan<'a> {
-    GuestPlan { devices: Vec::new(), cmdline, ..GuestPlan::linux(name, nvme) }
-}
-
-/// Has a guest get and lose the device many times, by surprise: Linux waits for 5 s when it is asked.
+/// Has a guest get and lose the device many times.
 fn wear(l1: &mut L1, nvme: &Function) -> Result<()> {
-    let name = "worn";
-    let mut guest = Guest::start(l1, &without_device(name, nvme, &format!("cycles={}", MANY + 1)))?;
-    wait_for(&mut guest, "ready")?;
-    let (mut first, mut last) = (None, None);
-    for cycle in 0..=MANY {
-        l1.vm_service(&["attach", &nvme.address, "--guest", name], TIMEOUT)?.succeeded()?;
-        wait_for(&mut guest, &format!("used {cycle}"))?;
-        l1.vm_service(&["detach", &nvme.address, "--surprise"], TIMEOUT)?.succeeded()?;
-        wait_for(&mut guest, &format!("gone {cycle}"))?;
-        // What the first one needs is kept for the next. The guest ends after the last.
-        if cycle < MANY {
-            last = Some(Footprint::of(guest.vmm()?)?);
-            first = first.or(last);
+    for (process, [first, last]) in cycles::wear(l1, nvme, MANY)? {
+        for (what, first, last, unit) in [
+            ("descriptors", first.descriptors, last.descriptors, "descriptors"),
+            ("mappings", first.mappings, last.mappings, "mappings"),
+            ("memory", first.kib, last.kib, "KiB"),
+        ] {
+            l1.figure(&format!("{what} of the {process} after the first cycle"), first as f64, unit);
+            l1.figure(&format!("{what} of the {process} after {MANY} more"), last as f64, unit);
         }
     }
-    let (first, last) = (first.context("no cycle")?, last.context("no cycle")?);
-    for (what, first, last, unit) in [
-        ("descriptors", first.descriptors, last.descriptors, "descriptors"),
-        ("mappings", first.mappings, last.mappings, "mappings"),
-        ("memory", first.kib, last.kib, "KiB"),
-    ] {
-        l1.figure(&format!("{what} after the first cycle"), first as f64, unit);
-        l1.figure(&format!("{what} after {MANY} cycles"), last as f64, unit);
-    }
-    guest.end(TIMEOUT)?.succeeded(l1).map(drop)
-}
-
-/// What a process has.
-#[derive(Clone, Copy)]
-struct Footprint {
-    descriptors: usize,
-    mappings: usize,
-    /// Resident memory, the guest's among it.
-    kib: usize,
-}
-
-impl Footprint {
-    fn of(pid: u32) -> Result<Self> {
-        let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}"));
-        let status = read("status")?;
-        let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let kib = kib.and_then(|line| line.split_whitespace().next()).context("no VmRSS")?;
-        Ok(Self {
-            descriptors: std::fs::read_dir(format!("/proc/{pid}/fd"))?.count(),
-            mappings: read("maps")?.lines().count(),
-            kib: kib.parse()?,
-        })
-    }
-}
-
-fn wait_for(guest: &mut Guest, what: &str) -> Result<Duration> {
-    let is_it = |report: &Report| matches!(report, Report::Value { name, .. } if name == what).then_some(());
-    Ok(guest.wait_for(what, TIMEOUT, is_it)?.0)
-}
-
-/// The daemon, in L1.
-struct Daemon(Child);
-
-impl Daemon {
-    fn start() -> Result<Self> {
-        let daemon = Command::new(VM_SERVICE).arg("serve").stdin(Stdio::null()).spawn();
-        let daemon = Self(daemon.context("can't start the daemon")?);
-        let ready = || Command::new(VM_SERVICE).arg("guests").stdout(Stdio::null()).status().ok();
-        wait_until("the daemon", TIMEOUT, || ready().filter(std::process::ExitStatus::success))?;
-        Ok(daemon)
-    }
-
-    fn end(&mut self) -> Result<()> {
-        self.0.kill()?;
-        self.0.wait()?;
-        Ok(())
-    }
+    Ok(())
 }
 
 /// QEMU's machine protocol.
@@ -262,19 +195,4 @@ impl Qmp {
             }
         }
     }
-}
-
-fn l2(l2: &mut L2) -> Result<()> {
-    let cycles: usize = l2.parameter("cycles")?.parse()?;
-    let mut tell = |what: String| l2.report(&Report::Value { name: what, value: String::new() });
-    tell("ready".into());
-    for cycle in 0..cycles {
-        let nvme = wait_until("the device", TIMEOUT, || Function::find(NVME.0, NVME.1).ok())?;
-        tell(format!("seen {cycle}"));
-        NvmeDisk::of(&nvme)?.check_pattern(SEED, 0, LEN)?;
-        tell(format!("used {cycle}"));
-        wait_until("the device to go", TIMEOUT, || Function::find(NVME.0, NVME.1).is_err().then_some(()))?;
-        tell(format!("gone {cycle}"));
-    }
-    Ok(())
 }

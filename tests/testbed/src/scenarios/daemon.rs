@@ -58,9 +58,7 @@ const BEAT: Duration = Duration::from_millis(250);
 fn l1(l1: &mut L1) -> Result<()> {
     let nvme = Function::find(NVME.0, NVME.1)?;
     let written = NvmeDisk::of(&nvme)?.write_pattern(HOST_SEED, 0, LEN)?;
-    fs::create_dir_all("/dev/pts")?;
-    mount("devpts", "/dev/pts", "devpts", MountFlags::empty(), None)
-        .context("there are no pseudo-terminals")?;
+    mount_terminals()?;
 
     let mut daemon = serve()?;
     let (web1, web2) = (Console::start(l1, "web1")?, Console::start(l1, "web2")?);
@@ -124,6 +122,12 @@ fn l1(l1: &mut L1) -> Result<()> {
     l1.prove(left["claims"].as_array().is_some_and(Vec::is_empty), "nothing is left claimed")?;
     daemon.kill().and_then(|()| daemon.wait())?;
     Ok(())
+}
+
+/// Mounts what makes pseudo-terminals, as which a daemon's guests have their consoles.
+pub(super) fn mount_terminals() -> Result<()> {
+    fs::create_dir_all("/dev/pts")?;
+    mount("devpts", "/dev/pts", "devpts", MountFlags::empty(), None).context("there are no pseudo-terminals")
 }
 
 fn done(finished: Result<Finished>) -> Result<Finished> {
