@@ -10,6 +10,7 @@ mod claim_kill9;
 mod claim_signal;
 mod daemon;
 mod daemon_kill9;
+mod device_errors;
 mod device_kinds;
 mod device_state;
 mod group_not_viable;
@@ -52,6 +53,7 @@ pub const ALL: &[Scenario] = &[
     unbind_stuck::SCENARIO,
     linux_igb::SCENARIO,
     linux_e1000e::SCENARIO,
+    device_errors::SCENARIO,
     linux_e1000::SCENARIO,
     linux_ati::SCENARIO,
     linux_big_bars::SCENARIO,

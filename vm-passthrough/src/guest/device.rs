@@ -17,7 +17,9 @@ use super::{DeviceError, PassthroughDevice, RamRegion, Vmm, bars};
 use crate::claim::Cancel;
 use crate::pci::config::{CONFIG_SIZE, EXTENDED_CONFIG_SIZE};
 use crate::pci::{RomImage, placement, regs};
-use crate::vfio::{CONFIG_REGION, DeviceFile, MSI_IRQ, MSIX_IRQ, ROM_REGION, Result, VfioError};
+use crate::vfio::{
+    CONFIG_REGION, DeviceFile, ErrorSeverity, MSI_IRQ, MSIX_IRQ, ROM_REGION, Result, VfioError,
+};
 use crate::{PciAddress, deadlines};
 
 /// Most vectors of MSI (PCI Express Base 6.0, 7.7.1) and of MSI-X (7.7.2).
@@ -707,6 +709,11 @@ impl PassthroughDevice for VfioPciDevice {
             }
         }
         Ok(())
+    }
+
+    fn report_error(&self, severity: ErrorSeverity) -> bool {
+        self.lock_in_time()
+            .is_ok_and(|mut inner| self.is_served() && inner.state.config.report_error(severity))
     }
 
     fn reset(&self) -> Result<(), DeviceError> {

@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::PciAddress;
 use crate::pci::placement::{self, ConfigAccess};
-use crate::vfio::{Mapping, VfioError};
+use crate::vfio::{ErrorSeverity, Mapping, VfioError};
 
 /// A piece of guest RAM.
 #[derive(Clone, Debug)]
@@ -281,6 +281,14 @@ pub trait PassthroughDevice: fmt::Debug + Send + Sync {
     /// # Errors
     /// When the access is out of range or the device fails.
     fn bar_write(&self, bar: u8, offset: u64, data: &[u8]) -> Result<(), DeviceError>;
+    /// Shows the guest that the function had an uncorrectable error, in its capability Advanced Error Reporting. Answers whether the
+    /// function sends a message of it to the port above, as the guest may have enabled (PCI Express Base 6.0, 6.2.6).
+    ///
+    /// A device without the capability keeps the provided method, which shows nothing.
+    fn report_error(&self, severity: ErrorSeverity) -> bool {
+        let _ = severity;
+        false
+    }
     /// Resets the function, for a guest that reboots.
     ///
     /// # Errors

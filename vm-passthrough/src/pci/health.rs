@@ -93,7 +93,7 @@ pub fn health(host: &Host, address: PciAddress, deadline: Duration) -> Result<De
     // Reading it would wake the function.
     let link = if power_state == PowerState::D3Cold { None } else { reader.link(&dir) };
     unread.extend(reader.failed);
-    let errors = errors(&dir);
+    let errors = aer_counters(&dir);
     // As the directory answers for one function only, all of this is of the one that is there still.
     if dir.exists() { Ok(DeviceHealth { power_state, link, errors, unread }) } else { Err(gone()) }
 }
@@ -170,7 +170,7 @@ impl Reader<'_> {
 }
 
 /// What Linux has counted; it reads its own memory for that.
-fn errors(dir: &Path) -> Option<AerCounters> {
+pub(crate) fn aer_counters(dir: &Path) -> Option<AerCounters> {
     let count = |name: &str| Some(aer_count(&files::read(&dir.join(name)).ok()??));
     Some(AerCounters {
         correctable: count("aer_dev_correctable")?,

@@ -24,6 +24,7 @@ pub use function::{
     Bar, BarKind, Capability, DeviceType, ExtendedCapability, Link, PciClass, PciFunction, PciIds,
     PowerState, ResetMethod, ResizableBar, Rom, Sriov,
 };
+pub(crate) use health::aer_counters;
 pub use health::{AerCount, AerCounters, DeviceHealth, Interrupts, LinkHealth, health, interrupts};
 pub use rom::{MAX_ROM, RomError, RomImage};
 pub(crate) use scan::bar_size;

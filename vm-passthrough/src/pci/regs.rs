@@ -84,6 +84,8 @@ pub const PREF_BASE_UPPER32: u16 = 0x28;
 pub const PREF_LIMIT_UPPER32: u16 = 0x2c;
 /// Bridge control.
 pub const BRIDGE_CONTROL: u16 = 0x3e;
+/// Forward messages of errors from the bus below.
+pub const BRIDGE_CTL_SERR: u16 = 1 << 1;
 /// Reset the bus below.
 pub const BRIDGE_CTL_BUS_RESET: u16 = 1 << 6;
 
@@ -206,6 +208,10 @@ pub const EXP_DEVCAP: u16 = 0x04;
 pub const EXP_DEVCAP_FLR: u32 = 1 << 28;
 /// Device control.
 pub const EXP_DEVCTL: u16 = 0x08;
+/// Report uncorrectable errors that are not fatal.
+pub const EXP_DEVCTL_NFERE: u16 = 1 << 1;
+/// Report fatal errors.
+pub const EXP_DEVCTL_FERE: u16 = 1 << 2;
 /// Reset the function; reads zero.
 pub const EXP_DEVCTL_BCR_FLR: u16 = 1 << 15;
 /// Device status.
@@ -270,6 +276,43 @@ pub const EXP_DEVCTL2: u16 = 0x28;
 pub const EXP_LNKCAP2: u16 = 0x2c;
 /// Link control 2.
 pub const EXP_LNKCTL2: u16 = 0x30;
+
+// Advanced error reporting (PCI Express Base 6.0, 7.8.4).
+
+/// Status of errors that were not corrected.
+pub const ERR_UNCOR_STATUS: u16 = 0x04;
+/// Which of them are not reported.
+pub const ERR_UNCOR_MASK: u16 = 0x08;
+/// Which of them are fatal.
+pub const ERR_UNCOR_SEVER: u16 = 0x0c;
+/// An internal error that was not corrected.
+pub const ERR_UNC_INTN: u32 = 1 << 22;
+/// Which corrected errors are not reported.
+pub const ERR_COR_MASK: u16 = 0x14;
+/// Capabilities and control, with the number of the first error.
+pub const ERR_CAP: u16 = 0x18;
+/// What a root port interrupts for.
+pub const ERR_ROOT_COMMAND: u16 = 0x2c;
+/// Corrected errors.
+pub const ERR_ROOT_CMD_COR: u32 = 1 << 0;
+/// Uncorrectable errors that are not fatal.
+pub const ERR_ROOT_CMD_NONFATAL: u32 = 1 << 1;
+/// Fatal errors.
+pub const ERR_ROOT_CMD_FATAL: u32 = 1 << 2;
+/// What messages a root port has received.
+pub const ERR_ROOT_STATUS: u16 = 0x30;
+/// Of an uncorrectable error.
+pub const ERR_ROOT_UNCOR_RCV: u32 = 1 << 2;
+/// Of more of them.
+pub const ERR_ROOT_MULTI_UNCOR_RCV: u32 = 1 << 3;
+/// The first of them was fatal.
+pub const ERR_ROOT_FIRST_FATAL: u32 = 1 << 4;
+/// Of one that is not fatal.
+pub const ERR_ROOT_NONFATAL_RCV: u32 = 1 << 5;
+/// Of one that is fatal.
+pub const ERR_ROOT_FATAL_RCV: u32 = 1 << 6;
+/// Who sent the first message: of a corrected error, and above it of an uncorrectable one.
+pub const ERR_ROOT_ERR_SRC: u16 = 0x34;
 
 // Access control services (PCI Express Base 6.0, 7.7.11).
 

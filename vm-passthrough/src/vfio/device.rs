@@ -10,6 +10,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::{Errno, pread, pwrite};
 use vfio_bindings::bindings::vfio as uapi;
 
+use super::errors::{ErrorCounts, UncorrectableError};
 use super::failure::{invalid_response, system};
 use super::group::grown;
 use super::interface::{
@@ -19,7 +20,7 @@ use super::interface::{
 use super::keeper::{DeviceParts, Keeper};
 use super::parse::{self, HotResetInfo, Region};
 use super::space::{Member, Space};
-use super::{CONFIG_REGION, REQ_IRQ, power, reset, sys};
+use super::{CONFIG_REGION, ERR_IRQ, REQ_IRQ, power, reset, sys};
 use crate::pci::regs;
 use crate::{Host, PciAddress};
 
@@ -44,6 +45,8 @@ struct Inner {
     identity: OnceLock<[u8; 8]>,
     /// Readable from when the host wants it back.
     wanted: OnceLock<OwnedFd>,
+    /// Readable from when it had an uncorrectable error, and what had been counted when that was last looked at.
+    errors: OnceLock<(OwnedFd, Mutex<ErrorCounts>)>,
     /// That opening it reset it, until anything is done with it.
     reset_by_open: Mutex<Option<ResetReport>>,
     // The order matters: the file is closed before it leaves the space, and the claim can be released after both.
@@ -98,13 +101,14 @@ impl VfioDevice {
             regions: Vec::new(),
             identity: OnceLock::new(),
             wanted: OnceLock::new(),
+            errors: OnceLock::new(),
             // Where the Linux kernel could not reset it, it says so here.
             reset_by_open: Mutex::new(reset.filter(|_| info.reset)),
             file,
             member,
             origin: Origin::Opened(host.clone(), claim),
         });
-        device.listen()?;
+        device.listen(host)?;
         DeviceFile::wake(&device)?;
         let identity = device.read_identity()?;
         // Nobody else has the value yet.
@@ -169,6 +173,7 @@ impl VfioDevice {
             regions: Vec::new(),
             identity: OnceLock::new(),
             wanted: wanted.map_or_else(OnceLock::new, OnceLock::from),
+            errors: OnceLock::new(),
             reset_by_open: Mutex::new(reset_by_open),
             file,
             member,
@@ -199,17 +204,43 @@ impl VfioDevice {
         self.inner.reset_by_open.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Has the Linux kernel say when it wants the function back.
-    fn listen(&self) -> Result<()> {
-        if self.irq(REQ_IRQ)?.count == 0 {
-            return Ok(());
+    /// Has the Linux kernel say when it wants the function back, and when it had an uncorrectable error. Nobody else has the
+    /// values yet that are set here.
+    fn listen(&self, host: &Host) -> Result<()> {
+        if let Some(event) = self.hear(REQ_IRQ)? {
+            let _ = self.inner.wanted.set(event);
+        }
+        let before = ErrorCounts::of(host, self.inner.address);
+        if let Some(event) = self.hear(ERR_IRQ)? {
+            let _ = self.inner.errors.set((event, Mutex::new(before)));
+        }
+        Ok(())
+    }
+
+    /// What an interrupt of vfio-pci's own makes readable; `None` where there is no such interrupt.
+    fn hear(&self, index: u32) -> Result<Option<OwnedFd>> {
+        if self.irq(index)?.count == 0 {
+            return Ok(None);
         }
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| self.io_error("eventfd", error))?;
-        self.set_triggers(REQ_IRQ, 0, &[IrqTrigger::Eventfd(event.as_fd())])?;
-        // Nobody else has the value yet.
-        let _ = self.inner.wanted.set(event);
-        Ok(())
+        self.set_triggers(index, 0, &[IrqTrigger::Eventfd(event.as_fd())])?;
+        Ok(Some(event))
+    }
+
+    /// Whether the function, or a port above it, had an uncorrectable error since this was last asked, and which, by the Linux
+    /// kernel's counters. Always `None` where the function has no PCI Express capability, or was [received](Self::receive).
+    ///
+    /// Its guest is told by [`PassthroughDevice::report_error`](crate::PassthroughDevice::report_error).
+    pub fn take_error(&self) -> Option<UncorrectableError> {
+        let Origin::Opened(host, _) = &self.inner.origin else { return None };
+        let (event, before) = self.inner.errors.get()?;
+        rustix::io::read(event, &mut [0; 8]).ok()?;
+        let now = ErrorCounts::of(host, self.inner.address);
+        let mut before = before.lock().unwrap_or_else(PoisonError::into_inner);
+        let error = now.since(&before);
+        *before = now;
+        Some(error)
     }
 
     /// Readable from when the host wants the function back, as [`DeviceFile::is_wanted_back`] tells; it must not be read.

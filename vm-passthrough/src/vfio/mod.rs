@@ -25,6 +25,7 @@
 
 mod device;
 pub(crate) mod dma;
+mod errors;
 mod failure;
 mod group;
 mod interface;
@@ -40,6 +41,7 @@ mod sys;
 mod token;
 
 pub use device::{Presence, VfioDevice};
+pub use errors::{ErrorSeverity, UncorrectableError};
 pub use interface::{
     AddressSpace, Backend, DeviceFile, DeviceInfo, DmaPermission, IrqInfo, IrqTrigger, Mapping, RegionInfo,
     ResetEvidence, ResetReport, ResetStep, Result, VfioError,

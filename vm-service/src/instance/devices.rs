@@ -223,6 +223,7 @@ impl Devices {
             | Action::DropMachine
             | Action::Ask(..)
             | Action::Unask(_)
+            | Action::ReportError(..)
             | Action::Answer(..) => return None,
         })
     }
@@ -531,11 +532,12 @@ fn watch_over(file: &Arc<VfioDevice>) -> Result<(Watched, Option<OwnedFd>), Stri
     let told = wanted.is_some().then(watch::event).transpose().map_err(no_event)?;
     let tell = told.as_ref().map(OwnedFd::try_clone).transpose().map_err(no_event)?;
     // The device is closed when it is let go of, whatever the watch does.
-    let (file, same) = (Arc::downgrade(file), Arc::downgrade(file));
+    let (file, same, erring) = (Arc::downgrade(file), Arc::downgrade(file), Arc::downgrade(file));
     let presence = move || file.upgrade().map_or(Presence::Present, |file| file.presence());
     let is_wanted = move || same.upgrade().is_some_and(|file| file.is_wanted_back());
-    let (is_wanted, presence) = (Box::new(is_wanted), Box::new(presence));
-    Ok((Watched { address, wanted, is_wanted, tell, presence }, told))
+    let error = move || erring.upgrade()?.take_error();
+    let (is_wanted, error, presence) = (Box::new(is_wanted), Box::new(error), Box::new(presence));
+    Ok((Watched { address, wanted, is_wanted, tell, error, presence }, told))
 }
 
 /// Interrupt vectors that a driver of a device may use.

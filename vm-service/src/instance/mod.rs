@@ -218,6 +218,11 @@ impl Instance {
                 // One that has gone asks nobody.
                 let _ = self.vmm.order(&Order::Unask(slot), &[]);
             }
+            Action::ReportError(address, severity) => {
+                if let Err(error) = self.vmm.order(&Order::ReportError(address, severity), &[]) {
+                    tracing::warn!("the guest is not told of the error of {address}: {error}");
+                }
+            }
             Action::Explain(request) if self.devices.is_none() => {
                 let why = "the guest was started where no PCI bus is, and gets no devices; see that sysfs is mounted in /sys";
                 return Some(Event::Explained(request, Err(Refused::Conflict(why.into()))));

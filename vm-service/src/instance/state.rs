@@ -30,7 +30,7 @@
 use std::time::{Duration, Instant};
 
 use vm_passthrough::PciAddress;
-use vm_passthrough::vfio::Backend;
+use vm_passthrough::vfio::{Backend, ErrorSeverity, UncorrectableError};
 
 use super::handle::{Answer, AttachRequest, Attached, DetachHow, DetachedHow, Refused, RequestId};
 use crate::deadlines::HOST_WAITS;
@@ -88,6 +88,8 @@ pub(crate) enum Event {
     WantedBack(PciAddress),
     /// A device does not answer any more, and what shows it.
     Lost(PciAddress, String),
+    /// A device had an uncorrectable error.
+    Erred(PciAddress, UncorrectableError),
     /// The machine holds no device any more.
     MachineDropped,
     /// A device was stopped, and whether the host wants it back.
@@ -128,6 +130,8 @@ pub(crate) enum Action {
     Ask(PciAddress, Duration),
     /// Ask the guest no more. Not answered.
     Unask(PciAddress),
+    /// Show the guest that a device had an error. Not answered.
+    ReportError(PciAddress, ErrorSeverity),
     /// Take the device out of its slot.
     Unplug(PciAddress),
     /// Let the guest run, and report it when it has [started](Event::Started) and when it [ends](Event::Ended).
@@ -151,7 +155,10 @@ pub(crate) enum Action {
 impl Action {
     /// Whether nothing else is to be done before it is answered.
     pub(super) fn is_awaited(&self) -> bool {
-        !matches!(self, Self::Ask(..) | Self::Unask(_) | Self::StopGuest | Self::Answer(..))
+        !matches!(
+            self,
+            Self::Ask(..) | Self::Unask(_) | Self::ReportError(..) | Self::StopGuest | Self::Answer(..)
+        )
     }
 }
 
@@ -185,11 +192,12 @@ impl Event {
             | Self::Responsive
             | Self::Ended(_)
             | Self::WantedBack(_)
-            | Self::Lost(..) => None,
+            | Self::Lost(..)
+            | Self::Erred(..) => None,
         }
     }
 
-    /// What it says of a device that was lost.
+    /// What it says of a device that was lost, or may not work any more.
     pub(crate) fn loss(&self) -> Option<String> {
         match self {
             Self::WantedBack(address) => Some(format!(
@@ -199,6 +207,18 @@ impl Event {
             Self::Lost(address, evidence) => Some(format!(
                 "{address} was lost while the guest ran: {evidence}; look at its slot or cable, and at dmesg"
             )),
+            Self::Erred(address, UncorrectableError { severity: ErrorSeverity::NonFatal, evidence }) => {
+                Some(format!(
+                    "{address} had an uncorrectable error of PCI Express that is not fatal: {evidence}; the guest runs on and is told, for \
+                 its driver to recover"
+                ))
+            }
+            Self::Erred(address, UncorrectableError { severity: ErrorSeverity::Fatal, evidence }) => {
+                Some(format!(
+                    "{address} had a fatal error of PCI Express: {evidence}; the guest runs on and is told, for its driver to reset the \
+                 device; where it does not, `detach` and `attach` do"
+                ))
+            }
             Self::Detached(address, Ok(Detached::Unreset)) => Some(format!(
                 "{address} was given up without a reset, which the Linux kernel refuses while it takes a device away: \
                  what the guest left in it stays there until it loses power, or is reset when a guest gets it again"
@@ -528,6 +548,12 @@ impl State {
             }
             Event::Restarted => self.reset(Ok(())),
             Event::Booted(Ok(())) | Event::Started(_) | Event::Unresponsive | Event::Responsive => {}
+            Event::Erred(address, error) => {
+                let has_it = |slot: &mut Slot| matches!(slot.course, Course::There | Course::Asked { .. });
+                if self.machine == Machine::Running && self.slot(*address).is_some_and(has_it) {
+                    self.beside.push(Action::ReportError(*address, error.severity));
+                }
+            }
             Event::MachineDropped => {
                 self.machine = Machine::Gone;
                 self.reset(Err(Refused::Conflict("the guest ended before it was reset".into())));

@@ -215,6 +215,10 @@ impl Vmm {
             Order::Unplug(slot) => {
                 self.handle.unplug(slot).map(|_| Done::It).map_err(|error| error.to_string())
             }
+            Order::ReportError(address, severity) => {
+                let reported = self.handle.report_error(address, severity);
+                reported.map(|()| Done::It).map_err(|error| error.to_string())
+            }
             Order::Stop(address) => self.of(address, VfioPciDevice::stop).map(|()| Done::It),
             Order::Detach(address) => self.of(address, |device| {
                 device.detach()?;

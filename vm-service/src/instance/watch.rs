@@ -1,8 +1,9 @@
-//! Watches a guest's devices while they are open: the host may want one back, and one may be lost.
+//! Watches a guest's devices while they are open: the host may want one back, one may be lost, and one may have an error.
 //!
 //! A function that is unplugged, or that somebody unbinds from vfio-pci, is kept by the Linux kernel for as long as this
 //! process has it open, with whoever asked for it waiting. One may stop answering without that, too.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use vm_passthrough::PciAddress;
-use vm_passthrough::vfio::Presence;
+use vm_passthrough::vfio::{ErrorSeverity, Presence, UncorrectableError};
 
 use super::handle::Message;
 use super::state::Event;
@@ -31,6 +32,8 @@ pub(super) struct Watched {
     pub(super) is_wanted: Box<dyn Fn() -> bool + Send>,
     /// Made readable then, too.
     pub(super) tell: Option<OwnedFd>,
+    /// What error it had since this was last called.
+    pub(super) error: Box<dyn Fn() -> Option<UncorrectableError> + Send>,
     /// Whether the device is there.
     pub(super) presence: Box<dyn Fn() -> Presence + Send>,
 }
@@ -124,6 +127,8 @@ fn watch(interval: Duration, changed: &Receiver<Change>, woken: &OwnedFd, events
     let mut devices: Vec<Watched> = Vec::new();
     // Those that did not answer when they were last asked: once may be a reset.
     let mut missing: Vec<PciAddress> = Vec::new();
+    // Fatal errors, after which the Linux kernel resets the link: they are sent when they are next asked, as it has by then.
+    let mut fatal: BTreeMap<PciAddress, UncorrectableError> = BTreeMap::new();
     let timeout = Timespec { tv_sec: interval.as_secs() as i64, tv_nsec: interval.subsec_nanos().into() };
     loop {
         loop {
@@ -132,6 +137,7 @@ fn watch(interval: Duration, changed: &Receiver<Change>, woken: &OwnedFd, events
                 Ok(Change::Remove(address)) => {
                     devices.retain(|device| device.address != address);
                     missing.retain(|&other| other != address);
+                    fatal.remove(&address);
                 }
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => return,
@@ -154,6 +160,15 @@ fn watch(interval: Duration, changed: &Receiver<Change>, woken: &OwnedFd, events
         }
         devices.retain(|device| {
             let address = device.address;
+            // Asked for, not waited for: a device that has errors all the time is reported no more often than that.
+            let erred = match (device.error)() {
+                Some(error) if error.severity == ErrorSeverity::Fatal => fatal.insert(address, error),
+                Some(error) => Some(error),
+                None => fatal.remove(&address),
+            };
+            if let Some(error) = erred {
+                let _ = events.send(Event::Erred(address, error).into());
+            }
             let event = if (device.is_wanted)() {
                 device.tell.iter().for_each(wake);
                 Event::WantedBack(address)
@@ -197,6 +212,7 @@ mod tests {
             wanted: Some(wanted),
             is_wanted: Box::new(move || rustix::io::read(&written, &mut [0; 8]).is_ok()),
             tell: None,
+            error: Box::new(|| None),
             presence: Box::new(presence),
         }
     }
@@ -250,6 +266,30 @@ mod tests {
             "{sent:?}"
         );
         assert_eq!(lost.load(Ordering::SeqCst), 2);
+    }
+
+    #[test]
+    fn a_device_that_has_an_error_is_watched_on() {
+        let asked = Arc::default();
+        let mut device = device(0, &[Presence::Present], &asked);
+        let errors = AtomicUsize::new(3);
+        let take = |left: usize| left.checked_sub(1);
+        device.error = Box::new(move || {
+            let left = errors.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).ok()?;
+            let severity = if left == 2 { ErrorSeverity::Fatal } else { ErrorSeverity::NonFatal };
+            Some(UncorrectableError { severity, evidence: format!("error {left}") })
+        });
+        let (events, sent) = channel();
+        let watch = Watch::every(Duration::from_millis(1), events).expect("a thread");
+        watch.add(device);
+        wait_until(|| asked.load(Ordering::SeqCst) > 5);
+        watch.end();
+        let sent = sent.iter().map(|message| match message {
+            Message::Event(Event::Erred(_, error)) => error.evidence,
+            other => panic!("{other:?}"),
+        });
+        // The second is fatal.
+        assert_eq!(sent.collect::<Vec<_>>(), ["error 3", "error 1", "error 2"]);
     }
 
     #[test]

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use vm_passthrough::PciAddress;
 use vm_passthrough::pci::placement::{FunctionRequest, Windows};
-use vm_passthrough::vfio::{DeviceInfo, Presence, ResetEvidence, ResetReport, ResetStep, VfioError};
+use vm_passthrough::vfio::{
+    DeviceInfo, ErrorSeverity, Presence, ResetEvidence, ResetReport, ResetStep, VfioError,
+};
 
 use crate::config::GuestConfig;
 use crate::sandbox::Confinement;
@@ -42,6 +44,8 @@ pub(super) enum Order {
     Unask(PciAddress),
     /// Empty a slot.
     Unplug(PciAddress),
+    /// Show the guest that a device had an error.
+    ReportError(PciAddress, ErrorSeverity),
     /// Stop a device.
     Stop(PciAddress),
     /// Detach it.
@@ -70,6 +74,7 @@ impl fmt::Display for Order {
             Self::Ask(slot) => write!(f, "ask the guest for {slot}"),
             Self::Unask(slot) => write!(f, "stop asking the guest for {slot}"),
             Self::Unplug(slot) => write!(f, "unplug {slot}"),
+            Self::ReportError(address, severity) => write!(f, "report a {severity} error of {address}"),
             Self::Stop(address) => write!(f, "stop {address}"),
             Self::Detach(address) => write!(f, "detach {address}"),
             Self::Close(address) => write!(f, "close {address}"),

@@ -164,6 +164,8 @@ pub enum EventKind {
     DeviceLink,
     /// A device has reported errors (AER).
     DeviceErrors,
+    /// A device, or a port above it, had an uncorrectable error of PCI Express, which the guest is told of.
+    DeviceError,
     /// Something failed.
     Failed,
     /// It does not run any more.

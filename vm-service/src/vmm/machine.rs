@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use vm_memory::GuestMemoryMmap;
 use vm_passthrough::guest::KvmVmm;
 use vm_passthrough::pci::placement::{FunctionRequest, Windows};
+use vm_passthrough::vfio::ErrorSeverity;
 use vm_passthrough::{PassthroughDevice, PciAddress};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
@@ -536,6 +537,16 @@ impl MachineHandle {
     /// When the function is not in this guest.
     pub fn unplug(&self, address: PciAddress) -> Result<Vec<Arc<dyn PassthroughDevice>>, MachineError> {
         self.0.upgrade().ok_or(MachineError::NotThere { address })?.pci.unplug(address)
+    }
+
+    /// Shows the guest that a function had an uncorrectable error, in the capabilities of the function and of the port above it.
+    ///
+    /// # Errors
+    /// When the function is not in this guest.
+    pub fn report_error(&self, address: PciAddress, severity: ErrorSeverity) -> Result<(), MachineError> {
+        let io = self.0.upgrade().ok_or(MachineError::NotThere { address })?;
+        io.pci.port_of(address)?.report_error(address, severity);
+        Ok(())
     }
 
     /// Resets the guest, as its button would.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use vm_passthrough::PciAddress;
 use vm_passthrough::guest::{BarMap, DecodedBar, DeviceError, PassthroughDevice};
+use vm_passthrough::vfio::ErrorSeverity;
 
 use super::error::MachineError;
 use super::pci::{ExpectedFunction, PciRoot};
@@ -86,6 +87,10 @@ impl PassthroughDevice for FakeDevice {
         *self.lines.lock().unwrap() = Some(lines);
         // Function 0 has INTA, function 1 INTB.
         self.config.lock().unwrap()[0x3d] = self.address.function() + 1;
+    }
+
+    fn report_error(&self, _severity: ErrorSeverity) -> bool {
+        true
     }
 
     fn config_read(&self, offset: u16, data: &mut [u8]) {

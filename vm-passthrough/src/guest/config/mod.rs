@@ -12,7 +12,7 @@
 //! | vendor-specific (0x09) | the device's own registers: read and written through, within the length that they state. Drivers need them (virtio finds its registers there), and they reach no further than the device's BARs do |
 //! | vendor-specific extended (0x000b) | read from the device, within the length that it states; not writable: some are of the link (error injection of its controller, say) or of the device's flash |
 //! | designated vendor-specific (0x0023) | nothing: whoever is designated gives it a meaning beyond the device. CXL's has memory decoded and caches kept coherent |
-//! | advanced error reporting (0x0001) | read from the device, not writable: errors are the host's to clear |
+//! | advanced error reporting (0x0001) | virtualised: [`errors`]. What the device shows is the host's to clear |
 //! | device serial number (0x0003) | as it is (some network drivers choose their firmware by it) |
 //! | SR-IOV, ARI, ATS, PRI, PASID, resizable BARs | nothing: they act on the host's IOMMU, bus or address map |
 //! | vital product data | nothing: writes would outlast the guest, in the device's flash |
@@ -22,6 +22,7 @@
 //! A hidden capability is unlinked from the chain; shown ones keep their offsets, as drivers may know them. Bytes of
 //! a capability that overlaps another shown one are hostile, and it is hidden too.
 
+pub(super) mod errors;
 pub(super) mod express;
 pub(super) mod header;
 pub(super) mod msi;
@@ -49,6 +50,8 @@ pub(super) struct Register {
     pub(super) live: u32,
     /// Bits that read what the guest wrote.
     pub(super) writable: u32,
+    /// Bits of what they read that writing 1 clears.
+    pub(super) acknowledge: u32,
     /// Bits that the guest's writes set in the device.
     pub(super) through: u32,
     /// Bits of the device that writing 1 clears: written as 0 unless they are also in `through` and the guest wrote
@@ -59,7 +62,7 @@ pub(super) struct Register {
 impl Register {
     /// Reads zero, ignores writes.
     pub(super) const NONE: Self =
-        Self { offset: 0, width: 4, keep: 0, live: 0, writable: 0, through: 0, clear: 0 };
+        Self { offset: 0, width: 4, keep: 0, live: 0, writable: 0, acknowledge: 0, through: 0, clear: 0 };
 }
 
 /// The virtual config space of one function.
@@ -71,11 +74,13 @@ pub(super) struct ConfigSpace {
     power_on: Bytes,
     live: Bytes,
     writable: Bytes,
+    acknowledge: Bytes,
     through: Bytes,
     clear: Bytes,
     /// Where the capabilities are that need acting on.
     pub(super) power: Option<u16>,
     pub(super) express: Option<u16>,
+    errors: Option<u16>,
     pub(super) msi: Option<Msi>,
     pub(super) msix: Option<Msix>,
 }
@@ -196,12 +201,10 @@ impl ConfigSpace {
     /// Takes a write of the guest into the shadow.
     pub(super) fn write(&mut self, offset: usize, data: &[u8]) {
         for (index, &byte) in data.iter().enumerate() {
-            let Some((shadow, &mask)) =
-                self.shadow.0.get_mut(offset + index).zip(self.writable.0.get(offset + index))
-            else {
-                return;
-            };
-            *shadow = *shadow & !mask | byte & mask;
+            let at = offset + index;
+            let masks = self.writable.0.get(at).zip(self.acknowledge.0.get(at));
+            let Some((shadow, (&mask, &acknowledge))) = self.shadow.0.get_mut(at).zip(masks) else { return };
+            *shadow = (*shadow & !mask | byte & mask) & !(byte & acknowledge);
         }
     }
 
@@ -254,14 +257,7 @@ fn add_capability(builder: &mut Builder<'_>, id: u8, offset: usize, facts: &Fact
 /// Adds what the guest may see of an extended capability; false if it sees nothing.
 fn add_extended(builder: &mut Builder<'_>, id: u16, offset: usize) -> bool {
     match id {
-        // Up to the end of the header log.
-        regs::EXT_CAP_ID_ERR => {
-            if !builder.take(offset, 0x2c, EXTENDED_CONFIG_SIZE) {
-                return false;
-            }
-            builder.set_live(offset + 4, 0x28);
-            true
-        }
+        regs::EXT_CAP_ID_ERR => errors::add(builder, offset),
         regs::EXT_CAP_ID_DSN => {
             if !builder.take(offset, 12, EXTENDED_CONFIG_SIZE) {
                 return false;
@@ -299,10 +295,12 @@ impl<'a> Builder<'a> {
             power_on: Bytes::zero(),
             live: Bytes::zero(),
             writable: Bytes::zero(),
+            acknowledge: Bytes::zero(),
             through: Bytes::zero(),
             clear: Bytes::zero(),
             power: None,
             express: None,
+            errors: None,
             msi: None,
             msix: None,
         };
@@ -351,6 +349,7 @@ impl<'a> Builder<'a> {
             for (bytes, mask) in [
                 (&mut self.space.live, row.live),
                 (&mut self.space.writable, row.writable),
+                (&mut self.space.acknowledge, row.acknowledge),
                 (&mut self.space.through, row.through),
                 (&mut self.space.clear, row.clear),
             ] {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::pci::placement;
+use crate::vfio::ErrorSeverity;
 
 /// All capabilities that the guest finds by the plain list.
 fn capabilities(rig: &Rig) -> Vec<(u8, u8)> {
@@ -73,7 +74,11 @@ fn registers_read_what_the_guest_may_see() {
     // The header at 0x100 is hidden but carries the link.
     check(0x100, 0x1400_0000);
     check(0x104, 0);
-    check(0x144, 0x6666_6666);
+    // Advanced error reporting is virtual: no error, none masked, default severities.
+    check(0x144, 0);
+    check(0x148, 0);
+    check(0x14c, 0x0046_2030);
+    check(0x154, 0x2000);
     check(0x1a4, 0x0403_0201);
     check(0x308, 0x99);
     check(0x344, 0);
@@ -171,8 +176,13 @@ fn writes_are_filtered() {
         // Past the vendor-specific length.
         (0x310, 4, 0, 0),
         (VENDOR + 0x10, 4, 0, 0),
-        // Errors are the host's.
+        // Of advanced error reporting, masks and severities, which stay here.
         (0x144, 4, 0, 0),
+        (0x148, 4, 0x07ff_f030, 0),
+        (0x14c, 4, 0x07b9_d000, 0),
+        (0x150, 4, 0, 0),
+        (0x154, 4, 0x0000_d1c1, 0),
+        (0x158, 4, 0, 0),
         (0x1a4, 4, 0, 0),
         // Hidden capabilities, and registers outside any.
         (0xac, 4, 0, 0),
@@ -205,6 +215,39 @@ fn writes_are_filtered() {
         assert_eq!(read() ^ before.0, seen, "what the guest reads at {offset:#x}");
         assert_eq!(hardware() ^ before.1, reached, "what the device has at {offset:#x}");
     }
+}
+
+#[test]
+fn errors_are_shown_until_the_guest_clears_them_and_sent_as_it_wants() {
+    const AER: u16 = 0x140;
+    const INTERNAL: u32 = 1 << 22;
+    // Device Control, Command, the mask, the severity; whether a message is sent.
+    fn check(control: u16, command: u16, mask: u32, severity: ErrorSeverity, sent: bool) {
+        let rig = Rig::new();
+        rig.write16(EXPRESS + 8, control);
+        rig.write16(4, command);
+        rig.write32(AER + 8, mask);
+        let case = format!("{control:#x} {command:#x} {mask:#x} {severity}");
+        assert_eq!(rig.device.report_error(severity), sent, "{case}");
+        // Shown, in any case, with the number of the bit.
+        assert_eq!((rig.read32(AER + 4), rig.read32(AER + 0x18)), (INTERNAL, 22), "{case}");
+        let is_fatal = rig.read32(AER + 0xc) & INTERNAL != 0;
+        assert_eq!(is_fatal, severity == ErrorSeverity::Fatal, "{case}");
+        rig.write32(AER + 4, !INTERNAL);
+        assert_eq!(rig.read32(AER + 4), INTERNAL, "{case}");
+        rig.write32(AER + 4, INTERNAL);
+        assert_eq!(rig.read32(AER + 4), 0, "{case}");
+        assert_eq!(rig.sim.config()[0x144..0x168], [0x66; 0x24], "{case}: the device has seen nothing of it");
+    }
+    use ErrorSeverity::{Fatal, NonFatal};
+    check(0, 0, 0, NonFatal, false);
+    check(1 << 1, 0, 0, NonFatal, true);
+    check(1 << 1, 0, 0, Fatal, false);
+    check(1 << 2, 0, 0, Fatal, true);
+    check(0, 1 << 8, 0, NonFatal, true);
+    check(0, 1 << 8, 0, Fatal, true);
+    check(6, 1 << 8, INTERNAL, Fatal, false);
+    check(6, 0, !INTERNAL, NonFatal, true);
 }
 
 #[test]

@@ -112,6 +112,7 @@ impl Live {
             }
             Event::WantedBack(address) => now.tell(EventKind::DeviceWanted, Some(*address), loss),
             Event::Lost(address, _) => now.tell(EventKind::DeviceLost, Some(*address), loss),
+            Event::Erred(address, _) => now.tell(EventKind::DeviceError, Some(*address), loss),
             Event::Detached(address, detached) => {
                 let text = detached.as_ref().err().cloned().or(loss);
                 now.tell(EventKind::DeviceDetached, Some(*address), text);

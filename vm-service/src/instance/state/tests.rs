@@ -155,6 +155,7 @@ impl Model {
                 let asked = self.slot(*slot).expect("a slot").asked.take();
                 assert_eq!(asked, Some(false));
             }
+            Action::ReportError(address, _) => assert!(self.is_reached(*address) && self.runs),
             Action::Unplug(slot) => {
                 let slot = self.slot(*slot).expect("a slot");
                 assert!(slot.plugged && slot.goes, "nothing takes {slot:?}");
@@ -426,6 +427,7 @@ enum Step {
     Restarted,
     Wanted(usize),
     Lost(usize),
+    Erred(usize),
     End(bool),
     /// Something that nobody was asked for is answered.
     Stray(usize, bool),
@@ -445,6 +447,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Restarted),
         2 => device.clone().prop_map(Step::Wanted),
         1 => device.clone().prop_map(Step::Lost),
+        1 => device.clone().prop_map(Step::Erred),
         1 => any::<bool>().prop_map(Step::End),
         4 => (device, any::<bool>()).prop_map(|(device, well)| Step::Stray(device, well)),
     ]
@@ -506,6 +509,10 @@ proptest! {
                     model.goes(&Event::WantedBack(address(number)), address(number));
                 }
                 Step::Wanted(_) => {}
+                Step::Erred(number) => {
+                    let error = UncorrectableError { severity: ErrorSeverity::Fatal, evidence: "SDES".into() };
+                    model.happens(&Event::Erred(address(number), error));
+                }
                 Step::Lost(number) => {
                     model.goes(&Event::Lost(address(number), "gone".into()), address(number));
                 }

@@ -11,6 +11,7 @@ mod msix;
 mod pciehp;
 mod place;
 mod root;
+mod root_errors;
 mod root_port;
 mod vector;
 

@@ -16,10 +16,11 @@ use std::time::{Duration, Instant};
 use vm_passthrough::guest::{MsiMessage, Vmm, VmmError};
 use vm_passthrough::pci::placement::PortWindows;
 use vm_passthrough::pci::regs;
+use vm_passthrough::vfio::ErrorSeverity;
 use vm_passthrough::{PassthroughDevice, PciAddress};
 
 use super::vector::Vector;
-use super::{COMMAND_OTHER, ConfigSpace, ExpectedFunction};
+use super::{COMMAND_OTHER, ConfigSpace, ExpectedFunction, root_errors};
 use crate::vmm::layout;
 
 /// The link says 16 GT/s and 16 lanes: no driver should think that the port holds its device back.
@@ -132,8 +133,9 @@ fn numbered<T>(functions: &[T], number: u8, address: impl Fn(&T) -> PciAddress) 
 #[derive(Debug)]
 struct State {
     config: ConfigSpace,
-    /// Whether the guest was interrupted for the events that are set: it is again when none was, and one is.
-    notified: bool,
+    /// Whether the guest was interrupted for the events that are set, of hot-plug and of errors: it is again when none was, and
+    /// one is.
+    notified: [bool; 2],
     /// Who asked for the device.
     asked: Option<Asked>,
 }
@@ -159,7 +161,10 @@ impl RootPort {
         config.allow(regs::PREF_MEMORY_BASE, &[0xf0, 0xff, 0xf0, 0xff]);
         config.allow(regs::PREF_BASE_UPPER32, &[0xff; 8]);
         config.allow(regs::INTERRUPT_LINE, &[0xff]);
-        config.allow(regs::BRIDGE_CONTROL, &(1u16 | 1 << 1 | regs::BRIDGE_CTL_BUS_RESET).to_le_bytes());
+        config.allow(
+            regs::BRIDGE_CONTROL,
+            &(1 | regs::BRIDGE_CTL_SERR | regs::BRIDGE_CTL_BUS_RESET).to_le_bytes(),
+        );
         // Windows are closed while base is above limit.
         config.set(regs::IO_BASE, &[0xf0, 0]);
         config.set(regs::MEMORY_BASE, &[0xf0, 0xff, 0, 0]);
@@ -181,6 +186,7 @@ impl RootPort {
         config.allow(msi + regs::MSI_ADDRESS_LO, &[0xfc, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]);
         config.allow(msi + regs::MSI_DATA_64, &[0xff; 2]);
         config.allow(msi + regs::MSI_MASK_64, &[1]);
+        root_errors::add(&mut config);
         config.freeze();
         Ok(Self {
             slot: RwLock::new(Slot {
@@ -190,7 +196,7 @@ impl RootPort {
                 inserted: None,
                 windows: None,
             }),
-            state: Mutex::new(State { config, notified: false, asked: None }),
+            state: Mutex::new(State { config, notified: [false; 2], asked: None }),
             interrupt: Vector::new(vmm)?,
             express,
             msi,
@@ -375,6 +381,22 @@ impl RootPort {
         }
     }
 
+    /// Shows the guest that a function in the slot had an uncorrectable error, and interrupts it if it wants that.
+    pub(in crate::vmm) fn report_error(&self, address: PciAddress, severity: ErrorSeverity) {
+        let slot = self.slot();
+        let Some(at) = slot.functions.iter().position(|function| function.address() == address) else {
+            return;
+        };
+        let (function, number) = (slot.functions[at].clone(), if at == 0 { 0 } else { address.function() });
+        drop(slot);
+        if function.report_error(severity) {
+            let mut state = self.state();
+            let source = u16::from(state.config.u8(regs::SECONDARY_BUS)) << 8 | u16::from(number);
+            root_errors::receive(&mut state.config, source, severity);
+            self.notify(&mut state);
+        }
+    }
+
     /// Puts the port to its state after power-on, with what is in its slot; that is left alone.
     pub(in crate::vmm) fn reset(&self) {
         let mut slot = self.slot.write().unwrap_or_else(PoisonError::into_inner);
@@ -403,8 +425,8 @@ impl RootPort {
         config.set(self.express + regs::EXP_SLTSTA, &(status | changed).to_le_bytes());
     }
 
-    /// Lets the interrupt lead to where the guest wants it, and raises it for hot-plug events that the guest wants and was
-    /// not interrupted for (PCI Express Base 6.0, 6.7.3.4).
+    /// Lets the interrupt lead to where the guest wants it, and raises it for hot-plug events and errors that the guest wants and
+    /// was not interrupted for (PCI Express Base 6.0, 6.7.3.4 and 6.2.4.1.2).
     fn notify(&self, state: &mut State) {
         let config = &state.config;
         let enabled = config.u16(self.msi + regs::MSI_FLAGS) & 1 != 0
@@ -418,11 +440,12 @@ impl RootPort {
         let (control, status) =
             (config.u16(self.express + regs::EXP_SLTCTL), config.u16(self.express + regs::EXP_SLTSTA));
         let wanted = |enable: u16, event: u16| control & enable != 0 && status & event != 0;
-        let due = control & regs::EXP_SLTCTL_HPIE != 0
+        let hot_plug = control & regs::EXP_SLTCTL_HPIE != 0
             && (wanted(regs::EXP_SLTCTL_ABPE, regs::EXP_SLTSTA_ABP)
                 || wanted(regs::EXP_SLTCTL_PDCE, regs::EXP_SLTSTA_PDC)
                 || wanted(regs::EXP_SLTCTL_DLLSCE, regs::EXP_SLTSTA_DLLSC));
-        if due && !state.notified {
+        let due = [hot_plug, root_errors::is_due(config)];
+        if due.iter().zip(state.notified).any(|(&due, notified)| due && !notified) {
             self.interrupt.signal();
         }
         state.notified = due;
@@ -490,6 +513,7 @@ fn express_capability(slot: u8) -> [u8; 58] {
 mod tests {
     use vm_passthrough::sim::{SimLog, SimVmm};
 
+    use super::super::root_errors::AER;
     use super::*;
     use crate::vmm::testing::FakeDevice;
 
@@ -625,6 +649,30 @@ mod tests {
         assert_eq!((status(), vmm.delivered(), vmm.routes()), (0, vec![], 1));
         drop(port);
         assert_eq!(vmm.routes(), 0);
+    }
+
+    #[test]
+    fn an_error_of_a_function_interrupts_the_guest_that_asked() {
+        let (port, vmm) = port();
+        let devices = [put(&port, 2), put(&port, 3)];
+        port.reset();
+        listen(&port);
+        port.config_write(regs::SECONDARY_BUS, &[5]);
+        port.config_write(regs::BRIDGE_CONTROL, &regs::BRIDGE_CTL_SERR.to_le_bytes());
+        let [command, status, source] =
+            [regs::ERR_ROOT_COMMAND, regs::ERR_ROOT_STATUS, regs::ERR_ROOT_ERR_SRC].map(|at| AER + at);
+        port.config_write(command, &7u32.to_le_bytes());
+        // The lowest is the guest's function 0.
+        for (device, id) in devices.iter().zip([0x0500, 0x0503]) {
+            port.report_error(device.address(), ErrorSeverity::NonFatal);
+            assert_eq!((u16_of(&port, status), vmm.delivered()), (0x24, vec![MESSAGE]));
+            assert_eq!(u16_of(&port, source + 2), id);
+            // No second one before the first is taken.
+            port.report_error(device.address(), ErrorSeverity::NonFatal);
+            assert_eq!((u16_of(&port, status), vmm.delivered()), (0x2c, vec![]));
+            port.config_write(status, &u32::MAX.to_le_bytes());
+            assert_eq!((u16_of(&port, status), vmm.delivered()), (0, vec![]));
+        }
     }
 
     /// Makes the port's interrupt lead to the guest.
