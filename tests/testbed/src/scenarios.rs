@@ -13,6 +13,7 @@ mod daemon_kill9;
 mod device_errors;
 mod device_kinds;
 mod device_state;
+mod e1000;
 mod group_not_viable;
 mod host_ready;
 mod host_wants_back;
@@ -23,13 +24,13 @@ mod joint_reset;
 mod linux_accel;
 mod linux_ati;
 mod linux_big_bars;
-mod linux_e1000;
 mod linux_e1000e;
 mod linux_igb;
 mod linux_net;
 mod linux_nvme;
 mod linux_storage;
 mod own_vmm;
+mod rack;
 mod scan_explain;
 mod systemd;
 mod two_guests;
@@ -45,6 +46,7 @@ pub const ALL: &[Scenario] = &[
     claim_signal::SCENARIO,
     daemon_kill9::SCENARIO,
     two_guests::SCENARIO,
+    rack::SCENARIO,
     daemon::SCENARIO,
     hostile_accel::SCENARIO,
     linux_accel::SCENARIO,
@@ -54,7 +56,6 @@ pub const ALL: &[Scenario] = &[
     linux_igb::SCENARIO,
     linux_e1000e::SCENARIO,
     device_errors::SCENARIO,
-    linux_e1000::SCENARIO,
     linux_ati::SCENARIO,
     linux_big_bars::SCENARIO,
     linux_big_bars::HUGE,
@@ -78,4 +79,5 @@ pub const ALL: &[Scenario] = &[
 ];
 
 /// Those that measure, run only when named.
-pub const BENCHMARKS: &[Scenario] = &[bench::SCENARIO, bench_hot_attach::SCENARIO, bench_net::SCENARIO];
+pub const BENCHMARKS: &[Scenario] =
+    &[bench::SCENARIO, bench_hot_attach::SCENARIO, bench_net::SCENARIO, rack::BENCHMARK];

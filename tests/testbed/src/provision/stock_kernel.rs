@@ -20,6 +20,7 @@ const MODULES: &[&str] = &[
     "igb",
     "igbvf",
     "virtio_blk",
+    "virtio-rng",
     "xhci_pci",
     "usb-storage",
     "sd_mod",

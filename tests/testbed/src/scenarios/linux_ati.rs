@@ -22,7 +22,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     deadline: Duration::from_secs(1800),
     contents: Contents { linux_guest: true, bare_guest: true, ..Contents::NONE },
     l1,
-    l2: Some(l2),
+    l2: Some(compare),
 };
 
 const TIMEOUT: Duration = Duration::from_secs(600);
@@ -48,7 +48,7 @@ fn l1(l1: &mut L1) -> Result<()> {
         ("rom-none", setting(NONE), NONE.to_owned()),
     ] {
         l1.step(format!("a guest with {}", if file.is_empty() { "the GPU as it is" } else { &file }));
-        let cmdline = format!("testbed.rom={rom} testbed.ports={:08x}-{:08x}", ports[0], ports[1]);
+        let cmdline = parameters(&rom, ports);
         let plan = GuestPlan { cmdline: &cmdline, file: &file, ..GuestPlan::linux(name, &gpu) };
         let ended = Guest::start(l1, &plan)?.end(TIMEOUT)?;
         ended.succeeded(l1)?;
@@ -67,7 +67,18 @@ fn l1(l1: &mut L1) -> Result<()> {
     .with_context(|| said.stderr)
 }
 
-fn l2(l2: &mut L2) -> Result<()> {
+/// The guest's parameters, by which it finds what the host reads.
+pub(super) fn expectation(gpu: &Function) -> Result<String> {
+    let (rom, ports) = read(gpu)?;
+    Ok(parameters(&format!("{:016x}", fnv1a(&rom)), ports))
+}
+
+fn parameters(rom: &str, [first, second]: [u32; 2]) -> String {
+    format!("testbed.rom={rom} testbed.ports={first:08x}-{second:08x}")
+}
+
+/// The guest's side.
+pub(super) fn compare(l2: &mut L2) -> Result<()> {
     let gpu = Function::find(ATI.0, ATI.1)?;
     let expect = l2.parameter("testbed.rom")?;
     if expect == NONE {

@@ -50,7 +50,7 @@ pub(super) const HUGE: Scenario = Scenario {
 
 const TIMEOUT: Duration = Duration::from_secs(600);
 /// QEMU's shared memory, which is its BAR 2.
-const IVSHMEM: (u16, u16) = (0x1af4, 0x1110);
+pub(super) const IVSHMEM: (u16, u16) = (0x1af4, 0x1110);
 const BAR: usize = 2;
 const GIB: u64 = 1 << 30;
 /// What the guest reports once it has touched the BAR.

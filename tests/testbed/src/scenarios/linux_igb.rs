@@ -83,7 +83,8 @@ fn l1(l1: &mut L1) -> Result<()> {
     l1.prove(physical.driver().as_deref() == Some("igb"), "the physical function stayed with igb")
 }
 
-fn l2(l2: &mut L2) -> Result<()> {
+/// The guest's side.
+pub(super) fn l2(l2: &mut L2) -> Result<()> {
     let card = Function::find(IGB_VF.0, IGB_VF.1)?;
     exchange_with_host(l2, &card)?;
     let vectors = card.message_vectors();

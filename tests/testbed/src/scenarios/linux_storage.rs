@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use super::device_kinds::XHCI;
 use super::linux_nvme::NVME;
 use crate::agent::{Disk, Function, Guest, GuestPlan, L1, L2};
 use crate::scenario::{self, Contents, Scenario, Variant};
@@ -64,8 +65,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
 
 const TIMEOUT: Duration = Duration::from_secs(600);
 /// A virtio disk of version 1, as others can't go through an IOMMU.
-const VIRTIO_BLOCK: (u16, u16) = (0x1af4, 0x1042);
-const XHCI: (u16, u16) = (0x1b36, 0x000d);
+pub(super) const VIRTIO_BLOCK: (u16, u16) = (0x1af4, 0x1042);
 const LEN: usize = 512 << 10;
 const HOST_SEED: u64 = 0x686f_7374;
 const GUEST_SEED: u64 = 0x0067_7565_7374;
