@@ -1,5 +1,7 @@
 //! Attach, reset, detach: their order, and what is left when a part fails.
 
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
 use super::*;
 use crate::claim::Cancel;
 use crate::guest::{DeviceError, DeviceOptions, RamRegion};
@@ -408,6 +410,42 @@ fn a_detach_waits_for_accesses_to_bars() {
     rig.device.detach().unwrap();
     assert_eq!(rig.sim.resets(), resets + 1);
     assert_nothing_left(&rig);
+}
+
+/// Two vCPUs move BARs, turn decoding on and off, enable and mask vectors and reach for BARs all the while, and then find nothing.
+#[test]
+fn a_detach_leaves_nothing_whatever_vcpus_write_meanwhile() {
+    for _ in 0..20 {
+        let rig = Rig::new();
+        use_it(&rig);
+        let (begun, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let vcpu = |base: u32| {
+            for turn in (0..).take_while(|_| !stop.load(Ordering::Relaxed)) {
+                rig.write32(0x18, base + (turn % 16) * 0x1_0000);
+                rig.write16(4, if turn % 3 == 0 { 0 } else { 7 });
+                rig.write16(MSIX + 2, if turn % 5 == 0 { 0xc000 } else { 0x8000 });
+                let _ = rig.device.bar_write(2, 0x2000, &[turn as u8; 4]);
+                begun.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        let detached = std::thread::scope(|scope| {
+            let vcpus = [0xc000_0000, 0xd000_0000].map(|base| scope.spawn(move || vcpu(base)));
+            let go_on = || {
+                let until = begun.load(Ordering::Relaxed) + 8;
+                while begun.load(Ordering::Relaxed) < until && !vcpus.iter().any(|vcpu| vcpu.is_finished()) {
+                    std::thread::yield_now();
+                }
+            };
+            go_on();
+            let detached = rig.device.detach();
+            go_on();
+            stop.store(true, Ordering::Relaxed);
+            detached
+        });
+        detached.unwrap();
+        assert_nothing_left(&rig);
+        assert_eq!(rig.hardware16(4) & 0b111, 0);
+    }
 }
 
 /// Whoever takes a function away waits until it is closed, and no reset works before: none is tried, all else is undone.
