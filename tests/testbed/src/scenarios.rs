@@ -32,6 +32,8 @@ mod linux_storage;
 mod own_vmm;
 mod rack;
 mod scan_explain;
+mod silent_device;
+mod surprise_removal;
 mod systemd;
 mod two_guests;
 mod unbind_stuck;
@@ -61,10 +63,12 @@ pub const ALL: &[Scenario] = &[
     linux_big_bars::HUGE,
     linux_net::SCENARIO,
     host_wants_back::SCENARIO,
+    surprise_removal::SCENARIO,
     linux_storage::SCENARIO,
     linux_nvme::SCENARIO,
     device_kinds::SCENARIO,
     group_not_viable::SCENARIO,
+    silent_device::SCENARIO,
     scan_explain::SCENARIO,
     systemd::SCENARIO,
     vmm_killed::SCENARIO,

@@ -13,6 +13,8 @@ use super::BindError;
 use super::lock::FunctionLock;
 use crate::iommu::is_vfio_driver;
 use crate::ledger::ClaimedFunction;
+use crate::pci::config::HEADER_SIZE;
+use crate::pci::{Bar, BarKind, regs};
 use crate::readiness::{holders, size_text};
 use crate::{Host, PciAddress, files, pci};
 
@@ -192,7 +194,11 @@ impl<'a> Binder<'a> {
         }
         match restored {
             Err(BindError::Vanished(_)) => Ok(()),
-            Err(BindError::Refused { .. }) if !self.host.pci_device(address).exists() => Ok(()),
+            Err(BindError::Refused { .. } | BindError::Lost { .. })
+                if !self.host.pci_device(address).exists() =>
+            {
+                Ok(())
+            }
             result => result,
         }
     }
@@ -256,6 +262,35 @@ impl<'a> Binder<'a> {
             .map_err(|error| self.refused(lock.address(), what, path, error))
     }
 
+    /// What shows that a function does not answer, or had no power since Linux set it up. Of a virtual one that is not seen: its
+    /// header reads as zeros anyway.
+    fn lost(&self, address: PciAddress) -> Option<&'static str> {
+        if self.host.pci_device(address).join("physfn").exists() {
+            return None;
+        }
+        let config = pci::read_config(self.host, address).ok()?;
+        let header = config.get(..HEADER_SIZE)?;
+        if header.iter().all(|&byte| byte == 0xff) {
+            return Some("does not answer, its config space reads all ones");
+        }
+        let register = |index: u8| {
+            let at = usize::from(regs::BASE_ADDRESS_0) + usize::from(index) * 4;
+            header
+                .get(at..at + 4)
+                .map_or(0, |bytes| bytes.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte)))
+        };
+        let is_lost = |bar: &Bar| {
+            let address = match bar.kind {
+                BarKind::Io => register(bar.index) & !0x3,
+                BarKind::Memory32 => register(bar.index) & !0xf,
+                BarKind::Memory64 => register(bar.index + 1) << 32 | register(bar.index) & !0xf,
+            };
+            bar.address != 0 && address != bar.address
+        };
+        let lost = pci::bars(self.host, address).iter().any(is_lost);
+        lost.then_some("has other addresses in its BARs than it was given, as after a loss of power")
+    }
+
     fn refused(&self, address: PciAddress, what: String, path: &Path, source: io::Error) -> BindError {
         use io::ErrorKind::{
             InvalidInput, NotFound, PermissionDenied, ReadOnlyFilesystem, ResourceBusy, StorageFull, TimedOut,
@@ -279,6 +314,11 @@ impl<'a> Binder<'a> {
                  (\"Above 4G decoding\" and \"Resizable BAR\" in the firmware, or pci=realloc)"
             }
             NotFound => "the driver is not loaded, or this Linux lacks the attribute",
+            _ if let Some(state) = self.lost(address) => {
+                let remove = self.host.pci_device(address).join("remove");
+                let rescan = self.host.sys.join("bus/pci/rescan");
+                return BindError::Lost { address, what, state, remove, rescan };
+            }
             _ => "dmesg says more",
         };
         BindError::Refused { address, what, path: path.into(), source, remedy }

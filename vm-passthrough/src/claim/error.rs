@@ -140,6 +140,23 @@ pub enum BindError {
         /// What to do.
         remedy: &'static str,
     },
+    /// The Linux kernel refused, as the function does not answer, or has lost what was set up in it.
+    #[error(
+        "{address}: can't {what}: it {state}; check its cable and the slot's power, then find it again: echo 1 > {remove}; echo 1 > {rescan}",
+        remove = remove.display(), rescan = rescan.display()
+    )]
+    Lost {
+        /// The function.
+        address: PciAddress,
+        /// What was asked of the Linux kernel.
+        what: String,
+        /// What shows it.
+        state: &'static str,
+        /// The attribute that has the Linux kernel forget the function.
+        remove: PathBuf,
+        /// The attribute that has it look for functions.
+        rescan: PathBuf,
+    },
     /// The Linux kernel did not finish before the deadline.
     #[error(
         "{address}: the Linux kernel did not {what} within {} s, as {}; it goes on trying and can't be stopped",

@@ -17,6 +17,7 @@ use crate::sim::{SimDrivers, SimFunction, SimHost};
 use crate::{Host, PassthroughManager};
 
 mod damaged;
+mod lost;
 mod orphans;
 mod resets;
 mod resizing;

@@ -27,8 +27,8 @@ pub use function::{
 pub(crate) use health::aer_counters;
 pub use health::{AerCount, AerCounters, DeviceHealth, Interrupts, LinkHealth, health, interrupts};
 pub use rom::{MAX_ROM, RomError, RomImage};
-pub(crate) use scan::bar_size;
 pub use scan::{ScanError, driver_override, read_config, read_function, scan, virtual_functions};
+pub(crate) use scan::{bar_size, bars};
 
 impl Host {
     /// The directory of a PCI function in sysfs, `SYS/bus/pci/devices/ADDRESS`.

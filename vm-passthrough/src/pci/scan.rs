@@ -283,9 +283,14 @@ fn read(devices: &OwnedFd, address: PciAddress, buffer: &mut Buffer) -> Result<P
 
 /// The size of a function's BAR now, by sysfs `resource`; `None` when it has none.
 pub(crate) fn bar_size(host: &Host, address: PciAddress, index: u8) -> Option<u64> {
-    let text = crate::files::read(&host.pci_device(address).join("resource")).ok()??;
-    let (bars, _) = text::resource(text.as_bytes());
-    bars.iter().find(|bar| bar.index == index).map(|bar| bar.size)
+    bars(host, address).iter().find(|bar| bar.index == index).map(|bar| bar.size)
+}
+
+/// The BARs that Linux knows of a function; none where they can't be read.
+pub(crate) fn bars(host: &Host, address: PciAddress) -> Vec<super::Bar> {
+    let text =
+        crate::files::read(&host.pci_device(address).join("resource")).ok().flatten().unwrap_or_default();
+    text::resource(text.as_bytes()).0
 }
 
 /// The link by the attributes, for who may not read the capabilities; `None` where there is none.

@@ -171,7 +171,11 @@ fn watch(interval: Duration, changed: &Receiver<Change>, woken: &OwnedFd, events
             }
             let event = if (device.is_wanted)() {
                 device.tell.iter().for_each(wake);
-                Event::WantedBack(address)
+                // One that was pulled is wanted, too, and can't be let go of in order.
+                match (device.presence)() {
+                    Presence::Gone(evidence) => Event::Lost(address, evidence),
+                    _ => Event::WantedBack(address),
+                }
             } else if let Presence::Gone(evidence) = (device.presence)() {
                 if !missing.contains(&address) {
                     missing.push(address);
@@ -248,6 +252,19 @@ mod tests {
         };
         check(false);
         check(true);
+    }
+
+    #[test]
+    fn a_device_that_was_pulled_is_lost_though_the_host_wants_it() {
+        static GONE: [Presence; 1] = [Presence::Gone(String::new())];
+        let pulled = device(0, &GONE, &Arc::default());
+        wake(pulled.wanted.as_ref().expect("an event"));
+        let (events, sent) = channel();
+        let watch = Watch::every(Duration::from_secs(600), events).expect("a thread");
+        watch.add(pulled);
+        let event = sent.recv_timeout(Duration::from_secs(60));
+        assert!(matches!(event, Ok(Message::Event(Event::Lost(..)))), "{event:?}");
+        watch.end();
     }
 
     #[test]

@@ -31,15 +31,18 @@ pub enum Victim {
     ProcessFirst,
     /// Nobody: the command's process is sent SIGTERM.
     Asked,
+    /// Nobody: all go on once the [`Meanwhile`] has ended.
+    Nobody,
 }
 
-/// What is done between the end of a process and its helper's call ([`Victim::ProcessFirst`]).
+/// What is done between the end of a process and its helper's call ([`Victim::ProcessFirst`]), or right before the call
+/// ([`Victim::Nobody`]).
 pub type Meanwhile<'a> = &'a mut dyn FnMut() -> Result<()>;
 
 /// What came of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It was killed before this call.
+    /// It was killed before this call, or what the [`Victim`] says instead was done.
     Killed {
         /// The system call, as in `write(/sys/bus/pci/drivers/nvme/unbind)`.
         before: String,
@@ -55,6 +58,9 @@ pub enum Fate {
     },
 }
 
+/// Where the standard error of the last command is.
+pub const SAID: &str = "/tmp/killed.stderr";
+
 /// Runs `command` and kills it before its `number`th call that changes something, counted from 1 over all of its
 /// processes and threads. To kill it, a call before which nothing has changed since the last that counted does not count,
 /// unless a helper makes it: what is left there was left before.
@@ -69,7 +75,8 @@ pub fn kill_at(
     meanwhile: Meanwhile<'_>,
 ) -> Result<Fate> {
     sys::trace_me(command);
-    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+    let said = File::create(SAID).with_context(|| format!("can't create {SAID}"))?;
+    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said).spawn()?;
     let first = Pid::from_child(&child);
     let alive = Arc::new(Mutex::new(BTreeSet::from([first.as_raw_nonzero().get()])));
     let (done, watched) = channel::<()>();
@@ -147,6 +154,7 @@ fn follow(
                             Victim::Asked => sys::ask(first),
                             Victim::Process => sys::kill(first),
                             Victim::All => kill_all(alive),
+                            Victim::Nobody => between = meanwhile(),
                             Victim::ProcessFirst => {
                                 sys::kill(first);
                                 // The helper goes on, and ends, whatever comes of this.

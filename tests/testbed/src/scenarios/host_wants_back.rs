@@ -18,34 +18,38 @@ pub(super) const SCENARIO: Scenario = Scenario {
     about: "a device that the host removes, unbinds, unplugs or switches off is let go at once, and truthfully",
     variants: Variant::ALL,
     ports: 6,
-    devices: &[
-        // Ports do hot-plug themselves.
-        "-global",
-        "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off",
-        "-drive",
-        "file={disk},if=none,id=drive0,format=raw,cache=unsafe",
-        "-device",
-        "nvme,drive=drive0,serial=testbed,bus=port0",
-        "-device",
-        "edu,id=pulled,bus=port1,dma_mask=0xffffffffffffffff",
-        "-device",
-        "edu,bus=port2,dma_mask=0xffffffffffffffff",
-        "-device",
-        "nvme-subsys,id=subsystem",
-        "-device",
-        "nvme,serial=virtual,bus=port3,subsys=subsystem,sriov_max_vfs=1,sriov_vq_flexible=2,sriov_vi_flexible=1",
-        "-device",
-        "edu,bus=port4,dma_mask=0xffffffffffffffff",
-        "-device",
-        "edu,bus=port5,dma_mask=0xffffffffffffffff",
-    ],
-    disks: &[Disk { name: "disk", mib: 16 }],
+    devices: DEVICES,
+    disks: DISKS,
     memory_mib: 768,
-    deadline: Duration::from_secs(1800),
+    deadline: Duration::from_secs(600),
     contents: Contents { bare_guest: true, ..Contents::NONE },
     l1,
     l2: None,
 };
+
+pub(super) const DISKS: &[Disk] = &[Disk { name: "disk", mib: 16 }];
+/// An NVMe controller, one with a virtual function, and edus, in slots of their own.
+pub(super) const DEVICES: &[&str] = &[
+    // Ports do hot-plug themselves.
+    "-global",
+    "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off",
+    "-drive",
+    "file={disk},if=none,id=drive0,format=raw,cache=unsafe",
+    "-device",
+    "nvme,id=nvme0,drive=drive0,serial=testbed,bus=port0",
+    "-device",
+    "edu,id=pulled,bus=port1,dma_mask=0xffffffffffffffff",
+    "-device",
+    "edu,bus=port2,dma_mask=0xffffffffffffffff",
+    "-device",
+    "nvme-subsys,id=subsystem",
+    "-device",
+    "nvme,serial=virtual,bus=port3,subsys=subsystem,sriov_max_vfs=1,sriov_vq_flexible=2,sriov_vi_flexible=1",
+    "-device",
+    "edu,bus=port4,dma_mask=0xffffffffffffffff",
+    "-device",
+    "edu,bus=port5,dma_mask=0xffffffffffffffff",
+];
 
 /// Where ACPI does the hot-plug.
 pub(super) const BY_ACPI: Scenario = Scenario {
@@ -192,20 +196,20 @@ fn take(
 }
 
 /// A guest with another device, which is there all the while.
-struct Others {
+pub(super) struct Others {
     guest: Guest,
     device: Function,
 }
 
 impl Others {
-    fn start(l1: &mut L1, device: &Function) -> Result<Self> {
+    pub(super) fn start(l1: &mut L1, device: &Function) -> Result<Self> {
         let mut guest = Guest::start(l1, &GuestPlan::bare("other", "spin", device))?;
         guest.wait_for_log("attached in", PATIENCE)?;
         Ok(Self { guest, device: device.clone() })
     }
 
     /// Its device works as ever in the next guest.
-    fn end(self, l1: &mut L1) -> Result<()> {
+    pub(super) fn end(self, l1: &mut L1) -> Result<()> {
         drop(self.guest);
         Guest::start(l1, &GuestPlan::bare("next", "edu", &self.device))?.end(PATIENCE)?.succeeded(l1)?;
         Ok(())

@@ -1,0 +1,37 @@
+//! Functions that stop answering, or lose power, while they are claimed or released.
+
+use super::*;
+use crate::pci::regs;
+
+/// What of its config space changes before the host's driver is to have it again, and what the error says then.
+fn check(change: impl FnOnce(&mut [u8]), expect: &[&str]) {
+    let sim = new_sim();
+    let drivers = SimDrivers::new(&sim);
+    let mut manager = manager(drivers.host());
+    manager.claim(nvme(), &persistent()).unwrap();
+    let path = sim.device_dir(nvme()).unwrap().join("config");
+    let before = fs::read(&path).unwrap();
+    let mut config = before.clone();
+    change(&mut config);
+    fs::write(&path, config).unwrap();
+    drivers.fail("bus/pci/drivers/nvme/bind", &nvme().to_string(), 1, libc::ENODEV);
+    fails(release(&mut manager, nvme()), expect);
+    // It was found again.
+    fs::write(&path, before).unwrap();
+    release(&mut manager, nvme()).unwrap();
+    assert_eq!(sim.driver_of(nvme()).as_deref(), Some("nvme"));
+    assert!(ledger_files(&sim).is_empty());
+}
+
+#[test]
+fn what_was_lost_is_said_with_the_way_to_find_it_again() {
+    let remedy = "/remove; echo 1 > ";
+    check(|config| config.fill(0xff), &["does not answer", remedy, "/rescan", "the ledger remembers it"]);
+    let lost = "has other addresses in its BARs";
+    let bar = usize::from(regs::BASE_ADDRESS_0);
+    check(|config| config[bar..bar + 8].copy_from_slice(&[4, 0, 0, 0, 0, 0, 0, 0]), &[lost, remedy]);
+    // Restored from what was read while it was silent.
+    let restored = [4, 0xc0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff];
+    check(|config| config[bar..bar + 8].copy_from_slice(&restored), &[lost, remedy]);
+    check(|_| (), &["dmesg says more"]);
+}
