@@ -39,9 +39,13 @@ pub const RESET_STEPS: Duration = Duration::from_secs(15);
 /// A reset: the function is woken, the steps, and the methods are put back.
 pub const RESET: Duration = sum(&[WAKE, RESET_STEPS, RESET_METHOD]);
 
+/// A BAR is taken out of the reach of the guest's other devices: a piece of another that is being mapped is done, and its own are
+/// unmapped. For 256 GiB by pages of 4 KiB that takes some seconds.
+pub const PEERS: Duration = Duration::from_secs(15);
+
 /// An access of a guest to its device. It may wait for a reset that is under way, and then for one that comes before it or is
-/// its own; more never follow each other, as those who wait for one share it.
-pub const ACCESS: Duration = sum(&[RESET, RESET, SLACK]);
+/// its own; more never follow each other, as those who wait for one share it. Before each, BARs are taken from the guest.
+pub const ACCESS: Duration = sum(&[PEERS, RESET, PEERS, RESET, SLACK]);
 
 /// When a deadline that begins now passes. One beyond what the clock can tell is a year away.
 pub(crate) fn until(deadline: Duration) -> Instant {
@@ -78,7 +82,7 @@ pub const fn outlasts(outer: Duration, inner: Duration) -> bool {
 const _: () = assert!(outlasts(LEDGER, DRIVERS) && outlasts(DRIVERS, LEDGER_READ));
 const _: () = assert!(outlasts(RESET_STEPS, LOCKED) && outlasts(RESET_STEPS, RESET_METHOD));
 const _: () = assert!(outlasts(RESET, RESET_STEPS) && outlasts(RESET, WAKE));
-const _: () = assert!(outlasts(ACCESS, sum(&[RESET, RESET])));
+const _: () = assert!(outlasts(ACCESS, sum(&[PEERS, RESET, PEERS, RESET])));
 
 #[cfg(test)]
 mod tests {

@@ -39,6 +39,8 @@ pub struct GuestConfig {
     pub devices: Vec<PciAddress>,
     /// What is said of those of which anything is.
     pub settings: BTreeMap<PciAddress, DeviceSettings>,
+    /// Whether its devices reach each other's BARs by DMA.
+    pub peer_to_peer: bool,
     /// Slots for devices that come while it runs; `None` for a few, as far as there is room.
     pub hot_plug_slots: Option<u8>,
     /// Accelerators of the host that it shares.

@@ -22,7 +22,8 @@ pub use function::{
 };
 pub use guest::{
     AttachedDevice, Confinement, DetachedDevice, DetachedHow, DeviceState, EventKind, GuestDevice,
-    GuestEvent, GuestLog, GuestState, GuestStatus, Problem, Refusal, RefusalCode, StoppedGuest, StoppedHow,
+    GuestEvent, GuestLog, GuestState, GuestStatus, PeerState, PeerToPeer, Problem, Refusal, RefusalCode,
+    StoppedGuest, StoppedHow,
 };
 pub use health::{DeviceErrors, DeviceHealth, DeviceInterrupts, ErrorCount, ErrorKind, LinkHealth};
 pub use kernel::{

@@ -30,6 +30,7 @@ mod linux_net;
 mod linux_nvme;
 mod linux_storage;
 mod own_vmm;
+mod peer_to_peer;
 mod rack;
 mod scan_explain;
 mod silent_device;
@@ -76,6 +77,7 @@ pub const ALL: &[Scenario] = &[
     bad_ledger::SCENARIO,
     own_vmm::SCENARIO,
     joint_reset::SCENARIO,
+    peer_to_peer::SCENARIO,
     vf_token::SCENARIO,
     bare_accel::SCENARIO,
     host_ready::SCENARIO,

@@ -13,7 +13,7 @@ use super::gate::{Gate, POLL};
 use super::interrupts::Vectors;
 use super::intx::Intx;
 use super::state::State;
-use super::{DeviceError, PassthroughDevice, RamRegion, Vmm, bars};
+use super::{DeviceError, PassthroughDevice, PeerDma, RamRegion, Vmm, bars};
 use crate::claim::Cancel;
 use crate::pci::config::{CONFIG_SIZE, EXTENDED_CONFIG_SIZE};
 use crate::pci::{RomImage, placement, regs};
@@ -40,6 +40,8 @@ pub struct DeviceOptions {
     pub cancel: Option<Cancel>,
     /// What its guest finds as its expansion ROM.
     pub rom: Rom,
+    /// What maps its BARs for the DMA of the guest's other devices. Without it these reach it only through RAM.
+    pub peers: Option<PeerDma>,
 }
 
 /// What a guest finds as a device's expansion ROM.
@@ -72,6 +74,12 @@ impl DeviceOptions {
     #[must_use]
     pub fn rom(self, rom: Rom) -> Self {
         Self { rom, ..self }
+    }
+
+    /// These, with [`peers`](#structfield.peers) as given.
+    #[must_use]
+    pub fn peers(self, peers: Option<PeerDma>) -> Self {
+        Self { peers, ..self }
     }
 }
 
@@ -178,7 +186,7 @@ impl VfioPciDevice {
             Vectors::new(file.clone(), vmm.clone(), MSIX_IRQ, msix_count, growable),
             Intx::new(file.clone(), vmm.clone(), config_pin)?,
         );
-        let state = State::new(file.clone(), vmm.clone(), config, bars, irqs);
+        let state = State::new(file.clone(), vmm.clone(), config, bars, irqs, options.peers.clone());
         Ok(Arc::new(Self {
             file,
             vmm,
@@ -314,11 +322,12 @@ impl VfioPciDevice {
         let cleared = state.clear();
         self.publish(state);
         self.file.set_at_rest(true);
-        match master.map_err(DeviceError::from).and(cleared) {
-            // One that was pulled does not answer any more; one that was not does no more DMA once it is closed.
+        // One that was pulled does not answer any more; one that was not does no more DMA once it is closed.
+        let forgiven = |result| match result {
             Err(DeviceError::Device(_)) if self.is_wanted_back() => Ok(()),
             result => result,
-        }
+        };
+        forgiven(master.map_err(DeviceError::from)).and(forgiven(cleared))
     }
 
     /// Stops the device's DMA and interrupts, and nothing else.
@@ -447,6 +456,7 @@ impl VfioPciDevice {
             Ok(()) => {
                 owed.reset = true;
                 self.unreset.store(false, Ordering::Relaxed);
+                self.options.peers.iter().for_each(|peers| peers.join(self.address()));
                 self.gate.open();
                 Ok(())
             }
@@ -496,6 +506,7 @@ impl VfioPciDevice {
         result = result.and(owed.ram.unmap_all().map_err(DeviceError::from));
         if result.is_ok() {
             *place = None;
+            self.options.peers.iter().for_each(|peers| peers.leave(self.address()));
         }
         result
     }

@@ -176,6 +176,15 @@ pub enum DeviceError {
         /// The device's function.
         device: PciAddress,
     },
+    /// The guest's other devices may still reach it.
+    #[error(
+        "a BAR of the device is still mapped for the DMA of the guest's other devices: {reason}; it is tried again when the device \
+         is detached, and ends with the guest"
+    )]
+    PeersReach {
+        /// Why it could not be unmapped.
+        reason: String,
+    },
     /// It was asked to give up attaching it.
     #[error("attaching the device was given up, as was asked")]
     Cancelled,

@@ -12,6 +12,7 @@ mod intx;
 #[cfg(feature = "kvm")]
 mod kvm;
 mod msix;
+mod peers;
 #[cfg(feature = "kvm")]
 mod routes;
 mod state;
@@ -25,6 +26,7 @@ pub use interface::{
 #[cfg(feature = "kvm")]
 pub use kvm::KvmVmm;
 pub use msix::MsixTable;
+pub use peers::{PeerDma, PeerReport};
 #[cfg(feature = "vm-memory")]
 pub use sys::SharedMemory;
 

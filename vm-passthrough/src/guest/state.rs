@@ -8,7 +8,8 @@ use super::bars::{Bar, ROM};
 use super::config::ConfigSpace;
 use super::interrupts::Vectors;
 use super::intx::Intx;
-use super::{DecodedBar, DeviceError, MapId, MsixTable, Vmm};
+use super::peers::ExposedId;
+use super::{DecodedBar, DeviceError, MapId, MsixTable, PeerDma, Vmm};
 use crate::pci::regs;
 use crate::vfio::{DeviceFile, Mapping};
 
@@ -23,6 +24,10 @@ pub(super) struct State {
     places: Vec<Place>,
     /// Parts of BARs that the guest was to lose, and the VMM could not take from it.
     stale: Vec<MapId>,
+    /// Parts that the guest's other devices were to lose, and still may reach.
+    reached: Vec<ExposedId>,
+    /// What maps BARs for those.
+    peers: Option<PeerDma>,
     file: Arc<dyn DeviceFile>,
     vmm: Arc<dyn Vmm>,
 }
@@ -33,8 +38,19 @@ struct Place {
     bar: Bar,
     /// Parts to map.
     pieces: Vec<Piece>,
-    /// Guest-physical address that it decodes, and what is mapped into the guest there.
-    decoded: Option<(u64, Vec<MapId>)>,
+    /// Where it decodes.
+    decoded: Option<Decoded>,
+}
+
+/// What is made of a BAR where it decodes.
+#[derive(Debug)]
+struct Decoded {
+    /// Guest-physical address.
+    address: u64,
+    /// What is mapped into the guest.
+    mapped: Vec<MapId>,
+    /// What the guest's other devices may reach.
+    exposed: Vec<ExposedId>,
 }
 
 /// A part of a BAR to map into the guest.
@@ -52,6 +68,7 @@ impl State {
         config: ConfigSpace,
         bars: Vec<Bar>,
         irqs: (Vectors, Vectors, Intx),
+        peers: Option<PeerDma>,
     ) -> Self {
         let page = rustix::param::page_size() as u64;
         let places = bars
@@ -74,6 +91,8 @@ impl State {
             intx: irqs.2,
             places,
             stale: Vec::new(),
+            reached: Vec::new(),
+            peers,
             file,
             vmm,
         }
@@ -82,26 +101,28 @@ impl State {
     /// Where BARs decode now.
     pub(super) fn decoded(&self) -> Vec<DecodedBar> {
         let decoded = |place: &Place| {
-            let &(address, _) = place.decoded.as_ref()?;
+            let address = place.decoded.as_ref()?.address;
             Some(DecodedBar { bar: place.bar.index, address, size: place.bar.size, io: place.bar.io })
         };
         self.places.iter().filter_map(decoded).collect()
     }
 
-    /// Takes BARs from the guest that do not decode where they did. Must come before the device stops decoding: a
-    /// guest that reaches a mapped BAR of a device that does not would be stopped.
+    /// Takes BARs from the guest's other devices, and from the guest, that do not decode where they did. Must come before the device
+    /// stops decoding: a guest that reaches a mapped BAR of a device that does not would be stopped, and DMA to it is an error
+    /// that some hosts do not survive.
     ///
     /// # Errors
-    /// The first failure. What the VMM could not take from the guest is tried again the next time.
+    /// The first failure. What could not be taken is tried again the next time.
     pub(super) fn withdraw_bars(&mut self) -> Result<(), DeviceError> {
         for index in 0..self.places.len() {
             let wanted = self.wanted(index);
             let Some(place) = self.places.get_mut(index) else { continue };
-            if place.decoded.as_ref().is_some_and(|(address, _)| Some(*address) != wanted) {
-                self.stale.extend(place.decoded.take().into_iter().flat_map(|(_, ids)| ids));
+            if let Some(decoded) = place.decoded.take_if(|decoded| Some(decoded.address) != wanted) {
+                self.stale.extend(decoded.mapped);
+                self.reached.extend(decoded.exposed);
             }
         }
-        let mut result = Ok(());
+        let mut result = self.peers.as_ref().map_or(Ok(()), |peers| peers.withdraw(&mut self.reached));
         self.stale.retain(|&id| match self.vmm.unmap(id) {
             Ok(()) => false,
             Err(error) => {
@@ -122,10 +143,16 @@ impl State {
             if place.decoded.is_some() {
                 continue;
             }
-            let mut ids = Vec::with_capacity(place.pieces.len());
+            let (mut mapped, mut exposed) = (Vec::with_capacity(place.pieces.len()), Vec::new());
             for piece in &mut place.pieces {
                 match map_piece(&*self.file, &*self.vmm, &place.bar, piece, address) {
-                    Ok(id) => ids.push(id),
+                    Ok(id) => {
+                        mapped.push(id);
+                        let memory = piece.memory.clone();
+                        exposed.extend(self.peers.as_ref().zip(memory).map(|(peers, memory)| {
+                            peers.expose(self.file.space(), address + piece.range.start, memory)
+                        }));
+                    }
                     Err(error) => tracing::debug!(
                         device = %self.file.address(),
                         bar = place.bar.index,
@@ -134,7 +161,7 @@ impl State {
                     ),
                 }
             }
-            place.decoded = Some((address, ids));
+            place.decoded = Some(Decoded { address, mapped, exposed });
         }
     }
 

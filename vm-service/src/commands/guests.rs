@@ -10,7 +10,7 @@ use super::serve::DaemonArgs;
 use crate::context::Context;
 use crate::describe;
 use crate::failure::Failure;
-use crate::json::{Body, DeviceState, GuestStatus};
+use crate::json::{Body, DeviceState, GuestStatus, PeerState};
 use crate::table::{Table, printable};
 
 /// Arguments of commands that are about one guest.
@@ -97,6 +97,22 @@ pub(super) fn text(guest: &GuestStatus) -> String {
     }
     if let Some(bytes) = guest.dma_bytes.filter(|&bytes| bytes > 0) {
         let _ = writeln!(text, "  {} pinned for devices", describe::size(bytes));
+    }
+    if let Some(peers) = &guest.peer_to_peer {
+        let _ = match (peers.state, peers.reason.as_deref().unwrap_or_default()) {
+            (PeerState::Off, _) => writeln!(text, "  peer-to-peer DMA is off"),
+            (PeerState::Mapping, _) => writeln!(text, "  peer-to-peer DMA is being mapped"),
+            (PeerState::Mapped, _) => {
+                writeln!(text, "  peer-to-peer DMA reaches {} of BARs", describe::size(peers.mapped_bytes))
+            }
+            (PeerState::Refused, why) => writeln!(
+                text,
+                "  peer-to-peer DMA does not reach {} of BARs: {}",
+                describe::size(peers.refused_bytes),
+                printable(why)
+            ),
+            (PeerState::Idle | PeerState::Other, _) => Ok(()),
+        };
     }
     if let Some(console) = &guest.console {
         let _ = writeln!(text, "  console {}", printable(console));

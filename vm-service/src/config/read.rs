@@ -161,6 +161,7 @@ impl Reader<'_> {
                 "memory",
                 "boot",
                 "devices",
+                "peer_to_peer",
                 "hot_plug_slots",
                 "accelerators",
                 "vsock",
@@ -180,6 +181,10 @@ impl Reader<'_> {
             .and_then(|entry| self.section(&entry, "write it as a table: [boot]"))
             .and_then(|section| self.boot(&section));
         let (devices, settings) = self.devices(&root);
+        let peer_to_peer = match self.optional(&root, "peer_to_peer") {
+            Some(entry) => self.boolean(&entry),
+            None => Some(true),
+        };
         let hot_plug_slots =
             self.optional(&root, "hot_plug_slots").and_then(|entry| self.hot_plug_slots(&entry));
         let accelerators = self.accelerators(&root);
@@ -197,7 +202,7 @@ impl Reader<'_> {
         let vsock = self.vsock(&root);
         let disks = self.disks(&root);
         let nets = self.nets(&root);
-        let (name, vcpus, memory, boot) = (name?, vcpus?, memory?, boot?);
+        let (name, vcpus, memory, boot, peer_to_peer) = (name?, vcpus?, memory?, boot?, peer_to_peer?);
         Some(GuestConfig {
             name,
             vcpus,
@@ -205,6 +210,7 @@ impl Reader<'_> {
             boot,
             devices,
             settings,
+            peer_to_peer,
             hot_plug_slots,
             accelerators,
             vsock,

@@ -15,6 +15,7 @@ const FULL: &str = r#"
 name = "web1"
 vcpus = 4
 memory = "4G"
+peer_to_peer = false
 hot_plug_slots = 2
 
 [boot]
@@ -91,6 +92,7 @@ fn reads_every_key() {
             ),
             (address("0000:e1:00.0"), settings(RomSetting::Hidden, &[])),
         ]),
+        peer_to_peer: false,
         hot_plug_slots: Some(2),
         accelerators: vec![
             SharedAccelerator {
@@ -164,6 +166,7 @@ fn leaves_out_what_may_be_missing() {
             boot: Boot { kernel: PathBuf::from("/etc/guests/k"), initrd: None, cmdline: String::new() },
             devices: vec![],
             settings: BTreeMap::new(),
+            peer_to_peer: true,
             hot_plug_slots: None,
             accelerators: vec![],
             vsock: None,
@@ -616,7 +619,7 @@ web1.toml:4:1: unknown key `Vcpus`; did you mean `vcpus`?
     check(
         &with(r#"colour = "red""#),
         r#"
-web1.toml:4:1: unknown key `colour`; allowed here: name, vcpus, memory, boot, devices, hot_plug_slots, accelerators, vsock, disks, net
+web1.toml:4:1: unknown key `colour`; allowed here: name, vcpus, memory, boot, devices, peer_to_peer, hot_plug_slots, accelerators, vsock, disks, net
   4 | colour = "red"
     | ^^^^^^
 "#,
@@ -719,7 +722,7 @@ web1.toml:1:9: `vcpus` is 0; write a number from 1 to 255
 web1.toml:2:10: `memory` is a number; write a size from 2M to 16T in steps of 2M, as in "512M" or "4G"
   2 | memory = 3
     |          ^
-web1.toml:3:1: unknown key `color`; allowed here: name, vcpus, memory, boot, devices, hot_plug_slots, accelerators, vsock, disks, net
+web1.toml:3:1: unknown key `color`; allowed here: name, vcpus, memory, boot, devices, peer_to_peer, hot_plug_slots, accelerators, vsock, disks, net
   3 | color = 1
     | ^^^^^
 web1.toml:4:1: `boot.kernel` is missing; write kernel = "PATH" of a bzImage, vmlinux or ELF program

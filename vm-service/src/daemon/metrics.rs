@@ -83,6 +83,7 @@ impl Metrics {
         let (resident, devices) = (Family::<Labels, Gauge>::default(), Family::<Labels, Gauge>::default());
         let (ram, vcpus) = (Family::<Labels, Gauge>::default(), Family::<Labels, Gauge>::default());
         let (responsive, pinned) = (Family::<Labels, Gauge>::default(), Family::<Labels, Gauge>::default());
+        let (reached, unreached) = (Family::<Labels, Gauge>::default(), Family::<Labels, Gauge>::default());
         let of_devices = DeviceMetrics::default();
         for guest in guests.list()? {
             let labels = vec![("guest", guest.name.clone())];
@@ -99,6 +100,10 @@ impl Metrics {
                 resident.get_or_create(&labels).set(memory.resident as i64);
                 pinned.get_or_create(&labels).set(memory.pinned as i64);
             }
+            if let Some(peers) = &guest.peer_to_peer {
+                reached.get_or_create(&labels).set(peers.mapped_bytes as i64);
+                unreached.get_or_create(&labels).set(peers.refused_bytes as i64);
+            }
             for device in &guest.devices {
                 if let Some(health) = &device.health {
                     of_devices.note(&guest.name, &device.address, health);
@@ -112,6 +117,8 @@ impl Metrics {
         now.register("vcpus", "vCPUs of the guest", vcpus);
         now.register("resident_bytes", "Resident memory of the guest's processes", resident);
         now.register("dma_bytes", "Memory of the guest that is pinned for its devices", pinned);
+        now.register("peer_mapped_bytes", "BARs that the guest's other devices reach by DMA", reached);
+        now.register("peer_refused_bytes", "BARs that they do not reach, as they can't be mapped", unreached);
         let mut states = Registry::with_prefix("vm_service_device");
         of_devices.register(&mut states);
         let mut text = String::new();

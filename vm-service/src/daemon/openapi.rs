@@ -138,6 +138,7 @@ fn guest_file(_: &mut SchemaGenerator) -> Schema {
             "memory": text,
             "boot": object(&["kernel"], json!({ "kernel": text, "initrd": text, "cmdline": text })),
             "devices": list(object(&["address"], device)),
+            "peer_to_peer": flag,
             "hot_plug_slots": number(0, 16),
             "accelerators": list(object(&["device", "memory"], accelerator)),
             "vsock": object(&["cid"], json!({ "cid": number(3, u32::MAX - 1) })),

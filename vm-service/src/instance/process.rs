@@ -17,6 +17,7 @@ use rustix::pipe::fcntl_setpipe_size;
 use thiserror::Error;
 use tracing::level_filters::LevelFilter;
 use vm_passthrough::PciAddress;
+use vm_passthrough::guest::PeerReport;
 
 use super::handle::Message;
 use super::state::Event;
@@ -422,7 +423,7 @@ impl Heard {
     /// What it should not have done.
     fn reports(&self) -> Result<(), String> {
         let (mut next, mut started) = (Instant::now() + self.period, 0);
-        let (mut is_asked, mut hangs) = (false, false);
+        let (mut is_asked, mut hangs, mut peers) = (false, false, None);
         // What fails to be sent is heard by nobody any more.
         let tell = |event: Event| drop(self.messages.send(event.into()));
         loop {
@@ -457,11 +458,20 @@ impl Heard {
                     next = Instant::now() + self.period;
                     drop(self.tell.as_ref().map(|tell| tell.send(done)));
                 }
-                Report::Here if !std::mem::take(&mut is_asked) => {
+                Report::Here(_) if !std::mem::take(&mut is_asked) => {
                     return Err("said unasked that it is there".into());
                 }
-                Report::Here if std::mem::take(&mut hangs) => tell(Event::Responsive),
-                Report::Here => {}
+                Report::Here(report) => {
+                    if std::mem::take(&mut hangs) {
+                        tell(Event::Responsive);
+                    }
+                    let reason = report.reason.as_deref().map(printable);
+                    let report = PeerReport { reason, ..report };
+                    if peers.as_ref() != Some(&report) {
+                        tell(Event::Peers(report.clone()));
+                        peers = Some(report);
+                    }
+                }
                 Report::Started { restarts } if restarts != started || !runs() => {
                     return Err("reported the start of a guest that did not start".into());
                 }

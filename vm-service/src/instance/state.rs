@@ -30,6 +30,7 @@
 use std::time::{Duration, Instant};
 
 use vm_passthrough::PciAddress;
+use vm_passthrough::guest::PeerReport;
 use vm_passthrough::vfio::{Backend, ErrorSeverity, UncorrectableError};
 
 use super::handle::{Answer, AttachRequest, Attached, DetachHow, DetachedHow, Refused, RequestId};
@@ -82,6 +83,8 @@ pub(crate) enum Event {
     Unresponsive,
     /// It does again.
     Responsive,
+    /// How far its devices reach each other's BARs by DMA has changed.
+    Peers(PeerReport),
     /// The guest does not run any more, or did not start.
     Ended(Result<RunReport, String>),
     /// The host takes a device away, and waits for it.
@@ -190,6 +193,7 @@ impl Event {
             | Self::Restarted
             | Self::Unresponsive
             | Self::Responsive
+            | Self::Peers(_)
             | Self::Ended(_)
             | Self::WantedBack(_)
             | Self::Lost(..)
@@ -547,7 +551,11 @@ impl State {
                 self.take(*address, None);
             }
             Event::Restarted => self.reset(Ok(())),
-            Event::Booted(Ok(())) | Event::Started(_) | Event::Unresponsive | Event::Responsive => {}
+            Event::Booted(Ok(()))
+            | Event::Started(_)
+            | Event::Unresponsive
+            | Event::Responsive
+            | Event::Peers(_) => {}
             Event::Erred(address, error) => {
                 let has_it = |slot: &mut Slot| matches!(slot.course, Course::There | Course::Asked { .. });
                 if self.machine == Machine::Running && self.slot(*address).is_some_and(has_it) {

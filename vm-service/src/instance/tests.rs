@@ -6,6 +6,7 @@ use std::sync::mpsc::channel;
 use std::thread::{JoinHandle, sleep};
 
 use vm_passthrough::claim::ClaimOptions;
+use vm_passthrough::guest::PeerReport;
 use vm_passthrough::pci::BarKind;
 use vm_passthrough::readiness::ExplainOptions;
 use vm_passthrough::sim::{SimDrivers, SimFunction, SimHost};
@@ -50,6 +51,7 @@ fn config(kernel: &std::path::Path) -> GuestConfig {
         boot: Boot { kernel: kernel.into(), initrd: None, cmdline: String::new() },
         devices: Vec::new(),
         settings: BTreeMap::new(),
+        peer_to_peer: true,
         hot_plug_slots: Some(1),
         accelerators: Vec::new(),
         vsock: None,
@@ -330,7 +332,9 @@ fn taken_over_with(mut act: impl FnMut(&OwnedFd, &mut Vec<OwnedFd>, Order)) {
                 files = came;
                 say(&keeper, Done::Made(sandbox::Confinement::default()));
             }
-            Order::Ping => packets::send(&keeper, &Report::Here, &[]).expect("a keeper"),
+            Order::Ping => {
+                packets::send(&keeper, &Report::Here(PeerReport::default()), &[]).expect("a keeper")
+            }
             order => act(&keeper, &mut files, order),
         }
     }
@@ -416,7 +420,7 @@ fn a_vmm_that_answers_for_a_slot() {
 #[test]
 #[ignore = "it is a process that another test starts"]
 fn a_vmm_that_is_there_unasked() {
-    reports(|| Report::Here);
+    reports(|| Report::Here(PeerReport::default()));
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::thread::{Builder, JoinHandle};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use vm_passthrough::claim::Cancel;
-use vm_passthrough::guest::{self, DeviceError, KvmVmm, VfioPciDevice};
+use vm_passthrough::guest::{self, DeviceError, KvmVmm, PeerDma, VfioPciDevice};
 use vm_passthrough::pci::RomImage;
 use vm_passthrough::vfio::{DeviceParts, Space, SpaceParts, VfioDevice};
 use vm_passthrough::{PassthroughDevice, PciAddress};
@@ -52,7 +52,7 @@ pub(crate) fn main() -> Result<(), String> {
     while let Some((order, files)) = packets::receive(&*keeper).map_err(gone)? {
         let Some(vmm) = &mut vmm else { break };
         let report = match order {
-            Order::Ping => Report::Here,
+            Order::Ping => Report::Here(vmm.peers.as_ref().map(PeerDma::report).unwrap_or_default()),
             order => Report::Done(vmm.perform(order, files).map_err(Failed::from)),
         };
         packets::send(&*keeper, &report, &[]).map_err(gone)?;
@@ -101,6 +101,8 @@ struct Vmm {
     open: BTreeMap<PciAddress, Arc<VfioPciDevice>>,
     /// What gives up those of them that come to the guest while it runs, until they are attached.
     arriving: BTreeMap<PciAddress, Cancel>,
+    /// What maps their BARs for each other, unless the guest's file says otherwise.
+    peers: Option<PeerDma>,
     /// What they are open in.
     space: Option<Arc<Space>>,
 }
@@ -148,6 +150,7 @@ impl Vmm {
             locks.clone().map_err(Failed::from)?;
         }
         let (handle, shared) = (machine.handle(), machine.vmm());
+        let peers = config.peer_to_peer.then(PeerDma::new).transpose().map_err(|error| failed(&error))?;
         hear_resets(reset, machine.handle()).map_err(|error| failed(&error))?;
         sandbox::confine(Profile::Vmm, &confinement)?;
         let (open, machine) = (BTreeMap::new(), Some(machine));
@@ -163,6 +166,7 @@ impl Vmm {
                 running,
                 open,
                 arriving: BTreeMap::new(),
+                peers,
                 space,
             },
             confinement,
@@ -283,6 +287,7 @@ impl Vmm {
         let file = VfioDevice::receive(parts, space, keeper).map_err(|error| error.to_string())?;
         let options =
             guest::DeviceOptions::default().without_reset(without_reset).cancel(Some(cancel)).rom(rom);
+        let options = options.peers(self.peers.clone());
         let device = VfioPciDevice::with_options(file, self.shared.clone(), options)
             .map_err(|error| format!("{address}: {error}"))?;
         self.open.insert(address, device);

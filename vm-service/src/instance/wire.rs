@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use vm_passthrough::PciAddress;
+use vm_passthrough::guest::PeerReport;
 use vm_passthrough::pci::placement::{FunctionRequest, Windows};
 use vm_passthrough::vfio::{
     DeviceInfo, ErrorSeverity, Presence, ResetEvidence, ResetReport, ResetStep, VfioError,
@@ -52,7 +53,7 @@ pub(super) enum Order {
     Detach(PciAddress),
     /// Let go of it.
     Close(PciAddress),
-    /// Say that you are [there](Report::Here). Not an order that is done.
+    /// Say that you are [there](Report::Here), and how it is with peer-to-peer DMA. Not an order that is done.
     Ping,
 }
 
@@ -132,8 +133,8 @@ pub(super) enum Report {
     Ended(Result<RunReport, String>),
     /// What it answers who asks it to let go of a slot.
     Asked(PciAddress, GuestAnswer),
-    /// The answer to a ping.
-    Here,
+    /// The answer to a ping, and how far BARs are mapped for other devices.
+    Here(PeerReport),
 }
 
 /// What came of an order.

@@ -6,6 +6,7 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
+use vm_passthrough::guest::PeerReport;
 
 use super::{DeviceHealth, Readiness};
 use crate::{log, sandbox};
@@ -30,6 +31,9 @@ pub struct GuestStatus {
     /// Bytes of its memory that Linux has pinned or locked, where devices may read and write; null where that is not known.
     #[serde(default)]
     pub dma_bytes: Option<u64>,
+    /// How far its devices reach each other's BARs by DMA (peer to peer); null before its VMM has said.
+    #[serde(default)]
+    pub peer_to_peer: Option<PeerToPeer>,
     /// The pseudo-terminal that is its console; null where the console is elsewhere.
     pub console: Option<String>,
     /// How it ended, where that is its state.
@@ -37,6 +41,58 @@ pub struct GuestStatus {
     pub how: Option<StoppedHow>,
     /// How far the process is confined in which it runs; null before it is, and where nobody answers.
     pub confinement: Option<Confinement>,
+}
+
+/// How far a guest's devices reach each other's BARs by DMA.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct PeerToPeer {
+    /// In a word.
+    pub state: PeerState,
+    /// Bytes of BARs that are mapped for it.
+    pub mapped_bytes: u64,
+    /// Bytes that can't be: transfers fail there, and drivers copy through RAM.
+    pub refused_bytes: u64,
+    /// Why not, of some of them.
+    pub reason: Option<String>,
+}
+
+/// Whether a guest's devices reach each other's BARs by DMA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum PeerState {
+    /// The guest's file turns it off.
+    Off,
+    /// There is nothing to map: the guest has fewer than two devices, or uses none of their memory.
+    Idle,
+    /// It is being mapped.
+    Mapping,
+    /// All is mapped.
+    Mapped,
+    /// Some or all of it can't be mapped.
+    Refused,
+    /// One that a newer version knows.
+    #[serde(other)]
+    Other,
+}
+
+impl PeerToPeer {
+    /// That of a guest whose file turns it off.
+    pub(crate) fn off() -> Self {
+        Self { state: PeerState::Off, ..Self::from(&PeerReport::default()) }
+    }
+}
+
+impl From<&PeerReport> for PeerToPeer {
+    fn from(report: &PeerReport) -> Self {
+        let PeerReport { mapped, waiting, refused, reason } = report.clone();
+        let state = match (waiting, refused, mapped) {
+            (1.., ..) => PeerState::Mapping,
+            (_, 1.., _) => PeerState::Refused,
+            (.., 1..) => PeerState::Mapped,
+            _ => PeerState::Idle,
+        };
+        Self { state, mapped_bytes: mapped, refused_bytes: refused, reason }
+    }
 }
 
 /// How far a guest's VMM is confined, beyond its system calls.
@@ -69,8 +125,21 @@ impl GuestStatus {
     pub(crate) fn of_unresponsive(name: &str, pid: u32) -> Self {
         let state = GuestState::Unresponsive;
         let (name, devices, console, how, confinement) = (name.to_owned(), Vec::new(), None, None, None);
-        let (since, vcpus, memory, dma_bytes) = (0, 0, 0, None);
-        Self { name, pid, state, since, vcpus, memory, devices, dma_bytes, console, how, confinement }
+        let (since, vcpus, memory, dma_bytes, peer_to_peer) = (0, 0, 0, None, None);
+        Self {
+            name,
+            pid,
+            state,
+            since,
+            vcpus,
+            memory,
+            devices,
+            dma_bytes,
+            peer_to_peer,
+            console,
+            how,
+            confinement,
+        }
     }
 }
 

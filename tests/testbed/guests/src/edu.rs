@@ -4,6 +4,7 @@ use core::cell::UnsafeCell;
 
 use crate::acpi::Ecam;
 use crate::pci::{self, Function};
+use crate::serial::println;
 use crate::{Check, boot, report, sys, until};
 
 const ID: u32 = 0x11e8_1234;
@@ -46,7 +47,7 @@ fn buffer() -> u64 {
 
 /// Runs all checks; the words that are left of the command line say how.
 pub fn run<'a>(ecam: Ecam, words: impl Iterator<Item = &'a [u8]>) -> bool {
-    let (mut msis, mut pins, mut outside) = (200, 0, None);
+    let (mut msis, mut pins, mut outside, mut peer, mut stays) = (200, 0, None, None, false);
     for word in words {
         if let Some(count) = boot::number(word, b"msis") {
             msis = count;
@@ -54,6 +55,10 @@ pub fn run<'a>(ecam: Ecam, words: impl Iterator<Item = &'a [u8]>) -> bool {
             pins = count;
         } else if let Some(address) = boot::number(word, b"outside") {
             outside = Some(address);
+        } else if let Some(reached) = boot::number(word, b"peer") {
+            peer = Some(reached != 0);
+        } else if word == b"stay" {
+            stays = true;
         }
     }
     let Some(function) = pci::find(ecam, ID) else {
@@ -80,7 +85,61 @@ pub fn run<'a>(ecam: Ecam, words: impl Iterator<Item = &'a [u8]>) -> bool {
     if let Some(address) = outside {
         passed &= report("dma-outside", edu.outside(address));
     }
+    let Some(reached) = peer else { return passed };
+    let Some(mut shared) = SharedMemory::find(ecam) else {
+        return report("peer", Err("there is no ivshmem device with memory in reach"));
+    };
+    if !reached {
+        passed &= report("peer-unreached", edu.misses(&shared));
+    } else {
+        passed &= report("peer-write", edu.reach(&shared, 0x55));
+        passed &= report("peer-read", edu.read_back(&shared, 0x66));
+        passed &= report("peer-moved", edu.follow(&mut shared));
+        passed &= report("peer-off", edu.spare(&shared));
+    }
+    let mut transfers = 0u32;
+    while stays && passed {
+        passed &=
+            edu.copy_out(0x77).and_then(|()| edu.dma(DEVICE_MEMORY, shared.bar, DMA_FROM_DEVICE)).is_ok();
+        transfers += 1;
+        println!("bare: transfer {}", transfers);
+    }
     passed
+}
+
+/// QEMU's `ivshmem-plain`, whose BAR 2 is memory.
+struct SharedMemory {
+    function: Function,
+    bar: u64,
+}
+
+impl SharedMemory {
+    const ID: u32 = 0x1110_1af4;
+    const SIZE: u64 = 1 << 20;
+    const BAR: u16 = 0x18;
+    /// What it is filled with where no transfer is to change it.
+    const FILLED: u8 = 0x5a;
+
+    fn find(ecam: Ecam) -> Option<Self> {
+        let function = pci::find(ecam, Self::ID)?;
+        let bar = function.memory_bar(2)?;
+        let found = Self { function, bar };
+        found.decode(true);
+        sys::map_registers(bar).then_some(found)
+    }
+
+    fn decode(&self, on: bool) {
+        let command = self.function.read16(4) & !2;
+        self.function.write16(4, command | u16::from(on) << 1);
+    }
+
+    fn fill(&self) {
+        (0..PAGE as u64).for_each(|i| sys::write8(self.bar + i, Self::FILLED));
+    }
+
+    fn is_filled(&self) -> bool {
+        (0..PAGE as u64).all(|i| sys::read8(self.bar + i) == Self::FILLED)
+    }
 }
 
 struct Edu {
@@ -124,8 +183,8 @@ impl Edu {
         for (register, value) in
             [(DMA_SOURCE, source), (DMA_DESTINATION, destination), (DMA_COUNT, PAGE as u64)]
         {
-            self.write(register, value as u32);
-            self.write(register + 4, (value >> 32) as u32);
+            // In two halves, the upper one would be ignored.
+            sys::write64(self.bar + register, value);
         }
         self.write(DMA_COMMAND, DMA_START | direction);
         until(|| self.read(DMA_COMMAND) & DMA_START == 0, "the transfer does not finish")
@@ -220,6 +279,61 @@ impl Edu {
         sys::route_pin(line, true);
         sys::acknowledge_by(None);
         Ok(())
+    }
+
+    /// Has the device write to another's BAR, until that is mapped for it and the processor reads there what it wrote.
+    fn reach(&self, shared: &SharedMemory, seed: u8) -> Check {
+        self.copy_out(seed)?;
+        for _ in 0..600 {
+            self.dma(DEVICE_MEMORY, shared.bar, DMA_FROM_DEVICE)?;
+            if (0..PAGE as u64).all(|i| sys::read8(shared.bar + i) == pattern(seed, i)) {
+                return Ok(());
+            }
+        }
+        Err("what the device writes to another's BAR does not come there")
+    }
+
+    /// Has it read there what the processor wrote.
+    fn read_back(&self, shared: &SharedMemory, seed: u8) -> Check {
+        (0..PAGE as u64).for_each(|i| sys::write8(shared.bar + i, pattern(seed, i)));
+        self.dma(shared.bar, DEVICE_MEMORY, 0)?;
+        self.copy_in(seed)
+    }
+
+    /// Moves the BAR: it is reached at its new address, and at its old one no more.
+    fn follow(&self, shared: &mut SharedMemory) -> Check {
+        let old = shared.bar;
+        shared.bar += SharedMemory::SIZE;
+        shared.decode(false);
+        shared.function.write(SharedMemory::BAR, shared.bar as u32);
+        shared.function.write(SharedMemory::BAR + 4, (shared.bar >> 32) as u32);
+        shared.decode(true);
+        shared.fill();
+        self.copy_out(0x88)?;
+        self.dma(DEVICE_MEMORY, old, DMA_FROM_DEVICE)?;
+        if !shared.is_filled() {
+            return Err("the device reaches the BAR where it was");
+        }
+        self.reach(shared, 0x99)
+    }
+
+    /// Turns its decoding off: it is reached no more.
+    fn spare(&self, shared: &SharedMemory) -> Check {
+        shared.fill();
+        shared.decode(false);
+        self.dma(DEVICE_MEMORY, shared.bar, DMA_FROM_DEVICE)?;
+        shared.decode(true);
+        if shared.is_filled() { Ok(()) } else { Err("the device reaches a BAR that does not decode") }
+    }
+
+    /// Has it write to another's BAR, which must change nothing there.
+    fn misses(&self, shared: &SharedMemory) -> Check {
+        shared.fill();
+        self.copy_out(0xaa)?;
+        for _ in 0..10 {
+            self.dma(DEVICE_MEMORY, shared.bar, DMA_FROM_DEVICE)?;
+        }
+        if shared.is_filled() { Ok(()) } else { Err("the device reaches the BAR") }
     }
 
     fn interrupts(&self, function: &Function, count: u64) -> Check {

@@ -291,7 +291,7 @@ physical! {
 }
 
 /// Writes eight bytes of memory.
-fn write64(address: u64, value: u64) {
+pub fn write64(address: u64, value: u64) {
     // SAFETY: the callers write page tables and memory that was handed out for a device.
     unsafe { (address as *mut u64).write_volatile(value) }
 }

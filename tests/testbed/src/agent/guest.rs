@@ -67,6 +67,8 @@ pub struct GuestPlan<'a> {
     pub cmdline: &'a str,
     /// The host's functions that it gets.
     pub devices: Vec<&'a Function>,
+    /// More of its file's first table, as in `peer_to_peer = false`.
+    pub settings: &'a str,
     /// More of its file, as in `[[accelerators]]`.
     pub file: &'a str,
     /// More arguments of `vm-service run`, or of QEMU.
@@ -86,6 +88,7 @@ impl<'a> GuestPlan<'a> {
             vcpus: 1,
             cmdline: "",
             devices: vec![device],
+            settings: "",
             file: "",
             arguments: &[],
             terminal: false,
@@ -107,6 +110,7 @@ impl<'a> GuestPlan<'a> {
             vcpus: 1,
             cmdline,
             devices: Vec::new(),
+            settings: "",
             file,
             arguments: &[],
             terminal: false,
@@ -395,6 +399,13 @@ impl Guest {
         Ok(())
     }
 
+    /// What it has said on its console so far.
+    pub fn text(&mut self) -> &str {
+        // What can't be read of its console is not there.
+        let _ = self.read_console();
+        &self.text
+    }
+
     /// The end of what it and its process have said so far.
     pub fn said(&mut self) -> String {
         // What can't be read of its console is not shown.
@@ -511,8 +522,8 @@ fn vm_service(plan: &GuestPlan<'_>, cmdline: &str, console: &std::path::Path) ->
     fs::write(
         &file,
         format!(
-            "name = \"{}\"\nvcpus = {}\nmemory = \"{}M\"\n\n[boot]\nkernel = \"{kernel}\"\n{initrd}cmdline = \"{cmdline}\"\n\n{}",
-            plan.name, plan.vcpus, plan.memory_mib, plan.file
+            "name = \"{}\"\nvcpus = {}\nmemory = \"{}M\"\n{}\n\n[boot]\nkernel = \"{kernel}\"\n{initrd}cmdline = \"{cmdline}\"\n\n{}",
+            plan.name, plan.vcpus, plan.memory_mib, plan.settings, plan.file
         ),
     )?;
     let mut command = Command::new(plan.engine.program());

@@ -8,6 +8,7 @@ mod intx;
 #[cfg(feature = "kvm")]
 mod kvm;
 mod lifecycle;
+mod peers;
 
 use std::sync::Arc;
 

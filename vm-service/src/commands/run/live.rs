@@ -13,7 +13,7 @@ use crate::instance::state::{Event, Phase};
 use crate::instance::{Handle, Progress};
 use crate::json::{
     self, AttachedDevice, Confinement, DetachedDevice, DeviceState, EventKind, GuestDevice, GuestEvent,
-    GuestState, GuestStatus, Readiness, Refusal, RefusalCode, StoppedHow,
+    GuestState, GuestStatus, PeerToPeer, Readiness, Refusal, RefusalCode, StoppedHow,
 };
 use crate::vmm::{End, PowerButton};
 
@@ -51,6 +51,7 @@ impl Live {
             memory: config.memory,
             devices: Vec::new(),
             dma_bytes: None,
+            peer_to_peer: (!config.peer_to_peer).then(PeerToPeer::off),
             console,
             how: None,
             confinement: None,
@@ -99,6 +100,9 @@ impl Live {
                 now.tell(EventKind::Started, None, None);
             }
             Event::Restarted => now.tell(EventKind::Reset, None, None),
+            Event::Peers(report) if now.status.peer_to_peer != Some(PeerToPeer::off()) => {
+                now.status.peer_to_peer = Some(report.into());
+            }
             Event::Unresponsive => now.hang(true, EventKind::Unresponsive),
             Event::Responsive => now.hang(false, EventKind::Responsive),
             Event::Attached(address, Ok(())) => now.tell(EventKind::DeviceAttached, Some(*address), None),

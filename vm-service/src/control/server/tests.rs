@@ -31,6 +31,7 @@ impl Controlled for Fake {
             memory: 4 << 20,
             devices: Vec::new(),
             dma_bytes: None,
+            peer_to_peer: None,
             console: None,
             how: None,
             confinement: None,

@@ -121,6 +121,7 @@ impl Launch for Threads {
             memory: config.memory,
             devices: config.devices.iter().map(device).collect(),
             dma_bytes: None,
+            peer_to_peer: None,
             console: None,
             how: None,
             confinement: None,

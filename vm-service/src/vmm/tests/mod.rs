@@ -49,6 +49,7 @@ fn config(kernel: &Path, vcpus: u8) -> GuestConfig {
         boot: Boot { kernel: kernel.into(), initrd: None, cmdline: "a=b".into() },
         devices: Vec::new(),
         settings: BTreeMap::new(),
+        peer_to_peer: true,
         hot_plug_slots: Some(0),
         accelerators: Vec::new(),
         vsock: None,
