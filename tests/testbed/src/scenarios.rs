@@ -36,6 +36,7 @@ mod scan_explain;
 mod silent_device;
 mod surprise_removal;
 mod systemd;
+mod topology;
 mod two_guests;
 mod unbind_stuck;
 mod vf_token;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use vm_passthrough::PciAddress;
 use vm_passthrough::guest::{BarMap, DecodedBar, DeviceError, PassthroughDevice};
+use vm_passthrough::pci::regs;
 use vm_passthrough::vfio::ErrorSeverity;
 
 use super::error::MachineError;
@@ -17,7 +18,7 @@ pub(crate) struct FakeDevice {
     resets: AtomicUsize,
     /// How long one takes.
     reset: Duration,
-    config: Mutex<[u8; 64]>,
+    config: Mutex<[u8; 128]>,
     lines: Mutex<Option<[u32; 4]>>,
     bars: Arc<BarMap>,
 }
@@ -38,7 +39,7 @@ impl FakeDevice {
     }
 
     pub(crate) fn with_reset(index: u8, reset: Duration) -> Self {
-        let mut config = [0; 64];
+        let mut config = [0; 128];
         config[..4].copy_from_slice(&Self::ID.to_le_bytes());
         let address = PciAddress::new(0, 1, index, 0).unwrap();
         let (resets, config) = (AtomicUsize::new(0), Mutex::new(config));
@@ -48,6 +49,21 @@ impl FakeDevice {
     /// This one, which tells `bars` where its BAR decodes.
     pub(crate) fn on(self, bars: &Arc<BarMap>) -> Self {
         Self { bars: bars.clone(), ..self }
+    }
+
+    /// Gives it a PCI Express capability with this link, and a payload of 256 bytes.
+    pub(crate) fn set_link(&self, most: u16, now: u16) {
+        const EXPRESS: u16 = 0x40;
+        let mut config = self.config.lock().unwrap();
+        let mut put = |offset: u16, value: u16| {
+            config[usize::from(offset)..][..2].copy_from_slice(&value.to_le_bytes());
+        };
+        put(regs::STATUS, regs::STATUS_CAP_LIST);
+        put(regs::CAPABILITY_LIST, EXPRESS);
+        put(EXPRESS, regs::CAP_ID_EXP.into());
+        put(EXPRESS + regs::EXP_DEVCTL, 1 << 5);
+        put(EXPRESS + regs::EXP_LNKCAP, most);
+        put(EXPRESS + regs::EXP_LNKSTA, now);
     }
 
     pub(crate) fn resets(&self) -> usize {

@@ -94,6 +94,18 @@ impl Function {
         words.with_context(|| format!("can't map {}", bar.display()))
     }
 
+    /// The bridge or port right above it.
+    ///
+    /// # Errors
+    /// When sysfs can't be read, or it is on the root bus.
+    pub fn above(&self) -> Result<Self> {
+        let path = fs::canonicalize(self.path()).with_context(|| format!("{} is gone", self.address))?;
+        let name = path.parent().and_then(|above| above.file_name()).context("it is below nothing")?;
+        let above = Self { address: name.to_string_lossy().into_owned() };
+        anyhow::ensure!(above.path().exists(), "{} is on the root bus", self.address);
+        Ok(above)
+    }
+
     fn link(&self, name: &str) -> Option<String> {
         let target = fs::read_link(self.path().join(name)).ok()?;
         Some(target.file_name()?.to_string_lossy().into_owned())

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 
+use super::topology;
 use crate::agent::{Function, Guest, GuestPlan, L1, L2, NvmeDisk};
 use crate::scenario::{Contents, Disk, Scenario, Variant};
 
@@ -78,7 +79,8 @@ fn l1(l1: &mut L1) -> Result<()> {
     let written = NvmeDisk::of(&nvme)?.write_pattern(HOST_SEED, HOST_AT, LEN)?;
     l1.proved(format!("the host wrote {LEN} bytes, checksum {written:016x}"));
 
-    let plan = GuestPlan::linux("main-job", &nvme);
+    let cmdline = topology::parameter(&[&nvme, &second])?;
+    let plan = GuestPlan { cmdline: &cmdline, ..GuestPlan::linux("main-job", &nvme) };
     let guest = Guest::start(l1, &GuestPlan { devices: vec![&nvme, &second], ..plan })?;
     let ended = guest.end(Duration::from_secs(240))?.succeeded(l1)?;
     l1.figure("run of the guest, from start to its end", ended.process.took.as_secs_f64(), "s");
@@ -100,7 +102,7 @@ fn l1(l1: &mut L1) -> Result<()> {
 fn l2(l2: &mut L2) -> Result<()> {
     let [nvme, second] = functions()?;
     let disk = NvmeDisk::of(&nvme)?;
-    l2.prove(true, format!("{} and {} are one device behind one port", nvme.address, second.address))?;
+    topology::compare(l2, &[&nvme, &second])?;
     NvmeDisk::of(&second)?.write_pattern(SECOND_SEED, 0, SECOND_LEN)?;
     let read = disk.check_pattern(HOST_SEED, HOST_AT, LEN)?;
     l2.prove(true, format!("the guest reads what the host wrote, checksum {read:016x}"))?;

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::device_kinds::XHCI;
 use super::linux_nvme::NVME;
+use super::topology;
 use crate::agent::{Disk, Function, Guest, GuestPlan, L1, L2};
 use crate::scenario::{self, Contents, Scenario, Variant};
 
@@ -116,7 +117,8 @@ fn l1(l1: &mut L1) -> Result<()> {
     }
 
     let devices: Vec<_> = passed.iter().map(|(_, function, _)| function).collect();
-    let plan = GuestPlan { devices, ..GuestPlan::linux("storage", &passed[0].1) };
+    let cmdline = topology::parameter(&devices)?;
+    let plan = GuestPlan { devices, cmdline: &cmdline, ..GuestPlan::linux("storage", &passed[0].1) };
     let ended = Guest::start(l1, &plan)?.end(TIMEOUT)?.succeeded(l1)?;
     l1.figure("run of the guest, from start to its end", ended.process.took.as_secs_f64(), "s");
 
@@ -131,7 +133,9 @@ fn l1(l1: &mut L1) -> Result<()> {
 }
 
 fn l2(l2: &mut L2) -> Result<()> {
-    each(&functions()?, |kind, disk, seed| {
+    let functions = functions()?;
+    topology::compare(l2, &functions.iter().map(|(_, function, _)| function).collect::<Vec<_>>())?;
+    each(&functions, |kind, disk, seed| {
         disk.check_pattern(HOST_SEED + seed, 0, LEN)?;
         disk.write_pattern(GUEST_SEED + seed, GUEST_AT, LEN)?;
         l2.prove(true, format!("{kind}: the guest reads the host's data and writes its own"))

@@ -16,6 +16,7 @@ use super::linux_e1000e::{self, E1000E, exchange_with};
 use super::linux_igb::{self, IGB, IGB_VF};
 use super::linux_nvme::NVME;
 use super::linux_storage::VIRTIO_BLOCK;
+use super::topology;
 use crate::agent::{Disk, Ended, Engine, Function, Guest, GuestPlan, L1, L2, net};
 use crate::scenario::{self, Contents, Scenario, Side, Variant};
 use crate::scenarios::bare_edu::EDU;
@@ -201,7 +202,7 @@ fn give(l1: &mut L1, number: usize, kind: &Kind, engine: Engine) -> Result<f64> 
     let explained = l1.vm_service(&["explain", &function.address], TIMEOUT)?.succeeded()?;
     ensure!(explained.stdout.contains("ready"), "explain says {}", explained.stdout);
     let seed = number as u64;
-    let mut cmdline = format!("kind={number}");
+    let mut cmdline = format!("kind={number} {}", topology::parameter(&[&function])?);
     match kind.usage {
         Usage::Disk => drop(disk(&function)?.write_pattern(HOST_SEED + seed, 0, LEN)?),
         Usage::Bar(bar) => drop(function.exchange_words(bar, &PAGES, Some(&HOST_WORDS))?),
@@ -250,6 +251,7 @@ fn l2(l2: &mut L2) -> Result<()> {
     let number: usize = l2.parameter("kind")?.parse()?;
     let kind = KINDS.get(number).context("there is no such kind")?;
     let function = Function::find(kind.ids.0, kind.ids.1)?;
+    topology::compare(l2, &[&function])?;
     let seed = number as u64;
     match kind.usage {
         Usage::Disk => {

@@ -5,6 +5,8 @@ use vm_passthrough::PciAddress;
 use vm_passthrough::pci::placement::FunctionRequest;
 use vm_passthrough::pci::{PciFunction, regs};
 
+use super::link::DeviceLink;
+
 /// A function of the host that a guest is to have, by what a scan found of it. The guest may start before it is attached: its
 /// port has its bus and its windows, and what identifies it can be read. Whoever reaches further waits until it has arrived.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -14,6 +16,7 @@ pub struct ExpectedFunction {
     pub(super) request: FunctionRequest,
     /// The registers that say what it is; the others are not known yet.
     header: [Option<u8>; 16],
+    pub(super) link: Option<DeviceLink>,
 }
 
 impl ExpectedFunction {
@@ -29,7 +32,8 @@ impl ExpectedFunction {
         put(2, &function.ids.device.to_le_bytes());
         put(regs::CLASS_REVISION, &(function.class.0 << 8 | u32::from(function.ids.revision)).to_le_bytes());
         put(regs::HEADER_TYPE, &[function.header_type]);
-        Self { address: function.address, request: FunctionRequest::of(function, true), header }
+        let link = function.link.map(DeviceLink::found);
+        Self { address: function.address, request: FunctionRequest::of(function, true), header, link }
     }
 
     /// Names the slot that it belongs into.
@@ -56,7 +60,7 @@ impl ExpectedFunction {
         let header = std::array::from_fn(|at| known.contains(&at).then_some(header[at]));
         let bars = vm_passthrough::pci::placement::probe(device);
         let request = FunctionRequest { name: device.address().to_string(), slot: Some(device.slot()), bars };
-        Self { address: device.address(), request, header }
+        Self { address: device.address(), request, header, link: DeviceLink::of(device) }
     }
 }
 

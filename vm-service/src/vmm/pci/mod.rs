@@ -6,6 +6,7 @@ mod expected;
 #[cfg(test)]
 mod fuzz;
 mod host_bridge;
+mod link;
 mod msix;
 #[cfg(test)]
 mod pciehp;

@@ -79,7 +79,7 @@ impl PciRoot {
             placement::program_port(port.as_ref(), &windows);
             placement::enable(port.as_ref());
             port.change(|slot| slot.windows = Some(windows));
-            settle(&port.slot())?;
+            settle(port)?;
         }
         Ok(bus)
     }
@@ -107,13 +107,15 @@ pub(super) fn room(slot: &Slot) -> Option<Windows> {
     Some(Windows { low, high, io })
 }
 
-/// Places the BARs of a slot's functions in its windows, once these are decided and all functions are there.
+/// Places the BARs of the functions behind a port in its windows, once these are decided and all functions are there, and sets what else
+/// firmware does of both.
 ///
 /// # Errors
 /// When they don't fit, as they are others than were expected.
-pub(super) fn settle(slot: &Slot) -> Result<(), MachineError> {
-    let Some(windows) = room(slot).filter(|_| slot.awaited().next().is_none()) else { return Ok(()) };
-    for (device, placed) in slot.functions.iter().zip(placement::plan(&requests_of(slot), &windows)?) {
+pub(super) fn settle(port: &RootPort) -> Result<(), MachineError> {
+    let slot = port.slot();
+    let Some(windows) = room(&slot).filter(|_| slot.awaited().next().is_none()) else { return Ok(()) };
+    for (device, placed) in slot.functions.iter().zip(placement::plan(&requests_of(&slot), &windows)?) {
         placement::program(device.as_ref(), &placed);
         // Firmware notes where the pin leads to.
         let mut pin = [0];
@@ -121,6 +123,8 @@ pub(super) fn settle(slot: &Slot) -> Result<(), MachineError> {
         let line = pin[0].checked_sub(1).and_then(|pin| slot.lines.get(usize::from(pin)));
         device.config_write(regs::INTERRUPT_LINE, &[line.map_or(0, |&line| line as u8)]);
     }
+    drop(slot);
+    port.take_payload();
     Ok(())
 }
 

@@ -120,7 +120,7 @@ impl PciRoot {
         let port = self.ports().into_iter().find(awaits).ok_or(MachineError::NotThere { address })?;
         device.connect_pins(port.slot().lines);
         port.change(|slot| slot.functions.push(device));
-        let settled = place::settle(&port.slot());
+        let settled = place::settle(&port);
         if settled.is_err() {
             port.change(|slot| slot.functions.retain(|device| device.address() != address));
         }

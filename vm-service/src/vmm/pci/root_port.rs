@@ -19,13 +19,13 @@ use vm_passthrough::pci::regs;
 use vm_passthrough::vfio::ErrorSeverity;
 use vm_passthrough::{PassthroughDevice, PciAddress};
 
+use super::link::{self, DeviceLink};
 use super::vector::Vector;
 use super::{COMMAND_OTHER, ConfigSpace, ExpectedFunction, root_errors};
 use crate::vmm::layout;
 
-/// The link says 16 GT/s and 16 lanes: no driver should think that the port holds its device back.
-const LINK: u16 = SPEED_16GT | 16 << 4;
-const SPEED_16GT: u16 = 4;
+/// 32 GT/s.
+const TARGET_SPEED: u16 = 5;
 /// What changes when a device comes or goes.
 const CHANGED: u16 = regs::EXP_SLTSTA_PDC | regs::EXP_SLTSTA_DLLSC;
 
@@ -187,6 +187,7 @@ impl RootPort {
         config.allow(msi + regs::MSI_DATA_64, &[0xff; 2]);
         config.allow(msi + regs::MSI_MASK_64, &[1]);
         root_errors::add(&mut config);
+        link::show(&mut config, express, false, None);
         config.freeze();
         Ok(Self {
             slot: RwLock::new(Slot {
@@ -323,11 +324,37 @@ impl RootPort {
 
     /// Reads its own config space.
     pub(in crate::vmm) fn config_read(&self, offset: u16, data: &mut [u8]) {
+        let registers = [regs::EXP_LNKCAP, regs::EXP_LNKSTA & !3, regs::EXP_LNKCAP2];
+        // The device is asked while nothing is locked.
+        let is_of_link = registers.contains(&(offset & !3).wrapping_sub(self.express));
+        let device = if is_of_link { self.link() } else { None };
         let mut state = self.state();
+        if is_of_link {
+            let active = state.config.u16(self.express + regs::EXP_LNKSTA) & regs::EXP_LNKSTA_DLLLA != 0;
+            link::show(&mut state.config, self.express, active, device);
+        }
         if offset & !3 == self.msi + regs::MSI_PENDING_64 {
             state.config.set(self.msi + regs::MSI_PENDING_64, &[self.interrupt.is_pending().into()]);
         }
         state.config.read(offset, data);
+    }
+
+    /// The link of the device in the slot, by its first function, or what was found of it where it has not arrived.
+    fn link(&self) -> Option<DeviceLink> {
+        let slot = self.slot();
+        if slot.awaited().next().is_some() {
+            return slot.expected.first()?.link;
+        }
+        let function = slot.functions.first()?.clone();
+        drop(slot);
+        DeviceLink::of(&*function)
+    }
+
+    /// Has the payload of the device in the slot, the least of its functions', which the host has set.
+    pub(super) fn take_payload(&self) {
+        let functions = self.slot().functions.clone();
+        let payload = functions.iter().map(|function| link::payload_of(&**function)).min();
+        link::set_payload(&mut self.state().config, self.express, payload.unwrap_or_default());
     }
 
     /// Writes its own config space; whether that asks for a [reset](Self::reset_bus) of what is in the slot.
@@ -419,9 +446,9 @@ impl RootPort {
 
     /// Shows whether something is in the slot, and what has changed with that.
     fn show(&self, config: &mut ConfigSpace, present: bool, changed: u16) {
-        let (link, status) =
-            if present { (LINK | regs::EXP_LNKSTA_DLLLA, regs::EXP_SLTSTA_PDS) } else { (0, 0) };
-        config.set(self.express + regs::EXP_LNKSTA, &link.to_le_bytes());
+        // What is read of the link, the device is asked then.
+        link::show(config, self.express, present, None);
+        let status = if present { regs::EXP_SLTSTA_PDS } else { 0 };
         config.set(self.express + regs::EXP_SLTSTA, &(status | changed).to_le_bytes());
     }
 
@@ -494,18 +521,13 @@ fn express_capability(slot: u8) -> [u8; 58] {
     // Role-based error reporting.
     put(regs::EXP_DEVCAP, &(1u32 << 15).to_le_bytes());
     // With the port's number.
-    put(
-        regs::EXP_LNKCAP,
-        &(u32::from(LINK) | regs::EXP_LNKCAP_DLLLARC | u32::from(slot) << 24).to_le_bytes(),
-    );
+    put(regs::EXP_LNKCAP, &(regs::EXP_LNKCAP_DLLLARC | u32::from(slot) << 24).to_le_bytes());
     // With the slot's number.
     let hot_plug = regs::EXP_SLTCAP_HPS | regs::EXP_SLTCAP_HPC | regs::EXP_SLTCAP_NCCS;
     let controls = regs::EXP_SLTCAP_ABP | regs::EXP_SLTCAP_PIP;
     put(regs::EXP_SLTCAP, &(hot_plug | controls | u32::from(slot) << 19).to_le_bytes());
     put(regs::EXP_SLTCTL, &regs::EXP_SLTCTL_PWR_IND_OFF.to_le_bytes());
-    // Supported speeds, 2.5 to 16 GT/s, and the target speed.
-    put(regs::EXP_LNKCAP2, &0x1eu32.to_le_bytes());
-    put(regs::EXP_LNKCTL2, &SPEED_16GT.to_le_bytes());
+    put(regs::EXP_LNKCTL2, &TARGET_SPEED.to_le_bytes());
     body
 }
 
@@ -619,7 +641,7 @@ mod tests {
         assert_eq!(vmm.delivered(), [], "nobody asked for interrupts");
         port.reset();
         assert_eq!(status(), regs::EXP_SLTSTA_PDS, "what is there at the start is no event");
-        assert_eq!(u16_of(&port, EXPRESS + regs::EXP_LNKSTA), LINK | regs::EXP_LNKSTA_DLLLA);
+        assert_eq!(u16_of(&port, EXPRESS + regs::EXP_LNKSTA), 0x105 | regs::EXP_LNKSTA_DLLLA);
 
         listen(&port);
         let control = regs::EXP_SLTCTL_HPIE | regs::EXP_SLTCTL_DLLSCE | regs::EXP_SLTCTL_PDCE;
@@ -649,6 +671,39 @@ mod tests {
         assert_eq!((status(), vmm.delivered(), vmm.routes()), (0, vec![], 1));
         drop(port);
         assert_eq!(vmm.routes(), 0);
+    }
+
+    #[test]
+    fn the_port_has_the_link_and_the_payload_of_its_device() {
+        let (port, _) = port();
+        let most = || u16_of(&port, EXPRESS + regs::EXP_LNKCAP) & 0x3ff;
+        let now = || u16_of(&port, EXPRESS + regs::EXP_LNKSTA);
+        assert_eq!((most(), now()), (0x105, 0));
+        // 64 GT/s and 8 lanes, which it does not always have.
+        let device = put(&port, 2);
+        device.set_link(0x086, 0x086);
+        assert_eq!((most(), now()), (0x106, 0x086 | regs::EXP_LNKSTA_DLLLA));
+        assert_eq!(u16_of(&port, EXPRESS + regs::EXP_LNKCAP2), 0x7e);
+        device.set_link(0x086, 0x041);
+        assert_eq!(now(), 0x041 | regs::EXP_LNKSTA_DLLLA);
+        // That of the guest's function 0 counts; in functions of one device it is the same.
+        put(&port, 1).set_link(0x083, 0x043);
+        assert_eq!((most(), now()), (0x105, 0x043 | regs::EXP_LNKSTA_DLLLA));
+
+        port.take_payload();
+        let payload = || u16_of(&port, EXPRESS + regs::EXP_DEVCTL) >> 5 & 7;
+        assert_eq!((u16_of(&port, EXPRESS + regs::EXP_DEVCAP) & 7, payload()), (1, 1));
+        // Another function sends less.
+        put(&port, 4);
+        port.take_payload();
+        assert_eq!(payload(), 0);
+
+        // What does not answer yet is known by what was found.
+        let expected = ExpectedFunction::like(&*device);
+        port.change(|slot| slot.functions.clear());
+        assert_eq!((most(), now()), (0x105, 0));
+        port.change(|slot| slot.expected.push(expected));
+        assert_eq!((most(), now()), (0x106, 0x041 | regs::EXP_LNKSTA_DLLLA));
     }
 
     #[test]
