@@ -15,7 +15,7 @@ use super::stop;
 use crate::config::{self, GuestConfig};
 use crate::context::Context;
 use crate::daemon::ApiError;
-use crate::deadlines::{CONTROL_ANSWER, STOP_ANSWER, guest_start};
+use crate::deadlines::{CONTROL_ANSWER, GUEST_KILL, STOP_ANSWER, guest_start};
 use crate::failure::Failure;
 use crate::json::{Body, EventKind, GuestEvent, GuestStatus, RefusalCode, StoppedGuest, StoppedHow};
 
@@ -53,7 +53,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &StartArgs) -> Result<(), Fai
     let how = match (started, end) {
         // One that ends at once may have ended before the daemon saw it run.
         (Err(ApiError::Refused(refusal)), Some(end)) if refusal.code == RefusalCode::Failed => {
-            let ended = end.recv_timeout(CONTROL_ANSWER).ok().and_then(Result::ok);
+            let ended = end.recv_timeout(GUEST_KILL.saturating_add(CONTROL_ANSWER)).ok().and_then(Result::ok);
             ended.ok_or(ApiError::Refused(refusal))?
         }
         (started, end) => {
@@ -85,17 +85,14 @@ fn end_of(asking: Asking, name: &str) -> Result<Receiver<Result<StoppedHow, Fail
     let name = name.to_owned();
     let listen = move || {
         // An earlier guest of this name may just have ended.
-        let (mut is_found, mut is_started) = (false, false);
+        let (mut is_found, mut is_started, mut ended) = (false, false, None);
         let take = |event: GuestEvent| {
             match event.event {
                 _ if event.guest != name => {}
                 EventKind::Found => is_found = true,
                 EventKind::Started => is_started = true,
-                EventKind::Ended if is_started => {
-                    // It fails when nobody waits any more; the error that follows ends this.
-                    let _ = tell.send(Ok(event.how.unwrap_or(StoppedHow::Other)));
-                    return Err(Failure::failed("it has ended"));
-                }
+                EventKind::Ended if is_started => ended = Some(event.how.unwrap_or(StoppedHow::Other)),
+                // Only now is its name free.
                 EventKind::Gone if is_found => {
                     let unknown =
                         format!("how the guest {name} ended is not known; see `vm-service logs {name}`");
@@ -106,7 +103,8 @@ fn end_of(asking: Asking, name: &str) -> Result<Receiver<Result<StoppedHow, Fail
             Ok(())
         };
         if let Err(error) = asking.0.events(|| listens.send(()).unwrap_or_default(), take) {
-            let _ = tell.send(Err(error.into()));
+            // It fails when nobody waits any more.
+            let _ = tell.send(ended.ok_or_else(|| error.into()));
         }
     };
     std::thread::Builder::new().name("events".into()).spawn(listen).map_err(Failure::failed)?;

@@ -206,8 +206,9 @@ impl Place {
             }
             events.tell(&event);
         }
-        if ran && connection.how().is_none() && GuestHome::has_ended(&self.watched.host, name, id, GUEST_KILL)
-        {
+        // Its name is free then.
+        let has_ended = GuestHome::has_ended(&self.watched.host, name, id, GUEST_KILL);
+        if ran && connection.how().is_none() && has_ended {
             let text = Some("its process was killed, or died".to_owned());
             let how = Some(StoppedHow::Killed);
             events.tell(&GuestEvent { text, how, ..GuestEvent::new(name, EventKind::Ended) });
