@@ -32,6 +32,7 @@ pub use l2::L2;
 pub use log::kernel_log;
 pub use pci::Function;
 pub use port::PortSlot;
+pub use sys::Registers;
 pub use systemd::Systemd;
 pub use wait::wait_until;
 

@@ -5,6 +5,7 @@ mod bare_accel;
 mod bare_edu;
 mod bench;
 mod bench_hot_attach;
+mod bench_intx;
 mod bench_net;
 mod claim_kill9;
 mod claim_signal;
@@ -86,5 +87,10 @@ pub const ALL: &[Scenario] = &[
 ];
 
 /// Those that measure, run only when named.
-pub const BENCHMARKS: &[Scenario] =
-    &[bench::SCENARIO, bench_hot_attach::SCENARIO, bench_net::SCENARIO, rack::BENCHMARK];
+pub const BENCHMARKS: &[Scenario] = &[
+    bench::SCENARIO,
+    bench_hot_attach::SCENARIO,
+    bench_intx::SCENARIO,
+    bench_net::SCENARIO,
+    rack::BENCHMARK,
+];

@@ -129,28 +129,71 @@ pub(super) fn open_group_device(container: &File, group: &File, address: &str) -
     Ok(unsafe { OwnedFd::from_raw_fd(device) })
 }
 
+/// A page of a file that can be mapped, as of a BAR in sysfs.
+#[derive(Debug)]
+pub struct Registers(*mut libc::c_void);
+
+impl Registers {
+    const LEN: usize = 4096;
+
+    /// The first page.
+    ///
+    /// # Errors
+    /// When it can't be mapped.
+    pub fn map(file: &File) -> io::Result<Self> {
+        Self::map_page(file, 0)
+    }
+
+    fn map_page(file: &File, offset: u64) -> io::Result<Self> {
+        let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a mapping at an address of the Linux kernel's choice disturbs nothing that exists.
+        let page = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                Self::LEN,
+                protection,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                offset,
+            )
+        };
+        if page == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(Self(page)) }
+    }
+
+    /// The word at an offset, rounded down to a multiple of 4, within the page.
+    fn word(&self, offset: usize) -> *mut u32 {
+        self.0.wrapping_byte_add((offset % Self::LEN) & !3).cast()
+    }
+
+    /// Reads the word there.
+    pub fn read(&self, offset: usize) -> u32 {
+        // SAFETY: the page is mapped, the word lies in it and is aligned, and no reference into it exists.
+        unsafe { self.word(offset).read_volatile() }
+    }
+
+    /// Writes the word there.
+    pub fn write(&self, offset: usize, value: u32) {
+        // SAFETY: as above, and it is writable.
+        unsafe { self.word(offset).write_volatile(value) }
+    }
+}
+
+impl Drop for Registers {
+    fn drop(&mut self) {
+        // SAFETY: it was mapped as long as this was there, and nothing uses it any more.
+        unsafe { libc::munmap(self.0, Self::LEN) };
+    }
+}
+
 /// Exchanges the word at `offset`, a multiple of 4, of a file that can be mapped: a BAR in sysfs.
 pub(super) fn exchange_word(file: &File, offset: u64, word: Option<u32>) -> io::Result<u32> {
-    const PAGE: usize = 4096;
-    let within = (offset % PAGE as u64) as usize & !3;
-    let offset = libc::off_t::try_from(offset - offset % PAGE as u64).map_err(io::Error::other)?;
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a mapping at an address of the Linux kernel's choice disturbs nothing that exists.
-    let page = unsafe {
-        libc::mmap(std::ptr::null_mut(), PAGE, protection, libc::MAP_SHARED, file.as_raw_fd(), offset)
-    };
-    if page == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    let place = page.wrapping_byte_add(within).cast::<u32>();
-    // SAFETY: the page is mapped, the word lies in it and is aligned, and no reference into it exists.
-    let before = unsafe { place.read_volatile() };
+    let within = offset % Registers::LEN as u64;
+    let registers = Registers::map_page(file, offset - within)?;
+    let before = registers.read(within as usize);
     if let Some(word) = word {
-        // SAFETY: as above, and it is writable.
-        unsafe { place.write_volatile(word) };
+        registers.write(within as usize, word);
     }
-    // SAFETY: it was mapped above, and nothing uses it any more.
-    check(unsafe { libc::munmap(page, PAGE) })?;
     Ok(before)
 }
 

@@ -26,7 +26,7 @@ pub(super) fn exchange(l2: &mut L2) -> Result<()> {
 }
 
 /// How often the line of a card has interrupted.
-fn interrupts(card: &Function) -> Result<u64> {
+pub(super) fn interrupts(card: &Function) -> Result<u64> {
     let line = card.attribute("irq").context("the card has no line")?;
     let interrupts = fs::read_to_string("/proc/interrupts")?;
     let row = interrupts.lines().find_map(|row| row.trim_start().strip_prefix(&line)?.strip_prefix(':'));
