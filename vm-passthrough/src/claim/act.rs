@@ -186,9 +186,13 @@ fn carry_out(
         Some(cancel) if cancel.is_requested() => Err(BindError::Cancelled(address)),
         _ => Ok(()),
     };
+    let mut awake = Vec::new();
     for step in &plan.steps {
         let address = step.address();
         go_on(address)?;
+        if !binder.is_cold(address) {
+            awake.push(address);
+        }
         let lock = binder.lock(address)?;
         let driver = binder.driver(address)?;
         let resets = binder.resets(address);
@@ -223,6 +227,10 @@ fn carry_out(
             (Step::Park { .. }, None) => {}
             (_, driver) => binder.take(&lock, driver.as_deref(), vfio_driver, wanted)?,
         }
+    }
+    // Some devices do not answer any more once their driver has let go of them. One that slept in D3cold may do so again.
+    if !options.force {
+        awake.into_iter().try_for_each(|address| binder.check_answers(address))?;
     }
     go_on(plan.target)?;
     // Until it says so, recovery undoes it.

@@ -18,6 +18,13 @@ use crate::pci::{Bar, BarKind, regs};
 use crate::readiness::{holders, size_text};
 use crate::{Host, PciAddress, files, pci};
 
+/// What shows that a function does not answer.
+const SILENT: &str = "does not answer, its config space reads all ones";
+
+fn is_silent(header: &[u8]) -> bool {
+    header.iter().all(|&byte| byte == 0xff)
+}
+
 /// Moves functions between drivers; each access to sysfs has until the deadline.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Binder<'a> {
@@ -262,16 +269,40 @@ impl<'a> Binder<'a> {
             .map_err(|error| self.refused(lock.address(), what, path, error))
     }
 
-    /// What shows that a function does not answer, or had no power since Linux set it up. Of a virtual one that is not seen: its
-    /// header reads as zeros anyway.
-    fn lost(&self, address: PciAddress) -> Option<&'static str> {
+    /// Whether Linux has the function in D3cold.
+    pub(super) fn is_cold(&self, address: PciAddress) -> bool {
+        let state = files::read_trimmed(&self.host.pci_device(address).join("power_state"));
+        state.as_deref() == Some("D3cold")
+    }
+
+    /// Checks that a function answers, for which Linux wakes it. Its power state doesn't show that: where Linux finds nothing but
+    /// ones, it takes the function to be in D3cold.
+    pub(super) fn check_answers(&self, address: PciAddress) -> Result<(), BindError> {
+        match self.header(address) {
+            Some(header) if is_silent(&header) => Err(self.lost_error(address, "claim it".into(), SILENT)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The start of its config space, if it can be read and is not a virtual function's, which has but zeros.
+    fn header(&self, address: PciAddress) -> Option<[u8; HEADER_SIZE]> {
         if self.host.pci_device(address).join("physfn").exists() {
             return None;
         }
-        let config = pci::read_config(self.host, address).ok()?;
-        let header = config.get(..HEADER_SIZE)?;
-        if header.iter().all(|&byte| byte == 0xff) {
-            return Some("does not answer, its config space reads all ones");
+        pci::read_config(self.host, address).ok()?.first_chunk().copied()
+    }
+
+    fn lost_error(&self, address: PciAddress, what: String, state: &'static str) -> BindError {
+        let remove = self.host.pci_device(address).join("remove");
+        let rescan = self.host.sys.join("bus/pci/rescan");
+        BindError::Lost { address, what, state, remove, rescan }
+    }
+
+    /// What shows that a function does not answer, or had no power since Linux set it up.
+    fn lost(&self, address: PciAddress) -> Option<&'static str> {
+        let header = self.header(address)?;
+        if is_silent(&header) {
+            return Some(SILENT);
         }
         let register = |index: u8| {
             let at = usize::from(regs::BASE_ADDRESS_0) + usize::from(index) * 4;
@@ -315,9 +346,7 @@ impl<'a> Binder<'a> {
             }
             NotFound => "the driver is not loaded, or this Linux lacks the attribute",
             _ if let Some(state) = self.lost(address) => {
-                let remove = self.host.pci_device(address).join("remove");
-                let rescan = self.host.sys.join("bus/pci/rescan");
-                return BindError::Lost { address, what, state, remove, rescan };
+                return self.lost_error(address, what, state);
             }
             _ => "dmesg says more",
         };

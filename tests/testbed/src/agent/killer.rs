@@ -210,12 +210,12 @@ struct Call {
 const VFIO_QUERIES: [u64; 8] = [0x64, 0x65, 0x67, 0x6b, 0x6c, 0x6d, 0x70, 0x84];
 
 /// The system call that it is about to make, if that changes something outside of the process. What goes through a pipe,
-/// an eventfd or to /dev/null does not.
+/// an eventfd, to /dev/null or to [`SAID`] does not.
 fn changing_call(pid: Pid) -> Option<Call> {
     // These fail only when the process was killed meanwhile.
     let (call, arguments) = sys::system_call(pid).ok()??;
     let file = || file_of(pid, arguments[0]);
-    let written = || file().filter(|path| path.starts_with('/') && path != "/dev/null");
+    let written = || file().filter(|path| path.starts_with('/') && path != "/dev/null" && path != SAID);
     let text = |at: usize| Some(text_at(pid, arguments[at]).unwrap_or_default());
     let creates = arguments[2] & (libc::O_CREAT | libc::O_TRUNC) as u64;
     let (name, what) = match i64::try_from(call).ok()? {

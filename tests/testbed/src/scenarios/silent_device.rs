@@ -120,26 +120,24 @@ fn sweep(l1: &mut L1, nvme: &Function, before: &[&str], name: &str) -> Result<()
     l1.prove(failures > 0, format!("{name} ended each of {silences} times, {failures} of them with an error"))
 }
 
-/// Does what the errors of a command, and then of `release`, say.
-fn come_back(l1: &mut L1, nvme: &Function, mut said: String) -> Result<()> {
+/// Does what the last error says, that of `release` after the command, or the command's.
+fn come_back(l1: &mut L1, nvme: &Function, said: String) -> Result<()> {
     let released = l1.vm_service(&["release", &nvme.address], TIMEOUT)?;
-    said.push_str(&released.stderr);
-    let was_released = released.code == DONE || said.contains("is not claimed");
-    let mut is_named = false;
-    for command in said.split(BY_HAND).skip(1) {
+    let was_released = released.code == DONE || released.stderr.contains("is not claimed");
+    let last = if released.stderr.contains(BY_HAND) { released.stderr } else { said };
+    for command in last.split(BY_HAND).skip(1) {
         let attribute = command.split([';', '\n', ' ']).next().unwrap_or_default();
         fs::write(attribute, "1").with_context(|| format!("what it says can't be done: {attribute}"))?;
-        is_named = true;
     }
-    if !is_named {
+    if !last.contains(BY_HAND) {
         // It had been released before, and then its driver lost it.
-        ensure!(was_released, "nothing is said of what to do: {said}");
+        ensure!(was_released, "nothing is said of what to do: {last}");
         find_again(nvme)?;
     }
     if !was_released {
-        l1.vm_service(&["release", &nvme.address], TIMEOUT)?.succeeded().with_context(|| said.clone())?;
+        l1.vm_service(&["release", &nvme.address], TIMEOUT)?.succeeded().with_context(|| last.clone())?;
     }
-    settled(l1, nvme, Some("nvme")).with_context(|| said)?;
+    settled(l1, nvme, Some("nvme")).with_context(|| last)?;
     NvmeDisk::of(nvme)?.check_pattern(SEED, 0, LEN).map(drop)
 }
 

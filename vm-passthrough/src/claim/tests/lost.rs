@@ -35,3 +35,31 @@ fn what_was_lost_is_said_with_the_way_to_find_it_again() {
     check(|config| config[bar..bar + 8].copy_from_slice(&restored), &[lost, remedy]);
     check(|_| (), &["dmesg says more"]);
 }
+
+/// Some devices fall off the bus when their driver lets go of them.
+#[test]
+fn a_claim_of_what_does_not_answer_any_more_fails() {
+    let check = |state: &str, force: bool, expect: Option<&str>| {
+        let sim = new_sim();
+        sim.set(nvme(), "power_state", state).unwrap();
+        let drivers = SimDrivers::new(&sim);
+        let directory = sim.device_dir(nvme()).unwrap();
+        drivers.observe(move || {
+            if !directory.join("driver").exists() {
+                let config = directory.join("config");
+                let len = fs::metadata(&config).unwrap().len();
+                fs::write(&config, vec![0xff; len as usize]).unwrap();
+                fs::write(directory.join("power_state"), "D3cold\n").unwrap();
+            }
+        });
+        let claimed = manager(drivers.host()).claim(nvme(), &ClaimOptions { force, ..persistent() });
+        match expect {
+            Some(expect) => fails(claimed, &[expect, "does not answer", "/remove; echo 1 > "]),
+            None => drop(claimed.unwrap()),
+        }
+    };
+    check("D3hot\n", false, Some("can't claim it"));
+    check("D3hot\n", true, None);
+    // What slept before is not woken to see.
+    check("D3cold\n", false, None);
+}
