@@ -10,7 +10,7 @@
 //! | `reboot` | prints and resets the machine |
 //! | `pci` | lists every PCI function that it sees |
 //! | `edu [msis=N] [pins=N] [outside=0xADDRESS] [peer=0|1] [stay]` | drives QEMU's `edu` device: registers, DMA both ways, N interrupts by MSI (200) and by its pin (none), DMA to an address outside its RAM, and to the memory of an `ivshmem-plain`, which it is not to reach, or is to; also for ever |
-//! | `nvme from=N to=N blocks=N [buffer=0xADDRESS] [wait] [stay]` | drives an NVMe controller, also one that comes later: copies blocks through memory at that address, also for ever |
+//! | `nvme from=N to=N blocks=N [buffer=0xADDRESS] [wait] [stay] [crash]` | drives an NVMe controller, also one that comes later: copies blocks through memory at that address, also for ever, or makes a triple fault after it |
 //! | `xhci [reboot]` | checks that USB controllers are as a reset leaves them, and leaves a mark in them; also again after each reset of the machine |
 //! | `accel [hz=N]` | uses an accelerator that the host shares: kernels on its own memory, copies, batches, a kernel that never ends |
 //! | `accel-hostile [hz=N] [seed=N]` | does to such an accelerator's device what no driver should, and then uses it |

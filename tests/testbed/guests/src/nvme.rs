@@ -28,9 +28,10 @@ const PIECE: u64 = 4096;
 const BLOCKS: u64 = PIECE / 512;
 
 /// Runs all checks; the words that are left of the command line say what is copied, through which memory, and whether the
-/// controller comes while this runs, and whether this goes on copying for ever.
+/// controller comes while this runs, and whether this goes on copying for ever, or crashes after it.
 pub fn run<'a>(ecam: Ecam, words: impl Iterator<Item = &'a [u8]>) -> bool {
-    let (mut from, mut to, mut blocks, mut buffer, mut waits, mut stays) = (0, 0, 0, None, false, false);
+    let (mut from, mut to, mut blocks, mut buffer) = (0, 0, 0, None);
+    let (mut waits, mut stays, mut crashes) = (false, false, false);
     for word in words {
         for (name, value) in [(&b"from"[..], &mut from), (b"to", &mut to), (b"blocks", &mut blocks)] {
             if let Some(number) = boot::number(word, name) {
@@ -40,6 +41,7 @@ pub fn run<'a>(ecam: Ecam, words: impl Iterator<Item = &'a [u8]>) -> bool {
         buffer = boot::number(word, b"buffer").or(buffer);
         waits |= word == b"wait";
         stays |= word == b"stay";
+        crashes |= word == b"crash";
     }
     let buffer = buffer.unwrap_or_else(|| sys::arena(PIECE as usize));
     if waits {
@@ -73,6 +75,9 @@ pub fn run<'a>(ecam: Ecam, words: impl Iterator<Item = &'a [u8]>) -> bool {
             io.command(WRITE, 1, buffer, [(to + piece * BLOCKS) as u32, 0, BLOCKS as u32 - 1])
         });
         passed &= report("copy", copied);
+        if crashes && passed {
+            sys::crash();
+        }
         if !stays || !passed {
             break;
         }

@@ -244,6 +244,13 @@ pub fn cycles() -> u64 {
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
+/// Makes a triple fault: no exception has a handler any more.
+pub fn crash() -> ! {
+    let none = TableRegister { limit: 0, base: 0 };
+    // SAFETY: nothing of this program runs after it.
+    unsafe { asm!("lidt [{}]", "ud2", in(reg) &none, options(noreturn)) };
+}
+
 /// Stops for ever.
 pub fn halt() -> ! {
     loop {

@@ -73,6 +73,15 @@ fn l1(l1: &mut L1) -> Result<()> {
     let by_guest = web1.value(WRITTEN)?;
     l1.proved("the guest reads the host's data, and writes its own");
 
+    for more in [&[][..], &["--socket", "/run/other.sock"]] {
+        let second = l1.vm_service(&[&["serve"], more].concat(), TIMEOUT)?;
+        l1.prove(
+            second.code == Some(1) && second.stderr.contains("another daemon serves the guests of"),
+            "a second daemon is refused",
+        )
+        .with_context(|| second.stderr)?;
+    }
+
     let card = Function::find(E1000E.0, E1000E.1)?;
     done(l1.vm_service(&["attach", &card.address, "--guest", "web2"], TIMEOUT))?;
     device_state::compare(l1, [("web1", &nvme), ("web2", &card)], 256 << 20)?;

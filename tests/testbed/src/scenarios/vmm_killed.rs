@@ -1,5 +1,5 @@
 //! Processes of guests that have devices die or hang: a guest's VMM, its keeper, and a VMM that is to stop. The devices are reset, and
-//! work for the host and for the next guest; what a guest had written is there. A guest that is reset keeps its device.
+//! work for the host and for the next guest; what a guest had written is there. A guest that is reset, or crashes, keeps its device.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -47,6 +47,8 @@ fn l1(l1: &mut L1) -> Result<()> {
     // It takes its time, in which the rest is done.
     let mut stuck = Guest::start(l1, &GuestPlan::bare("stuck", "spin", &edu))?;
     stuck.wait_for_log("attached in", TIMEOUT)?;
+    crashes(l1, &nvme)?;
+    l1.prove(stuck.runs() && stuck.holds_a_device(), "another guest runs on, with its device")?;
     signal(stuck.vmm()?, Signal::STOP)?;
     let stop = Command::new(VM_SERVICE)
         .args(["stop", "stuck", "--now"])
@@ -105,6 +107,31 @@ fn l1(l1: &mut L1) -> Result<()> {
     l1.prove(left["claims"].as_array().is_some_and(Vec::is_empty), "nothing is left claimed")?;
     daemon.kill().and_then(|()| daemon.wait())?;
     Ok(())
+}
+
+/// Has a guest copy blocks of the disk and then make a triple fault: one that restarts after it, and one that does not.
+fn crashes(l1: &mut L1, nvme: &Function) -> Result<()> {
+    let plan = copying(TO[0], "crash ");
+    let plan = GuestPlan::bare("crashes", &plan, nvme);
+    let mut guest = Guest::start(l1, &plan)?;
+    guest.wait_for_texts("bare: copy ok", 2, TIMEOUT)?;
+    guest.wait_for_log("the guest crashed (triple fault)", TIMEOUT)?;
+    signal(guest.pid(), Signal::TERM)?;
+    let ended = guest.end(TIMEOUT)?.process;
+    l1.prove(ended.code == Some(0), "a guest that crashes restarts, and has its device as new")
+        .with_context(|| ended.stderr)?;
+
+    let ended = Guest::start(l1, &GuestPlan { arguments: &["--no-reboot"], ..plan })?.end(TIMEOUT)?;
+    let said = ended.process.stderr;
+    l1.prove(
+        ended.process.code == Some(1) && said.contains("the guest crashes crashed (triple fault)"),
+        "one that is not to restart ends, and its process says why",
+    )
+    .with_context(|| said.clone())?;
+    // It would say so if the device could not be shown to be reset.
+    let released = format!("{} released in", nvme.address);
+    ensure!(said.contains(&released) && !said.contains("tried again") && !said.contains("ERROR"), "{said}");
+    has_copied(l1, nvme, TO[0])
 }
 
 /// Starts a guest that copies blocks of the disk for ever, and waits until all of them were copied.
