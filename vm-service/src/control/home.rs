@@ -99,10 +99,11 @@ impl GuestHome {
         Some((control.dev(), control.ino()))
     }
 
-    /// Whether the guest that had this ID does not live any more, when `deadline` has passed at the latest.
+    /// Whether the guest that had this ID does not live any more, when `deadline` has passed at the latest. Where it had none any more,
+    /// it had ended, and who has its name is the next guest.
     pub(crate) fn has_ended(host: &Host, name: &str, id: Option<(u64, u64)>, deadline: Duration) -> bool {
         let until = Instant::now() + deadline;
-        while Self::is_taken(host, name) && Self::id_of(host, name) == id {
+        while id.is_some() && Self::is_taken(host, name) && Self::id_of(host, name) == id {
             if Instant::now() >= until {
                 return false;
             }
@@ -287,6 +288,10 @@ mod tests {
         let host = sim.plain_host();
         let home = GuestHome::take(&host, "web1").expect("a home");
         let refused = GuestHome::take(&host, "web1").expect_err("it is taken");
+        assert!(
+            GuestHome::has_ended(&host, "web1", None, Duration::ZERO),
+            "who is watched is an earlier guest"
+        );
         assert!(matches!(refused, HomeError::Taken(_)), "{refused}");
         GuestHome::take(&host, "web2").expect("another name");
         assert_eq!(names(&host).expect("names"), ["web1"]);
