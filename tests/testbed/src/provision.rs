@@ -20,7 +20,9 @@ pub use qemu::{libraries_of, provision_qemu, qemu_files};
 pub use stock_kernel::provision_stock;
 pub use systemd::{provision_systemd, systemd_files};
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, ensure};
 
 /// A Linux kernel to boot.
 #[derive(Clone, Debug)]
@@ -29,6 +31,17 @@ pub struct LinuxKernel {
     pub image: PathBuf,
     /// Its loadable modules, uncompressed, in the order in which they can be loaded.
     pub modules: Vec<PathBuf>,
+}
+
+impl LinuxKernel {
+    /// One that needs no modules.
+    ///
+    /// # Errors
+    /// When there is no such file.
+    pub fn from_image(image: &Path) -> Result<Self> {
+        ensure!(image.is_file(), "{} is no file; name a bzImage", image.display());
+        Ok(Self { image: image.to_owned(), modules: Vec::new() })
+    }
 }
 
 /// FNV-1a, 64 bits wide: names configurations, and checks data that travels through devices.

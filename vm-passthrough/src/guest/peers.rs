@@ -339,7 +339,7 @@ impl Job {
                 if self.space.backend() == Backend::Iommufd
                     && source.raw_os_error() == Some(libc::EFAULT) =>
             {
-                "this Linux kernel maps no BARs for DMA through iommufd; the group back end does".into()
+                "this Linux kernel maps no BARs for DMA through iommufd, as those from 6.19 on do; the group back end does".into()
             }
             error => error.to_string(),
         })

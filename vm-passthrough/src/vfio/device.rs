@@ -55,6 +55,12 @@ struct Inner {
     origin: Origin,
 }
 
+impl AsFd for Inner {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
 /// Who opened a function.
 enum Origin {
     /// This process, on this host; with what holds the function's claim until it is closed.
@@ -478,9 +484,9 @@ impl DeviceFile for VfioDevice {
             return Err(out());
         }
         self.take_reset_by_open();
-        let keep: Arc<dyn Any + Send + Sync> = self.inner.clone();
         let access = (info.readable, info.writable);
-        let mapped = sys::MappedRegion::new(self.file(), (*start, info.size), offset..end, access, keep);
+        let mapped =
+            sys::MappedRegion::new(self.inner.clone(), index, (*start, info.size), offset..end, access);
         mapped
             .map(|mapped| Arc::new(mapped) as Arc<dyn Mapping>)
             .map_err(|error| system("mmap", self.name(), error))

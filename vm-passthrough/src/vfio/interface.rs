@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -223,6 +223,15 @@ pub unsafe trait Mapping: fmt::Debug + Send + Sync {
     /// Whether it has no bytes, which no mapping has.
     fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+    /// A new dma-buf of the same bytes, and the offset in it where they begin. It is how iommufd maps a device's memory,
+    /// which has no pages. RAM keeps the provided method.
+    ///
+    /// # Errors
+    /// [`Unsupported`](io::ErrorKind::Unsupported) where it is no device's memory; else what the Linux kernel answered, which
+    /// makes no dma-bufs of BARs before 6.19.
+    fn dma_buf(&self) -> io::Result<(OwnedFd, u64)> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 }
 

@@ -88,8 +88,20 @@ impl Ioas {
         locked: u64,
     ) -> Result<()> {
         let writable = permission == DmaPermission::ReadWrite;
-        sys::iommufd::map(self.fd.as_fd(), self.id, iova, memory, writable)
-            .map_err(|error| super::failure::map("IOMMU_IOAS_MAP", &self.path, memory.len(), locked, error))
+        let error = match sys::iommufd::map(self.fd.as_fd(), self.id, iova, memory, writable) {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        };
+        // A device's memory has no pages, and is mapped by a dma-buf of it.
+        if writable
+            && error.raw_os_error() == Some(libc::EFAULT)
+            && let Ok((file, start)) = memory.dma_buf()
+        {
+            let part = start..start.saturating_add(memory.len());
+            return sys::iommufd::map_file(self.fd.as_fd(), self.id, iova, file.as_fd(), part)
+                .map_err(|error| system("IOMMU_IOAS_MAP_FILE", &self.path, error));
+        }
+        Err(super::failure::map("IOMMU_IOAS_MAP", &self.path, memory.len(), locked, error))
     }
 
     pub(super) fn unmap(&self, iova: u64, len: u64) -> Result<()> {

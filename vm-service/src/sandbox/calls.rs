@@ -130,7 +130,7 @@ const IOCTL_MACHINE: &[u64] = &[
 const VMM: &[i64] = &[libc::SYS_capset, libc::SYS_lseek, libc::SYS_seccomp];
 
 /// What `ioctl` may do for them. KVM: put vCPUs and interrupt controllers into the state in which a guest starts, and know a
-/// device. VFIO: ask a device and its address space, and map memory of this process in it.
+/// device. VFIO: ask a device and its address space, and map memory of this process, or a device's, in it.
 const IOCTL_VMM: &[u64] = &[
     0x8208_ae63, // KVM_SET_IRQCHIP
     0x4090_ae82, // KVM_SET_REGS
@@ -147,12 +147,14 @@ const IOCTL_VMM: &[u64] = &[
     0xc00c_aee0, // KVM_CREATE_DEVICE
     0x4018_aee1, // KVM_SET_DEVICE_ATTR
     0x3b6b,      // VFIO_DEVICE_GET_INFO
+    0x3b75,      // VFIO_DEVICE_FEATURE
     0x3b70,      // VFIO_IOMMU_GET_INFO
     0x3b71,      // VFIO_IOMMU_MAP_DMA
     0x3b72,      // VFIO_IOMMU_UNMAP_DMA
     0x3b84,      // IOMMU_IOAS_IOVA_RANGES
     0x3b85,      // IOMMU_IOAS_MAP
     0x3b86,      // IOMMU_IOAS_UNMAP
+    0x3b8f,      // IOMMU_IOAS_MAP_FILE
 ];
 
 /// New namespaces, for `clone`.

@@ -197,7 +197,9 @@ const ATTACKS_MACHINE: &[Attack] = &[
     ("data as code", &[(libc::SYS_mprotect, &[Page, Is(4096), Is(CODE)])]),
     ("KVM_CREATE_VM", &[(libc::SYS_ioctl, &[SOCKET, Is(0xae01), Is(0)])]),
     ("VFIO_GROUP_GET_DEVICE_FD", &[(libc::SYS_ioctl, &[SOCKET, Is(0x3b6a), Page])]),
+    ("VFIO_DEVICE_FEATURE", &[(libc::SYS_ioctl, &[SOCKET, Is(0x3b75), Page])]),
     ("IOMMU_IOAS_MAP", &[(libc::SYS_ioctl, &[SOCKET, Is(0x3b85), Page])]),
+    ("IOMMU_IOAS_MAP_FILE", &[(libc::SYS_ioctl, &[SOCKET, Is(0x3b8f), Page])]),
 ];
 const CODE: u64 = libc::PROT_READ as u64 | libc::PROT_EXEC as u64;
 

@@ -608,6 +608,8 @@ pub(super) fn open_kvm(path: &std::path::Path) -> Result<Kvm, MachineError> {
         Kvm::new_with_path(name).map_err(|error| no_kvm(io::Error::from_raw_os_error(error.errno())))?;
     for (cap, what) in [
         (Cap::Irqchip, "in-kernel interrupt controllers (KVM_CAP_IRQCHIP)"),
+        // Linux built without it has interrupt controllers all the same.
+        (Cap::Pit2, "an I/O APIC (KVM_CAP_PIT2; CONFIG_KVM_IOAPIC of Linux)"),
         (Cap::UserMemory, "guest memory in user space (KVM_CAP_USER_MEMORY)"),
         (Cap::Irqfd, "interrupts from eventfds (KVM_CAP_IRQFD)"),
         (Cap::Ioeventfd, "notifications through eventfds (KVM_CAP_IOEVENTFD)"),

@@ -42,6 +42,9 @@ struct Arguments {
     /// Processors of L1. With more than one, QEMU 10.0 may stop or hang by itself: for `bench` alone, run again then.
     #[arg(long, value_name = "N", default_value_t = 1)]
     processors: u8,
+    /// Run on this bzImage in place of the self-built Linux: another version, made with tests/testbed/linux-6.12.config.
+    #[arg(long, value_name = "IMAGE")]
+    linux: Option<PathBuf>,
     /// Print every step.
     #[arg(long, short)]
     verbose: bool,
@@ -79,9 +82,10 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         if !needed(variant) {
             return Err("it was not asked for".to_owned());
         }
-        match variant {
-            Variant::Group => provision_stock(&cache),
-            Variant::Iommufd => provision_built(&cache),
+        match (variant, &arguments.linux) {
+            (Variant::Group, _) => provision_stock(&cache),
+            (Variant::Iommufd, Some(image)) => LinuxKernel::from_image(image),
+            (Variant::Iommufd, None) => provision_built(&cache),
         }
         .map_err(|error| format!("{error:#}"))
     };

@@ -99,7 +99,8 @@ fn check_config(got: &str) -> Result<()> {
 
 fn open(place: &Path) -> Result<LinuxKernel> {
     let image = place.join("bzImage");
-    ensure!(image.exists(), "{} is missing; remove its directory", image.display());
+    let kernel = LinuxKernel::from_image(&image)
+        .with_context(|| format!("the directory {} is not whole; remove it", place.display()))?;
     say(format_args!("self-built Linux kernel: {}", place.display()));
-    Ok(LinuxKernel { image, modules: Vec::new() })
+    Ok(kernel)
 }

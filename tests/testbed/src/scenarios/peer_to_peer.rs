@@ -1,6 +1,7 @@
 //! One device of a guest reads and writes another's memory by DMA, where Linux maps BARs for that, and only as long as the guest has
 //! them there.
 
+use std::fs;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -53,7 +54,7 @@ fn l1(l1: &mut L1) -> Result<()> {
     signal(guest.pid(), Signal::TERM)?;
     guest.end(TIMEOUT)?;
 
-    let is_mapped = l1.variant == Variant::Group;
+    let is_mapped = l1.variant == Variant::Group || maps_dma_bufs()?;
     let cmdline = if is_mapped { "edu msis=1 peer=1 stay" } else { "edu msis=1 peer=0 stay" };
     let mut guest = Guest::start(l1, &both("on", cmdline))?;
     guest.wait_for_text("bare: transfer 1", TIMEOUT)?;
@@ -94,6 +95,14 @@ fn l1(l1: &mut L1) -> Result<()> {
         .with_context(|| ended.console)?;
     daemon.kill().and_then(|()| daemon.wait())?;
     l1.prove(edu.driver().is_none() && shared.driver().is_none(), "both are without drivers again, as before")
+}
+
+/// Whether iommufd maps dma-bufs of BARs, as Linux does from 6.19 on.
+fn maps_dma_bufs() -> Result<bool> {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    let mut numbers = release.split(['.', '-']).map_while(|number| number.trim().parse().ok());
+    let version: (u32, u32) = numbers.next().zip(numbers.next()).with_context(|| release.clone())?;
+    Ok(version >= (6, 19))
 }
 
 /// How many transfers the guest has said.

@@ -1,5 +1,7 @@
 //! A part of memory as a [`Mapping`] of its own.
 
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use crate::vfio::Mapping;
@@ -31,5 +33,10 @@ unsafe impl Mapping for Part {
 
     fn len(&self) -> u64 {
         self.len
+    }
+
+    fn dma_buf(&self) -> io::Result<(OwnedFd, u64)> {
+        let (file, start) = self.whole.dma_buf()?;
+        Ok((file, start + self.offset))
     }
 }

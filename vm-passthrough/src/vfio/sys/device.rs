@@ -2,7 +2,7 @@
 
 use std::io;
 use std::mem::{offset_of, size_of};
-use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 
 use vfio_bindings::bindings::vfio as uapi;
 
@@ -15,6 +15,7 @@ const SET_IRQS: Request = Request::new(uapi::VFIO_BASE + 10);
 const RESET: Request = Request::new(uapi::VFIO_BASE + 11);
 const GET_PCI_HOT_RESET_INFO: Request = Request::new(uapi::VFIO_BASE + 12);
 const PCI_HOT_RESET: Request = Request::new(uapi::VFIO_BASE + 13);
+const FEATURE: Request = Request::new(uapi::VFIO_BASE + 17);
 
 /// `VFIO_DEVICE_GET_INFO`.
 pub(in super::super) fn info(device: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
@@ -87,6 +88,31 @@ pub(in super::super) fn disable_irqs(device: BorrowedFd<'_>, index: u32) -> io::
     argument.set_u32(offset_of!(uapi::vfio_irq_set, index), index);
     // SAFETY: the request takes a vfio_irq_set, here without data.
     unsafe { call(device, SET_IRQS, &mut argument) }.map(drop)
+}
+
+/// `VFIO_DEVICE_FEATURE` for a dma-buf of the bytes `part` of a BAR, in whole pages.
+pub(in super::super) fn dma_buf(
+    device: BorrowedFd<'_>,
+    bar: u32,
+    part: std::ops::Range<u64>,
+) -> io::Result<OwnedFd> {
+    let header = offset_of!(uapi::vfio_device_feature, data);
+    let ranges = header + offset_of!(uapi::vfio_device_feature_dma_buf, dma_ranges);
+    let mut argument = Argument::new(ranges + size_of::<uapi::vfio_region_dma_range>());
+    let flags = uapi::VFIO_DEVICE_FEATURE_GET | uapi::VFIO_DEVICE_FEATURE_DMA_BUF;
+    argument.set_u32(offset_of!(uapi::vfio_device_feature, flags), flags);
+    argument.set_u32(header + offset_of!(uapi::vfio_device_feature_dma_buf, region_index), bar);
+    let open_flags = (libc::O_RDWR | libc::O_CLOEXEC) as u32;
+    argument.set_u32(header + offset_of!(uapi::vfio_device_feature_dma_buf, open_flags), open_flags);
+    argument.set_u32(header + offset_of!(uapi::vfio_device_feature_dma_buf, nr_ranges), 1);
+    argument.set_u64(ranges + offset_of!(uapi::vfio_region_dma_range, offset), part.start);
+    let len = part.end.saturating_sub(part.start);
+    argument.set_u64(ranges + offset_of!(uapi::vfio_region_dma_range, length), len);
+    // SAFETY: the request takes a vfio_device_feature with a vfio_device_feature_dma_buf of one range in it, all within its
+    // size; no addresses.
+    let fd = unsafe { call(device, FEATURE, &mut argument) }?;
+    // SAFETY: the answer is a new file descriptor, which nobody else has.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// `VFIO_DEVICE_RESET`.

@@ -14,6 +14,7 @@ const DESTROY: Request = Request::new(uapi::IOMMUFD_CMD_DESTROY);
 const IOAS_ALLOC: Request = Request::new(uapi::IOMMUFD_CMD_IOAS_ALLOC);
 const IOAS_IOVA_RANGES: Request = Request::new(uapi::IOMMUFD_CMD_IOAS_IOVA_RANGES);
 const IOAS_MAP: Request = Request::new(uapi::IOMMUFD_CMD_IOAS_MAP);
+const IOAS_MAP_FILE: Request = Request::new(uapi::IOMMUFD_CMD_IOAS_MAP_FILE);
 const IOAS_UNMAP: Request = Request::new(uapi::IOMMUFD_CMD_IOAS_UNMAP);
 const BIND_IOMMUFD: Request = Request::new(vfio::VFIO_BASE + 18);
 const ATTACH_IOMMUFD_PT: Request = Request::new(vfio::VFIO_BASE + 19);
@@ -92,6 +93,29 @@ pub(in super::super) fn map(
     // SAFETY: the request takes an iommu_ioas_map. The range is that of a `Mapping`, whose contract says that devices may
     // write to its pages for as long as they have them.
     unsafe { call(iommu, IOAS_MAP, &mut argument) }.map(drop)
+}
+
+/// `IOMMU_IOAS_MAP_FILE`: lets devices reach the bytes `part` of a memfd, or from Linux 6.19 on of a dma-buf of VFIO's, for
+/// reading and writing. The Linux kernel keeps the file until they are unmapped.
+pub(in super::super) fn map_file(
+    iommu: BorrowedFd<'_>,
+    ioas: u32,
+    iova: u64,
+    file: BorrowedFd<'_>,
+    part: std::ops::Range<u64>,
+) -> io::Result<()> {
+    let flags = uapi::iommufd_ioas_map_flags_IOMMU_IOAS_MAP_FIXED_IOVA
+        | uapi::iommufd_ioas_map_flags_IOMMU_IOAS_MAP_READABLE
+        | uapi::iommufd_ioas_map_flags_IOMMU_IOAS_MAP_WRITEABLE;
+    let mut argument = Argument::new(size_of::<uapi::iommu_ioas_map_file>());
+    argument.set_u32(offset_of!(uapi::iommu_ioas_map_file, flags), flags);
+    argument.set_u32(offset_of!(uapi::iommu_ioas_map_file, ioas_id), ioas);
+    argument.set_u32(offset_of!(uapi::iommu_ioas_map_file, fd), file.as_raw_fd() as u32);
+    argument.set_u64(offset_of!(uapi::iommu_ioas_map_file, start), part.start);
+    argument.set_u64(offset_of!(uapi::iommu_ioas_map_file, length), part.end.saturating_sub(part.start));
+    argument.set_u64(offset_of!(uapi::iommu_ioas_map_file, iova), iova);
+    // SAFETY: the request takes an iommu_ioas_map_file, which has no addresses of this process.
+    unsafe { call(iommu, IOAS_MAP_FILE, &mut argument) }.map(drop)
 }
 
 /// `IOMMU_IOAS_UNMAP`: how many bytes were unmapped.

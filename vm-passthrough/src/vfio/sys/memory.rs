@@ -1,9 +1,8 @@
 //! Memory mapped into this process: pages of our own that devices may reach, and parts of a device.
 
-use std::any::Any;
 use std::fmt;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
@@ -147,8 +146,11 @@ pub(in super::super) struct MappedRegion {
     _range: Range,
     start: NonNull<u8>,
     len: u64,
+    /// Its region's index, and where in that it begins.
+    region: u32,
+    offset: u64,
     // Dropped after the range: the device's file is not closed while a mapping pins it in the Linux kernel.
-    _keep: Arc<dyn Any + Send + Sync>,
+    device: Arc<dyn AsFd + Send + Sync>,
 }
 
 // SAFETY: it is only addresses and a length; all access goes through volatile reads and writes.
@@ -157,14 +159,14 @@ unsafe impl Send for MappedRegion {}
 unsafe impl Sync for MappedRegion {}
 
 impl MappedRegion {
-    /// Maps `part`, in bytes of a region of `size` bytes that begins at `position` of a device's file, and keeps `keep` until it
-    /// is unmapped.
+    /// Maps `part`, in bytes of the region of index `region`, which has `size` bytes and begins at `position` of the device's
+    /// file. It keeps the device until it is unmapped.
     pub(in super::super) fn new(
-        file: BorrowedFd<'_>,
+        device: Arc<dyn AsFd + Send + Sync>,
+        region: u32,
         (position, size): (u64, u64),
         part: std::ops::Range<u64>,
         (readable, writable): (bool, bool),
-        keep: Arc<dyn Any + Send + Sync>,
     ) -> io::Result<Self> {
         let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
         let len = part.end.checked_sub(part.start).and_then(|len| usize::try_from(len).ok());
@@ -176,8 +178,8 @@ impl MappedRegion {
         let (range, start) = reserve(len, part.start, align)?;
         let flags = MapFlags::SHARED | MapFlags::FIXED;
         // SAFETY: the addresses are within what was just reserved, where nothing is that anyone uses.
-        unsafe { mmap(start.as_ptr().cast(), len, protection, flags, file, position) }?;
-        Ok(Self { _range: range, start, len: len as u64, _keep: keep })
+        unsafe { mmap(start.as_ptr().cast(), len, protection, flags, device.as_fd(), position) }?;
+        Ok(Self { _range: range, start, len: len as u64, region, offset: part.start, device })
     }
 }
 
@@ -195,6 +197,11 @@ unsafe impl Mapping for MappedRegion {
 
     fn len(&self) -> u64 {
         self.len
+    }
+
+    fn dma_buf(&self) -> io::Result<(OwnedFd, u64)> {
+        let part = self.offset..self.offset.saturating_add(self.len);
+        super::device::dma_buf(self.device.as_fd(), self.region, part).map(|file| (file, 0))
     }
 }
 
@@ -234,28 +241,25 @@ fn register(mapping: &dyn Mapping, offset: u64) -> io::Result<*mut u32> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd as _;
-
     use super::*;
 
     #[test]
     fn parts_of_a_region_are_congruent_to_it() {
         const GIB: u64 = 1 << 30;
-        let file =
-            std::fs::File::from(rustix::fs::memfd_create("bar", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        let file = rustix::fs::memfd_create("bar", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let file = Arc::new(std::fs::File::from(file));
         // Sparse: no more than what is touched takes memory.
         file.set_len(260 * GIB).unwrap();
         let check = |position: u64, size: u64, part: std::ops::Range<u64>, modulo: u64| {
             let mapped =
-                MappedRegion::new(file.as_fd(), (position, size), part.clone(), (true, true), Arc::new(()))
-                    .unwrap();
+                MappedRegion::new(file.clone(), 0, (position, size), part.clone(), (true, true)).unwrap();
             assert_eq!(mapped.address() % modulo, part.start % modulo, "{mapped:?} {part:x?}");
             assert_eq!(mapped.len(), part.end - part.start);
             for at in [0, mapped.len() / 8 * 4, mapped.len() - 4] {
                 let value = (position + part.start + at) as u32 ^ 0x5a5a_5a5a;
                 store_u32(&mapped, at, value).unwrap();
                 let mut bytes = [0; 4];
-                std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, position + part.start + at)
+                std::os::unix::fs::FileExt::read_exact_at(&*file, &mut bytes, position + part.start + at)
                     .unwrap();
                 assert_eq!(u32::from_le_bytes(bytes), value, "{at:#x} of {mapped:?}");
             }
@@ -266,9 +270,7 @@ mod tests {
         check(4096, 64 << 20, 0x10_1000..64 << 20, 64 << 20);
         check(2 * GIB, 256 * GIB, 0..256 * GIB, GIB);
         check(2 * GIB, 256 * GIB, (5 << 20) + 8192..256 * GIB, GIB);
-        let map = |part| {
-            MappedRegion::new(file.as_fd(), (u64::MAX - 4095, 1 << 40), part, (true, true), Arc::new(()))
-        };
+        let map = |part| MappedRegion::new(file.clone(), 0, (u64::MAX - 4095, 1 << 40), part, (true, true));
         assert!(map(std::ops::Range { start: 8192, end: 4096 }).is_err(), "it ends before it starts");
         assert!(map(4096..8192).is_err(), "it lies past all files");
         assert!(map(0..!4095).is_err(), "it is more than there are addresses");
