@@ -8,9 +8,12 @@ use vm_passthrough::readiness::FILES_PER_VECTOR;
 /// Descriptors of everything but interrupts: KVM, disks, the console, the files of a device.
 pub(crate) const REST: u64 = 256;
 
-/// Raises the soft limits of open files and of locked memory to the hard ones. What is checked by `explain` is then
-/// what `run` has.
+/// Raises the soft limits of open files and of locked memory to the hard ones, and that of locked memory altogether where this
+/// process may (CAP_SYS_RESOURCE). What is checked by `explain` is then what `run` has.
 pub(crate) fn raise() {
+    if setrlimit(Resource::Memlock, Rlimit { current: None, maximum: None }).is_ok() {
+        tracing::debug!("the limit of locked memory was lifted");
+    }
     for (resource, name) in [(Resource::Nofile, "open files"), (Resource::Memlock, "locked memory")] {
         let limit = getrlimit(resource);
         let Some(raised) = raised(limit) else { continue };

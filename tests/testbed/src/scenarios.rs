@@ -14,6 +14,7 @@ mod daemon_kill9;
 mod device_errors;
 mod device_kinds;
 mod device_state;
+mod dma_limits;
 mod e1000;
 mod group_not_viable;
 mod host_ready;
@@ -71,6 +72,7 @@ pub const ALL: &[Scenario] = &[
     linux_nvme::SCENARIO,
     device_kinds::SCENARIO,
     group_not_viable::SCENARIO,
+    dma_limits::SCENARIO,
     silent_device::SCENARIO,
     scan_explain::SCENARIO,
     systemd::SCENARIO,

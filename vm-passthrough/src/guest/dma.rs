@@ -237,9 +237,9 @@ mod tests {
         check(Some(27), &[(3, 2), (5, 2)], None);
         check(Some(8), &[(1, 5), (2, 8)], None);
         check(Some(2), &[(1, 5), (1, 9)], None);
-        let few = "mapping the guest's RAM for DMA takes 2 entries at least, and 1 are left for its devices: raise \
-                   dma_entry_limit of the module vfio_iommu_type1 (65535 unless it was lowered), or use iommufd, which has no \
-                   such limit";
+        let few = "mapping the guest's RAM for DMA takes 2 entries at least, and 1 are left for its devices: raise the \
+                   limit, which holds for a guest from its first device on (echo 65535 > \
+                   /sys/module/vfio_iommu_type1/parameters/dma_entry_limit), or use iommufd, which has none";
         check(Some(1), &[], Some(few));
     }
 }

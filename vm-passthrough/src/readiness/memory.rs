@@ -75,7 +75,8 @@ fn memlock(case: &mut Case<'_>) {
         ),
         format!(
             "raise it in the calling shell: ulimit -l {}; for good: \"* - memlock {0}\" in /etc/security/limits.conf, \
-             or LimitMEMLOCK=infinity in the systemd unit; or give the program CAP_IPC_LOCK",
+             or LimitMEMLOCK=infinity in the systemd unit; or give the program CAP_IPC_LOCK, and CAP_SYS_RESOURCE where the \
+             guest's process is another user",
             needed.div_ceil(1024)
         ),
     );

@@ -93,8 +93,9 @@ pub enum VfioError {
     },
     /// More ranges would be mapped than the Linux kernel keeps account of.
     #[error(
-        "mapping the guest's RAM for DMA takes {needed} entries at least, and {left} are left for its devices: raise \
-         dma_entry_limit of the module vfio_iommu_type1 (65535 unless it was lowered), or use iommufd, which has no such limit"
+        "mapping the guest's RAM for DMA takes {needed} entries at least, and {left} are left for its devices: raise the limit, \
+         which holds for a guest from its first device on (echo 65535 > \
+         /sys/module/vfio_iommu_type1/parameters/dma_entry_limit), or use iommufd, which has none"
     )]
     DmaEntries {
         /// How many ranges are to be mapped at least.
