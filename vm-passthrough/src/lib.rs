@@ -40,6 +40,7 @@ pub mod pci;
 pub mod readiness;
 #[cfg(feature = "sim")]
 pub mod sim;
+pub mod usb4;
 pub mod vfio;
 
 pub use error::Error;

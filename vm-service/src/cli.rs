@@ -17,6 +17,7 @@ use crate::commands::SimArgs;
 use crate::commands::attach::AttachArgs;
 use crate::commands::claim::ClaimArgs;
 use crate::commands::detach::DetachArgs;
+use crate::commands::egpu::EgpuArgs;
 use crate::commands::events::EventsArgs;
 use crate::commands::explain::ExplainArgs;
 use crate::commands::guests::GuestArgs;
@@ -88,6 +89,8 @@ pub(crate) enum Command {
     Release(ReleaseArgs),
     /// List, create and remove virtual functions (SR-IOV)
     Vfs(VfsArgs),
+    /// Show GPUs in enclosures of USB4 and Thunderbolt
+    Egpu(EgpuArgs),
     /// Boot a guest in the foreground, with its devices
     Run(RunArgs),
     /// Be the daemon: start guests that outlive the shell, and serve the API that the commands below ask
@@ -233,7 +236,8 @@ fn execute(
     let (root, sim) = match &cli.command {
         Command::List(ListArgs { source, .. })
         | Command::Info(InfoArgs { source, .. })
-        | Command::Explain(ExplainArgs { source, .. }) => (source.root.as_deref(), source.sim.sim.as_deref()),
+        | Command::Explain(ExplainArgs { source, .. })
+        | Command::Egpu(EgpuArgs { source, .. }) => (source.root.as_deref(), source.sim.sim.as_deref()),
         Command::Claims(SimArgs { sim })
         | Command::Claim(ClaimArgs { sim: SimArgs { sim }, .. })
         | Command::Release(ReleaseArgs { sim: SimArgs { sim }, .. })
@@ -264,6 +268,7 @@ fn execute(
         Command::Claims(_) => commands::claims::run(&mut context),
         Command::Release(args) => commands::release::run(&mut context, args),
         Command::Vfs(args) => commands::vfs::run(&mut context, args),
+        Command::Egpu(args) => commands::egpu::run(&mut context, args),
         Command::Run(args) => commands::run::run(&mut context, args),
         Command::Serve(args) => commands::serve::run(&mut context, args),
         Command::Guests(args) => commands::guests::list(&mut context, args),

@@ -8,6 +8,7 @@ pub(crate) mod claims;
 pub(crate) mod compile;
 pub(crate) mod console;
 pub(crate) mod detach;
+pub(crate) mod egpu;
 pub(crate) mod events;
 pub(crate) mod explain;
 pub(crate) mod guests;

@@ -12,6 +12,7 @@ mod part;
 mod readiness;
 mod run;
 mod usage;
+mod usb4;
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -34,6 +35,7 @@ pub use readiness::{Blocker, Readiness, Severity};
 pub(crate) use run::milliseconds;
 pub use run::{Exits, RunDevice, RunReport};
 pub use usage::{GpuProcess, Usage};
+pub use usb4::{TunnelledFunction, Usb4Domain, Usb4Port, Usb4Retimer, Usb4Router};
 
 /// Version of the schema.
 pub const VERSION: u32 = 1;
@@ -98,6 +100,13 @@ pub enum Body {
     Vfs {
         /// The physical functions.
         physical: Vec<PhysicalFunction>,
+    },
+    /// `egpu info`: what is connected by USB4 and Thunderbolt.
+    EgpuInfo {
+        /// The domains, by number.
+        domains: Vec<Usb4Domain>,
+        /// The PCI functions that are behind a tunnel, in order of their addresses.
+        functions: Vec<TunnelledFunction>,
     },
     /// `run`: how the guest ran.
     Run(RunReport),

@@ -4,6 +4,8 @@
 mod capture;
 #[path = "commands/claims.rs"]
 mod claims;
+#[path = "commands/egpu.rs"]
+mod egpu;
 #[path = "commands/explain_claim.rs"]
 mod explain_claim;
 #[path = "commands/gpu.rs"]

@@ -9,6 +9,7 @@ use super::{SimFunction, SimHost};
 use crate::PciAddress;
 use crate::pci::{self, PciFunction};
 use crate::readiness::{ExplainOptions, Explainer};
+use crate::usb4::{self, Route};
 
 /// The files that are overwritten, below the simulated host's root. `ADDRESS` is the function's directory.
 const FILES: &[&str] = &[
@@ -46,6 +47,19 @@ const FILES: &[&str] = &[
     "proc/swaps",
     "proc/net/route",
     "proc/net/ipv6_route",
+    "proc/sys/kernel/osrelease",
+    "ADDRESS/removable",
+    "PORT/removable",
+    "sys/bus/thunderbolt/devices/domain0/security",
+    "sys/bus/thunderbolt/devices/domain0/iommu_dma_protection",
+    "sys/bus/thunderbolt/devices/0-1/authorized",
+    "sys/bus/thunderbolt/devices/0-1/unique_id",
+    "sys/bus/thunderbolt/devices/0-1/vendor",
+    "sys/bus/thunderbolt/devices/0-1/device_name",
+    "sys/bus/thunderbolt/devices/0-1/generation",
+    "sys/bus/thunderbolt/devices/0-1/rx_speed",
+    "sys/bus/thunderbolt/devices/0-1/rx_lanes",
+    "sys/bus/thunderbolt/devices/0-1/usb4_port1/link",
 ];
 
 /// A host with one function whose files are overwritten, and what they were before.
@@ -65,6 +79,14 @@ impl Target {
         sim.add(&SimFunction::root_port(port))?;
         sim.add(&SimFunction::gpu(address).below(port).sriov(4).driver("amdgpu"))?;
         sim.add(&SimFunction::nvme(neighbour).group(1).driver("nvme"))?;
+        sim.add_domain(0, Some(neighbour), &[])?;
+        let router = [
+            ("authorized", "1\n"),
+            ("tx_speed", "20.0 Gb/s\n"),
+            ("tx_lanes", "255\n"),
+            ("usb4_port1/link", "tbt\n"),
+        ];
+        sim.add_router(Route { domain: 0, path: 1 }, &router)?;
         sim.add_child(address, "block", "block/sda", &[])?;
         sim.add_child(address, "net", "net/eth0", &[])?;
         let (function, bridge) = (sim.device_dir(address)?, sim.device_dir(port)?);
@@ -96,8 +118,16 @@ impl Target {
             data = rest;
         }
         let host = self.sim.plain_host();
-        for function in pci::scan(&host).unwrap_or_default() {
-            check(&function);
+        let functions = pci::scan(&host).unwrap_or_default();
+        functions.iter().for_each(check);
+        let domains = usb4::scan(&host).unwrap_or_default();
+        let names = domains
+            .iter()
+            .flat_map(|domain| &domain.routers)
+            .filter_map(|router| router.device_name.as_ref());
+        assert!(names.clone().all(|name| name.chars().count() <= 64 && !name.contains(char::is_control)));
+        for tunnel in usb4::tunnels(&host, &functions, &domains) {
+            assert!(functions.iter().any(|function| function.address == tunnel.function));
         }
         let options = ExplainOptions { check_open_files: false, ..ExplainOptions::default() };
         if let Ok(readiness) = Explainer::new(&host).explain(self.address, &options) {

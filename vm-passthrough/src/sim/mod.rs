@@ -24,6 +24,7 @@ mod function;
 mod fuzz;
 mod fuzz_device;
 mod tree;
+mod usb4;
 mod vmm;
 
 pub use config::SimConfig;

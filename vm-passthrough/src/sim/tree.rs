@@ -413,7 +413,7 @@ impl SimHost {
         )
     }
 
-    fn link_path(&self, path: &Path, target: &Path) -> io::Result<()> {
+    pub(super) fn link_path(&self, path: &Path, target: &Path) -> io::Result<()> {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
         }

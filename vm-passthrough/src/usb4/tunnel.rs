@@ -1,0 +1,160 @@
+//! Which PCI functions reach the host through a tunnel, and through which router.
+
+use std::collections::BTreeMap;
+
+use super::{Authorization, Domain, Route};
+use crate::pci::PciFunction;
+use crate::{Host, PciAddress, files};
+
+/// More bridges than are ever above a function: there are 256 buses.
+const MAX_BRIDGES: usize = 256;
+
+/// A PCI function that reaches the host through a PCIe tunnel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tunnel {
+    /// The function.
+    pub function: PciAddress,
+    /// How that is known.
+    pub basis: Basis,
+    /// The root port above it.
+    pub root_port: PciAddress,
+    /// The router that it is in.
+    pub via: Via,
+}
+
+/// How it is known that a function is behind a tunnel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
+#[strum(serialize_all = "kebab-case")]
+pub enum Basis {
+    /// Linux says so (`removable`): from 6.13 on it tells a controller's own functions from what is behind a tunnel.
+    Linux,
+    /// An older Linux calls removable all that is below a port which the firmware calls external. Of that, what the rule of 6.13
+    /// takes for a controller's own functions is left out, as far as the rule can be followed from outside.
+    Inferred,
+}
+
+/// The router that a function is in. Linux does not say which one: it is inferred.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Via {
+    /// The only one to which PCIe is tunnelled.
+    Only(Route),
+    /// Of those to which PCIe is tunnelled the only one as many links away as there are switches above the function.
+    Depth(Route),
+    /// One of these.
+    OneOf(Vec<Route>),
+    /// To none, as Linux shows it: its module thunderbolt may not be loaded.
+    Unknown,
+}
+
+impl Via {
+    /// The router, where one alone can be it.
+    pub fn router(&self) -> Option<Route> {
+        match self {
+            Self::Only(route) | Self::Depth(route) => Some(*route),
+            Self::OneOf(_) | Self::Unknown => None,
+        }
+    }
+}
+
+/// The functions that reach the host through a tunnel, in the order of `functions`, which are all of the host's.
+pub fn tunnels(host: &Host, functions: &[PciFunction], domains: &[Domain]) -> Vec<Tunnel> {
+    let all = functions.iter().map(|function| (function.address, function)).collect();
+    let basis = if knows_tunnels(host) { Basis::Linux } else { Basis::Inferred };
+    let tree = Tree { host, all, domains, basis };
+    functions.iter().filter_map(|function| tree.tunnel(function)).collect()
+}
+
+/// Whether this Linux calls removable only what is behind a tunnel.
+fn knows_tunnels(host: &Host) -> bool {
+    let release = files::read_trimmed(&host.proc.join("sys/kernel/osrelease")).unwrap_or_default();
+    let mut numbers = release.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());
+    numbers.next().zip(numbers.next()) >= Some((6, 13))
+}
+
+/// The host's functions.
+struct Tree<'a> {
+    host: &'a Host,
+    all: BTreeMap<PciAddress, &'a PciFunction>,
+    domains: &'a [Domain],
+    basis: Basis,
+}
+
+impl Tree<'_> {
+    fn tunnel(&self, function: &PciFunction) -> Option<Tunnel> {
+        let way = self.way(function);
+        let (root, below) = way.split_first()?;
+        // What is behind a tunnelled function is behind the tunnel, too.
+        let first = below.iter().enumerate().find(|(at, first)| match self.basis {
+            Basis::Linux => self.is_removable(first),
+            Basis::Inferred => self.is_removable(first) && !self.is_controllers(&way[..at + 2]),
+        });
+        let tunnelled = &below[first?.0..];
+        if !self.is_removable(function) {
+            return None;
+        }
+        // A switch has an upstream port and a downstream one.
+        let bridges = tunnelled.iter().filter(|function| function.header_type != 0).count();
+        let via = self.via(root, bridges.div_ceil(2).max(1) as u32);
+        Some(Tunnel { function: function.address, basis: self.basis, root_port: root.address, via })
+    }
+
+    /// A function and the bridges above it, from the root bus on.
+    fn way<'b>(&'b self, function: &'b PciFunction) -> Vec<&'b PciFunction> {
+        let above = |function: &&PciFunction| self.all.get(&function.upstream?).copied();
+        let mut way: Vec<_> = std::iter::successors(Some(function), above).take(MAX_BRIDGES).collect();
+        way.reverse();
+        way
+    }
+
+    fn is_removable(&self, function: &PciFunction) -> bool {
+        let path = self.host.pci_device(function.address).join("removable");
+        files::read_trimmed(&path).as_deref() == Some("removable")
+    }
+
+    /// Whether the last function of a way from a root port on is of a controller in that port: its switch, or an endpoint
+    /// right below (`pcie_switch_directly_under` in Linux `arch/x86/pci/acpi.c`). What is below a port that belongs to a host
+    /// interface is not.
+    fn is_controllers(&self, way: &[&PciFunction]) -> bool {
+        let [above @ .., function] = way else { return false };
+        let is_linked = above.last().is_some_and(|parent| !self.host_interfaces(parent).is_empty());
+        let is_bridge = function.header_type != 0;
+        !is_linked && if is_bridge { matches!(above.len(), 1 | 2) } else { above.len() == 3 }
+    }
+
+    /// The host interfaces that Linux has linked a port to, as the firmware says that their tunnels begin there
+    /// (`usb4-host-interface`).
+    fn host_interfaces(&self, port: &PciFunction) -> Vec<PciAddress> {
+        let names = files::names(&self.host.pci_device(port.address)).unwrap_or_default();
+        names.iter().filter_map(|name| name.strip_prefix("supplier:pci:")?.parse().ok()).collect()
+    }
+
+    /// The router of a function `links` links away below a root port.
+    fn via(&self, root: &PciFunction, links: u32) -> Via {
+        let linked = self.host_interfaces(root);
+        let is_below = |interface: PciAddress| {
+            let interface = self.all.get(&interface);
+            interface.is_some_and(|interface| {
+                self.way(interface).first().map(|first| first.address) == Some(root.address)
+            })
+        };
+        let is_of = |domain: &&Domain| {
+            domain.host_interface.is_some_and(|interface| linked.contains(&interface) || is_below(interface))
+        };
+        let mut domains: Vec<&Domain> = self.domains.iter().filter(is_of).collect();
+        if domains.is_empty() {
+            domains = self.domains.iter().collect();
+        }
+        let has_tunnel =
+            |authorization| matches!(authorization, Some(Authorization::Yes | Authorization::Challenged));
+        let routers = domains.iter().flat_map(|domain| &domain.routers);
+        let candidates: Vec<Route> =
+            routers.filter(|router| has_tunnel(router.authorization)).map(|router| router.route).collect();
+        let mut as_far = candidates.iter().filter(|route| route.depth() == links);
+        match (&*candidates, as_far.next(), as_far.next()) {
+            ([], _, _) => Via::Unknown,
+            ([only], _, _) => Via::Only(*only),
+            (_, Some(route), None) => Via::Depth(*route),
+            _ => Via::OneOf(candidates),
+        }
+    }
+}
