@@ -574,10 +574,11 @@ impl State {
             Event::Detached(address, Ok(Detached::Reset)) => self.set(*address, Phase::Detached),
             Event::Detached(address, Ok(Detached::Unreset)) => self.set(*address, Phase::GivenUp),
             Event::Detached(address, Err(error)) => {
-                let is_last = self.is_last_try_of(*address);
+                let is_it = |function: &Function| function.address == *address;
+                let is_last = self.is_last_try_of(is_it);
                 self.set(*address, if is_last { Phase::Detached } else { Phase::Owed });
                 if is_last {
-                    self.keep(*address, error);
+                    self.keep(is_it, error);
                 }
             }
             Event::Closed(address) => self.set(*address, Phase::Claimed),
@@ -692,13 +693,14 @@ impl State {
     }
 
     fn released(&mut self, target: PciAddress, released: &Result<(), String>) {
-        let is_last = self.is_last_try_of(target);
+        let has_it = |function: &Function| function.claim == Some(target);
+        let is_last = self.is_last_try_of(has_it);
         if let Err(error) = released {
             if !is_last {
                 let claim = self.claims.iter_mut().find(|claim| claim.target == target);
                 return claim.into_iter().for_each(|claim| claim.failed = true);
             }
-            self.keep(target, error);
+            self.keep(has_it, error);
         }
         self.claims.retain(|claim| claim.target != target);
         for function in self.slots.iter_mut().flat_map(|slot| &mut slot.functions) {
@@ -866,17 +868,15 @@ impl State {
         self.change(address, |function| function.phase = phase);
     }
 
-    /// Whether what fails now is not tried again, of a function or of the claim of a function.
-    fn is_last_try_of(&self, address: PciAddress) -> bool {
-        let is_of = |function: &Function| function.address == address || function.claim == Some(address);
+    /// Whether what fails now of such a function is not tried again.
+    fn is_last_try_of(&self, is_of: impl Fn(&Function) -> bool + Copy) -> bool {
         let mut slots = self.slots.iter().filter(|slot| slot.functions.iter().any(is_of));
         self.last_try || slots.any(|slot| slot.is_leaving() && slot.last_try)
     }
 
-    /// Notes what could not be released.
-    fn keep(&mut self, address: PciAddress, error: &str) {
+    /// Notes what could not be undone of such a function.
+    fn keep(&mut self, is_of: impl Fn(&Function) -> bool + Copy, error: &str) {
         self.kept.push(error.to_owned());
-        let is_of = |function: &Function| function.address == address || function.claim == Some(address);
         let slots = self.slots.iter_mut().filter(|slot| slot.functions.iter().any(is_of));
         slots.for_each(|slot| slot.kept.push(error.to_owned()));
     }

@@ -214,7 +214,10 @@ impl Model {
                 Event::NotClaimed(address)
             }
             Action::Claim(address) => {
-                let claim = self.claims.keys().next().copied().filter(|_| covered).unwrap_or(address);
+                // One that a claim had before, and which is not released yet, has it still.
+                let had = self.claims.iter().find(|(_, has)| has.contains(&address)).map(|(claim, _)| *claim);
+                let other = || self.claims.keys().next().copied().filter(|_| covered);
+                let claim = had.or_else(other).unwrap_or(address);
                 if well {
                     self.claims.entry(claim).or_default();
                     self.claim_of.insert(address, claim);
