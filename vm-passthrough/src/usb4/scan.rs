@@ -78,12 +78,13 @@ fn security(text: Option<String>) -> Security {
 
 /// A router; `None` for another host (XDomain), which has names like one but no `authorized` and no `nvm_version`.
 fn router(route: Route, path: &Path) -> Option<Router> {
-    let is_device = text(path, "authorized").is_some();
-    if route.depth() > 0 && !is_device {
+    let is_below = route.depth() > 0;
+    let authorized = text(path, "authorized").filter(|_| is_below);
+    if is_below && authorized.is_none() {
         return None;
     }
     let number = |name| text(path, name).and_then(|text| hexadecimal(&text));
-    let authorization = text(path, "authorized").and_then(|text| match &*text {
+    let authorization = authorized.and_then(|text| match &*text {
         "0" => Some(Authorization::No),
         "1" => Some(Authorization::Yes),
         "2" => Some(Authorization::Challenged),
@@ -94,7 +95,6 @@ fn router(route: Route, path: &Path) -> Option<Router> {
         let count = text(path, &format!("{direction}_lanes"))?.parse().ok()?;
         Some(Lanes { speed, count })
     };
-    let is_below = route.depth() > 0;
     Some(Router {
         route,
         unique_id: text(path, "unique_id").and_then(|text| text.parse().ok()),
@@ -103,7 +103,7 @@ fn router(route: Route, path: &Path) -> Option<Router> {
         vendor_name: text(path, "vendor_name"),
         device_name: text(path, "device_name"),
         generation: text(path, "generation").and_then(|text| text.parse().ok()),
-        authorization: authorization.filter(|_| is_below),
+        authorization,
         boot: text(path, "boot").and_then(|text| flag(&text)) == Some(true),
         link: lanes("rx")
             .zip(lanes("tx"))
