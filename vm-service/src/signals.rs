@@ -64,6 +64,11 @@ impl StopSignals {
         })?);
         Ok(this)
     }
+
+    /// Has them handed on until this process ends.
+    pub fn stay(self) {
+        std::mem::forget(self);
+    }
 }
 
 impl Drop for StopSignals {

@@ -1,6 +1,7 @@
 //! `claim`: takes functions and their companions from their drivers, until `release`.
 
 use std::fmt::Write as _;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use clap::Args;
 use vm_passthrough::claim::{self, Cancel, Claim, ClaimError, ClaimOptions};
@@ -52,11 +53,11 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ClaimArgs) -> Result<(), Fai
     let saved = (args.restore || args.persist).then(|| SavedClaims::lock(&context.host)).transpose();
     let saved = saved.map_err(Failure::failed)?;
     super::release::recover(&mut manager)?;
-    let cancel = Cancel::default();
+    let course = Course::default();
     if let (true, Some(saved)) = (args.restore, &saved) {
         let _signals =
-            cancelled_by_signals(cancel.clone(), "the claim under way is undone, and no other is made")?;
-        return restore(context, &mut manager, saved, &cancel);
+            cancelled_by_signals(course.clone(), "the claim under way is undone, and no other is made")?;
+        return restore(context, &mut manager, saved, &course.cancel);
     }
     let host = context.host.clone();
     // How much RAM a guest will have is not known yet.
@@ -71,16 +72,17 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ClaimArgs) -> Result<(), Fai
         .map(|&address| scan.explain_one(address, &options))
         .collect::<Result<_, _>>()?;
     explain::require_ready(context, &readiness)?;
-    let signals = cancelled_by_signals(cancel.clone(), "what was claimed is released")?;
+    let signals = cancelled_by_signals(course.clone(), "what was claimed is released")?;
     let mut options = ClaimOptions::default();
     options.persistent = true;
     options.tentative = true;
     options.with_group = args.with_group;
     options.driver = vfio_driver(args.vfio_driver.as_ref());
-    options.cancel = Some(cancel);
+    options.cancel = Some(course.cancel.clone());
     let saved = saved.as_ref().map(|saved| (saved, scan.functions()));
-    let claims = claim_all(&mut manager, &args.addresses, &options, saved)?;
-    drop(signals);
+    let claims = claim_all(&mut manager, &args.addresses, &options, saved, &course)?;
+    // One that ended this process now would tell that nothing is claimed.
+    signals.stay();
     print(context, &args.addresses, &claims, String::new())
 }
 
@@ -95,6 +97,7 @@ fn claim_all(
     addresses: &[PciAddress],
     options: &ClaimOptions,
     saved: Option<(&SavedClaims, &[PciFunction])>,
+    course: &Course,
 ) -> Result<Vec<Claimed>, Failure> {
     let mut claims: Vec<Claimed> = Vec::new();
     let claimed = (|| {
@@ -104,11 +107,13 @@ fn claim_all(
                 claims.push(manager.claim(address, options).map_err(|error| error.to_string())?);
             }
         }
-        // Whoever ends this process before has it all undone.
-        manager.keep(&claims).map_err(|error| error.to_string())?;
-        saved.map_or(Ok(()), |(saved, functions)| {
-            let notes = claims.iter().map(|claim| note(claim, options, functions));
-            saved.save(&notes.collect::<Vec<_>>())
+        course.complete(|| {
+            // Whoever ends this process before has it all undone.
+            manager.keep(&claims).map_err(|error| error.to_string())?;
+            saved.map_or(Ok(()), |(saved, functions)| {
+                let notes = claims.iter().map(|claim| note(claim, options, functions));
+                saved.save(&notes.collect::<Vec<_>>())
+            })
         })
     })();
     let Err(mut message) = claimed else { return Ok(claims) };
@@ -198,9 +203,40 @@ fn print(
     context.print(|| Body::Claim(json::Claim::new(asked, functions())), || text)
 }
 
+/// How far a claim is, for signals to know.
+#[derive(Clone, Debug, Default)]
+struct Course {
+    cancel: Cancel,
+    /// Locked while it becomes so.
+    is_complete: Arc<Mutex<bool>>,
+}
+
+impl Course {
+    /// Takes the last steps, which no signal undoes, unless one came before.
+    fn complete(&self, last: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+        let mut is_complete = self.is_complete();
+        if self.cancel.is_requested() {
+            return Err("a signal came before it was complete".to_owned());
+        }
+        last()?;
+        *is_complete = true;
+        Ok(())
+    }
+
+    fn is_complete(&self) -> MutexGuard<'_, bool> {
+        self.is_complete.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// The first signal cancels the claim; a second one ends this process where it is, and the ledger knows what is to be undone.
-fn cancelled_by_signals(cancel: Cancel, outcome: &'static str) -> Result<StopSignals, Failure> {
+/// One that comes when the claim is complete does nothing.
+fn cancelled_by_signals(course: Course, outcome: &'static str) -> Result<StopSignals, Failure> {
     let on_signal = move |signal| {
+        let (cancel, is_complete) = (&course.cancel, course.is_complete());
+        if *is_complete {
+            tracing::warn!("{signal}: the claim was complete; `vm-service release` gives back what it took");
+            return;
+        }
         if cancel.is_requested() {
             log::say(format_args!(
                 "error: {signal} again: what was not complete is not released yet; the next command that changes the host does \
