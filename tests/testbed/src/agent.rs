@@ -6,6 +6,7 @@ mod canary;
 mod data;
 mod disk;
 mod guest;
+mod hang;
 mod hold;
 mod init;
 mod killer;

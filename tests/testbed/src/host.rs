@@ -6,4 +6,4 @@ mod programs;
 mod runner;
 
 pub use programs::{Programs, Purpose, workspace};
-pub use runner::{Outcome, Run, Verdict, run_all};
+pub use runner::{Options, Outcome, Run, Verdict, run_all};

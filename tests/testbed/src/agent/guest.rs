@@ -12,6 +12,7 @@ use rustix::mount::{MountFlags, mount};
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
 use serde_json::Value;
 
+use super::hang::what_guests_do;
 use super::{Finished, Function, L1, wait_until};
 use crate::report::Report;
 use crate::scenario::Variant;
@@ -371,7 +372,7 @@ impl Guest {
         });
         let took = self.started.elapsed();
         self.read_console()?;
-        let status = status.with_context(|| self.evidence())??;
+        let status = status.with_context(|| format!("{}{}", what_guests_do(), self.evidence()))??;
         Ok(Ended {
             process: Finished {
                 code: status.code(),

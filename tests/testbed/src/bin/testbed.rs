@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use clap::Parser;
-use testbed::host::{Outcome, Programs, Purpose, Run, Verdict, run_all, workspace};
+use testbed::host::{Options, Outcome, Programs, Purpose, Run, Verdict, run_all, workspace};
 use testbed::provision::{
     Cache, LinuxKernel, provision_built, provision_qemu, provision_stock, provision_systemd,
 };
@@ -45,6 +45,9 @@ struct Arguments {
     /// Run on this bzImage in place of the self-built Linux: another version, made with tests/testbed/linux-6.12.config.
     #[arg(long, value_name = "IMAGE")]
     linux: Option<PathBuf>,
+    /// Run a scenario that failed once more; one that passes then counts as passed, and is named as flaky at the end.
+    #[arg(long)]
+    retry: bool,
     /// Print every step.
     #[arg(long, short)]
     verbose: bool,
@@ -115,7 +118,8 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
     let contents = runs.iter().fold(Contents::NONE, |all, run| all.union(run.scenario.contents));
     let mut programs = Programs::build(&workspace().join("target/testbed"), purpose, contents)?;
     programs.cloud_hypervisor.clone_from(&arguments.cloud_hypervisor);
-    let outcomes = run_all(&runs, &programs, arguments.jobs, arguments.verbose);
+    let options = Options { jobs: arguments.jobs, retry: arguments.retry, verbose: arguments.verbose };
+    let outcomes = run_all(&runs, &programs, options);
     if arguments.json {
         println!("{}", serde_json::to_string_pretty(&outcomes.iter().map(as_json).collect::<Vec<_>>())?);
     }
@@ -130,6 +134,9 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
             }
         }
         println!();
+    }
+    for (outcome, reason) in outcomes.iter().filter_map(|outcome| Some((outcome, outcome.flaky.as_ref()?))) {
+        println!("flaky: {} ({}), which failed the first time: {reason}", outcome.scenario, outcome.variant);
     }
     let count = |is: fn(&Verdict) -> bool| outcomes.iter().filter(|outcome| is(&outcome.verdict)).count();
     let failed = count(|verdict| matches!(verdict, Verdict::Failed(_)));
@@ -188,6 +195,7 @@ fn as_json(outcome: &Outcome) -> serde_json::Value {
         "variant": outcome.variant.name(),
         "verdict": verdict,
         "reason": reason,
+        "flaky": outcome.flaky,
         "seconds": outcome.took.as_secs_f64(),
         "proved": outcome.proved,
         "figures": figures,

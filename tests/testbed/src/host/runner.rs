@@ -48,6 +48,8 @@ pub struct Outcome {
     pub variant: Variant,
     /// How it ended.
     pub verdict: Verdict,
+    /// Why it failed the first time, where it passed the second.
+    pub flaky: Option<String>,
     /// How long it took.
     pub took: Duration,
     /// What was checked and held.
@@ -63,16 +65,27 @@ pub struct Outcome {
 /// A batch's deadlines add up to no more, unless it is of one scenario: long ones run beside others.
 const BATCH: Duration = Duration::from_secs(1200);
 
-/// Runs all of `runs`, `jobs` at once. `verbose` prints every step.
-pub fn run_all(runs: &[Run], programs: &Programs, jobs: usize, verbose: bool) -> Vec<Outcome> {
+/// How scenarios are run.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// How many at once.
+    pub jobs: usize,
+    /// Run what failed once more: QEMU's emulation of nested virtualisation loses interrupts now and then.
+    pub retry: bool,
+    /// Print every step.
+    pub verbose: bool,
+}
+
+/// Runs all of `runs`.
+pub fn run_all(runs: &[Run], programs: &Programs, options: Options) -> Vec<Outcome> {
     let batches = batches(runs);
     let next = AtomicUsize::new(0);
     let outcomes = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
-        for _ in 0..jobs.clamp(1, batches.len().max(1)) {
+        for _ in 0..options.jobs.clamp(1, batches.len().max(1)) {
             scope.spawn(|| {
                 while let Some(batch) = batches.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let done = run_batch(batch, programs, verbose);
+                    let done = run_batch(batch, programs, options);
                     outcomes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).extend(done);
                 }
             });
@@ -108,6 +121,9 @@ fn announce(outcome: &Outcome) {
     let name = format!("{} ({})", outcome.scenario, outcome.variant);
     let seconds = outcome.took.as_secs_f64();
     match &outcome.verdict {
+        Verdict::Passed if outcome.flaky.is_some() => {
+            say(format_args!("FLAKY   {name}: it failed the first time, and passed the second"));
+        }
         Verdict::Passed => {
             say(format_args!("ok      {name} in {seconds:.1} s, {} checks", outcome.proved.len()))
         }
@@ -122,19 +138,32 @@ fn announce(outcome: &Outcome) {
 }
 
 /// Runs a batch. What comes after one that failed has an L1 of its own, as that may have left anything behind.
-fn run_batch(batch: &[&Run], programs: &Programs, verbose: bool) -> Vec<Outcome> {
-    let mut outcomes = Vec::new();
+fn run_batch(batch: &[&Run], programs: &Programs, options: Options) -> Vec<Outcome> {
+    let mut outcomes: Vec<Outcome> = Vec::new();
     while let Some(rest) = batch.get(outcomes.len()..).filter(|rest| !rest.is_empty()) {
-        outcomes.extend(run_in_one(rest, programs, verbose));
+        outcomes.extend(run_in_one(rest, programs, options.verbose, ""));
+        let Some(last) = outcomes.last_mut().filter(|_| options.retry) else { continue };
+        let Verdict::Failed(reason) = &last.verdict else { continue };
+        let reason = reason.clone();
+        let again =
+            batch.iter().filter(|run| run.scenario.name == last.scenario).copied().collect::<Vec<_>>();
+        if let Some(mut again) = run_in_one(&again, programs, options.verbose, "-again").pop()
+            && again.verdict == Verdict::Passed
+        {
+            again.flaky = Some(reason);
+            announce(&again);
+            *last = again;
+        }
     }
     outcomes
 }
 
 /// Runs scenarios in one L1, until one fails.
-fn run_in_one(batch: &[&Run], programs: &Programs, verbose: bool) -> Vec<Outcome> {
+fn run_in_one(batch: &[&Run], programs: &Programs, verbose: bool, suffix: &str) -> Vec<Outcome> {
     let name = batch.iter().map(|run| run.scenario.name).collect::<Vec<_>>().join("+");
     let variant = batch.first().map_or("", |run| run.variant.name());
-    let files = Files { directory: workspace().join("target/testbed").join(format!("{name}-{variant}")) };
+    let name = format!("{name}-{variant}{suffix}");
+    let files = Files { directory: workspace().join("target/testbed").join(name) };
     let mut machine = None;
     let mut outcomes = Vec::new();
     for (at, run) in batch.iter().enumerate() {
@@ -143,6 +172,7 @@ fn run_in_one(batch: &[&Run], programs: &Programs, verbose: bool) -> Vec<Outcome
             scenario: run.scenario.name,
             variant: run.variant,
             verdict: Verdict::Passed,
+            flaky: None,
             took: Duration::ZERO,
             proved: Vec::new(),
             figures: Vec::new(),
