@@ -20,7 +20,7 @@ pub use device::{DeviceSettings, RomSetting};
 pub use error::{ConfigError, MissingFile, Problem};
 pub(crate) use files::open_file;
 pub use net::{MacAddress, Net};
-pub(crate) use read::{is_name, memory_argument, vcpus_argument};
+pub(crate) use read::{is_name, memory_argument, uneven, vcpus_argument};
 pub use size::{format_size, parse_size};
 pub use vsock::Vsock;
 
@@ -33,6 +33,8 @@ pub struct GuestConfig {
     pub vcpus: u8,
     /// RAM in bytes, a multiple of 2 MiB.
     pub memory: u64,
+    /// Size in bytes of the huge pages that its RAM is made of; `None` for pages of whatever size the Linux kernel finds.
+    pub hugepages: Option<u64>,
     /// What it boots.
     pub boot: Boot,
     /// Host PCI functions that it owns.
@@ -83,6 +85,8 @@ pub const MIN_MEMORY: u64 = 2 << 20;
 pub const MAX_MEMORY: u64 = 16 << 40;
 /// RAM comes in multiples of this, in bytes: the size of a huge page.
 pub const MEMORY_STEP: u64 = 2 << 20;
+/// Sizes of huge pages that x86-64 has, in bytes.
+pub const HUGEPAGE_SIZES: [u64; 2] = [2 << 20, 1 << 30];
 /// Most bytes of a command line: Linux on x86-64 reads 2,048 with the final zero.
 pub const MAX_CMDLINE: usize = 2047;
 /// Most passthrough devices of one guest: each sits behind a root port of its own on bus 0.
@@ -106,7 +110,7 @@ pub fn fuzz(data: &[u8]) {
             assert!(!guest.name.is_empty() && guest.name.len() <= MAX_NAME);
             assert!(guest.vcpus >= 1);
             assert!(guest.memory >= MIN_MEMORY && guest.memory <= MAX_MEMORY);
-            assert_eq!(guest.memory % MEMORY_STEP, 0);
+            assert_eq!(guest.memory % guest.hugepages.unwrap_or(MEMORY_STEP), 0);
             assert!(guest.boot.cmdline.len() <= MAX_CMDLINE);
             assert!(guest.devices.len() <= MAX_DEVICES && guest.disks.len() <= MAX_DISKS);
             assert!(guest.settings.keys().all(|device| guest.devices.contains(device)));

@@ -1,11 +1,15 @@
 //! Whether the guest's RAM can be had, locked and mapped for DMA.
 
 use super::facts::Memlock;
-use super::{BlockerCode, Case, Severity};
+use super::{BlockerCode, Case, RamPages, Severity, huge_pages};
 use crate::iommu::{self, IovaRange};
 
 pub(super) fn judge(case: &mut Case<'_>) {
-    host_memory(case);
+    match case.options.pages {
+        RamPages::Any => host_memory(case),
+        // They are no part of what is available, nor in the limit of a cgroup.
+        RamPages::Huge(_) | RamPages::HugeReserved => huge_pages::judge(case),
+    }
     memlock(case);
     reserved(case);
     width(case);

@@ -25,6 +25,7 @@ mod facts;
 mod guest;
 mod holders;
 mod host_use;
+mod huge_pages;
 mod isolation;
 mod memory;
 mod text;
@@ -35,6 +36,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub use holders::{Holder, holders};
+pub use huge_pages::{HugePagesTooFew, check_huge_pages};
 pub(crate) use memory::size_text;
 
 use facts::HostFacts;
@@ -63,6 +65,8 @@ pub struct ExplainOptions {
     pub ram: Vec<IovaRange>,
     /// Whether that is only assumed, and the guest may have as much less as the host has.
     pub ram_is_assumed: bool,
+    /// What that RAM is made of.
+    pub pages: RamPages,
     /// Guest-physical addresses that BARs below 4 GiB can have.
     pub mmio32: IovaRange,
     /// Whether another device of the guest has all of that pinned already.
@@ -91,6 +95,19 @@ pub struct ExplainOptions {
     pub driver: VfioDriver,
 }
 
+/// What a guest's RAM is made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RamPages {
+    /// Pages of whatever size the Linux kernel finds.
+    #[default]
+    Any,
+    /// Huge pages of this size in bytes, which are to come from the host's pool of such.
+    Huge(u64),
+    /// Huge pages that the guest has got already.
+    HugeReserved,
+}
+
 impl ExplainOptions {
     /// For a guest with `bytes` of RAM: up to 3 GiB from 0, more from 4 GiB on, and what does not end below 1012 GiB from
     /// 1 TiB on, as IOMMUs of AMD translate nothing between (it is HyperTransport's).
@@ -109,6 +126,7 @@ impl ExplainOptions {
             ram,
             ram_is_assumed: false,
             ram_is_pinned: false,
+            pages: RamPages::Any,
             slot: None,
             mmio32: 0xc000_0000..=0xdfff_ffff,
             physical_address_bits: None,
@@ -280,6 +298,7 @@ codes! {
     IovaTooWide = "iova-too-wide", Guest, "the guest's RAM lies beyond what the IOMMU can address";
     OpenFilesTooLow = "open-files-too-low", Guest, "the process may not open as many files as the guest's interrupts take";
     HostMemoryTooLow = "host-memory-too-low", Guest, "the host has too little memory for the guest's, all of which is pinned";
+    HugePagesTooFew = "huge-pages-too-few", Guest, "the host has too few free huge pages for the guest's RAM";
     MemlockTooLow = "memlock-too-low", Guest, "the process may not lock as much memory as the guest has";
     Unchecked = "unchecked", Guest, "something could not be looked at";
 }

@@ -889,6 +889,44 @@ fn remedies_in_a_virtual_machine() {
 }
 
 #[test]
+fn huge_pages_too_few() {
+    const POOL: &str = "sys/kernel/mm/hugepages/hugepages-2048kB";
+    let scene = |pages: RamPages, pool: &[(&str, u64)]| {
+        let mut scene = Scene::new().write("proc/meminfo", "MemTotal: 8388608 kB\nMemAvailable: 1 kB\n");
+        scene.options = ExplainOptions::for_memory(1 << 30);
+        scene.options.pages = pages;
+        pool.iter()
+            .fold(scene, |scene, (name, pages)| scene.write(&format!("{POOL}/{name}"), &pages.to_string()))
+    };
+    let huge = RamPages::Huge(2 << 20);
+    let check = |pool: &[(&str, u64)], has: &str, make: &str| {
+        let evidence = &["1 GiB of RAM take 512 huge pages of 2 MiB", has];
+        scene(huge, pool).check(
+            Code::HugePagesTooFew,
+            Blocks,
+            evidence,
+            &[make, "hugepages-2048kB/nr_hugepages"],
+        );
+    };
+    check(&[("nr_hugepages", 0), ("free_hugepages", 0)], "has 0 that are free", "echo 512 >");
+    check(&[("nr_hugepages", 600), ("free_hugepages", 511)], "has 511 that are free", "echo 601 >");
+    let reserved = [("nr_hugepages", 600), ("free_hugepages", 600), ("resv_hugepages", 100)];
+    check(&reserved, "has 500 that are free", "echo 612 >");
+    let enough = [("nr_hugepages", 512), ("free_hugepages", 512), ("resv_hugepages", 0)];
+    assert_eq!(scene(huge, &enough).explain().blockers, []);
+    let more = [
+        ("nr_hugepages", 0),
+        ("free_hugepages", 0),
+        ("nr_overcommit_hugepages", 600),
+        ("surplus_hugepages", 88),
+    ];
+    assert_eq!(scene(huge, &more).explain().blockers, []);
+    assert_eq!(scene(RamPages::HugeReserved, &[]).explain().blockers, []);
+    let none = &["there is no", "hugepages-1048576kB", "1 GiB"];
+    scene(RamPages::Huge(1 << 30), &enough).check(Code::HugePagesTooFew, Blocks, none, &["another size"]);
+}
+
+#[test]
 fn memlock_too_low() {
     let limited = |limit, capabilities| {
         let scene = Scene::new();

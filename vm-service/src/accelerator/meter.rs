@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::time::Duration;
 
+use rustix::fs::MemfdFlags;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::vmm::memory::memfd;
@@ -41,7 +42,7 @@ impl Meter {
     /// # Errors
     /// The Linux kernel's.
     pub(crate) fn new() -> io::Result<Self> {
-        let file = memfd("guest-time", BYTES as u64)?;
+        let file = memfd("guest-time", BYTES as u64, MemfdFlags::empty())?;
         // Its page is there from now on, so that no worker's write fails.
         file.write_all_at(&[0; BYTES], 0)?;
         Ok(Self(file))

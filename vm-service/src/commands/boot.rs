@@ -82,6 +82,9 @@ impl BootArgs {
         let mut config = GuestConfig::load(&self.guest).map_err(Failure::usage)?;
         config.vcpus = self.vcpus.unwrap_or(config.vcpus);
         config.memory = self.memory.unwrap_or(config.memory);
+        if let Some(message) = config.hugepages.and_then(|size| config::uneven(config.memory, size)) {
+            return Err(Failure::usage(message));
+        }
         for device in &self.devices {
             if !config.devices.contains(device) {
                 config.devices.push(*device);

@@ -23,6 +23,7 @@ use clap::Args;
 use rustix::process::DumpableBehavior;
 use vm_passthrough::PassthroughManager;
 use vm_passthrough::claim::{ClaimOptions, SharedLease};
+use vm_passthrough::readiness::check_huge_pages;
 use vm_passthrough::vfio::Backend;
 
 use super::boot::{BootArgs, StartOptions};
@@ -236,6 +237,9 @@ fn devices(
     stop: &Stop,
 ) -> Result<Option<Devices>, Failure> {
     let host = context.host.clone();
+    if let (Some(size), []) = (config.hugepages, &config.devices[..]) {
+        check_huge_pages(&host, size, config.memory).map_err(Failure::failed)?;
+    }
     let mut manager = match PassthroughManager::with_host(host.clone()) {
         Err(error) if config.devices.is_empty() => {
             tracing::debug!("{error}; the guest gets no devices");

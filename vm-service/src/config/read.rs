@@ -11,14 +11,16 @@ use toml::de::{DeTable, DeValue};
 
 use super::error::Problem;
 use super::{
-    AcceleratorDevice, Boot, ConfigError, Disk, GuestConfig, MAX_CMDLINE, MAX_DISKS, MAX_FILE,
-    MAX_HOT_PLUG_SLOTS, MAX_MEMORY, MAX_NAME, MEMORY_STEP, MIN_MEMORY, parse_size,
+    AcceleratorDevice, Boot, ConfigError, Disk, GuestConfig, HUGEPAGE_SIZES, MAX_CMDLINE, MAX_DISKS,
+    MAX_FILE, MAX_HOT_PLUG_SLOTS, MAX_MEMORY, MAX_NAME, MEMORY_STEP, MIN_MEMORY, format_size, parse_size,
 };
 
 /// What `vcpus` may be.
 const VCPUS: &str = "write a number from 1 to 255";
 /// What `memory` may be.
 const MEMORY: &str = "write a size from 2M to 16T in steps of 2M, as in \"512M\" or \"4G\"";
+/// What `hugepages` may be.
+const HUGEPAGES: &str = "write \"2M\" or \"1G\", or leave it out";
 /// What `hot_plug_slots` may be.
 const HOT_PLUG_SLOTS: &str = "write a number from 0 to 16";
 /// Most mistakes that are reported at once.
@@ -91,6 +93,18 @@ pub(crate) fn memory_argument(text: &str) -> Result<u64, String> {
     memory(text).map_err(|what| format!("it {what}; {MEMORY}"))
 }
 
+/// What is wrong with as much memory in huge pages of this size, if anything is.
+pub(crate) fn uneven(memory: u64, hugepages: u64) -> Option<String> {
+    let size = format_size(hugepages);
+    let text = || {
+        format!(
+            "`memory` is \"{}\", no whole number of pages of {size}; write a multiple of {size}, or other `hugepages`",
+            format_size(memory)
+        )
+    };
+    (!memory.is_multiple_of(hugepages)).then(text)
+}
+
 /// Whether a guest may have this name.
 pub(crate) fn is_name(text: &str) -> bool {
     (1..=MAX_NAME).contains(&text.len())
@@ -159,6 +173,7 @@ impl Reader<'_> {
                 "name",
                 "vcpus",
                 "memory",
+                "hugepages",
                 "boot",
                 "devices",
                 "peer_to_peer",
@@ -176,6 +191,12 @@ impl Reader<'_> {
         };
         let memory =
             self.required(&root, "memory", "write memory = \"512M\"").and_then(|entry| self.memory(&entry));
+        let hugepages = self.optional(&root, "hugepages").and_then(|entry| self.hugepages(&entry));
+        if let (Some(size), Some(memory)) = (hugepages, memory)
+            && let Some(message) = uneven(memory, size)
+        {
+            self.problem(self.place(&root, "memory"), message);
+        }
         let boot = self
             .required(&root, "boot", "write a table [boot] with kernel = \"PATH\"")
             .and_then(|entry| self.section(&entry, "write it as a table: [boot]"))
@@ -207,6 +228,7 @@ impl Reader<'_> {
             name,
             vcpus,
             memory,
+            hugepages,
             boot,
             devices,
             settings,
@@ -252,6 +274,14 @@ impl Reader<'_> {
         match memory(text) {
             Ok(bytes) => Some(bytes),
             Err(what) => self.wrong(entry, &format!("is \"{}\", which {what}", shorten(text)), MEMORY),
+        }
+    }
+
+    fn hugepages(&mut self, entry: &Entry<'_, '_>) -> Option<u64> {
+        let text = self.string(entry, HUGEPAGES)?;
+        match parse_size(text) {
+            Ok(size) if HUGEPAGE_SIZES.contains(&size) => Some(size),
+            _ => self.wrong(entry, &format!("is \"{}\"", shorten(text)), HUGEPAGES),
         }
     }
 

@@ -15,6 +15,7 @@ const FULL: &str = r#"
 name = "web1"
 vcpus = 4
 memory = "4G"
+hugepages = "1G"
 peer_to_peer = false
 hot_plug_slots = 2
 
@@ -76,6 +77,7 @@ fn reads_every_key() {
         name: "web1".into(),
         vcpus: 4,
         memory: 4 << 30,
+        hugepages: Some(1 << 30),
         boot: Boot {
             kernel: "/boot/vmlinuz".into(),
             initrd: Some("/etc/guests/web1/initrd.img".into()),
@@ -163,6 +165,7 @@ fn leaves_out_what_may_be_missing() {
             name: "a".into(),
             vcpus: 1,
             memory: 2 << 20,
+            hugepages: None,
             boot: Boot { kernel: PathBuf::from("/etc/guests/k"), initrd: None, cmdline: String::new() },
             devices: vec![],
             settings: BTreeMap::new(),
@@ -244,6 +247,30 @@ web1.toml:4:9: `vcpus` is 0; write a number from 1 to 255
   4 | vcpus = 0
     |         ^
 ",
+    );
+    check(
+        &with("hugepages = \"4K\""),
+        r#"
+web1.toml:4:13: `hugepages` is "4K"; write "2M" or "1G", or leave it out
+  4 | hugepages = "4K"
+    |             ^^^^
+"#,
+    );
+    check(
+        &with("hugepages = 2"),
+        r#"
+web1.toml:4:13: `hugepages` is a number; write "2M" or "1G", or leave it out
+  4 | hugepages = 2
+    |             ^
+"#,
+    );
+    check(
+        &with("hugepages = \"1G\""),
+        r#"
+web1.toml:2:10: `memory` is "64M", no whole number of pages of 1G; write a multiple of 1G, or other `hugepages`
+  2 | memory = "64M"
+    |          ^^^^^
+"#,
     );
     check(
         &with("hot_plug_slots = 17"),
@@ -619,7 +646,7 @@ web1.toml:4:1: unknown key `Vcpus`; did you mean `vcpus`?
     check(
         &with(r#"colour = "red""#),
         r#"
-web1.toml:4:1: unknown key `colour`; allowed here: name, vcpus, memory, boot, devices, peer_to_peer, hot_plug_slots, accelerators, vsock, disks, net
+web1.toml:4:1: unknown key `colour`; allowed here: name, vcpus, memory, hugepages, boot, devices, peer_to_peer, hot_plug_slots, accelerators, vsock, disks, net
   4 | colour = "red"
     | ^^^^^^
 "#,
@@ -722,7 +749,7 @@ web1.toml:1:9: `vcpus` is 0; write a number from 1 to 255
 web1.toml:2:10: `memory` is a number; write a size from 2M to 16T in steps of 2M, as in "512M" or "4G"
   2 | memory = 3
     |          ^
-web1.toml:3:1: unknown key `color`; allowed here: name, vcpus, memory, boot, devices, peer_to_peer, hot_plug_slots, accelerators, vsock, disks, net
+web1.toml:3:1: unknown key `color`; allowed here: name, vcpus, memory, hugepages, boot, devices, peer_to_peer, hot_plug_slots, accelerators, vsock, disks, net
   3 | color = 1
     | ^^^^^
 web1.toml:4:1: `boot.kernel` is missing; write kernel = "PATH" of a bzImage, vmlinux or ELF program

@@ -136,6 +136,7 @@ fn guest_file(_: &mut SchemaGenerator) -> Schema {
             "name": { "type": "string", "pattern": NAME },
             "vcpus": number(1, 255),
             "memory": text,
+            "hugepages": { "enum": ["2M", "1G"] },
             "boot": object(&["kernel"], json!({ "kernel": text, "initrd": text, "cmdline": text })),
             "devices": list(object(&["address"], device)),
             "peer_to_peer": flag,

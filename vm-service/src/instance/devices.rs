@@ -12,7 +12,7 @@ use vm_passthrough::deadlines::LEDGER;
 use vm_passthrough::manager::ManagerError;
 use vm_passthrough::pci::placement::FunctionRequest;
 use vm_passthrough::readiness::{
-    BlockerCode, ExplainOptions, Explainer, FILES_PER_VECTOR, Holder, Readiness, Severity,
+    BlockerCode, ExplainOptions, Explainer, FILES_PER_VECTOR, Holder, RamPages, Readiness, Severity,
 };
 use vm_passthrough::vfio::{
     self, AddressSpace as _, Backend, DeviceFile, DeviceParts, MSI_IRQ, MSIX_IRQ, Presence, Space,
@@ -267,6 +267,9 @@ impl Devices {
         let mut options = self.explain.clone();
         options.slot = room;
         options.ram_is_pinned = self.space.is_some();
+        if let RamPages::Huge(_) = options.pages {
+            options.pages = RamPages::HugeReserved;
+        }
         options.with_group = request.with_group;
         options.accept = request.accept.clone();
         let vectors: u64 = self.functions.values().map(|function| function.vectors).sum();

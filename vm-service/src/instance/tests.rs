@@ -48,6 +48,7 @@ fn config(kernel: &std::path::Path) -> GuestConfig {
         name: "test".into(),
         vcpus: 1,
         memory: 4 << 20,
+        hugepages: None,
         boot: Boot { kernel: kernel.into(), initrd: None, cmdline: String::new() },
         devices: Vec::new(),
         settings: BTreeMap::new(),

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use vm_passthrough::pci::placement::FunctionRequest;
-use vm_passthrough::readiness::ExplainOptions;
+use vm_passthrough::readiness::{ExplainOptions, RamPages};
 
 use super::cpu::cpuid;
 use super::machine::open_kvm;
@@ -20,6 +20,7 @@ pub(crate) fn explain_options(config: &GuestConfig, kvm: Option<&Path>) -> Expla
     options.processor_reserved = supported.as_ref().map_or(0..0, cpuid::reserved);
     options.emulated = emulated(config);
     options.open_files = limits::REST;
+    options.pages = config.hugepages.map_or(RamPages::Any, RamPages::Huge);
     options
 }
 

@@ -187,7 +187,11 @@ impl Machine {
         vm.create_irq_chip().map_err(MachineError::kvm("KVM_CREATE_IRQCHIP"))?;
         // Where programs of the guest share a window, the workers need no RAM.
         let shares = config.accelerators.iter().any(|shared| shared.window.is_none());
-        let backing = if shares { Backing::Shared } else { Backing::Private };
+        let backing = match config.hugepages {
+            Some(size) => Backing::Huge(size),
+            None if shares => Backing::Shared,
+            None => Backing::Private,
+        };
         let memory = memory::create(&layout, backing)?;
         let vmm = KvmVmm::new(vm.clone(), memory.clone())
             .map_err(|error| memory::failed(config.memory, format_args!("{error}; lower `memory`")))?;

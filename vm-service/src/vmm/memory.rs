@@ -2,8 +2,9 @@
 //!
 //! It is private anonymous memory rather than a memfd: nothing else has to share it, transparent huge pages apply
 //! to it by default (for shared memory they are usually off), and pinning for DMA then needs 512 times fewer pages. Only
-//! where the guest shares an accelerator of the host is it a memfd, which the accelerator's worker maps too. Nobody can make
-//! that shorter, so that no access ends in a signal.
+//! where the guest shares an accelerator of the host is it a memfd, which the accelerator's worker maps too, and where it is to
+//! be of huge pages of the host's pool, of which all are reserved before the guest starts. Nobody can make that shorter, so that no
+//! access ends in a signal.
 //! It begins on a huge page's boundary, as KVM and the IOMMU map a huge page whole only where the guest-physical address
 //! and the one in this process are aligned alike. Children of this process don't get it: a child would keep it alive,
 //! and a fork would copy what is pinned.
@@ -46,6 +47,25 @@ pub(super) enum Backing {
     Private,
     /// A memfd for each range, which other processes can map.
     Shared,
+    /// The same, of huge pages of this size in bytes.
+    Huge(u64),
+}
+
+impl Backing {
+    fn huge_pages(self) -> MemfdFlags {
+        match self {
+            Self::Private | Self::Shared => MemfdFlags::empty(),
+            Self::Huge(size) if size == HUGE as u64 => MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB,
+            Self::Huge(_) => MemfdFlags::HUGETLB | MemfdFlags::HUGE_1GB,
+        }
+    }
+
+    fn advise(self, region: &MmapRegion) -> io::Result<()> {
+        match self {
+            Self::Private | Self::Shared => sys::advise_huge_pages(region),
+            Self::Huge(_) => Ok(()),
+        }
+    }
 }
 
 /// Reserves the RAM of `layout`, with advice to use huge pages.
@@ -73,14 +93,24 @@ pub(super) fn create(layout: &Layout, backing: Backing) -> Result<GuestMemoryMma
             .map_err(|_| failed("it does not fit this process".to_owned()))?;
         let file = match backing {
             Backing::Private => None,
-            Backing::Shared => {
-                Some(memfd("guest-ram", len as u64).map_err(|error| failed(format!("no memfd: {error}")))?)
+            Backing::Shared | Backing::Huge(_) => {
+                let file = memfd("guest-ram", len as u64, backing.huge_pages());
+                Some(file.map_err(|error| failed(format!("no memfd: {error}")))?)
             }
         };
-        let region = aligned(len, file.as_ref()).map_err(|error| {
-            failed(format!("{error}; lower `memory`, or raise the limit on virtual memory (ulimit -v, vm.overcommit_memory)"))
-        })?;
-        if let Err(error) = sys::advise_huge_pages(&region) {
+        let region = match (backing, &file) {
+            // The Linux kernel aligns it, and reserves all that it takes.
+            (Backing::Huge(page), Some(file)) => map(len, Some(file), 0).map_err(|error| {
+                failed(format!(
+                    "{error}; raise /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages, and see hugetlb.* of its cgroup",
+                    page >> 10
+                ))
+            })?,
+            _ => aligned(len, file.as_ref()).map_err(|error| {
+                failed(format!("{error}; lower `memory`, or raise the limit on virtual memory (ulimit -v, vm.overcommit_memory)"))
+            })?,
+        };
+        if let Err(error) = backing.advise(&region) {
             tracing::debug!(%error, "the host has no transparent huge pages");
         }
         if let Err(error) = sys::advise_no_fork(&region) {
@@ -114,7 +144,7 @@ pub(super) fn failed(size: u64, reason: impl fmt::Display) -> MachineError {
 /// Linux aligns large anonymous mappings by itself since 6.7, if their length is. Elsewhere it places each right below the
 /// one before, so that a filler of the right length moves the next one onto a boundary; whether it did is looked at.
 fn aligned(len: usize, file: Option<&File>) -> Result<MmapRegion, MmapRegionError> {
-    let first = map(len, file)?;
+    let first = map(len, file, libc::MAP_NORESERVE)?;
     let is_aligned = |region: &MmapRegion| (region.as_ptr() as usize).is_multiple_of(HUGE);
     if len < HUGE || is_aligned(&first) {
         return Ok(first);
@@ -126,12 +156,12 @@ fn aligned(len: usize, file: Option<&File>) -> Result<MmapRegion, MmapRegionErro
         match below.wrapping_sub(len) % HUGE {
             0 => {}
             // As long as the RAM, so that it comes to no smaller hole.
-            filler => match map(len.next_multiple_of(HUGE) + filler, None) {
+            filler => match map(len.next_multiple_of(HUGE) + filler, None, libc::MAP_NORESERVE) {
                 Ok(filler) => misplaced.push(filler),
                 Err(_) => break,
             },
         }
-        match map(len, file) {
+        match map(len, file, libc::MAP_NORESERVE) {
             Ok(region) if is_aligned(&region) => return Ok(region),
             Ok(region) => misplaced.push(region),
             Err(_) => break,
@@ -141,12 +171,12 @@ fn aligned(len: usize, file: Option<&File>) -> Result<MmapRegion, MmapRegionErro
     Ok(misplaced.swap_remove(0))
 }
 
-fn map(len: usize, file: Option<&File>) -> Result<MmapRegion, MmapRegionError> {
+fn map(len: usize, file: Option<&File>, flags: libc::c_int) -> Result<MmapRegion, MmapRegionError> {
     let builder = MmapRegionBuilder::new(len).with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE);
     match file {
-        None => builder.with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE),
+        None => builder.with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags),
         Some(file) => builder
-            .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE)
+            .with_mmap_flags(libc::MAP_SHARED | flags)
             .with_file_offset(FileOffset::new(file.try_clone().map_err(MmapRegionError::Mmap)?, 0)),
     }
     .build()
@@ -158,7 +188,7 @@ fn map(len: usize, file: Option<&File>) -> Result<MmapRegion, MmapRegionError> {
 /// When the host has no room for it.
 pub(super) fn window(bytes: u64) -> io::Result<MmapRegion> {
     let len = usize::try_from(bytes).map_err(io::Error::other)?;
-    let file = memfd("guest-window", bytes)?;
+    let file = memfd("guest-window", bytes, MemfdFlags::empty())?;
     let region = aligned(len, Some(&file)).map_err(io::Error::other)?;
     if let Err(error) = sys::advise_no_fork(&region) {
         tracing::debug!(%error, "children of this process get the guest's window");
@@ -166,12 +196,12 @@ pub(super) fn window(bytes: u64) -> io::Result<MmapRegion> {
     Ok(region)
 }
 
-/// Memory as a file of just this length.
+/// Memory as a file of just this length, of `huge` pages where that says so.
 ///
 /// # Errors
 /// When there are no files left.
-pub(crate) fn memfd(name: &str, len: u64) -> io::Result<File> {
-    let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+pub(crate) fn memfd(name: &str, len: u64, huge: MemfdFlags) -> io::Result<File> {
+    let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | huge)?;
     ftruncate(&file, len)?;
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(file.into())

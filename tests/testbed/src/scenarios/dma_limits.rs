@@ -1,5 +1,5 @@
-//! A guest's RAM can't be mapped for its device: VFIO keeps account of too few ranges (`dma_entry_limit`), or the process may lock too
-//! little memory. Nothing stays touched, another guest runs on, and what `vm-service` says to do is done to the letter, and helps.
+//! A guest's RAM can't be had, or mapped for its device: VFIO keeps account of too few ranges (`dma_entry_limit`), the process may lock
+//! too little memory, or the host has too few huge pages. Nothing stays touched, another guest runs on, and what `vm-service` says to do is done to the letter, and helps.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -17,7 +17,7 @@ use crate::scenarios::linux_nvme::{DISK, NVME, NVME_AND_EDU};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "dma-limits",
-    about: "too few DMA entries, too little locked memory: run and attach refuse, nothing stays touched, and the remedies work",
+    about: "too few DMA entries or huge pages, too little locked memory: run and attach refuse, nothing stays touched, and the remedies work",
     variants: Variant::ALL,
     ports: 2,
     devices: NVME_AND_EDU,
@@ -47,7 +47,8 @@ fn l1(l1: &mut L1) -> Result<()> {
         Variant::Group => entries(l1, &edu),
         Variant::Iommufd => Ok(()),
     }
-    .and_then(|()| locked(l1, &edu));
+    .and_then(|()| locked(l1, &edu))
+    .and_then(|()| huge_pages(l1, &edu));
     daemon.kill().and_then(|()| daemon.wait())?;
     tested?;
     l1.prove(other.runs() && other.holds_a_device(), "another guest, with its device, ran on all the while")?;
@@ -65,9 +66,7 @@ fn entries(l1: &mut L1, edu: &Function) -> Result<()> {
     let words = ["takes 1 entries", "0 are left", LIMIT];
     let said = refused(l1, edu, "no entry", FAILED, &words, |l1| run(l1, edu, "refused"))?;
     refused(l1, edu, "no entry, attach", FAILED, &words, |l1| attach(l1, edu))?;
-    let (value, path) = remedy(&said, "echo ")?.split_once(" > ").context("it says no echo")?;
-    let path = path.trim_end_matches(|end: char| !end.is_ascii_alphabetic());
-    fs::write(path, value).with_context(|| format!("echo {value} > {path}"))?;
+    let (value, path) = echo(&said)?;
     run(l1, edu, "entries")?.succeeded()?;
     attach(l1, edu)?.succeeded()?;
     l1.proved(format!("{value} in {path} helps: both have the device then"));
@@ -105,10 +104,59 @@ fn locked(l1: &mut L1, edu: &Function) -> Result<()> {
     Ok(())
 }
 
-/// The word of a message that follows `before`.
+/// The host's pool of huge pages is empty.
+fn huge_pages(l1: &mut L1, edu: &Function) -> Result<()> {
+    const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
+    let free =
+        || -> Result<u64> { Ok(fs::read_to_string(format!("{POOL}/free_hugepages"))?.trim().parse()?) };
+    let plan = |name| GuestPlan {
+        settings: "hugepages = \"2M\"",
+        memory_mib: 64,
+        ..GuestPlan::bare(name, "edu msis=200", edu)
+    };
+    let run = |l1: &mut L1| Ok(Guest::start(l1, &plan("huge"))?.end(TIMEOUT)?.process);
+    let words = ["huge-pages-too-few", "take 32 huge pages of 2 MiB", "has 0 that are free"];
+    let alone = |l1: &mut L1| {
+        let plan = GuestPlan { devices: Vec::new(), ..plan("alone") };
+        Ok(Guest::start(l1, &plan)?.end(TIMEOUT)?.process)
+    };
+    refused(l1, edu, "huge pages, no device", FAILED, &words[1..], alone)?;
+    let said = refused(l1, edu, "huge pages", BLOCKED, &words, run)?;
+    let (value, path) = echo(&said)?;
+    run(l1)?.succeeded()?;
+    l1.proved(format!("{value} in {path} helps: its device reaches the guest's RAM"));
+
+    let mut guest = Guest::start(l1, &GuestPlan { cmdline: "spin", ..plan("spins") })?;
+    guest.wait_for_log("attached in", TIMEOUT)?;
+    let smaps = fs::read_to_string(format!("/proc/{}/smaps", guest.vmm()?))?;
+    let lines = smaps.lines().skip_while(|line| !line.contains("guest-ram"));
+    let pages = lines.into_iter().find_map(|line| line.strip_prefix("KernelPageSize:")).map(str::trim);
+    l1.prove(pages == Some("2048 kB") && free()? == 0, "all of its RAM is mapped by huge pages")
+        .with_context(|| format!("{pages:?}, {} are free", free().unwrap_or_default()))?;
+    l1.vm_service(&["stop", "spins", "--now"], TIMEOUT)?.succeeded()?;
+    guest.end(TIMEOUT)?.process.succeeded()?;
+    l1.prove(free()?.to_string() == value, "the host has all of them back")?;
+
+    let without =
+        GuestPlan { settings: plan("").settings, memory_mib: 64, ..GuestPlan::sharing(HOT, "spin", "") };
+    let guest = hot_as(l1, &without)?;
+    attach(l1, edu)?.succeeded()?;
+    l1.prove(free()? == 0, "a guest that has all of them gets a device while it runs")?;
+    stop(l1, guest)?;
+    Ok(fs::write(path, "0")?)
+}
+
+/// Does the `echo` that a message names: what was written, and where.
+fn echo(said: &str) -> Result<(&str, &str)> {
+    let (value, path) = remedy(said, "echo ")?.split_once(" > ").context("it says no echo")?;
+    fs::write(path, value).with_context(|| format!("echo {value} > {path}"))?;
+    Ok((value, path))
+}
+
+/// The words of a message that follow `before`.
 fn remedy<'a>(said: &'a str, before: &str) -> Result<&'a str> {
     let after = said.split_once(before).with_context(|| format!("{before:?} is not in\n{said}"))?.1;
-    let end = after.find([';', ',', ')', '"']).unwrap_or(after.len());
+    let end = after.find([';', ',', ')', '"', '\n']).unwrap_or(after.len());
     Ok(after[..end].trim())
 }
 
@@ -147,7 +195,11 @@ fn run(l1: &mut L1, edu: &Function, name: &str) -> Result<Finished> {
 
 /// Starts the guest without a device.
 fn hot(l1: &mut L1) -> Result<Guest> {
-    let guest = Guest::start(l1, &GuestPlan::sharing(HOT, "spin", ""))?;
+    hot_as(l1, &GuestPlan::sharing(HOT, "spin", ""))
+}
+
+fn hot_as(l1: &mut L1, plan: &GuestPlan<'_>) -> Result<Guest> {
+    let guest = Guest::start(l1, plan)?;
     wait_until("the guest", TIMEOUT, || {
         let asked = l1.vm_service(&["guests"], TIMEOUT).ok()?;
         (asked.code == Some(0) && asked.stdout.contains(HOT)).then_some(())

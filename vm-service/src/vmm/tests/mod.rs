@@ -46,6 +46,7 @@ fn config(kernel: &Path, vcpus: u8) -> GuestConfig {
         name: "test".into(),
         vcpus,
         memory: 4 << 20,
+        hugepages: None,
         boot: Boot { kernel: kernel.into(), initrd: None, cmdline: "a=b".into() },
         devices: Vec::new(),
         settings: BTreeMap::new(),
