@@ -36,6 +36,7 @@ pub mod host;
 pub mod iommu;
 pub mod ledger;
 pub mod manager;
+pub mod numa;
 pub mod pci;
 pub mod readiness;
 #[cfg(feature = "sim")]

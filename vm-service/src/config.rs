@@ -35,6 +35,8 @@ pub struct GuestConfig {
     pub memory: u64,
     /// Size in bytes of the huge pages that its RAM is made of; `None` for pages of whatever size the Linux kernel finds.
     pub hugepages: Option<u64>,
+    /// The host's NUMA nodes for its RAM and vCPUs; `None` for those of its devices.
+    pub numa_nodes: Option<Vec<u16>>,
     /// What it boots.
     pub boot: Boot,
     /// Host PCI functions that it owns.
@@ -97,6 +99,8 @@ pub const MAX_HOT_PLUG_SLOTS: u8 = 16;
 pub const MAX_ACCELERATORS: usize = 4;
 /// Most virtio-blk disks of one guest.
 pub const MAX_DISKS: usize = 8;
+/// Most NUMA nodes of a guest.
+pub const MAX_NUMA_NODES: usize = 8;
 /// Most network interfaces of one guest.
 pub const MAX_NETS: usize = 8;
 

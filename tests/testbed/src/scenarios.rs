@@ -31,6 +31,7 @@ mod linux_igb;
 mod linux_net;
 mod linux_nvme;
 mod linux_storage;
+mod numa;
 mod own_vmm;
 mod peer_to_peer;
 mod rack;
@@ -69,6 +70,7 @@ pub const ALL: &[Scenario] = &[
     host_wants_back::SCENARIO,
     surprise_removal::SCENARIO,
     linux_storage::SCENARIO,
+    numa::SCENARIO,
     linux_nvme::SCENARIO,
     device_kinds::SCENARIO,
     group_not_viable::SCENARIO,

@@ -21,15 +21,15 @@ use std::time::Instant;
 
 use clap::Args;
 use rustix::process::DumpableBehavior;
-use vm_passthrough::PassthroughManager;
 use vm_passthrough::claim::{ClaimOptions, SharedLease};
 use vm_passthrough::readiness::check_huge_pages;
 use vm_passthrough::vfio::Backend;
+use vm_passthrough::{Host, PassthroughManager, numa};
 
 use super::boot::{BootArgs, StartOptions};
 use super::explain::{self, Accept};
 use super::{Scan, release};
-use crate::config::{AcceleratorDevice, GuestConfig};
+use crate::config::{AcceleratorDevice, GuestConfig, MAX_NUMA_NODES};
 use crate::context::Context;
 use crate::control::{GuestHome, Server};
 use crate::failure::Failure;
@@ -37,7 +37,7 @@ use crate::instance::{DeviceOptions, Devices, Inbox, Instance, RomFile, VmmError
 use crate::json::{self, Body};
 use crate::process::ChildProgram;
 use crate::signals::StopSignals;
-use crate::vmm::{self, End, MachineOptions, OnReboot, PowerButton, Stop};
+use crate::vmm::{self, End, GuestNuma, MachineOptions, OnReboot, PowerButton, Stop};
 use console::Console;
 use live::Live;
 use overdue::Overdue;
@@ -92,9 +92,10 @@ pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failu
     let on_reboot = if args.boot.options.no_reboot { OnReboot::End } else { OnReboot::Restart };
     let kvm = context.host.dev.join("kvm");
     let power_button = Some(button.clone());
+    let numa = numa_of(&context.host, &config, devices.as_ref())?;
     let worker = ChildProgram::worker(&context.program);
     let options =
-        MachineOptions { kvm, console, on_reboot, worker, power_button, ..MachineOptions::default() };
+        MachineOptions { kvm, console, on_reboot, numa, worker, power_button, ..MachineOptions::default() };
     let vmm = VmmOptions { program: ChildProgram::vmm(&context.program), ..VmmOptions::default() };
     // Who asks sees that it starts, and may end it.
     let live = Live::new(&config, service.terminal(), inbox.handle(), button);
@@ -214,6 +215,22 @@ fn report(
             timeline.guest
         ))),
     }
+}
+
+/// The NUMA nodes of the guest: those that its file names, and else those of its devices, where the host has more than one.
+fn numa_of(host: &Host, config: &GuestConfig, devices: Option<&Devices>) -> Result<GuestNuma, Failure> {
+    let nodes = numa::nodes(host);
+    let chosen = match &config.numa_nodes {
+        Some(chosen) => chosen.clone(),
+        None if nodes.len() < 2 => Vec::new(),
+        None => devices.into_iter().flat_map(Devices::numa_nodes).take(MAX_NUMA_NODES).collect(),
+    };
+    let chosen = GuestNuma::on(&chosen, &nodes).map_err(Failure::usage)?;
+    if chosen.hosts().len() > 0 {
+        let names: Vec<_> = chosen.hosts().map(|node| node.to_string()).collect();
+        tracing::info!("RAM and vCPUs of the guest {} are on NUMA node {}", config.name, names.join(" and "));
+    }
+    Ok(chosen)
 }
 
 /// Keeps others from claiming the GPUs that the guest shares, as long as this lives.

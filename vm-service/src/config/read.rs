@@ -10,9 +10,11 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::error::Problem;
+
 use super::{
     AcceleratorDevice, Boot, ConfigError, Disk, GuestConfig, HUGEPAGE_SIZES, MAX_CMDLINE, MAX_DISKS,
-    MAX_FILE, MAX_HOT_PLUG_SLOTS, MAX_MEMORY, MAX_NAME, MEMORY_STEP, MIN_MEMORY, format_size, parse_size,
+    MAX_FILE, MAX_HOT_PLUG_SLOTS, MAX_MEMORY, MAX_NAME, MAX_NUMA_NODES, MEMORY_STEP, MIN_MEMORY, format_size,
+    parse_size,
 };
 
 /// What `vcpus` may be.
@@ -21,6 +23,9 @@ const VCPUS: &str = "write a number from 1 to 255";
 const MEMORY: &str = "write a size from 2M to 16T in steps of 2M, as in \"512M\" or \"4G\"";
 /// What `hugepages` may be.
 const HUGEPAGES: &str = "write \"2M\" or \"1G\", or leave it out";
+/// What `numa_nodes` may be.
+const NUMA_NODES: &str =
+    "write a list of up to 8 different numbers of nodes of the host, as in [0, 1], or leave it out";
 /// What `hot_plug_slots` may be.
 const HOT_PLUG_SLOTS: &str = "write a number from 0 to 16";
 /// Most mistakes that are reported at once.
@@ -174,6 +179,7 @@ impl Reader<'_> {
                 "vcpus",
                 "memory",
                 "hugepages",
+                "numa_nodes",
                 "boot",
                 "devices",
                 "peer_to_peer",
@@ -197,6 +203,7 @@ impl Reader<'_> {
         {
             self.problem(self.place(&root, "memory"), message);
         }
+        let numa_nodes = self.optional(&root, "numa_nodes").and_then(|entry| self.numa_nodes(&entry));
         let boot = self
             .required(&root, "boot", "write a table [boot] with kernel = \"PATH\"")
             .and_then(|entry| self.section(&entry, "write it as a table: [boot]"))
@@ -229,6 +236,7 @@ impl Reader<'_> {
             vcpus,
             memory,
             hugepages,
+            numa_nodes,
             boot,
             devices,
             settings,
@@ -283,6 +291,22 @@ impl Reader<'_> {
             Ok(size) if HUGEPAGE_SIZES.contains(&size) => Some(size),
             _ => self.wrong(entry, &format!("is \"{}\"", shorten(text)), HUGEPAGES),
         }
+    }
+
+    fn numa_nodes(&mut self, entry: &Entry<'_, '_>) -> Option<Vec<u16>> {
+        let DeValue::Array(array) = entry.value else { return self.wrong_type(entry, NUMA_NODES) };
+        let mut nodes = Vec::new();
+        for value in array {
+            let number = match value.get_ref() {
+                DeValue::Integer(integer) => u16::from_str_radix(integer.as_str(), integer.radix()).ok(),
+                _ => None,
+            };
+            match number {
+                Some(node) if !nodes.contains(&node) && nodes.len() < MAX_NUMA_NODES => nodes.push(node),
+                _ => return self.wrong(entry, "is no list of them", NUMA_NODES),
+            }
+        }
+        Some(nodes)
     }
 
     fn boot(&mut self, section: &Section<'_, '_>) -> Option<Boot> {

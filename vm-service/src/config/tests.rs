@@ -16,6 +16,7 @@ name = "web1"
 vcpus = 4
 memory = "4G"
 hugepages = "1G"
+numa_nodes = [1, 0]
 peer_to_peer = false
 hot_plug_slots = 2
 
@@ -78,6 +79,7 @@ fn reads_every_key() {
         vcpus: 4,
         memory: 4 << 30,
         hugepages: Some(1 << 30),
+        numa_nodes: Some(vec![1, 0]),
         boot: Boot {
             kernel: "/boot/vmlinuz".into(),
             initrd: Some("/etc/guests/web1/initrd.img".into()),
@@ -166,6 +168,7 @@ fn leaves_out_what_may_be_missing() {
             vcpus: 1,
             memory: 2 << 20,
             hugepages: None,
+            numa_nodes: None,
             boot: Boot { kernel: PathBuf::from("/etc/guests/k"), initrd: None, cmdline: String::new() },
             devices: vec![],
             settings: BTreeMap::new(),
@@ -272,6 +275,11 @@ web1.toml:2:10: `memory` is "64M", no whole number of pages of 1G; write a multi
     |          ^^^^^
 "#,
     );
+    for wrong in ["1", "[65536]", "[-1]", "[0, 0]", "[\"0\"]", "[0, 1, 2, 3, 4, 5, 6, 7, 8]"] {
+        let text = with(&format!("numa_nodes = {wrong}"));
+        let error = GuestConfig::parse(&text, Path::new("web1.toml")).unwrap_err().to_string();
+        assert!(error.starts_with("web1.toml:4:14: `numa_nodes` is "), "{wrong}: {error}");
+    }
     check(
         &with("hot_plug_slots = 17"),
         r#"
@@ -646,7 +654,7 @@ web1.toml:4:1: unknown key `Vcpus`; did you mean `vcpus`?
     check(
         &with(r#"colour = "red""#),
         r#"
-web1.toml:4:1: unknown key `colour`; allowed here: name, vcpus, memory, hugepages, boot, devices, peer_to_peer, hot_plug_slots, accelerators, vsock, disks, net
+web1.toml:4:1: unknown key `colour`; allowed here: name, vcpus, memory, hugepages, numa_nodes, boot, devices, peer_to_peer, hot_plug_slots, accelerators, vsock, disks, net
   4 | colour = "red"
     | ^^^^^^
 "#,
@@ -749,7 +757,7 @@ web1.toml:1:9: `vcpus` is 0; write a number from 1 to 255
 web1.toml:2:10: `memory` is a number; write a size from 2M to 16T in steps of 2M, as in "512M" or "4G"
   2 | memory = 3
     |          ^
-web1.toml:3:1: unknown key `color`; allowed here: name, vcpus, memory, hugepages, boot, devices, peer_to_peer, hot_plug_slots, accelerators, vsock, disks, net
+web1.toml:3:1: unknown key `color`; allowed here: name, vcpus, memory, hugepages, numa_nodes, boot, devices, peer_to_peer, hot_plug_slots, accelerators, vsock, disks, net
   3 | color = 1
     | ^^^^^
 web1.toml:4:1: `boot.kernel` is missing; write kernel = "PATH" of a bzImage, vmlinux or ELF program

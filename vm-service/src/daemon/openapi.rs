@@ -137,6 +137,7 @@ fn guest_file(_: &mut SchemaGenerator) -> Schema {
             "vcpus": number(1, 255),
             "memory": text,
             "hugepages": { "enum": ["2M", "1G"] },
+            "numa_nodes": { "type": "array", "items": number(0, 65535), "maxItems": 8, "uniqueItems": true },
             "boot": object(&["kernel"], json!({ "kernel": text, "initrd": text, "cmdline": text })),
             "devices": list(object(&["address"], device)),
             "peer_to_peer": flag,

@@ -626,7 +626,7 @@ fn the_description_and_the_document_have_the_same_keys_of_guest_files() {
         for (name, schema) in schema["properties"].as_object().expect("properties") {
             let key = format!("{of}{name}");
             match (&schema["properties"], &schema["items"]) {
-                (Value::Null, Value::Null) => all.push(key),
+                (Value::Null, items) if items["properties"].is_null() => all.push(key),
                 (Value::Null, items) => keys(items, &format!("{key}[]."), all),
                 _ => keys(schema, &format!("{key}."), all),
             }

@@ -1,6 +1,6 @@
 //! The devices of a guest: claimed, opened and attached while it boots, detached and released after.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -137,6 +137,11 @@ impl Devices {
             slots.entry(function.request.slot).or_default().push(address);
         }
         slots.into_values().collect()
+    }
+
+    /// The host's NUMA nodes that they are on, ascending.
+    pub(crate) fn numa_nodes(&self) -> BTreeSet<u16> {
+        self.functions.values().filter_map(|function| function.found.numa_node).collect()
     }
 
     /// What the guest's machine is to make room for. `stop` gives up the claim that is under way; until then another command is

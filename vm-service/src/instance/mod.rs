@@ -94,7 +94,7 @@ impl Instance {
         let Inbox { messages, reset, stop, arrivals } = inbox;
         let expected = devices.as_mut().map(|devices| devices.announce(&stop, arrivals)).unwrap_or_default();
         let (config, kvm, on_reboot) = (config.clone(), options.kvm.clone(), options.on_reboot);
-        let make = Make { config, kvm, on_reboot, expected };
+        let make = Make { config, kvm, on_reboot, numa: options.numa.clone(), expected };
         let vmm = Arc::new(Vmm::start(vmm, make, options, &stop, reset.as_fd(), messages.0.clone())?);
         if let Some(devices) = &mut devices {
             devices.enter(vmm.clone());

@@ -49,6 +49,7 @@ fn config(kernel: &std::path::Path) -> GuestConfig {
         vcpus: 1,
         memory: 4 << 20,
         hugepages: None,
+        numa_nodes: None,
         boot: Boot { kernel: kernel.into(), initrd: None, cmdline: String::new() },
         devices: Vec::new(),
         settings: BTreeMap::new(),

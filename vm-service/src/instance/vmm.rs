@@ -110,7 +110,7 @@ struct Vmm {
 impl Vmm {
     fn make(make: Make, files: Vec<OwnedFd>, keeper: Arc<OwnedFd>) -> Result<(Self, Confinement), Failed> {
         let failed = |reason: &dyn std::fmt::Display| Failed::from(reason.to_string());
-        let Make { config, kvm, on_reboot, expected } = make;
+        let Make { config, kvm, on_reboot, numa, expected } = make;
         let memory = config.memory;
         let mut files = files.into_iter();
         let mut file = || files.next().ok_or_else(|| failed(&"a descriptor is missing"));
@@ -131,6 +131,7 @@ impl Vmm {
             kvm,
             console,
             on_reboot,
+            numa,
             power_button,
             stop: Some(stop.clone()),
             opened: Opened(Some(Box::new(opened))),

@@ -13,7 +13,7 @@ use vm_passthrough::vfio::{
 
 use crate::config::GuestConfig;
 use crate::sandbox::Confinement;
-use crate::vmm::{ExpectedFunction, GuestAnswer, OnReboot, RunReport};
+use crate::vmm::{ExpectedFunction, GuestAnswer, GuestNuma, OnReboot, RunReport};
 
 /// What the keeper orders. Each is [done](Report::Done), one after the other.
 #[derive(Debug, Serialize, Deserialize)]
@@ -91,6 +91,7 @@ pub(super) struct Make {
     pub(super) config: GuestConfig,
     pub(super) kvm: PathBuf,
     pub(super) on_reboot: OnReboot,
+    pub(super) numa: GuestNuma,
     pub(super) expected: Vec<ExpectedFunction>,
 }
 

@@ -285,6 +285,8 @@ fn rules(
                 requests.extend(IOCTL_VMM);
                 let own = u64::from(std::process::id());
                 may(libc::SYS_tgkill, vec![all(&[equal(0, own)])?]);
+                // Where the thread itself runs, and so the vCPUs that it starts.
+                may(libc::SYS_sched_setaffinity, vec![all(&[equal(0, 0)])?]);
             }
             may(libc::SYS_prctl, one_of(0, &names)?);
             let requests = requests.iter().map(|request| all(&[equal(1, *request)]));

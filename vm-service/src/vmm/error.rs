@@ -11,6 +11,7 @@ use vm_passthrough::pci::placement::PlacementError;
 
 use super::boot::BootError;
 use super::exits::HotSpot;
+use super::numa::NumaError;
 
 /// Why a machine could not be made or run: what, where, and what to do.
 #[derive(Debug, Error)]
@@ -50,6 +51,9 @@ pub enum MachineError {
         /// Why not, and what to do.
         reason: String,
     },
+    /// The guest can't have its NUMA nodes.
+    #[error(transparent)]
+    Numa(#[from] NumaError),
     /// A number in the guest's configuration is out of range.
     #[error("the guest's {what} is {value}: {reason}")]
     Config {

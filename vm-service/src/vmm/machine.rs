@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::{self, Write};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
@@ -27,6 +28,7 @@ use super::layout::{self, Layout};
 use super::lifecycle::{End, Event, Lifecycle, OnReboot};
 use super::loading::Loading;
 use super::memory::{Backing, Prefault};
+use super::numa::{GuestNuma, VcpuPlace};
 use super::pci::{self, ExpectedFunction, GuestAnswer, PciRoot};
 use super::power_button::PowerButton;
 use super::quiesced::Quiesced;
@@ -78,6 +80,8 @@ pub struct MachineOptions {
     pub console: Console,
     /// What a reboot does.
     pub on_reboot: OnReboot,
+    /// The host's NUMA nodes for its RAM, its vCPUs and its devices.
+    pub numa: GuestNuma,
     /// The program that serves an accelerator which the guest shares.
     pub worker: ChildProgram,
     /// The guest's power button, where somebody has it already.
@@ -106,6 +110,7 @@ impl Default for MachineOptions {
             kvm: "/dev/kvm".into(),
             console: Console::default(),
             on_reboot: OnReboot::default(),
+            numa: GuestNuma::default(),
             worker: ChildProgram::worker("/proc/self/exe"),
             power_button: None,
             stop: None,
@@ -145,6 +150,10 @@ pub struct Machine {
     /// `None` once one of them is stuck.
     vcpus: Option<Halted>,
     reset_states: Vec<ResetState>,
+    vcpu_places: Vec<VcpuPlace>,
+    numa: GuestNuma,
+    /// Which of its nodes has which RAM.
+    ram: Vec<(u8, Range<u64>)>,
     chips: IrqChips,
     io: Arc<Io>,
     console_input: Option<OwnedFd>,
@@ -177,6 +186,8 @@ impl Machine {
         };
         let reserved = cpu::cpuid::reserved(&supported);
         let layout = Layout::new(config.memory, bits, reserved).ok_or_else(no_room)?;
+        let vcpu_places = options.numa.vcpus(config.vcpus)?;
+        let ram = options.numa.ram(&layout.ram, config.hugepages.unwrap_or(config::MEMORY_STEP))?;
         let thread = |source| MachineError::Thread { what: "loading", source };
         let stop = options.stop.map_or_else(Stop::new, Ok).map_err(thread)?;
         let files = Arc::new(open_files(&layout, &config.boot, &stop)?);
@@ -193,17 +204,19 @@ impl Machine {
             None => Backing::Private,
         };
         let memory = memory::create(&layout, backing)?;
+        memory::place(&memory, &ram, &options.numa);
         let vmm = KvmVmm::new(vm.clone(), memory.clone())
             .map_err(|error| memory::failed(config.memory, format_args!("{error}; lower `memory`")))?;
 
-        let vcpus: Vec<VcpuFd> = (0..config.vcpus)
-            .map(|index| vm.create_vcpu(index.into()))
+        let vcpus: Vec<VcpuFd> = vcpu_places
+            .iter()
+            .map(|place| vm.create_vcpu(place.apic_id.into()))
             .collect::<Result<_, _>>()
             .map_err(MachineError::kvm("KVM_CREATE_VCPU"))?;
         let tsc_runs = cpu::tsc::ensure_running(&vcpus)?;
         let tsc_deadline = tsc_runs && kvm.check_extension(Cap::TscDeadlineTimer);
-        for (vcpu, index) in vcpus.iter().zip(0..) {
-            let cpuid = cpu::cpuid::for_vcpu(&supported, index, config.vcpus, tsc_deadline)?;
+        for (vcpu, &place) in vcpus.iter().zip(&vcpu_places) {
+            let cpuid = cpu::cpuid::for_vcpu(&supported, place, tsc_deadline)?;
             vcpu.set_cpuid2(&cpuid).map_err(MachineError::kvm("KVM_SET_CPUID2"))?;
         }
         let reset_states = vcpus
@@ -235,6 +248,7 @@ impl Machine {
         let serial = SerialConsole::new(interrupt, options.console.output).map_err(resources)?;
         let lifecycle = Arc::new(Lifecycle::new().map_err(resources)?);
         let pci = PciRoot::new(vmm.clone(), vmm.bars().clone(), lifecycle.clone());
+        let pci = pci.on_nodes(options.numa.hosts());
         let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
         let peer = vsock.as_ref().map(VsockDevice::peer);
         for shared in &config.accelerators {
@@ -267,6 +281,9 @@ impl Machine {
             on_reboot: options.on_reboot,
             vcpus: Some(Halted::unstarted(vcpus)),
             reset_states,
+            vcpu_places,
+            numa: options.numa,
+            ram,
             chips,
             io,
             console_input: options.console.input,
@@ -356,7 +373,8 @@ impl Machine {
                 break;
             };
             let vcpus = self.vcpus.take().ok_or(MachineError::Unusable)?;
-            let threads = vcpu::start(vcpus, &self.io, quiesced)?;
+            let cpus: Vec<_> = self.vcpu_places.iter().map(|place| self.numa.cpus(place.node)).collect();
+            let threads = vcpu::start(vcpus, &cpus, &self.io, quiesced)?;
             let started = Instant::now();
             on_start(report.restarts);
             self.wait(stop, &threads);
@@ -419,9 +437,9 @@ impl Machine {
             loaded => loaded?,
         };
         self.io.reset()?;
-        let last_bus = self.io.pci.place(&self.layout.mem64)?;
-        let platform =
-            Platform { vcpus: vcpus.vcpus().len() as u8, last_bus, mem64: self.layout.mem64.clone() };
+        let roots = self.io.pci.place(&self.layout.mem64)?;
+        let (vcpu_places, numa, ram) = (self.vcpu_places.clone(), self.numa.clone(), self.ram.clone());
+        let platform = Platform { vcpus: vcpu_places, roots, numa, ram };
         let rsdp = acpi::write(&self.memory, &platform)?;
         cpu::write_tables(&self.memory)?;
         let entry = program.describe(&self.memory, &self.layout, &self.boot, rsdp)?;

@@ -12,6 +12,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -19,11 +20,15 @@ use std::time::Instant;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use vm_memory::mmap::{MmapRegion, MmapRegionBuilder, MmapRegionError};
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap, GuestRegionMmap};
+use vm_memory::{
+    FileOffset, GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap, GuestMemoryRegion as _,
+    GuestRegionMmap,
+};
 use vm_passthrough::claim::Cancel;
 
 use super::error::MachineError;
 use super::layout::Layout;
+use super::numa::GuestNuma;
 use super::sys;
 
 /// What a huge page covers.
@@ -122,6 +127,26 @@ pub(super) fn create(layout: &Layout, backing: Backing) -> Result<GuestMemoryMma
         );
     }
     GuestMemoryMmap::from_regions(regions).map_err(|error| failed(error.to_string()))
+}
+
+/// Has each node's part of RAM come from its node of the host, as long as that has any left. Nothing of it may be present yet.
+pub(super) fn place(memory: &GuestMemoryMmap, parts: &[(u8, Range<u64>)], numa: &GuestNuma) {
+    let hosts: Vec<u16> = numa.hosts().collect();
+    for (node, part) in parts {
+        let Some(&host) = hosts.get(usize::from(*node)) else { continue };
+        let region = memory.find_region(GuestAddress(part.start));
+        let placed = region.map(|region| {
+            let offset = part.start - region.start_addr().0;
+            let len = part.end - part.start;
+            sys::prefer_node(&region.get_mmap(), offset as usize, len as usize, host)
+        });
+        if let Some(Err(error)) = placed {
+            tracing::warn!(
+                "the guest's RAM comes from any NUMA node, not from {host}: {error}; see whether this process may use that node \
+                 (cpuset.mems of its cgroup)"
+            );
+        }
+    }
 }
 
 /// Bytes of RAM that the host has.

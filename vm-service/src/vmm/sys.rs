@@ -34,6 +34,24 @@ pub(super) fn advise_no_fork(region: &MmapRegion) -> io::Result<()> {
     Ok(())
 }
 
+/// Has a part of RAM come from this NUMA node of the host, as long as that has memory left.
+pub(super) fn prefer_node(region: &MmapRegion, offset: usize, len: usize, node: u16) -> io::Result<()> {
+    if offset.checked_add(len).is_none_or(|end| end > region.size()) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    const WORD: usize = u64::BITS as usize;
+    let mut mask = vec![0u64; usize::from(node) / WORD + 1];
+    mask[usize::from(node) / WORD] = 1 << (usize::from(node) % WORD);
+    // The Linux kernel takes one bit less than it is told.
+    let bits = mask.len() * WORD + 1;
+    let start = region.as_ptr().wrapping_add(offset);
+    let (mode, flags) = (libc::MPOL_PREFERRED, 0);
+    // SAFETY: the range lies in one live mapping, as was checked, whose contents the call does not change; the mask has that many
+    // bits but for the last, which is not read.
+    let answer = unsafe { libc::syscall(libc::SYS_mbind, start, len, mode, mask.as_ptr(), bits, flags) };
+    if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Makes a part of RAM present as if it was written to, without changing it.
 pub(super) fn populate(region: &MmapRegion, offset: usize, len: usize) -> io::Result<()> {
     if offset.checked_add(len).is_none_or(|end| end > region.size()) {

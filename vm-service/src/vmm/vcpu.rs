@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
 use kvm_ioctls::{VcpuExit, VcpuFd};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use vmm_sys_util::signal::{Killable as _, SIGRTMIN, register_signal_handler};
 
 use super::error::MachineError;
@@ -52,11 +53,16 @@ pub(super) struct VcpuThreads {
 
 extern "C" fn on_kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
-/// Starts a thread for each vCPU. From here on the guest may have its devices write its RAM.
+/// Starts a thread for each vCPU, on `cpus` of the host, or any where these are none. From here on the guest may have its devices write its RAM.
 ///
 /// # Errors
 /// When a thread can't be started; those that were are stopped again.
-pub(super) fn start(vcpus: Halted, io: &Arc<Io>, _: Quiesced) -> Result<VcpuThreads, MachineError> {
+pub(super) fn start(
+    vcpus: Halted,
+    cpus: &[&[u32]],
+    io: &Arc<Io>,
+    _: Quiesced,
+) -> Result<VcpuThreads, MachineError> {
     let failed = |source| MachineError::Thread { what: "vCPU", source };
     // The handler does nothing; without one the signal would end the process.
     register_signal_handler(SIGRTMIN(), on_kick)
@@ -68,7 +74,8 @@ pub(super) fn start(vcpus: Halted, io: &Arc<Io>, _: Quiesced) -> Result<VcpuThre
         let access = Arc::new(Access::default());
         started.accesses.push(access.clone());
         let run = move || run(index, vcpu, &io_of_thread, &access, &sender_of_thread);
-        let thread = sandbox::spawn(&format!("vcpu{index}"), run);
+        let spawn = || sandbox::spawn(&format!("vcpu{index}"), run);
+        let thread = on_cpus(cpus.get(index).copied().unwrap_or_default(), spawn);
         match thread {
             Ok(thread) => started.threads.push(thread),
             Err(source) => {
@@ -79,6 +86,31 @@ pub(super) fn start(vcpus: Halted, io: &Arc<Io>, _: Quiesced) -> Result<VcpuThre
         }
     }
     Ok(started)
+}
+
+/// Starts a thread that runs on these processors of the host alone, as far as this process may run there.
+fn on_cpus<T>(cpus: &[u32], spawn: impl FnOnce() -> T) -> T {
+    let chosen = || {
+        let before = sched_getaffinity(None)?;
+        let mut set = CpuSet::new();
+        // One that is beyond what the set holds is left out.
+        for cpu in cpus.iter().map(|&cpu| cpu as usize).filter(|&cpu| cpu < CpuSet::MAX_CPU) {
+            if before.is_set(cpu) {
+                set.set(cpu);
+            }
+        }
+        sched_setaffinity(None, &set).map(|()| before)
+    };
+    if cpus.is_empty() {
+        return spawn();
+    }
+    // A thread runs where the one that starts it does.
+    let before = chosen();
+    let spawned = spawn();
+    if let Err(error) = before.and_then(|before| sched_setaffinity(None, &before)) {
+        tracing::debug!(%error, "a vCPU runs on any processor");
+    }
+    spawned
 }
 
 impl VcpuThreads {

@@ -221,7 +221,13 @@ impl Life<'_> {
 
 /// A guest, or `None` when there is none of that name.
 fn status(l1: &mut L1, guest: &str) -> Result<Option<Value>> {
-    let listed = l1.vm_service(&["guests", "--json"], TIMEOUT)?.succeeded()?.json()?;
+    // An L1 that has little of a processor, in which the daemon is traced, may take longer than a client waits.
+    let listed = wait_until("an answer of the daemon", TIMEOUT, || {
+        let listed = l1.vm_service(&["guests", "--json"], TIMEOUT);
+        let is_late = |listed: &Finished| listed.stderr.contains("did not answer within");
+        Some(listed).filter(|listed| !listed.as_ref().is_ok_and(is_late))
+    })??;
+    let listed = listed.succeeded()?.json()?;
     let guests = listed["guests"].as_array().context("no list of guests")?;
     Ok(guests.iter().find(|found| found["name"] == guest).cloned())
 }

@@ -1,5 +1,7 @@
-//! A guest's bus beside the host's: functions of one device are so in the guest too, behind one port of its root bus, which other
+//! A guest's bus beside the host's: functions of one device are so in the guest too, behind one port of a root bus, which other
 //! devices don't share, and that port has the link of the device.
+
+use std::fs;
 
 use anyhow::{Context, Result, ensure};
 
@@ -36,14 +38,16 @@ pub(super) fn compare(l2: &mut L2, functions: &[&Function]) -> Result<()> {
 
 fn check_link(l2: &mut L2, function: &Function, port: &Function) -> Result<()> {
     let (device, above) = (link(function), link(port));
-    let is_root = port.address.starts_with("0000:00:");
+    let path = fs::canonicalize(port.path())?;
+    let bus = path.parent().and_then(|bus| bus.file_name()).map(|bus| bus.to_string_lossy());
+    let is_root = bus.is_some_and(|bus| bus.starts_with("pci"));
     let [speed, width, max_speed, max_width] = device;
     // A virtual function has its link in its physical one, and a conventional device none.
     let same = width == 0.0 || [speed, width] == above[..2];
     let enough = max_speed <= above[2] && max_width <= above[3];
     l2.prove(
         is_root && same && enough,
-        format!("{}, above {}, is of the root bus, with its link: {above:?}", port.address, function.address),
+        format!("{}, above {}, is of a root bus, with its link: {above:?}", port.address, function.address),
     )
     .with_context(|| format!("that of the device is {device:?}"))
 }

@@ -1,6 +1,6 @@
-//! CPUID: what the host's KVM can do, made consistent for a guest of one package with a core for each vCPU.
+//! CPUID: what the host's KVM can do, made consistent for a guest with a core for each vCPU, and a package for each NUMA node.
 //!
-//! The APIC id of a vCPU is its index. Sources: Intel SDM volume 2, "CPUID"; AMD APM volume 3, appendix E;
+//! Sources: Intel SDM volume 2, "CPUID"; AMD APM volume 3, appendix E;
 //! Documentation/virt/kvm/x86/cpuid.rst.
 
 use std::ops::Range;
@@ -9,6 +9,7 @@ use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use kvm_ioctls::Kvm;
 
 use crate::vmm::error::MachineError;
+use crate::vmm::numa::VcpuPlace;
 
 const LEAF1_ECX_X2APIC: u32 = 1 << 21;
 const LEAF1_ECX_TSC_DEADLINE: u32 = 1 << 24;
@@ -61,19 +62,13 @@ pub(in crate::vmm) fn reserved(supported: &CpuId) -> Range<u64> {
     end - SIZE..end
 }
 
-/// Bits of an APIC id that tell the vCPUs of a package apart.
-fn apic_id_bits(vcpus: u8) -> u32 {
-    u8::BITS - vcpus.saturating_sub(1).leading_zeros()
-}
-
-/// CPUID of vCPU `index` out of `vcpus`.
+/// CPUID of a vCPU.
 ///
 /// # Errors
 /// When there are more leaves than KVM takes.
 pub(in crate::vmm) fn for_vcpu(
     supported: &CpuId,
-    index: u8,
-    vcpus: u8,
+    place: VcpuPlace,
     tsc_deadline: bool,
 ) -> Result<CpuId, MachineError> {
     let mut entries: Vec<kvm_cpuid_entry2> = supported
@@ -87,30 +82,29 @@ pub(in crate::vmm) fn for_vcpu(
         supported.as_slice().iter().map(|entry| entry.function).filter(|&function| function < 0x4000_0000);
     let highest = basic.max().unwrap_or(0);
     for entry in &mut entries {
-        adapt(entry, index, vcpus, tsc_deadline);
+        adapt(entry, place, tsc_deadline);
     }
     if highest >= 0xb {
-        topology(&mut entries, 0xb, index, vcpus);
+        topology(&mut entries, 0xb, place);
     }
     if highest >= 0x1f {
-        topology(&mut entries, 0x1f, index, vcpus);
+        topology(&mut entries, 0x1f, place);
     }
     CpuId::from_entries(&entries).map_err(|_| MachineError::KvmLacks { what: "room for the guest's CPUID" })
 }
 
-fn adapt(entry: &mut kvm_cpuid_entry2, index: u8, vcpus: u8, tsc_deadline: bool) {
-    let (index, vcpus) = (u32::from(index), u32::from(vcpus));
-    let bits = apic_id_bits(vcpus as u8);
+fn adapt(entry: &mut kvm_cpuid_entry2, place: VcpuPlace, tsc_deadline: bool) {
+    let (apic_id, cores, bits) = (u32::from(place.apic_id), u32::from(place.cores), place.bits);
     match entry.function {
         1 => {
-            entry.ebx = entry.ebx & 0xffff | vcpus << 16 | index << 24;
+            entry.ebx = entry.ebx & 0xffff | cores << 16 | apic_id << 24;
             entry.ecx |= LEAF1_ECX_HYPERVISOR | LEAF1_ECX_X2APIC;
             if tsc_deadline {
                 entry.ecx |= LEAF1_ECX_TSC_DEADLINE;
             } else {
                 entry.ecx &= !LEAF1_ECX_TSC_DEADLINE;
             }
-            if vcpus > 1 {
+            if cores > 1 {
                 entry.edx |= LEAF1_EDX_HTT;
             } else {
                 entry.edx &= !LEAF1_EDX_HTT;
@@ -127,15 +121,15 @@ fn adapt(entry: &mut kvm_cpuid_entry2, index: u8, vcpus: u8, tsc_deadline: bool)
             entry.ecx = 0;
             entry.edx = 0;
         }
-        0x8000_0008 => entry.ecx = bits << 12 | (vcpus - 1),
+        0x8000_0008 => entry.ecx = bits << 12 | (cores - 1),
         // AMD's caches, likewise.
         0x8000_001d if entry.eax & 0x1f != 0 => {
             entry.eax = entry.eax & 0x3fff | sharing(entry.eax, bits) << 14;
         }
         0x8000_001e => {
-            entry.eax = index;
-            entry.ebx = index & 0xff;
-            entry.ecx = 0;
+            entry.eax = apic_id;
+            entry.ebx = place.core.into();
+            entry.ecx = place.node.into();
         }
         _ => {}
     }
@@ -147,10 +141,10 @@ fn sharing(eax: u32, bits: u32) -> u32 {
 }
 
 /// Leaf 0xb or 0x1f: threads in a core (one), cores in the package.
-fn topology(entries: &mut Vec<kvm_cpuid_entry2>, function: u32, index: u8, vcpus: u8) {
+fn topology(entries: &mut Vec<kvm_cpuid_entry2>, function: u32, place: VcpuPlace) {
     const SIGNIFICANT_INDEX: u32 = 1;
     for (subleaf, (shift, count, kind)) in
-        [(0, 1, 1), (apic_id_bits(vcpus), u32::from(vcpus), 2), (0, 0, 0)].into_iter().enumerate()
+        [(0, 1, 1), (place.bits, u32::from(place.cores), 2), (0, 0, 0)].into_iter().enumerate()
     {
         entries.push(kvm_cpuid_entry2 {
             function,
@@ -159,7 +153,7 @@ fn topology(entries: &mut Vec<kvm_cpuid_entry2>, function: u32, index: u8, vcpus
             eax: shift,
             ebx: count,
             ecx: kind << 8 | subleaf as u32,
-            edx: u32::from(index),
+            edx: place.apic_id.into(),
             ..kvm_cpuid_entry2::default()
         });
     }
@@ -168,6 +162,7 @@ fn topology(entries: &mut Vec<kvm_cpuid_entry2>, function: u32, index: u8, vcpus
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::vmm::numa::GuestNuma;
 
     fn leaf(function: u32, index: u32, eax: u32) -> kvm_cpuid_entry2 {
         kvm_cpuid_entry2 { function, index, eax, ..kvm_cpuid_entry2::default() }
@@ -178,8 +173,9 @@ mod tests {
         let host =
             CpuId::from_entries(&[leaf(0, 0, 0x1f), leaf(1, 0, 0), leaf(4, 3, 3 << 5 | 3), leaf(0x1f, 0, 7)])
                 .unwrap();
-        for (index, vcpus, bits) in [(0, 1, 0), (1, 2, 1), (2, 3, 2), (254, 255, 8)] {
-            let cpuid = for_vcpu(&host, index, vcpus, true).unwrap();
+        for (index, vcpus, bits) in [(0u8, 1, 0), (1, 2, 1), (2, 3, 2), (254, 255, 8)] {
+            let places = GuestNuma::default().vcpus(vcpus).unwrap();
+            let cpuid = for_vcpu(&host, places[usize::from(index)], true).unwrap();
             let find = |function, subleaf| {
                 *cpuid.as_slice().iter().find(|e| e.function == function && e.index == subleaf).unwrap()
             };

@@ -17,6 +17,8 @@ pub struct ExpectedFunction {
     /// The registers that say what it is; the others are not known yet.
     header: [Option<u8>; 16],
     pub(super) link: Option<DeviceLink>,
+    /// The host's NUMA node that it is on.
+    pub(super) node: Option<u16>,
 }
 
 impl ExpectedFunction {
@@ -33,7 +35,8 @@ impl ExpectedFunction {
         put(regs::CLASS_REVISION, &(function.class.0 << 8 | u32::from(function.ids.revision)).to_le_bytes());
         put(regs::HEADER_TYPE, &[function.header_type]);
         let link = function.link.map(DeviceLink::found);
-        Self { address: function.address, request: FunctionRequest::of(function, true), header, link }
+        let (address, request) = (function.address, FunctionRequest::of(function, true));
+        Self { address, request, header, link, node: function.numa_node }
     }
 
     /// Names the slot that it belongs into.
@@ -60,7 +63,7 @@ impl ExpectedFunction {
         let header = std::array::from_fn(|at| known.contains(&at).then_some(header[at]));
         let bars = vm_passthrough::pci::placement::probe(device);
         let request = FunctionRequest { name: device.address().to_string(), slot: Some(device.slot()), bars };
-        Self { address: device.address(), request, header, link: DeviceLink::of(device) }
+        Self { address: device.address(), request, header, link: DeviceLink::of(device), node: None }
     }
 }
 

@@ -1,5 +1,5 @@
 //! The guest's PCI Express hierarchy: a host bridge, root ports with the passed-through devices behind them, and
-//! the VMM's own devices on bus 0.
+//! the VMM's own devices on bus 0. Each further NUMA node of the guest has a root bus for the devices on it.
 
 mod config;
 mod expected;
@@ -21,6 +21,7 @@ pub use expected::ExpectedFunction;
 pub(super) use host_bridge::HostBridge;
 pub(super) use msix::MsixTable;
 
+pub(super) use place::RootBus;
 pub(super) use root::{PciRoot, SLOTS};
 pub use root_port::GuestAnswer;
 pub(super) use root_port::RootPort;

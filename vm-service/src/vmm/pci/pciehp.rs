@@ -63,7 +63,7 @@ struct Guest {
 impl Guest {
     fn new() -> Self {
         let vmm = SimVmm::new(&[], &SimLog::default()).unwrap();
-        let port = RootPort::new(3, vmm.clone()).unwrap();
+        let port = RootPort::new(3, 3, vmm.clone()).unwrap();
         port.reset();
         port.config_write(regs::COMMAND, &regs::COMMAND_MASTER.to_le_bytes());
         port.config_write(MSI + regs::MSI_ADDRESS_LO, &0xfee0_1000u32.to_le_bytes());

@@ -38,19 +38,19 @@ impl ConfigAccess for Own<'_> {
 }
 
 impl PciRoot {
-    /// Numbers the buses, places all BARs, and opens the ports; returns the highest bus. Devices keep their
+    /// Numbers the buses, places all BARs, and opens the ports; returns what is where. Devices keep their
     /// decoding off, as their drivers expect; ports forward, so that a guest without an operating system need not
     /// know of them. Ports with nothing behind them get windows of what is left.
     ///
     /// # Errors
     /// When the BARs don't fit.
-    pub(in crate::vmm) fn place(&self, mem64: &Range<u64>) -> Result<u8, MachineError> {
+    pub(in crate::vmm) fn place(&self, mem64: &Range<u64>) -> Result<Vec<RootBus>, MachineError> {
         let io = layout::port::PCI_WINDOW;
         let windows = Windows { low: layout::MEM32, high: mem64.clone(), io: io.start.into()..io.end.into() };
         let own = self.functions();
         let own: Vec<Own<'_>> = own.iter().map(|function| Own(function.as_ref())).collect();
         let _changing = self.changing();
-        let ports = self.ports();
+        let ports = self.ports_by_root();
         let mut requests: Vec<FunctionRequest> = own
             .iter()
             .map(|function| FunctionRequest {
@@ -59,7 +59,7 @@ impl PciRoot {
                 bars: placement::probe(function),
             })
             .collect();
-        let slots: Vec<_> = ports.iter().map(|port| requests_of(&port.slot())).collect();
+        let slots: Vec<_> = ports.iter().map(|(_, port)| requests_of(&port.slot())).collect();
         requests.extend(slots.iter().flatten().cloned());
         let placed = placement::plan(&requests, &windows)?;
         let empty = slots.iter().filter(|slot| slot.is_empty()).count();
@@ -68,21 +68,52 @@ impl PciRoot {
         for (function, placed) in own.iter().zip(placed.by_ref()) {
             placement::program(function, &placed);
         }
-        let mut bus = 0;
-        for (port, slot) in ports.iter().zip(&slots) {
-            // There are fewer slots than buses.
-            bus += 1;
-            port.config_write(regs::PRIMARY_BUS, &[0, bus, bus]);
+        // Without the first, what it has is what the others have not.
+        let mut roots = vec![RootBus { node: 0, first: 0, last: 0, windows: vec![windows.clone()] }];
+        let mut last = 0u8;
+        let mut next = || {
+            last = last.checked_add(1).ok_or(MachineError::BusFull { limit: 255 })?;
+            Ok::<_, MachineError>(last)
+        };
+        for ((node, port), slot) in ports.iter().zip(&slots) {
+            if roots.last().is_none_or(|root| root.node != *node) {
+                let bus = next()?;
+                roots.push(RootBus { node: *node, first: bus, last: bus, windows: Vec::new() });
+            }
+            let Some(root) = roots.last_mut() else { continue };
+            let bus = next()?;
+            root.last = bus;
+            port.config_write(regs::PRIMARY_BUS, &[root.first, bus, bus]);
             let windows = if slot.is_empty() { reserved.next() } else { None };
             let windows = placed.by_ref().take(slot.len()).last().map(|placed| placed.port).or(windows);
             let windows = windows.unwrap_or_default();
+            if *node > 0 {
+                root.windows.push(ranges(&windows));
+            }
             placement::program_port(port.as_ref(), &windows);
             placement::enable(port.as_ref());
             port.change(|slot| slot.windows = Some(windows));
             settle(port)?;
         }
-        Ok(bus)
+        let mut buses = vec![None; 1 + roots.iter().map(|root| root.node).max().unwrap_or(0)];
+        for root in &roots {
+            buses[root.node] = Some(root.first);
+        }
+        self.number(buses);
+        Ok(roots)
     }
+}
+
+/// A root bus, and what its host bridge forwards.
+#[derive(Clone, Debug)]
+pub(in crate::vmm) struct RootBus {
+    /// The guest's NUMA node.
+    pub(in crate::vmm) node: usize,
+    /// Its number, and the highest of the buses behind its ports.
+    pub(in crate::vmm) first: u8,
+    pub(in crate::vmm) last: u8,
+    /// Bus 0's are the whole, and the others' are parts of that, which bus 0 has not.
+    pub(in crate::vmm) windows: Vec<Windows>,
 }
 
 /// What the BARs of a function that is there need.
@@ -99,12 +130,15 @@ fn requests_of(slot: &Slot) -> Vec<FunctionRequest> {
 
 /// Where the BARs of a slot's functions can be, once that is decided.
 pub(super) fn room(slot: &Slot) -> Option<Windows> {
+    slot.windows.as_ref().map(ranges)
+}
+
+fn ranges(windows: &PortWindows) -> Windows {
     let range = |window: &Option<RangeInclusive<u64>>| {
         window.as_ref().map_or(0..0, |window| *window.start()..window.end().saturating_add(1))
     };
-    let windows = slot.windows.as_ref()?;
     let (low, high, io) = (range(&windows.memory), range(&windows.prefetchable), range(&windows.io));
-    Some(Windows { low, high, io })
+    Windows { low, high, io }
 }
 
 /// Places the BARs of the functions behind a port in its windows, once these are decided and all functions are there, and sets what else
@@ -174,6 +208,7 @@ mod tests {
 
     use super::*;
     use crate::vmm::lifecycle::Lifecycle;
+    use crate::vmm::pci::ExpectedFunction;
     use crate::vmm::testing::{FakeDevice, add};
 
     #[test]
@@ -186,7 +221,7 @@ mod tests {
         }
         for _ in 0..2 {
             root.reset().unwrap();
-            assert_eq!(root.place(&(1 << 32..1 << 40)).unwrap(), 3);
+            assert_eq!(root.place(&(1 << 32..1 << 40)).unwrap()[0].last, 3);
             for (bus, device) in (1..).zip(&devices) {
                 let mut bar = [0; 4];
                 root.config_read(bus, 0, regs::BASE_ADDRESS_0, &mut bar);
@@ -197,6 +232,60 @@ mod tests {
                 let mut data = [0; 4];
                 assert!(root.memory_read(address, &mut data));
                 assert_eq!(data, [0xa5; 4]);
+                assert_eq!(vmm.bars().find(address).map(|hit| hit.device), Some(device.address()));
+                root.config_write(bus, 0, regs::COMMAND, &[0, 0]);
+            }
+        }
+    }
+
+    #[test]
+    fn devices_of_other_nodes_are_below_root_buses_of_their_own() {
+        let vmm = SimVmm::new(&[], &SimLog::default()).unwrap();
+        let root = PciRoot::new(vmm.clone(), vmm.bars().clone(), Arc::new(Lifecycle::new().unwrap()));
+        let root = root.on_nodes([4, 2, 3]);
+        root.add_port().unwrap();
+        // Node 2 has none.
+        let nodes = [Some(3), Some(4), None, Some(3), Some(9)];
+        let devices: Vec<_> =
+            (0..).zip(nodes).map(|(index, _)| Arc::new(FakeDevice::new(index).on(vmm.bars()))).collect();
+        for (device, node) in devices.iter().zip(nodes) {
+            let mut expected = ExpectedFunction::like(&**device);
+            expected.node = node;
+            root.expect(expected).unwrap();
+            root.arrive(device.clone()).unwrap();
+        }
+        let id = |bus: u8, device: u8| {
+            let mut data = [0; 4];
+            root.config_read(bus, device << 3, 0, &mut data);
+            u32::from_le_bytes(data)
+        };
+        for _ in 0..2 {
+            root.reset().unwrap();
+            let roots = root.place(&(1 << 32..1 << 40)).unwrap();
+            let numbers: Vec<_> = roots.iter().map(|root| (root.node, root.first, root.last)).collect();
+            assert_eq!(numbers, [(0, 0, 4), (2, 5, 7)]);
+            assert_eq!(
+                (1..=4).map(|bus| id(bus, 0) == FakeDevice::ID).collect::<Vec<_>>(),
+                [true, true, true, false]
+            );
+            assert_eq!([id(6, 0), id(7, 0)], [FakeDevice::ID; 2]);
+            // The ports of bus 0 behind its host bridge, those of bus 5 from device 0 on.
+            assert_eq!(
+                (1..=5).map(|device| id(0, device) != u32::MAX).collect::<Vec<_>>(),
+                [true, true, true, true, false]
+            );
+            assert_eq!(
+                (0..=2).map(|device| id(5, device) != u32::MAX).collect::<Vec<_>>(),
+                [true, true, false]
+            );
+            for (bus, device) in [(6, &devices[0]), (7, &devices[3]), (1, &devices[1])] {
+                let mut bar = [0; 4];
+                root.config_read(bus, 0, regs::BASE_ADDRESS_0, &mut bar);
+                let address = u64::from(u32::from_le_bytes(bar));
+                root.config_write(bus, 0, regs::COMMAND, &[2, 0]);
+                let forwarded =
+                    |root: &RootBus| root.windows.iter().any(|window| window.low.contains(&address));
+                assert_eq!(forwarded(&roots[1]), bus > 5);
                 assert_eq!(vmm.bars().find(address).map(|hit| hit.device), Some(device.address()));
                 root.config_write(bus, 0, regs::COMMAND, &[0, 0]);
             }

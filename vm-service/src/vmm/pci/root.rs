@@ -17,14 +17,24 @@ use crate::vmm::lifecycle::Lifecycle;
 /// Slots of a bus.
 pub(in crate::vmm) const SLOTS: usize = 32;
 
-/// What is in a slot of bus 0.
+/// What is in a slot of a root bus.
 #[derive(Clone)]
 enum Slot {
     Own(Arc<dyn Function>),
     Port(Arc<RootPort>),
 }
 
-/// The root complex. Bus 0 is made before the guest runs and stays; what is behind its ports may change at any time. No lock
+/// A slot, and where it is.
+#[derive(Clone)]
+struct Placed {
+    /// The root bus, by its number among them.
+    root: usize,
+    device: u8,
+    what: Slot,
+}
+
+/// The root complex: bus 0, and for each further NUMA node of the guest a root bus of its own, where the devices of that node are.
+/// What they have is made before the guest runs and stays; what is behind its ports may change at any time. No lock
 /// of it is held while a function serves an access, which may take long.
 ///
 /// The guest may run before the functions that it is to have have arrived. Until all of them have, who reaches for one of them
@@ -34,8 +44,12 @@ pub(in crate::vmm) struct PciRoot {
     vmm: Arc<dyn Vmm>,
     /// Where the BARs of what is behind the ports decode.
     bars: Arc<BarMap>,
-    /// Bus 0, from slot 0 on, without gaps.
-    slots: RwLock<Vec<Slot>>,
+    /// Of each root bus from slot 0 on, without gaps.
+    slots: RwLock<Vec<Placed>>,
+    /// The host's NUMA node of each root bus; empty where nothing is known of nodes.
+    nodes: Vec<u16>,
+    /// The number of each root bus, once they are numbered. One that has no port has none.
+    buses: RwLock<Vec<Option<u8>>>,
     /// Held by who changes what is behind the ports.
     changing: Mutex<()>,
     /// What was unplugged, until it is dropped.
@@ -50,9 +64,16 @@ pub(in crate::vmm) struct PciRoot {
 impl PciRoot {
     /// A root complex with its host bridge, of the machine whose interrupts `vmm` delivers, and whose devices tell `bars`.
     pub(in crate::vmm) fn new(vmm: Arc<dyn Vmm>, bars: Arc<BarMap>, lifecycle: Arc<Lifecycle>) -> Self {
-        let slots = RwLock::new(vec![Slot::Own(Arc::new(HostBridge::new()))]);
-        let (changing, unplugged, awaits, address) = Default::default();
-        Self { vmm, bars, slots, changing, unplugged, awaits, lifecycle, address }
+        let bridge = Slot::Own(Arc::new(HostBridge::new()));
+        let slots = RwLock::new(vec![Placed { root: 0, device: 0, what: bridge }]);
+        let buses = RwLock::new(vec![Some(0)]);
+        let (nodes, changing, unplugged, awaits, address) = Default::default();
+        Self { vmm, bars, slots, nodes, buses, changing, unplugged, awaits, lifecycle, address }
+    }
+
+    /// With a root bus for each of these NUMA nodes of the host, the first of which is bus 0's.
+    pub(in crate::vmm) fn on_nodes(self, nodes: impl IntoIterator<Item = u16>) -> Self {
+        Self { nodes: nodes.into_iter().collect(), ..self }
     }
 
     /// Puts a function of the VMM's own into the next slot.
@@ -60,7 +81,7 @@ impl PciRoot {
     /// # Errors
     /// When the bus is full.
     pub(in crate::vmm) fn add(&self, function: Arc<dyn Function>) -> Result<(), MachineError> {
-        self.add_slot(|_| Ok(Slot::Own(function)))
+        self.add_slot(0, |_, _| Ok(Slot::Own(function)))
     }
 
     /// Puts a root port with nothing behind it into the next slot: room for a device that comes while the guest runs.
@@ -68,17 +89,34 @@ impl PciRoot {
     /// # Errors
     /// When the bus is full, or there is no interrupt left for the port.
     pub(in crate::vmm) fn add_port(&self) -> Result<(), MachineError> {
-        self.add_slot(|slot| Ok(Slot::Port(Arc::new(RootPort::new(slot, self.vmm.clone())?))))
+        self.add_port_on(0)
     }
 
-    fn add_slot(&self, make: impl FnOnce(u8) -> Result<Slot, MachineError>) -> Result<(), MachineError> {
+    fn add_port_on(&self, root: usize) -> Result<(), MachineError> {
+        let port = |device, number| RootPort::new(device, number, self.vmm.clone());
+        self.add_slot(root, |device, number| Ok(Slot::Port(Arc::new(port(device, number)?))))
+    }
+
+    /// Makes what is in the next slot of a root bus, by its device number there and its number among all slots.
+    fn add_slot(
+        &self,
+        root: usize,
+        make: impl FnOnce(u8, u8) -> Result<Slot, MachineError>,
+    ) -> Result<(), MachineError> {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
-        if slots.len() >= SLOTS {
+        let device = slots.iter().filter(|slot| slot.root == root).count();
+        if device >= SLOTS {
             return Err(MachineError::BusFull { limit: SLOTS - 1 });
         }
-        let slot = make(slots.len() as u8)?;
-        slots.push(slot);
+        // There are no more nodes than buses have room for.
+        let (device, number) = (device as u8, slots.len() as u8);
+        slots.push(Placed { root, device, what: make(device, number)? });
         Ok(())
+    }
+
+    /// The root bus for devices of a NUMA node of the host.
+    fn root_of(&self, node: Option<u16>) -> usize {
+        self.nodes.iter().position(|&other| Some(other) == node).unwrap_or(0)
     }
 
     /// Makes room for a function before the guest runs: with the others of the same device of the host, or behind a port of
@@ -98,9 +136,11 @@ impl PciRoot {
             Some(port) => port,
             None => {
                 // One more, and the first free one: what the guest starts with has the same buses however many ports are free.
-                self.add_port()?;
-                let mut ports = self.ports().into_iter();
-                ports.find(|port| !port.slot().is_occupied()).ok_or(MachineError::NoPort)?
+                let root = self.root_of(function.node);
+                self.add_port_on(root)?;
+                let mut ports = self.ports_by_root().into_iter().filter(|(other, _)| *other == root);
+                let free = ports.find(|(_, port)| !port.slot().is_occupied());
+                free.map(|(_, port)| port).ok_or(MachineError::NoPort)?
             }
         };
         port.change(|slot| slot.expected.push(function));
@@ -278,22 +318,34 @@ impl PciRoot {
         }
     }
 
-    fn slots(&self) -> Vec<Slot> {
+    fn slots(&self) -> Vec<Placed> {
         self.slots.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The root ports, in the order of their slots.
     pub(in crate::vmm) fn ports(&self) -> Vec<Arc<RootPort>> {
-        let port = |slot| match slot {
-            Slot::Port(port) => Some(port),
+        self.ports_by_root().into_iter().map(|(_, port)| port).collect()
+    }
+
+    /// The same, each with its root bus, in the order of these.
+    pub(super) fn ports_by_root(&self) -> Vec<(usize, Arc<RootPort>)> {
+        let port = |slot: Placed| match slot.what {
+            Slot::Port(port) => Some((slot.root, port)),
             Slot::Own(_) => None,
         };
-        self.slots().into_iter().filter_map(port).collect()
+        let mut ports: Vec<_> = self.slots().into_iter().filter_map(port).collect();
+        ports.sort_by_key(|(root, _)| *root);
+        ports
+    }
+
+    /// Numbers the root buses.
+    pub(super) fn number(&self, buses: Vec<Option<u8>>) {
+        *self.buses.write().unwrap_or_else(PoisonError::into_inner) = buses;
     }
 
     /// The VMM's own functions.
     pub(in crate::vmm) fn functions(&self) -> Vec<Arc<dyn Function>> {
-        let own = |slot| match slot {
+        let own = |slot: Placed| match slot.what {
             Slot::Own(function) => Some(function),
             Slot::Port(_) => None,
         };
@@ -337,7 +389,7 @@ impl PciRoot {
     pub(in crate::vmm) fn reset(&self) -> Result<(), MachineError> {
         self.address.store(0, Ordering::Relaxed);
         for slot in self.slots() {
-            match slot {
+            match slot.what {
                 Slot::Own(function) => function.reset()?,
                 Slot::Port(port) => port.reset(),
             }
@@ -391,17 +443,20 @@ impl PciRoot {
     fn find(&self, bus: u8, devfn: u8) -> Option<Target> {
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
         let (device, function) = (devfn >> 3, devfn & 7);
-        if bus == 0 {
-            let slot = slots.get(usize::from(device)).filter(|_| function == 0)?;
-            return Some(match slot {
-                Slot::Own(function) => Target::Own(function.clone()),
-                Slot::Port(port) => Target::Port(port.clone()),
+        let buses = self.buses.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(root) = buses.iter().position(|root| *root == Some(bus)) {
+            let mut slots = slots.iter().filter(|_| function == 0);
+            return slots.find(|slot| slot.root == root && slot.device == device).map(|slot| {
+                match &slot.what {
+                    Slot::Own(function) => Target::Own(function.clone()),
+                    Slot::Port(port) => Target::Port(port.clone()),
+                }
             });
         }
         if device != 0 {
             return None;
         }
-        slots.iter().find_map(|slot| match slot {
+        slots.iter().find_map(|slot| match &slot.what {
             Slot::Port(port) if port.secondary_bus() == bus => Some(Target::Behind(port.clone(), function)),
             _ => None,
         })
@@ -529,7 +584,7 @@ impl PciRoot {
         forwards: impl Fn(&RootPort) -> bool,
     ) -> Option<(Arc<dyn PassthroughDevice>, u8, u64)> {
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
-        slots.iter().find_map(|slot| match slot {
+        slots.iter().find_map(|slot| match &slot.what {
             Slot::Port(port) if forwards(port) => {
                 let slot = port.slot();
                 let device = slot.functions.iter().find(|device| device.address() == hit.device)?.clone();

@@ -141,11 +141,11 @@ struct State {
 }
 
 impl RootPort {
-    /// The port in slot `slot` of bus 0, with nothing in its own slot.
+    /// The port that is device `device` of a root bus, with nothing in its own slot, which has the number `slot`.
     ///
     /// # Errors
     /// When there is no interrupt left for it.
-    pub(in crate::vmm) fn new(slot: u8, vmm: Arc<dyn Vmm>) -> Result<Self, VmmError> {
+    pub(in crate::vmm) fn new(device: u8, slot: u8, vmm: Arc<dyn Vmm>) -> Result<Self, VmmError> {
         let mut config = ConfigSpace::new();
         // The id that QEMU registered for a generic root port.
         config.set(0, &[0x36, 0x1b, 0x0c, 0x00]);
@@ -191,7 +191,7 @@ impl RootPort {
         config.freeze();
         Ok(Self {
             slot: RwLock::new(Slot {
-                lines: layout::intx_lines(slot),
+                lines: layout::intx_lines(device),
                 functions: Vec::new(),
                 expected: Vec::new(),
                 inserted: None,
@@ -545,7 +545,7 @@ mod tests {
 
     fn port() -> (RootPort, Arc<SimVmm>) {
         let vmm = SimVmm::new(&[], &SimLog::default()).unwrap();
-        (RootPort::new(3, vmm.clone()).unwrap(), vmm)
+        (RootPort::new(3, 3, vmm.clone()).unwrap(), vmm)
     }
 
     fn put(port: &RootPort, function: u8) -> Arc<FakeDevice> {

@@ -47,6 +47,7 @@ fn config(kernel: &Path, vcpus: u8) -> GuestConfig {
         vcpus,
         memory: 4 << 20,
         hugepages: None,
+        numa_nodes: None,
         boot: Boot { kernel: kernel.into(), initrd: None, cmdline: "a=b".into() },
         devices: Vec::new(),
         settings: BTreeMap::new(),
