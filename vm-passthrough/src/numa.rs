@@ -14,6 +14,8 @@ pub struct NumaNode {
     pub id: u16,
     /// Numbers of its processors that are online; none for a node of memory alone.
     pub cpus: Vec<u32>,
+    /// Whether it has memory.
+    pub has_memory: bool,
     /// How far each online node is, in the order of their numbers: 10 is itself (ACPI 6.5, 5.2.17).
     pub distances: Vec<(u16, u8)>,
 }
@@ -32,12 +34,16 @@ pub fn nodes(host: &Host) -> Vec<NumaNode> {
         files::read_trimmed(&directory.join(file)).and_then(|text| numbers(&text, most)).unwrap_or_default()
     };
     let ids: Vec<u16> = list("online", MOST_NODES).into_iter().filter_map(|id| id.try_into().ok()).collect();
+    // Where Linux does not say it, each has.
+    let with_memory = files::read_trimmed(&directory.join("has_memory"));
+    let with_memory = with_memory.and_then(|text| numbers(&text, MOST_NODES));
     let node = |&id: &u16| {
         let distances =
             files::read_trimmed(&directory.join(format!("node{id}/distance"))).unwrap_or_default();
         let distances = distances.split_whitespace().map_while(|distance| distance.parse().ok());
         NumaNode {
             id,
+            has_memory: with_memory.as_ref().is_none_or(|nodes| nodes.contains(&id.into())),
             cpus: list(&format!("node{id}/cpulist"), MOST_CPUS),
             distances: ids.iter().copied().zip(distances).collect(),
         }
@@ -98,13 +104,16 @@ mod tests {
         write("node0/distance", "10 21\n");
         write("node2/cpulist", "\n");
         write("node2/distance", "21 x\n");
-        let node = |id, cpus: &[u32], distances: &[(u16, u8)]| NumaNode {
+        let node = |id, has_memory, cpus: &[u32], distances: &[(u16, u8)]| NumaNode {
             id,
+            has_memory,
             cpus: cpus.to_vec(),
             distances: distances.to_vec(),
         };
         let found = nodes(&host);
-        assert_eq!(found, [node(0, &[0, 1], &[(0, 10), (2, 21)]), node(2, &[], &[(0, 21)])]);
+        assert_eq!(found, [node(0, true, &[0, 1], &[(0, 10), (2, 21)]), node(2, true, &[], &[(0, 21)])]);
         assert_eq!((found[0].distance(2), found[1].distance(2)), (Some(21), None));
+        write("has_memory", "0\n");
+        assert_eq!(nodes(&host).iter().map(|node| node.has_memory).collect::<Vec<_>>(), [true, false]);
     }
 }

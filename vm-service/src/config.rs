@@ -57,6 +57,13 @@ pub struct GuestConfig {
     pub nets: Vec<Net>,
 }
 
+impl GuestConfig {
+    /// Size in bytes of the pages of which its RAM has a whole number.
+    pub fn ram_page(&self) -> u64 {
+        self.hugepages.unwrap_or(MEMORY_STEP)
+    }
+}
+
 /// What a guest boots: a Linux kernel (bzImage or vmlinux), or a bare ELF program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Boot {

@@ -29,7 +29,7 @@ use vm_passthrough::{Host, PassthroughManager, numa};
 use super::boot::{BootArgs, StartOptions};
 use super::explain::{self, Accept};
 use super::{Scan, release};
-use crate::config::{AcceleratorDevice, GuestConfig, MAX_NUMA_NODES};
+use crate::config::{AcceleratorDevice, GuestConfig};
 use crate::context::Context;
 use crate::control::{GuestHome, Server};
 use crate::failure::Failure;
@@ -221,14 +221,19 @@ fn report(
 fn numa_of(host: &Host, config: &GuestConfig, devices: Option<&Devices>) -> Result<GuestNuma, Failure> {
     let nodes = numa::nodes(host);
     let chosen = match &config.numa_nodes {
-        Some(chosen) => chosen.clone(),
-        None if nodes.len() < 2 => Vec::new(),
-        None => devices.into_iter().flat_map(Devices::numa_nodes).take(MAX_NUMA_NODES).collect(),
+        Some(chosen) => GuestNuma::on(chosen, &nodes)
+            .and_then(|chosen| chosen.check(config).map(|()| chosen))
+            .map_err(Failure::usage)?,
+        None if nodes.len() < 2 => GuestNuma::default(),
+        None => GuestNuma::of_devices(devices.into_iter().flat_map(Devices::numa_nodes), config, &nodes),
     };
-    let chosen = GuestNuma::on(&chosen, &nodes).map_err(Failure::usage)?;
     if chosen.hosts().len() > 0 {
         let names: Vec<_> = chosen.hosts().map(|node| node.to_string()).collect();
-        tracing::info!("RAM and vCPUs of the guest {} are on NUMA node {}", config.name, names.join(" and "));
+        tracing::info!(
+            "the guest {} prefers NUMA node {} for its RAM and vCPUs",
+            config.name,
+            names.join(" and ")
+        );
     }
     Ok(chosen)
 }

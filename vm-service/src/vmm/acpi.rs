@@ -366,7 +366,7 @@ mod tests {
 
     /// With a root bus of each node, which has one window of each kind.
     fn platform(vcpus: u8, buses: u8, nodes: usize) -> Platform {
-        let host = |id| NumaNode { id, cpus: Vec::new(), distances: Vec::new() };
+        let host = |id| NumaNode { id, has_memory: true, cpus: Vec::new(), distances: Vec::new() };
         let ids: Vec<u16> = (0..nodes as u16).collect();
         let hosts: Vec<_> = ids.iter().copied().map(host).collect();
         let numa = GuestNuma::on(&ids, &hosts).unwrap();

@@ -187,7 +187,7 @@ impl Machine {
         let reserved = cpu::cpuid::reserved(&supported);
         let layout = Layout::new(config.memory, bits, reserved).ok_or_else(no_room)?;
         let vcpu_places = options.numa.vcpus(config.vcpus)?;
-        let ram = options.numa.ram(&layout.ram, config.hugepages.unwrap_or(config::MEMORY_STEP))?;
+        let ram = options.numa.ram(&layout.ram, config.ram_page())?;
         let thread = |source| MachineError::Thread { what: "loading", source };
         let stop = options.stop.map_or_else(Stop::new, Ok).map_err(thread)?;
         let files = Arc::new(open_files(&layout, &config.boot, &stop)?);

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use vm_passthrough::numa::NumaNode;
 
-use crate::config::MAX_NUMA_NODES;
+use crate::config::{GuestConfig, MAX_NUMA_NODES};
 
 /// The nodes of a guest. Without any, its RAM and vCPUs are where Linux puts them; one of two or more is a node of the guest's own.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +38,9 @@ pub enum NumaError {
         /// Those that it has.
         there: Vec<u16>,
     },
+    /// A node of the host has none.
+    #[error("NUMA node {0} of the host has no memory; change `numa_nodes`")]
+    NoMemory(u16),
     /// A node would have no RAM.
     #[error(
         "RAM of {memory} bytes can't be split into {nodes} parts of whole pages of {page} bytes; raise `memory`, or name fewer `numa_nodes`"
@@ -96,12 +99,48 @@ impl GuestNuma {
                 .ok_or_else(|| NumaError::NoNode { node: id, there: there() })
         };
         let found: Vec<&NumaNode> = chosen.iter().take(MAX_NUMA_NODES).map(find).collect::<Result<_, _>>()?;
+        if let Some(node) = found.iter().find(|node| !node.has_memory) {
+            return Err(NumaError::NoMemory(node.id));
+        }
         let node = |node: &&NumaNode| GuestNode {
             host: node.id,
             cpus: node.cpus.clone(),
             distances: found.iter().map(|other| distance(node, other)).collect(),
         };
         Ok(Self { nodes: found.iter().map(node).collect() })
+    }
+
+    /// On the nodes of its devices, as far as it can be split: the nearest with memory for each that has none.
+    pub fn of_devices(
+        devices: impl IntoIterator<Item = u16>,
+        config: &GuestConfig,
+        nodes: &[NumaNode],
+    ) -> Self {
+        let with_memory = |id: u16| {
+            let node = nodes.iter().find(|node| node.id == id)?;
+            nodes.iter().filter(|node| node.has_memory).min_by_key(|other| distance(node, other))
+        };
+        let mut chosen: Vec<u16> = devices.into_iter().filter_map(with_memory).map(|node| node.id).collect();
+        chosen.sort_unstable();
+        chosen.dedup();
+        loop {
+            match Self::on(&chosen, nodes) {
+                Ok(numa) if numa.check(config).is_ok() => return numa,
+                _ if chosen.pop().is_some() => {}
+                _ => return Self::default(),
+            }
+        }
+    }
+
+    /// Checks that a guest can be split among them.
+    ///
+    /// # Errors
+    /// When it can't.
+    pub fn check(&self, config: &GuestConfig) -> Result<(), NumaError> {
+        // Where RAM begins and ends is on whole pages.
+        #[allow(clippy::single_range_in_vec_init)]
+        let ram = [0..config.memory];
+        self.ram(&ram, config.ram_page()).and(self.vcpus(config.vcpus)).map(drop)
     }
 
     /// The host's nodes, in the order of the guest's.
@@ -192,15 +231,22 @@ fn distance(node: &NumaNode, other: &NumaNode) -> u8 {
 // RAM is a list of ranges, often of one.
 #[allow(clippy::single_range_in_vec_init)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
-    fn on(chosen: &[u16]) -> Result<GuestNuma, NumaError> {
+    fn host() -> Vec<NumaNode> {
         let node = |id: u16, distances: &[u8]| NumaNode {
             id,
+            has_memory: id < 3,
             cpus: vec![u32::from(id) * 2, u32::from(id) * 2 + 1],
             distances: (0..).zip(distances.iter().copied()).collect(),
         };
-        GuestNuma::on(chosen, &[node(0, &[10, 21, 31]), node(1, &[22, 10, 0]), node(2, &[])])
+        vec![node(0, &[10, 21, 31]), node(1, &[22, 10, 0]), node(2, &[]), node(3, &[40, 15, 20, 10])]
+    }
+
+    fn on(chosen: &[u16]) -> Result<GuestNuma, NumaError> {
+        GuestNuma::on(chosen, &host())
     }
 
     #[test]
@@ -211,8 +257,27 @@ mod tests {
         assert_eq!((numa.cpus(0), numa.cpus(1), numa.cpus(2)), (&[4, 5][..], &[0, 1][..], &[][..]));
         assert_eq!(on(&[0, 1]).unwrap().distances().collect::<Vec<_>>(), [[10, 21], [22, 10]]);
         assert!(!on(&[1]).unwrap().is_shown() && numa.is_shown() && !on(&[]).unwrap().is_shown());
-        let error = on(&[0, 3]).unwrap_err().to_string();
-        assert_eq!(error, "the host has no NUMA node 3, it has 0, 1, 2; change `numa_nodes`");
+        let error = on(&[0, 4]).unwrap_err().to_string();
+        assert_eq!(error, "the host has no NUMA node 4, it has 0, 1, 2, 3; change `numa_nodes`");
+        assert_eq!(on(&[0, 3]), Err(NumaError::NoMemory(3)));
+    }
+
+    #[test]
+    fn devices_choose_nodes_that_the_guest_can_be_split_among() {
+        let text = "name = \"a\"\nmemory = \"8M\"\n[boot]\nkernel = \"k\"\n";
+        let config = GuestConfig::parse(text, Path::new("/a.toml")).unwrap();
+        let check = |devices: &[u16], memory: u64, hugepages, vcpus, expect: &[u16]| {
+            let config = GuestConfig { memory, hugepages, vcpus, ..config.clone() };
+            let numa = GuestNuma::of_devices(devices.iter().copied(), &config, &host());
+            assert_eq!(numa.hosts().collect::<Vec<_>>(), expect, "{devices:?}");
+        };
+        check(&[], 8 << 20, None, 1, &[]);
+        check(&[2, 0, 2], 8 << 20, None, 1, &[0, 2]);
+        // Node 3 has no memory, and 1 is the nearest; the host has no node 7.
+        check(&[3, 7], 8 << 20, None, 1, &[1]);
+        check(&[0, 1, 2], 4 << 20, None, 1, &[0, 1]);
+        check(&[0, 1], 1 << 30, Some(1 << 30), 1, &[0]);
+        check(&[0, 1, 2], 8 << 20, None, 255, &[0, 1]);
     }
 
     #[test]
