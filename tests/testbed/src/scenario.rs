@@ -61,9 +61,9 @@ pub struct Contents {
     pub peers: bool,
     /// The example of a Linux program that uses a shared accelerator, in the Linux guest as `/bin/softmax`.
     pub example: bool,
-    /// The examples of a VMM that implements the library's boundary itself, and of two processes that drive one device, as
-    /// `/bin/own_vmm` and `/bin/vfio_edu`.
-    pub own_vmm: bool,
+    /// The library's examples that scenarios run: of a VMM that implements its boundary itself, of two processes that drive
+    /// one device, and of what mapping RAM for DMA takes, as `/bin/own_vmm`, `/bin/vfio_edu` and `/bin/map_ram`.
+    pub library_examples: bool,
     /// This machine's systemd, with the units of the project's package.
     pub systemd: bool,
 }
@@ -76,7 +76,7 @@ impl Contents {
         bare_guest: false,
         peers: false,
         example: false,
-        own_vmm: false,
+        library_examples: false,
         systemd: false,
     };
 
@@ -89,7 +89,7 @@ impl Contents {
             bare_guest: self.bare_guest || other.bare_guest,
             peers: self.peers || other.peers,
             example: self.example || other.example,
-            own_vmm: self.own_vmm || other.own_vmm,
+            library_examples: self.library_examples || other.library_examples,
             systemd: self.systemd || other.systemd,
         }
     }

@@ -6,6 +6,7 @@ mod bare_edu;
 mod bench;
 mod bench_hot_attach;
 mod bench_intx;
+mod bench_map;
 mod bench_net;
 mod claim_kill9;
 mod claim_signal;
@@ -95,6 +96,7 @@ pub const BENCHMARKS: &[Scenario] = &[
     bench::SCENARIO,
     bench_hot_attach::SCENARIO,
     bench_intx::SCENARIO,
+    bench_map::SCENARIO,
     bench_net::SCENARIO,
     rack::BENCHMARK,
 ];

@@ -18,6 +18,8 @@ pub const VM_SERVICE: &str = "/bin/vm-service";
 pub const OWN_VMM: &str = "/bin/own_vmm";
 /// The example of two processes that drive one device.
 pub const VFIO_EDU: &str = "/bin/vfio_edu";
+/// The example that measures mapping RAM for DMA.
+pub const MAP_RAM: &str = "/bin/map_ram";
 
 /// L1 and its line to the testbed.
 #[derive(Debug)]

@@ -39,7 +39,7 @@ struct Arguments {
     /// A static cloud-hypervisor that `bench` measures too; without it, its rows say that they were skipped.
     #[arg(long, value_name = "PROGRAM")]
     cloud_hypervisor: Option<PathBuf>,
-    /// Processors of L1. With more than one, QEMU 10.0 may stop or hang by itself: for `bench` alone, run again then.
+    /// Processors of L1. With more than one, QEMU 10.0 may stop or hang by itself: for benchmarks alone, run again then.
     #[arg(long, value_name = "N", default_value_t = 1)]
     processors: u8,
     /// Run on this bzImage in place of the self-built Linux: another version, made with tests/testbed/linux-6.12.config.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::{Programs, workspace};
-use crate::agent::{CLOUD_HYPERVISOR, OWN_VMM, VFIO_EDU};
+use crate::agent::CLOUD_HYPERVISOR;
 use crate::cpio::Archive;
 use crate::provision::{LinuxKernel, libraries_of, qemu_files, systemd_files};
 use crate::scenario::Contents;
@@ -37,9 +37,10 @@ pub(super) fn make_l1(
     if contents.bare_guest {
         tree.file("guest/bare", 0o755, built(&programs.bare_guest)?)?;
     }
-    if contents.own_vmm {
-        tree.program(OWN_VMM.trim_start_matches('/'), built(&programs.own_vmm)?)?;
-        tree.program(VFIO_EDU.trim_start_matches('/'), built(&programs.vfio_edu)?)?;
+    if contents.library_examples {
+        for (name, program) in &programs.library_examples {
+            tree.program(name.trim_start_matches('/'), program)?;
+        }
     }
     if contents.systemd {
         for path in systemd_files()? {

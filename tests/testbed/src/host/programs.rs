@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use crate::agent::{MAP_RAM, OWN_VMM, VFIO_EDU};
 use crate::provision::{Step, say};
 use crate::scenario::Contents;
 
@@ -32,10 +33,8 @@ pub struct Programs {
     pub bare_guest: Option<PathBuf>,
     /// The example of a Linux program that uses a shared accelerator, if it was asked for.
     pub example: Option<PathBuf>,
-    /// The example of a VMM that implements the library's boundary itself, if it was asked for.
-    pub own_vmm: Option<PathBuf>,
-    /// The example of two processes that drive one device, if it was asked for.
-    pub vfio_edu: Option<PathBuf>,
+    /// The library's examples, by the names that they have in L1; none if they were not asked for.
+    pub library_examples: Vec<(&'static str, PathBuf)>,
     /// cloud-hypervisor, static, where there is one to compare with.
     pub cloud_hypervisor: Option<PathBuf>,
 }
@@ -60,6 +59,8 @@ impl Programs {
             Purpose::Test => ("dev", "debug"),
             Purpose::Benchmark => ("quick", "quick"),
         };
+        let library_examples: &[&str] =
+            if contents.library_examples { &[OWN_VMM, VFIO_EDU, MAP_RAM] } else { &[] };
         say("building vm-service and the agent");
         cargo(logs, "build-programs.log", "building the programs", |command| {
             command.args(["--profile", profile, "--bin", "vm-service", "--bin", "testbed-agent"]);
@@ -78,8 +79,8 @@ impl Programs {
                 ]);
                 command.arg("--no-default-features");
             }
-            if contents.own_vmm {
-                command.args(["--example", "own_vmm", "--example", "vfio_edu"]);
+            for program in library_examples {
+                command.args(["--example", program.trim_start_matches("/bin/")]);
             }
             command
         })?;
@@ -95,8 +96,10 @@ impl Programs {
             vm_service: stripped("vm-service")?,
             agent: stripped("testbed-agent")?,
             example: contents.example.then(|| stripped("examples/linux")).transpose()?,
-            own_vmm: contents.own_vmm.then(|| stripped("examples/own_vmm")).transpose()?,
-            vfio_edu: contents.own_vmm.then(|| stripped("examples/vfio_edu")).transpose()?,
+            library_examples: library_examples
+                .iter()
+                .map(|&name| Ok((name, stripped(&name.replace("/bin/", "examples/"))?)))
+                .collect::<Result<_>>()?,
             bare_guest: contents.bare_guest.then(|| bare_guest(logs, &target)).transpose()?,
             cloud_hypervisor: None,
         })

@@ -20,7 +20,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     disks: DISK,
     memory_mib: 768,
     deadline: Duration::from_secs(1800),
-    contents: Contents { bare_guest: true, own_vmm: true, ..Contents::NONE },
+    contents: Contents { bare_guest: true, library_examples: true, ..Contents::NONE },
     l1,
     l2: None,
 };
