@@ -227,6 +227,14 @@ impl Reader<'_> {
                 self.problem(self.place(&root, "accelerators"), message);
             }
         }
+        let in_place = accelerators.iter().position(|accelerator| accelerator.window.is_none());
+        if let (Some(index), Some(_)) = (in_place, hugepages) {
+            let message = format!(
+                "`accelerators[{index}]` works on the guest's RAM in pages of 4K, and `hugepages` has it of others; give it a \
+                 `window`, or leave `hugepages` out"
+            );
+            self.problem(self.place(&root, "accelerators"), message);
+        }
         let vsock = self.vsock(&root);
         let disks = self.disks(&root);
         let nets = self.nets(&root);

@@ -41,6 +41,7 @@ memory = "2G"
 deadline = "500ms"
 time_slice = "20ms"
 poll = "0us"
+window = "8M"
 
 [[accelerators]]
 device = "cpu"
@@ -105,7 +106,7 @@ fn reads_every_key() {
                 deadline: Duration::from_millis(500),
                 time_slice: Duration::from_millis(20),
                 poll: Duration::ZERO,
-                window: None,
+                window: Some(8 << 20),
             },
             SharedAccelerator {
                 device: AcceleratorDevice::Cpu,
@@ -840,6 +841,18 @@ web1.toml:10:1: unknown key `accelerators[1].colour`; allowed here: device, memo
         "
 web1.toml:6:1: `accelerators[0].device` is 0000:65:00.0, which the guest owns through `devices`; name it in one of the two
   6 | [[accelerators]]
+    | ^^^^^^^^^^^^^^^^
+",
+    );
+    let shared = |window| {
+        with(&format!("hugepages = \"2M\"\n[[accelerators]]\ndevice = \"cpu\"\nmemory = \"2M\"\n{window}"))
+    };
+    parse(&shared("window = \"2M\"")).unwrap();
+    check(
+        &shared(""),
+        "
+web1.toml:5:1: `accelerators[0]` works on the guest's RAM in pages of 4K, and `hugepages` has it of others; give it a `window`, or leave `hugepages` out
+  5 | [[accelerators]]
     | ^^^^^^^^^^^^^^^^
 ",
     );
