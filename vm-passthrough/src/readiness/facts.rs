@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 
 use super::Case;
 use super::disks::{DiskFacts, Mounts};
+use super::tunnel::Tunnels;
 use crate::iommu::VfioDrivers;
 use crate::{Host, files};
 
@@ -44,6 +45,8 @@ pub(super) struct HostFacts {
     pub(super) memory_limit: Option<(u64, PathBuf)>,
     /// Which VFIO drivers there are for which functions.
     pub(super) vfio_drivers: VfioDrivers,
+    /// What is behind USB4 tunnels, read when a function may be.
+    tunnels: OnceLock<Result<Tunnels, String>>,
     /// What could not be read, and why.
     unread: Vec<(PathBuf, String)>,
 }
@@ -132,6 +135,11 @@ impl HostFacts {
     /// Who else may use disks.
     pub(super) fn disks(&self, host: &Host) -> &DiskFacts {
         self.disks.get_or_init(|| DiskFacts::read(host, self.blocks.iter().map(|(name, _)| name.as_str())))
+    }
+
+    /// What is behind USB4 tunnels.
+    pub(super) fn tunnels(&self, host: &Host) -> Result<&Tunnels, &String> {
+        self.tunnels.get_or_init(|| Tunnels::read(host)).as_ref()
     }
 
     /// Text of a file that every host has; its absence is noted.

@@ -29,6 +29,7 @@ mod huge_pages;
 mod isolation;
 mod memory;
 mod text;
+mod tunnel;
 mod usable;
 
 use std::collections::HashMap;
@@ -300,6 +301,10 @@ codes! {
     HostMemoryTooLow = "host-memory-too-low", Guest, "the host has too little memory for the guest's, all of which is pinned";
     HugePagesTooFew = "huge-pages-too-few", Guest, "the host has too few free huge pages for the guest's RAM";
     MemlockTooLow = "memlock-too-low", Guest, "the process may not lock as much memory as the guest has";
+    Tunnelled = "tunnelled", Guest, "it is behind a USB4 tunnel, and may be pulled out at any time";
+    DmaUnprotected = "dma-unprotected", Guest, "Linux does not count on the IOMMU to keep what is connected by USB4 from the host's memory";
+    BarNotResized = "bar-not-resized", Guest, "one of its BARs is smaller than it could be";
+    UnbindMayHang = "unbind-may-hang", Guest, "its driver may not let go of it";
     Unchecked = "unchecked", Guest, "something could not be looked at";
 }
 
@@ -446,6 +451,7 @@ impl Case<'_> {
         usable::judge(self);
         memory::judge(self);
         guest::judge(self);
+        tunnel::judge(self);
         facts::judge(self);
     }
 

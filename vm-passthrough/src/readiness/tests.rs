@@ -11,6 +11,7 @@ use crate::sim::{SimFunction, SimHost};
 
 mod disks;
 mod guest;
+mod tunnel;
 mod usable;
 
 fn address(text: &str) -> PciAddress {

@@ -17,6 +17,7 @@ use std::fmt;
 use std::str::FromStr;
 
 pub use scan::scan;
+pub(crate) use tunnel::is_removable;
 pub use tunnel::{Basis, Tunnel, Via, tunnels};
 
 use crate::PciAddress;

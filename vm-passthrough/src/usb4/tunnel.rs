@@ -64,6 +64,11 @@ pub fn tunnels(host: &Host, functions: &[PciFunction], domains: &[Domain]) -> Ve
     functions.iter().filter_map(|function| tree.tunnel(function)).collect()
 }
 
+/// Whether Linux calls a function removable, as all are that are behind a tunnel.
+pub(crate) fn is_removable(host: &Host, function: PciAddress) -> bool {
+    files::read_trimmed(&host.pci_device(function).join("removable")).as_deref() == Some("removable")
+}
+
 /// Whether this Linux calls removable only what is behind a tunnel.
 fn knows_tunnels(host: &Host) -> bool {
     let release = files::read_trimmed(&host.proc.join("sys/kernel/osrelease")).unwrap_or_default();
@@ -107,8 +112,7 @@ impl Tree<'_> {
     }
 
     fn is_removable(&self, function: &PciFunction) -> bool {
-        let path = self.host.pci_device(function.address).join("removable");
-        files::read_trimmed(&path).as_deref() == Some("removable")
+        is_removable(self.host, function.address)
     }
 
     /// Whether the last function of a way from a root port on is of a controller in that port: its switch, or an endpoint

@@ -1,0 +1,63 @@
+//! Functions behind a USB4 tunnel.
+
+use super::*;
+use crate::usb4::Route;
+
+/// A GPU behind a tunnel, in an authorised router.
+fn scene(gpu: SimFunction, domain: &[(&str, &str)]) -> Scene {
+    let scene = Scene::with(gpu.below(address(PORT))).write("proc/sys/kernel/osrelease", "6.18.0\n");
+    scene.sim.set(address(DISK), "removable", "removable\n").unwrap();
+    scene.sim.add_domain(0, None, domain).unwrap();
+    let router = [
+        ("authorized", "1\n"),
+        ("vendor_name", "Core\n"),
+        ("device_name", "Box\n"),
+        ("rx_speed", "20.0 Gb/s\n"),
+        ("rx_lanes", "2\n"),
+        ("tx_speed", "20.0 Gb/s\n"),
+        ("tx_lanes", "2\n"),
+    ];
+    scene.sim.add_router(Route { domain: 0, path: 1 }, &router).unwrap();
+    scene
+}
+
+fn gpu() -> SimFunction {
+    SimFunction::gpu(address(DISK))
+}
+
+#[test]
+fn it_may_be_pulled_out() {
+    let evidence = ["Linux says so", "0-1 Core Box (inferred), whose link has 40 Gb/s", "the tunnel's own"];
+    scene(gpu(), &[]).check(Code::Tunnelled, Warns, &evidence, &["egpu info"]);
+    // Authorised, but by an older Linux.
+    let old = scene(gpu(), &[]).write("proc/sys/kernel/osrelease", "6.12.1\n");
+    let found: Vec<_> = old.explain().blockers.iter().map(|found| found.code).collect();
+    assert!(found.iter().all(|code| *code == Code::Tunnelled), "{found:?}");
+    // Plugged in by other means.
+    let plain = Scene::with(gpu().below(address(PORT))).explain();
+    assert!(!plain.blockers.iter().any(|found| found.code == Code::Tunnelled), "{plain}");
+}
+
+#[test]
+fn what_else_it_suffers() {
+    fn check(scene: &Scene, code: Code, evidence: &[&str], remedy: &[&str]) {
+        let readiness = scene.explain();
+        assert!(readiness.is_ready(), "{readiness}");
+        let found: Vec<_> = readiness.blockers.iter().filter(|found| found.code != Code::Tunnelled).collect();
+        let [found] = found[..] else { panic!("{readiness}") };
+        assert_eq!((found.code, found.severity), (code, Warns));
+        assert!(evidence.iter().all(|part| found.evidence.contains(part)), "{readiness}");
+        assert!(remedy.iter().all(|part| found.remedy.contains(part)), "{readiness}");
+    }
+    let unprotected = scene(gpu(), &[("iommu_dma_protection", "0\n")]);
+    check(&unprotected, Code::DmaUnprotected, &["domain0"], &["Kernel DMA Protection"]);
+    let protected = scene(gpu(), &[("iommu_dma_protection", "1\n")]);
+    protected.check(Code::Tunnelled, Warns, &[], &[]);
+    // 2^8 to 2^14 MiB, of which it has the least.
+    let small = gpu().bar(1, BarKind::Memory64, true, 0x40_0000_0000, 256 << 20).resizable(1, 0x7f << 8);
+    check(&scene(small, &[]), Code::BarNotResized, &["BAR 1 has 256 MiB", "16 GiB"], &["host_reset=0"]);
+    let large = gpu().bar(1, BarKind::Memory64, true, 0x40_0000_0000, 16 << 30).resizable(1, 0x7f << 8);
+    scene(large, &[]).check(Code::Tunnelled, Warns, &[], &[]);
+    let bound = scene(gpu().driver("nvidia"), &[]);
+    check(&bound, Code::UnbindMayHang, &["issue 894"], &["nvidia-persistenced", "vfio-pci.ids"]);
+}

@@ -1,0 +1,115 @@
+//! What a function behind a USB4 tunnel suffers: it may be pulled out, its link is not what PCIe says, its BARs are what hot-plug left
+//! it, and its driver may not let go of it.
+
+use super::{BlockerCode, Case, Severity, size_text};
+use crate::pci::{self, PciFunction};
+use crate::usb4::{self, Basis, Domain, Router, Tunnel, Via};
+use crate::{Host, PciAddress};
+
+/// The host's USB4 domains, and the functions behind their tunnels.
+#[derive(Debug)]
+pub(super) struct Tunnels {
+    domains: Vec<Domain>,
+    tunnels: Vec<Tunnel>,
+}
+
+impl Tunnels {
+    /// # Errors
+    /// What can't be read, and why.
+    pub(super) fn read(host: &Host) -> Result<Self, String> {
+        let domains = usb4::scan(host).map_err(|error| format!("USB4 can't be looked at: {error}"))?;
+        let functions = pci::scan(host).map_err(|error| error.to_string())?;
+        let tunnels = usb4::tunnels(host, &functions, &domains);
+        Ok(Self { domains, tunnels })
+    }
+
+    fn of(&self, function: PciAddress) -> Option<&Tunnel> {
+        self.tunnels.iter().find(|tunnel| tunnel.function == function)
+    }
+
+    /// The router that a tunnel leads to, with its domain.
+    fn router(&self, tunnel: &Tunnel) -> Option<(&Domain, &Router)> {
+        let route = tunnel.via.router()?;
+        let domain = self.domains.iter().find(|domain| domain.number == route.domain)?;
+        Some((domain, domain.routers.iter().find(|router| router.route == route)?))
+    }
+}
+
+pub(super) fn judge(case: &mut Case<'_>) {
+    for function in case.taken() {
+        // Few are, and the rest need no scan.
+        if !usb4::is_removable(case.host, function.address) {
+            continue;
+        }
+        match case.facts.tunnels(case.host) {
+            Err(reason) => case.unchecked(function.address, reason.clone(), "run this as root"),
+            Ok(all) => {
+                if let Some(tunnel) = all.of(function.address) {
+                    tunnelled(case, all, tunnel, &function);
+                }
+            }
+        }
+    }
+}
+
+fn tunnelled(case: &mut Case<'_>, all: &Tunnels, tunnel: &Tunnel, function: &PciFunction) {
+    let address = function.address;
+    let mut add = |code, evidence, remedy: &str| case.add(code, Severity::Warning, address, evidence, remedy);
+    let known = match tunnel.basis {
+        Basis::Linux => "Linux says so",
+        Basis::Inferred => "inferred, as this Linux does not say it",
+    };
+    let router = all.router(tunnel);
+    let at = match (&tunnel.via, router) {
+        (_, Some((_, router))) => {
+            let names = [router.vendor_name.as_deref(), router.device_name.as_deref()];
+            let name: String = names.into_iter().flatten().map(|name| format!(" {name}")).collect();
+            let link = router.link.map(|link| link.receive.rate().min(link.transmit.rate()));
+            let link = link.map(|rate| format!(", whose link has {} Gb/s", f64::from(rate) / 1000.0));
+            format!("in the router {}{name} (inferred){}", router.route, link.unwrap_or_default())
+        }
+        (Via::OneOf(routes), _) => format!("in one of {} routers", routes.len()),
+        _ => "in a router that Linux does not show".to_owned(),
+    };
+    add(
+        BlockerCode::Tunnelled,
+        format!(
+            "it is behind a tunnel ({known}), {at}; the link that PCI Express reports is the tunnel's own"
+        ),
+        "leave it connected while a guest has it, which loses it when it is pulled out; `vm-service egpu info` shows its link",
+    );
+    if let Some((domain, _)) = router.filter(|(domain, _)| domain.iommu_dma_protection == Some(false)) {
+        add(
+            BlockerCode::DmaUnprotected,
+            format!("iommu_dma_protection of domain{} is 0", domain.number),
+            "turn on the IOMMU in the firmware setup (there \"VT-d\", \"AMD-Vi\" or \"Kernel DMA Protection\"), and authorise known \
+             devices alone",
+        );
+    }
+    for bar in &function.bars {
+        let most = function.bar_sizes(bar.index).last().copied().unwrap_or(0);
+        if bar.size < most {
+            add(
+                BlockerCode::BarNotResized,
+                format!(
+                    "its BAR {} has {}, and could have {}: a port that was hot-plugged has no room for more",
+                    bar.index,
+                    size_text(bar.size),
+                    size_text(most)
+                ),
+                "connect it before the host boots, with thunderbolt.host_reset=0 on the command line of the host's Linux, which \
+                 else ends the firmware's tunnels and builds its own, as if it was hot-plugged",
+            );
+        }
+    }
+    if function.driver.as_deref() == Some("nvidia") {
+        add(
+            BlockerCode::UnbindMayHang,
+            "the driver nvidia has it, which takes the GPU of an enclosure that it does not know for a built-in one, and then \
+             waits for ever for who uses it (issue 894 of NVIDIA/open-gpu-kernel-modules)"
+                .to_owned(),
+            "end what uses it first (nvidia-persistenced, a display server; `vm-service list --usage` names it), or keep the driver \
+             off it from boot: vfio-pci.ids= on the command line of the host's Linux",
+        );
+    }
+}
