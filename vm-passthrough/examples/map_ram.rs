@@ -1,4 +1,4 @@
-//! Measures how long it takes to make a guest's RAM present and to map it for DMA, with one thread and with two.
+//! Measures how long it takes to make a guest's RAM present and to map it for DMA, by one thread and by two.
 //!
 //! ```text
 //! map_ram ADDRESS [--backend iommufd|group] [--pages transparent|small|reserved] [--gib N] [--rounds N]
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use vm_memory::mmap::{MmapRegion, MmapRegionBuilder};
 use vm_passthrough::claim::ClaimOptions;
 use vm_passthrough::guest::SharedMemory;
-use vm_passthrough::vfio::{self, AddressSpace as _, Backend, DmaPermission, Space, VfioDevice, VfioError};
+use vm_passthrough::vfio::{self, AddressSpace as _, Backend, DmaPermission, Mapping, Space};
 use vm_passthrough::{PassthroughManager, PciAddress};
 
 type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
@@ -48,26 +48,22 @@ enum Pages {
     Reserved,
 }
 
-/// Who maps.
+/// How it is mapped.
 #[derive(Clone, Copy)]
 enum Way {
-    /// One thread.
-    Alone,
-    /// Two threads, half of the RAM each, through the same [`Space`].
-    OneSpace,
-    /// The same, each through a `Space` of its own for the same address space in the Linux kernel, as two processes have it: nothing
-    /// in this process keeps one from mapping while the other does.
-    TwoSpaces,
+    /// A piece after the other.
+    InTurn,
+    /// All of them by one call, and so by as many threads as there are processors where that helps.
+    AtOnce,
 }
 
 impl Way {
-    const ALL: [Self; 3] = [Self::Alone, Self::OneSpace, Self::TwoSpaces];
+    const ALL: [Self; 2] = [Self::InTurn, Self::AtOnce];
 
     fn name(self) -> &'static str {
         match self {
-            Self::Alone => "map, 1 thread",
-            Self::OneSpace => "map, 2 threads, one Space",
-            Self::TwoSpaces => "map, 2 threads, a Space each",
+            Self::InTurn => "map, 1 thread",
+            Self::AtOnce => "map, all at once",
         }
     }
 }
@@ -119,8 +115,6 @@ fn run() -> Result {
     let claimed = manager.claim(address, &ClaimOptions::default())?;
     let space = vfio::open_space(manager.host(), &[address], backend)?;
     let device = claimed.open(&space)?;
-    let other_space = Space::receive(space.share()?);
-    let other_device = VfioDevice::receive(device.share()?, &other_space, device.clone())?;
 
     for round in 0..=rounds {
         let tell = |what: &str, time: Duration| {
@@ -142,12 +136,10 @@ fn run() -> Result {
         check(&ram, pages)?;
         for at in 0..Way::ALL.len() {
             let way = Way::ALL[(round + at) % Way::ALL.len()];
-            tell(way.name(), map(&ram, way, [&space, &other_space])?);
+            tell(way.name(), map(&ram, way, &space)?);
         }
     }
 
-    other_device.close()?;
-    other_space.close()?;
     device.close()?;
     Ok(space.close()?)
 }
@@ -231,43 +223,25 @@ fn prefault(ram: &Ram, threads: u64) -> Result<Duration> {
 }
 
 /// Maps all of the RAM for DMA, and unmaps it, which is not counted.
-fn map(ram: &Ram, way: Way, spaces: [&Arc<Space>; 2]) -> Result<Duration> {
-    let pieces: Vec<_> = ram.iter().zip((IOVA..).step_by(GIB)).collect();
-    let (first, second) = pieces.split_at(pieces.len() / 2);
-    let shares: Vec<(&Space, &[_])> = match way {
-        Way::Alone => vec![(spaces[0], &pieces)],
-        Way::OneSpace => vec![(spaces[0], first), (spaces[0], second)],
-        Way::TwoSpaces => vec![(spaces[0], first), (spaces[1], second)],
+fn map(ram: &Ram, way: Way, space: &Space) -> Result<Duration> {
+    let ranges = || -> Vec<(u64, Arc<dyn Mapping>)> {
+        let memory = |piece: &Arc<MmapRegion>| Arc::new(SharedMemory::new(piece.clone())) as Arc<dyn Mapping>;
+        (IOVA..).step_by(GIB).zip(ram.iter().map(memory)).collect()
     };
-    let map = |&(space, pieces): &(&Space, &[(&Arc<MmapRegion>, u64)])| -> Result<(), VfioError> {
-        for &(piece, iova) in pieces {
-            space.map(iova, Arc::new(SharedMemory::new(piece.clone())), DmaPermission::ReadWrite)?;
-        }
-        Ok(())
-    };
+    let pieces = ranges();
     let begun = Instant::now();
-    std::thread::scope(|scope| -> Result {
-        let threads: Vec<_> = shares.iter().map(|share| scope.spawn(|| map(share))).collect();
-        for thread in threads {
-            thread.join().map_err(|_| "a mapping thread panicked")??;
-        }
-        Ok(())
-    })?;
+    match way {
+        Way::InTurn => pieces
+            .iter()
+            .try_for_each(|(iova, memory)| space.map(*iova, memory.clone(), DmaPermission::ReadWrite))?,
+        Way::AtOnce => space.map_all(&pieces, DmaPermission::ReadWrite)?,
+    }
     let took = begun.elapsed();
-    // All of it is in the one address space of the Linux kernel, which refuses to map it once more.
-    for &(piece, iova) in &pieces {
-        let is_free = spaces.iter().find(|space| space.mapped_from(iova).is_none()).is_some_and(|space| {
-            let again = Arc::new(SharedMemory::new(piece.clone()));
-            space.map(iova, again, DmaPermission::ReadWrite).is_ok()
-        });
-        if is_free {
+    for (iova, memory) in &pieces {
+        if space.mapped_from(*iova) != Some(memory.len()) {
             return Err(format!("nothing is mapped at {iova:#x}").into());
         }
-    }
-    for (space, pieces) in shares {
-        for &(_, iova) in pieces {
-            space.unmap(iova)?;
-        }
+        space.unmap(*iova)?;
     }
     Ok(took)
 }

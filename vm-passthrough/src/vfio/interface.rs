@@ -410,9 +410,36 @@ pub trait AddressSpace: fmt::Debug + Send + Sync {
     /// When the range is not mappable, too much memory is locked, or the kernel refuses. Nothing is mapped
     /// then.
     fn map(&self, iova: u64, memory: Arc<dyn Mapping>, permission: DmaPermission) -> Result<()>;
+    /// [Maps](Self::map) several ranges, each to be unmapped by itself. A space that gains by mapping them at the same time does so; the
+    /// provided method maps one after the other.
+    ///
+    /// # Errors
+    /// As for [`map`](Self::map), of one of them; none is mapped then.
+    fn map_all(&self, ranges: &[(u64, Arc<dyn Mapping>)], permission: DmaPermission) -> Result<()> {
+        map_in_turn(self, ranges, permission)
+    }
     /// Unmaps what [`map`](Self::map) mapped at `iova`.
     ///
     /// # Errors
     /// When nothing is mapped there, or the kernel refuses or unmapped another size.
     fn unmap(&self, iova: u64) -> Result<()>;
+}
+
+/// Maps ranges one after the other, all or none.
+pub(super) fn map_in_turn<S: AddressSpace + ?Sized>(
+    space: &S,
+    ranges: &[(u64, Arc<dyn Mapping>)],
+    permission: DmaPermission,
+) -> Result<()> {
+    for (at, (iova, memory)) in ranges.iter().enumerate() {
+        if let Err(error) = space.map(*iova, memory.clone(), permission) {
+            for (iova, _) in ranges[..at].iter().rev() {
+                if let Err(error) = space.unmap(*iova) {
+                    tracing::error!(%error, "a range stays mapped for DMA");
+                }
+            }
+            return Err(error);
+        }
+    }
+    Ok(())
 }

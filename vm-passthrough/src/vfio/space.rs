@@ -2,11 +2,14 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::dma::{self, DmaMappings, Plan, Release};
 use super::group::{Container, Opened};
-use super::interface::{AddressSpace, Backend, DmaPermission, Mapping, ResetEvidence, Result, VfioError};
+use super::interface::{
+    AddressSpace, Backend, DmaPermission, Mapping, ResetEvidence, Result, VfioError, map_in_turn,
+};
 use super::iommufd::Ioas;
 use super::open_devices::OpenDevices;
 use super::parse::IommuInfo;
@@ -321,6 +324,65 @@ impl AddressSpace for Space {
         checked
     }
 
+    fn map_all(&self, ranges: &[(u64, Arc<dyn Mapping>)], permission: DmaPermission) -> Result<()> {
+        if self.backend == Backend::Group || ranges.len() < 2 {
+            // The Linux kernel maps one at a time, whoever asks.
+            return map_in_turn(self, ranges, permission);
+        }
+        let mut state = self.state();
+        state.check_open()?;
+        let State { engine, mappings, info, .. } = &mut *state;
+        let (mut new, mut counted) = (Vec::new(), Vec::new());
+        let planned = ranges.iter().try_for_each(|(iova, memory)| {
+            match mappings.plan(*iova, &**memory, permission)? {
+                Plan::Map => new.push((*iova, memory)),
+                Plan::Counted => counted.push(*iova),
+            }
+            Ok(())
+        });
+        let checked = planned.and_then(|()| {
+            let known = match info.take() {
+                Some(known) => known,
+                None => engine.info()?.unwrap_or_else(|| IommuInfo::unlimited(sys::page_size())),
+            };
+            let check = |&(iova, memory): &(u64, &Arc<dyn Mapping>)| {
+                dma::check_range(iova, &**memory, known.page, &known.ranges, known.entries_left)
+            };
+            let checked = new.iter().try_for_each(check);
+            *info = Some(known);
+            checked
+        });
+        let locked = mappings.bytes();
+        let map =
+            |&(iova, memory): &(u64, &Arc<dyn Mapping>)| engine.map(iova, &**memory, permission, locked);
+        let mut failed = checked.err();
+        let answers = if failed.is_some() { Vec::new() } else { at_once(&new, map) };
+        let mut mapped = Vec::new();
+        for (range, answer) in new.into_iter().zip(answers) {
+            match answer {
+                Some(Ok(())) => mapped.push(range),
+                Some(Err(error)) => failed = failed.or(Some(error)),
+                None => {}
+            }
+        }
+        if failed.is_some() {
+            // After a failure the Linux kernel is asked again.
+            *info = None;
+            for iova in counted {
+                // It was counted, and so has another user.
+                let _ = mappings.release(iova);
+            }
+            mapped.retain(|(iova, memory)| {
+                let unmapped = engine.unmap(*iova, memory.len());
+                unmapped.inspect_err(|error| tracing::error!(%error, "a range stays mapped for DMA")).is_err()
+            });
+        }
+        for (iova, memory) in mapped {
+            mappings.insert(iova, memory.clone(), permission);
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
     fn unmap(&self, iova: u64) -> Result<()> {
         let mut state = self.state();
         match state.mappings.release(iova)? {
@@ -338,6 +400,32 @@ impl AddressSpace for Space {
             }
         }
     }
+}
+
+/// Does all of it by as many threads as there are processors, and answers in order. Once one has failed no other is begun.
+fn at_once<T: Sync>(work: &[T], act: impl Fn(&T) -> Result<()> + Sync) -> Vec<Option<Result<()>>> {
+    let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let answers = Mutex::new(work.iter().map(|_| None).collect::<Vec<_>>());
+    let run = || {
+        while let (at, false) = (next.fetch_add(1, Ordering::Relaxed), failed.load(Ordering::Relaxed))
+            && let Some(item) = work.get(at)
+        {
+            let answer = act(item);
+            failed.fetch_or(answer.is_err(), Ordering::Relaxed);
+            if let Some(place) = answers.lock().unwrap_or_else(PoisonError::into_inner).get_mut(at) {
+                *place = Some(answer);
+            }
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(work.len());
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            // Where there is none to be had this one does more.
+            let _ = std::thread::Builder::new().name("dma-map".into()).spawn_scoped(scope, run);
+        }
+        run();
+    });
+    answers.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Drop for Space {
@@ -373,6 +461,35 @@ impl Drop for Member {
     fn drop(&mut self) {
         if let Err(error) = self.leave() {
             tracing::error!(%error, "a group did not leave its container cleanly");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_is_answered_in_order_and_ends_with_a_failure() {
+        let check = |work: &[u64], fails: &dyn Fn(u64) -> bool| -> Vec<Option<bool>> {
+            let fails = work.iter().map(|&item| fails(item)).collect::<Vec<_>>();
+            let act = |&item: &u64| match fails.get(item as usize) {
+                Some(false) => Ok(()),
+                _ => Err(VfioError::Range { start: item, end: item, reason: "it is to fail".into() }),
+            };
+            at_once(work, act).into_iter().map(|answer| answer.map(|answer| answer.is_ok())).collect()
+        };
+        assert_eq!(check(&[], &|_| false), []);
+        assert_eq!(check(&[0, 1, 2], &|_| false), [Some(true); 3]);
+        let all: Vec<u64> = (0..100).collect();
+        assert_eq!(check(&all, &|_| false), [Some(true); 100]);
+        for _ in 0..100 {
+            let answers = check(&all, &|item| item == 50);
+            assert_eq!(answers[..50], [Some(true); 50]);
+            assert_eq!(answers[50], Some(false));
+            // Those that another thread had begun are answered, too.
+            let begun = answers.iter().take_while(|answer| answer.is_some()).count();
+            assert!(answers[begun..].iter().all(Option::is_none), "{answers:?}");
         }
     }
 }
