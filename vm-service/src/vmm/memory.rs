@@ -83,13 +83,13 @@ pub(super) fn create(layout: &Layout, backing: Backing) -> Result<GuestMemoryMma
     // It does not ask before it takes them, and Linux kills processes to have them.
     let of_kvm = size / KVM_PART;
     if of_kvm > host() / 2 {
-        return Err(failed(format!("KVM may take {} to keep track of it; lower `memory`", gib(of_kvm))));
+        return Err(failed(format!("KVM may take {} to keep track of it; lower `memory`", rounded(of_kvm))));
     }
     if size > host() {
         tracing::warn!(
             "the guest has {} of RAM, the host {}: Linux kills the guest when it uses more than there is; lower `memory`",
-            gib(size),
-            gib(host())
+            rounded(size),
+            rounded(host())
         );
     }
     let mut regions = Vec::new();
@@ -155,13 +155,17 @@ fn host() -> u64 {
     host.totalram.saturating_mul(host.mem_unit.into())
 }
 
-fn gib(bytes: u64) -> String {
-    format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
+/// For people: in GiB, and what is less in MiB.
+fn rounded(bytes: u64) -> String {
+    match bytes >> 30 {
+        0 => format!("{} MiB", bytes >> 20),
+        _ => format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30)),
+    }
 }
 
 /// A guest's RAM of `size` bytes can't be made.
 pub(super) fn failed(size: u64, reason: impl fmt::Display) -> MachineError {
-    MachineError::Memory { size: gib(size), host: gib(host()), reason: reason.to_string() }
+    MachineError::Memory { size: rounded(size), host: rounded(host()), reason: reason.to_string() }
 }
 
 /// Maps `len` bytes that begin on a huge page's boundary if that can be had.
@@ -320,8 +324,8 @@ impl Work {
             let (done, all) = (self.next.load(Ordering::Relaxed), self.size());
             tracing::info!(
                 "{} of {} of the guest's RAM are present for its devices",
-                gib(done.min(all)),
-                gib(all)
+                rounded(done.min(all)),
+                rounded(all)
             );
         }
     }
@@ -424,8 +428,10 @@ mod tests {
         let (much, log) = made(host * KVM_PART);
         assert_eq!(log, "");
         let error = much.unwrap_err();
-        let end =
-            format!("a host that has {}: KVM may take {0} to keep track of it; lower `memory`", gib(host));
+        let end = format!(
+            "a host that has {}: KVM may take {0} to keep track of it; lower `memory`",
+            rounded(host)
+        );
         assert!(error.ends_with(&end), "{error}");
     }
 
