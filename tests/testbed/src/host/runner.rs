@@ -70,7 +70,7 @@ const BATCH: Duration = Duration::from_secs(1200);
 pub struct Options {
     /// How many at once.
     pub jobs: usize,
-    /// Run what failed once more: QEMU's emulation of nested virtualisation loses interrupts now and then.
+    /// Run what failed once more: QEMU's emulation of nested virtualisation seems to lose interrupts.
     pub retry: bool,
     /// Print every step.
     pub verbose: bool,
