@@ -104,7 +104,7 @@ pub(super) const BENCHMARK: Scenario = Scenario {
     ..SCENARIO
 };
 
-const TIMEOUT: Duration = Duration::from_secs(200);
+const TIMEOUT: Duration = Duration::from_secs(600);
 const LEN: usize = 256 << 10;
 const HOST_SEED: u64 = 0x686f_7374;
 const GUEST_SEED: u64 = 0x0067_7565_7374;
