@@ -63,6 +63,14 @@ impl Engine {
         }
     }
 
+    /// What was known of the IOMMU, or else is asked, and is to be put back.
+    fn known(&self, info: &mut Option<IommuInfo>) -> Result<IommuInfo> {
+        match info.take() {
+            Some(known) => Ok(known),
+            None => Ok(self.info()?.unwrap_or_else(|| IommuInfo::unlimited(sys::page_size()))),
+        }
+    }
+
     fn map(&self, iova: u64, memory: &dyn Mapping, permission: DmaPermission, locked: u64) -> Result<()> {
         match self {
             Self::Group(container) => container.map(iova, memory, permission, locked),
@@ -309,10 +317,7 @@ impl AddressSpace for Space {
             return Ok(());
         }
         let State { engine, mappings, info, .. } = &mut *state;
-        let mut known = match info.take() {
-            Some(known) => known,
-            None => engine.info()?.unwrap_or_else(|| IommuInfo::unlimited(sys::page_size())),
-        };
+        let mut known = engine.known(info)?;
         let checked = dma::check_range(iova, &*memory, known.page, &known.ranges, known.entries_left);
         if checked.is_ok() {
             // After a failure the Linux kernel is asked again.
@@ -341,10 +346,7 @@ impl AddressSpace for Space {
             Ok(())
         });
         let checked = planned.and_then(|()| {
-            let known = match info.take() {
-                Some(known) => known,
-                None => engine.info()?.unwrap_or_else(|| IommuInfo::unlimited(sys::page_size())),
-            };
+            let known = engine.known(info)?;
             let check = |&(iova, memory): &(u64, &Arc<dyn Mapping>)| {
                 dma::check_range(iova, &**memory, known.page, &known.ranges, known.entries_left)
             };
