@@ -1,6 +1,7 @@
 //! How values of the model read in the text that a person gets.
 
 use vm_passthrough::PciAddress;
+use vm_passthrough::gpu::ChipReport;
 use vm_passthrough::pci::{
     Bar, BarKind, DeviceType, Link, PartKind, PciFunction, PowerState, ResetMethod, Sriov,
 };
@@ -54,6 +55,19 @@ pub(crate) fn name(function: &PciFunction) -> String {
 /// Vendor and device by their numbers.
 pub(crate) fn id(function: &PciFunction) -> String {
     format!("{:04x}:{:04x}", function.ids.vendor, function.ids.device)
+}
+
+/// Which chip a GPU is, and how that is known.
+pub(crate) fn chip(report: &ChipReport) -> String {
+    match (&report.chip, report.named) {
+        // Names of the database have letters behind them, as in GA102GL.
+        (Ok(chip), Some(named)) if !named.starts_with(chip.name) => {
+            format!("{chip}, by its registers; {named}, by the PCI ID database")
+        }
+        (Ok(chip), _) => format!("{chip}, by its registers"),
+        (Err(why), Some(named)) => format!("{named}, by the PCI ID database; {why}"),
+        (Err(why), None) => format!("not known: {why}"),
+    }
 }
 
 /// A speed of a link in gigatransfers per second.

@@ -5,6 +5,7 @@
 
 mod claim;
 mod function;
+mod gpu;
 mod guest;
 mod health;
 mod kernel;
@@ -21,6 +22,7 @@ pub use claim::{Claim, ClaimState, ClaimedFunction, ListedClaim, Owner};
 pub use function::{
     Bar, BarKind, Capability, DeviceType, Function, Link, PhysicalFunction, PowerState, ResetMethod, Sriov,
 };
+pub use gpu::Chip;
 pub use guest::{
     AttachedDevice, Confinement, DetachedDevice, DetachedHow, DeviceState, EventKind, GuestDevice,
     GuestEvent, GuestLog, GuestState, GuestStatus, PeerState, PeerToPeer, Problem, Refusal, RefusalCode,
@@ -171,6 +173,9 @@ pub struct ListedFunction {
     pub part_types: Vec<PartType>,
     /// Its state. Only `info` and the daemon's answer of one device have it; null in lists.
     pub health: Option<DeviceHealth>,
+    /// Its chip, as its registers tell. Only `info --registers` reads them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chip: Option<Chip>,
 }
 
 impl ListedFunction {
@@ -185,6 +190,7 @@ impl ListedFunction {
             parts: Vec::new(),
             part_types: Vec::new(),
             health: None,
+            chip: None,
         }
     }
 }

@@ -59,6 +59,8 @@ impl SimHost {
             .header_type(0x80)
             .driver("nouveau")
             .degraded_link(slow))?;
+        // AD102, revision A1: NV_PMC_BOOT_0 and NV_PMC_BOOT_42.
+        self.set_registers(at(1, 0, 0)?, 0, 16 << 20, &[(0x0, 0x1920_00a1), (0xa00, 0x192a_1000)])?;
         for (function, device, class, driver) in [
             (1, 0x22ba, 0x04_0300, "snd_hda_intel"),
             (2, 0x1ada, 0x0c_0330, "xhci_hcd"),

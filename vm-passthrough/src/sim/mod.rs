@@ -23,6 +23,7 @@ mod example;
 mod function;
 mod fuzz;
 mod fuzz_device;
+mod registers;
 mod tree;
 mod usb4;
 mod vmm;

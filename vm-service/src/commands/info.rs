@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use clap::Args;
 use vm_passthrough::readiness::ExplainOptions;
-use vm_passthrough::{Host, PciAddress, PciFunction, pci};
+use vm_passthrough::{Host, PciAddress, PciFunction, gpu, pci};
 
 use super::{Scan, SourceArgs};
 use crate::context::Context;
 use crate::deadlines::DEVICE_HEALTH;
 use crate::describe;
 use crate::failure::Failure;
-use crate::json::{Body, DeviceHealth, Function, ListedFunction, Part, PartType, Usage};
+use crate::json::{Body, Chip, DeviceHealth, Function, ListedFunction, Part, PartType, Usage};
 use crate::table::{printable, wrap};
 use crate::usage;
 
@@ -25,6 +25,9 @@ pub(crate) struct InfoArgs {
     /// PCI address, as in 0000:65:00.0 or 65:00.0
     #[arg(value_name = "ADDR")]
     pub(crate) address: PciAddress,
+    /// Also read which chip it is from its registers, of GPUs of NVIDIA: where a driver of the host has it and it is awake
+    #[arg(long)]
+    pub(crate) registers: bool,
     #[command(flatten)]
     pub(crate) source: SourceArgs,
 }
@@ -50,6 +53,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &InfoArgs) -> Result<(), Fail
     };
     let usage = usage::of(&host, &[function]).pop().flatten();
     let health = health(&host, args.address);
+    let chip = args.registers.then(|| gpu::report_chip(&host, function));
     let width = context.width;
     context.print(
         || {
@@ -62,15 +66,19 @@ pub(crate) fn run(context: &mut Context<'_>, args: &InfoArgs) -> Result<(), Fail
                 health: health.clone(),
                 parts,
                 part_types,
+                chip: chip.as_ref().map(Chip::from),
                 ..ListedFunction::new(listed, &readiness)
             };
             Body::Info { function: Box::new(listed) }
         },
         || {
-            let text =
-                render(&host, &scan, function, driver_override.clone(), usage.as_ref(), health.as_ref())
-                    + &readiness.to_string();
-            wrap(&text, width)
+            let known = Known {
+                driver_override: driver_override.clone(),
+                usage: usage.as_ref(),
+                health: health.as_ref(),
+                chip: chip.as_ref(),
+            };
+            wrap(&(render(&host, &scan, function, known) + &readiness.to_string()), width)
         },
     )
 }
@@ -92,14 +100,16 @@ fn part_types(host: &Host, address: PciAddress) -> Vec<pci::PartType> {
     [pci::vgpu_types(host, address), pci::mdev_types(host, address)].concat()
 }
 
-fn render(
-    host: &Host,
-    scan: &Scan<'_>,
-    function: &PciFunction,
+/// What was asked of a function beside the scan.
+struct Known<'a> {
     driver_override: Option<String>,
-    usage: Option<&Usage>,
-    health: Option<&DeviceHealth>,
-) -> String {
+    usage: Option<&'a Usage>,
+    health: Option<&'a DeviceHealth>,
+    chip: Option<&'a gpu::ChipReport>,
+}
+
+fn render(host: &Host, scan: &Scan<'_>, function: &PciFunction, known: Known<'_>) -> String {
+    let Known { driver_override, usage, health, chip } = known;
     let mut text = format!("{} {}\n", function.address, describe::name(function));
     let mut line = |name: &str, value: String| {
         // A String takes any write.
@@ -113,6 +123,9 @@ fn render(
     line("IDs", format!("{:04x}:{:04x}, revision {:02x}", ids.vendor, ids.device, ids.revision));
     if ids.subsystem_vendor != 0 {
         line("subsystem", format!("{:04x}:{:04x}", ids.subsystem_vendor, ids.subsystem_device));
+    }
+    if let Some(chip) = chip {
+        line("chip", describe::chip(chip));
     }
     line("driver", or(&function.driver, "none"));
     if let Some(driver) = driver_override {

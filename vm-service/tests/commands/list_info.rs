@@ -234,3 +234,58 @@ fn the_readme_shows_what_is_printed() {
     let shown = format!("$ vm-service explain 0000:02:00.0\n{explained}");
     assert!(readme.contains(&shown), "README.md does not show:\n{shown}");
 }
+
+#[test]
+fn registers_tell_the_chip_when_they_are_asked_for_and_can_be_read() {
+    let gpu = super::host::address("0000:01:00.0");
+    let sim = workstation();
+    let line = |options: &str| {
+        let got = vm_service(&sim.plain_host(), &format!("info 01:00.0 {options}"));
+        got.out.lines().find_map(|line| line.strip_prefix("  chip             ")).map(str::to_owned)
+    };
+    assert_eq!(line(""), None, "nothing is read that nobody asked for");
+    let check = |expect: &str| {
+        let got = line("--registers").expect("a line");
+        assert!(got.contains(expect), "{got}, not {expect}");
+    };
+    let ad102 = [(0x0, 0x1920_00a1), (0xa00, 0x192a_1000)];
+    check("AD102, by the PCI ID database; ");
+    check("resource0 can't be mapped: ");
+    sim.set_registers(gpu, 0, 16 << 20, &ad102).expect("registers");
+    check("AD102 (Ada) revision A1, by its registers");
+    sim.set_registers(gpu, 0, 16 << 20, &[(0x0, 0x1720_00a1)]).expect("registers");
+    check("GA102 (Ampere) revision A1, by its registers; AD102, by the PCI ID database");
+    sim.set_registers(gpu, 0, 16 << 20, &[(0x0, u32::MAX)]).expect("registers");
+    check("NV_PMC_BOOT_0 reads all ones");
+    sim.set_registers(gpu, 0, 16 << 20, &[(0x0, 0xbadf_1100)]).expect("registers");
+    check("NV_PMC_BOOT_0 reads 0xbadf1100");
+    // A BAR that is shorter than its registers would fault.
+    sim.set_registers(gpu, 0, 0x800, &ad102[..1]).expect("registers");
+    check("resource0 can't be mapped: ");
+    sim.set_registers(gpu, 0, 16 << 20, &ad102).expect("registers");
+    sim.set(gpu, "power_state", "D3hot\n").expect("written");
+    check("is not in D0 (power state D3hot), and is not woken for that");
+    sim.set(gpu, "power_state", "D0\n").expect("written");
+    let config = sim.device_dir(gpu).expect("a directory").join("config");
+    let mut bytes = std::fs::read(&config).expect("config space");
+    bytes[4] = 0;
+    std::fs::write(&config, &bytes).expect("written");
+    check("does not decode its BARs (Command reads 0x0000)");
+    bytes[4] = 6;
+    std::fs::write(&config, &bytes).expect("written");
+    let document = || -> serde_json::Value {
+        let got = vm_service(&sim.plain_host(), "info 01:00.0 --registers --json");
+        serde_json::from_str::<serde_json::Value>(&got.out).expect("JSON")["function"]["chip"].clone()
+    };
+    let expect = serde_json::json!({
+        "name": "AD102", "architecture": "Ada", "revision": "A1", "virtual": false, "named": "AD102",
+        "boot_0": "0x192000a1", "boot_42": "0x192a1000", "problem": null,
+    });
+    assert_eq!(document(), expect);
+    sim.add_driver("vfio-pci").expect("a driver");
+    sim.set_driver(gpu, Some("vfio-pci")).expect("bound");
+    check("belongs to vfio-pci, so that a guest may be resetting it");
+    assert_eq!(document()["name"], serde_json::Value::Null);
+    let got = vm_service(&sim.plain_host(), "info 02:00.0 --registers").out;
+    assert!(got.contains("chip             not known: its registers are not read"), "{got}");
+}

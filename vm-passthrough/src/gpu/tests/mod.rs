@@ -1,0 +1,4 @@
+//! Tests of [`gpu`](super).
+
+mod chips;
+mod registers;

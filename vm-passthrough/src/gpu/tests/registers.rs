@@ -1,0 +1,100 @@
+//! Registers behind VFIO and behind sysfs.
+
+use std::sync::Arc;
+
+use super::super::{NotReadable, RegionRegisters, Registers, ResourceRegisters};
+use crate::pci;
+use crate::sim::{SimConfig, SimDevice, SimDeviceBuilder, SimFunction, SimHost, SimLog, SimSpace};
+use crate::vfio::{CONFIG_REGION, DeviceFile as _};
+
+fn device() -> Arc<SimDevice> {
+    let space = SimSpace::new(Vec::new(), &SimLog::default());
+    let config = SimConfig::new(0x10de, 0x2330, 0x03_0200).bytes();
+    SimDeviceBuilder::new(config).bar(0, 0x1000, &[]).build("0000:01:00.0".parse().unwrap(), space).unwrap()
+}
+
+#[test]
+fn a_region_is_read_and_written_within_its_size() {
+    let device = device();
+    let registers = RegionRegisters::new(device.clone(), 0).unwrap();
+    registers.write32(0xffc, 0x1234_5678).unwrap();
+    assert_eq!(registers.read32(0xffc).unwrap(), 0x1234_5678);
+    let mut bytes = [0; 4];
+    device.read(0, 0xffc, &mut bytes).unwrap();
+    assert_eq!(bytes, [0x78, 0x56, 0x34, 0x12], "little-endian");
+    let check = |offset, expect: &str| {
+        for error in [registers.read32(offset).map(drop), registers.write32(offset, 0)] {
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains(expect), "{offset:#x}: {error}");
+        }
+    };
+    check(0x1000, "outside of the BAR, which has 0x1000 bytes");
+    check(u64::MAX - 3, "outside of the BAR");
+    check(0xffe, "a multiple of 4");
+    check(u64::MAX, "a multiple of 4");
+    device.vanish();
+    check(0, "Input/output error");
+}
+
+#[test]
+fn a_region_that_is_not_there_has_no_registers() {
+    let error = RegionRegisters::new(device(), 1).unwrap_err().to_string();
+    assert!(error.contains("region 1 holds no registers"), "{error}");
+    assert!(RegionRegisters::new(device(), CONFIG_REGION).is_ok(), "config space is a region as others");
+}
+
+#[test]
+fn a_resource_is_only_read() {
+    let address = "0000:01:00.0".parse().unwrap();
+    let sim = SimHost::new().unwrap();
+    sim.add(&SimFunction::gpu(address)).unwrap();
+    let size = 16 << 20;
+    sim.set_registers(address, 0, size, &[(0, 0x1920_00a1), (size - 4, 7)]).unwrap();
+    let host = sim.plain_host();
+    let function = || pci::read_function(&host, address).unwrap();
+    let registers = ResourceRegisters::open(&host, &function(), 0, u64::MAX).unwrap();
+    assert_eq!(registers.size(), size);
+    assert_eq!(registers.read32(0).unwrap(), 0x1920_00a1);
+    assert_eq!(registers.read32(size - 4).unwrap(), 7);
+    registers.read32(size).unwrap_err();
+    let error = registers.write32(0, 1).unwrap_err().to_string();
+    assert!(error.contains("claim it, and use VFIO"), "{error}");
+    let part = ResourceRegisters::open(&host, &function(), 0, 0xa04).unwrap();
+    part.read32(0xa00).unwrap();
+    part.read32(0xa04).unwrap_err();
+
+    // Each of these is refused before the BAR is mapped.
+    let check = |expect: &str| {
+        let error = ResourceRegisters::open(&host, &function(), 0, u64::MAX).unwrap_err();
+        let found = format!("{error:?}");
+        assert!(found.starts_with(expect), "{found}");
+    };
+    for state in ["D1", "D3hot", "D3cold", "unknown", ""] {
+        sim.set(address, "power_state", state).unwrap();
+        check("Asleep");
+    }
+    sim.set(address, "power_state", "D0").unwrap();
+    // Config space knows better: D3hot in the power management capability at 0x40.
+    let config = sim.device_dir(address).unwrap().join("config");
+    let good = std::fs::read(&config).unwrap();
+    let changed = |offset: usize, value: u8| {
+        let mut bytes = good.clone();
+        bytes[offset] = value;
+        std::fs::write(&config, bytes).unwrap();
+    };
+    changed(0x44, 3);
+    check("Asleep");
+    changed(0x04, 0);
+    check("NotDecoding");
+    std::fs::write(&config, vec![0xff; 256]).unwrap();
+    check("NotDecoding");
+    std::fs::write(&config, &good[..64]).unwrap();
+    ResourceRegisters::open(&host, &function(), 0, 4).unwrap();
+    std::fs::write(&config, &good).unwrap();
+    sim.set_registers(address, 0, 0x1000, &[]).unwrap();
+    check("File { doing: \"mapped\"");
+    std::fs::remove_file(sim.device_dir(address).unwrap().join("resource0")).unwrap();
+    check("File { doing: \"opened\"");
+    let no_bar = ResourceRegisters::open(&host, &function(), 2, 4).unwrap_err();
+    assert!(matches!(no_bar, NotReadable::NoBar { bar: 2, .. }), "{no_bar}");
+}
