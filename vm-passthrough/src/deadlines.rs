@@ -39,6 +39,9 @@ pub const RESET_STEPS: Duration = Duration::from_secs(15);
 /// A reset: the function is woken, the steps, and the methods are put back.
 pub const RESET: Duration = sum(&[WAKE, RESET_STEPS, RESET_METHOD]);
 
+/// A GPU that was reset says which chip it is: it runs its own firmware first. No source says how long that may take.
+pub const GPU_BOOT: Duration = Duration::from_secs(5);
+
 /// A BAR is taken out of the reach of the guest's other devices: a piece of another that is being mapped is done, and its own are
 /// unmapped. For 256 GiB by pages of 4 KiB that takes some seconds.
 pub const PEERS: Duration = Duration::from_secs(15);

@@ -14,7 +14,7 @@
 //! * [`ledger`] is what is claimed and shared, on disk.
 //! * [`claim`] takes a function and its companions from their drivers, and returns them, also after a crash.
 //! * [`vfio`] is the device as the Linux kernel exposes it: regions, interrupts, DMA, reset.
-//! * [`gpu`] tells which chip a GPU is, and reaches its registers.
+//! * [`gpu`] tells which chip a GPU is, reaches its registers and brings it up.
 //! * [`guest`] is the device as a guest sees it: virtual config space, BARs, MSI-X; and [`guest::Vmm`], the
 //!   small trait that a VMM implements. The cargo feature `kvm` brings an implementation for VMMs that are built on kvm-ioctls
 //!   and vm-memory.

@@ -129,6 +129,10 @@ pub const PM_CTRL: u16 = 4;
 pub const PM_CTRL_STATE_MASK: u16 = 0b11;
 /// The power state D3hot.
 pub const PM_CTRL_D3HOT: u16 = 3;
+/// The function keeps what its registers hold on its way from D3hot to D0.
+pub const PM_CTRL_NO_SOFT_RESET: u16 = 1 << 3;
+/// It has asked for power; writing 1 clears it.
+pub const PM_CTRL_PME_STATUS: u16 = 1 << 15;
 
 // MSI (PCI Express Base 6.0, 7.7.1).
 

@@ -16,6 +16,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod clock;
 mod config;
 mod device;
 mod drivers;
@@ -23,16 +24,19 @@ mod example;
 mod function;
 mod fuzz;
 mod fuzz_device;
+mod gpu;
 mod registers;
 mod tree;
 mod usb4;
 mod vmm;
 
+pub use clock::SimClock;
 pub use config::SimConfig;
 pub use device::{Fault, SimDevice, SimDeviceBuilder};
 pub use drivers::SimDrivers;
 pub use function::SimFunction;
 pub use fuzz::fuzz_sysfs;
 pub use fuzz_device::fuzz_config_space;
+pub use gpu::{GpuFault, SimGpu};
 pub use tree::{FileWriter, SimHost};
 pub use vmm::{SimLog, SimSpace, SimVmm};

@@ -12,7 +12,7 @@ use crate::PciAddress;
 use crate::guest::{BarMap, DecodedBar, MapId, MsiMessage, RamRegion, RouteId, SharedMemory, Vmm, VmmError};
 use crate::iommu::IovaRange;
 use crate::vfio::dma::{self, DmaMappings, Plan, Release};
-use crate::vfio::{AddressSpace, Backend, DmaPermission, Mapping, Result, VfioError};
+use crate::vfio::{AddressSpace, Backend, DmaPermission, Mapping, Result, VfioError, load_u32, store_u32};
 
 /// Size of a page.
 const PAGE: u64 = 4096;
@@ -291,6 +291,34 @@ impl SimSpace {
     /// Takes all faults away.
     pub fn heal(&self) {
         lock(&self.inner).faults.clear();
+    }
+
+    /// Reads a dword by DMA, at a multiple of 4.
+    ///
+    /// # Errors
+    /// When nothing is mapped there.
+    pub fn load(&self, iova: u64) -> Result<u32> {
+        self.reach(iova, |memory, offset| load_u32(memory, offset))
+    }
+
+    /// Writes a dword by DMA, at a multiple of 4.
+    ///
+    /// # Errors
+    /// When nothing is mapped there.
+    pub fn store(&self, iova: u64, value: u32) -> Result<()> {
+        self.reach(iova, |memory, offset| store_u32(memory, offset, value))
+    }
+
+    /// Does something with the memory that is mapped at an address, and the offset in it.
+    fn reach<T>(&self, iova: u64, access: impl FnOnce(&dyn Mapping, u64) -> io::Result<T>) -> Result<T> {
+        let inner = lock(&self.inner);
+        let found = inner.maps.iter().take_while(|(start, _)| *start <= iova).last();
+        let done = found.and_then(|(start, entry)| access(&*entry.memory, iova - start).ok());
+        done.ok_or_else(|| VfioError::Range {
+            start: iova,
+            end: iova.saturating_add(3),
+            reason: "nothing is mapped there for DMA".into(),
+        })
     }
 
     /// What is mapped, as start and length, sorted.
