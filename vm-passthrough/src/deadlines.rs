@@ -50,6 +50,18 @@ pub const PEERS: Duration = Duration::from_secs(15);
 /// its own; more never follow each other, as those who wait for one share it. Before each, BARs are taken from the guest.
 pub const ACCESS: Duration = sum(&[PEERS, RESET, PEERS, RESET, SLACK]);
 
+/// The Linux kernel has a router's PCIe tunnel built or taken down: messages to each router on the way, each tried several times.
+pub const TUNNEL: Duration = Duration::from_secs(20);
+
+/// The functions behind a tunnel come, or go with their drivers: the links are trained, the buses scanned, and drivers unbound.
+pub const ENUMERATION: Duration = Duration::from_secs(30);
+
+/// A function behind a tunnel says who it is.
+pub const HEARTBEAT: Duration = Duration::from_secs(2);
+
+/// Who uses an eGPU ends that, once it is asked for.
+pub const WORK: Duration = Duration::from_secs(30);
+
 /// When a deadline that begins now passes. One beyond what the clock can tell is a year away.
 pub(crate) fn until(deadline: Duration) -> Instant {
     const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);

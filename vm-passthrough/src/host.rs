@@ -21,6 +21,8 @@ use std::time::Duration;
 pub struct Host {
     /// Root of sysfs, `/sys` on a real host.
     pub sys: PathBuf,
+    /// Where USB4 and Thunderbolt are, `/sys/bus/thunderbolt` on a real host.
+    pub thunderbolt: PathBuf,
     /// Root of the device nodes, `/dev` on a real host.
     pub dev: PathBuf,
     /// Root of procfs, `/proc` on a real host.
@@ -43,6 +45,7 @@ impl Host {
     pub fn system() -> Self {
         Self {
             sys: "/sys".into(),
+            thunderbolt: "/sys/bus/thunderbolt".into(),
             dev: "/dev".into(),
             proc: "/proc".into(),
             modules: "/lib/modules".into(),
@@ -60,6 +63,7 @@ impl Host {
     pub fn at(root: &Path, writer: Arc<dyn SysfsWriter>) -> Self {
         Self {
             sys: root.join("sys"),
+            thunderbolt: root.join("sys/bus/thunderbolt"),
             dev: root.join("dev"),
             proc: root.join("proc"),
             modules: root.join("lib/modules"),

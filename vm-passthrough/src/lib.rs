@@ -13,6 +13,7 @@
 //! * [`readiness`] lists every reason why a function cannot be passed through, each with its remedy.
 //! * [`ledger`] is what is claimed and shared, on disk.
 //! * [`claim`] takes a function and its companions from their drivers, and returns them, also after a crash.
+//! * [`egpu`] connects GPUs in USB4 and Thunderbolt enclosures, watches and recovers them, and disconnects them safely.
 //! * [`vfio`] is the device as the Linux kernel exposes it: regions, interrupts, DMA, reset.
 //! * [`gpu`] tells which chip a GPU is, reaches its registers and brings it up.
 //! * [`guest`] is the device as a guest sees it: virtual config space, BARs, MSI-X; and [`guest::Vmm`], the
@@ -30,6 +31,7 @@
 mod blocks;
 pub mod claim;
 pub mod deadlines;
+pub mod egpu;
 mod error;
 mod files;
 pub mod gpu;

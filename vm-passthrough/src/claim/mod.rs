@@ -68,6 +68,22 @@ pub(crate) fn write_locked(
     host.writer().write_locked(path, value, deadline, lock.file())
 }
 
+/// Takes a function from its driver, whichever that is, and leaves it to none. It is not noted: whoever does that has the
+/// function go away.
+///
+/// # Errors
+/// When the Linux kernel refuses, or does not let go of it before `deadline`.
+pub(crate) fn unbind(host: &Host, address: PciAddress, deadline: Duration) -> Result<(), BindError> {
+    let binder = bind::Binder::new(host, deadline);
+    let lock = binder.lock(address)?;
+    let Some(driver) = binder.driver(address)? else { return Ok(()) };
+    binder.unbind(&lock, &driver)?;
+    match binder.driver(address)? {
+        None => Ok(()),
+        found => Err(BindError::WrongDriver { address, expected: "no driver".into(), found }),
+    }
+}
+
 /// Asks that a claim under way be given up: from any thread, at any time. Clones are the same handle.
 #[derive(Clone, Default)]
 pub struct Cancel {

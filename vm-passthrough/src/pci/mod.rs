@@ -11,6 +11,7 @@ pub mod placement;
 pub mod regs;
 mod rom;
 mod scan;
+mod slot;
 mod text;
 
 use std::path::PathBuf;
@@ -29,6 +30,7 @@ pub use health::{AerCount, AerCounters, DeviceHealth, Interrupts, LinkHealth, he
 pub use rom::{MAX_ROM, RomError, RomImage};
 pub use scan::{ScanError, driver_override, read_config, read_function, scan, virtual_functions};
 pub(crate) use scan::{bar_size, bars};
+pub(crate) use slot::slot_power;
 
 impl Host {
     /// The directory of a PCI function in sysfs, `SYS/bus/pci/devices/ADDRESS`.

@@ -74,7 +74,7 @@ pub fn holders(host: &Host, address: PciAddress) -> Vec<Holder> {
 
 /// The processes that use a function which is not being unbound: those that have a node of it open, or of what is made of
 /// its disks, or one of its BARs in sysfs. What is behind USB, and input devices, are left out: whoever reads a keyboard lets go of it when it is unplugged.
-pub(super) fn users(host: &Host, address: PciAddress) -> Vec<Holder> {
+pub fn users(host: &Host, address: PciAddress) -> Vec<Holder> {
     let mut nodes = Nodes::find(host, address, |name| !is_unpluggable(name));
     nodes.unbinding = false;
     let device = host.pci_device(address);

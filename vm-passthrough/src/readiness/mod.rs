@@ -36,7 +36,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-pub use holders::{Holder, holders};
+pub use holders::{Holder, holders, users};
 pub use huge_pages::{HugePagesTooFew, check_huge_pages};
 pub(crate) use memory::size_text;
 

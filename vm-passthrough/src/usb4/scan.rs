@@ -19,7 +19,7 @@ const MAX_ENTRIES: usize = 16 << 10;
 /// # Errors
 /// When the bus can't be read.
 pub fn scan(host: &Host) -> io::Result<Vec<Domain>> {
-    let bus = host.sys.join("bus/thunderbolt/devices");
+    let bus = host.thunderbolt.join("devices");
     let mut domains = BTreeMap::new();
     let (mut routers, mut retimers) = (Vec::new(), Vec::new());
     for name in files::names(&bus)?.into_iter().take(MAX_ENTRIES) {

@@ -64,7 +64,7 @@ impl AsFd for Inner {
 /// Who opened a function.
 enum Origin {
     /// This process, on this host; with what holds the function's claim until it is closed.
-    Opened(Host, #[expect(dead_code, reason = "it is only held")] Arc<dyn Any + Send + Sync>),
+    Opened(Box<Host>, #[expect(dead_code, reason = "it is only held")] Arc<dyn Any + Send + Sync>),
     /// Another.
     Received(Arc<dyn Keeper>),
 }
@@ -112,7 +112,7 @@ impl VfioDevice {
             reset_by_open: Mutex::new(reset.filter(|_| info.reset)),
             file,
             member,
-            origin: Origin::Opened(host.clone(), claim),
+            origin: Origin::Opened(Box::new(host.clone()), claim),
         });
         device.listen(host)?;
         DeviceFile::wake(&device)?;

@@ -17,7 +17,7 @@ use crate::json::{Body, TunnelledFunction, Usb4Domain};
 /// When the host can't be scanned or the output can't be written.
 pub(super) fn run(context: &mut Context<'_>) -> Result<(), Failure> {
     let host = context.host.clone();
-    let bus = host.sys.join("bus/thunderbolt/devices");
+    let bus = host.thunderbolt.join("devices");
     let domains = usb4::scan(&host)
         .map_err(|error| Failure::failed(format_args!("can't read {}: {error}", bus.display())))?;
     let scan = Scan::of(&host)?;

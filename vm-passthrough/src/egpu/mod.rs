@@ -1,0 +1,23 @@
+//! GPUs in enclosures of USB4 and Thunderbolt: connected, watched, recovered and disconnected safely.
+//!
+//! ```text
+//! policy (may it?) ─▶ state (pure: what comes next) ─▶ manager (does it) ─▶ Enclosure (the host, or a simulated one)
+//! ```
+//!
+//! An eGPU is known by the UUID of its enclosure's router and by which GPU is in it, never by its PCI address, which depends on
+//! the port.
+
+mod enclosure;
+mod host;
+mod manager;
+mod policy;
+mod state;
+
+pub use enclosure::{EgpuError, Enclosure, Observation};
+pub use host::{Guests, HostEnclosure, Thermometer};
+pub use manager::{Change, Manager};
+pub use policy::{Authorise, KnownEgpu, Policy, Refusal, is_accelerator};
+pub use state::{Action, Drain, DrainStep, Egpu, Event, Fault, Limits, Recovery, Rung, State};
+
+#[cfg(test)]
+mod tests;

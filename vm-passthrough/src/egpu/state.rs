@@ -1,0 +1,445 @@
+//! The life of an eGPU: a pure function from a state and an event to the next state and what is to be done.
+//!
+//! ```text
+//!             found            done             done            done
+//!   Absent ─────────▶ Disconnected ─▶ Authorising ─▶ Enumerating ─▶ Verifying ─▶ Ready ◀─▶ InUse
+//!      ▲                 ▲   connect       │              │             │          │  used   │
+//!      │ gone            │                 │ failed       │ failed      │ failed   │  missed │
+//!      │ (from any)      │                 ▼              ▼             ▼          ▼         ▼
+//!      │                 │              Failed        Draining     Recovering ◀── Degraded ──┘
+//!                        │                 ▲              │         │    │ ▲
+//!                        │                 │              │         │    └─┘ next rung: soft reset, hard reset, reconnect,
+//!                        │                 └──────────────┤         │        each verified; at most `rounds` times
+//!                        └────────────────────────────────┘◀────────┘ given up; overheated; disconnect
+//! ```
+//!
+//! * What is not gone yet answers: Ready and InUse are reached only by a verification that succeeded or a heartbeat that was
+//!   answered, or by a disconnect that was given up before anything was taken apart.
+//! * Whatever fails, a state without a pending action is reached in a bounded number of steps.
+//! * Each event is taken in each state. What a state does not wait for changes nothing.
+
+/// An eGPU, as far as it is decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Egpu {
+    /// Where it is.
+    pub state: State,
+    /// Rounds of recovery since it last was well for long.
+    rounds: u8,
+    /// Heartbeats in a row that were answered.
+    answered: u8,
+}
+
+impl Default for Egpu {
+    fn default() -> Self {
+        Self { state: State::Absent, rounds: 0, answered: 0 }
+    }
+}
+
+/// Where an eGPU is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum State {
+    /// Its enclosure is not connected.
+    Absent,
+    /// Its enclosure is connected, and no PCIe is tunnelled to it.
+    Disconnected,
+    /// The tunnel is asked for.
+    Authorising,
+    /// The tunnel is there, its PCI functions are waited for.
+    Enumerating,
+    /// Its functions are there and are asked who they are.
+    Verifying,
+    /// It can be used.
+    Ready,
+    /// Somebody uses it.
+    InUse,
+    /// It has left some heartbeats unanswered.
+    Degraded {
+        /// How many in a row.
+        missed: u8,
+        /// Whether somebody uses it.
+        in_use: bool,
+    },
+    /// It is taken through the ladder of resets.
+    Recovering(Recovery),
+    /// It is taken from who uses it, and its tunnel taken down.
+    Draining(Drain),
+    /// It can't be used, and is left as it is until somebody says what to do.
+    Failed(Fault),
+}
+
+impl State {
+    /// Its name, one word.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Absent => "absent",
+            Self::Disconnected => "disconnected",
+            Self::Authorising => "authorising",
+            Self::Enumerating => "enumerating",
+            Self::Verifying => "verifying",
+            Self::Ready => "ready",
+            Self::InUse => "in-use",
+            Self::Degraded { .. } => "degraded",
+            Self::Recovering(_) => "recovering",
+            Self::Draining(_) => "draining",
+            Self::Failed(_) => "failed",
+        }
+    }
+
+    /// Whether heartbeat and temperature are to be looked at.
+    pub const fn is_watched(self) -> bool {
+        matches!(self, Self::Ready | Self::InUse | Self::Degraded { .. })
+    }
+
+    /// Whether nothing is under way.
+    pub const fn is_settled(self) -> bool {
+        self.awaited().is_none()
+    }
+
+    /// The action whose outcome it waits for.
+    pub const fn awaited(self) -> Option<Action> {
+        Some(match self {
+            Self::Authorising => Action::Authorise,
+            Self::Enumerating => Action::Enumerate,
+            Self::Verifying => Action::Verify,
+            Self::Recovering(Recovery::Detach(_)) => Action::Detach { force: true },
+            Self::Recovering(Recovery::Reset(rung)) => Action::Reset(rung),
+            Self::Recovering(Recovery::Verify(_)) => Action::Verify,
+            Self::Draining(Drain { step, force, .. }) => match step {
+                DrainStep::StopWork => Action::StopWork { force },
+                DrainStep::Detach => Action::Detach { force },
+                DrainStep::Unbind => Action::Unbind { force },
+                DrainStep::Deauthorise => Action::Deauthorise,
+            },
+            _ => return None,
+        })
+    }
+}
+
+/// How far a recovery is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Recovery {
+    /// It is taken from who uses it, before this rung.
+    Detach(Rung),
+    /// It is reset.
+    Reset(Rung),
+    /// It is asked who it is, after this rung.
+    Verify(Rung),
+}
+
+/// A rung of the ladder of recovery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::Display)]
+#[strum(serialize_all = "kebab-case")]
+pub enum Rung {
+    /// A reset of its functions alone (FLR, or by power management).
+    SoftReset,
+    /// A reset of the bus that it is on.
+    HardReset,
+    /// Its tunnel is taken down and built again.
+    Reconnect,
+}
+
+/// How far a drain is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Drain {
+    /// What is done now.
+    pub step: DrainStep,
+    /// Whether nobody is waited for, and what fails is passed over.
+    pub force: bool,
+    /// What comes then; none for [`State::Disconnected`].
+    pub then: Option<Fault>,
+    /// What it had failed by before; none where it worked.
+    pub before: Option<Fault>,
+}
+
+/// The steps of a drain, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DrainStep {
+    /// Work that runs is waited for, or ended.
+    StopWork,
+    /// It is taken from its guest.
+    Detach,
+    /// It is taken from its driver.
+    Unbind,
+    /// Its tunnel is taken down.
+    Deauthorise,
+}
+
+/// Why an eGPU can't be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::Display)]
+#[strum(serialize_all = "kebab-case")]
+pub enum Fault {
+    /// Its tunnel could not be built.
+    NotAuthorised,
+    /// Its functions did not come, or are not those of a GPU that is allowed.
+    NotEnumerated,
+    /// The ladder was climbed in vain.
+    Unrecovered,
+    /// It was hotter than allowed.
+    Overheated,
+    /// A driver does not let go of it.
+    Stuck,
+    /// Its tunnel could not be taken down.
+    NotDeauthorised,
+}
+
+/// What happens to an eGPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Its enclosure is connected.
+    Found {
+        /// Whether PCIe is tunnelled to it.
+        authorised: bool,
+    },
+    /// Its enclosure is not connected any more.
+    Gone,
+    /// Its functions are gone, though the tunnel should be there.
+    Lost,
+    /// Somebody who may asks for it to be connected, or the policy does.
+    Connect,
+    /// Somebody asks for it to be disconnected.
+    Disconnect {
+        /// Without waiting for who uses it.
+        force: bool,
+    },
+    /// Somebody began to use it.
+    Used,
+    /// Nobody uses it any more.
+    Idle,
+    /// It answered a heartbeat.
+    Answered,
+    /// It left a heartbeat unanswered.
+    Missed,
+    /// Its temperature, in thousandths of a degree Celsius.
+    Temperature(i32),
+    /// An action was done.
+    Done(Action),
+    /// An action failed.
+    Failed(Action),
+}
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// Have PCIe tunnelled to it.
+    Authorise,
+    /// Wait for its functions.
+    Enumerate,
+    /// Read back that its functions answer, and are who they were.
+    Verify,
+    /// Wait for the work that runs on it, or end it.
+    StopWork {
+        /// End it.
+        force: bool,
+    },
+    /// Take it from its guest.
+    Detach {
+        /// Without the guest's consent.
+        force: bool,
+    },
+    /// Take it from its driver.
+    Unbind {
+        /// Though it may be used.
+        force: bool,
+    },
+    /// Take its tunnel down.
+    Deauthorise,
+    /// Reset it.
+    Reset(Rung),
+    /// It has gone: undo what is still noted of it.
+    Settle,
+}
+
+/// What is too much.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Heartbeats in a row that may be left unanswered before it is reset.
+    pub missed: u8,
+    /// Rounds on the ladder before it is given up.
+    pub rounds: u8,
+    /// Heartbeats in a row that it has to answer for earlier rounds to be forgotten.
+    pub well: u8,
+    /// The temperature at which it is stopped, in thousandths of a degree Celsius.
+    pub hottest: i32,
+}
+
+impl Default for Limits {
+    /// Three heartbeats, three rounds, 30 heartbeats, 90 °C.
+    fn default() -> Self {
+        Self { missed: 3, rounds: 3, well: 30, hottest: 90_000 }
+    }
+}
+
+impl Egpu {
+    /// What it is after an event, and what is to be done then; the outcome of each action but [`Action::Settle`] is an event
+    /// that is waited for.
+    #[must_use]
+    pub fn step(self, event: Event, limits: &Limits) -> (Self, Option<Action>) {
+        let next = self.next(event, limits);
+        let is_new = next.state != self.state;
+        let action = match next.state {
+            // Without a tunnel nothing of it was used.
+            State::Absent | State::Disconnected if is_new && self.state.has_tunnel() => {
+                let is_undone = matches!(event, Event::Done(_));
+                (!is_undone).then_some(Action::Settle)
+            }
+            state if is_new => state.awaited(),
+            _ => None,
+        };
+        (next, action)
+    }
+
+    fn next(self, event: Event, limits: &Limits) -> Self {
+        let to = |state| Self { state, ..self };
+        let in_use = matches!(self.state, State::InUse | State::Degraded { in_use: true, .. });
+        match (self.state, event) {
+            (_, Event::Gone) => Self::default(),
+            (State::Absent | State::Disconnected, Event::Found { authorised: true }) => {
+                to(State::Enumerating)
+            }
+            (State::Absent, Event::Found { authorised: false }) => to(State::Disconnected),
+            // Somebody else took its tunnel down.
+            (State::Ready | State::InUse | State::Degraded { .. }, Event::Found { authorised: false }) => {
+                Self { state: State::Disconnected, ..Self::default() }
+            }
+            (State::Disconnected | State::Failed(_), Event::Connect) => {
+                Self { state: State::Authorising, ..Self::default() }
+            }
+            (State::Absent | State::Disconnected, Event::Disconnect { .. }) => self,
+            (State::Draining(drain), Event::Disconnect { force }) => {
+                to(State::Draining(Drain { force: drain.force || force, ..drain }))
+            }
+            // Nobody can have begun to use it.
+            (State::Authorising | State::Enumerating, Event::Disconnect { force }) => {
+                to(State::Draining(Drain { step: DrainStep::Deauthorise, force, then: None, before: None }))
+            }
+            (state, Event::Disconnect { force }) => {
+                let before = match state {
+                    State::Failed(fault) => Some(fault),
+                    State::Recovering(_) | State::Verifying => Some(Fault::Unrecovered),
+                    _ => None,
+                };
+                to(State::Draining(Drain { step: DrainStep::StopWork, force, then: None, before }))
+            }
+            (State::Ready, Event::Used) => to(State::InUse),
+            (State::InUse, Event::Idle) => to(State::Ready),
+            (State::Degraded { missed, .. }, Event::Used) => to(State::Degraded { missed, in_use: true }),
+            (State::Degraded { missed, .. }, Event::Idle) => to(State::Degraded { missed, in_use: false }),
+            (State::Ready | State::InUse | State::Degraded { .. }, Event::Missed) => {
+                let missed = if let State::Degraded { missed, .. } = self.state { missed } else { 0 };
+                let this = Self { answered: 0, ..self };
+                match missed.saturating_add(1) {
+                    missed if missed < limits.missed => {
+                        Self { state: State::Degraded { missed, in_use }, ..this }
+                    }
+                    _ => this.recover(Rung::SoftReset, in_use, limits),
+                }
+            }
+            (State::Ready | State::InUse | State::Degraded { .. }, Event::Answered) => {
+                let answered = self.answered.saturating_add(1);
+                let rounds = if answered < limits.well { self.rounds } else { 0 };
+                Self { state: if in_use { State::InUse } else { State::Ready }, rounds, answered }
+            }
+            // There is nothing left to reset.
+            (State::Ready | State::InUse | State::Degraded { .. }, Event::Lost) => {
+                Self { answered: 0, ..self }.recover(Rung::Reconnect, in_use, limits)
+            }
+            (state, Event::Temperature(celsius)) if celsius >= limits.hottest => match state {
+                State::Draining(drain) => {
+                    let then = drain.then.or(Some(Fault::Overheated));
+                    to(State::Draining(Drain { force: true, then, ..drain }))
+                }
+                State::Verifying
+                | State::Ready
+                | State::InUse
+                | State::Degraded { .. }
+                | State::Recovering(_) => to(State::Draining(Drain::forced(Fault::Overheated))),
+                _ => self,
+            },
+            (state, Event::Done(action)) if state.awaited() == Some(action) => self.done(),
+            (state, Event::Failed(action)) if state.awaited() == Some(action) => self.failed(limits),
+            _ => self,
+        }
+    }
+
+    /// What comes after what it waited for was done.
+    fn done(self) -> Self {
+        let state = match self.state {
+            State::Authorising => State::Enumerating,
+            State::Enumerating => State::Verifying,
+            State::Verifying | State::Recovering(Recovery::Verify(_)) => State::Ready,
+            State::Recovering(Recovery::Detach(rung)) => State::Recovering(Recovery::Reset(rung)),
+            State::Recovering(Recovery::Reset(rung)) => State::Recovering(Recovery::Verify(rung)),
+            State::Draining(drain) => drain.after(),
+            state => state,
+        };
+        Self { state, ..self }
+    }
+
+    /// What comes after what it waited for failed.
+    fn failed(self, limits: &Limits) -> Self {
+        let to = |state| Self { state, ..self };
+        match self.state {
+            State::Authorising => to(State::Failed(Fault::NotAuthorised)),
+            // What came of it is of no use, and nobody has it yet.
+            State::Enumerating => to(State::Draining(Drain {
+                step: DrainStep::Deauthorise,
+                force: true,
+                then: Some(Fault::NotEnumerated),
+                before: None,
+            })),
+            State::Verifying => self.recover(Rung::SoftReset, false, limits),
+            // Who does not let go of it loses it by the reset.
+            State::Recovering(Recovery::Detach(rung)) => to(State::Recovering(Recovery::Reset(rung))),
+            State::Recovering(Recovery::Reset(rung) | Recovery::Verify(rung)) => match rung {
+                Rung::SoftReset => to(State::Recovering(Recovery::Reset(Rung::HardReset))),
+                Rung::HardReset => to(State::Recovering(Recovery::Reset(Rung::Reconnect))),
+                Rung::Reconnect => self.recover(Rung::SoftReset, false, limits),
+            },
+            State::Draining(drain) => to(drain.after_failure()),
+            _ => self,
+        }
+    }
+
+    /// Another round on the ladder, or none any more.
+    fn recover(self, from: Rung, in_use: bool, limits: &Limits) -> Self {
+        if self.rounds >= limits.rounds {
+            return Self { state: State::Draining(Drain::forced(Fault::Unrecovered)), ..self };
+        }
+        let recovery = if in_use { Recovery::Detach(from) } else { Recovery::Reset(from) };
+        Self { state: State::Recovering(recovery), rounds: self.rounds + 1, ..self }
+    }
+}
+
+impl State {
+    /// Whether PCIe may be tunnelled to it.
+    const fn has_tunnel(self) -> bool {
+        !matches!(self, Self::Absent | Self::Disconnected)
+    }
+}
+
+impl Drain {
+    /// One that nobody can refuse.
+    const fn forced(then: Fault) -> Self {
+        Self { step: DrainStep::StopWork, force: true, then: Some(then), before: None }
+    }
+
+    fn after(self) -> State {
+        let step = match self.step {
+            DrainStep::StopWork => DrainStep::Detach,
+            DrainStep::Detach => DrainStep::Unbind,
+            DrainStep::Unbind => DrainStep::Deauthorise,
+            DrainStep::Deauthorise => return self.then.map_or(State::Disconnected, State::Failed),
+        };
+        State::Draining(Self { step, ..self })
+    }
+
+    fn after_failure(self) -> State {
+        match self.step {
+            DrainStep::Deauthorise => State::Failed(self.then.unwrap_or(Fault::NotDeauthorised)),
+            _ if self.force => self.after(),
+            // Nothing was taken apart yet: who has it keeps it.
+            DrainStep::StopWork | DrainStep::Detach => self.before.map_or(State::InUse, State::Failed),
+            DrainStep::Unbind => State::Failed(Fault::Stuck),
+        }
+    }
+}

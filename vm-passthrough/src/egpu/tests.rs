@@ -1,0 +1,281 @@
+//! The life of an eGPU: each step of it, and whatever comes in whatever order.
+
+mod host;
+mod policy;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const LIMITS: Limits = Limits { missed: 3, rounds: 3, well: 5, hottest: 90_000 };
+const FOUND: Event = Event::Found { authorised: false };
+const TUNNELLED: Event = Event::Found { authorised: true };
+const HOT: Event = Event::Temperature(90_000);
+
+/// What is done and then waited for, from nothing on.
+fn check(events: &[Event], state: State, actions: &[Action]) {
+    let mut egpu = Egpu::default();
+    let mut done = Vec::new();
+    for event in events {
+        let (next, action) = egpu.step(*event, &LIMITS);
+        egpu = next;
+        done.extend(action);
+    }
+    assert_eq!((egpu.state, &*done), (state, actions), "after {events:?}");
+}
+
+/// The events of a connection.
+fn connected() -> Vec<Event> {
+    vec![
+        FOUND,
+        Event::Connect,
+        Event::Done(Action::Authorise),
+        Event::Done(Action::Enumerate),
+        Event::Done(Action::Verify),
+    ]
+}
+
+const CONNECT: [Action; 3] = [Action::Authorise, Action::Enumerate, Action::Verify];
+
+/// After a connection.
+fn check_connected(events: &[Event], state: State, actions: &[Action]) {
+    check(&[&*connected(), events].concat(), state, &[&CONNECT, actions].concat());
+}
+
+fn drain(step: DrainStep, force: bool, then: Option<Fault>) -> State {
+    State::Draining(Drain { step, force, then, before: None })
+}
+
+const fn stop(force: bool) -> Action {
+    Action::StopWork { force }
+}
+
+const fn detach(force: bool) -> Action {
+    Action::Detach { force }
+}
+
+const fn unbind(force: bool) -> Action {
+    Action::Unbind { force }
+}
+
+#[test]
+fn it_is_connected() {
+    check(&[], State::Absent, &[]);
+    check(&[Event::Connect], State::Absent, &[]);
+    check(&[FOUND], State::Disconnected, &[]);
+    check(&[FOUND, Event::Gone], State::Absent, &[]);
+    check(&[TUNNELLED], State::Enumerating, &[Action::Enumerate]);
+    check(&[FOUND, Event::Connect], State::Authorising, &[Action::Authorise]);
+    check(
+        &[FOUND, Event::Connect, Event::Failed(Action::Authorise)],
+        State::Failed(Fault::NotAuthorised),
+        &[Action::Authorise],
+    );
+    check_connected(&[], State::Ready, &[]);
+    check_connected(&[Event::Used], State::InUse, &[]);
+    check_connected(&[Event::Used, Event::Idle], State::Ready, &[]);
+    // What did not come is taken down again.
+    let not_enumerated =
+        [FOUND, Event::Connect, Event::Done(Action::Authorise), Event::Failed(Action::Enumerate)];
+    check(
+        &not_enumerated,
+        drain(DrainStep::Deauthorise, true, Some(Fault::NotEnumerated)),
+        &[Action::Authorise, Action::Enumerate, Action::Deauthorise],
+    );
+    check(
+        &[&not_enumerated[..], &[Event::Done(Action::Deauthorise), FOUND]].concat(),
+        State::Failed(Fault::NotEnumerated),
+        &[Action::Authorise, Action::Enumerate, Action::Deauthorise],
+    );
+}
+
+#[test]
+fn it_is_disconnected() {
+    let done = |force| [stop(force), detach(force), unbind(force), Action::Deauthorise].map(Event::Done);
+    for force in [false, true] {
+        let actions = [stop(force), detach(force), unbind(force), Action::Deauthorise];
+        for used in [&[][..], &[Event::Used]] {
+            let events = [used, &[Event::Disconnect { force }], &done(force)].concat();
+            check_connected(&events, State::Disconnected, &actions);
+        }
+    }
+    // Who has it keeps it.
+    let refused = [Event::Used, Event::Disconnect { force: false }, Event::Failed(stop(false))];
+    check_connected(&refused, State::InUse, &[stop(false)]);
+    let asked = [Event::Used, Event::Disconnect { force: false }, Event::Done(stop(false))];
+    check_connected(
+        &[&asked[..], &[Event::Failed(detach(false))]].concat(),
+        State::InUse,
+        &[stop(false), detach(false)],
+    );
+    let stuck = [&asked[..], &[Event::Done(detach(false)), Event::Failed(unbind(false))]].concat();
+    check_connected(&stuck, State::Failed(Fault::Stuck), &[stop(false), detach(false), unbind(false)]);
+    // By force nobody keeps it.
+    let forced = [stop(true), detach(true), unbind(true)].map(Event::Failed);
+    let events = [&[Event::Used, Event::Disconnect { force: true }], &forced[..]].concat();
+    let actions = [stop(true), detach(true), unbind(true), Action::Deauthorise];
+    check_connected(&events, drain(DrainStep::Deauthorise, true, None), &actions);
+    let left = [&events[..], &[Event::Failed(Action::Deauthorise)]].concat();
+    check_connected(&left, State::Failed(Fault::NotDeauthorised), &actions);
+    // Somebody else took its tunnel down, or pulled it.
+    check_connected(&[FOUND], State::Disconnected, &[Action::Settle]);
+    check_connected(&[Event::Used, Event::Gone], State::Absent, &[Action::Settle]);
+    check_connected(
+        &[Event::Disconnect { force: false }, Event::Gone],
+        State::Absent,
+        &[stop(false), Action::Settle],
+    );
+}
+
+#[test]
+fn it_is_recovered_rung_by_rung() {
+    let soft = Action::Reset(Rung::SoftReset);
+    let hard = Action::Reset(Rung::HardReset);
+    let reconnect = Action::Reset(Rung::Reconnect);
+    let missed = [Event::Missed; 3];
+    let recovering = |recovery| State::Recovering(recovery);
+    check_connected(&missed[..2], State::Degraded { missed: 2, in_use: false }, &[]);
+    check_connected(&[Event::Missed, Event::Answered], State::Ready, &[]);
+    check_connected(&[Event::Used, Event::Missed, Event::Answered], State::InUse, &[]);
+    check_connected(&missed, recovering(Recovery::Reset(Rung::SoftReset)), &[soft]);
+    // Who uses it loses it first.
+    check_connected(
+        &[&[Event::Used], &missed[..], &[Event::Failed(detach(true))]].concat(),
+        recovering(Recovery::Reset(Rung::SoftReset)),
+        &[detach(true), soft],
+    );
+    // A reset that was done has not helped before that is seen.
+    check_connected(
+        &[&missed[..], &[Event::Done(soft)]].concat(),
+        recovering(Recovery::Verify(Rung::SoftReset)),
+        &[soft, Action::Verify],
+    );
+    check_connected(
+        &[&missed[..], &[Event::Done(soft), Event::Done(Action::Verify)]].concat(),
+        State::Ready,
+        &[soft, Action::Verify],
+    );
+    // What is off the bus can't be reset.
+    check_connected(&[Event::Lost], recovering(Recovery::Reset(Rung::Reconnect)), &[reconnect]);
+    // Each rung fails, by the reset or by the look at what came of it, in each of three rounds.
+    let round =
+        [Event::Failed(soft), Event::Done(hard), Event::Failed(Action::Verify), Event::Failed(reconnect)];
+    let acts = [soft, hard, Action::Verify, reconnect];
+    for rounds in 1..3 {
+        let events = [&missed[..], &round.repeat(rounds)].concat();
+        check_connected(
+            &events,
+            recovering(Recovery::Reset(Rung::SoftReset)),
+            &[&acts.repeat(rounds)[..], &[soft]].concat(),
+        );
+    }
+    let given_up = [&missed[..], &round.repeat(3)].concat();
+    let actions = [&acts.repeat(3)[..], &[stop(true)]].concat();
+    check_connected(&given_up, drain(DrainStep::StopWork, true, Some(Fault::Unrecovered)), &actions);
+    // One that is well between its failures has no more rounds either, until it was well for long.
+    let recovered = [&missed[..], &[Event::Done(soft), Event::Done(Action::Verify)]].concat();
+    let again = [&recovered[..], &[Event::Answered; 4]].concat();
+    let thrice = [&again.repeat(3)[..], &missed].concat();
+    let acts = [soft, Action::Verify].repeat(3);
+    let actions = [&acts[..], &[stop(true)]].concat();
+    check_connected(&thrice, drain(DrainStep::StopWork, true, Some(Fault::Unrecovered)), &actions);
+    let well = [&again.repeat(3)[..], &[Event::Answered], &missed].concat();
+    check_connected(&well, recovering(Recovery::Reset(Rung::SoftReset)), &[&acts[..], &[soft]].concat());
+}
+
+#[test]
+fn it_is_stopped_when_it_is_too_hot() {
+    let hot = drain(DrainStep::StopWork, true, Some(Fault::Overheated));
+    check_connected(&[Event::Temperature(89_999)], State::Ready, &[]);
+    check_connected(&[HOT], hot, &[stop(true)]);
+    check_connected(&[Event::Used, HOT], hot, &[stop(true)]);
+    let soft = Action::Reset(Rung::SoftReset);
+    check_connected(&[&[Event::Missed; 3][..], &[HOT]].concat(), hot, &[soft, stop(true)]);
+    // One that was asked to go waits for nobody any more.
+    let asked = [Event::Used, Event::Disconnect { force: false }, HOT];
+    check_connected(&asked, hot, &[stop(false), stop(true)]);
+    let failed = [stop(true), detach(true), unbind(true), Action::Deauthorise].map(Event::Failed);
+    check_connected(
+        &[&[HOT], &failed[..]].concat(),
+        State::Failed(Fault::Overheated),
+        &[stop(true), detach(true), unbind(true), Action::Deauthorise],
+    );
+    // Whoever wants it again says so.
+    let done = [stop(true), detach(true), unbind(true), Action::Deauthorise].map(Event::Done);
+    let stopped = [&[HOT], &done[..], &[FOUND, Event::Connect]].concat();
+    check_connected(
+        &stopped,
+        State::Authorising,
+        &[stop(true), detach(true), unbind(true), Action::Deauthorise, Action::Authorise],
+    );
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        1 => any::<bool>().prop_map(|authorised| Event::Found { authorised }),
+        1 => Just(Event::Gone),
+        1 => Just(Event::Lost),
+        1 => Just(Event::Connect),
+        1 => any::<bool>().prop_map(|force| Event::Disconnect { force }),
+        1 => Just(Event::Used),
+        1 => Just(Event::Idle),
+        3 => Just(Event::Answered),
+        5 => Just(Event::Missed),
+        1 => (0..120_000).prop_map(Event::Temperature),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Events come at any time, and actions end as they like.
+    #[test]
+    fn whatever_comes_it_settles_and_does_not_lie(
+        steps in prop::collection::vec((event(), any::<bool>(), any::<bool>()), 0..200),
+    ) {
+        let mut egpu = Egpu::default();
+        // Since its tunnel was last known to be there: whether it was seen to answer, and nobody uses it.
+        let (mut is_verified, mut is_stopped, mut is_free) = (false, false, false);
+        for (event, answers, ends) in steps {
+            let before = egpu.state;
+            let mut event = match before.awaited() {
+                Some(action) if ends && answers => Event::Done(action),
+                Some(action) if ends => Event::Failed(action),
+                _ => event,
+            };
+            let mut left = 0;
+            loop {
+                let from = egpu.state;
+                let (next, action) = egpu.step(event, &LIMITS);
+                match event {
+                    Event::Done(Action::Verify) | Event::Answered => is_verified = true,
+                    Event::Done(Action::StopWork { .. }) => is_stopped = true,
+                    Event::Done(Action::Detach { .. }) => is_free = is_stopped,
+                    _ => {}
+                }
+                match action {
+                    Some(Action::Reset(_) | Action::Authorise | Action::Enumerate | Action::Settle) => is_verified = false,
+                    Some(Action::StopWork { .. }) => (is_stopped, is_free) = (false, false),
+                    Some(Action::Unbind { force }) => prop_assert!(force || is_free, "{from:?} {event:?}"),
+                    _ => {}
+                }
+                prop_assert_eq!(action.filter(|action| *action != Action::Settle), match next.state != from {
+                    true => next.state.awaited(),
+                    false => None,
+                });
+                if event == Event::Gone {
+                    prop_assert_eq!(next.state, State::Absent);
+                }
+                if matches!(next.state, State::Ready | State::InUse) {
+                    prop_assert!(is_verified, "{from:?} {event:?} {:?}", next.state);
+                }
+                egpu = next;
+                // One in three is seen to its end, the others are interrupted.
+                let Some(action) = egpu.state.awaited().filter(|_| answers != ends) else { break };
+                event = if answers { Event::Done(action) } else { Event::Failed(action) };
+                left += 1;
+                prop_assert!(left < 64, "no end from {before:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Enclosures of a simulated host.
