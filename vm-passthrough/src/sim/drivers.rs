@@ -1,5 +1,5 @@
-//! The driver core of a simulated host: what writes to `driver_override`, `unbind`, `bind`, `drivers_probe` and
-//! `sriov_numvfs` do.
+//! The driver core of a simulated host: what writes to `driver_override`, `unbind`, `bind`, `drivers_probe`, `sriov_numvfs` and a router's
+//! `authorized` do.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use super::{SimFunction, SimHost};
 use crate::host::SysfsWriter;
 use crate::iommu::is_vfio_driver;
+use crate::usb4::Route;
 use crate::{Host, PciAddress, pci};
 
 /// The drivers of a [`SimHost`]: a writer that does on its tree what Linux does (`drivers/base/bus.c`,
@@ -327,7 +328,40 @@ impl SimDrivers {
         gone(fs::remove_file(self.group_node(address)?))
     }
 
+    /// What a write to a router's `authorized` does (`drivers/thunderbolt/switch.c`).
+    fn authorize(&self, route: &str, value: &str) -> io::Result<()> {
+        let route: Route = route.parse().map_err(|_| errno(libc::ENOENT))?;
+        let bus = self.root.join("sys/bus/thunderbolt/devices");
+        let path = bus.join(route.to_string()).join("authorized");
+        let wanted = match value.trim_end() {
+            "0" => false,
+            "1" => true,
+            _ => return Err(errno(libc::EINVAL)),
+        };
+        let is_authorized = fs::read_to_string(&path).map_err(|_| errno(libc::ENOENT))? != "0\n";
+        let can = |name: &str| {
+            fs::read_to_string(bus.join(format!("domain{}", route.domain)).join(name))
+                .is_ok_and(|text| text == "1\n")
+        };
+        if wanted == is_authorized || !wanted && !can("deauthorization") {
+            return Err(errno(libc::EINVAL));
+        }
+        let sim = SimHost::at(&self.root);
+        if wanted {
+            sim.build_tunnel(route)?;
+        } else {
+            sim.take_down_tunnel(route)?;
+        }
+        fs::write(path, format!("{}\n", u8::from(wanted)))
+    }
+
     fn command(&self, path: &Path, value: &str, until: Instant) -> io::Result<()> {
+        if let Ok(below) = path.strip_prefix(self.root.join("sys/bus/thunderbolt/devices"))
+            && below.file_name().is_some_and(|name| name == "authorized")
+            && let Some(route) = below.parent().and_then(Path::to_str)
+        {
+            return self.authorize(route, value);
+        }
         let below = path.strip_prefix(self.root.join("sys/bus/pci")).map_err(|_| errno(libc::EACCES))?;
         let parts: Vec<_> = below.iter().map(|part| part.to_string_lossy().into_owned()).collect();
         let address = |text: &str| text.trim_end().parse().map_err(|_| errno(libc::ENODEV));
@@ -343,6 +377,8 @@ impl SimDrivers {
             ["devices", device, "sriov_numvfs"] if path.exists() => {
                 self.set_vfs(address(device)?, value, until)
             }
+            // What is behind it is well again, whatever it was.
+            ["devices", _, "reset"] if path.exists() => Ok(()),
             ["devices", _, "sriov_drivers_autoprobe"] if path.exists() => {
                 fs::write(path, format!("{}\n", value.trim_end()))
             }

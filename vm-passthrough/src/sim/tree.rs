@@ -249,15 +249,24 @@ impl SimHost {
     /// When there is none or the file system refuses.
     pub fn remove(&self, address: PciAddress) -> io::Result<()> {
         let dir = self.device_dir(address)?;
+        self.unlink(address)?;
+        fs::remove_dir_all(dir)
+    }
+
+    /// Removes all links to a function, and its own to its driver and its group.
+    pub(super) fn unlink(&self, address: PciAddress) -> io::Result<()> {
+        let dir = self.device_dir(address)?;
         self.set_driver(address, None)?;
         fs::remove_file(self.path("sys/bus/pci/devices").join(address.to_string()))?;
         if let Ok(group) = fs::canonicalize(dir.join("iommu_group")) {
             fs::remove_file(group.join("devices").join(address.to_string()))?;
+            fs::remove_file(dir.join("iommu_group"))?;
+            fs::remove_file(dir.join("iommu"))?;
             if fs::read_dir(group.join("devices"))?.next().is_none() {
                 fs::remove_dir_all(group)?;
             }
         }
-        fs::remove_dir_all(dir)
+        Ok(())
     }
 
     /// The directory of a function below `sys/devices`.
@@ -331,7 +340,7 @@ impl SimHost {
         Some(target.file_name()?.to_string_lossy().into_owned())
     }
 
-    fn join_group(&self, address: PciAddress, group: u32) -> io::Result<()> {
+    pub(super) fn join_group(&self, address: PciAddress, group: u32) -> io::Result<()> {
         let name = format!("sys/kernel/iommu_groups/{group}");
         let dir = self.path(&name);
         if !dir.exists() {

@@ -2,13 +2,19 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::SimHost;
 use crate::PciAddress;
 use crate::usb4::Route;
 
 const BUS: &str = "sys/bus/thunderbolt/devices";
+
+/// Where it is kept what is behind a router: a file of its functions, a link to where they go, and they themselves while they
+/// are not there.
+fn enclosed(route: Route, name: &str) -> String {
+    format!("sim/usb4/{route}/{name}")
+}
 
 impl SimHost {
     /// Adds a domain below the function of its native host interface, or below none, and its host router. Attributes are
@@ -40,6 +46,85 @@ impl SimHost {
         let parent = fs::canonicalize(self.path(BUS).join(parent))?;
         let name = route.to_string();
         self.add_on_usb4(&name, &parent.join(&name), attributes)
+    }
+
+    /// Puts functions behind a router: the first is the bridge that all others are below. They are there while its `authorized`
+    /// is 1, which a write through [`SimDrivers`](super::SimDrivers) changes, and begin as that says.
+    ///
+    /// # Errors
+    /// When there is no such router or function, or the file system refuses.
+    pub fn enclose(&self, route: Route, functions: &[PciAddress]) -> io::Result<()> {
+        let mut text = String::new();
+        for &function in functions {
+            self.set(function, "removable", "removable\n")?;
+            let group = fs::read_link(self.device_dir(function)?.join("iommu_group")).unwrap_or_default();
+            let group = group.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            text += &format!("{function} {group} {}\n", self.driver_of(function).unwrap_or_default());
+        }
+        let place = self.device_dir(*functions.first().ok_or(io::ErrorKind::InvalidInput)?)?;
+        self.write(&enclosed(route, "functions"), &text)?;
+        self.link_path(&self.path(&enclosed(route, "place")), place.parent().unwrap_or(&place))?;
+        let authorized = fs::read_to_string(self.path(BUS).join(route.to_string()).join("authorized"))?;
+        if authorized == "0\n" { self.take_down_tunnel(route) } else { Ok(()) }
+    }
+
+    /// The functions behind a router go, as with its tunnel.
+    pub(super) fn take_down_tunnel(&self, route: Route) -> io::Result<()> {
+        let functions = self.enclosed_functions(route)?;
+        // What is below goes first.
+        for (address, ..) in functions.iter().rev() {
+            self.unlink(*address)?;
+        }
+        match functions.first() {
+            Some((top, ..)) => {
+                fs::rename(self.enclosed_place(route, *top)?, self.path(&enclosed(route, "hidden")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The functions behind a router come, as with its tunnel.
+    pub(super) fn build_tunnel(&self, route: Route) -> io::Result<()> {
+        let functions = self.enclosed_functions(route)?;
+        let Some(&(top, ..)) = functions.first() else { return Ok(()) };
+        let place = self.enclosed_place(route, top)?;
+        fs::rename(self.path(&enclosed(route, "hidden")), &place)?;
+        let mut dirs = vec![place];
+        for (address, group, driver) in functions {
+            let below = |dir: &PathBuf| Some(dir.join(address.to_string())).filter(|dir| dir.exists());
+            dirs.extend(dirs.iter().find_map(below));
+            let dir = dirs
+                .last()
+                .filter(|dir| dir.ends_with(address.to_string()))
+                .ok_or(io::ErrorKind::NotFound)?;
+            self.link_path(&self.path("sys/bus/pci/devices").join(address.to_string()), dir)?;
+            if let Some(group) = group {
+                self.join_group(address, group)?;
+            }
+            if let Some(driver) = driver {
+                self.set_driver(address, Some(&driver))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The functions behind a router, each with its IOMMU group and the driver that it gets.
+    fn enclosed_functions(&self, route: Route) -> io::Result<Vec<(PciAddress, Option<u32>, Option<String>)>> {
+        let text = match fs::read_to_string(self.path(&enclosed(route, "functions"))) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            text => text?,
+        };
+        let function = |line: &str| {
+            let mut words = line.split(' ');
+            let address = words.next()?.parse().ok()?;
+            let group = words.next().and_then(|group| group.parse().ok());
+            Some((address, group, words.next().filter(|driver| !driver.is_empty()).map(str::to_owned)))
+        };
+        Ok(text.lines().filter_map(function).collect())
+    }
+
+    fn enclosed_place(&self, route: Route, top: PciAddress) -> io::Result<PathBuf> {
+        Ok(fs::canonicalize(self.path(&enclosed(route, "place")))?.join(top.to_string()))
     }
 
     /// Adds anything to the bus: its name there, its directory, its attributes.
