@@ -4,6 +4,7 @@
 //! kinds of values are only added; readers ignore what they do not know.
 
 mod claim;
+mod egpu;
 mod function;
 mod gpu;
 mod guest;
@@ -19,6 +20,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 pub use claim::{Claim, ClaimState, ClaimedFunction, ListedClaim, Owner};
+pub(crate) use egpu::fault_of;
+pub use egpu::{EgpuChange, EgpuPolicy, EgpuReport, EgpuStep, KnownEnclosure};
 pub use function::{
     Bar, BarKind, Capability, DeviceType, Function, Link, PhysicalFunction, PowerState, ResetMethod, Sriov,
 };
@@ -110,6 +113,16 @@ pub enum Body {
         /// The PCI functions that are behind a tunnel, in order of their addresses.
         functions: Vec<TunnelledFunction>,
     },
+    /// `egpu connect`: what came of it.
+    EgpuConnect(EgpuReport),
+    /// `egpu disconnect`: what came of it.
+    EgpuDisconnect(EgpuReport),
+    /// `egpu reset`: what came of it.
+    EgpuReset(EgpuReport),
+    /// `egpu policy` and `egpu forget`: what is allowed, and what is known.
+    EgpuPolicy(EgpuPolicy),
+    /// `egpu watch`: one step in the life of an enclosure; a document for each.
+    EgpuChange(EgpuChange),
     /// `run`: how the guest ran.
     Run(RunReport),
     /// `guests`: the guests that run.

@@ -18,6 +18,7 @@ mod flock;
 mod instance;
 pub mod json;
 mod kernel;
+mod known_egpus;
 mod limits;
 mod log;
 mod output;

@@ -297,12 +297,14 @@ fn write(path: &Path, text: &[u8]) -> io::Result<()> {
     })
 }
 
-fn text_of(ids: &PciIds) -> String {
+/// IDs as text, which [`ids_of`] reads.
+pub(crate) fn text_of(ids: &PciIds) -> String {
     let PciIds { vendor, device, subsystem_vendor, subsystem_device, revision } = ids;
     format!("{vendor:04x}:{device:04x} {subsystem_vendor:04x}:{subsystem_device:04x} {revision:02x}")
 }
 
-fn ids_of(text: &str) -> Option<PciIds> {
+/// The IDs that a text has; `None` where it is none.
+pub(crate) fn ids_of(text: &str) -> Option<PciIds> {
     let numbers: Result<Vec<_>, _> =
         text.split([':', ' ']).map(|word| u16::from_str_radix(word, 16)).collect();
     let [vendor, device, subsystem_vendor, subsystem_device, revision] = numbers.ok()?[..] else {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use super::Action;
+use super::{Action, Refusal};
 use crate::PciAddress;
 use crate::usb4::Route;
 
@@ -80,6 +80,9 @@ pub enum EgpuError {
         /// What was there when it was made known.
         known: String,
     },
+    /// What is in it is not allowed.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
     /// A function does not answer as it should.
     #[error("{address}: {what}")]
     Unsound {

@@ -92,6 +92,27 @@ impl HostEnclosure {
         self.functions.iter().map(|(address, _)| *address).collect()
     }
 
+    /// Takes it as it is, where it is connected already, and answers whether its functions are in order.
+    ///
+    /// # Errors
+    /// When PCIe is not tunnelled to it, or it can't be looked at.
+    pub fn adopt(&mut self) -> Result<bool> {
+        let (_, router) = self.connected()?;
+        if !is_authorised(&router) {
+            return Err(step("take it as it is", "no PCIe is tunnelled to it"));
+        }
+        let functions = self.endpoints(router.route)?;
+        self.note(functions);
+        Ok(self.verify().is_ok())
+    }
+
+    /// Notes what is in it.
+    fn note(&mut self, functions: Vec<PciFunction>) {
+        let accelerators = functions.iter().filter(|function| is_accelerator(function));
+        self.accelerators = accelerators.map(|function| function.ids).collect();
+        self.functions = functions.into_iter().map(|function| (function.address, function.ids)).collect();
+    }
+
     /// Its router, with the domain that it is in.
     fn router(&self) -> Result<Option<(Domain, Router)>> {
         let domains = usb4::scan(&self.host)
@@ -137,21 +158,12 @@ impl HostEnclosure {
         Ok(functions)
     }
 
-    /// Waits until `ready` says what it has; none when the deadline passes first.
+    /// As [`wait`], but given up when that is asked for.
     fn wait<T>(&self, deadline: Duration, mut ready: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
-        let until = Instant::now() + deadline;
-        loop {
-            if let Some(ready) = ready()? {
-                return Ok(Some(ready));
-            }
-            if Instant::now() >= until {
-                return Ok(None);
-            }
-            if self.cancel.is_requested() {
-                return Err(EgpuError::Cancelled);
-            }
-            std::thread::sleep(POLL);
-        }
+        wait(deadline, || match ready()? {
+            None if self.cancel.is_requested() => Err(EgpuError::Cancelled),
+            ready => Ok(ready),
+        })
     }
 
     /// Writes its `authorized`.
@@ -209,8 +221,7 @@ impl HostEnclosure {
             });
         }
         self.check_power(&functions)?;
-        self.functions = functions.into_iter().map(|function| (function.address, function.ids)).collect();
-        self.accelerators = accelerators;
+        self.note(functions);
         Ok(())
     }
 
@@ -220,7 +231,7 @@ impl HostEnclosure {
         let slots = functions.iter().filter(|function| is_accelerator(function));
         for slot in slots.filter_map(|function| function.upstream) {
             if let Some(has) = pci::slot_power(&self.host, slot).filter(|&has| has < needs) {
-                return Err(step("use it", Refusal::TooWeak { has, needs }));
+                return Err(Refusal::TooWeak { has, needs }.into());
             }
         }
         Ok(())
@@ -317,7 +328,8 @@ impl HostEnclosure {
                 ));
             }
             self.set_authorized(&router, "0")?;
-            let gone = self.wait(deadlines::ENUMERATION, || {
+            // What undoes is not given up.
+            let gone = wait(deadlines::ENUMERATION, || {
                 let there = |(address, _): &(PciAddress, PciIds)| self.host.pci_device(*address).exists();
                 Ok((!self.functions.iter().any(there)).then_some(()))
             })?;
@@ -409,6 +421,18 @@ impl Enclosure for HostEnclosure {
 
     fn temperature(&mut self) -> Option<i32> {
         self.functions.iter().filter_map(|(address, _)| self.thermometer.temperature(*address)).max()
+    }
+}
+
+/// Waits until `ready` says what it has; none when the deadline passes first.
+fn wait<T>(deadline: Duration, mut ready: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
+    let until = Instant::now() + deadline;
+    loop {
+        let ready = ready()?;
+        if ready.is_some() || Instant::now() >= until {
+            return Ok(ready);
+        }
+        std::thread::sleep(POLL);
     }
 }
 

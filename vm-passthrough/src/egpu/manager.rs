@@ -63,10 +63,11 @@ impl<E: Enclosure> Manager<E> {
             event = match self.enclosure.act(action) {
                 Ok(()) => Event::Done(action),
                 Err(failed) => {
+                    let is_unfit = matches!(failed, EgpuError::AnotherGpu { .. } | EgpuError::Refused(_));
                     let failed = failed.to_string();
                     self.failure = Some(failed.clone());
                     error = Some(failed);
-                    Event::Failed(action)
+                    if is_unfit { Event::Unfit } else { Event::Failed(action) }
                 }
             };
             if action == Action::Settle {

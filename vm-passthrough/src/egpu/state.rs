@@ -27,11 +27,13 @@ pub struct Egpu {
     rounds: u8,
     /// Heartbeats in a row that were answered.
     answered: u8,
+    /// Whether its tunnel was built for it here, so that it is taken down where nothing comes of it.
+    built: bool,
 }
 
 impl Default for Egpu {
     fn default() -> Self {
-        Self { state: State::Absent, rounds: 0, answered: 0 }
+        Self { state: State::Absent, rounds: 0, answered: 0, built: false }
     }
 }
 
@@ -172,6 +174,8 @@ pub enum Fault {
     NotAuthorised,
     /// Its functions did not come, or are not those of a GPU that is allowed.
     NotEnumerated,
+    /// Its functions do not answer as they should, and nothing was tried yet.
+    Unsound,
     /// The ladder was climbed in vain.
     Unrecovered,
     /// It was hotter than allowed.
@@ -189,6 +193,11 @@ pub enum Event {
     Found {
         /// Whether PCIe is tunnelled to it.
         authorised: bool,
+    },
+    /// It was connected before anybody here looked at it, and is to be taken as it is.
+    Adopted {
+        /// Whether its functions answer, and are in order.
+        sound: bool,
     },
     /// Its enclosure is not connected any more.
     Gone,
@@ -215,6 +224,8 @@ pub enum Event {
     Done(Action),
     /// An action failed.
     Failed(Action),
+    /// Its functions came, and are not such as may be used.
+    Unfit,
 }
 
 /// What is to be done.
@@ -297,6 +308,8 @@ impl Egpu {
                 to(State::Enumerating)
             }
             (State::Absent, Event::Found { authorised: false }) => to(State::Disconnected),
+            (State::Absent, Event::Adopted { sound: true }) => to(State::Ready),
+            (State::Absent, Event::Adopted { sound: false }) => to(State::Failed(Fault::Unsound)),
             // Somebody else took its tunnel down.
             (State::Ready | State::InUse | State::Degraded { .. }, Event::Found { authorised: false }) => {
                 Self { state: State::Disconnected, ..Self::default() }
@@ -308,14 +321,12 @@ impl Egpu {
             (State::Draining(drain), Event::Disconnect { force }) => {
                 to(State::Draining(Drain { force: drain.force || force, ..drain }))
             }
-            // Nobody can have begun to use it.
-            (State::Authorising | State::Enumerating, Event::Disconnect { force }) => {
-                to(State::Draining(Drain { step: DrainStep::Deauthorise, force, then: None, before: None }))
-            }
             (state, Event::Disconnect { force }) => {
                 let before = match state {
                     State::Failed(fault) => Some(fault),
-                    State::Recovering(_) | State::Verifying => Some(Fault::Unrecovered),
+                    State::Authorising => Some(Fault::NotAuthorised),
+                    State::Enumerating => Some(Fault::NotEnumerated),
+                    State::Recovering(_) | State::Verifying => Some(Fault::Unsound),
                     _ => None,
                 };
                 to(State::Draining(Drain { step: DrainStep::StopWork, force, then: None, before }))
@@ -337,7 +348,7 @@ impl Egpu {
             (State::Ready | State::InUse | State::Degraded { .. }, Event::Answered) => {
                 let answered = self.answered.saturating_add(1);
                 let rounds = if answered < limits.well { self.rounds } else { 0 };
-                Self { state: if in_use { State::InUse } else { State::Ready }, rounds, answered }
+                Self { state: if in_use { State::InUse } else { State::Ready }, rounds, answered, ..self }
             }
             // There is nothing left to reset.
             (State::Ready | State::InUse | State::Degraded { .. }, Event::Lost) => {
@@ -355,6 +366,13 @@ impl Egpu {
                 | State::Recovering(_) => to(State::Draining(Drain::forced(Fault::Overheated))),
                 _ => self,
             },
+            (State::Enumerating, Event::Unfit) if self.built => {
+                to(State::Draining(Drain::unused(Fault::NotEnumerated)))
+            }
+            (State::Enumerating, Event::Unfit) => {
+                let fault = Some(Fault::NotEnumerated);
+                to(State::Draining(Drain { step: DrainStep::StopWork, force: false, then: fault, before: fault }))
+            }
             (state, Event::Done(action)) if state.awaited() == Some(action) => self.done(),
             (state, Event::Failed(action)) if state.awaited() == Some(action) => self.failed(limits),
             _ => self,
@@ -364,7 +382,7 @@ impl Egpu {
     /// What comes after what it waited for was done.
     fn done(self) -> Self {
         let state = match self.state {
-            State::Authorising => State::Enumerating,
+            State::Authorising => return Self { state: State::Enumerating, built: true, ..self },
             State::Enumerating => State::Verifying,
             State::Verifying | State::Recovering(Recovery::Verify(_)) => State::Ready,
             State::Recovering(Recovery::Detach(rung)) => State::Recovering(Recovery::Reset(rung)),
@@ -381,13 +399,10 @@ impl Egpu {
         match self.state {
             State::Authorising => to(State::Failed(Fault::NotAuthorised)),
             // What came of it is of no use, and nobody has it yet.
-            State::Enumerating => to(State::Draining(Drain {
-                step: DrainStep::Deauthorise,
-                force: true,
-                then: Some(Fault::NotEnumerated),
-                before: None,
-            })),
-            State::Verifying => self.recover(Rung::SoftReset, false, limits),
+            State::Enumerating if self.built => to(State::Draining(Drain::unused(Fault::NotEnumerated))),
+            State::Enumerating => to(State::Failed(Fault::NotEnumerated)),
+            // One that was there before may be used.
+            State::Verifying => self.recover(Rung::SoftReset, !self.built, limits),
             // Who does not let go of it loses it by the reset.
             State::Recovering(Recovery::Detach(rung)) => to(State::Recovering(Recovery::Reset(rung))),
             State::Recovering(Recovery::Reset(rung) | Recovery::Verify(rung)) => match rung {
@@ -418,6 +433,11 @@ impl State {
 }
 
 impl Drain {
+    /// One that nobody can have begun to use.
+    const fn unused(then: Fault) -> Self {
+        Self { step: DrainStep::Deauthorise, force: true, then: Some(then), before: None }
+    }
+
     /// One that nobody can refuse.
     const fn forced(then: Fault) -> Self {
         Self { step: DrainStep::StopWork, force: true, then: Some(then), before: None }

@@ -90,6 +90,33 @@ fn it_is_connected() {
 }
 
 #[test]
+fn what_was_there_before_is_taken_as_it_is() {
+    let enumerated = [TUNNELLED, Event::Failed(Action::Enumerate)];
+    check(&enumerated, State::Failed(Fault::NotEnumerated), &[Action::Enumerate]);
+    let fault = Some(Fault::NotEnumerated);
+    check(
+        &[TUNNELLED, Event::Unfit],
+        State::Draining(Drain { step: DrainStep::StopWork, force: false, then: fault, before: fault }),
+        &[Action::Enumerate, stop(false)],
+    );
+    // It may be used.
+    check(
+        &[TUNNELLED, Event::Done(Action::Enumerate), Event::Failed(Action::Verify)],
+        State::Recovering(Recovery::Detach(Rung::SoftReset)),
+        &[Action::Enumerate, Action::Verify, detach(true)],
+    );
+    check(&[Event::Adopted { sound: true }], State::Ready, &[]);
+    check(&[Event::Adopted { sound: false }], State::Failed(Fault::Unsound), &[]);
+    // Whoever has it keeps it, whatever it is worth.
+    let before = Some(Fault::Unsound);
+    let state = State::Draining(Drain { step: DrainStep::StopWork, force: false, then: None, before });
+    let events = [Event::Adopted { sound: false }, Event::Disconnect { force: false }];
+    check(&events, state, &[stop(false)]);
+    let events = [&events[..], &[Event::Failed(stop(false))]].concat();
+    check(&events, State::Failed(Fault::Unsound), &[stop(false)]);
+}
+
+#[test]
 fn it_is_disconnected() {
     let done = |force| [stop(force), detach(force), unbind(force), Action::Deauthorise].map(Event::Done);
     for force in [false, true] {
@@ -213,6 +240,8 @@ fn it_is_stopped_when_it_is_too_hot() {
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         1 => any::<bool>().prop_map(|authorised| Event::Found { authorised }),
+        1 => any::<bool>().prop_map(|sound| Event::Adopted { sound }),
+        1 => Just(Event::Unfit),
         1 => Just(Event::Gone),
         1 => Just(Event::Lost),
         1 => Just(Event::Connect),
@@ -248,7 +277,9 @@ proptest! {
                 let from = egpu.state;
                 let (next, action) = egpu.step(event, &LIMITS);
                 match event {
-                    Event::Done(Action::Verify) | Event::Answered => is_verified = true,
+                    Event::Done(Action::Verify) | Event::Answered | Event::Adopted { sound: true } => {
+                        is_verified = true;
+                    }
                     Event::Done(Action::StopWork { .. }) => is_stopped = true,
                     Event::Done(Action::Detach { .. }) => is_free = is_stopped,
                     _ => {}

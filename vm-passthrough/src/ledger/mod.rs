@@ -146,6 +146,23 @@ impl NotesLock {
     }
 }
 
+/// The right to connect, reset and disconnect enclosures of USB4 and Thunderbolt, until it is dropped: what appears behind one is told
+/// from what was there before.
+#[derive(Debug)]
+pub struct EnclosuresLock {
+    _lock: File,
+}
+
+impl EnclosuresLock {
+    /// Waits for it.
+    ///
+    /// # Errors
+    /// As for [`Ledger::lock`].
+    pub fn take(host: &Host, deadline: Duration) -> Result<Self> {
+        Ok(Self { _lock: lock_file(host, "enclosures.lock", &this_process(host), deadline, || false)?.1 })
+    }
+}
+
 /// The ledger's directory, and a file in it, locked.
 fn lock_file(
     host: &Host,

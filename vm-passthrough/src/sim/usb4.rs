@@ -10,6 +10,9 @@ use crate::usb4::Route;
 
 const BUS: &str = "sys/bus/thunderbolt/devices";
 
+/// A function behind a router, its IOMMU group, and the driver that it gets.
+type Enclosed = (PciAddress, Option<u32>, Option<String>);
+
 /// Where it is kept what is behind a router: a file of its functions, a link to where they go, and they themselves while they
 /// are not there.
 fn enclosed(route: Route, name: &str) -> String {
@@ -108,8 +111,8 @@ impl SimHost {
         Ok(())
     }
 
-    /// The functions behind a router, each with its IOMMU group and the driver that it gets.
-    fn enclosed_functions(&self, route: Route) -> io::Result<Vec<(PciAddress, Option<u32>, Option<String>)>> {
+    /// The functions behind a router.
+    fn enclosed_functions(&self, route: Route) -> io::Result<Vec<Enclosed>> {
         let text = match fs::read_to_string(self.path(&enclosed(route, "functions"))) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             text => text?,

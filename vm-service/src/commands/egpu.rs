@@ -1,6 +1,15 @@
 //! `egpu`: GPUs in enclosures of USB4 and Thunderbolt.
 
+mod connect;
+mod disconnect;
+mod enclosure;
+mod guests;
 mod info;
+mod policy;
+mod reset;
+mod watch;
+
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
@@ -15,6 +24,9 @@ pub(crate) struct EgpuArgs {
     action: Action,
     #[command(flatten)]
     pub(crate) source: SourceArgs,
+    /// Look for USB4 and Thunderbolt in DIR instead of /sys/bus/thunderbolt
+    #[arg(long, value_name = "DIR", global = true)]
+    thunderbolt: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -22,6 +34,21 @@ enum Action {
     /// Show what is connected, how fast, and which PCI functions are behind it
     #[command(visible_alias = "i")]
     Info,
+    /// Have PCIe tunnelled to an enclosure, and wait for its GPU
+    #[command(visible_alias = "c")]
+    Connect(connect::ConnectArgs),
+    /// Take an enclosure from who uses it, and its tunnel down, so that it can be pulled
+    #[command(visible_alias = "dc")]
+    Disconnect(disconnect::DisconnectArgs),
+    /// Reset the GPU of an enclosure
+    #[command(visible_alias = "r")]
+    Reset(reset::ResetArgs),
+    /// Watch over enclosures until a signal comes: connect those that the policy allows, and stop, recover or give up what fails
+    Watch(watch::WatchArgs),
+    /// Show what is allowed of enclosures, and change it
+    Policy(policy::PolicyArgs),
+    /// Forget an enclosure that is known
+    Forget(policy::ForgetArgs),
 }
 
 /// Does what a command of `egpu` says.
@@ -29,7 +56,16 @@ enum Action {
 /// # Errors
 /// What that command says.
 pub(crate) fn run(context: &mut Context<'_>, args: &EgpuArgs) -> Result<(), Failure> {
-    match args.action {
+    if let Some(dir) = &args.thunderbolt {
+        context.host.thunderbolt = std::path::absolute(dir)?;
+    }
+    match &args.action {
         Action::Info => info::run(context),
+        Action::Connect(args) => connect::run(context, args),
+        Action::Disconnect(args) => disconnect::run(context, args),
+        Action::Reset(args) => reset::run(context, args),
+        Action::Watch(args) => watch::run(context, args),
+        Action::Policy(args) => policy::run(context, args),
+        Action::Forget(args) => policy::forget(context, args),
     }
 }

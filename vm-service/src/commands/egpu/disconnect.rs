@@ -1,0 +1,48 @@
+//! `egpu disconnect`: takes an enclosure from who uses it, and its tunnel down.
+
+use clap::Args;
+use vm_passthrough::egpu::{Event, State};
+
+use super::enclosure::{EnclosureArgs, Work, is_authorised};
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::json::Body;
+use crate::known_egpus::EgpuStore;
+
+/// Arguments of `egpu disconnect`.
+#[derive(Debug, Args)]
+pub(super) struct DisconnectArgs {
+    #[command(flatten)]
+    enclosure: EnclosureArgs,
+    /// Wait for nobody, and go on where a step fails: guests lose it as if it were pulled
+    #[arg(long)]
+    force: bool,
+}
+
+/// Disconnects an enclosure.
+///
+/// # Errors
+/// When somebody does not let go of it; it stays connected then, or the message says what is left.
+pub(super) fn run(context: &mut Context<'_>, args: &DisconnectArgs) -> Result<(), Failure> {
+    let store = EgpuStore::read(&context.host).map_err(Failure::failed)?;
+    let chosen = args.enclosure.choose(context, is_authorised, "what PCIe is tunnelled to")?;
+    let is_connected = is_authorised(&chosen.router);
+    let mut work = Work::begin(context, chosen, store.policy, None)?;
+    if is_connected {
+        work.adopt()?;
+        work.take(Event::Disconnect { force: args.force });
+    } else {
+        work.take(Event::Found { authorised: false });
+    }
+    let (state, report) = (work.manager.state(), work.report());
+    let text = if is_connected {
+        work.line("disconnected; it can be pulled")
+    } else {
+        work.line("is not connected")
+    };
+    if state != State::Disconnected {
+        context.print(|| Body::EgpuDisconnect(report), String::new)?;
+        return Err(work.failure());
+    }
+    context.print(|| Body::EgpuDisconnect(report), || text)
+}

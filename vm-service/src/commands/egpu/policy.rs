@@ -1,0 +1,123 @@
+//! `egpu policy` and `egpu forget`: what is allowed of enclosures, and which are known.
+
+use std::fmt::Write as _;
+
+use clap::Args;
+use vm_passthrough::egpu::Authorise;
+use vm_passthrough::ledger::EnclosuresLock;
+use vm_passthrough::usb4::UniqueId;
+
+use super::enclosure::LOCK;
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::json::{Body, EgpuPolicy, KnownEnclosure};
+use crate::known_egpus::{EgpuStore, authorise, megabits};
+use crate::saved::text_of;
+
+/// Arguments of `egpu policy`.
+#[derive(Debug, Args)]
+pub(super) struct PolicyArgs {
+    /// Which enclosures are authorised: `never` any, those that one is asked for (`ask`), `known` ones too as soon as they come, or
+    /// `always` all
+    #[arg(long, value_name = "WHICH", value_parser = authorise)]
+    authorise: Option<Authorise>,
+    /// Whether only where the IOMMU keeps them from the host's memory
+    #[arg(long, value_name = "BOOL")]
+    dma_protection: Option<bool>,
+    /// The slowest link, in Gb/s of all its lanes
+    #[arg(long, value_name = "GIGABITS", value_parser = rate)]
+    minimum_rate: Option<u32>,
+    /// The least power that the slot in the enclosure says it can give
+    #[arg(long, value_name = "WATTS")]
+    minimum_power: Option<u32>,
+}
+
+/// Arguments of `egpu forget`.
+#[derive(Debug, Args)]
+pub(super) struct ForgetArgs {
+    /// UUID of the enclosure
+    #[arg(value_name = "UUID")]
+    id: UniqueId,
+}
+
+fn rate(text: &str) -> Result<u32, String> {
+    megabits(text.parse().map_err(|_| format!("`{text}` is no number"))?)
+}
+
+/// Shows the policy, changed as the arguments say.
+///
+/// # Errors
+/// When it can't be read or written.
+pub(super) fn run(context: &mut Context<'_>, args: &PolicyArgs) -> Result<(), Failure> {
+    let PolicyArgs { authorise, dma_protection, minimum_rate, minimum_power } = args;
+    let is_change =
+        authorise.is_some() || dma_protection.is_some() || minimum_rate.is_some() || minimum_power.is_some();
+    change(context, is_change, |store| {
+        let policy = &mut store.policy;
+        policy.authorise = authorise.unwrap_or(policy.authorise);
+        policy.dma_protection = dma_protection.unwrap_or(policy.dma_protection);
+        policy.minimum_rate = minimum_rate.unwrap_or(policy.minimum_rate);
+        policy.minimum_power = minimum_power.unwrap_or(policy.minimum_power);
+        Ok(())
+    })
+}
+
+/// Forgets an enclosure.
+///
+/// # Errors
+/// When it is not known, or the file can't be written.
+pub(super) fn forget(context: &mut Context<'_>, args: &ForgetArgs) -> Result<(), Failure> {
+    change(context, true, |store| match store.known.remove(&args.id) {
+        Some(_) => Ok(()),
+        None => Err(Failure::failed(format_args!(
+            "{} is not known; `vm-service egpu policy` shows what is",
+            args.id
+        ))),
+    })
+}
+
+/// Changes what is allowed or known, and shows it. Where nothing is to be changed, nobody is waited for.
+fn change(
+    context: &mut Context<'_>,
+    is_change: bool,
+    change: impl FnOnce(&mut EgpuStore) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let lock = is_change.then(|| EnclosuresLock::take(&context.host, LOCK)).transpose();
+    let _lock = lock.map_err(Failure::failed)?;
+    let mut store = EgpuStore::read(&context.host).map_err(Failure::failed)?;
+    change(&mut store)?;
+    if is_change {
+        store.write(&context.host).map_err(Failure::failed)?;
+    }
+    let policy = &store.policy;
+    let known = store.known.iter().map(|(id, (name, known))| KnownEnclosure {
+        enclosure: id.to_string(),
+        name: name.clone(),
+        accelerators: known.accelerators.iter().map(text_of).collect(),
+    });
+    let known: Vec<_> = known.collect();
+    let mut text = String::new();
+    // A String takes any write.
+    let _ = writeln!(text, "authorise      {}", policy.authorise);
+    let _ =
+        writeln!(text, "DMA protection {}", if policy.dma_protection { "required" } else { "not required" });
+    let _ = writeln!(text, "minimum rate   {} Gb/s", f64::from(policy.minimum_rate) / 1000.0);
+    let _ = writeln!(text, "minimum power  {} W", policy.minimum_power);
+    for known in &known {
+        let _ = writeln!(
+            text,
+            "known          {} {} with {}",
+            known.enclosure,
+            known.name,
+            known.accelerators.join(", ")
+        );
+    }
+    let json = EgpuPolicy {
+        authorise: policy.authorise.to_string(),
+        dma_protection: policy.dma_protection,
+        minimum_megabits: policy.minimum_rate,
+        minimum_watts: policy.minimum_power,
+        known,
+    };
+    context.print(|| Body::EgpuPolicy(json), || text)
+}

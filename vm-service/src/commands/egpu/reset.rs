@@ -1,0 +1,55 @@
+//! `egpu reset`: resets the GPU of an enclosure, and looks whether it is well then.
+
+use clap::Args;
+use vm_passthrough::egpu::{Action, Enclosure as _, Rung, State};
+
+use super::enclosure::{EnclosureArgs, Work, is_authorised};
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::json::Body;
+use crate::known_egpus::EgpuStore;
+
+/// Arguments of `egpu reset`.
+#[derive(Debug, Args)]
+pub(super) struct ResetArgs {
+    #[command(flatten)]
+    enclosure: EnclosureArgs,
+    /// Reset the bus that it is on, and not its functions alone
+    #[arg(long, conflicts_with = "reconnect")]
+    hard: bool,
+    /// Take its tunnel down and build it again
+    #[arg(long)]
+    reconnect: bool,
+}
+
+/// Resets what is in an enclosure, which nobody may use meanwhile.
+///
+/// # Errors
+/// When it is used, the reset is refused, or it is not well afterwards.
+pub(super) fn run(context: &mut Context<'_>, args: &ResetArgs) -> Result<(), Failure> {
+    let store = EgpuStore::read(&context.host).map_err(Failure::failed)?;
+    let chosen = args.enclosure.choose(context, is_authorised, "what PCIe is tunnelled to")?;
+    let mut work = Work::begin(context, chosen, store.policy, None)?;
+    work.adopt()?;
+    let seen = work.manager.enclosure().observe().map_err(Failure::failed)?;
+    if !seen.users.is_empty() {
+        return Err(Failure::blocked(format!("it is used by {}; end that first", seen.users.join(", "))));
+    }
+    let rung = match (args.hard, args.reconnect) {
+        (true, _) => Rung::HardReset,
+        (_, true) => Rung::Reconnect,
+        _ => Rung::SoftReset,
+    };
+    let enclosure = work.manager.enclosure();
+    enclosure.act(Action::Reset(rung)).map_err(Failure::failed)?;
+    enclosure.act(Action::Verify).map_err(|error| {
+        Failure::failed(format_args!(
+            "the {rung} was done, and did not help: {error}; try the next of --hard and --reconnect"
+        ))
+    })?;
+    let mut report = work.report();
+    report.state = State::Ready.name().into();
+    report.fault = None;
+    let text = work.line(&format!("well after a {rung}"));
+    context.print(|| Body::EgpuReset(report), || text)
+}

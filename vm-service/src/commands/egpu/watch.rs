@@ -1,0 +1,177 @@
+//! `egpu watch`: watches over enclosures until a signal comes.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use clap::Args;
+use vm_passthrough::claim::Cancel;
+use vm_passthrough::egpu::{Change, Event, HostEnclosure, Limits, Manager, State, is_accelerator};
+use vm_passthrough::ledger::EnclosuresLock;
+use vm_passthrough::pci::{self, PciFunction};
+use vm_passthrough::usb4::{self, Domain, Route, Router, UniqueId};
+
+use super::enclosure::{all, enclosure, is_authorised, log, name};
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::json::{Body, EgpuChange};
+use crate::known_egpus::EgpuStore;
+use crate::log::now;
+use crate::signals::StopSignals;
+
+/// How long a look may wait for another command on an enclosure. The next one comes soon.
+const LOCK: Duration = Duration::from_millis(500);
+
+/// Arguments of `egpu watch`.
+#[derive(Debug, Args)]
+pub(super) struct WatchArgs {
+    /// How often each is asked whether it is well, in milliseconds
+    #[arg(short, long, value_name = "MILLISECONDS", default_value = "1000", value_parser = clap::value_parser!(u64).range(100..=60_000))]
+    interval: u64,
+    /// How many times in a row it may leave that unanswered before it is reset
+    #[arg(long, value_name = "COUNT", default_value = "3", value_parser = clap::value_parser!(u8).range(1..=100))]
+    missed: u8,
+    /// The temperature at which it is stopped, in degrees Celsius
+    #[arg(long, value_name = "CELSIUS", default_value = "90", value_parser = clap::value_parser!(i32).range(30..=120))]
+    hottest: i32,
+}
+
+/// Those that are watched over.
+type Watched = BTreeMap<UniqueId, (String, Manager<HostEnclosure>)>;
+
+/// Watches over all enclosures with an accelerator, and those that may be connected.
+///
+/// # Errors
+/// When the policy can't be read at first, or standard output can't be written.
+pub(super) fn run(context: &mut Context<'_>, args: &WatchArgs) -> Result<(), Failure> {
+    let limits = Limits { missed: args.missed, hottest: args.hottest * 1000, ..Limits::default() };
+    EgpuStore::read(&context.host).map_err(Failure::failed)?;
+    let cancel = Cancel::default();
+    let (send, stopped) = mpsc::channel();
+    let signal_cancel = cancel.clone();
+    let on_signal = move |signal| {
+        tracing::info!("{signal}: enclosures stay as they are");
+        signal_cancel.request();
+        // There is nobody to hear of it only when it has ended already.
+        let _ = send.send(());
+    };
+    let _signals = StopSignals::start(on_signal).map_err(Failure::failed)?;
+    let mut watched = Watched::new();
+    let mut refused = BTreeMap::new();
+    loop {
+        match EnclosuresLock::take(&context.host, LOCK) {
+            Ok(_lock) => look(context, &limits, &cancel, &mut watched, &mut refused)?,
+            Err(error) => tracing::debug!("not looked at: {error}"),
+        }
+        match stopped.recv_timeout(Duration::from_millis(args.interval)) {
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            _ => return Ok(()),
+        }
+    }
+}
+
+/// Looks at all of them once.
+fn look(
+    context: &mut Context<'_>,
+    limits: &Limits,
+    cancel: &Cancel,
+    watched: &mut Watched,
+    refused: &mut BTreeMap<UniqueId, String>,
+) -> Result<(), Failure> {
+    let connected = match all(context) {
+        Ok(connected) => connected,
+        Err(error) => {
+            tracing::warn!("{}", error.message);
+            return Ok(());
+        }
+    };
+    refused.retain(|id, _| connected.iter().any(|(_, router)| router.unique_id == Some(*id)));
+    for (domain, router) in &connected {
+        let Some(id) = router.unique_id.filter(|id| !watched.contains_key(id)) else { continue };
+        match admit(context, limits, cancel, domain, router, id) {
+            Ok(Some((mut manager, asked))) => {
+                refused.remove(&id);
+                let mut told = Vec::new();
+                if let Err(error) = manager.poll(&mut |change| told.push(change.clone())) {
+                    tracing::warn!(enclosure = %id, "{error}");
+                }
+                if asked && manager.state() == State::Disconnected {
+                    manager.take(Event::Connect, &mut |change| told.push(change.clone()));
+                }
+                tell(context, id, &name(router), told)?;
+                watched.insert(id, (name(router), manager));
+            }
+            Ok(None) => {}
+            // Said once, until it is pulled or the reason is another.
+            Err(reason) if refused.get(&id) != Some(&reason) => {
+                tracing::warn!(enclosure = %id, "{} is not connected: {reason}", name(router));
+                refused.insert(id, reason);
+            }
+            Err(_) => {}
+        }
+    }
+    for (id, (name, manager)) in watched.iter_mut() {
+        let mut told = Vec::new();
+        if let Err(error) = manager.poll(&mut |change| told.push(change.clone())) {
+            tracing::warn!(enclosure = %id, "{error}");
+        }
+        tell(context, *id, name, told)?;
+    }
+    // When it comes again it is another matter.
+    watched.retain(|_, (_, manager)| manager.state() != State::Absent);
+    Ok(())
+}
+
+/// A manager for an enclosure that has come, and whether it is to be connected; none for what has no accelerator.
+fn admit(
+    context: &Context<'_>,
+    limits: &Limits,
+    cancel: &Cancel,
+    domain: &Domain,
+    router: &Router,
+    id: UniqueId,
+) -> Result<Option<(Manager<HostEnclosure>, bool)>, String> {
+    let store = EgpuStore::read(&context.host)?;
+    let known = store.known.get(&id).map(|(_, known)| known.clone());
+    let is_there = is_authorised(router);
+    if is_there && known.is_none() && !has_accelerator(context, router.route)? {
+        return Ok(None);
+    }
+    store.policy.judge(domain, router, known.is_some(), is_there).map_err(|refusal| refusal.to_string())?;
+    let enclosure = enclosure(context, id, store.policy, known, cancel.clone());
+    let enclosure = enclosure.map_err(|failure| failure.message)?;
+    Ok(Some((Manager::new(enclosure, *limits), !is_there)))
+}
+
+/// Whether an accelerator may be behind a router.
+fn has_accelerator(context: &Context<'_>, route: Route) -> Result<bool, String> {
+    let functions = pci::scan(&context.host).map_err(|error| error.to_string())?;
+    let domains = usb4::scan(&context.host).map_err(|error| error.to_string())?;
+    let tunnels = usb4::tunnels(&context.host, &functions, &domains);
+    let is_behind = |function: &&PciFunction| {
+        tunnels.iter().any(|tunnel| tunnel.function == function.address && tunnel.via.router() == Some(route))
+    };
+    Ok(functions.iter().filter(is_behind).any(is_accelerator))
+}
+
+/// Prints what has happened.
+fn tell(context: &mut Context<'_>, id: UniqueId, name: &str, told: Vec<Change>) -> Result<(), Failure> {
+    for change in told {
+        log(id, &change);
+        let fault = crate::json::fault_of(change.to);
+        let json = EgpuChange {
+            enclosure: id.to_string(),
+            name: name.into(),
+            time: now(),
+            from: change.from.name().into(),
+            state: change.to.name().into(),
+            fault: fault.clone(),
+            error: change.error.clone(),
+        };
+        let because = change.error.map(|error| format!(": {error}")).unwrap_or_default();
+        let fault = fault.map(|fault| format!(" ({fault})")).unwrap_or_default();
+        let text = format!("{} {name} {}{fault}{because}\n", json.time, json.state);
+        context.print(|| Body::EgpuChange(json), || text)?;
+    }
+    Ok(())
+}

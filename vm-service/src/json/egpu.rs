@@ -1,0 +1,89 @@
+//! Enclosures: what became of them, and what is allowed.
+
+use schemars::JsonSchema;
+use serde::Serialize;
+use vm_passthrough::egpu;
+
+/// What came of a command on an enclosure.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct EgpuReport {
+    /// UUID of its router, which it keeps wherever it is connected.
+    pub enclosure: String,
+    /// Its name, as it says it.
+    pub name: String,
+    /// Its router, as in `0-1`; null where it is not connected any more.
+    pub router: Option<String>,
+    /// Where it is now: `absent`, `disconnected`, `authorising`, `enumerating`, `verifying`, `ready`, `in-use`, `degraded`,
+    /// `recovering`, `draining` or `failed`.
+    pub state: String,
+    /// Why it has failed: `not-authorised`, `not-enumerated`, `unsound`, `unrecovered`, `overheated`, `stuck` or `not-deauthorised`.
+    pub fault: Option<String>,
+    /// Addresses of its PCI functions that are no bridges.
+    pub functions: Vec<String>,
+    /// The way there.
+    pub steps: Vec<EgpuStep>,
+}
+
+/// A step on the way.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct EgpuStep {
+    /// Where it was then.
+    pub state: String,
+    /// Milliseconds since the command began.
+    pub milliseconds: f64,
+    /// Why, where something had failed.
+    pub error: Option<String>,
+}
+
+/// A step in the life of an enclosure.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct EgpuChange {
+    /// UUID of its router.
+    pub enclosure: String,
+    /// Its name, as it says it.
+    pub name: String,
+    /// When, as RFC 3339 has it, in UTC.
+    pub time: String,
+    /// Where it was.
+    pub from: String,
+    /// Where it is.
+    pub state: String,
+    /// Why it has failed, where it has.
+    pub fault: Option<String>,
+    /// Why, where something had failed.
+    pub error: Option<String>,
+}
+
+/// What is allowed of enclosures, and which are known.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct EgpuPolicy {
+    /// Which are authorised: `never`, `ask`, `known` or `always`.
+    pub authorise: String,
+    /// Whether only where the IOMMU keeps them from the host's memory.
+    pub dma_protection: bool,
+    /// The slowest link, in Mbit/s.
+    pub minimum_megabits: u32,
+    /// The least power of their slots, in watts.
+    pub minimum_watts: u32,
+    /// Those that are known.
+    pub known: Vec<KnownEnclosure>,
+}
+
+/// An enclosure that is known.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct KnownEnclosure {
+    /// UUID of its router.
+    pub enclosure: String,
+    /// The name that it had.
+    pub name: String,
+    /// What was in it: vendor, device, subsystem and revision, as in `10de:2684 1043:889a a1`.
+    pub accelerators: Vec<String>,
+}
+
+/// Why an enclosure has failed, in a word.
+pub(crate) fn fault_of(state: egpu::State) -> Option<String> {
+    match state {
+        egpu::State::Failed(fault) => Some(fault.to_string()),
+        _ => None,
+    }
+}
