@@ -17,6 +17,7 @@ mod device_kinds;
 mod device_state;
 mod dma_limits;
 mod e1000;
+mod egpu;
 mod group_not_viable;
 mod host_ready;
 mod host_wants_back;
@@ -72,6 +73,9 @@ pub const ALL: &[Scenario] = &[
     surprise_removal::SCENARIO,
     linux_storage::SCENARIO,
     numa::SCENARIO,
+    egpu::HOTPLUG,
+    egpu::RECONNECT,
+    egpu::SURPRISE,
     linux_nvme::SCENARIO,
     device_kinds::SCENARIO,
     group_not_viable::SCENARIO,
