@@ -371,7 +371,12 @@ impl Egpu {
             }
             (State::Enumerating, Event::Unfit) => {
                 let fault = Some(Fault::NotEnumerated);
-                to(State::Draining(Drain { step: DrainStep::StopWork, force: false, then: fault, before: fault }))
+                to(State::Draining(Drain {
+                    step: DrainStep::StopWork,
+                    force: false,
+                    then: fault,
+                    before: fault,
+                }))
             }
             (state, Event::Done(action)) if state.awaited() == Some(action) => self.done(),
             (state, Event::Failed(action)) if state.awaited() == Some(action) => self.failed(limits),

@@ -9,6 +9,7 @@ use tempfile::TempDir;
 use super::{SimFunction, SimHost};
 use crate::PciAddress;
 use crate::pci::{BarKind, Link};
+use crate::usb4::Route;
 
 /// The file that tells a simulated host that is kept from any other directory, and what is in it.
 const MARK: (&str, &str) = ("sim/version", "1\n");
@@ -107,6 +108,31 @@ impl SimHost {
         add(large.bar(2, BarKind::Memory64, true, 0x300_0000_0000, 128 << 30).numa_node(1).link(32_000, 16))?;
         let npu = SimFunction::new(at(0, 11, 0)?, 0x8086, 0x7d1d, 0x12_0000).express(9).group(11);
         add(npu.bar(0, BarKind::Memory64, false, 0x61_0000_0000, 128 << 20).driver("intel_vpu"))?;
+        // An enclosure of Thunderbolt with a GPU, to which no PCIe is tunnelled yet.
+        let (port, interface) = (at(0, 12, 0)?, at(0, 13, 2)?);
+        let dir = self.add(&SimFunction::root_port(port).group(12))?;
+        fs::create_dir(dir.join(format!("supplier:pci:{interface}")))?;
+        add(SimFunction::new(interface, 0x8086, 0x9a1b, 0x0c_0340).group(13).driver("thunderbolt"))?;
+        let (upstream, downstream, egpu) = (at(0x30, 0, 0)?, at(0x31, 1, 0)?, at(0x32, 0, 0)?);
+        add(SimFunction::root_port(upstream).below(port).group(0x30))?;
+        add(SimFunction::root_port(downstream).below(upstream).group(0x31))?;
+        add(SimFunction::gpu(egpu).below(downstream).group(0x32).driver("nouveau"))?;
+        let domain = [("security", "user\n"), ("iommu_dma_protection", "1\n"), ("deauthorization", "1\n")];
+        self.add_domain(0, Some(interface), &domain)?;
+        let route = Route { domain: 0, path: 1 };
+        let enclosure = [
+            ("authorized", "0\n"),
+            ("vendor_name", "Razer\n"),
+            ("device_name", "Core X\n"),
+            ("generation", "3\n"),
+            ("unique_id", "d2030000-00a0-751e-a3f4-c0e5ae7b0d30\n"),
+            ("rx_speed", "20.0 Gb/s\n"),
+            ("rx_lanes", "2\n"),
+            ("tx_speed", "20.0 Gb/s\n"),
+            ("tx_lanes", "2\n"),
+        ];
+        self.add_router(route, &enclosure)?;
+        self.enclose(route, &[upstream, downstream, egpu])?;
         // Below a port that is asleep, and without a group, as where the firmware hides the IOMMU.
         add(SimFunction::network(at(9, 0, 0)?).below(below(9)?).power_state("D3cold").driver("igc"))?;
         add(SimFunction::nvme(at(10, 0, 0)?).below(below(10)?).no_group().driver("nvme"))

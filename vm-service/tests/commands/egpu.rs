@@ -60,3 +60,64 @@ domain0 at 0000:00:0d.2: security user, the IOMMU protects the host's memory
     let inferred = vm_service(&host, "egpu info").out;
     assert!(inferred.contains("inferred: this Linux does not say what is behind a tunnel"), "{inferred}");
 }
+
+/// Runs a command on the simulated host in a folder; its exit status, standard output, and standard error without what labels it.
+fn on(lab: &std::path::Path, args: &str) -> (u8, String, String) {
+    let got = vm_service(&vm_passthrough::Host::system(), &format!("{args} --sim {}", lab.display()));
+    let label = format!("simulated host: {}\n", lab.display());
+    (got.exit, got.out, got.err.strip_prefix(&label).expect("its label").to_owned())
+}
+
+#[test]
+fn an_enclosure_is_connected_by_the_policy_remembered_reset_and_disconnected() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let lab = folder.path().join("lab");
+    let json = |args: &str| -> serde_json::Value {
+        let (exit, out, err) = on(&lab, &format!("{args} --json"));
+        assert_eq!((exit, err.as_str()), (0, ""), "{args}: {out}");
+        serde_json::from_str(&out).expect("JSON")
+    };
+    let fails = |args: &str, exit: u8, expect: &str| {
+        let (got, out, err) = on(&lab, args);
+        assert!(got == exit && out.is_empty() && err.contains(expect), "{args}: {got} {out} {err}");
+    };
+    const ID: &str = "d2030000-00a0-751e-a3f4-c0e5ae7b0d30";
+    let is_there = || lab.join("sys/bus/pci/devices/0000:32:00.0").exists();
+
+    fails("egpu disconnect", 1, "there is none: what PCIe is tunnelled to");
+    assert_eq!(json("egpu policy --authorise never")["authorise"], "never");
+    fails("egpu connect", 3, "the policy is to authorise no enclosure");
+    assert_eq!(json("egpu policy --authorise ask --minimum-rate 40.001")["minimum_megabits"], 40_001);
+    fails("egpu connect", 3, "its link has 40 Gb/s and the policy asks for 40.001");
+    json("egpu policy --minimum-rate 40");
+    fails("egpu connect 0-3", 1, "nothing that is connected is 0-3");
+    assert!(!is_there(), "what is refused is not touched");
+
+    let connected = json("egpu connect --remember");
+    assert_eq!((&connected["state"], &connected["functions"][0]), (&"ready".into(), &"0000:32:00.0".into()));
+    let states: Vec<_> =
+        connected["steps"].as_array().expect("steps").iter().map(|step| &step["state"]).collect();
+    assert_eq!(states, ["disconnected", "authorising", "enumerating", "verifying", "ready"]);
+    assert!(is_there());
+    let known = &json("egpu policy")["known"];
+    assert_eq!((known[0]["enclosure"].as_str(), known[0]["name"].as_str()), (Some(ID), Some("Razer Core X")));
+    // What is connected stays so.
+    assert_eq!(json(&format!("egpu c {ID}"))["state"], "ready");
+    assert_eq!(json("egpu reset")["state"], "ready");
+    assert_eq!(json("egpu r --reconnect")["state"], "ready");
+
+    // A claim that no process holds is no use, and ends with the enclosure.
+    assert_eq!(on(&lab, "claim 32:00.0").0, 0);
+    let gone = json("egpu dc 0-1");
+    assert_eq!((&gone["state"], is_there()), (&"disconnected".into(), false));
+    assert_eq!(json("claims")["claims"].as_array().map(Vec::len), Some(0));
+    fails("egpu disconnect", 1, "there is none");
+
+    assert_eq!(json(&format!("egpu forget {ID}"))["known"].as_array().map(Vec::len), Some(0));
+    fails(&format!("egpu forget {ID}"), 1, "is not known");
+    // What keeps the host's memory safe is said to be missing, and passed over by those who say so.
+    std::fs::write(lab.join("sys/bus/thunderbolt/devices/domain0/iommu_dma_protection"), "0\n")
+        .expect("written");
+    fails("egpu connect", 3, "no DMA protection");
+    assert_eq!(json("egpu connect --allow-unprotected")["state"], "ready");
+}
