@@ -116,11 +116,12 @@ impl Machine {
                 argument = argument
                     .replace(&format!("{{{}}}", disk.name), &files.disk(disk.name).display().to_string());
             }
-            if argument.contains(EXTERNAL_PORT) {
-                let table = files.directory.join("external-port.aml");
-                std::fs::write(&table, external_port(FIRST_PORT))
+            if argument.contains(EXTERNAL_PORTS) {
+                let table = files.directory.join("external-ports.aml");
+                let ports = FIRST_PORT..FIRST_PORT + scenario.ports.saturating_sub(1);
+                std::fs::write(&table, external_ports(ports))
                     .with_context(|| format!("can't write {}", table.display()))?;
-                argument = argument.replace(EXTERNAL_PORT, &table.display().to_string());
+                argument = argument.replace(EXTERNAL_PORTS, &table.display().to_string());
             }
             command.arg(argument);
         }
@@ -193,22 +194,23 @@ impl Machine {
     }
 }
 
-/// In the device arguments, the path of an ACPI table that calls the first root port external.
-const EXTERNAL_PORT: &str = "{external-port}";
+/// In the device arguments, the path of an ACPI table that calls all root ports external but the last.
+const EXTERNAL_PORTS: &str = "{external-ports}";
 
-/// An ACPI table by which firmware says of a root port that what is below it is outside the machine: the device property
-/// `ExternalFacingPort` (Microsoft, "DSD for PCIe root ports", UUID efcc06cc-73ac-4bc3-bff0-76143807c389).
-fn external_port(device: u8) -> Vec<u8> {
+/// An ACPI table by which firmware says of root ports, by their device numbers, that what is below them is outside the machine: the
+/// device property `ExternalFacingPort` (Microsoft, "DSD for PCIe root ports", UUID efcc06cc-73ac-4bc3-bff0-76143807c389).
+fn external_ports(devices: std::ops::Range<u8>) -> Vec<u8> {
     const UUID: [u8; 16] =
         [0xcc, 0x06, 0xcc, 0xef, 0xac, 0x73, 0xc3, 0x4b, 0xbf, 0xf0, 0x76, 0x14, 0x38, 0x07, 0xc3, 0x89];
     let property = aml::Package::new(vec![&"ExternalFacingPort", &1u8]);
     let properties = aml::Package::new(vec![&property]);
     let uuid = aml::BufferData::new(UUID.to_vec());
     let dsd = aml::Name::new("_DSD".into(), &aml::Package::new(vec![&uuid, &properties]));
-    let place = format!("\\_SB_.PCI0.S{:02X}_", device << 3);
-    let scope = aml::Scope::new(place.as_str().into(), vec![&dsd]);
     let mut body = Vec::new();
-    scope.to_aml_bytes(&mut body);
+    for device in devices {
+        let place = format!("\\_SB_.PCI0.S{:02X}_", device << 3);
+        aml::Scope::new(place.as_str().into(), vec![&dsd]).to_aml_bytes(&mut body);
+    }
     let mut table = Sdt::new(*b"SSDT", 36, 2, *b"TESTBD", *b"EXTERNAL", 1);
     table.append_slice(&body);
     table.as_slice().to_vec()

@@ -34,15 +34,15 @@ pub(super) const RECONNECT: Scenario = Scenario {
     name: "egpu-reconnect",
     about: "an enclosure's cable is pulled while a Linux guest uses it; it comes back, is connected and attached again",
     variants: Variant::ALL,
-    ports: 2,
+    ports: 4,
     devices: &[
-        // Ports do hot-plug themselves, and the first is one that the firmware calls external.
+        // Ports do hot-plug themselves, and the firmware calls all external but the last.
         "-global",
         "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off",
         "-acpitable",
-        "file={external-port}",
+        "file={external-ports}",
         "-device",
-        "edu,bus=port1,dma_mask=0xffffffffffffffff",
+        "edu,bus=port3,dma_mask=0xffffffffffffffff",
     ],
     disks: &[],
     memory_mib: 1280,
@@ -64,6 +64,9 @@ const AT: [u64; 2] = [0, 0x1000];
 struct Enclosure {
     router: PathBuf,
     slot: Option<PortSlot>,
+    /// The port that it comes to next: each time another, as QEMU does not wholly forget a display that was pulled, and cables
+    /// go where they like.
+    port: usize,
 }
 
 impl Enclosure {
@@ -93,7 +96,7 @@ impl Enclosure {
                 ("tx_lanes", "2"),
             ],
         )?;
-        Ok(Self { router: devices.join("0-1"), slot: None })
+        Ok(Self { router: devices.join("0-1"), slot: None, port: 0 })
     }
 
     fn is_authorized(&self) -> bool {
@@ -104,7 +107,8 @@ impl Enclosure {
     fn serve(&mut self, l1: &mut L1) -> Result<()> {
         match (self.is_authorized(), &self.slot) {
             (true, None) => {
-                l1.monitor("device_add bochs-display,id=egpu,bus=port0,vgamem=4M");
+                l1.monitor(&format!("device_add bochs-display,bus=port{},vgamem=4M", self.port));
+                self.port += 1;
                 let display =
                     wait_until("the display", TIMEOUT, || Function::find(DISPLAY.0, DISPLAY.1).ok())?;
                 self.slot = Some(PortSlot::of(&display)?);
