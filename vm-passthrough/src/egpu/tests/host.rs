@@ -20,6 +20,9 @@ const PORT: &str = "0000:00:07.0";
 const SWITCH: [&str; 2] = ["0000:30:00.0", "0000:31:01.0"];
 const GPU: &str = "0000:32:00.0";
 
+/// What was asked of guests, by force or not, and what they answer.
+type Asked = Arc<Mutex<(Vec<bool>, Result<(), String>)>>;
+
 /// A host with an enclosure that is not connected yet.
 struct Rig {
     sim: SimHost,
@@ -28,12 +31,12 @@ struct Rig {
     /// What the manager told.
     told: Vec<String>,
     /// What was asked of guests, and what they answer.
-    guests: Arc<Mutex<(Vec<bool>, Result<(), String>)>>,
+    guests: Asked,
     celsius: Arc<Mutex<Option<i32>>>,
 }
 
 #[derive(Debug)]
-struct FakeGuests(Arc<Mutex<(Vec<bool>, Result<(), String>)>>);
+struct FakeGuests(Asked);
 
 impl Guests for FakeGuests {
     fn detach(&self, functions: &[PciAddress], force: bool) -> Result<(), String> {
@@ -171,8 +174,7 @@ fn what_the_ledger_notes_of_it_goes_with_it() {
     let mut rig = Rig::new();
     rig.connect();
     let mut manager = PassthroughManager::with_host(rig.host()).unwrap();
-    let mut persistent = ClaimOptions::default();
-    persistent.persistent = true;
+    let persistent = ClaimOptions { persistent: true, ..ClaimOptions::default() };
     manager.claim(address(GPU), &persistent).unwrap();
     assert_eq!(
         rig.take(Event::Disconnect { force: false }),
