@@ -329,16 +329,24 @@ impl HostEnclosure {
             }
             self.set_authorized(&router, "0")?;
             // What undoes is not given up.
-            let gone = wait(deadlines::ENUMERATION, || {
-                let there = |(address, _): &(PciAddress, PciIds)| self.host.pci_device(*address).exists();
-                Ok((!self.functions.iter().any(there)).then_some(()))
-            })?;
-            gone.ok_or_else(|| {
-                step(
-                    "take its tunnel down",
-                    "its functions are there still; see dmesg for who does not let go of them",
-                )
-            })?;
+            let there = |(address, _): &&(PciAddress, PciIds)| self.host.pci_device(*address).exists();
+            let mut are_gone = || Ok((!self.functions.iter().any(|function| there(&function))).then_some(()));
+            if wait(deadlines::ENUMERATION, &mut are_gone)?.is_none() {
+                // A port that has lost its link may not have told Linux.
+                for (address, _) in self.functions.iter().filter(there) {
+                    let path = self.host.pci_device(*address).join("remove");
+                    tracing::warn!("{address} is there without its tunnel: write 1 to {}", path.display());
+                    if let Err(error) = self.host.writer().write(&path, "1", deadlines::TUNNEL) {
+                        tracing::warn!("{}: {error}", path.display());
+                    }
+                }
+                wait(deadlines::ENUMERATION, are_gone)?.ok_or_else(|| {
+                    step(
+                        "take its tunnel down",
+                        "its functions are there still; see dmesg for who does not let go of them",
+                    )
+                })?;
+            }
             if self.router()?.is_some_and(|(_, router)| is_authorised(&router)) {
                 return Err(step("take its tunnel down", "its `authorized` does not read 0 afterwards"));
             }

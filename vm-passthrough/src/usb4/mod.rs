@@ -10,12 +10,14 @@
 //!
 //! What is connected writes most of this: names come from a device's own ROM, and are bounded and freed of control characters.
 
+mod events;
 mod scan;
 mod tunnel;
 
 use std::fmt;
 use std::str::FromStr;
 
+pub use events::HotplugEvents;
 pub use scan::scan;
 pub(crate) use tunnel::is_removable;
 pub use tunnel::{Basis, Tunnel, Via, tunnels};

@@ -120,7 +120,7 @@ impl Enclosure {
     }
 
     fn pull_tunnel(&mut self) -> Result<()> {
-        self.slot.take().context("nothing is there")?.pull()
+        pull(&self.slot.take().context("nothing is there")?)
     }
 
     fn away(&self) -> PathBuf {
@@ -174,6 +174,12 @@ impl Enclosure {
             took,
         })
     }
+}
+
+/// Pulls what is in a slot, whether it had power or not: QEMU takes out only what has.
+fn pull(slot: &PortSlot) -> Result<()> {
+    slot.set_power(true)?;
+    slot.pull()
 }
 
 /// `egpu watch`, in the background.
@@ -343,7 +349,13 @@ fn reconnect(l1: &mut L1) -> Result<()> {
             l1.figure("from the plugged cable to ready, by the policy", plugged.elapsed().as_secs_f64(), "s");
         }
     }
-    guest.end(TIMEOUT)?.succeeded(l1)?;
+    // That it lost a device is told by its exit status, too.
+    let ended = guest.end(TIMEOUT)?;
+    l1.prove(
+        ended.reports.iter().any(|(_, report)| *report == Report::Passed),
+        "the guest goes on to its own end",
+    )
+    .with_context(|| ended.process.stderr)?;
     others.end(l1)?;
     daemon.kill().and_then(|()| daemon.wait())?;
     Ok(())
@@ -374,7 +386,7 @@ fn surprise(l1: &mut L1) -> Result<()> {
     let mut is_taken_down = false;
     while watch.state().as_deref() != Some("failed") {
         if !enclosure.is_authorized() && !is_taken_down {
-            slot.pull()?;
+            pull(&slot)?;
             is_taken_down = true;
         }
         if Instant::now() > deadline {

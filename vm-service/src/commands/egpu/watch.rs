@@ -1,15 +1,14 @@
 //! `egpu watch`: watches over enclosures until a signal comes.
 
 use std::collections::BTreeMap;
-use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use vm_passthrough::claim::Cancel;
 use vm_passthrough::egpu::{Change, Event, HostEnclosure, Limits, Manager, State, is_accelerator};
 use vm_passthrough::ledger::EnclosuresLock;
 use vm_passthrough::pci::{self, PciFunction};
-use vm_passthrough::usb4::{self, Domain, Route, Router, UniqueId};
+use vm_passthrough::usb4::{self, Domain, HotplugEvents, Route, Router, UniqueId};
 
 use super::enclosure::{all, enclosure, is_authorised, log, name};
 use crate::context::Context;
@@ -21,6 +20,9 @@ use crate::signals::StopSignals;
 
 /// How long a look may wait for another command on an enclosure. The next one comes soon.
 const LOCK: Duration = Duration::from_millis(500);
+
+/// How soon a signal is seen.
+const SLICE: Duration = Duration::from_millis(100);
 
 /// Arguments of `egpu watch`.
 #[derive(Debug, Args)]
@@ -47,25 +49,46 @@ pub(super) fn run(context: &mut Context<'_>, args: &WatchArgs) -> Result<(), Fai
     let limits = Limits { missed: args.missed, hottest: args.hottest * 1000, ..Limits::default() };
     EgpuStore::read(&context.host).map_err(Failure::failed)?;
     let cancel = Cancel::default();
-    let (send, stopped) = mpsc::channel();
-    let signal_cancel = cancel.clone();
+    let stop = cancel.clone();
     let on_signal = move |signal| {
         tracing::info!("{signal}: enclosures stay as they are");
-        signal_cancel.request();
-        // There is nobody to hear of it only when it has ended already.
-        let _ = send.send(());
+        stop.request();
     };
     let _signals = StopSignals::start(on_signal).map_err(Failure::failed)?;
+    // Without announcements what comes is seen at the next look.
+    let mut events = match HotplugEvents::listen() {
+        Ok(events) => Some(events),
+        Err(error) => {
+            tracing::debug!("no uevents: {error}");
+            None
+        }
+    };
     let mut watched = Watched::new();
     let mut refused = BTreeMap::new();
-    loop {
+    while !cancel.is_requested() {
         match EnclosuresLock::take(&context.host, LOCK) {
             Ok(_lock) => look(context, &limits, &cancel, &mut watched, &mut refused)?,
             Err(error) => tracing::debug!("not looked at: {error}"),
         }
-        match stopped.recv_timeout(Duration::from_millis(args.interval)) {
-            Err(mpsc::RecvTimeoutError::Timeout) => {}
-            _ => return Ok(()),
+        wait(&mut events, Duration::from_millis(args.interval), &cancel);
+    }
+    Ok(())
+}
+
+/// Waits for the next look: until something comes or goes, a signal comes, or the interval has passed.
+fn wait(events: &mut Option<HotplugEvents>, interval: Duration, cancel: &Cancel) {
+    let until = Instant::now() + interval;
+    while !cancel.is_requested() && Instant::now() < until {
+        let slice = until.saturating_duration_since(Instant::now()).min(SLICE);
+        match events.as_ref().map(|events| events.wait(slice)) {
+            Some(Ok(false)) => {}
+            // More come with it, and one that flaps must not keep this process busy.
+            Some(Ok(true)) => return std::thread::sleep(SLICE),
+            Some(Err(error)) => {
+                tracing::warn!("uevents can't be read: {error}; what comes is seen at the next look");
+                *events = None;
+            }
+            None => std::thread::sleep(slice),
         }
     }
 }
@@ -91,15 +114,16 @@ fn look(
         match admit(context, limits, cancel, domain, router, id) {
             Ok(Some((mut manager, asked))) => {
                 refused.remove(&id);
-                let mut told = Vec::new();
-                if let Err(error) = manager.poll(&mut |change| told.push(change.clone())) {
+                let mut told = Ok(());
+                let mut tell = |change: &Change| told = tell(context, id, &name(router), change);
+                if let Err(error) = manager.poll(&mut tell) {
                     tracing::warn!(enclosure = %id, "{error}");
                 }
                 if asked && manager.state() == State::Disconnected {
-                    manager.take(Event::Connect, &mut |change| told.push(change.clone()));
+                    manager.take(Event::Connect, &mut tell);
                 }
-                tell(context, id, &name(router), told)?;
                 watched.insert(id, (name(router), manager));
+                told?;
             }
             Ok(None) => {}
             // Said once, until it is pulled or the reason is another.
@@ -111,11 +135,11 @@ fn look(
         }
     }
     for (id, (name, manager)) in watched.iter_mut() {
-        let mut told = Vec::new();
-        if let Err(error) = manager.poll(&mut |change| told.push(change.clone())) {
+        let mut told = Ok(());
+        if let Err(error) = manager.poll(&mut |change| told = tell(context, *id, name, change)) {
             tracing::warn!(enclosure = %id, "{error}");
         }
-        tell(context, *id, name, told)?;
+        told?;
     }
     // When it comes again it is another matter.
     watched.retain(|_, (_, manager)| manager.state() != State::Absent);
@@ -155,23 +179,19 @@ fn has_accelerator(context: &Context<'_>, route: Route) -> Result<bool, String> 
 }
 
 /// Prints what has happened.
-fn tell(context: &mut Context<'_>, id: UniqueId, name: &str, told: Vec<Change>) -> Result<(), Failure> {
-    for change in told {
-        log(id, &change);
-        let fault = crate::json::fault_of(change.to);
-        let json = EgpuChange {
-            enclosure: id.to_string(),
-            name: name.into(),
-            time: now(),
-            from: change.from.name().into(),
-            state: change.to.name().into(),
-            fault: fault.clone(),
-            error: change.error.clone(),
-        };
-        let because = change.error.map(|error| format!(": {error}")).unwrap_or_default();
-        let fault = fault.map(|fault| format!(" ({fault})")).unwrap_or_default();
-        let text = format!("{} {name} {}{fault}{because}\n", json.time, json.state);
-        context.print(|| Body::EgpuChange(json), || text)?;
-    }
-    Ok(())
+fn tell(context: &mut Context<'_>, id: UniqueId, name: &str, change: &Change) -> Result<(), Failure> {
+    log(id, change);
+    let json = EgpuChange {
+        enclosure: id.to_string(),
+        name: name.into(),
+        time: now(),
+        from: change.from.name().into(),
+        state: change.to.name().into(),
+        fault: crate::json::fault_of(change.to),
+        error: change.error.clone(),
+    };
+    let because = json.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
+    let fault = json.fault.as_ref().map(|fault| format!(" ({fault})")).unwrap_or_default();
+    let text = format!("{} {name} {}{fault}{because}\n", json.time, json.state);
+    context.print(|| Body::EgpuChange(json), || text)
 }
