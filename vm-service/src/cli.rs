@@ -32,6 +32,7 @@ use crate::commands::stop::StopArgs;
 use crate::commands::vfs::VfsArgs;
 use crate::context::Context;
 use crate::failure::{EXIT_FAILED, EXIT_OK, EXIT_USAGE, Failure};
+use crate::json::LogLevel;
 use crate::kernel::args::{CompileArgs, LaunchArgs};
 #[cfg(feature = "cuda")]
 use crate::kernel::engine::ASSEMBLE;
@@ -66,7 +67,10 @@ pub(crate) struct Global {
     /// Keep claims and guests in DIR instead of /run/vm-passthrough; commands with another DIR do not see them
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// Log more to standard error: each step; twice, everything. RUST_LOG, where it is set, says instead what is logged
+    /// Keep log files in DIR instead of /var/log/vm-service, or of .local/state/vm-service for other users than root; '' for none
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "DIR")]
+    log_dir: Option<PathBuf>,
+    /// Log more: each step; twice, everything. RUST_LOG, where it is set, says instead what is logged
     #[arg(short, long, global = true, help_heading = GLOBAL, action = ArgAction::Count)]
     verbose: u8,
 }
@@ -163,16 +167,22 @@ fn operate() -> u8 {
                 log::never_wait();
             }
             log::start(cli.global.verbose, is_relayed);
+            let logs = log_folder(cli.global.log_dir.as_deref());
+            if cli.keeps_log() {
+                start_log_files(logs.clone());
+            }
             limits::raise();
-            execute(
+            let exit = execute(
                 &cli,
                 None,
                 "/proc/self/exe".into(),
-                cache_folder(),
+                Folders { cache: cache_folder(), logs },
                 width(),
                 &mut out,
                 &mut log::Messages,
-            )
+            );
+            log::keep(LogLevel::Info, module_path!(), "the command ended", [("exit", exit.into())]);
+            exit
         }
         Err(exit) => exit,
     }
@@ -191,6 +201,29 @@ fn cache_folder() -> Option<PathBuf> {
     Some(caches.join("vm-service/kernels"))
 }
 
+/// Where this user's log files are; `None` for none.
+fn log_folder(option: Option<&Path>) -> Option<PathBuf> {
+    log::folder(option, |name| std::env::var_os(name), rustix::process::geteuid().is_root())
+}
+
+/// Has this process write log files, of which the first record says what was asked for.
+fn start_log_files(folder: Option<PathBuf>) {
+    let Some(folder) = folder else { return };
+    let (settings, wrong) = log::Settings::of(folder, |name| std::env::var_os(name));
+    wrong.iter().for_each(|wrong| tracing::warn!("{}, and has no effect", table::printable(wrong)));
+    log::start_files(settings);
+    let words = std::env::args_os().skip(1).map(|word| match word.to_string_lossy() {
+        word if word.is_empty() || word.contains(|letter: char| letter.is_whitespace()) => {
+            format!("{word:?}")
+        }
+        word => word.into_owned(),
+    });
+    let words = format!("the command began: {}", words.collect::<Vec<_>>().join(" "));
+    let fields =
+        [("version", env!("CARGO_PKG_VERSION").into()), ("user", rustix::process::getuid().as_raw().into())];
+    log::keep(LogLevel::Info, module_path!(), &words, fields);
+}
+
 /// Runs one command line. `host` is the host to work on instead of what `--root` names, for a simulated one; `program` is
 /// `vm-service`, for child processes.
 pub fn run(
@@ -201,7 +234,11 @@ pub fn run(
     err: &mut dyn Write,
 ) -> u8 {
     match parse(args, out, err) {
-        Ok(cli) => execute(&cli, host, program.into(), None, None, out, err),
+        Ok(cli) => {
+            // The environment is the caller's, and nothing of it holds here.
+            let logs = log::folder(cli.global.log_dir.as_deref(), |_| None, false);
+            execute(&cli, host, program.into(), Folders { cache: None, logs }, None, out, err)
+        }
         Err(exit) => exit,
     }
 }
@@ -224,26 +261,64 @@ fn parse(
     })
 }
 
+/// Folders of this user.
+struct Folders {
+    /// Compiled kernels.
+    cache: Option<PathBuf>,
+    /// Log files.
+    logs: Option<PathBuf>,
+}
+
+impl Command {
+    /// The captured tree and the simulated host that it works on instead of this machine.
+    fn other_host(&self) -> (Option<&Path>, Option<&Path>) {
+        match self {
+            Self::List(ListArgs { source, .. })
+            | Self::Info(InfoArgs { source, .. })
+            | Self::Explain(ExplainArgs { source, .. })
+            | Self::Egpu(EgpuArgs { source, .. }) => (source.root.as_deref(), source.sim.sim.as_deref()),
+            Self::Claims(SimArgs { sim })
+            | Self::Claim(ClaimArgs { sim: SimArgs { sim }, .. })
+            | Self::Release(ReleaseArgs { sim: SimArgs { sim }, .. })
+            | Self::Vfs(VfsArgs { sim: SimArgs { sim }, .. }) => (None, sim.as_deref()),
+            _ => (None, None),
+        }
+    }
+
+    /// Whether it only reads and prints, or another process has what it logs: such a command writes no log files.
+    fn only_reads(&self) -> bool {
+        match self {
+            Self::List(_) | Self::Info(_) | Self::Explain(_) | Self::Claims(_) => true,
+            Self::Guests(_) | Self::Status(_) | Self::Events(_) | Self::Console(_) | Self::Logs(_) => true,
+            Self::Compile(_) | Self::Completions { .. } => true,
+            #[cfg(feature = "man")]
+            Self::Man { .. } => true,
+            Self::AcceleratorWorker | Self::GuestVmm => true,
+            Self::Egpu(args) => args.only_reads(),
+            Self::Vfs(args) => args.only_reads(),
+            _ => false,
+        }
+    }
+}
+
+impl Cli {
+    /// Whether it writes log files. Those of this machine say nothing of simulated hosts.
+    fn keeps_log(&self) -> bool {
+        let is_simulated = self.command.other_host() != (None, None);
+        !self.command.only_reads() && (!is_simulated || self.global.log_dir.is_some())
+    }
+}
+
 fn execute(
     cli: &Cli,
     host: Option<Host>,
     program: PathBuf,
-    cache: Option<PathBuf>,
+    folders: Folders,
     width: Option<usize>,
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> u8 {
-    let (root, sim) = match &cli.command {
-        Command::List(ListArgs { source, .. })
-        | Command::Info(InfoArgs { source, .. })
-        | Command::Explain(ExplainArgs { source, .. })
-        | Command::Egpu(EgpuArgs { source, .. }) => (source.root.as_deref(), source.sim.sim.as_deref()),
-        Command::Claims(SimArgs { sim })
-        | Command::Claim(ClaimArgs { sim: SimArgs { sim }, .. })
-        | Command::Release(ReleaseArgs { sim: SimArgs { sim }, .. })
-        | Command::Vfs(VfsArgs { sim: SimArgs { sim }, .. }) => (None, sim.as_deref()),
-        _ => (None, None),
-    };
+    let (root, sim) = cli.command.other_host();
     let simulated = match sim.map(SimHost::open).transpose() {
         Ok(sim) => sim.map(|sim| SimDrivers::new(&sim).host()),
         Err(error) => {
@@ -259,7 +334,8 @@ fn execute(
     if let Some(state) = &cli.global.state {
         host.state = std::path::absolute(state).unwrap_or_else(|_| state.clone());
     }
-    let mut context = Context { host, is_simulated, program, json: cli.global.json, cache, width, out };
+    let Folders { cache, logs } = folders;
+    let mut context = Context { host, is_simulated, program, json: cli.global.json, cache, logs, width, out };
     let result = match &cli.command {
         Command::List(args) => commands::list::run(&mut context, args),
         Command::Info(args) => commands::info::run(&mut context, args),
@@ -296,6 +372,7 @@ fn execute(
         Ok(()) => EXIT_OK,
         Err(Failure { message, exit }) => {
             if !message.is_empty() {
+                log::keep_fatal(module_path!(), &message);
                 // It may name files and what is in them.
                 let message = message.lines().map(table::printable).collect::<Vec<_>>().join("\n");
                 // Nothing can be done about an error stream that can't be written.

@@ -11,6 +11,7 @@ pub(crate) mod detach;
 pub(crate) mod egpu;
 pub(crate) mod events;
 pub(crate) mod explain;
+mod following;
 pub(crate) mod guests;
 pub(crate) mod info;
 pub(crate) mod launch;

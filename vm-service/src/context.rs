@@ -20,6 +20,8 @@ pub(crate) struct Context<'a> {
     pub(crate) json: bool,
     /// Where compiled kernels are kept; `None` for memory.
     pub(crate) cache: Option<PathBuf>,
+    /// The directory of log files; `None` for none.
+    pub(crate) logs: Option<PathBuf>,
     /// Characters in a line of the output; `None` for any number, as where it is no terminal.
     pub(crate) width: Option<usize>,
     /// Standard output.

@@ -56,6 +56,12 @@ pub(crate) const PING_PERIOD: Duration = Duration::from_secs(2);
 /// A worker answers that it is there.
 pub(crate) const PING: Duration = Duration::from_secs(20);
 
+/// Another process writes a batch of records to the log file.
+pub(crate) const LOG_FILE_LOCK: Duration = Duration::from_secs(2);
+
+/// The last records are in the log file.
+pub(crate) const LOG_FILE_FLUSH: Duration = longer_than(&[LOG_FILE_LOCK]);
+
 /// A guest's access to its serial port: it holds a vCPU so long while nobody takes what it prints.
 pub(crate) const SERIAL_HOLD: Duration = Duration::from_secs(1);
 

@@ -10,6 +10,7 @@ mod gpu;
 mod guest;
 mod health;
 mod kernel;
+mod log;
 mod part;
 mod readiness;
 mod run;
@@ -35,6 +36,7 @@ pub use health::{DeviceErrors, DeviceHealth, DeviceInterrupts, ErrorCount, Error
 pub use kernel::{
     Check, Compiled, CompiledKernel, KernelParameter, Launched, Legal, LegalOp, Output, Reject, Support,
 };
+pub use log::{LogCategory, LogLevel, LogRecord};
 pub use part::{Part, PartKind, PartType};
 pub use readiness::{Blocker, Readiness, Severity};
 pub(crate) use run::milliseconds;
@@ -123,6 +125,8 @@ pub enum Body {
     EgpuPolicy(EgpuPolicy),
     /// `egpu watch`: one step in the life of an enclosure; a document for each.
     EgpuChange(EgpuChange),
+    /// `egpu log`: one record of the log files; a document for each, on a line of its own.
+    EgpuLog(LogRecord),
     /// `run`: how the guest ran.
     Run(RunReport),
     /// `guests`: the guests that run.

@@ -1,24 +1,46 @@
-//! What this program logs to standard error.
+//! What this program logs: to standard error, and, of commands that change something or run for long, to files.
 //!
 //! Whoever reads standard error may stop reading, and a guest must be stopped and its devices released all the same. So
 //! the operator's process hands its messages to a thread ([`OutputQueue`]); those that do not fit in its queue are left out, and
 //! their number is logged. So is what one cause logs too often ([`limit`]).
+//!
+//! ```text
+//! tracing ─▶ limit ─┬▶ messages ─▶ queue ─▶ standard error
+//!                   └▶ record ───▶ queue ─▶ file (a lock, rotation)
+//! ```
+//!
+//! Child processes write no files: what they log is relayed by the process that started them, and is in its records.
 
+mod category;
+mod file;
+mod files;
 pub(crate) mod limit;
+pub(crate) mod reader;
+mod record;
+mod settings;
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::io::{self, IsTerminal as _, Write};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
+pub(crate) use category::category_of;
+use files::Files;
 use limit::{Causes, Limit};
+use serde_json::Value;
+pub(crate) use settings::{FOLDER, KEPT, SIZE, Settings, folder};
+use tracing::{Event, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
-use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::layer::{Context, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer};
 
+use crate::deadlines::LOG_FILE_FLUSH;
+use crate::json::{LogCategory, LogLevel, LogRecord};
 use crate::output::{OutputQueue, Standard};
 
 /// Messages that wait to be written, in bytes: what a verbose run says in its first seconds.
@@ -34,8 +56,21 @@ const FLUSH: Duration = Duration::from_secs(5);
 static QUEUE: OnceLock<Arc<OutputQueue>> = OnceLock::new();
 /// Messages that did not fit and were not yet counted in the log.
 static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
+/// The log files, in a process that writes some.
+static FILES: OnceLock<Files> = OnceLock::new();
+/// Whether messages on standard error name the module that logged them.
+static SHOWS_TARGETS: AtomicBool = AtomicBool::new(false);
+thread_local! {
+    /// What the message of a child process is about that this thread logs.
+    static RELAYED: Cell<Option<LogCategory>> = const { Cell::new(None) };
+}
 /// What was logged how often.
-static CAUSES: LazyLock<Arc<Causes>> = LazyLock::new(|| Causes::new(|count| say(format_args!("{count}"))));
+static CAUSES: LazyLock<Arc<Causes>> = LazyLock::new(|| {
+    Causes::new(|count| {
+        say(format_args!("{count}"));
+        keep(LogLevel::Warn, module_path!(), count.trim_end(), []);
+    })
+});
 
 /// The time now, as RFC 3339 has it, in UTC.
 pub(crate) fn now() -> String {
@@ -49,19 +84,82 @@ pub(crate) fn now() -> String {
 /// the time where nobody adds it: neither a person at a terminal, nor systemd's journal, nor a process to which this is relayed.
 pub(crate) fn start(verbose: u8, is_relayed: bool) {
     let level = ["info", "debug", "trace"][usize::from(verbose.min(2))];
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
+    let said = std::env::var(EnvFilter::DEFAULT_ENV).ok();
+    let filter = said.and_then(|text| EnvFilter::try_new(category::directives(&text)).ok());
+    let filter = filter.unwrap_or_else(|| EnvFilter::new(level));
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(|| Messages)
         .with_ansi(has_colours())
-        .with_target(verbose > 1);
+        // Whoever relays it needs the module for its category.
+        .with_target(verbose > 1 || is_relayed);
+    SHOWS_TARGETS.store(verbose > 1, Ordering::Relaxed);
     // It fails only when there is one already, which then has what is logged.
     let limit = Limit(CAUSES.clone());
     let _ = match is_relayed || io::stderr().is_terminal() || std::env::var_os("JOURNAL_STREAM").is_some() {
-        true => subscriber.without_time().finish().with(limit).try_init(),
-        false => subscriber.finish().with(limit).try_init(),
+        true => subscriber.without_time().finish().with(Records(keep_record)).with(limit).try_init(),
+        false => subscriber.finish().with(Records(keep_record)).with(limit).try_init(),
     };
+}
+
+/// From here on what is logged is in these files, too. What of them can't be is reported on standard error, and nothing more.
+pub(crate) fn start_files(settings: Settings) {
+    let folder = settings.folder.clone();
+    match Files::start(settings) {
+        // It has some already only when this is called twice.
+        Ok(files) => drop(FILES.set(files)),
+        Err(error) => say(format_args!("warning: no log in {}: {error}\n", folder.display())),
+    }
+}
+
+/// The settings of the log files, in a process that writes some.
+pub(crate) fn files() -> Option<&'static Settings> {
+    FILES.get().map(|files| &files.settings)
+}
+
+/// Puts a record into the log files that standard error does not need, or has by other words.
+pub(crate) fn keep(
+    level: LogLevel,
+    target: &str,
+    message: &str,
+    fields: impl IntoIterator<Item = (&'static str, Value)>,
+) {
+    if let Some(files) = FILES.get() {
+        files.push(&record::make(level, target, message, fields));
+    }
+}
+
+/// As [`keep`], of the error that a command ends with, or of a panic.
+pub(crate) fn keep_fatal(target: &str, message: &str) {
+    keep(LogLevel::Error, target, message, [("fatal", true.into())]);
+}
+
+/// Runs what logs a message of a child process, which is about this.
+pub(crate) fn relayed(category: LogCategory, log: impl FnOnce()) {
+    RELAYED.set(Some(category));
+    log();
+    RELAYED.set(None);
+}
+
+/// Whether messages on standard error name the module that logged them.
+pub(crate) fn shows_targets() -> bool {
+    SHOWS_TARGETS.load(Ordering::Relaxed)
+}
+
+/// Makes records of what is logged, for this.
+pub(crate) struct Records<F>(pub(crate) F);
+
+impl<S: Subscriber, F: Fn(&dyn Fn() -> LogRecord) + 'static> Layer<S> for Records<F> {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        (self.0)(&|| record::of(event, RELAYED.get()));
+    }
+}
+
+/// Has the log files get a record, in a process that writes some.
+fn keep_record(record: &dyn Fn() -> LogRecord) {
+    if let Some(files) = FILES.get() {
+        files.push(&record());
+    }
 }
 
 /// Whether standard error is a terminal with colours, and whoever reads it wants them (<https://no-color.org>).
@@ -84,7 +182,9 @@ pub(crate) fn never_wait() {
                 std::backtrace::BacktraceStatus::Captured => format!("{trace}\n"),
                 _ => String::new(),
             };
-            say(format_args!("thread '{}' {panic}\n{trace}", thread.name().unwrap_or("without a name")));
+            let message = format!("thread '{}' {panic}", thread.name().unwrap_or("without a name"));
+            say(format_args!("{message}\n{trace}"));
+            keep_fatal(module_path!(), &message);
             // The process may be about to end.
             flush();
         }));
@@ -94,6 +194,9 @@ pub(crate) fn never_wait() {
 /// Writes what waits to be written, for a bounded time. Nothing that is said later is sure to be seen.
 pub(crate) fn flush() {
     CAUSES.log_silent(None);
+    if let Some(files) = FILES.get() {
+        files.flush(LOG_FILE_FLUSH, FLUSH);
+    }
     if let Some(queue) = QUEUE.get() {
         queue.flush(TIMEOUT, FLUSH);
     }

@@ -16,6 +16,8 @@ mod host;
 mod kernels;
 #[path = "commands/list_info.rs"]
 mod list_info;
+#[path = "commands/log.rs"]
+mod log;
 #[path = "commands/run.rs"]
 mod run;
 #[path = "commands/schema.rs"]

@@ -238,10 +238,11 @@ fn cancelled_by_signals(course: Course, outcome: &'static str) -> Result<StopSig
             return;
         }
         if cancel.is_requested() {
-            log::say(format_args!(
-                "error: {signal} again: what was not complete is not released yet; the next command that changes the host does \
-                 that\n"
-            ));
+            let what = format!(
+                "{signal} again: what was not complete is not released yet; the next command that changes the host does that"
+            );
+            log::say(format_args!("error: {what}\n"));
+            log::keep_fatal(module_path!(), &what);
             log::flush();
             sys::exit_at_once(EXIT_FAILED);
         }

@@ -5,6 +5,7 @@ mod disconnect;
 mod enclosure;
 mod guests;
 mod info;
+mod log;
 mod policy;
 mod reset;
 mod watch;
@@ -12,6 +13,7 @@ mod watch;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use log::LogArgs;
 
 use super::SourceArgs;
 use crate::context::Context;
@@ -49,6 +51,20 @@ enum Action {
     Policy(policy::PolicyArgs),
     /// Forget an enclosure that is known
     Forget(policy::ForgetArgs),
+    /// Print what commands that change something have logged into files
+    #[command(visible_alias = "l")]
+    Log(LogArgs),
+}
+
+impl EgpuArgs {
+    /// Whether it only reads.
+    pub(crate) fn only_reads(&self) -> bool {
+        match &self.action {
+            Action::Info | Action::Log(_) => true,
+            Action::Policy(args) => args.only_reads(),
+            _ => false,
+        }
+    }
 }
 
 /// Does what a command of `egpu` says.
@@ -67,5 +83,9 @@ pub(crate) fn run(context: &mut Context<'_>, args: &EgpuArgs) -> Result<(), Fail
         Action::Watch(args) => watch::run(context, args),
         Action::Policy(args) => policy::run(context, args),
         Action::Forget(args) => policy::forget(context, args),
+        Action::Log(_) if args.source.root.is_some() || args.source.sim.sim.is_some() => Err(Failure::usage(
+            "`egpu log` reads log files and no host; name their directory with `--log-dir`",
+        )),
+        Action::Log(args) => log::run(context, args),
     }
 }

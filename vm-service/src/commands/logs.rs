@@ -7,6 +7,7 @@ use hyper::Method;
 use serde_json::Value;
 
 use super::asking::{Asking, path};
+use super::following::Following;
 use super::guests::GuestArgs;
 use crate::context::Context;
 use crate::daemon::LogOptions;
@@ -37,18 +38,21 @@ pub(crate) struct LogsArgs {
 pub(crate) fn run(context: &mut Context<'_>, args: &LogsArgs) -> Result<(), Failure> {
     let asking = Asking::of(context, &args.guest.daemon)?;
     let path = path(&args.guest.guest, "/log")?;
+    let following = args.follow.then(Following::start).transpose()?;
     let mut options = LogOptions { previous: args.previous, ..LogOptions::default() };
     loop {
         let log: GuestLog = asking.call(Method::GET, &path, &options, None::<&Value>, Duration::ZERO)?;
         let text = log.log.lines().map(|line| printable(line) + "\n").collect();
-        if !args.follow {
+        let Some(following) = &following else {
             return context.print(|| Body::Logs(log), || text);
-        }
+        };
         if log.log.is_empty() {
             if log.ended {
                 return Ok(());
             }
-            std::thread::sleep(POLL);
+            if !following.wait(POLL)? {
+                return Ok(());
+            }
             continue;
         }
         options.from = Some(log.next);

@@ -22,6 +22,13 @@ pub(crate) struct VfsArgs {
     pub(crate) sim: SimArgs,
 }
 
+impl VfsArgs {
+    /// Whether it only reads.
+    pub(crate) fn only_reads(&self) -> bool {
+        matches!(self.action, Action::List)
+    }
+}
+
 #[derive(Debug, Subcommand)]
 enum Action {
     /// List physical functions, how many virtual functions each can have, and those that it has

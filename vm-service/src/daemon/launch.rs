@@ -19,10 +19,11 @@ use vm_passthrough::Host;
 use super::cgroup::Cgroup;
 use crate::commands::boot::StartOptions;
 use crate::deadlines::GUEST_STOP;
+use crate::log;
 use crate::sandbox::inherit_standard;
 
 /// What a guest's process has of the daemon's environment.
-const ENVIRONMENT: [&str; 3] = ["PATH", "LD_LIBRARY_PATH", "RUST_LOG"];
+const ENVIRONMENT: [&str; 5] = ["PATH", "LD_LIBRARY_PATH", "RUST_LOG", log::SIZE, log::KEPT];
 
 /// What a guest's process is made of.
 pub(super) struct Plan<'a> {
@@ -103,6 +104,8 @@ impl Launch for Processes {
             .args(plan.options.arguments());
         let environment = ENVIRONMENT.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
         command.env_clear().envs(environment);
+        // What the daemon writes to, it does too; nothing if the daemon writes no log files.
+        command.env(log::FOLDER, log::files().map_or(Path::new(""), |files| &files.folder));
         inherit_standard(&mut command);
         if let Some(Err(error)) = cgroup.as_ref().map(|cgroup| cgroup.take(&mut command)) {
             tracing::warn!("the guest {} has no cgroup of its own: {error}", plan.name);

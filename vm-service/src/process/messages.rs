@@ -5,6 +5,8 @@ use std::io::{self, BufRead as _, BufReader, Read};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::log::{self, category_of};
+
 /// Of a longer line the rest is left out.
 const LINE: u64 = 1024;
 /// How long the last words of a worker that is gone are waited for.
@@ -53,18 +55,27 @@ fn relay(worker: Option<u32>, source: impl Read) {
     }
 }
 
-/// Tells a line at the level that it begins with.
+/// Tells a line at the level that it begins with, and about what the module behind that logs.
 fn report(worker: Option<u32>, line: &[u8]) {
     let line = printable(&String::from_utf8_lossy(line));
-    let (level, text) = line.split_once(' ').unwrap_or(("", &line));
-    match level {
+    let (level, said) = line.split_once(' ').unwrap_or(("", &line));
+    let (target, text) = of_module(said);
+    let text = if log::shows_targets() { said } else { text };
+    log::relayed(category_of(target), || match level {
         "TRACE" => tracing::trace!(worker, "{text}"),
         "DEBUG" => tracing::debug!(worker, "{text}"),
         "INFO" => tracing::info!(worker, "{text}"),
         "WARN" => tracing::warn!(worker, "{text}"),
         "ERROR" => tracing::error!(worker, "{text}"),
         _ => tracing::warn!(worker, "{line}"),
-    }
+    });
+}
+
+/// A message without the module that logged it, and that.
+fn of_module(said: &str) -> (&str, &str) {
+    let is_name =
+        |name: &str| !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "_:".contains(c));
+    said.split_once(": ").filter(|(target, _)| is_name(target)).unwrap_or(("", said))
 }
 
 /// Text of a worker as it may go to a terminal: on one line, and not without end.
@@ -80,6 +91,7 @@ pub(crate) fn printable(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::json::{LogCategory, LogLevel, LogRecord};
 
     #[test]
     fn what_a_worker_says_stays_on_one_short_line() {
@@ -87,6 +99,45 @@ mod tests {
         check(" WARN a \u{1b}[2Jb\n", "WARN a  [2Jb");
         check("a\r\nb\u{9b}c\0\n", "a  b c");
         assert_eq!(printable(&"ä".repeat(1 << 20)).chars().count(), LINE as usize);
+    }
+
+    #[test]
+    fn a_message_is_about_what_its_module_is() {
+        let check = |said: &str, expect: (&str, &str)| assert_eq!(of_module(said), expect, "{said}");
+        check("vm_cuda::queue: it broke: at once", ("vm_cuda::queue", "it broke: at once"));
+        check("it broke: at once", ("", "it broke: at once"));
+        check("vm_cuda: ", ("vm_cuda", ""));
+        check(": x", ("", ": x"));
+        check("", ("", ""));
+    }
+
+    #[test]
+    fn records_of_a_worker_have_the_category_of_its_module() {
+        use tracing_subscriber::layer::SubscriberExt as _;
+        let check = |line: &str, expect: (LogLevel, LogCategory, &str)| {
+            let (send, receive) = std::sync::mpsc::channel();
+            let subscriber =
+                tracing_subscriber::registry().with(log::Records(move |record: &dyn Fn() -> LogRecord| {
+                    send.send(record()).unwrap();
+                }));
+            tracing::subscriber::with_default(subscriber, || {
+                report(Some(7), line.as_bytes());
+                tracing::info!(target: "EGPU", "its own");
+            });
+            let records: Vec<_> = receive.iter().collect();
+            assert_eq!(
+                (records[0].level, records[0].category, records[0].message.as_str()),
+                expect,
+                "{line}"
+            );
+            assert_eq!((&records[0].fields["worker"], records[1].category), (&7.into(), LogCategory::Egpu));
+        };
+        let cuda = LogCategory::Cuda;
+        check(" INFO vm_cuda::queue: it runs: well\n", (LogLevel::Info, cuda, "it runs: well"));
+        check("ERROR vm_runtime::cuda: it broke", (LogLevel::Error, cuda, "it broke"));
+        check("DEBUG vm_passthrough::vfio::space: mapped", (LogLevel::Debug, LogCategory::Memory, "mapped"));
+        check("thread 'main' panicked", (LogLevel::Warn, LogCategory::General, "thread 'main' panicked"));
+        check(" WARN \u{1b}[2J: x", (LogLevel::Warn, LogCategory::General, " [2J: x"));
     }
 
     #[test]

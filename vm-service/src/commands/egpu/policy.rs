@@ -32,6 +32,14 @@ pub(super) struct PolicyArgs {
     minimum_power: Option<u32>,
 }
 
+impl PolicyArgs {
+    /// Whether nothing is to be changed.
+    pub(super) fn only_reads(&self) -> bool {
+        let Self { authorise, dma_protection, minimum_rate, minimum_power } = self;
+        authorise.is_none() && dma_protection.is_none() && minimum_rate.is_none() && minimum_power.is_none()
+    }
+}
+
 /// Arguments of `egpu forget`.
 #[derive(Debug, Args)]
 pub(super) struct ForgetArgs {
@@ -50,9 +58,7 @@ fn rate(text: &str) -> Result<u32, String> {
 /// When it can't be read or written.
 pub(super) fn run(context: &mut Context<'_>, args: &PolicyArgs) -> Result<(), Failure> {
     let PolicyArgs { authorise, dma_protection, minimum_rate, minimum_power } = args;
-    let is_change =
-        authorise.is_some() || dma_protection.is_some() || minimum_rate.is_some() || minimum_power.is_some();
-    change(context, is_change, |store| {
+    change(context, !args.only_reads(), |store| {
         let policy = &mut store.policy;
         policy.authorise = authorise.unwrap_or(policy.authorise);
         policy.dma_protection = dma_protection.unwrap_or(policy.dma_protection);

@@ -31,9 +31,9 @@ impl Overdue {
             // Nothing is ever sent.
             while ended.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 if stop.requested() && asked.get_or_insert_with(Instant::now).elapsed() >= TIMEOUT {
-                    log::say(format_args!(
-                        "error: standard output was not read; what was to be printed on it is lost\n"
-                    ));
+                    let what = "standard output was not read; what was to be printed on it is lost";
+                    log::say(format_args!("error: {what}\n"));
+                    log::keep_fatal(module_path!(), what);
                     log::flush();
                     sys::exit_at_once(EXIT_FAILED);
                 }
