@@ -21,7 +21,7 @@ use super::sys::ReadOnlyMap;
 use crate::Host;
 use crate::PciAddress;
 use crate::pci::config::{CONFIG_SIZE, ConfigSource as _, capabilities};
-use crate::pci::{PciFunction, PowerState, regs};
+use crate::pci::{PciFunction, PowerState, Sriov, regs};
 use crate::vfio::load_u32;
 
 /// Why a function's registers are not read.
@@ -56,6 +56,16 @@ pub enum NotReadable {
         address: PciAddress,
         /// What Command reads.
         command: u16,
+    },
+    /// It is a virtual function.
+    #[error(
+        "{address} is a virtual function, and whether it decodes its BARs is a matter of its physical function; ask that, {physical}"
+    )]
+    Virtual {
+        /// The function.
+        address: PciAddress,
+        /// Its physical function.
+        physical: PciAddress,
     },
     /// A VFIO driver has it.
     #[error(
@@ -101,6 +111,9 @@ impl ResourceRegisters {
         };
         if let Some(driver) = function.driver.as_ref().filter(|driver| driver.contains("vfio")) {
             return Err(NotReadable::Passed { address, driver: driver.clone() });
+        }
+        if let Some(Sriov::Virtual { physical }) = function.sriov {
+            return Err(NotReadable::Virtual { address, physical });
         }
         let dir = host.pci_device(address);
         is_awake(&dir, address)?;

@@ -111,13 +111,13 @@ pub enum RingError {
     #[error("the ring has failed: {0}; reset the device, and restart it")]
     Failed(RingFailure),
     /// It is not submitted, or its completion was taken already.
-    #[error("submission {} is not under way", .0.0)]
+    #[error("the submission of fence {:#x} is not under way", .0.fence())]
     NotPending(Ticket),
     /// It was not done in time. It is still under way.
     #[error(
-        "submission {} was not done within {timeout:?}: the fence reads {fence:#x}, the device is at entry {get} of {put}, and its \
+        "the submission of fence {:#x} was not done within {timeout:?}: the fence reads {fence:#x}, the device is at entry {get} of {put}, and its \
          boot register reads {boot}",
-        ticket.0
+        ticket.fence()
     )]
     Deadline {
         /// Which.

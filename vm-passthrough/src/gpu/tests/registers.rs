@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::super::{NotReadable, RegionRegisters, Registers, ResourceRegisters};
+use super::super::{NoChip, NotReadable, RegionRegisters, Registers, ResourceRegisters, report_chip};
 use crate::pci;
 use crate::sim::{SimConfig, SimDevice, SimDeviceBuilder, SimFunction, SimHost, SimLog, SimSpace};
 use crate::vfio::{CONFIG_REGION, DeviceFile as _};
@@ -97,4 +97,36 @@ fn a_resource_is_only_read() {
     check("File { doing: \"opened\"");
     let no_bar = ResourceRegisters::open(&host, &function(), 2, 4).unwrap_err();
     assert!(matches!(no_bar, NotReadable::NoBar { bar: 2, .. }), "{no_bar}");
+}
+
+#[test]
+fn a_virtual_function_is_not_read() {
+    let (pf, vf) = ("0000:01:00.0".parse().unwrap(), "0000:01:00.4".parse().unwrap());
+    let sim = SimHost::new().unwrap();
+    sim.add(&SimFunction::gpu(pf).sriov(16)).unwrap();
+    sim.add(&SimFunction::gpu(vf).virtual_of(pf)).unwrap();
+    sim.set_registers(vf, 0, 16 << 20, &[(0, 0x1920_00a1)]).unwrap();
+    let host = sim.plain_host();
+    let function = pci::read_function(&host, vf).unwrap();
+    let error = ResourceRegisters::open(&host, &function, 0, 4).unwrap_err().to_string();
+    assert!(error.contains("ask that, 0000:01:00.0"), "{error}");
+}
+
+/// Of other makers' GPUs nothing is read, and the PCI ID database has a name before the model's, or none.
+#[test]
+fn other_gpus_are_what_the_pci_id_database_says() {
+    let check = |vendor, device, class, expect: Option<&str>| {
+        let address = "0000:01:00.0".parse().unwrap();
+        let sim = SimHost::new().unwrap();
+        sim.add(&SimFunction::new(address, vendor, device, class)).unwrap();
+        let host = sim.plain_host();
+        let report = report_chip(&host, &pci::read_function(&host, address).unwrap());
+        assert_eq!(report.named, expect, "{vendor:04x}:{device:04x}");
+        assert_eq!(report.boot, None);
+        assert!(matches!(report.chip, Err(NoChip::NotNvidia)));
+    };
+    check(0x1002, 0x744c, 0x03_0000, Some("Navi 31"));
+    check(0x8086, 0x56a0, 0x03_0000, Some("DG2"));
+    check(0x144d, 0xa80a, 0x01_0802, None);
+    check(0x1002, 0xfffe, 0x03_0000, None);
 }

@@ -1,8 +1,12 @@
 //! A ring: submissions, waits, deadlines and resets.
 
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::super::{Command, Interrupt, RegionRegisters, Registers as _, Ring, RingError, bring_up};
+use super::super::{
+    Command, HostClock, Interrupt, RegionRegisters, Registers as _, Ring, RingError, bring_up,
+};
 use super::{DATA, DATA_LEN, RING, Rig, TIMEOUT, fill, gpu};
 use crate::sim::{Fault, GpuFault};
 use crate::vfio::{DeviceFile as _, MSI_IRQ};
@@ -93,7 +97,10 @@ fn what_is_not_done_in_time_is_still_under_way() {
     let blocked = rig.ring.submit(&[Command::Acquire { at: DATA, value: 7 }, fill(8, 1)]).unwrap();
     let behind = rig.ring.submit(&[fill(8, 2)]).unwrap();
     let error = rig.wait(blocked).unwrap_err().to_string();
-    assert!(error.contains("submission 4294967297 was not done within 3s: the fence reads 0x0"), "{error}");
+    assert!(
+        error.contains("the submission of fence 0x1 was not done within 3s: the fence reads 0x0"),
+        "{error}"
+    );
     assert!(error.contains("at entry 0 of 2, and its boot register reads 0x180000a1"), "{error}");
     // A storm of spurious interrupts makes no wait longer, and ends nothing.
     assert!(rig.gpu.interrupt());
@@ -254,6 +261,54 @@ fn an_interrupt_that_can_t_be_enabled_is_an_error() {
     drop(Interrupt::enable(gpu.clone()).unwrap());
     gpu.device().vanish();
     Interrupt::enable(gpu).unwrap_err();
+}
+
+/// A device works on its own while the driver submits: what it is given is whole, and in order.
+#[test]
+fn a_device_works_beside_the_driver() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let mut rig = Rig::new(4, 1);
+    rig.gpu.set_manual(true);
+    let gpu = rig.gpu.clone();
+    /// Ends the device's thread, also when an assertion fails.
+    struct End<'a>(&'a AtomicBool);
+    impl Drop for End<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let ends = AtomicBool::new(false);
+    let clock = HostClock::default();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ends.load(Ordering::Relaxed) {
+                gpu.step();
+            }
+        });
+        let _end = End(&ends);
+        let mut last = None;
+        for value in 0..2000u32 {
+            let commands = [fill(0, value), Command::Copy { from: DATA, to: DATA + 0x100, len: 4 }];
+            let ticket = loop {
+                match rig.ring.submit(&commands) {
+                    Ok(ticket) => break ticket,
+                    Err(RingError::Full { .. } | RingError::Untaken { .. }) => {
+                        rig.ring.poll().unwrap();
+                        while let Some(ended) = rig.ring.take() {
+                            assert_eq!(ended.result, Ok(()));
+                            assert!(last.replace(ended.ticket) < Some(ended.ticket));
+                        }
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            };
+            if value % 100 == 99 {
+                rig.ring.wait(ticket, rig.interrupt.as_fd(), &clock, Duration::from_secs(60)).unwrap();
+                assert_eq!((rig.dword(0), rig.dword(0x100)), (value, value));
+            }
+        }
+    });
+    assert_eq!(rig.ring.pending(), 0);
 }
 
 /// A device without bus mastering, or asleep, does no work and faults nothing.
