@@ -22,7 +22,7 @@ use serde::Serialize;
 
 pub use claim::{Claim, ClaimState, ClaimedFunction, ListedClaim, Owner};
 pub(crate) use egpu::fault_of;
-pub use egpu::{EgpuChange, EgpuPolicy, EgpuReport, EgpuStep, KnownEnclosure};
+pub use egpu::{CheckVerdict, EgpuChange, EgpuCheck, EgpuPolicy, EgpuReport, EgpuStep, KnownEnclosure};
 pub use function::{
     Bar, BarKind, Capability, DeviceType, Function, Link, PhysicalFunction, PowerState, ResetMethod, Sriov,
 };
@@ -121,6 +121,13 @@ pub enum Body {
     EgpuDisconnect(EgpuReport),
     /// `egpu reset`: what came of it.
     EgpuReset(EgpuReport),
+    /// `egpu diag`: what was checked.
+    EgpuDiag {
+        /// UUID of the enclosure's router.
+        enclosure: String,
+        /// The checks.
+        checks: Vec<EgpuCheck>,
+    },
     /// `egpu policy` and `egpu forget`: what is allowed, and what is known.
     EgpuPolicy(EgpuPolicy),
     /// `egpu watch`: one step in the life of an enclosure; a document for each.

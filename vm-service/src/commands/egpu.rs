@@ -1,6 +1,7 @@
 //! `egpu`: GPUs in enclosures of USB4 and Thunderbolt.
 
 mod connect;
+mod diag;
 mod disconnect;
 mod enclosure;
 mod guests;
@@ -45,6 +46,9 @@ enum Action {
     /// Reset the GPU of an enclosure
     #[command(visible_alias = "r")]
     Reset(reset::ResetArgs),
+    /// Check an enclosure and what it needs, with what shows it and what to do
+    #[command(visible_alias = "d")]
+    Diag(diag::DiagArgs),
     /// Watch over enclosures until a signal comes: connect those that the policy allows, and stop, recover or give up what fails
     Watch(watch::WatchArgs),
     /// Show what is allowed of enclosures, and change it
@@ -80,6 +84,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &EgpuArgs) -> Result<(), Fail
         Action::Connect(args) => connect::run(context, args),
         Action::Disconnect(args) => disconnect::run(context, args),
         Action::Reset(args) => reset::run(context, args),
+        Action::Diag(args) => diag::run(context, args),
         Action::Watch(args) => watch::run(context, args),
         Action::Policy(args) => policy::run(context, args),
         Action::Forget(args) => policy::forget(context, args),

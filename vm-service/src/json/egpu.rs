@@ -80,6 +80,31 @@ pub struct KnownEnclosure {
     pub accelerators: Vec<String>,
 }
 
+/// One check of an enclosure, or of what it needs.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct EgpuCheck {
+    /// What was checked: `system`, `drivers`, `eGPU`, `tunnel`, `integrity` or `health`.
+    pub name: String,
+    /// The worst of what was found.
+    pub verdict: CheckVerdict,
+    /// What was found.
+    pub evidence: Vec<String>,
+    /// What to do, for each thing that is not as it should be.
+    pub remedies: Vec<String>,
+}
+
+/// What came of a check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum CheckVerdict {
+    /// All is as it should be.
+    Passed,
+    /// Something may make trouble.
+    Warning,
+    /// Something is wrong.
+    Failed,
+}
+
 /// Why an enclosure has failed, in a word.
 pub(crate) fn fault_of(state: egpu::State) -> Option<String> {
     match state {

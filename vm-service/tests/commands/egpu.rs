@@ -121,3 +121,42 @@ fn an_enclosure_is_connected_by_the_policy_remembered_reset_and_disconnected() {
     fails("egpu connect", 3, "no DMA protection");
     assert_eq!(json("egpu connect --allow-unprotected")["state"], "ready");
 }
+
+#[test]
+fn an_enclosure_is_checked() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let lab = folder.path().join("lab");
+    // Each check with its verdict.
+    let check = |args: &str, exit: u8, expect: [&str; 6]| {
+        let (got, out, err) = on(&lab, &format!("egpu {args} --json"));
+        let json: serde_json::Value = serde_json::from_str(&out).expect("JSON");
+        let verdicts: Vec<_> =
+            json["checks"].as_array().expect("checks").iter().map(|check| &check["verdict"]).collect();
+        assert_eq!((got, &verdicts[..]), (exit, &expect.map(Into::into).each_ref()[..]), "{out}{err}");
+        out
+    };
+    check("diag", 1, ["passed", "warning", "failed", "failed", "warning", "passed"]);
+    assert_eq!(on(&lab, "egpu connect --remember").0, 0);
+    let all = ["passed"; 6];
+    check("d 0-1", 0, all);
+    let device = lab.join("sys/bus/pci/devices/0000:32:00.0");
+    let sensor = device.join("hwmon/hwmon3");
+    std::fs::create_dir_all(&sensor).expect("a sensor");
+    for (millidegrees, exit, verdict) in
+        [(79_999, 0, "passed"), (80_000, 0, "warning"), (90_000, 1, "failed")]
+    {
+        std::fs::write(sensor.join("temp1_input"), format!("{millidegrees}\n")).expect("written");
+        check("diag", exit, ["passed", "passed", "passed", "passed", "passed", verdict]);
+    }
+    std::fs::remove_dir_all(&sensor).expect("removed");
+    let link = lab.join("sys/bus/thunderbolt/devices/0-1/tx_lanes");
+    std::fs::write(&link, "1\n").expect("written");
+    let out = check("diag", 0, ["passed", "passed", "passed", "warning", "passed", "passed"]);
+    assert!(out.contains("it runs on one lane"), "{out}");
+    std::fs::write(&link, "2\n").expect("written");
+    let config = device.join("config");
+    let len = std::fs::read(&config).expect("read").len();
+    std::fs::write(config, vec![0xff; len]).expect("written");
+    let out = check("diag", 1, ["passed", "passed", "passed", "passed", "failed", "passed"]);
+    assert!(out.contains("--reconnect"), "{out}");
+}

@@ -1,0 +1,256 @@
+//! `egpu diag`: six checks of an enclosure and of what it needs, each with what shows it and what to do.
+
+use std::fmt::Write as _;
+
+use clap::Args;
+use vm_passthrough::claim::Cancel;
+use vm_passthrough::egpu::{Limits, Thermometer as _, is_accelerator};
+use vm_passthrough::pci::{self, PciFunction};
+use vm_passthrough::readiness::{BlockerCode, ExplainOptions, Explainer};
+use vm_passthrough::{deadlines, iommu};
+
+use super::enclosure::{Chosen, EnclosureArgs, enclosure, is_authorised, name};
+use super::guests::Sensors;
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::json::{Body, CheckVerdict, EgpuCheck};
+use crate::known_egpus::EgpuStore;
+
+/// How much cooler than its limit a GPU should be, in thousandths of a degree.
+const MARGIN: i32 = 10_000;
+/// Errors that the hardware corrected, beyond which a cable is to be doubted.
+const MANY: u64 = 1000;
+
+/// Arguments of `egpu diag`.
+#[derive(Debug, Args)]
+pub(super) struct DiagArgs {
+    #[command(flatten)]
+    enclosure: EnclosureArgs,
+}
+
+/// Checks an enclosure.
+///
+/// # Errors
+/// When there is none, or one of the checks fails.
+pub(super) fn run(context: &mut Context<'_>, args: &DiagArgs) -> Result<(), Failure> {
+    let chosen = args.enclosure.choose(context, |_| true, "what is connected")?;
+    let checks = checks(context, &chosen)?;
+    let mut text = format!("{} {}\n", chosen.router.route, name(&chosen.router));
+    for check in &checks {
+        let verdict = match check.verdict {
+            CheckVerdict::Passed => "ok     ",
+            CheckVerdict::Warning => "warning",
+            CheckVerdict::Failed => "FAILED ",
+        };
+        // A String takes any write.
+        let _ = writeln!(text, "{verdict} {}: {}", check.name, check.evidence.join("; "));
+        for remedy in &check.remedies {
+            let _ = writeln!(text, "        {remedy}");
+        }
+    }
+    let failed: Vec<&str> = checks
+        .iter()
+        .filter(|check| check.verdict == CheckVerdict::Failed)
+        .map(|check| check.name.as_str())
+        .collect();
+    let outcome = match &*failed {
+        [] => Ok(()),
+        failed => Err(Failure::failed(format_args!("failed: {}", failed.join(", ")))),
+    };
+    let id = chosen.id.to_string();
+    context.print(|| Body::EgpuDiag { enclosure: id, checks }, || text)?;
+    outcome
+}
+
+fn checks(context: &Context<'_>, chosen: &Chosen) -> Result<Vec<EgpuCheck>, Failure> {
+    let store = EgpuStore::read(&context.host).map_err(Failure::failed)?;
+    let mut enclosure = enclosure(context, chosen.id, store.policy.clone(), None, Cancel::default())?;
+    let adopted = is_authorised(&chosen.router).then(|| enclosure.adopt());
+    let functions: Vec<PciFunction> = enclosure
+        .functions()
+        .into_iter()
+        .filter_map(|address| pci::read_function(&context.host, address).ok())
+        .collect();
+
+    let mut system = Findings::of("system");
+    let release = std::fs::read_to_string(context.host.proc.join("sys/kernel/osrelease")).unwrap_or_default();
+    system.note(format!("Linux {}", release.trim()));
+    system.judge(
+        !iommu::is_present(&context.host),
+        CheckVerdict::Warning,
+        "no IOMMU is in use",
+        "turn it on in the firmware setup; without it nothing can be given to guests",
+    );
+    let domain = &chosen.domain;
+    system.note(format!("domain{}: security {}", domain.number, domain.security));
+    system.judge(
+        domain.iommu_dma_protection != Some(true),
+        CheckVerdict::Failed,
+        "no DMA protection",
+        "turn on \"Kernel DMA Protection\" or the IOMMU in the firmware setup",
+    );
+    system.judge(
+        !domain.deauthorization,
+        CheckVerdict::Warning,
+        "its tunnels can't be taken down by the host",
+        "disconnect, and then pull the cable",
+    );
+
+    let mut drivers = Findings::of("drivers");
+    let mut egpu = Findings::of("eGPU");
+    let explainer = Explainer::new(&context.host);
+    for function in &functions {
+        let driver = function.driver.as_deref().unwrap_or("none");
+        drivers.note(format!("{} is on {driver}", function.address));
+        egpu.note(format!("{} {}", function.address, crate::describe::name(function)));
+        let explained = explainer.explain_function(function.clone(), &ExplainOptions::default());
+        let blockers = match explained {
+            Ok(readiness) => readiness.blockers,
+            Err(error) => {
+                egpu.judge(true, CheckVerdict::Failed, error.to_string(), "see dmesg");
+                continue;
+            }
+        };
+        for found in blockers {
+            let findings = match found.code {
+                BlockerCode::UnbindMayHang => &mut drivers,
+                BlockerCode::BarNotResized => &mut egpu,
+                _ => continue,
+            };
+            findings.judge(true, CheckVerdict::Warning, found.evidence, &found.remedy);
+        }
+    }
+    drivers.judge(functions.is_empty(), CheckVerdict::Warning, "no functions", "connect it");
+    let accelerators: Vec<_> =
+        functions.iter().filter(|function| is_accelerator(function)).map(|function| function.ids).collect();
+    egpu.judge(accelerators.is_empty(), CheckVerdict::Failed, "no GPU is there", "connect it, and see dmesg");
+    if let Some((_, known)) = store.known.get(&chosen.id)
+        && !accelerators.is_empty()
+    {
+        let remedy = "say `vm-service egpu connect --remember` if that is right";
+        egpu.judge(
+            known.accelerators != accelerators,
+            CheckVerdict::Failed,
+            "it is not the one that is known",
+            remedy,
+        );
+    }
+
+    let mut tunnel = Findings::of("tunnel");
+    let router = &chosen.router;
+    tunnel.judge(
+        !is_authorised(router),
+        CheckVerdict::Failed,
+        "no PCIe is tunnelled to it",
+        "say `vm-service egpu connect`",
+    );
+    match router.link {
+        Some(link) => {
+            let rate = link.receive.rate().min(link.transmit.rate());
+            tunnel.note(format!("its link has {} Gb/s", f64::from(rate) / 1000.0));
+            let needs = store.policy.minimum_rate;
+            tunnel.judge(
+                rate < needs,
+                CheckVerdict::Failed,
+                "less than the policy asks for",
+                "use a better cable or port",
+            );
+            tunnel.judge(
+                link.receive.count.min(link.transmit.count) < 2,
+                CheckVerdict::Warning,
+                "it runs on one lane",
+                "try another cable, up to 0.8 m or an active one",
+            );
+        }
+        None => {
+            tunnel.judge(true, CheckVerdict::Warning, "Linux does not tell its link's rate", "update Linux")
+        }
+    }
+    if let Some(version) = &router.nvm_version {
+        tunnel.note(format!("firmware {version}"));
+    }
+
+    let mut integrity = Findings::of("integrity");
+    match adopted {
+        Some(Ok(true)) => integrity.note("all functions answer, and have their BARs".into()),
+        Some(Ok(false)) => integrity.judge(
+            true,
+            CheckVerdict::Failed,
+            "a function does not answer as it should, or has no room for its BARs",
+            "say `vm-service egpu reset`, then `--hard`, then `--reconnect`",
+        ),
+        Some(Err(error)) => integrity.judge(true, CheckVerdict::Failed, error.to_string(), "see dmesg"),
+        None => {
+            integrity.judge(true, CheckVerdict::Warning, "it can't be asked without a tunnel", "connect it")
+        }
+    }
+    let mut health = Findings::of("health");
+    let sensors = Sensors(context.host.clone());
+    for function in &functions {
+        let address = function.address;
+        match pci::health(&context.host, address, deadlines::HEARTBEAT) {
+            Ok(state) => {
+                health.note(format!("{address} is in {}", state.power_state));
+                if let Some(errors) = state.errors {
+                    let (fatal, nonfatal, correctable) =
+                        (errors.fatal.total, errors.nonfatal.total, errors.correctable.total);
+                    integrity.note(format!(
+                        "{address} reported {fatal} fatal, {nonfatal} other and {correctable} corrected errors"
+                    ));
+                    let remedy = "check cable and plugs, and look whether the number grows";
+                    integrity.judge(fatal > 0, CheckVerdict::Failed, "its link was not reliable", remedy);
+                    let is_doubtful = nonfatal > 0 || correctable > MANY;
+                    integrity.judge(
+                        is_doubtful,
+                        CheckVerdict::Warning,
+                        "its link may not be reliable",
+                        remedy,
+                    );
+                }
+            }
+            Err(error) => health.judge(true, CheckVerdict::Failed, error.to_string(), "see dmesg"),
+        }
+        if !is_accelerator(function) {
+            continue;
+        }
+        match sensors.temperature(address) {
+            Some(celsius) => {
+                health.note(format!("{address} has {} °C", celsius / 1000));
+                let hottest = Limits::default().hottest;
+                let remedy = "check fans and airflow, or lower its power limit";
+                health.judge(celsius >= hottest, CheckVerdict::Failed, "too hot", remedy);
+                let is_warm = (hottest - MARGIN..hottest).contains(&celsius);
+                health.judge(is_warm, CheckVerdict::Warning, "nearly too hot", remedy);
+            }
+            None => health.note(format!("nobody tells the temperature of {address}")),
+        }
+    }
+    Ok([system, drivers, egpu, tunnel, integrity, health].into_iter().map(|findings| findings.0).collect())
+}
+
+/// What one check has found so far.
+struct Findings(EgpuCheck);
+
+impl Findings {
+    fn of(name: &str) -> Self {
+        Self(EgpuCheck {
+            name: name.into(),
+            verdict: CheckVerdict::Passed,
+            evidence: Vec::new(),
+            remedies: Vec::new(),
+        })
+    }
+
+    fn note(&mut self, evidence: String) {
+        self.0.evidence.push(evidence);
+    }
+
+    /// Notes a finding if it `holds`.
+    fn judge(&mut self, holds: bool, verdict: CheckVerdict, evidence: impl Into<String>, remedy: &str) {
+        if holds {
+            self.0.verdict = self.0.verdict.max(verdict);
+            self.note(evidence.into());
+            self.0.remedies.push(remedy.into());
+        }
+    }
+}
