@@ -11,7 +11,7 @@ use super::{Action, EgpuError, Enclosure, KnownEgpu, Observation, Policy, Refusa
 use crate::claim::{self, Cancel, ClaimError};
 use crate::pci::{self, PciFunction, PciIds};
 use crate::usb4::{self, Authorization, Domain, Route, Router, UniqueId, Via};
-use crate::{Host, PciAddress, deadlines, ledger, readiness};
+use crate::{Host, PciAddress, deadlines, files, ledger, readiness};
 use heartbeat::Heartbeat;
 
 /// How often what is waited for is looked at.
@@ -300,12 +300,21 @@ impl HostEnclosure {
     }
 
     fn detach(&self, force: bool) -> Result<()> {
-        let detached = self.guests.detach(&self.functions(), force);
+        let functions = self.functions();
+        if functions.is_empty() {
+            return Ok(());
+        }
+        let detached = self.guests.detach(&functions, force);
         detached.map_err(|reason| step("take it from its guest", reason))
     }
 
     /// Takes its functions from their drivers.
-    fn unbind(&self) -> Result<()> {
+    fn unbind(&self, force: bool) -> Result<()> {
+        // Who has begun to use it since it was free keeps it.
+        let users = if force { Vec::new() } else { self.users(true)? };
+        if !users.is_empty() {
+            return Err(EgpuError::Used { what: "it".into(), users });
+        }
         let mut failed = Vec::new();
         for (address, _) in &self.functions {
             match claim::unbind(&self.host, *address, claim::DEADLINE) {
@@ -317,7 +326,8 @@ impl HostEnclosure {
     }
 
     fn deauthorise(&mut self) -> Result<()> {
-        if let Some((domain, router)) = self.router()?.filter(|(_, router)| is_authorised(router)) {
+        let router = self.router()?;
+        if let Some((domain, router)) = router.as_ref().filter(|(_, router)| is_authorised(router)) {
             if !domain.deauthorization {
                 return Err(step(
                     "take its tunnel down",
@@ -327,46 +337,51 @@ impl HostEnclosure {
                     ),
                 ));
             }
-            self.set_authorized(&router, "0")?;
-            // What undoes is not given up.
-            let there = |(address, _): &&(PciAddress, PciIds)| self.host.pci_device(*address).exists();
-            let mut are_gone = || Ok((!self.functions.iter().any(|function| there(&function))).then_some(()));
-            if wait(deadlines::ENUMERATION, &mut are_gone)?.is_none() {
-                // A port that has lost its link may not have told Linux.
-                for (address, _) in self.functions.iter().filter(there) {
-                    let path = self.host.pci_device(*address).join("remove");
-                    tracing::warn!("{address} is there without its tunnel: write 1 to {}", path.display());
-                    if let Err(error) = self.host.writer().write(&path, "1", deadlines::TUNNEL) {
-                        tracing::warn!("{}: {error}", path.display());
-                    }
+            self.set_authorized(router, "0")?;
+        }
+        // Also where somebody else took it down, or has pulled it. What undoes is not given up.
+        let there = |(address, ids): &&(PciAddress, PciIds)| is_there(&self.host, *address, ids);
+        let mut are_gone = || Ok((!self.functions.iter().any(|function| there(&function))).then_some(()));
+        if router.is_some() && wait(deadlines::ENUMERATION, &mut are_gone)?.is_none() {
+            // A port that has lost its link may not have told Linux.
+            for (address, _) in self.functions.iter().filter(there) {
+                let path = self.host.pci_device(*address).join("remove");
+                tracing::warn!("{address} is there without its tunnel: write 1 to {}", path.display());
+                if let Err(error) = self.host.writer().write(&path, "1", deadlines::TUNNEL) {
+                    tracing::warn!("{}: {error}", path.display());
                 }
-                wait(deadlines::ENUMERATION, are_gone)?.ok_or_else(|| {
-                    step(
-                        "take its tunnel down",
-                        "its functions are there still; see dmesg for who does not let go of them",
-                    )
-                })?;
             }
-            if self.router()?.is_some_and(|(_, router)| is_authorised(&router)) {
-                return Err(step("take its tunnel down", "its `authorized` does not read 0 afterwards"));
-            }
+        }
+        wait(deadlines::ENUMERATION, are_gone)?.ok_or_else(|| {
+            step(
+                "take its tunnel down",
+                "its functions are there still; see dmesg for who does not let go of them",
+            )
+        })?;
+        if self.router()?.is_some_and(|(_, router)| is_authorised(&router)) {
+            return Err(step("take its tunnel down", "its `authorized` does not read 0 afterwards"));
         }
         self.settle()
     }
 
-    /// Ends what the ledger notes of functions that are gone.
+    /// Ends what the ledger notes of functions that are gone. Those of which that fails, or that are not gone yet, are kept for
+    /// the next try.
     fn settle(&mut self) -> Result<()> {
         let mut failed = Vec::new();
-        for (address, _) in std::mem::take(&mut self.functions) {
-            if self.host.pci_device(address).exists() {
-                continue;
+        self.functions.retain(|(address, ids)| {
+            if is_there(&self.host, *address, ids) {
+                failed.push(format!("{address} is there still; see dmesg for who does not let go of it"));
+                return true;
             }
-            match claim::release_persistent(&self.host, address, claim::DEADLINE) {
+            match claim::release_persistent(&self.host, *address, claim::DEADLINE) {
                 // Who has it hears of it, and releases it.
-                Ok(()) | Err(ClaimError::NotClaimed(_) | ClaimError::Taken { .. }) => {}
-                Err(error) => failed.push(error.to_string()),
+                Ok(()) | Err(ClaimError::NotClaimed(_) | ClaimError::Taken { .. }) => false,
+                Err(error) => {
+                    failed.push(error.to_string());
+                    true
+                }
             }
-        }
+        });
         if failed.is_empty() { Ok(()) } else { Err(step("settle the ledger", failed.join("; "))) }
     }
 
@@ -416,7 +431,7 @@ impl Enclosure for HostEnclosure {
             Action::Verify => self.verify(),
             Action::StopWork { force } => self.stop_work(force),
             Action::Detach { force } => self.detach(force),
-            Action::Unbind { .. } => self.unbind(),
+            Action::Unbind { force } => self.unbind(force),
             Action::Deauthorise => self.deauthorise(),
             Action::Reset(rung) => self.reset(rung),
             Action::Settle => self.settle(),
@@ -442,6 +457,15 @@ fn wait<T>(deadline: Duration, mut ready: impl FnMut() -> Result<Option<T>>) -> 
         }
         std::thread::sleep(POLL);
     }
+}
+
+/// Whether the host has a function still. Another may have come to its address since.
+fn is_there(host: &Host, address: PciAddress, ids: &PciIds) -> bool {
+    let dir = host.pci_device(address);
+    let says = |file: &str, id: u16| {
+        files::read_trimmed(&dir.join(file)).is_none_or(|text| text == format!("{id:#06x}"))
+    };
+    dir.exists() && says("vendor", ids.vendor) && says("device", ids.device)
 }
 
 fn is_authorised(router: &Router) -> bool {

@@ -26,12 +26,13 @@ pub struct Manager<E> {
     egpu: Egpu,
     limits: Limits,
     failure: Option<String>,
+    leftover: Option<String>,
 }
 
 impl<E: Enclosure> Manager<E> {
     /// Of an eGPU of which nothing is known yet. It changes nothing.
     pub fn new(enclosure: E, limits: Limits) -> Self {
-        Self { enclosure, egpu: Egpu::default(), limits, failure: None }
+        Self { enclosure, egpu: Egpu::default(), limits, failure: None, leftover: None }
     }
 
     /// Where it is in its life.
@@ -42,6 +43,11 @@ impl<E: Enclosure> Manager<E> {
     /// Why the last action that failed did so.
     pub fn failure(&self) -> Option<&str> {
         self.failure.as_deref()
+    }
+
+    /// Why what is noted of one that is not connected any more could not be undone; each look at it tries again.
+    pub fn leftover(&self) -> Option<&str> {
+        self.leftover.as_deref()
     }
 
     /// What it acts on.
@@ -56,10 +62,17 @@ impl<E: Enclosure> Manager<E> {
             let before = self.egpu.state;
             let (next, action) = self.egpu.step(event, &self.limits);
             self.egpu = next;
+            if !matches!(next.state, State::Absent | State::Disconnected) {
+                // It is undone when that ends.
+                self.leftover = None;
+            }
             if next.state != before {
                 told(&Change { from: before, to: next.state, event, error: error.take() });
             }
             let Some(action) = action else { return };
+            if action == Action::Settle {
+                return self.settle();
+            }
             event = match self.enclosure.act(action) {
                 Ok(()) => Event::Done(action),
                 Err(failed) => {
@@ -70,31 +83,55 @@ impl<E: Enclosure> Manager<E> {
                     if is_unfit { Event::Unfit } else { Event::Failed(action) }
                 }
             };
-            if action == Action::Settle {
-                return;
-            }
+        }
+    }
+
+    fn settle(&mut self) {
+        self.leftover = self.enclosure.act(Action::Settle).err().map(|error| error.to_string());
+        if self.leftover.is_some() {
+            self.failure.clone_from(&self.leftover);
         }
     }
 
     /// Looks at what there is, and does all that follows from it: to be called in turn, as often as a heartbeat is wanted.
     ///
     /// # Errors
-    /// When it can't be looked at; what is known of it stays as it was.
+    /// When it can't be looked at. What is known of it stays as it was, as long as it answers heartbeats.
     pub fn poll(&mut self, told: &mut dyn FnMut(&Change)) -> Result<(), EgpuError> {
-        let seen = self.enclosure.observe()?;
+        if self.leftover.is_some() {
+            self.settle();
+        }
+        let seen = match self.enclosure.observe() {
+            Ok(seen) => seen,
+            Err(error) => {
+                self.watch(told);
+                return Err(error);
+            }
+        };
         if seen.route.is_none() {
             self.take(Event::Gone, told);
             return Ok(());
         }
+        let was_watched = self.egpu.state.is_watched();
         self.take(Event::Found { authorised: seen.authorised }, told);
+        // What was seen before it was connected says nothing of it now.
+        if was_watched && self.egpu.state.is_watched() {
+            let event = match (seen.functions.is_empty(), seen.users.is_empty()) {
+                (true, _) => Event::Lost,
+                (false, true) => Event::Idle,
+                (false, false) => Event::Used,
+            };
+            self.take(event, told);
+        }
+        self.watch(told);
+        Ok(())
+    }
+
+    /// Asks whether it answers, and how hot it is.
+    fn watch(&mut self, told: &mut dyn FnMut(&Change)) {
         if !self.egpu.state.is_watched() {
-            return Ok(());
+            return;
         }
-        if seen.functions.is_empty() {
-            self.take(Event::Lost, told);
-            return Ok(());
-        }
-        self.take(if seen.users.is_empty() { Event::Idle } else { Event::Used }, told);
         let beat = match self.enclosure.heartbeat() {
             Ok(()) => Event::Answered,
             Err(error) => {
@@ -106,6 +143,5 @@ impl<E: Enclosure> Manager<E> {
         if let Some(celsius) = self.enclosure.temperature() {
             self.take(Event::Temperature(celsius), told);
         }
-        Ok(())
     }
 }

@@ -17,7 +17,7 @@ pub use enclosure::{EgpuError, Enclosure, Observation};
 pub use host::{Guests, HostEnclosure, Thermometer};
 pub use manager::{Change, Manager};
 pub use policy::{Authorise, KnownEgpu, Policy, Refusal, is_accelerator};
-pub use state::{Action, Drain, DrainStep, Egpu, Event, Fault, Limits, Recovery, Rung, State};
+pub use state::{Action, Before, Drain, DrainStep, Egpu, Event, Fault, Limits, Recovery, Rung, State};
 
 #[cfg(test)]
 mod tests;

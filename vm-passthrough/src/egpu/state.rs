@@ -14,7 +14,9 @@
 //! ```
 //!
 //! * What is not gone yet answers: Ready and InUse are reached only by a verification that succeeded or a heartbeat that was
-//!   answered, or by a disconnect that was given up before anything was taken apart.
+//!   answered, or by a disconnect of one in these states that was given up before anything was taken apart.
+//! * Nobody is cut off who was not asked, but by force, or by a recovery of what does not answer. A tunnel that somebody else built
+//!   stays when what came through it is of no use.
 //! * Whatever fails, a state without a pending action is reached in a bounded number of steps.
 //! * Each event is taken in each state. What a state does not wait for changes nothing.
 
@@ -27,13 +29,13 @@ pub struct Egpu {
     rounds: u8,
     /// Heartbeats in a row that were answered.
     answered: u8,
-    /// Whether its tunnel was built for it here, so that it is taken down where nothing comes of it.
-    built: bool,
+    /// Whether its tunnel was found, not asked for: somebody may have used it before it was looked at.
+    is_found: bool,
 }
 
 impl Default for Egpu {
     fn default() -> Self {
-        Self { state: State::Absent, rounds: 0, answered: 0, built: false }
+        Self { state: State::Absent, rounds: 0, answered: 0, is_found: false }
     }
 }
 
@@ -149,8 +151,22 @@ pub struct Drain {
     pub force: bool,
     /// What comes then; none for [`State::Disconnected`].
     pub then: Option<Fault>,
-    /// What it had failed by before; none where it worked.
-    pub before: Option<Fault>,
+    /// What it is again if that is given up before anything was taken apart.
+    pub before: Before,
+}
+
+/// What an eGPU was before it was drained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Before {
+    /// It worked.
+    Working,
+    /// It had left so many heartbeats in a row unanswered.
+    Degraded {
+        /// How many.
+        missed: u8,
+    },
+    /// It could not be used.
+    Failed(Fault),
 }
 
 /// The steps of a drain, in order.
@@ -305,17 +321,23 @@ impl Egpu {
         match (self.state, event) {
             (_, Event::Gone) => Self::default(),
             (State::Absent | State::Disconnected, Event::Found { authorised: true }) => {
-                to(State::Enumerating)
+                Self { state: State::Enumerating, is_found: true, ..self }
             }
             (State::Absent, Event::Found { authorised: false }) => to(State::Disconnected),
-            (State::Absent, Event::Adopted { sound: true }) => to(State::Ready),
-            (State::Absent, Event::Adopted { sound: false }) => to(State::Failed(Fault::Unsound)),
+            (State::Absent, Event::Adopted { sound }) => {
+                let state = if sound { State::Ready } else { State::Failed(Fault::Unsound) };
+                Self { state, is_found: true, ..self }
+            }
             // Somebody else took its tunnel down.
             (State::Ready | State::InUse | State::Degraded { .. }, Event::Found { authorised: false }) => {
                 Self { state: State::Disconnected, ..Self::default() }
             }
-            (State::Disconnected | State::Failed(_), Event::Connect) => {
-                Self { state: State::Authorising, ..Self::default() }
+            // Whose tunnel it is that is there next is to be seen.
+            (State::Failed(_), Event::Found { authorised: false }) => Self { is_found: false, ..self },
+            (State::Disconnected, Event::Connect) => Self { state: State::Authorising, ..Self::default() },
+            // It may have a tunnel still.
+            (State::Failed(_), Event::Connect) => {
+                Self { state: State::Authorising, is_found: self.is_found, ..Self::default() }
             }
             (State::Absent | State::Disconnected, Event::Disconnect { .. }) => self,
             (State::Draining(drain), Event::Disconnect { force }) => {
@@ -323,11 +345,12 @@ impl Egpu {
             }
             (state, Event::Disconnect { force }) => {
                 let before = match state {
-                    State::Failed(fault) => Some(fault),
-                    State::Authorising => Some(Fault::NotAuthorised),
-                    State::Enumerating => Some(Fault::NotEnumerated),
-                    State::Recovering(_) | State::Verifying => Some(Fault::Unsound),
-                    _ => None,
+                    State::Failed(fault) => Before::Failed(fault),
+                    State::Degraded { missed, .. } => Before::Degraded { missed },
+                    State::Authorising => Before::Failed(Fault::NotAuthorised),
+                    State::Enumerating => Before::Failed(Fault::NotEnumerated),
+                    State::Recovering(_) | State::Verifying => Before::Failed(Fault::Unsound),
+                    _ => Before::Working,
                 };
                 to(State::Draining(Drain { step: DrainStep::StopWork, force, then: None, before }))
             }
@@ -356,8 +379,9 @@ impl Egpu {
             }
             (state, Event::Temperature(celsius)) if celsius >= limits.hottest => match state {
                 State::Draining(drain) => {
-                    let then = drain.then.or(Some(Fault::Overheated));
-                    to(State::Draining(Drain { force: true, then, ..drain }))
+                    let then = drain.then.unwrap_or(Fault::Overheated);
+                    let before = Before::Failed(then);
+                    to(State::Draining(Drain { force: true, then: Some(then), before, ..drain }))
                 }
                 State::Verifying
                 | State::Ready
@@ -366,18 +390,9 @@ impl Egpu {
                 | State::Recovering(_) => to(State::Draining(Drain::forced(Fault::Overheated))),
                 _ => self,
             },
-            (State::Enumerating, Event::Unfit) if self.built => {
-                to(State::Draining(Drain::unused(Fault::NotEnumerated)))
-            }
-            (State::Enumerating, Event::Unfit) => {
-                let fault = Some(Fault::NotEnumerated);
-                to(State::Draining(Drain {
-                    step: DrainStep::StopWork,
-                    force: false,
-                    then: fault,
-                    before: fault,
-                }))
-            }
+            (State::Enumerating, Event::Unfit) => to(State::Draining(Drain::unused(Fault::NotEnumerated))),
+            // As what is waited for failing in any other way.
+            (_, Event::Unfit) => self.failed(limits),
             (state, Event::Done(action)) if state.awaited() == Some(action) => self.done(),
             (state, Event::Failed(action)) if state.awaited() == Some(action) => self.failed(limits),
             _ => self,
@@ -387,11 +402,14 @@ impl Egpu {
     /// What comes after what it waited for was done.
     fn done(self) -> Self {
         let state = match self.state {
-            State::Authorising => return Self { state: State::Enumerating, built: true, ..self },
+            State::Authorising => State::Enumerating,
             State::Enumerating => State::Verifying,
             State::Verifying | State::Recovering(Recovery::Verify(_)) => State::Ready,
             State::Recovering(Recovery::Detach(rung)) => State::Recovering(Recovery::Reset(rung)),
             State::Recovering(Recovery::Reset(rung)) => State::Recovering(Recovery::Verify(rung)),
+            State::Draining(drain) if drain.step == DrainStep::Deauthorise => {
+                return Self { state: drain.after(), is_found: false, ..self };
+            }
             State::Draining(drain) => drain.after(),
             state => state,
         };
@@ -403,11 +421,11 @@ impl Egpu {
         let to = |state| Self { state, ..self };
         match self.state {
             State::Authorising => to(State::Failed(Fault::NotAuthorised)),
-            // What came of it is of no use, and nobody has it yet.
-            State::Enumerating if self.built => to(State::Draining(Drain::unused(Fault::NotEnumerated))),
-            State::Enumerating => to(State::Failed(Fault::NotEnumerated)),
+            // Who built its tunnel may want more than GPUs.
+            State::Enumerating if self.is_found => to(State::Failed(Fault::NotEnumerated)),
+            State::Enumerating => to(State::Draining(Drain::unused(Fault::NotEnumerated))),
             // One that was there before may be used.
-            State::Verifying => self.recover(Rung::SoftReset, !self.built, limits),
+            State::Verifying => self.recover(Rung::SoftReset, self.is_found, limits),
             // Who does not let go of it loses it by the reset.
             State::Recovering(Recovery::Detach(rung)) => to(State::Recovering(Recovery::Reset(rung))),
             State::Recovering(Recovery::Reset(rung) | Recovery::Verify(rung)) => match rung {
@@ -438,14 +456,14 @@ impl State {
 }
 
 impl Drain {
-    /// One that nobody can have begun to use.
+    /// One of what is of no use. It may have had a tunnel and users before, who are asked.
     const fn unused(then: Fault) -> Self {
-        Self { step: DrainStep::Deauthorise, force: true, then: Some(then), before: None }
+        Self { step: DrainStep::StopWork, force: false, then: Some(then), before: Before::Failed(then) }
     }
 
     /// One that nobody can refuse.
     const fn forced(then: Fault) -> Self {
-        Self { step: DrainStep::StopWork, force: true, then: Some(then), before: None }
+        Self { step: DrainStep::StopWork, force: true, then: Some(then), before: Before::Failed(then) }
     }
 
     fn after(self) -> State {
@@ -463,7 +481,11 @@ impl Drain {
             DrainStep::Deauthorise => State::Failed(self.then.unwrap_or(Fault::NotDeauthorised)),
             _ if self.force => self.after(),
             // Nothing was taken apart yet: who has it keeps it.
-            DrainStep::StopWork | DrainStep::Detach => self.before.map_or(State::InUse, State::Failed),
+            DrainStep::StopWork | DrainStep::Detach => match self.before {
+                Before::Working => State::InUse,
+                Before::Degraded { missed } => State::Degraded { missed, in_use: true },
+                Before::Failed(fault) => State::Failed(fault),
+            },
             DrainStep::Unbind => State::Failed(Fault::Stuck),
         }
     }

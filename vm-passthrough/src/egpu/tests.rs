@@ -43,7 +43,8 @@ fn check_connected(events: &[Event], state: State, actions: &[Action]) {
 }
 
 fn drain(step: DrainStep, force: bool, then: Option<Fault>) -> State {
-    State::Draining(Drain { step, force, then, before: None })
+    let before = then.map_or(Before::Working, Before::Failed);
+    State::Draining(Drain { step, force, then, before })
 }
 
 const fn stop(force: bool) -> Action {
@@ -77,38 +78,54 @@ fn it_is_connected() {
     // What did not come is taken down again.
     let not_enumerated =
         [FOUND, Event::Connect, Event::Done(Action::Authorise), Event::Failed(Action::Enumerate)];
+    let failed = State::Failed(Fault::NotEnumerated);
     check(
         &not_enumerated,
-        drain(DrainStep::Deauthorise, true, Some(Fault::NotEnumerated)),
-        &[Action::Authorise, Action::Enumerate, Action::Deauthorise],
+        drain(DrainStep::StopWork, false, Some(Fault::NotEnumerated)),
+        &[Action::Authorise, Action::Enumerate, stop(false)],
     );
+    let drained = [stop(false), detach(false), unbind(false), Action::Deauthorise];
     check(
-        &[&not_enumerated[..], &[Event::Done(Action::Deauthorise), FOUND]].concat(),
-        State::Failed(Fault::NotEnumerated),
-        &[Action::Authorise, Action::Enumerate, Action::Deauthorise],
+        &[&not_enumerated[..], &drained.map(Event::Done), &[FOUND]].concat(),
+        failed,
+        &[&[Action::Authorise, Action::Enumerate], &drained[..]].concat(),
+    );
+    // Unless somebody uses it, who had it before.
+    check(
+        &[&not_enumerated[..], &[Event::Failed(stop(false))]].concat(),
+        failed,
+        &[Action::Authorise, Action::Enumerate, stop(false)],
+    );
+    // And what somebody else has tunnelled is left to them, also when it is then asked for.
+    let found = [TUNNELLED, Event::Failed(Action::Enumerate)];
+    check(&found, failed, &[Action::Enumerate]);
+    let asked = [TUNNELLED, Event::Connect, Event::Done(Action::Authorise), Event::Failed(Action::Enumerate)];
+    let again = [Action::Enumerate, Action::Authorise, Action::Enumerate];
+    check(&[&found[..], &asked].concat(), failed, &again);
+    check(
+        &[&found[..], &[FOUND], &asked[1..]].concat(),
+        drain(DrainStep::StopWork, false, Some(Fault::NotEnumerated)),
+        &[&again[..], &[stop(false)]].concat(),
+    );
+    let unsound = [TUNNELLED, Event::Done(Action::Enumerate), Event::Failed(Action::Verify)];
+    check(
+        &unsound,
+        State::Recovering(Recovery::Detach(Rung::SoftReset)),
+        &[Action::Enumerate, Action::Verify, detach(true)],
     );
 }
 
 #[test]
 fn what_was_there_before_is_taken_as_it_is() {
-    let enumerated = [TUNNELLED, Event::Failed(Action::Enumerate)];
-    check(&enumerated, State::Failed(Fault::NotEnumerated), &[Action::Enumerate]);
-    let fault = Some(Fault::NotEnumerated);
     check(
         &[TUNNELLED, Event::Unfit],
-        State::Draining(Drain { step: DrainStep::StopWork, force: false, then: fault, before: fault }),
+        drain(DrainStep::StopWork, false, Some(Fault::NotEnumerated)),
         &[Action::Enumerate, stop(false)],
-    );
-    // It may be used.
-    check(
-        &[TUNNELLED, Event::Done(Action::Enumerate), Event::Failed(Action::Verify)],
-        State::Recovering(Recovery::Detach(Rung::SoftReset)),
-        &[Action::Enumerate, Action::Verify, detach(true)],
     );
     check(&[Event::Adopted { sound: true }], State::Ready, &[]);
     check(&[Event::Adopted { sound: false }], State::Failed(Fault::Unsound), &[]);
     // Whoever has it keeps it, whatever it is worth.
-    let before = Some(Fault::Unsound);
+    let before = Before::Failed(Fault::Unsound);
     let state = State::Draining(Drain { step: DrainStep::StopWork, force: false, then: None, before });
     let events = [Event::Adopted { sound: false }, Event::Disconnect { force: false }];
     check(&events, state, &[stop(false)]);
@@ -137,6 +154,15 @@ fn it_is_disconnected() {
     );
     let stuck = [&asked[..], &[Event::Done(detach(false)), Event::Failed(unbind(false))]].concat();
     check_connected(&stuck, State::Failed(Fault::Stuck), &[stop(false), detach(false), unbind(false)]);
+    // What did not answer is not said to, nor is there anything to keep of what had failed.
+    let missed = [Event::Used, Event::Missed, Event::Disconnect { force: false }, Event::Failed(stop(false))];
+    check_connected(&missed, State::Degraded { missed: 1, in_use: true }, &[stop(false)]);
+    let again = [&stuck[..], &[Event::Disconnect { force: false }, Event::Failed(stop(false))]].concat();
+    check_connected(
+        &again,
+        State::Failed(Fault::Stuck),
+        &[stop(false), detach(false), unbind(false), stop(false)],
+    );
     // By force nobody keeps it.
     let forced = [stop(true), detach(true), unbind(true)].map(Event::Failed);
     let events = [&[Event::Used, Event::Disconnect { force: true }], &forced[..]].concat();
@@ -184,6 +210,12 @@ fn it_is_recovered_rung_by_rung() {
     );
     // What is off the bus can't be reset.
     check_connected(&[Event::Lost], recovering(Recovery::Reset(Rung::Reconnect)), &[reconnect]);
+    // Another GPU that comes with the new tunnel is no end of it.
+    check_connected(
+        &[Event::Lost, Event::Unfit],
+        recovering(Recovery::Reset(Rung::SoftReset)),
+        &[reconnect, soft],
+    );
     // Each rung fails, by the reset or by the look at what came of it, in each of three rounds.
     let round =
         [Event::Failed(soft), Event::Done(hard), Event::Failed(Action::Verify), Event::Failed(reconnect)];

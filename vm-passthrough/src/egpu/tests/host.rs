@@ -186,6 +186,41 @@ fn what_the_ledger_notes_of_it_goes_with_it() {
 }
 
 #[test]
+fn what_the_ledger_notes_of_it_is_undone_when_that_can_be() {
+    let mut rig = Rig::new();
+    rig.connect();
+    let mut manager = PassthroughManager::with_host(rig.host()).unwrap();
+    let persistent = ClaimOptions { persistent: true, ..ClaimOptions::default() };
+    manager.claim(address(GPU), &persistent).unwrap();
+    let claims = |rig: &Rig| crate::ledger::claims(&rig.host(), crate::claim::DEADLINE).unwrap().len();
+    // It is pulled, and a driver does not let go of it at once.
+    rig.sim.delete("sys/bus/thunderbolt/devices/0-1").unwrap();
+    for _ in 0..2 {
+        assert_eq!(rig.poll(), State::Absent);
+        assert!(rig.manager.leftover().unwrap().contains(GPU), "{:?}", rig.manager.leftover());
+        assert_eq!(claims(&rig), 1);
+    }
+    rig.sim.remove(address(GPU)).unwrap();
+    assert_eq!(rig.poll(), State::Absent);
+    assert_eq!((rig.manager.leftover(), claims(&rig)), (None, 0));
+}
+
+#[test]
+fn whoever_begins_to_use_it_meanwhile_keeps_it() {
+    for force in [false, true] {
+        let mut rig = Rig::new();
+        rig.connect();
+        // A guest has it by the time that all were asked.
+        let mut manager = PassthroughManager::with_host(rig.host()).unwrap();
+        let claimed = manager.claim(address(GPU), &ClaimOptions::default()).unwrap();
+        let unbound = rig.manager.enclosure().act(Action::Unbind { force });
+        assert_eq!(unbound.is_ok(), force, "{unbound:?}");
+        assert_eq!(rig.driver().is_some(), !force);
+        drop((claimed, manager));
+    }
+}
+
+#[test]
 fn another_gpu_in_a_known_enclosure_is_disconnected() {
     let id = ID.parse().unwrap();
     let other = PciIds { vendor: 0x10de, device: 1, subsystem_vendor: 0, subsystem_device: 0, revision: 0 };
