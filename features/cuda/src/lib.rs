@@ -2,7 +2,7 @@
 //!
 //! Three layers: [`sys`] is the driver's functions as they are, found at run time; `result` owns the driver's objects
 //! and turns its status into errors; [`CudaAccelerator`] and [`CudaQueue`] are what [`vm_accel`] asks for. Building
-//! needs no CUDA; running needs the driver's `libcuda.so.1`, and [`usage`] its `libnvidia-ml.so.1`. Where one is missing,
+//! needs no CUDA; running needs the driver's `libcuda.so.1`, and [`nvml`] its `libnvidia-ml.so.1`. Where one is missing,
 //! the error says which package has it.
 //!
 //! ```no_run
@@ -26,6 +26,11 @@
 //! symbol is missing, and return the status as an enumeration, for which a code of a newer driver is undefined
 //! behaviour. Here all symbols are looked up once, absence is an error, and the status is a number.
 //!
+//! # Why not nvml-wrapper
+//! [`nvml`] was here before there was more to ask than a worker's health, and loads the library as [`sys`] loads the other: once for the
+//! process and never unloaded, a missing function an error of the call alone, and errors that are [`vm_accel::Error`]. A second
+//! binding beside it would load and initialise the same library again.
+//!
 //! # One context for a process
 //! Each queue uses the device's primary context, with a stream of its own. A fault on the device (an illegal address,
 //! say) takes the context with all its queues: they fail with [`vm_accel::Error::Lost`], and only a new process can use
@@ -34,11 +39,10 @@
 mod accelerator;
 pub mod assemble;
 mod image;
-mod nvml;
+pub mod nvml;
 mod queue;
 mod result;
 pub mod sys;
 
 pub use accelerator::{CudaAccelerator, devices};
-pub use nvml::{Health, Process, Usage, usage};
 pub use queue::{CudaEvent, CudaGraph, CudaKernel, CudaQueue};

@@ -7,9 +7,8 @@ use vm_cuda::assemble::Assembler;
 use vm_jit::Target;
 use vm_jit::target::ptx::{Arch, Options, Version};
 
-pub use vm_cuda::{
-    CudaAccelerator, Usage as CudaUsage, assemble, devices as cuda_devices, usage as cuda_usage,
-};
+pub use vm_cuda::nvml::{self, Usage as CudaUsage, usage as cuda_usage};
+pub use vm_cuda::{CudaAccelerator, assemble, devices as cuda_devices};
 
 use super::{Assemble, AssembleError, CompileError, JitCompiler, JitTarget};
 

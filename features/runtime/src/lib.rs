@@ -66,7 +66,7 @@ pub use compiler::{Assemble, AssembleError, CompileError, CompiledKernel, JitCom
 pub use cpu::{CpuAccelerator, CpuJITCompiler};
 #[cfg(feature = "cuda")]
 pub use cuda::{
-    CudaAccelerator, CudaAssembler, CudaJITCompiler, CudaUsage, assemble, cuda_devices, cuda_usage,
+    CudaAccelerator, CudaAssembler, CudaJITCompiler, CudaUsage, assemble, cuda_devices, cuda_usage, nvml,
 };
 pub use vm_accel::{
     Accelerator, Argument, Buffer, DeviceInfo, Error, Extents, Grid, Kernel, Launch, Limits, MemoryInfo,
