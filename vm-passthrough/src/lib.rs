@@ -20,6 +20,7 @@
 //!   small trait that a VMM implements. The cargo feature `kvm` brings an implementation for VMMs that are built on kvm-ioctls
 //!   and vm-memory.
 //! * [`manager`] ties them together as [`PassthroughManager`].
+//! * [`telemetry`] is what a GPU tells of itself while it runs.
 //! * `accelerator`, behind the cargo features `cpu`, `cuda`, `rocm`, `npu`, `gpu` and `all-accelerators`, is the other way: a
 //!   device that stays with the host and runs kernels for many.
 //!
@@ -45,6 +46,7 @@ pub mod pci;
 pub mod readiness;
 #[cfg(feature = "sim")]
 pub mod sim;
+pub mod telemetry;
 pub mod usb4;
 pub mod vfio;
 

@@ -169,6 +169,19 @@ impl Reader<'_> {
     }
 }
 
+/// The link of a function as it is now; `None` without one. It may wait in the Linux kernel.
+pub(crate) fn link(dir: &Path) -> Option<Link> {
+    let text = |name: &str| files::read_trimmed(&dir.join(name));
+    // 255 lanes is what a function that does not answer reads as.
+    let lanes =
+        |name| text(name).and_then(|text| text::decimal(text.as_bytes())).filter(|&lanes: &u8| lanes != 255);
+    let speed = |name| text(name).map_or(0, |text| text::link_speed(text.as_bytes()));
+    let max_width = lanes("max_link_width").filter(|&lanes| lanes > 0)?;
+    let width = lanes("current_link_width").unwrap_or(0);
+    let speed_now = if width == 0 { 0 } else { speed("current_link_speed") };
+    Some(Link { speed: speed_now, width, max_speed: speed("max_link_speed"), max_width })
+}
+
 /// What Linux has counted; it reads its own memory for that.
 pub(crate) fn aer_counters(dir: &Path) -> Option<AerCounters> {
     let count = |name: &str| Some(aer_count(&files::read(&dir.join(name)).ok()??));

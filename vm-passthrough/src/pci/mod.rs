@@ -25,8 +25,8 @@ pub use function::{
     Bar, BarKind, Capability, DeviceType, ExtendedCapability, Link, PciClass, PciFunction, PciIds,
     PowerState, ResetMethod, ResizableBar, Rom, Sriov,
 };
-pub(crate) use health::aer_counters;
 pub use health::{AerCount, AerCounters, DeviceHealth, Interrupts, LinkHealth, health, interrupts};
+pub(crate) use health::{aer_counters, link};
 pub use rom::{MAX_ROM, RomError, RomImage};
 pub use scan::{ScanError, driver_override, read_config, read_function, scan, virtual_functions};
 pub(crate) use scan::{bar_size, bars};

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{SimFunction, SimHost};
+use super::{SimFunction, SimHost, amdgpu};
 use crate::host::SysfsWriter;
 use crate::iommu::is_vfio_driver;
 use crate::usb4::Route;
@@ -384,6 +384,15 @@ impl SimDrivers {
             }
             ["devices", device, attribute] if attribute.ends_with("_resize") && path.exists() => {
                 self.resize(address(device)?, path, value, until)
+            }
+            ["devices", _, "power_dpm_force_performance_level" | "pp_od_clk_voltage"]
+            | ["devices", _, "hwmon", _, "power1_cap" | "pwm1" | "pwm1_enable"]
+                if path.exists() =>
+            {
+                let [_, device, file @ ..] = &parts[..] else { return Err(errno(libc::ENOENT)) };
+                let address = address(device)?;
+                self.wait_for_lock(address, until)?;
+                amdgpu::write(&self.device(address)?, &file.join("/"), value)
             }
             ["drivers_probe"] => self.probe(address(value)?, until),
             ["drivers", driver, action @ ("bind" | "unbind")] => {

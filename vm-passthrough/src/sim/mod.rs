@@ -17,6 +17,7 @@
 //! ```
 
 mod clock;
+mod amdgpu;
 mod config;
 mod device;
 mod drivers;

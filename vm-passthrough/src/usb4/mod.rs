@@ -18,6 +18,7 @@ use std::fmt;
 use std::str::FromStr;
 
 pub use events::HotplugEvents;
+pub(crate) use scan::router_at;
 pub use scan::scan;
 pub(crate) use tunnel::is_removable;
 pub use tunnel::{Basis, Tunnel, Via, tunnels};
