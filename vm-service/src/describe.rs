@@ -6,7 +6,10 @@ use vm_passthrough::pci::{
     Bar, BarKind, DeviceType, Link, PartKind, PciFunction, PowerState, ResetMethod, Sriov,
 };
 
+use vm_passthrough::telemetry::GpuLink;
+
 use crate::config::format_size;
+use crate::gpus::Gpu;
 use crate::json::{DeviceErrors, DeviceHealth, DeviceInterrupts, ErrorCount, GpuProcess, LinkHealth, Usage};
 
 /// That a function is not there.
@@ -189,6 +192,40 @@ pub(crate) fn usage(usage: &Usage) -> String {
         usage.power_watts.map(|watts| format!("{watts:.0} W")),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+/// A GPU's link to the host, which may be a tunnel's.
+pub(crate) fn gpu_link(link: GpuLink) -> String {
+    match link {
+        GpuLink::Pcie(link) => self::link_in_full(link),
+        GpuLink::Tunnel { .. } if link.is_down() => "tunnel, down".into(),
+        GpuLink::Tunnel { rates: Some(rates), .. } => {
+            let gigabits = |megabits: u32| f64::from(megabits) / 1000.0;
+            let (receive, transmit) = (gigabits(rates.receive.rate()), gigabits(rates.transmit.rate()));
+            match receive == transmit {
+                true => format!("tunnel, {receive} Gb/s"),
+                false => format!("tunnel, {receive} Gb/s to the host, {transmit} Gb/s from it"),
+            }
+        }
+        GpuLink::Tunnel { .. } => "tunnel".into(),
+    }
+}
+
+/// A number, and the limit that it has: `87 of 303 W`.
+pub(crate) fn of_limit(now: f64, limit: Option<f64>, unit: &str) -> String {
+    match limit {
+        Some(limit) => format!("{now:.0} of {limit:.0} {unit}"),
+        None => format!("{now:.0} {unit}"),
+    }
+}
+
+/// Who has a GPU: its guest, or its driver.
+pub(crate) fn holder(gpu: &Gpu) -> String {
+    match (&gpu.guest, &gpu.function.driver) {
+        (Some(guest), _) => format!("guest {guest}"),
+        (None, Some(driver)) => driver.clone(),
+        (None, None) => "-".into(),
+    }
 }
 
 /// A process that uses a GPU.

@@ -14,6 +14,7 @@ mod log;
 mod part;
 mod readiness;
 mod run;
+mod telemetry;
 mod usage;
 mod usb4;
 
@@ -41,6 +42,7 @@ pub use part::{Part, PartKind, PartType};
 pub use readiness::{Blocker, Readiness, Severity};
 pub(crate) use run::milliseconds;
 pub use run::{Exits, RunDevice, RunReport};
+pub use telemetry::{GpuLink, GpuRates, GpuSample, GpuState, GpuStatus, GpuTelemetry};
 pub use usage::{GpuProcess, Usage};
 pub use usb4::{TunnelledFunction, Usb4Domain, Usb4Port, Usb4Retimer, Usb4Router};
 
@@ -134,6 +136,20 @@ pub enum Body {
     EgpuChange(EgpuChange),
     /// `egpu log`: one record of the log files; a document for each, on a line of its own.
     EgpuLog(LogRecord),
+    /// `egpu status`: GPUs, those behind a tunnel first.
+    EgpuStatus {
+        /// The GPUs.
+        gpus: Vec<GpuStatus>,
+    },
+    /// `egpu monitor`: GPUs at one moment; a document on a line of its own for each.
+    EgpuMonitor {
+        /// When that was, by UTC (RFC 3339).
+        time: String,
+        /// Seconds since the moment before; null at first.
+        elapsed_seconds: Option<f64>,
+        /// The GPUs, those behind a tunnel first.
+        gpus: Vec<GpuSample>,
+    },
     /// `run`: how the guest ran.
     Run(RunReport),
     /// `guests`: the guests that run.

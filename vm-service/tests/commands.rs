@@ -18,6 +18,8 @@ mod kernels;
 mod list_info;
 #[path = "commands/log.rs"]
 mod log;
+#[path = "commands/monitor.rs"]
+mod monitor;
 #[path = "commands/run.rs"]
 mod run;
 #[path = "commands/schema.rs"]

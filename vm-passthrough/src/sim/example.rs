@@ -102,6 +102,7 @@ impl SimHost {
         let amd =
             amd.bar(0, BarKind::Memory64, true, 0x70_0000_0000, 16 << 30).resets("bus").link(16_000, 16);
         add(amd.driver("amdgpu"))?;
+        self.add_amdgpu(at(7, 0, 0)?)?;
         let large =
             SimFunction::new(at(8, 0, 0)?, 0x10de, 0x2330, 0x03_0200).express(0).below(below(8)?).group(8);
         let large = large.bar(0, BarKind::Memory64, true, 0x200_0000_0000, 16 << 20);

@@ -87,18 +87,20 @@ impl Watch {
         Ok(())
     }
 
-    /// What each tells now. One that has not answered an earlier time is not waited for, the others until the deadline.
+    /// What each tells now. One that has not answered an earlier time is not waited for, the others until the deadline; one that
+    /// answers too late each time tells what it told then.
     pub fn read(&mut self, deadline: Duration) -> BTreeMap<PciAddress, Answer> {
         let begun = Instant::now();
         let mut answers = BTreeMap::new();
-        // What was late the last time.
+        // What was late the last time, and stands for what is late now.
+        let mut late = BTreeMap::new();
         while let Ok(reply) = self.replies.try_recv() {
-            self.take(reply);
+            late.extend(self.take(reply));
         }
         for (address, worker) in &mut self.workers {
             let is_new = worker.asked.is_none();
             let asked = *worker.asked.get_or_insert(begun);
-            answers.insert(*address, Answer::Waiting(asked));
+            answers.insert(*address, late.remove(address).unwrap_or(Answer::Waiting(asked)));
             // A thread that has ended has panicked; it stays one that does not answer.
             if is_new {
                 let _ = worker.ask.send(());
@@ -108,19 +110,16 @@ impl Watch {
         while is_due(self)
             && let Ok(reply) = self.replies.recv_timeout(deadline.saturating_sub(begun.elapsed()))
         {
-            let (address, at) = (reply.address, reply.at);
-            if let Some(telemetry) = self.take(reply) {
-                answers.insert(address, telemetry.map_or(Answer::Gone, |told| Answer::Told(at, told)));
-            }
+            answers.extend(self.take(reply));
         }
         answers
     }
 
     /// Notes that a worker has answered; `None` where there is no such worker any more.
-    fn take(&mut self, reply: Reply) -> Option<Option<Box<Telemetry>>> {
-        let worker = self.workers.get_mut(&reply.address).filter(|worker| worker.id == reply.id)?;
-        worker.asked = None;
-        Some(reply.telemetry)
+    fn take(&mut self, reply: Reply) -> Option<(PciAddress, Answer)> {
+        let Reply { address, id, at, telemetry } = reply;
+        self.workers.get_mut(&address).filter(|worker| worker.id == id)?.asked = None;
+        Some((address, telemetry.map_or(Answer::Gone, |told| Answer::Told(at, told))))
     }
 }
 

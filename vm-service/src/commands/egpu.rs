@@ -7,8 +7,10 @@ mod enclosure;
 mod guests;
 mod info;
 mod log;
+mod monitor;
 mod policy;
 mod reset;
+mod status;
 mod watch;
 
 use std::path::PathBuf;
@@ -58,13 +60,19 @@ enum Action {
     /// Print what commands that change something have logged into files
     #[command(visible_alias = "l")]
     Log(LogArgs),
+    /// Show GPUs behind a tunnel, one in a row: enclosure, driver or guest, link, temperature, power and load
+    #[command(visible_alias = "s")]
+    Status(status::WhichArgs),
+    /// Watch GPUs on a screen until q is typed, or as a stream of JSON lines
+    #[command(visible_alias = "m")]
+    Monitor(monitor::MonitorArgs),
 }
 
 impl EgpuArgs {
     /// Whether it only reads.
     pub(crate) fn only_reads(&self) -> bool {
         match &self.action {
-            Action::Info | Action::Log(_) => true,
+            Action::Info | Action::Status(_) | Action::Monitor(_) | Action::Log(_) => true,
             Action::Policy(args) => args.only_reads(),
             _ => false,
         }
@@ -92,5 +100,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &EgpuArgs) -> Result<(), Fail
             "`egpu log` reads log files and no host; name their directory with `--log-dir`",
         )),
         Action::Log(args) => log::run(context, args),
+        Action::Status(args) => status::run(context, args),
+        Action::Monitor(args) => monitor::run(context, args),
     }
 }
