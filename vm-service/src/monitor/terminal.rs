@@ -79,6 +79,11 @@ impl Screen {
         self.flush()
     }
 
+    /// Whether the terminal has not taken all that was shown.
+    pub(crate) fn is_behind(&self) -> bool {
+        !self.left.is_empty()
+    }
+
     /// Whether all that was shown has been taken; it waits a little for that.
     ///
     /// # Errors

@@ -225,13 +225,13 @@ fn screens_show_what_there_is_room_for() {
         "93 °C, more than 90 °C",
         "busy  ",
         "memory  ",
-        "█",
+        "▇",
         "q: quit | every 500 ms",
     ];
     check(&board, &view, 110, 21, &all, &["more, up and down", "simulated", "gone"]);
     // Without the graphs, a line for each, and what does not fit.
-    check(&board, &view, 110, 20, &all[..6], &["█"]);
-    check(&board, &view, 110, 13, &all[..6], &["█"]);
+    check(&board, &view, 110, 20, &all[..6], &["▇"]);
+    check(&board, &view, 110, 13, &all[..6], &["▇"]);
     let lines = ["0000:09:00.0 93 °C, more than 90 °C", "0000:01:00.0 52 °C 87 W 41 %", "q: quit"];
     check(&board, &view, 110, 12, &lines, &["core"]);
     check(&board, &view, 110, 3, &lines, &["core"]);

@@ -58,7 +58,7 @@ fn a_row_for_each_gpu() {
     let host = sim.plain_host();
     let row = "0000:03:00.0  Advanced Micro Devices, Inc. [AMD/ATI] Navi 31 [Radeon RX 7900 XT/7900 XTX/7900 GRE/7900M]  \
                Razer Core X  yes         amdgpu  tunnel, 40 Gb/s  52 °C        87 of 303 W  41 %\n";
-    let heading = |rest: &str| format!("{:<14}{:<86}{rest}\n", "ADDRESS", "NAME");
+    let heading = |rest: &str| format!("{:<14}{:<92}{rest}\n", "ADDRESS", "NAME");
     let first = heading("ENCLOSURE     AUTHORISED  DRIVER  LINK             TEMPERATURE  POWER        BUSY");
     check(&host, "egpu status", &(first + row));
     let all = vm_service(&host, "egpu s --all").out;
@@ -89,7 +89,7 @@ fn a_row_for_each_gpu() {
         &host,
         "egpu status 00:07.0",
         2,
-        "0000:00:07.0 Intel Corporation device 3420 is no GPU; `vm-service egpu status --all` lists those of this host",
+        "0000:00:07.0 Intel Corporation 7500/5520/5500/X58 I/O Hub PCI Express Root Port 0 is no GPU; `vm-service egpu status --all` lists those of this host",
     );
     check_error(
         &host,
@@ -184,11 +184,12 @@ const DEADLINE: Duration = Duration::from_secs(60);
 
 impl OnTerminal {
     fn start(sim: &SimHost, args: &str, columns: u16, rows: u16) -> Self {
-        let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a pseudo-terminal");
+        let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)
+            .expect("a pseudo-terminal");
         unlockpt(&controller).expect("unlocked");
         let name = ptsname(&controller, Vec::new()).expect("a name");
-        let terminal =
-            rustix::fs::open(name, OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).expect("the terminal");
+        let terminal = rustix::fs::open(name, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty())
+            .expect("the terminal");
         resize(&terminal, columns, rows);
         let end = || terminal.try_clone().expect("a descriptor");
         let mut command = command(sim, args);
@@ -262,10 +263,11 @@ fn the_terminal_is_given_back_on_every_way_out() {
         }
         end(&mut monitor);
         monitor.until(END);
+        // The cursor is seen again.
+        monitor.until("\u{1b}[?25h");
         let status = monitor.ended();
         assert!(status.success(), "{what}: {status:?} {:?}", status.signal());
         assert!(!monitor.is_raw(), "{what}");
-        assert!(monitor.shown.ends_with("\u{1b}[?25h"), "{what}: the cursor is seen again");
     };
     check("q", "monitor -i 3600000", &|monitor| monitor.type_(b"xq"));
     check("Ctrl-C", "monitor -i 50", &|monitor| monitor.type_(b"\x03"));

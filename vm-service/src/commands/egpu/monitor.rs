@@ -52,6 +52,9 @@ pub(super) fn run(context: &mut Context<'_>, args: &MonitorArgs) -> Result<(), F
     }
 }
 
+/// How long to wait until a terminal that has not taken all of a frame gets more.
+const BEHIND: Duration = Duration::from_millis(100);
+
 /// The moments at which GPUs are read.
 #[derive(Clone, Copy, Debug)]
 struct Ticks {
@@ -234,27 +237,43 @@ struct Shown {
 
 impl Shown {
     fn run(mut self, events: &Receiver<Event>) -> io::Result<()> {
-        self.draw()?;
-        while let Ok(event) = events.recv() {
+        loop {
+            // What the terminal has not taken goes on without another event.
+            let event = match self.screen.is_behind() {
+                true => events.recv_timeout(BEHIND),
+                false => events.recv().map_err(RecvTimeoutError::from),
+            };
             match event {
-                Event::Seen(seen) => self.board.observe(seen),
-                Event::Typed(bytes) => match key(&bytes) {
-                    Key::Quit => return Ok(()),
-                    Key::Up => self.view.first = self.view.first.saturating_sub(1),
-                    Key::Down => {
-                        let last = self.board.panels().len().saturating_sub(1);
-                        self.view.first = (self.view.first + 1).min(last);
+                Ok(Event::Seen(seen)) => self.board.observe(seen),
+                Ok(Event::Typed(bytes)) => {
+                    if keys(&bytes).into_iter().any(|key| self.press(key)) {
+                        return Ok(());
                     }
-                    Key::Redraw => self.terminal = None,
-                    Key::None => continue,
-                },
-                Event::Resized => self.terminal = None,
-                Event::Counted | Event::Stop => return Ok(()),
-                Event::InputEnded => return Err(io::Error::other("it is gone")),
+                }
+                Ok(Event::Resized) => self.terminal = None,
+                Ok(Event::Counted | Event::Stop) => return Ok(()),
+                Ok(Event::InputEnded) => return Err(io::Error::other("it is gone")),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(io::Error::other("the thread that reads GPUs has ended"));
+                }
             }
             self.draw()?;
         }
-        Err(io::Error::other("the thread that reads GPUs has ended"))
+    }
+
+    /// Does what a key means; `true` when that is to end.
+    fn press(&mut self, key: Key) -> bool {
+        match key {
+            Key::Quit => return true,
+            Key::Up => self.view.first = self.view.first.saturating_sub(1),
+            Key::Down => {
+                let last = self.board.panels().len().saturating_sub(1);
+                self.view.first = (self.view.first + 1).min(last);
+            }
+            Key::Redraw => self.terminal = None,
+        }
+        false
     }
 
     fn draw(&mut self) -> io::Result<()> {
@@ -282,32 +301,41 @@ impl Shown {
 }
 
 /// What a key means.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Key {
     Quit,
     Up,
     Down,
     Redraw,
-    None,
 }
 
-/// The key of what a terminal sends for it. Of several that come at once, the first that means something.
-fn key(bytes: &[u8]) -> Key {
-    match bytes {
-        [] => Key::None,
-        [0x1b, b'[' | b'O', b'A', ..] | [b'k', ..] => Key::Up,
-        [0x1b, b'[' | b'O', b'B', ..] | [b'j', ..] => Key::Down,
-        // q, Q, Ctrl-C, Ctrl-D.
-        [b'q' | b'Q' | 0x03 | 0x04, ..] => Key::Quit,
-        // Ctrl-L.
-        [0x0c, ..] => Key::Redraw,
-        // Another sequence, whose letters are no keys.
-        [0x1b, b'[' | b'O', rest @ ..] => {
-            let end = rest.iter().position(|byte| (0x40..=0x7e).contains(byte));
-            end.map_or(Key::None, |end| key(&rest[end + 1..]))
+/// The keys of what a terminal sends for them; those that mean nothing are left out.
+fn keys(mut bytes: &[u8]) -> Vec<Key> {
+    let mut keys = Vec::new();
+    while let [first, rest @ ..] = bytes {
+        bytes = rest;
+        match (first, rest) {
+            // A sequence, whose letters are no keys.
+            (0x1b, [b'[' | b'O', rest @ ..]) => {
+                let end = rest.iter().position(|byte| (0x40..=0x7e).contains(byte));
+                let Some((last, behind)) = end.and_then(|end| rest.get(end..)?.split_first()) else { break };
+                keys.extend(match (end, last) {
+                    (Some(0), b'A') => Some(Key::Up),
+                    (Some(0), b'B') => Some(Key::Down),
+                    _ => None,
+                });
+                bytes = behind;
+            }
+            (b'k', _) => keys.push(Key::Up),
+            (b'j', _) => keys.push(Key::Down),
+            // And Ctrl-C and Ctrl-D.
+            (b'q' | b'Q' | 0x03 | 0x04, _) => keys.push(Key::Quit),
+            // Ctrl-L.
+            (0x0c, _) => keys.push(Key::Redraw),
+            _ => {}
         }
-        [_, rest @ ..] => key(rest),
     }
+    keys
 }
 
 #[cfg(test)]
@@ -315,21 +343,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys() {
-        let check = |bytes: &[u8], expect| assert_eq!(key(bytes), expect, "{bytes:?}");
-        check(b"", Key::None);
-        check(b"q", Key::Quit);
-        check(b"\x03", Key::Quit);
-        check(b"\x1b", Key::None);
-        check(b"xyQ", Key::Quit);
-        check(b"\x1b[A", Key::Up);
-        check(b"\x1bOB", Key::Down);
-        check(b"\x1b[15~", Key::None);
-        check(b"\x1b[1;5q", Key::None);
-        check(b"\x1b[5~q", Key::Quit);
-        check(b"\x1b[", Key::None);
-        check(b"\x0c", Key::Redraw);
-        check(&[0xff, 0xc3], Key::None);
+    fn keys_of_what_is_typed() {
+        let check = |bytes: &[u8], expect: &[Key]| assert_eq!(keys(bytes), expect, "{bytes:?}");
+        check(b"", &[]);
+        check(b"q", &[Key::Quit]);
+        check(b"\x03", &[Key::Quit]);
+        check(b"\x1b", &[]);
+        check(b"xyQ", &[Key::Quit]);
+        check(b"\x1b[A\x1bOBj", &[Key::Up, Key::Down, Key::Down]);
+        check(b"\x1b[15~\x1b[1;5A", &[]);
+        check(b"\x1b[1;5q", &[]);
+        check(b"\x1b[5~q", &[Key::Quit]);
+        check(b"\x1b[\x1bq", &[]);
+        check(b"\x1b[", &[]);
+        check(b"\x0ck", &[Key::Redraw, Key::Up]);
+        check(&[0xff, 0xc3], &[]);
     }
 
     #[test]
