@@ -16,8 +16,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod clock;
 mod amdgpu;
+mod clock;
 mod config;
 mod device;
 mod drivers;
