@@ -109,6 +109,10 @@ fn look(
         }
     };
     refused.retain(|id, _| connected.iter().any(|(_, router)| router.unique_id == Some(*id)));
+    // One that comes again is another matter.
+    watched.retain(|id, (_, manager)| {
+        manager.state() != State::Absent || !connected.iter().any(|(_, router)| router.unique_id == Some(*id))
+    });
     for (domain, router) in &connected {
         let Some(id) = router.unique_id.filter(|id| !watched.contains_key(id)) else { continue };
         match admit(context, limits, cancel, domain, router, id) {
@@ -141,8 +145,8 @@ fn look(
         }
         told?;
     }
-    // When it comes again it is another matter.
-    watched.retain(|_, (_, manager)| manager.state() != State::Absent);
+    // What is left of one that is gone is tried to be undone at each look.
+    watched.retain(|_, (_, manager)| manager.state() != State::Absent || manager.leftover().is_some());
     Ok(())
 }
 
