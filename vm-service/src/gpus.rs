@@ -67,7 +67,7 @@ pub(crate) fn find(host: &Host, which: Which) -> Result<Vec<Gpu>, Failure> {
     let mut manager = PassthroughManager::with_host(host.clone()).map_err(Failure::failed)?;
     manager.scan_devices().map_err(Failure::failed)?;
     let functions = manager.devices();
-    let bus = host.sys.join("bus/thunderbolt/devices");
+    let bus = host.thunderbolt.join("devices");
     let domains = usb4::scan(host)
         .map_err(|error| Failure::failed(format_args!("can't read {}: {error}", bus.display())))?;
     let tunnels = usb4::tunnels(host, functions, &domains);

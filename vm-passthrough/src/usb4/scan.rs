@@ -78,7 +78,7 @@ fn security(text: Option<String>) -> Security {
 
 /// One router as it is now; `None` when it is not there.
 pub(crate) fn router_at(host: &Host, route: Route) -> Option<Router> {
-    router(route, &host.sys.join("bus/thunderbolt/devices").join(route.to_string()))
+    router(route, &host.thunderbolt.join("devices").join(route.to_string()))
 }
 
 /// A router; `None` for another host (XDomain), which has names like one but no `authorized` and no `nvm_version`.

@@ -1,6 +1,6 @@
 //! Reads the GPUs that are meant, and notices when others come.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use vm_passthrough::Host;
@@ -77,8 +77,8 @@ fn no_thread(error: std::io::Error) -> Failure {
 }
 
 fn seen(host: &Host, gpus: &[Gpu]) -> Seen {
-    let names = |bus: &str| {
-        let entries = std::fs::read_dir(host.sys.join("bus").join(bus).join("devices")).into_iter().flatten();
+    let names = |bus: &Path| {
+        let entries = std::fs::read_dir(bus.join("devices")).into_iter().flatten();
         let mut names: Vec<_> =
             entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
         names.sort_unstable();
@@ -86,8 +86,8 @@ fn seen(host: &Host, gpus: &[Gpu]) -> Seen {
     };
     let driver = |gpu: &Gpu| std::fs::read_link(host.pci_device(gpu.address()).join("driver")).ok();
     Seen {
-        functions: names("pci"),
-        routers: names("thunderbolt"),
+        functions: names(&host.sys.join("bus/pci")),
+        routers: names(&host.thunderbolt),
         drivers: gpus.iter().map(driver).collect(),
     }
 }
