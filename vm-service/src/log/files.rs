@@ -94,7 +94,8 @@ impl Write for Sink {
             if !std::mem::replace(&mut self.is_reported, true) {
                 let folder = self.file.folder.display();
                 say(format_args!(
-                    "warning: the log in {folder} is not written: {error}. This goes on without; records are lost until it is mended\n"
+                    "warning: the log in {folder} is not written: {error}; mend that, or name another directory with `--log-dir`. \
+                     The command goes on without its log\n"
                 ));
             }
         }

@@ -137,7 +137,7 @@ fn killed_writers_leave_whole_records_or_one_damaged_line() {
     let mut killed = 0;
     for text in [100, 5_000, 15_000] {
         let mut children: Vec<_> =
-            (0..2).map(|_| spawn(folder.path(), "write", 2, 100_000, 4 << 20, text)).collect();
+            (0..2).map(|_| spawn(folder.path(), "write", 2, 600, 2 << 20, text)).collect();
         for child in &mut children {
             wait_for(child, "under way");
             child.kill().expect("killed");
@@ -145,7 +145,7 @@ fn killed_writers_leave_whole_records_or_one_damaged_line() {
             killed += 1;
         }
     }
-    let mut log = log_in(folder.path(), 4 << 20, MOST_KEPT);
+    let mut log = log_in(folder.path(), 2 << 20, MOST_KEPT);
     log.append(&line(0, "the last")).expect("nobody has the lock");
     let (got, damaged) = read(folder.path());
     assert!(damaged <= killed, "{damaged}");
