@@ -72,7 +72,7 @@ impl EgpuArgs {
     /// Whether it only reads.
     pub(crate) fn only_reads(&self) -> bool {
         match &self.action {
-            Action::Info | Action::Status(_) | Action::Monitor(_) | Action::Log(_) => true,
+            Action::Info | Action::Diag(_) | Action::Status(_) | Action::Monitor(_) | Action::Log(_) => true,
             Action::Policy(args) => args.only_reads(),
             _ => false,
         }
