@@ -125,9 +125,12 @@ fn show(context: &mut Context<'_>, sampler: Sampler, ticks: Ticks) -> Result<(),
     }
     let lost = |error: io::Error| Failure::failed(format_args!("the terminal can't be used: {error}"));
     let (send, receive) = channel();
+    // Before the terminal is taken: a signal between the two would leave it as it is.
+    let on = send.clone();
+    let signals = StopSignals::start(move |_| drop(on.send(Event::Stop))).map_err(lost)?;
     let screen = Screen::enter(io::stdin().as_fd(), io::stdout().as_fd()).map_err(lost)?;
     let Some(screen) = screen else { return Err(no_terminal()) };
-    let sources = Sources::start(sampler, ticks, &send).map_err(lost)?;
+    let sources = Sources::start(signals, sampler, ticks, &send).map_err(lost)?;
     drop(send);
     let view = View {
         first: 0,
@@ -149,13 +152,16 @@ struct Sources {
 }
 
 impl Sources {
-    fn start(mut sampler: Sampler, mut ticks: Ticks, events: &Sender<Event>) -> io::Result<Self> {
+    fn start(
+        signals: StopSignals,
+        mut sampler: Sampler,
+        mut ticks: Ticks,
+        events: &Sender<Event>,
+    ) -> io::Result<Self> {
+        let mut changes = Signals::new([SIGWINCH])?;
+        let resizes = changes.handle();
         let on = events.clone();
-        let _signals = StopSignals::start(move |_| drop(on.send(Event::Stop)))?;
-        let mut signals = Signals::new([SIGWINCH])?;
-        let resizes = signals.handle();
-        let on = events.clone();
-        let wait = move || signals.forever().try_for_each(|_| on.send(Event::Resized));
+        let wait = move || changes.forever().try_for_each(|_| on.send(Event::Resized));
         std::thread::Builder::new().name("resizes".into()).spawn(wait)?;
         let typed = Typed(events.clone());
         let _keyboard = Keyboard::start(io::stdin().as_fd(), move |input| typed.take(input))?;
@@ -173,7 +179,7 @@ impl Sources {
             let _ = on.send(Event::Counted);
         };
         std::thread::Builder::new().name("sampler".into()).spawn(read)?;
-        Ok(Self { _signals, _keyboard, resizes, _end })
+        Ok(Self { _signals: signals, _keyboard, resizes, _end })
     }
 }
 
