@@ -33,7 +33,7 @@ pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
             let info = gpu.accelerator.info();
             let worker = gpu.worker()?;
             let _held = worker.allocate_zeroed(HELD)?;
-            let usage = match vm_cuda::usage(info.address.as_deref().unwrap_or_default()) {
+            let usage = match vm_cuda::nvml::usage(info.address.as_deref().unwrap_or_default()) {
                 Err(error @ vm_accel::Error::Unavailable { .. }) => return skip(error.to_string()),
                 usage => usage?,
             };
