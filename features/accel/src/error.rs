@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use crate::checksum::Direction;
 use crate::launch::Grid;
 
 /// The result of everything that touches an accelerator.
@@ -116,6 +117,26 @@ pub enum Error {
         kernel: String,
         /// What was wrong, with the driver's log where it gives one.
         reason: String,
+    },
+    /// A part of a checked copy arrived wrong each time that it was sent.
+    #[error(
+        "bytes {offset}..{} of a copy {direction} arrived corrupted {attempts} times in a row: CRC-32 {sent:#010x} was sent, \
+         {received:#010x} arrived; check cable, plugs and riser, or have the link run at a lower speed",
+        .offset + .bytes
+    )]
+    Corrupted {
+        /// Which way.
+        direction: Direction,
+        /// First byte of the part, from the beginning of the copy.
+        offset: u64,
+        /// Length of the part.
+        bytes: u64,
+        /// How often it was sent.
+        attempts: u64,
+        /// The CRC-32 of what was sent last.
+        sent: u32,
+        /// The CRC-32 of what arrived last.
+        received: u32,
     },
     /// The worker's queue is full.
     #[error("the worker's queue of {capacity} commands is full: wait, or give the worker a larger one")]

@@ -81,14 +81,18 @@
 
 mod accelerator;
 mod artifact;
+mod checksum;
 #[cfg(all(feature = "conformance", not(loom)))]
 pub mod conformance;
+pub mod crc32;
 mod device;
 mod error;
 mod executor;
 mod extents;
 #[cfg(all(feature = "fake", not(loom)))]
 pub mod fake;
+#[cfg(all(feature = "fake", not(loom)))]
+pub mod faulty;
 mod launch;
 mod memory;
 mod pool;
@@ -100,6 +104,7 @@ pub use accelerator::{Accelerator, Link, Queue};
 pub use artifact::{
     Artifact, Extent, Guard, MAX_EXTENT, MAX_RANK, PARAMETER_BYTES, Parameter, ParameterKind, Signature,
 };
+pub use checksum::{Checksum, ChecksumStatistics, Direction};
 pub use device::{DeviceInfo, MemoryInfo, QueueOptions, deadline};
 pub use error::{Error, Result};
 pub use executor::job::Job;

@@ -108,6 +108,11 @@ impl<'a> Region<'a> {
         Ok(Region { address: self.address + offset, host, bytes, ..self })
     }
 
+    /// The same, for a command that runs before whoever lent it goes on.
+    pub(crate) fn detached(self) -> Region<'static> {
+        Region { memory: PhantomData, ..self }
+    }
+
     /// The device's address of the first byte.
     pub fn address(&self) -> u64 {
         self.address

@@ -58,6 +58,7 @@ mod artifact;
 mod compiler;
 #[cfg(feature = "cpu")]
 mod cpu;
+mod crc32;
 #[cfg(feature = "cuda")]
 mod cuda;
 
@@ -69,8 +70,9 @@ pub use cuda::{
     CudaAccelerator, CudaAssembler, CudaJITCompiler, CudaUsage, assemble, cuda_devices, cuda_usage, nvml,
 };
 pub use vm_accel::{
-    Accelerator, Argument, Buffer, DeviceInfo, Error, Extents, Grid, Kernel, Launch, Limits, MemoryInfo,
-    MemoryKind, PoolOptions, QueueOptions, Scalar, Session, View, Worker, WorkerOptions, arguments,
+    Accelerator, Argument, Buffer, Checksum, ChecksumStatistics, DeviceInfo, Error, Extents, Grid, Kernel,
+    Launch, Limits, MemoryInfo, MemoryKind, PoolOptions, QueueOptions, Scalar, Session, View, Worker,
+    WorkerOptions, arguments,
 };
 pub use vm_ir::{GuestAddr, IRBlock};
 #[cfg(feature = "npu")]

@@ -5,6 +5,7 @@
 
 mod allocations;
 mod arena;
+mod checksum;
 mod child;
 mod conformance;
 mod costs;
@@ -71,6 +72,12 @@ const SECTIONS: &[Section] = &[
         about: "the suite that every accelerator must pass",
         timeout: Duration::from_secs(120),
         tests: conformance::tests,
+    },
+    Section {
+        name: "checksum",
+        about: "copies that are checked at both ends, over links that flip bits, and what that costs",
+        timeout: Duration::from_secs(240),
+        tests: checksum::tests,
     },
     Section {
         name: "driver",

@@ -4,10 +4,12 @@ mod batch;
 mod brand;
 mod buffer;
 mod chain;
+mod checked;
 mod current;
 mod end;
 mod give;
 mod guard;
+mod hash;
 mod idle;
 mod launch;
 mod raw;
@@ -31,6 +33,7 @@ pub use session::Session;
 use end::{End, Ending};
 
 use crate::accelerator::{Accelerator, Queue};
+use crate::checksum::{Checksum, ChecksumStatistics, Counters};
 use crate::device::{MemoryInfo, QueueOptions, deadline};
 use crate::error::{Error, Result};
 use crate::executor::job::{Cell, Completer, Job};
@@ -54,6 +57,8 @@ pub struct WorkerOptions {
     pub pool: PoolOptions,
     /// What guarded launches may take that are given no limits of their own.
     pub limits: Limits,
+    /// How copies between the host and the device are checked; `None` if they are not.
+    pub checksum: Option<Checksum>,
 }
 
 impl Default for WorkerOptions {
@@ -65,6 +70,7 @@ impl Default for WorkerOptions {
             queue: QueueOptions::default(),
             pool: PoolOptions::default(),
             limits: Limits::default(),
+            checksum: None,
         }
     }
 }
@@ -86,6 +92,7 @@ struct Shared<A: Accelerator, B: Brand> {
     options: WorkerOptions,
     lost: OnceLock<Error>,
     deferred: Mutex<Option<Error>>,
+    checks: Counters,
     /// With the position that the running command must have reached.
     garbage: Mutex<Vec<(u64, Garbage<A>)>>,
     littered: AtomicBool,
@@ -195,7 +202,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     ///
     /// # Errors
     /// [`Error::BrandInUse`]; what [`Accelerator::open`] fails with; [`Error::Deadline`] when it takes longer than the
-    /// options' timeout.
+    /// options' timeout; with a checksum [`Error::Load`], and [`Error::Corrupted`] if not even its table arrives.
     pub fn start(accelerator: Arc<A>, options: WorkerOptions) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let lease = brand::Lease::take::<B>()?;
@@ -206,6 +213,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
             pool: Pool::new(options.pool),
             lost: OnceLock::new(),
             deferred: Mutex::new(None),
+            checks: Counters::default(),
             garbage: Mutex::new(Vec::new()),
             littered: AtomicBool::new(false),
             options,
@@ -396,7 +404,8 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     /// Copies one view to another of the same length.
     ///
     /// # Errors
-    /// [`Error::Lengths`], [`Error::WrongWorker`], [`Error::QueueFull`], [`Error::Stopped`], [`Error::Lost`].
+    /// [`Error::Lengths`], [`Error::WrongWorker`], [`Error::QueueFull`], [`Error::Stopped`], [`Error::Lost`]. With
+    /// [`WorkerOptions::checksum`] the next wait also says [`Error::Corrupted`].
     pub fn copy<'a>(
         &self,
         target: impl Into<View<'a, A, B>>,
@@ -418,7 +427,8 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     /// Copies host values into a view of the same length.
     ///
     /// # Errors
-    /// [`Error::Lengths`], [`Error::WrongWorker`], [`Error::Deadline`], [`Error::Stopped`]; the device's.
+    /// [`Error::Lengths`], [`Error::WrongWorker`], [`Error::Deadline`], [`Error::Stopped`]; [`Error::Corrupted`] with
+    /// [`WorkerOptions::checksum`]; the device's.
     pub fn write<'a, T: Pod>(&self, target: impl Into<View<'a, A, B>>, values: &[T]) -> Result<()> {
         let target = target.into();
         let bytes: &[u8] = bytemuck::cast_slice(values);
@@ -490,6 +500,11 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
         self.0.shared.pool.statistics()
     }
 
+    /// What the checks of copies came to so far, with [`WorkerOptions::checksum`].
+    pub fn checksum_statistics(&self) -> ChecksumStatistics {
+        self.0.shared.checks.statistics()
+    }
+
     /// Takes no more commands, lets those already given run, and waits for the thread to end. Who calls it again, or at
     /// the same time on another clone, waits for the same end.
     ///
@@ -539,6 +554,10 @@ fn serve<A: Accelerator, B: Brand>(shared: Arc<Shared<A, B>>, opened: Completer<
         }
     };
     let session = Session::new(queue, Arc::clone(&shared));
+    if let Err(error) = guarded(|| session.begin_checks()) {
+        shared.executor.close();
+        return opened.complete(Err(error));
+    }
     opened.complete(Ok(()));
     current::enter(shared.id, &session, || {
         // A job's panic is caught where the job runs; this one is an accelerator's, in a command that nobody waits for.

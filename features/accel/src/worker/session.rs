@@ -11,6 +11,7 @@ use super::batch::Steps;
 use super::brand::Brand;
 use super::buffer::{Buffer, View};
 use super::chain::Chains;
+use super::checked::{Checker, crossing};
 use super::guard::{Guarded, Guards};
 use super::idle::Pending;
 use super::launch::{Recorded, Uses};
@@ -32,6 +33,7 @@ pub struct Session<A: Accelerator, B: Brand> {
     pub(super) queue: QueueOf<A>,
     pub(super) shared: Arc<Shared<A, B>>,
     pub(super) staging: RefCell<Option<Rc<Staging<A>>>>,
+    pub(super) checker: RefCell<Option<Rc<Checker<A>>>>,
     pub(super) pending: RefCell<VecDeque<Pending<A>>>,
     /// How many of those have ended so far.
     pub(super) ends: Cell<u64>,
@@ -57,6 +59,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
             queue,
             shared,
             staging: RefCell::new(None),
+            checker: RefCell::new(None),
             pending: RefCell::default(),
             ends: Cell::new(0),
             events: RefCell::default(),
@@ -177,7 +180,8 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// Copies one view to another of the same length.
     ///
     /// # Errors
-    /// [`Error::Lengths`], [`Error::OutOfOrder`]; the device's.
+    /// [`Error::Lengths`], [`Error::OutOfOrder`]; the device's. With [`WorkerOptions::checksum`](crate::WorkerOptions)
+    /// [`Error::Corrupted`], [`Error::Deadline`] and [`Error::Capturing`] for one between host and device, which it waits for.
     pub fn copy<'a>(
         &self,
         target: impl Into<View<'a, A, B>>,
@@ -190,6 +194,9 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     pub(super) fn copy_region(&self, target: Region<'_>, source: Region<'_>) -> Result<()> {
         if target.bytes() == 0 && source.bytes() == 0 {
             return Ok(());
+        }
+        if let (Some(checker), Some(direction)) = (self.checker(), crossing(target.kind(), source.kind())) {
+            return self.copy_checked(&checker, direction, target, source);
         }
         self.note(self.queue().copy(target, source))
     }

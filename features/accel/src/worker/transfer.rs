@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::memory::{Memory, MemoryKind, Region};
 
 /// Bytes of each of the two pinned buffers that reads and writes go through.
-const STAGING_BYTES: u64 = 4 << 20;
+pub(super) const STAGING_BYTES: u64 = 4 << 20;
 
 pub(super) struct Staging<A: Accelerator> {
     halves: [(Memory, EventOf<A>); 2],
@@ -22,7 +22,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// Copies host bytes into a view of the same length. The bytes are the caller's again when this returns.
     ///
     /// # Errors
-    /// [`Error::Lengths`], [`Error::Deadline`], [`Error::Capturing`]; the device's.
+    /// [`Error::Lengths`], [`Error::Deadline`], [`Error::Capturing`], [`Error::Corrupted`]; the device's.
     pub fn write<'a>(&self, target: impl Into<View<'a, A, B>>, bytes: &[u8]) -> Result<()> {
         let target = self.region(target.into())?;
         self.write_region(target, bytes)
@@ -40,6 +40,9 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
             self.synchronize(self.timeout())?;
             return target.write_host(bytes);
         }
+        if let Some(checker) = self.checker() {
+            return self.write_checked(&checker, target, bytes);
+        }
         let staging = self.staging()?;
         for (index, chunk) in bytes.chunks(STAGING_BYTES as usize).enumerate() {
             let (memory, event) = staging.take();
@@ -56,7 +59,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// Copies a view into host bytes of the same length, after the work so far.
     ///
     /// # Errors
-    /// [`Error::Lengths`], [`Error::Deadline`], [`Error::Capturing`]; the device's.
+    /// [`Error::Lengths`], [`Error::Deadline`], [`Error::Capturing`], [`Error::Corrupted`]; the device's.
     pub fn read<'a>(&self, source: impl Into<View<'a, A, B>>, bytes: &mut [u8]) -> Result<()> {
         let source = self.region(source.into())?;
         self.read_region(source, bytes)
@@ -73,6 +76,9 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         if source.kind().host_visible() {
             self.synchronize(self.timeout())?;
             return source.read_host(bytes);
+        }
+        if let Some(checker) = self.checker() {
+            return self.read_checked(&checker, source, bytes);
         }
         // While one half is being read out, the device fills the other.
         let staging = self.staging()?;
@@ -96,7 +102,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         memory.region().slice(0, chunk.len() as u64)?.read_host(chunk)
     }
 
-    fn staging(&self) -> Result<Rc<Staging<A>>> {
+    pub(super) fn staging(&self) -> Result<Rc<Staging<A>>> {
         if let Some(staging) = self.staging.borrow().as_ref() {
             return Ok(Rc::clone(staging));
         }
@@ -112,6 +118,11 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
 }
 
 impl<A: Accelerator> Staging<A> {
+    /// Both halves, for who waits for what he does with them.
+    pub(super) fn halves(&self) -> [Region<'static>; 2] {
+        [&self.halves[0], &self.halves[1]].map(|(memory, _)| memory.detached())
+    }
+
     /// The half that was used longest ago.
     fn take(&self) -> (&Memory, &EventOf<A>) {
         let index = self.next.replace(self.next.get() ^ 1);
