@@ -23,7 +23,10 @@ use serde::Serialize;
 
 pub use claim::{Claim, ClaimState, ClaimedFunction, ListedClaim, Owner};
 pub(crate) use egpu::fault_of;
-pub use egpu::{CheckVerdict, EgpuChange, EgpuCheck, EgpuPolicy, EgpuReport, EgpuStep, KnownEnclosure};
+pub use egpu::{
+    CheckVerdict, EgpuChange, EgpuCheck, EgpuPolicy, EgpuReport, EgpuSimulation, EgpuStep, KnownEnclosure,
+    SimulatedChange,
+};
 pub use function::{
     Bar, BarKind, Capability, DeviceType, Function, Link, PhysicalFunction, PowerState, ResetMethod, Sriov,
 };
@@ -134,6 +137,8 @@ pub enum Body {
     EgpuPolicy(EgpuPolicy),
     /// `egpu watch`: one step in the life of an enclosure; a document for each.
     EgpuChange(EgpuChange),
+    /// `egpu simulate`: what became of a simulated eGPU.
+    EgpuSimulation(EgpuSimulation),
     /// `egpu log`: one record of the log files; a document for each, on a line of its own.
     EgpuLog(LogRecord),
     /// `egpu status`: GPUs, those behind a tunnel first.

@@ -10,6 +10,7 @@
 //! [known.d2030000-00a0-751e-a3f4-c0e5ae7b0d30]
 //! name = "Razer Core X"
 //! accelerators = ["10de:2684 1043:889a a1"]
+//! guest = "web1"             # gets it whenever it comes
 //! ```
 //!
 //! It is its owner's alone, and what others could have written is not believed.
@@ -27,6 +28,7 @@ use vm_passthrough::egpu::{Authorise, KnownEgpu, Policy};
 use vm_passthrough::ledger;
 use vm_passthrough::usb4::UniqueId;
 
+use crate::config::is_name;
 use crate::save;
 use crate::saved::{ids_of, text_of};
 
@@ -39,8 +41,19 @@ const HEADING: &str = "# Made by `vm-service egpu`; `egpu policy` and `egpu forg
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EgpuStore {
     pub(crate) policy: Policy,
-    /// By UUID, with the name that it had.
-    pub(crate) known: BTreeMap<UniqueId, (String, KnownEgpu)>,
+    /// By UUID.
+    pub(crate) known: BTreeMap<UniqueId, Known>,
+}
+
+/// An enclosure that is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Known {
+    /// The name that it had.
+    pub(crate) name: String,
+    /// What it is told from others by.
+    pub(crate) egpu: KnownEgpu,
+    /// The guest that gets it whenever it comes.
+    pub(crate) guest: Option<String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -60,6 +73,8 @@ struct Text {
 struct KnownText {
     name: String,
     accelerators: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    guest: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -107,9 +122,9 @@ impl EgpuStore {
     }
 
     fn text(&self) -> Result<String, String> {
-        let known = self.known.iter().map(|(id, (name, known))| {
-            let accelerators = known.accelerators.iter().map(text_of).collect();
-            (id.to_string(), KnownText { name: name.clone(), accelerators })
+        let known = self.known.iter().map(|(id, Known { name, egpu, guest })| {
+            let accelerators = egpu.accelerators.iter().map(text_of).collect();
+            (id.to_string(), KnownText { name: name.clone(), accelerators, guest: guest.clone() })
         });
         let text = Text {
             version: VERSION,
@@ -134,7 +149,10 @@ impl EgpuStore {
             let id: UniqueId = id.parse().map_err(|error| format!("`{id}`: {error}"))?;
             let ids = |text: &String| ids_of(text).ok_or_else(|| format!("`{text}` are no IDs"));
             let accelerators = known.accelerators.iter().map(ids).collect::<Result<_, String>>()?;
-            Ok((id, (known.name, KnownEgpu { id, accelerators })))
+            if let Some(guest) = known.guest.as_ref().filter(|guest| !is_name(guest)) {
+                return Err(format!("`{guest}` is no guest's name"));
+            }
+            Ok((id, Known { name: known.name, egpu: KnownEgpu { id, accelerators }, guest: known.guest }))
         });
         let policy = Policy {
             authorise: authorise(&text.authorise)?,
@@ -171,7 +189,8 @@ mod tests {
     use super::*;
 
     const GOOD: &str = "version = 1\nauthorise = \"known\"\ndma_protection = true\nminimum_gigabits = 20.5\nminimum_watts = 75\n\
-        [known.d2030000-00a0-751e-a3f4-c0e5ae7b0d30]\nname = \"Razer \\\"Core\\\" X\"\naccelerators = [\"10de:2684 1043:889a a1\"]\n";
+        [known.d2030000-00a0-751e-a3f4-c0e5ae7b0d30]\nname = \"Razer \\\"Core\\\" X\"\naccelerators = [\"10de:2684 1043:889a a1\"]\n\
+        guest = \"web1\"\n";
 
     #[test]
     fn reads_what_it_wrote_and_refuses_the_rest() {
@@ -188,6 +207,7 @@ mod tests {
             (GOOD.replace("2684", "26840"), "are no IDs"),
             (GOOD.replace("known.d2", "known.x2"), "no UUID"),
             (GOOD.replace("name", "nome"), "unknown field"),
+            (GOOD.replace("web1", "../web1"), "no guest's name"),
             (String::new(), "missing field"),
         ] {
             let got = EgpuStore::parse(&text);

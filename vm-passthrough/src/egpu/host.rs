@@ -2,6 +2,7 @@
 
 mod heartbeat;
 mod reset;
+mod thermometer;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,10 +10,12 @@ use std::time::{Duration, Instant};
 
 use super::{Action, EgpuError, Enclosure, KnownEgpu, Observation, Policy, Refusal, Rung, is_accelerator};
 use crate::claim::{self, Cancel, ClaimError};
+use crate::ledger::{self, Ledger};
 use crate::pci::{self, PciFunction, PciIds};
-use crate::usb4::{self, Authorization, Domain, Route, Router, UniqueId, Via};
-use crate::{Host, PciAddress, deadlines, files, ledger, readiness};
+use crate::usb4::{self, Domain, Route, Router, UniqueId, Via};
+use crate::{Host, PciAddress, deadlines, files, readiness};
 use heartbeat::Heartbeat;
+use thermometer::Thermometer;
 
 /// How often what is waited for is looked at.
 const POLL: Duration = Duration::from_millis(100);
@@ -30,12 +33,6 @@ pub trait Guests: fmt::Debug {
     fn detach(&self, functions: &[PciAddress], force: bool) -> Result<(), String>;
 }
 
-/// Who tells how hot a function is.
-pub trait Thermometer: fmt::Debug {
-    /// Its temperature in thousandths of a degree Celsius.
-    fn temperature(&self, function: PciAddress) -> Option<i32>;
-}
-
 /// An enclosure of the host, known by its router's UUID wherever it is connected.
 #[derive(Debug)]
 pub struct HostEnclosure {
@@ -46,8 +43,10 @@ pub struct HostEnclosure {
     known: Option<KnownEgpu>,
     cancel: Cancel,
     guests: Box<dyn Guests>,
-    thermometer: Box<dyn Thermometer>,
+    thermometer: Thermometer,
     heartbeat: Heartbeat,
+    /// From when it is taken from its driver until its tunnel is down: nobody claims it meanwhile.
+    ledger: Option<Ledger>,
     /// The host's functions before the tunnel was asked for.
     before: BTreeSet<PciAddress>,
     /// Its functions that are no bridges, as they were found when they came.
@@ -65,7 +64,6 @@ impl HostEnclosure {
         known: Option<KnownEgpu>,
         cancel: Cancel,
         guests: Box<dyn Guests>,
-        thermometer: Box<dyn Thermometer>,
     ) -> Self {
         Self {
             host: host.clone(),
@@ -74,8 +72,9 @@ impl HostEnclosure {
             known,
             cancel,
             guests,
-            thermometer,
+            thermometer: Thermometer::default(),
             heartbeat: Heartbeat::default(),
+            ledger: None,
             before: BTreeSet::new(),
             functions: Vec::new(),
             accelerators: Vec::new(),
@@ -98,7 +97,7 @@ impl HostEnclosure {
     /// When PCIe is not tunnelled to it, or it can't be looked at.
     pub fn adopt(&mut self) -> Result<bool> {
         let (_, router) = self.connected()?;
-        if !is_authorised(&router) {
+        if !router.is_authorised() {
             return Err(step("take it as it is", "no PCIe is tunnelled to it"));
         }
         let functions = self.endpoints(router.route)?;
@@ -176,7 +175,7 @@ impl HostEnclosure {
 
     fn authorise(&mut self) -> Result<()> {
         let (_, router) = self.connected()?;
-        if is_authorised(&router) {
+        if router.is_authorised() {
             return Ok(());
         }
         let all = pci::scan(&self.host).map_err(|error| step("scan the host", error))?;
@@ -184,7 +183,7 @@ impl HostEnclosure {
         self.set_authorized(&router, "1")?;
         // Another enclosure may have come to the same port meanwhile.
         match self.connected()? {
-            (_, now) if now.route == router.route && is_authorised(&now) => Ok(()),
+            (_, now) if now.route == router.route && now.is_authorised() => Ok(()),
             _ => Err(step("have PCIe tunnelled to it", "its `authorized` reads 0 afterwards; see dmesg")),
         }
     }
@@ -194,7 +193,7 @@ impl HostEnclosure {
         let route = router.route;
         let mut last = (Vec::new(), Instant::now());
         let came = self.wait(deadlines::ENUMERATION, || {
-            if !is_authorised(&self.connected()?.1) {
+            if !self.connected()?.1.is_authorised() {
                 return Err(step("wait for its functions", "its tunnel was taken down meanwhile"));
             }
             let functions = self.endpoints(route)?;
@@ -266,7 +265,11 @@ impl HostEnclosure {
 
     /// Who of the host uses its functions, without guests.
     fn users(&self, with_guests: bool) -> Result<Vec<String>> {
-        let claims = ledger::claims(&self.host, deadlines::LEDGER_READ).unwrap_or_default();
+        let claims = match &self.ledger {
+            Some(ledger) => ledger.entries(),
+            None => ledger::claims(&self.host, deadlines::LEDGER_READ),
+        };
+        let claims = claims.map_err(|error| step("see who has it", error))?;
         let mut users = Vec::new();
         for (address, _) in &self.functions {
             let claim = claims
@@ -309,7 +312,12 @@ impl HostEnclosure {
     }
 
     /// Takes its functions from their drivers.
-    fn unbind(&self, force: bool) -> Result<()> {
+    fn unbind(&mut self, force: bool) -> Result<()> {
+        match Ledger::lock(&self.host, claim::DEADLINE) {
+            Ok(ledger) => self.ledger = Some(ledger),
+            Err(error) if force => tracing::warn!("it may be claimed until its tunnel is down: {error}"),
+            Err(error) => return Err(step("keep others from it", error)),
+        }
         // Who has begun to use it since it was free keeps it.
         let users = if force { Vec::new() } else { self.users(true)? };
         if !users.is_empty() {
@@ -327,7 +335,7 @@ impl HostEnclosure {
 
     fn deauthorise(&mut self) -> Result<()> {
         let router = self.router()?;
-        if let Some((domain, router)) = router.as_ref().filter(|(_, router)| is_authorised(router)) {
+        if let Some((domain, router)) = router.as_ref().filter(|(_, router)| router.is_authorised()) {
             if !domain.deauthorization {
                 return Err(step(
                     "take its tunnel down",
@@ -358,9 +366,10 @@ impl HostEnclosure {
                 "its functions are there still; see dmesg for who does not let go of them",
             )
         })?;
-        if self.router()?.is_some_and(|(_, router)| is_authorised(&router)) {
+        if self.router()?.is_some_and(|(_, router)| router.is_authorised()) {
             return Err(step("take its tunnel down", "its `authorized` does not read 0 afterwards"));
         }
+        self.ledger = None;
         self.settle()
     }
 
@@ -392,7 +401,7 @@ impl HostEnclosure {
             Rung::Reconnect => {
                 let functions = self.functions.clone();
                 let (_, router) = self.connected()?;
-                if is_authorised(&router) {
+                if router.is_authorised() {
                     self.deauthorise()?;
                 }
                 self.authorise()?;
@@ -411,7 +420,7 @@ impl HostEnclosure {
 impl Enclosure for HostEnclosure {
     fn observe(&mut self) -> Result<Observation> {
         let Some((_, router)) = self.router()? else { return Ok(Observation::default()) };
-        let authorised = is_authorised(&router);
+        let authorised = router.is_authorised();
         let functions = match authorised {
             true => self.endpoints(router.route)?,
             false => Vec::new(),
@@ -425,7 +434,7 @@ impl Enclosure for HostEnclosure {
     }
 
     fn act(&mut self, action: Action) -> Result<()> {
-        match action {
+        let done = match action {
             Action::Authorise => self.authorise(),
             Action::Enumerate => self.enumerate(),
             Action::Verify => self.verify(),
@@ -435,7 +444,11 @@ impl Enclosure for HostEnclosure {
             Action::Deauthorise => self.deauthorise(),
             Action::Reset(rung) => self.reset(rung),
             Action::Settle => self.settle(),
+        };
+        if done.is_err() || !matches!(action, Action::Unbind { .. }) {
+            self.ledger = None;
         }
+        done
     }
 
     fn heartbeat(&mut self) -> Result<()> {
@@ -443,7 +456,7 @@ impl Enclosure for HostEnclosure {
     }
 
     fn temperature(&mut self) -> Option<i32> {
-        self.functions.iter().filter_map(|(address, _)| self.thermometer.temperature(*address)).max()
+        self.thermometer.hottest(&self.host, &self.functions)
     }
 }
 
@@ -466,10 +479,6 @@ fn is_there(host: &Host, address: PciAddress, ids: &PciIds) -> bool {
         files::read_trimmed(&dir.join(file)).is_none_or(|text| text == format!("{id:#06x}"))
     };
     dir.exists() && says("vendor", ids.vendor) && says("device", ids.device)
-}
-
-fn is_authorised(router: &Router) -> bool {
-    matches!(router.authorization, Some(Authorization::Yes | Authorization::Challenged))
 }
 
 fn step(what: &str, reason: impl fmt::Display) -> EgpuError {

@@ -5,7 +5,7 @@ use std::fmt;
 use thiserror::Error;
 
 use crate::pci::{PciFunction, PciIds};
-use crate::usb4::{Authorization, Domain, Router, Security, UniqueId};
+use crate::usb4::{Domain, Router, Security, UniqueId};
 
 /// What the operator allows.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -134,8 +134,9 @@ impl Policy {
             Authorise::Known if !asked && !known => return Err(Refusal::Unknown(id)),
             _ => {}
         }
-        let is_done = matches!(router.authorization, Some(Authorization::Yes | Authorization::Challenged));
-        if !is_done && matches!(domain.security, Security::DpOnly | Security::UsbOnly | Security::NoPcie) {
+        if !router.is_authorised()
+            && matches!(domain.security, Security::DpOnly | Security::UsbOnly | Security::NoPcie)
+        {
             return Err(Refusal::NoPcie { domain: domain.number, security: domain.security.clone() });
         }
         // Where it is not said it may as well not be.

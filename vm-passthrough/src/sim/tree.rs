@@ -254,7 +254,7 @@ impl SimHost {
     }
 
     /// Removes all links to a function, and its own to its driver and its group.
-    pub(super) fn unlink(&self, address: PciAddress) -> io::Result<()> {
+    pub(crate) fn unlink(&self, address: PciAddress) -> io::Result<()> {
         let dir = self.device_dir(address)?;
         self.set_driver(address, None)?;
         fs::remove_file(self.path("sys/bus/pci/devices").join(address.to_string()))?;

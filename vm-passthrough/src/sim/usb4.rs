@@ -72,11 +72,15 @@ impl SimHost {
     }
 
     /// The functions behind a router go, as with its tunnel.
-    pub(super) fn take_down_tunnel(&self, route: Route) -> io::Result<()> {
+    pub(crate) fn take_down_tunnel(&self, route: Route) -> io::Result<()> {
         let functions = self.enclosed_functions(route)?;
         // What is below goes first.
         for (address, ..) in functions.iter().rev() {
-            self.unlink(*address)?;
+            match self.unlink(*address) {
+                // It was lost before.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                unlinked => unlinked?,
+            }
         }
         match functions.first() {
             Some((top, ..)) => {

@@ -20,11 +20,13 @@ mod hwmon;
 mod nvidia;
 mod throttle;
 mod watch;
+mod xid;
 
 use std::path::Path;
 
 pub use throttle::Throttle;
 pub use watch::{Answer, Watch};
+pub use xid::{Xid, xids};
 
 use crate::pci::{self, AerCounters, Link};
 use crate::usb4::{self, Authorization, LinkRates, Route, Tunnel};

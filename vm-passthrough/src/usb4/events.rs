@@ -1,7 +1,10 @@
-//! What the Linux kernel announces when something is connected or pulled (uevents, `lib/kobject_uevent.c`).
+//! What the Linux kernel announces when something is connected or pulled (uevents, `lib/kobject_uevent.c`), by itself or as udev
+//! passes it on (systemd's `src/libsystemd/sd-device/device-monitor.c`).
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -18,6 +21,17 @@ const LONGEST: usize = 8 << 10;
 #[derive(Debug)]
 pub struct HotplugEvents {
     socket: OwnedFd,
+    /// Where it is bound, for who is not the Linux kernel.
+    path: Option<PathBuf>,
+}
+
+impl Drop for HotplugEvents {
+    fn drop(&mut self) {
+        if let Some(path) = &self.path {
+            // It may be gone with its directory.
+            let _ = std::fs::remove_file(path);
+        }
+    }
 }
 
 impl HotplugEvents {
@@ -29,7 +43,18 @@ impl HotplugEvents {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(KOBJECT_UEVENT))?;
         bind(&socket, &SocketAddrNetlink::new(0, KERNEL))?;
-        Ok(Self { socket })
+        Ok(Self { socket, path: None })
+    }
+
+    /// Listens at a UNIX datagram socket that is made at `path`, whoever sends there: as where the Linux kernel's announcements
+    /// don't come, in a container, and something passes them on, or with a mock of udev. It goes with this.
+    ///
+    /// # Errors
+    /// When it can't be made, as where there is one.
+    pub fn at(path: &Path) -> io::Result<Self> {
+        let socket = UnixDatagram::bind(path)?;
+        socket.set_nonblocking(true)?;
+        Ok(Self { socket: socket.into(), path: Some(path.into()) })
     }
 
     /// Waits for something to be connected or pulled, and answers whether that came before the timeout. Announcements that were lost
@@ -45,8 +70,8 @@ impl HotplugEvents {
                 Ok((len, _, from)) => {
                     // Another process may send here, too.
                     let sender = from.and_then(|from| SocketAddrNetlink::try_from(from).ok());
-                    let is_linux = sender.is_some_and(|sender| sender.pid() == 0);
-                    if is_linux && message.get(..len).is_some_and(is_hotplug) {
+                    let is_trusted = self.path.is_some() || sender.is_some_and(|sender| sender.pid() == 0);
+                    if is_trusted && message.get(..len).is_some_and(is_hotplug) {
                         return Ok(true);
                     }
                 }
@@ -58,7 +83,7 @@ impl HotplugEvents {
                         return Ok(false);
                     }
                     let left = Timespec::try_from(left).map_err(io::Error::other)?;
-                    match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&left)) {
+                    match poll(&mut [PollFd::new(&self.socket.as_fd(), PollFlags::IN)], Some(&left)) {
                         Ok(_) | Err(Errno::INTR) => {}
                         Err(error) => return Err(error.into()),
                     }
@@ -73,11 +98,21 @@ impl HotplugEvents {
     }
 }
 
-/// Whether a message is of USB4, Thunderbolt or PCI: `ACTION@PATH`, then `NAME=VALUE` each, all ended by a zero byte.
+/// Whether a message is of USB4, Thunderbolt or PCI: `NAME=VALUE` each ended by a zero byte, after `ACTION@PATH` from the Linux
+/// kernel, and after a binary header from udev, which says in its fifth word where they begin.
 fn is_hotplug(message: &[u8]) -> bool {
-    let mut parts = message.split(|&byte| byte == 0);
-    parts.next().is_some_and(|header| header.contains(&b'@'))
-        && parts.any(|part| part == b"SUBSYSTEM=thunderbolt" || part == b"SUBSYSTEM=pci")
+    let properties = match message.strip_prefix(b"libudev\0") {
+        Some(header) => {
+            let at = header.get(8..12).and_then(|bytes| bytes.try_into().ok()).map(u32::from_ne_bytes);
+            at.and_then(|at| message.get(usize::try_from(at).ok()?..))
+        }
+        None => {
+            let header = message.iter().position(|&byte| byte == 0);
+            header.filter(|&end| message[..end].contains(&b'@')).map(|end| &message[end..])
+        }
+    };
+    let mut properties = properties.unwrap_or_default().split(|&byte| byte == 0);
+    properties.any(|property| property == b"SUBSYSTEM=thunderbolt" || property == b"SUBSYSTEM=pci")
 }
 
 #[cfg(test)]
@@ -98,6 +133,16 @@ mod tests {
         ] {
             assert_eq!(is_hotplug(message.as_bytes()), is, "{message:?}");
         }
+        let udev = |at: u32, properties: &str| {
+            let mut message = b"libudev\0\xfe\xed\xca\xfe".to_vec();
+            message.extend([40, at, 0, 0, 0, 0, 0].map(u32::to_ne_bytes).concat());
+            message.extend(properties.as_bytes());
+            is_hotplug(&message)
+        };
+        assert!(udev(40, "ACTION=add\0SUBSYSTEM=thunderbolt\0"));
+        assert!(!udev(40, "ACTION=add\0SUBSYSTEM=block\0"));
+        assert!(!udev(41, "SUBSYSTEM=pci\0"));
+        assert!(!udev(u32::MAX, "SUBSYSTEM=pci\0"));
     }
 
     #[test]

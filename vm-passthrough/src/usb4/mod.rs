@@ -94,6 +94,13 @@ pub struct Router {
     pub retimers: Vec<Retimer>,
 }
 
+impl Router {
+    /// Whether PCIe is tunnelled to it.
+    pub fn is_authorised(&self) -> bool {
+        matches!(self.authorization, Some(Authorization::Yes | Authorization::Challenged))
+    }
+}
+
 /// Whether PCIe is tunnelled to a router (`authorized`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
 #[strum(serialize_all = "kebab-case")]

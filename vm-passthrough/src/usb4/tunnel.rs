@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Authorization, Domain, Route};
+use super::{Domain, Route};
 use crate::pci::PciFunction;
 use crate::{Host, PciAddress, files};
 
@@ -148,11 +148,9 @@ impl Tree<'_> {
         if domains.is_empty() {
             domains = self.domains.iter().collect();
         }
-        let has_tunnel =
-            |authorization| matches!(authorization, Some(Authorization::Yes | Authorization::Challenged));
         let routers = domains.iter().flat_map(|domain| &domain.routers);
         let candidates: Vec<Route> =
-            routers.filter(|router| has_tunnel(router.authorization)).map(|router| router.route).collect();
+            routers.filter(|router| router.is_authorised()).map(|router| router.route).collect();
         let mut as_far = candidates.iter().filter(|route| route.depth() == links);
         match (&*candidates, as_far.next(), as_far.next()) {
             ([], _, _) => Via::Unknown,

@@ -4,12 +4,14 @@ mod connect;
 mod diag;
 mod disconnect;
 mod enclosure;
+mod gift;
 mod guests;
 mod info;
 mod log;
 mod monitor;
 mod policy;
 mod reset;
+mod simulate;
 mod status;
 mod watch;
 
@@ -53,6 +55,8 @@ enum Action {
     Diag(diag::DiagArgs),
     /// Watch over enclosures until a signal comes: connect those that the policy allows, and stop, recover or give up what fails
     Watch(watch::WatchArgs),
+    /// Watch over a simulated eGPU in virtual time, while a script breaks it
+    Simulate(simulate::SimulateArgs),
     /// Show what is allowed of enclosures, and change it
     Policy(policy::PolicyArgs),
     /// Forget an enclosure that is known
@@ -72,7 +76,12 @@ impl EgpuArgs {
     /// Whether it only reads.
     pub(crate) fn only_reads(&self) -> bool {
         match &self.action {
-            Action::Info | Action::Diag(_) | Action::Status(_) | Action::Monitor(_) | Action::Log(_) => true,
+            Action::Info
+            | Action::Diag(_)
+            | Action::Status(_)
+            | Action::Monitor(_)
+            | Action::Log(_)
+            | Action::Simulate(_) => true,
             Action::Policy(args) => args.only_reads(),
             _ => false,
         }
@@ -94,6 +103,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &EgpuArgs) -> Result<(), Fail
         Action::Reset(args) => reset::run(context, args),
         Action::Diag(args) => diag::run(context, args),
         Action::Watch(args) => watch::run(context, args),
+        Action::Simulate(args) => simulate::run(context, args),
         Action::Policy(args) => policy::run(context, args),
         Action::Forget(args) => policy::forget(context, args),
         Action::Log(_) if args.source.root.is_some() || args.source.sim.sim.is_some() => Err(Failure::usage(

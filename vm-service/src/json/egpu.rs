@@ -20,6 +20,8 @@ pub struct EgpuReport {
     pub fault: Option<String>,
     /// Addresses of its PCI functions that are no bridges.
     pub functions: Vec<String>,
+    /// The guest that it was given to.
+    pub guest: Option<String>,
     /// The way there.
     pub steps: Vec<EgpuStep>,
 }
@@ -54,6 +56,48 @@ pub struct EgpuChange {
     pub error: Option<String>,
 }
 
+/// What became of a simulated eGPU.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct EgpuSimulation {
+    /// What chance began with.
+    pub seed: u64,
+    /// How long it was watched, in seconds of virtual time.
+    pub seconds: f64,
+    /// Its life.
+    pub changes: Vec<SimulatedChange>,
+    /// Where it is at the end.
+    pub state: String,
+    /// Why it has failed, where it has.
+    pub fault: Option<String>,
+    /// Who lost it by what was done, not by a fault.
+    pub cut: Vec<String>,
+    /// Tunnels at the end, 0 or 1.
+    pub tunnels: usize,
+    /// PCI functions that the host has of it at the end.
+    pub functions: usize,
+    /// Those that are bound to a driver.
+    pub bindings: usize,
+    /// Those that are claimed for a guest.
+    pub claims: usize,
+    /// Work of the host that runs on it, and guests that have it.
+    pub users: usize,
+}
+
+/// A step in the life of a simulated eGPU.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct SimulatedChange {
+    /// Milliseconds of virtual time at which it was looked at.
+    pub milliseconds: f64,
+    /// Where it was.
+    pub from: String,
+    /// Where it is.
+    pub state: String,
+    /// Why it has failed, where it has.
+    pub fault: Option<String>,
+    /// Why, where something had failed.
+    pub error: Option<String>,
+}
+
 /// What is allowed of enclosures, and which are known.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct EgpuPolicy {
@@ -78,6 +122,8 @@ pub struct KnownEnclosure {
     pub name: String,
     /// What was in it: vendor, device, subsystem and revision, as in `10de:2684 1043:889a a1`.
     pub accelerators: Vec<String>,
+    /// The guest that gets it whenever it comes.
+    pub guest: Option<String>,
 }
 
 /// One check of an enclosure, or of what it needs.

@@ -149,6 +149,12 @@ fn an_enclosure_is_checked() {
         check("diag", exit, ["passed", "passed", "passed", "passed", "passed", verdict]);
     }
     std::fs::remove_dir_all(&sensor).expect("removed");
+    let log = lab.join("dev/kmsg");
+    let xid = "3,700,9,-;NVRM: Xid (PCI:0000:32:00): 79, pid=7, GPU has fallen off the bus.\n";
+    std::fs::write(&log, xid).expect("written");
+    let out = check("diag", 0, ["passed", "passed", "passed", "passed", "passed", "warning"]);
+    assert!(out.contains("Xid 79: pid=7, GPU has fallen off") && out.contains("--reconnect"), "{out}");
+    std::fs::remove_file(&log).expect("removed");
     let link = lab.join("sys/bus/thunderbolt/devices/0-1/tx_lanes");
     std::fs::write(&link, "1\n").expect("written");
     let out = check("diag", 0, ["passed", "passed", "passed", "warning", "passed", "passed"]);
@@ -159,4 +165,56 @@ fn an_enclosure_is_checked() {
     std::fs::write(config, vec![0xff; len]).expect("written");
     let out = check("diag", 1, ["passed", "passed", "passed", "passed", "failed", "passed"]);
     assert!(out.contains("--reconnect"), "{out}");
+}
+
+#[test]
+fn a_script_breaks_a_simulated_egpu() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let script = folder.path().join("bad.sim");
+    let run = |text: &str, args: &str| {
+        std::fs::write(&script, text).expect("written");
+        let args = format!("egpu simulate {} {args}", script.display());
+        let got = vm_service(&vm_passthrough::Host::system(), &args);
+        (got.exit, got.out, got.err)
+    };
+    let (exit, out, err) = run("reset soft lies\nat 5s hang hard # it helps\n", "--json");
+    assert_eq!((exit, err.as_str()), (0, ""), "{out}");
+    let json: serde_json::Value = serde_json::from_str(&out).expect("JSON");
+    let states: Vec<_> = json["changes"]
+        .as_array()
+        .expect("changes")
+        .iter()
+        .filter_map(|change| change["state"].as_str())
+        .collect();
+    let mut way = states.clone();
+    way.dedup();
+    assert_eq!(
+        way,
+        [
+            "disconnected",
+            "authorising",
+            "enumerating",
+            "verifying",
+            "ready",
+            "degraded",
+            "recovering",
+            "ready"
+        ]
+    );
+    assert_eq!((&json["state"], &json["tunnels"], &json["seed"]), (&"ready".into(), &1.into(), &1.into()));
+    // The same again, for people.
+    let (_, first, _) = run("corrupt 1e-3\nat 3s unplug\nat 5s plug\nat 9s temperature 95\n", "--seed 7");
+    assert_eq!(run("corrupt 1e-3\nat 3s unplug\nat 5s plug\nat 9s temperature 95\n", "--seed 7").1, first);
+    assert!(first.starts_with("simulated eGPU, seed 7, virtual time\n"), "{first}");
+    assert!(first.contains(" absent\n") && first.contains("failed (overheated)"), "{first}");
+    assert!(first.contains("end: failed; 0 tunnels, 0 functions, 0 drivers, 0 claims, 0 users"), "{first}");
+    for (text, args, expect) in [
+        ("hagn", "", "line 1: `hagn` is no fault"),
+        ("at 1min hang", "--seconds 99999999999", "more than 1000000 looks"),
+    ] {
+        let (exit, out, err) = run(text, args);
+        assert!(exit == 2 && out.is_empty() && err.contains(expect), "{exit} {err}");
+    }
+    let none = vm_service(&vm_passthrough::Host::system(), "egpu simulate /nowhere/at/all");
+    assert!(none.exit == 2 && none.err.contains("can't read /nowhere/at/all"), "{}", none.err);
 }

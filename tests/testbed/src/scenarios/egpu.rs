@@ -32,7 +32,7 @@ pub(super) const SURPRISE: Scenario = Scenario {
 
 pub(super) const RECONNECT: Scenario = Scenario {
     name: "egpu-reconnect",
-    about: "an enclosure's cable is pulled while a Linux guest uses it; it comes back, is connected and attached again",
+    about: "an enclosure's cable is pulled while a Linux guest uses it; it comes back, is connected, and the guest gets it again",
     variants: Variant::ALL,
     ports: 4,
     devices: &[
@@ -213,6 +213,11 @@ impl Watch {
         Some(line.split(" Acme Enclosure ").nth(1)?.split([' ', ':']).next()?.to_owned())
     }
 
+    /// How often it told that state.
+    fn times(&self, state: &str) -> usize {
+        self.said().matches(&format!(" Acme Enclosure {state}\n")).count()
+    }
+
     fn wait_for(&self, l1: &mut L1, enclosure: &mut Enclosure, state: &str) -> Result<()> {
         let is = || (self.state().as_deref() == Some(state)).then_some(());
         enclosure.until(l1, state, is).with_context(|| self.said())
@@ -322,17 +327,22 @@ fn reconnect(l1: &mut L1) -> Result<()> {
     let mut enclosure = Enclosure::new()?;
     fs::write(Path::new(TREE).join("devices/domain0/iommu_dma_protection"), "1\n")?;
     enclosure.command(l1, &["policy", "--authorise", "known"])?.succeeded()?;
-    enclosure.command(l1, &["connect", "--remember"])?.succeeded()?;
+    // Its guest, and the daemon, do not run yet.
+    let connected = enclosure.command(l1, &["connect", "--remember", "--guest", GUEST])?;
+    l1.prove(
+        enclosure.is_authorized() && connected.stderr.contains("it was not given to egpu"),
+        "it is connected, and waits for its guest",
+    )
+    .with_context(|| connected.stderr)?;
     let watch = Watch::start(&[])?;
     let edu = Function::find(EDU.0, EDU.1)?;
     let others = Others::start(l1, &edu)?;
     let (mut guest, mut daemon) = start(l1, &edu, "2")?;
     for turn in 0..2 {
-        watch.wait_for(l1, &mut enclosure, "ready")?;
-        let display = display()?;
-        l1.vm_service(&["attach", &display.address, "--guest", GUEST], TIMEOUT)?.succeeded()?;
-        wait_for(&mut guest, &format!("it uses the display, turn {turn}"))?;
+        // Nobody attaches it.
         watch.wait_for(l1, &mut enclosure, "in-use")?;
+        let display = display()?;
+        wait_for(&mut guest, &format!("it uses the display, turn {turn}"))?;
         let pulled = Instant::now();
         enclosure.pull()?;
         watch.wait_for(l1, &mut enclosure, "absent")?;
@@ -343,9 +353,10 @@ fn reconnect(l1: &mut L1) -> Result<()> {
         wait_for(&mut guest, &format!("it is gone, turn {turn}"))?;
         l1.proved(format!("turn {turn}: pulled in mid-use, guest and host go on"));
         if turn == 0 {
-            let plugged = Instant::now();
+            let (plugged, before) = (Instant::now(), watch.times("ready"));
             enclosure.plug()?;
-            watch.wait_for(l1, &mut enclosure, "ready")?;
+            let is = || (watch.times("ready") > before).then_some(());
+            enclosure.until(l1, "ready", is).with_context(|| watch.said())?;
             l1.figure("from the plugged cable to ready, by the policy", plugged.elapsed().as_secs_f64(), "s");
         }
     }

@@ -1,5 +1,7 @@
 //! Enclosures of a simulated host: what connecting and disconnecting does to it.
 
+mod bad_days;
+
 use std::fs;
 use std::sync::{Arc, Mutex};
 
@@ -32,7 +34,6 @@ struct Rig {
     told: Vec<String>,
     /// What was asked of guests, and what they answer.
     guests: Asked,
-    celsius: Arc<Mutex<Option<i32>>>,
 }
 
 #[derive(Debug)]
@@ -44,15 +45,6 @@ impl Guests for FakeGuests {
         let mut asked = self.0.lock().unwrap();
         asked.0.push(force);
         asked.1.clone()
-    }
-}
-
-#[derive(Debug)]
-struct FakeThermometer(Arc<Mutex<Option<i32>>>);
-
-impl Thermometer for FakeThermometer {
-    fn temperature(&self, _: PciAddress) -> Option<i32> {
-        *self.0.lock().unwrap()
     }
 }
 
@@ -80,7 +72,7 @@ impl Rig {
         sim.write("proc/sys/kernel/osrelease", "6.14.0\n").unwrap();
         sim.enclose(route, &[upstream, downstream, address(GPU)]).unwrap();
         let drivers = SimDrivers::new(&sim);
-        let (guests, celsius) = (Arc::new(Mutex::new((Vec::new(), Ok(())))), Arc::default());
+        let guests = Arc::new(Mutex::new((Vec::new(), Ok(()))));
         let enclosure = HostEnclosure::new(
             &drivers.host(),
             ID.parse().unwrap(),
@@ -88,10 +80,9 @@ impl Rig {
             known,
             Cancel::default(),
             Box::new(FakeGuests(guests.clone())),
-            Box::new(FakeThermometer(Arc::clone(&celsius))),
         );
         let manager = Manager::new(enclosure, LIMITS);
-        Self { sim, drivers, manager, told: Vec::new(), guests, celsius }
+        Self { sim, drivers, manager, told: Vec::new(), guests }
     }
 
     fn poll(&mut self) -> State {
@@ -125,6 +116,13 @@ impl Rig {
 
     fn host(&self) -> Host {
         self.drivers.host()
+    }
+
+    /// Its temperature, by its driver.
+    fn warm(&self, millidegrees: i32) {
+        let sensor = self.sim.device_dir(address(GPU)).unwrap().join("hwmon/hwmon4");
+        fs::create_dir_all(&sensor).unwrap();
+        fs::write(sensor.join("temp1_input"), format!("{millidegrees}\n")).unwrap();
     }
 
     /// What can't be told from a function that has fallen off the bus.
@@ -218,6 +216,33 @@ fn whoever_begins_to_use_it_meanwhile_keeps_it() {
         assert_eq!(rig.driver().is_some(), !force);
         drop((claimed, manager));
     }
+}
+
+#[test]
+fn nobody_claims_it_between_its_driver_and_the_end_of_its_tunnel() {
+    let mut rig = Rig::new();
+    rig.connect();
+    rig.manager.enclosure().act(Action::Unbind { force: false }).unwrap();
+    let host = rig.host();
+    let (send, asks) = std::sync::mpsc::channel();
+    let claim = std::thread::spawn(move || {
+        let mut manager = PassthroughManager::with_host(host).unwrap();
+        send.send(()).unwrap();
+        manager.claim(address(GPU), &ClaimOptions::default()).map(drop)
+    });
+    asks.recv().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    rig.manager.enclosure().act(Action::Deauthorise).unwrap();
+    assert!(claim.join().unwrap().is_err());
+    assert!(!rig.is_there());
+    // Where that fails it can be claimed again.
+    let mut rig = Rig::new();
+    rig.connect();
+    rig.manager.enclosure().act(Action::Unbind { force: false }).unwrap();
+    rig.drivers.fail("authorized", "0", 1, libc::EIO);
+    rig.manager.enclosure().act(Action::Deauthorise).unwrap_err();
+    let mut manager = PassthroughManager::with_host(rig.host()).unwrap();
+    manager.claim(address(GPU), &ClaimOptions::default()).unwrap();
 }
 
 #[test]
@@ -319,9 +344,9 @@ fn one_that_stays_silent_is_given_up() {
 fn one_that_is_too_hot_is_stopped() {
     let mut rig = Rig::new();
     rig.connect();
-    *rig.celsius.lock().unwrap() = Some(89_999);
+    rig.warm(89_999);
     assert_eq!(rig.poll(), State::Ready);
-    *rig.celsius.lock().unwrap() = Some(90_000);
+    rig.warm(90_000);
     assert_eq!(rig.poll(), State::Failed(Fault::Overheated));
     assert!(!rig.is_there() && rig.authorized() == "0\n");
     assert_eq!(rig.guests.lock().unwrap().0, [true]);

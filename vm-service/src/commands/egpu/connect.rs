@@ -2,13 +2,15 @@
 
 use clap::Args;
 use vm_passthrough::egpu::{Event, State};
+use vm_passthrough::usb4::Router;
 
-use super::enclosure::{EnclosureArgs, Work, is_authorised, name};
+use super::enclosure::{EnclosureArgs, Work, name};
+use super::guests::{DaemonGuests, not_given};
 use crate::context::Context;
 use crate::describe;
 use crate::failure::Failure;
 use crate::json::Body;
-use crate::known_egpus::EgpuStore;
+use crate::known_egpus::{EgpuStore, Known};
 
 /// Arguments of `egpu connect`.
 #[derive(Debug, Args)]
@@ -18,6 +20,9 @@ pub(super) struct ConnectArgs {
     /// Know it from now on, with the GPU that is in it: the policy `known` connects it as soon as it comes
     #[arg(long)]
     remember: bool,
+    /// Give its GPU to a guest that runs; with --remember, `egpu watch` does so whenever it comes again
+    #[arg(long, value_name = "NAME")]
+    guest: Option<String>,
     /// Connect it though nothing keeps it from the host's memory
     #[arg(long)]
     allow_unprotected: bool,
@@ -30,26 +35,30 @@ pub(super) struct ConnectArgs {
 pub(super) fn run(context: &mut Context<'_>, args: &ConnectArgs) -> Result<(), Failure> {
     let store = EgpuStore::read(&context.host).map_err(Failure::failed)?;
     let waits = "what is connected and has no PCIe yet";
-    let chosen = match args.enclosure.choose(context, |router| !is_authorised(router), waits) {
+    let chosen = match args.enclosure.choose(context, |router| !router.is_authorised(), waits) {
         // All are connected: that one is, too, is no error.
-        Err(_) if args.enclosure.is_any() && args.enclosure.choose(context, is_authorised, waits).is_ok() => {
-            args.enclosure.choose(context, is_authorised, waits)?
+        Err(_)
+            if args.enclosure.is_any()
+                && args.enclosure.choose(context, Router::is_authorised, waits).is_ok() =>
+        {
+            args.enclosure.choose(context, Router::is_authorised, waits)?
         }
         chosen => chosen?,
     };
     let mut policy = store.policy.clone();
     policy.dma_protection &= !args.allow_unprotected;
     let (id, router) = (chosen.id, chosen.router.clone());
-    let known = store.known.get(&id).map(|(_, known)| known.clone());
+    let known = store.known.get(&id).cloned();
     policy
         .judge(&chosen.domain, &router, known.is_some(), true)
         .map_err(|refusal| Failure::blocked(refusal.to_string()))?;
-    let mut work = Work::begin(context, chosen, policy, known.filter(|_| !args.remember))?;
-    let mut state = work.take(Event::Found { authorised: is_authorised(&router) });
+    let mut work =
+        Work::begin(context, chosen, policy, known.filter(|_| !args.remember).map(|known| known.egpu))?;
+    let mut state = work.take(Event::Found { authorised: router.is_authorised() });
     if state == State::Disconnected {
         state = work.take(Event::Connect);
     }
-    let report = work.report();
+    let mut report = work.report();
     if !matches!(state, State::Ready | State::InUse) {
         context.print(|| Body::EgpuConnect(report), String::new)?;
         return Err(work.failure());
@@ -57,15 +66,27 @@ pub(super) fn run(context: &mut Context<'_>, args: &ConnectArgs) -> Result<(), F
     if args.remember {
         // Others wait, and may have changed it before.
         let mut store = EgpuStore::read(&context.host).map_err(Failure::failed)?;
-        store.known.insert(id, (name(&router), work.manager.enclosure().known()));
+        let egpu = work.manager.enclosure().known();
+        store.known.insert(id, Known { name: name(&router), egpu, guest: args.guest.clone() });
         store.write(&context.host).map_err(Failure::failed)?;
     }
+    let functions = work.manager.enclosure().functions();
+    let given = args.guest.as_ref().map(|guest| {
+        let given = DaemonGuests::of(context)?.attach(&functions, guest);
+        given.map_err(|error| not_given(guest, error))
+    });
     let mut text = work.line("ready");
-    for function in work.manager.enclosure().functions() {
+    for function in functions {
         if let Ok(function) = vm_passthrough::pci::read_function(&context.host, function) {
             let (kind, name) = (describe::device_type(&function), describe::name(&function));
             text += &format!("  {} {kind} {name}\n", function.address);
         }
     }
-    context.print(|| Body::EgpuConnect(report), || text)
+    if let (Some(Ok(())), Some(guest)) = (&given, &args.guest) {
+        text += &format!("  given to {guest}\n");
+        report.guest = Some(guest.clone());
+    }
+    context.print(|| Body::EgpuConnect(report), || text)?;
+    // It stays connected: only that it is given to the guest is left to be done.
+    given.unwrap_or(Ok(()))
 }

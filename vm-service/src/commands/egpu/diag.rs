@@ -4,17 +4,16 @@ use std::fmt::Write as _;
 
 use clap::Args;
 use vm_passthrough::claim::Cancel;
-use vm_passthrough::egpu::{Limits, Thermometer as _, is_accelerator};
+use vm_passthrough::egpu::{Enclosure as _, Limits, is_accelerator};
 use vm_passthrough::pci::{self, PciFunction};
 use vm_passthrough::readiness::{BlockerCode, ExplainOptions, Explainer};
-use vm_passthrough::{deadlines, iommu};
+use vm_passthrough::{deadlines, iommu, telemetry};
 
-use super::enclosure::{Chosen, EnclosureArgs, enclosure, is_authorised, name};
-use super::guests::Sensors;
+use super::enclosure::{Chosen, EnclosureArgs, enclosure, name};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::{Body, CheckVerdict, EgpuCheck};
-use crate::known_egpus::EgpuStore;
+use crate::known_egpus::{EgpuStore, Known};
 
 /// How much cooler than its limit a GPU should be, in thousandths of a degree.
 const MARGIN: i32 = 10_000;
@@ -65,7 +64,7 @@ pub(super) fn run(context: &mut Context<'_>, args: &DiagArgs) -> Result<(), Fail
 fn checks(context: &Context<'_>, chosen: &Chosen) -> Result<Vec<EgpuCheck>, Failure> {
     let store = EgpuStore::read(&context.host).map_err(Failure::failed)?;
     let mut enclosure = enclosure(context, chosen.id, store.policy.clone(), None, Cancel::default())?;
-    let adopted = is_authorised(&chosen.router).then(|| enclosure.adopt());
+    let adopted = chosen.router.is_authorised().then(|| enclosure.adopt());
     let functions: Vec<PciFunction> = enclosure
         .functions()
         .into_iter()
@@ -124,7 +123,7 @@ fn checks(context: &Context<'_>, chosen: &Chosen) -> Result<Vec<EgpuCheck>, Fail
     let accelerators: Vec<_> =
         functions.iter().filter(|function| is_accelerator(function)).map(|function| function.ids).collect();
     egpu.judge(accelerators.is_empty(), CheckVerdict::Failed, "no GPU is there", "connect it, and see dmesg");
-    if let Some((_, known)) = store.known.get(&chosen.id)
+    if let Some(Known { egpu: known, .. }) = store.known.get(&chosen.id)
         && !accelerators.is_empty()
     {
         let remedy = "say `vm-service egpu connect --remember` if that is right";
@@ -139,7 +138,7 @@ fn checks(context: &Context<'_>, chosen: &Chosen) -> Result<Vec<EgpuCheck>, Fail
     let mut tunnel = Findings::of("tunnel");
     let router = &chosen.router;
     tunnel.judge(
-        !is_authorised(router),
+        !router.is_authorised(),
         CheckVerdict::Failed,
         "no PCIe is tunnelled to it",
         "say `vm-service egpu connect`",
@@ -185,9 +184,20 @@ fn checks(context: &Context<'_>, chosen: &Chosen) -> Result<Vec<EgpuCheck>, Fail
         }
     }
     let mut health = Findings::of("health");
-    let sensors = Sensors(context.host.clone());
     for function in &functions {
         let address = function.address;
+        let mut xids = telemetry::xids(&context.host, address);
+        if let Some(last) = xids.pop() {
+            let remedy = match last.number {
+                79 => "check power and plugs; say `vm-service egpu reset --reconnect`",
+                _ => "see NVIDIA's list of Xid errors",
+            };
+            let evidence = format!("{address}: its driver said Xid {}: {}", last.number, last.text);
+            health.judge(true, CheckVerdict::Warning, evidence, remedy);
+            if !xids.is_empty() {
+                health.note(format!("{} others before it", xids.len()));
+            }
+        }
         match pci::health(&context.host, address, deadlines::HEARTBEAT) {
             Ok(state) => {
                 health.note(format!("{address} is in {}", state.power_state));
@@ -210,20 +220,17 @@ fn checks(context: &Context<'_>, chosen: &Chosen) -> Result<Vec<EgpuCheck>, Fail
             }
             Err(error) => health.judge(true, CheckVerdict::Failed, error.to_string(), "see dmesg"),
         }
-        if !is_accelerator(function) {
-            continue;
+    }
+    match enclosure.temperature() {
+        Some(celsius) => {
+            health.note(format!("it has {} °C", celsius / 1000));
+            let hottest = Limits::default().hottest;
+            let remedy = "check fans and airflow, or lower its power limit";
+            health.judge(celsius >= hottest, CheckVerdict::Failed, "too hot", remedy);
+            let is_warm = (hottest - MARGIN..hottest).contains(&celsius);
+            health.judge(is_warm, CheckVerdict::Warning, "nearly too hot", remedy);
         }
-        match sensors.temperature(address) {
-            Some(celsius) => {
-                health.note(format!("{address} has {} °C", celsius / 1000));
-                let hottest = Limits::default().hottest;
-                let remedy = "check fans and airflow, or lower its power limit";
-                health.judge(celsius >= hottest, CheckVerdict::Failed, "too hot", remedy);
-                let is_warm = (hottest - MARGIN..hottest).contains(&celsius);
-                health.judge(is_warm, CheckVerdict::Warning, "nearly too hot", remedy);
-            }
-            None => health.note(format!("nobody tells the temperature of {address}")),
-        }
+        None => health.note("no driver tells its temperature".into()),
     }
     Ok([system, drivers, egpu, tunnel, integrity, health].into_iter().map(|findings| findings.0).collect())
 }

@@ -2,8 +2,9 @@
 
 use clap::Args;
 use vm_passthrough::egpu::{Event, State};
+use vm_passthrough::usb4::Router;
 
-use super::enclosure::{EnclosureArgs, Work, is_authorised};
+use super::enclosure::{EnclosureArgs, Work};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::Body;
@@ -25,8 +26,8 @@ pub(super) struct DisconnectArgs {
 /// When somebody does not let go of it; it stays connected then, or the message says what is left.
 pub(super) fn run(context: &mut Context<'_>, args: &DisconnectArgs) -> Result<(), Failure> {
     let store = EgpuStore::read(&context.host).map_err(Failure::failed)?;
-    let chosen = args.enclosure.choose(context, is_authorised, "what PCIe is tunnelled to")?;
-    let is_connected = is_authorised(&chosen.router);
+    let chosen = args.enclosure.choose(context, Router::is_authorised, "what PCIe is tunnelled to")?;
+    let is_connected = chosen.router.is_authorised();
     let mut work = Work::begin(context, chosen, store.policy, None)?;
     if is_connected {
         work.adopt()?;

@@ -6,9 +6,9 @@ use clap::Args;
 use vm_passthrough::claim::Cancel;
 use vm_passthrough::egpu::{Change, Event, HostEnclosure, KnownEgpu, Limits, Manager, Policy, State};
 use vm_passthrough::ledger::EnclosuresLock;
-use vm_passthrough::usb4::{self, Authorization, Domain, Route, Router, UniqueId};
+use vm_passthrough::usb4::{self, Domain, Route, Router, UniqueId};
 
-use super::guests::{DaemonGuests, Sensors};
+use super::guests::DaemonGuests;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::{EgpuReport, EgpuStep};
@@ -31,11 +31,6 @@ pub(super) struct Chosen {
     pub(super) domain: Domain,
     pub(super) router: Router,
     pub(super) id: UniqueId,
-}
-
-/// Whether PCIe is tunnelled to a router.
-pub(super) fn is_authorised(router: &Router) -> bool {
-    matches!(router.authorization, Some(Authorization::Yes | Authorization::Challenged))
 }
 
 /// What a router says that it is.
@@ -170,6 +165,7 @@ impl Work {
             state: state.name().into(),
             fault: crate::json::fault_of(state),
             functions: self.manager.enclosure().functions().iter().map(ToString::to_string).collect(),
+            guest: None,
             steps: std::mem::take(&mut self.steps),
         }
     }
@@ -197,8 +193,8 @@ pub(super) fn enclosure(
     known: Option<KnownEgpu>,
     cancel: Cancel,
 ) -> Result<HostEnclosure, Failure> {
-    let (guests, sensors) = (DaemonGuests::of(context)?, Sensors(context.host.clone()));
-    Ok(HostEnclosure::new(&context.host, id, policy, known, cancel, Box::new(guests), Box::new(sensors)))
+    let guests = DaemonGuests::of(context)?;
+    Ok(HostEnclosure::new(&context.host, id, policy, known, cancel, Box::new(guests)))
 }
 
 /// Logs a step.

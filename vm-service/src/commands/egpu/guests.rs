@@ -4,19 +4,25 @@ use std::time::Duration;
 
 use hyper::Method;
 use serde_json::Value;
-use vm_passthrough::egpu::{Guests, Thermometer};
+use vm_passthrough::egpu::{Guests, is_accelerator};
 use vm_passthrough::{Host, PciAddress, ledger, pci};
 
-use crate::commands::asking::{Asking, path};
+use crate::commands::asking::{Asking, NOTHING, path};
 use crate::context::Context;
-use crate::control::{DetachHow, DetachOptions};
+use crate::control::{Address, AttachOptions, DetachHow, DetachOptions};
 use crate::daemon::ApiError;
 use crate::deadlines::GUEST_DEVICE;
 use crate::failure::Failure;
-use crate::usage;
+use crate::json::AttachedDevice;
 
 /// How long a guest has to let go of its device.
 const LET_GO: Duration = Duration::from_secs(30);
+
+/// That a guest did not get an eGPU.
+pub(super) fn not_given(guest: &str, error: ApiError) -> Failure {
+    let failure = Failure::from(error);
+    Failure { message: format!("it was not given to {guest}: {}", failure.message), ..failure }
+}
 
 /// The guests of the daemon.
 pub(super) struct DaemonGuests {
@@ -34,6 +40,36 @@ impl DaemonGuests {
     pub(super) fn of(context: &Context<'_>) -> Result<Self, Failure> {
         let asking = Asking::of(context, &crate::commands::serve::DaemonArgs { socket: None })?;
         Ok(Self { host: context.host.clone(), asking })
+    }
+
+    /// Gives a guest the accelerators among these functions, with what shares their slots.
+    ///
+    /// # Errors
+    /// When no such guest runs, or it can't have one; it keeps the others.
+    pub(super) fn attach(&self, functions: &[PciAddress], guest: &str) -> Result<(), ApiError> {
+        let accelerators = functions.iter().filter(|&&function| {
+            pci::read_function(&self.host, function).is_ok_and(|function| is_accelerator(&function))
+        });
+        let mut slots: Vec<Vec<PciAddress>> = Vec::new();
+        for accelerator in accelerators {
+            if slots.iter().flatten().any(|other| other == accelerator) {
+                continue;
+            }
+            let others = functions.iter().filter(|other| *other != accelerator);
+            let others = others.filter(|other| other.same_slot(*accelerator));
+            slots.push(std::iter::once(accelerator).chain(others).copied().collect());
+        }
+        for slot in slots {
+            let Some((address, others)) = slot.split_first() else { continue };
+            let options = AttachOptions {
+                others: others.iter().copied().map(Address).collect(),
+                ..AttachOptions::default()
+            };
+            let path = path(guest, &format!("/devices/{address}")).map_err(ApiError::Failed)?;
+            let _: Vec<AttachedDevice> =
+                self.asking.call(Method::PUT, &path, &NOTHING, Some(&options), GUEST_DEVICE)?;
+        }
+        Ok(())
     }
 
     /// Who has these functions, as the ledger says it.
@@ -78,24 +114,5 @@ impl Guests for DaemonGuests {
             [] => Ok(()),
             left => Err(format!("{} has it still; end that", left.join(", "))),
         }
-    }
-}
-
-/// Who tells temperatures: what Linux's drivers of sensors show, and else the GPU's own driver.
-#[derive(Debug)]
-pub(super) struct Sensors(pub(super) Host);
-
-impl Thermometer for Sensors {
-    fn temperature(&self, function: PciAddress) -> Option<i32> {
-        let sensors =
-            std::fs::read_dir(self.0.pci_device(function).join("hwmon")).into_iter().flatten().flatten();
-        let read = |sensor: std::fs::DirEntry| {
-            std::fs::read_to_string(sensor.path().join("temp1_input")).ok()?.trim().parse::<i32>().ok()
-        };
-        sensors.filter_map(read).max().or_else(|| {
-            let function = pci::read_function(&self.0, function).ok()?;
-            let usage = usage::of(&self.0, &[&function]).pop()??;
-            usage.temperature_celsius.and_then(|celsius| i32::try_from(celsius).ok()?.checked_mul(1000))
-        })
     }
 }

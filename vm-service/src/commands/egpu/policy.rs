@@ -11,7 +11,7 @@ use super::enclosure::LOCK;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::{Body, EgpuPolicy, KnownEnclosure};
-use crate::known_egpus::{EgpuStore, authorise, megabits};
+use crate::known_egpus::{EgpuStore, Known, authorise, megabits};
 use crate::saved::text_of;
 
 /// Arguments of `egpu policy`.
@@ -96,10 +96,11 @@ fn change(
         store.write(&context.host).map_err(Failure::failed)?;
     }
     let policy = &store.policy;
-    let known = store.known.iter().map(|(id, (name, known))| KnownEnclosure {
+    let known = store.known.iter().map(|(id, Known { name, egpu, guest })| KnownEnclosure {
         enclosure: id.to_string(),
         name: name.clone(),
-        accelerators: known.accelerators.iter().map(text_of).collect(),
+        accelerators: egpu.accelerators.iter().map(text_of).collect(),
+        guest: guest.clone(),
     });
     let known: Vec<_> = known.collect();
     let mut text = String::new();
@@ -109,14 +110,9 @@ fn change(
         writeln!(text, "DMA protection {}", if policy.dma_protection { "required" } else { "not required" });
     let _ = writeln!(text, "minimum rate   {} Gb/s", f64::from(policy.minimum_rate) / 1000.0);
     let _ = writeln!(text, "minimum power  {} W", policy.minimum_power);
-    for known in &known {
-        let _ = writeln!(
-            text,
-            "known          {} {} with {}",
-            known.enclosure,
-            known.name,
-            known.accelerators.join(", ")
-        );
+    for KnownEnclosure { enclosure, name, accelerators, guest } in &known {
+        let guest = guest.as_ref().map(|guest| format!(", for {guest}")).unwrap_or_default();
+        let _ = writeln!(text, "known          {enclosure} {name} with {}{guest}", accelerators.join(", "));
     }
     let json = EgpuPolicy {
         authorise: policy.authorise.to_string(),

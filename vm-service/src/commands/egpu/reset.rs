@@ -2,8 +2,9 @@
 
 use clap::Args;
 use vm_passthrough::egpu::{Action, Enclosure as _, Rung, State};
+use vm_passthrough::usb4::Router;
 
-use super::enclosure::{EnclosureArgs, Work, is_authorised};
+use super::enclosure::{EnclosureArgs, Work};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::Body;
@@ -28,7 +29,7 @@ pub(super) struct ResetArgs {
 /// When it is used, the reset is refused, or it is not well afterwards.
 pub(super) fn run(context: &mut Context<'_>, args: &ResetArgs) -> Result<(), Failure> {
     let store = EgpuStore::read(&context.host).map_err(Failure::failed)?;
-    let chosen = args.enclosure.choose(context, is_authorised, "what PCIe is tunnelled to")?;
+    let chosen = args.enclosure.choose(context, Router::is_authorised, "what PCIe is tunnelled to")?;
     let mut work = Work::begin(context, chosen, store.policy, None)?;
     work.adopt()?;
     let seen = work.manager.enclosure().observe().map_err(Failure::failed)?;

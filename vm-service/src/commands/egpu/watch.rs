@@ -1,6 +1,7 @@
 //! `egpu watch`: watches over enclosures until a signal comes.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -10,7 +11,8 @@ use vm_passthrough::ledger::EnclosuresLock;
 use vm_passthrough::pci::{self, PciFunction};
 use vm_passthrough::usb4::{self, Domain, HotplugEvents, Route, Router, UniqueId};
 
-use super::enclosure::{all, enclosure, is_authorised, log, name};
+use super::enclosure::{all, enclosure, log, name};
+use super::gift::Gift;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::{Body, EgpuChange};
@@ -27,6 +29,17 @@ const SLICE: Duration = Duration::from_millis(100);
 /// Arguments of `egpu watch`.
 #[derive(Debug, Args)]
 pub(super) struct WatchArgs {
+    #[command(flatten)]
+    heartbeat: HeartbeatArgs,
+    /// Hear of what comes and goes at a UNIX datagram socket that is made at PATH, where something passes uevents on, and not from
+    /// the Linux kernel
+    #[arg(long, value_name = "PATH")]
+    uevents: Option<PathBuf>,
+}
+
+/// When an eGPU is not well.
+#[derive(Debug, Args)]
+pub(super) struct HeartbeatArgs {
     /// How often each is asked whether it is well, in milliseconds
     #[arg(short, long, value_name = "MILLISECONDS", default_value = "1000", value_parser = clap::value_parser!(u64).range(100..=60_000))]
     interval: u64,
@@ -38,15 +51,32 @@ pub(super) struct WatchArgs {
     hottest: i32,
 }
 
+impl HeartbeatArgs {
+    pub(super) fn interval(&self) -> Duration {
+        Duration::from_millis(self.interval)
+    }
+
+    pub(super) fn limits(&self) -> Limits {
+        Limits { missed: self.missed, hottest: self.hottest * 1000, ..Limits::default() }
+    }
+}
+
 /// Those that are watched over.
-type Watched = BTreeMap<UniqueId, (String, Manager<HostEnclosure>)>;
+type Watched = BTreeMap<UniqueId, Egpu>;
+
+/// One that is watched over.
+struct Egpu {
+    name: String,
+    manager: Manager<HostEnclosure>,
+    gift: Gift,
+}
 
 /// Watches over all enclosures with an accelerator, and those that may be connected.
 ///
 /// # Errors
 /// When the policy can't be read at first, or standard output can't be written.
 pub(super) fn run(context: &mut Context<'_>, args: &WatchArgs) -> Result<(), Failure> {
-    let limits = Limits { missed: args.missed, hottest: args.hottest * 1000, ..Limits::default() };
+    let limits = args.heartbeat.limits();
     EgpuStore::read(&context.host).map_err(Failure::failed)?;
     let cancel = Cancel::default();
     let stop = cancel.clone();
@@ -56,12 +86,11 @@ pub(super) fn run(context: &mut Context<'_>, args: &WatchArgs) -> Result<(), Fai
     };
     let _signals = StopSignals::start(on_signal).map_err(Failure::failed)?;
     // Without announcements what comes is seen at the next look.
-    let mut events = match HotplugEvents::listen() {
-        Ok(events) => Some(events),
-        Err(error) => {
-            tracing::debug!("no uevents: {error}");
-            None
-        }
+    let mut events = match &args.uevents {
+        Some(path) => Some(HotplugEvents::at(path).map_err(|error| {
+            Failure::failed(format_args!("no socket can be made at {}: {error}", path.display()))
+        })?),
+        None => HotplugEvents::listen().inspect_err(|error| tracing::debug!("no uevents: {error}")).ok(),
     };
     let mut watched = Watched::new();
     let mut refused = BTreeMap::new();
@@ -70,7 +99,7 @@ pub(super) fn run(context: &mut Context<'_>, args: &WatchArgs) -> Result<(), Fai
             Ok(_lock) => look(context, &limits, &cancel, &mut watched, &mut refused)?,
             Err(error) => tracing::debug!("not looked at: {error}"),
         }
-        wait(&mut events, Duration::from_millis(args.interval), &cancel);
+        wait(&mut events, args.heartbeat.interval(), &cancel);
     }
     Ok(())
 }
@@ -110,23 +139,27 @@ fn look(
     };
     refused.retain(|id, _| connected.iter().any(|(_, router)| router.unique_id == Some(*id)));
     // One that comes again is another matter.
-    watched.retain(|id, (_, manager)| {
-        manager.state() != State::Absent || !connected.iter().any(|(_, router)| router.unique_id == Some(*id))
+    watched.retain(|id, egpu| {
+        egpu.manager.state() != State::Absent
+            || !connected.iter().any(|(_, router)| router.unique_id == Some(*id))
     });
     for (domain, router) in &connected {
         let Some(id) = router.unique_id.filter(|id| !watched.contains_key(id)) else { continue };
         match admit(context, limits, cancel, domain, router, id) {
             Ok(Some((mut manager, asked))) => {
                 refused.remove(&id);
-                let mut told = Ok(());
-                let mut tell = |change: &Change| told = tell(context, id, &name(router), change);
+                let (mut told, mut gift) = (Ok(()), Gift::default());
+                let mut tell = |change: &Change| {
+                    gift.note(change);
+                    told = tell(context, id, &name(router), change);
+                };
                 if let Err(error) = manager.poll(&mut tell) {
                     tracing::warn!(enclosure = %id, "{error}");
                 }
                 if asked && manager.state() == State::Disconnected {
                     manager.take(Event::Connect, &mut tell);
                 }
-                watched.insert(id, (name(router), manager));
+                watched.insert(id, Egpu { name: name(router), manager, gift });
                 told?;
             }
             Ok(None) => {}
@@ -138,15 +171,20 @@ fn look(
             Err(_) => {}
         }
     }
-    for (id, (name, manager)) in watched.iter_mut() {
+    for (id, Egpu { name, manager, gift }) in watched.iter_mut() {
         let mut told = Ok(());
-        if let Err(error) = manager.poll(&mut |change| told = tell(context, *id, name, change)) {
+        let mut tell = |change: &Change| {
+            gift.note(change);
+            told = tell(context, *id, name, change);
+        };
+        if let Err(error) = manager.poll(&mut tell) {
             tracing::warn!(enclosure = %id, "{error}");
         }
         told?;
+        gift.give(context, *id, manager);
     }
     // What is left of one that is gone is tried to be undone at each look.
-    watched.retain(|_, (_, manager)| manager.state() != State::Absent || manager.leftover().is_some());
+    watched.retain(|_, egpu| egpu.manager.state() != State::Absent || egpu.manager.leftover().is_some());
     Ok(())
 }
 
@@ -160,8 +198,8 @@ fn admit(
     id: UniqueId,
 ) -> Result<Option<(Manager<HostEnclosure>, bool)>, String> {
     let store = EgpuStore::read(&context.host)?;
-    let known = store.known.get(&id).map(|(_, known)| known.clone());
-    let is_there = is_authorised(router);
+    let known = store.known.get(&id).map(|known| known.egpu.clone());
+    let is_there = router.is_authorised();
     if is_there && known.is_none() && !has_accelerator(context, router.route)? {
         return Ok(None);
     }
