@@ -83,10 +83,8 @@ impl SysfsWriter for Kernel {
                 self.sim.add(&SimFunction::root_port(upstream).below(port).group(30))?;
                 self.sim.add(&SimFunction::root_port(downstream).below(upstream).group(30))?;
                 self.sim.add(&SimFunction::gpu(gpu).below(downstream).group(32))?;
-                let functions = [upstream, downstream, gpu].into_iter();
-                functions
-                    .map(|function| self.sim.set(function, "removable", "removable\n"))
-                    .collect::<io::Result<()>>()?;
+                let mut functions = [upstream, downstream, gpu].into_iter();
+                functions.try_for_each(|function| self.sim.set(function, "removable", "removable\n"))?;
             }
             _ => {
                 [gpu, downstream, upstream].into_iter().try_for_each(|function| self.sim.remove(function))?

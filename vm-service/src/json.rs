@@ -22,11 +22,11 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 pub use claim::{Claim, ClaimState, ClaimedFunction, ListedClaim, Owner};
-pub(crate) use egpu::fault_of;
 pub use egpu::{
     CheckVerdict, EgpuChange, EgpuCheck, EgpuPolicy, EgpuReport, EgpuSimulation, EgpuStep, KnownEnclosure,
     SimulatedChange,
 };
+pub(crate) use egpu::{action_of, fault_of};
 pub use function::{
     Bar, BarKind, Capability, DeviceType, Function, Link, PhysicalFunction, PowerState, ResetMethod, Sriov,
 };

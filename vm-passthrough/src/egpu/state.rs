@@ -20,6 +20,8 @@
 //! * Whatever fails, a state without a pending action is reached in a bounded number of steps.
 //! * Each event is taken in each state. What a state does not wait for changes nothing.
 
+use std::fmt;
+
 /// An eGPU, as far as it is decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Egpu {
@@ -274,6 +276,22 @@ pub enum Action {
     Reset(Rung),
     /// It has gone: undo what is still noted of it.
     Settle,
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Authorise => "authorise",
+            Self::Enumerate => "enumerate",
+            Self::Verify => "verify",
+            Self::StopWork { .. } => "stop-work",
+            Self::Detach { .. } => "detach",
+            Self::Unbind { .. } => "unbind",
+            Self::Deauthorise => "deauthorise",
+            Self::Reset(rung) => return rung.fmt(f),
+            Self::Settle => "settle",
+        })
+    }
 }
 
 /// What is too much.

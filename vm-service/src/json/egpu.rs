@@ -50,6 +50,9 @@ pub struct EgpuChange {
     pub from: String,
     /// Where it is.
     pub state: String,
+    /// What is done there: `authorise`, `enumerate`, `verify`, `stop-work`, `detach`, `unbind`, `deauthorise`, `soft-reset`,
+    /// `hard-reset` or `reconnect`.
+    pub action: Option<String>,
     /// Why it has failed, where it has.
     pub fault: Option<String>,
     /// Why, where something had failed.
@@ -92,6 +95,9 @@ pub struct SimulatedChange {
     pub from: String,
     /// Where it is.
     pub state: String,
+    /// What is done there: `authorise`, `enumerate`, `verify`, `stop-work`, `detach`, `unbind`, `deauthorise`, `soft-reset`,
+    /// `hard-reset` or `reconnect`.
+    pub action: Option<String>,
     /// Why it has failed, where it has.
     pub fault: Option<String>,
     /// Why, where something had failed.
@@ -149,6 +155,11 @@ pub enum CheckVerdict {
     Warning,
     /// Something is wrong.
     Failed,
+}
+
+/// What a state waits for, in a word.
+pub(crate) fn action_of(state: egpu::State) -> Option<String> {
+    state.awaited().map(|action| action.to_string())
 }
 
 /// Why an enclosure has failed, in a word.

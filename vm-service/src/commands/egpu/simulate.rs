@@ -12,7 +12,7 @@ use vm_passthrough::sim::{SimEgpu, SimScript};
 use super::watch::HeartbeatArgs;
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::json::{Body, EgpuSimulation, SimulatedChange};
+use crate::json::{Body, EgpuSimulation, SimulatedChange, action_of, fault_of};
 
 /// How long it goes on after the script's last line, where nothing else is said.
 const AFTERWARDS: Duration = Duration::from_secs(60);
@@ -105,7 +105,7 @@ fn simulate(script: &SimScript, args: &SimulateArgs, length: Duration) -> EgpuSi
         seconds: egpu.now().as_secs_f64(),
         changes,
         state: state.name().into(),
-        fault: crate::json::fault_of(state),
+        fault: fault_of(state),
         cut,
         tunnels: left.tunnels,
         functions: left.functions,
@@ -120,7 +120,8 @@ fn told(at: Duration, change: &Change) -> SimulatedChange {
         milliseconds: at.as_secs_f64() * 1000.0,
         from: change.from.name().into(),
         state: change.to.name().into(),
-        fault: crate::json::fault_of(change.to),
+        action: action_of(change.to),
+        fault: fault_of(change.to),
         error: change.error.clone(),
     }
 }
@@ -129,9 +130,10 @@ fn text(told: &EgpuSimulation) -> String {
     let mut text = format!("simulated eGPU, seed {}, virtual time\n", told.seed);
     // A String takes any write.
     for change in &told.changes {
-        let fault = change.fault.as_ref().map(|fault| format!(" ({fault})")).unwrap_or_default();
+        let detail = change.fault.as_ref().or(change.action.as_ref());
+        let detail = detail.map(|detail| format!(" ({detail})")).unwrap_or_default();
         let because = change.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
-        let _ = writeln!(text, "{:>9.3} s {}{fault}{because}", change.milliseconds / 1000.0, change.state);
+        let _ = writeln!(text, "{:>9.3} s {}{detail}{because}", change.milliseconds / 1000.0, change.state);
     }
     for cut in &told.cut {
         let _ = writeln!(text, "cut off: {cut}");

@@ -15,7 +15,7 @@ use super::enclosure::{all, enclosure, log, name};
 use super::gift::Gift;
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::json::{Body, EgpuChange};
+use crate::json::{Body, EgpuChange, action_of, fault_of};
 use crate::known_egpus::EgpuStore;
 use crate::log::now;
 use crate::signals::StopSignals;
@@ -229,11 +229,12 @@ fn tell(context: &mut Context<'_>, id: UniqueId, name: &str, change: &Change) ->
         time: now(),
         from: change.from.name().into(),
         state: change.to.name().into(),
-        fault: crate::json::fault_of(change.to),
+        action: action_of(change.to),
+        fault: fault_of(change.to),
         error: change.error.clone(),
     };
     let because = json.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
-    let fault = json.fault.as_ref().map(|fault| format!(" ({fault})")).unwrap_or_default();
-    let text = format!("{} {name} {}{fault}{because}\n", json.time, json.state);
+    let detail = json.fault.as_ref().or(json.action.as_ref()).map(|detail| format!(" ({detail})"));
+    let text = format!("{} {name} {}{}{because}\n", json.time, json.state, detail.unwrap_or_default());
     context.print(|| Body::EgpuChange(json), || text)
 }
