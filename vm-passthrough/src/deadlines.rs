@@ -59,6 +59,9 @@ pub const ENUMERATION: Duration = Duration::from_secs(30);
 /// A function behind a tunnel says who it is.
 pub const HEARTBEAT: Duration = Duration::from_secs(2);
 
+/// A clock, or a fan, of a GPU is what it was set to: a fan that stood still takes seconds.
+pub const SETTLE: Duration = Duration::from_secs(6);
+
 /// Who uses an eGPU ends that, once it is asked for.
 pub const WORK: Duration = Duration::from_secs(30);
 

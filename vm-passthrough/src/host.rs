@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::files;
+
 /// The host that devices are taken from: roots of its file systems and the way to command its kernel.
 ///
 /// Cheap to clone.
@@ -128,7 +130,7 @@ pub trait SysfsWriter: std::fmt::Debug + Send + Sync {
     /// As for [`write`](Self::write).
     fn read(&self, path: &Path, deadline: Duration) -> io::Result<String> {
         let _ = deadline;
-        std::fs::read_to_string(path)
+        files::read(path)?.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 }
 

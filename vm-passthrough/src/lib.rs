@@ -20,7 +20,7 @@
 //!   small trait that a VMM implements. The cargo feature `kvm` brings an implementation for VMMs that are built on kvm-ioctls
 //!   and vm-memory.
 //! * [`manager`] ties them together as [`PassthroughManager`].
-//! * [`telemetry`] is what a GPU tells of itself while it runs.
+//! * [`telemetry`] is what a GPU tells of itself while it runs, and [`tuning`] sets its clocks, power limit and fans.
 //! * `accelerator`, behind the cargo features `cpu`, `cuda`, `rocm`, `npu`, `gpu` and `all-accelerators`, is the other way: a
 //!   device that stays with the host and runs kernels for many.
 //!
@@ -47,6 +47,7 @@ pub mod readiness;
 #[cfg(feature = "sim")]
 pub mod sim;
 pub mod telemetry;
+pub mod tuning;
 pub mod usb4;
 pub mod vfio;
 

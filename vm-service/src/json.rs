@@ -15,6 +15,7 @@ mod part;
 mod readiness;
 mod run;
 mod telemetry;
+mod tuning;
 mod usage;
 mod usb4;
 
@@ -46,6 +47,7 @@ pub use readiness::{Blocker, Readiness, Severity};
 pub(crate) use run::milliseconds;
 pub use run::{Exits, RunDevice, RunReport};
 pub use telemetry::{GpuLink, GpuRates, GpuSample, GpuState, GpuStatus, GpuTelemetry};
+pub use tuning::{GpuClock, GpuConfig, GpuFan, GpuPower};
 pub use usage::{GpuProcess, Usage};
 pub use usb4::{TunnelledFunction, Usb4Domain, Usb4Port, Usb4Retimer, Usb4Router};
 
@@ -154,6 +156,11 @@ pub enum Body {
         elapsed_seconds: Option<f64>,
         /// The GPUs, those behind a tunnel first.
         gpus: Vec<GpuSample>,
+    },
+    /// `egpu config`: what GPUs are set to, those behind a tunnel first; after one was set, that one, as it was read back.
+    EgpuConfig {
+        /// The GPUs.
+        gpus: Vec<GpuConfig>,
     },
     /// `run`: how the guest ran.
     Run(RunReport),

@@ -4,6 +4,10 @@
 mod capture;
 #[path = "commands/claims.rs"]
 mod claims;
+#[path = "commands/config.rs"]
+mod config;
+#[path = "commands/config_nvml.rs"]
+mod config_nvml;
 #[path = "commands/egpu.rs"]
 mod egpu;
 #[path = "commands/explain_claim.rs"]

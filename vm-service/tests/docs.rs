@@ -130,8 +130,9 @@ fn options_exist() {
     let mut cli = Cli::command();
     cli.build();
     let mut known: BTreeSet<String> = BTreeSet::new();
-    let nested = cli.get_subcommands().flat_map(|command| command.get_subcommands());
-    for command in std::iter::once(&cli).chain(cli.get_subcommands()).chain(nested) {
+    let mut commands = vec![&cli];
+    while let Some(command) = commands.pop() {
+        commands.extend(command.get_subcommands());
         let shown = command.get_arguments().filter(|argument| !argument.is_hide_set());
         known.extend(shown.filter_map(|argument| argument.get_long()).map(str::to_owned));
     }

@@ -23,7 +23,7 @@ const POLL: Duration = Duration::from_millis(5);
 
 /// The right to change a function, until it is dropped and all helpers that share it have ended.
 #[derive(Debug)]
-pub(super) struct FunctionLock {
+pub(crate) struct FunctionLock {
     address: PciAddress,
     file: File,
 }
@@ -33,7 +33,7 @@ impl FunctionLock {
     ///
     /// # Errors
     /// When the lock's file can't be made or used.
-    pub(super) fn take(
+    pub(crate) fn take(
         host: &Host,
         address: PciAddress,
         deadline: Duration,
@@ -56,12 +56,12 @@ impl FunctionLock {
     }
 
     /// The function.
-    pub(super) fn address(&self) -> PciAddress {
+    pub(crate) fn address(&self) -> PciAddress {
         self.address
     }
 
     /// What helpers share.
-    pub(super) fn file(&self) -> BorrowedFd<'_> {
+    pub(crate) fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 }

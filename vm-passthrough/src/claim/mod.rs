@@ -46,6 +46,7 @@ pub use vfs::{VfError, VfOptions};
 
 pub use act::Recovery;
 pub(crate) use act::{HeldClaim, find_persistent, recover, release_persistent, take};
+pub(crate) use lock::FunctionLock;
 pub(crate) use share::share;
 pub(crate) use vfs::{create_vfs, remove_vfs};
 

@@ -83,6 +83,10 @@ impl SimHost {
 pub(super) fn write(dir: &Path, name: &str, value: &str) -> io::Result<()> {
     let (path, value) = (dir.join(name), value.trim_end());
     let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
+    // Its files are its own: no link leads a write out of it.
+    if fs::canonicalize(&path)? != path {
+        return Err(io::Error::from_raw_os_error(libc::EACCES));
+    }
     let put = |path: &Path, text: String| fs::write(path, text + "\n");
     let number = |path: &Path| {
         let text = fs::read_to_string(path)?;
@@ -91,6 +95,7 @@ pub(super) fn write(dir: &Path, name: &str, value: &str) -> io::Result<()> {
     match name.rsplit('/').next().unwrap_or(name) {
         "power_dpm_force_performance_level" if LEVELS.contains(&value) => put(&path, value.into()),
         "pp_od_clk_voltage" => edit(dir, &path, value),
+        "pp_dpm_sclk" | "pp_dpm_mclk" => choose(dir, &path, value),
         "power1_cap" => {
             let microwatts: u64 = value.parse().map_err(|_| invalid())?;
             let limit = |name| number(&path.with_file_name(name));
@@ -135,6 +140,20 @@ fn edit(dir: &Path, path: &Path, command: &str) -> io::Result<()> {
         }
         _ => Err(invalid()),
     }
+}
+
+/// Levels of a clock that are enabled, by their numbers: it is at the highest of them, or where it was below that.
+fn choose(dir: &Path, path: &Path, numbers: &str) -> io::Result<()> {
+    let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
+    let level = fs::read_to_string(dir.join("power_dpm_force_performance_level"))?;
+    let text = fs::read_to_string(path)?;
+    let shown: Vec<&str> = text.lines().map(|line| line.trim_end_matches(" *")).collect();
+    let numbers: Vec<usize> = numbers.split_whitespace().filter_map(|number| number.parse().ok()).collect();
+    let highest = numbers.iter().copied().max().filter(|&highest| highest < shown.len());
+    let (Some(highest), "manual") = (highest, level.trim_end()) else { return Err(invalid()) };
+    let now = text.lines().position(|line| line.ends_with('*')).unwrap_or(highest).min(highest);
+    let line = |(at, line): (usize, &&str)| format!("{line}{}\n", if at == now { " *" } else { "" });
+    fs::write(path, shown.iter().enumerate().map(line).collect::<String>())
 }
 
 /// The table as the driver shows it, with these highest clocks.

@@ -14,7 +14,7 @@ use super::{SimFunction, SimHost, amdgpu};
 use crate::host::SysfsWriter;
 use crate::iommu::is_vfio_driver;
 use crate::usb4::Route;
-use crate::{Host, PciAddress, pci};
+use crate::{Host, PciAddress, files, pci};
 
 /// The drivers of a [`SimHost`]: a writer that does on its tree what Linux does (`drivers/base/bus.c`,
 /// `drivers/pci/pci-driver.c`), with faults on demand.
@@ -123,9 +123,15 @@ impl SimDrivers {
         }
     }
 
+    fn is_inside(&self, real: &Path) -> bool {
+        fs::canonicalize(&self.root).is_ok_and(|root| real.starts_with(root))
+    }
+
     fn device(&self, address: PciAddress) -> io::Result<PathBuf> {
         fs::canonicalize(self.root.join("sys/bus/pci/devices").join(address.to_string()))
-            .map_err(|_| errno(libc::ENODEV))
+            .ok()
+            .filter(|real| self.is_inside(real))
+            .ok_or_else(|| errno(libc::ENODEV))
     }
 
     fn driver_dir(&self, driver: &str) -> PathBuf {
@@ -356,6 +362,10 @@ impl SimDrivers {
     }
 
     fn command(&self, path: &Path, value: &str, until: Instant) -> io::Result<()> {
+        // Whoever made the tree may have put links into it: none leads a write out of it, as to this machine's devices.
+        if fs::canonicalize(path).is_ok_and(|real| !self.is_inside(&real)) {
+            return Err(errno(libc::EACCES));
+        }
         if let Ok(below) = path.strip_prefix(self.root.join("sys/bus/thunderbolt/devices"))
             && below.file_name().is_some_and(|name| name == "authorized")
             && let Some(route) = below.parent().and_then(Path::to_str)
@@ -385,7 +395,11 @@ impl SimDrivers {
             ["devices", device, attribute] if attribute.ends_with("_resize") && path.exists() => {
                 self.resize(address(device)?, path, value, until)
             }
-            ["devices", _, "power_dpm_force_performance_level" | "pp_od_clk_voltage"]
+            [
+                "devices",
+                _,
+                "power_dpm_force_performance_level" | "pp_od_clk_voltage" | "pp_dpm_sclk" | "pp_dpm_mclk",
+            ]
             | ["devices", _, "hwmon", _, "power1_cap" | "pwm1" | "pwm1_enable"]
                 if path.exists() =>
             {
@@ -438,7 +452,7 @@ impl SysfsWriter for SimDrivers {
         if let Some(address) = address {
             self.wait_for_lock(address, Instant::now() + deadline)?;
         }
-        fs::read_to_string(path)
+        files::read(path)?.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 }
 

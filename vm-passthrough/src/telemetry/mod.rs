@@ -24,9 +24,13 @@ mod xid;
 
 use std::path::Path;
 
+use thiserror::Error;
+
 pub use throttle::Throttle;
 pub use watch::{Answer, Watch};
 pub use xid::{Xid, xids};
+
+pub(crate) use hwmon::directory as sensors;
 
 use crate::pci::{self, AerCounters, Link};
 use crate::usb4::{self, Authorization, LinkRates, Route, Tunnel};
@@ -178,21 +182,15 @@ impl Reader {
         if !dir.exists() {
             return None;
         }
-        let driver = files::link_name(&dir.join("driver"));
-        let status = files::read_trimmed(&dir.join("power/runtime_status"));
-        let is_asleep = status.as_deref() == Some("suspended");
-        let mut telemetry = match driver.as_deref() {
-            _ if is_asleep => Telemetry::unknown("it is asleep, and is not woken for this"),
-            None => Telemetry::unknown("no driver has it"),
-            Some(driver) if crate::iommu::is_vfio_driver(driver) => {
-                Telemetry::unknown(format!("{driver} has it: only its guest can ask"))
-            }
-            Some("nvidia") => self.ask_nvml(),
-            Some("amdgpu") => amdgpu::read(&dir),
-            Some(driver) => hwmon::read(&dir, driver),
+        let interface = interface(&self.host, self.address, self.kind);
+        let mut telemetry = match &interface {
+            Ok(Interface::Nvml) => self.ask_nvml(),
+            Ok(Interface::Amdgpu) => amdgpu::read(&dir),
+            Ok(Interface::Hwmon(driver)) => hwmon::read(&dir, driver),
+            Err(mute) => Telemetry::unknown(mute.to_string()),
         };
         // Config space of one that is asleep would wake it.
-        telemetry.link = if is_asleep { None } else { self.link(&dir) };
+        telemetry.link = if interface == Err(Mute::Asleep) { None } else { self.link(&dir) };
         telemetry.errors = pci::aer_counters(&dir);
         // As the directory answers for one function only, all of this is of the one that is there still.
         dir.exists().then_some(telemetry)
@@ -200,18 +198,12 @@ impl Reader {
 
     #[cfg(feature = "cuda")]
     fn ask_nvml(&self) -> Telemetry {
-        match self.host.disk_probe().is_some() && self.kind == DeviceType::GpuNvidia {
-            true => nvidia::read(self.address),
-            false => Telemetry::unknown("this host is only files, and NVML answers for this machine"),
-        }
+        nvidia::read(self.address)
     }
 
     #[cfg(not(feature = "cuda"))]
     fn ask_nvml(&self) -> Telemetry {
-        Telemetry::unknown(format!(
-            "this program was built without CUDA, and NVML would tell of the {:?}; build it with the cargo feature cuda",
-            self.kind
-        ))
+        Telemetry::unknown(Mute::NoCuda.to_string())
     }
 
     fn link(&self, dir: &Path) -> Option<GpuLink> {
@@ -222,6 +214,58 @@ impl Reader {
             rates: found.as_ref().and_then(|router| router.link),
             authorization: found.and_then(|router| router.authorization),
         })
+    }
+}
+
+/// By what a GPU is asked and set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Interface {
+    /// NVIDIA's management library.
+    Nvml,
+    /// Files of the driver amdgpu.
+    Amdgpu,
+    /// Sensors of another driver, if it has some.
+    Hwmon(String),
+}
+
+/// Why nobody can be asked of a GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub(crate) enum Mute {
+    /// Runtime power management has put it to sleep.
+    #[error("it is asleep, and is not woken for this")]
+    Asleep,
+    /// No driver has it.
+    #[error("no driver has it")]
+    NoDriver,
+    /// A VFIO driver has it.
+    #[error("{0} has it: only its guest can ask")]
+    Vfio(String),
+    /// NVML answers for the machine that this process runs on.
+    #[error("this host is only files, and NVML answers for this machine")]
+    OnlyFiles,
+    /// This program can't ask NVML.
+    #[error(
+        "this program was built without CUDA, and NVML would tell of it; build it with the cargo feature cuda"
+    )]
+    NoCuda,
+}
+
+/// By what a GPU of a kind is asked, as things are now.
+pub(crate) fn interface(host: &Host, address: PciAddress, kind: DeviceType) -> Result<Interface, Mute> {
+    let dir = host.pci_device(address);
+    if files::read_trimmed(&dir.join("power/runtime_status")).as_deref() == Some("suspended") {
+        return Err(Mute::Asleep);
+    }
+    match files::link_name(&dir.join("driver")) {
+        None => Err(Mute::NoDriver),
+        Some(driver) if crate::iommu::is_vfio_driver(&driver) => Err(Mute::Vfio(driver)),
+        Some(driver) if driver == "nvidia" => match (cfg!(feature = "cuda"), host.disk_probe(), kind) {
+            (false, _, _) => Err(Mute::NoCuda),
+            (true, Some(_), DeviceType::GpuNvidia) => Ok(Interface::Nvml),
+            (true, _, _) => Err(Mute::OnlyFiles),
+        },
+        Some(driver) if driver == "amdgpu" => Ok(Interface::Amdgpu),
+        Some(driver) => Ok(Interface::Hwmon(driver)),
     }
 }
 

@@ -1,5 +1,6 @@
 //! `egpu`: GPUs in enclosures of USB4 and Thunderbolt.
 
+mod config;
 mod connect;
 mod diag;
 mod disconnect;
@@ -70,6 +71,9 @@ enum Action {
     /// Watch GPUs on a screen until q is typed, or as a stream of JSON lines
     #[command(visible_alias = "m")]
     Monitor(monitor::MonitorArgs),
+    /// Show and set the clocks, the power limit, the fans and the performance level of a GPU
+    #[command(visible_alias = "cf")]
+    Config(config::ConfigArgs),
 }
 
 impl EgpuArgs {
@@ -83,6 +87,7 @@ impl EgpuArgs {
             | Action::Log(_)
             | Action::Simulate(_) => true,
             Action::Policy(args) => args.only_reads(),
+            Action::Config(args) => args.only_reads(),
             _ => false,
         }
     }
@@ -112,5 +117,9 @@ pub(crate) fn run(context: &mut Context<'_>, args: &EgpuArgs) -> Result<(), Fail
         Action::Log(args) => log::run(context, args),
         Action::Status(args) => status::run(context, args),
         Action::Monitor(args) => monitor::run(context, args),
+        Action::Config(config) if args.source.root.is_some() && !config.only_reads() => Err(Failure::usage(
+            "a captured tree is only read: leave `--root` out to set a GPU of this machine, or try it with `--sim DIR`",
+        )),
+        Action::Config(args) => config::run(context, args),
     }
 }

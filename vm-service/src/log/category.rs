@@ -12,6 +12,7 @@ const TABLE: &[(&str, LogCategory)] = &[
     ("vm_passthrough::ledger", Driver),
     ("vm_service::saved", Driver),
     ("vm_passthrough::egpu", Egpu),
+    ("vm_passthrough::tuning", Egpu),
     ("vm_service::commands::egpu", Egpu),
     ("vm_service::known_egpus", Egpu),
     ("vm_passthrough::guest::dma", Memory),

@@ -13,7 +13,7 @@ use super::host::{address, workstation};
 use super::vm_service;
 
 /// Says that the test runs in the process that finds the library.
-const INSIDE: &str = "VM_SERVICE_TEST_NVML";
+pub(super) const INSIDE: &str = "VM_SERVICE_TEST_NVML";
 
 /// A library with what is called of NVML. It knows one GPU, which does not tell of errors.
 const LIBRARY: &str = r#"
@@ -65,12 +65,30 @@ impl DiskProbe for Alive {
     }
 }
 
-fn alive(host: Host) -> Host {
+pub(super) fn alive(host: Host) -> Host {
     host.with_disk_probe(Arc::new(Alive))
 }
 
+/// Builds a library in the place of NVIDIA's; not where there is no compiler.
+pub(super) fn build(library: &str, folder: &Path) -> bool {
+    std::fs::write(folder.join("nvml.rs"), library).expect("written");
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let built = Command::new(rustc)
+        .args(["--edition=2024", "--crate-type=cdylib", "-o", "libnvidia-ml.so.1", "nvml.rs"])
+        .current_dir(folder)
+        .output();
+    match built {
+        Ok(built) => assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr)),
+        Err(error) => {
+            println!("skipped: no rustc: {error}");
+            return false;
+        }
+    }
+    true
+}
+
 /// This test alone, in a process whose libraries are in `folder` first. Says whether it passed, and what it printed.
-fn again(test: &str, folder: &Path) -> (bool, String) {
+pub(super) fn again(test: &str, folder: &Path) -> (bool, String) {
     let test = Command::new(std::env::current_exe().expect("this test"))
         .args(["--exact", test, "--nocapture"])
         .env("LD_LIBRARY_PATH", folder)
@@ -85,17 +103,9 @@ fn again(test: &str, folder: &Path) -> (bool, String) {
 fn shows_what_uses_a_gpu() {
     if std::env::var_os(INSIDE).is_none() {
         let folder = tempfile::tempdir().expect("a folder");
-        std::fs::write(folder.path().join("nvml.rs"), LIBRARY).expect("written");
-        let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-        let built = Command::new(rustc)
-            .args(["--edition=2024", "--crate-type=cdylib", "-o", "libnvidia-ml.so.1", "nvml.rs"])
-            .current_dir(&folder)
-            .output();
-        let built = match built {
-            Ok(built) => built,
-            Err(error) => return println!("skipped: no rustc: {error}"),
-        };
-        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        if !build(LIBRARY, folder.path()) {
+            return;
+        }
         let (passed, text) = again("gpu::shows_what_uses_a_gpu", folder.path());
         assert!(passed, "{text}");
         return;

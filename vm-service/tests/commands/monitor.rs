@@ -19,7 +19,7 @@ use super::host::address;
 use super::{check, check_error, vm_service};
 
 /// A host with an AMD GPU at 03:00.0 behind a tunnel and one at 01:00.0 of its own.
-fn two_gpus() -> SimHost {
+pub(super) fn two_gpus() -> SimHost {
     let sim = SimHost::new().expect("a host");
     sim.write("proc/sys/kernel/osrelease", "6.13.0\n").expect("a release");
     let add = |function: SimFunction| drop(sim.add(&function).expect("a function"));
@@ -41,7 +41,7 @@ fn two_gpus() -> SimHost {
     sim
 }
 
-fn add_gpu(sim: &SimHost, at: &str, port: Option<&str>) {
+pub(super) fn add_gpu(sim: &SimHost, at: &str, port: Option<&str>) {
     let gpu = SimFunction::new(address(at), 0x1002, 0x744c, 0x03_0000).express(0).link(2_500, 1);
     let gpu = gpu.group(3).driver("amdgpu");
     let gpu = port.into_iter().fold(gpu, |gpu, port| gpu.below(address(port)));

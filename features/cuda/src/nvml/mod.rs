@@ -10,8 +10,8 @@ mod sys;
 use vm_accel::Result;
 
 pub use control::{
-    ClockLimits, Controls, FanLimits, PowerLimits, controls, lock_core_clock, lock_memory_clock, set_fan,
-    set_power_limit, unlock_core_clock, unlock_memory_clock,
+    ClockLimits, Controls, Fan, FanLimits, PowerLimits, controls, lock_core_clock, lock_memory_clock,
+    set_fan, set_power_limit, unlock_core_clock, unlock_memory_clock,
 };
 
 use sys::Device;

@@ -170,6 +170,8 @@ optional! {
         fans = nvmlDeviceGetNumFans;
         /// 0 for the fastest to 15; 32 where it is unknown.
         performance_state = nvmlDeviceGetPerformanceState;
+        /// 1 where the driver stays with it while nobody uses it.
+        persistence_mode = nvmlDeviceGetPersistenceMode;
         /// Packets that were sent again on PCI Express, as long as the driver counts.
         replays = nvmlDeviceGetPcieReplayCounter;
     }
@@ -182,6 +184,8 @@ optional! {
         max_clock = nvmlDeviceGetMaxClockInfo;
         /// Percent of the highest speed that a fan is to have.
         fan_target = nvmlDeviceGetTargetFanSpeed;
+        /// 0 where the driver drives a fan by temperature, 1 where it has the speed that was set.
+        fan_policy = nvmlDeviceGetFanControlPolicy_v2;
     }
     get_pair {
         /// The least and the most milliwatts that it may be limited to.
