@@ -83,8 +83,8 @@ impl SimHost {
 pub(super) fn write(dir: &Path, name: &str, value: &str) -> io::Result<()> {
     let (path, value) = (dir.join(name), value.trim_end());
     let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
-    // Its files are its own: no link leads a write out of it.
-    if fs::canonicalize(&path)? != path {
+    // Its files are its own: no link leads a write out of it, and the reader of a FIFO is not waited for.
+    if fs::canonicalize(&path)? != path || !path.is_file() {
         return Err(io::Error::from_raw_os_error(libc::EACCES));
     }
     let put = |path: &Path, text: String| fs::write(path, text + "\n");

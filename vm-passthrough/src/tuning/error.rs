@@ -59,6 +59,9 @@ pub enum TuningError {
         /// How long it was waited for.
         deadline: Duration,
     },
+    /// [`Cancel`](crate::claim::Cancel) asked for it. Nothing was touched.
+    #[error("{0} was not set, as that was cancelled")]
+    Cancelled(PciAddress),
     /// A step failed.
     #[error("{address}: can't {what}: {cause}; {after}")]
     Failed {

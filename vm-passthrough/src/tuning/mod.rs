@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 pub use error::{Cause, TuningError};
 
-use crate::claim::FunctionLock;
+use crate::claim::{Cancel, FunctionLock};
 use crate::telemetry::{self, Interface, Mute, Source};
 use crate::{DeviceType, Host, PciAddress, PciFunction, deadlines};
 
@@ -202,6 +202,7 @@ pub struct Tuner {
     answer: Duration,
     /// How long a clock or a fan has to follow.
     settle: Duration,
+    cancel: Cancel,
 }
 
 impl Tuner {
@@ -213,6 +214,7 @@ impl Tuner {
             kind: function.device_type,
             answer: deadlines::DRIVERS,
             settle: deadlines::SETTLE,
+            cancel: Cancel::default(),
         }
     }
 
@@ -220,6 +222,12 @@ impl Tuner {
     #[must_use]
     pub fn with_deadlines(self, answer: Duration, settle: Duration) -> Self {
         Self { answer, settle, ..self }
+    }
+
+    /// The same, that sets nothing once that was asked for. What it has begun then, it ends.
+    #[must_use]
+    pub fn with_cancel(self, cancel: Cancel) -> Self {
+        Self { cancel, ..self }
     }
 
     /// What it is set to, and what it may be set to. It is not woken for that.
@@ -243,7 +251,9 @@ impl Tuner {
         self.by()?;
         let lock = FunctionLock::take(&self.host, self.address, self.answer)?;
         let lock = lock.ok_or(TuningError::Busy { address: self.address, deadline: self.answer })?;
-        tracing::info!(address = %self.address, "set {change:?}");
+        if self.cancel.is_requested() {
+            return Err(TuningError::Cancelled(self.address));
+        }
         let notes = match self.by()? {
             By::Amdgpu => amdgpu::Amdgpu::new(self, Some(&lock)).apply(change)?,
             By::Nvml => self.nvml_apply(change, &lock)?,

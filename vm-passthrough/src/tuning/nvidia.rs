@@ -1,5 +1,6 @@
 //! Sets a GPU of the driver nvidia by its management library (NVML).
 
+use std::fmt::Display;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 
 use vm_runtime::Error;
@@ -12,6 +13,9 @@ use super::{
 };
 use crate::claim::FunctionLock;
 use crate::telemetry::Source;
+
+/// How far above what it is limited to a clock may read, in MHz: it is rounded to steps, of 15 MHz as a rule.
+const NEAR: u32 = 30;
 
 /// A GPU of NVIDIA's driver.
 pub(super) struct Nvidia<'a> {
@@ -97,6 +101,17 @@ impl<'a> Nvidia<'a> {
         }
     }
 
+    /// Calls what sets something, and logs it.
+    fn set(
+        &self,
+        what: impl Display,
+        setting: Setting,
+        call: impl FnOnce(&str) -> Result<(), Error> + Send + 'static,
+    ) -> Result<(), Cause> {
+        tracing::info!(address = %self.tuner.address, "NVML: {what}");
+        self.call(Some(setting), call)
+    }
+
     fn set_clocks(&self, before: &Controls, core: u32, memory: Option<u32>) -> Result<Vec<String>> {
         let tuner = self.tuner;
         let check = |setting, limits: &Option<ClockLimits>, mhz| match limits {
@@ -116,16 +131,18 @@ impl<'a> Nvidia<'a> {
         let result = (|| {
             // The memory first: fewer GPUs take that, and what the core was locked to, NVML does not tell.
             if let Some((min, mhz)) = memory {
-                self.call(Some(Setting::MemoryClock), move |at| nvml::lock_memory_clock(at, min, mhz))?;
+                let what = format_args!("keep the memory clock from {min} to {mhz} MHz");
+                self.set(what, Setting::MemoryClock, move |at| nvml::lock_memory_clock(at, min, mhz))?;
                 undo.push("its memory clock is not limited any more", || self.unlock(Setting::MemoryClock));
             }
-            self.call(Some(Setting::CoreClock), move |at| nvml::lock_core_clock(at, core_min, core))?;
+            let what = format_args!("keep the core clock from {core_min} to {core} MHz");
+            self.set(what, Setting::CoreClock, move |at| nvml::lock_core_clock(at, core_min, core))?;
             undo.push("its core clock is not limited any more", || self.unlock(Setting::CoreClock));
             let wanted = [Some(core), memory.map(|(_, mhz)| mhz)];
             let over = |now: &[Option<u32>; 2]| {
                 let pairs = now.iter().zip(wanted);
                 let over = |(now, most): (&Option<u32>, Option<u32>)| {
-                    Some((((*now)?), most?)).filter(|(now, most)| now > most)
+                    Some(((*now)?, most?)).filter(|(now, most)| *now > most.saturating_add(NEAR))
                 };
                 pairs.filter_map(over).next()
             };
@@ -148,13 +165,10 @@ impl<'a> Nvidia<'a> {
     }
 
     fn unlock(&self, setting: Setting) -> Result<(), Cause> {
-        self.call(
-            Some(setting),
-            match setting {
-                Setting::MemoryClock => nvml::unlock_memory_clock,
-                _ => nvml::unlock_core_clock,
-            },
-        )
+        self.set(format_args!("limit the {setting} no more"), setting, move |at| match setting {
+            Setting::MemoryClock => nvml::unlock_memory_clock(at),
+            _ => nvml::unlock_core_clock(at),
+        })
     }
 
     fn reset_clocks(&self) -> Result<Vec<String>> {
@@ -163,10 +177,12 @@ impl<'a> Nvidia<'a> {
             self.unlock(Setting::CoreClock)?;
             // What it was limited to, NVML does not tell.
             undo.push("its core clock is not limited any more", || Ok(()));
-            self.call(Some(Setting::MemoryClock), |at| match nvml::unlock_memory_clock(at) {
-                // One that can't be limited is not.
-                Err(error) if code(&error) == Some(NOT_SUPPORTED) => Ok(()),
-                result => result,
+            self.set("limit the memory clock no more", Setting::MemoryClock, |at| {
+                match nvml::unlock_memory_clock(at) {
+                    // One that can't be limited is not.
+                    Err(error) if code(&error) == Some(NOT_SUPPORTED) => Ok(()),
+                    result => result,
+                }
             })
         })();
         undo.finish(self.tuner.address, "reset its clocks", result)?;
@@ -193,11 +209,13 @@ impl<'a> Nvidia<'a> {
         };
         let mut undo = Undo::default();
         let result = (|| {
-            self.call(Some(Setting::Power), move |at| nvml::set_power_limit(at, milliwatts))?;
+            let set = |milliwatts: u32| {
+                let what = format_args!("limit the power to {milliwatts} mW");
+                self.set(what, Setting::Power, move |at| nvml::set_power_limit(at, milliwatts))
+            };
+            set(milliwatts)?;
             if let Some(now) = limits.now {
-                undo.push(format!("its power limit is {} W again", f64::from(now) / 1e3), move || {
-                    self.call(Some(Setting::Power), move |at| nvml::set_power_limit(at, now))
-                });
+                undo.push(format!("its power limit is {} W again", f64::from(now) / 1e3), move || set(now));
             }
             match self.call(None, nvml::controls)?.power.and_then(|power| power.now) {
                 Some(now) if now.abs_diff(milliwatts) < 1000 => Ok(()),
@@ -225,8 +243,12 @@ impl<'a> Nvidia<'a> {
         if let Some(percent) = percent {
             tuner.check_fan(&fan(limits), percent)?;
         }
-        let set =
-            |index: u32, percent| self.call(Some(Setting::Fan), move |at| nvml::set_fan(at, index, percent));
+        let set = |index: u32, percent: Option<u32>| {
+            let to = percent.map_or("by temperature".into(), |percent| format!("at {percent} %"));
+            self.set(format_args!("run fan {index} {to}"), Setting::Fan, move |at| {
+                nvml::set_fan(at, index, percent)
+            })
+        };
         let mut undo = Undo::default();
         let result = (|| {
             for (index, fan) in (0..).zip(&limits.fans) {

@@ -263,6 +263,8 @@ struct Odd {
     forgets: &'static str,
     hangs: &'static str,
     files: SimDrivers,
+    /// Reads of this never end, once something was written.
+    late: &'static str,
 }
 
 impl SysfsWriter for Odd {
@@ -272,6 +274,13 @@ impl SysfsWriter for Odd {
             () if is(self.hangs) => Err(io::ErrorKind::TimedOut.into()),
             () if is(self.forgets) => Ok(()),
             () => self.files.write(path, value, deadline),
+        }
+    }
+
+    fn read(&self, path: &Path, deadline: Duration) -> io::Result<String> {
+        match !self.late.is_empty() && path.ends_with(self.late) && !self.files.writes().is_empty() {
+            true => Err(io::ErrorKind::TimedOut.into()),
+            false => self.files.read(path, deadline),
         }
     }
 
@@ -291,7 +300,7 @@ fn what_lies_is_found_out_and_what_hangs_is_left() {
     let check = |change, (forgets, hangs), expect: &str, is_left: bool| {
         let sim = amd();
         let before = written(&sim);
-        let host = sim.host_with(Arc::new(Odd { forgets, hangs, files: SimDrivers::new(&sim) }));
+        let host = sim.host_with(Arc::new(Odd { forgets, hangs, files: SimDrivers::new(&sim), late: "" }));
         let error = tuner(&host).apply(change).expect_err("found out").to_string();
         assert!(error.contains(expect), "{error}");
         assert_eq!(written(&sim) != before, is_left, "{error}");
@@ -324,6 +333,17 @@ fn what_lies_is_found_out_and_what_hangs_is_left() {
 }
 
 #[test]
+fn what_was_set_and_can_not_be_read_again_is_said_to_be_set() {
+    let sim = amd();
+    let files = SimDrivers::new(&sim);
+    let host = sim.host_with(Arc::new(Odd { forgets: "", hangs: "", files, late: "pp_dpm_mclk" }));
+    let error = tuner(&host).apply(Change::Power(250)).expect_err("it can't be read").to_string();
+    let expect = "0000:03:00.0 was set, and what it is set to now can't be read: the driver did not answer within 10 s";
+    assert!(error.starts_with(expect), "{error}");
+    assert_eq!(file(&sim, "hwmon/hwmon4/power1_cap"), "250000000\n");
+}
+
+#[test]
 fn two_never_change_it_at_once() {
     let sim = amd();
     let host = SimDrivers::new(&sim).host();
@@ -331,6 +351,11 @@ fn two_never_change_it_at_once() {
     let hurried = tuner(&host).with_deadlines(Duration::ZERO, Duration::ZERO);
     assert!(matches!(hurried.apply(CLOCKS), Err(TuningError::Busy { .. })));
     drop(lock);
+    let cancel = crate::claim::Cancel::default();
+    let cancelled = hurried.clone().with_cancel(cancel.clone());
+    cancel.request();
+    assert!(matches!(cancelled.apply(CLOCKS), Err(TuningError::Cancelled(_))));
+    assert_eq!(file(&sim, "power_dpm_force_performance_level"), "auto\n");
     assert!(hurried.apply(CLOCKS).is_ok());
 }
 
@@ -415,6 +440,15 @@ fn files_that_are_none_and_links_lead_nowhere() {
     for host in [sim.plain_host(), SimDrivers::new(&sim).host()] {
         let told = tuner(&host).settings().expect("settings");
         assert_eq!((told.core_clock, told.power, told.fan), (None, None, None));
+    }
+    // What is read of one is no level, and nobody waits to write to it.
+    let sim = amd();
+    let level = path(&sim, "power_dpm_force_performance_level");
+    std::fs::remove_file(&level).expect("removed");
+    rustix::fs::mknodat(rustix::fs::CWD, &level, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0)
+        .expect("a FIFO");
+    for change in [Change::Level(Level::Low), CLOCKS, Change::DefaultClocks] {
+        tuner(&SimDrivers::new(&sim).host()).apply(change).expect_err("refused");
     }
     // Nor is a link written through, of a file, of its sensors or of the GPU itself.
     let check = |link: &dyn Fn(&SimHost, &Path)| {

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Subcommand};
 use strum::VariantNames as _;
+use vm_passthrough::claim::Cancel;
 use vm_passthrough::tuning::{Change, Level, Settings, Tuner, TuningError};
 use vm_passthrough::{Host, PciAddress};
 
@@ -130,10 +131,15 @@ pub(super) fn run(context: &mut Context<'_>, args: &ConfigArgs) -> Result<(), Fa
         Action::Pstate(PstateArgs { level, one }) => (Change::Level(*level), one),
     };
     let gpu = one.find(&context.host)?;
-    // Nothing is left half done: it ends within its deadlines.
-    let on_signal = |signal| tracing::warn!("{signal}: what was begun is ended first");
+    // Nothing is left half done: what was begun ends within its deadlines.
+    let cancel = Cancel::default();
+    let tuner = Tuner::new(&context.host, &gpu.function).with_cancel(cancel.clone());
+    let on_signal = move |signal| {
+        tracing::warn!("{signal}: what was begun is ended first");
+        cancel.request();
+    };
     let signals = StopSignals::start(on_signal).map_err(Failure::failed)?;
-    let applied = Tuner::new(&context.host, &gpu.function).apply(change).map_err(failure)?;
+    let applied = tuner.apply(change).map_err(failure)?;
     drop(signals);
     for note in &applied.notes {
         tracing::warn!("{}: {note}", gpu.address());
