@@ -3,6 +3,7 @@
 //! The schema in `docs/vm-service.schema.json` is generated from these types. Within one [`VERSION`], fields and
 //! kinds of values are only added; readers ignore what they do not know.
 
+mod benchmark;
 mod claim;
 mod egpu;
 mod function;
@@ -22,6 +23,10 @@ mod usb4;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+pub use benchmark::{
+    BenchmarkChecks, BenchmarkDirection, BenchmarkLatency, BenchmarkLink, BenchmarkMemory, BenchmarkSpread,
+    BenchmarkTransfer, EgpuBenchmark,
+};
 pub use claim::{Claim, ClaimState, ClaimedFunction, ListedClaim, Owner};
 pub use egpu::{
     CheckVerdict, EgpuChange, EgpuCheck, EgpuPolicy, EgpuReport, EgpuSimulation, EgpuStep, KnownEnclosure,
@@ -162,6 +167,8 @@ pub enum Body {
         /// The GPUs.
         gpus: Vec<GpuConfig>,
     },
+    /// `egpu benchmark`: how fast a GPU is.
+    EgpuBenchmark(EgpuBenchmark),
     /// `run`: how the guest ran.
     Run(RunReport),
     /// `guests`: the guests that run.

@@ -2,6 +2,7 @@
 //! driven by a command line.
 
 mod accelerator;
+mod benchmark;
 pub mod cli;
 mod commands;
 pub mod config;

@@ -11,6 +11,7 @@
 //! What is connected writes most of this: names come from a device's own ROM, and are bounded and freed of control characters.
 
 mod events;
+mod packet;
 mod scan;
 mod tunnel;
 
@@ -18,6 +19,7 @@ use std::fmt;
 use std::str::FromStr;
 
 pub use events::HotplugEvents;
+pub use packet::tunnelled_bytes;
 pub(crate) use scan::router_at;
 pub use scan::scan;
 pub(crate) use tunnel::is_removable;

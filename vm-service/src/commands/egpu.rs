@@ -1,5 +1,6 @@
 //! `egpu`: GPUs in enclosures of USB4 and Thunderbolt.
 
+mod benchmark;
 mod config;
 mod connect;
 mod diag;
@@ -74,6 +75,9 @@ enum Action {
     /// Show and set the clocks, the power limit, the fans and the performance level of a GPU
     #[command(visible_alias = "cf")]
     Config(config::ConfigArgs),
+    /// Measure how fast a GPU is: copies over its link, beside what the link allows, f32 arithmetic and memory
+    #[command(visible_alias = "b")]
+    Benchmark(benchmark::BenchmarkArgs),
 }
 
 impl EgpuArgs {
@@ -121,5 +125,9 @@ pub(crate) fn run(context: &mut Context<'_>, args: &EgpuArgs) -> Result<(), Fail
             "a captured tree is only read: leave `--root` out to set a GPU of this machine, or try it with `--sim DIR`",
         )),
         Action::Config(args) => config::run(context, args),
+        Action::Benchmark(_) if args.source.root.is_some() => {
+            Err(Failure::usage("a captured tree has no GPU that could be measured; leave out --root"))
+        }
+        Action::Benchmark(args) => benchmark::run(context, args),
     }
 }

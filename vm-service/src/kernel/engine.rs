@@ -1,13 +1,17 @@
 //! What runs a kernel: the interpreter, or an accelerator of this machine.
 
 use std::path::PathBuf;
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vm_ir::ValidModule;
 use vm_ir::interp::{self, Argument, Launch, Limits};
+#[cfg(feature = "cuda")]
+use vm_passthrough::accelerator::{Assemble, CudaAccelerator, CudaAssembler, assemble::Assembler};
 use vm_passthrough::claim::{ClaimError, SharedLease};
 use vm_passthrough::manager::ManagerError;
-use vm_passthrough::{DeviceType, Host, PassthroughManager, PciAddress, pci};
+use vm_passthrough::{DeviceType, Host, PassthroughManager, PciAddress, PciFunction, pci};
 
 use super::args::DeviceArg;
 use crate::describe;
@@ -108,17 +112,24 @@ fn on_function(task: Task, address: PciAddress, host: &Host) -> Result<Ran, Fail
         )),
         error => Failure::failed(error),
     })?;
+    if let Some(refusal) = refusal(&function, host) {
+        return Err(refusal);
+    }
+    let _lease = lease(address, host)?;
+    on_cuda(task, address)
+}
+
+/// Why a function runs no kernels; `None` for an NVIDIA GPU, which does.
+pub(crate) fn refusal(function: &PciFunction, host: &Host) -> Option<Failure> {
+    let address = function.address;
     match function.device_type {
-        DeviceType::GpuNvidia => {
-            let _lease = lease(address, host)?;
-            on_cuda(task, address)
-        }
-        DeviceType::GpuAmd => Err(no_rocm(address, host)),
-        DeviceType::Npu | DeviceType::Accelerator => Err(no_npu(address, host)),
-        _ => Err(Failure::failed(format_args!(
+        DeviceType::GpuNvidia => None,
+        DeviceType::GpuAmd => Some(no_rocm(address, host)),
+        DeviceType::Npu | DeviceType::Accelerator => Some(no_npu(address, host)),
+        _ => Some(Failure::failed(format_args!(
             "{address} ({}) is no accelerator that runs kernels; `vm-service list` shows those that there are, and \
-             --device cpu runs anywhere",
-            describe::name(&function)
+             `vm-service launch --device cpu` runs anywhere",
+            describe::name(function)
         ))),
     }
 }
@@ -139,18 +150,21 @@ pub(crate) fn lease(address: PciAddress, host: &Host) -> Result<Option<SharedLea
 
 #[cfg(feature = "cuda")]
 fn on_cuda(task: Task, address: PciAddress) -> Result<Ran, Failure> {
-    use std::sync::Arc;
+    let (gpu, assembler) = cuda(address)?;
+    super::accelerated::run(task, gpu, |compiler| compiler.assembler(assembler))
+}
 
-    use vm_passthrough::accelerator::assemble::Assembler;
-    use vm_passthrough::accelerator::{Assemble, CudaAccelerator, CudaAssembler};
-
+/// An NVIDIA GPU, and what assembles for it.
+///
+/// # Errors
+/// When there is no driver that can be used, or it does not have that GPU.
+#[cfg(feature = "cuda")]
+pub(crate) fn cuda(address: PciAddress) -> Result<(CudaAccelerator, Option<Arc<dyn Assemble>>), Failure> {
     let gpu = CudaAccelerator::at(&address.to_string()).map_err(Failure::failed)?;
-    super::accelerated::run(task, gpu, |compiler| {
-        // Where there is no ptxas, this program is the assembler's process (see `ASSEMBLE`).
-        let own = || Some(Assembler::driver(std::env::current_exe().ok()?, [ASSEMBLE.into()]));
-        let assembler = Assembler::find().ok().or_else(own);
-        compiler.assembler(assembler.map(|found| Arc::new(CudaAssembler(found)) as Arc<dyn Assemble>))
-    })
+    // Where there is no ptxas, this program is the assembler's process (see `ASSEMBLE`).
+    let own = || Some(Assembler::driver(std::env::current_exe().ok()?, [ASSEMBLE.into()]));
+    let assembler = Assembler::find().ok().or_else(own);
+    Ok((gpu, assembler.map(|found| Arc::new(CudaAssembler(found)) as Arc<dyn Assemble>)))
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -191,7 +205,7 @@ fn no_npu(address: PciAddress, _: &Host) -> Failure {
 }
 
 #[cfg(not(all(feature = "cuda", feature = "rocm", feature = "npu")))]
-fn without(address: PciAddress, feature: &str) -> Failure {
+pub(crate) fn without(address: PciAddress, feature: &str) -> Failure {
     Failure::failed(format_args!(
         "{address} needs the cargo feature `{feature}`, which this vm-service was built without; build it with \
          --features {feature}, or use --device cpu"

@@ -14,5 +14,5 @@ mod fill;
 mod memory;
 pub(crate) mod npy;
 #[cfg(any(feature = "cpu", feature = "cuda"))]
-mod vouch;
+pub(crate) mod vouch;
 pub(crate) mod wait;

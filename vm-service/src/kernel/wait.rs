@@ -27,6 +27,19 @@ pub(crate) fn run<T: Send + 'static>(
     deadline: Duration,
     work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
+    telling(what, deadline, &|so_far| tracing::info!("{what}: {:.0} s so far", so_far.as_secs_f64()), work)
+}
+
+/// The same; every two seconds `tell` is called with how long it has taken so far.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn telling<T: Send + 'static>(
+    what: &str,
+    deadline: Duration,
+    tell: &dyn Fn(Duration),
+    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
     let (send, receive) = mpsc::channel();
     let asked = send.clone();
     let signals = StopSignals::start(move |signal| {
@@ -38,7 +51,7 @@ pub(crate) fn run<T: Send + 'static>(
     })?;
     start(send, work)?;
     UNDER_WAY.fetch_add(1, Ordering::Relaxed);
-    let result = attend(what, deadline, &receive)?;
+    let result = attend(what, deadline, tell, &receive)?;
     UNDER_WAY.fetch_sub(1, Ordering::Relaxed);
     result
 }
@@ -73,6 +86,7 @@ fn start<T: Send + 'static>(
 fn attend<T>(
     what: &str,
     deadline: Duration,
+    tell: &dyn Fn(Duration),
     news: &Receiver<News<T>>,
 ) -> Result<Result<T, Failure>, Failure> {
     let start = Instant::now();
@@ -94,9 +108,7 @@ fn attend<T>(
                     deadline.as_secs_f64()
                 )));
             }
-            Err(RecvTimeoutError::Timeout) => {
-                tracing::info!("{what}: {:.0} s so far", start.elapsed().as_secs_f64());
-            }
+            Err(RecvTimeoutError::Timeout) => tell(start.elapsed()),
         }
     }
 }
@@ -114,7 +126,7 @@ mod tests {
                 send.send(News::Signal(signal)).expect("sent");
             }
             start(send, work).expect("a thread");
-            let ended = attend("the work", deadline, &receive).and_then(|result| result);
+            let ended = attend("the work", deadline, &|_| (), &receive).and_then(|result| result);
             match (ended.map_err(|failure| failure.message), expect) {
                 (Ok(got), Ok(expect)) => assert_eq!(got, expect),
                 (Err(got), Err(expect)) => assert!(got.contains(expect), "{got}"),

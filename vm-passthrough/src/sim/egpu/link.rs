@@ -13,12 +13,8 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::SplitMix64;
+use crate::usb4::tunnelled_bytes;
 
-/// What a TLP has beside its payload: a header of four double words, sequence number, LCRC and framing (PCI Express Base 6.0,
-/// 2.2.1 and 3.6.1).
-const TLP: u64 = 16 + 2 + 4 + 2;
-/// A tunnel's packet: its header, and the most that follows (USB4 2.0, chapter 5).
-const PACKET: (u64, u64) = (4, 256);
 /// How many replays without progress make the link be retrained: `REPLAY_NUM`, of two bits, begins anew (PCI Express Base 6.0,
 /// 3.6.2.1).
 const REPLAYS: u32 = 4;
@@ -97,12 +93,6 @@ impl SimLink {
         self.hop_latency * u32::from(self.hops) * 2
     }
 
-    /// Bytes on the lanes for a TLP with this payload.
-    fn wire(payload: u64) -> u64 {
-        let tlp = payload + TLP;
-        tlp + tlp.div_ceil(PACKET.1) * PACKET.0
-    }
-
     fn serialised(&self, bytes: u64) -> u64 {
         // In picoseconds; a rate of nothing is one that is as good as nothing.
         let rate = u128::from(self.rate.max(1)) * 1_000_000;
@@ -117,8 +107,8 @@ impl SimLink {
         let payload = usize::from(self.payload.max(1));
         let len = data.len() as u64;
         let packets = len.div_ceil(payload as u64).max(1);
-        let full = Self::wire(payload as u64);
-        let last = Self::wire(len - (packets - 1) * payload as u64);
+        let full = tunnelled_bytes(payload as u64);
+        let last = tunnelled_bytes(len - (packets - 1) * payload as u64);
         let round_trip = picoseconds(self.round_trip());
         // Without credits nothing is sent, however fast the lanes are.
         let pace = self.serialised(full).max(round_trip / u64::from(self.credits.max(1)));
