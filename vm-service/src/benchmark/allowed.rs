@@ -28,7 +28,10 @@ impl From<&Allowed> for BenchmarkLink {
 /// What is allowed by the rates of a tunnel's router, where it is one, else by a PCI Express link that is up.
 pub(crate) fn allowed(tunnel: Option<Option<LinkRates>>, link: Option<Link>) -> Option<Allowed> {
     match tunnel {
-        Some(rates) => rates.map(of_tunnel),
+        Some(rates) => {
+            let is_up = |rates: &LinkRates| rates.transmit.rate() > 0 && rates.receive.rate() > 0;
+            rates.filter(is_up).map(of_tunnel)
+        }
         None => link.filter(|link| link.speed > 0 && link.width > 0).map(of_link),
     }
 }
@@ -95,6 +98,7 @@ mod tests {
         check(Some(Some(rates)), pcie(2_500, 1), Some((4.1, 4.1)));
         check(Some(Some(LinkRates { transmit: lanes(6), ..rates })), None, Some((12.31, 4.1)));
         check(Some(None), pcie(2_500, 1), None);
+        check(Some(Some(LinkRates { receive: lanes(0), ..rates })), None, None);
         check(None, pcie(32_000, 16), Some((63.02, 63.02)));
         check(None, pcie(8_000, 4), Some((3.94, 3.94)));
         check(None, pcie(5_000, 1), Some((0.5, 0.5)));

@@ -282,14 +282,15 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         };
         // What writes the source has to end before the host sums it.
         self.synchronize(self.timeout())?;
-        let chunks = (0..device.bytes())
-            .step_by(checker.chunk as usize)
-            .map(|offset| checker.chunk(direction, offset, device, |len| host.slice(offset, len)))
-            .collect::<Result<Vec<_>>>()?;
-        self.settled(hash::with(chunks.len(), |mut sums| {
+        let count = usize::try_from(device.bytes().div_ceil(checker.chunk)).unwrap_or(usize::MAX);
+        let chunk = |index: usize| {
+            let offset = index as u64 * checker.chunk;
+            checker.chunk(direction, offset, device, |len| host.slice(offset, len))
+        };
+        self.settled(hash::with(count, |mut sums| {
             let (mut under_way, mut waiting) = (VecDeque::new(), VecDeque::new());
             let settle = |sums: &mut hash::Sums, index: usize, device: u32| {
-                let chunk = &chunks[index];
+                let chunk = &chunk(index)?;
                 let host = sums.wait(index, self.timeout())?;
                 self.settle(checker, chunk, chunk.ends(host, device), || {
                     self.send(checker, SLOTS, chunk)?;
@@ -297,18 +298,19 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
                     Ok(chunk.ends(hash::sum(chunk.host)?, device))
                 })
             };
-            for index in 0..chunks.len() + SLOTS {
+            for index in 0..count.saturating_add(SLOTS) {
                 if index >= SLOTS
                     && let Some(landed) = under_way.pop_front()
                 {
-                    let sum = self.receive(checker, landed % SLOTS, &chunks[landed])?;
+                    let sum = self.receive(checker, landed % SLOTS, &chunk(landed)?)?;
                     if direction == Direction::DeviceToHost {
-                        sums.begin(landed, chunks[landed].host);
+                        sums.begin(landed, chunk(landed)?.host);
                     }
                     waiting.push_back((landed, sum));
                 }
-                if let Some(chunk) = chunks.get(index) {
-                    self.send(checker, index % SLOTS, chunk)?;
+                if index < count {
+                    let chunk = chunk(index)?;
+                    self.send(checker, index % SLOTS, &chunk)?;
                     if direction == Direction::HostToDevice {
                         sums.begin(index, chunk.host);
                     }
