@@ -56,6 +56,9 @@ pub const TUNNEL: Duration = Duration::from_secs(20);
 /// The functions behind a tunnel come, or go with their drivers: the links are trained, the buses scanned, and drivers unbound.
 pub const ENUMERATION: Duration = Duration::from_secs(30);
 
+/// The functions of another enclosure have come.
+pub const OTHERS_COME: Duration = sum(&[TUNNEL, ENUMERATION, SLACK]);
+
 /// A function behind a tunnel says who it is.
 pub const HEARTBEAT: Duration = Duration::from_secs(2);
 

@@ -47,4 +47,22 @@ impl Context<'_> {
         }
         Ok(self.out.flush()?)
     }
+
+    /// As [`print`](Self::print), one of many documents: each on a line of its own.
+    ///
+    /// # Errors
+    /// When the output can't be written.
+    pub(crate) fn print_line(
+        &mut self,
+        body: impl FnOnce() -> Body,
+        text: impl FnOnce() -> String,
+    ) -> Result<(), Failure> {
+        if !self.json {
+            return self.print(body, text);
+        }
+        let document = Document { simulated: self.is_simulated, ..Document::new(body()) };
+        let json = serde_json::to_string(&document).map_err(Failure::failed)?;
+        writeln!(self.out, "{json}")?;
+        Ok(self.out.flush()?)
+    }
 }

@@ -99,9 +99,11 @@ pub(crate) fn wrap(text: &str, most: Option<usize>) -> String {
     wrapped
 }
 
-/// `text` as one line that a terminal only shows: control characters are replaced.
+/// `text` as one line that a terminal only shows: control characters are replaced, and those that change the direction of what
+/// follows (Unicode Standard Annex 9, 2).
 pub(crate) fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+    let is_direction = |c| matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    text.chars().map(|c| if c.is_control() || is_direction(c) { '\u{fffd}' } else { c }).collect()
 }
 
 #[cfg(test)]

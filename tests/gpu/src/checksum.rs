@@ -132,7 +132,9 @@ fn given_up(gpu: &Gpu) -> anyhow::Result<()> {
         let written = worker.write(&device, &bytes);
         let outcome = match direction {
             Direction::HostToDevice => written,
-            Direction::DeviceToHost => written.and_then(|()| worker.read(&device, &mut vec![0; bytes.len()])),
+            Direction::DeviceToHost => {
+                written.and_then(|()| worker.read(&device, &mut vec![0_u8; bytes.len()]))
+            }
         };
         let Err(Error::Corrupted { direction: way, offset, attempts, .. }) = outcome else {
             anyhow::bail!("a copy {direction} whose tail is never right ended with {outcome:?}");

@@ -38,6 +38,8 @@ pub trait Enclosure: fmt::Debug {
 pub struct Observation {
     /// Where its enclosure is connected; `None` where it is not.
     pub route: Option<Route>,
+    /// What is another number each time that it is plugged in; `None` where that is not known.
+    pub instance: Option<u64>,
     /// Whether PCIe is tunnelled to it.
     pub authorised: bool,
     /// Its PCI functions that are no bridges.

@@ -1,18 +1,20 @@
 //! An enclosure of the host.
 
+mod find;
 mod heartbeat;
 mod reset;
 mod thermometer;
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::os::unix::fs::MetadataExt as _;
 use std::time::{Duration, Instant};
 
 use super::{Action, EgpuError, Enclosure, KnownEgpu, Observation, Policy, Refusal, Rung, is_accelerator};
 use crate::claim::{self, Cancel, ClaimError};
-use crate::ledger::{self, Ledger};
+use crate::ledger::{self, EnclosureLock, Ledger};
 use crate::pci::{self, PciFunction, PciIds};
-use crate::usb4::{self, Domain, Route, Router, UniqueId, Via};
+use crate::usb4::{Route, Router, UniqueId};
 use crate::{Host, PciAddress, deadlines, files, readiness};
 use heartbeat::Heartbeat;
 use thermometer::Thermometer;
@@ -25,7 +27,7 @@ const QUIET: Duration = Duration::from_millis(500);
 type Result<T, E = EgpuError> = std::result::Result<T, E>;
 
 /// Who runs the guests of the host.
-pub trait Guests: fmt::Debug {
+pub trait Guests: fmt::Debug + Send {
     /// Takes functions from the guest that has them; those that no guest has are passed over.
     ///
     /// # Errors
@@ -47,6 +49,10 @@ pub struct HostEnclosure {
     heartbeat: Heartbeat,
     /// From when it is taken from its driver until its tunnel is down: nobody claims it meanwhile.
     ledger: Option<Ledger>,
+    /// From when its tunnel is asked for until its functions have come: no others come meanwhile.
+    coming: Option<EnclosureLock>,
+    /// Where it was seen last, which tells it from another that says the same UUID.
+    route: Option<Route>,
     /// The host's functions before the tunnel was asked for.
     before: BTreeSet<PciAddress>,
     /// Its functions that are no bridges, as they were found when they came.
@@ -75,10 +81,18 @@ impl HostEnclosure {
             thermometer: Thermometer::default(),
             heartbeat: Heartbeat::default(),
             ledger: None,
+            coming: None,
+            route: None,
             before: BTreeSet::new(),
             functions: Vec::new(),
             accelerators: Vec::new(),
         }
+    }
+
+    /// The same, seen at this router: others that say that they have its UUID are not it.
+    #[must_use]
+    pub fn seen_at(self, route: Route) -> Self {
+        Self { route: Some(route), ..self }
     }
 
     /// What is in it, to be known by. Empty before its functions have come.
@@ -101,6 +115,7 @@ impl HostEnclosure {
             return Err(step("take it as it is", "no PCIe is tunnelled to it"));
         }
         let functions = self.endpoints(router.route)?;
+        self.route = Some(router.route);
         self.note(functions);
         Ok(self.verify().is_ok())
     }
@@ -110,51 +125,6 @@ impl HostEnclosure {
         let accelerators = functions.iter().filter(|function| is_accelerator(function));
         self.accelerators = accelerators.map(|function| function.ids).collect();
         self.functions = functions.into_iter().map(|function| (function.address, function.ids)).collect();
-    }
-
-    /// Its router, with the domain that it is in.
-    fn router(&self) -> Result<Option<(Domain, Router)>> {
-        let domains = usb4::scan(&self.host)
-            .map_err(|error| step("look at USB4", format!("{}: {error}", self.host.thunderbolt.display())))?;
-        let mut found = domains.into_iter().flat_map(|domain| {
-            let of = domain.routers.clone().into_iter().map(move |router| (domain.clone(), router));
-            of.filter(|(_, router)| router.route.depth() > 0).collect::<Vec<_>>()
-        });
-        let mut found = found.by_ref().filter(|(_, router)| router.unique_id == Some(self.id));
-        match (found.next(), found.next()) {
-            (Some((_, one)), Some((_, other))) => {
-                let reason =
-                    format!("the routers {} and {} both say that they are it", one.route, other.route);
-                Err(step(&format!("tell which enclosure {} is", self.id), reason))
-            }
-            (first, _) => Ok(first),
-        }
-    }
-
-    fn connected(&self) -> Result<(Domain, Router)> {
-        self.router()?.ok_or_else(|| EgpuError::NotConnected(self.id.to_string()))
-    }
-
-    /// The functions behind its router, bridges too. Where several routers may be it, those that were there before
-    /// its tunnel are not.
-    fn behind(&self, route: Route) -> Result<Vec<PciFunction>> {
-        let functions = pci::scan(&self.host).map_err(|error| step("scan the host", error))?;
-        let domains = usb4::scan(&self.host).map_err(|error| step("look at USB4", error))?;
-        let tunnels = usb4::tunnels(&self.host, &functions, &domains);
-        let is_its = |address: PciAddress| {
-            tunnels.iter().filter(|tunnel| tunnel.function == address).any(|tunnel| match &tunnel.via {
-                via if via.router() == Some(route) => true,
-                Via::OneOf(routes) => routes.contains(&route) && !self.before.contains(&address),
-                _ => false,
-            })
-        };
-        Ok(functions.into_iter().filter(|function| is_its(function.address)).collect())
-    }
-
-    fn endpoints(&self, route: Route) -> Result<Vec<PciFunction>> {
-        let mut functions = self.behind(route)?;
-        functions.retain(|function| !function.is_bridge());
-        Ok(functions)
     }
 
     /// As [`wait`], but given up when that is asked for.
@@ -174,10 +144,15 @@ impl HostEnclosure {
     }
 
     fn authorise(&mut self) -> Result<()> {
+        self.only(&self.routers()?)?;
         let (_, router) = self.connected()?;
+        self.route = Some(router.route);
         if router.is_authorised() {
             return Ok(());
         }
+        let is_given_up = || self.cancel.is_requested();
+        let coming = EnclosureLock::of_all(&self.host, deadlines::OTHERS_COME, is_given_up);
+        self.coming = Some(coming.map_err(|error| step("wait for other enclosures", error))?);
         let all = pci::scan(&self.host).map_err(|error| step("scan the host", error))?;
         self.before = all.iter().map(|function| function.address).collect();
         self.set_authorized(&router, "1")?;
@@ -191,6 +166,7 @@ impl HostEnclosure {
     fn enumerate(&mut self) -> Result<()> {
         let (_, router) = self.connected()?;
         let route = router.route;
+        self.route = Some(route);
         let mut last = (Vec::new(), Instant::now());
         let came = self.wait(deadlines::ENUMERATION, || {
             if !self.connected()?.1.is_authorised() {
@@ -207,25 +183,23 @@ impl HostEnclosure {
         let Some(functions) = came else {
             return Err(EgpuError::NoGpu { route, waited: deadlines::ENUMERATION, others: last.0 });
         };
-        let accelerators: Vec<PciIds> = functions
-            .iter()
-            .filter(|function| is_accelerator(function))
-            .map(|function| function.ids)
-            .collect();
-        if let Some(known) = self.known.as_ref().filter(|known| known.accelerators != accelerators) {
+        self.check_fit(&functions)?;
+        self.note(functions);
+        Ok(())
+    }
+
+    /// Checks whether its functions, if it has any, are those that are known, and what their slots say that they give.
+    fn check_fit(&self, functions: &[PciFunction]) -> Result<()> {
+        let accelerators = functions.iter().filter(|function| is_accelerator(function));
+        let accelerators: Vec<PciIds> = accelerators.map(|function| function.ids).collect();
+        let is_other = |known: &&KnownEgpu| !accelerators.is_empty() && known.accelerators != accelerators;
+        if let Some(known) = self.known.as_ref().filter(is_other) {
             return Err(EgpuError::AnotherGpu {
                 enclosure: self.id.to_string(),
                 found: names(&accelerators),
                 known: names(&known.accelerators),
             });
         }
-        self.check_power(&functions)?;
-        self.note(functions);
-        Ok(())
-    }
-
-    /// Checks what the slots say that they give.
-    fn check_power(&self, functions: &[PciFunction]) -> Result<()> {
         let needs = self.policy.minimum_power;
         let slots = functions.iter().filter(|function| is_accelerator(function));
         for slot in slots.filter_map(|function| function.upstream) {
@@ -401,6 +375,8 @@ impl HostEnclosure {
             Rung::Reconnect => {
                 let functions = self.functions.clone();
                 let (_, router) = self.connected()?;
+                // What would not be used afterwards keeps what it has.
+                self.check_fit(&self.endpoints(router.route)?)?;
                 if router.is_authorised() {
                     self.deauthorise()?;
                 }
@@ -419,14 +395,21 @@ impl HostEnclosure {
 
 impl Enclosure for HostEnclosure {
     fn observe(&mut self) -> Result<Observation> {
-        let Some((_, router)) = self.router()? else { return Ok(Observation::default()) };
+        let Some((_, router)) = self.router()? else {
+            self.route = None;
+            return Ok(Observation::default());
+        };
         let authorised = router.is_authorised();
+        // Another directory has another number in sysfs.
+        let dir = self.host.thunderbolt.join("devices").join(router.route.to_string());
+        let instance = std::fs::metadata(dir).ok().map(|dir| dir.ino());
         let functions = match authorised {
             true => self.endpoints(router.route)?,
             false => Vec::new(),
         };
         Ok(Observation {
             route: Some(router.route),
+            instance,
             authorised,
             functions: functions.iter().map(|function| function.address).collect(),
             users: self.users(true)?,
@@ -447,6 +430,9 @@ impl Enclosure for HostEnclosure {
         };
         if done.is_err() || !matches!(action, Action::Unbind { .. }) {
             self.ledger = None;
+        }
+        if done.is_err() || action != Action::Authorise {
+            self.coming = None;
         }
         done
     }

@@ -1,6 +1,6 @@
 //! Takes an eGPU through its life.
 
-use super::{Action, Egpu, EgpuError, Enclosure, Event, Limits, State};
+use super::{Action, Egpu, EgpuError, Enclosure, Event, Limits, Rung, State};
 
 /// A step of an eGPU's life, for who watches it.
 #[derive(Clone, Debug)]
@@ -25,6 +25,8 @@ pub struct Manager<E> {
     enclosure: E,
     egpu: Egpu,
     limits: Limits,
+    /// Which time of being plugged in it is.
+    instance: Option<u64>,
     failure: Option<String>,
     leftover: Option<String>,
 }
@@ -32,7 +34,7 @@ pub struct Manager<E> {
 impl<E: Enclosure> Manager<E> {
     /// Of an eGPU of which nothing is known yet. It changes nothing.
     pub fn new(enclosure: E, limits: Limits) -> Self {
-        Self { enclosure, egpu: Egpu::default(), limits, failure: None, leftover: None }
+        Self { enclosure, egpu: Egpu::default(), limits, instance: None, failure: None, leftover: None }
     }
 
     /// Where it is in its life.
@@ -48,6 +50,14 @@ impl<E: Enclosure> Manager<E> {
     /// Why what is noted of one that is not connected any more could not be undone; each look at it tries again.
     pub fn leftover(&self) -> Option<&str> {
         self.leftover.as_deref()
+    }
+
+    /// Tries again to undo what is noted of one that is not connected any more, and answers whether nothing is left.
+    pub fn settled(&mut self) -> bool {
+        if self.leftover.is_some() {
+            self.settle();
+        }
+        self.leftover.is_none()
     }
 
     /// What it acts on.
@@ -72,6 +82,10 @@ impl<E: Enclosure> Manager<E> {
             let Some(action) = action else { return };
             if action == Action::Settle {
                 return self.settle();
+            }
+            if matches!(action, Action::Authorise | Action::Reset(Rung::Reconnect)) {
+                // Whichever is there has the tunnel then, also one that was plugged in meanwhile.
+                self.instance = None;
             }
             event = match self.enclosure.act(action) {
                 Ok(()) => Event::Done(action),
@@ -98,9 +112,7 @@ impl<E: Enclosure> Manager<E> {
     /// # Errors
     /// When it can't be looked at. What is known of it stays as it was, as long as it answers heartbeats.
     pub fn poll(&mut self, told: &mut dyn FnMut(&Change)) -> Result<(), EgpuError> {
-        if self.leftover.is_some() {
-            self.settle();
-        }
+        self.settled();
         let seen = match self.enclosure.observe() {
             Ok(seen) => seen,
             Err(error) => {
@@ -108,10 +120,14 @@ impl<E: Enclosure> Manager<E> {
                 return Err(error);
             }
         };
-        if seen.route.is_none() {
+        // It may have been pulled and plugged in again between two looks: what is there is found at the next one.
+        let is_another = self.instance.is_some() && seen.instance.is_some() && self.instance != seen.instance;
+        if seen.route.is_none() || is_another {
+            self.instance = None;
             self.take(Event::Gone, told);
             return Ok(());
         }
+        self.instance = seen.instance;
         let was_watched = self.egpu.state.is_watched();
         self.take(Event::Found { authorised: seen.authorised }, told);
         // What was seen before it was connected says nothing of it now.

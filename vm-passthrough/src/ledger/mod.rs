@@ -47,6 +47,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags, flock, openat};
 use journal::{Unread, parse};
 
 use crate::deadlines::until;
+use crate::usb4::UniqueId;
 use crate::{Host, PciAddress, files};
 
 /// Largest record that is read, in bytes. A claim of all 256 functions below a bus has less than a tenth of it.
@@ -146,20 +147,32 @@ impl NotesLock {
     }
 }
 
-/// The right to connect, reset and disconnect enclosures of USB4 and Thunderbolt, until it is dropped: what appears behind one is told
-/// from what was there before.
+/// The right to do something about enclosures of USB4 and Thunderbolt, until it is dropped.
 #[derive(Debug)]
-pub struct EnclosuresLock {
+pub struct EnclosureLock {
     _lock: File,
 }
 
-impl EnclosuresLock {
-    /// Waits for it.
+impl EnclosureLock {
+    /// To have functions come, or to change what is noted of enclosures: one at a time, as what appears behind an enclosure is
+    /// told from what was there before.
+    ///
+    /// # Errors
+    /// As for [`Ledger::lock`]; also when it is given up.
+    pub fn of_all(host: &Host, deadline: Duration, is_given_up: impl Fn() -> bool) -> Result<Self> {
+        Self::named(host, "enclosures.lock", deadline, is_given_up)
+    }
+
+    /// To connect, reset or disconnect one. Who has it may take [`of_all`](Self::of_all) as well, and not the other way round.
     ///
     /// # Errors
     /// As for [`Ledger::lock`].
-    pub fn take(host: &Host, deadline: Duration) -> Result<Self> {
-        Ok(Self { _lock: lock_file(host, "enclosures.lock", &this_process(host), deadline, || false)?.1 })
+    pub fn of(host: &Host, id: UniqueId, deadline: Duration) -> Result<Self> {
+        Self::named(host, &format!("enclosure-{id}.lock"), deadline, || false)
+    }
+
+    fn named(host: &Host, name: &str, deadline: Duration, is_given_up: impl Fn() -> bool) -> Result<Self> {
+        Ok(Self { _lock: lock_file(host, name, &this_process(host), deadline, is_given_up)?.1 })
     }
 }
 

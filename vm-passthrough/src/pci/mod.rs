@@ -30,7 +30,7 @@ pub(crate) use health::{aer_counters, link};
 pub use rom::{MAX_ROM, RomError, RomImage};
 pub use scan::{ScanError, driver_override, read_config, read_function, scan, virtual_functions};
 pub(crate) use scan::{bar_size, bars};
-pub(crate) use slot::slot_power;
+pub use slot::slot_power;
 
 impl Host {
     /// The directory of a PCI function in sysfs, `SYS/bus/pci/devices/ADDRESS`.

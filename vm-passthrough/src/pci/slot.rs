@@ -7,7 +7,7 @@ use crate::{Host, PciAddress};
 const SLOT_CAPABILITIES: usize = 0x14;
 
 /// The power in watts that the slot below a port can give, rounded down; `None` where the port has no slot or does not say.
-pub(crate) fn slot_power(host: &Host, port: PciAddress) -> Option<u32> {
+pub fn slot_power(host: &Host, port: PciAddress) -> Option<u32> {
     let bytes = read_config(host, port).ok()?;
     let capabilities = config::capabilities(&bytes);
     let express = capabilities.iter().find(|capability| capability.id == regs::CAP_ID_EXP)?;

@@ -158,7 +158,12 @@ fn retimer(name: &str, path: &Path) -> Option<(Route, Retimer)> {
 /// An attribute, without what could write to a terminal; `None` where it is not there, empty, or can't be read.
 fn text(path: &Path, name: &str) -> Option<String> {
     let text = files::read_trimmed(&path.join(name))?;
-    let shown: String = text.chars().filter(|char| !char.is_control()).take(MAX_NAME).collect();
+    // As do the characters that change the direction of what follows (Unicode Standard Annex 9, 2).
+    let is_shown = |char: &char| {
+        !char.is_control()
+            && !matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    let shown: String = text.chars().filter(is_shown).take(MAX_NAME).collect();
     (!shown.is_empty()).then_some(shown)
 }
 

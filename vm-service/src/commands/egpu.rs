@@ -16,6 +16,7 @@ mod reset;
 mod simulate;
 mod status;
 mod watch;
+mod watcher;
 
 use std::path::PathBuf;
 

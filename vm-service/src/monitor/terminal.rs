@@ -21,6 +21,10 @@ use rustix::termios;
 
 use crate::console::RawTerminal;
 
+/// What is drawn of a terminal at most, whatever size it says that it has.
+const MOST_COLUMNS: u16 = 1000;
+const MOST_ROWS: u16 = 500;
+
 /// How long a terminal may take to accept a frame.
 const DEADLINE: Duration = Duration::from_millis(500);
 
@@ -67,7 +71,9 @@ impl Screen {
     /// Its size; nothing where it does not say.
     pub(crate) fn size(&self) -> Rect {
         let size = termios::tcgetwinsize(&self.out);
-        size.map_or(Rect::ZERO, |size| Rect::new(0, 0, size.ws_col, size.ws_row))
+        size.map_or(Rect::ZERO, |size| {
+            Rect::new(0, 0, size.ws_col.min(MOST_COLUMNS), size.ws_row.min(MOST_ROWS))
+        })
     }
 
     /// Shows a frame; `false` where the terminal has not taken all of it in time. What is left goes before the next one.

@@ -269,6 +269,7 @@ impl Enclosure for SimEgpu {
         let functions = self.functions.iter().filter(|_| self.is_tunnelled);
         Ok(Observation {
             route: Some(ROUTE),
+            instance: Some(self.plugs),
             authorised: self.is_tunnelled,
             functions: functions.map(|function| function.address).collect(),
             users: self.users(),

@@ -44,6 +44,8 @@ pub struct SimEgpu {
     script: VecDeque<(Duration, SimEgpuFault)>,
 
     pub(super) is_plugged: bool,
+    /// How often it was plugged in.
+    pub(super) plugs: u64,
     pub(super) is_tunnelled: bool,
     /// The functions that the host has, and those that come next.
     pub(super) functions: Vec<Function>,
@@ -126,6 +128,7 @@ impl SimEgpu {
             now: Duration::ZERO,
             script: script.faults().iter().copied().collect(),
             is_plugged: true,
+            plugs: 1,
             is_tunnelled: false,
             functions: Vec::new(),
             arriving: VecDeque::new(),
@@ -235,7 +238,10 @@ impl SimEgpu {
     /// Lets something befall it now.
     pub fn befall(&mut self, fault: SimEgpuFault) {
         match fault {
-            SimEgpuFault::Plug => self.is_plugged = true,
+            SimEgpuFault::Plug => {
+                self.plugs += u64::from(!self.is_plugged);
+                self.is_plugged = true;
+            }
             SimEgpuFault::Unplug => {
                 self.lose_tunnel();
                 self.is_plugged = false;

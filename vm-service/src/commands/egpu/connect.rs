@@ -2,9 +2,10 @@
 
 use clap::Args;
 use vm_passthrough::egpu::{Event, State};
+use vm_passthrough::ledger::EnclosureLock;
 use vm_passthrough::usb4::Router;
 
-use super::enclosure::{EnclosureArgs, Work, name};
+use super::enclosure::{EnclosureArgs, LOCK, Work, name};
 use super::guests::{DaemonGuests, not_given};
 use crate::context::Context;
 use crate::describe;
@@ -64,7 +65,8 @@ pub(super) fn run(context: &mut Context<'_>, args: &ConnectArgs) -> Result<(), F
         return Err(work.failure());
     }
     if args.remember {
-        // Others wait, and may have changed it before.
+        // Others may have changed it meanwhile.
+        let _lock = EnclosureLock::of_all(&context.host, LOCK, || false).map_err(Failure::failed)?;
         let mut store = EgpuStore::read(&context.host).map_err(Failure::failed)?;
         let egpu = work.manager.enclosure().known();
         store.known.insert(id, Known { name: name(&router), egpu, guest: args.guest.clone() });
@@ -72,7 +74,7 @@ pub(super) fn run(context: &mut Context<'_>, args: &ConnectArgs) -> Result<(), F
     }
     let functions = work.manager.enclosure().functions();
     let given = args.guest.as_ref().map(|guest| {
-        let given = DaemonGuests::of(context)?.attach(&functions, guest);
+        let given = DaemonGuests::of(&context.host)?.attach(&functions, guest);
         given.map_err(|error| not_given(guest, error))
     });
     let mut text = work.line("ready");

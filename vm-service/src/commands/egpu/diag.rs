@@ -62,8 +62,12 @@ pub(super) fn run(context: &mut Context<'_>, args: &DiagArgs) -> Result<(), Fail
 }
 
 fn checks(context: &Context<'_>, chosen: &Chosen) -> Result<Vec<EgpuCheck>, Failure> {
-    let store = EgpuStore::read(&context.host).map_err(Failure::failed)?;
-    let mut enclosure = enclosure(context, chosen.id, store.policy.clone(), None, Cancel::default())?;
+    let (store, unread) = match EgpuStore::read(&context.host) {
+        Ok(store) => (store, None),
+        Err(error) => (EgpuStore::default(), Some(error)),
+    };
+    let policy = store.policy.clone();
+    let mut enclosure = enclosure(&context.host, &chosen.router, chosen.id, policy, None, Cancel::default())?;
     let adopted = chosen.router.is_authorised().then(|| enclosure.adopt());
     let functions: Vec<PciFunction> = enclosure
         .functions()
@@ -80,6 +84,9 @@ fn checks(context: &Context<'_>, chosen: &Chosen) -> Result<Vec<EgpuCheck>, Fail
         "no IOMMU is in use",
         "turn it on in the firmware setup; without it nothing can be given to guests",
     );
+    if let Some(error) = unread {
+        system.judge(true, CheckVerdict::Failed, error, "mend or remove it: nothing is connected before");
+    }
     let domain = &chosen.domain;
     system.note(format!("domain{}: security {}", domain.number, domain.security));
     system.judge(
@@ -163,6 +170,15 @@ fn checks(context: &Context<'_>, chosen: &Chosen) -> Result<Vec<EgpuCheck>, Fail
         }
         None => {
             tunnel.judge(true, CheckVerdict::Warning, "Linux does not tell its link's rate", "update Linux")
+        }
+    }
+    let needs = store.policy.minimum_power;
+    let slots = functions.iter().filter(|function| is_accelerator(function));
+    for slot in slots.filter_map(|function| function.upstream) {
+        if let Some(has) = pci::slot_power(&context.host, slot) {
+            tunnel.note(format!("its slot gives {has} W"));
+            let evidence = "less than the policy asks for";
+            tunnel.judge(has < needs, CheckVerdict::Failed, evidence, "use an enclosure with more power");
         }
     }
     if let Some(version) = &router.nvm_version {

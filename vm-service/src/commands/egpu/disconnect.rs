@@ -1,14 +1,13 @@
 //! `egpu disconnect`: takes an enclosure from who uses it, and its tunnel down.
 
 use clap::Args;
-use vm_passthrough::egpu::{Event, State};
+use vm_passthrough::egpu::{Event, Policy, State};
 use vm_passthrough::usb4::Router;
 
 use super::enclosure::{EnclosureArgs, Work};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::Body;
-use crate::known_egpus::EgpuStore;
 
 /// Arguments of `egpu disconnect`.
 #[derive(Debug, Args)]
@@ -25,10 +24,9 @@ pub(super) struct DisconnectArgs {
 /// # Errors
 /// When somebody does not let go of it; it stays connected then, or the message says what is left.
 pub(super) fn run(context: &mut Context<'_>, args: &DisconnectArgs) -> Result<(), Failure> {
-    let store = EgpuStore::read(&context.host).map_err(Failure::failed)?;
     let chosen = args.enclosure.choose(context, Router::is_authorised, "what PCIe is tunnelled to")?;
     let is_connected = chosen.router.is_authorised();
-    let mut work = Work::begin(context, chosen, store.policy, None)?;
+    let mut work = Work::begin(context, chosen, Policy::default(), None)?;
     if is_connected {
         work.adopt()?;
         work.take(Event::Disconnect { force: args.force });
@@ -36,11 +34,8 @@ pub(super) fn run(context: &mut Context<'_>, args: &DisconnectArgs) -> Result<()
         work.take(Event::Found { authorised: false });
     }
     let (state, report) = (work.manager.state(), work.report());
-    let text = if is_connected {
-        work.line("disconnected; it can be pulled")
-    } else {
-        work.line("is not connected")
-    };
+    let text =
+        if is_connected { work.line("can be pulled; disconnected") } else { work.line("is not connected") };
     if state != State::Disconnected {
         context.print(|| Body::EgpuDisconnect(report), String::new)?;
         return Err(work.failure());

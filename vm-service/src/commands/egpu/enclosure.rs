@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use vm_passthrough::Host;
 use vm_passthrough::claim::Cancel;
 use vm_passthrough::egpu::{Change, Event, HostEnclosure, KnownEgpu, Limits, Manager, Policy, State};
-use vm_passthrough::ledger::EnclosuresLock;
+use vm_passthrough::ledger::EnclosureLock;
 use vm_passthrough::usb4::{self, Domain, Route, Router, UniqueId};
 
 use super::guests::DaemonGuests;
@@ -109,7 +110,7 @@ pub(super) struct Work {
     began: Instant,
     steps: Vec<EgpuStep>,
     _signals: StopSignals,
-    _lock: EnclosuresLock,
+    _lock: EnclosureLock,
 }
 
 impl Work {
@@ -123,9 +124,9 @@ impl Work {
         policy: Policy,
         known: Option<KnownEgpu>,
     ) -> Result<Self, Failure> {
-        let lock = EnclosuresLock::take(&context.host, LOCK).map_err(Failure::failed)?;
+        let lock = EnclosureLock::of(&context.host, chosen.id, LOCK).map_err(Failure::failed)?;
         let cancel = Cancel::default();
-        let enclosure = enclosure(context, chosen.id, policy, known, cancel.clone())?;
+        let enclosure = enclosure(&context.host, &chosen.router, chosen.id, policy, known, cancel.clone())?;
         let on_signal = move |signal| {
             tracing::warn!("{signal}: what was begun is undone");
             cancel.request();
@@ -182,19 +183,20 @@ impl Work {
     }
 }
 
-/// An enclosure, for a manager.
+/// The enclosure of a router, for a manager.
 ///
 /// # Errors
 /// When this process has no descriptors left.
 pub(super) fn enclosure(
-    context: &Context<'_>,
+    host: &Host,
+    router: &Router,
     id: UniqueId,
     policy: Policy,
     known: Option<KnownEgpu>,
     cancel: Cancel,
 ) -> Result<HostEnclosure, Failure> {
-    let guests = DaemonGuests::of(context)?;
-    Ok(HostEnclosure::new(&context.host, id, policy, known, cancel, Box::new(guests)))
+    let guests = Box::new(DaemonGuests::of(host)?);
+    Ok(HostEnclosure::new(host, id, policy, known, cancel, guests).seen_at(router.route))
 }
 
 /// Logs a step.

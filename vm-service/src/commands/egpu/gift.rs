@@ -2,11 +2,11 @@
 
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 
+use vm_passthrough::Host;
 use vm_passthrough::egpu::{Change, HostEnclosure, Manager, State};
 use vm_passthrough::usb4::UniqueId;
 
 use super::guests::{DaemonGuests, not_given};
-use crate::context::Context;
 use crate::daemon::ApiError;
 use crate::json::RefusalCode;
 use crate::known_egpus::EgpuStore;
@@ -34,7 +34,7 @@ impl Gift {
     }
 
     /// Gives it, if that is due; a guest that does not run gets it when it does.
-    pub(super) fn give(&mut self, context: &Context<'_>, id: UniqueId, manager: &mut Manager<HostEnclosure>) {
+    pub(super) fn give(&mut self, host: &Host, id: UniqueId, manager: &mut Manager<HostEnclosure>) {
         match self.giving.as_ref().map(Receiver::try_recv) {
             Some(Err(TryRecvError::Empty)) => return,
             Some(Ok((guest, Ok(())))) => {
@@ -55,8 +55,8 @@ impl Gift {
         if !self.is_due || manager.state() != State::Ready {
             return;
         }
-        let guest = EgpuStore::read(&context.host).map(|mut store| store.known.remove(&id)?.guest);
-        let guests = DaemonGuests::of(context);
+        let guest = EgpuStore::read(host).map(|mut store| store.known.remove(&id)?.guest);
+        let guests = DaemonGuests::of(host);
         let (Ok(Some(guest)), Ok(guests)) = (guest, guests) else { return };
         let functions = manager.enclosure().functions();
         let (send, receive) = channel();

@@ -8,9 +8,8 @@ use vm_passthrough::egpu::{Guests, is_accelerator};
 use vm_passthrough::{Host, PciAddress, ledger, pci};
 
 use crate::commands::asking::{Asking, NOTHING, path};
-use crate::context::Context;
 use crate::control::{Address, AttachOptions, DetachHow, DetachOptions};
-use crate::daemon::ApiError;
+use crate::daemon::{Api, ApiError};
 use crate::deadlines::GUEST_DEVICE;
 use crate::failure::Failure;
 use crate::json::AttachedDevice;
@@ -37,9 +36,8 @@ impl std::fmt::Debug for DaemonGuests {
 }
 
 impl DaemonGuests {
-    pub(super) fn of(context: &Context<'_>) -> Result<Self, Failure> {
-        let asking = Asking::of(context, &crate::commands::serve::DaemonArgs { socket: None })?;
-        Ok(Self { host: context.host.clone(), asking })
+    pub(super) fn of(host: &Host) -> Result<Self, Failure> {
+        Ok(Self { host: host.clone(), asking: Asking(Api::new(host, None)?) })
     }
 
     /// Gives a guest the accelerators among these functions, with what shares their slots.

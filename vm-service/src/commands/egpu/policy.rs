@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use clap::Args;
 use vm_passthrough::egpu::Authorise;
-use vm_passthrough::ledger::EnclosuresLock;
+use vm_passthrough::ledger::EnclosureLock;
 use vm_passthrough::usb4::UniqueId;
 
 use super::enclosure::LOCK;
@@ -88,7 +88,7 @@ fn change(
     is_change: bool,
     change: impl FnOnce(&mut EgpuStore) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let lock = is_change.then(|| EnclosuresLock::take(&context.host, LOCK)).transpose();
+    let lock = is_change.then(|| EnclosureLock::of_all(&context.host, LOCK, || false)).transpose();
     let _lock = lock.map_err(Failure::failed)?;
     let mut store = EgpuStore::read(&context.host).map_err(Failure::failed)?;
     change(&mut store)?;

@@ -3,6 +3,7 @@
 use clap::Args;
 use vm_passthrough::egpu::{Action, Enclosure as _, Rung, State};
 use vm_passthrough::usb4::Router;
+use vm_passthrough::{Host, PciAddress, deadlines, ledger};
 
 use super::enclosure::{EnclosureArgs, Work};
 use crate::context::Context;
@@ -28,9 +29,18 @@ pub(super) struct ResetArgs {
 /// # Errors
 /// When it is used, the reset is refused, or it is not well afterwards.
 pub(super) fn run(context: &mut Context<'_>, args: &ResetArgs) -> Result<(), Failure> {
-    let store = EgpuStore::read(&context.host).map_err(Failure::failed)?;
+    let store = match args.reconnect {
+        true => EgpuStore::read(&context.host).map_err(Failure::failed)?,
+        // Nothing is connected by it.
+        false => EgpuStore::default(),
+    };
     let chosen = args.enclosure.choose(context, Router::is_authorised, "what PCIe is tunnelled to")?;
-    let mut work = Work::begin(context, chosen, store.policy, None)?;
+    let known = store.known.get(&chosen.id).map(|known| known.egpu.clone());
+    if args.reconnect {
+        let judged = store.policy.judge(&chosen.domain, &chosen.router, known.is_some(), true);
+        judged.map_err(|refusal| Failure::blocked(refusal.to_string()))?;
+    }
+    let mut work = Work::begin(context, chosen, store.policy, known)?;
     work.adopt()?;
     let seen = work.manager.enclosure().observe().map_err(Failure::failed)?;
     if !seen.users.is_empty() {
@@ -42,6 +52,12 @@ pub(super) fn run(context: &mut Context<'_>, args: &ResetArgs) -> Result<(), Fai
         _ => Rung::SoftReset,
     };
     let enclosure = work.manager.enclosure();
+    let claimed = claimed(&context.host, &enclosure.functions())?;
+    if let Some(address) = claimed.filter(|_| args.reconnect) {
+        return Err(Failure::blocked(format!(
+            "{address} is claimed, which a new tunnel would end; say `vm-service release {address}` first"
+        )));
+    }
     enclosure.act(Action::Reset(rung)).map_err(Failure::failed)?;
     enclosure.act(Action::Verify).map_err(|error| {
         Failure::failed(format_args!(
@@ -53,4 +69,13 @@ pub(super) fn run(context: &mut Context<'_>, args: &ResetArgs) -> Result<(), Fai
     report.fault = None;
     let text = work.line(&format!("well after a {rung}"));
     context.print(|| Body::EgpuReset(report), || text)
+}
+
+/// The first of these functions that is claimed, whether its owner lives or not.
+fn claimed(host: &Host, functions: &[PciAddress]) -> Result<Option<PciAddress>, Failure> {
+    let claims = ledger::claims(host, deadlines::LEDGER_READ).map_err(Failure::failed)?;
+    let is_claimed = |function: &&PciAddress| {
+        claims.iter().flatten().any(|claim| claim.entry.function(**function).is_some())
+    };
+    Ok(functions.iter().find(is_claimed).copied())
 }

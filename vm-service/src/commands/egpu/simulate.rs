@@ -89,12 +89,12 @@ fn simulate(script: &SimScript, args: &SimulateArgs, length: Duration) -> EgpuSi
         if let Err(error) = looked {
             tracing::debug!("at {} ms: {error}", at.as_millis());
         }
-        let now = manager.enclosure().now();
-        if now >= length {
-            break;
-        }
+        let now = manager.enclosure().now().min(length);
         manager.enclosure().advance(interval.min(length - now));
         at = manager.enclosure().now();
+        if at >= length {
+            break;
+        }
     }
     let state = manager.state();
     let egpu = manager.enclosure();

@@ -2,26 +2,25 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use vm_passthrough::Host;
 use vm_passthrough::claim::Cancel;
-use vm_passthrough::egpu::{Change, Event, HostEnclosure, Limits, Manager, State, is_accelerator};
-use vm_passthrough::ledger::EnclosuresLock;
+use vm_passthrough::egpu::{Limits, Manager, is_accelerator};
+use vm_passthrough::ledger::{EnclosureLock, LedgerError};
 use vm_passthrough::pci::{self, PciFunction};
 use vm_passthrough::usb4::{self, Domain, HotplugEvents, Route, Router, UniqueId};
 
-use super::enclosure::{all, enclosure, log, name};
-use super::gift::Gift;
+use super::enclosure::{all, enclosure, name};
+use super::watcher::{Told, Watcher, Work};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::{Body, EgpuChange, action_of, fault_of};
 use crate::known_egpus::EgpuStore;
-use crate::log::now;
 use crate::signals::StopSignals;
-
-/// How long a look may wait for another command on an enclosure. The next one comes soon.
-const LOCK: Duration = Duration::from_millis(500);
+use crate::table::printable;
 
 /// How soon a signal is seen.
 const SLICE: Duration = Duration::from_millis(100);
@@ -61,23 +60,16 @@ impl HeartbeatArgs {
     }
 }
 
-/// Those that are watched over.
-type Watched = BTreeMap<UniqueId, Egpu>;
-
-/// One that is watched over.
-struct Egpu {
-    name: String,
-    manager: Manager<HostEnclosure>,
-    gift: Gift,
-}
-
 /// Watches over all enclosures with an accelerator, and those that may be connected.
 ///
 /// # Errors
-/// When the policy can't be read at first, or standard output can't be written.
+/// When the ledger can't be used, or standard output can't be written.
 pub(super) fn run(context: &mut Context<'_>, args: &WatchArgs) -> Result<(), Failure> {
-    let limits = args.heartbeat.limits();
-    EgpuStore::read(&context.host).map_err(Failure::failed)?;
+    // Who may not do anything about them is told at once.
+    match EnclosureLock::of_all(&context.host, Duration::ZERO, || false) {
+        Ok(_) | Err(LedgerError::Busy { .. }) => {}
+        Err(error) => return Err(Failure::failed(error)),
+    }
     let cancel = Cancel::default();
     let stop = cancel.clone();
     let on_signal = move |signal| {
@@ -92,27 +84,51 @@ pub(super) fn run(context: &mut Context<'_>, args: &WatchArgs) -> Result<(), Fai
         })?),
         None => HotplugEvents::listen().inspect_err(|error| tracing::debug!("no uevents: {error}")).ok(),
     };
-    let mut watched = Watched::new();
-    let mut refused = BTreeMap::new();
-    while !cancel.is_requested() {
-        match EnclosuresLock::take(&context.host, LOCK) {
-            Ok(_lock) => look(context, &limits, &cancel, &mut watched, &mut refused)?,
-            Err(error) => tracing::debug!("not looked at: {error}"),
-        }
-        wait(&mut events, args.heartbeat.interval(), &cancel);
+    let (tell, told) = channel();
+    let mut watched = Watched {
+        limits: args.heartbeat.limits(),
+        interval: args.heartbeat.interval(),
+        cancel: cancel.clone(),
+        tell,
+        watchers: BTreeMap::new(),
+        said: BTreeMap::new(),
+    };
+    let mut outcome = Ok(true);
+    while let Ok(is_woken) = outcome
+        && !cancel.is_requested()
+    {
+        watched.look(context, is_woken);
+        outcome = wait(&mut events, args.heartbeat.interval(), &cancel, || {
+            told.try_iter().try_for_each(|told| print(context, told))
+        });
     }
-    Ok(())
+    cancel.request();
+    watched.end();
+    outcome.and_then(|_| told.try_iter().try_for_each(|told| print(context, told)))
 }
 
-/// Waits for the next look: until something comes or goes, a signal comes, or the interval has passed.
-fn wait(events: &mut Option<HotplugEvents>, interval: Duration, cancel: &Cancel) {
+/// Waits for the next look: until something comes or goes, which it answers, a signal comes, or the interval has passed. Meanwhile
+/// `prints` what there is to tell.
+fn wait(
+    events: &mut Option<HotplugEvents>,
+    interval: Duration,
+    cancel: &Cancel,
+    mut prints: impl FnMut() -> Result<(), Failure>,
+) -> Result<bool, Failure> {
     let until = Instant::now() + interval;
-    while !cancel.is_requested() && Instant::now() < until {
+    loop {
+        prints()?;
+        if cancel.is_requested() || Instant::now() >= until {
+            return Ok(false);
+        }
         let slice = until.saturating_duration_since(Instant::now()).min(SLICE);
         match events.as_ref().map(|events| events.wait(slice)) {
             Some(Ok(false)) => {}
             // More come with it, and one that flaps must not keep this process busy.
-            Some(Ok(true)) => return std::thread::sleep(SLICE),
+            Some(Ok(true)) => {
+                std::thread::sleep(SLICE);
+                return prints().map(|()| true);
+            }
             Some(Err(error)) => {
                 tracing::warn!("uevents can't be read: {error}; what comes is seen at the next look");
                 *events = None;
@@ -122,119 +138,127 @@ fn wait(events: &mut Option<HotplugEvents>, interval: Duration, cancel: &Cancel)
     }
 }
 
-/// Looks at all of them once.
-fn look(
-    context: &mut Context<'_>,
-    limits: &Limits,
-    cancel: &Cancel,
-    watched: &mut Watched,
-    refused: &mut BTreeMap<UniqueId, String>,
-) -> Result<(), Failure> {
-    let connected = match all(context) {
-        Ok(connected) => connected,
-        Err(error) => {
-            tracing::warn!("{}", error.message);
-            return Ok(());
-        }
-    };
-    refused.retain(|id, _| connected.iter().any(|(_, router)| router.unique_id == Some(*id)));
-    // One that comes again is another matter.
-    watched.retain(|id, egpu| {
-        egpu.manager.state() != State::Absent
-            || !connected.iter().any(|(_, router)| router.unique_id == Some(*id))
-    });
-    for (domain, router) in &connected {
-        let Some(id) = router.unique_id.filter(|id| !watched.contains_key(id)) else { continue };
-        match admit(context, limits, cancel, domain, router, id) {
-            Ok(Some((mut manager, asked))) => {
-                refused.remove(&id);
-                let (mut told, mut gift) = (Ok(()), Gift::default());
-                let mut tell = |change: &Change| {
-                    gift.note(change);
-                    told = tell(context, id, &name(router), change);
-                };
-                if let Err(error) = manager.poll(&mut tell) {
-                    tracing::warn!(enclosure = %id, "{error}");
-                }
-                if asked && manager.state() == State::Disconnected {
-                    manager.take(Event::Connect, &mut tell);
-                }
-                watched.insert(id, Egpu { name: name(router), manager, gift });
-                told?;
-            }
-            Ok(None) => {}
-            // Said once, until it is pulled or the reason is another.
-            Err(reason) if refused.get(&id) != Some(&reason) => {
-                tracing::warn!(enclosure = %id, "{} is not connected: {reason}", name(router));
-                refused.insert(id, reason);
-            }
-            Err(_) => {}
-        }
-    }
-    for (id, Egpu { name, manager, gift }) in watched.iter_mut() {
-        let mut told = Ok(());
-        let mut tell = |change: &Change| {
-            gift.note(change);
-            told = tell(context, *id, name, change);
-        };
-        if let Err(error) = manager.poll(&mut tell) {
-            tracing::warn!(enclosure = %id, "{error}");
-        }
-        told?;
-        gift.give(context, *id, manager);
-    }
-    // What is left of one that is gone is tried to be undone at each look.
-    watched.retain(|_, egpu| egpu.manager.state() != State::Absent || egpu.manager.leftover().is_some());
-    Ok(())
+/// Those that are watched over, each on a thread of its own.
+struct Watched {
+    limits: Limits,
+    interval: Duration,
+    cancel: Cancel,
+    tell: Sender<Told>,
+    watchers: BTreeMap<UniqueId, Watcher>,
+    /// What was said of those that may not be connected.
+    said: BTreeMap<UniqueId, String>,
 }
 
-/// A manager for an enclosure that has come, and whether it is to be connected; none for what has no accelerator.
-fn admit(
-    context: &Context<'_>,
-    limits: &Limits,
-    cancel: &Cancel,
-    domain: &Domain,
-    router: &Router,
-    id: UniqueId,
-) -> Result<Option<(Manager<HostEnclosure>, bool)>, String> {
-    let store = EgpuStore::read(&context.host)?;
-    let known = store.known.get(&id).map(|known| known.egpu.clone());
-    let is_there = router.is_authorised();
-    if is_there && known.is_none() && !has_accelerator(context, router.route)? {
-        return Ok(None);
+impl Watched {
+    /// Looks at what is connected.
+    fn look(&mut self, context: &Context<'_>, is_woken: bool) {
+        let connected = match all(context) {
+            Ok(connected) => connected,
+            Err(error) => {
+                tracing::warn!("{}", error.message);
+                return;
+            }
+        };
+        self.said.retain(|id, _| connected.iter().any(|(_, router)| router.unique_id == Some(*id)));
+        // One that comes again is another matter.
+        self.watchers.retain(|_, watcher| !watcher.has_ended());
+        for watcher in self.watchers.values().filter(|_| is_woken) {
+            watcher.wake();
+        }
+        for (domain, router) in &connected {
+            let Some(id) = router.unique_id.filter(|id| !self.watchers.contains_key(id)) else { continue };
+            let admitted = self.admit(&context.host, domain, router, id).unwrap_or_else(Some);
+            // Said once, until it is pulled or the reason is another.
+            if let Some(reason) = admitted
+                && self.said.get(&id) != Some(&reason)
+            {
+                tracing::warn!(enclosure = %id, "{} {reason}", name(router));
+                self.said.insert(id, reason);
+            }
+        }
     }
-    store.policy.judge(domain, router, known.is_some(), is_there).map_err(|refusal| refusal.to_string())?;
-    let enclosure = enclosure(context, id, store.policy, known, cancel.clone());
-    let enclosure = enclosure.map_err(|failure| failure.message)?;
-    Ok(Some((Manager::new(enclosure, *limits), !is_there)))
+
+    /// Watches over an enclosure that has come, if it has an accelerator and may be connected or is, and answers what is to be said of it.
+    fn admit(
+        &mut self,
+        host: &Host,
+        domain: &Domain,
+        router: &Router,
+        id: UniqueId,
+    ) -> Result<Option<String>, String> {
+        let is_there = router.is_authorised();
+        let store = match EgpuStore::read(host) {
+            // What is connected is watched over all the same.
+            Err(error) if is_there => {
+                tracing::debug!("{error}");
+                EgpuStore::default()
+            }
+            store => store.map_err(|error| format!("is not connected: {error}"))?,
+        };
+        let known = store.known.get(&id).map(|known| known.egpu.clone());
+        let failed = |error: String| format!("can't be watched over: {error}");
+        if is_there && known.is_none() && !has_accelerator(host, router.route).map_err(failed)? {
+            return Ok(None);
+        }
+        let judged = store.policy.judge(domain, router, known.is_some(), is_there);
+        let said = match judged {
+            Err(refusal) if !is_there => return Err(format!("is not connected: {refusal}")),
+            // By somebody who said so, or before the policy was this one.
+            Err(refusal) => Some(format!("is connected, and would not be now: {refusal}")),
+            Ok(()) => None,
+        };
+        let enclosure = enclosure(host, router, id, store.policy, known, self.cancel.clone());
+        let enclosure = enclosure.map_err(|failure| failed(failure.message))?;
+        let work = Work {
+            host: host.clone(),
+            id,
+            name: name(router),
+            manager: Manager::new(enclosure, self.limits),
+            is_asked: !is_there,
+            interval: self.interval,
+            cancel: self.cancel.clone(),
+            tell: self.tell.clone(),
+        };
+        let watcher = Watcher::start(work).map_err(|error| failed(error.to_string()))?;
+        self.watchers.insert(id, watcher);
+        Ok(said)
+    }
+
+    /// Waits for all to end.
+    fn end(&mut self) {
+        for (_, watcher) in std::mem::take(&mut self.watchers) {
+            watcher.end();
+        }
+    }
 }
 
 /// Whether an accelerator may be behind a router.
-fn has_accelerator(context: &Context<'_>, route: Route) -> Result<bool, String> {
-    let functions = pci::scan(&context.host).map_err(|error| error.to_string())?;
-    let domains = usb4::scan(&context.host).map_err(|error| error.to_string())?;
-    let tunnels = usb4::tunnels(&context.host, &functions, &domains);
+fn has_accelerator(host: &Host, route: Route) -> Result<bool, String> {
+    let functions = pci::scan(host).map_err(|error| error.to_string())?;
+    let domains = usb4::scan(host).map_err(|error| error.to_string())?;
+    let tunnels = usb4::tunnels(host, &functions, &domains);
     let is_behind = |function: &&PciFunction| {
         tunnels.iter().any(|tunnel| tunnel.function == function.address && tunnel.via.router() == Some(route))
     };
     Ok(functions.iter().filter(is_behind).any(is_accelerator))
 }
 
-/// Prints what has happened.
-fn tell(context: &mut Context<'_>, id: UniqueId, name: &str, change: &Change) -> Result<(), Failure> {
-    log(id, change);
+/// Prints what has happened, with `--json` a document on a line of its own.
+fn print(context: &mut Context<'_>, told: Told) -> Result<(), Failure> {
+    let Told { id, name, change, time } = told;
     let json = EgpuChange {
         enclosure: id.to_string(),
-        name: name.into(),
-        time: now(),
+        name,
+        time,
         from: change.from.name().into(),
         state: change.to.name().into(),
         action: action_of(change.to),
         fault: fault_of(change.to),
-        error: change.error.clone(),
+        error: change.error,
     };
     let because = json.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
     let detail = json.fault.as_ref().or(json.action.as_ref()).map(|detail| format!(" ({detail})"));
-    let text = format!("{} {name} {}{}{because}\n", json.time, json.state, detail.unwrap_or_default());
-    context.print(|| Body::EgpuChange(json), || text)
+    let detail = detail.unwrap_or_default();
+    let text = format!("{} {} {}{detail}{because}\n", json.time, printable(&json.name), json.state);
+    context.print_line(|| Body::EgpuChange(json), || text)
 }

@@ -1,6 +1,7 @@
 //! What eGPUs suffer from hosts, and what is done about it.
 
 use super::*;
+use crate::deadlines;
 use crate::usb4::Route;
 
 /// After a suspend the tunnel is there and nothing is behind it: it is built again.
@@ -72,4 +73,60 @@ fn one_that_comes_back_at_another_port_is_known() {
     assert_eq!(rig.poll(), State::Disconnected);
     assert_eq!(rig.take(Event::Connect), State::Ready, "{:?}", rig.manager.failure());
     assert_eq!(rig.manager.enclosure().functions(), [address(gpu)]);
+}
+
+/// It was pulled and plugged in again between two looks.
+#[test]
+fn one_that_was_replugged_unseen_is_not_taken_for_disconnected() {
+    let mut rig = Rig::new();
+    rig.connect();
+    assert_eq!(rig.poll(), State::Ready);
+    rig.sim.take_down_tunnel("0-1".parse().unwrap()).unwrap();
+    let router = rig.sim.path("sys/bus/thunderbolt/devices/0-1");
+    let dir = fs::canonicalize(&router).unwrap();
+    let [other, attributes] = ["other", "attributes"].map(|name| dir.with_file_name(name));
+    // Another directory with the same in it, before the old one can give it its number.
+    fs::create_dir(&other).unwrap();
+    for file in ["authorized", "unique_id"] {
+        fs::copy(dir.join(file), other.join(file)).unwrap();
+    }
+    fs::write(other.join("authorized"), "0\n").unwrap();
+    fs::rename(&dir, attributes).unwrap();
+    fs::rename(&other, &dir).unwrap();
+    assert_eq!(rig.poll(), State::Absent);
+    assert_eq!(rig.poll(), State::Disconnected);
+    assert_eq!(rig.take(Event::Connect), State::Ready, "{:?}", rig.manager.failure());
+}
+
+/// What says that it has the same UUID is refused where it is, and keeps nobody from disconnecting the one that was there before.
+#[test]
+fn another_with_its_uuid_does_not_keep_it() {
+    let mut rig = Rig::new();
+    rig.connect();
+    let twin = [("authorized", "0\n"), ("unique_id", &*format!("{ID}\n"))];
+    rig.sim.add_router("0-3".parse().unwrap(), &twin).unwrap();
+    assert_eq!(rig.poll(), State::Ready, "{:?}", rig.manager.failure());
+    rig.warm(95_000);
+    assert_eq!(rig.poll(), State::Failed(Fault::Overheated));
+    assert!(!rig.is_there() && rig.authorized() == "0\n");
+    assert!(matches!(rig.take(Event::Connect), State::Failed(Fault::NotAuthorised)));
+    let failure = rig.manager.failure().unwrap();
+    assert!(failure.contains("0-1 and 0-3 both say"), "{failure}");
+}
+
+/// A new tunnel is for what may have one: what would not be connected keeps its own, and whatever it has.
+#[test]
+fn what_may_not_be_connected_is_not_reconnected() {
+    let id = ID.parse().unwrap();
+    let other = PciIds { vendor: 0x10de, device: 1, subsystem_vendor: 0, subsystem_device: 0, revision: 0 };
+    let mut rig = Rig::with(Some(KnownEgpu { id, accelerators: vec![other] }), "1\n");
+    let host = rig.host();
+    host.writer()
+        .write(&rig.sim.path("sys/bus/thunderbolt/devices/0-1/authorized"), "1", deadlines::TUNNEL)
+        .unwrap();
+    rig.manager.enclosure().adopt().unwrap();
+    let refused = rig.manager.enclosure().act(Action::Reset(Rung::Reconnect));
+    assert!(matches!(refused, Err(EgpuError::AnotherGpu { .. })), "{refused:?}");
+    assert!(rig.is_there() && rig.authorized() == "1\n");
+    assert_eq!(rig.driver().as_deref(), Some("nouveau"));
 }

@@ -97,6 +97,8 @@ impl Case {
         rig.egpu().befall(SimEgpuFault::Unplug);
         rig.egpu().befall(SimEgpuFault::Plug);
         rig.egpu().befall(SimEgpuFault::Temperature(30_000));
+        // That it was gone, and that it is there.
+        take(rig, Step::Poll(0))?;
         take(rig, Step::Poll(0))?;
         take(rig, Step::Connect)?;
         if rig.state() != State::Ready {

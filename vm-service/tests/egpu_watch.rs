@@ -1,0 +1,235 @@
+//! `egpu watch`, as a process of its own, on a simulated host.
+
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+const SOON: Duration = Duration::from_secs(60);
+const GPU: &str = "0000:32:00.0";
+
+/// A simulated host, with an enclosure that is connected.
+struct Lab {
+    dir: TempDir,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let lab = Self { dir: tempfile::tempdir().expect("a folder") };
+        lab.does(&["egpu", "connect"]);
+        lab
+    }
+
+    fn sim(&self) -> PathBuf {
+        self.dir.path().join("lab")
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vm-service"));
+        command.args(args).arg("--sim").arg(self.sim()).arg("--log-dir").arg(self.dir.path().join("log"));
+        command
+    }
+
+    fn output(&self, args: &[&str]) -> Output {
+        self.command(args).output().expect("it runs")
+    }
+
+    fn does(&self, args: &[&str]) -> String {
+        let output = self.output(args);
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    fn router(&self, name: &str) -> PathBuf {
+        self.sim().join("sys/bus/thunderbolt/devices").join(name)
+    }
+
+    fn is_authorised(&self) -> bool {
+        std::fs::read_to_string(self.router("0-1").join("authorized")).expect("read") == "1\n"
+    }
+
+    fn warm(&self, celsius: u32) {
+        let sensor = self.sim().join("sys/bus/pci/devices").join(GPU).join("hwmon/hwmon7");
+        std::fs::create_dir_all(&sensor).expect("made");
+        std::fs::write(sensor.join("temp1_input"), format!("{}\n", celsius * 1000)).expect("written");
+    }
+
+    /// Another enclosure, behind which nothing comes.
+    fn add_enclosure(&self, name: &str, id: &str) {
+        let dir = std::fs::canonicalize(self.router("0-1")).expect("a router").with_file_name(name);
+        std::fs::create_dir(&dir).expect("made");
+        for (file, text) in [("authorized", "0"), ("unique_id", id), ("vendor_name", "Other")] {
+            std::fs::write(dir.join(file), format!("{text}\n")).expect("written");
+        }
+        symlink(&dir, self.router(name)).expect("linked");
+    }
+}
+
+/// `egpu watch` under way.
+struct Watch {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Watch {
+    fn start(lab: &Lab) -> Self {
+        let mut command = lab.command(&["egpu", "watch", "--interval", "100"]);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("started");
+        let (send, lines) = channel();
+        let read = |from: Box<dyn std::io::Read + Send>| {
+            let send = send.clone();
+            std::thread::spawn(move || {
+                BufReader::new(from).lines().map_while(Result::ok).try_for_each(|line| send.send(line))
+            });
+        };
+        read(Box::new(child.stdout.take().expect("its output")));
+        read(Box::new(child.stderr.take().expect("its errors")));
+        Self { child, lines }
+    }
+
+    /// Waits for a line with this text.
+    fn says(&self, text: &str) {
+        let until = Instant::now() + SOON;
+        let mut said = Vec::new();
+        while let Ok(line) = self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            if line.contains(text) {
+                return;
+            }
+            said.push(line);
+        }
+        panic!("it does not say {text:?}: {said:#?}");
+    }
+
+    fn end(mut self) {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).expect("sent");
+        assert_eq!(self.child.wait().expect("its end").code(), Some(0));
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What is connected is watched over, whatever would be connected now.
+#[test]
+fn what_the_policy_would_refuse_is_stopped_when_it_is_too_hot() {
+    let lab = Lab::new();
+    lab.does(&["egpu", "policy", "--authorise", "never"]);
+    let watch = Watch::start(&lab);
+    watch.says("would not be now");
+    watch.says(" ready");
+    lab.warm(95);
+    watch.says("failed (overheated)");
+    assert!(!lab.is_authorised());
+    watch.end();
+}
+
+/// A command on another enclosure, which takes its time, keeps nobody from being stopped.
+#[test]
+fn one_is_watched_over_while_another_is_connected() {
+    let lab = Lab::new();
+    lab.add_enclosure("0-3", "11111111-2222-3333-4444-555555555555");
+    let watch = Watch::start(&lab);
+    watch.says(" ready");
+    let mut connect =
+        lab.command(&["egpu", "connect", "0-3"]).stderr(Stdio::null()).spawn().expect("started");
+    // Nothing comes, which is waited for.
+    let until = Instant::now() + SOON;
+    while std::fs::read_to_string(lab.router("0-3").join("authorized")).expect("read") != "1\n" {
+        assert!(
+            Instant::now() < until && connect.try_wait().expect("its state").is_none(),
+            "it is not connected"
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    lab.warm(95);
+    watch.says("failed (overheated)");
+    assert!(connect.try_wait().expect("its state").is_none(), "the other ended first");
+    kill_process(Pid::from_child(&connect), Signal::TERM).expect("sent");
+    connect.wait().expect("its end");
+    watch.end();
+}
+
+/// What was pulled and plugged in again at once is connected again by the policy.
+#[test]
+fn one_that_was_replugged_at_once_is_connected_again() {
+    let lab = Lab::new();
+    lab.does(&["egpu", "policy", "--authorise", "always"]);
+    let watch = Watch::start(&lab);
+    watch.says(" ready");
+    // Somebody takes its tunnel down: that is what they want.
+    lab.does(&["egpu", "disconnect"]);
+    watch.says(" disconnected");
+    assert!(!lab.is_authorised());
+    // Its directory is another then, with the same in it.
+    let dir = std::fs::canonicalize(lab.router("0-1")).expect("a router");
+    let [fresh, old] = ["fresh", "old"].map(|name| lab.dir.path().join(name));
+    std::fs::create_dir(&fresh).expect("made");
+    for file in std::fs::read_dir(&dir).expect("read").flatten() {
+        if file.path().is_file() {
+            std::fs::copy(file.path(), fresh.join(file.file_name())).expect("copied");
+        }
+    }
+    std::fs::rename(&dir, &old).expect("moved");
+    std::fs::rename(&fresh, &dir).expect("moved");
+    watch.says(" absent");
+    watch.says(" ready");
+    assert!(lab.is_authorised());
+    watch.end();
+}
+
+/// A file that can't be read keeps nobody from taking down what is connected.
+#[test]
+fn a_damaged_file_keeps_nobody_from_disconnecting() {
+    let lab = Lab::new();
+    let file = lab.sim().join("var/lib/vm-passthrough/egpu.toml");
+    std::fs::create_dir_all(file.parent().unwrap_or(Path::new("/"))).expect("made");
+    std::fs::write(&file, "x [").expect("written");
+    let diag = lab.output(&["egpu", "diag"]);
+    let said = String::from_utf8_lossy(&diag.stdout).into_owned();
+    assert!(
+        diag.status.code() == Some(1)
+            && said.contains("FAILED  system")
+            && said.contains("mend or remove it"),
+        "{said}"
+    );
+    lab.does(&["egpu", "reset"]);
+    let watch = Watch::start(&lab);
+    watch.says(" ready");
+    lab.does(&["egpu", "disconnect", "--force"]);
+    watch.says(" disconnected");
+    assert!(!lab.is_authorised());
+    assert_eq!(lab.output(&["egpu", "connect"]).status.code(), Some(1));
+    watch.end();
+}
+
+/// A new tunnel is for what may be connected, and for what nobody has claimed.
+#[test]
+fn a_reset_does_not_go_round_the_policy_or_a_claim() {
+    let lab = Lab::new();
+    let refused = |expect: &str| {
+        let output = lab.output(&["egpu", "reset", "--reconnect"]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(3) && said.contains(expect), "{:?} {said}", output.status);
+        assert!(lab.is_authorised());
+    };
+    lab.does(&["claim", GPU]);
+    refused("is claimed");
+    assert!(lab.does(&["claims"]).contains(GPU));
+    lab.does(&["release", GPU]);
+    lab.does(&["egpu", "policy", "--authorise", "never"]);
+    refused("to authorise no enclosure");
+    lab.does(&["egpu", "policy", "--authorise", "ask", "--minimum-rate", "100"]);
+    refused("asks for 100");
+    lab.does(&["egpu", "policy", "--minimum-rate", "0"]);
+    lab.does(&["egpu", "reset", "--reconnect"]);
+}
