@@ -5,7 +5,9 @@
 //! so a value's number is the same in every form.
 
 use crate::limits::{Caps, WARP};
-use crate::op::{Accuracy, AttrKind, Attribute, Axis, BarrierScope, Cache, Opcode, Order, PlaceRule, Scope};
+use crate::op::{
+    Accuracy, AttrKind, Attribute, Axis, BarrierScope, Cache, Convergence, Opcode, Order, PlaceRule, Scope,
+};
 use crate::types::{Scalar, Type};
 use crate::view::ViewType;
 use std::fmt;
@@ -213,6 +215,16 @@ impl Op {
     /// The threads that a barrier joins.
     pub fn barrier_scope(&self) -> BarrierScope {
         self.attr().unwrap_or(BarrierScope::Block)
+    }
+
+    /// The threads that must reach it together, if any must.
+    pub fn converges(&self) -> Option<BarrierScope> {
+        match self.code.convergence() {
+            Convergence::None => None,
+            Convergence::Warp => Some(BarrierScope::Warp),
+            Convergence::Block => Some(BarrierScope::Block),
+            Convergence::Scope => Some(self.barrier_scope()),
+        }
     }
 
     /// The one result of an op that has one.

@@ -3,10 +3,12 @@
 //! on memory, threads or regions, in [`crate::interp`]).
 
 mod attr;
+mod behaviour;
 mod shape;
 
 pub use attr::{Accuracy, AttrKind, Attribute, Axis, BarrierScope, Cache, Order, Scope};
-pub use shape::{Effect, Gather, PlaceRule, Shape, Spread, Width};
+pub use behaviour::{Behaviour, Convergence, Effect, Varies};
+pub use shape::{PlaceRule, Shape, Width};
 
 use crate::types::Class;
 use std::collections::HashMap;
@@ -87,6 +89,8 @@ pub struct OpInfo {
     pub group: Group,
     /// Its operands and results.
     pub shape: Shape,
+    /// What it does beside its result, with what that varies, and which threads must reach it together.
+    pub behaviour: Behaviour,
     /// Its attributes, in the order of the text.
     pub attrs: &'static [AttrKind],
     /// Its error bound where it has an accuracy class.
@@ -98,7 +102,7 @@ pub struct OpInfo {
 macro_rules! ops {
     ($(
         $(#[doc = $doc:literal])+
-        $name:ident $code:literal $mnemonic:literal $group:ident $shape:expr
+        $name:ident $code:literal $mnemonic:literal $group:ident $shape:expr, $behaviour:ident
         $(, [$($attr:ident),+])? $(, error $ulps:literal $bits:literal)? ;
     )+) => {
         /// An op. Its row is [`Opcode::info`].
@@ -116,6 +120,7 @@ macro_rules! ops {
                 mnemonic: $mnemonic,
                 group: Group::$group,
                 shape: $shape,
+                behaviour: behaviour::$behaviour,
                 attrs: &[$($(AttrKind::$attr),+)?],
                 error: ops!(@error $($ulps $bits)?),
                 doc: concat!($($doc),+),
@@ -130,276 +135,276 @@ macro_rules! ops {
 
 ops! {
     /// The immediate, in every lane.
-    Const 0x01 "const" Values Shape::Const;
+    Const 0x01 "const" Values Shape::Const, PURE;
     /// A vector with the scalar in every lane.
-    Splat 0x02 "vec.splat" Values Shape::Splat;
+    Splat 0x02 "vec.splat" Values Shape::Splat, PURE;
     /// A vector of the scalars, lane 0 first.
-    Make 0x03 "vec.make" Values Shape::Make;
+    Make 0x03 "vec.make" Values Shape::Make, PURE;
     /// One lane of the vector.
-    Extract 0x04 "vec.extract" Values Shape::Extract;
+    Extract 0x04 "vec.extract" Values Shape::Extract, PURE;
     /// The vector with one lane replaced.
-    Insert 0x05 "vec.insert" Values Shape::Insert;
+    Insert 0x05 "vec.insert" Values Shape::Insert, PURE;
 
     /// a + b. Integers wrap.
-    Add 0x10 "add" Arithmetic Shape::Binary(Class::ARITH);
+    Add 0x10 "add" Arithmetic Shape::Binary(Class::ARITH), PURE;
     /// a − b. Integers wrap.
-    Sub 0x11 "sub" Arithmetic Shape::Binary(Class::ARITH);
+    Sub 0x11 "sub" Arithmetic Shape::Binary(Class::ARITH), PURE;
     /// a · b. Integers wrap.
-    Mul 0x12 "mul" Arithmetic Shape::Binary(Class::ARITH);
+    Mul 0x12 "mul" Arithmetic Shape::Binary(Class::ARITH), PURE;
     /// a / b of floats.
-    Div 0x13 "div" Arithmetic Shape::Binary(Class::FLOAT), [Accuracy], error 0 20;
+    Div 0x13 "div" Arithmetic Shape::Binary(Class::FLOAT), PURE, [Accuracy], error 0 20;
     /// a · b + c of floats, rounded once.
-    Fma 0x14 "fma" Arithmetic Shape::Ternary(Class::FLOAT);
+    Fma 0x14 "fma" Arithmetic Shape::Ternary(Class::FLOAT), PURE;
     /// −a. Integers wrap; a float's sign bit flips, also a NaN's.
-    Neg 0x15 "neg" Arithmetic Shape::Unary(Class::ARITH);
+    Neg 0x15 "neg" Arithmetic Shape::Unary(Class::ARITH), PURE;
     /// The magnitude of a float: its sign bit is cleared, also a NaN's.
-    Abs 0x16 "abs" Arithmetic Shape::Unary(Class::FLOAT);
+    Abs 0x16 "abs" Arithmetic Shape::Unary(Class::FLOAT), PURE;
     /// The magnitude of a signed integer; that of the least one is itself.
-    AbsS 0x17 "abs.s" Arithmetic Shape::Unary(Class::INT);
+    AbsS 0x17 "abs.s" Arithmetic Shape::Unary(Class::INT), PURE;
     /// The lesser float; a number wins over a NaN, and −0 is less than +0 (IEEE 754 minimumNumber).
-    Min 0x18 "min" Arithmetic Shape::Binary(Class::FLOAT);
+    Min 0x18 "min" Arithmetic Shape::Binary(Class::FLOAT), PURE;
     /// The greater float; a number wins over a NaN, and −0 is less than +0 (IEEE 754 maximumNumber).
-    Max 0x19 "max" Arithmetic Shape::Binary(Class::FLOAT);
+    Max 0x19 "max" Arithmetic Shape::Binary(Class::FLOAT), PURE;
     /// The lesser float, or NaN if either is one (IEEE 754 minimum).
-    Minimum 0x1a "minimum" Arithmetic Shape::Binary(Class::FLOAT);
+    Minimum 0x1a "minimum" Arithmetic Shape::Binary(Class::FLOAT), PURE;
     /// The greater float, or NaN if either is one (IEEE 754 maximum).
-    Maximum 0x1b "maximum" Arithmetic Shape::Binary(Class::FLOAT);
+    Maximum 0x1b "maximum" Arithmetic Shape::Binary(Class::FLOAT), PURE;
     /// The lesser signed integer.
-    MinS 0x1c "min.s" Arithmetic Shape::Binary(Class::INT);
+    MinS 0x1c "min.s" Arithmetic Shape::Binary(Class::INT), PURE;
     /// The greater signed integer.
-    MaxS 0x1d "max.s" Arithmetic Shape::Binary(Class::INT);
+    MaxS 0x1d "max.s" Arithmetic Shape::Binary(Class::INT), PURE;
     /// The lesser unsigned integer.
-    MinU 0x1e "min.u" Arithmetic Shape::Binary(Class::INT);
+    MinU 0x1e "min.u" Arithmetic Shape::Binary(Class::INT), PURE;
     /// The greater unsigned integer.
-    MaxU 0x1f "max.u" Arithmetic Shape::Binary(Class::INT);
+    MaxU 0x1f "max.u" Arithmetic Shape::Binary(Class::INT), PURE;
     /// a / b, signed, towards zero. By zero it gives 0; the least integer by −1 gives itself.
-    DivS 0x20 "div.s" Arithmetic Shape::Binary(Class::INT);
+    DivS 0x20 "div.s" Arithmetic Shape::Binary(Class::INT), PURE;
     /// a / b, unsigned. By zero it gives 0.
-    DivU 0x21 "div.u" Arithmetic Shape::Binary(Class::INT);
+    DivU 0x21 "div.u" Arithmetic Shape::Binary(Class::INT), PURE;
     /// a − (a / b) · b, signed; it has a's sign. By zero it gives a; by −1 it gives 0.
-    RemS 0x22 "rem.s" Arithmetic Shape::Binary(Class::INT);
+    RemS 0x22 "rem.s" Arithmetic Shape::Binary(Class::INT), PURE;
     /// a − (a / b) · b, unsigned. By zero it gives a.
-    RemU 0x23 "rem.u" Arithmetic Shape::Binary(Class::INT);
+    RemU 0x23 "rem.u" Arithmetic Shape::Binary(Class::INT), PURE;
     /// The upper half of the signed product, which is twice as wide.
-    MulHiS 0x24 "mulhi.s" Arithmetic Shape::Binary(Class::INT);
+    MulHiS 0x24 "mulhi.s" Arithmetic Shape::Binary(Class::INT), PURE;
     /// The upper half of the unsigned product, which is twice as wide.
-    MulHiU 0x25 "mulhi.u" Arithmetic Shape::Binary(Class::INT);
+    MulHiU 0x25 "mulhi.u" Arithmetic Shape::Binary(Class::INT), PURE;
 
     /// Bitwise and.
-    And 0x30 "and" Bits Shape::Binary(Class::BITS);
+    And 0x30 "and" Bits Shape::Binary(Class::BITS), PURE;
     /// Bitwise or.
-    Or 0x31 "or" Bits Shape::Binary(Class::BITS);
+    Or 0x31 "or" Bits Shape::Binary(Class::BITS), PURE;
     /// Bitwise exclusive or.
-    Xor 0x32 "xor" Bits Shape::Binary(Class::BITS);
+    Xor 0x32 "xor" Bits Shape::Binary(Class::BITS), PURE;
     /// Every bit flipped.
-    Not 0x33 "not" Bits Shape::Unary(Class::BITS);
+    Not 0x33 "not" Bits Shape::Unary(Class::BITS), PURE;
     /// a shifted left; b counts modulo the width.
-    Shl 0x34 "shl" Bits Shape::Binary(Class::INT);
+    Shl 0x34 "shl" Bits Shape::Binary(Class::INT), PURE;
     /// a shifted right with copies of its top bit; b counts modulo the width.
-    ShrS 0x35 "shr.s" Bits Shape::Binary(Class::INT);
+    ShrS 0x35 "shr.s" Bits Shape::Binary(Class::INT), PURE;
     /// a shifted right with zeros; b counts modulo the width.
-    ShrU 0x36 "shr.u" Bits Shape::Binary(Class::INT);
+    ShrU 0x36 "shr.u" Bits Shape::Binary(Class::INT), PURE;
     /// a rotated left; b counts modulo the width.
-    Rotl 0x37 "rotl" Bits Shape::Binary(Class::INT);
+    Rotl 0x37 "rotl" Bits Shape::Binary(Class::INT), PURE;
     /// Number of zero bits above the highest one; the width for 0.
-    Clz 0x38 "clz" Bits Shape::Unary(Class::INT);
+    Clz 0x38 "clz" Bits Shape::Unary(Class::INT), PURE;
     /// Number of zero bits below the lowest one; the width for 0.
-    Ctz 0x39 "ctz" Bits Shape::Unary(Class::INT);
+    Ctz 0x39 "ctz" Bits Shape::Unary(Class::INT), PURE;
     /// Number of one bits.
-    Popcount 0x3a "popcount" Bits Shape::Unary(Class::INT);
+    Popcount 0x3a "popcount" Bits Shape::Unary(Class::INT), PURE;
     /// The bits in reverse.
-    BitReverse 0x3b "bitreverse" Bits Shape::Unary(Class::INT);
+    BitReverse 0x3b "bitreverse" Bits Shape::Unary(Class::INT), PURE;
 
     /// a = b. Floats: false if either is NaN; −0 equals +0.
-    Eq 0x40 "eq" Compare Shape::Compare(Class::DATA);
+    Eq 0x40 "eq" Compare Shape::Compare(Class::DATA), PURE;
     /// a ≠ b. Floats: true if either is NaN.
-    Ne 0x41 "ne" Compare Shape::Compare(Class::DATA);
+    Ne 0x41 "ne" Compare Shape::Compare(Class::DATA), PURE;
     /// a < b of floats; false if either is NaN.
-    Lt 0x42 "lt" Compare Shape::Compare(Class::FLOAT);
+    Lt 0x42 "lt" Compare Shape::Compare(Class::FLOAT), PURE;
     /// a ≤ b of floats; false if either is NaN.
-    Le 0x43 "le" Compare Shape::Compare(Class::FLOAT);
+    Le 0x43 "le" Compare Shape::Compare(Class::FLOAT), PURE;
     /// a > b of floats; false if either is NaN.
-    Gt 0x44 "gt" Compare Shape::Compare(Class::FLOAT);
+    Gt 0x44 "gt" Compare Shape::Compare(Class::FLOAT), PURE;
     /// a ≥ b of floats; false if either is NaN.
-    Ge 0x45 "ge" Compare Shape::Compare(Class::FLOAT);
+    Ge 0x45 "ge" Compare Shape::Compare(Class::FLOAT), PURE;
     /// a < b, signed.
-    LtS 0x46 "lt.s" Compare Shape::Compare(Class::INT);
+    LtS 0x46 "lt.s" Compare Shape::Compare(Class::INT), PURE;
     /// a ≤ b, signed.
-    LeS 0x47 "le.s" Compare Shape::Compare(Class::INT);
+    LeS 0x47 "le.s" Compare Shape::Compare(Class::INT), PURE;
     /// a > b, signed.
-    GtS 0x48 "gt.s" Compare Shape::Compare(Class::INT);
+    GtS 0x48 "gt.s" Compare Shape::Compare(Class::INT), PURE;
     /// a ≥ b, signed.
-    GeS 0x49 "ge.s" Compare Shape::Compare(Class::INT);
+    GeS 0x49 "ge.s" Compare Shape::Compare(Class::INT), PURE;
     /// a < b, unsigned.
-    LtU 0x4a "lt.u" Compare Shape::Compare(Class::INT);
+    LtU 0x4a "lt.u" Compare Shape::Compare(Class::INT), PURE;
     /// a ≤ b, unsigned.
-    LeU 0x4b "le.u" Compare Shape::Compare(Class::INT);
+    LeU 0x4b "le.u" Compare Shape::Compare(Class::INT), PURE;
     /// a > b, unsigned.
-    GtU 0x4c "gt.u" Compare Shape::Compare(Class::INT);
+    GtU 0x4c "gt.u" Compare Shape::Compare(Class::INT), PURE;
     /// a ≥ b, unsigned.
-    GeU 0x4d "ge.u" Compare Shape::Compare(Class::INT);
+    GeU 0x4d "ge.u" Compare Shape::Compare(Class::INT), PURE;
     /// b where a is true, else c. One bool chooses whole vectors, a vector of bools lane by lane.
-    Select 0x4e "select" Compare Shape::Select;
+    Select 0x4e "select" Compare Shape::Select, PURE;
 
     /// The integer in more bits, filled with copies of its top bit.
-    Sext 0x50 "sext" Convert Shape::Convert(Class::INT, Class::INT, Width::Wider);
+    Sext 0x50 "sext" Convert Shape::Convert(Class::INT, Class::INT, Width::Wider), PURE;
     /// The integer or bool in more bits, filled with zeros.
-    Zext 0x51 "zext" Convert Shape::Convert(Class::BITS, Class::INT, Width::Wider);
+    Zext 0x51 "zext" Convert Shape::Convert(Class::BITS, Class::INT, Width::Wider), PURE;
     /// The integer's low bits.
-    Trunc 0x52 "trunc" Convert Shape::Convert(Class::INT, Class::INT, Width::Narrower);
+    Trunc 0x52 "trunc" Convert Shape::Convert(Class::INT, Class::INT, Width::Narrower), PURE;
     /// The float in another format, to nearest even. Too large: infinity, but the largest finite value in fp8.
-    FpConv 0x53 "fpconv" Convert Shape::Convert(Class::ANY_FLOAT, Class::ANY_FLOAT, Width::Any);
+    FpConv 0x53 "fpconv" Convert Shape::Convert(Class::ANY_FLOAT, Class::ANY_FLOAT, Width::Any), PURE;
     /// The signed integer as a float, to nearest even.
-    SiToFp 0x54 "sitofp" Convert Shape::Convert(Class::INT, Class::FLOAT, Width::Any);
+    SiToFp 0x54 "sitofp" Convert Shape::Convert(Class::INT, Class::FLOAT, Width::Any), PURE;
     /// The unsigned integer as a float, to nearest even.
-    UiToFp 0x55 "uitofp" Convert Shape::Convert(Class::INT, Class::FLOAT, Width::Any);
+    UiToFp 0x55 "uitofp" Convert Shape::Convert(Class::INT, Class::FLOAT, Width::Any), PURE;
     /// The float as a signed integer, towards zero; out of range: the nearest integer; NaN: 0.
-    FpToSi 0x56 "fptosi" Convert Shape::Convert(Class::FLOAT, Class::INT, Width::Any);
+    FpToSi 0x56 "fptosi" Convert Shape::Convert(Class::FLOAT, Class::INT, Width::Any), PURE;
     /// The float as an unsigned integer, towards zero; out of range: the nearest integer; NaN: 0.
-    FpToUi 0x57 "fptoui" Convert Shape::Convert(Class::FLOAT, Class::INT, Width::Any);
+    FpToUi 0x57 "fptoui" Convert Shape::Convert(Class::FLOAT, Class::INT, Width::Any), PURE;
     /// The same bits as another type; lane 0 is the lowest.
-    Bitcast 0x58 "bitcast" Convert Shape::Bitcast;
+    Bitcast 0x58 "bitcast" Convert Shape::Bitcast, PURE;
 
     /// √a.
-    Sqrt 0x60 "sqrt" Math Shape::Unary(Class::FLOAT), [Accuracy], error 0 20;
+    Sqrt 0x60 "sqrt" Math Shape::Unary(Class::FLOAT), PURE, [Accuracy], error 0 20;
     /// 1 / √a.
-    Rsqrt 0x61 "rsqrt" Math Shape::Unary(Class::FLOAT), [Accuracy], error 2 20;
+    Rsqrt 0x61 "rsqrt" Math Shape::Unary(Class::FLOAT), PURE, [Accuracy], error 2 20;
     /// 1 / a.
-    Rcp 0x62 "rcp" Math Shape::Unary(Class::FLOAT), [Accuracy], error 0 20;
+    Rcp 0x62 "rcp" Math Shape::Unary(Class::FLOAT), PURE, [Accuracy], error 0 20;
     /// e to the a. The fast class: relative error times max(1, |a|).
-    Exp 0x63 "exp" Math Shape::Unary(Class::FLOAT), [Accuracy], error 2 20;
+    Exp 0x63 "exp" Math Shape::Unary(Class::FLOAT), PURE, [Accuracy], error 2 20;
     /// 2 to the a.
-    Exp2 0x64 "exp2" Math Shape::Unary(Class::FLOAT), [Accuracy], error 2 20;
+    Exp2 0x64 "exp2" Math Shape::Unary(Class::FLOAT), PURE, [Accuracy], error 2 20;
     /// The natural logarithm. The fast class: absolute error between 0.5 and 2.
-    Log 0x65 "log" Math Shape::Unary(Class::FLOAT), [Accuracy], error 2 20;
+    Log 0x65 "log" Math Shape::Unary(Class::FLOAT), PURE, [Accuracy], error 2 20;
     /// The logarithm to base 2. The fast class: absolute error between 0.5 and 2.
-    Log2 0x66 "log2" Math Shape::Unary(Class::FLOAT), [Accuracy], error 2 20;
+    Log2 0x66 "log2" Math Shape::Unary(Class::FLOAT), PURE, [Accuracy], error 2 20;
     /// The sine of a in radians. The fast class: absolute error, for |a| ≤ π.
-    Sin 0x67 "sin" Math Shape::Unary(Class::FLOAT), [Accuracy], error 2 20;
+    Sin 0x67 "sin" Math Shape::Unary(Class::FLOAT), PURE, [Accuracy], error 2 20;
     /// The cosine of a in radians. The fast class: absolute error, for |a| ≤ π.
-    Cos 0x68 "cos" Math Shape::Unary(Class::FLOAT), [Accuracy], error 2 20;
+    Cos 0x68 "cos" Math Shape::Unary(Class::FLOAT), PURE, [Accuracy], error 2 20;
     /// The hyperbolic tangent. The fast class: 2^-10 relative.
-    Tanh 0x69 "tanh" Math Shape::Unary(Class::FLOAT), [Accuracy], error 2 10;
+    Tanh 0x69 "tanh" Math Shape::Unary(Class::FLOAT), PURE, [Accuracy], error 2 10;
     /// The error function.
-    Erf 0x6a "erf" Math Shape::Unary(Class::FLOAT), [Accuracy], error 4 20;
+    Erf 0x6a "erf" Math Shape::Unary(Class::FLOAT), PURE, [Accuracy], error 4 20;
     /// a to the b, as C's pow. The fast class: exp2(b · log2 a), for a > 0.
-    Pow 0x6b "pow" Math Shape::Binary(Class::FLOAT), [Accuracy], error 16 16;
+    Pow 0x6b "pow" Math Shape::Binary(Class::FLOAT), PURE, [Accuracy], error 16 16;
     /// The next integer below or at a.
-    Floor 0x6c "floor" Math Shape::Unary(Class::FLOAT);
+    Floor 0x6c "floor" Math Shape::Unary(Class::FLOAT), PURE;
     /// The next integer above or at a.
-    Ceil 0x6d "ceil" Math Shape::Unary(Class::FLOAT);
+    Ceil 0x6d "ceil" Math Shape::Unary(Class::FLOAT), PURE;
     /// The nearest integer; a tie goes to the even one.
-    Round 0x6e "round" Math Shape::Unary(Class::FLOAT);
+    Round 0x6e "round" Math Shape::Unary(Class::FLOAT), PURE;
     /// The next integer towards zero.
-    Fix 0x6f "fix" Math Shape::Unary(Class::FLOAT);
+    Fix 0x6f "fix" Math Shape::Unary(Class::FLOAT), PURE;
 
     /// The thread's number in its block along an axis; below the block's size.
-    ThreadId 0x80 "thread_id" Ids Shape::Id32, [Axis];
+    ThreadId 0x80 "thread_id" Ids Shape::Id32, OF_THREAD, [Axis];
     /// The block's number in the grid along an axis; below the grid's size.
-    BlockId 0x81 "block_id" Ids Shape::Id32, [Axis];
+    BlockId 0x81 "block_id" Ids Shape::Id32, OF_BLOCK, [Axis];
     /// Threads of a block along an axis: the kernel's constant.
-    BlockDim 0x82 "block_dim" Ids Shape::Id32, [Axis];
+    BlockDim 0x82 "block_dim" Ids Shape::Id32, OF_BLOCK, [Axis];
     /// Blocks of the grid along an axis.
-    GridDim 0x83 "grid_dim" Ids Shape::Id32, [Axis];
+    GridDim 0x83 "grid_dim" Ids Shape::Id32, OF_BLOCK, [Axis];
     /// block_id · block_dim + thread_id along an axis; never overflows.
-    GlobalId 0x84 "global_id" Ids Shape::Id64, [Axis];
+    GlobalId 0x84 "global_id" Ids Shape::Id64, OF_THREAD, [Axis];
     /// The thread's number in its block counted through x, then y, then z.
-    LocalIndex 0x85 "local_index" Ids Shape::Id32;
+    LocalIndex 0x85 "local_index" Ids Shape::Id32, OF_THREAD;
     /// local_index modulo 32: the thread's place in its warp.
-    LaneId 0x86 "lane_id" Ids Shape::Id32;
+    LaneId 0x86 "lane_id" Ids Shape::Id32, OF_THREAD;
     /// local_index divided by 32: the warp's number in the block.
-    WarpId 0x87 "warp_id" Ids Shape::Id32;
+    WarpId 0x87 "warp_id" Ids Shape::Id32, OF_WARP;
     /// The block's number in its cluster; below the cluster's size.
-    ClusterRank 0x88 "cluster_rank" Ids Shape::Id32;
+    ClusterRank 0x88 "cluster_rank" Ids Shape::Id32, OF_BLOCK;
     /// The cluster's number along x: block_id.x divided by the cluster's size.
-    ClusterId 0x89 "cluster_id" Ids Shape::Id32;
+    ClusterId 0x89 "cluster_id" Ids Shape::Id32, OF_BLOCK;
 
     /// The view's extent in one dimension, in elements.
-    Extent 0x90 "extent" Memory Shape::Extent;
+    Extent 0x90 "extent" Memory Shape::Extent, OF_BLOCK;
     /// The element at the indices, or as many in a row as T has lanes.
-    Load 0x91 "load" Memory Shape::Load, [Cache];
+    Load 0x91 "load" Memory Shape::Load, LOAD, [Cache];
     /// Puts a value at the indices, or a vector's lanes in a row.
-    Store 0x92 "store" Memory Shape::Store, [Cache];
+    Store 0x92 "store" Memory Shape::Store, STORE, [Cache];
     /// A block barrier, a load from shared memory by indices alike in all threads, and a block barrier: all threads get one value.
-    LoadUniform 0x93 "load_uniform" Memory Shape::LoadUniform;
+    LoadUniform 0x93 "load_uniform" Memory Shape::LoadUniform, BROADCAST;
 
     /// Loads atomically.
-    AtomicLoad 0xa0 "atomic.load" Atomics Shape::AtomicLoad, [Order, Scope];
+    AtomicLoad 0xa0 "atomic.load" Atomics Shape::AtomicLoad, ATOMIC_LOAD, [Order, Scope];
     /// Stores atomically.
-    AtomicStore 0xa1 "atomic.store" Atomics Shape::AtomicStore, [Order, Scope];
+    AtomicStore 0xa1 "atomic.store" Atomics Shape::AtomicStore, STORE, [Order, Scope];
     /// Adds; gives the old value. The order in which floats are added is not fixed.
-    AtomicAdd 0xa2 "atomic.add" Atomics Shape::AtomicRmw(Class::WORD_ARITH), [Order, Scope];
+    AtomicAdd 0xa2 "atomic.add" Atomics Shape::AtomicRmw(Class::WORD_ARITH), ATOMIC, [Order, Scope];
     /// Keeps the lesser signed integer; gives the old value.
-    AtomicMinS 0xa3 "atomic.min.s" Atomics Shape::AtomicRmw(Class::WORD), [Order, Scope];
+    AtomicMinS 0xa3 "atomic.min.s" Atomics Shape::AtomicRmw(Class::WORD), ATOMIC, [Order, Scope];
     /// Keeps the greater signed integer; gives the old value.
-    AtomicMaxS 0xa4 "atomic.max.s" Atomics Shape::AtomicRmw(Class::WORD), [Order, Scope];
+    AtomicMaxS 0xa4 "atomic.max.s" Atomics Shape::AtomicRmw(Class::WORD), ATOMIC, [Order, Scope];
     /// Keeps the lesser unsigned integer; gives the old value.
-    AtomicMinU 0xa5 "atomic.min.u" Atomics Shape::AtomicRmw(Class::WORD), [Order, Scope];
+    AtomicMinU 0xa5 "atomic.min.u" Atomics Shape::AtomicRmw(Class::WORD), ATOMIC, [Order, Scope];
     /// Keeps the greater unsigned integer; gives the old value.
-    AtomicMaxU 0xa6 "atomic.max.u" Atomics Shape::AtomicRmw(Class::WORD), [Order, Scope];
+    AtomicMaxU 0xa6 "atomic.max.u" Atomics Shape::AtomicRmw(Class::WORD), ATOMIC, [Order, Scope];
     /// Bitwise and; gives the old value.
-    AtomicAnd 0xa7 "atomic.and" Atomics Shape::AtomicRmw(Class::WORD), [Order, Scope];
+    AtomicAnd 0xa7 "atomic.and" Atomics Shape::AtomicRmw(Class::WORD), ATOMIC, [Order, Scope];
     /// Bitwise or; gives the old value.
-    AtomicOr 0xa8 "atomic.or" Atomics Shape::AtomicRmw(Class::WORD), [Order, Scope];
+    AtomicOr 0xa8 "atomic.or" Atomics Shape::AtomicRmw(Class::WORD), ATOMIC, [Order, Scope];
     /// Bitwise exclusive or; gives the old value.
-    AtomicXor 0xa9 "atomic.xor" Atomics Shape::AtomicRmw(Class::WORD), [Order, Scope];
+    AtomicXor 0xa9 "atomic.xor" Atomics Shape::AtomicRmw(Class::WORD), ATOMIC, [Order, Scope];
     /// Replaces; gives the old value.
-    AtomicExchange 0xaa "atomic.exchange" Atomics Shape::AtomicRmw(Class::WORD_ARITH), [Order, Scope];
+    AtomicExchange 0xaa "atomic.exchange" Atomics Shape::AtomicRmw(Class::WORD_ARITH), ATOMIC, [Order, Scope];
     /// Replaces a by b if it is there; gives the old value.
-    AtomicCas 0xab "atomic.cas" Atomics Shape::AtomicCas, [Order, Scope];
+    AtomicCas 0xab "atomic.cas" Atomics Shape::AtomicCas, ATOMIC, [Order, Scope];
     /// Orders this thread's earlier accesses before its later ones, for the threads in scope.
-    Fence 0xac "fence" Atomics Shape::Sync, [Order, Scope];
+    Fence 0xac "fence" Atomics Shape::Sync, FENCE, [Order, Scope];
 
     /// The value of the thread whose lane is b modulo 32.
-    Shuffle 0xb0 "shuffle" Threads Shape::Shuffle;
+    Shuffle 0xb0 "shuffle" Threads Shape::Shuffle, SHUFFLE;
     /// The value of the thread whose lane is this one's xor b, modulo 32.
-    ShuffleXor 0xb1 "shuffle.xor" Threads Shape::Shuffle;
+    ShuffleXor 0xb1 "shuffle.xor" Threads Shape::Shuffle, SHUFFLE;
     /// The value of the thread b lanes below; one's own if there is none. b counts modulo 32.
-    ShuffleUp 0xb2 "shuffle.up" Threads Shape::Shuffle;
+    ShuffleUp 0xb2 "shuffle.up" Threads Shape::Shuffle, SHUFFLE;
     /// The value of the thread b lanes above; one's own if there is none. b counts modulo 32.
-    ShuffleDown 0xb3 "shuffle.down" Threads Shape::Shuffle;
+    ShuffleDown 0xb3 "shuffle.down" Threads Shape::Shuffle, SHUFFLE;
     /// True if it is true in any thread of the warp.
-    VoteAny 0xb4 "vote.any" Threads Shape::Vote;
+    VoteAny 0xb4 "vote.any" Threads Shape::Vote, REDUCE;
     /// True if it is true in every thread of the warp.
-    VoteAll 0xb5 "vote.all" Threads Shape::Vote;
+    VoteAll 0xb5 "vote.all" Threads Shape::Vote, REDUCE;
     /// A bit for each thread of the warp, lane 0 lowest.
-    Ballot 0xb6 "ballot" Threads Shape::Ballot;
+    Ballot 0xb6 "ballot" Threads Shape::Ballot, REDUCE;
     /// The warp's sum: each lane adds that of lane xor 16, then 8, 4, 2, 1.
-    WarpAdd 0xb8 "warp.add" Threads Shape::Reduce(Class::ARITH);
+    WarpAdd 0xb8 "warp.add" Threads Shape::Reduce(Class::ARITH), REDUCE;
     /// The warp's least float, as min.
-    WarpMin 0xb9 "warp.min" Threads Shape::Reduce(Class::FLOAT);
+    WarpMin 0xb9 "warp.min" Threads Shape::Reduce(Class::FLOAT), REDUCE;
     /// The warp's greatest float, as max.
-    WarpMax 0xba "warp.max" Threads Shape::Reduce(Class::FLOAT);
+    WarpMax 0xba "warp.max" Threads Shape::Reduce(Class::FLOAT), REDUCE;
     /// The warp's least signed integer.
-    WarpMinS 0xbb "warp.min.s" Threads Shape::Reduce(Class::INT);
+    WarpMinS 0xbb "warp.min.s" Threads Shape::Reduce(Class::INT), REDUCE;
     /// The warp's greatest signed integer.
-    WarpMaxS 0xbc "warp.max.s" Threads Shape::Reduce(Class::INT);
+    WarpMaxS 0xbc "warp.max.s" Threads Shape::Reduce(Class::INT), REDUCE;
     /// The warp's least unsigned integer.
-    WarpMinU 0xbd "warp.min.u" Threads Shape::Reduce(Class::INT);
+    WarpMinU 0xbd "warp.min.u" Threads Shape::Reduce(Class::INT), REDUCE;
     /// The warp's greatest unsigned integer.
-    WarpMaxU 0xbe "warp.max.u" Threads Shape::Reduce(Class::INT);
+    WarpMaxU 0xbe "warp.max.u" Threads Shape::Reduce(Class::INT), REDUCE;
     /// The warp's bitwise and.
-    WarpAnd 0xbf "warp.and" Threads Shape::Reduce(Class::BITS);
+    WarpAnd 0xbf "warp.and" Threads Shape::Reduce(Class::BITS), REDUCE;
     /// The warp's bitwise or.
-    WarpOr 0xc0 "warp.or" Threads Shape::Reduce(Class::BITS);
+    WarpOr 0xc0 "warp.or" Threads Shape::Reduce(Class::BITS), REDUCE;
     /// The warp's bitwise exclusive or.
-    WarpXor 0xc1 "warp.xor" Threads Shape::Reduce(Class::BITS);
+    WarpXor 0xc1 "warp.xor" Threads Shape::Reduce(Class::BITS), REDUCE;
     /// Waits until all threads in scope are here; what each did before is seen by all after.
-    Barrier 0xc2 "barrier" Threads Shape::Sync, [BarrierScope];
+    Barrier 0xc2 "barrier" Threads Shape::Sync, BARRIER, [BarrierScope];
     /// Puts what each warp of the cluster has into the array of every block, in the order of blocks and warps, and waits until all threads of the cluster are here. A barrier of each block; of memory, it orders no more between blocks than the arrays.
-    ClusterGather 0xc3 "cluster.gather" Threads Shape::Gather;
+    ClusterGather 0xc3 "cluster.gather" Threads Shape::Gather, BROADCAST;
 
     /// Runs the first region if the bool is true, else the second.
-    If 0xd0 "if" Control Shape::If;
+    If 0xd0 "if" Control Shape::If, REGIONS;
     /// Counts from the lower bound up to, not including, the upper one. A step below 1 runs nothing; the count never overflows.
-    For 0xd1 "for" Control Shape::For;
+    For 0xd1 "for" Control Shape::For, REGIONS;
     /// Runs the condition; while it yields true, runs the body, which yields the next carried values.
-    While 0xd2 "while" Control Shape::While;
+    While 0xd2 "while" Control Shape::While, REGIONS;
     /// Runs the region whose case equals the integer, else the default.
-    Switch 0xd3 "switch" Control Shape::Switch;
+    Switch 0xd3 "switch" Control Shape::Switch, REGIONS;
 
     /// The device's cycle counter: any value, never falling within a thread. A clock lets one tenant watch another.
-    Clock 0x800 "clock" Trusted Shape::Id64;
+    Clock 0x800 "clock" Trusted Shape::Id64, VOLATILE;
 }
 
 impl Opcode {
@@ -457,32 +462,19 @@ impl Opcode {
         })
     }
 
-    /// How its result relates between threads. A `shuffle` from one lane, alike in the warp, is alike in the
-    /// warp whatever its value; the validator knows that by itself.
-    pub const fn spread(self) -> Spread {
-        match self {
-            Opcode::ThreadId | Opcode::GlobalId | Opcode::LocalIndex | Opcode::LaneId | Opcode::Clock => {
-                Spread::Thread
-            }
-            Opcode::WarpId => Spread::Warp,
-            _ => match self.shape() {
-                Shape::Id32 | Shape::Id64 | Shape::Extent | Shape::LoadUniform => Spread::Block,
-                Shape::Load => Spread::Memory,
-                Shape::AtomicLoad | Shape::AtomicRmw(_) | Shape::AtomicCas => Spread::Thread,
-                Shape::Vote | Shape::Ballot | Shape::Reduce(_) => Spread::Warp,
-                shape if shape.has_regions() => Spread::Regions,
-                _ => Spread::Operands,
-            },
-        }
+    /// What it does beside giving a result.
+    pub const fn effect(self) -> Effect {
+        self.info().behaviour.effect
+    }
+
+    /// With what its result varies.
+    pub const fn varies(self) -> Varies {
+        self.info().behaviour.varies
     }
 
     /// Which threads must reach it together.
-    pub const fn gather(self) -> Gather {
-        match self.shape() {
-            Shape::Shuffle | Shape::Vote | Shape::Ballot | Shape::Reduce(_) => Gather::Warp,
-            Shape::LoadUniform | Shape::Gather => Gather::Block,
-            _ => Gather::None,
-        }
+    pub const fn convergence(self) -> Convergence {
+        self.info().behaviour.convergence
     }
 }
 

@@ -82,49 +82,6 @@ pub enum Width {
     Narrower,
 }
 
-/// What an op does beside giving a result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effect {
-    /// Nothing: it may be removed, repeated and moved.
-    Pure,
-    /// Reads memory.
-    Read,
-    /// Writes memory, or reads and writes it.
-    Write,
-    /// Works with other threads; may not move across control flow.
-    Together,
-    /// Contains regions, whose ops say.
-    Regions,
-}
-
-/// How the result of an op relates between threads, given how its operands do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Spread {
-    /// As alike as the least alike operand.
-    Operands,
-    /// The same in every thread of the block.
-    Block,
-    /// The same in every thread of a warp.
-    Warp,
-    /// May differ from thread to thread.
-    Thread,
-    /// As alike as the indices if nothing writes the place during the launch; else it may differ.
-    Memory,
-    /// As alike as the operands and the control flow of the regions.
-    Regions,
-}
-
-/// Which threads must reach an op together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gather {
-    /// None.
-    None,
-    /// The whole warp, or none of it.
-    Warp,
-    /// The whole block, or none of it.
-    Block,
-}
-
 /// What an op may name besides values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlaceRule {
@@ -153,7 +110,29 @@ impl Shape {
             | Shape::AtomicStore
             | Shape::AtomicRmw(_)
             | Shape::AtomicCas => PlaceRule::Any,
-            _ => PlaceRule::None,
+            Shape::Const
+            | Shape::Unary(_)
+            | Shape::Binary(_)
+            | Shape::Ternary(_)
+            | Shape::Compare(_)
+            | Shape::Select
+            | Shape::Convert(..)
+            | Shape::Bitcast
+            | Shape::Splat
+            | Shape::Make
+            | Shape::Extract
+            | Shape::Insert
+            | Shape::Id32
+            | Shape::Id64
+            | Shape::Shuffle
+            | Shape::Vote
+            | Shape::Ballot
+            | Shape::Reduce(_)
+            | Shape::Sync
+            | Shape::If
+            | Shape::For
+            | Shape::While
+            | Shape::Switch => PlaceRule::None,
         }
     }
 
@@ -199,23 +178,6 @@ impl Shape {
     /// Has it regions?
     pub const fn has_regions(self) -> bool {
         !matches!(self.regions(), Some(0))
-    }
-
-    /// What the op does beside giving a result.
-    pub const fn effect(self) -> Effect {
-        match self {
-            Shape::Load | Shape::AtomicLoad => Effect::Read,
-            Shape::Store | Shape::AtomicStore | Shape::AtomicRmw(_) | Shape::AtomicCas => Effect::Write,
-            Shape::LoadUniform
-            | Shape::Shuffle
-            | Shape::Vote
-            | Shape::Ballot
-            | Shape::Reduce(_)
-            | Shape::Gather
-            | Shape::Sync => Effect::Together,
-            Shape::If | Shape::For | Shape::While | Shape::Switch => Effect::Regions,
-            _ => Effect::Pure,
-        }
     }
 
     /// The operands and results in the words of the op table.

@@ -4,7 +4,7 @@ use super::error::{Rule, ValidationError};
 use super::{KernelFacts, Trust};
 use crate::limits::{Caps, MAX_ERRORS, WARP};
 use crate::module::{Kernel, Line, Op, Region, Value, index_count};
-use crate::op::{BarrierScope, Gather, Group, Opcode, PlaceRule};
+use crate::op::{BarrierScope, Group, Opcode, PlaceRule};
 use crate::types::Type;
 
 /// The state of the walk.
@@ -213,13 +213,9 @@ impl<'k> Checker<'k> {
     }
 
     fn note_facts(&mut self, op: &Op) {
-        let barrier = (op.code.info().attrs.first() == Some(&crate::op::AttrKind::BarrierScope))
-            .then(|| op.barrier_scope());
-        self.facts.block_barriers |=
-            barrier == Some(BarrierScope::Block) || op.code.gather() == Gather::Block;
-        let warp = barrier == Some(BarrierScope::Warp)
-            || op.code.gather() == Gather::Warp
-            || op.code == Opcode::ClusterGather;
+        let converges = op.converges();
+        self.facts.block_barriers |= converges == Some(BarrierScope::Block);
+        let warp = converges == Some(BarrierScope::Warp) || op.code == Opcode::ClusterGather;
         if warp && !self.kernel.threads().is_multiple_of(WARP) {
             self.error(Rule::PartialWarp(self.kernel.threads()));
         }

@@ -16,7 +16,7 @@ use super::Trust;
 use super::error::{Divergence, Rule, ValidationError};
 use crate::limits::{MAX_ERRORS, WARP};
 use crate::module::{Kernel, Op, Place, Region, Value};
-use crate::op::{Axis, BarrierScope, Gather, Opcode, Shape, Spread};
+use crate::op::{Axis, BarrierScope, Opcode, Shape, Varies};
 use crate::view::Access;
 
 /// How a value relates between the threads that compute it together.
@@ -146,29 +146,29 @@ impl Analysis<'_> {
         }
         let Some(result) = op.result() else { return };
         let at = result.index();
-        match op.code.spread() {
-            Spread::Block if self.kernel.cluster > 1 => {
+        match op.code.varies() {
+            Varies::Block if self.kernel.cluster > 1 => {
                 let own =
                     op.code == Opcode::ClusterRank || op.code == Opcode::BlockId && op.axis() == Axis::X;
                 if own {
                     self.levels[at] = Uniformity::Warp;
                 }
             }
-            Spread::Block | Spread::Regions => {}
-            Spread::Operands => {
+            Varies::Block | Varies::Regions => {}
+            Varies::Operands => {
                 if let Shape::Shuffle = op.code.shape() {
                     let lane = (op.code == Opcode::Shuffle).then_some(op.operands[1]);
                     self.transfers[at] = Transfer::Shuffle(op.operands[0], lane);
                 }
                 self.all_edges(&op.operands, &[result]);
             }
-            Spread::Warp if op.operands.is_empty() => self.levels[at] = self.id_level(op),
-            Spread::Warp => {
+            Varies::Warp if op.operands.is_empty() => self.levels[at] = self.id_level(op),
+            Varies::Warp => {
                 self.transfers[at] = Transfer::OverWarp;
                 self.all_edges(&op.operands, &[result]);
             }
-            Spread::Thread => self.levels[at] = self.id_level(op),
-            Spread::Memory => {
+            Varies::Thread => self.levels[at] = self.id_level(op),
+            Varies::Memory => {
                 let constant = match op.place {
                     Some(Place::View(i)) => self.kernel.view(i).is_some_and(|v| v.access == Access::Read),
                     _ => false,
@@ -282,18 +282,12 @@ impl Reach<'_, '_> {
     }
 
     fn op(&mut self, op: &Op) {
-        let barrier = matches!(op.code, Opcode::Barrier).then(|| op.barrier_scope());
-        let gather = match barrier {
-            Some(BarrierScope::Block) => Gather::Block,
-            Some(BarrierScope::Warp) => Gather::Warp,
-            None => op.code.gather(),
-        };
         let diverged = |most: Uniformity| {
             self.conditions.iter().find(|(level, _)| *level > most).map(|(_, divergence)| *divergence)
         };
-        match gather {
-            Gather::None => {}
-            Gather::Block => {
+        match op.converges() {
+            None => {}
+            Some(BarrierScope::Block) => {
                 if let Some(divergence) = diverged(Uniformity::Block) {
                     self.error(
                         op,
@@ -304,7 +298,7 @@ impl Reach<'_, '_> {
                     );
                 }
             }
-            Gather::Warp => {
+            Some(BarrierScope::Warp) => {
                 if let Some(divergence) = diverged(Uniformity::Warp) {
                     self.error(op, Rule::NotWarpUniform(divergence));
                 }

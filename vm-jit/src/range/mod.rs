@@ -21,7 +21,7 @@ pub use fact::{Below, Fact};
 
 use std::collections::HashMap;
 use vm_ir::module::{Op, ParamKind, Place, Region};
-use vm_ir::op::{Opcode, PlaceRule, Shape};
+use vm_ir::op::{Effect, Opcode, PlaceRule, Shape};
 use vm_ir::view::Dim;
 use vm_ir::{Kernel, Value};
 
@@ -331,7 +331,7 @@ impl<'k> Walk<'k> {
         if ty.is_vector() {
             return;
         }
-        if op.code.shape().effect() == vm_ir::op::Effect::Pure && op.code != Opcode::Clock {
+        if op.code.effect() == Effect::Pure {
             let operands = op.operands.iter().map(|v| self.canon[v.index()]).collect();
             let number = (op.code, op.attrs, op.place, operands, op.immediates.clone(), ty);
             if let Some(earlier) = self.numbers.get(&number) {

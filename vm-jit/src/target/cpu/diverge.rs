@@ -48,7 +48,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         let narrow = |v: &Value| {
             matches!(self.scalar(*v), Scalar::F32 | Scalar::Tf32 | Scalar::I32 | Scalar::I64 | Scalar::Bool)
         };
-        let stays = op.code.shape().effect() != Effect::Pure;
+        let stays = op.code.effect() != Effect::Pure;
         let inside = |r: &Region| r.ops.iter().all(|op| self.of_four_bytes(op));
         !stays || op.results.iter().chain(&op.operands).all(narrow) && op.regions.iter().all(inside)
     }

@@ -160,14 +160,10 @@ fn visible(scopes: &[ScopeInfo<'_>], def: Scope, scope: Scope) -> bool {
 
 /// The level whose threads must come to an op together.
 pub(super) fn level_of(op: &Op) -> Level {
-    let own = match op.code.shape() {
-        Shape::LoadUniform | Shape::Gather => Level::Block,
-        Shape::Shuffle | Shape::Vote | Shape::Ballot | Shape::Reduce(_) => Level::Warp,
-        Shape::Sync if op.code == Opcode::Barrier => match op.barrier_scope() {
-            BarrierScope::Block => Level::Block,
-            BarrierScope::Warp => Level::Warp,
-        },
-        _ => Level::Thread,
+    let own = match op.converges() {
+        Some(BarrierScope::Block) => Level::Block,
+        Some(BarrierScope::Warp) => Level::Warp,
+        None => Level::Thread,
     };
     op.regions.iter().flat_map(|r| &r.ops).map(level_of).fold(own, Level::max)
 }
@@ -180,7 +176,7 @@ const REMAT_DEPTH: usize = 6;
 fn is_cheap(op: &Op, ty: Type) -> bool {
     match op.code.shape() {
         _ if ty.is_vector() || !ty.scalar().is_int() => false,
-        Shape::Id32 | Shape::Id64 => op.code != Opcode::Clock,
+        Shape::Id32 | Shape::Id64 => op.code.effect() == Effect::Pure,
         Shape::Const => true,
         Shape::Unary(_) | Shape::Binary(_) | Shape::Convert(..) => {
             use Opcode::*;
@@ -233,7 +229,7 @@ impl<'k> Maker<'k, '_> {
                 Some(Place::View(i)) => self.kernel.view(i).is_some_and(|v| v.access == Access::Read),
                 _ => false,
             },
-            shape => shape.effect() == Effect::Pure && op.code != Opcode::Clock,
+            _ => op.code.effect() == Effect::Pure,
         };
         pure && self.is_uniform(result, level)
             && op.operands.iter().all(|v| visible(&self.scopes, self.defs[v.index()], scope))
