@@ -27,10 +27,11 @@ use rustix::net::{
 };
 use rustix::process::{Resource, Rlimit, setrlimit};
 use vm_passthrough::claim::ClaimOptions;
+use vm_passthrough::gpu::{RegionRegisters, Registers as _};
 use vm_passthrough::vfio::{
     self, AddressSpace as _, Backend, CONFIG_REGION, DeviceFile, DeviceInfo, DeviceParts, DmaPermission,
     HostMemory, IrqTrigger, Keeper, MSI_IRQ, Presence, REQ_IRQ, ResetEvidence, ResetReport, SpaceParts,
-    VfioDevice, VfioError, load_u32, store_u32,
+    VfioDevice, VfioError,
 };
 use vm_passthrough::{PassthroughManager, PciAddress};
 
@@ -298,11 +299,12 @@ fn enable(edu: &VfioDevice) -> Result {
     Ok(edu.write(CONFIG_REGION, 4, &command.to_le_bytes())?)
 }
 
-fn registers(edu: &VfioDevice) -> Result {
+fn registers(edu: &Arc<VfioDevice>) -> Result {
     check(read(edu, ID)? == 0x0100_00ed, "the identification register reads 0x010000ed")?;
-    let mapped = edu.map(BAR, 0, 0x1000)?;
-    check(load_u32(&*mapped, ID)? == 0x0100_00ed, "so it does through a mapping")?;
-    store_u32(&*mapped, LIVENESS, 0x1234_5678)?;
+    let mapped = RegionRegisters::mapped(edu.clone(), BAR)?;
+    check(mapped.mapped_bytes() == 1 << 20, "all of BAR 0 is mapped")?;
+    check(mapped.read32(ID)? == 0x0100_00ed, "so it does through a mapping")?;
+    mapped.write32(LIVENESS, 0x1234_5678)?;
     check(read(edu, LIVENESS)? == !0x1234_5678, "what a mapping writes, a read sees inverted")
 }
 

@@ -3,14 +3,24 @@
 use std::sync::Arc;
 
 use super::super::{NoChip, NotReadable, RegionRegisters, Registers, ResourceRegisters, report_chip};
-use crate::pci;
-use crate::sim::{SimConfig, SimDevice, SimDeviceBuilder, SimFunction, SimHost, SimLog, SimSpace};
+use crate::pci::{self, regs};
+use crate::sim::{Fault, SimConfig, SimDevice, SimDeviceBuilder, SimFunction, SimHost, SimLog, SimSpace};
 use crate::vfio::{CONFIG_REGION, DeviceFile as _};
 
+const PM: u8 = 0x60;
+
 fn device() -> Arc<SimDevice> {
+    device_of(0x1000, &[])
+}
+
+/// A function that is up, with these parts of its BAR mappable.
+fn device_of(size: u64, mappable: &[(u64, u64)]) -> Arc<SimDevice> {
     let space = SimSpace::new(Vec::new(), &SimLog::default());
-    let config = SimConfig::new(0x10de, 0x2330, 0x03_0200).bytes();
-    SimDeviceBuilder::new(config).bar(0, 0x1000, &[]).build("0000:01:00.0".parse().unwrap(), space).unwrap()
+    let mut config = SimConfig::new(0x10de, 0x2330, 0x03_0200);
+    config.capability(regs::CAP_ID_PM, PM, &[3, 0, 0, 0, 0, 0]);
+    config.put(regs::COMMAND.into(), &regs::COMMAND_MEMORY.to_le_bytes());
+    let device = SimDeviceBuilder::new(config.bytes()).bar(0, size, mappable);
+    device.build("0000:01:00.0".parse().unwrap(), space).unwrap()
 }
 
 #[test]
@@ -34,6 +44,57 @@ fn a_region_is_read_and_written_within_its_size() {
     check(u64::MAX, "a multiple of 4");
     device.vanish();
     check(0, "Input/output error");
+}
+
+#[test]
+fn a_region_is_mapped_where_it_can_be() {
+    const SIZE: u64 = 0x8000;
+    // Which registers still answer where no read or write of the device does any more.
+    let check = |mappable: &[(u64, u64)], offset: u64, is_mapped: bool| {
+        let device = device_of(SIZE, mappable);
+        let registers = RegionRegisters::mapped(device.clone(), 0).unwrap();
+        assert_eq!(registers.mapped_bytes(), mappable.iter().map(|(_, len)| len).sum::<u64>());
+        let plain = RegionRegisters::new(device.clone(), 0).unwrap();
+        registers.write32(offset, 0x1234_5678).unwrap();
+        assert_eq!(plain.read32(offset).unwrap(), 0x1234_5678, "{mappable:x?} {offset:#x}");
+        plain.write32(offset, 7).unwrap();
+        assert_eq!(registers.read32(offset).unwrap(), 7, "{mappable:x?} {offset:#x}");
+        for outside in [SIZE, u64::MAX - 3, offset + 2] {
+            registers.read32(outside).unwrap_err();
+            registers.write32(outside, 1).unwrap_err();
+        }
+        device.vanish();
+        assert_eq!(registers.read32(offset).is_ok(), is_mapped, "{mappable:x?} {offset:#x}");
+        assert_eq!(registers.write32(offset, 1).is_ok(), is_mapped, "{mappable:x?} {offset:#x}");
+    };
+    for offset in [0, 0xffc, SIZE - 4] {
+        check(&[(0, SIZE)], offset, true);
+        check(&[], offset, false);
+    }
+    // All but a page.
+    let around = [(0, 0x2000), (0x3000, 0x5000)];
+    for (offset, is_mapped) in [(0x1ffc, true), (0x2000, false), (0x2ffc, false), (0x3000, true)] {
+        check(&around, offset, is_mapped);
+    }
+    check(&[(0x1000, 0x1000)], 0xffc, false);
+    check(&[(0x1000, 0x1000)], 0x2000, false);
+}
+
+#[test]
+fn a_function_that_is_not_up_is_not_mapped() {
+    let check = |offset: u16, bytes: &[u8], expect: &str| {
+        let device = device_of(0x1000, &[(0, 0x1000)]);
+        device.set_config(offset.into(), bytes);
+        let error = RegionRegisters::mapped(device.clone(), 0).unwrap_err().to_string();
+        assert!(error.contains(expect), "{error}");
+        RegionRegisters::new(device, 0).unwrap();
+    };
+    check(regs::COMMAND, &[0, 0], "it does not decode memory (Command reads 0x0000); bring it up first");
+    check(regs::COMMAND, &[0xff, 0xff], "it does not decode memory (Command reads 0xffff)");
+    check(u16::from(PM) + regs::PM_CTRL, &[3], "it is in D3hot; bring it up first");
+    let device = device_of(0x1000, &[(0, 0x1000)]);
+    device.fail(Fault::MapBar);
+    RegionRegisters::mapped(device, 0).unwrap_err();
 }
 
 #[test]
