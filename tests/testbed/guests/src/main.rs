@@ -10,6 +10,7 @@
 //! | `reboot` | prints and resets the machine |
 //! | `pci` | lists every PCI function that it sees |
 //! | `edu [msis=N] [pins=N] [outside=0xADDRESS] [peer=0|1] [stay]` | drives QEMU's `edu` device: registers, DMA both ways, N interrupts by MSI (200) and by its pin (none), DMA to an address outside its RAM, and to the memory of an `ivshmem-plain`, which it is not to reach, or is to; also for ever |
+//! | `gpu` | drives the modelled GPU: boot registers, power, a ring of submissions, errors, a reset in the middle |
 //! | `nvme from=N to=N blocks=N [buffer=0xADDRESS] [wait] [stay] [crash]` | drives an NVMe controller, also one that comes later: copies blocks through memory at that address, also for ever, or makes a triple fault after it |
 //! | `xhci [reboot]` | checks that USB controllers are as a reset leaves them, and leaves a mark in them; also again after each reset of the machine |
 //! | `accel [hz=N]` | uses an accelerator that the host shares: kernels on its own memory, copies, batches, a kernel that never ends |
@@ -27,6 +28,7 @@ mod accel;
 mod acpi;
 mod boot;
 mod edu;
+mod gpu;
 mod nvme;
 mod pci;
 mod serial;
@@ -63,6 +65,7 @@ fn main(params: BootParams) -> ! {
             true
         }
         (Some(b"edu"), Some(acpi)) => edu::run(acpi.ecam, words),
+        (Some(b"gpu"), Some(acpi)) => gpu::run(acpi.ecam),
         (Some(b"nvme"), Some(acpi)) => nvme::run(acpi.ecam, words),
         (Some(b"xhci"), Some(acpi)) => xhci::run(acpi, words),
         (
@@ -75,7 +78,7 @@ fn main(params: BootParams) -> ! {
         }
         _ => {
             println!(
-                "bare: command-line FAILED: it names none of hello, spin, reboot, pci, edu, nvme, xhci, accel, accel-hostile, accel-steady, accel-loop, accel-bench"
+                "bare: command-line FAILED: it names none of hello, spin, reboot, pci, edu, gpu, nvme, xhci, accel, accel-hostile, accel-steady, accel-loop, accel-bench"
             );
             false
         }

@@ -1,5 +1,7 @@
 //! Where the parts of a ring are in its memory.
 
+use super::methods::ADDRESS_BITS;
+
 /// Bytes of an entry (`NV_PPBDMA_GP_ENTRY__SIZE`).
 pub const ENTRY_SIZE: u64 = 8;
 /// Most entries of a ring.
@@ -22,6 +24,11 @@ const FENCE: u64 = 0x200;
 const NOTIFIER: u64 = 0x210;
 const ENTRIES: u64 = 0x1000;
 
+/// Whether a ring can have that many entries.
+pub(super) fn is_count(entries: u32) -> bool {
+    entries.is_power_of_two() && (FEWEST_ENTRIES..=MOST_ENTRIES).contains(&entries)
+}
+
 /// The addresses of a ring's parts, as the device has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
@@ -32,6 +39,14 @@ pub struct Layout {
 }
 
 impl Layout {
+    /// That of a ring whose memory begins there; `None` where that is out of a channel's reach, or the number of entries is no
+    /// ring's.
+    pub(crate) fn new(iova: u64, entries: u32) -> Option<Self> {
+        let len = is_count(entries).then_some(Self { iova: 0, entries })?.len();
+        let is_in_reach = iova.checked_add(len).is_some_and(|end| end <= 1 << ADDRESS_BITS);
+        is_in_reach.then_some(Self { iova, entries })
+    }
+
     /// User-driver accessible RAM: what both sides know of the ring.
     pub fn userd(&self) -> u64 {
         self.iova

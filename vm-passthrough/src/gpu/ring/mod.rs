@@ -106,15 +106,11 @@ impl Ring {
         entries: u32,
         first: u32,
     ) -> Result<Self, RingError> {
-        if !entries.is_power_of_two() || !(FEWEST_ENTRIES..=MOST_ENTRIES).contains(&entries) {
+        if !layout::is_count(entries) {
             return Err(RingError::Entries { entries });
         }
-        let layout = Layout { iova: 0, entries };
-        let len = layout.len();
-        let layout = Layout { iova, entries };
-        if iova.checked_add(len).is_none_or(|end| end > 1 << methods::ADDRESS_BITS) {
-            return Err(RingError::Range { at: iova, len: len as u32 });
-        }
+        let len = Layout { iova: 0, entries }.len();
+        let layout = Layout::new(iova, entries).ok_or(RingError::Range { at: iova, len: len as u32 })?;
         let memory = HostMemory::new(len as usize)
             .map_err(|source| RingError::System { what: "taking memory", source })?;
         let memory = Arc::new(memory);

@@ -71,7 +71,7 @@ impl Rig {
 
 fn gpu() -> (Arc<SimGpu>, Arc<SimClock>) {
     let clock = Arc::<SimClock>::default();
-    let gpu = SimGpu::new("0000:65:00.0".parse().unwrap(), &clock, &SimLog::default()).unwrap();
+    let gpu = SimGpu::new("0000:65:00.0".parse().unwrap(), clock.clone(), &SimLog::default()).unwrap();
     (gpu, clock)
 }
 

@@ -1,8 +1,11 @@
 //! A modelled GPU: a PCI function with boot registers, power management, a doorbell, one channel that does DMA, an interrupt, a
 //! thermometer, and faults on demand.
 //!
-//! Its registers are where NVIDIA publishes them, but for the thermometer and the throttle, which are [`SimGpu::TEMPERATURE`] and
-//! [`SimGpu::THROTTLE`] and no chip's. What its channel understands of methods is what [`gpu::Ring`](crate::gpu::Ring) sends.
+//! Its registers are where NVIDIA publishes them, but for the thermometer, the throttle and those that make a channel, from
+//! [`SimGpu::TEMPERATURE`] on, which no chip has. What its channel understands of methods is what [`gpu::Ring`](crate::gpu::Ring)
+//! sends.
+//!
+//! It is a [`DeviceFile`] like one that VFIO opened, so that a [`VfioPciDevice`](crate::guest::VfioPciDevice) gives it to a guest.
 
 mod engine;
 
@@ -13,17 +16,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use self::engine::{Channel, DISPATCH};
-use super::{SimClock, SimConfig, SimDevice, SimDeviceBuilder, SimLog, SimSpace};
+use super::{SimConfig, SimDevice, SimDeviceBuilder, SimLog, SimSpace};
 use crate::PciAddress;
-use crate::gpu::{ChannelSetup, Clock as _, DOORBELL, Layout, RegisterError, identify};
+use crate::gpu::{ChannelSetup, Clock, DOORBELL, Layout, RegisterError, identify};
 use crate::pci::regs;
 use crate::vfio::{
     AddressSpace, CONFIG_REGION, DeviceFile, DeviceInfo, IrqInfo, IrqTrigger, MSI_IRQ, Mapping, RegionInfo,
     ResetReport, Result, VfioError,
 };
 
-/// Where its power management capability is.
+/// Where its capabilities are: power management, message signalled interrupts, PCI Express.
 const PM: u16 = 0x60;
+const MSI: u8 = 0x68;
+const EXPRESS: u8 = 0x78;
 /// Bytes of its BAR 0.
 const BAR_0: u64 = 16 << 20;
 /// Nanoseconds since it was powered: `NV_PTIMER_TIME_0` and `NV_PTIMER_TIME_1`, the lower and the upper half.
@@ -58,7 +63,7 @@ pub enum GpuFault {
 pub struct SimGpu {
     device: Arc<SimDevice>,
     space: Arc<SimSpace>,
-    clock: Arc<SimClock>,
+    clock: Arc<dyn Clock>,
     inner: Mutex<Inner>,
 }
 
@@ -73,6 +78,8 @@ struct Inner {
     temperature: i32,
     throttle: u32,
     channel: Option<Channel>,
+    /// What [`SimGpu::CHANNEL`] holds below its control register: the address, in two halves, and the number of entries.
+    ring: [u32; 3],
     /// Number of channels made, by which their handles differ.
     channels: u32,
     /// Whether a doorbell only rings, and the work is done by [`SimGpu::step`].
@@ -80,11 +87,25 @@ struct Inner {
     soft_reset: bool,
 }
 
+impl Inner {
+    /// Makes a channel. Its handle.
+    fn attach(&mut self, layout: Layout) -> u32 {
+        self.channels += 1;
+        self.channel = Some(Channel::new(self.channels, layout));
+        self.channels
+    }
+}
+
 impl SimGpu {
     /// The register of its temperature in millidegrees Celsius, of two's complement. No chip has it there.
     pub const TEMPERATURE: u64 = 0xff_0000;
     /// The register by which it is slowed down, in hundredths of its speed: 0 for full speed, 100 for none. No chip has it there.
     pub const THROTTLE: u64 = 0xff_0004;
+    /// Four registers that stand for all by which a chip's driver makes a channel: the lower and the upper half of a ring's
+    /// address, its number of entries, and one that makes a channel of it by 1, ends it by 0, and reads its handle, or 0 for none.
+    /// No chip has them there.
+    pub const CHANNEL: u64 = 0xff_0010;
+    const CHANNEL_CONTROL: u64 = Self::CHANNEL + 12;
     /// The register that counts nanoseconds: it goes on for as long as the function lives.
     pub const HEARTBEAT: u64 = PTIMER_TIME_0;
 
@@ -92,16 +113,22 @@ impl SimGpu {
     ///
     /// # Errors
     /// When the host has no memory for it.
-    pub fn new(address: PciAddress, clock: &Arc<SimClock>, log: &SimLog) -> io::Result<Arc<Self>> {
+    pub fn new(address: PciAddress, clock: Arc<dyn Clock>, log: &SimLog) -> io::Result<Arc<Self>> {
         let mut config = SimConfig::new(0x10de, 0x2330, 0x03_0200);
         // Version 3; No_Soft_Reset.
-        config.capability(regs::CAP_ID_PM, PM as u8, &[0x03, 0x00, 0x08, 0x00]);
+        config.capability(regs::CAP_ID_PM, PM as u8, &[0x03, 0x00, 0x08, 0x00, 0x00, 0x00]);
+        // One vector, at a 64-bit address.
+        config.capability(regs::CAP_ID_MSI, MSI, &[0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        // An endpoint, version 2; Function Level Reset.
+        let mut express = [0; 0x3a];
+        (express[0], express[5]) = (0x02, 0x10);
+        config.capability(regs::CAP_ID_EXP, EXPRESS, &express);
         let space = SimSpace::new(vec![0..=(1 << 40) - 1], log);
         let device = SimDeviceBuilder::new(config.bytes()).bar(0, BAR_0, &[]).msi(1).log(log);
         Ok(Arc::new(Self {
             device: device.build(address, space.clone())?,
             space,
-            clock: clock.clone(),
+            clock,
             inner: Mutex::new(Inner {
                 boot_0: 0x1800_00a1,
                 boot_time: Duration::ZERO,
@@ -110,6 +137,7 @@ impl SimGpu {
                 temperature: 40_000,
                 throttle: 0,
                 channel: None,
+                ring: [0; 3],
                 channels: 0,
                 is_manual: false,
                 soft_reset: false,
@@ -217,6 +245,7 @@ impl SimGpu {
     /// All that a reset takes away.
     fn forget(&self, inner: &mut Inner) {
         inner.channel = None;
+        inner.ring = [0; 3];
         inner.throttle = 0;
         inner.ready_at = self.clock.now() + inner.boot_time;
         let control = usize::from(PM + regs::PM_CTRL);
@@ -246,6 +275,8 @@ impl SimGpu {
             PTIMER_TIME_1 => (nanoseconds >> 32) as u32,
             Self::TEMPERATURE => inner.temperature as u32,
             Self::THROTTLE => inner.throttle,
+            Self::CHANNEL..Self::CHANNEL_CONTROL => inner.ring[(offset - Self::CHANNEL) as usize / 4],
+            Self::CHANNEL_CONTROL => inner.channel.as_ref().map_or(0, |channel| channel.handle),
             _ => NO_REGISTER,
         }
     }
@@ -270,11 +301,7 @@ impl ChannelSetup for SimGpu {
     fn attach(&self, layout: Layout) -> std::result::Result<u32, RegisterError> {
         // A function that was pulled makes no channel.
         self.read(CONFIG_REGION, 0, &mut [0; 2])?;
-        let mut inner = self.lock();
-        inner.channels += 1;
-        let handle = inner.channels;
-        inner.channel = Some(Channel::new(handle, layout));
-        Ok(handle)
+        Ok(self.lock().attach(layout))
     }
 
     fn detach(&self, handle: u32) -> std::result::Result<(), RegisterError> {
@@ -335,6 +362,17 @@ impl DeviceFile for SimGpu {
         let Ok(value) = data.try_into().map(u32::from_le_bytes) else { return Ok(()) };
         match offset {
             Self::THROTTLE => inner.throttle = value.min(100),
+            Self::CHANNEL..Self::CHANNEL_CONTROL => {
+                inner.ring[(offset - Self::CHANNEL) as usize / 4] = value;
+            }
+            Self::CHANNEL_CONTROL => {
+                let [low, high, entries] = inner.ring;
+                inner.channel = None;
+                let layout = Layout::new(u64::from(high) << 32 | u64::from(low), entries);
+                if let Some(layout) = layout.filter(|_| value == 1 && low.is_multiple_of(0x1000)) {
+                    inner.attach(layout);
+                }
+            }
             DOORBELL if inner.channel.as_ref().is_some_and(|channel| channel.handle == value) => {
                 let most = if inner.is_manual { 0 } else { DISPATCH };
                 self.work(&mut inner, most);
@@ -388,7 +426,8 @@ impl DeviceFile for SimGpu {
     }
 
     fn kvm_file(&self) -> Option<BorrowedFd<'_>> {
-        self.device.kvm_file()
+        // KVM takes only files that VFIO opened.
+        None
     }
 }
 
