@@ -92,6 +92,37 @@ get! {
     nvmlDeviceGetMaxClockInfo(of) |_, of| if of[0] == 0 { 1980 } else { 9501 };
     nvmlDeviceGetTargetFanSpeed(fan) |state, fan| state.fans[fan[0] as usize].1;
     nvmlDeviceGetFanControlPolicy_v2(fan) |state, fan| state.fans[fan[0] as usize].0;
+    nvmlDeviceGetTemperature(of) |_, of| 61 + of[0];
+    nvmlDeviceGetFanSpeed() |state, _| state.fans[0].1;
+    nvmlDeviceGetPcieReplayCounter() |_, _| 7;
+}
+
+/// Writes numbers that a structure, or a single long, is made of; none where the file has it refused.
+unsafe fn fields<T: Copy>(name: &str, to: *mut T, values: &[T]) -> c_uint {
+    match said(name) {
+        (what, code) if what == "refuse" => return code,
+        _ => {}
+    }
+    unsafe { to.copy_from_nonoverlapping(values.as_ptr(), values.len()) };
+    0
+}
+
+/// Of the core and of the memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetUtilizationRates(_: Device, to: *mut c_uint) -> c_uint {
+    unsafe { fields("nvmlDeviceGetUtilizationRates", to, &[83, 12]) }
+}
+
+/// All, free and used.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetMemoryInfo(_: Device, to: *mut u64) -> c_uint {
+    unsafe { fields("nvmlDeviceGetMemoryInfo", to, &[24 << 30, 19 << 30, 5 << 30]) }
+}
+
+/// By its limit of power.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetCurrentClocksThrottleReasons(_: Device, to: *mut u64) -> c_uint {
+    unsafe { fields("nvmlDeviceGetCurrentClocksThrottleReasons", to, &[4]) }
 }
 
 fn list(name: &str, count: *mut c_uint, to: *mut c_uint, values: &[c_uint]) -> c_uint {
@@ -223,8 +254,6 @@ macro_rules! unsupported {
 }
 
 unsupported! {
-    nvmlDeviceGetUtilizationRates(*mut c_void);
-    nvmlDeviceGetMemoryInfo(*mut c_void);
     nvmlDeviceGetComputeRunningProcesses_v3(*mut c_uint, *mut c_void);
     nvmlDeviceGetGraphicsRunningProcesses_v3(*mut c_uint, *mut c_void);
     nvmlDeviceGetTotalEccErrors(c_uint, c_uint, *mut u64);

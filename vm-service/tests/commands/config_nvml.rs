@@ -1,9 +1,11 @@
-//! Setting a GPU of NVIDIA's driver, by a library that stands in for NVIDIA's: what it takes, refuses, lies about, and where it hangs.
+//! Setting and reading a GPU of NVIDIA's driver, by a library that stands in for NVIDIA's: what it takes, refuses, lies about, where it
+//! hangs, and what it tells.
 #![cfg(feature = "cuda")]
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+use serde_json::{Value, json};
 use vm_passthrough::Host;
 use vm_passthrough::tuning::{Change, Tuner, TuningError};
 
@@ -182,4 +184,61 @@ fn what_nvml_does_not_do_in_time() {
         );
     }
     assert_eq!(library.calls(), "");
+}
+
+/// What a function of the library refuses to tell is not known, and all else is.
+#[test]
+fn what_nvml_tells_is_what_status_and_monitor_say() {
+    let Some(library) = inside("what_nvml_tells_is_what_status_and_monitor_say") else { return };
+    let sim = workstation();
+    let host = alive(sim.plain_host());
+    // What a command says of the GPU, without what sysfs has.
+    let said = |args: &str| {
+        let got = vm_service(&host, args);
+        assert_eq!((got.exit, got.err.as_str()), (0, ""), "{args}");
+        let document: Value = serde_json::from_str(&got.out).expect("a document");
+        let mut telemetry = document["gpus"][0]["telemetry"].clone();
+        for field in ["link", "errors"] {
+            telemetry.as_object_mut().expect("telemetry").remove(field);
+        }
+        telemetry
+    };
+    let all = json!({
+        "source": "nvml", "unknown": null, "temperature_celsius": 61.0, "hot_spot_celsius": null, "memory_celsius": null,
+        "power_watts": 123.4, "power_limit_watts": 300.0, "fan_percent": 31, "fan_rpm": null, "core_mhz": 1980, "core_max_mhz": 1980,
+        "memory_mhz": 9501, "memory_max_mhz": 9501, "performance_state": "P2", "busy_percent": 83,
+        "memory_used_bytes": 5u64 << 30, "memory_bytes": 24u64 << 30, "replays": 7, "throttle": ["power-limit"],
+    });
+    let rows = [
+        ("", &[][..]),
+        ("GetTemperature refuse 3", &["temperature_celsius"]),
+        ("GetPowerUsage refuse 3", &["power_watts"]),
+        ("GetEnforcedPowerLimit refuse 3", &["power_limit_watts"]),
+        ("GetFanSpeed refuse 3", &["fan_percent"]),
+        ("GetClockInfo refuse 3", &["core_mhz", "memory_mhz"]),
+        ("GetMaxClockInfo refuse 3", &["core_max_mhz", "memory_max_mhz"]),
+        // NVML_PSTATE_UNKNOWN.
+        ("GetPerformanceState is 32", &["performance_state"]),
+        ("GetUtilizationRates refuse 15", &["busy_percent"]),
+        ("GetMemoryInfo refuse 3", &["memory_used_bytes", "memory_bytes"]),
+        ("GetPcieReplayCounter refuse 3", &["replays"]),
+        ("GetCurrentClocksThrottleReasons refuse 3", &["throttle"]),
+    ];
+    for (row, (refused, unknown)) in rows.into_iter().enumerate() {
+        library.begin(row, &format!("nvmlDevice{refused}"));
+        let mut expect = all.clone();
+        for field in unknown {
+            expect[field] = Value::Null;
+        }
+        for command in ["egpu status 01:00.0 --json", "egpu monitor 01:00.0 -n 1 --json"] {
+            assert_eq!(said(command), expect, "{command} where {refused:?}");
+        }
+    }
+    library.begin(rows.len(), "nvmlDeviceGetHandleByPciBusId_v2 refuse 15");
+    for command in ["egpu status 01:00.0 --json", "egpu monitor 01:00.0 -n 1 --json"] {
+        let said = said(command);
+        let unknown = said["unknown"].as_str().unwrap_or_default();
+        assert!(said["source"] == "none" && unknown.contains("NVML (15), GPU is lost"), "{command}: {said}");
+    }
+    assert_eq!(library.calls(), "", "what only reads sets nothing");
 }
