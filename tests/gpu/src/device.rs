@@ -28,6 +28,12 @@ pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
             Ok(())
         }),
         Test::new("several devices at once, each with its own memory", |_, report| several(report)),
+        Test::new("its chip by its boot registers is the driver's", |gpu, report| {
+            crate::chip::check(gpu, report)
+        }),
+        Test::new("what it tells of itself is sane, and what egpu status says", |gpu, report| {
+            crate::telemetry::check(gpu, report)
+        }),
         Test::new("what uses it", |gpu, report| {
             const HELD: u64 = 1 << 30;
             let info = gpu.accelerator.info();

@@ -7,6 +7,7 @@ mod allocations;
 mod arena;
 mod checksum;
 mod child;
+mod chip;
 mod conformance;
 mod costs;
 mod device;
@@ -25,6 +26,7 @@ mod sanitizer;
 mod service;
 mod skip;
 mod table;
+mod telemetry;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -63,7 +65,7 @@ struct Section {
 const SECTIONS: &[Section] = &[
     Section {
         name: "device",
-        about: "what the driver says of the device",
+        about: "what the driver says of the device, beside what its registers say",
         timeout: Duration::from_secs(60),
         tests: device::tests,
     },

@@ -81,7 +81,7 @@ fn block(gpu: &Gpu) -> anyhow::Result<()> {
     Ok(worker.stop(TIMEOUT)?)
 }
 
-fn address(gpu: &Gpu) -> anyhow::Result<PciAddress> {
+pub(crate) fn address(gpu: &Gpu) -> anyhow::Result<PciAddress> {
     let address = gpu.accelerator.info().address.clone().context("the GPU has no PCI address")?;
     Ok(address.parse()?)
 }
@@ -108,18 +108,18 @@ fn shared(gpu: &Gpu) -> anyhow::Result<()> {
 }
 
 /// A folder for the files of a command line.
-struct Files {
+pub(crate) struct Files {
     dir: tempfile::TempDir,
 }
 
-struct Answer {
-    exit: u8,
-    out: String,
-    err: String,
+pub(crate) struct Answer {
+    pub(crate) exit: u8,
+    pub(crate) out: String,
+    pub(crate) err: String,
 }
 
 impl Files {
-    fn new() -> anyhow::Result<Self> {
+    pub(crate) fn new() -> anyhow::Result<Self> {
         Ok(Self { dir: tempfile::tempdir()? })
     }
 
@@ -128,7 +128,7 @@ impl Files {
     }
 
     /// Runs `vm-service ARGS` in this process. `ADDR` is the GPU; names of files are of the folder.
-    fn vm_service(&self, gpu: &Gpu, args: &str) -> anyhow::Result<Answer> {
+    pub(crate) fn vm_service(&self, gpu: &Gpu, args: &str) -> anyhow::Result<Answer> {
         let address = address(gpu)?.to_string();
         let file = |word: &str| match word.split_once("=@") {
             _ if Path::new(word).extension().is_some_and(|ending| ending == "vir") => {

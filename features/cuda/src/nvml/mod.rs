@@ -83,6 +83,30 @@ pub struct Telemetry {
     pub throttle_reasons: Option<u64>,
 }
 
+/// What a device is, as its driver has it. What it does not tell is `None`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// The product's name.
+    pub name: Option<String>,
+    /// Its generation, by NVML's number (`nvmlDeviceArchitecture_t`): 9 for Hopper.
+    pub architecture: Option<u32>,
+    /// Its compute capability, as 9 and 0.
+    pub compute_capability: Option<(u32, u32)>,
+}
+
+/// What the device at a PCI address is.
+///
+/// # Errors
+/// When the library is missing, or does not know the device.
+pub fn identity(address: &str) -> Result<Identity> {
+    let device = Device::at(address)?;
+    Ok(Identity {
+        name: device.name().ok(),
+        architecture: device.architecture().ok(),
+        compute_capability: device.compute_capability().ok(),
+    })
+}
+
 /// What uses the device at a PCI address. It needs no context of CUDA, and takes no memory of the device.
 ///
 /// # Errors

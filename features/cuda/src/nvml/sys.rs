@@ -99,6 +99,7 @@ macro_rules! signature {
     (get_long) => { unsafe extern "C" fn(Handle, *mut c_ulonglong) -> Status };
     (list) => { unsafe extern "C" fn(Handle, *mut c_uint, *mut c_uint) -> Status };
     (list_of) => { unsafe extern "C" fn(Handle, c_uint, *mut c_uint, *mut c_uint) -> Status };
+    (text) => { unsafe extern "C" fn(Handle, *mut c_char, c_uint) -> Status };
     (act) => { unsafe extern "C" fn(Handle) -> Status };
     (set) => { unsafe extern "C" fn(Handle, c_uint) -> Status };
     (set_pair) => { unsafe extern "C" fn(Handle, c_uint, c_uint) -> Status };
@@ -112,6 +113,7 @@ macro_rules! method {
     ($(#[$doc:meta])* get_long $method:ident $name:ident) => { method!($(#[$doc])* get_long $method $name () -> u64); };
     ($(#[$doc:meta])* list $method:ident $name:ident) => { method!($(#[$doc])* list $method $name () -> Vec<u32>); };
     ($(#[$doc:meta])* list_of $method:ident $name:ident) => { method!($(#[$doc])* list_of $method $name (of) -> Vec<u32>); };
+    ($(#[$doc:meta])* text $method:ident $name:ident) => { method!($(#[$doc])* text $method $name () -> String); };
     ($(#[$doc:meta])* act $method:ident $name:ident) => { method!($(#[$doc])* act $method $name () -> ()); };
     ($(#[$doc:meta])* set $method:ident $name:ident) => { method!($(#[$doc])* set $method $name (value) -> ()); };
     ($(#[$doc:meta])* set_pair $method:ident $name:ident) => { method!($(#[$doc])* set_pair $method $name (first, second) -> ()); };
@@ -174,6 +176,8 @@ optional! {
         persistence_mode = nvmlDeviceGetPersistenceMode;
         /// Packets that were sent again on PCI Express, as long as the driver counts.
         replays = nvmlDeviceGetPcieReplayCounter;
+        /// Its generation, as `NVML_DEVICE_ARCH_HOPPER`, 9.
+        architecture = nvmlDeviceGetArchitecture;
     }
     get_of {
         /// Degrees Celsius of a sensor; 0 is the core's.
@@ -192,6 +196,12 @@ optional! {
         power_limits = nvmlDeviceGetPowerManagementLimitConstraints;
         /// The least and the most percent that a fan may be set to.
         fan_limits = nvmlDeviceGetMinMaxFanSpeed;
+        /// Its compute capability, as 9 and 0. The library has it in `int`s, which are never negative.
+        compute_capability = nvmlDeviceGetCudaComputeCapability;
+    }
+    text {
+        /// The product's name.
+        name = nvmlDeviceGetName;
     }
     get_long {
         /// Why its clocks are held down, a bit for each reason.
@@ -324,6 +334,16 @@ impl Device {
         self.nvml.check(name, status)?;
         values.truncate(count as usize);
         Ok(values)
+    }
+
+    fn text(&self, name: &'static str, function: signature!(text)) -> Result<String> {
+        // `NVML_DEVICE_NAME_V2_BUFFER_SIZE`.
+        let mut text = [0; 96];
+        // SAFETY: the handle is live, and `text` has room for as many bytes as are said.
+        let status = unsafe { function(self.handle, text.as_mut_ptr().cast(), text.len() as c_uint) };
+        self.nvml.check(name, status)?;
+        let end = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
+        Ok(String::from_utf8_lossy(text.get(..end).unwrap_or_default()).into_owned())
     }
 
     fn act(&self, name: &'static str, function: signature!(act)) -> Result<()> {

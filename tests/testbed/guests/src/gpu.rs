@@ -71,7 +71,8 @@ pub fn run(ecam: Ecam) -> bool {
     let mut gpu =
         Gpu { function, bar, power, msi, express, memory, data, entries: 0, put: 0, fence: 0, handle: 0 };
     // Each takes the GPU as the one before has left it.
-    const CHECKS: &[(&str, fn(&mut Gpu) -> Check)] = &[
+    type Named = (&'static str, fn(&mut Gpu) -> Check);
+    const CHECKS: &[Named] = &[
         ("dark", Gpu::is_dark),
         ("identification", Gpu::identification),
         ("clock", Gpu::clock),
