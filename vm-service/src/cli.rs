@@ -319,8 +319,8 @@ fn execute(
     err: &mut dyn Write,
 ) -> u8 {
     let (root, sim) = cli.command.other_host();
-    let simulated = match sim.map(SimHost::open).transpose() {
-        Ok(sim) => sim.map(|sim| SimDrivers::new(&sim).host()),
+    let sim_host = match sim.map(SimHost::open).transpose() {
+        Ok(sim) => sim,
         Err(error) => {
             let _ = writeln!(err, "error: {}", table::printable(&error.to_string()));
             return EXIT_USAGE;
@@ -329,13 +329,15 @@ fn execute(
     if let Some(dir) = sim {
         let _ = writeln!(err, "simulated host: {}", table::printable(&dir.display().to_string()));
     }
-    let is_simulated = simulated.is_some();
+    let simulated = sim_host.as_ref().map(|sim| SimDrivers::new(sim).host());
     let mut host = simulated.or(root.map(host_at)).or(host).unwrap_or_else(Host::system);
     if let Some(state) = &cli.global.state {
         host.state = std::path::absolute(state).unwrap_or_else(|_| state.clone());
     }
     let Folders { cache, logs } = folders;
-    let mut context = Context { host, is_simulated, program, json: cli.global.json, cache, logs, width, out };
+    let json = cli.global.json;
+    let mut context =
+        Context { host, sim: sim_host, is_labelled: false, program, json, cache, logs, width, out };
     let result = match &cli.command {
         Command::List(args) => commands::list::run(&mut context, args),
         Command::Info(args) => commands::info::run(&mut context, args),

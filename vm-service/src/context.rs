@@ -4,16 +4,20 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use vm_passthrough::Host;
+use vm_passthrough::sim::SimHost;
 
 use crate::failure::Failure;
 use crate::json::{Body, Document};
+use crate::table::printable;
 
 /// What a command works with.
 pub(crate) struct Context<'a> {
     /// The host.
     pub(crate) host: Host,
-    /// Whether it is a simulated one, which every document says.
-    pub(crate) is_simulated: bool,
+    /// The simulated host that it is, if it is one, which every document and the first line of every text says.
+    pub(crate) sim: Option<SimHost>,
+    /// Whether the first line was printed.
+    pub(crate) is_labelled: bool,
     /// `vm-service`, whose hidden commands child processes run.
     pub(crate) program: PathBuf,
     /// Whether the output is JSON.
@@ -29,6 +33,11 @@ pub(crate) struct Context<'a> {
 }
 
 impl Context<'_> {
+    /// Whether the host is a simulated one.
+    pub(crate) fn is_simulated(&self) -> bool {
+        self.sim.is_some()
+    }
+
     /// Prints a JSON document when JSON was asked for, and `text` otherwise.
     ///
     /// # Errors
@@ -39,11 +48,16 @@ impl Context<'_> {
         text: impl FnOnce() -> String,
     ) -> Result<(), Failure> {
         if self.json {
-            let document = Document { simulated: self.is_simulated, ..Document::new(body()) };
+            let document = Document { simulated: self.is_simulated(), ..Document::new(body()) };
             let json = serde_json::to_string_pretty(&document).map_err(Failure::failed)?;
             writeln!(self.out, "{json}")?;
         } else {
-            self.out.write_all(text().as_bytes())?;
+            let text = text();
+            if let Some(sim) = self.sim.as_ref().filter(|_| !self.is_labelled && !text.is_empty()) {
+                writeln!(self.out, "simulated host: {}", printable(&sim.root().display().to_string()))?;
+                self.is_labelled = true;
+            }
+            self.out.write_all(text.as_bytes())?;
         }
         Ok(self.out.flush()?)
     }
@@ -60,7 +74,7 @@ impl Context<'_> {
         if !self.json {
             return self.print(body, text);
         }
-        let document = Document { simulated: self.is_simulated, ..Document::new(body()) };
+        let document = Document { simulated: self.is_simulated(), ..Document::new(body()) };
         let json = serde_json::to_string(&document).map_err(Failure::failed)?;
         writeln!(self.out, "{json}")?;
         Ok(self.out.flush()?)

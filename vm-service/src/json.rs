@@ -29,8 +29,8 @@ pub use benchmark::{
 };
 pub use claim::{Claim, ClaimState, ClaimedFunction, ListedClaim, Owner};
 pub use egpu::{
-    CheckVerdict, EgpuChange, EgpuCheck, EgpuPolicy, EgpuReport, EgpuSimulation, EgpuStep, KnownEnclosure,
-    SimulatedChange,
+    CheckVerdict, EgpuChange, EgpuCheck, EgpuInjection, EgpuPolicy, EgpuReport, EgpuSimulation, EgpuStep,
+    KnownEnclosure, SimulatedChange,
 };
 pub(crate) use egpu::{action_of, fault_of};
 pub use function::{
@@ -146,6 +146,8 @@ pub enum Body {
     EgpuChange(EgpuChange),
     /// `egpu simulate`: what became of a simulated eGPU.
     EgpuSimulation(EgpuSimulation),
+    /// `egpu inject`: what was broken of a simulated enclosure, or healed.
+    EgpuInjection(EgpuInjection),
     /// `egpu log`: one record of the log files; a document for each, on a line of its own.
     EgpuLog(LogRecord),
     /// `egpu status`: GPUs, those behind a tunnel first.

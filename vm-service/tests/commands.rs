@@ -32,6 +32,8 @@ mod run;
 mod schema;
 #[path = "commands/sim.rs"]
 mod sim;
+#[path = "commands/sim_faults.rs"]
+mod sim_faults;
 #[path = "commands/terminal.rs"]
 mod terminal;
 #[path = "commands/usage.rs"]

@@ -53,10 +53,9 @@ impl Lab {
         std::fs::read_to_string(self.router("0-1").join("authorized")).expect("read") == "1\n"
     }
 
-    fn warm(&self, celsius: u32) {
-        let sensor = self.sim().join("sys/bus/pci/devices").join(GPU).join("hwmon/hwmon7");
-        std::fs::create_dir_all(&sensor).expect("made");
-        std::fs::write(sensor.join("temp1_input"), format!("{}\n", celsius * 1000)).expect("written");
+    fn inject(&self, fault: &str) {
+        let words: Vec<&str> = ["egpu", "inject"].into_iter().chain(fault.split(' ')).collect();
+        self.does(&words);
     }
 
     /// Another enclosure, behind which nothing comes.
@@ -127,7 +126,7 @@ fn what_the_policy_would_refuse_is_stopped_when_it_is_too_hot() {
     let watch = Watch::start(&lab);
     watch.says("would not be now");
     watch.says(" ready");
-    lab.warm(95);
+    lab.inject("temperature 119");
     watch.says("failed (overheated)");
     assert!(!lab.is_authorised());
     watch.end();
@@ -151,7 +150,7 @@ fn one_is_watched_over_while_another_is_connected() {
         );
         std::thread::sleep(Duration::from_millis(10));
     }
-    lab.warm(95);
+    lab.inject("temperature 119");
     watch.says("failed (overheated)");
     assert!(connect.try_wait().expect("its state").is_none(), "the other ended first");
     kill_process(Pid::from_child(&connect), Signal::TERM).expect("sent");
@@ -184,6 +183,30 @@ fn one_that_was_replugged_at_once_is_connected_again() {
     watch.says(" absent");
     watch.says(" ready");
     assert!(lab.is_authorised());
+    watch.end();
+}
+
+/// What one process injects, another meets.
+#[test]
+fn injected_faults_are_recovered_or_given_up() {
+    let lab = Lab::new();
+    lab.does(&["egpu", "policy", "--authorise", "always"]);
+    let watch = Watch::start(&lab);
+    watch.says(" ready");
+    lab.inject("reset soft lies 1");
+    lab.inject("hang hard");
+    for state in [" degraded", " recovering (soft-reset)", " recovering (hard-reset)", " ready"] {
+        watch.says(state);
+    }
+    // Whatever is done about it, it hangs; its cable helps.
+    lab.inject("hang unplug");
+    watch.says(" recovering (reconnect)");
+    watch.says("failed (unrecovered)");
+    assert!(!lab.is_authorised());
+    lab.inject("unplug");
+    watch.says(" absent");
+    lab.inject("plug");
+    watch.says(" ready");
     watch.end();
 }
 

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{SimFunction, SimHost, amdgpu};
+use crate::egpu::Rung;
 use crate::host::SysfsWriter;
 use crate::iommu::is_vfio_driver;
 use crate::usb4::Route;
@@ -179,6 +180,9 @@ impl SimDrivers {
 
     fn unbind(&self, driver: &str, address: PciAddress, until: Instant) -> io::Result<()> {
         self.wait_for_lock(address, until)?;
+        while SimHost::at(&self.root).stuck(address)?.is_some() {
+            wait(until)?;
+        }
         if self.driver_of(address)?.as_deref() != Some(driver) {
             return Err(errno(libc::ENODEV));
         }
@@ -352,13 +356,17 @@ impl SimDrivers {
         if wanted == is_authorized || !wanted && !can("deauthorization") {
             return Err(errno(libc::EINVAL));
         }
-        let sim = SimHost::at(&self.root);
-        if wanted {
-            sim.build_tunnel(route)?;
-        } else {
-            sim.take_down_tunnel(route)?;
-        }
-        fs::write(path, format!("{}\n", u8::from(wanted)))
+        SimHost::at(&self.root).authorize(route, wanted)
+    }
+
+    /// A reset of a function or of its bus: what is behind it is well again, but for what is broken in its enclosure.
+    fn reset(&self, address: PciAddress) -> io::Result<()> {
+        let method = fs::read_to_string(self.device(address)?.join("reset_method"))?;
+        let rung = match method.split_whitespace().next() {
+            Some("bus" | "cxl_bus") => Rung::HardReset,
+            _ => Rung::SoftReset,
+        };
+        SimHost::at(&self.root).reset_enclosed(address, rung)
     }
 
     fn command(&self, path: &Path, value: &str, until: Instant) -> io::Result<()> {
@@ -387,8 +395,7 @@ impl SimDrivers {
             ["devices", device, "sriov_numvfs"] if path.exists() => {
                 self.set_vfs(address(device)?, value, until)
             }
-            // What is behind it is well again, whatever it was.
-            ["devices", _, "reset"] if path.exists() => Ok(()),
+            ["devices", device, "reset"] if path.exists() => self.reset(address(device)?),
             ["devices", _, "sriov_drivers_autoprobe"] if path.exists() => {
                 fs::write(path, format!("{}\n", value.trim_end()))
             }
@@ -406,6 +413,7 @@ impl SimDrivers {
                 let [_, device, file @ ..] = &parts[..] else { return Err(errno(libc::ENOENT)) };
                 let address = address(device)?;
                 self.wait_for_lock(address, until)?;
+                let _lock = SimHost::at(&self.root).lock()?;
                 amdgpu::write(&self.device(address)?, &file.join("/"), value)
             }
             ["drivers_probe"] => self.probe(address(value)?, until),

@@ -12,7 +12,7 @@ use crate::pci::{BarKind, Link};
 use crate::usb4::Route;
 
 /// The file that tells a simulated host that is kept from any other directory, and what is in it.
-const MARK: (&str, &str) = ("sim/version", "1\n");
+const MARK: (&str, &str) = ("sim/version", "2\n");
 
 impl SimHost {
     /// The simulated host in `dir`, which outlives this process. Where there is none it is made, with a dozen kinds of device:
@@ -40,7 +40,9 @@ impl SimHost {
                 }
             }
         }
-        Ok(Self::at(&fs::canonicalize(dir)?))
+        let sim = Self::at(&fs::canonicalize(dir)?);
+        sim.advance()?;
+        Ok(sim)
     }
 
     fn add_examples(&self) -> io::Result<()> {
@@ -117,7 +119,14 @@ impl SimHost {
         let (upstream, downstream, egpu) = (at(0x30, 0, 0)?, at(0x31, 1, 0)?, at(0x32, 0, 0)?);
         add(SimFunction::root_port(upstream).below(port).group(0x30))?;
         add(SimFunction::root_port(downstream).below(upstream).group(0x31))?;
-        add(SimFunction::gpu(egpu).below(downstream).group(0x32).driver("nouveau"))?;
+        let gpu = SimFunction::new(egpu, 0x1002, 0x744c, 0x03_0000).express(0).below(downstream).group(0x32);
+        let gpu = gpu.bar(0, BarKind::Memory64, true, 0x80_0000_0000, 32 << 30).link(16_000, 16);
+        // Linux shows what its PCI Express link is said to be: the one in the enclosure.
+        add(gpu
+            .bar(2, BarKind::Memory64, true, 0x88_0000_0000, 256 << 20)
+            .resets("flr bus")
+            .driver("amdgpu"))?;
+        self.add_amdgpu(egpu)?;
         let domain = [("security", "user\n"), ("iommu_dma_protection", "1\n"), ("deauthorization", "1\n")];
         self.add_domain(0, Some(interface), &domain)?;
         let route = Route { domain: 0, path: 1 };
@@ -126,6 +135,8 @@ impl SimHost {
             ("vendor_name", "Razer\n"),
             ("device_name", "Core X\n"),
             ("generation", "3\n"),
+            ("nvm_version", "41.0\n"),
+            ("usb4_port1/link", "tbt\n"),
             ("unique_id", "d2030000-00a0-751e-a3f4-c0e5ae7b0d30\n"),
             ("rx_speed", "20.0 Gb/s\n"),
             ("rx_lanes", "2\n"),
@@ -133,6 +144,20 @@ impl SimHost {
             ("tx_lanes", "2\n"),
         ];
         self.add_router(route, &enclosure)?;
+        // The host's port that it is plugged into, one that is free, and a retimer on the board between port and connector.
+        let host = Route { domain: 0, path: 0 };
+        for (port, link, connector) in [(1, "tbt\n", "port0"), (3, "none\n", "port1")] {
+            let dir = self.router_dir(host)?.join(format!("usb4_port{port}"));
+            fs::create_dir_all(&dir)?;
+            fs::write(dir.join("link"), link)?;
+            let connector = self.path(&format!("sys/devices/platform/USBC000:00/typec/{connector}"));
+            fs::create_dir_all(&connector)?;
+            self.link_path(&dir.join("connector"), &connector)?;
+        }
+        let retimer = [("vendor", "0x8087\n"), ("device", "0x15ee\n"), ("nvm_version", "7.0\n")];
+        let dir = self.router_dir(host)?.join("usb4_port1/0-0:1.1");
+        self.add_on_usb4("0-0:1.1", &dir, &retimer)?;
+        fs::write(self.router_dir(host)?.join("nvm_version"), "60.0\n")?;
         self.enclose(route, &[upstream, downstream, egpu])?;
         // Below a port that is asleep, and without a group, as where the firmware hides the IOMMU.
         add(SimFunction::network(at(9, 0, 0)?).below(below(9)?).power_state("D3cold").driver("igc"))?;

@@ -67,12 +67,17 @@ impl SimHost {
         let place = self.device_dir(*functions.first().ok_or(io::ErrorKind::InvalidInput)?)?;
         self.write(&enclosed(route, "functions"), &text)?;
         self.link_path(&self.path(&enclosed(route, "place")), place.parent().unwrap_or(&place))?;
+        let router = self.router_dir(route)?;
+        self.link_path(&self.path(&enclosed(route, "parent")), router.parent().unwrap_or(&router))?;
         let authorized = fs::read_to_string(self.path(BUS).join(route.to_string()).join("authorized"))?;
         if authorized == "0\n" { self.take_down_tunnel(route) } else { Ok(()) }
     }
 
-    /// The functions behind a router go, as with its tunnel.
+    /// The functions behind a router go, as with its tunnel; nothing happens where they are gone.
     pub(crate) fn take_down_tunnel(&self, route: Route) -> io::Result<()> {
+        if !self.has_tunnel(route) {
+            return Ok(());
+        }
         let functions = self.enclosed_functions(route)?;
         // What is below goes first.
         for (address, ..) in functions.iter().rev() {
@@ -90,10 +95,13 @@ impl SimHost {
         }
     }
 
-    /// The functions behind a router come, as with its tunnel.
-    pub(super) fn build_tunnel(&self, route: Route) -> io::Result<()> {
+    /// The functions behind a router come, as with its tunnel, or its bridges alone; nothing happens where they are there.
+    pub(super) fn build_tunnel(&self, route: Route, whole: bool) -> io::Result<()> {
         let functions = self.enclosed_functions(route)?;
         let Some(&(top, ..)) = functions.first() else { return Ok(()) };
+        if self.has_tunnel(route) {
+            return Ok(());
+        }
         let place = self.enclosed_place(route, top)?;
         fs::rename(self.path(&enclosed(route, "hidden")), &place)?;
         let mut dirs = vec![place];
@@ -104,6 +112,9 @@ impl SimHost {
                 .last()
                 .filter(|dir| dir.ends_with(address.to_string()))
                 .ok_or(io::ErrorKind::NotFound)?;
+            if !whole && !super::faults::is_bridge(dir) {
+                continue;
+            }
             self.link_path(&self.path("sys/bus/pci/devices").join(address.to_string()), dir)?;
             if let Some(group) = group {
                 self.join_group(address, group)?;
@@ -115,8 +126,65 @@ impl SimHost {
         Ok(())
     }
 
+    /// Whether the functions behind a router are there.
+    pub(super) fn has_tunnel(&self, route: Route) -> bool {
+        !self.path(&enclosed(route, "hidden")).exists()
+    }
+
+    /// Whether the cable of a router is plugged in.
+    pub(super) fn is_plugged(&self, route: Route) -> bool {
+        !self.path(&enclosed(route, "router")).exists()
+    }
+
+    pub(super) fn router_dir(&self, route: Route) -> io::Result<PathBuf> {
+        fs::canonicalize(self.path(BUS).join(route.to_string()))
+    }
+
+    /// A router goes, as with its cable; what is behind it must have gone before.
+    pub(super) fn remove_router(&self, route: Route) -> io::Result<()> {
+        let dir = self.router_dir(route)?;
+        fs::remove_file(self.path(BUS).join(route.to_string()))?;
+        fs::rename(dir, self.path(&enclosed(route, "router")))
+    }
+
+    /// A router comes again, in a directory that is another one than before, as in Linux.
+    pub(super) fn return_router(&self, route: Route) -> io::Result<()> {
+        let kept = self.path(&enclosed(route, "router"));
+        let dir = fs::canonicalize(self.path(&enclosed(route, "parent")))?.join(route.to_string());
+        fs::create_dir(&dir)?;
+        for entry in fs::read_dir(&kept)? {
+            let entry = entry?;
+            fs::rename(entry.path(), dir.join(entry.file_name()))?;
+        }
+        fs::remove_dir(kept)?;
+        self.link_path(&self.path(BUS).join(route.to_string()), &dir)
+    }
+
+    /// What the `authorized` of a router reads.
+    pub(super) fn set_authorized(&self, route: Route, authorized: bool) -> io::Result<()> {
+        fs::write(self.router_dir(route)?.join("authorized"), format!("{}\n", u8::from(authorized)))
+    }
+
+    /// The directory of a function behind a router, whether it is there now or not.
+    pub(super) fn function_dir(&self, route: Route, address: PciAddress) -> Option<PathBuf> {
+        let functions = self.enclosed_functions(route).ok()?;
+        let top = match self.has_tunnel(route) {
+            true => self.enclosed_place(route, functions.first()?.0).ok()?,
+            false => self.path(&enclosed(route, "hidden")),
+        };
+        let mut dirs = vec![top];
+        for (function, ..) in functions {
+            let below = |dir: &PathBuf| Some(dir.join(function.to_string())).filter(|dir| dir.exists());
+            dirs.extend(dirs.iter().find_map(below));
+            if function == address {
+                return dirs.pop();
+            }
+        }
+        None
+    }
+
     /// The functions behind a router.
-    fn enclosed_functions(&self, route: Route) -> io::Result<Vec<Enclosed>> {
+    pub(super) fn enclosed_functions(&self, route: Route) -> io::Result<Vec<Enclosed>> {
         let text = match fs::read_to_string(self.path(&enclosed(route, "functions"))) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             text => text?,

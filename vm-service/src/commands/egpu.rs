@@ -9,6 +9,7 @@ mod enclosure;
 mod gift;
 mod guests;
 mod info;
+mod inject;
 mod log;
 mod monitor;
 mod policy;
@@ -22,6 +23,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use log::LogArgs;
+use vm_passthrough::sim::SimHost;
 
 use super::SourceArgs;
 use crate::context::Context;
@@ -60,6 +62,8 @@ enum Action {
     Watch(watch::WatchArgs),
     /// Watch over a simulated eGPU in virtual time, while a script breaks it
     Simulate(simulate::SimulateArgs),
+    /// Break the enclosure of a simulated host, or heal it
+    Inject(inject::InjectArgs),
     /// Show what is allowed of enclosures, and change it
     Policy(policy::PolicyArgs),
     /// Forget an enclosure that is known
@@ -106,6 +110,9 @@ pub(crate) fn run(context: &mut Context<'_>, args: &EgpuArgs) -> Result<(), Fail
     if let Some(dir) = &args.thunderbolt {
         context.host.thunderbolt = std::path::absolute(dir)?;
     }
+    // Commands that last see the simulated host go on.
+    let lasts = matches!(args.action, Action::Monitor(_) | Action::Watch(_));
+    let _going = context.sim.as_ref().filter(|_| lasts).map(SimHost::go_on);
     match &args.action {
         Action::Info => info::run(context),
         Action::Connect(args) => connect::run(context, args),
@@ -114,6 +121,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &EgpuArgs) -> Result<(), Fail
         Action::Diag(args) => diag::run(context, args),
         Action::Watch(args) => watch::run(context, args),
         Action::Simulate(args) => simulate::run(context, args),
+        Action::Inject(args) => inject::run(context, args),
         Action::Policy(args) => policy::run(context, args),
         Action::Forget(args) => policy::forget(context, args),
         Action::Log(_) if args.source.root.is_some() || args.source.sim.sim.is_some() => Err(Failure::usage(

@@ -66,7 +66,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ExplainArgs) -> Result<(), F
     let scan = Scan::of(&host)?;
     let mut options = guest.as_ref().map_or_else(ExplainOptions::default, |guest| {
         let kvm = host.dev.join("kvm");
-        vmm::explain_options(guest, (args.source.root.is_none() && !context.is_simulated).then_some(&kvm))
+        vmm::explain_options(guest, (args.source.root.is_none() && !context.is_simulated()).then_some(&kvm))
     });
     options.with_group = args.with_group;
     options.accept = args.accept.iter().map(Into::into).collect();

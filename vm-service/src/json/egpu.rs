@@ -104,6 +104,15 @@ pub struct SimulatedChange {
     pub error: Option<String>,
 }
 
+/// A fault of an enclosure of a simulated host.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct EgpuInjection {
+    /// The enclosure's router, as in `0-1`.
+    pub router: String,
+    /// The fault, in the words of a script for `egpu simulate`.
+    pub fault: String,
+}
+
 /// What is allowed of enclosures, and which are known.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct EgpuPolicy {

@@ -30,10 +30,7 @@ fn a_simulated_gpu_is_set_and_stays_so() {
         assert_eq!((exit, err.as_str()), (0, ""), "{args}: {out}");
         assert!(out.ends_with(expect), "{args} printed\n{out}");
     };
-    assert_eq!(
-        on(&lab, "config show").1,
-        "no GPU is behind a tunnel; with `--all` every GPU of the host is meant\n"
-    );
+    shows("config show", "no GPU is behind a tunnel; with `--all` every GPU of the host is meant\n");
     let first = "
   set by           amdgpu
   core clock       1725 of 2500 MHz, 500 to 3000

@@ -52,10 +52,10 @@ fn what_is_no_simulated_host_is_refused_and_left_alone() {
     std::fs::create_dir(&lab).expect("a folder");
     let list = format!("list --sim {}", lab.display());
     assert_eq!(vm_service(&Host::system(), &list).exit, 0, "an empty one is as good as none");
-    std::fs::write(lab.join("sim/version"), "2\n").expect("written");
+    std::fs::write(lab.join("sim/version"), "9\n").expect("written");
     let got = vm_service(&Host::system(), &list);
     assert!(got.exit == 2 && got.err.contains("is no simulated host"), "{got:?}");
-    assert_eq!(std::fs::read_to_string(lab.join("sim/version")).expect("kept"), "2\n");
+    assert_eq!(std::fs::read_to_string(lab.join("sim/version")).expect("kept"), "9\n");
     assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 1, "nothing is left beside it");
     for args in ["run guest.toml --sim lab", "list --sim lab --root lab"] {
         let got = vm_service(&Host::system(), args);

@@ -105,6 +105,14 @@ impl FromStr for SimScript {
     }
 }
 
+impl FromStr for SimEgpuFault {
+    type Err = String;
+
+    fn from_str(words: &str) -> Result<Self, String> {
+        fault(&words.split_whitespace().collect::<Vec<_>>())
+    }
+}
+
 /// Words that are no fault say what would be one.
 fn fault(words: &[&str]) -> Result<SimEgpuFault, String> {
     Ok(match *words {

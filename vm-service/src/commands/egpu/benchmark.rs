@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
+use vm_passthrough::sim::SimHost;
 use vm_passthrough::{Host, PciAddress, pci};
 
 use super::status::none;
@@ -38,9 +39,9 @@ pub(super) struct BenchmarkArgs {
 /// When there is no such GPU or several, it can't be used, a copy stays corrupted, a signal comes, or it takes too long.
 pub(super) fn run(context: &mut Context<'_>, args: &BenchmarkArgs) -> Result<(), Failure> {
     let gpu = choose(&context.host, args.address)?;
-    let measured = match context.is_simulated {
-        true => simulated(&gpu, args.checked)?,
-        false => measured(&context.host, &gpu, args)?,
+    let measured = match &context.sim {
+        Some(sim) => simulated(sim, &gpu, args.checked)?,
+        None => measured(&context.host, &gpu, args)?,
     };
     let report = report(&context.host, &gpu, measured);
     context.print(|| Body::EgpuBenchmark(report.clone()), || text(&report))
@@ -67,14 +68,9 @@ fn choose(host: &Host, address: Option<PciAddress>) -> Result<Gpu, Failure> {
 }
 
 /// What the model of an enclosure's link makes of copies.
-fn simulated(gpu: &Gpu, checked: bool) -> Result<Measured, Failure> {
-    if checked {
-        return Err(Failure::usage(
-            "a simulated GPU computes nothing, no checksum either; leave out --checked",
-        ));
-    }
-    match gpu.enclosure.as_ref().and_then(|router| router.link) {
-        Some(rates) => benchmark::simulate(&gpu.name(), rates),
+fn simulated(sim: &SimHost, gpu: &Gpu, checked: bool) -> Result<Measured, Failure> {
+    match gpu.enclosure.as_ref().and_then(|router| Some((router.route, router.link?))) {
+        Some((route, rates)) => benchmark::simulate(&gpu.name(), rates, &sim.link_of(route)?, checked),
         None => Err(Failure::failed(format_args!(
             "{} is simulated, and what is simulated of links are those of enclosures; connect one with `vm-service egpu connect`, and \
              leave out the address",

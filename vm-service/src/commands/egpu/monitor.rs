@@ -93,7 +93,7 @@ fn stream(context: &mut Context<'_>, mut sampler: Sampler, mut ticks: Ticks) -> 
         let elapsed = before.replace(at).map(|before| at.saturating_duration_since(before).as_secs_f64());
         let gpus = board.panels().iter().map(|panel| panel.sample()).collect();
         let body = Body::EgpuMonitor { time: log::now(), elapsed_seconds: elapsed, gpus };
-        let document = Document { simulated: context.is_simulated, ..Document::new(body) };
+        let document = Document { simulated: context.is_simulated(), ..Document::new(body) };
         let line = serde_json::to_string(&document).map_err(Failure::failed)?;
         writeln!(context.out, "{line}")?;
         context.out.flush()?;
@@ -135,7 +135,7 @@ fn show(context: &mut Context<'_>, sampler: Sampler, ticks: Ticks) -> Result<(),
     let view = View {
         first: 0,
         interval: format!("{} ms", ticks.interval.as_millis()),
-        is_simulated: context.is_simulated,
+        is_simulated: context.is_simulated(),
     };
     let shown = Shown { screen, board: Board::new(), view, sink: Sink::default(), terminal: None };
     let ended = shown.run(&receive).map_err(lost);
