@@ -169,7 +169,7 @@ fn operate() -> u8 {
             log::start(cli.global.verbose, is_relayed);
             let logs = log_folder(cli.global.log_dir.as_deref());
             if cli.keeps_log() {
-                start_log_files(logs.clone());
+                start_log_files(logs.clone(), cli.command.other_host().1.is_some());
             }
             limits::raise();
             let exit = execute(
@@ -207,11 +207,11 @@ fn log_folder(option: Option<&Path>) -> Option<PathBuf> {
 }
 
 /// Has this process write log files, of which the first record says what was asked for.
-fn start_log_files(folder: Option<PathBuf>) {
+fn start_log_files(folder: Option<PathBuf>, simulated: bool) {
     let Some(folder) = folder else { return };
     let (settings, wrong) = log::Settings::of(folder, |name| std::env::var_os(name));
     wrong.iter().for_each(|wrong| tracing::warn!("{}, and has no effect", table::printable(wrong)));
-    log::start_files(settings);
+    log::start_files(log::Settings { simulated, ..settings });
     let words = std::env::args_os().skip(1).map(|word| match word.to_string_lossy() {
         word if word.is_empty() || word.contains(|letter: char| letter.is_whitespace()) => {
             format!("{word:?}")

@@ -38,6 +38,12 @@ impl Context<'_> {
         self.sim.is_some()
     }
 
+    /// The document of this, labelled where it is of something simulated.
+    pub(crate) fn document(&self, body: Body) -> Document {
+        let document = Document::new(body);
+        Document { simulated: document.simulated || self.is_simulated(), ..document }
+    }
+
     /// Prints a JSON document when JSON was asked for, and `text` otherwise.
     ///
     /// # Errors
@@ -48,7 +54,7 @@ impl Context<'_> {
         text: impl FnOnce() -> String,
     ) -> Result<(), Failure> {
         if self.json {
-            let document = Document { simulated: self.is_simulated(), ..Document::new(body()) };
+            let document = self.document(body());
             let json = serde_json::to_string_pretty(&document).map_err(Failure::failed)?;
             writeln!(self.out, "{json}")?;
         } else {
@@ -74,7 +80,7 @@ impl Context<'_> {
         if !self.json {
             return self.print(body, text);
         }
-        let document = Document { simulated: self.is_simulated(), ..Document::new(body()) };
+        let document = self.document(body());
         let json = serde_json::to_string(&document).map_err(Failure::failed)?;
         writeln!(self.out, "{json}")?;
         Ok(self.out.flush()?)

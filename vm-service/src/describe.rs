@@ -7,6 +7,7 @@ use vm_passthrough::pci::{
 };
 
 use vm_passthrough::telemetry::GpuLink;
+use vm_passthrough::usb4::{Lanes, LinkRates, Router};
 
 use crate::config::format_size;
 use crate::gpus::Gpu;
@@ -194,19 +195,44 @@ pub(crate) fn usage(usage: &Usage) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
+/// A rate in Gb/s, of one in Mbit/s.
+pub(crate) fn gigabits(megabits: u32) -> f64 {
+    f64::from(megabits) / 1000.0
+}
+
+/// The rates of a router's link: one number where both directions have it.
+pub(crate) fn link_rates(rates: LinkRates) -> String {
+    each_way(rates, |lanes| format!("{} Gb/s", gigabits(lanes.rate())))
+}
+
+/// As [`link_rates`], with the lanes of each direction.
+pub(crate) fn link_lanes(rates: LinkRates) -> String {
+    each_way(rates, |lanes| {
+        format!("{} Gb/s ({} x {} Gb/s)", gigabits(lanes.rate()), lanes.count, gigabits(lanes.speed))
+    })
+}
+
+fn each_way(rates: LinkRates, text: impl Fn(Lanes) -> String) -> String {
+    let (receive, transmit) = (text(rates.receive), text(rates.transmit));
+    match receive == transmit {
+        true => receive,
+        false => format!("{receive} to the host, {transmit} from it"),
+    }
+}
+
+/// Vendor and device of a router, as it says them; `None` where it says neither.
+pub(crate) fn router_name(router: &Router) -> Option<String> {
+    let names: Vec<&str> =
+        [router.vendor_name.as_deref(), router.device_name.as_deref()].into_iter().flatten().collect();
+    (!names.is_empty()).then(|| names.join(" "))
+}
+
 /// A GPU's link to the host, which may be a tunnel's.
 pub(crate) fn gpu_link(link: GpuLink) -> String {
     match link {
         GpuLink::Pcie(link) => self::link_in_full(link),
         GpuLink::Tunnel { .. } if link.is_down() => "tunnel, down".into(),
-        GpuLink::Tunnel { rates: Some(rates), .. } => {
-            let gigabits = |megabits: u32| f64::from(megabits) / 1000.0;
-            let (receive, transmit) = (gigabits(rates.receive.rate()), gigabits(rates.transmit.rate()));
-            match receive == transmit {
-                true => format!("tunnel, {receive} Gb/s"),
-                false => format!("tunnel, {receive} Gb/s to the host, {transmit} Gb/s from it"),
-            }
-        }
+        GpuLink::Tunnel { rates: Some(rates), .. } => format!("tunnel, {}", link_rates(rates)),
         GpuLink::Tunnel { .. } => "tunnel".into(),
     }
 }

@@ -1,10 +1,12 @@
 //! The host's GPUs, and for those behind a tunnel the enclosure that each is in.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
 
 use vm_passthrough::pci::PciFunction;
 use vm_passthrough::telemetry::Reader;
-use vm_passthrough::usb4::{self, Router, Tunnel};
+use vm_passthrough::usb4::{self, Route, Router, Tunnel, UniqueId};
 use vm_passthrough::{DeviceType, Host, PassthroughManager, PciAddress, claim, ledger};
 
 use crate::describe;
@@ -26,12 +28,57 @@ pub(crate) struct Gpu {
 /// Which of the host's GPUs are meant.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Which {
-    /// This one.
-    One(PciAddress),
+    /// This one, or those in this enclosure.
+    One(GpuName),
     /// Those behind a tunnel.
     Tunnelled,
     /// All.
     All,
+}
+
+/// What a GPU is named by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GpuName {
+    /// Its address.
+    Address(PciAddress),
+    /// The UUID of its enclosure, which stays the same at any port.
+    Enclosure(UniqueId),
+    /// The router that it is in.
+    Router(Route),
+}
+
+impl FromStr for GpuName {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let address = || text.parse().ok().map(Self::Address);
+        let enclosure = || text.parse().ok().map(Self::Enclosure);
+        let router = || text.parse().ok().map(Self::Router);
+        address().or_else(enclosure).or_else(router).ok_or(
+            "name a GPU by its PCI address (0000:65:00.0 or 65:00.0), or by its enclosure's UUID or router (0-1)",
+        )
+    }
+}
+
+impl fmt::Display for GpuName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address(address) => address.fmt(f),
+            Self::Enclosure(id) => id.fmt(f),
+            Self::Router(route) => route.fmt(f),
+        }
+    }
+}
+
+impl GpuName {
+    /// Whether a GPU of this function, in this enclosure, is meant.
+    fn is_of(self, function: &PciFunction, enclosure: Option<&Router>) -> bool {
+        match self {
+            Self::Address(address) => function.address == address,
+            Self::Enclosure(id) => enclosure.is_some_and(|router| router.unique_id == Some(id)),
+            Self::Router(route) => enclosure.is_some_and(|router| router.route == route),
+        }
+    }
 }
 
 impl Gpu {
@@ -48,9 +95,12 @@ impl Gpu {
     /// Name of its enclosure: what the enclosure says, or the router's place.
     pub(crate) fn enclosure_name(&self) -> Option<String> {
         let router = self.enclosure.as_ref()?;
-        let names: Vec<_> =
-            [&router.vendor_name, &router.device_name].into_iter().flatten().cloned().collect();
-        Some(if names.is_empty() { router.route.to_string() } else { names.join(" ") })
+        Some(describe::router_name(router).unwrap_or_else(|| router.route.to_string()))
+    }
+
+    /// As [`enclosure_name`](Self::enclosure_name), for people: Linux does not say which router a function is behind.
+    pub(crate) fn enclosure_text(&self) -> Option<String> {
+        Some(format!("{} (inferred)", self.enclosure_name()?))
     }
 
     /// What reads it.
@@ -72,7 +122,7 @@ pub(crate) fn find(host: &Host, which: Which) -> Result<Vec<Gpu>, Failure> {
         .map_err(|error| Failure::failed(format_args!("can't read {}: {error}", bus.display())))?;
     let tunnels = usb4::tunnels(host, functions, &domains);
     let tunnel_of = |address| tunnels.iter().find(|tunnel| tunnel.function == address);
-    if let Which::One(address) = which {
+    if let Which::One(GpuName::Address(address)) = which {
         let function = functions.iter().find(|function| function.address == address);
         let function = function.ok_or_else(|| Failure::failed(describe::not_there(address)))?;
         if !is_gpu(function) {
@@ -83,25 +133,49 @@ pub(crate) fn find(host: &Host, which: Which) -> Result<Vec<Gpu>, Failure> {
         }
     }
     let guests = guests(host);
+    let enclosure = |address| {
+        let route = tunnel_of(address)?.via.router()?;
+        domains.iter().flat_map(|domain| &domain.routers).find(|router| router.route == route)
+    };
     let is_meant = |function: &&PciFunction| match which {
-        Which::One(address) => function.address == address,
+        Which::One(name) => is_gpu(function) && name.is_of(function, enclosure(function.address)),
         Which::Tunnelled => is_gpu(function) && tunnel_of(function.address).is_some(),
         Which::All => is_gpu(function),
     };
-    let gpu = |function: &PciFunction| {
-        let tunnel = tunnel_of(function.address).cloned();
-        let route = tunnel.as_ref().and_then(|tunnel| tunnel.via.router());
-        let mut routers = domains.iter().flat_map(|domain| &domain.routers);
-        Gpu {
-            function: function.clone(),
-            enclosure: routers.find(|router| Some(router.route) == route).cloned(),
-            guest: guests.get(&function.address).cloned(),
-            tunnel,
-        }
+    let gpu = |function: &PciFunction| Gpu {
+        function: function.clone(),
+        enclosure: enclosure(function.address).cloned(),
+        guest: guests.get(&function.address).cloned(),
+        tunnel: tunnel_of(function.address).cloned(),
     };
     let mut gpus: Vec<Gpu> = functions.iter().filter(is_meant).map(gpu).collect();
     gpus.sort_by_key(|gpu| (gpu.tunnel.is_none(), gpu.address()));
-    Ok(gpus)
+    match which {
+        Which::One(name) if gpus.is_empty() => Err(Failure::failed(format_args!(
+            "no GPU is in the enclosure {name}; `vm-service egpu info` shows what is connected, and `vm-service egpu connect {name}` has its \
+             GPU come"
+        ))),
+        _ => Ok(gpus),
+    }
+}
+
+/// The one GPU that is meant; where none is named, the only one behind a tunnel. `how` says how to name it.
+///
+/// # Errors
+/// When there is none, or several.
+pub(crate) fn one(host: &Host, name: Option<GpuName>, how: &str) -> Result<Gpu, Failure> {
+    let mut gpus = find(host, name.map_or(Which::Tunnelled, Which::One))?;
+    match (gpus.pop(), &*gpus) {
+        (Some(gpu), []) => Ok(gpu),
+        (Some(last), _) => {
+            gpus.push(last);
+            let all: Vec<_> = gpus.iter().map(|gpu| format!("{} ({})", gpu.address(), gpu.name())).collect();
+            Err(Failure::usage(format_args!("several GPUs match; {how}: {}", all.join(", "))))
+        }
+        (None, _) => Err(Failure::failed(format_args!(
+            "no GPU is behind a tunnel; {how}, as `vm-service egpu status --all` lists them"
+        ))),
+    }
 }
 
 fn is_gpu(function: &PciFunction) -> bool {
@@ -110,7 +184,7 @@ fn is_gpu(function: &PciFunction) -> bool {
 }
 
 /// The guests that have functions. A ledger that can't be read tells of none, and is told of by `claims`.
-fn guests(host: &Host) -> BTreeMap<PciAddress, String> {
+pub(crate) fn guests(host: &Host) -> BTreeMap<PciAddress, String> {
     let claims = ledger::claims(host, claim::DEADLINE).unwrap_or_else(|error| {
         tracing::warn!("which guest has a GPU is not known: {error}");
         Vec::new()

@@ -54,7 +54,8 @@ pub use run::{Exits, RunDevice, RunReport};
 pub use telemetry::{GpuLink, GpuRates, GpuSample, GpuState, GpuStatus, GpuTelemetry};
 pub use tuning::{GpuClock, GpuConfig, GpuFan, GpuPower};
 pub use usage::{GpuProcess, Usage};
-pub use usb4::{TunnelledFunction, Usb4Domain, Usb4Port, Usb4Retimer, Usb4Router};
+pub(crate) use usb4::INFERRED;
+pub use usb4::{TunnelledFunction, Usb4Domain, Usb4Lanes, Usb4Port, Usb4Retimer, Usb4Router};
 
 /// Version of the schema.
 pub const VERSION: u32 = 1;
@@ -65,7 +66,7 @@ pub const VERSION: u32 = 1;
 pub struct Document {
     /// Version of this schema. Within one version, fields and kinds of values are only added.
     pub version: u32,
-    /// Whether the host is a simulated one (`--sim`).
+    /// Whether the host is a simulated one (`--sim`), or what was watched is (`egpu simulate`).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub simulated: bool,
     /// The command's own part.
@@ -76,7 +77,7 @@ pub struct Document {
 impl Document {
     /// A document of the present version.
     pub fn new(body: Body) -> Self {
-        Self { version: VERSION, simulated: false, body }
+        Self { version: VERSION, simulated: matches!(body, Body::EgpuSimulation(_)), body }
     }
 }
 

@@ -97,7 +97,10 @@ impl EgpuStore {
             let data = file.metadata().map_err(|error| error.to_string())?;
             ledger::check_trusted(&path, &data, false).map_err(|error| error.to_string())?;
             let mut text = String::new();
-            file.take(MAX_BYTES).read_to_string(&mut text).map_err(|error| error.to_string())?;
+            file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(|error| error.to_string())?;
+            if text.len() as u64 > MAX_BYTES {
+                return Err(format!("it is longer than {MAX_BYTES} bytes"));
+            }
             Ok(Some(text))
         };
         let parsed = read().and_then(|text| text.map_or(Ok(Self::default()), |text| Self::parse(&text)));

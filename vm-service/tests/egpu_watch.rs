@@ -208,6 +208,19 @@ fn injected_faults_are_recovered_or_given_up() {
     lab.inject("plug");
     watch.says(" ready");
     watch.end();
+    // What of it is USB4's, and that it is of a simulated host, is in its records.
+    let log = lab.dir.path().join("log");
+    let output = Command::new(env!("CARGO_BIN_EXE_vm-service"))
+        .args(["egpu", "log", "--json", "--category", "USB4", "--log-dir"])
+        .arg(log)
+        .output()
+        .expect("it runs");
+    let records = String::from_utf8_lossy(&output.stdout).into_owned();
+    for expect in ["router discovered", "router removed", "write authorized", "PCIe tunnel taken down"] {
+        let found = records.lines().filter(|line| line.contains(expect)).collect::<Vec<_>>();
+        assert!(!found.is_empty(), "{expect}: {records}");
+        assert!(found.iter().all(|line| line.contains("\"simulated\":true")), "{found:?}");
+    }
 }
 
 /// A file that can't be read keeps nobody from taking down what is connected.

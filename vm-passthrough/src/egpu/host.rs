@@ -138,7 +138,7 @@ impl HostEnclosure {
     /// Writes its `authorized`.
     fn set_authorized(&self, router: &Router, value: &str) -> Result<()> {
         let path = self.host.thunderbolt.join("devices").join(router.route.to_string()).join("authorized");
-        tracing::info!(router = %router.route, value, "write authorized");
+        tracing::info!(target: "vm_passthrough::usb4", router = %router.route, value, "write authorized");
         let written = self.host.writer().write(&path, value, deadlines::TUNNEL);
         written.map_err(|error| step(&format!("write {value} to {}", path.display()), error))
     }

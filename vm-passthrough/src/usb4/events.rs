@@ -71,7 +71,9 @@ impl HotplugEvents {
                     // Another process may send here, too.
                     let sender = from.and_then(|from| SocketAddrNetlink::try_from(from).ok());
                     let is_trusted = self.path.is_some() || sender.is_some_and(|sender| sender.pid() == 0);
-                    if is_trusted && message.get(..len).is_some_and(is_hotplug) {
+                    let message = message.get(..len).filter(|_| is_trusted).unwrap_or_default();
+                    if is_hotplug(message) {
+                        tracing::debug!("uevent {}", printable(message));
                         return Ok(true);
                     }
                 }
@@ -96,6 +98,15 @@ impl HotplugEvents {
             }
         }
     }
+}
+
+/// The words of a message, as far as they are of characters that can be printed.
+fn printable(message: &[u8]) -> String {
+    let words = message.split(|&byte| byte == 0).filter(|word| word.iter().any(u8::is_ascii_graphic));
+    let shown = |word: &[u8]| -> String {
+        word.iter().filter(|byte| byte.is_ascii_graphic()).map(|&byte| char::from(byte)).collect()
+    };
+    words.map(shown).collect::<Vec<_>>().join(" ")
 }
 
 /// Whether a message is of USB4, Thunderbolt or PCI: `NAME=VALUE` each ended by a zero byte, after `ACTION@PATH` from the Linux

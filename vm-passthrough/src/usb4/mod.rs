@@ -13,6 +13,7 @@
 mod events;
 mod packet;
 mod scan;
+mod seen;
 mod tunnel;
 
 use std::fmt;
@@ -22,6 +23,7 @@ pub use events::HotplugEvents;
 pub use packet::tunnelled_bytes;
 pub(crate) use scan::router_at;
 pub use scan::scan;
+pub use seen::SeenRouters;
 pub(crate) use tunnel::is_removable;
 pub use tunnel::{Basis, Tunnel, Via, tunnels};
 

@@ -3,6 +3,7 @@
 use vm_passthrough::pci::Link;
 use vm_passthrough::usb4::{LinkRates, tunnelled_bytes};
 
+use crate::describe;
 use crate::json::BenchmarkLink;
 
 /// The payload of a TLP that is reckoned with: the smallest that there is as a maximum (Max_Payload_Size).
@@ -39,18 +40,13 @@ pub(crate) fn allowed(tunnel: Option<Option<LinkRates>>, link: Option<Link>) -> 
 fn of_tunnel(rates: LinkRates) -> Allowed {
     let share = PAYLOAD as f64 / tunnelled_bytes(PAYLOAD) as f64;
     let bytes = |megabits: u32| f64::from(megabits) * 1e6 / 8.0 * share;
-    let gigabits = |megabits: u32| f64::from(megabits) / 1000.0;
-    let (to, from) = (rates.transmit.rate(), rates.receive.rate());
-    let both = match to == from {
-        true => format!("{} Gb/s", gigabits(to)),
-        false => format!("{} Gb/s to the device and {} Gb/s from it", gigabits(to), gigabits(from)),
-    };
     Allowed {
-        to_device: bytes(to),
-        from_device: bytes(from),
+        to_device: bytes(rates.transmit.rate()),
+        from_device: bytes(rates.receive.rate()),
         basis: format!(
-            "the enclosure's link of {both}, of which {:.0} % is payload: {PAYLOAD} bytes of {} on the lanes (PCI Express Base 6.0, \
+            "the enclosure's link of {}, of which {:.0} % is payload: {PAYLOAD} bytes of {} on the lanes (PCI Express Base 6.0, \
              2.2.1 and 3.6.1; USB4 2.0, chapter 5); the routers may reserve some of it",
+            describe::link_rates(rates),
             share * 100.0,
             tunnelled_bytes(PAYLOAD)
         ),

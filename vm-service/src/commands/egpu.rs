@@ -46,10 +46,10 @@ enum Action {
     /// Show what is connected, how fast, and which PCI functions are behind it
     #[command(visible_alias = "i")]
     Info,
-    /// Have PCIe tunnelled to an enclosure, and wait for its GPU
+    /// Connect an enclosure and wait for its GPU
     #[command(visible_alias = "c")]
     Connect(connect::ConnectArgs),
-    /// Take an enclosure from who uses it, and its tunnel down, so that it can be pulled
+    /// Disconnect an enclosure safely
     #[command(visible_alias = "dc")]
     Disconnect(disconnect::DisconnectArgs),
     /// Reset the GPU of an enclosure
@@ -58,13 +58,13 @@ enum Action {
     /// Check an enclosure and what it needs, with what shows it and what to do
     #[command(visible_alias = "d")]
     Diag(diag::DiagArgs),
-    /// Watch over enclosures until a signal comes: connect those that the policy allows, and stop, recover or give up what fails
+    /// Watch enclosures until a signal comes: connect those that the policy allows, and stop, recover or give up those that fail
     Watch(watch::WatchArgs),
-    /// Watch over a simulated eGPU in virtual time, while a script breaks it
+    /// Watch a simulated eGPU in virtual time, while a script breaks it
     Simulate(simulate::SimulateArgs),
     /// Break the enclosure of a simulated host, or heal it
     Inject(inject::InjectArgs),
-    /// Show what is allowed of enclosures, and change it
+    /// Show which enclosures may be connected, and change that
     Policy(policy::PolicyArgs),
     /// Forget an enclosure that is known
     Forget(policy::ForgetArgs),

@@ -20,6 +20,8 @@ pub struct EgpuReport {
     pub fault: Option<String>,
     /// Addresses of its PCI functions that are no bridges.
     pub functions: Vec<String>,
+    /// How it is known that they are its functions: `inferred`, as Linux does not say which router a function is behind.
+    pub functions_basis: String,
     /// The guest that it was given to.
     pub guest: Option<String>,
     /// The way there.
@@ -31,6 +33,9 @@ pub struct EgpuReport {
 pub struct EgpuStep {
     /// Where it was then.
     pub state: String,
+    /// What was done there: `authorise`, `enumerate`, `verify`, `stop-work`, `detach`, `unbind`, `deauthorise`, `soft-reset`,
+    /// `hard-reset` or `reconnect`.
+    pub action: Option<String>,
     /// Milliseconds since the command began.
     pub milliseconds: f64,
     /// Why, where something had failed.
@@ -72,7 +77,7 @@ pub struct EgpuSimulation {
     pub state: String,
     /// Why it has failed, where it has.
     pub fault: Option<String>,
-    /// Who lost it by what was done, not by a fault.
+    /// Which users lost it by an action, not by a fault, as in `job 7 by detach by force`.
     pub cut: Vec<String>,
     /// Tunnels at the end, 0 or 1.
     pub tunnels: usize,
@@ -89,7 +94,7 @@ pub struct EgpuSimulation {
 /// A step in the life of a simulated eGPU.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct SimulatedChange {
-    /// Milliseconds of virtual time at which it was looked at.
+    /// Milliseconds of virtual time at which it began.
     pub milliseconds: f64,
     /// Where it was.
     pub from: String,

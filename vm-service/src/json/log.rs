@@ -83,7 +83,8 @@ pub struct LogRecord {
     pub thread: String,
     /// What is said.
     pub message: String,
-    /// More of it, by names; `fatal` is true where a command ended with this, or a thread panicked.
+    /// More of it, by names; `fatal` is true where a command ended with this, or a thread panicked, and `simulated` where it is of a
+    /// simulated host.
     #[serde(default)]
     pub fields: BTreeMap<String, Value>,
 }

@@ -5,6 +5,7 @@ use serde::Serialize;
 use vm_passthrough::telemetry::{self, Answer, Source, Telemetry};
 
 use super::DeviceErrors;
+use super::usb4::INFERRED;
 use crate::gpus::Gpu;
 
 /// A GPU, and what it tells of itself.
@@ -18,6 +19,8 @@ pub struct GpuStatus {
     pub tunnelled: bool,
     /// The router that it is in; null where it is behind no tunnel, or may be in one of several.
     pub router: Option<String>,
+    /// How it is known that it is in that router: `inferred`, as Linux does not say it; null where it is in none.
+    pub router_basis: Option<String>,
     /// Name of the enclosure, as it says itself.
     pub enclosure: Option<String>,
     /// UUID of the enclosure, which it keeps wherever it is connected.
@@ -151,6 +154,7 @@ impl GpuStatus {
             name: gpu.name(),
             tunnelled: gpu.tunnel.is_some(),
             router: enclosure.map(|router| router.route.to_string()),
+            router_basis: enclosure.map(|_| INFERRED.into()),
             enclosure: gpu.enclosure_name(),
             enclosure_id: enclosure.and_then(|router| router.unique_id).map(|id| id.to_string()),
             authorized: enclosure.and_then(|router| router.authorization).map(|is| is.to_string()),

@@ -4,6 +4,9 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use vm_passthrough::usb4;
 
+/// How it is known which router a function is behind.
+pub(crate) const INFERRED: &str = "inferred";
+
 /// A domain: one connection manager, and what is connected to it.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Usb4Domain {
@@ -46,12 +49,25 @@ pub struct Usb4Router {
     pub receive_megabits: Option<u32>,
     /// Mbit/s from the host to the device, of all lanes; null for the host's own.
     pub transmit_megabits: Option<u32>,
+    /// Lanes from the device to the host; null for the host's own.
+    pub receive_lanes: Option<Usb4Lanes>,
+    /// Lanes from the host to the device; null for the host's own.
+    pub transmit_lanes: Option<Usb4Lanes>,
     /// Version of its firmware.
     pub nvm_version: Option<String>,
     /// Its USB4 ports.
     pub ports: Vec<Usb4Port>,
     /// Retimers of its links.
     pub retimers: Vec<Usb4Retimer>,
+}
+
+/// The lanes of one direction of a link.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Usb4Lanes {
+    /// How many.
+    pub count: u8,
+    /// Mbit/s of each.
+    pub megabits: u32,
 }
 
 /// A port of a router.
@@ -89,8 +105,10 @@ pub struct TunnelledFunction {
     pub basis: String,
     /// Address of the root port above it.
     pub root_port: String,
-    /// The router that it is in, which is always inferred; null where it may be one of several, or of none that Linux shows.
+    /// The router that it is in; null where it may be one of several, or of none that Linux shows.
     pub router: Option<String>,
+    /// How the router, or that it is one of the candidates, is known: `inferred`, as Linux does not say it; null where none is known.
+    pub router_basis: Option<String>,
     /// The routers that it may be in, where there are several.
     pub candidates: Vec<String>,
 }
@@ -134,10 +152,18 @@ impl From<&usb4::Router> for Usb4Router {
             boot: router.boot,
             receive_megabits: router.link.map(|link| link.receive.rate()),
             transmit_megabits: router.link.map(|link| link.transmit.rate()),
+            receive_lanes: router.link.map(|link| link.receive.into()),
+            transmit_lanes: router.link.map(|link| link.transmit.into()),
             nvm_version: router.nvm_version.clone(),
             ports: router.ports.iter().map(port).collect(),
             retimers: router.retimers.iter().map(retimer).collect(),
         }
+    }
+}
+
+impl From<usb4::Lanes> for Usb4Lanes {
+    fn from(lanes: usb4::Lanes) -> Self {
+        Self { count: lanes.count, megabits: lanes.speed }
     }
 }
 
@@ -151,6 +177,7 @@ impl From<&usb4::Tunnel> for TunnelledFunction {
             address: tunnel.function.to_string(),
             basis: tunnel.basis.to_string(),
             root_port: tunnel.root_port.to_string(),
+            router_basis: (tunnel.via != usb4::Via::Unknown).then(|| INFERRED.into()),
             router: tunnel.via.router().map(|route| route.to_string()),
             candidates,
         }

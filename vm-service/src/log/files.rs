@@ -33,7 +33,7 @@ impl Files {
     /// When there is none to spare.
     pub(super) fn start(settings: Settings) -> io::Result<Self> {
         let (queue, lost) = (OutputQueue::new(LIMIT), Arc::new(AtomicU64::new(0)));
-        let Settings { folder, size, kept } = settings.clone();
+        let Settings { folder, size, kept, .. } = settings.clone();
         let file = LogFile::new(folder, size, kept, LOG_FILE_LOCK);
         let sink = Sink { file, pending: Vec::new(), lost: lost.clone(), is_reported: false };
         queue.start("log file", sink, drop)?;
@@ -42,7 +42,15 @@ impl Files {
 
     /// Has a record written, or counts it.
     pub(super) fn push(&self, record: &LogRecord) {
-        if !self.queue.push(&record::line(record)) {
+        let line = match self.settings.simulated {
+            true => {
+                let mut record = record.clone();
+                record.fields.insert("simulated".into(), true.into());
+                record::line(&record)
+            }
+            false => record::line(record),
+        };
+        if !self.queue.push(&line) {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
     }

@@ -31,6 +31,8 @@ pub(crate) struct Settings {
     pub(crate) size: u64,
     /// How many are kept besides the newest.
     pub(crate) kept: u32,
+    /// Whether records are of a simulated host, which each says.
+    pub(crate) simulated: bool,
 }
 
 /// The directory of log files: what the option says, or else the environment; nothing for none, or for a user without a home.
@@ -73,7 +75,8 @@ impl Settings {
             }
             kept
         });
-        (Self { folder, size: size.unwrap_or(DEFAULT_SIZE), kept: kept.unwrap_or(DEFAULT_KEPT) }, wrong)
+        let (size, kept) = (size.unwrap_or(DEFAULT_SIZE), kept.unwrap_or(DEFAULT_KEPT));
+        (Self { folder, size, kept, simulated: false }, wrong)
     }
 }
 

@@ -1,18 +1,17 @@
-//! One GPU: what it told last, how that changes, and what is to be looked after.
+//! One GPU: what it reported last, how that changes, and its alarms.
 
 use std::time::{Duration, Instant};
 
+use vm_passthrough::egpu::Limits;
 use vm_passthrough::telemetry::{Answer, Telemetry};
 
 use super::history::History;
 use crate::gpus::Gpu;
 use crate::json::{GpuRates, GpuSample, GpuStatus};
 
-/// Degrees Celsius from which on a GPU is too hot.
-const TOO_HOT: f64 = 90.0;
-/// How long it is told that errors have risen.
+/// How long an alarm of new errors is displayed.
 const RISEN_FOR: Duration = Duration::from_secs(30);
-/// How long a driver may take to answer until that is told.
+/// How long a driver may take to answer before that is an alarm.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The shortest time of which a rate is made.
 const SHORTEST: Duration = Duration::from_millis(1);
@@ -47,7 +46,7 @@ pub(crate) struct Panel {
 }
 
 impl Panel {
-    /// A GPU of which nothing was heard yet.
+    /// A GPU that has reported nothing yet.
     pub(super) fn new(gpu: Gpu) -> Self {
         Self {
             gpu,
@@ -74,7 +73,7 @@ impl Panel {
         self.state
     }
 
-    /// What it told last, also where it has not answered since; `None` of one that is gone.
+    /// What it reported last, also where it has not answered since; `None` of one that is gone.
     pub(crate) fn told(&self) -> Option<&Telemetry> {
         self.told.as_ref().map(|(_, told)| &**told)
     }
@@ -103,7 +102,7 @@ impl Panel {
         self.remember(None);
     }
 
-    /// Takes what was heard of it.
+    /// Takes its answer.
     pub(super) fn observe(&mut self, at: Instant, gpu: Gpu, answer: Answer) {
         self.gpu = gpu;
         match answer {
@@ -138,7 +137,7 @@ impl Panel {
         self.memory.push(told.and_then(|told| told.memory_used));
     }
 
-    /// What is to be looked after.
+    /// Its alarms.
     pub(crate) fn alarms(&self) -> Vec<String> {
         let since = |when: Instant| self.at.map_or(Duration::ZERO, |at| at.saturating_duration_since(when));
         match self.state {
@@ -149,8 +148,9 @@ impl Panel {
             _ => {}
         }
         let Some(told) = self.told() else { return Vec::new() };
-        let hot = temperature(told).filter(|&degrees| degrees > TOO_HOT);
-        let hot = hot.map(|degrees| format!("{degrees:.0} °C, more than {TOO_HOT:.0} °C"));
+        let hottest = f64::from(Limits::default().hottest) / 1000.0;
+        let hot = temperature(told).filter(|&degrees| degrees > hottest);
+        let hot = hot.map(|degrees| format!("{degrees:.0} °C, more than {hottest:.0} °C"));
         // One that is asleep has no link to be read.
         let lost = told.link.is_some_and(|link| link.is_down() && self.was_up);
         let lost = lost.then(|| "the link was lost".to_owned());

@@ -101,7 +101,7 @@ fn short(panel: &Panel) -> Line<'static> {
 
 fn full_panel(frame: &mut Frame<'_>, panel: &Panel, place: Rect) {
     let gpu = panel.gpu();
-    let enclosure = gpu.enclosure_name().map(|name| format!(" in {name}")).unwrap_or_default();
+    let enclosure = gpu.enclosure_text().map(|name| format!(" in {name}")).unwrap_or_default();
     let title = format!(" {} {}{enclosure}: {} ", gpu.address(), describe::holder(gpu), gpu.name());
     let alarms = panel.alarms();
     let border = if alarms.is_empty() { Style::new() } else { alarming() };

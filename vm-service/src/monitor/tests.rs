@@ -217,7 +217,7 @@ fn screens_show_what_there_is_room_for() {
     };
     let board = two(Answer::Told(at(0), Box::new(hot)), fine());
     let all = [
-        "0000:09:00.0 amdgpu in Razer Core X: Advanced Micro Devices",
+        "0000:09:00.0 amdgpu in Razer Core X (inferred): Advanced Micro Devices",
         "0000:01:00.0 nvidia: NVIDIA",
         "93 °C (hot spot 63), 87 of 303 W, 41 % busy, 3.0 of 24.0 GiB",
         "core 1725 of 2500 MHz, state P2, fan 25 %, held down by temperature",

@@ -32,7 +32,7 @@ fn a_simulated_enclosure_is_measured_by_its_model() {
     check(
         "b 32:00.0",
         0,
-        ", simulated in Razer Core X\nits link allows 4.10 GB/s to it and 4.10 GB/s from it",
+        ", simulated in Razer Core X (inferred)\nits link allows 4.10 GB/s to it and 4.10 GB/s from it",
     );
 
     let (exit, out, err) = on(&lab, "egpu benchmark --json");

@@ -120,7 +120,7 @@ fn what_can_not_be_set_says_why_and_is_not_touched() {
         2,
         "its power limit can't be 349 W: it may be from 200 to 348 W",
     );
-    fails("config power 250", 1, "no GPU is behind a tunnel; `--gpu ADDR` says which one is meant");
+    fails("config power 250", 1, "no GPU is behind a tunnel; name one with `--gpu`");
     fails(
         "config power 250 --gpu 08:00.0",
         1,
@@ -191,8 +191,9 @@ fn the_gpu_behind_a_tunnel_is_meant() {
          directory",
     );
     add_gpu(&sim, "04:00.0", Some("00:07.0"));
-    let which = "which one is meant? say `--gpu` with one of 0000:03:00.0, 0000:04:00.0";
-    check_error(&host, "egpu config power 250", 2, which);
+    let got = vm_service(&host, "egpu config power 250");
+    let which = "several GPUs match; name one with `--gpu`: 0000:03:00.0 (";
+    assert!(got.exit == 2 && got.err.contains(which) && got.err.contains("), 0000:04:00.0 ("), "{got:?}");
 }
 
 #[test]

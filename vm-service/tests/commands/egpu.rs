@@ -25,9 +25,9 @@ fn shows_what_is_connected_and_what_is_behind_it() {
     let security = [("security", "user\n"), ("iommu_dma_protection", "1\n")];
     sim.add_domain(0, Some(address("00:0d.2")), &security).expect("a domain");
     let waits = "
-domain0 at 0000:00:0d.2: security user, the IOMMU protects the host's memory
+domain0 at 0000:00:0d.2: security user, the IOMMU protects the host's memory, tunnels can't be taken down but by pulling the cable
   0-0 (this host) USB4
-behind a tunnel, by which router is not known
+behind a tunnel, in which router is not known
   0000:03:00.0 GPU NVIDIA NVIDIA Corporation AD102 [GeForce RTX 4090]
 ";
     sim.write("proc/sys/kernel/osrelease", "6.13.0\n").expect("a release");
@@ -45,20 +45,23 @@ behind a tunnel, by which router is not known
     ];
     sim.add_router("0-1".parse().expect("a route"), &enclosure).expect("a router");
     let works = "
-domain0 at 0000:00:0d.2: security user, the IOMMU protects the host's memory
+domain0 at 0000:00:0d.2: security user, the IOMMU protects the host's memory, tunnels can't be taken down but by pulling the cable
   0-0 (this host) USB4
-    0-1 Razer Core X Thunderbolt 3, 40 Gb/s, authorised, d2030000-00a0-751e-a3f4-c0e5ae7b0d30
-      0000:03:00.0 GPU NVIDIA NVIDIA Corporation AD102 [GeForce RTX 4090]
+    0-1 Razer Core X Thunderbolt 3, 40 Gb/s (2 x 20 Gb/s), authorised, d2030000-00a0-751e-a3f4-c0e5ae7b0d30
+      0000:03:00.0 GPU NVIDIA NVIDIA Corporation AD102 [GeForce RTX 4090], in this router (inferred)
 ";
     check(&host, "egpu info", works);
     let json = vm_service(&host, "egpu info --json").out;
     let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
-    assert_eq!(json["domains"][0]["routers"][1]["receive_megabits"], 40_000);
+    let router = &json["domains"][0]["routers"][1];
+    assert_eq!((&router["receive_megabits"], &router["receive_lanes"]["count"]), (&40_000.into(), &2.into()));
+    assert_eq!(router["transmit_lanes"]["megabits"], 20_000);
     let gpu = json["functions"].as_array().and_then(|all| all.last()).expect("functions");
     assert_eq!((gpu["router"].as_str(), gpu["basis"].as_str()), (Some("0-1"), Some("linux")), "{gpu}");
+    assert_eq!(gpu["router_basis"], "inferred", "{gpu}");
     sim.write("proc/sys/kernel/osrelease", "6.12.0\n").expect("a release");
     let inferred = vm_service(&host, "egpu info").out;
-    assert!(inferred.contains("inferred: this Linux does not say what is behind a tunnel"), "{inferred}");
+    assert!(inferred.contains("behind a tunnel (inferred: this Linux does not say what is)"), "{inferred}");
 }
 
 /// Runs a command on the simulated host in a folder; its exit status, standard output, and standard error without what labels it.
@@ -84,7 +87,7 @@ fn an_enclosure_is_connected_by_the_policy_remembered_reset_and_disconnected() {
     const ID: &str = "d2030000-00a0-751e-a3f4-c0e5ae7b0d30";
     let is_there = || lab.join("sys/bus/pci/devices/0000:32:00.0").exists();
 
-    fails("egpu disconnect", 1, "there is none: what PCIe is tunnelled to");
+    fails("egpu disconnect", 1, "no enclosure is connected by a PCIe tunnel");
     assert_eq!(json("egpu policy --authorise never")["authorise"], "never");
     fails("egpu connect", 3, "the policy is to authorise no enclosure");
     assert_eq!(json("egpu policy --authorise ask --minimum-rate 40.001")["minimum_megabits"], 40_001);
@@ -111,7 +114,11 @@ fn an_enclosure_is_connected_by_the_policy_remembered_reset_and_disconnected() {
     let gone = json("egpu dc 0-1");
     assert_eq!((&gone["state"], is_there()), (&"disconnected".into(), false));
     assert_eq!(json("claims")["claims"].as_array().map(Vec::len), Some(0));
-    fails("egpu disconnect", 1, "there is none");
+    fails("egpu disconnect", 1, "no enclosure is connected");
+    let steps = gone["steps"].as_array().expect("steps").iter().filter(|step| step["state"] == "draining");
+    let actions: Vec<_> = steps.map(|step| step["action"].clone()).collect();
+    assert_eq!(actions, ["stop-work", "detach", "unbind", "deauthorise"]);
+    assert_eq!(gone["functions_basis"], "inferred");
 
     assert_eq!(json(&format!("egpu forget {ID}"))["known"].as_array().map(Vec::len), Some(0));
     fails(&format!("egpu forget {ID}"), 1, "is not known");
@@ -167,7 +174,7 @@ fn an_enclosure_is_checked() {
     let len = std::fs::read(&config).expect("read").len();
     std::fs::write(config, vec![0xff; len]).expect("written");
     let out = check("diag", 1, ["passed", "passed", "passed", "passed", "failed", "passed"]);
-    assert!(out.contains("--reconnect"), "{out}");
+    assert!(out.contains("its config space reads all ones") && out.contains("--reconnect"), "{out}");
 }
 
 #[test]
@@ -205,6 +212,13 @@ fn a_script_breaks_a_simulated_egpu() {
         ]
     );
     assert_eq!((&json["state"], &json["tunnels"], &json["seed"]), (&"ready".into(), &1.into(), &1.into()));
+    assert_eq!(json["simulated"], true);
+    // Each step has the time at which it began: building a tunnel takes a while, and so do its functions.
+    let times: Vec<_> = json["changes"].as_array().expect("changes").iter().take(5).collect();
+    let times: Vec<_> = times.iter().filter_map(|change| change["milliseconds"].as_f64()).collect();
+    assert!(times[1] < times[2] && times[2] < times[3] && times[3] <= times[4], "{times:?}");
+    let (_, out, _) = run("at 5s guest takes\nat 6s hang hard\n", "");
+    assert!(out.contains("cut off: a guest (simulated) by detach by force\n"), "{out}");
     // The same again, for people.
     let (_, first, _) = run("corrupt 1e-3\nat 3s unplug\nat 5s plug\nat 9s temperature 95\n", "--seed 7");
     assert_eq!(run("corrupt 1e-3\nat 3s unplug\nat 5s plug\nat 9s temperature 95\n", "--seed 7").1, first);

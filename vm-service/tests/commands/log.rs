@@ -84,11 +84,18 @@ fn commands_that_change_something_log_what_they_did_and_others_do_not() {
     );
     let fatal = records(folder.path(), "--level fatal");
     assert_eq!(fatal.len(), 2, "{fatal:?}");
-    assert_eq!((&fatal[1]["category"], &fatal[1]["fields"]), (&json!("CLI"), &json!({"fatal": true})));
+    assert_eq!(
+        (&fatal[1]["category"], &fatal[1]["fields"]),
+        (&json!("CLI"), &json!({"fatal": true, "simulated": true}))
+    );
+    assert!(all.iter().all(|record| record["fields"]["simulated"] == true), "{all:?}");
     let text = fatal[1]["message"].as_str().expect("text");
     assert!(text.contains("0000:1f:00.0"), "{text}");
     let shown = vm_service(&Host::system(), &format!("egpu l --level error --log-dir {}", log.display())).out;
-    assert!(shown.contains(" FATAL CLI     [") && shown.trim_end().ends_with(text), "{shown}");
+    assert!(
+        shown.contains(" FATAL CLI     [") && shown.trim_end().ends_with(&format!("{text} simulated=true")),
+        "{shown}"
+    );
     // By processes, and each with its time, in order.
     let times: Vec<_> = all.iter().map(|record| record["time"].as_str().expect("a time")).collect();
     assert!(times.is_sorted() && times[0].len() == 27, "{times:?}");

@@ -57,9 +57,11 @@ fn a_row_for_each_gpu() {
     let sim = two_gpus();
     let host = sim.plain_host();
     let row = "0000:03:00.0  Advanced Micro Devices, Inc. [AMD/ATI] Navi 31 [Radeon RX 7900 XT/7900 XTX/7900 GRE/7900M]  \
-               Razer Core X  yes         amdgpu  tunnel, 40 Gb/s  52 °C        87 of 303 W  41 %\n";
+               Razer Core X (inferred)  yes         amdgpu  tunnel, 40 Gb/s  52 °C        87 of 303 W  41 %\n";
     let heading = |rest: &str| format!("{:<14}{:<92}{rest}\n", "ADDRESS", "NAME");
-    let first = heading("ENCLOSURE     AUTHORISED  DRIVER  LINK             TEMPERATURE  POWER        BUSY");
+    let first = heading(
+        "ENCLOSURE                AUTHORISED  DRIVER  LINK             TEMPERATURE  POWER        BUSY",
+    );
     check(&host, "egpu status", &(first + row));
     let all = vm_service(&host, "egpu s --all").out;
     let addresses: Vec<_> =

@@ -44,6 +44,41 @@ impl Lab {
     }
 }
 
+#[test]
+fn a_gpu_is_named_by_its_enclosure() {
+    const ID: &str = "d2030000-00a0-751e-a3f4-c0e5ae7b0d30";
+    let lab = Lab::new();
+    lab.check(&format!("status {ID}"), 1, "no GPU is in the enclosure d2030000");
+    lab.check("connect", 0, "in this enclosure (inferred)");
+    for name in [ID, "0-1", "32:00.0"] {
+        let gpus = lab.json(&format!("status {name}"))["gpus"].clone();
+        assert_eq!(gpus.as_array().map(Vec::len), Some(1), "{gpus}");
+        assert_eq!((&gpus[0]["enclosure_id"], &gpus[0]["router_basis"]), (&ID.into(), &"inferred".into()));
+        let (exit, out, err) = lab.run(&format!("monitor {name} -n 1 --json"));
+        assert!(exit == 0 && out.contains("0000:32:00.0"), "{out}{err}");
+        lab.check(&format!("config show {name}"), 0, "set by           amdgpu");
+        lab.check(&format!("config power 260 --gpu {name}"), 0, "260 W");
+        lab.check(&format!("benchmark {name}"), 0, "0000:32:00.0");
+    }
+    lab.check("status 0-3", 1, "no GPU is in the enclosure 0-3");
+    lab.check("status sofa", 2, "name a GPU by its PCI address");
+}
+
+#[test]
+fn ports_retimers_firmware_and_lanes_are_shown() {
+    let lab = Lab::new();
+    let text = lab.check("info", 0, "tunnels can be taken down");
+    for expect in [
+        "0-0 (this host) USB4, firmware 60.0\n",
+        "    port 1: link Thunderbolt 3, connector port0\n",
+        "    port 3: nothing is connected, connector port1\n",
+        "    retimer 1 of port 1: 8087:15ee, firmware 7.0\n",
+        "    0-1 Razer Core X Thunderbolt 3, 40 Gb/s (2 x 20 Gb/s), not authorised: no PCIe, firmware 41.0, ",
+    ] {
+        assert!(text.contains(expect), "{expect}: {text}");
+    }
+}
+
 const GPU: &str = "sys/bus/pci/devices/0000:32:00.0";
 
 #[test]
@@ -53,6 +88,7 @@ fn a_simulated_gpu_shows_sensors_and_is_set() {
     let gpu = &lab.json("status")["gpus"][0];
     assert_eq!((&gpu["address"], &gpu["driver"]), (&"0000:32:00.0".into(), &"amdgpu".into()), "{gpu}");
     let text = lab.check("status", 0, " °C");
+    assert!(text.contains("  Razer Core X (inferred)  "), "{text}");
     assert!(text.starts_with("simulated host: ") && text.contains(" of 303 W  0 %"), "{text}");
     // It is hot as soon as it is said to be, and its model has it from there.
     lab.check("inject temperature 119", 0, "0-1: temperature 119");
@@ -77,13 +113,13 @@ fn a_simulated_gpu_shows_sensors_and_is_set() {
 fn hangs_are_cured_by_the_reset_that_can() {
     // What it hangs until, what is said of resets beforehand, which reset is tried, and how that ends.
     for (fault, before, reset, exit, expect) in [
-        ("hang", "", "reset", 0, "a soft-reset"),
+        ("hang", "", "reset", 0, "after a soft reset"),
         ("hang hard", "", "reset", 1, "did not help"),
-        ("hang hard", "", "reset --hard", 0, "a hard-reset"),
+        ("hang hard", "", "reset --hard", 0, "after a hard reset"),
         ("hang hard", "reset hard lies", "reset --hard", 1, "did not help"),
         ("hang hard", "reset hard fails 1", "reset --hard", 1, "can't reset 0000:32:00.0 (bus)"),
         ("hang reconnect", "", "reset --hard", 1, "did not help"),
-        ("hang reconnect", "", "reset --reconnect", 0, "a reconnect"),
+        ("hang reconnect", "", "reset --reconnect", 0, "after a reconnect"),
         ("hang reconnect", "deauthorise fails 1", "reset --reconnect", 1, "write 0 to"),
         ("hang unplug", "", "reset --reconnect", 1, ""),
     ] {

@@ -34,7 +34,10 @@ pub(super) fn hard(host: &Host, functions: &[PciAddress]) -> Result<(), EgpuErro
     if methods(host, first).iter().any(|method| method == "bus") {
         return by(host, first, "bus");
     }
-    Err(step(&format!("reset the bus of {first}"), "Linux has no bus reset for it"))
+    Err(step(
+        &format!("reset the bus of {first}"),
+        "Linux has no bus reset for it; try a reset by reconnecting",
+    ))
 }
 
 fn methods(host: &Host, function: PciAddress) -> Vec<String> {

@@ -9,12 +9,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 use vm_passthrough::sim::SimHost;
 use vm_passthrough::{Host, PciAddress, pci};
 
-use super::status::none;
 use crate::benchmark::{self, Allowed, Measured, SIZES};
 use crate::context::Context;
 use crate::deadlines;
 use crate::failure::Failure;
-use crate::gpus::{self, Gpu, Which};
+use crate::gpus::{self, Gpu, GpuName};
 use crate::json::{BenchmarkDirection, BenchmarkSpread, Body, EgpuBenchmark};
 use crate::kernel::{engine, wait};
 use crate::table::Table;
@@ -22,9 +21,10 @@ use crate::table::Table;
 /// Arguments of `egpu benchmark`.
 #[derive(Debug, Args)]
 pub(super) struct BenchmarkArgs {
-    /// The GPU, as in 0000:65:00.0 or 65:00.0; without one, the only one behind a tunnel
-    #[arg(value_name = "ADDR")]
-    address: Option<PciAddress>,
+    /// The GPU, as in 0000:65:00.0 or 65:00.0, or its enclosure: the UUID or the router, as in 0-1; without one, the only one behind a
+    /// tunnel
+    #[arg(value_name = "GPU")]
+    name: Option<GpuName>,
     /// Copy with a check by CRC-32 at both ends as well, and report what arrived corrupted and what that costs
     #[arg(long)]
     checked: bool,
@@ -38,33 +38,13 @@ pub(super) struct BenchmarkArgs {
 /// # Errors
 /// When there is no such GPU or several, it can't be used, a copy stays corrupted, a signal comes, or it takes too long.
 pub(super) fn run(context: &mut Context<'_>, args: &BenchmarkArgs) -> Result<(), Failure> {
-    let gpu = choose(&context.host, args.address)?;
+    let gpu = gpus::one(&context.host, args.name, "name one")?;
     let measured = match &context.sim {
         Some(sim) => simulated(sim, &gpu, args.checked)?,
         None => measured(&context.host, &gpu, args)?,
     };
     let report = report(&context.host, &gpu, measured);
     context.print(|| Body::EgpuBenchmark(report.clone()), || text(&report))
-}
-
-/// The GPU that is meant.
-fn choose(host: &Host, address: Option<PciAddress>) -> Result<Gpu, Failure> {
-    let which = address.map_or(Which::Tunnelled, Which::One);
-    let mut gpus = gpus::find(host, which)?;
-    match (gpus.pop(), &*gpus) {
-        (Some(gpu), []) => Ok(gpu),
-        (Some(last), _) => {
-            gpus.push(last);
-            let all: Vec<_> = gpus.iter().map(|gpu| format!("{} ({})", gpu.address(), gpu.name())).collect();
-            Err(Failure::usage(format_args!("which one is meant? behind a tunnel are {}", all.join(", "))))
-        }
-        (None, _) => Err(Failure::failed(match which {
-            Which::Tunnelled => {
-                "no GPU is behind a tunnel; name one, as `vm-service egpu status --all` lists them"
-            }
-            which => none(which),
-        })),
-    }
 }
 
 /// What the model of an enclosure's link makes of copies.
@@ -161,10 +141,10 @@ fn text(report: &EgpuBenchmark) -> String {
     let mut text = format!("{address} {device}");
     // A String takes any write, here and below.
     if let Some(enclosure) = enclosure {
-        let _ = write!(text, " in {enclosure}");
+        let _ = write!(text, " in {enclosure} (inferred)");
     }
     let _ = match link {
-        None => writeln!(text, ", by a link of which is not known what it allows"),
+        None => writeln!(text, "; its link's rate is unknown"),
         Some(link) => {
             let (to, from) = (link.to_device / 1e9, link.from_device / 1e9);
             writeln!(text, "\nits link allows {to:.2} GB/s to it and {from:.2} GB/s from it: {}", link.basis)

@@ -7,12 +7,11 @@ use clap::{Args, Subcommand};
 use strum::VariantNames as _;
 use vm_passthrough::claim::Cancel;
 use vm_passthrough::tuning::{Change, Level, Settings, Tuner, TuningError};
-use vm_passthrough::{Host, PciAddress};
 
 use super::status::{WhichArgs, none};
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::gpus::{self, Gpu, Which};
+use crate::gpus::{self, Gpu, GpuName, Which};
 use crate::json::{Body, GpuClock, GpuConfig, GpuFan, GpuPower};
 use crate::signals::StopSignals;
 
@@ -40,9 +39,9 @@ enum Action {
 /// Which GPU.
 #[derive(Debug, Args)]
 struct OneArgs {
-    /// The GPU, as in 0000:65:00.0 or 65:00.0; without one, that behind a tunnel
-    #[arg(long, value_name = "ADDR")]
-    gpu: Option<PciAddress>,
+    /// The GPU, as in 0000:65:00.0 or 65:00.0, or its enclosure: the UUID or the router, as in 0-1; without one, that behind a tunnel
+    #[arg(long, value_name = "GPU")]
+    gpu: Option<GpuName>,
 }
 
 #[derive(Debug, Args)]
@@ -130,7 +129,7 @@ pub(super) fn run(context: &mut Context<'_>, args: &ConfigArgs) -> Result<(), Fa
         Action::Fan(FanArgs { speed: Fan::Percent(percent), one }) => (Change::Fan(*percent), one),
         Action::Pstate(PstateArgs { level, one }) => (Change::Level(*level), one),
     };
-    let gpu = one.find(&context.host)?;
+    let gpu = gpus::one(&context.host, one.gpu, "name one with `--gpu`")?;
     // Nothing is left half done: what was begun ends within its deadlines.
     let cancel = Cancel::default();
     let tuner = Tuner::new(&context.host, &gpu.function).with_cancel(cancel.clone());
@@ -145,27 +144,6 @@ pub(super) fn run(context: &mut Context<'_>, args: &ConfigArgs) -> Result<(), Fa
         tracing::warn!("{}: {note}", gpu.address());
     }
     print(context, vec![GpuConfig::new(&gpu, Ok(&applied.settings), applied.notes)])
-}
-
-impl OneArgs {
-    /// The GPU that is meant.
-    ///
-    /// # Errors
-    /// When there is none, or several are behind a tunnel.
-    fn find(&self, host: &Host) -> Result<Gpu, Failure> {
-        let mut gpus = gpus::find(host, self.gpu.map_or(Which::Tunnelled, Which::One))?;
-        match (gpus.pop(), &*gpus) {
-            (Some(gpu), []) => Ok(gpu),
-            (Some(last), others) => {
-                let addresses = others.iter().chain([&last]).map(|gpu| gpu.address().to_string());
-                let addresses = addresses.collect::<Vec<_>>().join(", ");
-                Err(Failure::usage(format_args!("which one is meant? say `--gpu` with one of {addresses}")))
-            }
-            (None, _) => {
-                Err(Failure::failed("no GPU is behind a tunnel; `--gpu ADDR` says which one is meant"))
-            }
-        }
-    }
 }
 
 fn failure(error: TuningError) -> Failure {
@@ -211,7 +189,7 @@ fn text(gpu: &GpuConfig) -> String {
     line("memory clock", gpu.memory_clock.as_ref().map_or_else(can_not, clock));
     line("power limit", gpu.power.as_ref().map_or_else(can_not, power));
     line("fan", gpu.fan.as_ref().map_or_else(can_not, self::fans));
-    line("performance", gpu.performance_state.clone().unwrap_or_else(|| "not told".into()));
+    line("performance", gpu.performance_state.clone().unwrap_or_else(|| "unknown".into()));
     if let Some(is) = gpu.persistent {
         line("kept", if is { "yes" } else { "no, once nobody uses it" }.into());
     }

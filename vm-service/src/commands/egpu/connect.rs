@@ -1,4 +1,4 @@
-//! `egpu connect`: has PCIe tunnelled to an enclosure, and waits for its GPU.
+//! `egpu connect`: connects an enclosure by a PCIe tunnel, and waits for its GPU.
 
 use clap::Args;
 use vm_passthrough::egpu::{Event, State};
@@ -35,7 +35,7 @@ pub(super) struct ConnectArgs {
 /// When it may not be connected, or no GPU comes; then its tunnel is taken down again.
 pub(super) fn run(context: &mut Context<'_>, args: &ConnectArgs) -> Result<(), Failure> {
     let store = EgpuStore::read(&context.host).map_err(Failure::failed)?;
-    let waits = "what is connected and has no PCIe yet";
+    let waits = "no enclosure without a PCIe tunnel is connected";
     let chosen = match args.enclosure.choose(context, |router| !router.is_authorised(), waits) {
         // All are connected: that one is, too, is no error.
         Err(_)
@@ -77,11 +77,11 @@ pub(super) fn run(context: &mut Context<'_>, args: &ConnectArgs) -> Result<(), F
         let given = DaemonGuests::of(&context.host)?.attach(&functions, guest);
         given.map_err(|error| not_given(guest, error))
     });
-    let mut text = work.line("ready");
+    let mut text = work.line(&format!("ready in {}", work.took()));
     for function in functions {
         if let Ok(function) = vm_passthrough::pci::read_function(&context.host, function) {
             let (kind, name) = (describe::device_type(&function), describe::name(&function));
-            text += &format!("  {} {kind} {name}\n", function.address);
+            text += &format!("  {} {kind} {name}, in this enclosure (inferred)\n", function.address);
         }
     }
     if let (Some(Ok(())), Some(guest)) = (&given, &args.guest) {

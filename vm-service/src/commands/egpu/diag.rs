@@ -4,13 +4,14 @@ use std::fmt::Write as _;
 
 use clap::Args;
 use vm_passthrough::claim::Cancel;
-use vm_passthrough::egpu::{Enclosure as _, Limits, is_accelerator};
+use vm_passthrough::egpu::{Action, Enclosure as _, Limits, is_accelerator};
 use vm_passthrough::pci::{self, PciFunction};
 use vm_passthrough::readiness::{BlockerCode, ExplainOptions, Explainer};
 use vm_passthrough::{deadlines, iommu, telemetry};
 
 use super::enclosure::{Chosen, EnclosureArgs, enclosure, name};
 use crate::context::Context;
+use crate::describe;
 use crate::failure::Failure;
 use crate::json::{Body, CheckVerdict, EgpuCheck};
 use crate::known_egpus::{EgpuStore, Known};
@@ -32,7 +33,7 @@ pub(super) struct DiagArgs {
 /// # Errors
 /// When there is none, or one of the checks fails.
 pub(super) fn run(context: &mut Context<'_>, args: &DiagArgs) -> Result<(), Failure> {
-    let chosen = args.enclosure.choose(context, |_| true, "what is connected")?;
+    let chosen = args.enclosure.choose(context, |_| true, "no enclosure is connected")?;
     let checks = checks(context, &chosen)?;
     let mut text = format!("{} {}\n", chosen.router.route, name(&chosen.router));
     for check in &checks {
@@ -108,7 +109,7 @@ fn checks(context: &Context<'_>, chosen: &Chosen) -> Result<Vec<EgpuCheck>, Fail
     for function in &functions {
         let driver = function.driver.as_deref().unwrap_or("none");
         drivers.note(format!("{} is on {driver}", function.address));
-        egpu.note(format!("{} {}", function.address, crate::describe::name(function)));
+        egpu.note(format!("{} {}, in this enclosure (inferred)", function.address, describe::name(function)));
         let explained = explainer.explain_function(function.clone(), &ExplainOptions::default());
         let blockers = match explained {
             Ok(readiness) => readiness.blockers,
@@ -133,11 +134,11 @@ fn checks(context: &Context<'_>, chosen: &Chosen) -> Result<Vec<EgpuCheck>, Fail
     if let Some(Known { egpu: known, .. }) = store.known.get(&chosen.id)
         && !accelerators.is_empty()
     {
-        let remedy = "say `vm-service egpu connect --remember` if that is right";
+        let remedy = "run `vm-service egpu connect --remember` if that is right";
         egpu.judge(
             known.accelerators != accelerators,
             CheckVerdict::Failed,
-            "it is not the one that is known",
+            "it is another GPU than the one that is known",
             remedy,
         );
     }
@@ -148,12 +149,12 @@ fn checks(context: &Context<'_>, chosen: &Chosen) -> Result<Vec<EgpuCheck>, Fail
         !router.is_authorised(),
         CheckVerdict::Failed,
         "no PCIe is tunnelled to it",
-        "say `vm-service egpu connect`",
+        "run `vm-service egpu connect`",
     );
     match router.link {
         Some(link) => {
             let rate = link.receive.rate().min(link.transmit.rate());
-            tunnel.note(format!("its link has {} Gb/s", f64::from(rate) / 1000.0));
+            tunnel.note(format!("its link has {}", describe::link_lanes(link)));
             let needs = store.policy.minimum_rate;
             tunnel.judge(
                 rate < needs,
@@ -168,9 +169,7 @@ fn checks(context: &Context<'_>, chosen: &Chosen) -> Result<Vec<EgpuCheck>, Fail
                 "try another cable, up to 0.8 m or an active one",
             );
         }
-        None => {
-            tunnel.judge(true, CheckVerdict::Warning, "Linux does not tell its link's rate", "update Linux")
-        }
+        None => tunnel.judge(true, CheckVerdict::Warning, "its link's rate is unknown", "update Linux"),
     }
     let needs = store.policy.minimum_power;
     let slots = functions.iter().filter(|function| is_accelerator(function));
@@ -188,12 +187,16 @@ fn checks(context: &Context<'_>, chosen: &Chosen) -> Result<Vec<EgpuCheck>, Fail
     let mut integrity = Findings::of("integrity");
     match adopted {
         Some(Ok(true)) => integrity.note("all functions answer, and have their BARs".into()),
-        Some(Ok(false)) => integrity.judge(
-            true,
-            CheckVerdict::Failed,
-            "a function does not answer as it should, or has no room for its BARs",
-            "say `vm-service egpu reset`, then `--hard`, then `--reconnect`",
-        ),
+        Some(Ok(false)) => {
+            // It only reads.
+            let why = enclosure.act(Action::Verify).err().map(|error| error.to_string());
+            integrity.judge(
+                true,
+                CheckVerdict::Failed,
+                why.unwrap_or_else(|| "a function did not answer at first, and does now".into()),
+                "run `vm-service egpu reset`, then with `--hard`, then with `--reconnect`",
+            );
+        }
         Some(Err(error)) => integrity.judge(true, CheckVerdict::Failed, error.to_string(), "see dmesg"),
         None => {
             integrity.judge(true, CheckVerdict::Warning, "it can't be asked without a tunnel", "connect it")
@@ -205,10 +208,10 @@ fn checks(context: &Context<'_>, chosen: &Chosen) -> Result<Vec<EgpuCheck>, Fail
         let mut xids = telemetry::xids(&context.host, address);
         if let Some(last) = xids.pop() {
             let remedy = match last.number {
-                79 => "check power and plugs; say `vm-service egpu reset --reconnect`",
+                79 => "check power and plugs; run `vm-service egpu reset --reconnect`",
                 _ => "see NVIDIA's list of Xid errors",
             };
-            let evidence = format!("{address}: its driver said Xid {}: {}", last.number, last.text);
+            let evidence = format!("{address}: its driver logged Xid {}: {}", last.number, last.text);
             health.judge(true, CheckVerdict::Warning, evidence, remedy);
             if !xids.is_empty() {
                 health.note(format!("{} others before it", xids.len()));
@@ -239,14 +242,14 @@ fn checks(context: &Context<'_>, chosen: &Chosen) -> Result<Vec<EgpuCheck>, Fail
     }
     match enclosure.temperature() {
         Some(celsius) => {
-            health.note(format!("it has {} °C", celsius / 1000));
+            health.note(format!("its temperature is {} °C", celsius / 1000));
             let hottest = Limits::default().hottest;
             let remedy = "check fans and airflow, or lower its power limit";
             health.judge(celsius >= hottest, CheckVerdict::Failed, "too hot", remedy);
             let is_warm = (hottest - MARGIN..hottest).contains(&celsius);
             health.judge(is_warm, CheckVerdict::Warning, "nearly too hot", remedy);
         }
-        None => health.note("no driver tells its temperature".into()),
+        None => health.note("no driver reports its temperature".into()),
     }
     Ok([system, drivers, egpu, tunnel, integrity, health].into_iter().map(|findings| findings.0).collect())
 }

@@ -1,4 +1,4 @@
-//! `egpu disconnect`: takes an enclosure from who uses it, and its tunnel down.
+//! `egpu disconnect`: disconnects an enclosure safely.
 
 use clap::Args;
 use vm_passthrough::egpu::{Event, Policy, State};
@@ -14,7 +14,7 @@ use crate::json::Body;
 pub(super) struct DisconnectArgs {
     #[command(flatten)]
     enclosure: EnclosureArgs,
-    /// Wait for nobody, and go on where a step fails: guests lose it as if it were pulled
+    /// Wait for no user, and continue where a step fails: guests lose it as if it were pulled
     #[arg(long)]
     force: bool,
 }
@@ -22,9 +22,13 @@ pub(super) struct DisconnectArgs {
 /// Disconnects an enclosure.
 ///
 /// # Errors
-/// When somebody does not let go of it; it stays connected then, or the message says what is left.
+/// When a user does not release it; it stays connected then, or the message says what is left.
 pub(super) fn run(context: &mut Context<'_>, args: &DisconnectArgs) -> Result<(), Failure> {
-    let chosen = args.enclosure.choose(context, Router::is_authorised, "what PCIe is tunnelled to")?;
+    let chosen = args.enclosure.choose(
+        context,
+        Router::is_authorised,
+        "no enclosure is connected by a PCIe tunnel",
+    )?;
     let is_connected = chosen.router.is_authorised();
     let mut work = Work::begin(context, chosen, Policy::default(), None)?;
     if is_connected {
@@ -34,8 +38,10 @@ pub(super) fn run(context: &mut Context<'_>, args: &DisconnectArgs) -> Result<()
         work.take(Event::Found { authorised: false });
     }
     let (state, report) = (work.manager.state(), work.report());
-    let text =
-        if is_connected { work.line("can be pulled; disconnected") } else { work.line("is not connected") };
+    let text = match is_connected {
+        true => work.line(&format!("disconnected in {}; safe to unplug", work.took())),
+        false => work.line("was not connected; safe to unplug"),
+    };
     if state != State::Disconnected {
         context.print(|| Body::EgpuDisconnect(report), String::new)?;
         return Err(work.failure());

@@ -3,16 +3,18 @@
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use vm_passthrough::Host;
 use vm_passthrough::claim::Cancel;
-use vm_passthrough::egpu::{Change, Event, HostEnclosure, KnownEgpu, Limits, Manager, Policy, State};
+use vm_passthrough::egpu::{Action, Change, Event, HostEnclosure, KnownEgpu, Limits, Manager, Policy, State};
 use vm_passthrough::ledger::EnclosureLock;
 use vm_passthrough::usb4::{self, Domain, Route, Router, UniqueId};
+use vm_passthrough::{Host, PciAddress, pci};
 
 use super::guests::DaemonGuests;
 use crate::context::Context;
+use crate::describe;
 use crate::failure::Failure;
-use crate::json::{EgpuReport, EgpuStep};
+use crate::gpus;
+use crate::json::{EgpuReport, EgpuStep, INFERRED, action_of, fault_of};
 use crate::signals::StopSignals;
 
 /// How long to wait for another command on an enclosure.
@@ -36,9 +38,7 @@ pub(super) struct Chosen {
 
 /// What a router says that it is.
 pub(super) fn name(router: &Router) -> String {
-    let names: Vec<&str> =
-        [router.vendor_name.as_deref(), router.device_name.as_deref()].into_iter().flatten().collect();
-    if names.is_empty() { "unnamed".into() } else { names.join(" ") }
+    describe::router_name(router).unwrap_or_else(|| "unnamed".into())
 }
 
 /// All that is connected, but for hosts, each with its domain.
@@ -59,7 +59,7 @@ impl EnclosureArgs {
         self.enclosure.is_none()
     }
 
-    /// The enclosure that is meant; where none is named, the only one that `can` be.
+    /// The enclosure that is meant; where none is named, the only one that `can` be. `none` is the message where there is none.
     ///
     /// # Errors
     /// When there is none, or several.
@@ -67,7 +67,7 @@ impl EnclosureArgs {
         &self,
         context: &Context<'_>,
         can: fn(&Router) -> bool,
-        what: &str,
+        none: &str,
     ) -> Result<Chosen, Failure> {
         let all = all(context)?;
         let id = self.enclosure.as_deref().and_then(|name| name.parse::<UniqueId>().ok());
@@ -85,20 +85,20 @@ impl EnclosureArgs {
             (Some((domain, router)), [], _) => match router.unique_id {
                 Some(id) => Ok(Chosen { domain, router, id }),
                 None => Err(Failure::failed(format_args!(
-                    "{} has no UUID, so that it could not be told from another; update its firmware",
+                    "{} has no UUID to identify it by; update its firmware",
                     router.route
                 ))),
             },
             (Some(last), _, _) => {
                 meant.push(last);
-                Err(Failure::usage(format_args!("which one is meant? {what}: {}", several(&meant))))
+                Err(Failure::usage(format_args!("several enclosures match; name one: {}", several(&meant))))
             }
             (None, _, Some(name)) => Err(Failure::failed(format_args!(
                 "nothing that is connected is {name}; `vm-service egpu info` shows what is"
             ))),
-            (None, _, None) => Err(Failure::failed(format_args!(
-                "there is none: {what}; `vm-service egpu info` shows what is connected"
-            ))),
+            (None, _, None) => {
+                Err(Failure::failed(format_args!("{none}; `vm-service egpu info` shows what is connected")))
+            }
         }
     }
 }
@@ -106,6 +106,7 @@ impl EnclosureArgs {
 /// A command under way.
 pub(super) struct Work {
     pub(super) manager: Manager<HostEnclosure>,
+    host: Host,
     chosen: Chosen,
     began: Instant,
     steps: Vec<EgpuStep>,
@@ -128,21 +129,27 @@ impl Work {
         let cancel = Cancel::default();
         let enclosure = enclosure(&context.host, &chosen.router, chosen.id, policy, known, cancel.clone())?;
         let on_signal = move |signal| {
-            tracing::warn!("{signal}: what was begun is undone");
+            tracing::warn!("{signal}: cancelled; what was begun is undone");
             cancel.request();
         };
         let signals = StopSignals::start(on_signal).map_err(Failure::failed)?;
         let manager = Manager::new(enclosure, Limits::default());
-        Ok(Self { manager, chosen, began: Instant::now(), steps: Vec::new(), _signals: signals, _lock: lock })
+        let (host, began) = (context.host.clone(), Instant::now());
+        Ok(Self { manager, host, chosen, began, steps: Vec::new(), _signals: signals, _lock: lock })
     }
 
     /// Takes an event, and does all that follows from it.
     pub(super) fn take(&mut self, event: Event) -> State {
+        let users = Users::of(&self.host, &self.manager.enclosure().functions());
         let (began, steps, id) = (self.began, &mut self.steps, self.chosen.id);
         self.manager.take(event, &mut |change| {
-            log(id, change);
-            let (state, error) = (change.to.name().to_owned(), change.error.clone());
-            steps.push(EgpuStep { state, milliseconds: began.elapsed().as_secs_f64() * 1000.0, error });
+            log_of(id, change, &users);
+            steps.push(EgpuStep {
+                state: change.to.name().to_owned(),
+                action: action_of(change.to),
+                milliseconds: began.elapsed().as_secs_f64() * 1000.0,
+                error: change.error.clone(),
+            });
         });
         self.manager.state()
     }
@@ -164,8 +171,9 @@ impl Work {
             name: name(&self.chosen.router),
             router: (state != State::Absent).then(|| self.chosen.router.route.to_string()),
             state: state.name().into(),
-            fault: crate::json::fault_of(state),
+            fault: fault_of(state),
             functions: self.manager.enclosure().functions().iter().map(ToString::to_string).collect(),
+            functions_basis: INFERRED.into(),
             guest: None,
             steps: std::mem::take(&mut self.steps),
         }
@@ -173,13 +181,22 @@ impl Work {
 
     /// Why the last step that failed did so.
     pub(super) fn failure(&self) -> Failure {
-        Failure::failed(self.manager.failure().unwrap_or("it is not as it should be"))
+        Failure::failed(
+            self.manager
+                .failure()
+                .unwrap_or("it is in another state than expected; see `vm-service egpu diag`"),
+        )
     }
 
-    /// What is said of it in a line.
-    pub(super) fn line(&self, said: &str) -> String {
+    /// A line about it.
+    pub(super) fn line(&self, text: &str) -> String {
         let Chosen { router, .. } = &self.chosen;
-        format!("{} {}: {said} in {:.1} s\n", router.route, name(router), self.began.elapsed().as_secs_f64())
+        format!("{} {}: {text}\n", router.route, name(router))
+    }
+
+    /// How long it has taken so far, as a text: `0.6 s`.
+    pub(super) fn took(&self) -> String {
+        format!("{:.1} s", self.began.elapsed().as_secs_f64())
     }
 }
 
@@ -199,11 +216,96 @@ pub(super) fn enclosure(
     Ok(HostEnclosure::new(host, id, policy, known, cancel, guests).seen_at(router.route))
 }
 
+/// Guests and drivers that have the functions of an enclosure.
+#[derive(Debug, Default)]
+struct Users {
+    guests: Vec<String>,
+    drivers: Vec<String>,
+}
+
+impl Users {
+    fn of(host: &Host, functions: &[PciAddress]) -> Self {
+        let owners = gpus::guests(host);
+        let mut guests: Vec<_> =
+            functions.iter().filter_map(|function| owners.get(function).cloned()).collect();
+        let read = |function: &PciAddress| pci::read_function(host, *function).ok()?.driver;
+        let mut drivers: Vec<_> = functions.iter().filter_map(read).collect();
+        (guests.dedup(), drivers.dedup());
+        Self { guests, drivers }
+    }
+}
+
+/// What is done in a state, or the state where nothing is.
+fn doing(state: State, users: &Users) -> String {
+    let named = |names: &[String], others: &str| match names {
+        [] => others.to_owned(),
+        names => names.join(" and "),
+    };
+    let Some(action) = state.awaited() else {
+        return match fault_of(state) {
+            Some(fault) => format!("{} ({fault})", state.name()),
+            None => state.name().into(),
+        };
+    };
+    match action {
+        Action::Authorise => "building the tunnel".into(),
+        Action::Enumerate => "waiting for its functions".into(),
+        Action::Verify => "verifying its functions".into(),
+        Action::StopWork { .. } => "stopping work".into(),
+        Action::Detach { .. } => format!("detaching from {}", named(&users.guests, "guests")),
+        Action::Unbind { .. } => format!("unbinding from {}", named(&users.drivers, "its driver")),
+        Action::Deauthorise => "taking the tunnel down".into(),
+        Action::Reset(rung) => format!("recovering by {rung}"),
+        Action::Settle => "settling the ledger".into(),
+    }
+}
+
+/// What an action is called by people, as in `detach by force`.
+pub(super) fn action_text(action: Action) -> String {
+    match action {
+        Action::StopWork { force: true }
+        | Action::Detach { force: true }
+        | Action::Unbind { force: true } => {
+            format!("{action} by force")
+        }
+        _ => action.to_string(),
+    }
+}
+
 /// Logs a step.
 pub(super) fn log(id: UniqueId, change: &Change) {
-    let (from, to) = (change.from.name(), change.to.name());
+    log_of(id, change, &Users::default());
+}
+
+fn log_of(id: UniqueId, change: &Change, users: &Users) {
+    let doing = doing(change.to, users);
     match &change.error {
-        Some(error) => tracing::warn!(enclosure = %id, "{from} → {to}: {error}"),
-        None => tracing::info!(enclosure = %id, "{from} → {to}"),
+        Some(error) => tracing::warn!(enclosure = %id, "{error}; then: {doing}"),
+        None => tracing::info!(enclosure = %id, "{doing}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vm_passthrough::egpu::{Before, Drain, DrainStep, Fault};
+
+    use super::*;
+
+    #[test]
+    fn a_step_is_named_by_what_is_done() {
+        let users =
+            Users { guests: vec!["web1".into()], drivers: vec!["amdgpu".into(), "snd_hda_intel".into()] };
+        let drain = |step| State::Draining(Drain { step, force: false, then: None, before: Before::Working });
+        let check = |state, users: &Users, expect: &str| assert_eq!(doing(state, users), expect);
+        check(drain(DrainStep::StopWork), &users, "stopping work");
+        check(drain(DrainStep::Detach), &users, "detaching from web1");
+        check(drain(DrainStep::Unbind), &users, "unbinding from amdgpu and snd_hda_intel");
+        check(drain(DrainStep::Deauthorise), &users, "taking the tunnel down");
+        check(drain(DrainStep::Unbind), &Users::default(), "unbinding from its driver");
+        check(State::Authorising, &users, "building the tunnel");
+        check(State::Ready, &users, "ready");
+        check(State::Failed(Fault::Stuck), &users, "failed (stuck)");
+        assert_eq!(action_text(Action::Detach { force: true }), "detach by force");
+        assert_eq!(action_text(Action::Deauthorise), "deauthorise");
     }
 }

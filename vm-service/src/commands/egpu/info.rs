@@ -3,7 +3,9 @@
 use std::fmt::Write as _;
 
 use vm_passthrough::pci::PciFunction;
-use vm_passthrough::usb4::{self, Authorization, Basis, Domain, Router, Tunnel, Via};
+use vm_passthrough::usb4::{
+    self, Authorization, Basis, Domain, Port, PortLink, Retimer, Router, Tunnel, Via,
+};
 
 use crate::commands::Scan;
 use crate::context::Context;
@@ -43,14 +45,15 @@ fn text(domains: &[Domain], tunnels: &[Tunnel], functions: &[PciFunction]) -> St
         }
         let known = match tunnel.basis {
             Basis::Linux => "",
-            Basis::Inferred => ", inferred: this Linux does not say what is behind a tunnel",
+            Basis::Inferred => ", behind a tunnel (inferred: this Linux does not say what is)",
         };
         let via = match &tunnel.via {
+            Via::Only(_) | Via::Depth(_) => ", in this router (inferred)".into(),
             Via::OneOf(routes) => {
                 let routes: Vec<String> = routes.iter().map(ToString::to_string).collect();
-                format!(", by one of the routers {}", routes.join(", "))
+                format!(", in one of the routers {} (inferred)", routes.join(", "))
             }
-            _ => String::new(),
+            Via::Unknown => String::new(),
         };
         let indent = "  ".repeat(depth);
         let (kind, name) = (describe::device_type(function), describe::name(function));
@@ -64,10 +67,25 @@ fn text(domains: &[Domain], tunnels: &[Tunnel], functions: &[PciFunction]) -> St
             None => "whether the IOMMU protects the host's memory is not said",
         };
         let security = &domain.security;
-        let _ = writeln!(text, "domain{}{interface}: security {security}, {protection}", domain.number);
+        let takes_down = match domain.deauthorization {
+            true => "tunnels can be taken down",
+            false => "tunnels can't be taken down but by pulling the cable",
+        };
+        let _ = writeln!(
+            text,
+            "domain{}{interface}: security {security}, {protection}, {takes_down}",
+            domain.number
+        );
         for router in &domain.routers {
             let depth = router.route.depth() as usize + 1;
             let _ = writeln!(text, "{}{}", "  ".repeat(depth), router_text(router));
+            let indent = "  ".repeat(depth + 1);
+            for port in &router.ports {
+                let _ = writeln!(text, "{indent}{}", port_text(port));
+            }
+            for retimer in &router.retimers {
+                let _ = writeln!(text, "{indent}{}", retimer_text(retimer));
+            }
             for tunnel in tunnels.iter().filter(|tunnel| tunnel.via.router() == Some(router.route)) {
                 show(&mut text, tunnel, depth + 1);
             }
@@ -75,7 +93,7 @@ fn text(domains: &[Domain], tunnels: &[Tunnel], functions: &[PciFunction]) -> St
     }
     let mut others = tunnels.iter().filter(|tunnel| tunnel.via.router().is_none()).peekable();
     if others.peek().is_some() {
-        text += "behind a tunnel, by which router is not known\n";
+        text += "behind a tunnel, in which router is not known\n";
         others.for_each(|tunnel| show(&mut text, tunnel, 1));
     }
     text
@@ -83,8 +101,7 @@ fn text(domains: &[Domain], tunnels: &[Tunnel], functions: &[PciFunction]) -> St
 
 fn router_text(router: &Router) -> String {
     let mut words = vec![router.route.to_string()];
-    words.extend(router.vendor_name.clone());
-    words.extend(router.device_name.clone());
+    words.extend(describe::router_name(router));
     if router.route.depth() == 0 {
         words.push("(this host)".into());
     }
@@ -94,12 +111,7 @@ fn router_text(router: &Router) -> String {
     }));
     let mut text = words.join(" ");
     if let Some(link) = router.link {
-        let gigabits = |megabits: u32| f64::from(megabits) / 1000.0;
-        let (receive, transmit) = (gigabits(link.receive.rate()), gigabits(link.transmit.rate()));
-        let _ = match receive == transmit {
-            true => write!(text, ", {receive} Gb/s"),
-            false => write!(text, ", {receive} Gb/s to the host, {transmit} Gb/s from it"),
-        };
+        let _ = write!(text, ", {}", describe::link_lanes(link));
     }
     text += match router.authorization {
         Some(Authorization::No) => ", not authorised: no PCIe",
@@ -108,8 +120,34 @@ fn router_text(router: &Router) -> String {
         Some(Authorization::Challenged) => ", authorised by its key",
         None => "",
     };
+    if let Some(version) = &router.nvm_version {
+        let _ = write!(text, ", firmware {version}");
+    }
     if let Some(id) = router.unique_id.filter(|_| router.route.depth() > 0) {
         let _ = write!(text, ", {id}");
+    }
+    text
+}
+
+fn port_text(port: &Port) -> String {
+    let link = match port.link {
+        PortLink::None => "nothing is connected",
+        PortLink::Usb4 => "link USB4",
+        PortLink::Tbt => "link Thunderbolt 3",
+        PortLink::Unknown => "link unknown",
+    };
+    let connector = port.connector.as_ref().map(|name| format!(", connector {name}")).unwrap_or_default();
+    format!("port {}: {link}{connector}", port.number)
+}
+
+fn retimer_text(retimer: &Retimer) -> String {
+    let mut text = format!("retimer {} of port {}", retimer.index, retimer.port);
+    // A String takes any write.
+    if let (Some(vendor), Some(device)) = (retimer.vendor, retimer.device) {
+        let _ = write!(text, ": {vendor:04x}:{device:04x}");
+    }
+    if let Some(version) = &retimer.nvm_version {
+        let _ = write!(text, ", firmware {version}");
     }
     text
 }

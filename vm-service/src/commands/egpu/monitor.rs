@@ -17,7 +17,7 @@ use super::status::{WhichArgs, none};
 use crate::console::{Input, Keyboard};
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::json::{Body, Document};
+use crate::json::Body;
 use crate::log;
 use crate::monitor::{Board, Observation, Sampler, Screen, View, draw};
 use crate::signals::StopSignals;
@@ -93,7 +93,7 @@ fn stream(context: &mut Context<'_>, mut sampler: Sampler, mut ticks: Ticks) -> 
         let elapsed = before.replace(at).map(|before| at.saturating_duration_since(before).as_secs_f64());
         let gpus = board.panels().iter().map(|panel| panel.sample()).collect();
         let body = Body::EgpuMonitor { time: log::now(), elapsed_seconds: elapsed, gpus };
-        let document = Document { simulated: context.is_simulated(), ..Document::new(body) };
+        let document = context.document(body);
         let line = serde_json::to_string(&document).map_err(Failure::failed)?;
         writeln!(context.out, "{line}")?;
         context.out.flush()?;

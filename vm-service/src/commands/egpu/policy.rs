@@ -9,6 +9,7 @@ use vm_passthrough::usb4::UniqueId;
 
 use super::enclosure::LOCK;
 use crate::context::Context;
+use crate::describe;
 use crate::failure::Failure;
 use crate::json::{Body, EgpuPolicy, KnownEnclosure};
 use crate::known_egpus::{EgpuStore, Known, authorise, megabits};
@@ -17,11 +18,11 @@ use crate::saved::text_of;
 /// Arguments of `egpu policy`.
 #[derive(Debug, Args)]
 pub(super) struct PolicyArgs {
-    /// Which enclosures are authorised: `never` any, those that one is asked for (`ask`), `known` ones too as soon as they come, or
-    /// `always` all
+    /// Which enclosures are authorised: `never`, only on request (`ask`), known ones also when they are plugged in (`known`), or all
+    /// when they are plugged in (`always`)
     #[arg(long, value_name = "WHICH", value_parser = authorise)]
     authorise: Option<Authorise>,
-    /// Whether only where the IOMMU keeps them from the host's memory
+    /// Whether only where the IOMMU protects the host's memory
     #[arg(long, value_name = "BOOL")]
     dma_protection: Option<bool>,
     /// The slowest link, in Gb/s of all its lanes
@@ -108,7 +109,7 @@ fn change(
     let _ = writeln!(text, "authorise      {}", policy.authorise);
     let _ =
         writeln!(text, "DMA protection {}", if policy.dma_protection { "required" } else { "not required" });
-    let _ = writeln!(text, "minimum rate   {} Gb/s", f64::from(policy.minimum_rate) / 1000.0);
+    let _ = writeln!(text, "minimum rate   {} Gb/s", describe::gigabits(policy.minimum_rate));
     let _ = writeln!(text, "minimum power  {} W", policy.minimum_power);
     for KnownEnclosure { enclosure, name, accelerators, guest } in &known {
         let guest = guest.as_ref().map(|guest| format!(", for {guest}")).unwrap_or_default();

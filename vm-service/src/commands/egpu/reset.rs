@@ -34,7 +34,11 @@ pub(super) fn run(context: &mut Context<'_>, args: &ResetArgs) -> Result<(), Fai
         // Nothing is connected by it.
         false => EgpuStore::default(),
     };
-    let chosen = args.enclosure.choose(context, Router::is_authorised, "what PCIe is tunnelled to")?;
+    let chosen = args.enclosure.choose(
+        context,
+        Router::is_authorised,
+        "no enclosure is connected by a PCIe tunnel",
+    )?;
     let known = store.known.get(&chosen.id).map(|known| known.egpu.clone());
     if args.reconnect {
         let judged = store.policy.judge(&chosen.domain, &chosen.router, known.is_some(), true);
@@ -67,7 +71,8 @@ pub(super) fn run(context: &mut Context<'_>, args: &ResetArgs) -> Result<(), Fai
     let mut report = work.report();
     report.state = State::Ready.name().into();
     report.fault = None;
-    let text = work.line(&format!("well after a {rung}"));
+    let text =
+        work.line(&format!("healthy after a {}, in {}", rung.to_string().replace('-', " "), work.took()));
     context.print(|| Body::EgpuReset(report), || text)
 }
 

@@ -1,14 +1,17 @@
 //! `egpu simulate`: what `egpu watch` makes of an eGPU that a script breaks, in virtual time.
 
+use std::cell::Cell;
 use std::fmt::Write as _;
 use std::io::Read as _;
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::time::Duration;
 
 use clap::Args;
-use vm_passthrough::egpu::{Change, Event, Manager, State};
+use vm_passthrough::egpu::{Action, Change, EgpuError, Enclosure, Event, Manager, Observation, State};
 use vm_passthrough::sim::{SimEgpu, SimScript};
 
+use super::enclosure::action_text;
 use super::watch::HeartbeatArgs;
 use crate::context::Context;
 use crate::failure::Failure;
@@ -24,7 +27,7 @@ const LONGEST: u64 = 1 << 20;
 /// Arguments of `egpu simulate`.
 #[derive(Debug, Args)]
 pub(super) struct SimulateArgs {
-    /// What befalls it, a line for each fault, as in `at 10s hang hard`; `-` reads it from standard input
+    /// The faults, one a line, as in `at 10s hang hard`; `-` reads it from standard input
     #[arg(value_name = "SCRIPT")]
     script: PathBuf,
     /// What chance begins with: the same seed and script give the same run
@@ -74,31 +77,30 @@ fn read(args: &SimulateArgs) -> Result<SimScript, Failure> {
 
 fn simulate(script: &SimScript, args: &SimulateArgs, length: Duration) -> EgpuSimulation {
     let (interval, limits) = (args.heartbeat.interval(), args.heartbeat.limits());
-    let mut manager = Manager::new(SimEgpu::new(args.seed, script), limits);
+    let egpu = SimEgpu::new(args.seed, script);
+    let clock = Rc::new(Cell::new(egpu.now()));
+    let mut manager = Manager::new(Timed { egpu, clock: clock.clone() }, limits);
     let mut changes = Vec::new();
-    // The time of a step is that of its end: the manager tells of it, and asks for the next one.
-    let mut at = manager.enclosure().now();
     loop {
         let came = manager.state() == State::Absent;
-        let mut found = Vec::new();
-        let looked = manager.poll(&mut |change| found.push(change.clone()));
+        // A step begins when the one before it has ended.
+        let mut note = |change: &Change| changes.push(told(clock.get(), change));
+        let looked = manager.poll(&mut note);
         if came && manager.state() == State::Disconnected {
-            manager.take(Event::Connect, &mut |change| found.push(change.clone()));
+            manager.take(Event::Connect, &mut note);
         }
-        changes.extend(found.iter().map(|change| told(at, change)));
         if let Err(error) = looked {
-            tracing::debug!("at {} ms: {error}", at.as_millis());
+            tracing::debug!("at {} ms: {error}", clock.get().as_millis());
         }
-        let now = manager.enclosure().now().min(length);
+        let now = clock.get().min(length);
         manager.enclosure().advance(interval.min(length - now));
-        at = manager.enclosure().now();
-        if at >= length {
+        if clock.get() >= length {
             break;
         }
     }
     let state = manager.state();
-    let egpu = manager.enclosure();
-    let cut = egpu.cuts().iter().map(|cut| format!("{} by {:?}", cut.user, cut.action)).collect();
+    let egpu = &manager.enclosure().egpu;
+    let cut = egpu.cuts().iter().map(|cut| format!("{} by {}", cut.user, action_text(cut.action))).collect();
     let left = egpu.resources();
     EgpuSimulation {
         seed: args.seed,
@@ -112,6 +114,43 @@ fn simulate(script: &SimScript, args: &SimulateArgs, length: Duration) -> EgpuSi
         bindings: left.bindings,
         claims: left.claims,
         users: left.work,
+    }
+}
+
+/// A simulated eGPU whose time is known also while something is done with it.
+#[derive(Debug)]
+struct Timed {
+    egpu: SimEgpu,
+    clock: Rc<Cell<Duration>>,
+}
+
+impl Timed {
+    fn advance(&mut self, time: Duration) {
+        self.does(|egpu| egpu.advance(time));
+    }
+
+    fn does<T>(&mut self, does: impl FnOnce(&mut SimEgpu) -> T) -> T {
+        let done = does(&mut self.egpu);
+        self.clock.set(self.egpu.now());
+        done
+    }
+}
+
+impl Enclosure for Timed {
+    fn observe(&mut self) -> Result<Observation, EgpuError> {
+        self.does(SimEgpu::observe)
+    }
+
+    fn act(&mut self, action: Action) -> Result<(), EgpuError> {
+        self.does(|egpu| egpu.act(action))
+    }
+
+    fn heartbeat(&mut self) -> Result<(), EgpuError> {
+        self.does(SimEgpu::heartbeat)
+    }
+
+    fn temperature(&mut self) -> Option<i32> {
+        self.does(SimEgpu::temperature)
     }
 }
 

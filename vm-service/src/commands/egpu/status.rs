@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use clap::Args;
+use vm_passthrough::Host;
 use vm_passthrough::telemetry::{Answer, Source, Watch};
 use vm_passthrough::usb4::Authorization;
-use vm_passthrough::{Host, PciAddress};
 
 use crate::context::Context;
 use crate::describe;
 use crate::failure::Failure;
-use crate::gpus::{self, Gpu, Which};
+use crate::gpus::{self, Gpu, GpuName, Which};
 use crate::json::{Body, GpuStatus};
 use crate::table::Table;
 
@@ -20,26 +20,26 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// Which GPUs.
 #[derive(Debug, Args)]
 pub(crate) struct WhichArgs {
-    /// The GPU, as in 0000:65:00.0 or 65:00.0; without one, those behind a tunnel
-    #[arg(value_name = "ADDR")]
-    address: Option<PciAddress>,
+    /// The GPU, as in 0000:65:00.0 or 65:00.0, or its enclosure: the UUID or the router, as in 0-1; without one, those behind a tunnel
+    #[arg(value_name = "GPU")]
+    name: Option<GpuName>,
     /// Every GPU of the host, those behind a tunnel first
-    #[arg(long, conflicts_with = "address")]
+    #[arg(long, conflicts_with = "name")]
     all: bool,
 }
 
 impl WhichArgs {
     /// What they say.
     pub(crate) fn which(&self) -> Which {
-        match (self.address, self.all) {
-            (Some(address), _) => Which::One(address),
+        match (self.name, self.all) {
+            (Some(name), _) => Which::One(name),
             (None, true) => Which::All,
             (None, false) => Which::Tunnelled,
         }
     }
 }
 
-/// What is said where there is no such GPU.
+/// The message where there is no such GPU.
 pub(super) fn none(which: Which) -> &'static str {
     match which {
         Which::All => "this host has no GPUs; `vm-service list --all` lists every PCI function",
@@ -104,14 +104,14 @@ fn table(gpus: &[(&Gpu, Answer)]) -> Table<9> {
             }
             Answer::Gone => ("gone".into(), dash(), dash(), dash()),
             Answer::Waiting(_) => {
-                let late = format!("its driver did not answer in {} s", DEADLINE.as_secs());
+                let late = format!("its driver did not answer within {} s", DEADLINE.as_secs());
                 (dash(), late, dash(), dash())
             }
         };
         table.push([
             gpu.address().to_string(),
             gpu.name(),
-            gpu.enclosure_name().unwrap_or_else(dash),
+            gpu.enclosure_text().unwrap_or_else(dash),
             authorised(gpu),
             describe::holder(gpu),
             link,

@@ -11,7 +11,7 @@ use vm_passthrough::claim::Cancel;
 use vm_passthrough::egpu::{Limits, Manager, is_accelerator};
 use vm_passthrough::ledger::{EnclosureLock, LedgerError};
 use vm_passthrough::pci::{self, PciFunction};
-use vm_passthrough::usb4::{self, Domain, HotplugEvents, Route, Router, UniqueId};
+use vm_passthrough::usb4::{self, Domain, HotplugEvents, Route, Router, SeenRouters, UniqueId};
 
 use super::enclosure::{all, enclosure, name};
 use super::watcher::{Told, Watcher, Work};
@@ -80,7 +80,10 @@ pub(super) fn run(context: &mut Context<'_>, args: &WatchArgs) -> Result<(), Fai
     // Without announcements what comes is seen at the next look.
     let mut events = match &args.uevents {
         Some(path) => Some(HotplugEvents::at(path).map_err(|error| {
-            Failure::failed(format_args!("no socket can be made at {}: {error}", path.display()))
+            Failure::failed(format_args!(
+                "no socket can be made at {}: {error}; if no other `watch` uses it, remove it",
+                path.display()
+            ))
         })?),
         None => HotplugEvents::listen().inspect_err(|error| tracing::debug!("no uevents: {error}")).ok(),
     };
@@ -92,6 +95,7 @@ pub(super) fn run(context: &mut Context<'_>, args: &WatchArgs) -> Result<(), Fai
         tell,
         watchers: BTreeMap::new(),
         said: BTreeMap::new(),
+        routers: SeenRouters::default(),
     };
     let mut outcome = Ok(true);
     while let Ok(is_woken) = outcome
@@ -147,6 +151,8 @@ struct Watched {
     watchers: BTreeMap<UniqueId, Watcher>,
     /// What was said of those that may not be connected.
     said: BTreeMap<UniqueId, String>,
+    /// All that are connected, for the log.
+    routers: SeenRouters,
 }
 
 impl Watched {
@@ -159,6 +165,7 @@ impl Watched {
                 return;
             }
         };
+        self.routers.note(connected.iter().map(|(_, router)| router));
         self.said.retain(|id, _| connected.iter().any(|(_, router)| router.unique_id == Some(*id)));
         // One that comes again is another matter.
         self.watchers.retain(|_, watcher| !watcher.has_ended());

@@ -79,7 +79,7 @@ fn child() {
     }
     if does == "panic" {
         crate::log::never_wait();
-        crate::log::start_files(Settings { folder, size, kept: 5 });
+        crate::log::start_files(Settings { folder, size, kept: 5, simulated: false });
         std::thread::spawn(|| panic!("ouch\nand more")).join().expect_err("it panics");
         return;
     }
