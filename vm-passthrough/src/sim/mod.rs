@@ -5,6 +5,9 @@
 //! vfio-pci is loaded, the device nodes are there and the process may do as it likes. Tests take away what they
 //! are about.
 //!
+//! One that is kept in a directory ([`SimHost::open`]) has an enclosure with a GPU, whose faults ([`SimHost::inject`], in the words of
+//! [`SimScript`]) lie in the directory too, so that every process meets them.
+//!
 //! ```
 //! use vm_passthrough::pci;
 //! use vm_passthrough::sim::{SimFunction, SimHost};

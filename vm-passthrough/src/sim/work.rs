@@ -32,7 +32,7 @@ impl Drop for SimGoing {
     fn drop(&mut self) {
         if let Some((stop, thread)) = self.0.take() {
             drop(stop);
-            // It panics nowhere, and if it did, nothing were to be done here.
+            // It does not panic, and nothing could be done here if it did.
             let _ = thread.join();
         }
     }
