@@ -207,7 +207,8 @@ mod tests {
     use super::*;
 
     fn pty() -> (File, OwnedFd) {
-        let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).expect("a pseudo-terminal");
+        let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)
+            .expect("a pseudo-terminal");
         unlockpt(&controller).expect("unlocked");
         let name = ptsname(&controller, Vec::new()).expect("a name");
         let terminal =

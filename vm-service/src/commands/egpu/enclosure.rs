@@ -230,7 +230,8 @@ impl Users {
             functions.iter().filter_map(|function| owners.get(function).cloned()).collect();
         let read = |function: &PciAddress| pci::read_function(host, *function).ok()?.driver;
         let mut drivers: Vec<_> = functions.iter().filter_map(read).collect();
-        (guests.dedup(), drivers.dedup());
+        guests.dedup();
+        drivers.dedup();
         Self { guests, drivers }
     }
 }
