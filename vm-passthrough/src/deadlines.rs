@@ -65,8 +65,11 @@ pub const HEARTBEAT: Duration = Duration::from_secs(2);
 /// A clock, or a fan, of a GPU is what it was set to: a fan that stood still takes seconds.
 pub const SETTLE: Duration = Duration::from_secs(6);
 
-/// Who uses an eGPU ends that, once it is asked for.
+/// Processes that use an eGPU end that by themselves, once it is to be disconnected.
 pub const WORK: Duration = Duration::from_secs(30);
+
+/// A process ends after a signal, for what can't wait for it: SIGKILL follows, or it is passed over.
+pub const SIGNAL: Duration = Duration::from_secs(3);
 
 /// When a deadline that begins now passes. One beyond what the clock can tell is a year away.
 pub(crate) fn until(deadline: Duration) -> Instant {

@@ -5,9 +5,12 @@
 //! there is a command to the Linux kernel (it binds, unbinds, removes); a simulated host answers the same
 //! commands on an ordinary directory tree. What only the Linux kernel itself can tell of a disk, a [`DiskProbe`] asks.
 
+mod processes;
 mod sys;
 
-use std::io;
+pub use processes::{Ending, ProcessControl};
+
+use std::io::{self, Read as _};
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
@@ -40,6 +43,7 @@ pub struct Host {
     pub udev: PathBuf,
     writer: Arc<dyn SysfsWriter>,
     disks: Option<Arc<dyn DiskProbe>>,
+    processes: Option<Arc<dyn ProcessControl>>,
 }
 
 impl Host {
@@ -56,6 +60,7 @@ impl Host {
             udev: "/run/udev/data".into(),
             writer: Arc::new(KernelWriter),
             disks: Some(Arc::new(KernelProbe)),
+            processes: Some(Arc::new(processes::KernelProcesses)),
         }
     }
 
@@ -74,6 +79,7 @@ impl Host {
             udev: root.join("run/udev/data"),
             writer,
             disks: None,
+            processes: None,
         }
     }
 
@@ -81,6 +87,12 @@ impl Host {
     #[must_use]
     pub fn with_disk_probe(self, probe: Arc<dyn DiskProbe>) -> Self {
         Self { disks: Some(probe), ..self }
+    }
+
+    /// The same host, whose processes `control` ends.
+    #[must_use]
+    pub fn with_process_control(self, control: Arc<dyn ProcessControl>) -> Self {
+        Self { processes: Some(control), ..self }
     }
 
     /// The way to write to sysfs.
@@ -91,6 +103,11 @@ impl Host {
     /// Whom to ask whether disks are held; `None` for a host that is only files.
     pub fn disk_probe(&self) -> Option<&dyn DiskProbe> {
         self.disks.as_deref()
+    }
+
+    /// What ends its processes; `None` for a host that is only files, whose process IDs are not this machine's.
+    pub fn processes(&self) -> Option<&dyn ProcessControl> {
+        self.processes.as_deref()
     }
 }
 
@@ -129,9 +146,27 @@ pub trait SysfsWriter: std::fmt::Debug + Send + Sync {
     /// # Errors
     /// As for [`write`](Self::write).
     fn read(&self, path: &Path, deadline: Duration) -> io::Result<String> {
-        let _ = deadline;
-        files::read(path)?.ok_or_else(|| io::ErrorKind::NotFound.into())
+        let bytes = self.read_bytes(path, deadline)?;
+        String::from_utf8(bytes)
+            .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "the attribute is not text"))
     }
+
+    /// As [`read`](Self::read), of what is no text, at most a page of it: config space, which a function that stalls may keep
+    /// from being answered.
+    ///
+    /// # Errors
+    /// As for [`write`](Self::write).
+    fn read_bytes(&self, path: &Path, deadline: Duration) -> io::Result<Vec<u8>> {
+        let _ = deadline;
+        read_page(path)
+    }
+}
+
+/// The first page of a file, more than which no attribute has.
+pub(crate) fn read_page(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    files::open(path)?.take(4096).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// Writes to the real sysfs, each time from a process of its own that is left behind at the deadline.
@@ -153,7 +188,7 @@ impl SysfsWriter for KernelWriter {
         sys::write(path, value, deadline, Some(lock))
     }
 
-    fn read(&self, path: &Path, deadline: Duration) -> io::Result<String> {
+    fn read_bytes(&self, path: &Path, deadline: Duration) -> io::Result<Vec<u8>> {
         sys::read(path, deadline)
     }
 }

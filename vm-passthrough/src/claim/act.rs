@@ -242,12 +242,23 @@ fn carry_out(
 
 /// Returns all functions of a claim to their drivers, in reverse, and ends it. What fails does not keep the others from it.
 fn undo(host: &Host, journal: &mut Journal, deadline: Duration) -> Result<(), Vec<BindError>> {
+    undo_as(host, journal, deadline, |function| function)
+}
+
+/// As [`undo`], with what `as_if` makes of each function.
+fn undo_as(
+    host: &Host,
+    journal: &mut Journal,
+    deadline: Duration,
+    as_if: impl Fn(ClaimedFunction) -> ClaimedFunction,
+) -> Result<(), Vec<BindError>> {
     let binder = Binder::new(host, deadline);
     if !journal.entry.releasing {
         note(journal, &Record::Release);
     }
     let mut left = Vec::new();
     for function in journal.undo_order() {
+        let function = as_if(function);
         match binder.restore(&function) {
             Ok(()) => note(journal, &Record::Restored(function.address)),
             Err(error) => left.push(error),
@@ -369,6 +380,14 @@ pub(crate) fn release_persistent(
 ) -> Result<(), ClaimError> {
     with_persistent(host, address, deadline, |journal| {
         undo(host, journal, deadline).map_err(|left| ClaimError::HalfReleased { address, left })
+    })
+}
+
+/// As [`release_persistent`], of a function that is about to go: it gets no driver, which would have to let go of it again.
+pub(crate) fn release_unbound(host: &Host, address: PciAddress, deadline: Duration) -> Result<(), ClaimError> {
+    with_persistent(host, address, deadline, |journal| {
+        let unbound = |function| ClaimedFunction { driver: None, ..function };
+        undo_as(host, journal, deadline, unbound).map_err(|left| ClaimError::HalfReleased { address, left })
     })
 }
 

@@ -14,7 +14,6 @@ use super::lock::FunctionLock;
 use crate::iommu::is_vfio_driver;
 use crate::ledger::ClaimedFunction;
 use crate::pci::config::HEADER_SIZE;
-use crate::pci::{Bar, BarKind, regs};
 use crate::readiness::{holders, size_text};
 use crate::{Host, PciAddress, files, pci};
 
@@ -304,21 +303,7 @@ impl<'a> Binder<'a> {
         if is_silent(&header) {
             return Some(SILENT);
         }
-        let register = |index: u8| {
-            let at = usize::from(regs::BASE_ADDRESS_0) + usize::from(index) * 4;
-            header
-                .get(at..at + 4)
-                .map_or(0, |bytes| bytes.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte)))
-        };
-        let is_lost = |bar: &Bar| {
-            let address = match bar.kind {
-                BarKind::Io => register(bar.index) & !0x3,
-                BarKind::Memory32 => register(bar.index) & !0xf,
-                BarKind::Memory64 => register(bar.index + 1) << 32 | register(bar.index) & !0xf,
-            };
-            bar.address != 0 && address != bar.address
-        };
-        let lost = pci::bars(self.host, address).iter().any(is_lost);
+        let lost = pci::lost_bar(&header, &pci::bars(self.host, address)).is_some();
         lost.then_some("has other addresses in its BARs than it was given, as after a loss of power")
     }
 

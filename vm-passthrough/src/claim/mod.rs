@@ -45,7 +45,7 @@ pub use share::SharedLease;
 pub use vfs::{VfError, VfOptions};
 
 pub use act::Recovery;
-pub(crate) use act::{HeldClaim, find_persistent, recover, release_persistent, take};
+pub(crate) use act::{HeldClaim, find_persistent, recover, release_persistent, release_unbound, take};
 pub(crate) use lock::FunctionLock;
 pub(crate) use share::share;
 pub(crate) use vfs::{create_vfs, remove_vfs};

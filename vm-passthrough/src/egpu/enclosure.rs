@@ -23,14 +23,24 @@ pub trait Enclosure: fmt::Debug {
     /// When it is not done.
     fn act(&mut self, action: Action) -> Result<(), EgpuError>;
 
-    /// Asks its functions who they are.
+    /// Reads the identity of its functions.
     ///
     /// # Errors
     /// When one does not answer, or is another.
     fn heartbeat(&mut self) -> Result<(), EgpuError>;
 
-    /// Its temperature in thousandths of a degree Celsius; `None` where nobody tells.
+    /// Its temperature in thousandths of a degree Celsius; `None` where it can't be read, as while a guest has it.
     fn temperature(&mut self) -> Option<i32>;
+
+    /// The users that the last action ended, for people to read; `None` where it ended none.
+    fn ended(&mut self) -> Option<String> {
+        None
+    }
+
+    /// Why it was not sound when it was taken as it was.
+    fn unsound(&self) -> Option<String> {
+        None
+    }
 }
 
 /// What there is of an eGPU.
@@ -38,14 +48,25 @@ pub trait Enclosure: fmt::Debug {
 pub struct Observation {
     /// Where its enclosure is connected; `None` where it is not.
     pub route: Option<Route>,
-    /// What is another number each time that it is plugged in; `None` where that is not known.
+    /// A number that it has from being plugged in until it is pulled; `None` where it is not known.
     pub instance: Option<u64>,
     /// Whether PCIe is tunnelled to it.
     pub authorised: bool,
     /// Its PCI functions that are no bridges.
     pub functions: Vec<PciAddress>,
-    /// Who uses them, for people to read.
+    /// The users of these, for people to read.
     pub users: Vec<String>,
+    /// Set where the tunnel that was built to it is gone, and nobody took it down who may.
+    pub dropped: Option<Dropped>,
+}
+
+/// A tunnel that is gone unasked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dropped {
+    /// What is known of that, and what to do.
+    pub why: String,
+    /// Whether the policy wants it built again.
+    pub comes_back: bool,
 }
 
 /// Why something can't be done with an eGPU.
@@ -82,7 +103,7 @@ pub enum EgpuError {
         /// What was there when it was made known.
         known: String,
     },
-    /// What is in it is not allowed.
+    /// The policy does not allow it.
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// A function does not answer as it should.
@@ -98,7 +119,7 @@ pub enum EgpuError {
     Used {
         /// What is used.
         what: String,
-        /// Who uses it.
+        /// Its users.
         users: Vec<String>,
     },
     /// A step failed.
@@ -109,8 +130,8 @@ pub enum EgpuError {
         /// Why it was not.
         reason: String,
     },
-    /// It was asked to give up.
-    #[error("given up, as was asked")]
+    /// It was cancelled.
+    #[error("cancelled")]
     Cancelled,
 }
 

@@ -1,34 +1,39 @@
 //! An enclosure of the host.
 
+mod built;
 mod find;
 mod heartbeat;
+mod release;
 mod reset;
 mod thermometer;
+mod users;
+mod verify;
+
+pub use built::is_built;
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::os::unix::fs::MetadataExt as _;
 use std::time::{Duration, Instant};
 
-use super::{Action, EgpuError, Enclosure, KnownEgpu, Observation, Policy, Refusal, Rung, is_accelerator};
-use crate::claim::{self, Cancel, ClaimError};
-use crate::ledger::{self, EnclosureLock, Ledger};
+use super::{Action, Dropped, EgpuError, Enclosure, KnownEgpu, Observation, Policy, QUIET, Refusal, Rung, is_accelerator};
+use crate::claim::{self, Cancel};
+use crate::ledger::{EnclosureLock, Ledger};
 use crate::pci::{self, PciFunction, PciIds};
-use crate::usb4::{Route, Router, UniqueId};
-use crate::{Host, PciAddress, deadlines, files, readiness};
+use crate::usb4::{Domain, Route, Router, UniqueId};
+use crate::{Host, PciAddress, deadlines};
 use heartbeat::Heartbeat;
 use thermometer::Thermometer;
+use users::Processes;
 
 /// How often what is waited for is looked at.
 const POLL: Duration = Duration::from_millis(100);
-/// How long functions must stay the same for all of them to have come: Linux adds them one after the other.
-const QUIET: Duration = Duration::from_millis(500);
 
 type Result<T, E = EgpuError> = std::result::Result<T, E>;
 
-/// Who runs the guests of the host.
+/// What runs the guests of the host.
 pub trait Guests: fmt::Debug + Send {
-    /// Takes functions from the guest that has them; those that no guest has are passed over.
+    /// Detaches functions from the guest that has them; those that no guest has are skipped.
     ///
     /// # Errors
     /// Why a guest has one still.
@@ -47,9 +52,16 @@ pub struct HostEnclosure {
     guests: Box<dyn Guests>,
     thermometer: Thermometer,
     heartbeat: Heartbeat,
-    /// From when it is taken from its driver until its tunnel is down: nobody claims it meanwhile.
+    processes: Processes,
+    /// How long a driver has to let go of a function.
+    pub(super) unbinding: Duration,
+    /// Users that the last action ended.
+    ended: Option<String>,
+    /// Why it was not sound when it was taken as it was.
+    unsound: Option<String>,
+    /// From when it is unbound from its driver until its tunnel is down: nobody claims it meanwhile.
     ledger: Option<Ledger>,
-    /// From when its tunnel is asked for until its functions have come: no others come meanwhile.
+    /// From when its tunnel is built until its functions have come: no others come meanwhile.
     coming: Option<EnclosureLock>,
     /// Where it was seen last, which tells it from another that says the same UUID.
     route: Option<Route>,
@@ -80,6 +92,10 @@ impl HostEnclosure {
             guests,
             thermometer: Thermometer::default(),
             heartbeat: Heartbeat::default(),
+            processes: Processes::default(),
+            unbinding: claim::DEADLINE,
+            ended: None,
+            unsound: None,
             ledger: None,
             coming: None,
             route: None,
@@ -105,7 +121,8 @@ impl HostEnclosure {
         self.functions.iter().map(|(address, _)| *address).collect()
     }
 
-    /// Takes it as it is, where it is connected already, and answers whether its functions are in order.
+    /// Takes it as it is, where it is connected already, and answers whether its functions are in order; where they are not,
+    /// [`Enclosure::unsound`] says why.
     ///
     /// # Errors
     /// When PCIe is not tunnelled to it, or it can't be looked at.
@@ -117,7 +134,8 @@ impl HostEnclosure {
         let functions = self.endpoints(router.route)?;
         self.route = Some(router.route);
         self.note(functions);
-        Ok(self.verify().is_ok())
+        self.unsound = verify::verify(&self.host, &self.functions).err().map(|error| error.to_string());
+        Ok(self.unsound.is_none())
     }
 
     /// Notes what is in it.
@@ -125,6 +143,7 @@ impl HostEnclosure {
         let accelerators = functions.iter().filter(|function| is_accelerator(function));
         self.accelerators = accelerators.map(|function| function.ids).collect();
         self.functions = functions.into_iter().map(|function| (function.address, function.ids)).collect();
+        self.heartbeat.begin(&self.host, &self.functions);
     }
 
     /// As [`wait`], but given up when that is asked for.
@@ -153,14 +172,28 @@ impl HostEnclosure {
         let is_given_up = || self.cancel.is_requested();
         let coming = EnclosureLock::of_all(&self.host, deadlines::OTHERS_COME, is_given_up);
         self.coming = Some(coming.map_err(|error| step("wait for other enclosures", error))?);
-        let all = pci::scan(&self.host).map_err(|error| step("scan the host", error))?;
+        let all = pci::scan_attributes(&self.host).map_err(|error| step("scan the host", error))?;
         self.before = all.iter().map(|function| function.address).collect();
-        self.set_authorized(&router, "1")?;
+        let written = self.set_authorized(&router, "1");
         // Another enclosure may have come to the same port meanwhile.
         match self.connected()? {
-            (_, now) if now.route == router.route && now.is_authorised() => Ok(()),
-            _ => Err(step("have PCIe tunnelled to it", "its `authorized` reads 0 afterwards; see dmesg")),
+            // Linux refuses to authorise what is authorised already, as by bolt in the meantime.
+            (_, now) if now.route == router.route && now.is_authorised() => {}
+            _ => {
+                written?;
+                return Err(step("have PCIe tunnelled to it", "its `authorized` reads 0 afterwards; see dmesg"));
+            }
         }
+        if written.is_ok() {
+            built::note(&self.host, self.id, self.instance(router.route));
+        }
+        Ok(())
+    }
+
+    /// A number that the directory of its router has until it is unplugged.
+    fn instance(&self, route: Route) -> Option<u64> {
+        let dir = self.host.thunderbolt.join("devices").join(route.to_string());
+        std::fs::metadata(dir).ok().map(|dir| dir.ino())
     }
 
     fn enumerate(&mut self) -> Result<()> {
@@ -210,162 +243,22 @@ impl HostEnclosure {
         Ok(())
     }
 
-    /// Whether each function answers, is what it was, and has its BARs.
-    fn verify(&self) -> Result<()> {
-        if self.functions.is_empty() {
-            return Err(step("verify it", "it has no functions"));
+    /// Whether the tunnel that was built to it is gone unasked, and what to do then.
+    fn dropped(&self, domain: &Domain, router: &Router, instance: Option<u64>) -> Option<Dropped> {
+        if router.is_authorised() || !built::is_built(&self.host, self.id, instance) {
+            return None;
         }
-        for (address, ids) in &self.functions {
-            let unsound = |what: String| EgpuError::Unsound { address: *address, what };
-            let config =
-                pci::read_config(&self.host, *address).map_err(|error| unsound(error.to_string()))?;
-            heartbeat::check_ids(&config, ids).map_err(unsound)?;
-            for bar in pci::bars(&self.host, *address) {
-                if bar.size > 0 && bar.address == 0 && bar.kind != pci::BarKind::Io {
-                    return Err(EgpuError::Unsound {
-                        address: *address,
-                        what: format!(
-                            "Linux has no room for its BAR {} of {}; connect it before the host boots, or give its port more \
-                             room (pci=hpmmiosize=, pci=hpmmioprefsize=)",
-                            bar.index,
-                            readiness::size_text(bar.size)
-                        ),
-                    });
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Who of the host uses its functions, without guests.
-    fn users(&self, with_guests: bool) -> Result<Vec<String>> {
-        let claims = match &self.ledger {
-            Some(ledger) => ledger.entries(),
-            None => ledger::claims(&self.host, deadlines::LEDGER_READ),
-        };
-        let claims = claims.map_err(|error| step("see who has it", error))?;
-        let mut users = Vec::new();
-        for (address, _) in &self.functions {
-            let claim = claims
-                .iter()
-                .flatten()
-                .find(|claim| claim.alive && !claim.void && claim.entry.function(*address).is_some());
-            if let Some(claim) = claim {
-                let owner = claim.entry.user.as_ref().unwrap_or(&claim.entry.owner);
-                if with_guests {
-                    users.push(owner.to_string());
-                }
-                continue;
-            }
-            users.extend(readiness::users(&self.host, *address).iter().map(ToString::to_string));
-        }
-        users.dedup();
-        Ok(users)
-    }
-
-    /// Waits for who uses it on the host.
-    fn stop_work(&self, force: bool) -> Result<()> {
-        if force {
-            return Ok(());
-        }
-        let mut users = Vec::new();
-        let idle = self.wait(deadlines::WORK, || {
-            users = self.users(false)?;
-            Ok(users.is_empty().then_some(()))
-        })?;
-        idle.ok_or(EgpuError::Used { what: "it".into(), users })
-    }
-
-    fn detach(&self, force: bool) -> Result<()> {
-        let functions = self.functions();
-        if functions.is_empty() {
-            return Ok(());
-        }
-        let detached = self.guests.detach(&functions, force);
-        detached.map_err(|reason| step("take it from its guest", reason))
-    }
-
-    /// Takes its functions from their drivers.
-    fn unbind(&mut self, force: bool) -> Result<()> {
-        match Ledger::lock(&self.host, claim::DEADLINE) {
-            Ok(ledger) => self.ledger = Some(ledger),
-            Err(error) if force => tracing::warn!("it may be claimed until its tunnel is down: {error}"),
-            Err(error) => return Err(step("keep others from it", error)),
-        }
-        // Who has begun to use it since it was free keeps it.
-        let users = if force { Vec::new() } else { self.users(true)? };
-        if !users.is_empty() {
-            return Err(EgpuError::Used { what: "it".into(), users });
-        }
-        let mut failed = Vec::new();
-        for (address, _) in &self.functions {
-            match claim::unbind(&self.host, *address, claim::DEADLINE) {
-                Ok(()) | Err(claim::BindError::Vanished(_)) => {}
-                Err(error) => failed.push(error.to_string()),
-            }
-        }
-        if failed.is_empty() { Ok(()) } else { Err(step("take it from its driver", failed.join("; "))) }
-    }
-
-    fn deauthorise(&mut self) -> Result<()> {
-        let router = self.router()?;
-        if let Some((domain, router)) = router.as_ref().filter(|(_, router)| router.is_authorised()) {
-            if !domain.deauthorization {
-                return Err(step(
-                    "take its tunnel down",
-                    format!(
-                        "domain{} can't (its `deauthorization` is 0); no driver of the host has it any more, so pull its cable",
-                        domain.number
-                    ),
-                ));
-            }
-            self.set_authorized(router, "0")?;
-        }
-        // Also where somebody else took it down, or has pulled it. What undoes is not given up.
-        let there = |(address, ids): &&(PciAddress, PciIds)| is_there(&self.host, *address, ids);
-        let mut are_gone = || Ok((!self.functions.iter().any(|function| there(&function))).then_some(()));
-        if router.is_some() && wait(deadlines::ENUMERATION, &mut are_gone)?.is_none() {
-            // A port that has lost its link may not have told Linux.
-            for (address, _) in self.functions.iter().filter(there) {
-                let path = self.host.pci_device(*address).join("remove");
-                tracing::warn!("{address} is there without its tunnel: write 1 to {}", path.display());
-                if let Err(error) = self.host.writer().write(&path, "1", deadlines::TUNNEL) {
-                    tracing::warn!("{}: {error}", path.display());
-                }
-            }
-        }
-        wait(deadlines::ENUMERATION, are_gone)?.ok_or_else(|| {
-            step(
-                "take its tunnel down",
-                "its functions are there still; see dmesg for who does not let go of them",
-            )
-        })?;
-        if self.router()?.is_some_and(|(_, router)| router.is_authorised()) {
-            return Err(step("take its tunnel down", "its `authorized` does not read 0 afterwards"));
-        }
-        self.ledger = None;
-        self.settle()
-    }
-
-    /// Ends what the ledger notes of functions that are gone. Those of which that fails, or that are not gone yet, are kept for
-    /// the next try.
-    fn settle(&mut self) -> Result<()> {
-        let mut failed = Vec::new();
-        self.functions.retain(|(address, ids)| {
-            if is_there(&self.host, *address, ids) {
-                failed.push(format!("{address} is there still; see dmesg for who does not let go of it"));
-                return true;
-            }
-            match claim::release_persistent(&self.host, *address, claim::DEADLINE) {
-                // Who has it hears of it, and releases it.
-                Ok(()) | Err(ClaimError::NotClaimed(_) | ClaimError::Taken { .. }) => false,
-                Err(error) => {
-                    failed.push(error.to_string());
-                    true
-                }
-            }
-        });
-        if failed.is_empty() { Ok(()) } else { Err(step("settle the ledger", failed.join("; "))) }
+        let router_dir = self.host.thunderbolt.join("devices").join(router.route.to_string());
+        let interface = domain.host_interface.map(|interface| self.host.pci_device(interface));
+        let dirs = [router_dir].into_iter().chain(interface);
+        let files: Vec<String> = dirs.map(|dir| dir.join("power/control").display().to_string()).collect();
+        Some(Dropped {
+            why: format!(
+                "its tunnel is gone, and no command took it down; if runtime power management did, write `on` to {}",
+                files.join(" and ")
+            ),
+            comes_back: self.policy.judge(domain, router, self.known.is_some(), false).is_ok(),
+        })
     }
 
     fn reset(&mut self, rung: Rung) -> Result<()> {
@@ -375,19 +268,22 @@ impl HostEnclosure {
             Rung::Reconnect => {
                 let functions = self.functions.clone();
                 let (_, router) = self.connected()?;
+                let route = router.route;
                 // What would not be used afterwards keeps what it has.
                 self.check_fit(&self.endpoints(router.route)?)?;
-                if router.is_authorised() {
-                    self.deauthorise()?;
+                match router.is_authorised() {
+                    true => self.deauthorise()?,
+                    // What is noted of functions that went with their tunnel.
+                    false => self.settle()?,
                 }
                 self.authorise()?;
                 let known = self.known.replace(self.known());
                 let enumerated = self.enumerate();
                 self.known = known;
-                if enumerated.is_err() {
+                enumerated.inspect_err(|_| {
+                    self.give_up_tunnel(route);
                     self.functions = functions;
-                }
-                enumerated
+                })
             }
         }
     }
@@ -395,14 +291,14 @@ impl HostEnclosure {
 
 impl Enclosure for HostEnclosure {
     fn observe(&mut self) -> Result<Observation> {
-        let Some((_, router)) = self.router()? else {
-            self.route = None;
+        let Some((domain, router)) = self.router()? else {
+            if self.route.take().is_some() {
+                built::forget(&self.host, self.id);
+            }
             return Ok(Observation::default());
         };
         let authorised = router.is_authorised();
-        // Another directory has another number in sysfs.
-        let dir = self.host.thunderbolt.join("devices").join(router.route.to_string());
-        let instance = std::fs::metadata(dir).ok().map(|dir| dir.ino());
+        let instance = self.instance(router.route);
         let functions = match authorised {
             true => self.endpoints(router.route)?,
             false => Vec::new(),
@@ -412,17 +308,20 @@ impl Enclosure for HostEnclosure {
             instance,
             authorised,
             functions: functions.iter().map(|function| function.address).collect(),
-            users: self.users(true)?,
+            users: self.remembered_users()?,
+            dropped: self.dropped(&domain, &router, instance),
         })
     }
 
     fn act(&mut self, action: Action) -> Result<()> {
+        self.ended = None;
         let done = match action {
             Action::Authorise => self.authorise(),
             Action::Enumerate => self.enumerate(),
-            Action::Verify => self.verify(),
+            Action::Verify => verify::verify(&self.host, &self.functions),
             Action::StopWork { force } => self.stop_work(force),
             Action::Detach { force } => self.detach(force),
+            Action::Release => self.release(),
             Action::Unbind { force } => self.unbind(force),
             Action::Deauthorise => self.deauthorise(),
             Action::Reset(rung) => self.reset(rung),
@@ -444,6 +343,14 @@ impl Enclosure for HostEnclosure {
     fn temperature(&mut self) -> Option<i32> {
         self.thermometer.hottest(&self.host, &self.functions)
     }
+
+    fn ended(&mut self) -> Option<String> {
+        self.ended.take()
+    }
+
+    fn unsound(&self) -> Option<String> {
+        self.unsound.clone()
+    }
 }
 
 /// Waits until `ready` says what it has; none when the deadline passes first.
@@ -456,15 +363,6 @@ fn wait<T>(deadline: Duration, mut ready: impl FnMut() -> Result<Option<T>>) -> 
         }
         std::thread::sleep(POLL);
     }
-}
-
-/// Whether the host has a function still. Another may have come to its address since.
-fn is_there(host: &Host, address: PciAddress, ids: &PciIds) -> bool {
-    let dir = host.pci_device(address);
-    let says = |file: &str, id: u16| {
-        files::read_trimmed(&dir.join(file)).is_none_or(|text| text == format!("{id:#06x}"))
-    };
-    dir.exists() && says("vendor", ids.vendor) && says("device", ids.device)
 }
 
 fn step(what: &str, reason: impl fmt::Display) -> EgpuError {

@@ -1,22 +1,22 @@
 //! Takes an eGPU through its life.
 
-use super::{Action, Egpu, EgpuError, Enclosure, Event, Limits, Rung, State};
+use super::{Action, Dropped, Egpu, EgpuError, Enclosure, Event, Limits, Rung, State};
 
-/// A step of an eGPU's life, for who watches it.
+/// A step of an eGPU's life, for whoever watches it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Change {
-    /// Where it was.
+    /// Its state before.
     pub from: State,
-    /// Where it is.
+    /// Its state from then on.
     pub to: State,
     /// What has happened.
     pub event: Event,
-    /// Why, where something failed.
+    /// Why, where something failed; or what was ended, where users lost it.
     pub error: Option<String>,
 }
 
-/// Takes one eGPU through its life: asks the state machine what is to be done, does it, and tells it the outcome.
+/// Takes one eGPU through its life: asks the state machine what is to be done, does it, and hands it the outcome.
 ///
 /// Each call ends with a state that waits for nothing: actions have deadlines, and the machine goes through a bounded number
 /// of them.
@@ -25,19 +25,19 @@ pub struct Manager<E> {
     enclosure: E,
     egpu: Egpu,
     limits: Limits,
-    /// Which time of being plugged in it is.
+    /// The number that it has from being plugged in until it is pulled.
     instance: Option<u64>,
     failure: Option<String>,
     leftover: Option<String>,
 }
 
 impl<E: Enclosure> Manager<E> {
-    /// Of an eGPU of which nothing is known yet. It changes nothing.
+    /// A manager of an eGPU that was not looked at yet. It changes nothing.
     pub fn new(enclosure: E, limits: Limits) -> Self {
         Self { enclosure, egpu: Egpu::default(), limits, instance: None, failure: None, leftover: None }
     }
 
-    /// Where it is in its life.
+    /// Its state.
     pub fn state(&self) -> State {
         self.egpu.state
     }
@@ -65,9 +65,21 @@ impl<E: Enclosure> Manager<E> {
         &mut self.enclosure
     }
 
-    /// Takes an event, and does all that follows from it. `told` hears of each change.
+    /// Takes an event, and does all that follows from it. `told` is called with each change.
     pub fn take(&mut self, event: Event, told: &mut dyn FnMut(&Change)) {
-        let (mut event, mut error) = (event, None);
+        let why = match event {
+            Event::Adopted { sound: false } => self.enclosure.unsound(),
+            _ => None,
+        };
+        self.take_because(event, why, told);
+    }
+
+    /// As [`take`](Self::take), with the reason of the event.
+    fn take_because(&mut self, event: Event, why: Option<String>, told: &mut dyn FnMut(&Change)) {
+        if why.is_some() {
+            self.failure.clone_from(&why);
+        }
+        let (mut event, mut error) = (event, why);
         loop {
             let before = self.egpu.state;
             let (next, action) = self.egpu.step(event, &self.limits);
@@ -88,13 +100,21 @@ impl<E: Enclosure> Manager<E> {
                 self.instance = None;
             }
             event = match self.enclosure.act(action) {
-                Ok(()) => Event::Done(action),
+                Ok(()) => {
+                    error = self.enclosure.ended();
+                    Event::Done(action)
+                }
                 Err(failed) => {
-                    let is_unfit = matches!(failed, EgpuError::AnotherGpu { .. } | EgpuError::Refused(_));
+                    let event = match failed {
+                        EgpuError::AnotherGpu { .. } | EgpuError::Refused(_) => Event::Unfit,
+                        EgpuError::Used { .. } => Event::Busy(action),
+                        _ => Event::Failed(action),
+                    };
                     let failed = failed.to_string();
                     self.failure = Some(failed.clone());
-                    error = Some(failed);
-                    if is_unfit { Event::Unfit } else { Event::Failed(action) }
+                    let ended = self.enclosure.ended().map(|ended| format!("{ended}; "));
+                    error = Some(ended.unwrap_or_default() + &failed);
+                    event
                 }
             };
         }
@@ -129,7 +149,15 @@ impl<E: Enclosure> Manager<E> {
         }
         self.instance = seen.instance;
         let was_watched = self.egpu.state.is_watched();
-        self.take(Event::Found { authorised: seen.authorised }, told);
+        match seen.dropped {
+            Some(Dropped { why, comes_back: true }) if was_watched => {
+                self.take_because(Event::Dropped, Some(why), told);
+            }
+            dropped => {
+                let why = dropped.filter(|_| was_watched).map(|dropped| dropped.why);
+                self.take_because(Event::Found { authorised: seen.authorised }, why, told);
+            }
+        }
         // What was seen before it was connected says nothing of it now.
         if was_watched && self.egpu.state.is_watched() {
             let event = match (seen.functions.is_empty(), seen.users.is_empty()) {
@@ -143,19 +171,19 @@ impl<E: Enclosure> Manager<E> {
         Ok(())
     }
 
-    /// Asks whether it answers, and how hot it is.
+    /// Reads whether it answers, and its temperature.
     fn watch(&mut self, told: &mut dyn FnMut(&Change)) {
         if !self.egpu.state.is_watched() {
             return;
         }
-        let beat = match self.enclosure.heartbeat() {
-            Ok(()) => Event::Answered,
+        match self.enclosure.heartbeat() {
+            Ok(()) => self.take(Event::Answered, told),
             Err(error) => {
-                self.failure = Some(error.to_string());
-                Event::Missed
+                let error = error.to_string();
+                tracing::info!("heartbeat missed: {error}");
+                self.take_because(Event::Missed, Some(error), told);
             }
-        };
-        self.take(beat, told);
+        }
         if let Some(celsius) = self.enclosure.temperature() {
             self.take(Event::Temperature(celsius), told);
         }

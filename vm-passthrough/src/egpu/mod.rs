@@ -13,11 +13,14 @@ mod manager;
 mod policy;
 mod state;
 
-pub use enclosure::{EgpuError, Enclosure, Observation};
-pub use host::{Guests, HostEnclosure};
+pub use enclosure::{Dropped, EgpuError, Enclosure, Observation};
+pub use host::{Guests, HostEnclosure, is_built};
 pub use manager::{Change, Manager};
 pub use policy::{Authorise, KnownEgpu, Policy, Refusal, is_accelerator};
 pub use state::{Action, Before, Drain, DrainStep, Egpu, Event, Fault, Limits, Recovery, Rung, State};
+
+/// How long functions must stay the same for all of them to have come: Linux adds them one after the other.
+pub(crate) const QUIET: std::time::Duration = std::time::Duration::from_millis(500);
 
 #[cfg(test)]
 mod tests;

@@ -11,12 +11,15 @@
 //!                        │                 │              │         │    └─┘ next rung: soft reset, hard reset, reconnect,
 //!                        │                 └──────────────┤         │        each verified; at most `rounds` times
 //!                        └────────────────────────────────┘◀────────┘ given up; overheated; disconnect
+//!
+//!   Draining: work is waited for ─▶ detached from the guest ─▶ claims released ─▶ unbound ─▶ deauthorised
 //! ```
 //!
-//! * What is not gone yet answers: Ready and InUse are reached only by a verification that succeeded or a heartbeat that was
-//!   answered, or by a disconnect of one in these states that was given up before anything was taken apart.
-//! * Nobody is cut off who was not asked, but by force, or by a recovery of what does not answer. A tunnel that somebody else built
-//!   stays when what came through it is of no use.
+//! * What has not gone still answers: Ready and InUse are reached only by a verification that succeeded or a heartbeat that was
+//!   answered, or from one of these states by a disconnect that was given up before anything was taken apart.
+//! * Users lose it only by force, by a recovery of what does not answer, or by an emergency stop. By force, processes of the host
+//!   that use it are ended. A tunnel that somebody else built stays when what came through it is of no use.
+//! * An emergency stop that failed is not over: it is tried again at each look, until the tunnel is down.
 //! * Whatever fails, a state without a pending action is reached in a bounded number of steps.
 //! * Each event is taken in each state. What a state does not wait for changes nothing.
 
@@ -27,17 +30,19 @@ use std::fmt;
 pub struct Egpu {
     /// Where it is.
     pub state: State,
-    /// Rounds of recovery since it last was well for long.
+    /// Rounds of recovery since it was last well for long.
     rounds: u8,
     /// Heartbeats in a row that were answered.
     answered: u8,
     /// Whether its tunnel was found, not asked for: somebody may have used it before it was looked at.
     is_found: bool,
+    /// Whether the reset that is under way was asked for: then no other rung follows it.
+    is_asked: bool,
 }
 
 impl Default for Egpu {
     fn default() -> Self {
-        Self { state: State::Absent, rounds: 0, answered: 0, is_found: false }
+        Self { state: State::Absent, rounds: 0, answered: 0, is_found: false, is_asked: false }
     }
 }
 
@@ -48,17 +53,17 @@ pub enum State {
     Absent,
     /// Its enclosure is connected, and no PCIe is tunnelled to it.
     Disconnected,
-    /// The tunnel is asked for.
+    /// The tunnel is being built.
     Authorising,
-    /// The tunnel is there, its PCI functions are waited for.
+    /// The tunnel is there, and its PCI functions are waited for.
     Enumerating,
-    /// Its functions are there and are asked who they are.
+    /// Its functions are there, and their identity and BARs are read back.
     Verifying,
     /// It can be used.
     Ready,
     /// Somebody uses it.
     InUse,
-    /// It has left some heartbeats unanswered.
+    /// It has missed heartbeats.
     Degraded {
         /// How many in a row.
         missed: u8,
@@ -67,9 +72,9 @@ pub enum State {
     },
     /// It is taken through the ladder of resets.
     Recovering(Recovery),
-    /// It is taken from who uses it, and its tunnel taken down.
+    /// Its users lose it, and its tunnel is taken down.
     Draining(Drain),
-    /// It can't be used, and is left as it is until somebody says what to do.
+    /// It can't be used, and is left as it is until an operator acts; but see [`Fault::NotStopped`].
     Failed(Fault),
 }
 
@@ -91,7 +96,7 @@ impl State {
         }
     }
 
-    /// Whether heartbeat and temperature are to be looked at.
+    /// Whether heartbeat and temperature are to be read.
     pub const fn is_watched(self) -> bool {
         matches!(self, Self::Ready | Self::InUse | Self::Degraded { .. })
     }
@@ -113,6 +118,7 @@ impl State {
             Self::Draining(Drain { step, force, .. }) => match step {
                 DrainStep::StopWork => Action::StopWork { force },
                 DrainStep::Detach => Action::Detach { force },
+                DrainStep::Release => Action::Release,
                 DrainStep::Unbind => Action::Unbind { force },
                 DrainStep::Deauthorise => Action::Deauthorise,
             },
@@ -124,11 +130,11 @@ impl State {
 /// How far a recovery is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Recovery {
-    /// It is taken from who uses it, before this rung.
+    /// Its guest loses it, before this rung.
     Detach(Rung),
     /// It is reset.
     Reset(Rung),
-    /// It is asked who it is, after this rung.
+    /// Its identity and BARs are read back, after this rung.
     Verify(Rung),
 }
 
@@ -149,11 +155,11 @@ pub enum Rung {
 pub struct Drain {
     /// What is done now.
     pub step: DrainStep,
-    /// Whether nobody is waited for, and what fails is passed over.
+    /// Whether users are not waited for but ended, and a step that fails is skipped.
     pub force: bool,
-    /// What comes then; none for [`State::Disconnected`].
+    /// The fault that it ends in; `None` for [`State::Disconnected`].
     pub then: Option<Fault>,
-    /// What it is again if that is given up before anything was taken apart.
+    /// What it returns to if it is given up before anything was taken apart.
     pub before: Before,
 }
 
@@ -162,7 +168,7 @@ pub struct Drain {
 pub enum Before {
     /// It worked.
     Working,
-    /// It had left so many heartbeats in a row unanswered.
+    /// It had missed so many heartbeats in a row.
     Degraded {
         /// How many.
         missed: u8,
@@ -174,11 +180,13 @@ pub enum Before {
 /// The steps of a drain, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DrainStep {
-    /// Work that runs is waited for, or ended.
+    /// Processes of the host that use it are waited for, or ended.
     StopWork,
-    /// It is taken from its guest.
+    /// It is detached from its guest.
     Detach,
-    /// It is taken from its driver.
+    /// Claims of it that no process holds are released, so that nothing is noted of it any more.
+    Release,
+    /// It is unbound from its driver.
     Unbind,
     /// Its tunnel is taken down.
     Deauthorise,
@@ -192,12 +200,15 @@ pub enum Fault {
     NotAuthorised,
     /// Its functions did not come, or are not those of a GPU that is allowed.
     NotEnumerated,
-    /// Its functions do not answer as they should, and nothing was tried yet.
+    /// Its functions do not answer as they should; no reset was tried, or only the one that was asked for.
     Unsound,
-    /// The ladder was climbed in vain.
+    /// No rung of the ladder helped.
     Unrecovered,
-    /// It was hotter than allowed.
+    /// It was hotter than allowed, and is stopped.
     Overheated,
+    /// It was hotter than allowed, and its tunnel could not be taken down: it may be hot and in use still. The stop is tried
+    /// again at each look, whatever its temperature reads: the sensor may have gone with its driver.
+    NotStopped,
     /// A driver does not let go of it.
     Stuck,
     /// Its tunnel could not be taken down.
@@ -212,7 +223,7 @@ pub enum Event {
         /// Whether PCIe is tunnelled to it.
         authorised: bool,
     },
-    /// It was connected before anybody here looked at it, and is to be taken as it is.
+    /// It was connected before it was first looked at, and is taken as it is.
     Adopted {
         /// Whether its functions answer, and are in order.
         sound: bool,
@@ -221,20 +232,24 @@ pub enum Event {
     Gone,
     /// Its functions are gone, though the tunnel should be there.
     Lost,
-    /// Somebody who may asks for it to be connected, or the policy does.
+    /// The tunnel that was built to it is gone, though nobody took it down who may, and the policy wants it connected.
+    Dropped,
+    /// An operator or the policy asks for it to be connected.
     Connect,
-    /// Somebody asks for it to be disconnected.
+    /// An operator or the policy asks for it to be disconnected.
     Disconnect {
-        /// Without waiting for who uses it.
+        /// Without waiting for its users.
         force: bool,
     },
+    /// An operator asks for this reset, and no other.
+    Reset(Rung),
     /// Somebody began to use it.
     Used,
     /// Nobody uses it any more.
     Idle,
     /// It answered a heartbeat.
     Answered,
-    /// It left a heartbeat unanswered.
+    /// It missed a heartbeat.
     Missed,
     /// Its temperature, in thousandths of a degree Celsius.
     Temperature(i32),
@@ -242,6 +257,8 @@ pub enum Event {
     Done(Action),
     /// An action failed.
     Failed(Action),
+    /// An action was not begun, as somebody uses it.
+    Busy(Action),
     /// Its functions came, and are not such as may be used.
     Unfit,
 }
@@ -253,21 +270,23 @@ pub enum Action {
     Authorise,
     /// Wait for its functions.
     Enumerate,
-    /// Read back that its functions answer, and are who they were.
+    /// Read back that its functions answer, have the identity that they had, and are set up as Linux set them up.
     Verify,
-    /// Wait for the work that runs on it, or end it.
+    /// Wait for the processes of the host that use it, or end them.
     StopWork {
-        /// End it.
+        /// End them: SIGTERM, then SIGKILL.
         force: bool,
     },
-    /// Take it from its guest.
+    /// Detach it from its guest.
     Detach {
         /// Without the guest's consent.
         force: bool,
     },
-    /// Take it from its driver.
+    /// Release claims of it that no process holds.
+    Release,
+    /// Unbind it from its driver.
     Unbind {
-        /// Though it may be used.
+        /// Though it may be in use.
         force: bool,
     },
     /// Take its tunnel down.
@@ -286,6 +305,7 @@ impl fmt::Display for Action {
             Self::Verify => "verify",
             Self::StopWork { .. } => "stop-work",
             Self::Detach { .. } => "detach",
+            Self::Release => "release",
             Self::Unbind { .. } => "unbind",
             Self::Deauthorise => "deauthorise",
             Self::Reset(rung) => return rung.fmt(f),
@@ -297,7 +317,7 @@ impl fmt::Display for Action {
 /// What is too much.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Heartbeats in a row that may be left unanswered before it is reset.
+    /// Heartbeats in a row that it misses before it is reset.
     pub missed: u8,
     /// Rounds on the ladder before it is given up.
     pub rounds: u8,
@@ -315,17 +335,22 @@ impl Default for Limits {
 }
 
 impl Egpu {
-    /// What it is after an event, and what is to be done then; the outcome of each action but [`Action::Settle`] is an event
-    /// that is waited for.
+    /// What it is after an event, and what is to be done then; the outcome of each action but [`Action::Settle`] is the event
+    /// that it waits for.
     #[must_use]
     pub fn step(self, event: Event, limits: &Limits) -> (Self, Option<Action>) {
-        let next = self.next(event, limits);
+        let mut next = self.next(event, limits);
+        next.is_asked &= matches!(next.state, State::Recovering(_));
         let is_new = next.state != self.state;
         let action = match next.state {
             // Without a tunnel nothing of it was used.
             State::Absent | State::Disconnected if is_new && self.state.has_tunnel() => {
                 let is_undone = matches!(event, Event::Done(_));
                 (!is_undone).then_some(Action::Settle)
+            }
+            // Somebody else has taken the tunnel of an emergency down.
+            State::Failed(Fault::Overheated) if self.state == State::Failed(Fault::NotStopped) => {
+                Some(Action::Settle)
             }
             state if is_new => state.awaited(),
             _ => None,
@@ -350,7 +375,13 @@ impl Egpu {
             (State::Ready | State::InUse | State::Degraded { .. }, Event::Found { authorised: false }) => {
                 Self { state: State::Disconnected, ..Self::default() }
             }
-            // Whose tunnel it is that is there next is to be seen.
+            (State::Failed(Fault::NotStopped), Event::Found { authorised: true }) => {
+                to(State::Draining(Drain::forced(Fault::Overheated)))
+            }
+            (State::Failed(Fault::NotStopped), Event::Found { authorised: false }) => {
+                Self { state: State::Failed(Fault::Overheated), is_found: false, ..self }
+            }
+            // Whose tunnel comes next is not known yet.
             (State::Failed(_), Event::Found { authorised: false }) => Self { is_found: false, ..self },
             (State::Disconnected, Event::Connect) => Self { state: State::Authorising, ..Self::default() },
             // It may have a tunnel still.
@@ -360,6 +391,9 @@ impl Egpu {
             (State::Absent | State::Disconnected, Event::Disconnect { .. }) => self,
             (State::Draining(drain), Event::Disconnect { force }) => {
                 to(State::Draining(Drain { force: drain.force || force, ..drain }))
+            }
+            (State::Ready | State::Failed(_), Event::Reset(rung)) => {
+                Self { state: State::Recovering(Recovery::Reset(rung)), is_asked: true, ..self }
             }
             (state, Event::Disconnect { force }) => {
                 let before = match state {
@@ -392,7 +426,7 @@ impl Egpu {
                 Self { state: if in_use { State::InUse } else { State::Ready }, rounds, answered, ..self }
             }
             // There is nothing left to reset.
-            (State::Ready | State::InUse | State::Degraded { .. }, Event::Lost) => {
+            (State::Ready | State::InUse | State::Degraded { .. }, Event::Lost | Event::Dropped) => {
                 Self { answered: 0, ..self }.recover(Rung::Reconnect, in_use, limits)
             }
             (state, Event::Temperature(celsius)) if celsius >= limits.hottest => match state {
@@ -411,6 +445,13 @@ impl Egpu {
             (State::Enumerating, Event::Unfit) => to(State::Draining(Drain::unused(Fault::NotEnumerated))),
             // As what is waited for failing in any other way.
             (_, Event::Unfit) => self.failed(limits),
+            // Nothing of the driver was taken apart: whoever has just begun to use it keeps it.
+            (State::Draining(drain), Event::Busy(action))
+                if self.state.awaited() == Some(action) && drain.step == DrainStep::Unbind && !drain.force =>
+            {
+                to(drain.given_up())
+            }
+            (state, Event::Busy(action)) if state.awaited() == Some(action) => self.failed(limits),
             (state, Event::Done(action)) if state.awaited() == Some(action) => self.done(),
             (state, Event::Failed(action)) if state.awaited() == Some(action) => self.failed(limits),
             _ => self,
@@ -439,13 +480,14 @@ impl Egpu {
         let to = |state| Self { state, ..self };
         match self.state {
             State::Authorising => to(State::Failed(Fault::NotAuthorised)),
-            // Who built its tunnel may want more than GPUs.
+            // Whoever built its tunnel may want more than GPUs.
             State::Enumerating if self.is_found => to(State::Failed(Fault::NotEnumerated)),
             State::Enumerating => to(State::Draining(Drain::unused(Fault::NotEnumerated))),
             // One that was there before may be used.
             State::Verifying => self.recover(Rung::SoftReset, self.is_found, limits),
-            // Who does not let go of it loses it by the reset.
+            // A guest that does not let go of it loses it by the reset.
             State::Recovering(Recovery::Detach(rung)) => to(State::Recovering(Recovery::Reset(rung))),
+            State::Recovering(_) if self.is_asked => to(State::Failed(Fault::Unsound)),
             State::Recovering(Recovery::Reset(rung) | Recovery::Verify(rung)) => match rung {
                 Rung::SoftReset => to(State::Recovering(Recovery::Reset(Rung::HardReset))),
                 Rung::HardReset => to(State::Recovering(Recovery::Reset(Rung::Reconnect))),
@@ -474,12 +516,12 @@ impl State {
 }
 
 impl Drain {
-    /// One of what is of no use. It may have had a tunnel and users before, who are asked.
+    /// One of what is of no use. It may have had a tunnel and users before, which are waited for.
     const fn unused(then: Fault) -> Self {
         Self { step: DrainStep::StopWork, force: false, then: Some(then), before: Before::Failed(then) }
     }
 
-    /// One that nobody can refuse.
+    /// One that no user can refuse.
     const fn forced(then: Fault) -> Self {
         Self { step: DrainStep::StopWork, force: true, then: Some(then), before: Before::Failed(then) }
     }
@@ -487,7 +529,8 @@ impl Drain {
     fn after(self) -> State {
         let step = match self.step {
             DrainStep::StopWork => DrainStep::Detach,
-            DrainStep::Detach => DrainStep::Unbind,
+            DrainStep::Detach => DrainStep::Release,
+            DrainStep::Release => DrainStep::Unbind,
             DrainStep::Unbind => DrainStep::Deauthorise,
             DrainStep::Deauthorise => return self.then.map_or(State::Disconnected, State::Failed),
         };
@@ -496,15 +539,26 @@ impl Drain {
 
     fn after_failure(self) -> State {
         match self.step {
-            DrainStep::Deauthorise => State::Failed(self.then.unwrap_or(Fault::NotDeauthorised)),
-            _ if self.force => self.after(),
-            // Nothing was taken apart yet: who has it keeps it.
-            DrainStep::StopWork | DrainStep::Detach => match self.before {
-                Before::Working => State::InUse,
-                Before::Degraded { missed } => State::Degraded { missed, in_use: true },
-                Before::Failed(fault) => State::Failed(fault),
-            },
+            _ if self.force && self.step != DrainStep::Deauthorise => self.after(),
+            DrainStep::StopWork | DrainStep::Detach | DrainStep::Release => self.given_up(),
+            // The fault says that the tunnel is there still, whatever led to this.
+            _ if self.is_emergency() => State::Failed(Fault::NotStopped),
             DrainStep::Unbind => State::Failed(Fault::Stuck),
+            DrainStep::Deauthorise => State::Failed(Fault::NotDeauthorised),
+        }
+    }
+
+    /// Whether it ends an emergency, or goes on where one could not be ended.
+    fn is_emergency(self) -> bool {
+        self.then == Some(Fault::Overheated) || self.before == Before::Failed(Fault::NotStopped)
+    }
+
+    /// What it is when nothing was taken apart: whoever has it keeps it.
+    fn given_up(self) -> State {
+        match self.before {
+            Before::Working => State::InUse,
+            Before::Degraded { missed } => State::Degraded { missed, in_use: true },
+            Before::Failed(fault) => State::Failed(fault),
         }
     }
 }

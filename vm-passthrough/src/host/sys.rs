@@ -60,11 +60,9 @@ pub(super) fn write(
 ///
 /// # Errors
 /// As for [`write`].
-pub(super) fn read(path: &Path, deadline: Duration) -> io::Result<String> {
+pub(super) fn read(path: &Path, deadline: Duration) -> io::Result<Vec<u8>> {
     let path = CString::new(path.as_os_str().as_bytes())?;
-    let bytes = access(Task::Read(&path), deadline)?;
-    String::from_utf8(bytes)
-        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "the attribute is not text"))
+    access(Task::Read(&path), deadline)
 }
 
 /// Opens each file for reading with `O_EXCL | O_NONBLOCK` and closes it: nothing, or what the Linux kernel answered. All of
@@ -324,8 +322,8 @@ mod tests {
         std::fs::write(&path, "").unwrap();
         write(&path, "vfio-pci\n", SECOND * 10, None).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "vfio-pci\n");
-        assert_eq!(read(&path, SECOND * 10).unwrap(), "vfio-pci\n");
-        assert_eq!(read(&path, Duration::MAX).unwrap(), "vfio-pci\n");
+        assert_eq!(read(&path, SECOND * 10).unwrap(), b"vfio-pci\n");
+        assert_eq!(read(&path, Duration::MAX).unwrap(), b"vfio-pci\n");
         std::fs::write(&path, vec![b'x'; 3 * PAGE]).unwrap();
         assert_eq!(read(&path, SECOND * 10).unwrap().len(), PAGE);
     }

@@ -3,6 +3,8 @@
 
 // Header of every function (PCI Express Base 6.0, 7.5.1.1).
 
+/// Vendor ID; the device ID follows it.
+pub const VENDOR_ID: u16 = 0x00;
 /// Command.
 pub const COMMAND: u16 = 0x04;
 /// Decode port I/O.

@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use super::attributes::{Attributes, Buffer, is_gone, link_target};
 use super::config::{self, ConfigSource as _};
-use super::{Link, PciAddress, PciFunction, PowerState, Sriov, kind, regs, text};
+use super::{Bar, BarKind, Link, PciAddress, PciClass, PciFunction, PciIds, PowerState, Sriov, kind, regs, text};
 use crate::Host;
 
 /// Why the host's PCI functions could not be read.
@@ -67,6 +67,19 @@ pub enum ScanError {
 /// # Errors
 /// When sysfs can't be read: its directory, or not one function in it.
 pub fn scan(host: &Host) -> Result<Vec<PciFunction>, ScanError> {
+    scan_by(host, Source::Config)
+}
+
+/// As [`scan`], from what the Linux kernel remembers alone: no config space is read, so that a function that stalls can't hold
+/// whoever looks for others. Links and capabilities are missing, and what is a bridge is known by its class.
+///
+/// # Errors
+/// As for [`scan`].
+pub fn scan_attributes(host: &Host) -> Result<Vec<PciFunction>, ScanError> {
+    scan_by(host, Source::Attributes)
+}
+
+fn scan_by(host: &Host, source: Source) -> Result<Vec<PciFunction>, ScanError> {
     let dir = open_dir(host)?;
     let addresses =
         list(&dir).map_err(|errno| ScanError::List { path: host.sys.join(DEVICES), source: errno.into() })?;
@@ -74,7 +87,7 @@ pub fn scan(host: &Host) -> Result<Vec<PciFunction>, ScanError> {
     let mut buffer = [0; _];
     let mut unread = None;
     for address in addresses {
-        match read(&dir, address, &mut buffer) {
+        match read(&dir, address, source, &mut buffer) {
             Ok(function) => {
                 tracing::trace!(%address, class = %format_args!("{:06x}", function.class.0), group = ?function.iommu_group, driver = ?function.driver, "read");
                 functions.push(function);
@@ -106,7 +119,19 @@ pub fn scan(host: &Host) -> Result<Vec<PciFunction>, ScanError> {
 /// # Errors
 /// When there is no such function, or it can't be read.
 pub fn read_function(host: &Host, address: PciAddress) -> Result<PciFunction, ScanError> {
-    read(&open_dir(host)?, address, &mut [0; _]).map_err(|failure| match failure {
+    read_by(host, address, Source::Config)
+}
+
+/// As [`read_function`], with what [`scan_attributes`] has of it.
+///
+/// # Errors
+/// As for [`read_function`].
+pub fn read_attributes(host: &Host, address: PciAddress) -> Result<PciFunction, ScanError> {
+    read_by(host, address, Source::Attributes)
+}
+
+fn read_by(host: &Host, address: PciAddress, source: Source) -> Result<PciFunction, ScanError> {
+    read(&open_dir(host)?, address, source, &mut [0; _]).map_err(|failure| match failure {
         Failure::Gone => ScanError::NotFound { address, path: host.sys.join(DEVICES) },
         Failure::Malformed => ScanError::Malformed { address, path: host.pci_device(address) },
         Failure::System(errno) => {
@@ -156,6 +181,15 @@ pub fn driver_override(host: &Host, address: PciAddress, deadline: Duration) -> 
 /// Where all functions are, below the root of sysfs.
 const DEVICES: &str = "bus/pci/devices";
 
+/// Where what is read of a function comes from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// Its attributes and its config space.
+    Config,
+    /// The attributes that the Linux kernel answers from memory.
+    Attributes,
+}
+
 /// Why one function was not read.
 enum Failure {
     /// It is not there, or no longer.
@@ -192,12 +226,16 @@ fn list(dir: &OwnedFd) -> Result<Vec<PciAddress>, Errno> {
 }
 
 /// Reads one function.
-fn read(devices: &OwnedFd, address: PciAddress, buffer: &mut Buffer) -> Result<PciFunction, Failure> {
+fn read(
+    devices: &OwnedFd,
+    address: PciAddress,
+    source: Source,
+    buffer: &mut Buffer,
+) -> Result<PciFunction, Failure> {
     let name = address.to_string();
     let attributes = Attributes::open(devices, &name)?;
     let power_state = attributes.read("power_state", buffer)?.map_or(PowerState::Unknown, text::power_state);
-    let uevent = attributes.read("uevent", buffer)?.ok_or(Failure::Gone)?;
-    let (class, mut ids) = text::uevent(uevent).ok_or(Failure::Malformed)?;
+    let (class, mut ids) = identity(&attributes, source, buffer)?;
     // The bridge right above, from where the function's directory lies.
     let upstream =
         link_target(devices, &name, buffer)?.and_then(|target| target.rsplit('/').nth(1)?.parse().ok());
@@ -212,7 +250,7 @@ fn read(devices: &OwnedFd, address: PciAddress, buffer: &mut Buffer) -> Result<P
     let boot_display = class.base() == 0x03 && (is_one("boot_vga")? || is_one("boot_display")?);
 
     // Reading config space would wake the function out of D3cold, which takes a second or more and power.
-    let asleep = power_state == PowerState::D3Cold;
+    let asleep = power_state == PowerState::D3Cold || source == Source::Attributes;
     let file = if asleep { None } else { attributes.config()? };
     let mut space = [0; config::CONFIG_SIZE];
     let len = file.as_ref().map_or(0, |file| file.read(0, &mut space));
@@ -281,16 +319,61 @@ fn read(devices: &OwnedFd, address: PciAddress, buffer: &mut Buffer) -> Result<P
     })
 }
 
+/// Class and IDs, the latter without the revision. `uevent` has them in one file; in some releases of the Linux kernel it waits for
+/// the function's lock (6.10), which the attributes never do.
+fn identity(
+    attributes: &Attributes,
+    source: Source,
+    buffer: &mut Buffer,
+) -> Result<(PciClass, PciIds), Failure> {
+    if source == Source::Attributes {
+        let mut number = |name| attributes.read(name, buffer).map(|text| text.and_then(text::hex_number));
+        let (class, vendor, device) = (number("class")?, number("vendor")?, number("device")?);
+        let subsystem = (number("subsystem_vendor")?, number("subsystem_device")?);
+        if let (Some(class), Some(vendor), Some(device)) = (class, vendor, device) {
+            let ids = PciIds {
+                vendor: vendor as u16,
+                device: device as u16,
+                subsystem_vendor: subsystem.0.unwrap_or(0) as u16,
+                subsystem_device: subsystem.1.unwrap_or(0) as u16,
+                revision: 0,
+            };
+            return Ok((PciClass(class as u32 & 0xff_ffff), ids));
+        }
+        // A captured tree may have `uevent` alone.
+    }
+    let uevent = attributes.read("uevent", buffer)?.ok_or(Failure::Gone)?;
+    text::uevent(uevent).ok_or(Failure::Malformed)
+}
+
 /// The size of a function's BAR now, by sysfs `resource`; `None` when it has none.
 pub(crate) fn bar_size(host: &Host, address: PciAddress, index: u8) -> Option<u64> {
     bars(host, address).iter().find(|bar| bar.index == index).map(|bar| bar.size)
 }
 
 /// The BARs that Linux knows of a function; none where they can't be read.
-pub(crate) fn bars(host: &Host, address: PciAddress) -> Vec<super::Bar> {
+pub(crate) fn bars(host: &Host, address: PciAddress) -> Vec<Bar> {
     let text =
         crate::files::read(&host.pci_device(address).join("resource")).ok().flatten().unwrap_or_default();
     text::resource(text.as_bytes()).0
+}
+
+/// The first BAR of a config space's header that has another address in its registers than it was given.
+pub(crate) fn lost_bar(header: &[u8], bars: &[Bar]) -> Option<Bar> {
+    let register = |index: u8| {
+        let at = usize::from(regs::BASE_ADDRESS_0) + usize::from(index) * 4;
+        let bytes = header.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
+        u64::from(bytes.map_or(0, u32::from_le_bytes))
+    };
+    let is_lost = |bar: &&Bar| {
+        let address = match bar.kind {
+            BarKind::Io => register(bar.index) & !0x3,
+            BarKind::Memory32 => register(bar.index) & !0xf,
+            BarKind::Memory64 => register(bar.index.saturating_add(1)) << 32 | register(bar.index) & !0xf,
+        };
+        bar.address != 0 && address != bar.address
+    };
+    bars.iter().find(is_lost).copied()
 }
 
 /// The link by the attributes, for who may not read the capabilities; `None` where there is none.

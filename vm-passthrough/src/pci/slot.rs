@@ -1,14 +1,16 @@
 //! The slot below a port.
 
-use super::{config, read_config, regs};
-use crate::{Host, PciAddress};
+use super::{config, regs};
+use crate::{Host, PciAddress, deadlines};
 
 /// Offset of Slot Capabilities in the PCI Express capability (PCI Express Base 6.0, 7.5.3.9).
 const SLOT_CAPABILITIES: usize = 0x14;
 
-/// The power in watts that the slot below a port can give, rounded down; `None` where the port has no slot or does not say.
+/// The power in watts that the slot below a port can give, rounded down; `None` where the port has no slot, does not say, or does
+/// not answer within [`deadlines::HEARTBEAT`].
 pub fn slot_power(host: &Host, port: PciAddress) -> Option<u32> {
-    let bytes = read_config(host, port).ok()?;
+    let path = host.pci_device(port).join("config");
+    let bytes = host.writer().read_bytes(&path, deadlines::HEARTBEAT).ok()?;
     let capabilities = config::capabilities(&bytes);
     let express = capabilities.iter().find(|capability| capability.id == regs::CAP_ID_EXP)?;
     let at = usize::from(express.offset) + SLOT_CAPABILITIES;
@@ -20,7 +22,9 @@ pub fn slot_power(host: &Host, port: PciAddress) -> Option<u32> {
 fn limit(slot: u32) -> Option<u32> {
     let (value, scale) = (slot >> 7 & 0xff, slot >> 15 & 3);
     match (value, scale) {
-        (0xf0..=0xff, 0) => [250, 275, 300].get(value as usize - 0xf0).copied(),
+        // Beyond 239 W in steps of 25; the last code is reserved.
+        (0xf0..=0xfe, 0) => Some(250 + 25 * (value - 0xf0)),
+        (0xff, 0) => None,
         _ => Some(value / 10u32.pow(scale)),
     }
 }
@@ -38,7 +42,9 @@ mod tests {
             (0xef, 0, Some(239)),
             (0xf0, 0, Some(250)),
             (0xf2, 0, Some(300)),
-            (0xf3, 0, None),
+            (0xf3, 0, Some(325)),
+            (0xfe, 0, Some(600)),
+            (0xff, 0, None),
             (0xf0, 1, Some(24)),
             (255, 3, Some(0)),
         ] {

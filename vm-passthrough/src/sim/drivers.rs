@@ -1,7 +1,7 @@
 //! The driver core of a simulated host: what writes to `driver_override`, `unbind`, `bind`, `drivers_probe`, `sriov_numvfs` and a router's
 //! `authorized` do.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
 use std::io;
@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use super::{SimFunction, SimHost, amdgpu};
 use crate::egpu::Rung;
-use crate::host::SysfsWriter;
+use crate::host::{Ending, ProcessControl, SysfsWriter, read_page};
 use crate::iommu::is_vfio_driver;
 use crate::usb4::Route;
-use crate::{Host, PciAddress, files, pci};
+use crate::{Host, PciAddress, pci};
 
 /// The drivers of a [`SimHost`]: a writer that does on its tree what Linux does (`drivers/base/bus.c`,
 /// `drivers/pci/pci-driver.c`), with faults on demand.
@@ -50,6 +50,10 @@ struct State {
     faults: Vec<Fault>,
     /// Functions that are held open; the driver that an unbind waits to take from them.
     held: BTreeMap<PciAddress, Option<String>>,
+    /// Functions whose config space is not answered.
+    stalled: BTreeSet<PciAddress>,
+    /// Processes that don't end when they are asked to.
+    stubborn: BTreeSet<u32>,
     observer: Option<Box<dyn Fn() + Send>>,
 }
 
@@ -79,7 +83,12 @@ impl SimDrivers {
 
     /// The host that is commanded through them.
     pub fn host(&self) -> Host {
-        Host::at(&self.root, Arc::new(self.clone()))
+        Host::at(&self.root, Arc::new(self.clone())).with_process_control(Arc::new(self.clone()))
+    }
+
+    /// Has a process of the tree's `proc` end by SIGKILL alone.
+    pub fn ignore_sigterm(&self, pid: u32) {
+        self.state().stubborn.insert(pid);
     }
 
     /// Makes the next `times` writes to a path that ends with `path`, of a value that contains `value`, fail with
@@ -92,6 +101,11 @@ impl SimDrivers {
     /// deadline.
     pub fn hold(&self, address: PciAddress) {
         self.state().held.entry(address).or_default();
+    }
+
+    /// Has reads of a function's config space with a deadline run into it.
+    pub fn stall(&self, address: PciAddress) {
+        self.state().stalled.insert(address);
     }
 
     /// Lets go of a function: an unbinding that waits for it is completed.
@@ -165,7 +179,11 @@ impl SimDrivers {
 
     /// Waits as long as the function's lock is taken.
     fn wait_for_lock(&self, address: PciAddress, until: Instant) -> io::Result<()> {
-        while self.state().held.get(&address).is_some_and(Option::is_some) {
+        self.wait_while(until, |state| state.held.get(&address).is_some_and(Option::is_some))
+    }
+
+    fn wait_while(&self, until: Instant, is_so: impl Fn(&State) -> bool) -> io::Result<()> {
+        while is_so(&self.state()) {
             wait(until)?;
         }
         Ok(())
@@ -455,12 +473,26 @@ impl SysfsWriter for SimDrivers {
         result
     }
 
-    fn read(&self, path: &Path, deadline: Duration) -> io::Result<String> {
+    fn read_bytes(&self, path: &Path, deadline: Duration) -> io::Result<Vec<u8>> {
         let address = path.parent().and_then(Path::file_name).and_then(|name| name.to_str()?.parse().ok());
         if let Some(address) = address {
-            self.wait_for_lock(address, Instant::now() + deadline)?;
+            let until = Instant::now() + deadline;
+            match path.ends_with("config") {
+                true => self.wait_while(until, |state| state.stalled.contains(&address))?,
+                false => self.wait_for_lock(address, until)?,
+            }
         }
-        files::read(path)?.ok_or_else(|| io::ErrorKind::NotFound.into())
+        read_page(path)
+    }
+}
+
+impl ProcessControl for SimDrivers {
+    fn end(&self, pid: u32, ending: Ending, is_it: &dyn Fn() -> bool) -> io::Result<()> {
+        let ends = ending == Ending::Killed || !self.state().stubborn.contains(&pid);
+        if ends && is_it() {
+            gone(fs::remove_dir_all(self.root.join("proc").join(pid.to_string())))?;
+        }
+        Ok(())
     }
 }
 

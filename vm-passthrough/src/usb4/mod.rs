@@ -22,7 +22,7 @@ use std::str::FromStr;
 pub use events::HotplugEvents;
 pub use packet::tunnelled_bytes;
 pub(crate) use scan::router_at;
-pub use scan::scan;
+pub use scan::{scan, scan_routers};
 pub use seen::SeenRouters;
 pub(crate) use tunnel::is_removable;
 pub use tunnel::{Basis, Tunnel, Via, tunnels};

@@ -19,6 +19,28 @@ const MAX_ENTRIES: usize = 16 << 10;
 /// # Errors
 /// When the bus can't be read.
 pub fn scan(host: &Host) -> io::Result<Vec<Domain>> {
+    scan_by(host, Detail::All)
+}
+
+/// As [`scan`], without ports, retimers and firmware versions. Linux answers those once the domain's connection manager is at rest
+/// (`nvm_version`, `link`), and a message to a router that does not answer may take it long.
+///
+/// # Errors
+/// As for [`scan`].
+pub fn scan_routers(host: &Host) -> io::Result<Vec<Domain>> {
+    scan_by(host, Detail::Routers)
+}
+
+/// What of a domain is read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Detail {
+    /// Everything.
+    All,
+    /// What Linux answers without asking.
+    Routers,
+}
+
+fn scan_by(host: &Host, detail: Detail) -> io::Result<Vec<Domain>> {
     let bus = host.thunderbolt.join("devices");
     let mut domains = BTreeMap::new();
     let (mut routers, mut retimers) = (Vec::new(), Vec::new());
@@ -27,8 +49,10 @@ pub fn scan(host: &Host) -> io::Result<Vec<Domain>> {
         if let Some(number) = name.strip_prefix("domain").and_then(|number| number.parse().ok()) {
             domains.insert(number, domain(number, &path));
         } else if let Ok(route) = name.parse::<Route>() {
-            routers.extend(router(route, &path));
-        } else if let Some((route, retimer)) = retimer(&name, &path) {
+            routers.extend(router(route, &path, detail));
+        } else if detail == Detail::All
+            && let Some((route, retimer)) = retimer(&name, &path)
+        {
             retimers.push((route, retimer));
         }
     }
@@ -76,13 +100,13 @@ fn security(text: Option<String>) -> Security {
     }
 }
 
-/// One router as it is now; `None` when it is not there.
+/// One router as it is now, without what [`scan_routers`] leaves out; `None` when it is not there.
 pub(crate) fn router_at(host: &Host, route: Route) -> Option<Router> {
-    router(route, &host.thunderbolt.join("devices").join(route.to_string()))
+    router(route, &host.thunderbolt.join("devices").join(route.to_string()), Detail::Routers)
 }
 
 /// A router; `None` for another host (XDomain), which has names like one but no `authorized` and no `nvm_version`.
-fn router(route: Route, path: &Path) -> Option<Router> {
+fn router(route: Route, path: &Path, detail: Detail) -> Option<Router> {
     let is_below = route.depth() > 0;
     let authorized = text(path, "authorized").filter(|_| is_below);
     if is_below && authorized.is_none() {
@@ -114,8 +138,8 @@ fn router(route: Route, path: &Path) -> Option<Router> {
             .zip(lanes("tx"))
             .filter(|_| is_below)
             .map(|(receive, transmit)| LinkRates { receive, transmit }),
-        nvm_version: text(path, "nvm_version"),
-        ports: ports(path),
+        nvm_version: if detail == Detail::All { text(path, "nvm_version") } else { None },
+        ports: if detail == Detail::All { ports(path) } else { Vec::new() },
         retimers: Vec::new(),
     })
 }

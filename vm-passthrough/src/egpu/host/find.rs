@@ -1,4 +1,4 @@
-//! Finds an enclosure's router, and the functions behind it.
+//! Finds an enclosure's router, and the functions behind it, without an access that could wait for any function or router.
 
 use super::super::EgpuError;
 use super::{HostEnclosure, Result, step};
@@ -9,7 +9,7 @@ use crate::usb4::{self, Domain, Route, Router, Via};
 impl HostEnclosure {
     /// The routers that say that they are it, each with the domain that it is in.
     pub(super) fn routers(&self) -> Result<Vec<(Domain, Router)>> {
-        let domains = usb4::scan(&self.host)
+        let domains = usb4::scan_routers(&self.host)
             .map_err(|error| step("look at USB4", format!("{}: {error}", self.host.thunderbolt.display())))?;
         let is_it = |router: &&Router| router.route.depth() > 0 && router.unique_id == Some(self.id);
         let of = |domain: &Domain| {
@@ -45,8 +45,8 @@ impl HostEnclosure {
     /// The functions behind its router, bridges too. Where several routers may be it, those that were there before
     /// its tunnel are not.
     fn behind(&self, route: Route) -> Result<Vec<PciFunction>> {
-        let functions = pci::scan(&self.host).map_err(|error| step("scan the host", error))?;
-        let domains = usb4::scan(&self.host).map_err(|error| step("look at USB4", error))?;
+        let functions = pci::scan_attributes(&self.host).map_err(|error| step("scan the host", error))?;
+        let domains = usb4::scan_routers(&self.host).map_err(|error| step("look at USB4", error))?;
         let tunnels = usb4::tunnels(&self.host, &functions, &domains);
         let is_its = |address: PciAddress| {
             tunnels.iter().filter(|tunnel| tunnel.function == address).any(|tunnel| match &tunnel.via {

@@ -1,27 +1,41 @@
-//! Asks functions who they are, without waiting for one that never answers.
+//! Reads the identity of functions, without waiting for one that never answers.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 
 use super::super::EgpuError;
-use crate::pci::PciIds;
+use crate::pci::{PciIds, regs};
+use crate::telemetry::xids;
 use crate::{Host, PciAddress, deadlines, files, pci};
 
 /// The reads that are under way: one for each function at most, as one that is stuck in the Linux kernel can't be ended.
 #[derive(Debug, Default)]
 pub(super) struct Heartbeat {
     asked: BTreeMap<PciAddress, Receiver<Result<Vec<u8>, String>>>,
+    /// How many errors the Linux kernel's log had of each function when it came.
+    errors: BTreeMap<PciAddress, usize>,
 }
 
 impl Heartbeat {
-    /// Asks each function, unless it sleeps: asking would wake it, and keep its tunnel up.
+    /// Notes what the Linux kernel's log has of functions that have just come: that is no reason for what happens later.
+    pub(super) fn begin(&mut self, host: &Host, functions: &[(PciAddress, PciIds)]) {
+        let count = |(address, _): &(PciAddress, PciIds)| (*address, xids(host, *address).len());
+        self.errors = functions.iter().map(count).collect();
+    }
+
+    /// Reads each function, unless it sleeps: that would wake it, and keep its tunnel up.
     ///
     /// # Errors
-    /// When one does not answer in time, or is another.
+    /// When one does not answer in time, or is another; with what NVIDIA's driver has reported of it since it came.
     pub(super) fn beat(&mut self, host: &Host, functions: &[(PciAddress, PciIds)]) -> Result<(), EgpuError> {
         self.asked.retain(|address, _| functions.iter().any(|(function, _)| function == address));
         for (address, ids) in functions {
-            let unsound = |what: String| EgpuError::Unsound { address: *address, what };
+            let before = self.errors.get(address).copied().unwrap_or(0);
+            let unsound = |what: String| {
+                let reported = xids(host, *address).into_iter().skip(before).last();
+                let reported = reported.map(|xid| format!("; its driver reported Xid {}: {}", xid.number, xid.text));
+                EgpuError::Unsound { address: *address, what: what + &reported.unwrap_or_default() }
+            };
             let sleeps = files::read_trimmed(&host.pci_device(*address).join("power/runtime_status"));
             if sleeps.as_deref() == Some("suspended") && !self.asked.contains_key(address) {
                 continue;
@@ -52,7 +66,7 @@ impl Heartbeat {
             Ok(config) => config,
             Err(RecvTimeoutError::Timeout) => {
                 self.asked.insert(address, asked);
-                Err(format!("it did not answer within {} s", deadlines::HEARTBEAT.as_secs()))
+                Err(silent())
             }
             Err(RecvTimeoutError::Disconnected) => {
                 Err("it can't be asked: the thread that asks has ended".into())
@@ -61,17 +75,32 @@ impl Heartbeat {
     }
 }
 
-/// Whether config space is that of a function with these IDs.
+/// The reason of one that stalls.
+pub(super) fn silent() -> String {
+    format!("it did not answer within {} s", deadlines::HEARTBEAT.as_secs())
+}
+
+/// Whether config space is that of an endpoint with this identity.
 pub(super) fn check_ids(config: &[u8], ids: &PciIds) -> Result<(), String> {
-    let word =
-        |at: usize| config.get(at..at + 2).and_then(|bytes| bytes.try_into().ok()).map(u16::from_le_bytes);
-    match (word(0), word(2)) {
-        (Some(vendor), Some(device)) if (vendor, device) == (ids.vendor, ids.device) => Ok(()),
-        (Some(0xffff), _) => Err("its config space reads all ones: it is off the bus".into()),
-        (Some(vendor), Some(device)) => Err(format!(
-            "it says that it is {vendor:04x}:{device:04x}, and was {:04x}:{:04x}",
-            ids.vendor, ids.device
-        )),
-        _ => Err("its config space ends before its IDs".into()),
+    let word = |at: u16| {
+        let at = usize::from(at);
+        config.get(at..at + 2).and_then(|bytes| bytes.try_into().ok()).map(u16::from_le_bytes)
+    };
+    let found = || {
+        Some(PciIds {
+            vendor: word(regs::VENDOR_ID)?,
+            device: word(regs::VENDOR_ID + 2)?,
+            subsystem_vendor: word(regs::SUBSYSTEM_VENDOR_ID)?,
+            subsystem_device: word(regs::SUBSYSTEM_VENDOR_ID + 2)?,
+            revision: word(regs::CLASS_REVISION)? as u8,
+        })
+    };
+    match found() {
+        Some(found) if found == *ids => Ok(()),
+        Some(PciIds { vendor: 0xffff, .. }) => {
+            Err("its config space reads all ones: it is off the bus".into())
+        }
+        Some(found) => Err(format!("it is {found} now, and was {ids}")),
+        None => Err("its config space ends before its IDs".into()),
     }
 }

@@ -1,32 +1,64 @@
-//! Asks drivers how hot their functions are, without waiting for one that never answers.
+//! Reads by drivers how hot functions are, without waiting for one that never answers.
 
 use crate::pci::{self, PciIds};
-use crate::telemetry::{Answer, Reader, Watch};
-use crate::{Host, PciAddress, deadlines};
+use crate::telemetry::{Answer, Reader, Source, Watch};
+use crate::{Host, PciAddress, deadlines, files};
 
-/// The threads that ask, one for each function.
+/// The threads that read, one for each function.
 #[derive(Debug, Default)]
 pub(super) struct Thermometer {
     asked: Vec<(PciAddress, PciIds)>,
     watch: Watch,
+    /// Why no temperature is known, as it was last logged.
+    blind: Option<String>,
 }
 
 impl Thermometer {
-    /// The temperature of the hottest of these functions in thousandths of a degree Celsius; `None` where no driver tells.
+    /// The temperature of the hottest of these functions in thousandths of a degree Celsius; `None` where no driver knows it, which
+    /// is logged once.
     pub(super) fn hottest(&mut self, host: &Host, functions: &[(PciAddress, PciIds)]) -> Option<i32> {
         if self.asked != functions {
-            let there = functions.iter().filter_map(|(address, _)| pci::read_function(host, *address).ok());
+            let there = functions.iter().filter_map(|(address, _)| pci::read_attributes(host, *address).ok());
             let readers: Vec<Reader> = there.map(|function| Reader::new(host, &function, None)).collect();
             if let Err(error) = self.watch.watch(readers) {
                 tracing::warn!("not every temperature is known: {error}");
             }
             self.asked = functions.to_vec();
         }
-        let answers = self.watch.read(deadlines::HEARTBEAT).into_values();
-        let celsius = answers.filter_map(|answer| match answer {
-            Answer::Told(_, told) => told.temperature.or(told.hot_spot),
-            Answer::Gone | Answer::Waiting(_) => None,
-        });
-        celsius.map(|celsius| (celsius * 1000.0).round() as i32).max()
+        let (mut hottest, mut why) = (None, Vec::new());
+        for (address, answer) in self.watch.read(deadlines::HEARTBEAT) {
+            let told = match answer {
+                Answer::Told(_, told) => told,
+                Answer::Waiting(_) => {
+                    why.push(format!("{address}: its driver does not answer"));
+                    continue;
+                }
+                Answer::Gone => continue,
+            };
+            match (told.temperature.or(told.hot_spot), told.source) {
+                (Some(celsius), _) => hottest = hottest.max(Some((celsius * 1000.0).round() as i32)),
+                (None, Source::None(reason)) => why.push(format!("{address}: {reason}")),
+                (None, source) => why.push(format!("{address}: {source} has no temperature")),
+            }
+        }
+        match hottest {
+            Some(_) if self.blind.take().is_some() => tracing::info!("its temperature is watched again"),
+            Some(_) => {}
+            None => self.report(why.join("; "), functions.iter().any(|(address, _)| is_asleep(host, *address))),
+        }
+        hottest
     }
+
+    /// Logs why its temperature is not watched, unless it only sleeps.
+    fn report(&mut self, why: String, is_asleep: bool) {
+        if !is_asleep && !why.is_empty() && self.blind.as_ref() != Some(&why) {
+            tracing::warn!("its temperature is not watched ({why}): it is not stopped when it gets too hot");
+            self.blind = Some(why);
+        }
+    }
+}
+
+fn is_asleep(host: &Host, function: PciAddress) -> bool {
+    let status = files::read_trimmed(&host.pci_device(function).join("power/runtime_status"));
+    status.as_deref() == Some("suspended")
 }

@@ -7,13 +7,11 @@ use super::model::{Cut, ROUTE, name, reset};
 use super::{Ending, SimEgpu, SimStep};
 use crate::PciAddress;
 use crate::deadlines;
-use crate::egpu::{Action, EgpuError, Enclosure, Observation, Rung};
+use crate::egpu::{Action, EgpuError, Enclosure, Observation, QUIET, Rung};
 use crate::pci::PciIds;
 
 type Result<T, E = EgpuError> = std::result::Result<T, E>;
 
-/// How long functions must stay the same for all of them to have come.
-const QUIET: Duration = Duration::from_millis(500);
 /// A look at sysfs.
 const LOOK: Duration = Duration::from_millis(5);
 /// A tunnel is built, or taken down.
@@ -28,7 +26,7 @@ fn step(what: &str, reason: impl fmt::Display) -> EgpuError {
 }
 
 impl SimEgpu {
-    /// What a function says that it is. Where it hangs that takes as long as anybody waits.
+    /// The identity that a function answers. One that hangs takes the whole deadline.
     fn ask(&mut self, address: PciAddress) -> Result<PciIds> {
         let unsound = |what: String| EgpuError::Unsound { address, what };
         if self.is_tunnelled && self.is_hung() {
@@ -54,12 +52,12 @@ impl SimEgpu {
             said if said == ids => Ok(()),
             said => Err(EgpuError::Unsound {
                 address,
-                what: format!("it says that it is {said}, and was {ids} (simulated)"),
+                what: format!("it is {said} now, and was {ids} (simulated)"),
             }),
         }
     }
 
-    /// Notes that who uses it loses it by this.
+    /// Notes that its users lose it by this.
     fn cut(&mut self, action: Action) {
         let users = self.users();
         self.cuts.extend(users.into_iter().map(|user| Cut { action, user }));
@@ -110,7 +108,7 @@ impl SimEgpu {
     }
 
     fn verify(&mut self) -> Result<()> {
-        // Who is asked does not sleep on.
+        // Reading wakes it.
         self.is_asleep = false;
         if self.expected.is_empty() {
             return Err(step("verify it", "it has no functions"));
@@ -129,9 +127,15 @@ impl SimEgpu {
     fn stop_work(&mut self, force: bool) -> Result<()> {
         if force {
             self.advance(LOOK);
-            if self.is_hung() && !self.jobs.is_empty() {
-                return Err(step("end its work", "it does not end, as the GPU does not answer"));
+            let jobs: Vec<_> = self.jobs.iter().map(|job| format!("job {} (simulated)", job.number)).collect();
+            if jobs.is_empty() {
+                return Ok(());
             }
+            if self.is_hung() {
+                self.advance(2 * deadlines::SIGNAL);
+                return Err(EgpuError::Used { what: "it".into(), users: jobs });
+            }
+            self.ended = Some(format!("{}: SIGTERM", jobs.join(", ")));
             self.jobs.clear();
             return Ok(());
         }
@@ -156,6 +160,18 @@ impl SimEgpu {
             return Err(EgpuError::Used { what: "it".into(), users: self.users() });
         }
         self.return_from_guest();
+        Ok(())
+    }
+
+    /// A claim that nobody holds is none in this model: one ends with its guest.
+    fn release(&mut self) -> Result<()> {
+        self.advance(LOOK);
+        if self.ending(name(SimStep::Release)) != Ending::Works {
+            return Err(step("release its claims", "the ledger can't be written"));
+        }
+        if !self.has_guest {
+            self.claims.clear();
+        }
         Ok(())
     }
 
@@ -202,6 +218,14 @@ impl SimEgpu {
         self.settle()
     }
 
+    /// Takes a tunnel down that was just built, if nobody uses it and nothing keeps it.
+    fn give_up_tunnel(&mut self) {
+        if self.unbind(false).is_ok() {
+            // It stays where its domain can't.
+            let _ = self.deauthorise();
+        }
+    }
+
     fn settle(&mut self) -> Result<()> {
         self.advance(LOOK);
         let what = "settle the ledger";
@@ -235,11 +259,16 @@ impl SimEgpu {
             if !self.is_plugged {
                 return Err(EgpuError::NotConnected("(simulated)".into()));
             }
-            if self.is_tunnelled {
-                self.deauthorise()?;
+            match self.is_tunnelled {
+                true => self.deauthorise()?,
+                false => self.settle()?,
             }
             self.authorise()?;
-            return self.enumerate();
+            let expected = self.expected.clone();
+            return self.enumerate().inspect_err(|_| {
+                self.give_up_tunnel();
+                self.expected = expected;
+            });
         }
         let is_there = |(address, _): &(PciAddress, PciIds)| {
             self.functions.iter().any(|function| function.address == *address)
@@ -273,12 +302,14 @@ impl Enclosure for SimEgpu {
             authorised: self.is_tunnelled,
             functions: functions.map(|function| function.address).collect(),
             users: self.users(),
+            dropped: None,
         })
     }
 
     fn act(&mut self, action: Action) -> Result<()> {
         self.actions += 1;
-        // Who begins to use it while something is done is not who was asked.
+        self.ended = None;
+        // Whoever begins to use it while something is done is not cut off by that.
         match action {
             Action::StopWork { force: true } => {
                 let jobs = self.jobs.iter().map(|job| Cut { action, user: format!("job {}", job.number) });
@@ -293,6 +324,7 @@ impl Enclosure for SimEgpu {
             Action::Verify => self.verify(),
             Action::StopWork { force } => self.stop_work(force),
             Action::Detach { force } => self.detach(force),
+            Action::Release => self.release(),
             Action::Unbind { force } => self.unbind(force),
             Action::Deauthorise => self.deauthorise(),
             Action::Reset(rung) => self.reset(rung),
@@ -301,7 +333,7 @@ impl Enclosure for SimEgpu {
     }
 
     fn heartbeat(&mut self) -> Result<()> {
-        // Asking would wake it.
+        // Reading would wake it.
         if self.is_asleep {
             return Ok(());
         }
@@ -312,7 +344,12 @@ impl Enclosure for SimEgpu {
     }
 
     fn temperature(&mut self) -> Option<i32> {
-        let can = self.has_sensor && self.functions.iter().any(|function| self.answers(function.address));
+        // Of one that a guest has, the guest alone can read it.
+        let can = self.has_sensor && !self.has_guest && self.functions.iter().any(|function| self.answers(function.address));
         can.then(|| self.heat.millidegrees())
+    }
+
+    fn ended(&mut self) -> Option<String> {
+        self.ended.take()
     }
 }

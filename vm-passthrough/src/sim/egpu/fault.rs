@@ -1,20 +1,21 @@
-//! What can befall a simulated eGPU, in words.
+//! Faults of a simulated eGPU, as text.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::egpu::Rung;
 
-/// Something that befalls a simulated eGPU. What has nothing to act on, as a hang of what is not plugged in, changes nothing.
+/// A fault of a simulated eGPU, or what its users do. One that has nothing to act on, as a hang of what is not plugged in, changes
+/// nothing.
 ///
-/// [`SimScript`](super::SimScript) has the words for them, which is how they are written as text.
+/// Its text is that of [`SimScript`](super::SimScript).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum SimEgpuFault {
-    /// Its cable is plugged in. All that hung before has been without power.
+    /// Its cable is plugged in. What hung before has lost power since.
     Plug,
     /// Its cable is pulled.
     Unplug,
-    /// Its GPU answers nothing any more.
+    /// Its GPU stops answering.
     Hang(Cure),
     /// The host gives it work, for so long or until it is ended. It is woken by that.
     Work(Option<Duration>),
@@ -42,7 +43,7 @@ pub enum SimEgpuFault {
     TunnelComes,
     /// It goes to sleep, if nobody uses it.
     Suspend {
-        /// Its link is lost by that, though the tunnel is still said to be there.
+        /// Its link is lost by that, though the tunnel still reads as there.
         drops: bool,
     },
     /// What comes when its tunnel is built next.
@@ -114,11 +115,13 @@ pub enum SimStep {
     Observe,
     /// Building its tunnel.
     Authorise,
-    /// Taking it from its guest, also by force.
+    /// Detaching it from its guest, also by force.
     Detach,
+    /// Releasing its claims.
+    Release,
     /// Taking its tunnel down.
     Deauthorise,
-    /// Undoing what is noted of it.
+    /// Undoing what the ledger has of it.
     Settle,
 }
 

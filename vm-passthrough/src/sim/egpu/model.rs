@@ -1,4 +1,4 @@
-//! The simulated eGPU: what there is of it, how time passes, and what faults do.
+//! The simulated eGPU: what it consists of, how time passes, and what faults do.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -69,6 +69,8 @@ pub struct SimEgpu {
     pub(super) steps: BTreeMap<&'static str, Outcomes<Ending>>,
     coming: Outcomes<Coming>,
 
+    /// Users that the last action ended.
+    pub(super) ended: Option<String>,
     pub(super) actions: u64,
     pub(super) cuts: Vec<Cut>,
 }
@@ -109,17 +111,17 @@ pub struct Resources {
     pub work: usize,
 }
 
-/// Who lost an eGPU by an action, not by a fault.
+/// A user that lost an eGPU by an action, not by a fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// By what.
+    /// The action.
     pub action: Action,
-    /// Who.
+    /// The user.
     pub user: String,
 }
 
 impl SimEgpu {
-    /// One that is plugged in, and to which no PCIe is tunnelled; what the script says of its begin has happened.
+    /// One that is plugged in, without a tunnel; the faults that the script has at its start have happened.
     pub fn new(seed: u64, script: &SimScript) -> Self {
         let mut egpu = Self {
             link: SimLink::default(),
@@ -144,6 +146,7 @@ impl SimEgpu {
             stuck: Duration::ZERO,
             steps: BTreeMap::new(),
             coming: Outcomes::default(),
+            ended: None,
             actions: 0,
             cuts: Vec::new(),
         };
@@ -156,7 +159,7 @@ impl SimEgpu {
         self.expected.clear();
     }
 
-    /// How much time has passed since its begin.
+    /// Virtual time since it was made.
     pub fn now(&self) -> Duration {
         self.now
     }
@@ -235,7 +238,7 @@ impl SimEgpu {
         true
     }
 
-    /// Lets something befall it now.
+    /// Makes a fault happen now.
     pub fn befall(&mut self, fault: SimEgpuFault) {
         match fault {
             SimEgpuFault::Plug => {
@@ -343,7 +346,7 @@ impl SimEgpu {
         self.lose_functions();
     }
 
-    /// Its functions are not there any more, unless a driver does not let go of them; who used them does not either.
+    /// Its functions are gone, unless a driver does not let go of them, and so are their users.
     fn lose_functions(&mut self) {
         self.is_asleep = false;
         self.arriving.clear();
@@ -396,7 +399,7 @@ impl SimEgpu {
             && self.functions.iter().any(|function| function.address == address)
     }
 
-    /// Whether it hangs, for what it is not asked for.
+    /// Whether it hangs.
     pub(super) fn is_hung(&self) -> bool {
         self.hang.is_some()
     }
@@ -413,7 +416,7 @@ impl SimEgpu {
         self.is_tunnelled && [GPU, AUDIO].iter().all(is_there)
     }
 
-    /// What is in the enclosure, to be known by.
+    /// The GPU in the enclosure.
     pub(super) fn gpu() -> PciIds {
         GPU
     }
@@ -422,7 +425,7 @@ impl SimEgpu {
         ids.device != AUDIO.device
     }
 
-    /// Who uses it, for people to read.
+    /// Its users, for people to read.
     pub fn users(&self) -> Vec<String> {
         let jobs = self.jobs.iter().map(|job| format!("job {} (simulated)", job.number));
         jobs.chain(self.has_guest.then(|| "a guest (simulated)".to_owned())).collect()
@@ -439,7 +442,7 @@ impl SimEgpu {
         }
     }
 
-    /// Who lost it by an action so far.
+    /// The users that lost it by an action so far.
     pub fn cuts(&self) -> &[Cut] {
         &self.cuts
     }
@@ -483,6 +486,7 @@ pub(super) const fn name(step: SimStep) -> &'static str {
         SimStep::Observe => "observe",
         SimStep::Authorise => "authorise",
         SimStep::Detach => "detach",
+        SimStep::Release => "release",
         SimStep::Deauthorise => "deauthorise",
         SimStep::Settle => "settle",
     }

@@ -1,4 +1,4 @@
-//! What befalls a simulated eGPU and when, as text.
+//! Faults of a simulated eGPU, each at its time, as text.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,7 +10,7 @@ use thiserror::Error;
 use super::fault::{RUNGS, Time};
 use super::{Coming, Cure, Ending, SimEgpuFault, SimStep, Times};
 
-/// What befalls a simulated eGPU: a fault a line, each at a time since its begin, or from the begin on.
+/// Faults of a simulated eGPU: one a line, each at a time since the start, or from the start on.
 ///
 /// ```text
 /// # The GPU hangs, and no reset of its functions brings it back.
@@ -23,7 +23,7 @@ use super::{Coming, Cure, Ending, SimEgpuFault, SimStep, Times};
 /// | words | what happens |
 /// | --- | --- |
 /// | `plug`, `unplug` | its cable is plugged in or pulled |
-/// | `hang [soft\|hard\|reconnect\|unplug]` | the GPU answers nothing until this cures it, or what is stronger; `soft` where nothing is said |
+/// | `hang [soft\|hard\|reconnect\|unplug]` | the GPU answers nothing until this, or what is stronger, cures it; `soft` by default |
 /// | `work [TIME]` | the host gives it work for so long, or until that is ended |
 /// | `stall` | work that runs never ends by itself |
 /// | `guest takes`, `guest leaves` | a guest claims it and gives it back |
@@ -35,13 +35,13 @@ use super::{Coming, Cure, Ending, SimEgpuFault, SimStep, Times};
 /// | `tunnel drops\|comes` | somebody else takes its tunnel down or builds it |
 /// | `suspend [drops]` | it goes to sleep if nobody uses it, and its link may be lost by that |
 /// | `enumerate works\|nothing\|no-gpu\|other\|endless\|no-room [N]` | what comes when its tunnel is built |
-/// | `observe\|authorise\|detach\|deauthorise\|settle fails [N]` | a step fails |
-/// | `reset soft\|hard\|reconnect works\|fails\|lies [N]` | how a reset ends; a lie says that it worked |
+/// | `observe\|authorise\|detach\|release\|deauthorise\|settle fails [N]` | a step fails |
+/// | `reset soft\|hard\|reconnect works\|fails\|lies [N]` | how a reset ends; one that lies reports success and cures nothing |
 /// | `driver sticks TIME` | its driver does not let go of it for so long |
 /// | `heal` | all that was broken works again |
 ///
-/// `TIME` is a whole number with `ms`, `s` or `min`. `N` is how many times, always where it is missing; what is said next of the same
-/// thing comes after these, or takes the place of what is always so. `#` begins a comment.
+/// `TIME` is a whole number with `ms`, `s` or `min`. `N` is how many times, always where it is missing; the next line on the same
+/// thing comes after these, or replaces what is always so. `#` begins a comment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SimScript {
     faults: Vec<(Duration, SimEgpuFault)>,

@@ -1,0 +1,60 @@
+//! Reads back from functions whether they are what they were, and set up as Linux set them up.
+
+use super::super::EgpuError;
+use super::{Result, heartbeat, step};
+use crate::pci::{self, BarKind, PciIds, regs};
+use crate::{Host, PciAddress, deadlines, files, iommu, readiness};
+
+/// Whether each function answers, has its identity and its BARs, and takes accesses to them where a driver of the host has it.
+///
+/// # Errors
+/// The first thing that is not so.
+pub(super) fn verify(host: &Host, functions: &[(PciAddress, PciIds)]) -> Result<()> {
+    if functions.is_empty() {
+        return Err(step("verify it", "it has no functions"));
+    }
+    functions.iter().try_for_each(|(address, ids)| {
+        let unsound = |what: String| EgpuError::Unsound { address: *address, what };
+        verify_function(host, *address, ids).map_err(unsound)
+    })
+}
+
+fn verify_function(host: &Host, address: PciAddress, ids: &PciIds) -> Result<(), String> {
+    let dir = host.pci_device(address);
+    let config = host.writer().read_bytes(&dir.join("config"), deadlines::HEARTBEAT);
+    let config = config.map_err(|error| match error.kind() {
+        std::io::ErrorKind::TimedOut => heartbeat::silent(),
+        _ => format!("its config space can't be read: {error}"),
+    })?;
+    heartbeat::check_ids(&config, ids)?;
+    let bars = pci::bars(host, address);
+    let has_no_room = |bar: &&pci::Bar| bar.size > 0 && bar.address == 0 && bar.kind != BarKind::Io;
+    if let Some(bar) = bars.iter().find(has_no_room) {
+        return Err(format!(
+            "Linux has no room for its BAR {} of {}; connect it before the host boots, or give its port more room \
+             (pci=hpmmiosize=, pci=hpmmioprefsize=)",
+            bar.index,
+            readiness::size_text(bar.size)
+        ));
+    }
+    if let Some(bar) = pci::lost_bar(&config, &bars) {
+        return Err(format!(
+            "its BAR {} has another address than the {:#x} that Linux gave it, as after a loss of power",
+            bar.index, bar.address
+        ));
+    }
+    // A guest switches its device's own.
+    let driver = files::link_name(&dir.join("driver")).filter(|driver| !iommu::is_vfio_driver(driver));
+    let is_enabled = files::read_trimmed(&dir.join("enable")).is_some_and(|count| count != "0");
+    let command = config.get(usize::from(regs::COMMAND)).copied().unwrap_or(0);
+    match driver {
+        Some(driver)
+            if is_enabled
+                && bars.iter().any(|bar| bar.kind != BarKind::Io)
+                && u16::from(command) & regs::COMMAND_MEMORY == 0 =>
+        {
+            Err(format!("its Command register has memory accesses off, which {driver} has turned on"))
+        }
+        _ => Ok(()),
+    }
+}
