@@ -40,6 +40,21 @@ pub trait Guests: fmt::Debug + Send {
     fn detach(&self, functions: &[PciAddress], force: bool) -> Result<(), String>;
 }
 
+/// How long it is waited for, which tests shorten.
+#[derive(Debug)]
+pub(in crate::egpu) struct Deadlines {
+    /// A driver lets go of a function.
+    pub(in crate::egpu) unbinding: Duration,
+    /// The functions behind a new tunnel come.
+    pub(in crate::egpu) enumeration: Duration,
+}
+
+impl Default for Deadlines {
+    fn default() -> Self {
+        Self { unbinding: claim::DEADLINE, enumeration: deadlines::ENUMERATION }
+    }
+}
+
 /// An enclosure of the host, known by its router's UUID wherever it is connected.
 #[derive(Debug)]
 pub struct HostEnclosure {
@@ -53,8 +68,7 @@ pub struct HostEnclosure {
     thermometer: Thermometer,
     heartbeat: Heartbeat,
     processes: Processes,
-    /// How long a driver has to let go of a function.
-    pub(super) unbinding: Duration,
+    pub(in crate::egpu) deadlines: Deadlines,
     /// Users that the last action ended.
     ended: Option<String>,
     /// Why it was not sound when it was taken as it was.
@@ -93,7 +107,7 @@ impl HostEnclosure {
             thermometer: Thermometer::default(),
             heartbeat: Heartbeat::default(),
             processes: Processes::default(),
-            unbinding: claim::DEADLINE,
+            deadlines: Deadlines::default(),
             ended: None,
             unsound: None,
             ledger: None,
@@ -201,7 +215,7 @@ impl HostEnclosure {
         let route = router.route;
         self.route = Some(route);
         let mut last = (Vec::new(), Instant::now());
-        let came = self.wait(deadlines::ENUMERATION, || {
+        let came = self.wait(self.deadlines.enumeration, || {
             if !self.connected()?.1.is_authorised() {
                 return Err(step("wait for its functions", "its tunnel was taken down meanwhile"));
             }
@@ -214,7 +228,7 @@ impl HostEnclosure {
             Ok(is_whole.then_some(functions))
         })?;
         let Some(functions) = came else {
-            return Err(EgpuError::NoGpu { route, waited: deadlines::ENUMERATION, others: last.0 });
+            return Err(EgpuError::NoGpu { route, waited: self.deadlines.enumeration, others: last.0 });
         };
         self.check_fit(&functions)?;
         self.note(functions);

@@ -158,8 +158,8 @@ impl<E: Enclosure> Manager<E> {
                 self.take_because(Event::Found { authorised: seen.authorised }, why, told);
             }
         }
-        // What was seen before it was connected says nothing of it now.
-        if was_watched && self.egpu.state.is_watched() {
+        // What was seen before it was connected, or reconnected, says nothing of it now.
+        if was_watched && seen.authorised && self.egpu.state.is_watched() {
             let event = match (seen.functions.is_empty(), seen.users.is_empty()) {
                 (true, _) => Event::Lost,
                 (false, true) => Event::Idle,

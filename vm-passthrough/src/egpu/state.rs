@@ -392,7 +392,10 @@ impl Egpu {
             (State::Draining(drain), Event::Disconnect { force }) => {
                 to(State::Draining(Drain { force: drain.force || force, ..drain }))
             }
-            (State::Ready | State::Failed(_), Event::Reset(rung)) => {
+            (
+                State::Ready | State::Degraded { in_use: false, .. } | State::Failed(_),
+                Event::Reset(rung),
+            ) => {
                 Self { state: State::Recovering(Recovery::Reset(rung)), is_asked: true, ..self }
             }
             (state, Event::Disconnect { force }) => {

@@ -1,4 +1,4 @@
-//! The life of an eGPU: each step of it, and whatever comes in whatever order.
+//! The life of an eGPU: each step of it, and any events in any order.
 
 mod host;
 mod policy;
@@ -84,7 +84,7 @@ fn it_is_connected() {
         drain(DrainStep::StopWork, false, Some(Fault::NotEnumerated)),
         &[Action::Authorise, Action::Enumerate, stop(false)],
     );
-    let drained = [stop(false), detach(false), unbind(false), Action::Deauthorise];
+    let drained = [stop(false), detach(false), Action::Release, unbind(false), Action::Deauthorise];
     check(
         &[&not_enumerated[..], &drained.map(Event::Done), &[FOUND]].concat(),
         failed,
@@ -135,9 +135,9 @@ fn what_was_there_before_is_taken_as_it_is() {
 
 #[test]
 fn it_is_disconnected() {
-    let done = |force| [stop(force), detach(force), unbind(force), Action::Deauthorise].map(Event::Done);
+    let done = |force| [stop(force), detach(force), Action::Release, unbind(force), Action::Deauthorise].map(Event::Done);
     for force in [false, true] {
-        let actions = [stop(force), detach(force), unbind(force), Action::Deauthorise];
+        let actions = [stop(force), detach(force), Action::Release, unbind(force), Action::Deauthorise];
         for used in [&[][..], &[Event::Used]] {
             let events = [used, &[Event::Disconnect { force }], &done(force)].concat();
             check_connected(&events, State::Disconnected, &actions);
@@ -152,8 +152,8 @@ fn it_is_disconnected() {
         State::InUse,
         &[stop(false), detach(false)],
     );
-    let stuck = [&asked[..], &[Event::Done(detach(false)), Event::Failed(unbind(false))]].concat();
-    check_connected(&stuck, State::Failed(Fault::Stuck), &[stop(false), detach(false), unbind(false)]);
+    let stuck = [&asked[..], &[Event::Done(detach(false)), Event::Done(Action::Release), Event::Failed(unbind(false))]].concat();
+    check_connected(&stuck, State::Failed(Fault::Stuck), &[stop(false), detach(false), Action::Release, unbind(false)]);
     // What did not answer is not said to, nor is there anything to keep of what had failed.
     let missed = [Event::Used, Event::Missed, Event::Disconnect { force: false }, Event::Failed(stop(false))];
     check_connected(&missed, State::Degraded { missed: 1, in_use: true }, &[stop(false)]);
@@ -161,12 +161,15 @@ fn it_is_disconnected() {
     check_connected(
         &again,
         State::Failed(Fault::Stuck),
-        &[stop(false), detach(false), unbind(false), stop(false)],
+        &[stop(false), detach(false), Action::Release, unbind(false), stop(false)],
     );
+    // Whoever began to use it just before it was unbound keeps it.
+    let begun = [&stuck[..stuck.len() - 1], &[Event::Busy(unbind(false))]].concat();
+    check_connected(&begun, State::InUse, &[stop(false), detach(false), Action::Release, unbind(false)]);
     // By force nobody keeps it.
-    let forced = [stop(true), detach(true), unbind(true)].map(Event::Failed);
+    let forced = [stop(true), detach(true), Action::Release, unbind(true)].map(Event::Failed);
     let events = [&[Event::Used, Event::Disconnect { force: true }], &forced[..]].concat();
-    let actions = [stop(true), detach(true), unbind(true), Action::Deauthorise];
+    let actions = [stop(true), detach(true), Action::Release, unbind(true), Action::Deauthorise];
     check_connected(&events, drain(DrainStep::Deauthorise, true, None), &actions);
     let left = [&events[..], &[Event::Failed(Action::Deauthorise)]].concat();
     check_connected(&left, State::Failed(Fault::NotDeauthorised), &actions);
@@ -243,6 +246,54 @@ fn it_is_recovered_rung_by_rung() {
 }
 
 #[test]
+fn one_reset_is_made_when_asked_for() {
+    for rung in [Rung::SoftReset, Rung::HardReset, Rung::Reconnect] {
+        let reset = Action::Reset(rung);
+        check_connected(
+            &[Event::Reset(rung), Event::Done(reset), Event::Done(Action::Verify)],
+            State::Ready,
+            &[reset, Action::Verify],
+        );
+        let failed = State::Failed(Fault::Unsound);
+        check_connected(&[Event::Reset(rung), Event::Failed(reset)], failed, &[reset]);
+        check_connected(&[Event::Reset(rung), Event::Unfit], failed, &[reset]);
+        let unverified = [Event::Reset(rung), Event::Done(reset), Event::Failed(Action::Verify)];
+        check_connected(&unverified, failed, &[reset, Action::Verify]);
+        check_connected(&[Event::Used, Event::Reset(rung)], State::InUse, &[]);
+        // The ladder is whole again afterwards.
+        let soft = Action::Reset(Rung::SoftReset);
+        let later = [&[Event::Reset(rung), HOT], &[Event::Gone][..], &connected(), &[Event::Missed; 3]].concat();
+        let later = [&later[..], &[Event::Failed(soft)]].concat();
+        check_connected(
+            &later,
+            State::Recovering(Recovery::Reset(Rung::HardReset)),
+            &[&[reset, stop(true), Action::Settle], &CONNECT[..], &[soft, Action::Reset(Rung::HardReset)]].concat(),
+        );
+    }
+}
+
+#[test]
+fn a_tunnel_that_was_dropped_is_built_again() {
+    let reconnect = Action::Reset(Rung::Reconnect);
+    let recovering = |recovery| State::Recovering(recovery);
+    check_connected(&[Event::Dropped], recovering(Recovery::Reset(Rung::Reconnect)), &[reconnect]);
+    check_connected(
+        &[Event::Used, Event::Dropped],
+        recovering(Recovery::Detach(Rung::Reconnect)),
+        &[detach(true)],
+    );
+    // One that drops again and again is given up.
+    let again = [Event::Dropped, Event::Done(reconnect), Event::Done(Action::Verify)];
+    let given_up = [&again.repeat(3)[..], &[Event::Dropped]].concat();
+    check_connected(
+        &given_up,
+        drain(DrainStep::StopWork, true, Some(Fault::Unrecovered)),
+        &[&[reconnect, Action::Verify].repeat(3)[..], &[stop(true)]].concat(),
+    );
+    check(&[FOUND, Event::Dropped], State::Disconnected, &[]);
+}
+
+#[test]
 fn it_is_stopped_when_it_is_too_hot() {
     let hot = drain(DrainStep::StopWork, true, Some(Fault::Overheated));
     check_connected(&[Event::Temperature(89_999)], State::Ready, &[]);
@@ -253,19 +304,38 @@ fn it_is_stopped_when_it_is_too_hot() {
     // One that was asked to go waits for nobody any more.
     let asked = [Event::Used, Event::Disconnect { force: false }, HOT];
     check_connected(&asked, hot, &[stop(false), stop(true)]);
-    let failed = [stop(true), detach(true), unbind(true), Action::Deauthorise].map(Event::Failed);
+    let failed = [stop(true), detach(true), Action::Release, unbind(true), Action::Deauthorise].map(Event::Failed);
     check_connected(
         &[&[HOT], &failed[..]].concat(),
+        State::Failed(Fault::NotStopped),
+        &[stop(true), detach(true), Action::Release, unbind(true), Action::Deauthorise],
+    );
+    // That is tried again at each look until its tunnel is down, whoever takes it down.
+    let burns = [&[HOT], &failed[..]].concat();
+    let acts = [stop(true), detach(true), Action::Release, unbind(true), Action::Deauthorise];
+    for quiet in [Event::Answered, Event::Temperature(20_000), Event::Idle, HOT] {
+        check_connected(&[&burns[..], &[quiet]].concat(), State::Failed(Fault::NotStopped), &acts);
+    }
+    check_connected(&[&burns[..], &[TUNNELLED]].concat(), hot, &[&acts[..], &[stop(true)]].concat());
+    check_connected(
+        &[&burns[..], &[FOUND]].concat(),
         State::Failed(Fault::Overheated),
-        &[stop(true), detach(true), unbind(true), Action::Deauthorise],
+        &[&acts[..], &[Action::Settle]].concat(),
+    );
+    // It stays one, where somebody else's disconnect fails as well.
+    let asked = [&[Event::Disconnect { force: true }], &failed[..]].concat();
+    check_connected(
+        &[&burns[..], &asked].concat(),
+        State::Failed(Fault::NotStopped),
+        &[acts, acts].concat(),
     );
     // Whoever wants it again says so.
-    let done = [stop(true), detach(true), unbind(true), Action::Deauthorise].map(Event::Done);
+    let done = [stop(true), detach(true), Action::Release, unbind(true), Action::Deauthorise].map(Event::Done);
     let stopped = [&[HOT], &done[..], &[FOUND, Event::Connect]].concat();
     check_connected(
         &stopped,
         State::Authorising,
-        &[stop(true), detach(true), unbind(true), Action::Deauthorise, Action::Authorise],
+        &[stop(true), detach(true), Action::Release, unbind(true), Action::Deauthorise, Action::Authorise],
     );
 }
 
@@ -276,6 +346,8 @@ fn event() -> impl Strategy<Value = Event> {
         1 => Just(Event::Unfit),
         1 => Just(Event::Gone),
         1 => Just(Event::Lost),
+        1 => Just(Event::Dropped),
+        1 => Just(Event::Reset(Rung::HardReset)),
         1 => Just(Event::Connect),
         1 => any::<bool>().prop_map(|force| Event::Disconnect { force }),
         1 => Just(Event::Used),
@@ -335,7 +407,11 @@ proptest! {
                 egpu = next;
                 // One in three is seen to its end, the others are interrupted.
                 let Some(action) = egpu.state.awaited().filter(|_| answers != ends) else { break };
-                event = if answers { Event::Done(action) } else { Event::Failed(action) };
+                event = match action {
+                    action if answers => Event::Done(action),
+                    Action::Unbind { .. } => Event::Busy(action),
+                    action => Event::Failed(action),
+                };
                 left += 1;
                 prop_assert!(left < 64, "no end from {before:?}");
             }

@@ -96,7 +96,7 @@ impl SimHost {
     }
 
     /// The functions behind a router come, as with its tunnel, or its bridges alone; nothing happens where they are there.
-    pub(super) fn build_tunnel(&self, route: Route, whole: bool) -> io::Result<()> {
+    pub(crate) fn build_tunnel(&self, route: Route, whole: bool) -> io::Result<()> {
         let functions = self.enclosed_functions(route)?;
         let Some(&(top, ..)) = functions.first() else { return Ok(()) };
         if self.has_tunnel(route) {

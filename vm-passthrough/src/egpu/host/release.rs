@@ -22,7 +22,7 @@ impl HostEnclosure {
     pub(super) fn release(&self) -> Result<()> {
         let mut failed = Vec::new();
         for (address, _) in &self.functions {
-            match claim::release_unbound(&self.host, *address, self.unbinding) {
+            match claim::release_unbound(&self.host, *address, self.deadlines.unbinding) {
                 // One that is held is a use, which the next step sees.
                 Ok(()) | Err(ClaimError::NotClaimed(_) | ClaimError::Taken { .. }) => {}
                 Err(error) => failed.push(error.to_string()),
@@ -45,7 +45,7 @@ impl HostEnclosure {
         }
         let mut failed = Vec::new();
         for (address, _) in &self.functions {
-            match claim::unbind(&self.host, *address, self.unbinding) {
+            match claim::unbind(&self.host, *address, self.deadlines.unbinding) {
                 Ok(()) | Err(claim::BindError::Vanished(_)) => {}
                 Err(error) => failed.push(error.to_string()),
             }

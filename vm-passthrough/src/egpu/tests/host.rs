@@ -1,6 +1,9 @@
 //! Enclosures of a simulated host: what connecting and disconnecting does to it.
 
+mod authorisation;
 mod bad_days;
+mod users;
+mod waits;
 
 use std::fs;
 use std::sync::{Arc, Mutex};
@@ -22,28 +25,37 @@ const PORT: &str = "0000:00:07.0";
 const SWITCH: [&str; 2] = ["0000:30:00.0", "0000:31:01.0"];
 const GPU: &str = "0000:32:00.0";
 
-/// What was asked of guests, by force or not, and what they answer.
-type Asked = Arc<Mutex<(Vec<bool>, Result<(), String>)>>;
+/// What was asked of guests, by force or not; what they answer; and what happens as they do.
+type Asked = Arc<Mutex<(Vec<bool>, Result<(), String>, Option<Box<dyn FnOnce() + Send>>)>>;
 
 /// A host with an enclosure that is not connected yet.
 struct Rig {
     sim: SimHost,
     drivers: SimDrivers,
     manager: Manager<HostEnclosure>,
-    /// What the manager told.
+    /// The states that the manager went through, and why.
     told: Vec<String>,
+    why: Vec<String>,
     /// What was asked of guests, and what they answer.
     guests: Asked,
 }
 
-#[derive(Debug)]
 struct FakeGuests(Asked);
+
+impl std::fmt::Debug for FakeGuests {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("FakeGuests")
+    }
+}
 
 impl Guests for FakeGuests {
     fn detach(&self, functions: &[PciAddress], force: bool) -> Result<(), String> {
         assert_eq!(functions, [address(GPU)]);
         let mut asked = self.0.lock().unwrap();
         asked.0.push(force);
+        if let Some(happens) = asked.2.take() {
+            happens();
+        }
         asked.1.clone()
     }
 }
@@ -54,6 +66,10 @@ impl Rig {
     }
 
     fn with(known: Option<KnownEgpu>, deauthorization: &str) -> Self {
+        Self::by(Policy::default(), known, deauthorization)
+    }
+
+    fn by(policy: Policy, known: Option<KnownEgpu>, deauthorization: &str) -> Self {
         let sim = SimHost::new().unwrap();
         sim.add(&SimFunction::root_port(address(PORT)).group(7)).unwrap();
         sim.set(address(PORT), "removable", "removable\n").unwrap();
@@ -72,28 +88,36 @@ impl Rig {
         sim.write("proc/sys/kernel/osrelease", "6.14.0\n").unwrap();
         sim.enclose(route, &[upstream, downstream, address(GPU)]).unwrap();
         let drivers = SimDrivers::new(&sim);
-        let guests = Arc::new(Mutex::new((Vec::new(), Ok(()))));
+        let guests = Arc::new(Mutex::new((Vec::new(), Ok(()), None)));
         let enclosure = HostEnclosure::new(
             &drivers.host(),
             ID.parse().unwrap(),
-            Policy::default(),
+            policy,
             known,
             Cancel::default(),
             Box::new(FakeGuests(guests.clone())),
         );
         let manager = Manager::new(enclosure, LIMITS);
-        Self { sim, drivers, manager, told: Vec::new(), guests }
+        Self { sim, drivers, manager, told: Vec::new(), why: Vec::new(), guests }
     }
 
     fn poll(&mut self) -> State {
-        let told = &mut self.told;
-        self.manager.poll(&mut |change| told.push(change.to.name().to_owned())).unwrap();
+        let (told, why) = (&mut self.told, &mut self.why);
+        let mut tell = |change: &Change| {
+            told.push(change.to.name().to_owned());
+            why.extend(change.error.clone());
+        };
+        self.manager.poll(&mut tell).unwrap();
         self.manager.state()
     }
 
     fn take(&mut self, event: Event) -> State {
-        let told = &mut self.told;
-        self.manager.take(event, &mut |change| told.push(change.to.name().to_owned()));
+        let (told, why) = (&mut self.told, &mut self.why);
+        let mut tell = |change: &Change| {
+            told.push(change.to.name().to_owned());
+            why.extend(change.error.clone());
+        };
+        self.manager.take(event, &mut tell);
         self.manager.state()
     }
 
@@ -125,7 +149,19 @@ impl Rig {
         fs::write(sensor.join("temp1_input"), format!("{millidegrees}\n")).unwrap();
     }
 
-    /// What can't be told from a function that has fallen off the bus.
+    /// A process of the host opens a node of its driver.
+    fn open_by(&self, pid: u32, command: &str) {
+        let node = self.sim.device_dir(address(GPU)).unwrap().join("drm/card0");
+        fs::create_dir_all(&node).unwrap();
+        fs::write(node.join("dev"), "226:0\n").unwrap();
+        fs::write(node.join("uevent"), "DEVNAME=dri/card0\n").unwrap();
+        self.sim.write(&format!("proc/{pid}/comm"), &format!("{command}\n")).unwrap();
+        let open = self.sim.path(&format!("proc/{pid}/fd"));
+        fs::create_dir_all(&open).unwrap();
+        std::os::unix::fs::symlink(self.sim.path("dev/dri/card0"), open.join("3")).unwrap();
+    }
+
+    /// What reads like a function that has fallen off the bus.
     fn fall_off(&self) {
         let config = self.sim.device_dir(address(GPU)).unwrap().join("config");
         let len = fs::read(&config).unwrap().len();

@@ -34,16 +34,24 @@ impl SimEgpu {
             let waited = deadlines::HEARTBEAT.as_secs();
             return Err(unsound(format!("it did not answer within {waited} s (simulated)")));
         }
-        // A request, and a completion with four bytes.
-        match self.link.exchange(&mut [0; 4], &mut [0; 4], &mut self.random) {
-            Ok(carried) => self.advance(carried.duration),
+        let function = self.functions.iter().find(|function| function.address == address);
+        let ids = function.filter(|_| self.answers(address)).map(|function| function.ids);
+        // A request, and a completion with four bytes, which may arrive corrupted.
+        let (vendor, device) = ids.map_or((0, 0), |ids| (ids.vendor, ids.device));
+        let mut completion = u32::from(device) << 16 | u32::from(vendor);
+        let mut bytes = completion.to_le_bytes();
+        match self.link.exchange(&mut [0; 4], &mut bytes, &mut self.random) {
+            Ok(carried) => {
+                completion = u32::from_le_bytes(bytes);
+                self.advance(carried.duration);
+            }
             Err(down) => {
                 self.advance(down.duration);
                 return Err(unsound(format!("{down} (simulated)")));
             }
         }
-        let function = self.functions.iter().find(|function| function.address == address);
-        let ids = function.filter(|_| self.answers(address)).map(|function| function.ids);
+        let ids = ids.filter(|_| self.answers(address));
+        let ids = ids.map(|ids| PciIds { vendor: completion as u16, device: (completion >> 16) as u16, ..ids });
         ids.ok_or_else(|| unsound("its config space reads all ones: it is off the bus (simulated)".into()))
     }
 
@@ -209,13 +217,14 @@ impl SimEgpu {
             self.advance(TUNNEL);
         }
         let gone = self.wait(deadlines::ENUMERATION, Duration::ZERO, |egpu| egpu.functions.is_empty());
-        if self.is_tunnelled {
-            return Err(step(what, "somebody built it again"));
-        }
         if !gone {
             return Err(step(what, "its functions are there still: a driver does not let go of them"));
         }
-        self.settle()
+        let settled = self.settle();
+        if self.is_tunnelled {
+            return Err(step(what, "somebody built it again"));
+        }
+        settled
     }
 
     /// Takes a tunnel down that was just built, if nobody uses it and nothing keeps it.

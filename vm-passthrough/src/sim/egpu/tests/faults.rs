@@ -1,7 +1,7 @@
 //! Each fault alone, and what it ends in.
 
 use super::*;
-use crate::egpu::Fault;
+use crate::egpu::{Fault, Rung};
 
 /// Connects what the script makes of an eGPU and looks at it each second for a minute: where it has been and is then.
 fn check(script: &str, been: &str, end: State) {
@@ -16,7 +16,7 @@ fn check(script: &str, been: &str, end: State) {
     let is_usable = matches!(end, State::Ready | State::InUse);
     assert!(!is_usable || is_well, "{script}: not well");
     // What can't be used holds nothing, but where its tunnel can't be taken down.
-    let is_kept = is_usable || script.contains("deauthorise fails");
+    let is_kept = is_usable || end == State::Failed(Fault::NotStopped);
     assert!(is_kept || resources == Resources::default(), "{script}: {resources:?}");
 }
 
@@ -85,11 +85,19 @@ fn what_befalls_it_afterwards() {
         failed(Fault::Overheated),
     );
     check_connected("at 5s work\nat 6s temperature 80", "in-use", State::InUse);
+    // A stop that failed is tried again until it is done.
     check_connected(
-        "at 5s temperature 95\ndeauthorise fails 1",
+        "at 5s temperature 95\ndeauthorise fails 2",
+        "draining failed draining failed draining failed",
+        failed(Fault::Overheated),
+    );
+    check_connected(
+        "at 5s temperature 95\ndeauthorise fails 1\nat 26s tunnel drops",
         "draining failed",
         failed(Fault::Overheated),
     );
+    // Of what a guest has the guest alone can read the temperature.
+    check_connected("at 5s guest takes\nat 9s temperature 95", "in-use", State::InUse);
 }
 
 #[test]
@@ -150,6 +158,8 @@ fn what_befalls_it_while_it_is_disconnected() {
     check_disconnected("guest refuses\nat 5s guest takes", false, kept, State::InUse);
     check_disconnected("guest refuses\nat 5s guest takes", true, done, State::Disconnected);
     check_disconnected("detach fails\nat 5s guest takes", true, done, State::Disconnected);
+    check_disconnected("at 5s guest takes\nrelease fails", false, "draining in-use ready", State::Ready);
+    check_disconnected("release fails", true, done, State::Disconnected);
     check_disconnected("at 5s driver sticks 8s", false, "draining failed", failed(Fault::Stuck));
     check_disconnected("at 5s driver sticks 8s", true, done, State::Disconnected);
     check_disconnected("at 5s driver sticks 10min", true, "draining failed", failed(Fault::NotDeauthorised));
@@ -167,6 +177,44 @@ fn what_befalls_it_while_it_is_disconnected() {
         State::Degraded { missed: 2, in_use: true },
     );
     check_disconnected("at 5s work\nat 11s hang", true, done, State::Disconnected);
+}
+
+/// A reset that an operator asks for is the only one, and leaves no new tunnel behind that is of no use.
+#[test]
+fn one_reset_is_made_when_asked_for() {
+    let check = |script: &str, rung: Rung, been: &str, end: State, tunnels: usize| {
+        let mut rig = Rig::new(1, &script.parse().unwrap());
+        rig.poll(Duration::ZERO);
+        rig.take(Event::Connect);
+        rig.poll(Duration::from_secs(5));
+        rig.egpu().advance(Duration::from_secs(1));
+        rig.been.clear();
+        rig.take(Event::Reset(rung));
+        assert_eq!((&*rig.been(), rig.state()), (been, end), "{script}: {:?}", rig.manager.failure());
+        assert_eq!(rig.egpu().resources().tunnels, tunnels, "{script}");
+    };
+    let failed = State::Failed(Fault::Unsound);
+    for rung in [Rung::SoftReset, Rung::HardReset, Rung::Reconnect] {
+        check("", rung, "recovering ready", State::Ready, 1);
+    }
+    check("reset soft fails", Rung::SoftReset, "recovering failed", failed, 1);
+    check("at 7s hang hard\nreset hard lies", Rung::HardReset, "recovering failed", failed, 1);
+    for coming in ["nothing", "no-gpu", "other", "endless"] {
+        let script = format!("at 5s enumerate {coming}");
+        check(&script, Rung::Reconnect, "recovering failed", failed, 0);
+    }
+    check("at 4s work", Rung::SoftReset, "", State::InUse, 1);
+}
+
+#[test]
+fn users_that_are_ended_are_named() {
+    let mut rig = Rig::new(1, &"at 5s work".parse().unwrap());
+    rig.poll(Duration::ZERO);
+    rig.take(Event::Connect);
+    rig.poll(Duration::from_secs(9));
+    let mut why = Vec::new();
+    rig.manager.take(Event::Disconnect { force: true }, &mut |change| why.extend(change.error.clone()));
+    assert!(matches!(&*why, [ended] if ended.starts_with("job ") && ended.ends_with("SIGTERM")), "{why:?}");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Random sequences of faults and of what operators do. Whatever happens: each call ends, no state lies, nobody loses it who need
-//! not, and all is released.
+//! Random sequences of faults and of what operators do. Whatever happens: each call ends, no state lies, no user loses it without
+//! need, and all is released.
 
 use super::*;
 use crate::egpu::{Drain, Enclosure as _, Fault, Rung};
@@ -52,7 +52,7 @@ impl Case {
         Self { seed, faults, steps, unplug: random.below(2) == 0 }
     }
 
-    /// Runs it; what was wrong.
+    /// Runs it, and answers what was wrong.
     fn run(&self) -> Result<(), String> {
         let mut rig = Rig::new(self.seed, &SimScript::new(self.faults.clone()));
         for (at, step) in self.steps.iter().enumerate() {
@@ -62,9 +62,9 @@ impl Case {
         end.map_err(|wrong| format!("in the end: {wrong} ({:?}, {:?})", rig.state(), rig.manager.failure()))
     }
 
-    /// All is released by who insists, and comes back for who asks.
+    /// All is released by force, and comes back when asked for.
     fn end(&self, rig: &mut Rig) -> Result<(), String> {
-        // What was to befall it has, and whoever was restarted knows of it.
+        // All faults have happened, and a manager that was restarted has seen them.
         let last = self.faults.iter().map(|(time, _)| *time).max().unwrap_or_default();
         let left = last.saturating_sub(rig.egpu().now()).as_millis() as u64;
         take(rig, Step::Poll(left))?;
@@ -146,12 +146,12 @@ fn fault(random: &mut SplitMix64) -> SimEgpuFault {
     let coming = [Coming::Nothing, Coming::NoGpu, Coming::Other, Coming::Endless, Coming::NoRoom]
         .map(|coming| SimEgpuFault::Enumeration(coming, times));
     let steps =
-        [SimStep::Observe, SimStep::Authorise, SimStep::Detach, SimStep::Deauthorise, SimStep::Settle]
+        [SimStep::Observe, SimStep::Authorise, SimStep::Detach, SimStep::Release, SimStep::Deauthorise, SimStep::Settle]
             .map(|step| SimEgpuFault::Fails(step, times));
     let rungs = [Rung::SoftReset, Rung::HardReset, Rung::Reconnect];
     let resets = rungs
         .map(|rung| [Ending::Fails, Ending::Lies].map(|ending| SimEgpuFault::Reset(rung, ending, times)));
-    match random.below(24) {
+    match random.below(25) {
         0..3 => SimEgpuFault::Unplug,
         3..5 => SimEgpuFault::Plug,
         5..8 => one_of(random, &cures),
@@ -168,6 +168,7 @@ fn fault(random: &mut SplitMix64) -> SimEgpuFault {
         19 => one_of(random, &coming),
         20 | 21 => one_of(random, &steps),
         22 => one_of(random, resets.as_flattened()),
+        23 => SimEgpuFault::Corruption([1e-3, 0.1, 0.5][random.below(3) as usize]),
         _ => SimEgpuFault::DriverSticks(time),
     }
 }
@@ -200,6 +201,8 @@ fn take(rig: &mut Rig, step: Step) -> Result<(), String> {
         }
     };
     let state = rig.state();
+    // Its tunnel was read back to be down.
+    let is_drained = rig.been.iter().any(|state| matches!(state, State::Draining(_)));
     let is_forced = step == Step::Disconnect { force: true } || rig.been.iter().copied().any(is_last_resort);
     rig.is_new &= !rig.been.contains(&State::Verifying);
     let been = rig.been();
@@ -227,8 +230,11 @@ fn take(rig: &mut Rig, step: Step) -> Result<(), String> {
         {
             wrong("it is too hot".into())
         }
+        State::Failed(Fault::Overheated | Fault::Unrecovered) if is_drained && resources.tunnels > 0 => {
+            wrong("it has a tunnel still".into())
+        }
         State::Disconnected | State::Absent
-            if is_seen && (resources.tunnels > 0 || !(is_free || leftover)) =>
+            if (is_seen || is_drained) && (resources.tunnels > 0 || !(is_free || leftover)) =>
         {
             wrong("it has something still".into())
         }
