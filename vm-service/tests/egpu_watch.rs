@@ -132,6 +132,44 @@ fn what_the_policy_would_refuse_is_stopped_when_it_is_too_hot() {
     watch.end();
 }
 
+/// A tunnel that firmware or another program has built for what the policy refuses is taken down, once nobody uses it.
+#[test]
+fn what_others_authorised_and_the_policy_refuses_is_disconnected_once_it_is_idle() {
+    let lab = Lab::new();
+    std::fs::remove_file(lab.sim().join("run/ledger/enclosure-d2030000-00a0-751e-a3f4-c0e5ae7b0d30.built"))
+        .expect("it was noted as built");
+    lab.does(&["egpu", "policy", "--minimum-rate", "100"]);
+    // A process of the host has it.
+    let node = lab.sim().join("sys/bus/pci/devices").join(GPU).join("drm/card0");
+    std::fs::create_dir_all(&node).expect("made");
+    std::fs::write(node.join("dev"), "226:0\n").expect("written");
+    std::fs::write(node.join("uevent"), "DEVNAME=dri/card0\n").expect("written");
+    let process = lab.sim().join("proc/4711");
+    std::fs::create_dir_all(process.join("fd")).expect("made");
+    symlink(lab.sim().join("dev/dri/card0"), process.join("fd/3")).expect("linked");
+    let watch = Watch::start(&lab);
+    watch.says("was authorised by the firmware or another program, and is disconnected once nobody uses it: its link");
+    watch.says(" in-use");
+    assert!(lab.is_authorised());
+    std::fs::remove_dir_all(process).expect("removed");
+    watch.says(" disconnected");
+    assert!(!lab.is_authorised());
+    watch.end();
+}
+
+/// What stays of a cable that was pulled is reported.
+#[test]
+fn what_stays_of_one_that_was_pulled_is_reported() {
+    let lab = Lab::new();
+    let watch = Watch::start(&lab);
+    watch.says(" ready");
+    std::fs::remove_file(lab.router("0-1")).expect("removed");
+    watch.says(
+        "left something behind, which is tried again: can't settle the ledger: 0000:32:00.0 is there still",
+    );
+    watch.end();
+}
+
 /// A command on another enclosure, which takes its time, keeps nobody from being stopped.
 #[test]
 fn one_is_watched_over_while_another_is_connected() {

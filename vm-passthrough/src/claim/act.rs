@@ -384,7 +384,11 @@ pub(crate) fn release_persistent(
 }
 
 /// As [`release_persistent`], of a function that is about to go: it gets no driver, which would have to let go of it again.
-pub(crate) fn release_unbound(host: &Host, address: PciAddress, deadline: Duration) -> Result<(), ClaimError> {
+pub(crate) fn release_unbound(
+    host: &Host,
+    address: PciAddress,
+    deadline: Duration,
+) -> Result<(), ClaimError> {
     with_persistent(host, address, deadline, |journal| {
         let unbound = |function| ClaimedFunction { driver: None, ..function };
         undo_as(host, journal, deadline, unbound).map_err(|left| ClaimError::HalfReleased { address, left })

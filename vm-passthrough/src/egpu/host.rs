@@ -9,14 +9,15 @@ mod thermometer;
 mod users;
 mod verify;
 
-pub use built::is_built;
-
 use std::collections::BTreeSet;
 use std::fmt;
 use std::os::unix::fs::MetadataExt as _;
 use std::time::{Duration, Instant};
 
-use super::{Action, Dropped, EgpuError, Enclosure, KnownEgpu, Observation, Policy, QUIET, Refusal, Rung, is_accelerator};
+use super::{
+    Action, Dropped, EgpuError, Enclosure, KnownEgpu, Observation, Policy, QUIET, Refusal, Rung,
+    is_accelerator,
+};
 use crate::claim::{self, Cancel};
 use crate::ledger::{EnclosureLock, Ledger};
 use crate::pci::{self, PciFunction, PciIds};
@@ -125,6 +126,12 @@ impl HostEnclosure {
         Self { route: Some(route), ..self }
     }
 
+    /// Whether its tunnel was built by [`Action::Authorise`] here, in any process, and not taken down since: firmware and others
+    /// build tunnels too.
+    pub fn is_built(&self) -> bool {
+        self.route.is_some_and(|route| built::is_built(&self.host, self.id, self.instance(route)))
+    }
+
     /// What is in it, to be known by. Empty before its functions have come.
     pub fn known(&self) -> KnownEgpu {
         KnownEgpu { id: self.id, accelerators: self.accelerators.clone() }
@@ -195,7 +202,10 @@ impl HostEnclosure {
             (_, now) if now.route == router.route && now.is_authorised() => {}
             _ => {
                 written?;
-                return Err(step("have PCIe tunnelled to it", "its `authorized` reads 0 afterwards; see dmesg"));
+                return Err(step(
+                    "have PCIe tunnelled to it",
+                    "its `authorized` reads 0 afterwards; see dmesg",
+                ));
             }
         }
         if written.is_ok() {
@@ -276,6 +286,7 @@ impl HostEnclosure {
     }
 
     fn reset(&mut self, rung: Rung) -> Result<()> {
+        tracing::info!(enclosure = %self.id, "{rung} begins");
         match rung {
             Rung::SoftReset => reset::soft(&self.host, &self.functions()),
             Rung::HardReset => reset::hard(&self.host, &self.functions()),

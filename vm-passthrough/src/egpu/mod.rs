@@ -14,7 +14,7 @@ mod policy;
 mod state;
 
 pub use enclosure::{Dropped, EgpuError, Enclosure, Observation};
-pub use host::{Guests, HostEnclosure, is_built};
+pub use host::{Guests, HostEnclosure};
 pub use manager::{Change, Manager};
 pub use policy::{Authorise, KnownEgpu, Policy, Refusal, is_accelerator};
 pub use state::{Action, Before, Drain, DrainStep, Egpu, Event, Fault, Limits, Recovery, Rung, State};

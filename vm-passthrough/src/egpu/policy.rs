@@ -1,11 +1,9 @@
 //! Which enclosures are connected, and which are not.
 
-use std::fmt;
-
 use thiserror::Error;
 
 use crate::pci::{PciFunction, PciIds};
-use crate::usb4::{Domain, Router, Security, UniqueId};
+use crate::usb4::{Domain, Rate, Router, Security, UniqueId};
 
 /// What the operator allows.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,13 +56,13 @@ pub struct KnownEgpu {
 #[non_exhaustive]
 pub enum Refusal {
     /// The policy allows none.
-    #[error("the policy is to authorise no enclosure; change `authorise` in the policy")]
+    #[error("the policy is to authorise no enclosure; change it by `vm-service egpu policy --authorise`")]
     Never,
     /// The policy is to ask.
-    #[error("the policy is to ask; say `vm-service egpu connect {0}`")]
+    #[error("the policy is to ask; run `vm-service egpu connect {0}`")]
     NotAsked(UniqueId),
     /// It is not known.
-    #[error("{0} is not known; say `vm-service egpu connect {0} --remember`")]
+    #[error("{0} is not known; run `vm-service egpu connect {0} --remember`")]
     Unknown(UniqueId),
     /// Its memory accesses are not contained.
     #[error(
@@ -76,7 +74,7 @@ pub enum Refusal {
         domain: u32,
     },
     /// Its link is too slow.
-    #[error("its link has {} Gb/s and the policy asks for {}; {}", gigabits(*.has), gigabits(*.needs), link_remedy(.router))]
+    #[error("its link has {} and the policy asks for {}; {}", Rate(*.has), Rate(*.needs), link_remedy(.router))]
     TooSlow {
         /// Mbit/s that it has.
         has: u32,
@@ -108,13 +106,9 @@ pub enum Refusal {
     },
 }
 
-fn gigabits(rate: u32) -> impl fmt::Display {
-    f64::from(rate) / 1000.0
-}
-
 fn link_remedy(router: &Router) -> &'static str {
     match router.link {
-        Some(link) if link.receive.count.min(link.transmit.count) < 2 => {
+        Some(link) if link.is_single_lane() => {
             "it runs on one lane: try another cable, up to 0.8 m or an active one"
         }
         _ => "use a port and a cable of a higher rate",
@@ -143,7 +137,7 @@ impl Policy {
         if self.dma_protection && domain.iommu_dma_protection != Some(true) {
             return Err(Refusal::DmaUnprotected { domain: domain.number });
         }
-        let has = router.link.map_or(0, |link| link.receive.rate().min(link.transmit.rate()));
+        let has = router.link.map_or(0, |link| link.slower().0);
         if has < self.minimum_rate {
             let router = Box::new(router.clone());
             return Err(Refusal::TooSlow { has, needs: self.minimum_rate, router });

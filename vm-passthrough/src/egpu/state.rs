@@ -392,10 +392,7 @@ impl Egpu {
             (State::Draining(drain), Event::Disconnect { force }) => {
                 to(State::Draining(Drain { force: drain.force || force, ..drain }))
             }
-            (
-                State::Ready | State::Degraded { in_use: false, .. } | State::Failed(_),
-                Event::Reset(rung),
-            ) => {
+            (State::Ready | State::Degraded { in_use: false, .. } | State::Failed(_), Event::Reset(rung)) => {
                 Self { state: State::Recovering(Recovery::Reset(rung)), is_asked: true, ..self }
             }
             (state, Event::Disconnect { force }) => {
@@ -450,7 +447,9 @@ impl Egpu {
             (_, Event::Unfit) => self.failed(limits),
             // Nothing of the driver was taken apart: whoever has just begun to use it keeps it.
             (State::Draining(drain), Event::Busy(action))
-                if self.state.awaited() == Some(action) && drain.step == DrainStep::Unbind && !drain.force =>
+                if self.state.awaited() == Some(action)
+                    && drain.step == DrainStep::Unbind
+                    && !drain.force =>
             {
                 to(drain.given_up())
             }

@@ -135,7 +135,9 @@ fn what_was_there_before_is_taken_as_it_is() {
 
 #[test]
 fn it_is_disconnected() {
-    let done = |force| [stop(force), detach(force), Action::Release, unbind(force), Action::Deauthorise].map(Event::Done);
+    let done = |force| {
+        [stop(force), detach(force), Action::Release, unbind(force), Action::Deauthorise].map(Event::Done)
+    };
     for force in [false, true] {
         let actions = [stop(force), detach(force), Action::Release, unbind(force), Action::Deauthorise];
         for used in [&[][..], &[Event::Used]] {
@@ -152,8 +154,16 @@ fn it_is_disconnected() {
         State::InUse,
         &[stop(false), detach(false)],
     );
-    let stuck = [&asked[..], &[Event::Done(detach(false)), Event::Done(Action::Release), Event::Failed(unbind(false))]].concat();
-    check_connected(&stuck, State::Failed(Fault::Stuck), &[stop(false), detach(false), Action::Release, unbind(false)]);
+    let stuck = [
+        &asked[..],
+        &[Event::Done(detach(false)), Event::Done(Action::Release), Event::Failed(unbind(false))],
+    ]
+    .concat();
+    check_connected(
+        &stuck,
+        State::Failed(Fault::Stuck),
+        &[stop(false), detach(false), Action::Release, unbind(false)],
+    );
     // What did not answer is not said to, nor is there anything to keep of what had failed.
     let missed = [Event::Used, Event::Missed, Event::Disconnect { force: false }, Event::Failed(stop(false))];
     check_connected(&missed, State::Degraded { missed: 1, in_use: true }, &[stop(false)]);
@@ -262,12 +272,14 @@ fn one_reset_is_made_when_asked_for() {
         check_connected(&[Event::Used, Event::Reset(rung)], State::InUse, &[]);
         // The ladder is whole again afterwards.
         let soft = Action::Reset(Rung::SoftReset);
-        let later = [&[Event::Reset(rung), HOT], &[Event::Gone][..], &connected(), &[Event::Missed; 3]].concat();
+        let later =
+            [&[Event::Reset(rung), HOT], &[Event::Gone][..], &connected(), &[Event::Missed; 3]].concat();
         let later = [&later[..], &[Event::Failed(soft)]].concat();
         check_connected(
             &later,
             State::Recovering(Recovery::Reset(Rung::HardReset)),
-            &[&[reset, stop(true), Action::Settle], &CONNECT[..], &[soft, Action::Reset(Rung::HardReset)]].concat(),
+            &[&[reset, stop(true), Action::Settle], &CONNECT[..], &[soft, Action::Reset(Rung::HardReset)]]
+                .concat(),
         );
     }
 }
@@ -304,7 +316,8 @@ fn it_is_stopped_when_it_is_too_hot() {
     // One that was asked to go waits for nobody any more.
     let asked = [Event::Used, Event::Disconnect { force: false }, HOT];
     check_connected(&asked, hot, &[stop(false), stop(true)]);
-    let failed = [stop(true), detach(true), Action::Release, unbind(true), Action::Deauthorise].map(Event::Failed);
+    let failed =
+        [stop(true), detach(true), Action::Release, unbind(true), Action::Deauthorise].map(Event::Failed);
     check_connected(
         &[&[HOT], &failed[..]].concat(),
         State::Failed(Fault::NotStopped),
@@ -324,13 +337,10 @@ fn it_is_stopped_when_it_is_too_hot() {
     );
     // It stays one, where somebody else's disconnect fails as well.
     let asked = [&[Event::Disconnect { force: true }], &failed[..]].concat();
-    check_connected(
-        &[&burns[..], &asked].concat(),
-        State::Failed(Fault::NotStopped),
-        &[acts, acts].concat(),
-    );
+    check_connected(&[&burns[..], &asked].concat(), State::Failed(Fault::NotStopped), &[acts, acts].concat());
     // Whoever wants it again says so.
-    let done = [stop(true), detach(true), Action::Release, unbind(true), Action::Deauthorise].map(Event::Done);
+    let done =
+        [stop(true), detach(true), Action::Release, unbind(true), Action::Deauthorise].map(Event::Done);
     let stopped = [&[HOT], &done[..], &[FOUND, Event::Connect]].concat();
     check_connected(
         &stopped,

@@ -29,7 +29,8 @@ pub use health::{AerCount, AerCounters, DeviceHealth, Interrupts, LinkHealth, he
 pub(crate) use health::{aer_counters, link};
 pub use rom::{MAX_ROM, RomError, RomImage};
 pub use scan::{
-    ScanError, driver_override, read_attributes, read_config, read_function, scan, scan_attributes, virtual_functions,
+    ScanError, driver_override, read_attributes, read_config, read_function, scan, scan_attributes,
+    virtual_functions,
 };
 pub(crate) use scan::{bar_size, bars, lost_bar};
 pub use slot::slot_power;

@@ -11,7 +11,9 @@ use thiserror::Error;
 
 use super::attributes::{Attributes, Buffer, is_gone, link_target};
 use super::config::{self, ConfigSource as _};
-use super::{Bar, BarKind, Link, PciAddress, PciClass, PciFunction, PciIds, PowerState, Sriov, kind, regs, text};
+use super::{
+    Bar, BarKind, Link, PciAddress, PciClass, PciFunction, PciIds, PowerState, Sriov, kind, regs, text,
+};
 use crate::Host;
 
 /// Why the host's PCI functions could not be read.

@@ -1,10 +1,15 @@
-//! What a function behind a USB4 tunnel suffers: it may be pulled out, its link is not what PCIe says, its BARs are what hot-plug left
-//! it, and its driver may not let go of it.
+//! What is special about a function behind a USB4 tunnel: it may be pulled out, its link is not what PCIe says, its BARs are what
+//! hot-plug left it, and its driver may not let go of it.
 
+use super::holders::users;
 use super::{BlockerCode, Case, Severity, size_text};
-use crate::pci::{self, PciFunction};
+use crate::deadlines::DRIVERS as DEADLINE;
+use crate::pci::{self, PciFunction, PciIds};
 use crate::usb4::{self, Basis, Domain, Router, Tunnel, Via};
 use crate::{Host, PciAddress};
+
+/// How many holders are named.
+const MOST_SHOWN: usize = 5;
 
 /// The host's USB4 domains, and the functions behind their tunnels.
 #[derive(Debug)]
@@ -62,10 +67,8 @@ fn tunnelled(case: &mut Case<'_>, all: &Tunnels, tunnel: &Tunnel, function: &Pci
     let router = all.router(tunnel);
     let at = match (&tunnel.via, router) {
         (_, Some((_, router))) => {
-            let names = [router.vendor_name.as_deref(), router.device_name.as_deref()];
-            let name: String = names.into_iter().flatten().map(|name| format!(" {name}")).collect();
-            let link = router.link.map(|link| link.receive.rate().min(link.transmit.rate()));
-            let link = link.map(|rate| format!(", whose link has {} Gb/s", f64::from(rate) / 1000.0));
+            let name = router.name().map(|name| format!(" {name}")).unwrap_or_default();
+            let link = router.link.map(|link| format!(", whose link has {}", link.slower()));
             format!("in the router {}{name} (inferred){}", router.route, link.unwrap_or_default())
         }
         (Via::OneOf(routes), _) => format!("in one of {} routers", routes.len()),
@@ -103,13 +106,34 @@ fn tunnelled(case: &mut Case<'_>, all: &Tunnels, tunnel: &Tunnel, function: &Pci
         }
     }
     if function.driver.as_deref() == Some("nvidia") {
-        add(
-            BlockerCode::UnbindMayHang,
-            "the driver nvidia has it, which takes the GPU of an enclosure that it does not know for a built-in one, and then \
-             waits for ever for who uses it (issue 894 of NVIDIA/open-gpu-kernel-modules)"
-                .to_owned(),
-            "end what uses it first (nvidia-persistenced, a display server; `vm-service list --usage` names it), or keep the driver \
-             off it from boot: vfio-pci.ids= on the command line of the host's Linux",
-        );
+        unbind_may_hang(case, function);
     }
+}
+
+/// NVIDIA's driver may wait in unbind for ever: how long it is waited for, its holders now, and which driver to load instead.
+fn unbind_may_hang(case: &mut Case<'_>, function: &PciFunction) {
+    let holders = if case.options.check_open_files { users(case.host, function.address) } else { Vec::new() };
+    let holders: Vec<String> = holders.iter().take(MOST_SHOWN).map(ToString::to_string).collect();
+    let held = match (case.options.check_open_files, &*holders) {
+        (false, _) => String::new(),
+        (true, []) => "; no process of the host holds it now".to_owned(),
+        (true, holders) => format!("; now {}", holders.join(", ")),
+    };
+    let PciIds { vendor, device, .. } = function.ids;
+    case.add(
+        BlockerCode::UnbindMayHang,
+        Severity::Warning,
+        function.address,
+        format!(
+            "the driver nvidia has it, which takes the GPU of an enclosure that it does not know for a built-in one, and then waits \
+             in unbind until nobody holds it (issue 894 of NVIDIA/open-gpu-kernel-modules); that is waited for {} s{held}",
+            DEADLINE.as_secs()
+        ),
+        format!(
+            "end what holds it first, as nvidia-persistenced or a display server; or load vfio-pci for it instead: `options vfio-pci \
+             ids={vendor:04x}:{device:04x}` and `softdep nvidia pre: vfio-pci` in /etc/modprobe.d, then reboot or connect the \
+             enclosure once `modprobe -r nvidia` succeeded; where vfio-pci is built in, vfio-pci.ids={vendor:04x}:{device:04x} on the \
+             command line of the host's Linux"
+        ),
+    );
 }

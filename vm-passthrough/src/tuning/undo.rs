@@ -8,7 +8,7 @@ use crate::PciAddress;
 pub(super) struct Undo<'a>(Vec<Step<'a>>);
 
 struct Step<'a> {
-    /// What holds once it is undone, as in `its fan is driven by temperature again`.
+    /// What is so once it is undone, as in `its fan is driven by temperature again`.
     back: String,
     undo: Box<dyn FnOnce() -> Result<(), Cause> + 'a>,
 }
@@ -49,7 +49,10 @@ impl<'a> Undo<'a> {
             match undo() {
                 Ok(()) if back.is_empty() => {}
                 Ok(()) => said.push(back),
-                Err(cause) => said.push(format!("NOT put back, so that {back}: {cause}")),
+                Err(cause) if back.is_empty() => {
+                    said.push(format!("what was begun could not be undone: {cause}"))
+                }
+                Err(cause) => said.push(format!("it was NOT put back (wanted: {back}): {cause}")),
             }
         }
         if said.is_empty() { "all is as it was before".into() } else { said.join("; ") }
@@ -91,7 +94,7 @@ mod tests {
         };
         check(None, false, &[], None);
         check(Some(refused()), false, &[3, 2, 1], Some("three is back; one is back"));
-        let left = "NOT put back, so that three is back: it: no; one is back";
+        let left = "it was NOT put back (wanted: three is back): it: no; one is back";
         check(Some(refused()), true, &[3, 2, 1], Some(left));
         let late = Cause::NoAnswer(Duration::from_secs(1));
         check(Some(late), false, &[], Some("what was set before that stays set"));

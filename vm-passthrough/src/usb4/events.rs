@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -21,7 +22,7 @@ const LONGEST: usize = 8 << 10;
 #[derive(Debug)]
 pub struct HotplugEvents {
     socket: OwnedFd,
-    /// Where it is bound, for who is not the Linux kernel.
+    /// Where it is bound, for others than the Linux kernel.
     path: Option<PathBuf>,
 }
 
@@ -47,11 +48,18 @@ impl HotplugEvents {
     }
 
     /// Listens at a UNIX datagram socket that is made at `path`, whoever sends there: as where the Linux kernel's announcements
-    /// don't come, in a container, and something passes them on, or with a mock of udev. It goes with this.
+    /// don't come, in a container, and something passes them on, or with a mock of udev. It goes with this; one that a process left
+    /// which was killed is replaced.
     ///
     /// # Errors
-    /// When it can't be made, as where there is one.
+    /// When it can't be made, as where another process listens there or a file is there that is no socket.
     pub fn at(path: &Path) -> io::Result<Self> {
+        let is_left = || UnixDatagram::unbound()?.connect(path);
+        if is_left().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+            && std::fs::symlink_metadata(path)?.file_type().is_socket()
+        {
+            std::fs::remove_file(path)?;
+        }
         let socket = UnixDatagram::bind(path)?;
         socket.set_nonblocking(true)?;
         Ok(Self { socket: socket.into(), path: Some(path.into()) })
@@ -156,11 +164,30 @@ mod tests {
         assert!(!udev(u32::MAX, "SUBSYSTEM=pci\0"));
     }
 
+    /// An announcement ends a wait, and nothing else does before its time.
     #[test]
-    fn a_wait_ends() {
-        match HotplugEvents::listen() {
-            Ok(events) => drop(events.wait(Duration::from_millis(1)).expect("it is read")),
-            Err(error) => println!("skipped: no uevents here: {error}"),
-        }
+    fn a_wait_ends_by_an_announcement_or_in_time() {
+        const SOON: Duration = Duration::from_secs(600);
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("uevents");
+        let events = HotplugEvents::at(&path).expect("a socket");
+        assert!(HotplugEvents::at(&path).is_err(), "two listen there");
+        let sender = UnixDatagram::unbound().expect("a socket");
+        let send = |message: &[u8]| assert_eq!(sender.send_to(message, &path).expect("sent"), message.len());
+        let wait = |timeout| events.wait(timeout).expect("it is read");
+        assert!(!wait(Duration::from_millis(1)));
+        send(b"add@/devices/x\0SUBSYSTEM=block\0");
+        assert!(!wait(Duration::from_millis(1)));
+        send(b"add@/devices/x\0SUBSYSTEM=block\0");
+        send(b"add@/devices/x\0SUBSYSTEM=thunderbolt\0");
+        assert!(wait(SOON));
+        assert!(!wait(Duration::ZERO), "it is taken once");
+        // One whose process was killed is replaced, and whatever else is there is not.
+        let left = folder.path().join("left");
+        drop(UnixDatagram::bind(&left).expect("a socket"));
+        assert!(left.exists() && HotplugEvents::at(&left).is_ok());
+        let file = folder.path().join("file");
+        std::fs::write(&file, "").expect("written");
+        assert!(HotplugEvents::at(&file).is_err() && file.exists());
     }
 }

@@ -99,6 +99,13 @@ pub struct Router {
 }
 
 impl Router {
+    /// The names of its vendor and device, by its ROM; `None` where it has none.
+    pub fn name(&self) -> Option<String> {
+        let names: Vec<&str> =
+            [self.vendor_name.as_deref(), self.device_name.as_deref()].into_iter().flatten().collect();
+        (!names.is_empty()).then(|| names.join(" "))
+    }
+
     /// Whether PCIe is tunnelled to it.
     pub fn is_authorised(&self) -> bool {
         matches!(self.authorization, Some(Authorization::Yes | Authorization::Challenged))
@@ -127,6 +134,29 @@ pub struct LinkRates {
     pub receive: Lanes,
     /// From the host to the device.
     pub transmit: Lanes,
+}
+
+impl LinkRates {
+    /// The rate of the slower direction, which is what a link can be relied on for.
+    pub const fn slower(self) -> Rate {
+        let (receive, transmit) = (self.receive.rate(), self.transmit.rate());
+        Rate(if receive < transmit { receive } else { transmit })
+    }
+
+    /// Whether a direction runs on one lane, as with a cable that is too long for two.
+    pub const fn is_single_lane(self) -> bool {
+        self.receive.count < 2 || self.transmit.count < 2
+    }
+}
+
+/// A rate in Mbit/s, written in Gb/s.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Rate(pub u32);
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} Gb/s", f64::from(self.0) / 1000.0)
+    }
 }
 
 /// The lanes of one direction.

@@ -301,10 +301,23 @@ proptest! {
     }
 
     #[test]
-    fn any_text_is_a_route_or_not(text in "[0-9a-f-]{0,24}|.*") {
+    fn any_text_is_a_route_or_not(
+        text in "[0-9]{1,3}-[0-9a-fA-F]{1,15}|[0-9a-f]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-f]{12}|[0-9a-f-]{0,40}|.*",
+    ) {
+        // What is read is what was written, but for leading zeros and capital letters.
+        let plain = |text: &str| text.to_lowercase().split('-').map(|part| {
+            let part = part.trim_start_matches('0');
+            if part.is_empty() { "0".to_owned() } else { part.to_owned() }
+        }).collect::<Vec<_>>();
         if let Ok(route) = text.parse::<Route>() {
             prop_assert!(route.depth() <= 7);
+            prop_assert_eq!(plain(&route.to_string()), plain(&text));
         }
-        let _ = text.parse::<UniqueId>();
+        let is_id = text.len() == 36 && [8, 13, 18, 23].iter().all(|&at| text.as_bytes()[at] == b'-')
+            && text.bytes().filter(u8::is_ascii_hexdigit).count() == 32;
+        match text.parse::<UniqueId>() {
+            Ok(id) => prop_assert_eq!(id.to_string(), text.to_lowercase()),
+            Err(_) => prop_assert!(!is_id, "{text} is one"),
+        }
     }
 }

@@ -16,7 +16,8 @@ pub struct EgpuReport {
     /// Where it is now: `absent`, `disconnected`, `authorising`, `enumerating`, `verifying`, `ready`, `in-use`, `degraded`,
     /// `recovering`, `draining` or `failed`.
     pub state: String,
-    /// Why it has failed: `not-authorised`, `not-enumerated`, `unsound`, `unrecovered`, `overheated`, `stuck` or `not-deauthorised`.
+    /// Why it has failed: `not-authorised`, `not-enumerated`, `unsound`, `unrecovered`, `overheated`,
+    /// `not-stopped`, `stuck` or `not-deauthorised`.
     pub fault: Option<String>,
     /// Addresses of its PCI functions that are no bridges.
     pub functions: Vec<String>,
@@ -38,7 +39,7 @@ pub struct EgpuStep {
     pub action: Option<String>,
     /// Milliseconds since the command began.
     pub milliseconds: f64,
-    /// Why, where something had failed.
+    /// Why, where something had failed; or which users were ended.
     pub error: Option<String>,
 }
 
@@ -55,12 +56,12 @@ pub struct EgpuChange {
     pub from: String,
     /// Where it is.
     pub state: String,
-    /// What is done there: `authorise`, `enumerate`, `verify`, `stop-work`, `detach`, `unbind`, `deauthorise`, `soft-reset`,
-    /// `hard-reset` or `reconnect`.
+    /// What is done there: `authorise`, `enumerate`, `verify`, `stop-work`, `detach`, `release`, `unbind`, `deauthorise`,
+    /// `soft-reset`, `hard-reset` or `reconnect`.
     pub action: Option<String>,
     /// Why it has failed, where it has.
     pub fault: Option<String>,
-    /// Why, where something had failed.
+    /// Why, where something had failed; or which users were ended.
     pub error: Option<String>,
 }
 
@@ -100,12 +101,12 @@ pub struct SimulatedChange {
     pub from: String,
     /// Where it is.
     pub state: String,
-    /// What is done there: `authorise`, `enumerate`, `verify`, `stop-work`, `detach`, `unbind`, `deauthorise`, `soft-reset`,
-    /// `hard-reset` or `reconnect`.
+    /// What is done there: `authorise`, `enumerate`, `verify`, `stop-work`, `detach`, `release`, `unbind`, `deauthorise`,
+    /// `soft-reset`, `hard-reset` or `reconnect`.
     pub action: Option<String>,
     /// Why it has failed, where it has.
     pub fault: Option<String>,
-    /// Why, where something had failed.
+    /// Why, where something had failed; or which users were ended.
     pub error: Option<String>,
 }
 

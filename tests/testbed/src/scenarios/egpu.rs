@@ -218,10 +218,26 @@ impl Watch {
         self.said().matches(&format!(" Acme Enclosure {state}\n")).count()
     }
 
+    /// Milliseconds from the third missed heartbeat until the first reset begins, by the times of the log.
+    fn to_first_reset(&self) -> Result<f64> {
+        let said = self.said();
+        let time = |line: &str| Some(seconds_of_day(line.split('T').nth(1)?.split('Z').next()?)? * 1000.0);
+        let mut missed = said.lines().filter(|line| line.contains("heartbeat missed")).filter_map(time);
+        let mut reset = said.lines().filter(|line| line.contains("soft-reset begins")).filter_map(time);
+        let (missed, reset) = missed.nth(2).zip(reset.next()).with_context(|| said.clone())?;
+        ensure!(reset >= missed, "the reset came first, or midnight did");
+        Ok(reset - missed)
+    }
+
     fn wait_for(&self, l1: &mut L1, enclosure: &mut Enclosure, state: &str) -> Result<()> {
         let is = || (self.state().as_deref() == Some(state)).then_some(());
         enclosure.until(l1, state, is).with_context(|| self.said())
     }
+}
+
+/// `HH:MM:SS.ssssss` in seconds.
+fn seconds_of_day(time: &str) -> Option<f64> {
+    time.split(':').try_fold(0.0, |seconds, part| Some(seconds * 60.0 + part.parse::<f64>().ok()?))
 }
 
 impl Drop for Watch {
@@ -297,7 +313,7 @@ fn hotplug(l1: &mut L1) -> Result<()> {
     .with_context(|| explained.stdout)?;
 
     let edu = Function::find(EDU.0, EDU.1)?;
-    let (mut guest, mut daemon) = start(l1, &edu, "1")?;
+    let (mut guest, mut daemon) = start(l1, &edu, "2")?;
     let asked = Instant::now();
     l1.vm_service(&["attach", &display.address, "--guest", GUEST], TIMEOUT)?.succeeded()?;
     wait_for(&mut guest, "it uses the display, turn 0")?;
@@ -308,6 +324,13 @@ fn hotplug(l1: &mut L1) -> Result<()> {
     wait_for(&mut guest, "it is gone, turn 0")?;
     let is_settled = is_settled(l1);
     l1.prove(!display.path().exists() && is_settled, "nothing of it is left, and nothing of it is claimed")?;
+    // All of it by one command.
+    let asked = Instant::now();
+    enclosure.command(l1, &["connect", "--guest", GUEST])?.succeeded()?;
+    wait_for(&mut guest, "it uses the display, turn 1")?;
+    l1.figure("from connect to use in the guest", asked.elapsed().as_secs_f64(), "s");
+    enclosure.command(l1, &["disconnect"])?.succeeded()?;
+    wait_for(&mut guest, "it is gone, turn 1")?;
     enclosure.pull_after_disconnect()?;
     let again = enclosure.command(l1, &["disconnect", ID])?;
     l1.prove(again.code == Some(1), format!("what is not connected is said to be: {}", again.stderr.trim()))?;
@@ -389,6 +412,14 @@ fn surprise(l1: &mut L1) -> Result<()> {
     let said = watch.said();
     l1.prove(said.contains("off the bus"), "it was seen to be off the bus").with_context(|| said.clone())?;
     ensure!(display()?.path().exists(), "the display is not there");
+    let at = |what: &str| said.find(&format!(" Acme Enclosure recovering ({what})"));
+    let rungs = ["soft-reset", "hard-reset", "reconnect"].map(at);
+    l1.prove(
+        rungs.iter().all(Option::is_some) && rungs.is_sorted(),
+        "a soft reset and a hard reset were tried before the new tunnel",
+    )
+    .with_context(|| said.clone())?;
+    l1.figure("from the third missed heartbeat to the first reset", watch.to_first_reset()?, "ms");
     l1.proved("a new tunnel brings back what no reset did");
     // One whose tunnel does not come back is given up.
     enclosure.slot.as_ref().context("nothing is there")?.set_power(false)?;

@@ -33,9 +33,8 @@ pub(super) fn forget(host: &Host, id: UniqueId) {
     }
 }
 
-/// Whether the tunnel of an enclosure was built by [`HostEnclosure`](super::HostEnclosure), in any process, and not taken down
-/// since, as long as it stays plugged in. `instance` is that of its [`Observation`](super::super::Observation).
-pub fn is_built(host: &Host, id: UniqueId, instance: Option<u64>) -> bool {
+/// Whether a tunnel was built, and not taken down since, to what has been plugged in as this instance.
+pub(super) fn is_built(host: &Host, id: UniqueId, instance: Option<u64>) -> bool {
     let noted = files::read_trimmed(&path(host, id)).and_then(|text| text.parse().ok());
     noted.is_some() && noted == instance
 }

@@ -33,7 +33,8 @@ impl Heartbeat {
             let before = self.errors.get(address).copied().unwrap_or(0);
             let unsound = |what: String| {
                 let reported = xids(host, *address).into_iter().skip(before).last();
-                let reported = reported.map(|xid| format!("; its driver reported Xid {}: {}", xid.number, xid.text));
+                let reported =
+                    reported.map(|xid| format!("; its driver reported Xid {}: {}", xid.number, xid.text));
                 EgpuError::Unsound { address: *address, what: what + &reported.unwrap_or_default() }
             };
             let sleeps = files::read_trimmed(&host.pci_device(*address).join("power/runtime_status"));

@@ -67,6 +67,8 @@ impl HostEnclosure {
             }
             self.set_authorized(router, "0")?;
         }
+        // From here on nobody builds it again unasked.
+        built::forget(&self.host, self.id);
         // Also where somebody else took it down, or has pulled it. What undoes is not given up.
         let there = |(address, ids): &&(PciAddress, PciIds)| is_there(&self.host, *address, ids);
         let mut are_gone = || Ok((!self.functions.iter().any(|function| there(&function))).then_some(()));
@@ -90,7 +92,6 @@ impl HostEnclosure {
             return Err(step("take its tunnel down", "its `authorized` does not read 0 afterwards"));
         }
         self.ledger = None;
-        built::forget(&self.host, self.id);
         self.settle()
     }
 

@@ -1,4 +1,4 @@
-//! The first rungs of the ladder, through the resets of the Linux kernel. Whether they helped is asked afterwards.
+//! The first rungs of the ladder, through the resets of the Linux kernel. Whether they helped is read back afterwards.
 
 use super::super::EgpuError;
 use super::step;
@@ -36,7 +36,7 @@ pub(super) fn hard(host: &Host, functions: &[PciAddress]) -> Result<(), EgpuErro
     }
     Err(step(
         &format!("reset the bus of {first}"),
-        "Linux has no bus reset for it; try a reset by reconnecting",
+        "Linux has no bus reset for it; a new tunnel resets it as well (`vm-service egpu reset --reconnect`)",
     ))
 }
 

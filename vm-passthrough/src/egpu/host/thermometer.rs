@@ -44,7 +44,9 @@ impl Thermometer {
         match hottest {
             Some(_) if self.blind.take().is_some() => tracing::info!("its temperature is watched again"),
             Some(_) => {}
-            None => self.report(why.join("; "), functions.iter().any(|(address, _)| is_asleep(host, *address))),
+            None => {
+                self.report(why.join("; "), functions.iter().any(|(address, _)| is_asleep(host, *address)))
+            }
         }
         hottest
     }

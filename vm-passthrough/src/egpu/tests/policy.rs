@@ -83,7 +83,7 @@ fn what_is_not_safe_or_not_enough_is_refused() {
         |policy, _, _| policy.minimum_rate = 40_001,
         true,
         true,
-        Some("40 Gb/s and the policy asks for 40.001"),
+        Some("40 Gb/s and the policy asks for 40.001 Gb/s"),
     );
     let one_lane = |policy: &mut Policy, _: &mut Domain, router: &mut Router| {
         policy.minimum_rate = 40_000;

@@ -59,5 +59,15 @@ fn what_else_it_suffers() {
     let large = gpu().bar(1, BarKind::Memory64, true, 0x40_0000_0000, 16 << 30).resizable(1, 0x7f << 8);
     scene(large, &[]).check(Code::Tunnelled, Warns, &[], &[]);
     let bound = scene(gpu().driver("nvidia"), &[]);
-    check(&bound, Code::UnbindMayHang, &["issue 894"], &["nvidia-persistenced", "vfio-pci.ids"]);
+    let free = ["issue 894", "waited for 10 s", "no process of the host holds it now"];
+    let instead = ["nvidia-persistenced", "options vfio-pci ids=10de:", "softdep nvidia pre: vfio-pci"];
+    check(&bound, Code::UnbindMayHang, &free, &instead);
+    // Who holds it is named: the node is that of the driver's own number of the GPU.
+    let information = format!("proc/driver/nvidia/gpus/{DISK}/information");
+    let held = bound.write(&information, "Device Minor: \t 3\n").write("proc/4711/comm", "nvidia-persiste\n");
+    std::fs::create_dir_all(held.sim.path("proc/4711/fd")).unwrap();
+    std::os::unix::fs::symlink(held.sim.path("dev/nvidia3"), held.sim.path("proc/4711/fd/3")).unwrap();
+    let found = held.explain().blockers;
+    let evidence = &found.iter().find(|found| found.code == Code::UnbindMayHang).unwrap().evidence;
+    assert!(evidence.contains("now process 4711 (nvidia-persiste) has "), "{evidence}");
 }

@@ -51,7 +51,8 @@ impl SimEgpu {
             }
         }
         let ids = ids.filter(|_| self.answers(address));
-        let ids = ids.map(|ids| PciIds { vendor: completion as u16, device: (completion >> 16) as u16, ..ids });
+        let ids =
+            ids.map(|ids| PciIds { vendor: completion as u16, device: (completion >> 16) as u16, ..ids });
         ids.ok_or_else(|| unsound("its config space reads all ones: it is off the bus (simulated)".into()))
     }
 
@@ -135,7 +136,8 @@ impl SimEgpu {
     fn stop_work(&mut self, force: bool) -> Result<()> {
         if force {
             self.advance(LOOK);
-            let jobs: Vec<_> = self.jobs.iter().map(|job| format!("job {} (simulated)", job.number)).collect();
+            let jobs: Vec<_> =
+                self.jobs.iter().map(|job| format!("job {} (simulated)", job.number)).collect();
             if jobs.is_empty() {
                 return Ok(());
             }
@@ -354,7 +356,9 @@ impl Enclosure for SimEgpu {
 
     fn temperature(&mut self) -> Option<i32> {
         // Of one that a guest has, the guest alone can read it.
-        let can = self.has_sensor && !self.has_guest && self.functions.iter().any(|function| self.answers(function.address));
+        let can = self.has_sensor
+            && !self.has_guest
+            && self.functions.iter().any(|function| self.answers(function.address));
         can.then(|| self.heat.millidegrees())
     }
 

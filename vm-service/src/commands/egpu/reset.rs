@@ -1,7 +1,7 @@
-//! `egpu reset`: resets the GPU of an enclosure, and looks whether it is well then.
+//! `egpu reset`: resets the GPU of an enclosure, and verifies it.
 
 use clap::Args;
-use vm_passthrough::egpu::{Action, Enclosure as _, Rung, State};
+use vm_passthrough::egpu::{Enclosure as _, Event, Rung, State};
 use vm_passthrough::usb4::Router;
 use vm_passthrough::{Host, PciAddress, deadlines, ledger};
 
@@ -16,7 +16,7 @@ use crate::known_egpus::EgpuStore;
 pub(super) struct ResetArgs {
     #[command(flatten)]
     enclosure: EnclosureArgs,
-    /// Reset the bus that it is on, and not its functions alone
+    /// Reset its bus, not its functions alone
     #[arg(long, conflicts_with = "reconnect")]
     hard: bool,
     /// Take its tunnel down and build it again
@@ -24,10 +24,10 @@ pub(super) struct ResetArgs {
     reconnect: bool,
 }
 
-/// Resets what is in an enclosure, which nobody may use meanwhile.
+/// Resets what is in an enclosure, while nobody uses it.
 ///
 /// # Errors
-/// When it is used, the reset is refused, or it is not well afterwards.
+/// When it is used, or the reset is refused or does not help.
 pub(super) fn run(context: &mut Context<'_>, args: &ResetArgs) -> Result<(), Failure> {
     let store = match args.reconnect {
         true => EgpuStore::read(&context.host).map_err(Failure::failed)?,
@@ -62,17 +62,18 @@ pub(super) fn run(context: &mut Context<'_>, args: &ResetArgs) -> Result<(), Fai
             "{address} is claimed, which a new tunnel would end; say `vm-service release {address}` first"
         )));
     }
-    enclosure.act(Action::Reset(rung)).map_err(Failure::failed)?;
-    enclosure.act(Action::Verify).map_err(|error| {
-        Failure::failed(format_args!(
-            "the {rung} was done, and did not help: {error}; try the next of --hard and --reconnect"
-        ))
-    })?;
-    let mut report = work.report();
-    report.state = State::Ready.name().into();
-    report.fault = None;
-    let text =
-        work.line(&format!("healthy after a {}, in {}", rung.to_string().replace('-', " "), work.took()));
+    let what = rung.to_string().replace('-', " ");
+    if work.take(Event::Reset(rung)) != State::Ready {
+        let Failure { message, .. } = work.failure();
+        let next = match rung {
+            Rung::SoftReset => "; try --hard, then --reconnect",
+            Rung::HardReset => "; try --reconnect",
+            Rung::Reconnect => "",
+        };
+        return Err(Failure::failed(format_args!("the {what} did not help: {message}{next}")));
+    }
+    let report = work.report();
+    let text = work.line(&format!("healthy after a {what}, in {}", work.took()));
     context.print(|| Body::EgpuReset(report), || text)
 }
 

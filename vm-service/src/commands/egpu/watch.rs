@@ -13,7 +13,7 @@ use vm_passthrough::ledger::{EnclosureLock, LedgerError};
 use vm_passthrough::pci::{self, PciFunction};
 use vm_passthrough::usb4::{self, Domain, HotplugEvents, Route, Router, SeenRouters, UniqueId};
 
-use super::enclosure::{all, enclosure, name};
+use super::enclosure::{enclosure, name};
 use super::watcher::{Told, Watcher, Work};
 use crate::context::Context;
 use crate::failure::Failure;
@@ -39,13 +39,13 @@ pub(super) struct WatchArgs {
 /// When an eGPU is not well.
 #[derive(Debug, Args)]
 pub(super) struct HeartbeatArgs {
-    /// How often each is asked whether it is well, in milliseconds
+    /// How often each sends a heartbeat, in milliseconds
     #[arg(short, long, value_name = "MILLISECONDS", default_value = "1000", value_parser = clap::value_parser!(u64).range(100..=60_000))]
     interval: u64,
-    /// How many times in a row it may leave that unanswered before it is reset
+    /// How many heartbeats in a row it may miss before it is reset
     #[arg(long, value_name = "COUNT", default_value = "3", value_parser = clap::value_parser!(u8).range(1..=100))]
     missed: u8,
-    /// The temperature at which it is stopped, in degrees Celsius
+    /// The temperature at which the GPU is stopped, in degrees Celsius
     #[arg(long, value_name = "CELSIUS", default_value = "90", value_parser = clap::value_parser!(i32).range(30..=120))]
     hottest: i32,
 }
@@ -65,7 +65,7 @@ impl HeartbeatArgs {
 /// # Errors
 /// When the ledger can't be used, or standard output can't be written.
 pub(super) fn run(context: &mut Context<'_>, args: &WatchArgs) -> Result<(), Failure> {
-    // Who may not do anything about them is told at once.
+    // A user without the rights for it gets to know at once.
     match EnclosureLock::of_all(&context.host, Duration::ZERO, || false) {
         Ok(_) | Err(LedgerError::Busy { .. }) => {}
         Err(error) => return Err(Failure::failed(error)),
@@ -149,7 +149,7 @@ struct Watched {
     cancel: Cancel,
     tell: Sender<Told>,
     watchers: BTreeMap<UniqueId, Watcher>,
-    /// What was said of those that may not be connected.
+    /// What was reported of those that may not be connected.
     said: BTreeMap<UniqueId, String>,
     /// All that are connected, for the log.
     routers: SeenRouters,
@@ -158,10 +158,10 @@ struct Watched {
 impl Watched {
     /// Looks at what is connected.
     fn look(&mut self, context: &Context<'_>, is_woken: bool) {
-        let connected = match all(context) {
+        let connected = match connected(&context.host) {
             Ok(connected) => connected,
             Err(error) => {
-                tracing::warn!("{}", error.message);
+                tracing::warn!("can't read {}: {error}", context.host.thunderbolt.display());
                 return;
             }
         };
@@ -175,7 +175,7 @@ impl Watched {
         for (domain, router) in &connected {
             let Some(id) = router.unique_id.filter(|id| !self.watchers.contains_key(id)) else { continue };
             let admitted = self.admit(&context.host, domain, router, id).unwrap_or_else(Some);
-            // Said once, until it is pulled or the reason is another.
+            // Reported once, until it is pulled or the reason is another.
             if let Some(reason) = admitted
                 && self.said.get(&id) != Some(&reason)
             {
@@ -185,7 +185,8 @@ impl Watched {
         }
     }
 
-    /// Watches over an enclosure that has come, if it has an accelerator and may be connected or is, and answers what is to be said of it.
+    /// Watches over an enclosure that has come, if it has an accelerator and may be connected or is, and answers what is to be reported
+    /// of it.
     fn admit(
         &mut self,
         host: &Host,
@@ -208,20 +209,31 @@ impl Watched {
             return Ok(None);
         }
         let judged = store.policy.judge(domain, router, known.is_some(), is_there);
-        let said = match judged {
-            Err(refusal) if !is_there => return Err(format!("is not connected: {refusal}")),
-            // By somebody who said so, or before the policy was this one.
-            Err(refusal) => Some(format!("is connected, and would not be now: {refusal}")),
-            Ok(()) => None,
-        };
+        if let (Err(refusal), false) = (&judged, is_there) {
+            return Err(format!("is not connected: {refusal}"));
+        }
         let enclosure = enclosure(host, router, id, store.policy, known, self.cancel.clone());
         let enclosure = enclosure.map_err(|failure| failed(failure.message))?;
+        let (said, breach) = match judged {
+            Ok(()) => (None, None),
+            // The operator has connected it, by an option or before the policy was this one.
+            Err(refusal) if enclosure.is_built() => {
+                (Some(format!("is connected, and would not be now: {refusal}")), None)
+            }
+            Err(refusal) => (
+                Some(format!(
+                    "was authorised by the firmware or another program, and is disconnected once nobody uses it: {refusal}"
+                )),
+                Some(refusal.to_string()),
+            ),
+        };
         let work = Work {
             host: host.clone(),
             id,
             name: name(router),
             manager: Manager::new(enclosure, self.limits),
             is_asked: !is_there,
+            breach,
             interval: self.interval,
             cancel: self.cancel.clone(),
             tell: self.tell.clone(),
@@ -239,10 +251,20 @@ impl Watched {
     }
 }
 
+/// All that is connected, but for hosts, without what could wait for a router.
+fn connected(host: &Host) -> std::io::Result<Vec<(Domain, Router)>> {
+    let domains = usb4::scan_routers(host)?;
+    let of = |domain: &Domain| {
+        let routers = domain.routers.iter().filter(|router| router.route.depth() > 0);
+        routers.map(|router| (domain.clone(), router.clone())).collect::<Vec<_>>()
+    };
+    Ok(domains.iter().flat_map(of).collect())
+}
+
 /// Whether an accelerator may be behind a router.
 fn has_accelerator(host: &Host, route: Route) -> Result<bool, String> {
-    let functions = pci::scan(host).map_err(|error| error.to_string())?;
-    let domains = usb4::scan(host).map_err(|error| error.to_string())?;
+    let functions = pci::scan_attributes(host).map_err(|error| error.to_string())?;
+    let domains = usb4::scan_routers(host).map_err(|error| error.to_string())?;
     let tunnels = usb4::tunnels(host, &functions, &domains);
     let is_behind = |function: &&PciFunction| {
         tunnels.iter().any(|tunnel| tunnel.function == function.address && tunnel.via.router() == Some(route))

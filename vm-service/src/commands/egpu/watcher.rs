@@ -5,11 +5,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use vm_passthrough::Host;
 use vm_passthrough::claim::Cancel;
 use vm_passthrough::egpu::{Change, Enclosure as _, Event, HostEnclosure, Manager, State};
 use vm_passthrough::ledger::EnclosureLock;
 use vm_passthrough::usb4::UniqueId;
+use vm_passthrough::{Host, PciAddress, pci};
 
 use super::enclosure::log;
 use super::gift::Gift;
@@ -23,7 +23,7 @@ const SLICE: Duration = Duration::from_millis(100);
 /// A step in the life of an enclosure.
 pub(super) struct Told {
     pub(super) id: UniqueId,
-    /// What it says that it is.
+    /// Its name.
     pub(super) name: String,
     pub(super) change: Change,
     /// When, as RFC 3339 has it.
@@ -38,6 +38,8 @@ pub(super) struct Work {
     pub(super) manager: Manager<HostEnclosure>,
     /// Whether the policy asks for it to be connected.
     pub(super) is_asked: bool,
+    /// Why the policy asks for it to be disconnected.
+    pub(super) breach: Option<String>,
     pub(super) interval: Duration,
     pub(super) cancel: Cancel,
     pub(super) tell: Sender<Told>,
@@ -79,15 +81,16 @@ impl Watcher {
 
 impl Work {
     fn run(mut self, woken: &Receiver<()>) {
-        let (mut gift, mut said) = (Gift::default(), None);
+        let (mut gift, mut said, mut left) = (Gift::default(), None, None);
         while !self.cancel.is_requested() {
             // Another command is at work on it, as a rule, which looks after it.
             let looked = match EnclosureLock::of(&self.host, self.id, LOCK) {
                 Ok(_lock) => self.look(&mut gift),
                 Err(error) => Err(error.to_string()),
             };
+            self.say_leftover(&mut left);
             match looked {
-                Ok(()) if self.manager.state() == State::Absent => return self.settle(woken),
+                Ok(()) if self.manager.state() == State::Absent => return self.settle(woken, &mut left),
                 Ok(()) => said = None,
                 Err(why) => self.say(&mut said, why),
             }
@@ -113,10 +116,35 @@ impl Work {
             self.manager.take(Event::Connect, &mut told);
         }
         self.is_asked = false;
+        if self.manager.state() == State::Ready
+            && let Some(breach) = &self.breach
+        {
+            if self
+                .manager
+                .enclosure()
+                .functions()
+                .iter()
+                .any(|function| is_boot_display(&self.host, *function))
+            {
+                tracing::warn!(enclosure = %id, "{name} has the boot display, and stays connected: {breach}");
+                self.breach = None;
+            } else {
+                self.manager.take(Event::Disconnect { force: false }, &mut told);
+            }
+        }
         looked.map_err(|error| error.to_string())
     }
 
-    /// Says why it can't be looked at, once until it can or the reason is another.
+    /// Reports what is left of a tunnel that is gone, once until nothing is or it is something else.
+    fn say_leftover(&self, left: &mut Option<String>) {
+        let leftover = self.manager.leftover();
+        if let Some(leftover) = leftover.filter(|leftover| Some(*leftover) != left.as_deref()) {
+            tracing::warn!(enclosure = %self.id, "{} left something behind, which is tried again: {leftover}", self.name);
+        }
+        *left = leftover.map(str::to_owned);
+    }
+
+    /// Reports why it can't be looked at, once until it can or the reason is another.
     fn say(&self, said: &mut Option<String>, why: String) {
         // The time that was waited is in some.
         let is_new = said.as_ref().is_none_or(|said| said.split(" s;").next() != why.split(" s;").next());
@@ -127,8 +155,9 @@ impl Work {
     }
 
     /// Undoes what is left of one that is gone, until nothing is or it is back: then it is another matter.
-    fn settle(&mut self, woken: &Receiver<()>) {
+    fn settle(&mut self, woken: &Receiver<()>, left: &mut Option<String>) {
         while !self.cancel.is_requested() && !self.manager.settled() {
+            self.say_leftover(left);
             if self.manager.enclosure().observe().is_ok_and(|seen| seen.route.is_some()) {
                 return;
             }
@@ -148,4 +177,9 @@ impl Work {
             }
         }
     }
+}
+
+/// Whether the console of the host is on a function, which no process shows.
+fn is_boot_display(host: &Host, function: PciAddress) -> bool {
+    pci::read_attributes(host, function).is_ok_and(|function| function.boot_display)
 }

@@ -23,9 +23,7 @@ fn a_tunnel_of_others_is_taken_over_and_left() {
         rig.write_authorized("1");
         assert_eq!(rig.poll(), State::Ready, "{:?}", rig.manager.failure());
         assert_eq!(rig.told, ["enumerating", "verifying", "ready"]);
-        let id = ID.parse().unwrap();
-        let instance = rig.manager.enclosure().observe().unwrap().instance;
-        assert!(instance.is_some() && !is_built(&rig.host(), id, instance));
+        assert!(!rig.manager.enclosure().is_built());
     }
     // Behind ours it does not stay.
     for ours in [false, true] {
@@ -54,13 +52,12 @@ fn one_that_bolt_authorises_at_the_same_time_is_connected() {
     let (sim, path) = (rig.sim.clone(), rig.sim.path(AUTHORIZED));
     rig.drivers.observe(move || {
         if fs::read_to_string(&path).unwrap() == "0\n" {
-            sim.build_tunnel("0-1".parse().unwrap()).unwrap();
+            sim.build_tunnel("0-1".parse().unwrap(), true).unwrap();
             fs::write(&path, "1\n").unwrap();
         }
     });
     assert_eq!(rig.take(Event::Connect), State::Ready, "{:?}", rig.manager.failure());
-    let instance = rig.manager.enclosure().observe().unwrap().instance;
-    assert!(!is_built(&rig.host(), ID.parse().unwrap(), instance), "it is bolt's");
+    assert!(!rig.manager.enclosure().is_built(), "it is bolt's");
 }
 
 /// A write that succeeds and is not so afterwards.
@@ -83,7 +80,6 @@ fn an_authorized_that_lies_is_read_back() {
 /// about it is said. One that an operator takes down stays down.
 #[test]
 fn one_whose_tunnel_was_dropped_comes_back_by_the_policy() {
-    let id = ID.parse().unwrap();
     let mut known = Rig::new();
     known.connect();
     let known = known.manager.enclosure().known();
@@ -95,8 +91,7 @@ fn one_whose_tunnel_was_dropped_comes_back_by_the_policy() {
     ] {
         let mut rig = Rig::by(Policy { authorise, ..Policy::default() }, known, "1\n");
         rig.connect();
-        let instance = rig.manager.enclosure().observe().unwrap().instance;
-        assert!(is_built(&rig.host(), id, instance));
+        assert!(rig.manager.enclosure().is_built());
         (rig.told, rig.why) = (Vec::new(), Vec::new());
         rig.sim.take_down_tunnel("0-1".parse().unwrap()).unwrap();
         rig.sim.write(AUTHORIZED, "0\n").unwrap();

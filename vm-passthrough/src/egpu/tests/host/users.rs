@@ -31,7 +31,10 @@ fn the_first_process_is_left_alone() {
     rig.connect();
     rig.open_by(1, "systemd");
     let ended = rig.manager.enclosure().act(Action::StopWork { force: true });
-    assert!(matches!(&ended, Err(EgpuError::Used { users, .. }) if users[0].contains("systemd")), "{ended:?}");
+    assert!(
+        matches!(&ended, Err(EgpuError::Used { users, .. }) if users[0].contains("systemd")),
+        "{ended:?}"
+    );
     assert!(rig.sim.path("proc/1").exists());
     // Nor is any of a host that is only files.
     let host = rig.sim.plain_host();

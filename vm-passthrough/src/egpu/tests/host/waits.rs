@@ -41,7 +41,10 @@ fn a_function_that_stalls_is_not_sound() {
     rig.drivers.stall(address(GPU));
     let began = Instant::now();
     let verified = rig.manager.enclosure().act(Action::Verify);
-    assert!(verified.as_ref().is_err_and(|error| error.to_string().contains("did not answer within")), "{verified:?}");
+    assert!(
+        verified.as_ref().is_err_and(|error| error.to_string().contains("did not answer within")),
+        "{verified:?}"
+    );
     assert!(began.elapsed() >= deadlines::HEARTBEAT);
     // Nor does the slot above it keep anybody, which is asked for its power.
     rig.drivers.stall(address(SWITCH[1]));

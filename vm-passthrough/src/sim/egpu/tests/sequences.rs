@@ -145,9 +145,15 @@ fn fault(random: &mut SplitMix64) -> SimEgpuFault {
     let cures = [Cure::Soft, Cure::Hard, Cure::Reconnect, Cure::Unplug].map(SimEgpuFault::Hang);
     let coming = [Coming::Nothing, Coming::NoGpu, Coming::Other, Coming::Endless, Coming::NoRoom]
         .map(|coming| SimEgpuFault::Enumeration(coming, times));
-    let steps =
-        [SimStep::Observe, SimStep::Authorise, SimStep::Detach, SimStep::Release, SimStep::Deauthorise, SimStep::Settle]
-            .map(|step| SimEgpuFault::Fails(step, times));
+    let steps = [
+        SimStep::Observe,
+        SimStep::Authorise,
+        SimStep::Detach,
+        SimStep::Release,
+        SimStep::Deauthorise,
+        SimStep::Settle,
+    ]
+    .map(|step| SimEgpuFault::Fails(step, times));
     let rungs = [Rung::SoftReset, Rung::HardReset, Rung::Reconnect];
     let resets = rungs
         .map(|rung| [Ending::Fails, Ending::Lies].map(|ending| SimEgpuFault::Reset(rung, ending, times)));
