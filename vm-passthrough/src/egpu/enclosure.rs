@@ -1,4 +1,4 @@
-//! What an eGPU manager acts on.
+//! What an eGPU's manager acts on.
 
 use std::fmt;
 use std::time::Duration;
@@ -56,7 +56,7 @@ pub struct Observation {
     pub functions: Vec<PciAddress>,
     /// The users of these, for people to read.
     pub users: Vec<String>,
-    /// Set where the tunnel that was built to it is gone, and nobody took it down who may.
+    /// Set where the tunnel that was built to it is gone, and no command took it down.
     pub dropped: Option<Dropped>,
 }
 

@@ -93,8 +93,8 @@ pub enum Refusal {
         /// Its level.
         security: Security,
     },
-    /// It can't be told from others.
-    #[error("it has no UUID, so that it could not be told from another; update its firmware")]
+    /// It has no UUID.
+    #[error("it has no UUID to be recognised by; update its firmware")]
     NoIdentity,
     /// Its slot gives too little power.
     #[error("its slot gives {has} W and the policy asks for {needs}")]
@@ -116,7 +116,7 @@ fn link_remedy(router: &Router) -> &'static str {
 }
 
 impl Policy {
-    /// Whether PCIe may be tunnelled to a router. `asked` is whether somebody who may asks for it.
+    /// Whether PCIe may be tunnelled to a router. `asked` is whether an operator asks for it.
     ///
     /// # Errors
     /// Why not.
@@ -133,7 +133,7 @@ impl Policy {
         {
             return Err(Refusal::NoPcie { domain: domain.number, security: domain.security.clone() });
         }
-        // Where it is not said it may as well not be.
+        // Unknown counts as unprotected.
         if self.dma_protection && domain.iommu_dma_protection != Some(true) {
             return Err(Refusal::DmaUnprotected { domain: domain.number });
         }

@@ -232,7 +232,7 @@ pub enum Event {
     Gone,
     /// Its functions are gone, though the tunnel should be there.
     Lost,
-    /// The tunnel that was built to it is gone, though nobody took it down who may, and the policy wants it connected.
+    /// The tunnel that was built to it is gone, though no command took it down, and the policy wants it connected.
     Dropped,
     /// An operator or the policy asks for it to be connected.
     Connect,

@@ -100,7 +100,7 @@ impl HotplugEvents {
                 }
                 Err(error) => return Err(error.into()),
             }
-            // Whoever sends more than can be read is not waited for either.
+            // A flood of messages does not extend the wait.
             if Instant::now() >= until {
                 return Ok(false);
             }

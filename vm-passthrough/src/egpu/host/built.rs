@@ -1,5 +1,5 @@
-//! Which tunnels were built by this crate: so a tunnel that is gone unasked is told from one that was taken down, and what the operator
-//! has connected from what firmware or others have.
+//! Which tunnels were built by this crate: it distinguishes a tunnel that is gone unasked from one that was taken down, and what the
+//! operator has connected from what firmware or others have.
 //!
 //! The file `STATE/ledger/enclosure-UUID.built` has the number of the router's directory in sysfs, which is another each time that it
 //! is plugged in.

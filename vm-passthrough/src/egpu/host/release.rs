@@ -73,7 +73,7 @@ impl HostEnclosure {
         let there = |(address, ids): &&(PciAddress, PciIds)| is_there(&self.host, *address, ids);
         let mut are_gone = || Ok((!self.functions.iter().any(|function| there(&function))).then_some(()));
         if router.is_some() && wait(deadlines::ENUMERATION, &mut are_gone)?.is_none() {
-            // A port that has lost its link may not have told Linux.
+            // Linux may not have noticed that the port lost its link.
             for (address, _) in self.functions.iter().filter(there) {
                 let path = self.host.pci_device(*address).join("remove");
                 tracing::warn!("{address} is there without its tunnel: write 1 to {}", path.display());
@@ -83,10 +83,7 @@ impl HostEnclosure {
             }
         }
         wait(deadlines::ENUMERATION, are_gone)?.ok_or_else(|| {
-            step(
-                "take its tunnel down",
-                "its functions are there still; see dmesg for who does not let go of them",
-            )
+            step("take its tunnel down", "its functions are there still; see dmesg for what holds them")
         })?;
         if self.router()?.is_some_and(|(_, router)| router.is_authorised()) {
             return Err(step("take its tunnel down", "its `authorized` does not read 0 afterwards"));
@@ -112,7 +109,7 @@ impl HostEnclosure {
         let mut failed = Vec::new();
         self.functions.retain(|(address, ids)| {
             if is_there(&self.host, *address, ids) {
-                failed.push(format!("{address} is there still; see dmesg for who does not let go of it"));
+                failed.push(format!("{address} is there still; see dmesg for what holds it"));
                 return true;
             }
             match claim::release_persistent(&self.host, *address, claim::DEADLINE) {

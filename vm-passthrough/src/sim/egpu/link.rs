@@ -3,7 +3,7 @@
 //! ```text
 //! bytes ─▶ TLPs of up to `payload` bytes ─▶ packets of the tunnel ─▶ lanes (bits flip) ─▶ LCRC ─▶ bytes
 //!              ▲                                                                    │ wrong
-//!              └── replay, from the first that was wrong; the fourth in vain retrains the link
+//!              └── replay, from the first that was wrong; the fourth that fails retrains the link
 //! ```
 //!
 //! Each TLP is not carried one by one: errors are rare, and the distance to the next one is drawn at once.

@@ -1,4 +1,4 @@
-//! A simulated eGPU in virtual time: a model of an enclosure, its tunnel, its GPU and who uses it, with faults on demand.
+//! A simulated eGPU in virtual time: a model of an enclosure, its tunnel, its GPU and its users, with faults on demand.
 //!
 //! [`SimEgpu`] stands where [`HostEnclosure`](crate::egpu::HostEnclosure) does, so that a [`Manager`](crate::egpu::Manager) takes it
 //! through its life. Nothing of it is hardware: times, temperatures and rates are those of the model. No clock is read: time

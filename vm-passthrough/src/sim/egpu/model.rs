@@ -16,7 +16,7 @@ use crate::usb4::Route;
 pub(super) const ROUTE: Route = Route { domain: 0, path: 1 };
 /// How long after its tunnel a function comes, and the next one.
 const COMES: (Duration, Duration) = (Duration::from_millis(800), Duration::from_millis(50));
-/// How often functions come and go where that never ends, and for how long after all: longer than anybody waits.
+/// How often functions come and go where that never ends, and for how long after all: longer than any wait.
 const ENDLESS: (Duration, Duration) = (Duration::from_millis(300), Duration::from_secs(120));
 
 /// Where its functions are.
@@ -215,7 +215,7 @@ impl SimEgpu {
             self.functions.clear();
         }
         while let Some((_, fault)) = self.script.pop_front_if(|(time, _)| is_due(*time)) {
-            self.befall(fault);
+            self.inject(fault);
         }
     }
 
@@ -239,7 +239,7 @@ impl SimEgpu {
     }
 
     /// Makes a fault happen now.
-    pub fn befall(&mut self, fault: SimEgpuFault) {
+    pub fn inject(&mut self, fault: SimEgpuFault) {
         match fault {
             SimEgpuFault::Plug => {
                 self.plugs += u64::from(!self.is_plugged);

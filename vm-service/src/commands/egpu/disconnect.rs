@@ -14,7 +14,7 @@ use crate::json::Body;
 pub(super) struct DisconnectArgs {
     #[command(flatten)]
     enclosure: EnclosureArgs,
-    /// Wait for no user, and continue where a step fails: guests lose it as if it were pulled
+    /// Wait for no user, and continue where a step fails: processes that use it are ended, and guests lose it as if it were pulled
     #[arg(long)]
     force: bool,
 }

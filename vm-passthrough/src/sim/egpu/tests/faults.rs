@@ -29,7 +29,7 @@ fn check_connected(script: &str, been: &str, end: State) {
 }
 
 #[test]
-fn what_befalls_it_while_it_is_connected() {
+fn faults_while_it_is_connected() {
     let failed = State::Failed;
     let refused = "disconnected authorising failed";
     check("", CONNECTED, State::Ready);
@@ -54,7 +54,7 @@ fn what_befalls_it_while_it_is_connected() {
 }
 
 #[test]
-fn what_befalls_it_afterwards() {
+fn faults_afterwards() {
     let failed = State::Failed;
     let recovered = "degraded recovering ready";
     let given_up = "degraded recovering draining failed";
@@ -101,7 +101,7 @@ fn what_befalls_it_afterwards() {
 }
 
 #[test]
-fn what_befalls_its_users() {
+fn faults_of_its_users() {
     check_connected("at 5s work 10s", "in-use ready", State::Ready);
     check_connected("at 5s work", "in-use", State::InUse);
     check_connected("at 5s work 10s\nat 6s stall", "in-use", State::InUse);
@@ -142,7 +142,7 @@ fn check_disconnected(script: &str, force: bool, been: &str, end: State) {
 }
 
 #[test]
-fn what_befalls_it_while_it_is_disconnected() {
+fn faults_while_it_is_disconnected() {
     let failed = State::Failed;
     let done = "draining disconnected";
     let kept = "draining in-use";

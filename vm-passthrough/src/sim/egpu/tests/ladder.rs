@@ -17,7 +17,7 @@ fn check(cure: Cure, endings: &[(Rung, Ending, Times)], user: Option<SimEgpuFaul
     let reset = |(rung, ending, times): &(Rung, Ending, Times)| SimEgpuFault::Reset(*rung, *ending, *times);
     let faults = user.into_iter().chain([SimEgpuFault::Hang(cure)]).chain(endings.iter().map(reset));
     let faults: Vec<SimEgpuFault> = faults.collect();
-    faults.iter().for_each(|fault| rig.egpu().befall(*fault));
+    faults.iter().for_each(|fault| rig.egpu().inject(*fault));
     let before = rig.egpu().actions();
     for _ in 0..3 {
         rig.poll(Duration::from_secs(1));

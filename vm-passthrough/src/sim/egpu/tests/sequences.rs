@@ -70,7 +70,7 @@ impl Case {
         take(rig, Step::Poll(left))?;
         let ended = match self.unplug {
             true => {
-                rig.egpu().befall(SimEgpuFault::Unplug);
+                rig.egpu().inject(SimEgpuFault::Unplug);
                 State::Absent
             }
             false => {
@@ -80,7 +80,7 @@ impl Case {
         };
         take(rig, Step::Poll(1000))?;
         // What is broken for good may keep a tunnel, which then is said.
-        rig.egpu().befall(SimEgpuFault::Heal);
+        rig.egpu().inject(SimEgpuFault::Heal);
         take(rig, Step::Poll(1000))?;
         if !self.unplug && rig.state() != ended {
             take(rig, Step::Disconnect { force: true })?;
@@ -94,9 +94,9 @@ impl Case {
         if rig.manager.leftover().is_some() {
             return Err(format!("not settled: {:?}", rig.manager.leftover()));
         }
-        rig.egpu().befall(SimEgpuFault::Unplug);
-        rig.egpu().befall(SimEgpuFault::Plug);
-        rig.egpu().befall(SimEgpuFault::Temperature(30_000));
+        rig.egpu().inject(SimEgpuFault::Unplug);
+        rig.egpu().inject(SimEgpuFault::Plug);
+        rig.egpu().inject(SimEgpuFault::Temperature(30_000));
         // That it was gone, and that it is there.
         take(rig, Step::Poll(0))?;
         take(rig, Step::Poll(0))?;
