@@ -7,7 +7,7 @@ use vm_passthrough::pci::{
 };
 
 use vm_passthrough::telemetry::GpuLink;
-use vm_passthrough::usb4::{Lanes, LinkRates, Router};
+use vm_passthrough::usb4::{Lanes, LinkRates, Rate};
 
 use crate::config::format_size;
 use crate::gpus::Gpu;
@@ -195,21 +195,14 @@ pub(crate) fn usage(usage: &Usage) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-/// A rate in Gb/s, of one in Mbit/s.
-pub(crate) fn gigabits(megabits: u32) -> f64 {
-    f64::from(megabits) / 1000.0
-}
-
 /// The rates of a router's link: one number where both directions have it.
 pub(crate) fn link_rates(rates: LinkRates) -> String {
-    each_way(rates, |lanes| format!("{} Gb/s", gigabits(lanes.rate())))
+    each_way(rates, |lanes| Rate(lanes.rate()).to_string())
 }
 
 /// As [`link_rates`], with the lanes of each direction.
 pub(crate) fn link_lanes(rates: LinkRates) -> String {
-    each_way(rates, |lanes| {
-        format!("{} Gb/s ({} x {} Gb/s)", gigabits(lanes.rate()), lanes.count, gigabits(lanes.speed))
-    })
+    each_way(rates, |lanes| format!("{} ({} x {})", Rate(lanes.rate()), lanes.count, Rate(lanes.speed)))
 }
 
 fn each_way(rates: LinkRates, text: impl Fn(Lanes) -> String) -> String {
@@ -218,13 +211,6 @@ fn each_way(rates: LinkRates, text: impl Fn(Lanes) -> String) -> String {
         true => receive,
         false => format!("{receive} to the host, {transmit} from it"),
     }
-}
-
-/// Vendor and device of a router, as it says them; `None` where it says neither.
-pub(crate) fn router_name(router: &Router) -> Option<String> {
-    let names: Vec<&str> =
-        [router.vendor_name.as_deref(), router.device_name.as_deref()].into_iter().flatten().collect();
-    (!names.is_empty()).then(|| names.join(" "))
 }
 
 /// A GPU's link to the host, which may be a tunnel's.

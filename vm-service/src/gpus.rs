@@ -95,7 +95,7 @@ impl Gpu {
     /// Name of its enclosure: what the enclosure says, or the router's place.
     pub(crate) fn enclosure_name(&self) -> Option<String> {
         let router = self.enclosure.as_ref()?;
-        Some(describe::router_name(router).unwrap_or_else(|| router.route.to_string()))
+        Some(router.name().unwrap_or_else(|| router.route.to_string()))
     }
 
     /// As [`enclosure_name`](Self::enclosure_name), for people: Linux does not say which router a function is behind.

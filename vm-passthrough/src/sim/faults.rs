@@ -213,7 +213,7 @@ impl SimHost {
         let mut link = SimLink::default();
         if let Some(rates) = rates {
             // As the default has it: 32 Gb/s of 40.
-            link.rate = rates.receive.rate().min(rates.transmit.rate()) / 5 * 4;
+            link.rate = rates.slower().0 / 5 * 4;
         }
         link.bit_errors = faults.chance(false);
         link.corruption = faults.chance(true);

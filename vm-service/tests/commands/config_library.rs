@@ -86,9 +86,6 @@ get! {
     nvmlDeviceGetPowerManagementLimit() |state, _| state.power;
     nvmlDeviceGetPowerManagementDefaultLimit() |_, _| 300_000;
     nvmlDeviceGetNumFans() |_, _| 2;
-    nvmlDeviceGetFanSpeed() |_, _| 31;
-    nvmlDeviceGetPcieReplayCounter() |_, _| 7;
-    nvmlDeviceGetTemperature(sensor) |_, of| if of[0] == 0 { 64 } else { 99 };
     nvmlDeviceGetPerformanceState() |_, _| 2;
     nvmlDeviceGetPersistenceMode() |_, _| 1;
     nvmlDeviceGetClockInfo(of) |state, of| if of[0] == 0 { state.core } else { state.memory };
@@ -245,31 +242,6 @@ pub extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(at: *const c_char, device: *m
     }
     unsafe { device.write(1 as Device) };
     if what == "refuse" { code } else { 0 }
-}
-
-/// Percent of the time that kernels ran, and that memory was used.
-#[unsafe(no_mangle)]
-pub extern "C" fn nvmlDeviceGetUtilizationRates(_: Device, rates: *mut [c_uint; 2]) -> c_uint {
-    let mut busy = 0;
-    let result = get("nvmlDeviceGetUtilizationRates", &raw mut busy, |_| 87);
-    unsafe { rates.write([busy, 40]) };
-    result
-}
-
-/// Bytes of memory: all, free, used.
-#[unsafe(no_mangle)]
-pub extern "C" fn nvmlDeviceGetMemoryInfo(_: Device, memory: *mut [u64; 3]) -> c_uint {
-    unsafe { memory.write([24 << 30, 18 << 30, 6 << 30]) };
-    let mut nothing = 0;
-    get("nvmlDeviceGetMemoryInfo", &raw mut nothing, |_| 0)
-}
-
-/// The limit of its power holds it down.
-#[unsafe(no_mangle)]
-pub extern "C" fn nvmlDeviceGetCurrentClocksThrottleReasons(_: Device, reasons: *mut u64) -> c_uint {
-    unsafe { reasons.write(4) };
-    let mut nothing = 0;
-    get("nvmlDeviceGetCurrentClocksThrottleReasons", &raw mut nothing, |_| 0)
 }
 
 macro_rules! unsupported {

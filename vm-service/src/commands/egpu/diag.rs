@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use clap::Args;
 use vm_passthrough::claim::Cancel;
-use vm_passthrough::egpu::{Action, Enclosure as _, Limits, is_accelerator};
+use vm_passthrough::egpu::{Enclosure as _, Limits, is_accelerator};
 use vm_passthrough::pci::{self, PciFunction};
 use vm_passthrough::readiness::{BlockerCode, ExplainOptions, Explainer};
 use vm_passthrough::{deadlines, iommu, telemetry};
@@ -153,17 +153,16 @@ fn checks(context: &Context<'_>, chosen: &Chosen) -> Result<Vec<EgpuCheck>, Fail
     );
     match router.link {
         Some(link) => {
-            let rate = link.receive.rate().min(link.transmit.rate());
             tunnel.note(format!("its link has {}", describe::link_lanes(link)));
             let needs = store.policy.minimum_rate;
             tunnel.judge(
-                rate < needs,
+                link.slower().0 < needs,
                 CheckVerdict::Failed,
                 "less than the policy asks for",
                 "use a better cable or port",
             );
             tunnel.judge(
-                link.receive.count.min(link.transmit.count) < 2,
+                link.is_single_lane(),
                 CheckVerdict::Warning,
                 "it runs on one lane",
                 "try another cable, up to 0.8 m or an active one",
@@ -188,12 +187,10 @@ fn checks(context: &Context<'_>, chosen: &Chosen) -> Result<Vec<EgpuCheck>, Fail
     match adopted {
         Some(Ok(true)) => integrity.note("all functions answer, and have their BARs".into()),
         Some(Ok(false)) => {
-            // It only reads.
-            let why = enclosure.act(Action::Verify).err().map(|error| error.to_string());
             integrity.judge(
                 true,
                 CheckVerdict::Failed,
-                why.unwrap_or_else(|| "a function did not answer at first, and does now".into()),
+                enclosure.unsound().unwrap_or_else(|| "a function does not answer as it should".into()),
                 "run `vm-service egpu reset`, then with `--hard`, then with `--reconnect`",
             );
         }

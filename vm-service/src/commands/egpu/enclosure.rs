@@ -11,7 +11,6 @@ use vm_passthrough::{Host, PciAddress, pci};
 
 use super::guests::DaemonGuests;
 use crate::context::Context;
-use crate::describe;
 use crate::failure::Failure;
 use crate::gpus;
 use crate::json::{EgpuReport, EgpuStep, INFERRED, action_of, fault_of};
@@ -38,7 +37,7 @@ pub(super) struct Chosen {
 
 /// What a router says that it is.
 pub(super) fn name(router: &Router) -> String {
-    describe::router_name(router).unwrap_or_else(|| "unnamed".into())
+    router.name().unwrap_or_else(|| "unnamed".into())
 }
 
 /// All that is connected, but for hosts, each with its domain.
@@ -257,6 +256,7 @@ fn doing(state: State, users: &Users) -> String {
         Action::Unbind { .. } => format!("unbinding from {}", named(&users.drivers, "its driver")),
         Action::Deauthorise => "taking the tunnel down".into(),
         Action::Reset(rung) => format!("recovering by {rung}"),
+        Action::Release => "releasing its claims".into(),
         Action::Settle => "settling the ledger".into(),
     }
 }

@@ -101,7 +101,7 @@ fn text(domains: &[Domain], tunnels: &[Tunnel], functions: &[PciFunction]) -> St
 
 fn router_text(router: &Router) -> String {
     let mut words = vec![router.route.to_string()];
-    words.extend(describe::router_name(router));
+    words.extend(router.name());
     if router.route.depth() == 0 {
         words.push("(this host)".into());
     }

@@ -5,11 +5,10 @@ use std::fmt::Write as _;
 use clap::Args;
 use vm_passthrough::egpu::Authorise;
 use vm_passthrough::ledger::EnclosureLock;
-use vm_passthrough::usb4::UniqueId;
+use vm_passthrough::usb4::{Rate, UniqueId};
 
 use super::enclosure::LOCK;
 use crate::context::Context;
-use crate::describe;
 use crate::failure::Failure;
 use crate::json::{Body, EgpuPolicy, KnownEnclosure};
 use crate::known_egpus::{EgpuStore, Known, authorise, megabits};
@@ -109,7 +108,7 @@ fn change(
     let _ = writeln!(text, "authorise      {}", policy.authorise);
     let _ =
         writeln!(text, "DMA protection {}", if policy.dma_protection { "required" } else { "not required" });
-    let _ = writeln!(text, "minimum rate   {} Gb/s", describe::gigabits(policy.minimum_rate));
+    let _ = writeln!(text, "minimum rate   {}", Rate(policy.minimum_rate));
     let _ = writeln!(text, "minimum power  {} W", policy.minimum_power);
     for KnownEnclosure { enclosure, name, accelerators, guest } in &known {
         let guest = guest.as_ref().map(|guest| format!(", for {guest}")).unwrap_or_default();
