@@ -55,15 +55,16 @@ mod reject;
 mod safety;
 pub mod target;
 
-pub use artifact::{Artifact, Entry, Format, Guard, ParamLayout, Slot};
+pub use artifact::{Artifact, Entry, Format};
 pub use reject::{Reject, RejectKind, Rejected};
 pub use target::{Target, UnknownTarget};
+pub use vm_abi::{Guard, ParamLayout, Slot, Swizzle, TensorMap, Tile};
 
 use contain::Phase;
 use vm_ir::ValidModule;
 
 /// Of code that is not the same for the same input any more; it is part of cache keys.
-pub const VERSION: u32 = 16;
+pub const VERSION: u32 = 17;
 
 /// Compiles a module.
 ///

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::artifact::Signature;
+use crate::artifact::{Artifact, Signature};
 use crate::error::{Error, Result};
 
 /// A device's identity and limits. They do not change while it is open.
@@ -32,6 +32,8 @@ pub struct DeviceInfo {
     pub grid: [u32; 3],
     /// The most bytes of shared memory of a block.
     pub shared_bytes: u32,
+    /// The most bytes of a kernel's parameters.
+    pub parameter_bytes: u32,
     /// Whether host and device may use unified memory.
     pub unified: bool,
     /// Whether existing host memory can be registered.
@@ -39,11 +41,12 @@ pub struct DeviceInfo {
 }
 
 impl DeviceInfo {
-    /// Checks a kernel's block and shared memory against the limits.
+    /// Checks a kernel's block, shared memory and parameters against the limits.
     ///
     /// # Errors
     /// [`Error::Load`], naming the limit that is passed.
-    pub fn check(&self, signature: &Signature) -> Result<()> {
+    pub fn check(&self, artifact: &Artifact) -> Result<()> {
+        let signature = artifact.signature();
         let bad = |reason| Err(Error::Load { kernel: signature.entry.clone(), reason });
         let Signature { block, shared_bytes, .. } = signature;
         for (axis, (size, limit)) in ["x", "y", "z"].iter().zip(block.iter().zip(self.block)) {
@@ -65,6 +68,13 @@ impl DeviceInfo {
             return bad(format!(
                 "its blocks need {shared_bytes} bytes of shared memory, {} has {}",
                 self.name, self.shared_bytes
+            ));
+        }
+        let (needed, available) = (artifact.parameter_bytes(), self.parameter_bytes);
+        if needed > available {
+            return bad(format!(
+                "its parameters take {needed} bytes, {} passes {available}; split the kernel",
+                self.name
             ));
         }
         Ok(())

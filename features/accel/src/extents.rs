@@ -1,6 +1,8 @@
 //! What of a view a kernel is given: how many elements in each dimension, and how far apart.
 
-use crate::artifact::{Extent, MAX_EXTENT, MAX_RANK};
+use vm_abi::{MAX_EXTENT, MAX_RANK};
+
+use crate::artifact::Extent;
 use crate::error::{Error, Result};
 
 /// The extents of a view and the strides between its rows, as a caller gives them.
@@ -105,7 +107,7 @@ impl Extents {
 }
 
 /// Extents and strides that fit a parameter.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Place {
     rank: usize,
     element: u64,

@@ -4,11 +4,14 @@ use std::fmt;
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
+use vm_abi::{MAP_BYTES, Slot, TensorMap};
+
 use crate::artifact::{Artifact, Layout, Parameter, ParameterKind, Signature};
 use crate::device::DeviceInfo;
 use crate::error::{Error, Result};
 use crate::extents::{Extents, Place};
 use crate::memory::Region;
+use crate::tensor::Tensor;
 
 /// Blocks of a grid in each dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -170,11 +173,11 @@ pub enum QueueArgument<'a> {
 /// Words that an argument block holds without an allocation.
 const INLINE_WORDS: usize = 64;
 
-/// A kernel's arguments as the kernel reads them: the block of parameters that [`Artifact`] describes.
+/// A kernel's arguments as the kernel reads them: the block of parameters that [`vm_abi`] describes.
 ///
 /// That there is one means that the arguments are what the kernel was promised: every element of a view lies in its
 /// region, extents and alignment are what the parameter says, scalars are in range, and no view that is written
-/// overlaps itself or another.
+/// overlaps itself or another. Its tensor maps are zeros: the queue makes them of the views when it launches.
 pub struct Arguments {
     words: Words,
     bytes: u32,
@@ -206,16 +209,17 @@ impl Arguments {
         arguments: impl IntoIterator<Item = Result<QueueArgument<'a>>>,
     ) -> Result<Self> {
         let parameters = &layout.signature.parameters;
-        let mut packed = Self::zeroed(layout.bytes);
+        let mut packed = Self::zeroed(layout.params.bytes);
         let mut given = 0;
         for argument in arguments {
             let argument = argument?;
-            let Some(parameter) = parameters.get(given) else {
+            let (Some(parameter), Some(slot)) = (parameters.get(given), layout.params.slots.get(given))
+            else {
                 let reason = format!("the kernel has only {} parameters", parameters.len());
                 return Err(refused(layout, &given.to_string(), reason));
             };
             packed
-                .set_argument(parameter, argument)
+                .set_argument(parameter, *slot, argument)
                 .map_err(|reason| refused(layout, &parameter.name, reason))?;
             given += 1;
         }
@@ -224,15 +228,23 @@ impl Arguments {
             return Err(refused(layout, &parameters[given].name, reason));
         }
         packed.check_overlaps(layout)?;
+        for (map, tensor) in packed.tensors(layout) {
+            tensor.check().map_err(|reason| {
+                let parameter = parameters.get(map.tile.parameter as usize);
+                refused(layout, parameter.map_or("", |parameter| &parameter.name), reason)
+            })?;
+        }
         Ok(packed)
     }
 
-    fn set_argument(&mut self, parameter: &Parameter, argument: QueueArgument<'_>) -> Result<(), String> {
+    fn set_argument(
+        &mut self,
+        parameter: &Parameter,
+        slot: Slot,
+        argument: QueueArgument<'_>,
+    ) -> Result<(), String> {
         match (&parameter.kind, argument) {
-            (
-                ParameterKind::View { offset, extents, element, align, writes },
-                QueueArgument::View(region, given),
-            ) => {
+            (ParameterKind::View { extents, element, align, writes }, QueueArgument::View(region, given)) => {
                 if !region.address().is_multiple_of(u64::from(*align)) {
                     return Err(format!("address {:#x} is not aligned to {align}", region.address()));
                 }
@@ -240,7 +252,7 @@ impl Arguments {
                 if *writes && !place.distinct() {
                     return Err("its rows overlap, and the kernel writes it".into());
                 }
-                let first = *offset as usize / 8;
+                let first = slot.offset() as usize / 8;
                 let values = [region.address()];
                 let values = values.iter().chain(place.extents()).chain(place.strides());
                 for (index, &value) in values.enumerate() {
@@ -248,7 +260,7 @@ impl Arguments {
                 }
                 Ok(())
             }
-            (&ParameterKind::Scalar { offset, bytes, range }, QueueArgument::Scalar(scalar))
+            (&ParameterKind::Scalar { bytes, range }, QueueArgument::Scalar(scalar))
                 if bytes == scalar.bytes =>
             {
                 let number = scalar.signed();
@@ -257,7 +269,7 @@ impl Arguments {
                 {
                     return Err(format!("{number} is not in {least}..={greatest}"));
                 }
-                self.set(offset, bytes, scalar.bits);
+                self.set(slot.offset(), bytes, scalar.bits);
                 Ok(())
             }
             (kind, argument) => Err(mismatch(kind, argument)),
@@ -266,11 +278,11 @@ impl Arguments {
 
     /// That no view that is written shares a byte with another.
     fn check_overlaps(&self, layout: &Layout) -> Result<()> {
-        let parameters = &layout.signature.parameters;
-        for (index, written) in parameters.iter().enumerate() {
-            let Some((place, at, true)) = self.place(written) else { continue };
-            for (other_index, other) in parameters.iter().enumerate() {
-                let Some((other_place, other_at, writes)) = self.place(other) else { continue };
+        let parameters = || layout.signature.parameters.iter().zip(&layout.params.slots).enumerate();
+        for (index, (written, slot)) in parameters() {
+            let Some((place, at, true)) = self.place(written, *slot) else { continue };
+            for (other_index, (other, slot)) in parameters() {
+                let Some((other_place, other_at, writes)) = self.place(other, *slot) else { continue };
                 // A pair that is written both ways is looked at once.
                 if other_index == index || writes && other_index < index {
                     continue;
@@ -285,13 +297,49 @@ impl Arguments {
     }
 
     /// What was packed for a view: its extents, its address, and whether the kernel writes it.
-    fn place(&self, parameter: &Parameter) -> Option<(Place, u64, bool)> {
-        let ParameterKind::View { offset, extents, element, writes, .. } = &parameter.kind else {
+    fn place(&self, parameter: &Parameter, slot: Slot) -> Option<(Place, u64, bool)> {
+        let ParameterKind::View { extents, element, writes, .. } = &parameter.kind else {
             return None;
         };
-        let words = &self.words()[*offset as usize / 8..][..2 * extents.len()];
+        let words = &self.words()[slot.offset() as usize / 8..][..2 * extents.len()];
         let (extents, strides) = words[1..].split_at(extents.len());
         Some((Place::new(*element, extents, strides), words[0], *writes))
+    }
+
+    /// The tensor maps of the kernel, and the views that were packed for them.
+    fn tensors<'a>(&'a self, layout: &'a Layout) -> impl Iterator<Item = (TensorMap, Tensor)> + 'a {
+        layout.params.maps.iter().filter_map(|map| {
+            let index = map.tile.parameter as usize;
+            let (parameter, slot) =
+                (layout.signature.parameters.get(index)?, layout.params.slots.get(index)?);
+            let (place, address, _) = self.place(parameter, *slot)?;
+            Some((*map, Tensor::new(address, place, map.tile)))
+        })
+    }
+
+    /// The same with its tensor maps, for a queue to launch: `encode` makes them. None for a kernel without.
+    ///
+    /// # Errors
+    /// [`Error::Arguments`] if they were packed for a kernel with other parameters; those of `encode`.
+    pub fn with_maps(
+        &self,
+        artifact: &Artifact,
+        mut encode: impl FnMut(&Tensor) -> Result<[u64; MAP_BYTES as usize / 8]>,
+    ) -> Result<Option<Self>> {
+        if artifact.params().maps.is_empty() {
+            return Ok(None);
+        }
+        if self.bytes != artifact.parameter_bytes() {
+            let reason = format!("{} bytes given, {} wanted", self.bytes, artifact.parameter_bytes());
+            return Err(refused(artifact.layout(), "all", reason));
+        }
+        let mut whole = Self::repacked(self.bytes, self.words());
+        for (map, tensor) in self.tensors(artifact.layout()) {
+            for (word, value) in (map.offset as usize / 8..).zip(encode(&tensor)?) {
+                whole.set_word(word, value);
+            }
+        }
+        Ok(Some(whole))
     }
 
     /// Sets the cancel flag and the fuel of a kernel that can be stopped; nothing for another.
@@ -309,7 +357,7 @@ impl Arguments {
     }
 
     pub(crate) fn set_guard(&mut self, layout: &Layout, stop: u64, fuel: u64) {
-        if let Some(guard) = layout.signature.guard {
+        if let Some(guard) = layout.params.guard {
             self.set_word(guard.stop as usize / 8, stop);
             self.set_word(guard.fuel as usize / 8, fuel);
         }
@@ -392,10 +440,10 @@ fn mismatch(kind: &ParameterKind, argument: QueueArgument<'_>) -> String {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::artifact::{Extent, Guard, Signature};
+    use crate::artifact::{Extent, Signature};
     use crate::memory::{Memory, MemoryKind};
 
-    fn artifact(kinds: Vec<ParameterKind>, guard: Option<Guard>) -> Artifact {
+    fn artifact(kinds: Vec<ParameterKind>, guarded: bool) -> Artifact {
         let parameters = (0..).zip(kinds).map(|(index, kind)| Parameter { name: format!("p{index}"), kind });
         let (parameters, entry) = (parameters.collect(), "k".into());
         let signature = Signature {
@@ -404,7 +452,8 @@ mod tests {
             cluster: 1,
             shared_bytes: 0,
             parameters,
-            guard,
+            tiles: vec![],
+            guarded,
             work: u64::MAX,
         };
         // SAFETY: it is never run.
@@ -435,10 +484,11 @@ mod tests {
             block: [1; 3],
             grid: [1000, 10, 10],
             shared_bytes: 0,
+            parameter_bytes: 0,
             unified: false,
             host_registration: false,
         };
-        let signature = |cluster| Signature { cluster, ..artifact(vec![], None).signature().clone() };
+        let signature = |cluster| Signature { cluster, ..artifact(vec![], false).signature().clone() };
         let check = |grid: [u32; 3], cluster, wanted: Option<&str>| {
             let found = Grid(grid).check(&signature(cluster), &info).err().map(|error| error.to_string());
             assert_eq!(found.is_some(), wanted.is_some(), "{found:?}");
@@ -456,16 +506,15 @@ mod tests {
 
     #[test]
     fn the_block_holds_what_the_kernel_reads() {
-        let view = |offset, rank| ParameterKind::View {
-            offset,
+        let view = |rank| ParameterKind::View {
             extents: vec![Extent::Any; rank],
             element: 2,
             align: 2,
             writes: true,
         };
-        let scalar = |offset, bytes| ParameterKind::Scalar { offset, bytes, range: None };
-        let kinds = vec![scalar(0, 1), scalar(2, 2), scalar(4, 4), view(8, 1), view(24, 3), scalar(72, 8)];
-        let artifact = artifact(kinds, Some(Guard { stop: 80, fuel: 88 }));
+        let scalar = |bytes| ParameterKind::Scalar { bytes, range: None };
+        let kinds = vec![scalar(1), scalar(2), scalar(4), view(1), view(3), scalar(8)];
+        let artifact = artifact(kinds, true);
         let (row, cube, word) = (memory(0x1000, 20), memory(0x2000, 1000), memory(0x3000, 4));
         let arguments = [
             QueueArgument::Scalar(0xffu8.into()),
@@ -486,7 +535,7 @@ mod tests {
     #[test]
     fn numbers_out_of_range_and_views_that_overlap_are_refused() {
         let range = |bytes, least, greatest| {
-            artifact(vec![ParameterKind::Scalar { offset: 0, bytes, range: Some((least, greatest)) }], None)
+            artifact(vec![ParameterKind::Scalar { bytes, range: Some((least, greatest)) }], false)
         };
         let check = |bytes, (least, greatest), scalar: Scalar, good: bool| {
             let packed = Arguments::new(&range(bytes, least, greatest), [QueueArgument::Scalar(scalar)]);
@@ -504,14 +553,9 @@ mod tests {
         // Bits above the number's length are not part of it.
         check(1, (0, 1), Scalar::from_bits(0xff00, 1), true);
 
-        let view = |offset, writes| ParameterKind::View {
-            offset,
-            extents: vec![Extent::Any; 2],
-            element: 4,
-            align: 16,
-            writes,
-        };
-        let three = artifact(vec![view(0, false), view(32, true), view(64, false)], None);
+        let view =
+            |writes| ParameterKind::View { extents: vec![Extent::Any; 2], element: 4, align: 16, writes };
+        let three = artifact(vec![view(false), view(true), view(false)], false);
         let memory = memory(0x1000, 0x1000);
         let part = |offset, rows| {
             let region = memory.region().slice(offset, 16 * rows).unwrap();
@@ -537,9 +581,8 @@ mod tests {
     #[test]
     fn blocks_of_any_size_are_packed() {
         for count in [1u32, 63, 64, 65, 512] {
-            let kinds =
-                (0..count).map(|index| ParameterKind::Scalar { offset: 8 * index, bytes: 8, range: None });
-            let artifact = artifact(kinds.collect(), None);
+            let kinds = (0..count).map(|_| ParameterKind::Scalar { bytes: 8, range: None });
+            let artifact = artifact(kinds.collect(), false);
             let arguments = (0..count).map(|index| QueueArgument::Scalar(u64::from(index).into()));
             let packed = Arguments::new(&artifact, arguments).unwrap();
             assert!((0..).zip(packed.words()).all(|(index, word)| index == *word), "{count}");

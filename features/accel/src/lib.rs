@@ -98,12 +98,11 @@ mod memory;
 mod pool;
 #[cfg(any(feature = "conformance", feature = "fake"))]
 pub mod programs;
+mod tensor;
 mod worker;
 
 pub use accelerator::{Accelerator, Link, Queue};
-pub use artifact::{
-    Artifact, Extent, Guard, MAX_EXTENT, MAX_RANK, PARAMETER_BYTES, Parameter, ParameterKind, Signature,
-};
+pub use artifact::{Artifact, Extent, Parameter, ParameterKind, Signature};
 pub use checksum::{Checksum, ChecksumStatistics, Direction};
 pub use device::{DeviceInfo, MemoryInfo, QueueOptions, deadline};
 pub use error::{Error, Result};
@@ -112,6 +111,11 @@ pub use extents::Extents;
 pub use launch::{Arguments, Grid, Launch, Limits, QueueArgument, Scalar};
 pub use memory::{Memory, MemoryKind, Region};
 pub use pool::{PoolOptions, PoolStatistics};
+pub use tensor::Tensor;
+pub use vm_abi::{
+    Element, Guard, MAX_EXTENT, MAX_PARAMETER_BYTES, MAX_RANK, PARAMETER_BYTES, ParamLayout, Slot, Swizzle,
+    TensorMap, Tile,
+};
 pub use worker::{
     AnyWorker, Argument, Batch, Brand, Buffer, Graph, Kernel, Session, Shaped, View, Worker, WorkerOptions,
 };

@@ -1,7 +1,7 @@
 //! The small programs that the [conformance suite](crate::conformance) runs: what each does, in words, and how it is
 //! launched. An implementation brings them compiled for it; the [simulated accelerator](crate::fake) has them in Rust.
 
-use crate::artifact::{Extent, Guard, Parameter, ParameterKind, Signature};
+use crate::artifact::{Extent, Parameter, ParameterKind, Signature};
 
 /// One program. Views are of the type in brackets; `?` is any extent.
 ///
@@ -55,11 +55,9 @@ impl Program {
         self.into()
     }
 
-    /// How it is launched, with its parameters one behind the other, each at the next multiple of its size up to 8, and
-    /// the guard last. An implementation may change the entry, `shared_bytes` and where the parameters lie.
+    /// How it is launched. An implementation may change the entry and `shared_bytes`.
     pub fn signature(self) -> Signature {
-        let mut list = List { parameters: Vec::new(), bytes: 0 };
-        let mut guard = None;
+        let mut list = List(Vec::new());
         let (mut block, mut shared_bytes) = ([256, 1, 1], 0);
         match self {
             Self::Add | Self::Broken => {
@@ -101,7 +99,6 @@ impl Program {
                 block = [32, 1, 1];
                 list.view("output", &[Extent::Fixed(1)], 4, true);
                 list.scalar("turns", 8);
-                guard = Some(Guard { stop: list.take(8), fuel: list.take(8) });
             }
         }
         Signature {
@@ -109,33 +106,23 @@ impl Program {
             block,
             cluster: 1,
             shared_bytes,
-            parameters: list.parameters,
-            guard,
+            parameters: list.0,
+            tiles: Vec::new(),
+            guarded: self == Self::Spin,
             work: 64,
         }
     }
 }
 
-struct List {
-    parameters: Vec<Parameter>,
-    bytes: u32,
-}
+struct List(Vec<Parameter>);
 
 impl List {
-    fn take(&mut self, bytes: u32) -> u32 {
-        let offset = self.bytes.next_multiple_of(bytes.min(8));
-        self.bytes = offset + bytes;
-        offset
-    }
-
     fn view(&mut self, name: &str, extents: &[Extent], element: u32, writes: bool) {
-        let offset = self.take(16 * extents.len() as u32);
-        let kind = ParameterKind::View { offset, extents: extents.to_vec(), element, align: element, writes };
-        self.parameters.push(Parameter { name: name.into(), kind });
+        let kind = ParameterKind::View { extents: extents.to_vec(), element, align: element, writes };
+        self.0.push(Parameter { name: name.into(), kind });
     }
 
     fn scalar(&mut self, name: &str, bytes: u32) {
-        let kind = ParameterKind::Scalar { offset: self.take(bytes), bytes, range: None };
-        self.parameters.push(Parameter { name: name.into(), kind });
+        self.0.push(Parameter { name: name.into(), kind: ParameterKind::Scalar { bytes, range: None } });
     }
 }

@@ -10,7 +10,10 @@ use std::time::{Duration, Instant};
 
 use vm_accel::fake::{FakeAccelerator, FakeCall};
 use vm_accel::programs::Program;
-use vm_accel::{Brand, Error, MemoryKind, PoolOptions, QueueOptions, Worker, WorkerOptions, arguments};
+use vm_accel::{
+    Artifact, Brand, Error, MemoryKind, Parameter, ParameterKind, PoolOptions, QueueOptions, Signature,
+    Worker, WorkerOptions, arguments,
+};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -550,5 +553,21 @@ fn registered_memory_is_not_of_the_pools_limit() {
         worker.synchronize(TIMEOUT).unwrap();
     }
     assert!(worker.statistics().in_use + worker.statistics().cached <= 4096);
+    worker.stop(TIMEOUT).unwrap();
+}
+
+#[test]
+#[allow(unsafe_code)]
+fn more_parameters_than_the_device_passes_are_refused() {
+    let worker = start(&Arc::new(FakeAccelerator::new()));
+    let scalar = Parameter { name: "n".into(), kind: ParameterKind::Scalar { bytes: 8, range: None } };
+    let load = |count: usize| {
+        let signature = Signature { parameters: vec![scalar.clone(); count], ..Program::Add.signature() };
+        // SAFETY: it is never run: the simulated accelerator runs its own programs only.
+        worker.load(&unsafe { Artifact::new([], signature) }.unwrap()).unwrap_err().to_string()
+    };
+    let refused = load(513);
+    assert!(refused.contains("parameters take 4104 bytes, simulated accelerator passes 4096"), "{refused}");
+    assert!(!load(512).contains("4096"), "{}", load(512));
     worker.stop(TIMEOUT).unwrap();
 }

@@ -47,6 +47,7 @@ impl CpuAccelerator {
             grid: [i32::MAX as u32, 65535, 65535],
             // The code's scratch memory is asked for as shared memory.
             shared_bytes: 1 << 30,
+            parameter_bytes: vm_accel::MAX_PARAMETER_BYTES,
             unified: true,
             host_registration: true,
         };

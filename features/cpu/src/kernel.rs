@@ -28,11 +28,15 @@ impl CpuKernel {
     /// Loads what an artifact holds.
     ///
     /// # Errors
-    /// [`Error::Load`] for an image that is no object for this machine with that function, or has relocations.
+    /// [`Error::Load`] for an image that is no object for this machine with that function, or has relocations; for a kernel
+    /// with tensor maps.
     pub fn load(artifact: &Artifact) -> Result<CpuKernel> {
         let bad = |reason: String| Error::Load { kernel: artifact.entry().to_owned(), reason };
         let image = image::read(artifact.image(), artifact.entry()).map_err(bad)?;
         let signature = artifact.signature();
+        if !signature.tiles.is_empty() {
+            return Err(bad("it copies by tensor maps, which no CPU has; compile it for this one".into()));
+        }
         let code = Code::new(image.code, image.entry)
             .map_err(|error| bad(format!("no memory for code: {error}")))?;
         Ok(CpuKernel {
@@ -41,7 +45,7 @@ impl CpuKernel {
             scratch: signature.shared_bytes as usize,
             bytes: artifact.parameter_bytes(),
             // It is aligned to 8 bytes.
-            stop: signature.guard.map(|guard| guard.stop as usize / 8),
+            stop: artifact.params().guard.map(|guard| guard.stop as usize / 8),
             block_work: signature
                 .block
                 .iter()

@@ -1,6 +1,6 @@
 //! The CUDA devices of this machine.
 
-use vm_accel::{Accelerator, DeviceInfo, Error, QueueOptions, Result};
+use vm_accel::{Accelerator, DeviceInfo, Error, MAX_PARAMETER_BYTES, PARAMETER_BYTES, QueueOptions, Result};
 
 use crate::queue::{CudaQueue, Traits};
 use crate::result::Device;
@@ -93,10 +93,18 @@ fn info(driver: &Driver, device: Device) -> Result<DeviceInfo> {
             get(Attribute::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z)?,
         ],
         shared_bytes: get(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        parameter_bytes: parameter_bytes(major, &driver.version()?),
         // Without concurrent access the host faults while any kernel runs.
         unified: get(Attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS)? != 0,
         host_registration: get(Attribute::CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED)? != 0,
     })
+}
+
+/// What a device of a compute capability passes with a driver that knows CUDA up to a version, written as in `13.0`.
+fn parameter_bytes(major: u32, cuda: &str) -> u32 {
+    let number = |text: &str| text.parse().unwrap_or(0);
+    let cuda = cuda.split_once('.').map_or((0, 0), |(major, minor)| (number(major), number(minor)));
+    if major >= 7 && cuda >= (12, 1) { MAX_PARAMETER_BYTES } else { PARAMETER_BYTES }
 }
 
 impl Accelerator for CudaAccelerator {
@@ -113,5 +121,20 @@ impl Accelerator for CudaAccelerator {
             host_registration: self.info.host_registration,
         };
         CudaQueue::open(driver()?, self.device, traits, options)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_many_bytes_of_parameters_pass() {
+        let check = |major, cuda, bytes| assert_eq!(parameter_bytes(major, cuda), bytes, "{major} {cuda}");
+        check(9, "13.0", 32_764);
+        check(7, "12.1", 32_764);
+        check(9, "12.0", 4096);
+        check(6, "12.8", 4096);
+        check(9, "nonsense", 4096);
     }
 }

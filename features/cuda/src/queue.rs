@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use vm_accel::{
     Arguments, Artifact, Error, Grid, Link, Memory, MemoryInfo, MemoryKind, Queue, QueueOptions, Region,
-    Result, deadline,
+    Result, Tensor, deadline,
 };
 
 use crate::result::{Context, Device, Event, Graph, Module, OUT_OF_MEMORY, Pool, Stream};
@@ -28,8 +28,7 @@ pub struct CudaKernel {
     module: Module,
     /// The number of the queue that loaded it, and unloads it when it ends.
     queue: u64,
-    entry: String,
-    parameter_bytes: u32,
+    artifact: Artifact,
 }
 
 /// A point in a stream.
@@ -41,6 +40,9 @@ pub struct CudaGraph(Graph);
 /// Bytes of unified memory that this process has allocated and not freed. A device whose unified memory is more than
 /// its free memory can stop answering, to everybody.
 static UNIFIED: AtomicU64 = AtomicU64::new(0);
+
+/// Tensor maps that a queue keeps for the launches of the same views that follow.
+const MAPS: usize = 1024;
 
 /// One allocation of a queue.
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +63,7 @@ pub struct CudaQueue {
     /// What was allocated and not freed, by address.
     live: RefCell<HashMap<u64, Live>>,
     modules: RefCell<HashSet<usize>>,
+    maps: RefCell<HashMap<Tensor, [u64; 16]>>,
     /// Set when the device did not finish in time: what it may still use is left to the end of the process.
     stuck: Cell<bool>,
     stream: Option<Stream>,
@@ -87,6 +90,7 @@ impl CudaQueue {
             timeout: options.timeout,
             live: RefCell::default(),
             modules: RefCell::default(),
+            maps: RefCell::default(),
             stuck: Cell::new(false),
             stream: Some(stream),
             pool: Some(pool),
@@ -128,14 +132,33 @@ impl CudaQueue {
         if kernel.queue != self.number {
             return Err(Error::WrongWorker { what: "kernel" });
         }
-        if arguments.bytes() != kernel.parameter_bytes {
+        let wanted = kernel.artifact.parameter_bytes();
+        if arguments.bytes() != wanted {
             return Err(Error::Arguments {
-                kernel: kernel.entry.clone(),
+                kernel: kernel.artifact.entry().to_owned(),
                 parameter: "all".into(),
-                reason: format!("{} bytes given, {} wanted", arguments.bytes(), kernel.parameter_bytes),
+                reason: format!("{} bytes given, {wanted} wanted", arguments.bytes()),
             });
         }
         Ok(())
+    }
+
+    /// A kernel's arguments with its tensor maps; none for a kernel without. What does not belong together is refused.
+    fn with_maps(&self, kernel: &CudaKernel, arguments: &Arguments) -> Result<Option<Arguments>> {
+        self.check(kernel, arguments)?;
+        arguments.with_maps(&kernel.artifact, |tensor| {
+            self.context()?;
+            let mut maps = self.maps.borrow_mut();
+            if let Some(map) = maps.get(tensor) {
+                return Ok(*map);
+            }
+            if maps.len() >= MAPS {
+                maps.clear();
+            }
+            let map = self.driver.tensor_map(tensor)?;
+            maps.insert(*tensor, map);
+            Ok(map)
+        })
     }
 
     /// Waits for all that was started.
@@ -349,8 +372,7 @@ impl Queue for CudaQueue {
         self.context()?;
         let module = Module::load(self.driver, artifact)?;
         self.modules.borrow_mut().insert(module.id());
-        let (entry, parameter_bytes) = (artifact.entry().to_owned(), artifact.parameter_bytes());
-        Ok(CudaKernel { module, queue: self.number, entry, parameter_bytes })
+        Ok(CudaKernel { module, queue: self.number, artifact: artifact.clone() })
     }
 
     #[allow(unsafe_code)]
@@ -365,7 +387,8 @@ impl Queue for CudaQueue {
 
     #[allow(unsafe_code)]
     unsafe fn launch(&self, kernel: &CudaKernel, grid: Grid, arguments: &Arguments) -> Result<()> {
-        self.check(kernel, arguments)?;
+        let whole = self.with_maps(kernel, arguments)?;
+        let arguments = whole.as_ref().unwrap_or(arguments);
         // SAFETY: the kernel is of this queue, which unloads none that is there; the caller promises the rest.
         unsafe { self.stream()?.launch(&kernel.module, grid, arguments) }
     }
@@ -380,10 +403,12 @@ impl Queue for CudaQueue {
 
     #[allow(unsafe_code)]
     fn chain(&self, links: &[Link<'_, Self>]) -> Result<CudaGraph> {
-        links.iter().try_for_each(|link| self.check(link.kernel, &link.arguments))?;
-        let launches = links
-            .iter()
-            .map(|link| (&link.kernel.module, link.grid, &link.arguments, link.then.map(|event| &event.0)));
+        let whole = links.iter().map(|link| self.with_maps(link.kernel, &link.arguments));
+        let whole = whole.collect::<Result<Vec<_>>>()?;
+        let launches = links.iter().zip(&whole).map(|(link, whole)| {
+            let arguments = whole.as_ref().unwrap_or(&link.arguments);
+            (&link.kernel.module, link.grid, arguments, link.then.map(|event| &event.0))
+        });
         // SAFETY: the kernels are of this queue, which unloads none that is there.
         unsafe { Graph::chain(self.context()?, launches) }.map(CudaGraph)
     }
@@ -397,7 +422,8 @@ impl Queue for CudaQueue {
         grid: Grid,
         arguments: &Arguments,
     ) -> Result<()> {
-        self.check(kernel, arguments)?;
+        let whole = self.with_maps(kernel, arguments)?;
+        let arguments = whole.as_ref().unwrap_or(arguments);
         self.context()?;
         // SAFETY: the kernel is of this queue, which unloads none that is there.
         unsafe { graph.0.amend(place, &kernel.module, grid, arguments) }

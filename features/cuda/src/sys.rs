@@ -8,7 +8,8 @@ pub use cudarc::driver::sys::{
     CUDA_KERNEL_NODE_PARAMS_v2, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
     CUfunction_attribute, CUgraph, CUgraphExec, CUgraphNode, CUjit_option, CUjitInputType, CUlinkState,
     CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUmemPool_attribute,
-    CUmemPoolProps, CUmemoryPool, CUmodule, CUstream,
+    CUmemPoolProps, CUmemoryPool, CUmodule, CUstream, CUtensorMap, CUtensorMapDataType,
+    CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle,
 };
 use libloading::Library;
 use vm_accel::{Error, Result};
@@ -194,6 +195,13 @@ driver! {
         function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint,
         block_z: c_uint, shared_bytes: c_uint, stream: CUstream, parameters: *mut *mut c_void,
         extra: *mut *mut c_void
+    );
+    /// Describes memory and boxes of it to the Tensor Memory Accelerator.
+    fn cuTensorMapEncodeTiled(
+        map: *mut CUtensorMap, element: CUtensorMapDataType, rank: c_uint, address: *mut c_void,
+        extents: *const c_ulonglong, strides: *const c_ulonglong, shape: *const c_uint, steps: *const c_uint,
+        interleave: CUtensorMapInterleave, swizzle: CUtensorMapSwizzle, promotion: CUtensorMapL2promotion,
+        fill: CUtensorMapFloatOOBfill
     );
     /// A new graph.
     fn cuGraphCreate(graph: *mut CUgraph, flags: c_uint);

@@ -63,12 +63,11 @@ fn the_artifact_says_what_the_kernel_says() {
     assert!(str::from_utf8(kernel.artifact().image()).unwrap().contains(".entry vir_scale("));
     let signature = kernel.artifact().signature();
     assert_eq!(
-        (signature.entry.as_str(), signature.block, signature.guard),
-        ("vir_scale", [128, 2, 1], None)
+        (signature.entry.as_str(), signature.block, signature.guarded),
+        ("vir_scale", [128, 2, 1], false)
     );
-    let view =
-        ParameterKind::View { offset: 0, extents: vec![Extent::Any; 2], element: 4, align: 4, writes: true };
-    let by = ParameterKind::Scalar { offset: 32, bytes: 4, range: Some((1, 9)) };
+    let view = ParameterKind::View { extents: vec![Extent::Any; 2], element: 4, align: 4, writes: true };
+    let by = ParameterKind::Scalar { bytes: 4, range: Some((1, 9)) };
     let named = |name: &str, kind| Parameter { name: name.into(), kind };
     assert_eq!(signature.parameters, [named("x", view), named("by", by)]);
 
@@ -77,14 +76,13 @@ fn the_artifact_says_what_the_kernel_says() {
     assert_eq!(kernels[0].artifact().image(), kernels[1].artifact().image());
     let signature = kernels[0].artifact().signature();
     let view = ParameterKind::View {
-        offset: 0,
         extents: vec![Extent::Multiple(4), Extent::Fixed(16)],
         element: 8,
         align: 32,
         writes: true,
     };
     assert_eq!(signature.parameters, [named("x", view)]);
-    assert_eq!(signature.guard, Some(Guard { stop: 32, fuel: 40 }));
+    assert_eq!(kernels[0].artifact().params().guard, Some(Guard { stop: 32, fuel: 40 }));
     assert_eq!(kernels[1].artifact().parameter_bytes(), 0);
 }
 
@@ -215,8 +213,8 @@ fn the_hosts_own_is_compiled_only_by_who_vouches_for_it() {
     // SAFETY: nothing is launched.
     let trusted = unsafe { compiler().trusted() };
     let kernels = trusted.compile_module(&own).unwrap();
-    assert_eq!((kernels[0].trust(), kernels[0].artifact().signature().guard), (Trust::Trusted, None));
+    assert_eq!((kernels[0].trust(), kernels[0].artifact().signature().guarded), (Trust::Trusted, false));
     // It takes a guest's as well, and leaves the checks in.
     let guests = trusted.compile_module(&validate(module(LOOPS), Trust::Guest).unwrap()).unwrap();
-    assert!(guests[0].artifact().signature().guard.is_some());
+    assert!(guests[0].artifact().signature().guarded);
 }

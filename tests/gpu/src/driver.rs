@@ -16,7 +16,7 @@ use vm_ir::{Trust, ValidModule, text, validate};
 
 use crate::gpu::{Gpu, TIMEOUT, named};
 use crate::skip::skip;
-use crate::{Arguments, Test, programs};
+use crate::{Arguments, Test, programs, tensor};
 
 /// The argument with which this program is the driver's linker.
 pub(crate) const ASSEMBLE: &str = "--assemble";
@@ -36,6 +36,7 @@ pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
             Ok(worker.stop(TIMEOUT)?)
         }),
         Test::new("more than 48 KiB of shared memory", |gpu, _| large_shared(gpu)),
+        Test::new("boxes by tensor maps", |gpu, _| tensor::boxes(gpu)),
         Test::new("a cubin by ptxas", |gpu, report| match Assembler::find() {
             Ok(assembler) => {
                 report.note(assembler.program().display().to_string());

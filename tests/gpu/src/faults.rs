@@ -108,15 +108,15 @@ fn artifact(instructions: &str) -> anyhow::Result<Artifact> {
         ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry probe(.param .align 8 .b8 args[16])\n{{\n\
          .reg .b64 %base;\nld.param.u64 %base, [args];\n{instructions}\nret;\n}}\n"
     );
-    let kind =
-        ParameterKind::View { offset: 0, extents: vec![Extent::Any], element: 4, align: 4, writes: true };
+    let kind = ParameterKind::View { extents: vec![Extent::Any], element: 4, align: 4, writes: true };
     let signature = Signature {
         entry: "probe".into(),
         block: [32, 1, 1],
         cluster: 1,
         shared_bytes: 0,
         parameters: vec![Parameter { name: "buffer".into(), kind }],
-        guard: None,
+        tiles: vec![],
+        guarded: false,
         work: u64::MAX,
     };
     // SAFETY: it does not keep to what is asked for here, on purpose: it faults at once or does nothing, in a process

@@ -27,6 +27,7 @@ mod service;
 mod skip;
 mod table;
 mod telemetry;
+mod tensor;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

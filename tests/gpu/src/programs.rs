@@ -48,7 +48,7 @@ mod tests {
             let entry = compiled.entry(entry(program)).expect("a kernel");
             assert_eq!(entry.block, wanted.block, "{program:?}");
             assert_eq!(entry.params.slots.len(), wanted.parameters.len(), "{program:?}");
-            assert_eq!(entry.params.guard.is_some(), wanted.guard.is_some(), "{program:?}");
+            assert_eq!(entry.params.guard.is_some(), wanted.guarded, "{program:?}");
         }
     }
 }

@@ -53,14 +53,14 @@ pub(crate) fn tests(arguments: &Arguments) -> Vec<Test> {
             let module = validate(text::parse(KERNELS)?, Trust::Guest)?;
             let compiled = gpu.compile(&module)?;
             let add = named(&compiled, "add")?;
-            ensure!(add.artifact().signature().guard.is_none(), "@add is watched");
+            ensure!(!add.artifact().signature().guarded, "@add is watched");
             Rates::new(gpu, device, add, 256)?.measure("", report)
         }),
         Test::new("launches of a watched kernel on the host", move |gpu, report| {
             let module = validate(text::parse(WATCHED)?, Trust::Guest)?;
             let compiled = gpu.compile(&module)?;
             let sum = named(&compiled, "sum")?;
-            ensure!(sum.artifact().signature().guard.is_some(), "@sum is not watched");
+            ensure!(sum.artifact().signature().guarded, "@sum is not watched");
             Rates::new(gpu, device, sum, 64)?.measure(", watched", report)
         }),
         Test::new("launches from a guest", move |gpu, report| guest(gpu, device, report)),
@@ -97,7 +97,7 @@ impl Rates {
         let peer = raw.load(artifact.image(), artifact.entry())?;
         // Two views of one dimension: address and extent; then the addend.
         let mut block = vec![x.address(), 64, y.address(), 64, 1];
-        if let Some(guard) = artifact.signature().guard {
+        if let Some(guard) = artifact.params().guard {
             block.resize(artifact.parameter_bytes().div_ceil(8) as usize, 0);
             block[guard.stop as usize / 8] = stop.address();
             block[guard.fuel as usize / 8] = 1 << 40;

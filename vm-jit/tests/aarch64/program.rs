@@ -115,9 +115,9 @@ impl Memory {
                         }
                     }
                 }
-                (Argument::Bits(bits), Slot::Scalar { offset, ty }) => {
+                (Argument::Bits(bits), Slot::Scalar { offset, bytes: size }) => {
                     tensors.push(None);
-                    let size = ty.bytes() as usize;
+                    let size = size as usize;
                     bytes[offset as usize..][..size].copy_from_slice(&bits.to_le_bytes()[..size]);
                 }
                 _ => unreachable!("an argument of another kind"),

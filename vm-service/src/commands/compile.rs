@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal as _, Write as _};
 
 use vm_ir::{Kernel, ValidModule};
 use vm_jit::legal::{self, Support};
-use vm_jit::{Artifact, Entry, Slot, Target};
+use vm_jit::{Artifact, Entry, Target};
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -130,9 +130,7 @@ fn compiled_kernel(module: &ValidModule, entry: &Entry) -> json::CompiledKernel 
             json::KernelParameter {
                 name: param.name.to_string(),
                 parameter_type: text.split_once(": ").map_or(text.clone(), |(_, ty)| ty.to_owned()),
-                offset: match *slot {
-                    Slot::View { offset, .. } | Slot::Scalar { offset, .. } => offset,
-                },
+                offset: slot.offset(),
             }
         })
     });

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use vm_abi::Guard;
+
 use super::{Programs, TIMEOUT, soon, start, stop};
 use crate::accelerator::{Accelerator, Queue};
 use crate::arguments;
-use crate::artifact::Guard;
 use crate::device::QueueOptions;
 use crate::error::Error;
 use crate::extents::Extents;

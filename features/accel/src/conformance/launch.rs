@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use vm_abi::MAX_RANK;
+
 use super::{Programs, TIMEOUT, numbers, soon, start, stop};
 use crate::accelerator::{Accelerator, Queue};
 use crate::arguments;
-use crate::artifact::MAX_RANK;
 use crate::device::QueueOptions;
 use crate::error::Error;
 use crate::extents::Extents;

@@ -114,6 +114,7 @@ impl FakeAccelerator {
             block: [1024, 1024, 64],
             grid: [i32::MAX as u32, 65535, 65535],
             shared_bytes: 48 << 10,
+            parameter_bytes: vm_abi::PARAMETER_BYTES,
             unified: true,
             host_registration: true,
         };

@@ -1,7 +1,9 @@
 //! The simulated device's kernels: the [programs](Program) of the conformance suite, in Rust.
 
+use vm_abi::Guard;
+
 use super::heap::Heap;
-use crate::artifact::{Guard, ParameterKind, Signature};
+use crate::artifact::{ParameterKind, Signature};
 use crate::launch::Grid;
 use crate::programs::Program;
 
@@ -160,10 +162,10 @@ fn ids(run: &Run, heap: &Heap) -> Option<()> {
 pub(super) fn same_layout(given: &Signature, known: &Signature) -> bool {
     let plain = |signature: &Signature| {
         let kinds = signature.parameters.iter().map(|parameter| match &parameter.kind {
-            ParameterKind::View { offset, extents, element, .. } => (*offset, extents.len(), *element),
-            ParameterKind::Scalar { offset, bytes, .. } => (*offset, 0, *bytes),
+            ParameterKind::View { extents, element, .. } => (extents.len(), *element),
+            ParameterKind::Scalar { bytes, .. } => (0, *bytes),
         });
-        (kinds.collect::<Vec<_>>(), signature.guard, signature.block)
+        (kinds.collect::<Vec<_>>(), signature.tiles.clone(), signature.guarded, signature.block)
     };
     plain(given) == plain(known)
 }

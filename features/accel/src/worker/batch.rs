@@ -57,7 +57,7 @@ pub(super) struct Packed<'a, A: Accelerator, B: Brand> {
 
 impl<A: Accelerator, B: Brand> Packed<'_, A, B> {
     pub(super) fn arguments(&self) -> Arguments {
-        Arguments::repacked(self.loaded.layout.bytes, self.words)
+        Arguments::repacked(self.loaded.layout.params.bytes, self.words)
     }
 }
 

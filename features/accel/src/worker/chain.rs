@@ -165,7 +165,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         if self.chains.borrow().unsupported {
             return false;
         }
-        let stoppable = part.iter().any(|one| one.loaded.layout.signature.guard.is_some());
+        let stoppable = part.iter().any(|one| one.loaded.layout.signature.guarded);
         if stoppable && part.len() < GUARDED {
             return false;
         }
@@ -215,9 +215,9 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         for one in part.iter() {
             let layout = &one.loaded.layout;
             let limits = one.launch.limits.unwrap_or(self.shared.options.limits);
-            guards.push(match layout.signature.guard {
-                Some(_) => Some(self.stop_word(layout, limits, false)?),
-                None => None,
+            guards.push(match layout.signature.guarded {
+                true => Some(self.stop_word(layout, limits, false)?),
+                false => None,
             });
         }
         Ok(())

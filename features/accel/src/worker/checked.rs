@@ -86,8 +86,8 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     pub(super) fn begin_checks(&self) -> Result<()> {
         let Some(checksum) = &self.shared.options.checksum else { return Ok(()) };
         let signature = checksum.kernel.signature();
-        self.shared.accelerator.info().check(signature)?;
-        if signature.guard.is_some() || signature.block != [crc32::ITEMS, 1, 1] {
+        self.shared.accelerator.info().check(&checksum.kernel)?;
+        if signature.guarded || signature.block != [crc32::ITEMS, 1, 1] {
             let reason = "it is no kernel for checksums: these have blocks of 256 and no guard".into();
             return Err(Error::Load { kernel: signature.entry.clone(), reason });
         }

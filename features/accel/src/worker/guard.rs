@@ -8,8 +8,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use vm_abi::Guard;
+
 use super::watch::{StopWord, StopWords, Words};
-use crate::artifact::{Guard, Layout};
+use crate::artifact::Layout;
 use crate::error::{Error, Result};
 use crate::launch::Limits;
 use crate::memory::Memory;

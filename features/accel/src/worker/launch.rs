@@ -50,8 +50,8 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// [`Error::Load`].
     pub fn load(&self, artifact: &Artifact) -> Result<Kernel<A, B>> {
         self.not_capturing("loading a kernel")?;
-        self.shared.accelerator.info().check(artifact.signature())?;
-        if artifact.signature().guard.is_some() && self.guards.borrow().is_none() {
+        self.shared.accelerator.info().check(artifact)?;
+        if artifact.signature().guarded && self.guards.borrow().is_none() {
             let memory = self.note(self.queue().allocate_watched(guard::BYTES))?;
             *self.guards.borrow_mut() = Some(Guards::new(memory)?);
         }
@@ -111,7 +111,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         };
         let layout = &loaded.layout;
         let begin = |packed: &Arguments| self.start(&loaded.kernel, launch.grid, packed);
-        if layout.signature.guard.is_none() {
+        if !layout.signature.guarded {
             begin(packed)?;
             return if completer.is_some() {
                 self.pend(self.event()?, Over::Nothing, completer)

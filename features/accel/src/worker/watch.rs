@@ -16,7 +16,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use crate::artifact::Guard;
+use vm_abi::Guard;
+
 use crate::error::{Error, Result};
 
 /// The host's address of a stop word.

@@ -14,7 +14,7 @@ use vm_ir::interp::{Argument, Launch};
 use vm_ir::module::ParamKind;
 use vm_ir::view::Dim;
 use vm_jit::target::cpu::Isa;
-use vm_jit::{Slot, Target, compile};
+use vm_jit::{Target, compile};
 
 /// Bytes before and behind each tensor.
 const MARGIN: u64 = 4096;
@@ -36,10 +36,9 @@ pub(crate) fn artifact(module: &ValidModule, kernel: &str, target: &Target) -> R
     let compiled = compile(module, target).map_err(|rejected| format!("rejected: {rejected}"))?;
     let entry = compiled.entry(kernel).ok_or("no such kernel")?;
     let (source, _) = module.find(kernel).ok_or("no such kernel")?;
-    let parameters = source.params().iter().zip(&entry.params.slots).map(|(param, slot)| {
-        let kind = match (&param.kind, *slot) {
-            (ParamKind::View(view), Slot::View { offset, .. }) => ParameterKind::View {
-                offset,
+    let parameters = source.params().iter().map(|param| {
+        let kind = match &param.kind {
+            ParamKind::View(view) => ParameterKind::View {
                 extents: view
                     .dims
                     .iter()
@@ -52,10 +51,9 @@ pub(crate) fn artifact(module: &ValidModule, kernel: &str, target: &Target) -> R
                 align: view.align,
                 writes: view.access.writes(),
             },
-            (ParamKind::Scalar { range, .. }, Slot::Scalar { offset, ty }) => {
-                ParameterKind::Scalar { offset, bytes: ty.bytes(), range: *range }
+            ParamKind::Scalar { value, range } => {
+                ParameterKind::Scalar { bytes: source.type_of(*value).scalar().bytes(), range: *range }
             }
-            _ => unreachable!("a slot of another kind"),
         };
         Parameter { name: param.name.to_string(), kind }
     });
@@ -65,7 +63,8 @@ pub(crate) fn artifact(module: &ValidModule, kernel: &str, target: &Target) -> R
         cluster: entry.cluster,
         shared_bytes: entry.dynamic_shared,
         parameters: parameters.collect(),
-        guard: entry.params.guard.map(|guard| Guard { stop: guard.stop, fuel: guard.fuel }),
+        tiles: vec![],
+        guarded: entry.params.guard.is_some(),
         work: entry.work,
     };
     // SAFETY: the compiler made it from a valid module; what is trusted here is a test's own.

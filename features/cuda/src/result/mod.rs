@@ -10,6 +10,7 @@ mod log;
 mod memory;
 mod module;
 mod stream;
+mod tensor;
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char};

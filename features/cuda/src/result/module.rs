@@ -118,10 +118,10 @@ impl Module {
         if end != wanted {
             return Err(format!("its layout has {wanted} bytes of parameters, the module's kernel {end}"));
         }
-        for (name, offset, bytes) in artifact.signature().fields() {
+        for (offset, bytes) in artifact.params().fields() {
             let field = offset as usize..(offset + bytes) as usize;
             if !known.iter().any(|range| range.start <= field.start && field.end <= range.end) {
-                return Err(format!("parameter {name} at {field:?} is none of the module's kernel"));
+                return Err(format!("the parameter at {field:?} is none of the module's kernel"));
             }
         }
         Ok(())

@@ -11,11 +11,11 @@
 use super::lanes::{Repr, own};
 use super::plan::Step;
 use super::writer::Writer;
-use crate::artifact::Guard;
 use crate::safety::QUANTUM;
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{Block, BlockArg, InstBuilder, Value as Ssa, types};
 use cranelift_frontend::Variable;
+use vm_abi::Guard;
 use vm_ir::Value;
 use vm_ir::limits::WARP;
 use vm_ir::module::Op;

@@ -52,7 +52,7 @@ pub(crate) use legal::way;
 
 pub use isa::{Architecture, Isa, UnknownIsa};
 
-use crate::artifact::{Artifact, Entry, Format, ParamLayout};
+use crate::artifact::{self, Artifact, Entry, Format};
 use crate::contain::{self, Phase};
 use crate::reject::{Reject, RejectKind, Rejected};
 use crate::safety::{Parameters, SafetyPlan, cost::Costs};
@@ -149,7 +149,7 @@ fn function(
     let plan = plan::Plan::of(facts, safety.ranges());
     let floats = floats::Floats::of(kernel);
     // Whoever runs the blocks can stop between two, also where the code itself looks at nothing.
-    let params = ParamLayout::of(kernel, safety.is_guests());
+    let params = artifact::layout(kernel, &[], safety.is_guests());
     let mut signature = Signature::new(CallConv::SystemV);
     signature.params.extend([types::I64; 5].map(AbiParam::new));
     context.clear();
@@ -157,7 +157,7 @@ fn function(
     let build = FunctionBuilder::new(&mut context.func, builder);
     let known = writer::Known { facts, safety, plan: &plan, floats: &floats };
     let build = writer::Build { builder: build, config: generators.thorough.frontend_config(), isa: machine };
-    let scratch = writer::write(build, known, params.guard)?;
+    let scratch = writer::write(build, known, &params)?;
     let code = emit::emit(context, generators)?;
     let entry = Entry {
         kernel: kernel.name().to_owned(),

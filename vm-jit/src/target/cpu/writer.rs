@@ -9,7 +9,6 @@ use super::limits;
 use super::memory::SPARE;
 use super::plan::{BLOCK, Plan, Scope, Step};
 use super::wide;
-use crate::artifact::{Guard, ParamLayout, Slot};
 use crate::legal::key;
 use crate::reject::RejectKind;
 use crate::safety::{SafetyPlan, ThreadsCharge};
@@ -17,6 +16,7 @@ use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{Block, FuncRef, InstBuilder, Value as Ssa, types};
 use cranelift_codegen::isa::TargetFrontendConfig;
 use cranelift_frontend::FunctionBuilder;
+use vm_abi::{ParamLayout, Slot};
 use vm_ir::limits::WARP;
 use vm_ir::module::{Op, ParamKind, Place, Region};
 use vm_ir::op::{Axis, Opcode, Shape};
@@ -109,7 +109,7 @@ pub(super) struct Build<'a> {
 pub(super) fn write<'a, 'k>(
     function: Build<'a>,
     known: Known<'a, 'k>,
-    guard: Option<Guard>,
+    layout: &ParamLayout,
 ) -> Result<u32, RejectKind> {
     let Build { builder: mut b, config, isa } = function;
     let Known { facts, safety, plan, floats } = known;
@@ -155,8 +155,8 @@ pub(super) fn write<'a, 'k>(
         full: None,
     };
     writer.zero_spare();
-    writer.parameters(guard.is_some());
-    if let Some(guard) = guard {
+    writer.parameters(layout);
+    if let Some(guard) = layout.guard {
         writer.prepare_polls(guard);
     }
     writer.blocks(first, end);
@@ -176,8 +176,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.b.ins().load(ty, own().with_readonly(), self.params, offset as i32)
     }
 
-    fn parameters(&mut self, guarded: bool) {
-        let layout = ParamLayout::of(self.kernel, guarded);
+    fn parameters(&mut self, layout: &ParamLayout) {
         for (param, slot) in self.kernel.params().iter().zip(&layout.slots) {
             let view = match (&param.kind, slot) {
                 (ParamKind::View(view), Slot::View { offset, rank }) => {
@@ -195,9 +194,10 @@ impl<'a, 'k> Writer<'a, 'k> {
                         .collect();
                     Some(View { base, extents, strides })
                 }
-                (ParamKind::Scalar { value, .. }, Slot::Scalar { offset, ty }) => {
-                    let mut one = self.parameter(clif(*ty), *offset);
-                    if *ty == Scalar::Bool {
+                (ParamKind::Scalar { value, .. }, Slot::Scalar { offset, .. }) => {
+                    let ty = self.kernel.type_of(*value).scalar();
+                    let mut one = self.parameter(clif(ty), *offset);
+                    if ty == Scalar::Bool {
                         one = self.b.ins().band_imm_s(one, 1);
                     }
                     self.set(*value, Repr::Splat(one));

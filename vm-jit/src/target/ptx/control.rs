@@ -10,9 +10,9 @@
 
 use super::asm::{Arg, Class, Reg, def, ins, when};
 use super::writer::{Cancel, Writer};
-use crate::artifact::Guard;
 use crate::safety::{Poll, QUANTUM, Unroll};
 use std::collections::HashSet;
+use vm_abi::Guard;
 use vm_ir::Value;
 use vm_ir::module::{Op, Region};
 

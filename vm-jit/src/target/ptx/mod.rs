@@ -41,7 +41,7 @@ mod zero;
 
 pub use arch::{Arch, UnknownArch, Version};
 
-use crate::artifact::{Artifact, Format, ParamLayout};
+use crate::artifact::{self, Artifact, Format};
 use crate::contain::{self, Phase};
 use crate::legal::Way;
 use crate::reject::{Reject, RejectKind, Rejected};
@@ -52,8 +52,8 @@ use vm_ir::{Kernel, Scalar, ValidModule};
 
 /// Shared memory that a kernel can have without its launch asking for it.
 const STATIC_SHARED: u64 = 48 * 1024;
-/// Bytes of parameters that every driver passes, and those since PTX 8.1 on sm_70 and newer.
-const PARAM_BYTES: [u32; 2] = [4096, 32_764];
+/// The first PTX version with [`vm_abi::MAX_PARAMETER_BYTES`].
+const LARGE_PARAMETERS: Version = Version::new(8, 1);
 
 /// The first architecture with clusters, and the first PTX version with all that they need.
 const CLUSTERS: (u16, Version) = (90, Version::new(8, 1));
@@ -146,8 +146,9 @@ pub(crate) fn head_rejects(options: &Options, kernel: &Kernel) -> Vec<RejectKind
         let (target, blocks) = (format!("{arch} with PTX {version}"), kernel.cluster());
         found.push(RejectKind::Cluster { target, blocks });
     }
-    let needed = ParamLayout::of(kernel, true).bytes;
-    let available = PARAM_BYTES[usize::from(version >= Version::new(8, 1))];
+    let needed = artifact::layout(kernel, &[], true).bytes;
+    let large = version >= LARGE_PARAMETERS;
+    let available = if large { vm_abi::MAX_PARAMETER_BYTES } else { vm_abi::PARAMETER_BYTES };
     if needed > available {
         found.push(RejectKind::Parameters { needed, available });
     }

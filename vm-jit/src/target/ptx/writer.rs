@@ -5,12 +5,13 @@ use super::cluster::{BARRIER_BYTES, BARRIERS, ClusterBarriers};
 use super::legal::way;
 use super::triple::Negations;
 use super::{Options, STATIC_SHARED};
-use crate::artifact::{Entry, ParamLayout, Slot};
+use crate::artifact::{self, Entry};
 use crate::legal::{Way, key};
 use crate::reject::{Reject, RejectKind, Rejected};
 use crate::safety::SafetyPlan;
 use std::collections::HashSet;
 use std::fmt::Write;
+use vm_abi::{ParamLayout, Slot};
 use vm_ir::module::{Op, ParamKind, Region};
 use vm_ir::op::{BarrierScope, Opcode, Scope, Shape};
 use vm_ir::types::Class as Scalars;
@@ -198,7 +199,7 @@ impl<'k> Writer<'k> {
     fn kernel(&mut self, text: &mut String) -> Entry {
         let kernel = self.kernel;
         let symbol = format!("vir_{}", kernel.name());
-        let params = ParamLayout::of(kernel, self.plan.cancellable());
+        let params = artifact::layout(kernel, &[], self.plan.cancellable());
         self.prologue(&params);
         self.region(kernel.body());
         ins!(self, "ret");
@@ -207,7 +208,7 @@ impl<'k> Writer<'k> {
         let _ =
             write!(text, "\n// @{} at {}\n.visible .entry {symbol}(", kernel.name(), kernel.guest_address());
         if params.bytes > 0 {
-            let _ = write!(text, "\n\t.param .align 8 .b8 args[{}]\n", params.bytes);
+            let _ = write!(text, "\n\t.param .align {} .b8 args[{}]\n", params.align(), params.bytes);
         }
         let [x, y, z] = kernel.block();
         let _ = writeln!(text, ")\n.reqntid {x}, {y}, {z}");
@@ -259,7 +260,8 @@ impl<'k> Writer<'k> {
                         .collect();
                     self.views.push(Some(View { base, extents, strides }));
                 }
-                (ParamKind::Scalar { value, .. }, Slot::Scalar { offset, ty }) => {
+                (ParamKind::Scalar { value, .. }, Slot::Scalar { offset, .. }) => {
+                    let ty = self.kernel.type_of(*value).scalar();
                     let reg = match ty {
                         Scalar::Bool => {
                             let byte = def!(self, B32, "ld.param.u8", at(offset));
