@@ -1,7 +1,9 @@
 //! A kernel that can be run: code memory, and what a run of it needs.
 #![allow(unsafe_code)]
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 
 use vm_accel::{Arguments, Artifact, Error, Grid, Result};
 
@@ -11,13 +13,18 @@ use crate::sys::{Code, Scratch};
 /// What is done at most between two looks at a launch's stop word, where blocks are small: some hundredths of a second.
 const RUN_WORK: u64 = 1 << 26;
 
+/// Code that is loaded, once for all kernels of an image: by the address of the code in the image, which is its own as
+/// long as one of them is there.
+pub(crate) type Codes = HashMap<usize, Weak<Code>>;
+
 /// A loaded kernel.
 #[derive(Debug)]
 pub struct CpuKernel {
-    name: String,
-    code: Code,
+    artifact: Artifact,
+    code: Arc<Code>,
+    /// Where in the code it begins.
+    entry: usize,
     scratch: usize,
-    bytes: u32,
     /// Which of the packed words is the stop word's address.
     stop: Option<usize>,
     /// The most that a block does before it ends or looks at the stop word.
@@ -30,20 +37,30 @@ impl CpuKernel {
     /// # Errors
     /// [`Error::Load`] for an image that is no object for this machine with that function, or has relocations; for a kernel
     /// with tensor maps.
-    pub fn load(artifact: &Artifact) -> Result<CpuKernel> {
+    pub(crate) fn load(artifact: &Artifact, codes: &mut Codes) -> Result<CpuKernel> {
         let bad = |reason: String| Error::Load { kernel: artifact.entry().to_owned(), reason };
         let image = image::read(artifact.image(), artifact.entry()).map_err(bad)?;
         let signature = artifact.signature();
         if !signature.tiles.is_empty() {
             return Err(bad("it copies by tensor maps, which no CPU has; compile it for this one".into()));
         }
-        let code = Code::new(image.code, image.entry)
-            .map_err(|error| bad(format!("no memory for code: {error}")))?;
+        codes.retain(|_, code| code.strong_count() > 0);
+        let key = image.code.as_ptr().addr();
+        let code = match codes.get(&key).and_then(Weak::upgrade) {
+            Some(code) => code,
+            None => {
+                let made =
+                    Code::new(image.code).map_err(|error| bad(format!("no memory for code: {error}")))?;
+                let made = Arc::new(made);
+                codes.insert(key, Arc::downgrade(&made));
+                made
+            }
+        };
         Ok(CpuKernel {
-            name: artifact.entry().to_owned(),
+            artifact: artifact.clone(),
             code,
+            entry: image.entry,
             scratch: signature.shared_bytes as usize,
-            bytes: artifact.parameter_bytes(),
             // It is aligned to 8 bytes.
             stop: artifact.params().guard.map(|guard| guard.stop as usize / 8),
             block_work: signature
@@ -55,7 +72,7 @@ impl CpuKernel {
 
     /// Its symbol.
     pub fn name(&self) -> &str {
-        &self.name
+        self.artifact.entry()
     }
 
     /// Bytes of scratch memory that each thread needs.
@@ -85,7 +102,7 @@ impl CpuKernel {
 
     /// Do the arguments have this kernel's form?
     pub(crate) fn takes(&self, arguments: &Arguments) -> bool {
-        arguments.bytes() == self.bytes
+        arguments.bytes() == self.artifact.parameter_bytes()
     }
 
     /// Runs the blocks from `first` up to `end` on this thread.
@@ -96,6 +113,72 @@ impl CpuKernel {
     pub(crate) unsafe fn run(&self, params: &[u64], grid: Grid, first: u64, end: u64, scratch: &mut Scratch) {
         // SAFETY: an artifact is made only with the promise that its code has this interface and keeps to its views; the caller
         // promises the rest.
-        unsafe { self.code.call(params, &grid.0, first, end, scratch) };
+        unsafe { self.code.call(self.entry, params, &grid.0, first, end, scratch) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vm_accel::{Element, Parameter, ParameterKind, Signature, Swizzle, Tile};
+
+    use super::*;
+
+    /// Artifacts of the kernels of one module.
+    fn artifacts() -> Vec<Artifact> {
+        let text = "vir 1\nkernel @a() at 0x0 block(1) {\n}\nkernel @b() at 0x0 block(1) {\n}\n";
+        let module = vm_ir::validate(vm_ir::text::parse(text).unwrap(), vm_ir::Trust::Trusted).unwrap();
+        let compiled = vm_jit::compile(&module, &"cpu".parse().unwrap()).unwrap();
+        let image: Arc<[u8]> = compiled.code.into();
+        let of = |entry: &vm_jit::Entry| {
+            let signature = Signature {
+                entry: entry.symbol.clone(),
+                block: entry.block,
+                cluster: entry.cluster,
+                shared_bytes: entry.dynamic_shared,
+                parameters: vec![],
+                tiles: vec![],
+                guarded: false,
+                work: entry.work,
+            };
+            // SAFETY: the compiler made it, and it is not run.
+            unsafe { Artifact::new(Arc::clone(&image), signature) }.unwrap()
+        };
+        compiled.entries.iter().map(of).collect()
+    }
+
+    #[test]
+    fn the_kernels_of_an_image_share_its_code() {
+        let mut codes = Codes::default();
+        let mut load = |artifact: &Artifact| CpuKernel::load(artifact, &mut codes).unwrap();
+        let [one, other] = [artifacts(), artifacts()];
+        let (a, b, c) = (load(&one[0]), load(&one[1]), load(&other[0]));
+        assert!(Arc::ptr_eq(&a.code, &b.code) && a.entry != b.entry);
+        assert!(!Arc::ptr_eq(&a.code, &c.code), "another image of the same bytes");
+        let code = Arc::downgrade(&a.code);
+        drop(a);
+        assert!(Arc::ptr_eq(&b.code, &load(&one[0]).code));
+        drop(b);
+        assert_eq!(code.strong_count(), 0, "unloaded with the last");
+    }
+
+    #[test]
+    fn tensor_maps_are_refused() {
+        let known = artifacts().swap_remove(0);
+        let kind = ParameterKind::View {
+            extents: vec![vm_accel::Extent::Any],
+            element: 2,
+            align: 16,
+            writes: false,
+        };
+        let tile = Tile { parameter: 0, shape: [1, 8], swizzle: Swizzle::None, element: Element::F16 };
+        let signature = Signature {
+            parameters: vec![Parameter { name: "x".into(), kind }],
+            tiles: vec![tile],
+            ..known.signature().clone()
+        };
+        // SAFETY: it is not run.
+        let artifact = unsafe { Artifact::new(known.image(), signature) }.unwrap();
+        let refused = CpuKernel::load(&artifact, &mut Codes::default()).unwrap_err().to_string();
+        assert!(refused.contains("tensor maps, which no CPU has"), "{refused}");
     }
 }

@@ -13,7 +13,7 @@ use vm_accel::{
 };
 
 use crate::host;
-use crate::kernel::CpuKernel;
+use crate::kernel::{Codes, CpuKernel};
 use crate::pool::{Pool, STACK};
 use crate::stream::{Command, Mark, Stream};
 
@@ -32,6 +32,7 @@ pub struct CpuQueue {
     commands: Sender<Command>,
     thread: Option<JoinHandle<()>>,
     capture: RefCell<Option<Vec<Command>>>,
+    codes: RefCell<Codes>,
     /// Ranges of registered memory: first byte and length.
     registered: RefCell<Vec<(u64, u64)>>,
     options: QueueOptions,
@@ -53,6 +54,7 @@ impl CpuQueue {
             commands,
             thread: Some(thread),
             capture: RefCell::default(),
+            codes: RefCell::default(),
             registered: RefCell::default(),
             options: *options,
             device: device.to_owned(),
@@ -190,7 +192,7 @@ impl Queue for CpuQueue {
     }
 
     fn load(&self, artifact: &Artifact) -> Result<Arc<CpuKernel>> {
-        CpuKernel::load(artifact).map(Arc::new)
+        CpuKernel::load(artifact, &mut self.codes.borrow_mut()).map(Arc::new)
     }
 
     fn unload(&self, _kernel: Arc<CpuKernel>) -> Result<()> {

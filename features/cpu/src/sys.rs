@@ -15,7 +15,6 @@ type Function = unsafe extern "C" fn(*const u8, *const [u32; 3], u64, u64, *mut 
 pub(crate) struct Code {
     base: NonNull<u8>,
     bytes: usize,
-    entry: usize,
 }
 
 // SAFETY: the memory is never written after it is made.
@@ -24,18 +23,18 @@ unsafe impl Send for Code {}
 unsafe impl Sync for Code {}
 
 impl Code {
-    /// Puts `code` into memory; the function begins at `entry`, which lies within.
+    /// Puts `code` into memory.
     ///
     /// # Errors
     /// The operating system's.
-    pub(crate) fn new(code: &[u8], entry: usize) -> io::Result<Code> {
+    pub(crate) fn new(code: &[u8]) -> io::Result<Code> {
         let bytes = code.len().next_multiple_of(4096);
         // SAFETY: a new anonymous mapping, at no address in particular.
         let base = unsafe {
             mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
         }?;
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let made = Code { base, bytes, entry };
+        let made = Code { base, bytes };
         // SAFETY: the mapping is writable, at least as long as the code, and nobody else knows it.
         unsafe { std::ptr::copy_nonoverlapping(code.as_ptr(), base.as_ptr(), code.len()) };
         // SAFETY: it is this mapping, all of it.
@@ -57,13 +56,15 @@ impl Code {
         unsafe { std::arch::asm!("dsb ish", "isb") };
     }
 
-    /// Runs the blocks from `first` up to `end`.
+    /// Runs the blocks from `first` up to `end` by the function at `entry`.
     ///
     /// # Safety
-    /// The code is what a compiler made for this interface; `params` is the block of parameters that it was made for,
-    /// with arguments that it admits; `scratch` has as many bytes as it asks for; no number in `grid` is 0.
+    /// `entry` lies within the code. There is what a compiler made for this interface; `params` is the block of parameters
+    /// that it was made for, with arguments that it admits; `scratch` has as many bytes as it asks for; no number in `grid`
+    /// is 0.
     pub(crate) unsafe fn call(
         &self,
+        entry: usize,
         params: &[u64],
         grid: &[u32; 3],
         first: u64,
@@ -71,7 +72,7 @@ impl Code {
         scratch: &mut Scratch,
     ) {
         // SAFETY: `entry` lies within.
-        let at = unsafe { self.base.as_ptr().add(self.entry) };
+        let at = unsafe { self.base.as_ptr().add(entry) };
         // SAFETY: the code has this interface, as the caller promises.
         let function: Function = unsafe { std::mem::transmute::<*mut u8, Function>(at) };
         // SAFETY: as the caller promises.

@@ -39,6 +39,7 @@
 mod accelerator;
 pub mod assemble;
 mod image;
+mod images;
 pub mod nvml;
 mod queue;
 mod result;

@@ -1,7 +1,7 @@
 //! A context, one stream and one pool: the queue of a CUDA device.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,7 +11,8 @@ use vm_accel::{
     Result, Tensor, deadline,
 };
 
-use crate::result::{Context, Device, Event, Graph, Module, OUT_OF_MEMORY, Pool, Stream};
+use crate::images::Images;
+use crate::result::{Context, Device, Event, Function, Graph, Module, OUT_OF_MEMORY, Pool, Stream};
 use crate::sys::{Driver, Status};
 
 /// What the queue must know of its device.
@@ -25,7 +26,7 @@ pub(crate) struct Traits {
 /// A loaded kernel.
 #[derive(Debug)]
 pub struct CudaKernel {
-    module: Module,
+    function: Function,
     /// The number of the queue that loaded it, and unloads it when it ends.
     queue: u64,
     artifact: Artifact,
@@ -62,7 +63,7 @@ pub struct CudaQueue {
     timeout: Duration,
     /// What was allocated and not freed, by address.
     live: RefCell<HashMap<u64, Live>>,
-    modules: RefCell<HashSet<usize>>,
+    images: RefCell<Images<Module>>,
     maps: RefCell<HashMap<Tensor, [u64; 16]>>,
     /// Set when the device did not finish in time: what it may still use is left to the end of the process.
     stuck: Cell<bool>,
@@ -89,7 +90,7 @@ impl CudaQueue {
             traits,
             timeout: options.timeout,
             live: RefCell::default(),
-            modules: RefCell::default(),
+            images: RefCell::default(),
             maps: RefCell::default(),
             stuck: Cell::new(false),
             stream: Some(stream),
@@ -161,6 +162,14 @@ impl CudaQueue {
         })
     }
 
+    /// Gives up a kernel that no command uses, and unloads its image with the last of its kernels.
+    #[allow(unsafe_code)]
+    fn give(&self, artifact: &Artifact) -> Result<()> {
+        let module = self.images.borrow_mut().give(artifact);
+        // SAFETY: all of its kernels were given up; whoever gives one up promises that no command uses it.
+        module.map_or(Ok(()), |module| unsafe { module.unload(self.driver) })
+    }
+
     /// Waits for all that was started.
     fn drained(&self) -> Result<()> {
         let event = self.event(false)?;
@@ -229,9 +238,9 @@ impl Drop for CudaQueue {
                 tracing::debug!(%error, "memory was not freed");
             }
         }
-        for id in std::mem::take(&mut *self.modules.borrow_mut()) {
-            // SAFETY: this queue loaded it, and takes its kernels no more; all commands have run.
-            if let Err(error) = unsafe { Module::unload(self.driver, id) } {
+        for module in self.images.borrow_mut().drain() {
+            // SAFETY: this queue takes its kernels no more; all commands have run.
+            if let Err(error) = unsafe { module.unload(self.driver) } {
                 tracing::debug!(%error, "a module was not unloaded");
             }
         }
@@ -370,19 +379,27 @@ impl Queue for CudaQueue {
 
     fn load(&self, artifact: &Artifact) -> Result<CudaKernel> {
         self.context()?;
-        let module = Module::load(self.driver, artifact)?;
-        self.modules.borrow_mut().insert(module.id());
-        Ok(CudaKernel { module, queue: self.number, artifact: artifact.clone() })
+        let mut images = self.images.borrow_mut();
+        let module = images.take(artifact, || Module::load(self.driver, artifact))?;
+        let function = Function::find(self.driver, module, artifact);
+        drop(images);
+        match function {
+            Ok(function) => Ok(CudaKernel { function, queue: self.number, artifact: artifact.clone() }),
+            Err(error) => {
+                if let Err(error) = self.give(artifact) {
+                    tracing::debug!(%error, "a module was not unloaded");
+                }
+                Err(error)
+            }
+        }
     }
 
-    #[allow(unsafe_code)]
     fn unload(&self, kernel: CudaKernel) -> Result<()> {
         self.context()?;
-        if kernel.queue != self.number || !self.modules.borrow_mut().remove(&kernel.module.id()) {
+        if kernel.queue != self.number {
             return Err(Error::WrongWorker { what: "kernel" });
         }
-        // SAFETY: this queue loaded it, and the kernel ends here; whoever unloads it promises that no command uses it.
-        unsafe { Module::unload(self.driver, kernel.module.id()) }
+        self.give(&kernel.artifact)
     }
 
     #[allow(unsafe_code)]
@@ -390,7 +407,7 @@ impl Queue for CudaQueue {
         let whole = self.with_maps(kernel, arguments)?;
         let arguments = whole.as_ref().unwrap_or(arguments);
         // SAFETY: the kernel is of this queue, which unloads none that is there; the caller promises the rest.
-        unsafe { self.stream()?.launch(&kernel.module, grid, arguments) }
+        unsafe { self.stream()?.launch(&kernel.function, grid, arguments) }
     }
 
     fn begin_capture(&self) -> Result<()> {
@@ -407,7 +424,7 @@ impl Queue for CudaQueue {
         let whole = whole.collect::<Result<Vec<_>>>()?;
         let launches = links.iter().zip(&whole).map(|(link, whole)| {
             let arguments = whole.as_ref().unwrap_or(&link.arguments);
-            (&link.kernel.module, link.grid, arguments, link.then.map(|event| &event.0))
+            (&link.kernel.function, link.grid, arguments, link.then.map(|event| &event.0))
         });
         // SAFETY: the kernels are of this queue, which unloads none that is there.
         unsafe { Graph::chain(self.context()?, launches) }.map(CudaGraph)
@@ -426,7 +443,7 @@ impl Queue for CudaQueue {
         let arguments = whole.as_ref().unwrap_or(arguments);
         self.context()?;
         // SAFETY: the kernel is of this queue, which unloads none that is there.
-        unsafe { graph.0.amend(place, &kernel.module, grid, arguments) }
+        unsafe { graph.0.amend(place, &kernel.function, grid, arguments) }
     }
 
     #[allow(unsafe_code)]

@@ -36,6 +36,7 @@ pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
             Ok(worker.stop(TIMEOUT)?)
         }),
         Test::new("more than 48 KiB of shared memory", |gpu, _| large_shared(gpu)),
+        Test::new("kernels of a module share its image", |gpu, _| shared_image(gpu)),
         Test::new("boxes by tensor maps", |gpu, _| tensor::boxes(gpu)),
         Test::new("a cubin by ptxas", |gpu, report| match Assembler::find() {
             Ok(assembler) => {
@@ -180,6 +181,48 @@ fn large_shared(gpu: &Gpu) -> anyhow::Result<()> {
     worker.read(&y, &mut back)?;
     ensure!(back.iter().rev().eq(&numbers), "96 KiB of shared memory hold something else");
     drop((x, y, kernel));
+    Ok(worker.stop(TIMEOUT)?)
+}
+
+/// That a kernel runs on when another of its module was unloaded, and is loaded again when all were.
+fn shared_image(gpu: &Gpu) -> anyhow::Result<()> {
+    let module = validate(
+        text::parse(
+            "vir 1
+kernel @twice(@x: view<i32, [64], readwrite>) at 0x1000 block(64) {
+  %i = global_id.x : i64
+  %a = load @x[%i] : i32
+  %b = add %a, %a : i32
+  store @x[%i], %b
+}
+kernel @square(@x: view<i32, [64], readwrite>) at 0x2000 block(64) {
+  %i = global_id.x : i64
+  %a = load @x[%i] : i32
+  %b = mul %a, %a : i32
+  store @x[%i], %b
+}
+",
+        )?,
+        Trust::Guest,
+    )?;
+    let kernels = gpu.compile(&module)?;
+    let worker = gpu.worker()?;
+    let load = |name: &str| anyhow::Ok(worker.load(named(&kernels, name)?.artifact())?);
+    let x = worker.allocate(256)?;
+    worker.write(&x, &[3u32; 64])?;
+    let (twice, square) = (load("twice")?, load("square")?);
+    worker.launch(&twice, 1, &arguments![&x])?;
+    drop(twice);
+    worker.synchronize(TIMEOUT)?;
+    worker.launch(&square, 1, &arguments![&x])?;
+    drop(square);
+    worker.synchronize(TIMEOUT)?;
+    let twice = load("twice")?;
+    worker.launch(&twice, 1, &arguments![&x])?;
+    let mut back = [0u32; 64];
+    worker.read(&x, &mut back)?;
+    ensure!(back == [72; 64], "the kernels compute {:?}", &back[..4]);
+    drop((x, twice));
     Ok(worker.stop(TIMEOUT)?)
 }
 

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use vm_accel::{Arguments, Error, Grid, Result};
 
 use super::stream::Parameters;
-use super::{Context, Event, Module, Stream, ended};
+use super::{Context, Event, Function, Stream, ended};
 use crate::sys::{CUDA_KERNEL_NODE_PARAMS_v2, CUgraph, CUgraphExec, CUgraphNode};
 
 /// An executable graph.
@@ -25,17 +25,17 @@ struct Chain {
 }
 
 /// The parameters of a launch's node.
-fn node(module: &Module, grid: Grid, extra: *mut *mut c_void) -> CUDA_KERNEL_NODE_PARAMS_v2 {
-    let (Grid([gx, gy, gz]), [bx, by, bz]) = (grid, module.block());
+fn node(kernel: &Function, grid: Grid, extra: *mut *mut c_void) -> CUDA_KERNEL_NODE_PARAMS_v2 {
+    let (Grid([gx, gy, gz]), [bx, by, bz]) = (grid, kernel.block());
     CUDA_KERNEL_NODE_PARAMS_v2 {
-        func: module.function(),
+        func: kernel.handle(),
         gridDimX: gx,
         gridDimY: gy,
         gridDimZ: gz,
         blockDimX: bx,
         blockDimY: by,
         blockDimZ: bz,
-        sharedMemBytes: module.shared_bytes(),
+        sharedMemBytes: kernel.shared_bytes(),
         kernelParams: ptr::null_mut(),
         extra,
         kern: ptr::null_mut(),
@@ -56,7 +56,7 @@ impl Chain {
     fn launch(
         &mut self,
         before: Option<CUgraphNode>,
-        module: &Module,
+        kernel: &Function,
         grid: Grid,
         arguments: &Arguments,
     ) -> Result<CUgraphNode> {
@@ -64,7 +64,7 @@ impl Chain {
         let mut parameters = Parameters::of(arguments);
         let mut added = ptr::null_mut();
         let (before, count) = (before.as_slice().as_ptr(), before.as_slice().len());
-        let launch = node(module, grid, parameters.extra().as_mut_ptr());
+        let launch = node(kernel, grid, parameters.extra().as_mut_ptr());
         // SAFETY: the graph and the nodes in it are live; the driver copies the parameters before it returns. What the
         // kernel does was promised by `Artifact::new`.
         unsafe {
@@ -115,15 +115,15 @@ impl Graph {
     /// An executable graph of launches, one behind the other, each with the event behind it.
     ///
     /// # Safety
-    /// None of the modules was unloaded, and the arguments are for them.
+    /// None of the kernels was unloaded, and the arguments are for them.
     pub(crate) unsafe fn chain<'a>(
         context: &Rc<Context>,
-        launches: impl Iterator<Item = (&'a Module, Grid, &'a Arguments, Option<&'a Event>)>,
+        launches: impl Iterator<Item = (&'a Function, Grid, &'a Arguments, Option<&'a Event>)>,
     ) -> Result<Self> {
         let mut chain = Chain::new(context)?;
         let mut last = None;
-        for (module, grid, arguments, event) in launches {
-            let launched = chain.launch(last, module, grid, arguments)?;
+        for (kernel, grid, arguments, event) in launches {
+            let launched = chain.launch(last, kernel, grid, arguments)?;
             last = Some(event.map_or(Ok(launched), |event| chain.event(launched, event))?);
         }
         let handle = Self::executable(context, chain.graph)?;
@@ -133,11 +133,11 @@ impl Graph {
     /// Gives the launch at a place of a chain other arguments, for the launches of the graph that follow.
     ///
     /// # Safety
-    /// The module was not unloaded, and the arguments are for it.
+    /// The kernel was not unloaded, and the arguments are for it.
     pub(crate) unsafe fn amend(
         &self,
         place: usize,
-        module: &Module,
+        kernel: &Function,
         grid: Grid,
         arguments: &Arguments,
     ) -> Result<()> {
@@ -146,7 +146,7 @@ impl Graph {
             return Err(Error::Unsupported { what, device });
         };
         let mut parameters = Parameters::of(arguments);
-        let node = node(module, grid, parameters.extra().as_mut_ptr());
+        let node = node(kernel, grid, parameters.extra().as_mut_ptr());
         // SAFETY: the executable graph was made of the node's, which is live; the driver copies the parameters before it
         // returns. What the kernel does was promised by `Artifact::new`.
         unsafe { self.context.driver.cuGraphExecKernelNodeSetParams_v2(self.handle, launch, &raw const node) }
@@ -155,7 +155,7 @@ impl Graph {
     /// Runs it.
     ///
     /// # Safety
-    /// No module that it launches was unloaded. The memory and the events that it uses are there until it has run, but for frees
+    /// No kernel that it launches was unloaded. The memory and the events that it uses are there until it has run, but for frees
     /// by commands of the stream behind it.
     pub(crate) unsafe fn launch(&self, stream: &Stream) -> Result<()> {
         // SAFETY: both are live; of what the graph uses the caller promises it.

@@ -22,7 +22,7 @@ use vm_accel::{Error, Result};
 pub(crate) use graph::Graph;
 pub(crate) use link::link;
 pub(crate) use memory::Pool;
-pub(crate) use module::Module;
+pub(crate) use module::{Function, Module};
 pub(crate) use stream::{Event, Stream};
 
 use crate::sys::{CUcontext, CUdevice, CUdevice_attribute, Driver, Status};

@@ -1,11 +1,10 @@
-//! Modules with their one kernel.
+//! Modules and their kernels.
 
 use std::ffi::CString;
 use std::ptr;
 
 use vm_accel::{Artifact, Error, Result};
 
-use super::ended;
 use super::log::Log;
 use crate::image;
 use crate::sys::{CUfunction, CUfunction_attribute, CUmodule, Driver};
@@ -13,11 +12,13 @@ use crate::sys::{CUfunction, CUfunction_attribute, CUmodule, Driver};
 /// Shared memory that a block may have without asking.
 const SHARED_BYTES: u32 = 48 << 10;
 
-/// A loaded module and its kernel. It is unloaded by [`Module::unload`], or with the context.
+/// A loaded module. It is unloaded by [`Module::unload`], or with the context.
+pub(crate) struct Module(CUmodule);
+
+/// A kernel of a module.
 #[derive(Debug)]
-pub(crate) struct Module {
-    handle: CUmodule,
-    function: CUfunction,
+pub(crate) struct Function {
+    handle: CUfunction,
     block: [u32; 3],
     shared_bytes: u32,
 }
@@ -27,13 +28,13 @@ fn or_bad(error: Error, bad: impl FnOnce(String) -> Error) -> Error {
     if error.is_lost() { error } else { bad(error.to_string()) }
 }
 
-// SAFETY: the handles are the driver's, which locks for itself; only a queue passes them to it.
-unsafe impl Send for Module {}
+// SAFETY: the handle is the driver's, which locks for itself; only a queue passes it to it.
+unsafe impl Send for Function {}
 // SAFETY: as above.
-unsafe impl Sync for Module {}
+unsafe impl Sync for Function {}
 
 impl Module {
-    /// Loads an artifact into the current context.
+    /// Loads an artifact's image into the current context.
     pub(crate) fn load(driver: &Driver, artifact: &Artifact) -> Result<Self> {
         let bad = |reason: String| Error::Load { kernel: artifact.entry().to_owned(), reason };
         let image = image::checked(artifact.image()).map_err(bad)?;
@@ -48,55 +49,60 @@ impl Module {
         if let Err(error) = driver.check("cuModuleLoadDataEx", status) {
             return Err(if error.is_lost() { error } else { bad(log.behind(&error)) });
         }
-        let signature = artifact.signature();
-        let (block, shared_bytes) = (signature.block, signature.shared_bytes);
-        let mut module = Self { handle, function: ptr::null_mut(), block, shared_bytes };
-        match module.find(driver, artifact) {
-            Ok(()) => Ok(module),
-            Err(error) => {
-                // SAFETY: it was loaded just now.
-                ended(unsafe { driver.cuModuleUnload(handle) });
-                Err(error)
-            }
-        }
+        Ok(Self(handle))
     }
 
-    fn find(&mut self, driver: &Driver, artifact: &Artifact) -> Result<()> {
+    /// Unloads it.
+    ///
+    /// # Safety
+    /// No command uses its kernels any more, and nobody gives them to one.
+    pub(crate) unsafe fn unload(self, driver: &Driver) -> Result<()> {
+        // SAFETY: the module is live until here; the caller promises the rest.
+        unsafe { driver.cuModuleUnload(self.0) }
+    }
+}
+
+impl Function {
+    /// Finds an artifact's kernel in its module.
+    pub(crate) fn find(driver: &Driver, module: &Module, artifact: &Artifact) -> Result<Self> {
         let bad = |reason: String| Error::Load { kernel: artifact.entry().to_owned(), reason };
         let name = CString::new(artifact.entry()).map_err(|error| bad(error.to_string()))?;
+        let mut handle = ptr::null_mut();
         // SAFETY: the module is live, the name ends with a zero byte.
-        unsafe { driver.cuModuleGetFunction(&raw mut self.function, self.handle, name.as_ptr()) }
+        unsafe { driver.cuModuleGetFunction(&raw mut handle, module.0, name.as_ptr()) }
             .map_err(|error| or_bad(error, bad))?;
+        let signature = artifact.signature();
+        let this = Self { handle, block: signature.block, shared_bytes: signature.shared_bytes };
         if let Some(load) = driver.cuFuncLoad {
             // Else its first launch loads it, and waits for whatever runs then.
             // SAFETY: the function is live.
-            driver.check("cuFuncLoad", unsafe { load(self.function) }).map_err(|error| or_bad(error, bad))?;
+            driver.check("cuFuncLoad", unsafe { load(handle) }).map_err(|error| or_bad(error, bad))?;
         }
-        self.check_parameters(driver, artifact).map_err(bad)?;
-        let most = self.attribute(driver, CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;
-        let items = self.block.iter().fold(1u64, |items, &size| items.saturating_mul(u64::from(size)));
+        this.check_parameters(driver, artifact).map_err(bad)?;
+        let most = this.attribute(driver, CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;
+        let items = this.block.iter().fold(1u64, |items, &size| items.saturating_mul(u64::from(size)));
         if items > u64::from(most) {
             return Err(bad(format!(
                 "its blocks have {items} work-items, its registers leave room for {most}"
             )));
         }
-        let declared = self.attribute(driver, CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;
-        if self.shared_bytes > SHARED_BYTES.saturating_sub(declared) && self.shared_bytes > 0 {
+        let declared = this.attribute(driver, CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;
+        if this.shared_bytes > SHARED_BYTES.saturating_sub(declared) && this.shared_bytes > 0 {
             let opt_in = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            let bytes = i32::try_from(self.shared_bytes).unwrap_or(i32::MAX);
+            let bytes = i32::try_from(this.shared_bytes).unwrap_or(i32::MAX);
             // SAFETY: the function is live.
-            unsafe { driver.cuFuncSetAttribute(self.function, opt_in, bytes) }.map_err(|error| {
-                let wanted = self.shared_bytes;
+            unsafe { driver.cuFuncSetAttribute(handle, opt_in, bytes) }.map_err(|error| {
+                let wanted = this.shared_bytes;
                 or_bad(error, |error| bad(format!("{wanted} bytes of shared memory for a block: {error}")))
             })?;
         }
-        Ok(())
+        Ok(this)
     }
 
     fn attribute(&self, driver: &Driver, attribute: CUfunction_attribute) -> Result<u32> {
         let mut value = 0;
         // SAFETY: the function is live, the pointer is to a local.
-        unsafe { driver.cuFuncGetAttribute(&raw mut value, attribute, self.function) }?;
+        unsafe { driver.cuFuncGetAttribute(&raw mut value, attribute, self.handle) }?;
         Ok(value.max(0) as u32)
     }
 
@@ -109,7 +115,7 @@ impl Module {
         while known.iter().map(|range| range.end).max().unwrap_or(0) < wanted {
             let (mut offset, mut bytes) = (0, 0);
             // SAFETY: the function is live, the pointers are to locals; an index past the last is refused.
-            if unsafe { info(self.function, known.len(), &raw mut offset, &raw mut bytes) } != 0 {
+            if unsafe { info(self.handle, known.len(), &raw mut offset, &raw mut bytes) } != 0 {
                 break;
             }
             known.push(offset..offset + bytes);
@@ -127,13 +133,8 @@ impl Module {
         Ok(())
     }
 
-    pub(super) fn function(&self) -> CUfunction {
-        self.function
-    }
-
-    /// A number that no other loaded module has.
-    pub(crate) fn id(&self) -> usize {
-        self.handle.expose_provenance()
+    pub(super) fn handle(&self) -> CUfunction {
+        self.handle
     }
 
     pub(super) fn block(&self) -> [u32; 3] {
@@ -142,15 +143,5 @@ impl Module {
 
     pub(super) fn shared_bytes(&self) -> u32 {
         self.shared_bytes
-    }
-
-    /// Unloads the module with this number.
-    ///
-    /// # Safety
-    /// It is that of a module which [`load`](Self::load) gave and nobody unloaded. No command uses it any more, and nobody gives it
-    /// to one.
-    pub(crate) unsafe fn unload(driver: &Driver, id: usize) -> Result<()> {
-        // SAFETY: it is a live handle, as the caller promises.
-        unsafe { driver.cuModuleUnload(ptr::with_exposed_provenance_mut(id)) }
     }
 }

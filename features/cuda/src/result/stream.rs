@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use vm_accel::{Arguments, Grid, Result};
 
-use super::{Context, Graph, Module, NOT_READY, ended};
+use super::{Context, Function, Graph, NOT_READY, ended};
 use crate::sys::{CUevent, CUstream};
 
 /// `CU_STREAM_NON_BLOCKING`: the stream does not wait for the legacy default stream.
@@ -93,24 +93,24 @@ impl Stream {
     /// Launches a kernel.
     ///
     /// # Safety
-    /// The module was not unloaded, and the arguments are for it. They name memory that is there until the kernel has ended, but
+    /// The kernel was not unloaded, and the arguments are for it. They name memory that is there until the kernel has ended, but
     /// for frees by commands of this stream behind the launch.
-    pub(crate) unsafe fn launch(&self, module: &Module, grid: Grid, arguments: &Arguments) -> Result<()> {
+    pub(crate) unsafe fn launch(&self, kernel: &Function, grid: Grid, arguments: &Arguments) -> Result<()> {
         let mut parameters = Parameters::of(arguments);
         let Grid([gx, gy, gz]) = grid;
-        let [bx, by, bz] = module.block();
+        let [bx, by, bz] = kernel.block();
         // SAFETY: the function is live, as the caller promises; the block of parameters is given with its length, and the
         // driver copies it before it returns. What the kernel does was promised by `Artifact::new`.
         unsafe {
             self.context.driver.cuLaunchKernel(
-                module.function(),
+                kernel.handle(),
                 gx,
                 gy,
                 gz,
                 bx,
                 by,
                 bz,
-                module.shared_bytes(),
+                kernel.shared_bytes(),
                 self.handle,
                 ptr::null_mut(),
                 parameters.extra().as_mut_ptr(),
