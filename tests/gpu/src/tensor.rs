@@ -99,7 +99,7 @@ fn wanted(rows: u32, columns: u32, at: [i32; 2], swizzle: Swizzle) -> Vec<u32> {
         .map(|index| {
             let (y, mut x) = (index / BOX[1], index % BOX[1]);
             if swizzle == Swizzle::Bytes128 {
-                x = (x / 4 ^ y % 8) * 4 + x % 4;
+                x = ((x / 4) ^ (y % 8)) * 4 + x % 4;
             }
             let (y, x) = (row + y as i32, column + x as i32);
             let inside = (0..rows as i32).contains(&y) && (0..columns as i32).contains(&x);
