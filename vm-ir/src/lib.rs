@@ -97,6 +97,7 @@ pub mod semantics;
 #[cfg(feature = "arbitrary")]
 pub mod shapes;
 pub mod text;
+pub mod tile;
 pub mod types;
 pub mod valid;
 pub mod view;

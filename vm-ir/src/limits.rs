@@ -10,6 +10,16 @@ pub const MAX_SHARED_ARRAYS: usize = 64;
 /// Bytes of all shared arrays of a kernel together: what one block of an sm_90 can have. A target with less
 /// rejects the kernel when it compiles it.
 pub const MAX_SHARED_BYTES: u64 = 232_448;
+/// Groups of warps of a tile kernel.
+pub const MAX_GROUPS: u32 = 3;
+/// Channels of a tile kernel.
+pub const MAX_CHANNELS: usize = 16;
+/// Stages of a channel.
+pub const MAX_STAGES: u32 = 16;
+/// Fragments of a tile kernel.
+pub const MAX_FRAGMENTS: usize = 32;
+/// Rows and columns of a stage or of a fragment.
+pub const MAX_TILE: u32 = 512;
 /// Dimensions of a view or of a shared array.
 pub const MAX_RANK: usize = 4;
 /// Ops of a kernel, those in nested regions included.

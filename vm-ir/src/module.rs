@@ -8,6 +8,7 @@ use crate::limits::{Caps, WARP};
 use crate::op::{
     Accuracy, AttrKind, Attribute, Axis, BarrierScope, Cache, Convergence, Opcode, Order, PlaceRule, Scope,
 };
+use crate::tile::{Channel, Fragment, Tile};
 use crate::types::{Scalar, Type};
 use crate::view::ViewType;
 use std::fmt;
@@ -63,6 +64,10 @@ pub enum Place {
     View(u16),
     /// This shared array of the kernel.
     Shared(u16),
+    /// This channel of a tile kernel.
+    Channel(u16),
+    /// This fragment of a tile kernel.
+    Fragment(u16),
 }
 
 /// A parameter of a kernel.
@@ -140,6 +145,8 @@ pub struct Op {
     pub attrs: [u8; 2],
     /// The memory it works on.
     pub place: Option<Place>,
+    /// What else it works on: channels and fragments.
+    pub others: Vec<Place>,
     /// What it takes: first the indices into the place, then the rest.
     pub operands: Vec<Value>,
     /// Numbers fixed in the code: a constant's bits, a lane, a dimension, an unroll hint, the cases.
@@ -160,6 +167,7 @@ impl Op {
             code,
             attrs,
             place: None,
+            others: Vec::new(),
             operands: Vec::new(),
             immediates: Vec::new(),
             results: Vec::new(),
@@ -256,6 +264,7 @@ pub struct Kernel {
     pub(crate) cluster: u32,
     pub(crate) params: Vec<Param>,
     pub(crate) shared: Vec<SharedArray>,
+    pub(crate) tile: Option<Box<Tile>>,
     pub(crate) values: Vec<ValueDef>,
     pub(crate) body: Region,
     pub(crate) line: Line,
@@ -308,6 +317,27 @@ impl Kernel {
         &self.shared
     }
 
+    /// What it has as a tile kernel; `None` for a kernel of threads.
+    pub fn tile(&self) -> Option<&Tile> {
+        self.tile.as_deref()
+    }
+
+    /// A channel of a tile kernel.
+    pub fn channel(&self, place: Place) -> Option<&Channel> {
+        match place {
+            Place::Channel(i) => self.tile()?.channels.get(usize::from(i)),
+            _ => None,
+        }
+    }
+
+    /// A fragment of a tile kernel.
+    pub fn fragment(&self, place: Place) -> Option<&Fragment> {
+        match place {
+            Place::Fragment(i) => self.tile()?.fragments.get(usize::from(i)),
+            _ => None,
+        }
+    }
+
     /// All values, by number. The scalar parameters come first.
     pub fn values(&self) -> &[ValueDef] {
         &self.values
@@ -341,6 +371,10 @@ impl Kernel {
         match place {
             Place::View(i) => self.view(i).map(|v| (v.rank(), v.element)),
             Place::Shared(i) => self.shared.get(usize::from(i)).map(|s| (s.dims.len(), s.element)),
+            Place::Channel(_) => self.channel(place).map(|c| (2, c.element)),
+            Place::Fragment(_) => {
+                self.fragment(place).map(|f| (1 + usize::from(f.columns.is_some()), f.element))
+            }
         }
     }
 
@@ -349,6 +383,8 @@ impl Kernel {
         match place {
             Place::View(i) => self.params.get(usize::from(i)).map_or("?", |p| &p.name),
             Place::Shared(i) => self.shared.get(usize::from(i)).map_or("?", |s| &s.name),
+            Place::Channel(_) => self.channel(place).map_or("?", |c| &c.name),
+            Place::Fragment(_) => self.fragment(place).map_or("?", |f| &f.name),
         }
     }
 
@@ -449,7 +485,9 @@ impl Numbering {
 /// The number of indices an op takes before its other operands.
 pub(crate) fn index_count(kernel: &Kernel, op: &Op) -> usize {
     match (op.code.shape().place(), op.place) {
-        (PlaceRule::Any | PlaceRule::Shared, Some(place)) => kernel.place(place).map_or(0, |(rank, _)| rank),
+        (PlaceRule::Any | PlaceRule::Shared | PlaceRule::Box, Some(place)) => {
+            kernel.place(place).map_or(0, |(rank, _)| rank)
+        }
         _ => 0,
     }
 }

@@ -48,8 +48,9 @@ fn the_op_table_is_current() {
 
 #[test]
 fn the_examples_are_kernels() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/ir.md");
-    let document = std::fs::read_to_string(&path).unwrap();
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+    let read = |name: &str| std::fs::read_to_string(docs.join(name)).unwrap();
+    let document = read("ir.md") + &read("ir-tile.md");
     let mut checked = 0;
     for block in document.split("```text\n").skip(1) {
         let source = block.split("```").next().unwrap();
@@ -58,5 +59,5 @@ fn the_examples_are_kernels() {
             checked += 1;
         }
     }
-    assert_eq!(checked, 1);
+    assert_eq!(checked, 2);
 }

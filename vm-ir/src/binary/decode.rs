@@ -1,15 +1,16 @@
 //! Bytes to modules. The bytes may come from anyone.
 
-use super::{MAGIC, WITH_CLUSTERS, WITH_LINES};
+use super::{MAGIC, WITH_CLUSTERS, WITH_LINES, WITH_TILES, has_tiles};
 use crate::limits::{
-    MAX_CARRIED, MAX_CASES, MAX_DEPTH, MAX_KERNELS, MAX_MODULE_BYTES, MAX_NAME, MAX_OPS, MAX_PARAMS,
-    MAX_RANK, MAX_SHARED_ARRAYS,
+    MAX_CARRIED, MAX_CASES, MAX_CHANNELS, MAX_DEPTH, MAX_FRAGMENTS, MAX_KERNELS, MAX_MODULE_BYTES, MAX_NAME,
+    MAX_OPS, MAX_PARAMS, MAX_RANK, MAX_SHARED_ARRAYS,
 };
 use crate::module::{
     GuestAddr, Kernel, Line, Module, Numbering, Op, Param, ParamKind, Place, Region, SharedArray, Value,
     is_name,
 };
 use crate::op::Opcode;
+use crate::tile::{Channel, Fragment, Tile};
 use crate::types::{Scalar, Type};
 use crate::view::{Access, Dim, ViewType};
 use std::collections::HashSet;
@@ -91,6 +92,7 @@ pub fn decode(bytes: &[u8]) -> Result<Module> {
         at: 0,
         lines: false,
         clusters: false,
+        tiles: false,
         numbering: Numbering::default(),
         names: HashSet::new(),
     };
@@ -102,6 +104,7 @@ struct Decoder<'b> {
     at: usize,
     lines: bool,
     clusters: bool,
+    tiles: bool,
     numbering: Numbering,
     names: HashSet<Box<str>>,
 }
@@ -257,14 +260,17 @@ impl Decoder<'_> {
             return self.error(DecodeErrorKind::Version(version));
         }
         let flags = self.u16()?;
-        if flags & !(WITH_LINES | WITH_CLUSTERS) != 0 {
+        if flags & !(WITH_LINES | WITH_CLUSTERS | WITH_TILES) != 0 {
             return self.error(DecodeErrorKind::Flags(flags));
         }
         self.lines = flags & WITH_LINES != 0;
         self.clusters = flags & WITH_CLUSTERS != 0;
+        self.tiles = flags & WITH_TILES != 0;
         let count = self.count("kernels", MAX_KERNELS)?;
         let kernels: Vec<Kernel> = (0..count).map(|_| self.kernel()).collect::<Result<_>>()?;
-        if self.clusters && kernels.iter().all(|kernel| kernel.cluster == 1) {
+        if self.clusters && kernels.iter().all(|kernel| kernel.cluster == 1)
+            || self.tiles && !kernels.iter().any(has_tiles)
+        {
             return self.error(DecodeErrorKind::Flags(flags));
         }
         let mut names = HashSet::new();
@@ -296,15 +302,62 @@ impl Decoder<'_> {
         }
         let mut shared = Vec::new();
         for _ in 0..self.count("shared arrays", MAX_SHARED_ARRAYS)? {
-            let array = self.shared_array()?;
-            if !places.insert(array.name.clone()) {
-                return self.error(DecodeErrorKind::Duplicate(format!("@{}", array.name)));
-            }
-            shared.push(array);
+            shared.push(self.shared_array(&mut places)?);
         }
+        let tile = if self.tiles { self.tile(&mut places)?.map(Box::new) } else { None };
         let body = self.region(1)?;
         let values = std::mem::take(&mut self.numbering.values);
-        Ok(Kernel { name, guest, block, cluster, params, shared, values, body, line })
+        Ok(Kernel { name, guest, block, cluster, params, shared, tile, values, body, line })
+    }
+
+    fn tile(&mut self, places: &mut HashSet<Box<str>>) -> Result<Option<Tile>> {
+        if !self.is_there("tile")? {
+            return Ok(None);
+        }
+        let groups = self.narrow("number of groups")?;
+        let mut tile = Tile { groups, channels: Vec::new(), fragments: Vec::new() };
+        for _ in 0..self.count("channels", MAX_CHANNELS)? {
+            let (name, element) = (self.place_name(places)?, self.scalar()?);
+            let dims = [self.narrow("extent")?, self.narrow("extent")?];
+            let stages = self.narrow("number of stages")?;
+            tile.channels.push(Channel { name, element, dims, stages, line: self.line()? });
+        }
+        for _ in 0..self.count("fragments", MAX_FRAGMENTS)? {
+            let (name, element) = (self.place_name(places)?, self.scalar()?);
+            let rows = self.narrow("extent")?;
+            let columns =
+                if self.is_there("fragment's columns")? { Some(self.narrow("extent")?) } else { None };
+            tile.fragments.push(Fragment { name, element, rows, columns, line: self.line()? });
+        }
+        Ok(Some(tile))
+    }
+
+    /// Does the byte say that something follows?
+    fn is_there(&mut self, what: &'static str) -> Result<bool> {
+        match self.byte()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            code => self.error(DecodeErrorKind::Code { what, code: code.into() }),
+        }
+    }
+
+    fn place_name(&mut self, places: &mut HashSet<Box<str>>) -> Result<Box<str>> {
+        let name = self.name()?;
+        if !places.insert(name.clone()) {
+            return self.error(DecodeErrorKind::Duplicate(format!("@{name}")));
+        }
+        Ok(name)
+    }
+
+    fn place(&mut self) -> Result<Option<Place>> {
+        Ok(Some(match self.byte()? {
+            0 => return Ok(None),
+            1 => Place::View(self.narrow("view")?),
+            2 => Place::Shared(self.narrow("shared array")?),
+            3 if self.tiles => Place::Channel(self.narrow("channel")?),
+            4 if self.tiles => Place::Fragment(self.narrow("fragment")?),
+            kind => return self.error(DecodeErrorKind::Code { what: "place", code: kind.into() }),
+        }))
     }
 
     fn param(&mut self) -> Result<Param> {
@@ -344,8 +397,8 @@ impl Decoder<'_> {
         }
     }
 
-    fn shared_array(&mut self) -> Result<SharedArray> {
-        let name = self.name()?;
+    fn shared_array(&mut self, places: &mut HashSet<Box<str>>) -> Result<SharedArray> {
+        let name = self.place_name(places)?;
         let element = self.scalar()?;
         let rank = self.count("dimensions", MAX_RANK)?;
         let dims = (0..rank).map(|_| self.narrow("extent")).collect::<Result<_>>()?;
@@ -382,12 +435,15 @@ impl Decoder<'_> {
                 return self.error(DecodeErrorKind::Code { what: "attribute", code: (*slot).into() });
             }
         }
-        op.place = match self.byte()? {
-            0 => None,
-            1 => Some(Place::View(self.narrow("view")?)),
-            2 => Some(Place::Shared(self.narrow("shared array")?)),
-            kind => return self.error(DecodeErrorKind::Code { what: "place", code: kind.into() }),
-        };
+        op.place = self.place()?;
+        if self.tiles {
+            for _ in 0..self.count("places of an op", MAX_FRAGMENTS)? {
+                let Some(place) = self.place()? else {
+                    return self.error(DecodeErrorKind::Code { what: "place", code: 0 });
+                };
+                op.others.push(place);
+            }
+        }
         op.operands = self.uses()?;
         let immediates = self.count("numbers of an op", MAX_CASES)?;
         op.immediates = (0..immediates).map(|_| self.number()).collect::<Result<_>>()?;

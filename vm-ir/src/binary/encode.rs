@@ -1,7 +1,8 @@
 //! Modules to bytes.
 
-use super::{MAGIC, WITH_CLUSTERS, WITH_LINES};
+use super::{MAGIC, WITH_CLUSTERS, WITH_LINES, WITH_TILES, has_tiles};
 use crate::module::{Kernel, Line, Module, Op, ParamKind, Place, Region, Value};
+use crate::tile::Tile;
 use crate::view::{Access, Dim};
 
 /// Whether the lines that messages name travel along.
@@ -16,10 +17,12 @@ pub enum Lines {
 /// The bytes of a module.
 pub fn encode(module: &Module, lines: Lines) -> Vec<u8> {
     let clusters = module.kernels.iter().any(|kernel| kernel.cluster != 1);
-    let mut out = Encoder { out: Vec::new(), lines: lines == Lines::Keep, clusters };
+    let tiles = module.kernels.iter().any(has_tiles);
+    let mut out = Encoder { out: Vec::new(), lines: lines == Lines::Keep, clusters, tiles };
     out.out.extend_from_slice(&MAGIC);
     out.out.extend_from_slice(&Module::VERSION.to_le_bytes());
-    let flags = if out.lines { WITH_LINES } else { 0 } | if clusters { WITH_CLUSTERS } else { 0 };
+    let flags = [(out.lines, WITH_LINES), (clusters, WITH_CLUSTERS), (tiles, WITH_TILES)];
+    let flags = flags.iter().filter(|(set, _)| *set).fold(0, |flags, (_, flag)| flags | flag);
     out.out.extend_from_slice(&flags.to_le_bytes());
     out.number(module.kernels.len() as u64);
     module.kernels.iter().for_each(|k| out.kernel(k));
@@ -30,6 +33,7 @@ struct Encoder {
     out: Vec<u8>,
     lines: bool,
     clusters: bool,
+    tiles: bool,
 }
 
 impl Encoder {
@@ -127,7 +131,50 @@ impl Encoder {
             array.dims.iter().for_each(|d| self.number((*d).into()));
             self.line(array.line);
         }
+        if self.tiles {
+            self.tile(kernel.tile.as_deref());
+        }
         self.region(kernel, &kernel.body);
+    }
+
+    fn tile(&mut self, tile: Option<&Tile>) {
+        let Some(tile) = tile else { return self.byte(0) };
+        self.byte(1);
+        self.number(tile.groups.into());
+        self.number(tile.channels.len() as u64);
+        for channel in &tile.channels {
+            self.text(&channel.name);
+            self.byte(channel.element.code());
+            channel.dims.iter().for_each(|d| self.number((*d).into()));
+            self.number(channel.stages.into());
+            self.line(channel.line);
+        }
+        self.number(tile.fragments.len() as u64);
+        for fragment in &tile.fragments {
+            self.text(&fragment.name);
+            self.byte(fragment.element.code());
+            self.number(fragment.rows.into());
+            match fragment.columns {
+                None => self.byte(0),
+                Some(columns) => {
+                    self.byte(1);
+                    self.number(columns.into());
+                }
+            }
+            self.line(fragment.line);
+        }
+    }
+
+    fn place(&mut self, place: Option<Place>) {
+        let (kind, index) = match place {
+            None => return self.byte(0),
+            Some(Place::View(index)) => (1, index),
+            Some(Place::Shared(index)) => (2, index),
+            Some(Place::Channel(index)) => (3, index),
+            Some(Place::Fragment(index)) => (4, index),
+        };
+        self.byte(kind);
+        self.number(index.into());
     }
 
     fn region(&mut self, kernel: &Kernel, region: &Region) {
@@ -142,16 +189,10 @@ impl Encoder {
         let row = op.code.info();
         self.number(row.code.into());
         op.attrs.iter().take(row.attrs.len()).for_each(|a| self.byte(*a));
-        match op.place {
-            None => self.byte(0),
-            Some(Place::View(index)) => {
-                self.byte(1);
-                self.number(index.into());
-            }
-            Some(Place::Shared(index)) => {
-                self.byte(2);
-                self.number(index.into());
-            }
+        self.place(op.place);
+        if self.tiles {
+            self.number(op.others.len() as u64);
+            op.others.iter().for_each(|place| self.place(Some(*place)));
         }
         self.uses(&op.operands);
         self.number(op.immediates.len() as u64);

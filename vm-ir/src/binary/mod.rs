@@ -2,14 +2,19 @@
 //!
 //! ```text
 //! module   = 00 'v' 'i' 'r'  version:u16le  flags:u16le  count  kernel*
-//! kernel   = name  guest  line?  block{3}  cluster?  count param*  count shared*  region
+//! kernel   = name  guest  line?  block{3}  cluster?  count param*  count shared*  tile?  region
 //! param    = name  00 element access align count dim*  |  name  01 type range
 //! dim      = 00 multiple | 01 extent
 //! range    = 00 | 01 least greatest
 //! shared   = name  element  count extent*  line?
 //! region   = count value-def*  count op*  count value*  line?
-//! op       = code  attribute*  place  count value*  count immediate*  count region*  count value-def*  line?
-//! place    = 00 | 01 view | 02 array
+//! tile     = 00 | 01 groups  count channel*  count fragment*
+//! channel  = name  element  rows  columns  stages  line?
+//! fragment = name  element  rows  columns-of  line?
+//! columns-of = 00 | 01 columns
+//! op       = code  attribute*  place  others?  count value*  count immediate*  count region*  count value-def*  line?
+//! place    = 00 | 01 view | 02 array | 03 channel | 04 fragment
+//! others   = count place*
 //! value-def= type  name
 //! ```
 //!
@@ -24,6 +29,8 @@
 mod decode;
 mod encode;
 
+use crate::module::Kernel;
+
 pub use decode::{DecodeError, DecodeErrorKind, decode};
 pub use encode::{Lines, encode};
 
@@ -32,3 +39,12 @@ pub(crate) const MAGIC: [u8; 4] = *b"\0vir";
 pub(crate) const WITH_LINES: u16 = 1;
 /// Flag: the blocks of a cluster are there. It is set if and only if some kernel has more than one.
 pub(crate) const WITH_CLUSTERS: u16 = 2;
+/// Flag: tiles, and what ops work on beside one place, are there. It is set if and only if some kernel has either.
+pub(crate) const WITH_TILES: u16 = 4;
+
+/// Is there in a kernel what [`WITH_TILES`] tells of?
+pub(crate) fn has_tiles(kernel: &Kernel) -> bool {
+    let mut found = kernel.tile.is_some();
+    kernel.for_each_op(&mut |op| found |= !op.others.is_empty());
+    found
+}

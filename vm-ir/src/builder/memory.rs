@@ -18,6 +18,10 @@ impl<'b> PlaceRef<'b> {
         PlaceRef { builder, place, element }
     }
 
+    pub(super) fn place(self) -> Place {
+        self.place
+    }
+
     /// The view's extent in a dimension.
     #[track_caller]
     pub fn extent(self, dimension: u8) -> Val<'b> {
@@ -41,7 +45,7 @@ impl<'b> PlaceRef<'b> {
     pub fn at<const N: usize>(self, indices: [Val<'b>; N]) -> Element<'b> {
         let scope = match self.place {
             Place::View(_) => Scope::Device,
-            Place::Shared(_) => Scope::Block,
+            Place::Shared(_) | Place::Channel(_) | Place::Fragment(_) => Scope::Block,
         };
         Element { place: self, indices: indices.to_vec(), cache: Cache::Normal, order: Order::Relaxed, scope }
     }

@@ -27,11 +27,13 @@
 mod control;
 mod memory;
 mod rewrite;
+mod tile;
 mod value;
 
 pub use control::{Carry, Cases, Range};
 pub use memory::{Element, PlaceRef};
 pub use rewrite::Rewrite;
+pub use tile::{ChannelRef, Factor, FragmentRef};
 pub use value::{IntoVal, Val};
 
 use crate::limits::{MAX_PARAMS, MAX_SHARED_ARRAYS};
@@ -40,6 +42,7 @@ use crate::module::{
     is_name,
 };
 use crate::op::{Axis, BarrierScope, Opcode, Order, Scope};
+use crate::tile::Tile;
 use crate::types::{Scalar, Type};
 use crate::view::{Access, ViewType};
 use std::cell::RefCell;
@@ -106,6 +109,7 @@ struct State {
     cluster: u32,
     params: Vec<Param>,
     shared: Vec<SharedArray>,
+    tile: Option<Tile>,
     numbering: Numbering,
     names: HashSet<String>,
     /// The open regions, the body first.
@@ -133,6 +137,7 @@ impl IRBlock {
                 cluster: 1,
                 params: Vec::new(),
                 shared: Vec::new(),
+                tile: None,
                 numbering: Numbering::default(),
                 names: HashSet::new(),
                 open: vec![Frame::default()],
@@ -173,6 +178,7 @@ impl IRBlock {
             cluster: state.cluster,
             params: state.params.clone(),
             shared: state.shared.clone(),
+            tile: state.tile.clone().map(Box::new),
             values: state.numbering.values.clone(),
             body: Region { ops: body.ops.clone(), ..Region::default() },
             line: Line(0),
@@ -306,8 +312,12 @@ impl<'b> Builder<'b> {
         let state = self.block.state.borrow();
         let taken =
             state.params.iter().any(|p| &*p.name == name) || state.shared.iter().any(|s| &*s.name == name);
+        let of_tile = state.tile.iter().any(|tile| {
+            let fragments = tile.fragments.iter().map(|f| &f.name);
+            tile.channels.iter().map(|c| &c.name).chain(fragments).any(|taken| &**taken == name)
+        });
         drop(state);
-        if taken {
+        if taken || of_tile {
             self.fail(BuildErrorKind::Duplicate(name.to_owned()));
         }
     }

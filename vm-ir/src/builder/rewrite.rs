@@ -45,6 +45,7 @@ impl Kernel {
                 cluster: self.cluster,
                 params: self.params.clone(),
                 shared: self.shared.clone(),
+                tile: self.tile.as_deref().cloned(),
                 numbering: Numbering { caps: Caps::REWRITTEN, ..Numbering::default() },
                 names: HashSet::new(),
                 open: vec![Frame::default()],
@@ -129,5 +130,11 @@ impl Rewriter<'_, '_> {
 
 /// The op without what it takes, gives and contains.
 fn head(op: &Op) -> Op {
-    Op { attrs: op.attrs, place: op.place, immediates: op.immediates.clone(), ..Op::new(op.code) }
+    Op {
+        attrs: op.attrs,
+        place: op.place,
+        others: op.others.clone(),
+        immediates: op.immediates.clone(),
+        ..Op::new(op.code)
+    }
 }

@@ -5,6 +5,7 @@ use super::launch::{Argument, Launch, LaunchError, Limits, Report, Tensor};
 use super::memory::Memory;
 use super::observe::{Observer, State};
 use super::race::Stamp;
+use super::tile::Tiles;
 use crate::limits::WARP;
 use crate::module::{Kernel, Op, ParamKind, Place, Region, Value};
 use crate::op::{BarrierScope, Opcode, Shape};
@@ -35,6 +36,8 @@ pub(super) struct Machine<'m> {
     pub(super) views: Vec<Option<Memory>>,
     /// The arrays of the first block, then of the next.
     pub(super) shared: Vec<Memory>,
+    /// What a tile kernel has in the place of shared arrays.
+    pub(super) tiles: Tiles,
     cluster_epoch: u32,
     block_epoch: u32,
     warp_epochs: Vec<u32>,
@@ -98,6 +101,7 @@ impl<'m> Machine<'m> {
             values: vec![Vec::new(); kernel.values().len()],
             value_bytes: 0,
             shared: Vec::new(),
+            tiles: Tiles::default(),
             cluster_epoch: 0,
             block_epoch: 0,
             warp_epochs: vec![0; threads.div_ceil(WARP as usize)],
@@ -127,6 +131,11 @@ impl<'m> Machine<'m> {
         let cluster = self.kernel.cluster().max(1);
         let shared_bytes: u64 = self.kernel.shared().iter().map(|array| array.bytes()).sum();
         let shared_bytes = shared_bytes * u64::from(cluster);
+        let tile = self.kernel.tile();
+        let tile_bytes = tile.map_or(0, Tiles::bytes);
+        if tile_bytes > self.limits.memory as u64 {
+            return Err(RunErrorKind::Memory(self.limits.memory));
+        }
         for z in 0..self.grid[2] {
             for y in 0..self.grid[1] {
                 for x in (0..self.grid[0]).step_by(cluster as usize) {
@@ -138,10 +147,11 @@ impl<'m> Machine<'m> {
                             Memory::new(Tensor::zeros(array.element, &extents), true, true)
                         })
                         .collect();
+                    self.tiles = tile.map(Tiles::of).unwrap_or_default();
                     self.cluster_epoch = 0;
                     self.block_epoch = 0;
                     self.warp_epochs.fill(0);
-                    self.spend(everyone.len() + (shared_bytes / 8) as usize)?;
+                    self.spend(everyone.len() + ((shared_bytes + tile_bytes) / 8) as usize)?;
                     self.region(&self.kernel.body, &everyone)?;
                     self.block_number += u64::from(cluster);
                 }
@@ -228,6 +238,7 @@ impl<'m> Machine<'m> {
                 let first = rank as usize * self.kernel.shared().len();
                 self.shared.get_mut(first + usize::from(i))
             }
+            Place::Channel(_) | Place::Fragment(_) => None,
         }
     }
 
@@ -308,6 +319,13 @@ impl<'m> Machine<'m> {
                 }
                 Ok(())
             }
+            Shape::Fetch
+            | Shape::Release
+            | Shape::Fill
+            | Shape::Mma
+            | Shape::Map
+            | Shape::Rows
+            | Shape::Put => self.tile_op(op),
             _ => {
                 self.on_values(op, active);
                 Ok(())

@@ -19,6 +19,7 @@ mod memory;
 mod observe;
 mod place;
 mod race;
+mod tile;
 mod warp;
 
 pub use error::{RunError, RunErrorKind};

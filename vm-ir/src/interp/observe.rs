@@ -42,6 +42,7 @@ impl State<'_> {
         let memory = match place {
             Place::View(i) => self.views.get(usize::from(i)).and_then(Option::as_ref),
             Place::Shared(i) => self.shared.get(usize::from(i)),
+            Place::Channel(_) | Place::Fragment(_) => None,
         };
         memory.map_or(&[], |memory| &memory.tensor.extents)
     }

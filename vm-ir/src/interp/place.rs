@@ -38,7 +38,7 @@ impl Machine<'_> {
         }
     }
 
-    fn read(&mut self, place: Place, element: usize, thread: u32, atomic: bool) -> Result<u64> {
+    pub(super) fn read(&mut self, place: Place, element: usize, thread: u32, atomic: bool) -> Result<u64> {
         let (stamp, races, trust) = (self.stamp(place, thread, atomic), self.limits.races, self.trust);
         let rank = self.rank(thread);
         let Some(memory) = self.memory(place, rank) else { return Ok(0) };
@@ -61,7 +61,14 @@ impl Machine<'_> {
         }
     }
 
-    fn write(&mut self, place: Place, element: usize, bits: u64, thread: u32, atomic: bool) -> Result<()> {
+    pub(super) fn write(
+        &mut self,
+        place: Place,
+        element: usize,
+        bits: u64,
+        thread: u32,
+        atomic: bool,
+    ) -> Result<()> {
         self.write_to(self.rank(thread), place, element, bits, thread, atomic)
     }
 

@@ -123,6 +123,20 @@ attributes! {
         /// The 32 threads of the warp.
         Warp = "warp",
     }
+    /// How the first factor of a product lies.
+    Left default Plain {
+        /// As it is multiplied.
+        Plain = "a",
+        /// Transposed: its columns are the factor's rows.
+        Transposed = "at",
+    }
+    /// How the second factor of a product lies.
+    Right default Plain {
+        /// As it is multiplied.
+        Plain = "b",
+        /// Transposed: its columns are the factor's rows.
+        Transposed = "bt",
+    }
 }
 
 #[cfg(test)]

@@ -92,5 +92,7 @@ pub(super) const REDUCE: Behaviour = behaviour(Effect::Convergent, Varies::Warp,
 pub(super) const BROADCAST: Behaviour = behaviour(Effect::Convergent, Varies::Block, Convergence::Block);
 /// Waits for all threads of its scope.
 pub(super) const BARRIER: Behaviour = behaviour(Effect::Convergent, Varies::Operands, Convergence::Scope);
+/// What a block of a tile kernel does as a whole.
+pub(super) const TILE: Behaviour = behaviour(Effect::Convergent, Varies::Operands, Convergence::Block);
 /// Contains regions.
 pub(super) const REGIONS: Behaviour = behaviour(Effect::Regions, Varies::Regions, Convergence::None);

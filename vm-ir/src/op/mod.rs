@@ -6,7 +6,7 @@ mod attr;
 mod behaviour;
 mod shape;
 
-pub use attr::{Accuracy, AttrKind, Attribute, Axis, BarrierScope, Cache, Order, Scope};
+pub use attr::{Accuracy, AttrKind, Attribute, Axis, BarrierScope, Cache, Left, Order, Right, Scope};
 pub use behaviour::{Behaviour, Convergence, Effect, Varies};
 pub use shape::{PlaceRule, Shape, Width};
 
@@ -38,6 +38,8 @@ pub enum Group {
     Atomics,
     /// The threads of a warp and of a block together.
     Threads,
+    /// Tiles of matrices.
+    Tiles,
     /// Control flow.
     Control,
     /// Only in trusted modules.
@@ -61,6 +63,7 @@ impl Group {
             Group::Memory => "Memory",
             Group::Atomics => "Atomics",
             Group::Threads => "Threads together",
+            Group::Tiles => "Tiles",
             Group::Control => "Control flow",
             Group::Trusted => "Trusted modules only",
         }
@@ -402,6 +405,27 @@ ops! {
     While 0xd2 "while" Control Shape::While, REGIONS;
     /// Runs the region whose case equals the integer, else the default.
     Switch 0xd3 "switch" Control Shape::Switch, REGIONS;
+
+    /// Brings a box of the view's last two dimensions, which begins at the indices, into the next stage of the channel. Its column is rounded down to a multiple of 16 bytes. What is out of bounds is zero.
+    Fetch 0x400 "fetch" Tiles Shape::Fetch, TILE;
+    /// Gives the oldest stage of the channel back.
+    Release 0x401 "release" Tiles Shape::Release, TILE;
+    /// Sets every element.
+    Fill 0x402 "fill" Tiles Shape::Fill, TILE;
+    /// Adds the product a · b, of a fragment or the newest stage of a channel and the newest stage of another, each transposed where that is said. Products are exact; the order and the rounding of sums are the device's.
+    Mma 0x403 "mma" Tiles Shape::Mma, TILE, [Left, Right];
+    /// The same, in the place of what was there.
+    Product 0x409 "product" Tiles Shape::Mma, TILE, [Left, Right];
+    /// Computes each element of the first N fragments: the region is given its row, its column and the elements of the other fragments there, of a column the one of that row; all are read before any is written.
+    Map 0x404 "map" Tiles Shape::Map, TILE;
+    /// Adds the elements of each row to the column's.
+    RowAdd 0x405 "row.add" Tiles Shape::Rows, TILE;
+    /// Keeps the greatest of each row and the column's, as max.
+    RowMax 0x406 "row.max" Tiles Shape::Rows, TILE;
+    /// Keeps the least of each row and the column's, as min.
+    RowMin 0x407 "row.min" Tiles Shape::Rows, TILE;
+    /// Stores the fragment into a box of the view's last two dimensions, which begins at the indices. Its column is rounded down to a multiple of 16 bytes. What is out of bounds is left out, and all of a box that begins at a negative index.
+    Put 0x408 "put" Tiles Shape::Put, TILE;
 
     /// The device's cycle counter: any value, never falling within a thread. A clock lets one tenant watch another.
     Clock 0x800 "clock" Trusted Shape::Id64, VOLATILE;

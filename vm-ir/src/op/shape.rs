@@ -61,6 +61,20 @@ pub enum Shape {
     Gather,
     /// Nothing, nothing.
     Sync,
+    /// View and indices, to a channel.
+    Fetch,
+    /// A channel.
+    Release,
+    /// A fragment and a scalar of its element.
+    Fill,
+    /// A fragment, of which it is the sum with the product of a channel or a fragment and a channel.
+    Mma,
+    /// Fragments, and a region for each element.
+    Map,
+    /// A fragment of a column, and a matrix.
+    Rows,
+    /// View and indices, from a fragment.
+    Put,
     /// A bool and two regions → what the chosen one yields.
     If,
     /// Lower bound, upper bound, step, carried values and a region → the carried values at the end.
@@ -95,6 +109,12 @@ pub enum PlaceRule {
     Any,
     /// A shared array, with indices.
     Shared,
+    /// A view, with indices of where a box of it begins.
+    Box,
+    /// A channel.
+    Channel,
+    /// A fragment.
+    Fragment,
 }
 
 impl Shape {
@@ -104,6 +124,9 @@ impl Shape {
             Shape::Extent => PlaceRule::WholeView,
             Shape::LoadUniform => PlaceRule::Shared,
             Shape::Gather => PlaceRule::WholeShared,
+            Shape::Fetch | Shape::Put => PlaceRule::Box,
+            Shape::Release => PlaceRule::Channel,
+            Shape::Fill | Shape::Mma | Shape::Map | Shape::Rows => PlaceRule::Fragment,
             Shape::Load
             | Shape::Store
             | Shape::AtomicLoad
@@ -141,6 +164,8 @@ impl Shape {
         Some(match self {
             Shape::Const | Shape::Id32 | Shape::Id64 | Shape::Extent | Shape::Sync => 0,
             Shape::Load | Shape::LoadUniform | Shape::AtomicLoad => 0,
+            Shape::Fetch | Shape::Release | Shape::Mma | Shape::Map | Shape::Rows | Shape::Put => 0,
+            Shape::Fill => 1,
             Shape::Unary(_) | Shape::Convert(..) | Shape::Bitcast | Shape::Splat | Shape::Extract => 1,
             Shape::Vote | Shape::Ballot | Shape::Reduce(_) | Shape::If | Shape::Switch => 1,
             Shape::Store | Shape::AtomicStore | Shape::AtomicRmw(_) | Shape::Gather => 1,
@@ -153,13 +178,16 @@ impl Shape {
     /// Has it exactly one result? Ops with regions have as many as they yield or carry.
     pub const fn has_result(self) -> bool {
         !matches!(self, Shape::Store | Shape::AtomicStore | Shape::Gather | Shape::Sync)
+            && !self.is_tile()
             && !self.has_regions()
     }
 
     /// Number of immediates; `None` for a `switch`, which has one for each case.
     pub const fn immediates(self) -> Option<usize> {
         match self {
-            Shape::Const | Shape::Extract | Shape::Insert | Shape::Extent | Shape::For => Some(1),
+            Shape::Const | Shape::Extract | Shape::Insert | Shape::Extent | Shape::For | Shape::Map => {
+                Some(1)
+            }
             Shape::Switch => None,
             _ => Some(0),
         }
@@ -169,10 +197,15 @@ impl Shape {
     pub const fn regions(self) -> Option<usize> {
         match self {
             Shape::If | Shape::While => Some(2),
-            Shape::For => Some(1),
+            Shape::For | Shape::Map => Some(1),
             Shape::Switch => None,
             _ => Some(0),
         }
+    }
+
+    /// Is it an op of tile kernels alone?
+    pub const fn is_tile(self) -> bool {
+        matches!(self.place(), PlaceRule::Box | PlaceRule::Channel | PlaceRule::Fragment)
     }
 
     /// Has it regions?
@@ -217,6 +250,13 @@ impl Shape {
             Shape::Ballot => "bool → i32".into(),
             Shape::Reduce(c) => format!("T → T; T: {c}"),
             Shape::Gather => "shared, T".into(),
+            Shape::Fetch => "view[indices], channel".into(),
+            Shape::Release => "channel".into(),
+            Shape::Fill => "fragment, T".into(),
+            Shape::Mma => "fragment, channel or fragment, channel".into(),
+            Shape::Map => "number, fragments, region".into(),
+            Shape::Rows => "column, matrix".into(),
+            Shape::Put => "view[indices], fragment".into(),
             Shape::Sync => "nothing".into(),
             Shape::If => "bool, 2 regions → yields".into(),
             Shape::For => "bounds, step, carried, region → carried".into(),

@@ -60,6 +60,7 @@ impl<'t> Parser<'t> {
             Shape::For => self.for_op(&mut op, depth)?,
             Shape::While => self.while_op(&mut op, depth)?,
             Shape::Switch => self.switch_op(&mut op, depth)?,
+            shape if shape.is_tile() => self.tile_op(&mut op, depth)?,
             _ => self.plain_op(&mut op)?,
         };
         if types.len() != names.len() {
@@ -120,12 +121,8 @@ impl<'t> Parser<'t> {
         let shape = op.code.shape();
         let mut literal = None;
         let mut more = shape.operands() != Some(0) || shape.immediates() != Some(0);
-        if let Token::Global(name) = self.token {
-            let Some(place) = self.places.get(name).copied() else {
-                return Err(self.error(TextErrorKind::UnknownPlace(name.to_owned())));
-            };
-            self.advance()?;
-            op.place = Some(place);
+        if matches!(self.token, Token::Global(_)) {
+            op.place = Some(self.place()?);
             if self.accept('[')? {
                 if !self.at(']') {
                     op.operands = self.values(MAX_RANK)?;

@@ -10,6 +10,7 @@ mod error;
 mod lexer;
 mod parser;
 mod printer;
+mod tile;
 
 pub use error::{TextError, TextErrorKind};
 pub use parser::parse;

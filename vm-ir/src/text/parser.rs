@@ -38,6 +38,8 @@ pub(super) struct Parser<'t> {
     pub(super) numbering: Numbering,
     pub(super) values: HashMap<&'t str, Value>,
     pub(super) places: HashMap<&'t str, Place>,
+    /// The element of each fragment.
+    pub(super) elements: Vec<Scalar>,
 }
 
 impl From<TooLarge> for TextErrorKind {
@@ -59,6 +61,7 @@ impl<'t> Parser<'t> {
             numbering: Numbering::default(),
             values: HashMap::new(),
             places: HashMap::new(),
+            elements: Vec::new(),
         }
     }
 
@@ -343,8 +346,16 @@ impl<'t> Parser<'t> {
         let params = self.params()?;
         self.expect_word("at")?;
         let guest = GuestAddr(self.integer("guest address")?);
-        self.expect_word("block")?;
-        let block = self.block_size()?;
+        let mut groups = None;
+        let mut block = [1; 3];
+        if self.accept_word("tile")? {
+            self.expect('(')?;
+            groups = Some(self.integer("number of groups")?);
+            self.expect(')')?;
+        } else {
+            self.expect_word("block")?;
+            block = self.block_size()?;
+        }
         let mut cluster = 1;
         if self.accept_word("cluster")? {
             self.expect('(')?;
@@ -359,9 +370,11 @@ impl<'t> Parser<'t> {
             }
             shared.push(self.shared_array(shared.len() as u16)?);
         }
+        let tile = groups.map(|groups| self.tile(groups)).transpose()?.map(Box::new);
+        self.elements = tile.iter().flat_map(|tile| &tile.fragments).map(|f| f.element).collect();
         let body = self.region(1, Vec::new())?;
         let values = std::mem::take(&mut self.numbering.values);
-        Ok(Kernel { name: name.into(), guest, block, cluster, params, shared, values, body, line })
+        Ok(Kernel { name: name.into(), guest, block, cluster, params, shared, tile, values, body, line })
     }
 
     pub(super) fn params(&mut self) -> Result<Vec<Param>> {

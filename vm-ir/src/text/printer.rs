@@ -44,7 +44,11 @@ impl Printer<'_> {
                 }
             }
         }
-        write!(self.out, ") at {} block({}", k.guest, k.block[0])?;
+        write!(self.out, ") at {} ", k.guest)?;
+        match k.tile() {
+            Some(tile) => write!(self.out, "tile({}", tile.groups)?,
+            None => write!(self.out, "block({}", k.block[0])?,
+        }
         if k.block[1..] != [1, 1] {
             write!(self.out, ", {}", k.block[1])?;
         }
@@ -59,6 +63,18 @@ impl Printer<'_> {
         for array in &k.shared {
             let dims: Vec<String> = array.dims.iter().map(u32::to_string).collect();
             writeln!(self.out, "  shared @{}: {}[{}]", array.name, array.element, dims.join(", "))?;
+        }
+        for c in k.tile().iter().flat_map(|tile| &tile.channels) {
+            let [rows, columns] = c.dims;
+            writeln!(
+                self.out,
+                "  channel @{}: {}[{rows}, {columns}] stages {}",
+                c.name, c.element, c.stages
+            )?;
+        }
+        for f in k.tile().iter().flat_map(|tile| &tile.fragments) {
+            let columns = f.columns.map(|columns| format!(", {columns}")).unwrap_or_default();
+            writeln!(self.out, "  fragment @{}: {}[{}{columns}]", f.name, f.element, f.rows)?;
         }
         self.region(&k.body, 1)?;
         self.out.push_str("}\n");
@@ -119,6 +135,7 @@ impl Printer<'_> {
             Shape::For => self.for_op(op, depth),
             Shape::While => self.while_op(op, depth),
             Shape::Switch => self.switch_op(op, depth),
+            Shape::Map => self.map(op, depth),
             _ => self.plain_op(op),
         }
     }
@@ -128,12 +145,18 @@ impl Printer<'_> {
         let mut separator = " ";
         if let Some(place) = op.place {
             write!(self.out, " @{}", self.kernel.place_name(place))?;
-            if op.code.shape() != Shape::Extent {
+            if !matches!(
+                op.code.shape(),
+                Shape::Extent | Shape::Release | Shape::Fill | Shape::Mma | Shape::Rows
+            ) {
                 self.out.push('[');
                 self.values(&op.operands[..indices])?;
                 self.out.push(']');
             }
             separator = ", ";
+        }
+        for other in &op.others {
+            write!(self.out, "{separator}@{}", self.kernel.place_name(*other))?;
         }
         let rest = &op.operands[indices..];
         if !rest.is_empty() {
@@ -153,6 +176,26 @@ impl Printer<'_> {
             separator = ", ";
         }
         self.result_types(op)?;
+        self.out.push('\n');
+        Ok(())
+    }
+
+    fn map(&mut self, op: &Op, depth: usize) -> std::fmt::Result {
+        let ([body], Some(place)) = (&op.regions[..], op.place) else { return Ok(()) };
+        let computed = op.immediates.first().map_or(1, |count| *count as usize);
+        for (i, place) in std::iter::once(&place).chain(&op.others).enumerate() {
+            let before = match i {
+                0 => " ",
+                i if i == computed => " = ",
+                _ => ", ",
+            };
+            write!(self.out, "{before}@{}", self.kernel.place_name(*place))?;
+        }
+        self.out.push_str(if op.others.len() < computed { " = (" } else { " (" });
+        self.values(&body.args)?;
+        self.out.push_str(") {\n");
+        self.region(body, depth + 1)?;
+        self.close(depth);
         self.out.push('\n');
         Ok(())
     }

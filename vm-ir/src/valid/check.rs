@@ -23,6 +23,8 @@ pub(super) struct Checker<'k> {
     pub(super) visible: Vec<bool>,
     /// How many regions the op at hand is in.
     pub(super) depth: usize,
+    /// Is it in the region of a `map`?
+    pub(super) in_map: bool,
 }
 
 impl<'k> Checker<'k> {
@@ -47,6 +49,7 @@ impl<'k> Checker<'k> {
             op: None,
             visible: vec![false; kernel.values.len()],
             depth: 0,
+            in_map: false,
         }
     }
 
@@ -115,7 +118,12 @@ impl<'k> Checker<'k> {
         }
         self.trust_of(op);
         self.attributes(op);
-        if self.scope(&op.operands) && self.place(op) && self.counts(op) {
+        if self.kind_of_kernel(op)
+            && self.scope(&op.operands)
+            && self.place(op)
+            && self.other_places(op)
+            && self.counts(op)
+        {
             self.access(op);
             self.op_types(op);
         } else {
@@ -168,7 +176,7 @@ impl<'k> Checker<'k> {
             None => false,
         };
         if let Some(place) = op.place
-            && !matches!(shape.place(), PlaceRule::WholeView | PlaceRule::WholeShared)
+            && matches!(shape.place(), PlaceRule::Any | PlaceRule::Shared | PlaceRule::Box)
             && wrong_indices(indices)
         {
             let others = shape.operands().unwrap_or(0);
@@ -189,7 +197,7 @@ impl<'k> Checker<'k> {
         {
             self.error(Rule::ImmediateCount { expected, found: op.immediates.len() });
         }
-        if !shape.has_regions() {
+        if !shape.has_regions() || shape.is_tile() {
             let expected = usize::from(shape.has_result());
             if op.results.len() != expected {
                 self.error(Rule::ResultCount { expected, found: op.results.len() });

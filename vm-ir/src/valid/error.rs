@@ -280,6 +280,39 @@ pub enum Rule {
     /// Warp ops need whole warps.
     #[error("a block of {0} threads has a warp that is not full; ops on warps need a multiple of 32")]
     PartialWarp(u32),
+    /// The op is of tile kernels alone.
+    #[error("only a tile kernel has it: one with `tile(groups)` in the place of `block(…)`")]
+    OutsideOfTile,
+    /// A tile kernel has no such op.
+    #[error("has no place in {0}, which computes for a block as a whole")]
+    InTile(&'static str),
+    /// The head of a tile kernel is not as it should be.
+    #[error("a tile kernel has {0}")]
+    TileHead(String),
+    /// Tiles don't fit each other.
+    #[error("{0}")]
+    TileShape(String),
+    /// A channel may have no free stage.
+    #[error("@{name} has {stages} stages, and all of them may hold a tile here; release one before")]
+    ChannelFull {
+        /// The channel.
+        name: String,
+        /// Its stages.
+        stages: u32,
+    },
+    /// A channel may hold no tile.
+    #[error("@{0} may hold no tile here; fetch one before")]
+    ChannelEmpty(String),
+    /// A loop or a choice leaves a channel with another number of tiles.
+    #[error("@{name} holds {found} tiles where one of its regions ends, and {expected} elsewhere")]
+    ChannelUnbalanced {
+        /// The channel.
+        name: String,
+        /// Tiles at the end of the region.
+        found: u32,
+        /// Tiles where the loop begins, or at the end of the other region.
+        expected: u32,
+    },
     /// Only trusted modules may use the op.
     #[error("only a trusted module may use it")]
     Trusted,

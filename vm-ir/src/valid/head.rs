@@ -25,7 +25,7 @@ impl<'k> Checker<'k> {
             self.name(&param.name);
             match &param.kind {
                 ParamKind::View(view) => {
-                    if !places.insert(&param.name) {
+                    if !places.insert(&*param.name) {
                         self.error(Rule::DuplicateName(format!("@{}", param.name)));
                     }
                     self.view(&param.name, view);
@@ -49,7 +49,7 @@ impl<'k> Checker<'k> {
         for array in &kernel.shared {
             self.line = array.line;
             self.name(&array.name);
-            if !places.insert(&array.name) {
+            if !places.insert(&*array.name) {
                 self.error(Rule::DuplicateName(format!("@{}", array.name)));
             }
             self.element(&array.name, array.element);
@@ -63,9 +63,12 @@ impl<'k> Checker<'k> {
                 break;
             }
         }
+        if let Some(tile) = kernel.tile() {
+            self.tile(tile, &mut places);
+        }
     }
 
-    fn name(&mut self, name: &str) {
+    pub(super) fn name(&mut self, name: &str) {
         if !is_name(name) {
             self.error(Rule::Name(name.to_owned()));
         }
@@ -84,7 +87,7 @@ impl<'k> Checker<'k> {
         }
     }
 
-    fn element(&mut self, name: &str, element: crate::types::Scalar) {
+    pub(super) fn element(&mut self, name: &str, element: crate::types::Scalar) {
         if !element.in_memory() {
             self.error(Rule::Element { name: name.to_owned(), element });
         }

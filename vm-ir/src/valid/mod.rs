@@ -11,6 +11,8 @@
 //! * **Access.** Loads from views that may be read, stores to those that may be written, atomics on both.
 //! * **Convergence.** Ops that work on a whole block or warp are reached by all of its threads or by none.
 //!   [`Uniformity`] says what is proved of each value, from what it depends on.
+//! * **Channels.** Where a tile kernel fetches, a stage is free; where it uses or releases a stage, there is one; however
+//!   the control flow goes.
 //! * **Trust.** Some ops are for trusted modules only.
 //!
 //! It reads each op once, and then each value at most three times for convergence, so it is linear in the
@@ -20,6 +22,7 @@ mod check;
 mod error;
 mod head;
 mod regions;
+mod tile;
 mod types;
 mod uniform;
 
@@ -163,6 +166,9 @@ fn validate_kernel(kernel: &Kernel, trust: Trust, caps: Caps) -> Result<KernelFa
     let mut checker = check::Checker::new(kernel, trust, caps);
     checker.head();
     checker.body();
+    if checker.errors.is_empty() {
+        checker.balance();
+    }
     if !checker.errors.is_empty() {
         return Err(checker.errors);
     }

@@ -40,7 +40,7 @@ impl Checker<'_> {
         self.line = line;
     }
 
-    fn whole_region(&mut self, region: &Region, args: &[Type], yields: &[Type]) {
+    pub(super) fn whole_region(&mut self, region: &Region, args: &[Type], yields: &[Type]) {
         self.region_args(region, args);
         self.region(region);
         self.yields(region, yields);

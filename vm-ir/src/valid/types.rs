@@ -16,6 +16,9 @@ impl Checker<'_> {
             PlaceRule::WholeShared => "a shared array, without indices",
             PlaceRule::Any => "a view or a shared array, with indices",
             PlaceRule::Shared => "a shared array, with indices",
+            PlaceRule::Box => "a view, with indices",
+            PlaceRule::Channel => "a channel",
+            PlaceRule::Fragment => "a fragment",
         };
         let fits = match (shape.place(), op.place) {
             (PlaceRule::None, None) => true,
@@ -23,8 +26,10 @@ impl Checker<'_> {
             (PlaceRule::Shared | PlaceRule::WholeShared, Some(place @ Place::Shared(_))) => {
                 self.kernel.place(place).is_some()
             }
-            (PlaceRule::Any, Some(place)) => self.kernel.place(place).is_some(),
-            _ => false,
+            (PlaceRule::Any, Some(place @ (Place::View(_) | Place::Shared(_)))) => {
+                self.kernel.place(place).is_some()
+            }
+            (rule, _) => self.tile_place(op, rule),
         };
         if !fits {
             self.error(Rule::Place(needs));
@@ -105,6 +110,13 @@ impl Checker<'_> {
         let shape = op.code.shape();
         match shape {
             Shape::If | Shape::For | Shape::While | Shape::Switch => self.control(op),
+            Shape::Fetch
+            | Shape::Release
+            | Shape::Fill
+            | Shape::Mma
+            | Shape::Map
+            | Shape::Rows
+            | Shape::Put => self.tile_types(op),
             Shape::Const => {
                 self.result_class(result, Class::REGISTER);
                 if let Some(bits) = op.immediates.first().filter(|bits| *bits & !result.scalar().mask() != 0)

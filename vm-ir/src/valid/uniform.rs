@@ -142,6 +142,11 @@ impl Analysis<'_> {
                 self.all_edges(&condition.yields, &op.results);
                 return;
             }
+            Shape::Map => {
+                let args = op.regions.first().map_or(&[][..], |body| &body.args);
+                args.iter().for_each(|arg| self.levels[arg.index()] = Uniformity::Thread);
+                return;
+            }
             _ => {}
         }
         let Some(result) = op.result() else { return };
