@@ -167,7 +167,10 @@ pub fn types_of(op: Opcode) -> Vec<(Scalar, Scalar)> {
         Shape::Id64 | Shape::Extent => vec![(Scalar::I64, Scalar::I64)],
         Shape::For => same(Class::WORD),
         Shape::Switch => same(Class::INT),
-        Shape::Sync | Shape::While => Vec::new(),
+        Shape::Sync | Shape::While | Shape::Release | Shape::Map => Vec::new(),
+        Shape::Fetch | Shape::Put | Shape::Fill => same(Class::DATA),
+        Shape::Mma => vec![(Scalar::F16, Scalar::F32), (Scalar::Bf16, Scalar::F32)],
+        Shape::Rows => same(Class::WIDE_FLOAT),
     }
 }
 
@@ -232,6 +235,15 @@ pub fn rejects(module: &Module, target: &Target) -> Vec<Reject> {
     module.kernels().iter().flat_map(|kernel| kernel_rejects(kernel, target)).collect()
 }
 
+/// What of a tile kernel the target does not have, with the lines.
+fn tile_rejects(kernel: &Kernel, target: &Target) -> Vec<(u32, RejectKind)> {
+    match target {
+        Target::Ptx(options) => crate::target::ptx::tile_rejects(options, kernel),
+        #[cfg(feature = "cpu")]
+        Target::Cpu(options) => crate::target::cpu::tile_rejects(options, kernel),
+    }
+}
+
 pub(crate) fn kernel_rejects(kernel: &Kernel, target: &Target) -> Vec<Reject> {
     let mut found = Vec::new();
     let head = match target {
@@ -240,9 +252,13 @@ pub(crate) fn kernel_rejects(kernel: &Kernel, target: &Target) -> Vec<Reject> {
         Target::Cpu(options) => crate::target::cpu::head_rejects(options, kernel),
     };
     found.extend(head.into_iter().map(|kind| Reject::new(kernel, kernel.line().0, kind)));
+    found
+        .extend(tile_rejects(kernel, target).into_iter().map(|(line, kind)| Reject::new(kernel, line, kind)));
     kernel.for_each_op(&mut |op| {
         let (ty, to) = key(kernel, op);
-        if let Support::Rejected(_) = support(target, op.code, ty, to) {
+        if !op.code.shape().is_tile()
+            && let Support::Rejected(_) = support(target, op.code, ty, to)
+        {
             let kind = RejectKind::Op { target: target.to_string(), op: op.code.mnemonic(), ty };
             found.push(Reject::new(kernel, op.line.0, kind));
         }

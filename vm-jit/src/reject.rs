@@ -80,6 +80,13 @@ pub enum RejectKind {
         /// What it says.
         what: String,
     },
+    /// A tile kernel has a shape that the target has no instructions for, or the target has no tile kernels.
+    #[error("{what}")]
+    #[strum(serialize = "unsupported-tile")]
+    Tile {
+        /// What is asked for, and what there is.
+        what: String,
+    },
     /// The driver is too old for the target.
     #[error("{target} needs {needed}, the driver takes {available} at most; update the driver")]
     #[strum(serialize = "driver-too-old")]

@@ -20,7 +20,9 @@ fn random(state: &mut u64) -> u64 {
 fn changed_kernels_compile_or_are_rejected() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut seeds = Vec::new();
-    for folder in [folder.join("../vm-ir/filetests/run"), folder.join("filetests/ptx")] {
+    for folder in
+        ["../vm-ir/filetests/run", "../vm-ir/filetests/tile", "filetests/ptx"].map(|seeds| folder.join(seeds))
+    {
         for entry in std::fs::read_dir(folder).unwrap() {
             let module = text::parse(&std::fs::read_to_string(entry.unwrap().path()).unwrap()).unwrap();
             seeds.push(encode(&module, Lines::Strip));
@@ -43,7 +45,11 @@ fn changed_kernels_compile_or_are_rejected() {
         let Ok(module) = decode(&bytes) else { continue };
         let trust = if random(&mut state).is_multiple_of(2) { Trust::Guest } else { Trust::Trusted };
         let Ok(valid) = validate(module, trust) else { continue };
-        let arch = archs[random(&mut state) as usize % archs.len()];
+        let tiles = valid.kernels().iter().any(|kernel| kernel.tile().is_some());
+        let arch = match tiles {
+            true => "sm_90a".parse().unwrap(),
+            false => archs[random(&mut state) as usize % archs.len()],
+        };
         // Machine code takes longest to make, so it is made of fewer.
         let target = match &host {
             Some(host) if round % 64 == 0 => host.clone(),

@@ -380,12 +380,13 @@ impl<'k> Walk<'k> {
                 Place::Shared(array) => {
                     self.kernel.shared().get(usize::from(array)).map(|s| u64::from(s.dims[dimension]))
                 }
+                Place::Channel(_) | Place::Fragment(_) => None,
             };
             let below = match place {
                 Place::View(view) => fact.below.iter().any(|b| {
                     b.view == view && usize::from(b.dimension) == dimension && i128::from(b.offset) <= -lanes
                 }),
-                Place::Shared(_) => false,
+                Place::Shared(_) | Place::Channel(_) | Place::Fragment(_) => false,
             };
             fact.low >= 0 && (below || fixed.is_some_and(|extent| fact.high <= i128::from(extent) - lanes))
         };
@@ -397,7 +398,7 @@ impl<'k> Walk<'k> {
                 Some(Dim::Any { multiple }) => multiple.trailing_zeros(),
                 None => 0,
             },
-            Place::Shared(_) => 0,
+            Place::Shared(_) | Place::Channel(_) | Place::Fragment(_) => 0,
         };
         let lanes_shift = (lanes as u32).trailing_zeros();
         let lanes = if within(last, lanes) {

@@ -42,6 +42,9 @@ pub(super) fn of(kernel: &Kernel, op: &Op, costs: Costs) -> u64 {
     if let Shape::Switch = op.code.shape() {
         return LOOP + op.regions.len() as u64;
     }
+    if op.code.shape().is_tile() {
+        return tile(kernel, op, costs);
+    }
     let value = op.result().or(op.operands.last().copied()).map(|value| kernel.type_of(value));
     let lanes = match op.code.shape() {
         shape if shape.has_regions() => 1,
@@ -49,6 +52,37 @@ pub(super) fn of(kernel: &Kernel, op: &Op, costs: Costs) -> u64 {
     };
     let (from, to) = key(kernel, op);
     lanes * element(costs, op.code, from, to, matches!(op.place, Some(Place::Shared(_))))
+}
+
+/// What an op of a tile kernel costs: the time of the group that has the most to do.
+fn tile(kernel: &Kernel, op: &Op, costs: Costs) -> u64 {
+    /// To hand over a stage, or to wait for it.
+    const STAGE: u64 = 256;
+    /// Bytes that a block copies in the time of an operation.
+    const BYTES: u64 = 16;
+    /// Products that a block adds up in that time.
+    const PRODUCTS: u64 = 4096;
+    /// Elements of a fragment that are computed at the same time.
+    const ELEMENTS: u64 = 128;
+    let places = || op.place.iter().chain(&op.others);
+    let bytes = |place: &Place| {
+        let channel = kernel.channel(*place).map_or(0, |channel| channel.stage_bytes());
+        channel + kernel.fragment(*place).map_or(0, |f| f.len() * u64::from(f.element.bytes()))
+    };
+    let elements = op.place.and_then(|place| kernel.fragment(place)).map_or(0, |f| f.len());
+    match op.code {
+        Opcode::Mma | Opcode::Product => {
+            let inner = places().filter_map(|place| kernel.channel(*place)).map(|c| c.dims[0].max(c.dims[1]));
+            STAGE + elements * u64::from(inner.max().unwrap_or(1)) / PRODUCTS
+        }
+        Opcode::Map => {
+            let ops = op.regions.iter().flat_map(|region| &region.ops);
+            let each = ops.fold(4u64, |sum, op| sum.saturating_add(of(kernel, op, costs)));
+            elements.div_ceil(ELEMENTS).saturating_mul(each)
+        }
+        Opcode::Fetch | Opcode::Put | Opcode::Release => STAGE + places().map(bytes).sum::<u64>() / BYTES,
+        _ => 64 + places().map(bytes).sum::<u64>() / 4 / ELEMENTS,
+    }
 }
 
 /// What an op costs for one element; `shared` is whether the memory that it works on is. For a conversion, `from` is what it
@@ -127,6 +161,8 @@ fn ptx(op: Opcode, from: Scalar, to: Scalar, shared: bool, expanded: bool) -> u6
         LoadUniform | Shuffle | ShuffleXor | ShuffleUp | ShuffleDown | VoteAny | VoteAll | Ballot
         | WarpAdd | WarpMin | WarpMax | WarpMinS | WarpMaxS | WarpMinU | WarpMaxU | WarpAnd | WarpOr
         | WarpXor | Barrier | Clock => 64,
+        // By what they work on: `tile`.
+        Fetch | Release | Fill | Mma | Product | Map | RowAdd | RowMax | RowMin | Put => 1,
         If | For | While | Switch => LOOP,
     }
 }
@@ -201,6 +237,8 @@ fn cpu(op: Opcode, from: Scalar, to: Scalar, shared: bool) -> u64 {
         | WarpXor => 16,
         WarpAdd | WarpMin | WarpMax | WarpMinS | WarpMaxS | WarpMinU | WarpMaxU => by_type(512, 32),
         Barrier => 16,
+        // By what they work on: `tile`.
+        Fetch | Release | Fill | Mma | Product | Map | RowAdd | RowMax | RowMin | Put => 1,
         Clock => 64,
         If | For | While | Switch => LOOP,
     }

@@ -55,6 +55,7 @@ impl Writer<'_, '_> {
         match place {
             Place::View(_) => self.view_row(op, place, known, &indices, count),
             Place::Shared(array) => self.shared_row(usize::from(array), known, &indices, count),
+            Place::Channel(_) | Place::Fragment(_) => None,
         }
     }
 

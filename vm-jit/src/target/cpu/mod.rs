@@ -108,6 +108,12 @@ pub(crate) fn head_rejects(_: &Options, kernel: &Kernel) -> Vec<RejectKind> {
     found
 }
 
+/// What of a tile kernel the target does not have, with the lines.
+pub(crate) fn tile_rejects(_: &Options, kernel: &Kernel) -> Vec<(u32, RejectKind)> {
+    let what = "processors have no tile kernels yet; compile for ptx:sm_90a".to_owned();
+    kernel.tile().map(|_| (kernel.line().0, RejectKind::Tile { what })).into_iter().collect()
+}
+
 /// Compiles a module that the target does not reject.
 pub(crate) fn write(module: &ValidModule, options: &Options, target: String) -> Result<Artifact, Rejected> {
     let reject = |kernel: &Kernel, kind| Rejected(vec![Reject::new(kernel, kernel.line().0, kind)]);

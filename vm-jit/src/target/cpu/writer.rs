@@ -533,7 +533,7 @@ impl<'a, 'k> Writer<'a, 'k> {
     pub(super) fn extent(&self, place: Place, dimension: usize) -> Option<Extent> {
         match place {
             Place::View(i) => self.views.get(usize::from(i))?.as_ref()?.extents.get(dimension).copied(),
-            Place::Shared(_) => None,
+            Place::Shared(_) | Place::Channel(_) | Place::Fragment(_) => None,
         }
     }
 

@@ -52,6 +52,8 @@ pub(super) enum Arg<'a> {
     List(&'a [Reg]),
     /// `[a + offset]`
     At(Reg, i64),
+    /// `[map, {column, row, …}]`
+    Tensor(Reg, &'a [Reg]),
     /// `[name + offset]`
     AtName(&'a str, i64),
     Label(Label),
@@ -166,6 +168,13 @@ impl Asm {
                 self.text.push('[');
                 self.reg(reg);
                 self.offset(offset);
+            }
+            Arg::Tensor(map, coordinates) => {
+                self.text.push('[');
+                self.reg(map);
+                self.text.push_str(", ");
+                self.arg(Arg::List(coordinates));
+                self.text.push(']');
             }
             Arg::AtName(name, offset) => {
                 self.text.push('[');

@@ -348,7 +348,7 @@ impl<'k> Writer<'k> {
     fn enter_polled(&mut self, poll: Option<Poll>) -> bool {
         let outer = self.polled;
         let Some(poll) = poll else { return outer };
-        if let Some(cancel) = self.cancel.filter(|_| !outer) {
+        if let Some(cancel) = self.cancel.filter(|_| !outer && self.tiles.is_none()) {
             let word = def!(self, B32, "mov.b32", 0);
             when!(self, cancel.late, true, "ld.relaxed.sys.global.b32", word, Arg::At(cancel.flag, 0));
             let cancelled = def!(self, Pred, "setp.ne.u32", word, 0);
@@ -406,6 +406,9 @@ impl<'k> Writer<'k> {
 
     /// Leaves if the launch is cancelled.
     fn poll(&mut self, cancel: Cancel) {
+        if self.tiles.is_some() {
+            return self.poll_together(cancel);
+        }
         let word = def!(self, B32, "ld.relaxed.sys.global.b32", Arg::At(cancel.flag, 0));
         let cancelled = def!(self, Pred, "setp.ne.u32", word, 0);
         when!(self, cancelled, true, "bra", Arg::Label(cancel.leave));
@@ -415,10 +418,15 @@ impl<'k> Writer<'k> {
     pub(super) fn epilogue(&mut self) {
         let Some(cancel) = self.cancel else { return };
         self.asm.place(cancel.out_of_fuel);
+        self.report_out_of_fuel(cancel);
+        self.asm.place(cancel.leave);
+        ins!(self, "exit");
+    }
+
+    /// Sets the cancel flag, unless it is set.
+    pub(super) fn report_out_of_fuel(&mut self, cancel: Cancel) {
         let code = i64::from(Guard::OUT_OF_FUEL);
         let old = self.asm.new_reg(Class::B32);
         ins!(self, "atom.relaxed.sys.global.cas.b32", old, Arg::At(cancel.flag, 0), 0, code);
-        self.asm.place(cancel.leave);
-        ins!(self, "exit");
     }
 }

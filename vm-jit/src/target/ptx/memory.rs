@@ -54,12 +54,12 @@ impl Writer<'_> {
     pub(super) fn view(&self, place: Place) -> Option<&View> {
         match place {
             Place::View(i) => self.views.get(usize::from(i))?.as_ref(),
-            Place::Shared(_) => None,
+            Place::Shared(_) | Place::Channel(_) | Place::Fragment(_) => None,
         }
     }
 
     /// An index as 64 bits.
-    fn wide(&mut self, index: Value) -> Reg {
+    pub(super) fn wide(&mut self, index: Value) -> Reg {
         let reg = self.get(index, 0);
         match reg.class {
             Class::B64 => reg,
@@ -71,13 +71,17 @@ impl Writer<'_> {
         match place {
             Place::View(_) => self.view_address(op, place, known),
             Place::Shared(array) => self.shared_address(op, usize::from(array), known, lanes),
+            // No load or store has such a place.
+            Place::Channel(_) | Place::Fragment(_) => {
+                Address { base: Reg::NONE, offset: 0, space: "shared", align: 1 }
+            }
         }
     }
 
     fn view_address(&mut self, op: &Op, place: Place, known: &Access) -> Address {
         let (size, align) = match place {
             Place::View(i) => self.kernel.view(i).map_or((1, 1), |v| (v.element.bytes(), v.align)),
-            Place::Shared(_) => (1, 1),
+            Place::Shared(_) | Place::Channel(_) | Place::Fragment(_) => (1, 1),
         };
         let Some(view) = self.view(place).cloned() else {
             return Address { base: Reg::NONE, offset: 0, space: "global", align: 1 };
@@ -232,7 +236,7 @@ impl Writer<'_> {
             Place::View(i) => {
                 op.result().is_some() && self.kernel.view(i).is_some_and(|v| v.access == Rights::Read)
             }
-            Place::Shared(_) => return String::new(),
+            Place::Shared(_) | Place::Channel(_) | Place::Fragment(_) => return String::new(),
         };
         let policies = self.has(70, 7, 4);
         let mut hints = String::new();

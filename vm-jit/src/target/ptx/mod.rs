@@ -7,6 +7,7 @@
 //! * `cluster`: blocks that run at the same time and exchange values.
 //! * `value`, `convert`, `function`: ops on values; `memory`: views, shared arrays and
 //!   atomics; `zero`: a guest's shared memory at first; `warp`: ops between threads.
+//! * `tile`: kernels of tiles.
 //! * `asm`: the text; `size`: how long it becomes.
 //!
 //! # How values live in registers
@@ -33,6 +34,7 @@ mod legal;
 mod memory;
 mod negation;
 mod size;
+mod tile;
 mod triple;
 mod value;
 mod warp;
@@ -146,13 +148,21 @@ pub(crate) fn head_rejects(options: &Options, kernel: &Kernel) -> Vec<RejectKind
         let (target, blocks) = (format!("{arch} with PTX {version}"), kernel.cluster());
         found.push(RejectKind::Cluster { target, blocks });
     }
-    let needed = artifact::layout(kernel, &[], true).bytes;
+    let needed = match kernel.tile() {
+        Some(tile) => tile::parameter_bytes(kernel, tile),
+        None => artifact::layout(kernel, &[], true).bytes,
+    };
     let large = version >= LARGE_PARAMETERS;
     let available = if large { vm_abi::MAX_PARAMETER_BYTES } else { vm_abi::PARAMETER_BYTES };
     if needed > available {
         found.push(RejectKind::Parameters { needed, available });
     }
     found
+}
+
+/// What of a tile kernel the target does not have, with the lines.
+pub(crate) fn tile_rejects(options: &Options, kernel: &Kernel) -> Vec<(u32, RejectKind)> {
+    tile::rejects(options, kernel)
 }
 
 /// Writes a module that the target does not reject.

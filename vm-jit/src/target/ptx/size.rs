@@ -38,6 +38,10 @@ pub(super) fn instructions(kernel: &Kernel, op: &Op, access: Option<&Access>) ->
         Shape::Switch => op.regions.len() as u64 * (3 + 2 * all(&op.results)),
         Shape::For => 2 * COPY + 6 * all(&op.operands[3..]),
         Shape::While => 2 * COPY + 6 * all(&op.operands),
+        Shape::Fetch | Shape::Release => 64,
+        Shape::Fill | Shape::Rows | Shape::Put | Shape::Mma | Shape::Map => {
+            super::tile::instructions(kernel, op)
+        }
         Shape::Unary(_)
         | Shape::Binary(_)
         | Shape::Ternary(_)

@@ -3,6 +3,7 @@
 use super::asm::{Arg, Asm, Class, Label, Reg, def, ins};
 use super::cluster::{BARRIER_BYTES, BARRIERS, ClusterBarriers};
 use super::legal::way;
+use super::tile::{self, Tiles};
 use super::triple::Negations;
 use super::{Options, STATIC_SHARED};
 use crate::artifact::{self, Entry};
@@ -41,12 +42,16 @@ pub(super) fn module(
 ) -> Result<Vec<Entry>, Rejected> {
     let mut instructions = 0;
     let mut kernels = String::new();
-    let (mut turns, mut dynamic) = (false, false);
+    let (mut turns, mut dynamic, mut tiles) = (false, false, false);
     let mut entries = Vec::new();
     for ((kernel, facts), plan) in module.kernels_with_facts().zip(super::plans(module, options)?) {
         let mut writer = Writer::new(facts, plan, options);
         writer.asm.instructions = instructions;
-        entries.push(writer.kernel(&mut kernels));
+        entries.push(match kernel.tile() {
+            Some(tile) => writer.tile_kernel(tile, &mut kernels),
+            None => writer.kernel(&mut kernels),
+        });
+        tiles |= kernel.tile().is_some();
         instructions = writer.asm.instructions;
         if instructions > MAX_INSTRUCTIONS {
             let kind =
@@ -65,6 +70,9 @@ pub(super) fn module(
     }
     if dynamic {
         let _ = writeln!(text, ".extern .shared .align 16 .b8 {DYNAMIC_SHARED}[];");
+    }
+    if tiles {
+        text.push_str(tile::DECLARATION);
     }
     text.push_str(&kernels);
     Ok(entries)
@@ -141,6 +149,10 @@ pub(super) struct Writer<'k> {
     /// The policy by which the L2 cache evicts last.
     pub(super) keep: Option<Reg>,
     pub(super) cancel: Option<Cancel>,
+    /// The address of the cancel flag, and the fuel.
+    pub(super) guard: Option<(Reg, Reg)>,
+    /// In a tile kernel.
+    pub(super) tiles: Option<Box<Tiles<'k>>>,
     /// Is the code inside of a polled loop?
     pub(super) polled: bool,
     line: u32,
@@ -186,6 +198,8 @@ impl<'k> Writer<'k> {
             phase: None,
             keep: None,
             cancel: None,
+            guard: None,
+            tiles: None,
             polled: false,
             line: 0,
             turns: false,
@@ -239,7 +253,7 @@ impl<'k> Writer<'k> {
         }
     }
 
-    fn prologue(&mut self, params: &ParamLayout) {
+    pub(super) fn prologue(&mut self, params: &ParamLayout) {
         for (param, slot) in self.kernel.params().iter().zip(&params.slots) {
             let at = |offset: u32| Arg::AtName("args", i64::from(offset));
             match (&param.kind, *slot) {
@@ -285,7 +299,11 @@ impl<'k> Writer<'k> {
             let generic = def!(self, B64, "ld.param.b64", Arg::AtName("args", i64::from(guard.stop)));
             let stop = def!(self, B64, "cvta.to.global.u64", generic);
             let all = def!(self, B64, "ld.param.b64", Arg::AtName("args", i64::from(guard.fuel)));
-            self.prepare_polls(stop, all);
+            self.guard = Some((stop, all));
+            // The roles of a tile kernel count for themselves.
+            if self.kernel.tile().is_none() {
+                self.prepare_polls(stop, all);
+            }
         }
         if self.facts.shared_bytes > 0 {
             let name = if self.dynamic_shared() > 0 { DYNAMIC_SHARED } else { "arrays" };
@@ -365,6 +383,7 @@ impl<'k> Writer<'k> {
         for op in &region.ops {
             self.op(op);
         }
+        self.end_of_region(region);
     }
 
     fn op(&mut self, op: &'k Op) {
@@ -381,7 +400,9 @@ impl<'k> Writer<'k> {
         if !self.cluster_barriers.is_empty() {
             self.cluster_barrier(op);
         }
+        self.before_op(op);
         match op.code.shape() {
+            shape if shape.is_tile() => self.tile_op(op),
             Shape::If => self.if_op(op),
             Shape::For => self.for_op(op),
             Shape::While => self.while_op(op),

@@ -1,0 +1,189 @@
+//! Copies between views and shared memory, and the stages that they fill.
+
+use super::layout::{self, BoxOf, GROUP, ROW, SLAB};
+use super::{Role, channel_number, fragment_number};
+use crate::target::ptx::asm::{Arg, Reg, def, ins, when};
+use crate::target::ptx::writer::Writer;
+use vm_ir::module::{Op, Place};
+
+impl<'k> Writer<'k> {
+    /// The tensor map of a box: its generic address.
+    fn map_of(&mut self, wanted: BoxOf) -> Reg {
+        let Some(tiles) = &self.tiles else { return Reg::NONE };
+        let number = tiles.layout.boxes.iter().position(|b| *b == wanted);
+        let offset = number.and_then(|number| tiles.maps.get(number)).copied().unwrap_or(0);
+        let parameters = tiles.parameters;
+        def!(self, B64, "add.s64", parameters, i64::from(offset))
+    }
+
+    /// The indices of a box as coordinates, the last first; `down` is added to the row. An index that is out of the range of
+    /// coordinates becomes the nearest, which is out of every view as far as a box reaches. The accelerator takes no column but at
+    /// a multiple of 16 bytes: it ends the kernel (seen on an H200).
+    fn coordinates(&mut self, op: &Op, down: Option<Reg>) -> Vec<Reg> {
+        let last = op.operands.len().saturating_sub(1);
+        let element = op.place.and_then(|place| self.kernel.place(place)).map(|(_, element)| element);
+        let step = element.map_or(1, vm_ir::tile::column_step);
+        let coordinate = |(i, index): (usize, &vm_ir::Value)| {
+            let wide = self.wide(*index);
+            let narrow = def!(self, B32, "cvt.sat.s32.s64", wide);
+            match down.filter(|_| i + 1 == last) {
+                Some(down) => def!(self, B32, "add.sat.s32", narrow, down),
+                None if i == last => def!(self, B32, "and.b32", narrow, -i64::from(step)),
+                None => narrow,
+            }
+        };
+        let mut coordinates: Vec<Reg> = op.operands.iter().enumerate().map(coordinate).collect();
+        coordinates.reverse();
+        coordinates
+    }
+
+    /// Does no index of a box lie below zero? The accelerator ends a kernel that stores such a box (seen on an H200).
+    fn begins_inside(&mut self, op: &Op) -> Reg {
+        let mut below = self.number(vm_ir::Scalar::I64, 0);
+        for index in &op.operands {
+            let wide = self.wide(*index);
+            below = def!(self, B64, "or.b64", below, wide);
+        }
+        def!(self, Pred, "setp.ge.s64", below, 0)
+    }
+
+    /// The next stage of a channel: one role has it filled, the others wait until it is full.
+    pub(super) fn fetch(&mut self, op: &'k Op, view: Place) {
+        let kernel = self.kernel;
+        let (Place::View(parameter), Some(place)) = (view, op.others.first().copied()) else { return };
+        let (Some(channel), Some(number)) = (kernel.channel(place), channel_number(place)) else { return };
+        let Some(tiles) = &self.tiles else { return };
+        let (role, base, ring) = (tiles.role, tiles.base, tiles.rings[number]);
+        let (first, barriers) = (tiles.layout.channels[number], tiles.layout.barriers[number]);
+        let bytes = i64::from(channel.stage_bytes() as u32);
+        let barrier = def!(self, B32, "mad.lo.u32", ring.next, 8, base);
+        let [full, empty] = [barriers, barriers + 8 * channel.stages].map(i64::from);
+        let stage = def!(self, B32, "mad.lo.u32", ring.next, bytes, base);
+        match role {
+            Role::Compute => {
+                self.wait(barrier, full, ring.parity);
+                ins!(self, "add.u32", ring.newest, stage, i64::from(first));
+            }
+            Role::Fetch => {
+                self.wait(barrier, empty, ring.parity);
+                let expect = "mbarrier.arrive.expect_tx.shared::cta.b64";
+                ins!(self, expect, "_", Arg::At(barrier, full), bytes);
+                let wanted = layout::fetched(parameter, channel);
+                let map = self.map_of(wanted);
+                let [rows, columns] = wanted.dims;
+                let mut at = self.coordinates(op, None);
+                let of_full = def!(self, B32, "add.u32", barrier, full);
+                for i in 0..channel.dims[1] / columns {
+                    if i > 0 {
+                        at[0] = def!(self, B32, "add.sat.s32", at[0], i64::from(columns));
+                    }
+                    let to = Arg::At(stage, i64::from(first + i * rows * ROW));
+                    let dimensions = at.len();
+                    let copy = format!(
+                        "cp.async.bulk.tensor.{dimensions}d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                    );
+                    ins!(self, &copy, to, Arg::Tensor(map, &at), Arg::At(of_full, 0));
+                }
+            }
+        }
+        self.advance(ring.next, Some(ring.parity), channel.stages);
+    }
+
+    /// The oldest stage of a channel is empty, as far as this warp is concerned.
+    pub(super) fn release(&mut self, place: Place) {
+        let (Some(channel), Some(number)) = (self.kernel.channel(place), channel_number(place)) else {
+            return;
+        };
+        let Some(tiles) = &self.tiles else { return };
+        let (base, ring, leads_warp) = (tiles.base, tiles.rings[number], tiles.leads_warp);
+        let empty = i64::from(tiles.layout.barriers[number] + 8 * channel.stages);
+        let barrier = def!(self, B32, "mad.lo.u32", ring.oldest, 8, base);
+        when!(self, leads_warp, true, "mbarrier.arrive.shared::cta.b64", "_", Arg::At(barrier, empty));
+        self.advance(ring.oldest, None, channel.stages);
+    }
+
+    /// Waits for all threads of the group.
+    fn group_barrier(&mut self) {
+        let Some(group) = self.tiles.as_ref().map(|tiles| tiles.group) else { return };
+        // Barrier 0 is that of the block; groups are counted from 1.
+        ins!(self, "bar.sync", group, i64::from(GROUP));
+    }
+
+    /// A fragment into the box of a view: each group puts its rows into shared memory, and has them copied from there.
+    pub(super) fn put_tile(&mut self, op: &'k Op, view: Place) {
+        let kernel = self.kernel;
+        let (Place::View(parameter), Some(place)) = (view, op.others.first().copied()) else { return };
+        let (Some(fragment), Some(number)) = (kernel.fragment(place), fragment_number(place)) else { return };
+        let Some(tiles) = &self.tiles else { return };
+        let (base, group, thread, leads, row) =
+            (tiles.base, tiles.group, tiles.thread, tiles.leads, tiles.row);
+        let (groups, staging) = (tiles.tile.groups, tiles.layout.staging);
+        let regs = tiles.fragments[number].clone();
+        let wanted = layout::stored(parameter, fragment.rows, groups, fragment.element);
+        let [rows, columns] = wanted.dims;
+        let boxes = fragment.columns.unwrap_or(0) / columns;
+        let size = fragment.element.bytes();
+
+        // What was put before has been read.
+        when!(self, leads, true, "cp.async.bulk.wait_group.read", 0);
+        self.group_barrier();
+        let own = def!(self, B32, "sub.u32", group, 1);
+        let start = def!(self, B32, "mad.lo.u32", own, i64::from(boxes * rows * ROW), base);
+        // Sixteen bytes of a row lie where the row's number says: of the eight rows that begin with the thread's, its own
+        // is `quad`, as all others are multiples of eight.
+        let quad = def!(self, B32, "bfe.u32", thread, 2, 3);
+        let pair = def!(self, B32, "and.b32", thread, 3);
+        let at = def!(self, B32, "mad.lo.u32", row, i64::from(ROW), start);
+        let at = match size {
+            2 => {
+                let at = def!(self, B32, "mad.lo.u32", quad, 16, at);
+                def!(self, B32, "mad.lo.u32", pair, 4, at)
+            }
+            _ => {
+                let half = def!(self, B32, "shr.u32", pair, 1);
+                let sixteen = def!(self, B32, "xor.b32", half, quad);
+                let at = def!(self, B32, "mad.lo.u32", sixteen, 16, at);
+                let odd = def!(self, B32, "and.b32", pair, 1);
+                def!(self, B32, "mad.lo.u32", odd, 8, at)
+            }
+        };
+        let width = fragment.columns.unwrap_or(0) / 8;
+        for slab in 0..rows / SLAB {
+            for eight in 0..width {
+                // Eight elements of a row, two of them here; in two rows.
+                let byte = 8 * size * eight;
+                let swizzled = def!(self, B32, "xor.b32", at, i64::from(byte % ROW));
+                for half in 0..2 {
+                    let to = staging + (byte / ROW) * rows * ROW + (slab * SLAB + 8 * half) * ROW;
+                    let to = Arg::At(swizzled, i64::from(to));
+                    let first = ((slab * width + eight) * 4 + 2 * half) as usize;
+                    if size == 2 {
+                        ins!(self, "st.shared.b32", to, regs[first / 2]);
+                    } else {
+                        let two = [regs[first], regs[first + 1]];
+                        ins!(self, "st.shared.v2.b32", to, Arg::List(&two));
+                    }
+                }
+            }
+        }
+        ins!(self, "fence.proxy.async.shared::cta");
+        self.group_barrier();
+        let below = self.asm.new_label();
+        let inside = self.begins_inside(op);
+        let stores = def!(self, Pred, "and.pred", leads, inside);
+        when!(self, stores, false, "bra", Arg::Label(below));
+        let map = self.map_of(wanted);
+        let plus = def!(self, B32, "mul.lo.u32", own, i64::from(rows));
+        let mut at = self.coordinates(op, Some(plus));
+        for i in 0..boxes {
+            if i > 0 {
+                at[0] = def!(self, B32, "add.sat.s32", at[0], i64::from(columns));
+            }
+            let from = Arg::At(start, i64::from(staging + i * rows * ROW));
+            let copy = format!("cp.async.bulk.tensor.{}d.global.shared::cta.bulk_group", at.len());
+            ins!(self, &copy, Arg::Tensor(map, &at), from);
+        }
+        ins!(self, "cp.async.bulk.commit_group");
+        self.asm.place(below);
+    }
+}

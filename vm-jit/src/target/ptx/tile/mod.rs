@@ -1,0 +1,415 @@
+//! Tile kernels on Hopper (sm_90a): the Tensor Memory Accelerator copies boxes of views, `wgmma` multiplies.
+//!
+//! A block is a group of warps for each of the kernel's, which hold the fragments, and one before them, of which one thread
+//! runs the program for its fetches. All of them run the same control flow on the same scalars ([`vm_ir::tile`]); a stage is
+//! handed over by a pair of `mbarrier`s, full and empty.
+//!
+//! * `layout`: shared memory, and what is rejected.
+//! * `waits`: what is waited for before an op.
+//! * `fragment`: fragments in registers, and the ops on them.
+//! * `copy`: fetches, stores and stages.
+//! * `product`: `mma`.
+//!
+//! # Cancellation
+//!
+//! Roles must leave together. At a poll point the thread that fetches reads the cancel flag and hands what it read to the others
+//! as it hands over a stage; all of them leave there or none. What was fetched before has then arrived, as the others have waited
+//! for it, so nothing is under way when the block ends.
+
+mod copy;
+mod fragment;
+mod layout;
+mod product;
+mod waits;
+
+use super::asm::{Arg, Class, Label, Reg, def, ins, when};
+use super::writer::{Cancel, Writer};
+use super::{Arch, Options};
+use crate::artifact::{self, Entry};
+use crate::reject::RejectKind;
+use layout::{GROUP, Layout, SIGNALS};
+use std::fmt::Write as _;
+use vm_abi::{ParamLayout, Swizzle};
+use vm_ir::Kernel;
+use vm_ir::module::{Op, Place, Region};
+use vm_ir::op::Shape;
+use vm_ir::tile::Tile;
+use waits::Waits;
+
+/// The name of shared memory in a tile kernel.
+const SHARED: &str = "tile_shared";
+/// Its declaration.
+pub(super) const DECLARATION: &str = ".extern .shared .align 1024 .b8 tile_shared[];\n";
+
+/// What a group of warps does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// Fetches.
+    Fetch,
+    /// All else.
+    Compute,
+}
+
+/// A ring of stages as a role sees it.
+#[derive(Clone, Copy, Debug)]
+struct Ring {
+    /// The next stage that is fetched, and the parity by which it is waited for.
+    next: Reg,
+    parity: Reg,
+    /// The address of the newest stage.
+    newest: Reg,
+    /// The oldest stage that is not released.
+    oldest: Reg,
+}
+
+/// The state of a tile kernel that is being written.
+pub(super) struct Tiles<'k> {
+    tile: &'k Tile,
+    layout: Layout,
+    waits: Waits,
+    /// The parameters of the tensor maps: their offsets in the block of parameters.
+    maps: Vec<u32>,
+    role: Role,
+    /// The address of shared memory.
+    base: Reg,
+    /// The generic address of the parameters.
+    parameters: Reg,
+    /// The number of the group, and of the thread in it.
+    group: Reg,
+    thread: Reg,
+    /// Is it the group's first thread? And its warp's?
+    leads: Reg,
+    leads_warp: Reg,
+    /// The first row that a thread has of each slab, in its group.
+    row: Reg,
+    /// By channel.
+    rings: Vec<Ring>,
+    /// How the roles tell each other of a cancelled launch.
+    signals: Option<Ring>,
+    /// By fragment: its registers; elements of 16 bits are two in one.
+    fragments: Vec<Vec<Reg>>,
+    /// Where a role ends.
+    end: Label,
+}
+
+/// Does the target have what tile kernels need?
+pub(super) fn is_supported(arch: Arch) -> bool {
+    arch.name() == "sm_90a"
+}
+
+/// Why the target does not take a tile kernel.
+pub(super) fn rejects(options: &Options, kernel: &Kernel) -> Vec<(u32, RejectKind)> {
+    let Some(tile) = kernel.tile() else { return Vec::new() };
+    if !is_supported(options.arch) || options.version() < super::Version::new(8, 1) {
+        let what = format!(
+            "{} with PTX {} has no tile kernels; compile for sm_90a",
+            options.arch,
+            options.version()
+        );
+        return vec![(kernel.line().0, RejectKind::Tile { what })];
+    }
+    layout::rejects(kernel, tile, options.arch.shared_bytes())
+}
+
+impl<'k> Writer<'k> {
+    fn tiles(&self) -> Option<&Tiles<'k>> {
+        self.tiles.as_deref()
+    }
+
+    /// Writes a tile kernel.
+    pub(super) fn tile_kernel(&mut self, tile: &'k Tile, text: &mut String) -> Entry {
+        let kernel = self.kernel;
+        let symbol = format!("vir_{}", kernel.name());
+        let layout = Layout::of(kernel, tile);
+        let params = artifact::layout(kernel, &maps(kernel, &layout), self.plan.cancellable());
+        self.prologue(&params);
+        self.begin_tiles(tile, layout, &params);
+        let threads = GROUP * (tile.groups + 1);
+        let to_fetch = self.asm.new_label();
+        let (group, end) = self.tiles().map_or((Reg::NONE, to_fetch), |tiles| (tiles.group, tiles.end));
+        let fetches = def!(self, Pred, "setp.eq.u32", group, 0);
+        when!(self, fetches, true, "bra.uni", Arg::Label(to_fetch));
+        // What one role leaves in registers that both count with is set anew for the other.
+        self.role(Role::Compute, tile);
+        self.asm.place(to_fetch);
+        self.role(Role::Fetch, tile);
+        self.asm.place(end);
+        ins!(self, "ret");
+
+        let _ =
+            write!(text, "\n// @{} at {}\n.visible .entry {symbol}(", kernel.name(), kernel.guest_address());
+        let _ = write!(text, "\n\t.param .align {} .b8 args[{}]\n", params.align(), params.bytes.max(8));
+        let _ = writeln!(text, ")\n.reqntid {threads}, 1, 1\n.minnctapersm 1");
+        text.push_str("{\n");
+        self.asm.declarations(text);
+        text.push_str(&self.asm.text);
+        text.push_str("}\n");
+        let bytes = self.tiles().map_or(0, |tiles| tiles.layout.bytes);
+        Entry {
+            kernel: kernel.name().to_owned(),
+            symbol,
+            block: [threads, 1, 1],
+            cluster: 1,
+            params,
+            static_shared: 0,
+            dynamic_shared: bytes,
+            work: self.plan.bound(),
+        }
+    }
+
+    /// What all threads do before they part.
+    fn begin_tiles(&mut self, tile: &'k Tile, layout: Layout, params: &ParamLayout) {
+        let name = def!(self, B32, "mov.u32", SHARED);
+        let up = def!(self, B32, "add.u32", name, i64::from(layout::ALIGN - 1));
+        let base = def!(self, B32, "and.b32", up, -i64::from(layout::ALIGN));
+        let here = def!(self, B64, "mov.b64", "args");
+        let parameters = def!(self, B64, "cvta.param.u64", here);
+        let index = def!(self, B32, "mov.u32", "%tid.x");
+        let first = def!(self, Pred, "setp.eq.u32", index, 0);
+        let warp = def!(self, B32, "shr.u32", index, 5);
+        // Uniform in the warp, which the assembler can't know.
+        let warp_uniform = def!(self, B32, "shfl.sync.idx.b32", warp, 0, 31, -1);
+        let group = def!(self, B32, "shr.u32", warp_uniform, 2);
+        let thread = def!(self, B32, "and.b32", index, i64::from(GROUP - 1));
+        let leads = def!(self, Pred, "setp.eq.u32", thread, 0);
+        let lane = def!(self, B32, "and.b32", index, 31);
+        let leads_warp = def!(self, Pred, "setp.eq.u32", lane, 0);
+        let quad = def!(self, B32, "shr.u32", lane, 2);
+        let in_group = def!(self, B32, "and.b32", warp_uniform, 3);
+        let row = def!(self, B32, "mad.lo.u32", in_group, 16, quad);
+        let releases = 4 * i64::from(tile.groups);
+        for (channel, at) in tile.channels.iter().zip(&layout.barriers) {
+            for stage in 0..channel.stages {
+                let full = i64::from(at + 8 * stage);
+                let empty = full + i64::from(8 * channel.stages);
+                when!(self, first, true, "mbarrier.init.shared::cta.b64", Arg::At(base, full), 1);
+                when!(self, first, true, "mbarrier.init.shared::cta.b64", Arg::At(base, empty), releases);
+            }
+        }
+        for signal in 0..SIGNALS {
+            let full = i64::from(layout.signals + 8 * signal);
+            let empty = full + i64::from(8 * SIGNALS);
+            when!(self, first, true, "mbarrier.init.shared::cta.b64", Arg::At(base, full), 1);
+            when!(self, first, true, "mbarrier.init.shared::cta.b64", Arg::At(base, empty), releases);
+        }
+        when!(self, first, true, "fence.mbarrier_init.release.cluster");
+        when!(self, first, true, "fence.proxy.async.shared::cta");
+        ins!(self, "bar.sync", 0);
+        let maps = params.maps.iter().map(|map| map.offset).collect();
+        for map in &params.maps {
+            let at = Arg::At(parameters, i64::from(map.offset));
+            when!(self, first, true, "prefetch.tensormap", at);
+        }
+        let end = self.asm.new_label();
+        self.tiles = Some(Box::new(Tiles {
+            tile,
+            waits: Waits::of(self.kernel),
+            layout,
+            maps,
+            role: Role::Compute,
+            base,
+            parameters,
+            group,
+            thread,
+            leads,
+            leads_warp,
+            row,
+            rings: Vec::new(),
+            signals: None,
+            fragments: Vec::new(),
+            end,
+        }));
+    }
+
+    /// Writes the program as a role runs it.
+    fn role(&mut self, role: Role, tile: &'k Tile) {
+        let Some(end) = self.tiles().map(|tiles| tiles.end) else { return };
+        let (fetching, computing) = match tile.groups {
+            1 => (None, None),
+            2 => (Some(40), Some(232)),
+            _ => (Some(32), Some(160)),
+        };
+        match (role, fetching, computing) {
+            (Role::Fetch, Some(registers), _) => ins!(self, "setmaxnreg.dec.sync.aligned.u32", registers),
+            (Role::Compute, _, Some(registers)) => ins!(self, "setmaxnreg.inc.sync.aligned.u32", registers),
+            _ => {}
+        }
+        if let (Role::Fetch, Some(leads)) = (role, self.tiles().map(|tiles| tiles.leads)) {
+            when!(self, leads, false, "bra", Arg::Label(end));
+        }
+        let rings = tile.channels.iter().map(|_| self.ring(role)).collect();
+        let signals = self.plan.cancellable().then(|| self.ring(role));
+        let fragments = match role {
+            Role::Fetch => vec![Vec::new(); tile.fragments.len()],
+            Role::Compute => tile.fragments.iter().map(|f| self.zeroed(f, tile.groups)).collect(),
+        };
+        if let Some(tiles) = &mut self.tiles {
+            (tiles.role, tiles.rings, tiles.signals, tiles.fragments) = (role, rings, signals, fragments);
+        }
+        self.begin_polls();
+        let body = self.kernel.body();
+        self.region(body);
+        self.leave();
+        if let Some(cancel) = self.cancel {
+            // Roles run out of fuel together.
+            self.asm.place(cancel.out_of_fuel);
+            self.report_out_of_fuel(cancel);
+            self.asm.place(cancel.leave);
+            self.leave();
+        }
+    }
+
+    /// Ends the role with nothing of it under way.
+    fn leave(&mut self) {
+        let Some(tiles) = self.tiles() else { return };
+        let (role, end, leads) = (tiles.role, tiles.end, tiles.leads);
+        if role == Role::Compute {
+            ins!(self, "wgmma.wait_group.sync.aligned", 0);
+            when!(self, leads, true, "cp.async.bulk.wait_group.read", 0);
+        }
+        ins!(self, "bra", Arg::Label(end));
+    }
+
+    fn ring(&mut self, role: Role) -> Ring {
+        // A stage that was never full is empty: its barrier is in the phase before the first.
+        let parity = i64::from(role == Role::Fetch);
+        let [next, newest, oldest] = [0; 3].map(|zero: i64| def!(self, B32, "mov.b32", zero));
+        Ring { next, parity: def!(self, B32, "mov.b32", parity), newest, oldest }
+    }
+
+    /// What comes before an op of a tile kernel: products are waited for.
+    pub(super) fn before_op(&mut self, op: &Op) {
+        let Some(tiles) = self.tiles().filter(|tiles| tiles.role == Role::Compute) else { return };
+        if let Some(left) = tiles.waits.before(op) {
+            ins!(self, "wgmma.wait_group.sync.aligned", i64::from(left));
+        }
+    }
+
+    /// What comes at the end of a region of a tile kernel.
+    pub(super) fn end_of_region(&mut self, region: &Region) {
+        let Some(tiles) = self.tiles().filter(|tiles| tiles.role == Role::Compute) else { return };
+        if let Some(left) = tiles.waits.at_end(region) {
+            ins!(self, "wgmma.wait_group.sync.aligned", i64::from(left));
+        }
+    }
+
+    pub(super) fn tile_op(&mut self, op: &'k Op) {
+        let (Some(role), Some(place)) = (self.tiles().map(|tiles| tiles.role), op.place) else { return };
+        match (op.code.shape(), role) {
+            (Shape::Fetch, _) => self.fetch(op, place),
+            (_, Role::Fetch) => {}
+            (Shape::Release, _) => self.release(place),
+            (Shape::Fill, _) => self.fill_fragment(op, place),
+            (Shape::Mma, _) => self.mma(op, place),
+            (Shape::Map, _) => self.map(op, place),
+            (Shape::Rows, _) => self.rows(op, place),
+            (Shape::Put, _) => self.put_tile(op, place),
+            _ => {}
+        }
+    }
+
+    /// Registers by which a cancellation is polled for, for the role that begins.
+    fn begin_polls(&mut self) {
+        let Some(guard) = self.guard else { return };
+        self.prepare_polls(guard.0, guard.1);
+    }
+
+    /// Reads the cancel flag in the one role, hands it to the other, and leaves with both if it is set.
+    pub(super) fn poll_together(&mut self, cancel: Cancel) {
+        let Some(tiles) = self.tiles() else { return };
+        let Some(ring) = tiles.signals else { return };
+        let (base, role, signals, leads_warp) =
+            (tiles.base, tiles.role, tiles.layout.signals, tiles.leads_warp);
+        let full = def!(self, B32, "mad.lo.u32", ring.next, 8, base);
+        let word = def!(self, B32, "mad.lo.u32", ring.next, 4, base);
+        let [of_full, of_empty] = [signals, signals + 8 * SIGNALS].map(i64::from);
+        let of_word = i64::from(signals + 16 * SIGNALS);
+        let flag = match role {
+            Role::Fetch => {
+                self.wait(full, of_empty, ring.parity);
+                let flag = def!(self, B32, "ld.relaxed.sys.global.b32", Arg::At(cancel.flag, 0));
+                ins!(self, "st.shared.b32", Arg::At(word, of_word), flag);
+                ins!(self, "mbarrier.arrive.shared::cta.b64", "_", Arg::At(full, of_full));
+                flag
+            }
+            Role::Compute => {
+                self.wait(full, of_full, ring.parity);
+                let flag = def!(self, B32, "ld.shared.b32", Arg::At(word, of_word));
+                ins!(self, "bar.warp.sync", -1);
+                when!(
+                    self,
+                    leads_warp,
+                    true,
+                    "mbarrier.arrive.shared::cta.b64",
+                    "_",
+                    Arg::At(full, of_empty)
+                );
+                flag
+            }
+        };
+        self.advance(ring.next, Some(ring.parity), SIGNALS);
+        let cancelled = def!(self, Pred, "setp.ne.u32", flag, 0);
+        when!(self, cancelled, true, "bra", Arg::Label(cancel.leave));
+    }
+
+    /// Waits for a phase of a barrier.
+    fn wait(&mut self, barrier: Reg, offset: i64, parity: Reg) {
+        let head = self.asm.new_label();
+        self.asm.place(head);
+        let over = self.asm.new_reg(Class::Pred);
+        ins!(self, "mbarrier.try_wait.parity.shared::cta.b64", over, Arg::At(barrier, offset), parity);
+        when!(self, over, false, "bra", Arg::Label(head));
+    }
+
+    /// The next stage of a ring.
+    fn advance(&mut self, stage: Reg, parity: Option<Reg>, stages: u32) {
+        ins!(self, "add.u32", stage, stage, 1);
+        let over = def!(self, Pred, "setp.eq.u32", stage, i64::from(stages));
+        when!(self, over, true, "mov.b32", stage, 0);
+        if let Some(parity) = parity {
+            when!(self, over, true, "xor.b32", parity, parity, 1);
+        }
+    }
+}
+
+/// The tensor maps that a kernel asks its launch for.
+fn maps(kernel: &Kernel, layout: &Layout) -> Vec<vm_abi::Tile> {
+    let map = |wanted: &layout::BoxOf| vm_abi::Tile {
+        parameter: wanted.parameter.into(),
+        shape: wanted.dims,
+        swizzle: Swizzle::Bytes128,
+        element: artifact::element(kernel.view(wanted.parameter).map_or(vm_ir::Scalar::I8, |v| v.element)),
+    };
+    layout.boxes.iter().map(map).collect()
+}
+
+/// Bytes of parameters of a tile kernel.
+pub(super) fn parameter_bytes(kernel: &Kernel, tile: &Tile) -> u32 {
+    artifact::layout(kernel, &maps(kernel, &Layout::of(kernel, tile)), true).bytes
+}
+
+/// Instructions that an op comes to at most, about; of a `map`, its region too.
+pub(super) fn instructions(kernel: &Kernel, op: &Op) -> u64 {
+    let groups = kernel.tile().map_or(1, |tile| tile.groups);
+    let fragments = op.place.iter().chain(&op.others).filter_map(|place| kernel.fragment(*place));
+    let elements = fragments.map(|f| u64::from(fragment::elements(f, groups))).max().unwrap_or(0);
+    let of_one = |op: &Op| super::size::instructions(kernel, op, None);
+    let each: u64 = op.regions.iter().flat_map(|region| &region.ops).map(of_one).sum();
+    64 + elements * (4 + each)
+}
+
+/// The number of a channel among the kernel's.
+fn channel_number(place: Place) -> Option<usize> {
+    match place {
+        Place::Channel(i) => Some(usize::from(i)),
+        _ => None,
+    }
+}
+
+/// The number of a fragment among the kernel's.
+fn fragment_number(place: Place) -> Option<usize> {
+    match place {
+        Place::Fragment(i) => Some(usize::from(i)),
+        _ => None,
+    }
+}
