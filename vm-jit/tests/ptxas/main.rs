@@ -4,3 +4,4 @@
 mod assembler;
 mod kernels;
 mod ops;
+mod tiles;

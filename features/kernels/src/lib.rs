@@ -1,0 +1,14 @@
+//! Kernels that are written once, in the IR, for every accelerator.
+//!
+//! Each module has one *family*: a kernel in variants, which differ in what is fixed when they are built (tile sizes, stages,
+//! types) and compute the same.
+//!
+//! | family | computes |
+//! | --- | --- |
+//! | [`gemm`] | a matrix product |
+//! | [`attention`] | softmax(Q · Kᵀ) · V, for each head of a batch |
+//!
+//! They are guest-safe: any guest may send them as they are.
+
+pub mod attention;
+pub mod gemm;
