@@ -4,14 +4,16 @@ use std::fmt::Write;
 use std::path::Path;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let folder =
-        Path::new(&std::env::var("CARGO_MANIFEST_DIR")?).join("../../vm-ir/filetests/run").canonicalize()?;
-    println!("cargo::rerun-if-changed={}", folder.display());
+    let filetests = Path::new(&std::env::var("CARGO_MANIFEST_DIR")?).join("../../vm-ir/filetests");
     let mut files = Vec::new();
-    for entry in std::fs::read_dir(&folder)? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "vir") {
-            files.push(path);
+    for folder in ["run", "tile"] {
+        let folder = filetests.join(folder).canonicalize()?;
+        println!("cargo::rerun-if-changed={}", folder.display());
+        for entry in std::fs::read_dir(&folder)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == "vir") {
+                files.push(path);
+            }
         }
     }
     files.sort();

@@ -11,8 +11,8 @@ const BOX: u32 = 256;
 const UNIT: u64 = 16;
 /// The most bytes of a row of a box in [`Swizzle::Bytes128`].
 const SWIZZLED: u64 = 128;
-/// The greatest extent, in elements.
-const EXTENT: u64 = 1 << 32;
+/// The greatest extent, in elements: a box that begins at the last coordinate of 31 bits is out of it, however it is rounded.
+const EXTENT: u64 = (1 << 31) - 64;
 /// Strides are below this, in bytes.
 const STRIDE: u64 = 1 << 40;
 
@@ -208,9 +208,9 @@ mod tests {
         );
         check(0, &[3, 5], &[24], Some("a stride of 24 bytes of dimension 0, a multiple of 16 below"));
         check(0, &[3, 5], &[1 << 40], Some("a stride of 1099511627776 bytes"));
-        check(0, &[0, 5], &[16], Some("extent 0 of dimension 0, 1 to 4294967296 are needed"));
-        check(0, &[1, (1 << 32) + 1], &[16], Some("extent 4294967297 of dimension 1"));
-        check(0, &[1, 1 << 32], &[16], None);
+        check(0, &[0, 5], &[16], Some("extent 0 of dimension 0, 1 to 2147483584 are needed"));
+        check(0, &[1, 1 << 31], &[16], Some("extent 2147483648 of dimension 1"));
+        check(0, &[1, (1 << 31) - 64], &[16], None);
     }
 
     #[test]

@@ -50,7 +50,8 @@ pub(super) fn of(module: &ValidModule, entry: &Entry, image: &Arc<[u8]>) -> Resu
     // host's own vouches for its indices.
     let artifact = unsafe { Artifact::new(Arc::clone(image), signature) }?;
     if *artifact.params() != entry.params
-        || kernel.block() != entry.block
+        // A tile kernel's block is the target's.
+        || kernel.tile().is_none() && kernel.block() != entry.block
         || kernel.cluster() != entry.cluster
     {
         return Err(bad("it was compiled from another kernel of this name"));

@@ -28,6 +28,7 @@ mod skip;
 mod table;
 mod telemetry;
 mod tensor;
+mod tiles;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -153,6 +154,12 @@ const SECTIONS: &[Section] = &[
         about: "kernels against PyTorch and a device copy",
         timeout: Duration::from_secs(240),
         tests: kernels::tests,
+    },
+    Section {
+        name: "tiles",
+        about: "tile kernels at odd shapes, with hostile boxes, and against cuBLAS and cuDNN",
+        timeout: Duration::from_secs(240),
+        tests: tiles::tests,
     },
 ];
 

@@ -25,7 +25,11 @@ struct Chain {
 }
 
 /// The parameters of a launch's node.
-fn node(kernel: &Function, grid: Grid, extra: *mut *mut c_void) -> CUDA_KERNEL_NODE_PARAMS_v2 {
+fn node(
+    kernel: &Function,
+    grid: Grid,
+    (params, extra): (*mut *mut c_void, *mut *mut c_void),
+) -> CUDA_KERNEL_NODE_PARAMS_v2 {
     let (Grid([gx, gy, gz]), [bx, by, bz]) = (grid, kernel.block());
     CUDA_KERNEL_NODE_PARAMS_v2 {
         func: kernel.handle(),
@@ -36,7 +40,7 @@ fn node(kernel: &Function, grid: Grid, extra: *mut *mut c_void) -> CUDA_KERNEL_N
         blockDimY: by,
         blockDimZ: bz,
         sharedMemBytes: kernel.shared_bytes(),
-        kernelParams: ptr::null_mut(),
+        kernelParams: params,
         extra,
         kern: ptr::null_mut(),
         ctx: ptr::null_mut(),
@@ -61,10 +65,10 @@ impl Chain {
         arguments: &Arguments,
     ) -> Result<CUgraphNode> {
         let driver = self.context.driver;
-        let mut parameters = Parameters::of(arguments);
+        let mut parameters = Parameters::of(kernel, arguments);
         let mut added = ptr::null_mut();
         let (before, count) = (before.as_slice().as_ptr(), before.as_slice().len());
-        let launch = node(kernel, grid, parameters.extra().as_mut_ptr());
+        let launch = node(kernel, grid, parameters.lists());
         // SAFETY: the graph and the nodes in it are live; the driver copies the parameters before it returns. What the
         // kernel does was promised by `Artifact::new`.
         unsafe {
@@ -145,8 +149,8 @@ impl Graph {
             let (what, device) = ("amending a graph that is no chain".into(), "CUDA".into());
             return Err(Error::Unsupported { what, device });
         };
-        let mut parameters = Parameters::of(arguments);
-        let node = node(kernel, grid, parameters.extra().as_mut_ptr());
+        let mut parameters = Parameters::of(kernel, arguments);
+        let node = node(kernel, grid, parameters.lists());
         // SAFETY: the executable graph was made of the node's, which is live; the driver copies the parameters before it
         // returns. What the kernel does was promised by `Artifact::new`.
         unsafe { self.context.driver.cuGraphExecKernelNodeSetParams_v2(self.handle, launch, &raw const node) }

@@ -21,6 +21,8 @@ pub(crate) struct Function {
     handle: CUfunction,
     block: [u32; 3],
     shared_bytes: u32,
+    /// Is its block of parameters one parameter? The driver aligns one with tensor maps by itself.
+    single: bool,
 }
 
 /// The error as it is if the context is lost, else as one of loading.
@@ -72,7 +74,8 @@ impl Function {
         unsafe { driver.cuModuleGetFunction(&raw mut handle, module.0, name.as_ptr()) }
             .map_err(|error| or_bad(error, bad))?;
         let signature = artifact.signature();
-        let this = Self { handle, block: signature.block, shared_bytes: signature.shared_bytes };
+        let single = !artifact.params().maps.is_empty();
+        let this = Self { handle, block: signature.block, shared_bytes: signature.shared_bytes, single };
         if let Some(load) = driver.cuFuncLoad {
             // Else its first launch loads it, and waits for whatever runs then.
             // SAFETY: the function is live.
@@ -119,6 +122,11 @@ impl Function {
                 break;
             }
             known.push(offset..offset + bytes);
+            if self.single {
+                // Where it begins is for the driver to know.
+                known[0] = 0..bytes;
+                break;
+            }
         }
         let end = known.iter().map(|range| range.end).max().unwrap_or(0);
         if end != wanted {
@@ -143,5 +151,9 @@ impl Function {
 
     pub(super) fn shared_bytes(&self) -> u32 {
         self.shared_bytes
+    }
+
+    pub(super) fn is_single(&self) -> bool {
+        self.single
     }
 }

@@ -25,26 +25,33 @@ const SIZE: usize = 2;
 pub(super) struct Parameters<'a> {
     bytes: usize,
     block: &'a [u64],
-    extra: [*mut c_void; 5],
+    /// Is the block one parameter, which the driver places?
+    single: bool,
+    list: [*mut c_void; 5],
 }
 
 impl<'a> Parameters<'a> {
-    pub(super) fn of(arguments: &'a Arguments) -> Self {
+    pub(super) fn of(kernel: &Function, arguments: &'a Arguments) -> Self {
         let (bytes, block) = (arguments.bytes() as usize, arguments.words());
-        Self { bytes, block, extra: [ptr::null_mut(); 5] }
+        Self { bytes, block, single: kernel.is_single(), list: [ptr::null_mut(); 5] }
     }
 
-    /// The list of pointers that tells where the block is. They are good as long as this value is neither moved nor
+    /// `kernelParams` and `extra`, which tell where the block is. They are good as long as this value is neither moved nor
     /// dropped.
-    pub(super) fn extra(&mut self) -> &mut [*mut c_void; 5] {
-        self.extra = [
+    pub(super) fn lists(&mut self) -> (*mut *mut c_void, *mut *mut c_void) {
+        let block = self.block.as_ptr().cast_mut().cast();
+        if self.single {
+            self.list[0] = block;
+            return (self.list.as_mut_ptr(), ptr::null_mut());
+        }
+        self.list = [
             ptr::without_provenance_mut(BUFFER),
-            self.block.as_ptr().cast_mut().cast(),
+            block,
             ptr::without_provenance_mut(SIZE),
             (&raw mut self.bytes).cast(),
             ptr::without_provenance_mut(END),
         ];
-        &mut self.extra
+        (ptr::null_mut(), self.list.as_mut_ptr())
     }
 }
 
@@ -96,7 +103,8 @@ impl Stream {
     /// The kernel was not unloaded, and the arguments are for it. They name memory that is there until the kernel has ended, but
     /// for frees by commands of this stream behind the launch.
     pub(crate) unsafe fn launch(&self, kernel: &Function, grid: Grid, arguments: &Arguments) -> Result<()> {
-        let mut parameters = Parameters::of(arguments);
+        let mut parameters = Parameters::of(kernel, arguments);
+        let (single, extra) = parameters.lists();
         let Grid([gx, gy, gz]) = grid;
         let [bx, by, bz] = kernel.block();
         // SAFETY: the function is live, as the caller promises; the block of parameters is given with its length, and the
@@ -112,8 +120,8 @@ impl Stream {
                 bz,
                 kernel.shared_bytes(),
                 self.handle,
-                ptr::null_mut(),
-                parameters.extra().as_mut_ptr(),
+                single,
+                extra,
             )
         }
     }

@@ -1,0 +1,176 @@
+//! Tile kernels: right at odd shapes between canaries, safe with hostile boxes, stopped in the middle, and fast beside
+//! PyTorch's.
+
+mod figures;
+mod safety;
+
+use anyhow::{Context, ensure};
+use vm_accel::{Launch, Limits};
+use vm_ir::interp::{Argument, Tensor};
+use vm_ir::{GuestAddr, Kernel, Module, Scalar, Trust, ValidModule, validate};
+use vm_kernels::attention::Attention;
+use vm_kernels::gemm::Gemm;
+
+use crate::arena::{Arena, Rows};
+use crate::gpu::{Gpu, TIMEOUT, named};
+use crate::skip::skip;
+use crate::{Arguments, Test};
+
+/// The tests of this section.
+pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
+    let mut tests = vec![
+        Test::new("products of odd shapes", |gpu, report| {
+            report.note(format!("{} launches, a guest's and the host's own", products(gpu)?));
+            Ok(())
+        }),
+        Test::new("attention of odd shapes", |gpu, report| {
+            report.note(format!("{} launches, a guest's and the host's own", attentions(gpu)?));
+            Ok(())
+        }),
+    ];
+    tests.extend(safety::tests());
+    tests.extend(figures::tests());
+    tests
+}
+
+/// A kernel of a module of its own, if the device has tile kernels.
+fn valid(gpu: &Gpu, kernel: Kernel, trust: Trust) -> anyhow::Result<ValidModule> {
+    let module = Module::from(kernel);
+    let rejects = vm_jit::legal::rejects(&module, &gpu.target()?);
+    if let Some(reject) = rejects.iter().find(|reject| reject.kind.code() == "unsupported-tile") {
+        skip(format!("{}", reject.kind))?;
+    }
+    Ok(validate(module, trust)?)
+}
+
+/// Numbers from -1 to 1, the same everywhere.
+fn random(seed: u64, element: Scalar, extents: &[u64]) -> Tensor {
+    let mut state = (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f64 / f64::from(1u32 << 23) - 1.0
+    };
+    let count: u64 = extents.iter().product();
+    Tensor::from_f64s(element, extents, (0..count).map(|_| next()))
+}
+
+/// Launches a kernel as a guest's and as the host's own, rows packed and apart, and compares the last tensor.
+fn check(
+    gpu: &Gpu,
+    kernel: &Kernel,
+    grid: [u32; 3],
+    arguments: &[Argument],
+    wanted: &[f64],
+) -> anyhow::Result<usize> {
+    let worker = gpu.worker()?;
+    let last = arguments.iter().rposition(|argument| argument.tensor().is_some()).context("no tensor")?;
+    let mut launches = 0;
+    for trust in [Trust::Guest, Trust::Trusted] {
+        let module = valid(gpu, kernel.clone(), trust)?;
+        let compiled = gpu.compile(&module)?;
+        let loaded = worker.load(named(&compiled, kernel.name())?.artifact())?;
+        for rows in [Rows::Packed, Rows::Apart] {
+            let launch = Launch::over(grid).within(Limits::default());
+            let after = Arena::new(arguments, rows).run(&worker, &loaded, kernel, launch)?;
+            let found = after[last].tensor().context("no tensor")?.to_f64s();
+            for (at, (found, wanted)) in found.iter().zip(wanted).enumerate() {
+                ensure!(
+                    (found - wanted).abs() <= 1e-2 * wanted.abs().max(1.0),
+                    "{}, {trust:?}, rows {rows:?}: element {at} is {found}, not {wanted}",
+                    kernel.name()
+                );
+            }
+            launches += 1;
+        }
+    }
+    worker.stop(TIMEOUT)?;
+    Ok(launches)
+}
+
+fn products(gpu: &Gpu) -> anyhow::Result<usize> {
+    let mut variants = vec![Gemm::SMALL, Gemm { b_transposed: true, ..Gemm::SMALL }];
+    for (element, output) in
+        [(Scalar::Bf16, Scalar::Bf16), (Scalar::F16, Scalar::F16), (Scalar::F16, Scalar::F32)]
+    {
+        let tile = if output == Scalar::F32 { [128, 128, 64] } else { [128, 256, 64] };
+        for b_transposed in [false, true] {
+            variants.push(Gemm { element, output, tile, b_transposed, ..Gemm::LARGE });
+        }
+    }
+    variants.push(Gemm { tile: [192, 128, 64], groups: 3, ..Gemm::LARGE });
+    variants.push(Gemm { tile: [256, 128, 64], stages: 2, ..Gemm::LARGE });
+    variants.push(Gemm { tile: [128, 128, 128], stages: 2, ..Gemm::LARGE });
+    let mut launches = 0;
+    for variant in variants {
+        let kernel = variant.kernel(GuestAddr(0x1000))?;
+        for ([m, n, k], blocks) in
+            [([1, 8, 8], 1), ([72, 80, 136], 5), ([333, 264, 520], 3), ([300, 520, 72], 200)]
+        {
+            let a = random(1, variant.element, &[m, k]);
+            let b = random(2, variant.element, &if variant.b_transposed { [n, k] } else { [k, n] });
+            let (left, right) = (a.to_f64s(), b.to_f64s());
+            let cell = |i: u64, j: u64| -> f64 {
+                let of_b = |l: u64| if variant.b_transposed { j * k + l } else { l * n + j };
+                (0..k).map(|l| left[(i * k + l) as usize] * right[of_b(l) as usize]).sum()
+            };
+            let wanted: Vec<f64> = (0..m * n).map(|at| cell(at / n, at % n)).collect();
+            let arguments = [a, b, random(3, variant.output, &[m, n])].map(Argument::Tensor);
+            launches += check(gpu, &kernel, [blocks, 1, 1], &arguments, &wanted)?;
+        }
+    }
+    Ok(launches)
+}
+
+fn attentions(gpu: &Gpu) -> anyhow::Result<usize> {
+    let mut launches = 0;
+    for (dim, causal) in [(64, false), (64, true), (128, false), (128, true)] {
+        let large = Attention::of(dim, causal);
+        for variant in [large, Attention { element: Scalar::F16, tile: [64, 64], groups: 1, ..large }] {
+            let kernel = variant.kernel(GuestAddr(0x1000))?;
+            for (heads, queries, keys) in
+                [(1, 1, 1), (2, 128, 128), (3, 300, 300), (2, 70, 390), (1, 260, 100)]
+            {
+                let (arguments, wanted) = attention(variant, heads, queries, keys);
+                let blocks = queries.div_ceil(variant.tile[0].into()) as u32;
+                launches += check(gpu, &kernel, [blocks, heads as u32, 1], &arguments, &wanted)?;
+            }
+        }
+    }
+    Ok(launches)
+}
+
+/// Arguments, and what must come out.
+fn attention(variant: Attention, heads: u64, queries: u64, keys: u64) -> (Vec<Argument>, Vec<f64>) {
+    let dim = u64::from(variant.dim);
+    let [q, k, v] = [(4, queries), (5, keys), (6, keys)]
+        .map(|(seed, rows)| random(seed, variant.element, &[heads, rows, dim]));
+    let scale = 1.0 / (dim as f64).sqrt();
+    let [of_q, of_k, of_v] = [&q, &k, &v].map(Tensor::to_f64s);
+    let row = |of: u64, rows: u64, at: u64| ((of * rows + at) * dim) as usize;
+    let width = dim as usize;
+    let mut wanted = Vec::new();
+    for (head, query) in (0..heads).flat_map(|head| (0..queries).map(move |query| (head, query))) {
+        let seen = if variant.causal { (query + keys + 1).saturating_sub(queries).min(keys) } else { keys };
+        let own = &of_q[row(head, queries, query)..][..width];
+        let score = |key: u64| -> f64 {
+            let other = &of_k[row(head, keys, key)..][..width];
+            own.iter().zip(other).map(|(a, b)| a * b).sum::<f64>() * scale
+        };
+        let scores: Vec<f64> = (0..seen).map(score).collect();
+        let greatest = scores.iter().copied().fold(f64::MIN, f64::max);
+        let weights: Vec<f64> = scores.iter().map(|score| (score - greatest).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        let mut out = vec![0.0; width];
+        for (key, weight) in (0..seen).zip(&weights) {
+            let value = &of_v[row(head, keys, key)..][..width];
+            out.iter_mut().zip(value).for_each(|(out, value)| *out += weight / sum * value);
+        }
+        wanted.extend(out);
+    }
+    let o = random(7, variant.element, &[heads, queries, dim]);
+    let mut arguments: Vec<Argument> = [q, k, v, o].map(Argument::Tensor).to_vec();
+    arguments.push(Argument::Bits(u64::from((scale as f32).to_bits())));
+    (arguments, wanted)
+}

@@ -1,0 +1,49 @@
+"""Times PyTorch at the work that its arguments name ("gemm 8192 8192 8192 0", "attention 32 8192 128 1"), and prints the
+seconds of a call as JSON: cuBLAS for products, cuDNN for attention, on random numbers, as the kernels whose peers they are.
+"""
+
+import json
+import sys
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+ROUNDS, LAUNCHES, WARM = 9, 8, 2
+
+
+def function(kind, a, b, c, flag):
+    def numbers(*shape):
+        return (torch.rand(shape, device="cuda") * 4 - 2).bfloat16()
+
+    if kind == "gemm":
+        left, right = numbers(a, c), numbers(b, c).t() if flag else numbers(c, b)
+        out = torch.empty(a, b, device="cuda", dtype=torch.bfloat16)
+        return lambda: torch.mm(left, right, out=out)
+    q, k, v = (numbers(1, a, b, c) for _ in range(3))
+    return lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=bool(flag))
+
+
+def measure(call):
+    times = []
+    for measurement in range(ROUNDS + 1):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for number in range(WARM + LAUNCHES):
+            if number == WARM:
+                begin.record()
+            call()
+        end.record()
+        torch.cuda.synchronize()
+        if measurement > 0:  # the first warms up
+            times.append(begin.elapsed_time(end) / 1e3 / LAUNCHES)
+    return times
+
+
+if not torch.cuda.is_available():
+    sys.exit("PyTorch finds no GPU")
+results = {}
+with torch.no_grad(), sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+    for work in sys.argv[1:]:
+        kind, *numbers = work.split()
+        results[work] = measure(function(kind, *map(int, numbers)))
+        torch.cuda.empty_cache()
+print(json.dumps(results))
