@@ -117,7 +117,7 @@ fn an_enclosure_is_connected_by_the_policy_remembered_reset_and_disconnected() {
     fails("egpu disconnect", 1, "no enclosure is connected");
     let steps = gone["steps"].as_array().expect("steps").iter().filter(|step| step["state"] == "draining");
     let actions: Vec<_> = steps.map(|step| step["action"].clone()).collect();
-    assert_eq!(actions, ["stop-work", "detach", "unbind", "deauthorise"]);
+    assert_eq!(actions, ["stop-work", "detach", "release", "unbind", "deauthorise"]);
     assert_eq!(gone["functions_basis"], "inferred");
 
     assert_eq!(json(&format!("egpu forget {ID}"))["known"].as_array().map(Vec::len), Some(0));
