@@ -116,6 +116,11 @@ impl Host {
 /// A write to `unbind` blocks in the Linux kernel, beyond the reach of any signal, while a process holds the
 /// function open. An implementation must return when the deadline passes even then.
 pub trait SysfsWriter: std::fmt::Debug + Send + Sync {
+    /// Whether the host is only files that nothing is to change, as a captured tree: the ledger is not written either.
+    fn only_reads(&self) -> bool {
+        false
+    }
+
     /// Writes `value` to the attribute at `path`.
     ///
     /// # Errors

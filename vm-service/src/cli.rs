@@ -402,6 +402,10 @@ fn host_at(root: &Path) -> Host {
 struct ReadOnly;
 
 impl SysfsWriter for ReadOnly {
+    fn only_reads(&self) -> bool {
+        true
+    }
+
     fn write(&self, path: &Path, _value: &str, _deadline: Duration) -> io::Result<()> {
         Err(io::Error::new(
             io::ErrorKind::ReadOnlyFilesystem,

@@ -175,7 +175,9 @@ pub(crate) fn authorise(word: &str) -> Result<Authorise, String> {
 /// Gb/s as Mb/s.
 pub(crate) fn megabits(gigabits: f64) -> Result<u32, String> {
     let megabits = gigabits * 1000.0;
-    if (0.0..=1e9).contains(&megabits) {
+    if megabits > 0.0 && megabits < 1.0 {
+        Err(format!("{gigabits} Gb/s is less than 0.001, the least rate but 0"))
+    } else if (0.0..=1e9).contains(&megabits) {
         Ok(megabits.round() as u32)
     } else {
         Err(format!("{gigabits} Gb/s is no rate of a link"))
@@ -207,6 +209,7 @@ mod tests {
             (GOOD.replace("known\"", "knows\""), "none of never, ask, known and always"),
             (GOOD.replace("20.5", "-1.0"), "no rate"),
             (GOOD.replace("20.5", "nan"), "no rate"),
+            (GOOD.replace("20.5", "0.0000001"), "less than 0.001"),
             (GOOD.replace("2684", "26840"), "are no IDs"),
             (GOOD.replace("known.d2", "known.x2"), "no UUID"),
             (GOOD.replace("name", "nome"), "unknown field"),

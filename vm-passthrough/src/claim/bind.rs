@@ -325,10 +325,11 @@ impl<'a> Binder<'a> {
                 "the driver refused the function; vfio-pci does so when no IOMMU translates for it"
             }
             ResourceBusy => "another driver took it in the meantime; try again, and stop what binds drivers",
-            StorageFull => {
+            StorageFull if what.starts_with("give BAR") => {
                 "the bridges above it have no room for a BAR of that size: choose a smaller one, or give them more room \
                  (\"Above 4G decoding\" and \"Resizable BAR\" in the firmware, or pci=realloc)"
             }
+            StorageFull => "the Linux kernel had no room for it; dmesg says more",
             NotFound => "the driver is not loaded, or this Linux lacks the attribute",
             _ if let Some(state) = self.lost(address) => {
                 return self.lost_error(address, what, state);

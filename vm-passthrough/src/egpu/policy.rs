@@ -74,9 +74,9 @@ pub enum Refusal {
         domain: u32,
     },
     /// Its link is too slow.
-    #[error("its link has {} and the policy asks for {}; {}", Rate(*.has), Rate(*.needs), link_remedy(.router))]
+    #[error("{} and the policy asks for {}; {}", link_rate(*.has), Rate(*.needs), link_remedy(.router))]
     TooSlow {
-        /// Mbit/s that it has.
+        /// Mbit/s that it has; 0 where that is not known.
         has: u32,
         /// Mbit/s that are asked for.
         needs: u32,
@@ -106,12 +106,20 @@ pub enum Refusal {
     },
 }
 
+fn link_rate(has: u32) -> String {
+    match has {
+        0 => "its link's rate is not known".into(),
+        has => format!("its link has {}", Rate(has)),
+    }
+}
+
 fn link_remedy(router: &Router) -> &'static str {
     match router.link {
         Some(link) if link.is_single_lane() => {
             "it runs on one lane: try another cable, up to 0.8 m or an active one"
         }
-        _ => "use a port and a cable of a higher rate",
+        Some(_) => "use a port and a cable of a higher rate",
+        None => "update Linux, or set the policy's minimum rate to 0",
     }
 }
 

@@ -113,6 +113,13 @@ pub(crate) fn run(context: &mut Context<'_>, args: &EgpuArgs) -> Result<(), Fail
     // Commands that last see the simulated host go on.
     let lasts = matches!(args.action, Action::Monitor(_) | Action::Watch(_));
     let _going = context.sim.as_ref().filter(|_| lasts).map(SimHost::go_on);
+    // Measuring has a message of its own.
+    let changes = !args.only_reads() && !matches!(args.action, Action::Benchmark(_));
+    if args.source.root.is_some() && changes {
+        return Err(Failure::usage(
+            "a captured tree is only read: leave `--root` out to act on this machine, or try it with `--sim DIR`",
+        ));
+    }
     match &args.action {
         Action::Info => info::run(context),
         Action::Connect(args) => connect::run(context, args),
@@ -130,9 +137,6 @@ pub(crate) fn run(context: &mut Context<'_>, args: &EgpuArgs) -> Result<(), Fail
         Action::Log(args) => log::run(context, args),
         Action::Status(args) => status::run(context, args),
         Action::Monitor(args) => monitor::run(context, args),
-        Action::Config(config) if args.source.root.is_some() && !config.only_reads() => Err(Failure::usage(
-            "a captured tree is only read: leave `--root` out to set a GPU of this machine, or try it with `--sim DIR`",
-        )),
         Action::Config(args) => config::run(context, args),
         Action::Benchmark(_) if args.source.root.is_some() => {
             Err(Failure::usage("a captured tree has no GPU that could be measured; leave out --root"))

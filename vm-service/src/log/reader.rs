@@ -3,7 +3,7 @@
 //! A rotation only ever gives a file a higher number. So the files are opened from the newest on, and none is missed whatever
 //! happens meanwhile; one that was renamed then is recognised by its inode, which is its own while it is open here.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
@@ -33,6 +33,8 @@ pub(crate) struct LogReader {
     read: Vec<File>,
     /// Lines that are no records.
     damaged: u64,
+    /// What is in the place of log files and is not read, and why.
+    refused: BTreeSet<String>,
     /// Whether the newest file ends in a line without an end.
     is_within_line: bool,
 }
@@ -68,8 +70,14 @@ impl LogReader {
     /// When it can't be read.
     pub(crate) fn open(folder: PathBuf) -> io::Result<Self> {
         fs::read_dir(&folder)?;
-        let mut this =
-            Self { folder, files: VecDeque::new(), read: Vec::new(), damaged: 0, is_within_line: false };
+        let mut this = Self {
+            folder,
+            files: VecDeque::new(),
+            read: Vec::new(),
+            damaged: 0,
+            refused: BTreeSet::new(),
+            is_within_line: false,
+        };
         this.look()?;
         Ok(this)
     }
@@ -77,6 +85,12 @@ impl LogReader {
     /// How many lines were no records, so far; one whose end is missing counts as long as it is.
     pub(crate) fn damaged(&self) -> u64 {
         self.damaged + u64::from(self.is_within_line)
+    }
+
+    /// What is in the place of log files and is not read, and why, so far.
+    pub(crate) fn refused(&self) -> Option<String> {
+        let refused: Vec<_> = self.refused.iter().map(String::as_str).collect();
+        (!refused.is_empty()).then(|| refused.join(", "))
     }
 
     /// The next record and its time; `None` when there is none yet.
@@ -128,8 +142,10 @@ impl LogReader {
             let path = self.folder.join(name_of(number));
             let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
             let file = match OpenOptions::new().read(true).custom_flags(flags).open(&path) {
-                // It is no log file, but a link.
-                Err(error) if error.raw_os_error() == Some(libc::ELOOP) => continue,
+                Err(error) if error.raw_os_error() == Some(libc::ELOOP) => {
+                    self.refused.insert(format!("{} is a symbolic link", path.display()));
+                    continue;
+                }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(error) => {
                     return Err(io::Error::new(error.kind(), format!("{}: {error}", path.display())));
@@ -137,6 +153,7 @@ impl LogReader {
                 Ok(file) => file,
             };
             if !file.metadata()?.is_file() {
+                self.refused.insert(format!("{} is not a regular file", path.display()));
                 continue;
             }
             let id = id_of(&file)?;

@@ -207,7 +207,7 @@ fn a_captured_tree_is_shown_and_not_written() {
             &Host::system(),
             &format!("egpu --root {root} config {change}"),
             2,
-            "a captured tree is only read: leave `--root` out to set a GPU of this machine, or try it with `--sim DIR`",
+            "a captured tree is only read: leave `--root` out to act on this machine, or try it with `--sim DIR`",
         );
     }
     assert!(!sim.path("run/locks").exists());

@@ -197,6 +197,14 @@ fn records_are_chosen_by_level_category_time_and_text() {
     check_error("--level loud", 2, "write trace, debug, info, warn, error or fatal");
     check_error("--category EGPU,NONE", 2, "write GENERAL, DRIVER");
     check_error("--lines -1", 2, "-1");
+    std::os::unix::fs::symlink("/etc/passwd", log.join("vm-service.log.6")).expect("a link");
+    let refused = run(folder.path(), "egpu log");
+    let error = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        refused.status.code() == Some(1)
+            && error.contains("vm-service.log.6 is a symbolic link, and is not read"),
+        "{error}"
+    );
     fs::remove_dir_all(&log).expect("removed");
     check_error("", 1, "there is no log in ");
     fs::write(&log, "").expect("written");

@@ -1,11 +1,11 @@
 //! `egpu connect`: connects an enclosure by a PCIe tunnel, and waits for its GPU.
 
 use clap::Args;
-use vm_passthrough::egpu::{Event, State};
+use vm_passthrough::egpu::{Enclosure as _, Event, State};
 use vm_passthrough::ledger::EnclosureLock;
-use vm_passthrough::usb4::Router;
+use vm_passthrough::usb4::{Router, UniqueId};
 
-use super::enclosure::{EnclosureArgs, LOCK, Work, name};
+use super::enclosure::{EnclosureArgs, LOCK, Work, locked, name};
 use super::guests::{DaemonGuests, not_given};
 use crate::context::Context;
 use crate::describe;
@@ -54,7 +54,7 @@ pub(super) fn run(context: &mut Context<'_>, args: &ConnectArgs) -> Result<(), F
         .judge(&chosen.domain, &router, known.is_some(), true)
         .map_err(|refusal| Failure::blocked(refusal.to_string()))?;
     let mut work =
-        Work::begin(context, chosen, policy, known.filter(|_| !args.remember).map(|known| known.egpu))?;
+        Work::begin(context, chosen, policy, known.filter(|_| !args.remember).map(|known| known.egpu), LOCK)?;
     let mut state = work.take(Event::Found { authorised: router.is_authorised() });
     if state == State::Disconnected {
         state = work.take(Event::Connect);
@@ -62,16 +62,20 @@ pub(super) fn run(context: &mut Context<'_>, args: &ConnectArgs) -> Result<(), F
     let mut report = work.report();
     if !matches!(state, State::Ready | State::InUse) {
         context.print(|| Body::EgpuConnect(report), String::new)?;
-        return Err(work.failure());
+        let mut failure = work.failure();
+        if work.manager.enclosure().observe().is_ok_and(|seen| seen.authorised) {
+            failure.message +=
+                "; PCIe is tunnelled to it still: run `vm-service egpu disconnect` to end that";
+        }
+        return Err(failure);
     }
-    if args.remember {
-        // Others may have changed it meanwhile.
-        let _lock = EnclosureLock::of_all(&context.host, LOCK, || false).map_err(Failure::failed)?;
-        let mut store = EgpuStore::read(&context.host).map_err(Failure::failed)?;
-        let egpu = work.manager.enclosure().known();
-        store.known.insert(id, Known { name: name(&router), egpu, guest: args.guest.clone() });
-        store.write(&context.host).map_err(Failure::failed)?;
-    }
+    let remembered = match args.remember {
+        true => {
+            let egpu = work.manager.enclosure().known();
+            remember(context, id, Known { name: name(&router), egpu, guest: args.guest.clone() })
+        }
+        false => Ok(()),
+    };
     let functions = work.manager.enclosure().functions();
     let given = args.guest.as_ref().map(|guest| {
         let given = DaemonGuests::of(&context.host)?.attach(&functions, guest);
@@ -89,6 +93,18 @@ pub(super) fn run(context: &mut Context<'_>, args: &ConnectArgs) -> Result<(), F
         report.guest = Some(guest.clone());
     }
     context.print(|| Body::EgpuConnect(report), || text)?;
-    // It stays connected: only that it is given to the guest is left to be done.
+    // It stays connected: only that it is remembered, or given to the guest, is left to be done.
+    remembered.map_err(|Failure { message, exit }| Failure {
+        message: format!("it is connected, and could not be remembered: {message}"),
+        exit,
+    })?;
     given.unwrap_or(Ok(()))
+}
+
+/// Adds an enclosure to the known ones, which others may have changed meanwhile.
+fn remember(context: &Context<'_>, id: UniqueId, known: Known) -> Result<(), Failure> {
+    let _lock = locked(LOCK, |wait| EnclosureLock::of_all(&context.host, wait, || false))?;
+    let mut store = EgpuStore::read(&context.host).map_err(Failure::failed)?;
+    store.known.insert(id, known);
+    store.write(&context.host).map_err(Failure::failed)
 }

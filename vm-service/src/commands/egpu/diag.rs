@@ -246,6 +246,9 @@ fn checks(context: &Context<'_>, chosen: &Chosen) -> Result<Vec<EgpuCheck>, Fail
             let is_warm = (hottest - MARGIN..hottest).contains(&celsius);
             health.judge(is_warm, CheckVerdict::Warning, "nearly too hot", remedy);
         }
+        None if accelerators.is_empty() => {
+            health.judge(true, CheckVerdict::Warning, "no GPU is there to be asked", "connect it");
+        }
         None => health.note("no driver reports its temperature".into()),
     }
     Ok([system, drivers, egpu, tunnel, integrity, health].into_iter().map(|findings| findings.0).collect())

@@ -4,7 +4,7 @@ use clap::Args;
 use vm_passthrough::egpu::{Event, Policy, State};
 use vm_passthrough::usb4::Router;
 
-use super::enclosure::{EnclosureArgs, Work};
+use super::enclosure::{EnclosureArgs, LOCK, LOCK_BY_FORCE, Work};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::Body;
@@ -30,7 +30,8 @@ pub(super) fn run(context: &mut Context<'_>, args: &DisconnectArgs) -> Result<()
         "no enclosure is connected by a PCIe tunnel",
     )?;
     let is_connected = chosen.router.is_authorised();
-    let mut work = Work::begin(context, chosen, Policy::default(), None)?;
+    let wait = if args.force { LOCK_BY_FORCE } else { LOCK };
+    let mut work = Work::begin(context, chosen, Policy::default(), None, wait)?;
     if is_connected {
         work.adopt()?;
         work.take(Event::Disconnect { force: args.force });

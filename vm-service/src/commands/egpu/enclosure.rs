@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use vm_passthrough::claim::Cancel;
 use vm_passthrough::egpu::{Action, Change, Event, HostEnclosure, KnownEgpu, Limits, Manager, Policy, State};
-use vm_passthrough::ledger::EnclosureLock;
+use vm_passthrough::ledger::{EnclosureLock, LedgerError};
 use vm_passthrough::usb4::{self, Domain, Route, Router, UniqueId};
 use vm_passthrough::{Host, PciAddress, pci};
 
@@ -18,6 +18,33 @@ use crate::signals::StopSignals;
 
 /// How long to wait for another command on an enclosure.
 pub(super) const LOCK: Duration = Duration::from_secs(120);
+/// The same by force.
+pub(super) const LOCK_BY_FORCE: Duration = Duration::from_secs(5);
+/// How long it is waited for in silence.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// Takes a lock of enclosures, and reports its holder where it is waited for.
+///
+/// # Errors
+/// When it is held until `deadline` has passed, or can't be used.
+pub(super) fn locked(
+    deadline: Duration,
+    lock: impl Fn(Duration) -> Result<EnclosureLock, LedgerError>,
+) -> Result<EnclosureLock, Failure> {
+    let locked = match lock(deadline.min(SILENCE)) {
+        Err(LedgerError::Busy { path, holder, .. }) if deadline > SILENCE => {
+            let holder = holder.map_or_else(
+                || "another process".into(),
+                |holder| format!("process {} ({})", holder.pid, holder.command),
+            );
+            let rest = deadline - SILENCE;
+            tracing::warn!("{holder} holds {}: waiting for it, {} s at most", path.display(), rest.as_secs());
+            lock(rest)
+        }
+        locked => locked,
+    };
+    locked.map_err(Failure::failed)
+}
 
 /// Which enclosure.
 #[derive(Debug, Args)]
@@ -92,6 +119,9 @@ impl EnclosureArgs {
                 meant.push(last);
                 Err(Failure::usage(format_args!("several enclosures match; name one: {}", several(&meant))))
             }
+            (None, _, Some(name)) if name.is_empty() => Err(Failure::usage(
+                "the name of the enclosure is empty: give its UUID, or its router, as in 0-1",
+            )),
             (None, _, Some(name)) => Err(Failure::failed(format_args!(
                 "nothing that is connected is {name}; `vm-service egpu info` shows what is"
             ))),
@@ -114,7 +144,7 @@ pub(super) struct Work {
 }
 
 impl Work {
-    /// Begins, when no other command is at work.
+    /// Begins, when no other command is at work, which is waited for.
     ///
     /// # Errors
     /// When another stays at work, or this process has no descriptors left.
@@ -123,8 +153,9 @@ impl Work {
         chosen: Chosen,
         policy: Policy,
         known: Option<KnownEgpu>,
+        wait: Duration,
     ) -> Result<Self, Failure> {
-        let lock = EnclosureLock::of(&context.host, chosen.id, LOCK).map_err(Failure::failed)?;
+        let lock = locked(wait, |wait| EnclosureLock::of(&context.host, chosen.id, wait))?;
         let cancel = Cancel::default();
         let enclosure = enclosure(&context.host, &chosen.router, chosen.id, policy, known, cancel.clone())?;
         let on_signal = move |signal| {

@@ -99,7 +99,10 @@ pub(super) fn run(context: &mut Context<'_>, args: &LogArgs) -> Result<(), Failu
             printable(&shown)
         ));
     }
-    Ok(())
+    match reader.refused() {
+        Some(refused) => Err(Failure::failed(format_args!("{refused}, and is not read; move it away"))),
+        None => Ok(()),
+    }
 }
 
 fn print(context: &mut Context<'_>, record: LogRecord) -> Result<(), Failure> {
@@ -138,7 +141,8 @@ fn category(text: &str) -> Result<LogCategory, &'static str> {
 
 /// A time, or how long ago it was. A day has 24 hours.
 fn since(text: &str) -> Result<Timestamp, &'static str> {
-    let unknown = "write how long ago, as in 10m, 2h or 3d, or a time, as in 2026-11-23T09:30:00Z";
+    let unknown =
+        "write how long ago, as in 10m, 2h or 3d, or a time before 9999-12-30, as in 2026-11-23T09:30:00Z";
     if let Ok(time) = text.parse() {
         return Ok(time);
     }

@@ -7,7 +7,7 @@ use vm_passthrough::egpu::Authorise;
 use vm_passthrough::ledger::EnclosureLock;
 use vm_passthrough::usb4::{Rate, UniqueId};
 
-use super::enclosure::LOCK;
+use super::enclosure::{LOCK, locked};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::{Body, EgpuPolicy, KnownEnclosure};
@@ -88,8 +88,8 @@ fn change(
     is_change: bool,
     change: impl FnOnce(&mut EgpuStore) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let lock = is_change.then(|| EnclosureLock::of_all(&context.host, LOCK, || false)).transpose();
-    let _lock = lock.map_err(Failure::failed)?;
+    let lock = || locked(LOCK, |wait| EnclosureLock::of_all(&context.host, wait, || false));
+    let _lock = is_change.then(lock).transpose()?;
     let mut store = EgpuStore::read(&context.host).map_err(Failure::failed)?;
     change(&mut store)?;
     if is_change {

@@ -5,7 +5,7 @@ use vm_passthrough::egpu::{Enclosure as _, Event, Rung, State};
 use vm_passthrough::usb4::Router;
 use vm_passthrough::{Host, PciAddress, deadlines, ledger};
 
-use super::enclosure::{EnclosureArgs, Work};
+use super::enclosure::{EnclosureArgs, LOCK, Work};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::Body;
@@ -44,7 +44,7 @@ pub(super) fn run(context: &mut Context<'_>, args: &ResetArgs) -> Result<(), Fai
         let judged = store.policy.judge(&chosen.domain, &chosen.router, known.is_some(), true);
         judged.map_err(|refusal| Failure::blocked(refusal.to_string()))?;
     }
-    let mut work = Work::begin(context, chosen, store.policy, known)?;
+    let mut work = Work::begin(context, chosen, store.policy, known, LOCK)?;
     work.adopt()?;
     let seen = work.manager.enclosure().observe().map_err(Failure::failed)?;
     if !seen.users.is_empty() {

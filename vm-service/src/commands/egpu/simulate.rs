@@ -62,7 +62,10 @@ pub(super) fn run(context: &mut Context<'_>, args: &SimulateArgs) -> Result<(), 
 
 fn read(args: &SimulateArgs) -> Result<SimScript, Failure> {
     let path = &args.script;
-    let named = || path.display();
+    let named = || match path.as_os_str() == "-" {
+        true => "standard input".into(),
+        false => path.display().to_string(),
+    };
     let mut text = String::new();
     let length = match path.as_os_str() == "-" {
         true => std::io::stdin().take(LONGEST + 1).read_to_string(&mut text),
@@ -151,6 +154,14 @@ impl Enclosure for Timed {
 
     fn temperature(&mut self) -> Option<i32> {
         self.does(SimEgpu::temperature)
+    }
+
+    fn ended(&mut self) -> Option<String> {
+        self.egpu.ended()
+    }
+
+    fn unsound(&self) -> Option<String> {
+        self.egpu.unsound()
     }
 }
 
