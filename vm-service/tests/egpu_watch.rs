@@ -307,3 +307,40 @@ fn a_reset_does_not_go_round_the_policy_or_a_claim() {
     lab.does(&["egpu", "policy", "--minimum-rate", "0"]);
     lab.does(&["egpu", "reset", "--reconnect"]);
 }
+
+/// Who does not read what is printed keeps nothing from being watched over, and the process from nothing.
+#[test]
+fn standard_output_that_nobody_reads_holds_nothing_up() {
+    let lab = Lab::new();
+    lab.does(&["egpu", "policy", "--authorise", "always"]);
+    let (output, mut filled) = std::io::pipe().expect("a pipe");
+    rustix::pipe::fcntl_setpipe_size(&filled, 4096).expect("a small one");
+    // What a simulation prints first has room, and not much else.
+    std::io::Write::write_all(&mut filled, &[b'\n'; 3900]).expect("written");
+    let mut command = lab.command(&["egpu", "watch", "--interval", "100"]);
+    let child = command.stdout(filled.try_clone().expect("an end")).stderr(Stdio::piped()).spawn();
+    let mut child = child.expect("started");
+    let errors = BufReader::new(child.stderr.take().expect("its errors"));
+    std::thread::spawn(move || errors.lines().map_while(Result::ok).for_each(drop));
+    let waits_until = |what: &str, holds: &dyn Fn() -> bool| {
+        let until = Instant::now() + SOON;
+        while !holds() {
+            assert!(Instant::now() < until, "{what}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    // The steps of a stop are longer than what there is room for.
+    lab.inject("temperature 119");
+    waits_until("it is stopped", &|| !lab.is_authorised());
+    lab.inject("unplug");
+    lab.inject("heal");
+    lab.inject("plug");
+    waits_until("it is connected", &|| lab.is_authorised());
+    kill_process(Pid::from_child(&child), Signal::TERM).expect("sent");
+    let until = Instant::now() + SOON;
+    while child.try_wait().expect("asked").is_none() {
+        assert!(Instant::now() < until, "it does not end");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    drop(output);
+}

@@ -11,8 +11,11 @@ use crate::failure::{EXIT_OK, Failure};
 use crate::signals::StopSignals;
 use crate::{log, sys};
 
-/// Prints go on as long as this says so. A second signal ends the process at once, as where a reader that does not read
-/// holds up what is printed.
+/// How long what was begun may be printed after a signal, where its reader does not read.
+const UNREAD: Duration = Duration::from_secs(2);
+
+/// Prints go on as long as this says so. A second signal ends the process at once, and so does the first where a reader does
+/// not read what is printed for [`UNREAD`].
 #[derive(Debug)]
 pub(super) struct Following {
     /// Has something to read when a signal came.
@@ -36,6 +39,12 @@ impl Following {
                 }
                 // One byte always fits.
                 let _ = (&signal).write_all(b"x");
+                // Without a thread it takes the second signal.
+                let _ = std::thread::Builder::new().name("unread".into()).spawn(|| {
+                    std::thread::sleep(UNREAD);
+                    log::flush();
+                    sys::exit_at_once(EXIT_OK);
+                });
             };
             Ok(Self { signalled, _signals: StopSignals::start(on_signal)? })
         };

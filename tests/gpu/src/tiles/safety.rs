@@ -118,8 +118,13 @@ fn endless(gpu: &Gpu, blocks: u32, limits: Limits) -> anyhow::Result<vm_accel::E
     let y = Argument::Tensor(Tensor::zeros(Scalar::F32, &[128, 64]));
     let arguments = [x, y, Argument::Bits(1)];
     let launch = Launch::over(blocks).within(limits);
-    Arena::new(&arguments, Rows::Packed).run(&worker, &loaded, &module.kernels()[0], launch)?;
-    let Err(error) = worker.synchronize(TIMEOUT) else { bail!("it ended well") };
+    let ran = Arena::new(&arguments, Rows::Packed).run(&worker, &loaded, &module.kernels()[0], launch);
+    // The first call that comes when the launch has been stopped reports it.
+    let error = match (ran, worker.synchronize(TIMEOUT)) {
+        (Err(error), _) => error.downcast::<vm_accel::Error>()?,
+        (Ok(_), Err(error)) => error,
+        (Ok(_), Ok(())) => bail!("it ended well"),
+    };
     let copy = valid(gpu, text::parse(COPY)?.kernels()[0].clone(), Trust::Guest)?;
     let compiled = gpu.compile(&copy)?;
     let loaded = worker.load(named(&compiled, "copy")?.artifact())?;

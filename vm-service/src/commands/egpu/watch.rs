@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -16,14 +16,17 @@ use vm_passthrough::usb4::{self, Domain, HotplugEvents, Route, Router, SeenRoute
 use super::enclosure::{enclosure, name};
 use super::watcher::{Told, Watcher, Work};
 use crate::context::Context;
-use crate::failure::Failure;
+use crate::failure::{EXIT_FAILED, Failure};
 use crate::json::{Body, EgpuChange, action_of, fault_of};
 use crate::known_egpus::EgpuStore;
 use crate::signals::StopSignals;
 use crate::table::printable;
+use crate::{log, sys};
 
 /// How soon a signal is seen.
 const SLICE: Duration = Duration::from_millis(100);
+/// How long standard output may not be read when all else has ended.
+const UNREAD: Duration = Duration::from_secs(2);
 
 /// Arguments of `egpu watch`.
 #[derive(Debug, Args)]
@@ -97,33 +100,48 @@ pub(super) fn run(context: &mut Context<'_>, args: &WatchArgs) -> Result<(), Fai
         said: BTreeMap::new(),
         routers: SeenRouters::default(),
     };
-    let mut outcome = Ok(true);
-    while let Ok(is_woken) = outcome
-        && !cancel.is_requested()
-    {
-        watched.look(context, is_woken);
-        outcome = wait(&mut events, args.heartbeat.interval(), &cancel, || {
-            told.try_iter().try_for_each(|told| print(context, told))
-        });
-    }
+    let host = context.host.clone();
+    let interval = args.heartbeat.interval();
+    // Standard output may not be read: what is watched over must not wait for that.
+    let (printing, printed) = channel::<()>();
+    let watch = {
+        let cancel = cancel.clone();
+        move || {
+            let mut is_woken = true;
+            while !cancel.is_requested() {
+                watched.look(&host, is_woken);
+                is_woken = wait(&mut events, interval, &cancel);
+            }
+            watched.end();
+            // Ends what is printed, once all of that has come.
+            drop(watched);
+            end_unread(&printed);
+        }
+    };
+    let watch =
+        std::thread::Builder::new().name("egpu-watch".into()).spawn(watch).map_err(Failure::failed)?;
+    let outcome = told.iter().try_for_each(|told| print(context, told));
     cancel.request();
-    watched.end();
-    outcome.and_then(|_| told.try_iter().try_for_each(|told| print(context, told)))
+    drop(printing);
+    let ended = watch.join().map_err(|_| Failure::failed("the thread that watches has panicked"));
+    outcome.and(ended)
 }
 
-/// Waits for the next look: until something comes or goes, which it answers, a signal comes, or the interval has passed. Meanwhile
-/// `prints` what there is to tell.
-fn wait(
-    events: &mut Option<HotplugEvents>,
-    interval: Duration,
-    cancel: &Cancel,
-    mut prints: impl FnMut() -> Result<(), Failure>,
-) -> Result<bool, Failure> {
+/// Ends this process where standard output is not read for as long as [`UNREAD`], once printing is all that it waits for.
+fn end_unread(printed: &Receiver<()>) {
+    if printed.recv_timeout(UNREAD) == Err(RecvTimeoutError::Timeout) {
+        tracing::warn!("standard output is not read; what was left to print is lost");
+        log::flush();
+        sys::exit_at_once(EXIT_FAILED);
+    }
+}
+
+/// Waits for the next look: until something comes or goes, which it answers, a signal comes, or the interval has passed.
+fn wait(events: &mut Option<HotplugEvents>, interval: Duration, cancel: &Cancel) -> bool {
     let until = Instant::now() + interval;
     loop {
-        prints()?;
         if cancel.is_requested() || Instant::now() >= until {
-            return Ok(false);
+            return false;
         }
         let slice = until.saturating_duration_since(Instant::now()).min(SLICE);
         match events.as_ref().map(|events| events.wait(slice)) {
@@ -131,7 +149,7 @@ fn wait(
             // More come with it, and one that flaps must not keep this process busy.
             Some(Ok(true)) => {
                 std::thread::sleep(SLICE);
-                return prints().map(|()| true);
+                return true;
             }
             Some(Err(error)) => {
                 tracing::warn!("uevents can't be read: {error}; what comes is seen at the next look");
@@ -157,11 +175,11 @@ struct Watched {
 
 impl Watched {
     /// Looks at what is connected.
-    fn look(&mut self, context: &Context<'_>, is_woken: bool) {
-        let connected = match connected(&context.host) {
+    fn look(&mut self, host: &Host, is_woken: bool) {
+        let connected = match connected(host) {
             Ok(connected) => connected,
             Err(error) => {
-                tracing::warn!("can't read {}: {error}", context.host.thunderbolt.display());
+                tracing::warn!("can't read {}: {error}", host.thunderbolt.display());
                 return;
             }
         };
@@ -174,7 +192,7 @@ impl Watched {
         }
         for (domain, router) in &connected {
             let Some(id) = router.unique_id.filter(|id| !self.watchers.contains_key(id)) else { continue };
-            let admitted = self.admit(&context.host, domain, router, id).unwrap_or_else(Some);
+            let admitted = self.admit(host, domain, router, id).unwrap_or_else(Some);
             // Reported once, until it is pulled or the reason is another.
             if let Some(reason) = admitted
                 && self.said.get(&id) != Some(&reason)
