@@ -94,5 +94,5 @@ fn what_is_not_safe_or_not_enough_is_refused() {
     let no_link = |policy: &mut Policy, _: &mut Domain, router: &mut Router| {
         (policy.minimum_rate, router.link) = (1, None)
     };
-    check(no_link, true, true, Some("its link has 0 Gb/s"));
+    check(no_link, true, true, Some("its link's rate is not known"));
 }
