@@ -2,7 +2,7 @@
 //! PyTorch's and a device copy.
 
 mod measure;
-mod peers;
+pub(crate) mod peers;
 mod work;
 
 use std::time::Duration;

@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::process::Command;
 use std::sync::OnceLock;
 
+use serde::de::DeserializeOwned;
+
 use super::work::Work;
 
 const SCRIPT: &str = include_str!("peers.py");
@@ -25,9 +27,17 @@ pub(super) fn of(work: Work) -> Result<&'static [(String, Vec<f64>)], &'static s
 fn measure() -> Result<Peers, String> {
     let sizes =
         Work::all().iter().map(|w| format!("{} {} {}", w.op.name(), w.rows, w.columns)).collect::<Vec<_>>();
+    run(SCRIPT, &sizes)
+}
+
+/// Runs a script with arguments in a Python of its own, and reads the JSON that it prints last.
+///
+/// # Errors
+/// What the script says, or why there is no Python.
+pub(crate) fn run<T: DeserializeOwned>(script: &str, arguments: &[String]) -> Result<T, String> {
     let output = Command::new("python3")
-        .args(["-c", SCRIPT])
-        .args(&sizes)
+        .args(["-c", script])
+        .args(arguments)
         .output()
         .map_err(|error| format!("python3: {error}"))?;
     if !output.status.success() {

@@ -1,7 +1,6 @@
 //! Families at sizes that matter, beside PyTorch's: cuBLAS for products, cuDNN for attention.
 
 use std::collections::HashMap;
-use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -204,14 +203,6 @@ fn peers() -> &'static Result<HashMap<String, Vec<f64>>, String> {
     static PEERS: OnceLock<Result<HashMap<String, Vec<f64>>, String>> = OnceLock::new();
     PEERS.get_or_init(|| {
         let keys: Vec<String> = WORK.iter().map(|work| work.key()).collect();
-        let output = Command::new("python3").args(["-c", include_str!("peers.py")]).args(&keys).output();
-        let output = output.map_err(|error| format!("python3: {error}"))?;
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            return Err(said.trim().lines().last().unwrap_or("python3 failed").to_owned());
-        }
-        let text = String::from_utf8_lossy(&output.stdout);
-        let last = text.trim().lines().last().unwrap_or_default();
-        serde_json::from_str(last).map_err(|error| format!("peers.py: {error}"))
+        crate::kernels::peers::run(include_str!("peers.py"), &keys)
     })
 }

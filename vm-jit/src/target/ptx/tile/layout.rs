@@ -2,7 +2,7 @@
 
 use crate::reject::RejectKind;
 use vm_ir::module::{Op, Place};
-use vm_ir::op::{Left, Opcode, Right};
+use vm_ir::op::{Left, Opcode};
 use vm_ir::tile::{Channel, Tile};
 use vm_ir::{Kernel, Scalar};
 
@@ -148,8 +148,6 @@ pub(super) fn rejects(kernel: &Kernel, tile: &Tile, available: u64) -> Vec<(u32,
                 inner.is_multiple_of(16),
                 format!("it adds {inner} products; that is no multiple of 16"),
             );
-            // A transposed second factor is as long as a box at most, which the channel sees to.
-            debug_assert!(op.attr::<Right>().is_some());
         }
         if op.code == Opcode::Put {
             let Some(stored) = op.others.first().and_then(|place| kernel.fragment(*place)) else { return };
