@@ -31,7 +31,7 @@ pub struct Artifact {
 pub enum Format {
     /// PTX text, without a terminating zero.
     Ptx,
-    /// An ELF object of machine code; see [`target::cpu`](crate::target::cpu).
+    /// An ELF object of machine code; see [`backend::cpu`](crate::backend::cpu).
     Elf,
 }
 

@@ -13,8 +13,8 @@
 //! # Ok::<(), vm_jit::UnknownTarget>(())
 //! ```
 
+use crate::backend::Target;
 use crate::reject::{Reject, RejectKind};
-use crate::target::Target;
 use std::collections::HashMap;
 use std::fmt;
 use vm_ir::op::{Accuracy, Opcode, Shape};
@@ -117,9 +117,9 @@ pub fn support(target: &Target, op: Opcode, ty: Scalar, to: Scalar) -> Support {
 /// How the back end of `target` has `op`, by its accuracy class too.
 pub(crate) fn way(target: &Target, op: Opcode, accuracy: Accuracy, ty: Scalar, to: Scalar) -> Way {
     match target {
-        Target::Ptx(options) => crate::target::ptx::way(options, op, accuracy, ty, to),
+        Target::Ptx(options) => crate::backend::ptx::way(options, op, accuracy, ty, to),
         #[cfg(feature = "cpu")]
-        Target::Cpu(_) => crate::target::cpu::way(op, ty, to),
+        Target::Cpu(_) => crate::backend::cpu::way(op, ty, to),
     }
 }
 
@@ -127,9 +127,9 @@ pub(crate) fn way(target: &Target, op: Opcode, accuracy: Accuracy, ty: Scalar, t
 /// add up to [`Entry::work`](crate::Entry::work).
 pub fn cost(target: &Target, op: Opcode, ty: Scalar, to: Scalar, shared: bool) -> u64 {
     let costs = match target {
-        Target::Ptx(options) => crate::target::ptx::safety(options).costs,
+        Target::Ptx(options) => crate::backend::ptx::safety(options).costs,
         #[cfg(feature = "cpu")]
-        Target::Cpu(_) => crate::target::cpu::SAFETY.costs,
+        Target::Cpu(_) => crate::backend::cpu::SAFETY.costs,
     };
     crate::safety::cost::element(costs, op, ty, to, shared)
 }
@@ -238,18 +238,18 @@ pub fn rejects(module: &Module, target: &Target) -> Vec<Reject> {
 /// What of a tile kernel the target does not have, with the lines.
 fn tile_rejects(kernel: &Kernel, target: &Target) -> Vec<(u32, RejectKind)> {
     match target {
-        Target::Ptx(options) => crate::target::ptx::tile_rejects(options, kernel),
+        Target::Ptx(options) => crate::backend::ptx::tile_rejects(options, kernel),
         #[cfg(feature = "cpu")]
-        Target::Cpu(options) => crate::target::cpu::tile_rejects(options, kernel),
+        Target::Cpu(options) => crate::backend::cpu::tile_rejects(options, kernel),
     }
 }
 
 pub(crate) fn kernel_rejects(kernel: &Kernel, target: &Target) -> Vec<Reject> {
     let mut found = Vec::new();
     let head = match target {
-        Target::Ptx(options) => crate::target::ptx::head_rejects(options, kernel),
+        Target::Ptx(options) => crate::backend::ptx::head_rejects(options, kernel),
         #[cfg(feature = "cpu")]
-        Target::Cpu(options) => crate::target::cpu::head_rejects(options, kernel),
+        Target::Cpu(options) => crate::backend::cpu::head_rejects(options, kernel),
     };
     found.extend(head.into_iter().map(|kind| Reject::new(kernel, kernel.line().0, kind)));
     found

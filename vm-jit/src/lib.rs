@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! ValidModule ─▶ legal (what the target rejects) ─▶ legalise (ops that it has) ─▶ range (what is known) ─┐
-//!                cache ◀── Artifact ◀── target::* ◀── safety (what is polled and checked) ◀──────────────┘
+//!                cache ◀── Artifact ◀── backend::* ◀── safety (what is polled and checked) ◀──────────────┘
 //! ```
 //!
 //! * [`compile`] makes an [`Artifact`]: code, entry symbols, and where arguments go.
 //! * [`legal`] says how a target does each op on each type, before anything is compiled.
-//! * [`target`] has one module for each target.
+//! * [`backend`] has one module for each target.
 //! * [`cache`] keeps what was compiled, in memory and on disk, for many processes at once.
 //!
 //! After validation a compiler fails only with a declared [`Reject`]: it never panics.
@@ -44,6 +44,7 @@
 #![cfg_attr(not(feature = "cpu"), allow(dead_code))]
 
 pub mod artifact;
+pub mod backend;
 pub mod cache;
 mod contain;
 #[cfg(test)]
@@ -53,11 +54,10 @@ mod legalise;
 pub mod range;
 mod reject;
 mod safety;
-pub mod target;
 
 pub use artifact::{Artifact, Entry, Format};
+pub use backend::{Target, UnknownTarget};
 pub use reject::{Reject, RejectKind, Rejected};
-pub use target::{Target, UnknownTarget};
 pub use vm_abi::{Guard, ParamLayout, Slot, Swizzle, TensorMap, Tile};
 
 use contain::Phase;
@@ -81,9 +81,9 @@ pub fn compile(module: &ValidModule, target: &Target) -> Result<Artifact, Reject
         }
         let module = legalise::legalise(module, target)?;
         match target {
-            Target::Ptx(options) => target::ptx::write(&module, options, target.to_string()),
+            Target::Ptx(options) => backend::ptx::write(&module, options, target.to_string()),
             #[cfg(feature = "cpu")]
-            Target::Cpu(options) => target::cpu::write(&module, options, target.to_string()),
+            Target::Cpu(options) => backend::cpu::write(&module, options, target.to_string()),
         }
     })
 }

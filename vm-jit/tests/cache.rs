@@ -105,7 +105,7 @@ fn every_part_of_the_key_counts() {
     options.source = Some("a.vir".to_owned());
     let mut old = target("ptx:sm_80");
     let Target::Ptx(options) = &mut old else { panic!("{old}") };
-    options.max_version = Some(vm_jit::target::ptx::Version::new(7, 1));
+    options.max_version = Some(vm_jit::backend::ptx::Version::new(7, 1));
     for target in [target("ptx:sm_80"), target("ptx:sm_86"), lines, old] {
         for module in [module(Trust::Guest, 1), module(Trust::Guest, 2), module(Trust::Trusted, 1)] {
             for product in ["artifact", "cubin"] {

@@ -2,8 +2,8 @@
 
 use vm_ir::op::{Opcode, TABLE};
 use vm_ir::{Module, Scalar, Trust, text, validate};
+use vm_jit::backend::ptx::{Arch, Options, Version};
 use vm_jit::legal::{Support, cost, rejects, support, types_of};
-use vm_jit::target::ptx::{Arch, Options, Version};
 use vm_jit::{Target, compile};
 
 fn on(arch: &str, op: Opcode, from: Scalar, to: Scalar) -> String {
@@ -31,7 +31,7 @@ fn answers() {
     check("sm_120", Exp, F64, F64, "expanded: range reduction and a polynomial");
     check("sm_120", Sqrt, F64, F64, "native");
     check("sm_90", DivS, I32, I32, "expanded");
-    let cpu = Target::Cpu(vm_jit::target::cpu::Options::new(vm_jit::target::cpu::Isa::X86V4));
+    let cpu = Target::Cpu(vm_jit::backend::cpu::Options::new(vm_jit::backend::cpu::Isa::X86V4));
     assert_eq!(support(&cpu, Add, F32, F32), Support::Native);
     assert!(matches!(support(&cpu, Exp, F64, F64), Support::Expanded(_)));
     assert!(matches!(support(&cpu, Clock, I64, I64), Support::Rejected("unsupported-op")));
@@ -200,7 +200,7 @@ fn table() -> String {
 /// The table of what a CPU does not have by an instruction.
 fn cpu_table() -> String {
     use std::fmt::Write;
-    let cpu = Target::Cpu(vm_jit::target::cpu::Options::new(vm_jit::target::cpu::Isa::X86V3));
+    let cpu = Target::Cpu(vm_jit::backend::cpu::Options::new(vm_jit::backend::cpu::Isa::X86V3));
     let mut rows: Vec<(Vec<&str>, String, Support)> = Vec::new();
     for row in TABLE {
         let mut groups: Vec<(Support, Vec<String>)> = Vec::new();

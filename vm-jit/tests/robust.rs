@@ -4,7 +4,7 @@
 use std::path::Path;
 use vm_ir::binary::{Lines, decode, encode};
 use vm_ir::{Trust, text, validate};
-use vm_jit::target::ptx::{Arch, Options};
+use vm_jit::backend::ptx::{Arch, Options};
 use vm_jit::{Artifact, Target, compile};
 
 /// SplitMix64.

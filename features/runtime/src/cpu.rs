@@ -1,7 +1,7 @@
 //! The host's own processor.
 
 use vm_jit::Target;
-use vm_jit::target::cpu::{Isa, Options};
+use vm_jit::backend::cpu::{Isa, Options};
 
 pub use vm_cpu::CpuAccelerator;
 

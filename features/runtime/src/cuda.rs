@@ -5,7 +5,7 @@ use std::sync::Arc;
 use vm_accel::Accelerator as _;
 use vm_cuda::assemble::Assembler;
 use vm_jit::Target;
-use vm_jit::target::ptx::{Arch, Options, Version};
+use vm_jit::backend::ptx::{Arch, Options, Version};
 
 pub use vm_cuda::nvml::{self, Usage as CudaUsage, usage as cuda_usage};
 pub use vm_cuda::{CudaAccelerator, assemble, devices as cuda_devices};

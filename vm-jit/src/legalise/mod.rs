@@ -16,10 +16,10 @@ mod small;
 mod tests;
 mod value;
 
+use crate::backend::Target;
 use crate::contain::{self, Phase};
 use crate::legal::{Expansion, Way, key, way};
 use crate::reject::{Reject, RejectKind, Rejected};
-use crate::target::Target;
 use std::borrow::Cow;
 use vm_ir::builder::{Builder, Rewrite, Val};
 use vm_ir::limits::MAX_REWRITTEN_OPS;

@@ -167,13 +167,13 @@ fn judge(seeds: std::ops::Range<u64>) -> Result<Seen, String> {
         let module = validate(module, Trust::Guest).map_err(|error| format!("seed {seed}: {error}"))?;
         let kernel = &module.kernels()[0];
         let ranges = Ranges::keeping(kernel, true);
-        let gpu = crate::target::ptx::Options::new("sm_90a".parse().map_err(|error| format!("{error:?}"))?);
-        let watches = [crate::target::cpu::SAFETY, crate::target::ptx::safety(&gpu)]
+        let gpu = crate::backend::ptx::Options::new("sm_90a".parse().map_err(|error| format!("{error:?}"))?);
+        let watches = [crate::backend::cpu::SAFETY, crate::backend::ptx::safety(&gpu)]
             .iter()
             .map(|parameters| Watch::of(kernel, parameters))
             .collect::<Result<_, _>>()
             .map_err(|error| format!("seed {seed}: {error}"))?;
-        let plan = SafetyPlan::of(kernel, Trust::Trusted, &crate::target::cpu::SAFETY);
+        let plan = SafetyPlan::of(kernel, Trust::Trusted, &crate::backend::cpu::SAFETY);
         let bound = plan.map_err(|error| format!("seed {seed}: {error}"))?.bound();
         let mut judge = Judge { ranges, watches, wrong: None, work: HashMap::new(), seen };
         let blocks = u64::from(launch.grid.iter().product::<u32>());

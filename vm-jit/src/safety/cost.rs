@@ -16,7 +16,7 @@ use vm_ir::{Kernel, Scalar};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Costs {
     /// A GPU's, by way of PTX for this architecture in this version.
-    Ptx(crate::target::ptx::Arch, crate::target::ptx::Version),
+    Ptx(crate::backend::ptx::Arch, crate::backend::ptx::Version),
     /// A processor's.
     Cpu,
 }
@@ -90,7 +90,7 @@ fn tile(kernel: &Kernel, op: &Op, costs: Costs) -> u64 {
 pub(crate) fn element(costs: Costs, op: Opcode, from: Scalar, to: Scalar, shared: bool) -> u64 {
     match costs {
         Costs::Ptx(arch, version) => {
-            let expanded = !crate::target::ptx::is_native(arch, version, op, from, to);
+            let expanded = !crate::backend::ptx::is_native(arch, version, op, from, to);
             ptx(op, from, to, shared, expanded)
         }
         Costs::Cpu => cpu(op, from, to, shared),

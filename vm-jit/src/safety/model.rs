@@ -4,7 +4,7 @@
 use super::cost;
 use super::tests::ptx;
 use super::{Poll, QUANTUM, SHORT, SafetyPlan, Unroll};
-use crate::target::cpu::SAFETY as CPU;
+use crate::backend::cpu::SAFETY as CPU;
 use proptest::prelude::*;
 use vm_ir::module::{Op, Region};
 use vm_ir::op::Shape;

@@ -6,7 +6,7 @@ use vm_ir::{text, validate};
 
 /// Those of a GPU.
 pub(super) fn ptx() -> Parameters {
-    crate::target::ptx::safety(&crate::target::ptx::Options::new("sm_90a".parse().unwrap()))
+    crate::backend::ptx::safety(&crate::backend::ptx::Options::new("sm_90a".parse().unwrap()))
 }
 
 const PARAMS: &str = "@x: view<f32, [?], readwrite>, @n: view<i32, [?], readwrite>, %v: f32, %i: i64, %j: i32, \

@@ -18,7 +18,7 @@ const KERNEL: usize = 256;
 const MARGIN: usize = 256;
 const CANARY: u8 = 0xc5;
 /// The kernel may need so much.
-const STACK: u64 = vm_jit::target::cpu::STACK as u64 + (1 << 20);
+const STACK: u64 = vm_jit::backend::cpu::STACK as u64 + (1 << 20);
 
 /// `qemu-aarch64`, of Debian's package `qemu-user`.
 pub(crate) struct Emulator {

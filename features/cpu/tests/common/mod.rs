@@ -13,7 +13,7 @@ use vm_ir::ValidModule;
 use vm_ir::interp::{Argument, Launch};
 use vm_ir::module::ParamKind;
 use vm_ir::view::Dim;
-use vm_jit::target::cpu::Isa;
+use vm_jit::backend::cpu::Isa;
 use vm_jit::{Target, compile};
 
 /// Bytes before and behind each tensor.

@@ -2,8 +2,8 @@
 
 use super::layout::{ROW, SLAB};
 use super::{channel_number, fragment_number};
-use crate::target::ptx::asm::{Arg, Reg, def, ins};
-use crate::target::ptx::writer::Writer;
+use crate::backend::ptx::asm::{Arg, Reg, def, ins};
+use crate::backend::ptx::writer::Writer;
 use vm_ir::Scalar;
 use vm_ir::module::{Op, Place};
 use vm_ir::op::{Left, Opcode, Right};

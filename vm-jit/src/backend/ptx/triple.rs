@@ -8,7 +8,7 @@
 
 use super::asm::{Class, Reg, def, when};
 use super::writer::Writer;
-use crate::target::flow::Edges;
+use crate::backend::flow::Edges;
 use vm_ir::module::{Op, Region};
 use vm_ir::op::Opcode;
 use vm_ir::{Kernel, Scalar, Value};

@@ -227,7 +227,7 @@ impl Asm {
 /// `ins!(writer, "name", a, b)`: one instruction.
 macro_rules! ins {
     ($w:expr, $name:expr $(, $arg:expr)*) => {{
-        match [$($crate::target::ptx::asm::Arg::from($arg)),*] {
+        match [$($crate::backend::ptx::asm::Arg::from($arg)),*] {
             args => $w.asm.ins(None, $name, &args),
         }
     }};
@@ -236,7 +236,7 @@ macro_rules! ins {
 /// `when!(writer, predicate, sense, "name", a, b)`: one instruction under a predicate.
 macro_rules! when {
     ($w:expr, $pred:expr, $sense:expr, $name:expr $(, $arg:expr)*) => {{
-        match [$($crate::target::ptx::asm::Arg::from($arg)),*] {
+        match [$($crate::backend::ptx::asm::Arg::from($arg)),*] {
             args => $w.asm.ins(Some(($pred, $sense)), $name, &args),
         }
     }};
@@ -245,8 +245,8 @@ macro_rules! when {
 /// `def!(writer, B32, "name", a, b)`: one instruction into a new register.
 macro_rules! def {
     ($w:expr, $class:ident, $name:expr $(, $arg:expr)*) => {{
-        let reg = $w.asm.new_reg($crate::target::ptx::asm::Class::$class);
-        match [$crate::target::ptx::asm::Arg::Reg(reg), $($crate::target::ptx::asm::Arg::from($arg)),*] {
+        let reg = $w.asm.new_reg($crate::backend::ptx::asm::Class::$class);
+        match [$crate::backend::ptx::asm::Arg::Reg(reg), $($crate::backend::ptx::asm::Arg::from($arg)),*] {
             args => $w.asm.ins(None, $name, &args),
         }
         reg

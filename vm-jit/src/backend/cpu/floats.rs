@@ -7,7 +7,7 @@
 //! may come out of every load.
 
 use super::writer::Writer;
-use crate::target::flow::Edges;
+use crate::backend::flow::Edges;
 use cranelift_codegen::ir::condcodes::FloatCC;
 use cranelift_codegen::ir::{InstBuilder, Opcode as Clif, Value as Ssa, ValueDef, types};
 use vm_ir::module::{Op, Place, Region};

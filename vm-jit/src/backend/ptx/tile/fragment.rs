@@ -6,8 +6,8 @@
 
 use super::fragment_number;
 use super::layout::SLAB;
-use crate::target::ptx::asm::{Arg, Class, Reg, def, ins};
-use crate::target::ptx::writer::{Writer, class_of};
+use crate::backend::ptx::asm::{Arg, Class, Reg, def, ins};
+use crate::backend::ptx::writer::{Writer, class_of};
 use vm_ir::Scalar;
 use vm_ir::module::{Op, Place};
 use vm_ir::op::Opcode;

@@ -2,8 +2,8 @@
 
 use super::layout::{self, BoxOf, GROUP, ROW, SLAB};
 use super::{Role, channel_number, fragment_number};
-use crate::target::ptx::asm::{Arg, Reg, def, ins, when};
-use crate::target::ptx::writer::Writer;
+use crate::backend::ptx::asm::{Arg, Reg, def, ins, when};
+use crate::backend::ptx::writer::Writer;
 use vm_ir::module::{Op, Place};
 
 impl<'k> Writer<'k> {
