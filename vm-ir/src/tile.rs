@@ -13,7 +13,9 @@
 //! | `fill @f, %x` | sets all elements of a fragment |
 //! | `map 1, @f, @g (%i, %j, %x, %y) { … }` | computes each element of the first fragment of the elements of all that are named |
 //! | `row.add @m, @f` and `.max`, `.min` | joins the rows of a matrix with a column |
-//! | `put @v[%i, %j], @f` | stores a fragment into a box of a view; what is out of bounds is left out |
+//! | `send @f, @c` | copies a fragment into the next stage of a channel |
+//! | `get @v[%i, %j], @f` | loads a box of a view into a fragment; out of bounds is zero |
+//! | `put @v[%i, %j], @f` | stores a fragment into a box of a view; what is out of bounds is left out; `put.add` adds it |
 //!
 //! # How it becomes fast
 //!
@@ -61,6 +63,17 @@ pub struct Channel {
     pub line: Line,
 }
 
+/// Does `mma` multiply these into a sum of that?
+pub const fn multiplies(a: Scalar, b: Scalar, sum: Scalar) -> bool {
+    use Scalar::{Bf16, F8E4M3, F8E5M2, F16, F32, I8, I32, Tf32};
+    match (a, b) {
+        (F16, F16) | (Bf16, Bf16) | (Tf32, Tf32) | (F32, F32) => matches!(sum, F32),
+        (F8E4M3 | F8E5M2, F8E4M3 | F8E5M2) => matches!(sum, F32),
+        (I8, I8) => matches!(sum, I32),
+        _ => false,
+    }
+}
+
 /// The elements of which a box's column is a multiple: those in 16 bytes, in which copies are made.
 pub const fn column_step(element: Scalar) -> u32 {
     16 / element.bytes()
@@ -73,7 +86,8 @@ impl Channel {
     }
 }
 
-/// A matrix, or a column of one number for each row, in the registers of a block.
+/// A matrix, a column of one number for each row, or a row, in the registers of a block. A matrix of one row is a row: the
+/// groups don't divide it, each has all of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fragment {
     /// Its name, without `@`.
@@ -92,6 +106,16 @@ impl Fragment {
     /// Number of elements.
     pub fn len(&self) -> u64 {
         u64::from(self.rows) * u64::from(self.columns.unwrap_or(1))
+    }
+
+    /// Is it a row: a matrix of one?
+    pub fn is_row(&self) -> bool {
+        self.rows == 1 && self.columns.is_some()
+    }
+
+    /// Is it a row or a column: what runs along the last dimension of a view?
+    pub fn is_line(&self) -> bool {
+        self.is_row() || self.columns.is_none()
     }
 
     /// Is it without elements? The validator refuses such a fragment.

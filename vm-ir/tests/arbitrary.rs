@@ -29,8 +29,8 @@ fn random_kernels_are_valid_and_run() {
         assert_eq!(launch, again, "seed {seed} has two results");
         assert_eq!(kernel(seed, options).0, module, "seed {seed} gives two kernels");
     }
-    let missing: Vec<_> =
-        vm_ir::op::TABLE.iter().map(|row| row.opcode).filter(|op| !ops.contains(op)).collect();
+    let threads = vm_ir::op::TABLE.iter().map(|row| row.opcode).filter(|op| !op.shape().is_tile());
+    let missing: Vec<_> = threads.filter(|op| !ops.contains(op)).collect();
     // Ids and atomics that a random kernel has no use for, and what has no single result.
-    assert!(missing.len() <= 24, "never made: {missing:?}");
+    assert!(missing.len() <= 14, "never made: {missing:?}");
 }

@@ -168,8 +168,13 @@ pub fn types_of(op: Opcode) -> Vec<(Scalar, Scalar)> {
         Shape::For => same(Class::WORD),
         Shape::Switch => same(Class::INT),
         Shape::Sync | Shape::While | Shape::Release | Shape::Map => Vec::new(),
-        Shape::Fetch | Shape::Put | Shape::Fill => same(Class::DATA),
-        Shape::Mma => vec![(Scalar::F16, Scalar::F32), (Scalar::Bf16, Scalar::F32)],
+        Shape::Fetch | Shape::Put | Shape::Get | Shape::Send | Shape::Fill => same(Class::DATA),
+        Shape::Mma => {
+            let sums = [Scalar::F32, Scalar::I32].into_iter();
+            sums.flat_map(|sum| Scalar::ALL.iter().map(move |factor| (*factor, sum)))
+                .filter(|(factor, sum)| vm_ir::tile::multiplies(*factor, *factor, *sum))
+                .collect()
+        }
         Shape::Rows => same(Class::WIDE_FLOAT),
     }
 }

@@ -96,6 +96,12 @@ impl<'b> Builder<'b> {
         self.fragment_of(name, element, rows, None)
     }
 
+    /// Adds a fragment of one row, which every group has whole.
+    #[track_caller]
+    pub fn row(self, name: &str, element: Scalar, columns: u32) -> FragmentRef<'b> {
+        self.fragment_of(name, element, 1, Some(columns))
+    }
+
     #[track_caller]
     fn fragment_of(self, name: &str, element: Scalar, rows: u32, columns: Option<u32>) -> FragmentRef<'b> {
         self.new_place_name(name);
@@ -214,5 +220,23 @@ impl<'b> FragmentRef<'b> {
     #[track_caller]
     pub fn put<const N: usize>(self, view: PlaceRef<'b>, at: [Val<'b>; N]) {
         self.builder.push_tile(Opcode::Put, view.place(), vec![self.place], &at);
+    }
+
+    /// Adds it to the box of a view that begins at these indices, atomically for each element.
+    #[track_caller]
+    pub fn put_add<const N: usize>(self, view: PlaceRef<'b>, at: [Val<'b>; N]) {
+        self.builder.push_tile(Opcode::PutAdd, view.place(), vec![self.place], &at);
+    }
+
+    /// Loads the box of a view that begins at these indices, the last of which are its row and its column.
+    #[track_caller]
+    pub fn get<const N: usize>(self, view: PlaceRef<'b>, at: [Val<'b>; N]) {
+        self.builder.push_tile(Opcode::Get, view.place(), vec![self.place], &at);
+    }
+
+    /// Copies it into the next stage of a channel.
+    #[track_caller]
+    pub fn send(self, channel: ChannelRef<'b>) {
+        self.builder.push_tile(Opcode::Send, self.place, vec![channel.place], &[]);
     }
 }

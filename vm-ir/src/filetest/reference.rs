@@ -33,7 +33,18 @@ pub fn reference(name: &str, launch: &Launch) -> Option<Vec<(usize, Tensor)>> {
         "rope" => rope(&input)?,
         "cross_entropy" => cross_entropy(&input)?,
         "adamw" => adamw(&input)?,
-        "matmul" => matmul(&input)?,
+        "matmul" => {
+            let product = matmul(input.matrix(0)?, input.matrix(1)?);
+            vec![input.output(2, product.0)?]
+        }
+        "product" => {
+            let product = matmul(input.matrix(0)?, transposed(input.matrix(1)?));
+            vec![input.output(2, product.0)?]
+        }
+        "sent" => {
+            let product = matmul(input.matrix(0)?, input.matrix(1)?);
+            vec![input.output(2, matmul(transposed(product), input.matrix(0)?).0)?]
+        }
         "histogram" => {
             let bins = input.tensor(1)?.len();
             let mut counts = input.tensor(1)?.to_f64s();
@@ -195,11 +206,16 @@ fn adamw(input: &Input) -> Option<Outputs> {
     Some(vec![input.output(0, parameters)?, input.output(2, first)?, input.output(3, second)?])
 }
 
-fn matmul(input: &Input) -> Option<Outputs> {
-    let ((a, inner), (b, columns)) = (input.matrix(0)?, input.matrix(1)?);
+/// The product of two matrices, each with how many elements are in a row.
+fn matmul((a, inner): (Vec<f64>, usize), (b, columns): (Vec<f64>, usize)) -> (Vec<f64>, usize) {
     let rows = a.len() / inner;
     let cell = |i: usize| (0..inner).map(|k| a[i / columns * inner + k] * b[k * columns + i % columns]).sum();
-    Some(vec![input.output(2, (0..rows * columns).map(cell).collect::<Vec<f64>>())?])
+    ((0..rows * columns).map(cell).collect(), columns)
+}
+
+fn transposed((a, columns): (Vec<f64>, usize)) -> (Vec<f64>, usize) {
+    let rows = a.len() / columns;
+    ((0..a.len()).map(|i| a[i % rows * columns + i / rows]).collect(), rows)
 }
 
 /// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).

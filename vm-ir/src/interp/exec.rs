@@ -29,6 +29,8 @@ pub(super) struct Machine<'m> {
     /// The first block of the cluster that runs.
     block: [u32; 3],
     block_number: u64,
+    /// Blocks that run together.
+    together: u32,
     /// Every value: all lanes of thread 0, then of thread 1, and so on. Empty until it is first defined.
     values: Vec<Vec<u64>>,
     value_bytes: usize,
@@ -89,7 +91,9 @@ impl<'m> Machine<'m> {
             }
             Argument::Bits(_) => None,
         });
-        let threads = kernel.cluster_threads() as usize;
+        // The blocks of a tile kernel's cluster have nothing to say to each other.
+        let together = if kernel.tile().is_some() { 1 } else { kernel.cluster().max(1) };
+        let threads = (kernel.threads() * together) as usize;
         let mut machine = Machine {
             kernel,
             trust,
@@ -97,6 +101,7 @@ impl<'m> Machine<'m> {
             grid: launch.grid,
             block: [0; 3],
             block_number: 0,
+            together,
             views: views.collect(),
             values: vec![Vec::new(); kernel.values().len()],
             value_bytes: 0,
@@ -127,8 +132,8 @@ impl<'m> Machine<'m> {
     }
 
     fn grid(&mut self) -> Result<()> {
-        let everyone: Vec<u32> = (0..self.kernel.cluster_threads()).collect();
-        let cluster = self.kernel.cluster().max(1);
+        let cluster = self.together;
+        let everyone: Vec<u32> = (0..self.kernel.threads() * cluster).collect();
         let shared_bytes: u64 = self.kernel.shared().iter().map(|array| array.bytes()).sum();
         let shared_bytes = shared_bytes * u64::from(cluster);
         let tile = self.kernel.tile();
@@ -193,7 +198,7 @@ impl<'m> Machine<'m> {
 
     /// Makes room for a value.
     pub(super) fn room_for(&mut self, value: Value) -> Result<()> {
-        let size = self.kernel.cluster_threads() as usize * usize::from(self.ty(value).lanes());
+        let size = (self.kernel.threads() * self.together) as usize * usize::from(self.ty(value).lanes());
         if self.values[value.index()].is_empty() {
             self.value_bytes += size * 8;
             if self.value_bytes > self.limits.memory {
@@ -325,7 +330,9 @@ impl<'m> Machine<'m> {
             | Shape::Mma
             | Shape::Map
             | Shape::Rows
-            | Shape::Put => self.tile_op(op),
+            | Shape::Put
+            | Shape::Get
+            | Shape::Send => self.tile_op(op),
             _ => {
                 self.on_values(op, active);
                 Ok(())
@@ -348,7 +355,7 @@ impl<'m> Machine<'m> {
             Opcode::LocalIndex => u64::from(thread),
             Opcode::LaneId => u64::from(thread % WARP),
             Opcode::WarpId => u64::from(thread / WARP),
-            Opcode::ClusterRank => u64::from(rank),
+            Opcode::ClusterRank => u64::from(block[0] % self.kernel.cluster().max(1)),
             Opcode::ClusterId => u64::from(self.block[0] / self.kernel.cluster().max(1)),
             Opcode::Clock => self.steps,
             // The one left is `extent`.

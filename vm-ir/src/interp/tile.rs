@@ -6,6 +6,7 @@ use crate::module::{Op, Place};
 use crate::op::{Left, Opcode, Right, Shape};
 use crate::semantics::eval;
 use crate::tile::{Fragment, Tile, column_step};
+use crate::types::Scalar;
 use crate::valid::Trust;
 use std::collections::VecDeque;
 
@@ -60,6 +61,17 @@ impl<'m> Machine<'m> {
         match op.code.shape() {
             Shape::Fetch => self.fetch(op, place),
             Shape::Put => self.put(op, place),
+            Shape::Get => self.get_box(op, place),
+            Shape::Send => {
+                let elements = self.tiles.newest(place).map_or_else(Vec::new, <[u64]>::to_vec);
+                self.spend(elements.len())?;
+                if let Some(Place::Channel(i)) = op.others.first()
+                    && let Some(channel) = self.tiles.channels.get_mut(usize::from(*i))
+                {
+                    channel.push_back(elements);
+                }
+                Ok(())
+            }
             Shape::Mma => self.mma(op, place),
             Shape::Map => self.map(op, place),
             Shape::Rows => self.rows(op, place),
@@ -88,32 +100,51 @@ impl<'m> Machine<'m> {
         op.operands.iter().map(|v| signed(self.ty(*v).scalar(), self.get(*v, 0))).collect()
     }
 
-    /// The elements of a view, row by row, that a box beginning at the op's indices covers; `None` for those out of bounds.
-    fn covered(&mut self, op: &Op, view: Place, [rows, columns]: [u32; 2]) -> Result<Vec<Option<usize>>> {
+    /// The elements of a view, row by row, that a box of `rows` of its last dimension but one and `columns` of its last covers,
+    /// which begins at these indices; `None` for those out of bounds.
+    fn covered(
+        &mut self,
+        mut indices: Vec<i64>,
+        view: Place,
+        [rows, columns]: [u32; 2],
+    ) -> Result<Vec<Option<usize>>> {
         self.spend((rows * columns) as usize)?;
-        let mut indices = self.box_indices(op);
-        let Some(first) = indices.len().checked_sub(2) else { return Ok(Vec::new()) };
-        let (row, column) = (indices[first], indices[first + 1]);
-        let step = self.kernel.place(view).map_or(1, |(_, element)| column_step(element));
-        let column = column & -i64::from(step);
+        let Some(last) = indices.len().checked_sub(1) else { return Ok(Vec::new()) };
+        let begin = indices.clone();
         let Some(memory) = self.memory(view, 0) else { return Ok(Vec::new()) };
         let mut covered = Vec::with_capacity((rows * columns) as usize);
         for (i, j) in (0..rows).flat_map(|i| (0..columns).map(move |j| (i, j))) {
-            let at = row.checked_add(i.into()).zip(column.checked_add(j.into()));
-            let element = at.and_then(|at| {
-                (indices[first], indices[first + 1]) = at;
-                memory.element(&indices, 0, 1, Trust::Guest)
-            });
+            let row = match last.checked_sub(1) {
+                Some(above) => begin[above].checked_add(i.into()).map(|row| indices[above] = row),
+                None => Some(()),
+            };
+            let column = begin[last].checked_add(j.into()).map(|column| indices[last] = column);
+            let inside = row.is_some() && column.is_some();
+            let element = inside.then(|| memory.element(&indices, 0, 1, Trust::Guest)).flatten();
             covered.push(element.map(|element| element as usize));
         }
         Ok(covered)
     }
 
+    /// Those that a copy of a matrix covers, whose column is at a multiple of 16 bytes.
+    fn copied(&mut self, op: &Op, view: Place, dims: [u32; 2]) -> Result<Vec<Option<usize>>> {
+        let step = self.kernel.place(view).map_or(1, |(_, element)| column_step(element));
+        let mut indices = self.box_indices(op);
+        if let Some(column) = indices.last_mut() {
+            *column &= -i64::from(step);
+        }
+        self.covered(indices, view, dims)
+    }
+
     fn fetch(&mut self, op: &Op, view: Place) -> Result<()> {
         let Some(&[place]) = op.others.first_chunk::<1>() else { return Ok(()) };
         let (Place::Channel(i), Some(channel)) = (place, self.kernel.channel(place)) else { return Ok(()) };
-        let covered = self.covered(op, view, channel.dims)?;
-        let read = |at: Option<usize>| at.map_or(Ok(0), |at| self.read(view, at, 0, false));
+        let covered = self.copied(op, view, channel.dims)?;
+        let rounded = channel.element == Scalar::Tf32;
+        let read = |at: Option<usize>| {
+            let bits = at.map_or(Ok(0), |at| self.read(view, at, 0, false))?;
+            Ok(if rounded { tf32(bits as u32).into() } else { bits })
+        };
         let tile: Vec<u64> = covered.into_iter().map(read).collect::<Result<_>>()?;
         if let Some(channel) = self.tiles.channels.get_mut(usize::from(i)) {
             channel.push_back(tile);
@@ -124,16 +155,39 @@ impl<'m> Machine<'m> {
     fn put(&mut self, op: &Op, view: Place) -> Result<()> {
         let Some(&[place]) = op.others.first_chunk::<1>() else { return Ok(()) };
         let Some(fragment) = self.kernel.fragment(place) else { return Ok(()) };
-        let covered = self.covered(op, view, [fragment.rows, fragment.columns.unwrap_or(1)])?;
-        if self.box_indices(op).iter().any(|index| *index < 0) {
-            return Ok(());
-        }
+        let begin = self.box_indices(op);
+        let covered = match fragment.is_line() {
+            true => self.covered(begin, view, [1, fragment.len() as u32])?,
+            false if begin.iter().any(|index| *index < 0) => return self.spend(1),
+            false => self.copied(op, view, [fragment.rows, fragment.columns.unwrap_or(1)])?,
+        };
         let elements = self.tiles.newest(place).map_or_else(Vec::new, <[u64]>::to_vec);
+        let (adds, element) = (op.code == Opcode::PutAdd, fragment.element);
         for (at, bits) in covered.into_iter().zip(elements) {
-            if let Some(at) = at {
-                self.write(view, at, bits, 0, false)?;
-            }
+            let Some(at) = at else { continue };
+            let bits = match adds {
+                true => {
+                    let before = self.read(view, at, 0, true)?;
+                    eval(Opcode::Add, element, element, &[before, bits]).unwrap_or(before)
+                }
+                false => bits,
+            };
+            self.write(view, at, bits, 0, adds)?;
         }
+        Ok(())
+    }
+
+    fn get_box(&mut self, op: &Op, view: Place) -> Result<()> {
+        let Some(&[place]) = op.others.first_chunk::<1>() else { return Ok(()) };
+        let Some(fragment) = self.kernel.fragment(place) else { return Ok(()) };
+        let dims = match fragment.is_line() {
+            true => [1, fragment.len() as u32],
+            false => [fragment.rows, fragment.columns.unwrap_or(1)],
+        };
+        let covered = self.covered(self.box_indices(op), view, dims)?;
+        let read = |at: Option<usize>| at.map_or(Ok(0), |at| self.read(view, at, 0, false));
+        let elements = covered.into_iter().map(read).collect::<Result<_>>()?;
+        self.tiles.set(place, elements);
         Ok(())
     }
 
@@ -143,7 +197,11 @@ impl<'m> Machine<'m> {
         let (rows, columns) = (fragment.rows as usize, fragment.columns.unwrap_or(1) as usize);
         let number = |place: Place| -> Option<Vec<f64>> {
             let element = self.kernel.place(place)?.1;
-            Some(self.tiles.newest(place)?.iter().map(|bits| to_f64(element, *bits)).collect())
+            let value = |bits: &u64| match element.is_int() {
+                true => signed(element, *bits) as f64,
+                false => to_f64(element, *bits),
+            };
+            Some(self.tiles.newest(place)?.iter().map(value).collect())
         };
         let (Some(left), Some(right), Some(before)) = (number(a), number(b), number(sum)) else {
             return Ok(());
@@ -174,11 +232,17 @@ impl<'m> Machine<'m> {
         let computed = op.immediates.first().map_or(1, |n| *n as usize);
         let places: Vec<Place> = std::iter::once(first).chain(op.others.iter().copied()).collect();
         let (written, read) = places.split_at(computed.min(places.len()));
-        let sources: Vec<(Vec<u64>, bool)> = read
+        // The distances of elements from row to row and from column to column.
+        let sources: Vec<(Vec<u64>, [usize; 2])> = read
             .iter()
             .filter_map(|place| {
-                let is_column = self.kernel.fragment(*place)?.columns.is_none();
-                Some((self.tiles.newest(*place)?.to_vec(), is_column))
+                let fragment = self.kernel.fragment(*place)?;
+                let steps = match fragment.columns {
+                    None => [1, 0],
+                    Some(_) if fragment.is_row() => [0, 1],
+                    Some(columns) => [columns as usize, 1],
+                };
+                Some((self.tiles.newest(*place)?.to_vec(), steps))
             })
             .collect();
         for arg in &body.args {
@@ -187,7 +251,7 @@ impl<'m> Machine<'m> {
         let mut results = vec![Vec::with_capacity(count); written.len()];
         for at in 0..count {
             let (row, column) = (at / columns, at % columns);
-            let elements = sources.iter().map(|(all, is_column)| all[if *is_column { row } else { at }]);
+            let elements = sources.iter().map(|(all, [down, right])| all[row * down + column * right]);
             let bits = [row as u64, column as u64].into_iter().chain(elements);
             for (arg, bits) in body.args.iter().zip(bits.collect::<Vec<_>>()) {
                 self.set(*arg, 0, &[bits]);
@@ -231,5 +295,13 @@ impl<'m> Machine<'m> {
         self.spend(columns)?;
         self.tiles.set(place, joined);
         Ok(())
+    }
+}
+
+/// An f32 rounded to the nearest tf32, which has 10 bits of fraction; ties away from zero.
+fn tf32(bits: u32) -> u32 {
+    match f32::from_bits(bits).is_finite() {
+        true => bits.wrapping_add(1 << 12) & !((1 << 13) - 1),
+        false => bits,
     }
 }

@@ -406,17 +406,17 @@ ops! {
     /// Runs the region whose case equals the integer, else the default.
     Switch 0xd3 "switch" Control Shape::Switch, REGIONS;
 
-    /// Brings a box of the view's last two dimensions, which begins at the indices, into the next stage of the channel. Its column is rounded down to a multiple of 16 bytes. What is out of bounds is zero.
+    /// Brings a box of the view's last two dimensions, which begins at the indices, into the next stage of the channel. Its column is rounded down to a multiple of 16 bytes. What is out of bounds is zero. A channel of tf32 takes a view of f32, and rounds to the nearest.
     Fetch 0x400 "fetch" Tiles Shape::Fetch, TILE;
     /// Gives the oldest stage of the channel back.
     Release 0x401 "release" Tiles Shape::Release, TILE;
     /// Sets every element.
     Fill 0x402 "fill" Tiles Shape::Fill, TILE;
-    /// Adds the product a · b, of a fragment or the newest stage of a channel and the newest stage of another, each transposed where that is said. Products are exact; the order and the rounding of sums are the device's.
+    /// Adds the product a · b, of a fragment or the newest stage of a channel and the newest stage of another, each transposed where that is said. Products are exact, but those of f32, which may be off by 2^-21; the order and the rounding of sums are the device's. Sums of i8 wrap.
     Mma 0x403 "mma" Tiles Shape::Mma, TILE, [Left, Right];
     /// The same, in the place of what was there.
     Product 0x409 "product" Tiles Shape::Mma, TILE, [Left, Right];
-    /// Computes each element of the first N fragments: the region is given its row, its column and the elements of the other fragments there, of a column the one of that row; all are read before any is written.
+    /// Computes each element of the first N fragments: the region is given its row, its column and the elements of the other fragments there, of a column the one of that row, of a row the one of that column; all are read before any is written.
     Map 0x404 "map" Tiles Shape::Map, TILE;
     /// Adds the elements of each row to the column's.
     RowAdd 0x405 "row.add" Tiles Shape::Rows, TILE;
@@ -424,8 +424,14 @@ ops! {
     RowMax 0x406 "row.max" Tiles Shape::Rows, TILE;
     /// Keeps the least of each row and the column's, as min.
     RowMin 0x407 "row.min" Tiles Shape::Rows, TILE;
-    /// Stores the fragment into a box of the view's last two dimensions, which begins at the indices. Its column is rounded down to a multiple of 16 bytes. What is out of bounds is left out, and all of a box that begins at a negative index.
+    /// Stores the fragment into a box of the view's last two dimensions, which begins at the indices. Its column is rounded down to a multiple of 16 bytes. What is out of bounds is left out, and all of a box that begins at a negative index. A column or a row is along the last dimension, from any index.
     Put 0x408 "put" Tiles Shape::Put, TILE;
+    /// The same, adding to what is there: each element atomically, relaxed, in no fixed order.
+    PutAdd 0x40c "put.add" Tiles Shape::Put, TILE;
+    /// Loads a box of the view's last two dimensions, which begins at the indices, into the fragment; a column or a row is along the last dimension. What is out of bounds is zero.
+    Get 0x40a "get" Tiles Shape::Get, TILE;
+    /// Copies the fragment into the next stage of the channel.
+    Send 0x40b "send" Tiles Shape::Send, TILE;
 
     /// The device's cycle counter: any value, never falling within a thread. A clock lets one tenant watch another.
     Clock 0x800 "clock" Trusted Shape::Id64, VOLATILE;

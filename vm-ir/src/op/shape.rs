@@ -75,6 +75,10 @@ pub enum Shape {
     Rows,
     /// View and indices, from a fragment.
     Put,
+    /// View and indices, to a fragment.
+    Get,
+    /// A fragment, to a channel.
+    Send,
     /// A bool and two regions → what the chosen one yields.
     If,
     /// Lower bound, upper bound, step, carried values and a region → the carried values at the end.
@@ -124,9 +128,9 @@ impl Shape {
             Shape::Extent => PlaceRule::WholeView,
             Shape::LoadUniform => PlaceRule::Shared,
             Shape::Gather => PlaceRule::WholeShared,
-            Shape::Fetch | Shape::Put => PlaceRule::Box,
+            Shape::Fetch | Shape::Put | Shape::Get => PlaceRule::Box,
             Shape::Release => PlaceRule::Channel,
-            Shape::Fill | Shape::Mma | Shape::Map | Shape::Rows => PlaceRule::Fragment,
+            Shape::Fill | Shape::Mma | Shape::Map | Shape::Rows | Shape::Send => PlaceRule::Fragment,
             Shape::Load
             | Shape::Store
             | Shape::AtomicLoad
@@ -164,7 +168,8 @@ impl Shape {
         Some(match self {
             Shape::Const | Shape::Id32 | Shape::Id64 | Shape::Extent | Shape::Sync => 0,
             Shape::Load | Shape::LoadUniform | Shape::AtomicLoad => 0,
-            Shape::Fetch | Shape::Release | Shape::Mma | Shape::Map | Shape::Rows | Shape::Put => 0,
+            Shape::Fetch | Shape::Release | Shape::Mma | Shape::Map | Shape::Rows => 0,
+            Shape::Put | Shape::Get | Shape::Send => 0,
             Shape::Fill => 1,
             Shape::Unary(_) | Shape::Convert(..) | Shape::Bitcast | Shape::Splat | Shape::Extract => 1,
             Shape::Vote | Shape::Ballot | Shape::Reduce(_) | Shape::If | Shape::Switch => 1,
@@ -256,7 +261,8 @@ impl Shape {
             Shape::Mma => "fragment, channel or fragment, channel".into(),
             Shape::Map => "number, fragments, region".into(),
             Shape::Rows => "column, matrix".into(),
-            Shape::Put => "view[indices], fragment".into(),
+            Shape::Put | Shape::Get => "view[indices], fragment".into(),
+            Shape::Send => "fragment, channel".into(),
             Shape::Sync => "nothing".into(),
             Shape::If => "bool, 2 regions → yields".into(),
             Shape::For => "bounds, step, carried, region → carried".into(),

@@ -147,7 +147,7 @@ impl Printer<'_> {
             write!(self.out, " @{}", self.kernel.place_name(place))?;
             if !matches!(
                 op.code.shape(),
-                Shape::Extent | Shape::Release | Shape::Fill | Shape::Mma | Shape::Rows
+                Shape::Extent | Shape::Release | Shape::Fill | Shape::Mma | Shape::Rows | Shape::Send
             ) {
                 self.out.push('[');
                 self.values(&op.operands[..indices])?;

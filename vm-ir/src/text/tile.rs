@@ -65,7 +65,7 @@ impl<'t> Parser<'t> {
     pub(super) fn tile_op(&mut self, op: &mut Op, depth: usize) -> Result<Vec<Type>> {
         op.place = Some(self.place()?);
         match op.code.shape() {
-            Shape::Fetch | Shape::Put => {
+            Shape::Fetch | Shape::Put | Shape::Get => {
                 self.expect('[')?;
                 op.operands = self.values(MAX_RANK)?;
                 self.expect(']')?;
@@ -76,7 +76,7 @@ impl<'t> Parser<'t> {
                 self.expect(',')?;
                 op.operands.push(self.value()?);
             }
-            Shape::Mma | Shape::Rows => {
+            Shape::Mma | Shape::Rows | Shape::Send => {
                 while self.accept(',')? {
                     self.another(op)?;
                 }

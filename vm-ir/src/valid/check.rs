@@ -6,6 +6,7 @@ use crate::limits::{Caps, MAX_ERRORS, WARP};
 use crate::module::{Kernel, Line, Op, Region, Value, index_count};
 use crate::op::{BarrierScope, Group, Opcode, PlaceRule};
 use crate::types::Type;
+use std::collections::HashMap;
 
 /// The state of the walk.
 pub(super) struct Checker<'k> {
@@ -25,6 +26,8 @@ pub(super) struct Checker<'k> {
     pub(super) depth: usize,
     /// Is it in the region of a `map`?
     pub(super) in_map: bool,
+    /// By channel: the op that fills its stages.
+    pub(super) filled_by: HashMap<usize, Opcode>,
 }
 
 impl<'k> Checker<'k> {
@@ -50,6 +53,7 @@ impl<'k> Checker<'k> {
             visible: vec![false; kernel.values.len()],
             depth: 0,
             in_map: false,
+            filled_by: HashMap::new(),
         }
     }
 

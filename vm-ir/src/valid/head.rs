@@ -82,7 +82,8 @@ impl<'k> Checker<'k> {
         }
         let (blocks, threads) = (self.kernel.cluster, self.kernel.threads());
         let sized = blocks.is_power_of_two() && blocks <= MAX_CLUSTER;
-        if blocks != 1 && !(sized && threads.is_multiple_of(WARP)) {
+        let whole = threads.is_multiple_of(WARP) || self.kernel.tile.is_some();
+        if blocks != 1 && !(sized && whole) {
             self.error(Rule::ClusterSize { blocks, threads });
         }
     }

@@ -5,7 +5,7 @@ use super::error::Rule;
 use crate::limits::{MAX_CHANNELS, MAX_FRAGMENTS, MAX_GROUPS, MAX_SHARED_BYTES, MAX_STAGES, MAX_TILE};
 use crate::module::{Op, Place, Region};
 use crate::op::{Group, Left, Opcode, PlaceRule, Right, Shape};
-use crate::tile::{Fragment, Tile};
+use crate::tile::{Fragment, Tile, multiplies};
 use crate::types::{Class, Scalar, Type};
 use crate::view::Access;
 use std::collections::HashSet;
@@ -14,8 +14,8 @@ impl<'k> Checker<'k> {
     /// Checks what a tile kernel has in its head beside what others have.
     pub(super) fn tile(&mut self, tile: &'k Tile, places: &mut HashSet<&'k str>) {
         let kernel = self.kernel;
-        if kernel.block != [1; 3] || kernel.cluster != 1 || !kernel.shared.is_empty() {
-            self.error(Rule::TileHead("a block of one thread, no cluster and no shared arrays".to_owned()));
+        if kernel.block != [1; 3] || !kernel.shared.is_empty() {
+            self.error(Rule::TileHead("a block of one thread and no shared arrays".to_owned()));
         }
         if !(1..=MAX_GROUPS).contains(&tile.groups) {
             self.error(Rule::TileHead(format!("1 to {MAX_GROUPS} groups")));
@@ -27,7 +27,9 @@ impl<'k> Checker<'k> {
         for channel in &tile.channels {
             self.line = channel.line;
             self.tile_name(&channel.name, places);
-            self.element(&channel.name, channel.element);
+            if channel.element != Scalar::Tf32 {
+                self.element(&channel.name, channel.element);
+            }
             if !channel.dims.into_iter().all(sized) || !(1..=MAX_STAGES).contains(&channel.stages) {
                 self.error(Rule::TileHead(format!(
                     "channels of 1 to {MAX_TILE} rows and columns, and of 1 to {MAX_STAGES} stages, unlike @{}",
@@ -44,8 +46,8 @@ impl<'k> Checker<'k> {
             self.tile_name(&fragment.name, places);
             self.element(&fragment.name, fragment.element);
             let extents = [Some(fragment.rows), fragment.columns];
-            if !extents.into_iter().flatten().all(sized) || !fragment.rows.is_multiple_of(tile.groups.max(1))
-            {
+            let divided = fragment.is_row() || fragment.rows.is_multiple_of(tile.groups.max(1));
+            if !extents.into_iter().flatten().all(sized) || !divided {
                 self.error(Rule::TileHead(format!(
                     "fragments of 1 to {MAX_TILE} rows and columns, the rows a multiple of the groups, unlike @{}",
                     fragment.name
@@ -77,8 +79,15 @@ impl<'k> Checker<'k> {
             | Group::Compare
             | Group::Convert
             | Group::Math => true,
-            Group::Ids => matches!(op.code, Opcode::BlockId | Opcode::GridDim),
-            Group::Memory => op.code == Opcode::Extent,
+            Group::Ids => {
+                matches!(op.code, Opcode::BlockId | Opcode::GridDim | Opcode::ClusterRank | Opcode::ClusterId)
+            }
+            Group::Memory => match op.code {
+                Opcode::Extent => true,
+                // One number for the whole block.
+                Opcode::Load => !self.in_map && op.result().is_none_or(|value| !self.ty(value).is_vector()),
+                _ => false,
+            },
             Group::Atomics | Group::Threads | Group::Trusted => false,
             Group::Tiles | Group::Control => !self.in_map,
         };
@@ -94,8 +103,8 @@ impl<'k> Checker<'k> {
         let channel = |place: &Place| kernel.channel(*place).is_some();
         let fragment = |place: &Place| kernel.fragment(*place).is_some();
         let (needs, fits) = match (op.code.shape(), &op.others[..]) {
-            (Shape::Fetch, others) => ("a channel", matches!(others, [c] if channel(c))),
-            (Shape::Put, others) => ("a fragment", matches!(others, [f] if fragment(f))),
+            (Shape::Fetch | Shape::Send, others) => ("a channel", matches!(others, [c] if channel(c))),
+            (Shape::Put | Shape::Get, others) => ("a fragment", matches!(others, [f] if fragment(f))),
             (Shape::Rows, others) => ("a column and a matrix", matches!(others, [f] if fragment(f))),
             (Shape::Mma, others) => (
                 "a fragment, a channel or a fragment, and a channel",
@@ -133,24 +142,48 @@ impl<'k> Checker<'k> {
                     self.error(Rule::Access { name, access: view.access.name(), does: "fetches from" });
                     return;
                 }
-                self.tile_shape(view.rank() >= 2 && view.element == channel.element, || {
+                let loaded = if channel.element == Scalar::Tf32 { Scalar::F32 } else { channel.element };
+                self.tile_shape(view.rank() >= 2 && view.element == loaded, || {
                     format!("@{name} has no matrices of {}, as @{} has", channel.element, channel.name)
                 });
             }
-            Shape::Put => {
+            Shape::Put | Shape::Get => {
                 let (Place::View(v), Some(fragment)) = (place, other(0).and_then(|f| kernel.fragment(f)))
                 else {
                     return;
                 };
                 let Some(view) = kernel.view(v) else { return };
                 let name = kernel.place_name(place).to_owned();
-                if !view.access.writes() {
-                    self.error(Rule::Access { name, access: view.access.name(), does: "writes" });
+                let (allowed, does) = match op.code.shape() {
+                    Shape::Put => (view.access.writes(), "writes"),
+                    _ => (view.access.reads(), "reads"),
+                };
+                if !allowed {
+                    self.error(Rule::Access { name, access: view.access.name(), does });
                     return;
                 }
-                let matrix = fragment.columns.is_some();
-                self.tile_shape(view.rank() >= 2 && matrix && view.element == fragment.element, || {
-                    format!("@{name} and @{} have no matrices of one type", fragment.name)
+                let rank = if fragment.is_line() { 1 } else { 2 };
+                self.tile_shape(view.rank() >= rank && view.element == fragment.element, || {
+                    let what = if rank == 1 { "rows" } else { "matrices" };
+                    format!("@{name} has no {what} of {}, as @{} has", fragment.element, fragment.name)
+                });
+                let adds = matches!(fragment.element, Scalar::F32 | Scalar::I32);
+                self.tile_shape(op.code != Opcode::PutAdd || adds, || {
+                    format!("@{} is of {}; only f32 and i32 are added", fragment.name, fragment.element)
+                });
+            }
+            Shape::Send => {
+                let (Some(fragment), Some(channel)) =
+                    (kernel.fragment(place), other(0).and_then(|c| kernel.channel(c)))
+                else {
+                    return;
+                };
+                let dims = [fragment.rows, fragment.columns.unwrap_or(0)];
+                self.tile_shape(dims == channel.dims && fragment.element == channel.element, || {
+                    format!(
+                        "@{} and the stages of @{} are not of one shape and type",
+                        fragment.name, channel.name
+                    )
                 });
             }
             Shape::Fill => {
@@ -210,9 +243,11 @@ impl<'k> Checker<'k> {
             let ([m, k], [l, n]) = (left, right);
             format!("[{m}, {k}] times [{l}, {n}] does not make @{}: [{}, {columns}]", sum.name, sum.rows)
         });
-        let narrow = matches!(of_a, Scalar::F16 | Scalar::Bf16);
-        self.tile_shape(narrow && of_a == of_b && sum.element == Scalar::F32, || {
-            format!("{of_a} times {of_b} into {}; it multiplies f16 or bf16 into f32", sum.element)
+        self.tile_shape(multiplies(of_a, of_b, sum.element), || {
+            format!(
+                "{of_a} times {of_b} into {}; it multiplies f16, bf16, tf32, f32 and fp8 into f32, and i8 into i32",
+                sum.element
+            )
         });
         self.tile_shape(*a != place, || format!("@{} is a factor of its own sum", sum.name));
     }
@@ -236,11 +271,12 @@ impl<'k> Checker<'k> {
             });
         }
         for fragment in read {
-            let fits =
-                shape(fragment) == shape(first) || fragment.columns.is_none() && fragment.rows == first.rows;
+            let fits = shape(fragment) == shape(first)
+                || fragment.columns.is_none() && fragment.rows == first.rows
+                || fragment.is_row() && fragment.columns == first.columns;
             self.tile_shape(fits, || {
                 format!(
-                    "@{} is neither of the shape of @{} nor a column of as many rows",
+                    "@{} is neither of the shape of @{}, nor a column of as many rows, nor a row of as many columns as it",
                     fragment.name, first.name
                 )
             });
@@ -273,10 +309,20 @@ impl<'k> Checker<'k> {
                 let Some(held) = held.get_mut(i) else { continue };
                 let name = || channel.name.to_string();
                 match op.code {
-                    Opcode::Fetch if *held >= channel.stages => {
-                        self.error(Rule::ChannelFull { name: name(), stages: channel.stages });
+                    Opcode::Fetch | Opcode::Send => {
+                        let filled_by = *self.filled_by.entry(i).or_insert(op.code);
+                        if filled_by != op.code {
+                            self.error(Rule::TileShape(format!(
+                                "@{} is both fetched and sent to",
+                                channel.name
+                            )));
+                        }
+                        if *held >= channel.stages {
+                            self.error(Rule::ChannelFull { name: name(), stages: channel.stages });
+                        } else {
+                            *held += 1;
+                        }
                     }
-                    Opcode::Fetch => *held += 1,
                     _ if *held == 0 => self.error(Rule::ChannelEmpty(name())),
                     Opcode::Release => *held -= 1,
                     _ => {}

@@ -51,6 +51,10 @@ impl Checker<'_> {
         let access = self.kernel.view(view).map(|v| v.access);
         let does = match shape {
             Shape::Load if access.is_some_and(|a| !a.reads()) => "reads",
+            // All roles have to see one value.
+            Shape::Load if self.kernel.tile.is_some() && access.is_some_and(|a| a.writes()) => {
+                "loads, for all roles at once, from"
+            }
             Shape::Store if access.is_some_and(|a| !a.writes()) => "writes",
             Shape::AtomicLoad | Shape::AtomicStore | Shape::AtomicRmw(_) | Shape::AtomicCas
                 if access.is_some_and(|a| !(a.reads() && a.writes())) =>
@@ -116,7 +120,9 @@ impl Checker<'_> {
             | Shape::Mma
             | Shape::Map
             | Shape::Rows
-            | Shape::Put => self.tile_types(op),
+            | Shape::Put
+            | Shape::Get
+            | Shape::Send => self.tile_types(op),
             Shape::Const => {
                 self.result_class(result, Class::REGISTER);
                 if let Some(bits) = op.immediates.first().filter(|bits| *bits & !result.scalar().mask() != 0)

@@ -173,6 +173,13 @@ impl Analysis<'_> {
                 self.all_edges(&op.operands, &[result]);
             }
             Varies::Thread => self.levels[at] = self.id_level(op),
+            // One role of a tile kernel loads it for all.
+            Varies::Memory if self.kernel.tile.is_some() => {
+                self.all_edges(&op.operands, &[result]);
+                if self.kernel.cluster > 1 {
+                    self.levels[at] = Uniformity::Warp;
+                }
+            }
             Varies::Memory => {
                 let constant = match op.place {
                     Some(Place::View(i)) => self.kernel.view(i).is_some_and(|v| v.access == Access::Read),

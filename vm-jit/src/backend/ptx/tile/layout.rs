@@ -149,6 +149,8 @@ pub(super) fn rejects(kernel: &Kernel, tile: &Tile, available: u64) -> Vec<(u32,
                 format!("it adds {inner} products; that is no multiple of 16"),
             );
         }
+        let missing = matches!(op.code, Opcode::Get | Opcode::Send | Opcode::PutAdd | Opcode::Load);
+        need(line, !missing, format!("`{}` is not compiled for sm_90a", op.code.mnemonic()));
         if op.code == Opcode::Put {
             let Some(stored) = op.others.first().and_then(|place| kernel.fragment(*place)) else { return };
             let bytes = stored.columns.unwrap_or(0) * stored.element.bytes();
