@@ -47,11 +47,138 @@ impl fmt::Display for Version {
     }
 }
 
+/// An instruction, or a form of one, that not every architecture has (PTX ISA, "Target ISA Notes" and "PTX ISA Notes" of each).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Feature {
+    /// `mma.m8n8k4` on f16, by quarters of a warp.
+    MmaM8N8K4,
+    /// `.L1::evict_first` and such on loads and stores.
+    EvictionPriority,
+    /// `tanh.approx.f32`.
+    TanhApprox,
+    /// `ldmatrix`.
+    LdMatrix,
+    /// `mma.m16n8k8` on f16.
+    MmaF16K8,
+    /// `mma.m8n8k16` on i8.
+    MmaI8K16,
+    /// `cvt.rn.bf16.f32`.
+    CvtBf16,
+    /// `fma` on bf16.
+    FmaBf16,
+    /// `min` and `max` on f16 and bf16.
+    MinMaxHalf,
+    /// `min.NaN` and `max.NaN` on f32.
+    MinMaxNaN,
+    /// `redux.sync` on integers.
+    Redux,
+    /// `createpolicy` and `.L2::cache_hint`.
+    CachePolicy,
+    /// `cp.async`.
+    CpAsync,
+    /// `mbarrier`, with `cp.async.mbarrier.arrive`.
+    Mbarrier,
+    /// `mma.m16n8k16` on f16.
+    MmaF16,
+    /// `mma.m16n8k16` on bf16.
+    MmaBf16,
+    /// `mma.m16n8k8` on tf32.
+    MmaTf32,
+    /// `mma.m16n8k32` on i8.
+    MmaI8,
+    /// Conversions between f32, f16 and f8.
+    CvtF8,
+    /// `mma.m16n8k32` on f8.
+    MmaF8,
+    /// `add`, `sub`, `mul` and comparisons of bf16.
+    ArithmeticBf16,
+    /// Clusters of blocks, and stores into the shared memory of others that a barrier counts.
+    Cluster,
+    /// The Tensor Memory Accelerator: `cp.async.bulk.tensor`.
+    Tma,
+    /// `wgmma`.
+    Wgmma,
+    /// `setmaxnreg`.
+    SetMaxNReg,
+}
+
+impl Feature {
+    /// The first PTX version that has it.
+    const fn version(self, sm: u16) -> Version {
+        match self {
+            Feature::MmaM8N8K4 => Version::new(6, 4),
+            Feature::LdMatrix | Feature::MmaF16K8 | Feature::MmaI8K16 => Version::new(6, 5),
+            Feature::TanhApprox
+            | Feature::CvtBf16
+            | Feature::FmaBf16
+            | Feature::MinMaxHalf
+            | Feature::MinMaxNaN
+            | Feature::Redux
+            | Feature::CpAsync
+            | Feature::Mbarrier
+            | Feature::MmaF16
+            | Feature::MmaBf16
+            | Feature::MmaTf32
+            | Feature::MmaI8 => Version::new(7, 0),
+            Feature::EvictionPriority | Feature::CachePolicy => Version::new(7, 4),
+            Feature::CvtF8 if sm == 89 => Version::new(8, 1),
+            Feature::CvtF8 | Feature::ArithmeticBf16 => Version::new(7, 8),
+            Feature::Tma | Feature::Wgmma | Feature::SetMaxNReg => Version::new(8, 0),
+            Feature::Cluster => Version::new(8, 1),
+            Feature::MmaF8 => Version::new(8, 4),
+        }
+    }
+}
+
+/// A set of features.
+#[derive(Clone, Copy)]
+struct Features(u64);
+
+impl Features {
+    const fn and(self, more: &[Feature]) -> Features {
+        let (mut bits, mut i) = (self.0, 0);
+        while i < more.len() {
+            bits |= 1 << more[i] as u32;
+            i += 1;
+        }
+        Features(bits)
+    }
+
+    const fn has(self, feature: Feature) -> bool {
+        self.0 & 1 << feature as u32 != 0
+    }
+}
+
+const VOLTA: Features = Features(0).and(&[Feature::MmaM8N8K4, Feature::EvictionPriority]);
+const TURING: Features =
+    VOLTA.and(&[Feature::TanhApprox, Feature::LdMatrix, Feature::MmaF16K8, Feature::MmaI8K16]);
+const AMPERE: Features = TURING.and(&[
+    Feature::CvtBf16,
+    Feature::FmaBf16,
+    Feature::MinMaxHalf,
+    Feature::MinMaxNaN,
+    Feature::Redux,
+    Feature::CachePolicy,
+    Feature::CpAsync,
+    Feature::Mbarrier,
+    Feature::MmaF16,
+    Feature::MmaBf16,
+    Feature::MmaTf32,
+    Feature::MmaI8,
+]);
+const ADA: Features = AMPERE.and(&[Feature::CvtF8, Feature::MmaF8]);
+const HOPPER: Features = ADA.and(&[Feature::ArithmeticBf16, Feature::Cluster, Feature::Tma]);
+/// Not in what came later.
+const HOPPER_A: Features = HOPPER.and(&[Feature::Wgmma, Feature::SetMaxNReg]);
+const BLACKWELL: Features = HOPPER;
+const BLACKWELL_A: Features = BLACKWELL.and(&[Feature::SetMaxNReg]);
+
 /// What an architecture is.
 struct Row {
     name: &'static str,
     /// The number in the name.
     sm: u16,
+    features: Features,
     /// The first PTX version that names it.
     first: Version,
     /// The PTX version that is written unless a driver is too old for it: the first that has all that this
@@ -61,31 +188,38 @@ struct Row {
     shared_kib: u32,
 }
 
-const fn row(name: &'static str, sm: u16, first: (u8, u8), preferred: (u8, u8), shared_kib: u32) -> Row {
+const fn row(
+    name: &'static str,
+    sm: u16,
+    features: Features,
+    first: (u8, u8),
+    preferred: (u8, u8),
+    shared_kib: u32,
+) -> Row {
     let (first, preferred) = (Version::new(first.0, first.1), Version::new(preferred.0, preferred.1));
-    Row { name, sm, first, preferred, shared_kib }
+    Row { name, sm, features, first, preferred, shared_kib }
 }
 
 const TABLE: &[Row] = &[
-    row("sm_70", 70, (6, 0), (7, 4), 96),
-    row("sm_72", 72, (6, 1), (7, 4), 96),
-    row("sm_75", 75, (6, 3), (7, 4), 64),
-    row("sm_80", 80, (7, 0), (7, 4), 163),
-    row("sm_86", 86, (7, 1), (7, 4), 99),
-    row("sm_87", 87, (7, 4), (7, 4), 163),
-    row("sm_89", 89, (7, 8), (8, 1), 99),
-    row("sm_90", 90, (7, 8), (8, 1), 227),
-    row("sm_90a", 90, (8, 0), (8, 1), 227),
-    row("sm_100", 100, (8, 6), (8, 6), 227),
-    row("sm_100a", 100, (8, 6), (8, 6), 227),
-    row("sm_103", 103, (8, 8), (8, 8), 227),
-    row("sm_103a", 103, (8, 8), (8, 8), 227),
-    row("sm_110", 110, (9, 0), (9, 0), 227),
-    row("sm_110a", 110, (9, 0), (9, 0), 227),
-    row("sm_120", 120, (8, 7), (8, 7), 99),
-    row("sm_120a", 120, (8, 7), (8, 7), 99),
-    row("sm_121", 121, (8, 8), (8, 8), 99),
-    row("sm_121a", 121, (8, 8), (8, 8), 99),
+    row("sm_70", 70, VOLTA, (6, 0), (7, 4), 96),
+    row("sm_72", 72, VOLTA, (6, 1), (7, 4), 96),
+    row("sm_75", 75, TURING, (6, 3), (7, 4), 64),
+    row("sm_80", 80, AMPERE, (7, 0), (7, 4), 163),
+    row("sm_86", 86, AMPERE, (7, 1), (7, 4), 99),
+    row("sm_87", 87, AMPERE, (7, 4), (7, 4), 163),
+    row("sm_89", 89, ADA, (7, 8), (8, 1), 99),
+    row("sm_90", 90, HOPPER, (7, 8), (8, 1), 227),
+    row("sm_90a", 90, HOPPER_A, (8, 0), (8, 1), 227),
+    row("sm_100", 100, BLACKWELL, (8, 6), (8, 6), 227),
+    row("sm_100a", 100, BLACKWELL_A, (8, 6), (8, 6), 227),
+    row("sm_103", 103, BLACKWELL, (8, 8), (8, 8), 227),
+    row("sm_103a", 103, BLACKWELL_A, (8, 8), (8, 8), 227),
+    row("sm_110", 110, BLACKWELL, (9, 0), (9, 0), 227),
+    row("sm_110a", 110, BLACKWELL_A, (9, 0), (9, 0), 227),
+    row("sm_120", 120, BLACKWELL, (8, 7), (8, 7), 99),
+    row("sm_120a", 120, BLACKWELL_A, (8, 7), (8, 7), 99),
+    row("sm_121", 121, BLACKWELL, (8, 8), (8, 8), 99),
+    row("sm_121a", 121, BLACKWELL_A, (8, 8), (8, 8), 99),
 ];
 
 /// An NVIDIA architecture, sm_70 to sm_121.
@@ -119,6 +253,11 @@ impl Arch {
     /// The number in its name: 90.
     pub fn sm(self) -> u16 {
         self.row().sm
+    }
+
+    /// Has it an instruction, and the PTX version too?
+    pub(super) fn has(self, feature: Feature, version: Version) -> bool {
+        self.row().features.has(feature) && version >= feature.version(self.sm())
     }
 
     /// The first PTX version that names it.
@@ -174,6 +313,25 @@ mod tests {
             assert!(arch.first_version() <= arch.preferred_version());
         }
         assert!("sm_61".parse::<Arch>().unwrap_err().to_string().contains("sm_90a"));
+    }
+
+    /// Features don't only grow.
+    #[test]
+    fn features() {
+        let check = |feature, wanted: &[&str]| {
+            let newest = Version::new(9, 0);
+            let found: Vec<&str> =
+                Arch::all().filter(|arch| arch.has(feature, newest)).map(Arch::name).collect();
+            assert_eq!(found, wanted, "{feature:?}");
+        };
+        check(Feature::Wgmma, &["sm_90a"]);
+        check(Feature::SetMaxNReg, &["sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a"]);
+        let all: Vec<&str> = Arch::all().map(Arch::name).collect();
+        check(Feature::CpAsync, &all[3..]);
+        check(Feature::MmaF8, &all[6..]);
+        check(Feature::MmaM8N8K4, &all);
+        let ada: Arch = "sm_89".parse().unwrap();
+        assert!(!ada.has(Feature::MmaF8, Version::new(8, 3)) && ada.has(Feature::MmaF8, Version::new(8, 4)));
     }
 
     #[test]

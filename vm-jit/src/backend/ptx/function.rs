@@ -3,6 +3,7 @@
 //! The fast class takes what the hardware has. The precise class reduces the argument to a range where a
 //! polynomial (interpolated at Chebyshev nodes) or the hardware's `ex2` is good to about one ulp.
 
+use super::arch::Feature;
 use super::asm::{Arg, Class, Reg, def, ins, when};
 use super::writer::Writer;
 use vm_ir::Scalar;
@@ -111,7 +112,7 @@ impl Writer<'_> {
             (Opcode::Log2, true) => def!(self, B32, "lg2.approx.ftz.f32", a),
             (Opcode::Sin, true) => def!(self, B32, "sin.approx.ftz.f32", a),
             (Opcode::Cos, true) => def!(self, B32, "cos.approx.ftz.f32", a),
-            (Opcode::Tanh, true) if self.has(75, 7, 0) => def!(self, B32, "tanh.approx.f32", a),
+            (Opcode::Tanh, true) if self.has(Feature::TanhApprox) => def!(self, B32, "tanh.approx.f32", a),
             (Opcode::Pow, true) => {
                 let log2 = def!(self, B32, "lg2.approx.ftz.f32", a);
                 let scaled = def!(self, B32, "mul.rn.f32", log2, b);

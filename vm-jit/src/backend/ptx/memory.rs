@@ -5,6 +5,7 @@
 //! that is taken only there. What is checked is in the
 //! [`SafetyPlan`](crate::safety::SafetyPlan).
 
+use super::arch::Feature;
 use super::asm::{Arg, Class, Label, Reg, def, when};
 use super::writer::{Extent, View, Writer, class_of, memory_type};
 use crate::safety::{Access, Last};
@@ -238,7 +239,7 @@ impl Writer<'_> {
             }
             Place::Shared(_) | Place::Channel(_) | Place::Fragment(_) => return String::new(),
         };
-        let policies = self.has(70, 7, 4);
+        let policies = self.has(Feature::EvictionPriority);
         let mut hints = String::new();
         match op.cache() {
             Cache::Stream if !policies => hints.push_str(".cs"),
@@ -270,7 +271,7 @@ impl Writer<'_> {
             let memory = matches!(op.code.shape(), Shape::Load | Shape::Store);
             asked |= memory && op.cache() == Cache::Keep && matches!(op.place, Some(Place::View(_)));
         });
-        if asked && self.has(80, 7, 4) {
+        if asked && self.has(Feature::CachePolicy) {
             self.keep = Some(def!(self, B64, "createpolicy.fractional.L2::evict_last.b64", Arg::F32(ONE)));
         }
     }

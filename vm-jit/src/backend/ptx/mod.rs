@@ -41,6 +41,7 @@ mod warp;
 mod writer;
 mod zero;
 
+use arch::Feature;
 pub use arch::{Arch, UnknownArch, Version};
 
 use crate::artifact::{self, Artifact, Format};
@@ -56,9 +57,6 @@ use vm_ir::{Kernel, Scalar, ValidModule};
 const STATIC_SHARED: u64 = 48 * 1024;
 /// The first PTX version with [`vm_abi::MAX_PARAMETER_BYTES`].
 const LARGE_PARAMETERS: Version = Version::new(8, 1);
-
-/// The first architecture with clusters, and the first PTX version with all that they need.
-const CLUSTERS: (u16, Version) = (90, Version::new(8, 1));
 
 /// What a kernel becomes, for its safety plan. Blocks that gather can't be cancelled, for one that has left can't be written to.
 pub(crate) fn safety(options: &Options) -> Parameters {
@@ -94,6 +92,11 @@ impl Options {
     pub fn version(&self) -> Version {
         let preferred = self.arch.preferred_version();
         self.max_version.map_or(preferred, |max| max.min(preferred))
+    }
+
+    /// Has the target an instruction?
+    fn has(&self, feature: Feature) -> bool {
+        self.arch.has(feature, self.version())
     }
 
     fn source_name(&self) -> Option<String> {
@@ -144,7 +147,7 @@ pub(crate) fn head_rejects(options: &Options, kernel: &Kernel) -> Vec<RejectKind
             available: arch.shared_bytes(),
         });
     }
-    if kernel.cluster() > 1 && (arch.sm() < CLUSTERS.0 || version < CLUSTERS.1) {
+    if kernel.cluster() > 1 && !options.has(Feature::Cluster) {
         let (target, blocks) = (format!("{arch} with PTX {version}"), kernel.cluster());
         found.push(RejectKind::Cluster { target, blocks });
     }

@@ -1,5 +1,6 @@
 //! A module's text: head, kernels, parameters, and the walk over ops.
 
+use super::arch::Feature;
 use super::asm::{Arg, Asm, Class, Label, Reg, def, ins};
 use super::cluster::{BARRIER_BYTES, BARRIERS, ClusterBarriers};
 use super::legal::way;
@@ -374,9 +375,9 @@ impl<'k> Writer<'k> {
         way(self.options.arch, self.options.version(), op, ty, to)
     }
 
-    /// Has the target what came with this architecture and PTX version?
-    pub(super) fn has(&self, sm: u16, major: u8, minor: u8) -> bool {
-        self.options.arch.sm() >= sm && self.options.version() >= super::Version::new(major, minor)
+    /// Has the target an instruction?
+    pub(super) fn has(&self, feature: Feature) -> bool {
+        self.options.has(feature)
     }
 
     pub(super) fn region(&mut self, region: &'k Region) {

@@ -22,9 +22,10 @@ mod layout;
 mod product;
 mod waits;
 
+use super::Options;
+use super::arch::Feature;
 use super::asm::{Arg, Class, Label, Reg, def, ins, when};
 use super::writer::{Cancel, Writer};
-use super::{Arch, Options};
 use crate::artifact::{self, Entry};
 use crate::reject::RejectKind;
 use layout::{GROUP, Layout, SIGNALS};
@@ -93,14 +94,15 @@ pub(super) struct Tiles<'k> {
 }
 
 /// Does the target have what tile kernels need?
-pub(super) fn is_supported(arch: Arch) -> bool {
-    arch.name() == "sm_90a"
+fn is_supported(options: &Options) -> bool {
+    // What is copied is handed over by `mbarrier.try_wait`, too, which came with clusters.
+    [Feature::Wgmma, Feature::Tma, Feature::SetMaxNReg, Feature::Cluster].into_iter().all(|f| options.has(f))
 }
 
 /// Why the target does not take a tile kernel.
 pub(super) fn rejects(options: &Options, kernel: &Kernel) -> Vec<(u32, RejectKind)> {
     let Some(tile) = kernel.tile() else { return Vec::new() };
-    if !is_supported(options.arch) || options.version() < super::Version::new(8, 1) {
+    if !is_supported(options) {
         let what = format!(
             "{} with PTX {} has no tile kernels; compile for sm_90a",
             options.arch,
