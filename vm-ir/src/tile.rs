@@ -59,6 +59,8 @@ pub struct Channel {
     pub dims: [u32; 2],
     /// How many tiles it holds at once.
     pub stages: u32,
+    /// Do the blocks of a cluster fetch the same tiles to it? Then each brings its share of the rows to all.
+    pub multicast: bool,
     /// The line it was written on.
     pub line: Line,
 }

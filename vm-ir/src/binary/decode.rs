@@ -320,7 +320,8 @@ impl Decoder<'_> {
             let (name, element) = (self.place_name(places)?, self.scalar()?);
             let dims = [self.narrow("extent")?, self.narrow("extent")?];
             let stages = self.narrow("number of stages")?;
-            tile.channels.push(Channel { name, element, dims, stages, line: self.line()? });
+            let multicast = self.is_there("multicast")?;
+            tile.channels.push(Channel { name, element, dims, stages, multicast, line: self.line()? });
         }
         for _ in 0..self.count("fragments", MAX_FRAGMENTS)? {
             let (name, element) = (self.place_name(places)?, self.scalar()?);

@@ -147,6 +147,7 @@ impl Encoder {
             self.byte(channel.element.code());
             channel.dims.iter().for_each(|d| self.number((*d).into()));
             self.number(channel.stages.into());
+            self.byte(channel.multicast.into());
             self.line(channel.line);
         }
         self.number(tile.fragments.len() as u64);

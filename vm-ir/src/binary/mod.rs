@@ -9,7 +9,7 @@
 //! shared   = name  element  count extent*  line?
 //! region   = count value-def*  count op*  count value*  line?
 //! tile     = 00 | 01 groups  count channel*  count fragment*
-//! channel  = name  element  rows  columns  stages  line?
+//! channel  = name  element  rows  columns  stages  multicast  line?
 //! fragment = name  element  rows  columns-of  line?
 //! columns-of = 00 | 01 columns
 //! op       = code  attribute*  place  others?  count value*  count immediate*  count region*  count value-def*  line?

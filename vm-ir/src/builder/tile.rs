@@ -72,8 +72,26 @@ impl<'b> Builder<'b> {
     /// Adds a channel of `stages` tiles of this many rows and columns.
     #[track_caller]
     pub fn channel(self, name: &str, element: Scalar, dims: [u32; 2], stages: u32) -> ChannelRef<'b> {
+        self.channel_of(name, element, dims, stages, false)
+    }
+
+    /// Adds a channel to which all blocks of a cluster fetch the same tiles.
+    #[track_caller]
+    pub fn multicast(self, name: &str, element: Scalar, dims: [u32; 2], stages: u32) -> ChannelRef<'b> {
+        self.channel_of(name, element, dims, stages, true)
+    }
+
+    #[track_caller]
+    fn channel_of(
+        self,
+        name: &str,
+        element: Scalar,
+        dims: [u32; 2],
+        stages: u32,
+        multicast: bool,
+    ) -> ChannelRef<'b> {
         self.new_place_name(name);
-        let channel = Channel { name: name.into(), element, dims, stages, line: self.line() };
+        let channel = Channel { name: name.into(), element, dims, stages, multicast, line: self.line() };
         let number = self.with_tile(|tile| {
             tile.channels.push(channel);
             tile.channels.len() - 1

@@ -68,8 +68,11 @@ impl Printer<'_> {
             let [rows, columns] = c.dims;
             writeln!(
                 self.out,
-                "  channel @{}: {}[{rows}, {columns}] stages {}",
-                c.name, c.element, c.stages
+                "  channel @{}: {}[{rows}, {columns}] stages {}{}",
+                c.name,
+                c.element,
+                c.stages,
+                if c.multicast { " multicast" } else { "" }
             )?;
         }
         for f in k.tile().iter().flat_map(|tile| &tile.fragments) {

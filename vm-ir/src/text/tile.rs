@@ -31,7 +31,8 @@ impl<'t> Parser<'t> {
                 self.expect_word("stages")?;
                 let stages = self.integer("number of stages")?;
                 let (name, dims) = (name.into(), [rows, columns]);
-                tile.channels.push(Channel { name, element, dims, stages, line });
+                let multicast = self.accept_word("multicast")?;
+                tile.channels.push(Channel { name, element, dims, stages, multicast, line });
             } else if self.accept_word("fragment")? {
                 if tile.fragments.len() == MAX_FRAGMENTS {
                     return Err(self.too_many("fragments", MAX_FRAGMENTS));

@@ -277,6 +277,9 @@ pub enum Rule {
     /// An operand must be the same in all threads of the block.
     #[error("operand {0} must be the same in all threads of the block")]
     OperandNotUniform(usize),
+    /// An index of what a cluster fetches together must be the same in all its blocks.
+    #[error("index {0} must be the same in all blocks of the cluster, to which the channel is multicast")]
+    NotMulticast(usize),
     /// Warp ops need whole warps.
     #[error("a block of {0} threads has a warp that is not full; ops on warps need a multiple of 32")]
     PartialWarp(u32),

@@ -36,6 +36,13 @@ impl<'k> Checker<'k> {
                     channel.name
                 )));
             }
+            let shared = kernel.cluster > 1 && channel.dims[0].is_multiple_of(kernel.cluster);
+            if channel.multicast && !shared {
+                self.error(Rule::TileHead(format!(
+                    "multicast channels in a cluster alone, of as many rows for each of its blocks, unlike @{}",
+                    channel.name
+                )));
+            }
             bytes = bytes.saturating_add(channel.stage_bytes().saturating_mul(channel.stages.into()));
         }
         if bytes > MAX_SHARED_BYTES {
@@ -311,9 +318,9 @@ impl<'k> Checker<'k> {
                 match op.code {
                     Opcode::Fetch | Opcode::Send => {
                         let filled_by = *self.filled_by.entry(i).or_insert(op.code);
-                        if filled_by != op.code {
+                        if filled_by != op.code || op.code == Opcode::Send && channel.multicast {
                             self.error(Rule::TileShape(format!(
-                                "@{} is both fetched and sent to",
+                                "@{} is sent to; a channel that is fetched to, or multicast, is not",
                                 channel.name
                             )));
                         }

@@ -319,6 +319,13 @@ impl Reach<'_, '_> {
         if op.code == Opcode::ClusterGather && self.gathered(&op.operands) == Uniformity::Thread {
             self.error(op, Rule::OperandNotWarpUniform(1));
         }
+        let multicast = |place: &Place| self.analysis.kernel.channel(*place).is_some_and(|c| c.multicast);
+        if op.code == Opcode::Fetch
+            && op.others.first().is_some_and(multicast)
+            && let Some(i) = op.operands.iter().position(|v| self.level(&[*v]) != Uniformity::Block)
+        {
+            self.error(op, Rule::NotMulticast(i + 1));
+        }
         if op.code == Opcode::LoadUniform
             && let Some(i) = op.operands.iter().position(|v| self.level(&[*v]) != Uniformity::Block)
         {
