@@ -86,6 +86,7 @@ pub fn element(ty: Scalar) -> Element {
         Scalar::F16 => Element::F16,
         Scalar::Bf16 => Element::Bf16,
         Scalar::F32 => Element::F32,
+        Scalar::Tf32 => Element::Tf32,
         Scalar::F64 => Element::F64,
         _ => match ty.bytes() {
             1 => Element::U8,

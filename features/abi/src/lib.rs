@@ -200,6 +200,8 @@ pub enum Element {
     F32,
     /// IEEE 754 binary64.
     F64,
+    /// IEEE 754 binary32 that becomes tf32: copies to shared memory round it to the nearest.
+    Tf32,
 }
 
 impl Element {
@@ -208,7 +210,7 @@ impl Element {
         match self {
             Self::U8 => 1,
             Self::U16 | Self::F16 | Self::Bf16 => 2,
-            Self::U32 | Self::F32 => 4,
+            Self::U32 | Self::F32 | Self::Tf32 => 4,
             Self::U64 | Self::F64 => 8,
         }
     }

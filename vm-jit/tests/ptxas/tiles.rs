@@ -9,6 +9,8 @@ use vm_kernels::gemm::Gemm;
 fn kernels() -> Vec<Kernel> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm-ir/filetests/tile");
     let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    // No `wgmma` multiplies f32.
+    let files = files.filter(|path| !path.ends_with("product_f32.vir"));
     let parse = |path| text::parse(&std::fs::read_to_string(path).unwrap()).unwrap();
     let mut kernels: Vec<Kernel> = files.flat_map(|path| parse(path).kernels().to_vec()).collect();
     assert!(kernels.len() >= 2);

@@ -27,6 +27,7 @@ impl Driver {
             Element::F16 => DataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
             Element::Bf16 => DataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
             Element::F32 => DataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+            Element::Tf32 => DataType::CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
             Element::F64 => DataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT64,
         };
         let swizzle = match swizzle {

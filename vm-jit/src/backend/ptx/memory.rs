@@ -203,7 +203,7 @@ impl Writer<'_> {
     }
 
     /// `index < extent`, unsigned, and also `with`.
-    fn within(&mut self, index: Reg, extent: Arg, with: Option<Reg>) -> Reg {
+    pub(super) fn within(&mut self, index: Reg, extent: Arg, with: Option<Reg>) -> Reg {
         match with {
             None => def!(self, Pred, "setp.lt.u64", index, extent),
             Some(with) => def!(self, Pred, "setp.lt.and.u64", index, extent, with),

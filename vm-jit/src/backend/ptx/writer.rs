@@ -408,6 +408,7 @@ impl<'k> Writer<'k> {
             Shape::For => self.for_op(op),
             Shape::While => self.while_op(op),
             Shape::Switch => self.switch_op(op),
+            Shape::Load if self.tiles.is_some() => self.tile_load(op),
             Shape::Load => self.load(op),
             Shape::Store => self.store(op),
             Shape::LoadUniform => {

@@ -5,6 +5,8 @@ use super::{Role, channel_number, fragment_number};
 use crate::backend::ptx::asm::{Arg, Reg, def, ins, when};
 use crate::backend::ptx::writer::Writer;
 use vm_ir::module::{Op, Place};
+use vm_ir::op::Opcode;
+use vm_ir::tile::Fragment;
 
 impl<'k> Writer<'k> {
     /// The tensor map of a box: its generic address.
@@ -53,7 +55,7 @@ impl<'k> Writer<'k> {
         let (Place::View(parameter), Some(place)) = (view, op.others.first().copied()) else { return };
         let (Some(channel), Some(number)) = (kernel.channel(place), channel_number(place)) else { return };
         let Some(tiles) = &self.tiles else { return };
-        let (role, base, ring) = (tiles.role, tiles.base, tiles.rings[number]);
+        let (role, base, ring, rank) = (tiles.role, tiles.base, tiles.rings[number], tiles.rank);
         let (first, barriers) = (tiles.layout.channels[number], tiles.layout.barriers[number]);
         let bytes = i64::from(channel.stage_bytes() as u32);
         let barrier = def!(self, B32, "mad.lo.u32", ring.next, 8, base);
@@ -68,21 +70,31 @@ impl<'k> Writer<'k> {
                 self.wait(barrier, empty, ring.parity);
                 let expect = "mbarrier.arrive.expect_tx.shared::cta.b64";
                 ins!(self, expect, "_", Arg::At(barrier, full), bytes);
-                let wanted = layout::fetched(parameter, channel);
+                let wanted = layout::fetched(kernel, parameter, channel);
                 let map = self.map_of(wanted);
                 let [rows, columns] = wanted.dims;
-                let mut at = self.coordinates(op, None);
+                let (blocks, mut stage) = (layout::share(kernel, channel), stage);
+                let down = (blocks > 1).then(|| def!(self, B32, "mul.lo.u32", rank, i64::from(rows)));
+                if down.is_some() {
+                    stage = def!(self, B32, "mad.lo.u32", rank, i64::from(rows * ROW), stage);
+                }
+                let all = (blocks > 1).then(|| def!(self, B16, "mov.b16", (1i64 << blocks) - 1));
+                let mut at = self.coordinates(op, down);
                 let of_full = def!(self, B32, "add.u32", barrier, full);
                 for i in 0..channel.dims[1] / columns {
                     if i > 0 {
                         at[0] = def!(self, B32, "add.sat.s32", at[0], i64::from(columns));
                     }
-                    let to = Arg::At(stage, i64::from(first + i * rows * ROW));
+                    let to = Arg::At(stage, i64::from(first + i * channel.dims[0] * ROW));
                     let dimensions = at.len();
                     let copy = format!(
                         "cp.async.bulk.tensor.{dimensions}d.shared::cluster.global.mbarrier::complete_tx::bytes"
                     );
-                    ins!(self, &copy, to, Arg::Tensor(map, &at), Arg::At(of_full, 0));
+                    let (from, full) = (Arg::Tensor(map, &at), Arg::At(of_full, 0));
+                    match all {
+                        Some(all) => ins!(self, &format!("{copy}.multicast::cluster"), to, from, full, all),
+                        None => ins!(self, &copy, to, from, full),
+                    }
                 }
             }
         }
@@ -95,11 +107,30 @@ impl<'k> Writer<'k> {
             return;
         };
         let Some(tiles) = &self.tiles else { return };
-        let (base, ring, leads_warp) = (tiles.base, tiles.rings[number], tiles.leads_warp);
+        let (base, ring, leads_warp, lane) = (tiles.base, tiles.rings[number], tiles.leads_warp, tiles.lane);
         let empty = i64::from(tiles.layout.barriers[number] + 8 * channel.stages);
         let barrier = def!(self, B32, "mad.lo.u32", ring.oldest, 8, base);
-        when!(self, leads_warp, true, "mbarrier.arrive.shared::cta.b64", "_", Arg::At(barrier, empty));
+        match layout::share(self.kernel, channel) {
+            1 => {
+                let at = Arg::At(barrier, empty);
+                when!(self, leads_warp, true, "mbarrier.arrive.shared::cta.b64", "_", at);
+            }
+            // To each block of the cluster, as its share is brought by each.
+            blocks => {
+                let own = def!(self, Pred, "setp.lt.u32", lane, i64::from(blocks));
+                self.arrive_in(barrier, empty, lane, Some(own));
+            }
+        }
         self.advance(ring.oldest, None, channel.stages);
+    }
+
+    /// Waits for all threads that compute.
+    pub(super) fn compute_barrier(&mut self) {
+        let Some(groups) = self.tiles.as_ref().map(|tiles| tiles.tile.groups) else { return };
+        if groups == 1 {
+            return self.group_barrier();
+        }
+        ins!(self, "bar.sync", i64::from(groups + 1), i64::from(groups * GROUP));
     }
 
     /// Waits for all threads of the group.
@@ -109,26 +140,13 @@ impl<'k> Writer<'k> {
         ins!(self, "bar.sync", group, i64::from(GROUP));
     }
 
-    /// A fragment into the box of a view: each group puts its rows into shared memory, and has them copied from there.
-    pub(super) fn put_tile(&mut self, op: &'k Op, view: Place) {
-        let kernel = self.kernel;
-        let (Place::View(parameter), Some(place)) = (view, op.others.first().copied()) else { return };
-        let (Some(fragment), Some(number)) = (kernel.fragment(place), fragment_number(place)) else { return };
+    /// Writes a group's rows of a matrix into shared memory as boxes of rows of 128 bytes, swizzled; its first row comes at
+    /// `start`, and each further box `next_box` bytes behind the one before.
+    fn write_boxes(&mut self, fragment: &Fragment, regs: &[Reg], start: Reg, offset: u32, next_box: u32) {
         let Some(tiles) = &self.tiles else { return };
-        let (base, group, thread, leads, row) =
-            (tiles.base, tiles.group, tiles.thread, tiles.leads, tiles.row);
-        let (groups, staging) = (tiles.tile.groups, tiles.layout.staging);
-        let regs = tiles.fragments[number].clone();
-        let wanted = layout::stored(parameter, fragment.rows, groups, fragment.element);
-        let [rows, columns] = wanted.dims;
-        let boxes = fragment.columns.unwrap_or(0) / columns;
+        let (thread, row) = (tiles.thread, tiles.row);
+        let rows = fragment.rows / tiles.tile.groups;
         let size = fragment.element.bytes();
-
-        // What was put before has been read.
-        when!(self, leads, true, "cp.async.bulk.wait_group.read", 0);
-        self.group_barrier();
-        let own = def!(self, B32, "sub.u32", group, 1);
-        let start = def!(self, B32, "mad.lo.u32", own, i64::from(boxes * rows * ROW), base);
         // Sixteen bytes of a row lie where the row's number says: of the eight rows that begin with the thread's, its own
         // is `quad`, as all others are multiples of eight.
         let quad = def!(self, B32, "bfe.u32", thread, 2, 3);
@@ -154,7 +172,7 @@ impl<'k> Writer<'k> {
                 let byte = 8 * size * eight;
                 let swizzled = def!(self, B32, "xor.b32", at, i64::from(byte % ROW));
                 for half in 0..2 {
-                    let to = staging + (byte / ROW) * rows * ROW + (slab * SLAB + 8 * half) * ROW;
+                    let to = offset + (byte / ROW) * next_box + (slab * SLAB + 8 * half) * ROW;
                     let to = Arg::At(swizzled, i64::from(to));
                     let first = ((slab * width + eight) * 4 + 2 * half) as usize;
                     if size == 2 {
@@ -167,6 +185,54 @@ impl<'k> Writer<'k> {
             }
         }
         ins!(self, "fence.proxy.async.shared::cta");
+    }
+
+    /// A fragment into the next stage of a channel.
+    pub(super) fn send(&mut self, op: &'k Op, place: Place) {
+        let kernel = self.kernel;
+        let Some(to) = op.others.first().copied() else { return };
+        let (Some(fragment), Some(of_fragment)) = (kernel.fragment(place), fragment_number(place)) else {
+            return;
+        };
+        let (Some(channel), Some(number)) = (kernel.channel(to), channel_number(to)) else { return };
+        let Some(tiles) = &self.tiles else { return };
+        let (base, group, ring, groups) = (tiles.base, tiles.group, tiles.rings[number], tiles.tile.groups);
+        let (first, barriers) = (tiles.layout.channels[number], tiles.layout.barriers[number]);
+        let regs = tiles.fragments[of_fragment].clone();
+        let [full, empty] = [barriers, barriers + 8 * channel.stages].map(i64::from);
+        let barrier = def!(self, B32, "mad.lo.u32", ring.next, 8, base);
+        let of_empty = def!(self, B32, "xor.b32", ring.parity, 1);
+        self.wait(barrier, empty, of_empty);
+        let bytes = i64::from(channel.stage_bytes() as u32);
+        let stage = def!(self, B32, "mad.lo.u32", ring.next, bytes, base);
+        let own = def!(self, B32, "sub.u32", group, 1);
+        let start = def!(self, B32, "mad.lo.u32", own, i64::from(fragment.rows / groups * ROW), stage);
+        self.write_boxes(fragment, &regs, start, first, fragment.rows * ROW);
+        ins!(self, "mbarrier.arrive.shared::cta.b64", "_", Arg::At(barrier, full));
+        self.wait(barrier, full, ring.parity);
+        ins!(self, "add.u32", ring.newest, stage, i64::from(first));
+        self.advance(ring.next, Some(ring.parity), channel.stages);
+    }
+
+    /// A fragment into the box of a view: each group puts its rows into shared memory, and has them copied from there.
+    pub(super) fn put_tile(&mut self, op: &'k Op, view: Place) {
+        let kernel = self.kernel;
+        let (Place::View(parameter), Some(place)) = (view, op.others.first().copied()) else { return };
+        let (Some(fragment), Some(number)) = (kernel.fragment(place), fragment_number(place)) else { return };
+        let Some(tiles) = &self.tiles else { return };
+        let (base, group, leads) = (tiles.base, tiles.group, tiles.leads);
+        let (groups, staging) = (tiles.tile.groups, tiles.layout.staging);
+        let regs = tiles.fragments[number].clone();
+        let wanted = layout::stored(parameter, fragment, groups);
+        let [rows, columns] = wanted.dims;
+        let boxes = fragment.columns.unwrap_or(0) / columns;
+
+        // What was put before is in memory, lest it comes later than this; and all groups have loaded what they had to.
+        when!(self, leads, true, "cp.async.bulk.wait_group", 0);
+        self.compute_barrier();
+        let own = def!(self, B32, "sub.u32", group, 1);
+        let start = def!(self, B32, "mad.lo.u32", own, i64::from(boxes * rows * ROW), base);
+        self.write_boxes(fragment, &regs, start, staging, rows * ROW);
         self.group_barrier();
         let below = self.asm.new_label();
         let inside = self.begins_inside(op);
@@ -175,12 +241,16 @@ impl<'k> Writer<'k> {
         let map = self.map_of(wanted);
         let plus = def!(self, B32, "mul.lo.u32", own, i64::from(rows));
         let mut at = self.coordinates(op, Some(plus));
+        let (dimensions, adds) = (at.len(), op.code == Opcode::PutAdd);
+        let copy = match adds {
+            true => format!("cp.reduce.async.bulk.tensor.{dimensions}d.global.shared::cta.add.bulk_group"),
+            false => format!("cp.async.bulk.tensor.{dimensions}d.global.shared::cta.bulk_group"),
+        };
         for i in 0..boxes {
             if i > 0 {
                 at[0] = def!(self, B32, "add.sat.s32", at[0], i64::from(columns));
             }
             let from = Arg::At(start, i64::from(staging + i * rows * ROW));
-            let copy = format!("cp.async.bulk.tensor.{}d.global.shared::cta.bulk_group", at.len());
             ins!(self, &copy, Arg::Tensor(map, &at), from);
         }
         ins!(self, "cp.async.bulk.commit_group");

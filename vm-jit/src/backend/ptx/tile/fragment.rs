@@ -4,19 +4,45 @@
 //! columns two that lie side by side, in the row of its quad and in the one eight further down. Elements of 16 bits are two to
 //! a register, which is how the first factor of a `wgmma` lies, too. Of a column, the four threads of a quad have the same.
 
-use super::fragment_number;
 use super::layout::SLAB;
-use crate::backend::ptx::asm::{Arg, Class, Reg, def, ins};
+use super::{Role, fragment_number};
+use crate::backend::ptx::asm::{Arg, Class, Reg, def, ins, when};
 use crate::backend::ptx::writer::{Writer, class_of};
-use vm_ir::Scalar;
-use vm_ir::module::{Op, Place};
-use vm_ir::op::Opcode;
+use vm_ir::module::{Op, Place, Region};
+use vm_ir::op::{Opcode, Shape};
 use vm_ir::tile::Fragment;
+use vm_ir::{Scalar, Value};
 
 /// Elements of a fragment that a thread has.
 pub(super) fn elements(fragment: &Fragment, groups: u32) -> u32 {
     let slabs = fragment.rows / groups / SLAB;
-    slabs * fragment.columns.map_or(2, |columns| columns / 2)
+    match fragment.columns {
+        Some(columns) if fragment.is_row() => columns / 4,
+        Some(columns) => slabs * columns / 2,
+        None => slabs * 2,
+    }
+}
+
+/// Where an element that a thread has lies in its group: in which slab, in the upper or the lower eight rows of sixteen, and in
+/// which eight columns.
+pub(super) struct Cell {
+    pub(super) slab: u32,
+    pub(super) half: u32,
+    pub(super) eight: u32,
+}
+
+impl Cell {
+    /// That of the thread's element with this number.
+    pub(super) fn of(fragment: &Fragment, groups: u32, at: usize) -> Cell {
+        let at = at as u32;
+        let per_slab = elements(fragment, groups) / (fragment.rows / groups / SLAB).max(1);
+        let (slab, inside) = (at / per_slab.max(1), at % per_slab.max(1));
+        match fragment.columns {
+            Some(_) if fragment.is_row() => Cell { slab: 0, half: 0, eight: at / 2 },
+            Some(_) => Cell { slab, half: inside / 2 % 2, eight: inside / 4 },
+            None => Cell { slab, half: inside, eight: 0 },
+        }
+    }
 }
 
 /// Elements in a register.
@@ -31,13 +57,74 @@ impl<'k> Writer<'k> {
         (0..count).map(|_| def!(self, B32, "mov.b32", 0)).collect()
     }
 
-    fn fragment_regs(&self, place: Place) -> Vec<Reg> {
+    pub(super) fn fragment_regs(&self, place: Place) -> Vec<Reg> {
         let number = fragment_number(place);
         let regs = number.and_then(|number| self.tiles.as_ref()?.fragments.get(number));
         regs.cloned().unwrap_or_default()
     }
 
+    /// The register that says whether a fragment is zero without its registers being so: for a sum that is set to zero.
+    pub(super) fn begin_fresh(&mut self, number: usize, role: Role) -> Option<Reg> {
+        let place = Place::Fragment(number as u16);
+        let (mut sum, mut zeroed) = (false, false);
+        self.kernel.for_each_op(&mut |op| {
+            let own = op.place == Some(place);
+            sum |= own && op.code == Opcode::Mma;
+            zeroed |= own && op.code == Opcode::Fill;
+        });
+        let kept = role == Role::Compute && sum && zeroed;
+        kept.then(|| def!(self, B32, "mov.b32", 0))
+    }
+
+    fn fresh_of(&self, place: Place) -> Option<Reg> {
+        self.tiles.as_ref()?.fresh.get(fragment_number(place)?).copied()?
+    }
+
+    /// Does a product add to what is there? If not it begins anew.
+    pub(super) fn keeps(&mut self, op: &Op, sum: Place) -> Arg<'static> {
+        let fresh = self.fresh_of(sum);
+        let keeps = match (op.code, fresh) {
+            (Opcode::Mma, None) => Arg::Int(1),
+            (Opcode::Mma, Some(fresh)) => Arg::Reg(def!(self, Pred, "setp.eq.u32", fresh, 0)),
+            _ => Arg::Int(0),
+        };
+        if let Some(fresh) = fresh {
+            ins!(self, "mov.b32", fresh, 0);
+        }
+        keeps
+    }
+
+    /// Makes the registers zero of what an op works on and is to be zero.
+    pub(super) fn settle_zeros(&mut self, op: &Op) {
+        let sums = match op.code.shape() {
+            Shape::Mma => &op.others[..],
+            Shape::Fill => return,
+            _ => &[],
+        };
+        let all = op.place.iter().chain(&op.others);
+        let touched: Vec<Place> = if sums.is_empty() { all.copied().collect() } else { sums.to_vec() };
+        for place in touched {
+            let Some(fresh) = self.fresh_of(place) else { continue };
+            let below = self.asm.new_label();
+            let settled = def!(self, Pred, "setp.eq.u32", fresh, 0);
+            when!(self, settled, true, "bra", Arg::Label(below));
+            for reg in self.fragment_regs(place) {
+                ins!(self, "mov.b32", reg, 0);
+            }
+            ins!(self, "mov.b32", fresh, 0);
+            self.asm.place(below);
+        }
+    }
+
     pub(super) fn fill_fragment(&mut self, op: &'k Op, place: Place) {
+        let fresh = self.fresh_of(place);
+        if let (Some(fresh), Some(0)) = (fresh, self.constant(op.operands[0])) {
+            ins!(self, "mov.b32", fresh, 1);
+            return;
+        }
+        if let Some(fresh) = fresh {
+            ins!(self, "mov.b32", fresh, 0);
+        }
         let mut value = self.get(op.operands[0], 0);
         if value.class == Class::B16 {
             value = def!(self, B32, "mov.b32", Arg::List(&[value, value]));
@@ -48,7 +135,7 @@ impl<'k> Writer<'k> {
     }
 
     /// Two elements that lie side by side, beginning with number `at` of the thread's.
-    fn two(&mut self, regs: &[Reg], element: Scalar, at: usize) -> [Reg; 2] {
+    pub(super) fn two(&mut self, regs: &[Reg], element: Scalar, at: usize) -> [Reg; 2] {
         match class_of(element) {
             Class::B16 => {
                 let two = [self.asm.new_reg(Class::B16), self.asm.new_reg(Class::B16)];
@@ -70,33 +157,36 @@ impl<'k> Writer<'k> {
         let all: Vec<(&Fragment, Vec<Reg>)> = places.iter().filter_map(of).collect();
         let (targets, sources) = all.split_at(computed.min(all.len()));
         let body = &op.regions[0];
+        let narrowed: Vec<Option<&Op>> =
+            targets.iter().zip(&body.yields).map(|((f, _), value)| self.narrowing(body, *value, f)).collect();
 
         let own = def!(self, B32, "sub.u32", group, 1);
         let top = def!(self, B32, "mad.lo.u32", own, i64::from(shape.rows / groups), row);
         let pair = def!(self, B32, "and.b32", thread, 3);
         let left = def!(self, B32, "shl.b32", pair, 1);
+        let zero = self.number(Scalar::I32, 0);
         let count = elements(shape, groups) as usize;
-        let per_slab = count / (shape.rows / groups / SLAB) as usize;
-        // A column has one element for each row, a matrix two side by side.
+        // A column has one element for each row, all else two side by side.
         let width = if shape.columns.is_some() { 2 } else { 1 };
         for at in (0..count).step_by(width) {
-            let (slab, inside) = (at / per_slab, at % per_slab);
-            let half = if width == 2 { inside / 2 % 2 } else { inside };
-            let down = slab as i64 * i64::from(SLAB) + 8 * half as i64;
-            let row = def!(self, B32, "add.u32", top, down);
+            let Cell { slab, half, eight } = Cell::of(shape, groups, at);
+            let row = match shape.is_row() {
+                true => zero,
+                false => def!(self, B32, "add.u32", top, i64::from(slab * SLAB + 8 * half)),
+            };
             let mut given: Vec<[Reg; 2]> = Vec::new();
             for (fragment, regs) in sources {
-                given.push(match (fragment.columns, width) {
-                    (Some(_), _) => self.two(regs, fragment.element, at),
-                    (None, _) => [regs[2 * slab + half]; 2],
+                given.push(match fragment.columns {
+                    Some(_) if fragment.is_row() => self.two(regs, fragment.element, 2 * eight as usize),
+                    Some(_) => self.two(regs, fragment.element, at),
+                    None => [regs[(2 * slab + half) as usize]; 2],
                 });
             }
             let mut results: Vec<Vec<Reg>> = vec![Vec::new(); targets.len()];
             for i in 0..width {
-                let column = if width == 2 { (inside / 4 * 8 + i) as i64 } else { 0 };
                 let column = match shape.columns {
-                    Some(_) => def!(self, B32, "add.u32", left, column),
-                    None => self.number(Scalar::I32, 0),
+                    Some(_) => def!(self, B32, "add.u32", left, i64::from(8 * eight) + i as i64),
+                    None => zero,
                 };
                 let elements = given.iter().map(|two| two[i]);
                 let args: Vec<Reg> = [row, column].into_iter().chain(elements).collect();
@@ -104,17 +194,33 @@ impl<'k> Writer<'k> {
                     self.set(*arg, 0, reg);
                 }
                 self.region(body);
-                for (result, value) in results.iter_mut().zip(&body.yields) {
-                    result.push(self.get(*value, 0));
+                for ((result, value), narrowed) in results.iter_mut().zip(&body.yields).zip(&narrowed) {
+                    let value = narrowed.map_or(*value, |op| op.operands[0]);
+                    result.push(self.get(value, 0));
                 }
             }
-            for ((fragment, regs), result) in targets.iter().zip(&results) {
-                match class_of(fragment.element) {
-                    Class::B16 => ins!(self, "mov.b32", regs[at / 2], Arg::List(result)),
+            for (((fragment, regs), result), narrowed) in targets.iter().zip(&results).zip(&narrowed) {
+                match (class_of(fragment.element), fragment.element, &result[..]) {
+                    // The second operand comes lower.
+                    (Class::B16, Scalar::F16, [low, high]) if narrowed.is_some() => {
+                        ins!(self, "cvt.rn.f16x2.f32", regs[at / 2], *high, *low);
+                    }
+                    (Class::B16, _, [low, high]) if narrowed.is_some() => {
+                        ins!(self, "cvt.rn.bf16x2.f32", regs[at / 2], *high, *low);
+                    }
+                    (Class::B16, ..) => ins!(self, "mov.b32", regs[at / 2], Arg::List(result)),
                     _ => result.iter().zip(&regs[at..]).for_each(|(from, to)| self.mov(*to, *from)),
                 }
             }
         }
+    }
+
+    /// The op by which an element of 16 bits is rounded from f32, if it is: two of them are rounded at once.
+    fn narrowing(&self, body: &'k Region, value: Value, target: &Fragment) -> Option<&'k Op> {
+        let op = body.ops.iter().find(|op| op.code == Opcode::FpConv && op.result() == Some(value))?;
+        let from = self.ty(*op.operands.first()?).scalar();
+        let narrow = matches!(target.element, Scalar::F16 | Scalar::Bf16);
+        (narrow && from == Scalar::F32 && target.columns.is_some()).then_some(op)
     }
 
     /// Joins the rows of a matrix with a column: what a thread has, then its quad.

@@ -2,8 +2,8 @@
 
 use crate::reject::RejectKind;
 use vm_ir::module::{Op, Place};
-use vm_ir::op::{Left, Opcode};
-use vm_ir::tile::{Channel, Tile};
+use vm_ir::op::{Left, Opcode, Right, Shape};
+use vm_ir::tile::{Channel, Fragment, Tile};
 use vm_ir::{Kernel, Scalar};
 
 /// Bytes of a row of a box: what the 128-byte swizzle spreads over all banks.
@@ -12,11 +12,13 @@ pub(super) const ROW: u32 = 128;
 pub(super) const ALIGN: u32 = 1024;
 /// Threads of a group of warps, which multiply together.
 pub(super) const GROUP: u32 = 128;
+/// Bytes of a row of a factor that one instruction adds up.
+pub(super) const INNER: u32 = 32;
 /// Rows of one instruction's product.
 pub(super) const SLAB: u32 = 64;
 /// The most rows of a box.
 const MAX_BOX: u32 = 256;
-/// Places in which the roles tell each other whether the launch is cancelled.
+/// Words on their way from one role to the others.
 pub(super) const SIGNALS: u32 = 2;
 
 /// A box that is copied between a view and shared memory by a tensor map.
@@ -24,6 +26,8 @@ pub(super) const SIGNALS: u32 = 2;
 pub(super) struct BoxOf {
     /// The view.
     pub(super) parameter: u16,
+    /// What its elements become.
+    pub(super) element: Scalar,
     /// Rows and columns, in elements.
     pub(super) dims: [u32; 2],
 }
@@ -33,12 +37,16 @@ pub(super) struct BoxOf {
 pub(super) struct Layout {
     /// By channel: its first stage.
     pub(super) channels: Vec<u32>,
+    /// By channel: is it sent to, and not fetched to?
+    pub(super) sent: Vec<bool>,
     /// Of what is stored, on its way.
     pub(super) staging: u32,
     /// By channel: the barriers of full stages; those of empty ones are behind.
     pub(super) barriers: Vec<u32>,
-    /// The barriers of what the roles tell each other, full and empty, and the words.
+    /// What the roles tell each other: whether the launch is cancelled, and numbers that were loaded. Barriers of words that
+    /// are full, then of those that are empty, then the words.
     pub(super) signals: u32,
+    pub(super) words: u32,
     /// All of it, and what aligning it may take.
     pub(super) bytes: u32,
     /// The tensor maps.
@@ -50,27 +58,41 @@ pub(super) const fn columns(element: Scalar) -> u32 {
     ROW / element.bytes()
 }
 
-/// The box of a channel's stages.
-pub(super) fn fetched(parameter: u16, channel: &Channel) -> BoxOf {
-    BoxOf { parameter, dims: [channel.dims[0], columns(channel.element)] }
+/// The box that a block fetches for a channel's stages: its share, if others bring the rest.
+pub(super) fn fetched(kernel: &Kernel, parameter: u16, channel: &Channel) -> BoxOf {
+    let rows = channel.dims[0] / share(kernel, channel);
+    BoxOf { parameter, element: channel.element, dims: [rows, columns(channel.element)] }
+}
+
+/// How many blocks bring a stage of the channel.
+pub(super) fn share(kernel: &Kernel, channel: &Channel) -> u32 {
+    if channel.multicast { kernel.cluster().max(1) } else { 1 }
 }
 
 /// The box that a group stores of a fragment.
-pub(super) fn stored(parameter: u16, rows: u32, groups: u32, element: Scalar) -> BoxOf {
-    BoxOf { parameter, dims: [rows / groups, columns(element)] }
+pub(super) fn stored(parameter: u16, fragment: &Fragment, groups: u32) -> BoxOf {
+    let element = fragment.element;
+    BoxOf { parameter, element, dims: [fragment.rows / groups, columns(element)] }
 }
 
 impl Layout {
     pub(super) fn of(kernel: &Kernel, tile: &Tile) -> Layout {
-        let mut layout = Layout::default();
-        let mut staged = 0;
+        let mut layout = Layout { sent: vec![false; tile.channels.len()], ..Layout::default() };
+        let (mut staged, mut loads) = (0, false);
         kernel.for_each_op(&mut |op| {
-            let (Some(Place::View(view)), Some(other)) = (op.place, op.others.first()) else { return };
-            let wanted = match (kernel.channel(*other), kernel.fragment(*other)) {
-                (Some(channel), _) => fetched(view, channel),
-                (_, Some(fragment)) => {
+            loads |= op.code == Opcode::Load;
+            let other = op.others.first();
+            if let (Opcode::Send, Some(Place::Channel(i))) = (op.code, other)
+                && let Some(sent) = layout.sent.get_mut(usize::from(*i))
+            {
+                *sent = true;
+            }
+            let (Some(Place::View(view)), Some(other)) = (op.place, other) else { return };
+            let wanted = match (op.code.shape(), kernel.channel(*other), kernel.fragment(*other)) {
+                (Shape::Fetch, Some(channel), _) => fetched(kernel, view, channel),
+                (Shape::Put, _, Some(fragment)) if !fragment.is_line() => {
                     staged = staged.max(fragment.len() as u32 * fragment.element.bytes());
-                    stored(view, fragment.rows, tile.groups, fragment.element)
+                    stored(view, fragment, tile.groups)
                 }
                 _ => return,
             };
@@ -91,7 +113,8 @@ impl Layout {
         for channel in &tile.channels {
             layout.barriers.push(take(16 * channel.stages, 8));
         }
-        layout.signals = take(SIGNALS * (16 + 4), 8);
+        layout.signals = take(SIGNALS * (16 + 8), 8);
+        layout.words = if loads { take(SIGNALS * (16 + 8), 8) } else { 0 };
         layout.bytes = at + ALIGN;
         layout
     }
@@ -107,69 +130,44 @@ pub(super) fn rejects(kernel: &Kernel, tile: &Tile, available: u64) -> Vec<(u32,
     };
     for channel in &tile.channels {
         let [rows, inner] = channel.dims;
-        let bytes = inner * channel.element.bytes();
-        let fits = rows <= MAX_BOX && rows.is_multiple_of(8) && bytes.is_multiple_of(ROW);
+        let (bytes, share) = (inner * channel.element.bytes(), share(kernel, channel));
+        let fits = rows / share <= MAX_BOX && rows.is_multiple_of(8 * share) && bytes.is_multiple_of(ROW);
         need(
             channel.line.0,
             fits,
             format!(
-                "a stage of @{} is {rows} rows of {bytes} bytes; it takes 8 to {MAX_BOX} rows, a multiple of 8, of a multiple of {ROW} bytes",
-                channel.name
+                "a stage of @{} is {rows} rows of {bytes} bytes; it takes {} to {} rows, a multiple of {0}, of a multiple of {ROW} bytes",
+                channel.name,
+                8 * share,
+                MAX_BOX * share
             ),
         );
     }
     kernel.for_each_op(&mut |op: &Op| {
-        let line = op.line.0;
-        let fragment = op.place.and_then(|place| kernel.fragment(place));
-        if matches!(op.code, Opcode::Mma | Opcode::Product) {
-            let (Some(sum), [a, _]) = (fragment, &op.others[..]) else { return };
-            let columns = sum.columns.unwrap_or(0);
-            need(
-                line,
-                columns.is_multiple_of(8) && columns <= 256,
-                format!("@{} has {columns} columns; a sum has a multiple of 8, and at most 256", sum.name),
-            );
-            let slab = SLAB * tile.groups;
-            need(
-                line,
-                sum.rows.is_multiple_of(slab),
-                format!(
-                    "@{} has {} rows; a sum of {} groups has a multiple of {slab}",
-                    sum.name, sum.rows, tile.groups
-                ),
-            );
-            let inner = match (kernel.channel(*a), kernel.fragment(*a), op.attr()) {
-                (Some(channel), _, Some(Left::Transposed)) => channel.dims[0],
-                (Some(channel), ..) => channel.dims[1],
-                (_, fragment, _) => fragment.and_then(|f| f.columns).unwrap_or(0),
-            };
-            need(
-                line,
-                inner.is_multiple_of(16),
-                format!("it adds {inner} products; that is no multiple of 16"),
-            );
-        }
-        let missing = matches!(op.code, Opcode::Get | Opcode::Send | Opcode::PutAdd | Opcode::Load);
-        need(line, !missing, format!("`{}` is not compiled for sm_90a", op.code.mnemonic()));
-        if op.code == Opcode::Put {
-            let Some(stored) = op.others.first().and_then(|place| kernel.fragment(*place)) else { return };
-            let bytes = stored.columns.unwrap_or(0) * stored.element.bytes();
-            let rows = stored.rows / tile.groups;
-            let fits = bytes.is_multiple_of(ROW) && rows <= MAX_BOX;
-            need(
-                line,
-                fits,
-                format!(
-                    "@{} has rows of {bytes} bytes; what is stored has rows of a multiple of {ROW} bytes",
-                    stored.name
-                ),
-            );
+        let mut need = |holds, what| need(op.line.0, holds, what);
+        match op.code.shape() {
+            Shape::Mma => product(kernel, tile, op, &mut need),
+            Shape::Put => {
+                let Some(stored) = op.others.first().and_then(|place| kernel.fragment(*place)) else {
+                    return;
+                };
+                let bytes = stored.columns.unwrap_or(0) * stored.element.bytes();
+                let fits = bytes.is_multiple_of(ROW) && stored.rows / tile.groups.max(1) <= MAX_BOX;
+                need(
+                    stored.is_line() || fits,
+                    format!(
+                        "@{} has rows of {bytes} bytes; what is stored has rows of a multiple of {ROW} bytes",
+                        stored.name
+                    ),
+                );
+            }
+            _ => {}
         }
     });
     for fragment in &tile.fragments {
         let slab = SLAB * tile.groups;
         let held = matches!(fragment.element, Scalar::F32 | Scalar::I32 | Scalar::F16 | Scalar::Bf16);
-        let fits = fragment.rows.is_multiple_of(slab)
+        let fits = (fragment.is_row() || fragment.rows.is_multiple_of(slab))
             && fragment.columns.is_none_or(|columns| columns.is_multiple_of(8))
             && held
             && (fragment.columns.is_some() || fragment.element.bytes() == 4);
@@ -177,7 +175,7 @@ pub(super) fn rejects(kernel: &Kernel, tile: &Tile, available: u64) -> Vec<(u32,
             fragment.line.0,
             fits,
             format!(
-                "@{} has {} rows of {}; a fragment of {} groups has a multiple of {slab} rows of a multiple of 8 f32, i32, f16 or bf16, or of one f32 or i32",
+                "@{} has {} rows of {}; a fragment of {} groups has one row, or a multiple of {slab}, of a multiple of 8 f32, i32, f16 or bf16, or is a column of f32 or i32",
                 fragment.name, fragment.rows, fragment.element, tile.groups
             ),
         );
@@ -191,4 +189,44 @@ pub(super) fn rejects(kernel: &Kernel, tile: &Tile, available: u64) -> Vec<(u32,
         ),
     );
     found
+}
+
+/// What of a product no `wgmma` does.
+fn product(kernel: &Kernel, tile: &Tile, op: &Op, need: &mut impl FnMut(bool, String)) {
+    let (Some(sum), [a, b]) = (op.place.and_then(|place| kernel.fragment(place)), &op.others[..]) else {
+        return;
+    };
+    let Some(element) = kernel.channel(*b).map(|channel| channel.element) else { return };
+    let columns = sum.columns.unwrap_or(0);
+    let step = if element == Scalar::I8 && columns > 24 { 16 } else { 8 };
+    need(
+        columns.is_multiple_of(step) && columns <= 256,
+        format!("@{} has {columns} columns; a sum has a multiple of {step}, and at most 256", sum.name),
+    );
+    let slab = SLAB * tile.groups;
+    need(
+        sum.rows.is_multiple_of(slab),
+        format!(
+            "@{} has {} rows; a sum of {} groups has a multiple of {slab}",
+            sum.name, sum.rows, tile.groups
+        ),
+    );
+    let left_turned = op.attr() == Some(Left::Transposed);
+    let inner = match (kernel.channel(*a), kernel.fragment(*a)) {
+        (Some(channel), _) => channel.dims[usize::from(!left_turned)],
+        (_, fragment) => fragment.and_then(|f| f.columns).unwrap_or(0),
+    };
+    let at_once = INNER / element.bytes();
+    need(
+        inner.is_multiple_of(at_once),
+        format!("it adds {inner} products; that is no multiple of {at_once}"),
+    );
+    need(element != Scalar::F32, "f32 has no products; take a channel of tf32".to_owned());
+    let in_rows = !left_turned && op.attr() == Some(Right::Transposed) && kernel.channel(*a).is_some();
+    need(
+        element.bytes() == 2 || in_rows,
+        format!(
+            "factors of {element} lie in stages, and there row by row of what is added up: write mma.bt, with the second factor transposed"
+        ),
+    );
 }

@@ -8,24 +8,33 @@
 //! * `waits`: what is waited for before an op.
 //! * `fragment`: fragments in registers, and the ops on them.
 //! * `copy`: fetches, stores and stages.
+//! * `global`: what goes between fragments and views by way of registers.
+//! * `handover`: what one role tells the others.
 //! * `product`: `mma`.
 //!
 //! # Cancellation
 //!
 //! Roles must leave together. At a poll point the thread that fetches reads the cancel flag and hands what it read to the others
 //! as it hands over a stage; all of them leave there or none. What was fetched before has then arrived, as the others have waited
-//! for it, so nothing is under way when the block ends.
+//! for it, so nothing is under way when the block ends. In a cluster it is the first block's that reads the flag, for all.
+//!
+//! # Clusters
+//!
+//! Each block brings its share of the rows of a multicast stage to all of them. So a stage is empty when all blocks have released
+//! it, each warp for every block, and no block ends before all are done with each other.
 
 mod copy;
 mod fragment;
+mod global;
+mod handover;
 mod layout;
 mod product;
 mod waits;
 
 use super::Options;
 use super::arch::Feature;
-use super::asm::{Arg, Class, Label, Reg, def, ins, when};
-use super::writer::{Cancel, Writer};
+use super::asm::{Arg, Label, Reg, def, ins, when};
+use super::writer::Writer;
 use crate::artifact::{self, Entry};
 use crate::reject::RejectKind;
 use layout::{GROUP, Layout, SIGNALS};
@@ -75,9 +84,12 @@ pub(super) struct Tiles<'k> {
     base: Reg,
     /// The generic address of the parameters.
     parameters: Reg,
-    /// The number of the group, and of the thread in it.
+    /// The number of the group, of the thread in it, and of the thread in its warp.
     group: Reg,
     thread: Reg,
+    lane: Reg,
+    /// The number of the block in its cluster, of several.
+    rank: Reg,
     /// Is it the group's first thread? And its warp's?
     leads: Reg,
     leads_warp: Reg,
@@ -85,8 +97,12 @@ pub(super) struct Tiles<'k> {
     row: Reg,
     /// By channel.
     rings: Vec<Ring>,
-    /// How the roles tell each other of a cancelled launch.
+    /// How the roles tell each other of a cancelled launch, and of numbers that were loaded.
     signals: Option<Ring>,
+    words: Option<Ring>,
+    /// By fragment, if it is a sum that is set to zero: not zero if it is to be zero and its registers are not, since the
+    /// next product may begin anew as well.
+    fresh: Vec<Option<Reg>>,
     /// By fragment: its registers; elements of 16 bits are two in one.
     fragments: Vec<Vec<Reg>>,
     /// Where a role ends.
@@ -123,7 +139,7 @@ impl<'k> Writer<'k> {
         let kernel = self.kernel;
         let symbol = format!("vir_{}", kernel.name());
         let layout = Layout::of(kernel, tile);
-        let params = artifact::layout(kernel, &maps(kernel, &layout), self.plan.cancellable());
+        let params = artifact::layout(kernel, &maps(&layout), self.plan.cancellable());
         self.prologue(&params);
         self.begin_tiles(tile, layout, &params);
         let threads = GROUP * (tile.groups + 1);
@@ -136,12 +152,20 @@ impl<'k> Writer<'k> {
         self.asm.place(to_fetch);
         self.role(Role::Fetch, tile);
         self.asm.place(end);
+        if kernel.cluster() > 1 {
+            // Others may still release stages here, and have brought tiles here.
+            ins!(self, "barrier.cluster.arrive.release");
+            ins!(self, "barrier.cluster.wait.acquire");
+        }
         ins!(self, "ret");
 
         let _ =
             write!(text, "\n// @{} at {}\n.visible .entry {symbol}(", kernel.name(), kernel.guest_address());
         let _ = write!(text, "\n\t.param .align {} .b8 args[{}]\n", params.align(), params.bytes.max(8));
         let _ = writeln!(text, ")\n.reqntid {threads}, 1, 1\n.minnctapersm 1");
+        if kernel.cluster() > 1 {
+            let _ = writeln!(text, ".explicitcluster\n.reqnctapercluster {}, 1, 1", kernel.cluster());
+        }
         text.push_str("{\n");
         self.asm.declarations(text);
         text.push_str(&self.asm.text);
@@ -151,7 +175,7 @@ impl<'k> Writer<'k> {
             kernel: kernel.name().to_owned(),
             symbol,
             block: [threads, 1, 1],
-            cluster: 1,
+            cluster: kernel.cluster(),
             params,
             static_shared: 0,
             dynamic_shared: bytes,
@@ -179,24 +203,40 @@ impl<'k> Writer<'k> {
         let quad = def!(self, B32, "shr.u32", lane, 2);
         let in_group = def!(self, B32, "and.b32", warp_uniform, 3);
         let row = def!(self, B32, "mad.lo.u32", in_group, 16, quad);
-        let releases = 4 * i64::from(tile.groups);
-        for (channel, at) in tile.channels.iter().zip(&layout.barriers) {
-            for stage in 0..channel.stages {
-                let full = i64::from(at + 8 * stage);
-                let empty = full + i64::from(8 * channel.stages);
-                when!(self, first, true, "mbarrier.init.shared::cta.b64", Arg::At(base, full), 1);
-                when!(self, first, true, "mbarrier.init.shared::cta.b64", Arg::At(base, empty), releases);
-            }
+        let cluster = self.kernel.cluster();
+        let (warps, threads) = (4 * tile.groups, GROUP * tile.groups);
+        // Rings: where their barriers are, of how many stages, and who arrives at full ones and at empty ones.
+        let mut rings = Vec::new();
+        for (number, channel) in tile.channels.iter().enumerate() {
+            let fills = if layout.sent[number] { threads } else { 1 };
+            let empties = warps * layout::share(self.kernel, channel);
+            rings.push((layout.barriers[number], channel.stages, fills, empties));
         }
-        for signal in 0..SIGNALS {
-            let full = i64::from(layout.signals + 8 * signal);
-            let empty = full + i64::from(8 * SIGNALS);
-            when!(self, first, true, "mbarrier.init.shared::cta.b64", Arg::At(base, full), 1);
-            when!(self, first, true, "mbarrier.init.shared::cta.b64", Arg::At(base, empty), releases);
+        rings.push((layout.signals, SIGNALS, 1, warps * cluster + cluster - 1));
+        if layout.words > 0 {
+            rings.push((layout.words, SIGNALS, 1, warps));
+        }
+        for (at, stages, fills, empties) in rings {
+            for (first_of, count) in [(at, fills), (at + 8 * stages, empties)] {
+                for stage in 0..stages {
+                    let at = Arg::At(base, i64::from(first_of + 8 * stage));
+                    when!(self, first, true, "mbarrier.init.shared::cta.b64", at, i64::from(count));
+                }
+            }
         }
         when!(self, first, true, "fence.mbarrier_init.release.cluster");
         when!(self, first, true, "fence.proxy.async.shared::cta");
-        ins!(self, "bar.sync", 0);
+        let rank = match cluster {
+            1 => {
+                ins!(self, "bar.sync", 0);
+                Reg::NONE
+            }
+            _ => {
+                ins!(self, "barrier.cluster.arrive.release");
+                ins!(self, "barrier.cluster.wait.acquire");
+                def!(self, B32, "mov.u32", "%cluster_ctarank")
+            }
+        };
         let maps = params.maps.iter().map(|map| map.offset).collect();
         for map in &params.maps {
             let at = Arg::At(parameters, i64::from(map.offset));
@@ -213,11 +253,15 @@ impl<'k> Writer<'k> {
             parameters,
             group,
             thread,
+            lane,
+            rank,
             leads,
             leads_warp,
             row,
             rings: Vec::new(),
             signals: None,
+            words: None,
+            fresh: Vec::new(),
             fragments: Vec::new(),
             end,
         }));
@@ -241,12 +285,16 @@ impl<'k> Writer<'k> {
         }
         let rings = tile.channels.iter().map(|_| self.ring(role)).collect();
         let signals = self.plan.cancellable().then(|| self.ring(role));
+        let loads = self.tiles().is_some_and(|tiles| tiles.layout.words > 0);
+        let words = loads.then(|| self.ring(role));
+        let fresh = (0..tile.fragments.len()).map(|number| self.begin_fresh(number, role)).collect();
         let fragments = match role {
             Role::Fetch => vec![Vec::new(); tile.fragments.len()],
             Role::Compute => tile.fragments.iter().map(|f| self.zeroed(f, tile.groups)).collect(),
         };
         if let Some(tiles) = &mut self.tiles {
-            (tiles.role, tiles.rings, tiles.signals, tiles.fragments) = (role, rings, signals, fragments);
+            (tiles.role, tiles.rings, tiles.signals, tiles.words) = (role, rings, signals, words);
+            (tiles.fragments, tiles.fresh) = (fragments, fresh);
         }
         self.begin_polls();
         let body = self.kernel.body();
@@ -297,6 +345,9 @@ impl<'k> Writer<'k> {
 
     pub(super) fn tile_op(&mut self, op: &'k Op) {
         let (Some(role), Some(place)) = (self.tiles().map(|tiles| tiles.role), op.place) else { return };
+        if role == Role::Compute {
+            self.settle_zeros(op);
+        }
         match (op.code.shape(), role) {
             (Shape::Fetch, _) => self.fetch(op, place),
             (_, Role::Fetch) => {}
@@ -305,7 +356,10 @@ impl<'k> Writer<'k> {
             (Shape::Mma, _) => self.mma(op, place),
             (Shape::Map, _) => self.map(op, place),
             (Shape::Rows, _) => self.rows(op, place),
+            (Shape::Put, _) if self.is_line(op) => self.put_line(op, place),
             (Shape::Put, _) => self.put_tile(op, place),
+            (Shape::Get, _) => self.get_tile(op, place),
+            (Shape::Send, _) => self.send(op, place),
             _ => {}
         }
     }
@@ -315,79 +369,22 @@ impl<'k> Writer<'k> {
         let Some(guard) = self.guard else { return };
         self.prepare_polls(guard.0, guard.1);
     }
-
-    /// Reads the cancel flag in the one role, hands it to the other, and leaves with both if it is set.
-    pub(super) fn poll_together(&mut self, cancel: Cancel) {
-        let Some(tiles) = self.tiles() else { return };
-        let Some(ring) = tiles.signals else { return };
-        let (base, role, signals, leads_warp) =
-            (tiles.base, tiles.role, tiles.layout.signals, tiles.leads_warp);
-        let full = def!(self, B32, "mad.lo.u32", ring.next, 8, base);
-        let word = def!(self, B32, "mad.lo.u32", ring.next, 4, base);
-        let [of_full, of_empty] = [signals, signals + 8 * SIGNALS].map(i64::from);
-        let of_word = i64::from(signals + 16 * SIGNALS);
-        let flag = match role {
-            Role::Fetch => {
-                self.wait(full, of_empty, ring.parity);
-                let flag = def!(self, B32, "ld.relaxed.sys.global.b32", Arg::At(cancel.flag, 0));
-                ins!(self, "st.shared.b32", Arg::At(word, of_word), flag);
-                ins!(self, "mbarrier.arrive.shared::cta.b64", "_", Arg::At(full, of_full));
-                flag
-            }
-            Role::Compute => {
-                self.wait(full, of_full, ring.parity);
-                let flag = def!(self, B32, "ld.shared.b32", Arg::At(word, of_word));
-                ins!(self, "bar.warp.sync", -1);
-                when!(
-                    self,
-                    leads_warp,
-                    true,
-                    "mbarrier.arrive.shared::cta.b64",
-                    "_",
-                    Arg::At(full, of_empty)
-                );
-                flag
-            }
-        };
-        self.advance(ring.next, Some(ring.parity), SIGNALS);
-        let cancelled = def!(self, Pred, "setp.ne.u32", flag, 0);
-        when!(self, cancelled, true, "bra", Arg::Label(cancel.leave));
-    }
-
-    /// Waits for a phase of a barrier.
-    fn wait(&mut self, barrier: Reg, offset: i64, parity: Reg) {
-        let head = self.asm.new_label();
-        self.asm.place(head);
-        let over = self.asm.new_reg(Class::Pred);
-        ins!(self, "mbarrier.try_wait.parity.shared::cta.b64", over, Arg::At(barrier, offset), parity);
-        when!(self, over, false, "bra", Arg::Label(head));
-    }
-
-    /// The next stage of a ring.
-    fn advance(&mut self, stage: Reg, parity: Option<Reg>, stages: u32) {
-        ins!(self, "add.u32", stage, stage, 1);
-        let over = def!(self, Pred, "setp.eq.u32", stage, i64::from(stages));
-        when!(self, over, true, "mov.b32", stage, 0);
-        if let Some(parity) = parity {
-            when!(self, over, true, "xor.b32", parity, parity, 1);
-        }
-    }
 }
 
 /// The tensor maps that a kernel asks its launch for.
-fn maps(kernel: &Kernel, layout: &Layout) -> Vec<vm_abi::Tile> {
+fn maps(layout: &Layout) -> Vec<vm_abi::Tile> {
     let map = |wanted: &layout::BoxOf| vm_abi::Tile {
         parameter: wanted.parameter.into(),
         shape: wanted.dims,
         swizzle: Swizzle::Bytes128,
-        element: artifact::element(kernel.view(wanted.parameter).map_or(vm_ir::Scalar::I8, |v| v.element)),
+        element: artifact::element(wanted.element),
     };
     layout.boxes.iter().map(map).collect()
 }
 
 /// Bytes of parameters of a tile kernel.
 pub(super) fn parameter_bytes(kernel: &Kernel, tile: &Tile) -> u32 {
-    artifact::layout(kernel, &maps(kernel, &Layout::of(kernel, tile)), true).bytes
+    artifact::layout(kernel, &maps(&Layout::of(kernel, tile)), true).bytes
 }
 
 /// Instructions that an op comes to at most, about; of a `map`, its region too.

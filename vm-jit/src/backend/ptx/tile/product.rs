@@ -1,23 +1,20 @@
 //! Products: `wgmma` on stages, and on fragments as the first factor.
 
-use super::layout::{ROW, SLAB};
+use super::layout::{INNER, ROW, SLAB};
 use super::{channel_number, fragment_number};
 use crate::backend::ptx::asm::{Arg, Reg, def, ins};
 use crate::backend::ptx::writer::Writer;
 use vm_ir::Scalar;
 use vm_ir::module::{Op, Place};
-use vm_ir::op::{Left, Opcode, Right};
+use vm_ir::op::{Left, Right};
 use vm_ir::tile::Channel;
-
-/// Elements that one instruction adds up.
-const INNER: u32 = 16;
 
 /// How a factor lies in a stage, as boxes of rows of 128 bytes.
 #[derive(Clone, Copy)]
 struct Factor {
     /// What a descriptor says beside the address: the strides and the swizzle (PTX ISA, "Matrix-descriptor encoding").
     descriptor: u64,
-    /// Bytes to the next [`INNER`] elements, as far as they are in a box, and how many of them a box has.
+    /// Bytes to what the next instruction adds up, as far as that is in a box, and how many of those a box has.
     step: u32,
     steps: u32,
     /// Bytes to the next box of them.
@@ -30,27 +27,31 @@ impl Factor {
     /// `by_rows`: are the elements that are added up side by side in a row?
     fn of(channel: &Channel, by_rows: bool) -> Factor {
         let bytes = channel.dims[0] * ROW;
-        let per_row = ROW / channel.element.bytes();
         let encode = |leading: u32, stride: u32| {
             u64::from(leading >> 4) << 16 | u64::from(stride >> 4) << 32 | 1 << 62
         };
         if by_rows {
-            let steps = per_row / INNER;
             Factor {
                 descriptor: encode(16, 8 * ROW),
-                step: ROW / steps,
-                steps,
+                step: INNER,
+                steps: ROW / INNER,
                 next_box: bytes,
                 transposed: false,
             }
         } else {
             // From one box to the next of elements that are not added up, and from eight rows to the next eight.
             let descriptor = encode(bytes, 8 * ROW);
-            Factor { descriptor, step: INNER * ROW, steps: u32::MAX, next_box: 0, transposed: true }
+            Factor {
+                descriptor,
+                step: INNER / channel.element.bytes() * ROW,
+                steps: u32::MAX,
+                next_box: 0,
+                transposed: true,
+            }
         }
     }
 
-    /// Bytes from the first to the N-th [`INNER`] elements.
+    /// Bytes from what the first instruction adds up to what the N-th does.
     fn offset(self, n: u32) -> u32 {
         n / self.steps * self.next_box + n % self.steps * self.step
     }
@@ -83,8 +84,14 @@ impl<'k> Writer<'k> {
         let left_turned = op.attr() == Some(Left::Transposed);
         let inner = if right_turned { right.dims[1] } else { right.dims[0] };
         let of_right = Factor::of(right, right_turned);
-        let ty = if right.element == Scalar::F16 { "f16" } else { "bf16" };
-        let name = format!("wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{ty}.{ty}");
+        let (of_a, of_b) = (kernel.place(a).map_or(right.element, |(_, element)| element), right.element);
+        let at_once = INNER / of_b.bytes();
+        let sum_type = if sum.element == Scalar::I32 { "s32" } else { "f32" };
+        let name = format!(
+            "wgmma.mma_async.sync.aligned.m64n{columns}k{at_once}.{sum_type}.{}.{}",
+            type_name(of_a),
+            type_name(of_b)
+        );
 
         ins!(self, "wgmma.fence.sync.aligned");
         let right = self.descriptor(right_number, of_right, None);
@@ -104,8 +111,9 @@ impl<'k> Writer<'k> {
             bytes => def!(writer, B64, "add.s64", start, i64::from(bytes >> 4)),
         };
         let per_slab = sums.len() / (rows / SLAB) as usize;
-        for step in 0..inner / INNER {
-            let keep = i64::from(step > 0 || op.code == Opcode::Mma);
+        let keep = self.keeps(op, place);
+        for step in 0..inner / at_once {
+            let keep = if step > 0 { Arg::Int(1) } else { keep };
             let b = at(self, right, of_right.offset(step));
             for slab in 0..rows / SLAB {
                 let from = slab as usize * per_slab;
@@ -115,7 +123,13 @@ impl<'k> Writer<'k> {
                     (Some((start, factor, down)), _) => {
                         let a = at(self, *start, factor.offset(step) + slab * SLAB * down);
                         let a_turned = i64::from(factor.transposed);
-                        ins!(self, &name, Arg::List(sums), a, b, keep, 1, 1, a_turned, turned);
+                        match of_b {
+                            Scalar::F16 | Scalar::Bf16 => {
+                                ins!(self, &name, Arg::List(sums), a, b, keep, 1, 1, a_turned, turned);
+                            }
+                            Scalar::I8 => ins!(self, &name, Arg::List(sums), a, b, keep),
+                            _ => ins!(self, &name, Arg::List(sums), a, b, keep, 1, 1),
+                        }
                     }
                     (None, Some(regs)) => {
                         let of_slab = regs.len() / (rows / SLAB) as usize;
@@ -128,5 +142,17 @@ impl<'k> Writer<'k> {
             }
         }
         ins!(self, "wgmma.commit_group.sync.aligned");
+    }
+}
+
+/// A factor's type, as `wgmma` calls it.
+fn type_name(element: Scalar) -> &'static str {
+    match element {
+        Scalar::F16 => "f16",
+        Scalar::Tf32 => "tf32",
+        Scalar::F8E4M3 => "e4m3",
+        Scalar::F8E5M2 => "e5m2",
+        Scalar::I8 => "s8",
+        _ => "bf16",
     }
 }

@@ -74,16 +74,17 @@ impl Walk {
         state.pending.drain(..=last);
     }
 
+    /// The op fills a stage of a channel.
+    fn held(&mut self, op: &Op, state: &mut State) {
+        if let Some(Place::Channel(i)) = op.others.first() {
+            state.held[usize::from(*i)] += 1;
+        }
+    }
+
     fn op(&mut self, op: &Op, state: &mut State) {
         let others = || op.place.iter().chain(&op.others).copied();
         match op.code.shape() {
-            Shape::Fetch => {
-                for place in others() {
-                    if let Place::Channel(i) = place {
-                        state.held[usize::from(i)] += 1;
-                    }
-                }
-            }
+            Shape::Fetch => self.held(op, state),
             Shape::Release => {
                 let Some(Place::Channel(channel)) = op.place else { return };
                 self.need(op, state, |product| product.stages.contains(&(channel, 0)));
@@ -104,10 +105,12 @@ impl Walk {
                 let product = Product { sum, fragment: factor, stages: stages.collect() };
                 state.pending.push(product);
             }
-            Shape::Fill | Shape::Map | Shape::Rows | Shape::Put => {
+            Shape::Fill | Shape::Map | Shape::Rows | Shape::Put | Shape::Get | Shape::Send => {
                 let touched: Vec<Place> = others().collect();
                 let written = match op.code.shape() {
-                    Shape::Put => 0,
+                    Shape::Put | Shape::Send => 0,
+                    // The view, and the fragment behind it.
+                    Shape::Get => 2,
                     Shape::Map => op.immediates.first().map_or(1, |count| *count as usize),
                     _ => 1,
                 };
@@ -115,6 +118,9 @@ impl Walk {
                     let changes = product.fragment.is_some_and(|f| touched[..written].contains(&f));
                     changes || touched.contains(&product.sum)
                 });
+                if op.code.shape() == Shape::Send {
+                    self.held(op, state);
+                }
             }
             Shape::If | Shape::Switch => self.choice(op, state),
             Shape::For | Shape::While => self.looped(op, state),

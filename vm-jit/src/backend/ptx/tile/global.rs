@@ -1,0 +1,208 @@
+//! What goes between fragments and views by way of registers: boxes that are loaded, columns and rows that are stored.
+
+use super::fragment::{Cell, elements};
+use super::layout::SLAB;
+use crate::backend::ptx::asm::{Arg, Class, Reg, def, ins, when};
+use crate::backend::ptx::writer::{Writer, class_of, memory_type};
+use vm_ir::module::{Op, Place};
+use vm_ir::op::Opcode;
+use vm_ir::tile::Fragment;
+
+/// More than any index in a view, and far from an overflow when a fragment's extent is added.
+const FAR: i64 = 1 << 41;
+const _: () = assert!(vm_ir::limits::MAX_EXTENT < FAR as u64);
+
+/// The part of a view that a box lies in, as far as it is the same for all its rows.
+struct Start {
+    /// The address of the matrix, or of the row.
+    base: Reg,
+    /// Are the indices of all dimensions before in bounds?
+    inside: Option<Reg>,
+}
+
+impl<'k> Writer<'k> {
+    /// Is what an op puts or gets a column or a row?
+    pub(super) fn is_line(&self, op: &Op) -> bool {
+        let fragment = op.others.first().and_then(|place| self.kernel.fragment(*place));
+        fragment.is_some_and(Fragment::is_line)
+    }
+
+    /// Where a box begins, behind the indices of all dimensions but the last `own`.
+    fn start(&mut self, op: &Op, view: Place, own: usize) -> Start {
+        let Some(view) = self.view(view).cloned() else { return Start { base: Reg::NONE, inside: None } };
+        let (mut base, mut inside) = (view.base, None);
+        for (i, index) in op.operands.iter().enumerate().take(op.operands.len().saturating_sub(own)) {
+            let index = self.wide(*index);
+            inside = Some(self.within(index, view.extents[i].into(), inside));
+            base = def!(self, B64, "mad.lo.s64", index, view.strides[i], base);
+        }
+        Start { base, inside }
+    }
+
+    /// An index as a number to which a fragment's extent can be added.
+    fn near(&mut self, index: vm_ir::Value) -> Reg {
+        let wide = self.wide(index);
+        let least = def!(self, B64, "max.s64", wide, -FAR);
+        def!(self, B64, "min.s64", least, FAR)
+    }
+
+    /// How far an extent is from an index, in a number of 32 bits that is right as far as a fragment reaches.
+    fn room(&mut self, extent: Arg, index: Reg) -> Reg {
+        let room = self.asm.new_reg(Class::B64);
+        match extent {
+            Arg::Int(extent) => {
+                let extent = def!(self, B64, "mov.b64", extent);
+                ins!(self, "sub.s64", room, extent, index);
+            }
+            extent => ins!(self, "sub.s64", room, extent, index),
+        }
+        def!(self, B32, "cvt.sat.s32.s64", room)
+    }
+
+    /// Are the columns from `first` on, `offset` behind where a box begins, in bounds: not before `before`, and before `room`?
+    fn in_row(&mut self, before: Reg, room: Reg, offset: i64, with: Option<Reg>) -> Reg {
+        let behind = match with {
+            Some(with) => def!(self, Pred, "setp.gt.and.s32", room, offset, with),
+            None => def!(self, Pred, "setp.gt.s32", room, offset),
+        };
+        def!(self, Pred, "setp.le.and.s32", before, offset, behind)
+    }
+
+    /// Does for each element that a thread has of a fragment what is given its number, its address and whether it is in bounds.
+    fn each_element(
+        &mut self,
+        op: &'k Op,
+        view: Place,
+        fragment: &Fragment,
+        mut act: impl FnMut(&mut Self, usize, Arg<'static>, Reg),
+    ) {
+        let Some(tiles) = &self.tiles else { return };
+        let (groups, group, row, thread) = (tiles.tile.groups, tiles.group, tiles.row, tiles.thread);
+        let Some(extents) = self.view(view).map(|view| view.extents.clone()) else { return };
+        let (Some(last), size) = (op.operands.len().checked_sub(1), fragment.element.bytes()) else { return };
+        let own_dimensions = if fragment.is_line() { 1 } else { 2 };
+        let Start { base, inside } = self.start(op, view, own_dimensions);
+        let own = def!(self, B32, "sub.u32", group, 1);
+        let top = def!(self, B32, "mad.lo.u32", own, i64::from(fragment.rows / groups), row);
+        let top = def!(self, B64, "cvt.u64.u32", top);
+        let pair = def!(self, B32, "and.b32", thread, 3);
+        let left = def!(self, B32, "shl.b32", pair, 1);
+        let left = def!(self, B64, "cvt.u64.u32", left);
+        // The thread's first along the last dimension: a row of a column, else a column.
+        let along = if fragment.columns.is_none() { top } else { left };
+        let begin = self.near(op.operands[last]);
+        let first = def!(self, B64, "add.s64", begin, along);
+        let room = self.room(extents[last].into(), first);
+        let before = def!(self, B64, "neg.s64", first);
+        let before = def!(self, B32, "cvt.sat.s32.s64", before);
+        let count = elements(fragment, groups) as usize;
+        if fragment.is_line() {
+            let base = def!(self, B64, "mad.lo.s64", first, i64::from(size), base);
+            for at in 0..count {
+                let cell = Cell::of(fragment, groups, at);
+                let offset = match fragment.columns {
+                    None => i64::from(cell.slab * SLAB + 8 * cell.half),
+                    Some(_) => i64::from(8 * cell.eight) + (at % 2) as i64,
+                };
+                let inside = self.in_row(before, room, offset, inside);
+                act(self, at, Arg::At(base, offset * i64::from(size)), inside);
+            }
+            return;
+        }
+        let stride = self.view(view).and_then(|view| view.strides.last().copied()).unwrap_or(Reg::NONE);
+        let begin = self.near(op.operands[last - 1]);
+        let top = def!(self, B64, "add.s64", begin, top);
+        let base = def!(self, B64, "mad.lo.s64", first, i64::from(size), base);
+        let mut of_row = None;
+        let mut order: Vec<usize> = (0..count).collect();
+        // Row by row.
+        let row_of = |at: &usize| {
+            let cell = Cell::of(fragment, groups, *at);
+            cell.slab * SLAB + 8 * cell.half
+        };
+        order.sort_by_key(row_of);
+        for at in order {
+            let down = row_of(&at);
+            let (base, inside) = match of_row {
+                Some((row, base, inside)) if row == down => (base, inside),
+                _ => {
+                    let row = def!(self, B64, "add.s64", top, i64::from(down));
+                    let inside = self.within(row, extents[last - 1].into(), inside);
+                    let base = def!(self, B64, "mad.lo.s64", row, stride, base);
+                    of_row = Some((down, base, inside));
+                    (base, inside)
+                }
+            };
+            let offset = i64::from(8 * Cell::of(fragment, groups, at).eight) + (at % 2) as i64;
+            let inside = self.in_row(before, room, offset, Some(inside));
+            act(self, at, Arg::At(base, offset * i64::from(size)), inside);
+        }
+    }
+
+    /// A box of a view into a fragment.
+    pub(super) fn get_tile(&mut self, op: &'k Op, view: Place) {
+        let kernel = self.kernel;
+        let (Place::View(parameter), Some(place)) = (view, op.others.first().copied()) else { return };
+        let (Some(fragment), Some(tiles)) = (kernel.fragment(place), &self.tiles) else { return };
+        let leads = tiles.leads;
+        let regs = self.fragment_regs(place);
+        if kernel.view(parameter).is_some_and(|view| view.access.writes()) {
+            // What was put before is in memory, and seen by all.
+            when!(self, leads, true, "cp.async.bulk.wait_group", 0);
+            when!(self, leads, true, "fence.proxy.async.global");
+            self.compute_barrier();
+        }
+        let load = format!("ld.global.{}", memory_type(fragment.element));
+        let mut low = None;
+        self.each_element(op, view, fragment, |writer, at, from, inside| {
+            let name = ["mov.pred", "mov.b16", "mov.b32", "mov.b64"];
+            let class = class_of(fragment.element);
+            let to = if class == Class::B16 { writer.asm.new_reg(class) } else { regs[at] };
+            ins!(writer, name[class as usize], to, 0);
+            when!(writer, inside, true, &load, to, from);
+            match (class, low.take()) {
+                (Class::B16, Some(low)) => ins!(writer, "mov.b32", regs[at / 2], Arg::List(&[low, to])),
+                (Class::B16, None) => low = Some(to),
+                _ => {}
+            }
+        });
+    }
+
+    /// A column or a row into a view: of the threads that have the same, one stores it.
+    pub(super) fn put_line(&mut self, op: &'k Op, view: Place) {
+        let kernel = self.kernel;
+        let Some(place) = op.others.first().copied() else { return };
+        let (Some(fragment), Some(tiles)) = (kernel.fragment(place), &self.tiles) else { return };
+        let (group, thread, leads) = (tiles.group, tiles.thread, tiles.leads);
+        let regs = self.fragment_regs(place);
+        when!(self, leads, true, "cp.async.bulk.wait_group", 0);
+        self.compute_barrier();
+        let stores = match fragment.columns {
+            None => {
+                let pair = def!(self, B32, "and.b32", thread, 3);
+                def!(self, Pred, "setp.eq.u32", pair, 0)
+            }
+            Some(_) => {
+                let first = def!(self, Pred, "setp.eq.u32", group, 1);
+                def!(self, Pred, "setp.lt.and.u32", thread, 4, first)
+            }
+        };
+        let ty = memory_type(fragment.element);
+        let sum = if fragment.element == vm_ir::Scalar::F32 { "f32" } else { "u32" };
+        let name = match op.code {
+            Opcode::PutAdd => format!("red.relaxed.gpu.global.add.{sum}"),
+            _ => format!("st.global.{ty}"),
+        };
+        self.each_element(op, view, fragment, |writer, at, to, inside| {
+            let value = match class_of(fragment.element) {
+                Class::B16 => writer.two(&regs, fragment.element, at & !1)[at % 2],
+                _ => regs[at],
+            };
+            let stores = def!(writer, Pred, "and.pred", inside, stores);
+            when!(writer, stores, true, &name, to, value);
+        });
+        // The next store may be another thread's, or the accelerator's.
+        ins!(self, "fence.proxy.async.global");
+        self.compute_barrier();
+    }
+}
