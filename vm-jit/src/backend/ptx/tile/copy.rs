@@ -304,15 +304,7 @@ impl<'k> Writer<'k> {
                 Staged { start, offset: staging, next_box: rows * ROW, columns, boxes: some.len() as u32 };
             if let Some(count) = some_rows {
                 let single = self.map_of(wanted.row());
-                self.store_rows(
-                    op.code,
-                    single,
-                    at.clone(),
-                    staged,
-                    (next_box, columns),
-                    some.clone(),
-                    count,
-                );
+                self.store_rows(op.code, single, at.clone(), staged, count);
                 let few = def!(self, Pred, "setp.lt.u32", count, i64::from(rows));
                 when!(self, few, true, "bra", Arg::Label(done));
             }
