@@ -133,7 +133,7 @@ impl<'k> Writer<'k> {
             // To each block of the cluster, as its share is brought by each.
             blocks => {
                 let own = def!(self, Pred, "setp.lt.u32", lane, i64::from(blocks));
-                self.arrive_in(barrier, empty, lane, Some(own));
+                self.release_in(barrier, empty, lane, own);
             }
         }
         self.advance(ring.oldest, None, channel.stages);
