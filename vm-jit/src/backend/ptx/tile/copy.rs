@@ -40,7 +40,7 @@ impl<'k> Writer<'k> {
     }
 
     /// Does no index of a box lie below zero? The accelerator ends a kernel that stores such a box (seen on an H200).
-    fn begins_inside(&mut self, op: &Op) -> Reg {
+    pub(super) fn begins_inside(&mut self, op: &Op) -> Reg {
         let mut below = self.number(vm_ir::Scalar::I64, 0);
         for index in &op.operands {
             let wide = self.wide(*index);

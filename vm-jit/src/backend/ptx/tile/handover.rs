@@ -13,6 +13,7 @@ impl<'k> Writer<'k> {
     /// Waits for a phase of a barrier, at which blocks of the cluster arrive.
     pub(super) fn wait(&mut self, barrier: Reg, offset: i64, parity: Reg) {
         let name = match self.kernel.cluster() {
+            _ if self.is_sync() => self.wait_name(),
             1 => "mbarrier.try_wait.parity.shared::cta.b64",
             _ => "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64",
         };
@@ -54,6 +55,9 @@ impl<'k> Writer<'k> {
 
     /// Reads the cancel flag in the one role, hands it to the other, and leaves with both if it is set.
     pub(in crate::backend::ptx) fn poll_together(&mut self, cancel: Cancel) {
+        if self.is_sync() {
+            return self.poll_sync(cancel);
+        }
         let Some(tiles) = &self.tiles else { return };
         let Some(ring) = tiles.signals else { return };
         let (base, role, signals, leads_warp, rank) =
@@ -108,6 +112,9 @@ impl<'k> Writer<'k> {
 
     /// A number from memory, which one thread loads for all.
     pub(in crate::backend::ptx) fn tile_load(&mut self, op: &'k Op) {
+        if self.is_sync() {
+            return self.load_sync(op);
+        }
         let Some(tiles) = &self.tiles else { return };
         let (Some(Ring { next, parity, .. }), Some(result)) = (tiles.words, op.result()) else { return };
         let (base, role, words, leads_warp) = (tiles.base, tiles.role, tiles.layout.words, tiles.leads_warp);
