@@ -145,7 +145,8 @@ mod tests {
             (Scalar::I8, [32, 128]),
             (Scalar::F16, [5, 3]),
         ] {
-            let channel = Channel { name: "c".into(), element, dims, stages: 1, multicast: false, line: Line(0) };
+            let channel =
+                Channel { name: "c".into(), element, dims, stages: 1, multicast: false, line: Line(0) };
             let stage = Stage::of(&channel);
             assert!(stage.columns() >= dims[1] && stage.rows >= dims[0], "{stage:?}");
             let at = |row: u32, piece: u32| {
