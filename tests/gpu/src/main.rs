@@ -172,6 +172,12 @@ const SECTIONS: &[Section] = &[
         timeout: Duration::from_secs(240),
         tests: tiles::tests,
     },
+    Section {
+        name: "older-tiles",
+        about: "tile kernels compiled for older architectures, which the device runs by way of PTX",
+        timeout: Duration::from_secs(420),
+        tests: tiles::tests_of_older,
+    },
 ];
 
 /// Runs everything that needs a GPU and prints one table.
@@ -195,7 +201,7 @@ struct Arguments {
     /// The number of the first random kernel.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Architectures whose tile kernels are tested beside the device's own, which runs them by way of PTX.
+    /// Architectures of the section older-tiles.
     #[arg(long, value_delimiter = ',', default_value = "sm_75,sm_80,sm_89")]
     tiles_for: Vec<Arch>,
     /// The file of NVRTC, a peer of the figures.

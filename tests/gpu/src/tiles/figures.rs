@@ -199,6 +199,12 @@ fn run(gpu: &Gpu, work: Work, report: &mut Report) -> anyhow::Result<()> {
         ("the host's own".into(), own.clone()),
         0.97,
     );
+    if gpu.compiles_for_older() {
+        report.note(format!("{own} TFLOP/s"));
+        let (unit, aim) = ("TFLOP/s".into(), None);
+        report.figure(Figure { name: work.name(), unit, ours: own, peer: None, aim });
+        return Ok(());
+    }
     match peers() {
         Ok(peers) => {
             let seconds = peers.get(&work.key()).context("the peer measured other work")?;

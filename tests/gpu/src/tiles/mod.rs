@@ -8,6 +8,7 @@ use anyhow::{Context, ensure};
 use vm_accel::{Launch, Limits};
 use vm_ir::interp::{Argument, Tensor};
 use vm_ir::{GuestAddr, Kernel, Module, Scalar, Trust, ValidModule, validate};
+use vm_jit::backend::ptx::Arch;
 use vm_kernels::attention::Attention;
 use vm_kernels::gemm::Gemm;
 
@@ -16,20 +17,25 @@ use crate::gpu::{Gpu, TIMEOUT, named};
 use crate::skip::skip;
 use crate::{Arguments, Test, filetests};
 
-/// The tests of this section: for the device's own architecture, and for others.
-pub(crate) fn tests(arguments: &Arguments) -> Vec<Test> {
-    let mut tests = right();
-    tests.extend(figures::tests(None));
-    for &arch in &arguments.tiles_for {
-        let all = right().into_iter().chain(figures::tests(Some(arch)));
-        tests.extend(all.map(|test| test.compiled_for(arch)));
-    }
-    tests
+/// The tests of this section.
+pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
+    right().into_iter().chain(figures::tests(None)).collect()
+}
+
+/// The same of code for other architectures.
+pub(crate) fn tests_of_older(arguments: &Arguments) -> Vec<Test> {
+    let of = |&arch: &Arch| {
+        let all = figures::tests(Some(arch)).into_iter().chain(right());
+        all.map(move |test| test.compiled_for(arch))
+    };
+    arguments.tiles_for.iter().flat_map(of).collect()
 }
 
 /// Those of what a kernel computes, and what it can't do.
 fn right() -> Vec<Test> {
-    let mut tests = vec![
+    let mut tests = filetests::of_tiles();
+    tests.extend(safety::tests());
+    tests.extend([
         Test::new("products of odd shapes", |gpu, report| {
             report.note(products(gpu)?.to_string());
             Ok(())
@@ -38,9 +44,7 @@ fn right() -> Vec<Test> {
             report.note(attentions(gpu)?.to_string());
             Ok(())
         }),
-    ];
-    tests.extend(filetests::of_tiles());
-    tests.extend(safety::tests());
+    ]);
     tests
 }
 
