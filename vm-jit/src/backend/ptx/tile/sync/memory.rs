@@ -18,12 +18,12 @@ enum Access {
     Add,
 }
 
-/// The ranges of a box as a thread sees them: its first row and column, counted from where they begin to be in the view, and how
-/// many are.
+/// A range of a box as a thread sees it, counted from the thread's first row or column: what lies in the view ends at `end`, and does
+/// not begin before `begin` where that is not surely below all.
 #[derive(Clone, Copy)]
 struct Own {
-    at: Reg,
-    count: Reg,
+    begin: Option<Reg>,
+    end: Reg,
 }
 
 /// What a thread has of a fragment, two elements that lie side by side at a time, or one of a column: its number, and where it lies.
@@ -82,8 +82,8 @@ impl<'k> Writer<'k> {
         let [top, left] = self.corner(fragment);
         let size = fragment.element.bytes();
         let columns = fragment.columns.unwrap_or(0);
-        let own_rows = self.own(rows, fragment.rows, top);
-        let own_columns = self.own(of_view.columns, columns, left);
+        let own_rows = self.own(rows, fragment.rows, top, copied);
+        let own_columns = self.own(of_view.columns, columns, left, copied);
         let right = def!(self, B64, "mul.wide.u32", left, i64::from(size));
         let start = def!(self, B64, "add.s64", of_view.base, right);
         let Some(spread) = self.tiles.as_ref().map(|tiles| tiles.spread) else { return };
@@ -121,8 +121,7 @@ impl<'k> Writer<'k> {
         }
         for (down, cells) in &cells {
             let at = self.row_address(start, stride, top, *down);
-            let row = def!(self, B32, "add.u32", own_rows.at, i64::from(*down));
-            let there = def!(self, Pred, "setp.lt.u32", row, own_rows.count);
+            let there = self.inside(own_rows, *down, None);
             for (number, cell) in cells {
                 let mut elements = match access {
                     Access::Load => [Reg::NONE; 2],
@@ -130,8 +129,7 @@ impl<'k> Writer<'k> {
                 };
                 for (i, element) in elements.iter_mut().enumerate() {
                     let further = 8 * cell.eight + i as u32;
-                    let column = def!(self, B32, "add.u32", own_columns.at, i64::from(further));
-                    let there = def!(self, Pred, "setp.lt.and.u32", column, own_columns.count, there);
+                    let there = self.inside(own_columns, further, Some(there));
                     let at = Arg::At(at, i64::from(further * size));
                     self.access_element(access, fragment.element, element, at, there);
                 }
@@ -150,12 +148,24 @@ impl<'k> Writer<'k> {
         def!(self, B64, "mad.lo.s64", row, stride, start)
     }
 
-    /// A range as a thread sees it whose first is `first`, of a fragment of `extent`.
-    fn own(&mut self, range: Range, extent: u32, first: Reg) -> Own {
+    /// A range as a thread sees it whose first is `first`, of a fragment of `extent`. `surely`: the box does not begin below zero.
+    fn own(&mut self, range: Range, extent: u32, first: Reg, surely: bool) -> Own {
         let end = def!(self, B32, "min.u32", range.end, i64::from(extent));
-        let count = def!(self, B32, "sub.s32", end, range.skip);
-        let count = def!(self, B32, "max.s32", count, 0);
-        Own { at: def!(self, B32, "sub.u32", first, range.skip), count }
+        let begin = (!surely).then(|| def!(self, B32, "sub.s32", range.skip, first));
+        Own { begin, end: def!(self, B32, "sub.s32", end, first) }
+    }
+
+    /// Is what lies so much further than the thread's first in the view, and what else holds?
+    fn inside(&mut self, own: Own, further: u32, with: Option<Reg>) -> Reg {
+        let further = i64::from(further);
+        let before = match with {
+            Some(with) => def!(self, Pred, "setp.gt.and.s32", own.end, further, with),
+            None => def!(self, Pred, "setp.gt.s32", own.end, further),
+        };
+        match own.begin {
+            Some(begin) => def!(self, Pred, "setp.le.and.s32", begin, further, before),
+            None => before,
+        }
     }
 
     /// A column or a row, along the last dimension. Of those who have an element, one stores it.
@@ -168,14 +178,14 @@ impl<'k> Writer<'k> {
             true => (left, vec![part, quad]),
             false => (top, [Some(in_quad), part_across].into_iter().flatten().collect()),
         };
-        let mut own = self.own(of_view.columns, fragment.len() as u32, first);
+        let mut own = self.own(of_view.columns, fragment.len() as u32, first, false);
         if access != Access::Load {
             let mut any = others[0];
             for other in &others[1..] {
                 any = def!(self, B32, "or.b32", any, *other);
             }
             let one = def!(self, Pred, "setp.eq.u32", any, 0);
-            own.count = def!(self, B32, "selp.b32", own.count, 0, one);
+            own.end = def!(self, B32, "selp.b32", own.end, i64::from(i32::MIN), one);
         }
         let size = fragment.element.bytes();
         let right = def!(self, B64, "mul.wide.u32", first, i64::from(size));
@@ -192,8 +202,7 @@ impl<'k> Writer<'k> {
             let count = if fragment.is_row() { 2 } else { 1 };
             for (i, element) in elements.iter_mut().enumerate().take(count) {
                 let further = further + i as u32;
-                let at = def!(self, B32, "add.u32", own.at, i64::from(further));
-                let there = def!(self, Pred, "setp.lt.u32", at, own.count);
+                let there = self.inside(own, further, None);
                 let at = Arg::At(start, i64::from(further * size));
                 self.access_element(access, fragment.element, element, at, there);
             }
