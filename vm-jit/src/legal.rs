@@ -168,7 +168,9 @@ pub fn types_of(op: Opcode) -> Vec<(Scalar, Scalar)> {
         Shape::For => same(Class::WORD),
         Shape::Switch => same(Class::INT),
         Shape::Sync | Shape::While | Shape::Release | Shape::Map => Vec::new(),
-        Shape::Fetch | Shape::Put | Shape::Get | Shape::Send | Shape::Fill => same(Class::DATA),
+        Shape::Fetch | Shape::Put | Shape::PutRows | Shape::Get | Shape::Send | Shape::Fill => {
+            same(Class::DATA)
+        }
         Shape::Mma => {
             let sums = [Scalar::F32, Scalar::I32].into_iter();
             sums.flat_map(|sum| Scalar::ALL.iter().map(move |factor| (*factor, sum)))

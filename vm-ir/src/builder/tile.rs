@@ -240,6 +240,13 @@ impl<'b> FragmentRef<'b> {
         self.builder.push_tile(Opcode::Put, view.place(), vec![self.place], &at);
     }
 
+    /// Stores its first `count` rows alone.
+    #[track_caller]
+    pub fn put_rows<const N: usize>(self, view: PlaceRef<'b>, at: [Val<'b>; N], count: Val<'b>) {
+        let operands: Vec<Val<'b>> = at.into_iter().chain([count]).collect();
+        self.builder.push_tile(Opcode::PutRows, view.place(), vec![self.place], &operands);
+    }
+
     /// Adds it to the box of a view that begins at these indices, atomically for each element.
     #[track_caller]
     pub fn put_add<const N: usize>(self, view: PlaceRef<'b>, at: [Val<'b>; N]) {

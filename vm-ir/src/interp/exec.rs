@@ -331,6 +331,7 @@ impl<'m> Machine<'m> {
             | Shape::Map
             | Shape::Rows
             | Shape::Put
+            | Shape::PutRows
             | Shape::Get
             | Shape::Send => self.tile_op(op),
             _ => {

@@ -60,7 +60,7 @@ impl<'m> Machine<'m> {
         let Some(place) = op.place else { return Ok(()) };
         match op.code.shape() {
             Shape::Fetch => self.fetch(op, place),
-            Shape::Put => self.put(op, place),
+            Shape::Put | Shape::PutRows => self.put(op, place),
             Shape::Get => self.get_box(op, place),
             Shape::Send => {
                 let elements = self.tiles.newest(place).map_or_else(Vec::new, <[u64]>::to_vec);
@@ -127,9 +127,8 @@ impl<'m> Machine<'m> {
     }
 
     /// Those that a copy of a matrix covers, whose column is at a multiple of 16 bytes.
-    fn copied(&mut self, op: &Op, view: Place, dims: [u32; 2]) -> Result<Vec<Option<usize>>> {
+    fn copied(&mut self, mut indices: Vec<i64>, view: Place, dims: [u32; 2]) -> Result<Vec<Option<usize>>> {
         let step = self.kernel.place(view).map_or(1, |(_, element)| column_step(element));
-        let mut indices = self.box_indices(op);
         if let Some(column) = indices.last_mut() {
             *column &= -i64::from(step);
         }
@@ -139,7 +138,7 @@ impl<'m> Machine<'m> {
     fn fetch(&mut self, op: &Op, view: Place) -> Result<()> {
         let Some(&[place]) = op.others.first_chunk::<1>() else { return Ok(()) };
         let (Place::Channel(i), Some(channel)) = (place, self.kernel.channel(place)) else { return Ok(()) };
-        let covered = self.copied(op, view, channel.dims)?;
+        let covered = self.copied(self.box_indices(op), view, channel.dims)?;
         let rounded = channel.element == Scalar::Tf32;
         let read = |at: Option<usize>| {
             let bits = at.map_or(Ok(0), |at| self.read(view, at, 0, false))?;
@@ -155,15 +154,21 @@ impl<'m> Machine<'m> {
     fn put(&mut self, op: &Op, view: Place) -> Result<()> {
         let Some(&[place]) = op.others.first_chunk::<1>() else { return Ok(()) };
         let Some(fragment) = self.kernel.fragment(place) else { return Ok(()) };
-        let begin = self.box_indices(op);
+        let mut begin = self.box_indices(op);
+        let rows = match op.code.shape() {
+            Shape::PutRows => begin.pop().unwrap_or(0).max(0) as usize,
+            _ => usize::MAX,
+        };
         let covered = match fragment.is_line() {
             true => self.covered(begin, view, [1, fragment.len() as u32])?,
             false if begin.iter().any(|index| *index < 0) => return self.spend(1),
-            false => self.copied(op, view, [fragment.rows, fragment.columns.unwrap_or(1)])?,
+            false => self.copied(begin, view, [fragment.rows, fragment.columns.unwrap_or(1)])?,
         };
+        let width = if fragment.is_row() { 0 } else { fragment.columns.unwrap_or(1) as usize };
+        let kept = if width == 0 && rows > 0 { usize::MAX } else { rows.saturating_mul(width) };
         let elements = self.tiles.newest(place).map_or_else(Vec::new, <[u64]>::to_vec);
         let (adds, element) = (op.code == Opcode::PutAdd, fragment.element);
-        for (at, bits) in covered.into_iter().zip(elements) {
+        for (at, bits) in covered.into_iter().zip(elements).take(kept) {
             let Some(at) = at else { continue };
             let bits = match adds {
                 true => {

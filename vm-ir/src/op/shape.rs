@@ -75,6 +75,8 @@ pub enum Shape {
     Rows,
     /// View and indices, from a fragment.
     Put,
+    /// View and indices, from a fragment, and how many of its rows.
+    PutRows,
     /// View and indices, to a fragment.
     Get,
     /// A fragment, to a channel.
@@ -128,7 +130,7 @@ impl Shape {
             Shape::Extent => PlaceRule::WholeView,
             Shape::LoadUniform => PlaceRule::Shared,
             Shape::Gather => PlaceRule::WholeShared,
-            Shape::Fetch | Shape::Put | Shape::Get => PlaceRule::Box,
+            Shape::Fetch | Shape::Put | Shape::PutRows | Shape::Get => PlaceRule::Box,
             Shape::Release => PlaceRule::Channel,
             Shape::Fill | Shape::Mma | Shape::Map | Shape::Rows | Shape::Send => PlaceRule::Fragment,
             Shape::Load
@@ -170,7 +172,7 @@ impl Shape {
             Shape::Load | Shape::LoadUniform | Shape::AtomicLoad => 0,
             Shape::Fetch | Shape::Release | Shape::Mma | Shape::Map | Shape::Rows => 0,
             Shape::Put | Shape::Get | Shape::Send => 0,
-            Shape::Fill => 1,
+            Shape::Fill | Shape::PutRows => 1,
             Shape::Unary(_) | Shape::Convert(..) | Shape::Bitcast | Shape::Splat | Shape::Extract => 1,
             Shape::Vote | Shape::Ballot | Shape::Reduce(_) | Shape::If | Shape::Switch => 1,
             Shape::Store | Shape::AtomicStore | Shape::AtomicRmw(_) | Shape::Gather => 1,
@@ -262,6 +264,7 @@ impl Shape {
             Shape::Map => "number, fragments, region".into(),
             Shape::Rows => "column, matrix".into(),
             Shape::Put | Shape::Get => "view[indices], fragment".into(),
+            Shape::PutRows => "view[indices], fragment, integer".into(),
             Shape::Send => "fragment, channel".into(),
             Shape::Sync => "nothing".into(),
             Shape::If => "bool, 2 regions → yields".into(),

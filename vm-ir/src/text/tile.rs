@@ -66,12 +66,16 @@ impl<'t> Parser<'t> {
     pub(super) fn tile_op(&mut self, op: &mut Op, depth: usize) -> Result<Vec<Type>> {
         op.place = Some(self.place()?);
         match op.code.shape() {
-            Shape::Fetch | Shape::Put | Shape::Get => {
+            Shape::Fetch | Shape::Put | Shape::PutRows | Shape::Get => {
                 self.expect('[')?;
                 op.operands = self.values(MAX_RANK)?;
                 self.expect(']')?;
                 self.expect(',')?;
                 op.others.push(self.place()?);
+                if op.code.shape() == Shape::PutRows {
+                    self.expect(',')?;
+                    op.operands.push(self.value()?);
+                }
             }
             Shape::Fill => {
                 self.expect(',')?;

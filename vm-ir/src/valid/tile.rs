@@ -111,7 +111,9 @@ impl<'k> Checker<'k> {
         let fragment = |place: &Place| kernel.fragment(*place).is_some();
         let (needs, fits) = match (op.code.shape(), &op.others[..]) {
             (Shape::Fetch | Shape::Send, others) => ("a channel", matches!(others, [c] if channel(c))),
-            (Shape::Put | Shape::Get, others) => ("a fragment", matches!(others, [f] if fragment(f))),
+            (Shape::Put | Shape::PutRows | Shape::Get, others) => {
+                ("a fragment", matches!(others, [f] if fragment(f)))
+            }
             (Shape::Rows, others) => ("a column and a matrix", matches!(others, [f] if fragment(f))),
             (Shape::Mma, others) => (
                 "a fragment, a channel or a fragment, and a channel",
@@ -154,7 +156,7 @@ impl<'k> Checker<'k> {
                     format!("@{name} has no matrices of {}, as @{} has", channel.element, channel.name)
                 });
             }
-            Shape::Put | Shape::Get => {
+            Shape::Put | Shape::PutRows | Shape::Get => {
                 let (Place::View(v), Some(fragment)) = (place, other(0).and_then(|f| kernel.fragment(f)))
                 else {
                     return;
@@ -162,12 +164,19 @@ impl<'k> Checker<'k> {
                 let Some(view) = kernel.view(v) else { return };
                 let name = kernel.place_name(place).to_owned();
                 let (allowed, does) = match op.code.shape() {
-                    Shape::Put => (view.access.writes(), "writes"),
+                    Shape::Put | Shape::PutRows => (view.access.writes(), "writes"),
                     _ => (view.access.reads(), "reads"),
                 };
                 if !allowed {
                     self.error(Rule::Access { name, access: view.access.name(), does });
                     return;
+                }
+                if let (Shape::PutRows, Some(count)) = (op.code.shape(), op.operands.last()) {
+                    let found = self.ty(*count);
+                    if found.is_vector() || !Class::WORD.contains(found.scalar()) {
+                        let index = op.operands.len();
+                        self.error(Rule::Operand { index, expected: Class::WORD.to_string(), found });
+                    }
                 }
                 let rank = if fragment.is_line() { 1 } else { 2 };
                 self.tile_shape(view.rank() >= rank && view.element == fragment.element, || {

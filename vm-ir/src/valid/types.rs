@@ -121,6 +121,7 @@ impl Checker<'_> {
             | Shape::Map
             | Shape::Rows
             | Shape::Put
+            | Shape::PutRows
             | Shape::Get
             | Shape::Send => self.tile_types(op),
             Shape::Const => {

@@ -162,8 +162,8 @@ fn ptx(op: Opcode, from: Scalar, to: Scalar, shared: bool, expanded: bool) -> u6
         | WarpAdd | WarpMin | WarpMax | WarpMinS | WarpMaxS | WarpMinU | WarpMaxU | WarpAnd | WarpOr
         | WarpXor | Barrier | Clock => 64,
         // By what they work on: `tile`.
-        Fetch | Release | Fill | Mma | Product | Map | RowAdd | RowMax | RowMin | Put | PutAdd | Get
-        | Send => 1,
+        Fetch | Release | Fill | Mma | Product | Map | RowAdd | RowMax | RowMin | Put | PutAdd | PutRows
+        | Get | Send => 1,
         If | For | While | Switch => LOOP,
     }
 }
@@ -239,8 +239,8 @@ fn cpu(op: Opcode, from: Scalar, to: Scalar, shared: bool) -> u64 {
         WarpAdd | WarpMin | WarpMax | WarpMinS | WarpMaxS | WarpMinU | WarpMaxU => by_type(512, 32),
         Barrier => 16,
         // By what they work on: `tile`.
-        Fetch | Release | Fill | Mma | Product | Map | RowAdd | RowMax | RowMin | Put | PutAdd | Get
-        | Send => 1,
+        Fetch | Release | Fill | Mma | Product | Map | RowAdd | RowMax | RowMin | Put | PutAdd | PutRows
+        | Get | Send => 1,
         Clock => 64,
         If | For | While | Switch => LOOP,
     }

@@ -39,9 +39,14 @@ pub(super) fn instructions(kernel: &Kernel, op: &Op, access: Option<&Access>) ->
         Shape::For => 2 * COPY + 6 * all(&op.operands[3..]),
         Shape::While => 2 * COPY + 6 * all(&op.operands),
         Shape::Fetch | Shape::Release => 64,
-        Shape::Fill | Shape::Rows | Shape::Put | Shape::Get | Shape::Send | Shape::Mma | Shape::Map => {
-            super::tile::instructions(kernel, op)
-        }
+        Shape::Fill
+        | Shape::Rows
+        | Shape::Put
+        | Shape::PutRows
+        | Shape::Get
+        | Shape::Send
+        | Shape::Mma
+        | Shape::Map => super::tile::instructions(kernel, op),
         Shape::Unary(_)
         | Shape::Binary(_)
         | Shape::Ternary(_)

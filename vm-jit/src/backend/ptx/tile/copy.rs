@@ -4,6 +4,7 @@ use super::layout::{self, BoxOf, GROUP, ROW, SLAB};
 use super::{Role, channel_number, fragment_number};
 use crate::backend::ptx::asm::{Arg, Reg, def, ins, when};
 use crate::backend::ptx::writer::Writer;
+use vm_ir::Value;
 use vm_ir::module::{Op, Place};
 use vm_ir::op::Opcode;
 use vm_ir::tile::Fragment;
@@ -21,11 +22,11 @@ impl<'k> Writer<'k> {
     /// The indices of a box as coordinates, the last first; `down` is added to the row. An index that is out of the range of
     /// coordinates becomes the nearest, which is out of every view as far as a box reaches. The accelerator takes no column but at
     /// a multiple of 16 bytes: it ends the kernel (seen on an H200).
-    fn coordinates(&mut self, op: &Op, down: Option<Reg>) -> Vec<Reg> {
-        let last = op.operands.len().saturating_sub(1);
-        let element = op.place.and_then(|place| self.kernel.place(place)).map(|(_, element)| element);
+    fn coordinates(&mut self, view: Place, indices: &[Value], down: Option<Reg>) -> Vec<Reg> {
+        let last = indices.len().saturating_sub(1);
+        let element = self.kernel.place(view).map(|(_, element)| element);
         let step = element.map_or(1, vm_ir::tile::column_step);
-        let coordinate = |(i, index): (usize, &vm_ir::Value)| {
+        let coordinate = |(i, index): (usize, &Value)| {
             let wide = self.wide(*index);
             let narrow = def!(self, B32, "cvt.sat.s32.s64", wide);
             match down.filter(|_| i + 1 == last) {
@@ -34,15 +35,15 @@ impl<'k> Writer<'k> {
                 None => narrow,
             }
         };
-        let mut coordinates: Vec<Reg> = op.operands.iter().enumerate().map(coordinate).collect();
+        let mut coordinates: Vec<Reg> = indices.iter().enumerate().map(coordinate).collect();
         coordinates.reverse();
         coordinates
     }
 
     /// Does no index of a box lie below zero? The accelerator ends a kernel that stores such a box (seen on an H200).
-    pub(super) fn begins_inside(&mut self, op: &Op) -> Reg {
+    pub(super) fn begins_inside(&mut self, indices: &[Value]) -> Reg {
         let mut below = self.number(vm_ir::Scalar::I64, 0);
-        for index in &op.operands {
+        for index in indices {
             let wide = self.wide(*index);
             below = def!(self, B64, "or.b64", below, wide);
         }
@@ -79,7 +80,7 @@ impl<'k> Writer<'k> {
                     stage = def!(self, B32, "mad.lo.u32", rank, i64::from(rows * ROW), stage);
                 }
                 let all = (blocks > 1).then(|| def!(self, B16, "mov.b16", (1i64 << blocks) - 1));
-                let mut at = self.coordinates(op, down);
+                let mut at = self.coordinates(view, &op.operands, down);
                 let of_full = def!(self, B32, "add.u32", barrier, full);
                 for i in 0..channel.dims[1] / columns {
                     if i > 0 {
@@ -216,6 +217,11 @@ impl<'k> Writer<'k> {
 
     /// A fragment into the box of a view: each group puts its rows into shared memory, and has them copied from there.
     pub(super) fn put_tile(&mut self, op: &'k Op, view: Place) {
+        self.put_box(op, &op.operands, view);
+    }
+
+    /// Puts all of a fragment into a box that begins at these indices.
+    pub(super) fn put_box(&mut self, op: &'k Op, indices: &[Value], view: Place) {
         let kernel = self.kernel;
         let (Place::View(parameter), Some(place)) = (view, op.others.first().copied()) else { return };
         let (Some(fragment), Some(number)) = (kernel.fragment(place), fragment_number(place)) else { return };
@@ -235,12 +241,12 @@ impl<'k> Writer<'k> {
         self.write_boxes(fragment, &regs, start, staging, rows * ROW);
         self.group_barrier();
         let below = self.asm.new_label();
-        let inside = self.begins_inside(op);
+        let inside = self.begins_inside(indices);
         let stores = def!(self, Pred, "and.pred", leads, inside);
         when!(self, stores, false, "bra", Arg::Label(below));
         let map = self.map_of(wanted);
         let plus = def!(self, B32, "mul.lo.u32", own, i64::from(rows));
-        let mut at = self.coordinates(op, Some(plus));
+        let mut at = self.coordinates(view, indices, Some(plus));
         let (dimensions, adds) = (at.len(), op.code == Opcode::PutAdd);
         let copy = match adds {
             true => format!("cp.reduce.async.bulk.tensor.{dimensions}d.global.shared::cta.add.bulk_group"),

@@ -28,10 +28,10 @@ impl<'k> Writer<'k> {
     }
 
     /// Where a box begins, behind the indices of all dimensions but the last `own`.
-    fn start(&mut self, op: &Op, view: Place, own: usize) -> Start {
+    fn start(&mut self, indices: &[vm_ir::Value], view: Place, own: usize) -> Start {
         let Some(view) = self.view(view).cloned() else { return Start { base: Reg::NONE, inside: None } };
         let (mut base, mut inside) = (view.base, None);
-        for (i, index) in op.operands.iter().enumerate().take(op.operands.len().saturating_sub(own)) {
+        for (i, index) in indices.iter().enumerate().take(indices.len().saturating_sub(own)) {
             let index = self.wide(*index);
             inside = Some(self.within(index, view.extents[i].into(), inside));
             base = def!(self, B64, "mad.lo.s64", index, view.strides[i], base);
@@ -79,9 +79,10 @@ impl<'k> Writer<'k> {
         let Some(tiles) = &self.tiles else { return };
         let (groups, group, row, thread) = (tiles.tile.groups, tiles.group, tiles.row, tiles.thread);
         let Some(extents) = self.view(view).map(|view| view.extents.clone()) else { return };
-        let (Some(last), size) = (op.operands.len().checked_sub(1), fragment.element.bytes()) else { return };
+        let (indices, count) = op.operands.split_at(extents.len().min(op.operands.len()));
+        let (Some(last), size) = (indices.len().checked_sub(1), fragment.element.bytes()) else { return };
         let own_dimensions = if fragment.is_line() { 1 } else { 2 };
-        let Start { base, inside } = self.start(op, view, own_dimensions);
+        let Start { base, inside } = self.start(indices, view, own_dimensions);
         let own = def!(self, B32, "sub.u32", group, 1);
         let top = def!(self, B32, "mad.lo.u32", own, i64::from(fragment.rows / groups), row);
         let top = def!(self, B64, "cvt.u64.u32", top);
@@ -90,11 +91,26 @@ impl<'k> Writer<'k> {
         let left = def!(self, B64, "cvt.u64.u32", left);
         // The thread's first along the last dimension: a row of a column, else a column.
         let along = if fragment.columns.is_none() { top } else { left };
-        let begin = self.near(op.operands[last]);
+        let mut begin = self.near(indices[last]);
+        if !fragment.is_line() && op.code == Opcode::PutRows {
+            let step = vm_ir::tile::column_step(fragment.element);
+            begin = def!(self, B64, "and.b64", begin, -i64::from(step));
+        }
         let first = def!(self, B64, "add.s64", begin, along);
         let room = self.room(extents[last].into(), first);
         let before = def!(self, B64, "neg.s64", first);
         let before = def!(self, B32, "cvt.sat.s32.s64", before);
+        // How many rows there are behind the thread's first one.
+        let rows = count.first().map(|count| {
+            let count = self.near(*count);
+            let behind = def!(self, B64, "sub.s64", count, top);
+            def!(self, B32, "cvt.sat.s32.s64", behind)
+        });
+        let counted = |writer: &mut Self, down: i64, inside: Option<Reg>| match (rows, inside) {
+            (None, inside) => inside,
+            (Some(rows), None) => Some(def!(writer, Pred, "setp.gt.s32", rows, down)),
+            (Some(rows), Some(inside)) => Some(def!(writer, Pred, "setp.gt.and.s32", rows, down, inside)),
+        };
         let count = elements(fragment, groups) as usize;
         if fragment.is_line() {
             let base = def!(self, B64, "mad.lo.s64", first, i64::from(size), base);
@@ -104,14 +120,15 @@ impl<'k> Writer<'k> {
                     None => i64::from(cell.slab * SLAB + 8 * cell.half),
                     Some(_) => i64::from(8 * cell.eight) + (at % 2) as i64,
                 };
+                let inside = counted(self, if fragment.is_row() { 0 } else { offset }, inside);
                 let inside = self.in_row(before, room, offset, inside);
                 act(self, at, Arg::At(base, offset * i64::from(size)), inside);
             }
             return;
         }
         let stride = self.view(view).and_then(|view| view.strides.last().copied()).unwrap_or(Reg::NONE);
-        let begin = self.near(op.operands[last - 1]);
-        let top = def!(self, B64, "add.s64", begin, top);
+        let begin = self.near(indices[last - 1]);
+        let top_in_view = def!(self, B64, "add.s64", begin, top);
         let base = def!(self, B64, "mad.lo.s64", first, i64::from(size), base);
         let mut of_row = None;
         let mut order: Vec<usize> = (0..count).collect();
@@ -126,7 +143,8 @@ impl<'k> Writer<'k> {
             let (base, inside) = match of_row {
                 Some((row, base, inside)) if row == down => (base, inside),
                 _ => {
-                    let row = def!(self, B64, "add.s64", top, i64::from(down));
+                    let row = def!(self, B64, "add.s64", top_in_view, i64::from(down));
+                    let inside = counted(self, i64::from(down), inside);
                     let inside = self.within(row, extents[last - 1].into(), inside);
                     let base = def!(self, B64, "mad.lo.s64", row, stride, base);
                     of_row = Some((down, base, inside));
@@ -166,6 +184,41 @@ impl<'k> Writer<'k> {
                 _ => {}
             }
         });
+    }
+
+    /// The first rows of a matrix into a box of a view: all of them as a copy, fewer by the threads that have them.
+    pub(super) fn put_rows(&mut self, op: &'k Op, view: Place) {
+        let kernel = self.kernel;
+        let Some(place) = op.others.first().copied() else { return };
+        let (Some(fragment), Some((count, indices))) = (kernel.fragment(place), op.operands.split_last())
+        else {
+            return;
+        };
+        let Some(leads) = self.tiles.as_ref().map(|tiles| tiles.leads) else { return };
+        let (some, done) = (self.asm.new_label(), self.asm.new_label());
+        let wide = self.wide(*count);
+        let few = def!(self, Pred, "setp.lt.s64", wide, i64::from(fragment.rows));
+        when!(self, few, true, "bra", Arg::Label(some));
+        self.put_box(op, indices, view);
+        ins!(self, "bra", Arg::Label(done));
+        self.asm.place(some);
+        when!(self, leads, true, "cp.async.bulk.wait_group", 0);
+        self.compute_barrier();
+        // As a copy: nothing of what begins at a negative index, and columns at multiples of 16 bytes.
+        let regs = self.fragment_regs(place);
+        let inside = self.begins_inside(indices);
+        let store = format!("st.global.{}", memory_type(fragment.element));
+        self.each_element(op, view, fragment, |writer, at, to, own| {
+            let value = match class_of(fragment.element) {
+                Class::B16 => writer.two(&regs, fragment.element, at & !1)[at % 2],
+                _ => regs[at],
+            };
+            let stores = def!(writer, Pred, "and.pred", inside, own);
+            when!(writer, stores, true, &store, to, value);
+        });
+        ins!(self, "fence.proxy.async.global");
+        self.compute_barrier();
+        self.asm.place(done);
     }
 
     /// A column or a row into a view: of the threads that have the same, one stores it.

@@ -90,7 +90,7 @@ impl Layout {
             let (Some(Place::View(view)), Some(other)) = (op.place, other) else { return };
             let wanted = match (op.code.shape(), kernel.channel(*other), kernel.fragment(*other)) {
                 (Shape::Fetch, Some(channel), _) => fetched(kernel, view, channel),
-                (Shape::Put, _, Some(fragment)) if !fragment.is_line() => {
+                (Shape::Put | Shape::PutRows, _, Some(fragment)) if !fragment.is_line() => {
                     staged = staged.max(fragment.len() as u32 * fragment.element.bytes());
                     stored(view, fragment, tile.groups)
                 }
@@ -147,7 +147,7 @@ pub(super) fn rejects(kernel: &Kernel, tile: &Tile, available: u64) -> Vec<(u32,
         let mut need = |holds, what| need(op.line.0, holds, what);
         match op.code.shape() {
             Shape::Mma => product(kernel, tile, op, &mut need),
-            Shape::Put => {
+            Shape::Put | Shape::PutRows => {
                 let Some(stored) = op.others.first().and_then(|place| kernel.fragment(*place)) else {
                     return;
                 };

@@ -398,8 +398,9 @@ impl<'k> Writer<'k> {
             (Shape::Mma, _) => self.mma(op, place),
             (Shape::Map, _) => self.map(op, place),
             (Shape::Rows, _) => self.rows(op, place),
-            (Shape::Put, _) if self.is_line(op) => self.put_line(op, place),
+            (Shape::Put | Shape::PutRows, _) if self.is_line(op) => self.put_line(op, place),
             (Shape::Put, _) => self.put_tile(op, place),
+            (Shape::PutRows, _) => self.put_rows(op, place),
             (Shape::Get, _) => self.get_tile(op, place),
             (Shape::Send, _) => self.send(op, place),
             _ => {}

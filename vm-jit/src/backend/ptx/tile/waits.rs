@@ -105,10 +105,16 @@ impl Walk {
                 let product = Product { sum, fragment: factor, stages: stages.collect() };
                 state.pending.push(product);
             }
-            Shape::Fill | Shape::Map | Shape::Rows | Shape::Put | Shape::Get | Shape::Send => {
+            Shape::Fill
+            | Shape::Map
+            | Shape::Rows
+            | Shape::Put
+            | Shape::PutRows
+            | Shape::Get
+            | Shape::Send => {
                 let touched: Vec<Place> = others().collect();
                 let written = match op.code.shape() {
-                    Shape::Put | Shape::Send => 0,
+                    Shape::Put | Shape::PutRows | Shape::Send => 0,
                     // The view, and the fragment behind it.
                     Shape::Get => 2,
                     Shape::Map => op.immediates.first().map_or(1, |count| *count as usize),

@@ -4,11 +4,12 @@ use super::stage::{PIECE, Stage};
 use crate::backend::ptx::arch::Feature;
 use crate::backend::ptx::asm::{Arg, Reg, def, ins, when};
 use crate::backend::ptx::writer::{Extent, View, Writer};
+use vm_ir::Value;
 use vm_ir::module::{Op, Place};
 use vm_ir::tile::column_step;
 
 /// Above every extent of a tile: what lies that far from a box is out of it.
-const FAR: i64 = 1 << 20;
+pub(super) const FAR: i64 = 1 << 20;
 /// Pieces that are loaded before the first is stored.
 const BATCH: usize = 4;
 
@@ -48,9 +49,9 @@ impl Writer<'_> {
         Range { skip: narrow(self, skip), end: narrow(self, end) }
     }
 
-    /// The box of a view that begins at the op's indices. `copied`: is its column rounded down to a multiple of 16 bytes? `line`: does
+    /// The box of an op's view that begins at these indices. `copied`: is its column rounded down to a multiple of 16 bytes? `line`: does
     /// it lie along the last dimension alone?
-    pub(super) fn clipped(&mut self, op: &Op, copied: bool, line: bool) -> Option<Box2> {
+    pub(super) fn clipped(&mut self, op: &Op, indices: &[Value], copied: bool, line: bool) -> Option<Box2> {
         let place = op.place?;
         let View { base, extents, strides } = self.view(place)?.clone();
         let (_, element) = self.kernel.place(place)?;
@@ -60,7 +61,7 @@ impl Writer<'_> {
         let mut base = base;
         let mut outside: Option<Reg> = None;
         let mut ranges = Vec::new();
-        for (i, index) in op.operands.iter().enumerate() {
+        for (i, index) in indices.iter().enumerate() {
             let mut wide = self.wide(*index);
             if i == last && copied {
                 wide = def!(self, B64, "and.b64", wide, -i64::from(column_step(element)));
@@ -103,7 +104,7 @@ impl Writer<'_> {
         let Some(Place::View(view)) = op.place else { return };
         let promised = self.kernel.view(view).map_or(1, |view| view.align.min(PIECE));
         let Some(Box2 { base, stride: Some(stride), rows: Some(rows), columns }) =
-            self.clipped(op, true, false)
+            self.clipped(op, &op.operands, true, false)
         else {
             return;
         };

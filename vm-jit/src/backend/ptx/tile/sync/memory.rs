@@ -2,7 +2,7 @@
 
 use super::super::channel_number;
 use super::super::fragment::{Cell, Spread, elements};
-use super::boxes::{Box2, Range};
+use super::boxes::{Box2, FAR, Range};
 use crate::backend::ptx::asm::{Arg, Class, Reg, def, ins, when};
 use crate::backend::ptx::writer::{Writer, class_of};
 use vm_ir::Scalar;
@@ -69,10 +69,17 @@ impl<'k> Writer<'k> {
         let regs = self.fragment_regs(place);
         let line = fragment.is_line();
         let copied = !line && access != Access::Load;
-        let Some(mut of_view) = self.clipped(op, copied, line) else { return };
+        let (indices, count) = match (op.code.shape(), op.operands.split_last()) {
+            (Shape::PutRows, Some((count, indices))) => (indices, Some(*count)),
+            _ => (&op.operands[..], None),
+        };
+        let Some(mut of_view) = self.clipped(op, indices, copied, line) else { return };
+        if let Some(count) = count {
+            self.keep_rows(&mut of_view, fragment, count);
+        }
         if copied {
             // Nothing is stored of a box that begins below zero.
-            let inside = self.begins_inside(op);
+            let inside = self.begins_inside(indices);
             of_view.columns.end = def!(self, B32, "selp.b32", of_view.columns.end, 0, inside);
         }
         if line {
@@ -139,6 +146,20 @@ impl<'k> Writer<'k> {
             }
         }
         self.asm.place(end);
+    }
+
+    /// Leaves out the rows of a box from number `count` on.
+    fn keep_rows(&mut self, of_view: &mut Box2, fragment: &Fragment, count: vm_ir::Value) {
+        let wide = self.wide(count);
+        let kept = def!(self, B64, "max.s64", wide, 0);
+        let kept = def!(self, B64, "min.s64", kept, FAR);
+        let kept = def!(self, B32, "cvt.u32.u64", kept);
+        let (some, columns) = (def!(self, Pred, "setp.gt.u32", kept, 0), &mut of_view.columns);
+        match (&mut of_view.rows, fragment.columns) {
+            (Some(rows), _) => rows.end = def!(self, B32, "min.u32", rows.end, kept),
+            (None, None) => columns.end = def!(self, B32, "min.u32", columns.end, kept),
+            (None, Some(_)) => columns.end = def!(self, B32, "selp.b32", columns.end, 0, some),
+        }
     }
 
     /// The address of a thread's first element in a row.

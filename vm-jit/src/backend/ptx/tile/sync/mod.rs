@@ -290,7 +290,7 @@ impl<'k> Writer<'k> {
             (Shape::Mma, _) => self.mma_sync(op, place),
             (Shape::Map, _) => self.map(op, place),
             (Shape::Rows, _) => self.rows(op, place),
-            (Shape::Put | Shape::Get, _) => self.transfer(op, place),
+            (Shape::Put | Shape::PutRows | Shape::Get, _) => self.transfer(op, place),
             (Shape::Send, _) => self.send_sync(op, place),
             _ => {}
         }
