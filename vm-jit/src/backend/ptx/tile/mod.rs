@@ -52,6 +52,8 @@ use waits::Waits;
 
 /// The name of shared memory in a tile kernel.
 const SHARED: &str = "tile_shared";
+/// Bytes that addresses and strides of a view with a tensor map are multiples of.
+const MAP_PROMISE: u32 = 16;
 /// Its declaration.
 pub(super) const DECLARATION: &str = ".extern .shared .align 1024 .b8 tile_shared[];\n";
 
@@ -156,9 +158,17 @@ impl<'k> Tiles<'k> {
 fn by_wgmma(options: &Options, kernel: &Kernel, tile: &Tile) -> bool {
     // What is copied is handed over by `mbarrier.try_wait`, too, which came with clusters.
     let features = [Feature::Wgmma, Feature::Tma, Feature::SetMaxNReg, Feature::Cluster];
-    features.into_iter().all(|feature| options.has(feature)) && {
-        let found = layout::rejects(kernel, tile, options.arch.shared_bytes());
-        found.is_empty() || !sync::rejects(options, kernel, tile).is_empty()
+    if !features.into_iter().all(|feature| options.has(feature)) {
+        return false;
+    }
+    let promises = |wanted: &layout::BoxOf| {
+        kernel.view(wanted.parameter).is_some_and(|view| view.align >= MAP_PROMISE)
+    };
+    let found = layout::rejects(kernel, tile, options.arch.shared_bytes());
+    match found.is_empty() {
+        true => Layout::of(kernel, tile).boxes.iter().all(promises),
+        // What neither takes is told what `wgmma` would.
+        false => !sync::rejects(options, kernel, tile).is_empty(),
     }
 }
 
