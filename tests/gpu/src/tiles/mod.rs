@@ -8,29 +8,68 @@ use anyhow::{Context, ensure};
 use vm_accel::{Launch, Limits};
 use vm_ir::interp::{Argument, Tensor};
 use vm_ir::{GuestAddr, Kernel, Module, Scalar, Trust, ValidModule, validate};
+use vm_jit::backend::ptx::Arch;
 use vm_kernels::attention::Attention;
 use vm_kernels::gemm::Gemm;
 
 use crate::arena::{Arena, Rows};
 use crate::gpu::{Gpu, TIMEOUT, named};
 use crate::skip::skip;
-use crate::{Arguments, Test};
+use crate::{Arguments, Test, filetests};
 
 /// The tests of this section.
 pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
-    let mut tests = vec![
+    right().into_iter().chain(figures::tests(None)).collect()
+}
+
+/// The same of code for other architectures.
+pub(crate) fn tests_of_older(arguments: &Arguments) -> Vec<Test> {
+    let of = |&arch: &Arch| {
+        let all = figures::tests(Some(arch)).into_iter().chain(right());
+        all.map(move |test| test.compiled_for(arch))
+    };
+    arguments.tiles_for.iter().flat_map(of).collect()
+}
+
+/// Those of what a kernel computes, and what it can't do.
+fn right() -> Vec<Test> {
+    let mut tests = filetests::of_tiles();
+    tests.extend(safety::tests());
+    tests.extend([
         Test::new("products of odd shapes", |gpu, report| {
-            report.note(format!("{} launches, a guest's and the host's own", products(gpu)?));
+            report.note(products(gpu)?.to_string());
             Ok(())
         }),
         Test::new("attention of odd shapes", |gpu, report| {
-            report.note(format!("{} launches, a guest's and the host's own", attentions(gpu)?));
+            report.note(attentions(gpu)?.to_string());
             Ok(())
         }),
-    ];
-    tests.extend(safety::tests());
-    tests.extend(figures::tests());
+    ]);
     tests
+}
+
+/// What was launched.
+#[derive(Default)]
+struct Launches {
+    launches: usize,
+    /// Variants that the target has no room for.
+    too_large: usize,
+}
+
+impl std::fmt::Display for Launches {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} launches, a guest's and the host's own", self.launches)?;
+        match self.too_large {
+            0 => Ok(()),
+            variants => write!(f, "; {variants} variants need more shared memory than there is"),
+        }
+    }
+}
+
+/// Has the target too little shared memory for a kernel?
+fn is_too_large(gpu: &Gpu, kernel: &Kernel) -> anyhow::Result<bool> {
+    let rejects = vm_jit::legal::rejects(&Module::from(kernel.clone()), &gpu.target()?);
+    Ok(rejects.iter().any(|reject| reject.kind.to_string().contains("bytes of shared memory")))
 }
 
 /// A kernel of a module of its own, if the device has tile kernels.
@@ -89,7 +128,7 @@ fn check(
     Ok(launches)
 }
 
-fn products(gpu: &Gpu) -> anyhow::Result<usize> {
+fn products(gpu: &Gpu) -> anyhow::Result<Launches> {
     let mut variants = vec![Gemm::SMALL, Gemm { b_transposed: true, ..Gemm::SMALL }];
     for (element, output) in
         [(Scalar::Bf16, Scalar::Bf16), (Scalar::F16, Scalar::F16), (Scalar::F16, Scalar::F32)]
@@ -100,11 +139,20 @@ fn products(gpu: &Gpu) -> anyhow::Result<usize> {
         }
     }
     variants.push(Gemm { tile: [192, 128, 64], groups: 3, ..Gemm::LARGE });
+    // For little shared memory, and of shapes that `wgmma` has not.
+    for (tile, groups) in [([64, 64, 64], 1), ([128, 64, 32], 2), ([96, 48, 32], 3), ([16, 24, 16], 1)] {
+        variants.push(Gemm { tile, groups, element: Scalar::F16, stages: 2, ..Gemm::SMALL });
+    }
+    variants.push(Gemm { tile: [32, 32, 32], stages: 2, ..Gemm::SMALL });
     variants.push(Gemm { tile: [256, 128, 64], stages: 2, ..Gemm::LARGE });
     variants.push(Gemm { tile: [128, 128, 128], stages: 2, ..Gemm::LARGE });
-    let mut launches = 0;
+    let mut done = Launches::default();
     for variant in variants {
         let kernel = variant.kernel(GuestAddr(0x1000))?;
+        if is_too_large(gpu, &kernel)? {
+            done.too_large += 1;
+            continue;
+        }
         for ([m, n, k], blocks) in
             [([1, 8, 8], 1), ([72, 80, 136], 5), ([333, 264, 520], 3), ([300, 520, 72], 200)]
         {
@@ -117,28 +165,34 @@ fn products(gpu: &Gpu) -> anyhow::Result<usize> {
             };
             let wanted: Vec<f64> = (0..m * n).map(|at| cell(at / n, at % n)).collect();
             let arguments = [a, b, random(3, variant.output, &[m, n])].map(Argument::Tensor);
-            launches += check(gpu, &kernel, [blocks, 1, 1], &arguments, &wanted)?;
+            done.launches += check(gpu, &kernel, [blocks, 1, 1], &arguments, &wanted)?;
         }
     }
-    Ok(launches)
+    ensure!(done.launches > 0, "no variant fits");
+    Ok(done)
 }
 
-fn attentions(gpu: &Gpu) -> anyhow::Result<usize> {
-    let mut launches = 0;
+fn attentions(gpu: &Gpu) -> anyhow::Result<Launches> {
+    let mut done = Launches::default();
     for (dim, causal) in [(64, false), (64, true), (128, false), (128, true)] {
         let large = Attention::of(dim, causal);
         for variant in [large, Attention { element: Scalar::F16, tile: [64, 64], groups: 1, ..large }] {
             let kernel = variant.kernel(GuestAddr(0x1000))?;
+            if is_too_large(gpu, &kernel)? {
+                done.too_large += 1;
+                continue;
+            }
             for (heads, queries, keys) in
                 [(1, 1, 1), (2, 128, 128), (3, 300, 300), (2, 70, 390), (1, 260, 100)]
             {
                 let (arguments, wanted) = attention(variant, heads, queries, keys);
                 let blocks = queries.div_ceil(variant.tile[0].into()) as u32;
-                launches += check(gpu, &kernel, [blocks, heads as u32, 1], &arguments, &wanted)?;
+                done.launches += check(gpu, &kernel, [blocks, heads as u32, 1], &arguments, &wanted)?;
             }
         }
     }
-    Ok(launches)
+    ensure!(done.launches > 0, "no variant fits");
+    Ok(done)
 }
 
 /// Arguments, and what must come out.

@@ -11,6 +11,7 @@
 //! * `global`: what goes between fragments and views by way of registers.
 //! * `handover`: what one role tells the others.
 //! * `product`: `mma`.
+//! * `sync`: all of it for other architectures, and for views of which no tensor map can be made.
 //!
 //! # Cancellation
 //!
@@ -29,6 +30,7 @@ mod global;
 mod handover;
 mod layout;
 mod product;
+mod sync;
 mod waits;
 
 use super::Options;
@@ -37,8 +39,10 @@ use super::asm::{Arg, Label, Reg, def, ins, when};
 use super::writer::Writer;
 use crate::artifact::{self, Entry};
 use crate::reject::RejectKind;
+use fragment::Spread;
 use layout::{GROUP, Layout, SIGNALS};
 use std::fmt::Write as _;
+use sync::MmaSync;
 use vm_abi::{ParamLayout, Swizzle};
 use vm_ir::Kernel;
 use vm_ir::module::{Op, Place, Region};
@@ -48,6 +52,8 @@ use waits::Waits;
 
 /// The name of shared memory in a tile kernel.
 const SHARED: &str = "tile_shared";
+/// Bytes that addresses and strides of a view with a tensor map are multiples of.
+const MAP_PROMISE: u32 = 16;
 /// Its declaration.
 pub(super) const DECLARATION: &str = ".extern .shared .align 1024 .b8 tile_shared[];\n";
 
@@ -93,7 +99,11 @@ pub(super) struct Tiles<'k> {
     /// Is it the group's first thread? And its warp's?
     leads: Reg,
     leads_warp: Reg,
-    /// The first row that a thread has of each slab, in its group.
+    /// How fragments lie; the number of the thread's part of their rows, and of their columns where those are divided.
+    spread: Spread,
+    part: Reg,
+    part_across: Option<Reg>,
+    /// The first row that a thread has of each slab, in its part.
     row: Reg,
     /// By channel.
     rings: Vec<Ring>,
@@ -109,26 +119,68 @@ pub(super) struct Tiles<'k> {
     fragments: Vec<Vec<Reg>>,
     /// Where a role ends.
     end: Label,
+    /// What there is without `wgmma`.
+    sync: Option<Box<MmaSync>>,
 }
 
-/// Does the target have what tile kernels need?
-fn is_supported(options: &Options) -> bool {
+impl<'k> Tiles<'k> {
+    /// Nothing in registers yet.
+    fn new(tile: &'k Tile, layout: Layout, waits: Waits, end: Label) -> Tiles<'k> {
+        Tiles {
+            tile,
+            layout,
+            waits,
+            maps: Vec::new(),
+            role: Role::Compute,
+            base: Reg::NONE,
+            parameters: Reg::NONE,
+            group: Reg::NONE,
+            thread: Reg::NONE,
+            lane: Reg::NONE,
+            rank: Reg::NONE,
+            leads: Reg::NONE,
+            leads_warp: Reg::NONE,
+            spread: Spread::from(tile.groups),
+            part: Reg::NONE,
+            part_across: None,
+            row: Reg::NONE,
+            rings: Vec::new(),
+            signals: None,
+            words: None,
+            arrival: Reg::NONE,
+            fresh: Vec::new(),
+            fragments: Vec::new(),
+            end,
+            sync: None,
+        }
+    }
+}
+
+/// Are tensor maps made of a kernel's views, and products by `wgmma`? If not, all goes by the threads' registers ([`sync`]). So it is
+/// where a view does not promise what the Tensor Memory Accelerator needs, and where `wgmma` has not the shapes.
+fn by_wgmma(options: &Options, kernel: &Kernel, tile: &Tile) -> bool {
     // What is copied is handed over by `mbarrier.try_wait`, too, which came with clusters.
-    [Feature::Wgmma, Feature::Tma, Feature::SetMaxNReg, Feature::Cluster].into_iter().all(|f| options.has(f))
+    let features = [Feature::Wgmma, Feature::Tma, Feature::SetMaxNReg, Feature::Cluster];
+    if !features.into_iter().all(|feature| options.has(feature)) {
+        return false;
+    }
+    let promises =
+        |wanted: &layout::BoxOf| kernel.view(wanted.parameter).is_some_and(|view| view.align >= MAP_PROMISE);
+    let found = layout::rejects(kernel, tile, options.arch.shared_bytes());
+    match found.is_empty() {
+        true => Layout::of(kernel, tile).boxes.iter().all(promises),
+        // What neither takes is told what `wgmma` would.
+        false => !sync::rejects(options, kernel, tile).is_empty(),
+    }
 }
 
 /// Why the target does not take a tile kernel.
 pub(super) fn rejects(options: &Options, kernel: &Kernel) -> Vec<(u32, RejectKind)> {
     let Some(tile) = kernel.tile() else { return Vec::new() };
-    if !is_supported(options) {
-        let what = format!(
-            "{} with PTX {} has no tile kernels; compile for sm_90a",
-            options.arch,
-            options.version()
-        );
-        return vec![(kernel.line().0, RejectKind::Tile { what })];
+    match by_wgmma(options, kernel, tile) {
+        true => layout::rejects(kernel, tile, options.arch.shared_bytes()),
+        false => sync::rejects(options, kernel, tile),
     }
-    layout::rejects(kernel, tile, options.arch.shared_bytes())
 }
 
 impl<'k> Writer<'k> {
@@ -139,6 +191,9 @@ impl<'k> Writer<'k> {
     /// Writes a tile kernel.
     pub(super) fn tile_kernel(&mut self, tile: &'k Tile, text: &mut String) -> Entry {
         let kernel = self.kernel;
+        if !by_wgmma(self.options, kernel, tile) {
+            return self.sync_kernel(tile, text);
+        }
         let symbol = format!("vir_{}", kernel.name());
         let layout = Layout::of(kernel, tile);
         let params = artifact::layout(kernel, &maps(&layout), self.plan.cancellable());
@@ -250,11 +305,7 @@ impl<'k> Writer<'k> {
         }
         let end = self.asm.new_label();
         self.tiles = Some(Box::new(Tiles {
-            tile,
-            waits: Waits::of(self.kernel),
-            layout,
             maps,
-            role: Role::Compute,
             base,
             parameters,
             group,
@@ -264,13 +315,7 @@ impl<'k> Writer<'k> {
             leads,
             leads_warp,
             row,
-            rings: Vec::new(),
-            signals: None,
-            words: None,
-            arrival: Reg::NONE,
-            fresh: Vec::new(),
-            fragments: Vec::new(),
-            end,
+            ..Tiles::new(tile, layout, Waits::of(self.kernel), end)
         }));
     }
 
@@ -300,7 +345,10 @@ impl<'k> Writer<'k> {
             Role::Fetch => vec![Vec::new(); tile.fragments.len()],
             Role::Compute => tile.fragments.iter().map(|f| self.zeroed(f, tile.groups)).collect(),
         };
+        let group = self.tiles().map_or(Reg::NONE, |tiles| tiles.group);
+        let part = def!(self, B32, "sub.u32", group, 1);
         if let Some(tiles) = &mut self.tiles {
+            tiles.part = part;
             (tiles.role, tiles.rings, tiles.signals, tiles.words) = (role, rings, signals, words);
             (tiles.fragments, tiles.fresh, tiles.arrival) = (fragments, fresh, arrival);
         }
@@ -353,6 +401,9 @@ impl<'k> Writer<'k> {
 
     pub(super) fn tile_op(&mut self, op: &'k Op) {
         let (Some(role), Some(place)) = (self.tiles().map(|tiles| tiles.role), op.place) else { return };
+        if self.is_sync() {
+            return self.sync_op(op, place, role);
+        }
         if role == Role::Compute {
             self.settle_zeros(op);
         }
@@ -390,7 +441,10 @@ fn maps(layout: &Layout) -> Vec<vm_abi::Tile> {
 }
 
 /// Bytes of parameters of a tile kernel.
-pub(super) fn parameter_bytes(kernel: &Kernel, tile: &Tile) -> u32 {
+pub(super) fn parameter_bytes(options: &Options, kernel: &Kernel, tile: &Tile) -> u32 {
+    if !by_wgmma(options, kernel, tile) {
+        return artifact::layout(kernel, &[], true).bytes;
+    }
     artifact::layout(kernel, &maps(&Layout::of(kernel, tile)), true).bytes
 }
 
