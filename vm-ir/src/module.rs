@@ -77,6 +77,8 @@ pub struct Param {
     pub name: Box<str>,
     /// What it is.
     pub kind: ParamKind,
+    /// The line it was written on. The binary form does not have it: the kernel's line stands for it then.
+    pub line: Line,
 }
 
 /// What a parameter is.

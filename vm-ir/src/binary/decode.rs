@@ -386,7 +386,7 @@ impl Decoder<'_> {
             }
             code => return self.error(DecodeErrorKind::Code { what: "parameter", code: code.into() }),
         };
-        Ok(Param { name, kind })
+        Ok(Param { name, kind, line: Line(0) })
     }
 
     fn dim(&mut self) -> Result<Dim> {

@@ -22,6 +22,7 @@ impl<'k> Checker<'k> {
         let mut places = HashSet::new();
         let mut values = HashSet::new();
         for param in &kernel.params {
+            self.line = if param.line.0 == 0 { kernel.line } else { param.line };
             self.name(&param.name);
             match &param.kind {
                 ParamKind::View(view) => {
@@ -37,6 +38,7 @@ impl<'k> Checker<'k> {
                 }
             }
         }
+        self.line = kernel.line;
         for value in &kernel.values {
             if let Some(name) = &value.name {
                 self.name(name);
