@@ -110,7 +110,6 @@ fn floor_char(text: &str, index: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::valid::{Trust, validate};
 
     /// What is marked of a kernel with this body, whose first line is line 8, and on which line.

@@ -228,10 +228,16 @@ impl<'t> Parser<'t> {
         let element = self.scalar()?;
         self.expect(',')?;
         self.expect('[')?;
-        let mut dims = Vec::new();
+        let (mut dims, mut names) = (Vec::new(), <[Option<Box<str>>; MAX_RANK]>::default());
         while !self.at(']') {
             if dims.len() == MAX_RANK {
                 return Err(self.too_many("dimensions", MAX_RANK));
+            }
+            if let Token::Word(name) = self.token {
+                if !is_name(name) {
+                    return Err(self.error(TextErrorKind::Name(name.to_owned())));
+                }
+                names[dims.len()] = Some(name.into());
             }
             dims.push(self.dim()?);
             if !self.accept(',')? {
@@ -251,13 +257,14 @@ impl<'t> Parser<'t> {
             align = self.integer("number of bytes")?;
         }
         self.expect('>')?;
-        Ok(ViewType { element, dims, access, align })
+        Ok(ViewType { element, dims, names, access, align })
     }
 
     pub(super) fn dim(&mut self) -> Result<Dim> {
-        if !self.accept('?')? {
-            return Ok(Dim::Fixed(self.integer("extent")?));
-        }
+        match self.token {
+            Token::Punct('?') | Token::Word(_) => self.advance()?,
+            _ => return Ok(Dim::Fixed(self.integer("extent, ? or a name")?)),
+        };
         let multiple = if self.accept('*')? { self.integer("multiple")? } else { 1 };
         Ok(Dim::Any { multiple })
     }

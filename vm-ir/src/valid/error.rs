@@ -102,6 +102,16 @@ pub enum Rule {
         /// The element's size.
         least: u32,
     },
+    /// The name of an extent is none, or does not fit the extent.
+    #[error("@{view} names an extent {name:?}, {what}")]
+    ExtentName {
+        /// The view.
+        view: String,
+        /// The name.
+        name: String,
+        /// What is wrong.
+        what: String,
+    },
     /// Memory does not hold this type.
     #[error("@{name} holds {element}; memory holds {}", Class::DATA)]
     Element {
