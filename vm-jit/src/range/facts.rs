@@ -249,10 +249,10 @@ fn accesses() {
     let named = |of: &str, index: &str| {
         format!("%k = extent {of} : i64\n%c = lt.u %i, %k : bool\nif %c {{\n%a = load {index} : f32\n}}")
     };
-    check_access(&named("@a, 1", "@c[%i, %0]"), "[true] Together /1 +0");
+    check_access(&named("@a, 1", "@c[%i, %j]"), "[true] Together /1 +0");
     check_access(&named("@c, 0", "@a[%0, %i]"), "[false] All /1 +0");
     check_access(&named("@c, 0", "@c[%0, %i]"), "[false] Together /1 +0");
-    check_access(&named("@a, 0", "@c[%i, %0]"), "[false] Together /1 +0");
+    check_access(&named("@a, 0", "@c[%i, %j]"), "[false] Together /1 +0");
     // A sum that may wrap is no distance.
     check_access("%v = add %j, %few : i32\n%a = load @x[%v] : f32", "[] Together /1 +0");
     check_access("%v = add %i, %4 : i64\n%a = load @x[%v] : f32", "[] Together /1 +0");
