@@ -72,7 +72,7 @@ pub enum RunErrorKind {
     #[error("the values of a block need more than {0} bytes")]
     Memory(usize),
     /// Two threads touched one element at once, one of them writing.
-    #[error("race on @{place}[{element}] between {first} and {second}; put a barrier between them")]
+    #[error("race on @{place}[{element}] between {first} and {second}; {remedy}")]
     Race {
         /// The view or the array.
         place: String,
@@ -82,6 +82,8 @@ pub enum RunErrorKind {
         first: Thread,
         /// Who came second.
         second: Thread,
+        /// What to do.
+        remedy: String,
     },
     /// A trusted kernel reached beyond a place.
     #[error("{thread} reaches @{place} at {indices:?}, out of bounds")]
