@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use vm_abi::{MAP_BYTES, Slot, TensorMap};
 
-use crate::artifact::{Artifact, Extent, Layout, Parameter, ParameterKind, Signature};
+use crate::artifact::{Artifact, Layout, Parameter, ParameterKind, Signature};
 use crate::device::DeviceInfo;
 use crate::error::{Error, Result};
 use crate::extents::{Extents, Place};
@@ -277,33 +277,6 @@ impl Arguments {
         }
     }
 
-    /// That extents which must be equal are.
-    fn check_equal(&self, layout: &Layout) -> Result<()> {
-        let parameters = &layout.signature.parameters;
-        let extent = |index: u32, dimension: u32| {
-            let slot = layout.params.slots.get(index as usize)?;
-            self.words().get(slot.extent_offset(dimension)? as usize / 8).copied()
-        };
-        for (index, parameter) in (0..).zip(parameters) {
-            let ParameterKind::View { extents, .. } = &parameter.kind else { continue };
-            for (dimension, wanted) in (0..).zip(extents) {
-                let Extent::Same { parameter: first, dimension: at } = *wanted else { continue };
-                let (found, wanted) = (extent(index, dimension), extent(first, at));
-                if found != wanted {
-                    let number = |extent: Option<u64>| extent.unwrap_or(0);
-                    let first = parameters.get(first as usize).map_or("", |first| &first.name);
-                    let reason = format!(
-                        "extent {} of dimension {dimension} is not {}, which the view {first} has in dimension {at}",
-                        number(found),
-                        number(wanted)
-                    );
-                    return Err(refused(layout, &parameter.name, reason));
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// That no view that is written shares a byte with another.
     fn check_overlaps(&self, layout: &Layout) -> Result<()> {
         let parameters = || layout.signature.parameters.iter().zip(&layout.params.slots).enumerate();
@@ -448,7 +421,7 @@ impl Arguments {
 }
 
 #[cold]
-fn refused(layout: &Layout, parameter: &str, reason: String) -> Error {
+pub(crate) fn refused(layout: &Layout, parameter: &str, reason: String) -> Error {
     Error::Arguments { kernel: layout.signature.entry.clone(), parameter: parameter.to_owned(), reason }
 }
 
@@ -466,12 +439,12 @@ fn mismatch(kind: &ParameterKind, argument: QueueArgument<'_>) -> String {
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests {
+pub(crate) mod tests {
     use super::*;
-    use crate::artifact::Signature;
+    use crate::artifact::{Extent, Signature};
     use crate::memory::{Memory, MemoryKind};
 
-    fn artifact(kinds: Vec<ParameterKind>, guarded: bool) -> Artifact {
+    pub(crate) fn artifact(kinds: Vec<ParameterKind>, guarded: bool) -> Artifact {
         let parameters = (0..).zip(kinds).map(|(index, kind)| Parameter { name: format!("p{index}"), kind });
         let (parameters, entry) = (parameters.collect(), "k".into());
         let signature = Signature {
@@ -489,7 +462,7 @@ mod tests {
         unsafe { Artifact::new([], signature) }.unwrap()
     }
 
-    fn memory(address: u64, bytes: u64) -> Memory {
+    pub(crate) fn memory(address: u64, bytes: u64) -> Memory {
         // SAFETY: nobody reaches it.
         #[allow(unsafe_code)]
         unsafe {
@@ -604,30 +577,6 @@ mod tests {
         let folded = QueueArgument::View(memory.region().slice(512, 256).unwrap(), folded);
         check([folded, part(64, 1), part(0, 1)], None);
         check([part(0, 1), folded, part(64, 1)], Some("its rows overlap"));
-    }
-
-    #[test]
-    fn extents_that_must_be_equal_are() {
-        let view = |extents| ParameterKind::View { extents, element: 4, align: 4, writes: false };
-        let same = Extent::Same { parameter: 1, dimension: 1 };
-        let number = ParameterKind::Scalar { bytes: 4, range: None };
-        let product = vec![number, view(vec![Extent::Any; 2]), view(vec![same, Extent::Any])];
-        let (artifact, memory) = (artifact(product, false), memory(0x1000, 0x1000));
-        let check = |left: &[u64], right: &[u64], want: Option<&str>| {
-            let part = |extents| QueueArgument::View(memory.region(), Extents::packed(extents).unwrap());
-            let arguments = [QueueArgument::Scalar(1u32.into()), part(left), part(right)];
-            let got = Arguments::new(&artifact, arguments).err().map(|error| error.to_string());
-            assert_eq!(got.is_some(), want.is_some(), "{got:?}");
-            assert!(got.as_deref().unwrap_or_default().contains(want.unwrap_or_default()), "{got:?}");
-        };
-        check(&[2, 3], &[3, 4], None);
-        check(&[2, 0], &[0, 4], None);
-        check(
-            &[2, 3],
-            &[4, 3],
-            Some("p2: extent 4 of dimension 0 is not 3, which the view p1 has in dimension 1"),
-        );
-        check(&[3, 2], &[3, 2], Some("extent 3 of dimension 0 is not 2"));
     }
 
     #[test]
