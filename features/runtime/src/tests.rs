@@ -103,8 +103,11 @@ fn the_artifact_says_what_the_kernel_says() {
 fn runs<A: JitTarget>(accelerator: A) {
     let accelerator = Arc::new(accelerator);
     let worker: Worker<A> = Worker::start(Arc::clone(&accelerator), WorkerOptions::default()).unwrap();
-    let kernel = JitCompiler::new(accelerator).compile(&scale()).unwrap();
+    let compiler = JitCompiler::new(accelerator);
+    let kernel = compiler.compile(&scale()).unwrap();
     let kernel = worker.load(kernel.artifact()).unwrap();
+    let kernels = compiler.compile_module(&validate(module(LOOPS), Trust::Guest).unwrap()).unwrap();
+    let product = worker.load(kernels[2].artifact()).unwrap();
     let x = worker.allocate(4 * 3 * 100).unwrap();
     let given: Vec<f32> = (0..300u16).map(f32::from).collect();
     worker.write(&x, &given).unwrap();
@@ -115,7 +118,12 @@ fn runs<A: JitTarget>(accelerator: A) {
     worker.read(&x, &mut result).unwrap();
     let expect: Vec<f32> = given.iter().map(|x| x * 3.0).collect();
     assert_eq!(result[..], expect);
-    drop((x, kernel));
+    // Extents of one name are equal in every launch.
+    let shaped = |extents: &[u64]| x.shaped(extents).unwrap();
+    worker.launch(&product, 1, &arguments![1.0f32, shaped(&[3, 8]), shaped(&[8, 3])]).unwrap();
+    let refused = worker.launch(&product, 1, &arguments![1.0f32, shaped(&[3, 8]), shaped(&[3, 8])]);
+    assert!(matches!(&refused, Err(Error::Arguments { parameter, .. }) if parameter == "b"), "{refused:?}");
+    drop((x, kernel, product));
     worker.stop(std::time::Duration::from_secs(10)).unwrap();
 }
 

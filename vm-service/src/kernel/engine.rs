@@ -255,3 +255,22 @@ pub(crate) fn without(address: PciAddress, feature: &str) -> Failure {
          --features {feature}, or use --device cpu"
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spread_has_the_middle_and_the_ends() {
+        let check = |times: &[u64], expect: Option<(u32, u64, u64, u64)>| {
+            let spread = Spread::of(times.iter().map(|time| Duration::from_micros(*time)).collect());
+            let micros = |time: Duration| time.as_micros() as u64;
+            let found = spread.map(|s| (s.launches, micros(s.median), micros(s.min), micros(s.max)));
+            assert_eq!(found, expect, "{times:?}");
+        };
+        check(&[], None);
+        check(&[7], Some((1, 7, 7, 7)));
+        check(&[40, 10, 30], Some((3, 30, 10, 40)));
+        check(&[40, 10, 30, 20], Some((4, 25, 10, 40)));
+    }
+}

@@ -28,7 +28,7 @@ pub(crate) fn load(path: &Path, trust: Trust) -> Result<Loaded, Failure> {
     let wrong = |error: String| Failure::usage(format_args!("{}: {error}", path.display()));
     let (module, source) = parse(&bytes).map_err(wrong)?;
     let module = validate(module, trust)
-        .map_err(|errors| Failure::usage(behind(path, errors.0.iter().map(|error| error.render(&source)))))?;
+        .map_err(|errors| Failure::usage(behind(path, errors.0.iter().map(|error| error.render(source)))))?;
     Ok(Loaded { module, source: source.into() })
 }
 
