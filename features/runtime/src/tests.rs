@@ -103,7 +103,7 @@ fn the_artifact_says_what_the_kernel_says() {
 fn runs<A: JitTarget>(accelerator: A) {
     let accelerator = Arc::new(accelerator);
     let worker: Worker<A> = Worker::start(Arc::clone(&accelerator), WorkerOptions::default()).unwrap();
-    let compiler = JitCompiler::new(accelerator);
+    let mut compiler = JitCompiler::new(accelerator);
     let kernel = compiler.compile(&scale()).unwrap();
     let kernel = worker.load(kernel.artifact()).unwrap();
     let kernels = compiler.compile_module(&validate(module(LOOPS), Trust::Guest).unwrap()).unwrap();
