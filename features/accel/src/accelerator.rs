@@ -35,17 +35,33 @@ pub struct Link<'a, Q: Queue + ?Sized> {
     pub then: Option<&'a Q::Event>,
 }
 
-/// A context and one stream, owned by one thread.
+/// A stream of a context, owned by one thread. [`Queue::stream`] opens more streams of the same context.
 ///
 /// Everything but [`Queue::wait`] returns before the device has done it; the device does it in the order of the calls.
-/// Once a call fails with [`Error::Lost`], all do. Dropping a queue frees all that it allocated and loaded.
+/// Once a call fails with [`Error::Lost`], all do. Dropping the last queue of a context frees all that was allocated and
+/// loaded in it.
 pub trait Queue: 'static {
     /// A loaded kernel.
     type Kernel: Send + Sync + 'static;
-    /// A point in the stream.
-    type Event: 'static;
+    /// A point in a stream. Any thread may have queues of its own wait for it.
+    type Event: Send + Sync + 'static;
     /// Commands recorded once, to be run often.
     type Graph: 'static;
+
+    /// Opens another stream in the same context, for the same thread. Kernels and memory are the context's: what one of its
+    /// queues loaded or allocated, all may use, and any may unload or free. Commands of two streams run in no order, but
+    /// for what [`Queue::wait_event`] says.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Safety
+    /// Memory is freed, and kernels are unloaded, only by a queue whose commands so far come behind all that use them, by
+    /// [`Queue::wait_event`] where those were given to another stream.
+    #[allow(unsafe_code)]
+    unsafe fn stream(&self) -> Result<Self>
+    where
+        Self: Sized;
 
     /// Memory of `bytes` bytes (at least 1), aligned to 256. Its content is whatever was there.
     ///
@@ -116,6 +132,14 @@ pub trait Queue: 'static {
     /// # Errors
     /// The driver's.
     fn record(&self, event: &Self::Event) -> Result<()>;
+
+    /// Lets the commands that follow begin when the event has been reached. The event may be of another queue, context or device
+    /// of this kind. What counts is where it was recorded last when this is called: for one that was never recorded nothing
+    /// waits, nor for one whose context is lost. The calling thread does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Capturing`] or the driver's while commands are recorded, as the event is no part of the recording.
+    fn wait_event(&self, event: &Self::Event) -> Result<()>;
 
     /// Whether the commands before the event have run. True for an event that was never recorded.
     ///

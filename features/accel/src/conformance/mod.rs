@@ -24,10 +24,13 @@ mod guard;
 mod launch;
 mod queue;
 mod registered;
+mod streams;
 mod worker;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+pub use streams::events_between;
 
 use crate::accelerator::Accelerator;
 use crate::artifact::Artifact;
@@ -39,7 +42,7 @@ use crate::worker::{Worker, WorkerOptions};
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How many cases there are.
-pub const CASES: usize = 41;
+pub const CASES: usize = 43;
 
 /// Where the suite gets its programs from, compiled for the accelerator.
 pub type Programs<'a> = &'a (dyn Fn(Program) -> Artifact + Sync);
@@ -57,6 +60,8 @@ pub fn check<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) -> us
         ("copies between all kinds, at odd offsets", queue::copies),
         ("fills", queue::fills),
         ("events and their times", queue::events),
+        ("streams of a context take turns", streams::turns),
+        ("queues of two threads wait for each other's events", streams::threads),
         ("limits of memory, blocks and images", queue::limits),
         ("a launch by hand", launch::by_hand),
         ("grids of any size do all the work", launch::grids),

@@ -7,6 +7,7 @@
 mod heap;
 mod programs;
 mod queue;
+mod stream;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,7 +27,7 @@ const IMAGE: &[u8] = b"fake";
 /// A call in which a fault can be planted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FakeCall {
-    /// [`Accelerator::open`].
+    /// [`Accelerator::open`], [`Queue::stream`](crate::Queue::stream).
     Open,
     /// [`Queue::allocate`](crate::Queue::allocate).
     Allocate,
@@ -38,6 +39,8 @@ pub enum FakeCall {
     Fill,
     /// [`Queue::record`](crate::Queue::record).
     Record,
+    /// [`Queue::wait_event`](crate::Queue::wait_event).
+    WaitEvent,
     /// [`Queue::launch`](crate::Queue::launch).
     Launch,
     /// [`Queue::end_capture`](crate::Queue::end_capture).
