@@ -63,6 +63,14 @@ pub trait Queue: 'static {
     where
         Self: Sized;
 
+    /// Whether somebody else who owns the stream records what it is given into a graph of his own: then it runs later, or never.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn is_captured(&self) -> Result<bool> {
+        Ok(false)
+    }
+
     /// Memory of `bytes` bytes (at least 1), aligned to 256. Its content is whatever was there.
     ///
     /// # Errors

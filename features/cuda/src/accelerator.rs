@@ -2,9 +2,10 @@
 
 use vm_accel::{Accelerator, DeviceInfo, Error, MAX_PARAMETER_BYTES, PARAMETER_BYTES, QueueOptions, Result};
 
-use crate::queue::{CudaQueue, Traits};
-use crate::result::Device;
-use crate::sys::{CUdevice_attribute as Attribute, Driver, driver};
+use crate::context::{Shared, Traits};
+use crate::queue::CudaQueue;
+use crate::result::{Context, Device, Stream};
+use crate::sys::{BorrowedContext, BorrowedStream, CUdevice_attribute as Attribute, Driver, driver};
 
 /// One CUDA device.
 #[derive(Debug)]
@@ -59,6 +60,39 @@ impl CudaAccelerator {
             }
         }
         Err(Error::NoDevice { wanted: format!("at {address}"), found })
+    }
+
+    /// A queue on a stream that somebody else owns: what it is given comes in order with what its owner gives the stream, and
+    /// launches, fills and copies wait for nothing and copy nothing beside. Without a `context` the stream is one of the
+    /// device's primary context, as PyTorch's and the CUDA runtime's are. On whichever thread, the current context is
+    /// afterwards what it was before.
+    ///
+    /// A [`Session`](vm_accel::Session) on it launches kernels with all checks; memory that others own it takes as
+    /// [`BorrowedMemory`](vm_accel::sys::BorrowedMemory). Dropping the queue waits for the stream, as its kernels are unloaded then.
+    ///
+    /// # Errors
+    /// [`Error::Host`] for a context of another device; the driver's.
+    pub fn borrow(
+        &self,
+        context: Option<BorrowedContext>,
+        stream: BorrowedStream,
+        options: &QueueOptions,
+    ) -> Result<CudaQueue> {
+        let driver = driver()?;
+        let context = match context {
+            Some(context) => Context::borrow(driver, self.device, &context)?,
+            None => Context::retain(driver, self.device)?,
+        };
+        CudaQueue::new(self.shared(context, options), |shared| Ok(Stream::borrow(&shared.context, &stream)))
+    }
+
+    fn shared(&self, context: Context, options: &QueueOptions) -> Shared {
+        let traits = Traits {
+            name: self.info.name.clone(),
+            unified: self.info.unified,
+            host_registration: self.info.host_registration,
+        };
+        Shared::new(self.device, traits, context, options)
     }
 }
 
@@ -115,12 +149,8 @@ impl Accelerator for CudaAccelerator {
     }
 
     fn open(&self, options: &QueueOptions) -> Result<CudaQueue> {
-        let traits = Traits {
-            name: self.info.name.clone(),
-            unified: self.info.unified,
-            host_registration: self.info.host_registration,
-        };
-        CudaQueue::open(driver()?, self.device, traits, options)
+        let context = Context::for_thread(driver()?, self.device)?;
+        CudaQueue::new(self.shared(context, options), |shared| Stream::new(&shared.context))
     }
 }
 

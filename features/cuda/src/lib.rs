@@ -38,6 +38,7 @@
 
 mod accelerator;
 pub mod assemble;
+mod context;
 mod image;
 mod images;
 pub mod nvml;

@@ -1,5 +1,12 @@
 //! The functions of libcuda as they are, found when the program runs. Everything here is as unsafe as C.
+//!
+//! [`BorrowedContext`] and [`BorrowedStream`] are what somebody else's code made by the same functions, for
+//! [`CudaAccelerator::borrow`](crate::CudaAccelerator::borrow).
 #![allow(unsafe_code, non_snake_case)]
+
+mod borrowed;
+
+pub use borrowed::{BorrowedContext, BorrowedStream};
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
@@ -104,12 +111,24 @@ driver! {
     fn cuDevicePrimaryCtxRelease_v2(device: CUdevice);
     /// Makes a context the calling thread's.
     fn cuCtxSetCurrent(context: CUcontext);
+    /// The calling thread's context.
+    fn cuCtxGetCurrent(context: *mut CUcontext);
+    /// Makes a context the calling thread's, until it is popped.
+    fn cuCtxPushCurrent_v2(context: CUcontext);
+    /// Makes the context before it the calling thread's again.
+    fn cuCtxPopCurrent_v2(context: *mut CUcontext);
+    /// The device of the calling thread's context.
+    fn cuCtxGetDevice(device: *mut CUdevice);
     /// A new stream.
     fn cuStreamCreate(stream: *mut CUstream, flags: c_uint);
     /// Ends a stream.
     fn cuStreamDestroy_v2(stream: CUstream);
     /// Waits for all of a stream.
     fn cuStreamSynchronize(stream: CUstream);
+    /// Lets a stream wait for an event.
+    fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
+    /// Whether a stream is recorded into a graph.
+    fn cuStreamIsCapturing(stream: CUstream, status: *mut c_uint);
     /// Begins a capture.
     fn cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint);
     /// Ends a capture.
