@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use vm_abi::{Field, MAX_PARAMETER_BYTES, MAX_RANK, ParamLayout, Tile};
+use vm_abi::{Element, Field, MAX_PARAMETER_BYTES, MAX_RANK, ParamLayout, Tile};
 
 use crate::error::{Error, Result};
 use crate::tensor;
@@ -38,8 +38,8 @@ pub enum ParameterKind {
     View {
         /// What the kernel wants of each extent, slowest dimension first; their number is the rank, 1 to [`MAX_RANK`].
         extents: Vec<Extent>,
-        /// Bytes of an element: 1, 2, 4 or 8.
-        element: u32,
+        /// Its elements. Signed integers are as unsigned ones; whatever else has one byte is `u8`.
+        element: Element,
         /// A power of two that the address and every stride must be multiples of.
         align: u32,
         /// Whether the kernel writes through it. Such a view may overlap no other of the launch.
@@ -116,10 +116,7 @@ impl Signature {
                             extents.len()
                         ));
                     }
-                    if !matches!(element, 1 | 2 | 4 | 8) {
-                        return Err(format!("the view {name} has elements of {element} bytes"));
-                    }
-                    if !align.is_power_of_two() || align < element {
+                    if !align.is_power_of_two() || *align < element.bytes() {
                         return Err(format!("the view {name} is aligned to {align} bytes"));
                     }
                     if extents.contains(&Extent::Multiple(0)) {
@@ -153,6 +150,22 @@ impl Signature {
 pub(crate) struct Layout {
     pub(crate) signature: Signature,
     pub(crate) params: ParamLayout,
+}
+
+impl Layout {
+    /// That a view of such elements is what the parameter with this number wants, if it wants a view.
+    pub(crate) fn check_element(&self, index: usize, given: Element) -> Result<()> {
+        match self.signature.parameters.get(index) {
+            Some(Parameter { name, kind: ParameterKind::View { element, .. } }) if *element != given => {
+                Err(Error::Arguments {
+                    kernel: self.signature.entry.clone(),
+                    parameter: name.clone(),
+                    reason: format!("elements of {element} are wanted, {given} were given"),
+                })
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// A module's image and its one entry. Clones share both.
@@ -223,7 +236,7 @@ mod tests {
         parameter(ParameterKind::Scalar { bytes, range: None })
     }
 
-    fn view(rank: usize, element: u32, align: u32) -> Parameter {
+    fn view(rank: usize, element: Element, align: u32) -> Parameter {
         parameter(ParameterKind::View { extents: vec![Extent::Any; rank], element, align, writes: false })
     }
 
@@ -260,11 +273,10 @@ mod tests {
         with([vec![scalar(8); 4095], vec![scalar(4)]].concat(), Some(32_764));
         with(vec![scalar(8); 4096], None);
         with(vec![parameter(ParameterKind::Scalar { bytes: 4, range: Some((1, 0)) })], None);
-        with(vec![view(1, 4, 4), view(4, 2, 256), scalar(1)], Some(81));
-        with(vec![view(0, 4, 4)], None);
-        with(vec![view(5, 4, 4)], None);
-        with(vec![view(1, 3, 4)], None);
-        with(vec![view(1, 4, 2)], None);
-        with(vec![view(1, 4, 12)], None);
+        with(vec![view(1, Element::F32, 4), view(4, Element::F16, 256), scalar(1)], Some(81));
+        with(vec![view(0, Element::F32, 4)], None);
+        with(vec![view(5, Element::F32, 4)], None);
+        with(vec![view(1, Element::F32, 2)], None);
+        with(vec![view(1, Element::F32, 12)], None);
     }
 }

@@ -159,6 +159,8 @@ scalar! {
     i64 => |value: i64| value as u64,
     f32 => |value: f32| u64::from(value.to_bits()),
     f64 => |value: f64| value.to_bits(),
+    half::f16 => |value: half::f16| u64::from(value.to_bits()),
+    half::bf16 => |value: half::bf16| u64::from(value.to_bits()),
 }
 
 /// One argument for [`Arguments::new`].
@@ -248,7 +250,7 @@ impl Arguments {
                 if !region.address().is_multiple_of(u64::from(*align)) {
                     return Err(format!("address {:#x} is not aligned to {align}", region.address()));
                 }
-                let place = given.resolve(extents, *element, *align, region.bytes())?;
+                let place = given.resolve(extents, element.bytes(), *align, region.bytes())?;
                 if *writes && !place.distinct() {
                     return Err("its rows overlap, and the kernel writes it".into());
                 }
@@ -303,7 +305,7 @@ impl Arguments {
         };
         let words = &self.words()[slot.offset() as usize / 8..][..2 * extents.len()];
         let (extents, strides) = words[1..].split_at(extents.len());
-        Some((Place::new(*element, extents, strides), words[0], *writes))
+        Some((Place::new(element.bytes(), extents, strides), words[0], *writes))
     }
 
     /// The tensor maps of the kernel, and the views that were packed for them.
@@ -439,6 +441,8 @@ fn mismatch(kind: &ParameterKind, argument: QueueArgument<'_>) -> String {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use vm_abi::Element;
+
     use super::*;
     use crate::artifact::{Extent, Signature};
     use crate::memory::{Memory, MemoryKind};
@@ -508,7 +512,7 @@ mod tests {
     fn the_block_holds_what_the_kernel_reads() {
         let view = |rank| ParameterKind::View {
             extents: vec![Extent::Any; rank],
-            element: 2,
+            element: Element::F16,
             align: 2,
             writes: true,
         };
@@ -554,7 +558,7 @@ mod tests {
         check(1, (0, 1), Scalar::from_bits(0xff00, 1), true);
 
         let view =
-            |writes| ParameterKind::View { extents: vec![Extent::Any; 2], element: 4, align: 16, writes };
+            |writes| ParameterKind::View { extents: vec![Extent::Any; 2], element: Element::F32, align: 16, writes };
         let three = artifact(vec![view(false), view(true), view(false)], false);
         let memory = memory(0x1000, 0x1000);
         let part = |offset, rows| {

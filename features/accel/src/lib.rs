@@ -72,9 +72,10 @@
 //! ```
 //!
 //! # Where it is trusted
-//! What can't be checked is promised at four `unsafe` functions: [`Artifact::new`] (the code keeps to its views),
-//! [`Memory::from_raw`] (an implementation's allocation is its own), [`Queue::register`] and [`Worker::register`]
-//! (host memory stays mapped).
+//! What can't be checked is promised at `unsafe` functions: [`Artifact::new`] (the code keeps to its views),
+//! [`Memory::from_raw`] (an implementation's allocation is its own), [`Queue::register`], [`Worker::register`] and
+//! [`Session::register`] (host memory stays mapped), [`sys::BorrowedMemory::new`] (its owner keeps it), [`Queue::stream`],
+//! [`Queue::launch`] and [`Queue::replay`] (nothing is freed that commands use).
 //!
 //! # What this crate does not know
 //! CUDA, PCI, or any other interface; how code is compiled; configuration, JSON, the command line.
@@ -98,6 +99,7 @@ mod memory;
 mod pool;
 #[cfg(any(feature = "conformance", feature = "fake"))]
 pub mod programs;
+pub mod sys;
 mod tensor;
 mod worker;
 
@@ -117,5 +119,6 @@ pub use vm_abi::{
     TensorMap, Tile,
 };
 pub use worker::{
-    AnyWorker, Argument, Batch, Brand, Buffer, Graph, Kernel, Session, Shaped, View, Worker, WorkerOptions,
+    AnyWorker, Argument, Batch, Brand, Buffer, ElementType, Event, Graph, Kernel, Scope, ScopedStream, Session,
+    Shaped, TypedBuffer, View, Worker, WorkerOptions,
 };

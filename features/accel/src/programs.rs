@@ -1,6 +1,8 @@
 //! The small programs that the [conformance suite](crate::conformance) runs: what each does, in words, and how it is
 //! launched. An implementation brings them compiled for it; the [simulated accelerator](crate::fake) has them in Rust.
 
+use vm_abi::Element;
+
 use crate::artifact::{Extent, Parameter, ParameterKind, Signature};
 
 /// One program. Views are of the type in brackets; `?` is any extent.
@@ -61,12 +63,12 @@ impl Program {
         let (mut block, mut shared_bytes) = ([256, 1, 1], 0);
         match self {
             Self::Add | Self::Broken => {
-                list.view("input", &[Extent::Any], 4, false);
-                list.view("output", &[Extent::Any], 4, true);
+                list.view("input", &[Extent::Any], Element::U32, false);
+                list.view("output", &[Extent::Any], Element::U32, true);
                 list.scalar("addend", 4);
             }
             Self::Bump => {
-                list.view("data", &[Extent::Any], 4, true);
+                list.view("data", &[Extent::Any], Element::U32, true);
                 list.scalar("by", 4);
             }
             Self::Copy2 | Self::Copy3 | Self::Copy4 => {
@@ -76,12 +78,12 @@ impl Program {
                     _ => 4,
                 };
                 block = [64, 1, 1];
-                list.view("source", &vec![Extent::Any; rank], 4, false);
-                list.view("target", &vec![Extent::Any; rank], 4, true);
+                list.view("source", &vec![Extent::Any; rank], Element::U32, false);
+                list.view("target", &vec![Extent::Any; rank], Element::U32, true);
             }
             Self::Scalars => {
                 block = [1, 1, 1];
-                list.view("output", &[Extent::Fixed(4)], 8, true);
+                list.view("output", &[Extent::Fixed(4)], Element::U64, true);
                 for (name, bytes) in [("a", 1), ("b", 2), ("c", 4), ("d", 8)] {
                     list.scalar(name, bytes);
                 }
@@ -89,15 +91,15 @@ impl Program {
             Self::Reverse => {
                 block = [64, 1, 1];
                 shared_bytes = 256;
-                list.view("data", &[Extent::Multiple(64)], 4, true);
+                list.view("data", &[Extent::Multiple(64)], Element::U32, true);
             }
             Self::Ids => {
                 block = [4, 2, 2];
-                list.view("output", &[Extent::Any, Extent::Fixed(16)], 4, true);
+                list.view("output", &[Extent::Any, Extent::Fixed(16)], Element::U32, true);
             }
             Self::Spin => {
                 block = [32, 1, 1];
-                list.view("output", &[Extent::Fixed(1)], 4, true);
+                list.view("output", &[Extent::Fixed(1)], Element::U32, true);
                 list.scalar("turns", 8);
             }
         }
@@ -117,8 +119,8 @@ impl Program {
 struct List(Vec<Parameter>);
 
 impl List {
-    fn view(&mut self, name: &str, extents: &[Extent], element: u32, writes: bool) {
-        let kind = ParameterKind::View { extents: extents.to_vec(), element, align: element, writes };
+    fn view(&mut self, name: &str, extents: &[Extent], element: Element, writes: bool) {
+        let kind = ParameterKind::View { extents: extents.to_vec(), element, align: element.bytes(), writes };
         self.0.push(Parameter { name: name.into(), kind });
     }
 

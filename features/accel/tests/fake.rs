@@ -423,7 +423,7 @@ fn launches_that_wait_in_a_row_keep_their_place_among_all_else() {
                 let fresh = session.allocate(4)?;
                 session.fill(&fresh, 0)?;
                 inner.launch(&bump, 1, &arguments![&fresh, 7u32])?;
-                let mut value = [0; 4];
+                let mut value = [0u8; 4];
                 session.read(&fresh, &mut value)?;
                 Ok(value)
             }

@@ -166,7 +166,7 @@ mod tests {
         let known = artifacts().swap_remove(0);
         let kind = ParameterKind::View {
             extents: vec![vm_accel::Extent::Any],
-            element: 2,
+            element: Element::F16,
             align: 16,
             writes: false,
         };

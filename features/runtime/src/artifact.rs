@@ -24,7 +24,7 @@ pub(super) fn of(module: &ValidModule, entry: &Entry, image: &Arc<[u8]>) -> Resu
         let kind = match &param.kind {
             ParamKind::View(view) => ParameterKind::View {
                 extents: view.dims.iter().map(extent).collect(),
-                element: view.element.bytes(),
+                element: vm_jit::artifact::element(view.element),
                 align: view.align,
                 writes: view.access.writes(),
             },

@@ -69,7 +69,7 @@ next:
 fn artifact(swizzle: Swizzle) -> vm_accel::Result<Artifact> {
     let view = |name: &str, extents, writes| Parameter {
         name: name.into(),
-        kind: ParameterKind::View { extents, element: 4, align: 16, writes },
+        kind: ParameterKind::View { extents, element: Element::U32, align: 16, writes },
     };
     let scalar =
         |name: &str| Parameter { name: name.into(), kind: ParameterKind::Scalar { bytes: 4, range: None } };

@@ -4,6 +4,8 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
+use vm_abi::Element;
+
 use super::brand::{AnyWorker, Brand};
 use super::{Garbage, Shared};
 use crate::accelerator::Accelerator;
@@ -12,19 +14,32 @@ use crate::error::{Error, Result};
 use crate::extents::Extents;
 use crate::launch::Scalar;
 use crate::memory::{Memory, MemoryKind, Region};
+use crate::sys::BorrowedMemory;
 
-/// Memory of one worker. Dropping it gives the memory back to the worker's pool, which neither waits nor fails.
+/// Memory of one worker or session. Dropping it gives the memory back to the pool, which neither waits nor fails; what was
+/// borrowed stays with its owner.
 pub struct Buffer<A: Accelerator, B: Brand = AnyWorker> {
     memory: ManuallyDrop<Memory>,
     bytes: u64,
     /// The position from which commands may use it.
     ready: u64,
+    /// Is it somebody else's?
+    borrowed: bool,
     pub(super) shared: Arc<Shared<A, B>>,
 }
 
 impl<A: Accelerator, B: Brand> Buffer<A, B> {
     pub(super) fn new(memory: Memory, bytes: u64, ready: u64, shared: &Arc<Shared<A, B>>) -> Self {
-        Self { memory: ManuallyDrop::new(memory), bytes, ready, shared: Arc::clone(shared) }
+        let shared = Arc::clone(shared);
+        Self { memory: ManuallyDrop::new(memory), bytes, ready, borrowed: false, shared }
+    }
+
+    pub(super) fn borrowed(memory: BorrowedMemory, shared: &Arc<Shared<A, B>>) -> Self {
+        let memory = memory.into_memory();
+        let bytes = memory.bytes();
+        let mut this = Self::new(memory, bytes, 0, shared);
+        this.borrowed = true;
+        this
     }
 
     /// The length in bytes, as asked for.
@@ -49,7 +64,7 @@ impl<A: Accelerator, B: Brand> Buffer<A, B> {
     /// [`Error::OutOfRange`].
     pub fn view(&self, offset: u64, bytes: u64) -> Result<View<'_, A, B>> {
         let region = View::from(self).region.slice(offset, bytes)?;
-        Ok(View { region, buffer: self })
+        Ok(View { region, element: None, buffer: self })
     }
 
     /// All of it, as a kernel is to see it: extents in elements, slowest dimension first, one row behind the other.
@@ -86,7 +101,9 @@ impl<A: Accelerator, B: Brand> Drop for Buffer<A, B> {
     fn drop(&mut self) {
         // SAFETY: the buffer is being dropped, so nobody uses the field again.
         let memory = unsafe { ManuallyDrop::take(&mut self.memory) };
-        self.shared.give(memory);
+        if !self.borrowed {
+            self.shared.give(memory);
+        }
     }
 }
 
@@ -103,6 +120,8 @@ impl<A: Accelerator, B: Brand> fmt::Debug for Buffer<A, B> {
 /// A part of a [`Buffer`]; a reference to a buffer is a view of all of it.
 pub struct View<'a, A: Accelerator, B: Brand = AnyWorker> {
     region: Region<'static>,
+    /// What its elements are said to be.
+    element: Option<Element>,
     buffer: &'a Buffer<A, B>,
 }
 
@@ -118,7 +137,7 @@ impl<'a, A: Accelerator, B: Brand> From<&'a Buffer<A, B>> for View<'a, A, B> {
     fn from(buffer: &'a Buffer<A, B>) -> Self {
         let region = buffer.memory.detached();
         // A buffer is never longer than its memory.
-        Self { region: region.slice(0, buffer.bytes).unwrap_or(region), buffer }
+        Self { region: region.slice(0, buffer.bytes).unwrap_or(region), element: None, buffer }
     }
 }
 
@@ -126,6 +145,11 @@ impl<'a, A: Accelerator, B: Brand> View<'a, A, B> {
     /// The length in bytes.
     pub fn bytes(&self) -> u64 {
         self.region.bytes()
+    }
+
+    /// The view of such elements: a launch is refused if its parameter's are others. Without this any will do.
+    pub fn of(self, element: Element) -> Self {
+        Self { element: Some(element), ..self }
     }
 
     /// The view as a kernel is to see it: extents in elements, slowest dimension first, one row behind the other.
@@ -145,6 +169,11 @@ impl<'a, A: Accelerator, B: Brand> View<'a, A, B> {
     /// [`Error::Extents`].
     pub fn strided(self, extents: &[u64], strides: &[u64]) -> Result<Shaped<'a, A, B>> {
         Ok(Shaped { view: self, extents: Extents::strided(extents, strides)? })
+    }
+
+    /// What its elements are said to be.
+    pub(super) fn element(&self) -> Option<Element> {
+        self.element
     }
 
     /// The region, for a command that the caller pushes while it borrows the buffer.

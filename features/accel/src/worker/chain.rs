@@ -8,6 +8,7 @@
 //! Memory is not kept: no graph runs before its arguments are those of a batch that waits to be launched. Kernels are
 //! not either: before one is unloaded, its graphs are dropped.
 
+use std::cell::RefCell;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -17,8 +18,9 @@ use super::batch::{Packed, Part, Steps};
 use super::brand::Brand;
 use super::buffer::Loaded;
 use super::guard::Guarded;
-use super::idle::{EAGER, LOOK, Over, Pending};
+use super::idle::{EAGER, LOOK};
 use super::session::{EventOf, QueueOf, Session};
+use super::stream::{Over, Pending};
 use crate::accelerator::{Accelerator, Link, Queue};
 use crate::error::{Error, Result};
 use crate::executor::guarded;
@@ -39,7 +41,7 @@ const TURNS: usize = 4;
 const REMEMBERED: usize = 64;
 
 /// The graphs that a worker keeps.
-pub(super) struct Chains<A: Accelerator> {
+struct Chains<A: Accelerator> {
     /// The one used last stands last.
     kept: Vec<Chain<A>>,
     /// Hashes of shapes without a graph, and how many launches of each were seen.
@@ -51,6 +53,26 @@ pub(super) struct Chains<A: Accelerator> {
 impl<A: Accelerator> Default for Chains<A> {
     fn default() -> Self {
         Self { kept: Vec::new(), seen: Vec::new(), unsupported: false }
+    }
+}
+
+/// A session's launches that are given together.
+pub(super) struct Batches<A: Accelerator, B: Brand> {
+    /// Launches that were not given to the queue yet, because more come.
+    gathered: RefCell<Steps<A, B>>,
+    /// Graphs of batches that came before.
+    chains: RefCell<Chains<A>>,
+    /// Room for those of a batch.
+    stop_words: RefCell<Vec<Option<Guarded>>>,
+}
+
+impl<A: Accelerator, B: Brand> Default for Batches<A, B> {
+    fn default() -> Self {
+        Self {
+            gathered: RefCell::new(Steps::new()),
+            chains: RefCell::default(),
+            stop_words: RefCell::default(),
+        }
     }
 }
 
@@ -116,21 +138,21 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     }
 
     fn launch_part(&self, part: Part<'_, A, B>) {
-        let mut guards = self.stop_words.take();
+        let mut guards = self.batches.stop_words.take();
         if !self.replay_chain(part, &mut guards) {
             for one in part.iter() {
                 self.defer(self.launch_packed(one.loaded, one.launch, &mut one.arguments(), &mut None));
             }
         }
         guards.clear();
-        self.stop_words.replace(guards);
+        self.batches.stop_words.replace(guards);
         // Who waits for earlier ones does not wait for many such parts.
         self.look();
     }
 
     /// Takes a launch that nobody waits for. It is given to the device with those behind it, if more commands wait.
     pub(super) fn gather(&self, loaded: Arc<Loaded<A, B>>, launch: Launch, arguments: &Arguments) {
-        let mut gathered = self.gathered.borrow_mut();
+        let mut gathered = self.batches.gathered.borrow_mut();
         gathered.push(loaded, launch, arguments);
         let enough = gathered.len() >= LONGEST || self.shared.executor.runs_the_last();
         drop(gathered);
@@ -141,10 +163,10 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
 
     /// Gives the device what was gathered.
     pub(super) fn flush(&self) {
-        if self.gathered.borrow().len() == 0 {
+        if self.batches.gathered.borrow().len() == 0 {
             return;
         }
-        let mut gathered = self.gathered.replace(Steps::new());
+        let mut gathered = self.batches.gathered.replace(Steps::new());
         // Where the row was cut is chance: parts of few different lengths come again.
         let mut rest = gathered.all();
         while rest.len() > 0 {
@@ -157,12 +179,12 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
             rest = after;
         }
         gathered.clear();
-        self.gathered.replace(gathered);
+        self.batches.gathered.replace(gathered);
     }
 
     /// Launches a part of a batch as a graph. False where there is none: then nothing was launched.
     fn replay_chain(&self, part: Part<'_, A, B>, guards: &mut Vec<Option<Guarded>>) -> bool {
-        if self.chains.borrow().unsupported {
+        if self.batches.chains.borrow().unsupported {
             return false;
         }
         let stoppable = part.iter().any(|one| one.loaded.layout.signature.guarded);
@@ -189,7 +211,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
                 for (event, guarded) in chain.events.iter().zip(guards.drain(..).flatten()) {
                     let _ = self.with_guards(|all| all.armed.arm(all.word(&guarded), guarded.time()));
                     let pending = Pending::Launch(Rc::clone(event), Over::Launch(guarded), None);
-                    self.pending.borrow_mut().push_back(pending);
+                    self.stream.pending.borrow_mut().push_back(pending);
                 }
                 self.keep(chain);
                 true
@@ -199,7 +221,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
                 if !matches!(error, Error::Unsupported { .. }) {
                     tracing::warn!(worker = self.shared.name(), %error, "batches are not made graphs any more");
                 }
-                self.chains.borrow_mut().unsupported = true;
+                self.batches.chains.borrow_mut().unsupported = true;
                 self.give_stop_words(guards);
                 false
             }
@@ -238,7 +260,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         let mut begun = None;
         loop {
             {
-                let mut chains = self.chains.borrow_mut();
+                let mut chains = self.batches.chains.borrow_mut();
                 let same = |chain: &Chain<A>| chain.shape.is_of(hash, part);
                 if let Some(index) = chains.kept.iter().position(|chain| same(chain) && chain.has_ended()) {
                     return Some(chains.kept.remove(index));
@@ -262,7 +284,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         if launches >= WORTH {
             return true;
         }
-        let seen = &mut self.chains.borrow_mut().seen;
+        let seen = &mut self.batches.chains.borrow_mut().seen;
         let (_, before) = match seen.iter().position(|(one, _)| *one == hash) {
             Some(index) => seen.remove(index),
             None => (hash, 0),
@@ -321,7 +343,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
 
     /// Keeps a graph, and drops the one that was not used for longest where there are too many.
     fn keep(&self, chain: Chain<A>) {
-        let mut chains = self.chains.borrow_mut();
+        let mut chains = self.batches.chains.borrow_mut();
         chains.kept.push(chain);
         if chains.kept.len() <= KEPT {
             return;
@@ -332,7 +354,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         let event = self.event().and_then(|event| self.note(self.queue().record(&event)).map(|()| event));
         match event {
             Ok(event) => {
-                self.pending.borrow_mut().push_back(Pending::Chain(event, oldest.graph, oldest.events))
+                self.stream.pending.borrow_mut().push_back(Pending::Chain(event, oldest.graph, oldest.events))
             }
             // The context is lost, and the graph with it.
             Err(_) => self.log(self.queue().discard(oldest.graph)),
@@ -342,13 +364,13 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// Drops the graphs that launch a kernel which no command uses any more.
     pub(super) fn forget_chains(&self, kernel: u64) {
         let uses = |chain: &mut Chain<A>| chain.shape.links.iter().any(|(number, _)| *number == kernel);
-        let dropped: Vec<_> = self.chains.borrow_mut().kept.extract_if(.., uses).collect();
-        dropped.into_iter().for_each(|chain| self.log(self.queue.discard(chain.graph)));
+        let dropped: Vec<_> = self.batches.chains.borrow_mut().kept.extract_if(.., uses).collect();
+        dropped.into_iter().for_each(|chain| self.log(self.stream.queue.discard(chain.graph)));
     }
 
     /// Drops all graphs, when nothing runs any more.
     pub(super) fn end_chains(&self) {
-        let dropped = std::mem::take(&mut self.chains.borrow_mut().kept);
-        dropped.into_iter().for_each(|chain| self.log(self.queue.discard(chain.graph)));
+        let dropped = std::mem::take(&mut self.batches.chains.borrow_mut().kept);
+        dropped.into_iter().for_each(|chain| self.log(self.stream.queue.discard(chain.graph)));
     }
 }

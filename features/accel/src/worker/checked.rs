@@ -106,13 +106,13 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         });
         // The table is used to check its own arrival: a wrong one gives a wrong sum.
         self.write_checked(&checker, checker.powers.detached(), &powers)?;
-        *self.checker.borrow_mut() = Some(checker);
+        *self.transfers.checker.borrow_mut() = Some(checker);
         Ok(())
     }
 
     /// What checks copies, if they are to be checked.
     pub(super) fn checker(&self) -> Option<Rc<Checker<A>>> {
-        self.checker.borrow().clone()
+        self.transfers.checker.borrow().clone()
     }
 
     /// Gives a chunk to the device, and has its side summed.
@@ -185,7 +185,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// Lets the device end what a copy that failed has left it, so that nothing of it is in the way of the next.
     fn settled(&self, result: Result<()>) -> Result<()> {
         if result.is_err()
-            && let Err(error) = self.synchronize(self.timeout())
+            && let Err(error) = self.wait(self.timeout())
         {
             tracing::debug!(worker = self.shared.name(), %error, "a copy that failed did not end");
         }
@@ -281,7 +281,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
             Direction::DeviceToHost => (source.detached(), target.detached()),
         };
         // What writes the source has to end before the host sums it.
-        self.synchronize(self.timeout())?;
+        self.wait(self.timeout())?;
         let count = usize::try_from(device.bytes().div_ceil(checker.chunk)).unwrap_or(usize::MAX);
         let chunk = |index: usize| {
             let offset = index as u64 * checker.chunk;

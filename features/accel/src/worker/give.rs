@@ -39,10 +39,14 @@ impl<A: Accelerator, B: Brand> Shared<A, B> {
     ) -> Result<Arguments> {
         self.own("kernel", &kernel.0.shared)?;
         launch.grid.check(&kernel.0.layout.signature, self.accelerator.info())?;
+        let layout = &kernel.0.layout;
         Arguments::pack(
-            &kernel.0.layout,
-            arguments.iter().map(|argument| match argument {
-                Argument::View(shaped) => Ok(QueueArgument::View(region(shaped.view)?, shaped.extents)),
+            layout,
+            arguments.iter().enumerate().map(|(index, argument)| match argument {
+                Argument::View(shaped) => {
+                    shaped.view.element().map_or(Ok(()), |given| layout.check_element(index, given))?;
+                    Ok(QueueArgument::View(region(shaped.view)?, shaped.extents))
+                }
                 Argument::Scalar(scalar) => Ok(QueueArgument::Scalar(*scalar)),
             }),
         )

@@ -8,13 +8,18 @@ mod checked;
 mod current;
 mod end;
 mod give;
+mod graphs;
 mod guard;
+mod guarded;
 mod hash;
 mod idle;
 mod launch;
 mod raw;
 mod session;
+mod stream;
+mod streams;
 mod transfer;
+mod typed;
 mod watch;
 
 use std::fmt;
@@ -29,6 +34,8 @@ pub use batch::Batch;
 pub use brand::{AnyWorker, Brand};
 pub use buffer::{Argument, Buffer, Graph, Kernel, Shaped, View};
 pub use session::Session;
+pub use streams::{Event, Scope, ScopedStream};
+pub use typed::{ElementType, TypedBuffer};
 
 use end::{End, Ending};
 
@@ -42,7 +49,7 @@ use crate::launch::Limits;
 use crate::memory::{Memory, MemoryKind};
 use crate::pool::{Pool, PoolOptions, PoolStatistics, Taken};
 
-/// How a worker is started.
+/// How a worker is started, or a session opened, for which `capacity` and `spin` mean nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerOptions {
     /// The thread's name; the first 15 bytes show in `ps -L`.
@@ -93,6 +100,8 @@ struct Shared<A: Accelerator, B: Brand> {
     lost: OnceLock<Error>,
     deferred: Mutex<Option<Error>>,
     checks: Counters,
+    /// Whether a worker's thread gives the queue its commands, and not the caller's.
+    threaded: bool,
     /// With the position that the running command must have reached.
     garbage: Mutex<Vec<(u64, Garbage<A>)>>,
     littered: AtomicBool,
@@ -100,6 +109,25 @@ struct Shared<A: Accelerator, B: Brand> {
 }
 
 impl<A: Accelerator, B: Brand> Shared<A, B> {
+    fn new(accelerator: Arc<A>, options: WorkerOptions, threaded: bool) -> Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let lease = brand::Lease::take::<B>()?;
+        Ok(Self {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            accelerator,
+            executor: Executor::new(if threaded { options.capacity } else { 1 }),
+            pool: Pool::new(options.pool),
+            lost: OnceLock::new(),
+            deferred: Mutex::new(None),
+            checks: Counters::default(),
+            threaded,
+            garbage: Mutex::new(Vec::new()),
+            littered: AtomicBool::new(false),
+            options,
+            _lease: lease,
+        })
+    }
+
     fn id(&self) -> u64 {
         self.id
     }
@@ -137,7 +165,7 @@ impl<A: Accelerator, B: Brand> Shared<A, B> {
         let position = self.executor.tail();
         self.garbage.lock().unwrap_or_else(PoisonError::into_inner).push((position, garbage));
         self.littered.store(true, Ordering::Release);
-        if !current::is(self.id) {
+        if self.threaded && !current::is(self.id) {
             // The worker may sleep; a full queue means that it does not.
             let _ = self.executor.push(|_| ());
         }
@@ -204,21 +232,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     /// [`Error::BrandInUse`]; what [`Accelerator::open`] fails with; [`Error::Deadline`] when it takes longer than the
     /// options' timeout; with a checksum [`Error::Load`], and [`Error::Corrupted`] if not even its table arrives.
     pub fn start(accelerator: Arc<A>, options: WorkerOptions) -> Result<Self> {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        let lease = brand::Lease::take::<B>()?;
-        let shared = Arc::new(Shared {
-            id: NEXT.fetch_add(1, Ordering::Relaxed),
-            accelerator,
-            executor: Executor::new(options.capacity),
-            pool: Pool::new(options.pool),
-            lost: OnceLock::new(),
-            deferred: Mutex::new(None),
-            checks: Counters::default(),
-            garbage: Mutex::new(Vec::new()),
-            littered: AtomicBool::new(false),
-            options,
-            _lease: lease,
-        });
+        let shared = Arc::new(Shared::new(accelerator, options, true)?);
         let started = Arc::new(Cell::new());
         let end = Arc::new(End::default());
         let (opened, finished) = (Completer(Arc::clone(&started)), Ending(Arc::clone(&end)));
@@ -361,7 +375,10 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     #[allow(unsafe_code)]
     pub unsafe fn register(&self, host: *mut u8, bytes: u64) -> Result<Buffer<A, B>> {
         let host = host as usize;
-        let memory = self.submit_and_wait(self.0.deadline(), |session| session.register(host, bytes))?;
+        let memory = self.submit_and_wait(self.0.deadline(), |session| {
+            // SAFETY: as the caller promises.
+            unsafe { session.register_memory(host as *mut u8, bytes) }
+        })?;
         self.0.shared.pool.adopt(memory.bytes());
         Ok(Buffer::new(memory, bytes, 0, &self.0.shared))
     }
@@ -568,7 +585,7 @@ fn serve<A: Accelerator, B: Brand>(shared: Arc<Shared<A, B>>, opened: Completer<
             shared.defer(error);
         }
     });
-    let ended = guarded(|| session.finish());
+    let ended = guarded(|| session.close());
     drop(shared);
     finished.complete(ended);
 }

@@ -47,7 +47,7 @@ pub(crate) fn artifact(module: &ValidModule, kernel: &str, target: &Target) -> R
                         Dim::Fixed(extent) => Extent::Fixed(extent),
                     })
                     .collect(),
-                element: view.element.bytes(),
+                element: vm_jit::artifact::element(view.element),
                 align: view.align,
                 writes: view.access.writes(),
             },
