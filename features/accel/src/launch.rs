@@ -557,8 +557,12 @@ mod tests {
         // Bits above the number's length are not part of it.
         check(1, (0, 1), Scalar::from_bits(0xff00, 1), true);
 
-        let view =
-            |writes| ParameterKind::View { extents: vec![Extent::Any; 2], element: Element::F32, align: 16, writes };
+        let view = |writes| ParameterKind::View {
+            extents: vec![Extent::Any; 2],
+            element: Element::F32,
+            align: 16,
+            writes,
+        };
         let three = artifact(vec![view(false), view(true), view(false)], false);
         let memory = memory(0x1000, 0x1000);
         let part = |offset, rows| {

@@ -119,6 +119,6 @@ pub use vm_abi::{
     TensorMap, Tile,
 };
 pub use worker::{
-    AnyWorker, Argument, Batch, Brand, Buffer, ElementType, Event, Graph, Kernel, Scope, ScopedStream, Session,
-    Shaped, TypedBuffer, View, Worker, WorkerOptions,
+    AnyWorker, Argument, Batch, Brand, Buffer, ElementType, Event, Graph, Kernel, Scope, ScopedStream,
+    Session, Shaped, TypedBuffer, View, Worker, WorkerOptions,
 };

@@ -151,8 +151,12 @@ mod tests {
 
     /// An artifact of one view of `f16` with a box.
     fn boxed(rank: usize, shape: [u32; 2], swizzle: Swizzle) -> Result<Artifact> {
-        let kind =
-            ParameterKind::View { extents: vec![Extent::Any; rank], element: Element::F16, align: 2, writes: false };
+        let kind = ParameterKind::View {
+            extents: vec![Extent::Any; rank],
+            element: Element::F16,
+            align: 2,
+            writes: false,
+        };
         artifact(vec![kind], vec![Tile { parameter: 0, shape, swizzle, element: Element::F16 }], false)
     }
 
@@ -174,8 +178,12 @@ mod tests {
         check(2, [8, 72], Swizzle::Bytes128, Some("rows of 144 bytes, the swizzle takes up to 128"));
         let tile = |parameter, element| Tile { parameter, shape: [8, 8], swizzle: Swizzle::None, element };
         let check = |tile, want: &str| {
-            let view =
-                ParameterKind::View { extents: vec![Extent::Any; 2], element: Element::F16, align: 2, writes: false };
+            let view = ParameterKind::View {
+                extents: vec![Extent::Any; 2],
+                element: Element::F16,
+                align: 2,
+                writes: false,
+            };
             let number = ParameterKind::Scalar { bytes: 2, range: None };
             let got = artifact(vec![view, number], vec![tile], false);
             let got = got.unwrap_err().to_string();

@@ -139,7 +139,10 @@ fn borrowed_memory_is_checked_as_any_other_and_stays_with_its_owner() {
         assert!(said.contains(want), "{said}: {want}");
     };
     let good = view(&from, &[10, 8], &[48]).unwrap();
-    check(launch(good, view(&to, &[11, 8], &[48]).unwrap()), "reach over 512 bytes, the buffer's part has 480");
+    check(
+        launch(good, view(&to, &[11, 8], &[48]).unwrap()),
+        "reach over 512 bytes, the buffer's part has 480",
+    );
     check(launch(good, view(&to, &[10, 8], &[46]).unwrap()), "no multiple of 4 bytes");
     check(launch(good, good), "overlaps the view");
     let float = vm_accel::View::from(&to).of(Element::F32).strided(&[10, 8], &[48]).unwrap();

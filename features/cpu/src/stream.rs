@@ -21,10 +21,24 @@ const POLL: Duration = Duration::from_millis(10);
 /// can't say wrong of a `Region`, and what `Queue::launch` and `Queue::replay` are unsafe for.
 #[derive(Clone)]
 pub(crate) enum Command {
-    Fill { address: u64, bytes: u64, value: u8 },
-    Copy { target: u64, source: u64, bytes: u64 },
-    Launch { kernel: Arc<CpuKernel>, params: Arc<[u64]>, grid: Grid },
-    Free { address: u64 },
+    Fill {
+        address: u64,
+        bytes: u64,
+        value: u8,
+    },
+    Copy {
+        target: u64,
+        source: u64,
+        bytes: u64,
+    },
+    Launch {
+        kernel: Arc<CpuKernel>,
+        params: Arc<[u64]>,
+        grid: Grid,
+    },
+    Free {
+        address: u64,
+    },
     Record(Arc<Mark>),
     /// Nothing behind it runs before the mark, of any stream, is reached.
     Wait(Arc<Mark>),

@@ -39,6 +39,8 @@
 mod accelerator;
 pub mod assemble;
 mod context;
+#[cfg(test)]
+mod fake;
 mod image;
 mod images;
 pub mod nvml;

@@ -80,7 +80,12 @@ impl Queue for CudaQueue {
         let (address, host) = match kind {
             MemoryKind::Device => {
                 let address = self.shared.pool()?.allocate(bytes, &self.stream);
-                (address.map_err(|status| self.shared.out_of(kind, bytes, "cuMemAllocFromPoolAsync", status))?, 0)
+                (
+                    address.map_err(|status| {
+                        self.shared.out_of(kind, bytes, "cuMemAllocFromPoolAsync", status)
+                    })?,
+                    0,
+                )
             }
             MemoryKind::Pinned => {
                 let (host, address) = self
@@ -111,7 +116,9 @@ impl Queue for CudaQueue {
         if self.shared.traits.unified {
             match self.allocate(MemoryKind::Unified, bytes) {
                 Ok(memory) => {
-                    if let Err(error) = self.shared.driver.mostly_read(memory.address(), bytes, self.shared.device) {
+                    if let Err(error) =
+                        self.shared.driver.mostly_read(memory.address(), bytes, self.shared.device)
+                    {
                         tracing::debug!(%error, "looks at stop words go to the host");
                     }
                     return Ok(memory);
@@ -126,7 +133,8 @@ impl Queue for CudaQueue {
     #[allow(unsafe_code)]
     fn free(&self, memory: Memory) -> Result<()> {
         let address = memory.address();
-        let live = self.shared.live.borrow().get(&address).copied().ok_or(Error::WrongWorker { what: "buffer" })?;
+        let live =
+            self.shared.live.borrow().get(&address).copied().ok_or(Error::WrongWorker { what: "buffer" })?;
         if live.kind != MemoryKind::Device {
             self.drained()?;
         }

@@ -1,8 +1,8 @@
 //! Several streams of a context, and events between queues on two threads, of one device or two.
 #![allow(unsafe_code)]
 
-use std::sync::mpsc::channel;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 
 use super::{Programs, numbers, soon};
 use crate::accelerator::{Accelerator, Queue};
@@ -39,7 +39,9 @@ pub(super) fn turns<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>
     let left = accelerator.open(&QueueOptions::default()).expect("a queue opens");
     // SAFETY: what is freed here was used by commands that have ended.
     let right = unsafe { left.stream() }.expect("a stream opens");
-    right.wait_event(&right.event(false).expect("an event")).expect("nothing waits for what was never recorded");
+    right
+        .wait_event(&right.event(false).expect("an event"))
+        .expect("nothing waits for what was never recorded");
 
     let shared = left.allocate(MemoryKind::Device, BYTES).expect("memory");
     let seen: Vec<_> = (0..TURNS)

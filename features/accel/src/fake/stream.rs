@@ -15,10 +15,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[derive(Clone)]
 pub(super) enum Command {
-    Fill { address: u64, bytes: u64, value: u8 },
-    Copy { target: u64, source: u64, bytes: u64 },
+    Fill {
+        address: u64,
+        bytes: u64,
+        value: u8,
+    },
+    Copy {
+        target: u64,
+        source: u64,
+        bytes: u64,
+    },
     Run(Run),
-    Free { address: u64 },
+    Free {
+        address: u64,
+    },
     Record(Arc<State>),
     /// Nothing behind it runs before the other stream has come so far.
     Wait(Arc<State>),
@@ -96,7 +106,11 @@ impl Context {
 
     /// Bytes that were allocated and not freed.
     pub(super) fn bytes(&self) -> u64 {
-        lock(&self.live).values().filter(|(_, owner)| *owner != Owner::Registered).map(|(bytes, _)| bytes).sum()
+        lock(&self.live)
+            .values()
+            .filter(|(_, owner)| *owner != Owner::Registered)
+            .map(|(bytes, _)| bytes)
+            .sum()
     }
 }
 

@@ -95,7 +95,8 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// The same, where no thread does it.
     #[inline]
     pub(super) fn tend(&self) {
-        let idle = || self.stream.pending.borrow().is_empty() && !self.shared.littered.load(Ordering::Relaxed);
+        let idle =
+            || self.stream.pending.borrow().is_empty() && !self.shared.littered.load(Ordering::Relaxed);
         if !self.shared.threaded && !idle() {
             self.poll();
         }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Shared;
+use super::WorkerOptions;
 use super::batch::Batch;
 use super::brand::{AnyWorker, Brand};
 use super::buffer::{Buffer, View};
@@ -15,7 +16,6 @@ use super::graphs::Graphs;
 use super::guard::Guards;
 use super::stream::Stream;
 use super::transfer::Transfers;
-use super::WorkerOptions;
 use crate::accelerator::{Accelerator, Queue};
 use crate::device::MemoryInfo;
 use crate::error::{Error, Result};

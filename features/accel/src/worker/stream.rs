@@ -159,7 +159,8 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// done tells of all before it.
     fn ended(&self) -> (usize, Result<()>) {
         let pending = self.stream.pending.borrow();
-        let done = |index: usize| pending.get(index).map(|one| self.note(self.stream.queue.done(one.event())));
+        let done =
+            |index: usize| pending.get(index).map(|one| self.note(self.stream.queue.done(one.event())));
         let mut count = 0;
         let mut next = pending.len();
         loop {

@@ -206,7 +206,10 @@ impl Context {
             return Ok(this);
         }
         let what = "borrowing a context";
-        Err(Error::Host { what, cause: format!("it is one of device {found}, the accelerator is {}", device.0) })
+        Err(Error::Host {
+            what,
+            cause: format!("it is one of device {found}, the accelerator is {}", device.0),
+        })
     }
 
     pub(crate) fn driver(&self) -> &'static Driver {
@@ -238,7 +241,9 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         let Some(device) = self.retained else { return };
-        if self.thread == Some(std::thread::current().id()) && self.current().is_ok_and(|it| it == self.handle) {
+        if self.thread == Some(std::thread::current().id())
+            && self.current().is_ok_and(|it| it == self.handle)
+        {
             // SAFETY: no context is current any more after this, as it was before.
             ended(unsafe { self.driver.cuCtxSetCurrent(ptr::null_mut()) });
         }

@@ -36,7 +36,26 @@ macro_rules! driver {
             pub cuFuncGetParamInfo: Option<unsafe extern "C" fn(CUfunction, usize, *mut usize, *mut usize) -> Status>,
             /// `cuFuncLoad`, from CUDA 12.4 on.
             pub cuFuncLoad: Option<unsafe extern "C" fn(CUfunction) -> Status>,
-            _library: Library,
+            /// What they are in; a test's are in none.
+            _library: Option<Library>,
+        }
+
+        #[cfg(test)]
+        impl Driver {
+            /// Functions that do nothing but note their names and succeed.
+            pub(crate) fn fake() -> Self {
+                Self {
+                    $($name: {
+                        unsafe extern "C" fn noted($(_: $type),*) -> Status {
+                            crate::fake::note(stringify!($name))
+                        }
+                        noted
+                    },)*
+                    cuFuncGetParamInfo: None,
+                    cuFuncLoad: None,
+                    _library: None,
+                }
+            }
         }
 
         /// The functions again, each status as a result. Where the status itself matters there is the field.
@@ -75,7 +94,7 @@ macro_rules! driver {
                         let symbol = unsafe { library.get(b"cuFuncLoad\0") };
                         symbol.ok().map(|symbol| *symbol)
                     },
-                    _library: library,
+                    _library: Some(library),
                 })
             }
         }
