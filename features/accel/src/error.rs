@@ -203,12 +203,6 @@ pub enum Error {
          the memory goes back when it is gone"
     )]
     InGraph,
-    /// Another live worker has this brand.
-    #[error("the brand {brand} is taken by a worker that still lives, or by buffers of it: use a brand once")]
-    BrandInUse {
-        /// The brand's type.
-        brand: &'static str,
-    },
     /// Something that can't be part of a graph was done while one was captured.
     #[error("{what} can't be captured into a graph: do it before or after")]
     Capturing {

@@ -8,39 +8,8 @@
 //!   because what the new owner does comes later in the same order.
 //!
 //! # Why buffers can't be misused
-//! A [`Buffer`] is freed by dropping it, so it can be freed once, and not used afterwards. Its brand is part of its
-//! type: with a brand of its own, a worker takes no other worker's buffers, and a program that tries does not compile.
-//!
-//! ```
-//! # use std::{sync::Arc, time::Duration};
-//! # use vm_accel::{fake::FakeAccelerator, Brand, Error, Worker, WorkerOptions};
-//! struct Left;
-//! impl Brand for Left {}
-//! # fn main() -> Result<(), Error> {
-//! let device = Arc::new(FakeAccelerator::new());
-//! let left = Worker::<_, Left>::start(device, WorkerOptions::default())?;
-//! let (a, b) = (left.allocate(256)?, left.allocate(256)?);
-//! left.copy(&a, &b)?;
-//! # left.stop(Duration::from_secs(10))
-//! # }
-//! ```
-//!
-//! ```compile_fail,E0308
-//! # use std::{sync::Arc, time::Duration};
-//! # use vm_accel::{fake::FakeAccelerator, Brand, Error, Worker, WorkerOptions};
-//! struct Left;
-//! impl Brand for Left {}
-//! struct Right;
-//! impl Brand for Right {}
-//! # fn main() -> Result<(), Error> {
-//! let device = Arc::new(FakeAccelerator::new());
-//! let left = Worker::<_, Left>::start(device.clone(), WorkerOptions::default())?;
-//! let right = Worker::<_, Right>::start(device, WorkerOptions::default())?;
-//! let (a, b) = (left.allocate(256)?, right.allocate(256)?);
-//! left.copy(a.view(0, 256)?, b.view(0, 256)?)?; // b is another worker's
-//! # left.stop(Duration::from_secs(10))
-//! # }
-//! ```
+//! A [`Buffer`] is freed by dropping it, so it can be freed once, and not used afterwards. One of another worker is refused with
+//! [`Error::WrongWorker`].
 //!
 //! A buffer that was given away can't be used, nor freed twice:
 //!
@@ -48,7 +17,7 @@
 //! # use std::{sync::Arc, time::Duration};
 //! # use vm_accel::{fake::FakeAccelerator, Error, Worker, WorkerOptions};
 //! # fn main() -> Result<(), Error> {
-//! # let worker = Worker::<_>::start(Arc::new(FakeAccelerator::new()), WorkerOptions::default())?;
+//! # let worker = Worker::start(Arc::new(FakeAccelerator::new()), WorkerOptions::default())?;
 //! let buffer = worker.allocate(256)?;
 //! worker.free(buffer)?;
 //! worker.free(buffer)?;
@@ -62,7 +31,7 @@
 //! # use std::{sync::Arc, time::Duration};
 //! # use vm_accel::{fake::FakeAccelerator, Error, Worker, WorkerOptions};
 //! # fn main() -> Result<(), Error> {
-//! # let worker = Worker::<_>::start(Arc::new(FakeAccelerator::new()), WorkerOptions::default())?;
+//! # let worker = Worker::start(Arc::new(FakeAccelerator::new()), WorkerOptions::default())?;
 //! let buffer = worker.allocate(256)?;
 //! let view = buffer.view(0, 128)?;
 //! drop(buffer);
@@ -119,6 +88,6 @@ pub use vm_abi::{
     TensorMap, Tile,
 };
 pub use worker::{
-    AnyWorker, Argument, Batch, Brand, Buffer, ElementType, Event, Graph, Kernel, Scope, ScopedStream,
-    Session, Shaped, TypedBuffer, View, Worker, WorkerOptions,
+    Argument, Batch, Buffer, ElementType, Event, Graph, Kernel, Scope, ScopedStream, Session, Shaped,
+    TypedBuffer, View, Worker, WorkerOptions,
 };

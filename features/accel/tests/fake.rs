@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use vm_accel::fake::{FakeAccelerator, FakeCall};
 use vm_accel::programs::Program;
 use vm_accel::{
-    Artifact, Brand, Error, MemoryKind, Parameter, ParameterKind, PoolOptions, QueueOptions, Signature,
-    Worker, WorkerOptions, arguments,
+    Artifact, Error, MemoryKind, Parameter, ParameterKind, PoolOptions, QueueOptions, Signature, Worker,
+    WorkerOptions, arguments,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -256,22 +256,6 @@ fn buffers_outlive_their_worker_without_harm() {
     assert_eq!(worker.replay(&graph), Err(Error::Stopped));
     assert_eq!(worker.fill(&buffer, 0), Err(Error::Stopped));
     drop((graph, buffer, kernel, worker));
-}
-
-#[test]
-fn a_brand_is_taken_until_the_last_of_it_is_gone() {
-    struct Only;
-    impl Brand for Only {}
-    let device = Arc::new(FakeAccelerator::new());
-    let begin = || Worker::<_, Only>::start(Arc::clone(&device), WorkerOptions::default());
-    let worker = begin().unwrap();
-    assert!(matches!(begin().err(), Some(Error::BrandInUse { .. })));
-    let buffer = worker.allocate(16).unwrap();
-    worker.stop(TIMEOUT).unwrap();
-    drop(worker);
-    assert!(matches!(begin().err(), Some(Error::BrandInUse { .. })), "its buffer still lives");
-    drop(buffer);
-    begin().unwrap().stop(TIMEOUT).unwrap();
 }
 
 #[test]

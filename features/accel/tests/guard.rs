@@ -106,7 +106,7 @@ fn the_time_passes_while_the_worker_is_busy_or_waits() {
     let it = fixture(WorkerOptions::default());
     // It waits: nothing comes in between.
     let arguments = arguments![&it.output, FOREVER];
-    let waited = it.worker.submit_and_wait(soon(), |session: &Session<_, _>| {
+    let waited = it.worker.submit_and_wait(soon(), |session: &Session<_>| {
         session.launch(&it.spin, limits(1 << 61, short), &arguments)?;
         session.synchronize(soon())
     });

@@ -38,7 +38,7 @@ fn a_session_needs_no_thread_and_gives_everything_back() {
     session.launch(&kernel, 1, &arguments![&x, &y, 10u32]).unwrap();
     assert_eq!(session.download(&y).unwrap(), [11, 12, 13]);
     assert!(!threads().contains(&"no-thread\n".into()), "{:?}", threads());
-    let worker: Worker<_> = Worker::start(Arc::clone(&device), options).unwrap();
+    let worker = Worker::start(Arc::clone(&device), options).unwrap();
     assert!(threads().contains(&"no-thread\n".into()), "a worker has one");
     worker.stop(Duration::from_secs(20)).unwrap();
     // What is dropped, on whichever thread, is used again.
@@ -227,7 +227,7 @@ fn streams_of_a_scope_begin_and_end_with_it() {
 #[test]
 fn workers_and_sessions_of_two_devices_wait_for_each_other() {
     let (first, second) = (Arc::new(FakeAccelerator::new()), Arc::new(FakeAccelerator::new()));
-    let worker: Worker<_> = Worker::start(Arc::clone(&first), WorkerOptions::default()).unwrap();
+    let worker = Worker::start(Arc::clone(&first), WorkerOptions::default()).unwrap();
     let session = open(&second);
     let shared = worker.allocate_kind(MemoryKind::Pinned, 4000).unwrap();
     // SAFETY: the worker keeps it until the session has ended.

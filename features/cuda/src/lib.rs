@@ -13,7 +13,7 @@
 //!
 //! # fn main() -> Result<(), vm_accel::Error> {
 //! let gpu = Arc::new(CudaAccelerator::new(0)?);
-//! let worker: Worker<_> = Worker::start(gpu, WorkerOptions::default())?;
+//! let worker = Worker::start(gpu, WorkerOptions::default())?;
 //! let buffer = worker.allocate_zeroed(4096)?;
 //! worker.write(&buffer, &[1.0f32; 1024])?;
 //! drop(buffer);

@@ -41,7 +41,7 @@
 //!
 //! // Load, launch, read back.
 //! # let accelerator = device;
-//! let worker: Worker<_> = Worker::start(accelerator, WorkerOptions::default())?;
+//! let worker = Worker::start(accelerator, WorkerOptions::default())?;
 //! let kernel = worker.load(kernel.artifact())?;
 //! let x = worker.allocate(4 * 1000)?;
 //! worker.write(&x, &[1.5f32; 1000])?;

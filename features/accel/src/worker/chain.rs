@@ -15,7 +15,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::batch::{Packed, Part, Steps};
-use super::brand::Brand;
 use super::buffer::Loaded;
 use super::guard::Guarded;
 use super::idle::{EAGER, LOOK};
@@ -57,16 +56,16 @@ impl<A: Accelerator> Default for Chains<A> {
 }
 
 /// A session's launches that are given together.
-pub(super) struct Batches<A: Accelerator, B: Brand> {
+pub(super) struct Batches<A: Accelerator> {
     /// Launches that were not given to the queue yet, because more come.
-    gathered: RefCell<Steps<A, B>>,
+    gathered: RefCell<Steps<A>>,
     /// Graphs of batches that came before.
     chains: RefCell<Chains<A>>,
     /// Room for those of a batch.
     stop_words: RefCell<Vec<Option<Guarded>>>,
 }
 
-impl<A: Accelerator, B: Brand> Default for Batches<A, B> {
+impl<A: Accelerator> Default for Batches<A> {
     fn default() -> Self {
         Self {
             gathered: RefCell::new(Steps::new()),
@@ -99,25 +98,25 @@ struct Shape {
     links: Vec<(u64, Grid)>,
 }
 
-fn link<A: Accelerator, B: Brand>(one: Packed<'_, A, B>) -> (u64, Grid) {
+fn link<A: Accelerator>(one: Packed<'_, A>) -> (u64, Grid) {
     (one.loaded.number, one.launch.grid)
 }
 
-fn hash<A: Accelerator, B: Brand>(part: Part<'_, A, B>) -> u64 {
+fn hash<A: Accelerator>(part: Part<'_, A>) -> u64 {
     let mut hasher = DefaultHasher::new();
     part.iter().map(link).for_each(|link| link.hash(&mut hasher));
     hasher.finish()
 }
 
 impl Shape {
-    fn is_of<A: Accelerator, B: Brand>(&self, hash: u64, part: Part<'_, A, B>) -> bool {
+    fn is_of<A: Accelerator>(&self, hash: u64, part: Part<'_, A>) -> bool {
         self.hash == hash && self.links.iter().copied().eq(part.iter().map(link))
     }
 }
 
-impl<A: Accelerator, B: Brand> Session<A, B> {
+impl<A: Accelerator> Session<A> {
     /// Launches a batch in a job of the worker's own.
-    pub(super) fn launch_steps_now(&self, steps: &Steps<A, B>) -> Result<()> {
+    pub(super) fn launch_steps_now(&self, steps: &Steps<A>) -> Result<()> {
         self.not_capturing("a batch of launches")?;
         if steps.ready() > self.shared.executor.position() {
             return Err(Error::OutOfOrder);
@@ -126,7 +125,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     }
 
     /// Launches a batch. What fails is kept for the next wait, and those behind it are launched.
-    pub(super) fn launch_steps(&self, steps: &Steps<A, B>) -> Result<()> {
+    pub(super) fn launch_steps(&self, steps: &Steps<A>) -> Result<()> {
         self.flush();
         let mut rest = steps.all();
         while rest.len() > 0 {
@@ -137,7 +136,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         Ok(())
     }
 
-    fn launch_part(&self, part: Part<'_, A, B>) {
+    fn launch_part(&self, part: Part<'_, A>) {
         let mut guards = self.batches.stop_words.take();
         if !self.replay_chain(part, &mut guards) {
             for one in part.iter() {
@@ -151,7 +150,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     }
 
     /// Takes a launch that nobody waits for. It is given to the device with those behind it, if more commands wait.
-    pub(super) fn gather(&self, loaded: Arc<Loaded<A, B>>, launch: Launch, arguments: &Arguments) {
+    pub(super) fn gather(&self, loaded: Arc<Loaded<A>>, launch: Launch, arguments: &Arguments) {
         let mut gathered = self.batches.gathered.borrow_mut();
         gathered.push(loaded, launch, arguments);
         let enough = gathered.len() >= LONGEST || self.shared.executor.runs_the_last();
@@ -183,7 +182,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     }
 
     /// Launches a part of a batch as a graph. False where there is none: then nothing was launched.
-    fn replay_chain(&self, part: Part<'_, A, B>, guards: &mut Vec<Option<Guarded>>) -> bool {
+    fn replay_chain(&self, part: Part<'_, A>, guards: &mut Vec<Option<Guarded>>) -> bool {
         if self.batches.chains.borrow().unsupported {
             return false;
         }
@@ -233,7 +232,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     }
 
     /// A stop word for each guarded launch.
-    fn take_stop_words(&self, part: Part<'_, A, B>, guards: &mut Vec<Option<Guarded>>) -> Result<()> {
+    fn take_stop_words(&self, part: Part<'_, A>, guards: &mut Vec<Option<Guarded>>) -> Result<()> {
         for one in part.iter() {
             let layout = &one.loaded.layout;
             let limits = one.launch.limits.unwrap_or(self.shared.options.limits);
@@ -246,7 +245,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     }
 
     /// A launch's arguments, with its stop word.
-    fn guarded_arguments(&self, one: &Packed<'_, A, B>, guarded: Option<&Guarded>) -> Result<Arguments> {
+    fn guarded_arguments(&self, one: &Packed<'_, A>, guarded: Option<&Guarded>) -> Result<Arguments> {
         let mut arguments = one.arguments();
         if let Some(guarded) = guarded {
             let address = self.with_guards(|guards| guards.address(guarded))?;
@@ -256,7 +255,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     }
 
     /// Takes a graph of this shape that may be replayed, as soon as there is one.
-    fn ended_chain(&self, hash: u64, part: Part<'_, A, B>) -> Option<Chain<A>> {
+    fn ended_chain(&self, hash: u64, part: Part<'_, A>) -> Option<Chain<A>> {
         let mut begun = None;
         loop {
             {
@@ -299,12 +298,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         false
     }
 
-    fn amend_chain(
-        &self,
-        chain: &mut Chain<A>,
-        part: Part<'_, A, B>,
-        guards: &[Option<Guarded>],
-    ) -> Result<()> {
+    fn amend_chain(&self, chain: &mut Chain<A>, part: Part<'_, A>, guards: &[Option<Guarded>]) -> Result<()> {
         let mut rest = chain.words.as_mut_slice();
         for (place, (one, guarded)) in part.iter().zip(guards).enumerate() {
             let arguments = self.guarded_arguments(&one, guarded.as_ref())?;
@@ -323,7 +317,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         Ok(())
     }
 
-    fn make_chain(&self, hash: u64, part: Part<'_, A, B>, guards: &[Option<Guarded>]) -> Result<Chain<A>> {
+    fn make_chain(&self, hash: u64, part: Part<'_, A>, guards: &[Option<Guarded>]) -> Result<Chain<A>> {
         let event = |_: &Guarded| self.note(self.queue().event(false)).map(Rc::new);
         let events = guards.iter().flatten().map(event).collect::<Result<Vec<_>>>()?;
         let mut behind = events.iter();

@@ -13,7 +13,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::brand::Brand;
 use super::hash;
 use super::session::{EventOf, QueueOf, Session};
 use super::transfer::STAGING_BYTES;
@@ -81,7 +80,7 @@ impl Chunk {
     }
 }
 
-impl<A: Accelerator, B: Brand> Session<A, B> {
+impl<A: Accelerator> Session<A> {
     /// Has all copies checked from here on, if the worker's options say so.
     pub(super) fn begin_checks(&self) -> Result<()> {
         let Some(checksum) = &self.shared.options.checksum else { return Ok(()) };

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Garbage;
-use super::brand::Brand;
 use super::buffer::{Graph, Loaded};
 use super::guard::{self, Guarded};
 use super::session::{QueueOf, Session};
@@ -17,23 +16,23 @@ use crate::error::{Error, Result};
 use crate::executor::guarded;
 
 /// The graphs of a session.
-pub(super) struct Graphs<A: Accelerator, B: Brand> {
-    pub(super) recorded: RefCell<HashMap<u64, Recorded<A, B>>>,
+pub(super) struct Graphs<A: Accelerator> {
+    pub(super) recorded: RefCell<HashMap<u64, Recorded<A>>>,
     /// What the one uses that is being recorded.
-    pub(super) capture: RefCell<Option<Uses<A, B>>>,
+    pub(super) capture: RefCell<Option<Uses<A>>>,
     next: Cell<u64>,
 }
 
-impl<A: Accelerator, B: Brand> Default for Graphs<A, B> {
+impl<A: Accelerator> Default for Graphs<A> {
     fn default() -> Self {
         Self { recorded: RefCell::default(), capture: RefCell::new(None), next: Cell::new(1) }
     }
 }
 
 /// A graph, as the worker keeps it.
-pub(super) struct Recorded<A: Accelerator, B: Brand> {
+pub(super) struct Recorded<A: Accelerator> {
     pub(super) graph: <QueueOf<A> as Queue>::Graph,
-    pub(super) uses: Uses<A, B>,
+    pub(super) uses: Uses<A>,
     /// The stop words, to be armed, if it has any.
     words: Option<(Words, Duration)>,
     /// Guarded replays that the device has not been seen to end.
@@ -43,19 +42,19 @@ pub(super) struct Recorded<A: Accelerator, B: Brand> {
 }
 
 /// What a graph keeps.
-pub(super) struct Uses<A: Accelerator, B: Brand> {
+pub(super) struct Uses<A: Accelerator> {
     pub(super) memory: Vec<u64>,
-    pub(super) kernels: Vec<Arc<Loaded<A, B>>>,
+    pub(super) kernels: Vec<Arc<Loaded<A>>>,
     pub(super) guarded: Vec<Guarded>,
 }
 
-impl<A: Accelerator, B: Brand> Uses<A, B> {
+impl<A: Accelerator> Uses<A> {
     fn none() -> Self {
         Self { memory: Vec::new(), kernels: Vec::new(), guarded: Vec::new() }
     }
 }
 
-impl<A: Accelerator, B: Brand> Session<A, B> {
+impl<A: Accelerator> Session<A> {
     /// Records what `f` does to this session into a graph, instead of doing it.
     ///
     /// Guarded launches in it keep the fuel that they are given here; a replay may take the sum of their times. When
@@ -64,7 +63,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// # Errors
     /// What `f` returns; [`Error::Capturing`] inside another capture, or for more guarded launches than all graphs may
     /// have together, which is about 3000; the device's.
-    pub fn capture(&self, f: impl FnOnce(&Self) -> Result<()>) -> Result<Graph<A, B>> {
+    pub fn capture(&self, f: impl FnOnce(&Self) -> Result<()>) -> Result<Graph<A>> {
         self.not_capturing("another capture")?;
         self.look();
         self.note(self.queue().begin_capture())?;
@@ -97,7 +96,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     ///
     /// # Errors
     /// [`Error::WrongWorker`]; [`Error::Deadline`] when a graph that was stopped does not end; the device's.
-    pub fn replay(&self, graph: &Graph<A, B>) -> Result<()> {
+    pub fn replay(&self, graph: &Graph<A>) -> Result<()> {
         self.shared.own("graph", &graph.shared)?;
         self.replay_id(graph.id)
     }
@@ -106,7 +105,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         self.not_capturing("a replay")?;
         self.flush();
         // Stop words that are set would stop this replay too.
-        let stopped = |recorded: &Recorded<A, B>| recorded.running > 0 && recorded.stopped;
+        let stopped = |recorded: &Recorded<A>| recorded.running > 0 && recorded.stopped;
         let deadline = self.timeout();
         while self.graphs.recorded.borrow().get(&id).is_some_and(stopped) {
             self.look();
@@ -129,7 +128,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     }
 
     /// Lets go of what a graph keeps.
-    pub(super) fn give_up(&self, uses: &Uses<A, B>) {
+    pub(super) fn give_up(&self, uses: &Uses<A>) {
         self.unhold(uses);
         if !uses.guarded.is_empty() {
             let _ = self.with_guards(|guards| uses.guarded.iter().for_each(|guarded| guards.give(guarded)));
@@ -137,7 +136,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     }
 
     /// Lets go of the memory that a graph keeps.
-    pub(super) fn unhold(&self, uses: &Uses<A, B>) {
+    pub(super) fn unhold(&self, uses: &Uses<A>) {
         for &address in &uses.memory {
             if let Some(memory) = self.shared.pool.unhold(address, self.shared.executor.tail()) {
                 // Its buffer may have been dropped after the graph, behind commands that wait.

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::brand::Brand;
 use super::guard::{self, Guarded, Guards};
 use super::session::Session;
 use super::stream::Over;
@@ -12,7 +11,7 @@ use crate::artifact::Layout;
 use crate::error::{Error, Result};
 use crate::launch::Limits;
 
-impl<A: Accelerator, B: Brand> Session<A, B> {
+impl<A: Accelerator> Session<A> {
     /// Sees to it that there are stop words.
     pub(super) fn begin_guards(&self) -> Result<()> {
         if self.guards.borrow().is_none() {

@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Garbage;
-use super::brand::Brand;
 use super::graphs::Recorded;
 use super::session::Session;
 use super::stream::Pending;
@@ -18,7 +17,7 @@ pub(super) const LOOK: Duration = Duration::from_micros(50);
 /// How long it looks at such work without a pause: to sleep and wake up takes longer than a short kernel.
 pub(super) const EAGER: Duration = Duration::from_micros(200);
 
-impl<A: Accelerator, B: Brand> Session<A, B> {
+impl<A: Accelerator> Session<A> {
     /// What to do while no command is ready: look after what waits for the device, then rest.
     pub(super) fn idle(&self) -> Idle {
         if self.shared.executor.is_idle() {
@@ -159,7 +158,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     }
 }
 
-impl<A: Accelerator, B: Brand> Drop for Session<A, B> {
+impl<A: Accelerator> Drop for Session<A> {
     fn drop(&mut self) {
         if let Err(error) = guarded(|| self.finish()) {
             tracing::warn!(session = self.shared.name(), %error, "the session ends before its work");

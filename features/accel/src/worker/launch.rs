@@ -3,7 +3,6 @@
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use super::brand::Brand;
 use super::buffer::{Argument, Kernel, Loaded};
 use super::session::Session;
 use super::stream::Over;
@@ -13,12 +12,12 @@ use crate::error::{Error, Result};
 use crate::executor::job::Completer;
 use crate::launch::{Arguments, Launch};
 
-impl<A: Accelerator, B: Brand> Session<A, B> {
+impl<A: Accelerator> Session<A> {
     /// Loads a kernel.
     ///
     /// # Errors
     /// [`Error::Load`].
-    pub fn load(&self, artifact: &Artifact) -> Result<Kernel<A, B>> {
+    pub fn load(&self, artifact: &Artifact) -> Result<Kernel<A>> {
         self.not_capturing("loading a kernel")?;
         self.shared.accelerator.info().check(artifact)?;
         if artifact.signature().guarded {
@@ -38,9 +37,9 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// wait says.
     pub fn launch(
         &self,
-        kernel: &Kernel<A, B>,
+        kernel: &Kernel<A>,
         launch: impl Into<Launch>,
-        arguments: &[Argument<'_, A, B>],
+        arguments: &[Argument<'_, A>],
     ) -> Result<()> {
         self.tend();
         let launch = launch.into();
@@ -51,9 +50,9 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// As [`Session::launch`]; `completer` is completed when the kernel has ended.
     pub(super) fn launch_job(
         &self,
-        kernel: &Kernel<A, B>,
+        kernel: &Kernel<A>,
         launch: Launch,
-        arguments: &[Argument<'_, A, B>],
+        arguments: &[Argument<'_, A>],
         completer: &mut Option<Completer<()>>,
     ) -> Result<()> {
         let mut packed = self.shared.pack_of(kernel, launch, arguments, |view| self.region(view))?;
@@ -64,7 +63,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// kernel has ended; it is left where it is if the launch fails.
     pub(super) fn launch_packed(
         &self,
-        loaded: &Arc<Loaded<A, B>>,
+        loaded: &Arc<Loaded<A>>,
         launch: Launch,
         packed: &mut Arguments,
         completer: &mut Option<Completer<()>>,

@@ -1,7 +1,6 @@
 //! The GPU worker: one thread that owns one queue.
 
 mod batch;
-mod brand;
 mod buffer;
 mod chain;
 mod checked;
@@ -31,7 +30,6 @@ use std::time::{Duration, Instant};
 use bytemuck::Pod;
 
 pub use batch::Batch;
-pub use brand::{AnyWorker, Brand};
 pub use buffer::{Argument, Buffer, Graph, Kernel, Shaped, View};
 pub use session::Session;
 pub use streams::{Event, Scope, ScopedStream};
@@ -91,10 +89,10 @@ enum Garbage<A: Accelerator> {
 }
 
 /// What the worker's thread and all that belongs to it share.
-struct Shared<A: Accelerator, B: Brand> {
+struct Shared<A: Accelerator> {
     id: u64,
     accelerator: Arc<A>,
-    executor: Executor<Session<A, B>>,
+    executor: Executor<Session<A>>,
     pool: Pool,
     options: WorkerOptions,
     lost: OnceLock<Error>,
@@ -105,14 +103,12 @@ struct Shared<A: Accelerator, B: Brand> {
     /// With the position that the running command must have reached.
     garbage: Mutex<Vec<(u64, Garbage<A>)>>,
     littered: AtomicBool,
-    _lease: brand::Lease,
 }
 
-impl<A: Accelerator, B: Brand> Shared<A, B> {
-    fn new(accelerator: Arc<A>, options: WorkerOptions, threaded: bool) -> Result<Self> {
+impl<A: Accelerator> Shared<A> {
+    fn new(accelerator: Arc<A>, options: WorkerOptions, threaded: bool) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let lease = brand::Lease::take::<B>()?;
-        Ok(Self {
+        Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             accelerator,
             executor: Executor::new(if threaded { options.capacity } else { 1 }),
@@ -124,8 +120,7 @@ impl<A: Accelerator, B: Brand> Shared<A, B> {
             garbage: Mutex::new(Vec::new()),
             littered: AtomicBool::new(false),
             options,
-            _lease: lease,
-        })
+        }
     }
 
     fn id(&self) -> u64 {
@@ -194,27 +189,27 @@ impl<A: Accelerator, B: Brand> Shared<A, B> {
 /// with their arguments they say at once, what fails later the next [`Worker::synchronize`] or [`Worker::fence`] says.
 ///
 /// When the last clone is dropped, the worker ends by itself once all commands have run; [`Worker::stop`] also waits.
-pub struct Worker<A: Accelerator, B: Brand = AnyWorker>(Arc<Owner<A, B>>);
+pub struct Worker<A: Accelerator>(Arc<Owner<A>>);
 
-struct Owner<A: Accelerator, B: Brand> {
-    shared: Arc<Shared<A, B>>,
+struct Owner<A: Accelerator> {
+    shared: Arc<Shared<A>>,
     thread: Mutex<Option<JoinHandle<()>>>,
     end: Arc<End>,
 }
 
-impl<A: Accelerator, B: Brand> Drop for Owner<A, B> {
+impl<A: Accelerator> Drop for Owner<A> {
     fn drop(&mut self) {
         self.shared.executor.close();
     }
 }
 
-impl<A: Accelerator, B: Brand> Clone for Worker<A, B> {
+impl<A: Accelerator> Clone for Worker<A> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<A: Accelerator, B: Brand> fmt::Debug for Worker<A, B> {
+impl<A: Accelerator> fmt::Debug for Worker<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Worker")
             .field("name", &self.0.shared.options.name)
@@ -225,14 +220,14 @@ impl<A: Accelerator, B: Brand> fmt::Debug for Worker<A, B> {
     }
 }
 
-impl<A: Accelerator, B: Brand> Worker<A, B> {
+impl<A: Accelerator> Worker<A> {
     /// Starts a worker on a device.
     ///
     /// # Errors
-    /// [`Error::BrandInUse`]; what [`Accelerator::open`] fails with; [`Error::Deadline`] when it takes longer than the
+    /// What [`Accelerator::open`] fails with; [`Error::Deadline`] when it takes longer than the
     /// options' timeout; with a checksum [`Error::Load`], and [`Error::Corrupted`] if not even its table arrives.
     pub fn start(accelerator: Arc<A>, options: WorkerOptions) -> Result<Self> {
-        let shared = Arc::new(Shared::new(accelerator, options, true)?);
+        let shared = Arc::new(Shared::new(accelerator, options, true));
         let started = Arc::new(Cell::new());
         let end = Arc::new(End::default());
         let (opened, finished) = (Completer(Arc::clone(&started)), Ending(Arc::clone(&end)));
@@ -266,7 +261,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     /// with what `f` returns, [`Error::Panicked`] or [`Error::Cancelled`].
     pub fn submit<F, R>(&self, f: F) -> Result<Job<R>>
     where
-        F: FnOnce(&Session<A, B>) -> Result<R> + Send + 'static,
+        F: FnOnce(&Session<A>) -> Result<R> + Send + 'static,
         R: Send + 'static,
     {
         let shared = &self.0.shared;
@@ -298,7 +293,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     /// [`Error::Lost`].
     pub fn submit_and_wait<'a, F, R>(&self, deadline: Instant, f: F) -> Result<R>
     where
-        F: FnOnce(&Session<A, B>) -> Result<R> + Send + 'a,
+        F: FnOnce(&Session<A>) -> Result<R> + Send + 'a,
         R: Send + 'a,
     {
         let shared = &self.0.shared;
@@ -316,7 +311,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::PoolLimit`], [`Error::Stopped`], [`Error::Lost`].
-    pub fn allocate(&self, bytes: u64) -> Result<Buffer<A, B>> {
+    pub fn allocate(&self, bytes: u64) -> Result<Buffer<A>> {
         self.allocate_kind(MemoryKind::Device, bytes)
     }
 
@@ -324,7 +319,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     ///
     /// # Errors
     /// As [`Worker::allocate`]; in a capture always [`Error::Capturing`].
-    pub fn allocate_zeroed(&self, bytes: u64) -> Result<Buffer<A, B>> {
+    pub fn allocate_zeroed(&self, bytes: u64) -> Result<Buffer<A>> {
         current::with(&self.0.shared, Session::may_zero).unwrap_or(Ok(()))?;
         let buffer = self.allocate(bytes)?;
         if !self.0.shared.pool.zero() {
@@ -337,7 +332,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     ///
     /// # Errors
     /// As [`Worker::allocate`]; [`Error::Unsupported`].
-    pub fn allocate_kind(&self, kind: MemoryKind, bytes: u64) -> Result<Buffer<A, B>> {
+    pub fn allocate_kind(&self, kind: MemoryKind, bytes: u64) -> Result<Buffer<A>> {
         let shared = &self.0.shared;
         shared.alive()?;
         if let Some(buffer) = current::with(shared, |session| session.allocate_kind(kind, bytes)) {
@@ -373,7 +368,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     /// The `bytes` bytes at `host` stay mapped, and no Rust reference to them is live, until [`Worker::free`] or
     /// [`Worker::stop`] has returned without an error.
     #[allow(unsafe_code)]
-    pub unsafe fn register(&self, host: *mut u8, bytes: u64) -> Result<Buffer<A, B>> {
+    pub unsafe fn register(&self, host: *mut u8, bytes: u64) -> Result<Buffer<A>> {
         let host = host as usize;
         let memory = self.submit_and_wait(self.0.deadline(), |session| {
             // SAFETY: as the caller promises.
@@ -390,7 +385,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     /// may be replayed; on the worker's own thread [`Error::OutOfOrder`] if commands are queued behind the job;
     /// [`Error::Capturing`], [`Error::Deadline`], [`Error::Stopped`] and the device's. The buffer is then dropped: the
     /// memory goes back some time after the last graph that uses it is gone, and [`Worker::stop`] says for sure.
-    pub fn free(&self, buffer: Buffer<A, B>) -> Result<()> {
+    pub fn free(&self, buffer: Buffer<A>) -> Result<()> {
         let shared = &self.0.shared;
         shared.own("buffer", &buffer.shared)?;
         if buffer.kind() == MemoryKind::Registered {
@@ -408,7 +403,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     ///
     /// # Errors
     /// [`Error::WrongWorker`], [`Error::QueueFull`], [`Error::Stopped`], [`Error::Lost`].
-    pub fn fill<'a>(&self, target: impl Into<View<'a, A, B>>, value: u8) -> Result<()> {
+    pub fn fill<'a>(&self, target: impl Into<View<'a, A>>, value: u8) -> Result<()> {
         let (shared, target) = (&self.0.shared, target.into());
         shared.own("buffer", target.shared())?;
         if let Some(done) = current::with(shared, |session| session.fill(target, value)) {
@@ -423,11 +418,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     /// # Errors
     /// [`Error::Lengths`], [`Error::WrongWorker`], [`Error::QueueFull`], [`Error::Stopped`], [`Error::Lost`]. With
     /// [`WorkerOptions::checksum`] the next wait also says [`Error::Corrupted`].
-    pub fn copy<'a>(
-        &self,
-        target: impl Into<View<'a, A, B>>,
-        source: impl Into<View<'a, A, B>>,
-    ) -> Result<()> {
+    pub fn copy<'a>(&self, target: impl Into<View<'a, A>>, source: impl Into<View<'a, A>>) -> Result<()> {
         let (shared, target, source) = (&self.0.shared, target.into(), source.into());
         shared.own("buffer", target.shared())?;
         shared.own("buffer", source.shared())?;
@@ -446,7 +437,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     /// # Errors
     /// [`Error::Lengths`], [`Error::WrongWorker`], [`Error::Deadline`], [`Error::Stopped`]; [`Error::Corrupted`] with
     /// [`WorkerOptions::checksum`]; the device's.
-    pub fn write<'a, T: Pod>(&self, target: impl Into<View<'a, A, B>>, values: &[T]) -> Result<()> {
+    pub fn write<'a, T: Pod>(&self, target: impl Into<View<'a, A>>, values: &[T]) -> Result<()> {
         let target = target.into();
         let bytes: &[u8] = bytemuck::cast_slice(values);
         self.submit_and_wait(self.0.deadline(), |session| session.write(target, bytes))
@@ -456,7 +447,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     ///
     /// # Errors
     /// As [`Worker::write`], and what an earlier queued command failed with.
-    pub fn read<'a, T: Pod>(&self, source: impl Into<View<'a, A, B>>, values: &mut [T]) -> Result<()> {
+    pub fn read<'a, T: Pod>(&self, source: impl Into<View<'a, A>>, values: &mut [T]) -> Result<()> {
         let source = source.into();
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(values);
         self.submit_and_wait(self.0.deadline(), |session| session.read(source, bytes))?;
@@ -544,7 +535,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     }
 
     /// Queues a command that nobody waits for.
-    fn command(&self, command: impl FnOnce(&Session<A, B>) -> Result<()> + Send + 'static) -> Result<()> {
+    fn command(&self, command: impl FnOnce(&Session<A>) -> Result<()> + Send + 'static) -> Result<()> {
         let shared = &self.0.shared;
         shared.alive()?;
         match shared.executor.push(move |session| session.defer(command(session))) {
@@ -555,14 +546,14 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     }
 }
 
-impl<A: Accelerator, B: Brand> Owner<A, B> {
+impl<A: Accelerator> Owner<A> {
     fn deadline(&self) -> Instant {
         self.shared.options.queue.deadline()
     }
 }
 
 /// The worker's thread.
-fn serve<A: Accelerator, B: Brand>(shared: Arc<Shared<A, B>>, opened: Completer<()>, finished: Ending) {
+fn serve<A: Accelerator>(shared: Arc<Shared<A>>, opened: Completer<()>, finished: Ending) {
     let queue = match guarded(|| shared.accelerator.open(&shared.options.queue)) {
         Ok(queue) => queue,
         Err(error) => {

@@ -1,7 +1,6 @@
 //! What a queue can't check, and a worker answers for: that launches and graphs use nothing that was freed.
 #![allow(unsafe_code)]
 
-use super::brand::Brand;
 use super::session::Session;
 use crate::accelerator::{Accelerator, Queue};
 use crate::error::Result;
@@ -9,7 +8,7 @@ use crate::launch::{Arguments, Grid};
 
 type OwnQueue<A> = <A as Accelerator>::Queue;
 
-impl<A: Accelerator, B: Brand> Session<A, B> {
+impl<A: Accelerator> Session<A> {
     /// Launches a kernel of this worker with arguments that were packed from its buffers.
     pub(super) fn start(
         &self,

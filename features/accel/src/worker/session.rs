@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use super::Shared;
 use super::WorkerOptions;
 use super::batch::Batch;
-use super::brand::{AnyWorker, Brand};
 use super::buffer::{Buffer, View};
 use super::chain::Batches;
 use super::checked::crossing;
@@ -29,14 +28,14 @@ pub(super) type EventOf<A> = <QueueOf<A> as Queue>::Event;
 /// One stream of an accelerator with memory, kernels and graphs, and the thread that gives it commands: a worker's, for the
 /// jobs that it runs, or the caller's own ([`Session::open`]). What it starts comes before all that still waits in a worker's
 /// queue.
-pub struct Session<A: Accelerator, B: Brand = AnyWorker> {
+pub struct Session<A: Accelerator> {
     /// Before the queue, which frees the memory that the stop words lie in.
     pub(super) guards: RefCell<Option<Guards>>,
     pub(super) stream: Stream<A>,
-    pub(super) shared: Arc<Shared<A, B>>,
+    pub(super) shared: Arc<Shared<A>>,
     pub(super) transfers: Transfers<A>,
-    pub(super) graphs: Graphs<A, B>,
-    pub(super) batches: Batches<A, B>,
+    pub(super) graphs: Graphs<A>,
+    pub(super) batches: Batches<A>,
     pub(super) next_kernel: Cell<u64>,
     /// The last position at which a command came, and when that was seen.
     pub(super) last: Cell<(u64, Instant)>,
@@ -46,8 +45,8 @@ pub struct Session<A: Accelerator, B: Brand = AnyWorker> {
     pub(super) ended: Cell<bool>,
 }
 
-impl<A: Accelerator, B: Brand> Session<A, B> {
-    pub(super) fn new(queue: QueueOf<A>, shared: Arc<Shared<A, B>>) -> Self {
+impl<A: Accelerator> Session<A> {
+    pub(super) fn new(queue: QueueOf<A>, shared: Arc<Shared<A>>) -> Self {
         Self {
             guards: RefCell::new(None),
             stream: Stream::new(queue),
@@ -75,9 +74,9 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// A session over a queue that was opened by other means: on a stream that somebody else owns, say.
     ///
     /// # Errors
-    /// [`Error::BrandInUse`]; with a checksum [`Error::Load`], and [`Error::Corrupted`] if not even its table arrives.
+    /// With a checksum [`Error::Load`], and [`Error::Corrupted`] if not even its table arrives.
     pub fn over(accelerator: Arc<A>, queue: QueueOf<A>, options: WorkerOptions) -> Result<Self> {
-        let session = Self::new(queue, Arc::new(Shared::new(accelerator, options, false)?));
+        let session = Self::new(queue, Arc::new(Shared::new(accelerator, options, false)));
         session.begin_checks()?;
         Ok(session)
     }
@@ -93,7 +92,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     }
 
     /// Somebody else's memory, as a buffer. Dropping the buffer frees nothing.
-    pub fn borrow(&self, memory: BorrowedMemory) -> Buffer<A, B> {
+    pub fn borrow(&self, memory: BorrowedMemory) -> Buffer<A> {
         Buffer::borrowed(memory, &self.shared)
     }
 
@@ -103,7 +102,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// [`Error::WrongWorker`]. For registered memory also [`Error::InGraph`] while there is a graph that uses it,
     /// [`Error::Capturing`], [`Error::Deadline`] and the device's: it goes back some time after the last such graph is gone,
     /// or with the session.
-    pub fn free(&self, buffer: Buffer<A, B>) -> Result<()> {
+    pub fn free(&self, buffer: Buffer<A>) -> Result<()> {
         self.shared.own("buffer", &buffer.shared)?;
         match buffer.kind() {
             MemoryKind::Registered => self.unregister(buffer),
@@ -112,7 +111,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     }
 
     /// A batch of launches for [`Session::launch_batch`], without any yet.
-    pub fn batch<'a>(&self) -> Batch<'a, A, B> {
+    pub fn batch<'a>(&self) -> Batch<'a, A> {
         Batch::new(Arc::clone(&self.shared))
     }
 
@@ -120,7 +119,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     ///
     /// # Errors
     /// [`Error::WrongWorker`], [`Error::OutOfOrder`], [`Error::Capturing`]. What else fails the next wait says.
-    pub fn launch_batch(&self, batch: Batch<'_, A, B>) -> Result<()> {
+    pub fn launch_batch(&self, batch: Batch<'_, A>) -> Result<()> {
         self.tend();
         self.launch_steps_now(&batch.into_steps(&self.shared)?)
     }
@@ -130,7 +129,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::PoolLimit`], [`Error::Capturing`] when the device would have to be asked, or the
     /// pool's memory is zeroed.
-    pub fn allocate(&self, bytes: u64) -> Result<Buffer<A, B>> {
+    pub fn allocate(&self, bytes: u64) -> Result<Buffer<A>> {
         self.allocate_kind(MemoryKind::Device, bytes)
     }
 
@@ -138,7 +137,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     ///
     /// # Errors
     /// As [`Session::allocate`]; [`Error::Unsupported`].
-    pub fn allocate_kind(&self, kind: MemoryKind, bytes: u64) -> Result<Buffer<A, B>> {
+    pub fn allocate_kind(&self, kind: MemoryKind, bytes: u64) -> Result<Buffer<A>> {
         self.tend();
         if self.shared.pool.zero() {
             self.may_zero()?;
@@ -159,7 +158,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     ///
     /// # Errors
     /// As [`Session::allocate`]; in a capture always [`Error::Capturing`].
-    pub fn allocate_zeroed(&self, bytes: u64) -> Result<Buffer<A, B>> {
+    pub fn allocate_zeroed(&self, bytes: u64) -> Result<Buffer<A>> {
         self.may_zero()?;
         let buffer = self.allocate(bytes)?;
         if !self.shared.pool.zero() {
@@ -206,7 +205,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     }
 
     /// Gives registered memory back to the host, now. No command behind the one that runs uses it.
-    pub(super) fn unregister(&self, buffer: Buffer<A, B>) -> Result<()> {
+    pub(super) fn unregister(&self, buffer: Buffer<A>) -> Result<()> {
         self.not_capturing("a free")?;
         if self.shared.pool.holds(buffer.address()) {
             // Graphs that were dropped before are gone when the device has done what it was given.
@@ -230,7 +229,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// The `bytes` bytes at `host` stay mapped, and no Rust reference to them is live, until [`Session::free`] or
     /// [`Session::close`] has returned without an error.
     #[allow(unsafe_code)]
-    pub unsafe fn register(&self, host: *mut u8, bytes: u64) -> Result<Buffer<A, B>> {
+    pub unsafe fn register(&self, host: *mut u8, bytes: u64) -> Result<Buffer<A>> {
         // SAFETY: as the caller promises.
         let memory = unsafe { self.register_memory(host, bytes) }?;
         self.shared.pool.adopt(memory.bytes());
@@ -252,7 +251,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     ///
     /// # Errors
     /// [`Error::OutOfOrder`]; the device's.
-    pub fn fill<'a>(&self, target: impl Into<View<'a, A, B>>, value: u8) -> Result<()> {
+    pub fn fill<'a>(&self, target: impl Into<View<'a, A>>, value: u8) -> Result<()> {
         let target = self.region(target.into())?;
         self.fill_region(target, value)
     }
@@ -266,11 +265,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// # Errors
     /// [`Error::Lengths`], [`Error::OutOfOrder`]; the device's. With [`WorkerOptions::checksum`](crate::WorkerOptions)
     /// [`Error::Corrupted`], [`Error::Deadline`] and [`Error::Capturing`] for one between host and device, which it waits for.
-    pub fn copy<'a>(
-        &self,
-        target: impl Into<View<'a, A, B>>,
-        source: impl Into<View<'a, A, B>>,
-    ) -> Result<()> {
+    pub fn copy<'a>(&self, target: impl Into<View<'a, A>>, source: impl Into<View<'a, A>>) -> Result<()> {
         let (target, source) = (self.region(target.into())?, self.region(source.into())?);
         self.copy_region(target, source)
     }
@@ -324,7 +319,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     }
 
     /// A view's region, if the running command may use it.
-    pub(super) fn region(&self, view: View<'_, A, B>) -> Result<Region<'static>> {
+    pub(super) fn region(&self, view: View<'_, A>) -> Result<Region<'static>> {
         self.shared.own("buffer", view.shared())?;
         if view.ready() > self.shared.executor.position() {
             return Err(Error::OutOfOrder);

@@ -6,7 +6,6 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use super::Garbage;
-use super::brand::Brand;
 use super::guard::Guarded;
 use super::session::{EventOf, QueueOf, Session};
 use crate::accelerator::{Accelerator, Queue};
@@ -60,7 +59,7 @@ pub(super) enum Over {
     Replay(u64),
 }
 
-impl<A: Accelerator, B: Brand> Session<A, B> {
+impl<A: Accelerator> Session<A> {
     /// The queue, for what this session has no words for. Commands to it are not checked against captures and buffers
     /// of other workers.
     pub fn queue(&self) -> &QueueOf<A> {

@@ -10,7 +10,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::Worker;
-use super::brand::{AnyWorker, Brand};
 use super::buffer::{Argument, Kernel, View};
 use super::session::{EventOf, Session};
 use crate::accelerator::{Accelerator, Queue};
@@ -34,19 +33,19 @@ impl<A: Accelerator> fmt::Debug for Event<A> {
 }
 
 /// Where further streams are opened: see [`Session::scope`].
-pub struct Scope<'scope, 'env: 'scope, A: Accelerator, B: Brand = AnyWorker> {
-    session: &'env Session<A, B>,
-    opened: RefCell<Vec<Rc<Session<A, B>>>>,
+pub struct Scope<'scope, 'env: 'scope, A: Accelerator> {
+    session: &'env Session<A>,
+    opened: RefCell<Vec<Rc<Session<A>>>>,
     scope: PhantomData<&'scope mut &'scope ()>,
 }
 
 /// A further stream of a session. What it uses lives longer than its scope.
-pub struct ScopedStream<'scope, A: Accelerator, B: Brand = AnyWorker> {
-    side: Rc<Session<A, B>>,
+pub struct ScopedStream<'scope, A: Accelerator> {
+    side: Rc<Session<A>>,
     scope: PhantomData<&'scope mut &'scope ()>,
 }
 
-impl<A: Accelerator, B: Brand> Session<A, B> {
+impl<A: Accelerator> Session<A> {
     /// Runs `f`, which may open further streams. They begin behind what the session was given before, and what it is given
     /// after `f` begins behind them; nobody waits for the device. As with [`std::thread::scope`], they can use only what is
     /// there longer than the scope.
@@ -94,7 +93,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// session nor by this thread.
     pub fn scope<'env, R>(
         &'env self,
-        f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env, A, B>) -> Result<R>,
+        f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env, A>) -> Result<R>,
     ) -> Result<R> {
         self.not_capturing("further streams")?;
         let scope = Scope { session: self, opened: RefCell::default(), scope: PhantomData };
@@ -151,12 +150,12 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     }
 }
 
-impl<'scope, A: Accelerator, B: Brand> Scope<'scope, '_, A, B> {
+impl<'scope, A: Accelerator> Scope<'scope, '_, A> {
     /// Opens a stream.
     ///
     /// # Errors
     /// [`Error::Capturing`]; the device's.
-    pub fn stream(&'scope self) -> Result<ScopedStream<'scope, A, B>> {
+    pub fn stream(&'scope self) -> Result<ScopedStream<'scope, A>> {
         let begin = self.session.record()?;
         let side = self.session.side()?;
         self.opened.borrow_mut().push(Rc::clone(&side));
@@ -165,16 +164,16 @@ impl<'scope, A: Accelerator, B: Brand> Scope<'scope, '_, A, B> {
     }
 }
 
-impl<'scope, A: Accelerator, B: Brand> ScopedStream<'scope, A, B> {
+impl<'scope, A: Accelerator> ScopedStream<'scope, A> {
     /// Launches a kernel, as [`Session::launch`] does.
     ///
     /// # Errors
     /// As [`Session::launch`].
     pub fn launch(
         &self,
-        kernel: &'scope Kernel<A, B>,
+        kernel: &'scope Kernel<A>,
         launch: impl Into<Launch>,
-        arguments: &[Argument<'scope, A, B>],
+        arguments: &[Argument<'scope, A>],
     ) -> Result<()> {
         self.side.launch(kernel, launch, arguments)
     }
@@ -183,7 +182,7 @@ impl<'scope, A: Accelerator, B: Brand> ScopedStream<'scope, A, B> {
     ///
     /// # Errors
     /// As [`Session::fill`].
-    pub fn fill(&self, target: impl Into<View<'scope, A, B>>, value: u8) -> Result<()> {
+    pub fn fill(&self, target: impl Into<View<'scope, A>>, value: u8) -> Result<()> {
         self.side.fill(target, value)
     }
 
@@ -191,11 +190,7 @@ impl<'scope, A: Accelerator, B: Brand> ScopedStream<'scope, A, B> {
     ///
     /// # Errors
     /// As [`Session::copy`].
-    pub fn copy(
-        &self,
-        target: impl Into<View<'scope, A, B>>,
-        source: impl Into<View<'scope, A, B>>,
-    ) -> Result<()> {
+    pub fn copy(&self, target: impl Into<View<'scope, A>>, source: impl Into<View<'scope, A>>) -> Result<()> {
         let (target, source) = (self.side.region(target.into())?, self.side.region(source.into())?);
         self.side.copy_region(target, source)
     }
@@ -217,13 +212,13 @@ impl<'scope, A: Accelerator, B: Brand> ScopedStream<'scope, A, B> {
     }
 }
 
-impl<A: Accelerator, B: Brand> fmt::Debug for ScopedStream<'_, A, B> {
+impl<A: Accelerator> fmt::Debug for ScopedStream<'_, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ScopedStream").finish_non_exhaustive()
     }
 }
 
-impl<A: Accelerator, B: Brand> Worker<A, B> {
+impl<A: Accelerator> Worker<A> {
     /// An event behind all that was given so far, for other workers and sessions to wait for. This waits until the worker's
     /// thread has come so far, but not for the device.
     ///

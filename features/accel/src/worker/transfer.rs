@@ -5,7 +5,6 @@ use std::rc::Rc;
 
 use bytemuck::Pod;
 
-use super::brand::Brand;
 use super::buffer::View;
 use super::checked::Checker;
 use super::session::{EventOf, Session};
@@ -33,12 +32,12 @@ impl<A: Accelerator> Default for Transfers<A> {
     }
 }
 
-impl<A: Accelerator, B: Brand> Session<A, B> {
+impl<A: Accelerator> Session<A> {
     /// Copies host values into a view of the same length. They are the caller's again when this returns.
     ///
     /// # Errors
     /// [`Error::Lengths`], [`Error::Deadline`], [`Error::Capturing`], [`Error::Corrupted`]; the device's.
-    pub fn write<'a, T: Pod>(&self, target: impl Into<View<'a, A, B>>, values: &[T]) -> Result<()> {
+    pub fn write<'a, T: Pod>(&self, target: impl Into<View<'a, A>>, values: &[T]) -> Result<()> {
         let target = self.region(target.into())?;
         self.write_region(target, bytemuck::cast_slice(values))
     }
@@ -76,7 +75,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     ///
     /// # Errors
     /// [`Error::Lengths`], [`Error::Deadline`], [`Error::Capturing`], [`Error::Corrupted`]; the device's.
-    pub fn read<'a, T: Pod>(&self, source: impl Into<View<'a, A, B>>, values: &mut [T]) -> Result<()> {
+    pub fn read<'a, T: Pod>(&self, source: impl Into<View<'a, A>>, values: &mut [T]) -> Result<()> {
         let source = self.region(source.into())?;
         self.read_region(source, bytemuck::cast_slice_mut(values))?;
         if self.shared.threaded { Ok(()) } else { self.shared.take_deferred() }

@@ -9,7 +9,6 @@ use half::{bf16, f16};
 use vm_abi::Element;
 
 use super::Worker;
-use super::brand::{AnyWorker, Brand};
 use super::buffer::{Argument, Buffer, Shaped, View};
 use super::session::Session;
 use crate::accelerator::Accelerator;
@@ -46,7 +45,7 @@ elements! {
 /// # use std::{sync::Arc, time::Duration};
 /// # use vm_accel::{arguments, fake::FakeAccelerator, programs::Program, Error, Worker, WorkerOptions};
 /// # fn main() -> Result<(), Error> {
-/// # let worker = Worker::<_>::start(Arc::new(FakeAccelerator::new()), WorkerOptions::default())?;
+/// # let worker = Worker::start(Arc::new(FakeAccelerator::new()), WorkerOptions::default())?;
 /// let kernel = worker.load(&FakeAccelerator::artifact(Program::Add))?;
 /// let x = worker.upload(&[1u32, 2, 3])?;
 /// let y = worker.allocate_typed::<u32>(3)?;
@@ -60,8 +59,8 @@ elements! {
 /// # worker.stop(Duration::from_secs(10))
 /// # }
 /// ```
-pub struct TypedBuffer<T: ElementType, A: Accelerator, B: Brand = AnyWorker> {
-    bytes: Buffer<A, B>,
+pub struct TypedBuffer<T: ElementType, A: Accelerator> {
+    bytes: Buffer<A>,
     elements: PhantomData<T>,
 }
 
@@ -72,7 +71,7 @@ fn bytes<T>(count: usize) -> Result<u64> {
     })
 }
 
-impl<T: ElementType, A: Accelerator, B: Brand> TypedBuffer<T, A, B> {
+impl<T: ElementType, A: Accelerator> TypedBuffer<T, A> {
     /// How many elements it has.
     pub fn len(&self) -> usize {
         self.bytes.bytes() as usize / size_of::<T>()
@@ -84,12 +83,12 @@ impl<T: ElementType, A: Accelerator, B: Brand> TypedBuffer<T, A, B> {
     }
 
     /// The buffer as bytes.
-    pub fn as_bytes(&self) -> &Buffer<A, B> {
+    pub fn as_bytes(&self) -> &Buffer<A> {
         &self.bytes
     }
 
     /// The buffer as bytes.
-    pub fn into_bytes(self) -> Buffer<A, B> {
+    pub fn into_bytes(self) -> Buffer<A> {
         self.bytes
     }
 
@@ -97,7 +96,7 @@ impl<T: ElementType, A: Accelerator, B: Brand> TypedBuffer<T, A, B> {
     ///
     /// # Errors
     /// [`Error::OutOfRange`], in bytes; [`Error::Extents`].
-    pub fn view(&self, elements: Range<usize>) -> Result<View<'_, A, B>> {
+    pub fn view(&self, elements: Range<usize>) -> Result<View<'_, A>> {
         let (first, count) = (elements.start, elements.end.saturating_sub(elements.start));
         Ok(self.bytes.view(bytes::<T>(first)?, bytes::<T>(count)?)?.of(T::ELEMENT))
     }
@@ -106,7 +105,7 @@ impl<T: ElementType, A: Accelerator, B: Brand> TypedBuffer<T, A, B> {
     ///
     /// # Errors
     /// [`Error::Extents`].
-    pub fn shaped(&self, extents: &[u64]) -> Result<Shaped<'_, A, B>> {
+    pub fn shaped(&self, extents: &[u64]) -> Result<Shaped<'_, A>> {
         View::from(self).shaped(extents)
     }
 
@@ -114,17 +113,17 @@ impl<T: ElementType, A: Accelerator, B: Brand> TypedBuffer<T, A, B> {
     ///
     /// # Errors
     /// [`Error::Extents`].
-    pub fn strided(&self, extents: &[u64], strides: &[u64]) -> Result<Shaped<'_, A, B>> {
+    pub fn strided(&self, extents: &[u64], strides: &[u64]) -> Result<Shaped<'_, A>> {
         View::from(self).strided(extents, strides)
     }
 }
 
-impl<A: Accelerator, B: Brand> Buffer<A, B> {
+impl<A: Accelerator> Buffer<A> {
     /// The buffer as one of elements.
     ///
     /// # Errors
     /// [`Error::Extents`] if its bytes are no whole number of them, or its address is not aligned to them.
-    pub fn typed<T: ElementType>(self) -> Result<TypedBuffer<T, A, B>> {
+    pub fn typed<T: ElementType>(self) -> Result<TypedBuffer<T, A>> {
         let (size, bytes, address) = (size_of::<T>() as u64, self.bytes(), self.address());
         if !bytes.is_multiple_of(size) || !address.is_multiple_of(size) {
             let element = T::ELEMENT;
@@ -135,30 +134,30 @@ impl<A: Accelerator, B: Brand> Buffer<A, B> {
     }
 }
 
-impl<'a, T: ElementType, A: Accelerator, B: Brand> From<&'a TypedBuffer<T, A, B>> for View<'a, A, B> {
-    fn from(buffer: &'a TypedBuffer<T, A, B>) -> Self {
+impl<'a, T: ElementType, A: Accelerator> From<&'a TypedBuffer<T, A>> for View<'a, A> {
+    fn from(buffer: &'a TypedBuffer<T, A>) -> Self {
         View::from(&buffer.bytes).of(T::ELEMENT)
     }
 }
 
-impl<'a, T: ElementType, A: Accelerator, B: Brand> From<&'a TypedBuffer<T, A, B>> for Argument<'a, A, B> {
-    fn from(buffer: &'a TypedBuffer<T, A, B>) -> Self {
+impl<'a, T: ElementType, A: Accelerator> From<&'a TypedBuffer<T, A>> for Argument<'a, A> {
+    fn from(buffer: &'a TypedBuffer<T, A>) -> Self {
         View::from(buffer).into()
     }
 }
 
-impl<T: ElementType, A: Accelerator, B: Brand> fmt::Debug for TypedBuffer<T, A, B> {
+impl<T: ElementType, A: Accelerator> fmt::Debug for TypedBuffer<T, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TypedBuffer").field("element", &T::ELEMENT).field("bytes", &self.bytes).finish()
     }
 }
 
-impl<A: Accelerator, B: Brand> Worker<A, B> {
+impl<A: Accelerator> Worker<A> {
     /// Allocates device memory for a number of elements.
     ///
     /// # Errors
     /// As [`Worker::allocate`]; [`Error::Extents`].
-    pub fn allocate_typed<T: ElementType>(&self, count: usize) -> Result<TypedBuffer<T, A, B>> {
+    pub fn allocate_typed<T: ElementType>(&self, count: usize) -> Result<TypedBuffer<T, A>> {
         self.allocate(bytes::<T>(count)?)?.typed()
     }
 
@@ -166,7 +165,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     ///
     /// # Errors
     /// As [`Worker::allocate`] and [`Worker::write`].
-    pub fn upload<T: ElementType>(&self, values: &[T]) -> Result<TypedBuffer<T, A, B>> {
+    pub fn upload<T: ElementType>(&self, values: &[T]) -> Result<TypedBuffer<T, A>> {
         let buffer = self.allocate_typed(values.len())?;
         self.write(&buffer, values)?;
         Ok(buffer)
@@ -176,19 +175,19 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     ///
     /// # Errors
     /// As [`Worker::read`].
-    pub fn download<T: ElementType>(&self, buffer: &TypedBuffer<T, A, B>) -> Result<Vec<T>> {
+    pub fn download<T: ElementType>(&self, buffer: &TypedBuffer<T, A>) -> Result<Vec<T>> {
         let mut values = vec![T::zeroed(); buffer.len()];
         self.read(buffer, &mut values)?;
         Ok(values)
     }
 }
 
-impl<A: Accelerator, B: Brand> Session<A, B> {
+impl<A: Accelerator> Session<A> {
     /// Allocates device memory for a number of elements.
     ///
     /// # Errors
     /// As [`Session::allocate`]; [`Error::Extents`].
-    pub fn allocate_typed<T: ElementType>(&self, count: usize) -> Result<TypedBuffer<T, A, B>> {
+    pub fn allocate_typed<T: ElementType>(&self, count: usize) -> Result<TypedBuffer<T, A>> {
         self.allocate(bytes::<T>(count)?)?.typed()
     }
 
@@ -196,7 +195,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     ///
     /// # Errors
     /// As [`Session::allocate`] and [`Session::write`].
-    pub fn upload<T: ElementType>(&self, values: &[T]) -> Result<TypedBuffer<T, A, B>> {
+    pub fn upload<T: ElementType>(&self, values: &[T]) -> Result<TypedBuffer<T, A>> {
         let buffer = self.allocate_typed(values.len())?;
         self.write(&buffer, values)?;
         Ok(buffer)
@@ -206,7 +205,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     ///
     /// # Errors
     /// As [`Session::read`].
-    pub fn download<T: ElementType>(&self, buffer: &TypedBuffer<T, A, B>) -> Result<Vec<T>> {
+    pub fn download<T: ElementType>(&self, buffer: &TypedBuffer<T, A>) -> Result<Vec<T>> {
         let mut values = vec![T::zeroed(); buffer.len()];
         self.read(buffer, &mut values)?;
         Ok(values)
