@@ -23,15 +23,15 @@ pub trait Accelerator: Send + Sync + 'static {
     fn open(&self, options: &QueueOptions) -> Result<Self::Queue>;
 }
 
-/// One launch of a [`Queue::chain`].
-pub struct Link<'a, Q: Queue + ?Sized> {
+/// One launch of a [`Queue::graph_exec`].
+pub struct GraphNode<'a, Q: Queue + ?Sized> {
     /// What is launched, as [`Queue::launch`] takes it.
     pub kernel: &'a Q::Kernel,
     /// Its blocks.
     pub grid: Grid,
     /// What was packed for it.
     pub arguments: Arguments,
-    /// Recorded behind it, at each replay. Who looks at it lets the replay end before the next.
+    /// Recorded behind it, at each replay. Who polls it lets the replay end before the next.
     pub then: Option<&'a Q::Event>,
 }
 
@@ -78,12 +78,12 @@ pub trait Queue: 'static {
     /// [`MemoryKind::Registered`] too, which is not allocated.
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Memory>;
 
-    /// Memory of `bytes` bytes that kernels look at all the time, and the host now and then: it writes there while they
+    /// Memory of `bytes` bytes that kernels poll all the time: the host writes there while they
     /// run, and they see it soon. They may write there too.
     ///
     /// # Errors
     /// As [`Queue::allocate`].
-    fn allocate_watched(&self, bytes: u64) -> Result<Memory> {
+    fn allocate_polled(&self, bytes: u64) -> Result<Memory> {
         self.allocate(MemoryKind::Pinned, bytes)
     }
 
@@ -181,7 +181,7 @@ pub trait Queue: 'static {
     ///
     /// # Safety
     /// Until the kernel has ended, the memory that its arguments name is not freed, but by a command of this queue behind
-    /// the launch; nor is the stop word's.
+    /// the launch; nor is the cancel flag's.
     #[allow(unsafe_code)]
     unsafe fn launch(&self, kernel: &Self::Kernel, grid: Grid, arguments: &Arguments) -> Result<()>;
 
@@ -212,17 +212,17 @@ pub trait Queue: 'static {
     ///
     /// # Errors
     /// [`Error::Unsupported`] where it would be no faster than the launches; the driver's.
-    fn chain(&self, links: &[Link<'_, Self>]) -> Result<Self::Graph> {
-        let _ = links;
+    fn graph_exec(&self, nodes: &[GraphNode<'_, Self>]) -> Result<Self::Graph> {
+        let _ = nodes;
         Err(Error::Unsupported { what: "graphs of launches".into(), device: "this accelerator".into() })
     }
 
-    /// Gives the launch at a place of a graph that [`Queue::chain`] made other arguments: for the replays that follow,
+    /// Gives the launch at a place of a graph that [`Queue::graph_exec`] made other arguments: for the replays that follow,
     /// not for those before. The kernel and the grid are the same.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for another graph; the driver's.
-    fn amend(
+    fn update(
         &self,
         graph: &Self::Graph,
         place: usize,

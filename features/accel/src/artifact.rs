@@ -68,7 +68,7 @@ pub struct Parameter {
 pub struct Signature {
     /// The kernel's symbol in the image.
     pub entry: String,
-    /// Work-items of a block in each dimension.
+    /// Threads of a block in each dimension.
     pub block: [u32; 3],
     /// Blocks of a cluster, neighbours along x that run at the same time: a grid has a multiple of that along x. 1
     /// for a kernel whose blocks are by themselves. The code says it too, so it is no part of a launch.
@@ -81,7 +81,7 @@ pub struct Signature {
     pub tiles: Vec<Tile>,
     /// Whether it can be stopped: then it has a [`Guard`](vm_abi::Guard).
     pub guarded: bool,
-    /// The most that a work-item does before it ends or looks at the stop word, in operations about as long as an addition
+    /// The static cost bound: the most that a thread does before it ends or polls the cancel flag, in operations about as long as an addition
     /// each; [`u64::MAX`] where that is not known.
     pub work: u64,
 }
@@ -102,7 +102,7 @@ impl Signature {
             return Err("the entry symbol is empty or holds a zero byte".into());
         }
         if self.block.contains(&0) {
-            return Err(format!("a block of {:?} work-items has none", self.block));
+            return Err(format!("a block of {:?} threads has none", self.block));
         }
         if self.cluster == 0 {
             return Err("a cluster of no blocks".into());
@@ -181,11 +181,11 @@ impl Artifact {
     ///
     /// # Errors
     /// [`Error::Load`] if no kernel can have that signature: too many parameters; boxes that no view has; a
-    /// block without work-items; an entry that is no symbol.
+    /// block without threads; an entry that is no symbol.
     ///
     /// # Safety
     /// The kernel takes just these parameters, where [`Artifact::params`] says. Launched in blocks of this size with arguments that they admit, it
-    /// reaches no memory but the elements of its views, its stop word, and shared and local memory of its own, whatever
+    /// reaches no memory but the elements of its views, its cancel flag, and shared and local memory of its own, whatever
     /// the scalars and the grid are. What a compiler made from a validated module keeps to that.
     pub unsafe fn new(image: impl Into<Arc<[u8]>>, signature: Signature) -> Result<Self> {
         match signature.check() {

@@ -178,7 +178,7 @@ pub enum Error {
         /// The iterations that each thread was given.
         fuel: u64,
     },
-    /// A guarded launch took longer than it was given. All of its work-items have stopped.
+    /// A guarded launch took longer than it was given. All of its threads have stopped.
     #[error("kernel {kernel} was stopped: it took longer than {limit:?}; give it more time or less to do")]
     DeadlineExceeded {
         /// The kernel's entry symbol.

@@ -81,8 +81,8 @@ impl<Q: Queue> Queue for FaultyQueue<Q> {
         self.inner.allocate(kind, bytes)
     }
 
-    fn allocate_watched(&self, bytes: u64) -> Result<Memory> {
-        self.inner.allocate_watched(bytes)
+    fn allocate_polled(&self, bytes: u64) -> Result<Memory> {
+        self.inner.allocate_polled(bytes)
     }
 
     fn free(&self, memory: Memory) -> Result<()> {

@@ -74,7 +74,7 @@ impl From<[u32; 3]> for Grid {
 /// What a launch of a kernel that can be stopped may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// How often each work-item may begin the body of a loop.
+    /// How often each thread may begin the body of a loop.
     pub fuel: u64,
     /// How long it may take, from when it was given to the device and the guarded launch before it had ended; what runs
     /// between the two counts.
@@ -482,9 +482,9 @@ mod tests {
             address: None,
             driver: String::new(),
             memory_bytes: 0,
-            units: 1,
-            lanes: 1,
-            block_items: 1,
+            compute_units: 1,
+            warp_size: 1,
+            block_threads: 1,
             block: [1; 3],
             grid: [1000, 10, 10],
             shared_bytes: 0,
@@ -533,7 +533,7 @@ mod tests {
         let first = 0xff | 0xfffe << 16 | u64::from(1.0f32.to_bits()) << 32;
         let want = [first, 0x1000, 10, 0x2000, 2, 3, 4, 400, 100, u64::MAX, 0x3000, 77];
         assert_eq!((packed.words(), packed.bytes()), (&want[..], 96));
-        assert!(packed.guard(&artifact, row.region(), 1).is_err(), "a stop word has 4 bytes");
+        assert!(packed.guard(&artifact, row.region(), 1).is_err(), "a cancel flag has 4 bytes");
     }
 
     #[test]

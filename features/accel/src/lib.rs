@@ -1,10 +1,10 @@
 //! What an accelerator is to the rest of the house, in three layers.
 //!
 //! - [`Accelerator`] and [`Queue`] are what an implementation provides: a device, and a context with one stream that
-//!   one thread owns. They hand out [`Memory`] that can't be copied and take it back by value.
+//!   one thread owns. They give [`Memory`] that can't be copied and take it back by value.
 //! - [`Worker`] is one thread that owns one queue. Any thread may call it. Commands run in the order in which they
 //!   came, so allocation, copies, launches and frees are ordered without a word from the caller.
-//! - The memory pool lives in the worker: a freed [`Buffer`]'s memory may be handed out again at once, to any thread,
+//! - The memory pool lives in the worker: a freed [`Buffer`]'s memory may be used again at once, to any thread,
 //!   because what the new owner does comes later in the same order.
 //!
 //! # Why buffers can't be misused
@@ -72,7 +72,7 @@ pub mod sys;
 mod tensor;
 mod worker;
 
-pub use accelerator::{Accelerator, Link, Queue};
+pub use accelerator::{Accelerator, GraphNode, Queue};
 pub use artifact::{Artifact, Extent, Parameter, ParameterKind, Signature};
 pub use checksum::{Checksum, ChecksumStatistics, Direction};
 pub use device::{DeviceInfo, MemoryInfo, QueueOptions, deadline};

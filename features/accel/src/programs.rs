@@ -7,7 +7,7 @@ use crate::artifact::{Extent, Parameter, ParameterKind, Signature};
 
 /// One program. Views are of the type in brackets; `?` is any extent.
 ///
-/// A grid may have more work-items than there is work, or fewer: programs without a word on their grid do all their
+/// A grid may have more threads than there is work, or fewer: programs without a word on their grid do all their
 /// work whatever it is.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, strum::EnumString, strum::IntoStaticStr, strum::VariantArray,
@@ -33,10 +33,10 @@ pub enum Program {
     /// bytes of dynamic shared memory and a barrier. Blocks of 64; the grid has a block for every 64 elements.
     Reverse,
     /// `ids(output [u32; ?, 16])`: `output[b, i] = bx | by << 4 | bz << 8 | tx << 12 | ty << 16 | tz << 20`, where
-    /// `bx, by, bz` is the block, `tx, ty, tz` the work-item in it, `b` the block's number, `i` the item's, x fastest.
+    /// `bx, by, bz` is the block, `tx, ty, tz` the thread in it, `b` the block's number, `i` the item's, x fastest.
     /// Blocks of 4×2×2; the first extent is the number of blocks.
     Ids,
-    /// `spin(output [u32; 1], turns u64)`, guarded: each work-item begins the body of a loop `turns` times, and then
+    /// `spin(output [u32; 1], turns u64)`, guarded: each thread begins the body of a loop `turns` times, and then
     /// sets `output[0]` to 1. One that was stopped sets nothing. Blocks of 32.
     Spin,
     /// An artifact with the signature of [`Program::Add`] and an image that can't be loaded.

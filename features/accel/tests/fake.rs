@@ -328,8 +328,8 @@ fn batches_become_graphs_and_a_fault_in_one_loses_no_launch() {
     let worker = Worker::<FakeAccelerator>::start(Arc::clone(&device), WorkerOptions::default()).unwrap();
     let bump = worker.load(&FakeAccelerator::artifact(Program::Bump)).unwrap();
     let data = worker.allocate_zeroed(4).unwrap();
-    let run_over = |grid: u32, launches: u32, chained: u64| {
-        let before = device.chained();
+    let run_over = |grid: u32, launches: u32, in_graphs: u64| {
+        let before = device.graph_launches();
         worker.fill(&data, 0).unwrap();
         let mut batch = worker.batch();
         (0..launches).for_each(|by| batch.launch(&bump, grid, &arguments![&data, by]).unwrap());
@@ -337,9 +337,9 @@ fn batches_become_graphs_and_a_fault_in_one_loses_no_launch() {
         let mut sum = [7u32];
         worker.read(&data, &mut sum).unwrap();
         assert_eq!(sum, [launches * (launches - 1) / 2]);
-        assert_eq!(device.chained() - before, chained, "{launches} launches");
+        assert_eq!(device.graph_launches() - before, in_graphs, "{launches} launches");
     };
-    let run = |launches: u32, chained: u64| run_over(1, launches, chained);
+    let run = |launches: u32, in_graphs: u64| run_over(1, launches, in_graphs);
     // A long one becomes a graph at once, a short one when it came often; nothing is longer than 64.
     run(40, 40);
     run(40, 40);
@@ -358,11 +358,11 @@ fn batches_become_graphs_and_a_fault_in_one_loses_no_launch() {
     let mut batch = worker.batch();
     worker.fill(&data, 0).unwrap();
     (0..40u32).for_each(|by| batch.launch(&bump, 1, &arguments![&data, by]).unwrap());
-    let before = device.chained();
+    let before = device.graph_launches();
     worker.launch_batch(batch).unwrap();
     let mut sum = [0u32];
     worker.read(&data, &mut sum).unwrap();
-    assert_eq!((sum, device.chained()), ([780], before));
+    assert_eq!((sum, device.graph_launches()), ([780], before));
     drop((data, bump));
     worker.stop(TIMEOUT).unwrap();
 }
@@ -425,7 +425,7 @@ fn launches_that_wait_in_a_row_keep_their_place_among_all_else() {
         worker.read(&data, &mut sum).unwrap();
         assert_eq!(sum, [153 + 50 * round]);
     }
-    assert!(device.chained() > 1000, "{}", device.chained());
+    assert!(device.graph_launches() > 1000, "{}", device.graph_launches());
     drop((data, copies, graph, guarded));
     worker.stop(TIMEOUT).unwrap();
 }

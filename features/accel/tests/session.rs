@@ -73,7 +73,7 @@ fn kernels_and_graphs_that_are_dropped_are_gone_with_the_next_call() {
     (0..64).for_each(|_| batch.launch(&kernel, 1, &arguments![&x, 1u32]).unwrap());
     session.launch_batch(batch).unwrap();
     session.read(&x, &mut sums).unwrap();
-    assert_eq!((sums, device.chained()), ([64; 100], 64));
+    assert_eq!((sums, device.graph_launches()), ([64; 100], 64));
 }
 
 #[test]

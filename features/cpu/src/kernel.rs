@@ -10,7 +10,7 @@ use vm_accel::{Arguments, Artifact, Error, Grid, Result};
 use crate::image;
 use crate::sys::{Code, Scratch};
 
-/// What is done at most between two looks at a launch's stop word, where blocks are small: some hundredths of a second.
+/// What is done at most between two polls of a launch's cancel flag, where blocks are small: some hundredths of a second.
 const RUN_WORK: u64 = 1 << 26;
 
 /// Code that is loaded, once for all kernels of an image: by the address of the code in the image, which is its own as
@@ -25,9 +25,9 @@ pub struct CpuKernel {
     /// Where in the code it begins.
     entry: usize,
     scratch: usize,
-    /// Which of the packed words is the stop word's address.
+    /// Which of the packed words is the cancel flag's address.
     stop: Option<usize>,
-    /// The most that a block does before it ends or looks at the stop word.
+    /// The most that a block does before it ends or polls the cancel flag.
     block_work: u64,
 }
 
@@ -95,7 +95,7 @@ impl CpuKernel {
     pub(crate) unsafe fn is_stopped(&self, params: &[u64]) -> bool {
         let Some(stop) = self.stop.and_then(|index| params.get(index)) else { return false };
         let word = *stop as *mut u32;
-        // SAFETY: whoever packed the arguments put the address of the launch's stop word there, which is there as long as
+        // SAFETY: whoever packed the arguments put the address of the launch's cancel flag there, which is there as long as
         // the launch, has 4 bytes that are aligned, and is reached as an atomic only.
         !word.is_null() && unsafe { AtomicU32::from_ptr(word) }.load(Ordering::Acquire) != 0
     }

@@ -274,8 +274,8 @@ impl Drop for CpuQueue {
     fn drop(&mut self) {
         self.stream.stop.store(true, Ordering::Release);
         let ended = Arc::new(Mark::default());
-        let told = self.send(Command::Record(Arc::clone(&ended))).and_then(|()| self.send(Command::Stop));
-        let waited = told.is_err() || ended.wait(self.context.options.deadline());
+        let sent = self.send(Command::Record(Arc::clone(&ended))).and_then(|()| self.send(Command::Stop));
+        let waited = sent.is_err() || ended.wait(self.context.options.deadline());
         let Some(thread) = self.thread.take() else { return };
         if !waited {
             // The thread keeps the memory and the code that its kernel works with.

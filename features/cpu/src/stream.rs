@@ -16,7 +16,7 @@ use crate::sys::Scratch;
 /// How often a stream that waits for another polls whether its queue is being dropped.
 const POLL: Duration = Duration::from_millis(10);
 
-/// One command. Addresses are those of memory that was handed out by a queue or registered with one; it is there until the
+/// One command. Addresses are those of memory that was allocated by a queue or registered with one; it is there until the
 /// command has run, and what a `Free` names is used by none behind it. Whoever sends one promises that: it is what safe code
 /// can't say wrong of a `Region`, and what `Queue::launch` and `Queue::replay` are unsafe for.
 #[derive(Clone)]

@@ -4,7 +4,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use vm_accel::{
-    Arguments, Artifact, Error, Grid, Link, Memory, MemoryInfo, MemoryKind, Queue, Region, Result, deadline,
+    Arguments, Artifact, Error, GraphNode, Grid, Memory, MemoryInfo, MemoryKind, Queue, Region, Result,
+    deadline,
 };
 
 use crate::context::{Live, Shared};
@@ -110,8 +111,8 @@ impl Queue for CudaQueue {
         Ok(unsafe { Memory::from_raw(kind, address, host, bytes) })
     }
 
-    fn allocate_watched(&self, bytes: u64) -> Result<Memory> {
-        // In pinned memory each look of a warp goes to the host, one after another: a microsecond each on an H200. Of
+    fn allocate_polled(&self, bytes: u64) -> Result<Memory> {
+        // In pinned memory each poll of a warp goes to the host, one after another: a microsecond each on an H200. Of
         // unified memory that is mostly read the device has a copy, until somebody writes.
         if self.shared.traits.unified {
             match self.allocate(MemoryKind::Unified, bytes) {
@@ -119,12 +120,12 @@ impl Queue for CudaQueue {
                     if let Err(error) =
                         self.shared.driver.mostly_read(memory.address(), bytes, self.shared.device)
                     {
-                        tracing::debug!(%error, "looks at stop words go to the host");
+                        tracing::debug!(%error, "polls of cancel flags go to the host");
                     }
                     return Ok(memory);
                 }
                 Err(error) if error.is_lost() => return Err(error),
-                Err(error) => tracing::debug!(%error, "looks at stop words go to the host"),
+                Err(error) => tracing::debug!(%error, "polls of cancel flags go to the host"),
             }
         }
         self.allocate(MemoryKind::Pinned, bytes)
@@ -145,7 +146,7 @@ impl Queue for CudaQueue {
     }
 
     fn trim(&self, keep: u64) -> Result<()> {
-        // Freed memory that the host has not seen come free stays with the pool. Looking at an event does not count.
+        // Freed memory that the host has not seen come free stays with the pool. Polling an event does not count.
         self.drained()?;
         self.stream.synchronize()?;
         self.shared.pool()?.trim(keep)
@@ -241,19 +242,19 @@ impl Queue for CudaQueue {
     }
 
     #[allow(unsafe_code)]
-    fn chain(&self, links: &[Link<'_, Self>]) -> Result<CudaGraph> {
-        let whole = links.iter().map(|link| self.shared.with_maps(link.kernel, &link.arguments));
+    fn graph_exec(&self, nodes: &[GraphNode<'_, Self>]) -> Result<CudaGraph> {
+        let whole = nodes.iter().map(|node| self.shared.with_maps(node.kernel, &node.arguments));
         let whole = whole.collect::<Result<Vec<_>>>()?;
-        let launches = links.iter().zip(&whole).map(|(link, whole)| {
-            let arguments = whole.as_ref().unwrap_or(&link.arguments);
-            (&link.kernel.function, link.grid, arguments, link.then.map(|event| &event.0))
+        let launches = nodes.iter().zip(&whole).map(|(node, whole)| {
+            let arguments = whole.as_ref().unwrap_or(&node.arguments);
+            (&node.kernel.function, node.grid, arguments, node.then.map(|event| &event.0))
         });
         // SAFETY: the kernels are of this context, which unloads none that is there.
-        unsafe { Graph::chain(&self.shared.context, launches) }.map(CudaGraph)
+        unsafe { Graph::of_launches(&self.shared.context, launches) }.map(CudaGraph)
     }
 
     #[allow(unsafe_code)]
-    fn amend(
+    fn update(
         &self,
         graph: &CudaGraph,
         place: usize,
@@ -265,7 +266,7 @@ impl Queue for CudaQueue {
         let arguments = whole.as_ref().unwrap_or(arguments);
         let _entered = self.shared.enter()?;
         // SAFETY: the kernel is of this context, which unloads none that is there.
-        unsafe { graph.0.amend(place, &kernel.function, grid, arguments) }
+        unsafe { graph.0.update(place, &kernel.function, grid, arguments) }
     }
 
     #[allow(unsafe_code)]

@@ -66,7 +66,12 @@ fn the_artifact_says_what_the_kernel_says() {
         (signature.entry.as_str(), signature.block, signature.guarded),
         ("vir_scale", [128, 2, 1], false)
     );
-    let view = ParameterKind::View { extents: vec![Extent::Any; 2], element: vm_accel::Element::F32, align: 4, writes: true };
+    let view = ParameterKind::View {
+        extents: vec![Extent::Any; 2],
+        element: vm_accel::Element::F32,
+        align: 4,
+        writes: true,
+    };
     let by = ParameterKind::Scalar { bytes: 4, range: Some((1, 9)) };
     let named = |name: &str, kind| Parameter { name: name.into(), kind };
     assert_eq!(signature.parameters, [named("x", view), named("by", by)]);

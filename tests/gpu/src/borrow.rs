@@ -12,8 +12,8 @@ use anyhow::ensure;
 use vm_accel::programs::Program;
 use vm_accel::sys::BorrowedMemory;
 use vm_accel::{
-    Buffer, Element, Error, Launch, Limits, Session, Swizzle, View, Worker, WorkerOptions,
-    arguments, conformance,
+    Buffer, Element, Error, Launch, Limits, Session, Swizzle, View, Worker, WorkerOptions, arguments,
+    conformance,
 };
 use vm_cuda::CudaAccelerator;
 
@@ -35,7 +35,9 @@ pub(crate) fn tests(arguments: &Arguments) -> Vec<Test> {
             in_order(gpu, &Owner::primary(device, true)?)
         }),
         Test::new("on the default stream", move |gpu, _| in_order(gpu, &Owner::primary(device, false)?)),
-        Test::new("in a context of the owner's own", move |gpu, _| in_order(gpu, &Owner::own_context(device)?)),
+        Test::new("in a context of the owner's own", move |gpu, _| {
+            in_order(gpu, &Owner::own_context(device)?)
+        }),
         Test::new("launches wait for nothing", move |gpu, _| no_wait(gpu, device)),
         Test::new("what does not fit is refused", move |gpu, _| refused(gpu, device)),
         Test::new("boxes by tensor maps of borrowed memory", move |gpu, _| boxes(gpu, device)),
@@ -127,7 +129,8 @@ fn in_order(gpu: &Gpu, owner: &Owner) -> anyhow::Result<()> {
             session.launch(&copy2, 512, &arguments![rows(&copy)?, rows(&sum)?])?;
             let found = owner.read(y)?;
             let wanted = u32::from_ne_bytes([turn; 4]) + 5 + u32::from(turn);
-            let right = |(at, value): (usize, &u32)| *value == if at % 1024 < 256 { wanted } else { 0xeeee_eeee };
+            let right =
+                |(at, value): (usize, &u32)| *value == if at % 1024 < 256 { wanted } else { 0xeeee_eeee };
             ensure!(found.iter().enumerate().all(right), "turn {turn}: {:x?}", &found[..4]);
             ensure!(owner.current()? == before, "the current context is another than before");
         }
@@ -183,7 +186,10 @@ fn refused(gpu: &Gpu, device: u32) -> anyhow::Result<()> {
     check(session.launch(&add, 1, &arguments![&low, &whole, 1u32]), "overlaps")?;
     check(session.launch(&add, 1, &arguments![&low, &odd, 1u32]), "not aligned")?;
     let float = View::from(&high).of(Element::F32);
-    check(session.launch(&add, 1, &arguments![&low, float, 1u32]), "elements of u32 are wanted, f32 were given")?;
+    check(
+        session.launch(&add, 1, &arguments![&low, float, 1u32]),
+        "elements of u32 are wanted, f32 were given",
+    )?;
     check(session.launch(&add, 1, &arguments![&low, high.shaped(&[1024])?, 1u32]), "its extents reach over")?;
     check(session.launch(&add, 1, &arguments![&low, &high, 1u64]), "of 8 bytes was given")?;
     drop((low, high, whole, odd, add));

@@ -108,7 +108,8 @@ fn artifact(instructions: &str) -> anyhow::Result<Artifact> {
         ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry probe(.param .align 8 .b8 args[16])\n{{\n\
          .reg .b64 %base;\nld.param.u64 %base, [args];\n{instructions}\nret;\n}}\n"
     );
-    let kind = ParameterKind::View { extents: vec![Extent::Any], element: Element::U32, align: 4, writes: true };
+    let kind =
+        ParameterKind::View { extents: vec![Extent::Any], element: Element::U32, align: 4, writes: true };
     let signature = Signature {
         entry: "probe".into(),
         block: [32, 1, 1],

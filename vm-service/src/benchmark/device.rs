@@ -172,7 +172,7 @@ fn arithmetic<A: JitTarget>(
     let compiled = compiler.compile_kernel(kernel).map_err(Failure::failed)?;
     let run = || -> Result<BenchmarkSpread, Error> {
         let kernel = worker.load(compiled.artifact())?;
-        let grid = BLOCKS.saturating_mul(worker.accelerator().info().units.into()).clamp(1, 65_535);
+        let grid = BLOCKS.saturating_mul(worker.accelerator().info().compute_units.into()).clamp(1, 65_535);
         let items = grid * compute::ITEMS;
         let out = worker.allocate(4 * items)?;
         let launch = |rounds: i32| {

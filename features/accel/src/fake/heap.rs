@@ -88,7 +88,7 @@ impl Heap {
         if !self.holds(address, bytes) || !address.is_multiple_of(bytes) {
             return None;
         }
-        // The host may write a stop word at the same time, so these are atomic.
+        // The host may write a cancel flag at the same time, so these are atomic.
         Some(match bytes {
             // SAFETY: the number lies in a live allocation, aligned.
             4 => u64::from(unsafe { AtomicU32::from_ptr(address as *mut u32) }.load(Ordering::Acquire)),

@@ -1,4 +1,4 @@
-//! The simulated stream: commands in a list, run when somebody looks.
+//! The simulated stream: commands in a list, run when somebody polls.
 
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
@@ -9,7 +9,7 @@ use super::heap::heap;
 use super::programs::{Run, WORDS, same_layout};
 use super::stream::{Command, Context, Owner, State, Stream};
 use super::{Controls, FakeCall, IMAGE};
-use crate::accelerator::{Link, Queue};
+use crate::accelerator::{GraphNode, Queue};
 use crate::artifact::Artifact;
 use crate::device::{MemoryInfo, QueueOptions};
 use crate::error::{Error, Result};
@@ -36,7 +36,7 @@ pub struct FakeKernel {
 /// Recorded commands.
 pub struct FakeGraph {
     commands: RefCell<Vec<Command>>,
-    /// Of a chain: the events behind its launches.
+    /// Of a graph exec of launches: the events behind its launches.
     behind: Option<Vec<Option<Arc<Point>>>>,
 }
 
@@ -280,20 +280,21 @@ impl Queue for FakeQueue {
             let event = event.as_deref().map(|event| self.recorded(event));
             self.stream.push([command.clone()].into_iter().chain(event));
         }
-        self.controls().chained.fetch_add(commands.len() as u64, Ordering::AcqRel);
+        self.controls().graph_launches.fetch_add(commands.len() as u64, Ordering::AcqRel);
         Ok(())
     }
 
-    fn chain(&self, links: &[Link<'_, Self>]) -> Result<FakeGraph> {
+    fn graph_exec(&self, nodes: &[GraphNode<'_, Self>]) -> Result<FakeGraph> {
         self.check(FakeCall::EndCapture)?;
-        let run =
-            |link: &Link<'_, Self>| self.run_of(link.kernel, link.grid, &link.arguments).map(Command::Run);
-        let commands = RefCell::new(links.iter().map(run).collect::<Result<_>>()?);
-        let behind = links.iter().map(|link| link.then.map(|event| Arc::clone(&event.point))).collect();
+        let run = |node: &GraphNode<'_, Self>| {
+            self.run_of(node.kernel, node.grid, &node.arguments).map(Command::Run)
+        };
+        let commands = RefCell::new(nodes.iter().map(run).collect::<Result<_>>()?);
+        let behind = nodes.iter().map(|node| node.then.map(|event| Arc::clone(&event.point))).collect();
         Ok(FakeGraph { commands, behind: Some(behind) })
     }
 
-    fn amend(
+    fn update(
         &self,
         graph: &FakeGraph,
         place: usize,
@@ -303,7 +304,7 @@ impl Queue for FakeQueue {
     ) -> Result<()> {
         let mut commands = graph.commands.borrow_mut();
         let Some(command) = commands.get_mut(place).filter(|_| graph.behind.is_some()) else {
-            let (what, device) = ("amending it".into(), "the simulated accelerator".into());
+            let (what, device) = ("updating it".into(), "the simulated accelerator".into());
             return Err(Error::Unsupported { what, device });
         };
         *command = Command::Run(self.run_of(kernel, grid, arguments)?);

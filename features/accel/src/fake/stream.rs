@@ -1,4 +1,4 @@
-//! A simulated stream: commands in a list, run when somebody looks.
+//! A simulated stream: commands in a list, run when somebody polls.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

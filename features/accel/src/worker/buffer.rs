@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use vm_abi::Element;
 
-use super::{Garbage, Shared};
+use super::{DeferredFree, Shared};
 use crate::accelerator::Accelerator;
 use crate::artifact::Layout;
 use crate::error::{Error, Result};
@@ -295,7 +295,7 @@ impl<A: Accelerator> Drop for Loaded<A> {
     fn drop(&mut self) {
         // SAFETY: the value is being dropped, so nobody uses the field again.
         let kernel = unsafe { ManuallyDrop::take(&mut self.kernel) };
-        self.shared.discard(Garbage::Kernel(self.number, kernel));
+        self.shared.discard(DeferredFree::Kernel(self.number, kernel));
     }
 }
 
@@ -332,7 +332,7 @@ pub struct Graph<A: Accelerator> {
 
 impl<A: Accelerator> Drop for Graph<A> {
     fn drop(&mut self) {
-        self.shared.discard(Garbage::Graph(self.id));
+        self.shared.discard(DeferredFree::Graph(self.id));
     }
 }
 

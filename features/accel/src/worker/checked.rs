@@ -51,7 +51,7 @@ pub(super) struct Checker<A: Accelerator> {
     /// On the device, a place for each slot.
     sums: Memory,
     /// The same on the host.
-    told: Memory,
+    reported: Memory,
     events: Vec<EventOf<A>>,
 }
 
@@ -100,7 +100,7 @@ impl<A: Accelerator> Session<A> {
             retries: checksum.retries,
             powers: self.note(queue.allocate(MemoryKind::Device, powers.len() as u64))?,
             sums: self.note(queue.allocate(MemoryKind::Device, places))?,
-            told: self.note(queue.allocate(MemoryKind::Pinned, places))?,
+            reported: self.note(queue.allocate(MemoryKind::Pinned, places))?,
             events: (0..=SLOTS).map(|_| self.note(queue.event(false))).collect::<Result<_>>()?,
         });
         // The table is used to check its own arrival: a wrong one gives a wrong sum.
@@ -122,7 +122,7 @@ impl<A: Accelerator> Session<A> {
         };
         self.note(self.queue().copy(target, source))?;
         let parts = Parts::of(chunk.device)?;
-        let (sums, told) = checker.places(slot, parts.blocks())?;
+        let (sums, reported) = checker.places(slot, parts.blocks())?;
         let words = match parts.words.bytes() {
             // Aligned, where bytes before and behind no words need not be.
             0 => checker.powers.region().slice(0, 0)?,
@@ -132,7 +132,7 @@ impl<A: Accelerator> Session<A> {
         let views = views.map(|region| Ok(QueueArgument::View(region, Extents::WHOLE)));
         let arguments = Arguments::pack(&checker.layout, views)?;
         self.start(&checker.kernel, Grid::from(parts.blocks()), &arguments)?;
-        self.note(self.queue().copy(told, sums))?;
+        self.note(self.queue().copy(reported, sums))?;
         self.note(self.queue().record(&checker.events[slot]))
     }
 
@@ -140,10 +140,10 @@ impl<A: Accelerator> Session<A> {
     fn receive(&self, checker: &Checker<A>, slot: usize, chunk: &Chunk) -> Result<u32> {
         self.note(self.queue().wait(&checker.events[slot], self.timeout()))?;
         let parts = Parts::of(chunk.device)?;
-        let (_, told) = checker.places(slot, parts.blocks())?;
+        let (_, reported) = checker.places(slot, parts.blocks())?;
         let mut bytes = [0; SUMS_BYTES as usize];
-        let bytes = &mut bytes[..told.bytes() as usize];
-        told.read_host(bytes)?;
+        let bytes = &mut bytes[..reported.bytes() as usize];
+        reported.read_host(bytes)?;
         let words = bytes.chunks_exact(4).map(|word| word.try_into().map_or(0, u32::from_le_bytes));
         Ok(parts.crc32(&words.collect::<Vec<_>>()))
     }
@@ -330,7 +330,7 @@ impl<A: Accelerator> Checker<A> {
     /// Where the sums of a slot lie, on the device and on the host.
     fn places(&self, slot: usize, blocks: u32) -> Result<(Region<'static>, Region<'static>)> {
         let (offset, bytes) = (SUMS_BYTES * slot as u64, 4 * crc32::sums(blocks));
-        Ok((self.sums.detached().slice(offset, bytes)?, self.told.detached().slice(offset, bytes)?))
+        Ok((self.sums.detached().slice(offset, bytes)?, self.reported.detached().slice(offset, bytes)?))
     }
 
     /// The chunk from `offset` of a copy with this side on the device.

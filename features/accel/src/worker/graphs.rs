@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Garbage;
+use super::DeferredFree;
 use super::buffer::{Graph, Loaded};
 use super::guard::{self, Guarded};
 use super::session::{QueueOf, Session};
@@ -33,7 +33,7 @@ impl<A: Accelerator> Default for Graphs<A> {
 pub(super) struct Recorded<A: Accelerator> {
     pub(super) graph: <QueueOf<A> as Queue>::Graph,
     pub(super) uses: Uses<A>,
-    /// The stop words, to be armed, if it has any.
+    /// The cancel flags, to be armed, if it has any.
     words: Option<(Words, Duration)>,
     /// Guarded replays that the device has not been seen to end.
     pub(super) running: u32,
@@ -65,7 +65,7 @@ impl<A: Accelerator> Session<A> {
     /// have together, which is about 3000; the device's.
     pub fn capture(&self, f: impl FnOnce(&Self) -> Result<()>) -> Result<Graph<A>> {
         self.not_capturing("another capture")?;
-        self.look();
+        self.poll_pending();
         self.note(self.queue().begin_capture())?;
         *self.graphs.capture.borrow_mut() = Some(Uses::none());
         let done = guarded(|| f(self));
@@ -104,11 +104,11 @@ impl<A: Accelerator> Session<A> {
     pub(super) fn replay_id(&self, id: u64) -> Result<()> {
         self.not_capturing("a replay")?;
         self.flush();
-        // Stop words that are set would stop this replay too.
+        // Cancel flags that are set would stop this replay too.
         let stopped = |recorded: &Recorded<A>| recorded.running > 0 && recorded.stopped;
         let deadline = self.timeout();
         while self.graphs.recorded.borrow().get(&id).is_some_and(stopped) {
-            self.look();
+            self.poll_pending();
             if Instant::now() >= deadline {
                 return Err(Error::Deadline { what: "the end of a graph that was stopped".into() });
             }
@@ -140,7 +140,7 @@ impl<A: Accelerator> Session<A> {
         for &address in &uses.memory {
             if let Some(memory) = self.shared.pool.unhold(address, self.shared.executor.tail()) {
                 // Its buffer may have been dropped after the graph, behind commands that wait.
-                self.shared.discard(Garbage::Memory(memory));
+                self.shared.discard(DeferredFree::Memory(memory));
             }
         }
     }

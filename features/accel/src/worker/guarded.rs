@@ -1,4 +1,4 @@
-//! The session's launches that can be stopped: how they come by a stop word, and what became of them.
+//! The session's launches that can be stopped: how they come by a cancel flag, and what became of them.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,17 +12,22 @@ use crate::error::{Error, Result};
 use crate::launch::Limits;
 
 impl<A: Accelerator> Session<A> {
-    /// Sees to it that there are stop words.
+    /// Sees to it that there are cancel flags.
     pub(super) fn begin_guards(&self) -> Result<()> {
         if self.guards.borrow().is_none() {
-            let memory = self.note(self.queue().allocate_watched(guard::BYTES))?;
+            let memory = self.note(self.queue().allocate_polled(guard::BYTES))?;
             *self.guards.borrow_mut() = Some(Guards::new(memory)?);
         }
         Ok(())
     }
 
-    /// A stop word, as soon as one is free.
-    pub(super) fn stop_word(&self, layout: &Arc<Layout>, limits: Limits, capturing: bool) -> Result<Guarded> {
+    /// A cancel flag, as soon as one is free.
+    pub(super) fn cancel_flag(
+        &self,
+        layout: &Arc<Layout>,
+        limits: Limits,
+        capturing: bool,
+    ) -> Result<Guarded> {
         self.begin_guards()?;
         let deadline = self.timeout();
         loop {
@@ -32,9 +37,9 @@ impl<A: Accelerator> Session<A> {
             if capturing {
                 return Err(Error::Capturing { what: "a guarded launch more than graphs may have" });
             }
-            self.look();
+            self.poll_pending();
             if Instant::now() >= deadline {
-                return Err(Error::Deadline { what: "a stop word that no launch uses".into() });
+                return Err(Error::Deadline { what: "a cancel flag that no launch uses".into() });
             }
             std::thread::yield_now();
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::Garbage;
+use super::DeferredFree;
 use super::graphs::Recorded;
 use super::session::Session;
 use super::stream::Pending;
@@ -12,9 +12,9 @@ use crate::accelerator::{Accelerator, Queue};
 use crate::error::{Error, Result};
 use crate::executor::{Idle, guarded};
 
-/// How long the thread sleeps between looks at work that the device has not finished.
-pub(super) const LOOK: Duration = Duration::from_micros(50);
-/// How long it looks at such work without a pause: to sleep and wake up takes longer than a short kernel.
+/// How long the thread sleeps between polls of work that the device has not finished.
+pub(super) const POLL: Duration = Duration::from_micros(50);
+/// How long it polls such work without a pause: to sleep and wake up takes longer than a short kernel.
 pub(super) const EAGER: Duration = Duration::from_micros(200);
 
 impl<A: Accelerator> Session<A> {
@@ -24,8 +24,8 @@ impl<A: Accelerator> Session<A> {
             self.flush();
         }
         self.collect();
-        self.look();
-        if self.shared.littered.load(Ordering::Acquire) {
+        self.poll_pending();
+        if self.shared.has_frees.load(Ordering::Acquire) {
             // What is gone may have kept something else.
             return Idle::Poll;
         }
@@ -41,7 +41,7 @@ impl<A: Accelerator> Session<A> {
         let eager = self.shared.options.spin.max(if busy { EAGER } else { Duration::ZERO });
         match now - since < eager {
             true => Idle::Poll,
-            false if busy => Idle::Within(LOOK),
+            false if busy => Idle::Within(POLL),
             false => Idle::Sleep,
         }
     }
@@ -51,26 +51,26 @@ impl<A: Accelerator> Session<A> {
         if self.graphs.capture.borrow().is_some() || self.stream.queue.is_captured().unwrap_or(true) {
             return;
         }
-        let garbage = self.shared.take_garbage(self.shared.executor.position());
-        if garbage.is_empty() {
+        let frees = self.shared.take_frees(self.shared.executor.position());
+        if frees.is_empty() {
             return;
         }
         match self.event().and_then(|event| self.note(self.queue().record(&event)).map(|()| event)) {
-            Ok(event) => self.stream.pending.borrow_mut().push_back(Pending::Garbage(event, garbage)),
+            Ok(event) => self.stream.pending.borrow_mut().push_back(Pending::Free(event, frees)),
             // The context is lost, and all this with it.
-            Err(_) => garbage.into_iter().for_each(|garbage| self.remove(garbage)),
+            Err(_) => frees.into_iter().for_each(|freed| self.remove(freed)),
         }
     }
 
     /// Removes what no command uses any more, whether it was given to the queue or is gathered.
-    pub(super) fn remove(&self, garbage: Garbage<A>) {
-        match garbage {
-            Garbage::Kernel(number, kernel) => {
-                self.forget_chains(number);
+    pub(super) fn remove(&self, freed: DeferredFree<A>) {
+        match freed {
+            DeferredFree::Kernel(number, kernel) => {
+                self.forget_execs(number);
                 self.log(self.stream.queue.unload(kernel));
             }
-            Garbage::Memory(memory) => self.log(self.stream.queue.free(memory)),
-            Garbage::Graph(id) => {
+            DeferredFree::Memory(memory) => self.log(self.stream.queue.free(memory)),
+            DeferredFree::Graph(id) => {
                 let recorded = self.graphs.recorded.borrow_mut().remove(&id);
                 if let Some(Recorded { graph, uses, .. }) = recorded {
                     self.log(self.stream.queue.discard(graph));
@@ -81,21 +81,21 @@ impl<A: Accelerator> Session<A> {
     }
 
     /// Sees what has ended, and frees what was dropped. A worker's thread does that by itself between commands; of a session of
-    /// the caller's own, so do launches and waits. What became of a guarded launch is told by what is seen when its time is up:
-    /// call this, or anything else, before.
+    /// the caller's own, so do launches and waits. A guarded launch whose end is not seen before its
+    /// time is up counts as stopped: call this, or anything else, before.
     pub fn poll(&self) {
         if self.stream.queue.is_captured().unwrap_or(true) {
             return;
         }
         self.collect();
-        self.look();
+        self.poll_pending();
     }
 
     /// The same, where no thread does it.
     #[inline]
     pub(super) fn tend(&self) {
         let idle =
-            || self.stream.pending.borrow().is_empty() && !self.shared.littered.load(Ordering::Relaxed);
+            || self.stream.pending.borrow().is_empty() && !self.shared.has_frees.load(Ordering::Relaxed);
         if !self.shared.threaded && !idle() {
             self.poll();
         }
@@ -135,7 +135,7 @@ impl<A: Accelerator> Session<A> {
             self.collect();
             let _ = self.wait(self.timeout());
         }
-        self.look();
+        self.poll_pending();
         self.shared.executor.close();
         std::mem::take(&mut *self.sides.borrow_mut()).iter().for_each(|side| side.end_stream());
         self.end_stream();
@@ -152,7 +152,7 @@ impl<A: Accelerator> Session<A> {
             self.log(self.queue().discard(graph));
             self.unhold(&uses);
         }
-        self.end_chains();
+        self.end_execs();
         // Before the queue frees the memory that they lie in.
         drop(self.guards.take());
     }

@@ -33,7 +33,7 @@ impl<A: Accelerator> Session<A> {
     ///
     /// # Errors
     /// [`Error::Grid`], [`Error::Arguments`], [`Error::WrongWorker`], [`Error::OutOfOrder`]; [`Error::Deadline`] when
-    /// no stop word became free in time for a guarded kernel; the device's. That a guarded kernel was stopped the next
+    /// no cancel flag became free in time for a guarded kernel; the device's. That a guarded kernel was stopped the next
     /// wait says.
     pub fn launch(
         &self,
@@ -93,7 +93,7 @@ impl<A: Accelerator> Session<A> {
             return Err(Error::Capturing { what: "a guarded launch on a stream that its owner captures" });
         }
         let limits = launch.limits.unwrap_or(self.shared.options.limits);
-        let guarded = self.stop_word(layout, limits, capturing)?;
+        let guarded = self.cancel_flag(layout, limits, capturing)?;
         let (address, word) = self.with_guards(|guards| (guards.address(&guarded), guards.word(&guarded)))?;
         packed.set_guard(layout, address, limits.fuel);
         if let Some(uses) = self.graphs.capture.borrow_mut().as_mut() {

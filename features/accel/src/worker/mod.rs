@@ -2,10 +2,10 @@
 
 mod batch;
 mod buffer;
-mod chain;
 mod checked;
 mod current;
 mod end;
+mod exec;
 mod give;
 mod graphs;
 mod guard;
@@ -54,11 +54,11 @@ pub struct WorkerOptions {
     pub name: String,
     /// How many commands may wait.
     pub capacity: usize,
-    /// How long the thread looks for new commands before it sleeps. Waking it costs the caller some microseconds.
+    /// How long the thread polls for new commands before it sleeps. Waking it costs the caller some microseconds.
     pub spin: Duration,
     /// How the queue is opened. Its timeout is also how long callers wait for room in the queue.
     pub queue: QueueOptions,
-    /// How the pool hands out memory.
+    /// How the pool gives memory.
     pub pool: PoolOptions,
     /// What guarded launches may take that are given no limits of their own.
     pub limits: Limits,
@@ -81,7 +81,7 @@ impl Default for WorkerOptions {
 }
 
 /// What callers dropped, for the worker to remove.
-enum Garbage<A: Accelerator> {
+enum DeferredFree<A: Accelerator> {
     /// With its number.
     Kernel(u64, <A::Queue as Queue>::Kernel),
     Memory(Memory),
@@ -101,8 +101,8 @@ struct Shared<A: Accelerator> {
     /// Whether a worker's thread gives the queue its commands, and not the caller's.
     threaded: bool,
     /// With the position that the running command must have reached.
-    garbage: Mutex<Vec<(u64, Garbage<A>)>>,
-    littered: AtomicBool,
+    frees: Mutex<Vec<(u64, DeferredFree<A>)>>,
+    has_frees: AtomicBool,
 }
 
 impl<A: Accelerator> Shared<A> {
@@ -117,8 +117,8 @@ impl<A: Accelerator> Shared<A> {
             deferred: Mutex::new(None),
             checks: Counters::default(),
             threaded,
-            garbage: Mutex::new(Vec::new()),
-            littered: AtomicBool::new(false),
+            frees: Mutex::new(Vec::new()),
+            has_frees: AtomicBool::new(false),
             options,
         }
     }
@@ -152,29 +152,28 @@ impl<A: Accelerator> Shared<A> {
 
     fn give(&self, memory: Memory) {
         if let Some(memory) = self.pool.give(memory, self.executor.tail()) {
-            self.discard(Garbage::Memory(memory));
+            self.discard(DeferredFree::Memory(memory));
         }
     }
 
-    fn discard(&self, garbage: Garbage<A>) {
+    fn discard(&self, freed: DeferredFree<A>) {
         let position = self.executor.tail();
-        self.garbage.lock().unwrap_or_else(PoisonError::into_inner).push((position, garbage));
-        self.littered.store(true, Ordering::Release);
+        self.frees.lock().unwrap_or_else(PoisonError::into_inner).push((position, freed));
+        self.has_frees.store(true, Ordering::Release);
         if self.threaded && !current::is(self.id) {
             // The worker may sleep; a full queue means that it does not.
             let _ = self.executor.push(|_| ());
         }
     }
 
-    fn take_garbage(&self, position: u64) -> Vec<Garbage<A>> {
-        if !self.littered.swap(false, Ordering::AcqRel) {
+    fn take_frees(&self, position: u64) -> Vec<DeferredFree<A>> {
+        if !self.has_frees.swap(false, Ordering::AcqRel) {
             return Vec::new();
         }
-        let mut garbage = self.garbage.lock().unwrap_or_else(PoisonError::into_inner);
-        let taken =
-            garbage.extract_if(.., |(ready, _)| *ready <= position).map(|(_, garbage)| garbage).collect();
-        if !garbage.is_empty() {
-            self.littered.store(true, Ordering::Release);
+        let mut frees = self.frees.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = frees.extract_if(.., |(ready, _)| *ready <= position).map(|(_, freed)| freed).collect();
+        if !frees.is_empty() {
+            self.has_frees.store(true, Ordering::Release);
         }
         taken
     }

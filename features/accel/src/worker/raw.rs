@@ -17,14 +17,14 @@ impl<A: Accelerator> Session<A> {
         arguments: &Arguments,
     ) -> Result<()> {
         // SAFETY: the arguments were packed from views of this worker's buffers while those were borrowed. A buffer that is
-        // dropped is freed by a command, which is behind this one in the worker and so in the queue. A stop word is the
+        // dropped is freed by a command, which is behind this one in the worker and so in the queue. A cancel flag is the
         // worker's own and given to no other launch before this one has ended.
         self.note(unsafe { self.queue().launch(kernel, grid, arguments) })
     }
 
     /// Runs a graph that this worker recorded or made.
     pub(super) fn start_graph(&self, graph: &<OwnQueue<A> as Queue>::Graph) -> Result<()> {
-        // SAFETY: a recorded graph keeps the memory, the kernels and the stop words that it uses until it is discarded. One
+        // SAFETY: a recorded graph keeps the memory, the kernels and the cancel flags that it uses until it is discarded. One
         // that was made of launches is given the arguments of those that are replayed, for which the same holds as above.
         self.note(unsafe { self.queue().replay(graph) })
     }

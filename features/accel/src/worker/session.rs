@@ -9,8 +9,8 @@ use super::Shared;
 use super::WorkerOptions;
 use super::batch::Batch;
 use super::buffer::{Buffer, View};
-use super::chain::Batches;
 use super::checked::crossing;
+use super::exec::Batches;
 use super::graphs::Graphs;
 use super::guard::Guards;
 use super::stream::Stream;
@@ -29,7 +29,7 @@ pub(super) type EventOf<A> = <QueueOf<A> as Queue>::Event;
 /// jobs that it runs, or the caller's own ([`Session::open`]). What it starts comes before all that still waits in a worker's
 /// queue.
 pub struct Session<A: Accelerator> {
-    /// Before the queue, which frees the memory that the stop words lie in.
+    /// Before the queue, which frees the memory that the cancel flags lie in.
     pub(super) guards: RefCell<Option<Guards>>,
     pub(super) stream: Stream<A>,
     pub(super) shared: Arc<Shared<A>>,
@@ -106,7 +106,10 @@ impl<A: Accelerator> Session<A> {
         self.shared.own("buffer", &buffer.shared)?;
         match buffer.kind() {
             MemoryKind::Registered => self.unregister(buffer),
-            _ => Ok(drop(buffer)),
+            _ => {
+                drop(buffer);
+                Ok(())
+            }
         }
     }
 

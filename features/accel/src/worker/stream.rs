@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Instant;
 
-use super::Garbage;
+use super::DeferredFree;
 use super::guard::Guarded;
 use super::session::{EventOf, QueueOf, Session};
 use crate::accelerator::{Accelerator, Queue};
@@ -32,19 +32,19 @@ impl<A: Accelerator> Stream<A> {
 /// What waits for the device.
 pub(super) enum Pending<A: Accelerator> {
     Fence(Rc<EventOf<A>>, Completer<()>),
-    Garbage(Rc<EventOf<A>>, Vec<Garbage<A>>),
+    Free(Rc<EventOf<A>>, Vec<DeferredFree<A>>),
     Launch(Rc<EventOf<A>>, Over, Option<Completer<()>>),
     /// A graph that is to be dropped, and then the events in it.
-    Chain(Rc<EventOf<A>>, <QueueOf<A> as Queue>::Graph, Vec<Rc<EventOf<A>>>),
+    GraphExec(Rc<EventOf<A>>, <QueueOf<A> as Queue>::Graph, Vec<Rc<EventOf<A>>>),
 }
 
 impl<A: Accelerator> Pending<A> {
     fn event(&self) -> &EventOf<A> {
         match self {
             Self::Fence(event, _)
-            | Self::Garbage(event, _)
+            | Self::Free(event, _)
             | Self::Launch(event, ..)
-            | Self::Chain(event, ..) => event,
+            | Self::GraphExec(event, ..) => event,
         }
     }
 }
@@ -53,7 +53,7 @@ impl<A: Accelerator> Pending<A> {
 pub(super) enum Over {
     /// Nothing but the launch.
     Nothing,
-    /// A guarded launch, which has a stop word.
+    /// A guarded launch, which has a cancel flag.
     Launch(Guarded),
     /// A replay of the guarded graph with this number.
     Replay(u64),
@@ -73,7 +73,7 @@ impl<A: Accelerator> Session<A> {
         event.map_or_else(|| self.note(self.queue().event(false)).map(Rc::new), Ok)
     }
 
-    /// Keeps an event that is done for the next that wants one, unless a chain has it.
+    /// Keeps an event that is done for the next that wants one, unless a graph exec has it.
     pub(super) fn reuse(&self, event: Rc<EventOf<A>>) {
         if Rc::strong_count(&event) == 1 {
             self.stream.events.borrow_mut().push(event);
@@ -98,7 +98,7 @@ impl<A: Accelerator> Session<A> {
             .and_then(|()| self.note(self.queue().wait(&event, deadline)));
         if done.is_ok() {
             self.reuse(event);
-            self.look();
+            self.poll_pending();
         }
         done
     }
@@ -131,18 +131,18 @@ impl<A: Accelerator> Session<A> {
     }
 
     /// Ends what waits for the device and need not wait any more.
-    pub(super) fn look(&self) {
+    pub(super) fn poll_pending(&self) {
         let sides = self.sides.borrow().len();
         for index in 0..sides {
             let side = self.sides.borrow().get(index).cloned();
-            side.inspect(|side| side.look());
+            side.inspect(|side| side.poll_pending());
         }
         loop {
             let (count, done) = self.ended();
             if count == 0 {
                 return;
             }
-            // What hears of an end may look too.
+            // What hears of an end may poll too.
             let until = self.stream.ends.get() + count as u64;
             while self.stream.ends.get() < until {
                 let Some(first) = self.stream.pending.borrow_mut().pop_front() else { return };
@@ -200,13 +200,13 @@ impl<A: Accelerator> Session<A> {
                     completer.complete(result);
                 }
             }
-            Pending::Garbage(event, garbage) => {
+            Pending::Free(event, frees) => {
                 if done.is_ok() {
                     self.reuse(event);
                 }
-                garbage.into_iter().for_each(|garbage| self.remove(garbage));
+                frees.into_iter().for_each(|freed| self.remove(freed));
             }
-            Pending::Chain(event, graph, events) => {
+            Pending::GraphExec(event, graph, events) => {
                 if done.is_ok() {
                     self.reuse(event);
                 }

@@ -22,7 +22,7 @@ const CANARY: u8 = 0xc5;
 /// How long anything may take that must come to an end.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a kernel's launch left in the stop word; 0 if it ended by itself.
+/// What a kernel's launch left in the cancel flag; 0 if it ended by itself.
 pub(crate) type Stop = u32;
 
 pub(crate) struct Machine {

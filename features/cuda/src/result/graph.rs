@@ -13,12 +13,13 @@ use crate::sys::{CUDA_KERNEL_NODE_PARAMS_v2, CUgraph, CUgraphExec, CUgraphNode};
 /// An executable graph.
 pub(crate) struct Graph {
     handle: CUgraphExec,
-    chain: Option<Chain>,
+    /// What it was made of, if it can be updated.
+    source: Option<Source>,
     context: Arc<Context>,
 }
 
 /// A graph of launches, one behind the other, and its nodes.
-struct Chain {
+struct Source {
     graph: CUgraph,
     launches: Vec<CUgraphNode>,
     context: Arc<Context>,
@@ -47,7 +48,7 @@ fn node(
     }
 }
 
-impl Chain {
+impl Source {
     /// A graph without launches.
     fn new(context: &Arc<Context>) -> Result<Self> {
         let mut graph = ptr::null_mut();
@@ -89,7 +90,7 @@ impl Chain {
     }
 }
 
-impl Drop for Chain {
+impl Drop for Source {
     fn drop(&mut self) {
         let _entered = self.context.enter();
         // SAFETY: nobody uses the graph after this.
@@ -112,43 +113,43 @@ impl Graph {
     /// The graph is a live one of the context, and nobody else ends or uses it.
     pub(super) unsafe fn instantiate(context: &Arc<Context>, graph: CUgraph) -> Result<Self> {
         // Dropped with this; the executable one does not need it.
-        let captured = Chain { graph, launches: Vec::new(), context: Arc::clone(context) };
+        let captured = Source { graph, launches: Vec::new(), context: Arc::clone(context) };
         let handle = Self::executable(context, captured.graph)?;
-        Ok(Self { handle, chain: None, context: Arc::clone(context) })
+        Ok(Self { handle, source: None, context: Arc::clone(context) })
     }
 
     /// An executable graph of launches, one behind the other, each with the event behind it.
     ///
     /// # Safety
     /// None of the kernels was unloaded, and the arguments are for them.
-    pub(crate) unsafe fn chain<'a>(
+    pub(crate) unsafe fn of_launches<'a>(
         context: &Arc<Context>,
         launches: impl Iterator<Item = (&'a Function, Grid, &'a Arguments, Option<&'a Event>)>,
     ) -> Result<Self> {
         let _entered = context.enter()?;
-        let mut chain = Chain::new(context)?;
+        let mut source = Source::new(context)?;
         let mut last = None;
         for (kernel, grid, arguments, event) in launches {
-            let launched = chain.launch(last, kernel, grid, arguments)?;
-            last = Some(event.map_or(Ok(launched), |event| chain.event(launched, event))?);
+            let launched = source.launch(last, kernel, grid, arguments)?;
+            last = Some(event.map_or(Ok(launched), |event| source.event(launched, event))?);
         }
-        let handle = Self::executable(context, chain.graph)?;
-        Ok(Self { handle, chain: Some(chain), context: Arc::clone(context) })
+        let handle = Self::executable(context, source.graph)?;
+        Ok(Self { handle, source: Some(source), context: Arc::clone(context) })
     }
 
-    /// Gives the launch at a place of a chain other arguments, for the launches of the graph that follow.
+    /// Gives the launch at a place of a graph of launches other arguments, for the launches of the graph that follow.
     ///
     /// # Safety
     /// The kernel was not unloaded, and the arguments are for it.
-    pub(crate) unsafe fn amend(
+    pub(crate) unsafe fn update(
         &self,
         place: usize,
         kernel: &Function,
         grid: Grid,
         arguments: &Arguments,
     ) -> Result<()> {
-        let Some(&launch) = self.chain.as_ref().and_then(|chain| chain.launches.get(place)) else {
-            let (what, device) = ("amending a graph that is no chain".into(), "CUDA".into());
+        let Some(&launch) = self.source.as_ref().and_then(|source| source.launches.get(place)) else {
+            let (what, device) = ("updating a graph that was captured".into(), "CUDA".into());
             return Err(Error::Unsupported { what, device });
         };
         let _entered = self.context.enter()?;
