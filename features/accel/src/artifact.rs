@@ -83,7 +83,7 @@ pub struct Signature {
     pub guarded: bool,
     /// The static cost bound: the most that a thread does before it ends or polls the cancel flag, in operations about as long as an addition
     /// each; [`u64::MAX`] where that is not known.
-    pub work: u64,
+    pub cost_bound: u64,
 }
 
 impl Signature {
@@ -251,7 +251,7 @@ mod tests {
                 parameters: vec![],
                 tiles: vec![],
                 guarded: false,
-                work: u64::MAX,
+                cost_bound: u64::MAX,
             };
             change(&mut signature);
             let shown = format!("{signature:?}");

@@ -95,7 +95,7 @@ pub struct MemoryInfo {
 /// How a queue is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueOptions {
-    /// Bytes of freed memory that the driver's pool keeps for the next allocation instead of giving them back.
+    /// Bytes of freed memory that the driver's pool keeps for the next allocation instead of releasing them.
     pub keep_bytes: u64,
     /// How long the queue waits for the device where it must, as when it frees pinned memory.
     pub timeout: Duration,

@@ -111,7 +111,7 @@ impl Program {
             parameters: list.0,
             tiles: Vec::new(),
             guarded: self == Self::Spin,
-            work: 64,
+            cost_bound: 64,
         }
     }
 }

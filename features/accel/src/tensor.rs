@@ -132,7 +132,7 @@ mod tests {
             parameters: parameters.collect(),
             tiles,
             guarded,
-            work: u64::MAX,
+            cost_bound: u64::MAX,
         };
         // SAFETY: it is never run.
         #[allow(unsafe_code)]

@@ -32,7 +32,9 @@ fn conforms() {
         vm_accel::conformance::check(&device, &FakeAccelerator::artifact),
         vm_accel::conformance::CASES
     );
-    assert_eq!(device.used(), 0);
+    let other = Arc::new(FakeAccelerator::new());
+    vm_accel::conformance::events_between(&device, &other);
+    assert_eq!((device.used(), other.used()), (0, 0));
 }
 
 #[test]

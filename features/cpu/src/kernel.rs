@@ -66,7 +66,7 @@ impl CpuKernel {
             block_work: signature
                 .block
                 .iter()
-                .fold(signature.work, |work, size| work.saturating_mul(u64::from(*size))),
+                .fold(signature.cost_bound, |work, size| work.saturating_mul(u64::from(*size))),
         })
     }
 
@@ -138,7 +138,7 @@ mod tests {
                 parameters: vec![],
                 tiles: vec![],
                 guarded: false,
-                work: entry.work,
+                cost_bound: entry.work,
             };
             // SAFETY: the compiler made it, and it is not run.
             unsafe { Artifact::new(Arc::clone(&image), signature) }.unwrap()

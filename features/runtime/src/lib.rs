@@ -70,9 +70,9 @@ pub use cuda::{
     CudaAccelerator, CudaAssembler, CudaJITCompiler, CudaUsage, assemble, cuda_devices, cuda_usage, nvml,
 };
 pub use vm_accel::{
-    Accelerator, Argument, Buffer, Checksum, ChecksumStatistics, DeviceInfo, Element, ElementType, Error, Event,
-    Extents, Grid, Kernel, Launch, Limits, MemoryInfo, MemoryKind, PoolOptions, QueueOptions, Scalar, Session,
-    TypedBuffer, View, Worker, WorkerOptions, arguments,
+    Accelerator, Argument, Buffer, Checksum, ChecksumStatistics, DeviceInfo, Element, ElementType, Error,
+    Event, Extents, Grid, Kernel, Launch, Limits, MemoryInfo, MemoryKind, PoolOptions, QueueOptions, Scalar,
+    Session, TypedBuffer, View, Worker, WorkerOptions, arguments,
 };
 pub use vm_ir::{GuestAddr, IRBlock};
 #[cfg(feature = "npu")]

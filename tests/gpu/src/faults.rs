@@ -118,7 +118,7 @@ fn artifact(instructions: &str) -> anyhow::Result<Artifact> {
         parameters: vec![Parameter { name: "buffer".into(), kind }],
         tiles: vec![],
         guarded: false,
-        work: u64::MAX,
+        cost_bound: u64::MAX,
     };
     // SAFETY: it does not keep to what is asked for here, on purpose: it faults at once or does nothing, in a process
     // that ends after it.

@@ -87,7 +87,7 @@ pub(crate) fn artifact(swizzle: Swizzle) -> vm_accel::Result<Artifact> {
         ],
         tiles: vec![Tile { parameter: 0, shape: BOX, swizzle, element: Element::U32 }],
         guarded: false,
-        work: 1000,
+        cost_bound: 1000,
     };
     // SAFETY: it writes the 256 elements of its second view, and reads its first by the map alone.
     unsafe { Artifact::new(SOURCE.as_bytes(), signature) }

@@ -42,7 +42,7 @@ use crate::worker::{Worker, WorkerOptions};
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How many cases there are.
-pub const CASES: usize = 43;
+pub const CASES: usize = 45;
 
 /// Where the suite gets its programs from, compiled for the accelerator.
 pub type Programs<'a> = &'a (dyn Fn(Program) -> Artifact + Sync);
@@ -62,6 +62,8 @@ pub fn check<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) -> us
         ("events and their times", queue::events),
         ("streams of a context take turns", streams::turns),
         ("queues of two threads wait for each other's events", streams::threads),
+        ("a session without a worker, on borrowed memory", streams::session),
+        ("streams of a session's scope", streams::scope),
         ("limits of memory, blocks and images", queue::limits),
         ("a launch by hand", launch::by_hand),
         ("grids of any size do all the work", launch::grids),

@@ -4,14 +4,19 @@
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
+use vm_abi::Element;
+
 use super::{Programs, numbers, soon};
 use crate::accelerator::{Accelerator, Queue};
+use crate::arguments;
 use crate::device::QueueOptions;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::extents::Extents;
-use crate::launch::{Arguments, Grid, QueueArgument};
+use crate::launch::{Arguments, Grid, Launch, Limits, QueueArgument};
 use crate::memory::{Memory, MemoryKind};
 use crate::programs::Program;
+use crate::sys::BorrowedMemory;
+use crate::worker::{Session, View, WorkerOptions};
 
 /// Long enough that a stream which does not wait is seen.
 const BYTES: u64 = 8 << 20;
@@ -99,6 +104,84 @@ pub(super) fn turns<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>
     right.wait(&event_after(&right), soon()).expect("all ends");
     right.free(host).expect("a free");
     right.free(shared).expect("a free");
+}
+
+/// A session on this thread, on memory that a queue of somebody else's allocated.
+pub(super) fn session<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
+    let session = Session::open(Arc::clone(accelerator), WorkerOptions::default()).expect("a session opens");
+    let owner = accelerator.open(&QueueOptions::default()).expect("a queue opens");
+    let memory = owner.allocate(MemoryKind::Device, 8000).expect("memory");
+    owner.fill(memory.region(), 3).expect("a fill");
+    owner.wait(&event_after(&owner), soon()).expect("the fill ends");
+    let add = session.load(&programs(Program::Add)).expect("a load");
+    // SAFETY: the owner frees it at the end of this.
+    let borrow = |at| session.borrow(unsafe { BorrowedMemory::new(memory.address() + at, 4000) });
+    let (input, output) = (borrow(0), borrow(4000));
+    let known = View::from(&output).of(Element::U32);
+    session.launch(&add, 8, &arguments![&input, known, 5u32]).expect("a launch");
+    let mut sums = [0u32; 1000];
+    session.read(&output, &mut sums).expect("a read");
+    assert_eq!(sums, [0x0303_0308; 1000]);
+    let check = |done: Result<()>, want: &str| {
+        let said = done.expect_err(want).to_string();
+        assert!(said.contains(want), "{said}: {want}");
+    };
+    check(session.launch(&add, 8, &arguments![&input, &input, 5u32]), "overlaps");
+    check(
+        session.launch(&add, 8, &arguments![&input, output.shaped(&[1001]).expect("a shape"), 5u32]),
+        "reach over",
+    );
+    let halves = View::from(&output).of(Element::F16);
+    check(
+        session.launch(&add, 8, &arguments![&input, halves, 5u32]),
+        "elements of u32 are wanted, f16 were given",
+    );
+    let (one, two) = (
+        session.upload(&[7u32, 8, 9]).expect("an upload"),
+        session.allocate_typed::<i32>(3).expect("memory"),
+    );
+    session.launch(&add, 1, &arguments![&one, &two, (-10i32) as u32]).expect("a launch");
+    assert_eq!(session.download(&two).expect("a download"), [-3, -2, -1]);
+    drop((input, output, one, two, add));
+    assert_eq!(session.statistics().buffers, 0);
+    session.close().expect("a session ends");
+    owner.free(memory).expect("the memory is its owner's");
+}
+
+/// Two streams of a scope that hand each other one buffer, between commands of the session's own.
+pub(super) fn scope<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
+    let session = Session::open(Arc::clone(accelerator), WorkerOptions::default()).expect("a session opens");
+    let (bump, spin) = (session.load(&programs(Program::Bump)), session.load(&programs(Program::Spin)));
+    let (bump, spin) = (bump.expect("a load"), spin.expect("a load"));
+    let data = session.allocate_typed::<u32>(100_000).expect("memory");
+    let copy = session.allocate_typed::<u32>(100_000).expect("memory");
+    let flag = session.allocate_zeroed(4).expect("memory");
+    for turn in 1..=u32::from(TURNS) {
+        session.fill(&data, 0).expect("a fill");
+        let streams = session.scope(|scope| {
+            let (left, right) = (scope.stream()?, scope.stream()?);
+            for by in 0..10 {
+                let (this, next) = if by % 2 == 0 { (&left, &right) } else { (&right, &left) };
+                this.launch(&bump, 64, &arguments![&data, turn])?;
+                next.wait(&this.record()?)?;
+            }
+            right.launch(&spin, 1, &arguments![&flag, 10u64])?;
+            left.copy(&copy, &data)
+        });
+        streams.expect("two streams");
+        session.fill(&data, 0xff).expect("a fill");
+        let sums = session.download(&copy).expect("a download");
+        assert!(sums.iter().all(|sum| *sum == 10 * turn), "turn {turn}: {:?}", &sums[..4]);
+    }
+    let stopped = session.scope(|scope| {
+        let launch = Launch::over(1).within(Limits { fuel: 10, ..Limits::default() });
+        scope.stream()?.launch(&spin, launch, &arguments![&flag, 1000u64])
+    });
+    stopped.expect("a launch");
+    let ended = session.synchronize(soon());
+    assert!(matches!(ended, Err(Error::OutOfFuel { .. })), "{ended:?}");
+    drop((data, copy, flag, bump, spin));
+    session.close().expect("a session ends");
 }
 
 pub(super) fn threads<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {

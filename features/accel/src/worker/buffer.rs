@@ -15,7 +15,7 @@ use crate::launch::Scalar;
 use crate::memory::{Memory, MemoryKind, Region};
 use crate::sys::BorrowedMemory;
 
-/// Memory of one worker or session. Dropping it gives the memory back to the pool, which neither waits nor fails; what was
+/// Memory of one worker or session. Dropping it releases the memory to the pool, which neither waits nor fails; what was
 /// borrowed stays with its owner.
 pub struct Buffer<A: Accelerator> {
     memory: ManuallyDrop<Memory>,
@@ -83,7 +83,7 @@ impl<A: Accelerator> Buffer<A> {
         View::from(self).strided(extents, strides)
     }
 
-    /// Takes the memory out, without giving it back to the pool.
+    /// Takes the memory out, without releasing it to the pool.
     #[allow(unsafe_code)]
     pub(super) fn into_memory(self) -> Memory {
         let mut this = ManuallyDrop::new(self);
@@ -324,7 +324,7 @@ impl<A: Accelerator> fmt::Debug for Kernel<A> {
 
 /// Commands that were recorded once, to be replayed often. It keeps the kernels and the memory that it uses: a buffer
 /// that is dropped goes back when the last graph that uses it is gone, and [`Worker::free`](crate::Worker::free) refuses
-/// to give registered memory back to the host before.
+/// to release registered memory to the host before.
 pub struct Graph<A: Accelerator> {
     pub(super) id: u64,
     pub(super) shared: Arc<Shared<A>>,

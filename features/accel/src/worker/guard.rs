@@ -1,6 +1,6 @@
 //! Launches that can be stopped: their cancel flags, and what became of them.
 //!
-//! A guarded launch takes a cancel flag, which host and device both reach, and gives it back when the worker has seen its
+//! A guarded launch takes a cancel flag, which host and device both reach, and releases it when the worker has seen its
 //! end. A graph keeps the cancel flags of its launches until it is gone: they are 0 as long as none of its replays was
 //! stopped, and set back when none is on the device any more.
 #![allow(unsafe_code)]

@@ -12,7 +12,7 @@ use crate::accelerator::{Accelerator, Queue};
 use crate::error::{Error, Result};
 use crate::executor::{Idle, guarded};
 
-/// How long the thread sleeps between polls of work that the device has not finished.
+/// How long a thread sleeps, or goes on, between polls of work that the device has not finished.
 pub(super) const POLL: Duration = Duration::from_micros(50);
 /// How long it polls such work without a pause: to sleep and wake up takes longer than a short kernel.
 pub(super) const EAGER: Duration = Duration::from_micros(200);
@@ -80,9 +80,9 @@ impl<A: Accelerator> Session<A> {
         }
     }
 
-    /// Sees what has ended, and frees what was dropped. A worker's thread does that by itself between commands; of a session of
-    /// the caller's own, so do launches and waits. A guarded launch whose end is not seen before its
-    /// time is up counts as stopped: call this, or anything else, before.
+    /// Sees what has ended, and frees what was dropped. A worker's thread does that by itself between commands; in a session of
+    /// the caller's own, launches and waits do. A guarded launch whose end is not seen before its time is up counts as
+    /// stopped: call this, or anything else, before.
     pub fn poll(&self) {
         if self.stream.queue.is_captured().unwrap_or(true) {
             return;
@@ -96,12 +96,19 @@ impl<A: Accelerator> Session<A> {
     pub(super) fn tend(&self) {
         let idle =
             || self.stream.pending.borrow().is_empty() && !self.shared.has_frees.load(Ordering::Relaxed);
-        if !self.shared.threaded && !idle() {
+        if self.shared.threaded || idle() {
+            return;
+        }
+        // To poll may take the driver as long as a launch.
+        let (position, polled) = self.last.get();
+        let now = Instant::now();
+        if now - polled >= POLL {
+            self.last.set((position, now));
             self.poll();
         }
     }
 
-    /// Waits for the device, stops guarded kernels that don't end, and gives everything back. Dropping a session does the same,
+    /// Waits for the device, stops guarded kernels that don't end, and releases everything. Dropping a session does the same,
     /// and logs what fails.
     ///
     /// # Errors
@@ -114,7 +121,7 @@ impl<A: Accelerator> Session<A> {
         done.and(taken)
     }
 
-    /// Waits for the device, and gives everything back but the queue.
+    /// Waits for the device, and releases everything but the queue.
     fn finish(&self) -> Result<()> {
         if self.ended.replace(true) {
             return Ok(());
@@ -144,7 +151,7 @@ impl<A: Accelerator> Session<A> {
         done
     }
 
-    /// Gives back what is of the stream's own.
+    /// Releases what is of the stream's own.
     fn end_stream(&self) {
         self.stream.pending.borrow_mut().clear();
         let graphs = std::mem::take(&mut *self.graphs.recorded.borrow_mut());

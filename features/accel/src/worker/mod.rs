@@ -358,7 +358,7 @@ impl<A: Accelerator> Worker<A> {
     }
 
     /// Makes existing host memory a buffer of kind [`MemoryKind::Registered`], which the device reads and writes in
-    /// place. [`Worker::free`] gives it back and says when that is done.
+    /// place. [`Worker::free`] releases it and says when that is done.
     ///
     /// # Errors
     /// [`Error::Unsupported`]; the device's.
@@ -494,7 +494,7 @@ impl<A: Accelerator> Worker<A> {
         self.submit_and_wait(self.0.deadline(), Session::memory)
     }
 
-    /// Waits for the device, then gives the pool's free memory back to it.
+    /// Waits for the device, then releases the pool's free memory to it.
     ///
     /// # Errors
     /// [`Error::Deadline`], [`Error::Stopped`]; the device's.

@@ -223,7 +223,7 @@ impl<A: Accelerator> Session<A> {
         self.note(self.queue().free(memory))
     }
 
-    /// Makes existing host memory a buffer, as [`Worker::register`](crate::Worker::register) does. [`Session::free`] gives it back.
+    /// Makes existing host memory a buffer, as [`Worker::register`](crate::Worker::register) does. [`Session::free`] releases it.
     ///
     /// # Errors
     /// [`Error::Unsupported`]; the device's.

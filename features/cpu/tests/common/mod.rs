@@ -65,7 +65,7 @@ pub(crate) fn artifact(module: &ValidModule, kernel: &str, target: &Target) -> R
         parameters: parameters.collect(),
         tiles: vec![],
         guarded: entry.params.guard.is_some(),
-        work: entry.work,
+        cost_bound: entry.work,
     };
     // SAFETY: the compiler made it from a valid module; what is trusted here is a test's own.
     unsafe { Artifact::new(compiled.code, signature) }.map_err(|error| error.to_string())

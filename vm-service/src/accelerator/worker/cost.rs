@@ -29,7 +29,7 @@ pub(super) fn check(
     deadline: Duration,
 ) -> Result<(), (Status, String)> {
     let product = |sizes: [u32; 3]| sizes.iter().fold(1u128, |all, size| all * u128::from(*size));
-    let thread = u128::from(signature.work);
+    let thread = u128::from(signature.cost_bound);
     let block = thread.saturating_mul(product(signature.block));
     let launch = block.saturating_mul(product(grid));
     let remedy = "launch fewer blocks at a time";
