@@ -107,6 +107,38 @@ fn guards_hold_without_a_worker() {
 }
 
 #[test]
+fn what_would_run_without_the_session_is_not_captured_by_the_streams_owner() {
+    let device = Arc::new(FakeAccelerator::new());
+    let session = open(&device);
+    let bump = session.load(&FakeAccelerator::artifact(Program::Bump)).unwrap();
+    let spin = session.load(&FakeAccelerator::artifact(Program::Spin)).unwrap();
+    let x = session.allocate_zeroed(400).unwrap();
+    let graph = session.capture(|session| session.launch(&bump, 1, &arguments![&x, 1u32])).unwrap();
+    device.set_captured(true);
+    session.launch(&bump, 1, &arguments![&x, 1u32]).unwrap();
+    let view = x.view(0, 4).unwrap();
+    let mut batch = session.batch();
+    batch.launch(&bump, 1, &arguments![&x, 1u32]).unwrap();
+    let check = |what: &str, done: Result<(), Error>| {
+        assert!(matches!(done, Err(Error::Capturing { .. })), "{what}: {done:?}");
+    };
+    check("a guarded launch", session.launch(&spin, 1, &arguments![view, 1u64]));
+    check("a batch", session.launch_batch(batch));
+    check("a replay", session.replay(&graph));
+    check("an allocation", session.allocate(1 << 20).map(drop));
+    check("a scope", session.scope(|_| Ok(())));
+    drop((graph, spin));
+    session.poll();
+    device.set_captured(false);
+    let mut sums = [0u32; 100];
+    session.read(&x, &mut sums).unwrap();
+    assert_eq!(sums, [1; 100]);
+    drop((x, bump));
+    session.close().unwrap();
+    assert_eq!(device.used(), 0);
+}
+
+#[test]
 fn borrowed_memory_is_checked_as_any_other_and_stays_with_its_owner() {
     let device = Arc::new(FakeAccelerator::new());
     let session = open(&device);

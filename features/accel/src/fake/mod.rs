@@ -58,6 +58,7 @@ enum Fault {
 struct Controls {
     faults: Mutex<VecDeque<(FakeCall, Fault)>>,
     paused: AtomicBool,
+    captured: AtomicBool,
     /// Launches that ran as nodes of graph execs.
     graph_launches: AtomicU64,
     lost: AtomicBool,
@@ -146,6 +147,11 @@ impl FakeAccelerator {
     /// Lets the device go on.
     pub fn resume(&self) {
         self.controls.paused.store(false, Ordering::Release);
+    }
+
+    /// Says that the owner of all streams captures them, or that he has ended that.
+    pub fn set_captured(&self, captured: bool) {
+        self.controls.captured.store(captured, Ordering::Release);
     }
 
     /// Loses the context, as a fault on the device does.

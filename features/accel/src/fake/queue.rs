@@ -119,6 +119,10 @@ impl Queue for FakeQueue {
         Ok(Self::of(Arc::clone(&self.stream.context), self.options))
     }
 
+    fn is_captured(&self) -> Result<bool> {
+        Ok(self.controls().captured.load(Ordering::Acquire))
+    }
+
     #[allow(unsafe_code)]
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Memory> {
         self.check(FakeCall::Allocate)?;

@@ -118,6 +118,7 @@ impl<A: Accelerator> Session<A> {
     /// Launches a batch in a job of the worker's own.
     pub(super) fn launch_steps_now(&self, steps: &Steps<A>) -> Result<()> {
         self.not_capturing("a batch of launches")?;
+        self.not_captured("a batch of launches")?;
         if steps.ready() > self.shared.executor.position() {
             return Err(Error::OutOfOrder);
         }

@@ -103,6 +103,7 @@ impl<A: Accelerator> Session<A> {
 
     pub(super) fn replay_id(&self, id: u64) -> Result<()> {
         self.not_capturing("a replay")?;
+        self.not_captured("a replay")?;
         self.flush();
         // Cancel flags that are set would stop this replay too.
         let stopped = |recorded: &Recorded<A>| recorded.running > 0 && recorded.stopped;

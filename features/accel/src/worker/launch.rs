@@ -8,7 +8,7 @@ use super::session::Session;
 use super::stream::Over;
 use crate::accelerator::{Accelerator, Queue};
 use crate::artifact::Artifact;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::executor::job::Completer;
 use crate::launch::{Arguments, Launch};
 
@@ -89,9 +89,7 @@ impl<A: Accelerator> Session<A> {
             };
         }
 
-        if self.note(self.queue().is_captured())? {
-            return Err(Error::Capturing { what: "a guarded launch on a stream that its owner captures" });
-        }
+        self.not_captured("a guarded launch, by the stream's owner,")?;
         let limits = launch.limits.unwrap_or(self.shared.options.limits);
         let guarded = self.cancel_flag(layout, limits, capturing)?;
         let (address, word) = self.with_guards(|guards| (guards.address(&guarded), guards.word(&guarded)))?;

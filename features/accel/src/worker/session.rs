@@ -182,7 +182,8 @@ impl<A: Accelerator> Session<A> {
         size: u64,
         evicted: Vec<Memory>,
     ) -> Result<Memory> {
-        let result = self.not_capturing("an allocation").and_then(|()| {
+        let allowed = self.not_capturing("an allocation").and_then(|()| self.not_captured("an allocation"));
+        let result = allowed.and_then(|()| {
             self.free_all(evicted);
             match self.note(self.queue().allocate(kind, size)) {
                 Err(Error::OutOfMemory { .. }) => {
@@ -338,6 +339,11 @@ impl<A: Accelerator> Session<A> {
 
     pub(super) fn not_capturing(&self, what: &'static str) -> Result<()> {
         if self.graphs.capture.borrow().is_some() { Err(Error::Capturing { what }) } else { Ok(()) }
+    }
+
+    /// That the stream's owner, if it has one, records nothing that would run again without this session.
+    pub(super) fn not_captured(&self, what: &'static str) -> Result<()> {
+        if self.note(self.queue().is_captured())? { Err(Error::Capturing { what }) } else { Ok(()) }
     }
 
     /// Remembers a lost context.

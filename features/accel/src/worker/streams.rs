@@ -96,6 +96,7 @@ impl<A: Accelerator> Session<A> {
         f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env, A>) -> Result<R>,
     ) -> Result<R> {
         self.not_capturing("further streams")?;
+        self.not_captured("further streams")?;
         let scope = Scope { session: self, opened: RefCell::default(), scope: PhantomData };
         let done = guarded(|| f(&scope));
         let joined = scope.opened.take().iter().try_for_each(|side| self.join(side));
