@@ -63,7 +63,7 @@ pub trait Queue: 'static {
     where
         Self: Sized;
 
-    /// Whether somebody else who owns the stream records what it is given into a graph of his own: then it runs later, or never.
+    /// Whether the stream is somebody else's, who captures what it is given into a graph: then it runs later, or never.
     ///
     /// # Errors
     /// The driver's.

@@ -1,4 +1,5 @@
 //! Sessions of the caller's own, without a worker: borrowed memory, further streams, typed buffers, guards.
+#![cfg(not(loom))]
 #![allow(unsafe_code)]
 
 use std::sync::Arc;

@@ -16,7 +16,7 @@ impl<A: Accelerator> Session<A> {
     /// Loads a kernel.
     ///
     /// # Errors
-    /// [`Error::Load`].
+    /// [`Error::Load`](crate::Error::Load).
     pub fn load(&self, artifact: &Artifact) -> Result<Kernel<A>> {
         self.not_capturing("loading a kernel")?;
         self.shared.accelerator.info().check(artifact)?;
@@ -32,9 +32,11 @@ impl<A: Accelerator> Session<A> {
     /// Launches a kernel.
     ///
     /// # Errors
-    /// [`Error::Grid`], [`Error::Arguments`], [`Error::WrongWorker`], [`Error::OutOfOrder`]; [`Error::Deadline`] when
-    /// no cancel flag became free in time for a guarded kernel; the device's. That a guarded kernel was stopped the next
-    /// wait says.
+    /// [`Error::Grid`](crate::Error::Grid), [`Error::Arguments`](crate::Error::Arguments),
+    /// [`Error::WrongWorker`](crate::Error::WrongWorker), [`Error::OutOfOrder`](crate::Error::OutOfOrder); for a guarded kernel
+    /// [`Error::Deadline`](crate::Error::Deadline) when no cancel flag became free in time, and
+    /// [`Error::Capturing`](crate::Error::Capturing) when the stream's owner captures it; the device's. That a guarded kernel
+    /// was stopped the next wait says.
     pub fn launch(
         &self,
         kernel: &Kernel<A>,

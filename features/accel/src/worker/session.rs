@@ -1,4 +1,4 @@
-//! A session: what a worker's job is given, or a caller has for himself.
+//! A session: what a worker's jobs are given, or a thread has for itself.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -25,9 +25,9 @@ use crate::sys::BorrowedMemory;
 pub(super) type QueueOf<A> = <A as Accelerator>::Queue;
 pub(super) type EventOf<A> = <QueueOf<A> as Queue>::Event;
 
-/// One stream of an accelerator with memory, kernels and graphs, and the thread that gives it commands: a worker's, for the
-/// jobs that it runs, or the caller's own ([`Session::open`]). What it starts comes before all that still waits in a worker's
-/// queue.
+/// A stream of an accelerator with memory, kernels and graphs, for the one thread that gives it commands. A worker's jobs get
+/// that of its thread: what they start comes before all that still waits in the worker's queue. [`Session::open`] gives a
+/// thread its own, without a worker.
 pub struct Session<A: Accelerator> {
     /// Before the queue, which frees the memory that the cancel flags lie in.
     pub(super) guards: RefCell<Option<Guards>>,
@@ -61,8 +61,8 @@ impl<A: Accelerator> Session<A> {
         }
     }
 
-    /// Opens a session for the calling thread, without a worker: what it is given goes to the device from this thread, which
-    /// nobody waits for and which waits for nobody.
+    /// Opens a session for the calling thread, without a worker: each command goes to the device from this thread, in the order
+    /// of the calls.
     ///
     /// # Errors
     /// As [`Session::over`]; what [`Accelerator::open`] fails with.

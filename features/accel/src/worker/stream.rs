@@ -83,7 +83,9 @@ impl<A: Accelerator> Session<A> {
     /// Waits for the device to finish all that was started.
     ///
     /// # Errors
-    /// For a session of the caller's own, the first error of a launch since the last wait; [`Error::Lost`], [`Error::Deadline`], [`Error::Capturing`].
+    /// For a session of the caller's own, the first error of a launch since the last wait;
+    /// [`Error::Lost`](crate::Error::Lost), [`Error::Deadline`](crate::Error::Deadline),
+    /// [`Error::Capturing`](crate::Error::Capturing).
     pub fn synchronize(&self, deadline: Instant) -> Result<()> {
         let done = self.wait(deadline);
         // A worker's next wait says it.

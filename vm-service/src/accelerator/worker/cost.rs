@@ -64,7 +64,7 @@ mod tests {
         let second = Duration::from_secs(1);
         let most = [i32::MAX as u32, 65535, 65535];
         let check = |work, block, grid, over_bus, deadline, refused: Option<&str>| {
-            let signature = Signature { work, block, ..Program::Add.signature() };
+            let signature = Signature { cost_bound: work, block, ..Program::Add.signature() };
             let shown = format!("{work} {block:?} {grid:?} {over_bus} {deadline:?}");
             match (check(&signature, grid, over_bus, deadline), refused) {
                 (Ok(()), None) => {}
