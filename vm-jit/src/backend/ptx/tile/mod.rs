@@ -161,9 +161,8 @@ fn by_wgmma(options: &Options, kernel: &Kernel, tile: &Tile) -> bool {
     if !features.into_iter().all(|feature| options.has(feature)) {
         return false;
     }
-    let promises = |wanted: &layout::BoxOf| {
-        kernel.view(wanted.parameter).is_some_and(|view| view.align >= MAP_PROMISE)
-    };
+    let promises =
+        |wanted: &layout::BoxOf| kernel.view(wanted.parameter).is_some_and(|view| view.align >= MAP_PROMISE);
     let found = layout::rejects(kernel, tile, options.arch.shared_bytes());
     match found.is_empty() {
         true => Layout::of(kernel, tile).boxes.iter().all(promises),
