@@ -1,75 +1,12 @@
 //! Each family against its definition, in the interpreter; and compiled for what has tile kernels.
 
-use vm_ir::interp::{Argument, Launch, Limits, Tensor, run};
-use vm_ir::{GuestAddr, Kernel, Module, Scalar, Trust, ValidModule, validate};
+mod common;
+
+use common::{compare, random, valid};
+use vm_ir::interp::{Argument, Tensor};
+use vm_ir::{GuestAddr, Module, Scalar, Trust, validate};
 use vm_kernels::attention::Attention;
 use vm_kernels::gemm::Gemm;
-
-fn valid(kernel: Kernel, trust: Trust) -> ValidModule {
-    validate(Module::from(kernel), trust).unwrap()
-}
-
-/// Numbers from -1 to 1, the same everywhere.
-fn numbers(seed: u64, count: u64) -> Vec<f64> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f64 / f64::from(1u32 << 23) - 1.0
-    };
-    (0..count).map(|_| next()).collect()
-}
-
-fn random(seed: u64, element: Scalar, extents: &[u64]) -> Tensor {
-    Tensor::from_f64s(element, extents, numbers(seed, extents.iter().product()))
-}
-
-/// Runs a kernel, and compares its last tensor with what is wanted.
-fn compare(module: &ValidModule, grid: [u32; 3], arguments: Vec<Argument>, wanted: &[f64], within: f64) {
-    let name = module.kernels()[0].name();
-    let mut launch = Launch { kernel: name.to_owned(), grid, arguments };
-    run(module, &mut launch, &Limits::default()).unwrap();
-    let found = launch.arguments.iter().rev().find_map(Argument::tensor).unwrap().to_f64s();
-    assert_eq!(found.len(), wanted.len(), "{name}");
-    for (at, (found, wanted)) in found.iter().zip(wanted).enumerate() {
-        let close = (found - wanted).abs() <= within * wanted.abs().max(1.0);
-        assert!(close, "{name}, element {at}: {found}, not {wanted}");
-    }
-}
-
-fn check_gemm(variant: Gemm, [m, n, k]: [u64; 3], blocks: u32) {
-    let a = random(1, variant.element, &[m, k]);
-    let of_b = if variant.b_transposed { [n, k] } else { [k, n] };
-    let b = random(2, variant.element, &of_b);
-    let (left, right) = (a.to_f64s(), b.to_f64s());
-    let at = |i: u64, j: u64| {
-        if variant.b_transposed { right[(j * k + i) as usize] } else { right[(i * n + j) as usize] }
-    };
-    let cells = (0..m).flat_map(|i| (0..n).map(move |j| (i, j)));
-    let wanted: Vec<f64> =
-        cells.map(|(i, j)| (0..k).map(|l| left[(i * k + l) as usize] * at(l, j)).sum()).collect();
-    let c = random(3, variant.output, &[m, n]);
-    let arguments = [a, b, c].map(Argument::Tensor).to_vec();
-    let module = valid(variant.kernel(GuestAddr(0x1000)).unwrap(), Trust::Guest);
-    compare(&module, [blocks, 1, 1], arguments, &wanted, 1e-2);
-}
-
-#[test]
-fn products() {
-    let small = Gemm { tile: [64, 64, 64], stages: 2, groups: 1, ..Gemm::SMALL };
-    for b_transposed in [false, true] {
-        for (element, output) in
-            [(Scalar::Bf16, Scalar::Bf16), (Scalar::F16, Scalar::F16), (Scalar::Bf16, Scalar::F32)]
-        {
-            check_gemm(Gemm { b_transposed, element, output, ..small }, [72, 80, 136], 3);
-        }
-    }
-    // One band that is lower than the others, more blocks than tiles, and the least of all.
-    check_gemm(Gemm { band: 2, ..small }, [200, 72, 8], 40);
-    check_gemm(small, [1, 8, 8], 1);
-    check_gemm(Gemm { tile: [128, 64, 64], groups: 2, ..small }, [130, 72, 72], 2);
-}
 
 fn check_attention(variant: Attention, heads: u64, queries: u64, keys: u64) {
     let dim = u64::from(variant.dim);

@@ -187,6 +187,11 @@ impl<'b> ChannelRef<'b> {
 }
 
 impl<'b> FragmentRef<'b> {
+    /// Which fragment of the kernel it is.
+    pub fn place(self) -> Place {
+        self.place
+    }
+
     /// Sets every element.
     #[track_caller]
     pub fn fill(self, value: impl IntoVal<'b>) {

@@ -185,11 +185,11 @@ impl<'m> Machine<'m> {
     fn get_box(&mut self, op: &Op, view: Place) -> Result<()> {
         let Some(&[place]) = op.others.first_chunk::<1>() else { return Ok(()) };
         let Some(fragment) = self.kernel.fragment(place) else { return Ok(()) };
-        let dims = match fragment.is_line() {
-            true => [1, fragment.len() as u32],
-            false => [fragment.rows, fragment.columns.unwrap_or(1)],
+        let begin = self.box_indices(op);
+        let covered = match fragment.is_line() {
+            true => self.covered(begin, view, [1, fragment.len() as u32])?,
+            false => self.copied(begin, view, [fragment.rows, fragment.columns.unwrap_or(1)])?,
         };
-        let covered = self.covered(self.box_indices(op), view, dims)?;
         let read = |at: Option<usize>| at.map_or(Ok(0), |at| self.read(view, at, 0, false));
         let elements = covered.into_iter().map(read).collect::<Result<_>>()?;
         self.tiles.set(place, elements);

@@ -430,7 +430,7 @@ ops! {
     PutAdd 0x40c "put.add" Tiles Shape::Put, TILE;
     /// As put, with the first N rows of the fragment alone, of a column its first N elements; N is signed, and none are below 1.
     PutRows 0x40d "put.rows" Tiles Shape::PutRows, TILE;
-    /// Loads a box of the view's last two dimensions, which begins at the indices, into the fragment; a column or a row is along the last dimension. What is out of bounds is zero.
+    /// Loads a box of the view's last two dimensions, which begins at the indices, into the fragment. Its column is rounded down to a multiple of 16 bytes. A column or a row is along the last dimension, from any index. What is out of bounds is zero.
     Get 0x40a "get" Tiles Shape::Get, TILE;
     /// Copies the fragment into the next stage of the channel.
     Send 0x40b "send" Tiles Shape::Send, TILE;

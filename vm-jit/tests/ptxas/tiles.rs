@@ -5,7 +5,7 @@ use std::path::Path;
 use vm_ir::{GuestAddr, Kernel, Module, Scalar, Trust, ValidModule, text, validate};
 use vm_jit::Target;
 use vm_kernels::attention::Attention;
-use vm_kernels::gemm::Gemm;
+use vm_kernels::gemm::{Activation, Batch, Epilogue, Gemm, Scales};
 
 fn filetests() -> Vec<Kernel> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm-ir/filetests/tile");
@@ -29,6 +29,28 @@ fn large() -> Vec<Kernel> {
             kernels.push(large.kernel(GuestAddr(0)).unwrap());
         }
         kernels.push(Gemm { b_transposed, ..Gemm::SMALL }.kernel(GuestAddr(0)).unwrap());
+    }
+    let all =
+        Epilogue { scaled: true, scales: Scales::Rows, plus: true, bias: true, activation: Activation::Silu };
+    let large = Gemm { b_transposed: true, ..Gemm::LARGE };
+    for variant in [
+        Gemm { cluster: 2, stages: 4, ..Gemm::LARGE },
+        Gemm { a_transposed: true, ..large },
+        Gemm { epilogue: all, ..large },
+        Gemm { element: Scalar::F8E4M3, tile: [128, 256, 128], cluster: 2, stages: 4, ..large },
+        Gemm { element: Scalar::I8, output: Scalar::I32, tile: [128, 256, 128], ..large },
+        Gemm { element: Scalar::Tf32, output: Scalar::F32, tile: [128, 256, 32], ..large },
+        Gemm {
+            element: Scalar::F8E4M3,
+            tile: [128, 128, 128],
+            epilogue: Epilogue { scales: Scales::Blocks, ..Epilogue::NONE },
+            ..large
+        },
+        Gemm { batch: Batch::Batched, cluster: 2, ..large },
+        Gemm { batch: Batch::Grouped, ..large },
+        Gemm { tile: [64, 32, 128], groups: 1, stages: 8, ..large },
+    ] {
+        kernels.push(variant.kernel(GuestAddr(0)).unwrap());
     }
     for (dim, causal) in [(64, false), (64, true), (128, false), (128, true)] {
         kernels.push(Attention::of(dim, causal).kernel(GuestAddr(0)).unwrap());

@@ -2,12 +2,23 @@
 
 use super::layout::{self, BoxOf, GROUP, ROW, SLAB};
 use super::{Role, channel_number, fragment_number};
-use crate::backend::ptx::asm::{Arg, Reg, def, ins, when};
+use crate::backend::ptx::asm::{Arg, Class, Reg, def, ins, when};
 use crate::backend::ptx::writer::Writer;
+use std::ops::Range;
 use vm_ir::Value;
 use vm_ir::module::{Op, Place};
 use vm_ir::op::Opcode;
 use vm_ir::tile::Fragment;
+
+/// Boxes in shared memory: the first one's address, how far apart they are, how many columns each has, and how many there are.
+#[derive(Clone, Copy)]
+struct Staged {
+    start: Reg,
+    offset: u32,
+    next_box: u32,
+    columns: u32,
+    boxes: u32,
+}
 
 impl<'k> Writer<'k> {
     /// The tensor map of a box: its generic address.
@@ -27,8 +38,11 @@ impl<'k> Writer<'k> {
         let element = self.kernel.place(view).map(|(_, element)| element);
         let step = element.map_or(1, vm_ir::tile::column_step);
         let coordinate = |(i, index): (usize, &Value)| {
-            let wide = self.wide(*index);
-            let narrow = def!(self, B32, "cvt.sat.s32.s64", wide);
+            let index = self.get(*index, 0);
+            let narrow = match index.class {
+                Class::B64 => def!(self, B32, "cvt.sat.s32.s64", index),
+                _ => index,
+            };
             match down.filter(|_| i + 1 == last) {
                 Some(down) => def!(self, B32, "add.sat.s32", narrow, down),
                 None if i == last => def!(self, B32, "and.b32", narrow, -i64::from(step)),
@@ -119,7 +133,7 @@ impl<'k> Writer<'k> {
             // To each block of the cluster, as its share is brought by each.
             blocks => {
                 let own = def!(self, Pred, "setp.lt.u32", lane, i64::from(blocks));
-                self.arrive_in(barrier, empty, lane, Some(own));
+                self.release_in(barrier, empty, lane, own);
             }
         }
         self.advance(ring.oldest, None, channel.stages);
@@ -142,8 +156,38 @@ impl<'k> Writer<'k> {
     }
 
     /// Writes a group's rows of a matrix into shared memory as boxes of rows of 128 bytes, swizzled; its first row comes at
-    /// `start`, and each further box `next_box` bytes behind the one before.
-    fn write_boxes(&mut self, fragment: &Fragment, regs: &[Reg], start: Reg, offset: u32, next_box: u32) {
+    /// `start` and `offset`, and each further box of `boxes` `next_box` bytes behind the one before.
+    fn write_boxes(
+        &mut self,
+        fragment: &Fragment,
+        regs: &[Reg],
+        start: Reg,
+        offset: u32,
+        next_box: u32,
+        boxes: Range<u32>,
+    ) {
+        self.each_pair(fragment, start, offset, next_box, boxes, |writer, first, at| {
+            if fragment.element.bytes() == 2 {
+                ins!(writer, "st.shared.b32", at, regs[first / 2]);
+            } else {
+                let two = [regs[first], regs[first + 1]];
+                ins!(writer, "st.shared.v2.b32", at, Arg::List(&two));
+            }
+        });
+        ins!(self, "fence.proxy.async.shared::cta");
+    }
+
+    /// Does something for each pair of elements of a group's rows of boxes, of which it is given the first one's number and where
+    /// it is in shared memory.
+    fn each_pair(
+        &mut self,
+        fragment: &Fragment,
+        start: Reg,
+        offset: u32,
+        next_box: u32,
+        boxes: Range<u32>,
+        mut act: impl FnMut(&mut Self, usize, Arg<'static>),
+    ) {
         let Some(tiles) = &self.tiles else { return };
         let (thread, row) = (tiles.thread, tiles.row);
         let rows = fragment.rows / tiles.tile.groups;
@@ -167,25 +211,19 @@ impl<'k> Writer<'k> {
             }
         };
         let width = fragment.columns.unwrap_or(0) / 8;
+        let of_box = layout::columns(fragment.element) / 8;
         for slab in 0..rows / SLAB {
-            for eight in 0..width {
+            for eight in boxes.start * of_box..(boxes.end * of_box).min(width) {
                 // Eight elements of a row, two of them here; in two rows.
                 let byte = 8 * size * eight;
                 let swizzled = def!(self, B32, "xor.b32", at, i64::from(byte % ROW));
                 for half in 0..2 {
-                    let to = offset + (byte / ROW) * next_box + (slab * SLAB + 8 * half) * ROW;
-                    let to = Arg::At(swizzled, i64::from(to));
+                    let to = offset + (byte / ROW - boxes.start) * next_box + (slab * SLAB + 8 * half) * ROW;
                     let first = ((slab * width + eight) * 4 + 2 * half) as usize;
-                    if size == 2 {
-                        ins!(self, "st.shared.b32", to, regs[first / 2]);
-                    } else {
-                        let two = [regs[first], regs[first + 1]];
-                        ins!(self, "st.shared.v2.b32", to, Arg::List(&two));
-                    }
+                    act(self, first, Arg::At(swizzled, i64::from(to)));
                 }
             }
         }
-        ins!(self, "fence.proxy.async.shared::cta");
     }
 
     /// A fragment into the next stage of a channel.
@@ -208,20 +246,16 @@ impl<'k> Writer<'k> {
         let stage = def!(self, B32, "mad.lo.u32", ring.next, bytes, base);
         let own = def!(self, B32, "sub.u32", group, 1);
         let start = def!(self, B32, "mad.lo.u32", own, i64::from(fragment.rows / groups * ROW), stage);
-        self.write_boxes(fragment, &regs, start, first, fragment.rows * ROW);
+        let boxes = 0..fragment.columns.unwrap_or(0) / layout::columns(fragment.element);
+        self.write_boxes(fragment, &regs, start, first, fragment.rows * ROW, boxes);
         ins!(self, "mbarrier.arrive.shared::cta.b64", "_", Arg::At(barrier, full));
         self.wait(barrier, full, ring.parity);
         ins!(self, "add.u32", ring.newest, stage, i64::from(first));
         self.advance(ring.next, Some(ring.parity), channel.stages);
     }
 
-    /// A fragment into the box of a view: each group puts its rows into shared memory, and has them copied from there.
-    pub(super) fn put_tile(&mut self, op: &'k Op, view: Place) {
-        self.put_box(op, &op.operands, view);
-    }
-
-    /// Puts all of a fragment into a box that begins at these indices.
-    pub(super) fn put_box(&mut self, op: &'k Op, indices: &[Value], view: Place) {
+    /// Puts a fragment into a box that begins at the op's indices: a few of its boxes at a time.
+    pub(super) fn put_box(&mut self, op: &'k Op, view: Place) {
         let kernel = self.kernel;
         let (Place::View(parameter), Some(place)) = (view, op.others.first().copied()) else { return };
         let (Some(fragment), Some(number)) = (kernel.fragment(place), fragment_number(place)) else { return };
@@ -232,34 +266,140 @@ impl<'k> Writer<'k> {
         let wanted = layout::stored(parameter, fragment, groups);
         let [rows, columns] = wanted.dims;
         let boxes = fragment.columns.unwrap_or(0) / columns;
+        let at_once = layout::staged_boxes(fragment);
+        let (indices, count) = match (op.code, op.operands.split_last()) {
+            (Opcode::PutRows, Some((count, indices))) => (indices, Some(*count)),
+            _ => (&op.operands[..], None),
+        };
 
         // What was put before is in memory, lest it comes later than this; and all groups have loaded what they had to.
         when!(self, leads, true, "cp.async.bulk.wait_group", 0);
         self.compute_barrier();
         let own = def!(self, B32, "sub.u32", group, 1);
-        let start = def!(self, B32, "mad.lo.u32", own, i64::from(boxes * rows * ROW), base);
-        self.write_boxes(fragment, &regs, start, staging, rows * ROW);
-        self.group_barrier();
-        let below = self.asm.new_label();
+        let start = def!(self, B32, "mad.lo.u32", own, i64::from(at_once * rows * ROW), base);
         let inside = self.begins_inside(indices);
         let stores = def!(self, Pred, "and.pred", leads, inside);
-        when!(self, stores, false, "bra", Arg::Label(below));
+        let down = def!(self, B32, "mul.lo.u32", own, i64::from(rows));
+        let some_rows = count.map(|count| {
+            let below = def!(self, B64, "cvt.u64.u32", down);
+            let count = self.wide(count);
+            let above = def!(self, B64, "max.s64", count, below);
+            let own = def!(self, B64, "sub.s64", above, below);
+            let own = def!(self, B64, "min.s64", own, i64::from(rows));
+            def!(self, B32, "cvt.u32.u64", own)
+        });
         let map = self.map_of(wanted);
-        let plus = def!(self, B32, "mul.lo.u32", own, i64::from(rows));
-        let mut at = self.coordinates(view, indices, Some(plus));
-        let (dimensions, adds) = (at.len(), op.code == Opcode::PutAdd);
-        let copy = match adds {
-            true => format!("cp.reduce.async.bulk.tensor.{dimensions}d.global.shared::cta.add.bulk_group"),
-            false => format!("cp.async.bulk.tensor.{dimensions}d.global.shared::cta.bulk_group"),
-        };
-        for i in 0..boxes {
-            if i > 0 {
+        let mut at = self.coordinates(view, indices, Some(down));
+        for first in (0..boxes).step_by(at_once as usize) {
+            if first > 0 {
+                when!(self, leads, true, "cp.async.bulk.wait_group.read", 0);
+                self.group_barrier();
+            }
+            let some = first..boxes.min(first + at_once);
+            self.write_boxes(fragment, &regs, start, staging, rows * ROW, some.clone());
+            self.group_barrier();
+            let (leave, done) = (self.asm.new_label(), self.asm.new_label());
+            when!(self, stores, false, "bra", Arg::Label(leave));
+            let staged =
+                Staged { start, offset: staging, next_box: rows * ROW, columns, boxes: some.len() as u32 };
+            if let Some(count) = some_rows {
+                let single = self.map_of(wanted.row());
+                self.store_rows(op.code, single, at.clone(), staged, count);
+                let few = def!(self, Pred, "setp.lt.u32", count, i64::from(rows));
+                when!(self, few, true, "bra", Arg::Label(done));
+            }
+            self.store_boxes(op.code, map, &at, staged);
+            self.asm.place(done);
+            ins!(self, "cp.async.bulk.commit_group");
+            self.asm.place(leave);
+            for _ in some {
                 at[0] = def!(self, B32, "add.sat.s32", at[0], i64::from(columns));
             }
-            let from = Arg::At(start, i64::from(staging + i * rows * ROW));
+        }
+    }
+
+    /// Has boxes copied from shared memory to where `at` is, one beside the other.
+    fn store_boxes(&mut self, code: Opcode, map: Reg, at: &[Reg], staged: Staged) {
+        let (dimensions, mut at) = (at.len(), at.to_vec());
+        let copy = match code {
+            Opcode::PutAdd => {
+                format!("cp.reduce.async.bulk.tensor.{dimensions}d.global.shared::cta.add.bulk_group")
+            }
+            _ => format!("cp.async.bulk.tensor.{dimensions}d.global.shared::cta.bulk_group"),
+        };
+        for i in 0..staged.boxes {
+            if i > 0 {
+                at[0] = def!(self, B32, "add.sat.s32", at[0], i64::from(staged.columns));
+            }
+            let from = Arg::At(staged.start, i64::from(staged.offset + i * staged.next_box));
             ins!(self, &copy, Arg::Tensor(map, &at), from);
         }
-        ins!(self, "cp.async.bulk.commit_group");
-        self.asm.place(below);
+    }
+
+    /// Has the first `count` rows of boxes copied, if those are fewer than all, one by one.
+    fn store_rows(&mut self, code: Opcode, map: Reg, mut at: Vec<Reg>, staged: Staged, count: Reg) {
+        let (head, behind) = (self.asm.new_label(), self.asm.new_label());
+        let all = def!(self, Pred, "setp.ge.u32", count, i64::from(staged.next_box / ROW));
+        when!(self, all, true, "bra", Arg::Label(behind));
+        let (row, left) = (def!(self, B32, "mov.b32", staged.start), def!(self, B32, "mov.b32", count));
+        at[1] = def!(self, B32, "mov.b32", at[1]);
+        self.asm.place(head);
+        let over = def!(self, Pred, "setp.eq.u32", left, 0);
+        when!(self, over, true, "bra", Arg::Label(behind));
+        self.store_boxes(code, map, &at, Staged { start: row, ..staged });
+        ins!(self, "add.u32", row, row, i64::from(ROW));
+        ins!(self, "add.sat.s32", at[1], at[1], 1);
+        ins!(self, "sub.u32", left, left, 1);
+        ins!(self, "bra", Arg::Label(head));
+        self.asm.place(behind);
+    }
+
+    /// A box of a view into a fragment, by way of shared memory: a few of its boxes at a time.
+    pub(super) fn get_box(&mut self, op: &'k Op, view: Place) {
+        let kernel = self.kernel;
+        let (Place::View(parameter), Some(place)) = (view, op.others.first().copied()) else { return };
+        let (Some(fragment), Some(number)) = (kernel.fragment(place), fragment_number(place)) else { return };
+        let Some(tiles) = &self.tiles else { return };
+        let (base, group, leads, arrival) = (tiles.base, tiles.group, tiles.leads, tiles.arrival);
+        let (groups, staging, arrivals) = (tiles.tile.groups, tiles.layout.staging, tiles.layout.arrivals);
+        let regs = tiles.fragments[number].clone();
+        let wanted = layout::stored(parameter, fragment, groups);
+        let [rows, columns] = wanted.dims;
+        let boxes = fragment.columns.unwrap_or(0) / columns;
+        let at_once = layout::staged_boxes(fragment);
+        let own = def!(self, B32, "sub.u32", group, 1);
+        let start = def!(self, B32, "mad.lo.u32", own, i64::from(at_once * rows * ROW), base);
+        let barrier = def!(self, B32, "mad.lo.u32", own, 8, base);
+        let map = self.map_of(wanted);
+        let plus = def!(self, B32, "mul.lo.u32", own, i64::from(rows));
+        let mut at = self.coordinates(view, &op.operands, Some(plus));
+        let copy =
+            format!("cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes", at.len());
+        for first in (0..boxes).step_by(at_once as usize) {
+            // What was put before has left.
+            when!(self, leads, true, "cp.async.bulk.wait_group.read", 0);
+            self.group_barrier();
+            let some = first..boxes.min(first + at_once);
+            let full = Arg::At(barrier, i64::from(arrivals));
+            let bytes = i64::from(some.len() as u32 * rows * ROW);
+            when!(self, leads, true, "mbarrier.arrive.expect_tx.shared::cta.b64", "_", full, bytes);
+            for i in some.clone() {
+                if i > 0 {
+                    at[0] = def!(self, B32, "add.sat.s32", at[0], i64::from(columns));
+                }
+                let to = Arg::At(start, i64::from(staging + (i - first) * rows * ROW));
+                when!(self, leads, true, &copy, to, Arg::Tensor(map, &at), full);
+            }
+            self.wait(barrier, i64::from(arrivals), arrival);
+            ins!(self, "xor.b32", arrival, arrival, 1);
+            self.each_pair(fragment, start, staging, rows * ROW, some, |writer, first, at| {
+                if fragment.element.bytes() == 2 {
+                    ins!(writer, "ld.shared.b32", regs[first / 2], at);
+                } else {
+                    let two = [regs[first], regs[first + 1]];
+                    ins!(writer, "ld.shared.v2.b32", Arg::List(&two), at);
+                }
+            });
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! What goes between fragments and views by way of registers: boxes that are loaded, columns and rows that are stored.
 
 use super::fragment::{Cell, elements};
-use super::layout::SLAB;
+use super::layout::{self, SLAB};
 use crate::backend::ptx::asm::{Arg, Class, Reg, def, ins, when};
 use crate::backend::ptx::writer::{Writer, class_of, memory_type};
 use vm_ir::module::{Op, Place};
@@ -21,12 +21,6 @@ struct Start {
 }
 
 impl<'k> Writer<'k> {
-    /// Is what an op puts or gets a column or a row?
-    pub(super) fn is_line(&self, op: &Op) -> bool {
-        let fragment = op.others.first().and_then(|place| self.kernel.fragment(*place));
-        fragment.is_some_and(Fragment::is_line)
-    }
-
     /// Where a box begins, behind the indices of all dimensions but the last `own`.
     fn start(&mut self, indices: &[vm_ir::Value], view: Place, own: usize) -> Start {
         let Some(view) = self.view(view).cloned() else { return Start { base: Reg::NONE, inside: None } };
@@ -92,7 +86,8 @@ impl<'k> Writer<'k> {
         // The thread's first along the last dimension: a row of a column, else a column.
         let along = if fragment.columns.is_none() { top } else { left };
         let mut begin = self.near(indices[last]);
-        if !fragment.is_line() && op.code == Opcode::PutRows {
+        // Copies are of columns at multiples of 16 bytes.
+        if !fragment.is_line() {
             let step = vm_ir::tile::column_step(fragment.element);
             begin = def!(self, B64, "and.b64", begin, -i64::from(step));
         }
@@ -170,6 +165,9 @@ impl<'k> Writer<'k> {
             when!(self, leads, true, "fence.proxy.async.global");
             self.compute_barrier();
         }
+        if layout::is_copied(fragment) {
+            return self.get_box(op, view);
+        }
         let load = format!("ld.global.{}", memory_type(fragment.element));
         let mut low = None;
         self.each_element(op, view, fragment, |writer, at, from, inside| {
@@ -186,46 +184,19 @@ impl<'k> Writer<'k> {
         });
     }
 
-    /// The first rows of a matrix into a box of a view: all of them as a copy, fewer by the threads that have them.
-    pub(super) fn put_rows(&mut self, op: &'k Op, view: Place) {
-        let kernel = self.kernel;
-        let Some(place) = op.others.first().copied() else { return };
-        let (Some(fragment), Some((count, indices))) = (kernel.fragment(place), op.operands.split_last())
-        else {
-            return;
-        };
-        let Some(leads) = self.tiles.as_ref().map(|tiles| tiles.leads) else { return };
-        let (some, done) = (self.asm.new_label(), self.asm.new_label());
-        let wide = self.wide(*count);
-        let few = def!(self, Pred, "setp.lt.s64", wide, i64::from(fragment.rows));
-        when!(self, few, true, "bra", Arg::Label(some));
-        self.put_box(op, indices, view);
-        ins!(self, "bra", Arg::Label(done));
-        self.asm.place(some);
-        when!(self, leads, true, "cp.async.bulk.wait_group", 0);
-        self.compute_barrier();
-        // As a copy: nothing of what begins at a negative index, and columns at multiples of 16 bytes.
-        let regs = self.fragment_regs(place);
-        let inside = self.begins_inside(indices);
-        let store = format!("st.global.{}", memory_type(fragment.element));
-        self.each_element(op, view, fragment, |writer, at, to, own| {
-            let value = match class_of(fragment.element) {
-                Class::B16 => writer.two(&regs, fragment.element, at & !1)[at % 2],
-                _ => regs[at],
-            };
-            let stores = def!(writer, Pred, "and.pred", inside, own);
-            when!(writer, stores, true, &store, to, value);
-        });
-        ins!(self, "fence.proxy.async.global");
-        self.compute_barrier();
-        self.asm.place(done);
+    /// A fragment into a view: as a copy of shared memory where that is possible, else by the threads that have it.
+    pub(super) fn put_tile(&mut self, op: &'k Op, view: Place) {
+        let Some(fragment) = op.others.first().and_then(|place| self.kernel.fragment(*place)) else { return };
+        match layout::is_copied(fragment) {
+            true => self.put_box(op, view),
+            false => self.put_elements(op, fragment, view),
+        }
     }
 
-    /// A column or a row into a view: of the threads that have the same, one stores it.
-    pub(super) fn put_line(&mut self, op: &'k Op, view: Place) {
-        let kernel = self.kernel;
+    /// A fragment into a view, element by element: of the threads that have the same, one stores it.
+    fn put_elements(&mut self, op: &'k Op, fragment: &'k Fragment, view: Place) {
         let Some(place) = op.others.first().copied() else { return };
-        let (Some(fragment), Some(tiles)) = (kernel.fragment(place), &self.tiles) else { return };
+        let Some(tiles) = &self.tiles else { return };
         let (group, thread, leads) = (tiles.group, tiles.thread, tiles.leads);
         let regs = self.fragment_regs(place);
         when!(self, leads, true, "cp.async.bulk.wait_group", 0);
@@ -235,9 +206,14 @@ impl<'k> Writer<'k> {
                 let pair = def!(self, B32, "and.b32", thread, 3);
                 def!(self, Pred, "setp.eq.u32", pair, 0)
             }
-            Some(_) => {
+            Some(_) if fragment.is_row() => {
                 let first = def!(self, Pred, "setp.eq.u32", group, 1);
                 def!(self, Pred, "setp.lt.and.u32", thread, 4, first)
+            }
+            // As a copy: nothing of what begins at a negative index.
+            Some(_) => {
+                let dimensions = self.view(view).map_or(0, |view| view.extents.len());
+                self.begins_inside(&op.operands[..dimensions.min(op.operands.len())])
             }
         };
         let ty = memory_type(fragment.element);

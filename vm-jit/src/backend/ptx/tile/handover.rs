@@ -10,13 +10,28 @@ use vm_ir::module::Op;
 const WORDS: u32 = 16 * SIGNALS;
 
 impl<'k> Writer<'k> {
-    /// Waits for a phase of a barrier, at which blocks of the cluster arrive.
+    /// Waits for a phase of a barrier.
     pub(super) fn wait(&mut self, barrier: Reg, offset: i64, parity: Reg) {
-        let name = match self.kernel.cluster() {
-            _ if self.is_sync() => self.wait_name(),
-            1 => "mbarrier.try_wait.parity.shared::cta.b64",
-            _ => "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64",
+        let name = match self.is_sync() {
+            true => self.wait_name(),
+            false => "mbarrier.try_wait.parity.shared::cta.b64",
         };
+        self.wait_by(name, barrier, offset, parity);
+    }
+
+    /// Waits for a phase of a barrier, and sees what other blocks of the cluster stored before they arrived there. That costs
+    /// hundreds of cycles; stages that the accelerator fills don't need it.
+    fn wait_for_stores(&mut self, barrier: Reg, offset: i64, parity: Reg) {
+        match self.kernel.cluster() {
+            1 => self.wait(barrier, offset, parity),
+            _ => {
+                let name = "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64";
+                self.wait_by(name, barrier, offset, parity);
+            }
+        }
+    }
+
+    fn wait_by(&mut self, name: &str, barrier: Reg, offset: i64, parity: Reg) {
         let head = self.asm.new_label();
         self.asm.place(head);
         let over = self.asm.new_reg(Class::Pred);
@@ -40,14 +55,14 @@ impl<'k> Writer<'k> {
         def!(self, B32, "mapa.shared::cluster.u32", own, rank.into())
     }
 
-    /// Arrives at a barrier of the block with this rank.
-    pub(super) fn arrive_in(
-        &mut self,
-        at: Reg,
-        offset: i64,
-        rank: impl Into<Arg<'static>>,
-        when: Option<Reg>,
-    ) {
+    /// Releases a stage in the block with this rank, whose accelerator fills it again.
+    pub(super) fn release_in(&mut self, at: Reg, offset: i64, rank: Reg, when: Reg) {
+        let remote = self.in_block(at, offset, rank);
+        when!(self, when, true, "mbarrier.arrive.shared::cluster.b64", "_", Arg::At(remote, 0));
+    }
+
+    /// Arrives at a barrier of the block with this rank, which then sees what was stored there before.
+    fn arrive_in(&mut self, at: Reg, offset: i64, rank: impl Into<Arg<'static>>, when: Option<Reg>) {
         let remote = self.in_block(at, offset, rank);
         let args = [Arg::Name("_"), Arg::At(remote, 0)];
         self.asm.ins(when.map(|p| (p, true)), "mbarrier.arrive.release.cluster.shared::cluster.b64", &args);
@@ -67,7 +82,7 @@ impl<'k> Writer<'k> {
         let flag = self.asm.new_reg(Class::B32);
         match (role, self.kernel.cluster()) {
             (Role::Fetch, 1) => {
-                self.wait(barrier, empty, ring.parity);
+                self.wait_for_stores(barrier, empty, ring.parity);
                 ins!(self, "ld.relaxed.sys.global.b32", flag, Arg::At(cancel.flag, 0));
                 ins!(self, "st.shared.b32", Arg::At(barrier, word), flag);
                 ins!(self, "mbarrier.arrive.shared::cta.b64", "_", Arg::At(barrier, full));
@@ -77,7 +92,7 @@ impl<'k> Writer<'k> {
                 let (listen, told) = (self.asm.new_label(), self.asm.new_label());
                 let others = def!(self, Pred, "setp.ne.u32", rank, 0);
                 when!(self, others, true, "bra", Arg::Label(listen));
-                self.wait(barrier, empty, ring.parity);
+                self.wait_for_stores(barrier, empty, ring.parity);
                 ins!(self, "ld.relaxed.sys.global.b32", flag, Arg::At(cancel.flag, 0));
                 for block in 0..i64::from(blocks) {
                     let there = self.in_block(barrier, word, block);
@@ -87,13 +102,13 @@ impl<'k> Writer<'k> {
                 ins!(self, "bra", Arg::Label(told));
                 self.asm.place(listen);
                 let parity = def!(self, B32, "xor.b32", ring.parity, 1);
-                self.wait(barrier, full, parity);
+                self.wait_for_stores(barrier, full, parity);
                 ins!(self, "ld.shared.b32", flag, Arg::At(barrier, word));
                 self.arrive_in(barrier, empty, 0, None);
                 self.asm.place(told);
             }
             (Role::Compute, blocks) => {
-                self.wait(barrier, full, ring.parity);
+                self.wait_for_stores(barrier, full, ring.parity);
                 ins!(self, "ld.shared.b32", flag, Arg::At(barrier, word));
                 ins!(self, "bar.warp.sync", -1);
                 match blocks {

@@ -32,6 +32,13 @@ pub(super) struct BoxOf {
     pub(super) dims: [u32; 2],
 }
 
+impl BoxOf {
+    /// One row of it.
+    pub(super) fn row(self) -> BoxOf {
+        BoxOf { dims: [1, self.dims[1]], ..self }
+    }
+}
+
 /// Offsets in bytes from the first byte of shared memory.
 #[derive(Debug, Default)]
 pub(super) struct Layout {
@@ -47,6 +54,8 @@ pub(super) struct Layout {
     /// are full, then of those that are empty, then the words.
     pub(super) signals: u32,
     pub(super) words: u32,
+    /// By group: the barrier of what is on its way from a view; 0 if nothing ever is.
+    pub(super) arrivals: u32,
     /// All of it, and what aligning it may take.
     pub(super) bytes: u32,
     /// The tensor maps.
@@ -75,10 +84,21 @@ pub(super) fn stored(parameter: u16, fragment: &Fragment, groups: u32) -> BoxOf 
     BoxOf { parameter, element, dims: [fragment.rows / groups, columns(element)] }
 }
 
+/// How many boxes of a fragment are on their way to a view at once.
+pub(super) fn staged_boxes(fragment: &Fragment) -> u32 {
+    (fragment.columns.unwrap_or(0) / columns(fragment.element)).clamp(1, 2)
+}
+
+/// Is a matrix copied as boxes of whole rows of 128 bytes, and not by the threads that have it?
+pub(super) fn is_copied(fragment: &Fragment) -> bool {
+    let bytes = fragment.columns.unwrap_or(0) * fragment.element.bytes();
+    !fragment.is_line() && bytes.is_multiple_of(ROW)
+}
+
 impl Layout {
     pub(super) fn of(kernel: &Kernel, tile: &Tile) -> Layout {
         let mut layout = Layout { sent: vec![false; tile.channels.len()], ..Layout::default() };
-        let (mut staged, mut loads) = (0, false);
+        let (mut staged, mut loads, mut gets) = (0, false, false);
         kernel.for_each_op(&mut |op| {
             loads |= op.code == Opcode::Load;
             let other = op.others.first();
@@ -90,14 +110,18 @@ impl Layout {
             let (Some(Place::View(view)), Some(other)) = (op.place, other) else { return };
             let wanted = match (op.code.shape(), kernel.channel(*other), kernel.fragment(*other)) {
                 (Shape::Fetch, Some(channel), _) => fetched(kernel, view, channel),
-                (Shape::Put | Shape::PutRows, _, Some(fragment)) if !fragment.is_line() => {
-                    staged = staged.max(fragment.len() as u32 * fragment.element.bytes());
+                (Shape::Put | Shape::PutRows | Shape::Get, _, Some(fragment)) if is_copied(fragment) => {
+                    staged = staged.max(staged_boxes(fragment) * fragment.rows * ROW);
+                    gets |= op.code == Opcode::Get;
                     stored(view, fragment, tile.groups)
                 }
                 _ => return,
             };
-            if !layout.boxes.contains(&wanted) {
-                layout.boxes.push(wanted);
+            let single = (op.code == Opcode::PutRows).then(|| wanted.row());
+            for wanted in std::iter::once(wanted).chain(single) {
+                if !layout.boxes.contains(&wanted) {
+                    layout.boxes.push(wanted);
+                }
             }
         });
         let mut at = 0u32;
@@ -115,6 +139,7 @@ impl Layout {
         }
         layout.signals = take(SIGNALS * (16 + 8), 8);
         layout.words = if loads { take(SIGNALS * (16 + 8), 8) } else { 0 };
+        layout.arrivals = if gets { take(8 * tile.groups, 8) } else { 0 };
         layout.bytes = at + ALIGN;
         layout
     }
@@ -147,16 +172,15 @@ pub(super) fn rejects(kernel: &Kernel, tile: &Tile, available: u64) -> Vec<(u32,
         let mut need = |holds, what| need(op.line.0, holds, what);
         match op.code.shape() {
             Shape::Mma => product(kernel, tile, op, &mut need),
-            Shape::Put | Shape::PutRows => {
+            Shape::Put | Shape::PutRows | Shape::Get => {
                 let Some(stored) = op.others.first().and_then(|place| kernel.fragment(*place)) else {
                     return;
                 };
-                let bytes = stored.columns.unwrap_or(0) * stored.element.bytes();
-                let fits = bytes.is_multiple_of(ROW) && stored.rows / tile.groups.max(1) <= MAX_BOX;
+                let rows = stored.rows / tile.groups.max(1);
                 need(
-                    stored.is_line() || fits,
+                    !is_copied(stored) || rows <= MAX_BOX,
                     format!(
-                        "@{} has rows of {bytes} bytes; what is stored has rows of a multiple of {ROW} bytes",
+                        "@{} has {rows} rows for each group; what is copied at once has at most {MAX_BOX}",
                         stored.name
                     ),
                 );

@@ -110,6 +110,8 @@ pub(super) struct Tiles<'k> {
     /// How the roles tell each other of a cancelled launch, and of numbers that were loaded.
     signals: Option<Ring>,
     words: Option<Ring>,
+    /// The parity of what comes from a view to a group's fragment.
+    arrival: Reg,
     /// By fragment, if it is a sum that is set to zero: not zero if it is to be zero and its registers are not, since the
     /// next product may begin anew as well.
     fresh: Vec<Option<Reg>>,
@@ -145,6 +147,7 @@ impl<'k> Tiles<'k> {
             rings: Vec::new(),
             signals: None,
             words: None,
+            arrival: Reg::NONE,
             fresh: Vec::new(),
             fragments: Vec::new(),
             end,
@@ -270,8 +273,12 @@ impl<'k> Writer<'k> {
         if layout.words > 0 {
             rings.push((layout.words, SIGNALS, 1, warps));
         }
+        if layout.arrivals > 0 {
+            rings.push((layout.arrivals, tile.groups, 1, 0));
+        }
         for (at, stages, fills, empties) in rings {
-            for (first_of, count) in [(at, fills), (at + 8 * stages, empties)] {
+            let both = [(at, fills), (at + 8 * stages, empties)];
+            for (first_of, count) in both.into_iter().filter(|(_, count)| *count > 0) {
                 for stage in 0..stages {
                     let at = Arg::At(base, i64::from(first_of + 8 * stage));
                     when!(self, first, true, "mbarrier.init.shared::cta.b64", at, i64::from(count));
@@ -332,6 +339,7 @@ impl<'k> Writer<'k> {
         let signals = self.plan.cancellable().then(|| self.ring(role));
         let loads = self.tiles().is_some_and(|tiles| tiles.layout.words > 0);
         let words = loads.then(|| self.ring(role));
+        let arrival = def!(self, B32, "mov.b32", 0);
         let fresh = (0..tile.fragments.len()).map(|number| self.begin_fresh(number, role)).collect();
         let fragments = match role {
             Role::Fetch => vec![Vec::new(); tile.fragments.len()],
@@ -342,7 +350,7 @@ impl<'k> Writer<'k> {
         if let Some(tiles) = &mut self.tiles {
             tiles.part = part;
             (tiles.role, tiles.rings, tiles.signals, tiles.words) = (role, rings, signals, words);
-            (tiles.fragments, tiles.fresh) = (fragments, fresh);
+            (tiles.fragments, tiles.fresh, tiles.arrival) = (fragments, fresh, arrival);
         }
         self.begin_polls();
         let body = self.kernel.body();
@@ -407,9 +415,7 @@ impl<'k> Writer<'k> {
             (Shape::Mma, _) => self.mma(op, place),
             (Shape::Map, _) => self.map(op, place),
             (Shape::Rows, _) => self.rows(op, place),
-            (Shape::Put | Shape::PutRows, _) if self.is_line(op) => self.put_line(op, place),
-            (Shape::Put, _) => self.put_tile(op, place),
-            (Shape::PutRows, _) => self.put_rows(op, place),
+            (Shape::Put | Shape::PutRows, _) => self.put_tile(op, place),
             (Shape::Get, _) => self.get_tile(op, place),
             (Shape::Send, _) => self.send(op, place),
             _ => {}

@@ -1,0 +1,216 @@
+//! What is done with a sum before it is stored.
+
+use super::Gemm;
+use super::schedule::Spot;
+use vm_ir::Scalar;
+use vm_ir::builder::{Builder, FragmentRef, PlaceRef, Val};
+use vm_ir::types::Type;
+use vm_ir::view::Access;
+
+/// What is done with a sum before it is stored, in this order: it is scaled, C is added, then the bias, then comes the activation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Epilogue {
+    /// Is it multiplied by `alpha`?
+    pub scaled: bool,
+    /// How are the factors scaled?
+    pub scales: Scales,
+    /// Is `beta · C` added?
+    pub plus: bool,
+    /// Is `bias` added to each row?
+    pub bias: bool,
+    /// The function behind it.
+    pub activation: Activation,
+}
+
+/// How factors are scaled: by f32s of which each is that of several elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scales {
+    /// Not at all.
+    None,
+    /// Each row of A by one of `a_scale`, `[M]`, and each column of B by one of `b_scale`, `[N]`.
+    Rows,
+    /// Each 128 elements of a row of A by one of `a_scale`, `[⌈K / 128⌉, M]`, and each 128 × 128 of B by one of `b_scale`,
+    /// `[⌈K / 128⌉, ⌈N / 128⌉]`. A tile has at most 128 columns, of which 128 are a multiple, and 128 of the inner dimension.
+    Blocks,
+}
+
+/// A function of each element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// x.
+    None,
+    /// max(x, 0).
+    Relu,
+    /// x / (1 + e^-x).
+    Silu,
+    /// x · Φ(x), Φ being the normal distribution's (Hendrycks and Gimpel, "Gaussian error linear units", 2016).
+    Gelu,
+}
+
+impl Activation {
+    fn of<'b>(self, x: Val<'b>) -> Val<'b> {
+        match self {
+            Activation::None => x,
+            Activation::Relu => x.max(0.0),
+            Activation::Silu => {
+                let k = x.builder();
+                x * (k.f32(1.0) + (-x).exp().fast()).rcp().fast()
+            }
+            Activation::Gelu => x * 0.5 * ((x * std::f32::consts::FRAC_1_SQRT_2).erf().fast() + 1.0),
+        }
+    }
+}
+
+impl Epilogue {
+    /// The sum as it is.
+    pub const NONE: Epilogue = Epilogue {
+        scaled: false,
+        scales: Scales::None,
+        plus: false,
+        bias: false,
+        activation: Activation::None,
+    };
+
+    /// A letter for each of what it does, and the activation.
+    pub(super) fn suffix(&self) -> String {
+        let letters = [
+            (self.scaled, 'a'),
+            (self.scales == Scales::Rows, 's'),
+            (self.scales == Scales::Blocks, 'k'),
+            (self.plus, 'c'),
+            (self.bias, 'b'),
+        ];
+        let letters: String = letters.iter().filter(|(has, _)| *has).map(|(_, letter)| *letter).collect();
+        let activation = match self.activation {
+            Activation::None => "",
+            Activation::Relu => "_relu",
+            Activation::Silu => "_silu",
+            Activation::Gelu => "_gelu",
+        };
+        let letters = if letters.is_empty() { letters } else { format!("_{letters}") };
+        format!("{letters}{activation}")
+    }
+
+    /// Its parameters.
+    pub(super) fn parameters<'b>(&self, k: Builder<'b>, output: Scalar) -> Parameters<'b> {
+        let alpha = self.scaled.then(|| k.scalar("alpha", Type::F32));
+        let beta = self.plus.then(|| k.scalar("beta", Type::F32));
+        let ranks = match self.scales {
+            Scales::None => None,
+            Scales::Rows => Some(1),
+            Scales::Blocks => Some(2),
+        };
+        let scales = ranks
+            .map(|rank| ["a_scale", "b_scale"].map(|name| k.view(name, Scalar::F32, rank, Access::Read)));
+        let bias = self.bias.then(|| k.view("bias", output, 1, Access::Read));
+        Parameters { alpha, beta, scales, bias }
+    }
+}
+
+/// The parameters of an epilogue.
+#[derive(Clone, Copy)]
+pub(super) struct Parameters<'b> {
+    alpha: Option<Val<'b>>,
+    beta: Option<Val<'b>>,
+    scales: Option<[PlaceRef<'b>; 2]>,
+    bias: Option<PlaceRef<'b>>,
+}
+
+impl<'b> Parameters<'b> {
+    /// The epilogue of a kernel that sums up in `sum`, and stores `out`; `part` is what is summed up between two scales.
+    pub(super) fn fragments(
+        self,
+        k: Builder<'b>,
+        gemm: &Gemm,
+        [sum, part, out]: [FragmentRef<'b>; 3],
+    ) -> After<'b> {
+        let [rows, columns, _] = gemm.tile;
+        let of_a = self.scales.map(|_| k.column("a_scales", Scalar::F32, rows));
+        let by_rows = gemm.epilogue.scales == Scales::Rows;
+        let of_b = by_rows.then(|| k.row("b_scales", Scalar::F32, columns));
+        let bias = self.bias.map(|_| k.row("bias_row", gemm.output, columns));
+        let float = match (gemm.sum(), gemm.output) {
+            (Scalar::I32, Scalar::I32) | (Scalar::F32, _) => sum,
+            (_, Scalar::F32) => out,
+            _ => k.fragment("scaled", Scalar::F32, [rows, columns]),
+        };
+        // What C had, in the place of what it is to have where that is another fragment.
+        let old = match gemm.epilogue.plus {
+            true if out.place() == float.place() => Some(k.fragment("old", gemm.output, [rows, columns])),
+            true => Some(out),
+            false => None,
+        };
+        After { k, gemm: *gemm, parameters: self, sum, part, float, out, of_a, of_b, bias, old }
+    }
+}
+
+/// An epilogue with its fragments.
+pub(super) struct After<'b> {
+    k: Builder<'b>,
+    gemm: Gemm,
+    parameters: Parameters<'b>,
+    sum: FragmentRef<'b>,
+    part: FragmentRef<'b>,
+    /// The sum as f32.
+    float: FragmentRef<'b>,
+    out: FragmentRef<'b>,
+    of_a: Option<FragmentRef<'b>>,
+    of_b: Option<FragmentRef<'b>>,
+    bias: Option<FragmentRef<'b>>,
+    old: Option<FragmentRef<'b>>,
+}
+
+impl<'b> After<'b> {
+    /// What comes behind the products of a part of the inner dimension.
+    pub(super) fn step(&self, spot: &Spot<'b>, at: Val<'b>) {
+        let (Scales::Blocks, Some([a, b]), Some(of_a)) =
+            (self.gemm.epilogue.scales, self.parameters.scales, self.of_a)
+        else {
+            return;
+        };
+        let number = at / BLOCK;
+        of_a.get(a, [number, spot.row]);
+        let of_b = b.at([number, spot.column / BLOCK]).load();
+        self.k.map([self.sum], [self.sum, self.part, of_a], |_, _, [sum, part, of_a]| {
+            [part.fma(of_a * of_b, sum)]
+        });
+    }
+
+    /// What comes behind all products.
+    pub(super) fn finish(&self, spot: &Spot<'b>, c: PlaceRef<'b>) {
+        let (k, float, Epilogue { scales, activation, .. }) = (self.k, self.float, self.gemm.epilogue);
+        if self.gemm.sum() == Scalar::I32 && self.gemm.output != Scalar::I32 {
+            k.map([float], [self.sum], |_, _, [sum]| [sum.to(Scalar::F32)]);
+        }
+        if let Some(alpha) = self.parameters.alpha {
+            k.map([float], [float], |_, _, [x]| [x * alpha]);
+        }
+        if let (Scales::Rows, Some([a, b]), Some(of_a), Some(of_b)) =
+            (scales, self.parameters.scales, self.of_a, self.of_b)
+        {
+            of_a.get(a, [spot.row]);
+            of_b.get(b, [spot.column]);
+            k.map([float], [float, of_a, of_b], |_, _, [x, of_a, of_b]| [x * (of_a * of_b)]);
+        }
+        if let (Some(beta), Some(old)) = (self.parameters.beta, self.old) {
+            spot.get(old, c);
+            k.map([float], [float, old], |_, _, [x, old]| [wide(old).fma(beta, x)]);
+        }
+        if let (Some(view), Some(bias)) = (self.parameters.bias, self.bias) {
+            bias.get(view, [spot.column]);
+            k.map([float], [float, bias], |_, _, [x, bias]| [x + wide(bias)]);
+        }
+        let same = self.out.place() == float.place();
+        if !same || activation != Activation::None {
+            let narrow = |x: Val<'b>| if same { x } else { x.to(self.gemm.output) };
+            k.map([self.out], [float], |_, _, [x]| [narrow(activation.of(x))]);
+        }
+    }
+}
+
+/// Elements of the inner dimension, and columns, that have one scale.
+const BLOCK: i32 = 128;
+
+fn wide(x: Val<'_>) -> Val<'_> {
+    if x.ty() == Type::F32 { x } else { x.to(Scalar::F32) }
+}
