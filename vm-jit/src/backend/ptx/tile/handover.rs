@@ -23,6 +23,7 @@ impl<'k> Writer<'k> {
     /// hundreds of cycles; stages that the accelerator fills don't need it.
     fn wait_for_stores(&mut self, barrier: Reg, offset: i64, parity: Reg) {
         match self.kernel.cluster() {
+            _ if self.is_sync() => self.wait(barrier, offset, parity),
             1 => self.wait(barrier, offset, parity),
             _ => {
                 let name = "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64";
