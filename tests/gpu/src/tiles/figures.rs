@@ -48,17 +48,9 @@ const WORK: &[Work] = &[
 ];
 
 /// Tiles, stages, groups and blocks on a multiprocessor of products by `mma.sync`.
-const OLDER_GEMM: &[([u32; 3], u32, u32, u64)] = &[
-    ([128, 256, 64], 3, 2, 1),
-    ([256, 128, 64], 3, 2, 1),
-    ([128, 128, 64], 4, 2, 1),
-    ([128, 128, 32], 4, 2, 1),
-    ([128, 128, 64], 3, 1, 1),
-    ([192, 128, 64], 3, 3, 1),
-];
+const OLDER_GEMM: &[([u32; 3], u32, u32, u64)] = &[([128, 256, 64], 3, 2, 1)];
 /// Queries and keys, stages and groups of attention by `mma.sync`.
-const OLDER_ATTENTION: &[([u32; 2], u32, u32)] =
-    &[([128, 128], 2, 2), ([128, 64], 2, 2), ([128, 64], 3, 2), ([64, 64], 2, 1), ([192, 64], 2, 3)];
+const OLDER_ATTENTION: &[([u32; 2], u32, u32)] = &[([128, 64], 2, 2)];
 
 impl Work {
     /// As its peer is told of it.

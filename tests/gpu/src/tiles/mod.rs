@@ -2,6 +2,7 @@
 //! PyTorch's.
 
 mod figures;
+mod odd;
 mod safety;
 
 use anyhow::{Context, ensure};
@@ -34,6 +35,7 @@ pub(crate) fn tests_of_older(arguments: &Arguments) -> Vec<Test> {
 /// Those of what a kernel computes, and what it can't do.
 fn right() -> Vec<Test> {
     let mut tests = filetests::of_tiles();
+    tests.extend(odd::tests());
     tests.extend(safety::tests());
     tests.extend([
         Test::new("products of odd shapes", |gpu, report| {
