@@ -18,13 +18,20 @@ pub enum Extent {
     Multiple(u32),
     /// Just this many.
     Fixed(u64),
+    /// As many as another extent has. The view is this one or comes before it.
+    Same {
+        /// The view: its index among the kernel's parameters.
+        parameter: u32,
+        /// Its dimension, slowest first.
+        dimension: u32,
+    },
 }
 
 impl Extent {
-    /// Whether an extent is what the kernel wants.
+    /// Whether an extent is what the kernel wants, as far as that is said without the other arguments.
     pub fn admits(self, extent: u64) -> bool {
         match self {
-            Self::Any => true,
+            Self::Any | Self::Same { .. } => true,
             Self::Multiple(number) => number != 0 && extent.is_multiple_of(u64::from(number)),
             Self::Fixed(fixed) => extent == fixed,
         }
@@ -96,6 +103,12 @@ impl Signature {
         ParamLayout::new(fields, self.tiles.iter().copied(), self.guarded)
     }
 
+    /// Whether a parameter is a view with this dimension.
+    fn has_extent(&self, parameter: u32, dimension: u32) -> bool {
+        let kind = self.parameters.get(parameter as usize).map(|parameter| &parameter.kind);
+        matches!(kind, Some(ParameterKind::View { extents, .. }) if (dimension as usize) < extents.len())
+    }
+
     /// Where the parameters lie, if a kernel can have them.
     fn check(&self) -> Result<ParamLayout, String> {
         if self.entry.is_empty() || self.entry.bytes().any(|byte| byte == 0) {
@@ -107,7 +120,7 @@ impl Signature {
         if self.cluster == 0 {
             return Err("a cluster of no blocks".into());
         }
-        for Parameter { name, kind } in &self.parameters {
+        for (index, Parameter { name, kind }) in (0..).zip(&self.parameters) {
             match kind {
                 ParameterKind::View { extents, element, align, .. } => {
                     if !(1..=MAX_RANK).contains(&extents.len()) {
@@ -124,6 +137,15 @@ impl Signature {
                     }
                     if extents.contains(&Extent::Multiple(0)) {
                         return Err(format!("an extent of the view {name} is a multiple of 0"));
+                    }
+                    let known = |extent: &Extent| match *extent {
+                        Extent::Same { parameter, dimension } => {
+                            parameter <= index && self.has_extent(parameter, dimension)
+                        }
+                        _ => true,
+                    };
+                    if !extents.iter().all(known) {
+                        return Err(format!("an extent of the view {name} is that of no view before it"));
                     }
                 }
                 ParameterKind::Scalar { bytes, range, .. } => {
@@ -227,6 +249,10 @@ mod tests {
         parameter(ParameterKind::View { extents: vec![Extent::Any; rank], element, align, writes: false })
     }
 
+    fn parameter_of(extents: Vec<Extent>) -> Parameter {
+        parameter(ParameterKind::View { extents, element: 4, align: 4, writes: false })
+    }
+
     #[test]
     fn a_signature_that_no_kernel_has_is_refused() {
         let check = |change: &dyn Fn(&mut Signature), bytes: Option<u32>| {
@@ -264,6 +290,14 @@ mod tests {
         with(vec![view(0, 4, 4)], None);
         with(vec![view(5, 4, 4)], None);
         with(vec![view(1, 3, 4)], None);
+        let same = |parameter, dimension| {
+            let extents = vec![Extent::Any, Extent::Same { parameter, dimension }];
+            vec![view(1, 4, 4), parameter_of(extents), view(2, 4, 4)]
+        };
+        with(same(0, 0), Some(80));
+        with(same(1, 0), Some(80));
+        with(same(0, 1), None);
+        with(same(2, 0), None);
         with(vec![view(1, 4, 2)], None);
         with(vec![view(1, 4, 12)], None);
     }

@@ -227,6 +227,7 @@ impl Arguments {
             let reason = format!("{given} arguments given, {} wanted", parameters.len());
             return Err(refused(layout, &parameters[given].name, reason));
         }
+        packed.check_equal(layout)?;
         packed.check_overlaps(layout)?;
         for (map, tensor) in packed.tensors(layout) {
             tensor.check().map_err(|reason| {
@@ -420,7 +421,7 @@ impl Arguments {
 }
 
 #[cold]
-fn refused(layout: &Layout, parameter: &str, reason: String) -> Error {
+pub(crate) fn refused(layout: &Layout, parameter: &str, reason: String) -> Error {
     Error::Arguments { kernel: layout.signature.entry.clone(), parameter: parameter.to_owned(), reason }
 }
 
@@ -438,12 +439,12 @@ fn mismatch(kind: &ParameterKind, argument: QueueArgument<'_>) -> String {
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::artifact::{Extent, Signature};
     use crate::memory::{Memory, MemoryKind};
 
-    fn artifact(kinds: Vec<ParameterKind>, guarded: bool) -> Artifact {
+    pub(crate) fn artifact(kinds: Vec<ParameterKind>, guarded: bool) -> Artifact {
         let parameters = (0..).zip(kinds).map(|(index, kind)| Parameter { name: format!("p{index}"), kind });
         let (parameters, entry) = (parameters.collect(), "k".into());
         let signature = Signature {
@@ -461,7 +462,7 @@ mod tests {
         unsafe { Artifact::new([], signature) }.unwrap()
     }
 
-    fn memory(address: u64, bytes: u64) -> Memory {
+    pub(crate) fn memory(address: u64, bytes: u64) -> Memory {
         // SAFETY: nobody reaches it.
         #[allow(unsafe_code)]
         unsafe {

@@ -86,6 +86,7 @@ mod checksum;
 pub mod conformance;
 pub mod crc32;
 mod device;
+mod equal;
 mod error;
 mod executor;
 mod extents;

@@ -4,6 +4,7 @@
 
 mod attr;
 mod behaviour;
+pub(crate) mod nearest;
 mod shape;
 
 pub use attr::{Accuracy, AttrKind, Attribute, Axis, BarrierScope, Cache, Left, Order, Right, Scope};

@@ -36,15 +36,19 @@ pub(crate) fn artifact(module: &ValidModule, kernel: &str, target: &Target) -> R
     let compiled = compile(module, target).map_err(|rejected| format!("rejected: {rejected}"))?;
     let entry = compiled.entry(kernel).ok_or("no such kernel")?;
     let (source, _) = module.find(kernel).ok_or("no such kernel")?;
-    let parameters = source.params().iter().map(|param| {
+    let parameters = (0..).zip(source.params()).map(|(index, param)| {
         let kind = match &param.kind {
             ParamKind::View(view) => ParameterKind::View {
                 extents: view
                     .dims
                     .iter()
-                    .map(|dim| match *dim {
-                        Dim::Any { multiple } => Extent::Multiple(multiple),
-                        Dim::Fixed(extent) => Extent::Fixed(extent),
+                    .enumerate()
+                    .map(|(at, dim)| match (*dim, source.same_extent(index, at)) {
+                        (_, (first, dimension)) if (first, dimension) != (index, at) => {
+                            Extent::Same { parameter: first.into(), dimension: dimension as u32 }
+                        }
+                        (Dim::Any { multiple }, _) => Extent::Multiple(multiple),
+                        (Dim::Fixed(extent), _) => Extent::Fixed(extent),
                     })
                     .collect(),
                 element: view.element.bytes(),
