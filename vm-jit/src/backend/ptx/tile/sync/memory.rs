@@ -7,7 +7,7 @@ use crate::backend::ptx::asm::{Arg, Class, Reg, def, ins, when};
 use crate::backend::ptx::writer::{Writer, class_of};
 use vm_ir::Scalar;
 use vm_ir::module::{Op, Place};
-use vm_ir::op::{Opcode, Shape};
+use vm_ir::op::{Opcode, Shape, Turn};
 use vm_ir::tile::Fragment;
 
 /// What is done with the elements of a box.
@@ -85,6 +85,9 @@ impl<'k> Writer<'k> {
         if line {
             return self.transfer_line(access, fragment, &regs, of_view);
         }
+        if op.attr() == Some(Turn::Transposed) {
+            return self.transfer_turned(access, fragment, &regs, of_view);
+        }
         let (Some(rows), Some(stride)) = (of_view.rows, of_view.stride) else { return };
         let [top, left] = self.corner(fragment);
         let size = fragment.element.bytes();
@@ -150,6 +153,40 @@ impl<'k> Writer<'k> {
             }
         }
         self.asm.place(end);
+    }
+
+    /// A matrix, stored transposed.
+    fn transfer_turned(&mut self, access: Access, fragment: &Fragment, regs: &[Reg], of_view: Box2) {
+        let (Some(rows), Some(stride)) = (of_view.rows, of_view.stride) else { return };
+        let Some(spread) = self.tiles.as_ref().map(|tiles| tiles.spread) else { return };
+        let [top, left] = self.corner(fragment);
+        let size = fragment.element.bytes();
+        let own_rows = self.own(rows, fragment.columns.unwrap_or(0), left, true);
+        let own_columns = self.own(of_view.columns, fragment.rows, top, true);
+        let right = def!(self, B64, "mul.wide.u32", top, i64::from(size));
+        let start = def!(self, B64, "add.s64", of_view.base, right);
+        let mut row: Option<(u32, Reg, Reg)> = None;
+        let mut cells = cells(fragment, spread);
+        cells.sort_by_key(|(_, cell)| cell.eight);
+        for i in 0..2u32 {
+            for (number, cell) in &cells {
+                let down = 8 * cell.eight + i;
+                let (at, there) = match row {
+                    Some((other, at, there)) if other == down => (at, there),
+                    _ => {
+                        let at = self.row_address(start, stride, left, down);
+                        let there = self.inside(own_rows, down, None);
+                        row = Some((down, at, there));
+                        (at, there)
+                    }
+                };
+                let mut element = self.elements_of(fragment, regs, *number)[i as usize];
+                let further = cell.slab * spread.slab + 8 * cell.half;
+                let there = self.inside(own_columns, further, Some(there));
+                let at = Arg::At(at, i64::from(further * size));
+                self.access_element(access, fragment.element, &mut element, at, there);
+            }
+        }
     }
 
     /// Leaves out the rows of a box from number `count` on.
