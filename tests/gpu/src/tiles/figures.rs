@@ -47,6 +47,11 @@ const WORK: &[Work] = &[
     Work::Attention([64, 8192, 64], true),
 ];
 
+/// Tiles, stages, groups and blocks on a multiprocessor of products by `mma.sync`.
+const OLDER_GEMM: &[([u32; 3], u32, u32, u64)] = &[([128, 256, 64], 3, 2, 1)];
+/// Queries and keys, stages and groups of attention by `mma.sync`.
+const OLDER_ATTENTION: &[([u32; 2], u32, u32)] = &[([128, 64], 2, 2)];
+
 impl Work {
     /// As its peer is told of it.
     fn key(self) -> String {
@@ -95,10 +100,36 @@ impl Work {
         })
     }
 
-    fn grid(self, multiprocessors: u32) -> [u32; 3] {
+    /// Variants for `mma.sync`, each with what it has on one multiprocessor: of a product blocks, of attention queries in a block.
+    fn older_kernels(self) -> anyhow::Result<Vec<(Kernel, u64)>> {
+        let mut kernels = Vec::new();
         match self {
-            Work::Gemm(..) => [multiprocessors, 1, 1],
-            Work::Attention([heads, tokens, _], _) => [tokens.div_ceil(128) as u32, heads as u32, 1],
+            Work::Gemm(_, b_transposed) => {
+                for (tile, stages, groups, blocks) in OLDER_GEMM {
+                    let variant =
+                        Gemm { b_transposed, tile: *tile, stages: *stages, groups: *groups, ..Gemm::LARGE };
+                    kernels.push((variant.kernel(GuestAddr(0))?, *blocks));
+                }
+            }
+            Work::Attention([_, _, dim], causal) => {
+                for (tile, stages, groups) in OLDER_ATTENTION {
+                    let variant = Attention {
+                        tile: *tile,
+                        stages: *stages,
+                        groups: *groups,
+                        ..Attention::of(dim as u32, causal)
+                    };
+                    kernels.push((variant.kernel(GuestAddr(0))?, tile[0].into()));
+                }
+            }
+        }
+        Ok(kernels)
+    }
+
+    fn grid(self, multiprocessors: u32, each: u64) -> [u32; 3] {
+        match self {
+            Work::Gemm(..) => [multiprocessors * each as u32, 1, 1],
+            Work::Attention([heads, tokens, _], _) => [tokens.div_ceil(each) as u32, heads as u32, 1],
         }
     }
 
@@ -119,7 +150,18 @@ pub(super) fn tests(older: Option<Arch>) -> Vec<Test> {
         None => true,
         Some(arch) => arch.sm() == 80 && work.for_older(),
     });
-    all.map(|work| Test::new(work.name(), move |gpu, report| run(gpu, *work, report))).collect()
+    all.map(|work| {
+        Test::new(work.name(), move |gpu, report| match gpu.compiles_for_older() {
+            true => work
+                .older_kernels()?
+                .iter()
+                .try_for_each(|(kernel, each)| run(gpu, *work, kernel, *each, report)),
+            false => {
+                run(gpu, *work, &work.kernel()?, if matches!(work, Work::Gemm(..)) { 1 } else { 128 }, report)
+            }
+        })
+    })
+    .collect()
 }
 
 /// Random bf16 numbers from -2 to 2, which take as much power as any.
@@ -143,9 +185,8 @@ fn random(
     Ok(buffer)
 }
 
-fn run(gpu: &Gpu, work: Work, report: &mut Report) -> anyhow::Result<()> {
+fn run(gpu: &Gpu, work: Work, kernel: &Kernel, each: u64, report: &mut Report) -> anyhow::Result<()> {
     let worker = gpu.worker()?;
-    let kernel = work.kernel()?;
     let load = |trust| -> anyhow::Result<_> {
         let begin = Instant::now();
         let compiled = gpu.compile(&valid(gpu, kernel.clone(), trust)?)?;
@@ -165,7 +206,7 @@ fn run(gpu: &Gpu, work: Work, report: &mut Report) -> anyhow::Result<()> {
     if let Work::Attention([.., dim], _) = work {
         arguments.push((1.0 / (dim as f32).sqrt()).into());
     }
-    let grid = work.grid(multiprocessors(gpu));
+    let grid = work.grid(multiprocessors(gpu), each);
     let deadline = || Instant::now() + Duration::from_secs(60);
     let [guests, own] = worker.submit_and_wait(deadline(), |session| {
         let mut times = [const { Vec::new() }; 2];
@@ -200,9 +241,9 @@ fn run(gpu: &Gpu, work: Work, report: &mut Report) -> anyhow::Result<()> {
         0.97,
     );
     if gpu.compiles_for_older() {
-        report.note(format!("{own} TFLOP/s"));
-        let (unit, aim) = ("TFLOP/s".into(), None);
-        report.figure(Figure { name: work.name(), unit, ours: own, peer: None, aim });
+        report.note(format!("{}: {own} TFLOP/s", kernel.name()));
+        let (name, unit) = (format!("{}, {}", work.name(), kernel.name()), "TFLOP/s".into());
+        report.figure(Figure { name, unit, ours: own, peer: None, aim: None });
         return Ok(());
     }
     match peers() {

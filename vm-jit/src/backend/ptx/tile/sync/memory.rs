@@ -68,16 +68,16 @@ impl<'k> Writer<'k> {
         }
         let regs = self.fragment_regs(place);
         let line = fragment.is_line();
-        let copied = !line && access != Access::Load;
+        let stored = !line && access != Access::Load;
         let (indices, count) = match (op.code.shape(), op.operands.split_last()) {
             (Shape::PutRows, Some((count, indices))) => (indices, Some(*count)),
             _ => (&op.operands[..], None),
         };
-        let Some(mut of_view) = self.clipped(op, indices, copied, line) else { return };
+        let Some(mut of_view) = self.clipped(op, indices, !line, line) else { return };
         if let Some(count) = count {
             self.keep_rows(&mut of_view, fragment, count);
         }
-        if copied {
+        if stored {
             // Nothing is stored of a box that begins below zero.
             let inside = self.begins_inside(indices);
             of_view.columns.end = def!(self, B32, "selp.b32", of_view.columns.end, 0, inside);
@@ -92,8 +92,8 @@ impl<'k> Writer<'k> {
         let [top, left] = self.corner(fragment);
         let size = fragment.element.bytes();
         let columns = fragment.columns.unwrap_or(0);
-        let own_rows = self.own(rows, fragment.rows, top, copied);
-        let own_columns = self.own(of_view.columns, columns, left, copied);
+        let own_rows = self.own(rows, fragment.rows, top, stored);
+        let own_columns = self.own(of_view.columns, columns, left, stored);
         let right = def!(self, B64, "mul.wide.u32", left, i64::from(size));
         let start = def!(self, B64, "add.s64", of_view.base, right);
         let Some(spread) = self.tiles.as_ref().map(|tiles| tiles.spread) else { return };
@@ -107,22 +107,26 @@ impl<'k> Writer<'k> {
             }
         }
         let end = self.asm.new_label();
-        // Pairs are stored at once where all of the box is in the view, and they are aligned.
+        // Pairs are copied at once where all of the box is in the view, and they are aligned.
         let even = spread.rows(fragment.rows) * spread.down == fragment.rows
             && spread.columns(columns) * spread.across == columns;
-        if access == Access::Store && even && size >= 2 && view.align >= 2 * size {
+        if access != Access::Add && even && size >= 2 && view.align >= 2 * size {
             let edge = self.asm.new_label();
-            let high = def!(self, Pred, "setp.ge.u32", rows.end, i64::from(fragment.rows));
+            let below = def!(self, B32, "or.b32", rows.skip, of_view.columns.skip);
+            let inside = def!(self, Pred, "setp.eq.u32", below, 0);
+            let high = def!(self, Pred, "setp.ge.and.u32", rows.end, i64::from(fragment.rows), inside);
             let whole = def!(self, Pred, "setp.ge.and.u32", of_view.columns.end, i64::from(columns), high);
             when!(self, whole, false, "bra", Arg::Label(edge));
             for (down, cells) in &cells {
                 let at = self.row_address(start, stride, top, *down);
                 for (number, cell) in cells {
                     let to = Arg::At(at, i64::from(8 * cell.eight * size));
-                    let number = *number;
-                    match size {
-                        2 => ins!(self, "st.global.b32", to, regs[number / 2]),
-                        _ => ins!(self, "st.global.v2.b32", to, Arg::List(&regs[number..number + 2])),
+                    let own = if size == 2 { &regs[*number / 2..][..1] } else { &regs[*number..][..2] };
+                    match (access, own) {
+                        (Access::Load, [one]) => ins!(self, "ld.global.b32", *one, to),
+                        (Access::Load, two) => ins!(self, "ld.global.v2.b32", Arg::List(two), to),
+                        (_, [one]) => ins!(self, "st.global.b32", to, *one),
+                        (_, two) => ins!(self, "st.global.v2.b32", to, Arg::List(two)),
                     }
                 }
             }
