@@ -43,7 +43,10 @@ pub(super) fn of(kernel: &Kernel, op: &Op, costs: Costs) -> u64 {
         return LOOP + op.regions.len() as u64;
     }
     if op.code.shape().is_tile() {
-        return tile(kernel, op, costs);
+        return match costs {
+            Costs::Ptx(..) => tile(kernel, op, costs),
+            Costs::Cpu => tile_on_cpu(kernel, op),
+        };
     }
     let value = op.result().or(op.operands.last().copied()).map(|value| kernel.type_of(value));
     let lanes = match op.code.shape() {
@@ -76,12 +79,45 @@ fn tile(kernel: &Kernel, op: &Op, costs: Costs) -> u64 {
             STAGE + elements * u64::from(inner.max().unwrap_or(1)) / PRODUCTS
         }
         Opcode::Map => {
-            let ops = op.regions.iter().flat_map(|region| &region.ops);
-            let each = ops.fold(4u64, |sum, op| sum.saturating_add(of(kernel, op, costs)));
-            elements.div_ceil(ELEMENTS).saturating_mul(each)
+            elements.div_ceil(ELEMENTS).saturating_mul(map_element(kernel, op, costs))
         }
         Opcode::Fetch | Opcode::Put | Opcode::Release => STAGE + places().map(bytes).sum::<u64>() / BYTES,
         _ => 64 + places().map(bytes).sum::<u64>() / 4 / ELEMENTS,
+    }
+}
+
+/// What an element of a map costs.
+pub(crate) fn map_element(kernel: &Kernel, op: &Op, costs: Costs) -> u64 {
+    let ops = op.regions.iter().flat_map(|region| &region.ops);
+    ops.fold(4u64, |sum, op| sum.saturating_add(of(kernel, op, costs)))
+}
+
+/// What an op of a tile kernel costs on a processor, where one thread does it all.
+fn tile_on_cpu(kernel: &Kernel, op: &Op) -> u64 {
+    /// Of any op.
+    const BEGIN: u64 = 64;
+    /// Bytes that are copied, widened or joined in a nanosecond.
+    const BYTES: u64 = 2;
+    /// Products that are added up in one.
+    const PRODUCTS: u64 = 4;
+    let places = || op.place.iter().chain(&op.others);
+    let bytes = |place: &Place| {
+        let channel = kernel.channel(*place).map_or(0, |channel| channel.stage_bytes());
+        channel + kernel.fragment(*place).map_or(0, |f| f.len() * u64::from(f.element.bytes()))
+    };
+    let elements = op.place.and_then(|place| kernel.fragment(place)).map_or(0, |f| f.len());
+    let all: u64 = places().map(bytes).sum();
+    BEGIN + match op.code {
+        Opcode::Mma | Opcode::Product => {
+            let inner = places().filter_map(|place| kernel.channel(*place)).map(|c| c.dims[0].max(c.dims[1]));
+            // Factors may have to be packed.
+            elements.saturating_mul(inner.max().unwrap_or(1).into()) / PRODUCTS + all
+        }
+        Opcode::Map => elements.saturating_mul(map_element(kernel, op, Costs::Cpu)),
+        // Each element by comparing and exchanging.
+        Opcode::PutAdd => elements.saturating_add(places().map(bytes).sum::<u64>()).saturating_mul(64),
+        Opcode::Release => 0,
+        _ => all / BYTES,
     }
 }
 
