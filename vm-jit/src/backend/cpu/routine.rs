@@ -3,7 +3,7 @@
 
 use super::isa::Isa;
 use super::micro::Micro;
-use super::wide;
+use super::{chunks, wide};
 use super::writer::Writer;
 use cranelift_codegen::binemit::Reloc;
 use cranelift_codegen::ir::function::FunctionParameters;
@@ -19,6 +19,8 @@ use std::collections::BTreeMap;
 pub(super) enum Routine {
     /// `exp` of sixteen floats.
     Exp,
+    /// A row that is copied in chunks.
+    Chunks,
     /// A strip of a product.
     Micro(Micro),
 }
@@ -28,6 +30,7 @@ impl Routine {
     fn number(self) -> u32 {
         match self {
             Routine::Exp => 0,
+            Routine::Chunks => 1,
             Routine::Micro(Micro { rows, turned, adds }) => {
                 u32::from(rows) << 2 | u32::from(turned) << 1 | u32::from(adds)
             }
@@ -37,6 +40,7 @@ impl Routine {
     fn of(number: u32) -> Routine {
         match number {
             0 => Routine::Exp,
+            1 => Routine::Chunks,
             _ => Routine::Micro(Micro {
                 rows: (number >> 2) as u8,
                 turned: number & 2 != 0,
@@ -54,9 +58,10 @@ impl Routine {
                 signature.params.push(AbiParam::new(types::I64));
                 signature
             }
-            Routine::Micro(_) => {
+            Routine::Chunks | Routine::Micro(_) => {
+                let count = if self == Routine::Chunks { 5 } else { 6 };
                 let mut signature = Signature::new(CallConv::SystemV);
-                signature.params.extend([types::I64; 6].map(AbiParam::new));
+                signature.params.extend(vec![AbiParam::new(types::I64); count]);
                 signature
             }
         }
@@ -65,6 +70,7 @@ impl Routine {
     fn code(self, isa: Isa) -> Result<Vec<u8>, String> {
         let code = match self {
             Routine::Exp => wide::exp(),
+            Routine::Chunks => chunks::code(isa),
             Routine::Micro(micro) => micro.code(isa),
         };
         code.map_err(|error| error.to_string())
@@ -134,7 +140,7 @@ mod tests {
 
     #[test]
     fn numbers_tell_them_apart() {
-        let mut all = vec![Routine::Exp];
+        let mut all = vec![Routine::Exp, Routine::Chunks];
         for rows in 1..=12 {
             for (turned, adds) in [(false, false), (false, true), (true, false), (true, true)] {
                 all.push(Routine::Micro(Micro { rows, turned, adds }));

@@ -2,12 +2,16 @@
 
 use super::Form;
 use super::copy::Rows;
+use crate::backend::cpu::isa::Architecture;
 use crate::backend::cpu::lanes::{loose, own};
+use crate::backend::cpu::routine::Routine;
 use crate::backend::cpu::writer::Writer;
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{InstBuilder, Type, Value as Ssa, types};
 use vm_ir::Scalar;
 
+/// Chunks that are prefetched ahead.
+const AHEAD: u32 = 64;
 /// Elements that are widened at once.
 const GROUP: u32 = 4;
 
@@ -17,7 +21,7 @@ impl Writer<'_, '_> {
         let [rows, columns] = dims;
         let panel = self.tiles.panel;
         match form {
-            Form::Rows => self.spread(from, element, dims, 16, [4 * columns, 64], to),
+            Form::Rows => self.spread(from, element, dims, panel, [4 * columns, 4 * panel], to),
             Form::Panels => {
                 let steps = [4 * panel, 4 * panel * rows];
                 self.spread(from, element, dims, panel, steps, to);
@@ -38,6 +42,7 @@ impl Writer<'_, '_> {
     ) {
         let size = element.bytes();
         let (chunks, rest) = (columns / chunk, columns % chunk);
+        let from_stride = from.stride;
         self.each_of_few(rows, |this, row| {
             let by = this.b.ins().imul(row, from.stride);
             let from = this.b.ins().iadd(from.at, by);
@@ -55,7 +60,13 @@ impl Writer<'_, '_> {
                     this.b.ins().store(own(), one, to, 4 * i as i32);
                 }
             };
-            if chunks > 0 {
+            if chunks > 0 && element == Scalar::F32 && this.architecture == Architecture::X86_64 {
+                // Some 64 chunks ahead, whole rows.
+                let ahead = this.b.ins().imul_imm_s(from_stride, i64::from((AHEAD / chunks).clamp(1, 16)));
+                let [across, count] = [across, chunks].map(|n| this.long(n));
+                let routine = this.routine(Routine::Chunks);
+                this.b.ins().call(routine, &[from, to, across, count, ahead]);
+            } else if chunks > 0 {
                 this.each_of_few(chunks, |this, at| {
                     let by = this.b.ins().imul_imm_s(at, i64::from(chunk * size));
                     let from = this.b.ins().iadd(from, by);
