@@ -26,9 +26,8 @@ fn targets() -> [Target; 2] {
 #[test]
 fn files() {
     let emulator = Emulator::find();
-    let folders = ["run", "tile"].map(|name| {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm-ir/filetests").join(name)
-    });
+    let folders = ["run", "tile"]
+        .map(|name| Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm-ir/filetests").join(name));
     let entries = folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap());
     let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
     paths.sort();

@@ -49,7 +49,9 @@ impl Work {
     fn flops(self) -> f64 {
         match self {
             Work::Gemm(_, [m, n, k]) => 2.0 * (m * n * k) as f64,
-            Work::Attention(attention, heads, rows) => 4.0 * (heads * rows * rows * u64::from(attention.dim)) as f64,
+            Work::Attention(attention, heads, rows) => {
+                4.0 * (heads * rows * rows * u64::from(attention.dim)) as f64
+            }
         }
     }
 
@@ -96,10 +98,7 @@ struct Peer {
 }
 
 impl Peer {
-    fn start(
-        (peer, work, sizes): (&str, &str, [u64; 3]),
-        threads: usize,
-    ) -> std::io::Result<Peer> {
+    fn start((peer, work, sizes): (&str, &str, [u64; 3]), threads: usize) -> std::io::Result<Peer> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/tiles.py");
         let mut child = Command::new("python3")
             .arg(script)
@@ -116,7 +115,8 @@ impl Peer {
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(std::io::ErrorKind::BrokenPipe.into());
         };
-        let mut peer = Peer { name: String::new(), child, input, output: BufReader::new(output), turns: vec![] };
+        let mut peer =
+            Peer { name: String::new(), child, input, output: BufReader::new(output), turns: vec![] };
         peer.output.read_line(&mut peer.name)?;
         peer.name = peer.name.trim().to_owned();
         if peer.name.is_empty() { Err(std::io::ErrorKind::NotFound.into()) } else { Ok(peer) }

@@ -13,9 +13,8 @@ const FUEL: u64 = 100_000;
 #[test]
 fn every_file() {
     let machines = Machine::all();
-    let folders = ["run", "tile"].map(|name| {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../vm-ir/filetests").join(name)
-    });
+    let folders = ["run", "tile"]
+        .map(|name| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../vm-ir/filetests").join(name));
     let (mut ran, mut failures) = (0, String::new());
     let only = std::env::var("VM_CPU_FILE").ok();
     let entries = folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap());

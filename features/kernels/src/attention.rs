@@ -79,7 +79,13 @@ impl Attention {
 
     /// The variant for processors, of f32: its tiles stay in a core's L2 cache.
     pub const fn cpu(dim: u32, causal: bool) -> Attention {
-        Attention { element: Scalar::F32, tile: [128, 128], stages: 1, groups: 1, ..Attention::of(dim, causal) }
+        Attention {
+            element: Scalar::F32,
+            tile: [128, 128],
+            stages: 1,
+            groups: 1,
+            ..Attention::of(dim, causal)
+        }
     }
 
     /// Its name, which tells it from all others.

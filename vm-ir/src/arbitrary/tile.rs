@@ -325,7 +325,9 @@ impl<'b> Maker<'b> {
                 [self.on_values(vec![i, j, x, y, z, w], element)]
             }),
             // Two at once; the one that is computed first is also read.
-            _ => k.map([other, sum], [sum, other], |i, j, [x, y]| [self.on_values(vec![i, j, x, y], element), x]),
+            _ => k.map([other, sum], [sum, other], |i, j, [x, y]| {
+                [self.on_values(vec![i, j, x, y], element), x]
+            }),
         }
     }
 
@@ -340,7 +342,10 @@ impl<'b> Maker<'b> {
             let a = values[values.len() - 1 - self.random.below(values.len().min(5))];
             let scalar = a.ty().scalar();
             let made = match row.shape {
-                Shape::Unary(class) | Shape::Binary(class) | Shape::Ternary(class) | Shape::Compare(class)
+                Shape::Unary(class)
+                | Shape::Binary(class)
+                | Shape::Ternary(class)
+                | Shape::Compare(class)
                     if class.contains(scalar) =>
                 {
                     let count = row.shape.operands().unwrap_or(1);

@@ -3,8 +3,8 @@
 
 use super::isa::Isa;
 use super::micro::Micro;
-use super::{chunks, wide};
 use super::writer::Writer;
+use super::{chunks, wide};
 use cranelift_codegen::binemit::Reloc;
 use cranelift_codegen::ir::function::FunctionParameters;
 use cranelift_codegen::ir::{
@@ -87,7 +87,8 @@ impl Writer<'_, '_> {
         let name = self.b.func.declare_imported_user_function(UserExternalName::new(0, number));
         let signature = self.b.import_signature(routine.signature());
         let name = ExternalName::user(name);
-        let known = self.b.import_function(ExtFuncData { name, signature, colocated: true, patchable: false });
+        let known =
+            self.b.import_function(ExtFuncData { name, signature, colocated: true, patchable: false });
         self.routines.insert(number, known);
         known
     }

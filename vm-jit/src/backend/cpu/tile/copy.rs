@@ -31,13 +31,7 @@ pub(super) struct Rows {
 impl Writer<'_, '_> {
     /// The box of `rows` rows and `columns` columns that an op names; `aligned` is whether its column is rounded down to a
     /// multiple of 16 bytes.
-    fn window(
-        &mut self,
-        op: &Op,
-        place: Place,
-        [rows, columns]: [u32; 2],
-        aligned: bool,
-    ) -> Option<Window> {
+    fn window(&mut self, op: &Op, place: Place, [rows, columns]: [u32; 2], aligned: bool) -> Option<Window> {
         let Place::View(number) = place else { return None };
         let view = self.views.get(usize::from(number))?.clone()?;
         let element = self.kernel.place(place)?.1;
@@ -48,6 +42,7 @@ impl Writer<'_, '_> {
             column = self.b.ins().band_imm_s(column, -i64::from(column_step(element)));
         }
         let row = indices.pop();
+        let zero = self.long(0);
         // The matrix: its other indices must all be in bounds.
         let (mut first, mut inside) = (view.base, None);
         for (dimension, index) in indices.into_iter().enumerate() {
@@ -57,10 +52,11 @@ impl Writer<'_, '_> {
                 None => within,
                 Some(inside) => self.b.ins().band(inside, within),
             });
+            // What is not there is not guessed at either.
+            let index = self.b.ins().select(within, index, zero);
             let by = self.b.ins().imul(index, view.strides[dimension]);
             first = self.b.ins().iadd(first, by);
         }
-        let zero = self.long(0);
         // Where a box that begins at `index` is there, and the first index that is: all of it drawn in to where nothing
         // overflows first.
         let clip = |this: &mut Self, index: Ssa, extent: Ssa, size: u32| {
@@ -139,9 +135,8 @@ impl Writer<'_, '_> {
             });
             let copy = |this: &mut Self, at: Ssa, vectors: i32| {
                 let [from, to] = [from, to].map(|begin| this.b.ins().iadd(begin, at));
-                let all: Vec<Ssa> = (0..vectors)
-                    .map(|i| this.b.ins().load(types::I8X16, loose(), from, 16 * i))
-                    .collect();
+                let all: Vec<Ssa> =
+                    (0..vectors).map(|i| this.b.ins().load(types::I8X16, loose(), from, 16 * i)).collect();
                 for (i, one) in all.into_iter().enumerate() {
                     this.b.ins().store(loose(), one, to, 16 * i as i32);
                 }
@@ -232,7 +227,8 @@ impl Writer<'_, '_> {
     /// A fragment into a box. Nothing of a matrix that begins below zero.
     pub(super) fn put(&mut self, op: &Op, view: Place) {
         let Some(array) = op.others.first().and_then(|place| self.array(*place)) else { return };
-        let is_line = op.others.first().and_then(|place| self.kernel.fragment(*place)).is_some_and(|f| f.is_line());
+        let is_line =
+            op.others.first().and_then(|place| self.kernel.fragment(*place)).is_some_and(|f| f.is_line());
         let dims = [array.rows, array.columns];
         let Some(window) = self.window(op, view, dims, !is_line) else { return };
         let [(row, mut rows), (column, columns)] = [window.rows, window.columns].map(|[from, to]| {

@@ -149,7 +149,9 @@ impl Tiles {
         let clipped = take(8 * most.unwrap_or(0));
         let (mut left, mut right, mut sums) = (0, 0, 0);
         kernel.for_each_op(&mut |op| {
-            let (Shape::Mma, Some(sum), &[a, b]) = (op.code.shape(), op.place, &op.others[..]) else { return };
+            let (Shape::Mma, Some(sum), &[a, b]) = (op.code.shape(), op.place, &op.others[..]) else {
+                return;
+            };
             if let Some(fragment) = kernel.fragment(a).filter(|f| f.element != Scalar::F32) {
                 left = left.max(4 * fragment.len());
             }

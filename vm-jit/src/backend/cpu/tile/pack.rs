@@ -120,7 +120,9 @@ impl Writer<'_, '_> {
             }
             // What is beside the squares, one by one.
             let squares = [rows / GROUP * GROUP, columns / GROUP * GROUP];
-            for (first, [high, wide]) in [([0, squares[1]], [squares[0], columns]), ([squares[0], 0], [rows, columns])] {
+            for (first, [high, wide]) in
+                [([0, squares[1]], [squares[0], columns]), ([squares[0], 0], [rows, columns])]
+            {
                 if first[0] >= high || first[1] >= wide {
                     continue;
                 }
