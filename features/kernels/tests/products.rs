@@ -150,7 +150,7 @@ fn products() {
 
 #[test]
 fn products_in_tiles_for_processors() {
-    for sizes in [[1, 4, 4], [129, 260, 132], [5, 300, 8], [150, 4, 300]] {
+    for sizes in [[4, 4, 4], [132, 260, 132], [8, 300, 8], [152, 4, 300]] {
         check_gemm(Gemm::CPU, sizes, 2);
         let turned = Gemm { a_transposed: true, b_transposed: true, tile: [96, 128, 64], ..Gemm::CPU };
         check_gemm(turned, sizes, 3);

@@ -400,7 +400,7 @@ impl<'b> Maker<'b> {
     fn copy(&mut self) {
         let [sums, others, lines, total, _] = self.views;
         let (block, [row, column]) = (self.block, [0; 2].map(|_| self.index()));
-        match self.random.below(9) {
+        match self.random.below(12) {
             0 => self.other.get(others, [block, row, column]),
             1 => self.column.get(lines, [block, column]),
             2 => self.row.get(lines, [block, column]),
@@ -409,6 +409,9 @@ impl<'b> Maker<'b> {
             5 => self.column.put(lines, [block, column]),
             6 => self.row.put(lines, [block, column]),
             7 => self.sum.put_add(total, [row, column]),
+            8 => self.sum.put_rows(sums, [block, row, column], self.index()),
+            9 => self.column.put_rows(lines, [block, column], self.index()),
+            10 => self.row.put_rows(lines, [block, column], self.index()),
             _ => match self.sent {
                 // Small whole numbers are in the factors' views.
                 Some((fragment, _)) if !self.sources[0].3 && self.sources[0].1 == 2 => {

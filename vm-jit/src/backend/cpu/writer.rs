@@ -426,6 +426,11 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.full.is_some()
     }
 
+    /// Gives the function up.
+    pub(super) fn refuse(&mut self, kind: RejectKind) {
+        self.full.get_or_insert(kind);
+    }
+
     /// What stands for the results of an op that is not written any more.
     fn skip(&mut self, op: &Op) {
         for result in &op.results {

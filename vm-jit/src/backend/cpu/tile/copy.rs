@@ -7,7 +7,7 @@ use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{AtomicRmwOp, InstBuilder, Value as Ssa, types};
 use vm_ir::Scalar;
 use vm_ir::module::{Op, Place};
-use vm_ir::op::Opcode;
+use vm_ir::op::{Opcode, Shape};
 use vm_ir::tile::column_step;
 
 /// A box of a view.
@@ -35,8 +35,7 @@ impl Writer<'_, '_> {
         let Place::View(number) = place else { return None };
         let view = self.views.get(usize::from(number))?.clone()?;
         let element = self.kernel.place(place)?.1;
-        let indices: Vec<Ssa> = op.operands.iter().map(|v| self.first(*v)).collect();
-        let mut indices: Vec<Ssa> = indices.into_iter().map(|index| self.wide(index)).collect();
+        let mut indices = self.box_indices(op, view.extents.len());
         let mut column = indices.pop()?;
         if aligned {
             column = self.b.ins().band_imm_s(column, -i64::from(column_step(element)));
@@ -224,23 +223,41 @@ impl Writer<'_, '_> {
         self.copy_window(&window, to, array.element.bytes());
     }
 
-    /// A fragment into a box. Nothing of a matrix that begins below zero.
+    /// The indices where a box of a view of this rank begins.
+    fn box_indices(&mut self, op: &Op, rank: usize) -> Vec<Ssa> {
+        let indices: Vec<Ssa> = op.operands.iter().take(rank).map(|v| self.first(*v)).collect();
+        indices.into_iter().map(|index| self.wide(index)).collect()
+    }
+
+    /// A fragment into a box, or some of its rows. Nothing of a matrix that begins below zero.
     pub(super) fn put(&mut self, op: &Op, view: Place) {
-        let Some(array) = op.others.first().and_then(|place| self.array(*place)) else { return };
-        let is_line =
-            op.others.first().and_then(|place| self.kernel.fragment(*place)).is_some_and(|f| f.is_line());
+        let Some(place) = op.others.first().copied() else { return };
+        let (Some(array), Some(fragment)) = (self.array(place), self.kernel.fragment(place)) else { return };
+        let (is_line, is_row) = (fragment.is_line(), fragment.is_row());
         let dims = [array.rows, array.columns];
-        let Some(window) = self.window(op, view, dims, !is_line) else { return };
+        let Some(mut window) = self.window(op, view, dims, !is_line) else { return };
+        let zero = self.long(0);
+        if let (Shape::PutRows, Some(count)) = (op.code.shape(), op.operands.last()) {
+            let count = self.first(*count);
+            let count = self.wide(count);
+            match (is_row, array.is_column) {
+                (true, _) => {
+                    let some = self.b.ins().icmp_imm_s(IntCC::SignedGreaterThan, count, 0);
+                    window.rows[1] = self.b.ins().select(some, window.rows[1], window.rows[0]);
+                }
+                (_, true) => window.columns[1] = self.drawn_in(window.columns, count),
+                _ => window.rows[1] = self.drawn_in(window.rows, count),
+            }
+        }
         let [(row, mut rows), (column, columns)] = [window.rows, window.columns].map(|[from, to]| {
             let count = self.b.ins().isub(to, from);
             (from, count)
         });
         if !is_line {
-            let indices: Vec<Ssa> = op.operands.iter().map(|v| self.first(*v)).collect();
-            let indices: Vec<Ssa> = indices.into_iter().map(|index| self.wide(index)).collect();
+            let rank = self.kernel.place(view).map_or(0, |(rank, _)| rank);
+            let indices = self.box_indices(op, rank);
             let signs = indices.into_iter().reduce(|a, b| self.b.ins().bor(a, b)).unwrap_or(rows);
             let begins = self.b.ins().icmp_imm_s(IntCC::SignedGreaterThanOrEqual, signs, 0);
-            let zero = self.long(0);
             rows = self.b.ins().select(begins, rows, zero);
         }
         let size = array.element.bytes();
@@ -255,6 +272,12 @@ impl Writer<'_, '_> {
             true => self.add_rows(from, to, rows, bytes, array.element),
             false => self.copy_rows(from, to, rows, bytes, size),
         }
+    }
+
+    /// The end of a range that ends at `most` at the latest, and not before it begins.
+    fn drawn_in(&mut self, [from, to]: [Ssa; 2], most: Ssa) -> Ssa {
+        let to = self.b.ins().smin(to, most);
+        self.b.ins().smax(to, from)
     }
 
     /// Adds rows to others, each element atomically.

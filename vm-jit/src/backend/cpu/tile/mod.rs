@@ -17,6 +17,7 @@ mod product;
 
 use super::isa::Isa;
 use super::writer::Writer;
+use crate::reject::RejectKind;
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{InstBuilder, Value as Ssa, types};
 use vm_ir::module::{Op, Place};
@@ -256,7 +257,7 @@ impl<'k> Writer<'_, 'k> {
         let Some(place) = op.place else { return };
         match op.code.shape() {
             Shape::Fetch => self.fetch(op, place),
-            Shape::Put => self.put(op, place),
+            Shape::Put | Shape::PutRows => self.put(op, place),
             Shape::Get => self.get_box(op, place),
             Shape::Send => self.send(op, place),
             Shape::Mma => self.mma(op, place),
@@ -264,7 +265,8 @@ impl<'k> Writer<'_, 'k> {
             Shape::Rows => self.row_op(op, place),
             Shape::Fill => self.fill(op, place),
             // The newest stage stays where it is.
-            _ => {}
+            Shape::Release => {}
+            _ => self.refuse(RejectKind::Tile { what: format!("processors have no {}", op.code.mnemonic()) }),
         }
     }
 }
