@@ -91,7 +91,8 @@ fn the_artifact_says_what_the_kernel_says() {
     assert_eq!(signature.parameters, [named("x", view)]);
     assert_eq!(kernels[0].artifact().params().guard, Some(Guard { stop: 32, fuel: 40 }));
     assert_eq!(kernels[1].artifact().parameter_bytes(), 0);
-    let view = |extents| ParameterKind::View { extents, element: Element::F32, align: 4, writes: false };
+    let view =
+        |extents| ParameterKind::View { extents, element: vm_accel::Element::F32, align: 4, writes: false };
     let same = |dimension| Extent::Same { parameter: 1, dimension };
     let by = ParameterKind::Scalar { bytes: 4, range: None };
     assert_eq!(
