@@ -7,8 +7,8 @@ use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{AtomicRmwOp, InstBuilder, Value as Ssa, types};
 use vm_ir::Scalar;
 use vm_ir::module::{Op, Place};
-use vm_ir::op::{Opcode, Shape};
-use vm_ir::tile::column_step;
+use vm_ir::op::{Opcode, Shape, Turn};
+use vm_ir::tile::{Fragment, column_step};
 
 /// A box of a view.
 struct Window {
@@ -209,7 +209,9 @@ impl Writer<'_, '_> {
     pub(super) fn get_box(&mut self, op: &Op, view: Place) {
         let Some(array) = op.others.first().and_then(|place| self.array(*place)) else { return };
         let dims = [array.rows, array.columns];
-        let Some(window) = self.window(op, view, dims, false) else { return };
+        let aligned =
+            !op.others.first().and_then(|place| self.kernel.fragment(*place)).is_some_and(Fragment::is_line);
+        let Some(window) = self.window(op, view, dims, aligned) else { return };
         let to = self.rows_of(&array);
         let is_whole = self.is_whole(&window, dims);
         let [part, on] = [0; 2].map(|_| self.b.create_block());
@@ -234,7 +236,8 @@ impl Writer<'_, '_> {
         let Some(place) = op.others.first().copied() else { return };
         let (Some(array), Some(fragment)) = (self.array(place), self.kernel.fragment(place)) else { return };
         let (is_line, is_row) = (fragment.is_line(), fragment.is_row());
-        let dims = [array.rows, array.columns];
+        let turned = op.attr() == Some(Turn::Transposed);
+        let dims = if turned { [array.columns, array.rows] } else { [array.rows, array.columns] };
         let Some(mut window) = self.window(op, view, dims, !is_line) else { return };
         let zero = self.long(0);
         if let (Shape::PutRows, Some(count)) = (op.code.shape(), op.operands.last()) {
@@ -262,6 +265,10 @@ impl Writer<'_, '_> {
         }
         let size = array.element.bytes();
         let from = self.rows_of(&array);
+        if turned {
+            let corner = [column, row];
+            return self.put_turned(op, from, corner, &window, [rows, columns], array.element);
+        }
         let by = self.b.ins().imul(row, from.stride);
         let at = self.b.ins().iadd(from.at, by);
         let by = self.b.ins().imul_imm_s(column, i64::from(size));
@@ -272,6 +279,50 @@ impl Writer<'_, '_> {
             true => self.add_rows(from, to, rows, bytes, array.element),
             false => self.copy_rows(from, to, rows, bytes, size),
         }
+    }
+
+    /// What begins at `corner` of an array, into as many rows and columns of a window, transposed.
+    fn put_turned(
+        &mut self,
+        op: &Op,
+        from: Rows,
+        corner: [Ssa; 2],
+        window: &Window,
+        [rows, columns]: [Ssa; 2],
+        element: Scalar,
+    ) {
+        let (zero, size) = (self.long(0), i64::from(element.bytes()));
+        let [first_row, first_column] = corner;
+        let (to, stride) = (window.first, window.stride);
+        self.until(zero, rows, 1, |this, row| {
+            let by = this.b.ins().imul(row, stride);
+            let to = this.b.ins().iadd(to, by);
+            let right = this.b.ins().iadd(first_column, row);
+            let right = this.b.ins().imul_imm_s(right, size);
+            let from_column = this.b.ins().iadd(from.at, right);
+            this.until(zero, columns, 1, |this, column| {
+                let down = this.b.ins().iadd(first_row, column);
+                let down = this.b.ins().imul(down, from.stride);
+                let from = this.b.ins().iadd(from_column, down);
+                let by = this.b.ins().imul_imm_s(column, size);
+                let to = this.b.ins().iadd(to, by);
+                let one = this.b.ins().load(clif(element), own(), from, 0);
+                match op.code == Opcode::PutAdd {
+                    true => this.add_one(element, to, one),
+                    false => {
+                        this.b.ins().store(own(), one, to, 0);
+                    }
+                }
+            });
+        });
+    }
+
+    /// Adds a number to one in memory, atomically.
+    fn add_one(&mut self, element: Scalar, to: Ssa, one: Ssa) {
+        match element.is_float() {
+            true => self.atomic_sum(element, to, one),
+            false => self.b.ins().atomic_rmw(types::I32, own(), AtomicRmwOp::Add, to, one),
+        };
     }
 
     /// The end of a range that ends at `most` at the latest, and not before it begins.
@@ -291,10 +342,7 @@ impl Writer<'_, '_> {
             this.until(zero, bytes, i64::from(element.bytes()), |this, at| {
                 let [from, to] = [from, to].map(|begin| this.b.ins().iadd(begin, at));
                 let one = this.b.ins().load(clif(element), own(), from, 0);
-                match element.is_float() {
-                    true => this.atomic_sum(element, to, one),
-                    false => this.b.ins().atomic_rmw(types::I32, own(), AtomicRmwOp::Add, to, one),
-                };
+                this.add_one(element, to, one);
             });
         });
     }
