@@ -207,9 +207,10 @@ impl Writer<'_, '_> {
 
     /// A box into a fragment, with zeros around what is there.
     pub(super) fn get_box(&mut self, op: &Op, view: Place) {
-        let Some(array) = op.others.first().and_then(|place| self.array(*place)) else { return };
+        let Some(place) = op.others.first().copied() else { return };
+        let (Some(array), Some(fragment)) = (self.array(place), self.kernel.fragment(place)) else { return };
         let dims = [array.rows, array.columns];
-        let Some(window) = self.window(op, view, dims, false) else { return };
+        let Some(window) = self.window(op, view, dims, !fragment.is_line()) else { return };
         let to = self.rows_of(&array);
         let is_whole = self.is_whole(&window, dims);
         let [part, on] = [0; 2].map(|_| self.b.create_block());
