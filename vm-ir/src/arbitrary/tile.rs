@@ -174,7 +174,7 @@ impl<'b> Maker<'b> {
 
     fn choice(&mut self) {
         // Blocks of a cluster go one way: the first are the launch's numbers.
-        let value = if self.clustered { self.random.pick(&self.indices[..3].to_vec()) } else { self.index() };
+        let value = if self.clustered { self.random.pick(&self.indices[..3]) } else { self.index() };
         let condition = value.lt(self.random.below(9) as i64);
         let k = self.k;
         let this = std::cell::RefCell::new(self);

@@ -8,7 +8,7 @@ use cranelift_codegen::ir::{AtomicRmwOp, InstBuilder, Value as Ssa, types};
 use vm_ir::Scalar;
 use vm_ir::module::{Op, Place};
 use vm_ir::op::{Opcode, Shape, Turn};
-use vm_ir::tile::{Fragment, column_step};
+use vm_ir::tile::column_step;
 
 /// A box of a view.
 struct Window {
@@ -207,11 +207,10 @@ impl Writer<'_, '_> {
 
     /// A box into a fragment, with zeros around what is there.
     pub(super) fn get_box(&mut self, op: &Op, view: Place) {
-        let Some(array) = op.others.first().and_then(|place| self.array(*place)) else { return };
+        let Some(place) = op.others.first().copied() else { return };
+        let (Some(array), Some(fragment)) = (self.array(place), self.kernel.fragment(place)) else { return };
         let dims = [array.rows, array.columns];
-        let aligned =
-            !op.others.first().and_then(|place| self.kernel.fragment(*place)).is_some_and(Fragment::is_line);
-        let Some(window) = self.window(op, view, dims, aligned) else { return };
+        let Some(window) = self.window(op, view, dims, !fragment.is_line()) else { return };
         let to = self.rows_of(&array);
         let is_whole = self.is_whole(&window, dims);
         let [part, on] = [0; 2].map(|_| self.b.create_block());
