@@ -22,6 +22,13 @@ impl<A: Accelerator> Session<A> {
         self.note(unsafe { self.queue().launch(kernel, grid, arguments) })
     }
 
+    /// Opens a further stream, for a scope.
+    pub(super) fn open_stream(&self) -> Result<OwnQueue<A>> {
+        // SAFETY: a scope's streams use what is borrowed longer than the scope, so none of it is freed or unloaded before; when
+        // the scope ends, this session comes behind all that they were given, or the context is taken for lost.
+        self.note(unsafe { self.queue().stream() })
+    }
+
     /// Runs a graph that this worker recorded or made.
     pub(super) fn start_graph(&self, graph: &<OwnQueue<A> as Queue>::Graph) -> Result<()> {
         // SAFETY: a recorded graph keeps the memory, the kernels and the cancel flags that it uses until it is discarded. One

@@ -108,10 +108,7 @@ impl<A: Accelerator> Session<A> {
         if let Some(side) = self.sides.borrow().iter().find(|side| Rc::strong_count(side) == 1) {
             return Ok(Rc::clone(side));
         }
-        // SAFETY: what is freed or unloaded by this session was not lent to a scope, or its streams were joined.
-        #[allow(unsafe_code)]
-        let queue = self.note(unsafe { self.queue().stream() })?;
-        let side = Rc::new(Self::new(queue, Arc::clone(&self.shared)));
+        let side = Rc::new(Self::new(self.open_stream()?, Arc::clone(&self.shared)));
         // It ends with this one.
         side.ended.set(true);
         self.sides.borrow_mut().push(Rc::clone(&side));
