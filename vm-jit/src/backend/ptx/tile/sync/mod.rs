@@ -33,8 +33,6 @@ use vm_ir::{Kernel, Scalar};
 
 /// Threads that fetch, where others compute: registers are allotted to four warps at a time.
 const FETCHING: u32 = 128;
-/// Registers of a sum and a left factor, of the 168 that a thread of two groups has.
-const MAX_HELD: u32 = 140;
 /// Rows that a warp has of an instruction's sum.
 const SLAB: u32 = 16;
 
@@ -72,11 +70,8 @@ fn spread(kernel: &Kernel, tile: &Tile) -> Spread {
     let fits = |spread: &Spread| {
         tile.fragments.iter().filter_map(|f| f.columns).all(|c| c.is_multiple_of(16 * spread.across))
     };
-    // Registers of a sum and of the left factor that it is multiplied from: more than these leave too few for all else.
-    let held = |spread: &Spread| spread.rows(rows) * (spread.columns(columns) + 8) / 32;
     let all = (1..=warps).filter(|across| warps.is_multiple_of(*across));
     let all = all.map(|across| Spread { down: warps / across, across, slab: SLAB });
-    let all = all.filter(|spread| spread.across == 1 || held(spread) <= MAX_HELD);
     // What is computed, then what is loaded: all of a factor by each of the other's parts.
     let cost = |spread: &Spread| {
         let computed = spread.rows(rows) * spread.down * spread.columns(columns) * spread.across;
