@@ -2,8 +2,8 @@
 //! (Dao et al., "FlashAttention: Fast and Memory-Efficient Exact Attention", 2022; its softmax overlaps with products as in Shah
 //! et al., "FlashAttention-3", 2024).
 //!
-//! Views, slowest dimension first: `q` and `o` are `[heads, queries, D]`, `k` and `v` are `[heads, keys, D]`, all of f16 or bf16;
-//! a batch is so many heads more. Rows begin on multiples of 16 bytes. `scale` is an f32, as a rule 1/√D.
+//! Views, slowest dimension first: `q` and `o` are `[heads, queries, D]`, `k` and `v` are `[heads, keys, D]`, all of f16, bf16
+//! or f32; a batch is so many heads more. Rows begin on multiples of 16 bytes. `scale` is an f32, as a rule 1/√D.
 //!
 //! A causal variant lets query i see the keys up to i + keys − queries: the last query sees all. A query that sees no key
 //! gets zeros.
@@ -19,7 +19,7 @@ use vm_ir::{GuestAddr, Kernel, Scalar};
 /// A variant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attention {
-    /// What the views hold: f16 or bf16.
+    /// What the views hold: f16, bf16 or f32.
     pub element: Scalar,
     /// D, the elements of a query, a key and a value.
     pub dim: u32,
@@ -27,7 +27,7 @@ pub struct Attention {
     pub causal: bool,
     /// Queries of a block, and keys that are copied at once.
     pub tile: [u32; 2],
-    /// Tiles of keys, and of values, that are on their way or in use; at least 2.
+    /// Tiles of keys, and of values, that are on their way or in use. With one, nothing runs beside anything.
     pub stages: u32,
     /// Groups of warps that share the queries of a block.
     pub groups: u32,
@@ -77,6 +77,17 @@ impl Attention {
         Attention { element: Scalar::Bf16, dim, causal, tile: [128, 128], stages: 2, groups: 2 }
     }
 
+    /// The variant for processors, of f32: its tiles stay in a core's L2 cache.
+    pub const fn cpu(dim: u32, causal: bool) -> Attention {
+        Attention {
+            element: Scalar::F32,
+            tile: [128, 128],
+            stages: 1,
+            groups: 1,
+            ..Attention::of(dim, causal)
+        }
+    }
+
     /// Its name, which tells it from all others.
     pub fn name(&self) -> String {
         let [queries, keys] = self.tile;
@@ -105,11 +116,18 @@ impl Attention {
         let from_q = b.channel("from_q", element, [queries, dim], 1);
         let from_k = b.channel("from_k", element, [keys, dim], self.stages);
         let from_v = b.channel("from_v", element, [keys, dim], self.stages);
-        let weights = b.fragment("weights", element, [queries, keys]);
+        let scores = b.fragment("scores", Scalar::F32, [queries, keys]);
         let sum = b.fragment("values", Scalar::F32, [queries, dim]);
-        let out = b.fragment("out", element, [queries, dim]);
+        // The next scores are computed while the last weights are used.
+        let narrowed = element != Scalar::F32 || self.stages > 1;
+        let narrowed = narrowed.then(|| b.fragment("weights", element, [queries, keys]));
+        let weights = narrowed.unwrap_or(scores);
+        let out = match element {
+            Scalar::F32 => sum,
+            narrow => b.fragment("out", narrow, [queries, dim]),
+        };
         let softmax = Softmax {
-            scores: b.fragment("scores", Scalar::F32, [queries, keys]),
+            scores,
             greatest: b.column("greatest", Scalar::F32, queries),
             sum: b.column("sum", Scalar::F32, queries),
             shrink: b.column("shrink", Scalar::F32, queries),
@@ -137,39 +155,61 @@ impl Attention {
             let last = ((tiles - 1) * i64::from(keys)).named("last");
             softmax.greatest.fill(LEAST);
             from_q.fetch(q, [head, row, zero]);
-            from_k.fetch(k, [head, last, zero]);
-            softmax.scores.product(from_q, from_k.transposed());
-            from_k.release();
             // From the last keys to the first: where a mask may be needed it is at the begin.
             let masked = |at: Val<'_>| self.mask(b, &softmax, row, lag, there, at);
-            masked(last);
-            softmax.step(b);
-            b.map([weights], [softmax.scores], |_, _, [score]| [score.to(element)]);
             // A block of queries reaches over the keys of several tiles.
             let more = if self.causal { i64::from(queries.div_ceil(keys)) } else { 0 };
-            b.range(b.i64(1), tiles).each(|done| {
-                let behind = last - (done - 1) * i64::from(keys);
-                let at = behind - i64::from(keys);
-                from_k.fetch(k, [head, at, zero]);
-                softmax.scores.product(from_q, from_k.transposed());
-                from_v.fetch(v, [head, behind, zero]);
-                sum.mma(weights, from_v);
-                from_k.release();
-                if more > 0 {
-                    b.if_(done.le(more), || masked(at));
+            let narrow = || {
+                if narrowed.is_some() {
+                    b.map([weights], [softmax.scores], |_, _, [score]| [score.to(element)]);
                 }
+            };
+            let shrink = || b.map([sum], [sum, softmax.shrink], |_, _, [sum, shrink]| [sum * shrink]);
+            if self.stages == 1 {
+                b.range(zero, tiles).each(|done| {
+                    let at = last - done * i64::from(keys);
+                    from_k.fetch(k, [head, at, zero]);
+                    softmax.scores.product(from_q, from_k.transposed());
+                    from_k.release();
+                    b.if_(done.le(more), || masked(at));
+                    softmax.step(b);
+                    from_v.fetch(v, [head, at, zero]);
+                    shrink();
+                    narrow();
+                    sum.mma(weights, from_v);
+                    from_v.release();
+                });
+            } else {
+                from_k.fetch(k, [head, last, zero]);
+                softmax.scores.product(from_q, from_k.transposed());
+                from_k.release();
+                masked(last);
                 softmax.step(b);
+                narrow();
+                b.range(b.i64(1), tiles).each(|done| {
+                    let behind = last - (done - 1) * i64::from(keys);
+                    let at = behind - i64::from(keys);
+                    from_k.fetch(k, [head, at, zero]);
+                    softmax.scores.product(from_q, from_k.transposed());
+                    from_v.fetch(v, [head, behind, zero]);
+                    sum.mma(weights, from_v);
+                    from_k.release();
+                    if more > 0 {
+                        b.if_(done.le(more), || masked(at));
+                    }
+                    softmax.step(b);
+                    from_v.release();
+                    shrink();
+                    narrow();
+                });
+                from_v.fetch(v, [head, zero, zero]);
+                sum.mma(weights, from_v);
                 from_v.release();
-                b.map([sum], [sum, softmax.shrink], |_, _, [sum, shrink]| [sum * shrink]);
-                b.map([weights], [softmax.scores], |_, _, [score]| [score.to(element)]);
-            });
-            from_v.fetch(v, [head, zero, zero]);
-            sum.mma(weights, from_v);
+            }
             // A query that sees no key has no greatest score.
             b.map([softmax.sum], [softmax.sum, softmax.greatest], |_, _, [sum, greatest]| {
                 [greatest.gt(LEAST).select(sum.rcp().fast(), 0.0)]
             });
-            from_v.release();
             from_q.release();
         });
         b.map([out], [sum, softmax.sum], |_, _, [sum, by]| [(sum * by).to(element)]);

@@ -53,6 +53,9 @@ fn attention() {
         check_attention(variant, 1, 100, 70);
         check_attention(variant, 1, 1, 1);
         check_attention(Attention { tile: [128, 64], groups: 2, ..variant }, 1, 130, 200);
+        check_attention(Attention::cpu(64, causal), 2, 130, 200);
+        check_attention(Attention { element: Scalar::F32, ..variant }, 1, 70, 150);
+        check_attention(Attention { stages: 1, ..variant }, 1, 100, 70);
     }
 }
 
@@ -72,7 +75,7 @@ fn all_are_compiled() {
     }
     for trust in [Trust::Guest, Trust::Trusted] {
         let module = validate(Module::new(kernels.clone()), trust).unwrap();
-        for target in ["ptx:sm_90a", "ptx:sm_80"] {
+        for target in ["ptx:sm_90a", "ptx:sm_80", "cpu:x86-64-v3", "cpu:x86-64-v4", "cpu:aarch64"] {
             let compiled = vm_jit::compile(&module, &target.parse().unwrap());
             assert_eq!(
                 compiled.map(|artifact| artifact.entries.len()).map_err(|e| e.to_string()),

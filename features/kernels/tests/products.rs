@@ -1,4 +1,4 @@
-//! Products against their definition, in the interpreter.
+//! Products against their definition, in the interpreter and on this machine's processor.
 
 mod common;
 
@@ -160,6 +160,15 @@ fn products() {
     }
     for cluster in [2, 4, 8] {
         check_gemm(Gemm { cluster, ..small }, [330, 72, 72], 2 * cluster);
+    }
+}
+
+#[test]
+fn products_in_tiles_for_processors() {
+    for sizes in [[4, 4, 4], [132, 260, 132], [8, 300, 8], [152, 4, 300]] {
+        check_gemm(Gemm::CPU, sizes, 2);
+        let turned = Gemm { a_transposed: true, b_transposed: true, tile: [96, 128, 64], ..Gemm::CPU };
+        check_gemm(turned, sizes, 3);
     }
 }
 

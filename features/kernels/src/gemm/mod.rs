@@ -95,6 +95,17 @@ impl Gemm {
     /// The variant for matrices of few tiles.
     pub const SMALL: Gemm = Gemm { tile: [64, 64, 64], stages: 4, groups: 1, band: 8, ..Gemm::LARGE };
 
+    /// The variant for processors, of f32: its tiles stay in a core's L2 cache. A launch is best of a block for each tile of C.
+    pub const CPU: Gemm = Gemm {
+        element: Scalar::F32,
+        output: Scalar::F32,
+        tile: [128, 256, 128],
+        stages: 1,
+        groups: 1,
+        band: 4,
+        ..Gemm::LARGE
+    };
+
     /// What sums are of.
     pub fn sum(&self) -> Scalar {
         if self.element == Scalar::I8 { Scalar::I32 } else { Scalar::F32 }

@@ -260,7 +260,7 @@ fn run(gpu: &Gpu, work: Work, kernel: &Kernel, each: u64, report: &mut Report) -
 
 fn multiprocessors(gpu: &Gpu) -> u32 {
     use vm_accel::Accelerator as _;
-    gpu.accelerator.info().units.max(1)
+    gpu.accelerator.info().compute_units.max(1)
 }
 
 /// Seconds of a call by measurement, by what is measured. PyTorch runs once, in a process of its own.
