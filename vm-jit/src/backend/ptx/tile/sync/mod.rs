@@ -28,7 +28,7 @@ use stage::{ALIGN, Layout};
 use std::fmt::Write as _;
 use vm_ir::module::{Op, Place};
 use vm_ir::op::{Opcode, Shape};
-use vm_ir::tile::Tile;
+use vm_ir::tile::{Fragment, Tile};
 use vm_ir::{Kernel, Scalar};
 
 /// Threads that fetch, where others compute: registers are allotted to four warps at a time.
@@ -98,6 +98,15 @@ pub(super) fn rejects(options: &Options, kernel: &Kernel, tile: &Tile) -> Vec<(u
         let left = op.others.first().and_then(|place| kernel.fragment(*place));
         let multiplies = matches!(op.code, Opcode::Mma | Opcode::Product);
         let narrow = left.filter(|left| multiplies && left.element.bytes() == 1);
+        // All threads have the whole of a row, and no block of a product.
+        let sum = op.place.and_then(|place| kernel.fragment(place));
+        let rows = |fragment: &Fragment| fragment.is_row();
+        let row = if multiplies { sum.filter(|f| rows(f)).or(left.filter(|f| rows(f))) } else { None };
+        let row = row.or(left.filter(|left| op.code.shape() == Shape::Rows && rows(left)));
+        need(op.line.0, row.is_none(), &|| {
+            let name = row.map_or("", |fragment| &fragment.name);
+            format!("@{name} has one row; products and sums of rows take two or more")
+        });
         need(op.line.0, narrow.is_none(), &|| {
             let name = narrow.map_or("", |fragment| &fragment.name);
             format!("@{name} is a factor of 8 bits in registers; send it to a channel first")
