@@ -76,9 +76,9 @@ impl Cell {
     }
 }
 
-/// Elements in a register: two of 16 bits, but of a column one.
+/// Elements in a register: two f16 or bf16, but of a column one.
 fn packed(fragment: &Fragment) -> u32 {
-    if fragment.element.bytes() == 2 && fragment.columns.is_some() { 2 } else { 1 }
+    if class_of(fragment.element) == Class::B16 && fragment.columns.is_some() { 2 } else { 1 }
 }
 
 impl<'k> Writer<'k> {

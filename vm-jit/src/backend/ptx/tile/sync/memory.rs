@@ -110,7 +110,8 @@ impl<'k> Writer<'k> {
         // Pairs are copied at once where all of the box is in the view, and they are aligned.
         let even = spread.rows(fragment.rows) * spread.down == fragment.rows
             && spread.columns(columns) * spread.across == columns;
-        if access != Access::Add && even && size >= 2 && view.align >= 2 * size {
+        let packs = size == 4 || class_of(fragment.element) == Class::B16;
+        if access != Access::Add && even && packs && view.align >= 2 * size {
             let edge = self.asm.new_label();
             let below = def!(self, B32, "or.b32", rows.skip, of_view.columns.skip);
             let inside = def!(self, Pred, "setp.eq.u32", below, 0);
@@ -359,7 +360,7 @@ impl<'k> Writer<'k> {
                 let left = fragment.rows.saturating_sub(down);
                 def!(self, Pred, "setp.lt.u32", top, i64::from(left))
             });
-            let whole = columns % 8 == 0;
+            let whole = columns % 8 == 0 && fragment.element != Scalar::I16;
             match size {
                 2 if whole => self.asm.ins(
                     row.map(|row| (row, true)),
@@ -371,7 +372,10 @@ impl<'k> Writer<'k> {
                     self.asm.ins(row.map(|row| (row, true)), "st.shared.v2.b32", &[to(0), two]);
                 }
                 _ => {
-                    let name = ["st.shared.u8", "st.shared.b16", "", "st.shared.b32"][size as usize - 1];
+                    let name = match class_of(fragment.element) {
+                        Class::B16 => "st.shared.b16",
+                        _ => ["st.shared.u8", "st.shared.u16", "", "st.shared.b32"][size as usize - 1],
+                    };
                     for (i, element) in self.elements_of(fragment, &regs, number).into_iter().enumerate() {
                         let right = columns.saturating_sub(8 * cell.eight + i as u32);
                         let there = def!(self, Pred, "setp.lt.u32", left, i64::from(right));

@@ -28,13 +28,11 @@ use stage::{ALIGN, Layout};
 use std::fmt::Write as _;
 use vm_ir::module::{Op, Place};
 use vm_ir::op::{Opcode, Shape};
-use vm_ir::tile::Tile;
+use vm_ir::tile::{Fragment, Tile};
 use vm_ir::{Kernel, Scalar};
 
 /// Threads that fetch, where others compute: registers are allotted to four warps at a time.
 const FETCHING: u32 = 128;
-/// Registers of a sum and a left factor, of the 168 that a thread of two groups has.
-const MAX_HELD: u32 = 140;
 /// Rows that a warp has of an instruction's sum.
 const SLAB: u32 = 16;
 
@@ -72,11 +70,8 @@ fn spread(kernel: &Kernel, tile: &Tile) -> Spread {
     let fits = |spread: &Spread| {
         tile.fragments.iter().filter_map(|f| f.columns).all(|c| c.is_multiple_of(16 * spread.across))
     };
-    // Registers of a sum and of the left factor that it is multiplied from: more than these leave too few for all else.
-    let held = |spread: &Spread| spread.rows(rows) * (spread.columns(columns) + 8) / 32;
     let all = (1..=warps).filter(|across| warps.is_multiple_of(*across));
     let all = all.map(|across| Spread { down: warps / across, across, slab: SLAB });
-    let all = all.filter(|spread| spread.across == 1 || held(spread) <= MAX_HELD);
     // What is computed, then what is loaded: all of a factor by each of the other's parts.
     let cost = |spread: &Spread| {
         let computed = spread.rows(rows) * spread.down * spread.columns(columns) * spread.across;
@@ -103,6 +98,15 @@ pub(super) fn rejects(options: &Options, kernel: &Kernel, tile: &Tile) -> Vec<(u
         let left = op.others.first().and_then(|place| kernel.fragment(*place));
         let multiplies = matches!(op.code, Opcode::Mma | Opcode::Product);
         let narrow = left.filter(|left| multiplies && left.element.bytes() == 1);
+        // All threads have the whole of a row, and no block of a product.
+        let sum = op.place.and_then(|place| kernel.fragment(place));
+        let rows = |fragment: &Fragment| fragment.is_row();
+        let row = if multiplies { sum.filter(|f| rows(f)).or(left.filter(|f| rows(f))) } else { None };
+        let row = row.or(left.filter(|left| op.code.shape() == Shape::Rows && rows(left)));
+        need(op.line.0, row.is_none(), &|| {
+            let name = row.map_or("", |fragment| &fragment.name);
+            format!("@{name} has one row; products and sums of rows take two or more")
+        });
         need(op.line.0, narrow.is_none(), &|| {
             let name = narrow.map_or("", |fragment| &fragment.name);
             format!("@{name} is a factor of 8 bits in registers; send it to a channel first")
