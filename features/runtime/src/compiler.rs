@@ -155,6 +155,16 @@ impl<A: JitTarget> JitCompiler<A> {
         Self { assembler, ..self }
     }
 
+    /// The trust that kernels are compiled for.
+    pub fn trust(&self) -> Trust {
+        self.trust
+    }
+
+    /// The cache.
+    pub(super) fn kept(&self) -> &Arc<Cache> {
+        &self.cache
+    }
+
     /// The accelerator.
     pub fn accelerator(&self) -> &Arc<A> {
         &self.accelerator

@@ -7,12 +7,14 @@
 mod heap;
 mod programs;
 mod queue;
+mod script;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub use queue::{FakeEvent, FakeGraph, FakeKernel, FakeQueue};
+pub use script::Script;
 
 use crate::accelerator::Accelerator;
 use crate::artifact::Artifact;
@@ -53,6 +55,7 @@ enum Fault {
 
 #[derive(Default)]
 struct Controls {
+    scripts: Mutex<HashMap<String, Script>>,
     faults: Mutex<VecDeque<(FakeCall, Fault)>>,
     paused: AtomicBool,
     /// Launches that ran as parts of chains.
@@ -133,6 +136,12 @@ impl FakeAccelerator {
 
     fn plant(&self, call: FakeCall, fault: Fault) {
         self.controls.faults.lock().unwrap_or_else(PoisonError::into_inner).push_back((call, fault));
+    }
+
+    /// Makes kernels of this entry symbol that are loaded from now on do what `script` says, whatever their code and parameters.
+    pub fn script(&self, entry: &str, script: Script) {
+        let mut scripts = self.controls.scripts.lock().unwrap_or_else(PoisonError::into_inner);
+        scripts.insert(entry.to_owned(), script);
     }
 
     /// Stops the device: what was started does not get done until [`FakeAccelerator::resume`].

@@ -3,12 +3,13 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::heap::Heap;
 use super::programs::{Progress, Run, WORDS, same_layout};
+use super::script::{Script, Scripted};
 use super::{Controls, FakeCall, IMAGE};
 use crate::accelerator::{Link, Queue};
 use crate::artifact::Artifact;
@@ -48,6 +49,8 @@ type Point = RefCell<Rc<State>>;
 pub struct FakeKernel {
     program: Program,
     bytes: u32,
+    /// What it does instead, and the word of its cancel flag.
+    script: Option<(Script, Option<usize>)>,
 }
 
 /// Recorded commands.
@@ -99,9 +102,13 @@ impl FakeQueue {
             let entry = kernel.program.name().into();
             return Err(Error::Arguments { kernel: entry, parameter: "all".into(), reason });
         }
+        let given = arguments.words();
+        let scripted = kernel
+            .script
+            .map(|(script, flag)| Scripted { script, flag: flag.and_then(|word| given.get(word).copied()) });
         let mut words = [0; WORDS];
-        words[..arguments.words().len()].copy_from_slice(arguments.words());
-        Ok(Run { program: kernel.program, grid, words, iterations: 0 })
+        words.iter_mut().zip(given).for_each(|(word, given)| *word = *given);
+        Ok(Run { program: kernel.program, grid, words, iterations: 0, scripted })
     }
 
     fn drained(&self) -> Result<()> {
@@ -296,6 +303,12 @@ impl Queue for FakeQueue {
     }
 
     fn load(&self, artifact: &Artifact) -> Result<FakeKernel> {
+        let bytes = artifact.parameter_bytes();
+        let scripts = self.controls.scripts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(script) = scripts.get(artifact.entry()) {
+            let flag = artifact.params().guard.map(|guard| guard.stop as usize / 8);
+            return Ok(FakeKernel { program: Program::Broken, bytes, script: Some((*script, flag)) });
+        }
         let known = artifact.entry().parse::<Program>().ok();
         let Some(program) = known.filter(|_| artifact.image() == IMAGE) else {
             let reason = "the simulated accelerator runs its own programs only".into();
@@ -305,7 +318,7 @@ impl Queue for FakeQueue {
             let reason = "the parameters do not lie where the program looks for them".into();
             return Err(Error::Load { kernel: artifact.entry().into(), reason });
         }
-        Ok(FakeKernel { program, bytes: artifact.parameter_bytes() })
+        Ok(FakeKernel { program, bytes, script: None })
     }
 
     fn unload(&self, _kernel: FakeKernel) -> Result<()> {
