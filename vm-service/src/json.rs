@@ -45,6 +45,7 @@ pub use guest::{
 pub use health::{DeviceErrors, DeviceHealth, DeviceInterrupts, ErrorCount, ErrorKind, LinkHealth};
 pub use kernel::{
     Check, Compiled, CompiledKernel, KernelParameter, Launched, Legal, LegalOp, Output, Reject, Support,
+    Tuned, Variant, VariantOutcome,
 };
 pub use log::{LogCategory, LogLevel, LogRecord};
 pub use part::{Part, PartKind, PartType};
@@ -215,6 +216,8 @@ pub enum Body {
     Legal(Legal),
     /// `launch`: how the kernel ran, and what it wrote.
     Launch(Launched),
+    /// `tune`: how fast the variants of a family are, and which was chosen.
+    Tune(Tuned),
 }
 
 /// A function, and whether it can be passed to a guest.
