@@ -253,6 +253,22 @@ pub enum TuneError {
 
 /// Tunes families for one accelerator.
 ///
+#[cfg_attr(feature = "cuda", doc = "```no_run")]
+#[cfg_attr(not(feature = "cuda"), doc = "```ignore")]
+/// # use std::sync::Arc;
+/// # use vm_runtime::kernels::{family::Variant as _, gemm::Product};
+/// # use vm_runtime::{CudaAccelerator, CudaJITCompiler, GuestAddr, TuneOptions, Tuner};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let compiler = CudaJITCompiler::new(Arc::new(CudaAccelerator::new(0)?));
+/// let tuner = Tuner::new(compiler.clone());
+/// let product = Product { b_transposed: true, ..Product::of(4096, 4096, 4096) };
+/// let tuned = tuner.tune(&product, &TuneOptions::default())?;
+/// let kernel = compiler.compile_kernel(tuned.variant.kernel(GuestAddr(0x1000))?)?;
+/// println!("launch {} over {:?} blocks", kernel.name(), tuned.grid);
+/// # Ok(())
+/// # }
+/// ```
+///
 /// Between calls it keeps a worker on the device, and no memory.
 pub struct Tuner<A: JitTarget> {
     compiler: JitCompiler<A>,

@@ -3,6 +3,7 @@
 
 mod figures;
 mod safety;
+mod tuning;
 
 use anyhow::{Context, ensure};
 use vm_accel::{Launch, Limits};
@@ -29,6 +30,7 @@ pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
         }),
     ];
     tests.extend(safety::tests());
+    tests.extend(tuning::tests());
     tests.extend(figures::tests());
     tests
 }
