@@ -409,7 +409,6 @@ fn tune_chooses_or_says_why_not() {
     bench.check("tune gemm --m 64 --n 64 --k 64 --element f64", 2, &[], &["write one of bf16, f16, tf32"]);
     bench.check("tune gemm --m 64 --n 64 --k 64 --device interpreter", 2, &[], &["its times say nothing"]);
     bench.check(
-        "tune gemm --m 64 --n 64 --k 64 --device 0000:7f:00.0",
         1,
         &[],
         &["no PCI function 0000:7f:00.0"],

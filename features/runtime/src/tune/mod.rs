@@ -10,7 +10,8 @@
 //! All variants run on the same random data. A round times each once, for- and backwards in turn, so that clocks and caches favour none;
 //! a short launch is timed in a graph of several, and launches take turns through several sets of arguments, so that what fits a
 //! cache is not faster than it would be among others' work. A variant that is clearly slower than the best is dropped. The choice is
-//! the least median; of variants that are within half a per cent of it, the first in the family's table.
+//! the least median of the later half of the samples, by when clocks have settled; of variants that are within half a per cent of it,
+//! the first in the family's table.
 //!
 //! A variant that the target rejects or that does not load is left out. One that faults ends it all with an error that names it,
 //! since what ran after it can't be trusted; so does one that hangs. A guarded one is cancelled, and left out.
@@ -109,7 +110,7 @@ pub enum TuneEvent {
     },
 }
 
-/// How long a launch of a variant took, by the device's clock.
+/// How long a launch of a variant took, by the device's clock. The first half of the samples is left out, as clocks settle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Figure {
     /// The median of the samples.
@@ -304,6 +305,10 @@ impl Task {
         *self.doing.lock().unwrap_or_else(PoisonError::into_inner) = what.into();
     }
 
+    fn done_now(&self) -> String {
+        self.doing.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     fn tell(&self, event: &TuneEvent) {
         if let Some(progress) = &self.options.progress {
             progress(event);
@@ -315,7 +320,7 @@ impl Task {
     }
 
     fn timed_out(&self) -> TuneError {
-        let doing = self.doing.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let doing = self.done_now();
         let (family, class) = (self.family.clone(), self.class.clone());
         TuneError::TimedOut { family, class, limit: self.options.limit, doing }
     }
@@ -463,7 +468,7 @@ impl<A: JitTarget> Tuner<A> {
             Ok(result) => result,
             Err(mpsc::RecvTimeoutError::Timeout) => Err(task.timed_out()),
             Err(mpsc::RecvTimeoutError::Disconnected) => Err(TuneError::Device(Error::Panicked {
-                message: format!("the tuner's thread ended {}", task.timed_out()),
+                message: format!("the tuner's thread ended {}", task.done_now()),
             })),
         }
     }

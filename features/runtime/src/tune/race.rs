@@ -13,10 +13,12 @@ use crate::JitTarget;
 const SAMPLE: Duration = Duration::from_micros(500);
 /// Launches of a sample at most.
 const LAUNCHES: u32 = 32;
-/// Rounds at most.
-const ROUNDS: u32 = 15;
-/// Rounds from which on a variant that is alone has won.
-const ENOUGH: u32 = 5;
+/// Rounds at most, and those from which on it may end.
+const ROUNDS: u32 = 200;
+const ENOUGH: u32 = 8;
+/// Variants that are close are measured for this part of the limit: a device that draws much power lowers its clocks after some tenths
+/// of a second, and then others may be the fastest.
+const SETTLED: f64 = 0.25;
 /// A guarded launch that takes this part of the limit is cancelled.
 const PART: f64 = 0.2;
 
@@ -97,10 +99,12 @@ pub(super) fn run<A: JitTarget>(
             }
         }
     }
+    let settled = Instant::now().checked_add(task.options.limit.mul_f64(SETTLED));
     for round in 1..=ROUNDS {
         let in_time = race.round(round, &mut runners, &mut outcomes)?;
         race.drop_slower(round, &mut runners, &mut outcomes);
-        if !in_time || runners.is_empty() || (runners.len() == 1 && round >= ENOUGH) {
+        let decided = runners.len() <= 1 || settled.is_none_or(|settled| Instant::now() >= settled);
+        if !in_time || runners.is_empty() || (decided && round >= ENOUGH) {
             break;
         }
     }
@@ -231,12 +235,12 @@ impl<A: JitTarget> Race<'_, A> {
     }
 }
 
-/// What samples come to, if there are any.
+/// What samples come to, if there are any: the later half, by when clocks have settled.
 fn figure(samples: &[Duration]) -> Option<Figure> {
-    let mut sorted = samples.to_vec();
+    let mut sorted = samples.get(samples.len() / 2..)?.to_vec();
     sorted.sort_unstable();
     let (least, greatest) = (*sorted.first()?, *sorted.last()?);
     // The lower one of two in the middle.
     let median = sorted[(sorted.len() - 1) / 2];
-    Some(Figure { median, least, greatest, samples: u32::try_from(samples.len()).unwrap_or(u32::MAX) })
+    Some(Figure { median, least, greatest, samples: u32::try_from(sorted.len()).unwrap_or(u32::MAX) })
 }
