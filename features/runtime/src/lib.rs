@@ -71,7 +71,9 @@ pub use cpu::{CpuAccelerator, CpuJITCompiler};
 pub use cuda::{
     CudaAccelerator, CudaAssembler, CudaJITCompiler, CudaUsage, assemble, cuda_devices, cuda_usage, nvml,
 };
-pub use tune::{Cancel, Candidate, Figure, Outcome, TuneError, TuneEvent, TuneOptions, Tuned, Tuner};
+pub use tune::{
+    Cancel, Candidate, Figure, Outcome, TuneError, TuneEvent, TuneOptions, TuneProgress, Tuned, Tuner,
+};
 pub use vm_accel::{
     Accelerator, Argument, Buffer, Checksum, ChecksumStatistics, DeviceInfo, Error, Extents, Grid, Kernel,
     Launch, Limits, MemoryInfo, MemoryKind, PoolOptions, QueueOptions, Scalar, Session, View, Worker,

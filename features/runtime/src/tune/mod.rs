@@ -41,6 +41,9 @@ use super::{CompileError, JitCompiler, JitTarget};
 /// What of the time limit is measured in; the rest is for what ends it.
 const MEASURED: f64 = 0.9;
 
+/// What is told how far tuning is.
+pub type TuneProgress = dyn Fn(&TuneEvent) + Send + Sync;
+
 /// How a family is tuned.
 #[derive(Clone)]
 pub struct TuneOptions {
@@ -51,7 +54,7 @@ pub struct TuneOptions {
     /// What ends it before.
     pub cancel: Cancel,
     /// Is told how far it is, on a thread of the tuner.
-    pub progress: Option<Arc<dyn Fn(&TuneEvent) + Send + Sync>>,
+    pub progress: Option<Arc<TuneProgress>>,
 }
 
 impl Default for TuneOptions {
@@ -189,7 +192,7 @@ pub enum TuneError {
         device: String,
     },
     /// None of the variants could be measured.
-    #[error("no variant of family {family}, class {class}, could be measured on {device}; {first}: {reason}")]
+    #[error("no variant of family {family}, class {class}, could be measured on {device}; {reason}")]
     NoneMeasured {
         /// The family.
         family: String,
@@ -197,9 +200,7 @@ pub enum TuneError {
         class: String,
         /// The device's name.
         device: String,
-        /// The first variant that failed.
-        first: String,
-        /// Why.
+        /// The first variant that failed, and why.
         reason: String,
     },
     /// A variant faulted. What it did to the device is not known, so nothing is chosen.
@@ -214,7 +215,7 @@ pub enum TuneError {
         /// The variant.
         variant: String,
         /// What the device said.
-        cause: Error,
+        cause: Box<Error>,
     },
     /// The device did not answer in time.
     #[error(
@@ -531,12 +532,12 @@ fn choose(task: &Task, outcomes: Vec<Outcome>) -> Result<(Vec<Candidate>, usize)
         Some(chosen) => Ok((candidates, chosen)),
         None => {
             let failed = candidates.iter().find_map(|candidate| match &candidate.outcome {
-                Outcome::Failed(reason) => Some((candidate.name.clone(), reason.clone())),
+                Outcome::Failed(reason) => Some(format!("{}: {reason}", candidate.name)),
                 _ => None,
             });
-            let Some((first, reason)) = failed else { return Err(task.timed_out()) };
+            let Some(reason) = failed else { return Err(task.timed_out()) };
             let (family, class, device) = (task.family.clone(), task.class.clone(), task.device.clone());
-            Err(TuneError::NoneMeasured { family, class, device, first, reason })
+            Err(TuneError::NoneMeasured { family, class, device, reason })
         }
     }
 }

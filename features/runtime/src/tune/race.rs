@@ -124,7 +124,7 @@ impl<A: JitTarget> Race<'_, A> {
                 family: self.task.family.clone(),
                 class: self.task.class.clone(),
                 variant: self.task.names[index].clone(),
-                cause: error,
+                cause: Box::new(error),
             }),
             Error::Deadline { .. } => Err(self.task.timed_out()),
             error => Ok(error.to_string()),
@@ -191,7 +191,7 @@ impl<A: JitTarget> Race<'_, A> {
         outcomes: &mut [Outcome],
     ) -> Result<bool, TuneError> {
         let mut order: Vec<usize> = (0..runners.len()).collect();
-        if round % 2 == 0 {
+        if round.is_multiple_of(2) {
             order.reverse();
         }
         let mut failed = Vec::new();

@@ -189,7 +189,7 @@ fn it_reports_and_is_cancelled() {
     let device = device(&[("a", takes(100)), ("b", takes(20))]);
     let seen = Arc::new(Mutex::new(Vec::new()));
     let theirs = Arc::clone(&seen);
-    let progress: Arc<dyn Fn(&TuneEvent) + Send + Sync> =
+    let progress: Arc<TuneProgress> =
         Arc::new(move |event: &TuneEvent| theirs.lock().unwrap().push(event.clone()));
     let options = TuneOptions { progress: Some(progress), ..patient() };
     tuner(&device).tune(&Named(&["a", "b"]), &options).unwrap();
@@ -201,7 +201,7 @@ fn it_reports_and_is_cancelled() {
 
     let cancel = Cancel::default();
     let theirs = cancel.clone();
-    let progress: Arc<dyn Fn(&TuneEvent) + Send + Sync> = Arc::new(move |event: &TuneEvent| {
+    let progress: Arc<TuneProgress> = Arc::new(move |event: &TuneEvent| {
         if matches!(event, TuneEvent::Round { number: 1, .. }) {
             theirs.cancel();
         }
