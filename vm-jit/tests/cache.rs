@@ -116,6 +116,34 @@ fn every_part_of_the_key_counts() {
 }
 
 #[test]
+fn what_is_kept_beside_code_has_keys_of_its_own() {
+    let mut keys = std::collections::HashSet::new();
+    let parts: [(&str, &[&[u8]]); 6] = [
+        ("choice", &[]),
+        ("choice", &[b""]),
+        ("choice", &[b"ab", b"c"]),
+        ("choice", &[b"a", b"bc"]),
+        ("choice", &[b"abc"]),
+        ("other", &[b"abc"]),
+    ];
+    for (what, parts) in parts {
+        assert!(keys.insert(Key::of(what, parts)), "{what} {parts:?}");
+        assert_eq!(Key::of(what, parts), Key::of(what, parts));
+    }
+}
+
+#[test]
+fn an_entry_larger_than_the_bound_is_not_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let key = Key::of("choice", &[b"large"]);
+    open(folder.path(), 1 << 20).put(&key, vec![7; 8192]);
+    assert_eq!(open(folder.path(), 1 << 20).get(&key).unwrap().len(), 8192);
+    let small = open(folder.path(), 4096);
+    assert!(small.get(&key).is_none());
+    assert_eq!(small.statistics().discarded, 1);
+}
+
+#[test]
 fn damaged_entries_are_discarded() {
     let (module, target) = (module(Trust::Guest, 1), target("ptx:sm_90a"));
     let damage: [fn(&mut Vec<u8>); 6] = [

@@ -36,6 +36,7 @@ use crate::json::LogLevel;
 use crate::kernel::args::{CompileArgs, LaunchArgs};
 #[cfg(feature = "cuda")]
 use crate::kernel::engine::ASSEMBLE;
+use crate::kernel::tune::TuneArgs;
 use crate::kernel::wait;
 use crate::{commands, limits, log, sys, table};
 
@@ -123,6 +124,8 @@ pub(crate) enum Command {
     Compile(CompileArgs),
     /// Run a kernel on an accelerator of this machine
     Launch(LaunchArgs),
+    /// Measure the variants of a family of kernels on an accelerator, and keep the fastest
+    Tune(TuneArgs),
     /// Print what a shell needs to complete commands and options
     Completions {
         /// The shell
@@ -361,6 +364,7 @@ fn execute(
         Command::Logs(args) => commands::logs::run(&mut context, args),
         Command::Compile(args) => commands::compile::run(&mut context, args),
         Command::Launch(args) => commands::launch::run(&mut context, args),
+        Command::Tune(args) => commands::tune::run(&mut context, args),
         Command::Completions { .. } if context.json => {
             Err(Failure::usage("`completions` prints a script for a shell, not JSON; leave `--json` out"))
         }

@@ -23,6 +23,7 @@ pub(crate) mod serve;
 pub(crate) mod start;
 pub(crate) mod stop;
 mod targets;
+pub(crate) mod tune;
 pub(crate) mod vfs;
 
 use std::path::PathBuf;

@@ -45,7 +45,7 @@ pub use guest::{
 pub use health::{DeviceErrors, DeviceHealth, DeviceInterrupts, ErrorCount, ErrorKind, LinkHealth};
 pub use kernel::{
     Check, Compiled, CompiledKernel, KernelParameter, Launched, Legal, LegalOp, OutOfBounds, Output, Reject,
-    Repeated, Support, TargetInfo,
+    Repeated, Support, TargetInfo, Tuned, Variant, VariantOutcome,
 };
 pub use log::{LogCategory, LogLevel, LogRecord};
 pub use part::{Part, PartKind, PartType};
@@ -221,6 +221,8 @@ pub enum Body {
     },
     /// `launch`: how the kernel ran, and what it wrote.
     Launch(Launched),
+    /// `tune`: how fast the variants of a family are, and which was chosen.
+    Tune(Tuned),
 }
 
 /// A function, and whether it can be passed to a guest.

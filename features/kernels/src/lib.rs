@@ -8,7 +8,8 @@
 //! | [`gemm`] | a matrix product |
 //! | [`attention`] | softmax(Q · Kᵀ) · V, for each head of a batch |
 //!
-//! They are guest-safe: any guest may send them as they are.
+//! They are guest-safe: any guest may send them as they are. [`family`] is what they are to who chooses among variants.
 
 pub mod attention;
+pub mod family;
 pub mod gemm;

@@ -165,6 +165,16 @@ impl<A: JitTarget> JitCompiler<A> {
         Self { target: Some(target), assembler: None, ..self }
     }
 
+    /// The trust that kernels are compiled for.
+    pub fn trust(&self) -> Trust {
+        self.trust
+    }
+
+    /// The cache.
+    pub(super) fn kept(&self) -> &Arc<Cache> {
+        &self.cache
+    }
+
     /// The accelerator.
     pub fn accelerator(&self) -> &Arc<A> {
         &self.accelerator

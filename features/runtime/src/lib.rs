@@ -8,6 +8,7 @@
 //! * [`JitCompiler`] compiles for one accelerator, whichever it is; `CudaJITCompiler` and `CpuJITCompiler` are its names
 //!   for two.
 //! * [`CompiledKernel`] has the [`Artifact`](vm_accel::Artifact) that a [`Worker`] loads.
+//! * [`Tuner`] chooses the fastest variant of a family of kernels on the device, and remembers it.
 //! * The accelerators, and all of `vm-accel` that a launch needs, are here by their own names. Each comes with the cargo
 //!   feature of its name; `rocm` and `npu` only list their devices yet, and whoever asks for a `RocmAccelerator` or an
 //!   `NpuAccelerator` gets an error.
@@ -61,6 +62,7 @@ mod cpu;
 mod crc32;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod tune;
 
 pub use compiler::{Assemble, AssembleError, CompileError, CompiledKernel, JitCompiler, JitTarget};
 #[cfg(feature = "cpu")]
@@ -69,12 +71,16 @@ pub use cpu::{CpuAccelerator, CpuJITCompiler};
 pub use cuda::{
     CudaAccelerator, CudaAssembler, CudaJITCompiler, CudaUsage, assemble, cuda_devices, cuda_usage, nvml,
 };
+pub use tune::{
+    Cancel, Candidate, Figure, Outcome, TuneError, TuneEvent, TuneOptions, TuneProgress, Tuned, Tuner,
+};
 pub use vm_accel::{
     Accelerator, Argument, Buffer, Checksum, ChecksumStatistics, DeviceInfo, Element, ElementType, Error,
     Event, Extents, Grid, Kernel, Launch, Limits, MemoryInfo, MemoryKind, PoolOptions, QueueOptions, Scalar,
     Session, TypedBuffer, View, Worker, WorkerOptions, arguments,
 };
 pub use vm_ir::{GuestAddr, IRBlock};
+pub use vm_kernels as kernels;
 #[cfg(feature = "npu")]
 pub use vm_npu::{self as npu, NpuAccelerator};
 #[cfg(feature = "rocm")]

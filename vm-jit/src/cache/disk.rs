@@ -70,7 +70,7 @@ impl Disk {
             tracing::warn!(%path, "a cache entry that another user could have written is not used; remove it");
             return Read::Absent;
         }
-        match contents(&file, key) {
+        match contents(&file, key, self.limit.min(LARGEST)) {
             Ok(bytes) => {
                 // The time of the last use, for the choice of what goes first.
                 let _ = file.set_times(FileTimes::new().set_modified(SystemTime::now()));
@@ -161,10 +161,10 @@ fn is_own(data: &fs::Metadata) -> bool {
     [0, geteuid().as_raw()].contains(&data.uid()) && data.mode() & 0o022 == 0
 }
 
-/// The entry's bytes, or what is wrong with the file.
-fn contents(mut file: &File, key: &Key) -> Result<Vec<u8>, String> {
+/// The entry's bytes, or what is wrong with the file, which is at most so large.
+fn contents(mut file: &File, key: &Key, largest: u64) -> Result<Vec<u8>, String> {
     let size = file.metadata().map_err(|e| e.to_string())?;
-    if !size.is_file() || size.len() < HEAD || size.len() > LARGEST {
+    if !size.is_file() || size.len() < HEAD || size.len() > largest {
         return Err("it is no entry".to_owned());
     }
     let mut head = [0; HEAD as usize];
@@ -179,7 +179,7 @@ fn contents(mut file: &File, key: &Key) -> Result<Vec<u8>, String> {
         return Err("its length is wrong".to_owned());
     }
     let mut bytes = Vec::with_capacity((size.len() - HEAD) as usize);
-    file.take(LARGEST).read_to_end(&mut bytes).map_err(|e| e.to_string())?;
+    file.take(largest).read_to_end(&mut bytes).map_err(|e| e.to_string())?;
     if Sha256::digest(&bytes).as_slice() != sum {
         return Err("its checksum is wrong".to_owned());
     }

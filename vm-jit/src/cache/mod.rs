@@ -51,6 +51,22 @@ impl Key {
         Key(hash.finalize().into())
     }
 
+    /// The key of something else that is kept beside code: `what` it is, and what tells it from others of that. It is no key of a
+    /// module, and another with each version of this crate.
+    pub fn of(what: &str, parts: &[&[u8]]) -> Key {
+        let mut hash = Sha256::new();
+        let mut part = |bytes: &[u8]| {
+            hash.update((bytes.len() as u64).to_le_bytes());
+            hash.update(bytes);
+        };
+        part(b"vm-jit beside code");
+        part(&VERSION.to_le_bytes());
+        part(env!("CARGO_PKG_VERSION").as_bytes());
+        part(what.as_bytes());
+        parts.iter().for_each(|bytes| part(bytes));
+        Key(hash.finalize().into())
+    }
+
     /// Its bytes.
     pub fn bytes(&self) -> &[u8; 32] {
         &self.0

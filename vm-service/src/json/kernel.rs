@@ -218,3 +218,62 @@ pub struct Check {
     /// The first element that is not close enough, in words; null when all are.
     pub mismatch: Option<String>,
 }
+
+/// A family that was tuned for a problem.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Tuned {
+    /// The family.
+    pub family: String,
+    /// The shape class, which problems that share the choice have in common.
+    pub class: String,
+    /// What it was tuned on: `cpu`, or a PCI address.
+    pub device: String,
+    /// The device's name.
+    pub device_name: String,
+    /// The name of the variant that was chosen.
+    pub chosen: String,
+    /// The blocks along x, y and z to launch it over.
+    pub grid: [u32; 3],
+    /// Whether the choice was kept from before, and nothing was measured.
+    pub cached: bool,
+    /// How long it took in all, in milliseconds.
+    pub elapsed_ms: f64,
+    /// All variants, in the order in which they would be taken untuned.
+    pub variants: Vec<Variant>,
+}
+
+/// A variant of a family.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Variant {
+    /// Its name.
+    pub name: String,
+    /// What came of it.
+    pub outcome: VariantOutcome,
+    /// The median of a launch, by the device's clock, in microseconds; null where it was not measured.
+    pub median_us: Option<f64>,
+    /// The least.
+    pub least_us: Option<f64>,
+    /// The greatest.
+    pub greatest_us: Option<f64>,
+    /// How often it was measured.
+    pub samples: u32,
+    /// Operations in a second at the median, in units of 10^12; null where it was not measured.
+    pub tera_operations: Option<f64>,
+    /// Why it failed; null where it did not.
+    pub reason: Option<String>,
+}
+
+/// What came of a variant.
+#[derive(Clone, Copy, Debug, Serialize, JsonSchema, strum::IntoStaticStr)]
+#[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
+pub enum VariantOutcome {
+    /// It was measured to the end.
+    Measured,
+    /// It was clearly slower than the best, and not measured to the end.
+    Slower,
+    /// It can't be compiled, loaded or launched here, or did not end.
+    Failed,
+    /// There was no time left for it.
+    Late,
+}

@@ -17,6 +17,8 @@ use super::engine::{Ran, Spread, Task};
 use super::vouch;
 use crate::failure::Failure;
 
+/// What compiled kernels may take on disk.
+pub(super) const CACHE_BYTES: u64 = 1 << 30;
 /// How long the device is waited for beyond the kernel's own deadline.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -40,7 +42,7 @@ pub(super) fn run<A: JitTarget>(
     };
     let worker: Worker<A> = Worker::start(Arc::clone(&accelerator), options).map_err(Failure::failed)?;
     let start = Instant::now();
-    let mut compiler = adjust(JitCompiler::new(accelerator).cache(cache(task.cache.as_deref())));
+    let mut compiler = adjust(JitCompiler::new(accelerator).cache(cache(task.cache.as_deref(), CACHE_BYTES)));
     if task.module.trust() == Trust::Trusted {
         compiler = vouch::trusted(compiler);
     }
@@ -152,9 +154,9 @@ fn upload<A: JitTarget>(
 }
 
 /// The cache in a folder, or in memory where there is none or it can't be used.
-fn cache(folder: Option<&Path>) -> Arc<Cache> {
+pub(super) fn cache(folder: Option<&Path>, disk_bytes: u64) -> Arc<Cache> {
     let open = |folder: &Path| {
-        let options = CacheOptions { folder: Some(folder.into()), ..CacheOptions::default() };
+        let options = CacheOptions { folder: Some(folder.into()), disk_bytes, ..CacheOptions::default() };
         Cache::open(&options).inspect_err(|error| {
             tracing::warn!("compiled kernels are not kept in {}: {error}", folder.display());
         })

@@ -89,7 +89,7 @@ pub(crate) fn trust(trusted: bool) -> Trust {
     if trusted { Trust::Trusted } else { Trust::Guest }
 }
 
-fn seconds(text: &str) -> Result<Duration, &'static str> {
+pub(super) fn seconds(text: &str) -> Result<Duration, &'static str> {
     let seconds = deadlines::seconds(text).ok();
     seconds.filter(|time| !time.is_zero()).ok_or("write seconds above 0, as in 2.5")
 }

@@ -150,6 +150,15 @@ fn on_cpu(_: Task) -> Result<Ran, Failure> {
 
 /// Runs a task on the accelerator that a PCI function is, which is shared meanwhile.
 fn on_function(task: Task, address: PciAddress, host: &Host) -> Result<Ran, Failure> {
+    let _lease = share(address, host)?;
+    on_cuda(task, address)
+}
+
+/// Finds the NVIDIA GPU that a PCI function is, and keeps others from claiming it as [`lease`] says.
+///
+/// # Errors
+/// When there is none there, or it can't be shared.
+pub(super) fn share(address: PciAddress, host: &Host) -> Result<Option<SharedLease>, Failure> {
     let function = pci::read_function(host, address).map_err(|error| match error {
         pci::ScanError::NotFound { .. } => Failure::failed(format_args!(
             "there is no PCI function {address} on this host; `vm-service list` shows its accelerators"
@@ -159,8 +168,7 @@ fn on_function(task: Task, address: PciAddress, host: &Host) -> Result<Ran, Fail
     if let Some(refusal) = refusal(&function, host) {
         return Err(refusal);
     }
-    let _lease = lease(address, host)?;
-    on_cuda(task, address)
+    lease(address, host)
 }
 
 /// Why a function runs no kernels; `None` for an NVIDIA GPU, which does.

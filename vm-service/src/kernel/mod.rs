@@ -13,6 +13,7 @@ pub(crate) mod file;
 mod fill;
 mod memory;
 pub(crate) mod npy;
+pub(crate) mod tune;
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub(crate) mod vouch;
 pub(crate) mod wait;

@@ -552,3 +552,27 @@ fn the_cpu_stops_a_kernel_that_does_not_end() {
     let grid = "launch fill.vir --device cpu --grid 2147483647,65535,65535 --arg x=i32[4] --deadline 0.3";
     bench.check(grid, 1, &[], &["fill was stopped: ", "it took longer than 300ms"]);
 }
+
+#[test]
+fn tune_chooses_or_says_why_not() {
+    let bench = Bench::new();
+    bench.check("tune gemm --m 64 --n 64", 2, &[], &["--k <K>"]);
+    bench.check("tune gemm --m 0 --n 64 --k 64", 2, &[], &["0 is not in 1.."]);
+    bench.check("tune gemm --m 64 --n 64 --k 64 --element f64", 2, &[], &["write one of bf16, f16, tf32"]);
+    bench.check("tune gemm --m 64 --n 64 --k 64 --device interpreter", 2, &[], &["its times say nothing"]);
+    // Where processors have tile kernels, a variant is chosen; where not, that is said.
+    let line = "tune gemm --m 60 --n 64 --k 64 --limit 20 --device cpu";
+    let got = bench.run(&format!("{line} --json"));
+    if got.exit == 0 {
+        let document: serde_json::Value = serde_json::from_str(&got.out).expect("JSON");
+        assert_eq!((&document["command"], &document["family"]), (&"tune".into(), &"gemm".into()));
+        let variants = document["variants"].as_array().expect("variants");
+        let chosen =
+            variants.iter().find(|variant| variant["name"] == document["chosen"]).expect("the chosen");
+        assert!(chosen["outcome"] == "measured" && chosen["median_us"].is_number(), "{}", got.out);
+        bench.check(line, 0, &["gemm nn_bf16_bf16_64x64x64 on ", "MEDIAN", "chosen: gemm_nn_"], &[]);
+    } else {
+        let why = "no variant of family gemm, class nn_bf16_bf16_64x64x64, could be measured on ";
+        bench.check(line, 1, &[], &[why, "gemm_nn_bf16_bf16_64x64x128_s4", "tile"]);
+    }
+}

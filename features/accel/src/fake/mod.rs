@@ -7,13 +7,15 @@
 mod heap;
 mod programs;
 mod queue;
+mod script;
 mod stream;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub use queue::{FakeEvent, FakeGraph, FakeKernel, FakeQueue};
+pub use script::Script;
 
 use crate::accelerator::Accelerator;
 use crate::artifact::Artifact;
@@ -56,6 +58,7 @@ enum Fault {
 
 #[derive(Default)]
 struct Controls {
+    scripts: Mutex<HashMap<String, Script>>,
     faults: Mutex<VecDeque<(FakeCall, Fault)>>,
     paused: AtomicBool,
     captured: AtomicBool,
@@ -137,6 +140,12 @@ impl FakeAccelerator {
 
     fn plant(&self, call: FakeCall, fault: Fault) {
         self.controls.faults.lock().unwrap_or_else(PoisonError::into_inner).push_back((call, fault));
+    }
+
+    /// Makes kernels of this entry symbol that are loaded from now on do what `script` says, whatever their code and parameters.
+    pub fn script(&self, entry: &str, script: Script) {
+        let mut scripts = self.controls.scripts.lock().unwrap_or_else(PoisonError::into_inner);
+        scripts.insert(entry.to_owned(), script);
     }
 
     /// Stops the device: what was started does not get done until [`FakeAccelerator::resume`].

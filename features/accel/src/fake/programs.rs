@@ -3,6 +3,7 @@
 use vm_abi::Guard;
 
 use super::heap::Heap;
+use super::script::Scripted;
 use crate::artifact::{ParameterKind, Signature};
 use crate::launch::Grid;
 use crate::programs::Program;
@@ -31,11 +32,17 @@ pub(super) struct Run {
     pub(super) words: [u64; WORDS],
     /// Iterations taken so far.
     pub(super) iterations: u64,
+    /// What it does instead of the program.
+    pub(super) scripted: Option<Scripted>,
 }
 
 impl Run {
     /// Runs the kernel on.
     pub(super) fn go(&mut self, heap: &Heap) -> Progress {
+        if let Some(scripted) = self.scripted {
+            self.iterations = self.iterations.saturating_add(1);
+            return scripted.go(self.iterations, heap);
+        }
         let done = match self.program {
             Program::Add => add(self, heap),
             Program::Bump => bump(self, heap),

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::heap::heap;
 use super::programs::{Run, WORDS, same_layout};
+use super::script::{Script, Scripted};
 use super::stream::{Command, Context, Owner, State, Stream};
 use super::{Controls, FakeCall, IMAGE};
 use crate::accelerator::{GraphNode, Queue};
@@ -31,6 +32,8 @@ type Point = Mutex<Arc<State>>;
 pub struct FakeKernel {
     program: Program,
     bytes: u32,
+    /// What it does instead, and the word of its cancel flag.
+    script: Option<(Script, Option<usize>)>,
 }
 
 /// Recorded commands.
@@ -77,9 +80,13 @@ impl FakeQueue {
             let entry = kernel.program.name().into();
             return Err(Error::Arguments { kernel: entry, parameter: "all".into(), reason });
         }
+        let given = arguments.words();
+        let scripted = kernel
+            .script
+            .map(|(script, flag)| Scripted { script, flag: flag.and_then(|word| given.get(word).copied()) });
         let mut words = [0; WORDS];
-        words[..arguments.words().len()].copy_from_slice(arguments.words());
-        Ok(Run { program: kernel.program, grid, words, iterations: 0 })
+        words.iter_mut().zip(given).for_each(|(word, given)| *word = *given);
+        Ok(Run { program: kernel.program, grid, words, iterations: 0, scripted })
     }
 
     fn drained(&self) -> Result<()> {
@@ -238,6 +245,12 @@ impl Queue for FakeQueue {
     }
 
     fn load(&self, artifact: &Artifact) -> Result<FakeKernel> {
+        let bytes = artifact.parameter_bytes();
+        let scripts = self.controls().scripts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(script) = scripts.get(artifact.entry()) {
+            let flag = artifact.params().guard.map(|guard| guard.stop as usize / 8);
+            return Ok(FakeKernel { program: Program::Broken, bytes, script: Some((*script, flag)) });
+        }
         let known = artifact.entry().parse::<Program>().ok();
         let Some(program) = known.filter(|_| artifact.image() == IMAGE) else {
             let reason = "the simulated accelerator runs its own programs only".into();
@@ -247,7 +260,7 @@ impl Queue for FakeQueue {
             let reason = "the parameters do not lie where the program looks for them".into();
             return Err(Error::Load { kernel: artifact.entry().into(), reason });
         }
-        Ok(FakeKernel { program, bytes: artifact.parameter_bytes() })
+        Ok(FakeKernel { program, bytes, script: None })
     }
 
     fn unload(&self, _kernel: FakeKernel) -> Result<()> {

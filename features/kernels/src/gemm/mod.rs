@@ -15,9 +15,11 @@
 
 mod epilogue;
 mod schedule;
+mod table;
 
 pub use epilogue::{Activation, Epilogue, Scales};
 pub use schedule::Batch;
+pub use table::Product;
 
 use schedule::Walk;
 use vm_ir::builder::{BuildError, Builder, ChannelRef, FragmentRef, IRBlock, PlaceRef, Val};

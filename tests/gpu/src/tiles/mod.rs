@@ -4,6 +4,7 @@
 mod figures;
 mod odd;
 mod safety;
+mod tuning;
 
 use std::collections::HashMap;
 
@@ -22,7 +23,7 @@ use crate::{Arguments, Test, filetests};
 
 /// The tests of this section.
 pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
-    right().into_iter().chain(figures::tests(None)).collect()
+    right().into_iter().chain(tuning::tests()).chain(figures::tests(None)).collect()
 }
 
 /// The same of code for other architectures.

@@ -1,0 +1,343 @@
+//! Which variants there are for a product.
+//!
+//! A row is a variant without what the problem fixes (types, transposition, batch, epilogue). To add one, write it into the table of
+//! its class at the place that its speed deserves; what it takes is computed, and a test compiles it for every type.
+
+use super::{Batch, Epilogue, Gemm, Scales};
+use crate::family::{Problem, Resources, Sample, Variant, rounded};
+use vm_ir::builder::BuildError;
+use vm_ir::interp::Tensor;
+use vm_ir::{GuestAddr, Kernel, Scalar};
+
+/// A variant of any types.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Row {
+    /// Rows and columns of a tile of C, and bytes of the inner dimension.
+    tile: [u32; 3],
+    stages: u32,
+    groups: u32,
+    cluster: u32,
+    band: u32,
+    swapped: bool,
+}
+
+const fn row(tile: [u32; 3], stages: u32, groups: u32, cluster: u32, band: u32) -> Row {
+    Row { tile, stages, groups, cluster, band, swapped: false }
+}
+
+/// One whose tiles are computed transposed, by a block each.
+const fn swapped(tile: [u32; 3], stages: u32, groups: u32) -> Row {
+    Row { tile, stages, groups, cluster: 1, band: 0, swapped: true }
+}
+
+/// Many tiles for each unit: the largest tiles, which read the least. From 4096³ on, on an H200.
+const MANY: &[Row] = &[
+    row([256, 128, 128], 3, 2, 1, 16),
+    row([128, 256, 128], 4, 2, 1, 16),
+    row([128, 256, 128], 3, 2, 1, 16),
+    row([256, 128, 128], 3, 2, 2, 16),
+    row([128, 256, 128], 4, 2, 2, 8),
+    row([128, 192, 128], 4, 2, 1, 16),
+    row([128, 128, 128], 5, 2, 1, 16),
+];
+
+/// A few tiles for each unit: how full the last round is decides. 2048³.
+const SOME: &[Row] = &[
+    row([128, 256, 128], 3, 2, 1, 16),
+    row([256, 128, 128], 3, 2, 1, 16),
+    row([128, 128, 128], 5, 2, 1, 16),
+    row([128, 256, 128], 3, 2, 2, 16),
+    row([128, 192, 128], 4, 2, 1, 16),
+    row([64, 128, 128], 4, 1, 1, 8),
+    row([128, 64, 128], 6, 2, 1, 8),
+];
+
+/// Fewer tiles than units: small ones, for more of them. 1024³ and less.
+const FEW: &[Row] = &[
+    row([128, 64, 128], 4, 2, 1, 0),
+    row([64, 64, 256], 3, 1, 1, 0),
+    row([64, 128, 128], 3, 1, 1, 0),
+    row([128, 128, 128], 3, 2, 1, 0),
+    row([128, 64, 128], 3, 2, 1, 0),
+    row([64, 64, 256], 4, 1, 1, 1),
+    row([64, 64, 128], 4, 1, 1, 1),
+];
+
+/// Up to 8 rows, as when a model generates: what B is read with.
+const UP_TO_8: &[Row] = &[
+    swapped([8, 64, 512], 4, 1),
+    swapped([8, 64, 256], 3, 1),
+    swapped([16, 64, 512], 4, 1),
+    swapped([8, 64, 256], 8, 1),
+    row([64, 64, 256], 3, 1, 1, 0),
+    row([64, 128, 128], 4, 1, 1, 1),
+];
+
+/// Up to 16.
+const UP_TO_16: &[Row] = &[
+    swapped([16, 64, 512], 4, 1),
+    swapped([16, 64, 256], 3, 1),
+    swapped([16, 128, 256], 3, 2),
+    swapped([16, 64, 256], 8, 1),
+    swapped([16, 64, 512], 3, 1),
+    row([64, 64, 256], 3, 1, 1, 0),
+    row([64, 128, 128], 4, 1, 1, 1),
+];
+
+/// Up to 64.
+const UP_TO_64: &[Row] = &[
+    swapped([32, 64, 256], 3, 1),
+    row([64, 32, 512], 4, 1, 1, 0),
+    row([64, 64, 256], 3, 1, 1, 0),
+    swapped([32, 64, 256], 6, 1),
+    swapped([64, 64, 256], 4, 1),
+    row([64, 128, 128], 4, 1, 1, 1),
+    row([128, 128, 128], 5, 2, 1, 1),
+];
+
+/// Where a block has no room for any of the others.
+const TIGHT: &[Row] = &[
+    row([128, 128, 128], 3, 2, 1, 16),
+    row([128, 128, 128], 2, 2, 1, 16),
+    row([128, 64, 128], 3, 2, 1, 8),
+    row([64, 64, 128], 4, 1, 1, 8),
+    row([64, 64, 128], 2, 1, 1, 8),
+];
+
+/// Registers of a thread that what a tile holds may take; the rest is for addresses and the epilogue.
+const REGISTERS: u32 = 208;
+/// The most rows of a box that is copied at once.
+const BOX: u32 = 256;
+/// Bytes of a row of such a box.
+const BOX_ROW: u32 = 128;
+/// What barriers and alignment take of shared memory.
+const OVERHEAD: u32 = 2048;
+
+/// A product of certain extents: C = f(α · A · B + β · C + bias).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Product {
+    /// What A and B hold, as in [`Gemm::element`].
+    pub element: Scalar,
+    /// What C holds, as in [`Gemm::output`].
+    pub output: Scalar,
+    /// Is A given transposed?
+    pub a_transposed: bool,
+    /// Is B given transposed?
+    pub b_transposed: bool,
+    /// One product, or many.
+    pub batch: Batch,
+    /// How many matrices B has, at least 1: [`Batch::Grouped`] shares the rows of A out among them. 1 for [`Batch::One`].
+    pub matrices: u64,
+    /// What is done with a sum.
+    pub epilogue: Epilogue,
+    /// Rows of A and C.
+    pub m: u64,
+    /// Columns of B and C.
+    pub n: u64,
+    /// The inner dimension.
+    pub k: u64,
+}
+
+impl Product {
+    /// A single product of plain matrices of bf16.
+    pub const fn of(m: u64, n: u64, k: u64) -> Product {
+        Product {
+            element: Scalar::Bf16,
+            output: Scalar::Bf16,
+            a_transposed: false,
+            b_transposed: false,
+            batch: Batch::One,
+            matrices: 1,
+            epilogue: Epilogue::NONE,
+            m,
+            n,
+            k,
+        }
+    }
+
+    /// Rows of one matrix, on average.
+    fn rows(&self) -> u64 {
+        if self.batch == Batch::Grouped { self.m.div_ceil(self.matrices.max(1)) } else { self.m }
+    }
+
+    fn tiles(&self, rows: u64, columns: u64) -> u64 {
+        let of_one = self.rows().div_ceil(rows.max(1)).saturating_mul(self.n.div_ceil(columns.max(1)));
+        of_one.saturating_mul(self.matrices.max(1)).max(1)
+    }
+
+    fn table(&self, units: u32) -> &'static [Row] {
+        let units = u64::from(units.max(1));
+        match self.tiles(128, 128) {
+            _ if self.rows() <= 8 => UP_TO_8,
+            _ if self.rows() <= 16 => UP_TO_16,
+            _ if self.rows() <= 64 => UP_TO_64,
+            tiles if tiles < units => FEW,
+            tiles if tiles < units.saturating_mul(4) => SOME,
+            _ => MANY,
+        }
+    }
+
+    fn variant(&self, row: Row) -> Gemm {
+        let [rows, columns, inner] = row.tile;
+        Gemm {
+            element: self.element,
+            output: self.output,
+            a_transposed: self.a_transposed,
+            b_transposed: self.b_transposed,
+            batch: self.batch,
+            epilogue: self.epilogue,
+            tile: [rows, columns, inner / self.element.bytes().max(1)],
+            stages: row.stages,
+            groups: row.groups,
+            cluster: row.cluster,
+            // Groups are taken one after the other by all blocks.
+            band: if self.batch == Batch::Grouped { row.band.max(1) } else { row.band },
+            swapped: row.swapped,
+        }
+    }
+}
+
+impl Gemm {
+    /// Bytes of shared memory that a block takes: its stages, what it stores or loads by box, and some for barriers.
+    pub fn shared_bytes(&self) -> u32 {
+        let [rows, columns, inner] = self.tile;
+        let stage = (rows + columns) * inner * self.element.bytes();
+        let boxes = columns * self.output.bytes() / BOX_ROW;
+        OVERHEAD + self.stages * stage + boxes.min(2) * rows * BOX_ROW
+    }
+
+    /// Registers of a thread that its share of a tile takes.
+    pub fn registers(&self) -> u32 {
+        let [rows, columns, _] = self.tile;
+        // Of fragments of 32 bits; those of 16 take half.
+        let words = rows * columns / (self.groups.max(1) * 128);
+        let of = |element: Scalar| words * element.bytes() / 4;
+        let sum = self.sum();
+        let parts = if self.epilogue.scales == Scales::Blocks { words } else { 0 };
+        let out = if self.output == sum { 0 } else { of(self.output) };
+        let float =
+            if sum == Scalar::I32 && !matches!(self.output, Scalar::I32 | Scalar::F32) { words } else { 0 };
+        let old = if self.epilogue.plus && self.output.bytes() == 4 { words } else { 0 };
+        words + parts + out + float + old
+    }
+
+    /// Whether a block has what it needs, as far as its own numbers tell.
+    fn fits(&self, resources: &Resources) -> bool {
+        let [rows, columns, inner] = self.tile;
+        let bytes = self.element.bytes();
+        // Rows of what is copied are whole boxes.
+        let whole = |elements: u32| (elements * bytes).is_multiple_of(BOX_ROW);
+        let a = if self.a_transposed { whole(rows) && inner <= BOX } else { whole(inner) && rows <= BOX };
+        let b = if self.b_transposed { whole(inner) } else { whole(columns) && inner <= BOX };
+        let scaled = self.epilogue.scales != Scales::Blocks
+            || (columns <= 128 && 128 % columns == 0 && inner.is_multiple_of(128));
+        let alone = self.batch != Batch::Grouped || self.cluster == 1;
+        let of_groups = if self.swapped { columns } else { rows };
+        let held = of_groups.is_multiple_of(64 * self.groups.max(1)) && rows.is_multiple_of(8);
+        let plain = !self.swapped || self.epilogue == Epilogue::NONE && self.batch != Batch::Grouped;
+        plain
+            && a
+            && b
+            && scaled
+            && alone
+            && held
+            && self.registers() <= REGISTERS
+            && self.shared_bytes() <= resources.shared_bytes
+    }
+}
+
+impl Variant for Gemm {
+    fn name(&self) -> String {
+        Gemm::name(self)
+    }
+
+    fn kernel(&self, guest: GuestAddr) -> Result<Kernel, BuildError> {
+        Gemm::kernel(self, guest)
+    }
+}
+
+impl Problem for Product {
+    type Variant = Gemm;
+
+    fn family(&self) -> &str {
+        "gemm"
+    }
+
+    fn class(&self) -> String {
+        // What a variant's name says of the problem, and extents.
+        let order = |transposed| if transposed { "t" } else { "n" };
+        let (a, b) = (order(self.a_transposed), order(self.b_transposed));
+        let (batch, epilogue) = (self.batch.suffix(), self.epilogue.suffix());
+        let [m, n, k] = [self.m, self.n, self.k].map(rounded);
+        let many =
+            if self.batch == Batch::One { String::new() } else { format!("{}x", rounded(self.matrices)) };
+        format!("{a}{b}{batch}_{}_{}{epilogue}_{many}{m}x{n}x{k}", self.element, self.output)
+    }
+
+    fn variants(&self, resources: &Resources) -> Vec<Gemm> {
+        let of = |table: &[Row]| -> Vec<Gemm> {
+            let all = table.iter().map(|row| self.variant(*row));
+            all.filter(|variant| variant.fits(resources)).collect()
+        };
+        let variants = of(self.table(resources.compute_units));
+        if variants.is_empty() { of(TIGHT) } else { variants }
+    }
+
+    fn grid(&self, variant: &Gemm, resources: &Resources) -> [u32; 3] {
+        let [rows, columns, _] = variant.tile.map(u64::from);
+        let cluster = u64::from(variant.cluster.max(1));
+        let tiles = self.tiles(rows * cluster, columns).saturating_mul(cluster);
+        // Groups that end within a tile have one more.
+        let tiles = if self.batch == Batch::Grouped { tiles.saturating_mul(2) } else { tiles };
+        if variant.band == 0 {
+            let count =
+                |extent: u64, by: u64| u32::try_from(extent.div_ceil(by.max(1)).max(1)).unwrap_or(u32::MAX);
+            return [count(self.n, columns), count(self.m, rows), count(self.matrices, 1)];
+        }
+        let units = u64::from(resources.compute_units.max(1));
+        let blocks = (tiles.min(units) / cluster).max(1) * cluster;
+        [u32::try_from(blocks).unwrap_or(u32::MAX), 1, 1]
+    }
+
+    fn arguments(&self) -> Vec<Sample> {
+        let Product { m, n, k, .. } = *self;
+        let turned =
+            |turned: bool, [rows, columns]: [u64; 2]| if turned { [columns, rows] } else { [rows, columns] };
+        let view = |element, many: bool, extents: [u64; 2]| {
+            let matrices = many.then_some(self.matrices);
+            Sample::Random { element, extents: matrices.into_iter().chain(extents).collect() }
+        };
+        let line = |element, extents: &[u64]| Sample::Random { element, extents: extents.to_vec() };
+        let loaded = if self.element == Scalar::Tf32 { Scalar::F32 } else { self.element };
+        let batched = self.batch == Batch::Batched;
+        let Epilogue { scaled, scales, plus, bias, .. } = self.epilogue;
+        let mut all = vec![
+            view(loaded, batched, turned(self.a_transposed, [m, k])),
+            view(loaded, self.batch != Batch::One, turned(self.b_transposed, [k, n])),
+            view(self.output, batched, [m, n]),
+        ];
+        all.extend(scaled.then(|| Sample::f32(0.75)));
+        all.extend(plus.then(|| Sample::f32(-0.5)));
+        match scales {
+            Scales::None => {}
+            Scales::Rows => all.extend([line(Scalar::F32, &[m]), line(Scalar::F32, &[n])]),
+            Scales::Blocks => all.extend([
+                line(Scalar::F32, &[k.div_ceil(128), m]),
+                line(Scalar::F32, &[k.div_ceil(128), n.div_ceil(128)]),
+            ]),
+        }
+        all.extend(bias.then(|| line(self.output, &[n])));
+        if self.batch == Batch::Grouped {
+            let groups = self.matrices.max(1);
+            let ends =
+                (0..=groups).map(|group| (u128::from(group) * u128::from(m) / u128::from(groups)) as f64);
+            all.push(Sample::Values(Tensor::from_f64s(Scalar::I32, &[groups + 1], ends)));
+        }
+        all
+    }
+
+    fn operations(&self) -> f64 {
+        let matrices = if self.batch == Batch::Batched { self.matrices } else { 1 };
+        [2, matrices, self.m, self.n, self.k].map(|number| number as f64).iter().product()
+    }
+}

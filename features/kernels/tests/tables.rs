@@ -1,0 +1,188 @@
+//! The tables of variants: every variant of every class compiles for Hopper, and launches what its problem says.
+
+use std::collections::BTreeSet;
+use vm_ir::module::ParamKind;
+use vm_ir::{GuestAddr, Module, Scalar, Trust, validate};
+use vm_kernels::family::{Problem, Resources, Sample, rounded};
+use vm_kernels::gemm::{Activation, Batch, Epilogue, Gemm, Product, Scales};
+
+const H200: Resources = Resources { compute_units: 132, shared_bytes: 232_448 };
+/// One with less shared memory.
+const TIGHT: Resources = Resources { compute_units: 132, shared_bytes: 101_376 };
+
+/// Every kind of product that a GPU does.
+fn kinds() -> Vec<Product> {
+    use Scalar::{Bf16, F8E4M3, F8E5M2, F16, F32, I8, I32, Tf32};
+    let mut kinds = Vec::new();
+    let plain = Product::of(1, 1, 1);
+    for (element, output) in [(Bf16, Bf16), (F16, F16), (Bf16, F32), (F16, F32)] {
+        for (a_transposed, b_transposed) in [(false, false), (false, true), (true, false), (true, true)] {
+            kinds.push(Product { element, output, a_transposed, b_transposed, ..plain });
+        }
+    }
+    for (element, output) in
+        [(Tf32, F32), (F8E4M3, Bf16), (F8E4M3, F16), (F8E5M2, F32), (I8, I32), (I8, Bf16)]
+    {
+        kinds.push(Product { element, output, b_transposed: true, ..plain });
+    }
+    let all =
+        Epilogue { scaled: true, plus: true, bias: true, activation: Activation::Silu, scales: Scales::None };
+    let rows = Epilogue { scales: Scales::Rows, ..Epilogue::NONE };
+    let blocks = Epilogue { scales: Scales::Blocks, ..Epilogue::NONE };
+    let fp8 = Product { element: F8E4M3, b_transposed: true, ..plain };
+    kinds.extend([Product { epilogue: all, ..plain }, Product { epilogue: all, output: F32, ..plain }]);
+    kinds.extend([Product { epilogue: rows, ..fp8 }, Product { epilogue: blocks, ..fp8 }]);
+    kinds.push(Product { element: I8, epilogue: all, b_transposed: true, ..plain });
+    for b_transposed in [false, true] {
+        kinds.push(Product { batch: Batch::Batched, matrices: 4, b_transposed, ..plain });
+        kinds.push(Product { batch: Batch::Grouped, matrices: 8, b_transposed, ..plain });
+    }
+    kinds
+}
+
+/// Extents of each table.
+const EXTENTS: [[u64; 3]; 7] = [
+    [1, 4096, 4096],
+    [16, 11008, 4096],
+    [64, 4096, 11008],
+    [512, 512, 512],
+    [1024, 1024, 1024],
+    [2048, 2048, 2048],
+    [8192, 8192, 8192],
+];
+
+#[test]
+fn every_variant_compiles() {
+    let target = "ptx:sm_90a".parse().unwrap();
+    let mut seen = BTreeSet::new();
+    for kind in kinds() {
+        for [m, n, k] in EXTENTS {
+            let problem = Product { m, n, k, ..kind };
+            let variants =
+                [H200, TIGHT].iter().flat_map(|resources| problem.variants(resources)).collect::<Vec<_>>();
+            let name = format!("{} on 132 units", problem.class());
+            assert!(!variants.is_empty(), "{name} has no variant");
+            for variant in variants {
+                if !seen.insert(variant.name()) {
+                    continue;
+                }
+                let kernel = variant.kernel(GuestAddr(0)).unwrap();
+                let needed = u64::from(variant.shared_bytes());
+                let module = Module::from(kernel);
+                let rejects = vm_jit::legal::rejects(&module, &target);
+                assert!(rejects.is_empty(), "{name}: {}: {}", variant.name(), rejects[0]);
+                let valid = validate(module, Trust::Guest).unwrap();
+                let taken = u64::from(vm_jit::compile(&valid, &target).unwrap().entries[0].dynamic_shared);
+                // The estimate is not below what the compiler takes, nor far above.
+                assert!(
+                    (taken..=taken + 4096).contains(&needed),
+                    "{}: {needed}, not {taken}",
+                    variant.name()
+                );
+            }
+        }
+    }
+    assert!(seen.len() > 100, "{}", seen.len());
+}
+
+#[test]
+fn arguments_fit_the_parameters() {
+    for kind in kinds() {
+        let problem = Product { m: 520, n: 776, k: 264, ..kind };
+        let kernel = problem.variants(&H200)[0].kernel(GuestAddr(0)).unwrap();
+        let arguments = problem.arguments();
+        assert_eq!(kernel.params().len(), arguments.len(), "{}", problem.class());
+        for (param, argument) in kernel.params().iter().zip(&arguments) {
+            let (element, rank) = match argument {
+                Sample::Random { element, extents } => (*element, extents.len()),
+                Sample::Values(tensor) => (tensor.element, tensor.extents.len()),
+                Sample::Number(_, ty) => {
+                    let ParamKind::Scalar { value, .. } = param.kind else {
+                        panic!("{param:?} is given a number")
+                    };
+                    assert_eq!(kernel.type_of(value), *ty, "{param:?}");
+                    continue;
+                }
+            };
+            let ParamKind::View(view) = &param.kind else { panic!("{param:?} is given a view") };
+            assert_eq!((view.element, view.rank()), (element, rank), "{}: {}", problem.class(), param.name);
+        }
+    }
+}
+
+#[test]
+fn the_first_guess_is_what_was_fastest() {
+    let check = |problem: Product, tile: [u32; 3], stages| {
+        let first: Gemm = problem.variants(&H200)[0];
+        assert_eq!((first.tile, first.stages), (tile, stages), "{}", problem.class());
+    };
+    check(Product::of(8192, 8192, 8192), [256, 128, 64], 3);
+    check(Product::of(2048, 2048, 2048), [128, 256, 64], 3);
+    check(Product::of(1024, 1024, 1024), [128, 64, 64], 4);
+    check(Product::of(16, 4096, 4096), [64, 64, 128], 4);
+    let tf32 = Product {
+        element: Scalar::Tf32,
+        output: Scalar::F32,
+        b_transposed: true,
+        ..Product::of(8192, 8192, 8192)
+    };
+    assert_eq!(tf32.variants(&H200)[0].tile[2], 32);
+    // What has less shared memory has what fits it.
+    let variants = Product::of(8192, 8192, 8192).variants(&TIGHT);
+    let fits = |variant: &Gemm| variant.shared_bytes() <= TIGHT.shared_bytes;
+    assert!(!variants.is_empty() && variants.iter().all(fits), "{variants:?}");
+}
+
+#[test]
+fn classes_are_what_problems_share() {
+    for (extent, wanted) in
+        [(0, 1), (1, 1), (2, 2), (3, 3), (4, 4), (5, 6), (7, 8), (4096, 4096), (4097, 6144), (11008, 12288)]
+    {
+        assert_eq!(rounded(extent), wanted, "{extent}");
+    }
+    assert!(rounded(u64::MAX) >= 1 << 62);
+    let class = |problem: Product| problem.class();
+    let plain = Product::of(4096, 11008, 4000);
+    assert_eq!(class(plain), "nn_bf16_bf16_4096x12288x4096");
+    assert_eq!(class(plain), class(Product { n: 12000, ..plain }));
+    let mut classes = BTreeSet::new();
+    for kind in kinds() {
+        for [m, n, k] in EXTENTS {
+            assert!(
+                classes.insert(class(Product { m, n, k, ..kind })),
+                "{}",
+                class(Product { m, n, k, ..kind })
+            );
+        }
+    }
+}
+
+#[test]
+fn grids_are_whole_clusters() {
+    for kind in kinds() {
+        for [m, n, k] in EXTENTS {
+            for compute_units in [1, 3, 132] {
+                let (problem, resources) = (Product { m, n, k, ..kind }, Resources { compute_units, ..H200 });
+                for variant in problem.variants(&resources) {
+                    let grid = problem.grid(&variant, &resources);
+                    if variant.band == 0 {
+                        // A block for each tile.
+                        let [rows, columns, _] = variant.tile.map(u64::from);
+                        let wanted = [n.div_ceil(columns), m.div_ceil(rows), problem.matrices];
+                        assert_eq!(grid.map(u64::from), wanted, "{}", variant.name());
+                        continue;
+                    }
+                    let [blocks, 1, 1] = grid else { panic!("{}", variant.name()) };
+                    assert!(blocks > 0 && blocks % variant.cluster == 0, "{}: {blocks}", variant.name());
+                    assert!(blocks <= compute_units.max(variant.cluster), "{}: {blocks}", variant.name());
+                }
+            }
+        }
+    }
+    let [blocks, ..] = Product::of(256, 256, 64).grid(&Gemm::SMALL, &H200);
+    assert_eq!(blocks, 16);
+    // No extents overflow anything.
+    let huge = Product::of(u64::MAX, u64::MAX, u64::MAX);
+    assert_eq!(huge.grid(&huge.variants(&H200)[0], &H200), [132, 1, 1]);
+    assert!(huge.operations().is_finite());
+}

@@ -1,0 +1,121 @@
+//! `tune`: measures the variants of a family on an accelerator, and keeps the fastest.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use vm_passthrough::accelerator::kernels::family::Problem as _;
+use vm_passthrough::accelerator::kernels::gemm::Product;
+use vm_passthrough::accelerator::{Figure, Outcome};
+
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::json::{self, Body, VariantOutcome};
+use crate::kernel::tune::{self, FamilyArgs, Ran, Task, TuneArgs};
+use crate::kernel::wait;
+use crate::table::Table;
+
+/// How long a device is waited for beyond the limit, which the tuner keeps by itself: opening it may take as long.
+const GRACE: Duration = Duration::from_secs(20);
+
+/// Tunes a family.
+///
+/// # Errors
+/// When the device is not there or no variant can be measured.
+pub(crate) fn run(context: &mut Context<'_>, arguments: &TuneArgs) -> Result<(), Failure> {
+    let FamilyArgs::Gemm(gemm) = &arguments.family;
+    let product = gemm.product();
+    let task = Task { product, limit: gemm.limit, again: gemm.again, cache: context.cache.clone() };
+    let (host, device) = (context.host.clone(), gemm.device);
+    let what = format!("tuning {} for {}", product.family(), product.class());
+    let ran = wait::run(&what, gemm.limit.saturating_add(GRACE), move || tune::run(&task, device, &host))?;
+    context.print(|| Body::Tune(document(&product, &ran)), || text(&product, &ran))
+}
+
+fn outcome(outcome: &Outcome) -> VariantOutcome {
+    match outcome {
+        Outcome::Measured(_) => VariantOutcome::Measured,
+        Outcome::Slower(_) => VariantOutcome::Slower,
+        Outcome::Failed(_) => VariantOutcome::Failed,
+        Outcome::Late => VariantOutcome::Late,
+    }
+}
+
+/// Operations in a second, in units of 10^12.
+fn rate(product: &Product, figure: &Figure) -> f64 {
+    product.operations() / figure.median.as_secs_f64() / 1e12
+}
+
+fn microseconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e9).round() / 1e3
+}
+
+fn text(product: &Product, ran: &Ran) -> String {
+    let tuned = &ran.tuned;
+    let how = if tuned.cached { "kept from before, found" } else { "tuned" };
+    let mut text = format!(
+        "{} {} on {}: {how} in {:.1} ms\n",
+        product.family(),
+        product.class(),
+        ran.device_name,
+        json::milliseconds(tuned.elapsed)
+    );
+    let mut table =
+        Table::new(["", "VARIANT", "MEDIAN µs", "LEAST", "GREATEST", "SAMPLES", "TERA-OPS/s", "OUTCOME"]);
+    for candidate in &tuned.candidates {
+        let dash = || "-".to_owned();
+        let figure = candidate.outcome.figure();
+        let time = |of: fn(&Figure) -> Duration| {
+            figure.as_ref().map_or_else(dash, |figure| format!("{:.2}", microseconds(of(figure))))
+        };
+        let word: &'static str = outcome(&candidate.outcome).into();
+        table.push([
+            if candidate.name == tuned.name { "*".into() } else { String::new() },
+            candidate.name.clone(),
+            time(|figure| figure.median),
+            time(|figure| figure.least),
+            time(|figure| figure.greatest),
+            figure.map_or_else(dash, |figure| figure.samples.to_string()),
+            figure.as_ref().map_or_else(dash, |figure| format!("{:.1}", rate(product, figure))),
+            match &candidate.outcome {
+                Outcome::Failed(reason) => format!("{word}: {reason}"),
+                _ => word.to_owned(),
+            },
+        ]);
+    }
+    // Writing to a string does not fail.
+    let _ = write!(text, "{table}");
+    let [x, y, z] = tuned.grid;
+    let _ = writeln!(text, "chosen: {}, over {x}×{y}×{z} blocks", tuned.name);
+    text
+}
+
+fn document(product: &Product, ran: &Ran) -> json::Tuned {
+    let tuned = &ran.tuned;
+    let variants = tuned.candidates.iter().map(|candidate| {
+        let figure = candidate.outcome.figure();
+        json::Variant {
+            name: candidate.name.clone(),
+            outcome: outcome(&candidate.outcome),
+            median_us: figure.map(|figure| microseconds(figure.median)),
+            least_us: figure.map(|figure| microseconds(figure.least)),
+            greatest_us: figure.map(|figure| microseconds(figure.greatest)),
+            samples: figure.map_or(0, |figure| figure.samples),
+            tera_operations: figure.map(|figure| rate(product, &figure)),
+            reason: match &candidate.outcome {
+                Outcome::Failed(reason) => Some(reason.clone()),
+                _ => None,
+            },
+        }
+    });
+    json::Tuned {
+        family: product.family().to_owned(),
+        class: product.class(),
+        device: ran.device.clone(),
+        device_name: ran.device_name.clone(),
+        chosen: tuned.name.clone(),
+        grid: tuned.grid,
+        cached: tuned.cached,
+        elapsed_ms: json::milliseconds(tuned.elapsed),
+        variants: variants.collect(),
+    }
+}
