@@ -227,7 +227,8 @@ impl Backward {
         let sums = self.sums(b, Access::ReadWrite);
         let outs = ["dk", "dv"].map(|name| self.view(b, name, Access::Write));
         let scale = b.scalar("scale", Type::F32);
-        let window = (self.mask == Mask::Window).then(|| ["left", "right"].map(|name| b.scalar(name, Type::I32)));
+        let window =
+            (self.mask == Mask::Window).then(|| ["left", "right"].map(|name| b.scalar(name, Type::I32)));
         let channel = |name, dims, stages| b.channel(name, element, dims, stages);
         let matrix = |name, element, dims| b.fragment(name, element, dims);
         let head = Head {

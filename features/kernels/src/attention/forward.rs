@@ -155,10 +155,12 @@ impl Attention {
         let (q, k) = (view("q", dim, Access::Read), view("k", dim, Access::Read));
         let (v, o) = (view("v", value_dim, Access::Read), view("o", value_dim, Access::Write));
         let log_sums = self.log_sums.then(|| b.view("lse", Scalar::F32, 3, Access::Write));
-        let starts =
-            self.packed.then(|| ["q_starts", "k_starts"].map(|name| b.view(name, Scalar::I32, 1, Access::Read)));
+        let starts = self
+            .packed
+            .then(|| ["q_starts", "k_starts"].map(|name| b.view(name, Scalar::I32, 1, Access::Read)));
         let scale = b.scalar("scale", Type::F32);
-        let window = (self.mask == Mask::Window).then(|| ["left", "right"].map(|name| b.scalar(name, Type::I32)));
+        let window =
+            (self.mask == Mask::Window).then(|| ["left", "right"].map(|name| b.scalar(name, Type::I32)));
         let longest = self.packed.then(|| b.scalar("longest", Type::I32));
         let from_q = b.channel("from_q", element, [queries, dim], 1);
         let from_k = b.channel("from_k", element, [keys, dim], self.stages);
@@ -222,9 +224,8 @@ impl Attention {
                     self.tile_of(&head, &work(batch, zero, zero, queries, keys, keys - queries));
                 }
                 Some(starts) => {
-                    let [[first_query, end], [first_key, end_keys]] = starts.map(|starts| {
-                        [batch, batch + 1].map(|at| starts.at([at]).load().to(Scalar::I64))
-                    });
+                    let [[first_query, end], [first_key, end_keys]] = starts
+                        .map(|starts| [batch, batch + 1].map(|at| starts.at([at]).load().to(Scalar::I64)));
                     let (queries, keys) = (end - first_query, end_keys - first_key);
                     b.if_(row.lt(queries), || {
                         let lag = keys - queries;
