@@ -74,6 +74,8 @@ struct Work<'b> {
     batch: Val<'b>,
     of_k: Val<'b>,
     key: Val<'b>,
+    /// The tile's number.
+    number: Val<'b>,
     /// The heads of queries that share the head of keys: the first, and how many.
     first_head: Val<'b>,
     heads: Val<'b>,
@@ -85,7 +87,7 @@ impl Backward {
     pub const fn of(dim: u32, causal: bool) -> Backward {
         let mask = if causal { Mask::Causal } else { Mask::Full };
         let tile = if dim == 64 { [128, 128] } else { [64, 128] };
-        let order = if causal { Order::Pairs } else { Order::Heads };
+        let order = if causal { Order::Balanced } else { Order::Heads };
         Backward { element: Scalar::Bf16, dim, mask, tile, stages: 2, groups: 2, order }
     }
 
@@ -99,11 +101,7 @@ impl Backward {
     fn name(&self, kernel: &str) -> String {
         let [queries, keys] = self.tile;
         let (element, dim, stages, groups) = (self.element, self.dim, self.stages, self.groups);
-        let order = match self.order {
-            Order::Heads => "",
-            Order::Pairs => "_pairs",
-            Order::Longest => "_longest",
-        };
+        let order = if self.order == Order::Balanced { "_balanced" } else { "" };
         format!(
             "attention_{kernel}_{}_{element}_d{dim}_{queries}x{keys}_s{stages}_g{groups}{order}",
             self.mask.name()
@@ -142,27 +140,35 @@ impl Backward {
         let (warp, lane) = (thread.shr_u(5), thread & 31);
         let queries = o.extent(2);
         let lanes = self.dim / 32;
-        let column = (lane * lanes as i32).to_u(Scalar::I64);
-        let warps = THREADS as i32 / 32;
-        b.range(b.i32(0), QUERIES as i32 / warps).unroll(8).each(|number| {
-            let query = row + wide(number * warps + warp);
-            let at = [batch, head, query.min(queries - 1), column];
-            let [x, y] = [o, d_o].map(|view| view.at(at).load_vector(lanes as u8).to(Scalar::F32));
+        let column = wide(lane * lanes as i32);
+        let warps = THREADS / 32;
+        let own: Vec<_> =
+            (0..QUERIES / warps).map(|number| row + wide(warp + (number * warps) as i32)).collect();
+        // All are loaded before one is needed.
+        let loaded: Vec<_> = own
+            .iter()
+            .map(|query| {
+                let at = [batch, head, (*query).min(queries - 1), column];
+                [o, d_o].map(|view| view.at(at).load_vector(lanes as u8))
+            })
+            .collect();
+        for (query, both) in own.into_iter().zip(loaded) {
+            let [x, y] = both.map(|elements| elements.to(Scalar::F32));
             let products = x * y;
-            let own = (1..lanes as u8).fold(products.lane(0), |sum, lane| sum + products.lane(lane));
-            let sum = own.warp_add();
+            let sum =
+                (1..lanes as u8).fold(products.lane(0), |sum, lane| sum + products.lane(lane)).warp_add();
             b.if_(lane.eq(0) & query.lt(queries), || delta.at([batch, head, query]).store(sum));
-        });
+        }
         // Four elements at once.
         let (rows, fours) = if self.turned() { (self.dim, QUERIES / 4) } else { (QUERIES, self.dim / 4) };
-        b.range(thread, (rows * fours) as i32).step(THREADS as i32).unroll(8).each(|number| {
-            let down = number.div_u(fours as i32).to_u(Scalar::I64);
-            let across = (number.rem_u(fours as i32) * 4).to_u(Scalar::I64);
+        for number in 0..rows * fours / THREADS {
+            let down = wide(thread.div_u(fours as i32) + (number * (THREADS / fours)) as i32);
+            let across = wide(thread.rem_u(fours as i32) * 4);
             let (down, across) = if self.turned() { (down, row + across) } else { (row + down, across) };
             b.if_(down.lt(sums.extent(2)) & across.lt(sums.extent(3)), || {
                 sums.at([batch, head, down, across]).store(b.f32(0.0).splat(4));
             });
-        });
+        }
         block.kernel()
     }
 
@@ -182,31 +188,55 @@ impl Backward {
         let [head, batch] = [Axis::Y, Axis::Z].map(|axis| b.block_id(axis).to_u(Scalar::I64));
         let row = b.block_id(Axis::X).to_u(Scalar::I64) * i64::from(QUERIES);
         let thread = b.thread_id(Axis::X);
-        if let Some(turned) = turned {
-            b.range(thread, (self.dim * QUERIES) as i32).step(THREADS as i32).unroll(8).each(|number| {
-                let (down, across) = (number.shr_u(6), number & 63);
-                let query = (row + across.to_u(Scalar::I64)).min(sums.extent(3) - 1);
-                let sum = sums.at([batch, head, down.to_u(Scalar::I64), query]).load();
-                turned.at([down, across]).store(sum);
-            });
-            b.barrier();
+        let fours = if self.turned() { QUERIES / 4 } else { self.dim / 4 };
+        let rows = THREADS / fours;
+        let (down, across) = (thread.div_u(fours as i32), thread.rem_u(fours as i32) * 4);
+        let steps = if self.turned() { self.dim } else { QUERIES } / rows;
+        let downs: Vec<_> = (0..steps).map(|number| down + (number * rows) as i32).collect();
+        // All are loaded before one is needed.
+        let last = sums.extent(if self.turned() { 3 } else { 2 });
+        let loaded: Vec<_> = downs
+            .iter()
+            .map(|down| match turned {
+                Some(_) => {
+                    let query = (row + wide(across)).min(last - 4);
+                    sums.at([batch, head, wide(*down), query]).load_vector(4)
+                }
+                None => {
+                    let query = (row + wide(*down)).min(last - 1);
+                    sums.at([batch, head, query, wide(across)]).load_vector(4)
+                }
+            })
+            .collect();
+        let Some(turned) = turned else {
+            for (down, four) in downs.into_iter().zip(loaded) {
+                let query = row + wide(down);
+                b.if_(query.lt(dq.extent(2)), || {
+                    let out = (four * scale.splat(4)).to(self.element);
+                    dq.at([batch, head, query, wide(across)]).store(out);
+                });
+            }
+            return block.kernel();
+        };
+        for (down, four) in downs.into_iter().zip(loaded) {
+            for lane in 0..4 {
+                turned.at([down, across + i32::from(lane)]).store(four.lane(lane));
+            }
         }
-        let pairs = self.dim as i32 / 2;
-        b.range(thread, QUERIES as i32 * pairs).step(THREADS as i32).unroll(8).each(|number| {
-            let (across, pair) = (number.div_u(pairs), number.rem_u(pairs) * 2);
-            let query = row + across.to_u(Scalar::I64);
+        b.barrier();
+        let (warp, pair) = (thread.shr_u(5), (thread & 31) * 2);
+        for number in 0..QUERIES / (THREADS / 32) {
+            let across = warp + (number * (THREADS / 32)) as i32;
+            let query = row + wide(across);
             b.if_(query.lt(dq.extent(2)), || {
-                let at = [batch, head, query, pair.to_u(Scalar::I64)];
-                let two = match turned {
-                    Some(turned) => {
-                        let first = turned.at([pair, across]).load().splat(2);
-                        first.with_lane(1, turned.at([pair + 1, across]).load())
-                    }
-                    None => sums.at(at).load_vector(2),
-                };
-                dq.at(at).store((two * scale.splat(2)).to(self.element));
+                for first in (0..self.dim as i32).step_by(64) {
+                    let down = pair + first;
+                    let low = turned.at([down, across]).load().splat(2);
+                    let two = low.with_lane(1, turned.at([down + 1, across]).load());
+                    dq.at([batch, head, query, wide(down)]).store((two * scale.splat(2)).to(self.element));
+                }
             });
-        });
+        }
         block.kernel()
     }
 
@@ -265,6 +295,7 @@ impl Backward {
                 &Work {
                     batch: wide(tile.batch).named("batch"),
                     of_k: wide(tile.head).named("head"),
+                    number: wide(tile.number),
                     key: (wide(tile.number) * i64::from(keys)).named("key"),
                     first_head: wide(tile.head * sharing),
                     heads: wide(sharing),
@@ -286,7 +317,7 @@ impl Backward {
         let Head { b, scale, from_q, from_do, from_k, from_v, sent, scores, slopes, .. } = *head;
         let Head { weights, changes, from_lse, from_delta, dk, dv, dq, out, .. } = *head;
         let [q, k, v, d_o] = head.views;
-        let Work { batch, of_k, key, first_head, heads, seen } = *work;
+        let Work { batch, of_k, key, number, first_head, heads, seen } = *work;
         let (zero, element) = (b.i64(0), self.element);
         let [queries, keys] = self.tile;
         let of_queries = i64::from(queries);
@@ -304,10 +335,19 @@ impl Backward {
         };
         let tiles = (end - begin + (of_queries - 1)) / of_queries;
         let count = (tiles.max(0) * heads).named("count");
+        // Blocks that have tiles of one head begin at queries of their own, lest all add to the same share of dQ at once.
+        let start = match seen.mask {
+            Mask::Full => number % tiles * of_queries,
+            _ => begin,
+        };
         let scale2 = scale * LOG2_E;
 
         // Sums of scores begin with what makes weights of them, and those of slopes with what is taken off.
         let unscaled = -scale.rcp();
+        let begin_sums = || {
+            b.map([from_lse], [from_lse], |_, _, [log]| [log.gt(LEAST).select(log * unscaled, 0.0)]);
+            b.map([scores, slopes], [from_lse, from_delta], |_, _, [log, delta]| [log, -delta]);
+        };
         let get_rows = |of_q: Val<'b>, query: Val<'b>| {
             from_lse.get(head.lse, [batch, of_q, query]);
             from_delta.get(head.delta, [batch, of_q, query]);
@@ -316,10 +356,9 @@ impl Backward {
         b.map([dk, dv], [], |_, _, []| [b.f32(0.0); 2]);
         from_k.fetch(k, [batch, of_k, key, zero]);
         from_v.fetch(v, [batch, of_k, key, zero]);
-        get_rows(first_head, begin);
-        b.range(zero, count).fold((first_head, begin), |_, (of_q, query)| {
-            b.map([from_lse], [from_lse], |_, _, [log]| [log.gt(LEAST).select(log * unscaled, 0.0)]);
-            b.map([scores, slopes], [from_lse, from_delta], |_, _, [log, delta]| [log, -delta]);
+        get_rows(first_head, start);
+        begin_sums();
+        b.range(zero, count).fold((first_head, start), |_, (of_q, query)| {
             from_q.fetch(q, [batch, of_q, query, zero]);
             scores.mma(from_k, from_q.transposed());
             from_do.fetch(d_o, [batch, of_q, query, zero]);
@@ -337,8 +376,8 @@ impl Backward {
                 [(weight.to(Scalar::F32) * slope).to(element)]
             });
             let next = query + of_queries;
-            let over = next.ge(end);
-            let (next_head, next) = (over.select(of_q + 1, of_q), over.select(begin, next));
+            let next = next.ge(end).select(begin, next);
+            let next_head = next.eq(start).select(of_q + 1, of_q);
             changes.send(sent);
             match self.turned() {
                 true => dq.product(Factor::from(from_k).transposed(), sent),
@@ -346,11 +385,12 @@ impl Backward {
             }
             dk.mma(changes, from_q);
             from_do.release();
+            get_rows(next_head, next);
             match self.turned() {
                 true => dq.put_add(head.sums, [batch, of_q, zero, query]),
                 false => dq.put_add(head.sums, [batch, of_q, query, zero]),
             }
-            get_rows(next_head, next);
+            begin_sums();
             sent.release();
             from_q.release();
             (next_head, next)

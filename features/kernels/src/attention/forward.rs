@@ -108,13 +108,15 @@ impl Attention {
         let dims = if dim == 192 { [192, 128] } else { [dim, dim] };
         let mask = if causal { Mask::Causal } else { Mask::Full };
         let tile = match dim {
+            64 => [192, 128],
             192 => [128, 112],
             256 => [128, 64],
             _ => [128, 128],
         };
-        let order = if causal { Order::Pairs } else { Order::Heads };
+        let order = if causal { Order::Balanced } else { Order::Heads };
         let element = Scalar::Bf16;
-        Attention { element, dims, mask, packed: false, log_sums: false, tile, stages: 2, groups: 2, order }
+        let groups = tile[0] / 64;
+        Attention { element, dims, mask, packed: false, log_sums: false, tile, stages: 2, groups, order }
     }
 
     /// Its name, which tells it from all others.
@@ -124,11 +126,7 @@ impl Attention {
         let of_values = if values == dim { String::new() } else { format!("_v{values}") };
         let packed = if self.packed { "_packed" } else { "" };
         let log_sums = if self.log_sums { "_lse" } else { "" };
-        let order = match self.order {
-            Order::Heads => "",
-            Order::Pairs => "_pairs",
-            Order::Longest => "_longest",
-        };
+        let order = if self.order == Order::Balanced { "_balanced" } else { "" };
         format!(
             "attention_{}_{element}_d{dim}{of_values}{packed}{log_sums}_{queries}x{keys}_s{stages}_g{groups}{order}",
             self.mask.name()
@@ -237,6 +235,11 @@ impl Attention {
         block.kernel()
     }
 
+    /// An index in a view of what is at an index in a sequence. Only those of packed sequences begin anywhere.
+    fn from_first<'b>(&self, first: Val<'b>, at: Val<'b>) -> Val<'b> {
+        if self.packed { first + at } else { at }
+    }
+
     /// What a tile of queries sees, joined and stored.
     fn tile_of<'b>(&self, head: &Head<'b>, work: &Work<'b>) {
         let Head { b, q, k, v, from_q, from_k, weights, softmax, parts, .. } = head;
@@ -254,10 +257,11 @@ impl Attention {
             Some(first) => first.max(0) / of_keys,
             None => zero,
         };
-        let key = |at: Val<'b>| [batch, of_k, first_key + at, zero];
+        let from_first = |first: Val<'b>, at: Val<'b>| self.from_first(first, at);
+        let key = |at: Val<'b>| [batch, of_k, from_first(first_key, at), zero];
         let fetch_values = |at: Val<'b>| {
             for part in parts {
-                part.values.fetch(*v, [batch, of_k, first_key + at, b.i64(part.column)]);
+                part.values.fetch(*v, [batch, of_k, from_first(first_key, at), b.i64(part.column)]);
             }
         };
         let multiply = || parts.iter().for_each(|part| part.sum.mma(*weights, part.values));
@@ -278,7 +282,7 @@ impl Attention {
         softmax.sum.fill(0.0);
         b.if_(tiles.gt(first), || {
             let last = ((tiles - 1) * of_keys).named("last");
-            from_q.fetch(*q, [batch, of_q, first_query + row, zero]);
+            from_q.fetch(*q, [batch, of_q, from_first(first_query, row), zero]);
             from_k.fetch(*k, key(last));
             softmax.scores.product(*from_q, from_k.transposed());
             from_k.release();
@@ -320,7 +324,7 @@ impl Attention {
     fn store(&self, head: &Head<'_>, work: &Work<'_>) {
         let Head { b, softmax, parts, .. } = head;
         let Work { batch, head: of_q, row, queries, .. } = *work;
-        let at = work.first_query + row;
+        let at = self.from_first(work.first_query, row);
         if let Some(log_sums) = head.log_sums {
             b.map([softmax.shrink], [softmax.sum, softmax.greatest], |_, _, [sum, greatest]| {
                 let log = greatest.fma(softmax.scale, sum.log2().fast()) * std::f32::consts::LN_2;

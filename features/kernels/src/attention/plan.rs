@@ -8,13 +8,16 @@ use vm_ir::op::Axis;
 /// In which order tiles are worked on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Head by head: where all tiles are as long.
+    /// Head by head: where all tiles take as long.
     Heads,
-    /// Head by head, each tile with its opposite: the longest with the shortest, which together are as long as any other pair.
-    Pairs,
-    /// The longest of all heads first, then the next shorter; every second round of blocks backwards.
-    Longest,
+    /// Where some take longer, so that all blocks have as much to do. Of short sequences head by head, each tile with its
+    /// opposite: the longest with the shortest. Of long ones the longest of all heads first, then the next shorter, every
+    /// second round of blocks backwards; of short ones all heads at once would be too many for the cache.
+    Balanced,
 }
+
+/// As many tiles make a long sequence (measured on an H200).
+const LONG: i32 = 48;
 
 /// An extent as an i32, from which tiles are counted.
 pub(super) fn narrow(extent: Val<'_>) -> Val<'_> {
@@ -46,34 +49,37 @@ pub(super) fn each_tile<'b>(
 ) {
     let (block, blocks) = (b.block_id(Axis::X), b.grid_dim(Axis::X));
     let all_heads = heads * batches;
-    // Of what blocks take the next when they are done with one, and how many rounds one takes.
-    let (units, halves) = match order {
-        Order::Pairs => ((tiles + 1) / 2 * all_heads, 2),
-        _ => (tiles * all_heads, 1),
-    };
-    let rounds = (units + blocks - 1).div_u(blocks) * halves;
-    let own_last = blocks - 1 - block;
-    b.range(b.i32(0), rounds).each(|round| {
-        let place = match order {
-            Order::Longest => (round & 1).eq(0).select(block, own_last),
-            _ => block,
-        };
-        let unit = if halves == 2 { (round >> 1) * blocks + place } else { round * blocks + place };
-        let (number, head, there) = match order {
-            Order::Heads => (unit.rem_u(tiles), unit.div_u(tiles), unit.lt(units)),
-            Order::Longest => (unit.div_u(all_heads), unit.rem_u(all_heads), unit.lt(units)),
-            Order::Pairs => {
-                let pairs = (tiles + 1) / 2;
-                let (pair, head) = (unit.rem_u(pairs), unit.div_u(pairs));
-                let opposite = tiles - 1 - pair;
-                let second = (round & 1).eq(1);
-                // The one in the middle has none.
-                let single = second & pair.eq(opposite);
-                (second.select(opposite, pair), head, unit.lt(units) & !single)
-            }
-        };
-        let number = if ascending || order == Order::Heads { number } else { tiles - 1 - number };
-        b.if_(there, || body(Tile { number, head: head.rem_u(heads), batch: head.div_u(heads) }));
+    let rounds_of = |units: Val<'b>| (units + blocks - 1).div_u(blocks);
+    if order == Order::Heads {
+        let units = tiles * all_heads;
+        b.range(b.i32(0), rounds_of(units)).each(|round| {
+            let unit = round * blocks + block;
+            let head = unit.div_u(tiles);
+            let number = unit - head * tiles;
+            let tile = Tile { number, head: head.rem_u(heads), batch: head.div_u(heads) };
+            b.if_(unit.lt(units), || body(tile));
+        });
+        return;
+    }
+    let long = tiles.ge(LONG);
+    let pairs = (tiles + 1) / 2;
+    // A pair takes two rounds.
+    let units = long.select(tiles, pairs) * all_heads;
+    let shift = long.select(b.i32(0), 1);
+    b.range(b.i32(0), rounds_of(units) << shift).each(|round| {
+        let odd = (round & 1).eq(1);
+        let place = (long & odd).select(blocks - 1 - block, block);
+        let unit = (round >> shift) * blocks + place;
+        let slow = unit.div_u(long.select(all_heads, pairs));
+        let fast = unit - slow * long.select(all_heads, pairs);
+        let opposite = tiles - 1 - fast;
+        let number = long.select(slow, odd.select(opposite, fast));
+        let head = long.select(fast, slow);
+        // The one in the middle has none.
+        let single = !long & odd & fast.eq(opposite);
+        let number = if ascending { number } else { tiles - 1 - number };
+        let tile = Tile { number, head: head.rem_u(heads), batch: head.div_u(heads) };
+        b.if_(unit.lt(units) & !single, || body(tile));
     });
 }
 

@@ -324,7 +324,7 @@ impl<'k> Writer<'k> {
         let Some(end) = self.tiles().map(|tiles| tiles.end) else { return };
         let (fetching, computing) = match tile.groups {
             1 => (None, None),
-            2 => (Some(40), Some(232)),
+            2 => (Some(24), Some(240)),
             _ => (Some(32), Some(160)),
         };
         match (role, fetching, computing) {
