@@ -101,7 +101,7 @@ impl Backward {
     fn name(&self, kernel: &str) -> String {
         let [queries, keys] = self.tile;
         let (element, dim, stages, groups) = (self.element, self.dim, self.stages, self.groups);
-        let order = if self.order == Order::Balanced { "_balanced" } else { "" };
+        let order = if self.order == Order::Balanced { "_b" } else { "" };
         format!(
             "attention_{kernel}_{}_{element}_d{dim}_{queries}x{keys}_s{stages}_g{groups}{order}",
             self.mask.name()

@@ -126,7 +126,7 @@ impl Attention {
         let of_values = if values == dim { String::new() } else { format!("_v{values}") };
         let packed = if self.packed { "_packed" } else { "" };
         let log_sums = if self.log_sums { "_lse" } else { "" };
-        let order = if self.order == Order::Balanced { "_balanced" } else { "" };
+        let order = if self.order == Order::Balanced { "_b" } else { "" };
         format!(
             "attention_{}_{element}_d{dim}{of_values}{packed}{log_sums}_{queries}x{keys}_s{stages}_g{groups}{order}",
             self.mask.name()
