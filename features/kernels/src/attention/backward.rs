@@ -15,8 +15,8 @@ use vm_ir::{GuestAddr, Kernel, Scalar};
 /// A variant.
 ///
 /// Views as in [`attention`](super); `delta` is of f32, `[batch, heads, queries]` as `lse` is. `sums`, of f32, is where dQ is
-/// added up: `[batch, heads, queries, D]`, or, where [`turned`](Self::turned), `[batch, heads, D, queries]` with the queries
-/// rounded up to a multiple of 4.
+/// added up: `[batch, heads, queries, D]`, or, where [`turned`](Self::turned), `[batch, heads, tiles · D, 64]`: for each tile of
+/// 64 queries, the last one whole, a row for each element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backward {
     /// What the views hold: f16 or bf16.
@@ -116,7 +116,7 @@ impl Backward {
     fn sums<'b>(&self, b: Builder<'b>, access: Access) -> PlaceRef<'b> {
         let dim = Dim::Fixed(self.dim.into());
         let dims = match self.turned() {
-            true => [Dim::ANY, Dim::ANY, dim, Dim::Any { multiple: 4 }],
+            true => [Dim::ANY, Dim::ANY, Dim::Any { multiple: self.dim }, Dim::Fixed(QUERIES.into())],
             false => [Dim::ANY, Dim::ANY, Dim::ANY, dim],
         };
         b.view_of("sums", ViewType::new(Scalar::F32, 4, access).with_dims(&dims).aligned(16))
@@ -164,8 +164,9 @@ impl Backward {
         for number in 0..rows * fours / THREADS {
             let down = wide(thread.div_u(fours as i32) + (number * (THREADS / fours)) as i32);
             let across = wide(thread.rem_u(fours as i32) * 4);
-            let (down, across) = if self.turned() { (down, row + across) } else { (row + down, across) };
-            b.if_(down.lt(sums.extent(2)) & across.lt(sums.extent(3)), || {
+            // A tile of 64 queries has a row for each of its elements, or of its queries.
+            let down = if self.turned() { row * i64::from(self.dim / QUERIES) + down } else { row + down };
+            b.if_(down.lt(sums.extent(2)), || {
                 sums.at([batch, head, down, across]).store(b.f32(0.0).splat(4));
             });
         }
@@ -194,19 +195,11 @@ impl Backward {
         let steps = if self.turned() { self.dim } else { QUERIES } / rows;
         let downs: Vec<_> = (0..steps).map(|number| down + (number * rows) as i32).collect();
         // All are loaded before one is needed.
-        let last = sums.extent(if self.turned() { 3 } else { 2 });
+        let first = if self.turned() { row * i64::from(self.dim / QUERIES) } else { row };
+        let last = sums.extent(2) - 1;
         let loaded: Vec<_> = downs
             .iter()
-            .map(|down| match turned {
-                Some(_) => {
-                    let query = (row + wide(across)).min(last - 4);
-                    sums.at([batch, head, wide(*down), query]).load_vector(4)
-                }
-                None => {
-                    let query = (row + wide(*down)).min(last - 1);
-                    sums.at([batch, head, query, wide(across)]).load_vector(4)
-                }
-            })
+            .map(|down| sums.at([batch, head, (first + wide(*down)).min(last), wide(across)]).load_vector(4))
             .collect();
         let Some(turned) = turned else {
             for (down, four) in downs.into_iter().zip(loaded) {
@@ -387,7 +380,7 @@ impl Backward {
             from_do.release();
             get_rows(next_head, next);
             match self.turned() {
-                true => dq.put_add(head.sums, [batch, of_q, zero, query]),
+                true => dq.put_add(head.sums, [batch, of_q, query * i64::from(self.dim / QUERIES), zero]),
                 false => dq.put_add(head.sums, [batch, of_q, query, zero]),
             }
             begin_sums();

@@ -247,8 +247,7 @@ impl Problem<'_> {
         let lse = Tensor::from_f64s(Scalar::F32, &rows, logs);
         let mut of_sums = q.extents.clone();
         if variant.turned() {
-            of_sums.swap(2, 3);
-            of_sums[3] = of_sums[3].next_multiple_of(4);
+            (of_sums[2], of_sums[3]) = (of_sums[2].div_ceil(64) * u64::from(dim), 64);
         }
         // What was in them before does not matter.
         let [delta, sums] =

@@ -171,7 +171,7 @@ impl Work {
                 let extents = Work::tensor(shape);
                 let mut sums = extents.clone();
                 if Backward::of(shape[1] as u32, causal).turned() {
-                    sums.swap(2, 3);
+                    (sums[2], sums[3]) = (sums[2].div_ceil(64) * sums[3], 64);
                 }
                 let rows = extents[..3].to_vec();
                 [vec![extents; 8], vec![rows.clone(), rows, sums]]
