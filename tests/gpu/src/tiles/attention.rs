@@ -115,7 +115,8 @@ fn backward(gpu: &Gpu) -> anyhow::Result<Launches> {
                 continue;
             }
             let problem = Problem { heads, sequences, mask, window };
-            done.launches += each_way(gpu, |blocks, launch| problem.check_gradients(variant, blocks, launch))?;
+            done.launches +=
+                each_way(gpu, |blocks, launch| problem.check_gradients(variant, blocks, launch))?;
         }
     }
     ensure!(done.launches > 0, "no variant fits");

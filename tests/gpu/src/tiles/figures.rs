@@ -128,8 +128,9 @@ impl Work {
         )
     }
 
-    /// What is launched, on a device of so many multiprocessors.
-    fn steps(self, multiprocessors: u32) -> anyhow::Result<Vec<Step>> {
+    /// What is launched, on a device of so many multiprocessors; is its code for an older architecture, which has less shared
+    /// memory?
+    fn steps(self, multiprocessors: u32, older: bool) -> anyhow::Result<Vec<Step>> {
         let one = |kernel, scale| vec![Step { kernel, grid: [multiprocessors, 1, 1], views: vec![], scale }];
         let scale = |[_, dim]: [u64; 2]| Some(1.0 / (dim as f32).sqrt());
         Ok(match self {
@@ -137,7 +138,11 @@ impl Work {
                 one(Gemm { b_transposed, ..Gemm::LARGE }.kernel(GuestAddr(0))?, None)
             }
             Work::Attention(shape, causal) => {
-                one(Attention::of(shape[1] as u32, causal).kernel(GuestAddr(0))?, scale(shape))
+                let variant = match older {
+                    true => Attention { tile: [128, 128], groups: 2, ..Attention::of(shape[1] as u32, causal) },
+                    false => Attention::of_length(shape[1] as u32, causal, shape[0]),
+                };
+                one(variant.kernel(GuestAddr(0))?, scale(shape))
             }
             Work::Gradients(shape, causal) => {
                 let variant = Backward::of(shape[1] as u32, causal);
@@ -219,7 +224,7 @@ fn constant(worker: &Worker<CudaAccelerator>, count: u64) -> anyhow::Result<Buff
 
 fn run(gpu: &Gpu, work: Work, report: &mut Report) -> anyhow::Result<()> {
     let worker = gpu.worker()?;
-    let steps = work.steps(multiprocessors(gpu))?;
+    let steps = work.steps(multiprocessors(gpu), gpu.compiles_for_older())?;
     let load = |trust| -> anyhow::Result<_> {
         let begin = Instant::now();
         let kernels = steps.iter().map(|step| {

@@ -37,12 +37,10 @@ pub(crate) fn tests_of_older(arguments: &Arguments) -> Vec<Test> {
 fn right() -> Vec<Test> {
     let mut tests = filetests::of_tiles();
     tests.extend(safety::tests());
-    tests.extend([
-        Test::new("products of odd shapes", |gpu, report| {
-            report.note(products(gpu)?.to_string());
-            Ok(())
-        }),
-    ]);
+    tests.extend([Test::new("products of odd shapes", |gpu, report| {
+        report.note(products(gpu)?.to_string());
+        Ok(())
+    })]);
     tests.extend(attention::tests());
     tests
 }
