@@ -88,7 +88,7 @@ impl Backward {
         let mask = if causal { Mask::Causal } else { Mask::Full };
         let tile = if dim == 64 { [128, 128] } else { [64, 128] };
         let order = if causal { Order::Balanced } else { Order::Heads };
-        Backward { element: Scalar::Bf16, dim, mask, tile, stages: 2, groups: 2, order }
+        Backward { element: Scalar::Bf16, dim, mask, tile, stages: 3, groups: 2, order }
     }
 
     /// Is dQ added up with a row for each element, and not for each query? So it is where there are too few queries in a tile

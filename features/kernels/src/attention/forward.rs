@@ -124,7 +124,7 @@ impl Attention {
         let (tile, groups) = match dim {
             64 if !causal && keys < 2048 => ([128, 128], 2),
             64 if causal && keys > 8192 => ([192, 128], 3),
-            128 if keys > 8192 || !causal && keys >= 4096 => ([128, 160], 2),
+            128 if keys >= 8192 || !causal && keys >= 4096 => ([128, 160], 2),
             _ => (of.tile, of.groups),
         };
         Attention { tile, groups, ..of }

@@ -139,7 +139,9 @@ impl Work {
             }
             Work::Attention(shape, causal) => {
                 let variant = match older {
-                    true => Attention { tile: [128, 128], groups: 2, ..Attention::of(shape[1] as u32, causal) },
+                    true => {
+                        Attention { tile: [128, 128], groups: 2, ..Attention::of(shape[1] as u32, causal) }
+                    }
                     false => Attention::of_length(shape[1] as u32, causal, shape[0]),
                 };
                 one(variant.kernel(GuestAddr(0))?, scale(shape))
