@@ -85,6 +85,17 @@ fn sizes_of_heads() {
 }
 
 #[test]
+fn one_stage_of_f32() {
+    for causal in [false, true] {
+        let variant = Attention { tile: [64, 64], ..Attention::cpu(64, causal) };
+        let mask = variant.mask;
+        check(variant, Problem { mask, ..WHOLE }, 3);
+        check(variant, Problem { mask, sequences: &[[70, 150]], ..WHOLE }, 2);
+        check(variant, Problem { mask, sequences: &[[100, 70]], ..WHOLE }, 2);
+    }
+}
+
+#[test]
 fn packed_sequences() {
     let sequences = &[[70, 70], [0, 0], [1, 90], [130, 60], [64, 0], [5, 64]];
     for mask in [Mask::Full, Mask::Causal, Mask::Window] {

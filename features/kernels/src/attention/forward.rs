@@ -10,7 +10,7 @@ use vm_ir::{GuestAddr, Kernel, Scalar};
 /// A variant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attention {
-    /// What the views hold: f16 or bf16.
+    /// What the views hold: f16, bf16 or f32.
     pub element: Scalar,
     /// Elements of a query and a key, and of a value.
     pub dims: [u32; 2],
@@ -22,7 +22,7 @@ pub struct Attention {
     pub log_sums: bool,
     /// Queries of a block, and keys that are copied at once.
     pub tile: [u32; 2],
-    /// Tiles of keys, and of values, that are on their way or in use; at least 2.
+    /// Tiles of keys, and of values, that are on their way or in use. With one, nothing runs beside anything.
     pub stages: u32,
     /// Groups of warps that share the queries of a block.
     pub groups: u32,
@@ -84,7 +84,9 @@ struct Head<'b> {
     log_sums: Option<PlaceRef<'b>>,
     from_q: ChannelRef<'b>,
     from_k: ChannelRef<'b>,
+    /// The weights as a factor: the scores themselves, if those need not be narrowed, nor others computed beside them.
     weights: FragmentRef<'b>,
+    narrows: bool,
     softmax: Softmax<'b>,
     parts: Vec<Part<'b>>,
 }
@@ -130,6 +132,17 @@ impl Attention {
         Attention { tile, groups, ..of }
     }
 
+    /// The variant for processors, of f32: its tiles stay in a core's L2 cache.
+    pub const fn cpu(dim: u32, causal: bool) -> Attention {
+        Attention {
+            element: Scalar::F32,
+            tile: [128, 128],
+            stages: 1,
+            groups: 1,
+            ..Attention::of(dim, causal)
+        }
+    }
+
     /// Its name, which tells it from all others.
     pub fn name(&self) -> String {
         let [queries, keys] = self.tile;
@@ -173,29 +186,35 @@ impl Attention {
         let longest = self.packed.then(|| b.scalar("longest", Type::I32));
         let from_q = b.channel("from_q", element, [queries, dim], 1);
         let from_k = b.channel("from_k", element, [keys, dim], self.stages);
-        let weights = b.fragment("weights", element, [queries, keys]);
+        let scores = b.fragment("scores", Scalar::F32, [queries, keys]);
+        let narrows = element != Scalar::F32 || self.stages > 1;
+        let weights = if narrows { b.fragment("weights", element, [queries, keys]) } else { scores };
         let parts = (0..value_dim.div_ceil(PART)).map(|number| {
             let column = number * PART;
             let columns = PART.min(value_dim - column);
             let name = |what: &str| if number == 0 { what.to_owned() } else { format!("{what}_{number}") };
+            let sum = b.fragment(&name("values"), Scalar::F32, [queries, columns]);
             Part {
                 column: column.into(),
                 values: b.channel(&name("from_v"), element, [keys, columns], self.stages),
-                sum: b.fragment(&name("values"), Scalar::F32, [queries, columns]),
-                out: b.fragment(&name("out"), element, [queries, columns]),
+                sum,
+                out: match element {
+                    Scalar::F32 => sum,
+                    narrow => b.fragment(&name("out"), narrow, [queries, columns]),
+                },
             }
         });
         let parts = parts.collect();
         let column = |name| b.column(name, Scalar::F32, queries);
         let softmax = Softmax {
-            scores: b.fragment("scores", Scalar::F32, [queries, keys]),
+            scores,
             greatest: column("greatest"),
             sum: column("sum"),
             shrink: column("shrink"),
             next: column("next"),
             scale: (scale * LOG2_E).named("scale2"),
         };
-        let head = Head { b, q, k, v, o, log_sums, from_q, from_k, weights, softmax, parts };
+        let head = Head { b, q, k, v, o, log_sums, from_q, from_k, weights, narrows, softmax, parts };
 
         let window = window.map(|both| both.map(|reach| reach.to(Scalar::I64)));
         let heads = narrow(q.extent(1));
@@ -253,7 +272,7 @@ impl Attention {
 
     /// What a tile of queries sees, joined and stored.
     fn tile_of<'b>(&self, head: &Head<'b>, work: &Work<'b>) {
-        let Head { b, q, k, v, from_q, from_k, weights, softmax, parts, .. } = head;
+        let Head { b, q, k, v, from_q, from_k, weights, narrows, softmax, parts, .. } = head;
         let (b, [queries, keys]) = (*b, self.tile);
         let Work { batch, head: of_q, of_k, first_query, first_key, row, seen, .. } = *work;
         let zero = b.i64(0);
@@ -284,7 +303,17 @@ impl Attention {
                 });
             });
         };
-        let round = || b.map([*weights], [softmax.scores], |_, _, [score]| [score.to(self.element)]);
+        let round = || {
+            if *narrows {
+                b.map([*weights], [softmax.scores], |_, _, [score]| [score.to(self.element)]);
+            }
+        };
+        let shrink = || {
+            for part in parts {
+                b.map([part.sum], [part.sum, softmax.shrink], |_, _, [sum, shrink]| [sum * shrink]);
+            }
+        };
+        let release_values = || parts.iter().for_each(|part| part.values.release());
 
         for part in parts {
             b.map([part.sum], [], |_, _, []| [b.f32(0.0)]);
@@ -294,6 +323,23 @@ impl Attention {
         b.if_(tiles.gt(first), || {
             let last = ((tiles - 1) * of_keys).named("last");
             from_q.fetch(*q, [batch, of_q, from_first(first_query, row), zero]);
+            if self.stages == 1 {
+                b.range(zero, tiles - first).each(|done| {
+                    let at = last - done * of_keys;
+                    from_k.fetch(*k, key(at));
+                    softmax.scores.product(*from_q, from_k.transposed());
+                    from_k.release();
+                    masked(at);
+                    softmax.step(b);
+                    fetch_values(at);
+                    shrink();
+                    round();
+                    multiply();
+                    release_values();
+                });
+                from_q.release();
+                return;
+            }
             from_k.fetch(*k, key(last));
             softmax.scores.product(*from_q, from_k.transposed());
             from_k.release();
@@ -313,21 +359,15 @@ impl Attention {
                     masked(at);
                 }
                 softmax.step(b);
-                for part in parts {
-                    part.values.release();
-                }
-                for part in parts {
-                    b.map([part.sum], [part.sum, softmax.shrink], |_, _, [sum, shrink]| [sum * shrink]);
-                }
+                release_values();
+                shrink();
                 round();
             });
             // The next tile's queries come while this one is finished.
             from_q.release();
             fetch_values(first * of_keys);
             multiply();
-            for part in parts {
-                part.values.release();
-            }
+            release_values();
         });
         self.store(head, work);
     }

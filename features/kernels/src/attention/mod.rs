@@ -3,7 +3,7 @@
 //! et al., "FlashAttention-3", 2024), and its gradients.
 //!
 //! Views, slowest dimension first: `q` and `o` are `[batch, heads, queries, D]`, `k` and `v` are `[batch, heads, keys, D]`, all
-//! of f16 or bf16. Strides are free as long as a row's elements lie side by side and rows begin on multiples of 16 bytes, so
+//! of f16, bf16 or f32 (the gradients: of f16 or bf16). Strides are free as long as a row's elements lie side by side and rows begin on multiples of 16 bytes, so
 //! tensors that lie as `[batch, tokens, heads, D]` are launched as they are, with their dimensions named in this order.
 //! `scale` is an f32 above 0, as a rule 1/√D.
 //!
