@@ -42,7 +42,8 @@ mod tests {
 
     #[test]
     fn extents_that_must_be_equal_are() {
-        let view = |extents| ParameterKind::View { extents, element: 4, align: 4, writes: false };
+        let view =
+            |extents| ParameterKind::View { extents, element: crate::Element::F32, align: 4, writes: false };
         let same = Extent::Same { parameter: 1, dimension: 1 };
         let number = ParameterKind::Scalar { bytes: 4, range: None };
         let product = vec![number, view(vec![Extent::Any; 2]), view(vec![same, Extent::Any])];

@@ -60,7 +60,7 @@ impl Seeds {
 
     fn new() -> Seeds {
         let mut seeds = Seeds::default();
-        for folder in ["run", "validate"] {
+        for folder in ["run", "tile", "validate"] {
             let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../vm-ir/filetests").join(folder);
             let mut paths: Vec<_> =
                 std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -79,6 +79,7 @@ impl Seeds {
             let options = Options { statements: 12, vectors, together, ..Options::default() };
             seeds.take(&arbitrary::kernel(seed, options).0);
         }
+        (0..RANDOM).for_each(|seed| seeds.take(&arbitrary::tile_kernel(seed).0));
         seeds
     }
 

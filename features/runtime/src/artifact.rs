@@ -24,7 +24,7 @@ pub(super) fn of(module: &ValidModule, entry: &Entry, image: &Arc<[u8]>) -> Resu
         let kind = match &param.kind {
             ParamKind::View(view) => ParameterKind::View {
                 extents: (0..).zip(&view.dims).map(|(at, dim)| extent(kernel, index, at, dim)).collect(),
-                element: view.element.bytes(),
+                element: vm_jit::artifact::element(view.element),
                 align: view.align,
                 writes: view.access.writes(),
             },
@@ -42,7 +42,7 @@ pub(super) fn of(module: &ValidModule, entry: &Entry, image: &Arc<[u8]>) -> Resu
         parameters: parameters.collect(),
         tiles: entry.params.maps.iter().map(|map| map.tile).collect(),
         guarded: entry.params.guard.is_some(),
-        work: entry.work,
+        cost_bound: entry.work,
     };
     // SAFETY: the code was made by vm-jit from a module that passed the validator, so it takes these parameters, laid out
     // as the entry says. A guest's is checked in the code: with views that are really there, which the accelerator sees

@@ -68,7 +68,12 @@ fn the_artifact_says_what_the_kernel_says() {
         (signature.entry.as_str(), signature.block, signature.guarded),
         ("vir_scale", [128, 2, 1], false)
     );
-    let view = ParameterKind::View { extents: vec![Extent::Any; 2], element: 4, align: 4, writes: true };
+    let view = ParameterKind::View {
+        extents: vec![Extent::Any; 2],
+        element: vm_accel::Element::F32,
+        align: 4,
+        writes: true,
+    };
     let by = ParameterKind::Scalar { bytes: 4, range: Some((1, 9)) };
     let named = |name: &str, kind| Parameter { name: name.into(), kind };
     assert_eq!(signature.parameters, [named("x", view), named("by", by)]);
@@ -79,14 +84,15 @@ fn the_artifact_says_what_the_kernel_says() {
     let signature = kernels[0].artifact().signature();
     let view = ParameterKind::View {
         extents: vec![Extent::Multiple(4), Extent::Fixed(16)],
-        element: 8,
+        element: vm_accel::Element::U64,
         align: 32,
         writes: true,
     };
     assert_eq!(signature.parameters, [named("x", view)]);
     assert_eq!(kernels[0].artifact().params().guard, Some(Guard { stop: 32, fuel: 40 }));
     assert_eq!(kernels[1].artifact().parameter_bytes(), 0);
-    let view = |extents| ParameterKind::View { extents, element: 4, align: 4, writes: false };
+    let view =
+        |extents| ParameterKind::View { extents, element: vm_accel::Element::F32, align: 4, writes: false };
     let same = |dimension| Extent::Same { parameter: 1, dimension };
     let by = ParameterKind::Scalar { bytes: 4, range: None };
     assert_eq!(

@@ -5,6 +5,7 @@
 
 mod allocations;
 mod arena;
+mod borrow;
 mod checksum;
 mod child;
 mod chip;
@@ -99,6 +100,12 @@ const SECTIONS: &[Section] = &[
         about: "what only the CUDA accelerator has",
         timeout: Duration::from_secs(120),
         tests: driver::tests,
+    },
+    Section {
+        name: "borrow",
+        about: "kernels on a context, a stream and memory of another program's",
+        timeout: Duration::from_secs(60),
+        tests: borrow::tests,
     },
     Section {
         name: "safety",

@@ -22,7 +22,7 @@ const CANARY: u8 = 0xc5;
 /// How long anything may take that must come to an end.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a kernel's launch left in the stop word; 0 if it ended by itself.
+/// What a kernel's launch left in the cancel flag; 0 if it ended by itself.
 pub(crate) type Stop = u32;
 
 pub(crate) struct Machine {
@@ -51,7 +51,7 @@ pub(crate) fn artifact(module: &ValidModule, kernel: &str, target: &Target) -> R
                         (Dim::Fixed(extent), _) => Extent::Fixed(extent),
                     })
                     .collect(),
-                element: view.element.bytes(),
+                element: vm_jit::artifact::element(view.element),
                 align: view.align,
                 writes: view.access.writes(),
             },
@@ -69,7 +69,7 @@ pub(crate) fn artifact(module: &ValidModule, kernel: &str, target: &Target) -> R
         parameters: parameters.collect(),
         tiles: vec![],
         guarded: entry.params.guard.is_some(),
-        work: entry.work,
+        cost_bound: entry.work,
     };
     // SAFETY: the compiler made it from a valid module; what is trusted here is a test's own.
     unsafe { Artifact::new(compiled.code, signature) }.map_err(|error| error.to_string())

@@ -138,12 +138,8 @@ impl Work {
                 one(Gemm { b_transposed, ..Gemm::LARGE }.kernel(GuestAddr(0))?, None)
             }
             Work::Attention(shape, causal) => {
-                let variant = match older {
-                    true => {
-                        Attention { tile: [128, 128], groups: 2, ..Attention::of(shape[1] as u32, causal) }
-                    }
-                    false => Attention::of_length(shape[1] as u32, causal, shape[0]),
-                };
+                let large = Attention::of_length(shape[1] as u32, causal, shape[0]);
+                let variant = if older { Attention { tile: [128, 64], groups: 2, ..large } } else { large };
                 one(variant.kernel(GuestAddr(0))?, scale(shape))
             }
             Work::Gradients(shape, causal) => {
@@ -294,7 +290,7 @@ fn run(gpu: &Gpu, work: Work, report: &mut Report) -> anyhow::Result<()> {
         0.97,
     );
     if gpu.compiles_for_older() {
-        report.note(format!("{own} TFLOP/s"));
+        report.note(format!("{}: {own} TFLOP/s", steps[0].kernel.name()));
         let (unit, aim) = ("TFLOP/s".into(), None);
         report.figure(Figure { name: work.name(), unit, ours: own, peer: None, aim });
         return Ok(());
@@ -313,7 +309,7 @@ fn run(gpu: &Gpu, work: Work, report: &mut Report) -> anyhow::Result<()> {
 
 fn multiprocessors(gpu: &Gpu) -> u32 {
     use vm_accel::Accelerator as _;
-    gpu.accelerator.info().units.max(1)
+    gpu.accelerator.info().compute_units.max(1)
 }
 
 /// Seconds of a call by measurement, by what is measured. PyTorch runs once, in a process of its own.

@@ -5,7 +5,7 @@ use super::layout::{self, SLAB};
 use crate::backend::ptx::asm::{Arg, Class, Label, Reg, def, ins, when};
 use crate::backend::ptx::writer::{Writer, class_of, memory_type};
 use vm_ir::module::{Op, Place};
-use vm_ir::op::Opcode;
+use vm_ir::op::{Opcode, Turn};
 use vm_ir::tile::Fragment;
 
 /// More than any index in a view, and far from an overflow when a fragment's extent is added.
@@ -83,8 +83,9 @@ impl<'k> Writer<'k> {
         let pair = def!(self, B32, "and.b32", thread, 3);
         let left = def!(self, B32, "shl.b32", pair, 1);
         let left = def!(self, B64, "cvt.u64.u32", left);
-        // The thread's first along the last dimension: a row of a column, else a column.
-        let along = if fragment.columns.is_none() { top } else { left };
+        let turned = op.attr() == Some(Turn::Transposed);
+        // The thread's first along the last dimension, and along the one before.
+        let (along, down) = if fragment.columns.is_none() || turned { (top, left) } else { (left, top) };
         let mut begin = self.near(indices[last]);
         // Copies are of columns at multiples of 16 bytes.
         if !fragment.is_line() {
@@ -123,15 +124,17 @@ impl<'k> Writer<'k> {
         }
         let stride = self.view(view).and_then(|view| view.strides.last().copied()).unwrap_or(Reg::NONE);
         let begin = self.near(indices[last - 1]);
-        let top_in_view = def!(self, B64, "add.s64", begin, top);
+        let top_in_view = def!(self, B64, "add.s64", begin, down);
         let base = def!(self, B64, "mad.lo.s64", first, i64::from(size), base);
         let mut of_row = None;
         let mut order: Vec<usize> = (0..count).collect();
         // Row by row.
-        let row_of = |at: &usize| {
-            let cell = Cell::of(fragment, groups, *at);
-            cell.slab * SLAB + 8 * cell.half
+        let place_of = |at: usize| {
+            let cell = Cell::of(fragment, groups, at);
+            let place = [cell.slab * SLAB + 8 * cell.half, 8 * cell.eight + at as u32 % 2];
+            if turned { [place[1], place[0]] } else { place }
         };
+        let row_of = |at: &usize| place_of(*at)[0];
         order.sort_by_key(row_of);
         for at in order {
             let down = row_of(&at);
@@ -146,7 +149,7 @@ impl<'k> Writer<'k> {
                     (base, inside)
                 }
             };
-            let offset = i64::from(8 * Cell::of(fragment, groups, at).eight) + (at % 2) as i64;
+            let offset = i64::from(place_of(at)[1]);
             let inside = self.in_row(before, room, offset, Some(inside));
             act(self, at, Arg::At(base, offset * i64::from(size)), inside);
         }
@@ -165,7 +168,7 @@ impl<'k> Writer<'k> {
             when!(self, leads, true, "fence.proxy.async.global");
             self.compute_barrier();
         }
-        if layout::is_copied(fragment) {
+        if layout::is_copied(op, fragment) {
             return self.get_box(op, view);
         }
         let done = self.asm.new_label();
@@ -224,7 +227,7 @@ impl<'k> Writer<'k> {
     /// A fragment into a view: as a copy of shared memory where that is possible, else by the threads that have it.
     pub(super) fn put_tile(&mut self, op: &'k Op, view: Place) {
         let Some(fragment) = op.others.first().and_then(|place| self.kernel.fragment(*place)) else { return };
-        match layout::is_copied(fragment) {
+        match layout::is_copied(op, fragment) {
             true => self.put_box(op, view),
             false => self.put_elements(op, fragment, view),
         }

@@ -252,6 +252,12 @@ impl<'k> Writer<'k> {
         let parameters = def!(self, B64, "cvta.param.u64", here);
         let index = def!(self, B32, "mov.u32", "%tid.x");
         let first = def!(self, Pred, "setp.eq.u32", index, 0);
+        // Read as early as possible.
+        let maps = params.maps.iter().map(|map| map.offset).collect();
+        for map in &params.maps {
+            let at = Arg::At(parameters, i64::from(map.offset));
+            when!(self, first, true, "prefetch.tensormap", at);
+        }
         let warp = def!(self, B32, "shr.u32", index, 5);
         // Uniform in the warp, which the assembler can't know.
         let warp_uniform = def!(self, B32, "shfl.sync.idx.b32", warp, 0, 31, -1);
@@ -279,17 +285,19 @@ impl<'k> Writer<'k> {
         if layout.arrivals > 0 {
             rings.push((layout.arrivals, tile.groups, 1, 0));
         }
+        // A thread for each barrier of a ring.
         for (at, stages, fills, empties) in rings {
+            let own = def!(self, B32, "mad.lo.u32", index, 8, base);
+            let there = def!(self, Pred, "setp.lt.u32", index, i64::from(stages));
             let both = [(at, fills), (at + 8 * stages, empties)];
             for (first_of, count) in both.into_iter().filter(|(_, count)| *count > 0) {
-                for stage in 0..stages {
-                    let at = Arg::At(base, i64::from(first_of + 8 * stage));
-                    when!(self, first, true, "mbarrier.init.shared::cta.b64", at, i64::from(count));
-                }
+                let at = Arg::At(own, i64::from(first_of));
+                when!(self, there, true, "mbarrier.init.shared::cta.b64", at, i64::from(count));
             }
         }
-        when!(self, first, true, "fence.mbarrier_init.release.cluster");
-        when!(self, first, true, "fence.proxy.async.shared::cta");
+        let inits = def!(self, Pred, "setp.lt.u32", index, 32);
+        when!(self, inits, true, "fence.mbarrier_init.release.cluster");
+        when!(self, inits, true, "fence.proxy.async.shared::cta");
         let rank = match cluster {
             1 => {
                 ins!(self, "bar.sync", 0);
@@ -301,11 +309,6 @@ impl<'k> Writer<'k> {
                 def!(self, B32, "mov.u32", "%cluster_ctarank")
             }
         };
-        let maps = params.maps.iter().map(|map| map.offset).collect();
-        for map in &params.maps {
-            let at = Arg::At(parameters, i64::from(map.offset));
-            when!(self, first, true, "prefetch.tensormap", at);
-        }
         let end = self.asm.new_label();
         self.tiles = Some(Box::new(Tiles {
             maps,

@@ -10,6 +10,8 @@ use vm_ir::tile::column_step;
 
 /// Above every extent of a tile: what lies that far from a box is out of it.
 pub(super) const FAR: i64 = 1 << 20;
+/// How a piece is copied that is aligned to its size.
+const COPY_PIECE: &str = "cp.async.cg.shared.global";
 /// Pieces that are loaded before the first is stored.
 const BATCH: usize = 4;
 
@@ -133,6 +135,37 @@ impl Writer<'_> {
         let span = def!(self, B32, "sub.s32", rows.end, rows.skip);
         let span = def!(self, B32, "max.s32", span, 0);
         let asynchronous = self.has(Feature::CpAsync) && promised >= 4;
+        let end_of_all = self.asm.new_label();
+        if asynchronous && promised == PIECE && [stage.rows, stage.columns()] == dims {
+            // Nothing is to be asked of each piece where all of the box is in the view.
+            let some = def!(self, B32, "or.b32", rows.skip, columns.skip);
+            let high = def!(self, Pred, "setp.eq.u32", rows.end, i64::from(dims[0]));
+            let wide = def!(self, Pred, "setp.eq.and.u32", end, i64::from(dims[1] * stage.size), high);
+            let whole = def!(self, Pred, "setp.eq.and.u32", some, 0, wide);
+            let edge = self.asm.new_label();
+            when!(self, whole, false, "bra", Arg::Label(edge));
+            let mut from = first;
+            for n in 0..stage.rows.div_ceil(step) {
+                let down_by = n * step;
+                let (by, more) = (stage.moved(down_by % 8), down_by * stage.pitch());
+                let to = match by {
+                    0 => place,
+                    by => def!(self, B32, "xor.b32", place, i64::from(by)),
+                };
+                if n > 0 {
+                    from = def!(self, B64, "add.s64", from, down);
+                }
+                let exists = (down_by + step > stage.rows)
+                    .then(|| def!(self, Pred, "setp.lt.u32", row, i64::from(stage.rows - down_by)));
+                for slab in 0..stage.slabs {
+                    let to = Arg::At(to, i64::from(more + slab * stage.slab_bytes()));
+                    let args = [to, Arg::At(from, i64::from(slab * stage.pitch())), Arg::Int(PIECE.into())];
+                    self.asm.ins(exists.map(|exists| (exists, true)), COPY_PIECE, &args);
+                }
+            }
+            ins!(self, "bra", Arg::Label(end_of_all));
+            self.asm.place(edge);
+        }
         for slab in 0..stage.slabs {
             let left = i64::from(slab * stage.pitch());
             let byte = def!(self, B32, "add.u32", byte, left);
@@ -159,10 +192,11 @@ impl Writer<'_> {
                 parts.push(Part { to, more, there, exists });
             }
             match asynchronous {
-                true => self.copy_later(&parts, from, down, base, inside, promised),
+                true => self.copy_later(&parts, from, down, inside, promised),
                 false => self.copy_now(&parts, from, down, inside, promised.max(1), stage.size),
             }
         }
+        self.asm.place(end_of_all);
         match arrives {
             Some((barrier, offset)) if asynchronous => {
                 let arrive = "cp.async.mbarrier.arrive.noinc.shared.b64";
@@ -176,10 +210,9 @@ impl Writer<'_> {
     }
 
     /// Copies the thread's pieces of a slab without waiting for them.
-    fn copy_later(&mut self, parts: &[Part], from: Reg, down: Reg, safe: Reg, inside: Reg, promised: u32) {
-        let _ = safe;
+    fn copy_later(&mut self, parts: &[Part], from: Reg, down: Reg, inside: Reg, promised: u32) {
         let wide = promised == PIECE;
-        let name = if wide { "cp.async.cg.shared.global" } else { "cp.async.ca.shared.global" };
+        let name = if wide { COPY_PIECE } else { "cp.async.ca.shared.global" };
         let mut at = from;
         for (n, part) in parts.iter().enumerate() {
             if n > 0 {

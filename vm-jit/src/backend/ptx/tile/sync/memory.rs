@@ -7,7 +7,7 @@ use crate::backend::ptx::asm::{Arg, Class, Reg, def, ins, when};
 use crate::backend::ptx::writer::{Writer, class_of};
 use vm_ir::Scalar;
 use vm_ir::module::{Op, Place};
-use vm_ir::op::{Opcode, Shape};
+use vm_ir::op::{Opcode, Shape, Turn};
 use vm_ir::tile::Fragment;
 
 /// What is done with the elements of a box.
@@ -68,16 +68,16 @@ impl<'k> Writer<'k> {
         }
         let regs = self.fragment_regs(place);
         let line = fragment.is_line();
-        let copied = !line && access != Access::Load;
+        let stored = !line && access != Access::Load;
         let (indices, count) = match (op.code.shape(), op.operands.split_last()) {
             (Shape::PutRows, Some((count, indices))) => (indices, Some(*count)),
             _ => (&op.operands[..], None),
         };
-        let Some(mut of_view) = self.clipped(op, indices, copied, line) else { return };
+        let Some(mut of_view) = self.clipped(op, indices, !line, line) else { return };
         if let Some(count) = count {
             self.keep_rows(&mut of_view, fragment, count);
         }
-        if copied {
+        if stored {
             // Nothing is stored of a box that begins below zero.
             let inside = self.begins_inside(indices);
             of_view.columns.end = def!(self, B32, "selp.b32", of_view.columns.end, 0, inside);
@@ -85,12 +85,15 @@ impl<'k> Writer<'k> {
         if line {
             return self.transfer_line(access, fragment, &regs, of_view);
         }
+        if op.attr() == Some(Turn::Transposed) {
+            return self.transfer_turned(access, fragment, &regs, of_view);
+        }
         let (Some(rows), Some(stride)) = (of_view.rows, of_view.stride) else { return };
         let [top, left] = self.corner(fragment);
         let size = fragment.element.bytes();
         let columns = fragment.columns.unwrap_or(0);
-        let own_rows = self.own(rows, fragment.rows, top, copied);
-        let own_columns = self.own(of_view.columns, columns, left, copied);
+        let own_rows = self.own(rows, fragment.rows, top, stored);
+        let own_columns = self.own(of_view.columns, columns, left, stored);
         let right = def!(self, B64, "mul.wide.u32", left, i64::from(size));
         let start = def!(self, B64, "add.s64", of_view.base, right);
         let Some(spread) = self.tiles.as_ref().map(|tiles| tiles.spread) else { return };
@@ -104,22 +107,26 @@ impl<'k> Writer<'k> {
             }
         }
         let end = self.asm.new_label();
-        // Pairs are stored at once where all of the box is in the view, and they are aligned.
+        // Pairs are copied at once where all of the box is in the view, and they are aligned.
         let even = spread.rows(fragment.rows) * spread.down == fragment.rows
             && spread.columns(columns) * spread.across == columns;
-        if access == Access::Store && even && size >= 2 && view.align >= 2 * size {
+        if access != Access::Add && even && size >= 2 && view.align >= 2 * size {
             let edge = self.asm.new_label();
-            let high = def!(self, Pred, "setp.ge.u32", rows.end, i64::from(fragment.rows));
+            let below = def!(self, B32, "or.b32", rows.skip, of_view.columns.skip);
+            let inside = def!(self, Pred, "setp.eq.u32", below, 0);
+            let high = def!(self, Pred, "setp.ge.and.u32", rows.end, i64::from(fragment.rows), inside);
             let whole = def!(self, Pred, "setp.ge.and.u32", of_view.columns.end, i64::from(columns), high);
             when!(self, whole, false, "bra", Arg::Label(edge));
             for (down, cells) in &cells {
                 let at = self.row_address(start, stride, top, *down);
                 for (number, cell) in cells {
                     let to = Arg::At(at, i64::from(8 * cell.eight * size));
-                    let number = *number;
-                    match size {
-                        2 => ins!(self, "st.global.b32", to, regs[number / 2]),
-                        _ => ins!(self, "st.global.v2.b32", to, Arg::List(&regs[number..number + 2])),
+                    let own = if size == 2 { &regs[*number / 2..][..1] } else { &regs[*number..][..2] };
+                    match (access, own) {
+                        (Access::Load, [one]) => ins!(self, "ld.global.b32", *one, to),
+                        (Access::Load, two) => ins!(self, "ld.global.v2.b32", Arg::List(two), to),
+                        (_, [one]) => ins!(self, "st.global.b32", to, *one),
+                        (_, two) => ins!(self, "st.global.v2.b32", to, Arg::List(two)),
                     }
                 }
             }
@@ -146,6 +153,40 @@ impl<'k> Writer<'k> {
             }
         }
         self.asm.place(end);
+    }
+
+    /// A matrix, stored transposed.
+    fn transfer_turned(&mut self, access: Access, fragment: &Fragment, regs: &[Reg], of_view: Box2) {
+        let (Some(rows), Some(stride)) = (of_view.rows, of_view.stride) else { return };
+        let Some(spread) = self.tiles.as_ref().map(|tiles| tiles.spread) else { return };
+        let [top, left] = self.corner(fragment);
+        let size = fragment.element.bytes();
+        let own_rows = self.own(rows, fragment.columns.unwrap_or(0), left, true);
+        let own_columns = self.own(of_view.columns, fragment.rows, top, true);
+        let right = def!(self, B64, "mul.wide.u32", top, i64::from(size));
+        let start = def!(self, B64, "add.s64", of_view.base, right);
+        let mut row: Option<(u32, Reg, Reg)> = None;
+        let mut cells = cells(fragment, spread);
+        cells.sort_by_key(|(_, cell)| cell.eight);
+        for i in 0..2u32 {
+            for (number, cell) in &cells {
+                let down = 8 * cell.eight + i;
+                let (at, there) = match row {
+                    Some((other, at, there)) if other == down => (at, there),
+                    _ => {
+                        let at = self.row_address(start, stride, left, down);
+                        let there = self.inside(own_rows, down, None);
+                        row = Some((down, at, there));
+                        (at, there)
+                    }
+                };
+                let mut element = self.elements_of(fragment, regs, *number)[i as usize];
+                let further = cell.slab * spread.slab + 8 * cell.half;
+                let there = self.inside(own_columns, further, Some(there));
+                let at = Arg::At(at, i64::from(further * size));
+                self.access_element(access, fragment.element, &mut element, at, there);
+            }
+        }
     }
 
     /// Leaves out the rows of a box from number `count` on.

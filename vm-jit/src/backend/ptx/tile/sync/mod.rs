@@ -1,6 +1,6 @@
 //! Tile kernels where there is no `wgmma`, or no tensor map can be made of their views: `mma.sync`, `ldmatrix` and `cp.async`.
 //!
-//! The warps of a block hold the fragments, 16 rows at a time. With `mbarrier`s (from sm_80 on) there is one warp more, which runs the
+//! The warps of a block hold the fragments, 16 rows at a time. With `mbarrier`s (from sm_80 on) there are four more, which run the
 //! program for its fetches: it copies with `cp.async`, and each of its threads arrives at the full barrier of a stage when what it
 //! copied is there. Without, all warps copy by way of registers, with a barrier of the block before and behind.
 //!
@@ -31,8 +31,8 @@ use vm_ir::op::{Opcode, Shape};
 use vm_ir::tile::Tile;
 use vm_ir::{Kernel, Scalar};
 
-/// Threads that fetch, where others compute.
-const FETCHING: u32 = 32;
+/// Threads that fetch, where others compute: registers are allotted to four warps at a time.
+const FETCHING: u32 = 128;
 /// Registers of a sum and a left factor, of the 168 that a thread of two groups has.
 const MAX_HELD: u32 = 140;
 /// Rows that a warp has of an instruction's sum.
@@ -244,6 +244,14 @@ impl<'k> Writer<'k> {
         let rings = tile.channels.iter().map(|_| self.ring(role)).collect();
         let signals = self.mma_state().is_some_and(|sync| sync.fetches_apart).then(|| self.ring(role));
         let Some(spread) = self.tiles.as_ref().map(|tiles| tiles.spread) else { return };
+        if let (Role::Fetch, Some((index, computing))) =
+            (role, self.mma_state().map(|sync| (sync.index, sync.computing)))
+        {
+            let first = def!(self, Pred, "setp.eq.u32", index, i64::from(computing));
+            if let Some(tiles) = &mut self.tiles {
+                tiles.leads = first;
+            }
+        }
         let fragments = match role {
             Role::Fetch => vec![Vec::new(); tile.fragments.len()],
             Role::Compute => tile.fragments.iter().map(|f| self.zeroed(f, spread)).collect(),
@@ -305,7 +313,7 @@ impl<'k> Writer<'k> {
         let Some(tiles) = &self.tiles else { return };
         let (base, ring) = (tiles.base, tiles.rings[number]);
         let Some(sync) = &tiles.sync else { return };
-        let ((first, stage), index, lane) = (sync.layout.stages[number], sync.index, sync.lane);
+        let ((first, stage), index) = (sync.layout.stages[number], sync.index);
         let (apart, computing, barriers) = (sync.fetches_apart, sync.computing, sync.layout.barriers[number]);
         let [full, empty] = [barriers, barriers + 8 * channel.stages].map(i64::from);
         let to = def!(self, B32, "mad.lo.u32", ring.next, i64::from(stage.bytes()), base);
@@ -321,7 +329,8 @@ impl<'k> Writer<'k> {
             (true, Role::Fetch) => {
                 let barrier = def!(self, B32, "mad.lo.u32", ring.next, 8, base);
                 self.wait(barrier, empty, ring.parity);
-                self.copy_box(op, stage, to, (lane, FETCHING), Some((barrier, full)));
+                let own = def!(self, B32, "sub.u32", index, i64::from(computing));
+                self.copy_box(op, stage, to, (own, FETCHING), Some((barrier, full)));
             }
             (true, Role::Compute) => {
                 let barrier = def!(self, B32, "mad.lo.u32", ring.next, 8, base);
@@ -381,12 +390,12 @@ impl<'k> Writer<'k> {
             Role::Fetch => {
                 self.wait(barrier, of_empty, ring.parity);
                 let own = own(self);
-                when!(self, leads_warp, true, store, Arg::At(barrier, of_word), own);
-                ins!(self, "bar.warp.sync", -1);
+                when!(self, first, true, store, Arg::At(barrier, of_word), own);
+                ins!(self, "bar.sync", 2, i64::from(FETCHING));
                 // All have what the first has, which memory may have changed since.
                 ins!(self, load, value, Arg::At(barrier, of_word));
-                ins!(self, "bar.warp.sync", -1);
-                when!(self, leads_warp, true, "mbarrier.arrive.shared.b64", "_", Arg::At(barrier, of_full));
+                ins!(self, "bar.sync", 2, i64::from(FETCHING));
+                when!(self, first, true, "mbarrier.arrive.shared.b64", "_", Arg::At(barrier, of_full));
             }
             Role::Compute => {
                 self.wait(barrier, of_full, ring.parity);
