@@ -85,8 +85,10 @@ fn small() -> Vec<Kernel> {
     for (dim, causal) in [(64, false), (64, true), (128, false), (128, true)] {
         let large = Attention::of(dim, causal);
         let of_half = Attention { element: Scalar::F16, groups: 1, tile: [64, 64], ..large };
-        for variant in [Attention { tile: [128, 64], groups: 2, ..large }, of_half] {
-            kernels.push(variant.kernel(GuestAddr(0)).unwrap());
+        kernels.push(of_half.kernel(GuestAddr(0)).unwrap());
+        // Of heads of 128 elements a few bytes are spilled on sm_80 and sm_89.
+        if dim == 64 {
+            kernels.push(Attention { tile: [128, 64], groups: 2, ..large }.kernel(GuestAddr(0)).unwrap());
         }
     }
     kernels
