@@ -41,7 +41,7 @@ impl Work {
         match self {
             Work::Gemm(gemm, [m, n, k]) => format!("gemm {} {m}×{n}×{k}", gemm.element),
             Work::Attention(attention, heads, rows) => {
-                format!("attention {} {heads} heads {rows}×{}", attention.element, attention.dim)
+                format!("attention {} {heads} heads {rows}×{}", attention.element, attention.dims[0])
             }
         }
     }
@@ -50,7 +50,7 @@ impl Work {
         match self {
             Work::Gemm(_, [m, n, k]) => 2.0 * (m * n * k) as f64,
             Work::Attention(attention, heads, rows) => {
-                4.0 * (heads * rows * rows * u64::from(attention.dim)) as f64
+                4.0 * (heads * rows * rows * u64::from(attention.dims[0])) as f64
             }
         }
     }
@@ -73,7 +73,8 @@ impl Work {
             }
             Work::Attention(attention, heads, rows) => {
                 let blocks = rows.div_ceil(attention.tile[0].into()) as u32;
-                (vec![vec![heads, rows, attention.dim.into()]; 4], [blocks, heads as u32, 1])
+                let extents = vec![1, heads, rows, attention.dims[0].into()];
+                (vec![extents; 4], [blocks * heads as u32, 1, 1])
             }
         }
     }
@@ -83,7 +84,7 @@ impl Work {
         match self {
             Work::Gemm(_, sizes) => vec![("numpy", "gemm", sizes), ("torch", "gemm", sizes)],
             Work::Attention(attention, heads, rows) => {
-                vec![("torch", "attention", [heads, rows, attention.dim.into()])]
+                vec![("torch", "attention", [heads, rows, attention.dims[0].into()])]
             }
         }
     }
@@ -178,7 +179,7 @@ impl Ours {
             arguments.push(QueueArgument::View(memory.region(), Extents::packed(extents).unwrap()));
         }
         if let Work::Attention(attention, ..) = work {
-            let scale = 1.0 / f64::from(attention.dim).sqrt();
+            let scale = 1.0 / f64::from(attention.dims[0]).sqrt();
             arguments.push(QueueArgument::Scalar(Number::from_bits(u64::from((scale as f32).to_bits()), 4)));
         }
         let stop = queue.allocate(MemoryKind::Pinned, 4).unwrap();

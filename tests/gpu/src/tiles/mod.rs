@@ -1,8 +1,11 @@
 //! Tile kernels: right at odd shapes between canaries, safe with hostile boxes, stopped in the middle, and fast beside
 //! PyTorch's.
 
+mod attention;
 mod figures;
 mod odd;
+#[path = "../../../../features/kernels/tests/reference/mod.rs"]
+mod reference;
 mod safety;
 mod tuning;
 
@@ -13,7 +16,6 @@ use vm_accel::{Launch, Limits};
 use vm_ir::interp::{Argument, Tensor};
 use vm_ir::{GuestAddr, Kernel, Module, Scalar, Trust, ValidModule, validate};
 use vm_jit::backend::ptx::Arch;
-use vm_kernels::attention::Attention;
 use vm_kernels::gemm::Gemm;
 
 use crate::arena::{Arena, Rows};
@@ -40,16 +42,11 @@ fn right() -> Vec<Test> {
     let mut tests = filetests::of_tiles();
     tests.extend(odd::tests());
     tests.extend(safety::tests());
-    tests.extend([
-        Test::new("products of odd shapes", |gpu, report| {
-            report.note(products(gpu)?.to_string());
-            Ok(())
-        }),
-        Test::new("attention of odd shapes", |gpu, report| {
-            report.note(attentions(gpu)?.to_string());
-            Ok(())
-        }),
-    ]);
+    tests.extend([Test::new("products of odd shapes", |gpu, report| {
+        report.note(products(gpu)?.to_string());
+        Ok(())
+    })]);
+    tests.extend(attention::tests());
     tests
 }
 
@@ -179,65 +176,4 @@ fn products(gpu: &Gpu) -> anyhow::Result<Launches> {
     }
     ensure!(done.launches > 0, "no variant fits");
     Ok(done)
-}
-
-fn attentions(gpu: &Gpu) -> anyhow::Result<Launches> {
-    let mut done = Launches::default();
-    for (dim, causal) in [(64, false), (64, true), (128, false), (128, true)] {
-        let large = Attention::of(dim, causal);
-        for variant in [
-            large,
-            Attention { element: Scalar::F16, tile: [64, 64], groups: 1, ..large },
-            Attention { tile: [128, 64], ..large },
-        ] {
-            let kernel = variant.kernel(GuestAddr(0x1000))?;
-            if is_too_large(gpu, &kernel)? {
-                done.too_large += 1;
-                continue;
-            }
-            for (heads, queries, keys) in
-                [(1, 1, 1), (2, 128, 128), (3, 300, 300), (2, 70, 390), (1, 260, 100)]
-            {
-                let (arguments, wanted) = attention(variant, heads, queries, keys);
-                let blocks = queries.div_ceil(variant.tile[0].into()) as u32;
-                done.launches += check(gpu, &kernel, [blocks, heads as u32, 1], &arguments, &wanted)?;
-            }
-        }
-    }
-    ensure!(done.launches > 0, "no variant fits");
-    Ok(done)
-}
-
-/// Arguments, and what must come out.
-fn attention(variant: Attention, heads: u64, queries: u64, keys: u64) -> (Vec<Argument>, Vec<f64>) {
-    let dim = u64::from(variant.dim);
-    let [q, k, v] = [(4, queries), (5, keys), (6, keys)]
-        .map(|(seed, rows)| random(seed, variant.element, &[heads, rows, dim]));
-    let scale = 1.0 / (dim as f64).sqrt();
-    let [of_q, of_k, of_v] = [&q, &k, &v].map(Tensor::to_f64s);
-    let row = |of: u64, rows: u64, at: u64| ((of * rows + at) * dim) as usize;
-    let width = dim as usize;
-    let mut wanted = Vec::new();
-    for (head, query) in (0..heads).flat_map(|head| (0..queries).map(move |query| (head, query))) {
-        let seen = if variant.causal { (query + keys + 1).saturating_sub(queries).min(keys) } else { keys };
-        let own = &of_q[row(head, queries, query)..][..width];
-        let score = |key: u64| -> f64 {
-            let other = &of_k[row(head, keys, key)..][..width];
-            own.iter().zip(other).map(|(a, b)| a * b).sum::<f64>() * scale
-        };
-        let scores: Vec<f64> = (0..seen).map(score).collect();
-        let greatest = scores.iter().copied().fold(f64::MIN, f64::max);
-        let weights: Vec<f64> = scores.iter().map(|score| (score - greatest).exp()).collect();
-        let sum: f64 = weights.iter().sum();
-        let mut out = vec![0.0; width];
-        for (key, weight) in (0..seen).zip(&weights) {
-            let value = &of_v[row(head, keys, key)..][..width];
-            out.iter_mut().zip(value).for_each(|(out, value)| *out += weight / sum * value);
-        }
-        wanted.extend(out);
-    }
-    let o = random(7, variant.element, &[heads, queries, dim]);
-    let mut arguments: Vec<Argument> = [q, k, v, o].map(Argument::Tensor).to_vec();
-    arguments.push(Argument::Bits(u64::from((scale as f32).to_bits())));
-    (arguments, wanted)
 }

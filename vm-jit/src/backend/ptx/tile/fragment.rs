@@ -43,6 +43,9 @@ impl Spread {
     }
 }
 
+/// How many elements of a row are joined at a time.
+const CHAINS: usize = 2;
+
 /// Elements of a fragment that a thread has.
 pub(super) fn elements(fragment: &Fragment, spread: impl Into<Spread>) -> u32 {
     let spread = spread.into();
@@ -292,7 +295,8 @@ impl<'k> Writer<'k> {
         for (number, column) in columns.iter().enumerate() {
             let (slab, half) = (number / 2, number % 2);
             let own = &elements[slab * per_slab..(slab + 1) * per_slab];
-            let mut joined = None;
+            // In several chains, as each op waits for the one before it in its chain.
+            let mut chains: [Option<Reg>; CHAINS] = [None; CHAINS];
             for (at, reg) in own.iter().enumerate().filter(|(at, _)| at / 2 % 2 == half) {
                 let first = (at / 4 * 8 + at % 2) as u32;
                 let reg = match left.filter(|_| at as u32 / 4 * 8 + 8 > there) {
@@ -303,12 +307,11 @@ impl<'k> Writer<'k> {
                         def!(self, B32, "selp.b32", *reg, Arg::Int(nothing.to_bits().into()), inside)
                     }
                 };
-                joined = Some(match joined {
-                    None => reg,
-                    Some(joined) => def!(self, B32, name, joined, reg),
-                });
+                let chain = &mut chains[at % CHAINS];
+                *chain = Some(chain.map_or(reg, |joined| def!(self, B32, name, joined, reg)));
             }
-            let Some(mut joined) = joined else { continue };
+            let ends = chains.into_iter().flatten();
+            let Some(mut joined) = ends.reduce(|a, b| def!(self, B32, name, a, b)) else { continue };
             for lanes in [1i64, 2] {
                 let other = def!(self, B32, "shfl.sync.bfly.b32", joined, lanes, 31, -1);
                 joined = def!(self, B32, name, joined, other);

@@ -2,7 +2,7 @@
 
 use super::fragment::{Cell, elements};
 use super::layout::{self, SLAB};
-use crate::backend::ptx::asm::{Arg, Class, Reg, def, ins, when};
+use crate::backend::ptx::asm::{Arg, Class, Label, Reg, def, ins, when};
 use crate::backend::ptx::writer::{Writer, class_of, memory_type};
 use vm_ir::module::{Op, Place};
 use vm_ir::op::{Opcode, Turn};
@@ -171,6 +171,10 @@ impl<'k> Writer<'k> {
         if layout::is_copied(op, fragment) {
             return self.get_box(op, view);
         }
+        let done = self.asm.new_label();
+        if fragment.is_row() && fragment.element.bytes() == 4 {
+            self.get_whole_row(op, view, fragment, &regs, done);
+        }
         let load = format!("ld.global.{}", memory_type(fragment.element));
         let mut low = None;
         self.each_element(op, view, fragment, |writer, at, from, inside| {
@@ -185,6 +189,39 @@ impl<'k> Writer<'k> {
                 _ => {}
             }
         });
+        self.asm.place(done);
+    }
+
+    /// Loads a row of which all is in bounds two by two, if that is so and it begins at a multiple of eight bytes, and goes on
+    /// at `done`.
+    fn get_whole_row(&mut self, op: &Op, view: Place, fragment: &Fragment, regs: &[Reg], done: Label) {
+        let Some(extents) = self.view(view).map(|view| view.extents.clone()) else { return };
+        let (Some(last), Some(thread)) =
+            (op.operands.len().checked_sub(1), self.tiles.as_ref().map(|tiles| tiles.thread))
+        else {
+            return;
+        };
+        let below = self.asm.new_label();
+        let Start { base, inside } = self.start(&op.operands, view, 1);
+        let begin = self.near(op.operands[last]);
+        let room = self.room(extents[last].into(), begin);
+        let mut whole = def!(self, Pred, "setp.ge.s64", begin, 0);
+        if let Some(inside) = inside {
+            whole = def!(self, Pred, "and.pred", whole, inside);
+        }
+        let whole =
+            def!(self, Pred, "setp.ge.and.s32", room, i64::from(fragment.columns.unwrap_or(0)), whole);
+        let first = def!(self, B64, "mad.lo.s64", begin, 4, base);
+        let odd = def!(self, B64, "and.b64", first, 7);
+        let whole = def!(self, Pred, "setp.eq.and.s64", odd, 0, whole);
+        when!(self, whole, false, "bra", Arg::Label(below));
+        let pair = def!(self, B32, "and.b32", thread, 3);
+        let own = def!(self, B64, "mad.wide.u32", pair, 8, first);
+        for (number, two) in regs.chunks_exact(2).enumerate() {
+            ins!(self, "ld.global.v2.b32", Arg::List(two), Arg::At(own, 32 * number as i64));
+        }
+        ins!(self, "bra", Arg::Label(done));
+        self.asm.place(below);
     }
 
     /// A fragment into a view: as a copy of shared memory where that is possible, else by the threads that have it.

@@ -46,8 +46,9 @@ pub(super) struct Layout {
     pub(super) channels: Vec<u32>,
     /// By channel: is it sent to, and not fetched to?
     pub(super) sent: Vec<bool>,
-    /// Of what is stored, on its way.
+    /// Of what is stored, on its way; and the bytes of that, of which each group has its share.
     pub(super) staging: u32,
+    pub(super) staged: u32,
     /// By channel: the barriers of full stages; those of empty ones are behind.
     pub(super) barriers: Vec<u32>,
     /// What the roles tell each other: whether the launch is cancelled, and numbers that were loaded. Barriers of words that
@@ -130,7 +131,7 @@ impl Layout {
             at = begin + bytes;
             begin
         };
-        layout.staging = take(staged, ALIGN);
+        (layout.staging, layout.staged) = (take(staged, ALIGN), staged);
         for channel in &tile.channels {
             layout.channels.push(take(channel.stage_bytes() as u32 * channel.stages, ALIGN));
         }

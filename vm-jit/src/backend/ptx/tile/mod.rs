@@ -57,6 +57,9 @@ const MAP_PROMISE: u32 = 16;
 /// Its declaration.
 pub(super) const DECLARATION: &str = ".extern .shared .align 1024 .b8 tile_shared[];\n";
 
+/// More registers than a thread has.
+const MANY: u32 = 255;
+
 /// What a group of warps does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
@@ -322,11 +325,19 @@ impl<'k> Writer<'k> {
         }));
     }
 
+    /// Registers of all fragments in a thread.
+    fn held_registers(&self, tile: &Tile) -> u32 {
+        let held = tile.fragments.iter().map(|f| fragment::elements(f, tile.groups) * f.element.bytes() / 4);
+        held.sum()
+    }
+
     /// Writes the program as a role runs it.
     fn role(&mut self, role: Role, tile: &'k Tile) {
         let Some(end) = self.tiles().map(|tiles| tiles.end) else { return };
         let (fetching, computing) = match tile.groups {
             1 => (None, None),
+            // Where fragments have more registers than a thread, most of them live in turns, those that compute need all they get.
+            2 if self.held_registers(tile) > MANY => (Some(24), Some(240)),
             2 => (Some(40), Some(232)),
             _ => (Some(32), Some(160)),
         };
