@@ -113,6 +113,12 @@ impl Gemm {
         if self.element == Scalar::I8 { Scalar::I32 } else { Scalar::F32 }
     }
 
+    /// Rows and columns of what sums up.
+    fn sum_dims(&self) -> [u32; 2] {
+        let [rows, columns, _] = self.tile;
+        if self.swapped { [columns, rows] } else { [rows, columns] }
+    }
+
     /// Its name, which tells it from all others.
     pub fn name(&self) -> String {
         let [rows, columns, inner] = self.tile;
@@ -154,7 +160,7 @@ impl Gemm {
             1 => k.channel("from_b", self.element, of_b, self.stages),
             _ => k.multicast("from_b", self.element, of_b, self.stages),
         };
-        let of_sum = if self.swapped { [columns, rows] } else { [rows, columns] };
+        let of_sum = self.sum_dims();
         let sum = k.fragment("sum", self.sum(), of_sum);
         let part = match self.epilogue.scales {
             Scales::Blocks => k.fragment("part", self.sum(), [rows, columns]),

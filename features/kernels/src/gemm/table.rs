@@ -202,7 +202,7 @@ impl Gemm {
     pub fn shared_bytes(&self) -> u32 {
         let [rows, columns, inner] = self.tile;
         let stage = (rows + columns) * inner * self.element.bytes();
-        let boxes = columns * self.output.bytes() / BOX_ROW;
+        let boxes = if self.swapped { 0 } else { columns * self.output.bytes() / BOX_ROW };
         OVERHEAD + self.stages * stage + boxes.min(2) * rows * BOX_ROW
     }
 
