@@ -266,7 +266,7 @@ impl Attention {
     }
 
     /// An index in a view of what is at an index in a sequence. Only those of packed sequences begin anywhere.
-    fn from_first<'b>(&self, first: Val<'b>, at: Val<'b>) -> Val<'b> {
+    fn index_from<'b>(&self, first: Val<'b>, at: Val<'b>) -> Val<'b> {
         if self.packed { first + at } else { at }
     }
 
@@ -287,11 +287,11 @@ impl Attention {
             Some(first) => first.max(0) / of_keys,
             None => zero,
         };
-        let from_first = |first: Val<'b>, at: Val<'b>| self.from_first(first, at);
-        let key = |at: Val<'b>| [batch, of_k, from_first(first_key, at), zero];
+        let index_from = |first: Val<'b>, at: Val<'b>| self.index_from(first, at);
+        let key = |at: Val<'b>| [batch, of_k, index_from(first_key, at), zero];
         let fetch_values = |at: Val<'b>| {
             for part in parts {
-                part.values.fetch(*v, [batch, of_k, from_first(first_key, at), b.i64(part.column)]);
+                part.values.fetch(*v, [batch, of_k, index_from(first_key, at), b.i64(part.column)]);
             }
         };
         let multiply = || parts.iter().for_each(|part| part.sum.mma(*weights, part.values));
@@ -322,7 +322,7 @@ impl Attention {
         softmax.sum.fill(0.0);
         b.if_(tiles.gt(first), || {
             let last = ((tiles - 1) * of_keys).named("last");
-            from_q.fetch(*q, [batch, of_q, from_first(first_query, row), zero]);
+            from_q.fetch(*q, [batch, of_q, index_from(first_query, row), zero]);
             if self.stages == 1 {
                 b.range(zero, tiles - first).each(|done| {
                     let at = last - done * of_keys;
@@ -375,7 +375,7 @@ impl Attention {
     fn store(&self, head: &Head<'_>, work: &Work<'_>) {
         let Head { b, softmax, parts, .. } = head;
         let Work { batch, head: of_q, row, queries, .. } = *work;
-        let at = self.from_first(work.first_query, row);
+        let at = self.index_from(work.first_query, row);
         if let Some(log_sums) = head.log_sums {
             b.map([softmax.shrink], [softmax.sum, softmax.greatest], |_, _, [sum, greatest]| {
                 let log = greatest.fma(softmax.scale, sum.log2().fast()) * std::f32::consts::LN_2;

@@ -149,10 +149,10 @@ fn float(x: f64) -> Argument {
 fn close(what: &str, found: &Argument, wanted: &[f64], within: f64) -> Result<(), Mismatch> {
     let found = found.tensor().map(Tensor::to_f64s).unwrap_or_default();
     assert_eq!(found.len(), wanted.len(), "{what}");
-    let far = |(found, wanted): (&f64, &f64)| {
-        found != wanted && !((found - wanted).abs() <= within * wanted.abs().max(1.0))
+    let close = |(found, wanted): (&f64, &f64)| {
+        found == wanted || (found - wanted).abs() <= within * wanted.abs().max(1.0)
     };
-    match found.iter().zip(wanted).position(far) {
+    match found.iter().zip(wanted).position(|both| !close(both)) {
         None => Ok(()),
         Some(at) => Err(Mismatch { what: what.to_owned(), at, found: found[at], wanted: wanted[at] }),
     }
